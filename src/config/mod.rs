@@ -1,0 +1,429 @@
+//! The checked configuration: an invalid value cannot exist here.
+//!
+//! `schema` is what a file may say (raw serde), `check` turns it into a [`Config`] or into diagnostics with
+//! places, `reload` watches the file. The data path sees only the types of this module.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::num::{NonZeroU32, NonZeroU64, NonZeroUsize};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::units::Tokens;
+
+/// The whole configuration of a gateway.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// `[server]`
+    pub server: Server,
+    /// `[admin]`
+    pub admin: Admin,
+    /// `[retry]`
+    pub retry: Retry,
+    /// `[slo.*]` by class name, the three that always exist included.
+    pub slo: BTreeMap<Arc<str>, Slo>,
+    /// `routing.seed`
+    pub seed: Secret,
+    /// `[classes]`
+    pub classes: Classes,
+    /// `[[pool]]`, at least one.
+    pub pools: Vec<Pool>,
+    /// `[[route]]`, at least one.
+    pub routes: Vec<Route>,
+    /// `[[tenant]]`
+    pub tenants: Vec<Tenant>,
+    /// `[telemetry]`
+    pub telemetry: Telemetry,
+}
+
+/// A value that never shows in `Debug`, logs or the admin API.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(String);
+
+impl Secret {
+    /// Wraps a secret.
+    #[must_use]
+    pub fn new(value: impl Into<String>) -> Self {
+        Self(value.into())
+    }
+
+    /// The value, for the one place that needs it.
+    #[must_use]
+    pub fn reveal(&self) -> &str {
+        &self.0
+    }
+}
+
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("***")
+    }
+}
+
+/// `[server]`: the data listener.
+#[derive(Clone, Debug)]
+pub struct Server {
+    /// Address of the data port.
+    pub listen: SocketAddr,
+    /// TLS, if configured.
+    pub tls: Option<Tls>,
+    /// Largest request body, in bytes.
+    pub body_limit: usize,
+    /// All request bodies in memory together, in bytes.
+    pub body_memory: usize,
+    /// From the first byte of a head to its end.
+    pub header_timeout: Duration,
+    /// Idle client connections.
+    pub keep_alive: Duration,
+    /// TLS handshake.
+    pub tls_handshake_timeout: Duration,
+    /// Open client connections.
+    pub max_connections: NonZeroUsize,
+    /// After SIGTERM: not ready, still serving.
+    pub drain_delay: Duration,
+    /// For streams after that.
+    pub drain_timeout: Duration,
+    /// SSE comments while nothing else is sent; `None` is off.
+    pub heartbeat: Option<Duration>,
+    /// `x-tokenway-replica`, `-revision`, `-decision` on responses (default: only without tenants).
+    pub route_info_headers: bool,
+    /// Further paths on the allow-list.
+    pub extra_paths: Vec<String>,
+    /// Headers of a trusted proxy, lower case.
+    pub trust_headers: Vec<http::HeaderName>,
+}
+
+/// TLS from files.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tls {
+    /// PEM certificate chain.
+    pub cert: PathBuf,
+    /// PEM private key.
+    pub key: PathBuf,
+    /// PEM of client CAs: mutual TLS.
+    pub client_ca: Option<PathBuf>,
+}
+
+/// `[admin]`: the admin listener.
+#[derive(Clone, Debug)]
+pub struct Admin {
+    /// Address of the admin port.
+    pub listen: SocketAddr,
+    /// Bearer token; required for any address that is not loopback.
+    pub token: Option<Secret>,
+}
+
+/// `[timeouts]`, with a route's overrides applied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Timeouts {
+    /// For a connection to a replica, the wait for a free one included.
+    pub connect: Duration,
+    /// From the last request byte to the first content event, over all attempts (streams).
+    pub first_token: Duration,
+    /// Between two content events (streams).
+    pub inter_token: Duration,
+    /// The whole request.
+    pub total: Duration,
+    /// How long a client may take no bytes.
+    pub client_stall: Duration,
+}
+
+/// `[retry]`
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Retry {
+    /// Further tries of work known not to have been sent; started work gets one.
+    pub attempts: u32,
+    /// At most this share of recent requests may be retries, 0 to 1.
+    pub budget: f64,
+    /// But always this many a second.
+    pub min_per_second: u32,
+}
+
+/// One SLO class: bounds that are not given do not apply.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Slo {
+    /// Time to first token.
+    pub ttft: Option<TtftBound>,
+    /// Mean time per output token.
+    pub tpot: Option<Duration>,
+    /// Whole request.
+    pub e2e: Option<Duration>,
+}
+
+/// A TTFT bound that may grow with the prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TtftBound {
+    /// For an empty prompt.
+    pub base: Duration,
+    /// For each prompt token.
+    pub per_prompt_token: Duration,
+}
+
+impl TtftBound {
+    /// The bound for a prompt of `prompt` tokens.
+    #[must_use]
+    pub fn for_prompt(&self, prompt: Tokens) -> Duration {
+        let tokens = u32::try_from(prompt.0).unwrap_or(u32::MAX);
+        self.base + self.per_prompt_token.saturating_mul(tokens)
+    }
+}
+
+/// `[classes]`: bounds of prompt classes in tokens; `short <= medium`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Classes {
+    /// Up to here a prompt is short.
+    pub short: Tokens,
+    /// Up to here it is medium, above it is long.
+    pub medium: Tokens,
+}
+
+/// `[[pool]]`: one model artifact on one runtime image.
+#[derive(Clone, Debug)]
+pub struct Pool {
+    /// Unique name.
+    pub name: Arc<str>,
+    /// Revision label (default: the pool's name).
+    pub revision: Arc<str>,
+    /// Free-form facts of the revision.
+    pub revision_info: BTreeMap<String, String>,
+    /// Engine kind (`vllm`).
+    pub engine: Arc<str>,
+    /// Static replicas, at least one, distinct URLs and names.
+    pub replicas: Vec<ReplicaSpec>,
+    /// Sent upstream instead of the client's credential.
+    pub engine_api_key: Option<Secret>,
+    /// Between two scrapes of one replica.
+    pub scrape_interval: Duration,
+    /// Connections to one replica.
+    pub max_connections: NonZeroUsize,
+    /// The engine's batch limit, where it does not tell.
+    pub max_num_seqs: Option<NonZeroU64>,
+    /// Waiting requests a replica above which an alert says so.
+    pub queue_target: Option<NonZeroU64>,
+    /// `[pool.probe]`
+    pub probe: Probe,
+    /// `pool.ejection.max_share`, 0 to 1.
+    pub max_ejected_share: f64,
+}
+
+/// One static replica.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct ReplicaSpec {
+    /// Name (default `host:port`).
+    pub name: Arc<str>,
+    /// Where it is.
+    pub endpoint: Endpoint,
+    /// Failure zone, where given.
+    pub zone: Option<Arc<str>>,
+}
+
+/// The base URL of a replica, taken apart.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Endpoint {
+    /// `https`
+    pub is_tls: bool,
+    /// Host name or address, without brackets.
+    pub host: Arc<str>,
+    /// Port.
+    pub port: u16,
+    /// Path in front of `/v1/…`, without a trailing slash; empty mostly.
+    pub base_path: Arc<str>,
+}
+
+impl Endpoint {
+    /// `host:port`, with brackets around an IPv6 address: the `Host` header and the default name.
+    #[must_use]
+    pub fn authority(&self) -> String {
+        if self.host.contains(':') {
+            format!("[{}]:{}", self.host, self.port)
+        } else {
+            format!("{}:{}", self.host, self.port)
+        }
+    }
+}
+
+impl std::fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let scheme = if self.is_tls { "https" } else { "http" };
+        write!(f, "{scheme}://{}{}", self.authority(), self.base_path)
+    }
+}
+
+/// `[pool.probe]`
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Probe {
+    /// Between two probes of a replica whose live answers do not prove it.
+    pub interval: Duration,
+    /// For one probe.
+    pub timeout: Duration,
+    /// What is asked.
+    pub kind: ProbeKind,
+    /// Prompt of a completion probe.
+    pub prompt: String,
+}
+
+/// `pool.probe.kind`
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProbeKind {
+    /// The first of the others that the engine answers.
+    Auto,
+    /// A one-token completion.
+    Completion,
+    /// One embedding.
+    Embedding,
+    /// One rerank.
+    Rerank,
+    /// `GET /health`: proves little, reported as `unproven`.
+    Health,
+}
+
+/// `[[route]]`: what a client asks for by model name.
+#[derive(Clone, Debug)]
+pub struct Route {
+    /// Name (default: its model).
+    pub name: Arc<str>,
+    /// Model that clients ask for.
+    pub model: ModelMatch,
+    /// What the engine calls it, where that differs.
+    pub upstream_model: Option<Arc<str>>,
+    /// Whether `/readyz` waits for it.
+    pub required: bool,
+    /// Pools with their weights, at least one, at least one weight above zero.
+    pub pools: Vec<WeightedPool>,
+    /// How a replica is chosen.
+    pub policy: PolicyName,
+    /// SLO class, a key of [`Config::slo`].
+    pub slo: Arc<str>,
+    /// What a client may set by header.
+    pub client_may: ClientMay,
+    /// Splice `stream_options.include_usage` into streams that lack it.
+    pub ask_usage: bool,
+    /// Deadlines of this route.
+    pub timeouts: Timeouts,
+}
+
+/// Which models a route takes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ModelMatch {
+    /// `"*"`: every model; names unknown to us are forwarded.
+    Any,
+    /// Exactly this one.
+    Named(Arc<str>),
+}
+
+/// A pool of a route.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WeightedPool {
+    /// Index into [`Config::pools`].
+    pub pool: usize,
+    /// Share of the route's traffic, relative to its other pools.
+    pub weight: u32,
+}
+
+/// `route.policy`
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum PolicyName {
+    /// Least predicted time to first token.
+    Latency,
+    /// Longest cached prefix.
+    Prefix,
+    /// Rendezvous hash of `x-session-id`.
+    Session,
+    /// Fewest requests in flight and waiting.
+    LeastLoaded,
+    /// One after the other.
+    RoundRobin,
+}
+
+impl PolicyName {
+    /// Every policy.
+    pub const ALL: [Self; 5] =
+        [Self::Latency, Self::Prefix, Self::Session, Self::LeastLoaded, Self::RoundRobin];
+
+    /// Its name in TOML and labels.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Latency => "latency",
+            Self::Prefix => "prefix",
+            Self::Session => "session",
+            Self::LeastLoaded => "least_loaded",
+            Self::RoundRobin => "round_robin",
+        }
+    }
+}
+
+/// `route.client_may`
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ClientMay {
+    /// `x-request-timeout` is obeyed.
+    pub timeout: bool,
+    /// `x-slo-class` is obeyed.
+    pub slo_class: bool,
+    /// `x-priority` is obeyed.
+    pub priority: bool,
+}
+
+/// `[[tenant]]`
+#[derive(Clone, Debug)]
+pub struct Tenant {
+    /// Unique name.
+    pub name: Arc<str>,
+    /// SHA-256 digests of its keys.
+    pub key_digests: Vec<[u8; 32]>,
+    /// Names of the routes that it may use; `None` is all.
+    pub routes: Option<Vec<Arc<str>>>,
+    /// Share under contention.
+    pub weight: NonZeroU32,
+    /// Priority under contention, higher first.
+    pub priority: i32,
+}
+
+/// `[telemetry]`
+#[derive(Clone, Debug)]
+pub struct Telemetry {
+    /// Where access-log lines go.
+    pub access_log: AccessLog,
+    /// OTLP export, if configured (by file, flag or `OTEL_EXPORTER_OTLP_*`).
+    pub otlp: Option<Otlp>,
+    /// `[telemetry.sampling]`
+    pub sampling: Sampling,
+}
+
+/// `telemetry.access_log`
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AccessLog {
+    /// Standard output.
+    Stdout,
+    /// Standard error.
+    Stderr,
+    /// Appended to a file.
+    File(PathBuf),
+    /// Nowhere.
+    Off,
+}
+
+/// `[telemetry.otlp]`
+#[derive(Clone, Debug)]
+pub struct Otlp {
+    /// Full URL of the traces endpoint (`/v1/traces` appended already).
+    pub traces_endpoint: String,
+    /// Headers of the export requests.
+    pub headers: Vec<(http::HeaderName, http::HeaderValue)>,
+    /// For one export.
+    pub timeout: Duration,
+}
+
+/// `[telemetry.sampling]`
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sampling {
+    /// Share of ordinary requests whose spans are kept, by trace id, 0 to 1.
+    pub routine: f64,
+    /// `error`: keep all failed ones.
+    pub keep_error: bool,
+    /// `slo_miss`: keep all that missed their SLO.
+    pub keep_slo_miss: bool,
+    /// `retry`: keep all that were retried.
+    pub keep_retry: bool,
+}

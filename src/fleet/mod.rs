@@ -1,0 +1,3 @@
+//! fleet
+
+pub mod status;

@@ -1,0 +1,79 @@
+//! What the outside may know of a replica at one moment: read by metrics, admin API and demo.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The replica's state, as the label `state` names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ReplicaState {
+    /// Not yet proved by an answer.
+    Probing,
+    /// Takes traffic.
+    Ready,
+    /// Left after failures; comes back after a probe.
+    Ejected,
+    /// Being taken out: serves what it has, gets nothing new.
+    Draining,
+}
+
+impl ReplicaState {
+    /// Every state, for `tokenway_replica_state{state}` (0 or 1 for each).
+    pub const ALL: [Self; 4] = [Self::Probing, Self::Ready, Self::Ejected, Self::Draining];
+
+    /// The label's value.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Probing => "probing",
+            Self::Ready => "ready",
+            Self::Ejected => "ejected",
+            Self::Draining => "draining",
+        }
+    }
+}
+
+/// One replica, seen from outside.
+#[derive(Clone, Debug)]
+pub struct ReplicaStatus {
+    /// Pool name.
+    pub pool: Arc<str>,
+    /// Revision of the pool.
+    pub revision: Arc<str>,
+    /// Replica name.
+    pub replica: Arc<str>,
+    /// Its URL.
+    pub url: Arc<str>,
+    /// State.
+    pub state: ReplicaState,
+    /// Why it is in that state, for people (`connect refused`, `unproven`, …).
+    pub reason: Arc<str>,
+    /// Requests of ours in flight.
+    pub inflight: u64,
+    /// Uncached prompt tokens of ours that wait for their first token.
+    pub inflight_prompt_tokens: u64,
+    /// Signals of the last scrapes; absent when older than ten intervals.
+    pub signals: Option<EngineSignals>,
+    /// Open upstream connections, idle ones included.
+    pub connections: u64,
+    /// Models that the engine lists (adapters included).
+    pub models: Vec<Arc<str>>,
+}
+
+/// The engine's own figures, from its `/metrics`, with their age.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct EngineSignals {
+    /// Age of these values.
+    pub age: Duration,
+    /// `vllm:num_requests_running`, summed over engines.
+    pub running: f64,
+    /// `vllm:num_requests_waiting`, summed over engines.
+    pub waiting: f64,
+    /// `vllm:kv_cache_usage_perc`, the largest over engines, 0 to 1.
+    pub kv_cache_usage: f64,
+    /// `max_num_seqs` of the configuration or the engine, where known.
+    pub batch_limit: Option<u64>,
+    /// Tokens in a KV block, of `vllm:cache_config_info`.
+    pub block_tokens: Option<u64>,
+    /// KV blocks of the engine, of `vllm:cache_config_info`.
+    pub total_blocks: Option<u64>,
+}

@@ -1,0 +1,2 @@
+//! The `tokenway` binary.
+fn main() {}

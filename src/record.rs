@@ -1,0 +1,313 @@
+//! Everything known of one request, at its end: the single value that all observers read.
+//!
+//! Made once, in the drop of the response body (or when the answer had none), so that every end is recorded:
+//! complete, client gone, replica gone, panic. Observers never look anywhere else.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::clock::Stamp;
+use crate::request::dialect::Dialect;
+use crate::units::Tokens;
+
+/// How a request ended (label `outcome`). The five sum to the requests whose head was accepted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Outcome {
+    /// A complete answer.
+    Ok,
+    /// Any 4xx caused by the request, the gateway's or the engine's.
+    ClientError,
+    /// The gateway's 429 or 503: limits, queue, SLO, drain, no replica.
+    Refused,
+    /// No answer, or a broken stream (`code` stays 200 then).
+    Failed,
+    /// The client left; `code` is 499 before the head. Never charged to a replica.
+    Canceled,
+}
+
+impl Outcome {
+    /// The label's value.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::ClientError => "client_error",
+            Self::Refused => "refused",
+            Self::Failed => "failed",
+            Self::Canceled => "canceled",
+        }
+    }
+}
+
+/// Prompt class by estimated input tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Class {
+    /// Not known: no body was classified.
+    #[default]
+    None,
+    /// Up to `classes.short` tokens.
+    Short,
+    /// Up to `classes.medium` tokens.
+    Medium,
+    /// Above.
+    Long,
+}
+
+impl Class {
+    /// The label's value.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Short => "short",
+            Self::Medium => "medium",
+            Self::Long => "long",
+        }
+    }
+}
+
+/// W3C trace context of a request, and the span ids that its spans use.
+#[derive(Clone, Debug)]
+pub struct Trace {
+    /// 128-bit trace id, the client's or ours; never zero.
+    pub trace_id: u128,
+    /// Span id of our root (SERVER) span; never zero.
+    pub root: u64,
+    /// The caller's span id, when a valid `traceparent` came in.
+    pub parent: Option<u64>,
+    /// The caller's sampled flag, when a valid `traceparent` came in.
+    pub sampled: Option<bool>,
+    /// The flag that went upstream with the attempts.
+    pub sampled_upstream: bool,
+    /// `tracestate`, forwarded as it came.
+    pub state: Option<Box<str>>,
+}
+
+/// The SLO bounds that apply to one request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SloBounds {
+    /// Bound on TTFT, the prompt's share included.
+    pub ttft: Option<Duration>,
+    /// Bound on mean time per output token.
+    pub tpot: Option<Duration>,
+    /// Bound on the whole duration.
+    pub e2e: Option<Duration>,
+}
+
+/// Who served a request: labels only, resolved once.
+#[derive(Clone, Debug)]
+pub struct Served {
+    /// Pool name.
+    pub pool: Arc<str>,
+    /// Revision of the pool.
+    pub revision: Arc<str>,
+    /// Replica name.
+    pub replica: Arc<str>,
+    /// Engine kind of the pool (`gen_ai.provider.name`).
+    pub engine: Arc<str>,
+    /// Host of the replica (`server.address`).
+    pub host: Arc<str>,
+    /// Port of the replica (`server.port`).
+    pub port: u16,
+}
+
+/// One try at one replica.
+#[derive(Clone, Debug)]
+pub struct Attempt {
+    /// Who was tried.
+    pub served: Served,
+    /// Span id of the attempt; it went upstream in `traceparent`.
+    pub span: u64,
+    /// When the replica was chosen.
+    pub start: Stamp,
+    /// When a connection was at hand (fresh or pooled).
+    pub connected: Option<Stamp>,
+    /// When the response head had arrived.
+    pub head: Option<Stamp>,
+    /// When the attempt was over.
+    pub end: Stamp,
+    /// Status of the replica's head, if one came.
+    pub status: Option<u16>,
+    /// Why it failed (an error code of [`crate::error`]), `None` for the one that answered.
+    pub error: Option<&'static str>,
+}
+
+/// What the decision said, for headers, logs and calibration.
+#[derive(Clone, Debug)]
+pub struct DecisionSummary {
+    /// Policy name.
+    pub policy: &'static str,
+    /// Why the winner won (label `reason`).
+    pub reason: &'static str,
+    /// Predicted TTFT of the winner, where the policy predicts.
+    pub predicted_ttft: Option<Duration>,
+    /// Prompt tokens that the winner was believed to have cached.
+    pub predicted_hit: Tokens,
+    /// How many replicas were weighed.
+    pub candidates: u16,
+}
+
+/// Moments in a request's life. `None` where it was not reached.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Moments {
+    /// The request head was parsed.
+    pub head: Stamp,
+    /// The last byte of the request body was read: TTFT counts from here.
+    pub read: Option<Stamp>,
+    /// Admission was over.
+    pub admitted: Option<Stamp>,
+    /// The first decision was made.
+    pub routed: Option<Stamp>,
+    /// The connection of the attempt that answered was at hand.
+    pub connected: Option<Stamp>,
+    /// First byte of the answering replica (its response head).
+    pub first_byte: Option<Stamp>,
+    /// First content event.
+    pub first_token: Option<Stamp>,
+    /// Last content event.
+    pub last_token: Option<Stamp>,
+    /// The last byte was handed to hyper, or the request ended otherwise.
+    pub end: Stamp,
+}
+
+/// Token counts as the engine's `usage` told them; `None` where it did not.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct TokenCounts {
+    /// Prompt tokens, cached ones included.
+    pub input: Option<Tokens>,
+    /// Prompt tokens that came from the engine's prefix cache.
+    pub cached: Option<Tokens>,
+    /// Generated tokens.
+    pub output: Option<Tokens>,
+}
+
+/// One request, ended.
+#[derive(Clone, Debug)]
+pub struct Record {
+    /// `x-request-id`, the client's or ours.
+    pub request_id: Arc<str>,
+    /// Trace context.
+    pub trace: Trace,
+    /// API that was spoken.
+    pub dialect: Dialect,
+    /// Path of the request (from the allow-list, never a client's string).
+    pub path: Arc<str>,
+    /// Route name, or `none`.
+    pub route: Arc<str>,
+    /// Label-safe model name: as the pool lists it, else `other`; `none` before it was known.
+    pub model: Arc<str>,
+    /// Tenant name, or `none` before it was known.
+    pub tenant: Arc<str>,
+    /// SLO class name, or `none`.
+    pub slo_class: Arc<str>,
+    /// Bounds of that class for this prompt.
+    pub slo: SloBounds,
+    /// Prompt class.
+    pub class: Class,
+    /// Whether the answer was (to be) a stream.
+    pub is_stream: bool,
+    /// How it ended.
+    pub outcome: Outcome,
+    /// Status that the client got; 499 where it left before the head.
+    pub status: u16,
+    /// Error code (`timeout_inter_token`, `replica_failed`, …), if any.
+    pub error: Option<&'static str>,
+    /// Moments.
+    pub at: Moments,
+    /// Time in which the client's slowness held the stream up.
+    pub relay_blocked: Duration,
+    /// Every try, in order; the last one answered unless `error` says otherwise.
+    pub attempts: Vec<Attempt>,
+    /// The first decision, if one was made.
+    pub decision: Option<DecisionSummary>,
+    /// Token counts.
+    pub tokens: TokenCounts,
+    /// Input tokens as estimated before the answer.
+    pub estimated_input: Tokens,
+    /// Content events seen.
+    pub content_events: u64,
+    /// Longest gap between two content events of one choice.
+    pub longest_gap: Duration,
+    /// When the longest gap ended.
+    pub longest_gap_at: Option<Stamp>,
+    /// Response id as the engine gave it.
+    pub response_id: Option<Box<str>>,
+    /// Distinct finish reasons, in order.
+    pub finish_reasons: Vec<Box<str>>,
+    /// Bytes of the request body.
+    pub bytes_in: u64,
+    /// Bytes of the response body handed to the client.
+    pub bytes_out: u64,
+}
+
+impl Record {
+    /// The replica that answered, or the last one tried.
+    #[must_use]
+    pub fn served(&self) -> Option<&Served> {
+        self.attempts.last().map(|a| &a.served)
+    }
+
+    /// Revision label: of the replica that answered, or `none`.
+    #[must_use]
+    pub fn revision(&self) -> &str {
+        self.served().map_or("none", |s| &s.revision)
+    }
+
+    /// Time to first token: from the last request byte to the first content event. `None` without content.
+    #[must_use]
+    pub fn ttft(&self) -> Option<Duration> {
+        Some(self.at.first_token?.since(self.at.read?))
+    }
+
+    /// From the parsed head to the end.
+    #[must_use]
+    pub fn duration(&self) -> Duration {
+        self.at.end.since(self.at.head)
+    }
+
+    /// Time per output token: (last − first content event) / (output tokens − 1). `None` below two tokens.
+    #[must_use]
+    pub fn tpot(&self) -> Option<Duration> {
+        let steps = self.tokens.output?.0.checked_sub(1).filter(|n| *n > 0)?;
+        let span = self.at.last_token?.since(self.at.first_token?);
+        Some(span.div_f64(steps as f64))
+    }
+}
+
+/// The value that leaves a request once, at its first content event.
+#[derive(Clone, Debug)]
+pub struct FirstToken {
+    /// Route name.
+    pub route: Arc<str>,
+    /// Label-safe model name.
+    pub model: Arc<str>,
+    /// Tenant name.
+    pub tenant: Arc<str>,
+    /// Prompt class.
+    pub class: Class,
+    /// Who serves it.
+    pub served: Served,
+    /// Time to first token.
+    pub ttft: Duration,
+    /// What was predicted, where the policy predicts.
+    pub predicted: Option<Duration>,
+}
+
+/// A gap between two content events of one choice, as observed by the relay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gap {
+    /// The gap as a person feels it: one ICL observation.
+    pub length: Duration,
+    /// Tokens that the later event carried, where known at once: `n` ITL observations of `length / n`.
+    /// `None`: the count is known only at the end (ITL is then observed by the relay's [`Gaps::late_itl`]).
+    pub tokens: Option<u32>,
+}
+
+/// A batch of gaps of one stream, merged into the series at least once a second.
+#[derive(Clone, Copy, Debug)]
+pub struct Gaps<'a> {
+    /// The gaps, oldest first.
+    pub gaps: &'a [Gap],
+    /// Gaps whose token count became known only at the end: (gap, whole tokens per event).
+    pub late_itl: &'a [(Duration, u32)],
+}

@@ -1,0 +1,3 @@
+//! request
+
+pub mod dialect;
