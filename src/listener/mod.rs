@@ -1,1 +1,260 @@
-//! listener
+//! The data listener: accepts connections and serves HTTP/1.1 and HTTP/2 on them.
+//!
+//! HTTP/2 comes by ALPN under TLS and by prior knowledge in clear text. Every wait is bounded: the handshake,
+//! a head from its first byte, the time between requests. What becomes of a request is not decided here.
+
+pub mod phase;
+pub mod tls;
+
+use std::convert::Infallible;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::{Request, Response};
+use hyper::body::Incoming;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::server::conn::auto;
+use socket2::{Domain, Protocol, Socket, Type};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use self::phase::{ConnectionPhase, PhaseIo};
+use self::tls::TlsSlot;
+use crate::clock::Clock;
+use crate::config::Server;
+use crate::relay::watch::KillSwitch;
+
+/// What answers requests. One call per request, on the connection's task (HTTP/1.1) or the stream's (HTTP/2).
+pub trait Answer: Clone + Send + Sync + 'static {
+    /// Body of the responses.
+    type Body: http_body::Body<Data = bytes::Bytes, Error: Into<Box<dyn std::error::Error + Send + Sync>>>
+        + Send
+        + 'static;
+
+    /// Answers one request. Infallible: a failure is a response.
+    fn answer(&self, request: Request<Incoming>) -> impl Future<Output = Response<Self::Body>> + Send;
+
+    /// A connection was opened; the value is kept until it closes.
+    fn opened(&self) -> Box<dyn Send>;
+}
+
+/// Everything that an accept loop needs.
+#[derive(Clone, Debug)]
+pub struct Serving {
+    /// Timeouts and limits.
+    pub limits: Limits,
+    /// TLS, reloadable; `None` is clear text.
+    pub tls: Option<Arc<TlsSlot>>,
+    /// Time.
+    pub clock: Clock,
+    /// Holds every connection's task.
+    pub tracker: TaskTracker,
+    /// Drain began: HTTP/2 connections get a GOAWAY.
+    pub draining: CancellationToken,
+    /// The delay is over: idle connections close.
+    pub closing: CancellationToken,
+}
+
+/// Limits of `[server]` that the listener enforces.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    header_timeout: Duration,
+    keep_alive: Duration,
+    tls_handshake_timeout: Duration,
+    max_connections: usize,
+}
+
+impl From<&Server> for Limits {
+    fn from(server: &Server) -> Self {
+        Self {
+            header_timeout: server.header_timeout,
+            keep_alive: server.keep_alive,
+            tls_handshake_timeout: server.tls_handshake_timeout,
+            max_connections: server.max_connections.get(),
+        }
+    }
+}
+
+tokio::task_local! {
+    /// Ends the response that the current task works on; set by the listener, read by the gateway.
+    static KILL: KillSwitch;
+}
+
+/// The kill switch of the current response; one of its own (without effect) outside of a connection.
+#[must_use]
+pub fn kill_switch() -> KillSwitch {
+    KILL.try_with(Clone::clone).unwrap_or_default()
+}
+
+/// Binds the port. `SO_REUSEADDR` for quick restarts; with `is_shared` also `SO_REUSEPORT`, so that several
+/// processes or accept loops can share it.
+///
+/// # Errors
+/// What the operating system said, mostly that the port is in use.
+pub fn bind(addr: SocketAddr, is_shared: bool) -> io::Result<TcpListener> {
+    let socket = Socket::new(Domain::for_address(addr), Type::STREAM, Some(Protocol::TCP))?;
+    socket.set_reuse_address(true)?;
+    if is_shared {
+        socket.set_reuse_port(true)?;
+    }
+    socket.set_nonblocking(true)?;
+    socket.bind(&addr.into())?;
+    socket.listen(BACKLOG)?;
+    TcpListener::from_std(socket.into())
+}
+
+/// Accepts connections until `stop`.
+pub async fn accept_loop<A: Answer>(listener: TcpListener, serving: Serving, answer: A, stop: CancellationToken) {
+    let free = Arc::new(Semaphore::new(serving.limits.max_connections));
+    loop {
+        // Both arms are cancel-safe: a permit or a connection is either returned whole or not at all.
+        let (socket, permit) = tokio::select! {
+            () = stop.cancelled() => return,
+            next = next_connection(&listener, &free) => next,
+        };
+        let (serving, answer) = (serving.clone(), answer.clone());
+        serving.tracker.clone().spawn(async move {
+            let _permit = permit;
+            let _open = answer.opened();
+            serve_socket(socket, serving, answer).await;
+        });
+    }
+}
+
+async fn next_connection(
+    listener: &TcpListener,
+    free: &Arc<Semaphore>,
+) -> (TcpStream, Option<tokio::sync::OwnedSemaphorePermit>) {
+    // Past the limit the backlog waits; the semaphore is never closed.
+    let permit = Arc::clone(free).acquire_owned().await.ok();
+    loop {
+        match listener.accept().await {
+            Ok((socket, _)) => return (socket, permit),
+            Err(error) => {
+                // EMFILE and its like stay for a while: do not spin.
+                tracing::warn!(%error, "accept failed");
+                tokio::time::sleep(ACCEPT_BACK_OFF).await;
+            }
+        }
+    }
+}
+
+async fn serve_socket<A: Answer>(socket: TcpStream, serving: Serving, answer: A) {
+    // A first event must not wait for Nagle.
+    let _ = socket.set_nodelay(true);
+    let Some(tls) = serving.tls.clone() else {
+        return serve_stream(socket, serving, answer).await;
+    };
+    let handshake = tls.accept(socket);
+    match tokio::time::timeout(serving.limits.tls_handshake_timeout, handshake).await {
+        Ok(Ok(stream)) => serve_stream(stream, serving, answer).await,
+        Ok(Err(error)) => tracing::debug!(%error, "tls handshake failed"),
+        Err(_) => tracing::debug!("tls handshake timed out"),
+    }
+}
+
+async fn serve_stream<A, S>(stream: S, serving: Serving, answer: A)
+where
+    A: Answer,
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let phase = Arc::new(ConnectionPhase::new(serving.clock));
+    let io = TokioIo::new(PhaseIo::new(stream, Arc::clone(&phase)));
+    let kill = KillSwitch::new();
+    let service_phase = Arc::clone(&phase);
+    let service = hyper::service::service_fn(move |request: Request<Incoming>| {
+        let (busy, answer) = (ConnectionPhase::request(&service_phase), answer.clone());
+        async move {
+            let response = answer.answer(request).await;
+            Ok::<_, Infallible>(response.map(|body| phase::BusyBody::new(body, busy)))
+        }
+    });
+    let builder = builder(serving.tracker.clone());
+    let connection = builder.serve_connection(io, service);
+    tokio::pin!(connection);
+    let mut deadline = Box::pin(tokio::time::sleep(serving.limits.header_timeout));
+    let run = KILL.scope(kill.clone(), async {
+        let (mut goaway, mut close) = (false, false);
+        loop {
+            // The connection keeps its state across polls; the other arms only set flags.
+            tokio::select! {
+                _ = connection.as_mut() => return,
+                () = kill.cancelled() => return,
+                () = serving.draining.cancelled(), if !goaway => {
+                    goaway = true;
+                    if phase.is_http2() { connection.as_mut().graceful_shutdown(); }
+                }
+                () = serving.closing.cancelled(), if !close => {
+                    close = true;
+                    connection.as_mut().graceful_shutdown();
+                }
+                () = deadline.as_mut() => match phase.next_check(&serving.limits.into()) {
+                    Some(at) => deadline.as_mut().reset(serving.clock.instant(at)),
+                    None => return,
+                },
+            }
+        }
+    });
+    run.await;
+}
+
+impl From<Limits> for phase::Bounds {
+    fn from(limits: Limits) -> Self {
+        Self { header: limits.header_timeout, idle: limits.keep_alive }
+    }
+}
+
+fn builder(tracker: TaskTracker) -> auto::Builder<StreamExecutor> {
+    let mut builder = auto::Builder::new(StreamExecutor(tracker));
+    builder
+        .http1()
+        .timer(TokioTimer::new())
+        // Ours counts from the first byte of a head; hyper's would also close idle connections.
+        .header_read_timeout(None)
+        .max_headers(MAX_HEADERS)
+        .max_buf_size(BUFFER);
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(MAX_STREAMS)
+        .max_header_list_size(MAX_HEADER_LIST)
+        .max_send_buf_size(BUFFER)
+        .max_pending_accept_reset_streams(Some(MAX_RESETS))
+        .max_local_error_reset_streams(Some(MAX_RESETS))
+        .keep_alive_interval(Some(Duration::from_secs(20)))
+        .keep_alive_timeout(Duration::from_secs(20));
+    builder
+}
+
+/// Spawns the tasks of HTTP/2 streams, each with a kill switch of its own: dropping such a task resets its
+/// stream and leaves the others alone.
+#[derive(Clone, Debug)]
+struct StreamExecutor(TaskTracker);
+
+impl<F> hyper::rt::Executor<F> for StreamExecutor
+where
+    F: Future<Output: Send> + Send + 'static,
+{
+    fn execute(&self, stream: F) {
+        let kill = KillSwitch::new();
+        self.0.spawn(KILL.scope(kill.clone(), async move {
+            tokio::select! {
+                () = kill.cancelled() => {}
+                _ = stream => {}
+            }
+        }));
+    }
+}
+
+const BACKLOG: i32 = 4096;
+const BUFFER: usize = 64 * 1024;
+const MAX_HEADERS: usize = 100;
+const MAX_HEADER_LIST: u32 = 32 * 1024;
+const MAX_STREAMS: u32 = 250;
+const MAX_RESETS: usize = 100;
+const ACCEPT_BACK_OFF: Duration = Duration::from_millis(50);

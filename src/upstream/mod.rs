@@ -1,1 +1,7 @@
-//! upstream
+//! The half of the gateway that talks to replicas: connections, headers in both directions, attempts.
+
+pub mod attempt;
+pub mod budget;
+pub mod connect;
+pub mod headers;
+pub mod pool;

@@ -1,0 +1,282 @@
+//! Pools and their replicas, kept over reloads.
+//!
+//! A reload keeps a replica that is named again (same pool, URL and name) with everything learned of it, adds
+//! what is new, and drains what is gone: its streams end in their own time, its tasks stop.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use arc_swap::ArcSwap;
+use dashmap::DashMap;
+use http::HeaderValue;
+use parking_lot::Mutex;
+use tokio_util::task::TaskTracker;
+
+use super::probe::Prober;
+use super::replica::{Replica, ReplicaParts};
+use super::scrape::Scraper;
+use super::status::{ReplicaState, ReplicaStatus};
+use crate::clock::{Clock, Stamp};
+use crate::config::{Config, Pool, ReplicaSpec};
+use crate::error::ReplicaFailure;
+use crate::record::Served;
+use crate::request::ratio::TokenRatio;
+use crate::routing::prefix_index::PrefixIndex;
+use crate::upstream::connect::Connector;
+use crate::upstream::pool;
+
+/// One pool in operation.
+#[derive(Debug)]
+pub struct PoolState {
+    /// Its name.
+    pub name: Arc<str>,
+    /// Which replica has which prefix.
+    pub index: PrefixIndex,
+    /// Learned bytes per token of its model.
+    pub ratio: TokenRatio,
+    config: ArcSwap<Pool>,
+    replicas: ArcSwap<Vec<Arc<Replica>>>,
+    next_slot: AtomicU32,
+    /// Prompts that were in flight when an attempt broke, until the replica proves alive or dead.
+    suspects: Mutex<Vec<(u64, u32, Stamp)>>,
+    deaths: DashMap<u64, (u32, Stamp)>,
+}
+
+impl PoolState {
+    fn new(config: &Pool) -> Arc<Self> {
+        Arc::new(Self {
+            name: Arc::clone(&config.name),
+            index: PrefixIndex::default(),
+            ratio: TokenRatio::default(),
+            config: ArcSwap::from_pointee(config.clone()),
+            replicas: ArcSwap::default(),
+            next_slot: AtomicU32::new(0),
+            suspects: Mutex::default(),
+            deaths: DashMap::new(),
+        })
+    }
+
+    /// Its configuration now.
+    #[must_use]
+    pub fn config(&self) -> Arc<Pool> {
+        self.config.load_full()
+    }
+
+    /// Its replicas, whatever their state.
+    #[must_use]
+    pub fn replicas(&self) -> Arc<Vec<Arc<Replica>>> {
+        self.replicas.load_full()
+    }
+
+    /// Whether any replica takes requests.
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        self.replicas.load().iter().any(|r| r.is_ready())
+    }
+
+    /// A request failed at a replica: it may be left, but never the last ready one for this alone, and never
+    /// more than `pool.ejection.max_share` of the pool.
+    pub fn failed(&self, replica: &Replica, failure: &ReplicaFailure, prompt: u64, now: Stamp) {
+        let in_a_row = replica.count_failure();
+        let broke = matches!(
+            failure,
+            ReplicaFailure::ClosedBeforeHead { is_unsent: false, .. }
+                | ReplicaFailure::Truncated { .. }
+                | ReplicaFailure::EngineDown { .. }
+                | ReplicaFailure::Silent { .. }
+        );
+        if broke {
+            let mut suspects = self.suspects.lock();
+            suspects.retain(|(_, _, at)| now.since(*at) < SUSPECT_FOR);
+            if suspects.len() < MAX_SUSPECTS {
+                suspects.push((prompt, replica.slot, now));
+            }
+        }
+        let is_gone = matches!(failure, ReplicaFailure::Refused { .. });
+        if is_gone {
+            replica.vitals.refused(now);
+        }
+        let leaves = is_gone || in_a_row >= IN_A_ROW || matches!(failure, ReplicaFailure::EngineDown { .. });
+        if leaves && replica.is_ready() && self.may_eject() {
+            replica.enter(ReplicaState::Ejected, &failure.to_string());
+        }
+        if leaves || broke {
+            replica.vitals.check_now.notify_one();
+        }
+    }
+
+    fn may_eject(&self) -> bool {
+        let replicas = self.replicas.load();
+        let ready = replicas.iter().filter(|r| r.is_ready()).count();
+        let left = replicas.iter().filter(|r| r.state() == ReplicaState::Ejected).count();
+        let share = (left + 1) as f64 / replicas.len().max(1) as f64;
+        ready > 1 && share <= self.config.load().max_ejected_share.max(1.0 / replicas.len().max(1) as f64)
+    }
+
+    /// The prober found a replica dead: prompts that were in flight when it broke are suspected.
+    pub fn died(&self, replica: &Replica, now: Stamp) {
+        self.forget_cache(replica);
+        let mut suspects = self.suspects.lock();
+        suspects.retain(|(prompt, slot, at)| {
+            if *slot == replica.slot && now.since(*at) < SUSPECT_FOR {
+                let mut entry = self.deaths.entry(*prompt).or_insert((0, now));
+                *entry = (entry.0 + 1, now);
+                return false;
+            }
+            true
+        });
+        drop(suspects);
+        self.deaths.retain(|_, (_, at)| now.since(*at) < POISON_FOR);
+    }
+
+    /// For how much longer a prompt is refused, if it coincided with two replica deaths.
+    #[must_use]
+    pub fn is_poison(&self, prompt: u64, now: Stamp) -> Option<std::time::Duration> {
+        if self.deaths.is_empty() {
+            return None;
+        }
+        let (count, at) = *self.deaths.get(&prompt)?;
+        let left = POISON_FOR.checked_sub(now.since(at))?;
+        (count >= 2).then_some(left)
+    }
+
+    /// The replica's cache is empty: it restarted or died.
+    pub fn forget_cache(&self, replica: &Replica) {
+        self.index.forget(replica.slot);
+    }
+
+    /// The index holds for a replica as much as its engine can cache.
+    pub fn learn_capacity(&self, replica: &Replica) {
+        let Some(signals) = replica.signals.load_full() else { return };
+        let (Some(tokens), Some(blocks)) = (signals.block_tokens, signals.total_blocks) else { return };
+        let bytes = self.ratio.bytes_of(crate::units::Tokens(tokens.saturating_mul(blocks)));
+        self.index.set_capacity(replica.slot, usize::try_from(bytes / BLOCK_BYTES).unwrap_or(usize::MAX));
+    }
+}
+
+/// All pools.
+#[derive(Debug)]
+pub struct Fleet {
+    connector: Connector,
+    clock: Clock,
+    tracker: TaskTracker,
+    tasks: tokio::runtime::Handle,
+    pools: ArcSwap<Vec<Arc<PoolState>>>,
+}
+
+impl Fleet {
+    /// No pools yet. `tasks` is the runtime on which probes and scrapes run: not that of the data path, so that
+    /// they answer while it is saturated.
+    #[must_use]
+    pub fn new(connector: Connector, clock: Clock, tracker: TaskTracker, tasks: tokio::runtime::Handle) -> Self {
+        Self { connector, clock, tracker, tasks, pools: ArcSwap::default() }
+    }
+
+    /// The pools, in the order of the configuration that was applied last.
+    #[must_use]
+    pub fn pools(&self) -> Arc<Vec<Arc<PoolState>>> {
+        self.pools.load_full()
+    }
+
+    /// Makes the fleet what a configuration says.
+    pub fn apply(&self, config: &Config) -> Arc<Vec<Arc<PoolState>>> {
+        let before = self.pools.load_full();
+        let after: Vec<Arc<PoolState>> = config
+            .pools
+            .iter()
+            .map(|pool| {
+                let state = before.iter().find(|p| p.name == pool.name).cloned();
+                let state = state.unwrap_or_else(|| PoolState::new(pool));
+                self.apply_pool(&state, pool);
+                state
+            })
+            .collect();
+        for gone in before.iter().filter(|p| !after.iter().any(|a| Arc::ptr_eq(a, p))) {
+            gone.replicas.load().iter().for_each(|r| retire(r));
+        }
+        let after = Arc::new(after);
+        self.pools.store(Arc::clone(&after));
+        after
+    }
+
+    /// Every replica, as seen from outside.
+    #[must_use]
+    pub fn statuses(&self) -> Vec<ReplicaStatus> {
+        let now = self.clock.now();
+        let mut all = Vec::new();
+        for pool in self.pools.load().iter() {
+            let config = pool.config();
+            let limit = config.max_num_seqs.map(std::num::NonZeroU64::get);
+            let seen = |r: &Arc<Replica>| r.status(now, config.scrape_interval, limit);
+            all.extend(pool.replicas.load().iter().map(seen));
+        }
+        all
+    }
+
+    fn apply_pool(&self, state: &Arc<PoolState>, config: &Pool) {
+        state.config.store(Arc::new(config.clone()));
+        let before = state.replicas.load_full();
+        let kept = |spec: &ReplicaSpec| {
+            let same = |r: &&Arc<Replica>| r.endpoint == spec.endpoint && r.served.replica == spec.name;
+            before.iter().find(same).filter(|r| r.served.revision == config.revision).cloned()
+        };
+        let after: Vec<_> = config
+            .replicas
+            .iter()
+            .map(|spec| kept(spec).unwrap_or_else(|| self.start(state, config, spec)))
+            .collect();
+        for gone in before.iter().filter(|r| !after.iter().any(|a| Arc::ptr_eq(a, r))) {
+            retire(gone);
+            state.index.forget(gone.slot);
+        }
+        state.replicas.store(Arc::new(after));
+    }
+
+    fn start(&self, pool: &Arc<PoolState>, config: &Pool, spec: &ReplicaSpec) -> Arc<Replica> {
+        let endpoint = spec.endpoint.clone();
+        let host = HeaderValue::from_str(&endpoint.authority());
+        let replica = Replica::new(ReplicaParts {
+            slot: pool.next_slot.fetch_add(1, Ordering::Relaxed),
+            served: Served {
+                pool: Arc::clone(&pool.name),
+                revision: Arc::clone(&config.revision),
+                replica: Arc::clone(&spec.name),
+                engine: Arc::clone(&config.engine),
+                host: Arc::clone(&endpoint.host),
+                port: endpoint.port,
+            },
+            // `config::check` lets only hosts through that are valid authorities.
+            host: host.unwrap_or_else(|_| HeaderValue::from_static("replica")),
+            connections: pool::Pool::new(
+                endpoint.clone(),
+                self.connector.clone(),
+                self.clock,
+                config.max_connections.get(),
+            ),
+            endpoint,
+        });
+        let (connector, clock) = (self.connector.clone(), self.clock);
+        let prober = Prober {
+            pool: Arc::clone(pool),
+            replica: Arc::clone(&replica),
+            connector: connector.clone(),
+            clock,
+        };
+        let scraper = Scraper { pool: Arc::clone(pool), replica: Arc::clone(&replica), connector, clock };
+        self.tracker.spawn_on(prober.run(), &self.tasks);
+        self.tracker.spawn_on(scraper.run(), &self.tasks);
+        replica
+    }
+}
+
+fn retire(replica: &Replica) {
+    replica.enter(ReplicaState::Draining, "no longer configured");
+    replica.removed.cancel();
+    replica.connections.drain();
+}
+
+const IN_A_ROW: u32 = 3;
+const SUSPECT_FOR: std::time::Duration = std::time::Duration::from_secs(15);
+const POISON_FOR: std::time::Duration = std::time::Duration::from_secs(600);
+const MAX_SUSPECTS: usize = 10_000;
+const BLOCK_BYTES: u64 = 256;

@@ -1,0 +1,230 @@
+//! One replica: who it is, its state machine, and the shared values the data path reads.
+//!
+//! ```text
+//! Probing ──a probe is answered──▶ Ready ──failures, or a failed probe──▶ Ejected
+//!                                    ▲                                      │
+//!                                    └────────a probe is answered───────────┘
+//! ```
+//! `Draining` is entered when the configuration no longer names it; nothing leaves it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+use std::time::Duration;
+
+use arc_swap::{ArcSwap, ArcSwapOption};
+use http::HeaderValue;
+use parking_lot::Mutex;
+use tokio_util::sync::CancellationToken;
+
+use super::status::{EngineSignals, ReplicaState, ReplicaStatus};
+use super::vitals::Vitals;
+use crate::clock::Stamp;
+use crate::config::Endpoint;
+use crate::record::Served;
+use crate::routing::load::ReplicaLoad;
+use crate::routing::predictor::PredictorCell;
+use crate::upstream::pool::Pool;
+
+/// A replica; lives as long as a request or the configuration refers to it.
+#[derive(Debug)]
+pub struct Replica {
+    /// Bit of this replica in its pool's prefix index; never reused while the pool lives.
+    pub slot: u32,
+    /// Its labels.
+    pub served: Served,
+    /// Where it is.
+    pub endpoint: Endpoint,
+    /// Its `Host` header.
+    pub host: HeaderValue,
+    /// Its URL, for people.
+    pub url: Arc<str>,
+    /// Stable hash of its URL, for rendezvous.
+    pub rendezvous: u64,
+    /// Connections to it.
+    pub connections: Arc<Pool>,
+    /// Evidence of life.
+    pub vitals: Arc<Vitals>,
+    /// Our work on it.
+    pub load: Arc<ReplicaLoad>,
+    /// What was learned of its speed.
+    pub predictor: PredictorCell,
+    /// The engine's own figures.
+    pub signals: ArcSwapOption<Scraped>,
+    /// Models that it lists.
+    pub models: ArcSwap<Vec<Model>>,
+    /// Cancelled when the configuration drops it: its tasks end.
+    pub removed: CancellationToken,
+    state: AtomicU8,
+    reason: Mutex<Arc<str>>,
+    failures: AtomicU32,
+    ejections: AtomicU32,
+}
+
+/// Figures of one scrape.
+#[derive(Clone, Copy, Debug)]
+pub struct Scraped {
+    /// When the page was read.
+    pub at: Stamp,
+    /// Requests of ours in flight when the scrape was sent.
+    pub own_inflight: u64,
+    /// Running requests.
+    pub running: f64,
+    /// Waiting requests.
+    pub waiting: f64,
+    /// KV usage, 0 to 1.
+    pub kv_cache_usage: f64,
+    /// Tokens in a KV block.
+    pub block_tokens: Option<u64>,
+    /// KV blocks.
+    pub total_blocks: Option<u64>,
+    /// Start of the engine's process, in its own seconds.
+    pub process_start: Option<f64>,
+}
+
+/// A model as an engine lists it.
+#[derive(Clone, Debug)]
+pub struct Model {
+    /// Its id.
+    pub id: Arc<str>,
+    /// The whole entry, for `/v1/models`.
+    pub entry: serde_json::Value,
+}
+
+/// What a new replica is made of.
+#[derive(Debug)]
+pub struct ReplicaParts {
+    /// Bit in the prefix index.
+    pub slot: u32,
+    /// Labels.
+    pub served: Served,
+    /// Where.
+    pub endpoint: Endpoint,
+    /// Its `Host` header.
+    pub host: HeaderValue,
+    /// Its connections.
+    pub connections: Arc<Pool>,
+}
+
+impl Replica {
+    /// A replica that has yet to prove itself.
+    #[must_use]
+    pub fn new(parts: ReplicaParts) -> Arc<Self> {
+        let url: Arc<str> = parts.endpoint.to_string().into();
+        Arc::new(Self {
+            slot: parts.slot,
+            rendezvous: xxhash_rust::xxh3::xxh3_64(url.as_bytes()),
+            url,
+            served: parts.served,
+            endpoint: parts.endpoint,
+            host: parts.host,
+            connections: parts.connections,
+            vitals: Arc::new(Vitals::default()),
+            load: Arc::new(ReplicaLoad::default()),
+            predictor: PredictorCell::default(),
+            signals: ArcSwapOption::empty(),
+            models: ArcSwap::default(),
+            removed: CancellationToken::new(),
+            state: AtomicU8::new(0),
+            reason: Mutex::new("not probed yet".into()),
+            failures: AtomicU32::new(0),
+            ejections: AtomicU32::new(0),
+        })
+    }
+
+    /// Its state.
+    #[must_use]
+    pub fn state(&self) -> ReplicaState {
+        let at = usize::from(self.state.load(Ordering::Acquire));
+        ReplicaState::ALL.get(at).copied().unwrap_or(ReplicaState::Probing)
+    }
+
+    /// Whether it takes new requests.
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        self.state() == ReplicaState::Ready
+    }
+
+    /// Enters a state; the change is logged once. `Draining` is final.
+    pub fn enter(&self, state: ReplicaState, reason: &str) {
+        let before = self.state();
+        if before == ReplicaState::Draining {
+            return;
+        }
+        *self.reason.lock() = reason.into();
+        if before == state {
+            return;
+        }
+        let code = ReplicaState::ALL.iter().position(|s| *s == state).unwrap_or(0);
+        self.state.store(u8::try_from(code).unwrap_or(0), Ordering::Release);
+        match state {
+            ReplicaState::Ready => self.failures.store(0, Ordering::Relaxed),
+            ReplicaState::Ejected => {
+                self.ejections.fetch_add(1, Ordering::Relaxed);
+                self.connections.drain();
+            }
+            _ => {}
+        }
+        tracing::info!(
+            pool = %self.served.pool, replica = %self.served.replica,
+            from = before.as_str(), to = state.as_str(), reason, "replica changed state"
+        );
+    }
+
+    /// A live answer came: counters of failure start anew.
+    pub fn succeeded(&self) {
+        if self.failures.load(Ordering::Relaxed) != 0 {
+            self.failures.store(0, Ordering::Relaxed);
+        }
+        if self.ejections.load(Ordering::Relaxed) != 0 {
+            self.ejections.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// Counts a failed request; returns how many came in a row.
+    pub fn count_failure(&self) -> u32 {
+        self.failures.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// How long to wait with the first probe after an ejection: doubles with each one that no live answer
+    /// followed, so that a replica that passes probes but fails requests does not flap.
+    #[must_use]
+    pub fn hold_off(&self, interval: Duration) -> Duration {
+        let doublings = self.ejections.load(Ordering::Relaxed).clamp(1, 8) - 1;
+        (FIRST_HOLD_OFF * (1 << doublings)).min(interval)
+    }
+
+    /// The figures of the last scrapes, unless they are older than ten intervals.
+    #[must_use]
+    pub fn fresh_signals(&self, now: Stamp, interval: Duration) -> Option<Arc<Scraped>> {
+        self.signals.load_full().filter(|s| now.since(s.at) <= interval * 10)
+    }
+
+    /// How it looks from outside.
+    #[must_use]
+    pub fn status(&self, now: Stamp, interval: Duration, batch_limit: Option<u64>) -> ReplicaStatus {
+        let signals = self.fresh_signals(now, interval).map(|s| EngineSignals {
+            age: now.since(s.at),
+            running: s.running,
+            waiting: s.waiting,
+            kv_cache_usage: s.kv_cache_usage,
+            batch_limit,
+            block_tokens: s.block_tokens,
+            total_blocks: s.total_blocks,
+        });
+        ReplicaStatus {
+            pool: Arc::clone(&self.served.pool),
+            revision: Arc::clone(&self.served.revision),
+            replica: Arc::clone(&self.served.replica),
+            url: Arc::clone(&self.url),
+            state: self.state(),
+            reason: Arc::clone(&self.reason.lock()),
+            inflight: self.load.requests(),
+            inflight_prompt_tokens: self.load.waiting_tokens().0,
+            signals,
+            connections: self.connections.open(),
+            models: self.models.load().iter().map(|m| Arc::clone(&m.id)).collect(),
+        }
+    }
+}
+
+const FIRST_HOLD_OFF: Duration = Duration::from_millis(500);

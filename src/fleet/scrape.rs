@@ -1,0 +1,112 @@
+//! Scrapes one engine's `/metrics`, gently: one at a time, jittered, bounded.
+//!
+//! A dead scrape makes signals old, never bad: a replica is not taken for saturated because its page is slow.
+//! What a refused connect tells is worth more than the page, so it goes to the prober at once.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::StatusCode;
+
+use super::call::{Call, CallError};
+use super::metrics_text;
+use super::registry::PoolState;
+use super::replica::{Replica, Scraped};
+use crate::clock::Clock;
+use crate::upstream::connect::Connector;
+
+/// Scrapes one replica until it is removed.
+#[derive(Debug)]
+pub struct Scraper {
+    /// The replica's pool.
+    pub pool: Arc<PoolState>,
+    /// The replica.
+    pub replica: Arc<Replica>,
+    /// Opens connections.
+    pub connector: Connector,
+    /// Time.
+    pub clock: Clock,
+}
+
+impl Scraper {
+    /// The replica's scrape loop.
+    pub async fn run(self) {
+        loop {
+            let interval = self.pool.config().scrape_interval;
+            let has_page = self.scrape(interval).await;
+            self.replica.connections.reap();
+            let pause = if has_page { interval } else { interval.max(WITHOUT_PAGE) };
+            // Replicas started together must not be scraped together.
+            let pause = pause.mul_f64(0.9 + 0.2 * fastrand::f64());
+            tokio::select! {
+                () = self.replica.removed.cancelled() => return,
+                () = tokio::time::sleep(pause) => {}
+            }
+        }
+    }
+
+    /// One scrape; `false` when the engine has no such page.
+    async fn scrape(&self, interval: Duration) -> bool {
+        let own_inflight = self.replica.load.requests();
+        let config = self.pool.config();
+        let call = Call {
+            endpoint: &self.replica.endpoint,
+            key: config.engine_api_key.as_ref(),
+            path: "/metrics",
+            body: None,
+            timeout: interval.max(SHORTEST_TIMEOUT),
+        };
+        match call.send(&self.connector).await {
+            Ok((StatusCode::OK, page)) => {
+                self.take(&String::from_utf8_lossy(&page), own_inflight);
+                self.connects();
+                true
+            }
+            Ok(_) => {
+                self.connects();
+                false
+            }
+            Err(CallError::Refused) => {
+                self.replica.vitals.refused(self.clock.now());
+                if self.replica.is_ready() {
+                    self.replica.vitals.check_now.notify_one();
+                }
+                true
+            }
+            Err(_) => true,
+        }
+    }
+
+    fn connects(&self) {
+        if self.replica.vitals.refused_since().is_some() {
+            self.replica.vitals.check_now.notify_one();
+        }
+    }
+
+    fn take(&self, page: &str, own_inflight: u64) {
+        let figures = metrics_text::parse(page);
+        let (Some(running), Some(waiting)) = (figures.running, figures.waiting) else { return };
+        let before = self.replica.signals.load_full();
+        let is_restarted = before.and_then(|b| b.process_start).zip(figures.process_start).is_some_and(
+            // Another process has an empty cache.
+            |(old, new)| (old - new).abs() > 0.5,
+        );
+        if is_restarted {
+            self.pool.forget_cache(&self.replica);
+        }
+        self.replica.signals.store(Some(Arc::new(Scraped {
+            at: self.clock.now(),
+            own_inflight,
+            running,
+            waiting,
+            kv_cache_usage: figures.kv_cache_usage.unwrap_or(0.0),
+            block_tokens: figures.block_tokens,
+            total_blocks: figures.total_blocks,
+            process_start: figures.process_start,
+        })));
+        self.pool.learn_capacity(&self.replica);
+    }
+}
+
+const SHORTEST_TIMEOUT: Duration = Duration::from_secs(1);
+const WITHOUT_PAGE: Duration = Duration::from_secs(5);

@@ -1,0 +1,122 @@
+//! The routing table: an immutable snapshot of one configuration over the living fleet.
+//!
+//! A request loads it once and sees one consistent configuration for its whole life.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use crate::config::{Config, ModelMatch, Route, Slo};
+use crate::error::Failure;
+use crate::fleet::registry::PoolState;
+use crate::record::SloBounds;
+use crate::request::chain::ChainSeed;
+use crate::request::tenant::Tenants;
+use crate::routing::RoutePolicy;
+use crate::units::Tokens;
+
+/// One configuration over the fleet.
+#[derive(Debug)]
+pub struct Table {
+    /// The configuration.
+    pub config: Arc<Config>,
+    /// Its pools.
+    pub pools: Arc<Vec<Arc<PoolState>>>,
+    /// Its routes.
+    pub routes: Vec<Arc<RouteState>>,
+    /// Who may ask.
+    pub tenants: Tenants,
+    /// Root of the prefix hashes.
+    pub seed: ChainSeed,
+    by_model: HashMap<Arc<str>, usize>,
+    any: Option<usize>,
+}
+
+/// One route in operation.
+#[derive(Debug)]
+pub struct RouteState {
+    /// Its configuration.
+    pub config: Route,
+    /// Its pools with their weights.
+    pub pools: Vec<(Arc<PoolState>, u32)>,
+    /// How it chooses.
+    pub policy: RoutePolicy,
+}
+
+impl Table {
+    /// Joins a configuration with the fleet that was made from it.
+    #[must_use]
+    pub fn new(config: Arc<Config>, pools: Arc<Vec<Arc<PoolState>>>) -> Self {
+        let seed = ChainSeed::new(config.seed.reveal());
+        let route = |route: &Route| {
+            let weighted = |w: &crate::config::WeightedPool| Some((Arc::clone(pools.get(w.pool)?), w.weight));
+            Arc::new(RouteState {
+                policy: RoutePolicy::new(route.policy, seed.value()),
+                pools: route.pools.iter().filter_map(weighted).collect(),
+                config: route.clone(),
+            })
+        };
+        let routes: Vec<_> = config.routes.iter().map(route).collect();
+        let (mut by_model, mut any) = (HashMap::new(), None);
+        for (at, route) in routes.iter().enumerate() {
+            match &route.config.model {
+                ModelMatch::Any => any = any.or(Some(at)),
+                ModelMatch::Named(model) => {
+                    by_model.insert(Arc::clone(model), at);
+                }
+            }
+        }
+        let tenants = Tenants::new(&config.tenants);
+        Self { config, pools, routes, tenants, seed, by_model, any }
+    }
+
+    /// The route of a model; without one the route `*` or the only route.
+    ///
+    /// # Errors
+    /// [`Failure::ModelNotFound`], or [`Failure::MissingModel`] where several routes could be meant.
+    pub fn route(&self, model: Option<&str>) -> Result<&Arc<RouteState>, Failure> {
+        let at = match model {
+            Some(name) => self.by_model.get(name).copied().or(self.any),
+            None => self.any.or((self.routes.len() == 1).then_some(0)),
+        };
+        at.and_then(|at| self.routes.get(at)).ok_or_else(|| match model {
+            Some(name) => Failure::ModelNotFound { model: shortened(name) },
+            None => Failure::MissingModel,
+        })
+    }
+
+    /// The bounds of an SLO class for a prompt.
+    #[must_use]
+    pub fn slo(&self, class: &str, prompt: Tokens) -> SloBounds {
+        let Slo { ttft, tpot, e2e } = self.config.slo.get(class).copied().unwrap_or_default();
+        SloBounds { ttft: ttft.map(|bound| bound.for_prompt(prompt)), tpot, e2e }
+    }
+}
+
+impl RouteState {
+    /// Whether any of its pools takes requests.
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        self.pools.iter().any(|(pool, weight)| *weight > 0 && pool.is_ready())
+    }
+
+    /// The states of its replicas, counted, for people: `2 ejected, 1 probing`.
+    #[must_use]
+    pub fn states(&self) -> String {
+        let mut counts: Vec<(&'static str, u32)> = Vec::new();
+        for replica in self.pools.iter().flat_map(|(pool, _)| pool.replicas().iter().cloned().collect::<Vec<_>>()) {
+            let state = replica.state().as_str();
+            match counts.iter_mut().find(|(s, _)| *s == state) {
+                Some((_, n)) => *n += 1,
+                None => counts.push((state, 1)),
+            }
+        }
+        counts.iter().map(|(state, n)| format!("{n} {state}")).collect::<Vec<_>>().join(", ")
+    }
+}
+
+/// Enough of a client's string to recognise it.
+fn shortened(name: &str) -> String {
+    name.chars().take(MAX_NAME).collect()
+}
+
+const MAX_NAME: usize = 128;

@@ -1,0 +1,240 @@
+//! In which phase a connection is, and when it has to be over.
+//!
+//! A head has `header_timeout` from its first byte (the first one: from accept); a connection between requests
+//! has `keep_alive`. hyper has one timer for both, so the phases are followed here: an IO wrapper sees the
+//! first byte after an idle time, the service sees the head complete, a body wrapper sees the response end.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Buf;
+use http_body::{Body, Frame, SizeHint};
+use pin_project_lite::pin_project;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use crate::clock::{Clock, Stamp};
+
+/// Phase of one connection, written by its IO and its requests.
+#[derive(Debug)]
+pub struct ConnectionPhase {
+    clock: Clock,
+    requests: AtomicU32,
+    is_reading_head: AtomicBool,
+    is_http2: AtomicBool,
+    has_served: AtomicBool,
+    since: AtomicU64,
+}
+
+/// The two bounds.
+#[derive(Clone, Copy, Debug)]
+pub struct Bounds {
+    /// For a head.
+    pub header: Duration,
+    /// Between requests.
+    pub idle: Duration,
+}
+
+impl ConnectionPhase {
+    /// A connection that was just accepted: its first head is due.
+    #[must_use]
+    pub fn new(clock: Clock) -> Self {
+        Self {
+            clock,
+            requests: AtomicU32::new(0),
+            is_reading_head: AtomicBool::new(true),
+            is_http2: AtomicBool::new(false),
+            has_served: AtomicBool::new(false),
+            since: AtomicU64::new(clock.now().as_nanos()),
+        }
+    }
+
+    /// A head is complete; the connection is busy until the guard is dropped.
+    #[must_use]
+    pub fn request(this: &Arc<Self>) -> Busy {
+        this.requests.fetch_add(1, Ordering::Relaxed);
+        this.has_served.store(true, Ordering::Relaxed);
+        this.is_reading_head.store(false, Ordering::Relaxed);
+        Busy(Arc::clone(this))
+    }
+
+    /// Whether the client speaks HTTP/2.
+    #[must_use]
+    pub fn is_http2(&self) -> bool {
+        self.is_http2.load(Ordering::Relaxed)
+    }
+
+    /// When to look again; `None` when a bound was passed.
+    #[must_use]
+    pub fn next_check(&self, bounds: &Bounds) -> Option<Stamp> {
+        let now = self.clock.now();
+        if self.requests.load(Ordering::Relaxed) > 0 {
+            return Some(now.after(bounds.header));
+        }
+        let since = Stamp::from_nanos(self.since.load(Ordering::Relaxed));
+        if self.is_reading_head.load(Ordering::Relaxed) {
+            return Some(since.after(bounds.header)).filter(|at| *at > now);
+        }
+        // A head may begin while we sleep, so never sleep past its bound.
+        Some(since.after(bounds.idle)).filter(|at| *at > now).map(|at| at.min(now.after(bounds.header)))
+    }
+
+    fn read(&self, bytes: &[u8]) {
+        if bytes.is_empty() || self.requests.load(Ordering::Relaxed) > 0 {
+            return;
+        }
+        if !self.has_served.load(Ordering::Relaxed) {
+            if bytes.starts_with(b"PRI * HTTP/2") {
+                self.is_http2.store(true, Ordering::Relaxed);
+            }
+        } else if !self.is_http2() && !self.is_reading_head.swap(true, Ordering::Relaxed) {
+            self.since.store(self.clock.now().as_nanos(), Ordering::Relaxed);
+        }
+    }
+}
+
+/// One request on a connection.
+#[derive(Debug)]
+pub struct Busy(Arc<ConnectionPhase>);
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.0.since.store(self.0.clock.now().as_nanos(), Ordering::Relaxed);
+        self.0.requests.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+pin_project! {
+    /// A response body that keeps its connection busy until it is dropped.
+    #[derive(Debug)]
+    pub struct BusyBody<B> {
+        #[pin]
+        body: B,
+        busy: Busy,
+    }
+}
+
+impl<B> BusyBody<B> {
+    /// Wraps a body.
+    pub fn new(body: B, busy: Busy) -> Self {
+        Self { body, busy }
+    }
+}
+
+impl<B: Body<Data: Buf>> Body for BusyBody<B> {
+    type Data = B::Data;
+    type Error = B::Error;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
+        self.project().body.poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+pin_project! {
+    /// Tells the phase what is read; changes nothing.
+    #[derive(Debug)]
+    pub struct PhaseIo<S> {
+        #[pin]
+        stream: S,
+        phase: Arc<ConnectionPhase>,
+    }
+}
+
+impl<S> PhaseIo<S> {
+    /// Wraps a stream.
+    pub fn new(stream: S, phase: Arc<ConnectionPhase>) -> Self {
+        Self { stream, phase }
+    }
+}
+
+impl<S: AsyncRead> AsyncRead for PhaseIo<S> {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<std::io::Result<()>> {
+        let this = self.project();
+        let before = buf.filled().len();
+        let polled = this.stream.poll_read(cx, buf);
+        if polled.is_ready() {
+            this.phase.read(buf.filled().get(before..).unwrap_or_default());
+        }
+        polled
+    }
+}
+
+impl<S: AsyncWrite> AsyncWrite for PhaseIo<S> {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<std::io::Result<usize>> {
+        self.project().stream.poll_write(cx, buf)
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        self.project().stream.poll_flush(cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        self.project().stream.poll_shutdown(cx)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[std::io::IoSlice<'_>],
+    ) -> Poll<std::io::Result<usize>> {
+        self.project().stream.poll_write_vectored(cx, bufs)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BOUNDS: Bounds = Bounds { header: Duration::from_secs(10), idle: Duration::from_secs(75) };
+
+    async fn pass(seconds: u64) {
+        tokio::time::advance(Duration::from_secs(seconds)).await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_first_head_is_due_from_accept() {
+        let phase = ConnectionPhase::new(Clock::start());
+        pass(9).await;
+        assert!(phase.next_check(&BOUNDS).is_some());
+        pass(1).await;
+        assert!(phase.next_check(&BOUNDS).is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_idle_connection_has_longer_than_a_head() {
+        let phase = Arc::new(ConnectionPhase::new(Clock::start()));
+        drop(ConnectionPhase::request(&phase));
+        pass(60).await;
+        assert!(phase.next_check(&BOUNDS).is_some());
+        phase.read(b"POST ");
+        pass(9).await;
+        assert!(phase.next_check(&BOUNDS).is_some());
+        pass(1).await;
+        assert!(phase.next_check(&BOUNDS).is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_busy_connection_has_no_bound_here() {
+        let phase = Arc::new(ConnectionPhase::new(Clock::start()));
+        let busy = ConnectionPhase::request(&phase);
+        pass(3600).await;
+        assert!(phase.next_check(&BOUNDS).is_some());
+        drop(busy);
+        pass(75).await;
+        assert!(phase.next_check(&BOUNDS).is_none());
+    }
+}

@@ -1,0 +1,105 @@
+//! TLS of the data port: rustls from PEM files, reloadable, mutual where a client CA is given.
+//!
+//! A reload swaps the whole server configuration: new handshakes use the new certificate, open connections
+//! live on. Only TLS 1.2 with AEAD and TLS 1.3 exist in rustls.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+use rustls::RootCertStore;
+use rustls::server::WebPkiClientVerifier;
+use rustls_pki_types::pem::PemObject;
+use rustls_pki_types::{CertificateDer, PrivateKeyDer};
+use thiserror::Error;
+use tokio::net::TcpStream;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+
+use crate::config::Tls;
+
+/// The TLS configuration in force.
+#[derive(Debug)]
+pub struct TlsSlot {
+    current: ArcSwap<rustls::ServerConfig>,
+}
+
+/// Why certificate files cannot be used.
+#[derive(Debug, Error)]
+pub enum TlsError {
+    /// A file cannot be read or is no PEM.
+    #[error("{}: {why}", path.display())]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// What is wrong.
+        why: String,
+    },
+    /// Key and certificate do not fit, or the like.
+    #[error("{0}")]
+    Config(#[from] rustls::Error),
+}
+
+impl TlsSlot {
+    /// Reads the files.
+    ///
+    /// # Errors
+    /// [`TlsError`] with the file and what to mend.
+    pub fn load(tls: &Tls) -> Result<Arc<Self>, TlsError> {
+        Ok(Arc::new(Self { current: ArcSwap::new(server_config(tls)?) }))
+    }
+
+    /// Reads the files again; on an error the old certificate stays.
+    ///
+    /// # Errors
+    /// As [`TlsSlot::load`].
+    pub fn reload(&self, tls: &Tls) -> Result<(), TlsError> {
+        self.current.store(server_config(tls)?);
+        Ok(())
+    }
+
+    /// One handshake. The caller bounds its time.
+    ///
+    /// # Errors
+    /// What rustls or the socket said.
+    pub async fn accept(&self, socket: TcpStream) -> std::io::Result<TlsStream<TcpStream>> {
+        TlsAcceptor::from(self.current.load_full()).accept(socket).await
+    }
+}
+
+fn server_config(tls: &Tls) -> Result<Arc<rustls::ServerConfig>, TlsError> {
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let builder = rustls::ServerConfig::builder_with_provider(Arc::clone(&provider))
+        .with_safe_default_protocol_versions()?;
+    let builder = match &tls.client_ca {
+        None => builder.with_no_client_auth(),
+        Some(path) => {
+            let mut roots = RootCertStore::empty();
+            for ca in certificates(path)? {
+                roots.add(ca)?;
+            }
+            let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider)
+                .build()
+                .map_err(|e| unusable(path, &e))?;
+            builder.with_client_cert_verifier(verifier)
+        }
+    };
+    let key = PrivateKeyDer::from_pem_file(&tls.key).map_err(|e| unusable(&tls.key, &e))?;
+    let mut config = builder.with_single_cert(certificates(&tls.cert)?, key)?;
+    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    Ok(Arc::new(config))
+}
+
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let all: Vec<_> = CertificateDer::pem_file_iter(path)
+        .and_then(Iterator::collect::<Result<_, _>>)
+        .map_err(|e| unusable(path, &e))?;
+    if all.is_empty() {
+        return Err(TlsError::File { path: path.into(), why: "no certificate in this PEM file".into() });
+    }
+    Ok(all)
+}
+
+fn unusable(path: &Path, error: &dyn std::fmt::Display) -> TlsError {
+    TlsError::File { path: path.into(), why: error.to_string() }
+}

@@ -1,0 +1,331 @@
+//! The watchdog: deadlines of streams, enforced outside their bodies.
+//!
+//! hyper does not poll a body whose client takes nothing, so a timer inside the body cannot fire then. Each
+//! stream therefore leaves three stamps in a [`Watch`]; one task looks at all of them every few milliseconds.
+//! A stream that waits for its replica is woken with a verdict and ends in order (error event, abort). One that
+//! waits for its client is ended by its [`KillSwitch`]: the connection is dropped (HTTP/2: the stream is reset).
+//! Nothing is armed, reset or allocated per event.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use atomic_waker::AtomicWaker;
+use parking_lot::Mutex;
+use tokio_util::sync::CancellationToken;
+
+use crate::clock::{Clock, Stamp};
+use crate::error::Timer;
+use crate::fleet::vitals::Vitals;
+
+/// Why a stream has to end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// A deadline passed.
+    Deadline(Timer),
+    /// The replica is proved gone or frozen.
+    ReplicaSilent,
+    /// The drain is over.
+    DrainOver,
+}
+
+/// Ends one response from outside: its connection (HTTP/1.1) or its stream (HTTP/2).
+pub type KillSwitch = CancellationToken;
+
+/// What one stream and the watchdog share.
+#[derive(Debug)]
+pub struct Watch {
+    vitals: Arc<Vitals>,
+    kill: KillSwitch,
+    limits: Limits,
+    /// The last content event, or the start of the wait for the first one.
+    moved: AtomicU64,
+    /// When the body last handed a frame to hyper; counts while `is_waiting` is false.
+    handed: AtomicU64,
+    /// The stream waits for its replica (else: for its client).
+    is_waiting: AtomicBool,
+    /// `inter_token` counts (it does not before the first token: `first_token` does).
+    is_decoding: AtomicBool,
+    is_over: AtomicBool,
+    verdict: AtomicU8,
+    waker: AtomicWaker,
+}
+
+/// Deadlines of one stream.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Between two content events; `None` for answers that are not streams.
+    pub inter_token: Option<Duration>,
+    /// Without a byte taken by the client.
+    pub client_stall: Duration,
+    /// When the request is over.
+    pub total_at: Stamp,
+}
+
+impl Watch {
+    /// The stream waits for its replica from now on.
+    pub fn waits(&self) {
+        self.is_waiting.store(true, Ordering::Relaxed);
+    }
+
+    /// A frame went to hyper: until the next poll the client is waited for.
+    pub fn handed(&self, now: Stamp) {
+        self.handed.store(now.as_nanos(), Ordering::Relaxed);
+        self.is_waiting.store(false, Ordering::Relaxed);
+    }
+
+    /// The silence starts anew: a content event came, or the client held us up.
+    pub fn moved(&self, now: Stamp) {
+        self.moved.store(now.as_nanos(), Ordering::Relaxed);
+    }
+
+    /// A content event came.
+    pub fn progressed(&self, now: Stamp) {
+        self.moved(now);
+        self.vitals.progressed(now);
+    }
+
+    /// The first content event came: `inter_token` counts from here.
+    pub fn decodes(&self, now: Stamp) {
+        self.is_decoding.store(true, Ordering::Relaxed);
+        self.moved(now);
+        self.vitals.answered(now);
+    }
+
+    /// The stream ended: the watchdog forgets it.
+    pub fn is_done(&self) {
+        self.is_over.store(true, Ordering::Relaxed);
+    }
+
+    /// Ready when the stream has to end.
+    pub fn poll_verdict(&self, cx: &Context<'_>) -> Poll<Verdict> {
+        if let Some(verdict) = self.verdict() {
+            return Poll::Ready(verdict);
+        }
+        self.waker.register(cx.waker());
+        self.verdict().map_or(Poll::Pending, Poll::Ready)
+    }
+
+    /// The verdict, if there is one.
+    #[must_use]
+    pub fn verdict(&self) -> Option<Verdict> {
+        Some(match self.verdict.load(Ordering::Acquire) {
+            0 => return None,
+            1 => Verdict::Deadline(Timer::InterToken),
+            2 => Verdict::Deadline(Timer::Total),
+            3 => Verdict::Deadline(Timer::ClientStall),
+            4 => Verdict::ReplicaSilent,
+            _ => Verdict::DrainOver,
+        })
+    }
+
+    fn judge(&self, now: Stamp, drain_over: bool) {
+        let is_waiting = self.is_waiting.load(Ordering::Relaxed);
+        let verdict = if drain_over {
+            Some(5)
+        } else if now >= self.limits.total_at {
+            Some(2)
+        } else if is_waiting {
+            self.judge_silence(now)
+        } else {
+            let handed = Stamp::from_nanos(self.handed.load(Ordering::Relaxed));
+            (now.since(handed) >= self.limits.client_stall).then_some(3)
+        };
+        let Some(verdict) = verdict else { return };
+        if self.verdict.compare_exchange(0, verdict, Ordering::AcqRel, Ordering::Acquire).is_err() {
+            return;
+        }
+        if is_waiting {
+            self.waker.wake();
+        } else {
+            // Nobody polls the body: only from outside can it end.
+            self.kill.cancel();
+        }
+    }
+
+    fn judge_silence(&self, now: Stamp) -> Option<u8> {
+        let inter_token = self.limits.inter_token?;
+        let silence = now.since(Stamp::from_nanos(self.moved.load(Ordering::Relaxed)));
+        if self.is_decoding.load(Ordering::Relaxed) && silence >= inter_token {
+            return Some(1);
+        }
+        if silence >= QUIET && self.vitals.refused_since().is_some() {
+            return Some(4);
+        }
+        if silence < inter_token / 2 || now.since(self.vitals.last_progress()) < inter_token / 2 {
+            return None;
+        }
+        if self.vitals.frozen_since().is_some() {
+            return Some(4);
+        }
+        self.vitals.check_now.notify_one();
+        None
+    }
+}
+
+/// Looks after all streams of the gateway.
+#[derive(Debug)]
+pub struct Watchdog {
+    clock: Clock,
+    shards: [Mutex<Vec<Arc<Watch>>>; SHARDS],
+    next: AtomicU64,
+    drain_over: AtomicBool,
+}
+
+impl Watchdog {
+    /// A watchdog without streams; [`Watchdog::run`] makes it look.
+    #[must_use]
+    pub fn new(clock: Clock) -> Arc<Self> {
+        Arc::new(Self {
+            clock,
+            shards: std::array::from_fn(|_| Mutex::new(Vec::new())),
+            next: AtomicU64::new(0),
+            drain_over: AtomicBool::new(false),
+        })
+    }
+
+    /// Looks after a stream that starts to wait for `vitals`' replica now.
+    #[must_use]
+    pub fn watch(&self, vitals: Arc<Vitals>, kill: KillSwitch, limits: Limits, now: Stamp) -> Arc<Watch> {
+        let watch = Arc::new(Watch {
+            vitals,
+            kill,
+            limits,
+            moved: AtomicU64::new(now.as_nanos()),
+            handed: AtomicU64::new(now.as_nanos()),
+            is_waiting: AtomicBool::new(true),
+            is_decoding: AtomicBool::new(false),
+            is_over: AtomicBool::new(false),
+            verdict: AtomicU8::new(0),
+            waker: AtomicWaker::new(),
+        });
+        let shard = self.next.fetch_add(1, Ordering::Relaxed) as usize % SHARDS;
+        if let Some(shard) = self.shards.get(shard) {
+            shard.lock().push(Arc::clone(&watch));
+        }
+        watch
+    }
+
+    /// Every stream that still runs gets the verdict [`Verdict::DrainOver`].
+    pub fn end_drain(&self) {
+        self.drain_over.store(true, Ordering::Relaxed);
+    }
+
+    /// Streams that are looked after.
+    #[must_use]
+    pub fn streams(&self) -> usize {
+        self.shards.iter().map(|s| s.lock().iter().filter(|w| !w.is_over.load(Ordering::Relaxed)).count()).sum()
+    }
+
+    /// Looks at every stream, for ever.
+    pub async fn run(self: Arc<Self>) {
+        let mut tick = tokio::time::interval(TICK);
+        tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            tick.tick().await;
+            self.look();
+        }
+    }
+
+    /// One look at every stream; ended ones are forgotten.
+    fn look(&self) {
+        let now = self.clock.now();
+        let drain_over = self.drain_over.load(Ordering::Relaxed);
+        for shard in &self.shards {
+            shard.lock().retain(|watch| {
+                let goes_on = !watch.is_over.load(Ordering::Relaxed);
+                if goes_on {
+                    watch.judge(now, drain_over);
+                }
+                goes_on
+            });
+        }
+    }
+}
+
+const SHARDS: usize = 16;
+
+/// Resolution of the deadlines: 10,000 streams cost half a percent of a core at this rate.
+const TICK: Duration = Duration::from_millis(25);
+
+// A draining engine closes its listener and streams on; only a stream that is also quiet for a while, by the
+// standard of live decoding, lost its process.
+const QUIET: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn watched(inter_token: u64) -> (Arc<Watchdog>, Arc<Watch>, Arc<Vitals>, KillSwitch) {
+        let dog = Watchdog::new(Clock::start());
+        let (vitals, kill) = (Arc::new(Vitals::default()), KillSwitch::new());
+        let limits = Limits {
+            inter_token: Some(Duration::from_secs(inter_token)),
+            client_stall: Duration::from_secs(60),
+            total_at: at(1000),
+        };
+        let watch = dog.watch(Arc::clone(&vitals), kill.clone(), limits, at(1));
+        (dog, watch, vitals, kill)
+    }
+
+    fn at(seconds: u64) -> Stamp {
+        Stamp::from_nanos(seconds * 1_000_000_000)
+    }
+
+    #[test]
+    fn silence_counts_only_after_the_first_token() {
+        let (_dog, watch, _, _) = watched(10);
+        watch.judge(at(50), false);
+        assert_eq!(watch.verdict(), None);
+        watch.decodes(at(51));
+        watch.judge(at(60), false);
+        assert_eq!(watch.verdict(), None);
+        watch.judge(at(61), false);
+        assert_eq!(watch.verdict(), Some(Verdict::Deadline(Timer::InterToken)));
+    }
+
+    #[test]
+    fn a_refused_connect_ends_quiet_streams_and_spares_moving_ones() {
+        let (_dog, watch, vitals, _) = watched(30);
+        watch.decodes(at(10));
+        vitals.refused(at(10));
+        watch.judge(Stamp::from_nanos(10_500_000_000), false);
+        assert_eq!(watch.verdict(), None);
+        watch.judge(at(12), false);
+        assert_eq!(watch.verdict(), Some(Verdict::ReplicaSilent));
+    }
+
+    #[test]
+    fn half_a_silence_asks_for_a_probe_and_an_unanswered_probe_ends_it() {
+        let (_dog, watch, vitals, _) = watched(20);
+        watch.decodes(at(10));
+        watch.judge(at(21), false);
+        assert_eq!(watch.verdict(), None);
+        vitals.frozen(at(22));
+        watch.judge(at(22), false);
+        assert_eq!(watch.verdict(), Some(Verdict::ReplicaSilent));
+    }
+
+    #[test]
+    fn another_stream_that_moves_is_an_alibi() {
+        let (_dog, watch, vitals, _) = watched(20);
+        watch.decodes(at(10));
+        vitals.frozen(at(15));
+        vitals.progressed(at(20));
+        watch.judge(at(22), false);
+        assert_eq!(watch.verdict(), None);
+    }
+
+    #[test]
+    fn a_client_that_takes_nothing_is_cut_from_outside_and_feeds_no_token_deadline() {
+        let (_dog, watch, _, kill) = watched(5);
+        watch.decodes(at(10));
+        watch.handed(at(10));
+        watch.judge(at(30), false);
+        assert_eq!(watch.verdict(), None);
+        watch.judge(at(70), false);
+        assert_eq!(watch.verdict(), Some(Verdict::Deadline(Timer::ClientStall)));
+        assert!(kill.is_cancelled());
+    }
+}

@@ -1,0 +1,98 @@
+//! Opens one HTTP/1.1 connection to a replica: TCP, TLS where the URL says so, the handshake.
+//!
+//! HTTP/1.1 because that is what vLLM speaks (uvicorn answers an HTTP/2 preface with 400). The connection's
+//! task is spawned on the tracker of the data path; its abort handle lets a vanished client cancel the
+//! engine's work at once instead of at hyper's next poll.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::Full;
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use rustls_pki_types::ServerName;
+use socket2::{SockRef, TcpKeepalive};
+use tokio::net::TcpStream;
+use tokio::task::AbortHandle;
+use tokio_util::task::TaskTracker;
+
+use crate::config::Endpoint;
+
+/// A request as the upstream half sends it: whole, in memory.
+pub type UpstreamBody = Full<Bytes>;
+
+/// An open connection.
+#[derive(Debug)]
+pub struct Connection {
+    /// Sends requests on it, one at a time.
+    pub sender: http1::SendRequest<UpstreamBody>,
+    /// Ends its task, and with it the socket.
+    pub task: AbortHandle,
+}
+
+/// Opens connections; cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Connector {
+    tls: Arc<rustls::ClientConfig>,
+    tracker: TaskTracker,
+}
+
+impl Connector {
+    /// A connector that trusts the system's certificate store (`SSL_CERT_FILE` is honoured) for `https`.
+    ///
+    /// # Errors
+    /// When the TLS provider cannot be configured.
+    pub fn new(tracker: TaskTracker) -> Result<Self, rustls::Error> {
+        let mut roots = rustls::RootCertStore::empty();
+        roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let mut tls = rustls::ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()?
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        tls.alpn_protocols = vec![b"http/1.1".to_vec()];
+        Ok(Self { tls: Arc::new(tls), tracker })
+    }
+
+    /// Connects. The caller bounds the time.
+    ///
+    /// # Errors
+    /// What the socket, TLS or the handshake said.
+    pub async fn connect(&self, endpoint: &Endpoint) -> io::Result<Connection> {
+        let socket = TcpStream::connect((&*endpoint.host, endpoint.port)).await?;
+        tune(&socket)?;
+        if !endpoint.is_tls {
+            return self.handshake(TokioIo::new(socket)).await;
+        }
+        let name = ServerName::try_from(endpoint.host.to_string()).map_err(io::Error::other)?;
+        let tls = tokio_rustls::TlsConnector::from(Arc::clone(&self.tls)).connect(name, socket).await?;
+        self.handshake(TokioIo::new(tls)).await
+    }
+
+    async fn handshake<S>(&self, io: TokioIo<S>) -> io::Result<Connection>
+    where
+        TokioIo<S>: hyper::rt::Read + hyper::rt::Write + Unpin + Send + 'static,
+    {
+        let (sender, connection) = http1::Builder::new()
+            .max_buf_size(MAX_READ_BUFFER)
+            .handshake(io)
+            .await
+            .map_err(io::Error::other)?;
+        // Its errors also reach the request in flight, which knows what they mean.
+        let task = self.tracker.spawn(async move {
+            let _ = connection.await;
+        });
+        Ok(Connection { sender, task: task.abort_handle() })
+    }
+}
+
+/// First events must not wait for Nagle, and a vanished host must be noticed between requests.
+fn tune(socket: &TcpStream) -> io::Result<()> {
+    socket.set_nodelay(true)?;
+    let probe = TcpKeepalive::new().with_time(Duration::from_secs(15)).with_interval(Duration::from_secs(5));
+    SockRef::from(socket).set_tcp_keepalive(&probe)
+}
+
+const MAX_READ_BUFFER: usize = 64 * 1024;

@@ -1,0 +1,227 @@
+//! The only file that edits headers, in both directions (RFC 9110 §7.6).
+//!
+//! What belongs to one connection stays there: `Connection`, what it names, framing, upgrades. The request is
+//! framed anew (our length, our host, no transfer coding), so a client's framing never reaches an engine.
+//! Everything else passes as it came. `x-tokenway-*` is ours: dropped from outside in both directions.
+
+use http::header::{self, HeaderMap, HeaderName, HeaderValue};
+
+use crate::config::Secret;
+
+/// What the gateway writes into an upstream request.
+#[derive(Debug)]
+pub struct Upstream<'a> {
+    /// `Host`
+    pub host: &'a HeaderValue,
+    /// `Content-Length`, where there is a body.
+    pub body_len: Option<usize>,
+    /// `x-request-id`
+    pub request_id: &'a HeaderValue,
+    /// `traceparent`
+    pub traceparent: Option<HeaderValue>,
+    /// `tracestate`
+    pub tracestate: Option<HeaderValue>,
+    /// What becomes of the credential.
+    pub credential: Credential<'a>,
+    /// This gateway's name in `Via`.
+    pub via: &'a HeaderValue,
+}
+
+/// What becomes of the client's credential.
+#[derive(Clone, Copy, Debug)]
+pub enum Credential<'a> {
+    /// Neither tenants nor an engine key: passed on, as a drop-in for `vllm --api-key`.
+    Forward,
+    /// Tenants, but no engine key: it ends here.
+    Remove,
+    /// Replaced by the pool's.
+    Replace(&'a Secret),
+}
+
+/// The header list of an upstream request.
+#[must_use]
+pub fn upstream_request(client: &HeaderMap, ours: Upstream<'_>) -> HeaderMap {
+    let mut out = HeaderMap::with_capacity(client.len() + 6);
+    out.insert(header::HOST, ours.host.clone());
+    let nominated = Nominated::of(client);
+    for (name, value) in client {
+        if !is_hop_by_hop(name) && !nominated.has(name) && !is_rewritten(name, ours.credential) {
+            out.append(name, value.clone());
+        }
+    }
+    out.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+    if let Some(len) = ours.body_len {
+        out.insert(header::CONTENT_LENGTH, HeaderValue::from(len));
+    }
+    out.insert(X_REQUEST_ID, ours.request_id.clone());
+    if let Some(value) = ours.traceparent {
+        out.insert(TRACEPARENT, value);
+    }
+    if let Some(value) = ours.tracestate {
+        out.insert(TRACESTATE, value);
+    }
+    if let Credential::Replace(key) = ours.credential
+        && let Ok(mut value) = HeaderValue::from_str(&format!("Bearer {}", key.reveal()))
+    {
+        value.set_sensitive(true);
+        out.insert(header::AUTHORIZATION, value);
+    }
+    out.append(header::VIA, ours.via.clone());
+    out
+}
+
+/// Removes from a replica's response what belongs to its connection or claims to be ours.
+pub fn strip_response(headers: &mut HeaderMap) {
+    let nominated = Nominated::of(headers);
+    let strip: smallvec::SmallVec<[HeaderName; 8]> = headers
+        .keys()
+        .filter(|name| is_hop_by_hop(name) || nominated.has(name) || is_ours(name))
+        .cloned()
+        .collect();
+    for name in strip {
+        headers.remove(name);
+    }
+}
+
+/// Whether this request passed through the gateway of that pseudonym before (RFC 9110 §7.6.3).
+#[must_use]
+pub fn is_looping(client: &HeaderMap, via: &HeaderValue) -> bool {
+    client.get_all(header::VIA).iter().any(|v| contains(v.as_bytes(), via.as_bytes()))
+}
+
+fn contains(hay: &[u8], needle: &[u8]) -> bool {
+    memchr::memmem::find(hay, needle).is_some()
+}
+
+fn is_hop_by_hop(name: &HeaderName) -> bool {
+    matches!(
+        name.as_str(),
+        "connection"
+            | "keep-alive"
+            | "proxy-connection"
+            | "te"
+            | "trailer"
+            | "transfer-encoding"
+            | "upgrade"
+            | "proxy-authorization"
+            | "proxy-authenticate"
+            | "proxy-authentication-info"
+            | "http2-settings"
+    )
+}
+
+fn is_rewritten(name: &HeaderName, credential: Credential<'_>) -> bool {
+    match name.as_str() {
+        "host" | "content-length" | "expect" | "accept-encoding" | "x-request-id" | "traceparent"
+        | "tracestate" => true,
+        "authorization" | "x-api-key" => !matches!(credential, Credential::Forward),
+        _ => is_ours(name),
+    }
+}
+
+fn is_ours(name: &HeaderName) -> bool {
+    name.as_str().starts_with("x-tokenway-")
+}
+
+/// The fields that `Connection` names: gone before ours are added, so that a client cannot have one of ours
+/// removed.
+struct Nominated(smallvec::SmallVec<[HeaderName; 2]>);
+
+impl Nominated {
+    fn of(headers: &HeaderMap) -> Self {
+        let names = headers
+            .get_all(header::CONNECTION)
+            .iter()
+            .filter_map(|v| v.to_str().ok())
+            .flat_map(|v| v.split(','))
+            .filter_map(|token| HeaderName::from_bytes(token.trim().as_bytes()).ok())
+            // Nominating these would change what a request says, not how it travels.
+            .filter(|name| !matches!(name.as_str(), "authorization" | "x-api-key" | "content-type"))
+            .collect();
+        Self(names)
+    }
+
+    fn has(&self, name: &HeaderName) -> bool {
+        self.0.contains(name)
+    }
+}
+
+/// `x-request-id`
+pub const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+/// `traceparent` (W3C Trace Context)
+pub const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
+/// `tracestate` (W3C Trace Context)
+pub const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn map(pairs: &[(&'static str, &str)]) -> HeaderMap {
+        pairs
+            .iter()
+            .map(|(k, v)| (HeaderName::from_static(k), HeaderValue::from_str(v).unwrap()))
+            .collect()
+    }
+
+    fn send(client: &HeaderMap, credential: Credential<'_>) -> HeaderMap {
+        let host = HeaderValue::from_static("replica:8001");
+        let (id, via) = (HeaderValue::from_static("r1"), HeaderValue::from_static("1.1 tokenway-1"));
+        upstream_request(
+            client,
+            Upstream {
+                host: &host,
+                body_len: Some(7),
+                request_id: &id,
+                traceparent: None,
+                tracestate: None,
+                credential,
+                via: &via,
+            },
+        )
+    }
+
+    #[test]
+    fn framing_and_nominated_fields_stay_on_their_connection() {
+        let client = map(&[
+            ("host", "evil"),
+            ("connection", "x-hop, content-length, x-request-id"),
+            ("x-hop", "1"),
+            ("transfer-encoding", "chunked"),
+            ("te", "trailers"),
+            ("expect", "100-continue"),
+            ("accept-encoding", "gzip"),
+            ("x-tokenway-probe", "1"),
+            ("x-custom", "kept"),
+        ]);
+        let out = send(&client, Credential::Forward);
+        assert_eq!(out[header::HOST], "replica:8001");
+        assert_eq!(out[header::CONTENT_LENGTH], "7");
+        assert_eq!(out[header::ACCEPT_ENCODING], "identity");
+        assert_eq!(out[X_REQUEST_ID], "r1");
+        assert_eq!(out["x-custom"], "kept");
+        for gone in ["connection", "x-hop", "transfer-encoding", "te", "expect", "x-tokenway-probe"] {
+            assert!(!out.contains_key(gone), "{gone} crossed");
+        }
+    }
+
+    #[test]
+    fn credentials_follow_the_rule() {
+        let client = map(&[("authorization", "Bearer client"), ("x-api-key", "client")]);
+        assert_eq!(send(&client, Credential::Forward)[header::AUTHORIZATION], "Bearer client");
+        assert!(!send(&client, Credential::Remove).contains_key(header::AUTHORIZATION));
+        let key = Secret::new("engine");
+        let out = send(&client, Credential::Replace(&key));
+        assert_eq!(out[header::AUTHORIZATION], "Bearer engine");
+        assert!(!out.contains_key("x-api-key"));
+    }
+
+    #[test]
+    fn a_response_loses_hop_fields_and_forged_ones() {
+        let mut headers =
+            map(&[("connection", "close"), ("x-tokenway-replica", "forged"), ("server", "uvicorn")]);
+        strip_response(&mut headers);
+        assert_eq!(headers.len(), 1);
+        assert_eq!(headers["server"], "uvicorn");
+    }
+}
