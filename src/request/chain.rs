@@ -1,0 +1,306 @@
+//! The prefix chain: chained hashes of a prompt's fixed-size blocks, block i's hash covering blocks 0..=i.
+//!
+//! Two prompts that begin alike have chains that begin alike, so one number per block tells how much of a prompt
+//! a replica has seen. Blocks are short at first, where prompts part, and longer far out, where only length
+//! matters. The canonical bytes are hashed as they are fed and never put together in one place.
+//!
+//! What those bytes are is said in `prompt`; which replica holds what is the routing's affair.
+
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+use crate::config::Secret;
+use crate::request::ratio::TokenRatio;
+use crate::units::Tokens;
+
+/// Makes chains of this gateway (and of all that share `routing.seed`) comparable, and unguessable to others.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct ChainSeed(u64);
+
+impl ChainSeed {
+    /// The seed that `routing.seed` stands for.
+    #[must_use]
+    pub fn new(seed: &Secret) -> Self {
+        Self(xxh3_64_with_seed(seed.reveal().as_bytes(), 0))
+    }
+
+    pub(super) fn hash(self, bytes: &[u8]) -> u64 {
+        xxh3_64_with_seed(bytes, self.0)
+    }
+}
+
+impl std::fmt::Debug for ChainSeed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("ChainSeed(***)")
+    }
+}
+
+/// What is part of every block's identity: prompts under different roots share nothing.
+#[derive(Clone, Copy, Debug)]
+pub struct Root<'a> {
+    /// Model or LoRA adapter, as the engine calls it.
+    pub model: &'a str,
+    /// `cache_salt`; none is the same as empty.
+    pub cache_salt: &'a str,
+    /// How the engine makes a prompt of the request (chat template, raw text, …).
+    pub template: u8,
+}
+
+/// What the canonical bytes of a prompt are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Unit {
+    /// Text: tokens are estimated from bytes.
+    #[default]
+    Text,
+    /// Token ids, four bytes each: tokens are exact.
+    TokenIds,
+}
+
+/// The chain of one prompt.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PrefixChain {
+    hashes: Vec<u64>,
+    whole: u64,
+    bytes: u64,
+    unit: Unit,
+}
+
+impl PrefixChain {
+    /// The hash of every whole block, in order.
+    #[must_use]
+    pub fn hashes(&self) -> &[u64] {
+        &self.hashes
+    }
+
+    /// One number for the whole prompt, its last partial block included.
+    #[must_use]
+    pub fn whole(&self) -> u64 {
+        self.whole
+    }
+
+    /// Canonical bytes of the whole prompt.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Where block `i` ends, in canonical bytes.
+    #[must_use]
+    pub fn block_end_bytes(&self, i: usize) -> u64 {
+        let fine = (i + 1).min(FINE_BLOCKS) as u64;
+        let coarse = (i + 1).saturating_sub(FINE_BLOCKS) as u64;
+        fine * FINE_BLOCK as u64 + coarse * COARSE_BLOCK as u64
+    }
+
+    /// How many tokens the first `blocks` blocks hold.
+    #[must_use]
+    pub fn tokens_in(&self, blocks: usize, ratio: &TokenRatio) -> Tokens {
+        let Some(last) = blocks.checked_sub(1) else { return Tokens(0) };
+        let bytes = self.block_end_bytes(last);
+        match self.unit {
+            Unit::Text => ratio.estimate(bytes),
+            Unit::TokenIds => Tokens(bytes / 4),
+        }
+    }
+}
+
+/// Makes a chain of canonical bytes, fed in any portions.
+#[derive(Debug)]
+pub struct ChainBuilder {
+    chain: PrefixChain,
+    last: u64,
+    partial: [u8; COARSE_BLOCK],
+    filled: usize,
+}
+
+impl ChainBuilder {
+    /// An empty chain under a root.
+    #[must_use]
+    pub fn new(seed: ChainSeed, root: Root<'_>) -> Self {
+        // Each part is hashed on its own, so that no two lists of parts run together into the same bytes.
+        let model = xxh3_64_with_seed(root.model.as_bytes(), seed.0);
+        let salted = xxh3_64_with_seed(root.cache_salt.as_bytes(), model);
+        let last = xxh3_64_with_seed(&[root.template], salted);
+        Self { chain: PrefixChain::default(), last, partial: [0; COARSE_BLOCK], filled: 0 }
+    }
+
+    /// Room for a prompt of about `bytes` bytes, so that the list of hashes grows once.
+    #[must_use]
+    pub fn with_room_for(mut self, bytes: usize) -> Self {
+        self.chain.hashes.reserve_exact((bytes / FINE_BLOCK + 1).min(FINE_BLOCKS));
+        self
+    }
+
+    /// Says that token ids are fed, not text.
+    pub fn set_unit(&mut self, unit: Unit) {
+        self.chain.unit = unit;
+    }
+
+    /// Appends canonical bytes.
+    pub fn feed(&mut self, mut bytes: &[u8]) {
+        self.chain.bytes += bytes.len() as u64;
+        while !bytes.is_empty() && self.chain.hashes.len() < MAX_BLOCKS {
+            let block = self.block_len();
+            if self.filled == 0
+                && let Some((whole, rest)) = bytes.split_at_checked(block)
+            {
+                self.close_block(whole);
+                bytes = rest;
+            } else {
+                bytes = self.fill(bytes, block);
+            }
+        }
+    }
+
+    /// The chain of what was fed.
+    #[must_use]
+    pub fn finish(mut self) -> PrefixChain {
+        let tail = self.partial.get(..self.filled).unwrap_or_default();
+        self.chain.whole = xxh3_64_with_seed(tail, self.last ^ self.chain.bytes);
+        self.chain
+    }
+
+    fn block_len(&self) -> usize {
+        if self.chain.hashes.len() < FINE_BLOCKS { FINE_BLOCK } else { COARSE_BLOCK }
+    }
+
+    /// Moves bytes into the partial block, closes it when it is whole, and returns the rest.
+    fn fill<'b>(&mut self, bytes: &'b [u8], block: usize) -> &'b [u8] {
+        let (now, rest) = bytes.split_at(bytes.len().min(block - self.filled));
+        if let Some(room) = self.partial.get_mut(self.filled..self.filled + now.len()) {
+            room.copy_from_slice(now);
+        }
+        self.filled += now.len();
+        if self.filled == block {
+            self.last = xxh3_64_with_seed(self.partial.get(..block).unwrap_or_default(), self.last);
+            self.chain.hashes.push(self.last);
+            self.filled = 0;
+        }
+        rest
+    }
+
+    fn close_block(&mut self, block: &[u8]) {
+        self.last = xxh3_64_with_seed(block, self.last);
+        self.chain.hashes.push(self.last);
+    }
+}
+
+/// Bytes of a block in the first 128 KiB: about 64 tokens, four engine blocks on a GPU.
+pub const FINE_BLOCK: usize = 256;
+
+/// Bytes of a block beyond.
+pub const COARSE_BLOCK: usize = 2048;
+
+const FINE_BLOCKS: usize = 128 * 1024 / FINE_BLOCK;
+
+/// Past this many blocks (15 MiB) bytes are counted but no longer hashed.
+pub const MAX_BLOCKS: usize = 8192;
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const ROOT: Root<'_> = Root { model: "m", cache_salt: "", template: 0 };
+
+    fn seed(text: &str) -> ChainSeed {
+        ChainSeed::new(&Secret::new(text))
+    }
+
+    fn chain_of(root: Root<'_>, parts: &[&[u8]]) -> PrefixChain {
+        let mut builder = ChainBuilder::new(seed("s"), root);
+        for part in parts {
+            builder.feed(part);
+        }
+        builder.finish()
+    }
+
+    #[test]
+    fn blocks_end_where_the_layout_says() {
+        for (len, blocks, end) in [
+            (0, 0, None),
+            (255, 0, None),
+            (256, 1, Some(256)),
+            (1000, 3, Some(768)),
+            (128 * 1024, 512, Some(128 * 1024)),
+            (130 * 1024 - 1, 512, Some(128 * 1024)),
+            (130 * 1024, 513, Some(130 * 1024)),
+            (40 << 20, 8192, Some(128 * 1024 + 7680 * 2048)),
+        ] {
+            let chain = chain_of(ROOT, &[&vec![b'x'; len]]);
+            assert_eq!(chain.hashes().len(), blocks, "{len}");
+            assert_eq!(blocks.checked_sub(1).map(|last| chain.block_end_bytes(last)), end, "{len}");
+            assert_eq!(chain.bytes(), len as u64);
+        }
+    }
+
+    #[test]
+    fn every_root_part_and_the_seed_change_every_hash() {
+        let text = [b'x'; 1024];
+        let base = chain_of(ROOT, &[&text]);
+        let mut other_seed = ChainBuilder::new(seed("t"), ROOT);
+        other_seed.feed(&text);
+        for other in [
+            chain_of(Root { model: "n", ..ROOT }, &[&text]),
+            chain_of(Root { cache_salt: "n", ..ROOT }, &[&text]),
+            chain_of(Root { model: "", cache_salt: "m", ..ROOT }, &[&text]),
+            chain_of(Root { template: 1, ..ROOT }, &[&text]),
+            other_seed.finish(),
+        ] {
+            assert!(base.hashes().iter().zip(other.hashes()).all(|(a, b)| a != b));
+            assert_ne!(base.whole(), other.whole());
+        }
+    }
+
+    #[test]
+    fn equal_blocks_at_different_places_differ() {
+        let chain = chain_of(ROOT, &[&[0; 4096]]);
+        let distinct: std::collections::HashSet<_> = chain.hashes().iter().collect();
+        assert_eq!(distinct.len(), chain.hashes().len());
+    }
+
+    #[test]
+    fn tokens_are_exact_for_ids_and_estimated_for_text() {
+        let mut chain = chain_of(ROOT, &[&[0; 1024]]);
+        let ratio = TokenRatio::default();
+        assert_eq!((chain.tokens_in(0, &ratio), chain.tokens_in(3, &ratio)), (Tokens(0), Tokens(192)));
+        chain.unit = Unit::TokenIds;
+        ratio.observe(1_000_000, Tokens(500_000));
+        assert_eq!(chain.tokens_in(3, &ratio), Tokens(192));
+    }
+
+    proptest! {
+        #[test]
+        fn any_split_gives_the_same_chain(
+            bytes in prop::collection::vec(any::<u8>(), 0..3000),
+            cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..6),
+            pad in prop_oneof![Just(0usize), Just(128 * 1024 - 1000)],
+        ) {
+            let bytes = [vec![7; pad], bytes].concat();
+            let mut places: Vec<usize> = cuts.iter().map(|cut| cut.index(bytes.len() + 1)).collect();
+            places.extend([0, bytes.len()]);
+            places.sort_unstable();
+            let parts: Vec<&[u8]> = places.windows(2).map(|w| &bytes[w[0]..w[1]]).collect();
+            prop_assert_eq!(chain_of(ROOT, &parts), chain_of(ROOT, &[&bytes]));
+        }
+
+        #[test]
+        fn more_bytes_keep_the_chain_and_a_change_ends_it(
+            bytes in prop::collection::vec(any::<u8>(), 1..3000),
+            more in prop::collection::vec(any::<u8>(), 0..3000),
+            at in any::<prop::sample::Index>(),
+        ) {
+            let chain = chain_of(ROOT, &[&bytes]);
+            let longer = chain_of(ROOT, &[&bytes, &more]);
+            prop_assert!(longer.hashes().starts_with(chain.hashes()));
+            let at = at.index(bytes.len());
+            let mut changed = bytes.clone();
+            changed[at] ^= 1;
+            let changed = chain_of(ROOT, &[&changed]);
+            for (i, (a, b)) in chain.hashes().iter().zip(changed.hashes()).enumerate() {
+                prop_assert_eq!(a == b, i < at / FINE_BLOCK);
+            }
+            prop_assert_ne!(chain.whole(), changed.whole());
+        }
+    }
+}

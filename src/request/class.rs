@@ -1,0 +1,38 @@
+//! The prompt class: how long a prompt is, in three words.
+//!
+//! Latency of a 200-token prompt and of a 20,000-token one have nothing in common; series are kept apart by class.
+
+use crate::config::Classes;
+use crate::record::Class;
+use crate::units::Tokens;
+
+/// The class of a prompt of `prompt` tokens, counted or estimated.
+#[must_use]
+pub fn class_of(classes: &Classes, prompt: Tokens) -> Class {
+    if prompt <= classes.short {
+        Class::Short
+    } else if prompt <= classes.medium {
+        Class::Medium
+    } else {
+        Class::Long
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bounds_belong_to_the_class_below() {
+        let classes = Classes { short: Tokens(10), medium: Tokens(20) };
+        for (tokens, class) in [
+            (0, Class::Short),
+            (10, Class::Short),
+            (11, Class::Medium),
+            (20, Class::Medium),
+            (21, Class::Long),
+        ] {
+            assert_eq!(class_of(&classes, Tokens(tokens)), class, "{tokens}");
+        }
+    }
+}

@@ -1,0 +1,401 @@
+//! The few fields of a request body that routing needs, borrowed from the body.
+//!
+//! The body is forwarded as it came; this only reads it. It checks that the whole body is JSON, because a body
+//! that two parsers read differently could be routed as one request and served as another: hence the errors for
+//! duplicate `model` and `stream` keys, escaped spellings included. Of other duplicate keys the last one counts,
+//! as in the engine's parser.
+//!
+//! Values of other fields are not judged here: what the engine refuses, the engine explains best.
+
+use std::borrow::Cow;
+
+use crate::request::dialect::Dialect;
+use crate::request::json::{Cursor, Fault, Kind, Raw};
+use crate::units::Tokens;
+
+/// What a request body says, as far as the gateway cares.
+#[derive(Clone, Debug, Default)]
+pub struct Fields<'a> {
+    /// `model`, unescaped.
+    pub model: Option<Cow<'a, str>>,
+    /// `model` as it stands in the body, quotes included: what a rename replaces.
+    pub model_raw: Option<Raw<'a>>,
+    /// `stream`; `null` is false.
+    pub is_stream: bool,
+    /// `stream_options` as it stands in the body, `null` included.
+    pub stream_options: Option<Raw<'a>>,
+    /// `max_completion_tokens`, else `max_tokens`, else `max_output_tokens`.
+    pub max_tokens: Option<Tokens>,
+    /// `n`, the number of choices (default 1).
+    pub choices: u32,
+    /// `echo`: the prompt comes back in front of the completion.
+    pub echo: bool,
+    /// `priority`
+    pub priority: Option<i64>,
+    /// `user`
+    pub user: Option<Cow<'a, str>>,
+    /// `cache_salt`: part of the engine's prefix identity.
+    pub cache_salt: Option<Cow<'a, str>>,
+    /// `previous_response_id`: pins the request to the replica that made it.
+    pub previous_response_id: Option<Cow<'a, str>>,
+    /// What the engine makes its prompt of.
+    pub prompt: PromptFields<'a>,
+}
+
+/// The fields that make up the prompt, each as it stands in the body; `null` is absent.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct PromptFields<'a> {
+    /// `messages`
+    pub messages: Option<Raw<'a>>,
+    /// `prompt`: text, texts, token ids or lists of token ids.
+    pub prompt: Option<Raw<'a>>,
+    /// `input`: of responses (text or items), of embeddings and poolers (like `prompt`).
+    pub input: Option<Raw<'a>>,
+    /// `instructions`, of responses.
+    pub instructions: Option<Raw<'a>>,
+    /// `system`, of messages: text or blocks.
+    pub system: Option<Raw<'a>>,
+    /// `tools`
+    pub tools: Option<Raw<'a>>,
+    /// `query`, of rerank.
+    pub query: Option<Raw<'a>>,
+    /// `documents`, of rerank.
+    pub documents: Option<Raw<'a>>,
+    /// `text_1`, of score.
+    pub text_1: Option<Raw<'a>>,
+    /// `text_2`, of score.
+    pub text_2: Option<Raw<'a>>,
+    /// `tokens`, of detokenize.
+    pub tokens: Option<Raw<'a>>,
+}
+
+/// Why a body cannot be taken. Never holds text of the body.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FieldError {
+    /// Bytes that are not UTF-8.
+    #[error("request body is not valid UTF-8 at line {line} column {column}")]
+    NotUtf8 {
+        /// Line, from 1.
+        line: usize,
+        /// Column in bytes, from 1.
+        column: usize,
+    },
+    /// Text that is not JSON.
+    #[error("request body is not valid JSON: {problem} at line {line} column {column}")]
+    Malformed {
+        /// What is wrong.
+        problem: &'static str,
+        /// Line, from 1.
+        line: usize,
+        /// Column in bytes, from 1.
+        column: usize,
+    },
+    /// JSON that is not an object.
+    #[error("request body must be a JSON object")]
+    NotAnObject,
+    /// A key given twice whose two values could be read differently.
+    #[error("`{field}` is given more than once")]
+    Duplicate {
+        /// The key.
+        field: &'static str,
+    },
+    /// A value of the wrong type.
+    #[error("`{field}` must be {expected}")]
+    WrongType {
+        /// The key.
+        field: &'static str,
+        /// Its type.
+        expected: &'static str,
+    },
+    /// No model where the dialect needs one.
+    #[error("`model` is missing: name the model to use")]
+    MissingModel,
+}
+
+impl FieldError {
+    /// What to tell the client.
+    #[must_use]
+    pub fn message(&self) -> String {
+        self.to_string()
+    }
+
+    /// The field at fault, for the error's `param`.
+    #[must_use]
+    pub fn param(&self) -> Option<&'static str> {
+        match self {
+            Self::Duplicate { field } | Self::WrongType { field, .. } => Some(field),
+            Self::MissingModel => Some("model"),
+            Self::NotUtf8 { .. } | Self::Malformed { .. } | Self::NotAnObject => None,
+        }
+    }
+}
+
+/// Reads the fields of a request body. Of an [`Dialect::Extra`] body nothing is expected: what is not a JSON object
+/// has no fields.
+///
+/// # Errors
+/// The first thing that is wrong with the body, without any of its text.
+pub fn parse<'a>(dialect: Dialect, body: &'a [u8]) -> Result<Fields<'a>, FieldError> {
+    match parse_object(body) {
+        Err(FieldError::NotUtf8 { .. } | FieldError::Malformed { .. } | FieldError::NotAnObject)
+            if dialect == Dialect::Extra =>
+        {
+            Ok(Fields { choices: 1, ..Fields::default() })
+        }
+        parsed => parsed,
+    }
+}
+
+impl Fields<'_> {
+    /// The model asked for; `None` where none is given and the dialect can do without (poolers and tokenizers
+    /// of an engine that serves one model).
+    ///
+    /// # Errors
+    /// [`FieldError::MissingModel`] where the dialect needs one.
+    pub fn required_model(&self, dialect: Dialect) -> Result<Option<&str>, FieldError> {
+        let is_needed = dialect.generates() || matches!(dialect, Dialect::CountTokens | Dialect::Embeddings);
+        match self.model.as_deref() {
+            None if is_needed => Err(FieldError::MissingModel),
+            model => Ok(model),
+        }
+    }
+}
+
+fn parse_object(body: &[u8]) -> Result<Fields<'_>, FieldError> {
+    let text = std::str::from_utf8(body).map_err(|e| {
+        let (line, column) = place(body, e.valid_up_to());
+        FieldError::NotUtf8 { line, column }
+    })?;
+    let mut cursor = Cursor::new(text);
+    let mut reading = Reading::default();
+    let read = if cursor.ahead() == Kind::Object {
+        cursor.object(|key, cursor| reading.member(key, cursor))
+    } else {
+        // Worth telling a scalar from a text that is no JSON at all.
+        cursor.value().map_err(Stop::from).and(Err(Stop::Field(FieldError::NotAnObject)))
+    };
+    match read.and_then(|()| Ok(cursor.end()?)) {
+        Ok(()) => Ok(reading.finish()),
+        Err(Stop::Field(error)) => Err(error),
+        Err(Stop::Json(Fault { at, problem })) => {
+            let (line, column) = place(body, at);
+            Err(FieldError::Malformed { problem, line, column })
+        }
+    }
+}
+
+/// Line and column, both from 1, of a byte of the body.
+fn place(body: &[u8], at: usize) -> (usize, usize) {
+    let before = body.get(..at).unwrap_or(body);
+    let line_start = memchr::memrchr(b'\n', before).map_or(0, |newline| newline + 1);
+    (memchr::memchr_iter(b'\n', before).count() + 1, before.len() - line_start + 1)
+}
+
+/// Why reading stopped: the place of a fault is turned into line and column only at the end.
+enum Stop {
+    Json(Fault),
+    Field(FieldError),
+}
+
+impl From<Fault> for Stop {
+    fn from(fault: Fault) -> Self {
+        Self::Json(fault)
+    }
+}
+
+#[derive(Default)]
+struct Reading<'a> {
+    fields: Fields<'a>,
+    has_model: bool,
+    has_stream: bool,
+    choices: Option<u32>,
+    max_completion_tokens: Option<Tokens>,
+    max_tokens: Option<Tokens>,
+    max_output_tokens: Option<Tokens>,
+}
+
+impl<'a> Reading<'a> {
+    fn member(&mut self, key: Raw<'a>, cursor: &mut Cursor<'a>) -> Result<(), Stop> {
+        let value = cursor.value()?;
+        // A key with a lone surrogate is none of ours.
+        let Some(key) = key.string() else { return Ok(()) };
+        let fields = &mut self.fields;
+        match &*key {
+            "model" => self.model(value).map_err(Stop::Field)?,
+            "stream" => self.stream(value).map_err(Stop::Field)?,
+            "stream_options" => fields.stream_options = Some(value),
+            "max_completion_tokens" => self.max_completion_tokens = tokens(value),
+            "max_tokens" => self.max_tokens = tokens(value),
+            "max_output_tokens" => self.max_output_tokens = tokens(value),
+            "n" => self.choices = value.text().parse().ok(),
+            "echo" => fields.echo = value.text() == "true",
+            "priority" => fields.priority = value.text().parse().ok(),
+            "user" => fields.user = value.string(),
+            "cache_salt" => fields.cache_salt = value.string(),
+            "previous_response_id" => fields.previous_response_id = value.string(),
+            key => self.prompt_member(key, value),
+        }
+        Ok(())
+    }
+
+    fn prompt_member(&mut self, key: &str, value: Raw<'a>) {
+        let prompt = &mut self.fields.prompt;
+        let field = match key {
+            "messages" => &mut prompt.messages,
+            "prompt" => &mut prompt.prompt,
+            "input" => &mut prompt.input,
+            "instructions" => &mut prompt.instructions,
+            "system" => &mut prompt.system,
+            "tools" => &mut prompt.tools,
+            "query" => &mut prompt.query,
+            "documents" => &mut prompt.documents,
+            "text_1" => &mut prompt.text_1,
+            "text_2" => &mut prompt.text_2,
+            "tokens" => &mut prompt.tokens,
+            _ => return,
+        };
+        *field = Some(value).filter(|value| value.kind() != Kind::Null);
+    }
+
+    fn model(&mut self, value: Raw<'a>) -> Result<(), FieldError> {
+        if std::mem::replace(&mut self.has_model, true) {
+            return Err(FieldError::Duplicate { field: "model" });
+        }
+        if value.kind() == Kind::Null {
+            return Ok(());
+        }
+        let model = value.string().ok_or(FieldError::WrongType { field: "model", expected: "a string" })?;
+        self.fields.model = Some(model);
+        self.fields.model_raw = Some(value);
+        Ok(())
+    }
+
+    fn stream(&mut self, value: Raw<'a>) -> Result<(), FieldError> {
+        if std::mem::replace(&mut self.has_stream, true) {
+            return Err(FieldError::Duplicate { field: "stream" });
+        }
+        self.fields.is_stream = match value.text() {
+            "true" => true,
+            "false" | "null" => false,
+            _ => return Err(FieldError::WrongType { field: "stream", expected: "true or false" }),
+        };
+        Ok(())
+    }
+
+    fn finish(self) -> Fields<'a> {
+        Fields {
+            choices: self.choices.unwrap_or(1),
+            max_tokens: self.max_completion_tokens.or(self.max_tokens).or(self.max_output_tokens),
+            ..self.fields
+        }
+    }
+}
+
+fn tokens(value: Raw<'_>) -> Option<Tokens> {
+    value.text().parse().ok().map(Tokens)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::request::json::TOO_DEEP;
+
+    fn chat(body: &str) -> Result<Fields<'_>, FieldError> {
+        parse(Dialect::Chat, body.as_bytes())
+    }
+
+    fn error(body: &str) -> (String, Option<&'static str>) {
+        let error = chat(body).unwrap_err();
+        (error.message(), error.param())
+    }
+
+    #[test]
+    fn reads_what_routing_needs() {
+        let body = r#" {"model":"m\u0031","stream":true,"max_tokens":5,"max_completion_tokens":7,"n":2,"priority":-3,
+            "user":"u","cache_salt":"s","stream_options":{"include_usage":true},"messages":[1],"tools":null,"x":{}} "#;
+        let fields = chat(body).unwrap();
+        assert_eq!(fields.model.as_deref(), Some("m1"));
+        assert_eq!(fields.model_raw.map(|raw| &body[raw.span()]), Some(r#""m\u0031""#));
+        assert!(fields.is_stream && !fields.echo);
+        assert_eq!((fields.max_tokens, fields.choices, fields.priority), (Some(Tokens(7)), 2, Some(-3)));
+        assert_eq!((fields.user.as_deref(), fields.cache_salt.as_deref()), (Some("u"), Some("s")));
+        assert_eq!(fields.stream_options.map(|raw| raw.text()), Some(r#"{"include_usage":true}"#));
+        assert_eq!(fields.prompt.messages.map(|raw| raw.text()), Some("[1]"));
+        assert!(fields.prompt.tools.is_none());
+    }
+
+    #[test]
+    fn null_is_absent_and_plain_names_are_borrowed() {
+        let fields = chat(r#"{"model":null,"stream":null}"#).unwrap();
+        assert!(fields.model.is_none() && !fields.is_stream);
+        assert_eq!(fields.choices, 1);
+        assert!(matches!(chat(r#"{"model":"m"}"#).unwrap().model, Some(Cow::Borrowed("m"))));
+    }
+
+    #[test]
+    fn of_other_duplicates_the_last_counts() {
+        assert_eq!(chat(r#"{"n":2,"n":3}"#).unwrap().choices, 3);
+    }
+
+    #[test]
+    fn errors_name_the_field_or_the_place() {
+        let malformed = "request body is not valid JSON: ";
+        for (body, message, param) in [
+            ("", format!("{malformed}unexpected end, expected a value at line 1 column 1"), None),
+            ("{\"a\":1,\n \"b\" 2}", format!("{malformed}expected `:` after a key at line 2 column 6"), None),
+            ("{} x", format!("{malformed}unexpected text after the end at line 1 column 4"), None),
+            ("[1]", "request body must be a JSON object".to_owned(), None),
+            ("nonsense", format!("{malformed}expected a value at line 1 column 1"), None),
+            (r#"{"model":3}"#, "`model` must be a string".to_owned(), Some("model")),
+            (r#"{"model":"\ud800"}"#, "`model` must be a string".to_owned(), Some("model")),
+            (r#"{"stream":"yes"}"#, "`stream` must be true or false".to_owned(), Some("stream")),
+            (r#"{"stream":1}"#, "`stream` must be true or false".to_owned(), Some("stream")),
+            (r#"{"model":"a","model":"a"}"#, "`model` is given more than once".to_owned(), Some("model")),
+            (
+                r#"{"model":"a","mod\u0065l":null}"#,
+                "`model` is given more than once".to_owned(),
+                Some("model"),
+            ),
+            (
+                r#"{"stream":true,"\u0073tream":true}"#,
+                "`stream` is given more than once".to_owned(),
+                Some("stream"),
+            ),
+        ] {
+            assert_eq!(error(body), (message, param), "{body}");
+        }
+    }
+
+    #[test]
+    fn bad_utf8_and_depth_bombs_are_errors() {
+        let error = parse(Dialect::Chat, b"{\"model\":\n\"\xff\"}").unwrap_err();
+        assert_eq!(error, FieldError::NotUtf8 { line: 2, column: 2 });
+        let bomb = format!("{{\"messages\":{}", "[".repeat(100_000));
+        assert!(chat(&bomb).unwrap_err().message().contains(TOO_DEEP));
+    }
+
+    #[test]
+    fn a_missing_model_is_an_error_where_the_dialect_needs_one() {
+        let fields = chat("{}").unwrap();
+        assert_eq!(fields.required_model(Dialect::Chat), Err(FieldError::MissingModel));
+        assert_eq!(fields.required_model(Dialect::Embeddings), Err(FieldError::MissingModel));
+        assert_eq!(fields.required_model(Dialect::Tokenize), Ok(None));
+        assert_eq!(chat(r#"{"model":"m"}"#).unwrap().required_model(Dialect::Chat), Ok(Some("m")));
+    }
+
+    #[test]
+    fn an_extra_path_may_carry_anything() {
+        assert!(parse(Dialect::Extra, b"--boundary\r\n\xff").unwrap().model.is_none());
+        assert_eq!(parse(Dialect::Extra, br#"{"model":"m"}"#).unwrap().model.as_deref(), Some("m"));
+        assert!(parse(Dialect::Extra, br#"{"model":"m","model":"n"}"#).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn arbitrary_bytes_never_panic(body in prop::collection::vec(any::<u8>(), 0..200)) {
+            let _ = parse(Dialect::Chat, &body);
+        }
+    }
+}

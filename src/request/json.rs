@@ -1,0 +1,495 @@
+//! A validating JSON cursor that borrows: every value comes back as the bytes it stands in.
+//!
+//! The gateway never re-serialises a body, so it needs places, not trees. One pass over the body checks the
+//! whole grammar (RFC 8259) and yields raw slices; the prompt walk goes over the parts it hashes once more.
+//! Written by hand because a skipped value must still be validated at memory speed: prompts are long strings,
+//! and the string scan below looks at 32 bytes a step.
+//!
+//! It does not convert numbers, does not unescape unless asked, and knows nothing of any API.
+
+use std::borrow::Cow;
+
+/// A complete JSON value as it stands in the body, without the white space around it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Raw<'a> {
+    text: &'a str,
+    start: usize,
+}
+
+/// What a JSON value is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// `null`
+    Null,
+    /// `true` or `false`
+    Bool,
+    /// A number.
+    Number,
+    /// A string.
+    Str,
+    /// An array.
+    Array,
+    /// An object.
+    Object,
+}
+
+impl<'a> Raw<'a> {
+    /// The value's own text.
+    #[must_use]
+    pub fn text(&self) -> &'a str {
+        self.text
+    }
+
+    /// Where it stands, in bytes from the start of the body.
+    #[must_use]
+    pub fn span(&self) -> std::ops::Range<usize> {
+        self.start..self.start + self.text.len()
+    }
+
+    /// What it is.
+    #[must_use]
+    pub fn kind(&self) -> Kind {
+        match self.text.as_bytes().first() {
+            Some(b'{') => Kind::Object,
+            Some(b'[') => Kind::Array,
+            Some(b'"') => Kind::Str,
+            Some(b't' | b'f') => Kind::Bool,
+            Some(b'n') | None => Kind::Null,
+            Some(_) => Kind::Number,
+        }
+    }
+
+    /// A string's text between its quotes, escapes left as they are; `None` for other kinds.
+    #[must_use]
+    pub fn escaped(&self) -> Option<&'a str> {
+        self.text.strip_prefix('"')?.strip_suffix('"')
+    }
+
+    /// A string, unescaped; borrowed when it has no escapes. `None` for other kinds and for lone surrogates.
+    #[must_use]
+    pub fn string(&self) -> Option<Cow<'a, str>> {
+        let escaped = self.escaped()?;
+        if escaped.contains('\\') {
+            serde_json::from_str(self.text).ok().map(Cow::Owned)
+        } else {
+            Some(Cow::Borrowed(escaped))
+        }
+    }
+
+    /// A cursor at the start of this value.
+    #[must_use]
+    pub fn cursor(&self) -> Cursor<'a> {
+        Cursor { text: self.text, at: 0, base: self.start, depth: 0 }
+    }
+}
+
+/// Why a text is not JSON.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// Where, in bytes from the start of the text.
+    pub at: usize,
+    /// What is wrong there.
+    pub problem: &'static str,
+}
+
+/// A place in a JSON text.
+#[derive(Clone, Debug)]
+pub struct Cursor<'a> {
+    text: &'a str,
+    at: usize,
+    base: usize,
+    depth: u8,
+}
+
+impl<'a> Cursor<'a> {
+    /// A cursor at the first value of `text`.
+    #[must_use]
+    pub fn new(text: &'a str) -> Self {
+        let mut cursor = Self { text, at: 0, base: 0, depth: 0 };
+        cursor.skip_space();
+        cursor
+    }
+
+    /// The kind of the value ahead, judged by its first byte.
+    #[must_use]
+    pub fn ahead(&self) -> Kind {
+        Raw { text: self.text.get(self.at..).unwrap_or_default(), start: 0 }.kind()
+    }
+
+    /// Takes the value ahead, validating all of it.
+    ///
+    /// # Errors
+    /// The place and the reason, when the text is not JSON or nests too deeply.
+    pub fn value(&mut self) -> Result<Raw<'a>, Fault> {
+        let start = self.at;
+        self.skip_value()?;
+        Ok(self.since(start))
+    }
+
+    /// Takes the object ahead; `member` gets each key, and the cursor at its value, which it may take.
+    ///
+    /// # Errors
+    /// What `member` says, or the place and the reason when the text is not JSON.
+    pub fn object<E: From<Fault>>(
+        &mut self,
+        mut member: impl FnMut(Raw<'a>, &mut Self) -> Result<(), E>,
+    ) -> Result<(), E> {
+        self.open(b'{')?;
+        if self.close(b'}') {
+            return Ok(());
+        }
+        loop {
+            let start = self.at;
+            self.skip_string("expected a key in quotes")?;
+            let key = self.since(start);
+            self.skip_space();
+            self.expect(b':', "expected `:` after a key")?;
+            self.skip_space();
+            let before = self.at;
+            member(key, self)?;
+            self.finish_item(before)?;
+            if self.close(b'}') {
+                return Ok(());
+            }
+            self.expect(b',', "expected `,` or `}`")?;
+            self.skip_space();
+        }
+    }
+
+    /// Takes the array ahead; `element` gets the cursor at each value, which it may take.
+    ///
+    /// # Errors
+    /// What `element` says, or the place and the reason when the text is not JSON.
+    pub fn array<E: From<Fault>>(
+        &mut self,
+        mut element: impl FnMut(&mut Self) -> Result<(), E>,
+    ) -> Result<(), E> {
+        self.open(b'[')?;
+        if self.close(b']') {
+            return Ok(());
+        }
+        loop {
+            let before = self.at;
+            element(self)?;
+            self.finish_item(before)?;
+            if self.close(b']') {
+                return Ok(());
+            }
+            self.expect(b',', "expected `,` or `]`")?;
+            self.skip_space();
+        }
+    }
+
+    /// Makes sure that nothing but white space is left.
+    ///
+    /// # Errors
+    /// The place of what is left.
+    pub fn end(&mut self) -> Result<(), Fault> {
+        self.skip_space();
+        if self.at < self.text.len() { Err(self.fault("unexpected text after the end")) } else { Ok(()) }
+    }
+
+    fn skip_value(&mut self) -> Result<(), Fault> {
+        match self.peek() {
+            Some(b'"') => self.skip_string("expected a string"),
+            Some(b'{') => self.object(|_, cursor| cursor.skip_value()),
+            Some(b'[') => self.array(Self::skip_value),
+            Some(b't') => self.skip_literal("true"),
+            Some(b'f') => self.skip_literal("false"),
+            Some(b'n') => self.skip_literal("null"),
+            Some(b'-' | b'0'..=b'9') => self.skip_number(),
+            Some(_) => Err(self.fault("expected a value")),
+            None => Err(self.fault("unexpected end, expected a value")),
+        }
+    }
+
+    fn open(&mut self, bracket: u8) -> Result<(), Fault> {
+        self.expect(bracket, if bracket == b'{' { "expected an object" } else { "expected an array" })?;
+        if self.depth == MAX_DEPTH {
+            return Err(self.fault(TOO_DEEP));
+        }
+        self.depth += 1;
+        self.skip_space();
+        Ok(())
+    }
+
+    fn close(&mut self, bracket: u8) -> bool {
+        let closes = self.peek() == Some(bracket);
+        if closes {
+            self.at += 1;
+            self.depth -= 1;
+        }
+        closes
+    }
+
+    /// Skips the value at `before` unless the visitor took it, and the space behind it.
+    fn finish_item(&mut self, before: usize) -> Result<(), Fault> {
+        if self.at == before {
+            self.skip_value()?;
+        }
+        self.skip_space();
+        Ok(())
+    }
+
+    fn skip_string(&mut self, expected: &'static str) -> Result<(), Fault> {
+        self.expect(b'"', expected)?;
+        loop {
+            self.at += plain_len(self.text.as_bytes().get(self.at..).unwrap_or_default());
+            match self.peek() {
+                Some(b'"') => {
+                    self.at += 1;
+                    return Ok(());
+                }
+                Some(b'\\') => self.skip_escape()?,
+                Some(_) => return Err(self.fault("control character in a string")),
+                None => return Err(self.fault("unexpected end inside a string")),
+            }
+        }
+    }
+
+    fn skip_escape(&mut self) -> Result<(), Fault> {
+        let ahead = self.text.as_bytes().get(self.at + 1..).unwrap_or_default();
+        let len = match ahead.first() {
+            Some(b'"' | b'\\' | b'/' | b'b' | b'f' | b'n' | b'r' | b't') => 2,
+            Some(b'u') if ahead.get(1..5).is_some_and(|hex| hex.iter().all(u8::is_ascii_hexdigit)) => 6,
+            _ => return Err(self.fault("invalid escape in a string")),
+        };
+        self.at += len;
+        Ok(())
+    }
+
+    fn skip_literal(&mut self, word: &'static str) -> Result<(), Fault> {
+        if !self.text.as_bytes().get(self.at..).is_some_and(|rest| rest.starts_with(word.as_bytes())) {
+            return Err(self.fault("expected a value"));
+        }
+        self.at += word.len();
+        Ok(())
+    }
+
+    fn skip_number(&mut self) -> Result<(), Fault> {
+        self.take(b'-');
+        if !self.take(b'0') {
+            self.skip_digits()?;
+        }
+        if self.take(b'.') {
+            self.skip_digits()?;
+        }
+        if self.take(b'e') || self.take(b'E') {
+            let _sign = self.take(b'+') || self.take(b'-');
+            self.skip_digits()?;
+        }
+        Ok(())
+    }
+
+    fn skip_digits(&mut self) -> Result<(), Fault> {
+        let rest = self.text.as_bytes().get(self.at..).unwrap_or_default();
+        let digits = rest.iter().position(|b| !b.is_ascii_digit()).unwrap_or(rest.len());
+        self.at += digits;
+        if digits == 0 { Err(self.fault("expected a digit")) } else { Ok(()) }
+    }
+
+    fn skip_space(&mut self) {
+        while let Some(b' ' | b'\n' | b'\r' | b'\t') = self.peek() {
+            self.at += 1;
+        }
+    }
+
+    fn take(&mut self, byte: u8) -> bool {
+        let is_there = self.peek() == Some(byte);
+        self.at += usize::from(is_there);
+        is_there
+    }
+
+    fn expect(&mut self, byte: u8, problem: &'static str) -> Result<(), Fault> {
+        if self.take(byte) { Ok(()) } else { Err(self.fault(problem)) }
+    }
+
+    fn peek(&self) -> Option<u8> {
+        self.text.as_bytes().get(self.at).copied()
+    }
+
+    fn since(&self, start: usize) -> Raw<'a> {
+        Raw { text: self.text.get(start..self.at).unwrap_or_default(), start: self.base + start }
+    }
+
+    fn fault(&self, problem: &'static str) -> Fault {
+        Fault { at: self.base + self.at, problem }
+    }
+}
+
+/// How many bytes at the start of `bytes` a JSON string may hold as they are: up to a quote, a backslash or a
+/// control character.
+fn plain_len(bytes: &[u8]) -> usize {
+    let (chunks, _) = bytes.as_chunks::<32>();
+    // No early exit inside a chunk, so that the compiler makes vector compares of it.
+    let clean =
+        chunks.iter().take_while(|chunk| !chunk.iter().fold(false, |hit, b| hit | is_stop(*b))).count();
+    let rest = bytes.get(clean * 32..).unwrap_or_default();
+    let (words, _) = rest.as_chunks::<8>();
+    let mut len = clean * 32;
+    for word in words {
+        let stops = stop_bits(u64::from_le_bytes(*word));
+        if stops != 0 {
+            return len + stops.trailing_zeros() as usize / 8;
+        }
+        len += 8;
+    }
+    let tail = bytes.get(len..).unwrap_or_default();
+    len + tail.iter().position(|b| is_stop(*b)).unwrap_or(tail.len())
+}
+
+fn is_stop(byte: u8) -> bool {
+    (byte < 0x20) | (byte == b'"') | (byte == b'\\')
+}
+
+/// The high bit of every stop byte of a little-endian word. Bits above the lowest one set may be wrong (a borrow
+/// runs upwards), which is why only the lowest is used.
+fn stop_bits(word: u64) -> u64 {
+    let below = |word: u64, limit: u64| word.wrapping_sub(ONES * limit) & !word & (ONES * 0x80);
+    below(word, 0x20) | below(word ^ (ONES * u64::from(b'"')), 1) | below(word ^ (ONES * u64::from(b'\\')), 1)
+}
+
+const ONES: u64 = 0x0101_0101_0101_0101;
+
+/// Nesting that is accepted. The walk recurses, so this also bounds the stack.
+const MAX_DEPTH: u8 = 128;
+
+/// The [`Fault::problem`] of a text that nests more than 128 levels.
+pub const TOO_DEEP: &str = "nested more than 128 levels deep";
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::value::RawValue;
+
+    use super::*;
+
+    fn check(text: &str) -> Result<Raw<'_>, Fault> {
+        let mut cursor = Cursor::new(text);
+        let value = cursor.value()?;
+        cursor.end()?;
+        Ok(value)
+    }
+
+    #[test]
+    fn accepts_and_rejects_as_the_grammar_says() {
+        for text in [
+            "{}",
+            "[]",
+            " [ 1 , -0.5e+10 ] ",
+            r#"{"a":{"b":[null,true,false]}}"#,
+            r#""\u00e9\n\"""#,
+            "0",
+            "-0",
+            r#"{"a":1,"a":2}"#,
+            r#""\ud800""#,
+            "1e999",
+            "\"\u{7f}é\"",
+        ] {
+            assert!(check(text).is_ok(), "{text}");
+            assert!(serde_json::from_str::<&RawValue>(text).is_ok(), "{text}");
+        }
+        for text in [
+            "",
+            " ",
+            "{",
+            "[",
+            "[1,]",
+            "{,}",
+            r#"{"a"}"#,
+            r#"{"a":}"#,
+            r#"{"a":1,}"#,
+            "01",
+            "-",
+            "1.",
+            "1e",
+            ".5",
+            "+1",
+            "NaN",
+            "nul",
+            "truely",
+            "\"\n\"",
+            r#""\x""#,
+            r#""\u12g4""#,
+            r#"""#,
+            "{} {}",
+            "[1}",
+            "{a:1}",
+            "'a'",
+            "\u{feff}{}",
+        ] {
+            assert!(check(text).is_err(), "{text}");
+            assert!(serde_json::from_str::<&RawValue>(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_depth_bomb_is_an_error() {
+        let nested = |n: usize| format!("{}{}", "[".repeat(n), "]".repeat(n));
+        assert!(check(&nested(128)).is_ok());
+        assert_eq!(check(&nested(129)).map_err(|f| f.problem), Err(TOO_DEEP));
+        assert_eq!(check(&"[".repeat(1_000_000)).map_err(|f| f.problem), Err(TOO_DEEP));
+        assert_eq!(check(&"{\"a\":".repeat(1_000_000)).map_err(|f| f.problem), Err(TOO_DEEP));
+    }
+
+    #[test]
+    fn faults_name_their_place() {
+        for (text, at) in [("{\"a\" 1}", 5), ("[1 2]", 3), ("[\"a\n\"]", 3), ("[tru]", 1), ("[1", 2)] {
+            assert_eq!(check(text).map_err(|f| f.at), Err(at), "{text}");
+        }
+    }
+
+    #[test]
+    fn string_stops_are_found_at_every_offset() {
+        for stop in ['"', '\\', '\n', '\0'] {
+            for offset in 0..100 {
+                let text = format!(
+                    "{}{stop}{}",
+                    "é~".repeat(offset).get(..offset / 3 * 3).unwrap(),
+                    "x\"".repeat(40)
+                );
+                assert_eq!(plain_len(text.as_bytes()), offset / 3 * 3, "{stop:?} at {offset}");
+            }
+        }
+    }
+
+    fn json() -> impl Strategy<Value = serde_json::Value> {
+        let leaf = prop_oneof![
+            Just(serde_json::Value::Null),
+            any::<bool>().prop_map(Into::into),
+            any::<i64>().prop_map(Into::into),
+            any::<f64>().prop_map(Into::into),
+            ".{0,50}".prop_map(Into::into),
+        ];
+        leaf.prop_recursive(4, 32, 6, |inner| {
+            prop_oneof![
+                prop::collection::vec(inner.clone(), 0..6).prop_map(Into::into),
+                prop::collection::hash_map(".{0,8}", inner, 0..6)
+                    .prop_map(|map| serde_json::Value::Object(map.into_iter().collect())),
+            ]
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn agrees_with_serde_on_damaged_json(value in json(), at in any::<prop::sample::Index>(), byte in any::<u8>()) {
+            let mut bytes = serde_json::to_vec(&value).unwrap();
+            let at = at.index(bytes.len());
+            bytes[at] = byte;
+            if let Ok(text) = std::str::from_utf8(&bytes) {
+                let theirs = serde_json::from_str::<&RawValue>(text).map(RawValue::get);
+                match (check(text), theirs) {
+                    (Ok(ours), Ok(theirs)) => prop_assert_eq!(ours.text(), theirs),
+                    (Err(_), Err(_)) => {}
+                    (ours, theirs) => prop_assert!(false, "{text}: {ours:?} {theirs:?}"),
+                }
+            }
+        }
+
+        #[test]
+        fn strings_come_back_as_they_were(text in ".{0,80}") {
+            let quoted = serde_json::to_string(&text).unwrap();
+            prop_assert_eq!(check(&quoted).unwrap().string().unwrap(), text);
+        }
+    }
+}

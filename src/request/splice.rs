@@ -1,0 +1,272 @@
+//! The two edits that a request body may get: the model's name and `stream_options.include_usage`.
+//!
+//! Both are splices on the raw bytes at places that the parse has found; every other byte stays the client's, so
+//! fields that nobody here knows survive, in their order and with their white space. A body that needs no edit
+//! is the same `Bytes`, not a copy.
+
+use std::ops::Range;
+
+use bytes::Bytes;
+
+use crate::request::dialect::Dialect;
+use crate::request::fields::Fields;
+use crate::request::json::{Fault, Kind, Raw};
+
+/// What a route wants changed.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Edits<'a> {
+    /// The engine's name of the model, where it differs from the client's.
+    pub model: Option<&'a str>,
+    /// Ask for usage in streams.
+    pub ask_usage: bool,
+}
+
+/// A body ready to be sent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Spliced {
+    /// The bytes to send.
+    pub body: Bytes,
+    /// The usage was asked for by us: the usage-only chunk is to be withheld from the client.
+    pub withhold_usage: bool,
+}
+
+/// Applies the edits to a body; `fields` must have been parsed from it.
+#[must_use]
+pub fn splice(dialect: Dialect, body: &Bytes, fields: &Fields<'_>, edits: Edits<'_>) -> Spliced {
+    let usage = if edits.ask_usage { ask_usage(dialect, body, fields) } else { None };
+    let model = edits.model.and_then(|model| rename(fields, model));
+    let withhold_usage = usage.is_some();
+    let body = match (usage, model) {
+        (None, None) => body.clone(),
+        (Some(one), None) | (None, Some(one)) => apply(body, &[one]),
+        (Some(one), Some(other)) if one.at.start < other.at.start => apply(body, &[one, other]),
+        (Some(one), Some(other)) => apply(body, &[other, one]),
+    };
+    Spliced { body, withhold_usage }
+}
+
+/// Bytes in place of a range of the body.
+struct Edit {
+    at: Range<usize>,
+    text: String,
+}
+
+impl Edit {
+    fn insert(at: usize, text: &str) -> Self {
+        Self { at: at..at, text: text.to_owned() }
+    }
+
+    fn replace(at: Range<usize>, text: &str) -> Self {
+        Self { at, text: text.to_owned() }
+    }
+}
+
+fn rename(fields: &Fields<'_>, model: &str) -> Option<Edit> {
+    if fields.model.as_deref() == Some(model) {
+        return None;
+    }
+    let quoted = serde_json::to_string(model).ok()?;
+    Some(Edit { at: fields.model_raw?.span(), text: quoted })
+}
+
+/// `None` where usage is not to be asked for, or the client has asked for it already.
+fn ask_usage(dialect: Dialect, body: &Bytes, fields: &Fields<'_>) -> Option<Edit> {
+    if !fields.is_stream || !matches!(dialect, Dialect::Chat | Dialect::Completions) {
+        return None;
+    }
+    let Some(options) = fields.stream_options else {
+        // A body with `stream` in it is an object with a member, so a comma may follow.
+        let open = memchr::memchr(b'{', body)?;
+        return Some(Edit::insert(open + 1, r#""stream_options":{"include_usage":true},"#));
+    };
+    match options.kind() {
+        Kind::Null => Some(Edit::replace(options.span(), r#"{"include_usage":true}"#)),
+        Kind::Object => ask_in_options(options).ok().flatten(),
+        // The engine will say what is wrong with it.
+        _ => None,
+    }
+}
+
+fn ask_in_options(options: Raw<'_>) -> Result<Option<Edit>, Fault> {
+    let mut is_empty = true;
+    // Of duplicates the engine takes the last.
+    let mut include_usage = None;
+    options.cursor().object(|key, cursor| {
+        is_empty = false;
+        let value = cursor.value()?;
+        if key.string().as_deref() == Some("include_usage") {
+            include_usage = Some(value);
+        }
+        Ok::<_, Fault>(())
+    })?;
+    Ok(match include_usage {
+        Some(value) if matches!(value.text(), "false" | "null") => Some(Edit::replace(value.span(), "true")),
+        Some(_) => None,
+        None if is_empty => Some(Edit::replace(options.span(), r#"{"include_usage":true}"#)),
+        None => Some(Edit::insert(options.span().start + 1, r#""include_usage":true,"#)),
+    })
+}
+
+/// Applies edits that are in order and do not overlap, in one allocation.
+fn apply(body: &Bytes, edits: &[Edit]) -> Bytes {
+    let added: usize = edits.iter().map(|edit| edit.text.len()).sum();
+    let mut spliced = Vec::with_capacity(body.len() + added);
+    let mut from = 0;
+    for edit in edits {
+        spliced.extend_from_slice(body.get(from..edit.at.start).unwrap_or_default());
+        spliced.extend_from_slice(edit.text.as_bytes());
+        from = edit.at.end;
+    }
+    spliced.extend_from_slice(body.get(from..).unwrap_or_default());
+    spliced.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::request::fields::parse;
+
+    const ASK: Edits<'_> = Edits { model: None, ask_usage: true };
+
+    fn spliced(dialect: Dialect, body: &str, edits: Edits<'_>) -> (String, bool) {
+        let body = Bytes::copy_from_slice(body.as_bytes());
+        let fields = parse(dialect, &body).unwrap();
+        let spliced = splice(dialect, &body, &fields, edits);
+        (String::from_utf8(spliced.body.to_vec()).unwrap(), spliced.withhold_usage)
+    }
+
+    #[test]
+    fn usage_is_asked_for_where_the_client_did_not() {
+        for (body, expected) in [
+            (r#" { "stream":true}"#, r#" {"stream_options":{"include_usage":true}, "stream":true}"#),
+            (
+                r#"{"stream":true,"stream_options":null}"#,
+                r#"{"stream":true,"stream_options":{"include_usage":true}}"#,
+            ),
+            (
+                r#"{"stream":true,"stream_options": { } }"#,
+                r#"{"stream":true,"stream_options": {"include_usage":true} }"#,
+            ),
+            (
+                r#"{"stream_options":{"include_usage" : false,"x":1},"stream":true}"#,
+                r#"{"stream_options":{"include_usage" : true,"x":1},"stream":true}"#,
+            ),
+            (
+                r#"{"stream_options":{ "x":[1] },"stream":true}"#,
+                r#"{"stream_options":{"include_usage":true, "x":[1] },"stream":true}"#,
+            ),
+            (
+                r#"{"str\u0065am_options":{"include_usag\u0065":false},"stream":true}"#,
+                r#"{"str\u0065am_options":{"include_usag\u0065":true},"stream":true}"#,
+            ),
+            (
+                r#"{"stream_options":{"include_usage":true},"stream_options":null,"stream":true}"#,
+                r#"{"stream_options":{"include_usage":true},"stream_options":{"include_usage":true},"stream":true}"#,
+            ),
+        ] {
+            for dialect in [Dialect::Chat, Dialect::Completions] {
+                assert_eq!(spliced(dialect, body, ASK), (expected.to_owned(), true), "{body}");
+            }
+        }
+    }
+
+    #[test]
+    fn everything_else_stays_byte_for_byte() {
+        for (dialect, body) in [
+            (Dialect::Chat, r#"{"stream":false}"#),
+            (Dialect::Chat, r#"{"stream":null,"stream_options":null}"#),
+            (Dialect::Chat, r#"{}"#),
+            (Dialect::Chat, r#"{"stream":true,"stream_options":{"include_usage":true}}"#),
+            (Dialect::Chat, r#"{"stream":true,"stream_options":{"include_usage":"maybe"}}"#),
+            (Dialect::Chat, r#"{"stream":true,"stream_options":5}"#),
+            (Dialect::Messages, r#"{"stream":true}"#),
+            (Dialect::Responses, r#"{"stream":true}"#),
+            (Dialect::Embeddings, r#"{"stream":true}"#),
+        ] {
+            assert_eq!(spliced(dialect, body, ASK), (body.to_owned(), false), "{body}");
+        }
+    }
+
+    #[test]
+    fn an_unchanged_body_is_not_copied() {
+        let body = Bytes::from_static(br#"{"model":"m","stream":true}"#);
+        let fields = parse(Dialect::Chat, &body).unwrap();
+        let edits = Edits { model: Some("m"), ask_usage: false };
+        assert_eq!(splice(Dialect::Chat, &body, &fields, edits).body.as_ptr(), body.as_ptr());
+    }
+
+    #[test]
+    fn a_model_is_renamed_in_place() {
+        for (body, model, expected) in [
+            (r#"{"model" : "a","x":1}"#, "b", r#"{"model" : "b","x":1}"#),
+            (r#"{"mod\u0065l":"\u0061","x":1}"#, "b\"/", r#"{"mod\u0065l":"b\"/","x":1}"#),
+            (r#"{"x":1}"#, "b", r#"{"x":1}"#),
+            (r#"{"model":null}"#, "b", r#"{"model":null}"#),
+        ] {
+            let edits = Edits { model: Some(model), ask_usage: true };
+            assert_eq!(spliced(Dialect::Chat, body, edits), (expected.to_owned(), false), "{body}");
+        }
+    }
+
+    #[test]
+    fn both_edits_go_together_in_any_order() {
+        let edits = Edits { model: Some("longer"), ask_usage: true };
+        for (body, expected) in [
+            (
+                r#"{"model":"a","stream":true,"stream_options":null}"#,
+                r#"{"model":"longer","stream":true,"stream_options":{"include_usage":true}}"#,
+            ),
+            (
+                r#"{"stream_options":null,"stream":true,"model":"a"}"#,
+                r#"{"stream_options":{"include_usage":true},"stream":true,"model":"longer"}"#,
+            ),
+        ] {
+            assert_eq!(spliced(Dialect::Chat, body, edits), (expected.to_owned(), true), "{body}");
+        }
+    }
+
+    fn options() -> impl Strategy<Value = Option<Value>> {
+        prop::sample::select(vec![
+            None,
+            Some(json!(null)),
+            Some(json!({})),
+            Some(json!({"include_usage":false})),
+            Some(json!({"include_usage":true})),
+            Some(json!({"continuous_usage_stats":true,"x":{"include_usage":1}})),
+        ])
+    }
+
+    proptest! {
+        #[test]
+        fn the_result_is_the_same_json_but_for_the_edits(
+            rest in prop::collection::hash_map("[a-z{\"\\\\]{0,6}", ".{0,20}", 0..5),
+            options in options(),
+            model in prop::option::of(".{0,10}"),
+            is_stream in any::<bool>(),
+            pretty in any::<bool>(),
+        ) {
+            let mut body = json!(rest);
+            body["model"] = json!("old");
+            body["stream"] = json!(is_stream);
+            if let Some(options) = options {
+                body["stream_options"] = options;
+            }
+            let text = if pretty { serde_json::to_string_pretty(&body) } else { serde_json::to_string(&body) }.unwrap();
+            let edits = Edits { model: model.as_deref(), ask_usage: true };
+            let (after, asked) = spliced(Dialect::Chat, &text, edits);
+
+            let is_wanted = body["stream_options"]["include_usage"] == json!(true);
+            prop_assert_eq!(asked, is_stream && !is_wanted);
+            if is_stream {
+                body["stream_options"]["include_usage"] = json!(true);
+            }
+            if let Some(model) = model {
+                body["model"] = json!(model);
+            }
+            prop_assert_eq!(serde_json::from_str::<Value>(&after).unwrap(), body);
+        }
+    }
+}

@@ -1,0 +1,228 @@
+//! Who asks: a tenant, found by the digest of the API key.
+//!
+//! Only SHA-256 digests are held. A key is compared with all of them in constant time, so that an answer's timing
+//! tells nothing about how near a guess was or which tenant it fell to. A key never enters an error or a log.
+//!
+//! Without tenants everybody is the `default` one and no key is asked for; the credential is then the engine's.
+
+use std::num::NonZeroU32;
+use std::sync::Arc;
+
+use http::HeaderMap;
+use http::header::AUTHORIZATION;
+use sha2::{Digest, Sha256};
+use subtle::{ConditionallySelectable, ConstantTimeEq};
+
+use crate::config;
+
+/// Everybody who may ask.
+#[derive(Clone, Debug)]
+pub struct Tenants {
+    tenants: Vec<TenantRef>,
+    /// Digest and index into `tenants`.
+    keys: Vec<([u8; 32], u64)>,
+    /// Who asks when there are no tenants.
+    anybody: Option<TenantRef>,
+}
+
+/// One tenant, as a request carries it.
+#[derive(Clone, Debug)]
+pub struct TenantRef(Arc<config::Tenant>);
+
+impl TenantRef {
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &Arc<str> {
+        &self.0.name
+    }
+
+    /// Its whole configuration.
+    #[must_use]
+    pub fn config(&self) -> &config::Tenant {
+        &self.0
+    }
+
+    /// Whether it may use the route of that name.
+    #[must_use]
+    pub fn may_use(&self, route_name: &str) -> bool {
+        self.0.routes.as_ref().is_none_or(|routes| routes.iter().any(|route| **route == *route_name))
+    }
+}
+
+/// Why a request is nobody's: 401 `invalid_api_key`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AuthError {
+    /// No key at all.
+    #[error("no API key given: send it as `authorization: Bearer KEY` or `x-api-key: KEY`")]
+    MissingKey,
+    /// A key of no tenant.
+    #[error("the API key is not valid: check that it is complete and has not been revoked")]
+    InvalidKey,
+}
+
+impl AuthError {
+    /// What to tell the client.
+    #[must_use]
+    pub fn message(&self) -> String {
+        self.to_string()
+    }
+}
+
+impl Tenants {
+    /// The tenants of a configuration.
+    #[must_use]
+    pub fn new(configured: &[config::Tenant]) -> Self {
+        let tenants: Vec<_> = configured.iter().cloned().map(|tenant| TenantRef(Arc::new(tenant))).collect();
+        let keys = (0..)
+            .zip(configured)
+            .flat_map(|(index, tenant)| tenant.key_digests.iter().map(move |digest| (*digest, index)))
+            .collect();
+        let anybody = tenants.is_empty().then(default_tenant);
+        Self { tenants, keys, anybody }
+    }
+
+    /// Whether a key is asked for, so that the client's credential is the gateway's and is not forwarded.
+    #[must_use]
+    pub fn ask_for_keys(&self) -> bool {
+        self.anybody.is_none()
+    }
+
+    /// Who sent a request with these headers.
+    ///
+    /// # Errors
+    /// When there are tenants and the headers hold no key of any.
+    pub fn identify(&self, headers: &HeaderMap) -> Result<TenantRef, AuthError> {
+        if let Some(anybody) = &self.anybody {
+            return Ok(anybody.clone());
+        }
+        let digest: [u8; 32] = Sha256::digest(key_of(headers)?).into();
+        let mut found = NOBODY;
+        for (known, index) in &self.keys {
+            found.conditional_assign(index, known.ct_eq(&digest));
+        }
+        let index = usize::try_from(found).unwrap_or(usize::MAX);
+        self.tenants.get(index).cloned().ok_or(AuthError::InvalidKey)
+    }
+}
+
+fn default_tenant() -> TenantRef {
+    TenantRef(Arc::new(config::Tenant {
+        name: "default".into(),
+        key_digests: Vec::new(),
+        routes: None,
+        weight: NonZeroU32::MIN,
+        priority: 0,
+    }))
+}
+
+/// The key of a request: the bearer token, else `x-api-key`. A header given twice is refused, as the next hop might
+/// read the other one.
+fn key_of(headers: &HeaderMap) -> Result<&[u8], AuthError> {
+    let bearer = single(headers, AUTHORIZATION.as_str())?.and_then(bearer_token);
+    let key = match bearer {
+        Some(token) => Some(token),
+        None => single(headers, API_KEY)?.map(<[u8]>::trim_ascii),
+    };
+    key.filter(|key| !key.is_empty()).ok_or(AuthError::MissingKey)
+}
+
+fn single<'h>(headers: &'h HeaderMap, name: &str) -> Result<Option<&'h [u8]>, AuthError> {
+    let mut values = headers.get_all(name).iter();
+    match (values.next(), values.next()) {
+        (value, None) => Ok(value.map(http::HeaderValue::as_bytes)),
+        (_, Some(_)) => Err(AuthError::InvalidKey),
+    }
+}
+
+fn bearer_token(value: &[u8]) -> Option<&[u8]> {
+    let (scheme, token) = value.split_at_checked(BEARER.len())?;
+    if !scheme.eq_ignore_ascii_case(BEARER) {
+        return None;
+    }
+    Some(token.trim_ascii()).filter(|token| !token.is_empty())
+}
+
+const API_KEY: &str = "x-api-key";
+
+const BEARER: &[u8] = b"Bearer ";
+
+/// An index of no tenant.
+const NOBODY: u64 = u64::MAX;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tenant(name: &str, keys: &[&str], routes: Option<&[&str]>) -> config::Tenant {
+        config::Tenant {
+            name: name.into(),
+            key_digests: keys.iter().map(|key| Sha256::digest(key).into()).collect(),
+            routes: routes.map(|routes| routes.iter().map(|route| Arc::from(*route)).collect()),
+            weight: NonZeroU32::MIN,
+            priority: 0,
+        }
+    }
+
+    fn headers(pairs: &[(&'static str, &'static str)]) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        for (name, value) in pairs {
+            headers.append(*name, http::HeaderValue::from_static(value));
+        }
+        headers
+    }
+
+    #[test]
+    fn keys_find_their_tenant() {
+        let tenants = Tenants::new(&[tenant("a", &["k1", "k2"], None), tenant("b", &["k3"], Some(&["r"]))]);
+        assert!(tenants.ask_for_keys());
+        for (pairs, expected) in [
+            (&[("authorization", "Bearer k1")][..], Ok("a")),
+            (&[("authorization", "bearer  k2 ")], Ok("a")),
+            (&[("x-api-key", "k3")], Ok("b")),
+            (&[("authorization", "Basic k1"), ("x-api-key", "k3")], Ok("b")),
+            (&[("authorization", "Bearer k1"), ("x-api-key", "k3")], Ok("a")),
+            (&[], Err(AuthError::MissingKey)),
+            (&[("authorization", "Bearer ")], Err(AuthError::MissingKey)),
+            (&[("authorization", "k1")], Err(AuthError::MissingKey)),
+            (&[("x-api-key", "")], Err(AuthError::MissingKey)),
+            (&[("authorization", "Bearer k")], Err(AuthError::InvalidKey)),
+            (&[("x-api-key", "K3")], Err(AuthError::InvalidKey)),
+            (&[("authorization", "Bearer k1"), ("authorization", "Bearer k3")], Err(AuthError::InvalidKey)),
+        ] {
+            let found = tenants.identify(&headers(pairs));
+            assert_eq!(found.as_ref().map(|tenant| &**tenant.name()).map_err(|e| *e), expected, "{pairs:?}");
+        }
+    }
+
+    #[test]
+    fn errors_differ_and_hold_no_key() {
+        let (missing, invalid) = (AuthError::MissingKey.message(), AuthError::InvalidKey.message());
+        assert_ne!(missing, invalid);
+    }
+
+    #[test]
+    fn without_tenants_everybody_is_the_default_one() {
+        let tenants = Tenants::new(&[]);
+        assert!(!tenants.ask_for_keys());
+        let anybody = tenants.identify(&HeaderMap::new()).unwrap();
+        assert_eq!(&**anybody.name(), "default");
+        assert!(anybody.may_use("anything"));
+    }
+
+    #[test]
+    fn a_tenant_without_keys_lets_nobody_in() {
+        let tenants = Tenants::new(&[tenant("a", &[], None)]);
+        assert_eq!(tenants.identify(&HeaderMap::new()).unwrap_err(), AuthError::MissingKey);
+    }
+
+    #[test]
+    fn routes_are_a_list_or_all() {
+        let tenants = Tenants::new(&[tenant("a", &["k1"], None), tenant("b", &["k3"], Some(&["r", "s"]))]);
+        let all = tenants.identify(&headers(&[("x-api-key", "k1")])).unwrap();
+        let some = tenants.identify(&headers(&[("x-api-key", "k3")])).unwrap();
+        for (route, is_allowed) in [("r", true), ("s", true), ("t", false), ("", false)] {
+            assert!(all.may_use(route));
+            assert_eq!(some.may_use(route), is_allowed, "{route}");
+        }
+    }
+}
