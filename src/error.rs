@@ -206,7 +206,7 @@ pub enum Failure {
     #[error("{message}")]
     InvalidKey {
         /// Which of the two, and where keys go.
-        message: &'static str,
+        message: String,
     },
     /// No `model` where the dialect needs one.
     #[error("you must provide a model parameter")]

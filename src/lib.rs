@@ -8,6 +8,7 @@ pub mod clock;
 pub mod config;
 pub mod error;
 pub mod fleet;
+pub mod gateway;
 pub mod listener;
 pub mod observe;
 pub mod record;

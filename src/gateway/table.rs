@@ -46,7 +46,7 @@ impl Table {
     /// Joins a configuration with the fleet that was made from it.
     #[must_use]
     pub fn new(config: Arc<Config>, pools: Arc<Vec<Arc<PoolState>>>) -> Self {
-        let seed = ChainSeed::new(config.seed.reveal());
+        let seed = ChainSeed::new(&config.seed);
         let route = |route: &Route| {
             let weighted = |w: &crate::config::WeightedPool| Some((Arc::clone(pools.get(w.pool)?), w.weight));
             Arc::new(RouteState {

@@ -38,6 +38,14 @@ pub struct BodyLimits {
     pub stall: Duration,
 }
 
+impl HeldBody {
+    /// No body.
+    #[must_use]
+    pub fn empty() -> Self {
+        Self { bytes: Bytes::new(), _share: None }
+    }
+}
+
 impl BodyMemory {
     /// Room for `bytes`.
     #[must_use]
@@ -66,7 +74,7 @@ impl BodyMemory {
 pub async fn read(body: Incoming, memory: &BodyMemory, limits: BodyLimits) -> Result<HeldBody, Failure> {
     let declared = body.size_hint().exact().map(|n| usize::try_from(n).unwrap_or(usize::MAX));
     match declared {
-        Some(0) => Ok(HeldBody { bytes: Bytes::new(), _share: None }),
+        Some(0) => Ok(HeldBody::empty()),
         Some(n) if n > limits.size => Err(Failure::BodyTooLarge { limit: limits.size }),
         Some(n) => read_declared(body, n, memory, limits).await,
         None => read_chunked(body, memory, limits).await,

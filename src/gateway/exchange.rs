@@ -1,0 +1,300 @@
+//! Route, send, try again: from a prepared request to an answer worth relaying, or a failure.
+//!
+//! The retry rule: work known not to have been sent may use all of `retry.attempts`; work that may have
+//! started is retried once in all, within the budget. Deadlines run over all attempts. It owns everything it
+//! needs, so that it can also run inside a response body, behind heartbeats.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::request::Parts;
+use http::{HeaderValue, Request};
+use http_body_util::Full;
+
+use super::Gateway;
+use super::journal::Journal;
+use super::picker::{self, Pick};
+use super::prepare::Prepared;
+use crate::clock::Stamp;
+use crate::error::{Failure, ReplicaFailure};
+use crate::listener;
+use crate::observe::trace_context;
+use crate::record;
+use crate::relay::reader::StreamShape;
+use crate::relay::watch::{KillSwitch, Limits, Watch};
+use crate::routing::slots::SlotSet;
+use crate::upstream::attempt::{Answer, AttemptError, AttemptMoments, Deadlines, Order, WholeAnswer};
+use crate::upstream::headers::{self, Credential, Upstream};
+
+/// A prepared request and everything its attempts need.
+#[derive(Debug)]
+pub struct Exchange {
+    gateway: Arc<Gateway>,
+    /// The request.
+    pub prepared: Prepared,
+    /// Its head.
+    pub parts: Parts,
+    /// Its record in the making.
+    pub journal: Journal,
+    kill: KillSwitch,
+    tried: SlotSet,
+    retried_unsent: u32,
+    retried_started: bool,
+}
+
+/// What came of it.
+#[derive(Debug)]
+pub struct Exchanged {
+    /// The request's record in the making.
+    pub journal: Journal,
+    /// An answer worth relaying with who gave it, or a failure.
+    pub result: Result<(Answer, Winner), Failure>,
+    /// How the exchange was prepared.
+    pub prepared: Prepared,
+}
+
+/// Who answers, and what goes on until the end of the answer.
+#[derive(Debug)]
+pub struct Winner {
+    /// The choice; holds the load.
+    pub pick: Pick,
+    /// The watchdog's view.
+    pub watch: Arc<Watch>,
+}
+
+impl Exchange {
+    /// Begins; the kill switch is that of the current response.
+    #[must_use]
+    pub fn new(gateway: &Arc<Gateway>, prepared: Prepared, parts: Parts, journal: Journal) -> Self {
+        Self {
+            gateway: Arc::clone(gateway),
+            prepared,
+            parts,
+            journal,
+            kill: listener::kill_switch(),
+            tried: SlotSet::new(),
+            retried_unsent: 0,
+            retried_started: false,
+        }
+    }
+
+    /// The gateway.
+    #[must_use]
+    pub fn gateway(&self) -> &Arc<Gateway> {
+        &self.gateway
+    }
+
+    /// Tries replicas until one answers or none may be tried any more.
+    pub async fn run(mut self) -> Exchanged {
+        let result = self.answer().await;
+        Exchanged { journal: self.journal, result, prepared: self.prepared }
+    }
+
+    async fn answer(&mut self) -> Result<(Answer, Winner), Failure> {
+        let mut last: Option<(ReplicaFailure, Option<(WholeAnswer, Winner)>)> = None;
+        loop {
+            let Some(pick) = picker::pick(&self.gateway, &self.prepared, &self.tried) else {
+                return match last {
+                    None => Err(self.nobody()),
+                    Some((_, Some((answer, winner)))) => Ok((Answer::Whole(answer), winner)),
+                    Some((failure, None)) => Err(Failure::Replica(failure)),
+                };
+            };
+            self.note_decision(&pick);
+            match self.attempt(pick).await {
+                Ok(answered) => return Ok(answered),
+                Err((AttemptError::Overdue(failure), _)) => return Err(failure),
+                Err((AttemptError::Replica(failure, answer), winner)) => {
+                    let may_go_on = self.may_retry(&failure, &winner.pick);
+                    let answer = answer.map(|answer| (answer, winner));
+                    if !may_go_on {
+                        return match answer {
+                            Some((answer, winner)) => Ok((Answer::Whole(answer), winner)),
+                            None => Err(Failure::Replica(failure)),
+                        };
+                    }
+                    last = Some((failure, answer));
+                }
+            }
+        }
+    }
+
+    /// Counts the failure against the replica and says whether another try is allowed.
+    fn may_retry(&mut self, failure: &ReplicaFailure, pick: &Pick) -> bool {
+        let gateway = &self.gateway;
+        let now = gateway.clock.now();
+        let was_handed_back = matches!(failure, ReplicaFailure::ClosedBeforeHead { is_unsent: true, .. });
+        if !was_handed_back {
+            let prompt = self.prepared.prompt.chain.whole();
+            pick.pool.failed(&pick.replica, failure, prompt, now);
+            self.tried.insert(pick.replica.slot);
+        }
+        let retry = &self.prepared.table.config.retry;
+        if failure.is_unsent() {
+            self.retried_unsent += 1;
+            return self.retried_unsent <= retry.attempts;
+        }
+        let is_first = !std::mem::replace(&mut self.retried_started, true);
+        is_first && retry.attempts > 0 && gateway.retries.withdraw(retry, now)
+    }
+
+    async fn attempt(&mut self, pick: Pick) -> Result<(Answer, Winner), (AttemptError, Winner)> {
+        let clock = self.gateway.clock;
+        let start = clock.now();
+        let span = trace_context::new_span_id();
+        let deadlines = self.deadlines();
+        let limits = Limits {
+            inter_token: Some(self.prepared.timeouts.inter_token),
+            client_stall: self.prepared.timeouts.client_stall,
+            total_at: deadlines.total.0,
+        };
+        let vitals = Arc::clone(&pick.replica.vitals);
+        let watch = self.gateway.watchdog.watch(vitals, self.kill.clone(), limits, start);
+        let order = Order {
+            replica: Arc::clone(&pick.replica),
+            request: self.request(&pick, span),
+            shape: self.shape(),
+            watch: Arc::clone(&watch),
+            deadlines,
+            clock,
+        };
+        let mut moments = AttemptMoments::default();
+        let guard = WatchGuard(Some(&watch));
+        let result = order.send(&mut moments).await;
+        guard.disarm();
+        self.note_attempt(&pick, span, start, &moments, &result);
+        let winner = Winner { pick, watch };
+        match result {
+            Ok(answer) => Ok((answer, winner)),
+            Err(error) => {
+                winner.watch.is_done();
+                Err((error, winner))
+            }
+        }
+    }
+
+    fn shape(&mut self) -> StreamShape {
+        StreamShape {
+            dialect: self.journal.record().dialect,
+            echo: self.prepared.echo,
+            withhold_usage: self.prepared.withhold_usage,
+        }
+    }
+
+    fn deadlines(&self) -> Deadlines {
+        let timeouts = &self.prepared.timeouts;
+        let at = |after: Duration| (self.prepared.read.after(after), after);
+        Deadlines {
+            connect: timeouts.connect,
+            first_token: self.prepared.is_stream.then(|| at(timeouts.first_token)),
+            total: at(timeouts.total),
+        }
+    }
+
+    /// The upstream request: our framing, our header list, the client's bytes.
+    fn request(&mut self, pick: &Pick, span: u64) -> Request<Full<Bytes>> {
+        let record = self.journal.record();
+        let config = pick.pool.config();
+        let credential = match &config.engine_api_key {
+            Some(key) => Credential::Replace(key),
+            None if self.prepared.table.tenants.ask_for_keys() => Credential::Remove,
+            None => Credential::Forward,
+        };
+        let has_body = !self.prepared.body.is_empty() || self.parts.method == http::Method::POST;
+        let id = HeaderValue::from_str(&record.request_id);
+        let mut request = Request::new(Full::new(self.prepared.body.clone()));
+        *request.method_mut() = self.parts.method.clone();
+        *request.uri_mut() = target(&pick.replica.endpoint.base_path, &self.parts.uri);
+        *request.headers_mut() = headers::upstream_request(
+            &self.parts.headers,
+            Upstream {
+                host: &pick.replica.host,
+                body_len: has_body.then_some(self.prepared.body.len()),
+                request_id: &id.unwrap_or_else(|_| HeaderValue::from_static("none")),
+                traceparent: Some(trace_context::traceparent(&record.trace, span)),
+                tracestate: record.trace.state.as_deref().and_then(|s| HeaderValue::from_str(s).ok()),
+                credential,
+                via: &self.gateway.via,
+            },
+        );
+        request
+    }
+
+    fn nobody(&self) -> Failure {
+        let probe = self.prepared.route.pools.first().map(|(pool, _)| pool.config().probe.interval);
+        Failure::NoReadyReplica {
+            route: Arc::clone(&self.prepared.route.config.name),
+            detail: self.prepared.route.states(),
+            retry_after: probe.unwrap_or(Duration::from_secs(1)).min(MAX_RETRY_AFTER),
+        }
+    }
+
+    fn note_decision(&mut self, pick: &Pick) {
+        let now = self.gateway.clock.now();
+        let record = self.journal.record();
+        record.at.routed.get_or_insert(now);
+        record.decision.get_or_insert_with(|| pick.decision.clone());
+    }
+
+    fn note_attempt(
+        &mut self,
+        pick: &Pick,
+        span: u64,
+        start: Stamp,
+        moments: &AttemptMoments,
+        result: &Result<Answer, AttemptError>,
+    ) {
+        let (status, error) = match result {
+            Ok(answer) => (Some(answer.status().as_u16()), None),
+            Err(AttemptError::Replica(failure, answer)) => {
+                (answer.as_ref().map(|a| a.head.status.as_u16()), Some(failure.code()))
+            }
+            Err(AttemptError::Overdue(failure)) => (None, Some(failure.code())),
+        };
+        let end = self.gateway.clock.now();
+        let record = self.journal.record();
+        record.at.connected = moments.connected;
+        record.at.first_byte = moments.head;
+        record.attempts.push(record::Attempt {
+            served: pick.replica.served.clone(),
+            span,
+            start,
+            connected: moments.connected,
+            head: moments.head,
+            end,
+            status,
+            error,
+        });
+    }
+}
+
+/// Ends the watchdog's interest if the attempt is dropped half-way (the client left).
+struct WatchGuard<'w>(Option<&'w Watch>);
+
+impl WatchGuard<'_> {
+    fn disarm(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for WatchGuard<'_> {
+    fn drop(&mut self) {
+        if let Some(watch) = self.0 {
+            watch.is_done();
+        }
+    }
+}
+
+/// The client's path and query below the replica's base path, in origin form.
+fn target(base_path: &str, uri: &http::Uri) -> http::Uri {
+    let path = uri.path_and_query().map_or("/", |p| p.as_str());
+    if base_path.is_empty()
+        && let Ok(target) = http::Uri::try_from(path)
+    {
+        return target;
+    }
+    http::Uri::try_from(format!("{base_path}{path}")).unwrap_or_default()
+}
+
+const MAX_RETRY_AFTER: Duration = Duration::from_secs(5);

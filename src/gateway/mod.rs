@@ -1,0 +1,198 @@
+//! The line a request walks, from its parsed head to its response.
+//!
+//! [`Gateway::answer`] is the whole life of a request in one function: what the gateway answers itself, then
+//! [`prepare`] (read, identify, classify, admit), [`exchange`] (route, send, try again) and [`reply`] (relay).
+//! The record is made along the way and reports itself when the response body is dropped.
+
+pub mod exchange;
+pub mod journal;
+pub mod local;
+pub mod picker;
+pub mod pins;
+pub mod prepare;
+pub mod reply;
+pub mod table;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use arc_swap::ArcSwap;
+use bytes::Bytes;
+use http::request::Parts;
+use http::{HeaderValue, Method, Request, Response};
+use hyper::body::Incoming;
+use tokio_util::task::TaskTracker;
+
+use self::exchange::Exchange;
+use self::journal::{Journal, Opening};
+use self::pins::ResponsePins;
+use self::reply::ReplyBody;
+use self::table::Table;
+use crate::clock::Clock;
+use crate::error::Failure;
+use crate::listener::Answer;
+use crate::observe::{Observer, trace_context};
+use crate::relay::watch::Watchdog;
+use crate::request::body::BodyMemory;
+use crate::request::dialect::{Dialect, ErrorShape};
+use crate::upstream::budget::RetryBudget;
+use crate::upstream::headers::X_REQUEST_ID;
+
+/// Everything that requests share.
+#[derive(Debug)]
+pub struct Gateway {
+    /// Time.
+    pub clock: Clock,
+    /// The configuration over the fleet; loaded once per request.
+    pub table: ArcSwap<Table>,
+    /// Who reads records.
+    pub observer: Arc<Observer>,
+    /// Deadlines of streams.
+    pub watchdog: Arc<Watchdog>,
+    /// Memory of request bodies.
+    pub memory: BodyMemory,
+    /// How much may be retried.
+    pub retries: RetryBudget,
+    /// Which replica made which response.
+    pub pins: ResponsePins,
+    /// This gateway's name in `Via`.
+    pub via: HeaderValue,
+    /// Tasks of the data path.
+    pub tracker: TaskTracker,
+    /// How far a drain is.
+    pub drain: DrainFlag,
+}
+
+/// How far a drain is: read by every request, written by the application.
+#[derive(Debug, Default)]
+pub struct DrainFlag(AtomicU8);
+
+impl DrainFlag {
+    /// Not ready any more, still serving, `connection: close` on every response.
+    pub fn begin(&self) {
+        self.0.fetch_max(1, Ordering::Release);
+    }
+
+    /// New requests get 503.
+    pub fn refuse(&self) {
+        self.0.fetch_max(2, Ordering::Release);
+    }
+
+    /// Whether a drain is on.
+    #[must_use]
+    pub fn is_on(&self) -> bool {
+        self.0.load(Ordering::Acquire) > 0
+    }
+
+    /// Whether new requests are refused.
+    #[must_use]
+    pub fn refuses(&self) -> bool {
+        self.0.load(Ordering::Acquire) > 1
+    }
+}
+
+/// The gateway as the listener calls it.
+#[derive(Clone, Debug)]
+pub struct Service(pub Arc<Gateway>);
+
+impl Answer for Service {
+    type Body = ReplyBody;
+
+    async fn answer(&self, request: Request<Incoming>) -> Response<ReplyBody> {
+        let (parts, body) = request.into_parts();
+        let is_http1 = parts.version < http::Version::HTTP_2;
+        let mut response = self.0.answer(parts, body).await;
+        if is_http1 && self.0.drain.is_on() {
+            response.headers_mut().insert(http::header::CONNECTION, HeaderValue::from_static("close"));
+        }
+        response
+    }
+
+    fn opened(&self) -> Box<dyn Send> {
+        Box::new(self.0.observer.connection())
+    }
+}
+
+impl Gateway {
+    /// One request, from its head to its response.
+    async fn answer(self: &Arc<Self>, parts: Parts, body: Incoming) -> Response<ReplyBody> {
+        let head = self.clock.now();
+        let table = self.table.load_full();
+        if let Some(response) = self.answer_locally(&table, &parts) {
+            return reply::local(response, &parts);
+        }
+        let Some(dialect) = Dialect::of_path(parts.uri.path(), &table.config.server.extra_paths) else {
+            self.observer.http_rejected(Failure::UnknownPath.code());
+            return reply::bare_failure(&Failure::UnknownPath, ErrorShape::OpenAi, &parts);
+        };
+        let mut journal = self.open_journal(&parts, dialect, head);
+        match prepare::prepare(self, table, &mut journal, &parts, body).await {
+            Ok(prepared) => reply::respond(Exchange::new(self, prepared, parts, journal)).await,
+            Err(failure) => reply::failure(journal, &failure),
+        }
+    }
+
+    fn answer_locally(&self, table: &Table, parts: &Parts) -> Option<Response<Bytes>> {
+        let path = parts.uri.path();
+        if !matches!(path, "/v1/models" | "/health" | "/version") {
+            return None;
+        }
+        if !matches!(parts.method, Method::GET | Method::HEAD | Method::OPTIONS) {
+            return Some(reply::failure_bytes(&Failure::MethodNotAllowed, ErrorShape::OpenAi));
+        }
+        Some(match path {
+            "/health" => local::health(table, self.drain.is_on()),
+            "/version" => local::version(),
+            _ => match table.tenants.identify(&parts.headers) {
+                Ok(tenant) => local::models(table, &tenant),
+                Err(error) => {
+                    reply::failure_bytes(&Failure::InvalidKey { message: error.message() }, ErrorShape::OpenAi)
+                }
+            },
+        })
+    }
+
+    fn open_journal(&self, parts: &Parts, dialect: Dialect, head: crate::clock::Stamp) -> Journal {
+        let opening = Opening {
+            request_id: request_id(&parts.headers),
+            trace: self.observer.trace(&parts.headers),
+            dialect,
+            path: parts.uri.path().into(),
+            head,
+        };
+        Journal::open(opening, &self.observer, self.clock)
+    }
+}
+
+/// The client's `x-request-id` where it is harmless, else one of ours.
+#[must_use]
+pub fn request_id(headers: &http::HeaderMap) -> Arc<str> {
+    let is_harmless = |id: &&str| {
+        (1..=MAX_REQUEST_ID).contains(&id.len())
+            && id.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-'))
+    };
+    match headers.get(X_REQUEST_ID).and_then(|v| v.to_str().ok()).filter(is_harmless) {
+        Some(id) => id.into(),
+        None => format!("{:032x}", trace_context::new_trace_id()).into(),
+    }
+}
+
+const MAX_REQUEST_ID: usize = 64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_harmful_request_id_is_replaced() {
+        let id = |value: &'static str| {
+            let mut headers = http::HeaderMap::new();
+            headers.insert(X_REQUEST_ID, HeaderValue::from_static(value));
+            request_id(&headers)
+        };
+        assert_eq!(&*id("a.B_9-z"), "a.B_9-z");
+        for bad in ["", "a b", "a\"b", "0123456789012345678901234567890123456789012345678901234567890123x"] {
+            assert_ne!(&*id(bad), bad);
+        }
+    }
+}

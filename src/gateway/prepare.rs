@@ -1,0 +1,264 @@
+//! Read, identify, classify, admit: from a head to a request that can be routed.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::request::Parts;
+use http::{HeaderMap, Method};
+use hyper::body::Incoming;
+
+use super::Gateway;
+use super::journal::Journal;
+use super::table::{RouteState, Table};
+use crate::clock::Stamp;
+use crate::config::{ModelMatch, Timeouts};
+use crate::error::Failure;
+use crate::fleet::replica::Replica;
+use crate::request::body::{self, BodyLimits, HeldBody};
+use crate::request::class::class_of;
+use crate::request::dialect::Dialect;
+use crate::request::fields::{self, FieldError, Fields};
+use crate::request::prompt::Prompt;
+use crate::request::splice::{Edits, splice};
+use crate::request::tenant::TenantRef;
+use crate::units::Tokens;
+use crate::upstream::headers::is_looping;
+
+/// A request that can be routed.
+#[derive(Debug)]
+pub struct Prepared {
+    /// The configuration that it lives under.
+    pub table: Arc<Table>,
+    /// Its route.
+    pub route: Arc<RouteState>,
+    /// Its body as it goes upstream.
+    pub body: Bytes,
+    /// What the client sent; holds its share of memory.
+    pub held: HeldBody,
+    /// Identity and size of its prompt.
+    pub prompt: Prompt,
+    /// Estimated input tokens.
+    pub tokens: Tokens,
+    /// Whether the client asked for a stream.
+    pub is_stream: bool,
+    /// The usage chunk is ours, not the client's.
+    pub withhold_usage: bool,
+    /// `echo` of completions.
+    pub echo: bool,
+    /// Model as the engine is asked for it.
+    pub model: Option<Arc<str>>,
+    /// Its deadlines.
+    pub timeouts: Timeouts,
+    /// `x-session-id`
+    pub session: Option<Box<[u8]>>,
+    /// The replica that made `previous_response_id`.
+    pub pinned: Option<Arc<Replica>>,
+    /// When the body was read: deadlines count from here.
+    pub read: Stamp,
+}
+
+/// Takes a request from its head to where it can be routed.
+///
+/// # Errors
+/// Every refusal that needs no replica, as a [`Failure`].
+pub async fn prepare(
+    gateway: &Gateway,
+    table: Arc<Table>,
+    journal: &mut Journal,
+    parts: &Parts,
+    body: Incoming,
+) -> Result<Prepared, Failure> {
+    check(gateway, parts)?;
+    let tenant = identify(&table, journal, &parts.headers)?;
+    let server = &table.config.server;
+    let limits = BodyLimits { size: server.body_limit, stall: default_stall(&table) };
+    let held = body::read(body, &gateway.memory, limits).await?;
+    let read = gateway.clock.now();
+    let record = journal.record();
+    record.at.read = Some(read);
+    record.bytes_in = held.bytes.len() as u64;
+    let dialect = record.dialect;
+    let fields = parse(dialect, &held.bytes)?;
+    let route = Arc::clone(find_route(&table, &tenant, dialect, &fields, &held.bytes)?);
+    let mut prepared = classify(&table, &route, journal, &fields, &held.bytes);
+    prepared.pinned = pinned(gateway, &route, &fields)?;
+    drop(fields);
+    let prepared = Prepared { read, held, ..prepared };
+    admit(gateway, prepared, journal, &parts.headers)
+}
+
+fn check(gateway: &Gateway, parts: &Parts) -> Result<(), Failure> {
+    if !matches!(parts.method, Method::GET | Method::POST | Method::HEAD | Method::OPTIONS) {
+        return Err(Failure::MethodNotAllowed);
+    }
+    body::check_head(parts.version, &parts.uri, &parts.headers)?;
+    if is_looping(&parts.headers, &gateway.via) {
+        return Err(Failure::Loop);
+    }
+    if gateway.drain.refuses() { Err(Failure::Draining) } else { Ok(()) }
+}
+
+fn identify(table: &Table, journal: &mut Journal, headers: &HeaderMap) -> Result<TenantRef, Failure> {
+    let tenant = table
+        .tenants
+        .identify(headers)
+        .map_err(|error| Failure::InvalidKey { message: error.message() })?;
+    journal.record().tenant = Arc::clone(tenant.name());
+    Ok(tenant)
+}
+
+fn parse(dialect: Dialect, body: &[u8]) -> Result<Fields<'_>, Failure> {
+    if body.is_empty() {
+        return Ok(Fields { choices: 1, ..Fields::default() });
+    }
+    fields::parse(dialect, body).map_err(bad_field)
+}
+
+fn bad_field(error: FieldError) -> Failure {
+    match error {
+        FieldError::MissingModel => Failure::MissingModel,
+        other => Failure::bad_request(other.message(), other.param()),
+    }
+}
+
+fn find_route<'t>(
+    table: &'t Table,
+    tenant: &TenantRef,
+    dialect: Dialect,
+    fields: &Fields<'_>,
+    body: &[u8],
+) -> Result<&'t Arc<RouteState>, Failure> {
+    let model = fields.model.as_deref();
+    if !body.is_empty() {
+        fields.required_model(dialect).map_err(bad_field)?;
+    }
+    let route = table.route(model)?;
+    let may_use = tenant.may_use(&route.config.name) || model.is_some_and(|m| tenant.may_use(m));
+    if may_use { Ok(route) } else { Err(Failure::ModelNotFound { model: model.unwrap_or_default().into() }) }
+}
+
+/// Identity, size and class of the prompt, and the bytes that go upstream.
+fn classify(
+    table: &Arc<Table>,
+    route: &Arc<RouteState>,
+    journal: &mut Journal,
+    fields: &Fields<'_>,
+    body: &Bytes,
+) -> Prepared {
+    let record = journal.record();
+    let asked = fields.model.as_deref();
+    let upstream_model = route.config.upstream_model.as_deref();
+    let model = upstream_model.or(asked);
+    let prompt = Prompt::read(record.dialect, fields, model.unwrap_or_default(), table.seed);
+    let tokens = route.pools.first().map_or(Tokens(0), |(pool, _)| prompt.size.tokens(&pool.ratio));
+    let edits = Edits {
+        model: upstream_model.filter(|_| route.config.model != ModelMatch::Any),
+        ask_usage: route.config.ask_usage,
+    };
+    let spliced = splice(record.dialect, body, fields, edits);
+    record.route = Arc::clone(&route.config.name);
+    record.model = label(route, model);
+    record.is_stream = fields.is_stream && record.dialect.generates();
+    record.estimated_input = tokens;
+    record.class = class_of(&table.config.classes, tokens);
+    Prepared {
+        table: Arc::clone(table),
+        route: Arc::clone(route),
+        body: spliced.body,
+        held: HeldBody::empty(),
+        prompt,
+        tokens,
+        is_stream: record.is_stream,
+        withhold_usage: spliced.withhold_usage,
+        echo: fields.echo,
+        model: model.map(Arc::from),
+        timeouts: route.config.timeouts,
+        session: None,
+        pinned: None,
+        read: Stamp::default(),
+    }
+}
+
+/// The model's name as a label: only names that a pool lists or the configuration holds, else `other`.
+fn label(route: &RouteState, model: Option<&str>) -> Arc<str> {
+    let Some(model) = model else { return "none".into() };
+    for (pool, _) in &route.pools {
+        for replica in pool.replicas().iter() {
+            if let Some(known) = replica.models.load().iter().find(|m| &*m.id == model) {
+                return Arc::clone(&known.id);
+            }
+        }
+    }
+    match (&route.config.upstream_model, &route.config.model) {
+        (Some(name), _) | (None, ModelMatch::Named(name)) if &**name == model => Arc::clone(name),
+        _ => "other".into(),
+    }
+}
+
+fn pinned(gateway: &Gateway, route: &RouteState, fields: &Fields<'_>) -> Result<Option<Arc<Replica>>, Failure> {
+    let Some(id) = fields.previous_response_id.as_deref() else { return Ok(None) };
+    let url = gateway.pins.replica_of(id).ok_or(Failure::PreviousResponseNotFound)?;
+    let of_url = |r: &Arc<Replica>| r.url == url;
+    route
+        .pools
+        .iter()
+        .find_map(|(pool, _)| pool.replicas().iter().find(|r| of_url(r)).cloned())
+        .filter(|replica| replica.is_ready())
+        .map(Some)
+        .ok_or(Failure::PreviousResponseNotFound)
+}
+
+/// What the client may set, its SLO, and whether its prompt kills replicas.
+fn admit(
+    gateway: &Gateway,
+    mut prepared: Prepared,
+    journal: &mut Journal,
+    headers: &HeaderMap,
+) -> Result<Prepared, Failure> {
+    let route = Arc::clone(&prepared.route);
+    if route.config.client_may.timeout
+        && let Some(wish) = seconds(headers, "x-request-timeout")?
+    {
+        prepared.timeouts.total = prepared.timeouts.total.min(wish);
+    }
+    let table = &prepared.table;
+    let wish = text(headers, "x-slo-class").filter(|_| route.config.client_may.slo_class);
+    let class = match wish {
+        Some(name) => table.config.slo.get_key_value(&*name).map(|(known, _)| Arc::clone(known)).ok_or_else(
+            || Failure::bad_request("x-slo-class names no SLO class of this gateway", None),
+        )?,
+        None => Arc::clone(&route.config.slo),
+    };
+    let record = journal.record();
+    record.slo = table.slo(&class, prepared.tokens);
+    record.slo_class = class;
+    prepared.session = headers.get("x-session-id").map(|v| v.as_bytes().into());
+    let now = gateway.clock.now();
+    let prompt = prepared.prompt.chain.whole();
+    if let Some(left) = route.pools.iter().find_map(|(pool, _)| pool.is_poison(prompt, now)) {
+        return Err(Failure::SuspectedPoison { retry_after: left });
+    }
+    gateway.retries.deposit(&table.config.retry);
+    journal.record().at.admitted = Some(now);
+    Ok(prepared)
+}
+
+fn seconds(headers: &HeaderMap, name: &'static str) -> Result<Option<Duration>, Failure> {
+    let Some(value) = text(headers, name) else { return Ok(None) };
+    let wish = value.parse::<f64>().ok().filter(|s| *s > 0.0).map(Duration::try_from_secs_f64);
+    match wish {
+        Some(Ok(wish)) => Ok(Some(wish)),
+        _ => Err(Failure::bad_request(format!("{name} must be a positive number of seconds"), None)),
+    }
+}
+
+fn text<'h>(headers: &'h HeaderMap, name: &str) -> Option<Cow<'h, str>> {
+    headers.get(name).map(|v| String::from_utf8_lossy(v.as_bytes()))
+}
+
+/// Before its body is read a request has no route, so the longest bound of any route holds.
+fn default_stall(table: &Table) -> Duration {
+    table.config.routes.iter().map(|r| r.timeouts.client_stall).max().unwrap_or(Duration::from_secs(60))
+}
