@@ -3,6 +3,7 @@
 //! Everything here is pure and borrows from the body, which is forwarded as it came. The body itself is read
 //! elsewhere, bounded and once.
 
+mod canonical;
 pub mod chain;
 pub mod class;
 pub mod dialect;
