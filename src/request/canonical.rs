@@ -142,6 +142,9 @@ impl Walk {
 
     /// A member of a message or of a content part that is not its text.
     fn member(&mut self, key: &str, cursor: &mut Cursor<'_>) -> Result<(), Fault> {
+        if cursor.ahead() == Kind::Null {
+            return Ok(());
+        }
         match key {
             "cache_control" => Ok(()),
             // `output` is what a tool gave back to a model of the responses API.
@@ -159,9 +162,8 @@ impl Walk {
 
     fn field(&mut self, key: &str, cursor: &mut Cursor<'_>) -> Result<(), Fault> {
         let value = cursor.value()?;
-        let says_nothing = value.kind() == Kind::Null
-            || key == "type"
-                && matches!(value.escaped(), Some("message" | "text" | "input_text" | "output_text"));
+        let says_nothing = key == "type"
+            && matches!(value.escaped(), Some("message" | "text" | "input_text" | "output_text"));
         if !says_nothing {
             self.key(key);
             self.text(value.text());

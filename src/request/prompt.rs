@@ -158,7 +158,7 @@ mod tests {
         let plain = chat(&json!([{"role":"user","content":long("hello")}])).chain;
         for same in [
             json!([{"role":"user","content":[{"type":"text","text":long("hello")}]}]),
-            json!([{"role":"user","name":null,"content":[{"type":"text","text":long("hello"),
+            json!([{"role":"user","name":null,"audio":null,"content":[{"type":"text","text":long("hello"),
                 "cache_control":{"type":"ephemeral"}}]}]),
         ] {
             assert_eq!(chat(&same).chain, plain, "{same}");
