@@ -320,21 +320,22 @@ impl<'a> Cursor<'a> {
 /// How many bytes at the start of `bytes` a JSON string may hold as they are: up to a quote, a backslash or a
 /// control character.
 fn plain_len(bytes: &[u8]) -> usize {
-    let (chunks, _) = bytes.as_chunks::<32>();
-    // No early exit inside a chunk, so that the compiler makes vector compares of it.
-    let clean =
-        chunks.iter().take_while(|chunk| !chunk.iter().fold(false, |hit, b| hit | is_stop(*b))).count();
-    let rest = bytes.get(clean * 32..).unwrap_or_default();
-    let (words, _) = rest.as_chunks::<8>();
-    let mut len = clean * 32;
-    for word in words {
-        let stops = stop_bits(u64::from_le_bytes(*word));
-        if stops != 0 {
-            return len + stops.trailing_zeros() as usize / 8;
-        }
-        len += 8;
+    // Code is dense in escapes: look at one word before setting up for a long run.
+    if let Some(word) = bytes.first_chunk::<8>()
+        && let Some(stop) = first_stop(*word)
+    {
+        return stop;
     }
-    let tail = bytes.get(len..).unwrap_or_default();
+    // No early exit inside a chunk, so that the compiler makes vector compares of it.
+    let is_clean = |chunk: &&[u8; 32]| !chunk.iter().fold(false, |hit, b| hit | is_stop(*b));
+    let mut len = bytes.as_chunks::<32>().0.iter().take_while(is_clean).count() * 32;
+    let (words, tail) = bytes.get(len..).unwrap_or_default().as_chunks::<8>();
+    for word in words {
+        match first_stop(*word) {
+            Some(stop) => return len + stop,
+            None => len += 8,
+        }
+    }
     len + tail.iter().position(|b| is_stop(*b)).unwrap_or(tail.len())
 }
 
@@ -342,11 +343,15 @@ fn is_stop(byte: u8) -> bool {
     (byte < 0x20) | (byte == b'"') | (byte == b'\\')
 }
 
-/// The high bit of every stop byte of a little-endian word. Bits above the lowest one set may be wrong (a borrow
-/// runs upwards), which is why only the lowest is used.
-fn stop_bits(word: u64) -> u64 {
+/// The place of the first stop byte of eight.
+fn first_stop(word: [u8; 8]) -> Option<usize> {
+    let word = u64::from_le_bytes(word);
+    // The high bit of every byte below the limit. Bits above the lowest one set may be wrong (a borrow runs upwards),
+    // which does no harm, as only the lowest is used.
     let below = |word: u64, limit: u64| word.wrapping_sub(ONES * limit) & !word & (ONES * 0x80);
-    below(word, 0x20) | below(word ^ (ONES * u64::from(b'"')), 1) | below(word ^ (ONES * u64::from(b'\\')), 1)
+    let quotes = below(word ^ (ONES * u64::from(b'"')), 1);
+    let stops = below(word, 0x20) | quotes | below(word ^ (ONES * u64::from(b'\\')), 1);
+    (stops != 0).then_some(stops.trailing_zeros() as usize / 8)
 }
 
 const ONES: u64 = 0x0101_0101_0101_0101;

@@ -1,9 +1,10 @@
 //! What a request says: its dialect, its fields, its prompt's identity and size, and who asks.
 //!
-//! Everything here is pure and borrows from the body, which is forwarded as it came. The body itself is read
-//! elsewhere, bounded and once.
+//! [`body`] reads it whole, bounded and once; everything else here is pure and borrows from its bytes, which are
+//! forwarded as they came.
 
 pub mod body;
+mod canonical;
 pub mod chain;
 pub mod class;
 pub mod dialect;

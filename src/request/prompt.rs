@@ -1,18 +1,14 @@
-//! The canonical bytes of a prompt: what the engine will make its tokens of, in the engine's order.
+//! Identity and size of a prompt, before the engine has seen it.
 //!
-//! Tools come first, then system text, then messages, as chat templates put them. A message is its members in the
-//! order given, with no closing mark: a conversation with one more turn begins with the bytes of the shorter one.
-//! Strings go in as they are escaped, since one client escapes alike in every turn. What changes from turn to
-//! turn without reaching the prompt (`cache_control`, `null` members, text given as a string or as one part) is left
-//! out. An image, sound or file stands for a fixed number of bytes made of its digest, because its tokens do not grow
-//! with its base64.
+//! The prefix chain says which replica may have the prompt's beginning in its cache; the size says how much work the
+//! rest is. Both come from one walk over the parsed fields (`canonical`), made once per request.
 //!
-//! Nothing is copied together: the bytes go straight into the chain.
+//! There is no tokenizer here: sizes are estimates unless the client sent token ids.
 
-use crate::request::chain::{ChainBuilder, ChainSeed, FINE_BLOCK, PrefixChain, Root, Unit};
+use crate::request::canonical::Walk;
+use crate::request::chain::{ChainSeed, PrefixChain, Root};
 use crate::request::dialect::Dialect;
 use crate::request::fields::Fields;
-use crate::request::json::{Cursor, Fault, Kind, Raw};
 use crate::request::ratio::TokenRatio;
 use crate::units::Tokens;
 
@@ -64,21 +60,12 @@ impl Prompt {
         let given = &fields.prompt;
         let longest = [given.messages, given.prompt, given.input];
         let room = longest.iter().flatten().map(|raw| raw.text().len()).sum();
-        let mut walk = Walk {
-            chain: ChainBuilder::new(seed, root).with_room_for(room),
-            seed,
-            media: 0,
-            token_ids: 0,
-            is_text: false,
-        };
+        let mut walk = Walk::new(seed, root, room);
         // The fields were validated when they were parsed: a walk over them cannot meet a fault.
         let _never_faults = walk.request(dialect, fields);
         walk.finish()
     }
 }
-
-/// What an image, a sound or a file counts for: about a thousand tokens.
-const MEDIA_BYTES: usize = 4096;
 
 /// Requests that the engine renders differently share no prefix.
 fn template(dialect: Dialect, fields: &Fields<'_>) -> u8 {
@@ -91,271 +78,6 @@ fn template(dialect: Dialect, fields: &Fields<'_>) -> u8 {
         Dialect::Detokenize | Dialect::Extra => 5,
     }
 }
-
-struct Walk {
-    chain: ChainBuilder,
-    seed: ChainSeed,
-    media: u32,
-    token_ids: u64,
-    is_text: bool,
-}
-
-impl Walk {
-    fn request(&mut self, dialect: Dialect, fields: &Fields<'_>) -> Result<(), Fault> {
-        let given = &fields.prompt;
-        match dialect {
-            Dialect::Chat
-            | Dialect::Messages
-            | Dialect::CountTokens
-            | Dialect::Tokenize
-            | Dialect::Embeddings
-            | Dialect::Classify
-            | Dialect::Pooling => {
-                self.each(given.tools, Self::tool)?;
-                self.system(given.system)?;
-                self.each(given.messages, Self::message)?;
-                self.texts_of(given.prompt)?;
-                self.texts_of(given.input)
-            }
-            Dialect::Responses => {
-                self.each(given.tools, Self::tool)?;
-                self.system(given.instructions)?;
-                match given.input {
-                    Some(input) if input.kind() == Kind::Str => self.said_by("user", input),
-                    input => self.each(input, Self::message),
-                }
-            }
-            Dialect::Completions => self.texts_of(given.prompt),
-            Dialect::Rerank => self.list_of([given.query, given.documents]),
-            Dialect::Score => self.list_of([given.text_1, given.text_2]),
-            Dialect::Detokenize => self.texts_of(given.tokens),
-            Dialect::Extra => Ok(()),
-        }
-    }
-
-    fn finish(mut self) -> Prompt {
-        let exact_tokens = Some(Tokens(self.token_ids)).filter(|n| n.0 > 0 && !self.is_text);
-        if exact_tokens.is_some() {
-            self.chain.set_unit(Unit::TokenIds);
-        }
-        let chain = self.chain.finish();
-        Prompt { size: PromptSize { bytes: chain.bytes(), media: self.media, exact_tokens }, chain }
-    }
-
-    fn each(
-        &mut self,
-        list: Option<Raw<'_>>,
-        element: fn(&mut Self, &mut Cursor<'_>) -> Result<(), Fault>,
-    ) -> Result<(), Fault> {
-        let Some(list) = list else { return Ok(()) };
-        match list.kind() {
-            Kind::Array => list.cursor().array(|cursor| element(self, cursor)),
-            // The engine will refuse it; until then it is some text like any other.
-            _ => self.verbatim(&mut list.cursor()),
-        }
-    }
-
-    fn tool(&mut self, cursor: &mut Cursor<'_>) -> Result<(), Fault> {
-        self.mark(TOOL);
-        self.verbatim(cursor)
-    }
-
-    fn system(&mut self, text: Option<Raw<'_>>) -> Result<(), Fault> {
-        text.map_or(Ok(()), |text| self.said_by("system", text))
-    }
-
-    /// The same bytes as `{"role": role, "content": content}` gives.
-    fn said_by(&mut self, role: &str, content: Raw<'_>) -> Result<(), Fault> {
-        self.mark(MESSAGE);
-        self.key("role");
-        for piece in ["\"", role, "\""] {
-            self.text(piece);
-        }
-        self.content(&mut content.cursor())
-    }
-
-    fn message(&mut self, cursor: &mut Cursor<'_>) -> Result<(), Fault> {
-        self.mark(MESSAGE);
-        if cursor.ahead() != Kind::Object {
-            return self.content(cursor);
-        }
-        cursor.object(|key, cursor| match key.escaped().unwrap_or_default() {
-            "content" => self.content(cursor),
-            key => self.member(key, cursor),
-        })
-    }
-
-    fn content(&mut self, cursor: &mut Cursor<'_>) -> Result<(), Fault> {
-        match cursor.ahead() {
-            Kind::Str => self.string(cursor),
-            Kind::Array => cursor.array(|cursor| match cursor.ahead() {
-                Kind::Str => self.string(cursor),
-                _ => self.part(cursor),
-            }),
-            Kind::Null => Ok(()),
-            _ => self.part(cursor),
-        }
-    }
-
-    fn part(&mut self, cursor: &mut Cursor<'_>) -> Result<(), Fault> {
-        if cursor.ahead() != Kind::Object {
-            return self.verbatim(cursor);
-        }
-        cursor.object(|key, cursor| match (key.escaped().unwrap_or_default(), cursor.ahead()) {
-            ("text", Kind::Str) => self.string(cursor),
-            (key, _) => self.member(key, cursor),
-        })
-    }
-
-    /// A member of a message or of a content part that is not its text.
-    fn member(&mut self, key: &str, cursor: &mut Cursor<'_>) -> Result<(), Fault> {
-        match key {
-            "cache_control" => Ok(()),
-            // `output` is what a tool gave back to a model of the responses API.
-            "content" | "output" => self.content(cursor),
-            "image_url" | "input_audio" | "audio_url" | "video_url" | "image" | "audio" | "video"
-            | "file" | "file_data" | "file_url" | "file_id" | "image_embeds" => {
-                let media = cursor.value()?;
-                self.media(media);
-                Ok(())
-            }
-            "source" => self.source(cursor),
-            key => self.field(key, cursor),
-        }
-    }
-
-    fn field(&mut self, key: &str, cursor: &mut Cursor<'_>) -> Result<(), Fault> {
-        let value = cursor.value()?;
-        let says_nothing = value.kind() == Kind::Null
-            || key == "type"
-                && matches!(value.escaped(), Some("message" | "text" | "input_text" | "output_text"));
-        if !says_nothing {
-            self.key(key);
-            self.text(value.text());
-        }
-        Ok(())
-    }
-
-    fn source(&mut self, cursor: &mut Cursor<'_>) -> Result<(), Fault> {
-        let source = cursor.value()?;
-        if is_text_source(source)? {
-            self.text(source.text());
-        } else {
-            self.media(source);
-        }
-        Ok(())
-    }
-
-    fn media(&mut self, media: Raw<'_>) {
-        self.media = self.media.saturating_add(1);
-        let digest = self.seed.hash(media.text().as_bytes());
-        let mut block = [0; FINE_BLOCK];
-        for word in block.as_chunks_mut::<8>().0 {
-            *word = digest.to_le_bytes();
-        }
-        self.mark(MEDIA);
-        for _ in 0..MEDIA_BYTES / FINE_BLOCK {
-            self.chain.feed(&block);
-        }
-    }
-
-    fn texts_of(&mut self, given: Option<Raw<'_>>) -> Result<(), Fault> {
-        given.map_or(Ok(()), |given| self.texts(&mut given.cursor()))
-    }
-
-    fn list_of(&mut self, given: [Option<Raw<'_>>; 2]) -> Result<(), Fault> {
-        for text in given.into_iter().flatten() {
-            self.chain.feed(NEXT_TEXT);
-            self.texts(&mut text.cursor())?;
-        }
-        Ok(())
-    }
-
-    /// A text, token ids, or a list of either: the engine takes each of a list as a prompt of its own.
-    fn texts(&mut self, cursor: &mut Cursor<'_>) -> Result<(), Fault> {
-        match cursor.ahead() {
-            Kind::Number => self.token_id(cursor),
-            Kind::Array => {
-                let mut is_first = true;
-                cursor.array(|cursor| {
-                    if !std::mem::replace(&mut is_first, false) && cursor.ahead() != Kind::Number {
-                        self.chain.feed(NEXT_TEXT);
-                    }
-                    self.texts(cursor)
-                })
-            }
-            Kind::Str => {
-                let text = cursor.value()?;
-                self.text(text.escaped().unwrap_or_default());
-                Ok(())
-            }
-            _ => self.part(cursor),
-        }
-    }
-
-    fn token_id(&mut self, cursor: &mut Cursor<'_>) -> Result<(), Fault> {
-        let number = cursor.value()?.text();
-        if let Ok(id) = number.parse::<u32>() {
-            self.token_ids += 1;
-            self.chain.feed(&id.to_le_bytes());
-        } else {
-            self.text(number);
-        }
-        Ok(())
-    }
-
-    fn string(&mut self, cursor: &mut Cursor<'_>) -> Result<(), Fault> {
-        let text = cursor.value()?;
-        self.mark(TEXT);
-        self.text(text.escaped().unwrap_or_default());
-        Ok(())
-    }
-
-    fn verbatim(&mut self, cursor: &mut Cursor<'_>) -> Result<(), Fault> {
-        let value = cursor.value()?;
-        self.text(value.text());
-        Ok(())
-    }
-
-    fn key(&mut self, key: &str) {
-        self.mark(KEY);
-        self.text(key);
-        self.mark(VALUE);
-    }
-
-    fn text(&mut self, text: &str) {
-        self.is_text = true;
-        self.chain.feed(text.as_bytes());
-    }
-
-    fn mark(&mut self, mark: u8) {
-        self.chain.feed(&[mark]);
-    }
-}
-
-/// Whether a document's `source` holds its text (`{"type":"text","data":…}`) rather than a file.
-fn is_text_source(source: Raw<'_>) -> Result<bool, Fault> {
-    let mut is_text = false;
-    if source.kind() == Kind::Object {
-        source.cursor().object(|key, cursor| {
-            let value = cursor.value()?;
-            is_text |= key.escaped() == Some("type") && matches!(value.escaped(), Some("text" | "content"));
-            Ok::<_, Fault>(())
-        })?;
-    }
-    Ok(is_text)
-}
-
-// Control characters cannot stand in a JSON string as they are, so no text can pretend to be a mark.
-const MESSAGE: u8 = 0x1e;
-const TEXT: u8 = 0x1f;
-const KEY: u8 = 0x1d;
-const VALUE: u8 = 0x1c;
-const TOOL: u8 = 0x1b;
-const MEDIA: u8 = 0x1a;
-
-/// Not UTF-8, and as wide as a token id.
-const NEXT_TEXT: &[u8] = &[0xff; 4];
 
 #[cfg(test)]
 mod tests {
@@ -436,7 +158,7 @@ mod tests {
         let plain = chat(&json!([{"role":"user","content":long("hello")}])).chain;
         for same in [
             json!([{"role":"user","content":[{"type":"text","text":long("hello")}]}]),
-            json!([{"role":"user","name":null,"content":[{"type":"text","text":long("hello"),
+            json!([{"role":"user","name":null,"audio":null,"content":[{"type":"text","text":long("hello"),
                 "cache_control":{"type":"ephemeral"}}]}]),
         ] {
             assert_eq!(chat(&same).chain, plain, "{same}");

@@ -268,5 +268,33 @@ mod tests {
             }
             prop_assert_eq!(serde_json::from_str::<Value>(&after).unwrap(), body);
         }
+
+        #[test]
+        fn taking_the_insertion_out_gives_the_original(
+            rest in prop::collection::hash_map("[a-z{\"\\\\]{0,6}", ".{0,20}", 0..5), space in "[ \n]{0,3}",
+        ) {
+            let mut body = json!(rest);
+            body["stream"] = json!(true);
+            let text = format!("{space}{body}{space}");
+            let (after, _) = spliced(Dialect::Chat, &text, ASK);
+            prop_assert_eq!(after.replacen(r#""stream_options":{"include_usage":true},"#, "", 1), text);
+        }
+
+        #[test]
+        fn no_body_panics_or_loses_its_grammar(
+            tokens in prop::collection::vec(prop::sample::select(vec![
+                "{", "}", ",", ":", "\"stream_options\"", "\"include_usage\"", "\"model\"", "\"m\"", "null", "true", "false", " ",
+            ]), 0..16),
+        ) {
+            let options = tokens.concat();
+            for text in [format!("{{\"stream\":true,\"stream_options\":{{{options}}}}}"), format!("{{\"stream\":true{options}}}")] {
+                let body = Bytes::from(text);
+                if let Ok(fields) = parse(Dialect::Chat, &body) {
+                    let edits = Edits { model: Some("new"), ask_usage: true };
+                    let after = splice(Dialect::Chat, &body, &fields, edits).body;
+                    prop_assert!(parse(Dialect::Chat, &after).is_ok());
+                }
+            }
+        }
     }
 }
