@@ -9,6 +9,7 @@ pub mod config;
 pub mod error;
 pub mod fleet;
 pub mod gateway;
+pub mod journal;
 pub mod listener;
 pub mod observe;
 pub mod record;

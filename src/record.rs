@@ -232,6 +232,8 @@ pub struct Record {
     pub longest_gap_at: Option<Stamp>,
     /// Response id as the engine gave it.
     pub response_id: Option<Box<str>>,
+    /// Model as the engine names it in its answer.
+    pub response_model: Option<Box<str>>,
     /// Distinct finish reasons, in order.
     pub finish_reasons: Vec<Box<str>>,
     /// Bytes of the request body.

@@ -5,6 +5,7 @@
 
 pub mod call;
 pub mod metrics_text;
+pub mod pick;
 pub mod probe;
 pub mod registry;
 pub mod replica;

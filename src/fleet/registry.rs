@@ -4,7 +4,6 @@
 //! what is new, and drains what is gone: its streams end in their own time, its tasks stop.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use arc_swap::ArcSwap;
 use dashmap::DashMap;
@@ -21,7 +20,8 @@ use crate::config::{Config, Pool, ReplicaSpec};
 use crate::error::ReplicaFailure;
 use crate::record::Served;
 use crate::request::ratio::TokenRatio;
-use crate::routing::prefix_index::PrefixIndex;
+use crate::routing::prefix_index::{PrefixIndex, capacity_of};
+use crate::routing::{PoolModel, SlotSet};
 use crate::upstream::connect::Connector;
 use crate::upstream::pool;
 
@@ -32,13 +32,14 @@ pub struct PoolState {
     pub name: Arc<str>,
     /// Which replica has which prefix.
     pub index: PrefixIndex,
+    /// What was learned of their speed.
+    pub model: PoolModel,
     /// Learned bytes per token of its model.
     pub ratio: TokenRatio,
     config: ArcSwap<Pool>,
     replicas: ArcSwap<Vec<Arc<Replica>>>,
-    next_slot: AtomicU32,
     /// Prompts that were in flight when an attempt broke, until the replica proves alive or dead.
-    suspects: Mutex<Vec<(u64, u32, Stamp)>>,
+    suspects: Mutex<Vec<(u64, usize, Stamp)>>,
     deaths: DashMap<u64, (u32, Stamp)>,
 }
 
@@ -46,11 +47,11 @@ impl PoolState {
     fn new(config: &Pool) -> Arc<Self> {
         Arc::new(Self {
             name: Arc::clone(&config.name),
-            index: PrefixIndex::default(),
+            index: PrefixIndex::new(SLOTS),
+            model: PoolModel::new(SLOTS),
             ratio: TokenRatio::default(),
             config: ArcSwap::from_pointee(config.clone()),
             replicas: ArcSwap::default(),
-            next_slot: AtomicU32::new(0),
             suspects: Mutex::default(),
             deaths: DashMap::new(),
         })
@@ -149,8 +150,7 @@ impl PoolState {
     pub fn learn_capacity(&self, replica: &Replica) {
         let Some(signals) = replica.signals.load_full() else { return };
         let (Some(tokens), Some(blocks)) = (signals.block_tokens, signals.total_blocks) else { return };
-        let bytes = self.ratio.bytes_of(crate::units::Tokens(tokens.saturating_mul(blocks)));
-        self.index.set_capacity(replica.slot, usize::try_from(bytes / BLOCK_BYTES).unwrap_or(usize::MAX));
+        self.index.set_capacity(replica.slot, capacity_of(blocks, tokens, self.ratio.bytes_per_token()));
     }
 }
 
@@ -220,23 +220,25 @@ impl Fleet {
             let same = |r: &&Arc<Replica>| r.endpoint == spec.endpoint && r.served.replica == spec.name;
             before.iter().find(same).filter(|r| r.served.revision == config.revision).cloned()
         };
-        let after: Vec<_> = config
-            .replicas
-            .iter()
-            .map(|spec| kept(spec).unwrap_or_else(|| self.start(state, config, spec)))
-            .collect();
+        let mut after: Vec<_> = config.replicas.iter().filter_map(kept).collect();
         for gone in before.iter().filter(|r| !after.iter().any(|a| Arc::ptr_eq(a, r))) {
             retire(gone);
-            state.index.forget(gone.slot);
+        }
+        for spec in config.replicas.iter().filter(|spec| kept(spec).is_none()) {
+            let used: SlotSet = before.iter().chain(&after).map(|r| r.slot).collect();
+            let Some(slot) = (0..SLOTS).find(|slot| !used.contains(*slot)) else { break };
+            state.index.forget(slot);
+            state.model.forget(slot);
+            after.push(self.start(state, config, spec, slot));
         }
         state.replicas.store(Arc::new(after));
     }
 
-    fn start(&self, pool: &Arc<PoolState>, config: &Pool, spec: &ReplicaSpec) -> Arc<Replica> {
+    fn start(&self, pool: &Arc<PoolState>, config: &Pool, spec: &ReplicaSpec, slot: usize) -> Arc<Replica> {
         let endpoint = spec.endpoint.clone();
         let host = HeaderValue::from_str(&endpoint.authority());
         let replica = Replica::new(ReplicaParts {
-            slot: pool.next_slot.fetch_add(1, Ordering::Relaxed),
+            slot,
             served: Served {
                 pool: Arc::clone(&pool.name),
                 revision: Arc::clone(&config.revision),
@@ -279,4 +281,5 @@ const IN_A_ROW: u32 = 3;
 const SUSPECT_FOR: std::time::Duration = std::time::Duration::from_secs(15);
 const POISON_FOR: std::time::Duration = std::time::Duration::from_secs(600);
 const MAX_SUSPECTS: usize = 10_000;
-const BLOCK_BYTES: u64 = 256;
+/// Replicas that one pool can have at once.
+const SLOTS: usize = 512;

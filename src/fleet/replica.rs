@@ -21,15 +21,14 @@ use super::vitals::Vitals;
 use crate::clock::Stamp;
 use crate::config::Endpoint;
 use crate::record::Served;
-use crate::routing::load::ReplicaLoad;
-use crate::routing::predictor::PredictorCell;
+use crate::routing::{LoadView, ReplicaLoad};
 use crate::upstream::pool::Pool;
 
 /// A replica; lives as long as a request or the configuration refers to it.
 #[derive(Debug)]
 pub struct Replica {
     /// Bit of this replica in its pool's prefix index; never reused while the pool lives.
-    pub slot: u32,
+    pub slot: usize,
     /// Its labels.
     pub served: Served,
     /// Where it is.
@@ -46,8 +45,6 @@ pub struct Replica {
     pub vitals: Arc<Vitals>,
     /// Our work on it.
     pub load: Arc<ReplicaLoad>,
-    /// What was learned of its speed.
-    pub predictor: PredictorCell,
     /// The engine's own figures.
     pub signals: ArcSwapOption<Scraped>,
     /// Models that it lists.
@@ -65,8 +62,8 @@ pub struct Replica {
 pub struct Scraped {
     /// When the page was read.
     pub at: Stamp,
-    /// Requests of ours in flight when the scrape was sent.
-    pub own_inflight: u64,
+    /// Our own load when the scrape was sent.
+    pub own: LoadView,
     /// Running requests.
     pub running: f64,
     /// Waiting requests.
@@ -94,7 +91,7 @@ pub struct Model {
 #[derive(Debug)]
 pub struct ReplicaParts {
     /// Bit in the prefix index.
-    pub slot: u32,
+    pub slot: usize,
     /// Labels.
     pub served: Served,
     /// Where.
@@ -119,8 +116,7 @@ impl Replica {
             host: parts.host,
             connections: parts.connections,
             vitals: Arc::new(Vitals::default()),
-            load: Arc::new(ReplicaLoad::default()),
-            predictor: PredictorCell::default(),
+            load: ReplicaLoad::new(),
             signals: ArcSwapOption::empty(),
             models: ArcSwap::default(),
             removed: CancellationToken::new(),
@@ -193,24 +189,34 @@ impl Replica {
         (FIRST_HOLD_OFF * (1 << doublings)).min(interval)
     }
 
-    /// The figures of the last scrapes, unless they are older than ten intervals.
+    /// The figures of the last scrape with our own load at that time, unless older than ten intervals.
     #[must_use]
-    pub fn fresh_signals(&self, now: Stamp, interval: Duration) -> Option<Arc<Scraped>> {
-        self.signals.load_full().filter(|s| now.since(s.at) <= interval * 10)
+    pub fn engine_signals(
+        &self,
+        now: Stamp,
+        interval: Duration,
+        batch_limit: Option<u64>,
+    ) -> Option<(EngineSignals, LoadView)> {
+        let scraped = self.signals.load();
+        let scraped = scraped.as_ref()?;
+        let age = now.since(scraped.at);
+        let signals = EngineSignals {
+            age,
+            running: scraped.running,
+            waiting: scraped.waiting,
+            kv_cache_usage: scraped.kv_cache_usage,
+            batch_limit,
+            block_tokens: scraped.block_tokens,
+            total_blocks: scraped.total_blocks,
+        };
+        (age <= interval * 10).then_some((signals, scraped.own))
     }
 
     /// How it looks from outside.
     #[must_use]
     pub fn status(&self, now: Stamp, interval: Duration, batch_limit: Option<u64>) -> ReplicaStatus {
-        let signals = self.fresh_signals(now, interval).map(|s| EngineSignals {
-            age: now.since(s.at),
-            running: s.running,
-            waiting: s.waiting,
-            kv_cache_usage: s.kv_cache_usage,
-            batch_limit,
-            block_tokens: s.block_tokens,
-            total_blocks: s.total_blocks,
-        });
+        let signals = self.engine_signals(now, interval, batch_limit).map(|(signals, _)| signals);
+        let load = self.load.view();
         ReplicaStatus {
             pool: Arc::clone(&self.served.pool),
             revision: Arc::clone(&self.served.revision),
@@ -218,8 +224,8 @@ impl Replica {
             url: Arc::clone(&self.url),
             state: self.state(),
             reason: Arc::clone(&self.reason.lock()),
-            inflight: self.load.requests(),
-            inflight_prompt_tokens: self.load.waiting_tokens().0,
+            inflight: load.inflight,
+            inflight_prompt_tokens: load.waiting_tokens.0,
             signals,
             connections: self.connections.open(),
             models: self.models.load().iter().map(|m| Arc::clone(&m.id)).collect(),

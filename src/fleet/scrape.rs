@@ -13,6 +13,7 @@ use super::metrics_text;
 use super::registry::PoolState;
 use super::replica::{Replica, Scraped};
 use crate::clock::Clock;
+use crate::routing::LoadView;
 use crate::upstream::connect::Connector;
 
 /// Scrapes one replica until it is removed.
@@ -47,7 +48,7 @@ impl Scraper {
 
     /// One scrape; `false` when the engine has no such page.
     async fn scrape(&self, interval: Duration) -> bool {
-        let own_inflight = self.replica.load.requests();
+        let own = self.replica.load.view();
         let config = self.pool.config();
         let call = Call {
             endpoint: &self.replica.endpoint,
@@ -58,7 +59,7 @@ impl Scraper {
         };
         match call.send(&self.connector).await {
             Ok((StatusCode::OK, page)) => {
-                self.take(&String::from_utf8_lossy(&page), own_inflight);
+                self.take(&String::from_utf8_lossy(&page), own);
                 self.connects();
                 true
             }
@@ -83,7 +84,7 @@ impl Scraper {
         }
     }
 
-    fn take(&self, page: &str, own_inflight: u64) {
+    fn take(&self, page: &str, own: LoadView) {
         let figures = metrics_text::parse(page);
         let (Some(running), Some(waiting)) = (figures.running, figures.waiting) else { return };
         let before = self.replica.signals.load_full();
@@ -96,7 +97,7 @@ impl Scraper {
         }
         self.replica.signals.store(Some(Arc::new(Scraped {
             at: self.clock.now(),
-            own_inflight,
+            own,
             running,
             waiting,
             kv_cache_usage: figures.kv_cache_usage.unwrap_or(0.0),

@@ -13,8 +13,9 @@ use http::{HeaderValue, Request};
 use http_body_util::Full;
 
 use super::Gateway;
-use super::journal::Journal;
-use super::picker::{self, Pick};
+use crate::journal::Journal;
+use super::picker;
+use crate::fleet::pick::Pick;
 use super::prepare::Prepared;
 use crate::clock::Stamp;
 use crate::error::{Failure, ReplicaFailure};
@@ -23,7 +24,6 @@ use crate::observe::trace_context;
 use crate::record;
 use crate::relay::reader::StreamShape;
 use crate::relay::watch::{KillSwitch, Limits, Watch};
-use crate::routing::slots::SlotSet;
 use crate::upstream::attempt::{Answer, AttemptError, AttemptMoments, Deadlines, Order, WholeAnswer};
 use crate::upstream::headers::{self, Credential, Upstream};
 
@@ -38,7 +38,7 @@ pub struct Exchange {
     /// Its record in the making.
     pub journal: Journal,
     kill: KillSwitch,
-    tried: SlotSet,
+    tried: picker::Tried,
     retried_unsent: u32,
     retried_started: bool,
 }
@@ -73,7 +73,7 @@ impl Exchange {
             parts,
             journal,
             kill: listener::kill_switch(),
-            tried: SlotSet::new(),
+            tried: picker::Tried::new(),
             retried_unsent: 0,
             retried_started: false,
         }
@@ -126,9 +126,8 @@ impl Exchange {
         let now = gateway.clock.now();
         let was_handed_back = matches!(failure, ReplicaFailure::ClosedBeforeHead { is_unsent: true, .. });
         if !was_handed_back {
-            let prompt = self.prepared.prompt.chain.whole();
-            pick.pool.failed(&pick.replica, failure, prompt, now);
-            self.tried.insert(pick.replica.slot);
+            pick.pool.failed(&pick.replica, failure, pick.prompt, now);
+            picker::note_tried(&mut self.tried, pick);
         }
         let retry = &self.prepared.table.config.retry;
         if failure.is_unsent() {
@@ -169,6 +168,9 @@ impl Exchange {
             Ok(answer) => Ok((answer, winner)),
             Err(error) => {
                 winner.watch.is_done();
+                if matches!(error, AttemptError::Overdue(_)) {
+                    winner.pick.censored(clock.now());
+                }
                 Err((error, winner))
             }
         }

@@ -5,7 +5,6 @@
 //! The record is made along the way and reports itself when the response body is dropped.
 
 pub mod exchange;
-pub mod journal;
 pub mod local;
 pub mod picker;
 pub mod pins;
@@ -24,14 +23,16 @@ use hyper::body::Incoming;
 use tokio_util::task::TaskTracker;
 
 use self::exchange::Exchange;
-use self::journal::{Journal, Opening};
+
 use self::pins::ResponsePins;
-use self::reply::ReplyBody;
+
 use self::table::Table;
 use crate::clock::Clock;
 use crate::error::Failure;
+use crate::journal::{Journal, Opening};
 use crate::listener::Answer;
 use crate::observe::{Observer, trace_context};
+use crate::relay::body::ReplyBody;
 use crate::relay::watch::Watchdog;
 use crate::request::body::BodyMemory;
 use crate::request::dialect::{Dialect, ErrorShape};
@@ -54,7 +55,7 @@ pub struct Gateway {
     /// How much may be retried.
     pub retries: RetryBudget,
     /// Which replica made which response.
-    pub pins: ResponsePins,
+    pub pins: Arc<ResponsePins>,
     /// This gateway's name in `Via`.
     pub via: HeaderValue,
     /// Tasks of the data path.

@@ -1,4 +1,104 @@
-//! Chooses a replica for a request: gathers what routing needs, asks the policy, reserves.
+//! Chooses a replica for a request: gathers what routing needs, asks the policy, marks the load.
 //!
-//! Routing itself is pure; here its inputs are read from the fleet's atomics and snapshots. The load is counted
-//! at decision time, by a guard, so that two requests of one burst see each other.
+//! Routing itself is pure; here its inputs are read from the fleet's atomics and snapshots. The load and the
+//! prefix are noted at decision time, so that two requests of one burst see each other.
+
+use std::sync::Arc;
+
+use super::Gateway;
+use super::prepare::Prepared;
+use crate::clock::Stamp;
+use crate::fleet::pick::Pick;
+use crate::fleet::registry::PoolState;
+use crate::fleet::replica::Replica;
+use crate::routing::{self, Candidate, LoadGuard, Query, SlotSet};
+
+/// The replicas that a request has tried, by pool.
+pub type Tried = smallvec::SmallVec<[(Arc<str>, SlotSet); 1]>;
+
+/// Notes that a replica was tried.
+pub fn note_tried(tried: &mut Tried, pick: &Pick) {
+    let pool = &pick.pool.name;
+    match tried.iter_mut().find(|(name, _)| name == pool) {
+        Some((_, slots)) => slots.insert(pick.replica.slot),
+        None => tried.push((Arc::clone(pool), SlotSet::from_iter([pick.replica.slot]))),
+    }
+}
+
+/// A replica for the request, among those not tried; `None` when there is none.
+#[must_use]
+pub fn pick(gateway: &Gateway, request: &Prepared, tried: &Tried) -> Option<Pick> {
+    let now = gateway.clock.now();
+    let none = SlotSet::new();
+    let tried_of = |pool: &PoolState| tried.iter().find(|(name, _)| *name == pool.name).map_or(&none, |(_, s)| s);
+    let pools = &request.route.pools;
+    let is_open = |at: usize| pools.get(at).is_some_and(|(pool, _)| has_open(pool, request, tried_of(pool)));
+    let at = match pools.len() {
+        1 => Some(0),
+        _ => request.route.wheel.choose(request.session, is_open),
+    }?;
+    let (pool, _) = pools.get(at)?;
+    choose(pool, request, tried_of(pool), now)
+}
+
+fn has_open(pool: &PoolState, request: &Prepared, tried: &SlotSet) -> bool {
+    let serves = |replica: &Arc<Replica>| {
+        request.model.as_deref().is_none_or(|model| {
+            let models = replica.models.load();
+            models.is_empty() || models.iter().any(|m| &*m.id == model)
+        })
+    };
+    let replicas = pool.replicas();
+    let open = |r: &&Arc<Replica>| r.is_ready() && !tried.contains(r.slot);
+    let is_any = request.route.config.model == crate::config::ModelMatch::Any;
+    // A route `*` over pools of different models asks those that list the model, if any does.
+    if is_any && request.route.is_listed(request.model.as_deref()) {
+        replicas.iter().filter(open).any(serves)
+    } else {
+        replicas.iter().any(|r| open(&r))
+    }
+}
+
+fn choose(pool: &Arc<PoolState>, request: &Prepared, tried: &SlotSet, now: Stamp) -> Option<Pick> {
+    let replicas = pool.replicas();
+    let config = pool.config();
+    let limit = config.max_num_seqs.map(std::num::NonZeroU64::get);
+    let mut candidates: Vec<Candidate> = Vec::with_capacity(replicas.len());
+    for replica in replicas.iter().filter(|r| r.is_ready()) {
+        if request.pinned.as_ref().is_some_and(|pinned| !Arc::ptr_eq(pinned, replica)) {
+            continue;
+        }
+        let estimate = pool.model.estimate(replica.slot, now);
+        let candidate = Candidate::new(replica.slot, replica.rendezvous, replica.load.view(), estimate);
+        candidates.push(match replica.engine_signals(now, config.scrape_interval, limit) {
+            Some((signals, own)) => candidate.with_signals(&signals, &own),
+            None => candidate,
+        });
+    }
+    let chain = &request.prompt.chain;
+    let query = Query {
+        prompt: routing::Prompt {
+            chain: chain.hashes(),
+            block_end: &|block| chain.block_end_bytes(block),
+            bytes: chain.bytes(),
+            tokens: request.tokens,
+        },
+        session: request.session,
+        index: &pool.index,
+        excluded: tried,
+    };
+    let decision = routing::decide(&*request.route.policy, &query, &mut candidates)?;
+    let replica = Arc::clone(replicas.iter().find(|r| r.slot == decision.slot)?);
+    let load = LoadGuard::reserve(&replica.load, decision.terms.uncached);
+    pool.index.insert(decision.slot, chain.hashes());
+    Some(Pick {
+        pool: Arc::clone(pool),
+        replica,
+        decision: decision.summary(),
+        terms: decision.terms,
+        size: request.prompt.size,
+        prompt: chain.whole(),
+        chosen_at: now,
+        load,
+    })
+}

@@ -10,19 +10,22 @@ use http::{HeaderMap, Method};
 use hyper::body::Incoming;
 
 use super::Gateway;
-use super::journal::Journal;
+use crate::journal::Journal;
 use super::table::{RouteState, Table};
 use crate::clock::Stamp;
 use crate::config::{ModelMatch, Timeouts};
 use crate::error::Failure;
 use crate::fleet::replica::Replica;
+use crate::relay::classify::Echo;
 use crate::request::body::{self, BodyLimits, HeldBody};
 use crate::request::class::class_of;
 use crate::request::dialect::Dialect;
 use crate::request::fields::{self, FieldError, Fields};
+use crate::request::json::{Fault, Kind, Raw};
 use crate::request::prompt::Prompt;
 use crate::request::splice::{Edits, splice};
 use crate::request::tenant::TenantRef;
+use crate::routing::rendezvous;
 use crate::units::Tokens;
 use crate::upstream::headers::is_looping;
 
@@ -46,13 +49,13 @@ pub struct Prepared {
     /// The usage chunk is ours, not the client's.
     pub withhold_usage: bool,
     /// `echo` of completions.
-    pub echo: bool,
+    pub echo: Echo,
     /// Model as the engine is asked for it.
     pub model: Option<Arc<str>>,
     /// Its deadlines.
     pub timeouts: Timeouts,
     /// `x-session-id`
-    pub session: Option<Box<[u8]>>,
+    pub session: Option<u64>,
     /// The replica that made `previous_response_id`.
     pub pinned: Option<Arc<Replica>>,
     /// When the body was read: deadlines count from here.
@@ -172,13 +175,38 @@ fn classify(
         tokens,
         is_stream: record.is_stream,
         withhold_usage: spliced.withhold_usage,
-        echo: fields.echo,
+        echo: echo(fields),
         model: model.map(Arc::from),
         timeouts: route.config.timeouts,
         session: None,
         pinned: None,
         read: Stamp::default(),
     }
+}
+
+/// How the prompt comes back, where it does.
+fn echo(fields: &Fields<'_>) -> Echo {
+    if !fields.echo {
+        return Echo::Off;
+    }
+    let length = |raw: &Raw<'_>| raw.string().map(|text| text.len());
+    let prompts = match fields.prompt.prompt {
+        Some(raw) if raw.kind() == Kind::Array => {
+            let mut all = Vec::new();
+            // A list of token ids is one prompt; of texts or of lists, several.
+            let walked = raw.cursor().array(|items| {
+                let item = items.value()?;
+                if item.kind() != Kind::Number || all.is_empty() {
+                    all.push(length(&item));
+                }
+                Ok::<_, Fault>(())
+            });
+            if walked.is_ok() { all } else { vec![None] }
+        }
+        Some(raw) => vec![length(&raw)],
+        None => vec![None],
+    };
+    Echo::On { prompts: prompts.into(), choices_per_prompt: fields.choices }
 }
 
 /// The model's name as a label: only names that a pool lists or the configuration holds, else `other`.
@@ -234,7 +262,7 @@ fn admit(
     let record = journal.record();
     record.slo = table.slo(&class, prepared.tokens);
     record.slo_class = class;
-    prepared.session = headers.get("x-session-id").map(|v| v.as_bytes().into());
+    prepared.session = headers.get("x-session-id").map(|v| rendezvous::identity(0, v.as_bytes()));
     let now = gateway.clock.now();
     let prompt = prepared.prompt.chain.whole();
     if let Some(left) = route.pools.iter().find_map(|(pool, _)| pool.is_poison(prompt, now)) {

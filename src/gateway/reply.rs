@@ -1,69 +1,246 @@
-//! From what came of a request to its response: heads, bodies, and the heartbeat.
+//! From what came of a request to its response: status, headers, body.
 
-use std::collections::VecDeque;
-use std::pin::Pin;
+use std::fmt::Write as _;
 use std::sync::Arc;
-use std::task::{Context, Poll};
-use std::time::Duration;
 
 use bytes::Bytes;
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
-use http_body::{Body, Frame, SizeHint};
 
 use super::exchange::{Exchange, Exchanged, Winner};
-use super::journal::Journal;
 use super::prepare::Prepared;
 use super::{Gateway, request_id};
-use crate::error::Failure;
-use crate::record::Outcome;
-use crate::relay::body::{Aborted, LargeBody, StreamBody};
-use crate::relay::failure;
+use crate::error::{Failure, ReplicaFailure};
+use crate::journal::Journal;
+use crate::record::{Outcome, Record};
+use crate::relay::body::ReplyBody;
+use crate::relay::heartbeat::Waiting;
+use crate::relay::large::LargeBody;
+use crate::relay::stream::{StreamBody, note_told};
 use crate::relay::usage;
 use crate::request::dialect::ErrorShape;
 use crate::upstream::attempt::{Answer, WholeAnswer};
 use crate::upstream::headers::{X_REQUEST_ID, strip_response};
 
-/// The body of a response to a client.
-#[derive(Debug)]
-pub enum ReplyBody {
-    /// In memory; the journal reports when hyper lets go of it.
-    Whole(Option<Bytes>, Option<Box<Journal>>),
-    /// A stream of an engine.
-    Stream(Box<StreamBody>),
-    /// A large unary answer.
-    Large(Box<LargeBody>),
-    /// Nothing decided yet: SSE comments until it is.
-    Waiting(Box<Waiting>),
-}
-
-/// A response whose head had to go out before its answer was there (`server.heartbeat`).
-pub struct Waiting {
-    exchange: Pin<Box<dyn Future<Output = Exchanged> + Send>>,
-    gateway: Arc<Gateway>,
-    beat: Pin<Box<tokio::time::Sleep>>,
-    every: Duration,
-    queued: VecDeque<Bytes>,
-}
-
-impl std::fmt::Debug for Waiting {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Waiting").field("every", &self.every).finish_non_exhaustive()
-    }
-}
-
-/// Runs an exchange and makes its response; with a heartbeat the head may go out before.
-pub async fn respond(exchange: Exchange) -> Response<ReplyBody> {
+/// Runs an exchange and makes its response; with a heartbeat the head may go out before the answer is there.
+pub async fn respond(mut exchange: Exchange) -> Response<ReplyBody> {
     let gateway = Arc::clone(exchange.gateway());
     let heartbeat = exchange.prepared.table.config.server.heartbeat.filter(|_| exchange.prepared.is_stream);
     let Some(every) = heartbeat else {
-        return of_exchanged(&gateway, exchange.run().await);
+        return response(&gateway, exchange.run().await);
     };
-    let id = Arc::clone(&{ exchange }.into_id(&gateway, every).await);
-    drop(id);
-    unreachable_response()
+    let id = Arc::clone(&exchange.journal.record().request_id);
+    let mut run = Box::pin(exchange.run());
+    // The exchange goes on inside the body if the pause wins.
+    tokio::select! {
+        done = run.as_mut() => response(&gateway, done),
+        () = tokio::time::sleep(every) => {
+            let answer = Box::pin(async move { late_body(&gateway, run.await) });
+            let mut response = Response::new(ReplyBody::Waiting(Box::new(Waiting::new(answer, every))));
+            let headers = response.headers_mut();
+            let sse = HeaderValue::from_static("text/event-stream; charset=utf-8");
+            headers.insert(header::CONTENT_TYPE, sse);
+            write_stream_headers(headers);
+            write_request_id(headers, &id);
+            response
+        }
+    }
 }
 
-fn unreachable_response() -> Response<ReplyBody> {
-    Response::new(ReplyBody::Whole(None, None))
+/// A response of the gateway itself on a path that is no inference path.
+#[must_use]
+pub fn local(response: Response<Bytes>, parts: &Parts) -> Response<ReplyBody> {
+    let mut response = response.map(|body| ReplyBody::Whole(Some(body), None));
+    write_request_id(response.headers_mut(), &request_id(&parts.headers));
+    response.headers_mut().insert(SERVER_TIMING, HeaderValue::from_static("read;dur=0"));
+    response
 }
+
+/// A failure on a path that is no inference path: no record is made of it.
+#[must_use]
+pub fn bare_failure(failure: &Failure, shape: ErrorShape, parts: &Parts) -> Response<ReplyBody> {
+    local(failure_bytes(failure, shape), parts)
+}
+
+/// A failure's response without its journal.
+#[must_use]
+pub fn failure_bytes(failure: &Failure, shape: ErrorShape) -> Response<Bytes> {
+    let mut response = Response::new(Bytes::from(failure.body(shape)));
+    *response.status_mut() = failure.status();
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    failure.write_headers(headers);
+    response
+}
+
+/// A failure's response; the journal ends with it.
+#[must_use]
+pub fn failure(mut journal: Journal, failure: &Failure) -> Response<ReplyBody> {
+    journal.fail(failure);
+    journal.head_sent(failure.status().as_u16());
+    let record = journal.record();
+    let mut response = failure_bytes(failure, record.dialect.error_shape());
+    write_own_headers(response.headers_mut(), record);
+    record.bytes_out = response.body().len() as u64;
+    response.map(|body| ReplyBody::Whole(Some(body), Some(Box::new(journal))))
+}
+
+fn response(gateway: &Arc<Gateway>, exchanged: Exchanged) -> Response<ReplyBody> {
+    let Exchanged { mut journal, result, prepared } = exchanged;
+    let (answer, winner) = match result {
+        Ok(answered) => answered,
+        Err(failed) => return failure(journal, &failed),
+    };
+    let status = answer.status();
+    journal.head_sent(status.as_u16());
+    let (mut headers, body) = relay(gateway, journal, winner, answer, &prepared);
+    if matches!(body, ReplyBody::Stream(_)) {
+        write_stream_headers(&mut headers);
+    }
+    let mut response = Response::new(body);
+    *response.status_mut() = status;
+    *response.headers_mut() = headers;
+    response
+}
+
+/// The body of an exchange whose head is out already: what is no stream can only be an error event.
+fn late_body(gateway: &Arc<Gateway>, exchanged: Exchanged) -> ReplyBody {
+    let Exchanged { mut journal, result, prepared } = exchanged;
+    journal.head_sent(StatusCode::OK.as_u16());
+    match result {
+        Ok((answer @ Answer::Stream { .. }, winner)) => relay(gateway, journal, winner, answer, &prepared).1,
+        Ok((answer, winner)) => {
+            let replica = Arc::clone(&winner.pick.replica.served.replica);
+            let status = answer.status().as_u16();
+            winner.watch.is_done();
+            ReplyBody::failed(journal, &Failure::Replica(ReplicaFailure::Status { replica, status }))
+        }
+        Err(failed) => ReplyBody::failed(journal, &failed),
+    }
+}
+
+/// The engine's head without what is not the client's, and its body on its way.
+fn relay(
+    gateway: &Arc<Gateway>,
+    mut journal: Journal,
+    winner: Winner,
+    answer: Answer,
+    prepared: &Prepared,
+) -> (HeaderMap, ReplyBody) {
+    let server = &prepared.table.config.server;
+    let timeouts = prepared.timeouts;
+    let finish = |record: &Record, mut headers: HeaderMap| {
+        strip_response(&mut headers);
+        write_own_headers(&mut headers, record);
+        if server.route_info_headers {
+            write_route_info(&mut headers, record);
+        }
+        headers
+    };
+    match answer {
+        Answer::Whole(answer) => {
+            let headers = finish(journal.record(), answer.head.headers.clone());
+            (headers, whole(gateway, journal, winner, answer))
+        }
+        Answer::Stream { head, reader } => {
+            let pins = Arc::clone(&gateway.pins);
+            let mut body = StreamBody::new(reader, journal, winner.pick, pins, timeouts);
+            let headers = finish(body.record(), head.headers);
+            (headers, ReplyBody::Stream(Box::new(body)))
+        }
+        Answer::Large { head, first, rest, lease } => {
+            let headers = finish(journal.record(), head.headers);
+            let body = LargeBody::new(first, (rest, lease), journal, winner.watch, winner.pick);
+            (headers, ReplyBody::Large(Box::new(body)))
+        }
+    }
+}
+
+fn whole(gateway: &Gateway, mut journal: Journal, mut winner: Winner, answer: WholeAnswer) -> ReplyBody {
+    let WholeAnswer { head, body } = answer;
+    winner.watch.is_done();
+    let now = gateway.clock.now();
+    let status = head.status;
+    if status.is_server_error() {
+        journal.settle(Outcome::Failed, Some("replica_error"));
+    } else if status.is_client_error() {
+        journal.settle(Outcome::ClientError, Some("engine_rejected"));
+    } else {
+        journal.settle(Outcome::Ok, None);
+        winner.pick.replica.vitals.answered(now);
+        winner.pick.replica.succeeded();
+    }
+    let record = journal.record();
+    record.bytes_out = body.len() as u64;
+    if status.is_success() && record.dialect.generates() {
+        let told = usage::of_unary(record.dialect, &body);
+        if let Some(id) = told.id.as_deref().filter(|_| record.dialect.is_stateful()) {
+            gateway.pins.remember(id, &winner.pick.replica.url);
+        }
+        winner.pick.learn(told.tokens);
+        note_told(record, &told);
+    }
+    ReplyBody::Whole(Some(body), Some(Box::new(journal)))
+}
+
+/// What every response carries, errors included.
+fn write_own_headers(headers: &mut HeaderMap, record: &Record) {
+    write_request_id(headers, &record.request_id);
+    if let Ok(timing) = HeaderValue::try_from(server_timing(record)) {
+        headers.insert(SERVER_TIMING, timing);
+    }
+}
+
+fn write_request_id(headers: &mut HeaderMap, id: &str) {
+    if let Ok(id) = HeaderValue::from_str(id) {
+        headers.insert(X_REQUEST_ID, id);
+    }
+}
+
+fn write_stream_headers(headers: &mut HeaderMap) {
+    headers.insert(HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no"));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+}
+
+fn write_route_info(headers: &mut HeaderMap, record: &Record) {
+    let Some(served) = record.served() else { return };
+    let mut put = |name: &'static str, value: &str| {
+        if let Ok(value) = HeaderValue::from_str(value) {
+            headers.insert(HeaderName::from_static(name), value);
+        }
+    };
+    put("x-tokenway-replica", &served.replica);
+    put("x-tokenway-revision", &served.revision);
+    if let Some(decision) = &record.decision {
+        let mut value = format!("policy={}; reason={}", decision.policy, decision.reason);
+        if let Some(predicted) = decision.predicted_ttft {
+            // Writing to a string cannot fail.
+            let _ = write!(value, "; predicted_ttft_ms={}", predicted.as_millis());
+        }
+        let _ = write!(value, "; candidates={}", decision.candidates);
+        put("x-tokenway-decision", &value);
+    }
+}
+
+/// `Server-Timing` (W3C): the stages that were reached, in milliseconds.
+fn server_timing(record: &Record) -> String {
+    let at = &record.at;
+    let last = record.attempts.last();
+    let stages = [
+        ("read", Some(at.head), at.read),
+        ("admit", at.read, at.admitted),
+        ("route", at.admitted, at.routed),
+        ("connect", last.map(|a| a.start), last.and_then(|a| a.connected)),
+        ("first_token", at.read, at.first_token),
+    ];
+    let mut value = String::with_capacity(96);
+    for (name, from, to) in stages {
+        if let (Some(from), Some(to)) = (from, to) {
+            let separator = if value.is_empty() { "" } else { ", " };
+            let _ = write!(value, "{separator}{name};dur={:.3}", to.since(from).as_secs_f64() * 1e3);
+        }
+    }
+    value
+}
+
+const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");

@@ -11,7 +11,7 @@ use crate::fleet::registry::PoolState;
 use crate::record::SloBounds;
 use crate::request::chain::ChainSeed;
 use crate::request::tenant::Tenants;
-use crate::routing::RoutePolicy;
+use crate::routing::{Policy, PoolWheel, policies};
 use crate::units::Tokens;
 
 /// One configuration over the fleet.
@@ -39,7 +39,9 @@ pub struct RouteState {
     /// Its pools with their weights.
     pub pools: Vec<(Arc<PoolState>, u32)>,
     /// How it chooses.
-    pub policy: RoutePolicy,
+    pub policy: Box<dyn Policy>,
+    /// Whose turn it is among its pools.
+    pub wheel: PoolWheel,
 }
 
 impl Table {
@@ -50,7 +52,8 @@ impl Table {
         let route = |route: &Route| {
             let weighted = |w: &crate::config::WeightedPool| Some((Arc::clone(pools.get(w.pool)?), w.weight));
             Arc::new(RouteState {
-                policy: RoutePolicy::new(route.policy, seed.value()),
+                policy: policies::named(route.policy),
+                wheel: PoolWheel::new(route.pools.iter().map(|w| w.weight)),
                 pools: route.pools.iter().filter_map(weighted).collect(),
                 config: route.clone(),
             })
@@ -97,6 +100,16 @@ impl RouteState {
     #[must_use]
     pub fn is_ready(&self) -> bool {
         self.pools.iter().any(|(pool, weight)| *weight > 0 && pool.is_ready())
+    }
+
+    /// Whether any of its ready replicas lists a model.
+    #[must_use]
+    pub fn is_listed(&self, model: Option<&str>) -> bool {
+        let Some(model) = model else { return false };
+        self.pools.iter().any(|(pool, _)| {
+            let replicas = pool.replicas();
+            replicas.iter().any(|r| r.is_ready() && r.models.load().iter().any(|m| &*m.id == model))
+        })
     }
 
     /// The states of its replicas, counted, for people: `2 ejected, 1 probing`.

@@ -48,6 +48,7 @@ pub struct Watch {
     /// `inter_token` counts (it does not before the first token: `first_token` does).
     is_decoding: AtomicBool,
     is_over: AtomicBool,
+    wants_flush: AtomicBool,
     verdict: AtomicU8,
     waker: AtomicWaker,
 }
@@ -96,6 +97,12 @@ impl Watch {
     /// The stream ended: the watchdog forgets it.
     pub fn is_done(&self) {
         self.is_over.store(true, Ordering::Relaxed);
+    }
+
+    /// The stream fell silent: gaps that wait to be merged are to be merged now.
+    #[must_use]
+    pub fn takes_flush(&self) -> bool {
+        self.wants_flush.load(Ordering::Relaxed) && self.wants_flush.swap(false, Ordering::Relaxed)
     }
 
     /// Ready when the stream has to end.
@@ -147,6 +154,10 @@ impl Watch {
     fn judge_silence(&self, now: Stamp) -> Option<u8> {
         let inter_token = self.limits.inter_token?;
         let silence = now.since(Stamp::from_nanos(self.moved.load(Ordering::Relaxed)));
+        if (FLUSH_AFTER..FLUSH_AFTER + 2 * TICK).contains(&silence) {
+            self.wants_flush.store(true, Ordering::Relaxed);
+            self.waker.wake();
+        }
         if self.is_decoding.load(Ordering::Relaxed) && silence >= inter_token {
             return Some(1);
         }
@@ -197,6 +208,7 @@ impl Watchdog {
             is_waiting: AtomicBool::new(true),
             is_decoding: AtomicBool::new(false),
             is_over: AtomicBool::new(false),
+            wants_flush: AtomicBool::new(false),
             verdict: AtomicU8::new(0),
             waker: AtomicWaker::new(),
         });
@@ -248,6 +260,9 @@ const SHARDS: usize = 16;
 
 /// Resolution of the deadlines: 10,000 streams cost half a percent of a core at this rate.
 const TICK: Duration = Duration::from_millis(25);
+
+// Gaps are merged at least once a second, also while their stream is silent.
+const FLUSH_AFTER: Duration = Duration::from_millis(900);
 
 // A draining engine closes its listener and streams on; only a stream that is also quiet for a while, by the
 // standard of live decoding, lost its process.

@@ -98,6 +98,12 @@ impl Dialect {
         matches!(self, Self::Chat | Self::Completions | Self::Responses | Self::Messages)
     }
 
+    /// Whether its answers are stored by the engine that made them, under their id.
+    #[must_use]
+    pub fn is_stateful(self) -> bool {
+        matches!(self, Self::Responses)
+    }
+
     /// Whether its streams end with `data: [DONE]` (the typed event streams of responses and messages do not).
     #[must_use]
     pub fn ends_with_done(self) -> bool {

@@ -70,6 +70,7 @@ impl Journal {
             longest_gap: Duration::ZERO,
             longest_gap_at: None,
             response_id: None,
+            response_model: None,
             finish_reasons: Vec::new(),
             bytes_in: 0,
             bytes_out: 0,

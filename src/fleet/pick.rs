@@ -1,0 +1,75 @@
+//! A chosen replica: the load that the choice put on it, and what is learned from how it went.
+//!
+//! The load is counted from the decision, in requests and in uncached prompt tokens, and released at the first
+//! token and at the end, whatever the end is: the guard is dropped with the pick, and the pick with the body.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::registry::PoolState;
+use super::replica::Replica;
+use crate::clock::Stamp;
+use crate::record::{DecisionSummary, TokenCounts};
+use crate::request::prompt::PromptSize;
+use crate::routing::{LoadGuard, Observation, Terms};
+
+/// A chosen replica.
+#[derive(Debug)]
+pub struct Pick {
+    /// Its pool.
+    pub pool: Arc<PoolState>,
+    /// Itself.
+    pub replica: Arc<Replica>,
+    /// What the decision said.
+    pub decision: DecisionSummary,
+    /// What the request was expected to meet there.
+    pub terms: Terms,
+    /// How long the prompt is.
+    pub size: PromptSize,
+    /// Identity of the whole prompt, for the search after prompts that kill replicas.
+    pub prompt: u64,
+    /// When the replica was chosen: the wait for its first token counts from here.
+    pub chosen_at: Stamp,
+    /// Our mark on its load.
+    pub load: LoadGuard,
+}
+
+impl Pick {
+    /// The first token came: the prompt is computed, and the wait for it is a lesson.
+    pub fn first_token(&mut self, now: Stamp) {
+        self.load.first_token();
+        self.replica.succeeded();
+        self.pool.model.observe(self.slot(), &self.observation(now));
+    }
+
+    /// It waited until now and got no token: the wait was at least that long.
+    pub fn censored(&self, now: Stamp) {
+        self.pool.model.observe_censored(self.slot(), &self.observation(now));
+    }
+
+    /// The answer is complete: for how long it held a place in the batch.
+    pub fn served(&self, now: Stamp) {
+        self.pool.model.observe_service(self.slot(), now, now.since(self.chosen_at));
+    }
+
+    /// The engine counted the tokens: the model's bytes per token.
+    pub fn learn(&self, tokens: TokenCounts) {
+        if let Some(input) = tokens.input {
+            self.size.teach(&self.pool.ratio, input);
+        }
+    }
+
+    /// Predicted TTFT, where the policy predicts.
+    #[must_use]
+    pub fn predicted(&self) -> Option<Duration> {
+        self.decision.predicted_ttft
+    }
+
+    fn slot(&self) -> usize {
+        self.replica.slot
+    }
+
+    fn observation(&self, now: Stamp) -> Observation {
+        Observation { at: now, terms: self.terms, ttft: now.since(self.chosen_at) }
+    }
+}

@@ -1,0 +1,223 @@
+//! Reads an engine's stream: bytes go on untouched, the scanner and the clock look on.
+//!
+//! The same reader serves before the head goes out (it holds back until the first content event) and after. It
+//! owns the upstream half: dropping it closes the connection, which cancels the engine's work.
+
+use std::collections::VecDeque;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http_body::Body;
+use hyper::body::Incoming;
+use smallvec::SmallVec;
+
+use super::classify::{Echo, Event, StreamEnd};
+use super::sse::Scanner;
+use super::timeline::Timeline;
+use super::usage::{EngineError, EngineErrorKind};
+use super::watch::Watch;
+use super::withhold::Withhold;
+use crate::clock::{Clock, Stamp};
+use crate::request::dialect::Dialect;
+use crate::upstream::pool::Lease;
+
+/// How a stream is to be read.
+#[derive(Clone, Debug)]
+pub struct StreamShape {
+    /// Its dialect.
+    pub dialect: Dialect,
+    /// Whether the prompt comes back in it.
+    pub echo: Echo,
+    /// The usage-only chunk is ours and does not go to the client.
+    pub withhold_usage: bool,
+}
+
+/// A stream on its way.
+#[derive(Debug)]
+pub struct StreamReader {
+    body: Incoming,
+    lease: Option<Lease>,
+    /// The watchdog's view of it.
+    pub watch: Arc<Watch>,
+    /// What its events add up to.
+    pub scanner: Scanner,
+    /// Its clock.
+    pub timeline: Timeline,
+    filter: Option<Withhold>,
+    clock: Clock,
+    queue: VecDeque<Bytes>,
+    queued: usize,
+    ending: Option<StreamEnd>,
+    last_read: Stamp,
+}
+
+/// What a poll gave.
+#[derive(Debug)]
+pub enum Next {
+    /// Bytes for the client.
+    Bytes(Bytes),
+    /// The end, judged.
+    End(StreamEnd),
+}
+
+/// Why the head need not be held any longer.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Held {
+    /// The first content event came, or the stream ended without any, or it is too much to hold.
+    Released,
+    /// The engine said that it is dead or going down: another replica may answer.
+    EngineDown,
+    /// The stream broke off before any content.
+    Broken,
+}
+
+impl StreamReader {
+    /// A stream whose head just came.
+    #[must_use]
+    pub fn new(body: Incoming, lease: Lease, watch: Arc<Watch>, shape: StreamShape, clock: Clock) -> Self {
+        Self {
+            body,
+            lease: Some(lease),
+            watch,
+            scanner: Scanner::new(shape.dialect, shape.echo),
+            timeline: Timeline::default(),
+            filter: shape.withhold_usage.then(Withhold::default),
+            clock,
+            queue: VecDeque::new(),
+            queued: 0,
+            ending: None,
+            last_read: clock.now(),
+        }
+    }
+
+    /// When bytes last arrived.
+    #[must_use]
+    pub fn last_read(&self) -> Stamp {
+        self.last_read
+    }
+
+    /// Reads on, holding everything back, until the head may go out.
+    pub fn poll_hold(&mut self, cx: &mut Context<'_>) -> Poll<Held> {
+        loop {
+            match self.ending {
+                Some(StreamEnd::Complete) => return Poll::Ready(Held::Released),
+                Some(StreamEnd::Failed(error)) => return Poll::Ready(held_error(error)),
+                Some(StreamEnd::Unfinished | StreamEnd::Truncated) => return Poll::Ready(Held::Broken),
+                None if self.timeline.first_token().is_some() || self.queued > MAX_HELD => {
+                    return Poll::Ready(Held::Released);
+                }
+                None => {}
+            }
+            if let Some(error) = self.scanner.reading().answer.error {
+                return Poll::Ready(held_error(error));
+            }
+            if self.poll_read(cx).is_pending() {
+                return Poll::Pending;
+            }
+        }
+    }
+
+    /// The next bytes for the client, or the end.
+    pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Next> {
+        loop {
+            if let Some(bytes) = self.queue.pop_front() {
+                return Poll::Ready(Next::Bytes(bytes));
+            }
+            if let Some(ending) = self.ending {
+                return Poll::Ready(Next::End(ending));
+            }
+            if self.poll_read(cx).is_pending() {
+                self.timeline.caught_up();
+                return Poll::Pending;
+            }
+        }
+    }
+
+    /// Closes the connection, unless the answer was read to its end.
+    pub fn close(&mut self) {
+        self.lease = None;
+        self.queue.clear();
+    }
+
+    fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        match std::task::ready!(Pin::new(&mut self.body).poll_frame(cx)) {
+            Some(Ok(frame)) => {
+                if let Ok(data) = frame.into_data() {
+                    self.feed(data);
+                }
+            }
+            Some(Err(_)) => self.end(false),
+            None => self.end(true),
+        }
+        Poll::Ready(())
+    }
+
+    /// The end of the engine's body. Only one that was read to its end leaves a reusable connection.
+    fn end(&mut self, is_clean: bool) {
+        if let Some(rest) = self.filter.as_mut().and_then(Withhold::finish) {
+            self.queue.push_back(rest);
+        }
+        self.ending.get_or_insert(self.scanner.finish(is_clean));
+        match self.lease.take() {
+            Some(lease) if is_clean => lease.give_back(),
+            lease => drop(lease),
+        }
+    }
+
+    fn feed(&mut self, data: Bytes) {
+        let now = self.clock.now();
+        self.last_read = now;
+        self.timeline.byte(now);
+        let had_content = self.timeline.first_token().is_some();
+        let timeline = &mut self.timeline;
+        let (mut has_content, mut broken, mut before) = (false, None, 0);
+        self.scanner.feed(&data, |event, end| {
+            match event {
+                Event::Content { choice, tokens } if broken.is_none() => {
+                    timeline.content(now, choice, tokens);
+                    has_content = true;
+                }
+                Event::Error(error) => broken = broken.or(Some((error, before))),
+                _ => {}
+            }
+            before = end;
+        });
+        if has_content {
+            self.watch.progressed(now);
+        }
+        match broken {
+            // After content an engine's error is a broken stream: ours is told in its place, without a `[DONE]`.
+            Some((error, at)) if had_content || has_content => {
+                self.pass(data.slice(..at));
+                self.ending = Some(StreamEnd::Failed(error));
+            }
+            _ => self.pass(data),
+        }
+    }
+
+    fn pass(&mut self, data: Bytes) {
+        let Some(filter) = &mut self.filter else {
+            self.queued += data.len();
+            if !data.is_empty() {
+                self.queue.push_back(data);
+            }
+            return;
+        };
+        let mut out: SmallVec<[Bytes; 4]> = SmallVec::new();
+        filter.filter(data, &mut out);
+        self.queued += out.iter().map(Bytes::len).sum::<usize>();
+        self.queue.extend(out.into_iter().filter(|bytes| !bytes.is_empty()));
+    }
+}
+
+fn held_error(error: EngineError) -> Held {
+    match error.kind {
+        EngineErrorKind::EngineDead | EngineErrorKind::ShuttingDown => Held::EngineDown,
+        EngineErrorKind::Other => Held::Released,
+    }
+}
+
+/// What comes before the first content is a role and comments; more than this is no prelude.
+const MAX_HELD: usize = 256 * 1024;

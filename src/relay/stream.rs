@@ -1,0 +1,252 @@
+//! The body of a streamed answer.
+//!
+//! One poll: note that hyper asks again (a pause was the client's), take the watchdog's verdict if there is one,
+//! pass on the reader's next bytes. Nothing is allocated per event. Its drop completes the record, whatever the
+//! end was.
+
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http_body::Frame;
+
+use super::body::{BrokenOff, Polled, words};
+use super::classify::StreamEnd;
+use super::failure;
+use super::reader::{Next, StreamReader};
+use super::usage::Answer;
+use super::watch::Verdict;
+use crate::clock::Stamp;
+use crate::error::{Failure, ReplicaFailure, Timer};
+use crate::fleet::pick::Pick;
+use crate::gateway::pins::ResponsePins;
+use crate::journal::Journal;
+use crate::observe::metrics::StreamSeries;
+use crate::record::{FirstToken, Outcome, Record};
+
+/// A streamed answer on its way to the client.
+#[derive(Debug)]
+pub struct StreamBody {
+    reader: Box<StreamReader>,
+    journal: Journal,
+    pick: Pick,
+    series: Arc<StreamSeries>,
+    pins: Arc<ResponsePins>,
+    timeouts: crate::config::Timeouts,
+    broken: Option<BrokenOff>,
+    has_first_token: bool,
+    is_over: bool,
+}
+
+impl StreamBody {
+    /// An answer whose head goes out now.
+    #[must_use]
+    pub fn new(
+        reader: Box<StreamReader>,
+        mut journal: Journal,
+        pick: Pick,
+        pins: Arc<ResponsePins>,
+        timeouts: crate::config::Timeouts,
+    ) -> Self {
+        let series = journal.observer().clone().stream_series(journal.record(), &pick.replica.served);
+        let mut this = Self {
+            reader,
+            journal,
+            pick,
+            series,
+            pins,
+            timeouts,
+            broken: None,
+            has_first_token: false,
+            is_over: false,
+        };
+        this.note_first_token();
+        this
+    }
+
+    /// Its record, for the head.
+    pub fn record(&mut self) -> &mut Record {
+        self.journal.record()
+    }
+
+    /// The next frame.
+    pub fn poll(&mut self, cx: &mut Context<'_>) -> Polled {
+        if let Some(broken) = &mut self.broken {
+            return broken.poll(cx);
+        }
+        let now = self.journal.clock().now();
+        let watch = &self.reader.watch;
+        watch.waits();
+        if self.reader.timeline.resume(now).is_some() {
+            watch.moved(now);
+        }
+        if let Some(verdict) = watch.verdict() {
+            return self.break_off(&self.failure_of(verdict), cx);
+        }
+        match self.reader.poll_next(cx) {
+            Poll::Ready(Next::Bytes(bytes)) => self.hand(bytes),
+            Poll::Ready(Next::End(end)) => self.end(end, cx),
+            Poll::Pending => self.wait(now, cx),
+        }
+    }
+
+    fn wait(&mut self, now: Stamp, cx: &mut Context<'_>) -> Polled {
+        if self.reader.watch.takes_flush() {
+            self.flush(now);
+        }
+        match self.reader.watch.poll_verdict(cx) {
+            Poll::Pending => Poll::Pending,
+            Poll::Ready(verdict) => self.break_off(&self.failure_of(verdict), cx),
+        }
+    }
+
+    fn hand(&mut self, bytes: Bytes) -> Polled {
+        let now = self.reader.last_read();
+        if !self.has_first_token {
+            self.note_first_token();
+        }
+        if self.reader.timeline.should_flush(now) {
+            self.flush(now);
+        }
+        // The clock is read once per read of the replica; what hyper takes later shows in `resume`.
+        let handed = self.journal.clock().now();
+        self.reader.timeline.pause(handed);
+        self.reader.watch.handed(handed);
+        self.journal.record().bytes_out += bytes.len() as u64;
+        Poll::Ready(Some(Ok(Frame::data(bytes))))
+    }
+
+    fn flush(&mut self, now: Stamp) {
+        let series = &self.series;
+        self.reader.timeline.flush(now, |gaps| series.gaps(&gaps));
+    }
+
+    fn note_first_token(&mut self) {
+        let Some(at) = self.reader.timeline.first_token() else { return };
+        self.has_first_token = true;
+        self.reader.watch.decodes(at);
+        self.pick.first_token(at);
+        let record = self.journal.record();
+        record.at.first_token = Some(at);
+        let Some(read) = record.at.read else { return };
+        let first = FirstToken {
+            route: Arc::clone(&record.route),
+            model: Arc::clone(&record.model),
+            tenant: Arc::clone(&record.tenant),
+            class: record.class,
+            served: self.pick.replica.served.clone(),
+            ttft: at.since(read),
+            predicted: self.pick.predicted(),
+        };
+        self.journal.observer().first_token(&first);
+    }
+
+    fn end(&mut self, end: StreamEnd, cx: &mut Context<'_>) -> Polled {
+        let replica = Arc::clone(&self.pick.replica.served.replica);
+        let failure = match end {
+            StreamEnd::Complete => {
+                self.complete();
+                return Poll::Ready(None);
+            }
+            // An error before any content is the engine's whole answer: relayed as it is, but no success.
+            StreamEnd::Failed(_) if !self.has_first_token => {
+                self.journal.settle(Outcome::Failed, Some("replica_error"));
+                return Poll::Ready(None);
+            }
+            StreamEnd::Failed(_) => ReplicaFailure::ErrorEvent { replica },
+            StreamEnd::Unfinished | StreamEnd::Truncated => ReplicaFailure::Truncated { replica },
+        };
+        self.break_off(&Failure::Replica(failure), cx)
+    }
+
+    fn complete(&mut self) {
+        let now = self.journal.clock().now();
+        self.journal.settle(Outcome::Ok, None);
+        self.pick.replica.vitals.answered(now);
+        self.pick.served(now);
+        self.pick.replica.succeeded();
+        let told = &self.reader.scanner.reading().answer;
+        self.pick.learn(told.tokens);
+        let is_stateful = self.journal.record().dialect.is_stateful();
+        if let Some(id) = told.id.as_deref().filter(|_| is_stateful) {
+            self.pins.remember(id, &self.pick.replica.url);
+        }
+    }
+
+    fn failure_of(&self, verdict: Verdict) -> Failure {
+        let after = |timer| match timer {
+            Timer::InterToken => self.timeouts.inter_token,
+            Timer::ClientStall => self.timeouts.client_stall,
+            _ => self.timeouts.total,
+        };
+        match verdict {
+            Verdict::Deadline(timer) => Failure::Timeout { timer, after: after(timer) },
+            Verdict::ReplicaSilent => {
+                let replica = Arc::clone(&self.pick.replica.served.replica);
+                Failure::Replica(ReplicaFailure::Silent { replica })
+            }
+            Verdict::DrainOver => Failure::DrainCut,
+        }
+    }
+
+    /// Tells the client that the answer is incomplete, and the fleet who broke it.
+    fn break_off(&mut self, failure: &Failure, cx: &mut Context<'_>) -> Polled {
+        self.charge(failure);
+        let dialect = self.journal.record().dialect;
+        let scanner = &self.reader.scanner;
+        let event = words(failure, dialect.error_shape(), |words| failure::event(dialect, words, scanner));
+        self.reader.close();
+        self.broken.insert(BrokenOff::new(event)).poll(cx)
+    }
+
+    fn charge(&mut self, failure: &Failure) {
+        let is_client = failure.timer() == Some(Timer::ClientStall);
+        self.journal.settle(
+            if is_client { Outcome::Canceled } else { failure.outcome() },
+            Some(failure.code()),
+        );
+        let now = self.journal.clock().now();
+        match failure {
+            Failure::Replica(why) => self.pick.pool.failed(&self.pick.replica, why, self.pick.prompt, now),
+            Failure::Timeout { timer: Timer::InterToken, .. } => {
+                let replica = Arc::clone(&self.pick.replica.served.replica);
+                let why = ReplicaFailure::Silent { replica };
+                self.pick.pool.failed(&self.pick.replica, &why, self.pick.prompt, now);
+            }
+            _ => {}
+        }
+    }
+}
+
+impl Drop for StreamBody {
+    fn drop(&mut self) {
+        self.reader.watch.is_done();
+        if std::mem::replace(&mut self.is_over, true) {
+            return;
+        }
+        // A client that was cut from outside never polled again to hear why.
+        if let Some(verdict) = self.reader.watch.verdict() {
+            let failure = self.failure_of(verdict);
+            self.charge(&failure);
+        }
+        let now = self.journal.clock().now();
+        let series = &self.series;
+        let output = self.reader.scanner.reading().answer.tokens.output.map(|n| n.0);
+        self.reader.timeline.finish(now, output, |gaps| series.gaps(&gaps));
+        let timeline = &self.reader.timeline;
+        let record = self.journal.record();
+        record.at.last_token = timeline.last_token();
+        record.content_events = timeline.content_events();
+        (record.longest_gap, record.longest_gap_at) = timeline.longest_gap();
+        record.relay_blocked = timeline.blocked();
+        note_told(record, &self.reader.scanner.reading().answer);
+    }
+}
+
+/// What an answer told of itself, into the record.
+pub fn note_told(record: &mut Record, told: &Answer) {
+    record.tokens = told.tokens;
+    record.response_id.clone_from(&told.id);
+    record.response_model.clone_from(&told.model);
+    record.finish_reasons.clone_from(&told.finish_reasons);
+}
