@@ -1,1 +1,249 @@
-//! routing
+//! Chooses the replica for a request: pure, from a request's prefix chain and a snapshot of the candidates.
+//!
+//! The order of a decision: [`PoolWheel`] picks the pool of the route; the caller makes a [`Candidate`] of each of
+//! its ready replicas; [`decide`] looks the prompt up in the [`PrefixIndex`], says what each candidate would have
+//! to do, and asks the route's [`Policy`]. Then the caller notes it at once, before anything is sent:
+//! [`LoadGuard::reserve`] and [`PrefixIndex::insert`], so that the next decision sees this one. What came of it is
+//! learned by [`PoolModel::observe`]. No clock, socket or runtime in here: the same code runs in simulated time.
+
+mod foreign;
+mod load;
+pub mod policies;
+mod pools;
+mod predictor;
+pub mod prefix_index;
+pub mod rendezvous;
+#[cfg(test)]
+mod scenarios;
+mod slots;
+
+use std::time::Duration;
+
+pub use self::foreign::Foreign;
+pub use self::load::{LoadGuard, LoadView, ReplicaLoad};
+pub use self::policies::{Choice, Eligible, Policy, Reason};
+pub use self::pools::PoolWheel;
+use self::predictor::Queue;
+pub use self::predictor::{Estimate, Observation, PoolModel, Predictor, Terms};
+use self::prefix_index::Hits;
+pub use self::prefix_index::PrefixIndex;
+pub use self::slots::SlotSet;
+use crate::fleet::status::EngineSignals;
+use crate::record::DecisionSummary;
+use crate::units::Tokens;
+
+/// Chooses among the candidates; `None` when all of them are excluded. Afterwards each candidate holds what was
+/// found for it (`hit`, `terms`, `predicted_ttft`), for the decision log.
+#[must_use]
+pub fn decide(policy: &dyn Policy, query: &Query<'_>, candidates: &mut [Candidate]) -> Option<Decision> {
+    weigh(policy.predicts(), query, candidates);
+    let eligible = Eligible::new(candidates, query.excluded);
+    let choice = match eligible.count() {
+        0 => return None,
+        1 => Choice { at: eligible.iter().next()?.0, reason: Reason::Only },
+        _ => policy.choose(query, &eligible)?,
+    };
+    let winner = candidates.get(choice.at)?;
+    Some(Decision {
+        at: choice.at,
+        slot: winner.slot,
+        policy: policy.name().as_str(),
+        reason: choice.reason,
+        predicted_ttft: winner.predicted_ttft,
+        hit: winner.hit,
+        terms: winner.terms,
+        candidates: u16::try_from(eligible.count()).unwrap_or(u16::MAX),
+    })
+}
+
+/// One request, as routing sees it.
+#[derive(Clone, Copy)]
+pub struct Query<'a> {
+    /// Its prompt.
+    pub prompt: Prompt<'a>,
+    /// [`rendezvous::identity`] of `x-session-id`, where the client sent one.
+    pub session: Option<u64>,
+    /// What the pool's replicas are believed to have cached.
+    pub index: &'a PrefixIndex,
+    /// Replicas that this request has tried already.
+    pub excluded: &'a SlotSet,
+}
+
+/// A prompt by its prefix chain.
+#[derive(Clone, Copy)]
+pub struct Prompt<'a> {
+    /// Chained block hashes: hash `i` covers blocks `0..=i`.
+    pub chain: &'a [u64],
+    /// The byte at which block `i` ends.
+    pub block_end: &'a (dyn Fn(usize) -> u64 + 'a),
+    /// All bytes of the canonical prompt.
+    pub bytes: u64,
+    /// All its tokens, estimated or exact.
+    pub tokens: Tokens,
+}
+
+impl Prompt<'_> {
+    /// Tokens that an engine with this block size finds cached when it holds so many leading blocks of the
+    /// chain. It caches whole blocks only, and computes the last token in any case.
+    fn cached(&self, blocks: usize, block_tokens: u64) -> Tokens {
+        let Some(last) = blocks.min(self.chain.len()).checked_sub(1) else { return Tokens(0) };
+        if self.bytes == 0 || block_tokens == 0 {
+            return Tokens(0);
+        }
+        let covered = u128::from((self.block_end)(last).min(self.bytes)) * u128::from(self.tokens.0);
+        let tokens = u64::try_from(covered / u128::from(self.bytes)).unwrap_or(u64::MAX);
+        let tokens = tokens.min(self.tokens.0.saturating_sub(1));
+        Tokens(tokens - tokens % block_tokens)
+    }
+
+    /// What several gateways agree on for prompts that begin alike.
+    fn root(&self) -> Option<u64> {
+        self.chain.first().copied()
+    }
+}
+
+/// A replica that may be chosen: plain values, made for one decision.
+#[derive(Clone, Copy, Debug)]
+pub struct Candidate {
+    /// Its place in the pool: in the prefix index and in the model.
+    pub slot: usize,
+    /// [`rendezvous::identity`] of its name.
+    pub identity: u64,
+    /// Our own work there.
+    pub load: LoadView,
+    /// Work of others there.
+    pub foreign: Foreign,
+    /// Sequences that the engine runs at once, where known.
+    pub batch_limit: Option<u64>,
+    /// Tokens in one of the engine's KV blocks.
+    pub block_tokens: u64,
+    /// What is known of its speed.
+    pub estimate: Estimate,
+    /// Found by [`decide`]: prompt tokens believed to be cached there.
+    pub hit: Tokens,
+    /// Found by [`decide`]: what the request would meet there.
+    pub terms: Terms,
+    /// Found by [`decide`], where the policy predicts.
+    pub predicted_ttft: Option<Duration>,
+}
+
+impl Candidate {
+    /// A candidate of which the engine has told nothing (yet, or any more).
+    #[must_use]
+    pub fn new(slot: usize, identity: u64, load: LoadView, estimate: Estimate) -> Self {
+        Self {
+            slot,
+            identity,
+            load,
+            foreign: Foreign::default(),
+            batch_limit: None,
+            block_tokens: DEFAULT_BLOCK_TOKENS,
+            estimate,
+            hit: Tokens(0),
+            terms: Terms::default(),
+            predicted_ttft: None,
+        }
+    }
+
+    /// Adds what the engine told, given our own load on it at that moment.
+    #[must_use]
+    pub fn with_signals(self, signals: &EngineSignals, own_at_scrape: &LoadView) -> Self {
+        Self {
+            foreign: Foreign::seen(signals, own_at_scrape),
+            batch_limit: signals.batch_limit,
+            block_tokens: signals.block_tokens.unwrap_or(DEFAULT_BLOCK_TOKENS),
+            ..self
+        }
+    }
+
+    /// Requests there, everybody's.
+    #[must_use]
+    pub fn requests(&self) -> f64 {
+        self.load.inflight as f64 + self.foreign.requests
+    }
+}
+
+/// A choice, and what was expected of it.
+#[derive(Clone, Copy, Debug)]
+pub struct Decision {
+    /// Index into the candidates.
+    pub at: usize,
+    /// The chosen replica's slot.
+    pub slot: usize,
+    /// Name of the policy that chose.
+    pub policy: &'static str,
+    /// Why it won.
+    pub reason: Reason,
+    /// Predicted TTFT, where the policy predicts.
+    pub predicted_ttft: Option<Duration>,
+    /// Prompt tokens believed to be cached there.
+    pub hit: Tokens,
+    /// What the request is expected to meet: `terms.uncached` is to be reserved, all of it to be learned from.
+    pub terms: Terms,
+    /// How many replicas were weighed.
+    pub candidates: u16,
+}
+
+impl Decision {
+    /// For the record, headers and logs.
+    #[must_use]
+    pub fn summary(&self) -> DecisionSummary {
+        DecisionSummary {
+            policy: self.policy,
+            reason: self.reason.as_str(),
+            predicted_ttft: self.predicted_ttft,
+            predicted_hit: self.hit,
+            candidates: self.candidates,
+        }
+    }
+}
+
+fn weigh(predict: bool, query: &Query<'_>, candidates: &mut [Candidate]) {
+    let mut hits = Hits::default();
+    query.index.lookup(query.prompt.chain, &mut hits);
+    for candidate in candidates {
+        let hit = query.prompt.cached(hits.blocks(candidate.slot), candidate.block_tokens);
+        let queue =
+            Queue { own: &candidate.load, foreign: &candidate.foreign, batch_limit: candidate.batch_limit };
+        candidate.hit = hit;
+        candidate.terms = candidate.estimate.terms(&queue, query.prompt.tokens.saturating_sub(hit));
+        candidate.predicted_ttft = predict.then(|| candidate.estimate.ttft(&candidate.terms));
+    }
+}
+
+/// vLLM's on GPUs.
+const DEFAULT_BLOCK_TOKENS: u64 = 16;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hit_is_whole_engine_blocks_and_never_the_whole_prompt() {
+        let chain = [1, 2, 3, 4];
+        let cases = [
+            ("nothing cached", 0, 16, 0),
+            ("one of four blocks", 1, 16, 64),
+            ("rounded down to the engine's blocks", 1, 48, 48),
+            ("less than one engine block", 1, 128, 0),
+            ("all of it: the last token is computed", 4, 16, 240),
+            ("more than the chain has", 9, 16, 240),
+            ("no block size", 4, 0, 0),
+        ];
+        for (name, blocks, block_tokens, expected) in cases {
+            let block_end = |block: usize| 256 * (block as u64 + 1);
+            let prompt = Prompt { chain: &chain, block_end: &block_end, bytes: 1024, tokens: Tokens(256) };
+            assert_eq!(prompt.cached(blocks, block_tokens), Tokens(expected), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_prompt_without_bytes_or_tokens_hits_nothing() {
+        let far = |_: usize| u64::MAX;
+        for (bytes, tokens) in [(0, 100), (100, 0), (1, u64::MAX)] {
+            let prompt = Prompt { chain: &[1], block_end: &far, bytes, tokens: Tokens(tokens) };
+            let hit = prompt.cached(1, 16);
+            assert!(hit.0 < tokens.max(1), "{hit:?} of {tokens}");
+        }
+    }
+}

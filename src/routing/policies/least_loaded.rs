@@ -1,0 +1,35 @@
+//! Fewest requests: our own in flight plus what the engine reports of others. Blind to their size and to caches.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::{Choice, Eligible, Policy, Reason};
+use crate::config::PolicyName;
+use crate::routing::Query;
+
+/// Takes the candidate with the fewest requests, equal ones in turn.
+#[derive(Debug, Default)]
+pub struct LeastLoaded {
+    turn: AtomicUsize,
+}
+
+impl Policy for LeastLoaded {
+    fn name(&self) -> PolicyName {
+        PolicyName::LeastLoaded
+    }
+
+    fn choose(&self, _: &Query<'_>, eligible: &Eligible<'_>) -> Option<Choice> {
+        let least = fewest_requests(eligible);
+        let equal = || eligible.iter().filter(|(_, candidate)| candidate.requests() <= least + SAME);
+        let turn = self.turn.fetch_add(1, Ordering::Relaxed).checked_rem(equal().count())?;
+        let (at, _) = equal().nth(turn)?;
+        Some(Choice { at, reason: Reason::Load })
+    }
+}
+
+/// Requests at the least loaded candidate.
+pub(super) fn fewest_requests(eligible: &Eligible<'_>) -> f64 {
+    eligible.iter().map(|(_, candidate)| candidate.requests()).fold(f64::INFINITY, f64::min)
+}
+
+/// Foreign requests fade with age, so equal loads differ by fractions of a request.
+pub(super) const SAME: f64 = 0.5;

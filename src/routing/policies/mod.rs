@@ -1,0 +1,119 @@
+//! The policies that a route may name, behind one interface.
+//!
+//! A policy sees only eligible candidates, each already weighed (cached tokens, work ahead, prediction where it
+//! asks for one), and answers with one of them and the reason. It keeps no more state than a counter: load,
+//! caches and speed live beside it, so that policies can be changed without forgetting anything.
+
+mod latency;
+mod least_loaded;
+mod prefix;
+mod round_robin;
+mod session;
+
+use std::fmt::Debug;
+
+pub use self::latency::Latency;
+pub use self::least_loaded::LeastLoaded;
+pub use self::prefix::Prefix;
+pub use self::round_robin::RoundRobin;
+pub use self::session::Session;
+use super::{Candidate, Query, SlotSet};
+use crate::config::PolicyName;
+
+/// A way to choose a replica. One instance serves one route, from many threads.
+pub trait Policy: Send + Sync + Debug {
+    /// Its name in TOML and labels.
+    fn name(&self) -> PolicyName;
+
+    /// Whether it wants each candidate's `predicted_ttft`.
+    fn predicts(&self) -> bool {
+        false
+    }
+
+    /// Chooses one of the eligible candidates, of which there are at least two.
+    fn choose(&self, query: &Query<'_>, eligible: &Eligible<'_>) -> Option<Choice>;
+}
+
+/// A fresh policy of that name, for one route.
+#[must_use]
+pub fn named(name: PolicyName) -> Box<dyn Policy> {
+    match name {
+        PolicyName::Latency => Box::new(Latency::default()),
+        PolicyName::Prefix => Box::new(Prefix::default()),
+        PolicyName::Session => Box::new(Session::default()),
+        PolicyName::LeastLoaded => Box::new(LeastLoaded::default()),
+        PolicyName::RoundRobin => Box::new(RoundRobin::default()),
+    }
+}
+
+/// What a policy answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Choice {
+    /// Index into the candidates.
+    pub at: usize,
+    /// Why this one.
+    pub reason: Reason,
+}
+
+/// Why a replica won (label `reason`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Reason {
+    /// It holds the longest prefix of the prompt.
+    Prefix,
+    /// It has the least to do.
+    Load,
+    /// The session belongs to it.
+    Session,
+    /// It was its turn.
+    RoundRobin,
+    /// It was as good as others, and hashing picked it.
+    Tie,
+    /// There was no other.
+    Only,
+}
+
+impl Reason {
+    /// Every reason.
+    pub const ALL: [Self; 6] =
+        [Self::Prefix, Self::Load, Self::Session, Self::RoundRobin, Self::Tie, Self::Only];
+
+    /// The label's value.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Prefix => "prefix",
+            Self::Load => "load",
+            Self::Session => "session",
+            Self::RoundRobin => "round_robin",
+            Self::Tie => "tie",
+            Self::Only => "only",
+        }
+    }
+}
+
+/// The candidates that this request has not tried yet.
+#[derive(Clone, Copy, Debug)]
+pub struct Eligible<'a> {
+    candidates: &'a [Candidate],
+    excluded: &'a SlotSet,
+    count: usize,
+}
+
+impl<'a> Eligible<'a> {
+    pub(super) fn new(candidates: &'a [Candidate], excluded: &'a SlotSet) -> Self {
+        let all = Self { candidates, excluded, count: 0 };
+        Self { count: all.iter().count(), ..all }
+    }
+
+    /// How many there are.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.count
+    }
+
+    /// Each with its index.
+    pub fn iter(&self) -> impl Iterator<Item = (usize, &'a Candidate)> + Clone + use<'a> {
+        let excluded = self.excluded;
+        self.candidates.iter().enumerate().filter(move |(_, candidate)| !excluded.contains(candidate.slot))
+    }
+}

@@ -1,0 +1,25 @@
+//! One after the other, whatever they have to do: the yardstick, and right where all requests cost the same.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::{Choice, Eligible, Policy, Reason};
+use crate::config::PolicyName;
+use crate::routing::Query;
+
+/// Takes turns among the eligible candidates.
+#[derive(Debug, Default)]
+pub struct RoundRobin {
+    turn: AtomicUsize,
+}
+
+impl Policy for RoundRobin {
+    fn name(&self) -> PolicyName {
+        PolicyName::RoundRobin
+    }
+
+    fn choose(&self, _: &Query<'_>, eligible: &Eligible<'_>) -> Option<Choice> {
+        let turn = self.turn.fetch_add(1, Ordering::Relaxed).checked_rem(eligible.count())?;
+        let (at, _) = eligible.iter().nth(turn)?;
+        Some(Choice { at, reason: Reason::RoundRobin })
+    }
+}

@@ -1,0 +1,24 @@
+//! A session keeps its replica: rendezvous hash of `x-session-id`. Without the header, the least loaded.
+
+use super::{Choice, Eligible, LeastLoaded, Policy, Reason};
+use crate::config::PolicyName;
+use crate::routing::{Query, rendezvous};
+
+/// Takes the candidate that ranks highest for the session.
+#[derive(Debug, Default)]
+pub struct Session {
+    without_session: LeastLoaded,
+}
+
+impl Policy for Session {
+    fn name(&self) -> PolicyName {
+        PolicyName::Session
+    }
+
+    fn choose(&self, query: &Query<'_>, eligible: &Eligible<'_>) -> Option<Choice> {
+        let Some(session) = query.session else { return self.without_session.choose(query, eligible) };
+        let rank = |candidate: &crate::routing::Candidate| rendezvous::rank(session, candidate.identity);
+        let (at, _) = eligible.iter().max_by_key(|(_, candidate)| rank(candidate))?;
+        Some(Choice { at, reason: Reason::Session })
+    }
+}

@@ -1,0 +1,114 @@
+//! Which pool of a route a request goes to: shares by weight.
+//!
+//! A session stays with its pool while the weights allow (weighted rendezvous: a change of weights moves only
+//! the sessions that it must); everything else is dealt out evenly, so that a canary of 10 % gets one request in
+//! ten, not a random number of them. It chooses pools, never replicas.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::rendezvous;
+
+/// The pools of one route with their weights.
+#[derive(Debug)]
+pub struct PoolWheel {
+    weights: Box<[u32]>,
+    turn: AtomicU64,
+}
+
+impl PoolWheel {
+    /// A wheel over pools in the order of the route.
+    #[must_use]
+    pub fn new(weights: impl IntoIterator<Item = u32>) -> Self {
+        Self { weights: weights.into_iter().collect(), turn: AtomicU64::new(0) }
+    }
+
+    /// The place of the chosen pool among the route's; `None` when no pool with a weight is available.
+    #[must_use]
+    pub fn choose(&self, session: Option<u64>, is_available: impl Fn(usize) -> bool) -> Option<usize> {
+        let open = || {
+            self.weights
+                .iter()
+                .enumerate()
+                .filter(|(pool, weight)| **weight > 0 && is_available(*pool))
+                .map(|(pool, weight)| (pool, u64::from(*weight)))
+        };
+        match session {
+            Some(key) => by_session(key, open()),
+            None => by_turn(self.turn.fetch_add(GOLDEN, Ordering::Relaxed), open),
+        }
+    }
+}
+
+fn by_session(key: u64, open: impl Iterator<Item = (usize, u64)>) -> Option<usize> {
+    // The smallest of exponential variates with these rates: each pool wins with its share of the weights.
+    let wait =
+        |pool: usize, weight: u64| -rendezvous::unit(rendezvous::rank(key, pool as u64)).ln() / weight as f64;
+    open.map(|(pool, weight)| (pool, wait(pool, weight)))
+        .min_by(|(_, a), (_, b)| a.total_cmp(b))
+        .map(|(pool, _)| pool)
+}
+
+fn by_turn<I: Iterator<Item = (usize, u64)>>(turn: u64, open: impl Fn() -> I) -> Option<usize> {
+    let total: u64 = open().map(|(_, weight)| weight).sum();
+    // The turn is a fraction of 2^64: this is the same fraction of the total.
+    let mut point = u64::try_from((u128::from(turn) * u128::from(total)) >> 64).ok()?;
+    for (pool, weight) in open() {
+        if point < weight {
+            return Some(pool);
+        }
+        point -= weight;
+    }
+    None
+}
+
+/// 2^64 divided by the golden ratio: multiples of it fill the circle as evenly as any sequence does.
+const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn counts(wheel: &PoolWheel, requests: u64, session: impl Fn(u64) -> Option<u64>) -> Vec<u64> {
+        let mut counts = vec![0; wheel.weights.len()];
+        for request in 0..requests {
+            counts[wheel.choose(session(request), |_| true).unwrap()] += 1;
+        }
+        counts
+    }
+
+    #[test]
+    fn requests_are_dealt_by_weight_almost_exactly() {
+        let cases: [&[u32]; 4] = [&[1], &[90, 10], &[1, 1, 1], &[100, 0, 50]];
+        for weights in cases {
+            let total: u32 = weights.iter().sum();
+            let found = counts(&PoolWheel::new(weights.iter().copied()), 300, |_| None);
+            for (count, weight) in found.iter().zip(weights) {
+                let due = 300.0 * f64::from(*weight) / f64::from(total);
+                assert!((*count as f64 - due).abs() <= 3.0, "{found:?} for {weights:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn sessions_are_shared_by_weight_and_move_only_towards_what_gained() {
+        let before = PoolWheel::new([90, 10, 0]);
+        let after = PoolWheel::new([90, 20, 0]);
+        let share = counts(&before, 10_000, Some)[1];
+        assert!((850..1150).contains(&share), "{share} of 10000 sessions");
+        for session in 0..2000 {
+            let old = before.choose(Some(session), |_| true);
+            let new = after.choose(Some(session), |_| true);
+            assert!(old == new || new == Some(1), "session {session} moved from {old:?} to {new:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_available_gets_nothing() {
+        let wheel = PoolWheel::new([50, 50, 0]);
+        for session in [None, Some(1), Some(2), Some(3)] {
+            assert_eq!(wheel.choose(session, |pool| pool != 0), Some(1));
+            assert_eq!(wheel.choose(session, |pool| pool == 2), None);
+            assert_eq!(PoolWheel::new([]).choose(session, |_| true), None);
+        }
+    }
+}

@@ -1,0 +1,267 @@
+//! What people see of routing: whole decisions against a small fleet whose engines answer by a known line.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+use super::*;
+use crate::clock::Stamp;
+use crate::config::PolicyName;
+use crate::routing::policies::named;
+
+struct Fleet {
+    policy: Box<dyn Policy>,
+    index: PrefixIndex,
+    model: PoolModel,
+    loads: Vec<Arc<ReplicaLoad>>,
+    identities: Vec<u64>,
+    signals: Vec<Option<EngineSignals>>,
+    excluded: SlotSet,
+    session: Option<u64>,
+    now: Stamp,
+}
+
+/// A prompt of 256-byte blocks, 64 tokens each.
+struct Text {
+    chain: Vec<u64>,
+}
+
+impl Text {
+    fn new(blocks: &[u64]) -> Self {
+        let mut hash = 0;
+        let link = |block: &u64| {
+            hash = xxh3_64_with_seed(&block.to_le_bytes(), hash);
+            hash
+        };
+        Self { chain: blocks.iter().map(link).collect() }
+    }
+
+    /// `shared` blocks that all have in common, then `own` ones that nobody else has.
+    fn session(number: u64, shared: u64, own: u64) -> Self {
+        let own = (0..own).map(|block| 1_000_000 * (number + 1) + block);
+        Self::new(&(0..shared).chain(own).collect::<Vec<_>>())
+    }
+}
+
+impl Fleet {
+    fn new(policy: PolicyName, replicas: usize) -> Self {
+        Self {
+            policy: named(policy),
+            index: PrefixIndex::new(replicas),
+            model: PoolModel::new(replicas),
+            loads: (0..replicas).map(|_| ReplicaLoad::new()).collect(),
+            identities: (0..replicas)
+                .map(|i| rendezvous::identity(1, format!("gpu-{i}").as_bytes()))
+                .collect(),
+            signals: vec![None; replicas],
+            excluded: SlotSet::new(),
+            session: None,
+            now: Stamp::default(),
+        }
+    }
+
+    fn decide(&self, text: &Text) -> Option<Decision> {
+        let block_end = |block: usize| 256 * (block as u64 + 1);
+        let blocks = text.chain.len() as u64;
+        let prompt = Prompt {
+            chain: &text.chain,
+            block_end: &block_end,
+            bytes: 256 * blocks + 40,
+            tokens: Tokens(64 * blocks + 10),
+        };
+        let query = Query { prompt, session: self.session, index: &self.index, excluded: &self.excluded };
+        let candidate = |slot: usize| {
+            let estimate = self.model.estimate(slot, self.now);
+            let plain = Candidate::new(slot, self.identities[slot], self.loads[slot].view(), estimate);
+            match &self.signals[slot] {
+                Some(signals) => plain.with_signals(signals, &LoadView::default()),
+                None => plain,
+            }
+        };
+        let mut candidates: Vec<_> = (0..self.loads.len()).map(candidate).collect();
+        super::decide(&*self.policy, &query, &mut candidates)
+    }
+
+    fn dispatch(&self, text: &Text) -> (Decision, LoadGuard) {
+        let decision = self.decide(text).unwrap();
+        self.index.insert(decision.slot, &text.chain);
+        (decision, LoadGuard::reserve(&self.loads[decision.slot], decision.terms.uncached))
+    }
+
+    /// Sends all at once and keeps them in flight: how many each replica got.
+    fn burst(&self, texts: impl IntoIterator<Item = Text>) -> Vec<u64> {
+        let _held: Vec<_> = texts.into_iter().map(|text| self.dispatch(&text).1).collect();
+        self.loads.iter().map(|load| load.view().inflight).collect()
+    }
+
+    /// The replica answers, `factor` times slower than 40 ms and 10,000 tokens a second.
+    fn answer(&mut self, decision: &Decision, factor: f64) {
+        let tokens = (decision.terms.ahead + decision.terms.uncached).0 as f64;
+        let ttft = Duration::from_secs_f64(factor * (0.04 + tokens * 1e-4));
+        self.now = self.now.after(ttft);
+        self.model.observe(decision.slot, &Observation { at: self.now, terms: decision.terms, ttft });
+    }
+}
+
+fn signals(running: f64, waiting: f64) -> EngineSignals {
+    EngineSignals {
+        age: Duration::ZERO,
+        running,
+        waiting,
+        kv_cache_usage: 0.5,
+        batch_limit: Some(8),
+        block_tokens: Some(16),
+        total_blocks: None,
+    }
+}
+
+#[test]
+fn a_conversation_stays_where_its_prefix_is() {
+    for policy in [PolicyName::Prefix, PolicyName::Latency] {
+        let mut fleet = Fleet::new(policy, 8);
+        for number in 0..20 {
+            let (first, _) = fleet.dispatch(&Text::session(number, 0, 8));
+            fleet.answer(&first, 1.0);
+            for turn in 1..6 {
+                let (next, _) = fleet.dispatch(&Text::session(number, 0, 8 + 2 * turn));
+                assert_eq!((next.slot, next.reason), (first.slot, Reason::Prefix), "{policy:?}");
+                assert_eq!(next.hit, Tokens(64 * (6 + 2 * turn)));
+                fleet.answer(&next, 1.0);
+            }
+        }
+    }
+}
+
+#[test]
+fn conversations_that_run_side_by_side_use_all_replicas() {
+    for policy in PolicyName::ALL {
+        let fleet = Fleet::new(policy, 8);
+        let counts = fleet.burst((0..64).map(|number| Text::session(number, 0, 8)));
+        assert!(counts.iter().all(|n| (4..=14).contains(n)), "{policy:?}: {counts:?}");
+    }
+}
+
+#[test]
+fn a_hot_prefix_spreads_when_its_replicas_queue_costs_more_than_computing_it_again() {
+    let fleet = Fleet::new(PolicyName::Latency, 4);
+    let hot = |number| Text::session(number, 16, 1);
+    let (first, _done) = fleet.dispatch(&hot(0));
+    let counts = fleet.burst((1..5).map(hot));
+    assert_eq!(counts[first.slot], 5, "a short queue is no reason to leave the cache: {counts:?}");
+    let fleet = Fleet::new(PolicyName::Latency, 4);
+    let counts = fleet.burst((0..200).map(hot));
+    let (least, most) = (counts.iter().min().unwrap(), counts.iter().max().unwrap());
+    assert!(*least >= 30 && *most <= 80, "{counts:?}");
+}
+
+#[test]
+fn a_burst_does_not_herd() {
+    for policy in [PolicyName::Latency, PolicyName::Prefix, PolicyName::LeastLoaded] {
+        let different = Fleet::new(policy, 8).burst((0..100).map(|n| Text::session(n, 1, 16)));
+        assert!(different.iter().all(|n| *n <= 25), "{policy:?}, different prompts: {different:?}");
+        let identical = Fleet::new(policy, 8).burst((0..100).map(|_| Text::session(0, 0, 16)));
+        assert!(identical.iter().all(|n| *n <= 50), "{policy:?}, identical prompts: {identical:?}");
+        let tiny = Fleet::new(policy, 8).burst((0..100).map(|_| Text::new(&[])));
+        assert!(tiny.iter().all(|n| *n <= 25), "{policy:?}, prompts below a block: {tiny:?}");
+    }
+}
+
+#[test]
+fn a_slow_replica_gets_less_and_is_tried_again() {
+    let mut fleet = Fleet::new(PolicyName::Latency, 4);
+    let mut counts = [0u32; 4];
+    for round in 0..100 {
+        let batch: Vec<_> = (0..6).map(|i| fleet.dispatch(&Text::session(10 * round + i, 0, 16))).collect();
+        for (decision, guard) in batch {
+            counts[decision.slot] += 1;
+            fleet.answer(&decision, if decision.slot == 2 { 4.0 } else { 1.0 });
+            drop(guard);
+        }
+    }
+    let others = (counts[0] + counts[1] + counts[3]) / 3;
+    assert!(counts[2] < others / 2 && counts[2] > 0, "{counts:?}");
+}
+
+#[test]
+fn work_of_other_gateways_counts() {
+    for policy in [PolicyName::Latency, PolicyName::LeastLoaded] {
+        let mut fleet = Fleet::new(policy, 2);
+        fleet.signals = vec![Some(signals(8.0, 12.0)), Some(signals(1.0, 0.0))];
+        for number in 0..4 {
+            assert_eq!(fleet.decide(&Text::session(number, 0, 4)).unwrap().slot, 1, "{policy:?}");
+        }
+    }
+}
+
+#[test]
+fn an_overloaded_cache_holder_is_passed_over() {
+    let fleet = Fleet::new(PolicyName::Prefix, 4);
+    let counts = fleet.burst((0..80).map(|n| Text::session(n, 8, 1)));
+    assert!(counts.iter().all(|n| *n > 0 && *n <= 27), "{counts:?}");
+}
+
+#[test]
+fn what_was_tried_is_never_chosen_again() {
+    for policy in PolicyName::ALL {
+        let mut fleet = Fleet::new(policy, 70);
+        fleet.session = Some(7);
+        let text = Text::session(1, 0, 4);
+        for tried in 0..70u16 {
+            let (decision, _guard) = fleet.dispatch(&text);
+            assert!(!fleet.excluded.contains(decision.slot), "{policy:?}");
+            assert_eq!(decision.candidates, 70 - tried);
+            assert_eq!(decision.reason == Reason::Only, tried == 69, "{policy:?}");
+            fleet.excluded.insert(decision.slot);
+        }
+        assert!(fleet.decide(&text).is_none(), "{policy:?}: nobody is left");
+    }
+}
+
+#[test]
+fn a_session_keeps_its_replica_whatever_its_load() {
+    let mut fleet = Fleet::new(PolicyName::Session, 8);
+    let mut used = SlotSet::new();
+    for session in 0..64 {
+        fleet.session = Some(rendezvous::identity(1, format!("user-{session}").as_bytes()));
+        let held: Vec<_> = (0..5).map(|n| fleet.dispatch(&Text::session(n, 0, 3))).collect();
+        assert!(held.iter().all(|(d, _)| d.slot == held[0].0.slot && d.reason == Reason::Session));
+        used.insert(held[0].0.slot);
+    }
+    assert!((0..8).all(|slot| used.contains(slot)), "64 sessions use all 8 replicas");
+}
+
+#[test]
+fn round_robin_takes_turns() {
+    let fleet = Fleet::new(PolicyName::RoundRobin, 3);
+    let slots: Vec<_> = (0..6).map(|_| fleet.decide(&Text::new(&[1])).unwrap().slot).collect();
+    assert_eq!(slots, [0, 1, 2, 0, 1, 2]);
+}
+
+#[test]
+fn two_gateways_that_know_the_same_decide_alike() {
+    for policy in [PolicyName::Latency, PolicyName::Prefix, PolicyName::Session] {
+        let mut gateways = [Fleet::new(policy, 16), Fleet::new(policy, 16)];
+        for number in 0..50 {
+            let text = Text::session(number % 9, 2, number % 5);
+            let slots = gateways.each_mut().map(|gateway| {
+                gateway.session = Some(number % 9);
+                let (decision, _) = gateway.dispatch(&text);
+                gateway.answer(&decision, 1.0);
+                decision.slot
+            });
+            assert_eq!(slots[0], slots[1], "{policy:?}");
+        }
+    }
+}
+
+#[test]
+fn only_latency_predicts_and_the_summary_says_so() {
+    for policy in PolicyName::ALL {
+        let fleet = Fleet::new(policy, 2);
+        let summary = fleet.decide(&Text::session(1, 0, 4)).unwrap().summary();
+        assert_eq!(summary.policy, policy.as_str());
+        assert_eq!(summary.predicted_ttft.is_some(), policy == PolicyName::Latency, "{policy:?}");
+        assert!(Reason::ALL.iter().any(|reason| reason.as_str() == summary.reason));
+    }
+}
