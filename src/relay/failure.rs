@@ -1,0 +1,194 @@
+//! The event that tells a client that its stream broke, in the form its SDK raises on.
+//!
+//! An incomplete answer must never look complete: the event starts on a fresh line where the engine stopped inside
+//! an event, no `[DONE]` follows it, and the caller aborts the body after it. Which error it is and what it is
+//! called is `error.rs`' part; this file only knows the bytes.
+
+use bytes::Bytes;
+use serde::Serialize;
+
+use crate::relay::frame::Tail;
+use crate::relay::sse::Scanner;
+use crate::request::dialect::Dialect;
+
+/// What went wrong, in the words for the client.
+#[derive(Clone, Copy, Debug)]
+pub struct Failure<'a> {
+    /// Error type of the dialect's shape (`upstream_error`; for messages `api_error`).
+    pub kind: &'a str,
+    /// For people.
+    pub message: &'a str,
+    /// For programs (`replica_failed`, `timeout_inter_token`).
+    pub code: &'a str,
+}
+
+/// The error event that ends the stream which `scanner` has read.
+#[must_use]
+pub fn event(dialect: Dialect, failure: &Failure<'_>, scanner: &Scanner) -> Bytes {
+    let reading = scanner.reading();
+    let at = Place {
+        tail: scanner.tail(),
+        response_id: reading.answer.id.as_deref(),
+        model: reading.answer.model.as_deref(),
+        sequence_number: reading.next_sequence,
+    };
+    event_at(dialect, failure, &at)
+}
+
+/// Where in a stream the error event is written.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Place<'a> {
+    /// Where the engine's bytes stopped.
+    pub tail: Tail,
+    /// Id of the response, as the engine told it (responses only).
+    pub response_id: Option<&'a str>,
+    /// Model, as the engine told it (responses only).
+    pub model: Option<&'a str>,
+    /// The next sequence number (responses only).
+    pub sequence_number: u64,
+}
+
+/// The error event for a stream that no scanner read.
+#[must_use]
+pub fn event_at(dialect: Dialect, failure: &Failure<'_>, at: &Place<'_>) -> Bytes {
+    let mut out = at.tail.closing().to_vec();
+    let Failure { kind, message, code } = *failure;
+    match dialect {
+        Dialect::Messages | Dialect::CountTokens => {
+            let error = Error { kind, message, param: None, code: None };
+            write(&mut out, "error", &Typed { kind: "error", error });
+        }
+        Dialect::Responses => {
+            let error = ResponseError { code, message };
+            let response = Response {
+                id: at.response_id,
+                object: "response",
+                model: at.model,
+                status: "failed",
+                output: [],
+                error,
+            };
+            let kind = "response.failed";
+            write(&mut out, kind, &Failed { kind, sequence_number: at.sequence_number, response });
+        }
+        _ => {
+            let error = Error { kind, message, param: Some(None), code: Some(code) };
+            write(&mut out, "", &Plain { error });
+        }
+    }
+    out.into()
+}
+
+fn write(out: &mut Vec<u8>, name: &str, data: &impl Serialize) {
+    if !name.is_empty() {
+        out.extend_from_slice(b"event: ");
+        out.extend_from_slice(name.as_bytes());
+        out.push(b'\n');
+    }
+    out.extend_from_slice(b"data: ");
+    // Neither the shapes below nor a write to memory can fail; an event without data would be dropped by readers.
+    if serde_json::to_writer(&mut *out, data).is_err() {
+        out.extend_from_slice(b"{\"error\":{}}");
+    }
+    out.extend_from_slice(b"\n\n");
+}
+
+#[derive(Serialize)]
+struct Plain<'a> {
+    error: Error<'a>,
+}
+
+#[derive(Serialize)]
+struct Typed<'a> {
+    #[serde(rename = "type")]
+    kind: &'static str,
+    error: Error<'a>,
+}
+
+#[derive(Serialize)]
+struct Error<'a> {
+    #[serde(rename = "type")]
+    kind: &'a str,
+    message: &'a str,
+    /// Null where it is `Some(None)`: OpenAI's shape has it always.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    param: Option<Option<&'a str>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    code: Option<&'a str>,
+}
+
+#[derive(Serialize)]
+struct Failed<'a> {
+    #[serde(rename = "type")]
+    kind: &'static str,
+    sequence_number: u64,
+    response: Response<'a>,
+}
+
+#[derive(Serialize)]
+struct Response<'a> {
+    id: Option<&'a str>,
+    object: &'static str,
+    model: Option<&'a str>,
+    status: &'static str,
+    output: [(); 0],
+    error: ResponseError<'a>,
+}
+
+#[derive(Serialize)]
+struct ResponseError<'a> {
+    code: &'a str,
+    message: &'a str,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::relay::classify::Echo;
+
+    const FAILURE: Failure<'_> =
+        Failure { kind: "upstream_error", message: "replica \"r0\"\nclosed", code: "replica_failed" };
+
+    fn after(dialect: Dialect, stream: &str) -> String {
+        let mut scanner = Scanner::new(dialect, Echo::Off);
+        scanner.feed(stream.as_bytes(), |_, _| {});
+        String::from_utf8(event(dialect, &FAILURE, &scanner).to_vec()).unwrap()
+    }
+
+    #[test]
+    fn each_dialect_gets_its_own_form() {
+        let openai = "data: {\"error\":{\"type\":\"upstream_error\",\"message\":\"replica \\\"r0\\\"\\nclosed\",\
+                      \"param\":null,\"code\":\"replica_failed\"}}\n\n";
+        assert_eq!(after(Dialect::Chat, "data: {}\n\n"), openai);
+        assert_eq!(after(Dialect::Completions, ""), openai);
+        assert_eq!(
+            after(Dialect::Messages, ""),
+            "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"upstream_error\",\
+             \"message\":\"replica \\\"r0\\\"\\nclosed\"}}\n\n"
+        );
+        let begun = "event: response.created\ndata: {\"response\":{\"id\":\"resp_1\",\"model\":\"m\"},\
+                     \"sequence_number\":6,\"type\":\"response.created\"}\n\n";
+        assert_eq!(
+            after(Dialect::Responses, begun),
+            "event: response.failed\ndata: {\"type\":\"response.failed\",\"sequence_number\":7,\"response\":\
+             {\"id\":\"resp_1\",\"object\":\"response\",\"model\":\"m\",\"status\":\"failed\",\"output\":[],\
+             \"error\":{\"code\":\"replica_failed\",\"message\":\"replica \\\"r0\\\"\\nclosed\"}}}\n\n"
+        );
+    }
+
+    #[test]
+    fn it_is_never_glued_to_half_an_event() {
+        let cases = [
+            ("data: {}\n\n", ""),
+            ("data: {\"cho", "\n\n"),
+            ("data: {}\n", "\n"),
+            ("data: {}\r", "\n\n"),
+            ("data: {}\r\n\r", ""),
+            (": keep", "\n\n"),
+        ];
+        for (stream, closing) in cases {
+            let event = after(Dialect::Chat, stream);
+            assert!(event.starts_with(&format!("{closing}data: ")), "{stream:?}: {event:?}");
+        }
+    }
+}

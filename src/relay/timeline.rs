@@ -1,0 +1,316 @@
+//! From arrivals to latency: the clock beside one stream.
+//!
+//! Stamps are arguments, so the same code runs live, in tests and in simulated time. A gap is the time between the
+//! arrivals of two consecutive content events of one choice; events that came in one read arrived together, so a gap of
+//! zero is a gap like any other. Gaps leave in small batches while the stream runs, so that an incident shows
+//! while it lasts; only what needs the final token count (inter-token latency without counts in the stream)
+//! waits for the end.
+//!
+//! A stamp is an arrival only while we are polled. Bytes that waited because a slow client held us up are stamped late:
+//! neither the gap before nor the gap after such an event is observed.
+
+use std::time::Duration;
+
+use smallvec::SmallVec;
+
+use crate::clock::Stamp;
+use crate::record::{Gap, Gaps};
+use crate::relay::late::LateGaps;
+
+/// Latency of one stream, as it passes.
+#[derive(Debug, Default)]
+pub struct Timeline {
+    first_byte: Option<Stamp>,
+    first_token: Option<Stamp>,
+    last_token: Option<Stamp>,
+    content_events: u64,
+    longest_gap: Duration,
+    longest_gap_at: Option<Stamp>,
+    choices: SmallVec<[ChoiceClock; 1]>,
+    batch: Vec<Gap>,
+    last_flush: Stamp,
+    late: LateGaps,
+    paused: Option<Stamp>,
+    blocked: Duration,
+    is_behind: bool,
+}
+
+/// The last content event of one choice.
+#[derive(Clone, Copy, Debug, Default)]
+struct ChoiceClock {
+    last: Option<Stamp>,
+    /// It had waited for a slow client, so its stamp is no arrival.
+    is_late: bool,
+}
+
+impl Timeline {
+    /// Bytes of the answering replica arrived; only the first call counts.
+    pub fn byte(&mut self, at: Stamp) {
+        self.first_byte.get_or_insert(at);
+    }
+
+    /// A content event arrived. `tokens` are those it brought, where the engine tells them at once. Returns whether
+    /// it was the first of the stream: the first token.
+    pub fn content(&mut self, at: Stamp, choice: u32, tokens: Option<u32>) -> bool {
+        let is_first = self.first_token.is_none();
+        if is_first {
+            self.first_token = Some(at);
+            self.last_flush = at;
+            self.batch.reserve_exact(BATCH);
+        }
+        self.last_token = Some(at);
+        self.content_events = self.content_events.saturating_add(1);
+
+        let is_late = self.is_behind;
+        let Some(before) = self
+            .choice(choice)
+            .map(|clock| std::mem::replace(clock, ChoiceClock { last: Some(at), is_late }))
+        else {
+            return is_first;
+        };
+        if let (Some(last), false, false) = (before.last, before.is_late, is_late) {
+            self.gap(at.since(last), at, tokens);
+        }
+        is_first
+    }
+
+    /// Whether gaps are to be merged now: the batch is full, or it is a second since the last time. Ask after every
+    /// content event, and by a timer while the stream is silent.
+    #[must_use]
+    #[inline]
+    pub fn should_flush(&self, now: Stamp) -> bool {
+        self.batch.len() >= BATCH || (!self.batch.is_empty() && now.since(self.last_flush) >= FLUSH_EVERY)
+    }
+
+    /// Hands out the gaps since the last time.
+    pub fn flush(&mut self, now: Stamp, merge: impl FnOnce(Gaps<'_>)) {
+        self.last_flush = now;
+        if !self.batch.is_empty() {
+            merge(Gaps { gaps: &self.batch, late_itl: &[] });
+            self.batch.clear();
+        }
+    }
+
+    /// At the stream's end: hands out the rest, with the gaps that waited for the token count. Their tokens are the
+    /// stream's mean, rounded to whole tokens; one where no count came at all.
+    pub fn finish(&mut self, now: Stamp, output_tokens: Option<u64>, mut merge: impl FnMut(Gaps<'_>)) {
+        self.flush(now, &mut merge);
+        let tokens = output_tokens.map_or(1, |n| mean_tokens(n, self.content_events));
+        let mut batch: SmallVec<[(Duration, u32); BATCH]> = SmallVec::new();
+        for gap in self.late.drain() {
+            batch.push((gap, tokens));
+            if batch.len() == BATCH {
+                merge(Gaps { gaps: &[], late_itl: &batch });
+                batch.clear();
+            }
+        }
+        if !batch.is_empty() {
+            merge(Gaps { gaps: &[], late_itl: &batch });
+        }
+    }
+
+    /// A frame was handed to hyper: until [`Self::resume`] nobody reads from the replica.
+    pub fn pause(&mut self, now: Stamp) {
+        self.paused.get_or_insert(now);
+    }
+
+    /// hyper polls us again. Returns how long it had not, if that was long enough to be the client's doing.
+    pub fn resume(&mut self, now: Stamp) -> Option<Duration> {
+        let held = now.since(self.paused.take()?);
+        if held < HELD_UP {
+            return None;
+        }
+        self.blocked += held;
+        self.is_behind = true;
+        Some(held)
+    }
+
+    /// Nothing more of the replica is there to be read: from here on stamps are arrivals again.
+    pub fn caught_up(&mut self) {
+        self.is_behind = false;
+    }
+
+    /// Arrival of the first byte.
+    #[must_use]
+    pub fn first_byte(&self) -> Option<Stamp> {
+        self.first_byte
+    }
+
+    /// Arrival of the first content event.
+    #[must_use]
+    pub fn first_token(&self) -> Option<Stamp> {
+        self.first_token
+    }
+
+    /// Arrival of the last content event.
+    #[must_use]
+    pub fn last_token(&self) -> Option<Stamp> {
+        self.last_token
+    }
+
+    /// Content events so far.
+    #[must_use]
+    pub fn content_events(&self) -> u64 {
+        self.content_events
+    }
+
+    /// Longest observed gap of one choice, and when it ended.
+    #[must_use]
+    pub fn longest_gap(&self) -> (Duration, Option<Stamp>) {
+        (self.longest_gap, self.longest_gap_at)
+    }
+
+    /// Time in which the client's slowness held the stream up.
+    #[must_use]
+    pub fn blocked(&self) -> Duration {
+        self.blocked
+    }
+
+    fn gap(&mut self, length: Duration, at: Stamp, tokens: Option<u32>) {
+        if length > self.longest_gap {
+            self.longest_gap = length;
+            self.longest_gap_at = Some(at);
+        }
+        if tokens.is_none() {
+            self.late.push(length);
+        }
+        self.batch.push(Gap { length, tokens });
+    }
+
+    fn choice(&mut self, index: u32) -> Option<&mut ChoiceClock> {
+        let place = usize::try_from(index).ok().filter(|place| *place < MOST_CHOICES)?;
+        if self.choices.len() <= place {
+            self.choices.resize(place + 1, ChoiceClock::default());
+        }
+        self.choices.get_mut(place)
+    }
+}
+
+/// Tokens of one content event, on average: whole, at least one.
+fn mean_tokens(output: u64, events: u64) -> u32 {
+    let events = events.max(1);
+    let mean = output.saturating_add(events / 2) / events;
+    u32::try_from(mean.max(1)).unwrap_or(u32::MAX)
+}
+
+const BATCH: usize = 64;
+const FLUSH_EVERY: Duration = Duration::from_secs(1);
+/// A busy core polls a few milliseconds late without any client being slow.
+const HELD_UP: Duration = Duration::from_millis(5);
+const MOST_CHOICES: usize = 1024;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ms(n: u64) -> Stamp {
+        Stamp::default().after(Duration::from_millis(n))
+    }
+
+    #[derive(Default)]
+    struct Seen {
+        icl: Vec<u64>,
+        tokens: Vec<Option<u32>>,
+        late: Vec<(u64, u32)>,
+    }
+
+    impl Seen {
+        fn merge(&mut self, gaps: Gaps<'_>) {
+            let millis = |gap: Duration| u64::try_from(gap.as_millis()).unwrap();
+            self.icl.extend(gaps.gaps.iter().map(|gap| millis(gap.length)));
+            self.tokens.extend(gaps.gaps.iter().map(|gap| gap.tokens));
+            self.late.extend(gaps.late_itl.iter().map(|(gap, n)| (millis(*gap), *n)));
+        }
+    }
+
+    fn run(events: &[(u64, u32, Option<u32>)], output: Option<u64>) -> (Timeline, Seen) {
+        let (mut timeline, mut seen) = (Timeline::default(), Seen::default());
+        for (at, choice, tokens) in events {
+            timeline.content(ms(*at), *choice, *tokens);
+            if timeline.should_flush(ms(*at)) {
+                timeline.flush(ms(*at), |gaps| seen.merge(gaps));
+            }
+        }
+        let end = timeline.last_token().unwrap_or_default();
+        timeline.finish(end, output, |gaps| seen.merge(gaps));
+        (timeline, seen)
+    }
+
+    #[test]
+    fn itl_waits_for_the_count_and_icl_does_not() {
+        let events = [(100, 0, None), (120, 0, None), (120, 0, None), (180, 0, None)];
+        let cases = [(Some(9), 2), (Some(4), 1), (Some(5), 1), (Some(0), 1), (None, 1)];
+        for (output, n) in cases {
+            let (timeline, seen) = run(&events, output);
+            assert_eq!(seen.icl, [20, 0, 60]);
+            assert_eq!(seen.late, [(20, n), (0, n), (60, n)], "{output:?}");
+            assert_eq!(timeline.longest_gap(), (Duration::from_millis(60), Some(ms(180))));
+            assert_eq!((timeline.first_token(), timeline.last_token()), (Some(ms(100)), Some(ms(180))));
+        }
+    }
+
+    #[test]
+    fn counts_that_come_with_the_events_are_observed_at_once() {
+        let (_, seen) = run(&[(0, 0, Some(1)), (40, 0, Some(4)), (80, 0, Some(2))], Some(7));
+        assert_eq!((seen.icl, seen.tokens, seen.late), (vec![40, 40], vec![Some(4), Some(2)], vec![]));
+    }
+
+    #[test]
+    fn gaps_are_taken_for_each_choice() {
+        let (timeline, seen) = run(&[(0, 0, None), (1, 1, None), (20, 0, None), (31, 1, None)], None);
+        assert_eq!(seen.icl, [20, 30]);
+        assert_eq!(timeline.content_events(), 4);
+        let (_, seen) = run(&[(0, u32::MAX, None), (9, u32::MAX, None)], None);
+        assert!(seen.icl.is_empty());
+    }
+
+    #[test]
+    fn gaps_leave_when_a_second_is_over_or_the_batch_is_full() {
+        let mut timeline = Timeline::default();
+        timeline.content(ms(0), 0, None);
+        assert!(!timeline.should_flush(ms(5000)), "one event has no gap");
+        timeline.content(ms(400), 0, None);
+        assert!(!timeline.should_flush(ms(999)) && timeline.should_flush(ms(1000)));
+        timeline.flush(ms(1000), |gaps| assert_eq!(gaps.gaps.len(), 1));
+        for i in 0..BATCH as u64 {
+            assert!(!timeline.should_flush(ms(1001)));
+            timeline.content(ms(1000 + i), 0, None);
+        }
+        assert!(timeline.should_flush(ms(1064)));
+    }
+
+    #[test]
+    fn what_a_slow_client_held_up_is_not_observed() {
+        let mut timeline = Timeline::default();
+        let mut seen = Seen::default();
+        timeline.content(ms(0), 0, None);
+        timeline.content(ms(20), 0, None);
+        timeline.pause(ms(20));
+        assert_eq!(timeline.resume(ms(21)), None, "an ordinary turn of the loop");
+        timeline.content(ms(40), 0, None);
+        timeline.pause(ms(40));
+        assert_eq!(timeline.resume(ms(1040)), Some(Duration::from_secs(1)));
+        timeline.content(ms(1040), 0, None);
+        timeline.content(ms(1041), 0, None);
+        timeline.caught_up();
+        timeline.content(ms(1055), 0, None);
+        timeline.content(ms(1075), 0, None);
+        timeline.finish(ms(1075), None, |gaps| seen.merge(gaps));
+        assert_eq!(seen.icl, [20, 20, 20]);
+        assert_eq!(timeline.blocked(), Duration::from_secs(1));
+        assert_eq!(timeline.longest_gap().0, Duration::from_millis(20));
+    }
+
+    #[test]
+    fn a_client_that_was_slow_while_the_replica_was_silent_hides_nothing() {
+        let mut timeline = Timeline::default();
+        let mut seen = Seen::default();
+        timeline.content(ms(0), 0, None);
+        timeline.pause(ms(0));
+        timeline.resume(ms(10));
+        timeline.caught_up();
+        timeline.content(ms(20), 0, None);
+        timeline.finish(ms(20), None, |gaps| seen.merge(gaps));
+        assert_eq!(seen.icl, [20]);
+    }
+}

@@ -1,0 +1,362 @@
+//! What an engine's answer tells of itself: id, model, token counts, finish reasons, its own times, its errors.
+//!
+//! The same value is filled from a stream's events and from a unary body, so that the record has one source.
+//! Strings are bounded: an answer cannot make the gateway keep more than a few hundred bytes of it. Text that a
+//! model wrote is never kept.
+
+use std::borrow::Cow;
+use std::time::Duration;
+
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use crate::record::TokenCounts;
+use crate::request::dialect::Dialect;
+use crate::units::Tokens;
+
+/// Facts that an answer told, as far as it was read.
+#[derive(Clone, Debug, Default)]
+pub struct Answer {
+    /// Response id.
+    pub id: Option<Box<str>>,
+    /// Model, as the engine names it.
+    pub model: Option<Box<str>>,
+    /// Distinct finish reasons, in order.
+    pub finish_reasons: Vec<Box<str>>,
+    /// Token counts of `usage`.
+    pub tokens: TokenCounts,
+    /// The engine's own times, where it sends them in-band.
+    pub engine: Option<EngineTimes>,
+    /// The error that the engine answered with, in an event or as a body.
+    pub error: Option<EngineError>,
+}
+
+/// The engine's own times for one request (`metrics`, in-band).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EngineTimes {
+    /// Time in the engine's queue.
+    pub queue: Option<Duration>,
+    /// Time to first token as the engine counts it.
+    pub first_token: Option<Duration>,
+    /// Time from first to last token.
+    pub generation: Option<Duration>,
+}
+
+/// An error that the engine itself reported.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EngineError {
+    /// What it means for a retry.
+    pub kind: EngineErrorKind,
+    /// Its `code`, where that is a status.
+    pub code: Option<u16>,
+}
+
+/// What an engine's error means for a retry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EngineErrorKind {
+    /// The engine core died: no request of this replica will get on.
+    EngineDead,
+    /// The engine drains or stops: others will answer.
+    ShuttingDown,
+    /// Anything else.
+    Other,
+}
+
+/// Reads a unary answer (or an error body). What cannot be read stays empty.
+#[must_use]
+pub fn of_unary(dialect: Dialect, body: &[u8]) -> Answer {
+    let mut answer = Answer::default();
+    let Ok(unary) = serde_json::from_slice::<Unary<'_>>(body) else { return answer };
+    answer.note_id(unary.id);
+    answer.note_model(unary.model);
+    answer.note_usage(unary.usage);
+    answer.note_engine_times(unary.metrics);
+    if let Some(error) = unary.error {
+        answer.note_error(error);
+    }
+    match dialect {
+        Dialect::Chat | Dialect::Completions => {
+            for choice in unary.choices.unwrap_or_default() {
+                answer.note_finish(choice.finish_reason);
+            }
+        }
+        Dialect::Messages => answer.note_finish(unary.stop_reason),
+        Dialect::Responses => answer.note_status(unary.status, unary.incomplete_details),
+        _ => {}
+    }
+    answer
+}
+
+impl Answer {
+    pub(super) fn note_id(&mut self, id: Option<&RawValue>) {
+        note_string(&mut self.id, id);
+    }
+
+    pub(super) fn note_model(&mut self, model: Option<&RawValue>) {
+        note_string(&mut self.model, model);
+    }
+
+    pub(super) fn note_finish(&mut self, reason: Option<&RawValue>) {
+        if let Some(reason) = reason.and_then(string).filter(|r| r.len() <= LONGEST_REASON) {
+            let is_new = self.finish_reasons.iter().all(|known| **known != *reason);
+            if is_new && self.finish_reasons.len() < MOST_REASONS {
+                self.finish_reasons.push(reason.into());
+            }
+        }
+    }
+
+    /// The responses API has a status and a reason for being incomplete instead of a finish reason.
+    pub(super) fn note_status(&mut self, status: Option<&RawValue>, incomplete: Option<&RawValue>) {
+        let reason = incomplete.and_then(|raw| Incomplete::deserialize(raw).ok()).and_then(|i| i.reason);
+        self.note_finish(reason.or(status));
+    }
+
+    /// Merges a `usage` object: what it leaves out keeps its earlier value.
+    pub(super) fn note_usage(&mut self, usage: Option<&RawValue>) {
+        let Some(usage) = usage.and_then(Usage::of) else { return };
+        let counts = usage.counts();
+        let tokens = &mut self.tokens;
+        tokens.input = counts.input.or(tokens.input);
+        tokens.cached = counts.cached.or(tokens.cached);
+        tokens.output = counts.output.or(tokens.output);
+    }
+
+    pub(super) fn note_engine_times(&mut self, metrics: Option<&RawValue>) {
+        if let Some(metrics) = metrics.and_then(|raw| Metrics::deserialize(raw).ok()) {
+            self.engine = Some(EngineTimes {
+                queue: metrics.queue_time_ms.and_then(millis),
+                first_token: metrics.time_to_first_token_ms.and_then(millis),
+                generation: metrics.generation_time_ms.and_then(millis),
+            });
+        }
+    }
+
+    /// Keeps the first error: later ones follow from it.
+    pub(super) fn note_error(&mut self, raw: &RawValue) -> EngineError {
+        let error = EngineError::of(raw);
+        *self.error.get_or_insert(error)
+    }
+}
+
+impl EngineError {
+    /// Reads an error object, or a bare message.
+    pub(super) fn of(raw: &RawValue) -> Self {
+        if let Some(message) = string(raw) {
+            return Self { kind: EngineErrorKind::of_message(&message), code: None };
+        }
+        let body = ErrorBody::deserialize(raw).unwrap_or_default();
+        let message = body.message.and_then(string).unwrap_or_default();
+        let code = body.code.and_then(|code| code.get().trim_matches('"').parse().ok());
+        Self { kind: EngineErrorKind::of_message(&message), code }
+    }
+}
+
+impl EngineErrorKind {
+    /// Judges an engine's error message.
+    #[must_use]
+    pub fn of_message(message: &str) -> Self {
+        let has = |needle: &str| message.contains(needle);
+        if DEAD.iter().any(|needle| has(needle)) {
+            Self::EngineDead
+        } else if STOPPING.iter().any(|needle| has(needle)) {
+            Self::ShuttingDown
+        } else {
+            Self::Other
+        }
+    }
+}
+
+/// Any dialect's `usage` object.
+#[derive(Deserialize)]
+pub(super) struct Usage {
+    prompt_tokens: Option<u64>,
+    completion_tokens: Option<u64>,
+    input_tokens: Option<u64>,
+    output_tokens: Option<u64>,
+    cache_read_input_tokens: Option<u64>,
+    cache_creation_input_tokens: Option<u64>,
+    prompt_tokens_details: Option<InputDetails>,
+    input_tokens_details: Option<InputDetails>,
+}
+
+impl Usage {
+    pub(super) fn of(raw: &RawValue) -> Option<Self> {
+        Self::deserialize(raw).ok()
+    }
+
+    /// Generated tokens so far.
+    pub(super) fn output(&self) -> Option<u64> {
+        self.completion_tokens.or(self.output_tokens)
+    }
+
+    fn counts(&self) -> TokenCounts {
+        // Anthropic counts what was read from or written to the cache beside `input_tokens`, the others within.
+        let [read, created] = [self.cache_read_input_tokens, self.cache_creation_input_tokens];
+        let beside = read.unwrap_or(0).saturating_add(created.unwrap_or(0));
+        let within = self.prompt_tokens_details.as_ref().or(self.input_tokens_details.as_ref());
+        TokenCounts {
+            input: self.prompt_tokens.or(self.input_tokens.map(|n| n.saturating_add(beside))).map(Tokens),
+            cached: within.and_then(|d| d.cached_tokens).or(self.cache_read_input_tokens).map(Tokens),
+            output: self.output().map(Tokens),
+        }
+    }
+}
+
+/// The text of a JSON string; `None` for every other value.
+pub(super) fn string(raw: &RawValue) -> Option<Cow<'_, str>> {
+    let text = raw.get();
+    let inner = text.strip_prefix('"')?.strip_suffix('"')?;
+    if inner.contains('\\') {
+        return serde_json::from_str::<String>(text).ok().map(Cow::Owned);
+    }
+    Some(Cow::Borrowed(inner))
+}
+
+fn note_string(slot: &mut Option<Box<str>>, raw: Option<&RawValue>) {
+    if slot.is_none() {
+        *slot = raw.and_then(string).filter(|s| !s.is_empty() && s.len() <= LONGEST_NAME).map(Into::into);
+    }
+}
+
+fn millis(ms: f64) -> Option<Duration> {
+    Duration::try_from_secs_f64(ms / 1e3).ok()
+}
+
+#[derive(Deserialize)]
+struct InputDetails {
+    cached_tokens: Option<u64>,
+}
+
+#[derive(Deserialize)]
+struct Metrics {
+    queue_time_ms: Option<f64>,
+    time_to_first_token_ms: Option<f64>,
+    generation_time_ms: Option<f64>,
+}
+
+#[derive(Default, Deserialize)]
+struct ErrorBody<'a> {
+    #[serde(borrow)]
+    message: Option<&'a RawValue>,
+    #[serde(borrow)]
+    code: Option<&'a RawValue>,
+}
+
+#[derive(Deserialize)]
+struct Incomplete<'a> {
+    #[serde(borrow)]
+    reason: Option<&'a RawValue>,
+}
+
+#[derive(Deserialize)]
+struct UnaryChoice<'a> {
+    #[serde(borrow)]
+    finish_reason: Option<&'a RawValue>,
+}
+
+#[derive(Deserialize)]
+struct Unary<'a> {
+    #[serde(borrow)]
+    id: Option<&'a RawValue>,
+    #[serde(borrow)]
+    model: Option<&'a RawValue>,
+    #[serde(borrow)]
+    usage: Option<&'a RawValue>,
+    #[serde(borrow)]
+    metrics: Option<&'a RawValue>,
+    #[serde(borrow)]
+    error: Option<&'a RawValue>,
+    #[serde(borrow)]
+    choices: Option<Vec<UnaryChoice<'a>>>,
+    #[serde(borrow)]
+    stop_reason: Option<&'a RawValue>,
+    #[serde(borrow)]
+    status: Option<&'a RawValue>,
+    #[serde(borrow)]
+    incomplete_details: Option<&'a RawValue>,
+}
+
+const LONGEST_NAME: usize = 256;
+const LONGEST_REASON: usize = 64;
+const MOST_REASONS: usize = 8;
+const DEAD: [&str; 3] = ["EngineCore encountered an issue", "EngineDeadError", "Background loop has errored"];
+const STOPPING: [&str; 3] = ["cannot schedule new futures after", "shutting down", "is draining"];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn counts(answer: &Answer) -> [Option<u64>; 3] {
+        [answer.tokens.input, answer.tokens.cached, answer.tokens.output].map(|n| n.map(|n| n.0))
+    }
+
+    #[test]
+    fn usage_of_every_dialect_counts_cached_tokens_as_input() {
+        let openai = r#"{"id":"a","model":"m","choices":[{"finish_reason":"stop"},{"finish_reason":"length"}],
+            "usage":{"prompt_tokens":734,"completion_tokens":4,"prompt_tokens_details":{"cached_tokens":640}},
+            "metrics":{"queue_time_ms":1.5,"generation_time_ms":null}}"#;
+        let messages = r#"{"id":"a","model":"m","stop_reason":"stop","usage":{"input_tokens":94,
+            "output_tokens":4,"cache_creation_input_tokens":0,"cache_read_input_tokens":640}}"#;
+        let responses = r#"{"id":"a","model":"m","status":"completed","incomplete_details":null,
+            "usage":{"input_tokens":734,"input_tokens_details":{"cached_tokens":640},"output_tokens":4}}"#;
+        let cases: [(Dialect, &str, &[&str]); 3] = [
+            (Dialect::Chat, openai, &["stop", "length"]),
+            (Dialect::Messages, messages, &["stop"]),
+            (Dialect::Responses, responses, &["completed"]),
+        ];
+        for (dialect, body, reasons) in cases {
+            let answer = of_unary(dialect, body.as_bytes());
+            assert_eq!(counts(&answer), [Some(734), Some(640), Some(4)], "{dialect:?}");
+            assert_eq!(answer.id.as_deref(), Some("a"));
+            assert_eq!(answer.model.as_deref(), Some("m"));
+            assert!(answer.finish_reasons.iter().map(|r| &**r).eq(reasons.iter().copied()), "{dialect:?}");
+        }
+        let engine = of_unary(Dialect::Chat, openai.as_bytes()).engine.unwrap();
+        assert_eq!(engine.queue, Some(Duration::from_micros(1500)));
+        assert_eq!(engine.generation, None);
+    }
+
+    #[test]
+    fn error_bodies_are_told_apart() {
+        use EngineErrorKind::{EngineDead, Other, ShuttingDown};
+        let cases = [
+            (
+                r#"{"error":{"message":"EngineCore encountered an issue. See","code":500}}"#,
+                EngineDead,
+                Some(500),
+            ),
+            (
+                r#"{"error":{"message":"cannot schedule new futures after shutdown","code":500}}"#,
+                ShuttingDown,
+                Some(500),
+            ),
+            (r#"{"error":{"message":"bad \"x\"","code":"429"}}"#, Other, Some(429)),
+            (
+                r#"{"type":"error","error":{"type":"api_error","message":"EngineDeadError"}}"#,
+                EngineDead,
+                None,
+            ),
+            (r#"{"error":"overloaded"}"#, Other, None),
+            (r#"{"error":[1]}"#, Other, None),
+        ];
+        for (body, kind, code) in cases {
+            let error = of_unary(Dialect::Chat, body.as_bytes()).error;
+            assert_eq!(error, Some(EngineError { kind, code }), "{body}");
+        }
+    }
+
+    #[test]
+    fn odd_bodies_tell_nothing_and_nothing_long_is_kept() {
+        let long =
+            format!(r#"{{"id":"{0}","model":"{0}","choices":[{{"finish_reason":"{0}"}}]}}"#, "x".repeat(999));
+        for body in ["", "[]", "null", "{", r#"{"id":7,"usage":[],"choices":null}"#, r#"{"usage":{}}"#, &long]
+        {
+            let answer = of_unary(Dialect::Chat, body.as_bytes());
+            assert!(
+                answer.id.is_none() && answer.model.is_none() && answer.finish_reasons.is_empty(),
+                "{body}"
+            );
+            assert_eq!(counts(&answer), [None; 3], "{body}");
+        }
+    }
+}

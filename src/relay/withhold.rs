@@ -1,0 +1,242 @@
+//! Takes out the usage chunk that the gateway, not the client, asked for.
+//!
+//! Used only where a route adds `stream_options.include_usage`: the engine then sends one more event, with no choices
+//! and with `usage`, which the client did not ask for and may not expect. Exactly that event and its blank line go;
+//! every other byte passes as it came, in the frames it came in, without a copy. An event that a frame ends
+//! within is held only until its `choices` tell that it is not the one.
+
+use bytes::Bytes;
+use memchr::memmem;
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+use serde_json::value::RawValue;
+use smallvec::SmallVec;
+
+use crate::relay::frame::{Boundaries, Fields, without_bom};
+
+/// Filters one stream. The scanner must see the bytes before this does.
+#[derive(Debug, Default)]
+pub struct Withhold {
+    boundaries: Boundaries,
+    event: Pending,
+    /// The withheld event ended in a CR, so an LF that follows is its own.
+    drops_line_feed: bool,
+}
+
+/// The event that the last frame stopped in.
+#[derive(Debug, Default)]
+enum Pending {
+    /// None has begun.
+    #[default]
+    None,
+    /// It may be the usage chunk: its bytes so far.
+    Held(Vec<u8>),
+    /// It is not, and passes.
+    Passing,
+}
+
+impl Withhold {
+    /// Puts what may pass now of a frame into `out`, in order; nothing where all of it is held or withheld.
+    pub fn filter(&mut self, frame: Bytes, out: &mut SmallVec<[Bytes; 4]>) {
+        let mut start = self.boundaries.begin(&frame);
+        // What passes is collected as one run as long as it is contiguous.
+        let mut run = start;
+        if start == 1 {
+            // The LF of a CRLF that two frames share goes where its CR went.
+            match &mut self.event {
+                Pending::Held(held) => held.push(b'\n'),
+                _ if self.drops_line_feed => {}
+                _ => run = 0,
+            }
+        }
+        self.drops_line_feed &= frame.is_empty();
+        while let Some(end) = self.boundaries.next_end(&frame, start) {
+            let piece = frame.get(start..end).unwrap_or_default();
+            match std::mem::take(&mut self.event) {
+                Pending::None if is_usage_chunk(piece) => {
+                    push(out, &frame, run..start);
+                    run = end;
+                    self.note_withheld(piece);
+                }
+                Pending::None | Pending::Passing => {}
+                Pending::Held(mut held) => {
+                    held.extend_from_slice(piece);
+                    push(out, &frame, run..start);
+                    run = end;
+                    if is_usage_chunk(&held) {
+                        self.note_withheld(piece);
+                    } else {
+                        out.push(held.into());
+                    }
+                }
+            }
+            start = end;
+        }
+        self.begun(&frame, run, start, out);
+    }
+
+    /// What is still held when the stream ends: an event that never ended, which is relayed like all else.
+    pub fn finish(&mut self) -> Option<Bytes> {
+        match std::mem::take(&mut self.event) {
+            Pending::Held(held) if !held.is_empty() => Some(held.into()),
+            _ => None,
+        }
+    }
+
+    /// Decides about the event that `frame` stops in, from `start` on.
+    fn begun(&mut self, frame: &Bytes, run: usize, start: usize, out: &mut SmallVec<[Bytes; 4]>) {
+        let rest = frame.get(start..).unwrap_or_default();
+        if rest.is_empty() || matches!(self.event, Pending::Passing) {
+            return push(out, frame, run..frame.len());
+        }
+        if let Pending::Held(held) = &mut self.event {
+            held.extend_from_slice(rest);
+            if !may_be_usage_chunk(held) {
+                out.push(std::mem::take(held).into());
+                self.event = Pending::Passing;
+            }
+            return;
+        }
+        if may_be_usage_chunk(rest) {
+            push(out, frame, run..start);
+            self.event = Pending::Held(rest.to_vec());
+        } else {
+            push(out, frame, run..frame.len());
+            self.event = Pending::Passing;
+        }
+    }
+
+    fn note_withheld(&mut self, piece: &[u8]) {
+        self.drops_line_feed = piece.last() == Some(&b'\r');
+    }
+}
+
+fn push(out: &mut SmallVec<[Bytes; 4]>, frame: &Bytes, range: std::ops::Range<usize>) {
+    if !range.is_empty() {
+        out.push(frame.slice(range));
+    }
+}
+
+/// Whether a whole event is the usage-only chunk: no choices, and `usage`.
+fn is_usage_chunk(raw: &[u8]) -> bool {
+    // Nearly every event is told by this search; a parse then leaves no doubt about the few others.
+    if raw.len() > LONGEST || first_of_choices(raw) != Some(b']') {
+        return false;
+    }
+    let mut joined = Vec::new();
+    let chunk = Fields::of(without_bom(raw), &mut joined)
+        .data
+        .and_then(|data| serde_json::from_slice::<Chunk<'_>>(data).ok());
+    chunk.is_some_and(|chunk| chunk.choices.is_empty() && chunk.usage.is_some() && chunk.error.is_none())
+}
+
+/// Whether the beginning of an event leaves it open that it is the usage-only chunk.
+fn may_be_usage_chunk(begun: &[u8]) -> bool {
+    begun.len() <= LONGEST && matches!(first_of_choices(begun), None | Some(b']'))
+}
+
+/// The first byte inside the array of `choices`; `None` where it is not there (yet).
+fn first_of_choices(raw: &[u8]) -> Option<u8> {
+    let mut rest = raw;
+    loop {
+        let at = memmem::find(rest, KEY)?;
+        rest = rest.get(at + KEY.len()..)?;
+        // Inside a string the quotes would be escaped, so with a colon behind it this is a key.
+        if let Some(value) = rest.trim_ascii_start().strip_prefix(b":") {
+            return match value.trim_ascii_start().split_first()? {
+                (b'[', inner) => inner.trim_ascii_start().first().copied(),
+                (other, _) => Some(*other),
+            };
+        }
+    }
+}
+
+#[derive(Deserialize)]
+struct Chunk<'a> {
+    choices: Vec<IgnoredAny>,
+    #[serde(borrow)]
+    usage: Option<&'a RawValue>,
+    #[serde(borrow)]
+    error: Option<&'a RawValue>,
+}
+
+const KEY: &[u8] = b"\"choices\"";
+/// No usage chunk is longer; what is longer passes.
+const LONGEST: usize = 64 * 1024;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CONTENT: &str = "data: {\"choices\":[{\"delta\":{\"content\":\"say \\\"choices\\\":[] \"}}]}\n\n";
+    const USAGE: &str = "data: {\"id\":\"a\",\"choices\": [ ],\"usage\":{\"prompt_tokens\":1}}\n\n";
+    const DONE: &str = "data: [DONE]\n\n";
+
+    fn through<'a>(frames: impl Iterator<Item = &'a [u8]>) -> (Vec<Vec<Bytes>>, Vec<u8>) {
+        let mut filter = Withhold::default();
+        let mut passed = Vec::new();
+        for frame in frames {
+            let mut out = SmallVec::new();
+            filter.filter(Bytes::copy_from_slice(frame), &mut out);
+            passed.push(out.into_vec());
+        }
+        passed.push(filter.finish().into_iter().collect());
+        let all = passed.iter().flatten().flatten().copied().collect();
+        (passed, all)
+    }
+
+    #[test]
+    fn only_the_usage_chunk_goes_however_the_frames_are_cut() {
+        let cr = |text: &str| text.replace('\n', "\r");
+        let crlf = |text: &str| text.replace('\n', "\r\n");
+        let plain = |text: &str| text.to_owned();
+        let styles: [&dyn Fn(&str) -> String; 3] = [&plain, &crlf, &cr];
+        for style in styles {
+            let whole = style(&[": ping\n\n", CONTENT, USAGE, DONE].concat());
+            let expected = style(&[": ping\n\n", CONTENT, DONE].concat());
+            for size in 1..=whole.len() {
+                let (_, all) = through(whole.as_bytes().chunks(size));
+                assert_eq!(String::from_utf8(all).unwrap(), expected, "frames of {size}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_only_resembles_it_passes() {
+        let cases = [
+            "data: {\"choices\":[],\"usage\":null}\n\n",
+            "data: {\"choices\":[],\"prompt_filter_results\":[]}\n\n",
+            "data: {\"choices\":[{\"index\":0}],\"usage\":{\"prompt_tokens\":1}}\n\n",
+            "data: {\"error\":{\"message\":\"x\"},\"choices\":[],\"usage\":{}}\n\n",
+            "data: {\"x\":{\"choices\":[],\"usage\":{}}}\n\n",
+            "data: {\"choices\":[],\"usage\":{\n\n",
+            "data: {\"choices\":[],\"usage\":{}",
+            ": \"choices\":[],\"usage\":{}\n\n",
+            "\n\n\n",
+        ];
+        for case in cases {
+            for size in 1..=case.len() {
+                let (_, all) = through(case.as_bytes().chunks(size));
+                assert_eq!(String::from_utf8(all).unwrap(), case, "frames of {size}");
+            }
+        }
+    }
+
+    #[test]
+    fn whole_events_pass_in_the_frames_they_came_in() {
+        let frame = [CONTENT, CONTENT].concat();
+        let bytes = Bytes::from(frame);
+        let mut out = SmallVec::new();
+        Withhold::default().filter(bytes.clone(), &mut out);
+        assert_eq!(out.len(), 1);
+        assert_eq!(out[0].as_ptr(), bytes.as_ptr(), "not copied");
+    }
+
+    #[test]
+    fn half_an_event_passes_as_soon_as_it_has_a_choice() {
+        let frames = ["data: {\"choi", "ces\":", "[", "{\"delta\":", "{}}]}\n\n"];
+        let (passed, _) = through(frames.iter().map(|frame| frame.as_bytes()));
+        let lens: Vec<usize> = passed.iter().map(Vec::len).collect();
+        assert_eq!(lens, [0, 0, 0, 1, 1, 0]);
+    }
+}
