@@ -218,7 +218,9 @@ pub enum Failure {
         model: String,
     },
     /// `previous_response_id` is unknown here.
-    #[error("the previous response was not made through this gateway or its replica is gone; send the whole input")]
+    #[error(
+        "the previous response was not made through this gateway or its replica is gone; send the whole input"
+    )]
     PreviousResponseNotFound,
     /// Nobody can serve the route now.
     #[error("no ready replica for route {route}: {detail}")]
@@ -291,9 +293,9 @@ impl Failure {
             Self::SuspectedPoison { .. } => (S::SERVICE_UNAVAILABLE, "suspected_poison", OVERLOADED),
             Self::Loop => (S::LOOP_DETECTED, "loop_detected", INVALID),
             Self::Timeout { timer, .. } => (S::GATEWAY_TIMEOUT, timer.code(), "timeout_error"),
-            Self::Replica(ReplicaFailure::ConnectTimeout { .. } | ReplicaFailure::NoFreeConnection { .. }) => {
-                (S::GATEWAY_TIMEOUT, Timer::Connect.code(), "timeout_error")
-            }
+            Self::Replica(
+                ReplicaFailure::ConnectTimeout { .. } | ReplicaFailure::NoFreeConnection { .. },
+            ) => (S::GATEWAY_TIMEOUT, Timer::Connect.code(), "timeout_error"),
             Self::Replica(_) => (S::BAD_GATEWAY, "replica_failed", "upstream_error"),
             Self::DrainCut => (S::SERVICE_UNAVAILABLE, "drain_timeout", OVERLOADED),
             Self::Internal => (S::INTERNAL_SERVER_ERROR, "internal_error", "upstream_error"),
@@ -340,9 +342,9 @@ impl Failure {
         match self {
             Self::Timeout { timer, .. } => Some(*timer),
             Self::BodyStalled { .. } => Some(Timer::ClientStall),
-            Self::Replica(ReplicaFailure::ConnectTimeout { .. } | ReplicaFailure::NoFreeConnection { .. }) => {
-                Some(Timer::Connect)
-            }
+            Self::Replica(
+                ReplicaFailure::ConnectTimeout { .. } | ReplicaFailure::NoFreeConnection { .. },
+            ) => Some(Timer::Connect),
             _ => None,
         }
     }
@@ -351,7 +353,9 @@ impl Failure {
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
-            Self::NoReadyReplica { retry_after, .. } | Self::SuspectedPoison { retry_after } => Some(*retry_after),
+            Self::NoReadyReplica { retry_after, .. } | Self::SuspectedPoison { retry_after } => {
+                Some(*retry_after)
+            }
             Self::BodyMemory | Self::Draining => Some(Duration::from_secs(1)),
             _ => None,
         }
@@ -376,7 +380,9 @@ impl Failure {
             ErrorShape::OpenAi => json!({
                 "error": { "message": message, "type": kind, "param": self.param(), "code": self.code() }
             }),
-            ErrorShape::Anthropic => json!({ "type": "error", "error": { "type": kind, "message": message } }),
+            ErrorShape::Anthropic => {
+                json!({ "type": "error", "error": { "type": kind, "message": message } })
+            }
         }
         .to_string()
     }

@@ -106,7 +106,9 @@ mod tests {
 
     #[test]
     fn garbage_is_no_figure() {
-        for page in ["", "vllm:num_requests_running", "vllm:num_requests_running{ NaN", "<html>", "vllm:x{} 1"] {
+        for page in
+            ["", "vllm:num_requests_running", "vllm:num_requests_running{ NaN", "<html>", "vllm:x{} 1"]
+        {
             assert_eq!(parse(page), EngineFigures::default(), "{page}");
         }
     }

@@ -149,7 +149,9 @@ impl Prober {
             ProbeKind::Completion | ProbeKind::Auto => {
                 ("/v1/completions", json!({ "model": model, "prompt": config.probe.prompt, "max_tokens": 1 }))
             }
-            ProbeKind::Embedding => ("/v1/embeddings", json!({ "model": model, "input": config.probe.prompt })),
+            ProbeKind::Embedding => {
+                ("/v1/embeddings", json!({ "model": model, "input": config.probe.prompt }))
+            }
             ProbeKind::Rerank => (
                 "/rerank",
                 json!({ "model": model, "query": config.probe.prompt, "documents": [config.probe.prompt] }),

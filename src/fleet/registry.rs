@@ -168,7 +168,12 @@ impl Fleet {
     /// No pools yet. `tasks` is the runtime on which probes and scrapes run: not that of the data path, so that
     /// they answer while it is saturated.
     #[must_use]
-    pub fn new(connector: Connector, clock: Clock, tracker: TaskTracker, tasks: tokio::runtime::Handle) -> Self {
+    pub fn new(
+        connector: Connector,
+        clock: Clock,
+        tracker: TaskTracker,
+        tasks: tokio::runtime::Handle,
+    ) -> Self {
         Self { connector, clock, tracker, tasks, pools: ArcSwap::default() }
     }
 

@@ -13,12 +13,12 @@ use http::{HeaderValue, Request};
 use http_body_util::Full;
 
 use super::Gateway;
-use crate::journal::Journal;
 use super::picker;
-use crate::fleet::pick::Pick;
 use super::prepare::Prepared;
 use crate::clock::Stamp;
 use crate::error::{Failure, ReplicaFailure};
+use crate::fleet::pick::Pick;
+use crate::journal::Journal;
 use crate::listener;
 use crate::observe::trace_context;
 use crate::record;
@@ -179,7 +179,7 @@ impl Exchange {
     fn shape(&mut self) -> StreamShape {
         StreamShape {
             dialect: self.journal.record().dialect,
-            echo: self.prepared.echo,
+            echo: self.prepared.echo.clone(),
             withhold_usage: self.prepared.withhold_usage,
         }
     }

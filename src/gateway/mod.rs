@@ -146,9 +146,10 @@ impl Gateway {
             "/version" => local::version(),
             _ => match table.tenants.identify(&parts.headers) {
                 Ok(tenant) => local::models(table, &tenant),
-                Err(error) => {
-                    reply::failure_bytes(&Failure::InvalidKey { message: error.message() }, ErrorShape::OpenAi)
-                }
+                Err(error) => reply::failure_bytes(
+                    &Failure::InvalidKey { message: error.message() },
+                    ErrorShape::OpenAi,
+                ),
             },
         })
     }

@@ -30,7 +30,8 @@ pub fn note_tried(tried: &mut Tried, pick: &Pick) {
 pub fn pick(gateway: &Gateway, request: &Prepared, tried: &Tried) -> Option<Pick> {
     let now = gateway.clock.now();
     let none = SlotSet::new();
-    let tried_of = |pool: &PoolState| tried.iter().find(|(name, _)| *name == pool.name).map_or(&none, |(_, s)| s);
+    let tried_of =
+        |pool: &PoolState| tried.iter().find(|(name, _)| *name == pool.name).map_or(&none, |(_, s)| s);
     let pools = &request.route.pools;
     let is_open = |at: usize| pools.get(at).is_some_and(|(pool, _)| has_open(pool, request, tried_of(pool)));
     let at = match pools.len() {

@@ -10,12 +10,12 @@ use http::{HeaderMap, Method};
 use hyper::body::Incoming;
 
 use super::Gateway;
-use crate::journal::Journal;
 use super::table::{RouteState, Table};
 use crate::clock::Stamp;
 use crate::config::{ModelMatch, Timeouts};
 use crate::error::Failure;
 use crate::fleet::replica::Replica;
+use crate::journal::Journal;
 use crate::relay::classify::Echo;
 use crate::request::body::{self, BodyLimits, HeldBody};
 use crate::request::class::class_of;
@@ -104,10 +104,8 @@ fn check(gateway: &Gateway, parts: &Parts) -> Result<(), Failure> {
 }
 
 fn identify(table: &Table, journal: &mut Journal, headers: &HeaderMap) -> Result<TenantRef, Failure> {
-    let tenant = table
-        .tenants
-        .identify(headers)
-        .map_err(|error| Failure::InvalidKey { message: error.message() })?;
+    let tenant =
+        table.tenants.identify(headers).map_err(|error| Failure::InvalidKey { message: error.message() })?;
     journal.record().tenant = Arc::clone(tenant.name());
     Ok(tenant)
 }
@@ -225,7 +223,11 @@ fn label(route: &RouteState, model: Option<&str>) -> Arc<str> {
     }
 }
 
-fn pinned(gateway: &Gateway, route: &RouteState, fields: &Fields<'_>) -> Result<Option<Arc<Replica>>, Failure> {
+fn pinned(
+    gateway: &Gateway,
+    route: &RouteState,
+    fields: &Fields<'_>,
+) -> Result<Option<Arc<Replica>>, Failure> {
     let Some(id) = fields.previous_response_id.as_deref() else { return Ok(None) };
     let url = gateway.pins.replica_of(id).ok_or(Failure::PreviousResponseNotFound)?;
     let of_url = |r: &Arc<Replica>| r.url == url;
@@ -254,9 +256,12 @@ fn admit(
     let table = &prepared.table;
     let wish = text(headers, "x-slo-class").filter(|_| route.config.client_may.slo_class);
     let class = match wish {
-        Some(name) => table.config.slo.get_key_value(&*name).map(|(known, _)| Arc::clone(known)).ok_or_else(
-            || Failure::bad_request("x-slo-class names no SLO class of this gateway", None),
-        )?,
+        Some(name) => table
+            .config
+            .slo
+            .get_key_value(&*name)
+            .map(|(known, _)| Arc::clone(known))
+            .ok_or_else(|| Failure::bad_request("x-slo-class names no SLO class of this gateway", None))?,
         None => Arc::clone(&route.config.slo),
     };
     let record = journal.record();

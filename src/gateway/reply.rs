@@ -169,6 +169,10 @@ fn whole(gateway: &Gateway, mut journal: Journal, mut winner: Winner, answer: Wh
         journal.settle(Outcome::Ok, None);
         winner.pick.replica.vitals.answered(now);
         winner.pick.replica.succeeded();
+        if !journal.record().dialect.generates() {
+            // Nothing is decoded: the whole answer is its prefill.
+            winner.pick.first_token(now);
+        }
     }
     let record = journal.record();
     record.bytes_out = body.len() as u64;

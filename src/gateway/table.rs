@@ -116,7 +116,9 @@ impl RouteState {
     #[must_use]
     pub fn states(&self) -> String {
         let mut counts: Vec<(&'static str, u32)> = Vec::new();
-        for replica in self.pools.iter().flat_map(|(pool, _)| pool.replicas().iter().cloned().collect::<Vec<_>>()) {
+        for replica in
+            self.pools.iter().flat_map(|(pool, _)| pool.replicas().iter().cloned().collect::<Vec<_>>())
+        {
             let state = replica.state().as_str();
             match counts.iter_mut().find(|(s, _)| *s == state) {
                 Some((_, n)) => *n += 1,

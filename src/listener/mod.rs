@@ -109,7 +109,12 @@ pub fn bind(addr: SocketAddr, is_shared: bool) -> io::Result<TcpListener> {
 }
 
 /// Accepts connections until `stop`.
-pub async fn accept_loop<A: Answer>(listener: TcpListener, serving: Serving, answer: A, stop: CancellationToken) {
+pub async fn accept_loop<A: Answer>(
+    listener: TcpListener,
+    serving: Serving,
+    answer: A,
+    stop: CancellationToken,
+) {
     let free = Arc::new(Semaphore::new(serving.limits.max_connections));
     loop {
         // Both arms are cancel-safe: a permit or a connection is either returned whole or not at all.

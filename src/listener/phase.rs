@@ -127,7 +127,10 @@ impl<B: Body<Data: Buf>> Body for BusyBody<B> {
     type Data = B::Data;
     type Error = B::Error;
 
-    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
         self.project().body.poll_frame(cx)
     }
 
@@ -158,7 +161,11 @@ impl<S> PhaseIo<S> {
 }
 
 impl<S: AsyncRead> AsyncRead for PhaseIo<S> {
-    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<std::io::Result<()>> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<std::io::Result<()>> {
         let this = self.project();
         let before = buf.filled().len();
         let polled = this.stream.poll_read(cx, buf);

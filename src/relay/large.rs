@@ -48,7 +48,9 @@ impl LargeBody {
         }
         if let Poll::Ready(verdict) = self.watch.poll_verdict(cx) {
             let failure = match verdict {
-                Verdict::Deadline(Timer::ClientStall) => return self.abort(Outcome::Canceled, "timeout_client_stall"),
+                Verdict::Deadline(Timer::ClientStall) => {
+                    return self.abort(Outcome::Canceled, "timeout_client_stall");
+                }
                 Verdict::Deadline(_) => "timeout_total",
                 Verdict::ReplicaSilent => "replica_failed",
                 Verdict::DrainOver => Failure::DrainCut.code(),

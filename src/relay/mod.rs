@@ -7,15 +7,21 @@
 //! [`template`] as its short cut), [`usage`] keeps what an answer told of itself, [`timeline`] turns content
 //! events into latency, [`withhold`] and [`failure`] are the only places where a stream's bytes change.
 
+pub mod body;
 pub mod classify;
 mod cut;
 pub mod failure;
 pub mod frame;
+pub mod heartbeat;
+pub mod large;
 mod late;
 mod openai;
+pub mod reader;
 pub mod sse;
+pub mod stream;
 pub mod template;
 pub mod timeline;
 mod typed;
 pub mod usage;
+pub mod watch;
 pub mod withhold;

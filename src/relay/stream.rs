@@ -201,10 +201,8 @@ impl StreamBody {
 
     fn charge(&mut self, failure: &Failure) {
         let is_client = failure.timer() == Some(Timer::ClientStall);
-        self.journal.settle(
-            if is_client { Outcome::Canceled } else { failure.outcome() },
-            Some(failure.code()),
-        );
+        self.journal
+            .settle(if is_client { Outcome::Canceled } else { failure.outcome() }, Some(failure.code()));
         let now = self.journal.clock().now();
         match failure {
             Failure::Replica(why) => self.pick.pool.failed(&self.pick.replica, why, self.pick.prompt, now),

@@ -227,7 +227,10 @@ impl Watchdog {
     /// Streams that are looked after.
     #[must_use]
     pub fn streams(&self) -> usize {
-        self.shards.iter().map(|s| s.lock().iter().filter(|w| !w.is_over.load(Ordering::Relaxed)).count()).sum()
+        self.shards
+            .iter()
+            .map(|s| s.lock().iter().filter(|w| !w.is_over.load(Ordering::Relaxed)).count())
+            .sum()
     }
 
     /// Looks at every stream, for ever.

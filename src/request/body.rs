@@ -100,7 +100,9 @@ pub fn check_head(version: http::Version, uri: &http::Uri, headers: &HeaderMap) 
         return Err(Failure::UnsupportedEncoding);
     }
     match headers.get(header::EXPECT) {
-        Some(value) if !value.as_bytes().eq_ignore_ascii_case(b"100-continue") => Err(Failure::ExpectationFailed),
+        Some(value) if !value.as_bytes().eq_ignore_ascii_case(b"100-continue") => {
+            Err(Failure::ExpectationFailed)
+        }
         _ => Ok(()),
     }
 }
@@ -116,7 +118,9 @@ fn check_host(version: http::Version, uri: &http::Uri, headers: &HeaderMap) -> R
                 return wrong("the host header is not a valid authority");
             };
             match uri.authority() {
-                Some(target) if *target != authority => wrong("the host header and the request target differ"),
+                Some(target) if *target != authority => {
+                    wrong("the host header and the request target differ")
+                }
                 _ => Ok(()),
             }
         }
@@ -146,7 +150,11 @@ async fn read_declared(
     Ok(HeldBody { bytes: whole.freeze(), _share: Some(share) })
 }
 
-async fn read_chunked(mut body: Incoming, memory: &BodyMemory, limits: BodyLimits) -> Result<HeldBody, Failure> {
+async fn read_chunked(
+    mut body: Incoming,
+    memory: &BodyMemory,
+    limits: BodyLimits,
+) -> Result<HeldBody, Failure> {
     let mut whole = BytesMut::new();
     let mut share: Option<OwnedSemaphorePermit> = None;
     let mut held = 0;

@@ -149,7 +149,8 @@ impl Order {
 
     async fn response(&mut self, lease: &mut Lease) -> Result<http::Response<Incoming>, ReplicaFailure> {
         let replica = Arc::clone(&self.replica.served.replica);
-        let closed = move |is_unsent| ReplicaFailure::ClosedBeforeHead { replica: Arc::clone(&replica), is_unsent };
+        let closed =
+            move |is_unsent| ReplicaFailure::ClosedBeforeHead { replica: Arc::clone(&replica), is_unsent };
         let connection = lease.connection().ok_or_else(|| closed(true))?;
         connection
             .sender
@@ -183,7 +184,8 @@ impl Order {
         let mut first = Bytes::new();
         let mut more: Option<BytesMut> = None;
         while let Some(frame) = body.frame().await {
-            let frame = frame.map_err(|_| failed(ReplicaFailure::Truncated { replica: Arc::clone(&replica) }))?;
+            let frame =
+                frame.map_err(|_| failed(ReplicaFailure::Truncated { replica: Arc::clone(&replica) }))?;
             let Ok(data) = frame.into_data() else { continue };
             match &mut more {
                 None if first.is_empty() => first = data,
@@ -236,7 +238,9 @@ fn of_verdict(verdict: Verdict, deadlines: &Deadlines, replica: Arc<str>) -> Att
     match verdict {
         Verdict::ReplicaSilent => failed(ReplicaFailure::Silent { replica }),
         Verdict::DrainOver => AttemptError::Overdue(Failure::DrainCut),
-        Verdict::Deadline(timer) => AttemptError::Overdue(Failure::Timeout { timer, after: deadlines.total.1 }),
+        Verdict::Deadline(timer) => {
+            AttemptError::Overdue(Failure::Timeout { timer, after: deadlines.total.1 })
+        }
     }
 }
 

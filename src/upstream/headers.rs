@@ -158,10 +158,7 @@ mod tests {
     use super::*;
 
     fn map(pairs: &[(&'static str, &str)]) -> HeaderMap {
-        pairs
-            .iter()
-            .map(|(k, v)| (HeaderName::from_static(k), HeaderValue::from_str(v).unwrap()))
-            .collect()
+        pairs.iter().map(|(k, v)| (HeaderName::from_static(k), HeaderValue::from_str(v).unwrap())).collect()
     }
 
     fn send(client: &HeaderMap, credential: Credential<'_>) -> HeaderMap {

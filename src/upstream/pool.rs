@@ -126,7 +126,12 @@ impl Pool {
         }
     }
 
-    fn lease(self: &Arc<Self>, connection: Connection, permit: OwnedSemaphorePermit, is_reused: bool) -> Lease {
+    fn lease(
+        self: &Arc<Self>,
+        connection: Connection,
+        permit: OwnedSemaphorePermit,
+        is_reused: bool,
+    ) -> Lease {
         Lease { connection: Some(connection), pool: Arc::clone(self), _permit: permit, is_reused }
     }
 
