@@ -4,6 +4,7 @@
 //! replica gone, panic), the request has ended and the observers get the record.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::clock::{Clock, Stamp};
@@ -22,6 +23,7 @@ pub struct Journal {
     clock: Clock,
     has_head: bool,
     is_settled: bool,
+    open: Arc<AtomicU64>,
     _inflight: InflightGuard,
 }
 
@@ -43,7 +45,8 @@ pub struct Opening {
 impl Journal {
     /// Begins the record of a request.
     #[must_use]
-    pub fn open(opening: Opening, observer: &Arc<Observer>, clock: Clock) -> Self {
+    pub fn open(opening: Opening, observer: &Arc<Observer>, clock: Clock, open: &Arc<AtomicU64>) -> Self {
+        open.fetch_add(1, Ordering::Relaxed);
         let none: Arc<str> = observer.none();
         let record = Record {
             request_id: opening.request_id,
@@ -81,6 +84,7 @@ impl Journal {
             clock,
             has_head: false,
             is_settled: false,
+            open: Arc::clone(open),
             _inflight: observer.inflight(),
         }
     }
@@ -127,6 +131,7 @@ impl Journal {
 
 impl Drop for Journal {
     fn drop(&mut self) {
+        self.open.fetch_sub(1, Ordering::Relaxed);
         let Some(mut record) = self.record.take() else { return };
         record.at.end = self.clock.now();
         if !self.is_settled && std::thread::panicking() {

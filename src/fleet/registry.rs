@@ -204,6 +204,13 @@ impl Fleet {
         after
     }
 
+    /// Ends every task of the fleet.
+    pub fn retire(&self) {
+        for pool in self.pools.load().iter() {
+            pool.replicas.load().iter().for_each(|r| retire(r));
+        }
+    }
+
     /// Every replica, as seen from outside.
     #[must_use]
     pub fn statuses(&self) -> Vec<ReplicaStatus> {

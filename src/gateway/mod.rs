@@ -13,14 +13,13 @@ pub mod reply;
 pub mod table;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use arc_swap::ArcSwap;
 use bytes::Bytes;
 use http::request::Parts;
 use http::{HeaderValue, Method, Request, Response};
 use hyper::body::Incoming;
-use tokio_util::task::TaskTracker;
 
 use self::exchange::Exchange;
 
@@ -58,10 +57,10 @@ pub struct Gateway {
     pub pins: Arc<ResponsePins>,
     /// This gateway's name in `Via`.
     pub via: HeaderValue,
-    /// Tasks of the data path.
-    pub tracker: TaskTracker,
     /// How far a drain is.
     pub drain: DrainFlag,
+    /// Requests whose record is still open.
+    pub requests: Arc<AtomicU64>,
 }
 
 /// How far a drain is: read by every request, written by the application.
@@ -162,7 +161,7 @@ impl Gateway {
             path: parts.uri.path().into(),
             head,
         };
-        Journal::open(opening, &self.observer, self.clock)
+        Journal::open(opening, &self.observer, self.clock, &self.requests)
     }
 }
 

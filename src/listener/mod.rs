@@ -184,7 +184,8 @@ where
     tokio::pin!(connection);
     let mut deadline = Box::pin(tokio::time::sleep(serving.limits.header_timeout));
     let run = KILL.scope(kill.clone(), async {
-        let (mut goaway, mut close) = (false, false);
+        // A connection that comes after the delay is served its 503, and closed by that response.
+        let (mut goaway, mut close) = (false, serving.closing.is_cancelled());
         loop {
             // The connection keeps its state across polls; the other arms only set flags.
             tokio::select! {
