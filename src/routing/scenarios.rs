@@ -80,7 +80,7 @@ impl Fleet {
             }
         };
         let mut candidates: Vec<_> = (0..self.loads.len()).map(candidate).collect();
-        super::decide(&*self.policy, &query, &mut candidates)
+        decide(&*self.policy, &query, &mut candidates)
     }
 
     fn dispatch(&self, text: &Text) -> (Decision, LoadGuard) {

@@ -1,4 +1,7 @@
-//! Fewest requests: our own in flight plus what the engine reports of others. Blind to their size and to caches.
+//! Fewest requests: our own in flight plus what the engine reports of others.
+//!
+//! Ours are exact and counted at decision time, so a burst spreads without waiting for a scrape; equal replicas
+//! take turns. It is blind to the size of requests and to caches.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 

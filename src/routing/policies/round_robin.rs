@@ -1,4 +1,7 @@
-//! One after the other, whatever they have to do: the yardstick, and right where all requests cost the same.
+//! One after the other, whatever they have to do.
+//!
+//! The yardstick for the others, and right where all requests cost the same. A replica that this request has
+//! tried already is skipped, the turn goes to the next. It looks at no load, cache or session.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 

@@ -1,8 +1,11 @@
-//! A session keeps its replica: rendezvous hash of `x-session-id`. Without the header, the least loaded.
+//! A session keeps its replica: rendezvous hash of `x-session-id`.
+//!
+//! No table to share or to lose: all gateways agree, and when a replica goes only its own sessions move. Load
+//! is not looked at, except without the header: then the least loaded replica is taken.
 
 use super::{Choice, Eligible, LeastLoaded, Policy, Reason};
 use crate::config::PolicyName;
-use crate::routing::{Query, rendezvous};
+use crate::routing::{Candidate, Query, rendezvous};
 
 /// Takes the candidate that ranks highest for the session.
 #[derive(Debug, Default)]
@@ -17,7 +20,7 @@ impl Policy for Session {
 
     fn choose(&self, query: &Query<'_>, eligible: &Eligible<'_>) -> Option<Choice> {
         let Some(session) = query.session else { return self.without_session.choose(query, eligible) };
-        let rank = |candidate: &crate::routing::Candidate| rendezvous::rank(session, candidate.identity);
+        let rank = |candidate: &Candidate| rendezvous::rank(session, candidate.identity);
         let (at, _) = eligible.iter().max_by_key(|(_, candidate)| rank(candidate))?;
         Some(Choice { at, reason: Reason::Session })
     }

@@ -44,7 +44,9 @@ impl Fit {
         let seconds = self.tame(seconds, expected);
         let scale = expected.max(seconds) + JITTER;
         let weight = 1.0 / (scale * scale);
-        self.forget(KEPT);
+        for sum in [&mut self.weight, &mut self.x, &mut self.xx, &mut self.y, &mut self.xy] {
+            *sum *= KEPT;
+        }
         self.weight += weight;
         self.x += weight * tokens;
         self.xx += weight * tokens * tokens;
@@ -55,6 +57,10 @@ impl Fit {
 
     /// The line that explains what was seen and departs from the prior no more than it must.
     pub(super) fn line(&self, prior: &Line) -> Line {
+        if self.weight <= 0.0 {
+            return *prior;
+        }
+        let prior = self.rescaled(prior);
         let base_pull = PRIOR_WEIGHT / (prior.base * prior.base);
         let rate_pull = PRIOR_WEIGHT / (prior.per_token * prior.per_token);
         let (a, b, d) = (self.weight + base_pull, self.x, self.xx + rate_pull);
@@ -71,6 +77,18 @@ impl Fit {
         }
     }
 
+    /// The prior's shape at this replica's speed: it may be a hundred times off and still know how much of a
+    /// TTFT is base and how much is rate.
+    fn rescaled(&self, prior: &Line) -> Line {
+        let (tokens, seconds) = (self.x / self.weight, self.y / self.weight);
+        let expected = prior.at(tokens);
+        let scale = expected.max(seconds) + JITTER;
+        let pull = SCALE_WEIGHT / (scale * scale);
+        let factor = (self.y + pull * expected) / ((self.weight + pull) * expected);
+        let factor = factor.max(LEAST_FACTOR);
+        Line { base: prior.base * factor, per_token: prior.per_token * factor }
+    }
+
     fn tame(&mut self, seconds: f64, expected: f64) -> f64 {
         let (low, high) = (expected / OUTLIER, expected * OUTLIER);
         if self.observed < FREE_OBSERVATIONS || (low..=high).contains(&seconds) {
@@ -82,28 +100,23 @@ impl Fit {
         if self.streak.abs() < CHANGE {
             return seconds.clamp(low, high);
         }
-        self.streak = 0;
-        self.forget(KEPT_AFTER_CHANGE);
+        *self = Self::default();
         seconds
-    }
-
-    fn forget(&mut self, kept: f64) {
-        for sum in [&mut self.weight, &mut self.x, &mut self.xx, &mut self.y, &mut self.xy] {
-            *sum *= kept;
-        }
     }
 }
 
-/// An answer older than some 33 others counts for a third.
-const KEPT: f64 = 0.97;
-/// The prior counts like one answer that was off by all of itself.
-const PRIOR_WEIGHT: f64 = 1.0;
+/// An answer older than some twenty others counts for a third.
+const KEPT: f64 = 0.95;
+/// The prior's shape counts like a tenth of an answer, ...
+const PRIOR_WEIGHT: f64 = 0.1;
+/// ... and its speed like a quarter of an answer.
+const SCALE_WEIGHT: f64 = 0.25;
+/// Keeps the prior above zero when all answers come at once.
+const LEAST_FACTOR: f64 = 1e-4;
 /// An answer further off than this factor is cut to it, ...
-const OUTLIER: f64 = 3.0;
-/// ... except when so many come in a row: then the replica has changed ...
+const OUTLIER: f64 = 2.0;
+/// ... except when so many come in a row: then the replica has changed, and learning starts anew.
 const CHANGE: i32 = 3;
-/// ... and the past counts for little.
-const KEPT_AFTER_CHANGE: f64 = 0.05;
 /// The first answers are never cut: the prior may be off by far more than an outlier.
 const FREE_OBSERVATIONS: u32 = 4;
 /// Seconds that say nothing: scheduling, the network. Keeps the weight of tiny answers in bounds.

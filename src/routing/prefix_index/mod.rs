@@ -5,8 +5,8 @@
 //! blocks that says what to forget. The table is cut into shards with short locks; a decision takes read locks
 //! only. Races leave a bit stale for microseconds, which costs a worse guess and nothing else.
 //!
-//! Memory is bounded by the sum of the capacities: 16 bytes a table entry and 32 a block and replica, each less
-//! than doubled by the hash tables' slack.
+//! Memory is bounded by the sum of the capacities: 16 bytes a table entry and 32 a block and replica, before
+//! the slack of the hash tables.
 
 mod lru;
 
