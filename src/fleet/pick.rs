@@ -47,9 +47,9 @@ impl Pick {
         self.pool.model.observe_censored(self.slot(), &self.observation(now));
     }
 
-    /// The answer is complete: for how long it held a place in the batch.
-    pub fn served(&self, now: Stamp) {
-        self.pool.model.observe_service(self.slot(), now, now.since(self.chosen_at));
+    /// The answer is complete: since its first token it held a place in the batch.
+    pub fn served(&self, first_token: Stamp, now: Stamp) {
+        self.pool.model.observe_service(self.slot(), now, now.since(first_token));
     }
 
     /// The engine counted the tokens: the model's bytes per token.

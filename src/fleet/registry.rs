@@ -144,6 +144,7 @@ impl PoolState {
     /// The replica's cache is empty: it restarted or died.
     pub fn forget_cache(&self, replica: &Replica) {
         self.index.forget(replica.slot);
+        self.model.forget(replica.slot);
     }
 
     /// The index holds for a replica as much as its engine can cache.

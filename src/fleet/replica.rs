@@ -21,7 +21,7 @@ use super::vitals::Vitals;
 use crate::clock::Stamp;
 use crate::config::Endpoint;
 use crate::record::Served;
-use crate::routing::{LoadView, ReplicaLoad};
+use crate::routing::{LoadView, ReplicaLoad, rendezvous};
 use crate::upstream::pool::Pool;
 
 /// A replica; lives as long as a request or the configuration refers to it.
@@ -62,7 +62,7 @@ pub struct Replica {
 pub struct Scraped {
     /// When the page was read.
     pub at: Stamp,
-    /// Our own load when the scrape was sent.
+    /// Our own load when the page was read.
     pub own: LoadView,
     /// Running requests.
     pub running: f64,
@@ -109,7 +109,7 @@ impl Replica {
         let url: Arc<str> = parts.endpoint.to_string().into();
         Arc::new(Self {
             slot: parts.slot,
-            rendezvous: xxhash_rust::xxh3::xxh3_64(url.as_bytes()),
+            rendezvous: rendezvous::identity(0, url.as_bytes()),
             url,
             served: parts.served,
             endpoint: parts.endpoint,

@@ -13,7 +13,6 @@ use super::metrics_text;
 use super::registry::PoolState;
 use super::replica::{Replica, Scraped};
 use crate::clock::Clock;
-use crate::routing::LoadView;
 use crate::upstream::connect::Connector;
 
 /// Scrapes one replica until it is removed.
@@ -48,7 +47,6 @@ impl Scraper {
 
     /// One scrape; `false` when the engine has no such page.
     async fn scrape(&self, interval: Duration) -> bool {
-        let own = self.replica.load.view();
         let config = self.pool.config();
         let call = Call {
             endpoint: &self.replica.endpoint,
@@ -59,7 +57,7 @@ impl Scraper {
         };
         match call.send(&self.connector).await {
             Ok((StatusCode::OK, page)) => {
-                self.take(&String::from_utf8_lossy(&page), own);
+                self.take(&String::from_utf8_lossy(&page));
                 self.connects();
                 true
             }
@@ -84,7 +82,7 @@ impl Scraper {
         }
     }
 
-    fn take(&self, page: &str, own: LoadView) {
+    fn take(&self, page: &str) {
         let figures = metrics_text::parse(page);
         let (Some(running), Some(waiting)) = (figures.running, figures.waiting) else { return };
         let before = self.replica.signals.load_full();
@@ -97,7 +95,7 @@ impl Scraper {
         }
         self.replica.signals.store(Some(Arc::new(Scraped {
             at: self.clock.now(),
-            own,
+            own: self.replica.load.view(),
             running,
             waiting,
             kv_cache_usage: figures.kv_cache_usage.unwrap_or(0.0),

@@ -163,7 +163,9 @@ impl StreamBody {
         let now = self.journal.clock().now();
         self.journal.settle(Outcome::Ok, None);
         self.pick.replica.vitals.answered(now);
-        self.pick.served(now);
+        if let Some(first) = self.reader.timeline.first_token() {
+            self.pick.served(first, now);
+        }
         self.pick.replica.succeeded();
         let told = &self.reader.scanner.reading().answer;
         self.pick.learn(told.tokens);
