@@ -1,6 +1,8 @@
 //! Streams recorded from a real vLLM, and made-up ones, through the scanner: however the reads split the bytes, it
 //! tells the same facts, and they are those that a plain reading of the standard gives.
 
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on must say so")]
+
 use std::path::Path;
 
 use proptest::prelude::*;
