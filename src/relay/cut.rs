@@ -8,6 +8,7 @@ use memchr::memmem;
 use serde_json::value::RawValue;
 
 use crate::relay::classify::{Event, Reading};
+use crate::relay::frame::Fields;
 use crate::relay::usage::string;
 use crate::request::dialect::Dialect;
 
@@ -36,13 +37,16 @@ fn chunk(reading: &mut Reading, head: &[u8], tail: &[u8], tell: &mut dyn FnMut(E
 }
 
 fn typed(reading: &mut Reading, head: &[u8], tail: &[u8], tell: &mut dyn FnMut(Event)) {
-    let is = |kind: &[u8]| [head, tail].iter().any(|end| memmem::find(end, kind).is_some());
-    if is(b"\"response.completed\"") || is(b"\"response.incomplete\"") {
+    let mut joined = Vec::new();
+    let named = String::from_utf8_lossy(Fields::of(head, &mut joined).name);
+    let typed = || value_of(b"\"type\"", tail).and_then(string).unwrap_or_default();
+    let kind = if named.is_empty() { typed() } else { named };
+    if matches!(&*kind, "response.completed" | "response.incomplete") {
         reading.answer.note_usage(value_of(b"\"usage\"", tail));
         reading.answer.note_status(value_of(b"\"status\"", tail), None);
         tell(Event::Finish { choice: 0 });
         reading.done(tell);
-    } else if is(b".delta\"") || is(b"\"content_block_delta\"") {
+    } else if kind.ends_with(".delta") || kind == "content_block_delta" {
         tell(Event::Content { choice: 0, tokens: None });
     } else {
         tell(Event::Other);
@@ -57,10 +61,10 @@ fn value_of<'a>(key: &[u8], bytes: &'a [u8]) -> Option<&'a RawValue> {
     let mut end = bytes.len();
     while let Some(at) = memmem::rfind(bytes.get(..end)?, key) {
         let rest = bytes.get(at + key.len()..)?.trim_ascii_start();
-        if let Some(value) = rest.strip_prefix(b":") {
-            if let Some(Ok(raw)) = serde_json::Deserializer::from_slice(value).into_iter().next() {
-                return Some(raw);
-            }
+        if let Some(value) = rest.strip_prefix(b":")
+            && let Some(Ok(raw)) = serde_json::Deserializer::from_slice(value).into_iter().next()
+        {
+            return Some(raw);
         }
         end = at;
     }

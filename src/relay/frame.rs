@@ -186,7 +186,8 @@ mod tests {
 
     #[test]
     fn a_blank_line_of_any_kind_ends_an_event() {
-        let cases: [(&[&[u8]], &[usize], Tail); 11] = [
+        type Case = (&'static [&'static [u8]], &'static [usize], Tail);
+        let cases: [Case; 11] = [
             (&[b"data: a\n\n"], &[9], Tail::Boundary),
             (&[b"data: a\r\n\r\ndata: b\r\n\r\n"], &[11, 22], Tail::Boundary),
             (&[b"data: a\r\rdata: b\r\r"], &[9, 18], Tail::Boundary),
@@ -206,7 +207,8 @@ mod tests {
 
     #[test]
     fn fields_follow_the_standard() {
-        let cases: [(&[u8], &[u8], Option<&[u8]>); 9] = [
+        type Case = (&'static [u8], &'static [u8], Option<&'static [u8]>);
+        let cases: [Case; 9] = [
             (b"data: a\n\n", b"", Some(b"a")),
             (b"data:a\n\n", b"", Some(b"a")),
             (b"data:  a\n\n", b"", Some(b" a")),

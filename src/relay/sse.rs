@@ -167,3 +167,236 @@ const LONGEST: usize = 1024 * 1024;
 /// Of a longer one this much of each end.
 const END: usize = 64 * 1024;
 const KEPT: usize = 8 * 1024;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::relay::usage::{EngineError, EngineErrorKind};
+    use Dialect::{Chat, Completions, Messages, Responses};
+
+    fn scan(dialect: Dialect, echo: Echo, stream: &str) -> (Scanner, Vec<Event>) {
+        let mut scanner = Scanner::new(dialect, echo);
+        let mut events = Vec::new();
+        scanner.feed(stream.as_bytes(), |event, _| events.push(event));
+        (scanner, events)
+    }
+
+    fn contents(dialect: Dialect, data: &str) -> usize {
+        let events = scan(dialect, Echo::Off, &format!("data: {data}\n\n")).1;
+        events.iter().filter(|event| matches!(event, Event::Content { .. })).count()
+    }
+
+    #[test]
+    fn content_is_what_a_model_generated() {
+        let chat = |delta: &str| format!(r#"{{"choices":[{{"index":0,"delta":{delta}}}]}}"#);
+        let deltas = [
+            (r#"{"content":"a"}"#, 1),
+            (r#"{ "content" : "a" }"#, 1),
+            (r#"{"role":"assistant","content":""}"#, 0),
+            (r#"{"content":null}"#, 0),
+            (r#"{"role":"assistant"}"#, 0),
+            ("{}", 0),
+            ("null", 0),
+            (r#"{"reasoning":"a"}"#, 1),
+            (r#"{"reasoning_content":"a","content":null}"#, 1),
+            (r#"{"refusal":"a"}"#, 1),
+            (r#"{"tool_calls":[{"index":0,"id":"c","function":{"name":"f","arguments":""}}]}"#, 1),
+            (r#"{"tool_calls":[{"index":0,"function":{"arguments":"{\""}}]}"#, 1),
+            (r#"{"tool_calls":[{"index":0,"id":"c","type":"function","function":{"arguments":""}}]}"#, 0),
+            (r#"{"tool_calls":[]}"#, 0),
+            (r#"{"function_call":{"arguments":"{"}}"#, 1),
+        ];
+        for (delta, expected) in deltas {
+            assert_eq!(contents(Chat, &chat(delta)), expected, "{delta}");
+        }
+    }
+
+    #[test]
+    fn content_is_found_in_every_dialect_at_its_place_only() {
+        let cases = [
+            (
+                Chat,
+                r#"{"choices":[{"index":0,"delta":{"content":"a"}},{"index":1,"delta":{"content":"b"}}]}"#,
+                2,
+            ),
+            (Chat, r#"{"choices":[],"usage":{"completion_tokens":3},"content":"x"}"#, 0),
+            (Chat, r#"{"choices":[{"delta":{},"logprobs":{"content":[{"token":"a"}]}}]}"#, 0),
+            (Chat, r#"{"choices":null}"#, 0),
+            (Chat, r#"["choices"]"#, 0),
+            (Completions, r#"{"choices":[{"index":0,"text":"a"}],"prompt_text":"x"}"#, 1),
+            (Completions, r#"{"choices":[{"index":0,"text":""}]}"#, 0),
+            (Messages, r#"{"type":"content_block_delta","delta":{"type":"text_delta","text":"a"}}"#, 1),
+            (
+                Messages,
+                r#"{"type":"content_block_delta","delta":{"type":"thinking_delta","thinking":"a"}}"#,
+                1,
+            ),
+            (
+                Messages,
+                r#"{"type":"content_block_delta","delta":{"type":"input_json_delta","partial_json":""}}"#,
+                0,
+            ),
+            (
+                Messages,
+                r#"{"type":"content_block_delta","delta":{"type":"input_json_delta","partial_json":"{"}}"#,
+                1,
+            ),
+            (
+                Messages,
+                r#"{"type":"content_block_delta","delta":{"type":"signature_delta","signature":"a"}}"#,
+                0,
+            ),
+            (Messages, r#"{"type":"content_block_start","content_block":{"type":"text","text":"a"}}"#, 0),
+            (Messages, r#"{"type":"ping"}"#, 0),
+            (Responses, r#"{"type":"response.output_text.delta","delta":"a"}"#, 1),
+            (Responses, r#"{"type":"response.function_call_arguments.delta","delta":"{"}"#, 1),
+            (Responses, r#"{"type":"response.reasoning_text.delta","delta":""}"#, 0),
+            (Responses, r#"{"type":"response.output_text.done","text":"a"}"#, 0),
+            (Responses, r#"{"type":"response.completed","response":{"output":[{"delta":"a"}]}}"#, 0),
+        ];
+        for (dialect, data, expected) in cases {
+            assert_eq!(contents(dialect, data), expected, "{data}");
+        }
+    }
+
+    #[test]
+    fn an_echoed_prompt_is_no_content() {
+        let known = |bytes| Echo::On { prompts: Box::new([Some(bytes), Some(bytes)]), choices_per_prompt: 1 };
+        let unknown = || Echo::On { prompts: Box::new([None]), choices_per_prompt: 2 };
+        let text = |index: u32, text: &str, more: &str| {
+            format!("data: {{\"choices\":[{{\"index\":{index},\"text\":\"{text}\"{more}}}]}}\n\n")
+        };
+        let cases = [
+            (known(4), text(0, "a\\u00e9b", "") + &text(0, "c", ""), vec![0]),
+            (known(4), text(0, "ab", "") + &text(0, "cd", "") + &text(0, "e", ""), vec![0]),
+            (known(4), text(0, "abcd first", "") + &text(1, "abcd", "") + &text(1, "x", ""), vec![0, 1]),
+            (known(4), text(0, "abcd", "") + &text(1, "abcd", "") + &text(0, "x", ""), vec![0]),
+            (known(0), text(0, "x", ""), vec![0]),
+            (unknown(), text(0, "prompt", "") + &text(1, "prompt", "") + &text(1, "x", ""), vec![1]),
+            (unknown(), text(0, "x", ",\"token_ids\":[5]"), vec![0]),
+            (known(100), text(0, "x", ",\"token_ids\":[5]"), vec![0]),
+            (Echo::Off, text(0, "x", ""), vec![0]),
+        ];
+        for (echo, stream, expected) in cases {
+            let told = scan(Completions, echo, &stream).1.into_iter().filter_map(|event| match event {
+                Event::Content { choice, .. } => Some(choice),
+                _ => None,
+            });
+            assert_eq!(told.collect::<Vec<_>>(), expected, "{stream}");
+        }
+    }
+
+    #[test]
+    fn held_back_tokens_belong_to_the_event_that_brings_their_text() {
+        let chunk = |text: &str, ids: &str, total: u32| {
+            format!(
+                "data: {{\"choices\":[{{\"index\":0,\"text\":\"{text}\",\"token_ids\":{ids}}}],\
+                 \"usage\":{{\"completion_tokens\":{total}}}}}\n\n"
+            )
+        };
+        let by_ids = chunk("a", "[1]", 1) + &chunk("", "[2,3]", 3) + &chunk("b", "[4]", 4);
+        let by_usage = chunk("a", "null", 1) + &chunk("", "null", 3) + &chunk("b", "null", 4);
+        for stream in [by_ids, by_usage] {
+            let events = scan(Completions, Echo::Off, &stream).1;
+            let content = |tokens| Event::Content { choice: 0, tokens: Some(tokens) };
+            assert_eq!(events, [content(1), Event::Other, content(3)], "{stream}");
+        }
+    }
+
+    #[test]
+    fn the_end_is_judged_by_what_was_told() {
+        let error = |kind, code| StreamEnd::Failed(EngineError { kind, code });
+        let (dead, other) = (EngineErrorKind::EngineDead, EngineErrorKind::Other);
+        let open = "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"a\"}},{\"index\":1,\"delta\":{}}]}\n\n";
+        let half = "data: {\"choices\":[{\"index\":0,\"finish_reason\":\"stop\"}]}\n\n";
+        let rest = "data: {\"choices\":[{\"index\":1,\"finish_reason\":\"stop\"}]}\n\n";
+        let done = "data: [DONE]\n\n";
+        let died = "data: {\"error\":{\"message\":\"EngineCore encountered an issue.\",\"code\":500}}\n\n";
+        let cases = [
+            (Chat, [open, done, ""], true, StreamEnd::Complete),
+            (Chat, [open, half, rest], true, StreamEnd::Complete),
+            (Chat, [open, half, rest], false, StreamEnd::Truncated),
+            (Chat, [open, half, ""], true, StreamEnd::Unfinished),
+            (Chat, [open, "", "data: [DONE]"], true, StreamEnd::Unfinished),
+            (Chat, ["", "", ""], true, StreamEnd::Unfinished),
+            (Chat, [open, died, done], true, error(dead, Some(500))),
+            (Chat, ["data: {\"error\":\"busy\"}\n\n", "", ""], true, error(other, None)),
+            (
+                Messages,
+                ["event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n", "", ""],
+                true,
+                StreamEnd::Complete,
+            ),
+            (Messages, ["event: message_stop\ndata: {}\n\n", "", ""], true, StreamEnd::Complete),
+            (Messages, [done, "", ""], true, StreamEnd::Unfinished),
+            (
+                Messages,
+                [
+                    "event: error\ndata: {\"type\":\"error\",\"error\":{\"message\":\"EngineDeadError\"}}\n\n",
+                    "",
+                    "",
+                ],
+                true,
+                error(dead, None),
+            ),
+            (
+                Responses,
+                ["data: {\"type\":\"error\",\"message\":\"x\",\"code\":\"500\"}\n\n", "", ""],
+                true,
+                error(other, Some(500)),
+            ),
+            (
+                Responses,
+                [
+                    "data: {\"type\":\"response.failed\",\"response\":{\"error\":{\"message\":\"x\"}}}\n\n",
+                    "",
+                    "",
+                ],
+                true,
+                error(other, None),
+            ),
+            (Responses, ["data: {\"type\":\"response.incomplete\"}\n\n", "", ""], true, StreamEnd::Complete),
+            (Dialect::Extra, ["data: x\n\n", "", ""], true, StreamEnd::Complete),
+        ];
+        for (dialect, parts, is_clean, expected) in cases {
+            let stream = parts.concat();
+            assert_eq!(scan(dialect, Echo::Off, &stream).0.finish(is_clean), expected, "{stream}");
+        }
+    }
+
+    #[test]
+    fn an_event_of_any_length_is_judged_and_forgotten() {
+        let long = "x".repeat(3 * LONGEST);
+        let chat = format!(
+            "data: {{\"choices\":[{{\"index\":1,\"delta\":{{\"content\":\"{long}\"}},\"finish_reason\":\"stop\"}}]}}\n\n"
+        );
+        let responses = format!(
+            "event: response.completed\ndata: {{\"response\":{{\"output\":\"{long}\",\"status\":\"completed\",\
+             \"usage\":{{\"input_tokens\":3,\"output_tokens\":9}}}},\"sequence_number\":8}}\n\n"
+        );
+        for size in [4096, usize::MAX / 2] {
+            let (mut scanner, mut events) = (Scanner::new(Chat, Echo::Off), Vec::new());
+            chat.as_bytes().chunks(size).for_each(|read| {
+                scanner.feed(read, |event, _| events.push(event));
+            });
+            assert_eq!(events, [Event::Content { choice: 1, tokens: None }, Event::Finish { choice: 1 }]);
+            assert!(scanner.carried.bytes.capacity() <= KEPT);
+
+            let mut scanner = Scanner::new(Responses, Echo::Off);
+            responses.as_bytes().chunks(size).for_each(|read| {
+                scanner.feed(read, |_, _| {});
+            });
+            assert_eq!(scanner.finish(true), StreamEnd::Complete);
+            assert_eq!(scanner.reading().answer.tokens.output.map(|n| n.0), Some(9));
+            assert_eq!(scanner.reading().next_sequence, 9);
+        }
+    }
+
+    #[test]
+    fn bad_utf8_is_read_as_readers_see_it() {
+        let mut scanner = Scanner::new(Chat, Echo::Off);
+        let mut events = Vec::new();
+        scanner.feed(b"data: {\"choices\":[{\"delta\":{\"content\":\"\xff\"}}]}\n\n", |e, _| events.push(e));
+        assert_eq!(events, [Event::Content { choice: 0, tokens: None }]);
+    }
+}

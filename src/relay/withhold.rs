@@ -5,6 +5,8 @@
 //! every other byte passes as it came, in the frames it came in, without a copy. An event that a frame ends
 //! within is held only until its `choices` tell that it is not the one.
 
+use std::sync::LazyLock;
+
 use bytes::Bytes;
 use memchr::memmem;
 use serde::Deserialize;
@@ -139,8 +141,8 @@ fn may_be_usage_chunk(begun: &[u8]) -> bool {
 fn first_of_choices(raw: &[u8]) -> Option<u8> {
     let mut rest = raw;
     loop {
-        let at = memmem::find(rest, KEY)?;
-        rest = rest.get(at + KEY.len()..)?;
+        let at = KEY.find(rest)?;
+        rest = rest.get(at + KEY.needle().len()..)?;
         // Inside a string the quotes would be escaped, so with a colon behind it this is a key.
         if let Some(value) = rest.trim_ascii_start().strip_prefix(b":") {
             return match value.trim_ascii_start().split_first()? {
@@ -160,7 +162,8 @@ struct Chunk<'a> {
     error: Option<&'a RawValue>,
 }
 
-const KEY: &[u8] = b"\"choices\"";
+/// Preparing the search costs more than searching one event.
+static KEY: LazyLock<memmem::Finder<'static>> = LazyLock::new(|| memmem::Finder::new(b"\"choices\""));
 /// No usage chunk is longer; what is longer passes.
 const LONGEST: usize = 64 * 1024;
 
