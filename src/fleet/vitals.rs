@@ -5,6 +5,7 @@
 //! down, and green is not up.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use tokio::sync::Notify;
 
@@ -17,6 +18,7 @@ pub struct Vitals {
     last_answer: AtomicU64,
     refused_at: AtomicU64,
     frozen_at: AtomicU64,
+    suspected_at: AtomicU64,
     /// Wakes the prober out of turn.
     pub check_now: Notify,
 }
@@ -55,6 +57,15 @@ impl Vitals {
         self.frozen_at.store(now.as_nanos(), Ordering::Relaxed);
     }
 
+    /// A stream is suspiciously silent: the prober looks now, unless it was asked to a moment ago.
+    pub fn suspect(&self, now: Stamp) {
+        let before = Stamp::from_nanos(self.suspected_at.load(Ordering::Relaxed));
+        if now.since(before) >= ASK_AGAIN {
+            self.suspected_at.store(now.as_nanos(), Ordering::Relaxed);
+            self.check_now.notify_one();
+        }
+    }
+
     /// A connect succeeded or a probe came back: earlier evidence is void.
     pub fn cleared(&self) {
         self.refused_at.store(0, Ordering::Relaxed);
@@ -73,6 +84,9 @@ impl Vitals {
         nonzero(&self.frozen_at).filter(|at| self.last_progress() < *at)
     }
 }
+
+/// Every look at every silent stream would ask; one probe is enough for all of them.
+const ASK_AGAIN: Duration = Duration::from_secs(1);
 
 fn nonzero(cell: &AtomicU64) -> Option<Stamp> {
     Some(cell.load(Ordering::Relaxed)).filter(|n| *n != 0).map(Stamp::from_nanos)

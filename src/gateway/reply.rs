@@ -89,7 +89,17 @@ fn response(gateway: &Arc<Gateway>, exchanged: Exchanged) -> Response<ReplyBody>
     let Exchanged { mut journal, result, prepared } = exchanged;
     let (answer, winner) = match result {
         Ok(answered) => answered,
-        Err(failed) => return failure(journal, &failed),
+        Err(failed) => {
+            let mut response = failure(journal, &failed);
+            if prepared.table.config.server.route_info_headers
+                && let ReplyBody::Whole(_, Some(journal)) = response.body_mut()
+            {
+                let mut headers = HeaderMap::new();
+                write_route_info(&mut headers, journal.record());
+                response.headers_mut().extend(headers);
+            }
+            return response;
+        }
     };
     let status = answer.status();
     journal.head_sent(status.as_u16());

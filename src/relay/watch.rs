@@ -170,7 +170,7 @@ impl Watch {
         if self.vitals.frozen_since().is_some() {
             return Some(4);
         }
-        self.vitals.check_now.notify_one();
+        self.vitals.suspect(now);
         None
     }
 }

@@ -86,8 +86,8 @@ pub async fn read(body: Incoming, memory: &BodyMemory, limits: BodyLimits) -> Re
 /// # Errors
 /// 400, 415 or 417 with what is wrong.
 pub fn check_head(version: http::Version, uri: &http::Uri, headers: &HeaderMap) -> Result<(), Failure> {
+    check_host(version, uri, headers)?;
     if version < http::Version::HTTP_2 {
-        check_host(version, uri, headers)?;
         let mut codings = headers.get_all(header::TRANSFER_ENCODING).iter();
         if let Some(coding) = codings.next()
             && (codings.next().is_some() || !coding.as_bytes().trim_ascii().eq_ignore_ascii_case(b"chunked"))
@@ -111,7 +111,7 @@ fn check_host(version: http::Version, uri: &http::Uri, headers: &HeaderMap) -> R
     let mut hosts = headers.get_all(header::HOST).iter();
     let wrong = |what: &str| Err(Failure::bad_request(what, None));
     match (hosts.next(), hosts.next()) {
-        (None, _) if version >= http::Version::HTTP_11 => wrong("an HTTP/1.1 request needs a host header"),
+        (None, _) if version == http::Version::HTTP_11 => wrong("an HTTP/1.1 request needs a host header"),
         (_, Some(_)) => wrong("more than one host header"),
         (Some(host), None) => {
             let Ok(authority) = http::uri::Authority::try_from(host.as_bytes()) else {

@@ -87,6 +87,12 @@ impl Tenants {
         self.anybody.is_none()
     }
 
+    /// The tenant of that name: for a trusted proxy that has identified it already.
+    #[must_use]
+    pub fn named(&self, name: &[u8]) -> Option<TenantRef> {
+        self.tenants.iter().find(|tenant| tenant.name().as_bytes() == name).cloned()
+    }
+
     /// Who sent a request with these headers.
     ///
     /// # Errors

@@ -69,8 +69,7 @@ impl Pool {
                 .ok_or(CheckoutError::NoFree)?,
         };
         while let Some(mut connection) = self.take_idle() {
-            // Its last answer may not be read to the end yet, or the engine may have closed it.
-            if connection.sender.ready().await.is_ok() {
+            if is_usable(&mut connection).await {
                 return Ok(self.lease(connection, permit, true));
             }
             self.forget(&connection);
@@ -178,6 +177,13 @@ impl Drop for Lease {
     }
 }
 
+/// Whether hyper is done with the last exchange. The end of an answer reaches its reader a moment before the
+/// connection is ready again; one that stays busy (an answer that came before its request was taken) is given up.
+async fn is_usable(connection: &mut Connection) -> bool {
+    connection.sender.is_ready()
+        || matches!(tokio::time::timeout(SETTLE, connection.sender.ready()).await, Ok(Ok(())))
+}
+
 #[derive(Debug)]
 struct Idle {
     connection: Connection,
@@ -189,6 +195,8 @@ impl Idle {
         now.since(self.since) < IDLE_BELOW_ENGINE_KEEP_ALIVE
     }
 }
+
+const SETTLE: Duration = Duration::from_millis(20);
 
 // uvicorn closes idle connections after exactly 5 s; staying below it avoids the reuse race in which our
 // request meets its FIN.
