@@ -15,7 +15,6 @@ use http_body_util::Full;
 use super::Gateway;
 use super::picker;
 use super::prepare::Prepared;
-use crate::clock::Stamp;
 use crate::error::{Failure, ReplicaFailure};
 use crate::fleet::pick::Pick;
 use crate::journal::Journal;
@@ -158,11 +157,11 @@ impl Exchange {
             deadlines,
             clock,
         };
-        let mut moments = AttemptMoments::default();
+        let mut moments = AttemptMoments { start, ..AttemptMoments::default() };
         let guard = WatchGuard(Some(&watch));
         let result = order.send(&mut moments).await;
         guard.disarm();
-        self.note_attempt(&pick, span, start, &moments, &result);
+        self.note_attempt(&pick, span, &moments, &result);
         let winner = Winner { pick, watch };
         match result {
             Ok(answer) => Ok((answer, winner)),
@@ -243,7 +242,6 @@ impl Exchange {
         &mut self,
         pick: &Pick,
         span: u64,
-        start: Stamp,
         moments: &AttemptMoments,
         result: &Result<Answer, AttemptError>,
     ) {
@@ -261,7 +259,7 @@ impl Exchange {
         record.attempts.push(record::Attempt {
             served: pick.replica.served.clone(),
             span,
-            start,
+            start: moments.start,
             connected: moments.connected,
             head: moments.head,
             end,

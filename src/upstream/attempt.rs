@@ -22,7 +22,9 @@ use crate::clock::{Clock, Stamp};
 use crate::error::{Failure, ReplicaFailure, Timer};
 use crate::fleet::replica::Replica;
 use crate::relay::reader::{Held, StreamReader, StreamShape};
+use crate::relay::usage::{self, EngineErrorKind};
 use crate::relay::watch::{Verdict, Watch};
+use crate::request::dialect::Dialect;
 
 /// A request on its way to one replica.
 #[derive(Debug)]
@@ -98,6 +100,8 @@ pub enum AttemptError {
 /// Moments of an attempt.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct AttemptMoments {
+    /// It began.
+    pub start: Stamp,
     /// The connection was at hand.
     pub connected: Option<Stamp>,
     /// The head was there.
@@ -200,7 +204,7 @@ impl Order {
         }
         lease.give_back();
         let answer = WholeAnswer { head, body: more.map_or(first, BytesMut::freeze) };
-        match retriable(&answer, replica) {
+        match retriable(&answer, self.shape.dialect, replica) {
             Some(failure) => Err(AttemptError::Replica(failure, Some(answer))),
             None => Ok(Answer::Whole(answer)),
         }
@@ -246,22 +250,18 @@ fn of_verdict(verdict: Verdict, deadlines: &Deadlines, replica: Arc<str>) -> Att
 
 /// Whether an answer says that another replica should be asked: overload and gateways' statuses, and the
 /// engine's own words for being dead or going down. Any other 500 is the request's own answer.
-fn retriable(answer: &WholeAnswer, replica: Arc<str>) -> Option<ReplicaFailure> {
+fn retriable(answer: &WholeAnswer, dialect: Dialect, replica: Arc<str>) -> Option<ReplicaFailure> {
     match answer.head.status {
         StatusCode::BAD_GATEWAY | StatusCode::SERVICE_UNAVAILABLE | StatusCode::GATEWAY_TIMEOUT => {
             Some(ReplicaFailure::Status { replica, status: answer.head.status.as_u16() })
         }
-        StatusCode::INTERNAL_SERVER_ERROR if is_engine_down(&answer.body) => {
-            Some(ReplicaFailure::EngineDown { replica })
+        StatusCode::INTERNAL_SERVER_ERROR => {
+            let kind = usage::of_unary(dialect, &answer.body).error.map(|error| error.kind);
+            let is_down = matches!(kind, Some(EngineErrorKind::EngineDead | EngineErrorKind::ShuttingDown));
+            is_down.then_some(ReplicaFailure::EngineDown { replica })
         }
         _ => None,
     }
-}
-
-/// vLLM's words, as recorded from 0.32: a dead engine core, and a server that drains.
-#[must_use]
-pub fn is_engine_down(body: &[u8]) -> bool {
-    ENGINE_DOWN.iter().any(|words| memchr::memmem::find(body, words).is_some())
 }
 
 fn is_event_stream(head: &response::Parts) -> bool {
@@ -269,9 +269,6 @@ fn is_event_stream(head: &response::Parts) -> bool {
         .get(header::CONTENT_TYPE)
         .is_some_and(|v| v.as_bytes().get(..17).is_some_and(|v| v.eq_ignore_ascii_case(b"text/event-stream")))
 }
-
-const ENGINE_DOWN: [&[u8]; 3] =
-    [b"EngineCore encountered", b"EngineDeadError", b"cannot schedule new futures after shutdown"];
 
 /// Answers up to here are held until they are whole, so that a truncated one can be retried.
 const MAX_HELD: usize = 1 << 20;
