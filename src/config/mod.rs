@@ -1,7 +1,14 @@
 //! The checked configuration: an invalid value cannot exist here.
 //!
-//! `schema` is what a file may say (raw serde), `check` turns it into a [`Config`] or into diagnostics with
-//! places, `reload` watches the file. The data path sees only the types of this module.
+//! `schema` is what a file may say, `check` turns a text into a [`Config`] or into `diagnostics` with places, `load`
+//! adds what flags say, `reload` watches the file. The data path sees only the types of this module.
+
+pub mod check;
+pub mod diagnostics;
+pub mod load;
+mod otel;
+pub mod reload;
+pub mod schema;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -10,6 +17,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use self::load::Overrides;
 use crate::units::Tokens;
 
 /// The whole configuration of a gateway.

@@ -1,0 +1,122 @@
+//! From text to a [`Config`], or to everything that is wrong with it.
+//!
+//! The text is parsed into a tree with spans; each file here reads one part of it into the checked types. Faults are
+//! collected, never thrown: all of them are told at once. Nothing here reads clocks or opens sockets; files are read
+//! where the configuration names them (TLS, secrets), relative to the configuration file's directory.
+
+mod bounds;
+mod pool;
+mod route;
+mod secret;
+mod section;
+mod server;
+mod telemetry;
+mod tenant;
+mod unbuilt;
+mod values;
+
+use std::cell::RefCell;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::Path;
+
+use toml::de::DeTable;
+
+use self::section::{Checking, Section};
+pub(super) use self::server::ADMIN_TOKEN_HINT;
+use super::diagnostics::{Diagnostics, Fault};
+use super::{Config, Endpoint, Overrides, Secret, schema};
+
+/// Checks the text of a file that was called `file_name`; `env` looks up environment variables.
+///
+/// # Errors
+/// Every fault of the text, in its order.
+pub fn check_str(
+    file_name: &str,
+    text: &str,
+    env: &dyn Fn(&str) -> Option<String>,
+) -> Result<Config, Diagnostics> {
+    check_with(file_name, text, env, &Overrides::default())
+}
+
+/// Like [`check_str`], for a text that flags win over.
+pub(super) fn check_with(
+    file_name: &str,
+    text: &str,
+    env: &dyn Fn(&str) -> Option<String>,
+    overrides: &Overrides,
+) -> Result<Config, Diagnostics> {
+    let (tree, errors) = DeTable::parse_recoverable(text);
+    let faults: Vec<_> = errors
+        .iter()
+        .map(|error| (error.span().unwrap_or(0..0), Fault::new(error.message(), TOML_HINT)))
+        .collect();
+    if let Some(faults) = Diagnostics::from_faults(file_name, text, faults) {
+        return Err(faults);
+    }
+    let directory = Path::new(file_name).parent().unwrap_or_else(|| Path::new(""));
+    let checking = Checking { directory, env, overrides, faults: RefCell::default() };
+    let config = read(&Section::open(&checking, schema::ROOT, 0..0, Some(tree.get_ref())));
+    let faults = checking.faults.take();
+    match Diagnostics::from_faults(file_name, text, faults) {
+        Some(faults) => Err(faults),
+        None => Ok(config),
+    }
+}
+
+/// Reads the base URL of a replica, as a flag gives it.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn parse_endpoint(text: &str) -> Result<Endpoint, String> {
+    (values::ENDPOINT.parse)(text)
+}
+
+/// Reads a URL that is used as it is, as a flag gives it.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn parse_http_url(text: &str) -> Result<String, String> {
+    (values::HTTP_URL.parse)(text)
+}
+
+/// Reads the name of a model, as a flag gives it.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn parse_model_name(text: &str) -> Result<String, String> {
+    (values::MODEL.parse)(text).map(|name| name.to_string())
+}
+
+fn read(root: &Section<'_>) -> Config {
+    unbuilt::refuse(root, unbuilt::ROOT);
+    let timeouts =
+        bounds::timeouts(&root.section("timeouts", schema::TIMEOUTS), &bounds::DEFAULT_TIMEOUTS);
+    let slo = bounds::slo(root);
+    let pools = pool::pools(root);
+    let routes = route::routes(root, &route::Referred { pools: &pools, slo: &slo, timeouts });
+    let tenants = tenant::tenants(root, &routes);
+    Config {
+        server: server::server(root, !tenants.is_empty()),
+        admin: server::admin(root),
+        retry: bounds::retry(root),
+        slo,
+        seed: seed(root),
+        classes: bounds::classes(root),
+        pools,
+        routes,
+        tenants,
+        telemetry: telemetry::telemetry(root),
+    }
+}
+
+fn seed(root: &Section<'_>) -> Secret {
+    let section = root.section("routing", schema::ROUTING);
+    let seed = section.get("seed").and_then(|item| secret::read_or_plain(&item));
+    seed.unwrap_or_else(|| Secret::new("tokenway"))
+}
+
+/// `server.listen` of a file that does not say.
+const DEFAULT_LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8080);
+/// `admin.listen` of a file that does not say.
+const DEFAULT_ADMIN_LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9090);
+const TOML_HINT: &str = "this is not TOML: look for a missing quote, bracket or equals sign";

@@ -1,0 +1,134 @@
+//! `[[pool]]`: replicas that serve one model artifact on one runtime image.
+
+use std::collections::{BTreeMap, HashSet};
+use std::num::NonZeroU64;
+use std::sync::Arc;
+use std::time::Duration;
+
+use toml::de::DeValue;
+
+use crate::config::schema;
+use crate::config::{Endpoint, Pool, Probe, ProbeKind, ReplicaSpec};
+
+use super::section::{Item, Section};
+use super::server::max_connections;
+use super::values::{ENDPOINT, MODEL, NAME, POSITIVE_DURATION};
+use super::{secret, unbuilt};
+
+/// Reads every `[[pool]]`.
+pub(super) fn pools(root: &Section<'_>) -> Vec<Pool> {
+    let mut names = HashSet::new();
+    let mut pools = Vec::new();
+    for section in root.sections("pool", schema::POOL) {
+        let pool = pool(&section);
+        if !names.insert(pool.name.clone()) {
+            section.fault(format!("two pools are named \"{}\"", pool.name), "give each pool a name of its own");
+        }
+        pools.push(pool);
+    }
+    let asked = root.get("pool").is_some_and(|item| !item.value.as_array().is_some_and(|list| list.is_empty()));
+    if pools.is_empty() && !asked {
+        root.fault("no [[pool]] is configured", "add one: [[pool]] name = \"main\", replicas = [\"http://127.0.0.1:8000\"]");
+    }
+    pools
+}
+
+fn pool(section: &Section<'_>) -> Pool {
+    unbuilt::refuse(section, unbuilt::POOL);
+    let name = section.require("name", &NAME).unwrap_or_else(|| format!("#{}", section.span.start).into());
+    let positive = |key| {
+        section.integer(key, 1..=i64::MAX).and_then(|number| u64::try_from(number).ok()).and_then(NonZeroU64::new)
+    };
+    let ejection = section.section("ejection", schema::EJECTION);
+    Pool {
+        revision: section.parse("revision", &NAME).unwrap_or_else(|| name.clone()),
+        revision_info: revision_info(section),
+        engine: section.parse("engine", &NAME).unwrap_or_else(|| "vllm".into()),
+        replicas: replicas(section),
+        engine_api_key: section.get("engine_api_key").and_then(|item| secret::read(&item)),
+        scrape_interval: section.parse("scrape_interval", &POSITIVE_DURATION).unwrap_or(Duration::from_secs(1)),
+        max_connections: max_connections(section, 1024),
+        max_num_seqs: positive("max_num_seqs"),
+        queue_target: positive("queue_target"),
+        probe: probe(section),
+        max_ejected_share: ejection.ratio("max_share").unwrap_or(0.5),
+        name,
+    }
+}
+
+fn revision_info(section: &Section<'_>) -> BTreeMap<String, String> {
+    let Some(item) = section.get("revision_info") else { return BTreeMap::new() };
+    if !matches!(item.value, DeValue::Table(_)) {
+        item.wrong_type("a table", "write free facts of the revision: { image = \"…\", model = \"…\" }");
+    }
+    let fact = |entry: Item<'_>| Some((entry.key.to_owned(), entry.text()?.to_owned()));
+    item.entries().filter_map(fact).collect()
+}
+
+fn replicas(pool: &Section<'_>) -> Vec<ReplicaSpec> {
+    let items = pool.list("replicas");
+    let is_elsewhere = ["dns", "file", "kubernetes"].iter().any(|key| pool.get(key).is_some());
+    match pool.get("replicas") {
+        None if !is_elsewhere => pool.fault("[[pool]] has no replicas", ENDPOINT_HINT),
+        Some(list) if list.value.as_array().is_some_and(|list| list.is_empty()) => {
+            list.fault("a pool needs at least one replica", ENDPOINT_HINT);
+        }
+        _ => {}
+    }
+    let (mut names, mut endpoints) = (HashSet::new(), HashSet::new());
+    let mut replicas = Vec::new();
+    for item in &items {
+        let Some(replica) = replica(item) else { continue };
+        if !endpoints.insert(replica.endpoint.clone()) {
+            item.fault(format!("{} is listed twice", replica.endpoint), "list each replica once");
+        } else if !names.insert(replica.name.clone()) {
+            item.fault(
+                format!("two replicas are named \"{}\"", replica.name),
+                "give each replica a name of its own, or none",
+            );
+        }
+        replicas.push(replica);
+    }
+    replicas
+}
+
+fn replica(item: &Item<'_>) -> Option<ReplicaSpec> {
+    if !matches!(item.value, DeValue::Table(_)) {
+        let endpoint = item.parse(&ENDPOINT)?;
+        return Some(ReplicaSpec { name: default_name(&endpoint), endpoint, zone: None });
+    }
+    let section = item.section(schema::REPLICA)?;
+    let endpoint = section.require("url", &ENDPOINT);
+    let name = section.parse("name", &NAME);
+    let zone = section.parse("zone", &NAME);
+    let endpoint = endpoint?;
+    Some(ReplicaSpec { name: name.unwrap_or_else(|| default_name(&endpoint)), endpoint, zone })
+}
+
+fn default_name(endpoint: &Endpoint) -> Arc<str> {
+    // Two replicas behind one ingress differ by their path alone.
+    format!("{}{}", endpoint.authority(), endpoint.base_path).into()
+}
+
+fn probe(pool: &Section<'_>) -> Probe {
+    let section = pool.section("probe", schema::PROBE);
+    let positive = |key, default| section.parse(key, &POSITIVE_DURATION).unwrap_or(default);
+    Probe {
+        interval: positive("interval", Duration::from_secs(10)),
+        timeout: positive("timeout", Duration::from_secs(5)),
+        kind: section
+            .get("kind")
+            .and_then(|item| item.one_of("probe kind", PROBE_KINDS))
+            .unwrap_or(ProbeKind::Auto),
+        prompt: section.parse("prompt", &MODEL).map_or_else(|| "ping".to_owned(), |prompt| prompt.to_string()),
+    }
+}
+
+const ENDPOINT_HINT: &str = "list the replicas: replicas = [\"http://127.0.0.1:8000\"]";
+const PROBE_KINDS: &[(&str, ProbeKind)] = &[
+    ("auto", ProbeKind::Auto),
+    ("completion", ProbeKind::Completion),
+    ("embedding", ProbeKind::Embedding),
+    ("rerank", ProbeKind::Rerank),
+    ("health", ProbeKind::Health),
+];

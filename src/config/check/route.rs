@@ -1,0 +1,182 @@
+//! `[[route]]`: what clients ask for by model name.
+//!
+//! Names that point elsewhere (pools, SLO classes) are resolved here: a checked route cannot point at nothing.
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
+
+use toml::de::DeValue;
+
+use crate::config::diagnostics::did_you_mean;
+use crate::config::schema;
+use crate::config::{ClientMay, ModelMatch, PolicyName, Pool, Route, Slo, Timeouts, WeightedPool};
+
+use super::section::{Item, Section};
+use super::values::{MODEL, NAME};
+use super::{bounds, unbuilt};
+
+/// What routes refer to.
+pub(super) struct Referred<'a> {
+    /// Every pool.
+    pub(super) pools: &'a [Pool],
+    /// Every SLO class.
+    pub(super) slo: &'a BTreeMap<Arc<str>, Slo>,
+    /// `[timeouts]`
+    pub(super) timeouts: Timeouts,
+}
+
+/// Reads every `[[route]]`; without any, a single pool takes everything.
+pub(super) fn routes(root: &Section<'_>, referred: &Referred<'_>) -> Vec<Route> {
+    let sections = root.sections("route", schema::ROUTE);
+    let (mut names, mut models) = (HashSet::new(), HashSet::new());
+    let mut routes = Vec::new();
+    for section in &sections {
+        let route = route(section, referred);
+        let model = match &route.model {
+            ModelMatch::Any => "*".into(),
+            ModelMatch::Named(model) => model.clone(),
+        };
+        if !models.insert(model.clone()) {
+            section.fault(
+                format!("two routes take model \"{model}\""),
+                "keep one route for each model; split traffic by the weights of its pools",
+            );
+        } else if !names.insert(route.name.clone()) {
+            section.fault(format!("two routes are named \"{}\"", route.name), "give each route a name of its own");
+        }
+        routes.push(route);
+    }
+    if root.get("route").is_none() {
+        match referred.pools {
+            [] => {}
+            [_] => routes.push(catch_all(referred)),
+            _ => root.fault(
+                "several pools and no [[route]]: nothing says which model goes where",
+                "add a [[route]] with model and pools for each model",
+            ),
+        }
+    } else if sections.is_empty() {
+        root.fault("the list of routes is empty", "add a [[route]], or remove the key");
+    }
+    routes
+}
+
+fn route(section: &Section<'_>, referred: &Referred<'_>) -> Route {
+    unbuilt::refuse(section, unbuilt::ROUTE);
+    let model = section.require("model", &MODEL).unwrap_or_else(|| format!("#{}", section.span.start).into());
+    let name = match section.parse("name", &NAME) {
+        Some(name) => name,
+        None => model.clone(),
+    };
+    Route {
+        name,
+        model: if &*model == "*" { ModelMatch::Any } else { ModelMatch::Named(model) },
+        upstream_model: section.parse("upstream_model", &MODEL),
+        required: section.boolean("required").unwrap_or(true),
+        pools: pools(section, referred.pools),
+        policy: section
+            .get("policy")
+            .and_then(|item| item.one_of("policy", &policies()))
+            .unwrap_or(PolicyName::Latency),
+        slo: slo(section, referred.slo),
+        client_may: client_may(section),
+        ask_usage: section.boolean("ask_usage").unwrap_or(true),
+        timeouts: bounds::timeouts(&section.section("timeouts", schema::ROUTE_TIMEOUTS), &referred.timeouts),
+    }
+}
+
+fn catch_all(referred: &Referred<'_>) -> Route {
+    Route {
+        name: "*".into(),
+        model: ModelMatch::Any,
+        upstream_model: None,
+        required: true,
+        pools: vec![WeightedPool { pool: 0, weight: DEFAULT_WEIGHT }],
+        policy: PolicyName::Latency,
+        slo: DEFAULT_SLO.into(),
+        client_may: DEFAULT_CLIENT_MAY,
+        ask_usage: true,
+        timeouts: referred.timeouts,
+    }
+}
+
+fn pools(route: &Section<'_>, known: &[Pool]) -> Vec<WeightedPool> {
+    let Some(list) = route.get("pools") else {
+        if known.len() != 1 {
+            route.fault("[[route]] names no pools", POOLS_HINT);
+        }
+        return vec![WeightedPool { pool: 0, weight: DEFAULT_WEIGHT }];
+    };
+    let items = list.list();
+    let mut pools: Vec<WeightedPool> = Vec::new();
+    for item in &items {
+        let Some(weighted) = weighted_pool(item, known) else { continue };
+        if pools.iter().any(|other| other.pool == weighted.pool) {
+            item.fault("the route has this pool twice", "name each pool once, with its whole weight");
+        }
+        pools.push(weighted);
+    }
+    if list.value.as_array().is_some() && items.is_empty() {
+        list.fault("a route needs at least one pool", POOLS_HINT);
+    }
+    if pools.len() == items.len() && !pools.is_empty() && pools.iter().all(|pool| pool.weight == 0) {
+        list.fault("all weights are zero: no replica would get a request", "give one pool a weight above zero");
+    }
+    pools
+}
+
+fn weighted_pool(item: &Item<'_>, known: &[Pool]) -> Option<WeightedPool> {
+    let (named, weight) = if let DeValue::Table(_) = item.value {
+        let section = item.section(schema::ROUTE_POOL)?;
+        let weight = section.integer("weight", 0..=1_000_000).and_then(|number| u32::try_from(number).ok());
+        section.require("name", &NAME)?;
+        (section.get("name")?, weight.unwrap_or(DEFAULT_WEIGHT))
+    } else {
+        (item.clone(), DEFAULT_WEIGHT)
+    };
+    let name = named.text()?;
+    let pool = known.iter().position(|pool| &*pool.name == name);
+    if pool.is_none() {
+        let names: Vec<_> = known.iter().map(|pool| &*pool.name).collect();
+        let message = did_you_mean(format!("unknown pool \"{name}\""), name, &names);
+        named.fault(message, format!("pools of this file: {}", names.join(", ")));
+    }
+    pool.map(|pool| WeightedPool { pool, weight })
+}
+
+fn slo(route: &Section<'_>, known: &BTreeMap<Arc<str>, Slo>) -> Arc<str> {
+    let Some(item) = route.get("slo") else { return DEFAULT_SLO.into() };
+    let Some(name) = item.text() else { return DEFAULT_SLO.into() };
+    if !known.contains_key(name) {
+        let names: Vec<_> = known.keys().map(|name| &**name).collect();
+        let message = did_you_mean(format!("unknown slo class \"{name}\""), name, &names);
+        item.fault(message, format!("classes: {}; add one as [slo.{name}]", names.join(", ")));
+    }
+    name.into()
+}
+
+fn client_may(route: &Section<'_>) -> ClientMay {
+    let Some(item) = route.get("client_may") else { return DEFAULT_CLIENT_MAY };
+    let mut may = ClientMay::default();
+    for entry in item.list() {
+        let permission: Option<fn(&mut ClientMay)> = entry.one_of("permission", PERMISSIONS);
+        if let Some(permit) = permission {
+            permit(&mut may);
+        }
+    }
+    may
+}
+
+fn policies() -> Vec<(&'static str, PolicyName)> {
+    PolicyName::ALL.iter().map(|policy| (policy.as_str(), *policy)).collect()
+}
+
+const DEFAULT_WEIGHT: u32 = 100;
+const DEFAULT_SLO: &str = "interactive";
+const DEFAULT_CLIENT_MAY: ClientMay = ClientMay { timeout: true, slo_class: false, priority: false };
+const POOLS_HINT: &str = "name them: pools = [{ name = \"main\", weight = 100 }]";
+const PERMISSIONS: &[(&str, fn(&mut ClientMay))] = &[
+    ("timeout", |may| may.timeout = true),
+    ("slo_class", |may| may.slo_class = true),
+    ("priority", |may| may.priority = true),
+];

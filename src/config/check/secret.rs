@@ -1,0 +1,54 @@
+//! Secrets: named in the file, kept elsewhere.
+//!
+//! A file is copied, committed and shown; so a secret stands in it as `env:NAME` or `file:PATH` only. What is wrong
+//! with one is told without its value.
+
+use crate::config::Secret;
+
+use super::section::Item;
+
+/// The secret that an item names.
+pub(super) fn read(item: &Item<'_>) -> Option<Secret> {
+    let text = item.text()?;
+    let secret = resolve(item, text);
+    if secret.is_none() && !is_reference(text) {
+        item.fault_masked("a secret does not belong into the file", HINT);
+    }
+    secret
+}
+
+/// The secret that an item names, or the item's own text where that may stand in a file.
+pub(super) fn read_or_plain(item: &Item<'_>) -> Option<Secret> {
+    let text = item.text()?;
+    if is_reference(text) { resolve(item, text) } else { Some(Secret::new(text)) }
+}
+
+fn is_reference(text: &str) -> bool {
+    text.starts_with("env:") || text.starts_with("file:")
+}
+
+fn resolve(item: &Item<'_>, text: &str) -> Option<Secret> {
+    let value = if let Some(name) = text.strip_prefix("env:") {
+        let value = (item.checking.env)(name);
+        if value.is_none() {
+            item.fault(format!("environment variable {name} is not set"), HINT);
+        }
+        value?
+    } else {
+        let path = item.checking.directory.join(text.strip_prefix("file:")?);
+        match std::fs::read_to_string(&path) {
+            Ok(content) => content.trim_end_matches(['\r', '\n']).to_owned(),
+            Err(error) => {
+                item.fault(format!("cannot read {}: {error}", path.display()), HINT);
+                return None;
+            }
+        }
+    };
+    if value.is_empty() {
+        item.fault(format!("{text} is empty"), HINT);
+        return None;
+    }
+    Some(Secret::new(value))
+}
+
+const HINT: &str = "name where it is kept: \"env:NAME\" or \"file:PATH\"";

@@ -1,0 +1,303 @@
+//! Reading one section of a file: typed values by key, faults with their places.
+//!
+//! Every reading function reports its fault and returns `None`, so that the caller goes on with a default and the
+//! next fault is found as well; a configuration that was read with faults is thrown away at the end. Unknown keys
+//! are reported when a section is opened.
+
+use std::cell::RefCell;
+use std::ops::{Range, RangeInclusive};
+use std::path::Path;
+
+use toml::de::{DeTable, DeValue};
+
+use crate::config::Overrides;
+use crate::config::diagnostics::{Fault, did_you_mean};
+use crate::config::schema::Keys;
+
+use super::values::Form;
+
+/// One check of one file: what it may ask, what it found.
+pub(super) struct Checking<'a> {
+    /// Directory of the file: relative paths start there.
+    pub(super) directory: &'a Path,
+    /// Environment variables.
+    pub(super) env: &'a dyn Fn(&str) -> Option<String>,
+    /// Flags, which win over the file.
+    pub(super) overrides: &'a Overrides,
+    /// Faults found so far.
+    pub(super) faults: RefCell<Vec<(Range<usize>, Fault)>>,
+}
+
+impl Checking<'_> {
+    /// Notes a fault.
+    pub(super) fn report(&self, span: &Range<usize>, fault: Fault) {
+        self.faults.borrow_mut().push((span.clone(), fault));
+    }
+}
+
+/// One section; an absent one has no keys.
+pub(super) struct Section<'a> {
+    /// The check that it belongs to.
+    pub(super) checking: &'a Checking<'a>,
+    /// Its header or inline table.
+    pub(super) span: Range<usize>,
+    keys: Keys,
+    table: Option<&'a DeTable<'a>>,
+}
+
+impl<'a> Section<'a> {
+    /// Opens a section and reports keys that it cannot have.
+    pub(super) fn open(
+        checking: &'a Checking<'a>,
+        keys: Keys,
+        span: Range<usize>,
+        table: Option<&'a DeTable<'a>>,
+    ) -> Self {
+        let section = Self { checking, span, keys, table };
+        for item in section.items() {
+            if !keys.known.contains(&item.key) {
+                let message = format!("unknown key \"{}\" in {}", item.key, keys.header);
+                let message = did_you_mean(message, item.key, keys.known);
+                item.fault_at_key(message, format!("{} knows: {}", keys.header, keys.known.join(", ")));
+            }
+        }
+        section
+    }
+
+    /// Whether the file has it.
+    pub(super) fn is_present(&self) -> bool {
+        self.table.is_some()
+    }
+
+    /// Every key that is there.
+    pub(super) fn items(&self) -> impl Iterator<Item = Item<'a>> + use<'a> {
+        entries(self.checking, self.table)
+    }
+
+    /// The value of a key.
+    pub(super) fn get(&self, key: &str) -> Option<Item<'a>> {
+        debug_assert!(self.keys.known.contains(&key), "{key} is missing in the schema of {}", self.keys.header);
+        self.items().find(|item| item.key == key)
+    }
+
+    /// A value written as text in some form.
+    pub(super) fn parse<T>(&self, key: &str, form: &Form<T>) -> Option<T> {
+        self.get(key)?.parse(form)
+    }
+
+    /// Like [`Section::parse`], for a key without which the section means nothing.
+    pub(super) fn require<T>(&self, key: &str, form: &Form<T>) -> Option<T> {
+        if self.get(key).is_none() {
+            self.fault(format!("{} has no \"{key}\"", self.keys.header), form.hint);
+        }
+        self.parse(key, form)
+    }
+
+    /// `true` or `false`.
+    pub(super) fn boolean(&self, key: &str) -> Option<bool> {
+        let item = self.get(key)?;
+        let value = item.value.as_bool();
+        if value.is_none() {
+            item.wrong_type("true or false", "write it without quotes");
+        }
+        value
+    }
+
+    /// A whole number within bounds.
+    pub(super) fn integer(&self, key: &str, bounds: RangeInclusive<i64>) -> Option<i64> {
+        self.get(key)?.integer(bounds)
+    }
+
+    /// A share from 0 to 1.
+    pub(super) fn ratio(&self, key: &str) -> Option<f64> {
+        let item = self.get(key)?;
+        let number = match item.value {
+            DeValue::Float(float) => float.as_str().parse::<f64>().ok(),
+            DeValue::Integer(integer) => integer.as_str().parse().ok(),
+            _ => {
+                item.wrong_type("a number from 0 to 1", "write a share without quotes: 0.1");
+                return None;
+            }
+        };
+        let share = number.filter(|n| (0.0..=1.0).contains(n));
+        if share.is_none() {
+            item.fault(format!("{key} must be from 0 to 1"), "write a share of the whole: 0.1 is a tenth");
+        }
+        share
+    }
+
+    /// The entries of a list; none where the key is absent.
+    pub(super) fn list(&self, key: &str) -> Vec<Item<'a>> {
+        self.get(key).map(|item| item.list()).unwrap_or_default()
+    }
+
+    /// A section below this one.
+    pub(super) fn section(&self, key: &str, keys: Keys) -> Section<'a> {
+        let absent = || Section { checking: self.checking, span: self.span.clone(), keys, table: None };
+        self.get(key).and_then(|item| item.section(keys)).unwrap_or_else(absent)
+    }
+
+    /// The sections of an array of tables.
+    pub(super) fn sections(&self, key: &str, keys: Keys) -> Vec<Section<'a>> {
+        self.list(key).into_iter().filter_map(|item| item.section(keys)).collect()
+    }
+
+    /// Reports a fault of the section as a whole.
+    pub(super) fn fault(&self, message: impl Into<String>, hint: impl Into<String>) {
+        self.checking.report(&self.span, Fault::new(message, hint));
+    }
+}
+
+/// One value with its key and its place.
+#[derive(Clone)]
+pub(super) struct Item<'a> {
+    /// The check that it belongs to.
+    pub(super) checking: &'a Checking<'a>,
+    /// Its key; that of the list for an entry of a list.
+    pub(super) key: &'a str,
+    /// The place of the value.
+    pub(super) span: Range<usize>,
+    /// The value.
+    pub(super) value: &'a DeValue<'a>,
+    key_span: Range<usize>,
+}
+
+impl<'a> Item<'a> {
+    /// A value written as text in some form.
+    pub(super) fn parse<T>(&self, form: &Form<T>) -> Option<T> {
+        let Some(text) = self.value.as_str() else {
+            self.wrong_type(form.noun, form.hint);
+            return None;
+        };
+        match (form.parse)(text) {
+            Ok(value) => Some(value),
+            Err(message) => {
+                self.fault(message, form.hint);
+                None
+            }
+        }
+    }
+
+    /// Plain text.
+    pub(super) fn text(&self) -> Option<&'a str> {
+        let text = self.value.as_str();
+        if text.is_none() {
+            self.wrong_type("a string", "put it into quotes");
+        }
+        text
+    }
+
+    /// A whole number within bounds.
+    pub(super) fn integer(&self, bounds: RangeInclusive<i64>) -> Option<i64> {
+        let DeValue::Integer(integer) = self.value else {
+            self.wrong_type("a whole number", "write it without quotes, fraction or unit");
+            return None;
+        };
+        let number = i64::from_str_radix(integer.as_str(), integer.radix()).ok();
+        let number = number.filter(|n| bounds.contains(n));
+        if number.is_none() {
+            let (least, most) = bounds.into_inner();
+            let hint = if most == i64::MAX {
+                format!("{least} or more")
+            } else {
+                format!("from {least} to {most}")
+            };
+            self.fault(format!("{} is out of range", self.key), hint);
+        }
+        number
+    }
+
+    /// One of a fixed set of words.
+    pub(super) fn one_of<T: Copy>(&self, what: &str, known: &[(&'static str, T)]) -> Option<T> {
+        let text = self.text()?;
+        let found = known.iter().find(|(word, _)| *word == text).map(|(_, value)| *value);
+        if found.is_none() {
+            let words: Vec<_> = known.iter().map(|(word, _)| *word).collect();
+            let message = did_you_mean(format!("unknown {what} \"{text}\""), text, &words);
+            self.fault(message, format!("known: {}", words.join(", ")));
+        }
+        found
+    }
+
+    /// The entries of a list.
+    pub(super) fn list(&self) -> Vec<Item<'a>> {
+        let Some(array) = self.value.as_array() else {
+            self.wrong_type("a list", "put it into brackets: [ … ]");
+            return Vec::new();
+        };
+        let entry = |value: &'a toml::Spanned<DeValue<'a>>| Item {
+            span: value.span(),
+            value: value.get_ref(),
+            ..self.clone()
+        };
+        array.iter().map(entry).collect()
+    }
+
+    /// The entries of a table whose keys are free.
+    pub(super) fn entries(&self) -> impl Iterator<Item = Item<'a>> + use<'a> {
+        entries(self.checking, self.value.as_table())
+    }
+
+    /// The value as a section.
+    pub(super) fn section(&self, keys: Keys) -> Option<Section<'a>> {
+        let table = self.value.as_table();
+        if table.is_none() {
+            self.wrong_type("a table", format!("its keys are {}", keys.known.join(", ")));
+        }
+        // An empty span is that of a table which only its subtables made: the key is the better place.
+        let span = if self.span.is_empty() { self.key_span.clone() } else { self.span.clone() };
+        table.map(|table| Section::open(self.checking, keys, span, Some(table)))
+    }
+
+    /// Whether the file writes exactly this.
+    pub(super) fn is_written(&self, text: &str) -> bool {
+        match self.value {
+            DeValue::String(string) => string == text,
+            DeValue::Integer(integer) => integer.as_str() == text,
+            DeValue::Boolean(value) => value.to_string() == text,
+            _ => false,
+        }
+    }
+
+    /// Reports a fault of the value.
+    pub(super) fn fault(&self, message: impl Into<String>, hint: impl Into<String>) {
+        self.checking.report(&self.span, Fault::new(message, hint));
+    }
+
+    /// Reports a fault of the value, which must not be shown.
+    pub(super) fn fault_masked(&self, message: impl Into<String>, hint: impl Into<String>) {
+        self.checking.report(&self.span, Fault { is_secret: true, ..Fault::new(message, hint) });
+    }
+
+    /// Reports that the key itself is at fault.
+    pub(super) fn fault_at_key(&self, message: impl Into<String>, hint: impl Into<String>) {
+        self.checking.report(&self.key_span, Fault::new(message, hint));
+    }
+
+    /// Reports a value of another type.
+    pub(super) fn wrong_type(&self, expected: &str, hint: impl Into<String>) {
+        let found = match self.value {
+            DeValue::String(_) => "a string",
+            DeValue::Integer(_) => "a whole number",
+            DeValue::Float(_) => "a number",
+            DeValue::Boolean(_) => "true or false",
+            DeValue::Datetime(_) => "a date",
+            DeValue::Array(_) => "a list",
+            DeValue::Table(_) => "a table",
+        };
+        self.fault(format!("{}: expected {expected}, found {found}", self.key), hint);
+    }
+}
+
+fn entries<'a>(
+    checking: &'a Checking<'a>,
+    table: Option<&'a DeTable<'a>>,
+) -> impl Iterator<Item = Item<'a>> + use<'a> {
+    table.into_iter().flatten().map(move |(key, value)| Item {
+        checking,
+        key: key.get_ref(),
+        key_span: key.span(),
+        span: value.span(),
+        value: value.get_ref(),
+    })
+}

@@ -1,0 +1,114 @@
+//! `[server]` and `[admin]`: the two ports.
+//!
+//! TLS files are opened here, so that a missing or empty one is told with its line and not when the first client
+//! comes; the certificates' own meaning is the listener's.
+
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use rustls_pki_types::pem::PemObject;
+use rustls_pki_types::{CertificateDer, PrivateKeyDer};
+
+use crate::config::schema;
+use crate::config::{Admin, Server, Tls};
+
+use super::section::{Item, Section};
+use super::values::{ADDRESS, DURATION, EXTRA_PATH, HEADER_NAME, POSITIVE_DURATION, SIZE};
+use super::{DEFAULT_ADMIN_LISTEN, DEFAULT_LISTEN, secret};
+
+/// Reads `[server]`; `has_tenants` decides what is told about routing by default.
+pub(super) fn server(root: &Section<'_>, has_tenants: bool) -> Server {
+    let section = root.section("server", schema::SERVER);
+    let positive = |key, default| section.parse(key, &POSITIVE_DURATION).unwrap_or(default);
+    let body_limit = section.parse("body_limit", &SIZE).unwrap_or(32 << 20);
+    let body_memory = section.parse("body_memory", &SIZE).unwrap_or(1 << 30);
+    if body_limit > body_memory {
+        let item = section.get("body_limit").or_else(|| section.get("body_memory"));
+        if let Some(item) = item {
+            item.fault("server.body_limit is more than server.body_memory", "let one body fit into the memory of all");
+        }
+    }
+    Server {
+        listen: section.parse("listen", &ADDRESS).unwrap_or(DEFAULT_LISTEN),
+        tls: section.get("tls").and_then(|item| tls(&item)),
+        body_limit,
+        body_memory,
+        header_timeout: positive("header_timeout", Duration::from_secs(10)),
+        keep_alive: positive("keep_alive", Duration::from_secs(75)),
+        tls_handshake_timeout: positive("tls_handshake_timeout", Duration::from_secs(5)),
+        max_connections: max_connections(&section, 20_000),
+        drain_delay: section.parse("drain_delay", &DURATION).unwrap_or(Duration::from_secs(5)),
+        drain_timeout: section.parse("drain_timeout", &DURATION).unwrap_or(Duration::from_secs(20)),
+        heartbeat: section.parse("heartbeat", &DURATION).filter(|silence| !silence.is_zero()),
+        route_info_headers: section.boolean("route_info_headers").unwrap_or(!has_tenants),
+        extra_paths: section.list("extra_paths").iter().filter_map(|item| item.parse(&EXTRA_PATH)).collect(),
+        trust_headers: section.list("trust_headers").iter().filter_map(|item| item.parse(&HEADER_NAME)).collect(),
+    }
+}
+
+/// Reads `[admin]`.
+pub(super) fn admin(root: &Section<'_>) -> Admin {
+    let section = root.section("admin", schema::ADMIN);
+    let listen = section.parse("listen", &ADDRESS).unwrap_or(DEFAULT_ADMIN_LISTEN);
+    let token = section.get("token");
+    let is_overridden = section.checking.overrides.admin_listen.is_some();
+    if !listen.ip().is_loopback() && token.is_none() && !is_overridden {
+        if let Some(item) = section.get("listen") {
+            item.fault(format!("{listen} is not loopback and [admin] has no token"), ADMIN_TOKEN_HINT);
+        }
+    }
+    Admin { listen, token: token.and_then(|item| secret::read(&item)) }
+}
+
+/// Reads `max_connections` of a server or a pool.
+pub(super) fn max_connections(section: &Section<'_>, default: usize) -> NonZeroUsize {
+    section
+        .integer("max_connections", 1..=1_000_000)
+        .and_then(|number| usize::try_from(number).ok())
+        .or(Some(default))
+        .and_then(NonZeroUsize::new)
+        .unwrap_or(NonZeroUsize::MIN)
+}
+
+fn tls(item: &Item<'_>) -> Option<Tls> {
+    let section = item.section(schema::TLS)?;
+    let cert = file(&section, "cert", |pem| first::<CertificateDer<'_>>(pem, "certificate"));
+    let key = file(&section, "key", |pem| match PrivateKeyDer::from_pem_slice(pem) {
+        Ok(_) => Ok(()),
+        Err(_) => Err("holds no private key in PEM form".to_owned()),
+    });
+    for required in ["cert", "key"] {
+        if section.get(required).is_none() {
+            section.fault(format!("server.tls has no \"{required}\""), TLS_HINT);
+        }
+    }
+    let client_ca = file(&section, "client_ca", |pem| first::<CertificateDer<'_>>(pem, "certificate"));
+    Some(Tls { cert: cert?, key: key?, client_ca })
+}
+
+fn file(section: &Section<'_>, key: &str, holds: fn(&[u8]) -> Result<(), String>) -> Option<PathBuf> {
+    let item = section.get(key)?;
+    let path = section.checking.directory.join(item.text()?);
+    let fault = match std::fs::read(&path) {
+        Ok(pem) => holds(&pem).err().map(|fault| format!("{} {fault}", path.display())),
+        Err(error) => Some(format!("cannot read {}: {error}", path.display())),
+    };
+    if let Some(message) = fault {
+        item.fault(message, TLS_HINT);
+    }
+    Some(path)
+}
+
+fn first<T: PemObject>(pem: &[u8], what: &str) -> Result<(), String> {
+    match T::pem_slice_iter(pem).next() {
+        Some(Ok(_)) => Ok(()),
+        _ => Err(format!("holds no {what} in PEM form")),
+    }
+}
+
+/// What to do about an admin port that everybody reaches.
+pub(in crate::config) const ADMIN_TOKEN_HINT: &str =
+    "add token = \"env:TOKENWAY_ADMIN_TOKEN\" to [admin], or listen on 127.0.0.1";
+const TLS_HINT: &str =
+    "name PEM files, relative to the configuration file: tls = { cert = \"server.pem\", key = \"server.key\" }";

@@ -1,0 +1,123 @@
+//! `[telemetry]`: access log, OTLP export, sampling.
+//!
+//! The export may also be asked for by a flag or by the standard `OTEL_…` variables. Which of them wins is decided
+//! here, key by key: flag, file, `OTEL_…`, default. `OTEL_SDK_DISABLED` and its like speak for the environment, and
+//! so lose against a file or a flag that names an endpoint.
+
+use std::time::Duration;
+
+use http::{HeaderName, HeaderValue};
+use toml::de::DeValue;
+
+use crate::config::diagnostics::did_you_mean;
+use crate::config::otel::{self, Exporter};
+use crate::config::schema;
+use crate::config::{AccessLog, Otlp, Sampling, Telemetry};
+
+use super::section::{Item, Section};
+use super::values::{HTTP_URL, POSITIVE_DURATION};
+use super::{secret, unbuilt};
+
+/// Reads `[telemetry]`.
+pub(super) fn telemetry(root: &Section<'_>) -> Telemetry {
+    let section = root.section("telemetry", schema::TELEMETRY);
+    unbuilt::refuse(&section, unbuilt::TELEMETRY);
+    Telemetry {
+        access_log: section.get("access_log").and_then(|item| access_log(&item)).unwrap_or(AccessLog::Stdout),
+        otlp: otlp(&section.section("otlp", schema::OTLP)),
+        sampling: sampling(&section.section("sampling", schema::SAMPLING)),
+    }
+}
+
+fn access_log(item: &Item<'_>) -> Option<AccessLog> {
+    Some(match item.text()? {
+        "stdout" => AccessLog::Stdout,
+        "stderr" => AccessLog::Stderr,
+        "off" => AccessLog::Off,
+        path if path.contains(['/', '.']) => AccessLog::File(item.checking.directory.join(path)),
+        word => {
+            let message = did_you_mean(format!("unknown access log \"{word}\""), word, &["stdout", "stderr", "off"]);
+            item.fault(message, "known: stdout, stderr, off, or the path of a file: \"./access.log\"");
+            return None;
+        }
+    })
+}
+
+fn otlp(section: &Section<'_>) -> Option<Otlp> {
+    unbuilt::refuse(section, unbuilt::OTLP);
+    let endpoint = section.parse("endpoint", &HTTP_URL);
+    let headers = section.get("headers").map(|item| headers(&item));
+    let timeout = section.parse("timeout", &POSITIVE_DURATION);
+    let exporter = Exporter::from_env(section.checking.env);
+    let asked = section.checking.overrides.otlp_endpoint.clone().or(endpoint);
+    let traces_endpoint = match asked {
+        Some(base) => otel::traces_endpoint(&base),
+        None if section.is_present() => exporter.endpoint.unwrap_or_else(|| otel::traces_endpoint(DEFAULT_BASE)),
+        None => exporter.endpoint?,
+    };
+    Some(Otlp {
+        traces_endpoint,
+        headers: headers.unwrap_or(exporter.headers),
+        timeout: timeout.or(exporter.timeout).unwrap_or(DEFAULT_EXPORT_TIMEOUT),
+    })
+}
+
+fn headers(item: &Item<'_>) -> Vec<(HeaderName, HeaderValue)> {
+    if !matches!(item.value, DeValue::Table(_)) {
+        item.wrong_type("a table", "write names and values: headers = { \"x-tenant\" = \"1\" }");
+    }
+    item.entries().filter_map(|entry| header(&entry)).collect()
+}
+
+fn header(entry: &Item<'_>) -> Option<(HeaderName, HeaderValue)> {
+    let Ok(name) = entry.key.parse() else {
+        entry.fault_at_key(format!("{:?} is not a header name", entry.key), "write it in quotes, without a colon");
+        return None;
+    };
+    let value = secret::read_or_plain(entry)?;
+    match HeaderValue::from_str(value.reveal()) {
+        Ok(mut value) => {
+            value.set_sensitive(true);
+            Some((name, value))
+        }
+        Err(_) => {
+            entry.fault_masked("this cannot be the value of a header", "use visible ASCII characters");
+            None
+        }
+    }
+}
+
+fn sampling(section: &Section<'_>) -> Sampling {
+    let routine = section.ratio("routine").unwrap_or(0.02);
+    let Some(item) = section.get("keep") else {
+        return Sampling { routine, keep_error: true, keep_slo_miss: true, keep_retry: true };
+    };
+    let kept: Vec<Keep> = item.list().iter().filter_map(|entry| entry.one_of("reason", KEEP)).collect();
+    Sampling {
+        routine,
+        keep_error: kept.contains(&Keep::Error),
+        keep_slo_miss: kept.contains(&Keep::SloMiss),
+        keep_retry: kept.contains(&Keep::Retry),
+    }
+}
+
+/// Reasons to keep a span.
+#[derive(Clone, Copy, PartialEq)]
+enum Keep {
+    Error,
+    SloMiss,
+    Retry,
+    /// Of a part that is not built: nothing has this reason yet.
+    Later,
+}
+
+const KEEP: &[(&str, Keep)] = &[
+    ("error", Keep::Error),
+    ("slo_miss", Keep::SloMiss),
+    ("retry", Keep::Retry),
+    ("tail", Keep::Later),
+    ("canary", Keep::Later),
+    ("drift", Keep::Later),
+];
+const DEFAULT_BASE: &str = "http://127.0.0.1:4318";
+const DEFAULT_EXPORT_TIMEOUT: Duration = Duration::from_secs(10);

@@ -1,0 +1,369 @@
+//! How single values are written: durations, sizes, addresses, URLs, names, digests.
+//!
+//! Pure functions from text to a typed value, with the words that a person needs when they do not fit. What depends
+//! on the file, on other keys or on the environment is not here.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::config::Endpoint;
+
+/// One way to write a value.
+pub(super) struct Form<T> {
+    /// What it is, with its article, for messages.
+    pub(super) noun: &'static str,
+    /// How to write it.
+    pub(super) hint: &'static str,
+    /// Reads it; the error says what is wrong with the text.
+    pub(super) parse: fn(&str) -> Result<T, String>,
+}
+
+/// A duration that may be zero.
+pub(super) const DURATION: Form<Duration> =
+    Form { noun: "a duration", hint: DURATION_HINT, parse: duration };
+
+/// A duration above zero.
+pub(super) const POSITIVE_DURATION: Form<Duration> =
+    Form { noun: "a duration", hint: DURATION_HINT, parse: positive_duration };
+
+/// A number of bytes above zero.
+pub(super) const SIZE: Form<usize> =
+    Form { noun: "a size", hint: "write a number with its unit (B, KiB, MiB, GiB): \"32MiB\"", parse: size };
+
+/// An address to listen on.
+pub(super) const ADDRESS: Form<SocketAddr> = Form {
+    noun: "an address",
+    hint: "write an IP address and a port: \"127.0.0.1:8080\", \"0.0.0.0:8080\", \"[::]:8080\"",
+    parse: |text| text.parse().map_err(|_| format!("\"{text}\" is not an IP address with a port")),
+};
+
+/// The base URL of a replica.
+pub(super) const ENDPOINT: Form<Endpoint> = Form {
+    noun: "a URL",
+    hint: "write scheme, host and port: \"http://127.0.0.1:8000\"",
+    parse: endpoint,
+};
+
+/// A URL that requests are sent to as it is.
+pub(super) const HTTP_URL: Form<String> = Form {
+    noun: "a URL",
+    hint: "write scheme, host and port: \"http://127.0.0.1:4318\"",
+    parse: |text| absolute_url(text).map(|_| text.to_owned()),
+};
+
+/// A name that goes into headers, labels and logs.
+pub(super) const NAME: Form<Arc<str>> = Form {
+    noun: "a name",
+    hint: "use 1 to 128 visible ASCII characters without spaces, quotes, commas or semicolons",
+    parse: name,
+};
+
+/// The name of a model, as engines give it.
+pub(super) const MODEL: Form<Arc<str>> = Form {
+    noun: "a model name",
+    hint: "write the name that clients or engines use, up to 256 characters",
+    parse: |text| {
+        let fits = !text.trim().is_empty() && text.len() <= 256 && !text.chars().any(char::is_control);
+        if fits { Ok(text.into()) } else { Err(format!("{text:?} is not a model name")) }
+    },
+};
+
+/// The name of a header.
+pub(super) const HEADER_NAME: Form<http::HeaderName> = Form {
+    noun: "a header name",
+    hint: "write the bare name of a header, such as \"x-tenant\"",
+    parse: |text| text.parse().map_err(|_| format!("{text:?} is not a header name")),
+};
+
+/// A further path of the data port.
+pub(super) const EXTRA_PATH: Form<String> = Form {
+    noun: "a path",
+    hint: "write an exact path without query, such as \"/v1/custom\"; control endpoints stay unreachable",
+    parse: extra_path,
+};
+
+/// The SHA-256 of an API key.
+pub(super) const DIGEST: Form<[u8; 32]> = Form {
+    noun: "a SHA-256 digest",
+    hint: "write the 64 hexadecimal digits that `printf %s \"$KEY\" | sha256sum` prints",
+    parse: digest,
+};
+
+fn duration(text: &str) -> Result<Duration, String> {
+    let not_one = || format!("\"{text}\" is not a duration");
+    let (number, unit) = split_unit(text);
+    let nanos_per_unit = match unit {
+        "us" => 1e3,
+        "ms" => 1e6,
+        "s" => 1e9,
+        "m" => 60e9,
+        "h" => 3600e9,
+        "d" => 86400e9,
+        "" if decimal(number).is_some() => return Err(format!("\"{text}\" has no unit")),
+        _ => return Err(not_one()),
+    };
+    let nanos = (decimal(number).ok_or_else(not_one)? * nanos_per_unit).round();
+    // Timers add durations to instants: what no one waits for must not overflow there.
+    if nanos > LONGEST_NANOS {
+        return Err(format!("\"{text}\" is longer than ten years"));
+    }
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bounded just above")]
+    Ok(Duration::from_nanos(nanos as u64))
+}
+
+fn positive_duration(text: &str) -> Result<Duration, String> {
+    let span = duration(text)?;
+    if span.is_zero() { Err(format!("\"{text}\" must be above zero")) } else { Ok(span) }
+}
+
+fn size(text: &str) -> Result<usize, String> {
+    let not_one = || format!("\"{text}\" is not a size");
+    let (number, unit) = split_unit(text);
+    let bytes_per_unit = match unit {
+        "B" => 1.0,
+        "KB" => 1e3,
+        "MB" => 1e6,
+        "GB" => 1e9,
+        "KiB" => 1024.0,
+        "MiB" => 1024.0 * 1024.0,
+        "GiB" => 1024.0 * 1024.0 * 1024.0,
+        "" if decimal(number).is_some() => return Err(format!("\"{text}\" has no unit")),
+        _ => return Err(not_one()),
+    };
+    let bytes = (decimal(number).ok_or_else(not_one)? * bytes_per_unit).round();
+    if bytes < 1.0 {
+        return Err(format!("\"{text}\" must be above zero"));
+    }
+    if bytes > LARGEST_BYTES {
+        return Err(format!("\"{text}\" is more than a machine has"));
+    }
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bounded just above")]
+    usize::try_from(bytes as u64).map_err(|_| not_one())
+}
+
+fn split_unit(text: &str) -> (&str, &str) {
+    let at = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(at);
+    (number, unit.trim_start())
+}
+
+fn decimal(digits: &str) -> Option<f64> {
+    digits.starts_with(|c: char| c.is_ascii_digit()).then(|| digits.parse().ok())?
+}
+
+fn endpoint(text: &str) -> Result<Endpoint, String> {
+    let uri = absolute_url(text)?;
+    let is_tls = uri.scheme_str() == Some("https");
+    let base_path = uri.path().trim_end_matches('/');
+    if base_path == "/v1" || base_path.ends_with("/v1") {
+        return Err(format!("\"{text}\" must end before /v1, which clients' paths bring along"));
+    }
+    let host = uri.host().unwrap_or_default().trim_start_matches('[').trim_end_matches(']');
+    Ok(Endpoint {
+        is_tls,
+        host: host.to_ascii_lowercase().into(),
+        port: uri.port_u16().unwrap_or(if is_tls { 443 } else { 80 }),
+        base_path: base_path.into(),
+    })
+}
+
+fn absolute_url(text: &str) -> Result<http::Uri, String> {
+    let uri: http::Uri = text.parse().map_err(|_| format!("\"{text}\" is not a URL"))?;
+    let Some(authority) = uri.authority().filter(|_| matches!(uri.scheme_str(), Some("http" | "https"))) else {
+        return Err(format!("\"{text}\" does not start with http:// or https://"));
+    };
+    if authority.as_str().contains('@') {
+        return Err("a URL must not carry a user or a password".to_owned());
+    }
+    if uri.query().is_some() || text.contains('#') {
+        return Err(format!("\"{text}\" must have no query and no fragment"));
+    }
+    let after_host = authority.as_str().strip_prefix(authority.host()).unwrap_or_default();
+    let has_port = after_host.strip_prefix(':').map(|port| port.parse::<u16>().is_ok_and(|port| port > 0));
+    if has_port == Some(false) {
+        return Err(format!("\"{text}\" has no port between 1 and 65535"));
+    }
+    if authority.host().is_empty() {
+        return Err(format!("\"{text}\" has no host"));
+    }
+    Ok(uri)
+}
+
+fn name(text: &str) -> Result<Arc<str>, String> {
+    let fits = (1..=128).contains(&text.len())
+        && text.chars().all(|c| c.is_ascii_graphic() && !matches!(c, '"' | '\'' | '\\' | ',' | ';'));
+    if fits { Ok(text.into()) } else { Err(format!("{text:?} is not a name")) }
+}
+
+fn extra_path(text: &str) -> Result<String, String> {
+    let is_path = text.len() > 1
+        && text.starts_with('/')
+        && text.chars().all(|c| c.is_ascii_graphic() && !matches!(c, '?' | '#' | '%' | '\\'))
+        && !text.contains("//")
+        && !text.split('/').any(|part| part == "." || part == "..");
+    if !is_path {
+        return Err(format!("{text:?} is not an exact path"));
+    }
+    if matches!(text, "/health" | "/version" | "/v1/models") {
+        return Err(format!("{text} is answered by the gateway itself"));
+    }
+    let controls = text.to_ascii_lowercase().split('/').any(|part| {
+        CONTROL_WORDS.contains(&part) || CONTROL_PREFIXES.iter().any(|prefix| part.starts_with(prefix))
+    });
+    if controls {
+        return Err(format!("{text} controls an engine and is never relayed from the data port"));
+    }
+    Ok(text.to_owned())
+}
+
+fn digest(text: &str) -> Result<[u8; 32], String> {
+    let not_one = || "a key digest must be 64 hexadecimal digits".to_owned();
+    if text.len() != 64 || !text.bytes().all(|b| b.is_ascii_hexdigit()) {
+        return Err(not_one());
+    }
+    let mut digest = [0; 32];
+    for (byte, at) in digest.iter_mut().zip((0..64).step_by(2)) {
+        let pair = text.get(at..at + 2).unwrap_or_default();
+        *byte = u8::from_str_radix(pair, 16).map_err(|_| not_one())?;
+    }
+    Ok(digest)
+}
+
+const DURATION_HINT: &str = "write a number above zero with its unit (us, ms, s, m, h, d): \"250ms\"";
+const LONGEST_NANOS: f64 = 3650.0 * 86400e9;
+const LARGEST_BYTES: f64 = 1e15;
+
+/// Last parts of the control endpoints of vLLM and SGLang.
+const CONTROL_WORDS: &[&str] = &[
+    "sleep",
+    "wake_up",
+    "is_sleeping",
+    "pause",
+    "resume",
+    "is_paused",
+    "abort_requests",
+    "abort_request",
+    "collective_rpc",
+    "flush_cache",
+    "server_info",
+    "scale_elastic_ep",
+    "pause_generation",
+    "continue_generation",
+];
+const CONTROL_PREFIXES: &[&str] = &[
+    "reset_",
+    "load_lora",
+    "unload_lora",
+    "start_",
+    "stop_",
+    "update_weight",
+    "init_weight",
+    "release_memory",
+    "resume_memory",
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_are_decimals_with_a_unit() {
+        for (text, nanos) in [
+            ("250ms", 250_000_000),
+            ("0.1ms", 100_000),
+            ("0.15ms", 150_000),
+            ("7us", 7_000),
+            ("1.5s", 1_500_000_000),
+            ("30m", 1_800_000_000_000),
+            ("0s", 0),
+            ("10 s", 10_000_000_000),
+            ("24h", 86_400_000_000_000),
+            ("35d", 3_024_000_000_000_000),
+        ] {
+            assert_eq!(duration(text), Ok(Duration::from_nanos(nanos)), "{text}");
+        }
+        for text in ["", "5", "s", "-1s", "1.2.3s", ".5s", "1e3s", "5 parsecs", "1s2", "inf", "9999999d"] {
+            assert!(duration(text).is_err(), "{text}");
+        }
+        assert!(positive_duration("0ms").is_err());
+    }
+
+    #[test]
+    fn sizes_have_binary_and_decimal_units() {
+        for (text, bytes) in
+            [("32MiB", 32 << 20), ("1GiB", 1 << 30), ("1.5KiB", 1536), ("2MB", 2_000_000), ("12B", 12)]
+        {
+            assert_eq!(size(text), Ok(bytes), "{text}");
+        }
+        for text in ["", "32", "0B", "1TiBs", "-1B", "99999999999GiB"] {
+            assert!(size(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn endpoints_are_taken_apart() {
+        for (text, shown) in [
+            ("http://127.0.0.1:8001", "http://127.0.0.1:8001"),
+            ("http://gpu-1/", "http://gpu-1:80"),
+            ("https://GPU.example/base/", "https://gpu.example:443/base"),
+            ("http://[::1]:8000", "http://[::1]:8000"),
+        ] {
+            assert_eq!(endpoint(text).unwrap().to_string(), shown, "{text}");
+        }
+        for text in [
+            "",
+            "127.0.0.1:8001",
+            "ftp://a:1",
+            "http://",
+            "http://u:p@a:1",
+            "http://a:1?x=1",
+            "http://a:1#x",
+            "http://a:99999",
+            "http://a:0",
+            "http://a:",
+            "http://:80",
+            "http://a:1/v1",
+            "http://a b:1",
+        ] {
+            assert!(endpoint(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn control_endpoints_are_no_extra_paths() {
+        for text in ["/v1/custom", "/classify", "/v1/audio/transcriptions", "/inference/v1/generate"] {
+            assert_eq!(extra_path(text).as_deref(), Ok(text));
+        }
+        for text in [
+            "",
+            "/",
+            "v1/x",
+            "/a?b=1",
+            "/a%2fb",
+            "/a/../sleep",
+            "//sleep",
+            "/sleep",
+            "/Sleep",
+            "/sleep/",
+            "/wake_up",
+            "/pause",
+            "/resume",
+            "/reset_prefix_cache",
+            "/v1/load_lora_adapter",
+            "/v1/unload_lora_adapter",
+            "/collective_rpc",
+            "/health",
+        ] {
+            assert!(extra_path(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn digests_are_sixty_four_hex_digits() {
+        assert_eq!(digest(&"0f".repeat(32)), Ok([0x0f; 32]));
+        for text in ["", "9f86d081884c7d65…", &"g".repeat(64), &"a".repeat(63), &"é".repeat(32)] {
+            assert!(digest(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! What is wrong with a configuration, and where.
+//!
+//! A [`Diagnostic`] knows its file, line and column, the offending line, and what to do about it. All faults of a
+//! file are told at once, in the order of the file, so that one round of editing mends it. Values of secrets are
+//! masked in the quoted line: diagnostics end up in logs and in the answers of the admin API.
+
+use std::fmt;
+use std::ops::Range;
+
+/// One fault of a configuration.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Diagnostic {
+    /// The file's name, as it was given.
+    pub file: String,
+    /// Line, from 1.
+    pub line: usize,
+    /// Column in characters, from 1.
+    pub column: usize,
+    /// What is wrong: lower case, no full stop.
+    pub message: String,
+    /// What to do about it.
+    pub hint: String,
+    /// The offending line.
+    pub source_line: String,
+    /// Characters of that line which are at fault.
+    pub width: usize,
+}
+
+impl Diagnostic {
+    /// The diagnostic of a span of bytes in `text`.
+    pub(crate) fn at(file: &str, text: &str, span: &Range<usize>, fault: Fault) -> Self {
+        let start = floor_char_boundary(text, span.start);
+        let end = floor_char_boundary(text, span.end.max(start));
+        let before = text.get(..start).unwrap_or_default();
+        let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
+        let line = text.get(line_start..).unwrap_or_default().lines().next().unwrap_or_default();
+        let column = before.get(line_start..).unwrap_or_default().chars().count() + 1;
+        let marked = text.get(start..end).unwrap_or_default().lines().next().unwrap_or_default();
+        let width = marked.chars().count().max(1);
+        let source_line = if fault.is_secret { mask(line, column, width) } else { line.to_owned() };
+        Self {
+            file: file.to_owned(),
+            line: before.matches('\n').count() + 1,
+            column,
+            message: fault.message,
+            hint: fault.hint,
+            source_line,
+            width: if fault.is_secret { MASK.len() } else { width },
+        }
+    }
+}
+
+impl fmt::Display for Diagnostic {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{}:{}:{}: {}", self.file, self.line, self.column, self.message)?;
+        let gutter = self.line.to_string();
+        writeln!(f, " {gutter} | {}", self.source_line)?;
+        // Tabs stay tabs, so that the caret stands below its character whatever a tab's width is.
+        let indent: String = self
+            .source_line
+            .chars()
+            .take(self.column - 1)
+            .map(|c| if c == '\t' { '\t' } else { ' ' })
+            .collect();
+        let blank = " ".repeat(gutter.len());
+        writeln!(f, " {blank} | {indent}{}", "^".repeat(self.width))?;
+        write!(f, "hint: {}", self.hint)
+    }
+}
+
+/// All faults of one configuration, in the order of the file; at least one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Diagnostics(Vec<Diagnostic>);
+
+impl Diagnostics {
+    /// The faults, or nothing where there are none.
+    pub(crate) fn from_faults(
+        file: &str,
+        text: &str,
+        mut faults: Vec<(Range<usize>, Fault)>,
+    ) -> Option<Self> {
+        faults.sort_by_key(|(span, _)| span.start);
+        let list: Vec<_> =
+            faults.into_iter().map(|(span, fault)| Diagnostic::at(file, text, &span, fault)).collect();
+        (!list.is_empty()).then_some(Self(list))
+    }
+
+    /// A single fault.
+    pub(crate) fn one(diagnostic: Diagnostic) -> Self {
+        Self(vec![diagnostic])
+    }
+
+    /// The faults in the order of the file.
+    pub fn iter(&self) -> impl Iterator<Item = &Diagnostic> {
+        self.0.iter()
+    }
+}
+
+impl fmt::Display for Diagnostics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, diagnostic) in self.0.iter().enumerate() {
+            if index > 0 {
+                f.write_str("\n\n")?;
+            }
+            diagnostic.fmt(f)?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Diagnostics {}
+
+/// A fault that does not know its place yet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// What is wrong.
+    pub(crate) message: String,
+    /// What to do about it.
+    pub(crate) hint: String,
+    /// Whether the value at fault must not be shown.
+    pub(crate) is_secret: bool,
+}
+
+impl Fault {
+    /// A fault whose value may be shown.
+    pub(crate) fn new(message: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self { message: message.into(), hint: hint.into(), is_secret: false }
+    }
+}
+
+/// The known word that `word` was most likely meant to be.
+pub(crate) fn closest<'a>(word: &str, known: &[&'a str]) -> Option<&'a str> {
+    let allowed = (word.chars().count() / 3).max(2);
+    known
+        .iter()
+        .map(|candidate| (strsim::damerau_levenshtein(word, candidate), *candidate))
+        .filter(|(distance, candidate)| *distance <= allowed && *distance < candidate.len())
+        .min_by_key(|(distance, _)| *distance)
+        .map(|(_, candidate)| candidate)
+}
+
+/// `message`, with the likely word where there is one.
+pub(crate) fn did_you_mean(message: String, word: &str, known: &[&str]) -> String {
+    match closest(word, known) {
+        Some(meant) => format!("{message}; did you mean \"{meant}\"?"),
+        None => message,
+    }
+}
+
+fn floor_char_boundary(text: &str, index: usize) -> usize {
+    let mut index = index.min(text.len());
+    while !text.is_char_boundary(index) {
+        index -= 1;
+    }
+    index
+}
+
+fn mask(line: &str, column: usize, width: usize) -> String {
+    let head = line.chars().take(column - 1);
+    let tail = line.chars().skip(column - 1 + width);
+    head.chain(MASK.chars()).chain(tail).collect()
+}
+
+const MASK: &str = "\"***\"";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_diagnostic_shows_its_place_its_line_and_a_hint() {
+        let text = "a = 1\nkey = \"höh\" # x\n";
+        let shown = Diagnostic::at("f.toml", text, &(12..18), Fault::new("bad value", "change it"));
+        assert_eq!(
+            shown.to_string(),
+            "f.toml:2:7: bad value\n 2 | key = \"höh\" # x\n   |       ^^^^^\nhint: change it"
+        );
+    }
+
+    #[test]
+    fn a_secret_is_masked_in_the_quoted_line() {
+        let fault = Fault { is_secret: true, ..Fault::new("bad", "mend") };
+        let shown = Diagnostic::at("f", "token = \"hunter2\" # x", &(8..17), fault).to_string();
+        assert!(shown.contains("token = \"***\" # x") && !shown.contains("hunter2"), "{shown}");
+    }
+
+    #[test]
+    fn spans_at_the_edges_of_a_file_have_a_place() {
+        for (text, span, line, column) in
+            [("", 0..0, 1, 1), ("a\n", 2..2, 2, 1), ("a", 9..12, 1, 2), ("ü", 1..2, 1, 1)]
+        {
+            let shown = Diagnostic::at("f", text, &span, Fault::new("m", "h"));
+            assert_eq!((shown.line, shown.column), (line, column), "{text:?} {span:?}");
+        }
+    }
+
+    #[test]
+    fn the_closest_word_is_suggested_and_a_far_one_is_not() {
+        let known = ["listen", "tls", "body_limit"];
+        assert_eq!(closest("lisen", &known), Some("listen"));
+        assert_eq!(closest("body-limit", &known), Some("body_limit"));
+        assert_eq!(closest("colour", &known), None);
+    }
+}

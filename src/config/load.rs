@@ -1,0 +1,230 @@
+//! Where a configuration comes from: a file or a list of URLs, and the flags that win over it.
+//!
+//! A list of URLs is turned into the file that a person would have written for it, so that both have the same
+//! defaults and the same checks.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::check::{ADMIN_TOKEN_HINT, check_with};
+use super::diagnostics::{Diagnostic, Diagnostics, Fault};
+use super::{Config, Endpoint, ModelMatch, PolicyName};
+
+/// Where the configuration is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// A TOML file.
+    File(PathBuf),
+    /// Replicas of the one pool `default`.
+    Upstreams(Vec<Endpoint>),
+}
+
+/// What flags and `TOKENWAY_…` variables say: it wins over the file.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Overrides {
+    /// `server.listen`
+    pub listen: Option<SocketAddr>,
+    /// `admin.listen`
+    pub admin_listen: Option<SocketAddr>,
+    /// `policy` of every route.
+    pub policy: Option<PolicyName>,
+    /// The name under which clients ask the only route.
+    pub served_model_name: Option<Arc<str>>,
+    /// `telemetry.otlp.endpoint`, a base URL.
+    pub otlp_endpoint: Option<String>,
+}
+
+/// Why there is no configuration.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("{}: cannot read it: {error}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        error: std::io::Error,
+    },
+    /// The file is wrong.
+    #[error("{0}")]
+    Invalid(#[from] Diagnostics),
+    /// A flag does not fit the rest.
+    #[error("{flag}: {message}\nhint: {hint}")]
+    Flag {
+        /// The flag.
+        flag: &'static str,
+        /// What is wrong.
+        message: String,
+        /// What to do about it.
+        hint: &'static str,
+    },
+}
+
+/// Loads and checks a configuration; `env` looks up environment variables.
+///
+/// # Errors
+/// A file that cannot be read or is wrong, or flags that do not fit it.
+pub fn load(
+    source: &Source,
+    overrides: &Overrides,
+    env: &dyn Fn(&str) -> Option<String>,
+) -> Result<Config, ConfigError> {
+    let mut config = match source {
+        Source::File(path) => {
+            let text = read(path)?;
+            check_with(&path.to_string_lossy(), &text, env, overrides)?
+        }
+        Source::Upstreams(endpoints) => {
+            check_with("--upstream", &file_of(endpoints)?, env, overrides)?
+        }
+    };
+    apply(overrides, &mut config)?;
+    Ok(config)
+}
+
+fn read(path: &Path) -> Result<String, ConfigError> {
+    let bytes =
+        std::fs::read(path).map_err(|error| ConfigError::Read { path: path.to_owned(), error })?;
+    String::from_utf8(bytes).map_err(|error| {
+        let at = error.utf8_error().valid_up_to();
+        let text = String::from_utf8_lossy(error.as_bytes());
+        let fault = Fault::new("the file is not UTF-8 here", "save it as UTF-8");
+        // Up to the fault both texts are the same, so the offset holds in the readable one.
+        let diagnostic = Diagnostic::at(&path.to_string_lossy(), &text, &(at..at), fault);
+        ConfigError::Invalid(Diagnostics::one(diagnostic))
+    })
+}
+
+/// The file that says the same as a list of URLs.
+fn file_of(endpoints: &[Endpoint]) -> Result<String, ConfigError> {
+    for (index, endpoint) in endpoints.iter().enumerate() {
+        if endpoints.iter().take(index).any(|earlier| earlier == endpoint) {
+            return Err(ConfigError::Flag {
+                flag: "--upstream",
+                message: format!("{endpoint} is given twice"),
+                hint: "give each replica once",
+            });
+        }
+    }
+    let quoted = |endpoint: &Endpoint| toml::Value::String(endpoint.to_string()).to_string();
+    let replicas: Vec<_> = endpoints.iter().map(quoted).collect();
+    Ok(format!("[[pool]]\nname = \"default\"\nreplicas = [{}]\n", replicas.join(", ")))
+}
+
+fn apply(overrides: &Overrides, config: &mut Config) -> Result<(), ConfigError> {
+    if let Some(listen) = overrides.listen {
+        config.server.listen = listen;
+    }
+    if let Some(listen) = overrides.admin_listen {
+        if !listen.ip().is_loopback() && config.admin.token.is_none() {
+            return Err(ConfigError::Flag {
+                flag: "--admin-listen",
+                message: format!("{listen} is not loopback and there is no admin token"),
+                hint: ADMIN_TOKEN_HINT,
+            });
+        }
+        config.admin.listen = listen;
+    }
+    if let Some(policy) = overrides.policy {
+        config.routes.iter_mut().for_each(|route| route.policy = policy);
+    }
+    if let Some(name) = &overrides.served_model_name {
+        serve_as(name, config)?;
+    }
+    Ok(())
+}
+
+fn serve_as(name: &Arc<str>, config: &mut Config) -> Result<(), ConfigError> {
+    let [route] = config.routes.as_mut_slice() else {
+        return Err(ConfigError::Flag {
+            flag: "--served-model-name",
+            message: format!("there are {} routes, and one name", config.routes.len()),
+            hint: "name the models in the file, one [[route]] each",
+        });
+    };
+    let is_named_by_model = match &route.model {
+        ModelMatch::Any => &*route.name == "*",
+        ModelMatch::Named(model) => route.name == *model,
+    };
+    if is_named_by_model {
+        let former = std::mem::replace(&mut route.name, name.clone());
+        // Tenants refer to routes by name.
+        for allowed in config.tenants.iter_mut().filter_map(|tenant| tenant.routes.as_mut()).flatten() {
+            if *allowed == former {
+                *allowed = name.clone();
+            }
+        }
+    }
+    if let ModelMatch::Named(former) = &route.model {
+        // The engine goes on to be asked by the name that it knows.
+        route.upstream_model.get_or_insert_with(|| former.clone());
+    }
+    route.model = ModelMatch::Named(name.clone());
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::check::parse_endpoint;
+
+    fn upstreams(urls: &[&str]) -> Source {
+        Source::Upstreams(urls.iter().map(|url| parse_endpoint(url).unwrap()).collect())
+    }
+
+    fn no_env(_: &str) -> Option<String> {
+        None
+    }
+
+    #[test]
+    fn urls_alone_make_one_pool_and_a_route_for_every_model() {
+        let source = upstreams(&["http://127.0.0.1:8001", "http://127.0.0.1:8002"]);
+        let config = load(&source, &Overrides::default(), &no_env).unwrap();
+        assert_eq!(&*config.pools[0].name, "default");
+        assert_eq!(config.pools[0].replicas.len(), 2);
+        assert_eq!(config.routes[0].model, ModelMatch::Any);
+        assert_eq!(config.server.listen.to_string(), "127.0.0.1:8080");
+    }
+
+    #[test]
+    fn flags_win() {
+        let overrides = Overrides {
+            listen: Some("0.0.0.0:1".parse().unwrap()),
+            admin_listen: Some("127.0.0.1:2".parse().unwrap()),
+            policy: Some(PolicyName::RoundRobin),
+            served_model_name: Some("mine".into()),
+            otlp_endpoint: Some("http://flag:4318".into()),
+        };
+        let env = |name: &str| (name == "OTEL_EXPORTER_OTLP_ENDPOINT").then(|| "http://env:4318".to_owned());
+        let config = load(&upstreams(&["http://a:1"]), &overrides, &env).unwrap();
+        assert_eq!(config.server.listen.to_string(), "0.0.0.0:1");
+        assert_eq!(config.admin.listen.to_string(), "127.0.0.1:2");
+        assert_eq!(config.routes[0].policy, PolicyName::RoundRobin);
+        assert_eq!(config.routes[0].model, ModelMatch::Named("mine".into()));
+        assert_eq!(config.telemetry.otlp.unwrap().traces_endpoint, "http://flag:4318/v1/traces");
+    }
+
+    #[test]
+    fn flags_that_do_not_fit_are_refused() {
+        let open = Overrides { admin_listen: Some("0.0.0.0:2".parse().unwrap()), ..Overrides::default() };
+        let error = load(&upstreams(&["http://a:1"]), &open, &no_env).unwrap_err().to_string();
+        assert!(error.starts_with("--admin-listen: 0.0.0.0:2 is not loopback"), "{error}");
+        let twice = upstreams(&["http://a:1", "http://a:1/"]);
+        let error = load(&twice, &Overrides::default(), &no_env).unwrap_err().to_string();
+        assert!(error.starts_with("--upstream: http://a:1 is given twice"), "{error}");
+    }
+
+    #[test]
+    fn a_file_that_is_missing_or_not_text_is_told_by_name() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("gateway.toml");
+        let source = Source::File(path.clone());
+        let error = load(&source, &Overrides::default(), &no_env).unwrap_err().to_string();
+        assert!(error.contains("gateway.toml: cannot read it: "), "{error}");
+        std::fs::write(&path, b"[server]\nlisten = \"\xff\"\n").unwrap();
+        let error = load(&source, &Overrides::default(), &no_env).unwrap_err().to_string();
+        assert!(error.contains("gateway.toml:2:11: the file is not UTF-8 here"), "{error}");
+    }
+}

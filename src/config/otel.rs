@@ -1,0 +1,156 @@
+//! The standard `OTEL_…` variables, as far as they tell where spans go.
+//!
+//! They are the weakest source: whatever a flag or the file says wins. Values that make no sense are left out with a
+//! warning, as the OpenTelemetry specification asks, because the environment is often set by somebody else.
+
+use std::time::Duration;
+
+use http::{HeaderName, HeaderValue};
+
+/// What the environment says about the OTLP export of spans.
+#[derive(Debug, Default)]
+pub(super) struct Exporter {
+    /// Full URL, if spans are to be exported.
+    pub(super) endpoint: Option<String>,
+    /// Headers of an export.
+    pub(super) headers: Vec<(HeaderName, HeaderValue)>,
+    /// For one export.
+    pub(super) timeout: Option<Duration>,
+}
+
+impl Exporter {
+    /// Reads the variables; one that is empty counts as unset.
+    pub(super) fn from_env(env: &dyn Fn(&str) -> Option<String>) -> Self {
+        let set = |name: &str| env(name).map(|value| value.trim().to_owned()).filter(|value| !value.is_empty());
+        let for_traces = |key: &str| {
+            set(&format!("OTEL_EXPORTER_OTLP_TRACES_{key}")).or_else(|| set(&format!("OTEL_EXPORTER_OTLP_{key}")))
+        };
+        let is_off = set("OTEL_SDK_DISABLED").is_some_and(|value| value.eq_ignore_ascii_case("true"))
+            || set("OTEL_TRACES_EXPORTER").is_some_and(|value| value == "none");
+        let is_grpc = for_traces("PROTOCOL").is_some_and(|protocol| protocol == "grpc");
+        let endpoint = set("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+            .or_else(|| set("OTEL_EXPORTER_OTLP_ENDPOINT").map(|base| traces_endpoint(&base)))
+            .filter(|_| !is_off);
+        if is_grpc && endpoint.is_some() {
+            tracing::warn!("OTEL_EXPORTER_OTLP_PROTOCOL=grpc is not supported yet: no spans are exported");
+        }
+        Self {
+            endpoint: endpoint.filter(|url| !is_grpc && is_http(url)),
+            headers: for_traces("HEADERS").map(|list| headers(&list)).unwrap_or_default(),
+            timeout: for_traces("TIMEOUT").and_then(|millis| timeout(&millis)),
+        }
+    }
+}
+
+/// The URL that takes spans, of a base URL.
+pub(super) fn traces_endpoint(base: &str) -> String {
+    let base = base.trim_end_matches('/');
+    if base.ends_with(TRACES_PATH) { base.to_owned() } else { format!("{base}{TRACES_PATH}") }
+}
+
+fn is_http(url: &str) -> bool {
+    let fits = url.parse::<http::Uri>().is_ok_and(|uri| matches!(uri.scheme_str(), Some("http" | "https")));
+    if !fits {
+        tracing::warn!("an OTEL_EXPORTER_OTLP_… endpoint is not an http or https URL: no spans are exported");
+    }
+    fits
+}
+
+fn timeout(millis: &str) -> Option<Duration> {
+    let parsed = millis.parse().ok().filter(|millis| (1..=3_600_000).contains(millis)).map(Duration::from_millis);
+    if parsed.is_none() {
+        tracing::warn!("OTEL_EXPORTER_OTLP_TIMEOUT is no number of milliseconds up to an hour: left out");
+    }
+    parsed
+}
+
+fn headers(list: &str) -> Vec<(HeaderName, HeaderValue)> {
+    let header = |pair: &str| {
+        let (name, value) = pair.split_once('=')?;
+        let mut value = HeaderValue::from_bytes(&percent_decoded(value.trim())).ok()?;
+        value.set_sensitive(true);
+        Some((name.trim().parse().ok()?, value))
+    };
+    let mut headers = Vec::new();
+    for pair in list.split(',').filter(|pair| !pair.trim().is_empty()) {
+        match header(pair) {
+            Some(header) => headers.push(header),
+            // The pair may be a credential: it is not repeated.
+            None => tracing::warn!("OTEL_EXPORTER_OTLP_HEADERS has an entry that is no header: left out"),
+        }
+    }
+    headers
+}
+
+/// Values are percent-encoded, as in W3C baggage.
+fn percent_decoded(text: &str) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let [first, tail @ ..] = rest {
+        let pair = tail.get(..2).and_then(|hex| std::str::from_utf8(hex).ok()).filter(|_| *first == b'%');
+        match pair.and_then(|hex| u8::from_str_radix(hex, 16).ok()) {
+            Some(byte) => {
+                bytes.push(byte);
+                rest = tail.get(2..).unwrap_or_default();
+            }
+            None => {
+                bytes.push(*first);
+                rest = tail;
+            }
+        }
+    }
+    bytes
+}
+
+const TRACES_PATH: &str = "/v1/traces";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn exporter(variables: &[(&str, &str)]) -> Exporter {
+        Exporter::from_env(&|name| {
+            variables.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned())
+        })
+    }
+
+    #[test]
+    fn the_endpoint_comes_from_the_most_specific_variable() {
+        let base = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://c:4318");
+        let traces = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://t:1/exact");
+        let cases: [(&[(&str, &str)], Option<&str>); 9] = [
+            (&[], None),
+            (&[base], Some("http://c:4318/v1/traces")),
+            (&[("OTEL_EXPORTER_OTLP_ENDPOINT", "http://c:4318/v1/traces")], Some("http://c:4318/v1/traces")),
+            (&[("OTEL_EXPORTER_OTLP_ENDPOINT", "")], None),
+            (&[base, traces], Some("http://t:1/exact")),
+            (&[base, ("OTEL_SDK_DISABLED", "true")], None),
+            (&[base, ("OTEL_TRACES_EXPORTER", "none")], None),
+            (&[base, ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")], None),
+            (&[("OTEL_EXPORTER_OTLP_ENDPOINT", "collector:4318")], None),
+        ];
+        for (variables, endpoint) in cases {
+            assert_eq!(exporter(variables).endpoint.as_deref(), endpoint, "{variables:?}");
+        }
+    }
+
+    #[test]
+    fn headers_are_decoded_and_bad_ones_left_out() {
+        let read = exporter(&[("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Basic%20eA==, x-a=1,nonsense,b ad=2")]);
+        let shown: Vec<_> = read.headers.iter().map(|(k, v)| (k.as_str(), v.to_str().unwrap())).collect();
+        assert_eq!(shown, [("authorization", "Basic eA=="), ("x-a", "1")]);
+        let both = exporter(&[
+            ("OTEL_EXPORTER_OTLP_HEADERS", "x-a=1"),
+            ("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "x-b=2"),
+        ]);
+        assert_eq!(both.headers.len(), 1);
+    }
+
+    #[test]
+    fn the_timeout_is_in_milliseconds() {
+        for (text, expected) in [("2500", Some(2500)), ("0", None), ("soon", None)] {
+            let read = exporter(&[("OTEL_EXPORTER_OTLP_TIMEOUT", text)]);
+            assert_eq!(read.timeout, expected.map(Duration::from_millis), "{text}");
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! Loading a configuration again while the gateway runs.
+//!
+//! [`watch_file`] tells that the file's content changed; [`reload`] checks the new content whole and keeps the old
+//! values of the few keys that only a restart can change. What is done with the new configuration, and when SIGHUP
+//! or the admin API ask for it, is not decided here.
+
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::time::Duration;
+
+use notify::{RecursiveMode, Watcher as _};
+use tokio::sync::watch;
+
+use super::load::{ConfigError, Source, load};
+use super::{Config, Overrides};
+
+/// A configuration that was loaded while an older one was in force.
+#[derive(Clone, Debug)]
+pub struct Reloaded {
+    /// The new configuration, with old values where a restart is needed.
+    pub config: Config,
+    /// What the new file says in vain until then, for the log.
+    pub warnings: Vec<String>,
+}
+
+/// Loads the configuration again; nothing changes where it is wrong.
+///
+/// # Errors
+/// As [`load`].
+pub fn reload(
+    source: &Source,
+    overrides: &Overrides,
+    env: &dyn Fn(&str) -> Option<String>,
+    old: &Config,
+) -> Result<Reloaded, ConfigError> {
+    let mut config = load(source, overrides, env)?;
+    let mut warnings = Vec::new();
+    for fixed in FIXED {
+        if (fixed.differs)(&config, old) {
+            (fixed.keep)(&mut config, old);
+            warnings.push(format!("{} changed and needs a restart: the old value stays", fixed.key));
+        }
+    }
+    Ok(Reloaded { config, warnings })
+}
+
+/// A key that is read once, at start.
+struct Fixed {
+    key: &'static str,
+    differs: fn(&Config, &Config) -> bool,
+    keep: fn(&mut Config, &Config),
+}
+
+const FIXED: &[Fixed] = &[
+    Fixed {
+        key: "server.listen",
+        differs: |new, old| new.server.listen != old.server.listen,
+        keep: |new, old| new.server.listen = old.server.listen,
+    },
+    // Other files are other certificates, which a running listener takes up; on or off is another listener.
+    Fixed {
+        key: "server.tls (on or off)",
+        differs: |new, old| new.server.tls.is_some() != old.server.tls.is_some(),
+        keep: |new, old| new.server.tls.clone_from(&old.server.tls),
+    },
+    Fixed {
+        key: "server.body_memory",
+        differs: |new, old| new.server.body_memory != old.server.body_memory,
+        keep: |new, old| {
+            new.server.body_memory = old.server.body_memory;
+            // A body that is larger than the memory of all would wait for ever.
+            new.server.body_limit = new.server.body_limit.min(old.server.body_memory);
+        },
+    },
+    Fixed {
+        key: "server.max_connections",
+        differs: |new, old| new.server.max_connections != old.server.max_connections,
+        keep: |new, old| new.server.max_connections = old.server.max_connections,
+    },
+    Fixed {
+        key: "admin.listen",
+        differs: |new, old| new.admin.listen != old.admin.listen,
+        keep: |new, old| new.admin.listen = old.admin.listen,
+    },
+    // The prefix index is made of hashes under the old seed.
+    Fixed {
+        key: "routing.seed",
+        differs: |new, old| new.seed != old.seed,
+        keep: |new, old| new.seed = old.seed.clone(),
+    },
+    Fixed {
+        key: "telemetry.access_log",
+        differs: |new, old| new.telemetry.access_log != old.telemetry.access_log,
+        keep: |new, old| new.telemetry.access_log.clone_from(&old.telemetry.access_log),
+    },
+    Fixed {
+        key: "[telemetry.otlp]",
+        differs: |new, old| export_of(new) != export_of(old),
+        keep: |new, old| new.telemetry.otlp.clone_from(&old.telemetry.otlp),
+    },
+];
+
+fn export_of(
+    config: &Config,
+) -> Option<(&str, &[(http::HeaderName, http::HeaderValue)], Duration)> {
+    config.telemetry.otlp.as_ref().map(|otlp| (&*otlp.traces_endpoint, &*otlp.headers, otlp.timeout))
+}
+
+/// Watches a file for as long as it lives.
+#[derive(Debug)]
+pub struct Watcher {
+    /// Dropping it closes the channel, which ends the thread that compares contents.
+    _events: Option<notify::RecommendedWatcher>,
+    _stop: SyncSender<()>,
+}
+
+/// Watches the content of a file. The receiver's number grows with each change.
+///
+/// The directory is watched and not the file, because editors and Kubernetes replace files by renaming (a ConfigMap
+/// swaps a symbolic link). Where the system cannot watch (too many watches, network file systems), the file is
+/// read every five seconds instead.
+///
+/// # Errors
+/// When no thread can be started.
+pub fn watch_file(path: &Path) -> std::io::Result<(Watcher, watch::Receiver<u64>)> {
+    let (stop, hints) = sync_channel(1);
+    let (changes, receiver) = watch::channel(0);
+    let known = content_hash(path);
+    let events = watch_directories(path, stop.clone());
+    let watched = Watched { path: path.to_owned(), known, changes };
+    std::thread::Builder::new().name("config-watch".to_owned()).spawn(move || watched.run(&hints))?;
+    Ok((Watcher { _events: events, _stop: stop }, receiver))
+}
+
+fn watch_directories(path: &Path, hints: SyncSender<()>) -> Option<notify::RecommendedWatcher> {
+    let made = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
+        // Our own reading makes access events: taking them as hints would never end.
+        if !event.is_ok_and(|event| event.kind.is_access()) {
+            // A hint that waits already says the same.
+            let _ = hints.try_send(());
+        }
+    });
+    let mut watcher = match made {
+        Ok(watcher) => watcher,
+        Err(error) => {
+            tracing::warn!(%error, "cannot watch the configuration: reading it every five seconds");
+            return None;
+        }
+    };
+    let beside = directory_of(path);
+    // Where the path itself is a link, its target may be edited in place.
+    let target = path.canonicalize().map(|target| directory_of(&target)).ok();
+    for directory in std::iter::once(&beside).chain(target.iter().filter(|target| **target != beside)) {
+        if let Err(error) = watcher.watch(directory, RecursiveMode::NonRecursive) {
+            tracing::warn!(%error, directory = %directory.display(), "cannot watch: reading every five seconds");
+        }
+    }
+    Some(watcher)
+}
+
+fn directory_of(path: &Path) -> PathBuf {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
+        _ => PathBuf::from("."),
+    }
+}
+
+/// The thread's side: compares contents when there is a hint, and now and then without one.
+struct Watched {
+    path: PathBuf,
+    known: Option<u64>,
+    changes: watch::Sender<u64>,
+}
+
+impl Watched {
+    fn run(mut self, hints: &Receiver<()>) {
+        loop {
+            match hints.recv_timeout(POLL) {
+                Ok(()) => {
+                    // Writers make several events; the last of them leaves the file whole. A directory that is never
+                    // still (logs) does not hold the reading up for ever.
+                    let _ = (0..MOST_ROUNDS).take_while(|_| hints.recv_timeout(DEBOUNCE).is_ok()).count();
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+            let now = content_hash(&self.path);
+            // A file that is away for a moment is being replaced.
+            if now.is_some() && now != self.known {
+                self.known = now;
+                self.changes.send_modify(|count| *count += 1);
+            }
+        }
+    }
+}
+
+fn content_hash(path: &Path) -> Option<u64> {
+    std::fs::read(path).ok().map(|content| xxhash_rust::xxh3::xxh3_64(&content))
+}
+
+const DEBOUNCE: Duration = Duration::from_millis(200);
+const MOST_ROUNDS: u32 = 10;
+const POLL: Duration = Duration::from_secs(5);
