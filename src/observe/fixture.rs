@@ -25,9 +25,8 @@ pub(crate) fn served() -> Served {
     }
 }
 
-/// A good chat stream: read 10 ms, TTFT 200 ms, 1 s of decode, 1.3 s in all.
-pub(crate) fn stream() -> Record {
-    let attempt = Attempt {
+fn attempt() -> Attempt {
+    Attempt {
         served: served(),
         span: 0xa1,
         start: at(1012),
@@ -36,7 +35,11 @@ pub(crate) fn stream() -> Record {
         end: at(2300),
         status: Some(200),
         error: None,
-    };
+    }
+}
+
+/// A good chat stream: read 10 ms, TTFT 200 ms, 1 s of decode, 1.3 s in all.
+pub(crate) fn stream() -> Record {
     Record {
         request_id: "req-1".into(),
         trace: Trace {
@@ -71,7 +74,7 @@ pub(crate) fn stream() -> Record {
             end: at(2300),
         },
         relay_blocked: Duration::ZERO,
-        attempts: vec![attempt],
+        attempts: vec![attempt()],
         decision: Some(DecisionSummary {
             policy: "latency",
             reason: "prefix",
