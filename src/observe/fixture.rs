@@ -1,0 +1,95 @@
+//! A plausible record for the unit tests of this module.
+
+use std::time::Duration;
+
+use crate::clock::Stamp;
+use crate::record::{
+    Attempt, Class, DecisionSummary, Moments, Outcome, Record, Served, SloBounds, TokenCounts, Trace,
+};
+use crate::request::dialect::Dialect;
+use crate::units::Tokens;
+
+fn at(ms: u64) -> Stamp {
+    Stamp::from_nanos(ms * 1_000_000)
+}
+
+/// Replica `gpu-a:8000`.
+pub(crate) fn served() -> Served {
+    Served {
+        pool: "llama".into(),
+        revision: "v1".into(),
+        replica: "gpu-a:8000".into(),
+        engine: "vllm".into(),
+        host: "gpu-a".into(),
+        port: 8000,
+    }
+}
+
+fn attempt() -> Attempt {
+    Attempt {
+        served: served(),
+        span: 0xa1,
+        start: at(1012),
+        connected: Some(at(1015)),
+        head: Some(at(1020)),
+        end: at(2300),
+        status: Some(200),
+        error: None,
+    }
+}
+
+/// A good chat stream: read 10 ms, TTFT 200 ms, 1 s of decode, 1.3 s in all.
+pub(crate) fn stream() -> Record {
+    Record {
+        request_id: "req-1".into(),
+        trace: Trace {
+            trace_id: 0x1234_5678_9abc_def0_1234_5678_9abc_def0,
+            root: 0xb2,
+            parent: None,
+            sampled: None,
+            sampled_upstream: false,
+            state: None,
+        },
+        dialect: Dialect::Chat,
+        path: "/v1/chat/completions".into(),
+        route: "llama".into(),
+        model: "llama".into(),
+        tenant: "acme".into(),
+        slo_class: "interactive".into(),
+        slo: SloBounds::default(),
+        class: Class::Short,
+        is_stream: true,
+        outcome: Outcome::Ok,
+        status: 200,
+        error: None,
+        at: Moments {
+            head: at(1000),
+            read: Some(at(1010)),
+            admitted: Some(at(1011)),
+            routed: Some(at(1012)),
+            connected: Some(at(1015)),
+            first_byte: Some(at(1020)),
+            first_token: Some(at(1210)),
+            last_token: Some(at(2210)),
+            end: at(2300),
+        },
+        relay_blocked: Duration::ZERO,
+        attempts: vec![attempt()],
+        decision: Some(DecisionSummary {
+            policy: "latency",
+            reason: "prefix",
+            predicted_ttft: Some(Duration::from_millis(150)),
+            predicted_hit: Tokens(64),
+            candidates: 2,
+        }),
+        tokens: TokenCounts { input: Some(Tokens(100)), cached: Some(Tokens(64)), output: Some(Tokens(21)) },
+        estimated_input: Tokens(96),
+        content_events: 21,
+        longest_gap: Duration::from_millis(80),
+        longest_gap_at: Some(at(1500)),
+        response_id: Some("chatcmpl-1".into()),
+        finish_reasons: vec!["stop".into()],
+        bytes_in: 500,
+        bytes_out: 9000,
+    }
+}

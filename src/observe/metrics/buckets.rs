@@ -1,0 +1,78 @@
+//! Histogram edges: fixed ones, and the configured SLO bounds between them.
+//!
+//! A bound that is an edge makes the share of requests within it exact. Edges are fixed at start: a reload that
+//! changes a bound changes verdicts at once, but edges only with the next start, because a histogram whose
+//! buckets move is useless to Prometheus.
+
+use std::time::Duration;
+
+use crate::config::Config;
+
+/// Bucket edges in seconds (`ratio`: no unit), ascending and distinct.
+pub(super) struct Edges {
+    /// Time to first token, first byte.
+    pub(super) ttft: Vec<f64>,
+    /// Inter-chunk, inter-token, per output token.
+    pub(super) token: Vec<f64>,
+    /// Whole requests.
+    pub(super) duration: Vec<f64>,
+    /// What the gateway adds.
+    pub(super) overhead: Vec<f64>,
+    /// Stages, from a decision to a long decode.
+    pub(super) stage: Vec<f64>,
+    /// Actual over predicted.
+    pub(super) ratio: Vec<f64>,
+}
+
+impl Edges {
+    pub(super) fn new(config: &Config) -> Self {
+        let bounds = |pick: fn(&crate::config::Slo) -> Option<Duration>| config.slo.values().filter_map(pick);
+        Self {
+            ttft: with_bounds(TTFT, bounds(|slo| slo.ttft.map(|bound| bound.base))),
+            token: with_bounds(TOKEN, bounds(|slo| slo.tpot)),
+            duration: with_bounds(DURATION, bounds(|slo| slo.e2e)),
+            overhead: OVERHEAD.to_vec(),
+            stage: STAGE.to_vec(),
+            ratio: RATIO.to_vec(),
+        }
+    }
+}
+
+fn with_bounds(fixed: &[f64], bounds: impl Iterator<Item = Duration>) -> Vec<f64> {
+    let mut edges: Vec<f64> = fixed.iter().copied().chain(bounds.map(|b| b.as_secs_f64())).collect();
+    edges.retain(|edge| *edge > 0.0);
+    edges.sort_by(f64::total_cmp);
+    edges.dedup_by(|a, b| (*a - *b).abs() < 1e-9);
+    edges
+}
+
+const TTFT: &[f64] = &[
+    0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0,
+    15.0, 30.0, 60.0, 120.0,
+];
+const TOKEN: &[f64] =
+    &[0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0];
+const OVERHEAD: &[f64] = &[0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05];
+const DURATION: &[f64] = &[
+    0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0, 20.0, 30.0, 45.0, 60.0, 120.0,
+    300.0, 600.0,
+];
+const STAGE: &[f64] = &[
+    0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0,
+    10.0, 30.0, 60.0, 120.0, 300.0,
+];
+const RATIO: &[f64] = &[0.1, 0.25, 0.5, 0.67, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.25, 1.5, 2.0, 4.0, 10.0];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bounds_become_edges_once_and_in_order() {
+        let edges = with_bounds(
+            &[0.1, 0.5, 1.0],
+            [Duration::from_millis(300), Duration::from_millis(500), Duration::ZERO].into_iter(),
+        );
+        assert_eq!(edges, [0.1, 0.3, 0.5, 1.0]);
+    }
+}

@@ -1,0 +1,234 @@
+//! A metric family with a bound on its label sets.
+//!
+//! Labels come from configuration and from fixed tables, but a configuration can be large and the product of
+//! its parts larger. Past the bounds the value `other` takes over, so that no client and no configuration can
+//! make the gateway or its Prometheus run out of memory. Resolving a handle is slow and is done once a series
+//! (see `series`); observing through a handle is an atomic addition.
+
+use std::collections::{HashMap, HashSet};
+
+use parking_lot::Mutex;
+use prometheus::IntCounterVec;
+use prometheus::core::{MetricVec, MetricVecBuilder};
+
+/// The value that stands for all that did not fit.
+pub(super) const OTHER: &str = "other";
+
+/// Distinct values of one label; `other` is the last of the two hundred.
+const MAX_VALUES: usize = 199;
+/// Label sets of one family, the two kinds of overflow included.
+const MAX_SETS: usize = 5_000;
+/// Room that is kept for label sets whose tenant is `other`.
+const RESERVED: usize = 500;
+
+/// What a family needs of the three vector types, whose builders have no public names.
+pub(super) trait Vector {
+    /// One metric of it.
+    type Metric;
+
+    fn metric(&self, values: &[&str]) -> prometheus::Result<Self::Metric>;
+    fn forget(&self, values: &[&str]) -> prometheus::Result<()>;
+}
+
+impl<B: MetricVecBuilder> Vector for MetricVec<B> {
+    type Metric = B::M;
+
+    fn metric(&self, values: &[&str]) -> prometheus::Result<B::M> {
+        self.get_metric_with_label_values(values)
+    }
+
+    fn forget(&self, values: &[&str]) -> prometheus::Result<()> {
+        self.remove_label_values(values)
+    }
+}
+
+/// A vector of metrics that hands out at most [`MAX_SETS`] label sets.
+pub(super) struct Family<V> {
+    vec: V,
+    name: &'static str,
+    labels: &'static [&'static str],
+    seen: Mutex<Seen>,
+    overflow: IntCounterVec,
+}
+
+/// Label sets that exist, and how many of them use each value.
+#[derive(Default)]
+struct Seen {
+    sets: HashSet<Vec<Box<str>>>,
+    values: HashMap<(usize, Box<str>), usize>,
+    distinct: HashMap<usize, usize>,
+}
+
+impl<V: Vector> Family<V> {
+    /// Guards `vec`, whose labels are `labels`.
+    pub(super) fn new(
+        vec: V,
+        name: &'static str,
+        labels: &'static [&'static str],
+        overflow: IntCounterVec,
+    ) -> Self {
+        Self { vec, name, labels, seen: Mutex::default(), overflow }
+    }
+
+    /// The metric of these label values, or of the set that stands for it.
+    pub(super) fn get(&self, values: &[&str]) -> V::Metric {
+        let (folded, fits) = self.fold(values);
+        if !fits {
+            self.overflow.with_label_values(&[self.name]).inc();
+        }
+        self.metric(&folded)
+    }
+
+    /// The metric of exactly these values; `None` (and counted) where there is no room for it. For gauges,
+    /// which cannot share a label set.
+    pub(super) fn get_exact(&self, values: &[&str]) -> Option<V::Metric> {
+        if self.seen.lock().admit(values, MAX_SETS) {
+            return Some(self.metric(values));
+        }
+        self.overflow.with_label_values(&[self.name]).inc();
+        None
+    }
+
+    /// Takes a label set away: it shows no more and makes room.
+    pub(super) fn remove(&self, values: &[&str]) {
+        if self.seen.lock().forget(values) {
+            // Absent already is as good as removed.
+            let _ = self.vec.forget(values);
+        }
+    }
+
+    fn metric(&self, values: &[&str]) -> V::Metric {
+        self.vec
+            .metric(values)
+            .expect("invariant: the table gives each family one value for each of its labels")
+    }
+
+    fn fold<'a>(&self, values: &[&'a str]) -> (Vec<&'a str>, bool) {
+        let mut seen = self.seen.lock();
+        if seen.admit(values, MAX_SETS - RESERVED) {
+            return (values.to_vec(), true);
+        }
+        // Each label that is full on its own, then the tenant, which is the label most likely to be large.
+        let mut folded: Vec<&'a str> = values
+            .iter()
+            .enumerate()
+            .map(|(label, value)| if seen.has_room(label, value) { *value } else { OTHER })
+            .collect();
+        if seen.admit(&folded, MAX_SETS - RESERVED) {
+            return (folded, false);
+        }
+        for (name, value) in self.labels.iter().zip(&mut folded) {
+            if *name == "tenant" {
+                *value = OTHER;
+            }
+        }
+        if seen.admit(&folded, MAX_SETS - 1) {
+            return (folded, false);
+        }
+        (vec![OTHER; values.len()], false)
+    }
+}
+
+impl Seen {
+    /// Whether this set exists or may be made; makes it.
+    fn admit(&mut self, values: &[&str], limit: usize) -> bool {
+        let set: Vec<Box<str>> = values.iter().map(|v| Box::from(*v)).collect();
+        if self.sets.contains(&set) {
+            return true;
+        }
+        if self.sets.len() >= limit || !values.iter().enumerate().all(|(l, v)| self.has_room(l, v)) {
+            return false;
+        }
+        for (label, value) in set.iter().enumerate() {
+            let uses = self.values.entry((label, value.clone())).or_default();
+            *uses += 1;
+            if *uses == 1 && &**value != OTHER {
+                *self.distinct.entry(label).or_default() += 1;
+            }
+        }
+        self.sets.insert(set)
+    }
+
+    fn has_room(&self, label: usize, value: &str) -> bool {
+        value == OTHER
+            || self.distinct.get(&label).is_none_or(|n| *n < MAX_VALUES)
+            || self.values.contains_key(&(label, Box::from(value)))
+    }
+
+    fn forget(&mut self, values: &[&str]) -> bool {
+        let set: Vec<Box<str>> = values.iter().map(|v| Box::from(*v)).collect();
+        if !self.sets.remove(&set) {
+            return false;
+        }
+        for key in set.into_iter().enumerate() {
+            let Some(uses) = self.values.get_mut(&key) else { continue };
+            *uses -= 1;
+            if *uses > 0 {
+                continue;
+            }
+            if let (Some((label, value)), Some(n)) =
+                (self.values.remove_entry(&key).map(|(k, _)| k), self.distinct.get_mut(&key.0))
+            {
+                debug_assert_eq!(label, key.0);
+                if &*value != OTHER {
+                    *n -= 1;
+                }
+            }
+        }
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use prometheus::Opts;
+
+    use super::*;
+
+    fn family(labels: &'static [&'static str]) -> Family<IntCounterVec> {
+        let overflow = IntCounterVec::new(Opts::new("overflow_total", "x"), &["family"]).unwrap();
+        Family::new(IntCounterVec::new(Opts::new("f_total", "x"), labels).unwrap(), "f", labels, overflow)
+    }
+
+    #[test]
+    fn a_label_has_at_most_two_hundred_values() {
+        let family = family(&["tenant"]);
+        for i in 0..300 {
+            family.get(&[&format!("t{i}")]).inc();
+        }
+        assert_eq!(family.seen.lock().sets.len(), 200);
+        assert_eq!(family.get(&[OTHER]).get(), 101);
+        assert_eq!(family.overflow.with_label_values(&["f"]).get(), 101);
+        family.get(&["t0"]).inc();
+        assert_eq!(family.get(&["t0"]).get(), 2, "values that exist stay themselves");
+    }
+
+    #[test]
+    fn a_full_family_gives_up_the_tenant_first_and_never_exceeds_its_bound() {
+        let family = family(&["route", "tenant"]);
+        for route in 0..150 {
+            for tenant in 0..150 {
+                family.get(&[&format!("r{route}"), &format!("t{tenant}")]).inc();
+            }
+        }
+        let seen = family.seen.lock();
+        assert!(seen.sets.len() <= MAX_SETS, "{}", seen.sets.len());
+        assert!(seen.sets.contains(&vec![Box::from("r149"), Box::from(OTHER)]), "route survives");
+        drop(seen);
+        let total: u64 = 150 * 150;
+        let other: u64 = (0..150).map(|r| family.get(&[&format!("r{r}"), OTHER]).get()).sum();
+        assert_eq!(other, total - 4_500, "nothing is lost");
+    }
+
+    #[test]
+    fn removed_sets_make_room() {
+        let family = family(&["replica"]);
+        for i in 0..199 {
+            assert!(family.get_exact(&[&format!("r{i}")]).is_some());
+        }
+        assert!(family.get_exact(&["late"]).is_none());
+        family.remove(&["r7"]);
+        assert!(family.get_exact(&["late"]).is_some());
+        assert_eq!(family.get(&["r8"]).get(), 0);
+    }
+}

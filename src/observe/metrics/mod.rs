@@ -1,0 +1,319 @@
+//! Prometheus metrics: fed by records and first tokens, read by a scrape.
+//!
+//! [`table`] names every metric and fixes its labels, [`family`] bounds its label sets, [`series`] holds handles so
+//! that an event costs atomic additions. Everything here is synchronous and never waits. The registry is our own:
+//! nothing of a dependency ends up on our page.
+
+mod buckets;
+mod family;
+mod memo;
+mod replicas;
+mod series;
+mod table;
+
+use std::sync::Arc;
+
+use dashmap::DashMap;
+use parking_lot::Mutex;
+use prometheus::process_collector::ProcessCollector;
+use prometheus::{IntCounter, IntGauge, Registry, TextEncoder};
+
+use self::buckets::Edges;
+use self::memo::Memo;
+use self::replicas::{ReplicaKey, Seen};
+use self::series::{ReplicaSeries, RequestFamilies, RequestKey, RequestSeries};
+pub use self::series::{StreamKey, StreamSeries};
+use self::table::{Maker, Process, ReplicaFamilies, RouteFamilies, TenantFamilies, Totals};
+use crate::clock::Clock;
+use crate::config::Config;
+use crate::fleet::status::ReplicaStatus;
+use crate::record::{FirstToken, Record};
+
+/// What runs, for `tokenway_build_info` and spans.
+#[derive(Clone, Copy, Debug)]
+pub struct BuildInfo {
+    /// Version of the package.
+    pub version: &'static str,
+    /// Revision of the source, or `unknown`.
+    pub revision: &'static str,
+}
+
+/// Every metric of the gateway.
+pub struct Metrics {
+    registry: Registry,
+    clock: Clock,
+    requests: Arc<RequestFamilies>,
+    replicas: ReplicaFamilies,
+    totals: Totals,
+    process: Process,
+    by_request: DashMap<RequestKey, Arc<RequestSeries>>,
+    by_stream: DashMap<StreamKey, Arc<StreamSeries>>,
+    by_replica: DashMap<ReplicaKey, Arc<ReplicaSeries>>,
+    seen: Mutex<Seen>,
+    page: Mutex<()>,
+    decisions: Memo<(&'static str, &'static str), IntCounter>,
+    admissions: Memo<(&'static str, &'static str), IntCounter>,
+    retries: Memo<&'static str, IntCounter>,
+    timeouts: Memo<&'static str, IntCounter>,
+    rejected: Memo<&'static str, IntCounter>,
+    spans_dropped: Memo<&'static str, IntCounter>,
+    prefix: PrefixTokens,
+}
+
+/// Handles of `tokenway_prefix_tokens_total`.
+struct PrefixTokens {
+    looked_up: IntCounter,
+    predicted: IntCounter,
+    reported: IntCounter,
+}
+
+impl Metrics {
+    /// All metrics at zero; the SLO bounds of `config` become histogram edges.
+    #[must_use]
+    pub fn new(config: &Config, build: BuildInfo, clock: Clock) -> Self {
+        let registry = Registry::new();
+        let maker = Maker::new(&registry);
+        let edges = Edges::new(config);
+        let requests = RequestFamilies {
+            by_tenant: TenantFamilies::new(&maker, &edges),
+            by_route: RouteFamilies::new(&maker, &edges),
+        };
+        let totals = Totals::new(&maker, &edges);
+        let prefix = PrefixTokens {
+            looked_up: totals.prefix_tokens.get(&["looked_up"]),
+            predicted: totals.prefix_tokens.get(&["predicted"]),
+            reported: totals.prefix_tokens.get(&["reported"]),
+        };
+        let replicas = ReplicaFamilies::new(&maker, &edges);
+        let process = Process::new(&maker);
+        // Where there is no /proc the process_* family is missing; all else works.
+        let _ = registry.register(Box::new(ProcessCollector::for_self()));
+        let metrics = Self {
+            registry,
+            clock,
+            requests: Arc::new(requests),
+            replicas,
+            totals,
+            process,
+            by_request: DashMap::new(),
+            by_stream: DashMap::new(),
+            by_replica: DashMap::new(),
+            seen: Mutex::default(),
+            page: Mutex::default(),
+            decisions: Memo::default(),
+            admissions: Memo::default(),
+            retries: Memo::default(),
+            timeouts: Memo::default(),
+            rejected: Memo::default(),
+            spans_dropped: Memo::default(),
+            prefix,
+        };
+        metrics.start_at_zero(build);
+        metrics
+    }
+
+    /// What alerts look at exists before it first happens.
+    fn start_at_zero(&self, build: BuildInfo) {
+        let labels = [build.version, build.revision, std::env::consts::OS, std::env::consts::ARCH];
+        self.process.build_info.with_label_values(&labels).set(1.0);
+        self.process.last_reload_successful.set(1.0);
+        for result in ["success", "failure"] {
+            self.process.config_reloads.get(&[result]);
+        }
+        for reason in DropReason::ALL {
+            self.spans_dropped(reason, 0);
+        }
+    }
+
+    /// The series for the gaps of streams with this key; to be resolved once a stream.
+    #[must_use]
+    pub fn stream_series(&self, key: &StreamKey) -> Arc<StreamSeries> {
+        if let Some(series) = self.by_stream.get(key) {
+            return Arc::clone(&series);
+        }
+        let replica = self.replica_series(&key.pool, &key.replica);
+        let series = Arc::new(StreamSeries::new(key, &self.requests.by_route, replica));
+        if self.by_stream.len() < CACHED_SERIES {
+            self.by_stream.insert(key.clone(), Arc::clone(&series));
+        }
+        series
+    }
+
+    /// A request's first content event.
+    pub fn first_token(&self, first: &FirstToken) {
+        let key = RequestKey {
+            route: Arc::clone(&first.route),
+            model: Arc::clone(&first.model),
+            tenant: Arc::clone(&first.tenant),
+            revision: Arc::clone(&first.served.revision),
+            class: first.class,
+        };
+        self.request_series(key).first_token(first.ttft);
+        let ttft = first.ttft.as_secs_f64();
+        self.replica_series(&first.served.pool, &first.served.replica).ttft.observe(ttft);
+        if let Some(predicted) = first.predicted.map(|p| p.as_secs_f64()).filter(|p| *p > 0.0) {
+            self.totals.prediction_error.observe((ttft - predicted).abs());
+            self.totals.prediction_ratio.observe(ttft / predicted);
+        }
+    }
+
+    /// A request's end.
+    pub fn record(&self, record: &Record) {
+        let key = RequestKey {
+            route: Arc::clone(&record.route),
+            model: Arc::clone(&record.model),
+            tenant: Arc::clone(&record.tenant),
+            revision: record.served().map_or_else(|| "none".into(), |served| Arc::clone(&served.revision)),
+            class: record.class,
+        };
+        self.request_series(key).record(record);
+        self.count_tries(record);
+        self.count_decision(record);
+    }
+
+    fn count_tries(&self, record: &Record) {
+        let timeout = |error: Option<&'static str>| error.and_then(|e| e.strip_prefix("timeout_"));
+        for (i, attempt) in record.attempts.iter().enumerate() {
+            let Some(error) = attempt.error else { continue };
+            if i + 1 < record.attempts.len() {
+                self.retries.get(error, || self.totals.retries.get(&[error])).inc();
+            }
+            if let Some(timer) = timeout(Some(error)) {
+                self.timeouts.get(timer, || self.totals.timeouts.get(&[timer])).inc();
+            }
+        }
+        let last = record.attempts.last().and_then(|attempt| attempt.error);
+        if let Some(timer) = timeout(record.error).filter(|_| last != record.error) {
+            self.timeouts.get(timer, || self.totals.timeouts.get(&[timer])).inc();
+        }
+    }
+
+    fn count_decision(&self, record: &Record) {
+        let Some(decision) = &record.decision else { return };
+        let key = (decision.policy, decision.reason);
+        self.decisions.get(key, || self.totals.decisions.get(&[key.0, key.1])).inc();
+        self.prefix.looked_up.inc_by(record.tokens.input.unwrap_or(record.estimated_input).0);
+        self.prefix.predicted.inc_by(decision.predicted_hit.0);
+        self.prefix.reported.inc_by(record.tokens.cached.unwrap_or_default().0);
+    }
+
+    /// An admission decision (`admit`, `refuse`, …) and why.
+    pub fn admission(&self, decision: &'static str, reason: &'static str) {
+        self.admissions.get((decision, reason), || self.totals.admissions.get(&[decision, reason])).inc();
+    }
+
+    /// A connection or request that was turned away before it counted as one.
+    pub fn http_rejected(&self, reason: &'static str) {
+        self.rejected.get(reason, || self.totals.http_rejected.get(&[reason])).inc();
+    }
+
+    /// A configuration was offered; `taken` tells whether it runs now.
+    pub fn config_reload(&self, taken: bool) {
+        let result = if taken { "success" } else { "failure" };
+        self.process.config_reloads.get(&[result]).inc();
+        self.process.last_reload_successful.set(if taken { 1.0 } else { 0.0 });
+    }
+
+    /// Spans that will never be exported.
+    pub fn spans_dropped(&self, reason: DropReason, spans: u64) {
+        let reason = reason.as_str();
+        self.spans_dropped.get(reason, || self.process.spans_dropped.get(&[reason])).inc_by(spans);
+    }
+
+    /// Access-log lines that will never be written.
+    pub fn access_log_dropped(&self, lines: u64) {
+        self.process.access_log_dropped.inc_by(lines);
+    }
+
+    /// Counts a request as in flight for as long as the guard lives.
+    #[must_use]
+    pub fn request_inflight(&self) -> GaugeGuard {
+        GaugeGuard::new(&self.process.requests_inflight)
+    }
+
+    /// Counts a client connection as open for as long as the guard lives.
+    #[must_use]
+    pub fn open_connection(&self) -> GaugeGuard {
+        GaugeGuard::new(&self.process.open_connections)
+    }
+
+    /// The page of a scrape, with the gauges of `fleet` as they are now.
+    #[must_use]
+    pub fn render(&self, fleet: &[ReplicaStatus]) -> String {
+        // One page at a time, so that two scrapes do not take gauges from under each other.
+        let _page = self.page.lock();
+        let gone = self.seen.lock().update(&self.replicas, fleet, self.clock.now());
+        for (pool, replica) in gone {
+            self.by_stream.retain(|key, _| key.pool != pool || key.replica != replica);
+            self.by_replica.remove(&(pool, replica));
+        }
+        TextEncoder::new().encode_to_string(&self.registry.gather()).unwrap_or_else(|error| {
+            tracing::error!(%error, "metrics could not be encoded");
+            String::new()
+        })
+    }
+
+    fn request_series(&self, key: RequestKey) -> Arc<RequestSeries> {
+        if let Some(series) = self.by_request.get(&key) {
+            return Arc::clone(&series);
+        }
+        let series = Arc::new(RequestSeries::new(key.clone(), Arc::clone(&self.requests)));
+        if self.by_request.len() < CACHED_SERIES {
+            return Arc::clone(&self.by_request.entry(key).or_insert(series));
+        }
+        series
+    }
+
+    fn replica_series(&self, pool: &Arc<str>, replica: &Arc<str>) -> Arc<ReplicaSeries> {
+        let key = (Arc::clone(pool), Arc::clone(replica));
+        if let Some(series) = self.by_replica.get(&key) {
+            return Arc::clone(&series);
+        }
+        // Noted before the series exists, so that it is found again when the replica has left.
+        self.seen.lock().note(key.clone(), self.clock.now());
+        let series = Arc::new(ReplicaSeries::new(&self.replicas, pool, replica));
+        Arc::clone(&self.by_replica.entry(key).or_insert(series))
+    }
+}
+
+/// Why spans were lost (label `reason`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DropReason {
+    /// They came faster than the collector takes them.
+    QueueFull,
+    /// The collector refused them or did not answer.
+    ExportFailed,
+    /// The gateway ended first.
+    Shutdown,
+}
+
+impl DropReason {
+    const ALL: [Self; 3] = [Self::QueueFull, Self::ExportFailed, Self::Shutdown];
+
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::QueueFull => "queue_full",
+            Self::ExportFailed => "export_failed",
+            Self::Shutdown => "shutdown",
+        }
+    }
+}
+
+/// Adds one to a gauge and takes it back when dropped.
+pub struct GaugeGuard(IntGauge);
+
+impl GaugeGuard {
+    fn new(gauge: &IntGauge) -> Self {
+        gauge.inc();
+        Self(gauge.clone())
+    }
+}
+
+impl Drop for GaugeGuard {
+    fn drop(&mut self) {
+        self.0.dec();
+    }
+}
+
+/// Label sets whose handles are kept at hand; families are bounded on their own (see [`family`]).
+const CACHED_SERIES: usize = 10_000;

@@ -1,0 +1,108 @@
+//! Gauges of replicas, set when somebody scrapes.
+//!
+//! A figure that is too old is absent, never stale: its label set is taken away until the engine tells it again.
+//! A replica that is gone keeps its series (at zero) for five minutes, so that the last scrapes see the end of
+//! it, and then leaves without a trace.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use prometheus::GaugeVec;
+
+use super::family::Family;
+use super::table::ReplicaFamilies;
+use crate::clock::Stamp;
+use crate::fleet::status::{EngineSignals, ReplicaState, ReplicaStatus};
+
+/// Pool and replica.
+pub(super) type ReplicaKey = (Arc<str>, Arc<str>);
+
+/// Replicas that have series, with when they were last part of the fleet.
+#[derive(Default)]
+pub(super) struct Seen(HashMap<ReplicaKey, Stamp>);
+
+impl Seen {
+    /// Sets every gauge from `fleet`; returns the replicas whose series are to be removed everywhere.
+    pub(super) fn update(
+        &mut self,
+        families: &ReplicaFamilies,
+        fleet: &[ReplicaStatus],
+        now: Stamp,
+    ) -> Vec<ReplicaKey> {
+        for status in fleet {
+            self.0.insert((Arc::clone(&status.pool), Arc::clone(&status.replica)), now);
+            set(families, status);
+        }
+        let mut gone = Vec::new();
+        self.0.retain(|key, last| {
+            if *last == now {
+                return true;
+            }
+            if now.since(*last) > KEPT_AFTER_LEAVING {
+                remove(families, key);
+                gone.push(key.clone());
+                return false;
+            }
+            set_left(families, key);
+            true
+        });
+        gone
+    }
+
+    /// Notes that a replica has series, though no scrape saw it yet.
+    pub(super) fn note(&mut self, key: ReplicaKey, now: Stamp) {
+        self.0.entry(key).or_insert(now);
+    }
+}
+
+fn set(families: &ReplicaFamilies, status: &ReplicaStatus) {
+    let labels: [&str; 2] = [&status.pool, &status.replica];
+    put(&families.inflight, &labels, Some(status.inflight as f64));
+    signals(families, &labels, status.signals.as_ref());
+    for state in ReplicaState::ALL {
+        let is_in = if state == status.state { 1.0 } else { 0.0 };
+        put(&families.state, &[labels[0], labels[1], state.as_str()], Some(is_in));
+    }
+}
+
+fn set_left(families: &ReplicaFamilies, key: &ReplicaKey) {
+    let labels: [&str; 2] = [&key.0, &key.1];
+    put(&families.inflight, &labels, Some(0.0));
+    signals(families, &labels, None);
+    for state in ReplicaState::ALL {
+        put(&families.state, &[labels[0], labels[1], state.as_str()], Some(0.0));
+    }
+}
+
+fn signals(families: &ReplicaFamilies, labels: &[&str; 2], signals: Option<&EngineSignals>) {
+    put(&families.queue_depth, labels, signals.map(|s| s.waiting));
+    put(&families.running, labels, signals.map(|s| s.running));
+    put(&families.kv_cache_usage, labels, signals.map(|s| s.kv_cache_usage));
+    put(&families.batch_limit, labels, signals.and_then(|s| s.batch_limit).map(|n| n as f64));
+    put(&families.scrape_age, labels, signals.map(|s| s.age.as_secs_f64()));
+}
+
+fn put(family: &Family<GaugeVec>, labels: &[&str], value: Option<f64>) {
+    match value {
+        Some(value) => {
+            if let Some(gauge) = family.get_exact(labels) {
+                gauge.set(value);
+            }
+        }
+        None => family.remove(labels),
+    }
+}
+
+fn remove(families: &ReplicaFamilies, key: &ReplicaKey) {
+    let labels: [&str; 2] = [&key.0, &key.1];
+    signals(families, &labels, None);
+    families.inflight.remove(&labels);
+    families.ttft.remove(&labels);
+    families.itl.remove(&labels);
+    for state in ReplicaState::ALL {
+        families.state.remove(&[labels[0], labels[1], state.as_str()]);
+    }
+}
+
+const KEPT_AFTER_LEAVING: Duration = Duration::from_secs(300);

@@ -1,0 +1,278 @@
+//! The handles of one label set, resolved once and shared by all its requests.
+//!
+//! Looking a metric up by its labels hashes strings and takes a lock; here that happens at the first event of a
+//! label set, later ones are atomic additions. Handles appear when they are first needed, so that a route that is
+//! only ever refused has no empty histograms.
+
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use prometheus::{Histogram, IntCounter};
+
+use super::memo::Memo;
+use super::table::{ReplicaFamilies, RouteFamilies, TenantFamilies};
+use crate::observe::slo::{Verdict, verdict};
+use crate::observe::stages::{Source, Stage, stages};
+use crate::record::{Class, FirstToken, Gaps, Outcome, Record, Served};
+
+/// What a request is counted under.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct RequestKey {
+    pub(super) route: Arc<str>,
+    pub(super) model: Arc<str>,
+    pub(super) tenant: Arc<str>,
+    pub(super) revision: Arc<str>,
+    pub(super) class: Class,
+}
+
+/// What the gaps of a stream are counted under.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct StreamKey {
+    /// Route name.
+    pub route: Arc<str>,
+    /// Label-safe model name.
+    pub model: Arc<str>,
+    /// Revision that serves the stream.
+    pub revision: Arc<str>,
+    /// Prompt class.
+    pub class: Class,
+    /// Pool that serves the stream.
+    pub pool: Arc<str>,
+    /// Replica that serves the stream.
+    pub replica: Arc<str>,
+}
+
+impl StreamKey {
+    /// The key of a stream that `served` serves.
+    #[must_use]
+    pub fn new(route: &Arc<str>, model: &Arc<str>, class: Class, served: &Served) -> Self {
+        Self {
+            route: Arc::clone(route),
+            model: Arc::clone(model),
+            revision: Arc::clone(&served.revision),
+            class,
+            pool: Arc::clone(&served.pool),
+            replica: Arc::clone(&served.replica),
+        }
+    }
+}
+
+impl From<&FirstToken> for StreamKey {
+    fn from(first: &FirstToken) -> Self {
+        Self::new(&first.route, &first.model, first.class, &first.served)
+    }
+}
+
+/// Families that requests are counted in.
+pub(super) struct RequestFamilies {
+    pub(super) by_tenant: TenantFamilies,
+    pub(super) by_route: RouteFamilies,
+}
+
+/// Handles of one [`RequestKey`].
+pub(super) struct RequestSeries {
+    key: RequestKey,
+    families: Arc<RequestFamilies>,
+    ttft: OnceLock<Histogram>,
+    goodput: OnceLock<IntCounter>,
+    tpot: OnceLock<Histogram>,
+    duration: OnceLock<Histogram>,
+    first_byte: OnceLock<Histogram>,
+    overhead: OnceLock<Histogram>,
+    requests: Memo<(Outcome, u16), IntCounter>,
+    missed: Memo<&'static str, IntCounter>,
+    stages: Memo<(Stage, Source), Histogram>,
+    tokens: Memo<&'static str, IntCounter>,
+    finish_reasons: Memo<&'static str, IntCounter>,
+}
+
+impl RequestSeries {
+    pub(super) fn new(key: RequestKey, families: Arc<RequestFamilies>) -> Self {
+        Self {
+            key,
+            families,
+            ttft: OnceLock::new(),
+            goodput: OnceLock::new(),
+            tpot: OnceLock::new(),
+            duration: OnceLock::new(),
+            first_byte: OnceLock::new(),
+            overhead: OnceLock::new(),
+            requests: Memo::default(),
+            missed: Memo::default(),
+            stages: Memo::default(),
+            tokens: Memo::default(),
+            finish_reasons: Memo::default(),
+        }
+    }
+
+    pub(super) fn first_token(&self, ttft: Duration) {
+        let handle = self.ttft.get_or_init(|| self.families.by_tenant.ttft.get(&self.tenant_labels()));
+        handle.observe(ttft.as_secs_f64());
+    }
+
+    pub(super) fn record(&self, record: &Record) {
+        self.count(record);
+        self.time(record);
+        self.count_tokens(record);
+        for reason in &record.finish_reasons {
+            self.finish_reason(known_finish_reason(reason)).inc();
+        }
+        for time in stages(record) {
+            self.stage(time.stage, time.source).observe(time.duration.as_secs_f64());
+        }
+    }
+
+    fn count(&self, record: &Record) {
+        let [route, model, tenant, revision, class] = self.tenant_labels();
+        let by_tenant = &self.families.by_tenant;
+        let requests = self.requests.get((record.outcome, record.status), || {
+            let code = record.status.to_string();
+            by_tenant.requests.get(&[route, model, tenant, revision, class, record.outcome.as_str(), &code])
+        });
+        requests.inc();
+        // Also where nothing was good yet: a rate of zero is to be seen, not to be missing.
+        let goodput = self.goodput.get_or_init(|| by_tenant.goodput.get(&self.tenant_labels()));
+        match verdict(record) {
+            Verdict::Met => goodput.inc(),
+            Verdict::Missed(missed) => {
+                let reason = missed.as_str();
+                let labels = [route, model, tenant, revision, class, reason];
+                self.missed.get(reason, || by_tenant.slo_missed.get(&labels)).inc();
+            }
+            Verdict::NotCounted => {}
+        }
+    }
+
+    fn time(&self, record: &Record) {
+        let families = &self.families.by_route;
+        let at = &record.at;
+        let observe = |slot: &OnceLock<Histogram>, family: &super::family::Family<_>, value: Duration| {
+            slot.get_or_init(|| family.get(&self.route_labels())).observe(value.as_secs_f64());
+        };
+        observe(&self.duration, &families.duration, record.duration());
+        if let Some(tpot) = record.tpot() {
+            observe(&self.tpot, &families.tpot, tpot);
+        }
+        if let (Some(read), Some(first_byte)) = (at.read, at.first_byte) {
+            observe(&self.first_byte, &families.first_byte, first_byte.since(read));
+        }
+        if let (Some(read), Some(routed)) = (at.read, at.routed) {
+            observe(&self.overhead, &families.overhead, routed.since(read));
+        }
+    }
+
+    fn count_tokens(&self, record: &Record) {
+        if let Some(input) = record.tokens.input {
+            let cached = record.tokens.cached.unwrap_or_default();
+            self.token_kind("input_cached").inc_by(cached.0);
+            self.token_kind("input_uncached").inc_by(input.saturating_sub(cached).0);
+        }
+        if let Some(output) = record.tokens.output {
+            self.token_kind("output").inc_by(output.0);
+        }
+    }
+
+    fn token_kind(&self, kind: &'static str) -> IntCounter {
+        let [route, model, revision, class] = self.route_labels();
+        self.tokens.get(kind, || self.families.by_route.tokens.get(&[route, model, revision, class, kind]))
+    }
+
+    fn finish_reason(&self, reason: &'static str) -> IntCounter {
+        let [route, model, revision, class] = self.route_labels();
+        let labels = [route, model, revision, class, reason];
+        self.finish_reasons.get(reason, || self.families.by_route.finish_reasons.get(&labels))
+    }
+
+    fn stage(&self, stage: Stage, source: Source) -> Histogram {
+        let [route, model, tenant, revision, _] = self.tenant_labels();
+        let labels = [route, model, tenant, revision, stage.as_str(), source.as_str()];
+        self.stages.get((stage, source), || self.families.by_tenant.stage.get(&labels))
+    }
+
+    fn tenant_labels(&self) -> [&str; 5] {
+        let key = &self.key;
+        [&key.route, &key.model, &key.tenant, &key.revision, key.class.as_str()]
+    }
+
+    fn route_labels(&self) -> [&str; 4] {
+        [&self.key.route, &self.key.model, &self.key.revision, self.key.class.as_str()]
+    }
+}
+
+/// Finish reasons come from engines: only those that the dialects define may become label values.
+fn known_finish_reason(reason: &str) -> &'static str {
+    FINISH_REASONS.iter().find(|known| **known == reason).copied().unwrap_or("other")
+}
+
+/// Histograms of one replica.
+pub(super) struct ReplicaSeries {
+    pub(super) ttft: Histogram,
+    pub(super) itl: Histogram,
+}
+
+impl ReplicaSeries {
+    pub(super) fn new(families: &ReplicaFamilies, pool: &str, replica: &str) -> Self {
+        Self { ttft: families.ttft.get(&[pool, replica]), itl: families.itl.get(&[pool, replica]) }
+    }
+}
+
+/// Histograms for the gaps of streams with the same [`StreamKey`].
+pub struct StreamSeries {
+    icl: Histogram,
+    itl: Histogram,
+    replica: Arc<ReplicaSeries>,
+}
+
+impl StreamSeries {
+    pub(super) fn new(key: &StreamKey, families: &RouteFamilies, replica: Arc<ReplicaSeries>) -> Self {
+        let labels: [&str; 4] = [&key.route, &key.model, &key.revision, key.class.as_str()];
+        Self { icl: families.icl.get(&labels), itl: families.itl.get(&labels), replica }
+    }
+
+    /// Observes a batch: ICL once a gap; ITL once a token, as soon as the tokens are known.
+    pub fn gaps(&self, gaps: &Gaps<'_>) {
+        for gap in gaps.gaps {
+            self.icl.observe(gap.length.as_secs_f64());
+            if let Some(tokens) = gap.tokens {
+                self.tokens(gap.length, tokens);
+            }
+        }
+        for (gap, tokens) in gaps.late_itl {
+            self.tokens(*gap, *tokens);
+        }
+    }
+
+    fn tokens(&self, gap: Duration, tokens: u32) {
+        // The count is an engine's word: a wrong one must not keep a core busy.
+        let tokens = tokens.min(MAX_TOKENS_AN_EVENT);
+        let Some(each) = gap.checked_div(tokens) else { return };
+        for _ in 0..tokens {
+            self.itl.observe(each.as_secs_f64());
+            self.replica.itl.observe(each.as_secs_f64());
+        }
+    }
+}
+
+const MAX_TOKENS_AN_EVENT: u32 = 1024;
+
+const FINISH_REASONS: &[&str] = &[
+    "stop",
+    "length",
+    "tool_calls",
+    "function_call",
+    "content_filter",
+    "abort",
+    "error",
+    "end_turn",
+    "max_tokens",
+    "max_output_tokens",
+    "tool_use",
+    "stop_sequence",
+    "pause_turn",
+    "refusal",
+    "completed",
+    "incomplete",
+    "failed",
+    "cancelled",
+    "repetition",
+];

@@ -1,0 +1,365 @@
+//! The table of metrics: the only place that names one.
+//!
+//! Grouped by label set, because the labels are the contract: a family never gets a label that its group does
+//! not have. Names, labels and help texts are stable from the first release; buckets take the configured SLO
+//! bounds as further edges, so that the share within a bound is exact and not interpolated.
+
+use prometheus::core::Collector;
+use prometheus::{
+    Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, Opts,
+    Registry,
+};
+
+use super::buckets::Edges;
+use super::family::Family;
+
+/// Labels of what a tenant is told about.
+const TENANT: [&str; 5] = ["route", "model", "tenant", "revision", "class"];
+/// Labels of one replica.
+const REPLICA: &[&str] = &["pool", "replica"];
+
+/// Families by `route, model, tenant, revision, class` (and the one by stage).
+pub(super) struct TenantFamilies {
+    pub(super) ttft: Family<HistogramVec>,
+    pub(super) requests: Family<IntCounterVec>,
+    pub(super) goodput: Family<IntCounterVec>,
+    pub(super) slo_missed: Family<IntCounterVec>,
+    pub(super) stage: Family<HistogramVec>,
+}
+
+/// Families by `route, model, revision, class`.
+pub(super) struct RouteFamilies {
+    pub(super) icl: Family<HistogramVec>,
+    pub(super) itl: Family<HistogramVec>,
+    pub(super) tpot: Family<HistogramVec>,
+    pub(super) duration: Family<HistogramVec>,
+    pub(super) first_byte: Family<HistogramVec>,
+    pub(super) overhead: Family<HistogramVec>,
+    pub(super) tokens: Family<IntCounterVec>,
+    pub(super) finish_reasons: Family<IntCounterVec>,
+}
+
+/// Families by `pool, replica`.
+pub(super) struct ReplicaFamilies {
+    pub(super) ttft: Family<HistogramVec>,
+    pub(super) itl: Family<HistogramVec>,
+    pub(super) inflight: Family<GaugeVec>,
+    pub(super) queue_depth: Family<GaugeVec>,
+    pub(super) running: Family<GaugeVec>,
+    pub(super) kv_cache_usage: Family<GaugeVec>,
+    pub(super) batch_limit: Family<GaugeVec>,
+    pub(super) scrape_age: Family<GaugeVec>,
+    pub(super) state: Family<GaugeVec>,
+}
+
+/// What has few labels or none, about requests.
+pub(super) struct Totals {
+    pub(super) prediction_error: Histogram,
+    pub(super) prediction_ratio: Histogram,
+    pub(super) prefix_tokens: Family<IntCounterVec>,
+    pub(super) decisions: Family<IntCounterVec>,
+    pub(super) admissions: Family<IntCounterVec>,
+    pub(super) retries: Family<IntCounterVec>,
+    pub(super) timeouts: Family<IntCounterVec>,
+    pub(super) http_rejected: Family<IntCounterVec>,
+}
+
+/// What has few labels or none, about the gateway itself.
+pub(super) struct Process {
+    pub(super) requests_inflight: IntGauge,
+    pub(super) open_connections: IntGauge,
+    pub(super) spans_dropped: Family<IntCounterVec>,
+    pub(super) access_log_dropped: IntCounter,
+    pub(super) config_reloads: Family<IntCounterVec>,
+    pub(super) last_reload_successful: Gauge,
+    pub(super) build_info: GaugeVec,
+}
+
+/// Makes families and registers them.
+pub(super) struct Maker<'a> {
+    registry: &'a Registry,
+    overflow: IntCounterVec,
+}
+
+impl<'a> Maker<'a> {
+    pub(super) fn new(registry: &'a Registry) -> Self {
+        let opts = Opts::new(
+            "tokenway_metric_overflow_total",
+            "Label sets that were folded into the value other, by metric family.",
+        );
+        let overflow = IntCounterVec::new(opts, &["family"]).expect(TABLE_IS_VALID);
+        let maker = Self { registry, overflow };
+        maker.register(maker.overflow.clone());
+        maker
+    }
+
+    fn register<C: Collector + Clone + 'static>(&self, collector: C) -> C {
+        self.registry.register(Box::new(collector.clone())).expect(TABLE_IS_VALID);
+        collector
+    }
+
+    fn counters(
+        &self,
+        name: &'static str,
+        help: &str,
+        labels: &'static [&'static str],
+    ) -> Family<IntCounterVec> {
+        let vec = IntCounterVec::new(Opts::new(name, help), labels).expect(TABLE_IS_VALID);
+        Family::new(self.register(vec), name, labels, self.overflow.clone())
+    }
+
+    fn gauges(&self, name: &'static str, help: &str, labels: &'static [&'static str]) -> Family<GaugeVec> {
+        let vec = GaugeVec::new(Opts::new(name, help), labels).expect(TABLE_IS_VALID);
+        Family::new(self.register(vec), name, labels, self.overflow.clone())
+    }
+
+    fn histograms(
+        &self,
+        name: &'static str,
+        help: &str,
+        labels: &'static [&'static str],
+        edges: &[f64],
+    ) -> Family<HistogramVec> {
+        let opts = HistogramOpts::new(name, help).buckets(edges.to_vec());
+        let vec = HistogramVec::new(opts, labels).expect(TABLE_IS_VALID);
+        Family::new(self.register(vec), name, labels, self.overflow.clone())
+    }
+
+    fn histogram(&self, name: &'static str, help: &str, edges: &[f64]) -> Histogram {
+        let opts = HistogramOpts::new(name, help).buckets(edges.to_vec());
+        self.register(Histogram::with_opts(opts).expect(TABLE_IS_VALID))
+    }
+
+    fn counter(&self, name: &'static str, help: &str) -> IntCounter {
+        self.register(IntCounter::new(name, help).expect(TABLE_IS_VALID))
+    }
+
+    fn gauge(&self, name: &'static str, help: &str) -> IntGauge {
+        self.register(IntGauge::new(name, help).expect(TABLE_IS_VALID))
+    }
+}
+
+impl TenantFamilies {
+    pub(super) fn new(maker: &Maker<'_>, edges: &Edges) -> Self {
+        const OUTCOME: &[&str] = &[TENANT[0], TENANT[1], TENANT[2], TENANT[3], TENANT[4], "outcome", "code"];
+        const REASON: &[&str] = &[TENANT[0], TENANT[1], TENANT[2], TENANT[3], TENANT[4], "reason"];
+        const STAGE: &[&str] = &["route", "model", "tenant", "revision", "stage", "source"];
+        Self {
+            ttft: maker.histograms(
+                "tokenway_time_to_first_token_seconds",
+                "From the last byte of the request to the first content event.",
+                &TENANT,
+                &edges.ttft,
+            ),
+            requests: maker.counters(
+                "tokenway_requests_total",
+                "Requests on inference paths whose head was accepted, by how they ended.",
+                OUTCOME,
+            ),
+            goodput: maker.counters(
+                "tokenway_goodput_requests_total",
+                "Requests that met every bound of their SLO that can be measured for them.",
+                &TENANT,
+            ),
+            slo_missed: maker.counters(
+                "tokenway_slo_missed_requests_total",
+                "Requests that missed their SLO, by the first reason of error, refused, ttft, itl, tpot, e2e.",
+                REASON,
+            ),
+            stage: maker.histograms(
+                "tokenway_stage_duration_seconds",
+                "Time in one stage of a request's life; source tells whether it was measured or estimated.",
+                STAGE,
+                &edges.stage,
+            ),
+        }
+    }
+}
+
+impl RouteFamilies {
+    pub(super) fn new(maker: &Maker<'_>, edges: &Edges) -> Self {
+        const ROUTE: &[&str] = &["route", "model", "revision", "class"];
+        const KIND: &[&str] = &["route", "model", "revision", "class", "kind"];
+        const REASON: &[&str] = &["route", "model", "revision", "class", "reason"];
+        let by_route = |name, help, edges: &[f64]| maker.histograms(name, help, ROUTE, edges);
+        Self {
+            icl: by_route(
+                "tokenway_inter_chunk_latency_seconds",
+                "Gap between two content events of one stream, as a person feels it.",
+                &edges.token,
+            ),
+            itl: by_route(
+                "tokenway_inter_token_latency_seconds",
+                "Gap between two content events, shared over the tokens of the later one.",
+                &edges.token,
+            ),
+            tpot: by_route(
+                "tokenway_time_per_output_token_seconds",
+                "From the first to the last content event, by output token after the first.",
+                &edges.token,
+            ),
+            duration: by_route(
+                "tokenway_request_duration_seconds",
+                "From the parsed request head to the last byte handed to the client's connection.",
+                &edges.duration,
+            ),
+            first_byte: by_route(
+                "tokenway_time_to_first_byte_seconds",
+                "From the last byte of the request to the first byte of the replica's answer.",
+                &edges.ttft,
+            ),
+            overhead: by_route(
+                "tokenway_gateway_overhead_seconds",
+                "Time the gateway added before it sent a request: from its last byte to the choice of a replica.",
+                &edges.overhead,
+            ),
+            tokens: maker.counters(
+                "tokenway_tokens_total",
+                "Tokens as the engine's usage told them: input_cached, input_uncached, output.",
+                KIND,
+            ),
+            finish_reasons: maker.counters(
+                "tokenway_finish_reasons_total",
+                "Finish reasons of answers; a reason that is not well known is other.",
+                REASON,
+            ),
+        }
+    }
+}
+
+impl ReplicaFamilies {
+    pub(super) fn new(maker: &Maker<'_>, edges: &Edges) -> Self {
+        const STATE: &[&str] = &["pool", "replica", "state"];
+        let gauges = |name, help| maker.gauges(name, help, REPLICA);
+        let histograms = |name, help, edges: &[f64]| maker.histograms(name, help, REPLICA, edges);
+        Self {
+            ttft: histograms(
+                "tokenway_replica_time_to_first_token_seconds",
+                "Time to first token, by the replica that answered.",
+                &edges.ttft,
+            ),
+            itl: histograms(
+                "tokenway_replica_inter_token_latency_seconds",
+                "Inter-token latency, by the replica that answered.",
+                &edges.token,
+            ),
+            inflight: gauges(
+                "tokenway_replica_inflight",
+                "Requests of this gateway in flight at the replica.",
+            ),
+            queue_depth: gauges("tokenway_replica_queue_depth", "Requests that wait in the engine's queue."),
+            running: gauges("tokenway_replica_running", "Requests that the engine runs."),
+            kv_cache_usage: gauges(
+                "tokenway_replica_kv_cache_usage_ratio",
+                "Share of the engine's KV cache in use, 0 to 1.",
+            ),
+            batch_limit: gauges(
+                "tokenway_replica_batch_limit",
+                "Requests that the engine runs at once, at most.",
+            ),
+            scrape_age: gauges(
+                "tokenway_replica_scrape_age_seconds",
+                "Age of the engine's own figures; absent with them when they are too old.",
+            ),
+            state: maker.gauges(
+                "tokenway_replica_state",
+                "1 for the state that the replica is in, 0 for every other.",
+                STATE,
+            ),
+        }
+    }
+}
+
+impl Totals {
+    pub(super) fn new(maker: &Maker<'_>, edges: &Edges) -> Self {
+        // Parts that do not exist yet, but whose zero is true already.
+        for (name, help) in [
+            ("tokenway_migrations_total", "Streams that were moved to another replica."),
+            ("tokenway_hedges_total", "Requests that were sent to a second replica as well."),
+        ] {
+            maker.counter(name, help);
+        }
+        for (name, help) in [
+            ("tokenway_queue_requests", "Requests that wait in the gateway's admission queue."),
+            ("tokenway_queue_bytes", "Bytes of the request bodies that wait there."),
+        ] {
+            maker.gauge(name, help);
+        }
+        Self {
+            prediction_error: maker.histogram(
+                "tokenway_prediction_error_seconds",
+                "Absolute difference of predicted and actual time to first token.",
+                &edges.stage,
+            ),
+            prediction_ratio: maker.histogram(
+                "tokenway_prediction_ratio",
+                "Actual time to first token divided by the predicted one.",
+                &edges.ratio,
+            ),
+            prefix_tokens: maker.counters(
+                "tokenway_prefix_tokens_total",
+                "Prompt tokens looked_up in the prefix index, predicted to be cached, reported cached.",
+                &["kind"],
+            ),
+            decisions: maker.counters(
+                "tokenway_decisions_total",
+                "Choices of a replica, by policy and by why the winner won.",
+                &["policy", "reason"],
+            ),
+            admissions: maker.counters(
+                "tokenway_admissions_total",
+                "Admission decisions, by decision and reason.",
+                &["decision", "reason"],
+            ),
+            retries: maker.counters(
+                "tokenway_retries_total",
+                "Requests sent to another replica, by what the try before ended with.",
+                &["reason"],
+            ),
+            timeouts: maker.counters(
+                "tokenway_timeouts_total",
+                "Deadlines that fired, by timer (a key of timeouts in the configuration).",
+                &["timer"],
+            ),
+            http_rejected: maker.counters(
+                "tokenway_http_rejected_total",
+                "Connections and requests turned away before they counted as requests.",
+                &["reason"],
+            ),
+        }
+    }
+}
+
+impl Process {
+    pub(super) fn new(maker: &Maker<'_>) -> Self {
+        const BUILD: &[&str] = &["version", "revision", "os", "arch"];
+        let build = Opts::new("tokenway_build_info", "What runs; the value is always 1.");
+        let last = Gauge::new(
+            "tokenway_config_last_reload_successful",
+            "1 if the last configuration that was offered is the one that runs.",
+        );
+        Self {
+            requests_inflight: maker.gauge("tokenway_requests_inflight", "Requests being served."),
+            open_connections: maker
+                .gauge("tokenway_open_connections", "Client connections on the data port."),
+            spans_dropped: maker.counters(
+                "tokenway_spans_dropped_total",
+                "Spans that were to be exported and were not, by reason.",
+                &["reason"],
+            ),
+            access_log_dropped: maker.counter(
+                "tokenway_access_log_dropped_total",
+                "Access-log lines lost to a full queue or a failed write.",
+            ),
+            config_reloads: maker.counters(
+                "tokenway_config_reloads_total",
+                "Configurations offered, by result: success or failure.",
+                &["result"],
+            ),
+            last_reload_successful: maker.register(last.expect(TABLE_IS_VALID)),
+            build_info: maker.register(GaugeVec::new(build, BUILD).expect(TABLE_IS_VALID)),
+        }
+    }
+}
+
+const TABLE_IS_VALID: &str = "invariant: the table's names and labels are valid and distinct (tested)";

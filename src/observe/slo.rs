@@ -1,0 +1,138 @@
+//! Whether a request met its SLO: pure, from the record alone.
+//!
+//! Goodput counts what met every bound that could be measured for it. A request that failed or was refused never
+//! counts as good, however fast; the client's own errors count in neither direction, nor does a stream that its
+//! client left before a bound was missed. Does not know where bounds come from.
+
+use std::time::Duration;
+
+use crate::record::{Outcome, Record};
+
+/// Why an SLO was missed; the first of these in order (label `reason`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Missed {
+    /// No answer, or a broken one.
+    Error,
+    /// The gateway refused.
+    Refused,
+    /// Time to first token.
+    Ttft,
+    /// Inter-token latency.
+    Itl,
+    /// Mean time per output token.
+    Tpot,
+    /// The whole request.
+    E2e,
+}
+
+impl Missed {
+    /// The label's value.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Error => "error",
+            Self::Refused => "refused",
+            Self::Ttft => "ttft",
+            Self::Itl => "itl",
+            Self::Tpot => "tpot",
+            Self::E2e => "e2e",
+        }
+    }
+}
+
+/// The verdict on one request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Every bound that could be measured was met.
+    Met,
+    /// At least one was not, or there was no good answer.
+    Missed(Missed),
+    /// Says nothing about the gateway or the fleet.
+    NotCounted,
+}
+
+/// Judges an ended request.
+#[must_use]
+pub fn verdict(record: &Record) -> Verdict {
+    match record.outcome {
+        Outcome::Failed => Verdict::Missed(Missed::Error),
+        Outcome::Refused => Verdict::Missed(Missed::Refused),
+        Outcome::ClientError => Verdict::NotCounted,
+        Outcome::Ok => missed_bound(record).map_or(Verdict::Met, Verdict::Missed),
+        Outcome::Canceled => missed_bound(record).map_or(Verdict::NotCounted, Verdict::Missed),
+    }
+}
+
+fn missed_bound(record: &Record) -> Option<Missed> {
+    let over = |value: Option<Duration>, bound: Option<Duration>| match (value, bound) {
+        (Some(value), Some(bound)) => value > bound,
+        _ => false,
+    };
+    if over(waited_for_first_token(record), record.slo.ttft) {
+        Some(Missed::Ttft)
+    } else if over(record.tpot(), record.slo.tpot) {
+        Some(Missed::Tpot)
+    } else if over(Some(record.duration()), record.slo.e2e) {
+        Some(Missed::E2e)
+    } else {
+        None
+    }
+}
+
+/// TTFT; for a client that left without one, how long it had waited: leaving late does not hide a miss.
+fn waited_for_first_token(record: &Record) -> Option<Duration> {
+    let gave_up = record.outcome == Outcome::Canceled && record.is_stream && record.at.first_token.is_none();
+    if gave_up { Some(record.at.end.since(record.at.read?)) } else { record.ttft() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::observe::fixture;
+    use crate::record::SloBounds;
+    use crate::units::Tokens;
+
+    /// TTFT 200 ms, 11 tokens in 1 s after that (TPOT 100 ms), 1.3 s in all.
+    fn record(outcome: Outcome, ttft_ms: u64, tpot_ms: u64, e2e_ms: u64) -> Record {
+        let ms = |n| Some(Duration::from_millis(n));
+        let slo = SloBounds { ttft: ms(ttft_ms), tpot: ms(tpot_ms), e2e: ms(e2e_ms) };
+        let mut record = Record { outcome, slo, ..fixture::stream() };
+        record.tokens.output = Some(Tokens(11));
+        record
+    }
+
+    #[test]
+    fn verdicts() {
+        use Missed::{E2e, Error, Refused, Tpot, Ttft};
+        let table = [
+            (record(Outcome::Ok, 200, 100, 2000), Verdict::Met),
+            (record(Outcome::Ok, 199, 1, 1), Verdict::Missed(Ttft)),
+            (record(Outcome::Ok, 200, 99, 1), Verdict::Missed(Tpot)),
+            (record(Outcome::Ok, 200, 100, 1000), Verdict::Missed(E2e)),
+            (record(Outcome::Failed, 1, 1, 1), Verdict::Missed(Error)),
+            (record(Outcome::Refused, 1, 1, 1), Verdict::Missed(Refused)),
+            (record(Outcome::ClientError, 1, 1, 1), Verdict::NotCounted),
+            (record(Outcome::Canceled, 200, 100, 2000), Verdict::NotCounted),
+            (record(Outcome::Canceled, 100, 100, 2000), Verdict::Missed(Ttft)),
+        ];
+        for (i, (record, expected)) in table.iter().enumerate() {
+            assert_eq!(verdict(record), *expected, "case {i}");
+        }
+    }
+
+    #[test]
+    fn bounds_that_cannot_be_measured_do_not_count() {
+        let mut unary = record(Outcome::Ok, 1, 1, 2000);
+        unary.is_stream = false;
+        unary.at.first_token = None;
+        unary.at.last_token = None;
+        assert_eq!(verdict(&unary), Verdict::Met);
+    }
+
+    #[test]
+    fn a_client_that_waits_past_the_bound_and_leaves_counts_as_a_miss() {
+        let mut left = record(Outcome::Canceled, 500, 1000, 9000);
+        left.at.first_token = None;
+        assert_eq!(verdict(&left), Verdict::Missed(Missed::Ttft));
+    }
+}

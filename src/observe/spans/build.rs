@@ -1,0 +1,223 @@
+//! Spans of one request, from its record.
+//!
+//! A SERVER root, INTERNAL `admit` and `route`, and a CLIENT `attempt` for each try; the attempt's id went upstream,
+//! so the engine's own spans hang below it. Built without a tracer: ids and stamps are the record's.
+
+use std::time::{Duration, SystemTime};
+
+use opentelemetry::trace::{Event, SpanContext, SpanId, SpanKind, Status, TraceFlags, TraceId, TraceState};
+use opentelemetry::{Array, InstrumentationScope, KeyValue, StringValue, Value as OtelValue};
+use opentelemetry_sdk::trace::{SpanData, SpanEvents, SpanLinks};
+
+use crate::clock::{Clock, Stamp};
+use crate::observe::attributes::{Value, attributes};
+use crate::observe::trace_context::new_span_id;
+use crate::record::{Attempt, Outcome, Record};
+
+/// How many spans [`spans`] makes at most.
+pub(super) fn span_count(record: &Record) -> u64 {
+    let stages = [record.at.admitted, record.at.routed].iter().flatten().count();
+    1 + stages as u64 + record.attempts.len() as u64
+}
+
+/// All spans of a request, the root first.
+pub(super) fn spans(record: &Record, clock: &Clock) -> Vec<SpanData> {
+    let build = Build::new(record, clock);
+    let mut spans = vec![build.root()];
+    let at = &record.at;
+    if let (Some(read), Some(admitted)) = (at.read, at.admitted) {
+        spans.push(build.stage("admit", read, admitted));
+    }
+    if let (Some(admitted), Some(routed)) = (at.admitted, at.routed) {
+        spans.push(build.stage("route", admitted, routed));
+    }
+    spans.extend(record.attempts.iter().map(|attempt| build.attempt(attempt)));
+    spans
+}
+
+struct Build<'a> {
+    record: &'a Record,
+    clock: &'a Clock,
+    state: TraceState,
+    scope: InstrumentationScope,
+}
+
+impl<'a> Build<'a> {
+    fn new(record: &'a Record, clock: &'a Clock) -> Self {
+        // A state that does not parse was forwarded as it came; only our spans go without it.
+        let state = record.trace.state.as_deref().and_then(|text| text.parse().ok()).unwrap_or_default();
+        let scope = InstrumentationScope::builder("tokenway").with_version(env!("CARGO_PKG_VERSION")).build();
+        Self { record, clock, state, scope }
+    }
+
+    fn root(&self) -> SpanData {
+        let record = self.record;
+        let name = match &*record.model {
+            "none" => record.dialect.operation().to_owned(),
+            model => format!("{} {model}", record.dialect.operation()),
+        };
+        let parent = record.trace.parent.map_or(SpanId::INVALID, SpanId::from);
+        let mut span = self.span(record.trace.root, parent, record.at.head, record.at.end);
+        span.name = name.into();
+        span.span_kind = SpanKind::Server;
+        span.parent_span_is_remote = record.trace.parent.is_some();
+        span.attributes =
+            attributes(record).into_iter().map(|(name, value)| key_value(name, value)).collect();
+        span.attributes.push(KeyValue::new("tokenway.request_id", record.request_id.to_string()));
+        span.events.events = self.events();
+        if record.outcome == Outcome::Failed || record.status >= 500 {
+            span.status = Status::error(record.error.unwrap_or("failed"));
+        }
+        span
+    }
+
+    fn stage(&self, name: &'static str, start: Stamp, end: Stamp) -> SpanData {
+        let mut span = self.span(new_span_id(), self.root_id(), start, end);
+        span.name = name.into();
+        if let (Some(decision), "route") = (&self.record.decision, name) {
+            span.attributes = vec![
+                KeyValue::new("tokenway.decision.policy", decision.policy),
+                KeyValue::new("tokenway.decision.reason", decision.reason),
+                KeyValue::new("tokenway.decision.candidates", i64::from(decision.candidates)),
+            ];
+        }
+        span
+    }
+
+    fn attempt(&self, attempt: &Attempt) -> SpanData {
+        let served = &attempt.served;
+        let mut span = self.span(attempt.span, self.root_id(), attempt.start, attempt.end);
+        span.name = "attempt".into();
+        span.span_kind = SpanKind::Client;
+        span.attributes = vec![
+            KeyValue::new("gen_ai.operation.name", self.record.dialect.operation()),
+            KeyValue::new("gen_ai.provider.name", served.engine.to_string()),
+            KeyValue::new("server.address", served.host.to_string()),
+            KeyValue::new("server.port", i64::from(served.port)),
+            KeyValue::new("tokenway.pool", served.pool.to_string()),
+            KeyValue::new("tokenway.replica", served.replica.to_string()),
+            KeyValue::new("tokenway.revision", served.revision.to_string()),
+        ];
+        if let Some(status) = attempt.status {
+            span.attributes.push(KeyValue::new("http.response.status_code", i64::from(status)));
+        }
+        if let Some(error) = attempt.error {
+            span.attributes.push(KeyValue::new("error.type", error));
+            span.status = Status::error(error);
+        }
+        span
+    }
+
+    fn events(&self) -> Vec<Event> {
+        let at = &self.record.at;
+        let stalled = self.record.longest_gap_at.filter(|_| self.record.longest_gap >= STALL);
+        let gap = KeyValue::new("tokenway.gap", self.record.longest_gap.as_secs_f64());
+        let mut events: Vec<(Stamp, Event)> = [
+            (at.first_token, "first_token", vec![]),
+            (stalled, "stall", vec![gap]),
+            (at.last_token, "last_token", vec![]),
+        ]
+        .into_iter()
+        .filter_map(|(stamp, name, attributes)| {
+            let stamp = stamp?;
+            Some((stamp, Event::new(name, self.wall(stamp), attributes, 0)))
+        })
+        .collect();
+        events.sort_by_key(|(stamp, _)| *stamp);
+        events.into_iter().map(|(_, event)| event).collect()
+    }
+
+    fn span(&self, id: u64, parent: SpanId, start: Stamp, end: Stamp) -> SpanData {
+        let trace = TraceId::from(self.record.trace.trace_id);
+        // Sampled, whatever went upstream: only spans that are kept are built, and the processor skips others.
+        let context =
+            SpanContext::new(trace, SpanId::from(id), TraceFlags::SAMPLED, false, self.state.clone());
+        SpanData {
+            span_context: context,
+            parent_span_id: parent,
+            parent_span_is_remote: false,
+            span_kind: SpanKind::Internal,
+            name: "".into(),
+            start_time: self.wall(start),
+            end_time: self.wall(end.max(start)),
+            attributes: Vec::new(),
+            dropped_attributes_count: 0,
+            events: SpanEvents::default(),
+            links: SpanLinks::default(),
+            status: Status::Unset,
+            instrumentation_scope: self.scope.clone(),
+        }
+    }
+
+    fn root_id(&self) -> SpanId {
+        SpanId::from(self.record.trace.root)
+    }
+
+    fn wall(&self, stamp: Stamp) -> SystemTime {
+        self.clock.wall(stamp)
+    }
+}
+
+fn key_value(name: &'static str, value: Value<'_>) -> KeyValue {
+    let value = match value {
+        Value::Str(text) => OtelValue::from(text.to_owned()),
+        Value::Int(number) => OtelValue::from(number),
+        Value::Float(number) => OtelValue::from(number),
+        Value::Bool(fact) => OtelValue::from(fact),
+        Value::List(texts) => OtelValue::Array(Array::String(
+            texts.into_iter().map(|t| StringValue::from(t.to_owned())).collect(),
+        )),
+    };
+    KeyValue::new(name, value)
+}
+
+/// A gap that a reader notices as a stop.
+const STALL: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::observe::fixture;
+
+    #[test]
+    fn a_request_becomes_a_tree_whose_attempt_has_the_id_that_went_upstream() {
+        let mut record = fixture::stream();
+        record.trace.parent = Some(0xc3);
+        record.longest_gap = Duration::from_secs(2);
+        let clock = Clock::start();
+        let spans = spans(&record, &clock);
+        let names: Vec<_> = spans.iter().map(|span| (&*span.name, span.span_kind.clone())).collect();
+        assert_eq!(
+            names,
+            [
+                ("chat llama", SpanKind::Server),
+                ("admit", SpanKind::Internal),
+                ("route", SpanKind::Internal),
+                ("attempt", SpanKind::Client),
+            ]
+        );
+        assert_eq!(spans.len() as u64, span_count(&record));
+        assert_eq!(spans[0].parent_span_id, SpanId::from(0xc3));
+        assert!(spans[0].parent_span_is_remote);
+        assert!(spans[1..].iter().all(|span| span.parent_span_id == SpanId::from(0xb2)));
+        assert_eq!(spans[3].span_context.span_id(), SpanId::from(0xa1));
+        let events: Vec<_> = spans[0].events.iter().map(|event| &*event.name).collect();
+        assert_eq!(events, ["first_token", "stall", "last_token"]);
+        assert_eq!(spans[0].start_time, clock.wall(record.at.head));
+        assert_eq!(spans[0].status, Status::Unset);
+    }
+
+    #[test]
+    fn a_request_that_was_refused_early_is_one_span_with_an_error() {
+        let mut record = fixture::stream();
+        record.outcome = Outcome::Refused;
+        record.status = 503;
+        record.error = Some("no_ready_replica");
+        record.attempts.clear();
+        record.at.admitted = None;
+        record.at.routed = None;
+        let spans = spans(&record, &Clock::start());
+        assert_eq!(spans.len(), 1);
+        assert_eq!(spans[0].status, Status::error("no_ready_replica"));
+    }
+}
