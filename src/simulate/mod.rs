@@ -1,1 +1,19 @@
-//! simulate
+//! The simulated engine: one model, used by `tokenway sim`, `tokenway demo`, tests and (later) `replay`.
+//!
+//! `engine` is pure and decides what comes out when; `wire` speaks like vLLM on a socket; `driver` lets the
+//! one live in real time under the other; `faults` breaks it on request; `traffic` plays the clients.
+//! Nothing on the gateway's data path may import this module.
+
+mod config;
+mod driver;
+pub mod engine;
+mod faults;
+mod replica;
+mod seen;
+mod tokens;
+mod wire;
+
+pub use config::SimConfig;
+pub use faults::{Fault, FaultKind};
+pub use replica::{SimReplica, start};
+pub use seen::{Seen, SeenOutcome, SimStats};

@@ -1,0 +1,198 @@
+//! The KV cache as blocks: who holds how many, which may be found again, which goes first.
+//!
+//! A full block is named by its chained hash, so that equal prefixes share blocks. A block that nobody holds
+//! stays findable until its place is needed: least recently used first, and the tail of a prompt before its
+//! head. Counts only; there is no memory behind it.
+
+use std::collections::{BTreeMap, HashMap};
+
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+/// Chained hashes of the full blocks of `tokens`: hash i covers blocks 0..=i.
+#[must_use]
+pub fn chain(tokens: &[u32], block: usize, root: u64) -> Vec<u64> {
+    let mut previous = root;
+    let mut bytes = Vec::with_capacity(block * 4);
+    let mut hashes = Vec::with_capacity(tokens.len() / block.max(1));
+    for full in tokens.chunks_exact(block.max(1)) {
+        bytes.clear();
+        full.iter().for_each(|token| bytes.extend_from_slice(&token.to_le_bytes()));
+        previous = xxh3_64_with_seed(&bytes, previous);
+        hashes.push(previous);
+    }
+    hashes
+}
+
+/// The blocks of one sequence.
+#[derive(Debug, Default)]
+pub(super) struct Holding {
+    /// Published blocks, in order from the start of the prompt.
+    published: Vec<u64>,
+    /// Blocks that no other sequence can find (yet).
+    private: u64,
+}
+
+impl Holding {
+    fn total(&self) -> u64 {
+        self.published.len() as u64 + self.private
+    }
+}
+
+#[derive(Debug)]
+struct Published {
+    holders: u32,
+    /// Key in `BlockCache::idle` while nobody holds it.
+    idle_since: u64,
+}
+
+/// The block pool with its prefix cache.
+#[derive(Debug)]
+pub(super) struct BlockCache {
+    capacity: u64,
+    free: u64,
+    published: HashMap<u64, Published>,
+    idle: BTreeMap<u64, u64>,
+    /// Orders releases; not time.
+    tick: u64,
+}
+
+impl BlockCache {
+    pub(super) fn new(capacity: u64) -> Self {
+        Self { capacity, free: capacity, published: HashMap::new(), idle: BTreeMap::new(), tick: 0 }
+    }
+
+    /// How many blocks of the chain's head are there.
+    pub(super) fn lookup(&self, chain: &[u64]) -> usize {
+        chain.iter().take_while(|hash| self.published.contains_key(hash)).count()
+    }
+
+    /// Takes the blocks of `hits` and new ones up to `total`; `None` when there is no room.
+    pub(super) fn admit(&mut self, hits: &[u64], total: u64) -> Option<Holding> {
+        let new = total.saturating_sub(hits.len() as u64);
+        let idle_hits = hits.iter().filter(|hash| self.published.get(hash).is_some_and(|b| b.holders == 0));
+        let reserved = idle_hits.count() as u64;
+        if self.free + self.idle.len() as u64 - reserved < new {
+            return None;
+        }
+        for hash in hits {
+            self.hold(*hash);
+        }
+        let mut holding = Holding { published: hits.to_vec(), private: 0 };
+        self.take(new, &mut holding);
+        Some(holding)
+    }
+
+    /// Lets the holding grow to `total` blocks; `false`, with nothing changed, when there is no room.
+    pub(super) fn grow(&mut self, holding: &mut Holding, total: u64) -> bool {
+        let new = total.saturating_sub(holding.total());
+        if self.free + (self.idle.len() as u64) < new {
+            return false;
+        }
+        self.take(new, holding);
+        true
+    }
+
+    /// Makes the first `full` blocks of a holding findable under their chained hashes.
+    pub(super) fn publish(&mut self, holding: &mut Holding, chain: &[u64], full: usize) {
+        let start = holding.published.len();
+        for hash in chain.iter().take(full).skip(start) {
+            if holding.private == 0 {
+                return;
+            }
+            holding.private -= 1;
+            if self.published.contains_key(hash) {
+                // Two sequences computed the same block at once: one copy is enough.
+                self.free += 1;
+                self.hold(*hash);
+            } else {
+                self.published.insert(*hash, Published { holders: 1, idle_since: 0 });
+            }
+            holding.published.push(*hash);
+        }
+    }
+
+    /// Gives all blocks back; the published ones stay findable.
+    pub(super) fn release(&mut self, holding: &mut Holding) {
+        self.free += std::mem::take(&mut holding.private);
+        for hash in std::mem::take(&mut holding.published).into_iter().rev() {
+            let Some(block) = self.published.get_mut(&hash) else { continue };
+            block.holders -= 1;
+            if block.holders == 0 {
+                self.tick += 1;
+                block.idle_since = self.tick;
+                self.idle.insert(self.tick, hash);
+            }
+        }
+    }
+
+    /// Share of the blocks that somebody holds.
+    pub(super) fn usage(&self) -> f64 {
+        let held = self.capacity - self.free - self.idle.len() as u64;
+        held as f64 / self.capacity.max(1) as f64
+    }
+
+    fn hold(&mut self, hash: u64) {
+        if let Some(block) = self.published.get_mut(&hash) {
+            if block.holders == 0 {
+                self.idle.remove(&block.idle_since);
+            }
+            block.holders += 1;
+        }
+    }
+
+    /// The caller has checked that `new` blocks are free or idle.
+    fn take(&mut self, new: u64, holding: &mut Holding) {
+        for _ in 0..new {
+            if self.free > 0 {
+                self.free -= 1;
+            } else if let Some((_, hash)) = self.idle.pop_first() {
+                self.published.remove(&hash);
+            }
+        }
+        holding.private += new;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tokens(n: u32, first: u32) -> Vec<u32> {
+        (first..first + n).collect()
+    }
+
+    #[test]
+    fn equal_prefixes_have_equal_chains_and_the_root_tells_them_apart() {
+        let (a, b) = (tokens(64, 0), [tokens(48, 0), tokens(16, 900)].concat());
+        let (chain_a, chain_b) = (chain(&a, 16, 7), chain(&b, 16, 7));
+        assert_eq!(chain_a[..3], chain_b[..3]);
+        assert_ne!(chain_a[3], chain_b[3]);
+        assert_ne!(chain(&a, 16, 8)[0], chain_a[0]);
+        assert_eq!(chain(&a[..31], 16, 7).len(), 1);
+    }
+
+    #[test]
+    fn released_blocks_are_found_again_until_their_place_is_needed() {
+        let mut cache = BlockCache::new(4);
+        let hashes = chain(&tokens(64, 0), 16, 0);
+        let mut holding = cache.admit(&[], 4).unwrap();
+        assert!(cache.admit(&[], 1).is_none(), "full");
+        cache.publish(&mut holding, &hashes, 4);
+        assert_eq!(cache.usage(), 1.0);
+        cache.release(&mut holding);
+        assert_eq!((cache.usage(), cache.lookup(&hashes)), (0.0, 4));
+        let _other = cache.admit(&[], 1).unwrap();
+        assert_eq!(cache.lookup(&hashes), 3, "the tail goes first");
+    }
+
+    #[test]
+    fn hits_are_not_counted_as_room() {
+        let mut cache = BlockCache::new(2);
+        let hashes = chain(&tokens(32, 0), 16, 0);
+        let mut holding = cache.admit(&[], 2).unwrap();
+        cache.publish(&mut holding, &hashes, 2);
+        cache.release(&mut holding);
+        assert!(cache.admit(&hashes, 3).is_none());
+        assert!(cache.admit(&hashes[..1], 2).is_some());
+    }
+}
