@@ -10,7 +10,7 @@ use std::time::Duration;
 use crate::clock::{Clock, Stamp};
 use crate::error::Failure;
 use crate::observe::Observer;
-use crate::observe::metrics::InflightGuard;
+use crate::observe::metrics::GaugeGuard;
 use crate::record::{Class, Moments, Outcome, Record, SloBounds, TokenCounts, Trace};
 use crate::request::dialect::Dialect;
 use crate::units::Tokens;
@@ -24,7 +24,7 @@ pub struct Journal {
     has_head: bool,
     is_settled: bool,
     open: Arc<AtomicU64>,
-    _inflight: InflightGuard,
+    _inflight: GaugeGuard,
 }
 
 /// What is known when the head of a request was parsed.
@@ -47,7 +47,7 @@ impl Journal {
     #[must_use]
     pub fn open(opening: Opening, observer: &Arc<Observer>, clock: Clock, open: &Arc<AtomicU64>) -> Self {
         open.fetch_add(1, Ordering::Relaxed);
-        let none: Arc<str> = observer.none();
+        let none: Arc<str> = "none".into();
         let record = Record {
             request_id: opening.request_id,
             trace: opening.trace,
@@ -85,7 +85,7 @@ impl Journal {
             has_head: false,
             is_settled: false,
             open: Arc::clone(open),
-            _inflight: observer.inflight(),
+            _inflight: observer.metrics().request_inflight(),
         }
     }
 
@@ -141,6 +141,6 @@ impl Drop for Journal {
         if !self.has_head && !self.is_settled {
             record.status = 499;
         }
-        self.observer.record(Arc::from(record));
+        self.observer.record(&Arc::from(record));
     }
 }

@@ -100,9 +100,7 @@ const FIXED: &[Fixed] = &[
     },
 ];
 
-fn export_of(
-    config: &Config,
-) -> Option<(&str, &[(http::HeaderName, http::HeaderValue)], Duration)> {
+fn export_of(config: &Config) -> Option<(&str, &[(http::HeaderName, http::HeaderValue)], Duration)> {
     config.telemetry.otlp.as_ref().map(|otlp| (&*otlp.traces_endpoint, &*otlp.headers, otlp.timeout))
 }
 

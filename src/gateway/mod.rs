@@ -30,7 +30,7 @@ use crate::clock::Clock;
 use crate::error::Failure;
 use crate::journal::{Journal, Opening};
 use crate::listener::Answer;
-use crate::observe::{Observer, trace_context};
+use crate::observe::Observer;
 use crate::relay::body::ReplyBody;
 use crate::relay::watch::Watchdog;
 use crate::request::body::BodyMemory;
@@ -109,7 +109,7 @@ impl Answer for Service {
     }
 
     fn opened(&self) -> Box<dyn Send> {
-        Box::new(self.0.observer.connection())
+        Box::new(self.0.observer.metrics().open_connection())
     }
 }
 
@@ -122,7 +122,7 @@ impl Gateway {
             return reply::local(response, &parts);
         }
         let Some(dialect) = Dialect::of_path(parts.uri.path(), &table.config.server.extra_paths) else {
-            self.observer.http_rejected(Failure::UnknownPath.code());
+            self.observer.metrics().http_rejected(Failure::UnknownPath.code());
             return reply::bare_failure(&Failure::UnknownPath, ErrorShape::OpenAi, &parts);
         };
         let mut journal = self.open_journal(&parts, dialect, head);
@@ -156,7 +156,7 @@ impl Gateway {
     fn open_journal(&self, parts: &Parts, dialect: Dialect, head: crate::clock::Stamp) -> Journal {
         let opening = Opening {
             request_id: request_id(&parts.headers),
-            trace: self.observer.trace(&parts.headers),
+            trace: self.observer.trace_of(&parts.headers),
             dialect,
             path: parts.uri.path().into(),
             head,
@@ -174,7 +174,7 @@ pub fn request_id(headers: &http::HeaderMap) -> Arc<str> {
     };
     match headers.get(X_REQUEST_ID).and_then(|v| v.to_str().ok()).filter(is_harmless) {
         Some(id) => id.into(),
-        None => format!("{:032x}", trace_context::new_trace_id()).into(),
+        None => format!("{:032x}", fastrand::u128(1..)).into(),
     }
 }
 

@@ -6,6 +6,7 @@
 
 pub mod access_log;
 pub mod attributes;
+mod debug;
 pub mod decisions;
 #[cfg(test)]
 mod fixture;

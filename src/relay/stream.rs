@@ -21,7 +21,8 @@ use crate::error::{Failure, ReplicaFailure, Timer};
 use crate::fleet::pick::Pick;
 use crate::gateway::pins::ResponsePins;
 use crate::journal::Journal;
-use crate::observe::metrics::StreamSeries;
+use crate::observe::StreamSeries;
+use crate::observe::metrics::StreamKey;
 use crate::record::{FirstToken, Outcome, Record};
 
 /// A streamed answer on its way to the client.
@@ -30,7 +31,7 @@ pub struct StreamBody {
     reader: Box<StreamReader>,
     journal: Journal,
     pick: Pick,
-    series: Arc<StreamSeries>,
+    series: StreamSeries,
     pins: Arc<ResponsePins>,
     timeouts: crate::config::Timeouts,
     broken: Option<BrokenOff>,
@@ -48,7 +49,9 @@ impl StreamBody {
         pins: Arc<ResponsePins>,
         timeouts: crate::config::Timeouts,
     ) -> Self {
-        let series = journal.observer().clone().stream_series(journal.record(), &pick.replica.served);
+        let record = journal.record();
+        let key = StreamKey::new(&record.route, &record.model, record.class, &pick.replica.served);
+        let series = journal.observer().stream_series(&key);
         let mut this = Self {
             reader,
             journal,

@@ -42,7 +42,10 @@ pub(super) fn routes(root: &Section<'_>, referred: &Referred<'_>) -> Vec<Route> 
                 "keep one route for each model; split traffic by the weights of its pools",
             );
         } else if !names.insert(route.name.clone()) {
-            section.fault(format!("two routes are named \"{}\"", route.name), "give each route a name of its own");
+            section.fault(
+                format!("two routes are named \"{}\"", route.name),
+                "give each route a name of its own",
+            );
         }
         routes.push(route);
     }
@@ -120,7 +123,10 @@ fn pools(route: &Section<'_>, known: &[Pool]) -> Vec<WeightedPool> {
         list.fault("a route needs at least one pool", POOLS_HINT);
     }
     if pools.len() == items.len() && !pools.is_empty() && pools.iter().all(|pool| pool.weight == 0) {
-        list.fault("all weights are zero: no replica would get a request", "give one pool a weight above zero");
+        list.fault(
+            "all weights are zero: no replica would get a request",
+            "give one pool a weight above zero",
+        );
     }
     pools
 }

@@ -1,0 +1,24 @@
+//! `Debug` of types that hold handles to counters and queues: there is nothing in them to print.
+
+use std::fmt;
+
+use super::metrics::GaugeGuard;
+use super::{Observer, StreamSeries};
+
+impl fmt::Debug for Observer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Observer").finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for StreamSeries {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StreamSeries").finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for GaugeGuard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GaugeGuard").finish_non_exhaustive()
+    }
+}
