@@ -76,17 +76,14 @@ pub fn load(
             let text = read(path)?;
             check_with(&path.to_string_lossy(), &text, env, overrides)?
         }
-        Source::Upstreams(endpoints) => {
-            check_with("--upstream", &file_of(endpoints)?, env, overrides)?
-        }
+        Source::Upstreams(endpoints) => check_with("--upstream", &file_of(endpoints)?, env, overrides)?,
     };
     apply(overrides, &mut config)?;
     Ok(config)
 }
 
 fn read(path: &Path) -> Result<String, ConfigError> {
-    let bytes =
-        std::fs::read(path).map_err(|error| ConfigError::Read { path: path.to_owned(), error })?;
+    let bytes = std::fs::read(path).map_err(|error| ConfigError::Read { path: path.to_owned(), error })?;
     String::from_utf8(bytes).map_err(|error| {
         let at = error.utf8_error().valid_up_to();
         let text = String::from_utf8_lossy(error.as_bytes());

@@ -21,9 +21,11 @@ pub(super) struct Exporter {
 impl Exporter {
     /// Reads the variables; one that is empty counts as unset.
     pub(super) fn from_env(env: &dyn Fn(&str) -> Option<String>) -> Self {
-        let set = |name: &str| env(name).map(|value| value.trim().to_owned()).filter(|value| !value.is_empty());
+        let set =
+            |name: &str| env(name).map(|value| value.trim().to_owned()).filter(|value| !value.is_empty());
         let for_traces = |key: &str| {
-            set(&format!("OTEL_EXPORTER_OTLP_TRACES_{key}")).or_else(|| set(&format!("OTEL_EXPORTER_OTLP_{key}")))
+            set(&format!("OTEL_EXPORTER_OTLP_TRACES_{key}"))
+                .or_else(|| set(&format!("OTEL_EXPORTER_OTLP_{key}")))
         };
         let is_off = set("OTEL_SDK_DISABLED").is_some_and(|value| value.eq_ignore_ascii_case("true"))
             || set("OTEL_TRACES_EXPORTER").is_some_and(|value| value == "none");
@@ -57,7 +59,8 @@ fn is_http(url: &str) -> bool {
 }
 
 fn timeout(millis: &str) -> Option<Duration> {
-    let parsed = millis.parse().ok().filter(|millis| (1..=3_600_000).contains(millis)).map(Duration::from_millis);
+    let parsed =
+        millis.parse().ok().filter(|millis| (1..=3_600_000).contains(millis)).map(Duration::from_millis);
     if parsed.is_none() {
         tracing::warn!("OTEL_EXPORTER_OTLP_TIMEOUT is no number of milliseconds up to an hour: left out");
     }
@@ -118,7 +121,8 @@ mod tests {
     fn the_endpoint_comes_from_the_most_specific_variable() {
         let base = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://c:4318");
         let traces = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://t:1/exact");
-        let cases: [(&[(&str, &str)], Option<&str>); 9] = [
+        type Case<'a> = (&'a [(&'a str, &'a str)], Option<&'a str>);
+        let cases: [Case<'_>; 9] = [
             (&[], None),
             (&[base], Some("http://c:4318/v1/traces")),
             (&[("OTEL_EXPORTER_OTLP_ENDPOINT", "http://c:4318/v1/traces")], Some("http://c:4318/v1/traces")),
@@ -136,7 +140,8 @@ mod tests {
 
     #[test]
     fn headers_are_decoded_and_bad_ones_left_out() {
-        let read = exporter(&[("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Basic%20eA==, x-a=1,nonsense,b ad=2")]);
+        let read =
+            exporter(&[("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Basic%20eA==, x-a=1,nonsense,b ad=2")]);
         let shown: Vec<_> = read.headers.iter().map(|(k, v)| (k.as_str(), v.to_str().unwrap())).collect();
         assert_eq!(shown, [("authorization", "Basic eA=="), ("x-a", "1")]);
         let both = exporter(&[

@@ -18,7 +18,17 @@ pub struct Keys {
 pub const ROOT: Keys = Keys {
     header: "a configuration",
     known: &[
-        "server", "admin", "timeouts", "retry", "slo", "routing", "classes", "pool", "route", "tenant", "telemetry",
+        "server",
+        "admin",
+        "timeouts",
+        "retry",
+        "slo",
+        "routing",
+        "classes",
+        "pool",
+        "route",
+        "tenant",
+        "telemetry",
         "drift",
     ],
 };
@@ -131,10 +141,8 @@ pub const ROUTE: Keys = Keys {
 pub const ROUTE_POOL: Keys = Keys { header: "route.pools", known: &["name", "weight"] };
 
 /// `[[tenant]]`
-pub const TENANT: Keys = Keys {
-    header: "[[tenant]]",
-    known: &["name", "key_sha256", "weight", "priority", "limits", "routes"],
-};
+pub const TENANT: Keys =
+    Keys { header: "[[tenant]]", known: &["name", "key_sha256", "weight", "priority", "limits", "routes"] };
 
 /// `[telemetry]`
 pub const TELEMETRY: Keys =

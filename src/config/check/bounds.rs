@@ -47,7 +47,8 @@ pub(super) fn classes(root: &Section<'_>) -> Classes {
     };
     let classes = Classes { short: Tokens(bound("short", 1024)), medium: Tokens(bound("medium", 8192)) };
     if classes.short > classes.medium {
-        let message = format!("classes.short ({}) is above classes.medium ({})", classes.short.0, classes.medium.0);
+        let message =
+            format!("classes.short ({}) is above classes.medium ({})", classes.short.0, classes.medium.0);
         if let Some(item) = section.get("short").or_else(|| section.get("medium")) {
             item.fault(message, "both are upper bounds in tokens: short, then medium; above medium is long");
         }

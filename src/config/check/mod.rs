@@ -89,8 +89,7 @@ pub fn parse_model_name(text: &str) -> Result<String, String> {
 
 fn read(root: &Section<'_>) -> Config {
     unbuilt::refuse(root, unbuilt::ROOT);
-    let timeouts =
-        bounds::timeouts(&root.section("timeouts", schema::TIMEOUTS), &bounds::DEFAULT_TIMEOUTS);
+    let timeouts = bounds::timeouts(&root.section("timeouts", schema::TIMEOUTS), &bounds::DEFAULT_TIMEOUTS);
     let slo = bounds::slo(root);
     let pools = pool::pools(root);
     let routes = route::routes(root, &route::Referred { pools: &pools, slo: &slo, timeouts });

@@ -12,7 +12,7 @@ use crate::config::{Endpoint, Pool, Probe, ProbeKind, ReplicaSpec};
 
 use super::section::{Item, Section};
 use super::server::max_connections;
-use super::values::{ENDPOINT, MODEL, NAME, POSITIVE_DURATION};
+use super::values::{ENDPOINT, NAME, POSITIVE_DURATION};
 use super::{secret, unbuilt};
 
 /// Reads every `[[pool]]`.
@@ -22,13 +22,18 @@ pub(super) fn pools(root: &Section<'_>) -> Vec<Pool> {
     for section in root.sections("pool", schema::POOL) {
         let pool = pool(&section);
         if !names.insert(pool.name.clone()) {
-            section.fault(format!("two pools are named \"{}\"", pool.name), "give each pool a name of its own");
+            section
+                .fault(format!("two pools are named \"{}\"", pool.name), "give each pool a name of its own");
         }
         pools.push(pool);
     }
-    let asked = root.get("pool").is_some_and(|item| !item.value.as_array().is_some_and(|list| list.is_empty()));
+    let asked =
+        root.get("pool").is_some_and(|item| !item.value.as_array().is_some_and(|list| list.is_empty()));
     if pools.is_empty() && !asked {
-        root.fault("no [[pool]] is configured", "add one: [[pool]] name = \"main\", replicas = [\"http://127.0.0.1:8000\"]");
+        root.fault(
+            "no [[pool]] is configured",
+            "add one: [[pool]] name = \"main\", replicas = [\"http://127.0.0.1:8000\"]",
+        );
     }
     pools
 }
@@ -37,7 +42,10 @@ fn pool(section: &Section<'_>) -> Pool {
     unbuilt::refuse(section, unbuilt::POOL);
     let name = section.require("name", &NAME).unwrap_or_else(|| format!("#{}", section.span.start).into());
     let positive = |key| {
-        section.integer(key, 1..=i64::MAX).and_then(|number| u64::try_from(number).ok()).and_then(NonZeroU64::new)
+        section
+            .integer(key, 1..=i64::MAX)
+            .and_then(|number| u64::try_from(number).ok())
+            .and_then(NonZeroU64::new)
     };
     let ejection = section.section("ejection", schema::EJECTION);
     Pool {
@@ -46,7 +54,9 @@ fn pool(section: &Section<'_>) -> Pool {
         engine: section.parse("engine", &NAME).unwrap_or_else(|| "vllm".into()),
         replicas: replicas(section),
         engine_api_key: section.get("engine_api_key").and_then(|item| secret::read(&item)),
-        scrape_interval: section.parse("scrape_interval", &POSITIVE_DURATION).unwrap_or(Duration::from_secs(1)),
+        scrape_interval: section
+            .parse("scrape_interval", &POSITIVE_DURATION)
+            .unwrap_or(Duration::from_secs(1)),
         max_connections: max_connections(section, 1024),
         max_num_seqs: positive("max_num_seqs"),
         queue_target: positive("queue_target"),
@@ -120,7 +130,7 @@ fn probe(pool: &Section<'_>) -> Probe {
             .get("kind")
             .and_then(|item| item.one_of("probe kind", PROBE_KINDS))
             .unwrap_or(ProbeKind::Auto),
-        prompt: section.parse("prompt", &MODEL).map_or_else(|| "ping".to_owned(), |prompt| prompt.to_string()),
+        prompt: section.get("prompt").and_then(|item| item.text()).unwrap_or("ping").to_owned(),
     }
 }
 

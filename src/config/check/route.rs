@@ -42,7 +42,10 @@ pub(super) fn routes(root: &Section<'_>, referred: &Referred<'_>) -> Vec<Route> 
                 "keep one route for each model; split traffic by the weights of its pools",
             );
         } else if !names.insert(route.name.clone()) {
-            section.fault(format!("two routes are named \"{}\"", route.name), "give each route a name of its own");
+            section.fault(
+                format!("two routes are named \"{}\"", route.name),
+                "give each route a name of its own",
+            );
         }
         routes.push(route);
     }
@@ -120,7 +123,10 @@ fn pools(route: &Section<'_>, known: &[Pool]) -> Vec<WeightedPool> {
         list.fault("a route needs at least one pool", POOLS_HINT);
     }
     if pools.len() == items.len() && !pools.is_empty() && pools.iter().all(|pool| pool.weight == 0) {
-        list.fault("all weights are zero: no replica would get a request", "give one pool a weight above zero");
+        list.fault(
+            "all weights are zero: no replica would get a request",
+            "give one pool a weight above zero",
+        );
     }
     pools
 }
@@ -159,9 +165,11 @@ fn client_may(route: &Section<'_>) -> ClientMay {
     let Some(item) = route.get("client_may") else { return DEFAULT_CLIENT_MAY };
     let mut may = ClientMay::default();
     for entry in item.list() {
-        let permission: Option<fn(&mut ClientMay)> = entry.one_of("permission", PERMISSIONS);
-        if let Some(permit) = permission {
-            permit(&mut may);
+        match entry.one_of("permission", PERMISSIONS) {
+            Some(Permission::Timeout) => may.timeout = true,
+            Some(Permission::SloClass) => may.slo_class = true,
+            Some(Permission::Priority) => may.priority = true,
+            None => {}
         }
     }
     may
@@ -171,12 +179,20 @@ fn policies() -> Vec<(&'static str, PolicyName)> {
     PolicyName::ALL.iter().map(|policy| (policy.as_str(), *policy)).collect()
 }
 
+/// An entry of `client_may`.
+#[derive(Clone, Copy)]
+enum Permission {
+    Timeout,
+    SloClass,
+    Priority,
+}
+
 const DEFAULT_WEIGHT: u32 = 100;
 const DEFAULT_SLO: &str = "interactive";
 const DEFAULT_CLIENT_MAY: ClientMay = ClientMay { timeout: true, slo_class: false, priority: false };
 const POOLS_HINT: &str = "name them: pools = [{ name = \"main\", weight = 100 }]";
-const PERMISSIONS: &[(&str, fn(&mut ClientMay))] = &[
-    ("timeout", |may| may.timeout = true),
-    ("slo_class", |may| may.slo_class = true),
-    ("priority", |may| may.priority = true),
+const PERMISSIONS: &[(&str, Permission)] = &[
+    ("timeout", Permission::Timeout),
+    ("slo_class", Permission::SloClass),
+    ("priority", Permission::Priority),
 ];

@@ -76,7 +76,11 @@ impl<'a> Section<'a> {
 
     /// The value of a key.
     pub(super) fn get(&self, key: &str) -> Option<Item<'a>> {
-        debug_assert!(self.keys.known.contains(&key), "{key} is missing in the schema of {}", self.keys.header);
+        debug_assert!(
+            self.keys.known.contains(&key),
+            "{key} is missing in the schema of {}",
+            self.keys.header
+        );
         self.items().find(|item| item.key == key)
     }
 
@@ -197,11 +201,8 @@ impl<'a> Item<'a> {
         let number = number.filter(|n| bounds.contains(n));
         if number.is_none() {
             let (least, most) = bounds.into_inner();
-            let hint = if most == i64::MAX {
-                format!("{least} or more")
-            } else {
-                format!("from {least} to {most}")
-            };
+            let hint =
+                if most == i64::MAX { format!("{least} or more") } else { format!("from {least} to {most}") };
             self.fault(format!("{} is out of range", self.key), hint);
         }
         number

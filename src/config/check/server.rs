@@ -26,7 +26,10 @@ pub(super) fn server(root: &Section<'_>, has_tenants: bool) -> Server {
     if body_limit > body_memory {
         let item = section.get("body_limit").or_else(|| section.get("body_memory"));
         if let Some(item) = item {
-            item.fault("server.body_limit is more than server.body_memory", "let one body fit into the memory of all");
+            item.fault(
+                "server.body_limit is more than server.body_memory",
+                "let one body fit into the memory of all",
+            );
         }
     }
     Server {
@@ -43,7 +46,11 @@ pub(super) fn server(root: &Section<'_>, has_tenants: bool) -> Server {
         heartbeat: section.parse("heartbeat", &DURATION).filter(|silence| !silence.is_zero()),
         route_info_headers: section.boolean("route_info_headers").unwrap_or(!has_tenants),
         extra_paths: section.list("extra_paths").iter().filter_map(|item| item.parse(&EXTRA_PATH)).collect(),
-        trust_headers: section.list("trust_headers").iter().filter_map(|item| item.parse(&HEADER_NAME)).collect(),
+        trust_headers: section
+            .list("trust_headers")
+            .iter()
+            .filter_map(|item| item.parse(&HEADER_NAME))
+            .collect(),
     }
 }
 
@@ -53,10 +60,9 @@ pub(super) fn admin(root: &Section<'_>) -> Admin {
     let listen = section.parse("listen", &ADDRESS).unwrap_or(DEFAULT_ADMIN_LISTEN);
     let token = section.get("token");
     let is_overridden = section.checking.overrides.admin_listen.is_some();
-    if !listen.ip().is_loopback() && token.is_none() && !is_overridden {
-        if let Some(item) = section.get("listen") {
-            item.fault(format!("{listen} is not loopback and [admin] has no token"), ADMIN_TOKEN_HINT);
-        }
+    let is_open = !listen.ip().is_loopback() && token.is_none() && !is_overridden;
+    if let Some(item) = section.get("listen").filter(|_| is_open) {
+        item.fault(format!("{listen} is not loopback and [admin] has no token"), ADMIN_TOKEN_HINT);
     }
     Admin { listen, token: token.and_then(|item| secret::read(&item)) }
 }
@@ -110,5 +116,4 @@ fn first<T: PemObject>(pem: &[u8], what: &str) -> Result<(), String> {
 /// What to do about an admin port that everybody reaches.
 pub(in crate::config) const ADMIN_TOKEN_HINT: &str =
     "add token = \"env:TOKENWAY_ADMIN_TOKEN\" to [admin], or listen on 127.0.0.1";
-const TLS_HINT: &str =
-    "name PEM files, relative to the configuration file: tls = { cert = \"server.pem\", key = \"server.key\" }";
+const TLS_HINT: &str = "name PEM files, relative to the configuration file: tls = { cert = \"server.pem\", key = \"server.key\" }";

@@ -36,7 +36,8 @@ fn access_log(item: &Item<'_>) -> Option<AccessLog> {
         "off" => AccessLog::Off,
         path if path.contains(['/', '.']) => AccessLog::File(item.checking.directory.join(path)),
         word => {
-            let message = did_you_mean(format!("unknown access log \"{word}\""), word, &["stdout", "stderr", "off"]);
+            let message =
+                did_you_mean(format!("unknown access log \"{word}\""), word, &["stdout", "stderr", "off"]);
             item.fault(message, "known: stdout, stderr, off, or the path of a file: \"./access.log\"");
             return None;
         }
@@ -52,7 +53,9 @@ fn otlp(section: &Section<'_>) -> Option<Otlp> {
     let asked = section.checking.overrides.otlp_endpoint.clone().or(endpoint);
     let traces_endpoint = match asked {
         Some(base) => otel::traces_endpoint(&base),
-        None if section.is_present() => exporter.endpoint.unwrap_or_else(|| otel::traces_endpoint(DEFAULT_BASE)),
+        None if section.is_present() => {
+            exporter.endpoint.unwrap_or_else(|| otel::traces_endpoint(DEFAULT_BASE))
+        }
         None => exporter.endpoint?,
     };
     Some(Otlp {
@@ -71,7 +74,10 @@ fn headers(item: &Item<'_>) -> Vec<(HeaderName, HeaderValue)> {
 
 fn header(entry: &Item<'_>) -> Option<(HeaderName, HeaderValue)> {
     let Ok(name) = entry.key.parse() else {
-        entry.fault_at_key(format!("{:?} is not a header name", entry.key), "write it in quotes, without a colon");
+        entry.fault_at_key(
+            format!("{:?} is not a header name", entry.key),
+            "write it in quotes, without a colon",
+        );
         return None;
     };
     let value = secret::read_or_plain(entry)?;

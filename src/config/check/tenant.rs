@@ -19,7 +19,10 @@ pub(super) fn tenants(root: &Section<'_>, routes: &[Route]) -> Vec<Tenant> {
     for section in root.sections("tenant", schema::TENANT) {
         let tenant = tenant(&section, routes, &mut digests);
         if !names.insert(tenant.name.clone()) {
-            section.fault(format!("two tenants are named \"{}\"", tenant.name), "give each tenant a name of its own");
+            section.fault(
+                format!("two tenants are named \"{}\"", tenant.name),
+                "give each tenant a name of its own",
+            );
         }
         tenants.push(tenant);
     }
@@ -34,9 +37,9 @@ fn tenant(section: &Section<'_>, routes: &[Route], seen: &mut HashSet<[u8; 32]>)
     Tenant {
         name,
         key_digests: key_digests(section, seen),
-        routes: section.get("routes").map(|list| {
-            list.list().iter().filter_map(|item| allowed_route(item, routes)).collect()
-        }),
+        routes: section
+            .get("routes")
+            .map(|list| list.list().iter().filter_map(|item| allowed_route(item, routes)).collect()),
         weight: weight.and_then(NonZeroU32::new).unwrap_or(NonZeroU32::MIN),
         priority: priority.and_then(|number| i32::try_from(number).ok()).unwrap_or(0),
     }

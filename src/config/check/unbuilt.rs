@@ -102,7 +102,17 @@ pub(super) const ROUTE: &[Unbuilt] = &[
     },
     Unbuilt {
         key: "stage_budget",
-        known: &["read", "admit", "route", "connect", "engine_queue", "prefill", "decode", "engine_other", "relay"],
+        known: &[
+            "read",
+            "admit",
+            "route",
+            "connect",
+            "engine_queue",
+            "prefill",
+            "decode",
+            "engine_other",
+            "relay",
+        ],
         harmless: &[],
         instead: "remove it; stages are measured, without budgets",
     },
@@ -121,12 +131,7 @@ pub(super) const ROUTE: &[Unbuilt] = &[
         harmless: &[],
         instead: "remove [route.canary]; split traffic by the weights of the route's pools",
     },
-    Unbuilt {
-        key: "degrade",
-        known: &["to", "when"],
-        harmless: &[],
-        instead: "remove [route.degrade]",
-    },
+    Unbuilt { key: "degrade", known: &["to", "when"], harmless: &[], instead: "remove [route.degrade]" },
     Unbuilt {
         key: "queue",
         known: &["max_requests", "max_bytes", "max_wait", "isolate_long"],

@@ -20,8 +20,7 @@ pub(super) struct Form<T> {
 }
 
 /// A duration that may be zero.
-pub(super) const DURATION: Form<Duration> =
-    Form { noun: "a duration", hint: DURATION_HINT, parse: duration };
+pub(super) const DURATION: Form<Duration> = Form { noun: "a duration", hint: DURATION_HINT, parse: duration };
 
 /// A duration above zero.
 pub(super) const POSITIVE_DURATION: Form<Duration> =
@@ -39,11 +38,8 @@ pub(super) const ADDRESS: Form<SocketAddr> = Form {
 };
 
 /// The base URL of a replica.
-pub(super) const ENDPOINT: Form<Endpoint> = Form {
-    noun: "a URL",
-    hint: "write scheme, host and port: \"http://127.0.0.1:8000\"",
-    parse: endpoint,
-};
+pub(super) const ENDPOINT: Form<Endpoint> =
+    Form { noun: "a URL", hint: "write scheme, host and port: \"http://127.0.0.1:8000\"", parse: endpoint };
 
 /// A URL that requests are sent to as it is.
 pub(super) const HTTP_URL: Form<String> = Form {
@@ -170,7 +166,8 @@ fn endpoint(text: &str) -> Result<Endpoint, String> {
 
 fn absolute_url(text: &str) -> Result<http::Uri, String> {
     let uri: http::Uri = text.parse().map_err(|_| format!("\"{text}\" is not a URL"))?;
-    let Some(authority) = uri.authority().filter(|_| matches!(uri.scheme_str(), Some("http" | "https"))) else {
+    let Some(authority) = uri.authority().filter(|_| matches!(uri.scheme_str(), Some("http" | "https")))
+    else {
         return Err(format!("\"{text}\" does not start with http:// or https://"));
     };
     if authority.as_str().contains('@') {
