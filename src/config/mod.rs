@@ -413,7 +413,7 @@ pub enum AccessLog {
 }
 
 /// `[telemetry.otlp]`
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Otlp {
     /// Full URL of the traces endpoint (`/v1/traces` appended already).
     pub traces_endpoint: String,

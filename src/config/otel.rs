@@ -121,7 +121,8 @@ mod tests {
     fn the_endpoint_comes_from_the_most_specific_variable() {
         let base = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://c:4318");
         let traces = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://t:1/exact");
-        let cases: [(&[(&str, &str)], Option<&str>); 9] = [
+        type Case<'a> = (&'a [(&'a str, &'a str)], Option<&'a str>);
+        let cases: [Case<'_>; 9] = [
             (&[], None),
             (&[base], Some("http://c:4318/v1/traces")),
             (&[("OTEL_EXPORTER_OTLP_ENDPOINT", "http://c:4318/v1/traces")], Some("http://c:4318/v1/traces")),

@@ -95,14 +95,10 @@ const FIXED: &[Fixed] = &[
     },
     Fixed {
         key: "[telemetry.otlp]",
-        differs: |new, old| export_of(new) != export_of(old),
+        differs: |new, old| new.telemetry.otlp != old.telemetry.otlp,
         keep: |new, old| new.telemetry.otlp.clone_from(&old.telemetry.otlp),
     },
 ];
-
-fn export_of(config: &Config) -> Option<(&str, &[(http::HeaderName, http::HeaderValue)], Duration)> {
-    config.telemetry.otlp.as_ref().map(|otlp| (&*otlp.traces_endpoint, &*otlp.headers, otlp.timeout))
-}
 
 /// Watches a file for as long as it lives.
 #[derive(Debug)]

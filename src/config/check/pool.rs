@@ -12,7 +12,7 @@ use crate::config::{Endpoint, Pool, Probe, ProbeKind, ReplicaSpec};
 
 use super::section::{Item, Section};
 use super::server::max_connections;
-use super::values::{ENDPOINT, MODEL, NAME, POSITIVE_DURATION};
+use super::values::{ENDPOINT, NAME, POSITIVE_DURATION};
 use super::{secret, unbuilt};
 
 /// Reads every `[[pool]]`.
@@ -130,9 +130,7 @@ fn probe(pool: &Section<'_>) -> Probe {
             .get("kind")
             .and_then(|item| item.one_of("probe kind", PROBE_KINDS))
             .unwrap_or(ProbeKind::Auto),
-        prompt: section
-            .parse("prompt", &MODEL)
-            .map_or_else(|| "ping".to_owned(), |prompt| prompt.to_string()),
+        prompt: section.get("prompt").and_then(|item| item.text()).unwrap_or("ping").to_owned(),
     }
 }
 

@@ -165,9 +165,11 @@ fn client_may(route: &Section<'_>) -> ClientMay {
     let Some(item) = route.get("client_may") else { return DEFAULT_CLIENT_MAY };
     let mut may = ClientMay::default();
     for entry in item.list() {
-        let permission: Option<fn(&mut ClientMay)> = entry.one_of("permission", PERMISSIONS);
-        if let Some(permit) = permission {
-            permit(&mut may);
+        match entry.one_of("permission", PERMISSIONS) {
+            Some(Permission::Timeout) => may.timeout = true,
+            Some(Permission::SloClass) => may.slo_class = true,
+            Some(Permission::Priority) => may.priority = true,
+            None => {}
         }
     }
     may
@@ -177,12 +179,20 @@ fn policies() -> Vec<(&'static str, PolicyName)> {
     PolicyName::ALL.iter().map(|policy| (policy.as_str(), *policy)).collect()
 }
 
+/// An entry of `client_may`.
+#[derive(Clone, Copy)]
+enum Permission {
+    Timeout,
+    SloClass,
+    Priority,
+}
+
 const DEFAULT_WEIGHT: u32 = 100;
 const DEFAULT_SLO: &str = "interactive";
 const DEFAULT_CLIENT_MAY: ClientMay = ClientMay { timeout: true, slo_class: false, priority: false };
 const POOLS_HINT: &str = "name them: pools = [{ name = \"main\", weight = 100 }]";
-const PERMISSIONS: &[(&str, fn(&mut ClientMay))] = &[
-    ("timeout", |may| may.timeout = true),
-    ("slo_class", |may| may.slo_class = true),
-    ("priority", |may| may.priority = true),
+const PERMISSIONS: &[(&str, Permission)] = &[
+    ("timeout", Permission::Timeout),
+    ("slo_class", Permission::SloClass),
+    ("priority", Permission::Priority),
 ];

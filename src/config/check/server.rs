@@ -60,10 +60,9 @@ pub(super) fn admin(root: &Section<'_>) -> Admin {
     let listen = section.parse("listen", &ADDRESS).unwrap_or(DEFAULT_ADMIN_LISTEN);
     let token = section.get("token");
     let is_overridden = section.checking.overrides.admin_listen.is_some();
-    if !listen.ip().is_loopback() && token.is_none() && !is_overridden {
-        if let Some(item) = section.get("listen") {
-            item.fault(format!("{listen} is not loopback and [admin] has no token"), ADMIN_TOKEN_HINT);
-        }
+    let is_open = !listen.ip().is_loopback() && token.is_none() && !is_overridden;
+    if let Some(item) = section.get("listen").filter(|_| is_open) {
+        item.fault(format!("{listen} is not loopback and [admin] has no token"), ADMIN_TOKEN_HINT);
     }
     Admin { listen, token: token.and_then(|item| secret::read(&item)) }
 }

@@ -1,0 +1,91 @@
+//! `tokenway serve`: where the configuration is, and what wins over it.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use clap::builder::{PossibleValuesParser, TypedValueParser as _};
+use clap::error::ErrorKind;
+use clap::parser::ValueSource;
+use clap::{ArgMatches, Args};
+
+use crate::config::check::{parse_endpoint, parse_http_url, parse_model_name};
+use crate::config::load::Source;
+use crate::config::{Endpoint, Overrides, PolicyName};
+
+/// Arguments of `tokenway serve`.
+#[derive(Args, Clone, Debug)]
+pub struct ServeArgs {
+    /// Configuration file
+    #[arg(long, env = "TOKENWAY_CONFIG", value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Replica to serve without a file; may be repeated
+    #[arg(long, env = "TOKENWAY_UPSTREAM", value_name = "URL", value_delimiter = ',', value_parser = parse_endpoint)]
+    upstream: Vec<Endpoint>,
+    /// Address of the data port [default: the file's, else 127.0.0.1:8080]
+    #[arg(long, env = "TOKENWAY_LISTEN", value_name = "ADDRESS")]
+    listen: Option<SocketAddr>,
+    /// Address of the admin port [default: the file's, else 127.0.0.1:9090]
+    #[arg(long, env = "TOKENWAY_ADMIN_LISTEN", value_name = "ADDRESS")]
+    admin_listen: Option<SocketAddr>,
+    /// How every route chooses a replica [default: the file's, else latency]
+    #[arg(long, env = "TOKENWAY_POLICY", value_name = "POLICY", value_parser = policies())]
+    policy: Option<PolicyName>,
+    /// Model name that clients ask for [default: every name that the replicas know]
+    #[arg(long, env = "TOKENWAY_SERVED_MODEL_NAME", value_name = "NAME", value_parser = parse_model_name)]
+    served_model_name: Option<String>,
+    /// Base URL of an OpenTelemetry collector (OTLP over HTTP) that receives spans
+    #[arg(long, env = "TOKENWAY_OTLP_ENDPOINT", value_name = "URL", value_parser = parse_http_url)]
+    otlp_endpoint: Option<String>,
+}
+
+impl ServeArgs {
+    /// Where the configuration is.
+    #[must_use]
+    pub fn source(&self) -> Source {
+        match &self.config {
+            Some(path) => Source::File(path.clone()),
+            None => Source::Upstreams(self.upstream.clone()),
+        }
+    }
+
+    /// What wins over it.
+    #[must_use]
+    pub fn overrides(&self) -> Overrides {
+        Overrides {
+            listen: self.listen,
+            admin_listen: self.admin_listen,
+            policy: self.policy,
+            served_model_name: self.served_model_name.as_deref().map(Into::into),
+            otlp_endpoint: self.otlp_endpoint.clone(),
+        }
+    }
+
+    /// Leaves exactly one source. A flag wins over the variable of the other one, since whoever types it means it;
+    /// two flags or two variables contradict each other.
+    pub(super) fn settle_source(&mut self, given: &ArgMatches) -> Result<(), clap::Error> {
+        let is_flag = |id| given.value_source(id) == Some(ValueSource::CommandLine);
+        match (self.config.is_some(), !self.upstream.is_empty()) {
+            (true, true) => match (is_flag("config"), is_flag("upstream")) {
+                (true, false) => self.upstream.clear(),
+                (false, true) => self.config = None,
+                _ => return Err(usage(ErrorKind::ArgumentConflict, CONFLICT)),
+            },
+            (false, false) => return Err(usage(ErrorKind::MissingRequiredArgument, MISSING)),
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+fn usage(kind: ErrorKind, message: &str) -> clap::Error {
+    clap::Error::raw(kind, message)
+}
+
+fn policies() -> impl clap::builder::TypedValueParser<Value = PolicyName> {
+    PossibleValuesParser::new(PolicyName::ALL.map(PolicyName::as_str)).try_map(|name| {
+        PolicyName::ALL.into_iter().find(|policy| policy.as_str() == name).ok_or("unknown policy")
+    })
+}
+
+const CONFLICT: &str = "--config (TOKENWAY_CONFIG) cannot be used with --upstream (TOKENWAY_UPSTREAM): list the replicas in the file\n";
+const MISSING: &str = "nothing to serve: give --config FILE, or --upstream URL for each replica\n";

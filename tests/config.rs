@@ -1,0 +1,428 @@
+//! Configuration files as people write them: what is accepted, and what is said about the rest.
+
+use std::path::Path;
+use std::time::Duration;
+
+use tokenway::config::check::check_str;
+use tokenway::config::load::{Source, load};
+use tokenway::config::reload::{reload, watch_file};
+use tokenway::config::{AccessLog, Config, ModelMatch, Overrides, PolicyName, ProbeKind, schema};
+
+const ONE_POOL: &str = "[[pool]]\nname = \"p\"\nreplicas = [\"http://127.0.0.1:1\"]\n";
+
+fn no_env(_: &str) -> Option<String> {
+    None
+}
+
+fn checked(text: &str) -> Config {
+    check_str("f.toml", text, &no_env).unwrap_or_else(|faults| panic!("{faults}"))
+}
+
+/// The first line of each diagnostic, and the sign that each has a hint.
+fn told(text: &str) -> Vec<String> {
+    let faults = check_str("f.toml", text, &no_env).unwrap_err();
+    assert!(faults.iter().all(|fault| !fault.hint.is_empty() && !fault.message.is_empty()));
+    faults.iter().map(|fault| fault.to_string().lines().next().unwrap_or_default().to_owned()).collect()
+}
+
+#[track_caller]
+fn assert_told(text: &str, expected: &[&str]) {
+    assert_eq!(told(text), expected, "{text}");
+}
+
+/// `ONE_POOL` first, so that lines of `rest` count from 4.
+fn with_pool(rest: &str) -> String {
+    format!("{ONE_POOL}{rest}")
+}
+
+#[test]
+fn a_file_with_one_pool_has_all_defaults() {
+    let config = checked(ONE_POOL);
+    assert_eq!(config.server.listen.to_string(), "127.0.0.1:8080");
+    assert_eq!(config.admin.listen.to_string(), "127.0.0.1:9090");
+    assert_eq!((config.server.body_limit, config.server.body_memory), (32 << 20, 1 << 30));
+    assert_eq!(config.server.heartbeat, None);
+    assert!(config.server.route_info_headers);
+    assert_eq!(
+        config.slo.keys().map(|name| &**name).collect::<Vec<_>>(),
+        ["batch", "interactive", "standard"]
+    );
+    assert_eq!(config.slo["interactive"].ttft.unwrap().per_prompt_token, Duration::from_micros(100));
+    assert_eq!(config.seed.reveal(), "tokenway");
+    assert_eq!((config.classes.short.0, config.classes.medium.0), (1024, 8192));
+    let pool = &config.pools[0];
+    assert_eq!((&*pool.revision, &*pool.engine, &*pool.replicas[0].name), ("p", "vllm", "127.0.0.1:1"));
+    assert_eq!((pool.probe.kind, pool.max_ejected_share), (ProbeKind::Auto, 0.5));
+    let route = &config.routes[0];
+    assert_eq!((&*route.name, &route.model, route.policy), ("*", &ModelMatch::Any, PolicyName::Latency));
+    assert_eq!(route.timeouts.first_token, Duration::from_secs(60));
+    assert!(route.client_may.timeout && !route.client_may.priority && route.ask_usage && route.required);
+    assert_eq!(config.telemetry.access_log, AccessLog::Stdout);
+    assert!(config.telemetry.otlp.is_none());
+}
+
+#[test]
+fn the_reference_says_the_defaults() {
+    let text = include_str!("../config/reference.toml");
+    let pool_alone = "[[pool]]\nname = \"llama-8b-r1\"\nreplicas = [\"http://127.0.0.1:8001\", { url = \
+                      \"http://127.0.0.1:8002\", name = \"gpu-2\", zone = \"a\" }]\n[[route]]\nmodel = \"llama-8b\"\n";
+    assert_eq!(format!("{:?}", checked(text)), format!("{:?}", checked(pool_alone)));
+}
+
+#[test]
+fn the_reference_documents_every_key() {
+    let text = include_str!("../config/reference.toml");
+    for keys in [
+        schema::ROOT,
+        schema::SERVER,
+        schema::TLS,
+        schema::ADMIN,
+        schema::TIMEOUTS,
+        schema::RETRY,
+        schema::SLO,
+        schema::TTFT,
+        schema::ROUTING,
+        schema::CLASSES,
+        schema::POOL,
+        schema::REPLICA,
+        schema::PROBE,
+        schema::EJECTION,
+        schema::ROUTE,
+        schema::ROUTE_POOL,
+        schema::TENANT,
+        schema::TELEMETRY,
+        schema::OTLP,
+        schema::SAMPLING,
+    ] {
+        for key in keys.known {
+            let is_there = [format!("{key} = "), format!("[{key}]"), format!("[{key}."), format!(".{key}]")]
+                .iter()
+                .any(|written| text.contains(written));
+            assert!(is_there, "{key} of {} is not in config/reference.toml", keys.header);
+        }
+    }
+}
+
+#[test]
+fn every_key_parses_and_what_is_not_built_is_refused_at_its_line() {
+    let text = include_str!("fixtures/every-key.toml");
+    let marked: Vec<_> = text
+        .lines()
+        .enumerate()
+        .filter(|(_, line)| line.contains("# unbuilt"))
+        .map(|(index, _)| index + 1)
+        .collect();
+    let env = |name: &str| Some(format!("value of {name}"));
+    let faults = check_str("f.toml", text, &env).unwrap_err();
+    let refused: Vec<_> = faults
+        .iter()
+        .map(|fault| {
+            assert!(fault.message.ends_with("is not supported yet"), "{fault}");
+            fault.line
+        })
+        .collect();
+    assert_eq!(refused, marked, "{faults}");
+    let built: String = text
+        .lines()
+        .filter(|line| !line.contains("# unbuilt") && !line.contains("# part of it"))
+        .fold(String::new(), |mut text, line| {
+            text.push_str(line);
+            text.push('\n');
+            text
+        });
+    let config = check_str("f.toml", &built, &env).unwrap_or_else(|faults| panic!("{faults}"));
+    assert_eq!(config.admin.token.unwrap().reveal(), "value of TOKENWAY_ADMIN_TOKEN");
+    assert_eq!(config.tenants[0].routes.as_deref(), Some(&["chat".into()][..]));
+}
+
+#[test]
+fn answers_tell_tenants_nothing_of_the_fleet_unless_asked() {
+    let tenant = format!("[[tenant]]\nname = \"t\"\nkey_sha256 = [\"{}\"]\n", "0".repeat(64));
+    assert!(!checked(&with_pool(&tenant)).server.route_info_headers);
+    let asked = format!("[server]\nroute_info_headers = true\n{tenant}");
+    assert!(checked(&with_pool(&asked)).server.route_info_headers);
+}
+
+#[test]
+fn all_faults_are_told_in_the_order_of_the_file() {
+    assert_told(
+        "[server]\nlisten = \"nowhere\"\nbody_limt = \"1MiB\"\nkeep_alive = 75\n[[pool]]\nname = \"p\"\nreplicas = []\n\
+         [[route]]\nmodel = \"m\"\npools = [\"q\"]\npolicy = \"prefx\"\n",
+        &[
+            "f.toml:2:10: \"nowhere\" is not an IP address with a port",
+            "f.toml:3:1: unknown key \"body_limt\" in [server]; did you mean \"body_limit\"?",
+            "f.toml:4:14: keep_alive: expected a duration, found a whole number",
+            "f.toml:7:12: a pool needs at least one replica",
+            "f.toml:10:10: unknown pool \"q\"",
+            "f.toml:11:10: unknown policy \"prefx\"; did you mean \"prefix\"?",
+        ],
+    );
+}
+
+#[test]
+fn a_fault_shows_its_line_with_a_caret_and_a_hint() {
+    let faults = check_str("f.toml", &with_pool("[timeouts]\nconnect = \"1 sec\"\n"), &no_env).unwrap_err();
+    assert_eq!(
+        faults.to_string(),
+        "f.toml:5:11: \"1 sec\" is not a duration\n 5 | connect = \"1 sec\"\n   |           ^^^^^^^\n\
+         hint: write a number above zero with its unit (us, ms, s, m, h, d): \"250ms\""
+    );
+}
+
+#[test]
+fn broken_toml_is_told_with_its_place() {
+    for (text, place) in
+        [("a = \n", "f.toml:1:"), ("[server\nx = 1\n", "f.toml:1:8: "), ("[a]\n[a]\n", "f.toml:2:")]
+    {
+        assert!(told(text)[0].starts_with(place), "{:?}", told(text));
+    }
+}
+
+#[test]
+fn faults_of_ports() {
+    for (rest, expected) in [
+        ("[server]\nlisten = 8080\n", "f.toml:5:10: listen: expected an address, found a whole number"),
+        ("[server]\nheader_timeout = \"0s\"\n", "f.toml:5:18: \"0s\" must be above zero"),
+        (
+            "[server]\nbody_limit = \"2GiB\"\n",
+            "f.toml:5:14: server.body_limit is more than server.body_memory",
+        ),
+        ("[server]\nmax_connections = 0\n", "f.toml:5:19: max_connections is out of range"),
+        (
+            "[server]\nextra_paths = [\"/sleep\"]\n",
+            "f.toml:5:16: /sleep controls an engine and is never relayed from the data port",
+        ),
+        ("[server]\nextra_paths = [\"v1/x\"]\n", "f.toml:5:16: \"v1/x\" is not an exact path"),
+        ("[server]\ntrust_headers = [\"a b\"]\n", "f.toml:5:18: \"a b\" is not a header name"),
+        ("[server]\ntls = { cert = \"no.pem\" }\n", "f.toml:5:7: server.tls has no \"key\""),
+        (
+            "[admin]\nlisten = \"0.0.0.0:9090\"\n",
+            "f.toml:5:10: 0.0.0.0:9090 is not loopback and [admin] has no token",
+        ),
+        ("[admin]\ntoken = \"hunter2\"\n", "f.toml:5:9: a secret does not belong into the file"),
+        ("[admin]\ntoken = \"env:NOT_SET\"\n", "f.toml:5:9: environment variable NOT_SET is not set"),
+        ("[serer]\n", "f.toml:4:2: unknown key \"serer\" in a configuration; did you mean \"server\"?"),
+    ] {
+        assert_eq!(told(&with_pool(rest))[0], expected, "{rest}");
+    }
+}
+
+#[test]
+fn a_secret_in_the_file_is_not_repeated() {
+    let faults = check_str("f.toml", &with_pool("[admin]\ntoken = \"hunter2\"\n"), &no_env).unwrap_err();
+    assert!(!faults.to_string().contains("hunter2"), "{faults}");
+}
+
+#[test]
+fn faults_of_bounds() {
+    for (rest, expected) in [
+        ("[retry]\nbudget = 1.5\n", "f.toml:5:10: budget must be from 0 to 1"),
+        ("[retry]\nattempts = -1\n", "f.toml:5:12: attempts is out of range"),
+        ("[classes]\nshort = 9000\n", "f.toml:5:9: classes.short (9000) is above classes.medium (8192)"),
+        (
+            "[slo.interactive]\nttft = { per_prompt_token = \"1ms\" }\n",
+            "f.toml:5:8: slo.*.ttft has no \"base\"",
+        ),
+        (
+            "[slo.interactive]\nttf = \"1s\"\n",
+            "f.toml:5:1: unknown key \"ttf\" in [slo.*]; did you mean \"ttft\"?",
+        ),
+        ("[slo.gold]\nttft = 5\n", "f.toml:5:8: ttft: expected a duration, found a whole number"),
+        (
+            "[telemetry.sampling]\nkeep = [\"errors\"]\n",
+            "f.toml:5:9: unknown reason \"errors\"; did you mean \"error\"?",
+        ),
+        (
+            "[telemetry]\naccess_log = \"stdot\"\n",
+            "f.toml:5:14: unknown access log \"stdot\"; did you mean \"stdout\"?",
+        ),
+        ("[telemetry.otlp]\nprotocol = \"grpc\"\n", "f.toml:5:1: protocol is not supported yet"),
+        (
+            "[telemetry.otlp]\nendpoint = \"c:4318\"\n",
+            "f.toml:5:12: \"c:4318\" does not start with http:// or https://",
+        ),
+    ] {
+        assert_told(&with_pool(rest), &[expected]);
+    }
+}
+
+#[test]
+fn faults_of_pools() {
+    let pool = |rest: &str| format!("[[pool]]\nname = \"p\"\n{rest}\n");
+    for (text, expected) in [
+        (String::new(), "f.toml:1:1: no [[pool]] is configured"),
+        ("[[pool]]\nreplicas = [\"http://a\"]\n".to_owned(), "f.toml:1:1: [[pool]] has no \"name\""),
+        (pool(""), "f.toml:1:1: [[pool]] has no replicas"),
+        (pool("replicas = [\"http://a:1\", \"http://a:1/\"]"), "f.toml:3:27: http://a:1 is listed twice"),
+        (
+            pool(
+                "replicas = [{ url = \"http://a:1\", name = \"x\" }, { url = \"http://a:2\", name = \"x\" }]",
+            ),
+            "f.toml:3:49: two replicas are named \"x\"",
+        ),
+        (pool("replicas = [\"a:1\"]"), "f.toml:3:13: \"a:1\" does not start with http:// or https://"),
+        (pool("replicas = \"http://a:1\""), "f.toml:3:12: replicas: expected a list, found a string"),
+        (pool("replicas = [7]"), "f.toml:3:13: replicas: expected a URL, found a whole number"),
+        (pool("replicas = [{ ur = \"http://a:1\" }]"), "f.toml:3:13: pool.replicas has no \"url\""),
+        (pool("dns = \"http://a:1\""), "f.toml:3:1: dns is not supported yet"),
+        (
+            with_pool(ONE_POOL) + "[[route]]\nmodel = \"*\"\npools = [\"p\"]\n",
+            "f.toml:4:1: two pools are named \"p\"",
+        ),
+        (
+            with_pool("[pool.probe]\nkind = \"complete\"\n"),
+            "f.toml:5:8: unknown probe kind \"complete\"; did you mean \"completion\"?",
+        ),
+        (with_pool("[pool.warmup]\nrequests = 5\n"), "f.toml:4:7: warmup is not supported yet"),
+    ] {
+        assert_eq!(told(&text)[0], expected, "{text}");
+    }
+}
+
+#[test]
+fn faults_of_routes_and_tenants() {
+    let digest = "0".repeat(64);
+    for (rest, expected) in [
+        ("[[route]]\nname = \"r\"\n", "f.toml:4:1: [[route]] has no \"model\""),
+        ("[[route]]\nmodel = \"m\"\n[[route]]\nmodel = \"m\"\n", "f.toml:6:1: two routes take model \"m\""),
+        (
+            "[[route]]\nmodel = \"m\"\npools = [{ name = \"p\", weight = 0 }]\n",
+            "f.toml:6:9: all weights are zero: no replica would get a request",
+        ),
+        ("[[route]]\nmodel = \"m\"\npools = [\"p\", \"p\"]\n", "f.toml:6:15: the route has this pool twice"),
+        (
+            "[[route]]\nmodel = \"m\"\nslo = \"interactiv\"\n",
+            "f.toml:6:7: unknown slo class \"interactiv\"; did you mean \"interactive\"?",
+        ),
+        ("[[route]]\nmodel = \"m\"\nclient_may = [\"prio\"]\n", "f.toml:6:15: unknown permission \"prio\""),
+        ("[[route]]\nmodel = \"m\"\nmigrate = true\n", "f.toml:6:1: migrate is not supported yet"),
+        (
+            "[[route]]\nmodel = \"m\"\n[route.canary]\npool = \"q\"\n",
+            "f.toml:6:8: canary is not supported yet",
+        ),
+        (
+            "[[tenant]]\nname = \"t\"\nkey_sha256 = [\"9f86d081884c7d65…\"]\n",
+            "f.toml:6:15: a key digest must be 64 hexadecimal digits",
+        ),
+        (
+            "[[tenant]]\nname = \"t\"\nkey_sha256 = []\nroutes = [\"chat\"]\n",
+            "f.toml:7:11: unknown route \"chat\"",
+        ),
+        (
+            "[[tenant]]\nname = \"t\"\nkey_sha256 = []\nlimits = { concurrency = 1 }\n",
+            "f.toml:7:1: limits is not supported yet",
+        ),
+        ("[drift]\nblock = \"24h\"\n", "f.toml:4:2: drift is not supported yet"),
+    ] {
+        assert_told(&with_pool(rest), &[expected]);
+    }
+    let twice = format!("[[tenant]]\nname = \"t\"\nkey_sha256 = [\"{digest}\", \"{digest}\"]\n");
+    assert_told(&with_pool(&twice), &["f.toml:6:83: this key is listed already"]);
+}
+
+#[test]
+fn two_pools_without_a_route_are_ambiguous() {
+    let text = with_pool("[[pool]]\nname = \"q\"\nreplicas = [\"http://127.0.0.1:2\"]\n");
+    assert_told(&text, &["f.toml:1:1: several pools and no [[route]]: nothing says which model goes where"]);
+}
+
+#[test]
+fn a_class_in_the_file_is_what_the_file_says() {
+    let config = checked(&with_pool("[slo.interactive]\ne2e = \"9s\"\n[slo.gold]\nttft = \"100ms\"\n"));
+    assert_eq!(config.slo["interactive"].ttft, None);
+    assert_eq!(config.slo["gold"].ttft.unwrap().base, Duration::from_millis(100));
+    assert!(config.slo["standard"].tpot.is_some());
+}
+
+#[test]
+fn the_export_follows_file_then_environment() {
+    let env = |name: &str| match name {
+        "OTEL_EXPORTER_OTLP_ENDPOINT" => Some("http://env:4318".to_owned()),
+        "OTEL_EXPORTER_OTLP_HEADERS" => Some("x-from=env".to_owned()),
+        _ => None,
+    };
+    for (rest, endpoint) in [
+        ("", "http://env:4318/v1/traces"),
+        ("[telemetry.otlp]\n", "http://env:4318/v1/traces"),
+        ("[telemetry.otlp]\nendpoint = \"http://file:4318/\"\n", "http://file:4318/v1/traces"),
+        ("[telemetry.otlp]\nendpoint = \"http://file:4318/v1/traces\"\n", "http://file:4318/v1/traces"),
+    ] {
+        let config = check_str("f.toml", &with_pool(rest), &env).unwrap();
+        let otlp = config.telemetry.otlp.unwrap();
+        assert_eq!((&*otlp.traces_endpoint, otlp.headers.len()), (endpoint, 1), "{rest}");
+    }
+    let alone = checked(&with_pool("[telemetry.otlp]\n")).telemetry.otlp.unwrap();
+    assert_eq!(alone.traces_endpoint, "http://127.0.0.1:4318/v1/traces");
+}
+
+#[test]
+fn the_examples_check_out() {
+    let directory = tempfile::tempdir().unwrap();
+    let key = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    std::fs::write(directory.path().join("server.pem"), key.cert.pem()).unwrap();
+    std::fs::write(directory.path().join("server.key"), key.signing_key.serialize_pem()).unwrap();
+    for example in ["minimal.toml", "two-pools.toml", "tls.toml", "reference.toml"] {
+        let copy = directory.path().join(example);
+        std::fs::copy(Path::new(env!("CARGO_MANIFEST_DIR")).join("config").join(example), &copy).unwrap();
+        let config = load(&Source::File(copy), &Overrides::default(), &no_env);
+        let config = config.unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(config.server.tls.is_some(), example == "tls.toml");
+    }
+}
+
+#[test]
+fn tls_files_are_looked_at() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("gateway.toml");
+    std::fs::write(directory.path().join("empty.pem"), "").unwrap();
+    std::fs::write(&file, with_pool("[server]\ntls = { cert = \"empty.pem\", key = \"gone.key\" }\n"))
+        .unwrap();
+    let told = load(&Source::File(file), &Overrides::default(), &no_env).unwrap_err().to_string();
+    assert!(
+        told.contains("gateway.toml:5:16: ") && told.contains("empty.pem holds no certificate"),
+        "{told}"
+    );
+    assert!(told.contains("gateway.toml:5:35: cannot read ") && told.contains("gone.key"), "{told}");
+}
+
+#[test]
+fn a_reload_keeps_what_needs_a_restart_and_says_so() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("gateway.toml");
+    let source = Source::File(file.clone());
+    std::fs::write(&file, ONE_POOL).unwrap();
+    let old = load(&source, &Overrides::default(), &no_env).unwrap();
+    std::fs::write(&file, with_pool("[server]\nlisten = \"127.0.0.1:1\"\nbody_limit = \"1MiB\"\n")).unwrap();
+    let new = reload(&source, &Overrides::default(), &no_env, &old).unwrap();
+    assert_eq!(new.warnings, ["server.listen changed and needs a restart: the old value stays"]);
+    assert_eq!(new.config.server.listen, old.server.listen);
+    assert_eq!(new.config.server.body_limit, 1 << 20);
+    std::fs::write(&file, "[[pool]]\n").unwrap();
+    let error = reload(&source, &Overrides::default(), &no_env, &old).unwrap_err().to_string();
+    assert!(error.contains("gateway.toml:1:1: "), "{error}");
+}
+
+#[tokio::test]
+async fn a_file_replaced_by_rename_or_by_a_swapped_link_is_noticed() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name);
+    // As Kubernetes lays out a ConfigMap: gateway.toml -> ..data/gateway.toml, ..data -> first/.
+    for version in ["first", "second"] {
+        std::fs::create_dir(path(version)).unwrap();
+        std::fs::write(path(version).join("gateway.toml"), version).unwrap();
+    }
+    std::os::unix::fs::symlink("first", path("..data")).unwrap();
+    std::os::unix::fs::symlink("..data/gateway.toml", path("gateway.toml")).unwrap();
+    let (_watcher, mut changes) = watch_file(&path("gateway.toml")).unwrap();
+    std::os::unix::fs::symlink("second", path("..new")).unwrap();
+    std::fs::rename(path("..new"), path("..data")).unwrap();
+    changed(&mut changes).await;
+    std::fs::write(path("edited"), "third").unwrap();
+    std::fs::rename(path("edited"), path("gateway.toml")).unwrap();
+    changed(&mut changes).await;
+    assert_eq!(*changes.borrow(), 2);
+}
+
+async fn changed(changes: &mut tokio::sync::watch::Receiver<u64>) {
+    tokio::time::timeout(Duration::from_secs(30), changes.changed()).await.unwrap().unwrap();
+}
