@@ -1,2 +1,52 @@
-//! The `tokenway` binary.
-fn main() {}
+//! The `tokenway` binary: parses the command line, makes one call per subcommand, ends with 0, 1 or 2.
+
+use std::io::Write as _;
+use std::process::ExitCode;
+
+use tokenway::cli::run::{self, Launch};
+use tokenway::cli::{self, Cli, Command, EXIT_FAILED, EXIT_OK, logging};
+
+fn main() -> ExitCode {
+    let cli = match Cli::read(std::env::args_os()) {
+        Ok(cli) => cli,
+        Err(error) => error.exit(),
+    };
+    let log = logging::init(&cli.log_level);
+    ExitCode::from(match cli.command {
+        Command::Serve(args) => {
+            done(run::serve(Launch { source: args.source(), overrides: args.overrides(), log }))
+        }
+        Command::Check(args) => {
+            let env = |name: &str| std::env::var(name).ok();
+            done(cli::check::run(&args, &env, &mut std::io::stdout(), &mut std::io::stderr()))
+        }
+        Command::Replay(_) => done(cli::refuse_unbuilt("replay", &mut std::io::stderr())),
+        Command::Top(_) => done(cli::refuse_unbuilt("top", &mut std::io::stderr())),
+    })
+}
+
+/// The exit code of a subcommand; what went wrong is said on stderr.
+fn done<T: Into<Exit>, E: std::fmt::Display>(result: Result<T, E>) -> u8 {
+    match result {
+        Ok(code) => code.into().0,
+        Err(error) => {
+            // Without a stderr there is nobody to tell.
+            let _ = writeln!(std::io::stderr(), "error: {error}");
+            EXIT_FAILED
+        }
+    }
+}
+
+struct Exit(u8);
+
+impl From<u8> for Exit {
+    fn from(code: u8) -> Self {
+        Self(code)
+    }
+}
+
+impl From<()> for Exit {
+    fn from((): ()) -> Self {
+        Self(EXIT_OK)
+    }
+}

@@ -5,8 +5,11 @@
 use std::io::IsTerminal as _;
 use std::str::FromStr;
 
-use tracing_subscriber::EnvFilter;
+use parking_lot::Mutex;
 use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
+use tracing_subscriber::{EnvFilter, Registry, reload};
 
 /// What is logged: a level, or comma-separated filters.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,18 +37,46 @@ impl FromStr for LogLevel {
     }
 }
 
+/// The filter in force, changeable while the program runs.
+#[derive(Debug)]
+pub struct LogFilter {
+    filter: reload::Handle<EnvFilter, Registry>,
+    text: Mutex<String>,
+}
+
+impl LogFilter {
+    /// As it was set last.
+    #[must_use]
+    pub fn text(&self) -> String {
+        self.text.lock().clone()
+    }
+
+    /// Puts another one in force.
+    ///
+    /// # Errors
+    /// Why it is not understood.
+    pub fn set(&self, text: &str) -> Result<(), String> {
+        let level: LogLevel = text.parse().map_err(|error: UnknownLevel| error.to_string())?;
+        self.filter.reload(EnvFilter::new(&level.0)).map_err(|error| error.to_string())?;
+        *self.text.lock() = level.0;
+        Ok(())
+    }
+}
+
 /// Starts logging; where a log is being written already, that one stays.
-pub fn init(level: &LogLevel) {
-    let builder =
-        tracing_subscriber::fmt().with_env_filter(EnvFilter::new(&level.0)).with_writer(std::io::stderr);
+pub fn init(level: &LogLevel) -> LogFilter {
+    let (filter, handle) = reload::Layer::new(EnvFilter::new(&level.0));
+    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+    let registry = tracing_subscriber::registry().with(filter);
     let started = if std::io::stderr().is_terminal() {
-        builder.try_init()
+        registry.with(lines).try_init()
     } else {
-        builder.json().flatten_event(true).try_init()
+        registry.with(lines.json().flatten_event(true)).try_init()
     };
     if started.is_err() {
         tracing::debug!("logging was started before");
     }
+    LogFilter { filter: handle, text: Mutex::new(level.0.clone()) }
 }
 
 #[cfg(test)]

@@ -5,7 +5,9 @@
 
 pub mod check;
 pub mod logging;
+pub mod run;
 pub mod serve;
+pub mod signals;
 
 use std::ffi::OsString;
 use std::io::{self, Write};
