@@ -1,0 +1,208 @@
+//! `/api/config`: the configuration that runs, with secrets masked.
+//!
+//! Written out field by field: a secret that is added to the configuration does not show because nobody thought
+//! of it. Names are those of the configuration file; durations are seconds.
+
+use std::time::Duration;
+
+use serde_json::{Map, Value as Json, json};
+
+use super::views::model;
+use crate::config::{AccessLog, Config, Pool, Route, Secret, Slo, Telemetry, Tenant, Timeouts, Tls};
+
+/// The whole configuration.
+pub(super) fn config(config: &Config) -> Json {
+    let slo: Map<String, Json> =
+        config.slo.iter().map(|(name, bounds)| (name.to_string(), slo(bounds))).collect();
+    json!({
+        "server": server(config),
+        "admin": { "listen": config.admin.listen.to_string(), "token": masked(config.admin.token.as_ref()) },
+        "retry": {
+            "attempts": config.retry.attempts,
+            "budget": config.retry.budget,
+            "min_per_second": config.retry.min_per_second,
+        },
+        "slo": slo,
+        "routing": { "seed": MASK },
+        "classes": { "short": config.classes.short.0, "medium": config.classes.medium.0 },
+        "pool": config.pools.iter().map(pool).collect::<Vec<_>>(),
+        "route": config.routes.iter().map(|of| route(config, of)).collect::<Vec<_>>(),
+        "tenant": config.tenants.iter().map(tenant).collect::<Vec<_>>(),
+        "telemetry": telemetry(&config.telemetry),
+    })
+}
+
+fn server(config: &Config) -> Json {
+    let server = &config.server;
+    json!({
+        "listen": server.listen.to_string(),
+        "tls": server.tls.as_ref().map(tls),
+        "body_limit": server.body_limit,
+        "body_memory": server.body_memory,
+        "header_timeout": seconds(server.header_timeout),
+        "keep_alive": seconds(server.keep_alive),
+        "tls_handshake_timeout": seconds(server.tls_handshake_timeout),
+        "max_connections": server.max_connections,
+        "drain_delay": seconds(server.drain_delay),
+        "drain_timeout": seconds(server.drain_timeout),
+        "heartbeat": server.heartbeat.map(seconds),
+        "route_info_headers": server.route_info_headers,
+        "extra_paths": server.extra_paths,
+        "trust_headers": server.trust_headers.iter().map(|name| name.as_str()).collect::<Vec<_>>(),
+    })
+}
+
+fn tls(tls: &Tls) -> Json {
+    json!({
+        "cert": tls.cert.display().to_string(),
+        "key": tls.key.display().to_string(),
+        "client_ca": tls.client_ca.as_ref().map(|path| path.display().to_string()),
+    })
+}
+
+fn slo(slo: &Slo) -> Json {
+    json!({
+        "ttft": slo.ttft.map(|bound| json!({
+            "base": seconds(bound.base),
+            "per_prompt_token": seconds(bound.per_prompt_token),
+        })),
+        "tpot": slo.tpot.map(seconds),
+        "e2e": slo.e2e.map(seconds),
+    })
+}
+
+fn pool(pool: &Pool) -> Json {
+    let replicas = pool.replicas.iter().map(|replica| {
+        json!({
+            "name": &*replica.name,
+            "url": replica.endpoint.to_string(),
+            "zone": replica.zone.as_deref(),
+        })
+    });
+    json!({
+        "name": &*pool.name,
+        "revision": &*pool.revision,
+        "revision_info": pool.revision_info,
+        "engine": &*pool.engine,
+        "replicas": replicas.collect::<Vec<_>>(),
+        "engine_api_key": masked(pool.engine_api_key.as_ref()),
+        "scrape_interval": seconds(pool.scrape_interval),
+        "max_connections": pool.max_connections,
+        "max_num_seqs": pool.max_num_seqs,
+        "queue_target": pool.queue_target,
+        "probe": {
+            "interval": seconds(pool.probe.interval),
+            "timeout": seconds(pool.probe.timeout),
+            "kind": format!("{:?}", pool.probe.kind).to_lowercase(),
+        },
+        "ejection": { "max_share": pool.max_ejected_share },
+    })
+}
+
+fn route(config: &Config, route: &Route) -> Json {
+    let pools = route.pools.iter().filter_map(|weighted| {
+        let pool = config.pools.get(weighted.pool)?;
+        Some(json!({ "pool": &*pool.name, "weight": weighted.weight }))
+    });
+    json!({
+        "name": &*route.name,
+        "model": model(&route.model),
+        "upstream_model": route.upstream_model.as_deref(),
+        "required": route.required,
+        "pools": pools.collect::<Vec<_>>(),
+        "policy": route.policy.as_str(),
+        "slo": &*route.slo,
+        "client_may": {
+            "timeout": route.client_may.timeout,
+            "slo_class": route.client_may.slo_class,
+            "priority": route.client_may.priority,
+        },
+        "ask_usage": route.ask_usage,
+        "timeouts": timeouts(&route.timeouts),
+    })
+}
+
+fn timeouts(timeouts: &Timeouts) -> Json {
+    json!({
+        "connect": seconds(timeouts.connect),
+        "first_token": seconds(timeouts.first_token),
+        "inter_token": seconds(timeouts.inter_token),
+        "total": seconds(timeouts.total),
+        "client_stall": seconds(timeouts.client_stall),
+    })
+}
+
+fn tenant(tenant: &Tenant) -> Json {
+    json!({
+        "name": &*tenant.name,
+        "keys": vec![MASK; tenant.key_digests.len()],
+        "routes": tenant.routes.as_ref().map(|routes| routes.iter().map(|name| &**name).collect::<Vec<_>>()),
+        "weight": tenant.weight,
+        "priority": tenant.priority,
+    })
+}
+
+fn telemetry(telemetry: &Telemetry) -> Json {
+    let access_log = match &telemetry.access_log {
+        AccessLog::Stdout => "stdout".to_owned(),
+        AccessLog::Stderr => "stderr".to_owned(),
+        AccessLog::Off => "off".to_owned(),
+        AccessLog::File(path) => path.display().to_string(),
+    };
+    let otlp = telemetry.otlp.as_ref().map(|otlp| {
+        // Values are mostly credentials; names help to see what is sent.
+        let headers: Map<String, Json> =
+            otlp.headers.iter().map(|(name, _)| (name.to_string(), MASK.into())).collect();
+        json!({
+            "endpoint": without_userinfo(&otlp.traces_endpoint),
+            "headers": headers,
+            "timeout": seconds(otlp.timeout),
+        })
+    });
+    json!({
+        "access_log": access_log,
+        "otlp": otlp,
+        "sampling": {
+            "routine": telemetry.sampling.routine,
+            "error": telemetry.sampling.keep_error,
+            "slo_miss": telemetry.sampling.keep_slo_miss,
+            "retry": telemetry.sampling.keep_retry,
+        },
+    })
+}
+
+/// A URL without the user and password that may stand before its host, and without its query.
+fn without_userinfo(url: &str) -> String {
+    let url = url.split(['?', '#']).next().unwrap_or(url);
+    let Some((scheme, rest)) = url.split_once("://") else { return url.to_owned() };
+    let (authority, path) = rest.find('/').map_or((rest, ""), |at| rest.split_at(at));
+    let host = authority.rsplit('@').next().unwrap_or(authority);
+    format!("{scheme}://{host}{path}")
+}
+
+fn masked(secret: Option<&Secret>) -> Option<&'static str> {
+    secret.map(|_| MASK)
+}
+
+fn seconds(duration: Duration) -> f64 {
+    duration.as_secs_f64()
+}
+
+const MASK: &str = "***";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn urls_lose_what_may_be_secret() {
+        let table = [
+            ("http://c:4318/v1/traces", "http://c:4318/v1/traces"),
+            ("https://user:pw@c/v1/traces?key=abc", "https://c/v1/traces"),
+            ("https://user:p@ss@c", "https://c"),
+        ];
+        for (url, expected) in table {
+            assert_eq!(without_userinfo(url), expected);
+        }
+    }
+}

@@ -1,0 +1,53 @@
+//! What the admin port asks of the gateway.
+//!
+//! A trait, so that the admin port knows nothing of the data path and is tested without one.
+
+use std::sync::Arc;
+
+use crate::config::Config;
+use crate::fleet::status::ReplicaStatus;
+
+/// The gateway, as the admin port sees it. Calls are short; [`reload`](Self::reload) may read files.
+pub trait Control: Send + Sync {
+    /// Every replica as it is now.
+    fn replicas(&self) -> Vec<ReplicaStatus>;
+
+    /// Whether the gateway should get traffic.
+    fn readiness(&self) -> Readiness;
+
+    /// The configuration that runs.
+    fn config(&self) -> Arc<Config>;
+
+    /// Reads the configuration again.
+    ///
+    /// # Errors
+    /// What `tokenway check` would print; the old configuration stays.
+    fn reload(&self) -> Result<(), String>;
+
+    /// Starts to drain, as SIGTERM does.
+    fn drain(&self);
+
+    /// The log filter that is in force.
+    fn log_level(&self) -> String;
+
+    /// Takes a level (`debug`) or a filter (`tokenway::upstream=trace,info`).
+    ///
+    /// # Errors
+    /// Why the filter is not understood.
+    fn set_log_level(&self, filter: &str) -> Result<(), String>;
+}
+
+/// Whether the gateway should get traffic, and why not.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Readiness {
+    /// Reasons against it, for people; empty is ready.
+    pub reasons: Vec<String>,
+}
+
+impl Readiness {
+    /// No reason against it.
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        self.reasons.is_empty()
+    }
+}
