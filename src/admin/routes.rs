@@ -76,10 +76,9 @@ impl Path {
 /// Answers one request.
 pub(super) async fn answer(admin: &Arc<AdminState>, request: Request<Incoming>) -> Answer {
     let path = Path::parse(request.uri().path());
-    if !path.is_some_and(Path::is_open) {
-        if let Err(denied) = access::check(admin.token.as_ref(), request.method(), request.headers()) {
-            return refuse(denied);
-        }
+    let allowed = access::check(admin.token.as_ref(), request.method(), request.headers());
+    if let (false, Err(denied)) = (path.is_some_and(Path::is_open), allowed) {
+        return refuse(denied);
     }
     let Some(path) = path else {
         return error(StatusCode::NOT_FOUND, "unknown_path", "the admin port has no such path");

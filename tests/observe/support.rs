@@ -1,0 +1,379 @@
+//! Support for the observer tests: a configuration, a record, a collector, a gateway to administer.
+
+use std::net::SocketAddr;
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use http_body_util::{BodyExt, Full};
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
+use parking_lot::Mutex;
+use prost::Message;
+use tokenway::admin::{Control, Readiness};
+use tokenway::clock::{Clock, Stamp};
+use tokenway::config::*;
+use tokenway::fleet::status::{EngineSignals, ReplicaState, ReplicaStatus};
+use tokenway::observe::metrics::BuildInfo;
+use tokenway::observe::spans::Background;
+use tokenway::observe::{Observer, Surroundings};
+use tokenway::record::{
+    Attempt, Class, DecisionSummary, FirstToken, Moments, Outcome, Record, Served, SloBounds, TokenCounts, Trace,
+};
+use tokenway::request::dialect::Dialect;
+use tokenway::units::Tokens;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio_util::task::TaskTracker;
+
+/// One pool, one replica, one route; no access log, no OTLP.
+pub fn config() -> Config {
+    let ttft = TtftBound { base: Duration::from_millis(333), per_prompt_token: Duration::ZERO };
+    Config {
+        server: server(),
+        admin: Admin { listen: "127.0.0.1:0".parse().unwrap(), token: None },
+        retry: Retry { attempts: 2, budget: 0.2, min_per_second: 3 },
+        slo: [("interactive".into(), Slo { ttft: Some(ttft), tpot: None, e2e: None })].into(),
+        seed: Secret::new("hunter2"),
+        classes: Classes { short: Tokens(512), medium: Tokens(4096) },
+        pools: vec![pool()],
+        routes: vec![route()],
+        tenants: vec![],
+        telemetry: Telemetry {
+            access_log: AccessLog::Off,
+            otlp: None,
+            sampling: Sampling { routine: 0.0, keep_error: false, keep_slo_miss: false, keep_retry: false },
+        },
+    }
+}
+
+fn server() -> Server {
+    let second = Duration::from_secs(1);
+    Server {
+        listen: "127.0.0.1:0".parse().unwrap(),
+        tls: None,
+        body_limit: 1,
+        body_memory: 1,
+        header_timeout: second,
+        keep_alive: second,
+        tls_handshake_timeout: second,
+        max_connections: NonZeroUsize::MIN,
+        drain_delay: second,
+        drain_timeout: second,
+        heartbeat: None,
+        route_info_headers: true,
+        extra_paths: vec![],
+        trust_headers: vec![],
+    }
+}
+
+fn pool() -> Pool {
+    let endpoint = Endpoint { is_tls: false, host: "gpu-a".into(), port: 8000, base_path: "".into() };
+    Pool {
+        name: "llama".into(),
+        revision: "v1".into(),
+        revision_info: [].into(),
+        engine: "vllm".into(),
+        replicas: vec![ReplicaSpec { name: "gpu-a:8000".into(), endpoint, zone: None }],
+        engine_api_key: None,
+        scrape_interval: Duration::from_secs(1),
+        max_connections: NonZeroUsize::MIN,
+        max_num_seqs: None,
+        queue_target: None,
+        probe: Probe {
+            interval: Duration::from_secs(1),
+            timeout: Duration::from_secs(1),
+            kind: ProbeKind::Auto,
+            prompt: "hi".into(),
+        },
+        max_ejected_share: 0.5,
+    }
+}
+
+fn route() -> Route {
+    let second = Duration::from_secs(1);
+    Route {
+        name: "chat".into(),
+        model: ModelMatch::Named("llama".into()),
+        upstream_model: None,
+        required: true,
+        pools: vec![WeightedPool { pool: 0, weight: 1 }],
+        policy: PolicyName::Latency,
+        slo: "interactive".into(),
+        client_may: ClientMay::default(),
+        ask_usage: false,
+        timeouts: Timeouts {
+            connect: second,
+            first_token: second,
+            inter_token: second,
+            total: second,
+            client_stall: second,
+        },
+    }
+}
+
+/// An observer on the test's own runtime.
+pub fn observer(config: &Config) -> Arc<Observer> {
+    let around = Surroundings {
+        clock: Clock::start(),
+        build: BuildInfo { version: "0.1.0", revision: "unknown" },
+        background: Background { runtime: tokio::runtime::Handle::current(), tasks: TaskTracker::new() },
+        tap: None,
+    };
+    Arc::new(Observer::start(config, around).unwrap())
+}
+
+fn served() -> Served {
+    Served {
+        pool: "llama".into(),
+        revision: "v1".into(),
+        replica: "gpu-a:8000".into(),
+        engine: "vllm".into(),
+        host: "gpu-a".into(),
+        port: 8000,
+    }
+}
+
+fn at(ms: u64) -> Stamp {
+    Stamp::from_nanos(ms * 1_000_000)
+}
+
+fn attempt(span: u64, error: Option<&'static str>) -> Attempt {
+    Attempt {
+        served: served(),
+        span,
+        start: at(12),
+        connected: Some(at(15)),
+        head: Some(at(20)),
+        end: at(1300),
+        status: error.is_none().then_some(200),
+        error,
+    }
+}
+
+/// A good stream, retried once: TTFT 200 ms, 1 s of decode, 1.3 s in all.
+pub fn record() -> Record {
+    Record {
+        request_id: "req-1".into(),
+        trace: Trace { trace_id: 7, root: 0xb2, parent: None, sampled: None, sampled_upstream: false, state: None },
+        dialect: Dialect::Chat,
+        path: "/v1/chat/completions".into(),
+        route: "chat".into(),
+        model: "llama".into(),
+        tenant: "acme".into(),
+        slo_class: "interactive".into(),
+        slo: SloBounds { ttft: Some(Duration::from_millis(333)), tpot: None, e2e: None },
+        class: Class::Short,
+        is_stream: true,
+        outcome: Outcome::Ok,
+        status: 200,
+        error: None,
+        at: moments(),
+        relay_blocked: Duration::ZERO,
+        attempts: vec![attempt(0xa0, Some("connect_refused")), attempt(0xa1, None)],
+        decision: Some(DecisionSummary {
+            policy: "latency",
+            reason: "prefix",
+            predicted_ttft: Some(Duration::from_millis(150)),
+            predicted_hit: Tokens(64),
+            candidates: 2,
+        }),
+        tokens: TokenCounts { input: Some(Tokens(100)), cached: Some(Tokens(64)), output: Some(Tokens(21)) },
+        estimated_input: Tokens(96),
+        content_events: 21,
+        longest_gap: Duration::from_millis(80),
+        longest_gap_at: Some(at(500)),
+        response_id: Some("chatcmpl-1".into()),
+        finish_reasons: vec!["stop".into()],
+        bytes_in: 500,
+        bytes_out: 9000,
+    }
+}
+
+fn moments() -> Moments {
+    Moments {
+        head: at(0),
+        read: Some(at(10)),
+        admitted: Some(at(11)),
+        routed: Some(at(12)),
+        connected: Some(at(15)),
+        first_byte: Some(at(20)),
+        first_token: Some(at(210)),
+        last_token: Some(at(1210)),
+        end: at(1300),
+    }
+}
+
+/// The first token of that record.
+pub fn first_token() -> FirstToken {
+    FirstToken {
+        route: "chat".into(),
+        model: "llama".into(),
+        tenant: "acme".into(),
+        class: Class::Short,
+        served: served(),
+        ttft: Duration::from_millis(200),
+        predicted: Some(Duration::from_millis(150)),
+    }
+}
+
+/// The replica, seen from outside.
+pub fn status(state: ReplicaState, has_signals: bool) -> ReplicaStatus {
+    let signals = EngineSignals {
+        age: Duration::from_millis(500),
+        running: 7.0,
+        waiting: 5.0,
+        kv_cache_usage: 0.25,
+        batch_limit: Some(256),
+        block_tokens: Some(16),
+        total_blocks: Some(1000),
+    };
+    ReplicaStatus {
+        pool: "llama".into(),
+        revision: "v1".into(),
+        replica: "gpu-a:8000".into(),
+        url: "http://gpu-a:8000".into(),
+        state,
+        reason: "proved".into(),
+        inflight: 3,
+        inflight_prompt_tokens: 300,
+        signals: has_signals.then_some(signals),
+        connections: 4,
+        models: vec!["llama".into()],
+    }
+}
+
+/// The value of a series on a page of metrics.
+pub fn value(page: &str, series: &str) -> Option<f64> {
+    page.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' ')?.parse().ok())
+}
+
+/// Waits for a condition, with a limit.
+pub async fn until(mut is_so: impl FnMut() -> bool) {
+    let waiting = async {
+        while !is_so() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(30), waiting).await.expect("in time");
+}
+
+type Received = Arc<Mutex<Vec<(http::HeaderMap, ExportTraceServiceRequest)>>>;
+
+/// An OTLP collector that keeps what it gets, or never answers.
+pub struct Collector {
+    pub received: Received,
+    address: SocketAddr,
+    _tasks: TaskTracker,
+}
+
+impl Collector {
+    pub async fn start(answers: bool) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let received = Received::default();
+        let tasks = TaskTracker::new();
+        let (of_connections, sink) = (tasks.clone(), Arc::clone(&received));
+        tasks.spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                let sink = Arc::clone(&sink);
+                let service = service_fn(move |request: http::Request<hyper::body::Incoming>| {
+                    let sink = Arc::clone(&sink);
+                    async move {
+                        let (head, body) = request.into_parts();
+                        let body = body.collect().await?.to_bytes();
+                        if !answers {
+                            std::future::pending::<()>().await;
+                        }
+                        sink.lock().push((head.headers, ExportTraceServiceRequest::decode(body).unwrap()));
+                        Ok::<_, hyper::Error>(http::Response::new(Full::<bytes::Bytes>::default()))
+                    }
+                });
+                let server = hyper::server::conn::http1::Builder::new();
+                let connection = server.serve_connection(TokioIo::new(stream), service);
+                of_connections.spawn(connection);
+            }
+        });
+        Self { received, address, _tasks: tasks }
+    }
+
+    pub fn otlp(&self) -> Otlp {
+        Otlp {
+            traces_endpoint: format!("http://{}/v1/traces", self.address),
+            headers: vec![],
+            timeout: Duration::from_secs(10),
+        }
+    }
+}
+
+/// A gateway as the admin port sees it.
+pub struct Gateway {
+    config: Arc<Config>,
+    pub is_ready: AtomicBool,
+    pub is_draining: AtomicBool,
+    pub level: Mutex<String>,
+}
+
+impl Gateway {
+    pub fn new(config: Config) -> Self {
+        Self {
+            config: Arc::new(config),
+            is_ready: AtomicBool::new(true),
+            is_draining: AtomicBool::new(false),
+            level: Mutex::new("info".into()),
+        }
+    }
+}
+
+impl Control for Gateway {
+    fn replicas(&self) -> Vec<ReplicaStatus> {
+        vec![status(ReplicaState::Ready, true)]
+    }
+
+    fn readiness(&self) -> Readiness {
+        let reasons = match self.is_ready.load(Ordering::Relaxed) {
+            true => vec![],
+            false => vec!["route chat: no ready replica".into()],
+        };
+        Readiness { reasons }
+    }
+
+    fn config(&self) -> Arc<Config> {
+        Arc::clone(&self.config)
+    }
+
+    fn reload(&self) -> Result<(), String> {
+        Err("gateway.toml:3:1: unknown key".into())
+    }
+
+    fn drain(&self) {
+        self.is_draining.store(true, Ordering::Relaxed);
+    }
+
+    fn log_level(&self) -> String {
+        self.level.lock().clone()
+    }
+
+    fn set_log_level(&self, filter: &str) -> Result<(), String> {
+        filter.clone_into(&mut self.level.lock());
+        Ok(())
+    }
+}
+
+/// Status, head and body of a GET.
+pub async fn get(address: SocketAddr, path: &str) -> (u16, String, String) {
+    request(address, &format!("GET {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n")).await
+}
+
+/// Status, head and body of a request written out.
+pub async fn request(address: SocketAddr, text: &str) -> (u16, String, String) {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    stream.write_all(text.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+    (status, head.to_owned(), body.to_owned())
+}
