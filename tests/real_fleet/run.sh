@@ -68,8 +68,12 @@ start_gateway() { # policy
 }
 
 stop_gateway() { # INT drains without the delay of TERM
+  local code=0 rest=() pid
   kill -INT "$gateway_pid"
-  wait "$gateway_pid" && row "drain on SIGINT" ok "exit code 0" || row "drain on SIGINT" FAIL "exit code $?"
+  wait "$gateway_pid" || code=$?
+  if [ "$code" = 0 ]; then row "end on SIGINT" ok ""; else row "end on SIGINT" FAIL "exit code $code"; fi
+  for pid in "${pids[@]}"; do [ "$pid" = "$gateway_pid" ] || rest+=("$pid"); done
+  pids=("${rest[@]}")
 }
 
 check() { # arguments of checks.py; it writes its own rows
