@@ -1,0 +1,41 @@
+# The daily commands. `just` alone lists them.
+
+default:
+    @just --list
+
+# All that a change must pass, as CI runs it.
+check:
+    .ci/run
+
+# Format, then lint.
+lint:
+    cargo fmt
+    cargo clippy --all-targets --locked -- -D warnings
+
+# All tests; `just test relay` for those whose name has "relay".
+test *filter:
+    cargo test --locked {{filter}}
+
+# Simulated fleet, gateway and traffic in one process.
+demo:
+    cargo run --release --locked -- demo
+
+# The gateway in front of the replicas at these URLs.
+serve +urls:
+    cargo run --release --locked -- serve {{ prepend("--upstream ", urls) }}
+
+# CPU and latency beside a minimal hyper proxy; about two minutes.
+bench *args:
+    cargo bench --locked --bench relay -- {{args}}
+
+# The checks against real vLLM replicas that you have running.
+real-fleet +urls:
+    tests/real_fleet/run.sh {{urls}}
+
+# Documentation of the library's modules.
+doc:
+    cargo doc --locked --no-deps --document-private-items --open
+
+# Known vulnerabilities; needs GitHub.
+advisories:
+    cargo deny check advisories
