@@ -29,7 +29,9 @@ pub async fn respond(mut exchange: Exchange) -> Response<ReplyBody> {
     let Some(every) = heartbeat else {
         return response(&gateway, exchange.run().await);
     };
-    let id = Arc::clone(&exchange.journal.record().request_id);
+    // The record goes with the exchange; a head that cannot wait for it tells the stages reached so far.
+    let mut headers = HeaderMap::new();
+    write_own_headers(&mut headers, exchange.journal.record());
     let mut run = Box::pin(exchange.run());
     // The exchange goes on inside the body if the pause wins.
     tokio::select! {
@@ -37,11 +39,10 @@ pub async fn respond(mut exchange: Exchange) -> Response<ReplyBody> {
         () = tokio::time::sleep(every) => {
             let answer = Box::pin(async move { late_body(&gateway, run.await) });
             let mut response = Response::new(ReplyBody::Waiting(Box::new(Waiting::new(answer, every))));
-            let headers = response.headers_mut();
             let sse = HeaderValue::from_static("text/event-stream; charset=utf-8");
             headers.insert(header::CONTENT_TYPE, sse);
-            write_stream_headers(headers);
-            write_request_id(headers, &id);
+            write_stream_headers(&mut headers);
+            *response.headers_mut() = headers;
             response
         }
     }
