@@ -20,7 +20,7 @@ use crate::relay::stream::{StreamBody, note_told};
 use crate::relay::usage;
 use crate::request::dialect::ErrorShape;
 use crate::upstream::attempt::{Answer, WholeAnswer};
-use crate::upstream::headers::{X_REQUEST_ID, strip_response};
+use crate::upstream::headers::{X_REQUEST_ID, strip_length, strip_response};
 
 /// Runs an exchange and makes its response; with a heartbeat the head may go out before the answer is there.
 pub async fn respond(mut exchange: Exchange) -> Response<ReplyBody> {
@@ -146,7 +146,8 @@ fn relay(
         Answer::Stream { head, reader } => {
             let pins = Arc::clone(&gateway.pins);
             let mut body = StreamBody::new(reader, journal, winner.pick, pins, timeouts);
-            let headers = finish(body.record(), head.headers);
+            let mut headers = finish(body.record(), head.headers);
+            strip_length(&mut headers);
             (headers, ReplyBody::Stream(Box::new(body)))
         }
         Answer::Large { head, first, rest, lease } => {
