@@ -20,7 +20,7 @@ use crate::relay::stream::{StreamBody, note_told};
 use crate::relay::usage;
 use crate::request::dialect::ErrorShape;
 use crate::upstream::attempt::{Answer, WholeAnswer};
-use crate::upstream::headers::{X_REQUEST_ID, strip_response};
+use crate::upstream::headers::{X_REQUEST_ID, strip_length, strip_response};
 
 /// Runs an exchange and makes its response; with a heartbeat the head may go out before the answer is there.
 pub async fn respond(mut exchange: Exchange) -> Response<ReplyBody> {
@@ -29,7 +29,9 @@ pub async fn respond(mut exchange: Exchange) -> Response<ReplyBody> {
     let Some(every) = heartbeat else {
         return response(&gateway, exchange.run().await);
     };
-    let id = Arc::clone(&exchange.journal.record().request_id);
+    // The record goes with the exchange; a head that cannot wait for it tells the stages reached so far.
+    let mut headers = HeaderMap::new();
+    write_own_headers(&mut headers, exchange.journal.record());
     let mut run = Box::pin(exchange.run());
     // The exchange goes on inside the body if the pause wins.
     tokio::select! {
@@ -37,11 +39,10 @@ pub async fn respond(mut exchange: Exchange) -> Response<ReplyBody> {
         () = tokio::time::sleep(every) => {
             let answer = Box::pin(async move { late_body(&gateway, run.await) });
             let mut response = Response::new(ReplyBody::Waiting(Box::new(Waiting::new(answer, every))));
-            let headers = response.headers_mut();
             let sse = HeaderValue::from_static("text/event-stream; charset=utf-8");
             headers.insert(header::CONTENT_TYPE, sse);
-            write_stream_headers(headers);
-            write_request_id(headers, &id);
+            write_stream_headers(&mut headers);
+            *response.headers_mut() = headers;
             response
         }
     }
@@ -155,7 +156,8 @@ fn relay(
         Answer::Stream { head, reader } => {
             let pins = Arc::clone(&gateway.pins);
             let mut body = StreamBody::new(reader, journal, winner.pick, pins, timeouts);
-            let headers = finish(body.record(), head.headers);
+            let mut headers = finish(body.record(), head.headers);
+            strip_length(&mut headers);
             (headers, ReplyBody::Stream(Box::new(body)))
         }
         Answer::Large { head, first, rest, lease } => {

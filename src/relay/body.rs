@@ -51,7 +51,7 @@ impl ReplyBody {
         journal.fail(failure);
         let dialect = journal.record().dialect;
         let event = words(failure, dialect.error_shape(), |words| {
-            failure::event_at(dialect, words, &failure::Place::default())
+            failure::event(dialect, words, &failure::Place::default())
         });
         Self::Broken(BrokenOff::new(event), Box::new(journal))
     }

@@ -22,19 +22,6 @@ pub struct Failure<'a> {
     pub code: &'a str,
 }
 
-/// The error event that ends the stream which `scanner` has read.
-#[must_use]
-pub fn event(dialect: Dialect, failure: &Failure<'_>, scanner: &Scanner) -> Bytes {
-    let reading = scanner.reading();
-    let at = Place {
-        tail: scanner.tail(),
-        response_id: reading.answer.id.as_deref(),
-        model: reading.answer.model.as_deref(),
-        sequence_number: reading.next_sequence,
-    };
-    event_at(dialect, failure, &at)
-}
-
 /// Where in a stream the error event is written.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Place<'a> {
@@ -48,9 +35,23 @@ pub struct Place<'a> {
     pub sequence_number: u64,
 }
 
-/// The error event for a stream that no scanner read.
+impl<'a> Place<'a> {
+    /// Behind all that `scanner` has read.
+    #[must_use]
+    pub fn behind(scanner: &'a Scanner) -> Self {
+        let reading = scanner.reading();
+        Self {
+            tail: scanner.tail(),
+            response_id: reading.answer.id.as_deref(),
+            model: reading.answer.model.as_deref(),
+            sequence_number: reading.next_sequence,
+        }
+    }
+}
+
+/// The error event that ends a stream.
 #[must_use]
-pub fn event_at(dialect: Dialect, failure: &Failure<'_>, at: &Place<'_>) -> Bytes {
+pub fn event(dialect: Dialect, failure: &Failure<'_>, at: &Place<'_>) -> Bytes {
     let mut out = at.tail.closing().to_vec();
     let Failure { kind, message, code } = *failure;
     match dialect {
@@ -152,7 +153,7 @@ mod tests {
     fn after(dialect: Dialect, stream: &str) -> String {
         let mut scanner = Scanner::new(dialect, Echo::Off);
         scanner.feed(stream.as_bytes(), |_, _| {});
-        String::from_utf8(event(dialect, &FAILURE, &scanner).to_vec()).unwrap()
+        String::from_utf8(event(dialect, &FAILURE, &Place::behind(&scanner)).to_vec()).unwrap()
     }
 
     #[test]

@@ -14,6 +14,8 @@ use hyper::body::Incoming;
 use smallvec::SmallVec;
 
 use super::classify::{Echo, Event, StreamEnd};
+use super::failure::Place;
+use super::frame::Tail;
 use super::sse::Scanner;
 use super::timeline::Timeline;
 use super::usage::{EngineError, EngineErrorKind};
@@ -50,6 +52,8 @@ pub struct StreamReader {
     queue: VecDeque<Bytes>,
     queued: usize,
     ending: Option<StreamEnd>,
+    /// Where the relayed bytes stop, if that is not where the scanner stands.
+    tail: Option<Tail>,
     last_read: Stamp,
 }
 
@@ -88,6 +92,7 @@ impl StreamReader {
             queue: VecDeque::new(),
             queued: 0,
             ending: None,
+            tail: None,
             last_read: clock.now(),
         }
     }
@@ -135,10 +140,21 @@ impl StreamReader {
         }
     }
 
-    /// Closes the connection, unless the answer was read to its end.
+    /// Closes the connection, unless the answer was read to its end. What was not relayed is lost.
     pub fn close(&mut self) {
         self.lease = None;
-        self.queue.clear();
+        if !self.queue.is_empty() {
+            self.queue.clear();
+            // The scanner is ahead of the client, who may be anywhere.
+            self.tail = Some(Tail::MidLine);
+        }
+    }
+
+    /// Behind what was relayed: where an error event goes.
+    #[must_use]
+    pub fn place(&self) -> Place<'_> {
+        let behind = Place::behind(&self.scanner);
+        Place { tail: self.tail.unwrap_or(behind.tail), ..behind }
     }
 
     fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<()> {
@@ -171,6 +187,7 @@ impl StreamReader {
         self.last_read = now;
         self.timeline.byte(now);
         let had_content = self.timeline.first_token().is_some();
+        let tail = self.scanner.tail();
         let timeline = &mut self.timeline;
         let (mut has_content, mut broken, mut before) = (false, None, 0);
         self.scanner.feed(&data, |event, end| {
@@ -190,11 +207,20 @@ impl StreamReader {
         match broken {
             // After content an engine's error is a broken stream: ours is told in its place, without a `[DONE]`.
             Some((error, at)) if had_content || has_content => {
-                self.pass(data.slice(..at));
+                self.stop(data.slice(..at), tail);
                 self.ending = Some(StreamEnd::Failed(error));
             }
             _ => self.pass(data),
         }
+    }
+
+    /// Relays what came before an error event of the engine. The event may have begun in an earlier read, which
+    /// is with the client already unless it was held back.
+    fn stop(&mut self, before: Bytes, tail: Tail) {
+        let began_earlier = before.is_empty();
+        self.pass(before);
+        let was_held = self.filter.as_mut().and_then(Withhold::finish).is_some();
+        self.tail = Some(if began_earlier && !was_held { tail } else { Tail::Boundary });
     }
 
     fn pass(&mut self, data: Bytes) {

@@ -198,9 +198,9 @@ impl StreamBody {
     fn break_off(&mut self, failure: &Failure, cx: &mut Context<'_>) -> Polled {
         self.charge(failure);
         let dialect = self.journal.record().dialect;
-        let scanner = &self.reader.scanner;
-        let event = words(failure, dialect.error_shape(), |words| failure::event(dialect, words, scanner));
         self.reader.close();
+        let place = self.reader.place();
+        let event = words(failure, dialect.error_shape(), |words| failure::event(dialect, words, &place));
         self.broken.insert(BrokenOff::new(event)).poll(cx)
     }
 

@@ -83,6 +83,11 @@ pub fn strip_response(headers: &mut HeaderMap) {
     }
 }
 
+/// Removes the declared length of a stream: what we withhold or add would break it.
+pub fn strip_length(headers: &mut HeaderMap) {
+    headers.remove(header::CONTENT_LENGTH);
+}
+
 /// Whether this request passed through the gateway of that pseudonym before (RFC 9110 §7.6.3).
 #[must_use]
 pub fn is_looping(client: &HeaderMap, via: &HeaderValue) -> bool {

@@ -1,0 +1,123 @@
+//! What the behaviour tests share: scripted replicas, raw clients, a gateway built in code.
+//!
+//! Tests look at the gateway from outside, over sockets, with deadlines short enough to wait for. They never
+//! sleep and hope: [`until`] waits for a condition, with a limit.
+
+#![allow(dead_code, unreachable_pub, reason = "each test uses a part of it")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation fails the test")]
+
+pub mod client;
+pub mod config;
+pub mod replica;
+pub mod wire;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use tokenway::app::App;
+use tokenway::clock::Clock;
+use tokenway::config::Config;
+use tokenway::fleet::status::{ReplicaState, ReplicaStatus};
+use tokenway::observe::Observer;
+use tokio::runtime::Handle;
+
+use self::client::{Client, Reply};
+
+/// Longer than anything here takes on a busy machine.
+pub const LIMIT: Duration = Duration::from_secs(5);
+
+/// A running gateway.
+pub struct Gateway {
+    pub app: Arc<App>,
+}
+
+impl Gateway {
+    /// Starts one and waits until all of its replicas are ready.
+    pub async fn start(config: Config) -> Self {
+        let gateway = Self::start_unready(config);
+        gateway.ready().await;
+        gateway
+    }
+
+    /// Starts one whose replicas may never become ready.
+    pub fn start_unready(config: Config) -> Self {
+        let (observer, clock) = (observer(&config), Clock::start());
+        let app = App::start(Arc::new(config), observer, clock, Handle::current()).unwrap();
+        Self { app: Arc::new(app) }
+    }
+
+    pub async fn ready(&self) {
+        let all_ready = || self.replicas().iter().all(|r| r.state == ReplicaState::Ready);
+        until("every replica is ready", all_ready).await;
+    }
+
+    pub fn addr(&self) -> SocketAddr {
+        self.app.data
+    }
+
+    pub fn replicas(&self) -> Vec<ReplicaStatus> {
+        self.app.fleet.statuses()
+    }
+
+    pub fn state_of(&self, replica: &replica::Replica) -> ReplicaState {
+        let name = replica.name();
+        self.replicas().iter().find(|r| *r.replica == *name).map(|r| r.state).unwrap()
+    }
+
+    /// Requests that the gateway believes to be at a replica.
+    pub fn inflight(&self) -> u64 {
+        self.replicas().iter().map(|r| r.inflight + r.inflight_prompt_tokens).sum()
+    }
+
+    /// Every count of running work is back to zero.
+    pub async fn idle(&self) {
+        until("in-flight counts return to zero", || {
+            self.inflight() == 0
+                && self.app.gateway.requests.load(Ordering::Relaxed) == 0
+                && self.app.gateway.watchdog.streams() == 0
+        })
+        .await;
+    }
+
+    pub async fn client(&self) -> Client {
+        Client::connect(self.addr()).await
+    }
+
+    /// One POST on a connection of its own, with its whole answer.
+    pub async fn post(&self, path: &str, body: &str) -> Reply {
+        let mut client = self.client().await;
+        client.post(path, &[], body.as_bytes()).await;
+        client.reply().await
+    }
+
+    /// One request without a body.
+    pub async fn call(&self, method: &str, path: &str) -> Reply {
+        let mut client = self.client().await;
+        client.send(method, path, &[], b"").await;
+        client.reply().await
+    }
+}
+
+fn observer(_config: &Config) -> Arc<Observer> {
+    Arc::new(Observer)
+}
+
+/// Waits for a condition.
+pub async fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let poll = async {
+        while !holds() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    assert!(tokio::time::timeout(LIMIT, poll).await.is_ok(), "still not so after {LIMIT:?}: {what}");
+}
+
+/// Awaits with the limit.
+pub async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
+    match tokio::time::timeout(LIMIT, future).await {
+        Ok(value) => value,
+        Err(_) => panic!("still waiting after {LIMIT:?}: {what}"),
+    }
+}

@@ -1,0 +1,326 @@
+//! A replica that does what a script says, on a raw socket, and remembers what it was sent.
+//!
+//! It answers the gateway's own requests (probes, model list, metrics) by itself; every inference request gets
+//! the next script, or the standing one. A script sees its connection close, so that a test can tell that the
+//! gateway gave work up.
+
+use std::collections::VecDeque;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use socket2::SockRef;
+use tokenway::config::Endpoint;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio_util::sync::CancellationToken;
+
+use super::{until, wire};
+
+/// One thing that a replica does.
+#[derive(Clone, Debug)]
+pub enum Step {
+    /// Writes bytes as they are.
+    Raw(Vec<u8>),
+    /// Writes one chunk of a chunked body.
+    Chunk(Vec<u8>),
+    /// Writes the last chunk; the connection can be used again.
+    End,
+    /// Goes on when the gate is opened.
+    Wait(Gate),
+    /// Does nothing until the gateway closes the connection.
+    Hang,
+    /// Closes the connection, with a FIN.
+    Close,
+    /// Closes the connection with a RST.
+    Reset,
+    /// Refuses connections from now on; open ones stay.
+    StopListening,
+    /// Writes chunks of this event, as many bytes as are given.
+    Flood(Vec<u8>, usize),
+}
+
+/// Opened once by a test, waited for by scripts.
+pub type Gate = CancellationToken;
+
+/// A request as it came.
+#[derive(Clone, Debug)]
+pub struct Received {
+    pub head: String,
+    pub body: Vec<u8>,
+}
+
+impl Received {
+    /// Every value of a header.
+    pub fn all(&self, name: &str) -> Vec<&str> {
+        wire::values(&self.head, name)
+    }
+
+    /// The value of a header that comes once at most.
+    pub fn header(&self, name: &str) -> Option<&str> {
+        let values = self.all(name);
+        assert!(values.len() < 2, "{name} came twice: {values:?}");
+        values.first().copied()
+    }
+
+    /// Method and target.
+    pub fn line(&self) -> &str {
+        self.head.lines().next().unwrap_or_default()
+    }
+
+    pub fn text(&self) -> &str {
+        std::str::from_utf8(&self.body).unwrap()
+    }
+}
+
+/// How own requests of the gateway are answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Probes {
+    Answered,
+    Unanswered,
+}
+
+/// A scripted replica.
+pub struct Replica {
+    pub addr: SocketAddr,
+    state: Arc<State>,
+}
+
+struct State {
+    scripts: Mutex<VecDeque<Vec<Step>>>,
+    standing: Mutex<Vec<Step>>,
+    received: Mutex<Vec<Received>>,
+    probes: Mutex<Probes>,
+    listening: Mutex<CancellationToken>,
+    listeners: AtomicUsize,
+    abandoned: AtomicUsize,
+    flooded: AtomicUsize,
+    connections: AtomicUsize,
+}
+
+impl Replica {
+    /// Starts one that answers every request with a short chat stream.
+    pub async fn start() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let state = Arc::new(State {
+            scripts: Mutex::default(),
+            standing: Mutex::new(wire::chat_stream(&["a", "b"])),
+            received: Mutex::default(),
+            probes: Mutex::new(Probes::Answered),
+            listening: Mutex::default(),
+            listeners: AtomicUsize::new(0),
+            abandoned: AtomicUsize::new(0),
+            flooded: AtomicUsize::new(0),
+            connections: AtomicUsize::new(0),
+        });
+        let this = Self { addr: listener.local_addr().unwrap(), state };
+        this.listen_on(listener);
+        this
+    }
+
+    /// The next inference request gets this answer.
+    pub fn next(&self, script: Vec<Step>) -> &Self {
+        self.state.scripts.lock().push_back(script);
+        self
+    }
+
+    /// Every inference request without an answer of its own gets this one.
+    pub fn always(&self, script: Vec<Step>) -> &Self {
+        *self.state.standing.lock() = script;
+        self
+    }
+
+    pub fn probes(&self, probes: Probes) {
+        *self.state.probes.lock() = probes;
+    }
+
+    /// Refuses connections from now on.
+    pub async fn stop_listening(&self) {
+        self.state.listening.lock().cancel();
+        until("the listener is closed", || self.state.listeners.load(Ordering::SeqCst) == 0).await;
+    }
+
+    /// Accepts connections again, at the same address.
+    pub async fn listen_again(&self) {
+        *self.state.listening.lock() = CancellationToken::new();
+        self.listen_on(TcpListener::bind(self.addr).await.unwrap());
+    }
+
+    pub fn name(&self) -> String {
+        self.addr.to_string()
+    }
+
+    pub fn endpoint(&self) -> Endpoint {
+        let host = self.addr.ip().to_string().into();
+        Endpoint { is_tls: false, host, port: self.addr.port(), base_path: "".into() }
+    }
+
+    /// Inference requests that came so far.
+    pub fn received(&self) -> Vec<Received> {
+        self.state.received.lock().clone()
+    }
+
+    pub fn count(&self) -> usize {
+        self.state.received.lock().len()
+    }
+
+    /// The only request that came.
+    pub fn only(&self) -> Received {
+        let all = self.received();
+        assert_eq!(all.len(), 1, "{all:?}");
+        all.into_iter().next().unwrap()
+    }
+
+    /// Waits until so many inference requests came.
+    pub async fn got(&self, count: usize) {
+        until("the replica got the request", || self.count() >= count).await;
+    }
+
+    /// Waits until the gateway closed so many connections whose script was not over.
+    pub async fn abandoned(&self, count: usize) {
+        let abandoned = || self.state.abandoned.load(Ordering::SeqCst) == count;
+        until("the gateway closes the connection to the replica", abandoned).await;
+    }
+
+    /// Connections for inference that were opened so far.
+    pub fn connections(&self) -> usize {
+        self.state.connections.load(Ordering::SeqCst)
+    }
+
+    /// Bytes that a flood could write.
+    pub fn flooded(&self) -> usize {
+        self.state.flooded.load(Ordering::SeqCst)
+    }
+
+    #[expect(clippy::disallowed_methods, reason = "it ends with the test's runtime")]
+    fn listen_on(&self, listener: TcpListener) {
+        let state = Arc::clone(&self.state);
+        let token = state.listening.lock().clone();
+        state.listeners.fetch_add(1, Ordering::SeqCst);
+        tokio::spawn(async move {
+            while let Some(Ok((socket, _))) = token.run_until_cancelled(listener.accept()).await {
+                tokio::spawn(serve(Arc::clone(&state), socket));
+            }
+            drop(listener);
+            state.listeners.fetch_sub(1, Ordering::SeqCst);
+        });
+    }
+}
+
+/// What became of a connection.
+enum After {
+    Reusable,
+    Closed,
+    /// The gateway closed it before the script was over.
+    Abandoned,
+}
+
+async fn serve(state: Arc<State>, mut socket: TcpStream) {
+    let mut buffer = Vec::new();
+    let mut is_counted = false;
+    while let Some(request) = read_request(&mut socket, &mut buffer).await {
+        if request.header("x-tokenway-probe").is_some() {
+            answer_own(&state, &mut socket, &request).await;
+            continue;
+        }
+        if !std::mem::replace(&mut is_counted, true) {
+            state.connections.fetch_add(1, Ordering::SeqCst);
+        }
+        let script = state.scripts.lock().pop_front();
+        let script = script.unwrap_or_else(|| state.standing.lock().clone());
+        state.received.lock().push(request);
+        match run(&state, &mut socket, script).await {
+            After::Reusable => {}
+            After::Closed => return,
+            After::Abandoned => {
+                state.abandoned.fetch_add(1, Ordering::SeqCst);
+                return;
+            }
+        }
+    }
+}
+
+async fn answer_own(state: &State, socket: &mut TcpStream, request: &Received) {
+    if *state.probes.lock() == Probes::Unanswered {
+        return closed(socket).await;
+    }
+    let body = match request.line() {
+        "GET /v1/models HTTP/1.1" => wire::MODELS,
+        "GET /metrics HTTP/1.1" => wire::METRICS,
+        _ => "{}",
+    };
+    let _ = socket.write_all(&wire::whole(200, "application/json", body)).await;
+}
+
+async fn run(state: &State, socket: &mut TcpStream, script: Vec<Step>) -> After {
+    for step in script {
+        let written = match step {
+            Step::Raw(bytes) => socket.write_all(&bytes).await,
+            Step::Chunk(bytes) => socket.write_all(&wire::chunk(&bytes)).await,
+            Step::End => socket.write_all(b"0\r\n\r\n").await,
+            Step::Flood(event, total) => flood(state, socket, &event, total).await,
+            Step::StopListening => {
+                state.listening.lock().cancel();
+                until("the listener is closed", || state.listeners.load(Ordering::SeqCst) == 0).await;
+                Ok(())
+            }
+            // Both arms are cancel-safe: nothing is expected to be read.
+            Step::Wait(gate) => tokio::select! {
+                () = gate.cancelled() => Ok(()),
+                () = closed(socket) => return After::Abandoned,
+            },
+            Step::Hang => {
+                closed(socket).await;
+                return After::Abandoned;
+            }
+            Step::Close => return After::Closed,
+            Step::Reset => {
+                let _ = SockRef::from(&*socket).set_linger(Some(Duration::ZERO));
+                return After::Closed;
+            }
+        };
+        if written.is_err() {
+            return After::Abandoned;
+        }
+    }
+    After::Reusable
+}
+
+async fn flood(state: &State, socket: &mut TcpStream, event: &[u8], total: usize) -> io::Result<()> {
+    let chunk = wire::chunk(event);
+    while state.flooded.load(Ordering::SeqCst) < total {
+        socket.write_all(&chunk).await?;
+        state.flooded.fetch_add(chunk.len(), Ordering::SeqCst);
+    }
+    Ok(())
+}
+
+/// Returns when the other side closed the connection.
+async fn closed(socket: &mut TcpStream) {
+    let mut byte = [0];
+    while matches!(socket.read(&mut byte).await, Ok(1)) {}
+}
+
+async fn read_request(socket: &mut TcpStream, buffer: &mut Vec<u8>) -> Option<Received> {
+    let head_end = loop {
+        if let Some(at) = wire::head_end(buffer) {
+            break at;
+        }
+        if socket.read_buf(buffer).await.ok()? == 0 {
+            return None;
+        }
+    };
+    let head = String::from_utf8_lossy(&buffer[..head_end]).into_owned();
+    let length = wire::values(&head, "content-length").first().map_or(0, |n| n.parse().unwrap());
+    while buffer.len() < head_end + length {
+        if socket.read_buf(buffer).await.ok()? == 0 {
+            return None;
+        }
+    }
+    let body = buffer[head_end..head_end + length].to_vec();
+    buffer.drain(..head_end + length);
+    Some(Received { head, body })
+}
