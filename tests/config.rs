@@ -1,5 +1,11 @@
 //! Configuration files as people write them: what is accepted, and what is said about the rest.
 
+#![expect(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test fails by panicking, in its shared functions too"
+)]
+
 use std::path::Path;
 use std::time::Duration;
 
@@ -270,8 +276,8 @@ fn faults_of_pools() {
             "f.toml:4:1: two pools are named \"p\"",
         ),
         (
-            with_pool("[pool.probe]\nkind = \"complete\"\n"),
-            "f.toml:5:8: unknown probe kind \"complete\"; did you mean \"completion\"?",
+            with_pool("[pool.probe]\nkind = \"completon\"\n"),
+            "f.toml:5:8: unknown probe kind \"completon\"; did you mean \"completion\"?",
         ),
         (with_pool("[pool.warmup]\nrequests = 5\n"), "f.toml:4:7: warmup is not supported yet"),
     ] {
