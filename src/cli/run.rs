@@ -318,7 +318,9 @@ type Watched = (crate::config::reload::Watcher, tokio::sync::watch::Receiver<u64
 
 fn watch(path: PathBuf) -> Option<Watched> {
     watch_file(&path)
-        .inspect_err(|error| tracing::warn!(%error, "the configuration file cannot be watched; SIGHUP reloads"))
+        .inspect_err(
+            |error| tracing::warn!(%error, "the configuration file cannot be watched; SIGHUP reloads"),
+        )
         .ok()
 }
 

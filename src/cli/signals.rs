@@ -30,7 +30,10 @@ pub fn listen() -> io::Result<mpsc::Receiver<Signal>> {
     for (kind, means) in kinds {
         let mut stream = signal(kind)?;
         let tell = tell.clone();
-        #[expect(clippy::disallowed_methods, reason = "lives as long as the process and has nothing to finish")]
+        #[expect(
+            clippy::disallowed_methods,
+            reason = "lives as long as the process and has nothing to finish"
+        )]
         tokio::spawn(async move {
             while stream.recv().await.is_some() {
                 if tell.send(means).await.is_err() {

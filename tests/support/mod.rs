@@ -20,8 +20,11 @@ use tokenway::app::App;
 use tokenway::clock::Clock;
 use tokenway::config::Config;
 use tokenway::fleet::status::{ReplicaState, ReplicaStatus};
-use tokenway::observe::Observer;
+use tokenway::observe::metrics::BuildInfo;
+use tokenway::observe::spans::Background;
+use tokenway::observe::{Observer, Surroundings};
 use tokio::runtime::Handle;
+use tokio_util::task::TaskTracker;
 
 use self::client::{Client, Reply};
 
@@ -43,7 +46,8 @@ impl Gateway {
 
     /// Starts one whose replicas may never become ready.
     pub fn start_unready(config: Config) -> Self {
-        let (observer, clock) = (observer(&config), Clock::start());
+        let clock = Clock::start();
+        let observer = observer(&config, clock);
         let app = App::start(Arc::new(config), observer, clock, Handle::current()).unwrap();
         Self { app: Arc::new(app) }
     }
@@ -100,8 +104,11 @@ impl Gateway {
     }
 }
 
-fn observer(_config: &Config) -> Arc<Observer> {
-    Arc::new(Observer)
+fn observer(config: &Config, clock: Clock) -> Arc<Observer> {
+    let background = Background { runtime: Handle::current(), tasks: TaskTracker::new() };
+    let build = BuildInfo { version: "test", revision: "test" };
+    let around = Surroundings { clock, build, background, tap: None };
+    Arc::new(Observer::start(config, around).unwrap())
 }
 
 /// Waits for a condition.
