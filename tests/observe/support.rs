@@ -20,7 +20,8 @@ use tokenway::observe::metrics::BuildInfo;
 use tokenway::observe::spans::Background;
 use tokenway::observe::{Observer, Surroundings};
 use tokenway::record::{
-    Attempt, Class, DecisionSummary, FirstToken, Moments, Outcome, Record, Served, SloBounds, TokenCounts, Trace,
+    Attempt, Class, DecisionSummary, FirstToken, Moments, Outcome, Record, Served, SloBounds, TokenCounts,
+    Trace,
 };
 use tokenway::request::dialect::Dialect;
 use tokenway::units::Tokens;
@@ -157,7 +158,14 @@ fn attempt(span: u64, error: Option<&'static str>) -> Attempt {
 pub fn record() -> Record {
     Record {
         request_id: "req-1".into(),
-        trace: Trace { trace_id: 7, root: 0xb2, parent: None, sampled: None, sampled_upstream: false, state: None },
+        trace: Trace {
+            trace_id: 7,
+            root: 0xb2,
+            parent: None,
+            sampled: None,
+            sampled_upstream: false,
+            state: None,
+        },
         dialect: Dialect::Chat,
         path: "/v1/chat/completions".into(),
         route: "chat".into(),

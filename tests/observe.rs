@@ -1,0 +1,422 @@
+//! Observers and the admin port from outside: what a scrape, a collector, a log reader and an operator see.
+
+#[path = "observe/support.rs"]
+mod support;
+
+use std::io::Read;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use tokenway::admin::{AdminState, serve};
+use tokenway::config::{AccessLog, Otlp, Secret};
+use tokenway::fleet::status::ReplicaState;
+use tokenway::observe::Observer;
+use tokenway::observe::metrics::StreamKey;
+use tokenway::record::{Gap, Gaps, Outcome, Record};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use support::{
+    Collector, Gateway, config, first_token, get, observer, record, request, status, until, value,
+};
+
+const TENANT: &str = r#"class="short",model="llama",revision="v1",route="chat",tenant="acme""#;
+const ROUTE: &str = r#"class="short",model="llama",revision="v1",route="chat""#;
+const REPLICA: &str = r#"pool="llama",replica="gpu-a:8000""#;
+
+/// Series by name, the labels that come before and after their group's, and the value after one request.
+const CONTRACT: &[(&str, &str, f64)] = &[
+    ("tokenway_time_to_first_token_seconds_count", "{TENANT}", 1.0),
+    ("tokenway_time_to_first_token_seconds_bucket", r#"{TENANT,le="0.333"}"#, 1.0),
+    (
+        "tokenway_requests_total",
+        r#"{class="short",code="200",model="llama",outcome="ok",revision="v1",route="chat",tenant="acme"}"#,
+        1.0,
+    ),
+    ("tokenway_goodput_requests_total", "{TENANT}", 1.0),
+    ("tokenway_inter_chunk_latency_seconds_count", "{ROUTE}", 2.0),
+    ("tokenway_inter_token_latency_seconds_count", "{ROUTE}", 5.0),
+    ("tokenway_inter_token_latency_seconds_bucket", r#"{ROUTE,le="0.01"}"#, 3.0),
+    ("tokenway_time_per_output_token_seconds_count", "{ROUTE}", 1.0),
+    ("tokenway_request_duration_seconds_sum", "{ROUTE}", 1.3),
+    ("tokenway_time_to_first_byte_seconds_count", "{ROUTE}", 1.0),
+    ("tokenway_gateway_overhead_seconds_sum", "{ROUTE}", 0.002),
+    (
+        "tokenway_tokens_total",
+        r#"{class="short",kind="input_cached",model="llama",revision="v1",route="chat"}"#,
+        64.0,
+    ),
+    (
+        "tokenway_tokens_total",
+        r#"{class="short",kind="input_uncached",model="llama",revision="v1",route="chat"}"#,
+        36.0,
+    ),
+    (
+        "tokenway_tokens_total",
+        r#"{class="short",kind="output",model="llama",revision="v1",route="chat"}"#,
+        21.0,
+    ),
+    (
+        "tokenway_finish_reasons_total",
+        r#"{class="short",model="llama",reason="stop",revision="v1",route="chat"}"#,
+        1.0,
+    ),
+    (
+        "tokenway_stage_duration_seconds_count",
+        r#"{model="llama",revision="v1",route="chat",source="estimated",stage="prefill",tenant="acme"}"#,
+        1.0,
+    ),
+    ("tokenway_replica_time_to_first_token_seconds_count", "{REPLICA}", 1.0),
+    ("tokenway_replica_inter_token_latency_seconds_count", "{REPLICA}", 5.0),
+    ("tokenway_replica_inflight", "{REPLICA}", 3.0),
+    ("tokenway_replica_queue_depth", "{REPLICA}", 5.0),
+    ("tokenway_replica_running", "{REPLICA}", 7.0),
+    ("tokenway_replica_kv_cache_usage_ratio", "{REPLICA}", 0.25),
+    ("tokenway_replica_batch_limit", "{REPLICA}", 256.0),
+    ("tokenway_replica_scrape_age_seconds", "{REPLICA}", 0.5),
+    ("tokenway_replica_state", r#"{REPLICA,state="ready"}"#, 1.0),
+    ("tokenway_replica_state", r#"{REPLICA,state="ejected"}"#, 0.0),
+    ("tokenway_requests_inflight", "", 1.0),
+    ("tokenway_open_connections", "", 0.0),
+    ("tokenway_queue_requests", "", 0.0),
+    ("tokenway_queue_bytes", "", 0.0),
+    ("tokenway_migrations_total", "", 0.0),
+    ("tokenway_hedges_total", "", 0.0),
+    ("tokenway_prediction_ratio_count", "", 1.0),
+    ("tokenway_prediction_error_seconds_sum", "", 0.05),
+    ("tokenway_prefix_tokens_total", r#"{kind="looked_up"}"#, 100.0),
+    ("tokenway_prefix_tokens_total", r#"{kind="predicted"}"#, 64.0),
+    ("tokenway_prefix_tokens_total", r#"{kind="reported"}"#, 64.0),
+    ("tokenway_decisions_total", r#"{policy="latency",reason="prefix"}"#, 1.0),
+    ("tokenway_admissions_total", r#"{decision="admit",reason="room"}"#, 1.0),
+    ("tokenway_http_rejected_total", r#"{reason="header_timeout"}"#, 1.0),
+    ("tokenway_retries_total", r#"{reason="connect_refused"}"#, 1.0),
+    ("tokenway_spans_dropped_total", r#"{reason="queue_full"}"#, 0.0),
+    ("tokenway_access_log_dropped_total", "", 0.0),
+    ("tokenway_config_reloads_total", r#"{result="success"}"#, 0.0),
+    ("tokenway_config_last_reload_successful", "", 1.0),
+];
+
+fn one_request(observer: &Observer) {
+    let first = first_token();
+    observer.first_token(&first);
+    let gaps = [
+        Gap { length: Duration::from_millis(40), tokens: Some(2) },
+        Gap { length: Duration::from_millis(30), tokens: None },
+    ];
+    let late = [(Duration::from_millis(30), 3)];
+    observer.stream_series(&StreamKey::from(&first)).gaps(&Gaps { gaps: &gaps, late_itl: &late });
+    observer.record(&Arc::new(record()));
+}
+
+#[tokio::test]
+async fn a_scrape_shows_every_name_of_the_contract() {
+    let observer = observer(&config());
+    one_request(&observer);
+    observer.metrics().admission("admit", "room");
+    observer.metrics().http_rejected("header_timeout");
+    let _inflight = observer.metrics().request_inflight();
+
+    let page = observer.metrics().render(&[status(ReplicaState::Ready, true)]);
+    for (name, labels, expected) in CONTRACT {
+        let labels = labels.replace("TENANT", TENANT).replace("ROUTE", ROUTE).replace("REPLICA", REPLICA);
+        let actual = value(&page, &format!("{name}{labels}"));
+        assert!(actual.is_some_and(|v| (v - expected).abs() < 1e-9), "{name}{labels}: {actual:?}\n{page}");
+    }
+    assert!(page.contains("tokenway_build_info{") && page.contains("process_open_fds"));
+}
+
+#[tokio::test]
+async fn a_failed_request_counts_its_timer_once_and_misses_its_slo() {
+    let observer = observer(&config());
+    let mut failed = record();
+    failed.outcome = Outcome::Failed;
+    failed.error = Some("timeout_inter_token");
+    failed.attempts.last_mut().unwrap().error = Some("timeout_inter_token");
+    observer.record(&Arc::new(failed));
+    let page = observer.metrics().render(&[]);
+    assert_eq!(value(&page, r#"tokenway_timeouts_total{timer="inter_token"}"#), Some(1.0));
+    let labels = TENANT.replace(r#"model="llama","#, r#"model="llama",reason="error","#);
+    assert_eq!(value(&page, &format!("tokenway_slo_missed_requests_total{{{labels}}}")), Some(1.0));
+}
+
+#[tokio::test]
+async fn a_signal_that_is_too_old_is_absent_and_comes_back() {
+    let observer = observer(&config());
+    let depth = format!("tokenway_replica_queue_depth{{{REPLICA}}}");
+    for has_signals in [true, false, true] {
+        let page = observer.metrics().render(&[status(ReplicaState::Ready, has_signals)]);
+        assert_eq!(value(&page, &depth).is_some(), has_signals);
+    }
+    let page = observer.metrics().render(&[]);
+    assert_eq!(value(&page, &depth), None);
+    let inflight = format!("tokenway_replica_inflight{{{REPLICA}}}");
+    assert_eq!(value(&page, &inflight), Some(0.0), "kept for a while after the replica left");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_replica_that_is_gone_for_five_minutes_leaves_and_may_come_back() {
+    let observer = observer(&config());
+    one_request(&observer);
+    let count = format!("tokenway_replica_time_to_first_token_seconds_count{{{REPLICA}}}");
+    let scrape = |fleet: &[_]| value(&observer.metrics().render(fleet), &count);
+    assert_eq!(scrape(&[status(ReplicaState::Ready, true)]), Some(1.0));
+    tokio::time::advance(Duration::from_secs(299)).await;
+    assert_eq!(scrape(&[]), Some(1.0));
+    tokio::time::advance(Duration::from_secs(2)).await;
+    let page = observer.metrics().render(&[]);
+    assert!(!page.contains("gpu-a:8000"), "{page}");
+    one_request(&observer);
+    assert_eq!(scrape(&[]), Some(1.0), "a new series, not a handle to the old one");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn spans_reach_a_collector_as_one_tree() {
+    let collector = Collector::start(true).await;
+    let mut config = config();
+    let headers = vec![("x-team".parse().unwrap(), "infra".parse().unwrap())];
+    config.telemetry.otlp = Some(Otlp { headers, ..collector.otlp() });
+    let observer = observer(&config);
+    let mut kept = record();
+    kept.trace.parent = Some(0xc3);
+    kept.trace.sampled = Some(true);
+    observer.record(&Arc::new(kept));
+    observer.shutdown(Duration::from_secs(20)).await;
+
+    let (headers, export) = collector.received.lock().pop().expect("one export");
+    assert_eq!(headers["x-team"], "infra");
+    assert_eq!(headers["content-type"], "application/x-protobuf");
+    let resource = export.resource_spans[0].resource.as_ref().unwrap();
+    let service = resource.attributes.iter().find(|kv| kv.key == "service.name").unwrap();
+    assert!(format!("{:?}", service.value).contains("tokenway"));
+    let spans = &export.resource_spans[0].scope_spans[0].spans;
+    let names: Vec<_> = spans.iter().map(|span| span.name.as_str()).collect();
+    assert_eq!(names, ["chat llama", "admit", "route", "attempt", "attempt"]);
+    assert_eq!(spans[0].parent_span_id, 0xc3u64.to_be_bytes());
+    assert!(spans[1..].iter().all(|span| span.parent_span_id == spans[0].span_id));
+    assert_eq!(spans[4].span_id, 0xa1u64.to_be_bytes(), "the id that went upstream");
+    let keys: Vec<_> = spans[0].attributes.iter().map(|kv| kv.key.as_str()).collect();
+    for key in ATTRIBUTES {
+        assert!(keys.contains(key), "{key} in {keys:?}");
+    }
+}
+
+const ATTRIBUTES: &[&str] = &[
+    "gen_ai.operation.name",
+    "gen_ai.provider.name",
+    "gen_ai.request.model",
+    "gen_ai.response.model",
+    "gen_ai.response.id",
+    "gen_ai.response.finish_reasons",
+    "gen_ai.usage.input_tokens",
+    "gen_ai.usage.output_tokens",
+    "server.address",
+    "server.port",
+    "http.response.status_code",
+    "tokenway.route",
+    "tokenway.pool",
+    "tokenway.replica",
+    "tokenway.revision",
+    "tokenway.tenant",
+    "tokenway.class",
+    "tokenway.outcome",
+    "tokenway.ttft",
+    "tokenway.stage.decode",
+];
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dead_collector_costs_counted_spans_and_nothing_else() {
+    let refused = {
+        let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        format!("http://{}/v1/traces", closed.local_addr().unwrap())
+    };
+    let hanging = Collector::start(false).await;
+    for (endpoint, timeout) in [(refused, 10_000), (hanging.otlp().traces_endpoint, 50)] {
+        let mut config = config();
+        let timeout = Duration::from_millis(timeout);
+        config.telemetry.otlp = Some(Otlp { traces_endpoint: endpoint, headers: vec![], timeout });
+        config.telemetry.sampling.routine = 1.0;
+        let observer = observer(&config);
+        let record = Arc::new(record());
+        for _ in 0..10 {
+            observer.record(&record);
+        }
+        observer.shutdown(Duration::from_secs(20)).await;
+        assert_eq!(dropped_spans(&observer, "export_failed"), Some(50.0));
+        observer.record(&record);
+        assert_eq!(dropped_spans(&observer, "shutdown"), Some(5.0));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn more_spans_than_fit_are_dropped_and_counted() {
+    let hanging = Collector::start(false).await;
+    let mut config = config();
+    config.telemetry.otlp = Some(hanging.otlp());
+    config.telemetry.sampling.routine = 1.0;
+    let observer = observer(&config);
+    let record = Arc::new(record());
+    for _ in 0..20_000 {
+        observer.record(&record);
+    }
+    until(|| dropped_spans(&observer, "queue_full") > Some(1000.0)).await;
+}
+
+fn dropped_spans(observer: &Observer, reason: &str) -> Option<f64> {
+    let series = format!("tokenway_spans_dropped_total{{reason=\"{reason}\"}}");
+    value(&observer.metrics().render(&[]), &series)
+}
+
+fn dropped_lines(observer: &Observer) -> Option<f64> {
+    value(&observer.metrics().render(&[]), "tokenway_access_log_dropped_total")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_access_log_is_one_line_a_request_and_can_be_rotated() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("access.log");
+    let mut config = config();
+    config.telemetry.access_log = AccessLog::File(path.clone());
+    let observer = observer(&config);
+    observer.record(&Arc::new(record()));
+    observer.shutdown(Duration::from_secs(20)).await;
+    let old = dir.path().join("access.log.1");
+    std::fs::rename(&path, &old).unwrap();
+    observer.reopen();
+    observer.record(&Arc::new(record()));
+    observer.record(&Arc::new(record()));
+    observer.shutdown(Duration::from_secs(20)).await;
+
+    let lines = |path| std::fs::read_to_string(path).unwrap().lines().count();
+    assert_eq!((lines(&old), lines(&path)), (1, 2));
+    let line: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(&old).unwrap()).unwrap();
+    assert_eq!(line["tokenway.replica"], "gpu-a:8000");
+    assert_eq!(line["gen_ai.usage.input_tokens"], 100);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_disk_drops_lines_and_counts_them() {
+    let mut config = config();
+    config.telemetry.access_log = AccessLog::File("/dev/full".into());
+    let observer = observer(&config);
+    for _ in 0..5 {
+        observer.record(&Arc::new(record()));
+    }
+    observer.shutdown(Duration::from_secs(20)).await;
+    assert_eq!(dropped_lines(&observer), Some(5.0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pipe_that_nobody_reads_drops_lines_and_blocks_no_request() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("pipe");
+    assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+    // Opened for both, so that opening does not wait for the other side.
+    let mut reader = std::fs::File::options().read(true).write(true).open(&path).unwrap();
+    let mut config = config();
+    config.telemetry.access_log = AccessLog::File(path);
+    let observer = observer(&config);
+    let record: Arc<Record> = Arc::new(record());
+    for _ in 0..20_000 {
+        observer.record(&record);
+    }
+    let dropped = dropped_lines(&observer).unwrap();
+    assert!(dropped > 5_000.0, "{dropped}");
+    reader.read_exact(&mut [0; 16]).unwrap();
+}
+
+async fn admin(token: Option<&str>) -> (SocketAddr, Arc<Gateway>, Arc<Observer>) {
+    let mut config = config();
+    config.pools[0].engine_api_key = Some(Secret::new("hunter2"));
+    let observer = observer(&config);
+    let gateway = Arc::new(Gateway::new(config));
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let token = token.map(Secret::new);
+    let state = AdminState { control: gateway.clone(), observer: Arc::clone(&observer), token };
+    let tracker = TaskTracker::new();
+    let serving = serve(listener, Arc::new(state), tracker.clone(), CancellationToken::new());
+    tracker.spawn(serving);
+    (address, gateway, observer)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_admin_port_answers_its_paths() {
+    let (address, gateway, observer) = admin(None).await;
+    one_request(&observer);
+
+    let (status, head, body) = get(address, "/metrics").await;
+    assert_eq!(status, 200);
+    assert!(head.contains("content-type: text/plain; version=0.0.4; charset=utf-8"), "{head}");
+    assert!(body.contains("tokenway_requests_total"));
+    for path in ["/healthz", "/health", "/liveness", "/readyz", "/readiness", "/", "/page.js", "/page.css"] {
+        assert_eq!(get(address, path).await.0, 200, "{path}");
+    }
+    gateway.is_ready.store(false, Ordering::Relaxed);
+    let (status, _, body) = get(address, "/readyz").await;
+    assert_eq!(status, 503);
+    assert!(body.contains("route chat: no ready replica"), "{body}");
+    assert_eq!(get(address, "/healthz").await.0, 200);
+    for (path, expected) in
+        [("/api/latency?window=2m", 400), ("/nothing", 404), ("/api/drain", 405), ("/metrics?x=1", 200)]
+    {
+        assert_eq!(get(address, path).await.0, expected, "{path}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_admin_api_tells_what_happened() {
+    let (address, _gateway, observer) = admin(None).await;
+    one_request(&observer);
+    let json = async |path| -> serde_json::Value {
+        let (status, _, body) = get(address, path).await;
+        assert_eq!(status, 200, "{path}");
+        serde_json::from_str(&body).unwrap()
+    };
+    assert_eq!(json("/api/fleet").await["replicas"][0]["signals"]["waiting"], 5.0);
+    assert_eq!(json("/api/routes").await["routes"][0]["pools"][0]["ready"], 1);
+    let latency = json("/api/latency?window=1m").await;
+    let p99 = latency["series"][0]["ttft"]["p99"].as_f64().unwrap();
+    assert!((p99 / 0.2 - 1.0).abs() < 0.002, "{latency}");
+    assert_eq!(latency["series"][0]["duration"]["count"], 1);
+    assert_eq!(latency["series"][0]["icl"]["count"], 2);
+    assert_eq!(json("/api/decisions").await["decisions"][0]["reason"], "prefix");
+    let config = json("/api/config").await;
+    assert_eq!(config["pool"][0]["engine_api_key"], "***");
+    assert!(!config.to_string().contains("hunter2"), "{config}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_admin_port_acts_only_for_whom_it_may() {
+    let (address, gateway, _observer) = admin(None).await;
+    let csrf = "x-tokenway-admin: 1\r\n";
+    let post = async |path: &str, headers: &str, body: &str| {
+        let length = body.len();
+        let head = format!("POST {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{headers}");
+        let (status, _, body) =
+            request(address, &format!("{head}content-length: {length}\r\n\r\n{body}")).await;
+        (status, body)
+    };
+    assert_eq!(post("/api/drain", "", "").await.0, 403);
+    assert!(!gateway.is_draining.load(Ordering::Relaxed));
+    assert_eq!(post("/api/drain", csrf, "").await.0, 202);
+    assert!(gateway.is_draining.load(Ordering::Relaxed));
+    let (status, body) = post("/api/reload", csrf, "").await;
+    assert_eq!(status, 422);
+    assert!(body.contains("gateway.toml:3:1: unknown key"), "{body}");
+    let debug = (200, r#"{"level":"debug"}"#.to_owned());
+    assert_eq!(post("/api/log-level", csrf, r#"{"level":"debug"}"#).await, debug);
+    assert_eq!(post("/api/log-level", csrf, "trace").await.0, 200);
+    assert_eq!(gateway.level.lock().as_str(), "trace");
+    let rebound = "GET /api/fleet HTTP/1.1\r\nhost: evil.example\r\nconnection: close\r\n\r\n";
+    assert_eq!(request(address, rebound).await.0, 403);
+
+    let (address, ..) = admin(Some("s3cret")).await;
+    assert_eq!(get(address, "/metrics").await.0, 401);
+    assert_eq!(get(address, "/healthz").await.0, 200);
+    let token = "authorization: Bearer s3cret\r\nconnection: close\r\n\r\n";
+    let with_token = format!("GET /metrics HTTP/1.1\r\nhost: gw.example\r\n{token}");
+    assert_eq!(request(address, &with_token).await.0, 200);
+}
