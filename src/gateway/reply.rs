@@ -253,7 +253,8 @@ fn server_timing(record: &Record) -> String {
     for (name, from, to) in stages {
         if let (Some(from), Some(to)) = (from, to) {
             let separator = if value.is_empty() { "" } else { ", " };
-            let _ = write!(value, "{separator}{name};dur={:.3}", to.since(from).as_secs_f64() * 1e3);
+            let micros = to.since(from).as_micros();
+            let _ = write!(value, "{separator}{name};dur={}.{:03}", micros / 1000, micros % 1000);
         }
     }
     value

@@ -41,9 +41,9 @@ fn gen_ai<'a>(record: &'a Record, list: &mut List<'a>) {
     }
     if &*record.model != "none" {
         list.push(("gen_ai.request.model", Value::Str(&record.model)));
-        if record.at.first_byte.is_some() {
-            list.push(("gen_ai.response.model", Value::Str(&record.model)));
-        }
+    }
+    if let Some(model) = &record.response_model {
+        list.push(("gen_ai.response.model", Value::Str(model)));
     }
     if let Some(id) = &record.response_id {
         list.push(("gen_ai.response.id", Value::Str(id)));
