@@ -1,16 +1,21 @@
 //! The simulated engine over real sockets, held against bytes recorded from vLLM.
 
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on ends here")]
+
 #[path = "sim/raw.rs"]
 mod raw;
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 use tokenway::clock::Clock;
 use tokenway::config::Secret;
 use tokenway::simulate::engine::EngineConfig;
-use tokenway::simulate::{Fault, FaultKind, SeenOutcome, SimConfig, SimReplica, start};
+use tokenway::simulate::{
+    Fault, FaultKind, SeenOutcome, SimConfig, SimReplica, TrafficConfig, TrafficStats, run_traffic, start,
+};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
@@ -306,6 +311,26 @@ async fn an_idle_connection_is_closed_and_a_used_one_is_not() {
     assert!(!idle.rest().await.is_reset);
     let answered = sim.post(CHAT, &chat(100)).await;
     assert!(answered.is_complete, "longer than the idle limit");
+}
+
+#[tokio::test]
+async fn traffic_is_answered_and_its_sessions_hit_the_cache() {
+    let sim = Sim::start(SimConfig { model: "sim".into(), ..fast() }).await;
+    let (stats, tracker, end) =
+        (Arc::new(TrafficStats::default()), TaskTracker::new(), CancellationToken::new());
+    let config = TrafficConfig { base_url: sim.replica.url(), rate: 200.0, ..TrafficConfig::default() };
+    let clock = Clock::start();
+    tracker.spawn(run_traffic(config, stats.clone(), tracker.clone(), clock, end.clone()));
+    eventually("thirty answers", || stats.summary().ok >= 30).await;
+    let summary = stats.summary();
+    assert_eq!((summary.failed, summary.skipped), (0, 0));
+    assert!(summary.ttft_p50.is_some() && summary.gap_p99.is_some());
+    let engine = sim.replica.engine_stats();
+    assert!(engine.prefix_hits * 2 > engine.prefix_queries, "{engine:?}");
+    end.cancel();
+    tracker.close();
+    tracker.wait().await;
+    eventually("those under way are canceled", || sim.replica.stats().in_flight == 0).await;
 }
 
 mod faults {

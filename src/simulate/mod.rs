@@ -4,16 +4,21 @@
 //! one live in real time under the other; `faults` breaks it on request; `traffic` plays the clients.
 //! Nothing on the gateway's data path may import this module.
 
+mod client;
 mod config;
 mod driver;
 pub mod engine;
 mod faults;
 mod replica;
+mod scoreboard;
 mod seen;
 mod tokens;
+mod traffic;
 mod wire;
 
 pub use config::SimConfig;
 pub use faults::{Fault, FaultKind};
 pub use replica::{SimReplica, start};
+pub use scoreboard::{DemoRow, DemoStats};
 pub use seen::{Seen, SeenOutcome, SimStats};
+pub use traffic::{TrafficConfig, TrafficStats, TrafficSummary, run as run_traffic};

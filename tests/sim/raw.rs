@@ -13,47 +13,47 @@ const LIMIT: Duration = Duration::from_secs(20);
 
 /// One request and everything that came back.
 #[derive(Debug, Default)]
-pub struct Exchange {
-    pub status: u16,
-    pub headers: Vec<(String, String)>,
-    pub chunks: Vec<Vec<u8>>,
+pub(crate) struct Exchange {
+    pub(crate) status: u16,
+    pub(crate) headers: Vec<(String, String)>,
+    pub(crate) chunks: Vec<Vec<u8>>,
     /// The body has its end: last chunk or whole content length.
-    pub is_complete: bool,
-    pub is_reset: bool,
+    pub(crate) is_complete: bool,
+    pub(crate) is_reset: bool,
 }
 
 impl Exchange {
-    pub fn header(&self, name: &str) -> Option<&str> {
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
         self.headers.iter().find(|(n, _)| n == name).map(|(_, v)| v.as_str())
     }
 
-    pub fn header_names(&self) -> BTreeSet<&str> {
+    pub(crate) fn header_names(&self) -> BTreeSet<&str> {
         self.headers.iter().map(|(name, _)| name.as_str()).collect()
     }
 
-    pub fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         String::from_utf8_lossy(&self.chunks.concat()).into_owned()
     }
 
-    pub fn json(&self) -> Value {
+    pub(crate) fn json(&self) -> Value {
         serde_json::from_str(&self.text()).unwrap_or_else(|e| panic!("{e}: {}", self.text()))
     }
 
     /// The JSON of every `data:` line but `[DONE]`.
-    pub fn events(&self) -> Vec<Value> {
+    pub(crate) fn events(&self) -> Vec<Value> {
         let text = self.text();
         let data = text.lines().filter_map(|line| line.strip_prefix("data: ")).filter(|d| *d != "[DONE]");
         data.map(|d| serde_json::from_str(d).unwrap()).collect()
     }
 
     /// What a chat stream says.
-    pub fn content(&self) -> String {
+    pub(crate) fn content(&self) -> String {
         let events = self.events();
         events.iter().filter_map(|e| e["choices"][0]["delta"]["content"].as_str()).collect()
     }
 
     /// Event names and key sets in order; equal neighbours count once.
-    pub fn shapes(&self) -> Vec<String> {
+    pub(crate) fn shapes(&self) -> Vec<String> {
         if !self.header("content-type").is_some_and(|kind| kind.starts_with("text/event-stream")) {
             return vec![shape(&self.json()).to_string()];
         }
@@ -74,7 +74,7 @@ impl Exchange {
 }
 
 /// The keys of a JSON value: of lists the first element, of scalars nothing.
-pub fn shape(value: &Value) -> Value {
+pub(crate) fn shape(value: &Value) -> Value {
     match value {
         Value::Object(fields) => Value::Object(
             fields.iter().map(|(key, value)| (key.clone(), shape(value))).collect::<Map<_, _>>(),
@@ -85,30 +85,42 @@ pub fn shape(value: &Value) -> Value {
 }
 
 /// A recorded exchange.
-pub fn fixture(name: &str) -> Exchange {
+pub(crate) fn fixture(name: &str) -> Exchange {
     let path = format!("{}/tests/fixtures/vllm/{name}.raw", env!("CARGO_MANIFEST_DIR"));
     parse(&std::fs::read(path).unwrap())
 }
 
 /// Sends one request with `connection: close` and reads to the end.
-pub async fn exchange(at: SocketAddr, method: &str, path: &str, headers: &[&str], body: &[u8]) -> Exchange {
+pub(crate) async fn exchange(
+    at: SocketAddr,
+    method: &str,
+    path: &str,
+    headers: &[&str],
+    body: &[u8],
+) -> Exchange {
     Connection::send(at, method, path, headers, body).await.rest().await
 }
 
 /// A connection with one request on it.
-pub struct Connection {
+pub(crate) struct Connection {
     stream: TcpStream,
     read: Vec<u8>,
 }
 
 impl Connection {
-    pub async fn send(at: SocketAddr, method: &str, path: &str, headers: &[&str], body: &[u8]) -> Self {
+    pub(crate) async fn send(
+        at: SocketAddr,
+        method: &str,
+        path: &str,
+        headers: &[&str],
+        body: &[u8],
+    ) -> Self {
         let headers = [headers, &["connection: close"]].concat();
         Self::write(at, &format!("{method} {path}"), &headers, body).await
     }
 
     /// A request without a body on a connection that stays.
-    pub async fn keep(at: SocketAddr, method: &str, path: &str) -> Self {
+    pub(crate) async fn keep(at: SocketAddr, method: &str, path: &str) -> Self {
         Self::write(at, &format!("{method} {path}"), &[], b"").await
     }
 
@@ -122,24 +134,28 @@ impl Connection {
     }
 
     /// Reads until the head is there.
-    pub async fn head(&mut self) -> Exchange {
+    pub(crate) async fn head(&mut self) -> Exchange {
         self.read_until(b"\r\n\r\n").await;
         parse(&self.read)
     }
 
     /// Reads until these bytes have come; returns all bytes so far.
-    pub async fn read_until(&mut self, mark: &[u8]) -> String {
-        while !self.read.windows(mark.len()).any(|w| w == mark) {
-            let mut part = [0; 4096];
-            let n = tokio::time::timeout(LIMIT, self.stream.read(&mut part)).await.unwrap().unwrap();
-            assert!(n > 0, "ended before: {}", String::from_utf8_lossy(&self.read));
-            self.read.extend_from_slice(&part[..n]);
-        }
+    pub(crate) async fn read_until(&mut self, mark: &[u8]) -> String {
+        tokio::time::timeout(LIMIT, self.read_on(mark)).await.unwrap();
         String::from_utf8_lossy(&self.read).into_owned()
     }
 
+    async fn read_on(&mut self, mark: &[u8]) {
+        while !self.read.windows(mark.len()).any(|w| w == mark) {
+            let mut part = [0; 4096];
+            let n = self.stream.read(&mut part).await.unwrap();
+            assert!(n > 0, "ended before: {}", String::from_utf8_lossy(&self.read));
+            self.read.extend_from_slice(&part[..n]);
+        }
+    }
+
     /// Reads to the end of the connection.
-    pub async fn rest(&mut self) -> Exchange {
+    pub(crate) async fn rest(&mut self) -> Exchange {
         let end = tokio::time::timeout(LIMIT, self.stream.read_to_end(&mut self.read)).await.unwrap();
         let mut exchange = parse(&self.read);
         exchange.is_reset = end.is_err_and(|e| e.kind() == ErrorKind::ConnectionReset);
@@ -147,19 +163,19 @@ impl Connection {
     }
 
     /// Whether the connection is reset before any byte.
-    pub async fn is_reset_at_once(&mut self) -> bool {
+    pub(crate) async fn is_reset_at_once(&mut self) -> bool {
         let end = tokio::time::timeout(LIMIT, self.stream.read(&mut [0; 1])).await.unwrap();
         end.is_err_and(|e| e.kind() == ErrorKind::ConnectionReset)
     }
 }
 
 /// Waits for a condition, with a limit.
-pub async fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+pub(crate) async fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     eventually_async(what, async || holds()).await;
 }
 
 /// The same for a condition that must be awaited.
-pub async fn eventually_async(what: &str, mut holds: impl AsyncFnMut() -> bool) {
+pub(crate) async fn eventually_async(what: &str, mut holds: impl AsyncFnMut() -> bool) {
     let waiting = async {
         while !holds().await {
             tokio::time::sleep(Duration::from_millis(2)).await;

@@ -1,0 +1,219 @@
+//! The demo's view of a fleet: per replica, what the gateway's own observers saw.
+//!
+//! Fed from first tokens, gaps and records; read once a second. Percentiles are over the whole run, with the
+//! last second's median TTFT beside them.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hdrhistogram::Histogram;
+use parking_lot::Mutex;
+
+use crate::fleet::status::ReplicaStatus;
+use crate::record::{FirstToken, Gaps, Outcome, Record};
+
+/// Accumulates per replica.
+#[derive(Debug, Default)]
+pub struct DemoStats(Mutex<BTreeMap<Arc<str>, Tally>>);
+
+/// One line of the table.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct DemoRow {
+    /// Replica name.
+    pub replica: String,
+    /// Requests ended.
+    pub requests: u64,
+    /// Of those, in the last second.
+    pub recent_requests: u64,
+    /// Of all, failed.
+    pub failed: u64,
+    /// Share of prompt tokens that came from the prefix cache; `None` before any usage was told.
+    pub hit_rate: Option<f64>,
+    /// Median TTFT.
+    pub ttft_p50: Option<Duration>,
+    /// 99th percentile of TTFT.
+    pub ttft_p99: Option<Duration>,
+    /// Median TTFT of the last second.
+    pub recent_ttft_p50: Option<Duration>,
+    /// Median inter-token latency.
+    pub itl_p50: Option<Duration>,
+    /// 99th percentile of inter-token latency.
+    pub itl_p99: Option<Duration>,
+    /// The engine's waiting requests, where known.
+    pub queue: Option<u64>,
+    /// Requests of the gateway in flight.
+    pub inflight: u64,
+}
+
+#[derive(Debug)]
+struct Tally {
+    requests: u64,
+    recent_requests: u64,
+    failed: u64,
+    input: u64,
+    cached: u64,
+    ttft: Histogram<u64>,
+    recent_ttft: Histogram<u64>,
+    itl: Histogram<u64>,
+}
+
+impl Default for Tally {
+    fn default() -> Self {
+        Self {
+            requests: 0,
+            recent_requests: 0,
+            failed: 0,
+            input: 0,
+            cached: 0,
+            ttft: microseconds(),
+            recent_ttft: microseconds(),
+            itl: microseconds(),
+        }
+    }
+}
+
+impl DemoStats {
+    /// A request got its first token.
+    pub fn record_first_token(&self, first: &FirstToken) {
+        self.with(&first.served.replica, |tally| {
+            tally.ttft.saturating_record(micros(first.ttft));
+            tally.recent_ttft.saturating_record(micros(first.ttft));
+        });
+    }
+
+    /// A stream of `replica` moved on.
+    pub fn record_gaps(&self, replica: &Arc<str>, gaps: &Gaps<'_>) {
+        let known = gaps.gaps.iter().filter_map(|gap| Some((gap.length, gap.tokens?)));
+        self.with(replica, |tally| {
+            for (gap, tokens) in known.chain(gaps.late_itl.iter().copied()).filter(|(_, n)| *n > 0) {
+                tally.itl.saturating_record_n(micros(gap / tokens), u64::from(tokens));
+            }
+        });
+    }
+
+    /// A request ended.
+    pub fn record_end(&self, record: &Record) {
+        let Some(served) = record.served() else { return };
+        self.with(&served.replica, |tally| {
+            tally.requests += 1;
+            tally.recent_requests += 1;
+            tally.failed += u64::from(record.outcome == Outcome::Failed);
+            if let Some(input) = record.tokens.input {
+                tally.input += input.0;
+                tally.cached += record.tokens.cached.map_or(0, |cached| cached.0);
+            }
+        });
+    }
+
+    /// The rows of the fleet's replicas, in its order; begins a new second.
+    pub fn rows(&self, fleet: &[ReplicaStatus]) -> Vec<DemoRow> {
+        let mut tallies = self.0.lock();
+        fleet.iter().map(|status| tallies.entry(status.replica.clone()).or_default().row(status)).collect()
+    }
+
+    fn with(&self, replica: &Arc<str>, add: impl FnOnce(&mut Tally)) {
+        add(self.0.lock().entry(replica.clone()).or_default());
+    }
+}
+
+impl Tally {
+    fn row(&mut self, status: &ReplicaStatus) -> DemoRow {
+        let row = DemoRow {
+            replica: status.replica.to_string(),
+            requests: self.requests,
+            recent_requests: self.recent_requests,
+            failed: self.failed,
+            hit_rate: (self.input > 0).then(|| self.cached as f64 / self.input as f64),
+            ttft_p50: quantile(&self.ttft, 0.5),
+            ttft_p99: quantile(&self.ttft, 0.99),
+            recent_ttft_p50: quantile(&self.recent_ttft, 0.5),
+            itl_p50: quantile(&self.itl, 0.5),
+            itl_p99: quantile(&self.itl, 0.99),
+            queue: status.signals.map(|signals| signals.waiting as u64),
+            inflight: status.inflight,
+        };
+        self.recent_requests = 0;
+        self.recent_ttft.reset();
+        row
+    }
+}
+
+/// A histogram of microseconds up to ten minutes.
+pub(super) fn microseconds() -> Histogram<u64> {
+    Histogram::new_with_bounds(1, 600_000_000, 2)
+        .expect("invariant: the bounds are constants that hdrhistogram accepts")
+}
+
+pub(super) fn micros(span: Duration) -> u64 {
+    u64::try_from(span.as_micros()).unwrap_or(u64::MAX)
+}
+
+pub(super) fn quantile(histogram: &Histogram<u64>, quantile: f64) -> Option<Duration> {
+    (!histogram.is_empty()).then(|| Duration::from_micros(histogram.value_at_quantile(quantile)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fleet::status::ReplicaState;
+    use crate::record::{Class, Gap, Served};
+
+    fn status(name: &str) -> ReplicaStatus {
+        ReplicaStatus {
+            pool: "p".into(),
+            revision: "r".into(),
+            replica: name.into(),
+            url: "http://x".into(),
+            state: ReplicaState::Ready,
+            reason: "".into(),
+            inflight: 3,
+            inflight_prompt_tokens: 0,
+            signals: None,
+            connections: 0,
+            models: Vec::new(),
+        }
+    }
+
+    fn first(replica: &str, ms: u64) -> FirstToken {
+        let name: Arc<str> = "x".into();
+        FirstToken {
+            route: name.clone(),
+            model: name.clone(),
+            tenant: name.clone(),
+            class: Class::Short,
+            served: Served {
+                pool: name.clone(),
+                revision: name.clone(),
+                replica: replica.into(),
+                engine: name.clone(),
+                host: name,
+                port: 1,
+            },
+            ttft: Duration::from_millis(ms),
+            predicted: None,
+        }
+    }
+
+    #[test]
+    fn percentiles_are_of_the_run_and_the_recent_one_of_the_last_second() {
+        let stats = DemoStats::default();
+        stats.record_first_token(&first("a", 10));
+        let _first_second = stats.rows(&[status("a")]);
+        stats.record_first_token(&first("a", 100));
+        let row = stats.rows(&[status("a"), status("b")]);
+        let ms = |span: Option<Duration>| span.map(|s| s.as_millis());
+        assert_eq!((ms(row[0].ttft_p50), ms(row[0].recent_ttft_p50)), (Some(10), Some(100)));
+        assert_eq!((row[1].ttft_p50, row[1].inflight, row[1].queue), (None, 3, None));
+    }
+
+    #[test]
+    fn a_gap_counts_once_for_each_token_it_brought() {
+        let stats = DemoStats::default();
+        let gap = |ms, tokens| Gap { length: Duration::from_millis(ms), tokens };
+        let gaps = [gap(90, Some(9)), gap(50, Some(1)), gap(900, None)];
+        stats.record_gaps(&"a".into(), &Gaps { gaps: &gaps, late_itl: &[] });
+        let row = &stats.rows(&[status("a")])[0];
+        assert_eq!((row.itl_p50.unwrap().as_millis(), row.itl_p99.unwrap().as_millis()), (10, 50));
+    }
+}
