@@ -1,5 +1,7 @@
 //! Observers and the admin port from outside: what a scrape, a collector, a log reader and an operator see.
 
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test says what is wrong by panicking")]
+
 #[path = "observe/support.rs"]
 mod support;
 

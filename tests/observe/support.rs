@@ -30,7 +30,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio_util::task::TaskTracker;
 
 /// One pool, one replica, one route; no access log, no OTLP.
-pub fn config() -> Config {
+pub(crate) fn config() -> Config {
     let ttft = TtftBound { base: Duration::from_millis(333), per_prompt_token: Duration::ZERO };
     Config {
         server: server(),
@@ -116,7 +116,7 @@ fn route() -> Route {
 }
 
 /// An observer on the test's own runtime.
-pub fn observer(config: &Config) -> Arc<Observer> {
+pub(crate) fn observer(config: &Config) -> Arc<Observer> {
     let around = Surroundings {
         clock: Clock::start(),
         build: BuildInfo { version: "0.1.0", revision: "unknown" },
@@ -155,7 +155,7 @@ fn attempt(span: u64, error: Option<&'static str>) -> Attempt {
 }
 
 /// A good stream, retried once: TTFT 200 ms, 1 s of decode, 1.3 s in all.
-pub fn record() -> Record {
+pub(crate) fn record() -> Record {
     Record {
         request_id: "req-1".into(),
         trace: Trace {
@@ -215,7 +215,7 @@ fn moments() -> Moments {
 }
 
 /// The first token of that record.
-pub fn first_token() -> FirstToken {
+pub(crate) fn first_token() -> FirstToken {
     FirstToken {
         route: "chat".into(),
         model: "llama".into(),
@@ -228,7 +228,7 @@ pub fn first_token() -> FirstToken {
 }
 
 /// The replica, seen from outside.
-pub fn status(state: ReplicaState, has_signals: bool) -> ReplicaStatus {
+pub(crate) fn status(state: ReplicaState, has_signals: bool) -> ReplicaStatus {
     let signals = EngineSignals {
         age: Duration::from_millis(500),
         running: 7.0,
@@ -254,12 +254,12 @@ pub fn status(state: ReplicaState, has_signals: bool) -> ReplicaStatus {
 }
 
 /// The value of a series on a page of metrics.
-pub fn value(page: &str, series: &str) -> Option<f64> {
+pub(crate) fn value(page: &str, series: &str) -> Option<f64> {
     page.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' ')?.parse().ok())
 }
 
 /// Waits for a condition, with a limit.
-pub async fn until(mut is_so: impl FnMut() -> bool) {
+pub(crate) async fn until(mut is_so: impl FnMut() -> bool) {
     let waiting = async {
         while !is_so() {
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -271,14 +271,14 @@ pub async fn until(mut is_so: impl FnMut() -> bool) {
 type Received = Arc<Mutex<Vec<(http::HeaderMap, ExportTraceServiceRequest)>>>;
 
 /// An OTLP collector that keeps what it gets, or never answers.
-pub struct Collector {
-    pub received: Received,
+pub(crate) struct Collector {
+    pub(crate) received: Received,
     address: SocketAddr,
     _tasks: TaskTracker,
 }
 
 impl Collector {
-    pub async fn start(answers: bool) -> Self {
+    pub(crate) async fn start(answers: bool) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let received = Received::default();
@@ -307,7 +307,7 @@ impl Collector {
         Self { received, address, _tasks: tasks }
     }
 
-    pub fn otlp(&self) -> Otlp {
+    pub(crate) fn otlp(&self) -> Otlp {
         Otlp {
             traces_endpoint: format!("http://{}/v1/traces", self.address),
             headers: vec![],
@@ -317,15 +317,15 @@ impl Collector {
 }
 
 /// A gateway as the admin port sees it.
-pub struct Gateway {
+pub(crate) struct Gateway {
     config: Arc<Config>,
-    pub is_ready: AtomicBool,
-    pub is_draining: AtomicBool,
-    pub level: Mutex<String>,
+    pub(crate) is_ready: AtomicBool,
+    pub(crate) is_draining: AtomicBool,
+    pub(crate) level: Mutex<String>,
 }
 
 impl Gateway {
-    pub fn new(config: Config) -> Self {
+    pub(crate) fn new(config: Config) -> Self {
         Self {
             config: Arc::new(config),
             is_ready: AtomicBool::new(true),
@@ -371,12 +371,12 @@ impl Control for Gateway {
 }
 
 /// Status, head and body of a GET.
-pub async fn get(address: SocketAddr, path: &str) -> (u16, String, String) {
+pub(crate) async fn get(address: SocketAddr, path: &str) -> (u16, String, String) {
     request(address, &format!("GET {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n")).await
 }
 
 /// Status, head and body of a request written out.
-pub async fn request(address: SocketAddr, text: &str) -> (u16, String, String) {
+pub(crate) async fn request(address: SocketAddr, text: &str) -> (u16, String, String) {
     let mut stream = TcpStream::connect(address).await.unwrap();
     stream.write_all(text.as_bytes()).await.unwrap();
     let mut answer = String::new();
