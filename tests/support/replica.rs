@@ -31,6 +31,8 @@ pub enum Step {
     End,
     /// Goes on when the gate is opened.
     Wait(Gate),
+    /// Waits for ten milliseconds: the pace of a stream, never a means to be in time.
+    Tick,
     /// Does nothing until the gateway closes the connection.
     Hang,
     /// Closes the connection, with a FIN.
@@ -80,7 +82,8 @@ impl Received {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Probes {
     Answered,
-    Unanswered,
+    /// Green health and no completions: a frozen core.
+    CompletionsUnanswered,
 }
 
 /// A scripted replica.
@@ -99,6 +102,7 @@ struct State {
     abandoned: AtomicUsize,
     flooded: AtomicUsize,
     connections: AtomicUsize,
+    probed: AtomicUsize,
 }
 
 impl Replica {
@@ -115,6 +119,7 @@ impl Replica {
             abandoned: AtomicUsize::new(0),
             flooded: AtomicUsize::new(0),
             connections: AtomicUsize::new(0),
+            probed: AtomicUsize::new(0),
         });
         let this = Self { addr: listener.local_addr().unwrap(), state };
         this.listen_on(listener);
@@ -190,6 +195,11 @@ impl Replica {
         self.state.connections.load(Ordering::SeqCst)
     }
 
+    /// Probe completions that came so far.
+    pub fn probed(&self) -> usize {
+        self.state.probed.load(Ordering::SeqCst)
+    }
+
     /// Bytes that a flood could write.
     pub fn flooded(&self) -> usize {
         self.state.flooded.load(Ordering::SeqCst)
@@ -244,8 +254,12 @@ async fn serve(state: Arc<State>, mut socket: TcpStream) {
 }
 
 async fn answer_own(state: &State, socket: &mut TcpStream, request: &Received) {
-    if *state.probes.lock() == Probes::Unanswered {
-        return closed(socket).await;
+    let is_frozen = *state.probes.lock() == Probes::CompletionsUnanswered;
+    if request.line().starts_with("POST") {
+        state.probed.fetch_add(1, Ordering::SeqCst);
+        if is_frozen {
+            return closed(socket).await;
+        }
     }
     let body = match request.line() {
         "GET /v1/models HTTP/1.1" => wire::MODELS,
@@ -272,6 +286,10 @@ async fn run(state: &State, socket: &mut TcpStream, script: Vec<Step>) -> After 
                 () = gate.cancelled() => Ok(()),
                 () = closed(socket) => return After::Abandoned,
             },
+            Step::Tick => {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+                Ok(())
+            }
             Step::Hang => {
                 closed(socket).await;
                 return After::Abandoned;
