@@ -4,7 +4,7 @@ use std::io::Write as _;
 use std::process::ExitCode;
 
 use tokenway::cli::run::{self, Launch};
-use tokenway::cli::{self, Cli, Command, EXIT_FAILED, EXIT_OK, logging};
+use tokenway::cli::{self, Cli, Command, EXIT_FAILED, EXIT_OK, logging, showcase, sim};
 
 fn main() -> ExitCode {
     let cli = match Cli::read(std::env::args_os()) {
@@ -20,9 +20,16 @@ fn main() -> ExitCode {
             let env = |name: &str| std::env::var(name).ok();
             done(cli::check::run(&args, &env, &mut std::io::stdout(), &mut std::io::stderr()))
         }
+        Command::Demo(args) => done(showcase::run(&args, log)),
+        Command::Sim(args) => done(simulate(&args)),
         Command::Replay(_) => done(cli::refuse_unbuilt("replay", &mut std::io::stderr())),
         Command::Top(_) => done(cli::refuse_unbuilt("top", &mut std::io::stderr())),
     })
+}
+
+fn simulate(args: &sim::SimArgs) -> Result<(), sim::SimError> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    runtime.block_on(sim::run(args, &mut std::io::stdout()))
 }
 
 /// The exit code of a subcommand; what went wrong is said on stderr.

@@ -4,10 +4,13 @@
 //! are 0, 1 (it went wrong) and 2 (it was asked wrongly). Parsing has no effects: nothing is loaded or printed here.
 
 pub mod check;
+pub mod demo;
 pub mod logging;
 pub mod run;
 pub mod serve;
+pub mod showcase;
 pub mod signals;
+pub mod sim;
 
 use std::ffi::OsString;
 use std::io::{self, Write};
@@ -15,8 +18,10 @@ use std::io::{self, Write};
 use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
 use self::check::CheckArgs;
+use self::demo::DemoArgs;
 use self::logging::LogLevel;
 use self::serve::ServeArgs;
+use self::sim::SimArgs;
 
 /// A latency-aware inference gateway: a drop-in OpenAI endpoint in front of a fleet of vLLM replicas.
 #[derive(Debug, Parser)]
@@ -37,6 +42,10 @@ pub enum Command {
     Serve(ServeArgs),
     /// Check a configuration file and say what is wrong with it
     Check(CheckArgs),
+    /// Simulated fleet, gateway and traffic in one process: no GPU, no configuration
+    Demo(DemoArgs),
+    /// Simulated vLLM replicas on given ports
+    Sim(SimArgs),
     /// Run a request trace against policies in simulated time
     #[command(hide = true)]
     Replay(UnbuiltArgs),
