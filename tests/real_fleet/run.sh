@@ -138,6 +138,6 @@ check affinity --label round_robin --url "$gateway" --direct "$@"
 stop_gateway
 
 printf '\n'
-awk -F '\t' '{ printf "%-34s %-8s %s\n", $1, $2, $3 }' "$results"
+awk -F '\t' '{ printf "%-38s %-8s %s\n", $1, $2, $3 }' "$results"
 printf '\nlogs: %s\n' "$out"
 ! grep -q "$(printf '\tFAIL\t')" "$results"
