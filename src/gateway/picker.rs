@@ -34,9 +34,11 @@ pub fn pick(gateway: &Gateway, request: &Prepared, tried: &Tried) -> Option<Pick
         |pool: &PoolState| tried.iter().find(|(name, _)| *name == pool.name).map_or(&none, |(_, s)| s);
     let pools = &request.route.pools;
     let is_open = |at: usize| pools.get(at).is_some_and(|(pool, _)| has_open(pool, request, tried_of(pool)));
-    let at = match pools.len() {
-        1 => Some(0),
-        _ => request.route.wheel.choose(request.session, is_open),
+    let holds = |pool: &PoolState, replica| pool.replicas().iter().any(|r| Arc::ptr_eq(r, replica));
+    let at = match (&request.pinned, pools.len()) {
+        (Some(pinned), _) => pools.iter().position(|(pool, _)| holds(pool, pinned)),
+        (None, 1) => Some(0),
+        (None, _) => request.route.wheel.choose(request.session, is_open),
     }?;
     let (pool, _) = pools.get(at)?;
     choose(pool, request, tried_of(pool), now)
