@@ -19,7 +19,7 @@ pub mod trace_context {
         1
     }
     pub fn traceparent(_: &crate::record::Trace, _: u64) -> http::HeaderValue {
-        http::HeaderValue::from_static("x")
+        http::HeaderValue::from_static("00-00000000000000000000000000000001-0000000000000001-00")
     }
 }
 #[derive(Debug)]
@@ -37,7 +37,7 @@ impl Observer {
     }
     pub fn http_rejected(&self, _: &str) {}
     pub fn trace(&self, _: &http::HeaderMap) -> Trace {
-        loop {}
+        Trace { trace_id: 1, root: 1, parent: None, sampled: None, sampled_upstream: false, state: None }
     }
     pub fn stream_series(&self, _: &Record, _: &Served) -> Arc<metrics::StreamSeries> {
         Arc::new(metrics::StreamSeries)
