@@ -86,8 +86,8 @@ pub async fn read(body: Incoming, memory: &BodyMemory, limits: BodyLimits) -> Re
 /// # Errors
 /// 400, 415 or 417 with what is wrong.
 pub fn check_head(version: http::Version, uri: &http::Uri, headers: &HeaderMap) -> Result<(), Failure> {
+    check_host(version, uri, headers)?;
     if version < http::Version::HTTP_2 {
-        check_host(version, uri, headers)?;
         let mut codings = headers.get_all(header::TRANSFER_ENCODING).iter();
         if let Some(coding) = codings.next()
             && (codings.next().is_some() || !coding.as_bytes().trim_ascii().eq_ignore_ascii_case(b"chunked"))
@@ -99,22 +99,23 @@ pub fn check_head(version: http::Version, uri: &http::Uri, headers: &HeaderMap) 
     if headers.get_all(header::CONTENT_ENCODING).iter().any(is_coded) {
         return Err(Failure::UnsupportedEncoding);
     }
-    match headers.get(header::EXPECT) {
-        Some(value) if !value.as_bytes().eq_ignore_ascii_case(b"100-continue") => {
-            Err(Failure::ExpectationFailed)
-        }
-        _ => Ok(()),
+    let is_known = |v: &http::HeaderValue| v.as_bytes().eq_ignore_ascii_case(b"100-continue");
+    if !headers.get_all(header::EXPECT).iter().all(is_known) {
+        return Err(Failure::ExpectationFailed);
     }
+    Ok(())
 }
 
 fn check_host(version: http::Version, uri: &http::Uri, headers: &HeaderMap) -> Result<(), Failure> {
     let mut hosts = headers.get_all(header::HOST).iter();
     let wrong = |what: &str| Err(Failure::bad_request(what, None));
     match (hosts.next(), hosts.next()) {
-        (None, _) if version >= http::Version::HTTP_11 => wrong("an HTTP/1.1 request needs a host header"),
+        (None, _) if version == http::Version::HTTP_11 => wrong("an HTTP/1.1 request needs a host header"),
         (_, Some(_)) => wrong("more than one host header"),
         (Some(host), None) => {
-            let Ok(authority) = http::uri::Authority::try_from(host.as_bytes()) else {
+            let authority = http::uri::Authority::try_from(host.as_bytes());
+            // A URI's authority may name a user; a host may not (RFC 9110 §7.2).
+            let Some(authority) = authority.ok().filter(|a| !a.as_str().contains('@')) else {
                 return wrong("the host header is not a valid authority");
             };
             match uri.authority() {
@@ -236,6 +237,8 @@ mod tests {
         );
         assert_eq!(check("/x", &[host.clone(), (CONTENT_ENCODING, "gzip")]), 415);
         assert_eq!(check("/x", &[host.clone(), (EXPECT, "100-continue")]), 200);
-        assert_eq!(check("/x", &[host, (EXPECT, "cake")]), 417);
+        assert_eq!(check("/x", &[host.clone(), (EXPECT, "cake")]), 417);
+        assert_eq!(check("/x", &[host, (EXPECT, "100-continue"), (EXPECT, "cake")]), 417);
+        assert_eq!(check("/x", &[(HOST, "user@a")]), 400);
     }
 }
