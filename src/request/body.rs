@@ -74,6 +74,8 @@ impl BodyMemory {
 pub async fn read(body: Incoming, memory: &BodyMemory, limits: BodyLimits) -> Result<HeldBody, Failure> {
     let declared = body.size_hint().exact().map(|n| usize::try_from(n).unwrap_or(usize::MAX));
     match declared {
+        // HTTP/2 can declare nothing and send something all the same.
+        Some(0) if !body.is_end_stream() => read_declared(body, 0, memory, limits).await,
         Some(0) => Ok(HeldBody::empty()),
         Some(n) if n > limits.size => Err(Failure::BodyTooLarge { limit: limits.size }),
         Some(n) => read_declared(body, n, memory, limits).await,
@@ -137,7 +139,7 @@ async fn read_declared(
 ) -> Result<HeldBody, Failure> {
     let share = memory.take(len).await?;
     let Some(first) = next_piece(&mut body, limits.stall).await? else {
-        return Err(broken_off());
+        return if len == 0 { Ok(HeldBody::empty()) } else { Err(broken_off()) };
     };
     if first.len() == len {
         // The usual case: one piece, no copy.
