@@ -225,12 +225,12 @@ mod tests {
     fn heads_that_two_parsers_could_read_differently_are_refused() {
         use header::{CONTENT_ENCODING, EXPECT, HOST, TRANSFER_ENCODING};
         let host = (HOST, "a:1");
-        assert_eq!(check("/x", &[host.clone()]), 200);
+        assert_eq!(check("/x", std::slice::from_ref(&host)), 200);
         assert_eq!(check("/x", &[]), 400);
         assert_eq!(check("/x", &[host.clone(), host.clone()]), 400);
         assert_eq!(check("/x", &[(HOST, "a b,c")]), 400);
-        assert_eq!(check("http://evil/x", &[host.clone()]), 400);
-        assert_eq!(check("http://a:1/x", &[host.clone()]), 200);
+        assert_eq!(check("http://evil/x", std::slice::from_ref(&host)), 400);
+        assert_eq!(check("http://a:1/x", std::slice::from_ref(&host)), 200);
         assert_eq!(check("/x", &[host.clone(), (TRANSFER_ENCODING, "chunked")]), 200);
         assert_eq!(check("/x", &[host.clone(), (TRANSFER_ENCODING, "cow, chunked")]), 400);
         assert_eq!(
