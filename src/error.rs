@@ -171,7 +171,7 @@ pub enum Failure {
     #[error("unknown path; this gateway serves the OpenAI inference paths, see /v1/models for models")]
     UnknownPath,
     /// A listed path, but a method that none of them takes.
-    #[error("method not allowed; use POST")]
+    #[error("method not allowed; the allow header names those that are")]
     MethodNotAllowed,
     /// The request breaks HTTP or JSON rules.
     #[error("{message}")]

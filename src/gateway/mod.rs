@@ -138,7 +138,10 @@ impl Gateway {
             return None;
         }
         if !matches!(parts.method, Method::GET | Method::HEAD | Method::OPTIONS) {
-            return Some(reply::failure_bytes(&Failure::MethodNotAllowed, ErrorShape::OpenAi));
+            let mut response = reply::failure_bytes(&Failure::MethodNotAllowed, ErrorShape::OpenAi);
+            let allow = HeaderValue::from_static("GET, HEAD, OPTIONS");
+            response.headers_mut().insert(http::header::ALLOW, allow);
+            return Some(response);
         }
         Some(match path {
             "/health" => local::health(table, self.drain.is_on()),

@@ -150,25 +150,27 @@ async fn next_connection(
 }
 
 async fn serve_socket<A: Answer>(socket: TcpStream, serving: Serving, answer: A) {
+    let phase = Arc::new(ConnectionPhase::new(serving.clock, serving.clock.now()));
     // A first event must not wait for Nagle.
     let _ = socket.set_nodelay(true);
     let Some(tls) = serving.tls.clone() else {
-        return serve_stream(socket, serving, answer).await;
+        return serve_stream(socket, phase, serving, answer).await;
     };
     let handshake = tls.accept(socket);
-    match tokio::time::timeout(serving.limits.tls_handshake_timeout, handshake).await {
-        Ok(Ok(stream)) => serve_stream(stream, serving, answer).await,
+    // The first head is due from accept, so a handshake cannot take longer than that.
+    let bound = serving.limits.tls_handshake_timeout.min(serving.limits.header_timeout);
+    match tokio::time::timeout(bound, handshake).await {
+        Ok(Ok(stream)) => serve_stream(stream, phase, serving, answer).await,
         Ok(Err(error)) => tracing::debug!(%error, "tls handshake failed"),
         Err(_) => tracing::debug!("tls handshake timed out"),
     }
 }
 
-async fn serve_stream<A, S>(stream: S, serving: Serving, answer: A)
+async fn serve_stream<A, S>(stream: S, phase: Arc<ConnectionPhase>, serving: Serving, answer: A)
 where
     A: Answer,
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let phase = Arc::new(ConnectionPhase::new(serving.clock));
     let io = TokioIo::new(PhaseIo::new(stream, Arc::clone(&phase)));
     let kill = KillSwitch::new();
     let service_phase = Arc::clone(&phase);
@@ -182,7 +184,14 @@ where
     let builder = builder(serving.tracker.clone());
     let connection = builder.serve_connection(io, service);
     tokio::pin!(connection);
-    let mut deadline = Box::pin(tokio::time::sleep(serving.limits.header_timeout));
+    let bounds = serving.limits.into();
+    let first = phase.next_check(&bounds).unwrap_or_default();
+    let mut deadline = Box::pin(tokio::time::sleep_until(serving.clock.instant(first)));
+    // HTTP/1.1 is told by `connection: close`.
+    let mut leave = Box::pin(async {
+        serving.draining.cancelled().await;
+        phase.http2().await;
+    });
     let run = KILL.scope(kill.clone(), async {
         // A connection that comes after the delay is served its 503, and closed by that response.
         let (mut goaway, mut close) = (false, serving.closing.is_cancelled());
@@ -191,15 +200,15 @@ where
             tokio::select! {
                 _ = connection.as_mut() => return,
                 () = kill.cancelled() => return,
-                () = serving.draining.cancelled(), if !goaway => {
+                () = leave.as_mut(), if !goaway => {
                     goaway = true;
-                    if phase.is_http2() { connection.as_mut().graceful_shutdown(); }
+                    connection.as_mut().graceful_shutdown();
                 }
                 () = serving.closing.cancelled(), if !close => {
                     close = true;
                     connection.as_mut().graceful_shutdown();
                 }
-                () = deadline.as_mut() => match phase.next_check(&serving.limits.into()) {
+                () = deadline.as_mut() => match phase.next_check(&bounds) {
                     Some(at) => deadline.as_mut().reset(serving.clock.instant(at)),
                     None => return,
                 },

@@ -6,7 +6,7 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -14,6 +14,7 @@ use bytes::Buf;
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio_util::sync::CancellationToken;
 
 use crate::clock::{Clock, Stamp};
 
@@ -23,7 +24,10 @@ pub struct ConnectionPhase {
     clock: Clock,
     requests: AtomicU32,
     is_reading_head: AtomicBool,
-    is_http2: AtomicBool,
+    /// Cancelled when the preface of HTTP/2 was read.
+    http2: CancellationToken,
+    /// Bytes of it that were read so far (it may come in pieces); past its length when it is none.
+    preface: AtomicUsize,
     has_served: AtomicBool,
     since: AtomicU64,
 }
@@ -38,16 +42,17 @@ pub struct Bounds {
 }
 
 impl ConnectionPhase {
-    /// A connection that was just accepted: its first head is due.
+    /// A connection: its first head is due since it was accepted.
     #[must_use]
-    pub fn new(clock: Clock) -> Self {
+    pub fn new(clock: Clock, accepted: Stamp) -> Self {
         Self {
             clock,
             requests: AtomicU32::new(0),
             is_reading_head: AtomicBool::new(true),
-            is_http2: AtomicBool::new(false),
+            http2: CancellationToken::new(),
+            preface: AtomicUsize::new(0),
             has_served: AtomicBool::new(false),
-            since: AtomicU64::new(clock.now().as_nanos()),
+            since: AtomicU64::new(accepted.as_nanos()),
         }
     }
 
@@ -60,10 +65,9 @@ impl ConnectionPhase {
         Busy(Arc::clone(this))
     }
 
-    /// Whether the client speaks HTTP/2.
-    #[must_use]
-    pub fn is_http2(&self) -> bool {
-        self.is_http2.load(Ordering::Relaxed)
+    /// Returns as soon as it is known that the client speaks HTTP/2; for other clients never.
+    pub async fn http2(&self) {
+        self.http2.cancelled().await;
     }
 
     /// When to look again; `None` when a bound was passed.
@@ -85,12 +89,27 @@ impl ConnectionPhase {
         if bytes.is_empty() || self.requests.load(Ordering::Relaxed) > 0 {
             return;
         }
+        if self.http2.is_cancelled() {
+            return;
+        }
         if !self.has_served.load(Ordering::Relaxed) {
-            if bytes.starts_with(b"PRI * HTTP/2") {
-                self.is_http2.store(true, Ordering::Relaxed);
-            }
-        } else if !self.is_http2() && !self.is_reading_head.swap(true, Ordering::Relaxed) {
+            self.look_for_preface(bytes);
+        } else if !self.is_reading_head.swap(true, Ordering::Relaxed) {
             self.since.store(self.clock.now().as_nanos(), Ordering::Relaxed);
+        }
+    }
+
+    fn look_for_preface(&self, bytes: &[u8]) {
+        let matched = self.preface.load(Ordering::Relaxed);
+        let Some(missing) = PREFACE.get(matched..) else { return };
+        let length = bytes.len().min(missing.len());
+        if bytes.get(..length) != missing.get(..length) {
+            self.preface.store(usize::MAX, Ordering::Relaxed);
+            return;
+        }
+        self.preface.store(matched + length, Ordering::Relaxed);
+        if length == missing.len() {
+            self.http2.cancel();
         }
     }
 }
@@ -202,11 +221,19 @@ impl<S: AsyncWrite> AsyncWrite for PhaseIo<S> {
     }
 }
 
+/// What an HTTP/2 client sends first (RFC 9113 §3.4).
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     const BOUNDS: Bounds = Bounds { header: Duration::from_secs(10), idle: Duration::from_secs(75) };
+
+    fn begun() -> ConnectionPhase {
+        let clock = Clock::start();
+        ConnectionPhase::new(clock, clock.now())
+    }
 
     async fn pass(seconds: u64) {
         tokio::time::advance(Duration::from_secs(seconds)).await;
@@ -214,7 +241,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_first_head_is_due_from_accept() {
-        let phase = ConnectionPhase::new(Clock::start());
+        let phase = begun();
         pass(9).await;
         assert!(phase.next_check(&BOUNDS).is_some());
         pass(1).await;
@@ -223,7 +250,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn an_idle_connection_has_longer_than_a_head() {
-        let phase = Arc::new(ConnectionPhase::new(Clock::start()));
+        let phase = Arc::new(begun());
         drop(ConnectionPhase::request(&phase));
         pass(60).await;
         assert!(phase.next_check(&BOUNDS).is_some());
@@ -236,7 +263,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_busy_connection_has_no_bound_here() {
-        let phase = Arc::new(ConnectionPhase::new(Clock::start()));
+        let phase = Arc::new(begun());
         let busy = ConnectionPhase::request(&phase);
         pass(3600).await;
         assert!(phase.next_check(&BOUNDS).is_some());

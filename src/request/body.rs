@@ -74,6 +74,8 @@ impl BodyMemory {
 pub async fn read(body: Incoming, memory: &BodyMemory, limits: BodyLimits) -> Result<HeldBody, Failure> {
     let declared = body.size_hint().exact().map(|n| usize::try_from(n).unwrap_or(usize::MAX));
     match declared {
+        // HTTP/2 can declare nothing and send something all the same.
+        Some(0) if !body.is_end_stream() => read_declared(body, 0, memory, limits).await,
         Some(0) => Ok(HeldBody::empty()),
         Some(n) if n > limits.size => Err(Failure::BodyTooLarge { limit: limits.size }),
         Some(n) => read_declared(body, n, memory, limits).await,
@@ -99,12 +101,11 @@ pub fn check_head(version: http::Version, uri: &http::Uri, headers: &HeaderMap) 
     if headers.get_all(header::CONTENT_ENCODING).iter().any(is_coded) {
         return Err(Failure::UnsupportedEncoding);
     }
-    match headers.get(header::EXPECT) {
-        Some(value) if !value.as_bytes().eq_ignore_ascii_case(b"100-continue") => {
-            Err(Failure::ExpectationFailed)
-        }
-        _ => Ok(()),
+    let is_known = |v: &http::HeaderValue| v.as_bytes().eq_ignore_ascii_case(b"100-continue");
+    if !headers.get_all(header::EXPECT).iter().all(is_known) {
+        return Err(Failure::ExpectationFailed);
     }
+    Ok(())
 }
 
 fn check_host(version: http::Version, uri: &http::Uri, headers: &HeaderMap) -> Result<(), Failure> {
@@ -114,7 +115,9 @@ fn check_host(version: http::Version, uri: &http::Uri, headers: &HeaderMap) -> R
         (None, _) if version == http::Version::HTTP_11 => wrong("an HTTP/1.1 request needs a host header"),
         (_, Some(_)) => wrong("more than one host header"),
         (Some(host), None) => {
-            let Ok(authority) = http::uri::Authority::try_from(host.as_bytes()) else {
+            let authority = http::uri::Authority::try_from(host.as_bytes());
+            // A URI's authority may name a user; a host may not (RFC 9110 §7.2).
+            let Some(authority) = authority.ok().filter(|a| !a.as_str().contains('@')) else {
                 return wrong("the host header is not a valid authority");
             };
             match uri.authority() {
@@ -136,7 +139,7 @@ async fn read_declared(
 ) -> Result<HeldBody, Failure> {
     let share = memory.take(len).await?;
     let Some(first) = next_piece(&mut body, limits.stall).await? else {
-        return Err(broken_off());
+        return if len == 0 { Ok(HeldBody::empty()) } else { Err(broken_off()) };
     };
     if first.len() == len {
         // The usual case: one piece, no copy.
@@ -236,6 +239,8 @@ mod tests {
         );
         assert_eq!(check("/x", &[host.clone(), (CONTENT_ENCODING, "gzip")]), 415);
         assert_eq!(check("/x", &[host.clone(), (EXPECT, "100-continue")]), 200);
-        assert_eq!(check("/x", &[host, (EXPECT, "cake")]), 417);
+        assert_eq!(check("/x", &[host.clone(), (EXPECT, "cake")]), 417);
+        assert_eq!(check("/x", &[host, (EXPECT, "100-continue"), (EXPECT, "cake")]), 417);
+        assert_eq!(check("/x", &[(HOST, "user@a")]), 400);
     }
 }

@@ -1,0 +1,198 @@
+//! What the tests of the data port share: a gateway built in code, a scripted replica, raw clients.
+//!
+//! The gateway is looked at from outside, byte by byte, because what is tested is what a client library would
+//! never send. Nothing sleeps and hopes: [`soon`] and [`until`] wait for something, with a limit.
+
+#![allow(dead_code, unreachable_pub, reason = "each test uses a part of it")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation fails the test")]
+
+pub mod frames;
+pub mod raw;
+pub mod replica;
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use tokenway::app::App;
+use tokenway::clock::Clock;
+use tokenway::config::{
+    AccessLog, Admin, Classes, ClientMay, Config, Endpoint, ModelMatch, PolicyName, Pool, Probe, ProbeKind,
+    ReplicaSpec, Retry, Route, Sampling, Secret, Server, Slo, Telemetry, Timeouts, WeightedPool,
+};
+use tokenway::fleet::status::ReplicaState;
+use tokenway::observe::Observer;
+use tokenway::units::Tokens;
+use tokio::runtime::Handle;
+
+use self::replica::Replica;
+
+/// Longer than anything here takes on a busy machine.
+pub const LIMIT: Duration = Duration::from_secs(10);
+
+/// A gateway in front of one scripted replica.
+pub struct Gateway {
+    pub app: Arc<App>,
+    pub replica: Replica,
+    pub config: Config,
+}
+
+impl Gateway {
+    /// With the defaults of these tests.
+    pub async fn start() -> Self {
+        Self::with(|_| {}).await
+    }
+
+    /// With a configuration of its own.
+    pub async fn with(change: impl FnOnce(&mut Config)) -> Self {
+        let replica = Replica::start().await;
+        let mut config = config(replica.addr);
+        change(&mut config);
+        let shared = Arc::new(config.clone());
+        let observer = observer(&config);
+        let app = Arc::new(App::start(shared, observer, Clock::start(), Handle::current()).unwrap());
+        let gateway = Self { app, replica, config };
+        until("the replica is ready", || {
+            gateway.app.fleet.statuses().iter().all(|r| r.state == ReplicaState::Ready)
+        })
+        .await;
+        gateway
+    }
+
+    pub fn addr(&self) -> SocketAddr {
+        self.app.data
+    }
+
+    /// Requests whose record is still open.
+    pub fn open_requests(&self) -> u64 {
+        self.app.gateway.requests.load(Ordering::Relaxed)
+    }
+
+    /// A request of an unsuspicious client is served.
+    pub async fn is_well(&self) {
+        let reply = raw::ask(self.addr(), "/v1/chat/completions", CHAT).await;
+        assert_eq!(reply.status, 200, "{reply:?}");
+    }
+}
+
+fn observer(_config: &Config) -> Arc<Observer> {
+    Arc::new(Observer)
+}
+
+/// A small chat request.
+pub const CHAT: &str = r#"{"model":"m","messages":[{"role":"user","content":"hi"}]}"#;
+
+/// The same as a stream.
+pub const STREAM: &str = r#"{"model":"m","stream":true,"messages":[{"role":"user","content":"hi"}]}"#;
+
+/// One replica, one route `*`.
+fn config(replica: SocketAddr) -> Config {
+    Config {
+        server: server(),
+        admin: Admin { listen: ([127, 0, 0, 1], 0).into(), token: None },
+        retry: Retry { attempts: 0, budget: 0.0, min_per_second: 0 },
+        slo: BTreeMap::from([("standard".into(), Slo::default())]),
+        seed: Secret::new("test"),
+        classes: Classes { short: Tokens(512), medium: Tokens(4096) },
+        pools: vec![pool(replica)],
+        routes: vec![route()],
+        tenants: Vec::new(),
+        telemetry: Telemetry {
+            access_log: AccessLog::Off,
+            otlp: None,
+            sampling: Sampling { routine: 0.0, keep_error: false, keep_slo_miss: false, keep_retry: false },
+        },
+    }
+}
+
+fn server() -> Server {
+    Server {
+        listen: ([127, 0, 0, 1], 0).into(),
+        tls: None,
+        body_limit: 1 << 20,
+        body_memory: 64 << 20,
+        header_timeout: LIMIT,
+        keep_alive: LIMIT,
+        tls_handshake_timeout: LIMIT,
+        max_connections: NonZeroUsize::new(1000).unwrap(),
+        drain_delay: Duration::ZERO,
+        drain_timeout: LIMIT,
+        heartbeat: None,
+        route_info_headers: false,
+        extra_paths: Vec::new(),
+        trust_headers: Vec::new(),
+    }
+}
+
+fn pool(replica: SocketAddr) -> Pool {
+    Pool {
+        name: "default".into(),
+        revision: "default".into(),
+        revision_info: BTreeMap::new(),
+        engine: "vllm".into(),
+        replicas: vec![ReplicaSpec {
+            name: "replica".into(),
+            endpoint: Endpoint {
+                is_tls: false,
+                host: "127.0.0.1".into(),
+                port: replica.port(),
+                base_path: "".into(),
+            },
+            zone: None,
+        }],
+        engine_api_key: None,
+        scrape_interval: Duration::from_secs(60),
+        max_connections: NonZeroUsize::new(256).unwrap(),
+        max_num_seqs: None,
+        queue_target: None,
+        probe: Probe {
+            interval: Duration::from_secs(60),
+            timeout: Duration::from_secs(5),
+            kind: ProbeKind::Completion,
+            prompt: "hi".into(),
+        },
+        max_ejected_share: 0.5,
+    }
+}
+
+fn route() -> Route {
+    Route {
+        name: "*".into(),
+        model: ModelMatch::Any,
+        upstream_model: None,
+        required: true,
+        pools: vec![WeightedPool { pool: 0, weight: 1 }],
+        policy: PolicyName::RoundRobin,
+        slo: "standard".into(),
+        client_may: ClientMay::default(),
+        ask_usage: false,
+        timeouts: Timeouts {
+            connect: Duration::from_secs(5),
+            first_token: Duration::from_secs(30),
+            inter_token: Duration::from_secs(30),
+            total: Duration::from_secs(60),
+            client_stall: Duration::from_secs(30),
+        },
+    }
+}
+
+/// Waits for a condition.
+pub async fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let poll = async {
+        while !holds() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    assert!(tokio::time::timeout(LIMIT, poll).await.is_ok(), "still not so after {LIMIT:?}: {what}");
+}
+
+/// Awaits with the limit.
+pub async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
+    match tokio::time::timeout(LIMIT, future).await {
+        Ok(value) => value,
+        Err(_) => panic!("still waiting after {LIMIT:?}: {what}"),
+    }
+}

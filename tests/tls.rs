@@ -1,0 +1,254 @@
+//! The data port under TLS: protocols by ALPN, client certificates, reload, a handshake that never ends.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation fails the test")]
+
+mod listener_support;
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use rcgen::{BasicConstraints, Certificate, CertificateParams, IsCa, Issuer, KeyPair};
+use rustls::{ClientConfig, RootCertStore};
+use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use tempfile::TempDir;
+use tokenway::config::Tls;
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+use tokio_util::task::TaskTracker;
+
+use listener_support::raw::{Client, post};
+use listener_support::{CHAT, Gateway, soon};
+
+const CHAT_PATH: &str = "/v1/chat/completions";
+
+/// A certificate authority and the files of a gateway.
+struct Files {
+    folder: TempDir,
+    ca: Certificate,
+    issuer: Issuer<'static, KeyPair>,
+}
+
+impl Files {
+    fn new() -> Self {
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let ca = params.self_signed(&key).unwrap();
+        let this = Self { folder: TempDir::new().unwrap(), ca, issuer: Issuer::new(params, key) };
+        std::fs::write(this.path("ca.pem"), this.ca.pem()).unwrap();
+        this.renew();
+        this
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// Writes a new certificate and key for the gateway; returns the certificate.
+    fn renew(&self) -> CertificateDer<'static> {
+        let (cert, key) = self.issue("localhost");
+        std::fs::write(self.path("cert.pem"), cert.pem()).unwrap();
+        std::fs::write(self.path("key.pem"), key.serialize_pem()).unwrap();
+        cert.der().clone()
+    }
+
+    fn issue(&self, name: &str) -> (Certificate, KeyPair) {
+        let key = KeyPair::generate().unwrap();
+        let params = CertificateParams::new(vec![name.to_owned()]).unwrap();
+        (params.signed_by(&key, &self.issuer).unwrap(), key)
+    }
+
+    fn tls(&self, asks_clients: bool) -> Tls {
+        let client_ca = asks_clients.then(|| self.path("ca.pem"));
+        Tls { cert: self.path("cert.pem"), key: self.path("key.pem"), client_ca }
+    }
+
+    /// A client that trusts the authority, with a certificate of its own or without.
+    fn client(&self, has_certificate: bool, alpn: &[&str]) -> TlsConnector {
+        let mut roots = RootCertStore::empty();
+        roots.add(self.ca.der().clone()).unwrap();
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let builder = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_root_certificates(roots);
+        let mut config = if has_certificate {
+            let (cert, key) = self.issue("client");
+            let key = PrivateKeyDer::try_from(key.serialize_der()).unwrap();
+            builder.with_client_auth_cert(vec![cert.der().clone()], key).unwrap()
+        } else {
+            builder.with_no_client_auth()
+        };
+        config.alpn_protocols = alpn.iter().map(|p| p.as_bytes().to_vec()).collect();
+        TlsConnector::from(Arc::new(config))
+    }
+}
+
+async fn handshake(client: &TlsConnector, addr: SocketAddr) -> std::io::Result<TlsStream<TcpStream>> {
+    let name = ServerName::try_from("localhost").unwrap();
+    let socket = TcpStream::connect(addr).await?;
+    soon("a handshake", client.connect(name, socket)).await
+}
+
+fn served(stream: &TlsStream<TcpStream>) -> CertificateDer<'static> {
+    stream.get_ref().1.peer_certificates().unwrap()[0].clone().into_owned()
+}
+
+async fn is_served(client: &mut Client<TlsStream<TcpStream>>) {
+    client.send(post(CHAT_PATH, "", CHAT)).await;
+    assert_eq!(client.reply().await.status, 200);
+}
+
+#[tokio::test]
+async fn http1_and_http2_are_chosen_by_alpn() {
+    let files = Files::new();
+    let gateway = Gateway::with(|c| c.server.tls = Some(files.tls(false))).await;
+    for alpn in [&["http/1.1"][..], &[]] {
+        let stream = handshake(&files.client(false, alpn), gateway.addr()).await.unwrap();
+        assert_eq!(stream.get_ref().1.alpn_protocol(), alpn.first().map(|p| p.as_bytes()));
+        is_served(&mut Client::over(stream)).await;
+    }
+    let stream = handshake(&files.client(false, &["h2", "http/1.1"]), gateway.addr()).await.unwrap();
+    assert_eq!(stream.get_ref().1.alpn_protocol(), Some(&b"h2"[..]));
+    let io = TokioIo::new(stream);
+    let (mut sender, connection) =
+        hyper::client::conn::http2::handshake(TokioExecutor::new(), io).await.unwrap();
+    TaskTracker::new().spawn(connection);
+    for _ in 0..3 {
+        let request = http::Request::post(format!("https://localhost{CHAT_PATH}"))
+            .body(Full::new(Bytes::from_static(CHAT.as_bytes())))
+            .unwrap();
+        let response = soon("an answer", sender.send_request(request)).await.unwrap();
+        assert_eq!((response.status().as_u16(), response.version()), (200, http::Version::HTTP_2));
+        let body = soon("its body", response.into_body().collect()).await.unwrap().to_bytes();
+        assert!(body.starts_with(b"{"));
+    }
+    assert!(gateway.replica.seen().iter().all(|seen| seen.fault.is_none()));
+}
+
+#[tokio::test]
+async fn a_protocol_that_is_not_offered_ends_the_handshake() {
+    let files = Files::new();
+    let gateway = Gateway::with(|c| c.server.tls = Some(files.tls(false))).await;
+    assert!(handshake(&files.client(false, &["spdy/3"]), gateway.addr()).await.is_err());
+}
+
+#[tokio::test]
+async fn clear_text_on_a_tls_port_is_not_served() {
+    let files = Files::new();
+    let gateway = Gateway::with(|c| c.server.tls = Some(files.tls(false))).await;
+    let mut client = Client::connect(gateway.addr()).await;
+    client.send(post(CHAT_PATH, "", CHAT)).await;
+    let answer = client.rest().await;
+    assert!(!answer.starts_with(b"HTTP/"), "{:?}", String::from_utf8_lossy(&answer));
+    assert!(gateway.replica.seen().is_empty());
+}
+
+#[tokio::test]
+async fn mutual_tls_refuses_clients_without_a_certificate_or_with_a_strangers() {
+    let files = Files::new();
+    let gateway = Gateway::with(|c| c.server.tls = Some(files.tls(true))).await;
+    let stranger = Files::new();
+    let mut trusting = RootCertStore::empty();
+    trusting.add(files.ca.der().clone()).unwrap();
+    let (cert, key) = stranger.issue("client");
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let config = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(trusting)
+        .with_client_auth_cert(
+            vec![cert.der().clone()],
+            PrivateKeyDer::try_from(key.serialize_der()).unwrap(),
+        )
+        .unwrap();
+    for client in [files.client(false, &[]), TlsConnector::from(Arc::new(config))] {
+        // TLS 1.3 tells the client only after its own handshake is done.
+        if let Ok(stream) = handshake(&client, gateway.addr()).await {
+            let mut client = Client::over(stream);
+            client.send(post(CHAT_PATH, "", CHAT)).await;
+            assert!(client.is_closed().await);
+        }
+    }
+    assert!(gateway.replica.seen().is_empty());
+    let stream = handshake(&files.client(true, &[]), gateway.addr()).await.unwrap();
+    is_served(&mut Client::over(stream)).await;
+}
+
+#[tokio::test]
+async fn a_reload_serves_the_new_certificate_while_old_connections_live_on() {
+    let files = Files::new();
+    let first = files.renew();
+    let gateway = Gateway::with(|c| c.server.tls = Some(files.tls(false))).await;
+    let client = files.client(false, &["http/1.1"]);
+    let stream = handshake(&client, gateway.addr()).await.unwrap();
+    assert_eq!(served(&stream), first);
+    let mut old = Client::over(stream);
+    is_served(&mut old).await;
+
+    let second = files.renew();
+    gateway.app.reload(Arc::new(gateway.config.clone())).unwrap();
+    // A client of its own: one that knows a session would not be shown a certificate.
+    let stream = handshake(&files.client(false, &[]), gateway.addr()).await.unwrap();
+    assert_eq!(served(&stream), second);
+    is_served(&mut Client::over(stream)).await;
+    is_served(&mut old).await;
+}
+
+#[tokio::test]
+async fn a_reload_with_a_bad_certificate_changes_nothing_and_names_the_file() {
+    let files = Files::new();
+    let first = files.renew();
+    let gateway = Gateway::with(|c| c.server.tls = Some(files.tls(false))).await;
+    let breakages: [(&str, &dyn Fn(&Path)); 3] = [
+        ("key.pem", &|path| std::fs::write(path, "no pem").unwrap()),
+        ("cert.pem", &|path| std::fs::write(path, "").unwrap()),
+        ("cert.pem", &|path| std::fs::remove_file(path).unwrap()),
+    ];
+    for (name, spoil) in breakages {
+        files.renew();
+        spoil(&files.path(name));
+        let error = gateway.app.reload(Arc::new(gateway.config.clone())).unwrap_err().to_string();
+        assert!(error.contains(name), "{error}");
+        let stream = handshake(&files.client(false, &[]), gateway.addr()).await.unwrap();
+        assert_eq!(served(&stream), first);
+    }
+    // A key that does not belong to the certificate.
+    files.renew();
+    std::fs::write(files.path("key.pem"), KeyPair::generate().unwrap().serialize_pem()).unwrap();
+    assert!(gateway.app.reload(Arc::new(gateway.config.clone())).is_err());
+    let stream = handshake(&files.client(false, &[]), gateway.addr()).await.unwrap();
+    assert_eq!(served(&stream), first);
+}
+
+#[tokio::test]
+async fn a_handshake_that_does_not_end_is_cut_by_its_timeout() {
+    let files = Files::new();
+    let gateway = Gateway::with(|c| {
+        c.server.tls = Some(files.tls(false));
+        c.server.tls_handshake_timeout = Duration::from_millis(200);
+    })
+    .await;
+    assert!(Client::connect(gateway.addr()).await.is_closed().await);
+}
+
+#[tokio::test]
+async fn the_first_head_is_due_from_accept_with_the_handshake_included() {
+    let files = Files::new();
+    let gateway = Gateway::with(|c| {
+        c.server.tls = Some(files.tls(false));
+        c.server.header_timeout = Duration::from_millis(600);
+    })
+    .await;
+    // No handshake at all: its own timeout is far away.
+    assert!(Client::connect(gateway.addr()).await.is_closed().await);
+    let stream = handshake(&files.client(false, &[]), gateway.addr()).await.unwrap();
+    let mut silent = Client::over(stream);
+    assert!(silent.is_closed().await);
+}
