@@ -30,7 +30,8 @@ use crate::simulate::{DemoStats, SimReplica, TrafficStats, run_traffic};
 /// When ports cannot be had or standard output cannot be written.
 pub fn run(args: &DemoArgs, log: LogFilter) -> Result<(), RunError> {
     let runtimes = Runtimes::start()?;
-    let town = Builder::new_multi_thread().worker_threads(1).thread_name("simulation").enable_all().build()?;
+    let town =
+        Builder::new_multi_thread().worker_threads(1).thread_name("simulation").enable_all().build()?;
     let (tracker, over) = (TaskTracker::new(), CancellationToken::new());
     let fleet = town.block_on(args.start_fleet(&tracker, Clock::start(), &over))?;
     let scores = Arc::new(DemoStats::default());
@@ -44,7 +45,8 @@ pub fn run(args: &DemoArgs, log: LogFilter) -> Result<(), RunError> {
         let clients = Arc::new(TrafficStats::default());
         until_ready(&running).await;
         let traffic = args.traffic(format!("http://{}", running.app.data));
-        let sending = run_traffic(traffic, Arc::clone(&clients), tracker.clone(), Clock::start(), over.clone());
+        let sending =
+            run_traffic(traffic, Arc::clone(&clients), tracker.clone(), Clock::start(), over.clone());
         tracker.spawn_on(sending, town.handle());
         watch_for_end(args.duration, &over, &tracker)?;
         let rows = || (scores.rows(&running.app.fleet.statuses()), clients.summary());

@@ -24,9 +24,12 @@ use tokenway::config::{
     ReplicaSpec, Retry, Route, Sampling, Secret, Server, Slo, Telemetry, Timeouts, WeightedPool,
 };
 use tokenway::fleet::status::ReplicaState;
-use tokenway::observe::Observer;
+use tokenway::observe::metrics::BuildInfo;
+use tokenway::observe::spans::Background;
+use tokenway::observe::{Observer, Surroundings};
 use tokenway::units::Tokens;
 use tokio::runtime::Handle;
+use tokio_util::task::TaskTracker;
 
 use self::replica::Replica;
 
@@ -52,8 +55,9 @@ impl Gateway {
         let mut config = config(replica.addr);
         change(&mut config);
         let shared = Arc::new(config.clone());
-        let observer = observer(&config);
-        let app = Arc::new(App::start(shared, observer, Clock::start(), Handle::current()).unwrap());
+        let clock = Clock::start();
+        let observer = observer(&config, clock);
+        let app = Arc::new(App::start(shared, observer, clock, Handle::current()).unwrap());
         let gateway = Self { app, replica, config };
         until("the replica is ready", || {
             gateway.app.fleet.statuses().iter().all(|r| r.state == ReplicaState::Ready)
@@ -78,8 +82,11 @@ impl Gateway {
     }
 }
 
-fn observer(_config: &Config) -> Arc<Observer> {
-    Arc::new(Observer)
+fn observer(config: &Config, clock: Clock) -> Arc<Observer> {
+    let background = Background { runtime: Handle::current(), tasks: TaskTracker::new() };
+    let build = BuildInfo { version: "test", revision: "test" };
+    let around = Surroundings { clock, build, background, tap: None };
+    Arc::new(Observer::start(config, around).unwrap())
 }
 
 /// A small chat request.
