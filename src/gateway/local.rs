@@ -25,7 +25,8 @@ pub fn models(table: &Table, tenant: &TenantRef) -> Response<Bytes> {
                 }
             }
             ModelMatch::Named(model) => {
-                let engine_name = route.config.upstream_model.as_deref().unwrap_or(model);
+                let engine_name = route.engine_model();
+                let engine_name = engine_name.as_deref().unwrap_or(model);
                 let mut entry = served(route)
                     .into_iter()
                     .find(|(id, _)| id == engine_name)

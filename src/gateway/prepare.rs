@@ -157,12 +157,13 @@ fn classify(
 ) -> Prepared {
     let record = journal.record();
     let asked = fields.model.as_deref();
-    let upstream_model = route.config.upstream_model.as_deref();
+    let upstream_model = route.engine_model();
+    let upstream_model = upstream_model.as_deref();
     let model = upstream_model.or(asked);
     let prompt = Prompt::read(record.dialect, fields, model.unwrap_or_default(), table.seed);
     let tokens = route.pools.first().map_or(Tokens(0), |(pool, _)| prompt.size.tokens(&pool.ratio));
     let edits = Edits {
-        model: upstream_model.filter(|_| route.config.model != ModelMatch::Any),
+        model: upstream_model,
         ask_usage: route.config.ask_usage,
     };
     let spliced = splice(record.dialect, body, fields, edits);

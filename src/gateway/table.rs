@@ -102,6 +102,28 @@ impl RouteState {
         self.pools.iter().any(|(pool, weight)| *weight > 0 && pool.is_ready())
     }
 
+    /// What its engines call the model: `upstream_model`, else the one model that they list where that is not the
+    /// route's own name (`--served-model-name`). `None` where the client's name is theirs.
+    #[must_use]
+    pub fn engine_model(&self) -> Option<Arc<str>> {
+        let ModelMatch::Named(name) = &self.config.model else { return None };
+        if let Some(given) = &self.config.upstream_model {
+            return Some(Arc::clone(given));
+        }
+        let mut listed = self.pools.iter().flat_map(|(pool, _)| {
+            pool.replicas().iter().map(|replica| replica.models.load_full()).collect::<Vec<_>>()
+        });
+        let models = listed.find(|models| !models.is_empty())?;
+        if models.iter().any(|model| model.id == *name) {
+            return None;
+        }
+        let mut bases = models.iter().filter(|model| model.entry["parent"].is_null());
+        match (bases.next(), bases.next()) {
+            (Some(only), None) => Some(Arc::clone(&only.id)),
+            _ => None,
+        }
+    }
+
     /// Whether any of its ready replicas lists a model.
     #[must_use]
     pub fn is_listed(&self, model: Option<&str>) -> bool {
