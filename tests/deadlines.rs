@@ -3,6 +3,7 @@
 mod support;
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use serde_json::Value;
@@ -365,6 +366,61 @@ async fn streams_that_outlive_the_drain_end_with_an_error_event() {
     soon("drain", async { tokio::join!(gateway.app.drain(Duration::ZERO), test) }).await;
     replica.abandoned(3).await;
     assert_eq!(gateway.inflight(), 0);
+}
+
+#[tokio::test]
+async fn a_client_that_stops_in_its_body_is_408_and_reaches_nobody() {
+    let replica = Replica::start().await;
+    let gateway = Gateway::start(timeouts(&replica, |t| t.client_stall = SHORT)).await;
+    for framing in [("content-length", "100"), ("transfer-encoding", "chunked")] {
+        let mut client = gateway.client().await;
+        client.post_framed(PATH, &[framing], b"5\r\n{\"mod\r\n").await;
+        let reply = client.reply().await;
+        assert_eq!((reply.status(), &*reply.code()), (408, "timeout_client_stall"));
+        assert!(client.is_closed().await);
+    }
+    let mut client = gateway.client().await;
+    client.post_framed(PATH, &[("content-length", "100")], b"{").await;
+    until("the request is there", || gateway.app.gateway.requests.load(Ordering::Relaxed) == 1).await;
+    drop(client);
+    gateway.idle().await;
+    assert_eq!(replica.count(), 0);
+}
+
+#[tokio::test]
+async fn a_deadline_cuts_a_stream_whose_client_reads_nothing() {
+    let replica = Replica::start().await;
+    let gateway = Gateway::start(timeouts(&replica, |t| t.total = Duration::from_millis(700))).await;
+    let event = wire::content(&"x".repeat(16 * 1024));
+    replica.next(wire::begun_then("x", [Step::Flood(event.into_bytes(), FLOOD)]));
+    let mut client = Client::connect_narrow(gateway.addr());
+    client.post(PATH, &[], CHAT.as_bytes()).await;
+    replica.abandoned(1).await;
+    gateway.idle().await;
+    assert!(client.is_closed().await);
+}
+
+#[tokio::test]
+async fn a_large_unary_answer_is_bounded_by_the_deadlines_too() {
+    let replica = Replica::start().await;
+    let head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n";
+    let large = vec![Step::Raw(head.to_vec()), Step::Chunk(vec![b'x'; 2 << 20])];
+    let gateway = Gateway::start(timeouts(&replica, |t| {
+        t.total = Duration::from_secs(1);
+        t.client_stall = SHORT;
+    }))
+    .await;
+    replica.next([large.clone(), vec![Step::Hang]].concat());
+    let reply = gateway.post(PATH, UNARY).await;
+    assert_eq!((reply.status(), reply.body.is_complete), (200, false));
+    replica.abandoned(1).await;
+
+    replica.next([large, vec![Step::Flood(vec![b'x'; 1 << 16], FLOOD)]].concat());
+    let mut client = Client::connect_narrow(gateway.addr());
+    client.post(PATH, &[], UNARY.as_bytes()).await;
+    replica.abandoned(2).await;
+    gateway.idle().await;
+    assert!(client.is_closed().await);
 }
 
 /// More than all buffers between a replica and a client hold.

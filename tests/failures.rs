@@ -230,21 +230,6 @@ async fn without_a_budget_started_work_is_not_retried_and_unsent_work_is() {
     gateway.idle().await;
 }
 
-#[tokio::test]
-async fn the_last_ready_replica_is_never_left_for_failed_requests_alone() {
-    let (one, two) = (Replica::start().await, Replica::start().await);
-    let gateway = Gateway::start(config::of(&[&one, &two])).await;
-    for replica in [&one, &two] {
-        replica.always(wire::json(503, "{}"));
-    }
-    for _ in 0..8 {
-        assert_eq!(gateway.post(PATH, CHAT).await.status(), 503);
-        let ready = gateway.replicas().iter().filter(|r| r.state == ReplicaState::Ready).count();
-        assert!(ready >= 1, "{:?}", gateway.replicas());
-    }
-    assert!(one.count() + two.count() >= 8);
-}
-
 /// How a stream may break after its first content.
 fn breaks() -> Vec<(&'static str, Vec<Step>)> {
     vec![
@@ -475,28 +460,4 @@ async fn a_client_that_leaves_behind_a_heartbeat_ends_the_work_of_the_engine() {
     drop(client);
     replica.abandoned(1).await;
     gateway.idle().await;
-}
-
-#[tokio::test]
-async fn a_prompt_that_was_in_flight_at_two_replica_deaths_is_refused() {
-    let replicas = [Replica::start().await, Replica::start().await, Replica::start().await];
-    let all: Vec<&Replica> = replicas.iter().collect();
-    let mut config = config::of(&all);
-    config.pools[0].max_ejected_share = 1.0;
-    let gateway = Gateway::start(config).await;
-    for replica in &all {
-        replica.always(vec![Step::StopListening, Step::Reset]);
-    }
-    let poison = CHAT.replace("hi", "die");
-    assert_eq!(gateway.post(PATH, &poison).await.code(), "replica_failed");
-    let dead = || gateway.replicas().iter().filter(|r| r.state == ReplicaState::Ejected).count();
-    until("two replicas are found dead", || dead() == 2).await;
-    let reply = gateway.post(PATH, &poison).await;
-    assert_eq!((reply.status(), &*reply.code()), (503, "suspected_poison"));
-    assert_eq!(all.iter().map(|r| r.count()).sum::<usize>(), 2);
-    assert!(reply.head.header("retry-after").is_some());
-    let last = all.iter().find(|r| r.count() == 0).unwrap();
-    last.next(wire::chat_stream(&["a"]));
-    let harmless = CHAT.replace("hi", "live");
-    assert_eq!(gateway.post(PATH, &harmless).await.status(), 200, "others are not refused");
 }

@@ -2,6 +2,7 @@
 
 mod support;
 
+use std::num::NonZeroU32;
 use std::time::Duration;
 
 use http::StatusCode;
@@ -86,13 +87,6 @@ async fn only_end_to_end_headers_reach_the_replica() {
 #[tokio::test]
 async fn the_client_s_credential_is_forwarded_replaced_or_removed() {
     let replica = Replica::start().await;
-    let tenant = Tenant {
-        name: "a".into(),
-        key_digests: vec![Sha256::digest("client-key").into()],
-        routes: None,
-        weight: std::num::NonZeroU32::MIN,
-        priority: 0,
-    };
     let cases = [
         (false, None, Some("Bearer client-key")),
         (false, Some("engine-key"), Some("Bearer engine-key")),
@@ -101,7 +95,7 @@ async fn the_client_s_credential_is_forwarded_replaced_or_removed() {
     ];
     for (at, (has_tenants, engine_key, expected)) in cases.into_iter().enumerate() {
         let mut config = config::of(&[&replica]);
-        config.tenants = if has_tenants { vec![tenant.clone()] } else { Vec::new() };
+        config.tenants = if has_tenants { vec![tenant("client-key")] } else { Vec::new() };
         config.pools[0].engine_api_key = engine_key.map(Secret::new);
         let gateway = Gateway::start(config).await;
         let mut client = gateway.client().await;
@@ -119,13 +113,7 @@ async fn the_client_s_credential_is_forwarded_replaced_or_removed() {
 async fn a_wrong_key_is_401_in_the_dialect_s_shape_and_reaches_nobody() {
     let replica = Replica::start().await;
     let mut config = config::of(&[&replica]);
-    config.tenants = vec![Tenant {
-        name: "a".into(),
-        key_digests: vec![Sha256::digest("k").into()],
-        routes: None,
-        weight: std::num::NonZeroU32::MIN,
-        priority: 0,
-    }];
+    config.tenants = vec![tenant("k")];
     let gateway = Gateway::start(config).await;
     let reply = gateway.post(PATH, UNARY).await;
     assert_eq!((reply.status(), &*reply.code()), (401, "invalid_api_key"));
@@ -406,4 +394,92 @@ async fn other_dialects_pass_byte_for_byte() {
         assert_eq!(replica.received().last().unwrap().text(), body);
     }
     gateway.idle().await;
+}
+
+#[tokio::test]
+async fn a_replica_may_live_below_a_base_path() {
+    let replica = Replica::start().await;
+    let mut config = config::of(&[&replica]);
+    config.pools[0].replicas[0].endpoint.base_path = "/engines/a".into();
+    let gateway = Gateway::start(config).await;
+    assert_eq!(gateway.post(&format!("{PATH}?x=1"), UNARY).await.status(), 200);
+    assert_eq!(replica.only().line(), format!("POST /engines/a{PATH}?x=1 HTTP/1.1"));
+}
+
+#[tokio::test]
+async fn a_request_that_comes_around_again_is_refused() {
+    let replica = Replica::start().await;
+    let gateway = Gateway::start(config::of(&[&replica])).await;
+    gateway.post(PATH, UNARY).await;
+    let via = replica.only().header("via").unwrap().to_owned();
+    for (via, status) in [(&*format!("1.1 other, {via}"), 508), ("1.1 other", 200)] {
+        let mut client = gateway.client().await;
+        client.post(PATH, &[("via", via)], UNARY.as_bytes()).await;
+        assert_eq!(client.reply().await.status(), status);
+    }
+}
+
+#[tokio::test]
+async fn a_tenant_sees_and_uses_its_own_routes_only() {
+    let replica = Replica::start().await;
+    let mut config = config::of(&[&replica]);
+    config.routes = vec![config::route("mine", &[0]), config::route("theirs", &[0])];
+    config.tenants = vec![Tenant { routes: Some(vec!["mine".into()]), ..tenant("k") }];
+    let gateway = Gateway::start(config).await;
+    let key = [("authorization", "Bearer k")];
+    for (model, status) in [("mine", 200), ("theirs", 404)] {
+        let mut client = gateway.client().await;
+        client.post(PATH, &key, UNARY.replace("tiny", model).as_bytes()).await;
+        assert_eq!(client.reply().await.status(), status, "{model}");
+    }
+    let mut client = gateway.client().await;
+    client.send("GET", "/v1/models", &key, b"").await;
+    let models = client.reply().await.json();
+    assert_eq!(models["data"].as_array().map(Vec::len), Some(1));
+    assert_eq!(models["data"][0]["id"], "mine");
+    assert_eq!(gateway.call("GET", "/v1/models").await.status(), 401);
+}
+
+#[tokio::test]
+async fn in_flight_counts_return_to_zero_after_any_mix_of_ends() {
+    let (one, two) = (Replica::start().await, Replica::start().await);
+    let mut config = config::of(&[&one, &two]);
+    config.routes[0].timeouts.first_token = Duration::from_millis(300);
+    config.routes[0].timeouts.total = Duration::from_millis(600);
+    let gateway = Gateway::start(config).await;
+    let scripts = [
+        wire::chat_stream(&["a"]),
+        vec![Step::Reset],
+        wire::begun_then("x", [Step::Close]),
+        wire::begun_then("x", [Step::Hang]),
+        wire::json(200, "{}"),
+        wire::json(400, "{}"),
+        wire::json(503, "{}"),
+        vec![Step::Hang],
+        vec![wire::sse_head(), wire::event(wire::ROLE), Step::Hang],
+    ];
+    let mut clients = Vec::new();
+    for at in 0..90 {
+        for replica in [&one, &two] {
+            replica.next(scripts[at % scripts.len()].clone());
+        }
+        let mut client = gateway.client().await;
+        client.post(PATH, &[], if at % 4 == 0 { UNARY } else { CHAT }.as_bytes()).await;
+        clients.push(client);
+    }
+    // Every third leaves at once, some in the middle; the others wait for what comes.
+    for (at, mut client) in clients.into_iter().enumerate() {
+        match at % 3 {
+            0 => drop(client),
+            1 if at % 2 == 0 => assert!(client.head().await.status >= 200),
+            _ => drop(client.read_some().await),
+        }
+    }
+    gateway.idle().await;
+    assert!(gateway.replicas().iter().all(|r| r.inflight_prompt_tokens == 0));
+}
+
+fn tenant(key: &str) -> Tenant {
+    let key_digests = vec![Sha256::digest(key).into()];
+    Tenant { name: "a".into(), key_digests, routes: None, weight: NonZeroU32::MIN, priority: 0 }
 }

@@ -78,6 +78,10 @@ impl PoolState {
     /// A request failed at a replica: it may be left, but never the last ready one for this alone, and never
     /// more than `pool.ejection.max_share` of the pool.
     pub fn failed(&self, replica: &Replica, failure: &ReplicaFailure, prompt: u64, now: Stamp) {
+        // Our own limit says that it is busy, and busy is not down.
+        if matches!(failure, ReplicaFailure::NoFreeConnection { .. }) {
+            return;
+        }
         let in_a_row = replica.count_failure();
         let broke = matches!(
             failure,
@@ -88,7 +92,9 @@ impl PoolState {
         );
         if broke {
             let mut suspects = self.suspects.lock();
-            suspects.retain(|(_, _, at)| now.since(*at) < SUSPECT_FOR);
+            // One death is one death, however many requests of a prompt it broke.
+            let is_same = |suspect: u64, slot: usize| suspect == prompt && slot == replica.slot;
+            suspects.retain(|(p, slot, at)| now.since(*at) < SUSPECT_FOR && !is_same(*p, *slot));
             if suspects.len() < MAX_SUSPECTS {
                 suspects.push((prompt, replica.slot, now));
             }

@@ -36,7 +36,8 @@ pub struct StreamBody {
     timeouts: crate::config::Timeouts,
     broken: Option<BrokenOff>,
     has_first_token: bool,
-    is_over: bool,
+    /// How it ended is settled, and charged to whom it may concern.
+    is_settled: bool,
 }
 
 impl StreamBody {
@@ -61,7 +62,7 @@ impl StreamBody {
             timeouts,
             broken: None,
             has_first_token: false,
-            is_over: false,
+            is_settled: false,
         };
         this.note_first_token();
         this
@@ -79,10 +80,10 @@ impl StreamBody {
         }
         let now = self.journal.clock().now();
         let watch = &self.reader.watch;
-        watch.waits();
         if self.reader.timeline.resume(now).is_some() {
             watch.moved(now);
         }
+        watch.waits();
         if let Some(verdict) = watch.verdict() {
             return self.break_off(&self.failure_of(verdict), cx);
         }
@@ -153,6 +154,7 @@ impl StreamBody {
             }
             // An error before any content is the engine's whole answer: relayed as it is, but no success.
             StreamEnd::Failed(_) if !self.has_first_token => {
+                self.is_settled = true;
                 self.journal.settle(Outcome::Failed, Some("replica_error"));
                 return Poll::Ready(None);
             }
@@ -164,6 +166,7 @@ impl StreamBody {
 
     fn complete(&mut self) {
         let now = self.journal.clock().now();
+        self.is_settled = true;
         self.journal.settle(Outcome::Ok, None);
         self.pick.replica.vitals.answered(now);
         if let Some(first) = self.reader.timeline.first_token() {
@@ -205,6 +208,9 @@ impl StreamBody {
     }
 
     fn charge(&mut self, failure: &Failure) {
+        if std::mem::replace(&mut self.is_settled, true) {
+            return;
+        }
         let is_client = failure.timer() == Some(Timer::ClientStall);
         self.journal
             .settle(if is_client { Outcome::Canceled } else { failure.outcome() }, Some(failure.code()));
@@ -224,9 +230,6 @@ impl StreamBody {
 impl Drop for StreamBody {
     fn drop(&mut self) {
         self.reader.watch.is_done();
-        if std::mem::replace(&mut self.is_over, true) {
-            return;
-        }
         // A client that was cut from outside never polled again to hear why.
         if let Some(verdict) = self.reader.watch.verdict() {
             let failure = self.failure_of(verdict);

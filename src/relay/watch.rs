@@ -65,15 +65,16 @@ pub struct Limits {
 }
 
 impl Watch {
-    /// The stream waits for its replica from now on.
+    /// The stream waits for its replica from now on. Call [`Self::moved`] before it where the client held us up:
+    /// the watchdog may look at any moment.
     pub fn waits(&self) {
-        self.is_waiting.store(true, Ordering::Relaxed);
+        self.is_waiting.store(true, Ordering::Release);
     }
 
     /// A frame went to hyper: until the next poll the client is waited for.
     pub fn handed(&self, now: Stamp) {
         self.handed.store(now.as_nanos(), Ordering::Relaxed);
-        self.is_waiting.store(false, Ordering::Relaxed);
+        self.is_waiting.store(false, Ordering::Release);
     }
 
     /// The silence starts anew: a content event came, or the client held us up.
@@ -89,8 +90,8 @@ impl Watch {
 
     /// The first content event came: `inter_token` counts from here.
     pub fn decodes(&self, now: Stamp) {
-        self.is_decoding.store(true, Ordering::Relaxed);
         self.moved(now);
+        self.is_decoding.store(true, Ordering::Release);
         self.vitals.answered(now);
     }
 
@@ -128,13 +129,15 @@ impl Watch {
     }
 
     fn judge(&self, now: Stamp, drain_over: bool) {
-        let is_waiting = self.is_waiting.load(Ordering::Relaxed);
+        // The stamps are written before the flags that make them count.
+        let is_waiting = self.is_waiting.load(Ordering::Acquire);
+        let is_decoding = self.is_decoding.load(Ordering::Acquire);
         let verdict = if drain_over {
             Some(5)
         } else if now >= self.limits.total_at {
             Some(2)
         } else if is_waiting {
-            self.judge_silence(now)
+            self.judge_silence(now, is_decoding)
         } else {
             let handed = Stamp::from_nanos(self.handed.load(Ordering::Relaxed));
             (now.since(handed) >= self.limits.client_stall).then_some(3)
@@ -151,14 +154,14 @@ impl Watch {
         }
     }
 
-    fn judge_silence(&self, now: Stamp) -> Option<u8> {
+    fn judge_silence(&self, now: Stamp, is_decoding: bool) -> Option<u8> {
         let inter_token = self.limits.inter_token?;
         let silence = now.since(Stamp::from_nanos(self.moved.load(Ordering::Relaxed)));
         if (FLUSH_AFTER..FLUSH_AFTER + 2 * TICK).contains(&silence) {
             self.wants_flush.store(true, Ordering::Relaxed);
             self.waker.wake();
         }
-        if self.is_decoding.load(Ordering::Relaxed) && silence >= inter_token {
+        if is_decoding && silence >= inter_token {
             return Some(1);
         }
         if silence >= QUIET && self.vitals.refused_since().is_some() {

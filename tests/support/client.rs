@@ -146,15 +146,6 @@ impl Client {
         head
     }
 
-    /// Whether any byte of an answer is here; for a moment in which there should be none, ask after an event
-    /// that comes later.
-    pub async fn has_bytes(&mut self) -> bool {
-        let mut byte = [0];
-        let peek = self.socket.peek(&mut byte);
-        !self.buffer.is_empty()
-            || matches!(tokio::time::timeout(std::time::Duration::ZERO, peek).await, Ok(Ok(1)))
-    }
-
     /// The body's bytes until they contain this text.
     pub async fn read_until(&mut self, text: &str) -> Vec<u8> {
         let mut bytes = Vec::new();
@@ -165,6 +156,11 @@ impl Client {
             bytes.extend(more);
         }
         bytes
+    }
+
+    /// What comes first, if anything comes before the end.
+    pub async fn read_some(&mut self) -> bool {
+        self.fill().await
     }
 
     /// The rest of the body.

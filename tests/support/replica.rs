@@ -100,6 +100,7 @@ struct State {
     listening: Mutex<CancellationToken>,
     listeners: AtomicUsize,
     abandoned: AtomicUsize,
+    closed: AtomicUsize,
     flooded: AtomicUsize,
     connections: AtomicUsize,
     probed: AtomicUsize,
@@ -117,6 +118,7 @@ impl Replica {
             listening: Mutex::default(),
             listeners: AtomicUsize::new(0),
             abandoned: AtomicUsize::new(0),
+            closed: AtomicUsize::new(0),
             flooded: AtomicUsize::new(0),
             connections: AtomicUsize::new(0),
             probed: AtomicUsize::new(0),
@@ -190,6 +192,11 @@ impl Replica {
         until("the gateway closes the connection to the replica", abandoned).await;
     }
 
+    /// Waits until so many scripts closed their connection themselves.
+    pub async fn closed_after(&self, count: usize) {
+        until("the replica closes", || self.state.closed.load(Ordering::SeqCst) >= count).await;
+    }
+
     /// Connections for inference that were opened so far.
     pub fn connections(&self) -> usize {
         self.state.connections.load(Ordering::SeqCst)
@@ -229,6 +236,8 @@ enum After {
 }
 
 async fn serve(state: Arc<State>, mut socket: TcpStream) {
+    // As engines do: the second of two small writes does not wait for an acknowledgement.
+    socket.set_nodelay(true).unwrap();
     let mut buffer = Vec::new();
     let mut is_counted = false;
     while let Some(request) = read_request(&mut socket, &mut buffer).await {
@@ -244,7 +253,11 @@ async fn serve(state: Arc<State>, mut socket: TcpStream) {
         state.received.lock().push(request);
         match run(&state, &mut socket, script).await {
             After::Reusable => {}
-            After::Closed => return,
+            After::Closed => {
+                drop(socket);
+                state.closed.fetch_add(1, Ordering::SeqCst);
+                return;
+            }
             After::Abandoned => {
                 state.abandoned.fetch_add(1, Ordering::SeqCst);
                 return;

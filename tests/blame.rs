@@ -1,0 +1,168 @@
+//! Who is blamed for a failure: a replica is left only with evidence, a prompt is refused only after two deaths.
+
+mod support;
+
+use std::num::NonZeroUsize;
+use std::time::Duration;
+
+use tokenway::config::Config;
+use tokenway::fleet::status::ReplicaState;
+
+use support::replica::{Gate, Replica, Step};
+use support::{Gateway, config, until, wire};
+
+const CHAT: &str = r#"{"model":"tiny","stream":true,"messages":[{"role":"user","content":"hi"}]}"#;
+const PATH: &str = "/v1/chat/completions";
+
+/// A gateway whose next request goes to the first of the two replicas it returns.
+async fn pair(edit: impl FnOnce(&mut Config)) -> (Gateway, Replica, Replica) {
+    let (one, two) = (Replica::start().await, Replica::start().await);
+    let mut config = config::of(&[&one, &two]);
+    edit(&mut config);
+    let gateway = Gateway::start(config).await;
+    gateway.post(PATH, &CHAT.replace("hi", "whose turn is it?")).await;
+    if one.count() == 1 { (gateway, two, one) } else { (gateway, one, two) }
+}
+
+#[tokio::test]
+async fn the_last_ready_replica_is_never_left_for_failed_requests_alone() {
+    let (one, two) = (Replica::start().await, Replica::start().await);
+    let gateway = Gateway::start(config::of(&[&one, &two])).await;
+    for replica in [&one, &two] {
+        replica.always(wire::json(503, "{}"));
+    }
+    for _ in 0..8 {
+        assert_eq!(gateway.post(PATH, CHAT).await.status(), 503);
+        let ready = gateway.replicas().iter().filter(|r| r.state == ReplicaState::Ready).count();
+        assert!(ready >= 1, "{:?}", gateway.replicas());
+    }
+    assert!(one.count() + two.count() >= 8);
+}
+
+#[tokio::test]
+async fn a_prompt_that_was_in_flight_at_two_replica_deaths_is_refused() {
+    let replicas = [Replica::start().await, Replica::start().await, Replica::start().await];
+    let all: Vec<&Replica> = replicas.iter().collect();
+    let mut config = config::of(&all);
+    config.pools[0].max_ejected_share = 1.0;
+    let gateway = Gateway::start(config).await;
+    for replica in &all {
+        replica.always(vec![Step::StopListening, Step::Reset]);
+    }
+    let poison = CHAT.replace("hi", "die");
+    assert_eq!(gateway.post(PATH, &poison).await.code(), "replica_failed");
+    let dead = || gateway.replicas().iter().filter(|r| r.state == ReplicaState::Ejected).count();
+    until("two replicas are found dead", || dead() == 2).await;
+    let reply = gateway.post(PATH, &poison).await;
+    assert_eq!((reply.status(), &*reply.code()), (503, "suspected_poison"));
+    assert_eq!(all.iter().map(|r| r.count()).sum::<usize>(), 2);
+    assert!(reply.head.header("retry-after").is_some());
+    let last = all.iter().find(|r| r.count() == 0).unwrap();
+    last.next(wire::chat_stream(&["a"]));
+    let harmless = CHAT.replace("hi", "live");
+    assert_eq!(gateway.post(PATH, &harmless).await.status(), 200, "others are not refused");
+}
+
+#[tokio::test]
+async fn a_prompt_of_one_stream_that_fell_silent_is_no_poison() {
+    let fast = |config: &mut Config| config.pools[0].scrape_interval = Duration::from_millis(100);
+    let (gateway, bad, good) = pair(fast).await;
+    bad.next(wire::begun_then("x", [Step::StopListening, Step::Hang]));
+    let reply = gateway.post(PATH, CHAT).await;
+    assert!(!reply.body.is_complete);
+    bad.listen_again().await;
+    gateway.ready().await;
+    let reply = gateway.post(PATH, CHAT).await;
+    assert_eq!((reply.status(), good.count()), (200, 2), "{}", reply.text());
+}
+
+#[tokio::test]
+async fn one_death_counts_once_however_many_streams_of_a_prompt_it_took() {
+    let (gateway, bad, good) = pair(|_| ()).await;
+    let gate = Gate::new();
+    let dies = wire::begun_then("x", [Step::Wait(gate.clone()), Step::StopListening, Step::Reset]);
+    bad.next(dies.clone()).next(dies);
+    let mut clients = Vec::new();
+    for count in 1..=2 {
+        let mut client = gateway.client().await;
+        client.post(PATH, &[], CHAT.as_bytes()).await;
+        client.head().await;
+        // In between it is the other one's turn.
+        if count == 1 {
+            gateway.post(PATH, &CHAT.replace("hi", "a turn")).await;
+        }
+        bad.got(count).await;
+        clients.push(client);
+    }
+    gate.cancel();
+    for mut client in clients {
+        assert!(!client.rest().await.is_complete);
+    }
+    until("the replica is found dead", || gateway.state_of(&bad) == ReplicaState::Ejected).await;
+    let before = good.count();
+    let reply = gateway.post(PATH, CHAT).await;
+    assert_eq!((reply.status(), good.count()), (200, before + 1), "{}", reply.text());
+}
+
+#[tokio::test]
+async fn a_replica_whose_connections_are_all_taken_is_busy_and_not_left() {
+    let (gateway, one, two) = pair(|config| {
+        config.pools[0].max_connections = NonZeroUsize::MIN;
+        config.routes[0].timeouts.connect = Duration::from_millis(50);
+    })
+    .await;
+    let gate = Gate::new();
+    let end = [wire::event(wire::FINISH), wire::event(wire::DONE), Step::End];
+    let mut clients = Vec::new();
+    for replica in [&one, &two] {
+        replica.next(wire::begun_then("x", [vec![Step::Wait(gate.clone())], end.to_vec()].concat()));
+        let mut client = gateway.client().await;
+        client.post(PATH, &[], CHAT.as_bytes()).await;
+        client.head().await;
+        clients.push(client);
+    }
+    for _ in 0..8 {
+        let reply = gateway.post(PATH, CHAT).await;
+        assert_eq!((reply.status(), &*reply.code()), (504, "timeout_connect"));
+    }
+    assert!(gateway.replicas().iter().all(|r| r.state == ReplicaState::Ready), "{:?}", gateway.replicas());
+    gate.cancel();
+    for mut client in clients {
+        assert!(client.rest().await.is_complete);
+    }
+    gateway.idle().await;
+}
+
+#[tokio::test]
+async fn a_connection_that_the_engine_closed_while_it_was_idle_is_nobody_s_failure() {
+    let replica = Replica::start().await;
+    let mut config = config::of(&[&replica]);
+    // Nothing may be retried as started work, so each such failure would show.
+    config.retry.budget = 0.0;
+    config.retry.min_per_second = 0;
+    let gateway = Gateway::start(config).await;
+    let mut once = wire::chat_stream(&["a"]);
+    once.push(Step::Close);
+    replica.always(once);
+    for count in 1..=20 {
+        let reply = gateway.post(PATH, CHAT).await;
+        assert_eq!((reply.status(), reply.body.is_complete), (200, true));
+        replica.closed_after(count).await;
+        gateway.idle().await;
+    }
+    assert_eq!(replica.count(), 20);
+}
+
+#[tokio::test]
+async fn requests_that_the_engine_rejects_never_make_it_look_ill() {
+    let replica = Replica::start().await;
+    let gateway = Gateway::start(config::of(&[&replica])).await;
+    for status in [400, 404, 422, 429, 500] {
+        replica.always(wire::json(status, "{}"));
+        for _ in 0..4 {
+            assert_eq!(gateway.post(PATH, CHAT).await.status(), status);
+        }
+    }
+    assert_eq!(gateway.state_of(&replica), ReplicaState::Ready);
+    gateway.idle().await;
+}
