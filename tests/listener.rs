@@ -67,8 +67,8 @@ async fn a_later_head_is_due_from_its_first_byte_however_often_a_byte_comes() {
 #[tokio::test]
 async fn an_idle_connection_outlives_header_timeout_and_ends_after_keep_alive() {
     let gateway = Gateway::with(|c| {
-        c.server.header_timeout = Duration::from_millis(150);
-        c.server.keep_alive = Duration::from_millis(1200);
+        c.server.header_timeout = Duration::from_millis(200);
+        c.server.keep_alive = Duration::from_millis(2500);
     })
     .await;
     let mut idle = Client::connect(gateway.addr()).await;

@@ -10,7 +10,8 @@ use std::time::Duration;
 use tokio::net::TcpStream;
 
 use listener_support::frames::{
-    Connection, DATA, GOAWAY, HEADERS, PREFACE, RST_STREAM, frame, headers, is_ok, reset, window_update,
+    Connection, DATA, GOAWAY, HEADERS, PREFACE, RST_STREAM, SETTINGS, frame, headers, is_ok, reset,
+    window_update,
 };
 use listener_support::raw::Client;
 use listener_support::{CHAT, Gateway, STREAM, until};
@@ -64,6 +65,31 @@ async fn client_stall_resets_only_its_stream_and_the_others_go_on() {
     client.post(5, "unary", CHAT).await;
     assert!(is_ok(&client.until(HEADERS, 5).await));
     until("nothing is left behind", || gateway.open_requests() == 0).await;
+}
+
+#[tokio::test]
+async fn an_answer_that_nobody_takes_ends_alone_after_keep_alive() {
+    let gateway = Gateway::with(|c| c.server.keep_alive = Duration::from_millis(300)).await;
+    let mut client = Connection::open(gateway.addr()).await;
+    // SETTINGS_INITIAL_WINDOW_SIZE: no stream may send before it is allowed to.
+    client.send(&frame(SETTINGS, 0, 0, &[0, 4, 0, 0, 0, 0])).await;
+    client.post(1, "gated", STREAM).await;
+    client.send(&window_update(1, 1 << 20)).await;
+    client.until(DATA, 1).await;
+    client.send(&headers(3, ("GET", "/version"), &[], true)).await;
+    client.post(5, "unary", CHAT).await;
+    let mut cut = Vec::new();
+    while cut.len() < 2 {
+        let frame = client.next().await.expect("the connection stays open");
+        if frame.kind == RST_STREAM {
+            cut.push(frame.stream);
+        }
+    }
+    cut.sort_unstable();
+    assert_eq!(cut, [3, 5]);
+    until("only the stream is left", || gateway.open_requests() == 1).await;
+    gateway.replica.let_go(3);
+    assert!(body(&mut client, 1).await.ends_with("[DONE]\n\n"));
 }
 
 #[tokio::test]
@@ -212,7 +238,7 @@ async fn a_connection_opened_while_draining_is_served_and_told_to_go() {
 #[tokio::test]
 async fn a_preface_in_pieces_is_an_http2_connection_like_any_other() {
     let gateway = Gateway::with(|c| {
-        c.server.header_timeout = Duration::from_millis(200);
+        c.server.header_timeout = Duration::from_millis(700);
         c.server.keep_alive = Duration::from_secs(8);
     })
     .await;

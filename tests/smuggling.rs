@@ -120,8 +120,8 @@ const ODD_CODINGS: &[&str] = &[
     "Upgrade: h2c\r\nConnection: upgrade, http2-settings\r\nHTTP2-Settings: AAMAAABkAAQAAP__",
 ];
 
-/// The ways in which a coding field meets content lengths: what it is called, version, fields, body.
-fn framings(coding: &[u8]) -> Vec<(&'static str, &'static str, Vec<Vec<u8>>, Vec<u8>)> {
+/// The ways in which a coding field meets content lengths: what that is called, and what is sent.
+fn framings(coding: &[u8]) -> Vec<(&'static str, Parts)> {
     let (coding, chunked) = (coding.to_vec(), chunked());
     let whole: Vec<u8> = [chunked.clone(), stowaway()].concat();
     let (all, inner, size_line) =
@@ -129,22 +129,23 @@ fn framings(coding: &[u8]) -> Vec<(&'static str, &'static str, Vec<Vec<u8>>, Vec
     let (json, none) = (content_length(CHAT.len()), content_length(0));
     let plain = CHAT.as_bytes().to_vec();
     let te = b"Transfer-Encoding: chunked".to_vec();
+    let parts = |version, fields, body| Parts { version, fields, body };
     vec![
-        ("alone", "1.1", vec![coding.clone()], chunked.clone()),
-        ("alone, 1.0", "1.0", vec![coding.clone()], chunked.clone()),
-        ("after CL of all", "1.1", vec![all.clone(), coding.clone()], whole.clone()),
-        ("before CL of all", "1.1", vec![coding.clone(), all.clone()], whole.clone()),
-        ("after CL of all, 1.0", "1.0", vec![all, coding.clone()], whole),
-        ("after CL of chunks", "1.1", vec![inner.clone(), coding.clone()], chunked.clone()),
-        ("before CL of chunks", "1.1", vec![coding.clone(), inner], chunked.clone()),
-        ("after CL of a size line", "1.1", vec![size_line.clone(), coding.clone()], chunked.clone()),
-        ("before CL of a size line", "1.1", vec![coding.clone(), size_line], chunked.clone()),
-        ("after CL 0", "1.1", vec![none.clone(), coding.clone()], chunked.clone()),
-        ("before CL 0", "1.1", vec![coding.clone(), none], chunked.clone()),
-        ("after CL of JSON", "1.1", vec![json.clone(), coding.clone()], plain.clone()),
-        ("before CL of JSON", "1.1", vec![coding.clone(), json], plain),
-        ("after TE", "1.1", vec![te.clone(), coding.clone()], chunked.clone()),
-        ("before TE", "1.1", vec![coding, te], chunked),
+        ("alone", parts("1.1", vec![coding.clone()], chunked.clone())),
+        ("alone, 1.0", parts("1.0", vec![coding.clone()], chunked.clone())),
+        ("after CL of all", parts("1.1", vec![all.clone(), coding.clone()], whole.clone())),
+        ("before CL of all", parts("1.1", vec![coding.clone(), all.clone()], whole.clone())),
+        ("after CL of all, 1.0", parts("1.0", vec![all, coding.clone()], whole)),
+        ("after CL of chunks", parts("1.1", vec![inner.clone(), coding.clone()], chunked.clone())),
+        ("before CL of chunks", parts("1.1", vec![coding.clone(), inner], chunked.clone())),
+        ("after CL of a size line", parts("1.1", vec![size_line.clone(), coding.clone()], chunked.clone())),
+        ("before CL of a size line", parts("1.1", vec![coding.clone(), size_line], chunked.clone())),
+        ("after CL 0", parts("1.1", vec![none.clone(), coding.clone()], chunked.clone())),
+        ("before CL 0", parts("1.1", vec![coding.clone(), none], chunked.clone())),
+        ("after CL of JSON", parts("1.1", vec![json.clone(), coding.clone()], plain.clone())),
+        ("before CL of JSON", parts("1.1", vec![coding.clone(), json], plain)),
+        ("after TE", parts("1.1", vec![te.clone(), coding.clone()], chunked.clone())),
+        ("before TE", parts("1.1", vec![coding, te], chunked)),
     ]
 }
 
@@ -242,29 +243,25 @@ fn odd_chunks() -> Vec<Vec<u8>> {
 
 fn vectors() -> Vec<Vector> {
     let mut all = Vec::new();
-    let mut add = |what: String, version, fields, body| {
-        let bytes = Parts { version, fields, body }.bytes(all.len());
+    let mut add = |what: String, parts: Parts| {
+        let bytes = parts.bytes(all.len());
         all.push(Vector { what, bytes });
     };
+    let parts = |fields, body| Parts { version: "1.1", fields, body };
+    let te = || b"Transfer-Encoding: chunked".to_vec();
     let odd = ODD_BYTES.into_iter().flat_map(odd_transfer_encodings);
     for coding in odd.chain(ODD_CODINGS.iter().map(|c| c.as_bytes().to_vec())) {
-        for (how, version, fields, body) in framings(&coding) {
-            add(format!("{:?} {how}", coding.escape_ascii().to_string()), version, fields, body);
+        for (how, parts) in framings(&coding) {
+            add(format!("{:?} {how}", coding.escape_ascii().to_string()), parts);
         }
     }
     for field in odd_lengths() {
         let what = field.escape_ascii().to_string();
-        add(what.clone(), "1.1", vec![field.clone()], CHAT.into());
-        add(
-            format!("{what}, then TE"),
-            "1.1",
-            vec![field, b"Transfer-Encoding: chunked".to_vec()],
-            chunked(),
-        );
+        add(what.clone(), parts(vec![field.clone()], CHAT.into()));
+        add(format!("{what}, then TE"), parts(vec![field, te()], chunked()));
     }
     for body in odd_chunks() {
-        let what = format!("chunks {:.60}", body.escape_ascii().to_string());
-        add(what, "1.1", vec![b"Transfer-Encoding: chunked".to_vec()], body);
+        add(format!("chunks {:.60}", body.escape_ascii().to_string()), parts(vec![te()], body));
     }
     all
 }

@@ -5,7 +5,7 @@
 mod listener_support;
 
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -206,14 +206,12 @@ async fn a_reload_with_a_bad_certificate_changes_nothing_and_names_the_file() {
     let files = Files::new();
     let first = files.renew();
     let gateway = Gateway::with(|c| c.server.tls = Some(files.tls(false))).await;
-    let breakages: [(&str, &dyn Fn(&Path)); 3] = [
-        ("key.pem", &|path| std::fs::write(path, "no pem").unwrap()),
-        ("cert.pem", &|path| std::fs::write(path, "").unwrap()),
-        ("cert.pem", &|path| std::fs::remove_file(path).unwrap()),
-    ];
-    for (name, spoil) in breakages {
+    for (name, content) in [("key.pem", Some("no pem")), ("cert.pem", Some("")), ("cert.pem", None)] {
         files.renew();
-        spoil(&files.path(name));
+        match content {
+            Some(content) => std::fs::write(files.path(name), content).unwrap(),
+            None => std::fs::remove_file(files.path(name)).unwrap(),
+        }
         let error = gateway.app.reload(Arc::new(gateway.config.clone())).unwrap_err().to_string();
         assert!(error.contains(name), "{error}");
         let stream = handshake(&files.client(false, &[]), gateway.addr()).await.unwrap();

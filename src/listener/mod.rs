@@ -81,14 +81,23 @@ impl From<&Server> for Limits {
 }
 
 tokio::task_local! {
-    /// Ends the response that the current task works on; set by the listener, read by the gateway.
-    static KILL: KillSwitch;
+    /// Set by the listener for each connection (HTTP/1.1) or stream (HTTP/2).
+    static SIGNALS: Signals;
 }
 
 /// The kill switch of the current response; one of its own (without effect) outside of a connection.
 #[must_use]
 pub fn kill_switch() -> KillSwitch {
-    KILL.try_with(Clone::clone).unwrap_or_default()
+    SIGNALS.try_with(|signals| signals.kill.clone()).unwrap_or_default()
+}
+
+/// What the listener and the response that the current task works on tell each other.
+#[derive(Clone, Debug, Default)]
+struct Signals {
+    /// To the listener: end it.
+    kill: KillSwitch,
+    /// To the listener: hyper has all of it, only the client is waited for.
+    handed: CancellationToken,
 }
 
 /// Binds the port. `SO_REUSEADDR` for quick restarts; with `is_shared` also `SO_REUSEPORT`, so that several
@@ -172,16 +181,19 @@ where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let io = TokioIo::new(PhaseIo::new(stream, Arc::clone(&phase)));
-    let kill = KillSwitch::new();
+    let signals = Signals::default();
+    let kill = signals.kill.clone();
     let service_phase = Arc::clone(&phase);
     let service = hyper::service::service_fn(move |request: Request<Incoming>| {
         let (busy, answer) = (ConnectionPhase::request(&service_phase), answer.clone());
         async move {
             let response = answer.answer(request).await;
-            Ok::<_, Infallible>(response.map(|body| phase::BusyBody::new(body, busy)))
+            let handed = SIGNALS.try_with(|signals| signals.handed.clone()).unwrap_or_default();
+            Ok::<_, Infallible>(response.map(|body| phase::BusyBody::new(body, busy, handed)))
         }
     });
-    let builder = builder(serving.tracker.clone());
+    let builder =
+        builder(StreamExecutor { tracker: serving.tracker.clone(), linger: serving.limits.keep_alive });
     let connection = builder.serve_connection(io, service);
     tokio::pin!(connection);
     let bounds = serving.limits.into();
@@ -192,7 +204,7 @@ where
         serving.draining.cancelled().await;
         phase.http2().await;
     });
-    let run = KILL.scope(kill.clone(), async {
+    let run = SIGNALS.scope(signals, async {
         // A connection that comes after the delay is served its 503, and closed by that response.
         let (mut goaway, mut close) = (false, serving.closing.is_cancelled());
         loop {
@@ -224,8 +236,8 @@ impl From<Limits> for phase::Bounds {
     }
 }
 
-fn builder(tracker: TaskTracker) -> auto::Builder<StreamExecutor> {
-    let mut builder = auto::Builder::new(StreamExecutor(tracker));
+fn builder(streams: StreamExecutor) -> auto::Builder<StreamExecutor> {
+    let mut builder = auto::Builder::new(streams);
     builder
         .http1()
         .timer(TokioTimer::new())
@@ -246,20 +258,33 @@ fn builder(tracker: TaskTracker) -> auto::Builder<StreamExecutor> {
     builder
 }
 
-/// Spawns the tasks of HTTP/2 streams, each with a kill switch of its own: dropping such a task resets its
-/// stream and leaves the others alone.
+/// Spawns the tasks of HTTP/2 streams, each with signals of its own: dropping such a task resets its stream and
+/// leaves the others alone.
 #[derive(Clone, Debug)]
-struct StreamExecutor(TaskTracker);
+struct StreamExecutor {
+    tracker: TaskTracker,
+    /// For the client to take what is left of an answer that hyper has whole. (Over HTTP/1.1 `keep_alive` runs
+    /// from there by itself; here it cannot, because other streams keep the connection busy.)
+    linger: Duration,
+}
 
 impl<F> hyper::rt::Executor<F> for StreamExecutor
 where
     F: Future<Output: Send> + Send + 'static,
 {
     fn execute(&self, stream: F) {
-        let kill = KillSwitch::new();
-        self.0.spawn(KILL.scope(kill.clone(), async move {
+        let signals = Signals::default();
+        let Signals { kill, handed } = signals.clone();
+        let linger = self.linger;
+        let lingered = async move {
+            handed.cancelled().await;
+            tokio::time::sleep(linger).await;
+        };
+        self.tracker.spawn(SIGNALS.scope(signals, async move {
+            // Whichever comes first ends the task.
             tokio::select! {
                 () = kill.cancelled() => {}
+                () = lingered => {}
                 _ = stream => {}
             }
         }));

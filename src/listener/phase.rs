@@ -132,13 +132,14 @@ pin_project! {
         #[pin]
         body: B,
         busy: Busy,
+        handed: CancellationToken,
     }
 }
 
 impl<B> BusyBody<B> {
-    /// Wraps a body.
-    pub fn new(body: B, busy: Busy) -> Self {
-        Self { body, busy }
+    /// Wraps a body; `handed` is cancelled when its last frame goes to hyper.
+    pub fn new(body: B, busy: Busy, handed: CancellationToken) -> Self {
+        Self { body, busy, handed }
     }
 }
 
@@ -150,7 +151,12 @@ impl<B: Body<Data: Buf>> Body for BusyBody<B> {
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
-        self.project().body.poll_frame(cx)
+        let mut this = self.project();
+        let polled = this.body.as_mut().poll_frame(cx);
+        if matches!(polled, Poll::Ready(None)) || (polled.is_ready() && this.body.is_end_stream()) {
+            this.handed.cancel();
+        }
+        polled
     }
 
     fn is_end_stream(&self) -> bool {
