@@ -1,5 +1,7 @@
 //! Who is blamed for a failure: a replica is left only with evidence, a prompt is refused only after two deaths.
 
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation fails the test")]
+
 mod support;
 
 use std::num::NonZeroUsize;
