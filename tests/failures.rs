@@ -1,5 +1,7 @@
 //! What becomes of a request when its replica, its client or an engine fails, before and after the first token.
 
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation fails the test")]
+
 mod support;
 
 use std::time::Duration;

@@ -1,5 +1,7 @@
 //! What passes through the gateway and what does not: bytes, framing, headers, credentials, errors of its own.
 
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation fails the test")]
+
 mod support;
 
 use std::num::NonZeroU32;

@@ -1,5 +1,7 @@
 //! Which replica a request goes to, seen from the replicas.
 
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation fails the test")]
+
 mod support;
 
 use std::sync::Arc;

@@ -9,6 +9,7 @@ use arc_swap::ArcSwap;
 use dashmap::DashMap;
 use http::HeaderValue;
 use parking_lot::Mutex;
+use smallvec::SmallVec;
 use tokio_util::task::TaskTracker;
 
 use super::probe::Prober;
@@ -39,8 +40,26 @@ pub struct PoolState {
     config: ArcSwap<Pool>,
     replicas: ArcSwap<Vec<Arc<Replica>>>,
     /// Prompts that were in flight when an attempt broke, until the replica proves alive or dead.
-    suspects: Mutex<Vec<(u64, usize, Stamp)>>,
-    deaths: DashMap<u64, (u32, Stamp)>,
+    suspects: Mutex<Vec<Suspect>>,
+    deaths: DashMap<u64, Deaths>,
+}
+
+/// A prompt that was in flight when an attempt broke.
+#[derive(Clone, Copy, Debug)]
+struct Suspect {
+    prompt: u64,
+    at: Stamp,
+    life: Life,
+}
+
+/// One life of a replica: its slot and how often it had become ready.
+type Life = (usize, u32);
+
+/// The replica deaths that a prompt coincided with.
+#[derive(Debug, Default)]
+struct Deaths {
+    of: SmallVec<[Life; 2]>,
+    last: Stamp,
 }
 
 impl PoolState {
@@ -92,11 +111,9 @@ impl PoolState {
         );
         if broke {
             let mut suspects = self.suspects.lock();
-            // One death is one death, however many requests of a prompt it broke.
-            let is_same = |suspect: u64, slot: usize| suspect == prompt && slot == replica.slot;
-            suspects.retain(|(p, slot, at)| now.since(*at) < SUSPECT_FOR && !is_same(*p, *slot));
+            suspects.retain(|suspect| now.since(suspect.at) < SUSPECT_FOR);
             if suspects.len() < MAX_SUSPECTS {
-                suspects.push((prompt, replica.slot, now));
+                suspects.push(Suspect { prompt, at: now, life: (replica.slot, replica.life()) });
             }
         }
         let is_gone = matches!(failure, ReplicaFailure::Refused { .. });
@@ -124,16 +141,20 @@ impl PoolState {
     pub fn died(&self, replica: &Replica, now: Stamp) {
         self.forget_cache(replica);
         let mut suspects = self.suspects.lock();
-        suspects.retain(|(prompt, slot, at)| {
-            if *slot == replica.slot && now.since(*at) < SUSPECT_FOR {
-                let mut entry = self.deaths.entry(*prompt).or_insert((0, now));
-                *entry = (entry.0 + 1, now);
-                return false;
+        suspects.retain(|suspect| {
+            let is_confirmed = suspect.life.0 == replica.slot && now.since(suspect.at) < SUSPECT_FOR;
+            if is_confirmed {
+                let mut deaths = self.deaths.entry(suspect.prompt).or_default();
+                // One death is one death, however many streams of a prompt it took and whenever they broke.
+                if !deaths.of.contains(&suspect.life) {
+                    deaths.of.push(suspect.life);
+                }
+                deaths.last = now;
             }
-            true
+            !is_confirmed
         });
         drop(suspects);
-        self.deaths.retain(|_, (_, at)| now.since(*at) < POISON_FOR);
+        self.deaths.retain(|_, deaths| now.since(deaths.last) < POISON_FOR);
     }
 
     /// For how much longer a prompt is refused, if it coincided with two replica deaths.
@@ -142,9 +163,9 @@ impl PoolState {
         if self.deaths.is_empty() {
             return None;
         }
-        let (count, at) = *self.deaths.get(&prompt)?;
-        let left = POISON_FOR.checked_sub(now.since(at))?;
-        (count >= 2).then_some(left)
+        let deaths = self.deaths.get(&prompt)?;
+        let left = POISON_FOR.checked_sub(now.since(deaths.last))?;
+        (deaths.of.len() >= 2).then_some(left)
     }
 
     /// The replica's cache is empty: it restarted or died.

@@ -55,6 +55,7 @@ pub struct Replica {
     reason: Mutex<Arc<str>>,
     failures: AtomicU32,
     ejections: AtomicU32,
+    lives: AtomicU32,
 }
 
 /// Figures of one scrape.
@@ -124,6 +125,7 @@ impl Replica {
             reason: Mutex::new("not probed yet".into()),
             failures: AtomicU32::new(0),
             ejections: AtomicU32::new(0),
+            lives: AtomicU32::new(0),
         })
     }
 
@@ -153,7 +155,10 @@ impl Replica {
         let code = ReplicaState::ALL.iter().position(|s| *s == state).unwrap_or(0);
         self.state.store(u8::try_from(code).unwrap_or(0), Ordering::Release);
         match state {
-            ReplicaState::Ready => self.failures.store(0, Ordering::Relaxed),
+            ReplicaState::Ready => {
+                self.failures.store(0, Ordering::Relaxed);
+                self.lives.fetch_add(1, Ordering::Relaxed);
+            }
             ReplicaState::Ejected => {
                 self.ejections.fetch_add(1, Ordering::Relaxed);
                 self.connections.drain();
@@ -164,6 +169,12 @@ impl Replica {
             pool = %self.served.pool, replica = %self.served.replica,
             from = before.as_str(), to = state.as_str(), reason, "replica changed state"
         );
+    }
+
+    /// How often it became ready: tells one death from the next.
+    #[must_use]
+    pub fn life(&self) -> u32 {
+        self.lives.load(Ordering::Relaxed)
     }
 
     /// A live answer came: counters of failure start anew.
