@@ -162,10 +162,7 @@ fn classify(
     let model = upstream_model.or(asked);
     let prompt = Prompt::read(record.dialect, fields, model.unwrap_or_default(), table.seed);
     let tokens = route.pools.first().map_or(Tokens(0), |(pool, _)| prompt.size.tokens(&pool.ratio));
-    let edits = Edits {
-        model: upstream_model,
-        ask_usage: route.config.ask_usage,
-    };
+    let edits = Edits { model: upstream_model, ask_usage: route.config.ask_usage };
     let spliced = splice(record.dialect, body, fields, edits);
     record.route = Arc::clone(&route.config.name);
     record.model = label(route, model);

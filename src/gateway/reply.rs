@@ -220,13 +220,13 @@ fn write_stream_headers(headers: &mut HeaderMap) {
 
 fn write_route_info(headers: &mut HeaderMap, record: &Record) {
     let Some(served) = record.served() else { return };
-    let mut put = |name: &'static str, value: &str| {
+    let mut put = |name: HeaderName, value: &str| {
         if let Ok(value) = HeaderValue::from_str(value) {
-            headers.insert(HeaderName::from_static(name), value);
+            headers.insert(name, value);
         }
     };
-    put("x-tokenway-replica", &served.replica);
-    put("x-tokenway-revision", &served.revision);
+    put(X_TOKENWAY_REPLICA, &served.replica);
+    put(X_TOKENWAY_REVISION, &served.revision);
     if let Some(decision) = &record.decision {
         let mut value = format!("policy={}; reason={}", decision.policy, decision.reason);
         if let Some(predicted) = decision.predicted_ttft {
@@ -234,7 +234,7 @@ fn write_route_info(headers: &mut HeaderMap, record: &Record) {
             let _ = write!(value, "; predicted_ttft_ms={}", predicted.as_millis());
         }
         let _ = write!(value, "; candidates={}", decision.candidates);
-        put("x-tokenway-decision", &value);
+        put(X_TOKENWAY_DECISION, &value);
     }
 }
 
@@ -260,4 +260,7 @@ fn server_timing(record: &Record) -> String {
     value
 }
 
+const X_TOKENWAY_REPLICA: HeaderName = HeaderName::from_static("x-tokenway-replica");
+const X_TOKENWAY_REVISION: HeaderName = HeaderName::from_static("x-tokenway-revision");
+const X_TOKENWAY_DECISION: HeaderName = HeaderName::from_static("x-tokenway-decision");
 const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");

@@ -12,6 +12,7 @@ mod lru;
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::{Mutex, RwLock};
 use smallvec::SmallVec;
@@ -24,6 +25,8 @@ pub struct PrefixIndex {
     /// Slots 0..64, 64..128, and so on.
     groups: Box<[Group]>,
     held: Box<[Mutex<Lru>]>,
+    /// Slots below this one have held something: the others need no look.
+    used: AtomicUsize,
 }
 
 /// How many blocks of a chain each slot is believed to hold, from the first one without a gap.
@@ -47,13 +50,14 @@ impl PrefixIndex {
         Self {
             groups: (0..slots.div_ceil(64)).map(|_| Group::new()).collect(),
             held: (0..slots).map(|_| Mutex::new(Lru::new(DEFAULT_CAPACITY))).collect(),
+            used: AtomicUsize::new(0),
         }
     }
 
     /// Finds how far each replica's cache reaches into a prompt.
     pub fn lookup(&self, chain: &[u64], hits: &mut Hits) {
         hits.blocks.clear();
-        hits.blocks.resize(self.held.len(), 0);
+        hits.blocks.resize(self.used.load(Ordering::Acquire), 0);
         for (group, depths) in self.groups.iter().zip(hits.blocks.chunks_mut(64)) {
             group.walk(chain, depths);
         }
@@ -63,6 +67,7 @@ impl PrefixIndex {
     /// that the next request of a burst already finds it.
     pub fn insert(&self, slot: usize, chain: &[u64]) {
         let Some(held) = self.held.get(slot) else { return };
+        self.used.fetch_max(slot + 1, Ordering::AcqRel);
         // The replica's lock is held over the table's updates: a bit is set and cleared in the order in which
         // its block came and went.
         let mut held = held.lock();
