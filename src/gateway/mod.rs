@@ -31,6 +31,7 @@ use crate::error::Failure;
 use crate::journal::{Journal, Opening};
 use crate::listener::Answer;
 use crate::observe::Observer;
+use crate::record::Outcome;
 use crate::relay::body::ReplyBody;
 use crate::relay::watch::Watchdog;
 use crate::request::body::BodyMemory;
@@ -126,9 +127,22 @@ impl Gateway {
             return reply::bare_failure(&Failure::UnknownPath, ErrorShape::OpenAi, &parts);
         };
         let mut journal = self.open_journal(&parts, dialect, head);
-        match prepare::prepare(self, table, &mut journal, &parts, body).await {
+        let prepared = prepare::prepare(self, table, &mut journal, &parts, body).await;
+        self.count_admission(prepared.as_ref().err());
+        match prepared {
             Ok(prepared) => reply::respond(Exchange::new(self, prepared, parts, journal)).await,
             Err(failure) => reply::failure(journal, &failure),
+        }
+    }
+
+    /// What a client did wrong is no decision of admission.
+    fn count_admission(&self, refused: Option<&Failure>) {
+        match refused {
+            None => self.observer.metrics().admission("admit", "ready"),
+            Some(failure) if failure.outcome() == Outcome::Refused => {
+                self.observer.metrics().admission("refuse", failure.code());
+            }
+            Some(_) => {}
         }
     }
 

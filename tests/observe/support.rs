@@ -193,7 +193,7 @@ pub(crate) fn record() -> Record {
         content_events: 21,
         longest_gap: Duration::from_millis(80),
         longest_gap_at: Some(at(500)),
-        response_model: None,
+        response_model: Some("llama".into()),
         response_id: Some("chatcmpl-1".into()),
         finish_reasons: vec!["stop".into()],
         bytes_in: 500,
