@@ -97,8 +97,12 @@ impl PoolState {
     /// A request failed at a replica: it may be left, but never the last ready one for this alone, and never
     /// more than `pool.ejection.max_share` of the pool.
     pub fn failed(&self, replica: &Replica, failure: &ReplicaFailure, prompt: u64, now: Stamp) {
-        // Our own limit says that it is busy, and busy is not down.
-        if matches!(failure, ReplicaFailure::NoFreeConnection { .. }) {
+        // Our own limit and an engine's full queue say that it is busy, and busy is not down.
+        let is_busy = matches!(
+            failure,
+            ReplicaFailure::NoFreeConnection { .. } | ReplicaFailure::Status { status: 503, .. }
+        );
+        if is_busy {
             return;
         }
         let in_a_row = replica.count_failure();
