@@ -3,13 +3,16 @@
 //! HTTP/2 comes by ALPN under TLS and by prior knowledge in clear text. Every wait is bounded: the handshake,
 //! a head from its first byte, the time between requests. What becomes of a request is not decided here.
 
+mod aside;
 pub mod phase;
 pub mod tls;
 
 use std::convert::Infallible;
+use std::future::poll_fn;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use http::{Request, Response};
@@ -23,6 +26,7 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use self::aside::Aside;
 use self::phase::{ConnectionPhase, PhaseIo};
 use self::tls::TlsSlot;
 use crate::clock::Clock;
@@ -196,38 +200,66 @@ where
         builder(StreamExecutor { tracker: serving.tracker.clone(), linger: serving.limits.keep_alive });
     let connection = builder.serve_connection(io, service);
     tokio::pin!(connection);
-    let bounds = serving.limits.into();
-    let first = phase.next_check(&bounds).unwrap_or_default();
-    let mut deadline = Box::pin(tokio::time::sleep_until(serving.clock.instant(first)));
-    // HTTP/1.1 is told by `connection: close`.
-    let mut leave = Box::pin(async {
-        serving.draining.cancelled().await;
-        phase.http2().await;
-    });
     let run = SIGNALS.scope(signals, async {
         // A connection that comes after the delay is served its 503, and closed by that response.
-        let (mut goaway, mut close) = (false, serving.closing.is_cancelled());
+        let mut left = Left { goaway: false, close: serving.closing.is_cancelled() };
         loop {
-            // The connection keeps its state across polls; the other arms only set flags.
-            tokio::select! {
-                _ = connection.as_mut() => return,
-                () = kill.cancelled() => return,
-                () = leave.as_mut(), if !goaway => {
-                    goaway = true;
-                    connection.as_mut().graceful_shutdown();
-                }
-                () = serving.closing.cancelled(), if !close => {
-                    close = true;
-                    connection.as_mut().graceful_shutdown();
-                }
-                () = deadline.as_mut() => match phase.next_check(&bounds) {
-                    Some(at) => deadline.as_mut().reset(serving.clock.instant(at)),
-                    None => return,
-                },
+            let mut aside = Aside::new(interruption(&serving, &phase, &kill, left));
+            let happened = poll_fn(|cx| match connection.as_mut().poll(cx) {
+                Poll::Ready(_) => Poll::Ready(Interruption::End),
+                Poll::Pending => aside.poll(cx),
+            });
+            match happened.await {
+                Interruption::End => return,
+                Interruption::GoAway => left.goaway = true,
+                Interruption::Close => left.close = true,
             }
+            connection.as_mut().graceful_shutdown();
         }
     });
     run.await;
+}
+
+/// What a connection was told already.
+#[derive(Clone, Copy)]
+struct Left {
+    goaway: bool,
+    close: bool,
+}
+
+/// What happens to a connection from outside.
+enum Interruption {
+    /// It is killed, or a bound passed.
+    End,
+    /// The drain began: HTTP/2 is told now, HTTP/1.1 by `connection: close`.
+    GoAway,
+    /// The delay is over.
+    Close,
+}
+
+async fn interruption(
+    serving: &Serving,
+    phase: &ConnectionPhase,
+    kill: &KillSwitch,
+    left: Left,
+) -> Interruption {
+    let bounds = serving.limits.into();
+    let overdue = async {
+        while let Some(at) = phase.next_check(&bounds) {
+            tokio::time::sleep_until(serving.clock.instant(at)).await;
+        }
+    };
+    let leave = async {
+        serving.draining.cancelled().await;
+        phase.http2().await;
+    };
+    // Every arm only waits; which of them was first is all that is told.
+    tokio::select! {
+        () = kill.cancelled() => Interruption::End,
+        () = overdue => Interruption::End,
+        () = leave, if !left.goaway => Interruption::GoAway,
+        () = serving.closing.cancelled(), if !left.close => Interruption::Close,
+    }
 }
 
 impl From<Limits> for phase::Bounds {

@@ -14,7 +14,7 @@ use super::body::{BrokenOff, Polled, words};
 use super::classify::StreamEnd;
 use super::failure;
 use super::reader::{Next, StreamReader};
-use super::usage::Answer;
+use super::usage::{Answer, EngineErrorKind};
 use super::watch::Verdict;
 use crate::clock::Stamp;
 use crate::error::{Failure, ReplicaFailure, Timer};
@@ -157,6 +157,9 @@ impl StreamBody {
                 self.is_settled = true;
                 self.journal.settle(Outcome::Failed, Some("replica_error"));
                 return Poll::Ready(None);
+            }
+            StreamEnd::Failed(error) if error.kind != EngineErrorKind::Other => {
+                ReplicaFailure::EngineDown { replica }
             }
             StreamEnd::Failed(_) => ReplicaFailure::ErrorEvent { replica },
             StreamEnd::Unfinished | StreamEnd::Truncated => ReplicaFailure::Truncated { replica },
