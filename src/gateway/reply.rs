@@ -257,6 +257,10 @@ fn server_timing(record: &Record) -> String {
             let _ = write!(value, "{separator}{name};dur={}.{:03}", micros / 1000, micros % 1000);
         }
     }
+    if value.is_empty() {
+        // Refused by its head alone: nothing of the body was read.
+        value.push_str("read;dur=0");
+    }
     value
 }
 
