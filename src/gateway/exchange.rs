@@ -23,7 +23,7 @@ use crate::observe::trace_context;
 use crate::record;
 use crate::relay::reader::StreamShape;
 use crate::relay::watch::{KillSwitch, Limits, Watch};
-use crate::upstream::attempt::{Answer, AttemptError, AttemptMoments, Deadlines, Order, WholeAnswer};
+use crate::upstream::attempt::{Answer, AttemptError, AttemptMoments, Deadlines, Order};
 use crate::upstream::headers::{self, Credential, Upstream};
 
 /// A prepared request and everything its attempts need.
@@ -91,14 +91,10 @@ impl Exchange {
     }
 
     async fn answer(&mut self) -> Result<(Answer, Winner), Failure> {
-        let mut last: Option<(ReplicaFailure, Option<(WholeAnswer, Winner)>)> = None;
+        let mut last: Option<Result<(Answer, Winner), Failure>> = None;
         loop {
             let Some(pick) = picker::pick(&self.gateway, &self.prepared, &self.tried) else {
-                return match last {
-                    None => Err(self.nobody()),
-                    Some((_, Some((answer, winner)))) => Ok((Answer::Whole(answer), winner)),
-                    Some((failure, None)) => Err(Failure::Replica(failure)),
-                };
+                return last.unwrap_or_else(|| Err(self.nobody()));
             };
             self.note_decision(&pick);
             match self.attempt(pick).await {
@@ -106,14 +102,15 @@ impl Exchange {
                 Err((AttemptError::Overdue(failure), _)) => return Err(failure),
                 Err((AttemptError::Replica(failure, answer), winner)) => {
                     let may_go_on = self.may_retry(&failure, &winner.pick);
-                    let answer = answer.map(|answer| (answer, winner));
+                    // What the client gets if this was the last try: the engine's own whole answer, if it gave one.
+                    let result = match answer {
+                        Some(answer) => Ok((Answer::Whole(answer), winner)),
+                        None => Err(Failure::Replica(failure)),
+                    };
                     if !may_go_on {
-                        return match answer {
-                            Some((answer, winner)) => Ok((Answer::Whole(answer), winner)),
-                            None => Err(Failure::Replica(failure)),
-                        };
+                        return result;
                     }
-                    last = Some((failure, answer));
+                    last = Some(result);
                 }
             }
         }

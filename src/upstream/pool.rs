@@ -70,14 +70,14 @@ impl Pool {
         };
         while let Some(mut connection) = self.take_idle() {
             if is_usable(&mut connection).await {
-                return Ok(self.lease(connection, permit, true));
+                return Ok(self.lease(connection, permit));
             }
             self.forget(&connection);
         }
         match timeout_at(deadline, self.connector.connect(&self.endpoint)).await {
             Ok(Ok(connection)) => {
                 self.open.fetch_add(1, Ordering::Relaxed);
-                Ok(self.lease(connection, permit, false))
+                Ok(self.lease(connection, permit))
             }
             Ok(Err(error)) => Err(CheckoutError::Io(error)),
             Err(_) => Err(CheckoutError::Timeout),
@@ -125,13 +125,8 @@ impl Pool {
         }
     }
 
-    fn lease(
-        self: &Arc<Self>,
-        connection: Connection,
-        permit: OwnedSemaphorePermit,
-        is_reused: bool,
-    ) -> Lease {
-        Lease { connection: Some(connection), pool: Arc::clone(self), _permit: permit, is_reused }
+    fn lease(self: &Arc<Self>, connection: Connection, permit: OwnedSemaphorePermit) -> Lease {
+        Lease { connection: Some(connection), pool: Arc::clone(self), _permit: permit }
     }
 
     fn forget(&self, connection: &Connection) {
@@ -147,8 +142,6 @@ pub struct Lease {
     connection: Option<Connection>,
     pool: Arc<Pool>,
     _permit: OwnedSemaphorePermit,
-    /// It served another request before.
-    pub is_reused: bool,
 }
 
 impl Lease {
