@@ -18,7 +18,6 @@ use super::prepare::Prepared;
 use crate::error::{Failure, ReplicaFailure};
 use crate::fleet::pick::Pick;
 use crate::journal::Journal;
-use crate::listener;
 use crate::observe::trace_context;
 use crate::record;
 use crate::relay::reader::StreamShape;
@@ -63,15 +62,21 @@ pub struct Winner {
 }
 
 impl Exchange {
-    /// Begins; the kill switch is that of the current response.
+    /// Begins; `kill` ends its response from outside.
     #[must_use]
-    pub fn new(gateway: &Arc<Gateway>, prepared: Prepared, parts: Parts, journal: Journal) -> Self {
+    pub fn new(
+        gateway: &Arc<Gateway>,
+        prepared: Prepared,
+        parts: Parts,
+        journal: Journal,
+        kill: KillSwitch,
+    ) -> Self {
         Self {
             gateway: Arc::clone(gateway),
             prepared,
             parts,
             journal,
-            kill: listener::kill_switch(),
+            kill,
             tried: picker::Tried::new(),
             retried_unsent: 0,
             retried_started: false,
