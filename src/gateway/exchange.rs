@@ -290,12 +290,10 @@ impl Drop for WatchGuard<'_> {
 
 /// The client's path and query below the replica's base path, in origin form.
 fn target(base_path: &str, uri: &http::Uri) -> http::Uri {
-    let path = uri.path_and_query().map_or("/", |p| p.as_str());
-    if base_path.is_empty()
-        && let Ok(target) = http::Uri::try_from(path)
-    {
-        return target;
-    }
+    let path = match uri.path_and_query() {
+        Some(path) if base_path.is_empty() => return http::Uri::from(path.clone()),
+        path => path.map_or("/", |p| p.as_str()),
+    };
     http::Uri::try_from(format!("{base_path}{path}")).unwrap_or_default()
 }
 

@@ -27,6 +27,7 @@ use self::pins::ResponsePins;
 
 use self::table::Table;
 use crate::clock::Clock;
+use crate::digits;
 use crate::error::Failure;
 use crate::journal::{Journal, Opening};
 use crate::listener::Answer;
@@ -191,7 +192,11 @@ pub fn request_id(headers: &http::HeaderMap) -> Arc<str> {
     };
     match headers.get(X_REQUEST_ID).and_then(|v| v.to_str().ok()).filter(is_harmless) {
         Some(id) => id.into(),
-        None => format!("{:032x}", fastrand::u128(1..)).into(),
+        None => {
+            let mut id = Vec::with_capacity(32);
+            digits::hex(&mut id, fastrand::u128(1..), 32);
+            String::from_utf8(id).unwrap_or_default().into()
+        }
     }
 }
 
