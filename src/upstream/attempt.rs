@@ -113,7 +113,7 @@ impl Order {
     ///
     /// # Errors
     /// [`AttemptError`]: what failed, and whether the replica may have begun to work.
-    pub async fn send(self, moments: &mut AttemptMoments) -> Result<Answer, AttemptError> {
+    pub async fn send(mut self, moments: &mut AttemptMoments) -> Result<Answer, AttemptError> {
         let (clock, watch, deadlines) = (self.clock, Arc::clone(&self.watch), self.deadlines);
         let name = Arc::clone(&self.replica.served.replica);
         let (at, overdue) = deadlines.earliest();
@@ -125,7 +125,7 @@ impl Order {
         }
     }
 
-    async fn exchange(mut self, moments: &mut AttemptMoments) -> Result<Answer, AttemptError> {
+    async fn exchange(&mut self, moments: &mut AttemptMoments) -> Result<Answer, AttemptError> {
         let deadline = self.clock.instant(self.clock.now().after(self.deadlines.connect));
         let mut lease = self.checkout(deadline).await.map_err(failed)?;
         moments.connected = Some(self.clock.now());
@@ -164,13 +164,15 @@ impl Order {
     }
 
     async fn first_content(
-        self,
+        &self,
         head: response::Parts,
         body: Incoming,
         lease: Lease,
     ) -> Result<Answer, AttemptError> {
         let replica = Arc::clone(&self.replica.served.replica);
-        let mut reader = Box::new(StreamReader::new(body, lease, self.watch, self.shape, self.clock));
+        let shape = self.shape.clone();
+        let watch = Arc::clone(&self.watch);
+        let mut reader = Box::new(StreamReader::new(body, lease, watch, shape, self.clock));
         match poll_fn(|cx| reader.poll_hold(cx)).await {
             Held::Released => Ok(Answer::Stream { head, reader }),
             Held::EngineDown => Err(failed(ReplicaFailure::EngineDown { replica })),
@@ -179,7 +181,7 @@ impl Order {
     }
 
     async fn whole(
-        self,
+        &self,
         head: response::Parts,
         mut body: Incoming,
         lease: Lease,
