@@ -92,7 +92,8 @@ impl Journal {
     /// The record; it is there until the drop.
     pub fn record(&mut self) -> &mut Record {
         let record = self.record.as_mut().and_then(Arc::get_mut);
-        record.expect("invariant: the record leaves the journal only in its drop, and nobody shares it before")
+        record
+            .expect("invariant: the record leaves the journal only in its drop, and nobody shares it before")
     }
 
     /// The observers.

@@ -147,6 +147,7 @@ impl Exchange {
         let limits = Limits {
             inter_token: Some(self.prepared.timeouts.inter_token),
             client_stall: self.prepared.timeouts.client_stall,
+            first_token_at: deadlines.first_token.map(|(at, _)| at),
             total_at: deadlines.total.0,
         };
         let vitals = Arc::clone(&pick.replica.vitals);
@@ -234,9 +235,8 @@ impl Exchange {
     }
 
     fn note_decision(&mut self, pick: &Pick) {
-        let now = self.gateway.clock.now();
         let record = self.journal.record();
-        record.at.routed.get_or_insert(now);
+        record.at.routed.get_or_insert(pick.chosen_at);
         record.decision.get_or_insert_with(|| pick.decision.clone());
     }
 

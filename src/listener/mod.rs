@@ -94,12 +94,12 @@ tokio::task_local! {
 }
 
 /// What the listener and a response tell each other.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 struct Signals {
     /// To the listener: end it.
     kill: KillSwitch,
-    /// To the listener: hyper has all of it, only the client is waited for.
-    handed: CancellationToken,
+    /// To the listener: hyper has all of it, only the client is waited for. HTTP/2 only.
+    handed: Option<Arc<CancellationToken>>,
 }
 
 /// Binds the port. `SO_REUSEADDR` for quick restarts; with `is_shared` also `SO_REUSEPORT`, so that several
@@ -202,15 +202,15 @@ where
 {
     let Accepted { serving, answer, phase, _permit, _open } = accepted;
     let io = TokioIo::new(PhaseIo::new(stream, Arc::clone(&phase)));
-    let signals = Signals::default();
-    let kill = signals.kill.clone();
+    let kill = KillSwitch::default();
+    let connection_kill = Arc::clone(&kill);
     let service_phase = Arc::clone(&phase);
     let service = hyper::service::service_fn(move |request: Request<Incoming>| {
         let (busy, answer) = (ConnectionPhase::request(&service_phase), answer.clone());
-        let connection = signals.clone();
+        let kill = Arc::clone(&connection_kill);
         async move {
             // The stream's own over HTTP/2, the connection's over HTTP/1.1.
-            let signals = SIGNALS.try_with(Signals::clone).unwrap_or(connection);
+            let signals = SIGNALS.try_with(Signals::clone).unwrap_or(Signals { kill, handed: None });
             let response = answer.answer(request, signals.kill).await;
             Ok::<_, Infallible>(response.map(|body| phase::BusyBody::new(body, busy, signals.handed)))
         }
@@ -321,8 +321,8 @@ where
     F: Future<Output: Send> + Send + 'static,
 {
     fn execute(&self, stream: F) {
-        let signals = Signals::default();
-        let Signals { kill, handed } = signals.clone();
+        let (kill, handed) = (KillSwitch::default(), Arc::new(CancellationToken::new()));
+        let signals = Signals { kill: Arc::clone(&kill), handed: Some(Arc::clone(&handed)) };
         let linger = self.linger;
         let lingered = async move {
             handed.cancelled().await;

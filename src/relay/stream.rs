@@ -180,6 +180,7 @@ impl StreamBody {
 
     fn failure_of(&self, verdict: Verdict) -> Failure {
         let after = |timer| match timer {
+            Timer::FirstToken => self.timeouts.first_token,
             Timer::InterToken => self.timeouts.inter_token,
             Timer::ClientStall => self.timeouts.client_stall,
             _ => self.timeouts.total,

@@ -31,7 +31,7 @@ pub enum Verdict {
 }
 
 /// Ends one response from outside: its connection (HTTP/1.1) or its stream (HTTP/2).
-pub type KillSwitch = CancellationToken;
+pub type KillSwitch = Arc<CancellationToken>;
 
 /// What one stream and the watchdog share. What an event touches comes first and fits one cache line: between two
 /// events of a stream its memory has left the cache, and each line costs a miss.
@@ -62,6 +62,8 @@ pub struct Limits {
     pub inter_token: Option<Duration>,
     /// Without a byte taken by the client.
     pub client_stall: Duration,
+    /// When the first content event is overdue (streams).
+    pub first_token_at: Option<Stamp>,
     /// When the request is over.
     pub total_at: Stamp,
 }
@@ -126,6 +128,7 @@ impl Watch {
             2 => Verdict::Deadline(Timer::Total),
             3 => Verdict::Deadline(Timer::ClientStall),
             4 => Verdict::ReplicaSilent,
+            6 => Verdict::Deadline(Timer::FirstToken),
             _ => Verdict::DrainOver,
         })
     }
@@ -138,6 +141,8 @@ impl Watch {
             Some(5)
         } else if now >= self.limits.total_at {
             Some(2)
+        } else if !is_decoding && self.limits.first_token_at.is_some_and(|at| now >= at) {
+            Some(6)
         } else if is_waiting {
             self.judge_silence(now, is_decoding)
         } else {
@@ -282,10 +287,11 @@ mod tests {
 
     fn watched(inter_token: u64) -> (Arc<Watchdog>, Arc<Watch>, Arc<Vitals>, KillSwitch) {
         let dog = Watchdog::new(Clock::start());
-        let (vitals, kill) = (Arc::new(Vitals::default()), KillSwitch::new());
+        let (vitals, kill) = (Arc::new(Vitals::default()), KillSwitch::default());
         let limits = Limits {
             inter_token: Some(Duration::from_secs(inter_token)),
             client_stall: Duration::from_secs(60),
+            first_token_at: Some(at(300)),
             total_at: at(1000),
         };
         let watch = dog.watch(Arc::clone(&vitals), kill.clone(), limits, at(1));
@@ -301,6 +307,9 @@ mod tests {
         let (_dog, watch, _, _) = watched(10);
         watch.judge(at(50), false);
         assert_eq!(watch.verdict(), None);
+        let (_other_dog, other, ..) = watched(1000);
+        other.judge(at(300), false);
+        assert_eq!(other.verdict(), Some(Verdict::Deadline(Timer::FirstToken)));
         watch.decodes(at(51));
         watch.judge(at(60), false);
         assert_eq!(watch.verdict(), None);

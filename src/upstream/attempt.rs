@@ -114,14 +114,14 @@ impl Order {
     /// # Errors
     /// [`AttemptError`]: what failed, and whether the replica may have begun to work.
     pub async fn send(mut self, moments: &mut AttemptMoments) -> Result<Answer, AttemptError> {
-        let (clock, watch, deadlines) = (self.clock, Arc::clone(&self.watch), self.deadlines);
+        let (watch, deadlines) = (Arc::clone(&self.watch), self.deadlines);
         let name = Arc::clone(&self.replica.served.replica);
-        let (at, overdue) = deadlines.earliest();
-        // Whichever arm is dropped gives its connection back by closing it; no arm leaves work behind.
+        // Whichever arm is dropped gives its connection back by closing it; no arm leaves work behind. The watchdog
+        // keeps the deadlines: a timer for each request would cost more than all its clock readings.
         tokio::select! {
+            biased;
             answer = self.exchange(moments) => answer,
             verdict = poll_fn(|cx| watch.poll_verdict(cx)) => Err(of_verdict(verdict, &deadlines, name)),
-            () = tokio::time::sleep_until(clock.instant(at)) => Err(AttemptError::Overdue(overdue)),
         }
     }
 
@@ -213,17 +213,6 @@ impl Order {
     }
 }
 
-impl Deadlines {
-    fn earliest(&self) -> (Stamp, Failure) {
-        let timeout = |timer, after| Failure::Timeout { timer, after };
-        let total = (self.total.0, timeout(Timer::Total, self.total.1));
-        match self.first_token {
-            Some((at, after)) if at < self.total.0 => (at, timeout(Timer::FirstToken, after)),
-            _ => total,
-        }
-    }
-}
-
 impl Answer {
     /// Status of the answer.
     #[must_use]
@@ -245,7 +234,9 @@ fn of_verdict(verdict: Verdict, deadlines: &Deadlines, replica: Arc<str>) -> Att
         Verdict::ReplicaSilent => failed(ReplicaFailure::Silent { replica }),
         Verdict::DrainOver => AttemptError::Overdue(Failure::DrainCut),
         Verdict::Deadline(timer) => {
-            AttemptError::Overdue(Failure::Timeout { timer, after: deadlines.total.1 })
+            let of_stream = deadlines.first_token.filter(|_| timer == Timer::FirstToken);
+            let after = of_stream.map_or(deadlines.total.1, |(_, after)| after);
+            AttemptError::Overdue(Failure::Timeout { timer, after })
         }
     }
 }
