@@ -32,5 +32,6 @@ pub mod relay;
 pub mod request;
 pub mod routing;
 pub mod simulate;
+pub mod stage;
 pub mod units;
 pub mod upstream;

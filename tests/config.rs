@@ -86,6 +86,7 @@ fn the_reference_documents_every_key() {
         schema::TIMEOUTS,
         schema::RETRY,
         schema::SLO,
+        schema::ITL,
         schema::TTFT,
         schema::ROUTING,
         schema::CLASSES,
@@ -95,6 +96,7 @@ fn the_reference_documents_every_key() {
         schema::EJECTION,
         schema::ROUTE,
         schema::ROUTE_POOL,
+        schema::STAGE_BUDGET,
         schema::TENANT,
         schema::TELEMETRY,
         schema::OTLP,
@@ -233,6 +235,24 @@ fn faults_of_bounds() {
             "[slo.interactive]\nttf = \"1s\"\n",
             "f.toml:5:1: unknown key \"ttf\" in [slo.*]; did you mean \"ttft\"?",
         ),
+        ("[slo.gold]\nitl = \"100ms\"\n", "f.toml:5:7: itl: expected a table of percentiles, found a string"),
+        ("[slo.gold]\nitl = {}\n", "f.toml:5:7: itl names no percentile"),
+        (
+            "[slo.gold]\nitl = { p9 = \"100ms\" }\n",
+            "f.toml:5:9: unknown key \"p9\" in slo.*.itl; did you mean \"p90\"?",
+        ),
+        (
+            "[slo.gold]\nitl = { p50 = \"200ms\", p99 = \"100ms\" }\n",
+            "f.toml:5:30: itl.p99 (100ms) is below itl.p50 (200ms)",
+        ),
+        (
+            "[slo.gold]\nttft = \"2s\"\ne2e = \"1s\"\n",
+            "f.toml:5:8: ttft (2s) is above e2e (1s), the bound of the whole request",
+        ),
+        (
+            "[slo.gold]\nitl = { p99 = \"2s\" }\ntpot = \"1s\"\ne2e = \"1s\"\n",
+            "f.toml:5:7: itl (2s) is above e2e (1s), the bound of the whole request",
+        ),
         ("[slo.gold]\nttft = 5\n", "f.toml:5:8: ttft: expected a duration, found a whole number"),
         (
             "[telemetry.sampling]\nkeep = [\"errors\"]\n",
@@ -301,6 +321,19 @@ fn faults_of_routes_and_tenants() {
             "f.toml:6:7: unknown slo class \"interactiv\"; did you mean \"interactive\"?",
         ),
         ("[[route]]\nmodel = \"m\"\nclient_may = [\"prio\"]\n", "f.toml:6:15: unknown permission \"prio\""),
+        (
+            "[[route]]\nmodel = \"m\"\nstage_budget = { prefil = \"300ms\" }\n",
+            "f.toml:6:18: unknown key \"prefil\" in route.stage_budget; did you mean \"prefill\"?",
+        ),
+        ("[[route]]\nmodel = \"m\"\nstage_budget = {}\n", "f.toml:6:16: the budget has no stage"),
+        (
+            "[[route]]\nmodel = \"m\"\nstage_budget = { engine_queue = \"300ms\", prefill = \"250ms\" }\n",
+            "f.toml:6:16: the stages before the first token have 550ms, 110 % of the route's ttft bound of 500ms",
+        ),
+        (
+            "[[route]]\nmodel = \"m\"\nslo = \"batch\"\nstage_budget = { decode = \"8m\", relay = \"4m\" }\n",
+            "f.toml:7:16: all stages have 720s, 120 % of the route's e2e bound of 600s",
+        ),
         ("[[route]]\nmodel = \"m\"\nmigrate = true\n", "f.toml:6:1: migrate is not supported yet"),
         (
             "[[route]]\nmodel = \"m\"\n[route.canary]\npool = \"q\"\n",

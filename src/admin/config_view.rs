@@ -166,6 +166,7 @@ fn telemetry(telemetry: &Telemetry) -> Json {
             "routine": telemetry.sampling.routine,
             "error": telemetry.sampling.keep_error,
             "slo_miss": telemetry.sampling.keep_slo_miss,
+            "tail": telemetry.sampling.keep_tail,
             "retry": telemetry.sampling.keep_retry,
         },
     })

@@ -18,6 +18,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use self::load::Overrides;
+use crate::stage::StageBudget;
 use crate::units::Tokens;
 
 /// The whole configuration of a gateway.
@@ -153,10 +154,39 @@ pub struct Retry {
 pub struct Slo {
     /// Time to first token.
     pub ttft: Option<TtftBound>,
+    /// Percentiles of a stream's own inter-token latencies.
+    pub itl: ItlBounds,
     /// Mean time per output token.
     pub tpot: Option<Duration>,
     /// Whole request.
     pub e2e: Option<Duration>,
+}
+
+/// Bounds on percentiles of the inter-token latencies of one stream, in the order of [`ItlBounds::PERCENTILES`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ItlBounds([Option<Duration>; 4]);
+
+impl ItlBounds {
+    /// The percentiles that may be bound, with their keys.
+    pub const PERCENTILES: [(&str, u8); 4] = [("p50", 50), ("p90", 90), ("p95", 95), ("p99", 99)];
+
+    /// Bounds in the order of the percentiles.
+    #[must_use]
+    pub fn new(bounds: [Option<Duration>; 4]) -> Self {
+        Self(bounds)
+    }
+
+    /// Whether there is none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.iter().all(Option::is_none)
+    }
+
+    /// Percentile (in percent) and bound, of those that are bound, the lowest percentile first.
+    pub fn iter(&self) -> impl Iterator<Item = (u8, Duration)> {
+        let bound = |((_, percent), bound): ((&str, u8), &Option<Duration>)| bound.map(|b| (percent, b));
+        Self::PERCENTILES.into_iter().zip(&self.0).filter_map(bound)
+    }
 }
 
 /// A TTFT bound that may grow with the prompt.
@@ -305,6 +335,8 @@ pub struct Route {
     pub slo: Arc<str>,
     /// What a client may set by header.
     pub client_may: ClientMay,
+    /// How long each stage may take, if it is said.
+    pub stage_budget: Option<Arc<StageBudget>>,
     /// Splice `stream_options.include_usage` into streams that lack it.
     pub ask_usage: bool,
     /// Deadlines of this route.
@@ -432,6 +464,8 @@ pub struct Sampling {
     pub keep_error: bool,
     /// `slo_miss`: keep all that missed their SLO.
     pub keep_slo_miss: bool,
+    /// `tail`: keep all that were slower than the rolling p99 of their series.
+    pub keep_tail: bool,
     /// `retry`: keep all that were retried.
     pub keep_retry: bool,
 }

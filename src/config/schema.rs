@@ -72,6 +72,9 @@ pub const RETRY: Keys = Keys { header: "[retry]", known: &["attempts", "budget",
 /// `[slo.*]`
 pub const SLO: Keys = Keys { header: "[slo.*]", known: &["ttft", "tpot", "itl", "e2e"] };
 
+/// `slo.*.itl`
+pub const ITL: Keys = Keys { header: "slo.*.itl", known: &["p50", "p90", "p95", "p99"] };
+
 /// `slo.*.ttft`
 pub const TTFT: Keys = Keys { header: "slo.*.ttft", known: &["base", "per_prompt_token"] };
 
@@ -134,6 +137,22 @@ pub const ROUTE: Keys = Keys {
         "canary",
         "degrade",
         "queue",
+    ],
+};
+
+/// `route.stage_budget`
+pub const STAGE_BUDGET: Keys = Keys {
+    header: "route.stage_budget",
+    known: &[
+        "read",
+        "admit",
+        "route",
+        "connect",
+        "engine_queue",
+        "prefill",
+        "decode",
+        "engine_other",
+        "relay",
     ],
 };
 

@@ -262,6 +262,7 @@ impl Exchange {
             end,
             status,
             error,
+            expected: pick.expected,
         });
     }
 }

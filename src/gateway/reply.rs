@@ -12,6 +12,7 @@ use super::prepare::Prepared;
 use super::{Gateway, request_id};
 use crate::error::{Failure, ReplicaFailure};
 use crate::journal::Journal;
+use crate::observe::stages::{Source, at_the_engine};
 use crate::record::{Outcome, Record};
 use crate::relay::body::ReplyBody;
 use crate::relay::heartbeat::Waiting;
@@ -249,12 +250,19 @@ fn server_timing(record: &Record) -> String {
         ("connect", last.map(|a| a.start), last.and_then(|a| a.connected)),
         ("first_token", at.read, at.first_token),
     ];
-    let mut value = String::with_capacity(96);
+    let mut value = String::with_capacity(192);
     for (name, from, to) in stages {
         if let (Some(from), Some(to)) = (from, to) {
             let separator = if value.is_empty() { "" } else { ", " };
             let micros = to.since(from).as_micros();
             let _ = write!(value, "{separator}{name};dur={}.{:03}", micros / 1000, micros % 1000);
+        }
+    }
+    for time in at_the_engine(record) {
+        let micros = time.duration.as_micros();
+        let _ = write!(value, ", {};dur={}.{:03}", time.stage.as_str(), micros / 1000, micros % 1000);
+        if time.source == Source::Estimated {
+            value.push_str(";desc=\"estimated\"");
         }
     }
     if value.is_empty() {

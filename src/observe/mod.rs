@@ -10,6 +10,7 @@ mod debug;
 pub mod decisions;
 #[cfg(test)]
 mod fixture;
+pub mod judgement;
 pub mod metrics;
 pub mod rfc3339;
 pub mod slo;
@@ -22,8 +23,11 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio_util::sync::CancellationToken;
+
 use self::access_log::AccessLog;
 use self::decisions::Decisions;
+use self::judgement::Judgement;
 use self::metrics::{BuildInfo, Metrics, StreamKey};
 use self::spans::{Background, Spans, SpansError};
 use self::windows::{Measure, WindowKey, Windows};
@@ -67,12 +71,13 @@ pub struct Surroundings {
 /// All observers.
 pub struct Observer {
     metrics: Arc<Metrics>,
-    windows: Windows,
+    windows: Arc<Windows>,
     decisions: Decisions,
     access_log: Option<AccessLog>,
     spans: Option<Spans>,
     tap: Option<Arc<dyn Tap>>,
     clock: Clock,
+    stop: CancellationToken,
 }
 
 impl Observer {
@@ -91,8 +96,13 @@ impl Observer {
             }
             None => None,
         };
-        let (windows, decisions) = (Windows::default(), Decisions::default());
-        Ok(Self { metrics, windows, decisions, access_log, spans, tap, clock })
+        let (windows, decisions) = (Arc::new(Windows::default()), Decisions::default());
+        let stop = CancellationToken::new();
+        if spans.is_some() {
+            let tails = learn_tails(Arc::clone(&windows), clock, stop.clone());
+            background.tasks.spawn_on(tails, &background.runtime);
+        }
+        Ok(Self { metrics, windows, decisions, access_log, spans, tap, clock, stop })
     }
 
     /// The metrics, for counters that are not about one request.
@@ -159,22 +169,25 @@ impl Observer {
 
     /// A request's end.
     pub fn record(&self, record: &Arc<Record>) {
-        self.metrics.record(record);
+        let judgement = Judgement::of(record);
+        self.metrics.record(record, &judgement);
+        let mut is_tail = false;
         if let Some(served) = record.served() {
             let key = WindowKey {
                 route: Arc::clone(&record.route),
                 model: Arc::clone(&record.model),
                 revision: Arc::clone(&served.revision),
             };
-            let duration = std::iter::once(record.duration());
-            self.windows.series(&key).observe(Measure::Duration, duration, self.clock.now());
+            let series = self.windows.series(&key);
+            is_tail = series.is_beyond_p99(record.ttft(), record.duration());
+            series.observe(Measure::Duration, std::iter::once(record.duration()), self.clock.now());
         }
         self.decisions.record(record);
         if let Some(log) = &self.access_log {
             log.record(record);
         }
         if let Some(spans) = &self.spans {
-            spans.record(record);
+            spans.record(record, &judgement, is_tail);
         }
         if let Some(tap) = &self.tap {
             tap.record(record);
@@ -197,6 +210,7 @@ impl Observer {
 
     /// Writes and exports what is queued, for at most about twice `limit`.
     pub async fn shutdown(self: &Arc<Self>, limit: Duration) {
+        self.stop.cancel();
         let observer = Arc::clone(self);
         let log = tokio::task::spawn_blocking(move || {
             if let Some(log) = &observer.access_log {
@@ -210,6 +224,15 @@ impl Observer {
         let _ = log.await;
     }
 }
+
+/// Looks where the tails begin, until told to stop.
+async fn learn_tails(windows: Arc<Windows>, clock: Clock, stop: CancellationToken) {
+    while stop.run_until_cancelled(tokio::time::sleep(LEARN_TAILS_EVERY)).await.is_some() {
+        windows.learn_tails(clock.now());
+    }
+}
+
+const LEARN_TAILS_EVERY: Duration = Duration::from_secs(5);
 
 /// Takes the gaps of one stream.
 pub struct StreamSeries {

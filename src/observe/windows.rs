@@ -6,6 +6,7 @@
 //! argument.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use dashmap::DashMap;
@@ -125,6 +126,15 @@ impl Windows {
         Arc::clone(&self.0.entry(key).or_default())
     }
 
+    /// Finds the 99th percentiles that the tail of each series begins at: of five minutes where there is enough, else
+    /// of an hour. Merges histograms, so not for the data path.
+    pub fn learn_tails(&self, now: Stamp) {
+        let all: Vec<_> = self.0.iter().map(|entry| Arc::clone(entry.value())).collect();
+        for series in all {
+            series.learn_tail(now);
+        }
+    }
+
     /// Every series that has values in the window that ends `now`, in order of its key.
     #[must_use]
     pub fn read(&self, window: Window, now: Stamp) -> Vec<SeriesView> {
@@ -151,9 +161,43 @@ pub struct Series {
     ttft: Mutex<Rings>,
     icl: Mutex<Rings>,
     duration: Mutex<Rings>,
+    tail: Tail,
+}
+
+/// 99th percentiles as they last were, in nanoseconds.
+struct Tail {
+    ttft: AtomicU64,
+    duration: AtomicU64,
+}
+
+impl Default for Tail {
+    fn default() -> Self {
+        // Nothing is beyond what is not known.
+        Self { ttft: AtomicU64::new(u64::MAX), duration: AtomicU64::new(u64::MAX) }
+    }
 }
 
 impl Series {
+    /// Whether a request was slower than the 99th percentile that [`Windows::learn_tails`] found last, to its first token
+    /// or in all.
+    #[must_use]
+    pub fn is_beyond_p99(&self, ttft: Option<Duration>, duration: Duration) -> bool {
+        let beyond =
+            |value: Duration, p99: &AtomicU64| value > Duration::from_nanos(p99.load(Ordering::Relaxed));
+        ttft.is_some_and(|ttft| beyond(ttft, &self.tail.ttft)) || beyond(duration, &self.tail.duration)
+    }
+
+    fn learn_tail(&self, now: Stamp) {
+        for (rings, p99) in [(&self.ttft, &self.tail.ttft), (&self.duration, &self.tail.duration)] {
+            let seen = [Window::FiveMinutes, Window::Hour]
+                .map(|window| rings.lock().read(window, now))
+                .into_iter()
+                .find(|seen| seen.count >= ENOUGH_FOR_P99);
+            let nanos = seen.map_or(u64::MAX, |seen| (seen.p99 * 1e9) as u64);
+            p99.store(nanos, Ordering::Relaxed);
+        }
+    }
+
     /// Takes values in; for batches, so that the lock is taken once.
     pub fn observe(&self, measure: Measure, values: impl Iterator<Item = Duration>, now: Stamp) {
         let rings = match measure {
@@ -254,6 +298,8 @@ fn percentiles(histogram: &Histogram<u32>) -> Percentiles {
 /// Width of a slot and how many make the window, in the order of [`Window::index`].
 const SLOTS: [(Duration, usize); 3] =
     [(Duration::from_secs(10), 6), (Duration::from_secs(60), 5), (Duration::from_secs(300), 12)];
+/// Fewer values have no 99th percentile worth the name.
+const ENOUGH_FOR_P99: u64 = 200;
 const MAX_SERIES: usize = 64;
 const DIGITS: u8 = 3;
 /// Ten microseconds: fine enough for gaps between tokens, coarse enough to keep histograms small.
@@ -309,6 +355,25 @@ mod tests {
         }
         observe(&windows, 1..=3, second(70));
         assert_eq!(count(Window::Minute, 71), 3, "a slot that is used again starts empty");
+    }
+
+    #[test]
+    fn the_tail_begins_at_the_p99_of_enough_requests() {
+        let windows = Windows::default();
+        let series = windows.series(&key("r"));
+        let is_tail =
+            |ttft| series.is_beyond_p99(Some(Duration::from_millis(ttft)), Duration::from_millis(1));
+        observe(&windows, 1..=199, second(1));
+        windows.learn_tails(second(2));
+        assert!(!is_tail(60_000), "too few to have a p99");
+        observe(&windows, 200..=1000, second(3));
+        assert!(!is_tail(60_000), "not looked at yet");
+        windows.learn_tails(second(4));
+        assert!(is_tail(1000) && !is_tail(980));
+        windows.learn_tails(second(1000));
+        assert!(is_tail(1000), "the last hour, where the last five minutes are empty");
+        windows.learn_tails(second(5000));
+        assert!(!is_tail(60_000));
     }
 
     #[test]

@@ -96,13 +96,20 @@ fn header(entry: &Item<'_>) -> Option<(HeaderName, HeaderValue)> {
 fn sampling(section: &Section<'_>) -> Sampling {
     let routine = section.ratio("routine").unwrap_or(0.02);
     let Some(item) = section.get("keep") else {
-        return Sampling { routine, keep_error: true, keep_slo_miss: true, keep_retry: true };
+        return Sampling {
+            routine,
+            keep_error: true,
+            keep_slo_miss: true,
+            keep_tail: true,
+            keep_retry: true,
+        };
     };
     let kept: Vec<Keep> = item.list().iter().filter_map(|entry| entry.one_of("reason", KEEP)).collect();
     Sampling {
         routine,
         keep_error: kept.contains(&Keep::Error),
         keep_slo_miss: kept.contains(&Keep::SloMiss),
+        keep_tail: kept.contains(&Keep::Tail),
         keep_retry: kept.contains(&Keep::Retry),
     }
 }
@@ -112,6 +119,7 @@ fn sampling(section: &Section<'_>) -> Sampling {
 enum Keep {
     Error,
     SloMiss,
+    Tail,
     Retry,
     /// Of a part that is not built: nothing has this reason yet.
     Later,
@@ -121,7 +129,7 @@ const KEEP: &[(&str, Keep)] = &[
     ("error", Keep::Error),
     ("slo_miss", Keep::SloMiss),
     ("retry", Keep::Retry),
-    ("tail", Keep::Later),
+    ("tail", Keep::Tail),
     ("canary", Keep::Later),
     ("drift", Keep::Later),
 ];

@@ -54,14 +54,6 @@ pub(super) const ROOT: &[Unbuilt] = &[Unbuilt {
     instead: "remove [drift]; alert on tokenway_time_to_first_token_seconds meanwhile",
 }];
 
-/// Of an SLO class.
-pub(super) const SLO: &[Unbuilt] = &[Unbuilt {
-    key: "itl",
-    known: &["p50", "p90", "p95", "p99"],
-    harmless: &[],
-    instead: "remove it; bound the mean time per output token with tpot",
-}];
-
 /// Of a pool.
 pub(super) const POOL: &[Unbuilt] = &[
     Unbuilt { key: "dns", known: &[], harmless: &[], instead: LIST_REPLICAS },
@@ -99,22 +91,6 @@ pub(super) const ROUTE: &[Unbuilt] = &[
         known: &["after", "budget"],
         harmless: &[],
         instead: "remove it; [retry] covers replicas that fail before the first token",
-    },
-    Unbuilt {
-        key: "stage_budget",
-        known: &[
-            "read",
-            "admit",
-            "route",
-            "connect",
-            "engine_queue",
-            "prefill",
-            "decode",
-            "engine_other",
-            "relay",
-        ],
-        harmless: &[],
-        instead: "remove it; stages are measured, without budgets",
     },
     Unbuilt {
         key: "canary",

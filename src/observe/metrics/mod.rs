@@ -27,6 +27,7 @@ use self::table::{Maker, Process, ReplicaFamilies, RouteFamilies, TenantFamilies
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::fleet::status::ReplicaStatus;
+use crate::observe::judgement::Judgement;
 use crate::record::{FirstToken, Record};
 
 /// What runs, for `tokenway_build_info` and spans.
@@ -158,7 +159,7 @@ impl Metrics {
     }
 
     /// A request's end.
-    pub fn record(&self, record: &Record) {
+    pub fn record(&self, record: &Record, judgement: &Judgement) {
         let key = RequestKey {
             route: Arc::clone(&record.route),
             model: Arc::clone(&record.model),
@@ -166,7 +167,7 @@ impl Metrics {
             revision: record.served().map_or_else(|| "none".into(), |served| Arc::clone(&served.revision)),
             class: record.class,
         };
-        self.request_series(key).record(record);
+        self.request_series(key).record(record, judgement);
         self.count_tries(record);
         self.count_decision(record);
     }

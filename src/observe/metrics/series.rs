@@ -11,8 +11,9 @@ use prometheus::{Histogram, IntCounter};
 
 use super::memo::Memo;
 use super::table::{ReplicaFamilies, RouteFamilies, TenantFamilies};
-use crate::observe::slo::{Verdict, verdict};
-use crate::observe::stages::{Source, Stage, stages};
+use crate::observe::judgement::Judgement;
+use crate::observe::slo::{Missed, Verdict};
+use crate::observe::stages::{Source, Stage};
 use crate::record::{Class, FirstToken, Gaps, Outcome, Record, Served};
 
 /// What a request is counted under.
@@ -80,7 +81,9 @@ pub(super) struct RequestSeries {
     first_byte: OnceLock<Histogram>,
     overhead: OnceLock<Histogram>,
     requests: Memo<(Outcome, u16), IntCounter>,
-    missed: Memo<&'static str, IntCounter>,
+    missed: Memo<Missed, IntCounter>,
+    missed_in: Memo<(Missed, Stage), IntCounter>,
+    over_budget: Memo<Stage, IntCounter>,
     stages: Memo<(Stage, Source), Histogram>,
     tokens: Memo<&'static str, IntCounter>,
     finish_reasons: Memo<&'static str, IntCounter>,
@@ -99,6 +102,8 @@ impl RequestSeries {
             overhead: OnceLock::new(),
             requests: Memo::default(),
             missed: Memo::default(),
+            missed_in: Memo::default(),
+            over_budget: Memo::default(),
             stages: Memo::default(),
             tokens: Memo::default(),
             finish_reasons: Memo::default(),
@@ -110,19 +115,22 @@ impl RequestSeries {
         handle.observe(ttft.as_secs_f64());
     }
 
-    pub(super) fn record(&self, record: &Record) {
-        self.count(record);
+    pub(super) fn record(&self, record: &Record, judgement: &Judgement) {
+        self.count(record, judgement);
         self.time(record);
         self.count_tokens(record);
         for reason in &record.finish_reasons {
             self.finish_reason(known_finish_reason(reason)).inc();
         }
-        for time in stages(record) {
+        for time in &judgement.stages {
             self.stage(time.stage, time.source).observe(time.duration.as_secs_f64());
+        }
+        for stage in &judgement.over_budget {
+            self.stage_over_budget(*stage).inc();
         }
     }
 
-    fn count(&self, record: &Record) {
+    fn count(&self, record: &Record, judgement: &Judgement) {
         let [route, model, tenant, revision, class] = self.tenant_labels();
         let by_tenant = &self.families.by_tenant;
         let requests = self.requests.get((record.outcome, record.status), || {
@@ -132,12 +140,14 @@ impl RequestSeries {
         requests.inc();
         // Also where nothing was good yet: a rate of zero is to be seen, not to be missing.
         let goodput = self.goodput.get_or_init(|| by_tenant.goodput.get(&self.tenant_labels()));
-        match verdict(record) {
+        match judgement.verdict {
             Verdict::Met => goodput.inc(),
             Verdict::Missed(missed) => {
-                let reason = missed.as_str();
-                let labels = [route, model, tenant, revision, class, reason];
-                self.missed.get(reason, || by_tenant.slo_missed.get(&labels)).inc();
+                let labels = [route, model, tenant, revision, class, missed.as_str()];
+                self.missed.get(missed, || by_tenant.slo_missed.get(&labels)).inc();
+                if let Some(stage) = judgement.blamed {
+                    self.missed_in(missed, stage).inc();
+                }
             }
             Verdict::NotCounted => {}
         }
@@ -181,6 +191,18 @@ impl RequestSeries {
         let [route, model, revision, class] = self.route_labels();
         let labels = [route, model, revision, class, reason];
         self.finish_reasons.get(reason, || self.families.by_route.finish_reasons.get(&labels))
+    }
+
+    fn missed_in(&self, missed: Missed, stage: Stage) -> IntCounter {
+        let [route, model, revision, class] = self.route_labels();
+        let labels = [route, model, revision, class, missed.as_str(), stage.as_str()];
+        self.missed_in.get((missed, stage), || self.families.by_route.slo_missed_in.get(&labels))
+    }
+
+    fn stage_over_budget(&self, stage: Stage) -> IntCounter {
+        let [route, model, revision, class] = self.route_labels();
+        let labels = [route, model, revision, class, stage.as_str()];
+        self.over_budget.get(stage, || self.families.by_route.over_budget.get(&labels))
     }
 
     fn stage(&self, stage: Stage, source: Source) -> Histogram {

@@ -18,6 +18,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use self::exporter::Exporter;
 pub use self::sampling::keep;
+use super::judgement::Judgement;
 use super::metrics::{BuildInfo, DropReason, Metrics};
 use crate::clock::Clock;
 use crate::config::{Otlp, Sampling};
@@ -78,8 +79,8 @@ impl Spans {
     }
 
     /// Queues a record whose spans are to be kept, or drops and counts them.
-    pub fn record(&self, record: &Arc<Record>) {
-        if !keep(record, &self.sampling.load()) {
+    pub fn record(&self, record: &Arc<Record>, judgement: &Judgement, is_tail: bool) {
+        if !keep(record, judgement, is_tail, &self.sampling.load()) {
             return;
         }
         let reason = match self.queue.try_send(Message::Record(Arc::clone(record))) {
