@@ -12,7 +12,9 @@ use std::time::Duration;
 use tokenway::config::check::check_str;
 use tokenway::config::load::{Source, load};
 use tokenway::config::reload::{reload, watch_file};
-use tokenway::config::{AccessLog, Config, ModelMatch, Overrides, PolicyName, ProbeKind, schema};
+use tokenway::config::{
+    AccessLog, Config, ModelMatch, OtlpProtocol, Overrides, PolicyName, ProbeKind, schema,
+};
 
 const ONE_POOL: &str = "[[pool]]\nname = \"p\"\nreplicas = [\"http://127.0.0.1:1\"]\n";
 
@@ -100,6 +102,7 @@ fn the_reference_documents_every_key() {
         schema::TENANT,
         schema::TELEMETRY,
         schema::OTLP,
+        schema::ENGINE_SPANS,
         schema::SAMPLING,
     ] {
         for key in keys.known {
@@ -262,7 +265,14 @@ fn faults_of_bounds() {
             "[telemetry]\naccess_log = \"stdot\"\n",
             "f.toml:5:14: unknown access log \"stdot\"; did you mean \"stdout\"?",
         ),
-        ("[telemetry.otlp]\nprotocol = \"grpc\"\n", "f.toml:5:1: protocol is not supported yet"),
+        (
+            "[telemetry.otlp]\nprotocol = \"gprc\"\n",
+            "f.toml:5:12: unknown protocol \"gprc\"; did you mean \"grpc\"?",
+        ),
+        (
+            "[telemetry.engine_spans]\nlisten = \"4319\"\n",
+            "f.toml:5:10: \"4319\" is not an IP address with a port",
+        ),
         (
             "[telemetry.otlp]\nendpoint = \"c:4318\"\n",
             "f.toml:5:12: \"c:4318\" does not start with http:// or https://",
@@ -389,6 +399,15 @@ fn the_export_follows_file_then_environment() {
         let config = check_str("f.toml", &with_pool(rest), &env).unwrap();
         let otlp = config.telemetry.otlp.unwrap();
         assert_eq!((&*otlp.traces_endpoint, otlp.headers.len()), (endpoint, 1), "{rest}");
+    }
+    for (rest, endpoint) in [
+        ("protocol = \"grpc\"\n", "http://127.0.0.1:4317"),
+        ("protocol = \"grpc\"\nendpoint = \"http://c:4317/\"\n", "http://c:4317"),
+        ("protocol = \"http/protobuf\"\n", "http://127.0.0.1:4318/v1/traces"),
+    ] {
+        let otlp = checked(&with_pool(&format!("[telemetry.otlp]\n{rest}"))).telemetry.otlp.unwrap();
+        assert_eq!(otlp.traces_endpoint, endpoint, "{rest}");
+        assert_eq!(otlp.protocol == OtlpProtocol::Grpc, rest.contains("grpc"), "{rest}");
     }
     let alone = checked(&with_pool("[telemetry.otlp]\n")).telemetry.otlp.unwrap();
     assert_eq!(alone.traces_endpoint, "http://127.0.0.1:4318/v1/traces");

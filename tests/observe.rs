@@ -238,7 +238,7 @@ async fn a_dead_collector_costs_counted_spans_and_nothing_else() {
     for (endpoint, timeout) in [(refused, 10_000), (hanging.otlp().traces_endpoint, 50)] {
         let mut config = config();
         let timeout = Duration::from_millis(timeout);
-        config.telemetry.otlp = Some(Otlp { traces_endpoint: endpoint, headers: vec![], timeout });
+        config.telemetry.otlp = Some(Otlp { traces_endpoint: endpoint, timeout, ..hanging.otlp() });
         config.telemetry.sampling.routine = 1.0;
         let observer = observer(&config);
         let record = Arc::new(record());

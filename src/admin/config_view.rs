@@ -155,6 +155,7 @@ fn telemetry(telemetry: &Telemetry) -> Json {
             otlp.headers.iter().map(|(name, _)| (name.to_string(), MASK.into())).collect();
         json!({
             "endpoint": without_userinfo(&otlp.traces_endpoint),
+            "protocol": otlp.protocol.as_str(),
             "headers": headers,
             "timeout": seconds(otlp.timeout),
         })
@@ -162,6 +163,7 @@ fn telemetry(telemetry: &Telemetry) -> Json {
     json!({
         "access_log": access_log,
         "otlp": otlp,
+        "engine_spans": telemetry.engine_spans.map(|spans| spans.listen.to_string()),
         "sampling": {
             "routine": telemetry.sampling.routine,
             "error": telemetry.sampling.keep_error,

@@ -427,6 +427,8 @@ pub struct Telemetry {
     pub access_log: AccessLog,
     /// OTLP export, if configured (by file, flag or `OTEL_EXPORTER_OTLP_*`).
     pub otlp: Option<Otlp>,
+    /// `[telemetry.engine_spans]`
+    pub engine_spans: Option<EngineSpans>,
     /// `[telemetry.sampling]`
     pub sampling: Sampling,
 }
@@ -447,12 +449,42 @@ pub enum AccessLog {
 /// `[telemetry.otlp]`
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Otlp {
-    /// Full URL of the traces endpoint (`/v1/traces` appended already).
+    /// For HTTP the full URL of the traces endpoint (`/v1/traces` appended already), for gRPC the collector's.
     pub traces_endpoint: String,
+    /// How spans are sent.
+    pub protocol: OtlpProtocol,
     /// Headers of the export requests.
     pub headers: Vec<(http::HeaderName, http::HeaderValue)>,
     /// For one export.
     pub timeout: Duration,
+}
+
+/// `telemetry.otlp.protocol`
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OtlpProtocol {
+    /// Protobuf over HTTP/1.1.
+    #[default]
+    Http,
+    /// Protobuf over gRPC.
+    Grpc,
+}
+
+impl OtlpProtocol {
+    /// Its name in TOML.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Http => "http",
+            Self::Grpc => "grpc",
+        }
+    }
+}
+
+/// `[telemetry.engine_spans]`: OTLP from the engines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EngineSpans {
+    /// Where they send it, HTTP and gRPC alike.
+    pub listen: SocketAddr,
 }
 
 /// `[telemetry.sampling]`

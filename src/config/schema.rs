@@ -165,11 +165,14 @@ pub const TENANT: Keys =
 
 /// `[telemetry]`
 pub const TELEMETRY: Keys =
-    Keys { header: "[telemetry]", known: &["access_log", "content", "otlp", "sampling"] };
+    Keys { header: "[telemetry]", known: &["access_log", "content", "otlp", "engine_spans", "sampling"] };
 
 /// `[telemetry.otlp]`
 pub const OTLP: Keys =
     Keys { header: "[telemetry.otlp]", known: &["endpoint", "protocol", "headers", "timeout"] };
+
+/// `[telemetry.engine_spans]`
+pub const ENGINE_SPANS: Keys = Keys { header: "[telemetry.engine_spans]", known: &["listen"] };
 
 /// `[telemetry.sampling]`
 pub const SAMPLING: Keys = Keys { header: "[telemetry.sampling]", known: &["routine", "keep"] };

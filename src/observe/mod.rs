@@ -8,6 +8,7 @@ pub mod access_log;
 pub mod attributes;
 mod debug;
 pub mod decisions;
+mod engine_spans;
 #[cfg(test)]
 mod fixture;
 pub mod judgement;
@@ -20,6 +21,7 @@ pub mod trace_context;
 pub mod windows;
 
 use std::io;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -27,6 +29,8 @@ use tokio_util::sync::CancellationToken;
 
 use self::access_log::AccessLog;
 use self::decisions::Decisions;
+pub use self::engine_spans::EngineSpansError;
+use self::engine_spans::{EngineSpans, Settled};
 use self::judgement::Judgement;
 use self::metrics::{BuildInfo, Metrics, StreamKey};
 use self::spans::{Background, Spans, SpansError};
@@ -54,6 +58,9 @@ pub enum ObserveError {
     /// Spans cannot be exported.
     #[error(transparent)]
     Spans(#[from] SpansError),
+    /// Spans of engines cannot be received.
+    #[error(transparent)]
+    EngineSpans(#[from] EngineSpansError),
 }
 
 /// What observers need of the process.
@@ -74,7 +81,10 @@ pub struct Observer {
     windows: Arc<Windows>,
     decisions: Decisions,
     access_log: Option<AccessLog>,
-    spans: Option<Spans>,
+    spans: Option<Arc<Spans>>,
+    settled: Arc<Settled>,
+    engine_spans: Option<EngineSpans>,
+    routine_at_start: f64,
     tap: Option<Arc<dyn Tap>>,
     clock: Clock,
     stop: CancellationToken,
@@ -92,7 +102,8 @@ impl Observer {
         let access_log = AccessLog::start(&telemetry.access_log, clock, &metrics)?;
         let spans = match &telemetry.otlp {
             Some(otlp) => {
-                Some(Spans::start((otlp, &telemetry.sampling), build, clock, &background, &metrics)?)
+                let rules = (otlp, &telemetry.sampling);
+                Some(Arc::new(Spans::start(rules, build, clock, &background, &metrics)?))
             }
             None => None,
         };
@@ -102,7 +113,27 @@ impl Observer {
             let tails = learn_tails(Arc::clone(&windows), clock, stop.clone());
             background.tasks.spawn_on(tails, &background.runtime);
         }
-        Ok(Self { metrics, windows, decisions, access_log, spans, tap, clock, stop })
+        let settled = Arc::new(Settled { metrics: Arc::clone(&metrics), spans: spans.clone() });
+        let engine_spans = telemetry
+            .engine_spans
+            .map(|config| {
+                let config = (config, telemetry.otlp.as_ref());
+                EngineSpans::start(config, &settled, clock, &background, &stop)
+            })
+            .transpose()?;
+        Ok(Self {
+            metrics,
+            windows,
+            decisions,
+            access_log,
+            spans,
+            settled,
+            engine_spans,
+            routine_at_start: telemetry.sampling.routine,
+            tap,
+            clock,
+            stop,
+        })
     }
 
     /// The metrics, for counters that are not about one request.
@@ -132,7 +163,16 @@ impl Observer {
     /// The trace context of a request.
     #[must_use]
     pub fn trace_of(&self, headers: &http::HeaderMap) -> Trace {
-        trace_context::trace_of(headers, self.spans.as_ref().map(Spans::routine_share))
+        let of_spans = self.spans.as_ref().map(|spans| spans.routine_share());
+        // Engines export spans of marked traces only, also where we export none.
+        let of_engines = self.engine_spans.as_ref().map(|_| self.routine_at_start);
+        trace_context::trace_of(headers, of_spans.or(of_engines))
+    }
+
+    /// Where engines export their spans to, if they may.
+    #[must_use]
+    pub fn engine_spans_address(&self) -> Option<SocketAddr> {
+        self.engine_spans.as_ref().map(|spans| spans.address)
     }
 
     /// Where the gaps of a stream go; resolved once a stream, at its first token.
@@ -186,8 +226,10 @@ impl Observer {
         if let Some(log) = &self.access_log {
             log.record(record);
         }
-        if let Some(spans) = &self.spans {
-            spans.record(record, &judgement, is_tail);
+        let keep = self.spans.as_ref().is_some_and(|spans| spans.keeps(record, &judgement, is_tail));
+        match &self.engine_spans {
+            Some(engine_spans) => engine_spans.settle(record, &judgement, keep),
+            None => self.settled.tell(record, &judgement, keep),
         }
         if let Some(tap) = &self.tap {
             tap.record(record);
@@ -217,6 +259,9 @@ impl Observer {
                 log.flush(limit);
             }
         });
+        if let Some(engine_spans) = &self.engine_spans {
+            engine_spans.give_up();
+        }
         if let Some(spans) = &self.spans {
             spans.shutdown(limit).await;
         }

@@ -110,6 +110,7 @@ fn config(replica: SocketAddr) -> Config {
         telemetry: Telemetry {
             access_log: AccessLog::Off,
             otlp: None,
+            engine_spans: None,
             sampling: Sampling {
                 routine: 0.0,
                 keep_error: false,

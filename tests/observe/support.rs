@@ -45,6 +45,7 @@ pub(crate) fn config() -> Config {
         telemetry: Telemetry {
             access_log: AccessLog::Off,
             otlp: None,
+            engine_spans: None,
             sampling: Sampling {
                 routine: 0.0,
                 keep_error: false,
@@ -322,6 +323,7 @@ impl Collector {
     pub(crate) fn otlp(&self) -> Otlp {
         Otlp {
             traces_endpoint: format!("http://{}/v1/traces", self.address),
+            protocol: OtlpProtocol::Http,
             headers: vec![],
             timeout: Duration::from_secs(10),
         }

@@ -27,6 +27,7 @@ pub fn of(replicas: &[&Replica]) -> Config {
         telemetry: Telemetry {
             access_log: AccessLog::Off,
             otlp: None,
+            engine_spans: None,
             sampling: Sampling {
                 routine: 0.0,
                 keep_error: false,

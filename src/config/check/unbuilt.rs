@@ -137,12 +137,4 @@ pub(super) const TELEMETRY: &[Unbuilt] = &[Unbuilt {
     instead: "remove it; spans carry no prompt and no answer text",
 }];
 
-/// Of the OTLP export.
-pub(super) const OTLP: &[Unbuilt] = &[Unbuilt {
-    key: "protocol",
-    known: &[],
-    harmless: &[("protocol", "http"), ("protocol", "http/protobuf")],
-    instead: "write protocol = \"http\" and the collector's HTTP port, mostly 4318",
-}];
-
 const LIST_REPLICAS: &str = "list the replicas: replicas = [\"http://127.0.0.1:8001\"]";

@@ -58,6 +58,7 @@ pub struct Metrics {
     timeouts: Memo<&'static str, IntCounter>,
     rejected: Memo<&'static str, IntCounter>,
     spans_dropped: Memo<&'static str, IntCounter>,
+    engine_spans: Memo<&'static str, IntCounter>,
     prefix: PrefixTokens,
 }
 
@@ -107,6 +108,7 @@ impl Metrics {
             timeouts: Memo::default(),
             rejected: Memo::default(),
             spans_dropped: Memo::default(),
+            engine_spans: Memo::default(),
             prefix,
         };
         metrics.start_at_zero(build);
@@ -123,6 +125,9 @@ impl Metrics {
         }
         for reason in DropReason::ALL {
             self.spans_dropped(reason, 0);
+        }
+        for result in JoinResult::ALL {
+            self.engine_spans(result, 0);
         }
     }
 
@@ -160,16 +165,14 @@ impl Metrics {
 
     /// A request's end.
     pub fn record(&self, record: &Record, judgement: &Judgement) {
-        let key = RequestKey {
-            route: Arc::clone(&record.route),
-            model: Arc::clone(&record.model),
-            tenant: Arc::clone(&record.tenant),
-            revision: record.served().map_or_else(|| "none".into(), |served| Arc::clone(&served.revision)),
-            class: record.class,
-        };
-        self.request_series(key).record(record, judgement);
+        self.request_series(key_of(record)).record(record, judgement);
         self.count_tries(record);
         self.count_decision(record);
+    }
+
+    /// What depends on a request's stages, when they are settled: at its end, or when its engine has told its times.
+    pub fn settled(&self, record: &Record, judgement: &Judgement) {
+        self.request_series(key_of(record)).settled(judgement);
     }
 
     fn count_tries(&self, record: &Record) {
@@ -219,6 +222,12 @@ impl Metrics {
     pub fn spans_dropped(&self, reason: DropReason, spans: u64) {
         let reason = reason.as_str();
         self.spans_dropped.get(reason, || self.process.spans_dropped.get(&[reason])).inc_by(spans);
+    }
+
+    /// Joins of engines' spans with records.
+    pub fn engine_spans(&self, result: JoinResult, records: u64) {
+        let result = result.as_str();
+        self.engine_spans.get(result, || self.process.engine_spans.get(&[result])).inc_by(records);
     }
 
     /// Access-log lines that will never be written.
@@ -274,6 +283,39 @@ impl Metrics {
         self.seen.lock().note(key.clone(), self.clock.now());
         let series = Arc::new(ReplicaSeries::new(&self.replicas, pool, replica));
         Arc::clone(&self.by_replica.entry(key).or_insert(series))
+    }
+}
+
+fn key_of(record: &Record) -> RequestKey {
+    RequestKey {
+        route: Arc::clone(&record.route),
+        model: Arc::clone(&record.model),
+        tenant: Arc::clone(&record.tenant),
+        revision: record.served().map_or_else(|| "none".into(), |served| Arc::clone(&served.revision)),
+        class: record.class,
+    }
+}
+
+/// What became of an engine's span, or of a record that waited for one (label `result`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum JoinResult {
+    /// The record has its engine's times.
+    Joined,
+    /// No span came in time.
+    Missing,
+    /// No record came in time.
+    Unmatched,
+}
+
+impl JoinResult {
+    const ALL: [Self; 3] = [Self::Joined, Self::Missing, Self::Unmatched];
+
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Joined => "joined",
+            Self::Missing => "missing",
+            Self::Unmatched => "unmatched",
+        }
     }
 }
 

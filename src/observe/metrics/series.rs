@@ -122,8 +122,15 @@ impl RequestSeries {
         for reason in &record.finish_reasons {
             self.finish_reason(known_finish_reason(reason)).inc();
         }
+    }
+
+    /// What depends on the stages.
+    pub(super) fn settled(&self, judgement: &Judgement) {
         for time in &judgement.stages {
             self.stage(time.stage, time.source).observe(time.duration.as_secs_f64());
+        }
+        if let (Some(missed), Some(stage)) = (judgement.missed(), judgement.blamed) {
+            self.missed_in(missed, stage).inc();
         }
         for stage in &judgement.over_budget {
             self.stage_over_budget(*stage).inc();
@@ -145,9 +152,6 @@ impl RequestSeries {
             Verdict::Missed(missed) => {
                 let labels = [route, model, tenant, revision, class, missed.as_str()];
                 self.missed.get(missed, || by_tenant.slo_missed.get(&labels)).inc();
-                if let Some(stage) = judgement.blamed {
-                    self.missed_in(missed, stage).inc();
-                }
             }
             Verdict::NotCounted => {}
         }

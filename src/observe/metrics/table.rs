@@ -71,6 +71,7 @@ pub(super) struct Process {
     pub(super) requests_inflight: IntGauge,
     pub(super) open_connections: IntGauge,
     pub(super) spans_dropped: Family<IntCounterVec>,
+    pub(super) engine_spans: Family<IntCounterVec>,
     pub(super) access_log_dropped: IntCounter,
     pub(super) config_reloads: Family<IntCounterVec>,
     pub(super) last_reload_successful: Gauge,
@@ -360,6 +361,11 @@ impl Process {
                 "tokenway_spans_dropped_total",
                 "Spans that were to be exported and were not, by reason.",
                 &["reason"],
+            ),
+            engine_spans: maker.counters(
+                "tokenway_engine_spans_total",
+                "Engines' spans and records that waited for each other: joined, missing (no span came), unmatched.",
+                &["result"],
             ),
             access_log_dropped: maker.counter(
                 "tokenway_access_log_dropped_total",
