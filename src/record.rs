@@ -339,6 +339,10 @@ pub struct Gap {
     pub tokens: Option<u32>,
 }
 
+/// Tokens that one event is believed to carry at most: the count is an engine's word, and a wrong one must neither keep a
+/// core busy nor drown every other observation.
+pub const MOST_TOKENS_AN_EVENT: u32 = 1024;
+
 /// A batch of gaps of one stream, merged into the series at least once a second.
 #[derive(Clone, Copy, Debug)]
 pub struct Gaps<'a> {

@@ -292,8 +292,7 @@ impl StreamSeries {
     /// Observes a batch of gaps.
     pub fn gaps(&self, gaps: &Gaps<'_>) {
         self.metrics.gaps(gaps);
-        let lengths = gaps.gaps.iter().map(|gap| gap.length);
-        self.windows.observe(Measure::Icl, lengths, self.clock.now());
+        self.windows.gaps(gaps, self.clock.now());
         if let Some(tap) = &self.tap {
             tap.gaps(&self.replica, gaps);
         }

@@ -57,6 +57,7 @@ impl Settled {
     pub(super) fn tell(&self, record: &Arc<Record>, judgement: &Judgement, keep: bool) {
         self.metrics.settled(record, judgement);
         if let (true, Some(spans)) = (keep, &self.spans) {
+            self.metrics.exemplar(record);
             spans.queue(record);
         }
     }

@@ -5,13 +5,16 @@
 //! nothing of a dependency ends up on our page.
 
 mod buckets;
+mod exemplars;
 mod family;
 mod memo;
+mod openmetrics;
 mod replicas;
 mod series;
 mod table;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use dashmap::DashMap;
 use parking_lot::Mutex;
@@ -19,7 +22,9 @@ use prometheus::process_collector::ProcessCollector;
 use prometheus::{IntCounter, IntGauge, Registry, TextEncoder};
 
 use self::buckets::Edges;
+use self::exemplars::{Exemplar, Exemplars};
 use self::memo::Memo;
+pub use self::openmetrics::Exposition;
 use self::replicas::{ReplicaKey, Seen};
 use self::series::{ReplicaSeries, RequestFamilies, RequestKey, RequestSeries};
 pub use self::series::{StreamKey, StreamSeries};
@@ -52,6 +57,8 @@ pub struct Metrics {
     by_replica: DashMap<ReplicaKey, Arc<ReplicaSeries>>,
     seen: Mutex<Seen>,
     page: Mutex<()>,
+    edges: Edges,
+    exemplars: Exemplars,
     decisions: Memo<(&'static str, &'static str), IntCounter>,
     admissions: Memo<(&'static str, &'static str), IntCounter>,
     retries: Memo<&'static str, IntCounter>,
@@ -102,6 +109,8 @@ impl Metrics {
             by_replica: DashMap::new(),
             seen: Mutex::default(),
             page: Mutex::default(),
+            edges,
+            exemplars: Exemplars::default(),
             decisions: Memo::default(),
             admissions: Memo::default(),
             retries: Memo::default(),
@@ -247,9 +256,15 @@ impl Metrics {
         GaugeGuard::new(&self.process.open_connections)
     }
 
-    /// The page of a scrape, with the gauges of `fleet` as they are now.
+    /// The page of a scrape in plain text, with the gauges of `fleet` as they are now.
     #[must_use]
     pub fn render(&self, fleet: &[ReplicaStatus]) -> String {
+        self.render_as(fleet, Exposition::Plain)
+    }
+
+    /// The page of a scrape, as the scraper wants it.
+    #[must_use]
+    pub fn render_as(&self, fleet: &[ReplicaStatus], exposition: Exposition) -> String {
         // One page at a time, so that two scrapes do not take gauges from under each other.
         let _page = self.page.lock();
         let gone = self.seen.lock().update(&self.replicas, fleet, self.clock.now());
@@ -257,10 +272,31 @@ impl Metrics {
             self.by_stream.retain(|key, _| key.pool != pool || key.replica != replica);
             self.by_replica.remove(&(pool, replica));
         }
-        TextEncoder::new().encode_to_string(&self.registry.gather()).unwrap_or_else(|error| {
-            tracing::error!(%error, "metrics could not be encoded");
-            String::new()
-        })
+        let families = self.registry.gather();
+        match exposition {
+            Exposition::OpenMetrics => openmetrics::encode(&families, &self.exemplars),
+            Exposition::Plain => TextEncoder::new().encode_to_string(&families).unwrap_or_else(|error| {
+                tracing::error!(%error, "metrics could not be encoded");
+                String::new()
+            }),
+        }
+    }
+
+    /// A request whose spans are kept: its trace stands for the buckets that it fell into.
+    pub fn exemplar(&self, record: &Record) {
+        let [route, model, revision, class] =
+            [&*record.route, &*record.model, record.revision(), record.class.as_str()];
+        let at = self.clock.wall(record.at.end);
+        let exemplar =
+            |value: Duration| Exemplar { trace_id: record.trace.trace_id, value: value.as_secs_f64(), at };
+        let mut labels = [("route", route), ("model", model), ("revision", revision), ("class", class)];
+        let duration = exemplar(record.duration());
+        self.exemplars.note(exemplars::DURATION, &mut labels, &self.edges.duration, duration);
+        if let Some(ttft) = record.ttft() {
+            let [a, b, c, d] = labels;
+            let mut labels = [a, b, c, d, ("tenant", &*record.tenant)];
+            self.exemplars.note(exemplars::TTFT, &mut labels, &self.edges.ttft, exemplar(ttft));
+        }
     }
 
     fn request_series(&self, key: RequestKey) -> Arc<RequestSeries> {

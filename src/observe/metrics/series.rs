@@ -14,7 +14,7 @@ use super::table::{ReplicaFamilies, RouteFamilies, TenantFamilies};
 use crate::observe::judgement::Judgement;
 use crate::observe::slo::{Missed, Verdict};
 use crate::observe::stages::{Source, Stage};
-use crate::record::{Class, FirstToken, Gaps, Outcome, Record, Served};
+use crate::record::{Class, FirstToken, Gaps, MOST_TOKENS_AN_EVENT, Outcome, Record, Served};
 
 /// What a request is counted under.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -269,8 +269,7 @@ impl StreamSeries {
     }
 
     fn tokens(&self, gap: Duration, tokens: u32) {
-        // The count is an engine's word: a wrong one must not keep a core busy.
-        let tokens = tokens.min(MAX_TOKENS_AN_EVENT);
+        let tokens = tokens.min(MOST_TOKENS_AN_EVENT);
         let Some(each) = gap.checked_div(tokens) else { return };
         for _ in 0..tokens {
             self.itl.observe(each.as_secs_f64());
@@ -278,8 +277,6 @@ impl StreamSeries {
         }
     }
 }
-
-const MAX_TOKENS_AN_EVENT: u32 = 1024;
 
 const FINISH_REASONS: &[&str] = &[
     "stop",
