@@ -9,6 +9,7 @@ pub mod load;
 mod otel;
 pub mod reload;
 pub mod schema;
+mod slo;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -18,6 +19,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use self::load::Overrides;
+pub use self::slo::{ItlBounds, Slo, TtftBound};
 use crate::stage::StageBudget;
 use crate::units::Tokens;
 
@@ -147,64 +149,6 @@ pub struct Retry {
     pub budget: f64,
     /// But always this many a second.
     pub min_per_second: u32,
-}
-
-/// One SLO class: bounds that are not given do not apply.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Slo {
-    /// Time to first token.
-    pub ttft: Option<TtftBound>,
-    /// Percentiles of a stream's own inter-token latencies.
-    pub itl: ItlBounds,
-    /// Mean time per output token.
-    pub tpot: Option<Duration>,
-    /// Whole request.
-    pub e2e: Option<Duration>,
-}
-
-/// Bounds on percentiles of the inter-token latencies of one stream, in the order of [`ItlBounds::PERCENTILES`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ItlBounds([Option<Duration>; 4]);
-
-impl ItlBounds {
-    /// The percentiles that may be bound, with their keys.
-    pub const PERCENTILES: [(&str, u8); 4] = [("p50", 50), ("p90", 90), ("p95", 95), ("p99", 99)];
-
-    /// Bounds in the order of the percentiles.
-    #[must_use]
-    pub fn new(bounds: [Option<Duration>; 4]) -> Self {
-        Self(bounds)
-    }
-
-    /// Whether there is none.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.0.iter().all(Option::is_none)
-    }
-
-    /// Percentile (in percent) and bound, of those that are bound, the lowest percentile first.
-    pub fn iter(&self) -> impl Iterator<Item = (u8, Duration)> {
-        let bound = |((_, percent), bound): ((&str, u8), &Option<Duration>)| bound.map(|b| (percent, b));
-        Self::PERCENTILES.into_iter().zip(&self.0).filter_map(bound)
-    }
-}
-
-/// A TTFT bound that may grow with the prompt.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TtftBound {
-    /// For an empty prompt.
-    pub base: Duration,
-    /// For each prompt token.
-    pub per_prompt_token: Duration,
-}
-
-impl TtftBound {
-    /// The bound for a prompt of `prompt` tokens.
-    #[must_use]
-    pub fn for_prompt(&self, prompt: Tokens) -> Duration {
-        let tokens = u32::try_from(prompt.0).unwrap_or(u32::MAX);
-        self.base + self.per_prompt_token.saturating_mul(tokens)
-    }
 }
 
 /// `[classes]`: bounds of prompt classes in tokens; `short <= medium`.
