@@ -280,7 +280,7 @@ fn where_the_count_comes_last_every_event_has_the_mean() {
     assert!((view.itl.p50 / 0.020 - 1.0).abs() < 0.001, "{}", view.itl.p50);
 }
 
-const STREAMS: u32 = 3_000;
+const STREAMS: u32 = 1_000;
 const EVENTS: u32 = 60;
 const TTFT_MS: f64 = 180.0;
 const GAP_MS: f64 = 12.0;
