@@ -210,30 +210,34 @@ impl Observer {
     /// A request's end.
     pub fn record(&self, record: &Arc<Record>) {
         let judgement = Judgement::of(record);
-        self.metrics.record(record, &judgement);
-        let mut is_tail = false;
-        if let Some(served) = record.served() {
-            let key = WindowKey {
-                route: Arc::clone(&record.route),
-                model: Arc::clone(&record.model),
-                revision: Arc::clone(&served.revision),
-            };
-            let series = self.windows.series(&key);
-            is_tail = series.is_beyond_p99(record.ttft(), record.duration());
-            series.observe(Measure::Duration, std::iter::once(record.duration()), self.clock.now());
+        let is_tail = self.note_duration(record);
+        let keep = self.spans.as_ref().is_some_and(|spans| spans.keeps(record, &judgement, is_tail));
+        let waits = self.engine_spans.as_ref().is_some_and(|engine_spans| engine_spans.takes(record, keep));
+        self.metrics.record(record, &judgement, !waits);
+        if keep && !waits {
+            self.settled.export(record);
         }
         self.decisions.record(record);
         if let Some(log) = &self.access_log {
             log.record(record);
         }
-        let keep = self.spans.as_ref().is_some_and(|spans| spans.keeps(record, &judgement, is_tail));
-        match &self.engine_spans {
-            Some(engine_spans) => engine_spans.settle(record, &judgement, keep),
-            None => self.settled.tell(record, &judgement, keep),
-        }
         if let Some(tap) = &self.tap {
             tap.record(record);
         }
+    }
+
+    /// Takes a duration in; returns whether the request is among the slowest of its series.
+    fn note_duration(&self, record: &Record) -> bool {
+        let Some(served) = record.served() else { return false };
+        let key = WindowKey {
+            route: Arc::clone(&record.route),
+            model: Arc::clone(&record.model),
+            revision: Arc::clone(&served.revision),
+        };
+        let series = self.windows.series(&key);
+        let is_tail = series.is_beyond_p99(record.ttft(), record.duration());
+        series.observe(Measure::Duration, std::iter::once(record.duration()), record.at.end);
+        is_tail
     }
 
     /// Takes what may change in a running process: sampling rules.

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use dashmap::DashMap;
+use foldhash::fast::RandomState;
 use hdrhistogram::Histogram;
 use parking_lot::Mutex;
 
@@ -113,7 +114,7 @@ pub struct SeriesView {
 
 /// All series.
 #[derive(Default)]
-pub struct Windows(DashMap<WindowKey, Arc<Series>>);
+pub struct Windows(DashMap<WindowKey, Arc<Series>, RandomState>);
 
 impl Windows {
     /// The series of a key; one that is shared by all further keys once there are too many.

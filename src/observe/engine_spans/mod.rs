@@ -46,17 +46,24 @@ pub enum EngineSpansError {
     Forward(#[from] SpansError),
 }
 
-/// Tells of a record what depends on its stages: metrics of stages, spans.
+/// Tells of a record that waited what depends on its stages: metrics of stages, spans.
 pub(super) struct Settled {
     pub(super) metrics: Arc<Metrics>,
     pub(super) spans: Option<Arc<Spans>>,
 }
 
 impl Settled {
-    /// Tells it; `keep` where its spans are to be exported.
-    pub(super) fn tell(&self, record: &Arc<Record>, judgement: &Judgement, keep: bool) {
-        self.metrics.settled(record, judgement);
-        if let (true, Some(spans)) = (keep, &self.spans) {
+    /// Judged anew: with the engine's figures the time may have gone elsewhere.
+    fn tell(&self, Ready { record, keep }: &Ready) {
+        self.metrics.settled(record, &Judgement::of(record));
+        if *keep {
+            self.export(record);
+        }
+    }
+
+    /// Exports the spans of a record that is kept.
+    pub(super) fn export(&self, record: &Arc<Record>) {
+        if let Some(spans) = &self.spans {
             self.metrics.exemplar(record);
             spans.queue(record);
         }
@@ -111,15 +118,16 @@ impl EngineSpans {
         Ok(Self { shared, address })
     }
 
-    /// Tells what depends on the record's stages: now, or when its engine has told its times.
-    pub(super) fn settle(&self, record: &Arc<Record>, judgement: &Judgement, keep: bool) {
+    /// Whether it takes a record over, to tell what depends on its stages when its engine has told its times.
+    pub(super) fn takes(&self, record: &Arc<Record>, keep: bool) -> bool {
         let offered = self.shared.join.lock().offer(record, keep, self.shared.clock.now());
         match offered {
-            Offered::Waits => {}
-            Offered::Back => self.shared.settled.tell(record, judgement, keep),
+            Offered::Waits => true,
+            Offered::Back => false,
             Offered::Joined(record) => {
                 self.shared.count(JoinResult::Joined, 1);
-                self.shared.tell(Ready { record, keep });
+                self.shared.settled.tell(&Ready { record, keep });
+                true
             }
         }
     }
@@ -127,8 +135,8 @@ impl EngineSpans {
     /// Tells all that still waits.
     pub(super) fn give_up(&self) {
         let left = self.shared.join.lock().give_up();
-        for ready in left {
-            self.shared.tell(ready);
+        for ready in &left {
+            self.shared.settled.tell(ready);
         }
     }
 }
@@ -140,7 +148,7 @@ impl Shared {
             let ready = self.join.lock().told(figures, now);
             if let Some(ready) = ready {
                 self.count(JoinResult::Joined, 1);
-                self.tell(ready);
+                self.settled.tell(&ready);
             }
         }
         if let Some(forward) = &self.forward {
@@ -153,15 +161,10 @@ impl Shared {
             let (late, unasked) = self.join.lock().overdue(self.clock.now());
             self.count(JoinResult::Missing, late.len() as u64);
             self.count(JoinResult::Unmatched, unasked);
-            for ready in late {
-                self.tell(ready);
+            for ready in &late {
+                self.settled.tell(ready);
             }
         }
-    }
-
-    /// Judged anew: with the engine's figures the time may have gone elsewhere.
-    fn tell(&self, ready: Ready) {
-        self.settled.tell(&ready.record, &Judgement::of(&ready.record), ready.keep);
     }
 
     fn count(&self, result: JoinResult, records: u64) {

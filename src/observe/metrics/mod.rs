@@ -17,6 +17,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dashmap::DashMap;
+// Every request looks several series up; labels come from code and configuration, not from clients.
+use foldhash::fast::RandomState;
 use parking_lot::Mutex;
 use prometheus::process_collector::ProcessCollector;
 use prometheus::{IntCounter, IntGauge, Registry, TextEncoder};
@@ -52,9 +54,9 @@ pub struct Metrics {
     replicas: ReplicaFamilies,
     totals: Totals,
     process: Process,
-    by_request: DashMap<RequestKey, Arc<RequestSeries>>,
-    by_stream: DashMap<StreamKey, Arc<StreamSeries>>,
-    by_replica: DashMap<ReplicaKey, Arc<ReplicaSeries>>,
+    by_request: DashMap<RequestKey, Arc<RequestSeries>, RandomState>,
+    by_stream: DashMap<StreamKey, Arc<StreamSeries>, RandomState>,
+    by_replica: DashMap<ReplicaKey, Arc<ReplicaSeries>, RandomState>,
     seen: Mutex<Seen>,
     page: Mutex<()>,
     edges: Edges,
@@ -104,9 +106,9 @@ impl Metrics {
             replicas,
             totals,
             process,
-            by_request: DashMap::new(),
-            by_stream: DashMap::new(),
-            by_replica: DashMap::new(),
+            by_request: DashMap::default(),
+            by_stream: DashMap::default(),
+            by_replica: DashMap::default(),
             seen: Mutex::default(),
             page: Mutex::default(),
             edges,
@@ -172,14 +174,18 @@ impl Metrics {
         }
     }
 
-    /// A request's end.
-    pub fn record(&self, record: &Record, judgement: &Judgement) {
-        self.request_series(key_of(record)).record(record, judgement);
+    /// A request's end. Its stages follow by [`Metrics::settled`] where `is_settled` is false.
+    pub fn record(&self, record: &Record, judgement: &Judgement, is_settled: bool) {
+        let series = self.request_series(key_of(record));
+        series.record(record, judgement);
+        if is_settled {
+            series.settled(judgement);
+        }
         self.count_tries(record);
         self.count_decision(record);
     }
 
-    /// What depends on a request's stages, when they are settled: at its end, or when its engine has told its times.
+    /// What depends on a request's stages, when its engine has told its times or did not in time.
     pub fn settled(&self, record: &Record, judgement: &Judgement) {
         self.request_series(key_of(record)).settled(judgement);
     }
