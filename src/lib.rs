@@ -33,5 +33,6 @@ pub mod relay;
 pub mod request;
 pub mod routing;
 pub mod simulate;
+pub mod stage;
 pub mod units;
 pub mod upstream;

@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::registry::PoolState;
 use super::replica::Replica;
 use crate::clock::Stamp;
-use crate::record::{DecisionSummary, TokenCounts};
+use crate::record::{DecisionSummary, ExpectedWait, TokenCounts};
 use crate::request::prompt::PromptSize;
 use crate::routing::{LoadGuard, Observation, Terms};
 
@@ -24,6 +24,8 @@ pub struct Pick {
     pub decision: DecisionSummary,
     /// What the request was expected to meet there.
     pub terms: Terms,
+    /// The same as times, where the model was taught: to tell where a wait went.
+    pub expected: Option<ExpectedWait>,
     /// How long the prompt is.
     pub size: PromptSize,
     /// Identity of the whole prompt, for the search after prompts that kill replicas.

@@ -267,6 +267,7 @@ impl Exchange {
             end,
             status,
             error,
+            expected: pick.expected,
         });
     }
 }

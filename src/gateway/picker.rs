@@ -92,6 +92,7 @@ fn choose(pool: &Arc<PoolState>, request: &Prepared, tried: &SlotSet, now: Stamp
     };
     let decision = routing::decide(&*request.route.policy, &query, &mut candidates)?;
     let replica = Arc::clone(replicas.iter().find(|r| r.slot == decision.slot)?);
+    let expected = candidates.get(decision.at).and_then(|chosen| chosen.estimate.expected(&decision.terms));
     let load = LoadGuard::reserve(&replica.load, decision.terms.uncached);
     pool.index.insert(decision.slot, chain.hashes());
     Some(Pick {
@@ -99,6 +100,7 @@ fn choose(pool: &Arc<PoolState>, request: &Prepared, tried: &SlotSet, now: Stamp
         replica,
         decision: decision.summary(),
         terms: decision.terms,
+        expected,
         size: request.prompt.size,
         prompt: chain.whole(),
         chosen_at: now,

@@ -12,6 +12,7 @@ use super::{Gateway, request_id};
 use crate::digits;
 use crate::error::{Failure, ReplicaFailure};
 use crate::journal::Journal;
+use crate::observe::stages::{Source, at_the_engine};
 use crate::record::{Outcome, Record};
 use crate::relay::body::ReplyBody;
 use crate::relay::heartbeat::Waiting;
@@ -256,7 +257,7 @@ fn server_timing(record: &Record) -> Vec<u8> {
         ("connect", last.map(|a| a.start), last.and_then(|a| a.connected)),
         ("first_token", at.read, at.first_token),
     ];
-    let mut value = Vec::with_capacity(128);
+    let mut value = Vec::with_capacity(192);
     for (name, from, to) in stages {
         if let (Some(from), Some(to)) = (from, to) {
             if !value.is_empty() {
@@ -265,6 +266,15 @@ fn server_timing(record: &Record) -> Vec<u8> {
             value.extend_from_slice(name.as_bytes());
             value.extend_from_slice(b";dur=");
             digits::millis(&mut value, to.since(from));
+        }
+    }
+    for time in at_the_engine(record) {
+        value.extend_from_slice(b", ");
+        value.extend_from_slice(time.stage.as_str().as_bytes());
+        value.extend_from_slice(b";dur=");
+        digits::millis(&mut value, time.duration);
+        if time.source == Source::Estimated {
+            value.extend_from_slice(b";desc=\"estimated\"");
         }
     }
     if value.is_empty() {

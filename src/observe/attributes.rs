@@ -7,7 +7,8 @@ use smallvec::SmallVec;
 
 use crate::record::Record;
 
-use super::stages::stages;
+use super::judgement::Judgement;
+use super::stages::Stage;
 
 /// The value of an attribute.
 #[derive(Clone, Debug, PartialEq)]
@@ -103,15 +104,39 @@ fn tokenway<'a>(record: &'a Record, list: &mut List<'a>) {
     if record.content_events > 1 {
         list.push(("tokenway.longest_gap", Value::Float(record.longest_gap.as_secs_f64())));
     }
-    for time in stages(record) {
-        list.push((time.stage.attribute(), Value::Float(time.duration.as_secs_f64())));
-    }
+    judged(record, list);
     let Some(decision) = &record.decision else { return };
     list.push(("tokenway.decision.policy", Value::Str(decision.policy)));
     list.push(("tokenway.decision.reason", Value::Str(decision.reason)));
     list.push(("tokenway.decision.candidates", Value::Int(i64::from(decision.candidates))));
     if let Some(predicted) = decision.predicted_ttft {
         list.push(("tokenway.decision.predicted_ttft", Value::Float(predicted.as_secs_f64())));
+    }
+}
+
+/// Where the time went, and what of it was too much.
+fn judged<'a>(record: &'a Record, list: &mut List<'a>) {
+    let judgement = Judgement::of(record);
+    for time in &judgement.stages {
+        list.push((time.stage.attribute(), Value::Float(time.duration.as_secs_f64())));
+    }
+    // The engine's part alone can be an estimate.
+    let engine = judgement.stages.iter().find(|time| time.stage == Stage::Prefill);
+    if let Some(engine) = engine {
+        list.push(("tokenway.stage.source", Value::Str(engine.source.as_str())));
+    }
+    if let Some(missed) = judgement.missed() {
+        list.push(("tokenway.slo.missed", Value::Str(missed.as_str())));
+    }
+    if let Some(stage) = judgement.blamed {
+        list.push(("tokenway.slo.missed_in", Value::Str(stage.as_str())));
+    }
+    if let Some(percent) = record.itl_missed {
+        list.push(("tokenway.slo.itl_percentile", Value::Int(i64::from(percent))));
+    }
+    if !judgement.over_budget.is_empty() {
+        let stages = judgement.over_budget.iter().map(|stage| stage.as_str()).collect();
+        list.push(("tokenway.stage.over_budget", Value::List(stages)));
     }
 }
 

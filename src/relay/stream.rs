@@ -13,6 +13,7 @@ use http_body::Frame;
 use super::body::{BrokenOff, Polled, words};
 use super::classify::StreamEnd;
 use super::failure;
+use super::pace::Pace;
 use super::reader::{Next, StreamReader};
 use super::usage::{Answer, EngineErrorKind};
 use super::watch::Verdict;
@@ -23,7 +24,7 @@ use crate::gateway::pins::ResponsePins;
 use crate::journal::Journal;
 use crate::observe::StreamSeries;
 use crate::observe::metrics::StreamKey;
-use crate::record::{FirstToken, Outcome, Record};
+use crate::record::{FirstToken, Gaps, Outcome, Record};
 
 /// A streamed answer on its way to the client.
 #[derive(Debug)]
@@ -38,6 +39,7 @@ pub struct StreamBody {
     journal: Journal,
     pick: Pick,
     series: StreamSeries,
+    pace: Option<Box<Pace>>,
     pins: Arc<ResponsePins>,
     timeouts: crate::config::Timeouts,
 }
@@ -54,6 +56,7 @@ impl StreamBody {
     ) -> Self {
         let record = journal.record();
         let key = StreamKey::new(&record.route, &record.model, record.class, &pick.replica.served);
+        let pace = Pace::new(record.slo.itl);
         let series = journal.observer().stream_series(&key);
         let mut this = Self {
             reader,
@@ -64,6 +67,7 @@ impl StreamBody {
             journal,
             pick,
             series,
+            pace,
             pins,
             timeouts,
         };
@@ -115,8 +119,8 @@ impl StreamBody {
     }
 
     fn flush(&mut self, now: Stamp) {
-        let series = &self.series;
-        self.reader.timeline.flush(now, |gaps| series.gaps(&gaps));
+        let (series, pace) = (&self.series, &mut self.pace);
+        self.reader.timeline.flush(now, |gaps| observe(series, pace, &gaps));
     }
 
     fn note_first_token(&mut self) {
@@ -234,9 +238,9 @@ impl Drop for StreamBody {
             self.charge(&failure);
         }
         let now = self.journal.clock().now();
-        let series = &self.series;
+        let (series, pace) = (&self.series, &mut self.pace);
         let output = self.reader.scanner.reading().answer.tokens.output.map(|n| n.0);
-        self.reader.timeline.finish(now, output, |gaps| series.gaps(&gaps));
+        self.reader.timeline.finish(now, output, |gaps| observe(series, pace, &gaps));
         let timeline = &self.reader.timeline;
         let record = self.journal.record();
         record.bytes_out += self.bytes_out;
@@ -244,13 +248,22 @@ impl Drop for StreamBody {
         record.content_events = timeline.content_events();
         (record.longest_gap, record.longest_gap_at) = timeline.longest_gap();
         record.relay_blocked = timeline.blocked();
+        record.itl_missed = self.pace.as_ref().and_then(|pace| pace.missed());
         note_told(record, &self.reader.scanner.reading().answer);
+    }
+}
+
+fn observe(series: &StreamSeries, pace: &mut Option<Box<Pace>>, gaps: &Gaps<'_>) {
+    series.gaps(gaps);
+    if let Some(pace) = pace {
+        pace.take(gaps);
     }
 }
 
 /// What an answer told of itself, into the record.
 pub fn note_told(record: &mut Record, told: &Answer) {
     record.tokens = told.tokens;
+    record.engine = told.engine;
     record.response_id.clone_from(&told.id);
     record.response_model.clone_from(&told.model);
     record.finish_reasons.clone_from(&told.finish_reasons);

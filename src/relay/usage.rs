@@ -10,7 +10,7 @@ use std::time::Duration;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use crate::record::TokenCounts;
+use crate::record::{EngineTimes, TokenCounts};
 use crate::request::dialect::Dialect;
 use crate::request::json::{Cursor, Fault, Kind, Raw};
 use crate::units::Tokens;
@@ -30,17 +30,6 @@ pub struct Answer {
     pub engine: Option<EngineTimes>,
     /// The error that the engine answered with, in an event or as a body.
     pub error: Option<EngineError>,
-}
-
-/// The engine's own times for one request (`metrics`, in-band).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct EngineTimes {
-    /// Time in the engine's queue.
-    pub queue: Option<Duration>,
-    /// Time to first token as the engine counts it.
-    pub first_token: Option<Duration>,
-    /// Time from first to last token.
-    pub generation: Option<Duration>,
 }
 
 /// An error that the engine itself reported.
@@ -171,6 +160,7 @@ impl Answer {
         if let Some(metrics) = metrics.and_then(|raw| Metrics::deserialize(raw).ok()) {
             self.engine = Some(EngineTimes {
                 queue: metrics.queue_time_ms.and_then(millis),
+                prefill: None,
                 first_token: metrics.time_to_first_token_ms.and_then(millis),
                 generation: metrics.generation_time_ms.and_then(millis),
             });

@@ -17,6 +17,7 @@ pub(crate) use self::estimate::Queue;
 pub use self::estimate::{Estimate, Terms};
 use self::fit::{Fit, Line};
 use crate::clock::Stamp;
+use crate::record::ExpectedWait;
 
 /// One first token: what the decision expected, and what came.
 #[derive(Clone, Copy, Debug)]
@@ -75,6 +76,17 @@ impl Predictor {
             service: self.service,
             mean_uncached: self.mean_uncached,
         }
+    }
+}
+
+impl Estimate {
+    /// The predicted wait in its two parts; `None` where nothing was learned yet.
+    #[must_use]
+    pub fn expected(&self, terms: &Terms) -> Option<ExpectedWait> {
+        (*self != UNSEEN).then(|| ExpectedWait {
+            queue: self.prefill(terms.ahead) + terms.slot_wait,
+            prefill: self.base() + self.prefill(terms.uncached),
+        })
     }
 }
 
