@@ -19,11 +19,10 @@ use crate::clock::Stamp;
 use crate::units::Tokens;
 
 use blocks::BlockCache;
-use cost::StepLoad;
 use job::Sequence;
 
 pub use blocks::chain;
-pub use cost::CostModel;
+pub use cost::{CostModel, StepLoad};
 pub use job::{EngineEvent, Job, JobId, Unservable, Work};
 pub use outlook::{Gauges, Pending};
 pub use stats::{Buckets, EngineStats, ITL_BOUNDS, TTFT_BOUNDS};

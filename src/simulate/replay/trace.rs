@@ -29,6 +29,9 @@ pub struct Trace {
     pub requests: Vec<TraceRequest>,
     /// From the first arrival to one mean gap after the last.
     pub duration: Duration,
+    /// The grain of its clock: Mooncake's ticks every three seconds, and all that came in between share a time. Zero
+    /// where few requests do.
+    pub grain: Duration,
 }
 
 /// Why a trace cannot be read.
@@ -76,8 +79,21 @@ impl Trace {
         for request in &mut requests {
             request.at -= first;
         }
-        Ok(Self { requests, duration: (last - first + gap).max(Duration::from_millis(1)) })
+        let grain = grain(&requests);
+        Ok(Self { requests, duration: (last - first + gap.max(grain)).max(Duration::from_millis(1)), grain })
     }
+}
+
+/// The usual gap between two different times, if most requests share theirs with another.
+fn grain(requests: &[TraceRequest]) -> Duration {
+    let mut gaps: Vec<Duration> = requests.windows(2).map(|pair| pair[1].at - pair[0].at).collect();
+    gaps.retain(|gap| !gap.is_zero());
+    if 2 * (gaps.len() + 1) > requests.len() {
+        return Duration::ZERO;
+    }
+    gaps.sort_unstable();
+    // Not the median: clocks that stutter by a millisecond around their ticks have many tiny gaps.
+    gaps.get(gaps.len() * 3 / 4).copied().unwrap_or_default()
 }
 
 #[derive(Deserialize)]
@@ -153,6 +169,7 @@ mod tests {
         assert_eq!(trace.requests[0], expected, "in the order of arrival");
         assert_eq!(trace.requests[1].at, Duration::from_secs(2));
         assert_eq!((trace.requests[1].blocks.len(), trace.duration), (2, Duration::from_secs(3)));
+        assert_eq!(trace.grain, Duration::ZERO);
 
         let azure = concat!(
             "TIMESTAMP,ContextTokens,GeneratedTokens\n",
@@ -183,6 +200,15 @@ mod tests {
             let error = Trace::read(text).unwrap_err().to_string();
             assert!(error.contains(said), "{text:?}: {error}");
         }
+    }
+
+    #[test]
+    fn a_coarse_clock_is_noticed() {
+        let times = [0, 0, 0, 2999, 3000, 3000, 3000, 3000, 6000, 6000, 6000, 9000, 9000];
+        let line = |ms| format!("{{\"timestamp\": {ms}, \"input_length\": 1, \"output_length\": 1}}\n");
+        let trace = Trace::read(&times.map(line).concat()).unwrap();
+        assert_eq!(trace.grain, Duration::from_secs(3));
+        assert_eq!(trace.duration, Duration::from_secs(12));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! There is one copy of the trace for every four replicas, so that load 1 means the same work for each replica whatever
 //! the size of the fleet. Copies share no prefixes and are shifted against each other around the clock, so that their
 //! bursts do not meet. Load is speed: at load 0.6 the trace's hour takes 1 h / 0.6. A fleet that is no multiple of four
-//! is given its share by speed too.
+//! is given its share by speed too. Requests that a trace's coarse clock gives one time are spread over its tick.
 
 use std::time::Duration;
 
@@ -48,7 +48,8 @@ pub(super) fn arrivals<'a>(trace: &'a Trace, demand: &Demand) -> Vec<Arrival<'a>
         let place = (copy as f64 + (random.f64() - 0.5) * SHIFT_SPREAD) / copies as f64;
         let shift = trace.duration.mul_f64(place.rem_euclid(1.0));
         for (serial, request) in (0u64..).zip(&trace.requests) {
-            let at = around(request.at + shift, trace.duration).div_f64(speed);
+            let at = request.at + shift + trace.grain.mul_f64(random.f64());
+            let at = around(at, trace.duration).div_f64(speed);
             let at = Stamp::default().after(at);
             all.push(Arrival { at, request, serial, copy: copy as u64 });
         }
@@ -58,7 +59,7 @@ pub(super) fn arrivals<'a>(trace: &'a Trace, demand: &Demand) -> Vec<Arrival<'a>
 }
 
 fn around(at: Duration, period: Duration) -> Duration {
-    if at >= period { at - period } else { at }
+    if at >= period { at.saturating_sub(period) } else { at }
 }
 
 impl Arrival<'_> {
@@ -130,7 +131,7 @@ mod tests {
             blocks: blocks.to_vec(),
         };
         let requests = vec![request(0, &[1, 2, 3]), request(5, &[1, 2, 4]), request(9, &[])];
-        Trace { requests, duration: Duration::from_secs(10) }
+        Trace { requests, duration: Duration::from_secs(10), grain: Duration::ZERO }
     }
 
     fn demand(replicas: usize, load: f64) -> Demand {
