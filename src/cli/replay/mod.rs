@@ -7,13 +7,15 @@ mod args;
 mod report;
 
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::config::load::{ConfigError, Source, load};
 use crate::config::{Config, Overrides, PolicyName, Route, Slo, TtftBound};
+use crate::simulate::engine::EngineConfig;
 use crate::simulate::peers::Peer;
 use crate::simulate::replay::{
-    Contender, Entrant, Race, Setting, Trace, TraceError, contest, qwen_32b_on_two_h100,
+    Contender, EngineFile, EngineFileError, Entrant, Race, Setting, Trace, TraceError, contest,
+    qwen_32b_on_two_h100,
 };
 
 pub use self::args::ReplayArgs;
@@ -37,6 +39,14 @@ pub enum ReplayError {
         path: PathBuf,
         /// What is wrong with it.
         error: TraceError,
+    },
+    /// The engine file is none.
+    #[error("{}: {error}", path.display())]
+    Engine {
+        /// Which file.
+        path: PathBuf,
+        /// What is wrong with it.
+        error: EngineFileError,
     },
     /// A configuration file is wrong.
     #[error(transparent)]
@@ -73,10 +83,13 @@ pub fn run(
 ) -> io::Result<u8> {
     match prepare(args, env) {
         Ok(plan) => {
-            let figures =
-                contest(&plan.trace, (&plan.entrants, &plan.settings), &plan.races, args.threads());
+            let figures = contest(&plan.trace, (&plan.entrants, &plan.settings), &plan.races, args.threads());
             let lines = report::lines(&plan, &figures);
-            if args.json { report::json(&lines, out)? } else { report::table(&lines, out)? }
+            if args.json {
+                report::json(&lines, out)?
+            } else {
+                report::table(&lines, out)?
+            }
             Ok(EXIT_OK)
         }
         Err(error) => {
@@ -95,9 +108,7 @@ struct Plan {
 }
 
 fn prepare(args: &ReplayArgs, env: &dyn Fn(&str) -> Option<String>) -> Result<Plan, ReplayError> {
-    let path = args.trace.clone();
-    let text = std::fs::read_to_string(&path).map_err(|error| ReplayError::Read { path, error })?;
-    let trace = Trace::read(&text)
+    let trace = Trace::read(&read(&args.trace)?)
         .map_err(|error| ReplayError::Trace { path: args.trace.clone(), error })?;
     let mut configs = Vec::new();
     for file in &args.config {
@@ -107,6 +118,17 @@ fn prepare(args: &ReplayArgs, env: &dyn Fn(&str) -> Option<String>) -> Result<Pl
     let settings = settings(args, configs.first().map(|(_, config)| config))?;
     let races = races(args, entrants.len(), settings.len());
     Ok(Plan { trace, entrants, settings, races })
+}
+
+fn read(path: &Path) -> Result<String, ReplayError> {
+    std::fs::read_to_string(path).map_err(|error| ReplayError::Read { path: path.to_owned(), error })
+}
+
+fn engine(args: &ReplayArgs) -> Result<EngineConfig, ReplayError> {
+    let Some(path) = &args.engine else { return Ok(qwen_32b_on_two_h100()) };
+    let file = EngineFile::read(&read(path)?);
+    let file = file.map_err(|error| ReplayError::Engine { path: path.clone(), error })?;
+    Ok(file.over(qwen_32b_on_two_h100()))
 }
 
 fn entrants(args: &ReplayArgs, configs: &[(&PathBuf, Config)]) -> Result<Vec<Entrant>, ReplayError> {
@@ -147,6 +169,7 @@ fn settings(args: &ReplayArgs, config: Option<&Config>) -> Result<Vec<Setting>, 
     if let Some((replica, _)) = args.slow.iter().find(|(replica, _)| *replica >= smallest) {
         return Err(ReplayError::NoReplica { replica: *replica, last: smallest - 1 });
     }
+    let engine = engine(args)?;
     let mut settings = Vec::new();
     for &replicas in &fleets {
         for &load in &args.load {
@@ -156,7 +179,7 @@ fn settings(args: &ReplayArgs, config: Option<&Config>) -> Result<Vec<Setting>, 
                     load,
                     scrape_interval,
                     slow: args.slow.clone(),
-                    engine: args.engine(qwen_32b_on_two_h100()),
+                    engine: engine.clone(),
                 });
             }
         }

@@ -112,7 +112,24 @@ fn figures(runs: &[Line]) -> Vec<String> {
 }
 
 const HEADINGS: [&str; 19] = [
-    "policy", "n", "load", "age s", "miss %", "ttft %", "tpot %", "good/s", "ttft p50", "ttft p90", "ttft p99",
-    "tpot p99", "hit", "spread", "held %", "held p99", "refused %", "err p50 %", "err p90 %",
+    "policy",
+    "n",
+    "load",
+    "age s",
+    "miss %",
+    "ttft %",
+    "tpot %",
+    "good/s",
+    "ttft p50",
+    "ttft p90",
+    "ttft p99",
+    "tpot p99",
+    "hit",
+    "spread",
+    "held %",
+    "held p99",
+    "refused %",
+    "err p50 %",
+    "err p90 %",
 ];
 const WIDEST_FIGURE: usize = 5;

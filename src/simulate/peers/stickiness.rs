@@ -10,8 +10,8 @@ use crate::simulate::engine::EngineConfig;
 use crate::simulate::replay::{Dispatcher, Ended, Incoming, Placement, RequestId, Truth, Verdict};
 
 use super::history::History;
-use super::ledger::Ledger;
 use super::least_in_turn;
+use super::ledger::Ledger;
 
 /// The policy.
 #[derive(Debug)]

@@ -6,6 +6,7 @@
 
 mod contest;
 mod dispatch;
+mod engine_file;
 mod gateway;
 mod hardware;
 mod held;
@@ -16,6 +17,7 @@ mod workload;
 
 pub use contest::{Contender, Entrant, Race, Setting, contest};
 pub use dispatch::{Dispatcher, Ended, Incoming, Placement, RequestId, Truth, Verdict};
+pub use engine_file::{EngineFile, EngineFileError};
 pub use gateway::Gateway;
 pub use hardware::qwen_32b_on_two_h100;
 pub use run::{Scenario, run};

@@ -184,12 +184,7 @@ impl<'a> Fleet<'a> {
         self.ask_again(asked, at, dispatcher);
     }
 
-    fn ask_again(
-        &mut self,
-        mut asked: Vec<(Stamp, RequestId)>,
-        now: Stamp,
-        dispatcher: &mut dyn Dispatcher,
-    ) {
+    fn ask_again(&mut self, mut asked: Vec<(Stamp, RequestId)>, now: Stamp, dispatcher: &mut dyn Dispatcher) {
         for (deadline, request) in asked.drain(..) {
             self.held.release(deadline, request);
             self.place(request, now, dispatcher);
