@@ -12,6 +12,9 @@ use crate::simulate::replay::Contender;
 /// Arguments of `tokenway replay`.
 #[derive(Args, Clone, Debug)]
 pub struct ReplayArgs {
+    /// Fit the engine model to TRACE, a recorded run against one replica; print its engine file and, on stderr, its error
+    #[arg(long, env = "TOKENWAY_REPLAY_FIT", conflicts_with_all = ["config", "policies"])]
+    pub(super) fit: bool,
     /// Requests: Mooncake's JSON lines (timestamp, input_length, output_length, hash_ids) or Azure's CSV
     #[arg(value_name = "TRACE")]
     pub(super) trace: PathBuf,
@@ -21,7 +24,7 @@ pub struct ReplayArgs {
         env = "TOKENWAY_REPLAY_CONFIG",
         value_name = "FILE",
         value_delimiter = ',',
-        required_unless_present = "policies"
+        required_unless_present_any = ["policies", "fit"]
     )]
     pub(super) config: Vec<PathBuf>,
     /// The route of each file [default: its first]

@@ -14,8 +14,8 @@ use crate::config::{Config, Overrides, PolicyName, Route, Slo, TtftBound};
 use crate::simulate::engine::EngineConfig;
 use crate::simulate::peers::Peer;
 use crate::simulate::replay::{
-    Contender, EngineFile, EngineFileError, Entrant, Race, Setting, Trace, TraceError, contest,
-    qwen_32b_on_two_h100,
+    Contender, EngineFile, EngineFileError, Entrant, Fit, Race, Recording, Setting, Trace, TraceError,
+    contest, fit, qwen_32b_on_two_h100,
 };
 
 pub use self::args::ReplayArgs;
@@ -81,22 +81,30 @@ pub fn run(
     out: &mut dyn Write,
     err: &mut dyn Write,
 ) -> io::Result<u8> {
-    match prepare(args, env) {
-        Ok(plan) => {
-            let figures = contest(&plan.trace, (&plan.entrants, &plan.settings), &plan.races, args.threads());
-            let lines = report::lines(&plan, &figures);
-            if args.json {
-                report::json(&lines, out)?
-            } else {
-                report::table(&lines, out)?
-            }
-            Ok(EXIT_OK)
-        }
+    let done = if args.fit {
+        fitted(args).map(|fit| report::fit(&fit, out, err))
+    } else {
+        prepare(args, env).map(|plan| replayed(args, &plan, out))
+    };
+    match done {
+        Ok(written) => written.map(|()| EXIT_OK),
         Err(error) => {
             writeln!(err, "error: {error}")?;
             Ok(EXIT_FAILED)
         }
     }
+}
+
+fn replayed(args: &ReplayArgs, plan: &Plan, out: &mut dyn Write) -> io::Result<()> {
+    let figures = contest(&plan.trace, (&plan.entrants, &plan.settings), &plan.races, args.threads());
+    let lines = report::lines(plan, &figures);
+    if args.json { report::json(&lines, out) } else { report::table(&lines, out) }
+}
+
+fn fitted(args: &ReplayArgs) -> Result<Fit, ReplayError> {
+    let recording = Recording::read(&read(&args.trace)?);
+    let recording = recording.map_err(|error| ReplayError::Trace { path: args.trace.clone(), error })?;
+    Ok(fit(&recording, &engine(args)?))
 }
 
 /// All that is to be run.

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 
 use serde::Serialize;
 
-use crate::simulate::replay::Figures;
+use crate::simulate::replay::{Figures, Fit};
 
 use super::Plan;
 
@@ -77,6 +77,29 @@ pub(super) fn table(lines: &[Line], out: &mut dyn Write) -> io::Result<()> {
         cells.push(format!("{}", first.signals_age_s));
         cells.extend(figures(runs));
         writeln!(out, "{}", row(&cells))?;
+    }
+    Ok(())
+}
+
+/// Prints the engine file, and on `err` how well it fits.
+pub(super) fn fit(fit: &Fit, out: &mut dyn Write, err: &mut dyn Write) -> io::Result<()> {
+    serde_json::to_writer_pretty(&mut *out, &fit.engine).map_err(io::Error::other)?;
+    writeln!(out)?;
+    writeln!(err, "outside of the engine: {:.1} ms of each TTFT", 1_000.0 * fit.overhead_s)?;
+    for (which, error) in [("fitted", &fit.fitted), ("held out", &fit.held_out)] {
+        let percent = |share: f64| 100.0 * share;
+        writeln!(
+            err,
+            "{which}: {} requests, TTFT off by {:.1} % (median) and {:.1} % (p90), TPOT by {:.1} % and {:.1} %; \
+             median model / measured {:.3} and {:.3}",
+            error.requests,
+            percent(error.ttft_p50),
+            percent(error.ttft_p90),
+            percent(error.tpot_p50),
+            percent(error.tpot_p90),
+            error.ttft_ratio,
+            error.tpot_ratio
+        )?;
     }
     Ok(())
 }
