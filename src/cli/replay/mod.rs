@@ -156,7 +156,7 @@ fn entrants(args: &ReplayArgs, configs: &[(&PathBuf, Config)]) -> Result<Vec<Ent
     Ok(entrants)
 }
 
-fn route<'a>(args: &ReplayArgs, file: &PathBuf, config: &'a Config) -> Result<&'a Route, ReplayError> {
+fn route<'a>(args: &ReplayArgs, file: &Path, config: &'a Config) -> Result<&'a Route, ReplayError> {
     let found = match &args.route {
         Some(name) => config.routes.iter().find(|route| *route.name == **name),
         None => config.routes.first(),
@@ -164,7 +164,7 @@ fn route<'a>(args: &ReplayArgs, file: &PathBuf, config: &'a Config) -> Result<&'
     found.ok_or_else(|| {
         let known: Vec<&str> = config.routes.iter().map(|route| &*route.name).collect();
         let route = args.route.clone().unwrap_or_default();
-        ReplayError::NoRoute { path: file.clone(), route, known: known.join(", ") }
+        ReplayError::NoRoute { path: file.to_owned(), route, known: known.join(", ") }
     })
 }
 

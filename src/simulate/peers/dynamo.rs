@@ -68,7 +68,7 @@ impl Dispatcher for Dynamo {
         }
         self.requests.insert(request.id, (replica, blocks.to_vec()));
         let uncached = request.prompt.0.saturating_sub(cached[replica]);
-        self.ledger.place(request.id, replica, now, uncached as f64, 0.0);
+        self.ledger.place(request.id, replica, now, uncached as f64);
         Placement::on(replica)
     }
 

@@ -66,7 +66,7 @@ impl Dispatcher for Smetric {
         let work = cost(hits[replica]);
         self.turn += 1;
         self.history.note(replica, request);
-        self.ledger.place(request.id, replica, now, work, 0.0);
+        self.ledger.place(request.id, replica, now, work);
         Placement::on(replica)
     }
 

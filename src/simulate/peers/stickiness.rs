@@ -60,7 +60,7 @@ impl Dispatcher for TokenLoad {
         self.turn += 1;
         let work = uncached(replica);
         self.history.note(replica, request);
-        self.ledger.place(request.id, replica, now, work, 0.0);
+        self.ledger.place(request.id, replica, now, work);
         Placement::on(replica)
     }
 

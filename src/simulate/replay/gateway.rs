@@ -58,7 +58,7 @@ impl Gateway {
             index,
             model: PoolModel::new(replicas),
             loads: (0..replicas).map(|_| ReplicaLoad::new()).collect(),
-            identities: (0..replicas).map(|slot| identity(slot)).collect(),
+            identities: (0..replicas).map(identity).collect(),
             scrapes: (0..replicas).map(|_| None).collect(),
             streams: HashMap::new(),
             untried: SlotSet::new(),
