@@ -40,7 +40,8 @@ fn folder() -> tempfile::TempDir {
     let directory = tempfile::tempdir().unwrap();
     let mut trace = String::new();
     for n in 0..400_u64 {
-        let (conversation, turn) = (n % 40, n / 40);
+        // An odd number: in turn, no conversation meets the same replica again by chance.
+        let (conversation, turn) = (n % 39, n / 39);
         let ids: Vec<u64> = (0..4 + 2 * turn).map(|block| conversation * 1_000 + block).collect();
         let prompt = ids.len() as u64 * 512 - 100;
         let at = n * 120 + (n * n) % 97;

@@ -135,7 +135,7 @@ mod tests {
             ("{\"step_s\": -1}", "step_s is -1"),
             ("{\"step_s\": 1e9}", "step_s"),
             ("{\"kv_tokens\": 0}", "kv_tokens is 0"),
-            ("[]", "invalid"),
+            ("7", "invalid type"),
         ] {
             let error = EngineFile::read(text).unwrap_err().to_string();
             assert!(error.contains(said), "{text}: {error}");
