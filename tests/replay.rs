@@ -154,9 +154,36 @@ fn a_trace_without_prefixes_is_served_without_hits() {
 }
 
 #[test]
+fn an_engine_fitted_to_a_recording_can_be_replayed_on() {
+    let folder = folder();
+    // 20 ms a step and 1 ms a prompt token, one request at a time.
+    let line = |n: u32| {
+        let (prompt, output, sent) = (40 + 11 * (n % 9), 2 + n % 5, f64::from(n) * 3.0);
+        let first = sent + 0.02 + f64::from(prompt) * 0.001;
+        let end = first + 0.02 * f64::from(output - 1);
+        format!(
+            "{{\"prompt_tokens\": {prompt}, \"output_tokens\": {output}, \"sent\": {sent}, \"first_token\": {first}, \
+             \"end\": {end}}}\n"
+        )
+    };
+    let recording: String = (0..30).map(line).collect();
+    std::fs::write(folder.path().join("recording.jsonl"), recording).unwrap();
+    let said = replay(folder.path(), &["--fit", "@recording.jsonl"]);
+    assert_eq!(said.code, 0, "{}", said.err);
+    assert!(said.err.contains("held out: 15 requests, TTFT off by"), "{}", said.err);
+    let engine: Value = serde_json::from_str(&said.out).unwrap();
+    let prompt_token = figure(&engine, "prompt_token_s");
+    assert!((0.0009..0.0011).contains(&prompt_token), "{engine}");
+    std::fs::write(folder.path().join("fitted.json"), said.out).unwrap();
+    let args = ["@azure.csv", "--policies", "latency", "--replicas", "1", "--engine", "@fitted.json"];
+    assert_eq!(runs(folder.path(), &args).len(), 1);
+}
+
+#[test]
 fn what_cannot_be_run_is_explained() {
     let folder = folder();
-    let cases: [(&[&str], &str); 7] = [
+    let cases: [(&[&str], &str); 8] = [
+        (&["--fit", "@azure.csv"], "azure.csv: line 1: "),
         (&["@none.jsonl", "--policies", "latency"], "cannot read"),
         (&["@wrong.jsonl", "--policies", "latency"], "wrong.jsonl: line 1: missing field"),
         (&["@trace.jsonl", "--config", "@wrong.toml"], "wrong.toml:2:10: "),

@@ -254,12 +254,12 @@ mod tests {
     fn recorded_by(truth: &Prices) -> Recording {
         let mut random = fastrand::Rng::with_seed(5);
         let mut sent = 0.0;
-        let mut requests: Vec<Recorded> = (0..64)
+        let mut requests: Vec<Recorded> = (0..48)
             .map(|_| {
                 sent += 0.2 * -random.f64().max(1e-9).ln();
                 let prompt_tokens = 50 + random.u64(..4_000);
                 let cached_tokens = if random.bool() { (prompt_tokens / 2) / 16 * 16 } else { 0 };
-                let output_tokens = 2 + random.u64(..24);
+                let output_tokens = 2 + random.u64(..12);
                 Recorded { prompt_tokens, cached_tokens, output_tokens, sent, first_token: 0.0, end: 0.0 }
             })
             .collect();
@@ -291,6 +291,6 @@ mod tests {
         let price = |price: Option<f64>, truth: f64| price.unwrap() / truth;
         assert!((0.7..1.4).contains(&price(found.engine.step_s, truth.step)), "{found:?}");
         assert!((0.7..1.4).contains(&price(found.engine.prompt_token_s, truth.prompt_token)), "{found:?}");
-        assert_eq!(found.fitted.requests + found.held_out.requests, 64);
+        assert_eq!(found.fitted.requests + found.held_out.requests, 48);
     }
 }
