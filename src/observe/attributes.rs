@@ -3,6 +3,8 @@
 //! Names follow the OpenTelemetry semantic conventions where they have one, else `tokenway.*`; durations are
 //! seconds. Never prompts, answers or keys: a record does not have them.
 
+use smallvec::SmallVec;
+
 use crate::record::Record;
 
 use super::stages::stages;
@@ -24,15 +26,16 @@ pub enum Value<'a> {
 
 /// Every attribute of a request, in a stable order; what is not known is left out.
 #[must_use]
-pub fn attributes(record: &Record) -> Vec<(&'static str, Value<'_>)> {
-    let mut list = Vec::with_capacity(40);
+pub fn attributes(record: &Record) -> List<'_> {
+    let mut list = List::new();
     gen_ai(record, &mut list);
     http(record, &mut list);
     tokenway(record, &mut list);
     list
 }
 
-type List<'a> = Vec<(&'static str, Value<'a>)>;
+/// Names with their values; on the stack, because one is made for every request.
+pub type List<'a> = SmallVec<[(&'static str, Value<'a>); 48]>;
 
 fn gen_ai<'a>(record: &'a Record, list: &mut List<'a>) {
     list.push(("gen_ai.operation.name", Value::Str(record.dialect.operation())));

@@ -167,7 +167,7 @@ impl Observer {
                 revision: Arc::clone(&served.revision),
             };
             let duration = std::iter::once(record.duration());
-            self.windows.series(&key).observe(Measure::Duration, duration, self.clock.now());
+            self.windows.series(&key).observe(Measure::Duration, duration, record.at.end);
         }
         self.decisions.record(record);
         if let Some(log) = &self.access_log {

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dashmap::DashMap;
+use foldhash::fast::RandomState;
 use hdrhistogram::Histogram;
 use parking_lot::Mutex;
 
@@ -107,7 +108,7 @@ pub struct SeriesView {
 
 /// All series.
 #[derive(Default)]
-pub struct Windows(DashMap<WindowKey, Arc<Series>>);
+pub struct Windows(DashMap<WindowKey, Arc<Series>, RandomState>);
 
 impl Windows {
     /// The series of a key; one that is shared by all further keys once there are too many.

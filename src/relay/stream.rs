@@ -27,17 +27,19 @@ use crate::record::{FirstToken, Outcome, Record};
 
 /// A streamed answer on its way to the client.
 #[derive(Debug)]
+#[repr(C)]
 pub struct StreamBody {
     reader: Box<StreamReader>,
+    bytes_out: u64,
+    has_first_token: bool,
+    /// How it ended is settled, and charged to whom it may concern.
+    is_settled: bool,
+    broken: Option<Box<BrokenOff>>,
     journal: Journal,
     pick: Pick,
     series: StreamSeries,
     pins: Arc<ResponsePins>,
     timeouts: crate::config::Timeouts,
-    broken: Option<BrokenOff>,
-    has_first_token: bool,
-    /// How it ended is settled, and charged to whom it may concern.
-    is_settled: bool,
 }
 
 impl StreamBody {
@@ -55,14 +57,15 @@ impl StreamBody {
         let series = journal.observer().stream_series(&key);
         let mut this = Self {
             reader,
+            bytes_out: 0,
+            has_first_token: false,
+            is_settled: false,
+            broken: None,
             journal,
             pick,
             series,
             pins,
             timeouts,
-            broken: None,
-            has_first_token: false,
-            is_settled: false,
         };
         this.note_first_token();
         this
@@ -78,25 +81,19 @@ impl StreamBody {
         if let Some(broken) = &mut self.broken {
             return broken.poll(cx);
         }
-        let now = self.journal.clock().now();
-        let watch = &self.reader.watch;
-        if self.reader.timeline.resume(now).is_some() {
-            watch.moved(now);
-        }
-        watch.waits();
-        if let Some(verdict) = watch.verdict() {
+        if let Some(verdict) = self.reader.watch.verdict() {
             return self.break_off(&self.failure_of(verdict), cx);
         }
         match self.reader.poll_next(cx) {
-            Poll::Ready(Next::Bytes(bytes)) => self.hand(bytes),
+            Poll::Ready(Next::Bytes(bytes, at)) => self.hand(bytes, at),
             Poll::Ready(Next::End(end)) => self.end(end, cx),
-            Poll::Pending => self.wait(now, cx),
+            Poll::Pending => self.wait(cx),
         }
     }
 
-    fn wait(&mut self, now: Stamp, cx: &mut Context<'_>) -> Polled {
+    fn wait(&mut self, cx: &mut Context<'_>) -> Polled {
         if self.reader.watch.takes_flush() {
-            self.flush(now);
+            self.flush(self.reader.looked_at());
         }
         match self.reader.watch.poll_verdict(cx) {
             Poll::Pending => Poll::Pending,
@@ -104,19 +101,16 @@ impl StreamBody {
         }
     }
 
-    fn hand(&mut self, bytes: Bytes) -> Polled {
-        let now = self.reader.last_read();
+    fn hand(&mut self, bytes: Bytes, now: Stamp) -> Polled {
         if !self.has_first_token {
             self.note_first_token();
         }
         if self.reader.timeline.should_flush(now) {
             self.flush(now);
         }
-        // The clock is read once per read of the replica; what hyper takes later shows in `resume`.
-        let handed = self.journal.clock().now();
-        self.reader.timeline.pause(handed);
-        self.reader.watch.handed(handed);
-        self.journal.record().bytes_out += bytes.len() as u64;
+        self.reader.timeline.pause(now);
+        self.reader.watch.handed(now);
+        self.bytes_out += bytes.len() as u64;
         Poll::Ready(Some(Ok(Frame::data(bytes))))
     }
 
@@ -186,6 +180,7 @@ impl StreamBody {
 
     fn failure_of(&self, verdict: Verdict) -> Failure {
         let after = |timer| match timer {
+            Timer::FirstToken => self.timeouts.first_token,
             Timer::InterToken => self.timeouts.inter_token,
             Timer::ClientStall => self.timeouts.client_stall,
             _ => self.timeouts.total,
@@ -207,7 +202,7 @@ impl StreamBody {
         self.reader.close();
         let place = self.reader.place();
         let event = words(failure, dialect.error_shape(), |words| failure::event(dialect, words, &place));
-        self.broken.insert(BrokenOff::new(event)).poll(cx)
+        self.broken.insert(Box::new(BrokenOff::new(event))).poll(cx)
     }
 
     fn charge(&mut self, failure: &Failure) {
@@ -244,6 +239,7 @@ impl Drop for StreamBody {
         self.reader.timeline.finish(now, output, |gaps| series.gaps(&gaps));
         let timeline = &self.reader.timeline;
         let record = self.journal.record();
+        record.bytes_out += self.bytes_out;
         record.at.last_token = timeline.last_token();
         record.content_events = timeline.content_events();
         (record.longest_gap, record.longest_gap_at) = timeline.longest_gap();

@@ -12,6 +12,7 @@ use serde_json::value::RawValue;
 
 use crate::record::TokenCounts;
 use crate::request::dialect::Dialect;
+use crate::request::json::{Cursor, Fault, Kind, Raw};
 use crate::units::Tokens;
 
 /// Facts that an answer told, as far as it was read.
@@ -66,28 +67,65 @@ pub enum EngineErrorKind {
 #[must_use]
 pub fn of_unary(dialect: Dialect, body: &[u8]) -> Answer {
     let mut answer = Answer::default();
-    let Ok(unary) = serde_json::from_slice::<Unary<'_>>(body) else { return answer };
-    answer.note_id(unary.id);
-    answer.note_model(unary.model);
-    answer.note_usage(unary.usage);
-    answer.note_engine_times(unary.metrics);
-    if let Some(error) = unary.error {
-        answer.note_error(error);
-    }
-    match dialect {
-        Dialect::Chat | Dialect::Completions => {
-            for choice in unary.choices.unwrap_or_default() {
-                answer.note_finish(choice.finish_reason);
-            }
+    let Ok(text) = std::str::from_utf8(body) else { return answer };
+    // What was read before a fault is no less true.
+    let _ = Cursor::new(text).object(|key, value| {
+        match key.escaped().unwrap_or_default() {
+            "choices" if value.ahead() == Kind::Array => answer.note_choices(dialect, value)?,
+            name => answer.note_member(dialect, name, value.value()?),
         }
-        Dialect::Messages => answer.note_finish(unary.stop_reason),
-        Dialect::Responses => answer.note_status(unary.status, unary.incomplete_details),
-        _ => {}
-    }
+        Ok::<_, Fault>(())
+    });
     answer
 }
 
+/// A value that the cursor has validated.
+fn raw<'a>(value: Raw<'a>) -> Option<&'a RawValue> {
+    serde_json::from_str(value.text()).ok().filter(|raw: &&RawValue| raw.get() != "null")
+}
+
 impl Answer {
+    fn note_member(&mut self, dialect: Dialect, name: &str, value: Raw<'_>) {
+        match (name, dialect) {
+            ("id", _) => self.note_id(raw(value)),
+            ("model", _) => self.note_model(raw(value)),
+            ("usage", _) => self.note_usage(raw(value)),
+            ("metrics", _) => self.note_engine_times(raw(value)),
+            ("error", _) => {
+                if let Some(error) = raw(value) {
+                    self.note_error(error);
+                }
+            }
+            ("stop_reason", Dialect::Messages) => self.note_finish(raw(value)),
+            ("status", Dialect::Responses) if self.finish_reasons.is_empty() => {
+                self.note_finish(raw(value));
+            }
+            // More precise than the status, wherever it stands.
+            ("incomplete_details", Dialect::Responses) => {
+                if let Some(reason) = raw(value).and_then(|raw| Incomplete::deserialize(raw).ok()?.reason) {
+                    self.finish_reasons.clear();
+                    self.note_finish(Some(reason));
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn note_choices(&mut self, dialect: Dialect, choices: &mut Cursor<'_>) -> Result<(), Fault> {
+        let has_reasons = matches!(dialect, Dialect::Chat | Dialect::Completions);
+        choices.array(|choice| {
+            if choice.ahead() != Kind::Object {
+                return choice.value().map(drop);
+            }
+            choice.object(|key, value| {
+                if has_reasons && key.escaped() == Some("finish_reason") {
+                    self.note_finish(raw(value.value()?));
+                }
+                Ok(())
+            })
+        })
+    }
+
     pub(super) fn note_id(&mut self, id: Option<&RawValue>) {
         note_string(&mut self.id, id);
     }
@@ -246,34 +284,6 @@ struct ErrorBody<'a> {
 struct Incomplete<'a> {
     #[serde(borrow)]
     reason: Option<&'a RawValue>,
-}
-
-#[derive(Deserialize)]
-struct UnaryChoice<'a> {
-    #[serde(borrow)]
-    finish_reason: Option<&'a RawValue>,
-}
-
-#[derive(Deserialize)]
-struct Unary<'a> {
-    #[serde(borrow)]
-    id: Option<&'a RawValue>,
-    #[serde(borrow)]
-    model: Option<&'a RawValue>,
-    #[serde(borrow)]
-    usage: Option<&'a RawValue>,
-    #[serde(borrow)]
-    metrics: Option<&'a RawValue>,
-    #[serde(borrow)]
-    error: Option<&'a RawValue>,
-    #[serde(borrow)]
-    choices: Option<Vec<UnaryChoice<'a>>>,
-    #[serde(borrow)]
-    stop_reason: Option<&'a RawValue>,
-    #[serde(borrow)]
-    status: Option<&'a RawValue>,
-    #[serde(borrow)]
-    incomplete_details: Option<&'a RawValue>,
 }
 
 const LONGEST_NAME: usize = 256;

@@ -14,6 +14,8 @@ mod table;
 use std::sync::Arc;
 
 use dashmap::DashMap;
+// Every request looks several series up; labels come from code and configuration, not from clients.
+use foldhash::fast::RandomState;
 use parking_lot::Mutex;
 use prometheus::process_collector::ProcessCollector;
 use prometheus::{IntCounter, IntGauge, Registry, TextEncoder};
@@ -46,9 +48,9 @@ pub struct Metrics {
     replicas: ReplicaFamilies,
     totals: Totals,
     process: Process,
-    by_request: DashMap<RequestKey, Arc<RequestSeries>>,
-    by_stream: DashMap<StreamKey, Arc<StreamSeries>>,
-    by_replica: DashMap<ReplicaKey, Arc<ReplicaSeries>>,
+    by_request: DashMap<RequestKey, Arc<RequestSeries>, RandomState>,
+    by_stream: DashMap<StreamKey, Arc<StreamSeries>, RandomState>,
+    by_replica: DashMap<ReplicaKey, Arc<ReplicaSeries>, RandomState>,
     seen: Mutex<Seen>,
     page: Mutex<()>,
     decisions: Memo<(&'static str, &'static str), IntCounter>,
@@ -95,9 +97,9 @@ impl Metrics {
             replicas,
             totals,
             process,
-            by_request: DashMap::new(),
-            by_stream: DashMap::new(),
-            by_replica: DashMap::new(),
+            by_request: DashMap::default(),
+            by_stream: DashMap::default(),
+            by_replica: DashMap::default(),
             seen: Mutex::default(),
             page: Mutex::default(),
             decisions: Memo::default(),
