@@ -155,4 +155,11 @@ pub const OTLP: Keys =
 /// `[telemetry.sampling]`
 pub const SAMPLING: Keys = Keys { header: "[telemetry.sampling]", known: &["routine", "keep"] };
 
+/// `[drift]`
+pub const DRIFT: Keys =
+    Keys { header: "[drift]", known: &["block", "baseline", "availability", "webhook", "state"] };
+
+/// `drift.baseline`
+pub const BASELINE: Keys = Keys { header: "drift.baseline", known: &["from", "to"] };
+
 const TIMERS: &[&str] = &["connect", "first_token", "inter_token", "total", "client_stall"];

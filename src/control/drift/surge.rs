@@ -1,0 +1,171 @@
+//! TTFT at twice its baseline in any five minutes.
+//!
+//! The median of the last one to five minutes against what is ordinary for this hour of the day. A true doubling must
+//! be found in five minutes even at 500 requests an hour, where the median of forty is good to ten percent: so the
+//! bar is at 1.65 times, and noise of window and hours must be five times smaller than the difference. Values reach
+//! the baseline only when they leave the window. Does not know about replicas.
+
+use std::collections::VecDeque;
+
+use super::hours::{HOUR, Hours, Ordinary};
+use super::scale::median;
+
+/// The last five minutes of one series, in front of its hours.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Surge {
+    window: VecDeque<Value>,
+    /// What is ordinary for the hour that it was last asked for: a comparison of 200 hours is not for every tick.
+    ordinary: Option<(i64, Ordinary)>,
+}
+
+/// One TTFT, as a logarithm.
+#[derive(Clone, Copy, Debug)]
+struct Value {
+    at: f64,
+    ln: f64,
+    replica: usize,
+}
+
+/// A window that is far above what is ordinary.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Surged {
+    /// Median of the window, in seconds.
+    pub(super) now: f64,
+    /// Median that is ordinary.
+    pub(super) ordinary: f64,
+    /// Length of the window in seconds.
+    pub(super) window: f64,
+    /// Requests in it.
+    pub(super) requests: usize,
+    /// Hours that the baseline rests on.
+    pub(super) baseline_hours: usize,
+}
+
+impl Surge {
+    /// Takes a TTFT of a replica; what leaves the window goes to `hours`.
+    pub(super) fn add(&mut self, at: f64, ttft: f64, replica: usize, hours: &mut Hours) {
+        self.advance(at, hours);
+        if self.window.len() < MOST {
+            self.window.push_back(Value { at, ln: ttft.max(1e-6).ln(), replica });
+        } else {
+            // More than enough for a median: the rest only teaches.
+            hours.add(at, ttft);
+        }
+    }
+
+    /// Lets time pass.
+    pub(super) fn advance(&mut self, at: f64, hours: &mut Hours) {
+        while let Some(oldest) = self.window.front().copied().filter(|value| value.at <= at - WINDOW) {
+            self.window.pop_front();
+            hours.add(oldest.at, oldest.ln.exp());
+        }
+        // Values of the window belong to hours that are still open.
+        hours.advance(at - WINDOW);
+    }
+
+    /// Judges the windows that end now.
+    pub(super) fn judge(&mut self, at: f64, hours: &Hours) -> Option<Surged> {
+        if self.window.len() < FEWEST {
+            return None;
+        }
+        let ordinary = self.ordinary(at, hours)?;
+        WINDOWS.into_iter().find_map(|length| {
+            let inside: Vec<f64> = self.since(at - length).map(|value| value.ln).collect();
+            let count = inside.len();
+            let now = median(&inside).filter(|_| count >= FEWEST)?;
+            let excess = now - ordinary.median;
+            let chance = (MEDIAN_LOSS * ordinary.spread).powi(2) / count as f64;
+            let noise = (chance + ordinary.noise.0.powi(2)).sqrt();
+            (excess >= BAR.ln() && excess >= SURE * noise).then(|| Surged {
+                now: now.exp(),
+                ordinary: ordinary.median.exp(),
+                window: length,
+                requests: count,
+                baseline_hours: ordinary.hours,
+            })
+        })
+    }
+
+    /// Median of the window, against what is ordinary (a ratio).
+    pub(super) fn ratio(&mut self, at: f64, hours: &Hours) -> Option<f64> {
+        let inside: Vec<f64> = self.since(at - WINDOW).map(|value| value.ln).collect();
+        Some((median(&inside)? - self.ordinary(at, hours)?.median).exp())
+    }
+
+    /// Requests an hour in the window, against what is ordinary (a ratio).
+    pub(super) fn load_ratio(&mut self, at: f64, hours: &Hours) -> Option<f64> {
+        let ordinary = self.ordinary(at, hours)?.count;
+        let now = self.since(at - WINDOW).count() as f64 * HOUR / WINDOW;
+        (ordinary > 0.0 && self.window.len() < MOST).then(|| now / ordinary)
+    }
+
+    /// The median of one replica's values (logarithm), if there are a few.
+    pub(super) fn of_replica(&self, replica: usize) -> Option<f64> {
+        let own: Vec<f64> = self.window.iter().filter(|v| v.replica == replica).map(|v| v.ln).collect();
+        median(&own).filter(|_| own.len() >= FEWEST_OF_REPLICA)
+    }
+
+    fn since(&self, from: f64) -> impl Iterator<Item = &Value> {
+        self.window.iter().filter(move |value| value.at > from)
+    }
+
+    fn ordinary(&mut self, at: f64, hours: &Hours) -> Option<Ordinary> {
+        let index = (at / HOUR).floor() as i64;
+        match self.ordinary {
+            Some((of, ordinary)) if of == index && ordinary.hours > 0 => Some(ordinary),
+            _ => {
+                let ordinary = hours.ordinary(index, 1)?;
+                self.ordinary = Some((index, ordinary));
+                Some(ordinary)
+            }
+        }
+    }
+}
+
+const WINDOW: f64 = 300.0;
+const WINDOWS: [f64; 4] = [300.0, 180.0, 120.0, 60.0];
+const FEWEST: usize = 8;
+const FEWEST_OF_REPLICA: usize = 3;
+/// Values kept of one window.
+const MOST: usize = 2048;
+const BAR: f64 = 1.65;
+const SURE: f64 = 4.75;
+/// A median's spread against a mean's.
+const MEDIAN_LOSS: f64 = 1.2533;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Lognormal TTFT at this many requests an hour that grows after `until`; seconds from there to the finding.
+    fn delay(per_hour: f64, until: f64, factor: f64) -> Option<f64> {
+        let mut random = fastrand::Rng::with_seed(3);
+        let (mut surge, mut hours, mut at, mut tick) = (Surge::default(), Hours::default(), 0.0, 0.0);
+        while at < until + 900.0 {
+            let ttft = 0.06 * (0.47 * super::super::scale::normal(&mut random)).exp();
+            surge.add(at, if at < until { ttft } else { factor * ttft }, 0, &mut hours);
+            if at >= tick {
+                tick = at + 30.0;
+                if surge.judge(at, &hours).is_some() {
+                    return Some(at - until);
+                }
+            }
+            at += HOUR / per_hour;
+        }
+        None
+    }
+
+    #[test]
+    fn a_doubling_is_found_within_five_minutes_and_half_of_it_is_not() {
+        for per_hour in [500.0, 2000.0, 20_000.0] {
+            let found = delay(per_hour, 6.0 * HOUR, 2.0).unwrap();
+            assert!((0.0..300.0).contains(&found), "{per_hour}: {found}");
+            assert_eq!(delay(per_hour, 6.0 * HOUR, 1.3), None, "{per_hour}");
+        }
+    }
+
+    #[test]
+    fn a_young_series_is_compared_with_its_own_first_hour() {
+        assert!(delay(2000.0, 1800.0, 2.5).is_some_and(|found| (0.0..300.0).contains(&found)));
+    }
+}
