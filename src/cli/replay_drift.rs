@@ -183,7 +183,7 @@ mod tests {
     fn lines_that_are_no_records_are_told_apart() {
         let table = [
             ("{", "EOF while parsing an object (column 1)"),
-            ("[]", "missing field"),
+            ("[]", "invalid length 0"),
             ("{\"t\":1,\"route\":\"r\"}", "missing field `outcome`"),
             ("{\"t\":1,\"route\":\"r\",\"outcome\":\"fine\"}", "unknown outcome \"fine\"; known: ok, client_error"),
             ("{\"t\":\"1\",\"route\":\"r\",\"outcome\":\"ok\"}", "invalid type: string \"1\", expected f64"),

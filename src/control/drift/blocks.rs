@@ -45,10 +45,7 @@ impl Blocks {
         if part.total > 0 {
             self.past.push_back((before, part));
         }
-        let oldest = index - i64::try_from(self.kept).unwrap_or(i64::MAX);
-        while self.past.front().is_some_and(|(at, _)| *at < oldest) {
-            self.past.pop_front();
-        }
+        self.forget(index);
         true
     }
 
@@ -76,12 +73,19 @@ impl Blocks {
         self.past.iter()
     }
 
-    /// Takes a part of a baseline file; parts come in order.
+    /// Takes a closed part, of a baseline file for one; parts come in order.
     pub(super) fn restore(&mut self, index: i64, part: Sparse) {
-        let is_next = self.past.back().is_none_or(|(last, _)| *last < index);
-        if is_next && self.past.len() < self.kept {
+        if self.past.back().is_none_or(|(last, _)| *last < index) {
             self.past.push_back((index, part));
             self.index = Some(index + 1);
+            self.forget(index + 1);
+        }
+    }
+
+    fn forget(&mut self, now: i64) {
+        let oldest = now.saturating_sub(i64::try_from(self.kept).unwrap_or(i64::MAX));
+        while self.past.front().is_some_and(|(at, _)| *at < oldest) {
+            self.past.pop_front();
         }
     }
 }

@@ -18,6 +18,8 @@ mod series;
 mod shift;
 mod slo;
 mod slow;
+#[cfg(test)]
+mod study;
 mod surge;
 mod verdicts;
 

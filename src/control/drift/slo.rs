@@ -20,7 +20,8 @@ struct Slot {
     index: i64,
     all: u32,
     over: u32,
-    first_over: Option<f64>,
+    /// When the first and the last of them came.
+    span: Option<(f64, f64)>,
 }
 
 /// p99 is over the SLO.
@@ -48,7 +49,7 @@ impl SloWatch {
         slot.all += 1;
         if ttft > bound {
             slot.over += 1;
-            slot.first_over.get_or_insert(at);
+            slot.span = Some((slot.span.map_or(at, |(first, _)| first), at));
         }
     }
 
@@ -60,16 +61,18 @@ impl SloWatch {
             let all: u32 = inside().map(|slot| slot.all).sum();
             let over: u32 = inside().map(|slot| slot.over).sum();
             let (all, over) = (f64::from(all), f64::from(over));
-            let first = inside().find_map(|slot| slot.first_over)?;
+            let first = inside().find_map(|slot| slot.span)?.0;
+            let last = inside().filter_map(|slot| slot.span).last()?.1;
             let is_over = ln_binomial_tail(over, all, SHARE) <= SURE;
-            is_over.then_some((first, over / all, all))
+            is_over.then_some(((first, last), over / all, all))
         });
-        let Some((first, share, requests)) = seen else {
+        let Some(((first, last), share, requests)) = seen else {
             self.over_since = None;
             return None;
         };
         let since = *self.over_since.get_or_insert(first);
-        let lasted = at - since;
+        // A burst of a few seconds stays in the windows for minutes, but it did not last for them.
+        let lasted = last - since;
         (lasted > LASTS).then_some(OverSlo { lasted, share, requests })
     }
 }
