@@ -76,7 +76,7 @@ impl Kind {
     pub(super) fn hold(self) -> f64 {
         match self {
             Self::TtftTailDrift | Self::TtftDrift | Self::ResidualDrift | Self::ItlDrift => 14.0 * 86_400.0,
-            Self::TtftDoubled | Self::TtftP99OverSlo => 600.0,
+            Self::TtftDoubled | Self::TtftP99OverSlo => 1800.0,
             Self::AvailabilityBurn => 1800.0,
             Self::TtftShift | Self::ItlShift | Self::ItlJitter => 6.0 * 3600.0,
             Self::AvailabilityHour => 7.0 * 86_400.0,

@@ -19,6 +19,8 @@ pub(super) struct Peer {
     usual: VecDeque<(f64, f64)>,
     /// For how many quarters of an hour it has been slow.
     slow_for: u32,
+    /// Whether that was found.
+    is_slow: bool,
     /// Its days, for a tail that drifts at this replica alone.
     pub(super) blocks: Blocks,
     /// Availability of the last hours: requests and failures, halved every hour.
@@ -45,6 +47,7 @@ impl Peer {
             quarters: VecDeque::new(),
             usual: VecDeque::new(),
             slow_for: 0,
+            is_slow: false,
             blocks,
             recent: (0.0, 0.0),
         }
@@ -70,7 +73,8 @@ impl Peer {
         }
     }
 
-    fn last_hour(&self) -> Option<(f64, u64)> {
+    /// The median of the last hour (logarithm) and how many values it rests on.
+    pub(super) fn last_hour(&self) -> Option<(f64, u64)> {
         let mut hour = Dense::default();
         self.quarters.iter().for_each(|(_, part)| hour.merge(part));
         Some((hour.ln_quantile(0.5)?, hour.total())).filter(|(_, count)| *count >= FEWEST)
@@ -92,7 +96,13 @@ pub(super) fn judge(peers: &mut [Peer], quarter: i64) -> Vec<SlowPeer> {
         };
         let excess = peer.excess((own, others), count);
         peer.slow_for = if excess.is_some() { peer.slow_for + 1 } else { 0 };
+        peer.is_slow &= excess.is_some();
         if let Some(excess) = excess.filter(|_| peer.slow_for >= IN_A_ROW) {
+            peer.is_slow = true;
+            if peer.slow_for > USUAL_AFTER {
+                // After a week it is what this replica is like.
+                peer.usual.clear();
+            }
             slow.push(SlowPeer { replica: at, now: own.exp(), others: others.exp(), ratio: excess.exp() });
         } else if peer.slow_for == 0 && quarter.rem_euclid(QUARTERS) == 0 {
             peer.usual.push_back((own, own - others));
@@ -113,6 +123,10 @@ impl Peer {
         let usual = robust(&differences, (PRIOR_NOISE, PRIOR_HOURS));
         let (center, bar) = if is_known { (usual.center, BAR) } else { (0.0, BAR_UNKNOWN) };
         let excess = own - others - center;
+        if self.is_slow {
+            // Found already: it takes less to go on than to begin.
+            return (excess >= BACK.ln()).then_some(excess);
+        }
         let noise = (usual.scale.powi(2) + 1.0 / count as f64).sqrt();
         // Peers that got faster do not make this one slow.
         let own_rise = self.usual_median().filter(|_| is_known).map_or(excess, |before| own - before);
@@ -129,6 +143,8 @@ const USUAL_HOURS: usize = 7 * 24;
 const KNOWN_AFTER: usize = 6;
 const BAR: f64 = 1.3;
 const BAR_UNKNOWN: f64 = 1.6;
+const BACK: f64 = 1.15;
+const USUAL_AFTER: u32 = 7 * 96;
 const SURE: f64 = 4.5;
 const PRIOR_NOISE: f64 = 0.05;
 const PRIOR_HOURS: f64 = 6.0;

@@ -155,7 +155,11 @@ impl Series {
     pub(super) fn tick(&mut self, at: f64, settings: &Settings, out: &mut Vec<Finding>) {
         self.surge.advance(at, &mut self.ttft_hours);
         self.itl_window.advance(at, &mut self.itl_hours);
-        if let Some(surged) = self.surge.judge(at, &self.ttft_hours) {
+        if self.is_active(Kind::TtftDoubled) {
+            if self.surge.goes_on(at, &self.ttft_hours) {
+                self.keep(Kind::TtftDoubled, at);
+            }
+        } else if let Some(surged) = self.surge.judge(at, &self.ttft_hours) {
             let finding = verdicts::doubled(self, at, &surged);
             self.raise(at, finding, out);
         }
@@ -204,6 +208,9 @@ impl Series {
         let hour = self.ttft_hours.latest().next().map(|hour| hour.index);
         if hour != self.judged.ttft_hour {
             self.judged.ttft_hour = hour;
+            if shift::goes_on(&self.ttft_hours) {
+                self.keep(Kind::TtftShift, at);
+            }
             if let Some(shifted) = shift::judge(&self.ttft_hours) {
                 let finding = verdicts::ttft_shift(self, at, &shifted);
                 self.raise(at, finding, out);
@@ -212,6 +219,10 @@ impl Series {
         let hour = self.itl_hours.latest().next().map(|hour| hour.index);
         if hour != self.judged.itl_hour {
             self.judged.itl_hour = hour;
+            if shift::goes_on(&self.itl_hours) {
+                self.keep(Kind::ItlShift, at);
+                self.keep(Kind::ItlJitter, at);
+            }
             if let Some(shifted) = shift::judge(&self.itl_hours) {
                 let finding = verdicts::itl_shift(self, at, &shifted);
                 self.raise(at, finding, out);
@@ -257,8 +268,8 @@ impl Series {
     }
 
     fn judge_tails_of_replicas(&mut self, at: f64, settings: &Settings, out: &mut Vec<Finding>) {
-        let is_known = |kind| self.active.iter().any(|active| active.finding.kind == kind);
-        if self.peers.len() < 2 || is_known(Kind::TtftTailDrift) || is_known(Kind::TtftDrift) {
+        let is_known = self.is_active(Kind::TtftTailDrift) || self.is_active(Kind::TtftDrift);
+        if self.peers.len() < 2 || is_known {
             return;
         }
         let setup = settings.slow(REPLICA_THRESHOLD);
@@ -269,6 +280,16 @@ impl Series {
             let finding = verdicts::slow_drift_of_replica(self, (at, place), &drift);
             self.raise(at, finding, out);
         }
+    }
+
+    fn is_active(&self, kind: Kind) -> bool {
+        self.active.iter().any(|active| active.finding.kind == kind)
+    }
+
+    /// What was found is still so.
+    fn keep(&mut self, kind: Kind, at: f64) {
+        let same = self.active.iter_mut().filter(|active| active.finding.kind == kind);
+        same.for_each(|active| active.last_seen = at);
     }
 
     /// Pushes a finding unless it is active already.
@@ -298,7 +319,7 @@ impl Settings {
 }
 
 /// Score of a drift over days; see `docs/drift.md` for the false alarms that each costs.
-const THRESHOLD: f64 = 2.8;
+const THRESHOLD: f64 = 2.85;
 const RAW_BESIDE_RESIDUAL: f64 = 3.3;
 const ITL_THRESHOLD: f64 = 3.3;
 const REPLICA_THRESHOLD: f64 = 3.3;

@@ -45,6 +45,12 @@ pub(super) fn judge(hours: &Hours) -> Option<Shifted> {
     }
 }
 
+/// Whether a shift that was found still goes on: the last hour is up by half of what finding it takes.
+pub(super) fn goes_on(hours: &Hours) -> bool {
+    let last = hours.latest().next().and_then(|hour| compare(hours, hour));
+    last.is_some_and(|last| last.median.excess.max(last.p90.excess) >= BAR.ln() / 2.0)
+}
+
 struct Compared {
     median: Side,
     p90: Side,

@@ -69,14 +69,22 @@ impl Surge {
             return None;
         }
         let ordinary = self.ordinary(at, hours)?;
+        let bar = ordinary.median + BAR.ln();
         WINDOWS.into_iter().find_map(|length| {
+            // A median is over the bar only if half of the values are: that needs no sorting.
+            let (over, all) = self.since(at - length).fold((0, 0), |(over, all), value| {
+                (over + usize::from(value.ln >= bar), all + 1)
+            });
+            if 2 * over < all {
+                return None;
+            }
             let inside: Vec<f64> = self.since(at - length).map(|value| value.ln).collect();
             let count = inside.len();
             let now = median(&inside).filter(|_| count >= FEWEST)?;
             let excess = now - ordinary.median;
             let chance = (MEDIAN_LOSS * ordinary.spread).powi(2) / count as f64;
             let noise = (chance + ordinary.noise.0.powi(2)).sqrt();
-            (excess >= BAR.ln() && excess >= SURE * noise).then(|| Surged {
+            (now >= bar && excess >= SURE * noise).then(|| Surged {
                 now: now.exp(),
                 ordinary: ordinary.median.exp(),
                 window: length,
@@ -99,6 +107,17 @@ impl Surge {
         (ordinary > 0.0 && self.window.len() < MOST).then(|| now / ordinary)
     }
 
+    /// Whether a surge that was found still goes on: less than what finding it takes, so that it is found once.
+    pub(super) fn goes_on(&mut self, at: f64, hours: &Hours) -> bool {
+        self.ratio(at, hours).is_some_and(|ratio| ratio >= BACK)
+    }
+
+    /// Median of the window without one replica's values, against what is ordinary (a ratio).
+    pub(super) fn ratio_without(&mut self, replica: usize, at: f64, hours: &Hours) -> Option<f64> {
+        let others: Vec<f64> = self.window.iter().filter(|v| v.replica != replica).map(|v| v.ln).collect();
+        Some((median(&others)? - self.ordinary(at, hours)?.median).exp())
+    }
+
     /// The median of one replica's values (logarithm), if there are a few.
     pub(super) fn of_replica(&self, replica: usize) -> Option<f64> {
         let own: Vec<f64> = self.window.iter().filter(|v| v.replica == replica).map(|v| v.ln).collect();
@@ -106,7 +125,7 @@ impl Surge {
     }
 
     fn since(&self, from: f64) -> impl Iterator<Item = &Value> {
-        self.window.iter().filter(move |value| value.at > from)
+        self.window.iter().rev().take_while(move |value| value.at > from)
     }
 
     fn ordinary(&mut self, at: f64, hours: &Hours) -> Option<Ordinary> {
@@ -125,10 +144,11 @@ impl Surge {
 const WINDOW: f64 = 300.0;
 const WINDOWS: [f64; 4] = [300.0, 180.0, 120.0, 60.0];
 const FEWEST: usize = 8;
-const FEWEST_OF_REPLICA: usize = 3;
+const FEWEST_OF_REPLICA: usize = 5;
 /// Values kept of one window.
 const MOST: usize = 2048;
 const BAR: f64 = 1.65;
+const BACK: f64 = 1.3;
 const SURE: f64 = 4.75;
 /// A median's spread against a mean's.
 const MEDIAN_LOSS: f64 = 1.2533;

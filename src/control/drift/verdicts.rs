@@ -16,7 +16,8 @@ use super::slow::{self, SlowDrift};
 use super::surge::Surged;
 
 pub(super) fn doubled(series: &mut Series, at: f64, surged: &Surged) -> Finding {
-    let moved = moved(series, (surged.now / surged.ordinary).ln() / 2.0);
+    let mut moved = moved(series, (surged.now / surged.ordinary).ln() / 2.0);
+    moved.keep_to_one(series, at);
     let context = context(series, at, &moved);
     let evidence = Evidence::default()
         .with("ttft_p50", surged.now)
@@ -29,7 +30,8 @@ pub(super) fn doubled(series: &mut Series, at: f64, surged: &Surged) -> Finding 
 }
 
 pub(super) fn over_slo(series: &mut Series, at: f64, over: &OverSlo) -> Finding {
-    let moved = moved(series, MOVED.ln());
+    let mut moved = moved(series, MOVED.ln());
+    moved.keep_to_one(series, at);
     let mut context = context(series, at, &moved);
     let ttft = series.surge.ratio(at, &series.ttft_hours);
     context.is_median_flat = ttft.is_some_and(|ratio| ratio < FLAT);
@@ -43,7 +45,8 @@ pub(super) fn over_slo(series: &mut Series, at: f64, over: &OverSlo) -> Finding 
 }
 
 pub(super) fn ttft_shift(series: &mut Series, at: f64, shifted: &Shifted) -> Finding {
-    let moved = moved(series, (shifted.now / shifted.ordinary).ln() / 2.0);
+    let mut moved = moved_for_an_hour(series);
+    moved.keep_to_one(series, at);
     let mut context = context(series, at, &moved);
     context.is_median_flat = shifted.part == Part::Slowest;
     finish(series, (at, Kind::TtftShift), &context, shift_evidence(shifted), moved)
@@ -159,6 +162,18 @@ struct Moved {
     affected: Vec<Arc<str>>,
 }
 
+impl Moved {
+    /// One replica is the cause only if all others are as ever: few requests make a lone replica of any of them.
+    fn keep_to_one(&mut self, series: &mut Series, at: f64) {
+        let [name] = self.affected.as_slice() else { return };
+        let Some(place) = series.names.iter().position(|other| other == name) else { return };
+        let others = series.surge.ratio_without(place, at, &series.ttft_hours);
+        if others.is_none_or(|ratio| ratio >= FLAT) {
+            self.replicas = 0;
+        }
+    }
+}
+
 /// Replicas whose last five minutes are up by at least `by` (logarithm).
 fn moved(series: &Series, by: f64) -> Moved {
     let mut moved = Moved::default();
@@ -171,6 +186,19 @@ fn moved(series: &Series, by: f64) -> Moved {
         };
         moved.replicas += 1;
         if now - usual >= by {
+            moved.affected.push(Arc::clone(name));
+        }
+    }
+    moved
+}
+
+/// Replicas whose last hour is slower than is usual for them.
+fn moved_for_an_hour(series: &Series) -> Moved {
+    let mut moved = Moved::default();
+    for (peer, name) in series.peers.iter().zip(&series.names) {
+        let (Some((now, _)), Some(usual)) = (peer.last_hour(), peer.usual_median()) else { continue };
+        moved.replicas += 1;
+        if now - usual >= MOVED_FOR_AN_HOUR.ln() {
             moved.affected.push(Arc::clone(name));
         }
     }
@@ -245,6 +273,8 @@ fn finish(
 
 /// A replica's median up by this has moved.
 const MOVED: f64 = 1.3;
+/// Or by this, for an hour.
+const MOVED_FOR_AN_HOUR: f64 = 1.2;
 /// A median within this has not.
 const FLAT: f64 = 1.2;
 const LENIENT: f64 = 1.0;

@@ -147,7 +147,7 @@ fn measure(world: &World, fleets: usize, thresholds: (f64, f64), seed: u64) -> R
 fn slow_drift() {
     let from_env = |name: &str, or: f64| std::env::var(name).ok().and_then(|v| v.parse().ok()).unwrap_or(or);
     let fleets = from_env("FLEETS", 40.0) as usize;
-    let thresholds = (from_env("THRESHOLD", 2.8), from_env("REPLICA_THRESHOLD", 3.3));
+    let thresholds = (from_env("THRESHOLD", 2.85), from_env("REPLICA_THRESHOLD", 3.3));
     println!("family         noise   common  req/h  od    false/year  of a replica  median  p90   missed");
     for (family, has_bad_days, common) in [
         (Family::Lognormal, false, 1.0),
