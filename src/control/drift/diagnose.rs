@@ -12,6 +12,8 @@ pub(super) struct Context {
     /// Replicas with enough requests to be judged, and those among them that moved.
     pub(super) replicas: usize,
     pub(super) affected: usize,
+    /// Whether just one replica is known to be slower than its peers.
+    pub(super) has_slow_replica: bool,
     /// Seconds since the revision was first seen, where the route had another before.
     pub(super) revision_age: Option<f64>,
     /// Whether the median stayed.
@@ -25,7 +27,8 @@ pub(super) struct Context {
 impl Context {
     /// The most likely cause.
     pub(super) fn diagnose(&self, kind: Kind) -> Diagnosis {
-        if self.replicas >= 2 && self.affected == 1 {
+        let is_about_ttft = matches!(kind, Kind::TtftDoubled | Kind::TtftShift | Kind::TtftP99OverSlo);
+        if (self.replicas >= 2 && self.affected == 1) || (self.has_slow_replica && is_about_ttft) {
             return Diagnosis::Replica;
         }
         if self.revision_age.is_some_and(|age| age < kind.revision_suspect_for()) {

@@ -65,6 +65,19 @@ impl Dense {
         ln_quantile(bins, self.total, q)
     }
 
+    /// The mean of the logarithms without the highest and the lowest tenth; `None` while empty.
+    pub(super) fn ln_center(&self) -> Option<f64> {
+        let (low, high) = (TRIMMED * self.total as f64, (1.0 - TRIMMED) * self.total as f64);
+        let (mut below, mut sum) = (0.0, 0.0);
+        for (bin, count) in self.counts.iter().enumerate().filter(|(_, count)| **count > 0) {
+            let until = below + f64::from(*count);
+            let inside = until.min(high) - below.max(low);
+            sum += inside.max(0.0) * (edge(bin).ln() + WIDTH / 2.0);
+            below = until;
+        }
+        (self.total > 0).then(|| sum / (high - low))
+    }
+
     /// The lowest bin above which at most `share` of the values lies, with that share.
     pub(super) fn tail(&self, share: f64) -> Option<(usize, f64)> {
         let allowed = share * self.total as f64;
@@ -114,8 +127,7 @@ fn ln_quantile(bins: impl Iterator<Item = (usize, u32)>, total: u64, q: f64) -> 
         let count = f64::from(count);
         if below + count >= wanted {
             let inside = ((wanted - below) / count).clamp(0.0, 1.0);
-            let width = std::f64::consts::LN_2 / PER_OCTAVE;
-            return Some(edge(bin).ln() + inside * width);
+            return Some(edge(bin).ln() + inside * WIDTH);
         }
         below += count;
     }
@@ -123,6 +135,10 @@ fn ln_quantile(bins: impl Iterator<Item = (usize, u32)>, total: u64, q: f64) -> 
 }
 
 const PER_OCTAVE: f64 = 20.0;
+/// Width of a bin, as a logarithm.
+const WIDTH: f64 = std::f64::consts::LN_2 / PER_OCTAVE;
+/// Share that is left out at either end of a trimmed mean.
+pub(super) const TRIMMED: f64 = 0.1;
 const LOWEST: f64 = 1e-5;
 /// 28 octaves.
 pub(super) const BINS: usize = 560;

@@ -16,6 +16,8 @@ pub(super) struct Hour {
     pub(super) index: i64,
     pub(super) count: u64,
     pub(super) median: f64,
+    /// Trimmed mean: a better estimate of where the hour is than its median, from few values.
+    pub(super) center: f64,
     pub(super) p90: f64,
     /// Robust standard deviation inside the hour.
     pub(super) spread: f64,
@@ -25,6 +27,7 @@ pub(super) struct Hour {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Ordinary {
     pub(super) median: f64,
+    pub(super) center: f64,
     pub(super) p90: f64,
     pub(super) spread: f64,
     /// Noise of the median, and of the 90th percentile, from hour to hour.
@@ -97,6 +100,7 @@ impl Hours {
         let hour = summary(0, &self.current).filter(|hour| hour.count >= ENOUGH)?;
         Some(Ordinary {
             median: hour.median,
+            center: hour.center,
             p90: hour.p90,
             spread: hour.spread,
             noise: (2.0 * PRIOR_NOISE, 2.0 * PRIOR_NOISE),
@@ -113,6 +117,7 @@ fn of_hours(hours: &[&Hour]) -> Option<Ordinary> {
     let p90s = robust(&all(|hour| hour.p90), (PRIOR_NOISE, PRIOR_HOURS));
     Some(Ordinary {
         median: medians.center,
+        center: robust(&all(|hour| hour.center), (PRIOR_NOISE, PRIOR_HOURS)).center,
         p90: p90s.center,
         spread: median(&all(|hour| hour.spread))?,
         noise: (medians.scale, p90s.scale),
@@ -125,7 +130,8 @@ fn summary(index: i64, values: &Dense) -> Option<Hour> {
     let count = values.total();
     let quantile = |q| values.ln_quantile(q).filter(|_| count >= FEWEST);
     let spread = (quantile(0.75)? - quantile(0.25)?) / 1.349;
-    Some(Hour { index, count, median: quantile(0.5)?, p90: quantile(0.9)?, spread })
+    let center = values.ln_center()?;
+    Some(Hour { index, count, median: quantile(0.5)?, center, p90: quantile(0.9)?, spread })
 }
 
 /// Seconds in an hour.

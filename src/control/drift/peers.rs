@@ -62,7 +62,7 @@ impl Peer {
     /// Its usual median (logarithm), once it has one.
     pub(super) fn usual_median(&self) -> Option<f64> {
         let medians: Vec<f64> = self.usual.iter().map(|(own, _)| *own).collect();
-        median(&medians)
+        median(&medians).filter(|_| medians.len() >= KNOWN_AFTER)
     }
 
     fn close(&mut self, quarter: i64) {

@@ -286,6 +286,11 @@ impl Series {
         self.active.iter().any(|active| active.finding.kind == kind)
     }
 
+    /// How many replicas are known to be slower than their peers.
+    pub(super) fn slow_replicas(&self) -> usize {
+        self.active.iter().filter(|active| active.finding.kind == Kind::ReplicaSlow).count()
+    }
+
     /// What was found is still so.
     fn keep(&mut self, kind: Kind, at: f64) {
         let same = self.active.iter_mut().filter(|active| active.finding.kind == kind);

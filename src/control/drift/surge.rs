@@ -1,12 +1,13 @@
 //! TTFT at twice its baseline in any five minutes.
 //!
-//! The median of the last one to five minutes against what is ordinary for this hour of the day. A true doubling must
-//! be found in five minutes even at 500 requests an hour, where the median of forty is good to ten percent: so the
-//! bar is at 1.65 times, and noise of window and hours must be five times smaller than the difference. Values reach
+//! The trimmed mean of the last one to five minutes against what is ordinary for this hour of the day. A true doubling
+//! must be found in five minutes even at 500 requests an hour, where the mean of forty is good to eight percent: so the
+//! bar is at 1.65 times, and noise of window and hours must be 4.5 times smaller than the difference. Values reach
 //! the baseline only when they leave the window. Does not know about replicas.
 
 use std::collections::VecDeque;
 
+use super::histogram::TRIMMED;
 use super::hours::{HOUR, Hours, Ordinary};
 use super::scale::median;
 
@@ -29,9 +30,9 @@ struct Value {
 /// A window that is far above what is ordinary.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Surged {
-    /// Median of the window, in seconds.
+    /// Trimmed mean of the window, in seconds.
     pub(super) now: f64,
-    /// Median that is ordinary.
+    /// The one that is ordinary.
     pub(super) ordinary: f64,
     /// Length of the window in seconds.
     pub(super) window: f64,
@@ -69,35 +70,33 @@ impl Surge {
             return None;
         }
         let ordinary = self.ordinary(at, hours)?;
-        let bar = ordinary.median + BAR.ln();
+        let bar = ordinary.center + BAR.ln();
         WINDOWS.into_iter().find_map(|length| {
-            // A median is over the bar only if half of the values are: that needs no sorting.
+            // A surge is not the doing of a few: and where it is, nothing needs to be sorted.
             let (over, all) = self.since(at - length).fold((0, 0), |(over, all), value| {
                 (over + usize::from(value.ln >= bar), all + 1)
             });
-            if 2 * over < all {
+            if all < FEWEST || (over as f64) < MANY * all as f64 {
                 return None;
             }
-            let inside: Vec<f64> = self.since(at - length).map(|value| value.ln).collect();
-            let count = inside.len();
-            let now = median(&inside).filter(|_| count >= FEWEST)?;
-            let excess = now - ordinary.median;
-            let chance = (MEDIAN_LOSS * ordinary.spread).powi(2) / count as f64;
+            let now = center(self.since(at - length).map(|value| value.ln).collect())?;
+            let excess = now - ordinary.center;
+            let chance = (TRIMMED_LOSS * ordinary.spread).powi(2) / all as f64;
             let noise = (chance + ordinary.noise.0.powi(2)).sqrt();
             (now >= bar && excess >= SURE * noise).then(|| Surged {
                 now: now.exp(),
-                ordinary: ordinary.median.exp(),
+                ordinary: ordinary.center.exp(),
                 window: length,
-                requests: count,
+                requests: all,
                 baseline_hours: ordinary.hours,
             })
         })
     }
 
-    /// Median of the window, against what is ordinary (a ratio).
+    /// Where the window is, against what is ordinary (a ratio).
     pub(super) fn ratio(&mut self, at: f64, hours: &Hours) -> Option<f64> {
-        let inside: Vec<f64> = self.since(at - WINDOW).map(|value| value.ln).collect();
-        Some((median(&inside)? - self.ordinary(at, hours)?.median).exp())
+        let inside = center(self.since(at - WINDOW).map(|value| value.ln).collect())?;
+        Some((inside - self.ordinary(at, hours)?.center).exp())
     }
 
     /// Requests an hour in the window, against what is ordinary (a ratio).
@@ -112,10 +111,10 @@ impl Surge {
         self.ratio(at, hours).is_some_and(|ratio| ratio >= BACK)
     }
 
-    /// Median of the window without one replica's values, against what is ordinary (a ratio).
-    pub(super) fn ratio_without(&mut self, replica: usize, at: f64, hours: &Hours) -> Option<f64> {
-        let others: Vec<f64> = self.window.iter().filter(|v| v.replica != replica).map(|v| v.ln).collect();
-        Some((median(&others)? - self.ordinary(at, hours)?.median).exp())
+    /// Where the values since `from` are without those of one replica, against what is ordinary (a ratio).
+    pub(super) fn ratio_without(&self, replica: usize, from: f64, ordinary: f64) -> Option<f64> {
+        let others = self.since(from).filter(|value| value.replica != replica);
+        Some((center(others.map(|value| value.ln).collect())? - ordinary).exp())
     }
 
     /// The median of one replica's values (logarithm), if there are a few.
@@ -128,7 +127,8 @@ impl Surge {
         self.window.iter().rev().take_while(move |value| value.at > from)
     }
 
-    fn ordinary(&mut self, at: f64, hours: &Hours) -> Option<Ordinary> {
+    /// What is ordinary now.
+    pub(super) fn ordinary(&mut self, at: f64, hours: &Hours) -> Option<Ordinary> {
         let index = (at / HOUR).floor() as i64;
         match self.ordinary {
             Some((of, ordinary)) if of == index && ordinary.hours > 0 => Some(ordinary),
@@ -141,6 +141,14 @@ impl Surge {
     }
 }
 
+/// Trimmed mean of a few logarithms.
+fn center(mut values: Vec<f64>) -> Option<f64> {
+    values.sort_by(f64::total_cmp);
+    let cut = (values.len() as f64 * TRIMMED) as usize;
+    let inside = values.get(cut..values.len() - cut).filter(|inside| !inside.is_empty())?;
+    Some(inside.iter().sum::<f64>() / inside.len() as f64)
+}
+
 const WINDOW: f64 = 300.0;
 const WINDOWS: [f64; 4] = [300.0, 180.0, 120.0, 60.0];
 const FEWEST: usize = 8;
@@ -149,9 +157,11 @@ const FEWEST_OF_REPLICA: usize = 5;
 const MOST: usize = 2048;
 const BAR: f64 = 1.65;
 const BACK: f64 = 1.3;
-const SURE: f64 = 4.75;
-/// A median's spread against a mean's.
-const MEDIAN_LOSS: f64 = 1.2533;
+const SURE: f64 = 4.5;
+/// Share of the window's requests that must be over the bar themselves.
+const MANY: f64 = 0.35;
+/// A trimmed mean's spread against a mean's.
+const TRIMMED_LOSS: f64 = 1.06;
 
 #[cfg(test)]
 mod tests {

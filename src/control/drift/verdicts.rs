@@ -17,11 +17,11 @@ use super::surge::Surged;
 
 pub(super) fn doubled(series: &mut Series, at: f64, surged: &Surged) -> Finding {
     let mut moved = moved(series, (surged.now / surged.ordinary).ln() / 2.0);
-    moved.keep_to_one(series, at);
+    moved.keep_to_one(series, at, surged.window);
     let context = context(series, at, &moved);
     let evidence = Evidence::default()
-        .with("ttft_p50", surged.now)
-        .with("baseline_p50", surged.ordinary)
+        .with("ttft", surged.now)
+        .with("baseline_ttft", surged.ordinary)
         .with("ratio", surged.now / surged.ordinary)
         .with("window_seconds", surged.window)
         .with("requests", surged.requests as f64)
@@ -31,7 +31,7 @@ pub(super) fn doubled(series: &mut Series, at: f64, surged: &Surged) -> Finding 
 
 pub(super) fn over_slo(series: &mut Series, at: f64, over: &OverSlo) -> Finding {
     let mut moved = moved(series, MOVED.ln());
-    moved.keep_to_one(series, at);
+    moved.keep_to_one(series, at, 300.0);
     let mut context = context(series, at, &moved);
     let ttft = series.surge.ratio(at, &series.ttft_hours);
     context.is_median_flat = ttft.is_some_and(|ratio| ratio < FLAT);
@@ -46,7 +46,7 @@ pub(super) fn over_slo(series: &mut Series, at: f64, over: &OverSlo) -> Finding 
 
 pub(super) fn ttft_shift(series: &mut Series, at: f64, shifted: &Shifted) -> Finding {
     let mut moved = moved_for_an_hour(series);
-    moved.keep_to_one(series, at);
+    moved.keep_to_one(series, at, 300.0);
     let mut context = context(series, at, &moved);
     context.is_median_flat = shifted.part == Part::Slowest;
     finish(series, (at, Kind::TtftShift), &context, shift_evidence(shifted), moved)
@@ -164,10 +164,11 @@ struct Moved {
 
 impl Moved {
     /// One replica is the cause only if all others are as ever: few requests make a lone replica of any of them.
-    fn keep_to_one(&mut self, series: &mut Series, at: f64) {
+    fn keep_to_one(&mut self, series: &mut Series, at: f64, window: f64) {
         let [name] = self.affected.as_slice() else { return };
         let Some(place) = series.names.iter().position(|other| other == name) else { return };
-        let others = series.surge.ratio_without(place, at, &series.ttft_hours);
+        let ordinary = series.surge.ordinary(at, &series.ttft_hours);
+        let others = ordinary.and_then(|o| series.surge.ratio_without(place, at - window, o.center));
         if others.is_none_or(|ratio| ratio >= FLAT) {
             self.replicas = 0;
         }
@@ -235,6 +236,7 @@ fn context(series: &mut Series, at: f64, moved: &Moved) -> Context {
     Context {
         replicas: moved.replicas,
         affected: moved.affected.len(),
+        has_slow_replica: series.slow_replicas() == 1,
         revision_age: series.follows.as_ref().map(|_| at - series.first_seen),
         is_median_flat: false,
         load: series.surge.load_ratio(at, &series.ttft_hours),

@@ -112,6 +112,7 @@ fn alarms(parts: &[Sparse], threshold: f64, first_only: bool) -> Vec<f64> {
 }
 
 struct Row {
+    delays: Vec<f64>,
     false_alarms: f64,
     of_replicas: f64,
     median: f64,
@@ -138,6 +139,7 @@ fn measure(world: &World, fleets: usize, thresholds: (f64, f64), seed: u64) -> R
         median: delays[fleets / 2],
         p90: delays[fleets * 9 / 10],
         missed: delays.iter().filter(|day| day.is_infinite()).count(),
+        delays,
     }
 }
 
@@ -146,7 +148,7 @@ fn measure(world: &World, fleets: usize, thresholds: (f64, f64), seed: u64) -> R
 #[ignore = "takes minutes; run by hand as docs/drift.md says"]
 fn slow_drift() {
     let from_env = |name: &str, or: f64| std::env::var(name).ok().and_then(|v| v.parse().ok()).unwrap_or(or);
-    let fleets = from_env("FLEETS", 40.0) as usize;
+    let most = from_env("FLEETS", 40.0) as usize;
     let thresholds = (from_env("THRESHOLD", 2.85), from_env("REPLICA_THRESHOLD", 3.3));
     println!("family         noise   common  req/h  od    false/year  of a replica  median  p90   missed");
     for (family, has_bad_days, common) in [
@@ -156,6 +158,9 @@ fn slow_drift() {
         (Family::Weibull, false, 1.0),
         (Family::Lognormal, false, 0.5),
     ] {
+        // The generator that the goals name gets most of the time; the others show that nothing was fitted to it.
+        let is_named = matches!(family, Family::Lognormal) && !has_bad_days && common == 1.0;
+        let fleets = if is_named { most } else { most.div_ceil(5) };
         let worlds = CELLS.map(|cell| World { cell, family, has_bad_days, common });
         let rows: Vec<Row> = std::thread::scope(|scope| {
             let run = |at: usize, world: World| {
@@ -183,13 +188,15 @@ fn slow_drift() {
             );
         }
         let mean = |pick: fn(&Row) -> f64| rows.iter().map(pick).sum::<f64>() / rows.len() as f64;
+        let mut delays: Vec<f64> = rows.iter().flat_map(|row| row.delays.iter().copied()).collect();
+        delays.sort_by(f64::total_cmp);
         println!(
-            "{:<14} mean of the four: {:.2} false alarms a series and year, of a replica {:.2}; day {:.1} / {:.1}",
+            "{:<14} all four: {:.2} false alarms a series and year, of a replica {:.2}; found on day {:.1} / {:.1}",
             "",
             mean(|row| row.false_alarms),
             mean(|row| row.of_replicas),
-            mean(|row| row.median),
-            mean(|row| row.p90),
+            delays[delays.len() / 2],
+            delays[delays.len() * 9 / 10],
         );
     }
 }
