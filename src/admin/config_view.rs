@@ -177,7 +177,7 @@ fn drift(drift: &Drift) -> Json {
         "block": seconds(drift.block),
         "baseline": { "from": seconds(drift.from), "to": seconds(drift.to) },
         "availability": drift.availability,
-        "webhook": drift.webhook.as_deref().map(without_userinfo),
+        "webhook": drift.webhook.as_ref().map(ToString::to_string),
         "state": drift.state.as_ref().map(|path| path.display().to_string()),
     })
 }

@@ -185,7 +185,10 @@ mod tests {
             ("{", "EOF while parsing an object (column 1)"),
             ("[]", "invalid length 0"),
             ("{\"t\":1,\"route\":\"r\"}", "missing field `outcome`"),
-            ("{\"t\":1,\"route\":\"r\",\"outcome\":\"fine\"}", "unknown outcome \"fine\"; known: ok, client_error"),
+            (
+                "{\"t\":1,\"route\":\"r\",\"outcome\":\"fine\"}",
+                "unknown outcome \"fine\"; known: ok, client_error",
+            ),
             ("{\"t\":\"1\",\"route\":\"r\",\"outcome\":\"ok\"}", "invalid type: string \"1\", expected f64"),
             ("{\"t\":1,\"route\":\"r\",\"outcome\":\"ok\",\"ttft\":-1}", "ttft must not be negative"),
             ("{\"t\":1e300,\"route\":\"r\",\"outcome\":\"ok\"}", "t must be a number of seconds"),
@@ -198,7 +201,8 @@ mod tests {
 
     #[test]
     fn what_a_record_does_not_say_is_not_known() {
-        let line = read(b"{\"t\":1,\"route\":\"r\",\"itl\":null,\"outcome\":\"failed\",\"extra\":[1]}").unwrap();
+        let line =
+            read(b"{\"t\":1,\"route\":\"r\",\"itl\":null,\"outcome\":\"failed\",\"extra\":[1]}").unwrap();
         assert_eq!((line.line.ttft, line.line.itl, line.outcome), (None, None, Outcome::Failed));
         assert_eq!(line.line.replica, "none");
     }

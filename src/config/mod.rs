@@ -59,7 +59,7 @@ pub struct Drift {
     /// Share of requests that is to succeed, below 1.
     pub availability: f64,
     /// Where findings are posted, in Alertmanager's form.
-    pub webhook: Option<String>,
+    pub webhook: Option<Endpoint>,
     /// Where baselines are kept over restarts.
     pub state: Option<PathBuf>,
 }

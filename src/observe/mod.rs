@@ -29,6 +29,7 @@ use self::spans::{Background, Spans, SpansError};
 use self::windows::{Measure, WindowKey, Windows};
 use crate::clock::Clock;
 use crate::config::Config;
+use crate::control::watch::{self, Feed};
 use crate::record::{FirstToken, Gaps, Record, Trace};
 
 /// Another reader of what happens: the demo's table.
@@ -50,6 +51,9 @@ pub enum ObserveError {
     /// Spans cannot be exported.
     #[error(transparent)]
     Spans(#[from] SpansError),
+    /// TLS of the drift webhook.
+    #[error("drift.webhook: tls: {0}")]
+    Drift(#[from] rustls::Error),
 }
 
 /// What observers need of the process.
@@ -71,6 +75,7 @@ pub struct Observer {
     decisions: Decisions,
     access_log: Option<AccessLog>,
     spans: Option<Spans>,
+    drift: Feed,
     tap: Option<Arc<dyn Tap>>,
     clock: Clock,
 }
@@ -91,8 +96,9 @@ impl Observer {
             }
             None => None,
         };
+        let drift = watch::start(&config.drift, clock, &background, &metrics)?;
         let (windows, decisions) = (Windows::default(), Decisions::default());
-        Ok(Self { metrics, windows, decisions, access_log, spans, tap, clock })
+        Ok(Self { metrics, windows, decisions, access_log, spans, drift, tap, clock })
     }
 
     /// The metrics, for counters that are not about one request.
@@ -111,6 +117,12 @@ impl Observer {
     #[must_use]
     pub fn decisions(&self) -> &Decisions {
         &self.decisions
+    }
+
+    /// Drift detection.
+    #[must_use]
+    pub fn drift(&self) -> &Feed {
+        &self.drift
     }
 
     /// The clock that stamps are of.
@@ -176,6 +188,7 @@ impl Observer {
         if let Some(spans) = &self.spans {
             spans.record(record);
         }
+        self.drift.record(record);
         if let Some(tap) = &self.tap {
             tap.record(record);
         }
@@ -206,6 +219,7 @@ impl Observer {
         if let Some(spans) = &self.spans {
             spans.shutdown(limit).await;
         }
+        watch::end(&self.drift, limit).await;
         // A writer that panicked has nothing left to flush.
         let _ = log.await;
     }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::config::{Drift, schema};
 
 use super::section::Section;
-use super::values::{HTTP_URL, POSITIVE_DURATION};
+use super::values::{ENDPOINT, POSITIVE_DURATION};
 
 /// Reads `[drift]`.
 pub(super) fn drift(root: &Section<'_>) -> Drift {
@@ -36,7 +36,7 @@ pub(super) fn drift(root: &Section<'_>) -> Drift {
         from,
         to,
         availability,
-        webhook: section.parse("webhook", &HTTP_URL),
+        webhook: section.parse("webhook", &ENDPOINT),
         state: section.get("state").and_then(|item| Some(item.checking.directory.join(item.text()?))),
     }
 }

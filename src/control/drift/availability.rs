@@ -140,7 +140,8 @@ impl HoursOfDay {
 
     /// Requests in this hour of the day, against the mean hour.
     pub(super) fn load_ratio(&self, hour: usize) -> f64 {
-        let count = |days: &VecDeque<(i64, Count)>| days.iter().map(|(_, count)| count.all).sum::<u64>() as f64;
+        let count =
+            |days: &VecDeque<(i64, Count)>| days.iter().map(|(_, count)| count.all).sum::<u64>() as f64;
         let all: f64 = self.hours.iter().map(count).sum();
         self.hours.get(hour).map_or(0.0, count) * 24.0 / all.max(1.0)
     }

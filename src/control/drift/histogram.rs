@@ -105,7 +105,6 @@ impl Sparse {
         let above = self.bins.iter().rev().take_while(|(at, _)| usize::from(*at) >= bin);
         above.map(|(_, count)| u64::from(*count)).sum()
     }
-
 }
 
 /// The bin of a value.

@@ -6,11 +6,13 @@
 
 use std::collections::VecDeque;
 
+use serde::{Deserialize, Serialize};
+
 use super::histogram::Dense;
 use super::scale::{median, robust};
 
 /// One closed hour; logarithms of seconds.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize)]
 pub(super) struct Hour {
     /// Hours since the epoch.
     pub(super) index: i64,
@@ -69,6 +71,20 @@ impl Hours {
             self.past.pop_front();
         }
         true
+    }
+
+    /// Closed hours, oldest first.
+    pub(super) fn past(&self) -> impl Iterator<Item = &Hour> {
+        self.past.iter()
+    }
+
+    /// Takes a closed hour of a baseline file; hours come in order.
+    pub(super) fn restore(&mut self, hour: Hour) {
+        let is_next = self.past.back().is_none_or(|last| last.index < hour.index);
+        if is_next && self.past.len() <= KEPT as usize {
+            self.past.push_back(hour);
+            self.index = Some(hour.index + 1);
+        }
     }
 
     /// The last closed hours, newest first.

@@ -13,6 +13,7 @@ mod histogram;
 mod hours;
 mod observation;
 mod peers;
+mod saved;
 mod scale;
 mod series;
 mod shift;
@@ -28,6 +29,7 @@ use std::sync::Arc;
 
 pub use self::finding::{Diagnosis, Fact, Finding, Kind, SeriesName};
 pub use self::observation::Observation;
+pub use self::saved::Saved;
 use self::series::Series;
 
 /// What the detectors hold things against.
@@ -157,22 +159,29 @@ impl Detectors {
             Some(before) => before.succeeded_by(observation, &self.settings),
             None => Series::new(observation, &self.settings),
         };
+        self.place(series, self.now)
+    }
+
+    /// Gives a series a place.
+    fn place(&mut self, series: Series, seen: f64) -> usize {
+        let (route, revision) = (Arc::clone(&series.route), Arc::clone(&series.revision));
         let place = if self.series.len() < self.settings.series.max(1) {
             self.series.push(series);
-            self.last_seen.push(self.now);
+            self.last_seen.push(seen);
             self.series.len() - 1
         } else {
-            let oldest = (0..self.series.len()).min_by(|a, b| self.last_seen[*a].total_cmp(&self.last_seen[*b]));
+            let oldest =
+                (0..self.series.len()).min_by(|a, b| self.last_seen[*a].total_cmp(&self.last_seen[*b]));
             let place = oldest.unwrap_or(0);
             let gone = std::mem::replace(&mut self.series[place], series);
             if let Some(revisions) = self.places.get_mut(&gone.route) {
                 revisions.remove(&gone.revision);
             }
             self.places.retain(|_, revisions| !revisions.is_empty());
+            self.last_seen[place] = seen;
             place
         };
-        let revisions = self.places.entry(observation.route.into()).or_default();
-        revisions.insert(observation.revision.into(), place);
+        self.places.entry(route).or_default().insert(revision, place);
         place
     }
 }

@@ -65,6 +65,16 @@ impl Peer {
         median(&medians).filter(|_| medians.len() >= KNOWN_AFTER)
     }
 
+    /// Its usual hours, for the baseline file.
+    pub(super) fn usual(&self) -> impl Iterator<Item = (f64, f64)> {
+        self.usual.iter().copied()
+    }
+
+    /// Takes them from there.
+    pub(super) fn restore_usual(&mut self, usual: &[(f64, f64)]) {
+        self.usual = usual.iter().rev().take(USUAL_HOURS).rev().copied().collect();
+    }
+
     fn close(&mut self, quarter: i64) {
         let part = self.quarter.take();
         self.quarters.push_back((quarter, part));

@@ -137,7 +137,7 @@ impl Series {
     }
 
     /// The replica's place; past the limit all share the last one, which is then judged as one.
-    fn place(&mut self, replica: &str, settings: &Settings) -> usize {
+    pub(super) fn place(&mut self, replica: &str, settings: &Settings) -> usize {
         if let Some(place) = self.places.get(replica) {
             return *place;
         }

@@ -71,7 +71,8 @@ pub(super) fn judge(blocks: &Blocks, setup: &SlowSetup) -> Option<SlowDrift> {
         return None;
     }
     let noise = robust(&baseline, (PRIOR_SCALE, PRIOR_WEIGHT));
-    let recent: Vec<f64> = rates.iter().take(lag.min(LONGEST)).map_while(|r| Some(r.as_ref()?.excess)).collect();
+    let recent: Vec<f64> =
+        rates.iter().take(lag.min(LONGEST)).map_while(|r| Some(r.as_ref()?.excess)).collect();
     let excess = |i: usize| recent.get(i).map(|x| x - noise.center);
     let (last, before) = (excess(0)?, excess(1)?);
     let effect = (last + before) / 2.0;

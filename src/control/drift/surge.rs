@@ -73,9 +73,9 @@ impl Surge {
         let bar = ordinary.center + BAR.ln();
         WINDOWS.into_iter().find_map(|length| {
             // A surge is not the doing of a few: and where it is, nothing needs to be sorted.
-            let (over, all) = self.since(at - length).fold((0, 0), |(over, all), value| {
-                (over + usize::from(value.ln >= bar), all + 1)
-            });
+            let (over, all) = self
+                .since(at - length)
+                .fold((0, 0), |(over, all), value| (over + usize::from(value.ln >= bar), all + 1));
             if all < FEWEST || (over as f64) < MANY * all as f64 {
                 return None;
             }

@@ -5,6 +5,7 @@
 //! nothing of a dependency ends up on our page.
 
 mod buckets;
+mod drift;
 mod family;
 mod memo;
 mod replicas;
@@ -19,11 +20,12 @@ use prometheus::process_collector::ProcessCollector;
 use prometheus::{IntCounter, IntGauge, Registry, TextEncoder};
 
 use self::buckets::Edges;
+pub use self::drift::WebhookResult;
 use self::memo::Memo;
 use self::replicas::{ReplicaKey, Seen};
 use self::series::{ReplicaSeries, RequestFamilies, RequestKey, RequestSeries};
 pub use self::series::{StreamKey, StreamSeries};
-use self::table::{Maker, Process, ReplicaFamilies, RouteFamilies, TenantFamilies, Totals};
+use self::table::{Drift, Maker, Process, ReplicaFamilies, RouteFamilies, TenantFamilies, Totals};
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::fleet::status::ReplicaStatus;
@@ -46,6 +48,7 @@ pub struct Metrics {
     replicas: ReplicaFamilies,
     totals: Totals,
     process: Process,
+    drift: Drift,
     by_request: DashMap<RequestKey, Arc<RequestSeries>>,
     by_stream: DashMap<StreamKey, Arc<StreamSeries>>,
     by_replica: DashMap<ReplicaKey, Arc<ReplicaSeries>>,
@@ -86,6 +89,7 @@ impl Metrics {
         };
         let replicas = ReplicaFamilies::new(&maker, &edges);
         let process = Process::new(&maker);
+        let drift = Drift::new(&maker);
         // Where there is no /proc the process_* family is missing; all else works.
         let _ = registry.register(Box::new(ProcessCollector::for_self()));
         let metrics = Self {
@@ -95,6 +99,7 @@ impl Metrics {
             replicas,
             totals,
             process,
+            drift,
             by_request: DashMap::new(),
             by_stream: DashMap::new(),
             by_replica: DashMap::new(),
@@ -119,6 +124,9 @@ impl Metrics {
         self.process.last_reload_successful.set(1.0);
         for result in ["success", "failure"] {
             self.process.config_reloads.get(&[result]);
+        }
+        for result in WebhookResult::ALL {
+            self.drift.posts(result);
         }
         for reason in DropReason::ALL {
             self.spans_dropped(reason, 0);

@@ -362,4 +362,39 @@ impl Process {
     }
 }
 
+/// What drift detection counts.
+pub(super) struct Drift {
+    pub(super) findings: Family<IntCounterVec>,
+    pub(super) active: Family<GaugeVec>,
+    pub(super) dropped: IntCounter,
+    pub(super) webhook: Family<IntCounterVec>,
+}
+
+impl Drift {
+    pub(super) fn new(maker: &Maker<'_>) -> Self {
+        const FINDING: &[&str] = &["route", "revision", "replica", "kind", "diagnosis"];
+        Self {
+            findings: maker.counters(
+                "tokenway_drift_findings_total",
+                "Findings of drift detection, by kind and most likely cause; replica is none unless one alone drifts.",
+                FINDING,
+            ),
+            active: maker.gauges(
+                "tokenway_drift_active",
+                "1 for every finding of drift detection that holds.",
+                FINDING,
+            ),
+            dropped: maker.counter(
+                "tokenway_drift_observations_dropped_total",
+                "Requests that drift detection did not see because its queue was full.",
+            ),
+            webhook: maker.counters(
+                "tokenway_drift_webhook_posts_total",
+                "Posts to the drift webhook: sent, failed, or dropped by a full queue.",
+                &["result"],
+            ),
+        }
+    }
+}
+
 const TABLE_IS_VALID: &str = "invariant: the table's names and labels are valid and distinct (tested)";

@@ -168,7 +168,8 @@ fn slow_drift() {
             };
             let first: Vec<_> = worlds[..2].iter().enumerate().map(|(at, world)| run(at, *world)).collect();
             let mut rows: Vec<Row> = first.into_iter().map(|thread| thread.join().unwrap()).collect();
-            let rest: Vec<_> = worlds[2..].iter().enumerate().map(|(at, world)| run(at + 2, *world)).collect();
+            let rest: Vec<_> =
+                worlds[2..].iter().enumerate().map(|(at, world)| run(at + 2, *world)).collect();
             rows.extend(rest.into_iter().map(|thread| thread.join().unwrap()));
             rows
         });

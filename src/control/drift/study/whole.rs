@@ -92,11 +92,9 @@ fn false_alarms() {
     let years = std::env::var("YEARS").ok().and_then(|v| v.parse().ok()).unwrap_or(4);
     let mut counts: BTreeMap<Kind, (usize, usize)> = BTreeMap::new();
     let mut total = 0;
-    for (family, cells) in [
-        (Family::Lognormal, &CELLS[..3]),
-        (Family::LogLogistic, &CELLS[..1]),
-        (Family::Weibull, &CELLS[..1]),
-    ] {
+    for (family, cells) in
+        [(Family::Lognormal, &CELLS[..3]), (Family::LogLogistic, &CELLS[..1]), (Family::Weibull, &CELLS[..1])]
+    {
         for cell in cells {
             for year in 0..years {
                 let random = fastrand::Rng::with_seed(year);
@@ -111,11 +109,18 @@ fn false_alarms() {
             }
         }
     }
-    println!("{total} series-years (four replicas each): false alarms a series and year, and a replica and year");
+    println!(
+        "{total} series-years (four replicas each): false alarms a series and year, and a replica and year"
+    );
     for kind in Kind::ALL {
         let (series, replicas) = counts.get(&kind).copied().unwrap_or_default();
         let of = |count: usize, by: usize| count as f64 / by as f64;
-        println!("{:<20} {:.2}  {:.2}", kind.as_str(), of(series, total as usize), of(replicas, 4 * total as usize));
+        println!(
+            "{:<20} {:.2}  {:.2}",
+            kind.as_str(),
+            of(series, total as usize),
+            of(replicas, 4 * total as usize)
+        );
     }
 }
 
