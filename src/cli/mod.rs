@@ -171,10 +171,8 @@ mod tests {
     #[test]
     fn what_is_not_built_is_said_plainly_and_not_in_the_help() {
         let help = Cli::command().render_long_help().to_string();
-        for hidden in ["top"] {
-            assert!(!help.contains(&format!("  {hidden} ")), "{help}");
-            Cli::read(["tokenway", hidden, "x", "--config", "y"]).unwrap();
-        }
+        assert!(!help.contains("  top "), "{help}");
+        Cli::read(["tokenway", "top", "x", "--config", "y"]).unwrap();
         let mut said = Vec::new();
         assert_eq!(refuse_unbuilt("top", &mut said).unwrap(), 2);
         assert_eq!(String::from_utf8(said).unwrap(), "error: `tokenway top` is not supported yet\n");

@@ -196,6 +196,7 @@ impl Observer {
 
     /// Takes what may change in a running process: sampling rules.
     pub fn reconfigure(&self, config: &Config) {
+        self.metrics.set_targets(config);
         if let Some(spans) = &self.spans {
             spans.set_sampling(&config.telemetry.sampling);
         }

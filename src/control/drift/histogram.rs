@@ -101,7 +101,7 @@ impl Dense {
 
 impl Sparse {
     /// Values in this bin and above.
-    pub(super) fn from_bin(&self, bin: usize) -> u64 {
+    pub(super) fn count_from(&self, bin: usize) -> u64 {
         let above = self.bins.iter().rev().take_while(|(at, _)| usize::from(*at) >= bin);
         above.map(|(_, count)| u64::from(*count)).sum()
     }
@@ -155,7 +155,7 @@ mod tests {
             assert!((value / true_value - 1.0).abs() < 0.01, "{q}: {value}");
         }
         let sparse = dense.take();
-        assert_eq!((sparse.total, sparse.from_bin(0)), (100_000, 100_000));
+        assert_eq!((sparse.total, sparse.count_from(0)), (100_000, 100_000));
         assert_eq!(dense.total(), 0);
         assert_eq!(dense.ln_quantile(0.5), None);
     }
@@ -166,7 +166,7 @@ mod tests {
         (1..=100_000).for_each(|i| dense.add(f64::from(i) * 1e-5));
         let (bin, share) = dense.tail(0.01).unwrap();
         let sparse = dense.take();
-        assert_eq!(sparse.from_bin(bin) as f64 / 100_000.0, share);
+        assert_eq!(sparse.count_from(bin) as f64 / 100_000.0, share);
         assert!(share > 0.0 && share < 0.03, "{share}");
     }
 

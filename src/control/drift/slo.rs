@@ -62,7 +62,7 @@ impl SloWatch {
             let over: u32 = inside().map(|slot| slot.over).sum();
             let (all, over) = (f64::from(all), f64::from(over));
             let first = inside().find_map(|slot| slot.span)?.0;
-            let last = inside().filter_map(|slot| slot.span).last()?.1;
+            let last = inside().filter_map(|slot| slot.span).next_back()?.1;
             let is_over = ln_binomial_tail(over, all, SHARE) <= SURE;
             is_over.then_some(((first, last), over / all, all))
         });

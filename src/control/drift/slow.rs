@@ -133,7 +133,7 @@ fn rates(blocks: &Blocks, count: usize, tail: (usize, f64)) -> Vec<Option<Rate>>
     let mut sums = vec![(0_u64, 0_u64); count];
     for (age, part) in blocks.aged() {
         if let Some(sum) = sums.get_mut(age) {
-            sum.0 += part.from_bin(tail.0);
+            sum.0 += part.count_from(tail.0);
             sum.1 += part.total;
         }
     }

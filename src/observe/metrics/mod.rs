@@ -11,6 +11,7 @@ mod memo;
 mod replicas;
 mod series;
 mod table;
+mod targets;
 
 use std::sync::Arc;
 
@@ -25,7 +26,7 @@ use self::memo::Memo;
 use self::replicas::{ReplicaKey, Seen};
 use self::series::{ReplicaSeries, RequestFamilies, RequestKey, RequestSeries};
 pub use self::series::{StreamKey, StreamSeries};
-use self::table::{Drift, Maker, Process, ReplicaFamilies, RouteFamilies, TenantFamilies, Totals};
+use self::table::{Drift, Maker, Process, ReplicaFamilies, RouteFamilies, Targets, TenantFamilies, Totals};
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::fleet::status::ReplicaStatus;
@@ -49,6 +50,7 @@ pub struct Metrics {
     totals: Totals,
     process: Process,
     drift: Drift,
+    targets: Targets,
     by_request: DashMap<RequestKey, Arc<RequestSeries>>,
     by_stream: DashMap<StreamKey, Arc<StreamSeries>>,
     by_replica: DashMap<ReplicaKey, Arc<ReplicaSeries>>,
@@ -89,7 +91,7 @@ impl Metrics {
         };
         let replicas = ReplicaFamilies::new(&maker, &edges);
         let process = Process::new(&maker);
-        let drift = Drift::new(&maker);
+        let (drift, targets) = (Drift::new(&maker), Targets::new(&maker));
         // Where there is no /proc the process_* family is missing; all else works.
         let _ = registry.register(Box::new(ProcessCollector::for_self()));
         let metrics = Self {
@@ -100,6 +102,7 @@ impl Metrics {
             totals,
             process,
             drift,
+            targets,
             by_request: DashMap::new(),
             by_stream: DashMap::new(),
             by_replica: DashMap::new(),
@@ -114,6 +117,7 @@ impl Metrics {
             prefix,
         };
         metrics.start_at_zero(build);
+        metrics.set_targets(config);
         metrics
     }
 

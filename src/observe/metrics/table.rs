@@ -362,6 +362,35 @@ impl Process {
     }
 }
 
+/// What the configuration aims at, so that alerts need no copy of it.
+pub(super) struct Targets {
+    pub(super) slo: Family<GaugeVec>,
+    pub(super) queue: Family<GaugeVec>,
+    pub(super) availability: Gauge,
+}
+
+impl Targets {
+    pub(super) fn new(maker: &Maker<'_>) -> Self {
+        let availability = Gauge::new(
+            "tokenway_availability_target_ratio",
+            "Share of requests that is to succeed, as configured.",
+        );
+        Self {
+            slo: maker.gauges(
+                "tokenway_route_slo_seconds",
+                "Bounds of a route's SLO class, for an empty prompt: ttft, tpot, e2e.",
+                &["route", "bound"],
+            ),
+            queue: maker.gauges(
+                "tokenway_pool_queue_target",
+                "Waiting requests a replica above which an alert says so, as configured.",
+                &["pool"],
+            ),
+            availability: maker.register(availability.expect(TABLE_IS_VALID)),
+        }
+    }
+}
+
 /// What drift detection counts.
 pub(super) struct Drift {
     pub(super) findings: Family<IntCounterVec>,
