@@ -83,28 +83,32 @@ impl Peer {
         }
     }
 
-    /// The median of the last hour (logarithm) and how many values it rests on.
-    pub(super) fn last_hour(&self) -> Option<(f64, u64)> {
+    /// The median of the last hour (logarithm) and its own variance.
+    pub(super) fn last_hour(&self) -> Option<(f64, f64)> {
         let mut hour = Dense::default();
         self.quarters.iter().for_each(|(_, part)| hour.merge(part));
-        Some((hour.ln_quantile(0.5)?, hour.total())).filter(|(_, count)| *count >= FEWEST)
+        if hour.total() < FEWEST {
+            return None;
+        }
+        let spread = (hour.ln_quantile(0.75)? - hour.ln_quantile(0.25)?) / 1.349;
+        Some((hour.ln_quantile(0.5)?, (MEDIAN_LOSS * spread).powi(2) / hour.total() as f64))
     }
 }
 
 /// Closes a quarter of an hour and judges the hour that ends with it; every replica that is slow now.
 pub(super) fn judge(peers: &mut [Peer], quarter: i64) -> Vec<SlowPeer> {
     peers.iter_mut().for_each(|peer| peer.close(quarter));
-    let hours: Vec<Option<(f64, u64)>> = peers.iter().map(Peer::last_hour).collect();
+    let hours: Vec<Option<(f64, f64)>> = peers.iter().map(Peer::last_hour).collect();
     let mut slow = Vec::new();
     for (at, peer) in peers.iter_mut().enumerate() {
         let others = hours.iter().enumerate().filter(|(other, _)| *other != at);
         let others: Vec<f64> = others.filter_map(|(_, hour)| hour.map(|(median, _)| median)).collect();
         let own = hours.get(at).copied().flatten();
-        let (Some((own, count)), Some(others)) = (own, median(&others)) else {
+        let (Some((own, variance)), Some(others)) = (own, median(&others)) else {
             peer.slow_for = 0;
             continue;
         };
-        let excess = peer.excess((own, others), count);
+        let excess = peer.excess((own, others), variance);
         peer.slow_for = if excess.is_some() { peer.slow_for + 1 } else { 0 };
         peer.is_slow &= excess.is_some();
         if let Some(excess) = excess.filter(|_| peer.slow_for >= IN_A_ROW) {
@@ -126,7 +130,7 @@ pub(super) fn judge(peers: &mut [Peer], quarter: i64) -> Vec<SlowPeer> {
 
 impl Peer {
     /// By how much (logarithm) it is slower than usual against the others, where that is beyond doubt.
-    fn excess(&self, medians: (f64, f64), count: u64) -> Option<f64> {
+    fn excess(&self, medians: (f64, f64), variance: f64) -> Option<f64> {
         let (own, others) = medians;
         let differences: Vec<f64> = self.usual.iter().map(|(_, difference)| *difference).collect();
         let is_known = differences.len() >= KNOWN_AFTER;
@@ -137,7 +141,8 @@ impl Peer {
             // Found already: it takes less to go on than to begin.
             return (excess >= BACK.ln()).then_some(excess);
         }
-        let noise = (usual.scale.powi(2) + 1.0 / count as f64).sqrt();
+        // The others' medians are estimates as well.
+        let noise = (usual.scale.powi(2) + 2.0 * variance).sqrt();
         // Peers that got faster do not make this one slow.
         let own_rise = self.usual_median().filter(|_| is_known).map_or(excess, |before| own - before);
         (excess >= bar.ln() && excess >= SURE * noise && own_rise >= excess / 2.0).then_some(excess)
@@ -148,6 +153,8 @@ impl Peer {
 pub(super) const QUARTER: f64 = 900.0;
 const QUARTERS: i64 = 4;
 const FEWEST: u64 = 30;
+/// A median's spread against a mean's.
+const MEDIAN_LOSS: f64 = 1.25;
 const IN_A_ROW: u32 = 2;
 const USUAL_HOURS: usize = 7 * 24;
 const KNOWN_AFTER: usize = 6;

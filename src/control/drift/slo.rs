@@ -1,14 +1,14 @@
 //! p99 of TTFT over its SLO for more than a minute.
 //!
 //! p99 is over the bound when more than a hundredth of the requests is. At eight requests a minute one slow request is
-//! more than that and says nothing: the share must be over a hundredth beyond chance, in the last minute or the last
-//! five, and stay so for a minute. Counts in slots of ten seconds; each request has its own bound.
+//! more than that and says nothing: the share must be over a hundredth beyond chance, in the last minute, five or
+//! thirty, and stay so for a minute. Counts in slots of ten seconds; each request has its own bound.
 
 use std::collections::VecDeque;
 
 use super::scale::ln_binomial_tail;
 
-/// Counts of the last five minutes.
+/// Counts of the last half hour.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SloWatch {
     slots: VecDeque<Slot>,
@@ -78,13 +78,13 @@ impl SloWatch {
 }
 
 const SLOT: f64 = 10.0;
-const SLOTS: i64 = 30;
-/// One minute and five, in slots.
-const WINDOWS: [i64; 2] = [6, 30];
+const SLOTS: i64 = 180;
+/// One minute, five and thirty, in slots: at a few requests a minute only the last can tell.
+const WINDOWS: [i64; 3] = [6, 30, SLOTS];
 /// p99: a hundredth may be over.
 const SHARE: f64 = 0.01;
 /// Logarithm of the chance at which it is none.
-const SURE: f64 = -14.0;
+const SURE: f64 = -9.0;
 const LASTS: f64 = 60.0;
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 //!
 //! The trimmed mean of the last one to five minutes against what is ordinary for this hour of the day. A true doubling
 //! must be found in five minutes even at 500 requests an hour, where the mean of forty is good to eight percent: so the
-//! bar is at 1.65 times, and noise of window and hours must be 4.5 times smaller than the difference. Values reach
+//! bar is at 1.65 times, and noise of window and hours must be five times smaller than the difference. Values reach
 //! the baseline only when they leave the window. Does not know about replicas.
 
 use std::collections::VecDeque;
@@ -157,7 +157,7 @@ const FEWEST_OF_REPLICA: usize = 5;
 const MOST: usize = 2048;
 const BAR: f64 = 1.65;
 const BACK: f64 = 1.3;
-const SURE: f64 = 4.5;
+const SURE: f64 = 5.0;
 /// Share of the window's requests that must be over the bar themselves.
 const MANY: f64 = 0.35;
 /// A trimmed mean's spread against a mean's.
