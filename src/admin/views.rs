@@ -3,9 +3,12 @@
 //! Built by hand from the shared types, so that a field added inside does not become part of the API unseen.
 //! Durations are seconds.
 
+use std::time::{Duration, UNIX_EPOCH};
+
 use serde_json::{Value as Json, json};
 
 use crate::config::{Config, ModelMatch};
+use crate::control::drift::Finding;
 use crate::fleet::status::{EngineSignals, ReplicaState, ReplicaStatus};
 use crate::observe::judgement::Judgement;
 use crate::observe::slo::Missed;
@@ -111,6 +114,24 @@ fn percentiles(values: &Percentiles) -> Json {
         "p99.9": values.p999,
         "max": values.max,
     })
+}
+
+/// `/api/drift`
+pub(super) fn drift(observer: &Observer) -> Json {
+    let found = observer.drift().board().read();
+    let list = |findings: &mut dyn Iterator<Item = &Finding>| findings.map(finding).collect::<Vec<_>>();
+    json!({
+        "series": found.series,
+        "active": list(&mut found.active.iter()),
+        "recent": list(&mut found.recent.iter()),
+    })
+}
+
+fn finding(finding: &Finding) -> Json {
+    let mut json = finding.to_json();
+    let at = Duration::try_from_secs_f64(finding.at).unwrap_or_default();
+    json["time"] = rfc3339::utc(UNIX_EPOCH + at).into();
+    json
 }
 
 /// `/api/decisions`

@@ -42,6 +42,7 @@ pub(crate) fn config() -> Config {
         pools: vec![pool()],
         routes: vec![route()],
         tenants: vec![],
+        drift: Default::default(),
         telemetry: Telemetry {
             access_log: AccessLog::Off,
             otlp: None,

@@ -12,6 +12,9 @@ use crate::simulate::replay::Contender;
 /// Arguments of `tokenway replay`.
 #[derive(Args, Clone, Debug)]
 pub struct ReplayArgs {
+    /// Read TRACE as records (t, route, revision, replica, ttft, itl, outcome) and print the drift found in them
+    #[arg(long, env = "TOKENWAY_REPLAY_DRIFT", requires = "config", conflicts_with_all = ["fit", "policies"])]
+    pub(super) drift: bool,
     /// Fit the engine model to TRACE, a recorded run against one replica; print its engine file and, on stderr, its error
     #[arg(long, env = "TOKENWAY_REPLAY_FIT", conflicts_with_all = ["config", "policies"])]
     pub(super) fit: bool,
@@ -81,7 +84,7 @@ impl ReplayArgs {
     pub(super) fn slo_over(&self, slo: Slo) -> Slo {
         let per_prompt_token = self.ttft_per_token.unwrap_or_default();
         let ttft = self.ttft.map(|base| TtftBound { base, per_prompt_token });
-        Slo { ttft: ttft.or(slo.ttft), tpot: self.tpot.or(slo.tpot), e2e: slo.e2e }
+        Slo { ttft: ttft.or(slo.ttft), tpot: self.tpot.or(slo.tpot), e2e: slo.e2e, itl: slo.itl }
     }
 }
 

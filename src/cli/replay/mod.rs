@@ -10,7 +10,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use crate::config::load::{ConfigError, Source, load};
-use crate::config::{Config, Overrides, PolicyName, Route, Slo, TtftBound};
+use crate::config::{Config, ItlBounds, Overrides, PolicyName, Route, Slo, TtftBound};
 use crate::simulate::engine::EngineConfig;
 use crate::simulate::peers::Peer;
 use crate::simulate::replay::{
@@ -19,7 +19,7 @@ use crate::simulate::replay::{
 };
 
 pub use self::args::ReplayArgs;
-use super::{EXIT_FAILED, EXIT_OK};
+use super::{EXIT_FAILED, EXIT_OK, EXIT_USAGE, replay_drift};
 
 /// Why a replay cannot be run.
 #[derive(Debug, thiserror::Error)]
@@ -81,6 +81,9 @@ pub fn run(
     out: &mut dyn Write,
     err: &mut dyn Write,
 ) -> io::Result<u8> {
+    if args.drift {
+        return drift(args, out, err);
+    }
     let done = if args.fit {
         fitted(args).map(|fit| report::fit(&fit, out, err))
     } else {
@@ -89,6 +92,23 @@ pub fn run(
     match done {
         Ok(written) => written.map(|()| EXIT_OK),
         Err(error) => {
+            writeln!(err, "error: {error}")?;
+            Ok(EXIT_FAILED)
+        }
+    }
+}
+
+/// `--drift`: records through the live detectors.
+fn drift(args: &ReplayArgs, out: &mut dyn Write, err: &mut dyn Write) -> io::Result<u8> {
+    let [config] = args.config.as_slice() else {
+        writeln!(err, "error: --drift takes one --config")?;
+        return Ok(EXIT_USAGE);
+    };
+    let mut out = io::BufWriter::new(out);
+    match replay_drift::run(&args.trace, config, &mut out) {
+        Ok(()) => out.flush().map(|()| EXIT_OK),
+        Err(error) => {
+            out.flush()?;
             writeln!(err, "error: {error}")?;
             Ok(EXIT_FAILED)
         }
@@ -223,6 +243,7 @@ const DEFAULT_SLO: Slo = Slo {
         base: std::time::Duration::from_secs(1),
         per_prompt_token: std::time::Duration::from_micros(150),
     }),
+    itl: ItlBounds::new([None; 4]),
     tpot: Some(std::time::Duration::from_millis(100)),
     e2e: None,
 };

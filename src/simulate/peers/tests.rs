@@ -44,7 +44,12 @@ impl Bench {
         let id = RequestId(self.next);
         self.next += 1;
         let ttft = TtftBound { base: Duration::from_secs(1), per_prompt_token: Duration::from_micros(150) };
-        let slo = Slo { ttft: Some(ttft), tpot: Some(Duration::from_millis(100)), e2e: None };
+        let slo = Slo {
+            ttft: Some(ttft),
+            tpot: Some(Duration::from_millis(100)),
+            e2e: None,
+            itl: Default::default(),
+        };
         let request = Incoming {
             id,
             arrived: now,

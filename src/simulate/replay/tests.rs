@@ -32,7 +32,12 @@ fn scenario(replicas: usize) -> Scenario {
         demand: Demand { replicas, load: 4.0 / replicas as f64, seed: 1 },
         slow: Vec::new(),
         scrape_interval: Duration::from_millis(50),
-        slo: Slo { ttft: Some(ttft), tpot: Some(Duration::from_millis(50)), e2e: None },
+        slo: Slo {
+            ttft: Some(ttft),
+            tpot: Some(Duration::from_millis(50)),
+            e2e: None,
+            itl: Default::default(),
+        },
     }
 }
 
