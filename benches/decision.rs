@@ -11,7 +11,8 @@ use tokenway::clock::{Clock, Stamp};
 use tokenway::config::PolicyName;
 use tokenway::routing::policies::named;
 use tokenway::routing::{
-    Candidate, LoadGuard, PoolModel, PrefixIndex, Prompt, Query, ReplicaLoad, SlotSet, decide, rendezvous,
+    Aim, Candidate, LoadGuard, Placement, PoolModel, PrefixIndex, Prompt, Query, ReplicaLoad, SlotSet, decide,
+    rendezvous,
 };
 use tokenway::units::Tokens;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
@@ -93,10 +94,17 @@ fn main() -> std::io::Result<()> {
                 let chain = chain(black_box(&text));
                 fleet.candidates(&mut candidates);
                 let prompt = Prompt { chain: &chain, block_end: &block_end, bytes: size, tokens };
-                let query = Query { prompt, session: Some(9), index: &fleet.index, excluded: &excluded };
+                let query = Query {
+                    prompt,
+                    session: Some(9),
+                    aim: Aim::default(),
+                    pool: fleet.model.view(),
+                    index: &fleet.index,
+                    excluded: &excluded,
+                };
                 if let Some(decision) = decide(&*policy, &query, &mut candidates) {
-                    let guard = LoadGuard::reserve(&fleet.loads[decision.slot], decision.terms.uncached);
-                    drop(black_box(guard));
+                    let placement = Placement { work: decision.terms.work, ..Placement::default() };
+                    drop(black_box(LoadGuard::reserve(&fleet.loads[decision.slot], placement)));
                 }
             })?;
         }

@@ -11,7 +11,7 @@ use crate::clock::Stamp;
 use crate::fleet::pick::Pick;
 use crate::fleet::registry::PoolState;
 use crate::fleet::replica::Replica;
-use crate::routing::{self, Candidate, LoadGuard, Query, SlotSet};
+use crate::routing::{self, Aim, Candidate, LoadGuard, Placement, Query, SlotSet};
 
 /// The replicas that a request has tried, by pool.
 pub type Tried = smallvec::SmallVec<[(Arc<str>, SlotSet); 1]>;
@@ -87,18 +87,26 @@ fn choose(pool: &Arc<PoolState>, request: &Prepared, tried: &SlotSet, now: Stamp
             tokens: request.tokens,
         },
         session: request.session,
+        aim: Aim { now, waited: now.since(request.read), slo: request.slo, patience: 0.0 },
+        pool: pool.model.view(),
         index: &pool.index,
         excluded: tried,
     };
     let decision = routing::decide(&*request.route.policy, &query, &mut candidates)?;
     let replica = Arc::clone(replicas.iter().find(|r| r.slot == decision.slot)?);
-    let load = LoadGuard::reserve(&replica.load, decision.terms.uncached);
+    let placement = Placement {
+        at: now,
+        work: decision.terms.work,
+        prompt: request.tokens,
+        tpot: request.slo.tpot,
+        is_stream: request.shows_first_token,
+    };
+    let load = LoadGuard::reserve(&replica.load, placement);
     pool.index.insert(decision.slot, chain.hashes());
     Some(Pick {
         pool: Arc::clone(pool),
         replica,
         decision: decision.summary(),
-        terms: decision.terms,
         size: request.prompt.size,
         prompt: chain.whole(),
         chosen_at: now,

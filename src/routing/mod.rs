@@ -4,9 +4,11 @@
 //! its ready replicas; [`decide`] looks the prompt up in the [`PrefixIndex`], says what each candidate would have
 //! to do, and asks the route's [`Policy`]. Then the caller notes it at once, before anything is sent:
 //! [`LoadGuard::reserve`] and [`PrefixIndex::insert`], so that the next decision sees this one. What came of it is
-//! learned by [`PoolModel::observe`]. No clock, socket or runtime in here: the same code runs in simulated time.
+//! learned by [`PoolModel::observe`]. [`judge`] adds whether to act on it now. No clock, socket or runtime in here:
+//! the same code runs in simulated time.
 
 mod foreign;
+mod hazard;
 mod load;
 pub mod policies;
 mod pools;
@@ -15,19 +17,25 @@ pub mod prefix_index;
 pub mod rendezvous;
 #[cfg(test)]
 mod scenarios;
+mod score;
 mod slots;
+mod verdict;
+mod work;
 
 use std::time::Duration;
 
 pub use self::foreign::Foreign;
-pub use self::load::{LoadGuard, LoadView, ReplicaLoad};
+pub use self::hazard::{Curve, POINTS};
+pub use self::load::{Lesson, LoadGuard, LoadView, Pace, Placement, REFRESH_EVERY, Refreshed, ReplicaLoad};
 pub use self::policies::{Choice, Eligible, Policy, Reason};
 pub use self::pools::PoolWheel;
 use self::predictor::Queue;
-pub use self::predictor::{Estimate, Observation, PoolModel, Predictor, Terms};
+pub use self::predictor::{Calibration, Estimate, PoolModel, PoolView, Terms};
 use self::prefix_index::Hits;
 pub use self::prefix_index::PrefixIndex;
 pub use self::slots::SlotSet;
+pub use self::verdict::{Aim, Verdict, judge};
+pub use self::work::Work;
 use crate::fleet::status::EngineSignals;
 use crate::record::DecisionSummary;
 use crate::units::Tokens;
@@ -63,6 +71,10 @@ pub struct Query<'a> {
     pub prompt: Prompt<'a>,
     /// [`rendezvous::identity`] of `x-session-id`, where the client sent one.
     pub session: Option<u64>,
+    /// What it needs, and how long it has waited.
+    pub aim: Aim,
+    /// What the pool's replicas have in common.
+    pub pool: PoolView,
     /// What the pool's replicas are believed to have cached.
     pub index: &'a PrefixIndex,
     /// Replicas that this request has tried already.
@@ -178,7 +190,7 @@ pub struct Decision {
     pub predicted_ttft: Option<Duration>,
     /// Prompt tokens believed to be cached there.
     pub hit: Tokens,
-    /// What the request is expected to meet: `terms.uncached` is to be reserved, all of it to be learned from.
+    /// What the request is expected to meet: its `work` is to be reserved.
     pub terms: Terms,
     /// How many replicas were weighed.
     pub candidates: u16,
@@ -201,13 +213,22 @@ impl Decision {
 fn weigh(predict: bool, query: &Query<'_>, candidates: &mut [Candidate]) {
     let mut hits = Hits::default();
     query.index.lookup(query.prompt.chain, &mut hits);
+    let now = query.aim.now;
     for candidate in candidates {
         let hit = query.prompt.cached(hits.blocks(candidate.slot), candidate.block_tokens);
-        let queue =
-            Queue { own: &candidate.load, foreign: &candidate.foreign, batch_limit: candidate.batch_limit };
+        let queue = Queue {
+            own: &candidate.load,
+            foreign: &candidate.foreign,
+            batch_limit: candidate.batch_limit,
+            head_age: now.since(candidate.load.head_since).as_secs_f64(),
+        };
+        let work = Work::of(query.prompt.tokens.saturating_sub(hit), hit);
         candidate.hit = hit;
-        candidate.terms = candidate.estimate.terms(&queue, query.prompt.tokens.saturating_sub(hit));
-        candidate.predicted_ttft = predict.then(|| candidate.estimate.ttft(&candidate.terms));
+        candidate.terms = candidate.estimate.terms(&query.pool, &queue, work);
+        if predict {
+            candidate.predicted_ttft = Some(candidate.estimate.ttft(&candidate.terms));
+            candidate.terms = score::price(candidate, query);
+        }
     }
 }
 

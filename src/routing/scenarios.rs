@@ -19,6 +19,7 @@ struct Fleet {
     signals: Vec<Option<EngineSignals>>,
     excluded: SlotSet,
     session: Option<u64>,
+    aim: Aim,
     now: Stamp,
 }
 
@@ -57,6 +58,7 @@ impl Fleet {
             signals: vec![None; replicas],
             excluded: SlotSet::new(),
             session: None,
+            aim: Aim::default(),
             now: Stamp::default(),
         }
     }
@@ -70,7 +72,14 @@ impl Fleet {
             bytes: 256 * blocks + 40,
             tokens: Tokens(64 * blocks + 10),
         };
-        let query = Query { prompt, session: self.session, index: &self.index, excluded: &self.excluded };
+        let query = Query {
+            prompt,
+            session: self.session,
+            aim: Aim { now: self.now, ..self.aim },
+            pool: self.model.view(),
+            index: &self.index,
+            excluded: &self.excluded,
+        };
         let candidate = |slot: usize| {
             let estimate = self.model.estimate(slot, self.now);
             let plain = Candidate::new(slot, self.identities[slot], self.loads[slot].view(), estimate);
@@ -86,7 +95,9 @@ impl Fleet {
     fn dispatch(&self, text: &Text) -> (Decision, LoadGuard) {
         let decision = self.decide(text).unwrap();
         self.index.insert(decision.slot, &text.chain);
-        (decision, LoadGuard::reserve(&self.loads[decision.slot], decision.terms.uncached))
+        let placement =
+            Placement { at: self.now, work: decision.terms.work, is_stream: true, ..Placement::default() };
+        (decision, LoadGuard::reserve(&self.loads[decision.slot], placement))
     }
 
     /// Sends all at once and keeps them in flight: how many each replica got.
@@ -97,10 +108,12 @@ impl Fleet {
 
     /// The replica answers, `factor` times slower than 40 ms and 10,000 tokens a second.
     fn answer(&mut self, decision: &Decision, factor: f64) {
-        let tokens = (decision.terms.ahead + decision.terms.uncached).0 as f64;
-        let ttft = Duration::from_secs_f64(factor * (0.04 + tokens * 1e-4));
-        self.now = self.now.after(ttft);
-        self.model.observe(decision.slot, &Observation { at: self.now, terms: decision.terms, ttft });
+        let tokens = (decision.terms.ahead + Tokens(decision.terms.work.tokens)).0 as f64;
+        let busy = Duration::from_secs_f64(factor * (0.04 + tokens * 1e-4));
+        self.now = self.now.after(busy);
+        let work = Work::of(Tokens(tokens as u64), Tokens(0));
+        let lesson = Lesson { work, busy, was_idle: true, context: 0, at: self.now };
+        self.model.observe(decision.slot, &lesson);
     }
 }
 

@@ -1,0 +1,162 @@
+//! What is learned of all replicas of a pool together: how the causes of a prefill compare, how long answers are, what an
+//! average replica is like.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use parking_lot::Mutex;
+
+use super::calibration::{Calibration, Ledger};
+use super::estimate::{CAUSES, Estimate, PoolView, causes};
+use super::fit::{Fit, Memory};
+use super::replica::{StepFit, load};
+use crate::routing::hazard::lengths::{Lengths, Survival};
+use crate::routing::hazard::{Curve, POINTS, Running};
+use crate::routing::load::{Lesson, Pace};
+use crate::routing::score::FRESH_SPARE;
+use crate::units::Tokens;
+
+/// The pool's learner and what it published.
+#[derive(Debug)]
+pub(super) struct PoolCell {
+    rates: [AtomicU64; CAUSES],
+    fresh: [AtomicU32; POINTS],
+    average: [AtomicU64; AVERAGES],
+    survival: ArcSwap<Survival>,
+    learner: Mutex<Learner>,
+}
+
+#[derive(Debug)]
+struct Learner {
+    shape: Fit<CAUSES>,
+    steps: StepFit,
+    lengths: Lengths,
+    unpublished: u32,
+    /// Mean logarithm of the slowness of whoever taught the shape.
+    slowness: f64,
+    way: f64,
+    ledger: Ledger,
+}
+
+impl Default for PoolCell {
+    fn default() -> Self {
+        let lengths = Lengths::default();
+        let cell = Self {
+            rates: UNSEEN_RATES.map(|rate| AtomicU64::new(rate.to_bits())),
+            fresh: Default::default(),
+            average: UNSEEN_AVERAGE.map(|figure| AtomicU64::new(figure.to_bits())),
+            survival: ArcSwap::from_pointee(lengths.survival()),
+            learner: Mutex::new(Learner {
+                shape: Fit::new(SHAPE),
+                steps: StepFit::default(),
+                lengths,
+                unpublished: 0,
+                slowness: 0.0,
+                way: UNSEEN_AVERAGE[0],
+                ledger: Ledger::default(),
+            }),
+        };
+        cell.publish_fresh();
+        cell
+    }
+}
+
+impl PoolCell {
+    pub(super) fn view(&self) -> PoolView {
+        PoolView {
+            rates: self.rates.each_ref().map(load),
+            fresh: Curve::from_points(
+                self.fresh.each_ref().map(|point| f32::from_bits(point.load(Ordering::Relaxed))),
+            ),
+        }
+    }
+
+    /// A replica of which nothing is known yet.
+    pub(super) fn average(&self) -> Estimate {
+        let [way, step, per_context] = self.average.each_ref().map(load);
+        Estimate {
+            slowness: 1.0,
+            way,
+            service: UNSEEN_SERVICE,
+            mean_uncached: UNSEEN_UNCACHED,
+            step: [step, per_context],
+        }
+    }
+
+    pub(super) fn survival(&self) -> Arc<Survival> {
+        self.survival.load_full()
+    }
+
+    /// Learns the shape from what a replica did, at the speed of an average one.
+    pub(super) fn observe(&self, lesson: &Lesson, by: &Estimate) {
+        let mut learner = self.learner.lock();
+        learner.slowness += SLOWNESS_LEARNED * (by.slowness.ln() - learner.slowness);
+        let relative = by.slowness / learner.slowness.exp();
+        let way = if lesson.was_idle { by.way } else { 0.0 };
+        let seconds = (lesson.busy.as_secs_f64() - way).max(0.0) / relative;
+        let causes = causes(1.0, lesson.context, &lesson.work);
+        learner.shape.observe(&causes, seconds, &UNSEEN_RATES);
+        learner.way += WAY_LEARNED * (by.way - learner.way);
+        let rates = learner.shape.rates(&UNSEEN_RATES);
+        for (cell, rate) in self.rates.iter().zip(rates) {
+            cell.store(rate.to_bits(), Ordering::Relaxed);
+        }
+        self.average[0].store(learner.way.to_bits(), Ordering::Relaxed);
+    }
+
+    pub(super) fn observe_paces(&self, paces: &[Pace]) {
+        let mut learner = self.learner.lock();
+        learner.steps.observe(paces, &UNSEEN_STEP);
+        let [step, per_context] = learner.steps.rates(&UNSEEN_STEP);
+        self.average[1].store(step.to_bits(), Ordering::Relaxed);
+        self.average[2].store(per_context.to_bits(), Ordering::Relaxed);
+    }
+
+    pub(super) fn observe_output(&self, output: Tokens) {
+        let mut learner = self.learner.lock();
+        learner.lengths.observe(output.0);
+        learner.unpublished += 1;
+        if learner.unpublished >= PUBLISH_EVERY {
+            learner.unpublished = 0;
+            self.survival.store(Arc::new(learner.lengths.survival()));
+            drop(learner);
+            self.publish_fresh();
+        }
+    }
+
+    pub(super) fn compare(&self, predicted: Duration, actual: Duration) {
+        self.learner.lock().ledger.note(predicted, actual);
+    }
+
+    pub(super) fn calibration(&self) -> Option<Calibration> {
+        self.learner.lock().ledger.read()
+    }
+
+    fn publish_fresh(&self) {
+        let mut curve = Curve::NONE;
+        // Without a step of its own: how much slack a token brings is for the reader to say.
+        let fresh = Running { tokens: 1.0, elapsed: 0.0, bound: FRESH_SPARE as f32, step: 0.0 };
+        curve.add(&fresh, &self.survival.load());
+        for (cell, point) in self.fresh.iter().zip(curve.points()) {
+            cell.store(point.to_bits(), Ordering::Relaxed);
+        }
+    }
+}
+
+/// Seconds before any answer at all: a mid-sized model on one data-centre GPU. Only ratios matter then: alike for all.
+/// A step, 100,000 tokens of context, 1,000 tokens, attention of 10,000 tokens to 10,000.
+const UNSEEN_RATES: [f64; CAUSES] = [0.025, 0.004, 0.1, 0.1];
+/// The way, and a step of decoding.
+const UNSEEN_AVERAGE: [f64; AVERAGES] = [0.01, UNSEEN_STEP[0], UNSEEN_STEP[1]];
+const AVERAGES: usize = 3;
+const UNSEEN_STEP: [f64; 2] = [0.02, 0.004];
+const UNSEEN_SERVICE: f64 = 2.0;
+const UNSEEN_UNCACHED: f64 = 500.0;
+/// Shapes change when a pool's replicas are replaced: some five hundred answers are remembered.
+const SHAPE: Memory = Memory { kept: 0.998, prior: 0.3, outlier: 2.0, change: 8 };
+const SLOWNESS_LEARNED: f64 = 0.02;
+const WAY_LEARNED: f64 = 0.05;
+/// Answers between two looks at how long they are.
+const PUBLISH_EVERY: u32 = 8;
