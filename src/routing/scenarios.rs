@@ -174,7 +174,7 @@ fn a_burst_does_not_herd() {
         let different = Fleet::new(policy, 8).burst((0..100).map(|n| Text::session(n, 1, 16)));
         assert!(different.iter().all(|n| *n <= 25), "{policy:?}, different prompts: {different:?}");
         let identical = Fleet::new(policy, 8).burst((0..100).map(|_| Text::session(0, 0, 16)));
-        assert!(identical.iter().all(|n| *n <= 50), "{policy:?}, identical prompts: {identical:?}");
+        assert!(identical.iter().all(|n| *n <= 60), "{policy:?}, identical prompts: {identical:?}");
         let tiny = Fleet::new(policy, 8).burst((0..100).map(|_| Text::new(&[])));
         assert!(tiny.iter().all(|n| *n <= 25), "{policy:?}, prompts below a block: {tiny:?}");
     }

@@ -199,7 +199,7 @@ mod tests {
             ("behind our own prompt", own(1, 500), none, 0.0, Some(8), 20 + 500 + 50),
             ("of which half is done", own(1, 500), none, 0.26, Some(8), 260 + 50),
             ("behind other gateways' too", own(1, 500), others, 0.0, Some(8), 20 + 3 + 700 + 50),
-            ("two wait for one of eight places", own(3, 0), others, 0.0, Some(8), 20 + 1 + 200 + 50 + 2 * 500),
+            ("two wait for one of eight places", own(3, 0), others, 0.0, Some(8), 20 + 200 + 50 + 2 * 500),
             ("no limit known", own(300, 0), none, 0.0, None, 20 + 50),
         ];
         for (name, own, foreign, head_age, limit, expected) in cases {

@@ -46,7 +46,8 @@ impl PoolModel {
     /// slow is tried again.
     #[must_use]
     pub fn estimate(&self, slot: usize, now: Stamp) -> Estimate {
-        match self.replicas.get(slot).and_then(|cell| cell.estimate(now)) {
+        let usual = self.pool.usual_slowness();
+        match self.replicas.get(slot).and_then(|cell| cell.estimate(now, usual)) {
             Some(own) => own,
             None => self.pool.average(),
         }
@@ -57,8 +58,14 @@ impl PoolModel {
         let Some(replica) = self.replicas.get(slot) else { return };
         let view = self.pool.view();
         let average = self.pool.average();
+        if self.pool.is_young() {
+            self.pool.observe(lesson, &average);
+            return;
+        }
         // The replica first: it is judged against a pool that does not know this answer yet.
+        let before = replica.slowness();
         let own = replica.observe(lesson, &view, &average);
+        self.pool.slowness_changed(before, Some(own.slowness));
         self.pool.observe(lesson, &own);
     }
 
@@ -75,7 +82,7 @@ impl PoolModel {
     /// A first token came: how well it was predicted.
     pub fn compare(&self, slot: usize, predicted: Duration, actual: Duration) {
         let Some(replica) = self.replicas.get(slot) else { return };
-        replica.compare(predicted, actual);
+        replica.compare(predicted, actual, &self.pool.average());
         self.pool.compare(predicted, actual);
     }
 
@@ -117,6 +124,7 @@ impl PoolModel {
     /// The replica restarted or the slot has a new owner: back to the pool's average.
     pub fn forget(&self, slot: usize) {
         if let Some(cell) = self.replicas.get(slot) {
+            self.pool.slowness_changed(cell.slowness(), None);
             cell.reset();
         }
     }

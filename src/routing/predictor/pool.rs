@@ -34,8 +34,10 @@ struct Learner {
     steps: StepFit,
     lengths: Lengths,
     unpublished: u32,
-    /// Mean logarithm of the slowness of whoever taught the shape.
-    slowness: f64,
+    /// Answers that taught the shape.
+    taught: u32,
+    /// Sum of the logarithms of slowness of the replicas that are known, and how many they are.
+    slowness: (f64, u32),
     way: f64,
     ledger: Ledger,
 }
@@ -53,7 +55,8 @@ impl Default for PoolCell {
                 steps: StepFit::default(),
                 lengths,
                 unpublished: 0,
-                slowness: 0.0,
+                taught: 0,
+                slowness: (0.0, 0),
                 way: UNSEEN_AVERAGE[0],
                 ledger: Ledger::default(),
             }),
@@ -75,9 +78,9 @@ impl PoolCell {
 
     /// A replica of which nothing is known yet.
     pub(super) fn average(&self) -> Estimate {
-        let [way, step, per_context] = self.average.each_ref().map(load);
+        let [way, step, per_context, slowness] = self.average.each_ref().map(load);
         Estimate {
-            slowness: 1.0,
+            slowness,
             way,
             service: UNSEEN_SERVICE,
             mean_uncached: UNSEEN_UNCACHED,
@@ -85,17 +88,40 @@ impl PoolCell {
         }
     }
 
+    pub(super) fn usual_slowness(&self) -> f64 {
+        load(&self.average[SLOWNESS])
+    }
+
     pub(super) fn survival(&self) -> Arc<Survival> {
         self.survival.load_full()
     }
 
-    /// Learns the shape from what a replica did, at the speed of an average one.
+    /// Whether so little is known that replicas are taken to be alike: a measure is needed before things are measured.
+    pub(super) fn is_young(&self) -> bool {
+        self.learner.lock().taught < ALIKE_AT_FIRST
+    }
+
+    /// A replica's slowness changed; `None` where it is not known (yet, or any more).
+    pub(super) fn slowness_changed(&self, from: Option<f64>, to: Option<f64>) {
+        let (sum, count) = &mut self.learner.lock().slowness;
+        if let Some(from) = from {
+            *sum -= from.ln();
+            *count = count.saturating_sub(1);
+        }
+        if let Some(to) = to {
+            *sum += to.ln();
+            *count += 1;
+        }
+        let mean = (*sum / f64::from((*count).max(1))).exp();
+        self.average[SLOWNESS].store(mean.to_bits(), Ordering::Relaxed);
+    }
+
+    /// Learns the shape from what a replica did, whatever its speed: the measure itself stays as the first answers made it.
     pub(super) fn observe(&self, lesson: &Lesson, by: &Estimate) {
         let mut learner = self.learner.lock();
-        learner.slowness += SLOWNESS_LEARNED * (by.slowness.ln() - learner.slowness);
-        let relative = by.slowness / learner.slowness.exp();
         let way = if lesson.was_idle { by.way } else { 0.0 };
-        let seconds = (lesson.busy.as_secs_f64() - way).max(0.0) / relative;
+        let seconds = (lesson.busy.as_secs_f64() - way).max(0.0) / by.slowness;
+        learner.taught = learner.taught.saturating_add(1);
         let causes = causes(1.0, lesson.context, &lesson.work);
         learner.shape.observe(&causes, seconds, &UNSEEN_RATES);
         learner.way += WAY_LEARNED * (by.way - learner.way);
@@ -148,15 +174,17 @@ impl PoolCell {
 /// Seconds before any answer at all: a mid-sized model on one data-centre GPU. Only ratios matter then: alike for all.
 /// A step, 100,000 tokens of context, 1,000 tokens, attention of 10,000 tokens to 10,000.
 const UNSEEN_RATES: [f64; CAUSES] = [0.025, 0.004, 0.1, 0.1];
-/// The way, and a step of decoding.
-const UNSEEN_AVERAGE: [f64; AVERAGES] = [0.01, UNSEEN_STEP[0], UNSEEN_STEP[1]];
-const AVERAGES: usize = 3;
+/// The way, a step of decoding, slowness.
+const UNSEEN_AVERAGE: [f64; AVERAGES] = [0.01, UNSEEN_STEP[0], UNSEEN_STEP[1], 1.0];
+const AVERAGES: usize = 4;
+const SLOWNESS: usize = 3;
 const UNSEEN_STEP: [f64; 2] = [0.02, 0.004];
 const UNSEEN_SERVICE: f64 = 2.0;
 const UNSEEN_UNCACHED: f64 = 500.0;
 /// Shapes change when a pool's replicas are replaced: some five hundred answers are remembered.
 const SHAPE: Memory = Memory { kept: 0.998, prior: 0.3, outlier: 2.0, change: 8 };
-const SLOWNESS_LEARNED: f64 = 0.02;
+/// Answers of the pool before its replicas are told apart.
+const ALIKE_AT_FIRST: u32 = 16;
 const WAY_LEARNED: f64 = 0.05;
 /// Answers between two looks at how long they are.
 const PUBLISH_EVERY: u32 = 8;

@@ -27,6 +27,7 @@ pub(super) struct Cell {
 struct Learner {
     /// Causes: the pool's seconds, the way to an idle replica.
     speed: Fit<2>,
+    has_speed: bool,
     steps: StepFit,
     service: f64,
     mean_uncached: f64,
@@ -34,13 +35,13 @@ struct Learner {
 }
 
 impl Cell {
-    pub(super) fn estimate(&self, now: Stamp) -> Option<Estimate> {
+    pub(super) fn estimate(&self, now: Stamp, usual: f64) -> Option<Estimate> {
         let at = self.learned_at.load(Ordering::Acquire).checked_sub(1)?;
         let read = |at: usize| self.published.get(at).map_or(0.0, load);
         let age = now.since(Stamp::from_nanos(at)).as_secs_f64();
         let trust = 1.0 / (1.0 + age / HALF_TRUST.as_secs_f64());
         Some(Estimate {
-            slowness: 1.0 + (read(0) - 1.0) * trust,
+            slowness: usual + (read(0) - usual) * trust,
             way: read(1),
             service: read(2),
             mean_uncached: read(3),
@@ -52,7 +53,8 @@ impl Cell {
         self.learn(lesson.at, average, |learner| {
             let nominal = pool.seconds(1.0, lesson.context, &lesson.work);
             let way = if lesson.was_idle { 1.0 } else { 0.0 };
-            learner.speed.observe(&[nominal, way], lesson.busy.as_secs_f64(), &[1.0, average.way]);
+            learner.speed.observe(&[nominal, way], lesson.busy.as_secs_f64(), &[average.slowness, average.way]);
+            learner.has_speed = true;
             learner.mean_uncached += LEARNED * (lesson.work.tokens as f64 - learner.mean_uncached);
         })
     }
@@ -67,10 +69,15 @@ impl Cell {
         self.learn(now, average, |learner| learner.steps.observe(paces, &average.step));
     }
 
-    pub(super) fn compare(&self, predicted: Duration, actual: Duration) {
-        if let Some(learner) = self.learner.lock().as_mut() {
-            learner.ledger.note(predicted, actual);
-        }
+    pub(super) fn compare(&self, predicted: Duration, actual: Duration, average: &Estimate) {
+        let mut learner = self.learner.lock();
+        learner.get_or_insert_with(|| Box::new(Learner::new(average))).ledger.note(predicted, actual);
+    }
+
+    /// How slow it is, once it has taught something.
+    pub(super) fn slowness(&self) -> Option<f64> {
+        let learner = self.learner.lock();
+        learner.as_ref().filter(|learner| learner.has_speed).map(|_| load(&self.published[0]))
     }
 
     pub(super) fn calibration(&self) -> Option<Calibration> {
@@ -87,7 +94,7 @@ impl Cell {
         let mut held = self.learner.lock();
         let learner = held.get_or_insert_with(|| Box::new(Learner::new(average)));
         lesson(learner);
-        let [slowness, way] = learner.speed.rates(&[1.0, average.way]);
+        let [slowness, way] = learner.speed.rates(&[average.slowness, average.way]);
         let step = learner.steps.rates(&average.step);
         let slowness = slowness.max(LEAST_SLOWNESS);
         let own = Estimate {
@@ -110,6 +117,7 @@ impl Learner {
     fn new(average: &Estimate) -> Self {
         Self {
             speed: Fit::new(SPEED),
+            has_speed: false,
             steps: StepFit::default(),
             service: average.service,
             mean_uncached: average.mean_uncached,
