@@ -61,10 +61,13 @@ impl Pick {
         self.pool.model.observe_service(self.slot(), now, now.since(first_token), tokens.output);
     }
 
-    /// The engine counted the tokens: the model's bytes per token.
+    /// The engine counted the tokens: the model's bytes per token, and what its cache held.
     pub fn learn(&self, tokens: TokenCounts) {
         if let Some(input) = tokens.input {
             self.size.teach(&self.pool.ratio, input);
+        }
+        if let Some(cached) = tokens.cached {
+            self.pool.index.reported(self.slot(), self.decision.predicted_hit, cached);
         }
     }
 

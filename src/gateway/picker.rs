@@ -102,7 +102,7 @@ fn choose(pool: &Arc<PoolState>, request: &Prepared, tried: &SlotSet, now: Stamp
         is_stream: request.shows_first_token,
     };
     let load = LoadGuard::reserve(&replica.load, placement);
-    pool.index.insert(decision.slot, chain.hashes());
+    pool.index.insert(decision.slot, &query.prompt);
     Some(Pick {
         pool: Arc::clone(pool),
         replica,

@@ -108,6 +108,24 @@ impl Prompt<'_> {
         Tokens(tokens - tokens % block_tokens)
     }
 
+    /// The first block that is coarse: eight times as long as a fine one.
+    fn coarse_from(&self) -> usize {
+        let blocks = self.chain.len();
+        let is_coarse = |block: usize| {
+            let before = block.checked_sub(1).map_or(0, self.block_end);
+            (self.block_end)(block).saturating_sub(before) > LONGEST_FINE_BLOCK
+        };
+        if blocks == 0 || !is_coarse(blocks - 1) {
+            return blocks;
+        }
+        let (mut fine, mut coarse) = (0, blocks - 1);
+        while fine < coarse {
+            let middle = fine.midpoint(coarse);
+            if is_coarse(middle) { coarse = middle } else { fine = middle + 1 }
+        }
+        coarse
+    }
+
     /// What several gateways agree on for prompts that begin alike.
     fn root(&self) -> Option<u64> {
         self.chain.first().copied()
@@ -216,6 +234,7 @@ fn weigh(predict: bool, query: &Query<'_>, candidates: &mut [Candidate]) {
     let now = query.aim.now;
     for candidate in candidates {
         let hit = query.prompt.cached(hits.blocks(candidate.slot), candidate.block_tokens);
+        let hit = Tokens((hit.0 as f64 * query.index.credit(candidate.slot)) as u64);
         let queue = Queue {
             own: &candidate.load,
             foreign: &candidate.foreign,
@@ -232,6 +251,8 @@ fn weigh(predict: bool, query: &Query<'_>, candidates: &mut [Candidate]) {
     }
 }
 
+/// Bytes: fine blocks have 256, coarse ones 2048.
+const LONGEST_FINE_BLOCK: u64 = 1024;
 /// vLLM's on GPUs.
 const DEFAULT_BLOCK_TOKENS: u64 = 16;
 

@@ -38,6 +38,16 @@ impl Text {
         Self { chain: blocks.iter().map(link).collect() }
     }
 
+    fn prompt(&self) -> Prompt<'_> {
+        let blocks = self.chain.len() as u64;
+        Prompt {
+            chain: &self.chain,
+            block_end: &|block| 256 * (block as u64 + 1),
+            bytes: 256 * blocks + 40,
+            tokens: Tokens(64 * blocks + 10),
+        }
+    }
+
     /// `shared` blocks that all have in common, then `own` ones that nobody else has.
     fn session(number: u64, shared: u64, own: u64) -> Self {
         let own = (0..own).map(|block| 1_000_000 * (number + 1) + block);
@@ -64,14 +74,7 @@ impl Fleet {
     }
 
     fn decide(&self, text: &Text) -> Option<Decision> {
-        let block_end = |block: usize| 256 * (block as u64 + 1);
-        let blocks = text.chain.len() as u64;
-        let prompt = Prompt {
-            chain: &text.chain,
-            block_end: &block_end,
-            bytes: 256 * blocks + 40,
-            tokens: Tokens(64 * blocks + 10),
-        };
+        let prompt = text.prompt();
         let query = Query {
             prompt,
             session: self.session,
@@ -94,7 +97,7 @@ impl Fleet {
 
     fn dispatch(&self, text: &Text) -> (Decision, LoadGuard) {
         let decision = self.decide(text).unwrap();
-        self.index.insert(decision.slot, &text.chain);
+        self.index.insert(decision.slot, &text.prompt());
         let placement =
             Placement { at: self.now, work: decision.terms.work, is_stream: true, ..Placement::default() };
         (decision, LoadGuard::reserve(&self.loads[decision.slot], placement))
