@@ -15,8 +15,8 @@ use tokenway::record::SloBounds;
 use tokenway::routing::policies::named;
 use tokenway::routing::prefix_index::Hits;
 use tokenway::routing::{
-    Aim, Candidate, Lesson, LoadGuard, Placement, Policy, PoolModel, PrefixIndex, Prompt, Query, ReplicaLoad, SlotSet,
-    Verdict, Work, judge, rendezvous,
+    Aim, Candidate, Lesson, LoadGuard, Placement, Policy, PoolModel, PrefixIndex, Prompt, Query, ReplicaLoad,
+    SlotSet, Verdict, Work, judge, rendezvous,
 };
 use tokenway::units::Tokens;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
@@ -131,10 +131,13 @@ fn main() -> std::io::Result<()> {
         let blocks: usize = (0..replicas).map(|slot| fleet.index.held(slot)).sum();
         writeln!(out, "{blocks} blocks, {:.1} bytes each", fleet.index.bytes() as f64 / blocks as f64)?;
         // Prompts that part at different places from what different replicas hold.
-        let texts: Vec<Vec<u8>> = (0..256u64).map(|n| (n + (3 << 40)).to_le_bytes().repeat(bytes / 8)).collect();
+        let texts: Vec<Vec<u8>> =
+            (0..256u64).map(|n| (n + (3 << 40)).to_le_bytes().repeat(bytes / 8)).collect();
         for (n, text) in texts.iter().enumerate() {
             let chain = chain(text);
-            (n % 3..replicas).step_by(3).for_each(|slot| fleet.insert(slot, &chain[..chain.len() * (slot + 1) / replicas]));
+            (n % 3..replicas)
+                .step_by(3)
+                .for_each(|slot| fleet.insert(slot, &chain[..chain.len() * (slot + 1) / replicas]));
         }
         let text = |round: u32| &texts[round as usize % texts.len()];
         let mut room = Vec::with_capacity(replicas);

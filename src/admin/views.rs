@@ -9,7 +9,7 @@ use crate::config::{Config, ModelMatch};
 use crate::fleet::status::{EngineSignals, ReplicaState, ReplicaStatus};
 use crate::observe::windows::{Percentiles, Window};
 use crate::observe::{Observer, rfc3339};
-use crate::record::Record;
+use crate::record::{Record, Weighed};
 
 /// `/api/fleet`
 pub(super) fn fleet(fleet: &[ReplicaStatus]) -> Json {
@@ -135,5 +135,19 @@ fn decision(observer: &Observer, record: &Record) -> Option<Json> {
         "cached_tokens": record.tokens.cached.map(|cached| cached.0),
         "attempts": record.attempts.len(),
         "outcome": record.outcome.as_str(),
+        "weighed": decision.weighed.iter().map(weighed).collect::<Vec<_>>(),
     }))
+}
+
+fn weighed(candidate: &Weighed) -> Json {
+    json!({
+        "replica": &*candidate.replica,
+        "predicted_ttft": candidate.predicted_ttft.as_secs_f64(),
+        "predicted_hit_tokens": candidate.predicted_hit.0,
+        "wait": candidate.wait,
+        "prefill": candidate.prefill,
+        "harm": candidate.harm,
+        "late": candidate.late,
+        "cost": candidate.cost,
+    })
 }

@@ -11,6 +11,7 @@ use crate::clock::Stamp;
 use crate::fleet::pick::Pick;
 use crate::fleet::registry::PoolState;
 use crate::fleet::replica::Replica;
+use crate::record::{DecisionSummary, Weighed};
 use crate::routing::{self, Aim, Candidate, LoadGuard, Placement, Query, SlotSet};
 
 /// The replicas that a request has tried, by pool.
@@ -106,10 +107,28 @@ fn choose(pool: &Arc<PoolState>, request: &Prepared, tried: &SlotSet, now: Stamp
     Some(Pick {
         pool: Arc::clone(pool),
         replica,
-        decision: decision.summary(),
+        decision: DecisionSummary { weighed: weighed(&candidates, &replicas), ..decision.summary() },
         size: request.prompt.size,
         prompt: chain.whole(),
         chosen_at: now,
         load,
     })
+}
+
+/// The terms of the candidates that came closest, by the names that people know.
+fn weighed(candidates: &[Candidate], replicas: &[Arc<Replica>]) -> Box<[Weighed]> {
+    let named = |candidate: &Candidate| {
+        let replica = replicas.iter().find(|r| r.slot == candidate.slot)?;
+        Some(Weighed {
+            replica: Arc::clone(&replica.served.replica),
+            predicted_ttft: candidate.predicted_ttft?,
+            predicted_hit: candidate.hit,
+            wait: candidate.terms.wait,
+            prefill: candidate.terms.prefill,
+            harm: candidate.terms.harm,
+            late: candidate.terms.late,
+            cost: candidate.terms.cost,
+        })
+    };
+    routing::cheapest(candidates).into_iter().filter_map(named).collect()
 }

@@ -24,13 +24,15 @@ mod work;
 
 use std::time::Duration;
 
+use smallvec::SmallVec;
+
 pub use self::foreign::Foreign;
 pub use self::hazard::{Curve, POINTS};
 pub use self::load::{Lesson, LoadGuard, LoadView, Pace, Placement, REFRESH_EVERY, Refreshed, ReplicaLoad};
 pub use self::policies::{Choice, Eligible, Policy, Reason};
 pub use self::pools::PoolWheel;
-use self::predictor::Queue;
 pub use self::predictor::{Calibration, Estimate, PoolModel, PoolView, Terms};
+use self::predictor::{EngineCache, Queue};
 use self::prefix_index::Hits;
 pub use self::prefix_index::PrefixIndex;
 pub use self::slots::SlotSet;
@@ -147,6 +149,8 @@ pub struct Candidate {
     pub batch_limit: Option<u64>,
     /// Tokens in one of the engine's KV blocks.
     pub block_tokens: u64,
+    /// The engine's KV cache, where known.
+    cache: Option<EngineCache>,
     /// What is known of its speed.
     pub estimate: Estimate,
     /// Found by [`decide`]: prompt tokens believed to be cached there.
@@ -168,6 +172,7 @@ impl Candidate {
             foreign: Foreign::default(),
             batch_limit: None,
             block_tokens: DEFAULT_BLOCK_TOKENS,
+            cache: None,
             estimate,
             hit: Tokens(0),
             terms: Terms::default(),
@@ -182,6 +187,14 @@ impl Candidate {
             foreign: Foreign::seen(signals, own_at_scrape),
             batch_limit: signals.batch_limit,
             block_tokens: signals.block_tokens.unwrap_or(DEFAULT_BLOCK_TOKENS),
+            cache: signals.total_blocks.zip(signals.block_tokens).map(|(blocks, tokens)| EngineCache {
+                tokens: blocks as f64 * tokens as f64,
+                usage: if signals.kv_cache_usage.is_finite() {
+                    signals.kv_cache_usage.clamp(0.0, 1.0)
+                } else {
+                    0.0
+                },
+            }),
             ..self
         }
     }
@@ -224,8 +237,23 @@ impl Decision {
             predicted_ttft: self.predicted_ttft,
             predicted_hit: self.hit,
             candidates: self.candidates,
+            weighed: Box::default(),
         }
     }
+}
+
+/// The candidates that came closest, the cheapest first: what a log can hold of a decision.
+#[must_use]
+pub fn cheapest(candidates: &[Candidate]) -> SmallVec<[&Candidate; LOGGED]> {
+    let mut best: SmallVec<[&Candidate; LOGGED]> = SmallVec::new();
+    for candidate in candidates.iter().filter(|candidate| candidate.predicted_ttft.is_some()) {
+        let at = best.partition_point(|other| other.terms.cost <= candidate.terms.cost);
+        if at < LOGGED {
+            best.truncate(LOGGED - 1);
+            best.insert(at, candidate);
+        }
+    }
+    best
 }
 
 fn weigh(predict: bool, query: &Query<'_>, candidates: &mut [Candidate]) {
@@ -239,6 +267,7 @@ fn weigh(predict: bool, query: &Query<'_>, candidates: &mut [Candidate]) {
             own: &candidate.load,
             foreign: &candidate.foreign,
             batch_limit: candidate.batch_limit,
+            cache: candidate.cache,
             head_age: now.since(candidate.load.head_since).as_secs_f64(),
         };
         let work = Work::of(query.prompt.tokens.saturating_sub(hit), hit);
@@ -251,6 +280,8 @@ fn weigh(predict: bool, query: &Query<'_>, candidates: &mut [Candidate]) {
     }
 }
 
+/// Candidates that a decision log shows.
+const LOGGED: usize = 8;
 /// Bytes: fine blocks have 256, coarse ones 2048.
 const LONGEST_FINE_BLOCK: u64 = 1024;
 /// vLLM's on GPUs.

@@ -31,7 +31,8 @@ fn harm(candidate: &Candidate, query: &Query<'_>) -> f64 {
     let theirs = (candidate.foreign.requests - candidate.foreign.waiting).max(0.0);
     let running = f64::from(running) * (1.0 + (theirs / ours).min(MOST_OTHERS));
     // Those that wait will have begun when this one is computed: without any slack, and bounded as this one is.
-    let spare = query.aim.slo.tpot.map_or(0.0, |bound| bound.as_secs_f64() - candidate.estimate.step(load.context));
+    let spare =
+        query.aim.slo.tpot.map_or(0.0, |bound| bound.as_secs_f64() - candidate.estimate.step(load.context));
     let begun = if load.bounded > 0 && spare > 0.0 {
         load.bounded as f64 * f64::from(query.pool.fresh.at((terms.prefill * FRESH_SPARE / spare) as f32))
     } else {
@@ -64,7 +65,8 @@ mod tests {
 
     #[test]
     fn late_is_a_matter_of_degree() {
-        for (used, least, most) in [(0.0, 0.0, 0.001), (0.5, 0.0, 0.05), (0.9, 0.49, 0.51), (1.0, 0.7, 0.8), (9.0, 0.999, 1.0)]
+        for (used, least, most) in
+            [(0.0, 0.0, 0.001), (0.5, 0.0, 0.05), (0.9, 0.49, 0.51), (1.0, 0.7, 0.8), (9.0, 0.999, 1.0)]
         {
             let chance = chance_of_late(used);
             assert!((least..=most).contains(&chance), "{used} of the bound: {chance}");

@@ -81,6 +81,8 @@ pub(in crate::routing) struct Known<'a> {
 #[derive(Debug, Default)]
 pub struct Refreshed {
     pub(super) computed: Computed,
+    /// Tokens that running streams have brought: they fill the engine's cache beside the prompts.
+    pub generated: u64,
     /// Paces of streams since they were last asked.
     pub paces: SmallVec<[Pace; 8]>,
     /// A lesson that no later first token will add to.
@@ -134,10 +136,17 @@ impl Books {
 
     /// A prompt has its first token. Returns the lesson that is complete by now, and whose prompts are computed: its own,
     /// and those of answers without a stream that were sent before it.
-    pub(super) fn first_token(&mut self, id: u64, now: Stamp, pulse: &Arc<Pulse>) -> (Option<Lesson>, Computed) {
+    pub(super) fn first_token(
+        &mut self,
+        id: u64,
+        now: Stamp,
+        pulse: &Arc<Pulse>,
+    ) -> (Option<Lesson>, Computed) {
         let context = self.context();
         let mut computed = Computed::new();
-        let Some(at) = self.waiting.iter().position(|waiting| waiting.id == id) else { return (None, computed) };
+        let Some(at) = self.waiting.iter().position(|waiting| waiting.id == id) else {
+            return (None, computed);
+        };
         let was_disturbed = std::mem::take(&mut self.is_disturbed);
         let mut ahead = 0;
         self.waiting.retain(|waiting| {
@@ -223,6 +232,7 @@ impl Books {
             let tokens = stream.pulse.tokens.load(Ordering::Relaxed);
             let at = stream.pulse.at.load(Ordering::Relaxed);
             let (tokens_before, at_before) = stream.asked;
+            found.generated += tokens;
             if tokens >= tokens_before + PACE_OVER && at > at_before {
                 let per_token = (at - at_before) as f64 * 1e-9 / (tokens - tokens_before) as f64;
                 stream.asked = (tokens, at);

@@ -13,8 +13,8 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use self::books::{Books, Pulse};
 pub(super) use self::books::Known;
+use self::books::{Books, Pulse};
 pub use self::books::{Lesson, Pace, Refreshed};
 use super::hazard::{Curve, POINTS};
 use super::work::Work;
@@ -239,7 +239,13 @@ mod tests {
 
     fn placed(at_ms: u64, tokens: u64) -> Placement {
         let at = ms(at_ms);
-        Placement { at, work: Work::of(Tokens(tokens), Tokens(0)), prompt: Tokens(tokens), tpot: None, is_stream: true }
+        Placement {
+            at,
+            work: Work::of(Tokens(tokens), Tokens(0)),
+            prompt: Tokens(tokens),
+            tpot: None,
+            is_stream: true,
+        }
     }
 
     fn ms(n: u64) -> Stamp {

@@ -1,7 +1,8 @@
 //! Least predicted cost: affinity, queue depth, speed and harm to others in one unit, time. The default.
 //!
-//! What a choice costs is made up in [`crate::routing::score`]. Near ties go by rendezvous hash of the prompt's first
-//! block: several gateways agree without talking, and a burst follows its own reservations instead of a stale figure.
+//! What a choice costs is made up in [`crate::routing::score`]. Near ties go by rendezvous hash of the session or else the
+//! prompt's first block: several gateways agree without talking, and a burst follows its own reservations instead of a
+//! stale figure. Stickiness is worth a near tie and what the cache holds, no more.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -28,7 +29,10 @@ impl Policy for Latency {
     }
 
     fn choose(&self, query: &Query<'_>, eligible: &Eligible<'_>) -> Option<Choice> {
-        let key = query.prompt.root().unwrap_or_else(|| self.turn.fetch_add(1, Ordering::Relaxed));
+        let key = query
+            .session
+            .or(query.prompt.root())
+            .unwrap_or_else(|| self.turn.fetch_add(1, Ordering::Relaxed));
         let costs: SmallVec<[f64; 64]> = eligible.iter().map(|(_, candidate)| candidate.terms.cost).collect();
         let least = costs.iter().copied().fold(f64::INFINITY, f64::min);
         let near = || eligible.iter().zip(&costs).filter(|(_, cost)| **cost <= least + NEAR).map(|(c, _)| c);

@@ -48,7 +48,7 @@ pub struct Terms {
     pub wait: f64,
     /// Seconds to compute it.
     pub prefill: f64,
-    /// Seconds of that for which the wait is one for a place in a full batch.
+    /// Seconds of the wait that are for a place in a full batch or a full cache.
     pub slot_wait: f64,
     /// Seconds of the way and of the step it comes with.
     pub base: f64,
@@ -67,8 +67,19 @@ pub(crate) struct Queue<'a> {
     pub(crate) foreign: &'a Foreign,
     /// Sequences that the engine runs at once, where known.
     pub(crate) batch_limit: Option<u64>,
+    /// The engine's cache, where known.
+    pub(crate) cache: Option<EngineCache>,
     /// Seconds since the head of the queue is computed.
     pub(crate) head_age: f64,
+}
+
+/// An engine's KV cache as it was last told.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct EngineCache {
+    /// Tokens that fit.
+    pub(crate) tokens: f64,
+    /// Share of it that running sequences need.
+    pub(crate) usage: f64,
 }
 
 /// What makes the engine busy until a first token: a step, the context that it drags along, tokens, attention.
@@ -96,17 +107,14 @@ impl Estimate {
         let others = own.waiting + Work::of(Tokens(foreign), Tokens(0));
         let steps = (own.awaiting as f64 + queue.foreign.waiting).min(1.0 + others.tokens as f64 / ONE_STEP);
         let step = self.slowness * pool.seconds(1.0, own.context, &Work::default());
-        let head = if own.awaiting > 0 {
-            step + self.slowness * pool.seconds(0.0, 0, &own.head)
-        } else {
-            0.0
-        };
+        let head =
+            if own.awaiting > 0 { step + self.slowness * pool.seconds(0.0, 0, &own.head) } else { 0.0 };
         // Overdue: it is slower than it was, and how much so shows before it answers.
         let lag = (queue.head_age / (LATE_FROM * head + LATE_AFTER)).clamp(1.0, MOST_LAG);
         let lag = if own.awaiting > 0 { lag } else { 1.0 };
         let ahead = self.slowness * pool.seconds(steps, own.context, &others);
         let wait = (lag * ahead - queue.head_age.min(lag * head)).max(0.0);
-        let slot_wait = self.slot_wait(queue);
+        let slot_wait = self.slot_wait(queue).max(self.cache_wait(queue, &work));
         Terms {
             ahead: Tokens(others.tokens),
             work,
@@ -142,6 +150,20 @@ impl Estimate {
         let behind = (present + 1.0 - limit as f64).max(0.0);
         behind * self.service / limit as f64
     }
+
+    /// A full cache gives back what its sequences hold within the time that they stay; a prompt that does not fit beside
+    /// them and those before it waits for that.
+    fn cache_wait(&self, queue: &Queue<'_>, work: &Work) -> f64 {
+        let Some(cache) = queue.cache.filter(|cache| cache.tokens > 0.0) else { return 0.0 };
+        let used = cache.tokens * cache.usage;
+        let wanted = (queue.own.waiting.tokens + work.tokens) as f64;
+        let lacking = wanted - (cache.tokens - used);
+        if lacking > 0.0 {
+            (lacking / used.max(cache.tokens * 0.1)).min(MOST_TURNS) * self.service
+        } else {
+            0.0
+        }
+    }
 }
 
 /// A duration from computed seconds, never a panic: beyond [`LONGEST`] nothing matters.
@@ -163,6 +185,8 @@ const LATE_FROM: f64 = 1.5;
 const LATE_AFTER: f64 = 0.1;
 /// Beyond this there is nothing to be learned from waiting longer.
 const MOST_LAG: f64 = 16.0;
+/// A cache is filled anew so many times at most: beyond that it is a guess.
+const MOST_TURNS: f64 = 10.0;
 /// Longer than any deadline.
 const LONGEST: Duration = Duration::from_secs(3600);
 
@@ -185,7 +209,7 @@ mod tests {
     }
 
     fn ttft_ms(own: &LoadView, foreign: &Foreign, head_age: f64, limit: Option<u64>) -> u128 {
-        let queue = Queue { own, foreign, batch_limit: limit, head_age };
+        let queue = Queue { own, foreign, batch_limit: limit, cache: None, head_age };
         let terms = estimate().terms(&POOL, &queue, Work::of(Tokens(30), Tokens(0)));
         (estimate().ttft(&terms) + Duration::from_micros(1)).as_millis()
     }
@@ -204,6 +228,25 @@ mod tests {
         ];
         for (name, own, foreign, head_age, limit, expected) in cases {
             assert_eq!(ttft_ms(&own, &foreign, head_age, limit), expected, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_prompt_that_does_not_fit_waits_for_what_holds_the_cache() {
+        let wait = |tokens: f64, usage: f64| {
+            let cache = Some(EngineCache { tokens, usage });
+            let (own, foreign) = (own(0, 0), Foreign::default());
+            let queue = Queue { own: &own, foreign: &foreign, batch_limit: None, cache, head_age: 0.0 };
+            estimate().terms(&POOL, &queue, Work::of(Tokens(1000), Tokens(0))).wait
+        };
+        for (tokens, usage, seconds) in
+            [(10_000.0, 0.5, 0.0), (10_000.0, 1.0, 0.4), (1000.0, 1.0, 4.0), (0.0, 1.0, 0.0)]
+        {
+            assert!(
+                (wait(tokens, usage) - seconds).abs() < 1e-9,
+                "{tokens} {usage}: {}",
+                wait(tokens, usage)
+            );
         }
     }
 

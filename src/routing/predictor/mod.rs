@@ -14,7 +14,7 @@ mod replica;
 use std::time::Duration;
 
 pub use self::calibration::Calibration;
-pub(crate) use self::estimate::{Queue, span};
+pub(crate) use self::estimate::{EngineCache, Queue, span};
 pub use self::estimate::{Estimate, PoolView, Terms};
 use self::pool::PoolCell;
 use self::replica::Cell;
@@ -96,12 +96,13 @@ impl PoolModel {
     }
 
     /// Asks the streams of a replica how far they are, if that is due, and learns from it. To be called every few
-    /// milliseconds for every replica with work, beside the request path.
-    pub fn refresh(&self, slot: usize, load: &ReplicaLoad, now: Stamp) {
+    /// milliseconds for every replica with work, beside the request path. Returns the tokens that its running streams have
+    /// brought, for [`super::PrefixIndex::set_pinned`]; `None` where nothing was due.
+    pub fn refresh(&self, slot: usize, load: &ReplicaLoad, now: Stamp) -> Option<Tokens> {
         if !load.is_stale(now) {
-            return;
+            return None;
         }
-        let Some(replica) = self.replicas.get(slot) else { return };
+        let replica = self.replicas.get(slot)?;
         let (own, view) = (self.estimate(slot, now), self.pool.view());
         let context = load.context();
         let found = load.refresh(
@@ -119,6 +120,7 @@ impl PoolModel {
             replica.observe_paces(now, &found.paces, &self.pool.average());
             self.pool.observe_paces(&found.paces);
         }
+        Some(Tokens(found.generated))
     }
 
     /// The replica restarted or the slot has a new owner: back to the pool's average.
@@ -169,7 +171,7 @@ mod tests {
 
     fn predicted_ms(model: &PoolModel, slot: usize, now: Stamp) -> u128 {
         let (own, foreign) = (LoadView::default(), Foreign::default());
-        let queue = Queue { own: &own, foreign: &foreign, batch_limit: None, head_age: 0.0 };
+        let queue = Queue { own: &own, foreign: &foreign, batch_limit: None, cache: None, head_age: 0.0 };
         let estimate = model.estimate(slot, now);
         estimate.ttft(&estimate.terms(&model.view(), &queue, work(1000))).as_millis()
     }

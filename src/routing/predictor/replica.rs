@@ -53,7 +53,11 @@ impl Cell {
         self.learn(lesson.at, average, |learner| {
             let nominal = pool.seconds(1.0, lesson.context, &lesson.work);
             let way = if lesson.was_idle { 1.0 } else { 0.0 };
-            learner.speed.observe(&[nominal, way], lesson.busy.as_secs_f64(), &[average.slowness, average.way]);
+            learner.speed.observe(
+                &[nominal, way],
+                lesson.busy.as_secs_f64(),
+                &[average.slowness, average.way],
+            );
             learner.has_speed = true;
             learner.mean_uncached += LEARNED * (lesson.work.tokens as f64 - learner.mean_uncached);
         })
@@ -97,13 +101,8 @@ impl Cell {
         let [slowness, way] = learner.speed.rates(&[average.slowness, average.way]);
         let step = learner.steps.rates(&average.step);
         let slowness = slowness.max(LEAST_SLOWNESS);
-        let own = Estimate {
-            slowness,
-            way,
-            service: learner.service,
-            mean_uncached: learner.mean_uncached,
-            step,
-        };
+        let own =
+            Estimate { slowness, way, service: learner.service, mean_uncached: learner.mean_uncached, step };
         let figures = [slowness, way, own.service, own.mean_uncached, step[0], step[1]];
         for (cell, figure) in self.published.iter().zip(figures) {
             cell.store(figure.to_bits(), Ordering::Relaxed);

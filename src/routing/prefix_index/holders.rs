@@ -144,7 +144,9 @@ impl Table {
         let smaller = std::mem::replace(&mut self.buckets, vec![Bucket::default(); larger]);
         self.entries = 0;
         for bucket in smaller {
-            for (tag, holder) in bucket.tags.into_iter().zip(bucket.holders).filter(|(_, holder)| *holder != 0) {
+            for (tag, holder) in
+                bucket.tags.into_iter().zip(bucket.holders).filter(|(_, holder)| *holder != 0)
+            {
                 self.put(tag, holder);
             }
         }
@@ -199,7 +201,8 @@ mod tests {
             (0..64).filter(|replica| bits & (1 << replica) != 0).for_each(|r| holders.remove(*hash, r));
         }
         assert_eq!(holders.count(), (0, 0));
-        let passed: u32 = holders.shards.iter().flat_map(|s| s.0.read().buckets.clone()).map(|b| b.passed).sum();
+        let passed: u32 =
+            holders.shards.iter().flat_map(|s| s.0.read().buckets.clone()).map(|b| b.passed).sum();
         assert_eq!(passed, 0, "an empty table remembers nobody who passed");
     }
 

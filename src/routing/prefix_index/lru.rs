@@ -138,7 +138,8 @@ impl Lru {
                 break;
             }
             let home = self.home(self.node(id).hash);
-            let may_stay = if gap <= place { gap < home && home <= place } else { gap < home || home <= place };
+            let may_stay =
+                if gap <= place { gap < home && home <= place } else { gap < home || home <= place };
             if !may_stay {
                 self.table[gap] = id;
                 gap = place;
@@ -172,7 +173,11 @@ impl Lru {
         if self.free == NONE {
             // Every capacity is far below 2^32.
             let first = u32::try_from(self.chunks.len() * CHUNK).unwrap_or(NONE);
-            let node = |n: u32| Node { hash: 0, newer: NONE, older: if n + 1 < CHUNK as u32 { first + n + 1 } else { NONE } };
+            let node = |n: u32| Node {
+                hash: 0,
+                newer: NONE,
+                older: if n + 1 < CHUNK as u32 { first + n + 1 } else { NONE },
+            };
             self.chunks.push((0..CHUNK as u32).map(node).collect());
             self.free = first;
         }

@@ -61,7 +61,10 @@ impl PrefixIndex {
     #[must_use]
     pub fn new(slots: usize) -> Self {
         let held = || {
-            Mutex::new(Held { blocks: Lru::new(DEFAULT_CAPACITY as u64), allowance: Allowance::new(DEFAULT_CAPACITY as u64) })
+            Mutex::new(Held {
+                blocks: Lru::new(DEFAULT_CAPACITY as u64),
+                allowance: Allowance::new(DEFAULT_CAPACITY as u64),
+            })
         };
         Self {
             groups: (0..slots.div_ceil(GROUP)).map(|_| Holders::new()).collect(),
@@ -393,7 +396,8 @@ mod tests {
         let index = PrefixIndex::new(64);
         let long = chain(&(0..3000).collect::<Vec<_>>());
         let mut random = fastrand::Rng::with_seed(4);
-        let lengths: Vec<usize> = (0..64).map(|slot| if slot % 5 == 0 { 0 } else { random.usize(..3001) }).collect();
+        let lengths: Vec<usize> =
+            (0..64).map(|slot| if slot % 5 == 0 { 0 } else { random.usize(..3001) }).collect();
         for (slot, length) in lengths.iter().enumerate() {
             insert(&index, slot, &long[..*length]);
         }
@@ -407,7 +411,8 @@ mod tests {
         index.set_capacity(0, 20);
         let long = chain(&[1, 2, 3, 4, 5, 6, 7]);
         // Four fine blocks, then coarse ones: two of those fit beside them.
-        let end = |block: usize| 256 * (block as u64 + 1).min(4) + 2048 * (block as u64 + 1).saturating_sub(4);
+        let end =
+            |block: usize| 256 * (block as u64 + 1).min(4) + 2048 * (block as u64 + 1).saturating_sub(4);
         index.insert(0, &prompt(&long, &end));
         assert_eq!(depths(&index, 1, &long), [6]);
         insert(&index, 0, &chain(&[9]));

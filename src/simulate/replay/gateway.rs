@@ -14,8 +14,8 @@ use crate::fleet::status::EngineSignals;
 use crate::record::SloBounds;
 use crate::routing::prefix_index::capacity_of;
 use crate::routing::{
-    self, Aim, Candidate, LoadGuard, LoadView, Policy, PoolModel, PrefixIndex, Prompt, Query, ReplicaLoad, SlotSet,
-    judge, policies, rendezvous,
+    self, Aim, Candidate, LoadGuard, LoadView, Policy, PoolModel, PrefixIndex, Prompt, Query, ReplicaLoad,
+    SlotSet, judge, policies, rendezvous,
 };
 use crate::simulate::engine::EngineConfig;
 use crate::units::Tokens;
@@ -88,7 +88,9 @@ impl Gateway {
 impl Dispatcher for Gateway {
     fn place(&mut self, request: &Incoming<'_>, now: Stamp, _: &Truth<'_>) -> Verdict {
         for (slot, load) in self.loads.iter().enumerate() {
-            self.model.refresh(slot, load, now);
+            if let Some(generated) = self.model.refresh(slot, load, now) {
+                self.index.set_pinned(slot, capacity_of(generated.0, 1, BYTES_PER_TOKEN as f64));
+            }
         }
         let mut candidates = self.candidates(now);
         let block_end = |block: usize| request.ends.get(block).map_or(0, |end| end * BYTES_PER_TOKEN);
@@ -122,7 +124,15 @@ impl Dispatcher for Gateway {
         let load = LoadGuard::reserve(&self.loads[decision.slot], placement);
         self.index.insert(decision.slot, &query.prompt);
         let predicted = decision.predicted_ttft;
-        let stream = Stream { replica: decision.slot, load, predicted, chosen: now, first_token: None, tokens: 0, hit: decision.hit };
+        let stream = Stream {
+            replica: decision.slot,
+            load,
+            predicted,
+            chosen: now,
+            first_token: None,
+            tokens: 0,
+            hit: decision.hit,
+        };
         self.streams.insert(request.id, stream);
         Verdict::Place(Placement { replica: decision.slot, predicted_ttft: predicted })
     }
