@@ -103,11 +103,12 @@ fn choose(pool: &Arc<PoolState>, request: &Prepared, tried: &SlotSet, now: Stamp
         is_stream: request.shows_first_token,
     };
     let load = LoadGuard::reserve(&replica.load, placement);
+    let weighed = if decision.predicted_ttft.is_some() { weighed(&candidates, &replicas) } else { Box::default() };
     pool.index.insert(decision.slot, &query.prompt);
     Some(Pick {
         pool: Arc::clone(pool),
         replica,
-        decision: DecisionSummary { weighed: weighed(&candidates, &replicas), ..decision.summary() },
+        decision: DecisionSummary { weighed, ..decision.summary() },
         size: request.prompt.size,
         prompt: chain.whole(),
         chosen_at: now,
@@ -121,7 +122,7 @@ fn weighed(candidates: &[Candidate], replicas: &[Arc<Replica>]) -> Box<[Weighed]
         let replica = replicas.iter().find(|r| r.slot == candidate.slot)?;
         Some(Weighed {
             replica: Arc::clone(&replica.served.replica),
-            predicted_ttft: candidate.predicted_ttft?,
+            predicted_ttft: candidate.terms.ttft(),
             predicted_hit: candidate.hit,
             wait: candidate.terms.wait,
             prefill: candidate.terms.prefill,

@@ -38,12 +38,14 @@ pub use self::prefix_index::PrefixIndex;
 pub use self::slots::SlotSet;
 pub use self::verdict::{Aim, Verdict, judge};
 pub use self::work::Work;
+use self::score::Stakes;
+use crate::clock::Stamp;
 use crate::fleet::status::EngineSignals;
 use crate::record::DecisionSummary;
 use crate::units::Tokens;
 
 /// Chooses among the candidates; `None` when all of them are excluded. Afterwards each candidate holds what was
-/// found for it (`hit`, `terms`, `predicted_ttft`), for the decision log.
+/// found for it (`hit`, `terms`), for the decision log.
 #[must_use]
 pub fn decide(policy: &dyn Policy, query: &Query<'_>, candidates: &mut [Candidate]) -> Option<Decision> {
     weigh(policy.predicts(), query, candidates);
@@ -59,7 +61,7 @@ pub fn decide(policy: &dyn Policy, query: &Query<'_>, candidates: &mut [Candidat
         slot: winner.slot,
         policy: policy.name().as_str(),
         reason: choice.reason,
-        predicted_ttft: winner.predicted_ttft,
+        predicted_ttft: policy.predicts().then(|| winner.terms.ttft()),
         hit: winner.hit,
         terms: winner.terms,
         candidates: u16::try_from(eligible.count()).unwrap_or(u16::MAX),
@@ -104,8 +106,12 @@ impl Prompt<'_> {
         if self.bytes == 0 || block_tokens == 0 {
             return Tokens(0);
         }
-        let covered = u128::from((self.block_end)(last).min(self.bytes)) * u128::from(self.tokens.0);
-        let tokens = u64::try_from(covered / u128::from(self.bytes)).unwrap_or(u64::MAX);
+        let end = (self.block_end)(last).min(self.bytes);
+        // Divisions of 128 bits are slow, and every candidate asks.
+        let tokens = match end.checked_mul(self.tokens.0) {
+            Some(covered) => covered / self.bytes,
+            None => (end as f64 / self.bytes as f64 * self.tokens.0 as f64) as u64,
+        };
         let tokens = tokens.min(self.tokens.0.saturating_sub(1));
         Tokens(tokens - tokens % block_tokens)
     }
@@ -155,10 +161,8 @@ pub struct Candidate {
     pub estimate: Estimate,
     /// Found by [`decide`]: prompt tokens believed to be cached there.
     pub hit: Tokens,
-    /// Found by [`decide`]: what the request would meet there.
+    /// Found by [`decide`]: what the request would meet there, and what that costs where the policy predicts.
     pub terms: Terms,
-    /// Found by [`decide`], where the policy predicts.
-    pub predicted_ttft: Option<Duration>,
 }
 
 impl Candidate {
@@ -176,7 +180,6 @@ impl Candidate {
             estimate,
             hit: Tokens(0),
             terms: Terms::default(),
-            predicted_ttft: None,
         }
     }
 
@@ -246,7 +249,7 @@ impl Decision {
 #[must_use]
 pub fn cheapest(candidates: &[Candidate]) -> SmallVec<[&Candidate; LOGGED]> {
     let mut best: SmallVec<[&Candidate; LOGGED]> = SmallVec::new();
-    for candidate in candidates.iter().filter(|candidate| candidate.predicted_ttft.is_some()) {
+    for candidate in candidates {
         let at = best.partition_point(|other| other.terms.cost <= candidate.terms.cost);
         if at < LOGGED {
             best.truncate(LOGGED - 1);
@@ -259,25 +262,27 @@ pub fn cheapest(candidates: &[Candidate]) -> SmallVec<[&Candidate; LOGGED]> {
 fn weigh(predict: bool, query: &Query<'_>, candidates: &mut [Candidate]) {
     let mut hits = Hits::default();
     query.index.lookup(query.prompt.chain, &mut hits);
-    let now = query.aim.now;
+    let stakes = Stakes::of(query);
     for candidate in candidates {
         let hit = query.prompt.cached(hits.blocks(candidate.slot), candidate.block_tokens);
-        let hit = Tokens((hit.0 as f64 * query.index.credit(candidate.slot)) as u64);
+        candidate.hit = query.index.believed(candidate.slot, hit);
+        let work = Work::of(query.prompt.tokens.saturating_sub(candidate.hit), candidate.hit);
         let queue = Queue {
             own: &candidate.load,
             foreign: &candidate.foreign,
             batch_limit: candidate.batch_limit,
             cache: candidate.cache,
-            head_age: now.since(candidate.load.head_since).as_secs_f64(),
+            head_age: seconds_between(candidate.load.head_since, query.aim.now),
         };
-        let work = Work::of(query.prompt.tokens.saturating_sub(hit), hit);
-        candidate.hit = hit;
         candidate.terms = candidate.estimate.terms(&query.pool, &queue, work);
         if predict {
-            candidate.predicted_ttft = Some(candidate.estimate.ttft(&candidate.terms));
-            candidate.terms = score::price(candidate, query);
+            stakes.price(candidate);
         }
     }
+}
+
+fn seconds_between(earlier: Stamp, later: Stamp) -> f64 {
+    later.as_nanos().saturating_sub(earlier.as_nanos()) as f64 * 1e-9
 }
 
 /// Candidates that a decision log shows.

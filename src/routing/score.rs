@@ -5,40 +5,59 @@
 //! token (`hazard`). So a hit is worth what it saves, twice; a hot prefix is copied to a second replica as soon as its
 //! queue costs more than that; and a prompt goes where the streams can bear it. Absent bounds cost nothing.
 
-use super::{Candidate, Query, Terms};
+use super::{Candidate, Curve, Query};
 
-/// The terms of a candidate with what they cost.
-pub(super) fn price(candidate: &Candidate, query: &Query<'_>) -> Terms {
-    let terms = candidate.terms;
-    let harm = harm(candidate, query);
-    let ttft = terms.wait + terms.prefill + terms.base;
-    let late = query.aim.slo.ttft.map_or(0.0, |bound| {
-        let used = (query.aim.waited.as_secs_f64() + ttft) / bound.as_secs_f64().max(1e-3);
-        chance_of_late(used)
-    });
-    let crowding = CROWDING * candidate.requests() * (terms.prefill + candidate.estimate.step(0));
-    let cost = ttft + OTHERS_WAIT * terms.prefill + crowding + MISS * (harm + late);
-    Terms { harm, late, cost, ..terms }
+/// What is at stake for one request, the same at every candidate.
+#[derive(Debug)]
+pub(super) struct Stakes {
+    /// Seconds that it has waited, and one over its TTFT bound; the bound is infinite where it has none.
+    waited: f64,
+    per_bound: f64,
+    /// Seconds per token; infinite where unbounded.
+    tpot: f64,
+    fresh: Curve,
 }
 
-/// Streams that this prefill is expected to push over their bound.
-fn harm(candidate: &Candidate, query: &Query<'_>) -> f64 {
-    let (load, terms) = (&candidate.load, &candidate.terms);
-    let anyway = (terms.wait - terms.slot_wait) as f32;
-    let running = load.harm.added(anyway, terms.prefill as f32);
-    // Streams of others are taken to be like ours.
-    let ours = load.decoding().max(1) as f64;
-    let theirs = (candidate.foreign.requests - candidate.foreign.waiting).max(0.0);
-    let running = f64::from(running) * (1.0 + (theirs / ours).min(MOST_OTHERS));
-    // Those that wait will have begun when this one is computed: without any slack, and bounded as this one is.
-    let spare =
-        query.aim.slo.tpot.map_or(0.0, |bound| bound.as_secs_f64() - candidate.estimate.step(load.context));
-    let begun = if load.bounded > 0 && spare > 0.0 {
-        load.bounded as f64 * f64::from(query.pool.fresh.at((terms.prefill * FRESH_SPARE / spare) as f32))
-    } else {
-        0.0
-    };
-    running + begun
+impl Stakes {
+    pub(super) fn of(query: &Query<'_>) -> Self {
+        let slo = &query.aim.slo;
+        Self {
+            waited: query.aim.waited.as_secs_f64(),
+            per_bound: slo.ttft.map_or(0.0, |bound| 1.0 / bound.as_secs_f64().max(1e-3)),
+            tpot: slo.tpot.map_or(f64::INFINITY, |bound| bound.as_secs_f64()),
+            fresh: query.pool.fresh,
+        }
+    }
+
+    /// Notes what a candidate costs.
+    pub(super) fn price(&self, candidate: &mut Candidate) {
+        let harm = self.harm(candidate);
+        let terms = &mut candidate.terms;
+        let ttft = terms.seconds();
+        terms.harm = harm;
+        terms.late = chance_of_late((self.waited + ttft) * self.per_bound);
+        let requests = candidate.load.inflight as f64 + candidate.foreign.requests;
+        let crowding = CROWDING * requests * (terms.prefill + candidate.estimate.step(0));
+        terms.cost = ttft + OTHERS_WAIT * terms.prefill + crowding + MISS * (harm + terms.late);
+    }
+
+    /// Streams that this prefill is expected to push over their bound.
+    fn harm(&self, candidate: &Candidate) -> f64 {
+        let (load, terms) = (&candidate.load, &candidate.terms);
+        let anyway = (terms.wait - terms.slot_wait) as f32;
+        let running = load.harm.added(anyway, terms.prefill as f32);
+        // Streams of others are taken to be like ours.
+        let ours = load.decoding().max(1) as f64;
+        let theirs = (candidate.foreign.requests - candidate.foreign.waiting).max(0.0);
+        let running = f64::from(running) * (1.0 + (theirs / ours).min(MOST_OTHERS));
+        if load.bounded == 0 {
+            return running;
+        }
+        // Those that wait will have begun when this one is computed: without any slack, and bounded as this one is.
+        let spare = self.tpot - candidate.estimate.step(load.context);
+        let stall = if spare > 0.0 { terms.prefill * FRESH_SPARE / spare } else { 0.0 };
+        running + load.bounded as f64 * f64::from(self.fresh.at(stall as f32))
+    }
 }
 
 /// Predictions err by about a tenth: what takes nine tenths of the bound is late every other time.

@@ -23,20 +23,20 @@ use crate::units::Tokens;
 
 /// What one replica has to do for us.
 #[derive(Debug, Default)]
-#[repr(align(64))] // two replicas never share a cache line
+#[repr(C, align(64))] // what a decision reads is two cache lines, and two replicas never share one
 pub struct ReplicaLoad {
-    inflight: AtomicU64,
-    awaiting: AtomicU64,
+    inflight: AtomicU32,
+    awaiting: AtomicU32,
     /// Those of the awaiting whose time per token is bounded.
-    bounded: AtomicU64,
+    bounded: AtomicU32,
+    head_tokens: AtomicU32,
     tokens: AtomicU64,
     attention: AtomicU64,
-    head_tokens: AtomicU64,
     head_attention: AtomicU64,
     head_since: AtomicU64,
     context: AtomicU64,
-    harm: [AtomicU32; POINTS],
     refreshed: AtomicU64,
+    harm: [AtomicU32; POINTS],
     books: Mutex<Books>,
 }
 
@@ -102,12 +102,13 @@ impl ReplicaLoad {
     #[must_use]
     pub fn view(&self) -> LoadView {
         let read = |cell: &AtomicU64| cell.load(Ordering::Relaxed);
+        let count = |cell: &AtomicU32| u64::from(cell.load(Ordering::Relaxed));
         LoadView {
-            inflight: read(&self.inflight),
-            awaiting: read(&self.awaiting),
-            bounded: read(&self.bounded),
+            inflight: count(&self.inflight),
+            awaiting: count(&self.awaiting),
+            bounded: count(&self.bounded),
             waiting: Work { tokens: read(&self.tokens), attention: read(&self.attention) },
-            head: Work { tokens: read(&self.head_tokens), attention: read(&self.head_attention) },
+            head: Work { tokens: count(&self.head_tokens), attention: read(&self.head_attention) },
             head_since: Stamp::from_nanos(read(&self.head_since)),
             context: read(&self.context),
             harm: Curve::from_points(
@@ -149,14 +150,15 @@ impl ReplicaLoad {
     /// A prompt is computed, or will not be.
     fn release(&self, placement: &Placement) {
         self.awaiting.fetch_sub(1, Ordering::Relaxed);
-        self.bounded.fetch_sub(u64::from(placement.tpot.is_some()), Ordering::Relaxed);
+        self.bounded.fetch_sub(u32::from(placement.tpot.is_some()), Ordering::Relaxed);
         self.tokens.fetch_sub(placement.work.tokens, Ordering::Relaxed);
         self.attention.fetch_sub(placement.work.attention, Ordering::Relaxed);
     }
 
     fn publish(&self, books: &Books) {
         let head = books.head();
-        self.head_tokens.store(head.work.tokens, Ordering::Relaxed);
+        let tokens = u32::try_from(head.work.tokens).unwrap_or(u32::MAX);
+        self.head_tokens.store(tokens, Ordering::Relaxed);
         self.head_attention.store(head.work.attention, Ordering::Relaxed);
         self.head_since.store(head.since.as_nanos(), Ordering::Relaxed);
         self.context.store(books.context(), Ordering::Relaxed);
@@ -178,7 +180,7 @@ impl LoadGuard {
     pub fn reserve(load: &Arc<ReplicaLoad>, placement: Placement) -> Self {
         load.inflight.fetch_add(1, Ordering::Relaxed);
         load.awaiting.fetch_add(1, Ordering::Relaxed);
-        load.bounded.fetch_add(u64::from(placement.tpot.is_some()), Ordering::Relaxed);
+        load.bounded.fetch_add(u32::from(placement.tpot.is_some()), Ordering::Relaxed);
         load.tokens.fetch_add(placement.work.tokens, Ordering::Relaxed);
         load.attention.fetch_add(placement.work.attention, Ordering::Relaxed);
         let mut books = load.books.lock();

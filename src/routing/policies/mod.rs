@@ -25,7 +25,7 @@ pub trait Policy: Send + Sync + Debug {
     /// Its name in TOML and labels.
     fn name(&self) -> PolicyName;
 
-    /// Whether it wants each candidate's `predicted_ttft`.
+    /// Whether it wants each candidate priced.
     fn predicts(&self) -> bool {
         false
     }

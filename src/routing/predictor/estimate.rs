@@ -60,6 +60,18 @@ pub struct Terms {
     pub cost: f64,
 }
 
+impl Terms {
+    /// Predicted time from the decision to the first token.
+    #[must_use]
+    pub fn ttft(&self) -> Duration {
+        span(self.seconds())
+    }
+
+    pub(crate) fn seconds(&self) -> f64 {
+        self.wait + self.prefill + self.base
+    }
+}
+
 /// The queue at a replica, when a request is to be placed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Queue<'a> {
@@ -124,12 +136,6 @@ impl Estimate {
             base: lag * step + if own.awaiting > 0 { 0.0 } else { self.way },
             ..Terms::default()
         }
-    }
-
-    /// Predicted time from the decision to the first token.
-    #[must_use]
-    pub fn ttft(&self, terms: &Terms) -> Duration {
-        span(terms.wait + terms.prefill + terms.base)
     }
 
     /// Predicted time between two tokens of a stream, with so many tokens in the context of all of them.
@@ -211,7 +217,7 @@ mod tests {
     fn ttft_ms(own: &LoadView, foreign: &Foreign, head_age: f64, limit: Option<u64>) -> u128 {
         let queue = Queue { own, foreign, batch_limit: limit, cache: None, head_age };
         let terms = estimate().terms(&POOL, &queue, Work::of(Tokens(30), Tokens(0)));
-        (estimate().ttft(&terms) + Duration::from_micros(1)).as_millis()
+        (terms.ttft() + Duration::from_micros(1)).as_millis()
     }
 
     #[test]
@@ -268,7 +274,7 @@ mod tests {
     #[test]
     fn absurd_work_is_an_hour_not_a_panic() {
         let terms = Terms { wait: f64::INFINITY, ..Terms::default() };
-        assert_eq!(estimate().ttft(&terms), LONGEST);
+        assert_eq!(terms.ttft(), LONGEST);
         assert_eq!(span(f64::NAN), Duration::ZERO);
     }
 }

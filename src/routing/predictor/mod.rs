@@ -173,7 +173,7 @@ mod tests {
         let (own, foreign) = (LoadView::default(), Foreign::default());
         let queue = Queue { own: &own, foreign: &foreign, batch_limit: None, cache: None, head_age: 0.0 };
         let estimate = model.estimate(slot, now);
-        estimate.ttft(&estimate.terms(&model.view(), &queue, work(1000))).as_millis()
+        estimate.terms(&model.view(), &queue, work(1000)).ttft().as_millis()
     }
 
     #[test]

@@ -90,6 +90,12 @@ impl PrefixIndex {
         f64::from(credit)
     }
 
+    /// What is left of a hit when reports of the past are held against it.
+    pub(super) fn believed(&self, slot: usize, hit: Tokens) -> Tokens {
+        let credit = self.credit(slot);
+        if credit < 1.0 { Tokens((hit.0 as f64 * credit) as u64) } else { hit }
+    }
+
     /// Notes that a replica was sent this prompt and will hold it. To be called when the replica was chosen, so
     /// that the next request of a burst already finds it.
     pub fn insert(&self, slot: usize, prompt: &Prompt<'_>) {
