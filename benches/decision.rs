@@ -105,6 +105,12 @@ fn prompt(chain: &[u64], bytes: usize) -> Prompt<'_> {
     }
 }
 
+/// A quarter of it the system prompt, the rest its own.
+fn session(number: u64, bytes: usize) -> Vec<u8> {
+    let (system, own) = (7u64.to_le_bytes(), (number + (3 << 40)).to_le_bytes());
+    [system.repeat(bytes / 32), own.repeat(bytes / 32 * 3)].concat()
+}
+
 fn chain(text: &[u8]) -> Vec<u64> {
     let mut hash = 1;
     let link = |block: &[u8]| {
@@ -130,14 +136,17 @@ fn main() -> std::io::Result<()> {
         fleet.fill();
         let blocks: usize = (0..replicas).map(|slot| fleet.index.held(slot)).sum();
         writeln!(out, "{blocks} blocks, {:.1} bytes each", fleet.index.bytes() as f64 / blocks as f64)?;
-        // Prompts that part at different places from what different replicas hold.
-        let texts: Vec<Vec<u8>> =
-            (0..256u64).map(|n| (n + (3 << 40)).to_le_bytes().repeat(bytes / 8)).collect();
+        // Sessions behind one system prompt, which every replica holds: two replicas hold all of a session but its last
+        // turn, and one has lost half of it.
+        let texts: Vec<Vec<u8>> = (0..256u64).map(|n| session(n, bytes)).collect();
+        (0..replicas).for_each(|slot| fleet.insert(slot, &chain(&texts[0])[..bytes / 1024]));
         for (n, text) in texts.iter().enumerate() {
             let chain = chain(text);
-            (n % 3..replicas)
-                .step_by(3)
-                .for_each(|slot| fleet.insert(slot, &chain[..chain.len() * (slot + 1) / replicas]));
+            for (slot, held) in
+                [(n, chain.len() - 2), (n * 7 + 1, chain.len() - 2), (n * 5 + 2, chain.len() / 2)]
+            {
+                fleet.insert(slot % replicas, &chain[..held]);
+            }
         }
         let text = |round: u32| &texts[round as usize % texts.len()];
         let mut room = Vec::with_capacity(replicas);
@@ -147,6 +156,14 @@ fn main() -> std::io::Result<()> {
         let mut hits = Hits::default();
         measure(&mut out, &title("lookup only"), 20_000, |round| {
             fleet.index.lookup(&chains[round as usize % chains.len()], &mut hits);
+        })?;
+        // The worst case: every replica parts from the prompt at another block.
+        let staircase = chain(&session(1 << 40, bytes));
+        for slot in 0..replicas {
+            fleet.insert(slot, &staircase[..staircase.len() * (slot + 1) / replicas]);
+        }
+        measure(&mut out, &title("lookup only, worst case"), 20_000, |_| {
+            fleet.index.lookup(&staircase, &mut hits)
         })?;
         for name in PolicyName::ALL {
             let policy = named(name);

@@ -1,5 +1,7 @@
 //! What people see of routing: whole decisions against a small fleet whose engines answer by a known line.
 
+mod slo;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -74,6 +76,14 @@ impl Fleet {
     }
 
     fn decide(&self, text: &Text) -> Option<Decision> {
+        self.ask(text, decide)
+    }
+
+    fn judge(&self, text: &Text) -> Option<Verdict> {
+        self.ask(text, judge)
+    }
+
+    fn ask<T>(&self, text: &Text, ask: impl Fn(&dyn Policy, &Query<'_>, &mut [Candidate]) -> T) -> T {
         let prompt = text.prompt();
         let query = Query {
             prompt,
@@ -92,7 +102,7 @@ impl Fleet {
             }
         };
         let mut candidates: Vec<_> = (0..self.loads.len()).map(candidate).collect();
-        decide(&*self.policy, &query, &mut candidates)
+        ask(&*self.policy, &query, &mut candidates)
     }
 
     fn dispatch(&self, text: &Text) -> (Decision, LoadGuard) {
