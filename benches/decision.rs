@@ -76,16 +76,20 @@ impl Fleet {
     fn decide(&self, policy: &dyn Policy, chain: &[u64], bytes: usize, room: &mut Vec<Candidate>) {
         let now = NOW.after(Duration::from_secs(1));
         room.clear();
-        room.extend(self.loads.iter().zip(&self.identities).enumerate().map(|(slot, (load, identity))| {
-            Candidate::new(slot, *identity, load.view(), self.model.estimate(slot, now))
-        }));
+        room.extend(
+            self.loads
+                .iter()
+                .zip(&self.identities)
+                .enumerate()
+                .map(|(slot, (load, identity))| Candidate::new(slot, *identity, load)),
+        );
         let ms = |n| Some(Duration::from_millis(n));
         let slo = SloBounds { ttft: ms(3000), tpot: ms(100), e2e: None };
         let query = Query {
             prompt: prompt(chain, bytes),
             session: Some(9),
             aim: Aim { now, waited: Duration::ZERO, slo, patience: 0.0 },
-            pool: self.model.view(),
+            model: &self.model,
             index: &self.index,
             excluded: &SlotSet::new(),
         };

@@ -67,13 +67,12 @@ fn choose(pool: &Arc<PoolState>, request: &Prepared, tried: &SlotSet, now: Stamp
     let replicas = pool.replicas();
     let config = pool.config();
     let limit = config.max_num_seqs.map(std::num::NonZeroU64::get);
-    let mut candidates: Vec<Candidate> = Vec::with_capacity(replicas.len());
+    let mut candidates: Vec<Candidate<'_>> = Vec::with_capacity(replicas.len());
     for replica in replicas.iter().filter(|r| r.is_ready()) {
         if request.pinned.as_ref().is_some_and(|pinned| !Arc::ptr_eq(pinned, replica)) {
             continue;
         }
-        let estimate = pool.model.estimate(replica.slot, now);
-        let candidate = Candidate::new(replica.slot, replica.rendezvous, replica.load.view(), estimate);
+        let candidate = Candidate::new(replica.slot, replica.rendezvous, &replica.load);
         candidates.push(match replica.engine_signals(now, config.scrape_interval, limit) {
             Some((signals, own)) => candidate.with_signals(&signals, &own),
             None => candidate,
@@ -89,7 +88,7 @@ fn choose(pool: &Arc<PoolState>, request: &Prepared, tried: &SlotSet, now: Stamp
         },
         session: request.session,
         aim: Aim { now, waited: now.since(request.read), slo: request.slo, patience: 0.0 },
-        pool: pool.model.view(),
+        model: &pool.model,
         index: &pool.index,
         excluded: tried,
     };
@@ -103,7 +102,8 @@ fn choose(pool: &Arc<PoolState>, request: &Prepared, tried: &SlotSet, now: Stamp
         is_stream: request.shows_first_token,
     };
     let load = LoadGuard::reserve(&replica.load, placement);
-    let weighed = if decision.predicted_ttft.is_some() { weighed(&candidates, &replicas) } else { Box::default() };
+    let weighed =
+        if decision.predicted_ttft.is_some() { weighed(&candidates, &replicas) } else { Box::default() };
     pool.index.insert(decision.slot, &query.prompt);
     Some(Pick {
         pool: Arc::clone(pool),
@@ -117,8 +117,8 @@ fn choose(pool: &Arc<PoolState>, request: &Prepared, tried: &SlotSet, now: Stamp
 }
 
 /// The terms of the candidates that came closest, by the names that people know.
-fn weighed(candidates: &[Candidate], replicas: &[Arc<Replica>]) -> Box<[Weighed]> {
-    let named = |candidate: &Candidate| {
+fn weighed(candidates: &[Candidate<'_>], replicas: &[Arc<Replica>]) -> Box<[Weighed]> {
+    let named = |candidate: &Candidate<'_>| {
         let replica = replicas.iter().find(|r| r.slot == candidate.slot)?;
         Some(Weighed {
             replica: Arc::clone(&replica.served.replica),

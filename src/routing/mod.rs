@@ -47,7 +47,7 @@ use crate::units::Tokens;
 /// Chooses among the candidates; `None` when all of them are excluded. Afterwards each candidate holds what was
 /// found for it (`hit`, `terms`), for the decision log.
 #[must_use]
-pub fn decide(policy: &dyn Policy, query: &Query<'_>, candidates: &mut [Candidate]) -> Option<Decision> {
+pub fn decide(policy: &dyn Policy, query: &Query<'_>, candidates: &mut [Candidate<'_>]) -> Option<Decision> {
     weigh(policy.predicts(), query, candidates);
     let eligible = Eligible::new(candidates, query.excluded);
     let choice = match eligible.count() {
@@ -77,8 +77,8 @@ pub struct Query<'a> {
     pub session: Option<u64>,
     /// What it needs, and how long it has waited.
     pub aim: Aim,
-    /// What the pool's replicas have in common.
-    pub pool: PoolView,
+    /// What is known of the speed of the pool's replicas.
+    pub model: &'a PoolModel,
     /// What the pool's replicas are believed to have cached.
     pub index: &'a PrefixIndex,
     /// Replicas that this request has tried already.
@@ -142,13 +142,15 @@ impl Prompt<'_> {
 
 /// A replica that may be chosen: plain values, made for one decision.
 #[derive(Clone, Copy, Debug)]
-pub struct Candidate {
+pub struct Candidate<'a> {
     /// Its place in the pool: in the prefix index and in the model.
     pub slot: usize,
     /// [`rendezvous::identity`] of its name.
     pub identity: u64,
     /// Our own work there.
-    pub load: LoadView,
+    pub load: &'a ReplicaLoad,
+    /// Requests there, everybody's.
+    pub requests: f64,
     /// Work of others there.
     pub foreign: Foreign,
     /// Sequences that the engine runs at once, where known.
@@ -157,27 +159,26 @@ pub struct Candidate {
     pub block_tokens: u64,
     /// The engine's KV cache, where known.
     cache: Option<EngineCache>,
-    /// What is known of its speed.
-    pub estimate: Estimate,
     /// Found by [`decide`]: prompt tokens believed to be cached there.
     pub hit: Tokens,
     /// Found by [`decide`]: what the request would meet there, and what that costs where the policy predicts.
     pub terms: Terms,
 }
 
-impl Candidate {
+impl<'a> Candidate<'a> {
     /// A candidate of which the engine has told nothing (yet, or any more).
+    #[inline]
     #[must_use]
-    pub fn new(slot: usize, identity: u64, load: LoadView, estimate: Estimate) -> Self {
+    pub fn new(slot: usize, identity: u64, load: &'a ReplicaLoad) -> Self {
         Self {
             slot,
             identity,
             load,
+            requests: load.inflight() as f64,
             foreign: Foreign::default(),
             batch_limit: None,
             block_tokens: DEFAULT_BLOCK_TOKENS,
             cache: None,
-            estimate,
             hit: Tokens(0),
             terms: Terms::default(),
         }
@@ -186,8 +187,10 @@ impl Candidate {
     /// Adds what the engine told, given our own load on it at that moment.
     #[must_use]
     pub fn with_signals(self, signals: &EngineSignals, own_at_scrape: &LoadView) -> Self {
+        let foreign = Foreign::seen(signals, own_at_scrape);
         Self {
-            foreign: Foreign::seen(signals, own_at_scrape),
+            foreign,
+            requests: self.requests + foreign.requests,
             batch_limit: signals.batch_limit,
             block_tokens: signals.block_tokens.unwrap_or(DEFAULT_BLOCK_TOKENS),
             cache: signals.total_blocks.zip(signals.block_tokens).map(|(blocks, tokens)| EngineCache {
@@ -200,12 +203,6 @@ impl Candidate {
             }),
             ..self
         }
-    }
-
-    /// Requests there, everybody's.
-    #[must_use]
-    pub fn requests(&self) -> f64 {
-        self.load.inflight as f64 + self.foreign.requests
     }
 }
 
@@ -247,8 +244,8 @@ impl Decision {
 
 /// The candidates that came closest, the cheapest first: what a log can hold of a decision.
 #[must_use]
-pub fn cheapest(candidates: &[Candidate]) -> SmallVec<[&Candidate; LOGGED]> {
-    let mut best: SmallVec<[&Candidate; LOGGED]> = SmallVec::new();
+pub fn cheapest<'c, 'a>(candidates: &'c [Candidate<'a>]) -> SmallVec<[&'c Candidate<'a>; LOGGED]> {
+    let mut best: SmallVec<[&Candidate<'_>; LOGGED]> = SmallVec::new();
     for candidate in candidates {
         let at = best.partition_point(|other| other.terms.cost <= candidate.terms.cost);
         if at < LOGGED {
@@ -259,24 +256,26 @@ pub fn cheapest(candidates: &[Candidate]) -> SmallVec<[&Candidate; LOGGED]> {
     best
 }
 
-fn weigh(predict: bool, query: &Query<'_>, candidates: &mut [Candidate]) {
+fn weigh(predict: bool, query: &Query<'_>, candidates: &mut [Candidate<'_>]) {
     let mut hits = Hits::default();
     query.index.lookup(query.prompt.chain, &mut hits);
-    let stakes = Stakes::of(query);
+    let pool = query.model.view();
+    let stakes = Stakes::of(query, &pool);
     for candidate in candidates {
         let hit = query.prompt.cached(hits.blocks(candidate.slot), candidate.block_tokens);
         candidate.hit = query.index.believed(candidate.slot, hit);
         let work = Work::of(query.prompt.tokens.saturating_sub(candidate.hit), candidate.hit);
+        let (estimate, load) = (query.model.estimate(candidate.slot, query.aim.now), candidate.load.view());
         let queue = Queue {
-            own: &candidate.load,
+            own: &load,
             foreign: &candidate.foreign,
             batch_limit: candidate.batch_limit,
             cache: candidate.cache,
-            head_age: seconds_between(candidate.load.head_since, query.aim.now),
+            head_age: seconds_between(load.head_since, query.aim.now),
         };
-        candidate.terms = candidate.estimate.terms(&query.pool, &queue, work);
+        candidate.terms = estimate.terms(&pool, &queue, work);
         if predict {
-            stakes.price(candidate);
+            stakes.price(candidate, &load, &estimate);
         }
     }
 }

@@ -5,7 +5,7 @@
 //! token (`hazard`). So a hit is worth what it saves, twice; a hot prefix is copied to a second replica as soon as its
 //! queue costs more than that; and a prompt goes where the streams can bear it. Absent bounds cost nothing.
 
-use super::{Candidate, Curve, Query};
+use super::{Candidate, Curve, Estimate, LoadView, PoolView, Query};
 
 /// What is at stake for one request, the same at every candidate.
 #[derive(Debug)]
@@ -19,33 +19,33 @@ pub(super) struct Stakes {
 }
 
 impl Stakes {
-    pub(super) fn of(query: &Query<'_>) -> Self {
+    pub(super) fn of(query: &Query<'_>, pool: &PoolView) -> Self {
         let slo = &query.aim.slo;
         Self {
             waited: query.aim.waited.as_secs_f64(),
             per_bound: slo.ttft.map_or(0.0, |bound| 1.0 / bound.as_secs_f64().max(1e-3)),
             tpot: slo.tpot.map_or(f64::INFINITY, |bound| bound.as_secs_f64()),
-            fresh: query.pool.fresh,
+            fresh: pool.fresh,
         }
     }
 
     /// Notes what a candidate costs.
-    pub(super) fn price(&self, candidate: &mut Candidate) {
-        let harm = self.harm(candidate);
+    pub(super) fn price(&self, candidate: &mut Candidate<'_>, load: &LoadView, estimate: &Estimate) {
+        let step = estimate.step(load.context);
+        let harm = self.harm(candidate, load, step);
         let terms = &mut candidate.terms;
         let ttft = terms.seconds();
         terms.harm = harm;
         terms.late = chance_of_late((self.waited + ttft) * self.per_bound);
-        let requests = candidate.load.inflight as f64 + candidate.foreign.requests;
-        let crowding = CROWDING * requests * (terms.prefill + candidate.estimate.step(0));
+        let crowding = CROWDING * candidate.requests * (terms.prefill + estimate.step(0));
         terms.cost = ttft + OTHERS_WAIT * terms.prefill + crowding + MISS * (harm + terms.late);
     }
 
     /// Streams that this prefill is expected to push over their bound.
-    fn harm(&self, candidate: &Candidate) -> f64 {
-        let (load, terms) = (&candidate.load, &candidate.terms);
+    fn harm(&self, candidate: &Candidate<'_>, load: &LoadView, step: f64) -> f64 {
+        let terms = &candidate.terms;
         let anyway = (terms.wait - terms.slot_wait) as f32;
-        let running = load.harm.added(anyway, terms.prefill as f32);
+        let running = candidate.load.harm(anyway, terms.prefill as f32);
         // Streams of others are taken to be like ours.
         let ours = load.decoding().max(1) as f64;
         let theirs = (candidate.foreign.requests - candidate.foreign.waiting).max(0.0);
@@ -54,7 +54,7 @@ impl Stakes {
             return running;
         }
         // Those that wait will have begun when this one is computed: without any slack, and bounded as this one is.
-        let spare = self.tpot - candidate.estimate.step(load.context);
+        let spare = self.tpot - step;
         let stall = if spare > 0.0 { terms.prefill * FRESH_SPARE / spare } else { 0.0 };
         running + load.bounded as f64 * f64::from(self.fresh.at(stall as f32))
     }

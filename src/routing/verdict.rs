@@ -52,7 +52,7 @@ pub enum Verdict {
 /// Pure, and cheap enough to be asked again for every waiting request whenever something changed. A policy that
 /// predicts nothing always places.
 #[must_use]
-pub fn judge(policy: &dyn Policy, query: &Query<'_>, candidates: &mut [Candidate]) -> Option<Verdict> {
+pub fn judge(policy: &dyn Policy, query: &Query<'_>, candidates: &mut [Candidate<'_>]) -> Option<Verdict> {
     let decision = decide(policy, query, candidates)?;
     let aim = &query.aim;
     let (Some(bound), Some(predicted)) = (aim.slo.ttft, decision.predicted_ttft) else {

@@ -36,24 +36,7 @@ impl Curve {
     #[inline]
     #[must_use]
     pub fn at(&self, seconds: f32) -> f32 {
-        let x = (seconds / FIRST).clamp(0.0, LAST);
-        // Between powers of two the mantissa says how far: no logarithm is needed.
-        let (at, part) = if x < 1.0 {
-            (0, x)
-        } else {
-            let bits = x.to_bits();
-            ((bits >> 23) as usize - 126, (bits & 0x007F_FFFF) as f32 / 8_388_608.0)
-        };
-        let low = self.0.get(at).copied().unwrap_or(0.0);
-        let high = self.0.get(at + 1).copied().unwrap_or(low);
-        low + (high - low) * part
-    }
-
-    /// What a stall adds to one that comes anyway.
-    #[inline]
-    #[must_use]
-    pub fn added(&self, anyway: f32, more: f32) -> f32 {
-        (self.at(anyway + more) - self.at(anyway)).max(0.0)
+        read(|at| self.0.get(at).copied(), seconds)
     }
 
     /// Adds a stream.
@@ -90,6 +73,22 @@ impl Curve {
     pub fn from_points(points: [f32; POINTS]) -> Self {
         Self(points)
     }
+}
+
+/// Reads a curve, wherever its points are kept.
+#[inline]
+pub(super) fn read(point: impl Fn(usize) -> Option<f32>, seconds: f32) -> f32 {
+    let x = (seconds * (1.0 / FIRST)).clamp(0.0, LAST);
+    // Between powers of two the mantissa says how far: no logarithm is needed.
+    let (at, part) = if x < 1.0 {
+        (0, x)
+    } else {
+        let bits = x.to_bits();
+        ((bits >> 23) as usize - 126, (bits & 0x007F_FFFF) as f32 * (1.0 / 8_388_608.0))
+    };
+    let low = point(at).unwrap_or(0.0);
+    let high = point(at + 1).unwrap_or(low);
+    low + (high - low) * part
 }
 
 /// Seconds of stall at a point of the curve.
@@ -139,7 +138,7 @@ mod tests {
         let (fast, slow) = (curve(&[at(2.0)]), curve(&[at(9.9)]));
         assert!(fast.at(4.0) < 0.01, "{fast:?}");
         assert!(slow.at(4.0) > 0.1, "{slow:?}");
-        assert!(fast.added(4.0, 20.0) > 0.1, "longer stalls use up any slack");
+        assert!(fast.at(24.0) - fast.at(4.0) > 0.1, "longer stalls use up any slack");
     }
 
     #[test]

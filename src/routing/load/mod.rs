@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 pub(super) use self::books::Known;
 use self::books::{Books, Pulse};
 pub use self::books::{Lesson, Pace, Refreshed};
-use super::hazard::{Curve, POINTS};
+use super::hazard::{self, POINTS};
 use super::work::Work;
 use crate::clock::Stamp;
 use crate::units::Tokens;
@@ -57,8 +57,6 @@ pub struct LoadView {
     pub head_since: Stamp,
     /// Tokens in the context of running streams.
     pub context: u64,
-    /// What a stall would do to the running streams.
-    pub harm: Curve,
 }
 
 impl LoadView {
@@ -99,6 +97,7 @@ impl ReplicaLoad {
 
     /// The load now. The figures are read one by one: a decision may see a request half counted, which moves it
     /// by one request at most.
+    #[inline]
     #[must_use]
     pub fn view(&self) -> LoadView {
         let read = |cell: &AtomicU64| cell.load(Ordering::Relaxed);
@@ -111,10 +110,21 @@ impl ReplicaLoad {
             head: Work { tokens: count(&self.head_tokens), attention: read(&self.head_attention) },
             head_since: Stamp::from_nanos(read(&self.head_since)),
             context: read(&self.context),
-            harm: Curve::from_points(
-                self.harm.each_ref().map(|point| f32::from_bits(point.load(Ordering::Relaxed))),
-            ),
         }
+    }
+
+    /// Requests of ours in flight.
+    #[inline]
+    #[must_use]
+    pub fn inflight(&self) -> u64 {
+        u64::from(self.inflight.load(Ordering::Relaxed))
+    }
+
+    /// Running streams that a stall of `more` seconds would push over their bound, on top of one that comes `anyway`.
+    #[inline]
+    pub(super) fn harm(&self, anyway: f32, more: f32) -> f32 {
+        let point = |at: usize| self.harm.get(at).map(|bits| f32::from_bits(bits.load(Ordering::Relaxed)));
+        (hazard::read(point, anyway + more) - hazard::read(point, anyway)).max(0.0)
     }
 
     /// Tokens in the context of running streams.
@@ -261,7 +271,7 @@ mod tests {
 
     /// 100 µs a token.
     fn refresh(load: &ReplicaLoad, at_ms: u64) -> Refreshed {
-        let survival = super::super::hazard::lengths::Lengths::default().survival();
+        let survival = hazard::lengths::Lengths::default().survival();
         let seconds = |work: &Work| work.tokens as f64 * 1e-4;
         load.refresh(ms(at_ms), &Known { step: 0.02, survival: &survival, seconds: &seconds })
     }
@@ -318,10 +328,10 @@ mod tests {
         let found = refresh(&load, 300);
         assert!(!load.is_stale(ms(305)) && load.is_stale(ms(310)));
         assert!((found.paces[0].per_token - 0.02).abs() < 1e-9 && found.paces[0].context == 111);
-        assert!(load.view().harm.at(5.0) > 0.1);
+        assert!(load.harm(0.0, 5.0) > 0.1);
         drop(guard);
         refresh(&load, 320);
-        assert_eq!(load.view().harm, Curve::default());
+        assert!(load.harm(0.0, 5.0).abs() < 1e-9);
         assert!(!load.is_stale(ms(900)), "an idle replica is left alone");
     }
 

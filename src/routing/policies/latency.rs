@@ -49,7 +49,7 @@ impl Policy for Latency {
 }
 
 /// Whether no other holds more of the prompt, and some hold less.
-fn has_longest_hit(winner: &Candidate, eligible: &Eligible<'_>) -> bool {
+fn has_longest_hit(winner: &Candidate<'_>, eligible: &Eligible<'_>) -> bool {
     let mut hits = eligible.iter().map(|(_, candidate)| candidate.hit);
     hits.clone().all(|hit| hit <= winner.hit) && hits.any(|hit| hit < winner.hit)
 }

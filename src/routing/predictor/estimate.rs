@@ -113,6 +113,7 @@ impl PoolView {
 
 impl Estimate {
     /// What a request with this work would meet at this replica.
+    #[inline]
     pub(crate) fn terms(&self, pool: &PoolView, queue: &Queue<'_>, work: Work) -> Terms {
         let own = queue.own;
         let foreign = (queue.foreign.waiting * self.mean_uncached) as u64;

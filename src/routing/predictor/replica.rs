@@ -35,11 +35,12 @@ struct Learner {
 }
 
 impl Cell {
+    #[inline]
     pub(super) fn estimate(&self, now: Stamp, usual: f64) -> Option<Estimate> {
         let at = self.learned_at.load(Ordering::Acquire).checked_sub(1)?;
         let read = |at: usize| self.published.get(at).map_or(0.0, load);
-        let age = now.since(Stamp::from_nanos(at)).as_secs_f64();
-        let trust = 1.0 / (1.0 + age / HALF_TRUST.as_secs_f64());
+        let age = now.as_nanos().saturating_sub(at) as f64 * 1e-9;
+        let trust = HALF_TRUST / (HALF_TRUST + age);
         Some(Estimate {
             slowness: usual + (read(0) - usual) * trust,
             way: read(1),
@@ -162,8 +163,8 @@ const SPEED: Memory = Memory { kept: 0.95, prior: 0.1, outlier: 2.0, change: 3 }
 const STEPS: Memory = Memory { kept: 0.99, prior: 0.5, outlier: 2.0, change: i32::MAX };
 /// Share of each answer in the running means.
 const LEARNED: f64 = 0.05;
-/// An answer this old counts half, the pool's the other half.
-const HALF_TRUST: Duration = Duration::from_secs(60);
+/// An answer of so many seconds ago counts half, the pool's the other half.
+const HALF_TRUST: f64 = 60.0;
 /// No replica is a thousand times faster than its pool.
 const LEAST_SLOWNESS: f64 = 1e-3;
 /// Numbers that an estimate is made of.

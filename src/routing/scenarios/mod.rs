@@ -83,19 +83,18 @@ impl Fleet {
         self.ask(text, judge)
     }
 
-    fn ask<T>(&self, text: &Text, ask: impl Fn(&dyn Policy, &Query<'_>, &mut [Candidate]) -> T) -> T {
+    fn ask<T>(&self, text: &Text, ask: impl Fn(&dyn Policy, &Query<'_>, &mut [Candidate<'_>]) -> T) -> T {
         let prompt = text.prompt();
         let query = Query {
             prompt,
             session: self.session,
             aim: Aim { now: self.now, ..self.aim },
-            pool: self.model.view(),
+            model: &self.model,
             index: &self.index,
             excluded: &self.excluded,
         };
         let candidate = |slot: usize| {
-            let estimate = self.model.estimate(slot, self.now);
-            let plain = Candidate::new(slot, self.identities[slot], self.loads[slot].view(), estimate);
+            let plain = Candidate::new(slot, self.identities[slot], &self.loads[slot]);
             match &self.signals[slot] {
                 Some(signals) => plain.with_signals(signals, &LoadView::default()),
                 None => plain,

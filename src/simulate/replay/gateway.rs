@@ -70,18 +70,18 @@ impl Gateway {
         }
     }
 
-    fn candidates(&self, now: Stamp) -> Vec<Candidate> {
-        let candidate = |(slot, load): (usize, &Arc<ReplicaLoad>)| {
-            let estimate = self.model.estimate(slot, now);
-            let candidate = Candidate::new(slot, self.identities[slot], load.view(), estimate);
-            match &self.scrapes[slot] {
+    fn candidates(&self, now: Stamp) -> Vec<Candidate<'_>> {
+        let replicas = self.loads.iter().zip(&self.identities).zip(&self.scrapes).enumerate();
+        let candidates = replicas.map(|(slot, ((load, identity), scrape))| {
+            let candidate = Candidate::new(slot, *identity, load);
+            match scrape {
                 Some(Scrape { at, signals, own }) => {
                     candidate.with_signals(&EngineSignals { age: now.since(*at), ..*signals }, own)
                 }
                 None => candidate,
             }
-        };
-        self.loads.iter().enumerate().map(candidate).collect()
+        });
+        candidates.collect()
     }
 }
 
@@ -104,7 +104,7 @@ impl Dispatcher for Gateway {
             },
             session: None,
             aim: Aim { now, waited: now.since(request.arrived), slo, patience: PATIENCE },
-            pool: self.model.view(),
+            model: &self.model,
             index: &self.index,
             excluded: &self.untried,
         };
