@@ -73,7 +73,7 @@ impl Fleet {
         self.index.insert(slot, &prompt(chain, chain.len() * 256));
     }
 
-    fn decide(&self, policy: &dyn Policy, chain: &[u64], bytes: usize, room: &mut Vec<Candidate>) {
+    fn decide<'a>(&'a self, policy: &dyn Policy, chain: &[u64], bytes: usize, room: &mut Vec<Candidate<'a>>) {
         let now = NOW.after(Duration::from_secs(1));
         room.clear();
         room.extend(
