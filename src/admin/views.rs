@@ -15,7 +15,7 @@ use crate::observe::slo::Missed;
 use crate::observe::stages::Stage;
 use crate::observe::windows::{Percentiles, Window};
 use crate::observe::{Observer, rfc3339};
-use crate::record::Record;
+use crate::record::{Record, Weighed};
 
 /// `/api/fleet`
 pub(super) fn fleet(fleet: &[ReplicaStatus]) -> Json {
@@ -164,5 +164,19 @@ fn decision(observer: &Observer, record: &Record) -> Option<Json> {
         "slo_missed": judgement.missed().map(Missed::as_str),
         "slo_missed_in": judgement.blamed.map(Stage::as_str),
         "over_budget": judgement.over_budget.iter().map(|stage| stage.as_str()).collect::<Vec<_>>(),
+        "weighed": decision.weighed.iter().map(weighed).collect::<Vec<_>>(),
     }))
+}
+
+fn weighed(candidate: &Weighed) -> Json {
+    json!({
+        "replica": &*candidate.replica,
+        "predicted_ttft": candidate.predicted_ttft.as_secs_f64(),
+        "predicted_hit_tokens": candidate.predicted_hit.0,
+        "wait": candidate.wait,
+        "prefill": candidate.prefill,
+        "harm": candidate.harm,
+        "late": candidate.late,
+        "cost": candidate.cost,
+    })
 }

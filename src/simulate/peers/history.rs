@@ -5,8 +5,8 @@
 
 use std::collections::HashSet;
 
-use crate::routing::PrefixIndex;
 use crate::routing::prefix_index::{Hits, capacity_of};
+use crate::routing::{PrefixIndex, Prompt};
 use crate::simulate::engine::EngineConfig;
 use crate::simulate::replay::Incoming;
 
@@ -42,7 +42,15 @@ impl History {
     }
 
     pub(super) fn note(&mut self, replica: usize, request: &Incoming<'_>) {
-        self.index.insert(replica, request.chain);
+        let block_end =
+            |block: usize| request.ends.get(block).map_or(0, |end| (*end as f64 * BYTES_PER_TOKEN) as u64);
+        let prompt = Prompt {
+            chain: request.chain,
+            block_end: &block_end,
+            bytes: request.prompt.0,
+            tokens: request.prompt,
+        };
+        self.index.insert(replica, &prompt);
         self.seen.extend(request.chain);
     }
 
