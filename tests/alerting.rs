@@ -11,6 +11,7 @@ mod support;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::io::Write as _;
 use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -221,7 +222,10 @@ fn promtool(args: &[&str]) -> Option<(bool, String)> {
             Some((output.status.success(), String::from_utf8_lossy(&said).into_owned()))
         }
         Err(_) => {
-            println!("skipped: promtool is not installed (Debian: apt-get install prometheus)");
+            let _ = writeln!(
+                std::io::stderr(),
+                "skipped: promtool is not installed (Debian: apt-get install prometheus)"
+            );
             None
         }
     }

@@ -153,10 +153,9 @@ impl<B: Body<Data: Buf>> Body for BusyBody<B> {
     ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
         let mut this = self.project();
         let polled = this.body.as_mut().poll_frame(cx);
-        if matches!(polled, Poll::Ready(None)) || (polled.is_ready() && this.body.is_end_stream()) {
-            if let Some(handed) = this.handed.take() {
-                handed.cancel();
-            }
+        let is_last = matches!(polled, Poll::Ready(None)) || (polled.is_ready() && this.body.is_end_stream());
+        if is_last && let Some(handed) = this.handed.take() {
+            handed.cancel();
         }
         polled
     }

@@ -18,7 +18,9 @@ struct Prompt {
 }
 
 fn prompt(root: u64, blocks: u64) -> Prompt {
-    let fine = |block: u64| (0..8).map(move |part| root * 1_000_000 + block * 10 + part + 1);
+    // Hashes are spread over all their bits, as those of a prefix chain are.
+    let hash = |number: u64| xxhash_rust::xxh3::xxh3_64(&number.to_le_bytes());
+    let fine = |block: u64| (0..8).map(move |part| hash(root * 1_000_000 + block * 10 + part + 1));
     Prompt {
         engine: (0..blocks).map(|block| root * 1_000_000 + block * 10).collect(),
         chain: (0..blocks).flat_map(fine).collect(),
