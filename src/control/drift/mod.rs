@@ -17,6 +17,7 @@ mod saved;
 mod scale;
 mod series;
 mod shift;
+mod signals;
 mod slo;
 mod slow;
 #[cfg(test)]
@@ -30,6 +31,7 @@ use std::sync::Arc;
 pub use self::finding::{Diagnosis, Fact, Finding, Kind, SeriesName};
 pub use self::observation::Observation;
 pub use self::saved::Saved;
+pub use self::signals::Signals;
 use self::series::Series;
 
 /// What the detectors hold things against.
@@ -113,6 +115,17 @@ impl Detectors {
         if let (Some(series), Some(seen)) = (self.series.get_mut(place), self.last_seen.get_mut(place)) {
             *seen = self.now;
             series.observe(&observation, &self.settings);
+        }
+    }
+
+    /// Takes a minute of a replica's signals; without any, diagnosis goes by what requests tell.
+    pub fn signals(&mut self, series: &SeriesName, at: f64, signals: &Signals) {
+        let place = self.places.get(&series.route).and_then(|revisions| revisions.get(&series.revision));
+        let Some(series_of) = place.and_then(|place| self.series.get_mut(*place)) else { return };
+        let minute = (at / 60.0).floor() as i64;
+        let most = self.settings.replicas_per_series;
+        if let Some(replica) = &series.replica {
+            series_of.book.add(minute, replica, signals, most);
         }
     }
 

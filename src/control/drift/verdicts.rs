@@ -241,6 +241,7 @@ fn context(series: &mut Series, at: f64, moved: &Moved) -> Context {
         is_median_flat: false,
         load: series.surge.load_ratio(at, &series.ttft_hours),
         itl: series.itl_window.ratio(at, &series.itl_hours),
+        moves: series.book.moves((at / 60.0).floor() as i64).into_iter().map(|(_, moved)| moved).collect(),
     }
 }
 
