@@ -59,7 +59,8 @@ impl Context {
 pub(super) fn of_signals(moves: &[Move]) -> Option<Diagnosis> {
     let all = |pick: fn(&Move) -> Option<f64>| median(&moves.iter().filter_map(pick).collect::<Vec<_>>());
     let is = |value: Option<f64>, above: f64| value.is_some_and(|value| value > above);
-    let most = |holds: &dyn Fn(&Move) -> bool| 2 * moves.iter().filter(|moved| holds(moved)).count() > moves.len();
+    let most =
+        |holds: &dyn Fn(&Move) -> bool| 2 * moves.iter().filter(|moved| holds(moved)).count() > moves.len();
     if moves.is_empty() {
         return None;
     }
@@ -72,7 +73,8 @@ pub(super) fn of_signals(moves: &[Move]) -> Option<Diagnosis> {
     }
     let started = moves.iter().filter(|moved| moved.has_started).count();
     if started > 0 {
-        let is_cold = moves.iter().any(|moved| moved.has_started && moved.hit_rate.is_some_and(|hits| hits < COLD));
+        let is_cold =
+            moves.iter().any(|moved| moved.has_started && moved.hit_rate.is_some_and(|hits| hits < COLD));
         let is_cold = is_cold || started < moves.len();
         return Some(if is_cold { Diagnosis::ColdStarts } else { Diagnosis::Configuration });
     }

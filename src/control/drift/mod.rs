@@ -31,8 +31,8 @@ use std::sync::Arc;
 pub use self::finding::{Diagnosis, Fact, Finding, Kind, SeriesName};
 pub use self::observation::Observation;
 pub use self::saved::Saved;
-pub use self::signals::Signals;
 use self::series::Series;
+pub use self::signals::Signals;
 
 /// What the detectors hold things against.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -140,10 +140,13 @@ impl Detectors {
         }
     }
 
-    /// Judges what came since the last look: for the end of a trace.
-    pub fn finish(&mut self, out: &mut Vec<Finding>) {
-        if self.now.is_finite() {
-            self.advance(self.now + TICK, out);
+    /// Judges what came since the last look, without waiting for the next half minute.
+    pub fn look(&mut self, at: f64, out: &mut Vec<Finding>) {
+        self.now = self.now.max(at);
+        self.ticked = (self.now / TICK).floor() as i64;
+        let at = self.now;
+        if at.is_finite() {
+            self.series.iter_mut().for_each(|series| series.tick(at, &self.settings, out));
         }
     }
 
