@@ -43,8 +43,11 @@ pub struct Signals {
 /// Three hours of signals of all replicas of a series.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Book {
-    replicas: Vec<(Arc<str>, VecDeque<(i64, Signals)>)>,
+    replicas: Vec<(Arc<str>, Past)>,
 }
+
+/// Minutes of one replica, by index.
+type Past = VecDeque<(i64, Signals)>;
 
 /// How one replica's signals moved. Ratios are of now to before.
 #[derive(Clone, Copy, Debug, Default)]
@@ -103,11 +106,11 @@ impl Book {
     }
 }
 
-fn within(minutes: &VecDeque<(i64, Signals)>, after: i64, until: i64) -> Vec<&Signals> {
+fn within(minutes: &Past, after: i64, until: i64) -> Vec<&Signals> {
     minutes.iter().filter(|(at, _)| *at > after && *at <= until).map(|(_, signals)| signals).collect()
 }
 
-fn started(minutes: &VecDeque<(i64, Signals)>, minute: i64) -> bool {
+fn started(minutes: &Past, minute: i64) -> bool {
     minutes.iter().any(|(at, signals)| *at > minute - RECENTLY && *at <= minute && signals.has_started)
 }
 

@@ -15,8 +15,11 @@ pub(super) struct Minutes {
     index: i64,
     replicas: HashMap<SeriesName, Minute>,
     /// State of each replica at the end of the last minute, by revision and name, and its engine's counters.
-    before: HashMap<(Arc<str>, Arc<str>), (ReplicaState, Option<EngineCounters>)>,
+    before: HashMap<Key, (ReplicaState, Option<EngineCounters>)>,
 }
+
+/// Revision and name of a replica.
+type Key = (Arc<str>, Arc<str>);
 
 #[derive(Debug, Default)]
 struct Minute {
