@@ -6,6 +6,10 @@ use std::process::ExitCode;
 use tokenway::cli::run::{self, Launch};
 use tokenway::cli::{self, Cli, Command, EXIT_FAILED, EXIT_OK, logging, showcase, sim};
 
+/// Records are made on one thread and freed on another, which the system's allocator does under a lock.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 fn main() -> ExitCode {
     let cli = match Cli::read(std::env::args_os()) {
         Ok(cli) => cli,
@@ -23,8 +27,8 @@ fn main() -> ExitCode {
         Command::Demo(args) => done(showcase::run(&args, log)),
         Command::Sim(args) => done(simulate(&args)),
         Command::Replay(args) => {
-            let mut out = std::io::BufWriter::new(std::io::stdout());
-            done(cli::replay::run(&args, &mut out, &mut std::io::stderr()))
+            let env = |name: &str| std::env::var(name).ok();
+            done(cli::replay::run(&args, &env, &mut std::io::stdout(), &mut std::io::stderr()))
         }
         Command::Top(_) => done(cli::refuse_unbuilt("top", &mut std::io::stderr())),
     })

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{
-    ALLOW, CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderName, HeaderValue, REFERRER_POLICY,
-    WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS,
+    ACCEPT, ALLOW, CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderName, HeaderValue,
+    REFERRER_POLICY, WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS,
 };
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full, Limited};
@@ -18,6 +18,7 @@ use serde_json::{Value as Json, json};
 
 use super::access::{self, Denied};
 use super::{AdminState, config_view, views};
+use crate::observe::metrics::Exposition;
 use crate::observe::windows::Window;
 
 type Answer = Response<Full<Bytes>>;
@@ -104,8 +105,10 @@ fn get(admin: &AdminState, path: Path, request: &Request<Incoming>) -> Answer {
         Path::Alive => json_answer(StatusCode::OK, &json!({ "status": "alive" })),
         Path::Ready => ready(admin),
         Path::Metrics => {
-            let page = admin.observer.metrics().render(&control.replicas());
-            with_type(StatusCode::OK, "text/plain; version=0.0.4; charset=utf-8", page)
+            let accept = request.headers().get(ACCEPT).and_then(|accept| accept.to_str().ok());
+            let exposition = Exposition::wanted(accept);
+            let page = admin.observer.metrics().render_as(&control.replicas(), exposition);
+            with_type(StatusCode::OK, exposition.content_type(), page)
         }
         Path::Asset(content_type, text) => with_type(StatusCode::OK, content_type, text),
         Path::Fleet => json_answer(StatusCode::OK, &views::fleet(&control.replicas())),

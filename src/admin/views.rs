@@ -10,9 +10,12 @@ use serde_json::{Value as Json, json};
 use crate::config::{Config, ModelMatch};
 use crate::control::drift::Finding;
 use crate::fleet::status::{EngineSignals, ReplicaState, ReplicaStatus};
+use crate::observe::judgement::Judgement;
+use crate::observe::slo::Missed;
+use crate::observe::stages::Stage;
 use crate::observe::windows::{Percentiles, Window};
 use crate::observe::{Observer, rfc3339};
-use crate::record::Record;
+use crate::record::{Record, Weighed};
 
 /// `/api/fleet`
 pub(super) fn fleet(fleet: &[ReplicaStatus]) -> Json {
@@ -91,6 +94,7 @@ pub(super) fn latency(observer: &Observer, window: Window) -> Json {
             "revision": &*view.key.revision,
             "ttft": percentiles(&view.ttft),
             "icl": percentiles(&view.icl),
+            "itl": percentiles(&view.itl),
             "duration": percentiles(&view.duration),
         })
     });
@@ -139,6 +143,7 @@ pub(super) fn decisions(observer: &Observer) -> Json {
 
 fn decision(observer: &Observer, record: &Record) -> Option<Json> {
     let decision = record.decision.as_ref()?;
+    let judgement = Judgement::of(record);
     let routed = record.at.routed.unwrap_or(record.at.head);
     Some(json!({
         "time": rfc3339::utc(observer.clock().wall(routed)),
@@ -156,5 +161,22 @@ fn decision(observer: &Observer, record: &Record) -> Option<Json> {
         "cached_tokens": record.tokens.cached.map(|cached| cached.0),
         "attempts": record.attempts.len(),
         "outcome": record.outcome.as_str(),
+        "slo_missed": judgement.missed().map(Missed::as_str),
+        "slo_missed_in": judgement.blamed.map(Stage::as_str),
+        "over_budget": judgement.over_budget.iter().map(|stage| stage.as_str()).collect::<Vec<_>>(),
+        "weighed": decision.weighed.iter().map(weighed).collect::<Vec<_>>(),
     }))
+}
+
+fn weighed(candidate: &Weighed) -> Json {
+    json!({
+        "replica": &*candidate.replica,
+        "predicted_ttft": candidate.predicted_ttft.as_secs_f64(),
+        "predicted_hit_tokens": candidate.predicted_hit.0,
+        "wait": candidate.wait,
+        "prefill": candidate.prefill,
+        "harm": candidate.harm,
+        "late": candidate.late,
+        "cost": candidate.cost,
+    })
 }

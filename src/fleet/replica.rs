@@ -238,7 +238,7 @@ impl Replica {
             state: self.state(),
             reason: Arc::clone(&self.reason.lock()),
             inflight: load.inflight,
-            inflight_prompt_tokens: load.waiting_tokens.0,
+            inflight_prompt_tokens: load.waiting_tokens().0,
             signals,
             counters: signals.and_then(|_| Some(self.signals.load().as_ref()?.counters)),
             connections: self.connections.open(),

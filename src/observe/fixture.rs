@@ -35,6 +35,7 @@ fn attempt() -> Attempt {
         end: at(2300),
         status: Some(200),
         error: None,
+        expected: None,
     }
 }
 
@@ -81,12 +82,16 @@ pub(crate) fn stream() -> Record {
             predicted_ttft: Some(Duration::from_millis(150)),
             predicted_hit: Tokens(64),
             candidates: 2,
+            weighed: Box::default(),
         }),
         tokens: TokenCounts { input: Some(Tokens(100)), cached: Some(Tokens(64)), output: Some(Tokens(21)) },
         estimated_input: Tokens(96),
         content_events: 21,
         longest_gap: Duration::from_millis(80),
         longest_gap_at: Some(at(1500)),
+        itl_missed: None,
+        engine: None,
+        stage_budget: None,
         response_model: Some("llama".into()),
         response_id: Some("chatcmpl-1".into()),
         finish_reasons: vec!["stop".into()],

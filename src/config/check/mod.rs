@@ -11,6 +11,8 @@ mod route;
 mod secret;
 mod section;
 mod server;
+mod slo;
+mod stage_budget;
 mod telemetry;
 mod tenant;
 mod unbuilt;
@@ -90,7 +92,7 @@ pub fn parse_model_name(text: &str) -> Result<String, String> {
 
 fn read(root: &Section<'_>) -> Config {
     let timeouts = bounds::timeouts(&root.section("timeouts", schema::TIMEOUTS), &bounds::DEFAULT_TIMEOUTS);
-    let slo = bounds::slo(root);
+    let slo = slo::slo(root);
     let pools = pool::pools(root);
     let routes = route::routes(root, &route::Referred { pools: &pools, slo: &slo, timeouts });
     let tenants = tenant::tenants(root, &routes);

@@ -37,6 +37,8 @@ pub(super) struct RouteFamilies {
     pub(super) overhead: Family<HistogramVec>,
     pub(super) tokens: Family<IntCounterVec>,
     pub(super) finish_reasons: Family<IntCounterVec>,
+    pub(super) slo_missed_in: Family<IntCounterVec>,
+    pub(super) over_budget: Family<IntCounterVec>,
 }
 
 /// Families by `pool, replica`.
@@ -69,6 +71,7 @@ pub(super) struct Process {
     pub(super) requests_inflight: IntGauge,
     pub(super) open_connections: IntGauge,
     pub(super) spans_dropped: Family<IntCounterVec>,
+    pub(super) engine_spans: Family<IntCounterVec>,
     pub(super) access_log_dropped: IntCounter,
     pub(super) config_reloads: Family<IntCounterVec>,
     pub(super) last_reload_successful: Gauge,
@@ -181,6 +184,8 @@ impl RouteFamilies {
         const ROUTE: &[&str] = &["route", "model", "revision", "class"];
         const KIND: &[&str] = &["route", "model", "revision", "class", "kind"];
         const REASON: &[&str] = &["route", "model", "revision", "class", "reason"];
+        const STAGE: &[&str] = &["route", "model", "revision", "class", "stage"];
+        const REASON_STAGE: &[&str] = &["route", "model", "revision", "class", "reason", "stage"];
         let by_route = |name, help, edges: &[f64]| maker.histograms(name, help, ROUTE, edges);
         Self {
             icl: by_route(
@@ -222,6 +227,16 @@ impl RouteFamilies {
                 "tokenway_finish_reasons_total",
                 "Finish reasons of answers; a reason that is not well known is other.",
                 REASON,
+            ),
+            slo_missed_in: maker.counters(
+                "tokenway_slo_missed_by_stage_total",
+                "Requests that missed their SLO, by reason and by the stage that most of the time went into.",
+                REASON_STAGE,
+            ),
+            over_budget: maker.counters(
+                "tokenway_stage_over_budget_total",
+                "Requests in which a stage took more than the route's stage budget gives it.",
+                STAGE,
             ),
         }
     }
@@ -346,6 +361,11 @@ impl Process {
                 "tokenway_spans_dropped_total",
                 "Spans that were to be exported and were not, by reason.",
                 &["reason"],
+            ),
+            engine_spans: maker.counters(
+                "tokenway_engine_spans_total",
+                "Engines' spans and records that waited for each other: joined, missing (no span came), unmatched.",
+                &["result"],
             ),
             access_log_dropped: maker.counter(
                 "tokenway_access_log_dropped_total",
