@@ -70,7 +70,8 @@ pub fn run(trace: &Path, config: &Path, out: &mut dyn Write) -> Result<(), Repla
         detectors.observe(&line.observation(&config), &mut findings);
         write_all(&mut findings, out).map_err(ReplayDriftError::Write)?;
     }
-    detectors.finish(&mut findings);
+    // The last minute of the trace counts as well.
+    detectors.look(f64::NEG_INFINITY, &mut findings);
     write_all(&mut findings, out).and_then(|()| out.flush()).map_err(ReplayDriftError::Write)
 }
 

@@ -158,6 +158,8 @@ impl Running {
         };
         let admin = socket.local_addr().map_err(failed)?;
         let app = Arc::new(App::start(Arc::clone(&config), Arc::clone(&observer), clock, control_runtime)?);
+        let fleet = Arc::clone(&app.fleet);
+        observer.drift().watch_fleet(move || fleet.statuses());
         let launch = Arc::new(launch);
         let control = Arc::new(Controls {
             app: Arc::clone(&app),

@@ -17,6 +17,12 @@ pub struct EngineFigures {
     pub block_tokens: Option<u64>,
     /// `num_gpu_blocks` of `vllm:cache_config_info`, over all engines of the page.
     pub total_blocks: Option<u64>,
+    /// `vllm:num_preemptions_total`
+    pub preemptions: Option<f64>,
+    /// `vllm:time_to_first_token_seconds_sum`
+    pub ttft_sum: Option<f64>,
+    /// `vllm:time_to_first_token_seconds_count`
+    pub ttft_count: Option<f64>,
     /// `process_start_time_seconds`: another value means another process.
     pub process_start: Option<f64>,
 }
@@ -48,6 +54,9 @@ impl EngineFigures {
                     self.total_blocks = Some(self.total_blocks.unwrap_or(0).saturating_add(blocks));
                 }
             }
+            "vllm:num_preemptions_total" => add(&mut self.preemptions, value),
+            "vllm:time_to_first_token_seconds_sum" => add(&mut self.ttft_sum, value),
+            "vllm:time_to_first_token_seconds_count" => add(&mut self.ttft_count, value),
             "process_start_time_seconds" => self.process_start = Some(value),
             _ => {}
         }
@@ -90,6 +99,9 @@ mod tests {
             vllm:num_requests_waiting{engine=\"0\",model_name=\"m\"} 7.0\n\
             vllm:kv_cache_usage_perc{engine=\"0\"} 0.25\nvllm:kv_cache_usage_perc{engine=\"1\"} 0.5\n\
             vllm:cache_config_info{block_size=\"16\",engine=\"0\",num_gpu_blocks=\"100\",num_gpu_blocks_override=\"None\"} 1.0\n\
+            vllm:num_preemptions_total{engine=\"0\"} 1.0\nvllm:num_preemptions_total{engine=\"1\"} 2.0\n\
+            vllm:time_to_first_token_seconds_sum{engine=\"0\"} 2.5\n\
+            vllm:time_to_first_token_seconds_count{engine=\"0\"} 10.0\n\
             process_start_time_seconds 1.7e9\n";
         assert_eq!(
             parse(page),
@@ -99,6 +111,9 @@ mod tests {
                 kv_cache_usage: Some(0.5),
                 block_tokens: Some(16),
                 total_blocks: Some(100),
+                preemptions: Some(3.0),
+                ttft_sum: Some(2.5),
+                ttft_count: Some(10.0),
                 process_start: Some(1.7e9),
             }
         );

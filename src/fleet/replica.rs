@@ -16,7 +16,7 @@ use http::HeaderValue;
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
-use super::status::{EngineSignals, ReplicaState, ReplicaStatus};
+use super::status::{EngineCounters, EngineSignals, ReplicaState, ReplicaStatus};
 use super::vitals::Vitals;
 use crate::clock::Stamp;
 use crate::config::Endpoint;
@@ -75,6 +75,8 @@ pub struct Scraped {
     pub block_tokens: Option<u64>,
     /// KV blocks.
     pub total_blocks: Option<u64>,
+    /// What it has counted.
+    pub counters: EngineCounters,
     /// Start of the engine's process, in its own seconds.
     pub process_start: Option<f64>,
 }
@@ -238,6 +240,7 @@ impl Replica {
             inflight: load.inflight,
             inflight_prompt_tokens: load.waiting_tokens().0,
             signals,
+            counters: signals.and_then(|_| Some(self.signals.load().as_ref()?.counters)),
             connections: self.connections.open(),
             models: self.models.load().iter().map(|m| Arc::clone(&m.id)).collect(),
         }

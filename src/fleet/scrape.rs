@@ -12,6 +12,7 @@ use super::call::{Call, CallError};
 use super::metrics_text;
 use super::registry::PoolState;
 use super::replica::{Replica, Scraped};
+use super::status::EngineCounters;
 use crate::clock::Clock;
 use crate::upstream::connect::Connector;
 
@@ -101,6 +102,10 @@ impl Scraper {
             kv_cache_usage: figures.kv_cache_usage.unwrap_or(0.0),
             block_tokens: figures.block_tokens,
             total_blocks: figures.total_blocks,
+            counters: EngineCounters {
+                preemptions: figures.preemptions,
+                ttft: figures.ttft_sum.zip(figures.ttft_count),
+            },
             process_start: figures.process_start,
         })));
         self.pool.learn_capacity(&self.replica);

@@ -53,10 +53,21 @@ pub struct ReplicaStatus {
     pub inflight_prompt_tokens: u64,
     /// Signals of the last scrapes; absent when older than ten intervals.
     pub signals: Option<EngineSignals>,
+    /// Counters of the last scrape; absent with the signals.
+    pub counters: Option<EngineCounters>,
     /// Open upstream connections, idle ones included.
     pub connections: u64,
     /// Models that the engine lists (adapters included).
     pub models: Vec<Arc<str>>,
+}
+
+/// What the engine has counted since it started, from its `/metrics`.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct EngineCounters {
+    /// `vllm:num_preemptions_total`
+    pub preemptions: Option<f64>,
+    /// Sum and count of `vllm:time_to_first_token_seconds`.
+    pub ttft: Option<(f64, f64)>,
 }
 
 /// The engine's own figures, from its `/metrics`, with their age.

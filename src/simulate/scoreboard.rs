@@ -170,6 +170,7 @@ mod tests {
             inflight: 3,
             inflight_prompt_tokens: 0,
             signals: None,
+            counters: None,
             connections: 0,
             models: Vec::new(),
         }

@@ -263,6 +263,7 @@ pub(crate) fn status(state: ReplicaState, has_signals: bool) -> ReplicaStatus {
         inflight: 3,
         inflight_prompt_tokens: 300,
         signals: has_signals.then_some(signals),
+        counters: None,
         connections: 4,
         models: vec!["llama".into()],
     }

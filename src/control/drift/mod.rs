@@ -17,6 +17,7 @@ mod saved;
 mod scale;
 mod series;
 mod shift;
+mod signals;
 mod slo;
 mod slow;
 #[cfg(test)]
@@ -31,6 +32,7 @@ pub use self::finding::{Diagnosis, Fact, Finding, Kind, SeriesName};
 pub use self::observation::Observation;
 pub use self::saved::Saved;
 use self::series::Series;
+pub use self::signals::Signals;
 
 /// What the detectors hold things against.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -116,6 +118,17 @@ impl Detectors {
         }
     }
 
+    /// Takes a minute of a replica's signals; without any, diagnosis goes by what requests tell.
+    pub fn signals(&mut self, series: &SeriesName, at: f64, signals: &Signals) {
+        let place = self.places.get(&series.route).and_then(|revisions| revisions.get(&series.revision));
+        let Some(series_of) = place.and_then(|place| self.series.get_mut(*place)) else { return };
+        let minute = (at / 60.0).floor() as i64;
+        let most = self.settings.replicas_per_series;
+        if let Some(replica) = &series.replica {
+            series_of.book.add(minute, replica, signals, most);
+        }
+    }
+
     /// Lets time pass until `at`.
     pub fn advance(&mut self, at: f64, out: &mut Vec<Finding>) {
         self.now = self.now.max(at);
@@ -127,10 +140,13 @@ impl Detectors {
         }
     }
 
-    /// Judges what came since the last look: for the end of a trace.
-    pub fn finish(&mut self, out: &mut Vec<Finding>) {
-        if self.now.is_finite() {
-            self.advance(self.now + TICK, out);
+    /// Judges what came since the last look, without waiting for the next half minute.
+    pub fn look(&mut self, at: f64, out: &mut Vec<Finding>) {
+        self.now = self.now.max(at);
+        self.ticked = (self.now / TICK).floor() as i64;
+        let at = self.now;
+        if at.is_finite() {
+            self.series.iter_mut().for_each(|series| series.tick(at, &self.settings, out));
         }
     }
 

@@ -14,6 +14,7 @@ use super::finding::{Finding, Kind};
 use super::hours::{HOUR, Hours};
 use super::observation::Observation;
 use super::peers::{self, Peer, QUARTER};
+use super::signals::Book;
 use super::slo::SloWatch;
 use super::slow::{self, SlowDrift, SlowSetup};
 use super::surge::Surge;
@@ -40,6 +41,7 @@ pub(super) struct Series {
     pub(super) slo: SloWatch,
     pub(super) burn: Burn,
     pub(super) hours_of_day: HoursOfDay,
+    pub(super) book: Book,
     pub(super) names: Vec<Arc<str>>,
     pub(super) peers: Vec<Peer>,
     places: HashMap<Arc<str>, usize>,
@@ -83,6 +85,7 @@ impl Series {
             slo: SloWatch::default(),
             burn: Burn::default(),
             hours_of_day: HoursOfDay::default(),
+            book: Book::default(),
             names: Vec::new(),
             peers: Vec::new(),
             places: HashMap::new(),

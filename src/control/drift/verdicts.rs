@@ -9,8 +9,10 @@ use super::availability::{BadHour, Burning};
 use super::diagnose::Context;
 use super::finding::{Evidence, Fact, Finding, Kind, SeriesName};
 use super::peers::SlowPeer;
+use super::scale::median;
 use super::series::Series;
 use super::shift::{Part, Shifted};
+use super::signals::Move;
 use super::slo::OverSlo;
 use super::slow::{self, SlowDrift};
 use super::surge::Surged;
@@ -241,6 +243,7 @@ fn context(series: &mut Series, at: f64, moved: &Moved) -> Context {
         is_median_flat: false,
         load: series.surge.load_ratio(at, &series.ttft_hours),
         itl: series.itl_window.ratio(at, &series.itl_hours),
+        moves: series.book.moves((at / 60.0).floor() as i64).into_iter().map(|(_, moved)| moved).collect(),
     }
 }
 
@@ -253,6 +256,14 @@ fn finish(
 ) -> Finding {
     let (at, kind) = found;
     let mut evidence = evidence.maybe("load_ratio", context.load).maybe("itl_p50_ratio", context.itl);
+    let middle =
+        |pick: fn(&Move) -> Option<f64>| median(&context.moves.iter().filter_map(pick).collect::<Vec<_>>());
+    evidence = evidence
+        .maybe("waiting_change", middle(|moved| moved.waiting))
+        .maybe("hit_rate_ratio", middle(|moved| moved.hit_rate))
+        .maybe("preemptions_change", middle(|moved| moved.preemptions))
+        .maybe("kv_cache_usage", middle(|moved| moved.kv_now))
+        .maybe("engine_ttft_ratio", middle(|moved| moved.engine_ttft));
     if moved.replicas > 0 {
         evidence = evidence.with("replicas_judged", moved.replicas as f64);
         evidence.0.push(("replicas", Fact::Names(moved.affected)));

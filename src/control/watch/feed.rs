@@ -2,13 +2,14 @@
 //!
 //! Called when an answer is out already; costs a few reference counts and a try_send. What does not fit is counted.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use tokio::sync::{mpsc, oneshot};
 
 use super::board::Board;
 use crate::clock::{Clock, Stamp};
-use crate::control::drift::Observation;
+use crate::control::drift::{Observation, SeriesName};
+use crate::fleet::status::ReplicaStatus;
 use crate::observe::metrics::Metrics;
 use crate::record::{Outcome, Record};
 
@@ -18,6 +19,7 @@ pub struct Feed {
     board: Arc<Board>,
     clock: Clock,
     metrics: Arc<Metrics>,
+    fleet: Arc<OnceLock<Fleet>>,
 }
 
 /// What the task is told.
@@ -37,8 +39,14 @@ pub(super) struct Sample {
     itl: Option<f64>,
     predicted: Option<f64>,
     ttft_bound: Option<f64>,
+    connect: Option<f64>,
+    /// Prompt tokens, and those of them that were cached.
+    prompt: Option<(f64, f64)>,
     outcome: Outcome,
 }
+
+/// Looks at the replicas.
+pub(super) type Fleet = Box<dyn Fn() -> Vec<ReplicaStatus> + Send + Sync>;
 
 impl Feed {
     pub(super) fn new(
@@ -47,7 +55,17 @@ impl Feed {
         clock: Clock,
         metrics: Arc<Metrics>,
     ) -> Self {
-        Self { sender, board, clock, metrics }
+        Self { sender, board, clock, metrics, fleet: Arc::default() }
+    }
+
+    /// Says how the replicas are looked at; without it diagnosis goes by requests alone.
+    pub fn watch_fleet(&self, fleet: impl Fn() -> Vec<ReplicaStatus> + Send + Sync + 'static) {
+        // A second one changes nothing: there is one fleet.
+        let _ = self.fleet.set(Box::new(fleet));
+    }
+
+    pub(super) fn fleet(&self) -> Arc<OnceLock<Fleet>> {
+        Arc::clone(&self.fleet)
     }
 
     /// A request's end.
@@ -72,6 +90,7 @@ impl Feed {
 impl Sample {
     fn of(record: &Record, clock: Clock) -> Self {
         let seconds = |span: std::time::Duration| span.as_secs_f64();
+        let answered = record.attempts.last().filter(|attempt| attempt.error.is_none());
         let gaps = record.content_events.saturating_sub(1);
         // Without a token count the mean gap stands for it: drift is a comparison with itself.
         let mean_gap = || {
@@ -86,8 +105,32 @@ impl Sample {
             itl: record.tpot().map(seconds).or_else(mean_gap),
             predicted: record.decision.as_ref().and_then(|d| d.predicted_ttft).map(seconds),
             ttft_bound: record.slo.ttft.map(seconds),
+            connect: answered.and_then(|attempt| Some(seconds(attempt.connected?.since(attempt.start)))),
+            prompt: record.tokens.input.zip(record.tokens.cached).map(|(a, b)| (a.0 as f64, b.0 as f64)),
             outcome: record.outcome,
         }
+    }
+
+    /// The replica that answered.
+    pub(super) fn series(&self) -> Option<SeriesName> {
+        let (revision, replica) = self.served.clone()?;
+        Some(SeriesName { route: Arc::clone(&self.route), revision, replica: Some(replica) })
+    }
+
+    pub(super) fn ttft(&self) -> Option<f64> {
+        self.ttft
+    }
+
+    pub(super) fn itl(&self) -> Option<f64> {
+        self.itl
+    }
+
+    pub(super) fn connect(&self) -> Option<f64> {
+        self.connect
+    }
+
+    pub(super) fn prompt(&self) -> Option<(f64, f64)> {
+        self.prompt
     }
 
     pub(super) fn observation(&self) -> Observation<'_> {

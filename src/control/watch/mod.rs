@@ -7,18 +7,20 @@
 mod alert;
 mod board;
 mod feed;
+mod minutes;
 mod state;
 mod webhook;
 
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
 
 pub use self::board::{Board, Found};
 pub use self::feed::Feed;
-use self::feed::{Message, Sample};
+use self::feed::{Fleet, Message, Sample};
+use self::minutes::Minutes;
 use self::webhook::Webhook;
 use super::drift::{Detectors, Finding, Settings};
 use crate::clock::Clock;
@@ -42,9 +44,12 @@ pub fn start(
         Some(endpoint) => Some(Webhook::start(endpoint.clone(), clock, background, Arc::clone(metrics))?),
         None => None,
     };
+    let feed = Feed::new(sender, Arc::clone(&board), clock, Arc::clone(metrics));
     let watch = Watch {
+        minutes: Minutes::default(),
+        fleet: feed.fleet(),
         detectors: Detectors::new(Settings::from(config)),
-        board: Arc::clone(&board),
+        board,
         metrics: Arc::clone(metrics),
         webhook,
         clock,
@@ -52,12 +57,14 @@ pub fn start(
         new: Vec::new(),
     };
     background.tasks.spawn_on(watch.run(receiver), &background.runtime);
-    Ok(Feed::new(sender, board, clock, Arc::clone(metrics)))
+    Ok(feed)
 }
 
 /// The task that owns the detectors.
 struct Watch {
     detectors: Detectors,
+    minutes: Minutes,
+    fleet: Arc<OnceLock<Fleet>>,
     board: Arc<Board>,
     metrics: Arc<Metrics>,
     webhook: Option<Webhook>,
@@ -98,6 +105,7 @@ impl Watch {
     }
 
     fn observe(&mut self, sample: &Sample) {
+        self.minutes.add(sample);
         self.detectors.observe(&sample.observation(), &mut self.new);
         if !self.new.is_empty() {
             self.publish();
@@ -106,7 +114,11 @@ impl Watch {
 
     fn advance(&mut self) {
         let now = feed::seconds(self.clock, self.clock.now());
-        self.detectors.advance(now, &mut self.new);
+        let fleet = self.fleet.get().map(|fleet| fleet()).unwrap_or_default();
+        for (series, signals) in self.minutes.close(now, &fleet) {
+            self.detectors.signals(&series, now, &signals);
+        }
+        self.detectors.look(now, &mut self.new);
         self.publish();
     }
 
@@ -174,6 +186,6 @@ pub async fn end(feed: &Feed, limit: Duration) {
 }
 
 const QUEUE: usize = 4096;
-const TICK: Duration = Duration::from_secs(10);
+const TICK: Duration = Duration::from_secs(5);
 /// Ticks between two writes of the baselines: an hour.
-const SAVE_EVERY: u64 = 360;
+const SAVE_EVERY: u64 = 720;

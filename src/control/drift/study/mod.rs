@@ -2,6 +2,7 @@
 //!
 //! Ignored by default, because it takes minutes; the document has the commands. Nothing outside tests uses it.
 
+mod faults;
 mod tails;
 mod whole;
 
@@ -57,8 +58,14 @@ fn fleet(random: &mut fastrand::Rng, world: &World, days: usize, start: Option<u
             for (replica, dense) in replicas.iter_mut().enumerate() {
                 let noise = od * (days_noise[replica] + hours_noise[replica]) - od * od;
                 let shape = Shape::new(world.family, drifted, noise);
-                let expected = world.cell.per_hour * load / REPLICAS as f64;
-                shape.sample(random, expected, dense);
+                // Where all noise is common, the second stands for all replicas but the first: that is all that is
+                // looked at, and half of the time.
+                let share = match (world.common == 1.0, replica) {
+                    (false, _) | (true, 0) => 1.0,
+                    (true, 1) => REPLICAS as f64 - 1.0,
+                    (true, _) => continue,
+                };
+                shape.sample(random, world.cell.per_hour * load * share / REPLICAS as f64, dense);
             }
             if (hour + 1) % (24 / PARTS) == 0 {
                 for (dense, parts) in replicas.iter_mut().zip(&mut all[1..]) {

@@ -76,7 +76,7 @@ impl Family {
 }
 
 fn poisson(random: &mut fastrand::Rng, mean: f64) -> u32 {
-    if mean > 40.0 {
+    if mean > 16.0 {
         return (mean + mean.sqrt() * normal(random)).round().max(0.0) as u32;
     }
     if mean < 1e-12 {
