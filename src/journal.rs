@@ -18,7 +18,7 @@ use crate::units::Tokens;
 /// A [`Record`] that reports itself.
 #[derive(Debug)]
 pub struct Journal {
-    record: Option<Box<Record>>,
+    record: Option<Arc<Record>>,
     observer: Arc<Observer>,
     clock: Clock,
     has_head: bool,
@@ -72,6 +72,9 @@ impl Journal {
             content_events: 0,
             longest_gap: Duration::ZERO,
             longest_gap_at: None,
+            itl_missed: None,
+            engine: None,
+            stage_budget: None,
             response_id: None,
             response_model: None,
             finish_reasons: Vec::new(),
@@ -79,7 +82,7 @@ impl Journal {
             bytes_out: 0,
         };
         Self {
-            record: Some(Box::new(record)),
+            record: Some(Arc::new(record)),
             observer: Arc::clone(observer),
             clock,
             has_head: false,
@@ -91,8 +94,9 @@ impl Journal {
 
     /// The record; it is there until the drop.
     pub fn record(&mut self) -> &mut Record {
-        // Only `drop` takes it.
-        self.record.as_mut().expect("invariant: the record leaves the journal only in its drop")
+        let record = self.record.as_mut().and_then(Arc::get_mut);
+        record
+            .expect("invariant: the record leaves the journal only in its drop, and nobody shares it before")
     }
 
     /// The observers.
@@ -132,7 +136,8 @@ impl Journal {
 impl Drop for Journal {
     fn drop(&mut self) {
         self.open.fetch_sub(1, Ordering::Relaxed);
-        let Some(mut record) = self.record.take() else { return };
+        let Some(mut shared) = self.record.take() else { return };
+        let Some(record) = Arc::get_mut(&mut shared) else { return };
         record.at.end = self.clock.now();
         if !self.is_settled && std::thread::panicking() {
             record.outcome = Outcome::Failed;
@@ -141,6 +146,6 @@ impl Drop for Journal {
         if !self.has_head && !self.is_settled {
             record.status = 499;
         }
-        self.observer.record(&Arc::from(record));
+        self.observer.record(&shared);
     }
 }

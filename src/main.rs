@@ -6,6 +6,10 @@ use std::process::ExitCode;
 use tokenway::cli::run::{self, Launch};
 use tokenway::cli::{self, Cli, Command, EXIT_FAILED, EXIT_OK, logging, showcase, sim};
 
+/// Records are made on one thread and freed on another, which the system's allocator does under a lock.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 fn main() -> ExitCode {
     let cli = match Cli::read(std::env::args_os()) {
         Ok(cli) => cli,

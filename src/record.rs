@@ -7,7 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::Stamp;
+use crate::config::ItlBounds;
 use crate::request::dialect::Dialect;
+use crate::stage::StageBudget;
 use crate::units::Tokens;
 
 /// How a request ended (label `outcome`). The five sum to the requests whose head was accepted.
@@ -88,6 +90,8 @@ pub struct Trace {
 pub struct SloBounds {
     /// Bound on TTFT, the prompt's share included.
     pub ttft: Option<Duration>,
+    /// Bounds on percentiles of the stream's own inter-token latencies.
+    pub itl: ItlBounds,
     /// Bound on mean time per output token.
     pub tpot: Option<Duration>,
     /// Bound on the whole duration.
@@ -130,6 +134,30 @@ pub struct Attempt {
     pub status: Option<u16>,
     /// Why it failed (an error code of [`crate::error`]), `None` for the one that answered.
     pub error: Option<&'static str>,
+    /// What was expected of the engine, where a model of it was learned.
+    pub expected: Option<ExpectedWait>,
+}
+
+/// What a learned model says of the wait for a first token.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ExpectedWait {
+    /// Behind others: for a place in the batch, and for their prompts.
+    pub queue: Duration,
+    /// For the own prompt, on an idle engine.
+    pub prefill: Duration,
+}
+
+/// The engine's own times for one request, in-band or by its spans; each where it tells.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EngineTimes {
+    /// Time in the engine's queue.
+    pub queue: Option<Duration>,
+    /// Time in which the prompt was computed.
+    pub prefill: Option<Duration>,
+    /// Time to first token as the engine counts it, its queue included.
+    pub first_token: Option<Duration>,
+    /// Time from first to last token.
+    pub generation: Option<Duration>,
 }
 
 /// What the decision said, for headers, logs and calibration.
@@ -253,6 +281,12 @@ pub struct Record {
     pub longest_gap: Duration,
     /// When the longest gap ended.
     pub longest_gap_at: Option<Stamp>,
+    /// The percentile of the stream's own inter-token latencies that was over its bound; the lowest such one.
+    pub itl_missed: Option<u8>,
+    /// The engine's own times, where it told them.
+    pub engine: Option<EngineTimes>,
+    /// How long each stage may take, where the route says so.
+    pub stage_budget: Option<Arc<StageBudget>>,
     /// Response id as the engine gave it.
     pub response_id: Option<Box<str>>,
     /// Model as the engine names it in its answer.
@@ -327,6 +361,10 @@ pub struct Gap {
     /// `None`: the count is known only at the end (ITL is then observed by the relay's [`Gaps::late_itl`]).
     pub tokens: Option<u32>,
 }
+
+/// Tokens that one event is believed to carry at most: the count is an engine's word, and a wrong one must neither keep a
+/// core busy nor drown every other observation.
+pub const MOST_TOKENS_AN_EVENT: u32 = 1024;
 
 /// A batch of gaps of one stream, merged into the series at least once a second.
 #[derive(Clone, Copy, Debug)]

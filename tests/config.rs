@@ -12,7 +12,9 @@ use std::time::Duration;
 use tokenway::config::check::check_str;
 use tokenway::config::load::{Source, load};
 use tokenway::config::reload::{reload, watch_file};
-use tokenway::config::{AccessLog, Config, ModelMatch, Overrides, PolicyName, ProbeKind, schema};
+use tokenway::config::{
+    AccessLog, Config, ModelMatch, OtlpProtocol, Overrides, PolicyName, ProbeKind, schema,
+};
 
 const ONE_POOL: &str = "[[pool]]\nname = \"p\"\nreplicas = [\"http://127.0.0.1:1\"]\n";
 
@@ -86,6 +88,7 @@ fn the_reference_documents_every_key() {
         schema::TIMEOUTS,
         schema::RETRY,
         schema::SLO,
+        schema::ITL,
         schema::TTFT,
         schema::ROUTING,
         schema::CLASSES,
@@ -95,9 +98,11 @@ fn the_reference_documents_every_key() {
         schema::EJECTION,
         schema::ROUTE,
         schema::ROUTE_POOL,
+        schema::STAGE_BUDGET,
         schema::TENANT,
         schema::TELEMETRY,
         schema::OTLP,
+        schema::ENGINE_SPANS,
         schema::SAMPLING,
     ] {
         for key in keys.known {
@@ -233,6 +238,24 @@ fn faults_of_bounds() {
             "[slo.interactive]\nttf = \"1s\"\n",
             "f.toml:5:1: unknown key \"ttf\" in [slo.*]; did you mean \"ttft\"?",
         ),
+        ("[slo.gold]\nitl = \"100ms\"\n", "f.toml:5:7: itl: expected a table of percentiles, found a string"),
+        ("[slo.gold]\nitl = {}\n", "f.toml:5:7: itl names no percentile"),
+        (
+            "[slo.gold]\nitl = { p9 = \"100ms\" }\n",
+            "f.toml:5:9: unknown key \"p9\" in slo.*.itl; did you mean \"p90\"?",
+        ),
+        (
+            "[slo.gold]\nitl = { p50 = \"200ms\", p99 = \"100ms\" }\n",
+            "f.toml:5:30: itl.p99 (100ms) is below itl.p50 (200ms)",
+        ),
+        (
+            "[slo.gold]\nttft = \"2s\"\ne2e = \"1s\"\n",
+            "f.toml:5:8: ttft (2s) is above e2e (1s), the bound of the whole request",
+        ),
+        (
+            "[slo.gold]\nitl = { p99 = \"2s\" }\ntpot = \"1s\"\ne2e = \"1s\"\n",
+            "f.toml:5:7: itl (2s) is above e2e (1s), the bound of the whole request",
+        ),
         ("[slo.gold]\nttft = 5\n", "f.toml:5:8: ttft: expected a duration, found a whole number"),
         (
             "[telemetry.sampling]\nkeep = [\"errors\"]\n",
@@ -242,7 +265,14 @@ fn faults_of_bounds() {
             "[telemetry]\naccess_log = \"stdot\"\n",
             "f.toml:5:14: unknown access log \"stdot\"; did you mean \"stdout\"?",
         ),
-        ("[telemetry.otlp]\nprotocol = \"grpc\"\n", "f.toml:5:1: protocol is not supported yet"),
+        (
+            "[telemetry.otlp]\nprotocol = \"gprc\"\n",
+            "f.toml:5:12: unknown protocol \"gprc\"; did you mean \"grpc\"?",
+        ),
+        (
+            "[telemetry.engine_spans]\nlisten = \"4319\"\n",
+            "f.toml:5:10: \"4319\" is not an IP address with a port",
+        ),
         (
             "[telemetry.otlp]\nendpoint = \"c:4318\"\n",
             "f.toml:5:12: \"c:4318\" does not start with http:// or https://",
@@ -301,6 +331,19 @@ fn faults_of_routes_and_tenants() {
             "f.toml:6:7: unknown slo class \"interactiv\"; did you mean \"interactive\"?",
         ),
         ("[[route]]\nmodel = \"m\"\nclient_may = [\"prio\"]\n", "f.toml:6:15: unknown permission \"prio\""),
+        (
+            "[[route]]\nmodel = \"m\"\nstage_budget = { prefil = \"300ms\" }\n",
+            "f.toml:6:18: unknown key \"prefil\" in route.stage_budget; did you mean \"prefill\"?",
+        ),
+        ("[[route]]\nmodel = \"m\"\nstage_budget = {}\n", "f.toml:6:16: the budget has no stage"),
+        (
+            "[[route]]\nmodel = \"m\"\nstage_budget = { engine_queue = \"300ms\", prefill = \"250ms\" }\n",
+            "f.toml:6:16: the stages before the first token have 550ms, 110 % of the route's ttft bound of 500ms",
+        ),
+        (
+            "[[route]]\nmodel = \"m\"\nslo = \"batch\"\nstage_budget = { decode = \"8m\", relay = \"4m\" }\n",
+            "f.toml:7:16: all stages have 720s, 120 % of the route's e2e bound of 600s",
+        ),
         ("[[route]]\nmodel = \"m\"\nmigrate = true\n", "f.toml:6:1: migrate is not supported yet"),
         (
             "[[route]]\nmodel = \"m\"\n[route.canary]\npool = \"q\"\n",
@@ -318,7 +361,12 @@ fn faults_of_routes_and_tenants() {
             "[[tenant]]\nname = \"t\"\nkey_sha256 = []\nlimits = { concurrency = 1 }\n",
             "f.toml:7:1: limits is not supported yet",
         ),
-        ("[drift]\nblock = \"24h\"\n", "f.toml:4:2: drift is not supported yet"),
+        ("[drift]\nblock = \"24h\"\nwindow = \"1h\"\n", "f.toml:6:1: unknown key \"window\" in [drift]"),
+        ("[drift]\nbaseline = { from = \"7d\", to = \"35d\" }\n", "f.toml:5:12: drift.baseline.from must be"),
+        ("[drift]\nblock = \"24h\"\nbaseline = { to = \"1h\" }\n", "f.toml:6:12: drift.baseline.to is under"),
+        ("[drift]\nblock = \"1m\"\n", "f.toml:5:9: drift.baseline.from is more than a hundred blocks"),
+        ("[drift]\navailability = 1.0\n", "f.toml:5:16: drift.availability must be from 0.5"),
+        ("[drift]\nwebhook = \"alertmanager\"\n", "f.toml:5:11: "),
     ] {
         assert_told(&with_pool(rest), &[expected]);
     }
@@ -356,6 +404,15 @@ fn the_export_follows_file_then_environment() {
         let config = check_str("f.toml", &with_pool(rest), &env).unwrap();
         let otlp = config.telemetry.otlp.unwrap();
         assert_eq!((&*otlp.traces_endpoint, otlp.headers.len()), (endpoint, 1), "{rest}");
+    }
+    for (rest, endpoint) in [
+        ("protocol = \"grpc\"\n", "http://127.0.0.1:4317"),
+        ("protocol = \"grpc\"\nendpoint = \"http://c:4317/\"\n", "http://c:4317"),
+        ("protocol = \"http/protobuf\"\n", "http://127.0.0.1:4318/v1/traces"),
+    ] {
+        let otlp = checked(&with_pool(&format!("[telemetry.otlp]\n{rest}"))).telemetry.otlp.unwrap();
+        assert_eq!(otlp.traces_endpoint, endpoint, "{rest}");
+        assert_eq!(otlp.protocol == OtlpProtocol::Grpc, rest.contains("grpc"), "{rest}");
     }
     let alone = checked(&with_pool("[telemetry.otlp]\n")).telemetry.otlp.unwrap();
     assert_eq!(alone.traces_endpoint, "http://127.0.0.1:4318/v1/traces");

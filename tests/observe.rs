@@ -205,6 +205,33 @@ async fn spans_reach_a_collector_as_one_tree() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn openmetrics_links_a_bucket_to_a_trace_that_was_kept() {
+    let collector = Collector::start(true).await;
+    let mut config = config();
+    config.telemetry.otlp = Some(collector.otlp());
+    let (address, _gateway, observer) = admin_of(config, None).await;
+    let exemplars = |page: &str| page.lines().filter(|line| line.contains(" # {trace_id=")).count();
+    let wanting = |accept: &str| {
+        format!("GET /metrics HTTP/1.1\r\nhost: {address}\r\naccept: {accept}\r\nconnection: close\r\n\r\n")
+    };
+    one_request(&observer);
+    let (_, head, page) = request(address, &wanting("application/openmetrics-text")).await;
+    assert!(head.contains("content-type: application/openmetrics-text; version=1.0.0"), "{head}");
+    assert!(page.ends_with("# EOF\n") && exemplars(&page) == 0, "{page}");
+
+    let mut kept = record();
+    kept.trace.sampled = Some(true);
+    observer.record(&Arc::new(kept));
+    let (_, _, page) = request(address, &wanting("application/openmetrics-text")).await;
+    let bucket = format!("tokenway_time_to_first_token_seconds_bucket{{{TENANT},le=\"0.2\"}} 1 # ");
+    let exemplar = format!("{bucket}{{trace_id=\"{:032x}\"}} 0.2 ", 7);
+    assert!(page.lines().any(|line| line.starts_with(&exemplar)), "{page}");
+    assert_eq!(exemplars(&page), 2, "of TTFT and of the duration");
+    let (_, head, page) = request(address, &wanting("text/plain")).await;
+    assert!(head.contains("text/plain; version=0.0.4") && exemplars(&page) == 0, "{page}");
+}
+
 const ATTRIBUTES: &[&str] = &[
     "gen_ai.operation.name",
     "gen_ai.provider.name",
@@ -238,7 +265,7 @@ async fn a_dead_collector_costs_counted_spans_and_nothing_else() {
     for (endpoint, timeout) in [(refused, 10_000), (hanging.otlp().traces_endpoint, 50)] {
         let mut config = config();
         let timeout = Duration::from_millis(timeout);
-        config.telemetry.otlp = Some(Otlp { traces_endpoint: endpoint, headers: vec![], timeout });
+        config.telemetry.otlp = Some(Otlp { traces_endpoint: endpoint, timeout, ..hanging.otlp() });
         config.telemetry.sampling.routine = 1.0;
         let observer = observer(&config);
         let record = Arc::new(record());
@@ -330,7 +357,13 @@ async fn a_pipe_that_nobody_reads_drops_lines_and_blocks_no_request() {
 }
 
 async fn admin(token: Option<&str>) -> (SocketAddr, Arc<Gateway>, Arc<Observer>) {
-    let mut config = config();
+    admin_of(config(), token).await
+}
+
+async fn admin_of(
+    mut config: tokenway::config::Config,
+    token: Option<&str>,
+) -> (SocketAddr, Arc<Gateway>, Arc<Observer>) {
     config.pools[0].engine_api_key = Some(Secret::new("hunter2"));
     let observer = observer(&config);
     let gateway = Arc::new(Gateway::new(config));

@@ -267,7 +267,7 @@ async fn every_response_tells_its_id_and_its_timing() {
     assert!(decision.starts_with("policy=latency; reason=only; predicted_ttft_ms="), "{decision}");
     assert!(decision.ends_with("; candidates=1"), "{decision}");
     let timing = stream.header("server-timing").unwrap();
-    for stage in ["read", "admit", "route", "connect", "first_token"] {
+    for stage in ["read", "admit", "route", "connect", "first_token", "prefill"] {
         assert!(timing.contains(&format!("{stage};dur=")), "{timing}");
     }
 

@@ -328,8 +328,11 @@ async fn traffic_is_answered_and_its_sessions_hit_the_cache() {
     let summary = stats.summary();
     assert_eq!((summary.failed, summary.skipped), (0, 0));
     assert!(summary.ttft_p50.is_some() && summary.gap_p99.is_some());
-    let engine = sim.replica.engine_stats();
-    assert!(engine.prefix_hits * 2 > engine.prefix_queries, "{engine:?}");
+    eventually("most of what is asked for cached", || {
+        let engine = sim.replica.engine_stats();
+        engine.prefix_hits * 2 > engine.prefix_queries
+    })
+    .await;
     end.cancel();
     tracker.close();
     tracker.wait().await;

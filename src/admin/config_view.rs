@@ -8,7 +8,8 @@ use std::time::Duration;
 use serde_json::{Map, Value as Json, json};
 
 use super::views::model;
-use crate::config::{AccessLog, Config, Pool, Route, Secret, Slo, Telemetry, Tenant, Timeouts, Tls};
+use crate::config::{AccessLog, Config, Drift, Pool, Route, Secret, Slo, Telemetry, Tenant, Timeouts, Tls};
+use crate::stage::{Stage, StageBudget};
 
 /// The whole configuration.
 pub(super) fn config(config: &Config) -> Json {
@@ -29,6 +30,7 @@ pub(super) fn config(config: &Config) -> Json {
         "route": config.routes.iter().map(|of| route(config, of)).collect::<Vec<_>>(),
         "tenant": config.tenants.iter().map(tenant).collect::<Vec<_>>(),
         "telemetry": telemetry(&config.telemetry),
+        "drift": drift(&config.drift),
     })
 }
 
@@ -66,6 +68,7 @@ fn slo(slo: &Slo) -> Json {
             "base": seconds(bound.base),
             "per_prompt_token": seconds(bound.per_prompt_token),
         })),
+        "itl": slo.itl.iter().map(|(percent, bound)| (format!("p{percent}"), seconds(bound).into())).collect::<Map<_, _>>(),
         "tpot": slo.tpot.map(seconds),
         "e2e": slo.e2e.map(seconds),
     })
@@ -118,8 +121,17 @@ fn route(config: &Config, route: &Route) -> Json {
             "priority": route.client_may.priority,
         },
         "ask_usage": route.ask_usage,
+        "stage_budget": route.stage_budget.as_deref().map(stage_budget),
         "timeouts": timeouts(&route.timeouts),
     })
+}
+
+fn stage_budget(budget: &StageBudget) -> Json {
+    let shares = Stage::ALL.into_iter().filter_map(|stage| Some((stage, budget.share(stage)?)));
+    shares
+        .map(|(stage, share)| (stage.as_str().to_owned(), seconds(share).into()))
+        .collect::<Map<_, _>>()
+        .into()
 }
 
 fn timeouts(timeouts: &Timeouts) -> Json {
@@ -155,6 +167,7 @@ fn telemetry(telemetry: &Telemetry) -> Json {
             otlp.headers.iter().map(|(name, _)| (name.to_string(), MASK.into())).collect();
         json!({
             "endpoint": without_userinfo(&otlp.traces_endpoint),
+            "protocol": otlp.protocol.as_str(),
             "headers": headers,
             "timeout": seconds(otlp.timeout),
         })
@@ -162,12 +175,24 @@ fn telemetry(telemetry: &Telemetry) -> Json {
     json!({
         "access_log": access_log,
         "otlp": otlp,
+        "engine_spans": telemetry.engine_spans.map(|spans| spans.listen.to_string()),
         "sampling": {
             "routine": telemetry.sampling.routine,
             "error": telemetry.sampling.keep_error,
             "slo_miss": telemetry.sampling.keep_slo_miss,
+            "tail": telemetry.sampling.keep_tail,
             "retry": telemetry.sampling.keep_retry,
         },
+    })
+}
+
+fn drift(drift: &Drift) -> Json {
+    json!({
+        "block": seconds(drift.block),
+        "baseline": { "from": seconds(drift.from), "to": seconds(drift.to) },
+        "availability": drift.availability,
+        "webhook": drift.webhook.as_ref().map(ToString::to_string),
+        "state": drift.state.as_ref().map(|path| path.display().to_string()),
     })
 }
 

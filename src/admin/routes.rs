@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{
-    ALLOW, CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderName, HeaderValue, REFERRER_POLICY,
-    WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS,
+    ACCEPT, ALLOW, CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderName, HeaderValue,
+    REFERRER_POLICY, WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS,
 };
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full, Limited};
@@ -18,6 +18,7 @@ use serde_json::{Value as Json, json};
 
 use super::access::{self, Denied};
 use super::{AdminState, config_view, views};
+use crate::observe::metrics::Exposition;
 use crate::observe::windows::Window;
 
 type Answer = Response<Full<Bytes>>;
@@ -33,6 +34,7 @@ enum Path {
     Routes,
     Latency,
     Decisions,
+    Drift,
     Config,
     Reload,
     LogLevel,
@@ -52,6 +54,7 @@ impl Path {
             "/api/routes" => Self::Routes,
             "/api/latency" => Self::Latency,
             "/api/decisions" => Self::Decisions,
+            "/api/drift" => Self::Drift,
             "/api/config" => Self::Config,
             "/api/reload" => Self::Reload,
             "/api/log-level" => Self::LogLevel,
@@ -102,14 +105,17 @@ fn get(admin: &AdminState, path: Path, request: &Request<Incoming>) -> Answer {
         Path::Alive => json_answer(StatusCode::OK, &json!({ "status": "alive" })),
         Path::Ready => ready(admin),
         Path::Metrics => {
-            let page = admin.observer.metrics().render(&control.replicas());
-            with_type(StatusCode::OK, "text/plain; version=0.0.4; charset=utf-8", page)
+            let accept = request.headers().get(ACCEPT).and_then(|accept| accept.to_str().ok());
+            let exposition = Exposition::wanted(accept);
+            let page = admin.observer.metrics().render_as(&control.replicas(), exposition);
+            with_type(StatusCode::OK, exposition.content_type(), page)
         }
         Path::Asset(content_type, text) => with_type(StatusCode::OK, content_type, text),
         Path::Fleet => json_answer(StatusCode::OK, &views::fleet(&control.replicas())),
         Path::Routes => json_answer(StatusCode::OK, &views::routes(&control.config(), &control.replicas())),
         Path::Latency => latency(admin, request.uri().query()),
         Path::Decisions => json_answer(StatusCode::OK, &views::decisions(&admin.observer)),
+        Path::Drift => json_answer(StatusCode::OK, &views::drift(&admin.observer)),
         Path::Config => json_answer(StatusCode::OK, &config_view::config(&control.config())),
         Path::LogLevel => json_answer(StatusCode::OK, &json!({ "level": control.log_level() })),
         // Not GET: refused before.

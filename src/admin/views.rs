@@ -3,10 +3,16 @@
 //! Built by hand from the shared types, so that a field added inside does not become part of the API unseen.
 //! Durations are seconds.
 
+use std::time::{Duration, UNIX_EPOCH};
+
 use serde_json::{Value as Json, json};
 
 use crate::config::{Config, ModelMatch};
+use crate::control::drift::Finding;
 use crate::fleet::status::{EngineSignals, ReplicaState, ReplicaStatus};
+use crate::observe::judgement::Judgement;
+use crate::observe::slo::Missed;
+use crate::observe::stages::Stage;
 use crate::observe::windows::{Percentiles, Window};
 use crate::observe::{Observer, rfc3339};
 use crate::record::{Record, Weighed};
@@ -88,6 +94,7 @@ pub(super) fn latency(observer: &Observer, window: Window) -> Json {
             "revision": &*view.key.revision,
             "ttft": percentiles(&view.ttft),
             "icl": percentiles(&view.icl),
+            "itl": percentiles(&view.itl),
             "duration": percentiles(&view.duration),
         })
     });
@@ -109,6 +116,24 @@ fn percentiles(values: &Percentiles) -> Json {
     })
 }
 
+/// `/api/drift`
+pub(super) fn drift(observer: &Observer) -> Json {
+    let found = observer.drift().board().read();
+    let list = |findings: &mut dyn Iterator<Item = &Finding>| findings.map(finding).collect::<Vec<_>>();
+    json!({
+        "series": found.series,
+        "active": list(&mut found.active.iter()),
+        "recent": list(&mut found.recent.iter()),
+    })
+}
+
+fn finding(finding: &Finding) -> Json {
+    let mut json = finding.to_json();
+    let at = Duration::try_from_secs_f64(finding.at).unwrap_or_default();
+    json["time"] = rfc3339::utc(UNIX_EPOCH + at).into();
+    json
+}
+
 /// `/api/decisions`
 pub(super) fn decisions(observer: &Observer) -> Json {
     let latest = observer.decisions().latest();
@@ -118,6 +143,7 @@ pub(super) fn decisions(observer: &Observer) -> Json {
 
 fn decision(observer: &Observer, record: &Record) -> Option<Json> {
     let decision = record.decision.as_ref()?;
+    let judgement = Judgement::of(record);
     let routed = record.at.routed.unwrap_or(record.at.head);
     Some(json!({
         "time": rfc3339::utc(observer.clock().wall(routed)),
@@ -135,6 +161,9 @@ fn decision(observer: &Observer, record: &Record) -> Option<Json> {
         "cached_tokens": record.tokens.cached.map(|cached| cached.0),
         "attempts": record.attempts.len(),
         "outcome": record.outcome.as_str(),
+        "slo_missed": judgement.missed().map(Missed::as_str),
+        "slo_missed_in": judgement.blamed.map(Stage::as_str),
+        "over_budget": judgement.over_budget.iter().map(|stage| stage.as_str()).collect::<Vec<_>>(),
         "weighed": decision.weighed.iter().map(weighed).collect::<Vec<_>>(),
     }))
 }

@@ -7,6 +7,7 @@ pub mod check;
 pub mod demo;
 pub mod logging;
 pub mod replay;
+pub mod replay_drift;
 pub mod run;
 pub mod serve;
 pub mod showcase;
@@ -48,7 +49,7 @@ pub enum Command {
     Demo(DemoArgs),
     /// Simulated vLLM replicas on given ports
     Sim(SimArgs),
-    /// Run a request trace against policies in simulated time
+    /// Run recorded requests in simulated time
     Replay(ReplayArgs),
     /// Show a gateway in the terminal
     #[command(hide = true)]

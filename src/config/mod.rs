@@ -9,6 +9,7 @@ pub mod load;
 mod otel;
 pub mod reload;
 pub mod schema;
+mod slo;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -18,6 +19,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use self::load::Overrides;
+pub use self::slo::{ItlBounds, Slo, TtftBound};
+use crate::stage::StageBudget;
 use crate::units::Tokens;
 
 /// The whole configuration of a gateway.
@@ -43,6 +46,32 @@ pub struct Config {
     pub tenants: Vec<Tenant>,
     /// `[telemetry]`
     pub telemetry: Telemetry,
+    /// `[drift]`
+    pub drift: Drift,
+}
+
+/// `[drift]`: what latency and availability are held against.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Drift {
+    /// What slow drift is judged by.
+    pub block: Duration,
+    /// The baseline begins so long ago; younger series use what there is.
+    pub from: Duration,
+    /// And ends so long ago.
+    pub to: Duration,
+    /// Share of requests that is to succeed, below 1.
+    pub availability: f64,
+    /// Where findings are posted, in Alertmanager's form.
+    pub webhook: Option<Endpoint>,
+    /// Where baselines are kept over restarts.
+    pub state: Option<PathBuf>,
+}
+
+impl Default for Drift {
+    fn default() -> Self {
+        const DAY: Duration = Duration::from_secs(86_400);
+        Self { block: DAY, from: DAY * 35, to: DAY * 7, availability: 0.999, webhook: None, state: None }
+    }
 }
 
 /// A value that never shows in `Debug`, logs or the admin API.
@@ -146,35 +175,6 @@ pub struct Retry {
     pub budget: f64,
     /// But always this many a second.
     pub min_per_second: u32,
-}
-
-/// One SLO class: bounds that are not given do not apply.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Slo {
-    /// Time to first token.
-    pub ttft: Option<TtftBound>,
-    /// Mean time per output token.
-    pub tpot: Option<Duration>,
-    /// Whole request.
-    pub e2e: Option<Duration>,
-}
-
-/// A TTFT bound that may grow with the prompt.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TtftBound {
-    /// For an empty prompt.
-    pub base: Duration,
-    /// For each prompt token.
-    pub per_prompt_token: Duration,
-}
-
-impl TtftBound {
-    /// The bound for a prompt of `prompt` tokens.
-    #[must_use]
-    pub fn for_prompt(&self, prompt: Tokens) -> Duration {
-        let tokens = u32::try_from(prompt.0).unwrap_or(u32::MAX);
-        self.base + self.per_prompt_token.saturating_mul(tokens)
-    }
 }
 
 /// `[classes]`: bounds of prompt classes in tokens; `short <= medium`.
@@ -305,6 +305,8 @@ pub struct Route {
     pub slo: Arc<str>,
     /// What a client may set by header.
     pub client_may: ClientMay,
+    /// How long each stage may take, if it is said.
+    pub stage_budget: Option<Arc<StageBudget>>,
     /// Splice `stream_options.include_usage` into streams that lack it.
     pub ask_usage: bool,
     /// Deadlines of this route.
@@ -395,6 +397,8 @@ pub struct Telemetry {
     pub access_log: AccessLog,
     /// OTLP export, if configured (by file, flag or `OTEL_EXPORTER_OTLP_*`).
     pub otlp: Option<Otlp>,
+    /// `[telemetry.engine_spans]`
+    pub engine_spans: Option<EngineSpans>,
     /// `[telemetry.sampling]`
     pub sampling: Sampling,
 }
@@ -415,12 +419,42 @@ pub enum AccessLog {
 /// `[telemetry.otlp]`
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Otlp {
-    /// Full URL of the traces endpoint (`/v1/traces` appended already).
+    /// For HTTP the full URL of the traces endpoint (`/v1/traces` appended already), for gRPC the collector's.
     pub traces_endpoint: String,
+    /// How spans are sent.
+    pub protocol: OtlpProtocol,
     /// Headers of the export requests.
     pub headers: Vec<(http::HeaderName, http::HeaderValue)>,
     /// For one export.
     pub timeout: Duration,
+}
+
+/// `telemetry.otlp.protocol`
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OtlpProtocol {
+    /// Protobuf over HTTP/1.1.
+    #[default]
+    Http,
+    /// Protobuf over gRPC.
+    Grpc,
+}
+
+impl OtlpProtocol {
+    /// Its name in TOML.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Http => "http",
+            Self::Grpc => "grpc",
+        }
+    }
+}
+
+/// `[telemetry.engine_spans]`: OTLP from the engines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EngineSpans {
+    /// Where they send it, HTTP and gRPC alike.
+    pub listen: SocketAddr,
 }
 
 /// `[telemetry.sampling]`
@@ -432,6 +466,8 @@ pub struct Sampling {
     pub keep_error: bool,
     /// `slo_miss`: keep all that missed their SLO.
     pub keep_slo_miss: bool,
+    /// `tail`: keep all that were slower than the rolling p99 of their series.
+    pub keep_tail: bool,
     /// `retry`: keep all that were retried.
     pub keep_retry: bool,
 }

@@ -7,11 +7,17 @@ use std::time::Duration;
 
 use http::{HeaderName, HeaderValue};
 
+use super::OtlpProtocol;
+
 /// What the environment says about the OTLP export of spans.
 #[derive(Debug, Default)]
 pub(super) struct Exporter {
-    /// Full URL, if spans are to be exported.
-    pub(super) endpoint: Option<String>,
+    /// Where every signal goes, if spans are to be exported.
+    base: Option<String>,
+    /// Where spans go, if that is said on its own.
+    traces: Option<String>,
+    /// How.
+    pub(super) protocol: Option<OtlpProtocol>,
     /// Headers of an export.
     pub(super) headers: Vec<(HeaderName, HeaderValue)>,
     /// For one export.
@@ -29,25 +35,42 @@ impl Exporter {
         };
         let is_off = set("OTEL_SDK_DISABLED").is_some_and(|value| value.eq_ignore_ascii_case("true"))
             || set("OTEL_TRACES_EXPORTER").is_some_and(|value| value == "none");
-        let is_grpc = for_traces("PROTOCOL").is_some_and(|protocol| protocol == "grpc");
-        let endpoint = set("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
-            .or_else(|| set("OTEL_EXPORTER_OTLP_ENDPOINT").map(|base| traces_endpoint(&base)))
-            .filter(|_| !is_off);
-        if is_grpc && endpoint.is_some() {
-            tracing::warn!("OTEL_EXPORTER_OTLP_PROTOCOL=grpc is not supported yet: no spans are exported");
-        }
+        let url = |name: &str| set(name).filter(|_| !is_off).filter(|url| is_http(url));
         Self {
-            endpoint: endpoint.filter(|url| !is_grpc && is_http(url)),
+            base: url("OTEL_EXPORTER_OTLP_ENDPOINT"),
+            traces: url("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"),
+            protocol: for_traces("PROTOCOL").and_then(|name| protocol(&name)),
             headers: for_traces("HEADERS").map(|list| headers(&list)).unwrap_or_default(),
             timeout: for_traces("TIMEOUT").and_then(|millis| timeout(&millis)),
         }
     }
+
+    /// The URL of the traces endpoint, if spans are to be exported.
+    pub(super) fn endpoint(&self, protocol: OtlpProtocol) -> Option<String> {
+        let of_base = || self.base.as_deref().map(|base| traces_endpoint(base, protocol));
+        self.traces.clone().or_else(of_base)
+    }
 }
 
-/// The URL that takes spans, of a base URL.
-pub(super) fn traces_endpoint(base: &str) -> String {
+/// The URL that takes spans, of a base URL. A gRPC method has its own path.
+pub(super) fn traces_endpoint(base: &str, protocol: OtlpProtocol) -> String {
     let base = base.trim_end_matches('/');
-    if base.ends_with(TRACES_PATH) { base.to_owned() } else { format!("{base}{TRACES_PATH}") }
+    match protocol {
+        OtlpProtocol::Grpc => base.trim_end_matches(TRACES_PATH).to_owned(),
+        OtlpProtocol::Http if base.ends_with(TRACES_PATH) => base.to_owned(),
+        OtlpProtocol::Http => format!("{base}{TRACES_PATH}"),
+    }
+}
+
+fn protocol(name: &str) -> Option<OtlpProtocol> {
+    match name {
+        "grpc" => Some(OtlpProtocol::Grpc),
+        "http/protobuf" => Some(OtlpProtocol::Http),
+        _ => {
+            tracing::warn!("OTEL_EXPORTER_OTLP_PROTOCOL is neither grpc nor http/protobuf: left out");
+            None
+        }
+    }
 }
 
 fn is_http(url: &str) -> bool {
@@ -122,7 +145,7 @@ mod tests {
         let base = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://c:4318");
         let traces = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://t:1/exact");
         type Case<'a> = (&'a [(&'a str, &'a str)], Option<&'a str>);
-        let cases: [Case<'_>; 9] = [
+        let cases: [Case<'_>; 10] = [
             (&[], None),
             (&[base], Some("http://c:4318/v1/traces")),
             (&[("OTEL_EXPORTER_OTLP_ENDPOINT", "http://c:4318/v1/traces")], Some("http://c:4318/v1/traces")),
@@ -130,11 +153,14 @@ mod tests {
             (&[base, traces], Some("http://t:1/exact")),
             (&[base, ("OTEL_SDK_DISABLED", "true")], None),
             (&[base, ("OTEL_TRACES_EXPORTER", "none")], None),
-            (&[base, ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")], None),
+            (&[base, ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")], Some("http://c:4318")),
+            (&[base, ("OTEL_EXPORTER_OTLP_PROTOCOL", "morse")], Some("http://c:4318/v1/traces")),
             (&[("OTEL_EXPORTER_OTLP_ENDPOINT", "collector:4318")], None),
         ];
         for (variables, endpoint) in cases {
-            assert_eq!(exporter(variables).endpoint.as_deref(), endpoint, "{variables:?}");
+            let read = exporter(variables);
+            let told = read.endpoint(read.protocol.unwrap_or_default());
+            assert_eq!(told.as_deref(), endpoint, "{variables:?}");
         }
     }
 

@@ -72,6 +72,9 @@ pub const RETRY: Keys = Keys { header: "[retry]", known: &["attempts", "budget",
 /// `[slo.*]`
 pub const SLO: Keys = Keys { header: "[slo.*]", known: &["ttft", "tpot", "itl", "e2e"] };
 
+/// `slo.*.itl`
+pub const ITL: Keys = Keys { header: "slo.*.itl", known: &["p50", "p90", "p95", "p99"] };
+
 /// `slo.*.ttft`
 pub const TTFT: Keys = Keys { header: "slo.*.ttft", known: &["base", "per_prompt_token"] };
 
@@ -137,6 +140,22 @@ pub const ROUTE: Keys = Keys {
     ],
 };
 
+/// `route.stage_budget`
+pub const STAGE_BUDGET: Keys = Keys {
+    header: "route.stage_budget",
+    known: &[
+        "read",
+        "admit",
+        "route",
+        "connect",
+        "engine_queue",
+        "prefill",
+        "decode",
+        "engine_other",
+        "relay",
+    ],
+};
+
 /// An entry of `route.pools`
 pub const ROUTE_POOL: Keys = Keys { header: "route.pools", known: &["name", "weight"] };
 
@@ -146,13 +165,23 @@ pub const TENANT: Keys =
 
 /// `[telemetry]`
 pub const TELEMETRY: Keys =
-    Keys { header: "[telemetry]", known: &["access_log", "content", "otlp", "sampling"] };
+    Keys { header: "[telemetry]", known: &["access_log", "content", "otlp", "engine_spans", "sampling"] };
 
 /// `[telemetry.otlp]`
 pub const OTLP: Keys =
     Keys { header: "[telemetry.otlp]", known: &["endpoint", "protocol", "headers", "timeout"] };
 
+/// `[telemetry.engine_spans]`
+pub const ENGINE_SPANS: Keys = Keys { header: "[telemetry.engine_spans]", known: &["listen"] };
+
 /// `[telemetry.sampling]`
 pub const SAMPLING: Keys = Keys { header: "[telemetry.sampling]", known: &["routine", "keep"] };
+
+/// `[drift]`
+pub const DRIFT: Keys =
+    Keys { header: "[drift]", known: &["block", "baseline", "availability", "webhook", "state"] };
+
+/// `drift.baseline`
+pub const BASELINE: Keys = Keys { header: "drift.baseline", known: &["from", "to"] };
 
 const TIMERS: &[&str] = &["connect", "first_token", "inter_token", "total", "client_stall"];

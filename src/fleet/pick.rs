@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::registry::PoolState;
 use super::replica::Replica;
 use crate::clock::Stamp;
-use crate::record::{DecisionSummary, TokenCounts};
+use crate::record::{DecisionSummary, ExpectedWait, TokenCounts};
 use crate::request::prompt::PromptSize;
 use crate::routing::LoadGuard;
 
@@ -22,6 +22,8 @@ pub struct Pick {
     pub replica: Arc<Replica>,
     /// What the decision said.
     pub decision: DecisionSummary,
+    /// The expected wait as times, where the model was taught: to tell where a wait went.
+    pub expected: Option<ExpectedWait>,
     /// How long the prompt is.
     pub size: PromptSize,
     /// Identity of the whole prompt, for the search after prompts that kill replicas.

@@ -18,7 +18,6 @@ use super::prepare::Prepared;
 use crate::error::{Failure, ReplicaFailure};
 use crate::fleet::pick::Pick;
 use crate::journal::Journal;
-use crate::listener;
 use crate::observe::trace_context;
 use crate::record;
 use crate::relay::reader::StreamShape;
@@ -63,15 +62,21 @@ pub struct Winner {
 }
 
 impl Exchange {
-    /// Begins; the kill switch is that of the current response.
+    /// Begins; `kill` ends its response from outside.
     #[must_use]
-    pub fn new(gateway: &Arc<Gateway>, prepared: Prepared, parts: Parts, journal: Journal) -> Self {
+    pub fn new(
+        gateway: &Arc<Gateway>,
+        prepared: Prepared,
+        parts: Parts,
+        journal: Journal,
+        kill: KillSwitch,
+    ) -> Self {
         Self {
             gateway: Arc::clone(gateway),
             prepared,
             parts,
             journal,
-            kill: listener::kill_switch(),
+            kill,
             tried: picker::Tried::new(),
             retried_unsent: 0,
             retried_started: false,
@@ -142,6 +147,7 @@ impl Exchange {
         let limits = Limits {
             inter_token: Some(self.prepared.timeouts.inter_token),
             client_stall: self.prepared.timeouts.client_stall,
+            first_token_at: deadlines.first_token.map(|(at, _)| at),
             total_at: deadlines.total.0,
         };
         let vitals = Arc::clone(&pick.replica.vitals);
@@ -229,9 +235,8 @@ impl Exchange {
     }
 
     fn note_decision(&mut self, pick: &Pick) {
-        let now = self.gateway.clock.now();
         let record = self.journal.record();
-        record.at.routed.get_or_insert(now);
+        record.at.routed.get_or_insert(pick.chosen_at);
         record.decision.get_or_insert_with(|| pick.decision.clone());
     }
 
@@ -262,6 +267,7 @@ impl Exchange {
             end,
             status,
             error,
+            expected: pick.expected,
         });
     }
 }
@@ -285,12 +291,10 @@ impl Drop for WatchGuard<'_> {
 
 /// The client's path and query below the replica's base path, in origin form.
 fn target(base_path: &str, uri: &http::Uri) -> http::Uri {
-    let path = uri.path_and_query().map_or("/", |p| p.as_str());
-    if base_path.is_empty()
-        && let Ok(target) = http::Uri::try_from(path)
-    {
-        return target;
-    }
+    let path = match uri.path_and_query() {
+        Some(path) if base_path.is_empty() => return http::Uri::from(path.clone()),
+        path => path.map_or("/", |p| p.as_str()),
+    };
     http::Uri::try_from(format!("{base_path}{path}")).unwrap_or_default()
 }
 

@@ -27,13 +27,14 @@ use self::pins::ResponsePins;
 
 use self::table::Table;
 use crate::clock::Clock;
+use crate::digits;
 use crate::error::Failure;
 use crate::journal::{Journal, Opening};
 use crate::listener::Answer;
 use crate::observe::Observer;
 use crate::record::Outcome;
 use crate::relay::body::ReplyBody;
-use crate::relay::watch::Watchdog;
+use crate::relay::watch::{KillSwitch, Watchdog};
 use crate::request::body::BodyMemory;
 use crate::request::dialect::{Dialect, ErrorShape};
 use crate::upstream::budget::RetryBudget;
@@ -99,10 +100,10 @@ pub struct Service(pub Arc<Gateway>);
 impl Answer for Service {
     type Body = ReplyBody;
 
-    async fn answer(&self, request: Request<Incoming>) -> Response<ReplyBody> {
+    async fn answer(&self, request: Request<Incoming>, kill: KillSwitch) -> Response<ReplyBody> {
         let (parts, body) = request.into_parts();
         let is_http1 = parts.version < http::Version::HTTP_2;
-        let mut response = self.0.answer(parts, body).await;
+        let mut response = self.0.answer(parts, body, kill).await;
         if is_http1 && self.0.drain.is_on() {
             response.headers_mut().insert(http::header::CONNECTION, HeaderValue::from_static("close"));
         }
@@ -116,7 +117,7 @@ impl Answer for Service {
 
 impl Gateway {
     /// One request, from its head to its response.
-    async fn answer(self: &Arc<Self>, parts: Parts, body: Incoming) -> Response<ReplyBody> {
+    async fn answer(self: &Arc<Self>, parts: Parts, body: Incoming, kill: KillSwitch) -> Response<ReplyBody> {
         let head = self.clock.now();
         let table = self.table.load_full();
         if let Some(response) = self.answer_locally(&table, &parts) {
@@ -130,7 +131,7 @@ impl Gateway {
         let prepared = prepare::prepare(self, table, &mut journal, &parts, body).await;
         self.count_admission(prepared.as_ref().err());
         match prepared {
-            Ok(prepared) => reply::respond(Exchange::new(self, prepared, parts, journal)).await,
+            Ok(prepared) => reply::respond(Exchange::new(self, prepared, parts, journal, kill)).await,
             Err(failure) => reply::failure(journal, &failure),
         }
     }
@@ -191,7 +192,11 @@ pub fn request_id(headers: &http::HeaderMap) -> Arc<str> {
     };
     match headers.get(X_REQUEST_ID).and_then(|v| v.to_str().ok()).filter(is_harmless) {
         Some(id) => id.into(),
-        None => format!("{:032x}", fastrand::u128(1..)).into(),
+        None => {
+            let mut id = Vec::with_capacity(32);
+            digits::hex(&mut id, fastrand::u128(1..), 32);
+            String::from_utf8(id).unwrap_or_default().into()
+        }
     }
 }
 

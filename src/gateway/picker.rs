@@ -105,10 +105,12 @@ fn choose(pool: &Arc<PoolState>, request: &Prepared, tried: &SlotSet, now: Stamp
     let weighed =
         if decision.predicted_ttft.is_some() { weighed(&candidates, &replicas) } else { Box::default() };
     pool.index.insert(decision.slot, &query.prompt);
+    let expected = pool.model.expected(&decision.terms);
     Some(Pick {
         pool: Arc::clone(pool),
         replica,
         decision: DecisionSummary { weighed, ..decision.summary() },
+        expected,
         size: request.prompt.size,
         prompt: chain.whole(),
         chosen_at: now,

@@ -280,6 +280,7 @@ fn admit(
     prepared.slo = table.slo(&class, prepared.tokens);
     record.slo = prepared.slo;
     record.slo_class = class;
+    record.stage_budget.clone_from(&route.config.stage_budget);
     prepared.session = headers.get("x-session-id").map(|v| rendezvous::identity(0, v.as_bytes()));
     let now = gateway.clock.now();
     let prompt = prepared.prompt.chain.whole();

@@ -1,6 +1,5 @@
 //! From what came of a request to its response: status, headers, body.
 
-use std::fmt::Write as _;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -10,8 +9,10 @@ use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
 use super::exchange::{Exchange, Exchanged, Winner};
 use super::prepare::Prepared;
 use super::{Gateway, request_id};
+use crate::digits;
 use crate::error::{Failure, ReplicaFailure};
 use crate::journal::Journal;
+use crate::observe::stages::{Source, at_the_engine};
 use crate::record::{Outcome, Record};
 use crate::relay::body::ReplyBody;
 use crate::relay::heartbeat::Waiting;
@@ -142,6 +143,7 @@ fn relay(
     let timeouts = prepared.timeouts;
     let finish = |record: &Record, mut headers: HeaderMap| {
         strip_response(&mut headers);
+        headers.reserve(OWN_HEADERS);
         write_own_headers(&mut headers, record);
         if server.route_info_headers {
             write_route_info(&mut headers, record);
@@ -149,8 +151,8 @@ fn relay(
         headers
     };
     match answer {
-        Answer::Whole(answer) => {
-            let headers = finish(journal.record(), answer.head.headers.clone());
+        Answer::Whole(mut answer) => {
+            let headers = finish(journal.record(), std::mem::take(&mut answer.head.headers));
             (headers, whole(gateway, journal, winner, answer))
         }
         Answer::Stream { head, reader } => {
@@ -228,18 +230,24 @@ fn write_route_info(headers: &mut HeaderMap, record: &Record) {
     put(X_TOKENWAY_REPLICA, &served.replica);
     put(X_TOKENWAY_REVISION, &served.revision);
     if let Some(decision) = &record.decision {
-        let mut value = format!("policy={}; reason={}", decision.policy, decision.reason);
-        if let Some(predicted) = decision.predicted_ttft {
-            // Writing to a string cannot fail.
-            let _ = write!(value, "; predicted_ttft_ms={}", predicted.as_millis());
+        let mut value = Vec::with_capacity(96);
+        for text in ["policy=", decision.policy, "; reason=", decision.reason] {
+            value.extend_from_slice(text.as_bytes());
         }
-        let _ = write!(value, "; candidates={}", decision.candidates);
-        put(X_TOKENWAY_DECISION, &value);
+        if let Some(predicted) = decision.predicted_ttft {
+            value.extend_from_slice(b"; predicted_ttft_ms=");
+            digits::int(&mut value, u64::try_from(predicted.as_millis()).unwrap_or(u64::MAX));
+        }
+        value.extend_from_slice(b"; candidates=");
+        digits::int(&mut value, u64::from(decision.candidates));
+        if let Ok(value) = HeaderValue::try_from(value) {
+            headers.insert(X_TOKENWAY_DECISION, value);
+        }
     }
 }
 
 /// `Server-Timing` (W3C): the stages that were reached, in milliseconds.
-fn server_timing(record: &Record) -> String {
+fn server_timing(record: &Record) -> Vec<u8> {
     let at = &record.at;
     let last = record.attempts.last();
     let stages = [
@@ -249,21 +257,35 @@ fn server_timing(record: &Record) -> String {
         ("connect", last.map(|a| a.start), last.and_then(|a| a.connected)),
         ("first_token", at.read, at.first_token),
     ];
-    let mut value = String::with_capacity(96);
+    let mut value = Vec::with_capacity(192);
     for (name, from, to) in stages {
         if let (Some(from), Some(to)) = (from, to) {
-            let separator = if value.is_empty() { "" } else { ", " };
-            let micros = to.since(from).as_micros();
-            let _ = write!(value, "{separator}{name};dur={}.{:03}", micros / 1000, micros % 1000);
+            if !value.is_empty() {
+                value.extend_from_slice(b", ");
+            }
+            value.extend_from_slice(name.as_bytes());
+            value.extend_from_slice(b";dur=");
+            digits::millis(&mut value, to.since(from));
+        }
+    }
+    for time in at_the_engine(record) {
+        value.extend_from_slice(b", ");
+        value.extend_from_slice(time.stage.as_str().as_bytes());
+        value.extend_from_slice(b";dur=");
+        digits::millis(&mut value, time.duration);
+        if time.source == Source::Estimated {
+            value.extend_from_slice(b";desc=\"estimated\"");
         }
     }
     if value.is_empty() {
         // Refused by its head alone: nothing of the body was read.
-        value.push_str("read;dur=0");
+        value.extend_from_slice(b"read;dur=0");
     }
     value
 }
 
+/// As many as a response gets from us.
+const OWN_HEADERS: usize = 8;
 const X_TOKENWAY_REPLICA: HeaderName = HeaderName::from_static("x-tokenway-replica");
 const X_TOKENWAY_REVISION: HeaderName = HeaderName::from_static("x-tokenway-revision");
 const X_TOKENWAY_DECISION: HeaderName = HeaderName::from_static("x-tokenway-decision");

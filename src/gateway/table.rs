@@ -90,8 +90,8 @@ impl Table {
     /// The bounds of an SLO class for a prompt.
     #[must_use]
     pub fn slo(&self, class: &str, prompt: Tokens) -> SloBounds {
-        let Slo { ttft, tpot, e2e } = self.config.slo.get(class).copied().unwrap_or_default();
-        SloBounds { ttft: ttft.map(|bound| bound.for_prompt(prompt)), tpot, e2e }
+        let Slo { ttft, itl, tpot, e2e } = self.config.slo.get(class).copied().unwrap_or_default();
+        SloBounds { ttft: ttft.map(|bound| bound.for_prompt(prompt)), itl, tpot, e2e }
     }
 }
 

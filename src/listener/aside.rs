@@ -16,6 +16,8 @@ pub(super) struct Aside<F> {
     future: Pin<Box<F>>,
     bell: Arc<Bell>,
     waker: Waker,
+    /// Whom the bell wakes: nearly always the task that polls.
+    task: Option<Waker>,
 }
 
 #[derive(Default)]
@@ -27,13 +29,19 @@ struct Bell {
 impl<F: Future> Aside<F> {
     pub(super) fn new(future: F) -> Self {
         let bell = Arc::new(Bell { has_rung: AtomicBool::new(true), task: AtomicWaker::new() });
-        Self { future: Box::pin(future), waker: Waker::from(Arc::clone(&bell)), bell }
+        Self { future: Box::pin(future), waker: Waker::from(Arc::clone(&bell)), bell, task: None }
     }
 
     /// Polls the future if it asked for it.
     pub(super) fn poll(&mut self, cx: &Context<'_>) -> Poll<F::Output> {
-        // Registered before the look, so that a bell in between wakes the task again.
+        let is_known = self.task.as_ref().is_some_and(|task| task.will_wake(cx.waker()));
+        if is_known && !self.bell.has_rung.load(Ordering::Acquire) {
+            return Poll::Pending;
+        }
+        // A bell that rang has forgotten its task. Registered before the flag falls, so that a bell in between wakes
+        // the task again.
         self.bell.task.register(cx.waker());
+        self.task = Some(cx.waker().clone());
         if !self.bell.has_rung.swap(false, Ordering::AcqRel) {
             return Poll::Pending;
         }

@@ -22,7 +22,7 @@ use hyper_util::server::conn::auto;
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -40,8 +40,12 @@ pub trait Answer: Clone + Send + Sync + 'static {
         + Send
         + 'static;
 
-    /// Answers one request. Infallible: a failure is a response.
-    fn answer(&self, request: Request<Incoming>) -> impl Future<Output = Response<Self::Body>> + Send;
+    /// Answers one request, whose response `kill` ends from outside. Infallible: a failure is a response.
+    fn answer(
+        &self,
+        request: Request<Incoming>,
+        kill: KillSwitch,
+    ) -> impl Future<Output = Response<Self::Body>> + Send;
 
     /// A connection was opened; the value is kept until it closes.
     fn opened(&self) -> Box<dyn Send>;
@@ -85,23 +89,17 @@ impl From<&Server> for Limits {
 }
 
 tokio::task_local! {
-    /// Set by the listener for each connection (HTTP/1.1) or stream (HTTP/2).
+    /// Those of the HTTP/2 stream whose task this is.
     static SIGNALS: Signals;
 }
 
-/// The kill switch of the current response; one of its own (without effect) outside of a connection.
-#[must_use]
-pub fn kill_switch() -> KillSwitch {
-    SIGNALS.try_with(|signals| signals.kill.clone()).unwrap_or_default()
-}
-
-/// What the listener and the response that the current task works on tell each other.
-#[derive(Clone, Debug, Default)]
+/// What the listener and a response tell each other.
+#[derive(Clone, Debug)]
 struct Signals {
     /// To the listener: end it.
     kill: KillSwitch,
-    /// To the listener: hyper has all of it, only the client is waited for.
-    handed: CancellationToken,
+    /// To the listener: hyper has all of it, only the client is waited for. HTTP/2 only.
+    handed: Option<Arc<CancellationToken>>,
 }
 
 /// Binds the port. `SO_REUSEADDR` for quick restarts; with `is_shared` also `SO_REUSEPORT`, so that several
@@ -135,19 +133,41 @@ pub async fn accept_loop<A: Answer>(
             () = stop.cancelled() => return,
             next = next_connection(&listener, &free) => next,
         };
-        let (serving, answer) = (serving.clone(), answer.clone());
-        serving.tracker.clone().spawn(async move {
-            let _permit = permit;
-            let _open = answer.opened();
-            serve_socket(socket, serving, answer).await;
-        });
+        let accepted = Accepted::new(&serving, &answer, permit);
+        // A first event must not wait for Nagle.
+        let _ = socket.set_nodelay(true);
+        match &serving.tls {
+            None => serving.tracker.spawn(serve_stream(socket, accepted)),
+            Some(tls) => serving.tracker.spawn(serve_tls(socket, Arc::clone(tls), accepted)),
+        };
+    }
+}
+
+/// What one connection is served with, and what it holds until it closes.
+struct Accepted<A> {
+    serving: Serving,
+    answer: A,
+    phase: Arc<ConnectionPhase>,
+    _permit: Option<OwnedSemaphorePermit>,
+    _open: Box<dyn Send>,
+}
+
+impl<A: Answer> Accepted<A> {
+    fn new(serving: &Serving, answer: &A, permit: Option<OwnedSemaphorePermit>) -> Self {
+        Self {
+            serving: serving.clone(),
+            answer: answer.clone(),
+            phase: Arc::new(ConnectionPhase::new(serving.clock, serving.clock.now())),
+            _permit: permit,
+            _open: answer.opened(),
+        }
     }
 }
 
 async fn next_connection(
     listener: &TcpListener,
     free: &Arc<Semaphore>,
-) -> (TcpStream, Option<tokio::sync::OwnedSemaphorePermit>) {
+) -> (TcpStream, Option<OwnedSemaphorePermit>) {
     // Past the limit the backlog waits; the semaphore is never closed.
     let permit = Arc::clone(free).acquire_owned().await.ok();
     loop {
@@ -162,62 +182,58 @@ async fn next_connection(
     }
 }
 
-async fn serve_socket<A: Answer>(socket: TcpStream, serving: Serving, answer: A) {
-    let phase = Arc::new(ConnectionPhase::new(serving.clock, serving.clock.now()));
-    // A first event must not wait for Nagle.
-    let _ = socket.set_nodelay(true);
-    let Some(tls) = serving.tls.clone() else {
-        return serve_stream(socket, phase, serving, answer).await;
-    };
-    let handshake = tls.accept(socket);
+async fn serve_tls<A: Answer>(socket: TcpStream, tls: Arc<TlsSlot>, accepted: Accepted<A>) {
+    let limits = &accepted.serving.limits;
     // The first head is due from accept, so a handshake cannot take longer than that.
-    let bound = serving.limits.tls_handshake_timeout.min(serving.limits.header_timeout);
-    match tokio::time::timeout(bound, handshake).await {
-        Ok(Ok(stream)) => serve_stream(stream, phase, serving, answer).await,
+    let bound = limits.tls_handshake_timeout.min(limits.header_timeout);
+    match tokio::time::timeout(bound, tls.accept(socket)).await {
+        Ok(Ok(stream)) => serve_stream(stream, accepted).await,
         Ok(Err(error)) => tracing::debug!(%error, "tls handshake failed"),
         Err(_) => tracing::debug!("tls handshake timed out"),
     }
 }
 
-async fn serve_stream<A, S>(stream: S, phase: Arc<ConnectionPhase>, serving: Serving, answer: A)
+/// The life of a connection. The whole task is this one future: each level of futures around it would cost every event
+/// of its streams a cache line.
+async fn serve_stream<A, S>(stream: S, accepted: Accepted<A>)
 where
     A: Answer,
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
+    let Accepted { serving, answer, phase, _permit, _open } = accepted;
     let io = TokioIo::new(PhaseIo::new(stream, Arc::clone(&phase)));
-    let signals = Signals::default();
-    let kill = signals.kill.clone();
+    let kill = KillSwitch::default();
+    let connection_kill = Arc::clone(&kill);
     let service_phase = Arc::clone(&phase);
     let service = hyper::service::service_fn(move |request: Request<Incoming>| {
         let (busy, answer) = (ConnectionPhase::request(&service_phase), answer.clone());
+        let kill = Arc::clone(&connection_kill);
         async move {
-            let response = answer.answer(request).await;
-            let handed = SIGNALS.try_with(|signals| signals.handed.clone()).unwrap_or_default();
-            Ok::<_, Infallible>(response.map(|body| phase::BusyBody::new(body, busy, handed)))
+            // The stream's own over HTTP/2, the connection's over HTTP/1.1.
+            let signals = SIGNALS.try_with(Signals::clone).unwrap_or(Signals { kill, handed: None });
+            let response = answer.answer(request, signals.kill).await;
+            Ok::<_, Infallible>(response.map(|body| phase::BusyBody::new(body, busy, signals.handed)))
         }
     });
     let builder =
         builder(StreamExecutor { tracker: serving.tracker.clone(), linger: serving.limits.keep_alive });
     let connection = builder.serve_connection(io, service);
     tokio::pin!(connection);
-    let run = SIGNALS.scope(signals, async {
-        // A connection that comes after the delay is served its 503, and closed by that response.
-        let mut left = Left { goaway: false, close: serving.closing.is_cancelled() };
-        loop {
-            let mut aside = Aside::new(interruption(&serving, &phase, &kill, left));
-            let happened = poll_fn(|cx| match connection.as_mut().poll(cx) {
-                Poll::Ready(_) => Poll::Ready(Interruption::End),
-                Poll::Pending => aside.poll(cx),
-            });
-            match happened.await {
-                Interruption::End => return,
-                Interruption::GoAway => left.goaway = true,
-                Interruption::Close => left.close = true,
-            }
-            connection.as_mut().graceful_shutdown();
+    // A connection that comes after the delay is served its 503, and closed by that response.
+    let mut left = Left { goaway: false, close: serving.closing.is_cancelled() };
+    loop {
+        let mut aside = Aside::new(interruption(&serving, &phase, &kill, left));
+        let happened = poll_fn(|cx| match connection.as_mut().poll(cx) {
+            Poll::Ready(_) => Poll::Ready(Interruption::End),
+            Poll::Pending => aside.poll(cx),
+        });
+        match happened.await {
+            Interruption::End => return,
+            Interruption::GoAway => left.goaway = true,
+            Interruption::Close => left.close = true,
         }
-    });
-    run.await;
+        connection.as_mut().graceful_shutdown();
+    }
 }
 
 /// What a connection was told already.
@@ -305,8 +321,8 @@ where
     F: Future<Output: Send> + Send + 'static,
 {
     fn execute(&self, stream: F) {
-        let signals = Signals::default();
-        let Signals { kill, handed } = signals.clone();
+        let (kill, handed) = (KillSwitch::default(), Arc::new(CancellationToken::new()));
+        let signals = Signals { kill: Arc::clone(&kill), handed: Some(Arc::clone(&handed)) };
         let linger = self.linger;
         let lingered = async move {
             handed.cancelled().await;

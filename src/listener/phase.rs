@@ -132,13 +132,13 @@ pin_project! {
         #[pin]
         body: B,
         busy: Busy,
-        handed: CancellationToken,
+        handed: Option<Arc<CancellationToken>>,
     }
 }
 
 impl<B> BusyBody<B> {
     /// Wraps a body; `handed` is cancelled when its last frame goes to hyper.
-    pub fn new(body: B, busy: Busy, handed: CancellationToken) -> Self {
+    pub fn new(body: B, busy: Busy, handed: Option<Arc<CancellationToken>>) -> Self {
         Self { body, busy, handed }
     }
 }
@@ -154,7 +154,9 @@ impl<B: Body<Data: Buf>> Body for BusyBody<B> {
         let mut this = self.project();
         let polled = this.body.as_mut().poll_frame(cx);
         if matches!(polled, Poll::Ready(None)) || (polled.is_ready() && this.body.is_end_stream()) {
-            this.handed.cancel();
+            if let Some(handed) = this.handed.take() {
+                handed.cancel();
+            }
         }
         polled
     }

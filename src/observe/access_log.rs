@@ -12,13 +12,12 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::time::Duration;
 
-use serde::ser::{Serialize, SerializeMap as _, Serializer};
-
 use super::attributes::{Value, attributes};
 use super::metrics::Metrics;
 use super::rfc3339;
 use crate::clock::Clock;
 use crate::config;
+use crate::digits;
 use crate::record::Record;
 
 /// Queues records for the writer.
@@ -171,43 +170,67 @@ impl Writer {
     }
 }
 
+/// One line: the time the request came, its ids, then the attributes. Written by hand: with a serialiser it took a
+/// tenth of all the work for a small request.
 fn write_line(batch: &mut Vec<u8>, record: &Record, clock: &Clock) {
-    // Writing JSON into memory does not fail.
-    if serde_json::to_writer(&mut *batch, &Line { record, clock }).is_ok() {
-        batch.push(b'\n');
+    batch.extend_from_slice(b"{\"time\":\"");
+    rfc3339::write_utc(batch, clock.wall(record.at.head));
+    batch.extend_from_slice(b"\",\"request_id\":");
+    write_text(batch, &record.request_id);
+    batch.extend_from_slice(b",\"trace_id\":\"");
+    digits::hex(batch, record.trace.trace_id, 32);
+    batch.push(b'"');
+    for (name, value) in attributes(record) {
+        batch.extend_from_slice(b",\"");
+        batch.extend_from_slice(name.as_bytes());
+        batch.extend_from_slice(b"\":");
+        write_value(batch, &value);
     }
+    batch.extend_from_slice(b"}\n");
 }
 
-/// The line as JSON: the time the request came, its ids, then the attributes.
-struct Line<'a> {
-    record: &'a Record,
-    clock: &'a Clock,
-}
-
-impl Serialize for Line<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let record = self.record;
-        let mut line = serializer.serialize_map(None)?;
-        line.serialize_entry("time", &rfc3339::utc(self.clock.wall(record.at.head)))?;
-        line.serialize_entry("request_id", &*record.request_id)?;
-        line.serialize_entry("trace_id", &format_args!("{:032x}", record.trace.trace_id))?;
-        for (name, value) in attributes(record) {
-            match value {
-                Value::Str(text) => line.serialize_entry(name, text)?,
-                Value::Int(number) => line.serialize_entry(name, &number)?,
-                // Microseconds are all that is meant; the rest is noise in every line.
-                Value::Float(seconds) => line.serialize_entry(name, &((seconds * 1e6).round() / 1e6))?,
-                Value::Bool(fact) => line.serialize_entry(name, &fact)?,
-                Value::List(texts) => line.serialize_entry(name, &texts)?,
+fn write_value(batch: &mut Vec<u8>, value: &Value<'_>) {
+    match value {
+        Value::Str(text) => write_text(batch, text),
+        Value::Int(number) => {
+            if *number < 0 {
+                batch.push(b'-');
             }
+            digits::int(batch, number.unsigned_abs());
         }
-        line.end()
+        // Microseconds are all that is meant; the rest is noise in every line.
+        Value::Float(seconds) => digits::seconds(batch, (seconds * 1e6).round() as u64),
+        Value::Bool(true) => batch.extend_from_slice(b"true"),
+        Value::Bool(false) => batch.extend_from_slice(b"false"),
+        Value::List(texts) => {
+            batch.push(b'[');
+            for (at, text) in texts.iter().enumerate() {
+                if at > 0 {
+                    batch.push(b',');
+                }
+                write_text(batch, text);
+            }
+            batch.push(b']');
+        }
     }
+}
+
+/// A JSON string; only what needs escapes goes through a serialiser.
+fn write_text(batch: &mut Vec<u8>, text: &str) {
+    if text.bytes().any(|byte| byte < b' ' || byte == b'"' || byte == b'\\') {
+        // Writing JSON into memory does not fail.
+        let _ = serde_json::to_writer(&mut *batch, text);
+        return;
+    }
+    batch.push(b'"');
+    batch.extend_from_slice(text.as_bytes());
+    batch.push(b'"');
 }
 
 const QUEUED_LINES: usize = 8192;
 const BATCH_BYTES: usize = 64 * 1024;
-const GATHER: Duration = Duration::from_millis(20);
+// Short, because the memory of a record that waits here is not used again while it is still in the cache.
+const GATHER: Duration = Duration::from_millis(2);
 
 #[cfg(test)]
 mod tests {

@@ -3,9 +3,12 @@
 //! Names follow the OpenTelemetry semantic conventions where they have one, else `tokenway.*`; durations are
 //! seconds. Never prompts, answers or keys: a record does not have them.
 
+use smallvec::SmallVec;
+
 use crate::record::Record;
 
-use super::stages::stages;
+use super::judgement::Judgement;
+use super::stages::Stage;
 
 /// The value of an attribute.
 #[derive(Clone, Debug, PartialEq)]
@@ -24,15 +27,16 @@ pub enum Value<'a> {
 
 /// Every attribute of a request, in a stable order; what is not known is left out.
 #[must_use]
-pub fn attributes(record: &Record) -> Vec<(&'static str, Value<'_>)> {
-    let mut list = Vec::with_capacity(40);
+pub fn attributes(record: &Record) -> List<'_> {
+    let mut list = List::new();
     gen_ai(record, &mut list);
     http(record, &mut list);
     tokenway(record, &mut list);
     list
 }
 
-type List<'a> = Vec<(&'static str, Value<'a>)>;
+/// Names with their values; on the stack, because one is made for every request.
+pub type List<'a> = SmallVec<[(&'static str, Value<'a>); 48]>;
 
 fn gen_ai<'a>(record: &'a Record, list: &mut List<'a>) {
     list.push(("gen_ai.operation.name", Value::Str(record.dialect.operation())));
@@ -100,15 +104,39 @@ fn tokenway<'a>(record: &'a Record, list: &mut List<'a>) {
     if record.content_events > 1 {
         list.push(("tokenway.longest_gap", Value::Float(record.longest_gap.as_secs_f64())));
     }
-    for time in stages(record) {
-        list.push((time.stage.attribute(), Value::Float(time.duration.as_secs_f64())));
-    }
+    judged(record, list);
     let Some(decision) = &record.decision else { return };
     list.push(("tokenway.decision.policy", Value::Str(decision.policy)));
     list.push(("tokenway.decision.reason", Value::Str(decision.reason)));
     list.push(("tokenway.decision.candidates", Value::Int(i64::from(decision.candidates))));
     if let Some(predicted) = decision.predicted_ttft {
         list.push(("tokenway.decision.predicted_ttft", Value::Float(predicted.as_secs_f64())));
+    }
+}
+
+/// Where the time went, and what of it was too much.
+fn judged<'a>(record: &'a Record, list: &mut List<'a>) {
+    let judgement = Judgement::of(record);
+    for time in &judgement.stages {
+        list.push((time.stage.attribute(), Value::Float(time.duration.as_secs_f64())));
+    }
+    // The engine's part alone can be an estimate.
+    let engine = judgement.stages.iter().find(|time| time.stage == Stage::Prefill);
+    if let Some(engine) = engine {
+        list.push(("tokenway.stage.source", Value::Str(engine.source.as_str())));
+    }
+    if let Some(missed) = judgement.missed() {
+        list.push(("tokenway.slo.missed", Value::Str(missed.as_str())));
+    }
+    if let Some(stage) = judgement.blamed {
+        list.push(("tokenway.slo.missed_in", Value::Str(stage.as_str())));
+    }
+    if let Some(percent) = record.itl_missed {
+        list.push(("tokenway.slo.itl_percentile", Value::Int(i64::from(percent))));
+    }
+    if !judgement.over_budget.is_empty() {
+        let stages = judgement.over_budget.iter().map(|stage| stage.as_str()).collect();
+        list.push(("tokenway.stage.over_budget", Value::List(stages)));
     }
 }
 

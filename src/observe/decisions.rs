@@ -1,9 +1,11 @@
 //! The last decisions, for `/api/decisions`: why did this request go there?
 //!
-//! Keeps records, not copies: a record is whole, so that the page can set the prediction beside what came of it.
+//! Keeps records, not copies: a record is whole, so that the page can set the prediction beside what came of it. At
+//! most one ring a second: nobody reads more, and the memory of a record that is not kept is used again at once.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 
@@ -20,6 +22,10 @@ impl Decisions {
             return;
         }
         let mut ring = self.0.lock();
+        let is_young = |oldest: &Arc<Record>| record.at.end.since(oldest.at.end) < RING_LASTS;
+        if ring.len() >= KEPT && ring.front().is_some_and(is_young) {
+            return;
+        }
         let oldest = if ring.len() >= KEPT { ring.pop_front() } else { None };
         ring.push_back(Arc::clone(record));
         drop(ring);
@@ -35,3 +41,26 @@ impl Decisions {
 }
 
 const KEPT: usize = 200;
+const RING_LASTS: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::Stamp;
+    use crate::observe::fixture;
+
+    #[test]
+    fn a_flood_replaces_the_ring_once_a_second_at_most() {
+        let decisions = Decisions::default();
+        for i in 0..1000_u64 {
+            let mut record = fixture::stream();
+            record.at.end = Stamp::default().after(Duration::from_millis(i * 2));
+            record.bytes_out = i;
+            decisions.record(&Arc::new(record));
+        }
+        let kept: Vec<u64> = decisions.latest().iter().map(|record| record.bytes_out).collect();
+        assert_eq!(kept.len(), KEPT);
+        assert!(kept.is_sorted_by(|newer, older| newer > older), "newest first");
+        assert!(kept.iter().all(|i| (500..700).contains(i)), "the second ring, from one second on");
+    }
+}

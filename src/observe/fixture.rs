@@ -35,6 +35,7 @@ fn attempt() -> Attempt {
         end: at(2300),
         status: Some(200),
         error: None,
+        expected: None,
     }
 }
 
@@ -88,6 +89,9 @@ pub(crate) fn stream() -> Record {
         content_events: 21,
         longest_gap: Duration::from_millis(80),
         longest_gap_at: Some(at(1500)),
+        itl_missed: None,
+        engine: None,
+        stage_budget: None,
         response_model: Some("llama".into()),
         response_id: Some("chatcmpl-1".into()),
         finish_reasons: vec!["stop".into()],

@@ -8,8 +8,10 @@ pub mod access_log;
 pub mod attributes;
 mod debug;
 pub mod decisions;
+mod engine_spans;
 #[cfg(test)]
 mod fixture;
+pub mod judgement;
 pub mod metrics;
 pub mod rfc3339;
 pub mod slo;
@@ -19,16 +21,23 @@ pub mod trace_context;
 pub mod windows;
 
 use std::io;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio_util::sync::CancellationToken;
+
 use self::access_log::AccessLog;
 use self::decisions::Decisions;
+pub use self::engine_spans::EngineSpansError;
+use self::engine_spans::{EngineSpans, Settled};
+use self::judgement::Judgement;
 use self::metrics::{BuildInfo, Metrics, StreamKey};
 use self::spans::{Background, Spans, SpansError};
 use self::windows::{Measure, WindowKey, Windows};
 use crate::clock::Clock;
 use crate::config::Config;
+use crate::control::watch::{self, Feed};
 use crate::record::{FirstToken, Gaps, Record, Trace};
 
 /// Another reader of what happens: the demo's table.
@@ -50,6 +59,12 @@ pub enum ObserveError {
     /// Spans cannot be exported.
     #[error(transparent)]
     Spans(#[from] SpansError),
+    /// Spans of engines cannot be received.
+    #[error(transparent)]
+    EngineSpans(#[from] EngineSpansError),
+    /// TLS of the drift webhook.
+    #[error("drift.webhook: tls: {0}")]
+    Drift(#[from] rustls::Error),
 }
 
 /// What observers need of the process.
@@ -67,12 +82,17 @@ pub struct Surroundings {
 /// All observers.
 pub struct Observer {
     metrics: Arc<Metrics>,
-    windows: Windows,
+    windows: Arc<Windows>,
     decisions: Decisions,
     access_log: Option<AccessLog>,
-    spans: Option<Spans>,
+    spans: Option<Arc<Spans>>,
+    settled: Arc<Settled>,
+    engine_spans: Option<EngineSpans>,
+    routine_at_start: f64,
+    drift: Feed,
     tap: Option<Arc<dyn Tap>>,
     clock: Clock,
+    stop: CancellationToken,
 }
 
 impl Observer {
@@ -87,12 +107,40 @@ impl Observer {
         let access_log = AccessLog::start(&telemetry.access_log, clock, &metrics)?;
         let spans = match &telemetry.otlp {
             Some(otlp) => {
-                Some(Spans::start((otlp, &telemetry.sampling), build, clock, &background, &metrics)?)
+                let rules = (otlp, &telemetry.sampling);
+                Some(Arc::new(Spans::start(rules, build, clock, &background, &metrics)?))
             }
             None => None,
         };
-        let (windows, decisions) = (Windows::default(), Decisions::default());
-        Ok(Self { metrics, windows, decisions, access_log, spans, tap, clock })
+        let drift = watch::start(&config.drift, clock, &background, &metrics)?;
+        let (windows, decisions) = (Arc::new(Windows::default()), Decisions::default());
+        let stop = CancellationToken::new();
+        if spans.is_some() {
+            let tails = learn_tails(Arc::clone(&windows), clock, stop.clone());
+            background.tasks.spawn_on(tails, &background.runtime);
+        }
+        let settled = Arc::new(Settled { metrics: Arc::clone(&metrics), spans: spans.clone() });
+        let engine_spans = telemetry
+            .engine_spans
+            .map(|config| {
+                let config = (config, telemetry.otlp.as_ref());
+                EngineSpans::start(config, &settled, clock, &background, &stop)
+            })
+            .transpose()?;
+        Ok(Self {
+            metrics,
+            windows,
+            decisions,
+            access_log,
+            spans,
+            settled,
+            engine_spans,
+            routine_at_start: telemetry.sampling.routine,
+            drift,
+            tap,
+            clock,
+            stop,
+        })
     }
 
     /// The metrics, for counters that are not about one request.
@@ -113,6 +161,12 @@ impl Observer {
         &self.decisions
     }
 
+    /// Drift detection.
+    #[must_use]
+    pub fn drift(&self) -> &Feed {
+        &self.drift
+    }
+
     /// The clock that stamps are of.
     #[must_use]
     pub fn clock(&self) -> Clock {
@@ -122,7 +176,16 @@ impl Observer {
     /// The trace context of a request.
     #[must_use]
     pub fn trace_of(&self, headers: &http::HeaderMap) -> Trace {
-        trace_context::trace_of(headers, self.spans.as_ref().map(Spans::routine_share))
+        let of_spans = self.spans.as_ref().map(|spans| spans.routine_share());
+        // Engines export spans of marked traces only, also where we export none.
+        let of_engines = self.engine_spans.as_ref().map(|_| self.routine_at_start);
+        trace_context::trace_of(headers, of_spans.or(of_engines))
+    }
+
+    /// Where engines export their spans to, if they may.
+    #[must_use]
+    pub fn engine_spans_address(&self) -> Option<SocketAddr> {
+        self.engine_spans.as_ref().map(|spans| spans.address)
     }
 
     /// Where the gaps of a stream go; resolved once a stream, at its first token.
@@ -159,30 +222,41 @@ impl Observer {
 
     /// A request's end.
     pub fn record(&self, record: &Arc<Record>) {
-        self.metrics.record(record);
-        if let Some(served) = record.served() {
-            let key = WindowKey {
-                route: Arc::clone(&record.route),
-                model: Arc::clone(&record.model),
-                revision: Arc::clone(&served.revision),
-            };
-            let duration = std::iter::once(record.duration());
-            self.windows.series(&key).observe(Measure::Duration, duration, self.clock.now());
+        let judgement = Judgement::of(record);
+        let is_tail = self.note_duration(record);
+        let keep = self.spans.as_ref().is_some_and(|spans| spans.keeps(record, &judgement, is_tail));
+        let waits = self.engine_spans.as_ref().is_some_and(|engine_spans| engine_spans.takes(record, keep));
+        self.metrics.record(record, &judgement, !waits);
+        if keep && !waits {
+            self.settled.export(record);
         }
         self.decisions.record(record);
         if let Some(log) = &self.access_log {
             log.record(record);
         }
-        if let Some(spans) = &self.spans {
-            spans.record(record);
-        }
+        self.drift.record(record);
         if let Some(tap) = &self.tap {
             tap.record(record);
         }
     }
 
+    /// Takes a duration in; returns whether the request is among the slowest of its series.
+    fn note_duration(&self, record: &Record) -> bool {
+        let Some(served) = record.served() else { return false };
+        let key = WindowKey {
+            route: Arc::clone(&record.route),
+            model: Arc::clone(&record.model),
+            revision: Arc::clone(&served.revision),
+        };
+        let series = self.windows.series(&key);
+        let is_tail = series.is_beyond_p99(record.ttft(), record.duration());
+        series.observe(Measure::Duration, std::iter::once(record.duration()), record.at.end);
+        is_tail
+    }
+
     /// Takes what may change in a running process: sampling rules.
     pub fn reconfigure(&self, config: &Config) {
+        self.metrics.set_targets(config);
         if let Some(spans) = &self.spans {
             spans.set_sampling(&config.telemetry.sampling);
         }
@@ -197,19 +271,33 @@ impl Observer {
 
     /// Writes and exports what is queued, for at most about twice `limit`.
     pub async fn shutdown(self: &Arc<Self>, limit: Duration) {
+        self.stop.cancel();
         let observer = Arc::clone(self);
         let log = tokio::task::spawn_blocking(move || {
             if let Some(log) = &observer.access_log {
                 log.flush(limit);
             }
         });
+        if let Some(engine_spans) = &self.engine_spans {
+            engine_spans.give_up();
+        }
         if let Some(spans) = &self.spans {
             spans.shutdown(limit).await;
         }
+        watch::end(&self.drift, limit).await;
         // A writer that panicked has nothing left to flush.
         let _ = log.await;
     }
 }
+
+/// Looks where the tails begin, until told to stop.
+async fn learn_tails(windows: Arc<Windows>, clock: Clock, stop: CancellationToken) {
+    while stop.run_until_cancelled(tokio::time::sleep(LEARN_TAILS_EVERY)).await.is_some() {
+        windows.learn_tails(clock.now());
+    }
+}
+
+const LEARN_TAILS_EVERY: Duration = Duration::from_secs(5);
 
 /// Takes the gaps of one stream.
 pub struct StreamSeries {
@@ -224,8 +312,7 @@ impl StreamSeries {
     /// Observes a batch of gaps.
     pub fn gaps(&self, gaps: &Gaps<'_>) {
         self.metrics.gaps(gaps);
-        let lengths = gaps.gaps.iter().map(|gap| gap.length);
-        self.windows.observe(Measure::Icl, lengths, self.clock.now());
+        self.windows.gaps(gaps, self.clock.now());
         if let Some(tap) = &self.tap {
             tap.gaps(&self.replica, gaps);
         }

@@ -4,14 +4,34 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use crate::digits;
+
 /// `2026-02-28T13:05:09.000123Z`
 #[must_use]
 pub fn utc(time: SystemTime) -> String {
+    let mut text = Vec::with_capacity(27);
+    write_utc(&mut text, time);
+    String::from_utf8(text).unwrap_or_default()
+}
+
+/// Appends it.
+pub fn write_utc(out: &mut Vec<u8>, time: SystemTime) {
     let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
     let (days, second) = (since.as_secs() / 86_400, since.as_secs() % 86_400);
     let (year, month, day) = date(days);
     let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
-    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{:06}Z", since.subsec_micros())
+    for (number, digits, behind) in [
+        (year, 4, b'-'),
+        (month, 2, b'-'),
+        (day, 2, b'T'),
+        (hour, 2, b':'),
+        (minute, 2, b':'),
+        (second, 2, b'.'),
+        (u64::from(since.subsec_micros()), 6, b'Z'),
+    ] {
+        digits::fraction(out, number, digits);
+        out.push(behind);
+    }
 }
 
 /// The Gregorian date of a day since 1970-01-01. Years are taken to begin in March, so that the leap day is the

@@ -2,10 +2,14 @@
 //!
 //! Goodput counts what met every bound that could be measured for it. A request that failed or was refused never
 //! counts as good, however fast; the client's own errors count in neither direction, nor does a stream that its
-//! client left before a bound was missed. Does not know where bounds come from.
+//! client left before a bound was missed. A miss also has a stage: where most of the time went that the missed bound
+//! is about. Does not know where bounds come from.
 
 use std::time::Duration;
 
+use smallvec::SmallVec;
+
+use super::stages::{Stage, StageTime};
 use crate::record::{Outcome, Record};
 
 /// Why an SLO was missed; the first of these in order (label `reason`).
@@ -70,6 +74,8 @@ fn missed_bound(record: &Record) -> Option<Missed> {
     };
     if over(waited_for_first_token(record), record.slo.ttft) {
         Some(Missed::Ttft)
+    } else if record.itl_missed.is_some() {
+        Some(Missed::Itl)
     } else if over(record.tpot(), record.slo.tpot) {
         Some(Missed::Tpot)
     } else if over(Some(record.duration()), record.slo.e2e) {
@@ -85,17 +91,49 @@ fn waited_for_first_token(record: &Record) -> Option<Duration> {
     if gave_up { Some(record.at.end.since(record.at.read?)) } else { record.ttft() }
 }
 
+/// The stage in which most of the time went that a missed bound is about.
+#[must_use]
+pub fn blamed(record: &Record, missed: Missed, stages: &[StageTime]) -> Option<Stage> {
+    match missed {
+        Missed::Error | Missed::Refused | Missed::E2e => longest(stages, |_| true),
+        Missed::Ttft => longest(stages, Stage::is_before_first_token),
+        // Gaps that a client held up are in no percentile.
+        Missed::Itl => Some(Stage::Decode),
+        // From the first to the last token there is nothing but tokens and a client that does not take them.
+        Missed::Tpot => {
+            let decode = stages.iter().find(|time| time.stage == Stage::Decode)?;
+            Some(if record.relay_blocked > decode.duration { Stage::Relay } else { Stage::Decode })
+        }
+    }
+}
+
+/// The stages that took more than the route's budget gives them, in order.
+#[must_use]
+pub fn over_budget(record: &Record, stages: &[StageTime]) -> SmallVec<[Stage; 4]> {
+    let Some(budget) = &record.stage_budget else { return SmallVec::new() };
+    let is_over = |time: &&StageTime| budget.share(time.stage).is_some_and(|share| time.duration > share);
+    stages.iter().filter(is_over).map(|time| time.stage).collect()
+}
+
+fn longest(stages: &[StageTime], counts: impl Fn(Stage) -> bool) -> Option<Stage> {
+    stages.iter().filter(|time| counts(time.stage)).max_by_key(|time| time.duration).map(|time| time.stage)
+}
+
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
     use crate::observe::fixture;
-    use crate::record::SloBounds;
+    use crate::observe::stages::stages;
+    use crate::record::{EngineTimes, SloBounds};
+    use crate::stage::StageBudget;
     use crate::units::Tokens;
 
     /// TTFT 200 ms, 11 tokens in 1 s after that (TPOT 100 ms), 1.3 s in all.
     fn record(outcome: Outcome, ttft_ms: u64, tpot_ms: u64, e2e_ms: u64) -> Record {
         let ms = |n| Some(Duration::from_millis(n));
-        let slo = SloBounds { ttft: ms(ttft_ms), tpot: ms(tpot_ms), e2e: ms(e2e_ms) };
+        let slo = SloBounds { ttft: ms(ttft_ms), tpot: ms(tpot_ms), e2e: ms(e2e_ms), ..SloBounds::default() };
         let mut record = Record { outcome, slo, ..fixture::stream() };
         record.tokens.output = Some(Tokens(11));
         record
@@ -118,6 +156,47 @@ mod tests {
         for (i, (record, expected)) in table.iter().enumerate() {
             assert_eq!(verdict(record), *expected, "case {i}");
         }
+    }
+
+    #[test]
+    fn a_missed_percentile_comes_after_ttft_and_before_tpot() {
+        let mut slow = record(Outcome::Ok, 200, 1, 1);
+        slow.itl_missed = Some(99);
+        assert_eq!(verdict(&slow), Verdict::Missed(Missed::Itl));
+        slow.slo.ttft = Some(Duration::from_millis(199));
+        assert_eq!(verdict(&slow), Verdict::Missed(Missed::Ttft));
+    }
+
+    #[test]
+    fn a_miss_is_put_down_to_the_longest_stage_of_what_was_missed() {
+        let mut record = fixture::stream();
+        let told = |record: &Record, missed| blamed(record, missed, &stages(record));
+        assert_eq!(told(&record, Missed::Ttft), Some(Stage::Prefill));
+        assert_eq!(told(&record, Missed::Tpot), Some(Stage::Decode));
+        assert_eq!(told(&record, Missed::E2e), Some(Stage::Decode));
+        record.relay_blocked = Duration::from_millis(900);
+        assert_eq!(told(&record, Missed::Itl), Some(Stage::Decode));
+        assert_eq!(told(&record, Missed::Tpot), Some(Stage::Relay));
+        record.engine = Some(EngineTimes {
+            queue: Some(Duration::from_millis(150)),
+            first_token: Some(Duration::from_millis(190)),
+            ..EngineTimes::default()
+        });
+        assert_eq!(told(&record, Missed::Ttft), Some(Stage::EngineQueue));
+        record.at.routed = None;
+        assert_eq!(told(&record, Missed::Refused), Some(Stage::Route));
+    }
+
+    #[test]
+    fn stages_over_their_share_are_named() {
+        let mut record = fixture::stream();
+        assert!(over_budget(&record, &stages(&record)).is_empty(), "no budget, nothing over it");
+        let mut budget = StageBudget::default();
+        budget.set(Stage::Connect, Duration::from_millis(3));
+        budget.set(Stage::Prefill, Duration::from_millis(100));
+        budget.set(Stage::Relay, Duration::from_millis(1));
+        record.stage_budget = Some(Arc::new(budget));
+        assert_eq!(over_budget(&record, &stages(&record))[..], [Stage::Prefill, Stage::Relay]);
     }
 
     #[test]

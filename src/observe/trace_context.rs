@@ -5,6 +5,7 @@
 
 use http::{HeaderMap, HeaderValue};
 
+use crate::digits;
 use crate::record::Trace;
 
 /// The trace of a request: the caller's where a valid `traceparent` came, else a new one.
@@ -30,7 +31,13 @@ pub fn trace_of(headers: &HeaderMap, routine: Option<f64>) -> Trace {
 #[must_use]
 pub fn traceparent(trace: &Trace, span: u64) -> HeaderValue {
     let flags = u8::from(trace.sampled_upstream);
-    let text = format!("00-{:032x}-{span:016x}-{flags:02x}", trace.trace_id);
+    let mut text = Vec::with_capacity(LENGTH);
+    text.extend_from_slice(b"00-");
+    digits::hex(&mut text, trace.trace_id, 32);
+    text.push(b'-');
+    digits::hex(&mut text, u128::from(span), 16);
+    text.push(b'-');
+    digits::hex(&mut text, u128::from(flags), 2);
     HeaderValue::try_from(text).expect("invariant: hexadecimal digits and dashes are a valid header value")
 }
 

@@ -1,18 +1,21 @@
 //! Percentiles of the last minute, five minutes and hour, by series.
 //!
 //! Histogram buckets answer "how many were below 300 ms"; an operator in an incident asks "what is p99 now".
-//! Each series keeps HDR histograms (three digits) in short time slots, which are merged on reading. A slot is
-//! reused when its time comes again, so memory is bounded; so is the number of series. Knows no clock: time is an
-//! argument.
+//! Each series keeps HDR histograms (three digits) in time slots, which are merged on reading. A value is recorded once,
+//! in the slot of these ten seconds; when they are over, that slot goes into those of the longer windows. A slot is
+//! reused when its time comes again, so memory is bounded; so is the number of series. Knows no clock: time is an argument.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use dashmap::DashMap;
+use foldhash::fast::RandomState;
 use hdrhistogram::Histogram;
 use parking_lot::Mutex;
 
 use crate::clock::Stamp;
+use crate::record::{Gaps, MOST_TOKENS_AN_EVENT};
 
 /// Which series a value belongs to.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -69,6 +72,8 @@ pub enum Measure {
     Ttft,
     /// Inter-chunk latency.
     Icl,
+    /// Inter-token latency.
+    Itl,
     /// Whole request.
     Duration,
 }
@@ -101,13 +106,15 @@ pub struct SeriesView {
     pub ttft: Percentiles,
     /// Inter-chunk latency.
     pub icl: Percentiles,
+    /// Inter-token latency.
+    pub itl: Percentiles,
     /// Whole requests.
     pub duration: Percentiles,
 }
 
 /// All series.
 #[derive(Default)]
-pub struct Windows(DashMap<WindowKey, Arc<Series>>);
+pub struct Windows(DashMap<WindowKey, Arc<Series>, RandomState>);
 
 impl Windows {
     /// The series of a key; one that is shared by all further keys once there are too many.
@@ -125,6 +132,15 @@ impl Windows {
         Arc::clone(&self.0.entry(key).or_default())
     }
 
+    /// Finds the 99th percentiles that the tail of each series begins at: of five minutes where there is enough, else
+    /// of an hour. Merges histograms, so not for the data path.
+    pub fn learn_tails(&self, now: Stamp) {
+        let all: Vec<_> = self.0.iter().map(|entry| Arc::clone(entry.value())).collect();
+        for series in all {
+            series.learn_tail(now);
+        }
+    }
+
     /// Every series that has values in the window that ends `now`, in order of its key.
     #[must_use]
     pub fn read(&self, window: Window, now: Stamp) -> Vec<SeriesView> {
@@ -136,9 +152,10 @@ impl Windows {
                 key,
                 ttft: series.ttft.lock().read(window, now),
                 icl: series.icl.lock().read(window, now),
+                itl: series.itl.lock().read(window, now),
                 duration: series.duration.lock().read(window, now),
             })
-            .filter(|view| view.ttft.count + view.icl.count + view.duration.count > 0)
+            .filter(|view| view.ttft.count + view.icl.count + view.itl.count + view.duration.count > 0)
             .collect();
         views.sort_by(|a, b| a.key.cmp(&b.key));
         views
@@ -150,87 +167,162 @@ impl Windows {
 pub struct Series {
     ttft: Mutex<Rings>,
     icl: Mutex<Rings>,
+    itl: Mutex<Rings>,
     duration: Mutex<Rings>,
+    tail: Tail,
+}
+
+/// 99th percentiles as they last were, in nanoseconds.
+struct Tail {
+    ttft: AtomicU64,
+    duration: AtomicU64,
+}
+
+impl Default for Tail {
+    fn default() -> Self {
+        // Nothing is beyond what is not known.
+        Self { ttft: AtomicU64::new(u64::MAX), duration: AtomicU64::new(u64::MAX) }
+    }
 }
 
 impl Series {
+    /// Takes a batch of gaps in: each is one ICL, and as many ITL as the later event has tokens, once they are known.
+    pub fn gaps(&self, gaps: &Gaps<'_>, now: Stamp) {
+        if !gaps.gaps.is_empty() {
+            self.observe(Measure::Icl, gaps.gaps.iter().map(|gap| gap.length), now);
+        }
+        let at_once = gaps.gaps.iter().filter_map(|gap| Some((gap.length, gap.tokens?)));
+        let mut shares = at_once.chain(gaps.late_itl.iter().copied()).peekable();
+        if shares.peek().is_some() {
+            let share = |(gap, tokens): (Duration, u32)| {
+                let tokens = tokens.min(MOST_TOKENS_AN_EVENT);
+                Some((gap.checked_div(tokens)?, tokens))
+            };
+            self.observe_each(Measure::Itl, shares.filter_map(share), now);
+        }
+    }
+
+    /// Whether a request was slower than the 99th percentile that [`Windows::learn_tails`] found last, to its first token
+    /// or in all.
+    #[must_use]
+    pub fn is_beyond_p99(&self, ttft: Option<Duration>, duration: Duration) -> bool {
+        let beyond =
+            |value: Duration, p99: &AtomicU64| value > Duration::from_nanos(p99.load(Ordering::Relaxed));
+        ttft.is_some_and(|ttft| beyond(ttft, &self.tail.ttft)) || beyond(duration, &self.tail.duration)
+    }
+
+    fn learn_tail(&self, now: Stamp) {
+        for (rings, p99) in [(&self.ttft, &self.tail.ttft), (&self.duration, &self.tail.duration)] {
+            let seen = [Window::FiveMinutes, Window::Hour]
+                .map(|window| rings.lock().read(window, now))
+                .into_iter()
+                .find(|seen| seen.count >= ENOUGH_FOR_P99);
+            let nanos = seen.map_or(u64::MAX, |seen| (seen.p99 * 1e9) as u64);
+            p99.store(nanos, Ordering::Relaxed);
+        }
+    }
+
     /// Takes values in; for batches, so that the lock is taken once.
     pub fn observe(&self, measure: Measure, values: impl Iterator<Item = Duration>, now: Stamp) {
+        self.observe_each(measure, values.map(|value| (value, 1)), now);
+    }
+
+    /// Takes values in, each so many times.
+    pub fn observe_each(&self, measure: Measure, values: impl Iterator<Item = (Duration, u32)>, now: Stamp) {
         let rings = match measure {
             Measure::Ttft => &self.ttft,
             Measure::Icl => &self.icl,
+            Measure::Itl => &self.itl,
             Measure::Duration => &self.duration,
         };
         let mut rings = rings.lock();
-        for value in values {
-            rings.observe(value, now);
+        let current = rings.current(now);
+        for (value, times) in values {
+            let units = u64::try_from(value.as_micros() / UNIT_MICROS).unwrap_or(u64::MAX).min(MAX_UNITS);
+            // Values are clamped and histograms grow, so recording does not fail.
+            let _ = current.record_n(units, times);
         }
     }
 }
 
-/// One ring for each window.
-struct Rings([Ring; 3]);
+/// The slot that is filled now, and a ring of full ones for each window.
+struct Rings {
+    current: Option<(u64, Histogram<u32>)>,
+    windows: [Ring; 3],
+}
 
 impl Default for Rings {
     fn default() -> Self {
-        Self(SLOTS.map(Ring::new))
+        Self { current: None, windows: SLOTS.map(Ring::new) }
     }
 }
 
 impl Rings {
-    fn observe(&mut self, value: Duration, now: Stamp) {
-        let units = u64::try_from(value.as_micros() / UNIT_MICROS).unwrap_or(u64::MAX).min(MAX_UNITS);
-        for ring in &mut self.0 {
-            // Values are clamped below and histograms grow, so recording does not fail.
-            let _ = ring.current(now).record(units);
-        }
-    }
-
-    fn read(&self, window: Window, now: Stamp) -> Percentiles {
-        self.0.get(window.index()).map_or_else(Percentiles::default, |ring| ring.read(now))
-    }
-}
-
-/// Time slots of one width; the oldest is overwritten.
-struct Ring {
-    width: Duration,
-    /// Number of the slot in time, and what fell into it.
-    slots: Vec<Option<(u64, Histogram<u32>)>>,
-}
-
-impl Ring {
-    fn new((width, whole): (Duration, usize)) -> Self {
-        // One more than the window has, because the current one is only partly filled.
-        Self { width, slots: (0..=whole).map(|_| None).collect() }
-    }
-
-    fn number(&self, now: Stamp) -> u64 {
-        now.as_nanos() / u64::try_from(self.width.as_nanos()).unwrap_or(u64::MAX).max(1)
-    }
-
+    /// The histogram of this moment. A stamp of another thread may be a little older than the slot: it joins it.
     fn current(&mut self, now: Stamp) -> &mut Histogram<u32> {
-        let number = self.number(now);
-        let at = usize::try_from(number).unwrap_or(0) % self.slots.len();
-        let (held, histogram) = self.slots[at].get_or_insert_with(|| (number, empty()));
-        if *held != number {
+        let number = number(now);
+        let (held, histogram) = self.current.get_or_insert_with(|| (number, empty()));
+        if number > *held {
+            for window in &mut self.windows {
+                window.fold(*held, histogram);
+            }
             histogram.reset();
             *held = number;
         }
         histogram
     }
 
-    fn read(&self, now: Stamp) -> Percentiles {
-        let number = self.number(now);
-        let oldest = number.saturating_sub(self.slots.len() as u64 - 1);
+    fn read(&self, window: Window, now: Stamp) -> Percentiles {
         let mut merged = empty();
-        for (held, histogram) in self.slots.iter().flatten() {
-            if (oldest..=number).contains(held) {
-                // Only counts that overflow fail, and they saturate.
-                let _ = merged.add(histogram);
-            }
+        if let Some(ring) = self.windows.get(window.index()) {
+            ring.read(number(now), self.current.as_ref(), &mut merged);
         }
         percentiles(&merged)
     }
+}
+
+/// The slots of one window; the oldest is overwritten.
+struct Ring {
+    /// Short slots that make one of these.
+    factor: u64,
+    /// Number of the slot in time, and what fell into it.
+    slots: Vec<Option<(u64, Histogram<u32>)>>,
+}
+
+impl Ring {
+    fn new((factor, whole): (u64, usize)) -> Self {
+        // One more than the window has, because the current one is only partly filled.
+        Self { factor, slots: (0..=whole).map(|_| None).collect() }
+    }
+
+    /// Takes a short slot in whose time is over.
+    fn fold(&mut self, short: u64, full: &Histogram<u32>) {
+        let number = short / self.factor;
+        let at = usize::try_from(number).unwrap_or(0) % self.slots.len();
+        let Some(slot) = self.slots.get_mut(at) else { return };
+        let (held, histogram) = slot.get_or_insert_with(|| (number, empty()));
+        if *held != number {
+            histogram.reset();
+            *held = number;
+        }
+        // Only counts that overflow fail, and they saturate.
+        let _ = histogram.add(full);
+    }
+
+    fn read(&self, now: u64, current: Option<&(u64, Histogram<u32>)>, merged: &mut Histogram<u32>) {
+        let number = now / self.factor;
+        let oldest = number.saturating_sub(self.slots.len() as u64 - 1);
+        let full = self.slots.iter().flatten().map(|(held, histogram)| (*held, histogram));
+        let current = current.map(|(held, histogram)| (held / self.factor, histogram));
+        for (_, histogram) in full.chain(current).filter(|(held, _)| (oldest..=number).contains(held)) {
+            let _ = merged.add(histogram);
+        }
+    }
+}
+
+/// Number of the short slot that a stamp falls into.
+fn number(now: Stamp) -> u64 {
+    now.as_nanos() / SHORT_SLOT_NANOS
 }
 
 fn empty() -> Histogram<u32> {
@@ -251,9 +343,11 @@ fn percentiles(histogram: &Histogram<u32>) -> Percentiles {
     }
 }
 
-/// Width of a slot and how many make the window, in the order of [`Window::index`].
-const SLOTS: [(Duration, usize); 3] =
-    [(Duration::from_secs(10), 6), (Duration::from_secs(60), 5), (Duration::from_secs(300), 12)];
+const SHORT_SLOT_NANOS: u64 = 10_000_000_000;
+/// How many short slots make a slot, and how many slots make the window, in the order of [`Window::index`].
+const SLOTS: [(u64, usize); 3] = [(1, 6), (6, 5), (30, 12)];
+/// Fewer values have no 99th percentile worth the name.
+const ENOUGH_FOR_P99: u64 = 200;
 const MAX_SERIES: usize = 64;
 const DIGITS: u8 = 3;
 /// Ten microseconds: fine enough for gaps between tokens, coarse enough to keep histograms small.
@@ -309,6 +403,25 @@ mod tests {
         }
         observe(&windows, 1..=3, second(70));
         assert_eq!(count(Window::Minute, 71), 3, "a slot that is used again starts empty");
+    }
+
+    #[test]
+    fn the_tail_begins_at_the_p99_of_enough_requests() {
+        let windows = Windows::default();
+        let series = windows.series(&key("r"));
+        let is_tail =
+            |ttft| series.is_beyond_p99(Some(Duration::from_millis(ttft)), Duration::from_millis(1));
+        observe(&windows, 1..=199, second(1));
+        windows.learn_tails(second(2));
+        assert!(!is_tail(60_000), "too few to have a p99");
+        observe(&windows, 200..=1000, second(3));
+        assert!(!is_tail(60_000), "not looked at yet");
+        windows.learn_tails(second(4));
+        assert!(is_tail(1000) && !is_tail(980));
+        windows.learn_tails(second(1000));
+        assert!(is_tail(1000), "the last hour, where the last five minutes are empty");
+        windows.learn_tails(second(5000));
+        assert!(!is_tail(60_000));
     }
 
     #[test]

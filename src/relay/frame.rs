@@ -55,6 +55,13 @@ impl Boundaries {
         None
     }
 
+    /// Whether the last read ended right behind an event, with nothing left to come of its line end.
+    #[must_use]
+    #[inline]
+    pub fn is_between_events(&self) -> bool {
+        !self.in_line && !self.in_event && !self.after_cr
+    }
+
     /// Where the stream stands after the last read.
     #[must_use]
     pub fn tail(&self) -> Tail {

@@ -16,6 +16,7 @@ pub mod heartbeat;
 pub mod large;
 mod late;
 mod openai;
+pub mod pace;
 pub mod reader;
 pub mod sse;
 pub mod stream;

@@ -36,32 +36,37 @@ pub struct StreamShape {
     pub withhold_usage: bool,
 }
 
-/// A stream on its way.
+/// A stream on its way. What an ordinary event touches lies together (see [`Timeline`]).
 #[derive(Debug)]
+#[repr(C, align(64))]
 pub struct StreamReader {
-    body: Incoming,
-    lease: Option<Lease>,
     /// The watchdog's view of it.
     pub watch: Arc<Watch>,
+    body: Incoming,
+    clock: Clock,
+    looked_at: Stamp,
+    /// For the client: nearly always all there is.
+    next: Option<Bytes>,
+    has_more: bool,
+    ending: Option<StreamEnd>,
+    filter: Option<Withhold>,
     /// What its events add up to.
     pub scanner: Scanner,
     /// Its clock.
     pub timeline: Timeline,
-    filter: Option<Withhold>,
-    clock: Clock,
-    queue: VecDeque<Bytes>,
-    queued: usize,
-    ending: Option<StreamEnd>,
+    /// Behind `next`.
+    more: VecDeque<Bytes>,
+    held: usize,
     /// Where the relayed bytes stop, if that is not where the scanner stands.
     tail: Option<Tail>,
-    last_read: Stamp,
+    lease: Option<Lease>,
 }
 
 /// What a poll gave.
 #[derive(Debug)]
 pub enum Next {
-    /// Bytes for the client.
-    Bytes(Bytes),
+    /// Bytes for the client, and when they were taken up.
+    Bytes(Bytes, Stamp),
     /// The end, judged.
     End(StreamEnd),
 }
@@ -82,25 +87,27 @@ impl StreamReader {
     #[must_use]
     pub fn new(body: Incoming, lease: Lease, watch: Arc<Watch>, shape: StreamShape, clock: Clock) -> Self {
         Self {
-            body,
-            lease: Some(lease),
             watch,
+            body,
+            clock,
+            looked_at: clock.now(),
+            next: None,
+            has_more: false,
+            ending: None,
+            filter: shape.withhold_usage.then(Withhold::default),
             scanner: Scanner::new(shape.dialect, shape.echo),
             timeline: Timeline::default(),
-            filter: shape.withhold_usage.then(Withhold::default),
-            clock,
-            queue: VecDeque::new(),
-            queued: 0,
-            ending: None,
+            more: VecDeque::new(),
+            held: 0,
             tail: None,
-            last_read: clock.now(),
+            lease: Some(lease),
         }
     }
 
-    /// When bytes last arrived.
+    /// When bytes last arrived, or when it was last found that none had.
     #[must_use]
-    pub fn last_read(&self) -> Stamp {
-        self.last_read
+    pub fn looked_at(&self) -> Stamp {
+        self.looked_at
     }
 
     /// Reads on, holding everything back, until the head may go out.
@@ -110,7 +117,7 @@ impl StreamReader {
                 Some(StreamEnd::Complete) => return Poll::Ready(Held::Released),
                 Some(StreamEnd::Failed(error)) => return Poll::Ready(held_error(error)),
                 Some(StreamEnd::Unfinished | StreamEnd::Truncated) => return Poll::Ready(Held::Broken),
-                None if self.timeline.first_token().is_some() || self.queued > MAX_HELD => {
+                None if self.timeline.first_token().is_some() || self.held > MAX_HELD => {
                     return Poll::Ready(Held::Released);
                 }
                 None => {}
@@ -124,27 +131,70 @@ impl StreamReader {
         }
     }
 
-    /// The next bytes for the client, or the end.
+    /// The next bytes for the client, or the end. The clock is read once: for what was read, or for having found
+    /// nothing to read.
     pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Next> {
+        let mut read_at = None;
         loop {
-            if let Some(bytes) = self.queue.pop_front() {
-                return Poll::Ready(Next::Bytes(bytes));
+            if let Some(bytes) = self.take() {
+                let at = read_at.unwrap_or_else(|| self.resume());
+                return Poll::Ready(Next::Bytes(bytes, at));
             }
             if let Some(ending) = self.ending {
                 return Poll::Ready(Next::End(ending));
             }
             if self.poll_read(cx).is_pending() {
+                self.looked_at = self.resume();
+                self.watch.waits();
                 self.timeline.caught_up();
                 return Poll::Pending;
             }
+            read_at = Some(self.looked_at);
+        }
+    }
+
+    /// hyper asks again: if it did not for long, that was the client's doing, and no silence of the replica.
+    fn resume(&mut self) -> Stamp {
+        let now = self.clock.now();
+        self.resumed(now);
+        now
+    }
+
+    #[inline]
+    fn resumed(&mut self, now: Stamp) {
+        if self.timeline.resume(now).is_some() {
+            // Before `waits`: the watchdog may look at any moment.
+            self.watch.moved(now);
+        }
+    }
+
+    fn take(&mut self) -> Option<Bytes> {
+        let bytes = self.next.take()?;
+        if self.has_more {
+            self.next = self.more.pop_front();
+            self.has_more = !self.more.is_empty();
+        }
+        Some(bytes)
+    }
+
+    fn put(&mut self, bytes: Bytes) {
+        if bytes.is_empty() {
+            return;
+        }
+        if self.next.is_none() {
+            self.next = Some(bytes);
+        } else {
+            self.more.push_back(bytes);
+            self.has_more = true;
         }
     }
 
     /// Closes the connection, unless the answer was read to its end. What was not relayed is lost.
     pub fn close(&mut self) {
         self.lease = None;
-        if !self.queue.is_empty() {
-            self.queue.clear();
+        if self.next.take().is_some() {
+            self.more.clear();
+            self.has_more = false;
             // The scanner is ahead of the client, who may be anywhere.
             self.tail = Some(Tail::MidLine);
         }
@@ -164,8 +214,10 @@ impl StreamReader {
                     self.feed(data);
                 }
             }
-            Some(Err(_)) => self.end(false),
-            None => self.end(true),
+            ended => {
+                self.resume();
+                self.end(ended.is_none());
+            }
         }
         Poll::Ready(())
     }
@@ -173,7 +225,7 @@ impl StreamReader {
     /// The end of the engine's body. Only one that was read to its end leaves a reusable connection.
     fn end(&mut self, is_clean: bool) {
         if let Some(rest) = self.filter.as_mut().and_then(Withhold::finish) {
-            self.queue.push_back(rest);
+            self.put(rest);
         }
         self.ending.get_or_insert(self.scanner.finish(is_clean));
         match self.lease.take() {
@@ -183,14 +235,17 @@ impl StreamReader {
     }
 
     fn feed(&mut self, data: Bytes) {
-        let now = self.clock.now();
-        self.last_read = now;
-        self.timeline.byte(now);
+        let now = self.resume();
+        self.looked_at = now;
         let had_content = self.timeline.first_token().is_some();
+        if !had_content {
+            self.timeline.byte(now);
+            self.held += data.len();
+        }
         let tail = self.scanner.tail();
         let timeline = &mut self.timeline;
         let (mut has_content, mut broken, mut before) = (false, None, 0);
-        self.scanner.feed(&data, |event, end| {
+        let fed = self.scanner.feed(&data, |event, end| {
             match event {
                 Event::Content { choice, tokens } if broken.is_none() => {
                     timeline.content(now, choice, tokens);
@@ -210,6 +265,9 @@ impl StreamReader {
                 self.stop(data.slice(..at), tail);
                 self.ending = Some(StreamEnd::Failed(error));
             }
+            _ if fed.is_ordinary && self.filter.as_ref().is_none_or(Withhold::is_between_events) => {
+                self.put(data);
+            }
             _ => self.pass(data),
         }
     }
@@ -224,17 +282,10 @@ impl StreamReader {
     }
 
     fn pass(&mut self, data: Bytes) {
-        let Some(filter) = &mut self.filter else {
-            self.queued += data.len();
-            if !data.is_empty() {
-                self.queue.push_back(data);
-            }
-            return;
-        };
+        let Some(filter) = &mut self.filter else { return self.put(data) };
         let mut out: SmallVec<[Bytes; 4]> = SmallVec::new();
         filter.filter(data, &mut out);
-        self.queued += out.iter().map(Bytes::len).sum::<usize>();
-        self.queue.extend(out.into_iter().filter(|bytes| !bytes.is_empty()));
+        out.into_iter().for_each(|bytes| self.put(bytes));
     }
 }
 

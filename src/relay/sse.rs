@@ -10,17 +10,34 @@ use crate::relay::frame::{Boundaries, Fields, Tail, without_bom};
 use crate::relay::template::{Recognised, Templates};
 use crate::request::dialect::Dialect;
 
-/// Scans one stream.
+/// Scans one stream. What an ordinary event touches lies together; the rest is out of its way.
 #[derive(Debug)]
 pub struct Scanner {
     boundaries: Boundaries,
+    is_at_start: bool,
+    /// `rest.carried` is not empty.
+    has_carried: bool,
     templates: Templates,
+    rest: Box<Rest>,
+}
+
+/// What only events touch that are parsed or span reads.
+#[derive(Debug)]
+struct Rest {
     reading: Reading,
     /// The event that the last read stopped in.
     carried: Carried,
     /// Several `data` lines of one event, joined.
     joined: Vec<u8>,
-    is_at_start: bool,
+}
+
+/// What one read held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fed {
+    /// The position behind the last event that ended in this read: what follows is the beginning of another.
+    pub end: usize,
+    /// It began and ended between two events, and all of them were ordinary: content or none, known by a template.
+    pub is_ordinary: bool,
 }
 
 impl Scanner {
@@ -29,39 +46,47 @@ impl Scanner {
     pub fn new(dialect: Dialect, echo: Echo) -> Self {
         Self {
             boundaries: Boundaries::default(),
-            templates: Templates::default(),
-            reading: Reading::new(dialect, echo),
-            carried: Carried::default(),
-            joined: Vec::new(),
             is_at_start: true,
+            has_carried: false,
+            templates: Templates::default(),
+            rest: Box::new(Rest {
+                reading: Reading::new(dialect, echo),
+                carried: Carried::default(),
+                joined: Vec::new(),
+            }),
         }
     }
 
     /// Takes the next bytes of the stream and tells each fact, in order, with the position in `read` behind the event
-    /// it came from. Events without data (comments) tell nothing. Returns the position behind the last event that
-    /// ended in this read: what follows is the beginning of another.
-    pub fn feed(&mut self, read: &[u8], mut tell: impl FnMut(Event, usize)) -> usize {
+    /// it came from. Events without data (comments) tell nothing.
+    pub fn feed(&mut self, read: &[u8], mut tell: impl FnMut(Event, usize)) -> Fed {
         let mut start = self.boundaries.begin(read);
+        let mut is_ordinary = start == 0 && !self.has_carried;
         while let Some(end) = self.boundaries.next_end(read, start) {
             let piece = read.get(start..end).unwrap_or_default();
             let mut tell = |event| tell(event, end);
-            if self.carried.is_empty() {
-                self.event(piece, &mut tell);
-            } else {
+            if self.has_carried {
                 self.carried_event(piece, &mut tell);
+            } else {
+                is_ordinary &= self.event(piece, &mut tell);
             }
             start = end;
         }
-        if let Some(rest) = read.get(start..) {
-            self.carried.extend(rest);
+        match read.get(start..) {
+            Some(rest) if !rest.is_empty() => {
+                self.rest.carried.extend(rest);
+                self.has_carried = true;
+                is_ordinary = false;
+            }
+            _ => {}
         }
-        start
+        Fed { end: start, is_ordinary: is_ordinary && read.last() == Some(&b'\n') }
     }
 
     /// What the stream told so far.
     #[must_use]
     pub fn reading(&self) -> &Reading {
-        &self.reading
+        &self.rest.reading
     }
 
     /// Where the stream stands, for whoever must write something after it.
@@ -74,36 +99,41 @@ impl Scanner {
     /// but not ended counts for nothing, as the standard says.
     #[must_use]
     pub fn finish(&self, is_clean: bool) -> StreamEnd {
-        self.reading.end(is_clean)
+        self.rest.reading.end(is_clean)
     }
 
+    /// Whether a template knew it.
     #[inline]
-    fn event(&mut self, raw: &[u8], tell: &mut dyn FnMut(Event)) {
-        match self.templates.recognise(raw) {
-            Some(Recognised { is_empty: true, .. }) => tell(Event::Other),
-            Some(Recognised { choice, .. }) => tell(Event::Content { choice, tokens: None }),
-            None => self.parse(raw, tell),
-        }
+    fn event(&mut self, raw: &[u8], tell: &mut dyn FnMut(Event)) -> bool {
+        let Some(Recognised { choice, is_empty }) = self.templates.recognise(raw) else {
+            self.parse(raw, tell);
+            return false;
+        };
+        tell(if is_empty { Event::Other } else { Event::Content { choice, tokens: None } });
+        true
     }
 
     fn carried_event(&mut self, piece: &[u8], tell: &mut dyn FnMut(Event)) {
-        self.carried.extend(piece);
-        let mut carried = std::mem::take(&mut self.carried);
+        self.rest.carried.extend(piece);
+        let mut carried = std::mem::take(&mut self.rest.carried);
         match carried.cut_ends() {
-            None => self.event(&carried.bytes, tell),
+            None => {
+                self.event(&carried.bytes, tell);
+            }
             Some((head, tail)) => {
                 self.is_at_start = false;
-                cut::read(&mut self.reading, head, tail, tell);
+                cut::read(&mut self.rest.reading, head, tail, tell);
             }
         }
         carried.reset();
-        self.carried = carried;
+        self.rest.carried = carried;
+        self.has_carried = false;
     }
 
     fn parse(&mut self, raw: &[u8], tell: &mut dyn FnMut(Event)) {
         let event = if std::mem::take(&mut self.is_at_start) { without_bom(raw) } else { raw };
         let mut repaired = None;
-        let mut joined = std::mem::take(&mut self.joined);
+        let mut joined = std::mem::take(&mut self.rest.joined);
         let fields = Fields::of(event, &mut joined);
         let is_text = fields.data.is_none_or(|data| std::str::from_utf8(data).is_ok());
         let fields = if is_text {
@@ -113,7 +143,7 @@ impl Scanner {
             let text = fields.data.map(|data| String::from_utf8_lossy(data).into_owned());
             Fields { data: repaired.insert(text).as_deref().map(str::as_bytes), ..fields }
         };
-        if let Some(plain) = self.reading.read(fields, tell) {
+        if let Some(plain) = self.rest.reading.read(fields, tell) {
             let string = plain.string.as_bytes().as_ptr_range();
             let place = raw.as_ptr_range();
             // Only where the string lies in the event itself: not for joined or repaired data.
@@ -122,7 +152,7 @@ impl Scanner {
                 self.templates.learn(raw, start..start + plain.string.len(), plain.choice);
             }
         }
-        self.joined = joined;
+        self.rest.joined = joined;
     }
 }
 
@@ -134,10 +164,6 @@ struct Carried {
 }
 
 impl Carried {
-    fn is_empty(&self) -> bool {
-        self.bytes.is_empty()
-    }
-
     fn extend(&mut self, more: &[u8]) {
         for piece in more.chunks(LONGEST - END) {
             if self.bytes.len() + piece.len() > LONGEST {
@@ -380,7 +406,7 @@ mod tests {
                 scanner.feed(read, |event, _| events.push(event));
             });
             assert_eq!(events, [Event::Content { choice: 1, tokens: None }, Event::Finish { choice: 1 }]);
-            assert!(scanner.carried.bytes.capacity() <= KEPT);
+            assert!(scanner.rest.carried.bytes.capacity() <= KEPT);
 
             let mut scanner = Scanner::new(Responses, Echo::Off);
             responses.as_bytes().chunks(size).for_each(|read| {

@@ -13,6 +13,7 @@ use http_body::Frame;
 use super::body::{BrokenOff, Polled, words};
 use super::classify::StreamEnd;
 use super::failure;
+use super::pace::Pace;
 use super::reader::{Next, StreamReader};
 use super::usage::{Answer, EngineErrorKind};
 use super::watch::Verdict;
@@ -23,21 +24,24 @@ use crate::gateway::pins::ResponsePins;
 use crate::journal::Journal;
 use crate::observe::StreamSeries;
 use crate::observe::metrics::StreamKey;
-use crate::record::{FirstToken, Outcome, Record};
+use crate::record::{FirstToken, Gaps, Outcome, Record};
 
 /// A streamed answer on its way to the client.
 #[derive(Debug)]
+#[repr(C)]
 pub struct StreamBody {
     reader: Box<StreamReader>,
-    journal: Journal,
-    pick: Pick,
-    series: StreamSeries,
-    pins: Arc<ResponsePins>,
-    timeouts: crate::config::Timeouts,
-    broken: Option<BrokenOff>,
+    bytes_out: u64,
     has_first_token: bool,
     /// How it ended is settled, and charged to whom it may concern.
     is_settled: bool,
+    broken: Option<Box<BrokenOff>>,
+    journal: Journal,
+    pick: Pick,
+    series: StreamSeries,
+    pace: Option<Box<Pace>>,
+    pins: Arc<ResponsePins>,
+    timeouts: crate::config::Timeouts,
 }
 
 impl StreamBody {
@@ -52,17 +56,20 @@ impl StreamBody {
     ) -> Self {
         let record = journal.record();
         let key = StreamKey::new(&record.route, &record.model, record.class, &pick.replica.served);
+        let pace = Pace::new(record.slo.itl);
         let series = journal.observer().stream_series(&key);
         let mut this = Self {
             reader,
+            bytes_out: 0,
+            has_first_token: false,
+            is_settled: false,
+            broken: None,
             journal,
             pick,
             series,
+            pace,
             pins,
             timeouts,
-            broken: None,
-            has_first_token: false,
-            is_settled: false,
         };
         this.note_first_token();
         this
@@ -78,25 +85,19 @@ impl StreamBody {
         if let Some(broken) = &mut self.broken {
             return broken.poll(cx);
         }
-        let now = self.journal.clock().now();
-        let watch = &self.reader.watch;
-        if self.reader.timeline.resume(now).is_some() {
-            watch.moved(now);
-        }
-        watch.waits();
-        if let Some(verdict) = watch.verdict() {
+        if let Some(verdict) = self.reader.watch.verdict() {
             return self.break_off(&self.failure_of(verdict), cx);
         }
         match self.reader.poll_next(cx) {
-            Poll::Ready(Next::Bytes(bytes)) => self.hand(bytes),
+            Poll::Ready(Next::Bytes(bytes, at)) => self.hand(bytes, at),
             Poll::Ready(Next::End(end)) => self.end(end, cx),
-            Poll::Pending => self.wait(now, cx),
+            Poll::Pending => self.wait(cx),
         }
     }
 
-    fn wait(&mut self, now: Stamp, cx: &mut Context<'_>) -> Polled {
+    fn wait(&mut self, cx: &mut Context<'_>) -> Polled {
         if self.reader.watch.takes_flush() {
-            self.flush(now);
+            self.flush(self.reader.looked_at());
         }
         match self.reader.watch.poll_verdict(cx) {
             Poll::Pending => Poll::Pending,
@@ -104,8 +105,7 @@ impl StreamBody {
         }
     }
 
-    fn hand(&mut self, bytes: Bytes) -> Polled {
-        let now = self.reader.last_read();
+    fn hand(&mut self, bytes: Bytes, now: Stamp) -> Polled {
         if !self.has_first_token {
             self.note_first_token();
         }
@@ -113,17 +113,15 @@ impl StreamBody {
         if self.reader.timeline.should_flush(now) {
             self.flush(now);
         }
-        // The clock is read once per read of the replica; what hyper takes later shows in `resume`.
-        let handed = self.journal.clock().now();
-        self.reader.timeline.pause(handed);
-        self.reader.watch.handed(handed);
-        self.journal.record().bytes_out += bytes.len() as u64;
+        self.reader.timeline.pause(now);
+        self.reader.watch.handed(now);
+        self.bytes_out += bytes.len() as u64;
         Poll::Ready(Some(Ok(Frame::data(bytes))))
     }
 
     fn flush(&mut self, now: Stamp) {
-        let series = &self.series;
-        self.reader.timeline.flush(now, |gaps| series.gaps(&gaps));
+        let (series, pace) = (&self.series, &mut self.pace);
+        self.reader.timeline.flush(now, |gaps| observe(series, pace, &gaps));
     }
 
     fn note_first_token(&mut self) {
@@ -187,6 +185,7 @@ impl StreamBody {
 
     fn failure_of(&self, verdict: Verdict) -> Failure {
         let after = |timer| match timer {
+            Timer::FirstToken => self.timeouts.first_token,
             Timer::InterToken => self.timeouts.inter_token,
             Timer::ClientStall => self.timeouts.client_stall,
             _ => self.timeouts.total,
@@ -208,7 +207,7 @@ impl StreamBody {
         self.reader.close();
         let place = self.reader.place();
         let event = words(failure, dialect.error_shape(), |words| failure::event(dialect, words, &place));
-        self.broken.insert(BrokenOff::new(event)).poll(cx)
+        self.broken.insert(Box::new(BrokenOff::new(event))).poll(cx)
     }
 
     fn charge(&mut self, failure: &Failure) {
@@ -240,22 +239,32 @@ impl Drop for StreamBody {
             self.charge(&failure);
         }
         let now = self.journal.clock().now();
-        let series = &self.series;
+        let (series, pace) = (&self.series, &mut self.pace);
         let output = self.reader.scanner.reading().answer.tokens.output.map(|n| n.0);
-        self.reader.timeline.finish(now, output, |gaps| series.gaps(&gaps));
+        self.reader.timeline.finish(now, output, |gaps| observe(series, pace, &gaps));
         let timeline = &self.reader.timeline;
         let record = self.journal.record();
+        record.bytes_out += self.bytes_out;
         record.at.last_token = timeline.last_token();
         record.content_events = timeline.content_events();
         (record.longest_gap, record.longest_gap_at) = timeline.longest_gap();
         record.relay_blocked = timeline.blocked();
+        record.itl_missed = self.pace.as_ref().and_then(|pace| pace.missed());
         note_told(record, &self.reader.scanner.reading().answer);
+    }
+}
+
+fn observe(series: &StreamSeries, pace: &mut Option<Box<Pace>>, gaps: &Gaps<'_>) {
+    series.gaps(gaps);
+    if let Some(pace) = pace {
+        pace.take(gaps);
     }
 }
 
 /// What an answer told of itself, into the record.
 pub fn note_told(record: &mut Record, told: &Answer) {
     record.tokens = told.tokens;
+    record.engine = told.engine;
     record.response_id.clone_from(&told.id);
     record.response_model.clone_from(&told.model);
     record.finish_reasons.clone_from(&told.finish_reasons);

@@ -1,28 +1,39 @@
 //! Recognises an ordinary content event by comparing, where parsing has seen its like before.
 //!
 //! The content events of one stream differ in one JSON string only. So an event that was parsed in full, and held
-//! nothing but one content string, leaves a template: the bytes before and after that string. A later event with the
-//! same bytes around a string without an unescaped quote or a line end has the same structure and the same meaning,
-//! whatever the engine's key order or spacing. This costs two comparisons and one search instead of a JSON parse,
-//! and it cannot be fooled by text inside strings. What does not match is parsed.
+//! nothing but one content string, leaves a template: length and digest of the bytes before and after that string. A
+//! later event with the same bytes around a string without an unescaped quote or a line end has the same structure
+//! and the same meaning, whatever the engine's key order or spacing. This costs two digests and one search instead
+//! of a JSON parse, and it cannot be fooled by text inside strings. What does not match is parsed.
+//!
+//! Digests, not the bytes: between two events of a stream its memory has left the cache, while the event itself was
+//! just read.
 
 use std::ops::Range;
 
 use memchr::memchr3_iter;
 use smallvec::SmallVec;
+use xxhash_rust::xxh3::xxh3_64;
 
 /// Templates of one stream: one for each choice, or for text and reasoning.
 #[derive(Debug, Default)]
 pub struct Templates {
     known: SmallVec<[Template; 1]>,
-    replace_next: usize,
+    replace_next: u8,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 struct Template {
-    before: Vec<u8>,
-    after: Vec<u8>,
+    before: Imprint,
+    after: Imprint,
     choice: u32,
+}
+
+/// What is kept of bytes that are expected again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Imprint {
+    digest: u64,
+    len: u16,
 }
 
 /// An event that a template recognised.
@@ -45,26 +56,17 @@ impl Templates {
     /// Learns from an event whose only meaning is the content inside `string` (without its quotes).
     pub fn learn(&mut self, raw: &[u8], string: Range<usize>, choice: u32) {
         let (Some(before), Some(after)) = (raw.get(..string.start), raw.get(string.end..)) else { return };
-        if before.len() > LONGEST_BEFORE || after.len() > LONGEST_AFTER {
-            return;
-        }
+        let (Some(before), Some(after)) = (Imprint::of(before), Imprint::of(after)) else { return };
+        let template = Template { before, after, choice };
         let slot = self.known.iter().position(|t| t.choice == choice && t.before == before).or_else(|| {
             (self.known.len() >= MOST).then(|| {
-                self.replace_next = (self.replace_next + 1) % MOST;
-                self.replace_next
+                self.replace_next = (self.replace_next + 1) % MOST as u8;
+                usize::from(self.replace_next)
             })
         });
         match slot.and_then(|slot| self.known.get_mut(slot)) {
-            Some(old) => {
-                old.before.clear();
-                old.before.extend_from_slice(before);
-                old.after.clear();
-                old.after.extend_from_slice(after);
-                old.choice = choice;
-            }
-            None => {
-                self.known.push(Template { before: before.to_vec(), after: after.to_vec(), choice });
-            }
+            Some(old) => *old = template,
+            None => self.known.push(template),
         }
     }
 }
@@ -72,9 +74,23 @@ impl Templates {
 impl Template {
     #[inline]
     fn recognise(&self, raw: &[u8]) -> Option<Recognised> {
-        let string = raw.strip_prefix(self.before.as_slice())?.strip_suffix(self.after.as_slice())?;
-        is_inside_of_a_string(string)
+        let (before, rest) = raw.split_at_checked(usize::from(self.before.len))?;
+        let (string, after) = rest.split_at_checked(rest.len().checked_sub(usize::from(self.after.len))?)?;
+        (self.after.fits(after) && self.before.fits(before) && is_inside_of_a_string(string))
             .then_some(Recognised { choice: self.choice, is_empty: string.is_empty() })
+    }
+}
+
+impl Imprint {
+    /// `None` for more bytes than an ordinary event has.
+    fn of(bytes: &[u8]) -> Option<Self> {
+        let len = u16::try_from(bytes.len()).ok().filter(|len| *len <= LONGEST)?;
+        Some(Self { digest: xxh3_64(bytes), len })
+    }
+
+    #[inline]
+    fn fits(&self, bytes: &[u8]) -> bool {
+        xxh3_64(bytes) == self.digest
     }
 }
 
@@ -94,8 +110,7 @@ fn is_escaped(before: &[u8]) -> bool {
 }
 
 const MOST: usize = 4;
-const LONGEST_BEFORE: usize = 1024;
-const LONGEST_AFTER: usize = 512;
+const LONGEST: u16 = 1024;
 
 #[cfg(test)]
 mod tests {

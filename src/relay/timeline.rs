@@ -17,58 +17,100 @@ use crate::clock::Stamp;
 use crate::record::{Gap, Gaps};
 use crate::relay::late::LateGaps;
 
-/// Latency of one stream, as it passes.
+/// Latency of one stream, as it passes. What an ordinary event touches comes first: between two events of a stream its
+/// memory has left the cache, and each cache line costs a miss.
 #[derive(Debug, Default)]
+#[repr(C)]
 pub struct Timeline {
-    first_byte: Option<Stamp>,
-    first_token: Option<Stamp>,
-    last_token: Option<Stamp>,
+    paused: Moment,
+    first_token: Moment,
+    last_token: Moment,
+    /// Of choice 0; the others are in `more_choices`.
+    choice: ChoiceClock,
+    batch: Vec<Packed>,
+    last_flush: Stamp,
     content_events: u64,
     longest_gap: Duration,
-    longest_gap_at: Option<Stamp>,
-    choices: SmallVec<[ChoiceClock; 1]>,
-    batch: Vec<Gap>,
-    last_flush: Stamp,
-    late: LateGaps,
-    paused: Option<Stamp>,
-    blocked: Duration,
     is_behind: bool,
+    longest_gap_at: Moment,
+    first_byte: Moment,
+    blocked: Duration,
+    more_choices: Vec<ChoiceClock>,
+    late: LateGaps,
 }
 
 /// The last content event of one choice.
 #[derive(Clone, Copy, Debug, Default)]
 struct ChoiceClock {
-    last: Option<Stamp>,
+    last: Moment,
     /// It had waited for a slow client, so its stamp is no arrival.
     is_late: bool,
+}
+
+/// A stamp that may not have come: half the size of an `Option<Stamp>`.
+#[derive(Clone, Copy, Debug)]
+struct Moment(Stamp);
+
+impl Moment {
+    const NEVER: Self = Self(Stamp::from_nanos(u64::MAX));
+
+    fn get(self) -> Option<Stamp> {
+        (self.0 != Self::NEVER.0).then_some(self.0)
+    }
+}
+
+impl Default for Moment {
+    fn default() -> Self {
+        Self::NEVER
+    }
+}
+
+/// A [`Gap`] in eight bytes: its length in nanoseconds below, its tokens above. Longer gaps than 18 minutes and more
+/// tokens than 16 million in one event do not exist.
+#[derive(Clone, Copy, Debug)]
+struct Packed(u64);
+
+impl Packed {
+    fn new(length: Duration, tokens: Option<u32>) -> Self {
+        let length = u64::try_from(length.as_nanos()).unwrap_or(u64::MAX).min(MOST_NANOS);
+        let tokens = tokens.map_or(0, |n| u64::from(n).saturating_add(1).min(MOST_TOKENS));
+        Self(tokens << NANOS_BITS | length)
+    }
+
+    fn gap(self) -> Gap {
+        let tokens = (self.0 >> NANOS_BITS).checked_sub(1).and_then(|n| u32::try_from(n).ok());
+        Gap { length: Duration::from_nanos(self.0 & MOST_NANOS), tokens }
+    }
 }
 
 impl Timeline {
     /// Bytes of the answering replica arrived; only the first call counts.
     pub fn byte(&mut self, at: Stamp) {
-        self.first_byte.get_or_insert(at);
+        if self.first_byte.get().is_none() {
+            self.first_byte = Moment(at);
+        }
     }
 
     /// A content event arrived. `tokens` are those it brought, where the engine tells them at once. Returns whether
     /// it was the first of the stream: the first token.
     pub fn content(&mut self, at: Stamp, choice: u32, tokens: Option<u32>) -> bool {
-        let is_first = self.first_token.is_none();
+        let is_first = self.first_token.get().is_none();
         if is_first {
-            self.first_token = Some(at);
+            self.first_token = Moment(at);
             self.last_flush = at;
             self.batch.reserve_exact(BATCH);
         }
-        self.last_token = Some(at);
+        self.last_token = Moment(at);
         self.content_events = self.content_events.saturating_add(1);
 
         let is_late = self.is_behind;
         let Some(before) = self
             .choice(choice)
-            .map(|clock| std::mem::replace(clock, ChoiceClock { last: Some(at), is_late }))
+            .map(|clock| std::mem::replace(clock, ChoiceClock { last: Moment(at), is_late }))
         else {
             return is_first;
         };
-        if let (Some(last), false, false) = (before.last, before.is_late, is_late) {
+        if let (Some(last), false, false) = (before.last.get(), before.is_late, is_late) {
             self.gap(at.since(last), at, tokens);
         }
         is_first
@@ -83,12 +125,18 @@ impl Timeline {
     }
 
     /// Hands out the gaps since the last time.
-    pub fn flush(&mut self, now: Stamp, merge: impl FnOnce(Gaps<'_>)) {
+    pub fn flush(&mut self, now: Stamp, mut merge: impl FnMut(Gaps<'_>)) {
         self.last_flush = now;
-        if !self.batch.is_empty() {
-            merge(Gaps { gaps: &self.batch, late_itl: &[] });
-            self.batch.clear();
+        let mut gaps: SmallVec<[Gap; BATCH]> = SmallVec::new();
+        for batch in self.batch.chunks(BATCH) {
+            gaps.clear();
+            gaps.extend(batch.iter().map(|packed| packed.gap()));
+            for gap in gaps.iter().filter(|gap| gap.tokens.is_none()) {
+                self.late.push(gap.length);
+            }
+            merge(Gaps { gaps: &gaps, late_itl: &[] });
         }
+        self.batch.clear();
     }
 
     /// At the stream's end: hands out the rest, with the gaps that waited for the token count. Their tokens are the
@@ -111,12 +159,14 @@ impl Timeline {
 
     /// A frame was handed to hyper: until [`Self::resume`] nobody reads from the replica.
     pub fn pause(&mut self, now: Stamp) {
-        self.paused.get_or_insert(now);
+        if self.paused.get().is_none() {
+            self.paused = Moment(now);
+        }
     }
 
     /// hyper polls us again. Returns how long it had not, if that was long enough to be the client's doing.
     pub fn resume(&mut self, now: Stamp) -> Option<Duration> {
-        let held = now.since(self.paused.take()?);
+        let held = now.since(std::mem::take(&mut self.paused).get()?);
         if held < HELD_UP {
             return None;
         }
@@ -133,19 +183,20 @@ impl Timeline {
     /// Arrival of the first byte.
     #[must_use]
     pub fn first_byte(&self) -> Option<Stamp> {
-        self.first_byte
+        self.first_byte.get()
     }
 
     /// Arrival of the first content event.
     #[must_use]
+    #[inline]
     pub fn first_token(&self) -> Option<Stamp> {
-        self.first_token
+        self.first_token.get()
     }
 
     /// Arrival of the last content event.
     #[must_use]
     pub fn last_token(&self) -> Option<Stamp> {
-        self.last_token
+        self.last_token.get()
     }
 
     /// Content events so far.
@@ -157,7 +208,7 @@ impl Timeline {
     /// Longest observed gap of one choice, and when it ended.
     #[must_use]
     pub fn longest_gap(&self) -> (Duration, Option<Stamp>) {
-        (self.longest_gap, self.longest_gap_at)
+        (self.longest_gap, self.longest_gap_at.get())
     }
 
     /// Time in which the client's slowness held the stream up.
@@ -169,20 +220,20 @@ impl Timeline {
     fn gap(&mut self, length: Duration, at: Stamp, tokens: Option<u32>) {
         if length > self.longest_gap {
             self.longest_gap = length;
-            self.longest_gap_at = Some(at);
+            self.longest_gap_at = Moment(at);
         }
-        if tokens.is_none() {
-            self.late.push(length);
-        }
-        self.batch.push(Gap { length, tokens });
+        self.batch.push(Packed::new(length, tokens));
     }
 
     fn choice(&mut self, index: u32) -> Option<&mut ChoiceClock> {
-        let place = usize::try_from(index).ok().filter(|place| *place < MOST_CHOICES)?;
-        if self.choices.len() <= place {
-            self.choices.resize(place + 1, ChoiceClock::default());
+        let Some(place) = usize::try_from(index).ok()?.checked_sub(1) else { return Some(&mut self.choice) };
+        if place >= MOST_CHOICES {
+            return None;
         }
-        self.choices.get_mut(place)
+        if self.more_choices.len() <= place {
+            self.more_choices.resize(place + 1, ChoiceClock::default());
+        }
+        self.more_choices.get_mut(place)
     }
 }
 
@@ -197,7 +248,10 @@ const BATCH: usize = 64;
 const FLUSH_EVERY: Duration = Duration::from_secs(1);
 /// A busy core polls a few milliseconds late without any client being slow.
 const HELD_UP: Duration = Duration::from_millis(5);
-const MOST_CHOICES: usize = 1024;
+const MOST_CHOICES: usize = 1023;
+const NANOS_BITS: u32 = 40;
+const MOST_NANOS: u64 = (1 << NANOS_BITS) - 1;
+const MOST_TOKENS: u64 = (1 << (u64::BITS - NANOS_BITS)) - 1;
 
 #[cfg(test)]
 mod tests {

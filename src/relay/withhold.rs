@@ -77,6 +77,13 @@ impl Withhold {
         self.begun(&frame, run, start, out);
     }
 
+    /// Nothing is held and nothing begun: a frame of whole events, none of them the usage chunk, may pass by this filter.
+    #[must_use]
+    #[inline]
+    pub fn is_between_events(&self) -> bool {
+        self.boundaries.is_between_events() && matches!(self.event, Pending::None) && !self.drops_line_feed
+    }
+
     /// What is still held when the stream ends: an event that never ended, which is relayed like all else.
     pub fn finish(&mut self) -> Option<Bytes> {
         match std::mem::take(&mut self.event) {

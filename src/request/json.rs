@@ -320,11 +320,12 @@ impl<'a> Cursor<'a> {
 /// How many bytes at the start of `bytes` a JSON string may hold as they are: up to a quote, a backslash or a
 /// control character.
 fn plain_len(bytes: &[u8]) -> usize {
-    // Code is dense in escapes: look at one word before setting up for a long run.
-    if let Some(word) = bytes.first_chunk::<8>()
-        && let Some(stop) = first_stop(*word)
-    {
-        return stop;
+    // Keys are short and code is dense in escapes: look at a few words before setting up for a long run.
+    let (words, _) = bytes.as_chunks::<8>();
+    for (at, word) in words.iter().take(4).enumerate() {
+        if let Some(stop) = first_stop(*word) {
+            return at * 8 + stop;
+        }
     }
     // No early exit inside a chunk, so that the compiler makes vector compares of it.
     let is_clean = |chunk: &&[u8; 32]| !chunk.iter().fold(false, |hit, b| hit | is_stop(*b));

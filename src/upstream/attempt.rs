@@ -113,19 +113,19 @@ impl Order {
     ///
     /// # Errors
     /// [`AttemptError`]: what failed, and whether the replica may have begun to work.
-    pub async fn send(self, moments: &mut AttemptMoments) -> Result<Answer, AttemptError> {
-        let (clock, watch, deadlines) = (self.clock, Arc::clone(&self.watch), self.deadlines);
+    pub async fn send(mut self, moments: &mut AttemptMoments) -> Result<Answer, AttemptError> {
+        let (watch, deadlines) = (Arc::clone(&self.watch), self.deadlines);
         let name = Arc::clone(&self.replica.served.replica);
-        let (at, overdue) = deadlines.earliest();
-        // Whichever arm is dropped gives its connection back by closing it; no arm leaves work behind.
+        // Whichever arm is dropped gives its connection back by closing it; no arm leaves work behind. The watchdog
+        // keeps the deadlines: a timer for each request would cost more than all its clock readings.
         tokio::select! {
+            biased;
             answer = self.exchange(moments) => answer,
             verdict = poll_fn(|cx| watch.poll_verdict(cx)) => Err(of_verdict(verdict, &deadlines, name)),
-            () = tokio::time::sleep_until(clock.instant(at)) => Err(AttemptError::Overdue(overdue)),
         }
     }
 
-    async fn exchange(mut self, moments: &mut AttemptMoments) -> Result<Answer, AttemptError> {
+    async fn exchange(&mut self, moments: &mut AttemptMoments) -> Result<Answer, AttemptError> {
         let deadline = self.clock.instant(self.clock.now().after(self.deadlines.connect));
         let mut lease = self.checkout(deadline).await.map_err(failed)?;
         moments.connected = Some(self.clock.now());
@@ -164,13 +164,15 @@ impl Order {
     }
 
     async fn first_content(
-        self,
+        &self,
         head: response::Parts,
         body: Incoming,
         lease: Lease,
     ) -> Result<Answer, AttemptError> {
         let replica = Arc::clone(&self.replica.served.replica);
-        let mut reader = Box::new(StreamReader::new(body, lease, self.watch, self.shape, self.clock));
+        let shape = self.shape.clone();
+        let watch = Arc::clone(&self.watch);
+        let mut reader = Box::new(StreamReader::new(body, lease, watch, shape, self.clock));
         match poll_fn(|cx| reader.poll_hold(cx)).await {
             Held::Released => Ok(Answer::Stream { head, reader }),
             Held::EngineDown => Err(failed(ReplicaFailure::EngineDown { replica })),
@@ -179,7 +181,7 @@ impl Order {
     }
 
     async fn whole(
-        self,
+        &self,
         head: response::Parts,
         mut body: Incoming,
         lease: Lease,
@@ -211,17 +213,6 @@ impl Order {
     }
 }
 
-impl Deadlines {
-    fn earliest(&self) -> (Stamp, Failure) {
-        let timeout = |timer, after| Failure::Timeout { timer, after };
-        let total = (self.total.0, timeout(Timer::Total, self.total.1));
-        match self.first_token {
-            Some((at, after)) if at < self.total.0 => (at, timeout(Timer::FirstToken, after)),
-            _ => total,
-        }
-    }
-}
-
 impl Answer {
     /// Status of the answer.
     #[must_use]
@@ -243,7 +234,9 @@ fn of_verdict(verdict: Verdict, deadlines: &Deadlines, replica: Arc<str>) -> Att
         Verdict::ReplicaSilent => failed(ReplicaFailure::Silent { replica }),
         Verdict::DrainOver => AttemptError::Overdue(Failure::DrainCut),
         Verdict::Deadline(timer) => {
-            AttemptError::Overdue(Failure::Timeout { timer, after: deadlines.total.1 })
+            let of_stream = deadlines.first_token.filter(|_| timer == Timer::FirstToken);
+            let after = of_stream.map_or(deadlines.total.1, |(_, after)| after);
+            AttemptError::Overdue(Failure::Timeout { timer, after })
         }
     }
 }

@@ -74,7 +74,8 @@ impl Pool {
             }
             self.forget(&connection);
         }
-        match timeout_at(deadline, self.connector.connect(&self.endpoint)).await {
+        // Boxed: it is rare, and its state would be most of what every request's future carries around.
+        match timeout_at(deadline, Box::pin(self.connector.connect(&self.endpoint))).await {
             Ok(Ok(connection)) => {
                 self.open.fetch_add(1, Ordering::Relaxed);
                 Ok(self.lease(connection, permit))

@@ -107,10 +107,18 @@ fn config(replica: SocketAddr) -> Config {
         pools: vec![pool(replica)],
         routes: vec![route()],
         tenants: Vec::new(),
+        drift: Default::default(),
         telemetry: Telemetry {
             access_log: AccessLog::Off,
             otlp: None,
-            sampling: Sampling { routine: 0.0, keep_error: false, keep_slo_miss: false, keep_retry: false },
+            engine_spans: None,
+            sampling: Sampling {
+                routine: 0.0,
+                keep_error: false,
+                keep_slo_miss: false,
+                keep_tail: false,
+                keep_retry: false,
+            },
         },
     }
 }
@@ -175,6 +183,7 @@ fn route() -> Route {
         policy: PolicyName::RoundRobin,
         slo: "standard".into(),
         client_may: ClientMay::default(),
+        stage_budget: None,
         ask_usage: false,
         timeouts: Timeouts {
             connect: Duration::from_secs(5),

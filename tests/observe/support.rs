@@ -36,16 +36,24 @@ pub(crate) fn config() -> Config {
         server: server(),
         admin: Admin { listen: "127.0.0.1:0".parse().unwrap(), token: None },
         retry: Retry { attempts: 2, budget: 0.2, min_per_second: 3 },
-        slo: [("interactive".into(), Slo { ttft: Some(ttft), tpot: None, e2e: None })].into(),
+        slo: [("interactive".into(), Slo { ttft: Some(ttft), ..Slo::default() })].into(),
         seed: Secret::new("hunter2"),
         classes: Classes { short: Tokens(512), medium: Tokens(4096) },
         pools: vec![pool()],
         routes: vec![route()],
         tenants: vec![],
+        drift: Default::default(),
         telemetry: Telemetry {
             access_log: AccessLog::Off,
             otlp: None,
-            sampling: Sampling { routine: 0.0, keep_error: false, keep_slo_miss: false, keep_retry: false },
+            engine_spans: None,
+            sampling: Sampling {
+                routine: 0.0,
+                keep_error: false,
+                keep_slo_miss: false,
+                keep_tail: false,
+                keep_retry: false,
+            },
         },
     }
 }
@@ -104,6 +112,7 @@ fn route() -> Route {
         policy: PolicyName::Latency,
         slo: "interactive".into(),
         client_may: ClientMay::default(),
+        stage_budget: None,
         ask_usage: false,
         timeouts: Timeouts {
             connect: second,
@@ -151,6 +160,7 @@ fn attempt(span: u64, error: Option<&'static str>) -> Attempt {
         end: at(1300),
         status: error.is_none().then_some(200),
         error,
+        expected: None,
     }
 }
 
@@ -172,7 +182,7 @@ pub(crate) fn record() -> Record {
         model: "llama".into(),
         tenant: "acme".into(),
         slo_class: "interactive".into(),
-        slo: SloBounds { ttft: Some(Duration::from_millis(333)), tpot: None, e2e: None },
+        slo: SloBounds { ttft: Some(Duration::from_millis(333)), ..SloBounds::default() },
         class: Class::Short,
         is_stream: true,
         outcome: Outcome::Ok,
@@ -194,6 +204,9 @@ pub(crate) fn record() -> Record {
         content_events: 21,
         longest_gap: Duration::from_millis(80),
         longest_gap_at: Some(at(500)),
+        itl_missed: None,
+        engine: None,
+        stage_budget: None,
         response_model: Some("llama".into()),
         response_id: Some("chatcmpl-1".into()),
         finish_reasons: vec!["stop".into()],
@@ -312,6 +325,7 @@ impl Collector {
     pub(crate) fn otlp(&self) -> Otlp {
         Otlp {
             traces_endpoint: format!("http://{}/v1/traces", self.address),
+            protocol: OtlpProtocol::Http,
             headers: vec![],
             timeout: Duration::from_secs(10),
         }

@@ -24,10 +24,18 @@ pub fn of(replicas: &[&Replica]) -> Config {
         pools: vec![pool("default", replicas)],
         routes: vec![route("*", &[0])],
         tenants: Vec::new(),
+        drift: Default::default(),
         telemetry: Telemetry {
             access_log: AccessLog::Off,
             otlp: None,
-            sampling: Sampling { routine: 0.0, keep_error: false, keep_slo_miss: false, keep_retry: false },
+            engine_spans: None,
+            sampling: Sampling {
+                routine: 0.0,
+                keep_error: false,
+                keep_slo_miss: false,
+                keep_tail: false,
+                keep_retry: false,
+            },
         },
     }
 }
@@ -71,6 +79,7 @@ pub fn route(model: &str, pools: &[usize]) -> Route {
         policy: PolicyName::RoundRobin,
         slo: "standard".into(),
         client_may: ClientMay::default(),
+        stage_budget: None,
         ask_usage: false,
         timeouts: Timeouts {
             connect: Duration::from_secs(1),

@@ -7,12 +7,17 @@ use std::time::Duration;
 use clap::Args;
 
 use crate::config::{Slo, TtftBound};
-use crate::simulate::engine::EngineConfig;
 use crate::simulate::replay::Contender;
 
 /// Arguments of `tokenway replay`.
 #[derive(Args, Clone, Debug)]
 pub struct ReplayArgs {
+    /// Read TRACE as records (t, route, revision, replica, ttft, itl, outcome) and print the drift found in them
+    #[arg(long, env = "TOKENWAY_REPLAY_DRIFT", requires = "config", conflicts_with_all = ["fit", "policies"])]
+    pub(super) drift: bool,
+    /// Fit the engine model to TRACE, a recorded run against one replica; print its engine file and, on stderr, its error
+    #[arg(long, env = "TOKENWAY_REPLAY_FIT", conflicts_with_all = ["config", "policies"])]
+    pub(super) fit: bool,
     /// Requests: Mooncake's JSON lines (timestamp, input_length, output_length, hash_ids) or Azure's CSV
     #[arg(value_name = "TRACE")]
     pub(super) trace: PathBuf,
@@ -22,7 +27,7 @@ pub struct ReplayArgs {
         env = "TOKENWAY_REPLAY_CONFIG",
         value_name = "FILE",
         value_delimiter = ',',
-        required_unless_present = "policies"
+        required_unless_present_any = ["policies", "fit"]
     )]
     pub(super) config: Vec<PathBuf>,
     /// The route of each file [default: its first]
@@ -55,12 +60,9 @@ pub struct ReplayArgs {
     /// Bound on TPOT, instead of the configuration's
     #[arg(long, env = "TOKENWAY_REPLAY_TPOT", value_name = "TIME", value_parser = span)]
     pub(super) tpot: Option<Duration>,
-    /// Tokens of one step of an engine
-    #[arg(long, env = "TOKENWAY_REPLAY_MAX_BATCHED_TOKENS", value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
-    pub(super) max_batched_tokens: Option<u64>,
-    /// Tokens that fit into an engine's KV cache
-    #[arg(long, env = "TOKENWAY_REPLAY_KV_TOKENS", value_name = "N", value_parser = clap::value_parser!(u64).range(512..))]
-    pub(super) kv_tokens: Option<u64>,
+    /// The engine of every replica, as `--fit` writes it [default: a 32B model on two H100]
+    #[arg(long, env = "TOKENWAY_REPLAY_ENGINE", value_name = "FILE")]
+    pub(super) engine: Option<PathBuf>,
     /// Runs at a time [default: the number of cores]
     #[arg(long, env = "TOKENWAY_REPLAY_THREADS", value_name = "N")]
     pub(super) threads: Option<NonZeroUsize>,
@@ -82,19 +84,7 @@ impl ReplayArgs {
     pub(super) fn slo_over(&self, slo: Slo) -> Slo {
         let per_prompt_token = self.ttft_per_token.unwrap_or_default();
         let ttft = self.ttft.map(|base| TtftBound { base, per_prompt_token });
-        Slo { ttft: ttft.or(slo.ttft), tpot: self.tpot.or(slo.tpot), e2e: slo.e2e }
-    }
-
-    /// The engine with what is given here.
-    pub(super) fn engine(&self, mut engine: EngineConfig) -> EngineConfig {
-        if let Some(tokens) = self.max_batched_tokens {
-            // A step must have room for one token of every running sequence.
-            engine.max_batched_tokens = tokens.max(engine.max_num_seqs as u64);
-        }
-        if let Some(tokens) = self.kv_tokens {
-            engine.num_blocks = tokens / engine.block_size;
-        }
-        engine
+        Slo { ttft: ttft.or(slo.ttft), tpot: self.tpot.or(slo.tpot), e2e: slo.e2e, itl: slo.itl }
     }
 }
 

@@ -7,17 +7,19 @@ mod args;
 mod report;
 
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::config::load::{ConfigError, Source, load};
-use crate::config::{Config, Overrides, PolicyName, Route, Slo, TtftBound};
+use crate::config::{Config, ItlBounds, Overrides, PolicyName, Route, Slo, TtftBound};
+use crate::simulate::engine::EngineConfig;
 use crate::simulate::peers::Peer;
 use crate::simulate::replay::{
-    Contender, Entrant, Race, Setting, Trace, TraceError, contest, qwen_32b_on_two_h100,
+    Contender, EngineFile, EngineFileError, Entrant, Fit, Race, Recording, Setting, Trace, TraceError,
+    contest, fit, qwen_32b_on_two_h100,
 };
 
 pub use self::args::ReplayArgs;
-use super::{EXIT_FAILED, EXIT_OK};
+use super::{EXIT_FAILED, EXIT_OK, EXIT_USAGE, replay_drift};
 
 /// Why a replay cannot be run.
 #[derive(Debug, thiserror::Error)]
@@ -37,6 +39,14 @@ pub enum ReplayError {
         path: PathBuf,
         /// What is wrong with it.
         error: TraceError,
+    },
+    /// The engine file is none.
+    #[error("{}: {error}", path.display())]
+    Engine {
+        /// Which file.
+        path: PathBuf,
+        /// What is wrong with it.
+        error: EngineFileError,
     },
     /// A configuration file is wrong.
     #[error(transparent)]
@@ -71,19 +81,50 @@ pub fn run(
     out: &mut dyn Write,
     err: &mut dyn Write,
 ) -> io::Result<u8> {
-    match prepare(args, env) {
-        Ok(plan) => {
-            let figures =
-                contest(&plan.trace, (&plan.entrants, &plan.settings), &plan.races, args.threads());
-            let lines = report::lines(&plan, &figures);
-            if args.json { report::json(&lines, out)? } else { report::table(&lines, out)? }
-            Ok(EXIT_OK)
-        }
+    if args.drift {
+        return drift(args, out, err);
+    }
+    let done = if args.fit {
+        fitted(args).map(|fit| report::fit(&fit, out, err))
+    } else {
+        prepare(args, env).map(|plan| replayed(args, &plan, out))
+    };
+    match done {
+        Ok(written) => written.map(|()| EXIT_OK),
         Err(error) => {
             writeln!(err, "error: {error}")?;
             Ok(EXIT_FAILED)
         }
     }
+}
+
+/// `--drift`: records through the live detectors.
+fn drift(args: &ReplayArgs, out: &mut dyn Write, err: &mut dyn Write) -> io::Result<u8> {
+    let [config] = args.config.as_slice() else {
+        writeln!(err, "error: --drift takes one --config")?;
+        return Ok(EXIT_USAGE);
+    };
+    let mut out = io::BufWriter::new(out);
+    match replay_drift::run(&args.trace, config, &mut out) {
+        Ok(()) => out.flush().map(|()| EXIT_OK),
+        Err(error) => {
+            out.flush()?;
+            writeln!(err, "error: {error}")?;
+            Ok(EXIT_FAILED)
+        }
+    }
+}
+
+fn replayed(args: &ReplayArgs, plan: &Plan, out: &mut dyn Write) -> io::Result<()> {
+    let figures = contest(&plan.trace, (&plan.entrants, &plan.settings), &plan.races, args.threads());
+    let lines = report::lines(plan, &figures);
+    if args.json { report::json(&lines, out) } else { report::table(&lines, out) }
+}
+
+fn fitted(args: &ReplayArgs) -> Result<Fit, ReplayError> {
+    let recording = Recording::read(&read(&args.trace)?);
+    let recording = recording.map_err(|error| ReplayError::Trace { path: args.trace.clone(), error })?;
+    Ok(fit(&recording, &engine(args)?))
 }
 
 /// All that is to be run.
@@ -95,9 +136,7 @@ struct Plan {
 }
 
 fn prepare(args: &ReplayArgs, env: &dyn Fn(&str) -> Option<String>) -> Result<Plan, ReplayError> {
-    let path = args.trace.clone();
-    let text = std::fs::read_to_string(&path).map_err(|error| ReplayError::Read { path, error })?;
-    let trace = Trace::read(&text)
+    let trace = Trace::read(&read(&args.trace)?)
         .map_err(|error| ReplayError::Trace { path: args.trace.clone(), error })?;
     let mut configs = Vec::new();
     for file in &args.config {
@@ -107,6 +146,17 @@ fn prepare(args: &ReplayArgs, env: &dyn Fn(&str) -> Option<String>) -> Result<Pl
     let settings = settings(args, configs.first().map(|(_, config)| config))?;
     let races = races(args, entrants.len(), settings.len());
     Ok(Plan { trace, entrants, settings, races })
+}
+
+fn read(path: &Path) -> Result<String, ReplayError> {
+    std::fs::read_to_string(path).map_err(|error| ReplayError::Read { path: path.to_owned(), error })
+}
+
+fn engine(args: &ReplayArgs) -> Result<EngineConfig, ReplayError> {
+    let Some(path) = &args.engine else { return Ok(qwen_32b_on_two_h100()) };
+    let file = EngineFile::read(&read(path)?);
+    let file = file.map_err(|error| ReplayError::Engine { path: path.clone(), error })?;
+    Ok(file.over(qwen_32b_on_two_h100()))
 }
 
 fn entrants(args: &ReplayArgs, configs: &[(&PathBuf, Config)]) -> Result<Vec<Entrant>, ReplayError> {
@@ -126,7 +176,7 @@ fn entrants(args: &ReplayArgs, configs: &[(&PathBuf, Config)]) -> Result<Vec<Ent
     Ok(entrants)
 }
 
-fn route<'a>(args: &ReplayArgs, file: &PathBuf, config: &'a Config) -> Result<&'a Route, ReplayError> {
+fn route<'a>(args: &ReplayArgs, file: &Path, config: &'a Config) -> Result<&'a Route, ReplayError> {
     let found = match &args.route {
         Some(name) => config.routes.iter().find(|route| *route.name == **name),
         None => config.routes.first(),
@@ -134,7 +184,7 @@ fn route<'a>(args: &ReplayArgs, file: &PathBuf, config: &'a Config) -> Result<&'
     found.ok_or_else(|| {
         let known: Vec<&str> = config.routes.iter().map(|route| &*route.name).collect();
         let route = args.route.clone().unwrap_or_default();
-        ReplayError::NoRoute { path: file.clone(), route, known: known.join(", ") }
+        ReplayError::NoRoute { path: file.to_owned(), route, known: known.join(", ") }
     })
 }
 
@@ -147,6 +197,7 @@ fn settings(args: &ReplayArgs, config: Option<&Config>) -> Result<Vec<Setting>, 
     if let Some((replica, _)) = args.slow.iter().find(|(replica, _)| *replica >= smallest) {
         return Err(ReplayError::NoReplica { replica: *replica, last: smallest - 1 });
     }
+    let engine = engine(args)?;
     let mut settings = Vec::new();
     for &replicas in &fleets {
         for &load in &args.load {
@@ -156,7 +207,7 @@ fn settings(args: &ReplayArgs, config: Option<&Config>) -> Result<Vec<Setting>, 
                     load,
                     scrape_interval,
                     slow: args.slow.clone(),
-                    engine: args.engine(qwen_32b_on_two_h100()),
+                    engine: engine.clone(),
                 });
             }
         }
@@ -192,6 +243,7 @@ const DEFAULT_SLO: Slo = Slo {
         base: std::time::Duration::from_secs(1),
         per_prompt_token: std::time::Duration::from_micros(150),
     }),
+    itl: ItlBounds::new([None; 4]),
     tpot: Some(std::time::Duration::from_millis(100)),
     e2e: None,
 };

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 
 use serde::Serialize;
 
-use crate::simulate::replay::Figures;
+use crate::simulate::replay::{Figures, Fit};
 
 use super::Plan;
 
@@ -81,6 +81,29 @@ pub(super) fn table(lines: &[Line], out: &mut dyn Write) -> io::Result<()> {
     Ok(())
 }
 
+/// Prints the engine file, and on `err` how well it fits.
+pub(super) fn fit(fit: &Fit, out: &mut dyn Write, err: &mut dyn Write) -> io::Result<()> {
+    serde_json::to_writer_pretty(&mut *out, &fit.engine).map_err(io::Error::other)?;
+    writeln!(out)?;
+    writeln!(err, "outside of the engine: {:.1} ms of each TTFT", 1_000.0 * fit.overhead_s)?;
+    for (which, error) in [("fitted", &fit.fitted), ("held out", &fit.held_out)] {
+        let percent = |share: f64| 100.0 * share;
+        writeln!(
+            err,
+            "{which}: {} requests, TTFT off by {:.1} % (median) and {:.1} % (p90), TPOT by {:.1} % and {:.1} %; \
+             median model / measured {:.3} and {:.3}",
+            error.requests,
+            percent(error.ttft_p50),
+            percent(error.ttft_p90),
+            percent(error.tpot_p50),
+            percent(error.tpot_p90),
+            error.ttft_ratio,
+            error.tpot_ratio
+        )?;
+    }
+    Ok(())
+}
+
 fn figures(runs: &[Line]) -> Vec<String> {
     let mean = |figure: &dyn Fn(&Figures) -> f64| {
         runs.iter().map(|line| figure(&line.figures)).sum::<f64>() / runs.len().max(1) as f64
@@ -112,7 +135,24 @@ fn figures(runs: &[Line]) -> Vec<String> {
 }
 
 const HEADINGS: [&str; 19] = [
-    "policy", "n", "load", "age s", "miss %", "ttft %", "tpot %", "good/s", "ttft p50", "ttft p90", "ttft p99",
-    "tpot p99", "hit", "spread", "held %", "held p99", "refused %", "err p50 %", "err p90 %",
+    "policy",
+    "n",
+    "load",
+    "age s",
+    "miss %",
+    "ttft %",
+    "tpot %",
+    "good/s",
+    "ttft p50",
+    "ttft p90",
+    "ttft p99",
+    "tpot p99",
+    "hit",
+    "spread",
+    "held %",
+    "held p99",
+    "refused %",
+    "err p50 %",
+    "err p90 %",
 ];
 const WIDEST_FIGURE: usize = 5;

@@ -5,11 +5,14 @@
 //! where the configuration names them (TLS, secrets), relative to the configuration file's directory.
 
 mod bounds;
+mod drift;
 mod pool;
 mod route;
 mod secret;
 mod section;
 mod server;
+mod slo;
+mod stage_budget;
 mod telemetry;
 mod tenant;
 mod unbuilt;
@@ -88,9 +91,8 @@ pub fn parse_model_name(text: &str) -> Result<String, String> {
 }
 
 fn read(root: &Section<'_>) -> Config {
-    unbuilt::refuse(root, unbuilt::ROOT);
     let timeouts = bounds::timeouts(&root.section("timeouts", schema::TIMEOUTS), &bounds::DEFAULT_TIMEOUTS);
-    let slo = bounds::slo(root);
+    let slo = slo::slo(root);
     let pools = pool::pools(root);
     let routes = route::routes(root, &route::Referred { pools: &pools, slo: &slo, timeouts });
     let tenants = tenant::tenants(root, &routes);
@@ -105,6 +107,7 @@ fn read(root: &Section<'_>) -> Config {
         routes,
         tenants,
         telemetry: telemetry::telemetry(root),
+        drift: drift::drift(root),
     }
 }
 

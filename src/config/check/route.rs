@@ -13,7 +13,7 @@ use crate::config::{ClientMay, ModelMatch, PolicyName, Pool, Route, Slo, Timeout
 
 use super::section::{Item, Section};
 use super::values::{MODEL, NAME};
-use super::{bounds, unbuilt};
+use super::{bounds, stage_budget, unbuilt};
 
 /// What routes refer to.
 pub(super) struct Referred<'a> {
@@ -71,6 +71,8 @@ fn route(section: &Section<'_>, referred: &Referred<'_>) -> Route {
         Some(name) => name,
         None => model.clone(),
     };
+    let class = slo(section, referred.slo);
+    let slo = referred.slo.get(&class).copied().unwrap_or_default();
     Route {
         name,
         model: if &*model == "*" { ModelMatch::Any } else { ModelMatch::Named(model) },
@@ -81,8 +83,9 @@ fn route(section: &Section<'_>, referred: &Referred<'_>) -> Route {
             .get("policy")
             .and_then(|item| item.one_of("policy", &policies()))
             .unwrap_or(PolicyName::Latency),
-        slo: slo(section, referred.slo),
+        slo: class,
         client_may: client_may(section),
+        stage_budget: stage_budget::stage_budget(section, slo),
         ask_usage: section.boolean("ask_usage").unwrap_or(true),
         timeouts: bounds::timeouts(&section.section("timeouts", schema::ROUTE_TIMEOUTS), &referred.timeouts),
     }
@@ -98,6 +101,7 @@ fn catch_all(referred: &Referred<'_>) -> Route {
         policy: PolicyName::Latency,
         slo: DEFAULT_SLO.into(),
         client_may: DEFAULT_CLIENT_MAY,
+        stage_budget: None,
         ask_usage: true,
         timeouts: referred.timeouts,
     }

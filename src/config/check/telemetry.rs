@@ -4,6 +4,7 @@
 //! here, key by key: flag, file, `OTEL_…`, default. `OTEL_SDK_DISABLED` and its like speak for the environment, and
 //! so lose against a file or a flag that names an endpoint.
 
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use http::{HeaderName, HeaderValue};
@@ -12,10 +13,10 @@ use toml::de::DeValue;
 use crate::config::diagnostics::did_you_mean;
 use crate::config::otel::{self, Exporter};
 use crate::config::schema;
-use crate::config::{AccessLog, Otlp, Sampling, Telemetry};
+use crate::config::{AccessLog, EngineSpans, Otlp, OtlpProtocol, Sampling, Telemetry};
 
 use super::section::{Item, Section};
-use super::values::{HTTP_URL, POSITIVE_DURATION};
+use super::values::{ADDRESS, HTTP_URL, POSITIVE_DURATION};
 use super::{secret, unbuilt};
 
 /// Reads `[telemetry]`.
@@ -25,6 +26,7 @@ pub(super) fn telemetry(root: &Section<'_>) -> Telemetry {
     Telemetry {
         access_log: section.get("access_log").and_then(|item| access_log(&item)).unwrap_or(AccessLog::Stdout),
         otlp: otlp(&section.section("otlp", schema::OTLP)),
+        engine_spans: engine_spans(&section.section("engine_spans", schema::ENGINE_SPANS)),
         sampling: sampling(&section.section("sampling", schema::SAMPLING)),
     }
 }
@@ -45,24 +47,42 @@ fn access_log(item: &Item<'_>) -> Option<AccessLog> {
 }
 
 fn otlp(section: &Section<'_>) -> Option<Otlp> {
-    unbuilt::refuse(section, unbuilt::OTLP);
     let endpoint = section.parse("endpoint", &HTTP_URL);
+    let protocol = section.get("protocol").and_then(|item| item.one_of("protocol", PROTOCOLS));
     let headers = section.get("headers").map(|item| headers(&item));
     let timeout = section.parse("timeout", &POSITIVE_DURATION);
     let exporter = Exporter::from_env(section.checking.env);
+    let protocol = protocol.or(exporter.protocol).unwrap_or_default();
     let asked = section.checking.overrides.otlp_endpoint.clone().or(endpoint);
     let traces_endpoint = match asked {
-        Some(base) => otel::traces_endpoint(&base),
-        None if section.is_present() => {
-            exporter.endpoint.unwrap_or_else(|| otel::traces_endpoint(DEFAULT_BASE))
-        }
-        None => exporter.endpoint?,
+        Some(base) => otel::traces_endpoint(&base, protocol),
+        None if section.is_present() => exporter
+            .endpoint(protocol)
+            .unwrap_or_else(|| otel::traces_endpoint(default_base(protocol), protocol)),
+        None => exporter.endpoint(protocol)?,
     };
     Some(Otlp {
         traces_endpoint,
+        protocol,
         headers: headers.unwrap_or(exporter.headers),
         timeout: timeout.or(exporter.timeout).unwrap_or(DEFAULT_EXPORT_TIMEOUT),
     })
+}
+
+fn engine_spans(section: &Section<'_>) -> Option<EngineSpans> {
+    if !section.is_present() {
+        return None;
+    }
+    let fallback = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), DEFAULT_ENGINE_SPANS_PORT);
+    Some(EngineSpans { listen: section.parse("listen", &ADDRESS).unwrap_or(fallback) })
+}
+
+/// Where a collector on this machine listens.
+fn default_base(protocol: OtlpProtocol) -> &'static str {
+    match protocol {
+        OtlpProtocol::Http => "http://127.0.0.1:4318",
+        OtlpProtocol::Grpc => "http://127.0.0.1:4317",
+    }
 }
 
 fn headers(item: &Item<'_>) -> Vec<(HeaderName, HeaderValue)> {
@@ -96,13 +116,20 @@ fn header(entry: &Item<'_>) -> Option<(HeaderName, HeaderValue)> {
 fn sampling(section: &Section<'_>) -> Sampling {
     let routine = section.ratio("routine").unwrap_or(0.02);
     let Some(item) = section.get("keep") else {
-        return Sampling { routine, keep_error: true, keep_slo_miss: true, keep_retry: true };
+        return Sampling {
+            routine,
+            keep_error: true,
+            keep_slo_miss: true,
+            keep_tail: true,
+            keep_retry: true,
+        };
     };
     let kept: Vec<Keep> = item.list().iter().filter_map(|entry| entry.one_of("reason", KEEP)).collect();
     Sampling {
         routine,
         keep_error: kept.contains(&Keep::Error),
         keep_slo_miss: kept.contains(&Keep::SloMiss),
+        keep_tail: kept.contains(&Keep::Tail),
         keep_retry: kept.contains(&Keep::Retry),
     }
 }
@@ -112,6 +139,7 @@ fn sampling(section: &Section<'_>) -> Sampling {
 enum Keep {
     Error,
     SloMiss,
+    Tail,
     Retry,
     /// Of a part that is not built: nothing has this reason yet.
     Later,
@@ -121,9 +149,12 @@ const KEEP: &[(&str, Keep)] = &[
     ("error", Keep::Error),
     ("slo_miss", Keep::SloMiss),
     ("retry", Keep::Retry),
-    ("tail", Keep::Later),
+    ("tail", Keep::Tail),
     ("canary", Keep::Later),
     ("drift", Keep::Later),
 ];
-const DEFAULT_BASE: &str = "http://127.0.0.1:4318";
+const PROTOCOLS: &[(&str, OtlpProtocol)] =
+    &[("http", OtlpProtocol::Http), ("http/protobuf", OtlpProtocol::Http), ("grpc", OtlpProtocol::Grpc)];
+/// Beside the usual ports of a collector, which may be on the same machine.
+const DEFAULT_ENGINE_SPANS_PORT: u16 = 4319;
 const DEFAULT_EXPORT_TIMEOUT: Duration = Duration::from_secs(10);

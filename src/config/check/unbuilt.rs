@@ -46,22 +46,6 @@ fn open<'a>(item: &Item<'a>, part: &Unbuilt) -> Option<Section<'a>> {
     item.section(Keys { header: part.key, known: part.known })
 }
 
-/// Of a configuration.
-pub(super) const ROOT: &[Unbuilt] = &[Unbuilt {
-    key: "drift",
-    known: &["block", "baseline", "webhook"],
-    harmless: &[],
-    instead: "remove [drift]; alert on tokenway_time_to_first_token_seconds meanwhile",
-}];
-
-/// Of an SLO class.
-pub(super) const SLO: &[Unbuilt] = &[Unbuilt {
-    key: "itl",
-    known: &["p50", "p90", "p95", "p99"],
-    harmless: &[],
-    instead: "remove it; bound the mean time per output token with tpot",
-}];
-
 /// Of a pool.
 pub(super) const POOL: &[Unbuilt] = &[
     Unbuilt { key: "dns", known: &[], harmless: &[], instead: LIST_REPLICAS },
@@ -99,22 +83,6 @@ pub(super) const ROUTE: &[Unbuilt] = &[
         known: &["after", "budget"],
         harmless: &[],
         instead: "remove it; [retry] covers replicas that fail before the first token",
-    },
-    Unbuilt {
-        key: "stage_budget",
-        known: &[
-            "read",
-            "admit",
-            "route",
-            "connect",
-            "engine_queue",
-            "prefill",
-            "decode",
-            "engine_other",
-            "relay",
-        ],
-        harmless: &[],
-        instead: "remove it; stages are measured, without budgets",
     },
     Unbuilt {
         key: "canary",
@@ -159,14 +127,6 @@ pub(super) const TELEMETRY: &[Unbuilt] = &[Unbuilt {
     known: &[],
     harmless: &[("content", "false")],
     instead: "remove it; spans carry no prompt and no answer text",
-}];
-
-/// Of the OTLP export.
-pub(super) const OTLP: &[Unbuilt] = &[Unbuilt {
-    key: "protocol",
-    known: &[],
-    harmless: &[("protocol", "http"), ("protocol", "http/protobuf")],
-    instead: "write protocol = \"http\" and the collector's HTTP port, mostly 4318",
 }];
 
 const LIST_REPLICAS: &str = "list the replicas: replicas = [\"http://127.0.0.1:8001\"]";

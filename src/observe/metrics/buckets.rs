@@ -27,9 +27,10 @@ pub(super) struct Edges {
 impl Edges {
     pub(super) fn new(config: &Config) -> Self {
         let bounds = |pick: fn(&crate::config::Slo) -> Option<Duration>| config.slo.values().filter_map(pick);
+        let itl = config.slo.values().flat_map(|slo| slo.itl.iter().map(|(_, bound)| bound));
         Self {
             ttft: with_bounds(TTFT, bounds(|slo| slo.ttft.map(|bound| bound.base))),
-            token: with_bounds(TOKEN, bounds(|slo| slo.tpot)),
+            token: with_bounds(TOKEN, bounds(|slo| slo.tpot).chain(itl)),
             duration: with_bounds(DURATION, bounds(|slo| slo.e2e)),
             overhead: OVERHEAD.to_vec(),
             stage: STAGE.to_vec(),

@@ -5,28 +5,39 @@
 //! nothing of a dependency ends up on our page.
 
 mod buckets;
+mod drift;
+mod exemplars;
 mod family;
 mod memo;
+mod openmetrics;
 mod replicas;
 mod series;
 mod table;
+mod targets;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use dashmap::DashMap;
+// Every request looks several series up; labels come from code and configuration, not from clients.
+use foldhash::fast::RandomState;
 use parking_lot::Mutex;
 use prometheus::process_collector::ProcessCollector;
 use prometheus::{IntCounter, IntGauge, Registry, TextEncoder};
 
 use self::buckets::Edges;
+pub use self::drift::WebhookResult;
+use self::exemplars::{Exemplar, Exemplars};
 use self::memo::Memo;
+pub use self::openmetrics::Exposition;
 use self::replicas::{ReplicaKey, Seen};
 use self::series::{ReplicaSeries, RequestFamilies, RequestKey, RequestSeries};
 pub use self::series::{StreamKey, StreamSeries};
-use self::table::{Maker, Process, ReplicaFamilies, RouteFamilies, TenantFamilies, Totals};
+use self::table::{Drift, Maker, Process, ReplicaFamilies, RouteFamilies, Targets, TenantFamilies, Totals};
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::fleet::status::ReplicaStatus;
+use crate::observe::judgement::Judgement;
 use crate::record::{FirstToken, Record};
 
 /// What runs, for `tokenway_build_info` and spans.
@@ -46,17 +57,22 @@ pub struct Metrics {
     replicas: ReplicaFamilies,
     totals: Totals,
     process: Process,
-    by_request: DashMap<RequestKey, Arc<RequestSeries>>,
-    by_stream: DashMap<StreamKey, Arc<StreamSeries>>,
-    by_replica: DashMap<ReplicaKey, Arc<ReplicaSeries>>,
+    drift: Drift,
+    targets: Targets,
+    by_request: DashMap<RequestKey, Arc<RequestSeries>, RandomState>,
+    by_stream: DashMap<StreamKey, Arc<StreamSeries>, RandomState>,
+    by_replica: DashMap<ReplicaKey, Arc<ReplicaSeries>, RandomState>,
     seen: Mutex<Seen>,
     page: Mutex<()>,
+    edges: Edges,
+    exemplars: Exemplars,
     decisions: Memo<(&'static str, &'static str), IntCounter>,
     admissions: Memo<(&'static str, &'static str), IntCounter>,
     retries: Memo<&'static str, IntCounter>,
     timeouts: Memo<&'static str, IntCounter>,
     rejected: Memo<&'static str, IntCounter>,
     spans_dropped: Memo<&'static str, IntCounter>,
+    engine_spans: Memo<&'static str, IntCounter>,
     prefix: PrefixTokens,
 }
 
@@ -86,6 +102,7 @@ impl Metrics {
         };
         let replicas = ReplicaFamilies::new(&maker, &edges);
         let process = Process::new(&maker);
+        let (drift, targets) = (Drift::new(&maker), Targets::new(&maker));
         // Where there is no /proc the process_* family is missing; all else works.
         let _ = registry.register(Box::new(ProcessCollector::for_self()));
         let metrics = Self {
@@ -95,20 +112,26 @@ impl Metrics {
             replicas,
             totals,
             process,
-            by_request: DashMap::new(),
-            by_stream: DashMap::new(),
-            by_replica: DashMap::new(),
+            drift,
+            targets,
+            by_request: DashMap::default(),
+            by_stream: DashMap::default(),
+            by_replica: DashMap::default(),
             seen: Mutex::default(),
             page: Mutex::default(),
+            edges,
+            exemplars: Exemplars::default(),
             decisions: Memo::default(),
             admissions: Memo::default(),
             retries: Memo::default(),
             timeouts: Memo::default(),
             rejected: Memo::default(),
             spans_dropped: Memo::default(),
+            engine_spans: Memo::default(),
             prefix,
         };
         metrics.start_at_zero(build);
+        metrics.set_targets(config);
         metrics
     }
 
@@ -120,8 +143,14 @@ impl Metrics {
         for result in ["success", "failure"] {
             self.process.config_reloads.get(&[result]);
         }
+        for result in WebhookResult::ALL {
+            self.drift.posts(result);
+        }
         for reason in DropReason::ALL {
             self.spans_dropped(reason, 0);
+        }
+        for result in JoinResult::ALL {
+            self.engine_spans(result, 0);
         }
     }
 
@@ -157,18 +186,20 @@ impl Metrics {
         }
     }
 
-    /// A request's end.
-    pub fn record(&self, record: &Record) {
-        let key = RequestKey {
-            route: Arc::clone(&record.route),
-            model: Arc::clone(&record.model),
-            tenant: Arc::clone(&record.tenant),
-            revision: record.served().map_or_else(|| "none".into(), |served| Arc::clone(&served.revision)),
-            class: record.class,
-        };
-        self.request_series(key).record(record);
+    /// A request's end. Its stages follow by [`Metrics::settled`] where `is_settled` is false.
+    pub fn record(&self, record: &Record, judgement: &Judgement, is_settled: bool) {
+        let series = self.request_series(key_of(record));
+        series.record(record, judgement);
+        if is_settled {
+            series.settled(judgement);
+        }
         self.count_tries(record);
         self.count_decision(record);
+    }
+
+    /// What depends on a request's stages, when its engine has told its times or did not in time.
+    pub fn settled(&self, record: &Record, judgement: &Judgement) {
+        self.request_series(key_of(record)).settled(judgement);
     }
 
     fn count_tries(&self, record: &Record) {
@@ -220,6 +251,12 @@ impl Metrics {
         self.spans_dropped.get(reason, || self.process.spans_dropped.get(&[reason])).inc_by(spans);
     }
 
+    /// Joins of engines' spans with records.
+    pub fn engine_spans(&self, result: JoinResult, records: u64) {
+        let result = result.as_str();
+        self.engine_spans.get(result, || self.process.engine_spans.get(&[result])).inc_by(records);
+    }
+
     /// Access-log lines that will never be written.
     pub fn access_log_dropped(&self, lines: u64) {
         self.process.access_log_dropped.inc_by(lines);
@@ -237,9 +274,15 @@ impl Metrics {
         GaugeGuard::new(&self.process.open_connections)
     }
 
-    /// The page of a scrape, with the gauges of `fleet` as they are now.
+    /// The page of a scrape in plain text, with the gauges of `fleet` as they are now.
     #[must_use]
     pub fn render(&self, fleet: &[ReplicaStatus]) -> String {
+        self.render_as(fleet, Exposition::Plain)
+    }
+
+    /// The page of a scrape, as the scraper wants it.
+    #[must_use]
+    pub fn render_as(&self, fleet: &[ReplicaStatus], exposition: Exposition) -> String {
         // One page at a time, so that two scrapes do not take gauges from under each other.
         let _page = self.page.lock();
         let gone = self.seen.lock().update(&self.replicas, fleet, self.clock.now());
@@ -247,10 +290,31 @@ impl Metrics {
             self.by_stream.retain(|key, _| key.pool != pool || key.replica != replica);
             self.by_replica.remove(&(pool, replica));
         }
-        TextEncoder::new().encode_to_string(&self.registry.gather()).unwrap_or_else(|error| {
-            tracing::error!(%error, "metrics could not be encoded");
-            String::new()
-        })
+        let families = self.registry.gather();
+        match exposition {
+            Exposition::OpenMetrics => openmetrics::encode(&families, &self.exemplars),
+            Exposition::Plain => TextEncoder::new().encode_to_string(&families).unwrap_or_else(|error| {
+                tracing::error!(%error, "metrics could not be encoded");
+                String::new()
+            }),
+        }
+    }
+
+    /// A request whose spans are kept: its trace stands for the buckets that it fell into.
+    pub fn exemplar(&self, record: &Record) {
+        let [route, model, revision, class] =
+            [&*record.route, &*record.model, record.revision(), record.class.as_str()];
+        let at = self.clock.wall(record.at.end);
+        let exemplar =
+            |value: Duration| Exemplar { trace_id: record.trace.trace_id, value: value.as_secs_f64(), at };
+        let mut labels = [("route", route), ("model", model), ("revision", revision), ("class", class)];
+        let duration = exemplar(record.duration());
+        self.exemplars.note(exemplars::DURATION, &mut labels, &self.edges.duration, duration);
+        if let Some(ttft) = record.ttft() {
+            let [a, b, c, d] = labels;
+            let mut labels = [a, b, c, d, ("tenant", &*record.tenant)];
+            self.exemplars.note(exemplars::TTFT, &mut labels, &self.edges.ttft, exemplar(ttft));
+        }
     }
 
     fn request_series(&self, key: RequestKey) -> Arc<RequestSeries> {
@@ -273,6 +337,39 @@ impl Metrics {
         self.seen.lock().note(key.clone(), self.clock.now());
         let series = Arc::new(ReplicaSeries::new(&self.replicas, pool, replica));
         Arc::clone(&self.by_replica.entry(key).or_insert(series))
+    }
+}
+
+fn key_of(record: &Record) -> RequestKey {
+    RequestKey {
+        route: Arc::clone(&record.route),
+        model: Arc::clone(&record.model),
+        tenant: Arc::clone(&record.tenant),
+        revision: record.served().map_or_else(|| "none".into(), |served| Arc::clone(&served.revision)),
+        class: record.class,
+    }
+}
+
+/// What became of an engine's span, or of a record that waited for one (label `result`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum JoinResult {
+    /// The record has its engine's times.
+    Joined,
+    /// No span came in time.
+    Missing,
+    /// No record came in time.
+    Unmatched,
+}
+
+impl JoinResult {
+    const ALL: [Self; 3] = [Self::Joined, Self::Missing, Self::Unmatched];
+
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Joined => "joined",
+            Self::Missing => "missing",
+            Self::Unmatched => "unmatched",
+        }
     }
 }
 

@@ -11,9 +11,10 @@ use prometheus::{Histogram, IntCounter};
 
 use super::memo::Memo;
 use super::table::{ReplicaFamilies, RouteFamilies, TenantFamilies};
-use crate::observe::slo::{Verdict, verdict};
-use crate::observe::stages::{Source, Stage, stages};
-use crate::record::{Class, FirstToken, Gaps, Outcome, Record, Served};
+use crate::observe::judgement::Judgement;
+use crate::observe::slo::{Missed, Verdict};
+use crate::observe::stages::{Source, Stage};
+use crate::record::{Class, FirstToken, Gaps, MOST_TOKENS_AN_EVENT, Outcome, Record, Served};
 
 /// What a request is counted under.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -80,7 +81,9 @@ pub(super) struct RequestSeries {
     first_byte: OnceLock<Histogram>,
     overhead: OnceLock<Histogram>,
     requests: Memo<(Outcome, u16), IntCounter>,
-    missed: Memo<&'static str, IntCounter>,
+    missed: Memo<Missed, IntCounter>,
+    missed_in: Memo<(Missed, Stage), IntCounter>,
+    over_budget: Memo<Stage, IntCounter>,
     stages: Memo<(Stage, Source), Histogram>,
     tokens: Memo<&'static str, IntCounter>,
     finish_reasons: Memo<&'static str, IntCounter>,
@@ -99,6 +102,8 @@ impl RequestSeries {
             overhead: OnceLock::new(),
             requests: Memo::default(),
             missed: Memo::default(),
+            missed_in: Memo::default(),
+            over_budget: Memo::default(),
             stages: Memo::default(),
             tokens: Memo::default(),
             finish_reasons: Memo::default(),
@@ -110,19 +115,29 @@ impl RequestSeries {
         handle.observe(ttft.as_secs_f64());
     }
 
-    pub(super) fn record(&self, record: &Record) {
-        self.count(record);
+    pub(super) fn record(&self, record: &Record, judgement: &Judgement) {
+        self.count(record, judgement);
         self.time(record);
         self.count_tokens(record);
         for reason in &record.finish_reasons {
             self.finish_reason(known_finish_reason(reason)).inc();
         }
-        for time in stages(record) {
+    }
+
+    /// What depends on the stages.
+    pub(super) fn settled(&self, judgement: &Judgement) {
+        for time in &judgement.stages {
             self.stage(time.stage, time.source).observe(time.duration.as_secs_f64());
+        }
+        if let (Some(missed), Some(stage)) = (judgement.missed(), judgement.blamed) {
+            self.missed_in(missed, stage).inc();
+        }
+        for stage in &judgement.over_budget {
+            self.stage_over_budget(*stage).inc();
         }
     }
 
-    fn count(&self, record: &Record) {
+    fn count(&self, record: &Record, judgement: &Judgement) {
         let [route, model, tenant, revision, class] = self.tenant_labels();
         let by_tenant = &self.families.by_tenant;
         let requests = self.requests.get((record.outcome, record.status), || {
@@ -132,12 +147,11 @@ impl RequestSeries {
         requests.inc();
         // Also where nothing was good yet: a rate of zero is to be seen, not to be missing.
         let goodput = self.goodput.get_or_init(|| by_tenant.goodput.get(&self.tenant_labels()));
-        match verdict(record) {
+        match judgement.verdict {
             Verdict::Met => goodput.inc(),
             Verdict::Missed(missed) => {
-                let reason = missed.as_str();
-                let labels = [route, model, tenant, revision, class, reason];
-                self.missed.get(reason, || by_tenant.slo_missed.get(&labels)).inc();
+                let labels = [route, model, tenant, revision, class, missed.as_str()];
+                self.missed.get(missed, || by_tenant.slo_missed.get(&labels)).inc();
             }
             Verdict::NotCounted => {}
         }
@@ -181,6 +195,18 @@ impl RequestSeries {
         let [route, model, revision, class] = self.route_labels();
         let labels = [route, model, revision, class, reason];
         self.finish_reasons.get(reason, || self.families.by_route.finish_reasons.get(&labels))
+    }
+
+    fn missed_in(&self, missed: Missed, stage: Stage) -> IntCounter {
+        let [route, model, revision, class] = self.route_labels();
+        let labels = [route, model, revision, class, missed.as_str(), stage.as_str()];
+        self.missed_in.get((missed, stage), || self.families.by_route.slo_missed_in.get(&labels))
+    }
+
+    fn stage_over_budget(&self, stage: Stage) -> IntCounter {
+        let [route, model, revision, class] = self.route_labels();
+        let labels = [route, model, revision, class, stage.as_str()];
+        self.over_budget.get(stage, || self.families.by_route.over_budget.get(&labels))
     }
 
     fn stage(&self, stage: Stage, source: Source) -> Histogram {
@@ -243,8 +269,7 @@ impl StreamSeries {
     }
 
     fn tokens(&self, gap: Duration, tokens: u32) {
-        // The count is an engine's word: a wrong one must not keep a core busy.
-        let tokens = tokens.min(MAX_TOKENS_AN_EVENT);
+        let tokens = tokens.min(MOST_TOKENS_AN_EVENT);
         let Some(each) = gap.checked_div(tokens) else { return };
         for _ in 0..tokens {
             self.itl.observe(each.as_secs_f64());
@@ -252,8 +277,6 @@ impl StreamSeries {
         }
     }
 }
-
-const MAX_TOKENS_AN_EVENT: u32 = 1024;
 
 const FINISH_REASONS: &[&str] = &[
     "stop",

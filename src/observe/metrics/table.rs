@@ -37,6 +37,8 @@ pub(super) struct RouteFamilies {
     pub(super) overhead: Family<HistogramVec>,
     pub(super) tokens: Family<IntCounterVec>,
     pub(super) finish_reasons: Family<IntCounterVec>,
+    pub(super) slo_missed_in: Family<IntCounterVec>,
+    pub(super) over_budget: Family<IntCounterVec>,
 }
 
 /// Families by `pool, replica`.
@@ -69,6 +71,7 @@ pub(super) struct Process {
     pub(super) requests_inflight: IntGauge,
     pub(super) open_connections: IntGauge,
     pub(super) spans_dropped: Family<IntCounterVec>,
+    pub(super) engine_spans: Family<IntCounterVec>,
     pub(super) access_log_dropped: IntCounter,
     pub(super) config_reloads: Family<IntCounterVec>,
     pub(super) last_reload_successful: Gauge,
@@ -181,6 +184,8 @@ impl RouteFamilies {
         const ROUTE: &[&str] = &["route", "model", "revision", "class"];
         const KIND: &[&str] = &["route", "model", "revision", "class", "kind"];
         const REASON: &[&str] = &["route", "model", "revision", "class", "reason"];
+        const STAGE: &[&str] = &["route", "model", "revision", "class", "stage"];
+        const REASON_STAGE: &[&str] = &["route", "model", "revision", "class", "reason", "stage"];
         let by_route = |name, help, edges: &[f64]| maker.histograms(name, help, ROUTE, edges);
         Self {
             icl: by_route(
@@ -222,6 +227,16 @@ impl RouteFamilies {
                 "tokenway_finish_reasons_total",
                 "Finish reasons of answers; a reason that is not well known is other.",
                 REASON,
+            ),
+            slo_missed_in: maker.counters(
+                "tokenway_slo_missed_by_stage_total",
+                "Requests that missed their SLO, by reason and by the stage that most of the time went into.",
+                REASON_STAGE,
+            ),
+            over_budget: maker.counters(
+                "tokenway_stage_over_budget_total",
+                "Requests in which a stage took more than the route's stage budget gives it.",
+                STAGE,
             ),
         }
     }
@@ -347,6 +362,11 @@ impl Process {
                 "Spans that were to be exported and were not, by reason.",
                 &["reason"],
             ),
+            engine_spans: maker.counters(
+                "tokenway_engine_spans_total",
+                "Engines' spans and records that waited for each other: joined, missing (no span came), unmatched.",
+                &["result"],
+            ),
             access_log_dropped: maker.counter(
                 "tokenway_access_log_dropped_total",
                 "Access-log lines lost to a full queue or a failed write.",
@@ -358,6 +378,70 @@ impl Process {
             ),
             last_reload_successful: maker.register(last.expect(TABLE_IS_VALID)),
             build_info: maker.register(GaugeVec::new(build, BUILD).expect(TABLE_IS_VALID)),
+        }
+    }
+}
+
+/// What the configuration aims at, so that alerts need no copy of it.
+pub(super) struct Targets {
+    pub(super) slo: Family<GaugeVec>,
+    pub(super) queue: Family<GaugeVec>,
+    pub(super) availability: Gauge,
+}
+
+impl Targets {
+    pub(super) fn new(maker: &Maker<'_>) -> Self {
+        let availability = Gauge::new(
+            "tokenway_availability_target_ratio",
+            "Share of requests that is to succeed, as configured.",
+        );
+        Self {
+            slo: maker.gauges(
+                "tokenway_route_slo_seconds",
+                "Bounds of a route's SLO class, for an empty prompt: ttft, tpot, e2e.",
+                &["route", "bound"],
+            ),
+            queue: maker.gauges(
+                "tokenway_pool_queue_target",
+                "Waiting requests a replica above which an alert says so, as configured.",
+                &["pool"],
+            ),
+            availability: maker.register(availability.expect(TABLE_IS_VALID)),
+        }
+    }
+}
+
+/// What drift detection counts.
+pub(super) struct Drift {
+    pub(super) findings: Family<IntCounterVec>,
+    pub(super) active: Family<GaugeVec>,
+    pub(super) dropped: IntCounter,
+    pub(super) webhook: Family<IntCounterVec>,
+}
+
+impl Drift {
+    pub(super) fn new(maker: &Maker<'_>) -> Self {
+        const FINDING: &[&str] = &["route", "revision", "replica", "kind", "diagnosis"];
+        Self {
+            findings: maker.counters(
+                "tokenway_drift_findings_total",
+                "Findings of drift detection, by kind and most likely cause; replica is none unless one alone drifts.",
+                FINDING,
+            ),
+            active: maker.gauges(
+                "tokenway_drift_active",
+                "1 for every finding of drift detection that holds.",
+                FINDING,
+            ),
+            dropped: maker.counter(
+                "tokenway_drift_observations_dropped_total",
+                "Requests that drift detection did not see because its queue was full.",
+            ),
+            webhook: maker.counters(
+                "tokenway_drift_webhook_posts_total",
+                "Posts to the drift webhook: sent, failed, or dropped by a full queue.",
+                &["result"],
+            ),
         }
     }
 }

@@ -1,8 +1,9 @@
-//! The HTTP client of the OTLP exporter.
+//! The client of the OTLP exporter, for HTTP and for gRPC.
 //!
 //! The SDK exports on a plain thread, where nothing of tokio works; the clients it brings panic there and lose
 //! every span from then on. This one sends on the telemetry runtime and lets the thread wait for the result. A
-//! connection lasts for one batch: there is at most one a second, and none can have died while idle.
+//! connection lasts for one batch: there is at most one a second, and none can have died while idle. The exporter only
+//! knows HTTP; as gRPC the same payload goes out as the one message of a call ([`super::grpc`]).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,29 +22,46 @@ use tokio::net::TcpStream;
 use tokio::sync::oneshot;
 use tokio_rustls::TlsConnector;
 
-use super::{Background, SpansError};
-use crate::config::Otlp;
+use super::grpc::{self, MessageError};
+use super::{Background, SpansError, Tracked};
+use crate::config::{Otlp, OtlpProtocol};
 
 /// Sends export requests on the telemetry runtime.
-pub(super) struct Client {
+pub(in crate::observe) struct Client {
     background: Background,
     sender: Arc<Sender>,
 }
 
 struct Sender {
     background: Background,
+    protocol: OtlpProtocol,
     headers: Vec<(HeaderName, HeaderValue)>,
     timeout: Duration,
     tls: Option<TlsConnector>,
 }
 
 impl Client {
-    pub(super) fn new(otlp: &Otlp, background: &Background) -> Result<Self, SpansError> {
+    pub(in crate::observe) fn new(otlp: &Otlp, background: &Background) -> Result<Self, SpansError> {
         let is_tls = otlp.traces_endpoint.starts_with("https:");
-        let tls = if is_tls { Some(connector()?) } else { None };
-        let (headers, timeout) = (otlp.headers.clone(), otlp.timeout);
-        let sender = Sender { background: background.clone(), headers, timeout, tls };
+        let tls = if is_tls { Some(connector(otlp.protocol)?) } else { None };
+        let sender = Sender {
+            background: background.clone(),
+            protocol: otlp.protocol,
+            headers: otlp.headers.clone(),
+            timeout: otlp.timeout,
+            tls,
+        };
         Ok(Self { background: background.clone(), sender: Arc::new(sender) })
+    }
+}
+
+impl Client {
+    /// Sends a request from the telemetry runtime itself, within the timeout.
+    pub(in crate::observe) async fn send(
+        &self,
+        request: Request<Bytes>,
+    ) -> Result<Response<Bytes>, ClientError> {
+        self.sender.send_in_time(request).await
     }
 }
 
@@ -60,12 +78,8 @@ impl HttpClient for Client {
         let (answer, is_there) = oneshot::channel();
         let sender = Arc::clone(&self.sender);
         let send = async move {
-            let result = match tokio::time::timeout(sender.timeout, sender.send(request)).await {
-                Ok(result) => result,
-                Err(_) => Err(ClientError::Timeout(sender.timeout)),
-            };
             // The exporter gave up: nobody to tell.
-            let _ = answer.send(result);
+            let _ = answer.send(sender.send_in_time(request).await);
         };
         self.background.tasks.spawn_on(send, &self.background.runtime);
         Ok(is_there.await.map_err(|_| ClientError::RuntimeGone)??)
@@ -74,7 +88,7 @@ impl HttpClient for Client {
 
 /// Why an export request failed.
 #[derive(Debug, thiserror::Error)]
-enum ClientError {
+pub(in crate::observe) enum ClientError {
     #[error("no answer from the collector within {0:?}")]
     Timeout(Duration),
     #[error("the telemetry runtime has ended")]
@@ -89,9 +103,20 @@ enum ClientError {
     Body(HttpError),
     #[error("endpoint: {0}")]
     Endpoint(#[from] http::Error),
+    #[error("the collector answered {status} {message}")]
+    Grpc { status: Box<str>, message: Box<str> },
+    #[error("answer: {0}")]
+    Message(#[from] MessageError),
 }
 
 impl Sender {
+    async fn send_in_time(&self, request: Request<Bytes>) -> Result<Response<Bytes>, ClientError> {
+        match tokio::time::timeout(self.timeout, self.send(request)).await {
+            Ok(result) => result,
+            Err(_) => Err(ClientError::Timeout(self.timeout)),
+        }
+    }
+
     async fn send(&self, mut request: Request<Bytes>) -> Result<Response<Bytes>, ClientError> {
         let uri = request.uri().clone();
         let (host, port) = address(&uri)?;
@@ -99,37 +124,95 @@ impl Sender {
         for (name, value) in &self.headers {
             request.headers_mut().insert(name, value.clone());
         }
+        let failed = |source| ClientError::Connect { address: format!("{host}:{port}"), source };
+        let stream = TcpStream::connect((host, port)).await.map_err(failed)?;
+        match &self.tls {
+            None => self.exchange(stream, request, &uri).await,
+            Some(tls) => {
+                let name = ServerName::try_from(host.to_owned()).map_err(|_| ClientError::NoHost)?;
+                let stream = tls.connect(name, stream).await.map_err(failed)?;
+                self.exchange(stream, request, &uri).await
+            }
+        }
+    }
+
+    async fn exchange<S>(
+        &self,
+        stream: S,
+        request: Request<Bytes>,
+        uri: &Uri,
+    ) -> Result<Response<Bytes>, ClientError>
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        match self.protocol {
+            OtlpProtocol::Http => self.over_http(stream, request, uri).await,
+            OtlpProtocol::Grpc => self.over_grpc(stream, request, uri).await,
+        }
+    }
+
+    async fn over_http<S>(
+        &self,
+        stream: S,
+        mut request: Request<Bytes>,
+        uri: &Uri,
+    ) -> Result<Response<Bytes>, ClientError>
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
         let authority = uri.authority().ok_or(ClientError::NoHost)?.host_and_port();
         let authority = HeaderValue::try_from(authority).map_err(http::Error::from)?;
         request.headers_mut().insert(header::HOST, authority);
         *request.uri_mut() =
             uri.path_and_query().map_or("/", |path| path.as_str()).parse().map_err(http::Error::from)?;
-
-        let failed = |source| ClientError::Connect { address: format!("{host}:{port}"), source };
-        let stream = TcpStream::connect((host, port)).await.map_err(failed)?;
-        match &self.tls {
-            None => self.exchange(stream, request).await,
-            Some(tls) => {
-                let name = ServerName::try_from(host.to_owned()).map_err(|_| ClientError::NoHost)?;
-                let stream = tls.connect(name, stream).await.map_err(failed)?;
-                self.exchange(stream, request).await
-            }
-        }
-    }
-
-    async fn exchange<S>(&self, stream: S, request: Request<Bytes>) -> Result<Response<Bytes>, ClientError>
-    where
-        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    {
         let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
         // Ends with the exchange: errors of the connection show in it.
         let drive = self.background.tasks.spawn_on(connection, &self.background.runtime);
-        let drive = AbortOnDrop(drive.abort_handle());
+        let _drive = AbortOnDrop(drive.abort_handle());
         let (head, body) = sender.send_request(request.map(Full::new)).await?.into_parts();
         let body = Limited::new(body, MAX_RESPONSE).collect().await.map_err(ClientError::Body)?.to_bytes();
-        drop(drive);
         Ok(Response::from_parts(head, body))
     }
+
+    /// The payload as the one message of a call; its answer as if HTTP had given it.
+    async fn over_grpc<S>(
+        &self,
+        stream: S,
+        request: Request<Bytes>,
+        uri: &Uri,
+    ) -> Result<Response<Bytes>, ClientError>
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let executor = Tracked(self.background.clone());
+        let (mut sender, connection) =
+            hyper::client::conn::http2::handshake(executor, TokioIo::new(stream)).await?;
+        let drive = self.background.tasks.spawn_on(connection, &self.background.runtime);
+        let _drive = AbortOnDrop(drive.abort_handle());
+        let response = sender.send_request(call(request, uri)?.map(Full::new)).await?;
+        let (head, body) = response.into_parts();
+        let body = Limited::new(body, MAX_RESPONSE).collect().await.map_err(ClientError::Body)?;
+        let trailers = body.trailers().cloned();
+        let status = grpc::status(&head.headers, trailers.as_ref());
+        match status.unwrap_or((head.status.as_str(), "without a grpc-status")) {
+            (grpc::OK, _) => Ok(Response::new(grpc::unframe(&body.to_bytes())?)),
+            (status, message) => Err(ClientError::Grpc { status: status.into(), message: message.into() }),
+        }
+    }
+}
+
+/// An export request as a gRPC call.
+fn call(request: Request<Bytes>, uri: &Uri) -> Result<Request<Bytes>, ClientError> {
+    let (mut head, payload) = request.into_parts();
+    let authority = uri.authority().ok_or(ClientError::NoHost)?.host_and_port();
+    let scheme = uri.scheme_str().unwrap_or("http");
+    head.uri =
+        Uri::builder().scheme(scheme).authority(authority).path_and_query(grpc::EXPORT_PATH).build()?;
+    head.version = http::Version::HTTP_2;
+    head.headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(grpc::CONTENT_TYPE));
+    head.headers.insert(header::TE, HeaderValue::from_static("trailers"));
+    head.headers.remove(header::CONTENT_LENGTH);
+    Ok(Request::from_parts(head, grpc::frame(&payload)))
 }
 
 /// Ends a task with the exchange that needs it.
@@ -160,7 +243,7 @@ impl HostAndPort for http::uri::Authority {
 }
 
 /// TLS with the certificate authorities of the system.
-fn connector() -> Result<TlsConnector, rustls::Error> {
+fn connector(protocol: OtlpProtocol) -> Result<TlsConnector, rustls::Error> {
     let mut roots = rustls::RootCertStore::empty();
     let native = rustls_native_certs::load_native_certs();
     for error in native.errors {
@@ -168,10 +251,13 @@ fn connector() -> Result<TlsConnector, rustls::Error> {
     }
     roots.add_parsable_certificates(native.certs);
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-    let config = ClientConfig::builder_with_provider(provider)
+    let mut config = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()?
         .with_root_certificates(roots)
         .with_no_client_auth();
+    if protocol == OtlpProtocol::Grpc {
+        config.alpn_protocols = vec![b"h2".to_vec()];
+    }
     Ok(TlsConnector::from(Arc::new(config)))
 }
 

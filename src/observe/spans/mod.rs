@@ -5,8 +5,9 @@
 //! processor. Whatever does not fit is dropped and counted; nothing here can make a request wait.
 
 mod build;
-mod client;
+pub(super) mod client;
 mod exporter;
+pub(super) mod grpc;
 mod sampling;
 
 use std::sync::Arc;
@@ -18,6 +19,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use self::exporter::Exporter;
 pub use self::sampling::keep;
+use super::judgement::Judgement;
 use super::metrics::{BuildInfo, DropReason, Metrics};
 use crate::clock::Clock;
 use crate::config::{Otlp, Sampling};
@@ -30,6 +32,20 @@ pub struct Background {
     pub runtime: tokio::runtime::Handle,
     /// Its tasks.
     pub tasks: tokio_util::task::TaskTracker,
+}
+
+/// Runs what HTTP/2 needs beside a connection as tasks of the telemetry runtime.
+#[derive(Clone, Debug)]
+pub(super) struct Tracked(pub(super) Background);
+
+impl<F> hyper::rt::Executor<F> for Tracked
+where
+    F: Future + Send + 'static,
+    F::Output: Send + 'static,
+{
+    fn execute(&self, task: F) {
+        self.0.tasks.spawn_on(task, &self.0.runtime);
+    }
 }
 
 /// Why spans cannot be exported.
@@ -77,11 +93,14 @@ impl Spans {
         Ok(Self { queue, sampling, exporter, metrics: Arc::clone(metrics) })
     }
 
+    /// Whether the spans of an ended request are to be exported.
+    #[must_use]
+    pub fn keeps(&self, record: &Record, judgement: &Judgement, is_tail: bool) -> bool {
+        keep(record, judgement, is_tail, &self.sampling.load())
+    }
+
     /// Queues a record whose spans are to be kept, or drops and counts them.
-    pub fn record(&self, record: &Arc<Record>) {
-        if !keep(record, &self.sampling.load()) {
-            return;
-        }
+    pub fn queue(&self, record: &Arc<Record>) {
         let reason = match self.queue.try_send(Message::Record(Arc::clone(record))) {
             Ok(()) => return,
             Err(mpsc::error::TrySendError::Full(_)) => DropReason::QueueFull,

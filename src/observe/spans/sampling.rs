@@ -4,16 +4,18 @@
 //! several gateways keep the same traces. A caller who sampled its trace gets our part of it in any case.
 
 use crate::config::Sampling;
-use crate::observe::slo::{Verdict, verdict};
+use crate::observe::judgement::Judgement;
 use crate::observe::trace_context::in_share;
 use crate::record::{Outcome, Record};
 
-/// Whether the spans of an ended request are to be exported.
+/// Whether the spans of an ended request are to be exported; `is_tail` tells whether it was slower than the rolling
+/// 99th percentile of its series.
 #[must_use]
-pub fn keep(record: &Record, sampling: &Sampling) -> bool {
+pub fn keep(record: &Record, judgement: &Judgement, is_tail: bool, sampling: &Sampling) -> bool {
     record.trace.sampled == Some(true)
         || (sampling.keep_error && is_error(record))
-        || (sampling.keep_slo_miss && matches!(verdict(record), Verdict::Missed(_)))
+        || (sampling.keep_slo_miss && judgement.missed().is_some())
+        || (sampling.keep_tail && is_tail)
         || (sampling.keep_retry && record.attempts.len() > 1)
         || in_share(record.trace.trace_id, sampling.routine)
 }
@@ -38,10 +40,16 @@ mod tests {
         record
     }
 
+    fn rules(routine: f64, all: bool) -> Sampling {
+        Sampling { routine, keep_error: all, keep_slo_miss: all, keep_tail: all, keep_retry: all }
+    }
+
+    fn kept(record: &Record, is_tail: bool, sampling: &Sampling) -> bool {
+        keep(record, &Judgement::of(record), is_tail, sampling)
+    }
+
     #[test]
     fn what_is_kept() {
-        let none = Sampling { routine: 0.0, keep_error: false, keep_slo_miss: false, keep_retry: false };
-        let all = Sampling { routine: 0.0, keep_error: true, keep_slo_miss: true, keep_retry: true };
         let good = fixture::stream();
         let sampled = with(|r| r.trace.sampled = Some(true));
         let unsampled = with(|r| r.trace.sampled = Some(false));
@@ -49,24 +57,26 @@ mod tests {
         let late = with(|r| r.slo.ttft = Some(Duration::from_millis(100)));
         let retried = with(|r| r.attempts.push(r.attempts[0].clone()));
         let table = [
-            (&good, false, false),
-            (&sampled, true, true),
-            (&unsampled, false, false),
-            (&failed, false, true),
-            (&late, false, true),
-            (&retried, false, true),
+            (&good, false, false, false),
+            (&good, true, false, true),
+            (&sampled, false, true, true),
+            (&unsampled, false, false, false),
+            (&failed, false, false, true),
+            (&late, false, false, true),
+            (&retried, false, false, true),
         ];
-        for (i, (record, by_none, by_all)) in table.into_iter().enumerate() {
-            assert_eq!((keep(record, &none), keep(record, &all)), (by_none, by_all), "case {i}");
-            assert!(keep(record, &Sampling { routine: 1.0, ..none.clone() }), "case {i}");
+        for (i, (record, is_tail, by_none, by_all)) in table.into_iter().enumerate() {
+            assert_eq!(kept(record, is_tail, &rules(0.0, false)), by_none, "case {i}");
+            assert_eq!(kept(record, is_tail, &rules(0.0, true)), by_all, "case {i}");
+            assert!(kept(record, is_tail, &rules(1.0, false)), "case {i}");
         }
     }
 
     #[test]
     fn the_share_is_taken_from_the_low_bits() {
-        let half = Sampling { routine: 0.5, keep_error: false, keep_slo_miss: false, keep_retry: false };
+        let half = rules(0.5, false);
         let id = |trace_id| with(|r| r.trace.trace_id = trace_id);
-        assert!(keep(&id(0xffff_ffff_ffff_ffff_ff00_0000_0000_0001), &half));
-        assert!(!keep(&id(0x0000_0000_0000_0001_0080_0000_0000_0000), &half));
+        assert!(kept(&id(0xffff_ffff_ffff_ffff_ff00_0000_0000_0001), false, &half));
+        assert!(!kept(&id(0x0000_0000_0000_0001_0080_0000_0000_0000), false, &half));
     }
 }

@@ -20,6 +20,7 @@ use self::pool::PoolCell;
 use self::replica::Cell;
 use super::load::{Known, Lesson, ReplicaLoad};
 use crate::clock::Stamp;
+use crate::record::ExpectedWait;
 use crate::units::Tokens;
 
 /// What is known of one pool's speed, shared by decisions (readers) and first tokens (writers).
@@ -121,6 +122,14 @@ impl PoolModel {
             self.pool.observe_paces(&found.paces);
         }
         Some(Tokens(found.generated))
+    }
+
+    /// A predicted wait in its two parts; `None` where nothing was learned yet.
+    #[must_use]
+    pub fn expected(&self, terms: &Terms) -> Option<ExpectedWait> {
+        self.pool
+            .is_taught()
+            .then(|| ExpectedWait { queue: span(terms.wait), prefill: span(terms.prefill + terms.base) })
     }
 
     /// The replica restarted or the slot has a new owner: back to the pool's average.

@@ -9,7 +9,7 @@ fn ms(n: u64) -> Duration {
 
 /// A request that has to answer within `ttft_ms`, its tokens 50 ms apart at most, and may be held for half of that.
 fn aim(ttft_ms: u64) -> Aim {
-    let slo = SloBounds { ttft: Some(ms(ttft_ms)), tpot: Some(ms(50)), e2e: None };
+    let slo = SloBounds { ttft: Some(ms(ttft_ms)), tpot: Some(ms(50)), ..SloBounds::default() };
     Aim { slo, patience: 0.5, ..Aim::default() }
 }
 

@@ -134,6 +134,20 @@ impl BlockCache {
         }
     }
 
+    /// Makes blocks findable that nobody computed here, as far as there is free room.
+    pub(super) fn preload(&mut self, hashes: &[u64]) {
+        // As when a sequence ends: the tail is the first to go.
+        for hash in hashes.iter().rev() {
+            if self.free == 0 || self.published.contains_key(hash) {
+                continue;
+            }
+            self.free -= 1;
+            self.tick += 1;
+            self.published.insert(*hash, Published { holders: 0, idle_since: self.tick });
+            self.idle.insert(self.tick, *hash);
+        }
+    }
+
     /// Share of the blocks that somebody holds.
     pub(super) fn usage(&self) -> f64 {
         let held = self.capacity - self.free - self.idle.len() as u64;

@@ -130,6 +130,11 @@ impl Engine {
         Ok(id)
     }
 
+    /// Puts blocks into the prefix cache as if a job had left them there, as far as there is free room.
+    pub fn preload(&mut self, chain: &[u64]) {
+        self.cache.preload(chain);
+    }
+
     /// Forgets a job, wherever it is; its slot and blocks are free for the next step.
     pub fn cancel(&mut self, id: JobId) {
         if let Some(place) = self.running.iter().position(|s| s.id == id) {

@@ -56,10 +56,8 @@ fn prefill_takes_its_tokens_and_decoding_one_step_a_token() {
 #[test]
 fn the_same_seed_gives_the_same_events_and_another_seed_other_times() {
     let events = |seed| {
-        let mut engine = Engine::new(
-            EngineConfig { cost: CostModel { jitter: 0.2, ..config().cost }, ..config() },
-            seed,
-        );
+        let mut engine =
+            Engine::new(EngineConfig { cost: CostModel { jitter: 0.2, ..config().cost }, ..config() }, seed);
         for n in 0..5 {
             engine.submit(at(0), &job(n * 1_000, 200, 20)).unwrap();
         }

@@ -49,7 +49,7 @@ impl Dispatcher for CacheAware {
         let holder = if self.is_out_of_balance() { None } else { self.holder(request) };
         let replica = holder.unwrap_or_else(|| self.ledger.fewest());
         self.history.note(replica, request);
-        self.ledger.place(request.id, replica, now, 0.0, 0.0);
+        self.ledger.place(request.id, replica, now, 0.0);
         Placement::on(replica)
     }
 

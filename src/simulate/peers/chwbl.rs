@@ -58,7 +58,7 @@ impl Dispatcher for Chwbl {
         let fits = |replica: &usize| total == 0 || (accounts[*replica].inflight + 1) as f64 <= bound;
         let chosen = walk.clone().find(fits).or_else(|| walk.clone().next());
         let Some(replica) = chosen else { return Verdict::Refuse };
-        self.ledger.place(request.id, replica, now, 0.0, 0.0);
+        self.ledger.place(request.id, replica, now, 0.0);
         Placement::on(replica)
     }
 

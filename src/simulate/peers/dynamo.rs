@@ -10,7 +10,9 @@
 use std::collections::HashMap;
 
 use crate::clock::Stamp;
-use crate::simulate::replay::{BLOCK_TOKENS, Dispatcher, Ended, Incoming, Placement, RequestId, Truth, Verdict};
+use crate::simulate::replay::{
+    BLOCK_TOKENS, Dispatcher, Ended, Incoming, Placement, RequestId, Truth, Verdict,
+};
 
 use super::least_in_turn;
 use super::ledger::Ledger;
@@ -39,7 +41,8 @@ impl Dynamo {
     }
 
     fn cost(&self, replica: usize, cached: u64, request: &Incoming<'_>, blocks: &[u64]) -> f64 {
-        let prefill = (self.ledger.accounts()[replica].pending + request.prompt.0 as f64) / BLOCK_TOKENS as f64;
+        let prefill =
+            (self.ledger.accounts()[replica].pending + request.prompt.0 as f64) / BLOCK_TOKENS as f64;
         let overlap = cached as f64 / BLOCK_TOKENS as f64;
         let active = &self.active[replica];
         let new = blocks.iter().filter(|block| !active.contains_key(*block)).count();
@@ -51,9 +54,13 @@ impl Dispatcher for Dynamo {
     fn place(&mut self, request: &Incoming<'_>, now: Stamp, truth: &Truth<'_>) -> Verdict {
         let prompt_blocks = usize::try_from(request.prompt.0 / BLOCK_TOKENS).unwrap_or(usize::MAX);
         let blocks = &request.engine_chain[..prompt_blocks.min(request.engine_chain.len())];
-        let cached: Vec<u64> = (0..self.active.len()).map(|replica| truth.cached(replica, request).0).collect();
-        let costs: Vec<f64> =
-            cached.iter().enumerate().map(|(replica, hit)| self.cost(replica, *hit, request, blocks)).collect();
+        let cached: Vec<u64> =
+            (0..self.active.len()).map(|replica| truth.cached(replica, request).0).collect();
+        let costs: Vec<f64> = cached
+            .iter()
+            .enumerate()
+            .map(|(replica, hit)| self.cost(replica, *hit, request, blocks))
+            .collect();
         let Some(replica) = least_in_turn(&costs, self.turn) else { return Verdict::Refuse };
         self.turn += 1;
         for block in blocks {
@@ -61,7 +68,7 @@ impl Dispatcher for Dynamo {
         }
         self.requests.insert(request.id, (replica, blocks.to_vec()));
         let uncached = request.prompt.0.saturating_sub(cached[replica]);
-        self.ledger.place(request.id, replica, now, uncached as f64, 0.0);
+        self.ledger.place(request.id, replica, now, uncached as f64);
         Placement::on(replica)
     }
 

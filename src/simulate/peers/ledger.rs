@@ -22,8 +22,6 @@ pub(super) struct Account {
     pub(super) inflight: usize,
     /// Work of those without a first token.
     pub(super) pending: f64,
-    /// What else was noted of requests in flight.
-    pub(super) held: f64,
 }
 
 /// One request in flight.
@@ -33,8 +31,6 @@ pub(super) struct Entry {
     pub(super) placed: Stamp,
     /// Counts until the first token.
     pub(super) work: f64,
-    /// Counts until the end.
-    pub(super) held: f64,
     is_pending: bool,
 }
 
@@ -47,12 +43,11 @@ impl Ledger {
         &self.replicas
     }
 
-    pub(super) fn place(&mut self, request: RequestId, replica: usize, placed: Stamp, work: f64, held: f64) {
+    pub(super) fn place(&mut self, request: RequestId, replica: usize, placed: Stamp, work: f64) {
         let account = &mut self.replicas[replica];
         account.inflight += 1;
         account.pending += work;
-        account.held += held;
-        self.requests.insert(request, Entry { replica, placed, work, held, is_pending: true });
+        self.requests.insert(request, Entry { replica, placed, work, is_pending: true });
     }
 
     /// The first token came; what was noted at the placement.
@@ -69,7 +64,6 @@ impl Ledger {
         let Some(entry) = self.requests.remove(&request) else { return };
         let account = &mut self.replicas[entry.replica];
         account.inflight -= 1;
-        account.held -= entry.held;
         if account.inflight == 0 {
             // Sums of floats drift; an idle replica has nothing.
             *account = Account::default();

@@ -40,11 +40,7 @@ struct Outlook {
 
 impl Oracle {
     pub(super) fn new(replicas: usize, engine: &EngineConfig) -> Self {
-        Self {
-            engine: engine.clone(),
-            streams: vec![HashMap::new(); replicas],
-            replica_of: HashMap::new(),
-        }
+        Self { engine: engine.clone(), streams: vec![HashMap::new(); replicas], replica_of: HashMap::new() }
     }
 
     fn outlook(&self, replica: usize, request: &Incoming<'_>, now: Stamp, engine: &Engine) -> Outlook {
@@ -80,7 +76,8 @@ impl Stream {
     /// How much nearer to missing its TPOT bound an answer comes when `own` seconds of prompt are computed after the
     /// `waiting` ones that it is going to sit through in any case.
     fn broken_by(&self, now: Stamp, step: f64, (waiting, own): (f64, f64)) -> f64 {
-        let (Some(bound), Some(gaps)) = (self.tpot, self.output.checked_sub(1).filter(|gaps| *gaps > 0)) else {
+        let (Some(bound), Some(gaps)) = (self.tpot, self.output.checked_sub(1).filter(|gaps| *gaps > 0))
+        else {
             return 0.0;
         };
         let (elapsed, waiting) = match self.first_token {
@@ -97,7 +94,8 @@ impl Stream {
 impl Dispatcher for Oracle {
     fn place(&mut self, request: &Incoming<'_>, now: Stamp, truth: &Truth<'_>) -> Verdict {
         let outlooks = truth.engines.iter().enumerate();
-        let outlooks = outlooks.map(|(replica, engine)| (replica, self.outlook(replica, request, now, engine)));
+        let outlooks =
+            outlooks.map(|(replica, engine)| (replica, self.outlook(replica, request, now, engine)));
         let Some((replica, best)) = outlooks.min_by(|(_, a), (_, b)| a.cost.total_cmp(&b.cost)) else {
             return Verdict::Refuse;
         };

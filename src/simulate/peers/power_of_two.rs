@@ -26,7 +26,7 @@ impl Dispatcher for PowerOfTwo {
         let accounts = self.ledger.accounts();
         let (a, b) = (self.random.usize(..accounts.len()), self.random.usize(..accounts.len()));
         let replica = if accounts[b].inflight < accounts[a].inflight { b } else { a };
-        self.ledger.place(request.id, replica, now, 0.0, 0.0);
+        self.ledger.place(request.id, replica, now, 0.0);
         Placement::on(replica)
     }
 

@@ -43,11 +43,11 @@ impl Dispatcher for Smetric {
     fn place(&mut self, request: &Incoming<'_>, now: Stamp, _: &Truth<'_>) -> Verdict {
         let hits = self.history.hits(request);
         let bound = request.ttft_bound().map_or(f64::INFINITY, |bound| bound.as_secs_f64());
-        let cost =
-            |hit: u64| self.cost.prefill_seconds(hit, request.prompt.0.saturating_sub(hit));
+        let cost = |hit: u64| self.cost.prefill_seconds(hit, request.prompt.0.saturating_sub(hit));
         let accounts = self.ledger.accounts();
         let queued = |replica: usize| accounts[replica].pending + cost(hits[replica]);
-        let meets = |replica: usize| self.rates[replica].rate.is_none_or(|rate| queued(replica) / rate <= bound);
+        let meets =
+            |replica: usize| self.rates[replica].rate.is_none_or(|rate| queued(replica) / rate <= bound);
         let in_turn = (0..hits.len()).map(|offset| (self.turn + offset) % hits.len());
         let (mut longest, mut least) = (None, None);
         for replica in in_turn {
@@ -61,11 +61,12 @@ impl Dispatcher for Smetric {
         }
         let (Some((holder, hit)), Some((least, _))) = (longest, least) else { return Verdict::Refuse };
         let is_affine = hit as f64 > HIT_RATIO * self.history.ever(request) as f64;
-        let replica = if is_affine && (meets(holder) || !(0..hits.len()).any(meets)) { holder } else { least };
+        let replica =
+            if is_affine && (meets(holder) || !(0..hits.len()).any(meets)) { holder } else { least };
         let work = cost(hits[replica]);
         self.turn += 1;
         self.history.note(replica, request);
-        self.ledger.place(request.id, replica, now, work, 0.0);
+        self.ledger.place(request.id, replica, now, work);
         Placement::on(replica)
     }
 

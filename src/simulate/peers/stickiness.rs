@@ -10,8 +10,8 @@ use crate::simulate::engine::EngineConfig;
 use crate::simulate::replay::{Dispatcher, Ended, Incoming, Placement, RequestId, Truth, Verdict};
 
 use super::history::History;
-use super::ledger::Ledger;
 use super::least_in_turn;
+use super::ledger::Ledger;
 
 /// The policy.
 #[derive(Debug)]
@@ -60,7 +60,7 @@ impl Dispatcher for TokenLoad {
         self.turn += 1;
         let work = uncached(replica);
         self.history.note(replica, request);
-        self.ledger.place(request.id, replica, now, work, 0.0);
+        self.ledger.place(request.id, replica, now, work);
         Placement::on(replica)
     }
 

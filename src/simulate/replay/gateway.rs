@@ -63,7 +63,7 @@ impl Gateway {
             index,
             model: PoolModel::new(replicas),
             loads: (0..replicas).map(|_| ReplicaLoad::new()).collect(),
-            identities: (0..replicas).map(|slot| identity(slot)).collect(),
+            identities: (0..replicas).map(identity).collect(),
             scrapes: (0..replicas).map(|_| None).collect(),
             streams: HashMap::new(),
             untried: SlotSet::new(),
@@ -94,7 +94,7 @@ impl Dispatcher for Gateway {
         }
         let mut candidates = self.candidates(now);
         let block_end = |block: usize| request.ends.get(block).map_or(0, |end| end * BYTES_PER_TOKEN);
-        let slo = SloBounds { ttft: request.ttft_bound(), tpot: request.slo.tpot, e2e: None };
+        let slo = SloBounds { ttft: request.ttft_bound(), tpot: request.slo.tpot, ..SloBounds::default() };
         let query = Query {
             prompt: Prompt {
                 chain: request.chain,

@@ -6,6 +6,8 @@
 
 mod contest;
 mod dispatch;
+mod engine_file;
+mod fit;
 mod gateway;
 mod hardware;
 mod held;
@@ -16,9 +18,14 @@ mod workload;
 
 pub use contest::{Contender, Entrant, Race, Setting, contest};
 pub use dispatch::{Dispatcher, Ended, Incoming, Placement, RequestId, Truth, Verdict};
+pub use engine_file::{EngineFile, EngineFileError};
+pub use fit::{Fit, FitError, Recorded, Recording, fit};
 pub use gateway::Gateway;
 pub use hardware::qwen_32b_on_two_h100;
 pub use run::{Scenario, run};
 pub use tally::{Figures, Prediction};
 pub use trace::{BLOCK_TOKENS, Trace, TraceError, TraceRequest};
 pub use workload::Demand;
+
+#[cfg(test)]
+mod tests;

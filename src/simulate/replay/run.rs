@@ -184,12 +184,7 @@ impl<'a> Fleet<'a> {
         self.ask_again(asked, at, dispatcher);
     }
 
-    fn ask_again(
-        &mut self,
-        mut asked: Vec<(Stamp, RequestId)>,
-        now: Stamp,
-        dispatcher: &mut dyn Dispatcher,
-    ) {
+    fn ask_again(&mut self, mut asked: Vec<(Stamp, RequestId)>, now: Stamp, dispatcher: &mut dyn Dispatcher) {
         for (deadline, request) in asked.drain(..) {
             self.held.release(deadline, request);
             self.place(request, now, dispatcher);
@@ -228,31 +223,21 @@ impl<'a> Fleet<'a> {
                 let Arrival { request: asked, .. } = *arrival;
                 let work = Work { chain: engine_chain, prompt: asked.prompt, output: asked.output };
                 self.tally.flight(id).placed(now, placement.predicted_ttft);
-                self.submit(placement.replica, id, now, work, dispatcher);
+                if !self.submit(placement.replica, id, now, work) {
+                    self.tally.flight(id).fail();
+                    dispatcher.ended(id, &Ended { at: now, output: 0, cached: Tokens(0) });
+                }
             }
         }
     }
 
-    fn submit(
-        &mut self,
-        replica: usize,
-        id: RequestId,
-        now: Stamp,
-        work: Work,
-        dispatcher: &mut dyn Dispatcher,
-    ) {
-        let engine = &mut self.engines[replica];
-        match engine.submit_work(now, work) {
-            Ok(job) => {
-                debug_assert_eq!(place(job), self.owners[replica].len(), "job ids count from zero");
-                self.owners[replica].push(id);
-                self.expect_step(replica);
-            }
-            Err(_) => {
-                self.tally.flight(id).fail();
-                dispatcher.ended(id, &Ended { at: now, output: 0, cached: Tokens(0) });
-            }
-        }
+    /// Whether the engine takes the work.
+    fn submit(&mut self, replica: usize, id: RequestId, now: Stamp, work: Work) -> bool {
+        let Ok(job) = self.engines[replica].submit_work(now, work) else { return false };
+        debug_assert_eq!(place(job), self.owners[replica].len(), "job ids count from zero");
+        self.owners[replica].push(id);
+        self.expect_step(replica);
+        true
     }
 
     fn expect_step(&mut self, replica: usize) {

@@ -115,7 +115,8 @@ impl Tally {
         let good = good.filter(|(at, flight)| flight.is_good(slo, Tokens(prompt(*at)))).count() as f64;
         let looked_up: u64 = (0..self.flights.len()).map(prompt).sum();
         let cached: u64 = self.flights.iter().map(|flight| flight.cached.0).sum();
-        let share = |fate: fn(&Flight) -> bool| self.flights.iter().filter(|f| fate(f)).count() as f64 / requests;
+        let share =
+            |fate: fn(&Flight) -> bool| self.flights.iter().filter(|f| fate(f)).count() as f64 / requests;
         let ttft = Quantiles::of(self.flights.iter().filter_map(Flight::ttft));
         let tpot = Quantiles::of(self.flights.iter().filter_map(Flight::tpot));
         let held = Quantiles::of(self.flights.iter().filter_map(|f| Some(f.placed?.since(f.arrived))));

@@ -48,6 +48,14 @@ pub enum TraceError {
     /// There is not one request in it.
     #[error("no requests: expected JSON lines or CSV with TIMESTAMP,ContextTokens,GeneratedTokens")]
     Empty,
+    /// A recording is too short to fit an engine to.
+    #[error("{found} recorded requests, but at least {wanted} are needed")]
+    TooFew {
+        /// How many there are.
+        found: usize,
+        /// How many there must be.
+        wanted: usize,
+    },
 }
 
 impl Trace {

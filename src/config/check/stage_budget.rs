@@ -1,0 +1,48 @@
+//! `route.stage_budget`: the share of each stage, held against the SLO that it is a budget of.
+//!
+//! Shares are durations. Those of the stages before the first token make up the class's TTFT bound, all of them
+//! together its bound of the whole request: what adds up to more than the bound is no budget.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::config::schema;
+use crate::config::{Slo, TtftBound};
+use crate::stage::{Stage, StageBudget};
+
+use super::section::{Item, Section};
+use super::values::POSITIVE_DURATION;
+
+/// Reads the budget of a route whose class has these bounds.
+pub(super) fn stage_budget(route: &Section<'_>, slo: Slo) -> Option<Arc<StageBudget>> {
+    let item = route.get("stage_budget")?;
+    let section = item.section(schema::STAGE_BUDGET)?;
+    let mut budget = StageBudget::default();
+    for stage in Stage::ALL {
+        if let Some(share) = section.parse(stage.as_str(), &POSITIVE_DURATION) {
+            budget.set(stage, share);
+        }
+    }
+    if section.items().next().is_none() {
+        item.fault("the budget has no stage", "give one its share: stage_budget = { prefill = \"300ms\" }");
+    }
+    let before_first_token = budget.total(Stage::is_before_first_token);
+    // Held against the bound of an empty prompt: the budget does not grow with the prompt.
+    if let Some(TtftBound { base, .. }) = slo.ttft {
+        hold(&item, "the stages before the first token", before_first_token, ("ttft", base));
+    }
+    if let Some(e2e) = slo.e2e {
+        hold(&item, "all stages", budget.total(|_| true), ("e2e", e2e));
+    }
+    Some(Arc::new(budget))
+}
+
+fn hold(item: &Item<'_>, which: &str, total: Duration, (key, bound): (&str, Duration)) {
+    if total > bound {
+        let percent = (total.as_nanos() * 100).div_ceil(bound.as_nanos().max(1));
+        item.fault(
+            format!("{which} have {total:?}, {percent} % of the route's {key} bound of {bound:?}"),
+            format!("shares must not exceed the bound together: lower them, or raise {key} in the slo class"),
+        );
+    }
+}

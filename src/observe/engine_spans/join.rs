@@ -1,0 +1,195 @@
+//! Brings a request's record and its engine's figures together, whichever comes first. Pure: time is an argument.
+//!
+//! Engines export in batches, seconds after the request; a slow client ends long after its engine. So both sides
+//! wait here for the other, for a bounded time and in bounded number. What waits in vain is as it would be without.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::figures::Figures;
+use crate::clock::Stamp;
+use crate::record::{EngineTimes, Record};
+
+/// A record that is ready to be told, and whether its spans are to be exported.
+#[derive(Debug)]
+pub(super) struct Ready {
+    pub(super) record: Arc<Record>,
+    pub(super) keep: bool,
+}
+
+/// What became of a record that was offered.
+#[derive(Debug)]
+pub(super) enum Offered {
+    /// It waits for its engine.
+    Waits,
+    /// Nothing to wait for, or no room: it is as it was.
+    Back,
+    /// The figures were here already.
+    Joined(Arc<Record>),
+}
+
+/// Both sides that wait, by the id of the attempt.
+#[derive(Debug, Default)]
+pub(super) struct Join {
+    records: HashMap<u64, Ready>,
+    figures: HashMap<u64, Figures>,
+    /// In the order in which patience ends. What was joined stays in it until then: so the queues bound the maps.
+    records_until: VecDeque<(Stamp, u64)>,
+    figures_until: VecDeque<(Stamp, u64)>,
+}
+
+impl Join {
+    /// Takes a record that ended `now`.
+    pub(super) fn offer(&mut self, record: &Arc<Record>, keep: bool, now: Stamp) -> Offered {
+        let Some(attempt) = awaited(record) else { return Offered::Back };
+        if let Some(figures) = self.figures.remove(&attempt).filter(|f| f.trace == record.trace.trace_id) {
+            return Offered::Joined(with(record, figures.times));
+        }
+        if self.records_until.len() >= MOST {
+            return Offered::Back;
+        }
+        self.records_until.push_back((now.after(RECORD_PATIENCE), attempt));
+        self.records.insert(attempt, Ready { record: Arc::clone(record), keep });
+        Offered::Waits
+    }
+
+    /// Takes figures that came `now`; gives the record that waited for them.
+    pub(super) fn told(&mut self, figures: Figures, now: Stamp) -> Option<Ready> {
+        let waits = |ready: &Ready| ready.record.trace.trace_id == figures.trace;
+        if self.records.get(&figures.attempt).is_some_and(waits) {
+            let Ready { record, keep } = self.records.remove(&figures.attempt)?;
+            return Some(Ready { record: with(&record, figures.times), keep });
+        }
+        if self.figures_until.len() < MOST {
+            self.figures_until.push_back((now.after(FIGURES_PATIENCE), figures.attempt));
+            self.figures.insert(figures.attempt, figures);
+        }
+        None
+    }
+
+    /// Records whose engine told nothing in time, and how many figures nobody asked for.
+    pub(super) fn overdue(&mut self, now: Stamp) -> (Vec<Ready>, u64) {
+        let mut records = Vec::new();
+        while let Some(attempt) = over(&mut self.records_until, now) {
+            records.extend(self.records.remove(&attempt));
+        }
+        let mut unasked = 0;
+        while let Some(attempt) = over(&mut self.figures_until, now) {
+            unasked += u64::from(self.figures.remove(&attempt).is_some());
+        }
+        (records, unasked)
+    }
+
+    /// Every record that still waits: nobody will any more.
+    pub(super) fn give_up(&mut self) -> Vec<Ready> {
+        self.records_until.clear();
+        self.records.drain().map(|(_, ready)| ready).collect()
+    }
+}
+
+/// The next attempt whose patience is over.
+fn over(queue: &mut VecDeque<(Stamp, u64)>, now: Stamp) -> Option<u64> {
+    let (_, attempt) = *queue.front().filter(|(until, _)| *until <= now)?;
+    queue.pop_front();
+    Some(attempt)
+}
+
+/// The attempt whose span the engine may have exported: it answered, was marked as sampled, and its engine has not told
+/// its times in-band.
+fn awaited(record: &Record) -> Option<u64> {
+    let attempt = record.attempts.last()?;
+    let may_come = record.trace.sampled_upstream && attempt.error.is_none() && record.engine.is_none();
+    may_come.then_some(attempt.span)
+}
+
+fn with(record: &Arc<Record>, times: EngineTimes) -> Arc<Record> {
+    Arc::new(Record { engine: Some(times), ..Record::clone(record) })
+}
+
+/// Of either side: about four hundred sampled requests a second.
+const MOST: usize = 4096;
+/// The batch delay of OpenTelemetry's SDKs is five seconds.
+const RECORD_PATIENCE: Duration = Duration::from_secs(10);
+/// A client may take its time with an answer that the engine has finished.
+const FIGURES_PATIENCE: Duration = Duration::from_secs(60);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::observe::fixture;
+
+    fn second(n: u64) -> Stamp {
+        Stamp::from_nanos(n * 1_000_000_000)
+    }
+
+    fn record(attempt: u64) -> Arc<Record> {
+        let mut record = fixture::stream();
+        record.trace.sampled_upstream = true;
+        record.attempts[0].span = attempt;
+        Arc::new(record)
+    }
+
+    fn figures(attempt: u64) -> Figures {
+        let times = EngineTimes { queue: Some(Duration::from_millis(50)), ..EngineTimes::default() };
+        Figures { trace: record(1).trace.trace_id, attempt, times }
+    }
+
+    #[test]
+    fn whichever_comes_first_waits_for_the_other() {
+        let mut join = Join::default();
+        assert!(matches!(join.offer(&record(1), true, second(0)), Offered::Waits));
+        let ready = join.told(figures(1), second(5)).unwrap();
+        assert_eq!((ready.record.engine, ready.keep), (Some(figures(1).times), true));
+        assert!(join.told(figures(2), second(6)).is_none());
+        let Offered::Joined(joined) = join.offer(&record(2), false, second(60)) else { panic!("joined") };
+        assert_eq!(joined.engine, Some(figures(2).times));
+        let (late, unasked) = join.overdue(second(1000));
+        assert_eq!((late.len(), unasked), (0, 0), "nothing is told twice");
+    }
+
+    #[test]
+    fn patience_ends() {
+        let mut join = Join::default();
+        join.offer(&record(1), true, second(0));
+        join.told(figures(2), second(0));
+        assert_eq!(join.overdue(second(9)).0.len(), 0);
+        let (late, unasked) = join.overdue(second(10));
+        assert_eq!((late.len(), late[0].record.engine, unasked), (1, None, 0));
+        assert_eq!(join.overdue(second(60)).1, 1);
+        assert!(join.told(figures(1), second(61)).is_none());
+        join.offer(&record(3), true, second(61));
+        assert_eq!(join.give_up().len(), 1);
+    }
+
+    #[test]
+    fn who_cannot_expect_a_span_does_not_wait() {
+        let change = |change: fn(&mut Record)| {
+            let mut record = Record::clone(&record(1));
+            change(&mut record);
+            Arc::new(record)
+        };
+        for record in [
+            change(|r| r.trace.sampled_upstream = false),
+            change(|r| r.attempts.clear()),
+            change(|r| r.attempts[0].error = Some("connect_refused")),
+            change(|r| r.engine = Some(EngineTimes::default())),
+        ] {
+            assert!(matches!(Join::default().offer(&record, true, second(0)), Offered::Back));
+        }
+        let mut join = Join::default();
+        join.told(Figures { trace: 1, ..figures(1) }, second(0));
+        assert!(matches!(join.offer(&record(1), true, second(0)), Offered::Waits), "another trace's figures");
+    }
+
+    #[test]
+    fn neither_side_grows_without_bound() {
+        let mut join = Join::default();
+        for attempt in 1..=2 * MOST as u64 {
+            join.offer(&record(attempt), true, second(0));
+            join.told(figures(attempt + 1_000_000), second(0));
+        }
+        assert_eq!((join.records.len(), join.figures.len()), (MOST, MOST));
+        assert!(matches!(join.offer(&record(1_000_000_000), true, second(1)), Offered::Back));
+    }
+}

@@ -1,0 +1,67 @@
+//! A trace for each bucket: from a bar in a histogram to a request that stands for it.
+//!
+//! Only requests whose spans are kept become exemplars, so that the link leads somewhere. Kept beside the histograms,
+//! because the metrics library has none; found again by the family's name and label values when a page is written.
+
+use std::collections::HashMap;
+use std::time::SystemTime;
+
+use parking_lot::Mutex;
+
+/// One request that fell into a bucket.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Exemplar {
+    pub(super) trace_id: u128,
+    pub(super) value: f64,
+    pub(super) at: SystemTime,
+}
+
+/// The last request of every bucket.
+#[derive(Default)]
+pub(super) struct Exemplars(Mutex<HashMap<Key, Buckets>>);
+
+/// Name of the family and its label values, in the order of the label names.
+type Key = (&'static str, Box<[Box<str>]>);
+type Buckets = Box<[Option<Exemplar>]>;
+
+impl Exemplars {
+    /// Takes a request in; `edges` are those of the family. `labels` are name and value.
+    pub(super) fn note(
+        &self,
+        family: &'static str,
+        labels: &mut [(&str, &str)],
+        edges: &[f64],
+        exemplar: Exemplar,
+    ) {
+        // As the registry hands labels out.
+        labels.sort_unstable_by_key(|(name, _)| *name);
+        let key = (family, labels.iter().map(|(_, value)| Box::from(*value)).collect());
+        let bucket = edges.partition_point(|edge| *edge < exemplar.value);
+        let mut series = self.0.lock();
+        if series.len() >= MOST_SERIES && !series.contains_key(&key) {
+            return;
+        }
+        let buckets = series.entry(key).or_insert_with(|| vec![None; edges.len() + 1].into());
+        if let Some(slot) = buckets.get_mut(bucket) {
+            *slot = Some(exemplar);
+        }
+    }
+
+    /// The exemplars of a series, a place for each bucket; none where the family has none.
+    pub(super) fn of<'a>(
+        &self,
+        family: &str,
+        values: impl Iterator<Item = &'a str>,
+    ) -> Box<[Option<Exemplar>]> {
+        let Some(family) = FAMILIES.iter().find(|known| **known == family) else { return Box::default() };
+        let key: Key = (*family, values.map(Box::from).collect());
+        self.0.lock().get(&key).cloned().unwrap_or_default()
+    }
+}
+
+/// Time to first token.
+pub(super) const TTFT: &str = "tokenway_time_to_first_token_seconds";
+/// Whole requests.
+pub(super) const DURATION: &str = "tokenway_request_duration_seconds";
+const FAMILIES: [&str; 2] = [TTFT, DURATION];
+const MOST_SERIES: usize = 2_000;
