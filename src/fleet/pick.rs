@@ -22,7 +22,7 @@ pub struct Pick {
     pub replica: Arc<Replica>,
     /// What the decision said.
     pub decision: DecisionSummary,
-    /// What was expected there, where the model was taught: to tell where a wait went.
+    /// The expected wait as times, where the model was taught: to tell where a wait went.
     pub expected: Option<ExpectedWait>,
     /// How long the prompt is.
     pub size: PromptSize,

@@ -101,11 +101,11 @@ fn choose(pool: &Arc<PoolState>, request: &Prepared, tried: &SlotSet, now: Stamp
         tpot: request.slo.tpot,
         is_stream: request.shows_first_token,
     };
-    let expected = pool.model.is_taught().then(|| decision.terms.expected());
     let load = LoadGuard::reserve(&replica.load, placement);
     let weighed =
         if decision.predicted_ttft.is_some() { weighed(&candidates, &replicas) } else { Box::default() };
     pool.index.insert(decision.slot, &query.prompt);
+    let expected = pool.model.expected(&decision.terms);
     Some(Pick {
         pool: Arc::clone(pool),
         replica,

@@ -55,7 +55,12 @@ pub fn decide(policy: &dyn Policy, query: &Query<'_>, candidates: &mut [Candidat
         1 => Choice { at: eligible.iter().next()?.0, reason: Reason::Only },
         _ => policy.choose(query, &eligible)?,
     };
-    let winner = candidates.get(choice.at)?;
+    let count = eligible.count();
+    let winner = candidates.get_mut(choice.at)?;
+    if !policy.predicts() {
+        // What it will meet is worth knowing however it was chosen.
+        expect(query, std::slice::from_mut(winner));
+    }
     Some(Decision {
         at: choice.at,
         slot: winner.slot,
@@ -64,7 +69,7 @@ pub fn decide(policy: &dyn Policy, query: &Query<'_>, candidates: &mut [Candidat
         predicted_ttft: policy.predicts().then(|| winner.terms.ttft()),
         hit: winner.hit,
         terms: winner.terms,
-        candidates: u16::try_from(eligible.count()).unwrap_or(u16::MAX),
+        candidates: u16::try_from(count).unwrap_or(u16::MAX),
     })
 }
 
@@ -256,27 +261,36 @@ pub fn cheapest<'c, 'a>(candidates: &'c [Candidate<'a>]) -> SmallVec<[&'c Candid
     best
 }
 
+/// Finds what each candidate has cached; where the policy asks for it, also what the request would meet there.
 fn weigh(predict: bool, query: &Query<'_>, candidates: &mut [Candidate<'_>]) {
     let mut hits = Hits::default();
     query.index.lookup(query.prompt.chain, &mut hits);
-    let pool = query.model.view();
-    let stakes = Stakes::of(query, &pool);
-    for candidate in candidates {
+    for candidate in &mut *candidates {
         let hit = query.prompt.cached(hits.blocks(candidate.slot), candidate.block_tokens);
         candidate.hit = query.index.believed(candidate.slot, hit);
+    }
+    if predict {
+        expect(query, candidates);
+    }
+}
+
+/// Works out what the request would meet at each candidate and what that costs.
+fn expect(query: &Query<'_>, candidates: &mut [Candidate<'_>]) {
+    let pool = query.model.view();
+    let stakes = Stakes::of(query, &pool);
+    let now = query.aim.now;
+    for candidate in candidates {
+        let (estimate, load) = (query.model.estimate(candidate.slot, now), candidate.load.view());
         let work = Work::of(query.prompt.tokens.saturating_sub(candidate.hit), candidate.hit);
-        let (estimate, load) = (query.model.estimate(candidate.slot, query.aim.now), candidate.load.view());
         let queue = Queue {
             own: &load,
             foreign: &candidate.foreign,
             batch_limit: candidate.batch_limit,
             cache: candidate.cache,
-            head_age: seconds_between(load.head_since, query.aim.now),
+            head_age: seconds_between(load.head_since, now),
         };
         candidate.terms = estimate.terms(&pool, &queue, work);
-        if predict {
-            stakes.price(candidate, &load, &estimate);
-        }
+        stakes.price(candidate, &load, &estimate);
     }
 }
 

@@ -79,7 +79,14 @@ impl Watch {
         let mut tick = tokio::time::interval(TICK);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut ticks = 0_u64;
+        let mut gathered = 0_u32;
         loop {
+            // Who waits for every record is woken for every record, at the cost of the request that it ends. So after
+            // what has gathered is taken, more gathers.
+            if gathered > 0 && receiver.is_empty() {
+                gathered = 0;
+                tokio::time::sleep(GATHER).await;
+            }
             // Both arms are cancel-safe: a message or a tick is taken whole or not at all.
             let message = tokio::select! {
                 message = receiver.recv() => message,
@@ -93,7 +100,10 @@ impl Watch {
                 }
             };
             match message {
-                Some(Message::Sample(sample)) => self.observe(&sample),
+                Some(Message::Sample(sample)) => {
+                    self.observe(&sample);
+                    gathered += 1;
+                }
                 Some(Message::End(done)) => {
                     self.save().await;
                     // Nobody waits any more: fine.
@@ -186,6 +196,7 @@ pub async fn end(feed: &Feed, limit: Duration) {
 }
 
 const QUEUE: usize = 4096;
+const GATHER: Duration = Duration::from_millis(50);
 const TICK: Duration = Duration::from_secs(5);
 /// Ticks between two writes of the baselines: an hour.
 const SAVE_EVERY: u64 = 720;

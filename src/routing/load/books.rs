@@ -94,6 +94,8 @@ pub(super) struct Books {
     next_id: u64,
     waiting: VecDeque<Waiting>,
     streams: Vec<Stream>,
+    /// Tokens in the context of running streams, as far as they had come at the last refresh.
+    context: u64,
     last_first_token: Stamp,
     /// The head of the queue left without a token.
     is_disturbed: bool,
@@ -115,6 +117,9 @@ struct Stream {
     prompt: u64,
     /// Seconds per token; infinite without a bound.
     bound: f32,
+    /// Tokens when it was last refreshed; its share of the context beside the prompt.
+    counted: u64,
+    /// Tokens and when, at the last pace.
     asked: (u64, u64),
 }
 
@@ -142,7 +147,7 @@ impl Books {
         now: Stamp,
         pulse: &Arc<Pulse>,
     ) -> (Option<Lesson>, Computed) {
-        let context = self.context();
+        let context = self.context;
         let mut computed = Computed::new();
         let Some(at) = self.waiting.iter().position(|waiting| waiting.id == id) else {
             return (None, computed);
@@ -185,8 +190,10 @@ impl Books {
             first: now,
             prompt: placement.prompt.0,
             bound: placement.tpot.map_or(f32::INFINITY, |bound| bound.as_secs_f32()),
+            counted: 1,
             asked: (1, now.as_nanos()),
         });
+        self.context = self.context.saturating_add(placement.prompt.0).saturating_add(1);
         (complete, computed)
     }
 
@@ -198,7 +205,7 @@ impl Books {
             work: head.placement.work,
             busy: now.since(since),
             was_idle: false,
-            context: self.context(),
+            context: self.context,
             at: now,
         })
     }
@@ -214,22 +221,25 @@ impl Books {
     /// A stream ended.
     pub(super) fn end(&mut self, id: u64) {
         if let Some(at) = self.streams.iter().position(|stream| stream.id == id) {
-            self.streams.swap_remove(at);
+            let gone = self.streams.swap_remove(at);
+            self.context = self.context.saturating_sub(gone.prompt.saturating_add(gone.counted));
         }
     }
 
     /// Tokens in the context of running streams.
     pub(super) fn context(&self) -> u64 {
-        self.streams.iter().map(|s| s.prompt.saturating_add(s.pulse.tokens.load(Ordering::Relaxed))).sum()
+        self.context
     }
 
     /// Asks every stream how far it is: the harm that stalls would do, and what was learned meanwhile.
     pub(super) fn refresh(&mut self, now: Stamp, known: &Known<'_>) -> (Curve, Refreshed) {
         let mut curve = Curve::default();
         let mut found = Refreshed { computed: self.take_silent(now, known.seconds), ..Refreshed::default() };
-        let context = self.context();
+        let context = self.context;
         for stream in &mut self.streams {
             let tokens = stream.pulse.tokens.load(Ordering::Relaxed);
+            self.context = self.context.saturating_sub(stream.counted).saturating_add(tokens);
+            stream.counted = tokens;
             let at = stream.pulse.at.load(Ordering::Relaxed);
             let (tokens_before, at_before) = stream.asked;
             found.generated += tokens;

@@ -6,8 +6,6 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use smallvec::SmallVec;
-
 use super::{Choice, Eligible, Policy, Reason};
 use crate::config::PolicyName;
 use crate::routing::{Candidate, Query, rendezvous};
@@ -33,9 +31,8 @@ impl Policy for Latency {
             .session
             .or(query.prompt.root())
             .unwrap_or_else(|| self.turn.fetch_add(1, Ordering::Relaxed));
-        let costs: SmallVec<[f64; 64]> = eligible.iter().map(|(_, candidate)| candidate.terms.cost).collect();
-        let least = costs.iter().copied().fold(f64::INFINITY, f64::min);
-        let near = || eligible.iter().zip(&costs).filter(|(_, cost)| **cost <= least + NEAR).map(|(c, _)| c);
+        let least = eligible.iter().map(|(_, candidate)| candidate.terms.cost).fold(f64::INFINITY, f64::min);
+        let near = || eligible.iter().filter(|(_, candidate)| candidate.terms.cost <= least + NEAR);
         let (at, winner) = near().max_by_key(|(_, c)| rendezvous::rank(key, c.identity))?;
         let reason = if has_longest_hit(winner, eligible) {
             Reason::Prefix

@@ -7,7 +7,6 @@
 use std::time::Duration;
 
 use super::fit::dot;
-use crate::record::ExpectedWait;
 use crate::routing::foreign::Foreign;
 use crate::routing::hazard::Curve;
 use crate::routing::load::LoadView;
@@ -66,12 +65,6 @@ impl Terms {
     #[must_use]
     pub fn ttft(&self) -> Duration {
         span(self.seconds())
-    }
-
-    /// The predicted wait in its two parts.
-    #[must_use]
-    pub fn expected(&self) -> ExpectedWait {
-        ExpectedWait { queue: span(self.wait), prefill: span(self.prefill + self.base) }
     }
 
     pub(crate) fn seconds(&self) -> f64 {

@@ -20,6 +20,7 @@ use self::pool::PoolCell;
 use self::replica::Cell;
 use super::load::{Known, Lesson, ReplicaLoad};
 use crate::clock::Stamp;
+use crate::record::ExpectedWait;
 use crate::units::Tokens;
 
 /// What is known of one pool's speed, shared by decisions (readers) and first tokens (writers).
@@ -34,12 +35,6 @@ impl PoolModel {
     #[must_use]
     pub fn new(slots: usize) -> Self {
         Self { pool: PoolCell::default(), replicas: (0..slots).map(|_| Cell::default()).collect() }
-    }
-
-    /// Whether any answer has taught it; before that its numbers are guesses.
-    #[must_use]
-    pub fn is_taught(&self) -> bool {
-        self.pool.is_taught()
     }
 
     /// What the replicas have in common; read once for a decision.
@@ -127,6 +122,14 @@ impl PoolModel {
             self.pool.observe_paces(&found.paces);
         }
         Some(Tokens(found.generated))
+    }
+
+    /// A predicted wait in its two parts; `None` where nothing was learned yet.
+    #[must_use]
+    pub fn expected(&self, terms: &Terms) -> Option<ExpectedWait> {
+        self.pool
+            .is_taught()
+            .then(|| ExpectedWait { queue: span(terms.wait), prefill: span(terms.prefill + terms.base) })
     }
 
     /// The replica restarted or the slot has a new owner: back to the pool's average.

@@ -2,7 +2,7 @@
 //! average replica is like.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -24,6 +24,7 @@ pub(super) struct PoolCell {
     rates: [AtomicU64; CAUSES],
     fresh: [AtomicU32; POINTS],
     average: [AtomicU64; AVERAGES],
+    has_learned: AtomicBool,
     survival: ArcSwap<Survival>,
     learner: Mutex<Learner>,
 }
@@ -49,6 +50,7 @@ impl Default for PoolCell {
             rates: UNSEEN_RATES.map(|rate| AtomicU64::new(rate.to_bits())),
             fresh: Default::default(),
             average: UNSEEN_AVERAGE.map(|figure| AtomicU64::new(figure.to_bits())),
+            has_learned: AtomicBool::new(false),
             survival: ArcSwap::from_pointee(lengths.survival()),
             learner: Mutex::new(Learner {
                 shape: Fit::new(SHAPE),
@@ -76,10 +78,6 @@ impl PoolCell {
         }
     }
 
-    pub(super) fn is_taught(&self) -> bool {
-        self.view().rates != UNSEEN_RATES
-    }
-
     /// A replica of which nothing is known yet.
     pub(super) fn average(&self) -> Estimate {
         let [way, step, per_context, slowness] = self.average.each_ref().map(load);
@@ -98,6 +96,11 @@ impl PoolCell {
 
     pub(super) fn survival(&self) -> Arc<Survival> {
         self.survival.load_full()
+    }
+
+    /// Whether anything was learned at all.
+    pub(super) fn is_taught(&self) -> bool {
+        self.has_learned.load(Ordering::Relaxed)
     }
 
     /// Whether so little is known that replicas are taken to be alike: a measure is needed before things are measured.
@@ -126,6 +129,7 @@ impl PoolCell {
         let way = if lesson.was_idle { by.way } else { 0.0 };
         let seconds = (lesson.busy.as_secs_f64() - way).max(0.0) / by.slowness;
         learner.taught = learner.taught.saturating_add(1);
+        self.has_learned.store(true, Ordering::Relaxed);
         let causes = causes(1.0, lesson.context, &lesson.work);
         learner.shape.observe(&causes, seconds, &UNSEEN_RATES);
         learner.way += WAY_LEARNED * (by.way - learner.way);
