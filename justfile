@@ -28,6 +28,15 @@ serve +urls:
 bench *args:
     cargo bench --locked --bench relay -- {{args}}
 
+# Routing policies against a trace in simulated time; all flags of `tokenway replay`.
+replay trace *args:
+    cargo run --release --locked -- replay {{trace}} --config benches/routing/goal.toml {{args}}
+
+# The tables of docs/routing.md, from a directory with the traces; about an hour, `just routing-tables DIR goals` less.
+routing-tables traces *sections:
+    cargo build --release --locked
+    python3 benches/routing/tables.py target/release/tokenway {{traces}} {{sections}}
+
 # The checks against real vLLM replicas that you have running.
 real-fleet +urls:
     tests/real_fleet/run.sh {{urls}}

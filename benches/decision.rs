@@ -1,17 +1,22 @@
 //! What one routing decision costs: hashing the prompt, reading every candidate, lookup, choice, reservation.
 //!
-//! Prints nanoseconds a decision by fleet size and prompt length, for the whole and for its parts. A figure for
-//! people to compare on one machine, never a test.
+//! A fleet in full operation: every replica has taught the model, holds streams and waiting prompts, and the prefix index
+//! has a million blocks in all. Prints nanoseconds a decision by fleet size and prompt length, for the whole and for its
+//! parts. A figure for people to compare on one machine, never a test.
 
 use std::hint::black_box;
 use std::io::Write;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokenway::clock::{Clock, Stamp};
 use tokenway::config::PolicyName;
+use tokenway::record::SloBounds;
 use tokenway::routing::policies::named;
+use tokenway::routing::prefix_index::Hits;
 use tokenway::routing::{
-    Candidate, LoadGuard, PoolModel, PrefixIndex, Prompt, Query, ReplicaLoad, SlotSet, decide, rendezvous,
+    Aim, Candidate, Lesson, LoadGuard, Placement, Policy, PoolModel, PrefixIndex, Prompt, Query, ReplicaLoad,
+    SlotSet, Verdict, Work, judge, rendezvous,
 };
 use tokenway::units::Tokens;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
@@ -21,34 +26,93 @@ struct Fleet {
     model: PoolModel,
     loads: Vec<Arc<ReplicaLoad>>,
     identities: Vec<u64>,
+    /// What runs and waits.
+    _busy: Vec<LoadGuard>,
 }
 
 impl Fleet {
     fn new(replicas: usize) -> Self {
-        Self {
-            index: PrefixIndex::new(replicas),
-            model: PoolModel::new(replicas),
-            loads: (0..replicas).map(|_| ReplicaLoad::new()).collect(),
-            identities: (0..replicas as u64).map(|i| rendezvous::identity(1, &i.to_le_bytes())).collect(),
+        let index = PrefixIndex::new(replicas);
+        let model = PoolModel::new(replicas);
+        let loads: Vec<_> = (0..replicas).map(|_| ReplicaLoad::new()).collect();
+        let identities = (0..replicas as u64).map(|i| rendezvous::identity(1, &i.to_le_bytes())).collect();
+        let mut busy = Vec::new();
+        for (slot, load) in loads.iter().enumerate() {
+            for n in 0..STREAMS + WAITING {
+                let work = Work::of(Tokens(300 + 70 * n), Tokens(0));
+                let tpot = Some(Duration::from_millis(100));
+                let prompt = Tokens(4000);
+                let placement = Placement { at: NOW, work, prompt, tpot, is_stream: true };
+                let mut guard = LoadGuard::reserve(load, placement);
+                if n < STREAMS {
+                    guard.first_token(NOW.after(Duration::from_millis(40 * n)));
+                }
+                busy.push(guard);
+                let taken = Duration::from_millis(30 + 5 * n + slot as u64);
+                let lesson = Lesson { work, busy: taken, was_idle: false, context: 90_000, at: NOW };
+                model.observe(slot, &lesson);
+            }
+            model.refresh(slot, load, NOW.after(Duration::from_secs(1)));
         }
+        Self { index, model, loads, identities, _busy: busy }
     }
 
-    /// Ten thousand blocks on every replica, so that the lookup misses the processor's caches as in life.
+    /// A million blocks in all, so that the lookup misses the processor's caches as in life.
     fn fill(&self) {
-        for slot in 0..self.loads.len() as u64 {
-            for prompt in 0..625u64 {
-                let text = (slot << 32 | prompt).to_le_bytes().repeat(512);
-                self.index.insert(slot as usize, &chain(&text));
+        let each = MILLION / self.loads.len() as u64;
+        for slot in 0..self.loads.len() {
+            self.index.set_capacity(slot, each as usize);
+            for prompt in 0..each / 64 {
+                let text = ((slot as u64) << 32 | prompt).to_le_bytes().repeat(2048);
+                self.insert(slot, &chain(&text));
             }
         }
     }
 
-    fn candidates(&self, into: &mut Vec<Candidate>) {
-        into.clear();
-        into.extend(self.loads.iter().zip(&self.identities).enumerate().map(|(slot, (load, identity))| {
-            Candidate::new(slot, *identity, load.view(), self.model.estimate(slot, Stamp::default()))
-        }));
+    fn insert(&self, slot: usize, chain: &[u64]) {
+        self.index.insert(slot, &prompt(chain, chain.len() * 256));
     }
+
+    fn decide<'a>(&'a self, policy: &dyn Policy, chain: &[u64], bytes: usize, room: &mut Vec<Candidate<'a>>) {
+        let now = NOW.after(Duration::from_secs(1));
+        room.clear();
+        room.extend(
+            self.loads
+                .iter()
+                .zip(&self.identities)
+                .enumerate()
+                .map(|(slot, (load, identity))| Candidate::new(slot, *identity, load)),
+        );
+        let ms = |n| Some(Duration::from_millis(n));
+        let slo = SloBounds { ttft: ms(3000), tpot: ms(100), e2e: None };
+        let query = Query {
+            prompt: prompt(chain, bytes),
+            session: Some(9),
+            aim: Aim { now, waited: Duration::ZERO, slo, patience: 0.0 },
+            model: &self.model,
+            index: &self.index,
+            excluded: &SlotSet::new(),
+        };
+        let verdict = judge(policy, &query, room);
+        let Some(Verdict::Place(decision) | Verdict::Hopeless { decision, .. }) = verdict else { return };
+        let placement = Placement { at: now, work: decision.terms.work, ..Placement::default() };
+        drop(black_box(LoadGuard::reserve(&self.loads[decision.slot], placement)));
+    }
+}
+
+fn prompt(chain: &[u64], bytes: usize) -> Prompt<'_> {
+    Prompt {
+        chain,
+        block_end: &|block| 256 * (block as u64 + 1),
+        bytes: bytes as u64,
+        tokens: Tokens(bytes as u64 / 4),
+    }
+}
+
+/// A quarter of it the system prompt, the rest its own.
+fn session(number: u64, bytes: usize) -> Vec<u8> {
+    let (system, own) = (7u64.to_le_bytes(), (number + (3 << 40)).to_le_bytes());
+    [system.repeat(bytes / 32), own.repeat(bytes / 32 * 3)].concat()
 }
 
 fn chain(text: &[u8]) -> Vec<u64> {
@@ -60,48 +124,63 @@ fn chain(text: &[u8]) -> Vec<u64> {
     text.chunks(256).map(link).collect()
 }
 
-fn measure(out: &mut impl Write, name: &str, rounds: u32, mut work: impl FnMut()) -> std::io::Result<()> {
-    for _ in 0..rounds / 10 {
-        work();
-    }
+fn measure(out: &mut impl Write, name: &str, rounds: u32, mut work: impl FnMut(u32)) -> std::io::Result<()> {
+    (0..rounds / 10).for_each(&mut work);
     let clock = Clock::start();
     let start = clock.now();
-    for _ in 0..rounds {
-        work();
-    }
+    (0..rounds).for_each(&mut work);
     let nanos = clock.now().since(start).as_nanos() / u128::from(rounds);
     writeln!(out, "{name:<52} {nanos:>8} ns")
 }
 
 fn main() -> std::io::Result<()> {
     let mut out = std::io::stdout().lock();
-    for (replicas, bytes) in [(8, 4096), (64, 4096), (64, 16_384), (128, 4096)] {
+    for (replicas, bytes) in [(8, 4096), (64, 4096), (64, 16_384), (128, 16_384)] {
         let fleet = Fleet::new(replicas);
         fleet.fill();
-        let text = 3u64.to_le_bytes().repeat(bytes / 8);
-        (0..replicas).step_by(3).for_each(|slot| fleet.index.insert(slot, &chain(&text)));
-        let (excluded, block_end) = (SlotSet::new(), |block: usize| 256 * (block as u64 + 1));
-        let (size, tokens) = (bytes as u64, Tokens(bytes as u64 / 4));
-        let mut candidates = Vec::with_capacity(replicas);
+        let blocks: usize = (0..replicas).map(|slot| fleet.index.held(slot)).sum();
+        writeln!(out, "{blocks} blocks, {:.1} bytes each", fleet.index.bytes() as f64 / blocks as f64)?;
+        // Sessions behind one system prompt, which every replica holds: two replicas hold all of a session but its last
+        // turn, and one has lost half of it.
+        let texts: Vec<Vec<u8>> = (0..256u64).map(|n| session(n, bytes)).collect();
+        (0..replicas).for_each(|slot| fleet.insert(slot, &chain(&texts[0])[..bytes / 1024]));
+        for (n, text) in texts.iter().enumerate() {
+            let chain = chain(text);
+            for (slot, held) in
+                [(n, chain.len() - 2), (n * 7 + 1, chain.len() - 2), (n * 5 + 2, chain.len() / 2)]
+            {
+                fleet.insert(slot % replicas, &chain[..held]);
+            }
+        }
+        let text = |round: u32| &texts[round as usize % texts.len()];
+        let mut room = Vec::with_capacity(replicas);
         let title = |part: &str| format!("{replicas} replicas, {bytes} bytes: {part}");
-        measure(&mut out, &title("hash only"), 20_000, || {
-            black_box(chain(black_box(&text)));
+        measure(&mut out, &title("hash only"), 20_000, |round| _ = black_box(chain(black_box(text(round)))))?;
+        let chains: Vec<_> = texts.iter().map(|text| chain(text)).collect();
+        let mut hits = Hits::default();
+        measure(&mut out, &title("lookup only"), 20_000, |round| {
+            fleet.index.lookup(&chains[round as usize % chains.len()], &mut hits);
+        })?;
+        // The worst case: every replica parts from the prompt at another block.
+        let staircase = chain(&session(1 << 40, bytes));
+        for slot in 0..replicas {
+            fleet.insert(slot, &staircase[..staircase.len() * (slot + 1) / replicas]);
+        }
+        measure(&mut out, &title("lookup only, worst case"), 20_000, |_| {
+            fleet.index.lookup(&staircase, &mut hits)
         })?;
         for name in PolicyName::ALL {
             let policy = named(name);
-            measure(&mut out, &title(name.as_str()), 20_000, || {
-                let chain = chain(black_box(&text));
-                fleet.candidates(&mut candidates);
-                let prompt = Prompt { chain: &chain, block_end: &block_end, bytes: size, tokens };
-                let query = Query { prompt, session: Some(9), index: &fleet.index, excluded: &excluded };
-                if let Some(decision) = decide(&*policy, &query, &mut candidates) {
-                    let guard = LoadGuard::reserve(&fleet.loads[decision.slot], decision.terms.uncached);
-                    drop(black_box(guard));
-                }
+            measure(&mut out, &title(name.as_str()), 20_000, |round| {
+                fleet.decide(&*policy, &chain(black_box(text(round))), bytes, &mut room);
             })?;
         }
-        let known = chain(&text);
-        measure(&mut out, &title("noting a known prompt"), 20_000, || fleet.index.insert(0, &known))?;
+        measure(&mut out, &title("noting a known prompt"), 20_000, |_| fleet.insert(0, &chains[0]))?;
     }
     Ok(())
 }
+
+const NOW: Stamp = Stamp::from_nanos(1_000_000_000_000);
+const STREAMS: u64 = 24;
+const WAITING: u64 = 2;
+const MILLION: u64 = 1_000_000;

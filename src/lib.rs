@@ -21,6 +21,7 @@ pub mod app;
 pub mod cli;
 pub mod clock;
 pub mod config;
+pub mod control;
 pub mod digits;
 pub mod error;
 pub mod fleet;

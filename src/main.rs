@@ -26,7 +26,10 @@ fn main() -> ExitCode {
         }
         Command::Demo(args) => done(showcase::run(&args, log)),
         Command::Sim(args) => done(simulate(&args)),
-        Command::Replay(_) => done(cli::refuse_unbuilt("replay", &mut std::io::stderr())),
+        Command::Replay(args) => {
+            let env = |name: &str| std::env::var(name).ok();
+            done(cli::replay::run(&args, &env, &mut std::io::stdout(), &mut std::io::stderr()))
+        }
         Command::Top(_) => done(cli::refuse_unbuilt("top", &mut std::io::stderr())),
     })
 }

@@ -173,6 +173,29 @@ pub struct DecisionSummary {
     pub predicted_hit: Tokens,
     /// How many replicas were weighed.
     pub candidates: u16,
+    /// The best of them with their terms, the cheapest first; empty where the policy predicts nothing.
+    pub weighed: Box<[Weighed]>,
+}
+
+/// One candidate of a decision. Times are seconds.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Weighed {
+    /// Replica name.
+    pub replica: Arc<str>,
+    /// Predicted TTFT there.
+    pub predicted_ttft: Duration,
+    /// Prompt tokens believed to be cached there.
+    pub predicted_hit: Tokens,
+    /// Until the engine gets to it.
+    pub wait: f64,
+    /// To compute the prompt.
+    pub prefill: f64,
+    /// Streams that it would push over their bound on time per token.
+    pub harm: f64,
+    /// The chance that its first token is late.
+    pub late: f64,
+    /// What all that costs; the least wins.
+    pub cost: f64,
 }
 
 /// Moments in a request's life. `None` where it was not reached.

@@ -29,6 +29,8 @@ const FORBIDDEN: &[(&[&str], &[&str])] = &[
             "relay/withhold.rs",
             "config/check",
             "simulate/engine",
+            "simulate/peers",
+            "simulate/replay",
         ],
         &["tokio::", "std::net::TcpStream", "clock::Clock", "crate::fleet::registry", "hyper::"],
     ),

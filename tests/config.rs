@@ -361,7 +361,12 @@ fn faults_of_routes_and_tenants() {
             "[[tenant]]\nname = \"t\"\nkey_sha256 = []\nlimits = { concurrency = 1 }\n",
             "f.toml:7:1: limits is not supported yet",
         ),
-        ("[drift]\nblock = \"24h\"\n", "f.toml:4:2: drift is not supported yet"),
+        ("[drift]\nblock = \"24h\"\nwindow = \"1h\"\n", "f.toml:6:1: unknown key \"window\" in [drift]"),
+        ("[drift]\nbaseline = { from = \"7d\", to = \"35d\" }\n", "f.toml:5:12: drift.baseline.from must be"),
+        ("[drift]\nblock = \"24h\"\nbaseline = { to = \"1h\" }\n", "f.toml:6:12: drift.baseline.to is under"),
+        ("[drift]\nblock = \"1m\"\n", "f.toml:5:9: drift.baseline.from is more than a hundred blocks"),
+        ("[drift]\navailability = 1.0\n", "f.toml:5:16: drift.availability must be from 0.5"),
+        ("[drift]\nwebhook = \"alertmanager\"\n", "f.toml:5:11: "),
     ] {
         assert_told(&with_pool(rest), &[expected]);
     }

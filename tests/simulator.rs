@@ -12,7 +12,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tokenway::clock::Clock;
 use tokenway::config::Secret;
-use tokenway::simulate::engine::EngineConfig;
+use tokenway::simulate::engine::{CostModel, EngineConfig};
 use tokenway::simulate::{
     Fault, FaultKind, SeenOutcome, SimConfig, SimReplica, TrafficConfig, TrafficStats, run_traffic, start,
 };
@@ -52,9 +52,12 @@ const CHAT: &str = "/v1/chat/completions";
 
 fn fast() -> SimConfig {
     let engine = EngineConfig {
-        prefill_tokens_per_second: 1e6,
-        step: Duration::from_millis(2),
-        step_per_seq: Duration::ZERO,
+        cost: CostModel {
+            prefill_tokens_per_second: 1e6,
+            step: Duration::from_millis(2),
+            step_per_seq: Duration::ZERO,
+            ..CostModel::default()
+        },
         ..EngineConfig::default()
     };
     SimConfig { model: "tiny".into(), engine, max_model_len: 8192, ..SimConfig::default() }

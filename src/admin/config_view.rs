@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde_json::{Map, Value as Json, json};
 
 use super::views::model;
-use crate::config::{AccessLog, Config, Pool, Route, Secret, Slo, Telemetry, Tenant, Timeouts, Tls};
+use crate::config::{AccessLog, Config, Drift, Pool, Route, Secret, Slo, Telemetry, Tenant, Timeouts, Tls};
 use crate::stage::{Stage, StageBudget};
 
 /// The whole configuration.
@@ -30,6 +30,7 @@ pub(super) fn config(config: &Config) -> Json {
         "route": config.routes.iter().map(|of| route(config, of)).collect::<Vec<_>>(),
         "tenant": config.tenants.iter().map(tenant).collect::<Vec<_>>(),
         "telemetry": telemetry(&config.telemetry),
+        "drift": drift(&config.drift),
     })
 }
 
@@ -182,6 +183,16 @@ fn telemetry(telemetry: &Telemetry) -> Json {
             "tail": telemetry.sampling.keep_tail,
             "retry": telemetry.sampling.keep_retry,
         },
+    })
+}
+
+fn drift(drift: &Drift) -> Json {
+    json!({
+        "block": seconds(drift.block),
+        "baseline": { "from": seconds(drift.from), "to": seconds(drift.to) },
+        "availability": drift.availability,
+        "webhook": drift.webhook.as_ref().map(ToString::to_string),
+        "state": drift.state.as_ref().map(|path| path.display().to_string()),
     })
 }
 

@@ -34,6 +34,7 @@ enum Path {
     Routes,
     Latency,
     Decisions,
+    Drift,
     Config,
     Reload,
     LogLevel,
@@ -53,6 +54,7 @@ impl Path {
             "/api/routes" => Self::Routes,
             "/api/latency" => Self::Latency,
             "/api/decisions" => Self::Decisions,
+            "/api/drift" => Self::Drift,
             "/api/config" => Self::Config,
             "/api/reload" => Self::Reload,
             "/api/log-level" => Self::LogLevel,
@@ -113,6 +115,7 @@ fn get(admin: &AdminState, path: Path, request: &Request<Incoming>) -> Answer {
         Path::Routes => json_answer(StatusCode::OK, &views::routes(&control.config(), &control.replicas())),
         Path::Latency => latency(admin, request.uri().query()),
         Path::Decisions => json_answer(StatusCode::OK, &views::decisions(&admin.observer)),
+        Path::Drift => json_answer(StatusCode::OK, &views::drift(&admin.observer)),
         Path::Config => json_answer(StatusCode::OK, &config_view::config(&control.config())),
         Path::LogLevel => json_answer(StatusCode::OK, &json!({ "level": control.log_level() })),
         // Not GET: refused before.

@@ -3,16 +3,19 @@
 //! Built by hand from the shared types, so that a field added inside does not become part of the API unseen.
 //! Durations are seconds.
 
+use std::time::{Duration, UNIX_EPOCH};
+
 use serde_json::{Value as Json, json};
 
 use crate::config::{Config, ModelMatch};
+use crate::control::drift::Finding;
 use crate::fleet::status::{EngineSignals, ReplicaState, ReplicaStatus};
 use crate::observe::judgement::Judgement;
 use crate::observe::slo::Missed;
 use crate::observe::stages::Stage;
 use crate::observe::windows::{Percentiles, Window};
 use crate::observe::{Observer, rfc3339};
-use crate::record::Record;
+use crate::record::{Record, Weighed};
 
 /// `/api/fleet`
 pub(super) fn fleet(fleet: &[ReplicaStatus]) -> Json {
@@ -113,6 +116,24 @@ fn percentiles(values: &Percentiles) -> Json {
     })
 }
 
+/// `/api/drift`
+pub(super) fn drift(observer: &Observer) -> Json {
+    let found = observer.drift().board().read();
+    let list = |findings: &mut dyn Iterator<Item = &Finding>| findings.map(finding).collect::<Vec<_>>();
+    json!({
+        "series": found.series,
+        "active": list(&mut found.active.iter()),
+        "recent": list(&mut found.recent.iter()),
+    })
+}
+
+fn finding(finding: &Finding) -> Json {
+    let mut json = finding.to_json();
+    let at = Duration::try_from_secs_f64(finding.at).unwrap_or_default();
+    json["time"] = rfc3339::utc(UNIX_EPOCH + at).into();
+    json
+}
+
 /// `/api/decisions`
 pub(super) fn decisions(observer: &Observer) -> Json {
     let latest = observer.decisions().latest();
@@ -143,5 +164,19 @@ fn decision(observer: &Observer, record: &Record) -> Option<Json> {
         "slo_missed": judgement.missed().map(Missed::as_str),
         "slo_missed_in": judgement.blamed.map(Stage::as_str),
         "over_budget": judgement.over_budget.iter().map(|stage| stage.as_str()).collect::<Vec<_>>(),
+        "weighed": decision.weighed.iter().map(weighed).collect::<Vec<_>>(),
     }))
+}
+
+fn weighed(candidate: &Weighed) -> Json {
+    json!({
+        "replica": &*candidate.replica,
+        "predicted_ttft": candidate.predicted_ttft.as_secs_f64(),
+        "predicted_hit_tokens": candidate.predicted_hit.0,
+        "wait": candidate.wait,
+        "prefill": candidate.prefill,
+        "harm": candidate.harm,
+        "late": candidate.late,
+        "cost": candidate.cost,
+    })
 }

@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::clock::Clock;
-use crate::simulate::engine::EngineConfig;
+use crate::simulate::engine::{CostModel, EngineConfig};
 use crate::simulate::{DemoRow, SimConfig, SimReplica, TrafficConfig, TrafficSummary, start};
 
 use super::sim::positive;
@@ -64,7 +64,7 @@ impl DemoArgs {
         for replica in 0..u64::from(self.replicas.get()) {
             let engine = EngineConfig {
                 max_num_seqs: 8,
-                prefill_tokens_per_second: 4_000.0,
+                cost: CostModel { prefill_tokens_per_second: 4_000.0, ..CostModel::default() },
                 num_blocks: 1_024,
                 ..EngineConfig::default()
             };

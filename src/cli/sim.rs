@@ -15,7 +15,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::clock::Clock;
 use crate::config::Secret;
-use crate::simulate::engine::EngineConfig;
+use crate::simulate::engine::{CostModel, EngineConfig};
 use crate::simulate::{SimConfig, SimReplica, start};
 
 /// Arguments of `tokenway sim`.
@@ -72,10 +72,13 @@ impl SimArgs {
     fn config(&self) -> SimConfig {
         let engine = EngineConfig {
             max_num_seqs: self.max_num_seqs.get(),
-            prefill_tokens_per_second: self.prefill_rate,
             // A step must have room for one token of every running sequence.
             max_batched_tokens: self.max_batched_tokens.get().max(self.max_num_seqs.get() as u64),
-            step: Duration::from_secs_f64(self.step_ms / 1_000.0),
+            cost: CostModel {
+                prefill_tokens_per_second: self.prefill_rate,
+                step: Duration::from_secs_f64(self.step_ms / 1_000.0),
+                ..CostModel::default()
+            },
             block_size: self.block_size.get(),
             num_blocks: self.blocks.get(),
             ..EngineConfig::default()
@@ -195,7 +198,7 @@ mod tests {
             args(&["--replicas", "3", "--port", "9000", "--blocks", "10", "--step-ms", "2.5"]).unwrap();
         let config = args.config();
         assert_eq!((config.model.as_str(), config.context_length()), ("sim", 160));
-        assert_eq!(config.engine.step, Duration::from_micros(2_500));
+        assert_eq!(config.engine.cost.step, Duration::from_micros(2_500));
         assert_eq!(args.addr(2).unwrap().to_string(), "127.0.0.1:9002");
     }
 

@@ -46,6 +46,32 @@ pub struct Config {
     pub tenants: Vec<Tenant>,
     /// `[telemetry]`
     pub telemetry: Telemetry,
+    /// `[drift]`
+    pub drift: Drift,
+}
+
+/// `[drift]`: what latency and availability are held against.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Drift {
+    /// What slow drift is judged by.
+    pub block: Duration,
+    /// The baseline begins so long ago; younger series use what there is.
+    pub from: Duration,
+    /// And ends so long ago.
+    pub to: Duration,
+    /// Share of requests that is to succeed, below 1.
+    pub availability: f64,
+    /// Where findings are posted, in Alertmanager's form.
+    pub webhook: Option<Endpoint>,
+    /// Where baselines are kept over restarts.
+    pub state: Option<PathBuf>,
+}
+
+impl Default for Drift {
+    fn default() -> Self {
+        const DAY: Duration = Duration::from_secs(86_400);
+        Self { block: DAY, from: DAY * 35, to: DAY * 7, availability: 0.999, webhook: None, state: None }
+    }
 }
 
 /// A value that never shows in `Debug`, logs or the admin API.

@@ -103,6 +103,12 @@ const FIXED: &[Fixed] = &[
         differs: |new, old| new.telemetry.engine_spans != old.telemetry.engine_spans,
         keep: |new, old| new.telemetry.engine_spans = old.telemetry.engine_spans,
     },
+    // Baselines are cut into blocks; other blocks are other baselines.
+    Fixed {
+        key: "[drift]",
+        differs: |new, old| new.drift != old.drift,
+        keep: |new, old| new.drift.clone_from(&old.drift),
+    },
 ];
 
 /// Watches a file for as long as it lives.

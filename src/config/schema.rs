@@ -177,4 +177,11 @@ pub const ENGINE_SPANS: Keys = Keys { header: "[telemetry.engine_spans]", known:
 /// `[telemetry.sampling]`
 pub const SAMPLING: Keys = Keys { header: "[telemetry.sampling]", known: &["routine", "keep"] };
 
+/// `[drift]`
+pub const DRIFT: Keys =
+    Keys { header: "[drift]", known: &["block", "baseline", "availability", "webhook", "state"] };
+
+/// `drift.baseline`
+pub const BASELINE: Keys = Keys { header: "drift.baseline", known: &["from", "to"] };
+
 const TIMERS: &[&str] = &["connect", "first_token", "inter_token", "total", "client_stall"];

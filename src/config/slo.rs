@@ -29,7 +29,7 @@ impl ItlBounds {
 
     /// Bounds in the order of the percentiles.
     #[must_use]
-    pub fn new(bounds: [Option<Duration>; 4]) -> Self {
+    pub const fn new(bounds: [Option<Duration>; 4]) -> Self {
         Self(bounds)
     }
 

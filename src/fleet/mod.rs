@@ -7,6 +7,7 @@ pub mod call;
 pub mod metrics_text;
 pub mod pick;
 pub mod probe;
+mod pulse;
 pub mod registry;
 pub mod replica;
 pub mod scrape;

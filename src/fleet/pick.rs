@@ -11,7 +11,7 @@ use super::replica::Replica;
 use crate::clock::Stamp;
 use crate::record::{DecisionSummary, ExpectedWait, TokenCounts};
 use crate::request::prompt::PromptSize;
-use crate::routing::{LoadGuard, Observation, Terms};
+use crate::routing::LoadGuard;
 
 /// A chosen replica.
 #[derive(Debug)]
@@ -22,9 +22,7 @@ pub struct Pick {
     pub replica: Arc<Replica>,
     /// What the decision said.
     pub decision: DecisionSummary,
-    /// What the request was expected to meet there.
-    pub terms: Terms,
-    /// The same as times, where the model was taught: to tell where a wait went.
+    /// What was expected there, where the model was taught: to tell where a wait went.
     pub expected: Option<ExpectedWait>,
     /// How long the prompt is.
     pub size: PromptSize,
@@ -39,25 +37,39 @@ pub struct Pick {
 impl Pick {
     /// The first token came: the prompt is computed, and the wait for it is a lesson.
     pub fn first_token(&mut self, now: Stamp) {
-        self.load.first_token();
+        if let Some(lesson) = self.load.first_token(now) {
+            self.pool.model.observe(self.slot(), &lesson);
+        }
         self.replica.succeeded();
-        self.pool.model.observe(self.slot(), &self.observation(now));
+        if let Some(predicted) = self.predicted() {
+            self.pool.model.compare(self.slot(), predicted, now.since(self.chosen_at));
+        }
+    }
+
+    /// The stream has brought so much content by now.
+    pub fn progress(&self, content_events: u64, now: Stamp) {
+        self.load.progress(content_events, now);
     }
 
     /// It waited until now and got no token: the wait was at least that long.
     pub fn censored(&self, now: Stamp) {
-        self.pool.model.observe_censored(self.slot(), &self.observation(now));
+        if let Some(lesson) = self.load.overdue(now) {
+            self.pool.model.observe_censored(self.slot(), &lesson);
+        }
     }
 
     /// The answer is complete: since its first token it held a place in the batch.
-    pub fn served(&self, first_token: Stamp, now: Stamp) {
-        self.pool.model.observe_service(self.slot(), now, now.since(first_token));
+    pub fn served(&self, first_token: Stamp, now: Stamp, tokens: TokenCounts) {
+        self.pool.model.observe_service(self.slot(), now, now.since(first_token), tokens.output);
     }
 
-    /// The engine counted the tokens: the model's bytes per token.
+    /// The engine counted the tokens: the model's bytes per token, and what its cache held.
     pub fn learn(&self, tokens: TokenCounts) {
         if let Some(input) = tokens.input {
             self.size.teach(&self.pool.ratio, input);
+        }
+        if let Some(cached) = tokens.cached {
+            self.pool.index.reported(self.slot(), self.decision.predicted_hit, cached);
         }
     }
 
@@ -69,9 +81,5 @@ impl Pick {
 
     fn slot(&self) -> usize {
         self.replica.slot
-    }
-
-    fn observation(&self, now: Stamp) -> Observation {
-        Observation { at: now, terms: self.terms, ttft: now.since(self.chosen_at) }
     }
 }

@@ -10,6 +10,7 @@ use dashmap::DashMap;
 use http::HeaderValue;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
+use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::probe::Prober;
@@ -37,6 +38,8 @@ pub struct PoolState {
     pub model: PoolModel,
     /// Learned bytes per token of its model.
     pub ratio: TokenRatio,
+    /// Cancelled when the configuration drops it.
+    pub(super) retired: CancellationToken,
     config: ArcSwap<Pool>,
     replicas: ArcSwap<Vec<Arc<Replica>>>,
     /// Prompts that were in flight when an attempt broke, until the replica proves alive or dead.
@@ -69,11 +72,18 @@ impl PoolState {
             index: PrefixIndex::new(SLOTS),
             model: PoolModel::new(SLOTS),
             ratio: TokenRatio::default(),
+            retired: CancellationToken::new(),
             config: ArcSwap::from_pointee(config.clone()),
             replicas: ArcSwap::default(),
             suspects: Mutex::default(),
             deaths: DashMap::new(),
         })
+    }
+
+    /// Ends all that runs for it.
+    fn retire(&self) {
+        self.retired.cancel();
+        self.replicas.load().iter().for_each(|r| retire(r));
     }
 
     /// Its configuration now.
@@ -223,13 +233,13 @@ impl Fleet {
             .iter()
             .map(|pool| {
                 let state = before.iter().find(|p| p.name == pool.name).cloned();
-                let state = state.unwrap_or_else(|| PoolState::new(pool));
+                let state = state.unwrap_or_else(|| self.open(pool));
                 self.apply_pool(&state, pool);
                 state
             })
             .collect();
         for gone in before.iter().filter(|p| !after.iter().any(|a| Arc::ptr_eq(a, p))) {
-            gone.replicas.load().iter().for_each(|r| retire(r));
+            gone.retire();
         }
         let after = Arc::new(after);
         self.pools.store(Arc::clone(&after));
@@ -239,8 +249,14 @@ impl Fleet {
     /// Ends every task of the fleet.
     pub fn retire(&self) {
         for pool in self.pools.load().iter() {
-            pool.replicas.load().iter().for_each(|r| retire(r));
+            pool.retire();
         }
+    }
+
+    fn open(&self, config: &Pool) -> Arc<PoolState> {
+        let pool = PoolState::new(config);
+        self.tracker.spawn_on(super::pulse::run(Arc::clone(&pool), self.clock), &self.tasks);
+        pool
     }
 
     /// Every replica, as seen from outside.

@@ -236,7 +236,7 @@ impl Replica {
             state: self.state(),
             reason: Arc::clone(&self.reason.lock()),
             inflight: load.inflight,
-            inflight_prompt_tokens: load.waiting_tokens.0,
+            inflight_prompt_tokens: load.waiting_tokens().0,
             signals,
             connections: self.connections.open(),
             models: self.models.load().iter().map(|m| Arc::clone(&m.id)).collect(),

@@ -11,7 +11,8 @@ use crate::clock::Stamp;
 use crate::fleet::pick::Pick;
 use crate::fleet::registry::PoolState;
 use crate::fleet::replica::Replica;
-use crate::routing::{self, Candidate, LoadGuard, Query, SlotSet};
+use crate::record::{DecisionSummary, Weighed};
+use crate::routing::{self, Aim, Candidate, LoadGuard, Placement, Query, SlotSet};
 
 /// The replicas that a request has tried, by pool.
 pub type Tried = smallvec::SmallVec<[(Arc<str>, SlotSet); 1]>;
@@ -66,13 +67,12 @@ fn choose(pool: &Arc<PoolState>, request: &Prepared, tried: &SlotSet, now: Stamp
     let replicas = pool.replicas();
     let config = pool.config();
     let limit = config.max_num_seqs.map(std::num::NonZeroU64::get);
-    let mut candidates: Vec<Candidate> = Vec::with_capacity(replicas.len());
+    let mut candidates: Vec<Candidate<'_>> = Vec::with_capacity(replicas.len());
     for replica in replicas.iter().filter(|r| r.is_ready()) {
         if request.pinned.as_ref().is_some_and(|pinned| !Arc::ptr_eq(pinned, replica)) {
             continue;
         }
-        let estimate = pool.model.estimate(replica.slot, now);
-        let candidate = Candidate::new(replica.slot, replica.rendezvous, replica.load.view(), estimate);
+        let candidate = Candidate::new(replica.slot, replica.rendezvous, &replica.load);
         candidates.push(match replica.engine_signals(now, config.scrape_interval, limit) {
             Some((signals, own)) => candidate.with_signals(&signals, &own),
             None => candidate,
@@ -87,23 +87,51 @@ fn choose(pool: &Arc<PoolState>, request: &Prepared, tried: &SlotSet, now: Stamp
             tokens: request.tokens,
         },
         session: request.session,
+        aim: Aim { now, waited: now.since(request.read), slo: request.slo, patience: 0.0 },
+        model: &pool.model,
         index: &pool.index,
         excluded: tried,
     };
     let decision = routing::decide(&*request.route.policy, &query, &mut candidates)?;
     let replica = Arc::clone(replicas.iter().find(|r| r.slot == decision.slot)?);
-    let expected = candidates.get(decision.at).and_then(|chosen| chosen.estimate.expected(&decision.terms));
-    let load = LoadGuard::reserve(&replica.load, decision.terms.uncached);
-    pool.index.insert(decision.slot, chain.hashes());
+    let placement = Placement {
+        at: now,
+        work: decision.terms.work,
+        prompt: request.tokens,
+        tpot: request.slo.tpot,
+        is_stream: request.shows_first_token,
+    };
+    let expected = pool.model.is_taught().then(|| decision.terms.expected());
+    let load = LoadGuard::reserve(&replica.load, placement);
+    let weighed =
+        if decision.predicted_ttft.is_some() { weighed(&candidates, &replicas) } else { Box::default() };
+    pool.index.insert(decision.slot, &query.prompt);
     Some(Pick {
         pool: Arc::clone(pool),
         replica,
-        decision: decision.summary(),
-        terms: decision.terms,
+        decision: DecisionSummary { weighed, ..decision.summary() },
         expected,
         size: request.prompt.size,
         prompt: chain.whole(),
         chosen_at: now,
         load,
     })
+}
+
+/// The terms of the candidates that came closest, by the names that people know.
+fn weighed(candidates: &[Candidate<'_>], replicas: &[Arc<Replica>]) -> Box<[Weighed]> {
+    let named = |candidate: &Candidate<'_>| {
+        let replica = replicas.iter().find(|r| r.slot == candidate.slot)?;
+        Some(Weighed {
+            replica: Arc::clone(&replica.served.replica),
+            predicted_ttft: candidate.terms.ttft(),
+            predicted_hit: candidate.hit,
+            wait: candidate.terms.wait,
+            prefill: candidate.terms.prefill,
+            harm: candidate.terms.harm,
+            late: candidate.terms.late,
+            cost: candidate.terms.cost,
+        })
+    };
+    routing::cheapest(candidates).into_iter().filter_map(named).collect()
 }

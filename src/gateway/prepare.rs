@@ -16,6 +16,7 @@ use crate::config::{ModelMatch, Timeouts};
 use crate::error::Failure;
 use crate::fleet::replica::Replica;
 use crate::journal::Journal;
+use crate::record::SloBounds;
 use crate::relay::classify::Echo;
 use crate::request::body::{self, BodyLimits, HeldBody};
 use crate::request::class::class_of;
@@ -46,6 +47,8 @@ pub struct Prepared {
     pub tokens: Tokens,
     /// Whether the client asked for a stream.
     pub is_stream: bool,
+    /// Whether it will be seen when its prompt is computed.
+    pub shows_first_token: bool,
     /// The usage chunk is ours, not the client's.
     pub withhold_usage: bool,
     /// `echo` of completions.
@@ -60,6 +63,8 @@ pub struct Prepared {
     pub pinned: Option<Arc<Replica>>,
     /// When the body was read: deadlines count from here.
     pub read: Stamp,
+    /// Bounds of its SLO class.
+    pub slo: SloBounds,
 }
 
 /// Takes a request from its head to where it can be routed.
@@ -177,6 +182,7 @@ fn classify(
         prompt,
         tokens,
         is_stream: record.is_stream,
+        shows_first_token: record.is_stream || !record.dialect.generates(),
         withhold_usage: spliced.withhold_usage,
         echo: echo(fields),
         model: model.map(Arc::from),
@@ -184,6 +190,7 @@ fn classify(
         session: None,
         pinned: None,
         read: Stamp::default(),
+        slo: SloBounds::default(),
     }
 }
 
@@ -270,7 +277,8 @@ fn admit(
         None => Arc::clone(&route.config.slo),
     };
     let record = journal.record();
-    record.slo = table.slo(&class, prepared.tokens);
+    prepared.slo = table.slo(&class, prepared.tokens);
+    record.slo = prepared.slo;
     record.slo_class = class;
     record.stage_budget.clone_from(&route.config.stage_budget);
     prepared.session = headers.get("x-session-id").map(|v| rendezvous::identity(0, v.as_bytes()));

@@ -143,6 +143,7 @@ fn relay(
     let timeouts = prepared.timeouts;
     let finish = |record: &Record, mut headers: HeaderMap| {
         strip_response(&mut headers);
+        headers.reserve(OWN_HEADERS);
         write_own_headers(&mut headers, record);
         if server.route_info_headers {
             write_route_info(&mut headers, record);
@@ -150,8 +151,8 @@ fn relay(
         headers
     };
     match answer {
-        Answer::Whole(answer) => {
-            let headers = finish(journal.record(), answer.head.headers.clone());
+        Answer::Whole(mut answer) => {
+            let headers = finish(journal.record(), std::mem::take(&mut answer.head.headers));
             (headers, whole(gateway, journal, winner, answer))
         }
         Answer::Stream { head, reader } => {
@@ -283,6 +284,8 @@ fn server_timing(record: &Record) -> Vec<u8> {
     value
 }
 
+/// As many as a response gets from us.
+const OWN_HEADERS: usize = 8;
 const X_TOKENWAY_REPLICA: HeaderName = HeaderName::from_static("x-tokenway-replica");
 const X_TOKENWAY_REVISION: HeaderName = HeaderName::from_static("x-tokenway-revision");
 const X_TOKENWAY_DECISION: HeaderName = HeaderName::from_static("x-tokenway-decision");

@@ -82,6 +82,7 @@ pub(crate) fn stream() -> Record {
             predicted_ttft: Some(Duration::from_millis(150)),
             predicted_hit: Tokens(64),
             candidates: 2,
+            weighed: Box::default(),
         }),
         tokens: TokenCounts { input: Some(Tokens(100)), cached: Some(Tokens(64)), output: Some(Tokens(21)) },
         estimated_input: Tokens(96),

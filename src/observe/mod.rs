@@ -37,6 +37,7 @@ use self::spans::{Background, Spans, SpansError};
 use self::windows::{Measure, WindowKey, Windows};
 use crate::clock::Clock;
 use crate::config::Config;
+use crate::control::watch::{self, Feed};
 use crate::record::{FirstToken, Gaps, Record, Trace};
 
 /// Another reader of what happens: the demo's table.
@@ -61,6 +62,9 @@ pub enum ObserveError {
     /// Spans of engines cannot be received.
     #[error(transparent)]
     EngineSpans(#[from] EngineSpansError),
+    /// TLS of the drift webhook.
+    #[error("drift.webhook: tls: {0}")]
+    Drift(#[from] rustls::Error),
 }
 
 /// What observers need of the process.
@@ -85,6 +89,7 @@ pub struct Observer {
     settled: Arc<Settled>,
     engine_spans: Option<EngineSpans>,
     routine_at_start: f64,
+    drift: Feed,
     tap: Option<Arc<dyn Tap>>,
     clock: Clock,
     stop: CancellationToken,
@@ -107,6 +112,7 @@ impl Observer {
             }
             None => None,
         };
+        let drift = watch::start(&config.drift, clock, &background, &metrics)?;
         let (windows, decisions) = (Arc::new(Windows::default()), Decisions::default());
         let stop = CancellationToken::new();
         if spans.is_some() {
@@ -130,6 +136,7 @@ impl Observer {
             settled,
             engine_spans,
             routine_at_start: telemetry.sampling.routine,
+            drift,
             tap,
             clock,
             stop,
@@ -152,6 +159,12 @@ impl Observer {
     #[must_use]
     pub fn decisions(&self) -> &Decisions {
         &self.decisions
+    }
+
+    /// Drift detection.
+    #[must_use]
+    pub fn drift(&self) -> &Feed {
+        &self.drift
     }
 
     /// The clock that stamps are of.
@@ -221,6 +234,7 @@ impl Observer {
         if let Some(log) = &self.access_log {
             log.record(record);
         }
+        self.drift.record(record);
         if let Some(tap) = &self.tap {
             tap.record(record);
         }
@@ -242,6 +256,7 @@ impl Observer {
 
     /// Takes what may change in a running process: sampling rules.
     pub fn reconfigure(&self, config: &Config) {
+        self.metrics.set_targets(config);
         if let Some(spans) = &self.spans {
             spans.set_sampling(&config.telemetry.sampling);
         }
@@ -269,6 +284,7 @@ impl Observer {
         if let Some(spans) = &self.spans {
             spans.shutdown(limit).await;
         }
+        watch::end(&self.drift, limit).await;
         // A writer that panicked has nothing left to flush.
         let _ = log.await;
     }

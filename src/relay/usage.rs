@@ -68,7 +68,7 @@ pub fn of_unary(dialect: Dialect, body: &[u8]) -> Answer {
     answer
 }
 
-/// A value that the cursor has validated.
+/// A value that the cursor has validated, for what is rarely there.
 fn raw<'a>(value: Raw<'a>) -> Option<&'a RawValue> {
     serde_json::from_str(value.text()).ok().filter(|raw: &&RawValue| raw.get() != "null")
 }
@@ -76,18 +76,18 @@ fn raw<'a>(value: Raw<'a>) -> Option<&'a RawValue> {
 impl Answer {
     fn note_member(&mut self, dialect: Dialect, name: &str, value: Raw<'_>) {
         match (name, dialect) {
-            ("id", _) => self.note_id(raw(value)),
-            ("model", _) => self.note_model(raw(value)),
-            ("usage", _) => self.note_usage(raw(value)),
+            ("id", _) => note_string(&mut self.id, value.string()),
+            ("model", _) => note_string(&mut self.model, value.string()),
+            ("usage", _) => self.merge_usage(Usage::read(value.cursor())),
             ("metrics", _) => self.note_engine_times(raw(value)),
             ("error", _) => {
                 if let Some(error) = raw(value) {
                     self.note_error(error);
                 }
             }
-            ("stop_reason", Dialect::Messages) => self.note_finish(raw(value)),
+            ("stop_reason", Dialect::Messages) => self.note_reason(value.string()),
             ("status", Dialect::Responses) if self.finish_reasons.is_empty() => {
-                self.note_finish(raw(value));
+                self.note_reason(value.string());
             }
             // More precise than the status, wherever it stands.
             ("incomplete_details", Dialect::Responses) => {
@@ -108,7 +108,7 @@ impl Answer {
             }
             choice.object(|key, value| {
                 if has_reasons && key.escaped() == Some("finish_reason") {
-                    self.note_finish(raw(value.value()?));
+                    self.note_reason(value.value()?.string());
                 }
                 Ok(())
             })
@@ -116,15 +116,19 @@ impl Answer {
     }
 
     pub(super) fn note_id(&mut self, id: Option<&RawValue>) {
-        note_string(&mut self.id, id);
+        note_string(&mut self.id, id.and_then(string));
     }
 
     pub(super) fn note_model(&mut self, model: Option<&RawValue>) {
-        note_string(&mut self.model, model);
+        note_string(&mut self.model, model.and_then(string));
     }
 
     pub(super) fn note_finish(&mut self, reason: Option<&RawValue>) {
-        if let Some(reason) = reason.and_then(string).filter(|r| r.len() <= LONGEST_REASON) {
+        self.note_reason(reason.and_then(string));
+    }
+
+    fn note_reason(&mut self, reason: Option<Cow<'_, str>>) {
+        if let Some(reason) = reason.filter(|r| r.len() <= LONGEST_REASON) {
             let is_new = self.finish_reasons.iter().all(|known| **known != *reason);
             if is_new && self.finish_reasons.len() < MOST_REASONS {
                 self.finish_reasons.push(reason.into());
@@ -140,7 +144,11 @@ impl Answer {
 
     /// Merges a `usage` object: what it leaves out keeps its earlier value.
     pub(super) fn note_usage(&mut self, usage: Option<&RawValue>) {
-        let Some(usage) = usage.and_then(Usage::of) else { return };
+        self.merge_usage(usage.and_then(Usage::of));
+    }
+
+    fn merge_usage(&mut self, usage: Option<Usage>) {
+        let Some(usage) = usage else { return };
         let counts = usage.counts();
         let tokens = &mut self.tokens;
         tokens.input = counts.input.or(tokens.input);
@@ -195,7 +203,7 @@ impl EngineErrorKind {
 }
 
 /// Any dialect's `usage` object.
-#[derive(Deserialize)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Usage {
     prompt_tokens: Option<u64>,
     completion_tokens: Option<u64>,
@@ -203,13 +211,40 @@ pub(super) struct Usage {
     output_tokens: Option<u64>,
     cache_read_input_tokens: Option<u64>,
     cache_creation_input_tokens: Option<u64>,
-    prompt_tokens_details: Option<InputDetails>,
-    input_tokens_details: Option<InputDetails>,
+    cached_tokens: Option<u64>,
 }
 
 impl Usage {
     pub(super) fn of(raw: &RawValue) -> Option<Self> {
-        Self::deserialize(raw).ok()
+        Self::read(Cursor::new(raw.get()))
+    }
+
+    fn read(mut object: Cursor<'_>) -> Option<Self> {
+        let mut usage = Self::default();
+        object
+            .object(|key, value| {
+                let slot = match key.escaped().unwrap_or_default() {
+                    "prompt_tokens" => &mut usage.prompt_tokens,
+                    "completion_tokens" => &mut usage.completion_tokens,
+                    "input_tokens" => &mut usage.input_tokens,
+                    "output_tokens" => &mut usage.output_tokens,
+                    "cache_read_input_tokens" => &mut usage.cache_read_input_tokens,
+                    "cache_creation_input_tokens" => &mut usage.cache_creation_input_tokens,
+                    "prompt_tokens_details" | "input_tokens_details" if value.ahead() == Kind::Object => {
+                        return value.object(|key, value| {
+                            if key.escaped() == Some("cached_tokens") {
+                                usage.cached_tokens = count(value.value()?);
+                            }
+                            Ok(())
+                        });
+                    }
+                    _ => return Ok(()),
+                };
+                *slot = count(value.value()?);
+                Ok::<_, Fault>(())
+            })
+            .ok()?;
+        Some(usage)
     }
 
     /// Generated tokens so far.
@@ -221,10 +256,9 @@ impl Usage {
         // Anthropic counts what was read from or written to the cache beside `input_tokens`, the others within.
         let [read, created] = [self.cache_read_input_tokens, self.cache_creation_input_tokens];
         let beside = read.unwrap_or(0).saturating_add(created.unwrap_or(0));
-        let within = self.prompt_tokens_details.as_ref().or(self.input_tokens_details.as_ref());
         TokenCounts {
             input: self.prompt_tokens.or(self.input_tokens.map(|n| n.saturating_add(beside))).map(Tokens),
-            cached: within.and_then(|d| d.cached_tokens).or(self.cache_read_input_tokens).map(Tokens),
+            cached: self.cached_tokens.or(self.cache_read_input_tokens).map(Tokens),
             output: self.output().map(Tokens),
         }
     }
@@ -240,19 +274,19 @@ pub(super) fn string(raw: &RawValue) -> Option<Cow<'_, str>> {
     Some(Cow::Borrowed(inner))
 }
 
-fn note_string(slot: &mut Option<Box<str>>, raw: Option<&RawValue>) {
+fn note_string(slot: &mut Option<Box<str>>, text: Option<Cow<'_, str>>) {
     if slot.is_none() {
-        *slot = raw.and_then(string).filter(|s| !s.is_empty() && s.len() <= LONGEST_NAME).map(Into::into);
+        *slot = text.filter(|s| !s.is_empty() && s.len() <= LONGEST_NAME).map(Into::into);
     }
+}
+
+/// A whole number of tokens; `None` for `null` and for what is none.
+fn count(value: Raw<'_>) -> Option<u64> {
+    value.text().parse().ok()
 }
 
 fn millis(ms: f64) -> Option<Duration> {
     Duration::try_from_secs_f64(ms / 1e3).ok()
-}
-
-#[derive(Deserialize)]
-struct InputDetails {
-    cached_tokens: Option<u64>,
 }
 
 #[derive(Deserialize)]

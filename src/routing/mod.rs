@@ -4,9 +4,11 @@
 //! its ready replicas; [`decide`] looks the prompt up in the [`PrefixIndex`], says what each candidate would have
 //! to do, and asks the route's [`Policy`]. Then the caller notes it at once, before anything is sent:
 //! [`LoadGuard::reserve`] and [`PrefixIndex::insert`], so that the next decision sees this one. What came of it is
-//! learned by [`PoolModel::observe`]. No clock, socket or runtime in here: the same code runs in simulated time.
+//! learned by [`PoolModel::observe`]. [`judge`] adds whether to act on it now. No clock, socket or runtime in here:
+//! the same code runs in simulated time.
 
 mod foreign;
+mod hazard;
 mod load;
 pub mod policies;
 mod pools;
@@ -15,27 +17,37 @@ pub mod prefix_index;
 pub mod rendezvous;
 #[cfg(test)]
 mod scenarios;
+mod score;
 mod slots;
+mod verdict;
+mod work;
 
 use std::time::Duration;
 
+use smallvec::SmallVec;
+
 pub use self::foreign::Foreign;
-pub use self::load::{LoadGuard, LoadView, ReplicaLoad};
+pub use self::hazard::{Curve, POINTS};
+pub use self::load::{Lesson, LoadGuard, LoadView, Pace, Placement, REFRESH_EVERY, Refreshed, ReplicaLoad};
 pub use self::policies::{Choice, Eligible, Policy, Reason};
 pub use self::pools::PoolWheel;
-use self::predictor::Queue;
-pub use self::predictor::{Estimate, Observation, PoolModel, Predictor, Terms};
+pub use self::predictor::{Calibration, Estimate, PoolModel, PoolView, Terms};
+use self::predictor::{EngineCache, Queue};
 use self::prefix_index::Hits;
 pub use self::prefix_index::PrefixIndex;
+use self::score::Stakes;
 pub use self::slots::SlotSet;
+pub use self::verdict::{Aim, Verdict, judge};
+pub use self::work::Work;
+use crate::clock::Stamp;
 use crate::fleet::status::EngineSignals;
 use crate::record::DecisionSummary;
 use crate::units::Tokens;
 
 /// Chooses among the candidates; `None` when all of them are excluded. Afterwards each candidate holds what was
-/// found for it (`hit`, `terms`, `predicted_ttft`), for the decision log.
+/// found for it (`hit`, `terms`), for the decision log.
 #[must_use]
-pub fn decide(policy: &dyn Policy, query: &Query<'_>, candidates: &mut [Candidate]) -> Option<Decision> {
+pub fn decide(policy: &dyn Policy, query: &Query<'_>, candidates: &mut [Candidate<'_>]) -> Option<Decision> {
     weigh(policy.predicts(), query, candidates);
     let eligible = Eligible::new(candidates, query.excluded);
     let choice = match eligible.count() {
@@ -49,7 +61,7 @@ pub fn decide(policy: &dyn Policy, query: &Query<'_>, candidates: &mut [Candidat
         slot: winner.slot,
         policy: policy.name().as_str(),
         reason: choice.reason,
-        predicted_ttft: winner.predicted_ttft,
+        predicted_ttft: policy.predicts().then(|| winner.terms.ttft()),
         hit: winner.hit,
         terms: winner.terms,
         candidates: u16::try_from(eligible.count()).unwrap_or(u16::MAX),
@@ -63,6 +75,10 @@ pub struct Query<'a> {
     pub prompt: Prompt<'a>,
     /// [`rendezvous::identity`] of `x-session-id`, where the client sent one.
     pub session: Option<u64>,
+    /// What it needs, and how long it has waited.
+    pub aim: Aim,
+    /// What is known of the speed of the pool's replicas.
+    pub model: &'a PoolModel,
     /// What the pool's replicas are believed to have cached.
     pub index: &'a PrefixIndex,
     /// Replicas that this request has tried already.
@@ -90,10 +106,32 @@ impl Prompt<'_> {
         if self.bytes == 0 || block_tokens == 0 {
             return Tokens(0);
         }
-        let covered = u128::from((self.block_end)(last).min(self.bytes)) * u128::from(self.tokens.0);
-        let tokens = u64::try_from(covered / u128::from(self.bytes)).unwrap_or(u64::MAX);
+        let end = (self.block_end)(last).min(self.bytes);
+        // Divisions of 128 bits are slow, and every candidate asks.
+        let tokens = match end.checked_mul(self.tokens.0) {
+            Some(covered) => covered / self.bytes,
+            None => (end as f64 / self.bytes as f64 * self.tokens.0 as f64) as u64,
+        };
         let tokens = tokens.min(self.tokens.0.saturating_sub(1));
         Tokens(tokens - tokens % block_tokens)
+    }
+
+    /// The first block that is coarse: eight times as long as a fine one.
+    fn coarse_from(&self) -> usize {
+        let blocks = self.chain.len();
+        let is_coarse = |block: usize| {
+            let before = block.checked_sub(1).map_or(0, self.block_end);
+            (self.block_end)(block).saturating_sub(before) > LONGEST_FINE_BLOCK
+        };
+        if blocks == 0 || !is_coarse(blocks - 1) {
+            return blocks;
+        }
+        let (mut fine, mut coarse) = (0, blocks - 1);
+        while fine < coarse {
+            let middle = fine.midpoint(coarse);
+            if is_coarse(middle) { coarse = middle } else { fine = middle + 1 }
+        }
+        coarse
     }
 
     /// What several gateways agree on for prompts that begin alike.
@@ -104,62 +142,67 @@ impl Prompt<'_> {
 
 /// A replica that may be chosen: plain values, made for one decision.
 #[derive(Clone, Copy, Debug)]
-pub struct Candidate {
+pub struct Candidate<'a> {
     /// Its place in the pool: in the prefix index and in the model.
     pub slot: usize,
     /// [`rendezvous::identity`] of its name.
     pub identity: u64,
     /// Our own work there.
-    pub load: LoadView,
+    pub load: &'a ReplicaLoad,
+    /// Requests there, everybody's.
+    pub requests: f64,
     /// Work of others there.
     pub foreign: Foreign,
     /// Sequences that the engine runs at once, where known.
     pub batch_limit: Option<u64>,
     /// Tokens in one of the engine's KV blocks.
     pub block_tokens: u64,
-    /// What is known of its speed.
-    pub estimate: Estimate,
+    /// The engine's KV cache, where known.
+    cache: Option<EngineCache>,
     /// Found by [`decide`]: prompt tokens believed to be cached there.
     pub hit: Tokens,
-    /// Found by [`decide`]: what the request would meet there.
+    /// Found by [`decide`]: what the request would meet there, and what that costs where the policy predicts.
     pub terms: Terms,
-    /// Found by [`decide`], where the policy predicts.
-    pub predicted_ttft: Option<Duration>,
 }
 
-impl Candidate {
+impl<'a> Candidate<'a> {
     /// A candidate of which the engine has told nothing (yet, or any more).
+    #[inline]
     #[must_use]
-    pub fn new(slot: usize, identity: u64, load: LoadView, estimate: Estimate) -> Self {
+    pub fn new(slot: usize, identity: u64, load: &'a ReplicaLoad) -> Self {
         Self {
             slot,
             identity,
             load,
+            requests: load.inflight() as f64,
             foreign: Foreign::default(),
             batch_limit: None,
             block_tokens: DEFAULT_BLOCK_TOKENS,
-            estimate,
+            cache: None,
             hit: Tokens(0),
             terms: Terms::default(),
-            predicted_ttft: None,
         }
     }
 
     /// Adds what the engine told, given our own load on it at that moment.
     #[must_use]
     pub fn with_signals(self, signals: &EngineSignals, own_at_scrape: &LoadView) -> Self {
+        let foreign = Foreign::seen(signals, own_at_scrape);
         Self {
-            foreign: Foreign::seen(signals, own_at_scrape),
+            foreign,
+            requests: self.requests + foreign.requests,
             batch_limit: signals.batch_limit,
             block_tokens: signals.block_tokens.unwrap_or(DEFAULT_BLOCK_TOKENS),
+            cache: signals.total_blocks.zip(signals.block_tokens).map(|(blocks, tokens)| EngineCache {
+                tokens: blocks as f64 * tokens as f64,
+                usage: if signals.kv_cache_usage.is_finite() {
+                    signals.kv_cache_usage.clamp(0.0, 1.0)
+                } else {
+                    0.0
+                },
+            }),
             ..self
         }
-    }
-
-    /// Requests there, everybody's.
-    #[must_use]
-    pub fn requests(&self) -> f64 {
-        self.load.inflight as f64 + self.foreign.requests
     }
 }
 
@@ -178,7 +221,7 @@ pub struct Decision {
     pub predicted_ttft: Option<Duration>,
     /// Prompt tokens believed to be cached there.
     pub hit: Tokens,
-    /// What the request is expected to meet: `terms.uncached` is to be reserved, all of it to be learned from.
+    /// What the request is expected to meet: its `work` is to be reserved.
     pub terms: Terms,
     /// How many replicas were weighed.
     pub candidates: u16,
@@ -194,23 +237,57 @@ impl Decision {
             predicted_ttft: self.predicted_ttft,
             predicted_hit: self.hit,
             candidates: self.candidates,
+            weighed: Box::default(),
         }
     }
 }
 
-fn weigh(predict: bool, query: &Query<'_>, candidates: &mut [Candidate]) {
+/// The candidates that came closest, the cheapest first: what a log can hold of a decision.
+#[must_use]
+pub fn cheapest<'c, 'a>(candidates: &'c [Candidate<'a>]) -> SmallVec<[&'c Candidate<'a>; LOGGED]> {
+    let mut best: SmallVec<[&Candidate<'_>; LOGGED]> = SmallVec::new();
+    for candidate in candidates {
+        let at = best.partition_point(|other| other.terms.cost <= candidate.terms.cost);
+        if at < LOGGED {
+            best.truncate(LOGGED - 1);
+            best.insert(at, candidate);
+        }
+    }
+    best
+}
+
+fn weigh(predict: bool, query: &Query<'_>, candidates: &mut [Candidate<'_>]) {
     let mut hits = Hits::default();
     query.index.lookup(query.prompt.chain, &mut hits);
+    let pool = query.model.view();
+    let stakes = Stakes::of(query, &pool);
     for candidate in candidates {
         let hit = query.prompt.cached(hits.blocks(candidate.slot), candidate.block_tokens);
-        let queue =
-            Queue { own: &candidate.load, foreign: &candidate.foreign, batch_limit: candidate.batch_limit };
-        candidate.hit = hit;
-        candidate.terms = candidate.estimate.terms(&queue, query.prompt.tokens.saturating_sub(hit));
-        candidate.predicted_ttft = predict.then(|| candidate.estimate.ttft(&candidate.terms));
+        candidate.hit = query.index.believed(candidate.slot, hit);
+        let work = Work::of(query.prompt.tokens.saturating_sub(candidate.hit), candidate.hit);
+        let (estimate, load) = (query.model.estimate(candidate.slot, query.aim.now), candidate.load.view());
+        let queue = Queue {
+            own: &load,
+            foreign: &candidate.foreign,
+            batch_limit: candidate.batch_limit,
+            cache: candidate.cache,
+            head_age: seconds_between(load.head_since, query.aim.now),
+        };
+        candidate.terms = estimate.terms(&pool, &queue, work);
+        if predict {
+            stakes.price(candidate, &load, &estimate);
+        }
     }
 }
 
+fn seconds_between(earlier: Stamp, later: Stamp) -> f64 {
+    later.as_nanos().saturating_sub(earlier.as_nanos()) as f64 * 1e-9
+}
+
+/// Candidates that a decision log shows.
+const LOGGED: usize = 8;
+/// Bytes: fine blocks have 256, coarse ones 2048.
+const LONGEST_FINE_BLOCK: u64 = 1024;
 /// vLLM's on GPUs.
 const DEFAULT_BLOCK_TOKENS: u64 = 16;
 

@@ -1,7 +1,8 @@
-//! The simulated engine: one model, used by `tokenway sim`, `tokenway demo`, tests and (later) `replay`.
+//! The simulated engine: one model, used by `tokenway sim`, `tokenway demo`, `tokenway replay` and tests.
 //!
 //! `engine` is pure and decides what comes out when; `wire` speaks like vLLM on a socket; `driver` lets the
-//! one live in real time under the other; `faults` breaks it on request; `traffic` plays the clients.
+//! one live in real time under the other; `faults` breaks it on request; `traffic` plays the clients. `replay` runs
+//! fleets of engines through traces in simulated time, against the product's routing or the yardsticks in `peers`.
 //! Nothing on the gateway's data path may import this module.
 
 mod client;
@@ -9,6 +10,8 @@ mod config;
 mod driver;
 pub mod engine;
 mod faults;
+pub mod peers;
+pub mod replay;
 mod replica;
 mod scoreboard;
 mod seen;

@@ -107,6 +107,7 @@ fn config(replica: SocketAddr) -> Config {
         pools: vec![pool(replica)],
         routes: vec![route()],
         tenants: Vec::new(),
+        drift: Default::default(),
         telemetry: Telemetry {
             access_log: AccessLog::Off,
             otlp: None,

@@ -42,6 +42,7 @@ pub(crate) fn config() -> Config {
         pools: vec![pool()],
         routes: vec![route()],
         tenants: vec![],
+        drift: Default::default(),
         telemetry: Telemetry {
             access_log: AccessLog::Off,
             otlp: None,
@@ -196,6 +197,7 @@ pub(crate) fn record() -> Record {
             predicted_ttft: Some(Duration::from_millis(150)),
             predicted_hit: Tokens(64),
             candidates: 2,
+            weighed: Box::default(),
         }),
         tokens: TokenCounts { input: Some(Tokens(100)), cached: Some(Tokens(64)), output: Some(Tokens(21)) },
         estimated_input: Tokens(96),

@@ -24,6 +24,7 @@ pub fn of(replicas: &[&Replica]) -> Config {
         pools: vec![pool("default", replicas)],
         routes: vec![route("*", &[0])],
         tenants: Vec::new(),
+        drift: Default::default(),
         telemetry: Telemetry {
             access_log: AccessLog::Off,
             otlp: None,

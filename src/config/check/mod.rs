@@ -5,6 +5,7 @@
 //! where the configuration names them (TLS, secrets), relative to the configuration file's directory.
 
 mod bounds;
+mod drift;
 mod pool;
 mod route;
 mod secret;
@@ -90,7 +91,6 @@ pub fn parse_model_name(text: &str) -> Result<String, String> {
 }
 
 fn read(root: &Section<'_>) -> Config {
-    unbuilt::refuse(root, unbuilt::ROOT);
     let timeouts = bounds::timeouts(&root.section("timeouts", schema::TIMEOUTS), &bounds::DEFAULT_TIMEOUTS);
     let slo = slo::slo(root);
     let pools = pool::pools(root);
@@ -107,6 +107,7 @@ fn read(root: &Section<'_>) -> Config {
         routes,
         tenants,
         telemetry: telemetry::telemetry(root),
+        drift: drift::drift(root),
     }
 }
 

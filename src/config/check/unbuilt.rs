@@ -46,14 +46,6 @@ fn open<'a>(item: &Item<'a>, part: &Unbuilt) -> Option<Section<'a>> {
     item.section(Keys { header: part.key, known: part.known })
 }
 
-/// Of a configuration.
-pub(super) const ROOT: &[Unbuilt] = &[Unbuilt {
-    key: "drift",
-    known: &["block", "baseline", "webhook"],
-    harmless: &[],
-    instead: "remove [drift]; alert on tokenway_time_to_first_token_seconds meanwhile",
-}];
-
 /// Of a pool.
 pub(super) const POOL: &[Unbuilt] = &[
     Unbuilt { key: "dns", known: &[], harmless: &[], instead: LIST_REPLICAS },

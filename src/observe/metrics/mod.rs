@@ -5,6 +5,7 @@
 //! nothing of a dependency ends up on our page.
 
 mod buckets;
+mod drift;
 mod exemplars;
 mod family;
 mod memo;
@@ -12,6 +13,7 @@ mod openmetrics;
 mod replicas;
 mod series;
 mod table;
+mod targets;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,13 +26,14 @@ use prometheus::process_collector::ProcessCollector;
 use prometheus::{IntCounter, IntGauge, Registry, TextEncoder};
 
 use self::buckets::Edges;
+pub use self::drift::WebhookResult;
 use self::exemplars::{Exemplar, Exemplars};
 use self::memo::Memo;
 pub use self::openmetrics::Exposition;
 use self::replicas::{ReplicaKey, Seen};
 use self::series::{ReplicaSeries, RequestFamilies, RequestKey, RequestSeries};
 pub use self::series::{StreamKey, StreamSeries};
-use self::table::{Maker, Process, ReplicaFamilies, RouteFamilies, TenantFamilies, Totals};
+use self::table::{Drift, Maker, Process, ReplicaFamilies, RouteFamilies, Targets, TenantFamilies, Totals};
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::fleet::status::ReplicaStatus;
@@ -54,6 +57,8 @@ pub struct Metrics {
     replicas: ReplicaFamilies,
     totals: Totals,
     process: Process,
+    drift: Drift,
+    targets: Targets,
     by_request: DashMap<RequestKey, Arc<RequestSeries>, RandomState>,
     by_stream: DashMap<StreamKey, Arc<StreamSeries>, RandomState>,
     by_replica: DashMap<ReplicaKey, Arc<ReplicaSeries>, RandomState>,
@@ -97,6 +102,7 @@ impl Metrics {
         };
         let replicas = ReplicaFamilies::new(&maker, &edges);
         let process = Process::new(&maker);
+        let (drift, targets) = (Drift::new(&maker), Targets::new(&maker));
         // Where there is no /proc the process_* family is missing; all else works.
         let _ = registry.register(Box::new(ProcessCollector::for_self()));
         let metrics = Self {
@@ -106,6 +112,8 @@ impl Metrics {
             replicas,
             totals,
             process,
+            drift,
+            targets,
             by_request: DashMap::default(),
             by_stream: DashMap::default(),
             by_replica: DashMap::default(),
@@ -123,6 +131,7 @@ impl Metrics {
             prefix,
         };
         metrics.start_at_zero(build);
+        metrics.set_targets(config);
         metrics
     }
 
@@ -133,6 +142,9 @@ impl Metrics {
         self.process.last_reload_successful.set(1.0);
         for result in ["success", "failure"] {
             self.process.config_reloads.get(&[result]);
+        }
+        for result in WebhookResult::ALL {
+            self.drift.posts(result);
         }
         for reason in DropReason::ALL {
             self.spans_dropped(reason, 0);

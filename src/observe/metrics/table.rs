@@ -382,4 +382,68 @@ impl Process {
     }
 }
 
+/// What the configuration aims at, so that alerts need no copy of it.
+pub(super) struct Targets {
+    pub(super) slo: Family<GaugeVec>,
+    pub(super) queue: Family<GaugeVec>,
+    pub(super) availability: Gauge,
+}
+
+impl Targets {
+    pub(super) fn new(maker: &Maker<'_>) -> Self {
+        let availability = Gauge::new(
+            "tokenway_availability_target_ratio",
+            "Share of requests that is to succeed, as configured.",
+        );
+        Self {
+            slo: maker.gauges(
+                "tokenway_route_slo_seconds",
+                "Bounds of a route's SLO class, for an empty prompt: ttft, tpot, e2e.",
+                &["route", "bound"],
+            ),
+            queue: maker.gauges(
+                "tokenway_pool_queue_target",
+                "Waiting requests a replica above which an alert says so, as configured.",
+                &["pool"],
+            ),
+            availability: maker.register(availability.expect(TABLE_IS_VALID)),
+        }
+    }
+}
+
+/// What drift detection counts.
+pub(super) struct Drift {
+    pub(super) findings: Family<IntCounterVec>,
+    pub(super) active: Family<GaugeVec>,
+    pub(super) dropped: IntCounter,
+    pub(super) webhook: Family<IntCounterVec>,
+}
+
+impl Drift {
+    pub(super) fn new(maker: &Maker<'_>) -> Self {
+        const FINDING: &[&str] = &["route", "revision", "replica", "kind", "diagnosis"];
+        Self {
+            findings: maker.counters(
+                "tokenway_drift_findings_total",
+                "Findings of drift detection, by kind and most likely cause; replica is none unless one alone drifts.",
+                FINDING,
+            ),
+            active: maker.gauges(
+                "tokenway_drift_active",
+                "1 for every finding of drift detection that holds.",
+                FINDING,
+            ),
+            dropped: maker.counter(
+                "tokenway_drift_observations_dropped_total",
+                "Requests that drift detection did not see because its queue was full.",
+            ),
+            webhook: maker.counters(
+                "tokenway_drift_webhook_posts_total",
+                "Posts to the drift webhook: sent, failed, or dropped by a full queue.",
+                &["result"],
+            ),
+        }
+    }
+}
+
 const TABLE_IS_VALID: &str = "invariant: the table's names and labels are valid and distinct (tested)";

@@ -1,10 +1,8 @@
-//! Least predicted time to first token: affinity, queue depth and speed in one unit, time. The default.
+//! Least predicted cost: affinity, queue depth, speed and harm to others in one unit, time. The default.
 //!
-//! To the prediction it adds what the choice costs others: the prompt tokens to compute hold up whoever comes
-//! next, and every request there slows the rest a little. So a hit is worth what it saves, twice; a hot prefix
-//! is copied to a second replica as soon as its queue costs more than that. Near ties go by rendezvous hash of
-//! the prompt's first block: several gateways agree without talking, and a burst follows its own reservations
-//! instead of a stale figure.
+//! What a choice costs is made up in [`crate::routing::score`]. Near ties go by rendezvous hash of the session or else the
+//! prompt's first block: several gateways agree without talking, and a burst follows its own reservations instead of a
+//! stale figure. Stickiness is worth a near tie and what the cache holds, no more.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -31,8 +29,11 @@ impl Policy for Latency {
     }
 
     fn choose(&self, query: &Query<'_>, eligible: &Eligible<'_>) -> Option<Choice> {
-        let key = query.prompt.root().unwrap_or_else(|| self.turn.fetch_add(1, Ordering::Relaxed));
-        let costs: SmallVec<[f64; 64]> = eligible.iter().map(|(_, candidate)| cost(candidate)).collect();
+        let key = query
+            .session
+            .or(query.prompt.root())
+            .unwrap_or_else(|| self.turn.fetch_add(1, Ordering::Relaxed));
+        let costs: SmallVec<[f64; 64]> = eligible.iter().map(|(_, candidate)| candidate.terms.cost).collect();
         let least = costs.iter().copied().fold(f64::INFINITY, f64::min);
         let near = || eligible.iter().zip(&costs).filter(|(_, cost)| **cost <= least + NEAR).map(|(c, _)| c);
         let (at, winner) = near().max_by_key(|(_, c)| rendezvous::rank(key, c.identity))?;
@@ -48,25 +49,10 @@ impl Policy for Latency {
 }
 
 /// Whether no other holds more of the prompt, and some hold less.
-fn has_longest_hit(winner: &Candidate, eligible: &Eligible<'_>) -> bool {
+fn has_longest_hit(winner: &Candidate<'_>, eligible: &Eligible<'_>) -> bool {
     let mut hits = eligible.iter().map(|(_, candidate)| candidate.hit);
     hits.clone().all(|hit| hit <= winner.hit) && hits.any(|hit| hit < winner.hit)
 }
 
-/// Seconds that choosing this candidate costs, us and others.
-fn cost(candidate: &Candidate) -> f64 {
-    let estimate = &candidate.estimate;
-    let own = candidate.predicted_ttft.unwrap_or_else(|| estimate.ttft(&candidate.terms)).as_secs_f64();
-    let prefill = estimate.prefill(candidate.terms.uncached).as_secs_f64();
-    let crowding = PREFILL_DISTURBS * prefill + REQUEST_DISTURBS * estimate.base().as_secs_f64();
-    own + OTHERS_WAIT * prefill + candidate.requests() * crowding
-}
-
-/// Seconds below which two predictions say the same.
+/// Seconds below which two costs say the same.
 const NEAR: f64 = 0.005;
-/// A second of prefill costs those who come next about as much as it costs us.
-const OTHERS_WAIT: f64 = 1.0;
-/// What a prefill costs each request in flight there, as a share of its time.
-const PREFILL_DISTURBS: f64 = 0.02;
-/// What each request in flight there costs us while decoding, as a share of an idle replica's TTFT.
-const REQUEST_DISTURBS: f64 = 0.1;

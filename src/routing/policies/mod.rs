@@ -25,7 +25,7 @@ pub trait Policy: Send + Sync + Debug {
     /// Its name in TOML and labels.
     fn name(&self) -> PolicyName;
 
-    /// Whether it wants each candidate's `predicted_ttft`.
+    /// Whether it wants each candidate priced.
     fn predicts(&self) -> bool {
         false
     }
@@ -94,13 +94,13 @@ impl Reason {
 /// The candidates that this request has not tried yet.
 #[derive(Clone, Copy, Debug)]
 pub struct Eligible<'a> {
-    candidates: &'a [Candidate],
+    candidates: &'a [Candidate<'a>],
     excluded: &'a SlotSet,
     count: usize,
 }
 
 impl<'a> Eligible<'a> {
-    pub(super) fn new(candidates: &'a [Candidate], excluded: &'a SlotSet) -> Self {
+    pub(super) fn new(candidates: &'a [Candidate<'a>], excluded: &'a SlotSet) -> Self {
         let all = Self { candidates, excluded, count: 0 };
         Self { count: all.iter().count(), ..all }
     }
@@ -112,7 +112,7 @@ impl<'a> Eligible<'a> {
     }
 
     /// Each with its index.
-    pub fn iter(&self) -> impl Iterator<Item = (usize, &'a Candidate)> + Clone + use<'a> {
+    pub fn iter(&self) -> impl Iterator<Item = (usize, &'a Candidate<'a>)> + Clone + use<'a> {
         let excluded = self.excluded;
         self.candidates.iter().enumerate().filter(move |(_, candidate)| !excluded.contains(candidate.slot))
     }

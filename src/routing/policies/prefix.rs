@@ -23,20 +23,20 @@ impl Policy for Prefix {
 
     fn choose(&self, query: &Query<'_>, eligible: &Eligible<'_>) -> Option<Choice> {
         let Some(root) = query.prompt.root() else { return self.without_prompt.choose(query, eligible) };
-        let rank = |candidate: &Candidate| rendezvous::rank(root, candidate.identity);
+        let rank = |candidate: &Candidate<'_>| rendezvous::rank(root, candidate.identity);
         let fair = fair_share(eligible);
         let holder = eligible
             .iter()
-            .filter(|(_, c)| c.hit > Tokens(0) && c.requests() + 1.0 <= bound(c, fair))
+            .filter(|(_, c)| c.hit > Tokens(0) && c.requests + 1.0 <= bound(c, fair))
             .max_by(|(_, a), (_, b)| {
-                let by_load = b.requests().total_cmp(&a.requests());
+                let by_load = b.requests.total_cmp(&a.requests);
                 a.hit.cmp(&b.hit).then(by_load).then(rank(a).cmp(&rank(b)))
             });
         if let Some((at, _)) = holder {
             return Some(Choice { at, reason: Reason::Prefix });
         }
         let least = fewest_requests(eligible);
-        let equal = eligible.iter().filter(|(_, candidate)| candidate.requests() <= least + SAME);
+        let equal = eligible.iter().filter(|(_, candidate)| candidate.requests <= least + SAME);
         let (at, _) = equal.max_by_key(|(_, candidate)| rank(candidate))?;
         Some(Choice { at, reason: Reason::Load })
     }
@@ -44,12 +44,12 @@ impl Policy for Prefix {
 
 /// Requests at each replica if all had the same, this one included.
 fn fair_share(eligible: &Eligible<'_>) -> f64 {
-    let total: f64 = eligible.iter().map(|(_, candidate)| candidate.requests()).sum();
+    let total: f64 = eligible.iter().map(|(_, candidate)| candidate.requests).sum();
     (total + 1.0) / eligible.count().max(1) as f64
 }
 
 /// How many requests a replica may have and still be taken for its cache.
-fn bound(candidate: &Candidate, fair: f64) -> f64 {
+fn bound(candidate: &Candidate<'_>, fair: f64) -> f64 {
     let free = candidate.batch_limit.map_or(FREE, |limit| FREE.min(limit as f64));
     free.max(LOAD_FACTOR * fair)
 }

@@ -1,34 +1,82 @@
-//! What a predictor has published: a few numbers, and the prediction they make for one request.
+//! What is known of speed, as plain values, and the prediction that it makes for one request at one replica.
 //!
-//! Plain values, copied once per candidate and decision. Policies know no more of prediction than
-//! [`Estimate::terms`] and [`Estimate::ttft`]: a better model changes this file and its teacher, not them.
+//! [`PoolView`] is what all replicas of a pool have in common (one model, one image): how the causes of a prefill compare.
+//! [`Estimate`] is one replica's: how fast it is by that measure. Policies know no more of prediction than the
+//! [`Terms`] that come out: a better model changes this folder, not them.
 
 use std::time::Duration;
 
-use super::fit::Line;
+use super::fit::dot;
+use crate::record::ExpectedWait;
 use crate::routing::foreign::Foreign;
+use crate::routing::hazard::Curve;
 use crate::routing::load::LoadView;
+use crate::routing::work::Work;
 use crate::units::Tokens;
 
-/// What is known of a replica's speed.
+/// What the replicas of a pool have in common: read once for a decision.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PoolView {
+    /// Seconds per cause, see [`causes`].
+    pub(super) rates: [f64; CAUSES],
+    /// What a stall does to a stream that has just begun.
+    pub(crate) fresh: Curve,
+}
+
+/// What is known of one replica's speed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Estimate {
-    pub(super) line: Line,
+    /// Its time for the pool's second.
+    pub(super) slowness: f64,
+    /// Seconds that a request takes to an idle replica and back, beyond computing.
+    pub(super) way: f64,
     /// Seconds that a request holds its place in the batch.
     pub(super) service: f64,
     /// Uncached tokens of a request that we know nothing else of.
     pub(super) mean_uncached: f64,
+    /// Seconds of a decoding step: undisturbed and alone, and more per 100,000 tokens of context.
+    pub(super) step: [f64; 2],
 }
 
-/// What a prediction is made of; it travels with the request, so that its answer can be learned from.
+/// What a prediction is made of.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Terms {
     /// Prompt tokens of others that are computed first.
     pub ahead: Tokens,
-    /// Own prompt tokens to compute.
-    pub uncached: Tokens,
-    /// Expected wait for a place in a full batch.
-    pub slot_wait: Duration,
+    /// Own prompt, as far as it is to be computed.
+    pub work: Work,
+    /// Seconds until the engine gets to it.
+    pub wait: f64,
+    /// Seconds to compute it.
+    pub prefill: f64,
+    /// Seconds of the wait that are for a place in a full batch or a full cache.
+    pub slot_wait: f64,
+    /// Seconds of the way and of the step it comes with.
+    pub base: f64,
+    /// Streams that it is expected to push over their bound.
+    pub harm: f64,
+    /// The chance that its own first token is late.
+    pub late: f64,
+    /// What a policy made of it, in seconds; least wins.
+    pub cost: f64,
+}
+
+impl Terms {
+    /// Predicted time from the decision to the first token.
+    #[must_use]
+    pub fn ttft(&self) -> Duration {
+        span(self.seconds())
+    }
+
+    /// The predicted wait in its two parts.
+    #[must_use]
+    pub fn expected(&self) -> ExpectedWait {
+        ExpectedWait { queue: span(self.wait), prefill: span(self.prefill + self.base) }
+    }
+
+    pub(crate) fn seconds(&self) -> f64 {
+        self.wait + self.prefill + self.base
+    }
 }
 
 /// The queue at a replica, when a request is to be placed.
@@ -38,61 +86,146 @@ pub(crate) struct Queue<'a> {
     pub(crate) foreign: &'a Foreign,
     /// Sequences that the engine runs at once, where known.
     pub(crate) batch_limit: Option<u64>,
+    /// The engine's cache, where known.
+    pub(crate) cache: Option<EngineCache>,
+    /// Seconds since the head of the queue is computed.
+    pub(crate) head_age: f64,
+}
+
+/// An engine's KV cache as it was last told.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct EngineCache {
+    /// Tokens that fit.
+    pub(crate) tokens: f64,
+    /// Share of it that running sequences need.
+    pub(crate) usage: f64,
+}
+
+/// What makes the engine busy until a first token: a step, the context that it drags along, tokens, attention.
+pub(super) fn causes(steps: f64, context: u64, work: &Work) -> [f64; CAUSES] {
+    [
+        steps,
+        steps * context as f64 / PER_CONTEXT,
+        work.tokens as f64 / PER_TOKENS,
+        work.attention as f64 / PER_ATTENTION,
+    ]
+}
+
+impl PoolView {
+    /// Nominal seconds of work, the steps it comes with included.
+    pub(super) fn seconds(&self, steps: f64, context: u64, work: &Work) -> f64 {
+        dot(&self.rates, &causes(steps, context, work))
+    }
 }
 
 impl Estimate {
-    /// What a request with `uncached` tokens to compute would meet at this replica.
-    pub(crate) fn terms(&self, queue: &Queue<'_>, uncached: Tokens) -> Terms {
-        let foreign = Tokens((queue.foreign.waiting * self.mean_uncached) as u64);
-        Terms { ahead: queue.own.waiting_tokens + foreign, uncached, slot_wait: self.slot_wait(queue) }
+    /// What a request with this work would meet at this replica.
+    #[inline]
+    pub(crate) fn terms(&self, pool: &PoolView, queue: &Queue<'_>, work: Work) -> Terms {
+        let own = queue.own;
+        let foreign = (queue.foreign.waiting * self.mean_uncached) as u64;
+        let others = own.waiting + Work::of(Tokens(foreign), Tokens(0));
+        let steps = (own.awaiting as f64 + queue.foreign.waiting).min(1.0 + others.tokens as f64 / ONE_STEP);
+        let step = self.slowness * pool.seconds(1.0, own.context, &Work::default());
+        let head =
+            if own.awaiting > 0 { step + self.slowness * pool.seconds(0.0, 0, &own.head) } else { 0.0 };
+        // Overdue: it is slower than it was, and how much so shows before it answers.
+        let lag = (queue.head_age / (LATE_FROM * head + LATE_AFTER)).clamp(1.0, MOST_LAG);
+        let lag = if own.awaiting > 0 { lag } else { 1.0 };
+        let ahead = self.slowness * pool.seconds(steps, own.context, &others);
+        let wait = (lag * ahead - queue.head_age.min(lag * head)).max(0.0);
+        let slot_wait = self.slot_wait(queue).max(self.cache_wait(queue, &work));
+        Terms {
+            ahead: Tokens(others.tokens),
+            work,
+            wait: wait + slot_wait,
+            prefill: lag * self.slowness * pool.seconds(0.0, 0, &work),
+            slot_wait,
+            base: lag * step + if own.awaiting > 0 { 0.0 } else { self.way },
+            ..Terms::default()
+        }
     }
 
-    /// Predicted time from the decision to the first token.
+    /// Predicted time between two tokens of a stream, with so many tokens in the context of all of them.
     #[must_use]
-    pub fn ttft(&self, terms: &Terms) -> Duration {
-        let tokens = terms.ahead + terms.uncached;
-        span(self.line.at(tokens.0 as f64)) + terms.slot_wait
+    pub fn itl(&self, context: u64) -> Duration {
+        span(self.step(context))
     }
 
-    /// Time to compute so many prompt tokens.
-    #[must_use]
-    pub fn prefill(&self, tokens: Tokens) -> Duration {
-        span(self.line.per_token * tokens.0 as f64)
-    }
-
-    /// Time to first token of an empty prompt at an idle replica.
-    #[must_use]
-    pub fn base(&self) -> Duration {
-        span(self.line.base)
+    /// Seconds of a step there, undisturbed.
+    pub(crate) fn step(&self, context: u64) -> f64 {
+        dot(&self.step, &[1.0, context as f64 / PER_CONTEXT])
     }
 
     /// A full batch gives a place free every `service / limit`; whoever stands further back waits for more.
-    fn slot_wait(&self, queue: &Queue<'_>) -> Duration {
-        let Some(limit) = queue.batch_limit.filter(|limit| *limit > 0) else { return Duration::ZERO };
+    fn slot_wait(&self, queue: &Queue<'_>) -> f64 {
+        let Some(limit) = queue.batch_limit.filter(|limit| *limit > 0) else { return 0.0 };
         let present = queue.own.inflight as f64 + queue.foreign.requests;
         let behind = (present + 1.0 - limit as f64).max(0.0);
-        span(behind * self.service / limit as f64)
+        behind * self.service / limit as f64
+    }
+
+    /// A full cache gives back what its sequences hold within the time that they stay; a prompt that does not fit beside
+    /// them and those before it waits for that.
+    fn cache_wait(&self, queue: &Queue<'_>, work: &Work) -> f64 {
+        let Some(cache) = queue.cache.filter(|cache| cache.tokens > 0.0) else { return 0.0 };
+        let used = cache.tokens * cache.usage;
+        let wanted = (queue.own.waiting.tokens + work.tokens) as f64;
+        let lacking = wanted - (cache.tokens - used);
+        if lacking > 0.0 {
+            (lacking / used.max(cache.tokens * 0.1)).min(MOST_TURNS) * self.service
+        } else {
+            0.0
+        }
     }
 }
 
 /// A duration from computed seconds, never a panic: beyond [`LONGEST`] nothing matters.
-fn span(seconds: f64) -> Duration {
+pub(crate) fn span(seconds: f64) -> Duration {
     Duration::try_from_secs_f64(seconds.max(0.0)).map_or(LONGEST, |span| span.min(LONGEST))
 }
 
+/// How many causes a prefill's time has.
+pub(super) const CAUSES: usize = 4;
+// Units in which the causes are of one order: then rates are found in a few rounds.
+pub(super) const PER_CONTEXT: f64 = 1e5;
+const PER_TOKENS: f64 = 1e3;
+const PER_ATTENTION: f64 = 1e8;
+/// Prompts shorter than this together share a step of the engine.
+const ONE_STEP: f64 = 4096.0;
+/// A prompt is overdue when it takes half as long again as predicted, ...
+const LATE_FROM: f64 = 1.5;
+/// ... and these seconds more.
+const LATE_AFTER: f64 = 0.1;
+/// Beyond this there is nothing to be learned from waiting longer.
+const MOST_LAG: f64 = 16.0;
+/// A cache is filled anew so many times at most: beyond that it is a guess.
+const MOST_TURNS: f64 = 10.0;
 /// Longer than any deadline.
 const LONGEST: Duration = Duration::from_secs(3600);
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::clock::Stamp;
+
+    const POOL: PoolView = PoolView { rates: [0.02, 0.0, 1.0, 0.0], fresh: CURVE };
+    const CURVE: Curve = Curve::NONE;
 
     fn estimate() -> Estimate {
-        Estimate { line: Line { base: 0.02, per_token: 1e-3 }, service: 4.0, mean_uncached: 100.0 }
+        Estimate { slowness: 1.0, way: 0.01, service: 4.0, mean_uncached: 100.0, step: [0.02, 0.01] }
     }
 
     fn own(inflight: u64, waiting_tokens: u64) -> LoadView {
-        LoadView { inflight, awaiting: inflight, waiting_tokens: Tokens(waiting_tokens) }
+        let waiting = Work::of(Tokens(waiting_tokens), Tokens(0));
+        let head_since = Stamp::default();
+        LoadView { inflight, awaiting: inflight, waiting, head: waiting, head_since, ..LoadView::default() }
+    }
+
+    fn ttft_ms(own: &LoadView, foreign: &Foreign, head_age: f64, limit: Option<u64>) -> u128 {
+        let queue = Queue { own, foreign, batch_limit: limit, cache: None, head_age };
+        let terms = estimate().terms(&POOL, &queue, Work::of(Tokens(30), Tokens(0)));
+        (terms.ttft() + Duration::from_micros(1)).as_millis()
     }
 
     #[test]
@@ -100,23 +233,56 @@ mod tests {
         let none = Foreign::default();
         let others = Foreign { requests: 6.0, waiting: 2.0 };
         let cases = [
-            ("idle", own(0, 0), none, Some(8), 30, 50),
-            ("behind our own prompts", own(2, 500), none, Some(8), 30, 550),
-            ("behind other gateways' too", own(1, 500), others, Some(8), 30, 750),
-            ("two wait for one of eight places", own(3, 0), others, Some(8), 30, 250 + 2 * 500),
-            ("no limit known", own(300, 0), none, None, 30, 50),
+            ("idle", own(0, 0), none, 0.0, Some(8), 60),
+            ("behind our own prompt", own(1, 500), none, 0.0, Some(8), 20 + 500 + 50),
+            ("of which half is done", own(1, 500), none, 0.26, Some(8), 260 + 50),
+            ("behind other gateways' too", own(1, 500), others, 0.0, Some(8), 20 + 3 + 700 + 50),
+            ("two wait for one of eight places", own(3, 0), others, 0.0, Some(8), 20 + 200 + 50 + 2 * 500),
+            ("no limit known", own(300, 0), none, 0.0, None, 20 + 50),
         ];
-        for (name, own, foreign, batch_limit, uncached, expected_ms) in cases {
-            let queue = Queue { own: &own, foreign: &foreign, batch_limit };
-            let terms = estimate().terms(&queue, Tokens(uncached));
-            assert_eq!(estimate().ttft(&terms), Duration::from_millis(expected_ms), "{name}");
+        for (name, own, foreign, head_age, limit, expected) in cases {
+            assert_eq!(ttft_ms(&own, &foreign, head_age, limit), expected, "{name}");
         }
     }
 
     #[test]
+    fn a_prompt_that_does_not_fit_waits_for_what_holds_the_cache() {
+        let wait = |tokens: f64, usage: f64| {
+            let cache = Some(EngineCache { tokens, usage });
+            let (own, foreign) = (own(0, 0), Foreign::default());
+            let queue = Queue { own: &own, foreign: &foreign, batch_limit: None, cache, head_age: 0.0 };
+            estimate().terms(&POOL, &queue, Work::of(Tokens(1000), Tokens(0))).wait
+        };
+        for (tokens, usage, seconds) in
+            [(10_000.0, 0.5, 0.0), (10_000.0, 1.0, 0.4), (1000.0, 1.0, 4.0), (0.0, 1.0, 0.0)]
+        {
+            assert!(
+                (wait(tokens, usage) - seconds).abs() < 1e-9,
+                "{tokens} {usage}: {}",
+                wait(tokens, usage)
+            );
+        }
+    }
+
+    #[test]
+    fn a_replica_that_is_overdue_is_taken_for_slow_before_it_answers() {
+        let busy = own(2, 500);
+        let on_time = ttft_ms(&busy, &Foreign::default(), 0.5, None);
+        let overdue = ttft_ms(&busy, &Foreign::default(), 5.0, None);
+        assert!(on_time < 100 && overdue > 200, "{on_time} ms, {overdue} ms");
+        assert!(ttft_ms(&busy, &Foreign::default(), 500.0, None) < 30_000);
+    }
+
+    #[test]
+    fn tokens_take_longer_in_a_full_context() {
+        let itl = [0, 100_000, 300_000].map(|context| estimate().itl(context).as_millis());
+        assert_eq!(itl, [20, 30, 50]);
+    }
+
+    #[test]
     fn absurd_work_is_an_hour_not_a_panic() {
-        let terms = Terms { ahead: Tokens(u64::MAX), ..Terms::default() };
-        assert_eq!(estimate().ttft(&terms), LONGEST);
+        let terms = Terms { wait: f64::INFINITY, ..Terms::default() };
+        assert_eq!(terms.ttft(), LONGEST);
         assert_eq!(span(f64::NAN), Duration::ZERO);
     }
 }

@@ -1,150 +1,145 @@
-//! Base latency and time per token of one replica, learned from its first tokens.
+//! Rates learned from what was observed: how many seconds each of a few causes takes.
 //!
-//! A line through (tokens ahead and own, time to first token), by least squares with forgetting. Errors count
-//! relative to what was expected, since the noise of a queue grows with its length. A prior stands in for what
-//! has not been seen: prompts of one size cannot tell base from rate. One outlier moves the line little; several
-//! in a row on the same side are no outliers but a change, and the past is let go.
+//! Seconds are a sum of causes times rates, none negative; least squares with forgetting. Errors count relative to
+//! what was expected, since noise grows with the work. A prior stands in for what has not been seen (prompts of one size
+//! cannot tell base from rate), and gives only the shape: its speed is scaled to what was seen. One outlier moves little;
+//! several in a row on the same side are no outliers but a change, and the past is let go.
 
-/// A straight line: seconds to first token by tokens to compute.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Line {
-    pub(super) base: f64,
-    pub(super) per_token: f64,
-}
-
-impl Line {
-    pub(super) fn at(&self, tokens: f64) -> f64 {
-        self.base + self.per_token * tokens
-    }
-
-    /// `share` of this line, the rest of the other.
-    pub(super) fn blend(&self, other: &Self, share: f64) -> Self {
-        let mix = |own: f64, others: f64| own * share + others * (1.0 - share);
-        Self { base: mix(self.base, other.base), per_token: mix(self.per_token, other.per_token) }
-    }
-}
-
-/// Decayed sums of weighted observations.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Fit {
-    weight: f64,
-    x: f64,
-    xx: f64,
-    y: f64,
-    xy: f64,
+/// Learns `N` rates.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Fit<const N: usize> {
+    /// Weighted sums of products of causes, and of causes with seconds.
+    causes: [[f64; N]; N],
+    seconds: [f64; N],
+    /// Observations, older ones for less.
+    count: f64,
     observed: u32,
-    /// Outliers in a row: above the line positive, below it negative.
+    /// Outliers in a row: above the expectation positive, below it negative.
     streak: i32,
+    memory: Memory,
 }
 
-impl Fit {
-    /// Learns that `tokens` took `seconds`.
-    pub(super) fn observe(&mut self, tokens: f64, seconds: f64, prior: &Line) {
-        let expected = self.line(prior).at(tokens);
+/// How long observations count, and what is an outlier.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Memory {
+    /// What is kept of the past at each observation.
+    pub(super) kept: f64,
+    /// How many observations the shape of the prior counts for.
+    pub(super) prior: f64,
+    /// An observation further off than this factor is cut to it, ...
+    pub(super) outlier: f64,
+    /// ... unless so many come in a row on one side.
+    pub(super) change: i32,
+}
+
+impl<const N: usize> Fit<N> {
+    pub(super) fn new(memory: Memory) -> Self {
+        Self { causes: [[0.0; N]; N], seconds: [0.0; N], count: 0.0, observed: 0, streak: 0, memory }
+    }
+
+    /// Learns that these causes took `seconds`.
+    pub(super) fn observe(&mut self, causes: &[f64; N], seconds: f64, prior: &[f64; N]) {
+        let expected = dot(&self.rates(prior), causes);
         let seconds = self.tame(seconds, expected);
         let scale = expected.max(seconds) + JITTER;
-        let weight = 1.0 / (scale * scale);
-        for sum in [&mut self.weight, &mut self.x, &mut self.xx, &mut self.y, &mut self.xy] {
-            *sum *= KEPT;
+        self.add(causes, seconds, 1.0 / (scale * scale));
+    }
+
+    /// Learns with an explicit weight, outliers and all.
+    pub(super) fn add(&mut self, causes: &[f64; N], seconds: f64, weight: f64) {
+        for ((row, sum), cause) in self.causes.iter_mut().zip(&mut self.seconds).zip(causes) {
+            for (cell, other) in row.iter_mut().zip(causes) {
+                *cell = *cell * self.memory.kept + weight * cause * other;
+            }
+            *sum = *sum * self.memory.kept + weight * cause * seconds;
         }
-        self.weight += weight;
-        self.x += weight * tokens;
-        self.xx += weight * tokens * tokens;
-        self.y += weight * seconds;
-        self.xy += weight * tokens * seconds;
+        self.count = self.count * self.memory.kept + 1.0;
         self.observed = self.observed.saturating_add(1);
     }
 
-    /// The line that explains what was seen and departs from the prior no more than it must.
-    pub(super) fn line(&self, prior: &Line) -> Line {
-        if self.weight <= 0.0 {
+    /// The rates that explain what was seen and depart from the prior no more than they must.
+    pub(super) fn rates(&self, prior: &[f64; N]) -> [f64; N] {
+        if self.observed == 0 {
             return *prior;
         }
-        let prior = self.rescaled(prior);
-        let base_pull = PRIOR_WEIGHT / (prior.base * prior.base);
-        let rate_pull = PRIOR_WEIGHT / (prior.per_token * prior.per_token);
-        let (a, b, d) = (self.weight + base_pull, self.x, self.xx + rate_pull);
-        let (u, v) = (self.y + base_pull * prior.base, self.xy + rate_pull * prior.per_token);
-        let determinant = a * d - b * b;
-        let line = Line { base: (u * d - v * b) / determinant, per_token: (a * v - b * u) / determinant };
-        // Neither may be negative; the other one then explains all.
-        if line.base < LEAST_BASE {
-            Line { base: LEAST_BASE, per_token: ((v - b * LEAST_BASE) / d).max(LEAST_PER_TOKEN) }
-        } else if line.per_token < LEAST_PER_TOKEN {
-            Line { base: ((u - b * LEAST_PER_TOKEN) / a).max(LEAST_BASE), per_token: LEAST_PER_TOKEN }
-        } else {
-            line
+        let factor = self.factor(prior);
+        let prior = prior.map(|rate| (rate * factor).max(LEAST));
+        let mut rates = prior;
+        // Coordinate descent on a convex problem: never negative, never far from the prior without a reason.
+        for _ in 0..ROUNDS {
+            for i in 0..N {
+                let pull = self.memory.prior / (prior[i] * prior[i]);
+                let others: f64 = (0..N).filter(|j| *j != i).map(|j| self.causes[i][j] * rates[j]).sum();
+                let due = self.seconds[i] + pull * prior[i] - others;
+                rates[i] = (due / (self.causes[i][i] + pull)).max(0.0);
+            }
         }
+        rates
     }
 
-    /// The prior's shape at this replica's speed: it may be a hundred times off and still know how much of a
-    /// TTFT is base and how much is rate.
-    fn rescaled(&self, prior: &Line) -> Line {
-        let (tokens, seconds) = (self.x / self.weight, self.y / self.weight);
-        let expected = prior.at(tokens);
-        let scale = expected.max(seconds) + JITTER;
-        let pull = SCALE_WEIGHT / (scale * scale);
-        let factor = (self.y + pull * expected) / ((self.weight + pull) * expected);
-        let factor = factor.max(LEAST_FACTOR);
-        Line { base: prior.base * factor, per_token: prior.per_token * factor }
+    /// How much slower than the prior what was seen is: it may be a hundred times off and still know how the causes
+    /// compare.
+    fn factor(&self, prior: &[f64; N]) -> f64 {
+        let expected: f64 = (0..N).map(|i| prior[i] * self.seconds[i]).sum();
+        let squared: f64 = (0..N).map(|i| prior[i] * dot(&self.causes[i], prior)).sum();
+        let doubt = SCALE_WEIGHT / self.count;
+        let factor = (expected / squared.max(f64::MIN_POSITIVE) + doubt) / (1.0 + doubt);
+        if factor.is_finite() { factor.clamp(LEAST_FACTOR, 1.0 / LEAST_FACTOR) } else { 1.0 }
     }
 
     fn tame(&mut self, seconds: f64, expected: f64) -> f64 {
-        let (low, high) = (expected / OUTLIER, expected * OUTLIER);
+        let Memory { outlier, change, .. } = self.memory;
+        let (low, high) = (expected / outlier - JITTER, expected * outlier + JITTER);
         if self.observed < FREE_OBSERVATIONS || (low..=high).contains(&seconds) {
             self.streak = 0;
             return seconds;
         }
         let side = if seconds > high { 1 } else { -1 };
         self.streak = if self.streak.signum() == side { self.streak + side } else { side };
-        if self.streak.abs() < CHANGE {
-            return seconds.clamp(low, high);
+        if self.streak.abs() < change {
+            return seconds.clamp(low.max(0.0), high);
         }
-        *self = Self::default();
+        *self = Self::new(self.memory);
         seconds
     }
 }
 
-/// An answer older than some twenty others counts for a third.
-const KEPT: f64 = 0.95;
-/// The prior's shape counts like a tenth of an answer, ...
-const PRIOR_WEIGHT: f64 = 0.1;
-/// ... and its speed like a quarter of an answer.
+pub(super) fn dot<const N: usize>(a: &[f64; N], b: &[f64; N]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+/// Enough for rates to settle within a percent or two.
+const ROUNDS: usize = 24;
+/// The prior's speed counts like a quarter of an observation.
 const SCALE_WEIGHT: f64 = 0.25;
 /// Keeps the prior above zero when all answers come at once.
 const LEAST_FACTOR: f64 = 1e-4;
-/// An answer further off than this factor is cut to it, ...
-const OUTLIER: f64 = 2.0;
-/// ... except when so many come in a row: then the replica has changed, and learning starts anew.
-const CHANGE: i32 = 3;
-/// The first answers are never cut: the prior may be off by far more than an outlier.
+/// A prior of nothing would forbid to learn anything.
+const LEAST: f64 = 1e-12;
+/// The first observations are never cut: the prior may be off by far more than an outlier.
 const FREE_OBSERVATIONS: u32 = 4;
 /// Seconds that say nothing: scheduling, the network. Keeps the weight of tiny answers in bounds.
 const JITTER: f64 = 0.005;
-/// A tenth of a millisecond.
-const LEAST_BASE: f64 = 1e-4;
-/// Ten million tokens a second.
-const LEAST_PER_TOKEN: f64 = 1e-7;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const PRIOR: Line = Line { base: 0.05, per_token: 1e-4 };
+    const MEMORY: Memory = Memory { kept: 0.95, prior: 0.1, outlier: 2.0, change: 3 };
+    /// Seconds of base, seconds per thousand tokens.
+    const PRIOR: [f64; 2] = [0.05, 0.1];
 
-    fn learned(answers: impl IntoIterator<Item = (f64, f64)>) -> Line {
-        let mut fit = Fit::default();
-        for (tokens, seconds) in answers {
-            fit.observe(tokens, seconds, &PRIOR);
-        }
-        fit.line(&PRIOR)
+    fn learned(answers: impl IntoIterator<Item = ([f64; 2], f64)>) -> [f64; 2] {
+        let mut fit = Fit::new(MEMORY);
+        answers.into_iter().for_each(|(causes, seconds)| fit.observe(&causes, seconds, &PRIOR));
+        fit.rates(&PRIOR)
     }
 
-    /// Prompts of 16 to 4096 tokens on a replica with this line.
-    fn answers(truth: Line) -> impl Iterator<Item = (f64, f64)> {
+    /// Prompts of 16 to 4096 tokens on a replica with these rates.
+    fn answers(truth: [f64; 2]) -> impl Iterator<Item = ([f64; 2], f64)> {
         (0..60).map(move |i| {
-            let tokens = f64::from(16 << (i % 9));
-            (tokens, truth.at(tokens))
+            let causes = [1.0, f64::from(16 << (i % 9)) / 1000.0];
+            (causes, dot(&truth, &causes))
         })
     }
 
@@ -159,48 +154,41 @@ mod tests {
 
     #[test]
     fn finds_base_and_rate_of_very_different_engines() {
-        for truth in [
-            Line { base: 0.012, per_token: 1.0 / 60_000.0 },
-            Line { base: 0.05, per_token: 1.0 / 15_900.0 },
-            Line { base: 0.3, per_token: 1.0 / 400.0 },
-        ] {
-            let line = learned(answers(truth));
-            for tokens in [64.0, 512.0, 4096.0] {
-                assert_near(line.at(tokens), truth.at(tokens), 0.1);
+        for truth in [[0.012, 1.0 / 60.0], [0.05, 1.0 / 15.9], [0.3, 1.0 / 0.4]] {
+            let rates = learned(answers(truth));
+            for tokens in [0.064, 0.512, 4.096] {
+                assert_near(dot(&rates, &[1.0, tokens]), dot(&truth, &[1.0, tokens]), 0.15);
             }
         }
     }
 
     #[test]
     fn prompts_of_one_size_are_predicted_at_that_size() {
-        let line = learned((0..40).map(|_| (500.0, 0.9)));
-        assert_near(line.at(500.0), 0.9, 0.05);
-        assert!(line.base > 0.0 && line.per_token > 0.0);
+        let rates = learned((0..40).map(|_| ([1.0, 0.5], 0.9)));
+        assert_near(dot(&rates, &[1.0, 0.5]), 0.9, 0.05);
+        assert!(rates.iter().all(|rate| *rate > 0.0));
     }
 
     #[test]
     fn a_single_outlier_moves_little() {
-        let truth = Line { base: 0.05, per_token: 1e-4 };
-        let line = learned(answers(truth).chain([(500.0, 60.0)]));
-        assert_near(line.at(500.0), truth.at(500.0), 0.1);
+        let rates = learned(answers(PRIOR).chain([([1.0, 0.5], 60.0)]));
+        assert_near(dot(&rates, &[1.0, 0.5]), 0.1, 0.1);
     }
 
     #[test]
     fn a_change_is_followed_within_a_few_answers() {
-        let before = Line { base: 0.05, per_token: 1e-4 };
         for factor in [6.0, 1.0 / 6.0] {
-            let after = Line { base: before.base * factor, per_token: before.per_token * factor };
-            let line = learned(answers(before).chain(answers(after).take(9)));
-            assert_near(line.at(1000.0), after.at(1000.0), 0.3);
+            let after = PRIOR.map(|rate| rate * factor);
+            let rates = learned(answers(PRIOR).chain(answers(after).take(9)));
+            assert_near(dot(&rates, &[1.0, 1.0]), dot(&after, &[1.0, 1.0]), 0.3);
         }
     }
 
     #[test]
-    fn degenerate_answers_leave_a_usable_line() {
+    fn degenerate_answers_leave_usable_rates() {
         for (tokens, seconds) in [(0.0, 0.0), (0.0, 1e6), (1e12, 0.0), (1e12, 1e6)] {
-            let line = learned((0..50).map(|_| (tokens, seconds)));
-            assert!(line.base >= LEAST_BASE && line.base.is_finite(), "{line:?}");
-            assert!(line.per_token >= LEAST_PER_TOKEN && line.per_token.is_finite(), "{line:?}");
+            let rates = learned((0..50).map(|_| ([1.0, tokens], seconds)));
+            assert!(rates.iter().all(|rate| *rate >= 0.0 && rate.is_finite()), "{rates:?}");
         }
     }
 }

@@ -1,99 +1,31 @@
-//! Predicted time to first token, learned online per replica from what was observed.
+//! Predicted time to first token, learned online from what was observed.
 //!
-//! [`PoolModel`] holds one [`Predictor`] a replica and one for the pool, which is the prior of a replica that has
-//! not answered yet, or not for long. Learning takes a short lock; deciding reads published numbers without one.
-//! Time is an argument, so that the same observations always teach the same. First, simple model: one line over
-//! prompt tokens; decode interference and the quadratic term of long prompts are not in it.
+//! [`PoolModel`] holds one learner for what a pool's replicas have in common (how a step, its context, tokens and attention
+//! compare: one model on one image) and one a replica for how fast it is by that measure. So a replica is known
+//! after a few answers, whatever their sizes, and one that has not answered is an average one. Learning takes short
+//! locks; deciding reads published numbers without one. Time is an argument: the same observations teach the same.
 
+mod calibration;
 mod estimate;
 mod fit;
+mod pool;
+mod replica;
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use parking_lot::Mutex;
-
-pub(crate) use self::estimate::Queue;
-pub use self::estimate::{Estimate, Terms};
-use self::fit::{Fit, Line};
+pub use self::calibration::Calibration;
+pub(crate) use self::estimate::{EngineCache, Queue, span};
+pub use self::estimate::{Estimate, PoolView, Terms};
+use self::pool::PoolCell;
+use self::replica::Cell;
+use super::load::{Known, Lesson, ReplicaLoad};
 use crate::clock::Stamp;
-use crate::record::ExpectedWait;
+use crate::units::Tokens;
 
-/// One first token: what the decision expected, and what came.
-#[derive(Clone, Copy, Debug)]
-pub struct Observation {
-    /// When the first token came.
-    pub at: Stamp,
-    /// The terms of the decision that sent the request there.
-    pub terms: Terms,
-    /// From the decision to the first token, on that replica alone.
-    pub ttft: Duration,
-}
-
-/// Learns one replica's speed.
-#[derive(Debug)]
-pub struct Predictor {
-    fit: Fit,
-    service: f64,
-    mean_uncached: f64,
-}
-
-impl Default for Predictor {
-    fn default() -> Self {
-        Self { fit: Fit::default(), service: UNSEEN.service, mean_uncached: UNSEEN.mean_uncached }
-    }
-}
-
-impl Predictor {
-    /// Learns from a first token.
-    pub fn observe(&mut self, observation: &Observation, prior: &Estimate) {
-        let Observation { terms, ttft, .. } = observation;
-        // The wait for a place is no property of the replica's speed.
-        let seconds = ttft.saturating_sub(terms.slot_wait).as_secs_f64();
-        let tokens = (terms.ahead + terms.uncached).0 as f64;
-        self.fit.observe(tokens, seconds, &prior.line);
-        self.mean_uncached += LEARNED * (terms.uncached.0 as f64 - self.mean_uncached);
-    }
-
-    /// Learns from a request that ended or timed out without content: its TTFT is at least this long. What was
-    /// expected to take longer anyway says nothing.
-    pub fn observe_censored(&mut self, observation: &Observation, prior: &Estimate) {
-        if observation.ttft > self.estimate(prior).ttft(&observation.terms) {
-            self.observe(observation, prior);
-        }
-    }
-
-    /// Learns for how long a request held its place in the batch: from its first token to its end.
-    pub fn observe_service(&mut self, held: Duration) {
-        self.service += LEARNED * (held.as_secs_f64() - self.service);
-    }
-
-    /// What is known now.
-    #[must_use]
-    pub fn estimate(&self, prior: &Estimate) -> Estimate {
-        Estimate {
-            line: self.fit.line(&prior.line),
-            service: self.service,
-            mean_uncached: self.mean_uncached,
-        }
-    }
-}
-
-impl Estimate {
-    /// The predicted wait in its two parts; `None` where nothing was learned yet.
-    #[must_use]
-    pub fn expected(&self, terms: &Terms) -> Option<ExpectedWait> {
-        (*self != UNSEEN).then(|| ExpectedWait {
-            queue: self.prefill(terms.ahead) + terms.slot_wait,
-            prefill: self.base() + self.prefill(terms.uncached),
-        })
-    }
-}
-
-/// The predictors of one pool, shared by decisions (readers) and first tokens (writers).
+/// What is known of one pool's speed, shared by decisions (readers) and first tokens (writers).
 #[derive(Debug)]
 pub struct PoolModel {
-    pool: Cell,
+    pool: PoolCell,
     replicas: Box<[Cell]>,
 }
 
@@ -101,142 +33,162 @@ impl PoolModel {
     /// Models for `slots` replicas that are not known yet.
     #[must_use]
     pub fn new(slots: usize) -> Self {
-        Self { pool: Cell::default(), replicas: (0..slots).map(|_| Cell::default()).collect() }
+        Self { pool: PoolCell::default(), replicas: (0..slots).map(|_| Cell::default()).collect() }
+    }
+
+    /// Whether any answer has taught it; before that its numbers are guesses.
+    #[must_use]
+    pub fn is_taught(&self) -> bool {
+        self.pool.is_taught()
+    }
+
+    /// What the replicas have in common; read once for a decision.
+    #[must_use]
+    pub fn view(&self) -> PoolView {
+        self.pool.view()
     }
 
     /// What is known of a replica: its own answers, fading into the pool's as they age, so that a replica once
     /// slow is tried again.
     #[must_use]
     pub fn estimate(&self, slot: usize, now: Stamp) -> Estimate {
-        let prior = self.prior();
-        let Some((own, at)) = self.replicas.get(slot).and_then(Cell::published) else { return prior };
-        let age = now.since(at).as_secs_f64();
-        let trust = 1.0 / (1.0 + age / HALF_TRUST.as_secs_f64());
-        Estimate { line: own.line.blend(&prior.line, trust), ..own }
+        let usual = self.pool.usual_slowness();
+        match self.replicas.get(slot).and_then(|cell| cell.estimate(now, usual)) {
+            Some(own) => own,
+            None => self.pool.average(),
+        }
     }
 
-    /// A first token came from the replica in `slot`.
-    pub fn observe(&self, slot: usize, observation: &Observation) {
-        self.learn(slot, observation.at, |predictor, prior| predictor.observe(observation, prior));
+    /// A prompt, or several together, were computed by the replica in `slot`.
+    pub fn observe(&self, slot: usize, lesson: &Lesson) {
+        let Some(replica) = self.replicas.get(slot) else { return };
+        let view = self.pool.view();
+        let average = self.pool.average();
+        if self.pool.is_young() {
+            self.pool.observe(lesson, &average);
+            return;
+        }
+        // The replica first: it is judged against a pool that does not know this answer yet.
+        let before = replica.slowness();
+        let own = replica.observe(lesson, &view, &average);
+        self.pool.slowness_changed(before, Some(own.slowness));
+        self.pool.observe(lesson, &own);
     }
 
-    /// A request ended or timed out at the replica in `slot` before any content (not: the client left at once
-    /// and nothing can be said).
-    pub fn observe_censored(&self, slot: usize, observation: &Observation) {
-        self.learn(slot, observation.at, |predictor, prior| predictor.observe_censored(observation, prior));
+    /// A request gave up while the engine was at it: `lesson` is what it has cost so far. What was expected to take
+    /// longer anyway says nothing.
+    pub fn observe_censored(&self, slot: usize, lesson: &Lesson) {
+        let estimate = self.estimate(slot, lesson.at);
+        let expected = estimate.slowness * self.pool.view().seconds(1.0, lesson.context, &lesson.work);
+        if lesson.busy.as_secs_f64() > expected + estimate.way {
+            self.observe(slot, lesson);
+        }
     }
 
-    /// A stream of the replica in `slot` ended, `held` after its first token.
-    pub fn observe_service(&self, slot: usize, now: Stamp, held: Duration) {
-        self.learn(slot, now, |predictor, _| predictor.observe_service(held));
+    /// A first token came: how well it was predicted.
+    pub fn compare(&self, slot: usize, predicted: Duration, actual: Duration) {
+        let Some(replica) = self.replicas.get(slot) else { return };
+        replica.compare(predicted, actual, &self.pool.average());
+        self.pool.compare(predicted, actual);
     }
 
-    /// The replica restarted or the slot has a new owner: back to the pool's prior.
+    /// A stream of the replica in `slot` ended, `held` after its first token, with so many tokens where that is known.
+    pub fn observe_service(&self, slot: usize, now: Stamp, held: Duration, output: Option<Tokens>) {
+        let Some(replica) = self.replicas.get(slot) else { return };
+        replica.observe_service(now, held, &self.pool.average());
+        if let Some(output) = output {
+            self.pool.observe_output(output);
+        }
+    }
+
+    /// Asks the streams of a replica how far they are, if that is due, and learns from it. To be called every few
+    /// milliseconds for every replica with work, beside the request path. Returns the tokens that its running streams have
+    /// brought, for [`super::PrefixIndex::set_pinned`]; `None` where nothing was due.
+    pub fn refresh(&self, slot: usize, load: &ReplicaLoad, now: Stamp) -> Option<Tokens> {
+        if !load.is_stale(now) {
+            return None;
+        }
+        let replica = self.replicas.get(slot)?;
+        let (own, view) = (self.estimate(slot, now), self.pool.view());
+        let context = load.context();
+        let found = load.refresh(
+            now,
+            &Known {
+                step: own.step(context) as f32,
+                survival: &self.pool.survival(),
+                seconds: &|work| own.slowness * view.seconds(1.0, context, work),
+            },
+        );
+        if let Some(lesson) = &found.lesson {
+            self.observe(slot, lesson);
+        }
+        if !found.paces.is_empty() {
+            replica.observe_paces(now, &found.paces, &self.pool.average());
+            self.pool.observe_paces(&found.paces);
+        }
+        Some(Tokens(found.generated))
+    }
+
+    /// The replica restarted or the slot has a new owner: back to the pool's average.
     pub fn forget(&self, slot: usize) {
         if let Some(cell) = self.replicas.get(slot) {
+            self.pool.slowness_changed(cell.slowness(), None);
             cell.reset();
         }
     }
 
-    fn learn(&self, slot: usize, at: Stamp, lesson: impl Fn(&mut Predictor, &Estimate)) {
-        let Some(replica) = self.replicas.get(slot) else { return };
-        // The replica first: it is judged against a prior that does not know this answer yet.
-        replica.learn(at, &self.prior(), &lesson);
-        self.pool.learn(at, &UNSEEN, &lesson);
-    }
-
-    fn prior(&self) -> Estimate {
-        self.pool.published().map_or(UNSEEN, |(estimate, _)| estimate)
-    }
-}
-
-/// A predictor and its last estimate. The numbers are read one by one: a reader may mix two estimates that
-/// follow one another, which differ by one answer.
-#[derive(Debug, Default)]
-struct Cell {
-    predictor: Mutex<Predictor>,
-    base: AtomicU64,
-    per_token: AtomicU64,
-    service: AtomicU64,
-    mean_uncached: AtomicU64,
-    /// Nanoseconds of the last lesson's stamp plus one; zero before the first.
-    learned_at: AtomicU64,
-}
-
-impl Cell {
-    fn learn(&self, at: Stamp, prior: &Estimate, lesson: &impl Fn(&mut Predictor, &Estimate)) {
-        let mut predictor = self.predictor.lock();
-        lesson(&mut predictor, prior);
-        let Estimate { line, service, mean_uncached } = predictor.estimate(prior);
-        for (cell, value) in [
-            (&self.base, line.base),
-            (&self.per_token, line.per_token),
-            (&self.service, service),
-            (&self.mean_uncached, mean_uncached),
-        ] {
-            cell.store(value.to_bits(), Ordering::Relaxed);
+    /// How well predictions fit: of the replica in `slot`, or of the whole pool. `None` before the first.
+    #[must_use]
+    pub fn calibration(&self, slot: Option<usize>) -> Option<Calibration> {
+        match slot {
+            Some(slot) => self.replicas.get(slot)?.calibration(),
+            None => self.pool.calibration(),
         }
-        self.learned_at.store(at.as_nanos().saturating_add(1), Ordering::Release);
-    }
-
-    fn published(&self) -> Option<(Estimate, Stamp)> {
-        let at = self.learned_at.load(Ordering::Acquire).checked_sub(1)?;
-        let read = |cell: &AtomicU64| f64::from_bits(cell.load(Ordering::Relaxed));
-        let line = Line { base: read(&self.base), per_token: read(&self.per_token) };
-        let estimate =
-            Estimate { line, service: read(&self.service), mean_uncached: read(&self.mean_uncached) };
-        Some((estimate, Stamp::from_nanos(at)))
-    }
-
-    fn reset(&self) {
-        let mut predictor = self.predictor.lock();
-        *predictor = Predictor::default();
-        self.learned_at.store(0, Ordering::Release);
     }
 }
-
-/// Before any answer at all: a mid-sized model on one GPU. Only ratios matter then: alike for all replicas.
-const UNSEEN: Estimate =
-    Estimate { line: Line { base: 0.05, per_token: 1e-4 }, service: 2.0, mean_uncached: 500.0 };
-/// Share of each answer in the running means.
-const LEARNED: f64 = 0.05;
-/// An answer this old counts half, the pool's the other half.
-const HALF_TRUST: Duration = Duration::from_secs(60);
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::units::Tokens;
+    use crate::routing::foreign::Foreign;
+    use crate::routing::load::LoadView;
+    use crate::routing::work::Work;
 
     fn at(seconds: u64) -> Stamp {
         Stamp::from_nanos(seconds * 1_000_000_000)
     }
 
-    fn work(tokens: u64) -> Terms {
-        Terms { uncached: Tokens(tokens), ..Terms::default() }
+    fn work(tokens: u64) -> Work {
+        Work::of(Tokens(tokens), Tokens(0))
+    }
+
+    fn lesson(tokens: u64, busy: Duration, at: Stamp) -> Lesson {
+        Lesson { work: work(tokens), busy, was_idle: false, context: 0, at }
     }
 
     /// `count` answers, one a second, by a replica with 40 ms base and this rate.
     fn teach(model: &PoolModel, slot: usize, per_token_us: u64, count: u64) {
         for second in 0..count {
             let tokens = 100 + 400 * (second % 5);
-            let ttft = Duration::from_micros(40_000 + per_token_us * tokens);
-            model.observe(slot, &Observation { at: at(second), terms: work(tokens), ttft });
+            let busy = Duration::from_micros(40_000 + per_token_us * tokens);
+            model.observe(slot, &lesson(tokens, busy, at(second)));
         }
     }
 
     fn predicted_ms(model: &PoolModel, slot: usize, now: Stamp) -> u128 {
-        model.estimate(slot, now).ttft(&work(1000)).as_millis()
+        let (own, foreign) = (LoadView::default(), Foreign::default());
+        let queue = Queue { own: &own, foreign: &foreign, batch_limit: None, cache: None, head_age: 0.0 };
+        let estimate = model.estimate(slot, now);
+        estimate.terms(&model.view(), &queue, work(1000)).ttft().as_millis()
     }
 
     #[test]
     fn a_replica_without_answers_is_taken_for_an_average_one() {
         let model = PoolModel::new(3);
-        assert_eq!(model.estimate(0, at(0)), UNSEEN);
         teach(&model, 0, 500, 60);
         let (known, unknown) = (predicted_ms(&model, 0, at(60)), predicted_ms(&model, 2, at(60)));
-        assert!((500..580).contains(&known), "{known} ms");
-        assert!((480..600).contains(&unknown), "{unknown} ms");
+        assert!((500..600).contains(&known), "{known} ms");
+        assert!((480..620).contains(&unknown), "{unknown} ms");
     }
 
     #[test]
@@ -247,17 +199,35 @@ mod tests {
             teach(&model, 1, 300, 20);
         }
         let (fast, slow) = (predicted_ms(&model, 0, at(20)), predicted_ms(&model, 1, at(20)));
-        assert!((125..160).contains(&fast), "{fast} ms");
-        assert!((300..360).contains(&slow), "{slow} ms");
+        assert!((115..165).contains(&fast), "{fast} ms");
+        assert!((300..380).contains(&slow), "{slow} ms");
+    }
+
+    #[test]
+    fn long_prompts_cost_more_than_their_tokens() {
+        let model = PoolModel::new(1);
+        let truth = |tokens: f64| 0.02 + 6e-5 * tokens + 5e-10 * tokens * tokens;
+        for round in 0..400 {
+            let tokens = [300, 2000, 9000, 40_000, 100_000][round as usize % 5];
+            model.observe(0, &lesson(tokens, Duration::from_secs_f64(truth(tokens as f64)), at(round)));
+        }
+        let estimate = model.estimate(0, at(400));
+        for tokens in [1000, 20_000, 70_000] {
+            let found = estimate.slowness * model.view().seconds(1.0, 0, &work(tokens));
+            let share = found / truth(tokens as f64);
+            assert!((0.9..1.1).contains(&share), "{tokens} tokens: {share} of the truth");
+        }
     }
 
     #[test]
     fn old_answers_fade_into_the_pools() {
         let model = PoolModel::new(2);
         teach(&model, 1, 2000, 30);
-        teach(&model, 0, 100, 200);
+        for _ in 0..4 {
+            teach(&model, 0, 100, 200);
+        }
         let (fresh, later) = (predicted_ms(&model, 1, at(30)), predicted_ms(&model, 1, at(3600)));
-        assert!(fresh > 1500 && later < 300, "{fresh} ms, then {later} ms");
+        assert!(fresh > 1000 && later < fresh / 2, "{fresh} ms, then {later} ms");
     }
 
     #[test]
@@ -265,24 +235,12 @@ mod tests {
         let model = PoolModel::new(1);
         teach(&model, 0, 100, 50);
         let before = predicted_ms(&model, 0, at(50));
-        let gave_up = |after| Observation { at: at(50), terms: work(1000), ttft: after };
-        model.observe_censored(0, &gave_up(Duration::from_millis(20)));
+        model.observe_censored(0, &lesson(1000, Duration::from_millis(20), at(50)));
         assert_eq!(predicted_ms(&model, 0, at(50)), before);
         for _ in 0..8 {
-            model.observe_censored(0, &gave_up(Duration::from_secs(20)));
+            model.observe_censored(0, &lesson(1000, Duration::from_secs(20), at(50)));
         }
         assert!(predicted_ms(&model, 0, at(50)) > 5 * before);
-    }
-
-    #[test]
-    fn the_wait_for_a_place_does_not_look_like_a_slow_replica() {
-        let model = PoolModel::new(1);
-        for second in 0..50 {
-            let terms = Terms { slot_wait: Duration::from_secs(3), ..work(1000) };
-            let ttft = Duration::from_millis(3150);
-            model.observe(0, &Observation { at: at(second), terms, ttft });
-        }
-        assert!(predicted_ms(&model, 0, at(50)) < 200);
     }
 
     #[test]
@@ -302,8 +260,19 @@ mod tests {
         for model in &models {
             teach(model, 0, 120, 40);
             teach(model, 1, 900, 7);
-            model.observe_service(1, at(41), Duration::from_secs(9));
+            model.observe_service(1, at(41), Duration::from_secs(9), Some(Tokens(80)));
         }
         assert_eq!(models[0].estimate(1, at(42)), models[1].estimate(1, at(42)));
+        assert_eq!(models[0].view(), models[1].view());
+    }
+
+    #[test]
+    fn tells_how_well_it_predicted() {
+        let model = PoolModel::new(2);
+        assert_eq!(model.calibration(Some(0)), None);
+        model.compare(0, Duration::from_millis(100), Duration::from_millis(125));
+        assert_eq!(model.calibration(Some(0)), model.calibration(None));
+        assert!((model.calibration(None).unwrap().median_error - 0.2).abs() < 1e-6);
+        assert_eq!(model.calibration(Some(1)), None);
     }
 }

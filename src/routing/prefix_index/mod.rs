@@ -1,32 +1,45 @@
 //! Which replica of a pool is believed to hold which prefix: from what we sent there, with the engine's capacity.
 //!
-//! One table maps a block's chain hash to a bit per replica, so that one walk along a prompt's chain finds the
-//! longest cached prefix on every replica at once (once per 64 replicas). Beside it each replica has an LRU of its
-//! blocks that says what to forget. The table is cut into shards with short locks; a decision takes read locks
-//! only. Races leave a bit stale for microseconds, which costs a worse guess and nothing else.
+//! One table ([`holders`]) maps a block's chain hash to a bit per replica. What a replica holds is always a prefix of a
+//! chain, so the longest one on every replica at once is found by halving, not by walking: a prompt of 10 MB costs hardly
+//! more than one of 10 KB. Beside the table each replica has a list of its blocks that says what to forget ([`lru`]) and an
+//! allowance that reports of cached tokens correct ([`allowance`]). Locks are short and cut in shards; races leave a
+//! bit stale for microseconds, which costs a worse guess and nothing else.
 //!
-//! Memory is bounded by the sum of the capacities: 16 bytes a table entry and 32 a block and replica, before
-//! the slack of the hash tables.
+//! Memory: at most 40 bytes a block held by a replica, in all, once there are some thousand of them, and at most
+//! [`DEFAULT_CAPACITY`] or what the engine tells for each replica, up to a million blocks.
 
+mod allowance;
+mod holders;
 mod lru;
 
-use std::collections::HashMap;
-use std::hash::{BuildHasherDefault, Hasher};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
-use parking_lot::{Mutex, RwLock};
+use parking_lot::Mutex;
 use smallvec::SmallVec;
 
-use self::lru::Lru;
+use self::allowance::Allowance;
+use self::holders::Holders;
+use self::lru::{COARSE_WEIGHT, Lru, MOST_WEIGHT};
+use super::Prompt;
+use crate::units::Tokens;
 
 /// The prefix index of one pool; replicas are slots from zero.
 #[derive(Debug)]
 pub struct PrefixIndex {
     /// Slots 0..64, 64..128, and so on.
-    groups: Box<[Group]>,
-    held: Box<[Mutex<Lru>]>,
+    groups: Box<[Holders]>,
+    held: Box<[Mutex<Held>]>,
+    /// What a replica's hits are worth, as bits of a float.
+    credits: Box<[AtomicU32]>,
     /// Slots below this one have held something: the others need no look.
     used: AtomicUsize,
+}
+
+#[derive(Debug)]
+struct Held {
+    blocks: Lru,
+    allowance: Allowance,
 }
 
 /// How many blocks of a chain each slot is believed to hold, from the first one without a gap.
@@ -47,9 +60,16 @@ impl PrefixIndex {
     /// An index for `slots` replicas, each with [`DEFAULT_CAPACITY`].
     #[must_use]
     pub fn new(slots: usize) -> Self {
+        let held = || {
+            Mutex::new(Held {
+                blocks: Lru::new(DEFAULT_CAPACITY as u64),
+                allowance: Allowance::new(DEFAULT_CAPACITY as u64),
+            })
+        };
         Self {
-            groups: (0..slots.div_ceil(64)).map(|_| Group::new()).collect(),
-            held: (0..slots).map(|_| Mutex::new(Lru::new(DEFAULT_CAPACITY))).collect(),
+            groups: (0..slots.div_ceil(GROUP)).map(|_| Holders::new()).collect(),
+            held: (0..slots).map(|_| held()).collect(),
+            credits: (0..slots).map(|_| AtomicU32::new(1.0f32.to_bits())).collect(),
             used: AtomicUsize::new(0),
         }
     }
@@ -58,67 +78,104 @@ impl PrefixIndex {
     pub fn lookup(&self, chain: &[u64], hits: &mut Hits) {
         hits.blocks.clear();
         hits.blocks.resize(self.used.load(Ordering::Acquire), 0);
-        for (group, depths) in self.groups.iter().zip(hits.blocks.chunks_mut(64)) {
-            group.walk(chain, depths);
+        for (group, depths) in self.groups.iter().zip(hits.blocks.chunks_mut(GROUP)) {
+            find_depths(group, chain, depths);
         }
+    }
+
+    /// What a hit on this replica is worth: 1, or less where its reports fall short of predictions.
+    #[must_use]
+    pub fn credit(&self, slot: usize) -> f64 {
+        let credit = self.credits.get(slot).map_or(1.0, |bits| f32::from_bits(bits.load(Ordering::Relaxed)));
+        f64::from(credit)
+    }
+
+    /// What is left of a hit when reports of the past are held against it.
+    pub(super) fn believed(&self, slot: usize, hit: Tokens) -> Tokens {
+        let credit = self.credit(slot);
+        if credit < 1.0 { Tokens((hit.0 as f64 * credit) as u64) } else { hit }
     }
 
     /// Notes that a replica was sent this prompt and will hold it. To be called when the replica was chosen, so
     /// that the next request of a burst already finds it.
-    pub fn insert(&self, slot: usize, chain: &[u64]) {
+    pub fn insert(&self, slot: usize, prompt: &Prompt<'_>) {
         let Some(held) = self.held.get(slot) else { return };
         self.used.fetch_max(slot + 1, Ordering::AcqRel);
+        let coarse_from = prompt.coarse_from();
         // The replica's lock is held over the table's updates: a bit is set and cleared in the order in which
         // its block came and went.
         let mut held = held.lock();
-        let fitting = chain.len().min(held.capacity());
-        for &hash in chain[..fitting].iter().rev() {
-            if held.touch(hash) {
-                self.set(slot, hash);
+        let fitting = fitting(prompt.chain.len(), coarse_from, held.blocks.capacity());
+        for (at, &hash) in prompt.chain.iter().enumerate().take(fitting).rev() {
+            if held.blocks.touch(hash, at >= coarse_from) {
+                self.groups[slot / GROUP].add(hash, slot % GROUP);
+                self.forget_surplus(slot, &mut held);
             }
         }
-        self.forget_surplus(slot, &mut held);
     }
 
     /// Sets how many blocks a replica's cache holds; see [`capacity_of`].
     pub fn set_capacity(&self, slot: usize, blocks: usize) {
-        let Some(held) = self.held.get(slot) else { return };
-        let mut held = held.lock();
-        held.set_capacity(blocks.min(MOST_BLOCKS));
-        self.forget_surplus(slot, &mut held);
+        self.allow(slot, |allowance| allowance.set_nominal((blocks as u64).min(MOST_WEIGHT)));
+    }
+
+    /// Sets how much of it running sequences hold beyond their prompts, in blocks.
+    pub fn set_pinned(&self, slot: usize, blocks: usize) {
+        self.allow(slot, |allowance| allowance.set_pinned(blocks as u64));
+    }
+
+    /// An answer told how many prompt tokens it found cached, where `predicted` were believed to be. Corrects what the
+    /// replica is believed to hold and what its hits are worth.
+    pub fn reported(&self, slot: usize, predicted: Tokens, cached: Tokens) {
+        self.allow(slot, |allowance| _ = allowance.reported(predicted.0, cached.0));
     }
 
     /// Forgets all that a replica held: it restarted, slept, or the slot has a new owner.
     pub fn forget(&self, slot: usize) {
         let Some(held) = self.held.get(slot) else { return };
         let mut held = held.lock();
-        while let Some(hash) = held.evict() {
-            self.clear(slot, hash);
+        while let Some(hash) = held.blocks.evict() {
+            self.groups[slot / GROUP].remove(hash, slot % GROUP);
         }
+        held.allowance.forget();
+        let weight = held.allowance.weight();
+        held.blocks.set_capacity(weight);
+        self.publish_credit(slot, &held.allowance);
     }
 
     /// Blocks that a replica is believed to hold.
     #[must_use]
     pub fn held(&self, slot: usize) -> usize {
-        self.held.get(slot).map_or(0, |held| held.lock().len())
+        self.held.get(slot).map_or(0, |held| held.lock().blocks.blocks())
     }
 
-    fn forget_surplus(&self, slot: usize, held: &mut Lru) {
-        while let Some(hash) = held.evict_surplus() {
-            self.clear(slot, hash);
+    /// Bytes that the index takes, lists and tables with all their slack.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        let lists: usize = self.held.iter().map(|held| held.lock().blocks.bytes()).sum();
+        let tables: usize = self.groups.iter().map(Holders::bytes).sum();
+        lists + tables + self.held.len() * (size_of::<Mutex<Held>>() + size_of::<AtomicU32>())
+    }
+
+    fn allow(&self, slot: usize, change: impl FnOnce(&mut Allowance)) {
+        let Some(held) = self.held.get(slot) else { return };
+        let mut held = held.lock();
+        change(&mut held.allowance);
+        let weight = held.allowance.weight();
+        held.blocks.set_capacity(weight);
+        self.publish_credit(slot, &held.allowance);
+        self.forget_surplus(slot, &mut held);
+    }
+
+    fn publish_credit(&self, slot: usize, allowance: &Allowance) {
+        if let Some(credit) = self.credits.get(slot) {
+            credit.store((allowance.credit() as f32).to_bits(), Ordering::Relaxed);
         }
     }
 
-    fn set(&self, slot: usize, hash: u64) {
-        *self.groups[slot / 64].shard(hash).write().entry(hash).or_insert(0) |= 1 << (slot % 64);
-    }
-
-    fn clear(&self, slot: usize, hash: u64) {
-        let mut shard = self.groups[slot / 64].shard(hash).write();
-        let Some(holders) = shard.get_mut(&hash) else { return };
-        *holders &= !(1 << (slot % 64));
-        if *holders == 0 {
-            shard.remove(&hash);
+    fn forget_surplus(&self, slot: usize, held: &mut Held) {
+        while let Some(hash) = held.blocks.evict_surplus() {
+            self.groups[slot / GROUP].remove(hash, slot % GROUP);
         }
     }
 }
@@ -128,82 +185,57 @@ impl PrefixIndex {
 pub fn capacity_of(total_blocks: u64, block_tokens: u64, bytes_per_token: f64) -> usize {
     let bytes = total_blocks as f64 * block_tokens as f64 * bytes_per_token;
     // A float-to-integer cast saturates, and takes NaN for zero.
-    ((bytes / BLOCK_BYTES) as usize).min(MOST_BLOCKS)
+    ((bytes / BLOCK_BYTES) as usize).min(MOST_WEIGHT as usize)
 }
 
-/// Up to 64 replicas: block hash to the set of those that hold it.
-#[derive(Debug)]
-struct Group {
-    shards: Box<[Shard]>,
+/// How many leading blocks fit into a capacity.
+fn fitting(blocks: usize, coarse_from: usize, capacity: u64) -> usize {
+    let capacity = usize::try_from(capacity).unwrap_or(usize::MAX);
+    let coarse = capacity.saturating_sub(coarse_from) / COARSE_WEIGHT as usize;
+    blocks.min(capacity.min(coarse_from) + coarse)
 }
 
-#[derive(Debug, Default)]
-#[repr(align(64))] // two shards' lock words never share a cache line
-struct Shard {
-    holders: RwLock<HashMap<u64, u64, PassThrough>>,
-}
-
-impl Group {
-    fn new() -> Self {
-        Self { shards: (0..SHARDS).map(|_| Shard::default()).collect() }
+/// The longest prefix of `chain` on each of up to 64 replicas, by halving: who holds a block holds all before it.
+fn find_depths(holders: &Holders, chain: &[u64], depths: &mut [u32]) {
+    let (Some(first), Some(last)) = (chain.first(), chain.len().checked_sub(1)) else { return };
+    let begun = holders.of(*first) & (u64::MAX >> (64 - depths.len()));
+    if begun == 0 {
+        return;
     }
-
-    // Not the topmost bits: the hash table takes its tags from those, and its buckets from the lowest.
-    fn shard(&self, hash: u64) -> &RwLock<HashMap<u64, u64, PassThrough>> {
-        &self.shards[(hash >> 40) as usize % SHARDS].holders
-    }
-
-    fn walk(&self, chain: &[u64], depths: &mut [u32]) {
-        let mut alive = u64::MAX >> (64 - depths.len());
-        for (depth, &hash) in (0u32..).zip(chain) {
-            let holders = self.shard(hash).read().get(&hash).copied().unwrap_or(0);
-            note_depth(alive & !holders, depth, depths);
-            alive &= holders;
-            if alive == 0 {
-                return;
-            }
+    let whole = if last == 0 { begun } else { holders.of(chain[last]) & begun };
+    note_depth(whole, chain.len(), depths);
+    // Replicas that hold block `low` but not block `high`.
+    let mut spans: SmallVec<[(usize, usize, u64); 16]> = SmallVec::new();
+    spans.push((0, last, begun & !whole));
+    while let Some((low, high, who)) = spans.pop() {
+        if who == 0 {
+            continue;
         }
-        note_depth(alive, u32::try_from(chain.len()).unwrap_or(u32::MAX), depths);
+        if high - low <= 1 {
+            note_depth(who, low + 1, depths);
+            continue;
+        }
+        let middle = low.midpoint(high);
+        let further = holders.of(chain[middle]) & who;
+        spans.push((low, middle, who & !further));
+        spans.push((middle, high, further));
     }
 }
 
-fn note_depth(mut slots: u64, depth: u32, depths: &mut [u32]) {
+fn note_depth(mut slots: u64, depth: usize, depths: &mut [u32]) {
+    let depth = u32::try_from(depth).unwrap_or(u32::MAX);
     while slots != 0 {
         depths[slots.trailing_zeros() as usize] = depth;
         slots &= slots - 1;
     }
 }
 
-/// Block hashes are uniform already: hashing them again is a waste.
-pub(super) type PassThrough = BuildHasherDefault<PassThroughHasher>;
-
-#[derive(Debug, Default)]
-pub(super) struct PassThroughHasher(u64);
-
-impl Hasher for PassThroughHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.0 = self.0.rotate_left(8) ^ u64::from(*byte);
-        }
-    }
-
-    fn write_u64(&mut self, hash: u64) {
-        self.0 = hash;
-    }
-}
-
+/// Replicas that one table tells apart.
+const GROUP: usize = 64;
 /// Blocks a replica until its engine tells: 8 MiB of prompt text, about two million tokens.
 pub const DEFAULT_CAPACITY: usize = 32_768;
-/// No engine's claim makes us hold more for one replica: some 100 MB.
-const MOST_BLOCKS: usize = 1 << 20;
-/// Bytes of prompt in a block of the prefix chain (coarser in very long prompts: those then count for less).
+/// Bytes of prompt in a fine block of the prefix chain.
 const BLOCK_BYTES: f64 = 256.0;
-/// A power of two; enough that two cores rarely meet.
-const SHARDS: usize = 64;
 
 #[cfg(test)]
 mod tests {
@@ -219,6 +251,16 @@ mod tests {
         blocks.iter().map(link).collect()
     }
 
+    /// A prompt of fine blocks.
+    fn prompt<'a>(chain: &'a [u64], block_end: &'a dyn Fn(usize) -> u64) -> Prompt<'a> {
+        let bytes = chain.len().checked_sub(1).map_or(0, block_end);
+        Prompt { chain, block_end, bytes, tokens: Tokens(bytes / 4) }
+    }
+
+    fn insert(index: &PrefixIndex, slot: usize, chain: &[u64]) {
+        index.insert(slot, &prompt(chain, &|block| 256 * (block as u64 + 1)));
+    }
+
     fn depths(index: &PrefixIndex, slots: usize, chain: &[u64]) -> Vec<usize> {
         let mut hits = Hits::default();
         index.lookup(chain, &mut hits);
@@ -228,9 +270,9 @@ mod tests {
     #[test]
     fn one_walk_finds_the_longest_prefix_on_every_replica() {
         let index = PrefixIndex::new(4);
-        index.insert(0, &chain(&[1, 2, 3, 4]));
-        index.insert(1, &chain(&[1, 2, 9]));
-        index.insert(2, &chain(&[5, 2, 3]));
+        insert(&index, 0, &chain(&[1, 2, 3, 4]));
+        insert(&index, 1, &chain(&[1, 2, 9]));
+        insert(&index, 2, &chain(&[5, 2, 3]));
         let cases: [(&[u64], [usize; 4]); 5] = [
             (&[1, 2, 3, 4, 5], [4, 2, 0, 0]),
             (&[1, 2, 9, 9], [2, 3, 0, 0]),
@@ -248,7 +290,7 @@ mod tests {
         let index = PrefixIndex::new(130);
         let prompt = chain(&[1, 2, 3]);
         for slot in [0, 63, 64, 129] {
-            index.insert(slot, &prompt[..=slot % 3]);
+            insert(&index, slot, &prompt[..=slot % 3]);
         }
         let found = depths(&index, 130, &prompt);
         for (slot, depth) in found.into_iter().enumerate() {
@@ -262,10 +304,10 @@ mod tests {
         let index = PrefixIndex::new(1);
         index.set_capacity(0, 6);
         let (old, new) = (chain(&[1, 2, 3, 4]), chain(&[5, 6, 7]));
-        index.insert(0, &old);
-        index.insert(0, &new);
+        insert(&index, 0, &old);
+        insert(&index, 0, &new);
         assert_eq!((depths(&index, 1, &old), depths(&index, 1, &new)), (vec![3], vec![3]));
-        index.insert(0, &old);
+        insert(&index, 0, &old);
         assert_eq!((depths(&index, 1, &old), depths(&index, 1, &new)), (vec![4], vec![2]));
     }
 
@@ -274,7 +316,7 @@ mod tests {
         let index = PrefixIndex::new(1);
         index.set_capacity(0, 4);
         for branch in 10..50 {
-            index.insert(0, &chain(&[1, 2, branch]));
+            insert(&index, 0, &chain(&[1, 2, branch]));
         }
         assert_eq!(depths(&index, 1, &chain(&[1, 2, 3])), [2]);
         assert_eq!(depths(&index, 1, &chain(&[1, 2, 49])), [3]);
@@ -286,16 +328,15 @@ mod tests {
         let index = PrefixIndex::new(2);
         index.set_capacity(0, 100);
         for prompt in 0..1000 {
-            index.insert(0, &chain(&[prompt, 1, 2, 3, 4]));
+            insert(&index, 0, &chain(&[prompt, 1, 2, 3, 4]));
         }
-        index.insert(0, &chain(&(0..5000).collect::<Vec<_>>()));
+        insert(&index, 0, &chain(&(0..5000).collect::<Vec<_>>()));
         assert_eq!(index.held(0), 100);
-        let entries: usize = index.groups[0].shards.iter().map(|s| s.holders.read().len()).sum();
-        assert_eq!(entries, 100);
+        assert_eq!(index.groups[0].count(), (100, 100));
         index.set_capacity(0, 10);
         assert_eq!(index.held(0), 10);
         index.set_capacity(0, 0);
-        index.insert(0, &chain(&[1]));
+        insert(&index, 0, &chain(&[1]));
         assert_eq!(index.held(0), 0);
     }
 
@@ -303,18 +344,18 @@ mod tests {
     fn a_restarted_replica_is_forgotten_and_the_others_are_not() {
         let index = PrefixIndex::new(2);
         let prompt = chain(&[1, 2, 3]);
-        index.insert(0, &prompt);
-        index.insert(1, &prompt);
+        insert(&index, 0, &prompt);
+        insert(&index, 1, &prompt);
         index.forget(0);
         assert_eq!(depths(&index, 2, &prompt), [0, 3]);
-        index.insert(0, &prompt[..1]);
+        insert(&index, 0, &prompt[..1]);
         assert_eq!(depths(&index, 2, &prompt), [1, 3]);
     }
 
     #[test]
     fn an_unknown_slot_is_nobody() {
         let index = PrefixIndex::new(1);
-        index.insert(7, &chain(&[1]));
+        insert(&index, 7, &chain(&[1]));
         index.set_capacity(7, 1);
         index.forget(7);
         assert_eq!(depths(&index, 1, &chain(&[1])), [0]);
@@ -326,7 +367,7 @@ mod tests {
         let cases = [
             ("vLLM on a GPU", 50_000, 16, 4.0, 12_500),
             ("unknown", 0, 16, 4.0, 0),
-            ("a boast", u64::MAX, 1024, 4.0, MOST_BLOCKS),
+            ("a boast", u64::MAX, 1024, 4.0, 1 << 20),
             ("no ratio", 1000, 16, f64::NAN, 0),
         ];
         for (name, total, block_tokens, ratio, expected) in cases {
@@ -344,7 +385,7 @@ mod tests {
                 scope.spawn(move || {
                     for i in 0..300 {
                         let slot = ((i + thread) % 3) as usize;
-                        index.insert(slot, &chain(&[i % 7, i % 5, i % 3, thread]));
+                        insert(index, slot, &chain(&[i % 7, i % 5, i % 3, thread]));
                         if i % 50 == 0 {
                             index.forget(slot);
                         }
@@ -352,11 +393,59 @@ mod tests {
                 });
             }
         });
-        let bits: u32 = index.groups[0]
-            .shards
-            .iter()
-            .map(|s| s.holders.read().values().map(|holders| holders.count_ones()).sum::<u32>())
-            .sum();
-        assert_eq!(bits as usize, (0..3).map(|slot| index.held(slot)).sum::<usize>());
+        let (_, bits) = index.groups[0].count();
+        assert_eq!(bits, (0..3).map(|slot| index.held(slot)).sum::<usize>());
+    }
+
+    #[test]
+    fn halving_finds_what_walking_finds() {
+        let index = PrefixIndex::new(64);
+        let long = chain(&(0..3000).collect::<Vec<_>>());
+        let mut random = fastrand::Rng::with_seed(4);
+        let lengths: Vec<usize> =
+            (0..64).map(|slot| if slot % 5 == 0 { 0 } else { random.usize(..3001) }).collect();
+        for (slot, length) in lengths.iter().enumerate() {
+            insert(&index, slot, &long[..*length]);
+        }
+        assert_eq!(depths(&index, 64, &long), lengths);
+        assert_eq!(depths(&index, 64, &long[..1]), lengths.iter().map(|n| 1.min(*n)).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn coarse_blocks_take_their_share_of_the_capacity() {
+        let index = PrefixIndex::new(1);
+        index.set_capacity(0, 20);
+        let long = chain(&[1, 2, 3, 4, 5, 6, 7]);
+        // Four fine blocks, then coarse ones: two of those fit beside them.
+        let end =
+            |block: usize| 256 * (block as u64 + 1).min(4) + 2048 * (block as u64 + 1).saturating_sub(4);
+        index.insert(0, &prompt(&long, &end));
+        assert_eq!(depths(&index, 1, &long), [6]);
+        insert(&index, 0, &chain(&[9]));
+        assert_eq!(depths(&index, 1, &long), [5], "a fine block more, and the last coarse one has to go");
+    }
+
+    #[test]
+    fn reports_correct_what_a_replica_is_believed_to_hold() {
+        let index = PrefixIndex::new(1);
+        index.set_capacity(0, 100);
+        (0..30).for_each(|n| insert(&index, 0, &chain(&[n, 1, 2, 3])));
+        (0..10).for_each(|_| index.reported(0, Tokens(4000), Tokens(0)));
+        assert!((75..85).contains(&index.held(0)), "{}", index.held(0));
+        assert!(index.credit(0) < 0.7, "{}", index.credit(0));
+        index.forget(0);
+        assert_eq!((index.held(0), index.credit(0)), (0, 1.0));
+    }
+
+    #[test]
+    fn takes_at_most_40_bytes_a_block_in_all() {
+        let index = PrefixIndex::new(8);
+        (0..8).for_each(|slot| index.set_capacity(slot, 20_000));
+        for n in 0..60_000u64 {
+            insert(&index, (n % 8) as usize, &chain(&[n, 1, 2, 3]));
+        }
+        let blocks: usize = (0..8).map(|slot| index.held(slot)).sum();
+        assert_eq!(blocks, 160_000);
+        assert!(index.bytes() <= 40 * blocks, "{} bytes a block", index.bytes() as f64 / blocks as f64);
     }
 }

@@ -68,18 +68,27 @@ impl BlockCache {
 
     /// Takes the blocks of `hits` and new ones up to `total`; `None` when there is no room.
     pub(super) fn admit(&mut self, hits: &[u64], total: u64) -> Option<Holding> {
-        let new = total.saturating_sub(hits.len() as u64);
-        let idle_hits = hits.iter().filter(|hash| self.published.get(hash).is_some_and(|b| b.holders == 0));
-        let reserved = idle_hits.count() as u64;
-        if self.free + self.idle.len() as u64 - reserved < new {
+        if !self.has_room(hits, total) {
             return None;
         }
+        let new = total.saturating_sub(hits.len() as u64);
         for hash in hits {
             self.hold(*hash);
         }
         let mut holding = Holding { published: hits.to_vec(), private: 0 };
         self.take(new, &mut holding);
         Some(holding)
+    }
+
+    /// Whether `hits` and new blocks up to `total` could be taken now.
+    pub(super) fn has_room(&self, hits: &[u64], total: u64) -> bool {
+        let new = total.saturating_sub(hits.len() as u64);
+        let available = self.free + self.idle.len() as u64;
+        if available < new {
+            return false;
+        }
+        let idle_hits = hits.iter().filter(|hash| self.published.get(hash).is_some_and(|b| b.holders == 0));
+        available - idle_hits.count() as u64 >= new
     }
 
     /// Lets the holding grow to `total` blocks; `false`, with nothing changed, when there is no room.
@@ -122,6 +131,20 @@ impl BlockCache {
                 block.idle_since = self.tick;
                 self.idle.insert(self.tick, hash);
             }
+        }
+    }
+
+    /// Makes blocks findable that nobody computed here, as far as there is free room.
+    pub(super) fn preload(&mut self, hashes: &[u64]) {
+        // As when a sequence ends: the tail is the first to go.
+        for hash in hashes.iter().rev() {
+            if self.free == 0 || self.published.contains_key(hash) {
+                continue;
+            }
+            self.free -= 1;
+            self.tick += 1;
+            self.published.insert(*hash, Published { holders: 0, idle_since: self.tick });
+            self.idle.insert(self.tick, *hash);
         }
     }
 

@@ -23,6 +23,17 @@ pub struct Job {
     pub root: u64,
 }
 
+/// A job whose blocks are hashed already, for callers that have hashes and no tokens.
+#[derive(Clone, Debug)]
+pub struct Work {
+    /// Chained hashes of the full blocks of prompt and output; blocks that have none are never found again.
+    pub chain: Vec<u64>,
+    /// Prompt tokens.
+    pub prompt: u64,
+    /// Output tokens, at least one.
+    pub output: u64,
+}
+
 /// One token left the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EngineEvent {

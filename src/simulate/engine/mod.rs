@@ -7,7 +7,9 @@
 //! So a long prompt slows the decoding of its neighbours, and a full cache preempts the youngest.
 
 mod blocks;
+mod cost;
 mod job;
+mod outlook;
 mod stats;
 
 use std::collections::VecDeque;
@@ -20,7 +22,9 @@ use blocks::BlockCache;
 use job::Sequence;
 
 pub use blocks::chain;
-pub use job::{EngineEvent, Job, JobId, Unservable};
+pub use cost::{CostModel, StepLoad};
+pub use job::{EngineEvent, Job, JobId, Unservable, Work};
+pub use outlook::{Gauges, Pending};
 pub use stats::{Buckets, EngineStats, ITL_BOUNDS, TTFT_BOUNDS};
 
 /// How fast and how large the engine is.
@@ -28,16 +32,13 @@ pub use stats::{Buckets, EngineStats, ITL_BOUNDS, TTFT_BOUNDS};
 pub struct EngineConfig {
     /// Sequences in the batch at most.
     pub max_num_seqs: usize,
-    /// Prompt tokens computed in a second.
-    pub prefill_tokens_per_second: f64,
     /// Tokens of one step at most, over all sequences: longer prompts are computed in chunks.
     pub max_batched_tokens: u64,
-    /// Time of a step with nothing in it.
-    pub step: Duration,
-    /// Time that each sequence adds to a step.
-    pub step_per_seq: Duration,
-    /// Step times vary by at most this share, up and down.
-    pub jitter: f64,
+    /// How long a step takes.
+    pub cost: CostModel,
+    /// A prompt is admitted only when all of it fits, not only its first chunk
+    /// (vLLM's `--scheduler-reserve-full-isl`).
+    pub admits_whole_prompts: bool,
     /// Tokens in a KV block.
     pub block_size: u64,
     /// KV blocks.
@@ -49,11 +50,9 @@ impl Default for EngineConfig {
     fn default() -> Self {
         Self {
             max_num_seqs: 32,
-            prefill_tokens_per_second: 8_000.0,
             max_batched_tokens: 2_048,
-            step: Duration::from_millis(12),
-            step_per_seq: Duration::from_micros(100),
-            jitter: 0.05,
+            cost: CostModel::default(),
+            admits_whole_prompts: false,
             block_size: 16,
             num_blocks: 4_096,
         }
@@ -94,18 +93,29 @@ impl Engine {
 
     /// Queues a job. Call [`Engine::advance`] for `now` first, so that no step of the past sees it.
     pub fn submit(&mut self, now: Stamp, job: &Job) -> Result<JobId, Unservable> {
-        let (tokens, capacity) = (job.tokens.len() as u64, self.capacity().0);
-        if tokens > capacity || job.prompt >= job.tokens.len() {
+        let block = usize::try_from(self.config.block_size).unwrap_or(usize::MAX);
+        let chain = chain(&job.tokens, block, job.root);
+        let (prompt, tokens) = (job.prompt as u64, job.tokens.len() as u64);
+        self.submit_work(now, Work { chain, prompt, output: tokens.saturating_sub(prompt) })
+    }
+
+    /// Like [`Engine::submit`], for work whose blocks are hashed already.
+    ///
+    /// # Errors
+    /// The work does not fit into the KV cache, or has no output.
+    pub fn submit_work(&mut self, now: Stamp, work: Work) -> Result<JobId, Unservable> {
+        let Work { chain, prompt, output } = work;
+        let (tokens, capacity) = (prompt.saturating_add(output), self.capacity().0);
+        if tokens > capacity || output == 0 {
             return Err(Unservable { tokens, capacity });
         }
         let id = JobId(self.next_id);
         self.next_id += 1;
-        let block = usize::try_from(self.config.block_size).unwrap_or(usize::MAX);
         self.waiting.push_back(Sequence {
             id,
-            chain: chain(&job.tokens, block, job.root),
-            prompt: job.prompt as u64,
-            output: tokens - job.prompt as u64,
+            chain,
+            prompt,
+            output,
             computed: 0,
             scheduled: 0,
             emitted: 0,
@@ -118,6 +128,11 @@ impl Engine {
             self.start_step(now);
         }
         Ok(id)
+    }
+
+    /// Puts blocks into the prefix cache as if a job had left them there, as far as there is free room.
+    pub fn preload(&mut self, chain: &[u64]) {
+        self.cache.preload(chain);
     }
 
     /// Forgets a job, wherever it is; its slot and blocks are free for the next step.
@@ -189,19 +204,16 @@ impl Engine {
             // Who has just lost its blocks must not take them back in the same step.
             self.schedule_waiting(&mut budget);
         }
-        let scheduled: u64 = self.running.iter().map(|s| s.scheduled).sum();
-        let sequences = self.running.iter().filter(|s| s.scheduled > 0).count();
-        self.step_ends = (scheduled > 0).then(|| now.after(self.step_time(scheduled, sequences)));
+        let mut load = StepLoad::default();
+        self.running.iter().for_each(|sequence| load.add(sequence));
+        self.step_ends = (load.tokens > 0).then(|| now.after(self.step_time(&load)));
     }
 
-    /// What a step costs: its base, its sequences, and every token beyond one a sequence at the prefill rate.
-    fn step_time(&mut self, scheduled: u64, sequences: usize) -> Duration {
-        let extra = scheduled.saturating_sub(sequences as u64) as f64;
-        let seconds = self.config.step.as_secs_f64()
-            + self.config.step_per_seq.as_secs_f64() * sequences as f64
-            + extra / self.config.prefill_tokens_per_second.max(1.0);
-        let jitter = 1.0 + self.config.jitter * (self.random.f64() * 2.0 - 1.0);
-        Duration::try_from_secs_f64(seconds * self.slowdown * jitter.max(0.0)).unwrap_or(self.config.step)
+    fn step_time(&mut self, load: &StepLoad) -> Duration {
+        let cost = &self.config.cost;
+        let jitter = 1.0 + cost.jitter * (self.random.f64() * 2.0 - 1.0);
+        let seconds = cost.step_seconds(load) * self.slowdown * jitter.max(0.0);
+        Duration::try_from_secs_f64(seconds).unwrap_or(cost.step)
     }
 
     /// Running sequences go first, in the order of their admission. One that finds no block for its next
@@ -241,6 +253,10 @@ impl Engine {
             let cached = hits as u64 * self.config.block_size;
             let tokens = (first.target() - cached).min(*budget);
             let blocks = (cached + tokens).div_ceil(self.config.block_size);
+            let whole = first.target().div_ceil(self.config.block_size);
+            if self.config.admits_whole_prompts && !self.cache.has_room(&head[..hits], whole) {
+                return;
+            }
             let Some(holding) = self.cache.admit(&head[..hits], blocks) else { return };
             first.blocks = holding;
             first.computed = cached;

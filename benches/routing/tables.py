@@ -1,0 +1,109 @@
+#!/usr/bin/env python3
+"""Runs the comparison of docs/routing.md and prints its tables as Markdown.
+
+    python3 benches/routing/tables.py target/release/tokenway TRACES [SECTION ...] > tables.md
+
+TRACES is a directory with mooncake_conversation.jsonl and toolagent_synth.jsonl. Without sections all are run, which
+takes about an hour on two cores; `goals` alone takes some minutes.
+"""
+
+import json
+import pathlib
+import shlex
+import subprocess
+import sys
+
+CONFIG = "benches/routing/goal.toml"
+CONVERSATION, TOOLS = "mooncake_conversation.jsonl", "toolagent_synth.jsonl"
+SIMPLE = ["round_robin", "least_loaded", "power_of_two", "chwbl", "chwbl_3_blocks"]
+PEERS = ["sglang_cache_aware", "llm_d", "llm_d_token_load", "dynamo", "dynamo_prefill_4", "smetric"]
+ALL = SIMPLE + ["prefix"] + PEERS + ["oracle"]
+BEST = ["least_loaded", "llm_d_token_load", "dynamo_prefill_4", "smetric", "oracle"]
+
+
+def by(*names):
+    return lambda run: ", ".join(f"{name} {run[name]:g}" if name != "slow" else slow(run) for name in names)
+
+
+def slow(run):
+    return "one 2x slower" if run["slow"] else "all alike"
+
+
+# section: title, what is common, (trace, policies, flags) of each run, column of a run
+SECTIONS = {
+    "goals": ("8 replicas, fresh signals", [
+        (CONVERSATION, ALL, ["--replicas", "8", "--load", "0.6,0.7", "--seeds", "1,2,3"]),
+        (TOOLS, ALL, ["--replicas", "8", "--load", "1,1.3", "--seeds", "1,2,3"]),
+    ], by("load")),
+    "slow": ("8 replicas, one of them 2 x slower, and nobody told the router", [
+        (CONVERSATION, ALL, ["--replicas", "8", "--load", "0.6", "--seeds", "1,2,3", "--slow", "7=2"]),
+        (TOOLS, ALL, ["--replicas", "8", "--load", "0.8", "--seeds", "1,2,3", "--slow", "7=2"]),
+    ], by("load", "slow")),
+    "load": ("8 replicas, from light load to overload", [
+        (CONVERSATION, ALL, ["--replicas", "8", "--load", "0.35,0.5,0.6,0.7,0.75,0.8,0.85"]),
+        (TOOLS, ALL, ["--replicas", "8", "--load", "0.5,0.75,0.9,1,1.1,1.2,1.3"]),
+    ], by("load")),
+    "stale": ("8 replicas, signals 2 s old", [
+        (CONVERSATION, ALL, ["--replicas", "8", "--load", "0.6", "--signals-age", "50ms,2s"]),
+        (TOOLS, ALL, ["--replicas", "8", "--load", "1", "--signals-age", "50ms,2s"]),
+    ], by("load", "signals_age_s")),
+    "size": ("4 to 64 replicas", [
+        (CONVERSATION, BEST, ["--replicas", "4,8,16,64", "--load", "0.6"]),
+        (TOOLS, BEST, ["--replicas", "4,8,16,64", "--load", "1"]),
+    ], by("replicas", "load")),
+}
+
+
+def mean(runs, figure):
+    values = [figure(run) for run in runs]
+    return sum(values) / len(values)
+
+
+CELLS = {
+    "SLO violations, %": lambda runs: f"{100 * mean(runs, lambda r: r['violations']):.2f}",
+    "goodput, requests/s": lambda runs: f"{mean(runs, lambda r: r['goodput_per_second']):.2f}",
+    "TTFT p50 / p90 / p99, s": lambda runs: " / ".join(
+        f"{mean(runs, lambda r: r[f'ttft_p{q}_s']):.2f}" for q in (50, 90, 99)),
+    "TPOT p99, ms": lambda runs: f"{1000 * mean(runs, lambda r: r['tpot_p99_s']):.0f}",
+    "hit rate": lambda runs: f"{mean(runs, lambda r: r['hit_rate']):.3f}",
+    "load spread": lambda runs: f"{mean(runs, lambda r: r['load_spread']):.2f}",
+}
+
+
+def run(binary, traces, trace, policies, flags):
+    command = ["replay", str(traces / trace), "--config", CONFIG, "--policies", ",".join(policies), *flags]
+    shown = ["tokenway", "replay", trace, *command[2:]]
+    print("```sh\n" + shlex.join(shown) + "\n```\n", flush=True)
+    done = subprocess.run([binary, "--log-level", "off", *command, "--json"], stdout=subprocess.PIPE, check=True)
+    return json.loads(done.stdout)
+
+
+def table(runs, column, title, cell):
+    columns = list(dict.fromkeys(column(r) for r in runs))
+    rows = list(dict.fromkeys((r["policy"], "config" in r) for r in runs))
+    print(f"| {title} | " + " | ".join(columns) + " |\n|---" + "|---" * len(columns) + "|")
+    for policy, ours in rows:
+        cells = []
+        for name in columns:
+            of_cell = [r for r in runs if (r["policy"], "config" in r) == (policy, ours) and column(r) == name]
+            cells.append(cell(of_cell))
+        shown = f"**{policy}**" if ours else policy
+        print(f"| {shown} | " + " | ".join(cells) + " |")
+    print()
+
+
+def main():
+    if len(sys.argv) < 3 or any(section not in SECTIONS for section in sys.argv[3:]):
+        sys.exit(__doc__ + "\nSections: " + ", ".join(SECTIONS))
+    binary, traces = sys.argv[1], pathlib.Path(sys.argv[2])
+    for section in sys.argv[3:] or SECTIONS:
+        title, parts, column = SECTIONS[section]
+        print(f"### {title[0].upper()}{title[1:]}\n")
+        for trace, policies, flags in parts:
+            runs = run(binary, traces, trace, policies, flags)
+            for heading, cell in CELLS.items():
+                table(runs, column, heading, cell)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+//! The command line of `tokenway replay`.
+
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+
+use crate::config::{Slo, TtftBound};
+use crate::simulate::replay::Contender;
+
+/// Arguments of `tokenway replay`.
+#[derive(Args, Clone, Debug)]
+pub struct ReplayArgs {
+    /// Read TRACE as records (t, route, revision, replica, ttft, itl, outcome) and print the drift found in them
+    #[arg(long, env = "TOKENWAY_REPLAY_DRIFT", requires = "config", conflicts_with_all = ["fit", "policies"])]
+    pub(super) drift: bool,
+    /// Fit the engine model to TRACE, a recorded run against one replica; print its engine file and, on stderr, its error
+    #[arg(long, env = "TOKENWAY_REPLAY_FIT", conflicts_with_all = ["config", "policies"])]
+    pub(super) fit: bool,
+    /// Requests: Mooncake's JSON lines (timestamp, input_length, output_length, hash_ids) or Azure's CSV
+    #[arg(value_name = "TRACE")]
+    pub(super) trace: PathBuf,
+    /// Configuration file, any number of times: its route's policy and SLO are run
+    #[arg(
+        long,
+        env = "TOKENWAY_REPLAY_CONFIG",
+        value_name = "FILE",
+        value_delimiter = ',',
+        required_unless_present_any = ["policies", "fit"]
+    )]
+    pub(super) config: Vec<PathBuf>,
+    /// The route of each file [default: its first]
+    #[arg(long, env = "TOKENWAY_REPLAY_ROUTE", value_name = "NAME", requires = "config")]
+    pub(super) route: Option<String>,
+    /// More contenders by name: policies of the product, and yardsticks re-implemented from other projects
+    #[arg(long, env = "TOKENWAY_REPLAY_POLICIES", value_name = "NAME", value_delimiter = ',', value_parser = super::contender)]
+    pub(super) policies: Vec<Contender>,
+    /// Sizes of the fleet [default: the replicas of the first file]
+    #[arg(long, env = "TOKENWAY_REPLAY_REPLICAS", value_name = "N", value_delimiter = ',', value_parser = fleet)]
+    pub(super) replicas: Vec<NonZeroUsize>,
+    /// Speeds of the trace: 1 is its own pace, one copy of it for every four replicas
+    #[arg(long, env = "TOKENWAY_REPLAY_LOAD", value_name = "X", value_delimiter = ',', default_value = "1", value_parser = positive)]
+    pub(super) load: Vec<f64>,
+    /// Times between two scrapes of a replica
+    #[arg(long, env = "TOKENWAY_REPLAY_SIGNALS_AGE", value_name = "TIME", value_delimiter = ',', default_value = "50ms", value_parser = span)]
+    pub(super) signals_age: Vec<Duration>,
+    /// A replica, counted from 0, whose steps take FACTOR times as long; any number of times
+    #[arg(long, env = "TOKENWAY_REPLAY_SLOW", value_name = "N=FACTOR", value_delimiter = ',', value_parser = slow)]
+    pub(super) slow: Vec<(usize, f64)>,
+    /// Seeds: one run each, the table shows means
+    #[arg(long, env = "TOKENWAY_REPLAY_SEEDS", value_name = "N", value_delimiter = ',', default_value = "1")]
+    pub(super) seeds: Vec<u64>,
+    /// Bound on TTFT for an empty prompt, instead of the configuration's
+    #[arg(long, env = "TOKENWAY_REPLAY_TTFT", value_name = "TIME", value_parser = span)]
+    pub(super) ttft: Option<Duration>,
+    /// What the bound grows by with each prompt token
+    #[arg(long, env = "TOKENWAY_REPLAY_TTFT_PER_TOKEN", value_name = "TIME", value_parser = span, requires = "ttft")]
+    pub(super) ttft_per_token: Option<Duration>,
+    /// Bound on TPOT, instead of the configuration's
+    #[arg(long, env = "TOKENWAY_REPLAY_TPOT", value_name = "TIME", value_parser = span)]
+    pub(super) tpot: Option<Duration>,
+    /// The engine of every replica, as `--fit` writes it [default: a 32B model on two H100]
+    #[arg(long, env = "TOKENWAY_REPLAY_ENGINE", value_name = "FILE")]
+    pub(super) engine: Option<PathBuf>,
+    /// Runs at a time [default: the number of cores]
+    #[arg(long, env = "TOKENWAY_REPLAY_THREADS", value_name = "N")]
+    pub(super) threads: Option<NonZeroUsize>,
+    /// JSON instead of a table: every run by itself
+    #[arg(long, env = "TOKENWAY_REPLAY_JSON")]
+    pub(super) json: bool,
+}
+
+impl ReplayArgs {
+    pub(super) fn threads(&self) -> usize {
+        self.threads.or_else(|| std::thread::available_parallelism().ok()).map_or(1, NonZeroUsize::get)
+    }
+
+    pub(super) fn replicas(&self) -> Vec<usize> {
+        self.replicas.iter().map(|n| n.get()).collect()
+    }
+
+    /// The bounds given here instead of those of `slo`.
+    pub(super) fn slo_over(&self, slo: Slo) -> Slo {
+        let per_prompt_token = self.ttft_per_token.unwrap_or_default();
+        let ttft = self.ttft.map(|base| TtftBound { base, per_prompt_token });
+        Slo { ttft: ttft.or(slo.ttft), tpot: self.tpot.or(slo.tpot), e2e: slo.e2e, itl: slo.itl }
+    }
+}
+
+fn fleet(text: &str) -> Result<NonZeroUsize, String> {
+    let replicas = text.parse::<NonZeroUsize>().map_err(|error| error.to_string())?;
+    if replicas.get() > MOST_REPLICAS { Err(format!("at most {MOST_REPLICAS}")) } else { Ok(replicas) }
+}
+
+fn positive(text: &str) -> Result<f64, String> {
+    let number = text.parse::<f64>().map_err(|error| error.to_string())?;
+    if number.is_finite() && number > 0.0 { Ok(number) } else { Err("must be above zero".into()) }
+}
+
+fn slow(text: &str) -> Result<(usize, f64), String> {
+    let (replica, factor) = text.split_once('=').ok_or("write N=FACTOR, such as 7=2")?;
+    let replica = replica.parse().map_err(|_| format!("\"{replica}\" is no replica's number"))?;
+    Ok((replica, positive(factor)?))
+}
+
+/// A number with `us`, `ms`, `s` or `m`.
+fn span(text: &str) -> Result<Duration, String> {
+    let unit_at = text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(unit_at);
+    let factor = match unit {
+        "us" => 1e-6,
+        "ms" => 1e-3,
+        "s" => 1.0,
+        "m" => 60.0,
+        _ => return Err("write a number with its unit (us, ms, s, m): 50ms".into()),
+    };
+    Duration::try_from_secs_f64(positive(number)? * factor).map_err(|_| "too long".into())
+}
+
+/// A simulated fleet is a means to an end.
+const MOST_REPLICAS: usize = 1_024;

@@ -1,0 +1,158 @@
+//! What a replay prints: a table of means over the seeds, or every run as JSON.
+
+use std::fmt::Write as _;
+use std::io::{self, Write};
+
+use serde::Serialize;
+
+use crate::simulate::replay::{Figures, Fit};
+
+use super::Plan;
+
+/// One run.
+#[derive(Debug, Serialize)]
+pub(super) struct Line {
+    policy: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    config: Option<String>,
+    replicas: usize,
+    load: f64,
+    signals_age_s: f64,
+    slow: Vec<(usize, f64)>,
+    seed: u64,
+    #[serde(flatten)]
+    figures: Figures,
+    /// Entrant and setting: what the runs of several seeds have in common.
+    #[serde(skip)]
+    group: (usize, usize),
+}
+
+pub(super) fn lines(plan: &Plan, figures: &[Figures]) -> Vec<Line> {
+    let line = |(race, figures): (&crate::simulate::replay::Race, &Figures)| {
+        let (entrant, setting) = (plan.entrants.get(race.entrant)?, plan.settings.get(race.setting)?);
+        Some(Line {
+            policy: entrant.contender.as_str(),
+            config: entrant.config.clone(),
+            replicas: setting.replicas,
+            load: setting.load,
+            signals_age_s: setting.scrape_interval.as_secs_f64(),
+            slow: setting.slow.clone(),
+            seed: race.seed,
+            figures: figures.clone(),
+            group: (race.entrant, race.setting),
+        })
+    };
+    plan.races.iter().zip(figures).filter_map(line).collect()
+}
+
+/// Prints every run.
+pub(super) fn json(lines: &[Line], out: &mut dyn Write) -> io::Result<()> {
+    serde_json::to_writer_pretty(&mut *out, lines).map_err(io::Error::other)?;
+    writeln!(out)
+}
+
+/// Prints one row for each contender and setting.
+pub(super) fn table(lines: &[Line], out: &mut dyn Write) -> io::Result<()> {
+    let name = |line: &Line| match &line.config {
+        Some(config) => format!("{} ({config})", line.policy),
+        None => line.policy.to_owned(),
+    };
+    let width = lines.iter().map(|line| name(line).len()).max().unwrap_or(0).max(HEADINGS[0].len());
+    let row = |cells: &[String]| {
+        let mut row = String::new();
+        for (at, cell) in cells.iter().enumerate() {
+            let _ = match at {
+                0 => write!(row, "{cell:<width$}"),
+                _ => write!(row, "  {cell:>wide$}", wide = HEADINGS[at].len().max(WIDEST_FIGURE)),
+            };
+        }
+        row
+    };
+    writeln!(out, "{}", row(&HEADINGS.map(str::to_owned)))?;
+    for runs in lines.chunk_by(|a, b| a.group == b.group) {
+        let Some(first) = runs.first() else { continue };
+        let mut cells = vec![name(first)];
+        cells.push(first.replicas.to_string());
+        cells.push(format!("{}", first.load));
+        cells.push(format!("{}", first.signals_age_s));
+        cells.extend(figures(runs));
+        writeln!(out, "{}", row(&cells))?;
+    }
+    Ok(())
+}
+
+/// Prints the engine file, and on `err` how well it fits.
+pub(super) fn fit(fit: &Fit, out: &mut dyn Write, err: &mut dyn Write) -> io::Result<()> {
+    serde_json::to_writer_pretty(&mut *out, &fit.engine).map_err(io::Error::other)?;
+    writeln!(out)?;
+    writeln!(err, "outside of the engine: {:.1} ms of each TTFT", 1_000.0 * fit.overhead_s)?;
+    for (which, error) in [("fitted", &fit.fitted), ("held out", &fit.held_out)] {
+        let percent = |share: f64| 100.0 * share;
+        writeln!(
+            err,
+            "{which}: {} requests, TTFT off by {:.1} % (median) and {:.1} % (p90), TPOT by {:.1} % and {:.1} %; \
+             median model / measured {:.3} and {:.3}",
+            error.requests,
+            percent(error.ttft_p50),
+            percent(error.ttft_p90),
+            percent(error.tpot_p50),
+            percent(error.tpot_p90),
+            error.ttft_ratio,
+            error.tpot_ratio
+        )?;
+    }
+    Ok(())
+}
+
+fn figures(runs: &[Line]) -> Vec<String> {
+    let mean = |figure: &dyn Fn(&Figures) -> f64| {
+        runs.iter().map(|line| figure(&line.figures)).sum::<f64>() / runs.len().max(1) as f64
+    };
+    let seconds = |figure: &dyn Fn(&Figures) -> f64| format!("{:.3}", mean(figure));
+    let percent = |figure: &dyn Fn(&Figures) -> f64| format!("{:.2}", 100.0 * mean(figure));
+    let predicted = |figure: fn(&crate::simulate::replay::Prediction) -> f64| {
+        let predicts = runs.iter().all(|line| line.figures.prediction.is_some());
+        let of_run = |f: &Figures| f.prediction.as_ref().map_or(0.0, figure);
+        if predicts { format!("{:.1}", 100.0 * mean(&of_run)) } else { "-".to_owned() }
+    };
+    vec![
+        percent(&|f| f.violations),
+        percent(&|f| f.ttft_violations),
+        percent(&|f| f.tpot_violations),
+        format!("{:.2}", mean(&|f| f.goodput_per_second)),
+        seconds(&|f| f.ttft_p50_s),
+        seconds(&|f| f.ttft_p90_s),
+        seconds(&|f| f.ttft_p99_s),
+        seconds(&|f| f.tpot_p99_s),
+        format!("{:.3}", mean(&|f| f.hit_rate)),
+        format!("{:.2}", mean(&|f| f.load_spread)),
+        percent(&|f| f.held_share),
+        seconds(&|f| f.held_p99_s),
+        percent(&|f| f.refused),
+        predicted(|p| p.error_p50),
+        predicted(|p| p.error_p90),
+    ]
+}
+
+const HEADINGS: [&str; 19] = [
+    "policy",
+    "n",
+    "load",
+    "age s",
+    "miss %",
+    "ttft %",
+    "tpot %",
+    "good/s",
+    "ttft p50",
+    "ttft p90",
+    "ttft p99",
+    "tpot p99",
+    "hit",
+    "spread",
+    "held %",
+    "held p99",
+    "refused %",
+    "err p50 %",
+    "err p90 %",
+];
+const WIDEST_FIGURE: usize = 5;

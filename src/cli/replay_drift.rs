@@ -1,0 +1,209 @@
+//! `tokenway replay --drift TRACE --config FILE`: recorded requests through the live detectors, in simulated time.
+//!
+//! One JSON object a line in, one finding a line out. Nothing here judges: the detectors are those of the gateway, with
+//! the SLOs and the `[drift]` section of the file. A line that cannot be read ends the run with its number, because a
+//! trace that was half understood would be silent about the other half.
+
+use std::borrow::Cow;
+use std::fs::File;
+use std::io::{self, BufRead as _, BufReader, Read as _, Write};
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+use crate::config::load::{ConfigError, Source, load};
+use crate::config::{Config, ModelMatch, Overrides, Route};
+use crate::control::drift::{Detectors, Finding, Observation, Settings};
+use crate::record::Outcome;
+
+/// Why a trace was not replayed to its end.
+#[derive(Debug, thiserror::Error)]
+pub enum ReplayDriftError {
+    /// The configuration.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The trace cannot be read.
+    #[error("{}: {error}", path.display())]
+    Trace {
+        /// Its path.
+        path: PathBuf,
+        /// What the operating system said.
+        error: io::Error,
+    },
+    /// A line of it is not a record.
+    #[error("{}:{line}: {message}", path.display())]
+    Line {
+        /// Path of the trace.
+        path: PathBuf,
+        /// From 1.
+        line: usize,
+        /// What is wrong with it.
+        message: String,
+    },
+    /// The findings cannot be written.
+    #[error("cannot write the findings: {0}")]
+    Write(#[source] io::Error),
+}
+
+/// Replays a trace; findings go to `out` as they are made.
+///
+/// # Errors
+/// [`ReplayDriftError`] with file and line.
+pub fn run(trace: &Path, config: &Path, out: &mut dyn Write) -> Result<(), ReplayDriftError> {
+    let env = |name: &str| std::env::var(name).ok();
+    let config = load(&Source::File(config.to_owned()), &Overrides::default(), &env)?;
+    let failed = |error| ReplayDriftError::Trace { path: trace.to_owned(), error };
+    let mut lines = BufReader::with_capacity(1 << 20, File::open(trace).map_err(failed)?);
+    let mut detectors = Detectors::new(Settings::from(&config.drift));
+    let (mut text, mut number, mut findings) = (Vec::new(), 0, Vec::new());
+    loop {
+        text.clear();
+        if (&mut lines).take(LONGEST_LINE).read_until(b'\n', &mut text).map_err(failed)? == 0 {
+            break;
+        }
+        number += 1;
+        if text.iter().all(u8::is_ascii_whitespace) {
+            continue;
+        }
+        let wrong = |message| ReplayDriftError::Line { path: trace.to_owned(), line: number, message };
+        let line = read(&text).map_err(wrong)?;
+        detectors.observe(&line.observation(&config), &mut findings);
+        write_all(&mut findings, out).map_err(ReplayDriftError::Write)?;
+    }
+    detectors.finish(&mut findings);
+    write_all(&mut findings, out).and_then(|()| out.flush()).map_err(ReplayDriftError::Write)
+}
+
+fn write_all(findings: &mut Vec<Finding>, out: &mut dyn Write) -> io::Result<()> {
+    for finding in findings.drain(..) {
+        serde_json::to_writer(&mut *out, &finding.to_json())?;
+        out.write_all(b"\n")?;
+    }
+    Ok(())
+}
+
+/// One line of a trace. Further keys are allowed: recordings carry more than drift needs.
+#[derive(Deserialize)]
+struct Line<'a> {
+    t: f64,
+    #[serde(borrow)]
+    route: Cow<'a, str>,
+    #[serde(borrow, default = "none")]
+    revision: Cow<'a, str>,
+    #[serde(borrow, default = "none")]
+    replica: Cow<'a, str>,
+    #[serde(default)]
+    ttft: Option<f64>,
+    #[serde(default)]
+    itl: Option<f64>,
+    #[serde(default)]
+    predicted: Option<f64>,
+    #[serde(borrow)]
+    outcome: Cow<'a, str>,
+}
+
+fn none() -> Cow<'static, str> {
+    Cow::Borrowed("none")
+}
+
+struct Checked<'a> {
+    line: Line<'a>,
+    outcome: Outcome,
+}
+
+fn read(text: &[u8]) -> Result<Checked<'_>, String> {
+    let line: Line<'_> = serde_json::from_slice(text).map_err(|error| without_place(&error))?;
+    let outcome = OUTCOMES.into_iter().find(|outcome| outcome.as_str() == line.outcome).ok_or_else(|| {
+        let known = OUTCOMES.map(Outcome::as_str).join(", ");
+        format!("unknown outcome \"{}\"; known: {known}", line.outcome.escape_debug())
+    })?;
+    if !line.t.is_finite() || line.t.abs() > LATEST {
+        return Err("t must be a number of seconds".to_owned());
+    }
+    for (name, value) in [("ttft", line.ttft), ("itl", line.itl), ("predicted", line.predicted)] {
+        if value.is_some_and(|value| value < 0.0) {
+            return Err(format!("{name} must not be negative"));
+        }
+    }
+    Ok(Checked { line, outcome })
+}
+
+/// What serde said, without its own "at line 1": the line is that of the trace.
+fn without_place(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    let message = text.split(" at line ").next().unwrap_or(&text);
+    format!("{message} (column {})", error.column())
+}
+
+impl Checked<'_> {
+    fn observation<'a>(&'a self, config: &Config) -> Observation<'a> {
+        let line = &self.line;
+        Observation {
+            at: line.t,
+            route: &line.route,
+            revision: &line.revision,
+            replica: &line.replica,
+            ttft: line.ttft,
+            itl: line.itl,
+            predicted: line.predicted,
+            ttft_bound: ttft_bound(config, &line.route),
+            outcome: self.outcome,
+        }
+    }
+}
+
+/// The bound of the route's SLO for an empty prompt: a trace does not tell how long prompts were.
+fn ttft_bound(config: &Config, name: &str) -> Option<f64> {
+    let named = |route: &&Route| {
+        *route.name == *name || matches!(&route.model, ModelMatch::Named(model) if **model == *name)
+    };
+    let routes = &config.routes;
+    let any = || routes.iter().find(|route| route.model == ModelMatch::Any);
+    let only = || routes.first().filter(|_| routes.len() == 1);
+    let route = routes.iter().find(named).or_else(any).or_else(only)?;
+    Some(config.slo.get(&route.slo)?.ttft?.base.as_secs_f64())
+}
+
+const OUTCOMES: [Outcome; 5] =
+    [Outcome::Ok, Outcome::ClientError, Outcome::Refused, Outcome::Failed, Outcome::Canceled];
+/// A line that is longer is none of ours.
+const LONGEST_LINE: u64 = 1 << 20;
+/// The year 9999 in milliseconds would be beyond this: seconds were meant.
+const LATEST: f64 = 1e11;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fault(line: &str) -> String {
+        read(line.as_bytes()).map(|_| ()).unwrap_err()
+    }
+
+    #[test]
+    fn lines_that_are_no_records_are_told_apart() {
+        let table = [
+            ("{", "EOF while parsing an object (column 1)"),
+            ("[]", "invalid length 0"),
+            ("{\"t\":1,\"route\":\"r\"}", "missing field `outcome`"),
+            (
+                "{\"t\":1,\"route\":\"r\",\"outcome\":\"fine\"}",
+                "unknown outcome \"fine\"; known: ok, client_error",
+            ),
+            ("{\"t\":\"1\",\"route\":\"r\",\"outcome\":\"ok\"}", "invalid type: string \"1\", expected f64"),
+            ("{\"t\":1,\"route\":\"r\",\"outcome\":\"ok\",\"ttft\":-1}", "ttft must not be negative"),
+            ("{\"t\":1e300,\"route\":\"r\",\"outcome\":\"ok\"}", "t must be a number of seconds"),
+        ];
+        for (line, expected) in table {
+            let said = fault(line);
+            assert!(said.contains(expected), "{line}: {said}");
+        }
+    }
+
+    #[test]
+    fn what_a_record_does_not_say_is_not_known() {
+        let line =
+            read(b"{\"t\":1,\"route\":\"r\",\"itl\":null,\"outcome\":\"failed\",\"extra\":[1]}").unwrap();
+        assert_eq!((line.line.ttft, line.line.itl, line.outcome), (None, None, Outcome::Failed));
+        assert_eq!(line.line.replica, "none");
+    }
+}

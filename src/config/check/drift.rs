@@ -1,0 +1,60 @@
+//! `[drift]`: what latency and availability are held against.
+//!
+//! The bounds here are those of the statistics: a baseline shorter than three blocks teaches no scale, and one of more
+//! than a hundred would be kept in memory for nothing.
+
+use std::time::Duration;
+
+use crate::config::{Drift, schema};
+
+use super::section::Section;
+use super::values::{ENDPOINT, POSITIVE_DURATION};
+
+/// Reads `[drift]`.
+pub(super) fn drift(root: &Section<'_>) -> Drift {
+    let section = root.section("drift", schema::DRIFT);
+    let default = Drift::default();
+    let block = section.parse("block", &POSITIVE_DURATION).unwrap_or(default.block);
+    if let Some(item) = section.get("block").filter(|_| block < SHORTEST_BLOCK) {
+        item.fault("drift.block is under a minute", "a day is what load repeats by: block = \"24h\"");
+    }
+    let baseline = section.section("baseline", schema::BASELINE);
+    let bound = |key, default| baseline.parse(key, &POSITIVE_DURATION).unwrap_or(default);
+    let (from, to) = (bound("from", default.from), bound("to", default.to));
+    if let Some(message) = contradiction(block, from, to) {
+        let item = section.get("baseline").or_else(|| section.get("block"));
+        if let Some(item) = item {
+            item.fault(message, "write how long ago it begins and ends: { from = \"35d\", to = \"7d\" }");
+        }
+    }
+    let availability = section.ratio("availability").unwrap_or(default.availability);
+    if let Some(item) = section.get("availability").filter(|_| !TARGETS.contains(&availability)) {
+        item.fault("drift.availability must be from 0.5 to 0.999999", "three nines are 0.999");
+    }
+    Drift {
+        block,
+        from,
+        to,
+        availability,
+        webhook: section.parse("webhook", &ENDPOINT),
+        state: section.get("state").and_then(|item| Some(item.checking.directory.join(item.text()?))),
+    }
+}
+
+fn contradiction(block: Duration, from: Duration, to: Duration) -> Option<String> {
+    let blocks = |span: Duration| span.as_secs_f64() / block.as_secs_f64();
+    if blocks(to) < FEWEST_BLOCKS {
+        Some("drift.baseline.to is under three blocks: a drift would be part of its own baseline".to_owned())
+    } else if blocks(from) < blocks(to) + FEWEST_BLOCKS {
+        Some("drift.baseline.from must be at least three blocks before drift.baseline.to".to_owned())
+    } else if blocks(from) > MOST_BLOCKS {
+        Some("drift.baseline.from is more than a hundred blocks ago".to_owned())
+    } else {
+        None
+    }
+}
+
+const TARGETS: std::ops::RangeInclusive<f64> = 0.5..=0.999_999;
+const SHORTEST_BLOCK: Duration = Duration::from_secs(60);
+const FEWEST_BLOCKS: f64 = 3.0;
+const MOST_BLOCKS: f64 = 100.0;

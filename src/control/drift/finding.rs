@@ -1,0 +1,243 @@
+//! What drift detection says: a kind, a series, a diagnosis, and the numbers behind them.
+//!
+//! Kinds and diagnoses are closed sets, because they become labels. The evidence is for people and for machines that
+//! want to check: names and values, no prose that cannot be verified.
+
+use std::sync::Arc;
+
+use serde_json::{Map, Value as Json, json};
+
+/// What was found (label `kind`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Kind {
+    /// The slowest TTFTs grow over days, the median does not.
+    TtftTailDrift,
+    /// TTFT as a whole grows over days.
+    TtftDrift,
+    /// TTFT against its prediction grows over days, in the tail.
+    ResidualDrift,
+    /// Inter-token latency grows over days, in the tail.
+    ItlDrift,
+    /// TTFT at twice its baseline for some minutes.
+    TtftDoubled,
+    /// TTFT above its baseline for hours.
+    TtftShift,
+    /// Inter-token latency above its baseline for hours.
+    ItlShift,
+    /// Inter-token latency of the slowest streams alone above its baseline for hours.
+    ItlJitter,
+    /// p99 of TTFT over the SLO for more than a minute.
+    TtftP99OverSlo,
+    /// The error budget burns too fast.
+    AvailabilityBurn,
+    /// One hour of the day fails day after day.
+    AvailabilityHour,
+    /// One replica is slower than its peers.
+    ReplicaSlow,
+}
+
+impl Kind {
+    /// Every kind.
+    pub const ALL: [Self; 12] = [
+        Self::TtftTailDrift,
+        Self::TtftDrift,
+        Self::ResidualDrift,
+        Self::ItlDrift,
+        Self::TtftDoubled,
+        Self::TtftShift,
+        Self::ItlShift,
+        Self::ItlJitter,
+        Self::TtftP99OverSlo,
+        Self::AvailabilityBurn,
+        Self::AvailabilityHour,
+        Self::ReplicaSlow,
+    ];
+
+    /// The label's value.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::TtftTailDrift => "ttft_tail_drift",
+            Self::TtftDrift => "ttft_drift",
+            Self::ResidualDrift => "residual_drift",
+            Self::ItlDrift => "itl_drift",
+            Self::TtftDoubled => "ttft_doubled",
+            Self::TtftShift => "ttft_shift",
+            Self::ItlShift => "itl_shift",
+            Self::ItlJitter => "itl_jitter",
+            Self::TtftP99OverSlo => "ttft_p99_over_slo",
+            Self::AvailabilityBurn => "availability_burn",
+            Self::AvailabilityHour => "availability_hour",
+            Self::ReplicaSlow => "replica_slow",
+        }
+    }
+
+    /// For how many seconds it stays active after it was last seen.
+    pub(super) fn hold(self) -> f64 {
+        match self {
+            Self::TtftTailDrift | Self::TtftDrift | Self::ResidualDrift | Self::ItlDrift => 14.0 * 86_400.0,
+            Self::TtftDoubled | Self::TtftP99OverSlo => 1800.0,
+            Self::AvailabilityBurn => 1800.0,
+            Self::TtftShift | Self::ItlShift | Self::ItlJitter => 6.0 * 3600.0,
+            Self::AvailabilityHour => 7.0 * 86_400.0,
+            Self::ReplicaSlow => 3600.0,
+        }
+    }
+}
+
+/// What most likely did it (label `diagnosis`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Diagnosis {
+    /// The tail alone, everywhere: network, noisy neighbours, garbage collection, name service.
+    InfrastructureVariability,
+    /// Everything changed at once without a new revision: a setting of the engines.
+    Configuration,
+    /// The same work takes longer at stable load: contention, throttling, batching.
+    Contention,
+    /// The KV cache is short: preemption, eviction.
+    KvPressure,
+    /// One replica alone.
+    Replica,
+    /// All at once with a new revision.
+    Revision,
+    /// More work than capacity: queues grow.
+    Capacity,
+    /// Replicas that start cold.
+    ColdStarts,
+    /// Time in front of the engine's own figures: preprocessing, network.
+    PreprocessingOrNetwork,
+    /// Nothing that is known explains it.
+    Unknown,
+}
+
+impl Diagnosis {
+    /// Every diagnosis.
+    pub const ALL: [Self; 10] = [
+        Self::InfrastructureVariability,
+        Self::Configuration,
+        Self::Contention,
+        Self::KvPressure,
+        Self::Replica,
+        Self::Revision,
+        Self::Capacity,
+        Self::ColdStarts,
+        Self::PreprocessingOrNetwork,
+        Self::Unknown,
+    ];
+
+    /// The label's value.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::InfrastructureVariability => "infrastructure_variability",
+            Self::Configuration => "configuration",
+            Self::Contention => "contention",
+            Self::KvPressure => "kv_pressure",
+            Self::Replica => "replica",
+            Self::Revision => "revision",
+            Self::Capacity => "capacity",
+            Self::ColdStarts => "cold_starts",
+            Self::PreprocessingOrNetwork => "preprocessing_or_network",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
+/// Which series.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct SeriesName {
+    /// Route name.
+    pub route: Arc<str>,
+    /// Revision.
+    pub revision: Arc<str>,
+    /// Replica, where the finding is about one.
+    pub replica: Option<Arc<str>>,
+}
+
+/// One piece of evidence.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Fact {
+    /// A number; seconds unless its name says otherwise.
+    Number(f64),
+    /// A word.
+    Word(Arc<str>),
+    /// Names of replicas.
+    Names(Vec<Arc<str>>),
+}
+
+impl From<f64> for Fact {
+    fn from(number: f64) -> Self {
+        Self::Number(number)
+    }
+}
+
+impl From<&str> for Fact {
+    fn from(word: &str) -> Self {
+        Self::Word(word.into())
+    }
+}
+
+/// Something that users are about to notice, or do already.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Finding {
+    /// When, in the observations' seconds.
+    pub at: f64,
+    /// What.
+    pub kind: Kind,
+    /// Where.
+    pub series: SeriesName,
+    /// Most likely why.
+    pub diagnosis: Diagnosis,
+    /// Numbers and names, in order of importance.
+    pub evidence: Vec<(&'static str, Fact)>,
+}
+
+impl Finding {
+    /// As the admin API and `replay --drift` tell it.
+    #[must_use]
+    pub fn to_json(&self) -> Json {
+        let evidence: Map<String, Json> =
+            self.evidence.iter().map(|(name, fact)| ((*name).to_owned(), fact.to_json())).collect();
+        json!({
+            "t": self.at,
+            "kind": self.kind.as_str(),
+            "series": {
+                "route": &*self.series.route,
+                "revision": &*self.series.revision,
+                "replica": self.series.replica.as_deref(),
+            },
+            "diagnosis": self.diagnosis.as_str(),
+            "evidence": evidence,
+        })
+    }
+}
+
+impl Fact {
+    fn to_json(&self) -> Json {
+        match self {
+            Self::Number(number) => json!(number),
+            Self::Word(word) => json!(&**word),
+            Self::Names(names) => names.iter().map(|name| &**name).collect(),
+        }
+    }
+}
+
+/// Evidence as it is being gathered.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Evidence(pub(super) Vec<(&'static str, Fact)>);
+
+impl Evidence {
+    /// Adds a fact.
+    pub(super) fn with(mut self, name: &'static str, fact: impl Into<Fact>) -> Self {
+        self.0.push((name, fact.into()));
+        self
+    }
+
+    /// Adds a fact where there is one.
+    pub(super) fn maybe(self, name: &'static str, fact: Option<impl Into<Fact>>) -> Self {
+        match fact {
+            Some(fact) => self.with(name, fact),
+            None => self,
+        }
+    }
+}

@@ -1,0 +1,53 @@
+//! Findings in the form that Alertmanager's v2 API takes: labels, annotations, start, end.
+//!
+//! Alertmanager forgets an alert that nobody repeats. Findings are therefore sent again while they hold, each time with
+//! an end some minutes ahead, so that a gateway that is gone leaves no alert behind.
+
+use std::time::{Duration, UNIX_EPOCH};
+
+use serde_json::{Value as Json, json};
+
+use crate::control::drift::{Finding, Kind};
+use crate::observe::rfc3339;
+
+/// One alert; it ends at `until` unless it is repeated.
+pub(super) fn alert(finding: &Finding, until: f64) -> Json {
+    let series = &finding.series;
+    let mut labels = json!({
+        "alertname": "TokenwayDrift",
+        "service": "tokenway",
+        "kind": finding.kind.as_str(),
+        "diagnosis": finding.diagnosis.as_str(),
+        "severity": severity(finding.kind),
+        "route": &*series.route,
+        "revision": &*series.revision,
+    });
+    let place = match &series.replica {
+        Some(replica) => {
+            labels["replica"] = json!(&**replica);
+            format!("replica {replica} of route {}", series.route)
+        }
+        None => format!("route {} on revision {}", series.route, series.revision),
+    };
+    let summary = format!("{} at {place}: {}", finding.kind.as_str(), finding.diagnosis.as_str());
+    json!({
+        "labels": labels,
+        "annotations": {
+            "summary": summary,
+            "evidence": finding.to_json()["evidence"].to_string(),
+        },
+        "startsAt": date(finding.at),
+        "endsAt": date(until),
+    })
+}
+
+fn severity(kind: Kind) -> &'static str {
+    match kind {
+        Kind::TtftDoubled | Kind::TtftP99OverSlo | Kind::AvailabilityBurn => "critical",
+        _ => "warning",
+    }
+}
+
+fn date(seconds: f64) -> String {
+    rfc3339::utc(UNIX_EPOCH + Duration::try_from_secs_f64(seconds).unwrap_or_default())
+}

@@ -1,0 +1,179 @@
+//! Drift detection in a running gateway: records in, findings out.
+//!
+//! An observer hands each ended request over a bounded channel ([`Feed`]) to one task on the telemetry runtime, which
+//! owns the detectors. What it finds goes to the [`Board`] (admin API), to metrics, to the log and to the webhook.
+//! A full channel drops and counts; nothing here can make a request wait, and a webhook cannot make detection wait.
+
+mod alert;
+mod board;
+mod feed;
+mod state;
+mod webhook;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{mpsc, oneshot};
+
+pub use self::board::{Board, Found};
+pub use self::feed::Feed;
+use self::feed::{Message, Sample};
+use self::webhook::Webhook;
+use super::drift::{Detectors, Finding, Settings};
+use crate::clock::Clock;
+use crate::config::Drift;
+use crate::observe::metrics::Metrics;
+use crate::observe::spans::Background;
+
+/// Starts detection; its tasks belong to `background`.
+///
+/// # Errors
+/// When TLS for the webhook cannot be set up.
+pub fn start(
+    config: &Drift,
+    clock: Clock,
+    background: &Background,
+    metrics: &Arc<Metrics>,
+) -> Result<Feed, rustls::Error> {
+    let (sender, receiver) = mpsc::channel(QUEUE);
+    let board = Arc::new(Board::default());
+    let webhook = match &config.webhook {
+        Some(endpoint) => Some(Webhook::start(endpoint.clone(), clock, background, Arc::clone(metrics))?),
+        None => None,
+    };
+    let watch = Watch {
+        detectors: Detectors::new(Settings::from(config)),
+        board: Arc::clone(&board),
+        metrics: Arc::clone(metrics),
+        webhook,
+        clock,
+        state: config.state.clone(),
+        new: Vec::new(),
+    };
+    background.tasks.spawn_on(watch.run(receiver), &background.runtime);
+    Ok(Feed::new(sender, board, clock, Arc::clone(metrics)))
+}
+
+/// The task that owns the detectors.
+struct Watch {
+    detectors: Detectors,
+    board: Arc<Board>,
+    metrics: Arc<Metrics>,
+    webhook: Option<Webhook>,
+    clock: Clock,
+    state: Option<PathBuf>,
+    new: Vec<Finding>,
+}
+
+impl Watch {
+    async fn run(mut self, mut receiver: mpsc::Receiver<Message>) {
+        self.load().await;
+        let mut tick = tokio::time::interval(TICK);
+        tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut ticks = 0_u64;
+        loop {
+            // Both arms are cancel-safe: a message or a tick is taken whole or not at all.
+            let message = tokio::select! {
+                message = receiver.recv() => message,
+                _ = tick.tick() => {
+                    ticks += 1;
+                    self.advance();
+                    if ticks.is_multiple_of(SAVE_EVERY) {
+                        self.save().await;
+                    }
+                    continue;
+                }
+            };
+            match message {
+                Some(Message::Sample(sample)) => self.observe(&sample),
+                Some(Message::End(done)) => {
+                    self.save().await;
+                    // Nobody waits any more: fine.
+                    let _ = done.send(());
+                }
+                None => return,
+            }
+        }
+    }
+
+    fn observe(&mut self, sample: &Sample) {
+        self.detectors.observe(&sample.observation(), &mut self.new);
+        if !self.new.is_empty() {
+            self.publish();
+        }
+    }
+
+    fn advance(&mut self) {
+        let now = feed::seconds(self.clock, self.clock.now());
+        self.detectors.advance(now, &mut self.new);
+        self.publish();
+    }
+
+    /// Tells what is new and what has ended.
+    fn publish(&mut self) {
+        for finding in self.new.drain(..) {
+            tracing::warn!(
+                kind = finding.kind.as_str(), diagnosis = finding.diagnosis.as_str(),
+                route = %finding.series.route, revision = %finding.series.revision,
+                replica = finding.series.replica.as_deref(), finding = %finding.to_json(),
+                "drift found"
+            );
+            self.metrics.drift_found(&finding);
+            if let Some(webhook) = &self.webhook {
+                webhook.raised(&finding);
+            }
+            self.board.found(finding);
+        }
+        let active: Vec<Finding> = self.detectors.active().cloned().collect();
+        for ended in self.board.settle(active, self.detectors.series()) {
+            tracing::info!(
+                kind = ended.kind.as_str(), route = %ended.series.route, revision = %ended.series.revision,
+                replica = ended.series.replica.as_deref(), "drift ended"
+            );
+            self.metrics.drift_ended(&ended);
+            if let Some(webhook) = &self.webhook {
+                webhook.ended(&ended);
+            }
+        }
+    }
+
+    async fn load(&mut self) {
+        let Some(path) = self.state.clone() else { return };
+        let now = feed::seconds(self.clock, self.clock.now());
+        // Reads a file, which blocks.
+        let read = tokio::task::spawn_blocking(move || state::read(&path)).await;
+        match read {
+            Ok(Ok(Some(saved))) => {
+                let series = self.detectors.restore(saved, now);
+                tracing::info!(series, "drift baselines restored");
+            }
+            Ok(Ok(None)) => {}
+            Ok(Err(error)) => tracing::warn!(%error, "drift.state cannot be used: baselines start anew"),
+            Err(error) => tracing::warn!(%error, "drift.state was not read"),
+        }
+    }
+
+    async fn save(&self) {
+        let Some(path) = self.state.clone() else { return };
+        let saved = self.detectors.save();
+        let written = tokio::task::spawn_blocking(move || state::write(&path, &saved)).await;
+        if let Ok(Err(error)) = written {
+            tracing::warn!(%error, "drift.state cannot be written: baselines will not survive a restart");
+        }
+    }
+}
+
+/// Writes the baselines, within `limit`.
+pub async fn end(feed: &Feed, limit: Duration) {
+    let (done, saved) = oneshot::channel();
+    if feed.end(done) {
+        // Past the limit the last hour is lost, which is no harm.
+        let _ = tokio::time::timeout(limit, saved).await;
+    }
+}
+
+const QUEUE: usize = 4096;
+const TICK: Duration = Duration::from_secs(10);
+/// Ticks between two writes of the baselines: an hour.
+const SAVE_EVERY: u64 = 360;

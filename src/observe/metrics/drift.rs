@@ -1,0 +1,72 @@
+//! Metrics of drift detection: findings, what holds, what was lost on the way.
+
+use prometheus::IntCounter;
+
+use super::Metrics;
+use super::table::Drift;
+use crate::control::drift::Finding;
+
+/// How a post to the webhook ended (label `result`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WebhookResult {
+    /// It was taken.
+    Sent,
+    /// No answer, or not a good one.
+    Failed,
+    /// It never left: the queue was full.
+    Dropped,
+}
+
+impl WebhookResult {
+    pub(super) const ALL: [Self; 3] = [Self::Sent, Self::Failed, Self::Dropped];
+
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Sent => "sent",
+            Self::Failed => "failed",
+            Self::Dropped => "dropped",
+        }
+    }
+}
+
+impl Metrics {
+    /// Drift was found.
+    pub fn drift_found(&self, finding: &Finding) {
+        let labels = labels(finding);
+        self.drift.findings.get(&labels).inc();
+        if let Some(gauge) = self.drift.active.get_exact(&labels) {
+            gauge.set(1.0);
+        }
+    }
+
+    /// A finding holds no more: its series goes, so that the number of them does not grow with time.
+    pub fn drift_ended(&self, finding: &Finding) {
+        self.drift.active.remove(&labels(finding));
+    }
+
+    /// A request that drift detection will never see.
+    pub fn drift_dropped(&self) {
+        self.drift.dropped.inc();
+    }
+
+    /// A post to the webhook ended.
+    pub fn drift_webhook(&self, result: WebhookResult) {
+        self.drift.posts(result).inc();
+    }
+}
+
+impl Drift {
+    pub(super) fn posts(&self, result: WebhookResult) -> IntCounter {
+        self.webhook.get(&[result.as_str()])
+    }
+}
+
+fn labels(finding: &Finding) -> [&str; 5] {
+    [
+        &finding.series.route,
+        &finding.series.revision,
+        finding.series.replica.as_deref().unwrap_or("none"),
+        finding.kind.as_str(),
+        finding.diagnosis.as_str(),
+    ]
+}

@@ -1,0 +1,137 @@
+//! How long answers are: the share of them that reaches a given number of tokens, learned from the last 1,024.
+//!
+//! Counted in bins of a quarter of an octave, so that a look-up is a few bits of a float and no search. Before answers are
+//! known a gentle exponential stands in. It does not tell routes apart: one pool, one distribution.
+
+/// Counts of recent answers by length.
+#[derive(Debug)]
+pub(in crate::routing) struct Lengths {
+    recent: Vec<u8>,
+    next: usize,
+    counts: [u32; BINS],
+}
+
+/// The survival function as it stood when it was taken: plain values.
+#[derive(Clone, Debug, PartialEq)]
+pub(in crate::routing) struct Survival {
+    /// Share of answers that have at least as many tokens as the bin's lower edge; one more for the last upper edge.
+    reach: [f32; BINS + 1],
+}
+
+impl Default for Lengths {
+    fn default() -> Self {
+        Self { recent: Vec::new(), next: 0, counts: [0; BINS] }
+    }
+}
+
+impl Lengths {
+    /// Learns from a complete answer.
+    pub(in crate::routing) fn observe(&mut self, tokens: u64) {
+        let (bin, _) = place(tokens.clamp(1, MOST) as f32);
+        self.counts[bin] += 1;
+        // There are fewer bins than a byte has values.
+        let bin = u8::try_from(bin).unwrap_or(u8::MAX);
+        if self.recent.len() < REMEMBERED {
+            self.recent.push(bin);
+            return;
+        }
+        if let Some(slot) = self.recent.get_mut(self.next) {
+            self.counts[usize::from(std::mem::replace(slot, bin))] -= 1;
+        }
+        self.next = (self.next + 1) % REMEMBERED;
+    }
+
+    /// What is known now.
+    pub(in crate::routing) fn survival(&self) -> Survival {
+        let total = self.recent.len() as f32 + PRIOR_ANSWERS;
+        let mut reach = [0.0; BINS + 1];
+        let mut longer = 0;
+        for bin in (0..=BINS).rev() {
+            longer += self.counts.get(bin).copied().unwrap_or(0);
+            let prior = PRIOR_ANSWERS * (-(edge(bin) - 1.0) / PRIOR_MEAN).exp();
+            reach[bin] = (longer as f32 + prior) / total;
+        }
+        Survival { reach }
+    }
+}
+
+impl Survival {
+    /// Share of answers of at least so many tokens.
+    #[inline]
+    pub(in crate::routing) fn at(&self, tokens: f32) -> f32 {
+        let (bin, part) = place(tokens.clamp(1.0, MOST as f32));
+        let (low, high) = (self.reach[bin], self.reach[bin + 1]);
+        low + (high - low) * part
+    }
+}
+
+/// The bin of a number from 1 to [`MOST`], and how far into it the number lies.
+#[inline]
+fn place(tokens: f32) -> (usize, f32) {
+    let bits = tokens.to_bits();
+    let bin = (bits >> (23 - SUB_BITS)) as usize - (127 << SUB_BITS);
+    let part = (bits & ((1 << (23 - SUB_BITS)) - 1)) as f32 / (1 << (23 - SUB_BITS)) as f32;
+    (bin.min(BINS - 1), part)
+}
+
+/// Where a bin begins.
+fn edge(bin: usize) -> f32 {
+    let octave = (bin >> SUB_BITS) as f32;
+    let quarter = (bin & ((1 << SUB_BITS) - 1)) as f32 / (1 << SUB_BITS) as f32;
+    octave.exp2() * (1.0 + quarter)
+}
+
+const SUB_BITS: usize = 2;
+/// Answers of up to a million tokens.
+const BINS: usize = 21 << SUB_BITS;
+const MOST: u64 = 1 << 20;
+/// Answers that are remembered.
+const REMEMBERED: usize = 1024;
+/// The stand-in counts like this many answers, ...
+const PRIOR_ANSWERS: f32 = 8.0;
+/// ... of this mean length.
+const PRIOR_MEAN: f32 = 256.0;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn learned(answers: impl IntoIterator<Item = u64>) -> Survival {
+        let mut lengths = Lengths::default();
+        answers.into_iter().for_each(|n| lengths.observe(n));
+        lengths.survival()
+    }
+
+    #[test]
+    fn an_edge_lies_in_its_own_bin() {
+        for bin in 0..BINS {
+            assert_eq!(place(edge(bin)), (bin, 0.0));
+        }
+    }
+
+    #[test]
+    fn follows_what_was_seen() {
+        let survival = learned((0..1024).map(|i| 1 + i % 512));
+        for (tokens, share) in [(1.0, 1.0), (128.0, 0.75), (256.0, 0.5), (384.0, 0.25), (512.0, 0.0)] {
+            assert!((survival.at(tokens) - share).abs() < 0.03, "{tokens}: {}", survival.at(tokens));
+        }
+    }
+
+    #[test]
+    fn the_past_is_forgotten() {
+        let survival = learned((0..5000).map(|_| 9000).chain((0..1024).map(|_| 10)));
+        assert!(survival.at(100.0) < 0.02 && survival.at(8.0) > 0.98);
+    }
+
+    #[test]
+    fn never_rises_whatever_was_seen() {
+        for survival in [learned([]), learned([0, 1, u64::MAX, 1 << 20, 77]), learned([3; 2000])] {
+            let mut last = 1.0;
+            for i in 0..400 {
+                let now = survival.at(1.05f32.powi(i));
+                assert!((0.0..=last).contains(&now), "{now} after {last}");
+                last = now;
+            }
+        }
+    }
+}

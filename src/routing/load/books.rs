@@ -1,0 +1,272 @@
+//! What a replica has of ours, one by one: prompts that wait for their first token in the order in which they were sent, and
+//! the streams that run.
+//!
+//! The engine computes prompts first come first served, so the time between two first tokens is what the second prompt
+//! took: rates can be learned from that without knowing how long anybody waited. First tokens that come in one step of
+//! the engine come together and are one lesson. Bounded by the requests in flight.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use smallvec::SmallVec;
+
+use super::Placement;
+use crate::clock::Stamp;
+use crate::routing::hazard::lengths::Survival;
+use crate::routing::hazard::{Curve, Running};
+use crate::routing::predictor::span;
+use crate::routing::work::Work;
+
+/// How far a stream is: written by the stream at every event, read when somebody wants to know.
+#[derive(Debug, Default)]
+pub(super) struct Pulse {
+    tokens: AtomicU64,
+    at: AtomicU64,
+}
+
+impl Pulse {
+    pub(super) fn beat(&self, tokens: u64, at: Stamp) {
+        self.tokens.store(tokens, Ordering::Relaxed);
+        self.at.store(at.as_nanos(), Ordering::Relaxed);
+    }
+}
+
+/// Prompts that an engine computed, and how long it took: what rates are learned from.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Lesson {
+    /// What was computed.
+    pub work: Work,
+    /// How long the engine was at it.
+    pub busy: Duration,
+    /// Whether nothing was being computed when it was sent: then the way there is part of the time.
+    pub was_idle: bool,
+    /// Tokens that were in the context of running streams meanwhile.
+    pub context: u64,
+    /// When it was done.
+    pub at: Stamp,
+}
+
+/// How long a stream's tokens took.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Pace {
+    /// Seconds per token, over a few tokens.
+    pub per_token: f64,
+    /// Tokens in the context of all running streams.
+    pub context: u64,
+}
+
+/// The prompt that is being computed.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Head {
+    pub(super) work: Work,
+    pub(super) since: Stamp,
+}
+
+/// Prompts that are computed.
+pub(super) type Computed = SmallVec<[Placement; 2]>;
+
+/// What is known beforehand by whoever asks for a refresh.
+pub(in crate::routing) struct Known<'a> {
+    /// Seconds that a token takes undisturbed.
+    pub(in crate::routing) step: f32,
+    /// How long answers are.
+    pub(in crate::routing) survival: &'a Survival,
+    /// Seconds that a prompt takes.
+    pub(in crate::routing) seconds: &'a dyn Fn(&Work) -> f64,
+}
+
+/// What a refresh finds.
+#[derive(Debug, Default)]
+pub struct Refreshed {
+    pub(super) computed: Computed,
+    /// Tokens that running streams have brought: they fill the engine's cache beside the prompts.
+    pub generated: u64,
+    /// Paces of streams since they were last asked.
+    pub paces: SmallVec<[Pace; 8]>,
+    /// A lesson that no later first token will add to.
+    pub lesson: Option<Lesson>,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Books {
+    next_id: u64,
+    waiting: VecDeque<Waiting>,
+    streams: Vec<Stream>,
+    last_first_token: Stamp,
+    /// The head of the queue left without a token.
+    is_disturbed: bool,
+    /// Together in one step of the engine; may still grow.
+    group: Option<Lesson>,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    id: u64,
+    placement: Placement,
+}
+
+#[derive(Debug)]
+struct Stream {
+    id: u64,
+    pulse: Arc<Pulse>,
+    first: Stamp,
+    prompt: u64,
+    /// Seconds per token; infinite without a bound.
+    bound: f32,
+    asked: (u64, u64),
+}
+
+impl Books {
+    pub(super) fn enter(&mut self, placement: &Placement) -> u64 {
+        let id = self.next_id;
+        self.next_id += 1;
+        self.waiting.push_back(Waiting { id, placement: *placement });
+        id
+    }
+
+    /// The prompt at the head of the queue, and since when it is computed.
+    pub(super) fn head(&self) -> Head {
+        self.waiting.front().map_or(Head::default(), |head| Head {
+            work: head.placement.work,
+            since: head.placement.at.max(self.last_first_token),
+        })
+    }
+
+    /// A prompt has its first token. Returns the lesson that is complete by now, and whose prompts are computed: its own,
+    /// and those of answers without a stream that were sent before it.
+    pub(super) fn first_token(
+        &mut self,
+        id: u64,
+        now: Stamp,
+        pulse: &Arc<Pulse>,
+    ) -> (Option<Lesson>, Computed) {
+        let context = self.context();
+        let mut computed = Computed::new();
+        let Some(at) = self.waiting.iter().position(|waiting| waiting.id == id) else {
+            return (None, computed);
+        };
+        let was_disturbed = std::mem::take(&mut self.is_disturbed);
+        let mut ahead = 0;
+        self.waiting.retain(|waiting| {
+            let is_computed = ahead <= at && (waiting.id == id || !waiting.placement.is_stream);
+            ahead += 1;
+            if is_computed {
+                computed.push(waiting.placement);
+            }
+            !is_computed
+        });
+        let Some(placement) = computed.last().copied() else { return (None, computed) };
+        let since = placement.at.max(self.last_first_token);
+        let complete = match &mut self.group {
+            // The same step: the engine computed them side by side.
+            Some(group) if now.since(group.at) <= ONE_STEP && placement.at <= group.at => {
+                group.work += placement.work;
+                None
+            }
+            group if computed.len() > 1 => group.take(),
+            group => std::mem::replace(
+                group,
+                (!was_disturbed).then_some(Lesson {
+                    work: placement.work,
+                    busy: now.since(since),
+                    was_idle: placement.at >= self.last_first_token,
+                    context,
+                    at: now,
+                }),
+            ),
+        };
+        self.last_first_token = self.last_first_token.max(now);
+        pulse.beat(1, now);
+        self.streams.push(Stream {
+            id,
+            pulse: Arc::clone(pulse),
+            first: now,
+            prompt: placement.prompt.0,
+            bound: placement.tpot.map_or(f32::INFINITY, |bound| bound.as_secs_f32()),
+            asked: (1, now.as_nanos()),
+        });
+        (complete, computed)
+    }
+
+    /// How long a prompt that got no token has kept the engine busy: its lesson, if it is the one being computed.
+    pub(super) fn overdue(&self, id: u64, now: Stamp) -> Option<Lesson> {
+        let head = self.waiting.front().filter(|head| head.id == id)?;
+        let since = head.placement.at.max(self.last_first_token);
+        Some(Lesson {
+            work: head.placement.work,
+            busy: now.since(since),
+            was_idle: false,
+            context: self.context(),
+            at: now,
+        })
+    }
+
+    /// A request waits no longer, whatever became of it.
+    pub(super) fn leave(&mut self, id: u64) -> Option<Placement> {
+        let at = self.waiting.iter().position(|waiting| waiting.id == id)?;
+        // When the engine turned to the next one is not known then.
+        self.is_disturbed |= at == 0;
+        Some(self.waiting.remove(at)?.placement)
+    }
+
+    /// A stream ended.
+    pub(super) fn end(&mut self, id: u64) {
+        if let Some(at) = self.streams.iter().position(|stream| stream.id == id) {
+            self.streams.swap_remove(at);
+        }
+    }
+
+    /// Tokens in the context of running streams.
+    pub(super) fn context(&self) -> u64 {
+        self.streams.iter().map(|s| s.prompt.saturating_add(s.pulse.tokens.load(Ordering::Relaxed))).sum()
+    }
+
+    /// Asks every stream how far it is: the harm that stalls would do, and what was learned meanwhile.
+    pub(super) fn refresh(&mut self, now: Stamp, known: &Known<'_>) -> (Curve, Refreshed) {
+        let mut curve = Curve::default();
+        let mut found = Refreshed { computed: self.take_silent(now, known.seconds), ..Refreshed::default() };
+        let context = self.context();
+        for stream in &mut self.streams {
+            let tokens = stream.pulse.tokens.load(Ordering::Relaxed);
+            let at = stream.pulse.at.load(Ordering::Relaxed);
+            let (tokens_before, at_before) = stream.asked;
+            found.generated += tokens;
+            if tokens >= tokens_before + PACE_OVER && at > at_before {
+                let per_token = (at - at_before) as f64 * 1e-9 / (tokens - tokens_before) as f64;
+                stream.asked = (tokens, at);
+                found.paces.push(Pace { per_token, context });
+            }
+            if stream.bound.is_finite() {
+                let elapsed = now.since(stream.first).as_secs_f32();
+                let tokens = tokens.max(1) as f32;
+                let running = Running { tokens, elapsed, bound: stream.bound, step: known.step };
+                curve.add(&running, known.survival);
+            }
+        }
+        found.lesson = self.group.take_if(|group| now.since(group.at) > ONE_STEP);
+        (curve, found)
+    }
+
+    /// An answer without a stream shows nothing until its end: its prompt is taken to be computed when its time is over.
+    fn take_silent(&mut self, now: Stamp, seconds: &dyn Fn(&Work) -> f64) -> Computed {
+        let mut computed = Computed::new();
+        while let Some(head) = self.waiting.front().filter(|head| !head.placement.is_stream) {
+            let since = head.placement.at.max(self.last_first_token);
+            let due = since.after(span(seconds(&head.placement.work)));
+            if due > now {
+                break;
+            }
+            self.last_first_token = due;
+            self.is_disturbed = true;
+            computed.extend(self.waiting.pop_front().map(|head| head.placement));
+        }
+        computed
+    }
+}
+
+/// Arrivals of one step's tokens differ by what writing and reading them takes.
+const ONE_STEP: Duration = Duration::from_millis(3);
+/// Tokens over which a pace is taken, so that a step more or less does not show.
+const PACE_OVER: u64 = 8;

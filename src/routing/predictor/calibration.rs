@@ -1,0 +1,122 @@
+//! How well predictions fit what came: over the last answers of a replica or of a pool.
+//!
+//! Told as people ask it: how far off is the middle one, how far the worst tenth, does it lean to one side, and does the
+//! bound that nine of ten should keep hold for nine of ten. Learning goes by its own sums; nothing is corrected here.
+
+use std::time::Duration;
+
+/// How well predictions fit.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Calibration {
+    /// Answers that were compared.
+    pub answers: usize,
+    /// Median of |actual - predicted| / actual.
+    pub median_error: f64,
+    /// The same, exceeded by one in ten.
+    pub p90_error: f64,
+    /// Median of actual / predicted: 1 leans to neither side.
+    pub bias: f64,
+    /// Share of answers within the bound that nine of ten were expected to keep.
+    pub coverage: f64,
+}
+
+/// The last predictions and what came of them.
+#[derive(Debug)]
+pub(super) struct Ledger {
+    entries: Vec<Entry>,
+    next: usize,
+    /// Logarithm of actual / predicted that one in ten exceeds, tracked.
+    upper: f64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    ratio: f32,
+    is_covered: bool,
+}
+
+impl Default for Ledger {
+    fn default() -> Self {
+        Self { entries: Vec::new(), next: 0, upper: FIRST_UPPER }
+    }
+}
+
+impl Ledger {
+    pub(super) fn note(&mut self, predicted: Duration, actual: Duration) {
+        let (predicted, actual) = (predicted.as_secs_f64(), actual.as_secs_f64());
+        if predicted <= 0.0 || actual <= 0.0 {
+            return;
+        }
+        let ratio = actual / predicted;
+        let is_covered = ratio.ln() <= self.upper;
+        let entry = Entry { ratio: ratio as f32, is_covered };
+        // One step up for nine down: at rest when one in ten exceeds it.
+        self.upper += STEP * if is_covered { -0.1 } else { 0.9 };
+        match self.entries.get_mut(self.next) {
+            Some(old) => *old = entry,
+            None => self.entries.push(entry),
+        }
+        self.next = (self.next + 1) % REMEMBERED;
+    }
+
+    pub(super) fn read(&self) -> Option<Calibration> {
+        let last = self.entries.len().checked_sub(1)?;
+        let mut ratios: Vec<f64> = self.entries.iter().map(|entry| f64::from(entry.ratio)).collect();
+        ratios.sort_unstable_by(f64::total_cmp);
+        let mut errors: Vec<f64> = ratios.iter().map(|ratio| (1.0 - 1.0 / ratio).abs()).collect();
+        errors.sort_unstable_by(f64::total_cmp);
+        let covered = self.entries.iter().filter(|entry| entry.is_covered).count();
+        Some(Calibration {
+            answers: self.entries.len(),
+            median_error: errors[last / 2],
+            p90_error: errors[last * 9 / 10],
+            bias: ratios[last / 2],
+            coverage: covered as f64 / self.entries.len() as f64,
+        })
+    }
+}
+
+const REMEMBERED: usize = 256;
+/// Answers up to a third slower than predicted: before anything is known.
+const FIRST_UPPER: f64 = 0.3;
+/// How far the bound moves, in logarithms.
+const STEP: f64 = 0.02;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(ratios: impl IntoIterator<Item = f64>) -> Option<Calibration> {
+        let mut ledger = Ledger::default();
+        for ratio in ratios {
+            ledger.note(Duration::from_millis(100), Duration::from_secs_f64(0.1 * ratio));
+        }
+        ledger.read()
+    }
+
+    #[test]
+    fn says_how_far_off_and_to_which_side() {
+        assert_eq!(read([]), None);
+        let fair = read((0..100).map(|i| if i % 2 == 0 { 1.25 } else { 0.8 })).unwrap();
+        assert!((fair.median_error - 0.2).abs() < 0.01 && (fair.p90_error - 0.25).abs() < 0.01, "{fair:?}");
+        let slow = read((0..100).map(|_| 2.0)).unwrap();
+        assert!((slow.bias - 2.0).abs() < 1e-3 && (slow.median_error - 0.5).abs() < 1e-3, "{slow:?}");
+    }
+
+    #[test]
+    fn only_the_last_answers_count_and_nine_of_ten_are_covered() {
+        let mut random = fastrand::Rng::with_seed(3);
+        let mut noisy = || (0.5 * (random.f64() + random.f64() - 1.0)).exp();
+        let all = read((0..20_000).map(|i| if i < 15_000 { 9.0 } else { noisy() })).unwrap();
+        assert_eq!(all.answers, REMEMBERED);
+        assert!((0.9..1.1).contains(&all.bias) && (0.84..=0.96).contains(&all.coverage), "{all:?}");
+    }
+
+    #[test]
+    fn nothing_is_made_of_nothing() {
+        let mut ledger = Ledger::default();
+        ledger.note(Duration::ZERO, Duration::from_secs(1));
+        ledger.note(Duration::from_secs(1), Duration::ZERO);
+        assert_eq!(ledger.read(), None);
+    }
+}

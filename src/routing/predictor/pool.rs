@@ -1,0 +1,194 @@
+//! What is learned of all replicas of a pool together: how the causes of a prefill compare, how long answers are, what an
+//! average replica is like.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use parking_lot::Mutex;
+
+use super::calibration::{Calibration, Ledger};
+use super::estimate::{CAUSES, Estimate, PoolView, causes};
+use super::fit::{Fit, Memory};
+use super::replica::{StepFit, load};
+use crate::routing::hazard::lengths::{Lengths, Survival};
+use crate::routing::hazard::{Curve, POINTS, Running};
+use crate::routing::load::{Lesson, Pace};
+use crate::routing::score::FRESH_SPARE;
+use crate::units::Tokens;
+
+/// The pool's learner and what it published.
+#[derive(Debug)]
+pub(super) struct PoolCell {
+    rates: [AtomicU64; CAUSES],
+    fresh: [AtomicU32; POINTS],
+    average: [AtomicU64; AVERAGES],
+    survival: ArcSwap<Survival>,
+    learner: Mutex<Learner>,
+}
+
+#[derive(Debug)]
+struct Learner {
+    shape: Fit<CAUSES>,
+    steps: StepFit,
+    lengths: Lengths,
+    unpublished: u32,
+    /// Answers that taught the shape.
+    taught: u32,
+    /// Sum of the logarithms of slowness of the replicas that are known, and how many they are.
+    slowness: (f64, u32),
+    way: f64,
+    ledger: Ledger,
+}
+
+impl Default for PoolCell {
+    fn default() -> Self {
+        let lengths = Lengths::default();
+        let cell = Self {
+            rates: UNSEEN_RATES.map(|rate| AtomicU64::new(rate.to_bits())),
+            fresh: Default::default(),
+            average: UNSEEN_AVERAGE.map(|figure| AtomicU64::new(figure.to_bits())),
+            survival: ArcSwap::from_pointee(lengths.survival()),
+            learner: Mutex::new(Learner {
+                shape: Fit::new(SHAPE),
+                steps: StepFit::default(),
+                lengths,
+                unpublished: 0,
+                taught: 0,
+                slowness: (0.0, 0),
+                way: UNSEEN_AVERAGE[0],
+                ledger: Ledger::default(),
+            }),
+        };
+        cell.publish_fresh();
+        cell
+    }
+}
+
+impl PoolCell {
+    pub(super) fn view(&self) -> PoolView {
+        PoolView {
+            rates: self.rates.each_ref().map(load),
+            fresh: Curve::from_points(
+                self.fresh.each_ref().map(|point| f32::from_bits(point.load(Ordering::Relaxed))),
+            ),
+        }
+    }
+
+    pub(super) fn is_taught(&self) -> bool {
+        self.view().rates != UNSEEN_RATES
+    }
+
+    /// A replica of which nothing is known yet.
+    pub(super) fn average(&self) -> Estimate {
+        let [way, step, per_context, slowness] = self.average.each_ref().map(load);
+        Estimate {
+            slowness,
+            way,
+            service: UNSEEN_SERVICE,
+            mean_uncached: UNSEEN_UNCACHED,
+            step: [step, per_context],
+        }
+    }
+
+    pub(super) fn usual_slowness(&self) -> f64 {
+        load(&self.average[SLOWNESS])
+    }
+
+    pub(super) fn survival(&self) -> Arc<Survival> {
+        self.survival.load_full()
+    }
+
+    /// Whether so little is known that replicas are taken to be alike: a measure is needed before things are measured.
+    pub(super) fn is_young(&self) -> bool {
+        self.learner.lock().taught < ALIKE_AT_FIRST
+    }
+
+    /// A replica's slowness changed; `None` where it is not known (yet, or any more).
+    pub(super) fn slowness_changed(&self, from: Option<f64>, to: Option<f64>) {
+        let (sum, count) = &mut self.learner.lock().slowness;
+        if let Some(from) = from {
+            *sum -= from.ln();
+            *count = count.saturating_sub(1);
+        }
+        if let Some(to) = to {
+            *sum += to.ln();
+            *count += 1;
+        }
+        let mean = (*sum / f64::from((*count).max(1))).exp();
+        self.average[SLOWNESS].store(mean.to_bits(), Ordering::Relaxed);
+    }
+
+    /// Learns the shape from what a replica did, whatever its speed: the measure itself stays as the first answers made it.
+    pub(super) fn observe(&self, lesson: &Lesson, by: &Estimate) {
+        let mut learner = self.learner.lock();
+        let way = if lesson.was_idle { by.way } else { 0.0 };
+        let seconds = (lesson.busy.as_secs_f64() - way).max(0.0) / by.slowness;
+        learner.taught = learner.taught.saturating_add(1);
+        let causes = causes(1.0, lesson.context, &lesson.work);
+        learner.shape.observe(&causes, seconds, &UNSEEN_RATES);
+        learner.way += WAY_LEARNED * (by.way - learner.way);
+        let rates = learner.shape.rates(&UNSEEN_RATES);
+        for (cell, rate) in self.rates.iter().zip(rates) {
+            cell.store(rate.to_bits(), Ordering::Relaxed);
+        }
+        self.average[0].store(learner.way.to_bits(), Ordering::Relaxed);
+    }
+
+    pub(super) fn observe_paces(&self, paces: &[Pace]) {
+        let mut learner = self.learner.lock();
+        learner.steps.observe(paces, &UNSEEN_STEP);
+        let [step, per_context] = learner.steps.rates(&UNSEEN_STEP);
+        self.average[1].store(step.to_bits(), Ordering::Relaxed);
+        self.average[2].store(per_context.to_bits(), Ordering::Relaxed);
+    }
+
+    pub(super) fn observe_output(&self, output: Tokens) {
+        let mut learner = self.learner.lock();
+        learner.lengths.observe(output.0);
+        learner.unpublished += 1;
+        if learner.unpublished >= PUBLISH_EVERY {
+            learner.unpublished = 0;
+            self.survival.store(Arc::new(learner.lengths.survival()));
+            drop(learner);
+            self.publish_fresh();
+        }
+    }
+
+    pub(super) fn compare(&self, predicted: Duration, actual: Duration) {
+        self.learner.lock().ledger.note(predicted, actual);
+    }
+
+    pub(super) fn calibration(&self) -> Option<Calibration> {
+        self.learner.lock().ledger.read()
+    }
+
+    fn publish_fresh(&self) {
+        let mut curve = Curve::NONE;
+        // Without a step of its own: how much slack a token brings is for the reader to say.
+        let fresh = Running { tokens: 1.0, elapsed: 0.0, bound: FRESH_SPARE as f32, step: 0.0 };
+        curve.add(&fresh, &self.survival.load());
+        for (cell, point) in self.fresh.iter().zip(curve.points()) {
+            cell.store(point.to_bits(), Ordering::Relaxed);
+        }
+    }
+}
+
+/// Seconds before any answer at all: a mid-sized model on one data-centre GPU. Only ratios matter then: alike for all.
+/// A step, 100,000 tokens of context, 1,000 tokens, attention of 10,000 tokens to 10,000.
+const UNSEEN_RATES: [f64; CAUSES] = [0.025, 0.004, 0.1, 0.1];
+/// The way, a step of decoding, slowness.
+const UNSEEN_AVERAGE: [f64; AVERAGES] = [0.01, UNSEEN_STEP[0], UNSEEN_STEP[1], 1.0];
+const AVERAGES: usize = 4;
+const SLOWNESS: usize = 3;
+const UNSEEN_STEP: [f64; 2] = [0.02, 0.004];
+const UNSEEN_SERVICE: f64 = 2.0;
+const UNSEEN_UNCACHED: f64 = 500.0;
+/// Shapes change when a pool's replicas are replaced: some five hundred answers are remembered.
+const SHAPE: Memory = Memory { kept: 0.998, prior: 0.3, outlier: 2.0, change: 8 };
+/// Answers of the pool before its replicas are told apart.
+const ALIKE_AT_FIRST: u32 = 16;
+const WAY_LEARNED: f64 = 0.05;
+/// Answers between two looks at how long they are.
+const PUBLISH_EVERY: u32 = 8;

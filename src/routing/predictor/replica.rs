@@ -1,0 +1,171 @@
+//! What is learned of one replica: how slow it is by its pool's measure, how far the way to it is, how long a
+//! step of decoding takes, for how long requests stay.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use super::calibration::{Calibration, Ledger};
+use super::estimate::{Estimate, PER_CONTEXT, PoolView};
+use super::fit::{Fit, Memory, dot};
+use crate::clock::Stamp;
+use crate::routing::load::{Lesson, Pace};
+
+/// A learner and its last estimate. The numbers are read one by one: a reader may mix two estimates that
+/// follow one another, which differ by one answer.
+#[derive(Debug, Default)]
+#[repr(align(64))] // two replicas never share a cache line
+pub(super) struct Cell {
+    published: [AtomicU64; FIGURES],
+    /// Nanoseconds of the last lesson's stamp plus one; zero before the first.
+    learned_at: AtomicU64,
+    learner: Mutex<Option<Box<Learner>>>,
+}
+
+#[derive(Debug)]
+struct Learner {
+    /// Causes: the pool's seconds, the way to an idle replica.
+    speed: Fit<2>,
+    has_speed: bool,
+    steps: StepFit,
+    service: f64,
+    mean_uncached: f64,
+    ledger: Ledger,
+}
+
+impl Cell {
+    #[inline]
+    pub(super) fn estimate(&self, now: Stamp, usual: f64) -> Option<Estimate> {
+        let at = self.learned_at.load(Ordering::Acquire).checked_sub(1)?;
+        let read = |at: usize| self.published.get(at).map_or(0.0, load);
+        let age = now.as_nanos().saturating_sub(at) as f64 * 1e-9;
+        let trust = HALF_TRUST / (HALF_TRUST + age);
+        Some(Estimate {
+            slowness: usual + (read(0) - usual) * trust,
+            way: read(1),
+            service: read(2),
+            mean_uncached: read(3),
+            step: [read(4), read(5)],
+        })
+    }
+
+    pub(super) fn observe(&self, lesson: &Lesson, pool: &PoolView, average: &Estimate) -> Estimate {
+        self.learn(lesson.at, average, |learner| {
+            let nominal = pool.seconds(1.0, lesson.context, &lesson.work);
+            let way = if lesson.was_idle { 1.0 } else { 0.0 };
+            learner.speed.observe(
+                &[nominal, way],
+                lesson.busy.as_secs_f64(),
+                &[average.slowness, average.way],
+            );
+            learner.has_speed = true;
+            learner.mean_uncached += LEARNED * (lesson.work.tokens as f64 - learner.mean_uncached);
+        })
+    }
+
+    pub(super) fn observe_service(&self, now: Stamp, held: Duration, average: &Estimate) {
+        self.learn(now, average, |learner| {
+            learner.service += LEARNED * (held.as_secs_f64() - learner.service);
+        });
+    }
+
+    pub(super) fn observe_paces(&self, now: Stamp, paces: &[Pace], average: &Estimate) {
+        self.learn(now, average, |learner| learner.steps.observe(paces, &average.step));
+    }
+
+    pub(super) fn compare(&self, predicted: Duration, actual: Duration, average: &Estimate) {
+        let mut learner = self.learner.lock();
+        learner.get_or_insert_with(|| Box::new(Learner::new(average))).ledger.note(predicted, actual);
+    }
+
+    /// How slow it is, once it has taught something.
+    pub(super) fn slowness(&self) -> Option<f64> {
+        let learner = self.learner.lock();
+        learner.as_ref().filter(|learner| learner.has_speed).map(|_| load(&self.published[0]))
+    }
+
+    pub(super) fn calibration(&self) -> Option<Calibration> {
+        self.learner.lock().as_ref()?.ledger.read()
+    }
+
+    pub(super) fn reset(&self) {
+        let mut learner = self.learner.lock();
+        *learner = None;
+        self.learned_at.store(0, Ordering::Release);
+    }
+
+    fn learn(&self, at: Stamp, average: &Estimate, lesson: impl FnOnce(&mut Learner)) -> Estimate {
+        let mut held = self.learner.lock();
+        let learner = held.get_or_insert_with(|| Box::new(Learner::new(average)));
+        lesson(learner);
+        let [slowness, way] = learner.speed.rates(&[average.slowness, average.way]);
+        let step = learner.steps.rates(&average.step);
+        let slowness = slowness.max(LEAST_SLOWNESS);
+        let own =
+            Estimate { slowness, way, service: learner.service, mean_uncached: learner.mean_uncached, step };
+        let figures = [slowness, way, own.service, own.mean_uncached, step[0], step[1]];
+        for (cell, figure) in self.published.iter().zip(figures) {
+            cell.store(figure.to_bits(), Ordering::Relaxed);
+        }
+        self.learned_at.store(at.as_nanos().saturating_add(1), Ordering::Release);
+        own
+    }
+}
+
+impl Learner {
+    fn new(average: &Estimate) -> Self {
+        Self {
+            speed: Fit::new(SPEED),
+            has_speed: false,
+            steps: StepFit::default(),
+            service: average.service,
+            mean_uncached: average.mean_uncached,
+            ledger: Ledger::default(),
+        }
+    }
+}
+
+/// Seconds of an undisturbed step: a line through the lowest tenth of what was seen, since stalls only add.
+#[derive(Debug)]
+pub(super) struct StepFit(Fit<2>);
+
+impl Default for StepFit {
+    fn default() -> Self {
+        Self(Fit::new(STEPS))
+    }
+}
+
+impl StepFit {
+    pub(super) fn observe(&mut self, paces: &[Pace], prior: &[f64; 2]) {
+        let rates = self.0.rates(prior);
+        for pace in paces {
+            let causes = [1.0, pace.context as f64 / PER_CONTEXT];
+            let expected = dot(&rates, &causes);
+            let is_low = pace.per_token < expected;
+            let seconds = pace.per_token.min(2.0 * expected);
+            let weight = if is_low { 0.9 } else { 0.1 };
+            self.0.add(&causes, seconds, weight / (expected * expected).max(1e-12));
+        }
+    }
+
+    pub(super) fn rates(&self, prior: &[f64; 2]) -> [f64; 2] {
+        self.0.rates(prior)
+    }
+}
+
+pub(super) fn load(cell: &AtomicU64) -> f64 {
+    f64::from_bits(cell.load(Ordering::Relaxed))
+}
+
+/// An answer older than some twenty others counts for a third.
+const SPEED: Memory = Memory { kept: 0.95, prior: 0.1, outlier: 2.0, change: 3 };
+const STEPS: Memory = Memory { kept: 0.99, prior: 0.5, outlier: 2.0, change: i32::MAX };
+/// Share of each answer in the running means.
+const LEARNED: f64 = 0.05;
+/// An answer of so many seconds ago counts half, the pool's the other half.
+const HALF_TRUST: f64 = 60.0;
+/// No replica is a thousand times faster than its pool.
+const LEAST_SLOWNESS: f64 = 1e-3;
+/// Numbers that an estimate is made of.
+const FIGURES: usize = 6;

@@ -1,0 +1,136 @@
+//! How much of what a replica was sent it is believed to hold still: its engine's capacity, corrected by its reports.
+//!
+//! An engine's cache is smaller than its size where running sequences, other gateways or a draft model take their share,
+//! and finds less than our bytes promise where a chat template rewrites history. Each report of cached tokens is held
+//! against the prediction: too little shrinks the capacity by two per cent, enough lets it grow slowly back. Lasting
+//! shortfall, whatever its cause (caching may be switched off), takes credit from every later prediction. A report
+//! can only lower a prediction or confirm it: who claims more than he was sent gains nothing.
+
+/// One replica's allowance. Weights are in fine blocks.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Allowance {
+    /// The whole cache, as the engine tells.
+    nominal: u64,
+    /// Taken by tokens of running sequences.
+    pinned: u64,
+    share: f64,
+    credit: f64,
+}
+
+impl Allowance {
+    pub(super) fn new(nominal: u64) -> Self {
+        Self { nominal, pinned: 0, share: 1.0, credit: 1.0 }
+    }
+
+    pub(super) fn set_nominal(&mut self, nominal: u64) {
+        self.nominal = nominal;
+    }
+
+    pub(super) fn set_pinned(&mut self, pinned: u64) {
+        self.pinned = pinned;
+    }
+
+    /// What it may hold.
+    pub(super) fn weight(&self) -> u64 {
+        ((self.nominal as f64 * self.share) as u64).saturating_sub(self.pinned)
+    }
+
+    /// The part of a hit in the index that is worth believing.
+    pub(super) fn credit(&self) -> f64 {
+        if self.credit > BELIEVED { 1.0 } else { self.credit }
+    }
+
+    /// A replica reported how much of a prediction it found. True when it may hold less now.
+    pub(super) fn reported(&mut self, predicted: u64, cached: u64) -> bool {
+        if predicted == 0 {
+            return false;
+        }
+        let confirmed = cached.min(predicted) as f64;
+        let predicted = predicted as f64;
+        let is_short = confirmed < predicted * EXACT - SLACK;
+        let found = if is_short { confirmed / predicted } else { 1.0 };
+        // Large predictions say more about the cache than small ones.
+        let weight = LEARNED * (predicted / FULL_WEIGHT).min(1.0);
+        self.credit += weight * (found - self.credit);
+        self.share = if is_short {
+            (self.share * (1.0 - SHRINK)).max(LEAST_SHARE)
+        } else {
+            (self.share + GROW).min(1.0)
+        };
+        is_short
+    }
+
+    /// It starts anew with an empty cache.
+    pub(super) fn forget(&mut self) {
+        *self = Self::new(self.nominal);
+    }
+}
+
+/// Estimated tokens are within a sixth of the engine's, ...
+const EXACT: f64 = 0.85;
+/// ... give or take a block of the largest engines.
+const SLACK: f64 = 128.0;
+const SHRINK: f64 = 0.02;
+const GROW: f64 = 1.0 / 4096.0;
+/// Below this it is not the capacity that is wrong: credit does the rest.
+const LEAST_SHARE: f64 = 0.25;
+/// Above this a hit is taken at its word.
+const BELIEVED: f64 = 0.95;
+/// Share of a report in the running mean, ...
+const LEARNED: f64 = 0.05;
+/// ... when so many tokens were predicted.
+const FULL_WEIGHT: f64 = 512.0;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn after(reports: impl IntoIterator<Item = (u64, u64)>) -> Allowance {
+        let mut allowance = Allowance::new(10_000);
+        for (predicted, cached) in reports {
+            allowance.reported(predicted, cached);
+        }
+        allowance
+    }
+
+    #[test]
+    fn shortfalls_shrink_and_confirmations_let_it_grow_back() {
+        let short = after([(2000, 500); 10]);
+        assert!((8000..8300).contains(&short.weight()), "{short:?}");
+        let again = after([(2000, 500); 10].into_iter().chain([(2000, 2000); 2000]));
+        assert_eq!(again.weight(), 10_000);
+        assert!((again.credit() - 1.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn estimates_that_are_a_little_off_are_no_shortfall() {
+        for (predicted, cached) in [(1000, 880), (100, 0), (64, 64), (0, 5000)] {
+            let same = after([(predicted, cached); 50]);
+            assert_eq!((same.weight(), same.credit()), (10_000, 1.0), "{predicted} {cached}");
+        }
+    }
+
+    #[test]
+    fn a_replica_that_never_hits_loses_its_credit_within_a_few_answers() {
+        let off = after([(4000, 0); 40]);
+        assert!(off.credit() < 0.15, "{off:?}");
+        assert!(off.weight() >= 2_500);
+    }
+
+    #[test]
+    fn claims_beyond_what_was_sent_gain_nothing() {
+        let liar = after([(1000, u64::MAX); 1000]);
+        assert_eq!((liar.weight(), liar.credit()), (10_000, 1.0));
+    }
+
+    #[test]
+    fn running_sequences_take_their_share() {
+        let mut allowance = Allowance::new(10_000);
+        allowance.set_pinned(3000);
+        assert_eq!(allowance.weight(), 7000);
+        allowance.set_pinned(30_000);
+        assert_eq!(allowance.weight(), 0);
+        allowance.forget();
+        assert_eq!(allowance.weight(), 10_000);
+    }
+}

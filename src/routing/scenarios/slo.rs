@@ -1,0 +1,176 @@
+//! What people see of SLOs in routing: who is spared, who waits, who cannot be helped, and who cannot cheat.
+
+use super::*;
+use crate::record::SloBounds;
+
+fn ms(n: u64) -> Duration {
+    Duration::from_millis(n)
+}
+
+/// A request that has to answer within `ttft_ms`, its tokens 50 ms apart at most, and may be held for half of that.
+fn aim(ttft_ms: u64) -> Aim {
+    let slo = SloBounds { ttft: Some(ms(ttft_ms)), tpot: Some(ms(50)), ..SloBounds::default() };
+    Aim { slo, patience: 0.5, ..Aim::default() }
+}
+
+impl Fleet {
+    /// A fleet of 20 ms a step whose answers have up to 400 tokens.
+    fn experienced(replicas: usize) -> Self {
+        let mut fleet = Self::new(PolicyName::Latency, replicas);
+        for n in 0..200 {
+            let slot = n as usize % replicas;
+            fleet.now = fleet.now.after(ms(1));
+            fleet.model.observe_service(slot, fleet.now, ms(4000), Some(Tokens(1 + 2 * n)));
+            let tokens = 100 * (1 + n % 7);
+            let work = Work::of(Tokens(tokens), Tokens(0));
+            let busy = ms(20 + tokens / 10);
+            let lesson = Lesson { work, busy, was_idle: false, context: 0, at: fleet.now };
+            fleet.model.observe(slot, &lesson);
+        }
+        fleet
+    }
+
+    /// Streams on a replica that have brought `tokens` since they began, one every 20 ms.
+    fn streams(&mut self, slot: usize, count: usize, tokens: u64) -> Vec<LoadGuard> {
+        let tpot = Some(ms(50));
+        let placement = Placement { at: self.now, tpot, is_stream: true, ..Placement::default() };
+        let mut guards: Vec<_> =
+            (0..count).map(|_| LoadGuard::reserve(&self.loads[slot], placement)).collect();
+        guards.iter_mut().for_each(|guard| _ = guard.first_token(self.now));
+        let last = self.now.after(ms(20 * (tokens - 1)));
+        guards.iter().for_each(|guard| guard.progress(tokens, last));
+        self.now = self.now.max(last);
+        self.refresh();
+        guards
+    }
+
+    fn refresh(&self) {
+        for (slot, load) in self.loads.iter().enumerate() {
+            self.model.refresh(slot, load, self.now);
+        }
+    }
+}
+
+#[test]
+fn a_long_prompt_goes_where_the_streams_can_bear_it() {
+    let mut fleet = Fleet::experienced(2);
+    let _with_slack = fleet.streams(0, 12, 200);
+    let _just_begun = fleet.streams(1, 12, 1);
+    fleet.aim = aim(10_000);
+    let decision = fleet.decide(&Text::session(1, 0, 64)).unwrap();
+    assert_eq!(decision.slot, 0);
+    fleet.aim = Aim::default();
+    let harm = fleet.decide(&Text::session(1, 0, 64)).unwrap().terms.harm;
+    assert!(harm < 1.0, "{harm}: streams that ran ahead can wait");
+}
+
+#[test]
+fn who_has_time_is_held_while_streams_are_fragile_and_placed_once_they_are_not() {
+    let mut fleet = Fleet::experienced(1);
+    let streams = fleet.streams(0, 8, 1);
+    fleet.aim = aim(4000);
+    let long = Text::session(1, 0, 64);
+    let held = fleet.judge(&long).unwrap();
+    assert!(matches!(held, Verdict::Hold { until } if until > fleet.now), "{held:?}");
+    assert!(matches!(fleet.judge(&Text::new(&[])).unwrap(), Verdict::Place(_)), "a short one harms nobody");
+    fleet.aim.waited = ms(1800);
+    assert!(matches!(fleet.judge(&long).unwrap(), Verdict::Place(_)), "its own time is running out");
+    fleet.aim = Aim { patience: 0.0, ..aim(4000) };
+    assert!(matches!(fleet.judge(&long).unwrap(), Verdict::Place(_)), "a route without patience");
+    fleet.aim = aim(4000);
+    let later = fleet.now.after(ms(20 * 300));
+    streams.iter().for_each(|stream| stream.progress(301, later));
+    fleet.now = later;
+    fleet.refresh();
+    assert!(matches!(fleet.judge(&long).unwrap(), Verdict::Place(_)), "they have slack now");
+}
+
+#[test]
+fn what_cannot_be_in_time_is_said_with_how_long_to_wait() {
+    let fleet = {
+        let mut fleet = Fleet::experienced(2);
+        fleet.aim = aim(300);
+        fleet
+    };
+    assert!(matches!(fleet.judge(&Text::session(0, 0, 8)).unwrap(), Verdict::Place(_)));
+    let _queue: Vec<_> = (0..20).map(|n| fleet.dispatch(&Text::session(n, 0, 64)).1).collect();
+    let Some(Verdict::Hopeless { decision, best_ttft, retry_after }) = fleet.judge(&Text::session(99, 0, 8))
+    else {
+        panic!("a queue of seconds against a bound of 300 ms")
+    };
+    assert!(best_ttft > ms(1000) && retry_after >= best_ttft - ms(310), "{best_ttft:?} {retry_after:?}");
+    assert_eq!(decision.candidates, 2);
+}
+
+#[test]
+fn without_bounds_nothing_is_held_or_hopeless() {
+    for policy in PolicyName::ALL {
+        let fleet = Fleet::new(policy, 2);
+        let _queue: Vec<_> = (0..200).map(|n| fleet.dispatch(&Text::session(n, 0, 64)).1).collect();
+        assert!(matches!(fleet.judge(&Text::session(999, 0, 64)).unwrap(), Verdict::Place(_)), "{policy:?}");
+    }
+}
+
+#[test]
+fn a_replica_that_lies_about_its_load_does_not_get_everything() {
+    let mut fleet = Fleet::experienced(4);
+    // It says that it is idle; the others tell the truth about what other gateways send.
+    fleet.signals =
+        (0..4).map(|slot| Some(if slot == 2 { signals(0.0, 0.0) } else { signals(6.0, 1.0) })).collect();
+    let counts = fleet.burst((0..80).map(|n| Text::session(n, 0, 16)));
+    assert!(counts.iter().all(|n| (8..=35).contains(n)), "{counts:?}");
+}
+
+#[test]
+fn a_replica_that_boasts_of_cached_tokens_gains_nothing_and_one_that_finds_none_loses_its_hits() {
+    let fleet = Fleet::experienced(2);
+    let text = Text::session(1, 0, 16);
+    fleet.index.insert(0, &text.prompt());
+    for _ in 0..100 {
+        fleet.index.reported(1, Tokens(0), Tokens(1 << 40));
+        fleet.index.reported(1, Tokens(10), Tokens(1 << 40));
+    }
+    assert_eq!(fleet.decide(&text).unwrap().slot, 0, "who was sent it has it");
+    let promised = fleet.decide(&text).unwrap().hit;
+    for _ in 0..60 {
+        fleet.index.reported(0, Tokens(1000), Tokens(0));
+    }
+    let believed = fleet.decide(&text).unwrap();
+    assert!(believed.hit.0 < promised.0 / 5, "{:?} of {promised:?}", believed.hit);
+}
+
+#[test]
+fn a_replica_that_hangs_is_left_before_anybody_times_out() {
+    let mut fleet = Fleet::experienced(4);
+    let mut hung = Vec::new();
+    let mut counts = [0u32; 4];
+    for n in 0..400u64 {
+        fleet.now = fleet.now.after(ms(20));
+        let (decision, mut guard) = fleet.dispatch(&Text::session(n, 0, 8));
+        counts[decision.slot] += 1;
+        if decision.slot == 1 {
+            hung.push(guard);
+        } else {
+            // 71 ms of work for every 80 ms at the other three.
+            guard.first_token(fleet.now.after(ms(5)));
+        }
+    }
+    assert!(counts[1] < 25, "{counts:?}");
+}
+
+#[test]
+fn absurd_prompts_take_bounded_time_and_memory() {
+    let fleet = Fleet::experienced(3);
+    // 10 MB in coarse blocks, thousands of them alike, and some that differ in their last block only.
+    let blocks: Vec<u64> = (0..5120).collect();
+    let long = Text::new(&blocks);
+    for n in 0..300 {
+        let mut other = blocks.clone();
+        other[5119] = 10_000 + n % 3;
+        let text = if n % 2 == 0 { Text::new(&other) } else { Text { chain: long.chain.clone() } };
+        drop(fleet.dispatch(&text));
+    }
+    let held: usize = (0..3).map(|slot| fleet.index.held(slot)).sum();
+    assert!(held <= 3 * (5120 + 3), "{held} blocks");
+    assert!(fleet.index.bytes() < 8 << 20);
+}

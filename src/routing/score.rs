@@ -1,0 +1,94 @@
+//! What a placement costs, in seconds: the request itself, and everybody else.
+//!
+//! The request waits, is computed, and may come too late. Others pay for its prefill: whoever comes next waits
+//! for it, every request on that replica is slowed a little, and streams may be pushed over their bound on time per
+//! token (`hazard`). So a hit is worth what it saves, twice; a hot prefix is copied to a second replica as soon as its
+//! queue costs more than that; and a prompt goes where the streams can bear it. Absent bounds cost nothing.
+
+use super::{Candidate, Curve, Estimate, LoadView, PoolView, Query};
+
+/// What is at stake for one request, the same at every candidate.
+#[derive(Debug)]
+pub(super) struct Stakes {
+    /// Seconds that it has waited, and one over its TTFT bound; the bound is infinite where it has none.
+    waited: f64,
+    per_bound: f64,
+    /// Seconds per token; infinite where unbounded.
+    tpot: f64,
+    fresh: Curve,
+}
+
+impl Stakes {
+    pub(super) fn of(query: &Query<'_>, pool: &PoolView) -> Self {
+        let slo = &query.aim.slo;
+        Self {
+            waited: query.aim.waited.as_secs_f64(),
+            per_bound: slo.ttft.map_or(0.0, |bound| 1.0 / bound.as_secs_f64().max(1e-3)),
+            tpot: slo.tpot.map_or(f64::INFINITY, |bound| bound.as_secs_f64()),
+            fresh: pool.fresh,
+        }
+    }
+
+    /// Notes what a candidate costs.
+    pub(super) fn price(&self, candidate: &mut Candidate<'_>, load: &LoadView, estimate: &Estimate) {
+        let step = estimate.step(load.context);
+        let harm = self.harm(candidate, load, step);
+        let terms = &mut candidate.terms;
+        let ttft = terms.seconds();
+        terms.harm = harm;
+        terms.late = chance_of_late((self.waited + ttft) * self.per_bound);
+        let crowding = CROWDING * candidate.requests * (terms.prefill + estimate.step(0));
+        terms.cost = ttft + OTHERS_WAIT * terms.prefill + crowding + MISS * (harm + terms.late);
+    }
+
+    /// Streams that this prefill is expected to push over their bound.
+    fn harm(&self, candidate: &Candidate<'_>, load: &LoadView, step: f64) -> f64 {
+        let terms = &candidate.terms;
+        let anyway = (terms.wait - terms.slot_wait) as f32;
+        let running = candidate.load.harm(anyway, terms.prefill as f32);
+        // Streams of others are taken to be like ours.
+        let ours = load.decoding().max(1) as f64;
+        let theirs = (candidate.foreign.requests - candidate.foreign.waiting).max(0.0);
+        let running = f64::from(running) * (1.0 + (theirs / ours).min(MOST_OTHERS));
+        if load.bounded == 0 {
+            return running;
+        }
+        // Those that wait will have begun when this one is computed: without any slack, and bounded as this one is.
+        let spare = self.tpot - step;
+        let stall = if spare > 0.0 { terms.prefill * FRESH_SPARE / spare } else { 0.0 };
+        running + load.bounded as f64 * f64::from(self.fresh.at(stall as f32))
+    }
+}
+
+/// Predictions err by about a tenth: what takes nine tenths of the bound is late every other time.
+fn chance_of_late(used: f64) -> f64 {
+    1.0 / (1.0 + ((LATE_AT - used) / LATE_WITHIN).exp())
+}
+
+/// A second of prefill costs those who come next about as much as it costs us.
+const OTHERS_WAIT: f64 = 1.0;
+/// What each request in flight there loses, as a share of the prefill and of a step.
+const CROWDING: f64 = 0.02;
+/// What one missed SLO is worth, in seconds.
+const MISS: f64 = 10.0;
+const LATE_AT: f64 = 0.9;
+const LATE_WITHIN: f64 = 0.1;
+/// Streams of others for each of ours that are believed.
+const MOST_OTHERS: f64 = 8.0;
+/// The slack per token for which the curve of a fresh stream is made: any other only stretches it.
+pub(super) const FRESH_SPARE: f64 = 0.1;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn late_is_a_matter_of_degree() {
+        for (used, least, most) in
+            [(0.0, 0.0, 0.001), (0.5, 0.0, 0.05), (0.9, 0.49, 0.51), (1.0, 0.7, 0.8), (9.0, 0.999, 1.0)]
+        {
+            let chance = chance_of_late(used);
+            assert!((least..=most).contains(&chance), "{used} of the bound: {chance}");
+        }
+    }
+}

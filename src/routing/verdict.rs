@@ -1,0 +1,78 @@
+//! Place it now, wait a moment, or say that it cannot be met: what a decision is worth, by the request's SLO.
+//!
+//! [`judge`] asks [`super::decide`] and holds the answer against the bounds. Two things may speak against placing at
+//! once. *Pacing*: every place would push streams over their bound on time per token while this request still has time
+//! to spare; then a moment of waiting costs nobody anything, because running streams win slack with every token.
+//! *Admission*: no replica can give the first token in time. Waiting itself, its order and what becomes of a hopeless
+//! request (queue, degrade, refuse) are the caller's affair: nothing in here waits or counts.
+
+use std::time::Duration;
+
+use super::{Candidate, Decision, Policy, Query, decide};
+use crate::clock::Stamp;
+use crate::record::SloBounds;
+
+/// What a request needs, and how long it has been waiting: part of a [`Query`].
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Aim {
+    /// This moment.
+    pub now: Stamp,
+    /// Since the last byte of the request was read: what the TTFT bound counts from.
+    pub waited: Duration,
+    /// Its bounds; those that are absent cost and forbid nothing.
+    pub slo: SloBounds,
+    /// The share of its TTFT bound that it may be held for the sake of running streams; 0 never holds it.
+    pub patience: f64,
+}
+
+/// What to do with a request now.
+#[derive(Clone, Copy, Debug)]
+pub enum Verdict {
+    /// Send it.
+    Place(Decision),
+    /// Keep it: it has time, and any placement now would break streams. To be judged again at the next first token or
+    /// end of a stream of the pool, and at `until` at the latest.
+    Hold {
+        /// When to judge again.
+        until: Stamp,
+    },
+    /// No replica is expected to give its first token within its bound.
+    Hopeless {
+        /// The least bad choice, for routes that place it all the same.
+        decision: Decision,
+        /// The whole TTFT, what was waited included, at the best replica.
+        best_ttft: Duration,
+        /// After this long a request like it would be in time, if nothing else came.
+        retry_after: Duration,
+    },
+}
+
+/// Decides as [`decide`] does and says whether the decision should be acted on now. `None` without a candidate.
+///
+/// Pure, and cheap enough to be asked again for every waiting request whenever something changed. A policy that
+/// predicts nothing always places.
+#[must_use]
+pub fn judge(policy: &dyn Policy, query: &Query<'_>, candidates: &mut [Candidate<'_>]) -> Option<Verdict> {
+    let decision = decide(policy, query, candidates)?;
+    let aim = &query.aim;
+    let (Some(bound), Some(predicted)) = (aim.slo.ttft, decision.predicted_ttft) else {
+        return Some(Verdict::Place(decision));
+    };
+    let best = aim.waited + predicted;
+    if best > bound.mul_f64(HOPELESS) {
+        let retry_after = best.saturating_sub(bound);
+        return Some(Verdict::Hopeless { decision, best_ttft: best, retry_after });
+    }
+    let has_time = best < bound.mul_f64(aim.patience.clamp(0.0, 1.0));
+    if has_time && decision.terms.harm > TOLERATED_HARM {
+        return Some(Verdict::Hold { until: aim.now.after(LOOK_AGAIN) });
+    }
+    Some(Verdict::Place(decision))
+}
+
+/// Predictions err by a tenth or two: only what misses by more is called hopeless.
+const HOPELESS: f64 = 1.2;
+/// Streams expected to be broken by a placement, below which it is not worth a wait.
+const TOLERATED_HARM: f64 = 0.05;
+/// Half a decoding step: the picture does not change faster.
+const LOOK_AGAIN: Duration = Duration::from_millis(10);

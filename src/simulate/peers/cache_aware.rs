@@ -1,0 +1,63 @@
+//! SGLang's `cache_aware`: the longest match unless the fleet is out of balance, then the shortest queue.
+//!
+//! From `model_gateway/src/policies/cache_aware.rs` of lightseekorg/smg (73da68ca9). Out of balance is
+//! `max - min > 32 && max > 1.1 min` over its own requests in flight: then the fewest requests win and caches are not
+//! looked at. Else the longest match wins when it covers more than half of the prompt, and the fewest requests if not.
+//! Its record of prompts is given the engines' true capacity, which it does not know.
+
+use crate::clock::Stamp;
+use crate::simulate::engine::EngineConfig;
+use crate::simulate::replay::{Dispatcher, Ended, Incoming, Placement, RequestId, Truth, Verdict};
+
+use super::history::History;
+use super::ledger::Ledger;
+
+/// The policy.
+#[derive(Debug)]
+pub(super) struct CacheAware {
+    ledger: Ledger,
+    history: History,
+    random: fastrand::Rng,
+}
+
+impl CacheAware {
+    pub(super) fn new(replicas: usize, engine: &EngineConfig, seed: u64) -> Self {
+        Self {
+            ledger: Ledger::new(replicas),
+            history: History::new(replicas, engine),
+            random: fastrand::Rng::with_seed(seed),
+        }
+    }
+
+    fn is_out_of_balance(&self) -> bool {
+        let loads = self.ledger.accounts().iter().map(|account| account.inflight);
+        let (most, least) = (loads.clone().max().unwrap_or(0), loads.min().unwrap_or(0));
+        most - least > ABSOLUTE_THRESHOLD && most as f64 > RELATIVE_THRESHOLD * least as f64
+    }
+
+    fn holder(&mut self, request: &Incoming<'_>) -> Option<usize> {
+        let hits = self.history.hits(request);
+        let longest = hits.iter().copied().max()?;
+        let holders: Vec<usize> = (0..hits.len()).filter(|replica| hits[*replica] == longest).collect();
+        let is_match = longest as f64 > CACHE_THRESHOLD * request.prompt.0 as f64;
+        is_match.then(|| self.random.choice(holders)).flatten()
+    }
+}
+
+impl Dispatcher for CacheAware {
+    fn place(&mut self, request: &Incoming<'_>, now: Stamp, _: &Truth<'_>) -> Verdict {
+        let holder = if self.is_out_of_balance() { None } else { self.holder(request) };
+        let replica = holder.unwrap_or_else(|| self.ledger.fewest());
+        self.history.note(replica, request);
+        self.ledger.place(request.id, replica, now, 0.0);
+        Placement::on(replica)
+    }
+
+    fn ended(&mut self, request: RequestId, _: &Ended) {
+        self.ledger.end(request);
+    }
+}
+
+const CACHE_THRESHOLD: f64 = 0.5;
+const ABSOLUTE_THRESHOLD: usize = 32;
+const RELATIVE_THRESHOLD: f64 = 1.1;

@@ -1,0 +1,110 @@
+//! Yardsticks: how other projects choose a replica, re-implemented from their published formulas, and an oracle.
+//!
+//! They exist in the simulator only. Each file says where its formula is from and which defaults it keeps; none of them
+//! was tuned, but for the one that says so. Where a project has the engines' KV events, its yardstick sees the true
+//! caches without delay, which is better than it would have it; the others know the engines' true capacity.
+
+mod cache_aware;
+mod chwbl;
+mod dynamo;
+mod history;
+mod ledger;
+mod llm_d;
+mod oracle;
+mod power_of_two;
+mod smetric;
+mod stickiness;
+
+use super::engine::EngineConfig;
+use super::replay::Dispatcher;
+
+/// Every yardstick.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Peer {
+    /// Two at random, the one with fewer requests.
+    PowerOfTwo,
+    /// Consistent hashing with bounded loads over the first block of the prompt.
+    Chwbl,
+    /// The same over the first three blocks of 512 tokens.
+    ChwblThreeBlocks,
+    /// SGLang's `cache_aware`.
+    SglangCacheAware,
+    /// llm-d's default scorers.
+    LlmD,
+    /// llm-d's affinity filter with token load.
+    LlmDTokenLoad,
+    /// Dynamo's cost.
+    Dynamo,
+    /// Dynamo's cost with prefill counted fourfold.
+    DynamoPrefill4,
+    /// vllm-router's `smetric`.
+    Smetric,
+    /// Knows the true state.
+    Oracle,
+}
+
+impl Peer {
+    /// All of them.
+    pub const ALL: [Self; 10] = [
+        Self::PowerOfTwo,
+        Self::Chwbl,
+        Self::ChwblThreeBlocks,
+        Self::SglangCacheAware,
+        Self::LlmD,
+        Self::LlmDTokenLoad,
+        Self::Dynamo,
+        Self::DynamoPrefill4,
+        Self::Smetric,
+        Self::Oracle,
+    ];
+
+    /// Its name on the command line.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::PowerOfTwo => "power_of_two",
+            Self::Chwbl => "chwbl",
+            Self::ChwblThreeBlocks => "chwbl_3_blocks",
+            Self::SglangCacheAware => "sglang_cache_aware",
+            Self::LlmD => "llm_d",
+            Self::LlmDTokenLoad => "llm_d_token_load",
+            Self::Dynamo => "dynamo",
+            Self::DynamoPrefill4 => "dynamo_prefill_4",
+            Self::Smetric => "smetric",
+            Self::Oracle => "oracle",
+        }
+    }
+
+    /// The yardstick of that name.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|peer| peer.as_str() == name)
+    }
+
+    /// A fresh one.
+    #[must_use]
+    pub fn dispatcher(self, replicas: usize, engine: &EngineConfig, seed: u64) -> Box<dyn Dispatcher> {
+        match self {
+            Self::PowerOfTwo => Box::new(power_of_two::PowerOfTwo::new(replicas, seed)),
+            Self::Chwbl => Box::new(chwbl::Chwbl::new(replicas, chwbl::Key::FirstBlock)),
+            Self::ChwblThreeBlocks => Box::new(chwbl::Chwbl::new(replicas, chwbl::Key::ThreeEngineBlocks)),
+            Self::SglangCacheAware => Box::new(cache_aware::CacheAware::new(replicas, engine, seed)),
+            Self::LlmD => Box::new(llm_d::LlmD::new(replicas, engine, seed)),
+            Self::LlmDTokenLoad => Box::new(stickiness::TokenLoad::new(replicas, engine)),
+            Self::Dynamo => Box::new(dynamo::Dynamo::new(replicas, 1.0)),
+            Self::DynamoPrefill4 => Box::new(dynamo::Dynamo::new(replicas, 4.0)),
+            Self::Smetric => Box::new(smetric::Smetric::new(replicas, engine)),
+            Self::Oracle => Box::new(oracle::Oracle::new(replicas, engine)),
+        }
+    }
+}
+
+/// The index of the least value; equal ones are taken in turn, starting after `turn`.
+fn least_in_turn(values: &[f64], turn: usize) -> Option<usize> {
+    let count = values.len();
+    let in_turn = (0..count).map(|offset| (turn + offset) % count);
+    in_turn.min_by(|a, b| values[*a].total_cmp(&values[*b]))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,262 @@
+//! The alerting kit: rules and dashboards hold against what the gateway really exports.
+//!
+//! Names and labels of every query are looked up on a page of `/metrics`. Where `promtool` is installed it checks the
+//! syntax of all of them and runs the rules' own tests, which show each alert firing and staying silent.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation fails the test")]
+
+#[path = "observe/support.rs"]
+#[allow(dead_code, reason = "shared with the tests of the observers")]
+mod support;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::num::NonZeroU64;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokenway::control::drift::{Diagnosis, Finding, Kind, SeriesName};
+use tokenway::fleet::status::ReplicaState;
+use tokenway::observe::metrics::{StreamKey, WebhookResult};
+use tokenway::record::{Gap, Gaps, Outcome};
+
+fn kit(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("config").join(path)
+}
+
+/// A page on which everything has happened once.
+fn page() -> String {
+    let mut config = support::config();
+    config.pools[0].queue_target = NonZeroU64::new(8);
+    for slo in config.slo.values_mut() {
+        slo.tpot = Some(Duration::from_millis(40));
+        slo.e2e = Some(Duration::from_secs(60));
+    }
+    let observer = support::observer(&config);
+    let first = support::first_token();
+    observer.first_token(&first);
+    let gaps = [Gap { length: Duration::from_millis(40), tokens: Some(2) }];
+    observer.stream_series(&StreamKey::from(&first)).gaps(&Gaps { gaps: &gaps, late_itl: &[] });
+    observer.record(&Arc::new(support::record()));
+    let mut failed = support::record();
+    failed.outcome = Outcome::Failed;
+    failed.error = Some("timeout_inter_token");
+    observer.record(&Arc::new(failed));
+    let metrics = observer.metrics();
+    metrics.admission("admit", "room");
+    metrics.http_rejected("header_timeout");
+    metrics.drift_webhook(WebhookResult::Failed);
+    metrics.drift_found(&Finding {
+        at: 0.0,
+        kind: Kind::TtftTailDrift,
+        series: SeriesName { route: "chat".into(), revision: "v1".into(), replica: None },
+        diagnosis: Diagnosis::InfrastructureVariability,
+        evidence: Vec::new(),
+    });
+    metrics.render(&[support::status(ReplicaState::Ready, true)])
+}
+
+/// Series names of a page with their labels; `instance` and `job` are Prometheus' own.
+fn exported(page: &str) -> BTreeMap<String, BTreeSet<String>> {
+    let mut exported: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for line in page.lines().filter(|line| !line.starts_with('#')) {
+        let Some((series, _)) = line.rsplit_once(' ') else { continue };
+        let (name, labels) = series.split_once('{').unwrap_or((series, ""));
+        let of_name = exported.entry(name.to_owned()).or_default();
+        of_name.extend(["instance", "job"].map(str::to_owned));
+        of_name.extend(labels.split("\",").filter_map(|pair| Some(pair.split_once("=\"")?.0.to_owned())));
+    }
+    exported
+}
+
+/// Each selector of a query: its name and the labels between its braces.
+fn selectors(query: &str) -> Vec<(String, Vec<String>)> {
+    let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == ':';
+    let mut found = Vec::new();
+    let mut rest = query;
+    while let Some(at) = rest.find(|c: char| is_name(c)) {
+        rest = &rest[at..];
+        let end = rest.find(|c: char| !is_name(c)).unwrap_or(rest.len());
+        let (name, after) = rest.split_at(end);
+        rest = after;
+        if !name.starts_with("tokenway") && !name.starts_with("process_") {
+            if rest.starts_with('"') {
+                // Cannot be: names are never followed by a quote.
+                panic!("{query}");
+            }
+            continue;
+        }
+        let inside =
+            rest.strip_prefix('{').and_then(|rest| rest.split_once('}')).map_or("", |(inside, _)| inside);
+        let labels = inside.split(',').filter_map(|pair| {
+            let (label, _) = pair.split_once('=')?;
+            Some(label.trim().trim_end_matches('!').to_owned())
+        });
+        found.push((name.to_owned(), labels.collect()));
+    }
+    found
+}
+
+/// A query without what stands between quotes, which is no name.
+fn unquoted(query: &str) -> String {
+    query.split('"').step_by(2).collect::<Vec<_>>().join("\"\"")
+}
+
+/// Labels that a query groups or joins by.
+fn grouped(query: &str) -> Vec<String> {
+    let words = ["by (", "on (", "ignoring (", "group_left ("];
+    let parts = words.iter().flat_map(|word| query.split(word).skip(1));
+    let inside = parts.filter_map(|part| part.split_once(')')).map(|(inside, _)| inside);
+    let labels = inside.flat_map(|inside| inside.split(',')).map(|label| label.trim().to_owned());
+    labels.filter(|label| !label.is_empty()).collect()
+}
+
+struct Query {
+    place: String,
+    text: String,
+}
+
+fn dashboards() -> Vec<Query> {
+    let files = ["fleet", "route", "replica", "rollout"];
+    let mut queries = Vec::new();
+    for file in files {
+        let text = fs::read_to_string(kit(&format!("grafana/{file}.json"))).unwrap();
+        let json: serde_json::Value = serde_json::from_str(&text).unwrap();
+        for panel in json["panels"].as_array().unwrap() {
+            let title = panel["title"].as_str().unwrap();
+            for target in panel["targets"].as_array().unwrap() {
+                let place = format!("{file}.json, panel {title}");
+                let text = target["expr"].as_str().unwrap().replace("$__rate_interval", "1m");
+                queries.push(Query { place, text });
+            }
+        }
+        for variable in json["templating"]["list"].as_array().unwrap() {
+            let Some(query) = variable["query"]["query"].as_str() else { continue };
+            let inside = query.strip_prefix("label_values(").unwrap().strip_suffix(')').unwrap();
+            let (selector, label) = inside.rsplit_once(", ").unwrap();
+            let text = format!("max by ({label}) ({selector})");
+            queries.push(Query { place: format!("{file}.json, variable {label}"), text });
+        }
+    }
+    assert!(queries.len() > 60, "{} queries", queries.len());
+    queries
+}
+
+/// Expressions of the rules, and the names that they record.
+fn rules() -> (Vec<Query>, BTreeSet<String>) {
+    let text = fs::read_to_string(kit("prometheus/rules.yml")).unwrap();
+    let (mut queries, mut recorded, mut place): (Vec<Query>, _, _) =
+        (Vec::new(), BTreeSet::new(), String::new());
+    let mut is_in_query = false;
+    for line in text.lines() {
+        let trimmed = line.trim_start();
+        if let Some(name) = trimmed.strip_prefix("- record: ") {
+            recorded.insert(name.to_owned());
+            place = name.to_owned();
+        } else if let Some(name) = trimmed.strip_prefix("- alert: ") {
+            place = name.to_owned();
+        }
+        if let Some(query) = trimmed.strip_prefix("expr: ") {
+            is_in_query = query == "|";
+            let text = query.trim_matches('|').to_owned();
+            queries.push(Query { place: format!("rules.yml, {place}"), text });
+        } else if is_in_query && line.starts_with("          ") {
+            let query = queries.last_mut().unwrap();
+            query.text.push_str(trimmed);
+            query.text.push(' ');
+        } else {
+            is_in_query = false;
+        }
+    }
+    assert!(recorded.len() > 10 && queries.len() > 25);
+    (queries, recorded)
+}
+
+#[tokio::test]
+async fn every_query_asks_for_what_the_gateway_exports() {
+    let exported = exported(&page());
+    let (of_rules, recorded) = rules();
+    let mut wrong = Vec::new();
+    for query in of_rules.iter().chain(&dashboards()) {
+        let found = selectors(&unquoted(&query.text));
+        assert!(!found.is_empty(), "{}: no metric in {}", query.place, query.text);
+        let mut known = BTreeSet::new();
+        for (name, labels) in found {
+            if recorded.contains(&name) {
+                known.extend(["route", "revision", "outcome"].map(str::to_owned));
+                continue;
+            }
+            let Some(of_name) = exported.get(&name) else {
+                wrong.push(format!("{}: no metric {name}", query.place));
+                continue;
+            };
+            known.extend(of_name.iter().cloned());
+            let missing = labels.iter().filter(|label| !of_name.contains(*label));
+            wrong.extend(missing.map(|label| format!("{}: {name} has no label {label}", query.place)));
+        }
+        let missing = grouped(&query.text).into_iter().filter(|label| !known.contains(label));
+        wrong.extend(missing.map(|label| format!("{}: nothing has a label {label}", query.place)));
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn the_scan_sees_names_and_labels() {
+    let query =
+        r#"sum by (route) (rate(tokenway_requests_total{outcome=~"failed, or {worse}", code!="200"}[5m]))"#;
+    let found = selectors(&unquoted(query));
+    assert_eq!(
+        found,
+        [("tokenway_requests_total".to_owned(), vec!["outcome".to_owned(), "code".to_owned()])]
+    );
+    assert_eq!(grouped(query), ["route"]);
+}
+
+fn promtool(args: &[&str]) -> Option<(bool, String)> {
+    match Command::new("promtool").args(args).output() {
+        Ok(output) => {
+            let said = [output.stdout, output.stderr].concat();
+            Some((output.status.success(), String::from_utf8_lossy(&said).into_owned()))
+        }
+        Err(_) => {
+            println!("skipped: promtool is not installed (Debian: apt-get install prometheus)");
+            None
+        }
+    }
+}
+
+#[test]
+fn promtool_reads_the_rules_and_every_panel() {
+    let rules = kit("prometheus/rules.yml");
+    let Some((is_good, said)) = promtool(&["check", "rules", rules.to_str().unwrap()]) else { return };
+    assert!(is_good, "{said}");
+    // Queries of panels are checked by the same parser, as rules that record them.
+    let mut file = String::from("groups:\n- name: panels\n  rules:\n");
+    for (at, query) in dashboards().iter().enumerate() {
+        let text = serde_json::Value::from(query.text.as_str());
+        file.push_str(&format!("  # {}\n  - record: panel:{at}\n    expr: {text}\n", query.place));
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("panels.yml");
+    fs::write(&path, &file).unwrap();
+    let (is_good, said) = promtool(&["check", "rules", path.to_str().unwrap()]).unwrap();
+    assert!(is_good, "{said}\n{file}");
+}
+
+#[test]
+fn every_alert_fires_when_it_should_and_is_silent_when_it_should_not() {
+    let tests = kit("prometheus/rules_test.yml");
+    let text = fs::read_to_string(&tests).unwrap();
+    let (of_rules, recorded) = rules();
+    let alerts = of_rules.iter().filter_map(|query| query.place.strip_prefix("rules.yml, "));
+    for alert in alerts.filter(|alert| !recorded.contains(*alert)) {
+        let of_alert =
+            text.split("  - name: ").filter(|test| test.contains(&format!("alertname: {alert}\n")));
+        let (silent, firing): (Vec<_>, Vec<_>) = of_alert.partition(|test| test.contains("exp_alerts: []"));
+        assert!(!silent.is_empty() && !firing.is_empty(), "{alert} is not tested on both sides");
+    }
+    let Some((is_good, said)) = promtool(&["test", "rules", tests.to_str().unwrap()]) else { return };
+    assert!(is_good, "{said}");
+}
