@@ -84,7 +84,7 @@ impl Fleet {
                 .map(|(slot, (load, identity))| Candidate::new(slot, *identity, load)),
         );
         let ms = |n| Some(Duration::from_millis(n));
-        let slo = SloBounds { ttft: ms(3000), tpot: ms(100), e2e: None };
+        let slo = SloBounds { ttft: ms(3000), tpot: ms(100), ..SloBounds::default() };
         let query = Query {
             prompt: prompt(chain, bytes),
             session: Some(9),
