@@ -13,7 +13,7 @@ use super::super::finding::Diagnosis;
 use super::super::scale::median;
 use super::super::signals::{Book, Signals};
 use crate::clock::Stamp;
-use crate::simulate::engine::{Engine, EngineConfig, EngineEvent, Job, JobId};
+use crate::simulate::engine::{CostModel, Engine, EngineConfig, EngineEvent, Job, JobId};
 
 const REPLICAS: usize = 4;
 const NAMES: [&str; REPLICAS] = ["a", "b", "c", "d"];
@@ -80,8 +80,11 @@ impl Fleet {
         let mut random = fastrand::Rng::with_seed(seed);
         let config = EngineConfig {
             max_num_seqs: 16 + random.usize(..17),
-            prefill_tokens_per_second: 4_000.0 + 4_000.0 * random.f64(),
-            step: Duration::from_millis(20 + random.u64(..15)),
+            cost: CostModel {
+                prefill_tokens_per_second: 4_000.0 + 4_000.0 * random.f64(),
+                step: Duration::from_millis(20 + random.u64(..15)),
+                ..CostModel::default()
+            },
             num_blocks: 1_400 + random.u64(..600),
             ..EngineConfig::default()
         };
