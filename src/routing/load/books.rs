@@ -235,11 +235,9 @@ impl Books {
     pub(super) fn refresh(&mut self, now: Stamp, known: &Known<'_>) -> (Curve, Refreshed) {
         let mut curve = Curve::default();
         let mut found = Refreshed { computed: self.take_silent(now, known.seconds), ..Refreshed::default() };
-        let context = self.context;
+        let context = self.count_context();
         for stream in &mut self.streams {
-            let tokens = stream.pulse.tokens.load(Ordering::Relaxed);
-            self.context = self.context.saturating_sub(stream.counted).saturating_add(tokens);
-            stream.counted = tokens;
+            let tokens = stream.counted;
             let at = stream.pulse.at.load(Ordering::Relaxed);
             let (tokens_before, at_before) = stream.asked;
             found.generated += tokens;
@@ -257,6 +255,17 @@ impl Books {
         }
         found.lesson = self.group.take_if(|group| now.since(group.at) > ONE_STEP);
         (curve, found)
+    }
+
+    /// Tokens in the context of running streams by now.
+    fn count_context(&mut self) -> u64 {
+        let mut context: u64 = 0;
+        for stream in &mut self.streams {
+            stream.counted = stream.pulse.tokens.load(Ordering::Relaxed);
+            context = context.saturating_add(stream.prompt).saturating_add(stream.counted);
+        }
+        self.context = context;
+        context
     }
 
     /// An answer without a stream shows nothing until its end: its prompt is taken to be computed when its time is over.
