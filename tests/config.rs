@@ -362,11 +362,20 @@ fn faults_of_routes_and_tenants() {
             "f.toml:7:1: limits is not supported yet",
         ),
         ("[drift]\nblock = \"24h\"\nwindow = \"1h\"\n", "f.toml:6:1: unknown key \"window\" in [drift]"),
-        ("[drift]\nbaseline = { from = \"7d\", to = \"35d\" }\n", "f.toml:5:12: drift.baseline.from must be at least three blocks before drift.baseline.to"),
-        ("[drift]\nblock = \"24h\"\nbaseline = { to = \"1h\" }\n", "f.toml:6:12: drift.baseline.to is under three blocks: a drift would be part of its own baseline"),
+        (
+            "[drift]\nbaseline = { from = \"7d\", to = \"35d\" }\n",
+            "f.toml:5:12: drift.baseline.from must be at least three blocks before drift.baseline.to",
+        ),
+        (
+            "[drift]\nblock = \"24h\"\nbaseline = { to = \"1h\" }\n",
+            "f.toml:6:12: drift.baseline.to is under three blocks: a drift would be part of its own baseline",
+        ),
         ("[drift]\nblock = \"1m\"\n", "f.toml:5:9: drift.baseline.from is more than a hundred blocks ago"),
         ("[drift]\navailability = 1.0\n", "f.toml:5:16: drift.availability must be from 0.5 to 0.999999"),
-        ("[drift]\nwebhook = \"alertmanager\"\n", "f.toml:5:11: \"alertmanager\" does not start with http:// or https://"),
+        (
+            "[drift]\nwebhook = \"alertmanager\"\n",
+            "f.toml:5:11: \"alertmanager\" does not start with http:// or https://",
+        ),
     ] {
         assert_told(&with_pool(rest), &[expected]);
     }

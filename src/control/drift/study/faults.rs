@@ -13,7 +13,7 @@ use super::super::finding::Diagnosis;
 use super::super::scale::median;
 use super::super::signals::{Book, Signals};
 use crate::clock::Stamp;
-use crate::simulate::engine::{Engine, EngineConfig, EngineEvent, Job, JobId};
+use crate::simulate::engine::{CostModel, Engine, EngineConfig, EngineEvent, Job, JobId};
 
 const REPLICAS: usize = 4;
 const NAMES: [&str; REPLICAS] = ["a", "b", "c", "d"];
@@ -25,7 +25,7 @@ const AFTER: u64 = 7;
 enum Fault {
     /// Two to four hosts are shared with somebody: steps take longer.
     Contention,
-    /// Other tenants of the cards leave a part of the KV cache.
+    /// Other tenants of the cards leave a small part of the KV cache.
     KvPressure,
     /// One host is throttled.
     OneSlow,
@@ -33,7 +33,7 @@ enum Fault {
     ConfigChange,
     /// More requests.
     QueueGrowth,
-    /// Engines restart, one after the other or together, with empty caches.
+    /// Engines restart one after the other, with empty caches and slow first minutes.
     ColdStarts,
 }
 
@@ -80,13 +80,16 @@ impl Fleet {
         let mut random = fastrand::Rng::with_seed(seed);
         let config = EngineConfig {
             max_num_seqs: 16 + random.usize(..17),
-            prefill_tokens_per_second: 4_000.0 + 4_000.0 * random.f64(),
-            step: Duration::from_millis(20 + random.u64(..15)),
-            num_blocks: 1_400 + random.u64(..600),
+            cost: CostModel {
+                prefill_tokens_per_second: 4_000.0 + 4_000.0 * random.f64(),
+                step: Duration::from_millis(20 + random.u64(..15)),
+                ..CostModel::default()
+            },
+            num_blocks: 3_000 + random.u64(..1_000),
             ..EngineConfig::default()
         };
         let engines = (0..REPLICAS as u64).map(|at| Engine::new(config.clone(), seed * 7 + at)).collect();
-        let prefixes = (0..24).map(|_| (0..320 + random.usize(..320)).map(|_| random.u32(..)).collect());
+        let prefixes = (0..64).map(|_| (0..320 + random.usize(..320)).map(|_| random.u32(..)).collect());
         let prefixes = prefixes.collect();
         let rate = 3.5 + 1.5 * random.f64();
         let limits = [config.max_num_seqs as f64; REPLICAS];
@@ -202,7 +205,7 @@ impl Fleet {
                 self.engines[one].set_slowdown(factor);
             }
             Fault::KvPressure => {
-                let left = 0.12 + 0.08 * self.random.f64();
+                let left = 0.03 + 0.05 * self.random.f64();
                 self.replace(|config| config.num_blocks = (config.num_blocks as f64 * left) as u64, false);
             }
             Fault::ConfigChange => {
@@ -219,7 +222,8 @@ impl Fleet {
                 );
             }
             Fault::QueueGrowth => self.rate *= 1.6 + 0.6 * self.random.f64(),
-            Fault::ColdStarts => (0..REPLICAS).for_each(|replica| self.restart(replica)),
+            // Engines start minute by minute: see `diagnosed`.
+            Fault::ColdStarts => {}
         }
     }
 
@@ -269,10 +273,12 @@ fn diagnosed(fault: Fault, seed: u64) -> Option<Diagnosis> {
     }
     fleet.strike(fault);
     for minute in BEFORE..BEFORE + AFTER {
-        // Engines of a deployment do not all start in the same minute; the last ones are cold when it is asked.
-        if fault == Fault::ColdStarts && minute > BEFORE {
+        // A deployment that goes around: each minute another engine starts, and compiles while it serves.
+        if fault == Fault::ColdStarts {
             let one = (minute - BEFORE) as usize % REPLICAS;
+            fleet.engines.iter_mut().for_each(|engine| engine.set_slowdown(1.0));
             fleet.restart(one);
+            fleet.engines[one].set_slowdown(5.0);
         }
         fleet.minute(minute, &mut book);
     }
