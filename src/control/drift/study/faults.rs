@@ -298,7 +298,8 @@ fn confusion() {
     for (fault, expected) in FAULTS {
         let mut said: HashMap<&str, u64> = HashMap::new();
         for seed in 0..fleets {
-            let cause = diagnosed(fault, 100 + seed);
+            // Fleets 100 to 199 were looked at while the rules were written.
+            let cause = diagnosed(fault, 1000 + seed);
             *said.entry(cause.map_or("(nothing)", Diagnosis::as_str)).or_default() += 1;
             right += u64::from(cause == Some(expected));
             all += 1;
