@@ -71,19 +71,27 @@ pub(super) fn of_signals(moves: &[Move]) -> Option<Diagnosis> {
     if moves.iter().any(|moved| moved.batch_limit.is_some_and(|ratio| (ratio - 1.0).abs() > 0.01)) {
         return Some(Diagnosis::Configuration);
     }
-    let started = moves.iter().filter(|moved| moved.has_started).count();
-    if started > 0 {
+    if let Some(ago) = moves.iter().filter_map(|moved| moved.started_ago).min() {
+        // What began minutes ago is cold; what is slow though its start is over and its cache is back was changed.
         let is_cold =
-            moves.iter().any(|moved| moved.has_started && moved.hit_rate.is_some_and(|hits| hits < COLD));
-        let is_cold = is_cold || started < moves.len();
-        return Some(if is_cold { Diagnosis::ColdStarts } else { Diagnosis::Configuration });
+            moves.iter().any(|m| m.started_ago.is_some() && m.hit_rate.is_some_and(|hits| hits < COLD));
+        let is_everywhere = moves.iter().all(|moved| moved.started_ago.is_some());
+        let was_changed = ago >= WARM_AFTER && !is_cold && is_everywhere;
+        return Some(if was_changed { Diagnosis::Configuration } else { Diagnosis::ColdStarts });
     }
     let load = moves.iter().map(|moved| moved.requests).sum::<f64>() / moves.len() as f64;
     if load > MORE {
         return Some(Diagnosis::Capacity);
     }
+    // Prompts that wait for room in the cache, with places in the batch to spare, are short of cache as well.
     let is_full = most(&|moved| is(moved.kv_now, FULL) && is(moved.kv_cache_usage, 1.1));
-    if is(all(|moved| moved.preemptions), PREEMPTED) || (is_full && is(all(|moved| moved.itl_tail), SLOWER)) {
+    let waits = is(all(|moved| moved.waiting), WAITING);
+    // Hits that are gone while the cache is fuller than before were evicted.
+    let is_evicted = most(&|m| is(m.kv_cache_usage, 1.5) && m.hit_rate.is_some_and(|hits| hits < EVICTED));
+    if is_evicted
+        || is(all(|moved| moved.preemptions), PREEMPTED)
+        || (is_full && (waits || is(all(|moved| moved.itl_tail), SLOWER)))
+    {
         return Some(Diagnosis::KvPressure);
     }
     if is(all(|moved| moved.ttft), SLOWER) && !is(all(|moved| moved.engine_ttft), STILL) {
@@ -109,8 +117,7 @@ fn lone(moves: &[Move]) -> Option<Diagnosis> {
         let rest = others.last()?;
         (*highest > by && *rest < STILL && highest / rest > by).then_some(())
     };
-    let started = moves.iter().filter(|moved| moved.has_started).count();
-    if started > 0 {
+    if moves.iter().any(|moved| moved.started_ago.is_some()) {
         return None;
     }
     // A slow replica decodes slowly as well; affinity sends the others' work around, so that TTFT alone may blur.
@@ -140,10 +147,16 @@ const STILL: f64 = 1.15;
 const LONE: f64 = 1.2;
 /// A hit rate below this share of what it was is that of a cold cache.
 const COLD: f64 = 0.7;
+/// Or, without a start, that of a cache that is too small.
+const EVICTED: f64 = 0.8;
 /// Preemptions a minute and replica that were not there before.
 const PREEMPTED: f64 = 0.5;
-/// A KV cache that has no room for the next prompt.
-const FULL: f64 = 0.95;
+/// A KV cache that has hardly room for the next prompt.
+const FULL: f64 = 0.8;
+/// So many more requests wait in an engine.
+const WAITING: f64 = 0.5;
+/// Minutes after which a start is no excuse any more.
+const WARM_AFTER: i64 = 5;
 
 #[cfg(test)]
 mod tests {
@@ -157,8 +170,8 @@ mod tests {
     fn causes_by_what_moved_with_it() {
         let busy = Move { requests: 1.6, waiting: Some(9.0), ..slow(3.0, 1.3) };
         let preempted = Move { preemptions: Some(4.0), itl_tail: Some(6.0), ..slow(1.6, 1.0) };
-        let cold = Move { has_started: true, hit_rate: Some(0.2), ..slow(2.0, 1.0) };
-        let changed = Move { batch_limit: Some(0.25), has_started: true, ..slow(2.0, 0.9) };
+        let cold = Move { started_ago: Some(2), hit_rate: Some(0.2), ..slow(2.0, 1.0) };
+        let changed = Move { batch_limit: Some(0.25), started_ago: Some(6), ..slow(2.0, 0.9) };
         let outside = Move { engine_ttft: Some(1.0), ..slow(2.0, 1.0) };
         let table = [
             (vec![slow(2.0, 1.6); 4], Some(Diagnosis::Contention)),

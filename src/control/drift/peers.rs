@@ -141,8 +141,9 @@ impl Peer {
             // Found already: it takes less to go on than to begin.
             return (excess >= BACK.ln()).then_some(excess);
         }
-        // The others' medians are estimates as well.
-        let noise = (usual.scale.powi(2) + 2.0 * variance).sqrt();
+        // What hours differ by contains the error of their medians already; few requests make it larger, and the
+        // others' medians are estimates as well.
+        let noise = usual.scale.powi(2).max(2.0 * variance).sqrt();
         // Peers that got faster do not make this one slow.
         let own_rise = self.usual_median().filter(|_| is_known).map_or(excess, |before| own - before);
         (excess >= bar.ln() && excess >= SURE * noise && own_rise >= excess / 2.0).then_some(excess)

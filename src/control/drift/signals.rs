@@ -66,7 +66,8 @@ pub(super) struct Move {
     /// A minute, now minus before.
     pub(super) preemptions: Option<f64>,
     pub(super) batch_limit: Option<f64>,
-    pub(super) has_started: bool,
+    /// Minutes since it last (re)started, if that is not long ago.
+    pub(super) started_ago: Option<i64>,
     /// TTFT now, in seconds, to weigh differences against.
     pub(super) ttft_now: Option<f64>,
     /// How much of the KV cache is in use now.
@@ -110,11 +111,12 @@ fn within(minutes: &Past, after: i64, until: i64) -> Vec<&Signals> {
     minutes.iter().filter(|(at, _)| *at > after && *at <= until).map(|(_, signals)| signals).collect()
 }
 
-fn started(minutes: &Past, minute: i64) -> bool {
-    minutes.iter().any(|(at, signals)| *at > minute - RECENTLY && *at <= minute && signals.has_started)
+fn started(minutes: &Past, minute: i64) -> Option<i64> {
+    let started = minutes.iter().rev().find(|(at, signals)| *at <= minute && signals.has_started);
+    started.map(|(at, _)| minute - at).filter(|ago| *ago < RECENTLY)
 }
 
-fn compare(now: &[&Signals], before: &[&Signals], has_started: bool) -> Move {
+fn compare(now: &[&Signals], before: &[&Signals], started_ago: Option<i64>) -> Move {
     let of = |minutes: &[&Signals], pick: fn(&Signals) -> Option<f64>| {
         median(&minutes.iter().filter_map(|signals| pick(signals)).collect::<Vec<_>>())
     };
@@ -135,7 +137,7 @@ fn compare(now: &[&Signals], before: &[&Signals], has_started: bool) -> Move {
         waiting: difference(|s| s.waiting),
         preemptions: difference(|s| s.preemptions),
         batch_limit: ratio(|s| s.batch_limit),
-        has_started,
+        started_ago,
         ttft_now: of(now, |s| s.ttft),
         kv_now: of(now, |s| s.kv_cache_usage),
     }
