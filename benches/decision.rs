@@ -167,7 +167,7 @@ fn main() -> std::io::Result<()> {
             fleet.insert(slot, &staircase[..staircase.len() * (slot + 1) / replicas]);
         }
         measure(&mut out, &title("lookup only, worst case"), 20_000, |_| {
-            fleet.index.lookup(&staircase, &mut hits)
+            fleet.index.lookup(&staircase, &mut hits);
         })?;
         for name in PolicyName::ALL {
             let policy = named(name);
