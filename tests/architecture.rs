@@ -28,6 +28,7 @@ const FORBIDDEN: &[(&[&str], &[&str])] = &[
             "relay/timeline.rs",
             "relay/withhold.rs",
             "config/check",
+            "control/drift",
             "simulate/engine",
             "simulate/peers",
             "simulate/replay",

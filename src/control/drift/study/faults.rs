@@ -23,7 +23,7 @@ const AFTER: u64 = 7;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
-    /// Two to four hosts are shared with somebody: steps take longer.
+    /// Three or four hosts are shared with somebody: steps take longer.
     Contention,
     /// Other tenants of the cards leave a small part of the KV cache.
     KvPressure,
@@ -195,8 +195,8 @@ impl Fleet {
         let factor = 1.5 + self.random.f64();
         match fault {
             Fault::Contention => {
-                let hosts = 2 + self.random.usize(..3);
-                for engine in self.engines.iter_mut().take(hosts.max(3)) {
+                let hosts = 3 + self.random.usize(..2);
+                for engine in self.engines.iter_mut().take(hosts) {
                     engine.set_slowdown(factor);
                 }
             }
