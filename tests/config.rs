@@ -361,6 +361,16 @@ fn faults_of_routes_and_tenants() {
             "[[tenant]]\nname = \"t\"\nkey_sha256 = []\nlimits = { concurrency = 1 }\n",
             "f.toml:7:1: limits is not supported yet",
         ),
+    ] {
+        assert_told(&with_pool(rest), &[expected]);
+    }
+    let twice = format!("[[tenant]]\nname = \"t\"\nkey_sha256 = [\"{digest}\", \"{digest}\"]\n");
+    assert_told(&with_pool(&twice), &["f.toml:6:83: this key is listed already"]);
+}
+
+#[test]
+fn faults_of_drift() {
+    for (rest, expected) in [
         ("[drift]\nblock = \"24h\"\nwindow = \"1h\"\n", "f.toml:6:1: unknown key \"window\" in [drift]"),
         (
             "[drift]\nbaseline = { from = \"7d\", to = \"35d\" }\n",
@@ -379,8 +389,6 @@ fn faults_of_routes_and_tenants() {
     ] {
         assert_told(&with_pool(rest), &[expected]);
     }
-    let twice = format!("[[tenant]]\nname = \"t\"\nkey_sha256 = [\"{digest}\", \"{digest}\"]\n");
-    assert_told(&with_pool(&twice), &["f.toml:6:83: this key is listed already"]);
 }
 
 #[test]
