@@ -13,9 +13,10 @@ use http::{HeaderValue, Request};
 use http_body_util::Full;
 
 use super::Gateway;
-use super::picker;
+use super::picker::{self, Choice};
 use super::prepare::Prepared;
-use crate::error::{Failure, ReplicaFailure};
+use crate::clock::Stamp;
+use crate::error::{Failure, ReplicaFailure, Timer};
 use crate::fleet::pick::Pick;
 use crate::journal::Journal;
 use crate::observe::trace_context;
@@ -39,6 +40,7 @@ pub struct Exchange {
     tried: picker::Tried,
     retried_unsent: u32,
     retried_started: bool,
+    was_held: bool,
 }
 
 /// What came of it.
@@ -80,6 +82,7 @@ impl Exchange {
             tried: picker::Tried::new(),
             retried_unsent: 0,
             retried_started: false,
+            was_held: false,
         }
     }
 
@@ -98,11 +101,16 @@ impl Exchange {
     async fn answer(&mut self) -> Result<(Answer, Winner), Failure> {
         let mut last: Option<Result<(Answer, Winner), Failure>> = None;
         loop {
-            let Some(pick) = picker::pick(&self.gateway, &self.prepared, &self.tried) else {
-                return last.unwrap_or_else(|| Err(self.nobody()));
+            let pick = match picker::pick(&self.gateway, &self.prepared, &self.tried) {
+                None => return last.unwrap_or_else(|| Err(self.nobody())),
+                Some(Choice::Hold(until)) => {
+                    self.hold(until).await?;
+                    continue;
+                }
+                Some(Choice::Take(pick)) => pick,
             };
             self.note_decision(&pick);
-            match self.attempt(pick).await {
+            match self.attempt(*pick).await {
                 Ok(answered) => return Ok(answered),
                 Err((AttemptError::Overdue(failure), _)) => return Err(failure),
                 Err((AttemptError::Replica(failure, answer), winner)) => {
@@ -119,6 +127,19 @@ impl Exchange {
                 }
             }
         }
+    }
+
+    /// Pacing: the request waits here until a placement breaks no running stream, or until its own time is short.
+    async fn hold(&mut self, until: Stamp) -> Result<(), Failure> {
+        if !std::mem::replace(&mut self.was_held, true) {
+            self.gateway.observer.metrics().admission("hold", "pacing");
+        }
+        let (total, after) = self.deadlines().total;
+        if self.gateway.clock.now() >= total {
+            return Err(Failure::Timeout { timer: Timer::Total, after });
+        }
+        tokio::time::sleep_until(self.gateway.clock.instant(until.min(total))).await;
+        Ok(())
     }
 
     /// Counts the failure against the replica and says whether another try is allowed.

@@ -12,7 +12,7 @@ use crate::fleet::pick::Pick;
 use crate::fleet::registry::PoolState;
 use crate::fleet::replica::Replica;
 use crate::record::{DecisionSummary, Weighed};
-use crate::routing::{self, Aim, Candidate, LoadGuard, Placement, Query, SlotSet};
+use crate::routing::{self, Aim, Candidate, LoadGuard, Placement, Query, SlotSet, Verdict};
 
 /// The replicas that a request has tried, by pool.
 pub type Tried = smallvec::SmallVec<[(Arc<str>, SlotSet); 1]>;
@@ -26,9 +26,18 @@ pub fn note_tried(tried: &mut Tried, pick: &Pick) {
     }
 }
 
+/// What is to be done with a request now.
+#[derive(Debug)]
+pub enum Choice {
+    /// It goes to this replica.
+    Take(Box<Pick>),
+    /// Any placement now would break streams that run, and it has time: ask again then.
+    Hold(Stamp),
+}
+
 /// A replica for the request, among those not tried; `None` when there is none.
 #[must_use]
-pub fn pick(gateway: &Gateway, request: &Prepared, tried: &Tried) -> Option<Pick> {
+pub fn pick(gateway: &Gateway, request: &Prepared, tried: &Tried) -> Option<Choice> {
     let now = gateway.clock.now();
     let none = SlotSet::new();
     let tried_of =
@@ -63,7 +72,7 @@ fn has_open(pool: &PoolState, request: &Prepared, tried: &SlotSet) -> bool {
     }
 }
 
-fn choose(pool: &Arc<PoolState>, request: &Prepared, tried: &SlotSet, now: Stamp) -> Option<Pick> {
+fn choose(pool: &Arc<PoolState>, request: &Prepared, tried: &SlotSet, now: Stamp) -> Option<Choice> {
     let replicas = pool.replicas();
     let config = pool.config();
     let limit = config.max_num_seqs.map(std::num::NonZeroU64::get);
@@ -79,6 +88,8 @@ fn choose(pool: &Arc<PoolState>, request: &Prepared, tried: &SlotSet, now: Stamp
         });
     }
     let chain = &request.prompt.chain;
+    // What nobody has measured yet is no reason to wait; and who was tried elsewhere already has waited enough.
+    let patience = if pool.model.is_taught() && tried.is_empty() { routing::PATIENCE } else { 0.0 };
     let query = Query {
         prompt: routing::Prompt {
             chain: chain.hashes(),
@@ -87,12 +98,16 @@ fn choose(pool: &Arc<PoolState>, request: &Prepared, tried: &SlotSet, now: Stamp
             tokens: request.tokens,
         },
         session: request.session,
-        aim: Aim { now, waited: now.since(request.read), slo: request.slo, patience: 0.0 },
+        aim: Aim { now, waited: now.since(request.read), slo: request.slo, patience },
         model: &pool.model,
         index: &pool.index,
         excluded: tried,
     };
-    let decision = routing::decide(&*request.route.policy, &query, &mut candidates)?;
+    let decision = match routing::judge(&*request.route.policy, &query, &mut candidates)? {
+        Verdict::Hold { until } => return Some(Choice::Hold(until)),
+        // Without a queue to wait in, late is better than never.
+        Verdict::Hopeless { decision, .. } | Verdict::Place(decision) => decision,
+    };
     let replica = Arc::clone(replicas.iter().find(|r| r.slot == decision.slot)?);
     let placement = Placement {
         at: now,
@@ -106,7 +121,7 @@ fn choose(pool: &Arc<PoolState>, request: &Prepared, tried: &SlotSet, now: Stamp
         if decision.predicted_ttft.is_some() { weighed(&candidates, &replicas) } else { Box::default() };
     pool.index.insert(decision.slot, &query.prompt);
     let expected = pool.model.expected(&decision.terms);
-    Some(Pick {
+    Some(Choice::Take(Box::new(Pick {
         pool: Arc::clone(pool),
         replica,
         decision: DecisionSummary { weighed, ..decision.summary() },
@@ -115,7 +130,7 @@ fn choose(pool: &Arc<PoolState>, request: &Prepared, tried: &SlotSet, now: Stamp
         prompt: chain.whole(),
         chosen_at: now,
         load,
-    })
+    })))
 }
 
 /// The terms of the candidates that came closest, by the names that people know.

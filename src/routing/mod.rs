@@ -37,7 +37,7 @@ use self::prefix_index::Hits;
 pub use self::prefix_index::PrefixIndex;
 use self::score::Stakes;
 pub use self::slots::SlotSet;
-pub use self::verdict::{Aim, Verdict, judge};
+pub use self::verdict::{Aim, PATIENCE, Verdict, judge};
 pub use self::work::Work;
 use crate::clock::Stamp;
 use crate::fleet::status::EngineSignals;

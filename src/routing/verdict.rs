@@ -70,6 +70,9 @@ pub fn judge(policy: &dyn Policy, query: &Query<'_>, candidates: &mut [Candidate
     Some(Verdict::Place(decision))
 }
 
+/// How much of its bound on TTFT a request may spend waiting for a moment in which it breaks no stream, the predicted wait
+/// included.
+pub const PATIENCE: f64 = 0.8;
 /// Predictions err by a tenth or two: only what misses by more is called hopeless.
 const HOPELESS: f64 = 1.2;
 /// Streams expected to be broken by a placement, below which it is not worth a wait.

@@ -37,6 +37,12 @@ impl PoolModel {
         Self { pool: PoolCell::default(), replicas: (0..slots).map(|_| Cell::default()).collect() }
     }
 
+    /// Whether any answer has taught it; before that its numbers are guesses.
+    #[must_use]
+    pub fn is_taught(&self) -> bool {
+        self.pool.is_taught()
+    }
+
     /// What the replicas have in common; read once for a decision.
     #[must_use]
     pub fn view(&self) -> PoolView {

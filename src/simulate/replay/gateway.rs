@@ -103,7 +103,7 @@ impl Dispatcher for Gateway {
                 tokens: request.prompt,
             },
             session: None,
-            aim: Aim { now, waited: now.since(request.arrived), slo, patience: PATIENCE },
+            aim: Aim { now, waited: now.since(request.arrived), slo, patience: routing::PATIENCE },
             model: &self.model,
             index: &self.index,
             excluded: &self.untried,
@@ -174,7 +174,5 @@ fn identity(slot: usize) -> u64 {
     rendezvous::identity(0, format!("replica-{slot}").as_bytes())
 }
 
-/// The share of its TTFT bound that a request may be held.
-const PATIENCE: f64 = 0.8;
 /// Of English text; any figure would do, since prompts are given in tokens.
 const BYTES_PER_TOKEN: u64 = 4;
