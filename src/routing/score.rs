@@ -30,6 +30,7 @@ impl Stakes {
     }
 
     /// Notes what a candidate costs.
+    #[inline]
     pub(super) fn price(&self, candidate: &mut Candidate<'_>, load: &LoadView, estimate: &Estimate) {
         let step = estimate.step(load.context);
         let harm = self.harm(candidate, load, step);
@@ -42,14 +43,18 @@ impl Stakes {
     }
 
     /// Streams that this prefill is expected to push over their bound.
+    #[inline]
     fn harm(&self, candidate: &Candidate<'_>, load: &LoadView, step: f64) -> f64 {
         let terms = &candidate.terms;
         let anyway = (terms.wait - terms.slot_wait) as f32;
         let running = candidate.load.harm(anyway, terms.prefill as f32);
         // Streams of others are taken to be like ours.
-        let ours = load.decoding().max(1) as f64;
-        let theirs = (candidate.foreign.requests - candidate.foreign.waiting).max(0.0);
-        let running = f64::from(running) * (1.0 + (theirs / ours).min(MOST_OTHERS));
+        let theirs = candidate.foreign.requests - candidate.foreign.waiting;
+        let running = if theirs > 0.0 {
+            f64::from(running) * (1.0 + (theirs / load.decoding().max(1) as f64).min(MOST_OTHERS))
+        } else {
+            f64::from(running)
+        };
         if load.bounded == 0 {
             return running;
         }
@@ -62,7 +67,8 @@ impl Stakes {
 
 /// Predictions err by about a tenth: what takes nine tenths of the bound is late every other time.
 fn chance_of_late(used: f64) -> f64 {
-    1.0 / (1.0 + ((LATE_AT - used) / LATE_WITHIN).exp())
+    // Far from the bound there is nothing to work out, and most are.
+    if used < SURELY_IN_TIME { 0.0 } else { 1.0 / (1.0 + ((LATE_AT - used) / LATE_WITHIN).exp()) }
 }
 
 /// A second of prefill costs those who come next about as much as it costs us.
@@ -73,6 +79,8 @@ const CROWDING: f64 = 0.02;
 const MISS: f64 = 10.0;
 const LATE_AT: f64 = 0.9;
 const LATE_WITHIN: f64 = 0.1;
+/// Less than one in a thousand is late, which is worth a hundredth of a second.
+const SURELY_IN_TIME: f64 = 0.2;
 /// Streams of others for each of ours that are believed.
 const MOST_OTHERS: f64 = 8.0;
 /// The slack per token for which the curve of a fresh stream is made: any other only stretches it.

@@ -16,8 +16,8 @@ use crate::units::Tokens;
 /// What the replicas of a pool have in common: read once for a decision.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PoolView {
-    /// Seconds per cause, see [`causes`].
-    pub(super) rates: [f64; CAUSES],
+    /// Seconds of a step, of a token of context in a step, of a prompt token, of a token attended to.
+    rates: [f64; CAUSES],
     /// What a stall does to a stream that has just begun.
     pub(crate) fresh: Curve,
 }
@@ -105,9 +105,19 @@ pub(super) fn causes(steps: f64, context: u64, work: &Work) -> [f64; CAUSES] {
 }
 
 impl PoolView {
+    /// From seconds per cause, see [`causes`]: divided once here, not for every candidate.
+    pub(super) fn new(rates: &[f64; CAUSES], fresh: Curve) -> Self {
+        let [step, context, tokens, attention] = rates;
+        Self { rates: [*step, context / PER_CONTEXT, tokens / PER_TOKENS, attention / PER_ATTENTION], fresh }
+    }
+
     /// Nominal seconds of work, the steps it comes with included.
+    #[inline]
     pub(super) fn seconds(&self, steps: f64, context: u64, work: &Work) -> f64 {
-        dot(&self.rates, &causes(steps, context, work))
+        let [step, of_context, token, attended] = self.rates;
+        steps * (step + of_context * context as f64)
+            + token * work.tokens as f64
+            + attended * work.attention as f64
     }
 }
 
@@ -118,13 +128,15 @@ impl Estimate {
         let own = queue.own;
         let foreign = (queue.foreign.waiting * self.mean_uncached) as u64;
         let others = own.waiting + Work::of(Tokens(foreign), Tokens(0));
-        let steps = (own.awaiting as f64 + queue.foreign.waiting).min(1.0 + others.tokens as f64 / ONE_STEP);
+        let steps =
+            (own.awaiting as f64 + queue.foreign.waiting).min(1.0 + others.tokens as f64 * (1.0 / ONE_STEP));
         let step = self.slowness * pool.seconds(1.0, own.context, &Work::default());
         let head =
             if own.awaiting > 0 { step + self.slowness * pool.seconds(0.0, 0, &own.head) } else { 0.0 };
         // Overdue: it is slower than it was, and how much so shows before it answers.
-        let lag = (queue.head_age / (LATE_FROM * head + LATE_AFTER)).clamp(1.0, MOST_LAG);
-        let lag = if own.awaiting > 0 { lag } else { 1.0 };
+        let due = LATE_FROM * head + LATE_AFTER;
+        let is_late = own.awaiting > 0 && queue.head_age > due;
+        let lag = if is_late { (queue.head_age / due).min(MOST_LAG) } else { 1.0 };
         let ahead = self.slowness * pool.seconds(steps, own.context, &others);
         let wait = (lag * ahead - queue.head_age.min(lag * head)).max(0.0);
         let slot_wait = self.slot_wait(queue).max(self.cache_wait(queue, &work));
@@ -146,8 +158,9 @@ impl Estimate {
     }
 
     /// Seconds of a step there, undisturbed.
+    #[inline]
     pub(crate) fn step(&self, context: u64) -> f64 {
-        dot(&self.step, &[1.0, context as f64 / PER_CONTEXT])
+        dot(&self.step, &[1.0, context as f64 * (1.0 / PER_CONTEXT)])
     }
 
     /// A full batch gives a place free every `service / limit`; whoever stands further back waits for more.
@@ -202,8 +215,9 @@ mod tests {
     use super::*;
     use crate::clock::Stamp;
 
-    const POOL: PoolView = PoolView { rates: [0.02, 0.0, 1.0, 0.0], fresh: CURVE };
-    const CURVE: Curve = Curve::NONE;
+    fn pool() -> PoolView {
+        PoolView::new(&[0.02, 0.0, 1.0, 0.0], Curve::NONE)
+    }
 
     fn estimate() -> Estimate {
         Estimate { slowness: 1.0, way: 0.01, service: 4.0, mean_uncached: 100.0, step: [0.02, 0.01] }
@@ -217,7 +231,7 @@ mod tests {
 
     fn ttft_ms(own: &LoadView, foreign: &Foreign, head_age: f64, limit: Option<u64>) -> u128 {
         let queue = Queue { own, foreign, batch_limit: limit, cache: None, head_age };
-        let terms = estimate().terms(&POOL, &queue, Work::of(Tokens(30), Tokens(0)));
+        let terms = estimate().terms(&pool(), &queue, Work::of(Tokens(30), Tokens(0)));
         (terms.ttft() + Duration::from_micros(1)).as_millis()
     }
 
@@ -244,7 +258,7 @@ mod tests {
             let cache = Some(EngineCache { tokens, usage });
             let (own, foreign) = (own(0, 0), Foreign::default());
             let queue = Queue { own: &own, foreign: &foreign, batch_limit: None, cache, head_age: 0.0 };
-            estimate().terms(&POOL, &queue, Work::of(Tokens(1000), Tokens(0))).wait
+            estimate().terms(&pool(), &queue, Work::of(Tokens(1000), Tokens(0))).wait
         };
         for (tokens, usage, seconds) in
             [(10_000.0, 0.5, 0.0), (10_000.0, 1.0, 0.4), (1000.0, 1.0, 4.0), (0.0, 1.0, 0.0)]

@@ -51,6 +51,7 @@ impl PoolModel {
 
     /// What is known of a replica: its own answers, fading into the pool's as they age, so that a replica once
     /// slow is tried again.
+    #[inline]
     #[must_use]
     pub fn estimate(&self, slot: usize, now: Stamp) -> Estimate {
         let usual = self.pool.usual_slowness();

@@ -70,12 +70,8 @@ impl Default for PoolCell {
 
 impl PoolCell {
     pub(super) fn view(&self) -> PoolView {
-        PoolView {
-            rates: self.rates.each_ref().map(load),
-            fresh: Curve::from_points(
-                self.fresh.each_ref().map(|point| f32::from_bits(point.load(Ordering::Relaxed))),
-            ),
-        }
+        let point = |point: &AtomicU32| f32::from_bits(point.load(Ordering::Relaxed));
+        PoolView::new(&self.rates.each_ref().map(load), Curve::from_points(self.fresh.each_ref().map(point)))
     }
 
     /// A replica of which nothing is known yet.
@@ -90,6 +86,7 @@ impl PoolCell {
         }
     }
 
+    #[inline]
     pub(super) fn usual_slowness(&self) -> f64 {
         load(&self.average[SLOWNESS])
     }
