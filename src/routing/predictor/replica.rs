@@ -15,7 +15,7 @@ use crate::routing::load::{Lesson, Pace};
 /// A learner and its last estimate. The numbers are read one by one: a reader may mix two estimates that
 /// follow one another, which differ by one answer.
 #[derive(Debug, Default)]
-#[repr(align(64))] // two replicas never share a cache line
+#[repr(C, align(64))] // what a decision reads is one cache line, and two replicas never share one
 pub(super) struct Cell {
     published: [AtomicU64; FIGURES],
     /// Nanoseconds of the last lesson's stamp plus one; zero before the first.
