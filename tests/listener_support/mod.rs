@@ -7,6 +7,8 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation fails the test")]
 
 pub mod frames;
+#[path = "../support/quiet.rs"]
+mod quiet;
 pub mod raw;
 pub mod replica;
 
@@ -20,8 +22,8 @@ use std::time::Duration;
 use tokenway::app::App;
 use tokenway::clock::Clock;
 use tokenway::config::{
-    AccessLog, Admin, Classes, ClientMay, Config, Endpoint, ModelMatch, PolicyName, Pool, Probe, ProbeKind,
-    ReplicaSpec, Retry, Route, Sampling, Secret, Server, Slo, Telemetry, Timeouts, WeightedPool,
+    Admin, Classes, ClientMay, Config, Endpoint, ModelMatch, PolicyName, Pool, Probe, ProbeKind, ReplicaSpec,
+    Retry, Route, Secret, Server, Slo, Timeouts, WeightedPool,
 };
 use tokenway::fleet::status::ReplicaState;
 use tokenway::observe::metrics::BuildInfo;
@@ -108,18 +110,7 @@ fn config(replica: SocketAddr) -> Config {
         routes: vec![route()],
         tenants: Vec::new(),
         drift: Default::default(),
-        telemetry: Telemetry {
-            access_log: AccessLog::Off,
-            otlp: None,
-            engine_spans: None,
-            sampling: Sampling {
-                routine: 0.0,
-                keep_error: false,
-                keep_slo_miss: false,
-                keep_tail: false,
-                keep_retry: false,
-            },
-        },
+        telemetry: quiet::telemetry(),
     }
 }
 

@@ -1,5 +1,8 @@
 //! Support for the observer tests: a configuration, a record, a collector, a gateway to administer.
 
+#[path = "../support/quiet.rs"]
+mod quiet;
+
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -43,18 +46,7 @@ pub(crate) fn config() -> Config {
         routes: vec![route()],
         tenants: vec![],
         drift: Default::default(),
-        telemetry: Telemetry {
-            access_log: AccessLog::Off,
-            otlp: None,
-            engine_spans: None,
-            sampling: Sampling {
-                routine: 0.0,
-                keep_error: false,
-                keep_slo_miss: false,
-                keep_tail: false,
-                keep_retry: false,
-            },
-        },
+        telemetry: quiet::telemetry(),
     }
 }
 

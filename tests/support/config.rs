@@ -5,11 +5,12 @@ use std::num::NonZeroUsize;
 use std::time::Duration;
 
 use tokenway::config::{
-    AccessLog, Admin, Classes, ClientMay, Config, ModelMatch, PolicyName, Pool, Probe, ProbeKind,
-    ReplicaSpec, Retry, Route, Sampling, Secret, Server, Slo, Telemetry, Timeouts, WeightedPool,
+    Admin, Classes, ClientMay, Config, ModelMatch, PolicyName, Pool, Probe, ProbeKind, ReplicaSpec, Retry,
+    Route, Secret, Server, Slo, Timeouts, WeightedPool,
 };
 use tokenway::units::Tokens;
 
+use super::quiet;
 use super::replica::Replica;
 
 /// One pool of these replicas, one route `*`.
@@ -25,18 +26,7 @@ pub fn of(replicas: &[&Replica]) -> Config {
         routes: vec![route("*", &[0])],
         tenants: Vec::new(),
         drift: Default::default(),
-        telemetry: Telemetry {
-            access_log: AccessLog::Off,
-            otlp: None,
-            engine_spans: None,
-            sampling: Sampling {
-                routine: 0.0,
-                keep_error: false,
-                keep_slo_miss: false,
-                keep_tail: false,
-                keep_retry: false,
-            },
-        },
+        telemetry: quiet::telemetry(),
     }
 }
 

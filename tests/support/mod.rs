@@ -8,6 +8,7 @@
 
 pub mod client;
 pub mod config;
+mod quiet;
 pub mod replica;
 pub mod wire;
 

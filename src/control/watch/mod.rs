@@ -79,12 +79,12 @@ impl Watch {
         let mut tick = tokio::time::interval(TICK);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut ticks = 0_u64;
-        let mut gathered = 0_u32;
+        let mut has_taken = false;
         loop {
             // Who waits for every record is woken for every record, at the cost of the request that it ends. So after
             // what has gathered is taken, more gathers.
-            if gathered > 0 && receiver.is_empty() {
-                gathered = 0;
+            if has_taken && receiver.is_empty() {
+                has_taken = false;
                 tokio::time::sleep(GATHER).await;
             }
             // Both arms are cancel-safe: a message or a tick is taken whole or not at all.
@@ -102,7 +102,7 @@ impl Watch {
             match message {
                 Some(Message::Sample(sample)) => {
                     self.observe(&sample);
-                    gathered += 1;
+                    has_taken = true;
                 }
                 Some(Message::End(done)) => {
                     self.save().await;

@@ -1,0 +1,19 @@
+//! Telemetry that tells nobody anything: what every gateway under test starts from.
+
+use tokenway::config::{AccessLog, Sampling, Telemetry};
+
+/// No access log, no spans out or in.
+pub(super) fn telemetry() -> Telemetry {
+    Telemetry {
+        access_log: AccessLog::Off,
+        otlp: None,
+        engine_spans: None,
+        sampling: Sampling {
+            routine: 0.0,
+            keep_error: false,
+            keep_slo_miss: false,
+            keep_tail: false,
+            keep_retry: false,
+        },
+    }
+}
