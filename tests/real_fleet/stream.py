@@ -12,8 +12,10 @@ class Stream:
     """What one answer was and when its parts came, in seconds after the last byte of the request was written."""
 
     def __init__(self):
-        self.status, self.stamps, self.text, self.usage, self.error, self.is_complete = 0, [], "", {}, None, False
-        self.started = 0.0
+        self.status, self.head, self.stamps, self.text, self.usage, self.error = 0, {}, [], "", {}, None
+        self.is_complete = False  # [DONE] came
+        self.is_whole = False  # the last chunk came: the body was not cut
+        self.started = self.ended = 0.0
 
     @property
     def ttft(self):
@@ -47,9 +49,9 @@ class Stream:
                 self.stamps.append(at)
 
 
-async def ask(url, path, body, headers=()):
-    """Posts JSON, reads the whole stream; an answer that is not 200 is in `error`."""
-    target, data, answer = urlsplit(url), json.dumps(body).encode(), Stream()
+async def ask(url, path, body, headers=(), answer=None):
+    """Posts JSON, reads the whole stream; an answer that is not 200 is in `error`. Give an `answer` to watch it grow."""
+    target, data, answer = urlsplit(url), json.dumps(body).encode(), answer or Stream()
     reader, writer = await asyncio.open_connection(target.hostname, target.port, limit=1 << 20)
     head = [f"POST {path} HTTP/1.1", f"host: {target.netloc}", "content-type: application/json", "connection: close",
             f"content-length: {len(data)}", *headers]
@@ -61,18 +63,22 @@ async def ask(url, path, body, headers=()):
         if answer.status != 200:
             answer.error = (await reader.read(2000)).decode(errors="replace")
             return answer
-        while await reader.readline() not in (b"\r\n", b""):
-            pass
-        raw, rest = b"", b""
+        while (line := await reader.readline()) not in (b"\r\n", b""):
+            name, _, value = line.decode().partition(":")
+            answer.head[name.lower()] = value.strip()
+        raw, rest, tail = b"", b"", b""
         while piece := await reader.read(1 << 16):
             at = time.monotonic() - answer.started
+            tail = (tail + piece)[-5:]
             body, raw = unchunked(raw + piece)
             *lines, rest = (rest + body).split(b"\n")
             for line in lines:
                 answer.take(line, at)
+        answer.is_whole = tail == b"0\r\n\r\n"
     except (OSError, asyncio.IncompleteReadError, IndexError, ValueError) as error:
         answer.error = answer.error or f"{type(error).__name__}: {error}"
     finally:
+        answer.ended = time.monotonic() - answer.started
         writer.close()
     return answer
 
