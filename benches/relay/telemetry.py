@@ -75,7 +75,7 @@ def main():
             done = subprocess.run([args.bench, "--bench", "--only", "gateway", "--reps", "1", "--workloads", "streams", "--gateway", directory / name],
                                   capture_output=True, text=True)
             # Without a floor the table's only number in that line is the gateway's.
-            number = re.search(r"^streams +CPU per event[^\n]*?([0-9.]+) µs", done.stdout, re.M)
+            number = re.search(r"^streams +CPU per event[^\n]*?([0-9.]+) (?:us|µs)", done.stdout, re.M)
             if not number:
                 sys.exit(f"the bench said no figure:\n{done.stdout}{done.stderr}")
             found[name].append(float(number[1]))
