@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::request::Parts;
-use http::{HeaderMap, Method};
+use http::{HeaderMap, HeaderName, Method};
 
 use super::table::{RouteState, Table};
 use super::{Asked, Gateway};
@@ -270,7 +270,7 @@ fn admit(
         prepared.timeouts.total = prepared.timeouts.total.min(wish);
     }
     let table = &prepared.table;
-    let wish = text(headers, "x-slo-class").filter(|_| route.config.client_may.slo_class);
+    let wish = route.config.client_may.slo_class.then(|| text(headers, "x-slo-class")).flatten();
     let class = match wish {
         Some(name) => table
             .config
@@ -285,7 +285,7 @@ fn admit(
     record.slo = prepared.slo;
     record.slo_class = class;
     record.stage_budget.clone_from(&route.config.stage_budget);
-    prepared.session = headers.get("x-session-id").map(|v| rendezvous::identity(0, v.as_bytes()));
+    prepared.session = headers.get(X_SESSION_ID).map(|v| rendezvous::identity(0, v.as_bytes()));
     let now = gateway.clock.now();
     let prompt = prepared.prompt.chain.whole();
     if let Some(left) = route.pools.iter().find_map(|(pool, _)| pool.is_poison(prompt, now)) {
@@ -313,3 +313,5 @@ fn text<'h>(headers: &'h HeaderMap, name: &str) -> Option<Cow<'h, str>> {
 fn default_stall(table: &Table) -> Duration {
     table.config.routes.iter().map(|r| r.timeouts.client_stall).max().unwrap_or(Duration::from_secs(60))
 }
+
+const X_SESSION_ID: HeaderName = HeaderName::from_static("x-session-id");
