@@ -15,8 +15,8 @@ use http_body_util::Full;
 use super::Gateway;
 use super::picker::{self, Choice};
 use super::prepare::Prepared;
-use crate::clock::Stamp;
-use crate::error::{Failure, ReplicaFailure, Timer};
+use super::waits::{NO_REPLICA, Waits};
+use crate::error::{Failure, ReplicaFailure};
 use crate::fleet::pick::Pick;
 use crate::journal::Journal;
 use crate::observe::trace_context;
@@ -37,10 +37,10 @@ pub struct Exchange {
     /// Its record in the making.
     pub journal: Journal,
     kill: KillSwitch,
-    tried: picker::Tried,
+    pub(super) tried: picker::Tried,
     retried_unsent: u32,
     retried_started: bool,
-    was_held: bool,
+    pub(super) waits: Waits,
 }
 
 /// What came of it.
@@ -82,7 +82,7 @@ impl Exchange {
             tried: picker::Tried::new(),
             retried_unsent: 0,
             retried_started: false,
-            was_held: false,
+            waits: Waits::default(),
         }
     }
 
@@ -95,20 +95,32 @@ impl Exchange {
     /// Tries replicas until one answers or none may be tried any more.
     pub async fn run(mut self) -> Exchanged {
         let result = self.answer().await;
+        if let Err(failure) = &result {
+            self.gateway.count_refusal(failure);
+        }
         Exchanged { journal: self.journal, result, prepared: self.prepared }
     }
 
     async fn answer(&mut self) -> Result<(Answer, Winner), Failure> {
         let mut last: Option<Result<(Answer, Winner), Failure>> = None;
         loop {
-            let pick = match picker::pick(&self.gateway, &self.prepared, &self.tried) {
-                None => return last.unwrap_or_else(|| Err(self.nobody())),
-                Some(Choice::Hold(until)) => {
-                    self.hold(until).await?;
+            let pick = match picker::pick(&self.gateway, &self.prepared, self.waits.asking(&self.tried)) {
+                Some(Choice::Take(pick)) => pick,
+                Some(Choice::Wait(hold)) => {
+                    self.wait(hold).await?;
                     continue;
                 }
-                Some(Choice::Take(pick)) => pick,
+                Some(Choice::Degrade) => {
+                    self.degrade();
+                    continue;
+                }
+                None if last.is_none() && self.may_wait_for_a_replica() => {
+                    self.wait(NO_REPLICA).await?;
+                    continue;
+                }
+                None => return last.unwrap_or_else(|| Err(self.nobody())),
             };
+            self.note_admitted();
             self.note_decision(&pick);
             match self.attempt(*pick).await {
                 Ok(answered) => return Ok(answered),
@@ -127,19 +139,6 @@ impl Exchange {
                 }
             }
         }
-    }
-
-    /// Pacing: the request waits here until a placement breaks no running stream, or until its own time is short.
-    async fn hold(&mut self, until: Stamp) -> Result<(), Failure> {
-        if !std::mem::replace(&mut self.was_held, true) {
-            self.gateway.observer.metrics().admission("hold", "pacing");
-        }
-        let (total, after) = self.deadlines().total;
-        if self.gateway.clock.now() >= total {
-            return Err(Failure::Timeout { timer: Timer::Total, after });
-        }
-        tokio::time::sleep_until(self.gateway.clock.instant(until.min(total))).await;
-        Ok(())
     }
 
     /// Counts the failure against the replica and says whether another try is allowed.
@@ -207,7 +206,7 @@ impl Exchange {
         }
     }
 
-    fn deadlines(&self) -> Deadlines {
+    pub(super) fn deadlines(&self) -> Deadlines {
         let timeouts = &self.prepared.timeouts;
         let at = |after: Duration| (self.prepared.read.after(after), after);
         Deadlines {
@@ -246,7 +245,7 @@ impl Exchange {
         request
     }
 
-    fn nobody(&self) -> Failure {
+    pub(super) fn nobody(&self) -> Failure {
         let probe = self.prepared.route.pools.first().map(|(pool, _)| pool.config().probe.interval);
         Failure::NoReadyReplica {
             route: Arc::clone(&self.prepared.route.config.name),
