@@ -156,3 +156,79 @@ fn leads_back(start: usize, routes: &[Route]) -> bool {
 /// What a section that says nothing means.
 const DEFAULT: Queue =
     Queue { max_requests: 1000, max_bytes: 256 << 20, max_wait: Duration::from_secs(5), isolate_long: true };
+
+#[cfg(test)]
+mod tests {
+    use crate::config::check::check_str;
+    use crate::config::diagnostics::Diagnostic;
+
+    const ONE_POOL: &str = "[[pool]]\nname = \"p\"\nreplicas = [\"http://127.0.0.1:1\"]\n";
+
+    fn first_line(fault: &Diagnostic) -> String {
+        fault.to_string().lines().next().unwrap_or_default().to_owned()
+    }
+
+    #[test]
+    fn faults_of_admission() {
+        let when = "when = { predicted_ttft_over_slo = 1.5 }";
+        let two = |first: &str, second: &str| {
+            format!("[[route]]\nmodel = \"a\"\n{first}\n[[route]]\nmodel = \"b\"\n{second}\n")
+        };
+        for (rest, expected) in [
+            (
+                two("[route.queue]\nmax_wait = \"0s\"", ""),
+                &["f.toml:7:12: max_wait is zero, so that nobody could ever wait"][..],
+            ),
+            (two("[route.queue]\nmax_wait = \"0s\"\nmax_requests = 0", ""), &[]),
+            (two("[route.queue]\nmax_wait = \"-1s\"", ""), &["f.toml:7:12: \"-1s\" is not a duration"]),
+            (two("[route.queue]\nmax_requests = -1", ""), &["f.toml:7:16: max_requests is out of range"]),
+            (
+                two("[route.queue]\nmax_byte = \"1MiB\"", ""),
+                &["f.toml:7:1: unknown key \"max_byte\" in [route.queue]; did you mean \"max_bytes\"?"],
+            ),
+            (
+                two("policy = \"prefix\"\n[route.queue]", ""),
+                &["f.toml:7:8: policy \"prefix\" predicts no time to first token, which queue acts on"],
+            ),
+            (two(&format!("[route.degrade]\nto = \"b\"\n{when}"), ""), &[]),
+            (two(&format!("[route.degrade]\nto = \"c\"\n{when}"), ""), &["f.toml:7:6: unknown route \"c\""]),
+            (
+                two(&format!("[route.degrade]\nto = \"a\"\n{when}"), ""),
+                &["f.toml:7:6: a route cannot degrade to itself"],
+            ),
+            (two(&format!("[route.degrade]\n{when}"), ""), &["f.toml:6:1: [route.degrade] has no \"to\""]),
+            (two("[route.degrade]\nto = \"b\"", ""), &["f.toml:6:1: [route.degrade] does not say when"]),
+            (
+                two("[route.degrade]\nto = \"b\"\nwhen = { predicted_ttft_over_slo = 0.9 }", ""),
+                &["f.toml:8:36: predicted_ttft_over_slo must be 1 or more: below it requests are in time"],
+            ),
+            (
+                two(&format!("slo = \"batch\"\n[route.degrade]\nto = \"b\"\n{when}"), ""),
+                &["f.toml:7:8: slo class \"batch\" has no ttft, so that nothing is ever over it"],
+            ),
+            (
+                two(
+                    &format!("[route.degrade]\nto = \"b\"\n{when}"),
+                    &format!("[route.degrade]\nto = \"a\"\n{when}"),
+                ),
+                &[
+                    "f.toml:7:6: this chain of [route.degrade] leads back to its own beginning",
+                    "f.toml:12:6: this chain of [route.degrade] leads back to its own beginning",
+                ],
+            ),
+            (
+                format!(
+                    "[[route]]\nmodel = \"*\"\n[[route]]\nmodel = \"a\"\n[route.degrade]\nto = \"*\"\n{when}\n"
+                ),
+                &["f.toml:9:6: route \"*\" takes every model, so that none would be asked for"],
+            ),
+        ] {
+            let text = format!("{ONE_POOL}{rest}");
+            let told = match check_str("f.toml", &text, &|_| None) {
+                Ok(_) => Vec::new(),
+                Err(faults) => faults.iter().map(first_line).collect(),
+            };
+            assert_eq!(told, expected, "{text}");
+        }
+    }
+}
