@@ -13,9 +13,9 @@ use http_body_util::Full;
 
 use super::picker::{self, Choice};
 use super::prepare::Prepared;
+use super::waits::{NO_REPLICA, Waits};
 use super::{Asked, Gateway};
-use crate::clock::Stamp;
-use crate::error::{Failure, ReplicaFailure, Timer};
+use crate::error::{Failure, ReplicaFailure};
 use crate::fleet::pick::Pick;
 use crate::journal::Journal;
 use crate::observe::trace_context;
@@ -33,10 +33,10 @@ pub struct Exchange {
     pub prepared: Box<Prepared>,
     /// Its record in the making.
     pub journal: Journal,
-    tried: picker::Tried,
+    pub(super) tried: picker::Tried,
     retried_unsent: u32,
     retried_started: bool,
-    was_held: bool,
+    pub(super) waits: Waits,
 }
 
 /// What came of it.
@@ -71,7 +71,7 @@ impl Exchange {
             tried: picker::Tried::new(),
             retried_unsent: 0,
             retried_started: false,
-            was_held: false,
+            waits: Waits::default(),
         })
     }
 
@@ -84,6 +84,9 @@ impl Exchange {
     /// Tries replicas until one answers or none may be tried any more.
     pub async fn run(mut self: Box<Self>) -> Exchanged {
         let result = self.answer().await;
+        if let Err(failure) = &result {
+            self.asked.gateway.count_refusal(failure);
+        }
         let Self { journal, prepared, .. } = *self;
         Exchanged { journal, result, prepared }
     }
@@ -91,14 +94,25 @@ impl Exchange {
     async fn answer(&mut self) -> Result<(Answer, Winner), Failure> {
         let mut last: Option<Result<(Answer, Winner), Failure>> = None;
         loop {
-            let pick = match picker::pick(&self.asked.gateway, &self.prepared, &self.tried) {
-                None => return last.unwrap_or_else(|| Err(self.nobody())),
-                Some(Choice::Hold(until)) => {
-                    self.hold(until).await?;
+            let pick = match picker::pick(&self.asked.gateway, &self.prepared, self.waits.asking(&self.tried))
+            {
+                Some(Choice::Take(pick)) => pick,
+                Some(Choice::Wait(hold)) => {
+                    // Boxed, like every wait that few requests have: its state would be carried by all of them.
+                    Box::pin(self.wait(hold)).await?;
                     continue;
                 }
-                Some(Choice::Take(pick)) => pick,
+                Some(Choice::Degrade) => {
+                    self.degrade();
+                    continue;
+                }
+                None if last.is_none() && self.may_wait_for_a_replica() => {
+                    Box::pin(self.wait(NO_REPLICA)).await?;
+                    continue;
+                }
+                None => return last.unwrap_or_else(|| Err(self.nobody())),
             };
+            self.note_admitted();
             self.note_decision(&pick);
             match self.attempt(pick).await {
                 Ok(answered) => return Ok(answered),
@@ -117,19 +131,6 @@ impl Exchange {
                 }
             }
         }
-    }
-
-    /// Pacing: the request waits here until a placement breaks no running stream, or until its own time is short.
-    async fn hold(&mut self, until: Stamp) -> Result<(), Failure> {
-        if !std::mem::replace(&mut self.was_held, true) {
-            self.asked.gateway.observer.metrics().admission("hold", "pacing");
-        }
-        let (total, after) = self.deadlines().total;
-        if self.asked.gateway.clock.now() >= total {
-            return Err(Failure::Timeout { timer: Timer::Total, after });
-        }
-        tokio::time::sleep_until(self.asked.gateway.clock.instant(until.min(total))).await;
-        Ok(())
     }
 
     /// Counts the failure against the replica and says whether another try is allowed.
@@ -197,7 +198,7 @@ impl Exchange {
         }
     }
 
-    fn deadlines(&self) -> Deadlines {
+    pub(super) fn deadlines(&self) -> Deadlines {
         let timeouts = &self.prepared.timeouts;
         let at = |after: Duration| (self.prepared.read.after(after), after);
         Deadlines {
@@ -236,7 +237,7 @@ impl Exchange {
         request
     }
 
-    fn nobody(&self) -> Failure {
+    pub(super) fn nobody(&self) -> Failure {
         let probe = self.prepared.route.pools.first().map(|(pool, _)| pool.config().probe.interval);
         Failure::NoReadyReplica {
             route: Arc::clone(&self.prepared.route.config.name),

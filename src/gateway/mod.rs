@@ -4,6 +4,7 @@
 //! [`prepare`] (read, identify, classify, admit), [`exchange`] (route, send, try again) and [`reply`] (relay).
 //! The record is made along the way and reports itself when the response body is dropped.
 
+mod degrade;
 pub mod exchange;
 pub mod local;
 pub mod picker;
@@ -11,6 +12,7 @@ pub mod pins;
 pub mod prepare;
 pub mod reply;
 pub mod table;
+mod waits;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
@@ -20,6 +22,7 @@ use bytes::Bytes;
 use http::request::Parts;
 use http::{HeaderValue, Method, Request, Response};
 use hyper::body::Incoming;
+use tokio_util::task::TaskTracker;
 
 use self::exchange::Exchange;
 
@@ -63,6 +66,8 @@ pub struct Gateway {
     pub drain: DrainFlag,
     /// Requests whose record is still open.
     pub requests: Arc<AtomicU64>,
+    /// Where its own tasks run.
+    pub tasks: TaskTracker,
 }
 
 /// How far a drain is: read by every request, written by the application.
@@ -134,7 +139,9 @@ impl Asked {
             Err(response) => response,
             Ok((table, mut journal)) => {
                 let prepared = prepare::prepare(&mut self, table, &mut journal).await;
-                gateway.count_admission(prepared.as_ref().err());
+                if let Err(failure) = &prepared {
+                    gateway.count_refusal(failure);
+                }
                 match prepared {
                     Ok(prepared) => reply::respond(Exchange::new(self, prepared, journal)).await,
                     Err(failure) => reply::failure(journal, &failure),
@@ -164,13 +171,9 @@ impl Gateway {
     }
 
     /// What a client did wrong is no decision of admission.
-    fn count_admission(&self, refused: Option<&Failure>) {
-        match refused {
-            None => self.observer.metrics().admission("admit", "ready"),
-            Some(failure) if failure.outcome() == Outcome::Refused => {
-                self.observer.metrics().admission("refuse", failure.code());
-            }
-            Some(_) => {}
+    fn count_refusal(&self, failure: &Failure) {
+        if failure.outcome() == Outcome::Refused {
+            self.observer.metrics().admission("refuse", failure.code());
         }
     }
 
