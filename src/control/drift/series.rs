@@ -327,9 +327,9 @@ impl Settings {
 }
 
 /// Score of a drift over days; see `docs/drift.md` for the false alarms that each costs.
-const THRESHOLD: f64 = 2.85;
-const RAW_BESIDE_RESIDUAL: f64 = 3.3;
-const ITL_THRESHOLD: f64 = 3.3;
-const REPLICA_THRESHOLD: f64 = 3.3;
+pub(super) const THRESHOLD: f64 = 3.25;
+const RAW_BESIDE_RESIDUAL: f64 = 3.6;
+const ITL_THRESHOLD: f64 = 3.6;
+pub(super) const REPLICA_THRESHOLD: f64 = 3.6;
 /// Share of requests with a prediction from which on residuals are judged.
 const PREDICTED: f64 = 0.8;
