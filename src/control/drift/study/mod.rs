@@ -3,6 +3,7 @@
 //! Ignored by default, because it takes minutes; the document has the commands. Nothing outside tests uses it.
 
 mod faults;
+mod minutes;
 mod tails;
 mod whole;
 

@@ -42,14 +42,13 @@ impl Shape {
     /// Adds the numbers of values to be expected in each bin.
     pub(super) fn expect(&self, expected: f64, into: &mut [f64; BINS]) {
         let share = |bin: usize| self.family.share((edge(bin) / 0.06).ln() / self.shape);
-        let mut below = 0.0;
-        for (bin, cell) in into.iter_mut().enumerate() {
-            let until = share(bin + 1);
-            *cell += expected * (until - below);
-            below = until;
-            if until > 1.0 - 1e-9 {
-                return;
-            }
+        let (mut below, mut bin) = (0.0, FIRST);
+        while bin < BINS && below < 1.0 - 1e-9 {
+            // Below the tail nothing is looked at but the median: coarser there.
+            let next = bin + if bin < TAIL { COARSE } else { 1 };
+            let until = share(next);
+            into[bin + (next - bin) / 2] += expected * (until - below);
+            (below, bin) = (until, next);
         }
     }
 }
@@ -120,6 +119,12 @@ fn normal_quantile(u: f64) -> f64 {
     (low + high) / 2.0
 }
 
+/// 2 ms: next to nothing is below.
+const FIRST: usize = 152;
+/// Some 120 ms.
+const TAIL: usize = 272;
+const COARSE: usize = 3;
+
 #[test]
 fn families_have_the_median_and_the_p99_that_they_are_made_for() {
     for family in [Family::Lognormal, Family::LogLogistic, Family::Weibull] {
@@ -130,7 +135,7 @@ fn families_have_the_median_and_the_p99_that_they_are_made_for() {
             Shape::new(family, days, 0.0).expect(300_000.0, &mut expected);
             sample(&mut random, &expected, &mut dense);
             let of = |q| dense.ln_quantile(q).unwrap().exp();
-            assert!((of(0.5) / 0.06 - 1.0).abs() < 0.02, "{family:?}: {}", of(0.5));
+            assert!((of(0.5) / 0.06 - 1.0).abs() < 0.04, "{family:?}: {}", of(0.5));
             assert!((of(0.99) / p99 - 1.0).abs() < 0.03, "{family:?}: {}", of(0.99));
         }
     }
