@@ -108,6 +108,7 @@ impl App {
             via: pseudonym(),
             drain: crate::gateway::DrainFlag::default(),
             requests: Arc::default(),
+            tasks: tracker.clone(),
         });
         let app = Self {
             gateway,

@@ -11,6 +11,7 @@ use http::{HeaderValue, StatusCode, header};
 use serde_json::json;
 use thiserror::Error;
 
+use crate::admission::Refusal;
 use crate::record::Outcome;
 use crate::request::dialect::ErrorShape;
 
@@ -232,6 +233,9 @@ pub enum Failure {
         /// When a probe may have changed that.
         retry_after: Duration,
     },
+    /// Nobody can answer in time, and a limit of the route's queue speaks against waiting.
+    #[error("{0}")]
+    NotAdmitted(Refusal),
     /// The gateway is going down.
     #[error("the gateway is shutting down; send the request to another one")]
     Draining,
@@ -289,6 +293,7 @@ impl Failure {
             Self::ModelNotFound { .. } => (S::NOT_FOUND, "model_not_found", INVALID),
             Self::PreviousResponseNotFound => (S::NOT_FOUND, "previous_response_not_found", INVALID),
             Self::NoReadyReplica { .. } => (S::SERVICE_UNAVAILABLE, "no_ready_replica", OVERLOADED),
+            Self::NotAdmitted(refusal) => (S::TOO_MANY_REQUESTS, refusal.code(), "rate_limit_error"),
             Self::Draining => (S::SERVICE_UNAVAILABLE, "draining", OVERLOADED),
             Self::SuspectedPoison { .. } => (S::SERVICE_UNAVAILABLE, "suspected_poison", OVERLOADED),
             Self::Loop => (S::LOOP_DETECTED, "loop_detected", INVALID),
@@ -329,6 +334,7 @@ impl Failure {
         match self {
             Self::BodyMemory
             | Self::NoReadyReplica { .. }
+            | Self::NotAdmitted(_)
             | Self::Draining
             | Self::SuspectedPoison { .. } => Outcome::Refused,
             Self::Timeout { .. } | Self::Replica(_) | Self::DrainCut | Self::Internal => Outcome::Failed,
@@ -356,6 +362,7 @@ impl Failure {
             Self::NoReadyReplica { retry_after, .. } | Self::SuspectedPoison { retry_after } => {
                 Some(*retry_after)
             }
+            Self::NotAdmitted(refusal) => Some(refusal.retry_after()),
             Self::BodyMemory | Self::Draining => Some(Duration::from_secs(1)),
             _ => None,
         }

@@ -73,6 +73,7 @@ impl Journal {
             longest_gap: Duration::ZERO,
             longest_gap_at: None,
             itl_missed: None,
+            degraded_from: None,
             engine: None,
             stage_budget: None,
             response_id: None,

@@ -7,6 +7,7 @@
 //! 3. [`gateway::prepare`] reads the body once ([`request::body`]), finds out who asks ([`request::tenant`]),
 //!    what for ([`request::fields`]) and which prompt it is ([`request::prompt`]).
 //! 4. [`gateway::picker`] asks [`routing`], which is pure, for a replica of the [`fleet`], and marks its load.
+//!    What should not be sent at once waits in the room of its route ([`admission`]), or is refused.
 //! 5. [`gateway::exchange`] sends ([`upstream::attempt`]) and tries again elsewhere where that is safe.
 //! 6. [`gateway::reply`] makes the head, [`relay::stream`] the body: bytes untouched, a clock beside them.
 //! 7. [`journal`] carries the [`record`] along and reports it once, from the drop of the body.
@@ -17,6 +18,7 @@
 //! [`cli`].
 
 pub mod admin;
+pub mod admission;
 pub mod app;
 pub mod cli;
 pub mod clock;

@@ -283,6 +283,8 @@ pub struct Record {
     pub longest_gap_at: Option<Stamp>,
     /// The percentile of the stream's own inter-token latencies that was over its bound; the lowest such one.
     pub itl_missed: Option<u8>,
+    /// The route that was asked for, where another answers for it.
+    pub degraded_from: Option<Arc<str>>,
     /// The engine's own times, where it told them.
     pub engine: Option<EngineTimes>,
     /// How long each stage may take, where the route says so.

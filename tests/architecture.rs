@@ -8,7 +8,17 @@ use std::path::{Path, PathBuf};
 const FORBIDDEN: &[(&[&str], &[&str])] = &[
     // The data path knows nothing of who looks at it, controls it or simulates it.
     (
-        &["listener", "request", "routing", "upstream", "relay", "gateway", "journal.rs", "record.rs"],
+        &[
+            "listener",
+            "request",
+            "admission",
+            "routing",
+            "upstream",
+            "relay",
+            "gateway",
+            "journal.rs",
+            "record.rs",
+        ],
         &[
             "crate::admin",
             "crate::cli",
@@ -23,6 +33,9 @@ const FORBIDDEN: &[(&[&str], &[&str])] = &[
     (
         &[
             "routing",
+            "admission/refusal.rs",
+            "admission/room.rs",
+            "admission/ruling.rs",
             "relay/sse.rs",
             "relay/classify.rs",
             "relay/timeline.rs",

@@ -99,6 +99,9 @@ fn the_reference_documents_every_key() {
         schema::ROUTE,
         schema::ROUTE_POOL,
         schema::STAGE_BUDGET,
+        schema::QUEUE,
+        schema::DEGRADE,
+        schema::DEGRADE_WHEN,
         schema::TENANT,
         schema::TELEMETRY,
         schema::OTLP,
@@ -143,6 +146,11 @@ fn every_key_parses_and_what_is_not_built_is_refused_at_its_line() {
         });
     let config = check_str("f.toml", &built, &env).unwrap_or_else(|faults| panic!("{faults}"));
     assert_eq!(config.admin.token.unwrap().reveal(), "value of TOKENWAY_ADMIN_TOKEN");
+    assert_eq!(config.routes[0].degrade.map(|degrade| (degrade.to, degrade.over)), Some((1, 1.5)));
+    let as_written = config.routes[0].queue;
+    let empty = checked(&with_pool("[[route]]\nmodel = \"m\"\n[route.queue]\n"));
+    assert_eq!(empty.routes[0].queue, as_written, "an empty section means the defaults");
+    assert!(as_written.is_some_and(|queue| queue.max_requests == 1000 && queue.isolate_long));
     assert_eq!(config.tenants[0].routes.as_deref(), Some(&["chat".into()][..]));
 }
 

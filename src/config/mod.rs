@@ -311,6 +311,32 @@ pub struct Route {
     pub ask_usage: bool,
     /// Deadlines of this route.
     pub timeouts: Timeouts,
+    /// `[route.queue]`: admission by prediction; `None` places what is late all the same.
+    pub queue: Option<Queue>,
+    /// `[route.degrade]`
+    pub degrade: Option<Degrade>,
+}
+
+/// `[route.queue]`: where requests wait that no replica can answer in time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Queue {
+    /// Requests that may wait, in each lane; 0 refuses at once.
+    pub max_requests: usize,
+    /// Bytes of their bodies, in each lane.
+    pub max_bytes: usize,
+    /// How long one may wait.
+    pub max_wait: Duration,
+    /// Prompts of class `long` have a lane of their own.
+    pub isolate_long: bool,
+}
+
+/// `[route.degrade]`: who answers instead.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Degrade {
+    /// Index into [`Config::routes`]: another route, which names one model and leads back to no route before it.
+    pub to: usize,
+    /// `when.predicted_ttft_over_slo`: above this multiple of the TTFT bound, at least 1.
+    pub over: f64,
 }
 
 /// Which models a route takes.

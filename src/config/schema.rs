@@ -140,6 +140,16 @@ pub const ROUTE: Keys = Keys {
     ],
 };
 
+/// `[route.queue]`
+pub const QUEUE: Keys =
+    Keys { header: "[route.queue]", known: &["max_requests", "max_bytes", "max_wait", "isolate_long"] };
+
+/// `[route.degrade]`
+pub const DEGRADE: Keys = Keys { header: "[route.degrade]", known: &["to", "when"] };
+
+/// `route.degrade.when`
+pub const DEGRADE_WHEN: Keys = Keys { header: "route.degrade.when", known: &["predicted_ttft_over_slo"] };
+
 /// `route.stage_budget`
 pub const STAGE_BUDGET: Keys = Keys {
     header: "route.stage_budget",

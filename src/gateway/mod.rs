@@ -1,9 +1,10 @@
 //! The line a request walks, from its parsed head to its response.
 //!
-//! [`Gateway::answer`] is the whole life of a request in one function: what the gateway answers itself, then
+//! [`Asked::answer`] is the whole life of a request in one function: what the gateway answers itself, then
 //! [`prepare`] (read, identify, classify, admit), [`exchange`] (route, send, try again) and [`reply`] (relay).
 //! The record is made along the way and reports itself when the response body is dropped.
 
+mod degrade;
 pub mod exchange;
 pub mod local;
 pub mod picker;
@@ -11,6 +12,7 @@ pub mod pins;
 pub mod prepare;
 pub mod reply;
 pub mod table;
+mod waits;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
@@ -20,6 +22,7 @@ use bytes::Bytes;
 use http::request::Parts;
 use http::{HeaderValue, Method, Request, Response};
 use hyper::body::Incoming;
+use tokio_util::task::TaskTracker;
 
 use self::exchange::Exchange;
 
@@ -63,6 +66,8 @@ pub struct Gateway {
     pub drain: DrainFlag,
     /// Requests whose record is still open.
     pub requests: Arc<AtomicU64>,
+    /// Where its own tasks run.
+    pub tasks: TaskTracker,
 }
 
 /// How far a drain is: read by every request, written by the application.
@@ -100,14 +105,14 @@ pub struct Service(pub Arc<Gateway>);
 impl Answer for Service {
     type Body = ReplyBody;
 
-    async fn answer(&self, request: Request<Incoming>, kill: KillSwitch) -> Response<ReplyBody> {
+    fn answer(
+        &self,
+        request: Request<Incoming>,
+        kill: KillSwitch,
+    ) -> impl Future<Output = Response<ReplyBody>> + Send {
         let (parts, body) = request.into_parts();
-        let is_http1 = parts.version < http::Version::HTTP_2;
-        let mut response = self.0.answer(parts, body, kill).await;
-        if is_http1 && self.0.drain.is_on() {
-            response.headers_mut().insert(http::header::CONNECTION, HeaderValue::from_static("close"));
-        }
-        response
+        // A future is copied whole when it is begun, so it had better carry one pointer.
+        Box::new(Asked { gateway: Arc::clone(&self.0), parts, body: Some(body), kill }).answer()
     }
 
     fn opened(&self) -> Box<dyn Send> {
@@ -115,35 +120,60 @@ impl Answer for Service {
     }
 }
 
-impl Gateway {
+/// A request as it came.
+#[derive(Debug)]
+pub struct Asked {
+    gateway: Arc<Gateway>,
+    parts: Parts,
+    /// Until it is read.
+    body: Option<Incoming>,
+    kill: KillSwitch,
+}
+
+impl Asked {
     /// One request, from its head to its response.
-    async fn answer(self: &Arc<Self>, parts: Parts, body: Incoming, kill: KillSwitch) -> Response<ReplyBody> {
+    async fn answer(mut self: Box<Self>) -> Response<ReplyBody> {
+        let gateway = Arc::clone(&self.gateway);
+        let is_http1 = self.parts.version < http::Version::HTTP_2;
+        let mut response = match gateway.begin(&self.parts) {
+            Err(response) => response,
+            Ok((table, mut journal)) => {
+                let prepared = prepare::prepare(&mut self, table, &mut journal).await;
+                if let Err(failure) = &prepared {
+                    gateway.count_refusal(failure);
+                }
+                match prepared {
+                    Ok(prepared) => reply::respond(Exchange::new(self, prepared, journal)).await,
+                    Err(failure) => reply::failure(journal, &failure),
+                }
+            }
+        };
+        if is_http1 && gateway.drain.is_on() {
+            response.headers_mut().insert(http::header::CONNECTION, HeaderValue::from_static("close"));
+        }
+        response
+    }
+}
+
+impl Gateway {
+    /// The configuration that a request lives under and its record, or the answer to what is no inference request.
+    fn begin(&self, parts: &Parts) -> Result<(Arc<Table>, Journal), Response<ReplyBody>> {
         let head = self.clock.now();
         let table = self.table.load_full();
-        if let Some(response) = self.answer_locally(&table, &parts) {
-            return reply::local(response, &parts);
+        if let Some(response) = self.answer_locally(&table, parts) {
+            return Err(reply::local(response, parts));
         }
         let Some(dialect) = Dialect::of_path(parts.uri.path(), &table.config.server.extra_paths) else {
             self.observer.metrics().http_rejected(Failure::UnknownPath.code());
-            return reply::bare_failure(&Failure::UnknownPath, ErrorShape::OpenAi, &parts);
+            return Err(reply::bare_failure(&Failure::UnknownPath, ErrorShape::OpenAi, parts));
         };
-        let mut journal = self.open_journal(&parts, dialect, head);
-        let prepared = prepare::prepare(self, table, &mut journal, &parts, body).await;
-        self.count_admission(prepared.as_ref().err());
-        match prepared {
-            Ok(prepared) => reply::respond(Exchange::new(self, prepared, parts, journal, kill)).await,
-            Err(failure) => reply::failure(journal, &failure),
-        }
+        Ok((table, self.open_journal(parts, dialect, head)))
     }
 
     /// What a client did wrong is no decision of admission.
-    fn count_admission(&self, refused: Option<&Failure>) {
-        match refused {
-            None => self.observer.metrics().admission("admit", "ready"),
-            Some(failure) if failure.outcome() == Outcome::Refused => {
-                self.observer.metrics().admission("refuse", failure.code());
-            }
-            Some(_) => {}
+    fn count_refusal(&self, failure: &Failure) {
+        if failure.outcome() == Outcome::Refused {
+            self.observer.metrics().admission("refuse", failure.code());
         }
     }
 

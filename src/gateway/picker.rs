@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use super::Gateway;
 use super::prepare::Prepared;
+use crate::admission::{Kind, Outlook, Ruling, Standing, rule};
 use crate::clock::Stamp;
 use crate::fleet::pick::Pick;
 use crate::fleet::registry::PoolState;
@@ -31,13 +32,38 @@ pub fn note_tried(tried: &mut Tried, pick: &Pick) {
 pub enum Choice {
     /// It goes to this replica.
     Take(Box<Pick>),
-    /// Any placement now would break streams that run, and it has time: ask again then.
-    Hold(Stamp),
+    /// It waits in the room of its route.
+    Wait(Hold),
+    /// Its route's `[route.degrade]` applies.
+    Degrade,
+}
+
+/// Why and where a request waits.
+#[derive(Clone, Copy, Debug)]
+pub struct Hold {
+    /// Why.
+    pub kind: Kind,
+    /// The pool that it waits for, by its place in the route; `None` where none of them is ready.
+    pub pool: Option<usize>,
+    /// What is predicted for it.
+    pub outlook: Outlook,
+}
+
+/// What a request brings along to a decision.
+#[derive(Clone, Copy, Debug)]
+pub struct Asking<'a> {
+    /// The replicas that it tried.
+    pub tried: &'a Tried,
+    /// The pool that it waited for: it stays with it while that takes requests, or the pools' weights would not hold.
+    pub pool: Option<usize>,
+    /// It waits among the late, and it is its turn.
+    pub is_queued: bool,
 }
 
 /// A replica for the request, among those not tried; `None` when there is none.
 #[must_use]
-pub fn pick(gateway: &Gateway, request: &Prepared, tried: &Tried) -> Option<Choice> {
+pub fn pick(gateway: &Gateway, request: &Prepared, asking: Asking<'_>) -> Option<Choice> {
+    let tried = asking.tried;
     let now = gateway.clock.now();
     let none = SlotSet::new();
     let tried_of =
@@ -48,10 +74,41 @@ pub fn pick(gateway: &Gateway, request: &Prepared, tried: &Tried) -> Option<Choi
     let at = match (&request.pinned, pools.len()) {
         (Some(pinned), _) => pools.iter().position(|(pool, _)| holds(pool, pinned)),
         (None, 1) => Some(0),
+        (None, _) if asking.pool.is_some_and(is_open) => asking.pool,
         (None, _) => request.route.wheel.choose(request.session, is_open),
     }?;
-    let (pool, _) = pools.get(at)?;
-    choose(pool, request, tried_of(pool), now)
+    choose(request, at, asking, now)
+}
+
+/// What speaks against sending a request now; `None` where nothing does.
+fn hold_back(
+    (request, asking, at): (&Prepared, Asking<'_>, usize),
+    pool: &PoolState,
+    aim: &Aim,
+    verdict: &Verdict,
+    candidates: &[Candidate<'_>],
+) -> Option<Choice> {
+    let is_in_time = matches!(verdict, Verdict::Place(_));
+    if is_in_time && request.rules.degrade.is_none() {
+        return None;
+    }
+    let hold = |kind, outlook| Some(Choice::Wait(Hold { kind, pool: Some(at), outlook }));
+    if let Verdict::Hold { .. } = verdict {
+        return hold(Kind::Paced, Outlook::default());
+    }
+    let before = || request.route.room.has_queued_before(request.is_long, request.deadline());
+    let last = pool.replicas().iter().map(|replica| replica.vitals.last_answer()).max().unwrap_or_default();
+    let standing = Standing {
+        is_behind_others: !is_in_time && !asking.is_queued && request.rules.queue.is_some() && before(),
+        // What nobody has measured yet is no reason to refuse; and who was tried elsewhere was let in.
+        is_let_in: !asking.tried.is_empty() || !pool.model.is_taught(),
+        silence: (last != Stamp::default()).then(|| aim.now.since(last)),
+    };
+    match rule(&request.rules, standing, aim, verdict, candidates) {
+        Ruling::Place => None,
+        Ruling::Wait(outlook) => hold(Kind::Queued, outlook),
+        Ruling::Degrade => Some(Choice::Degrade),
+    }
 }
 
 fn has_open(pool: &PoolState, request: &Prepared, tried: &SlotSet) -> bool {
@@ -72,7 +129,10 @@ fn has_open(pool: &PoolState, request: &Prepared, tried: &SlotSet) -> bool {
     }
 }
 
-fn choose(pool: &Arc<PoolState>, request: &Prepared, tried: &SlotSet, now: Stamp) -> Option<Choice> {
+fn choose(request: &Prepared, at: usize, asking: Asking<'_>, now: Stamp) -> Option<Choice> {
+    let (pool, _) = request.route.pools.get(at)?;
+    let none = SlotSet::new();
+    let tried = asking.tried.iter().find(|(name, _)| *name == pool.name).map_or(&none, |(_, s)| s);
     let replicas = pool.replicas();
     let config = pool.config();
     let limit = config.max_num_seqs.map(std::num::NonZeroU64::get);
@@ -103,11 +163,11 @@ fn choose(pool: &Arc<PoolState>, request: &Prepared, tried: &SlotSet, now: Stamp
         index: &pool.index,
         excluded: tried,
     };
-    let decision = match routing::judge(&*request.route.policy, &query, &mut candidates)? {
-        Verdict::Hold { until } => return Some(Choice::Hold(until)),
-        // Without a queue to wait in, late is better than never.
-        Verdict::Hopeless { decision, .. } | Verdict::Place(decision) => decision,
-    };
+    let verdict = routing::judge(&*request.route.policy, &query, &mut candidates)?;
+    if let Some(choice) = hold_back((request, asking, at), pool, &query.aim, &verdict, &candidates) {
+        return Some(choice);
+    }
+    let (Verdict::Place(decision) | Verdict::Hopeless { decision, .. }) = verdict else { return None };
     let replica = Arc::clone(replicas.iter().find(|r| r.slot == decision.slot)?);
     let placement = Placement {
         at: now,

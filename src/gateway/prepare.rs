@@ -6,17 +6,17 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::request::Parts;
-use http::{HeaderMap, Method};
-use hyper::body::Incoming;
+use http::{HeaderMap, HeaderName, Method};
 
-use super::Gateway;
 use super::table::{RouteState, Table};
+use super::{Asked, Gateway};
+use crate::admission::Rules;
 use crate::clock::Stamp;
 use crate::config::{ModelMatch, Timeouts};
 use crate::error::Failure;
 use crate::fleet::replica::Replica;
 use crate::journal::Journal;
-use crate::record::SloBounds;
+use crate::record::{Class, SloBounds};
 use crate::relay::classify::Echo;
 use crate::request::body::{self, BodyLimits, HeldBody};
 use crate::request::class::class_of;
@@ -65,6 +65,18 @@ pub struct Prepared {
     pub read: Stamp,
     /// Bounds of its SLO class.
     pub slo: SloBounds,
+    /// Whether its prompt is of class `long`.
+    pub is_long: bool,
+    /// What its route wants done when it cannot be answered in time.
+    pub rules: Rules,
+}
+
+impl Prepared {
+    /// When its first token should be there: the order in which requests wait.
+    #[must_use]
+    pub fn deadline(&self) -> Stamp {
+        self.read.after(self.slo.ttft.unwrap_or(self.timeouts.total))
+    }
 }
 
 /// Takes a request from its head to where it can be routed.
@@ -72,17 +84,21 @@ pub struct Prepared {
 /// # Errors
 /// Every refusal that needs no replica, as a [`Failure`].
 pub async fn prepare(
-    gateway: &Gateway,
+    asked: &mut Asked,
     table: Arc<Table>,
     journal: &mut Journal,
-    parts: &Parts,
-    body: Incoming,
-) -> Result<Prepared, Failure> {
+) -> Result<Box<Prepared>, Failure> {
+    let Asked { gateway, parts, body, .. } = asked;
     check(gateway, parts)?;
     let tenant = identify(&table, journal, &parts.headers)?;
     let server = &table.config.server;
     let limits = BodyLimits { size: server.body_limit, stall: default_stall(&table) };
-    let held = body::read(body, &gateway.memory, limits).await?;
+    let held = match body.as_mut() {
+        Some(body) => body::read(body, &gateway.memory, limits).await?,
+        None => HeldBody::empty(),
+    };
+    // What is left of it is hyper's.
+    *body = None;
     let read = gateway.clock.now();
     let record = journal.record();
     record.at.read = Some(read);
@@ -90,10 +106,17 @@ pub async fn prepare(
     let dialect = record.dialect;
     let fields = parse(dialect, &held.bytes)?;
     let route = Arc::clone(find_route(&table, &tenant, dialect, &fields, &held.bytes)?);
-    let mut prepared = classify(&table, &route, journal, &fields, &held.bytes);
+    let model = route.engine_model();
+    let mut prepared = classify(&table, &route, journal, (&fields, model), &held.bytes);
     prepared.pinned = pinned(gateway, &route, &fields)?;
     drop(fields);
-    let prepared = Prepared { read, held, ..prepared };
+    prepared.rules.degrade = route.config.degrade.filter(|degrade| {
+        let to = table.routes.get(degrade.to);
+        // A stored response means nothing on another route.
+        prepared.pinned.is_none() && to.is_some_and(|to| tenant.may_use(&to.config.name))
+    });
+    prepared.read = read;
+    prepared.held = held;
     admit(gateway, prepared, journal, &parts.headers)
 }
 
@@ -122,7 +145,7 @@ fn identify(table: &Table, journal: &mut Journal, headers: &HeaderMap) -> Result
     Ok(tenant)
 }
 
-fn parse(dialect: Dialect, body: &[u8]) -> Result<Fields<'_>, Failure> {
+pub(super) fn parse(dialect: Dialect, body: &[u8]) -> Result<Fields<'_>, Failure> {
     if body.is_empty() {
         return Ok(Fields { choices: 1, ..Fields::default() });
     }
@@ -153,16 +176,15 @@ fn find_route<'t>(
 }
 
 /// Identity, size and class of the prompt, and the bytes that go upstream.
-fn classify(
+pub(super) fn classify(
     table: &Arc<Table>,
     route: &Arc<RouteState>,
     journal: &mut Journal,
-    fields: &Fields<'_>,
+    (fields, upstream_model): (&Fields<'_>, Option<Arc<str>>),
     body: &Bytes,
-) -> Prepared {
+) -> Box<Prepared> {
     let record = journal.record();
     let asked = fields.model.as_deref();
-    let upstream_model = route.engine_model();
     let upstream_model = upstream_model.as_deref();
     let model = upstream_model.or(asked);
     let prompt = Prompt::read(record.dialect, fields, model.unwrap_or_default(), table.seed);
@@ -174,7 +196,7 @@ fn classify(
     record.is_stream = fields.is_stream && record.dialect.generates();
     record.estimated_input = tokens;
     record.class = class_of(&table.config.classes, tokens);
-    Prepared {
+    Box::new(Prepared {
         table: Arc::clone(table),
         route: Arc::clone(route),
         body: spliced.body,
@@ -191,7 +213,9 @@ fn classify(
         pinned: None,
         read: Stamp::default(),
         slo: SloBounds::default(),
-    }
+        is_long: record.class == Class::Long,
+        rules: Rules { queue: route.config.queue, ..Rules::default() },
+    })
 }
 
 /// How the prompt comes back, where it does.
@@ -255,10 +279,10 @@ fn pinned(
 /// What the client may set, its SLO, and whether its prompt kills replicas.
 fn admit(
     gateway: &Gateway,
-    mut prepared: Prepared,
+    mut prepared: Box<Prepared>,
     journal: &mut Journal,
     headers: &HeaderMap,
-) -> Result<Prepared, Failure> {
+) -> Result<Box<Prepared>, Failure> {
     let route = Arc::clone(&prepared.route);
     if route.config.client_may.timeout
         && let Some(wish) = seconds(headers, "x-request-timeout")?
@@ -266,7 +290,7 @@ fn admit(
         prepared.timeouts.total = prepared.timeouts.total.min(wish);
     }
     let table = &prepared.table;
-    let wish = text(headers, "x-slo-class").filter(|_| route.config.client_may.slo_class);
+    let wish = route.config.client_may.slo_class.then(|| text(headers, "x-slo-class")).flatten();
     let class = match wish {
         Some(name) => table
             .config
@@ -276,20 +300,27 @@ fn admit(
             .ok_or_else(|| Failure::bad_request("x-slo-class names no SLO class of this gateway", None))?,
         None => Arc::clone(&route.config.slo),
     };
+    (prepared.slo, prepared.rules.quick) = bounds(&prepared, &class);
     let record = journal.record();
-    prepared.slo = table.slo(&class, prepared.tokens);
     record.slo = prepared.slo;
     record.slo_class = class;
     record.stage_budget.clone_from(&route.config.stage_budget);
-    prepared.session = headers.get("x-session-id").map(|v| rendezvous::identity(0, v.as_bytes()));
+    prepared.session = headers.get(X_SESSION_ID).map(|v| rendezvous::identity(0, v.as_bytes()));
     let now = gateway.clock.now();
     let prompt = prepared.prompt.chain.whole();
     if let Some(left) = route.pools.iter().find_map(|(pool, _)| pool.is_poison(prompt, now)) {
         return Err(Failure::SuspectedPoison { retry_after: left });
     }
-    gateway.retries.deposit(&table.config.retry);
+    gateway.retries.deposit(&prepared.table.config.retry);
     journal.record().at.admitted = Some(now);
     Ok(prepared)
+}
+
+/// What an SLO class holds a request to, and, where its route has a queue, an empty prompt's bound on TTFT.
+pub(super) fn bounds(prepared: &Prepared, class: &str) -> (SloBounds, Duration) {
+    let table = &prepared.table;
+    let quick = prepared.rules.queue.and_then(|_| table.slo(class, Tokens(0)).ttft);
+    (table.slo(class, prepared.tokens), quick.unwrap_or_default())
 }
 
 fn seconds(headers: &HeaderMap, name: &'static str) -> Result<Option<Duration>, Failure> {
@@ -309,3 +340,5 @@ fn text<'h>(headers: &'h HeaderMap, name: &str) -> Option<Cow<'h, str>> {
 fn default_stall(table: &Table) -> Duration {
     table.config.routes.iter().map(|r| r.timeouts.client_stall).max().unwrap_or(Duration::from_secs(60))
 }
+
+const X_SESSION_ID: HeaderName = HeaderName::from_static("x-session-id");

@@ -24,7 +24,7 @@ use crate::upstream::attempt::{Answer, WholeAnswer};
 use crate::upstream::headers::{X_REQUEST_ID, strip_length, strip_response};
 
 /// Runs an exchange and makes its response; with a heartbeat the head may go out before the answer is there.
-pub async fn respond(mut exchange: Exchange) -> Response<ReplyBody> {
+pub async fn respond(mut exchange: Box<Exchange>) -> Response<ReplyBody> {
     let gateway = Arc::clone(exchange.gateway());
     let heartbeat = exchange.prepared.table.config.server.heartbeat.filter(|_| exchange.prepared.is_stream);
     let Some(every) = heartbeat else {
@@ -229,6 +229,9 @@ fn write_route_info(headers: &mut HeaderMap, record: &Record) {
     };
     put(X_TOKENWAY_REPLICA, &served.replica);
     put(X_TOKENWAY_REVISION, &served.revision);
+    if let Some(asked) = &record.degraded_from {
+        put(X_TOKENWAY_DEGRADED_FROM, asked);
+    }
     if let Some(decision) = &record.decision {
         let mut value = Vec::with_capacity(96);
         for text in ["policy=", decision.policy, "; reason=", decision.reason] {
@@ -285,8 +288,9 @@ fn server_timing(record: &Record) -> Vec<u8> {
 }
 
 /// As many as a response gets from us.
-const OWN_HEADERS: usize = 8;
+const OWN_HEADERS: usize = 9;
 const X_TOKENWAY_REPLICA: HeaderName = HeaderName::from_static("x-tokenway-replica");
 const X_TOKENWAY_REVISION: HeaderName = HeaderName::from_static("x-tokenway-revision");
 const X_TOKENWAY_DECISION: HeaderName = HeaderName::from_static("x-tokenway-decision");
+const X_TOKENWAY_DEGRADED_FROM: HeaderName = HeaderName::from_static("x-tokenway-degraded-from");
 const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");

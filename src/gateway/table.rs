@@ -5,6 +5,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use crate::admission::{Limits, WaitingRoom};
 use crate::config::{Config, ModelMatch, Route, Slo};
 use crate::error::Failure;
 use crate::fleet::registry::PoolState;
@@ -42,6 +43,8 @@ pub struct RouteState {
     pub policy: Box<dyn Policy>,
     /// Whose turn it is among its pools.
     pub wheel: PoolWheel,
+    /// Where its requests wait.
+    pub room: Arc<WaitingRoom>,
 }
 
 impl Table {
@@ -54,6 +57,7 @@ impl Table {
             Arc::new(RouteState {
                 policy: policies::named(route.policy),
                 wheel: PoolWheel::new(route.pools.iter().map(|w| w.weight)),
+                room: WaitingRoom::new(Limits { queue: route.queue }),
                 pools: route.pools.iter().filter_map(weighted).collect(),
                 config: route.clone(),
             })

@@ -83,6 +83,9 @@ fn http<'a>(record: &'a Record, list: &mut List<'a>) {
 
 fn tokenway<'a>(record: &'a Record, list: &mut List<'a>) {
     list.push(("tokenway.route", Value::Str(&record.route)));
+    if let Some(asked) = &record.degraded_from {
+        list.push(("tokenway.degraded_from", Value::Str(asked)));
+    }
     if let Some(served) = record.served() {
         list.push(("tokenway.pool", Value::Str(&served.pool)));
         list.push(("tokenway.replica", Value::Str(&served.replica)));

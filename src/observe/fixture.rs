@@ -90,6 +90,7 @@ pub(crate) fn stream() -> Record {
         longest_gap: Duration::from_millis(80),
         longest_gap_at: Some(at(1500)),
         itl_missed: None,
+        degraded_from: None,
         engine: None,
         stage_budget: None,
         response_model: Some("llama".into()),

@@ -183,6 +183,8 @@ fn route() -> Route {
             total: Duration::from_secs(60),
             client_stall: Duration::from_secs(30),
         },
+        queue: None,
+        degrade: None,
     }
 }
 

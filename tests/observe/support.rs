@@ -113,6 +113,8 @@ fn route() -> Route {
             total: second,
             client_stall: second,
         },
+        queue: None,
+        degrade: None,
     }
 }
 
@@ -197,6 +199,7 @@ pub(crate) fn record() -> Record {
         longest_gap: Duration::from_millis(80),
         longest_gap_at: Some(at(500)),
         itl_missed: None,
+        degraded_from: None,
         engine: None,
         stage_budget: None,
         response_model: Some("llama".into()),

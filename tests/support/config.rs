@@ -78,6 +78,8 @@ pub fn route(model: &str, pools: &[usize]) -> Route {
             total: Duration::from_secs(60),
             client_stall: Duration::from_secs(30),
         },
+        queue: None,
+        degrade: None,
     }
 }
 

@@ -14,8 +14,8 @@ use crate::config::{Config, ItlBounds, Overrides, PolicyName, Route, Slo, TtftBo
 use crate::simulate::engine::EngineConfig;
 use crate::simulate::peers::Peer;
 use crate::simulate::replay::{
-    Contender, EngineFile, EngineFileError, Entrant, Fit, Race, Recording, Setting, Trace, TraceError,
-    contest, fit, qwen_32b_on_two_h100,
+    Admission, Contender, EngineFile, EngineFileError, Entrant, Fit, Race, Recording, Setting, Trace,
+    TraceError, contest, fit, qwen_32b_on_two_h100,
 };
 
 pub use self::args::ReplayArgs;
@@ -162,16 +162,20 @@ fn engine(args: &ReplayArgs) -> Result<EngineConfig, ReplayError> {
 fn entrants(args: &ReplayArgs, configs: &[(&PathBuf, Config)]) -> Result<Vec<Entrant>, ReplayError> {
     let mut entrants = Vec::new();
     let mut slo_of_first = None;
-    for (file, config) in configs {
-        let route = route(args, file, config)?;
-        let slo = config.slo.get(&route.slo).copied().unwrap_or_default();
+    for (file, file_config) in configs {
+        let route = route(args, file, file_config)?;
+        let slo = file_config.slo.get(&route.slo).copied().unwrap_or_default();
         slo_of_first.get_or_insert(slo);
         let contender = Contender::Product(route.policy);
         let config = Some(file.display().to_string());
-        entrants.push(Entrant { contender, config, slo: args.slo_over(slo) });
+        let medium = file_config.classes.medium;
+        let admission = route.queue.map(|queue| Admission { queue, medium });
+        entrants.push(Entrant { contender, config, slo: args.slo_over(slo), admission });
     }
     let slo = args.slo_over(slo_of_first.unwrap_or(DEFAULT_SLO));
-    let named = args.policies.iter().map(|contender| Entrant { contender: *contender, config: None, slo });
+    let entrant =
+        |contender: &Contender| Entrant { contender: *contender, config: None, slo, admission: None };
+    let named = args.policies.iter().map(entrant);
     entrants.extend(named);
     Ok(entrants)
 }

@@ -4,6 +4,7 @@
 //! collected, never thrown: all of them are told at once. Nothing here reads clocks or opens sockets; files are read
 //! where the configuration names them (TLS, secrets), relative to the configuration file's directory.
 
+mod admission;
 mod bounds;
 mod drift;
 mod pool;

@@ -13,7 +13,7 @@ use crate::config::{ClientMay, ModelMatch, PolicyName, Pool, Route, Slo, Timeout
 
 use super::section::{Item, Section};
 use super::values::{MODEL, NAME};
-use super::{bounds, stage_budget, unbuilt};
+use super::{admission, bounds, stage_budget, unbuilt};
 
 /// What routes refer to.
 pub(super) struct Referred<'a> {
@@ -49,6 +49,7 @@ pub(super) fn routes(root: &Section<'_>, referred: &Referred<'_>) -> Vec<Route> 
         }
         routes.push(route);
     }
+    admission::resolve(&sections, &mut routes, referred.slo);
     if root.get("route").is_none() {
         match referred.pools {
             [] => {}
@@ -88,6 +89,9 @@ fn route(section: &Section<'_>, referred: &Referred<'_>) -> Route {
         stage_budget: stage_budget::stage_budget(section, slo),
         ask_usage: section.boolean("ask_usage").unwrap_or(true),
         timeouts: bounds::timeouts(&section.section("timeouts", schema::ROUTE_TIMEOUTS), &referred.timeouts),
+        queue: admission::queue(section),
+        // All routes are known before one can be named.
+        degrade: None,
     }
 }
 
@@ -104,6 +108,8 @@ fn catch_all(referred: &Referred<'_>) -> Route {
         stage_budget: None,
         ask_usage: true,
         timeouts: referred.timeouts,
+        queue: None,
+        degrade: None,
     }
 }
 

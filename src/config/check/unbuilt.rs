@@ -99,18 +99,6 @@ pub(super) const ROUTE: &[Unbuilt] = &[
         harmless: &[],
         instead: "remove [route.canary]; split traffic by the weights of the route's pools",
     },
-    Unbuilt { key: "degrade", known: &["to", "when"], harmless: &[], instead: "remove [route.degrade]" },
-    Unbuilt {
-        key: "queue",
-        known: &["max_requests", "max_bytes", "max_wait", "isolate_long"],
-        harmless: &[
-            ("max_requests", "1000"),
-            ("max_bytes", "256MiB"),
-            ("max_wait", "5s"),
-            ("isolate_long", "true"),
-        ],
-        instead: "remove [route.queue]; requests queue in the engines",
-    },
 ];
 
 /// Of a tenant.

@@ -233,6 +233,13 @@ impl Metrics {
         self.admissions.get((decision, reason), || self.totals.admissions.get(&[decision, reason])).inc();
     }
 
+    /// Counts a request, and the bytes of its body, as waiting for as long as the guard lives.
+    #[must_use]
+    pub fn queued(&self, bytes: usize) -> [GaugeGuard; 2] {
+        let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
+        [GaugeGuard::new(&self.totals.queue_requests), GaugeGuard::of(&self.totals.queue_bytes, bytes)]
+    }
+
     /// A connection or request that was turned away before it counted as one.
     pub fn http_rejected(&self, reason: &'static str) {
         self.rejected.get(reason, || self.totals.http_rejected.get(&[reason])).inc();
@@ -396,19 +403,26 @@ impl DropReason {
     }
 }
 
-/// Adds one to a gauge and takes it back when dropped.
-pub struct GaugeGuard(IntGauge);
+/// Adds to a gauge and takes it back when dropped.
+pub struct GaugeGuard {
+    gauge: IntGauge,
+    share: i64,
+}
 
 impl GaugeGuard {
     fn new(gauge: &IntGauge) -> Self {
-        gauge.inc();
-        Self(gauge.clone())
+        Self::of(gauge, 1)
+    }
+
+    fn of(gauge: &IntGauge, share: i64) -> Self {
+        gauge.add(share);
+        Self { gauge: gauge.clone(), share }
     }
 }
 
 impl Drop for GaugeGuard {
     fn drop(&mut self) {
-        self.0.dec();
+        self.gauge.sub(self.share);
     }
 }
 

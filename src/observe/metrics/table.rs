@@ -61,6 +61,8 @@ pub(super) struct Totals {
     pub(super) prefix_tokens: Family<IntCounterVec>,
     pub(super) decisions: Family<IntCounterVec>,
     pub(super) admissions: Family<IntCounterVec>,
+    pub(super) queue_requests: IntGauge,
+    pub(super) queue_bytes: IntGauge,
     pub(super) retries: Family<IntCounterVec>,
     pub(super) timeouts: Family<IntCounterVec>,
     pub(super) http_rejected: Family<IntCounterVec>,
@@ -294,12 +296,6 @@ impl Totals {
         ] {
             maker.counter(name, help);
         }
-        for (name, help) in [
-            ("tokenway_queue_requests", "Requests that wait in the gateway's admission queue."),
-            ("tokenway_queue_bytes", "Bytes of the request bodies that wait there."),
-        ] {
-            maker.gauge(name, help);
-        }
         Self {
             prediction_error: maker.histogram(
                 "tokenway_prediction_error_seconds",
@@ -326,6 +322,9 @@ impl Totals {
                 "Admission decisions, by decision and reason.",
                 &["decision", "reason"],
             ),
+            queue_requests: maker
+                .gauge("tokenway_queue_requests", "Requests that wait in the gateway's admission queue."),
+            queue_bytes: maker.gauge("tokenway_queue_bytes", "Bytes of the request bodies that wait there."),
             retries: maker.counters(
                 "tokenway_retries_total",
                 "Requests sent to another replica, by what the try before ended with.",

@@ -61,6 +61,7 @@ impl Bench {
             slo: &slo,
             engine_chain: &prompt.engine,
             output: 100,
+            is_behind_others: false,
         };
         (id, self.dispatcher.place(&request, now, &Truth { engines: &self.engines }))
     }

@@ -12,7 +12,7 @@ use crate::config::{PolicyName, Slo};
 use crate::simulate::engine::EngineConfig;
 use crate::simulate::peers::Peer;
 
-use super::dispatch::Dispatcher;
+use super::dispatch::{Admission, Dispatcher};
 use super::gateway::Gateway;
 use super::run::{Scenario, run};
 use super::tally::Figures;
@@ -41,7 +41,10 @@ impl Contender {
     fn dispatcher(self, scenario: &Scenario) -> Box<dyn Dispatcher> {
         let Demand { replicas, seed, .. } = scenario.demand;
         match self {
-            Self::Product(policy) => Box::new(Gateway::new(policy, replicas, &scenario.engine)),
+            Self::Product(policy) => {
+                let gateway = Gateway::new(policy, replicas, &scenario.engine);
+                Box::new(gateway.with_admission(scenario.admission))
+            }
             Self::Peer(peer) => peer.dispatcher(replicas, &scenario.engine, seed),
         }
     }
@@ -56,6 +59,8 @@ pub struct Entrant {
     pub config: Option<String>,
     /// Bounds.
     pub slo: Slo,
+    /// The route's queue, where it has one.
+    pub admission: Option<Admission>,
 }
 
 /// What the fleet and its traffic are, but for the seed.
@@ -127,6 +132,7 @@ fn one(trace: &Trace, entrant: &Entrant, setting: &Setting, seed: u64) -> Figure
         slow: setting.slow.clone(),
         scrape_interval: setting.scrape_interval,
         slo: entrant.slo,
+        admission: entrant.admission,
     };
     run(trace, &scenario, &mut *entrant.contender.dispatcher(&scenario))
 }

@@ -6,8 +6,9 @@
 
 use std::time::Duration;
 
+use crate::admission::Outlook;
 use crate::clock::Stamp;
-use crate::config::Slo;
+use crate::config::{Queue, Slo};
 use crate::fleet::status::EngineSignals;
 use crate::simulate::engine::Engine;
 use crate::units::Tokens;
@@ -61,6 +62,8 @@ pub struct Incoming<'a> {
     pub engine_chain: &'a [u64],
     /// Tokens that it will get: nobody but an oracle may look.
     pub output: u64,
+    /// Others that are late wait before it.
+    pub is_behind_others: bool,
 }
 
 impl Incoming<'_> {
@@ -81,8 +84,19 @@ pub enum Verdict {
         /// When to ask again at the latest.
         until: Stamp,
     },
+    /// It is late, and waits among the late or is refused by their limits.
+    Queue(Outlook),
     /// It is refused.
     Refuse,
+}
+
+/// A route's `[route.queue]`, and what counts as a long prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Admission {
+    /// The section.
+    pub queue: Queue,
+    /// Prompts above this are long.
+    pub medium: Tokens,
 }
 
 /// A replica, and what was expected of it.

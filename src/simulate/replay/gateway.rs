@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::admission::{Rules, Ruling, Standing, rule};
 use crate::clock::Stamp;
 use crate::config::PolicyName;
 use crate::fleet::status::EngineSignals;
@@ -20,7 +21,7 @@ use crate::routing::{
 use crate::simulate::engine::EngineConfig;
 use crate::units::Tokens;
 
-use super::dispatch::{Dispatcher, Ended, Incoming, Placement, RequestId, Truth, Verdict};
+use super::dispatch::{Admission, Dispatcher, Ended, Incoming, Placement, RequestId, Truth, Verdict};
 
 /// One gateway in front of one pool.
 pub struct Gateway {
@@ -32,6 +33,8 @@ pub struct Gateway {
     scrapes: Vec<Option<Scrape>>,
     streams: HashMap<RequestId, Stream>,
     untried: SlotSet,
+    admission: Option<Admission>,
+    last_answer: Option<Stamp>,
 }
 
 struct Scrape {
@@ -67,7 +70,36 @@ impl Gateway {
             scrapes: (0..replicas).map(|_| None).collect(),
             streams: HashMap::new(),
             untried: SlotSet::new(),
+            admission: None,
+            last_answer: None,
         }
+    }
+
+    /// With the route's `[route.queue]`, where it has one.
+    #[must_use]
+    pub fn with_admission(self, admission: Option<Admission>) -> Self {
+        Self { admission, ..self }
+    }
+
+    /// What the route wants done with a request that cannot be answered in time.
+    fn ruling(
+        &self,
+        request: &Incoming<'_>,
+        aim: &Aim,
+        verdict: &routing::Verdict,
+        candidates: &[Candidate<'_>],
+    ) -> Ruling {
+        let rules = Rules {
+            queue: self.admission.map(|admission| admission.queue),
+            degrade: None,
+            quick: request.slo.ttft.map_or(Duration::ZERO, |bound| bound.base),
+        };
+        let standing = Standing {
+            is_behind_others: request.is_behind_others,
+            is_let_in: !self.model.is_taught(),
+            silence: self.last_answer.map(|last| aim.now.since(last)),
+        };
+        rule(&rules, standing, aim, verdict, candidates)
     }
 
     fn candidates(&self, now: Stamp) -> Vec<Candidate<'_>> {
@@ -108,11 +140,13 @@ impl Dispatcher for Gateway {
             index: &self.index,
             excluded: &self.untried,
         };
-        let decision = match judge(&*self.policy, &query, &mut candidates) {
-            None => return Verdict::Refuse,
-            Some(routing::Verdict::Hold { until }) => return Verdict::Hold { until },
-            // Placed all the same: who refuses is the caller's affair, and nobody does here.
-            Some(routing::Verdict::Hopeless { decision, .. } | routing::Verdict::Place(decision)) => decision,
+        let Some(verdict) = judge(&*self.policy, &query, &mut candidates) else { return Verdict::Refuse };
+        if let Ruling::Wait(outlook) = self.ruling(request, &query.aim, &verdict, &candidates) {
+            return Verdict::Queue(outlook);
+        }
+        let decision = match verdict {
+            routing::Verdict::Hold { until } => return Verdict::Hold { until },
+            routing::Verdict::Hopeless { decision, .. } | routing::Verdict::Place(decision) => decision,
         };
         let placement = routing::Placement {
             at: now,
@@ -138,6 +172,7 @@ impl Dispatcher for Gateway {
     }
 
     fn first_token(&mut self, request: RequestId, at: Stamp) {
+        self.last_answer = Some(at);
         let Some(stream) = self.streams.get_mut(&request) else { return };
         if let Some(lesson) = stream.load.first_token(at) {
             self.model.observe(stream.replica, &lesson);

@@ -1,54 +1,141 @@
-//! Requests that wait in the gateway: earliest TTFT deadline first.
+//! Requests that wait in the gateway: the live waiting room in simulated time.
 //!
-//! They are asked about again at the moment that the dispatcher named, every ten milliseconds at least, and when a
-//! replica gave a first token or finished an answer. One turn asks about a bounded number, so that an overload does
-//! not make the simulation quadratic; a gateway could afford no more either.
+//! Who waits is asked about every ten milliseconds at least, at the moment that the dispatcher named, and when a
+//! replica gave a first token or finished an answer. The order, the lanes, the bounds and how many are asked in a round are
+//! those of `crate::admission`; here are the clock and the end of `max_wait`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::time::Duration;
 
+use crate::admission::{Guest, Kind, Limits, Outlook, Place, Room};
 use crate::clock::Stamp;
 
-use super::dispatch::RequestId;
+use super::dispatch::{Admission, Incoming, RequestId};
 
-/// The queue.
-#[derive(Debug, Default)]
+/// Everybody who waits.
+#[derive(Debug)]
 pub(super) struct Held {
-    by_deadline: BTreeMap<(Stamp, RequestId), Stamp>,
+    admission: Option<Admission>,
+    room: Room<RequestId>,
+    seats: HashMap<RequestId, (Kind, Place)>,
+    /// Ends of waits among the late.
+    ends: BTreeSet<(Stamp, RequestId)>,
+    end_of: HashMap<RequestId, Stamp>,
+    called: VecDeque<RequestId>,
     next_turn: Stamp,
 }
 
 impl Held {
-    /// Adds a request, or notes anew until when it waits.
-    pub(super) fn hold(&mut self, deadline: Stamp, request: RequestId, now: Stamp, until: Stamp) {
-        if self.by_deadline.is_empty() {
-            self.next_turn = now.after(TURN);
+    pub(super) fn new(admission: Option<Admission>) -> Self {
+        Self {
+            admission,
+            room: Room::new(Limits { queue: admission.map(|admission| admission.queue) }),
+            seats: HashMap::new(),
+            ends: BTreeSet::new(),
+            end_of: HashMap::new(),
+            called: VecDeque::new(),
+            next_turn: Stamp::default(),
         }
-        self.by_deadline.insert((deadline, request), until);
+    }
+
+    /// Holds a request that has time, until then at the latest. Always true.
+    pub(super) fn hold(&mut self, request: &Incoming<'_>, now: Stamp, until: Stamp) -> bool {
+        if let Some(end) = self.end_of.get(&request.id) {
+            self.ends.remove(&(*end, request.id));
+        }
+        let is_in = self.seat(Kind::Paced, request, now, Outlook::default());
         self.next_turn = self.next_turn.min(until.max(now.after(LEAST_WAIT)));
+        is_in
+    }
+
+    /// Whether a request that is late may wait.
+    pub(super) fn queue(&mut self, request: &Incoming<'_>, now: Stamp, outlook: Outlook) -> bool {
+        let most = self.admission.map_or(Duration::ZERO, |admission| admission.queue.max_wait);
+        let end = *self.end_of.entry(request.id).or_insert_with(|| now.after(most));
+        let is_in = end > now && self.seat(Kind::Queued, request, now, outlook);
+        if is_in {
+            self.ends.insert((end, request.id));
+        }
+        is_in
     }
 
     /// Takes a request out.
-    pub(super) fn release(&mut self, deadline: Stamp, request: RequestId) {
-        self.by_deadline.remove(&(deadline, request));
+    pub(super) fn release(&mut self, request: RequestId) {
+        if let Some((_, place)) = self.seats.remove(&request) {
+            self.called.extend(self.room.leave(place));
+        }
+        if let Some(end) = self.end_of.remove(&request) {
+            self.ends.remove(&(end, request));
+        }
+    }
+
+    /// Whether others that are late come before it.
+    pub(super) fn is_behind_others(&self, request: &Incoming<'_>) -> bool {
+        let is_queued = matches!(self.seats.get(&request.id), Some((Kind::Queued, _)));
+        !is_queued && self.room.has_queued_before(self.is_long(request), deadline(request))
     }
 
     /// When [`Held::turn`] is due; `None` while nobody waits.
     pub(super) fn next_turn(&self) -> Option<Stamp> {
-        (!self.by_deadline.is_empty()).then_some(self.next_turn)
+        (!self.room.is_empty()).then_some(self.next_turn)
     }
 
-    /// Who is to be asked about at a regular turn.
-    pub(super) fn turn(&mut self, now: Stamp, out: &mut Vec<(Stamp, RequestId)>) {
+    /// Calls whose turn it is; those whose wait is over are taken out and returned.
+    pub(super) fn turn(&mut self, now: Stamp) -> Vec<RequestId> {
         self.next_turn = now.after(TURN);
-        let due = self.by_deadline.iter().filter(|(_, until)| **until <= now.after(TURN));
-        out.extend(due.map(|(key, _)| *key).take(MOST_A_TURN));
+        let over: Vec<RequestId> =
+            self.ends.iter().take_while(|(end, _)| *end <= now).map(|(_, request)| *request).collect();
+        over.iter().for_each(|request| self.release(*request));
+        self.round(MOST_A_TURN);
+        over
     }
 
-    /// Who is to be asked about because something changed.
-    pub(super) fn changed(&self, out: &mut Vec<(Stamp, RequestId)>) {
-        out.extend(self.by_deadline.keys().take(MOST_A_CHANGE));
+    /// Calls a few because something changed.
+    pub(super) fn changed(&mut self) {
+        self.round(MOST_A_CHANGE);
     }
+
+    /// Who is to be asked about next, until everybody called has been.
+    pub(super) fn next_called(&mut self) -> Option<RequestId> {
+        self.called.pop_front()
+    }
+
+    fn round(&mut self, most: usize) {
+        self.called.clear();
+        self.room.round(most, |request| self.called.push_back(*request));
+    }
+
+    fn seat(&mut self, kind: Kind, request: &Incoming<'_>, now: Stamp, outlook: Outlook) -> bool {
+        match self.seats.get(&request.id) {
+            Some((seated, place)) if *seated == kind => {
+                self.called.extend(self.room.stays(*place));
+                return true;
+            }
+            Some((_, place)) => self.called.extend(self.room.leave(*place)),
+            None => {}
+        }
+        if self.room.is_empty() {
+            self.next_turn = now.after(TURN);
+        }
+        let guest = Guest {
+            kind,
+            deadline: deadline(request),
+            is_long: self.is_long(request),
+            bytes: usize::try_from(request.prompt.0 * BYTES_PER_TOKEN).unwrap_or(usize::MAX),
+            outlook,
+        };
+        let place = self.room.enter(&guest, request.id);
+        self.seats.remove(&request.id);
+        place.map(|place| self.seats.insert(request.id, (kind, place))).is_ok()
+    }
+
+    fn is_long(&self, request: &Incoming<'_>) -> bool {
+        self.admission.is_some_and(|admission| request.prompt > admission.medium)
+    }
+}
+
+fn deadline(request: &Incoming<'_>) -> Stamp {
+    request.ttft_bound().map_or(FAR, |bound| request.arrived.after(bound))
 }
 
 /// Between two regular turns.
@@ -57,32 +144,6 @@ const TURN: Duration = Duration::from_millis(10);
 const LEAST_WAIT: Duration = Duration::from_millis(1);
 const MOST_A_TURN: usize = 16;
 const MOST_A_CHANGE: usize = 4;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn at(ms: u64) -> Stamp {
-        Stamp::from_nanos(ms * 1_000_000)
-    }
-
-    #[test]
-    fn the_earliest_deadline_is_asked_about_first() {
-        let mut held = Held::default();
-        assert_eq!(held.next_turn(), None);
-        held.hold(at(900), RequestId(1), at(0), at(4));
-        held.hold(at(500), RequestId(2), at(0), at(8));
-        held.hold(at(100), RequestId(3), at(0), at(5_000));
-        assert_eq!(held.next_turn(), Some(at(4)));
-        let mut asked = Vec::new();
-        held.turn(at(4), &mut asked);
-        assert_eq!(asked, [(at(500), RequestId(2)), (at(900), RequestId(1))]);
-        asked.clear();
-        held.changed(&mut asked);
-        assert_eq!(asked.first(), Some(&(at(100), RequestId(3))));
-        for (deadline, id) in asked {
-            held.release(deadline, id);
-        }
-        assert_eq!(held.next_turn(), None);
-    }
-}
+const BYTES_PER_TOKEN: u64 = 4;
+/// Later than any run.
+const FAR: Stamp = Stamp::from_nanos(u64::MAX / 2);

@@ -17,7 +17,7 @@ mod trace;
 mod workload;
 
 pub use contest::{Contender, Entrant, Race, Setting, contest};
-pub use dispatch::{Dispatcher, Ended, Incoming, Placement, RequestId, Truth, Verdict};
+pub use dispatch::{Admission, Dispatcher, Ended, Incoming, Placement, RequestId, Truth, Verdict};
 pub use engine_file::{EngineFile, EngineFileError};
 pub use fit::{Fit, FitError, Recorded, Recording, fit};
 pub use gateway::Gateway;

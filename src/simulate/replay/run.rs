@@ -14,7 +14,7 @@ use crate::fleet::status::EngineSignals;
 use crate::simulate::engine::{Engine, EngineConfig, EngineEvent, JobId, Work};
 use crate::units::Tokens;
 
-use super::dispatch::{Dispatcher, Ended, Incoming, RequestId, Truth, Verdict};
+use super::dispatch::{Admission, Dispatcher, Ended, Incoming, Placement, RequestId, Truth, Verdict};
 use super::held::Held;
 use super::tally::{Figures, Flight, Tally};
 use super::trace::Trace;
@@ -33,6 +33,8 @@ pub struct Scenario {
     pub scrape_interval: Duration,
     /// What requests are held to.
     pub slo: Slo,
+    /// The route's queue, where it has one.
+    pub admission: Option<Admission>,
 }
 
 /// Runs a trace to its end.
@@ -76,7 +78,6 @@ struct Fleet<'a> {
     held: Held,
     tally: Tally,
     events: Vec<EngineEvent>,
-    asked: Vec<(Stamp, RequestId)>,
     chain: Vec<u64>,
     ends: Vec<u64>,
 }
@@ -99,10 +100,9 @@ impl<'a> Fleet<'a> {
             owners: vec![Vec::new(); replicas],
             steps: BinaryHeap::new(),
             next_scrape: Stamp::default(),
-            held: Held::default(),
+            held: Held::new(scenario.admission),
             tally: Tally::new(replicas, arrivals.iter().map(|arrival| Flight::new(arrival.at))),
             events: Vec::new(),
-            asked: Vec::new(),
             chain: Vec::new(),
             ends: Vec::new(),
         }
@@ -134,9 +134,8 @@ impl<'a> Fleet<'a> {
         }
         self.events = events;
         if has_changed {
-            let mut asked = std::mem::take(&mut self.asked);
-            self.held.changed(&mut asked);
-            self.ask_again(asked, at, dispatcher);
+            self.held.changed();
+            self.ask_again(at, dispatcher);
         }
     }
 
@@ -179,17 +178,16 @@ impl<'a> Fleet<'a> {
     }
 
     fn held_turn(&mut self, at: Stamp, dispatcher: &mut dyn Dispatcher) {
-        let mut asked = std::mem::take(&mut self.asked);
-        self.held.turn(at, &mut asked);
-        self.ask_again(asked, at, dispatcher);
+        for request in self.held.turn(at) {
+            self.tally.flight(request).refuse();
+        }
+        self.ask_again(at, dispatcher);
     }
 
-    fn ask_again(&mut self, mut asked: Vec<(Stamp, RequestId)>, now: Stamp, dispatcher: &mut dyn Dispatcher) {
-        for (deadline, request) in asked.drain(..) {
-            self.held.release(deadline, request);
+    fn ask_again(&mut self, now: Stamp, dispatcher: &mut dyn Dispatcher) {
+        while let Some(request) = self.held.next_called() {
             self.place(request, now, dispatcher);
         }
-        self.asked = asked;
     }
 
     fn arrival(&mut self, at: Stamp, dispatcher: &mut dyn Dispatcher) {
@@ -202,7 +200,7 @@ impl<'a> Fleet<'a> {
         let arrival = &self.arrivals[id.index()];
         arrival.gateway_chain(&mut self.chain, &mut self.ends);
         let engine_chain = arrival.engine_chain();
-        let request = Incoming {
+        let mut request = Incoming {
             id,
             arrived: arrival.at,
             prompt: Tokens(arrival.request.prompt),
@@ -211,23 +209,42 @@ impl<'a> Fleet<'a> {
             slo: &self.scenario.slo,
             engine_chain: &engine_chain,
             output: arrival.request.output,
+            is_behind_others: false,
         };
-        let deadline = request.ttft_bound().map_or(FAR, |bound| arrival.at.after(bound));
+        request.is_behind_others = self.held.is_behind_others(&request);
         let verdict = dispatcher.place(&request, now, &Truth { engines: &self.engines });
         self.tally.decisions += 1;
-        match verdict {
-            Verdict::Hold { .. } if now.since(arrival.at) > LONGEST_HOLD => self.tally.flight(id).refuse(),
-            Verdict::Hold { until } => self.held.hold(deadline, id, now, until),
-            Verdict::Refuse => self.tally.flight(id).refuse(),
+        let is_in = match verdict {
+            Verdict::Hold { .. } if now.since(arrival.at) > LONGEST_HOLD => false,
+            Verdict::Hold { until } => self.held.hold(&request, now, until),
+            Verdict::Queue(outlook) => self.held.queue(&request, now, outlook),
+            Verdict::Refuse => false,
             Verdict::Place(placement) => {
-                let Arrival { request: asked, .. } = *arrival;
+                let asked = arrival.request;
                 let work = Work { chain: engine_chain, prompt: asked.prompt, output: asked.output };
-                self.tally.flight(id).placed(now, placement.predicted_ttft);
-                if !self.submit(placement.replica, id, now, work) {
-                    self.tally.flight(id).fail();
-                    dispatcher.ended(id, &Ended { at: now, output: 0, cached: Tokens(0) });
-                }
+                self.send(id, now, placement, work, dispatcher);
+                self.held.release(id);
+                true
             }
+        };
+        if !is_in {
+            self.held.release(id);
+            self.tally.flight(id).refuse();
+        }
+    }
+
+    fn send(
+        &mut self,
+        id: RequestId,
+        now: Stamp,
+        placement: Placement,
+        work: Work,
+        dispatcher: &mut dyn Dispatcher,
+    ) {
+        self.tally.flight(id).placed(now, placement.predicted_ttft);
+        if !self.submit(placement.replica, id, now, work) {
+            self.tally.flight(id).fail();
+            dispatcher.ended(id, &Ended { at: now, output: 0, cached: Tokens(0) });
         }
     }
 
@@ -251,8 +268,6 @@ fn place(job: JobId) -> usize {
     usize::try_from(job.0).unwrap_or(usize::MAX)
 }
 
-/// Later than any run.
-const FAR: Stamp = Stamp::from_nanos(u64::MAX / 2);
 /// A dispatcher that never decides loses the request.
 const LONGEST_HOLD: Duration = Duration::from_secs(600);
 const LEAST_INTERVAL: Duration = Duration::from_millis(1);

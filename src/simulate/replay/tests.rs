@@ -38,6 +38,7 @@ fn scenario(replicas: usize) -> Scenario {
             e2e: None,
             itl: Default::default(),
         },
+        admission: None,
     }
 }
 

@@ -39,19 +39,24 @@ impl Shape {
         0.06 * (self.shape * g).exp()
     }
 
-    /// A Poisson number of values, straight into bins.
-    pub(super) fn sample(&self, random: &mut fastrand::Rng, expected: f64, into: &mut Dense) {
+    /// Adds the numbers of values to be expected in each bin.
+    pub(super) fn expect(&self, expected: f64, into: &mut [f64; BINS]) {
         let share = |bin: usize| self.family.share((edge(bin) / 0.06).ln() / self.shape);
-        let mut below = 0.0;
-        for bin in 0..BINS {
-            let until = share(bin + 1);
-            let mean = expected * (until - below);
-            below = until;
-            into.add_many(edge(bin) * 1.01, poisson(random, mean));
-            if until > 1.0 - 1e-9 {
-                return;
-            }
+        let (mut below, mut bin) = (0.0, FIRST);
+        while bin < BINS && below < 1.0 - 1e-9 {
+            // Below the tail nothing is looked at but the median: coarser there.
+            let next = bin + if bin < TAIL { COARSE } else { 1 };
+            let until = share(next);
+            into[bin + (next - bin) / 2] += expected * (until - below);
+            (below, bin) = (until, next);
         }
+    }
+}
+
+/// A Poisson number of values in each bin. A sum of Poisson numbers is one: so hours are added up before it is drawn.
+pub(super) fn sample(random: &mut fastrand::Rng, expected: &[f64; BINS], into: &mut Dense) {
+    for (bin, mean) in expected.iter().enumerate().filter(|(_, mean)| **mean > 0.0) {
+        into.add_many(edge(bin) * 1.01, poisson(random, *mean));
     }
 }
 
@@ -114,15 +119,23 @@ fn normal_quantile(u: f64) -> f64 {
     (low + high) / 2.0
 }
 
+/// 2 ms: next to nothing is below.
+const FIRST: usize = 152;
+/// Some 120 ms.
+const TAIL: usize = 272;
+const COARSE: usize = 3;
+
 #[test]
 fn families_have_the_median_and_the_p99_that_they_are_made_for() {
     for family in [Family::Lognormal, Family::LogLogistic, Family::Weibull] {
         for (days, p99) in [(0.0, 0.18), (11.0, 0.24)] {
             let mut random = fastrand::Rng::with_seed(1);
             let mut dense = Dense::default();
-            Shape::new(family, days, 0.0).sample(&mut random, 300_000.0, &mut dense);
+            let mut expected = [0.0; BINS];
+            Shape::new(family, days, 0.0).expect(300_000.0, &mut expected);
+            sample(&mut random, &expected, &mut dense);
             let of = |q| dense.ln_quantile(q).unwrap().exp();
-            assert!((of(0.5) / 0.06 - 1.0).abs() < 0.02, "{family:?}: {}", of(0.5));
+            assert!((of(0.5) / 0.06 - 1.0).abs() < 0.04, "{family:?}: {}", of(0.5));
             assert!((of(0.99) / p99 - 1.0).abs() < 0.03, "{family:?}: {}", of(0.99));
         }
     }

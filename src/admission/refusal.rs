@@ -1,0 +1,88 @@
+//! Why a request was not let in: the limit that speaks against it, with the numbers that its client is told.
+//!
+//! What a refusal looks like on the wire is decided in `crate::error`.
+
+use std::time::Duration;
+
+use thiserror::Error;
+
+/// A limit of `[route.queue]` that a request met.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum Refusal {
+    /// As many wait as may.
+    #[error(
+        "no replica can answer in time now, and {waiting} requests wait already (route.queue.max_requests = {most})"
+    )]
+    MaxRequests {
+        /// Requests in the lane.
+        waiting: usize,
+        /// The limit.
+        most: usize,
+        /// Until there may be room.
+        retry_after: Duration,
+    },
+    /// Their bodies take as much memory as they may.
+    #[error(
+        "no replica can answer in time now, and {waiting} bytes of requests wait already, {own} more would be over \
+         {most} (route.queue.max_bytes)"
+    )]
+    MaxBytes {
+        /// Bytes in the lane.
+        waiting: usize,
+        /// Of this request.
+        own: usize,
+        /// The limit.
+        most: usize,
+        /// Until there may be room.
+        retry_after: Duration,
+    },
+    /// It would wait for longer than it may.
+    #[error(
+        "no replica can answer in time for the next {:.1} s, and a request waits {:.1} s at most (route.queue.max_wait)",
+        .drain.as_secs_f64(), .most.as_secs_f64()
+    )]
+    TooLong {
+        /// How long it would be.
+        drain: Duration,
+        /// The limit.
+        most: Duration,
+        /// Until there may be room.
+        retry_after: Duration,
+    },
+    /// It waited for as long as it may.
+    #[error(
+        "no replica could answer in time within {:.1} s of waiting (route.queue.max_wait); predicted are another {:.1} s",
+        .most.as_secs_f64(), .drain.as_secs_f64()
+    )]
+    Waited {
+        /// The limit.
+        most: Duration,
+        /// What was predicted last.
+        drain: Duration,
+        /// Until there may be room.
+        retry_after: Duration,
+    },
+}
+
+impl Refusal {
+    /// The key of the limit: the error code.
+    #[must_use]
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::MaxRequests { .. } => "max_requests",
+            Self::MaxBytes { .. } => "max_bytes",
+            Self::TooLong { .. } | Self::Waited { .. } => "max_wait",
+        }
+    }
+
+    /// When to come back.
+    #[must_use]
+    pub fn retry_after(&self) -> Duration {
+        match self {
+            Self::MaxRequests { retry_after, .. }
+            | Self::MaxBytes { retry_after, .. }
+            | Self::TooLong { retry_after, .. }
+            | Self::Waited { retry_after, .. } => *retry_after,
+        }
+    }
+}

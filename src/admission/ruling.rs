@@ -1,0 +1,132 @@
+//! Send it, let it wait, or let another route answer: the rules of a route on what routing predicts. Pure.
+//!
+//! A late request is not sent while others could still be in time: it gets a replica when the wait there leaves room for
+//! a fresh one of any length. What no waiting would mend goes out when there is room, too: on an idle fleet, late is
+//! better than never. And what is predicted must be able to prove wrong: a pool that has answered nobody for a while
+//! and has an idle replica gets the request whatever is predicted, else one bad lesson would shut the route for good.
+
+use std::time::Duration;
+
+use crate::config::{Degrade, Queue};
+use crate::routing::{Aim, Candidate, Decision, Verdict};
+
+/// What a route wants.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Rules {
+    /// `[route.queue]`; `None` sends what is late all the same.
+    pub queue: Option<Queue>,
+    /// `[route.degrade]`, where this request may use it.
+    pub degrade: Option<Degrade>,
+    /// The TTFT bound of an empty prompt: what a fresh request may have to meet.
+    pub quick: Duration,
+}
+
+/// Where a request stands when it is asked about.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Standing {
+    /// Others that are late wait before it.
+    pub is_behind_others: bool,
+    /// It was tried elsewhere: it has been let in.
+    pub is_let_in: bool,
+    /// Nobody in the pool has answered for so long; `None` where nobody ever has.
+    pub silence: Option<Duration>,
+}
+
+/// What to do with a request.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Ruling {
+    /// Send it.
+    Place,
+    /// It waits among the late, or is refused.
+    Wait(Outlook),
+    /// Another route answers.
+    Degrade,
+}
+
+/// What is predicted for a request that waits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Outlook {
+    /// Until there is room for it, if nothing else came.
+    pub drain: Duration,
+    /// What its prompt adds to the wait of those behind it.
+    pub work: Duration,
+}
+
+impl Outlook {
+    /// When to come back: of use to a client, and never beyond what a prediction can mean.
+    #[must_use]
+    pub fn retry_after(&self) -> Duration {
+        self.drain.clamp(LEAST_RETRY, LONGEST_RETRY)
+    }
+
+    /// With those that wait before it.
+    #[must_use]
+    pub fn behind(self, ahead: Duration) -> Self {
+        Self { drain: self.drain.saturating_add(ahead), ..self }
+    }
+}
+
+/// What the route wants done with the request now. `None` where there is nothing to rule on: it is to be placed or held,
+/// as the verdict says.
+#[must_use]
+pub fn rule(
+    rules: &Rules,
+    standing: Standing,
+    aim: &Aim,
+    verdict: &Verdict,
+    candidates: &[Candidate<'_>],
+) -> Ruling {
+    let (decision, is_hopeless) = match verdict {
+        Verdict::Hold { .. } => return Ruling::Place,
+        Verdict::Place(decision) => (decision, false),
+        Verdict::Hopeless { decision, .. } => (decision, true),
+    };
+    if (!is_hopeless && rules.degrade.is_none()) || standing.is_let_in {
+        return Ruling::Place;
+    }
+    let (Some(bound), Some(predicted)) = (aim.slo.ttft, decision.predicted_ttft) else {
+        return Ruling::Place;
+    };
+    if may_prove_wrong(&standing, candidates) {
+        return Ruling::Place;
+    }
+    let is_over = |degrade: &Degrade| aim.waited + predicted > bound.mul_f64(degrade.over);
+    if rules.degrade.as_ref().is_some_and(is_over) {
+        return Ruling::Degrade;
+    }
+    match rules.queue {
+        Some(queue) if is_hopeless => {
+            let outlook = outlook(decision, rules.quick, candidates.len());
+            let may_go = queue.max_requests > 0
+                && !standing.is_behind_others
+                && outlook.drain.is_zero()
+                && decision.terms.harm <= TOLERATED_HARM;
+            if may_go { Ruling::Place } else { Ruling::Wait(outlook) }
+        }
+        _ => Ruling::Place,
+    }
+}
+
+fn may_prove_wrong(standing: &Standing, candidates: &[Candidate<'_>]) -> bool {
+    standing.silence.is_none_or(|silence| silence >= UNPROVED)
+        && candidates.iter().any(|candidate| candidate.requests < 1.0)
+}
+
+fn outlook(decision: &Decision, quick: Duration, replicas: usize) -> Outlook {
+    let seconds = |seconds: f64| Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or(FAR);
+    Outlook {
+        drain: seconds(decision.terms.wait).saturating_sub(quick.mul_f64(ROOM)).min(FAR),
+        work: seconds(decision.terms.prefill / replicas.max(1) as f64).min(FAR),
+    }
+}
+
+/// The share of the bound of an empty prompt that the wait at the best replica may take when a late request is sent there.
+const ROOM: f64 = 0.5;
+/// As in routing: streams that a late request may be expected to break.
+const TOLERATED_HARM: f64 = 0.05;
+/// A pool that has not answered for so long has nothing to be judged by.
+const UNPROVED: Duration = Duration::from_secs(10);
+const LEAST_RETRY: Duration = Duration::from_secs(1);
+const LONGEST_RETRY: Duration = Duration::from_secs(60);
+/// Longer than anybody waits.
+const FAR: Duration = Duration::from_secs(3600);

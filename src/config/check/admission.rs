@@ -1,0 +1,234 @@
+//! `[route.queue]` and `[route.degrade]`: what becomes of requests that cannot be answered in time.
+//!
+//! Both act on predictions of the first token, so both need a policy that predicts. A route to degrade to is resolved
+//! when all routes are read; a chain of them is allowed to be written, a circle is not, and a request walks one step.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use toml::de::DeValue;
+
+use crate::config::diagnostics::did_you_mean;
+use crate::config::schema;
+use crate::config::{Degrade, ModelMatch, PolicyName, Queue, Route, Slo};
+
+use super::section::{Item, Section};
+use super::values::{DURATION, SIZE};
+
+/// Reads `[route.queue]`; the section switches admission by prediction on, even if it is empty.
+pub(super) fn queue(route: &Section<'_>) -> Option<Queue> {
+    let section = route.section("queue", schema::QUEUE);
+    if !section.is_present() {
+        return None;
+    }
+    let max_requests =
+        section.integer("max_requests", 0..=1_000_000).and_then(|number| usize::try_from(number).ok());
+    let queue = Queue {
+        max_requests: max_requests.unwrap_or(DEFAULT.max_requests),
+        max_bytes: section.parse("max_bytes", &SIZE).unwrap_or(DEFAULT.max_bytes),
+        max_wait: section.parse("max_wait", &DURATION).unwrap_or(DEFAULT.max_wait),
+        isolate_long: section.boolean("isolate_long").unwrap_or(DEFAULT.isolate_long),
+    };
+    if queue.max_wait.is_zero()
+        && queue.max_requests > 0
+        && let Some(item) = section.get("max_wait")
+    {
+        item.fault(
+            "max_wait is zero, so that nobody could ever wait",
+            "give it a length, or write max_requests = 0 to refuse at once",
+        );
+    }
+    Some(queue)
+}
+
+/// Reads every `[route.degrade]`, now that all routes are known, and says what cannot work.
+pub(super) fn resolve(sections: &[Section<'_>], routes: &mut [Route], slo: &BTreeMap<Arc<str>, Slo>) {
+    let mut found = Vec::new();
+    for (at, section) in sections.iter().enumerate() {
+        let Some(route) = routes.get(at) else { continue };
+        if let Some(item) = section.get("queue").filter(|_| route.queue.is_some()) {
+            expect_prediction(route, &item);
+        }
+        let Some(item) = section.get("degrade") else { continue };
+        expect_prediction(route, &item);
+        if !route.client_may.slo_class && slo.get(&route.slo).is_some_and(|slo| slo.ttft.is_none()) {
+            item.fault_at_key(
+                format!("slo class \"{}\" has no ttft, so that nothing is ever over it", route.slo),
+                "give the class a ttft, or choose another class for the route",
+            );
+        }
+        let Some(inner) = item.section(schema::DEGRADE) else { continue };
+        let over = over(&inner);
+        if let Some((to, item)) = target(&inner, at, routes) {
+            found.push((at, item));
+            if let Some(route) = routes.get_mut(at) {
+                route.degrade = Some(Degrade { to, over });
+            }
+        }
+    }
+    for (at, item) in found {
+        if leads_back(at, routes) {
+            item.fault(
+                "this chain of [route.degrade] leads back to its own beginning",
+                "let the last route of the chain degrade to none",
+            );
+        }
+    }
+}
+
+fn expect_prediction(route: &Route, item: &Item<'_>) {
+    if route.policy != PolicyName::Latency {
+        item.fault_at_key(
+            format!(
+                "policy \"{}\" predicts no time to first token, which {} acts on",
+                route.policy.as_str(),
+                item.key
+            ),
+            "use policy = \"latency\", or remove the section",
+        );
+    }
+}
+
+/// The route that `to` names, by its name or else by its model.
+fn target<'a>(section: &Section<'a>, own: usize, routes: &[Route]) -> Option<(usize, Item<'a>)> {
+    let Some(item) = section.get("to") else {
+        section.fault("[route.degrade] has no \"to\"", "name a route: to = \"llama-1b\"");
+        return None;
+    };
+    let name = item.text()?;
+    let is_its_model = |route: &Route| matches!(&route.model, ModelMatch::Named(model) if &**model == name);
+    let by_name = routes.iter().position(|route| &*route.name == name);
+    let Some(to) = by_name.or_else(|| routes.iter().position(is_its_model)) else {
+        let names: Vec<_> = routes.iter().map(|route| &*route.name).collect();
+        let message = did_you_mean(format!("unknown route \"{name}\""), name, &names);
+        item.fault(message, format!("routes of this file: {}", names.join(", ")));
+        return None;
+    };
+    if to == own {
+        item.fault("a route cannot degrade to itself", "name another route");
+        return None;
+    }
+    if routes.get(to).is_some_and(|route| route.model == ModelMatch::Any) {
+        item.fault(
+            format!("route \"{name}\" takes every model, so that none would be asked for"),
+            "name a route of one model",
+        );
+        return None;
+    }
+    Some((to, item))
+}
+
+/// `when.predicted_ttft_over_slo`
+fn over(section: &Section<'_>) -> f64 {
+    let when = section.section("when", schema::DEGRADE_WHEN);
+    let Some(item) = when.get("predicted_ttft_over_slo") else {
+        section.fault(
+            "[route.degrade] does not say when",
+            "write when = { predicted_ttft_over_slo = 1.5 }: above one and a half times its bound",
+        );
+        return 1.0;
+    };
+    let number = match item.value {
+        DeValue::Float(float) => float.as_str().parse::<f64>().ok(),
+        DeValue::Integer(integer) => integer.as_str().parse().ok(),
+        _ => {
+            item.wrong_type("a number", "write it without quotes: 1.5");
+            return 1.0;
+        }
+    };
+    let number = number.filter(|number| number.is_finite() && *number >= 1.0);
+    if number.is_none() {
+        item.fault(
+            "predicted_ttft_over_slo must be 1 or more: below it requests are in time",
+            "1.5 is one and a half times the bound on TTFT",
+        );
+    }
+    number.unwrap_or(1.0)
+}
+
+fn leads_back(start: usize, routes: &[Route]) -> bool {
+    let next = |at: usize| routes.get(at).and_then(|route| route.degrade).map(|degrade| degrade.to);
+    // A walk that is longer than there are routes is in a circle that began later.
+    std::iter::successors(next(start), |at| next(*at)).take(routes.len()).any(|at| at == start)
+}
+
+/// What a section that says nothing means.
+const DEFAULT: Queue =
+    Queue { max_requests: 1000, max_bytes: 256 << 20, max_wait: Duration::from_secs(5), isolate_long: true };
+
+#[cfg(test)]
+mod tests {
+    use crate::config::check::check_str;
+    use crate::config::diagnostics::Diagnostic;
+
+    const ONE_POOL: &str = "[[pool]]\nname = \"p\"\nreplicas = [\"http://127.0.0.1:1\"]\n";
+
+    fn first_line(fault: &Diagnostic) -> String {
+        fault.to_string().lines().next().unwrap_or_default().to_owned()
+    }
+
+    #[test]
+    fn faults_of_admission() {
+        let when = "when = { predicted_ttft_over_slo = 1.5 }";
+        let two = |first: &str, second: &str| {
+            format!("[[route]]\nmodel = \"a\"\n{first}\n[[route]]\nmodel = \"b\"\n{second}\n")
+        };
+        for (rest, expected) in [
+            (
+                two("[route.queue]\nmax_wait = \"0s\"", ""),
+                &["f.toml:7:12: max_wait is zero, so that nobody could ever wait"][..],
+            ),
+            (two("[route.queue]\nmax_wait = \"0s\"\nmax_requests = 0", ""), &[]),
+            (two("[route.queue]\nmax_wait = \"-1s\"", ""), &["f.toml:7:12: \"-1s\" is not a duration"]),
+            (two("[route.queue]\nmax_requests = -1", ""), &["f.toml:7:16: max_requests is out of range"]),
+            (
+                two("[route.queue]\nmax_byte = \"1MiB\"", ""),
+                &["f.toml:7:1: unknown key \"max_byte\" in [route.queue]; did you mean \"max_bytes\"?"],
+            ),
+            (
+                two("policy = \"prefix\"\n[route.queue]", ""),
+                &["f.toml:7:8: policy \"prefix\" predicts no time to first token, which queue acts on"],
+            ),
+            (two(&format!("[route.degrade]\nto = \"b\"\n{when}"), ""), &[]),
+            (two(&format!("[route.degrade]\nto = \"c\"\n{when}"), ""), &["f.toml:7:6: unknown route \"c\""]),
+            (
+                two(&format!("[route.degrade]\nto = \"a\"\n{when}"), ""),
+                &["f.toml:7:6: a route cannot degrade to itself"],
+            ),
+            (two(&format!("[route.degrade]\n{when}"), ""), &["f.toml:6:1: [route.degrade] has no \"to\""]),
+            (two("[route.degrade]\nto = \"b\"", ""), &["f.toml:6:1: [route.degrade] does not say when"]),
+            (
+                two("[route.degrade]\nto = \"b\"\nwhen = { predicted_ttft_over_slo = 0.9 }", ""),
+                &["f.toml:8:36: predicted_ttft_over_slo must be 1 or more: below it requests are in time"],
+            ),
+            (
+                two(&format!("slo = \"batch\"\n[route.degrade]\nto = \"b\"\n{when}"), ""),
+                &["f.toml:7:8: slo class \"batch\" has no ttft, so that nothing is ever over it"],
+            ),
+            (
+                two(
+                    &format!("[route.degrade]\nto = \"b\"\n{when}"),
+                    &format!("[route.degrade]\nto = \"a\"\n{when}"),
+                ),
+                &[
+                    "f.toml:7:6: this chain of [route.degrade] leads back to its own beginning",
+                    "f.toml:12:6: this chain of [route.degrade] leads back to its own beginning",
+                ],
+            ),
+            (
+                format!(
+                    "[[route]]\nmodel = \"*\"\n[[route]]\nmodel = \"a\"\n[route.degrade]\nto = \"*\"\n{when}\n"
+                ),
+                &["f.toml:9:6: route \"*\" takes every model, so that none would be asked for"],
+            ),
+        ] {
+            let text = format!("{ONE_POOL}{rest}");
+            let told = match check_str("f.toml", &text, &|_| None) {
+                Ok(_) => Vec::new(),
+                Err(faults) => faults.iter().map(first_line).collect(),
+            };
+            assert_eq!(told, expected, "{text}");
+        }
+    }
+}

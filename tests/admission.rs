@@ -1,0 +1,325 @@
+//! What becomes of requests that cannot be answered in time: they wait, another route answers, or they are refused.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation fails the test")]
+
+mod support;
+
+use std::time::Duration;
+
+use support::client::{Client, Reply};
+use support::replica::{Gate, Replica, Step};
+use support::{Gateway, config, soon, until, wire};
+use tokenway::config::{Config, Degrade, PolicyName, Queue, Slo, Tenant, TtftBound};
+use tokenway::fleet::status::ReplicaState;
+use tokenway::units::Tokens;
+
+const PATH: &str = "/v1/chat/completions";
+const QUEUE: Queue =
+    Queue { max_requests: 10, max_bytes: 1 << 20, max_wait: Duration::from_secs(60), isolate_long: true };
+
+fn chat(model: &str, text: &str) -> String {
+    format!(r#"{{"model":"{model}","stream":true,"messages":[{{"role":"user","content":"{text}"}}]}}"#)
+}
+
+/// The first token comes after 30 ms: too late for a bound of one.
+fn slow() -> Vec<Step> {
+    [vec![Step::Tick, Step::Tick, Step::Tick], wire::chat_stream(&["x"])].concat()
+}
+
+fn strict(config: &mut Config, queue: Option<Queue>) {
+    let base = Duration::from_millis(1);
+    let ttft = Some(TtftBound { base, per_prompt_token: Duration::ZERO });
+    config.slo.insert("strict".into(), Slo { ttft, ..Slo::default() });
+    let route = &mut config.routes[0];
+    (route.policy, route.slo, route.queue) = (PolicyName::Latency, "strict".into(), queue);
+}
+
+/// A gateway with this queue whose replica is known to be slow, and the gate behind which its next request sits.
+async fn busy(queue: Queue) -> (Gateway, Replica, Gate, Client) {
+    let replica = Replica::start().await;
+    let mut config = config::of(&[&replica]);
+    config.classes.medium = Tokens(2000);
+    strict(&mut config, Some(queue));
+    let gateway = Gateway::start(config).await;
+    taught(&gateway, &replica).await;
+    let gate = Gate::new();
+    replica.next([vec![Step::Wait(gate.clone())], wire::chat_stream(&["first"])].concat());
+    let first = sent(&gateway, &chat("tiny", "first")).await;
+    replica.got(replica.count() + 1).await;
+    (gateway, replica, gate, first)
+}
+
+async fn taught(gateway: &Gateway, replica: &Replica) {
+    replica.always(slow());
+    for n in 0..8 {
+        assert_eq!(gateway.post(PATH, &chat("tiny", &format!("lesson {n}"))).await.status(), 200);
+        gateway.idle().await;
+    }
+}
+
+async fn sent(gateway: &Gateway, body: &str) -> Client {
+    let mut client = gateway.client().await;
+    client.post(PATH, &[], body.as_bytes()).await;
+    client
+}
+
+/// The sum of all series of a family whose labels hold each of these.
+fn sum(gateway: &Gateway, name: &str, labels: &[&str]) -> f64 {
+    let page = gateway.app.gateway.observer.metrics().render(&[]);
+    let is_of = |line: &&str| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['{', ' ']));
+    let lines = page.lines().filter(is_of).filter(|line| labels.iter().all(|label| line.contains(label)));
+    lines.map(|line| line.rsplit_once(' ').unwrap().1.parse::<f64>().unwrap()).sum()
+}
+
+fn admissions(gateway: &Gateway, decision: &str, reason: &str) -> f64 {
+    let labels = [format!("decision=\"{decision}\""), format!("reason=\"{reason}\"")];
+    sum(gateway, "tokenway_admissions_total", &[&labels[0], &labels[1]])
+}
+
+async fn waiting(gateway: &Gateway, count: usize) {
+    until("so many wait", || sum(gateway, "tokenway_queue_requests", &[]) == count as f64).await;
+}
+
+fn assert_refused(reply: &Reply, code: &str) {
+    assert_eq!((reply.status(), &*reply.code()), (429, code), "{}", reply.text());
+    let seconds: u64 = reply.head.header("retry-after").unwrap().parse().unwrap();
+    assert!((1..=60).contains(&seconds), "{seconds}");
+    assert!(reply.json()["error"]["message"].as_str().unwrap().contains(&format!("route.queue.{code}")));
+}
+
+fn admit_ms(reply: &Reply) -> f64 {
+    let timing = reply.head.header("server-timing").unwrap().to_owned();
+    let admit = timing.split(", ").find_map(|stage| stage.strip_prefix("admit;dur=")).unwrap();
+    admit.parse().unwrap()
+}
+
+#[tokio::test]
+async fn what_cannot_be_in_time_is_refused_at_once_where_nobody_may_wait() {
+    let (gateway, replica, gate, mut first) = busy(Queue { max_requests: 0, ..QUEUE }).await;
+    let sent_before = replica.count();
+    assert_refused(&gateway.post(PATH, &chat("tiny", "late")).await, "max_requests");
+    assert_eq!(replica.count(), sent_before, "no replica saw it");
+    gate.cancel();
+    assert!(first.reply().await.body.is_complete);
+    gateway.idle().await;
+    assert_eq!(admissions(&gateway, "refuse", "max_requests"), 1.0);
+    assert_eq!(sum(&gateway, "tokenway_requests_total", &[r#"outcome="refused""#, r#"code="429""#]), 1.0);
+    assert_eq!(sum(&gateway, "tokenway_slo_missed_requests_total", &[r#"reason="refused""#]), 1.0);
+    assert_eq!(sum(&gateway, "tokenway_requests_total", &[]), 10.0);
+}
+
+#[tokio::test]
+async fn a_late_request_waits_and_is_answered_when_there_is_room() {
+    let (gateway, replica, gate, mut first) = busy(Queue { max_requests: 1, ..QUEUE }).await;
+    let sent_before = replica.count();
+    let mut second = sent(&gateway, &chat("tiny", "second")).await;
+    waiting(&gateway, 1).await;
+    assert!(sum(&gateway, "tokenway_queue_bytes", &[]) > 50.0);
+    assert_refused(&gateway.post(PATH, &chat("tiny", "third")).await, "max_requests");
+    assert_eq!(replica.count(), sent_before);
+    gate.cancel();
+    assert_eq!(first.reply().await.status(), 200);
+    let reply = second.reply().await;
+    assert_eq!(reply.status(), 200);
+    assert!(admit_ms(&reply) > 0.5, "{:?}", reply.head.header("server-timing"));
+    gateway.idle().await;
+    for (decision, reason, count) in [
+        ("queue", "predicted_ttft", 1.0),
+        ("admit", "queued", 1.0),
+        ("refuse", "max_requests", 1.0),
+        ("admit", "ready", 9.0),
+    ] {
+        assert_eq!(admissions(&gateway, decision, reason), count, "{decision} {reason}");
+    }
+    assert_eq!(sum(&gateway, "tokenway_queue_requests", &[]), 0.0);
+    assert_eq!(sum(&gateway, "tokenway_queue_bytes", &[]), 0.0);
+    assert_eq!(sum(&gateway, "tokenway_requests_total", &[]), 11.0);
+}
+
+#[tokio::test]
+async fn nobody_waits_for_longer_than_max_wait() {
+    let (gateway, _replica, gate, mut first) = busy(QUEUE).await;
+    let short = Queue { max_wait: Duration::from_millis(30), ..QUEUE };
+    let (other, _slow_replica, other_gate, mut other_first) = busy(short).await;
+    assert_refused(&other.post(PATH, &chat("tiny", "late")).await, "max_wait");
+    waiting(&other, 0).await;
+    let mut patient = sent(&gateway, &chat("tiny", "patient")).await;
+    waiting(&gateway, 1).await;
+    for gate in [gate, other_gate] {
+        gate.cancel();
+    }
+    for client in [&mut first, &mut other_first, &mut patient] {
+        assert_eq!(client.reply().await.status(), 200);
+    }
+}
+
+#[tokio::test]
+async fn bodies_that_wait_are_bounded() {
+    let (gateway, _replica, _gate, _first) = busy(Queue { max_bytes: 200, ..QUEUE }).await;
+    let _waits = sent(&gateway, &chat("tiny", "short")).await;
+    waiting(&gateway, 1).await;
+    assert_refused(&gateway.post(PATH, &chat("tiny", &"long ".repeat(30))).await, "max_bytes");
+}
+
+#[tokio::test]
+async fn long_prompts_do_not_fill_the_queue_of_short_ones() {
+    for (isolate_long, status) in [(true, 200), (false, 429)] {
+        let (gateway, _replica, gate, _first) = busy(Queue { max_requests: 1, isolate_long, ..QUEUE }).await;
+        let _long = sent(&gateway, &chat("tiny", &"long ".repeat(4000))).await;
+        waiting(&gateway, 1).await;
+        let mut short = sent(&gateway, &chat("tiny", "short")).await;
+        if isolate_long {
+            waiting(&gateway, 2).await;
+        }
+        gate.cancel();
+        assert_eq!(short.reply().await.status(), status, "isolate_long = {isolate_long}");
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_the_queue_makes_room_at_once() {
+    let (gateway, replica, gate, mut first) = busy(Queue { max_requests: 1, ..QUEUE }).await;
+    let sent_before = replica.count();
+    let leaves = sent(&gateway, &chat("tiny", "leaves")).await;
+    waiting(&gateway, 1).await;
+    drop(leaves);
+    waiting(&gateway, 0).await;
+    let mut comes = sent(&gateway, &chat("tiny", "comes")).await;
+    waiting(&gateway, 1).await;
+    gate.cancel();
+    assert_eq!(first.reply().await.status(), 200);
+    assert_eq!(comes.reply().await.status(), 200);
+    gateway.idle().await;
+    assert_eq!(replica.count(), sent_before + 1);
+    assert_eq!(sum(&gateway, "tokenway_requests_total", &[r#"outcome="canceled""#, r#"code="499""#]), 1.0);
+}
+
+#[tokio::test]
+async fn a_drain_sends_those_that_wait_elsewhere() {
+    let (gateway, _replica, gate, mut first) = busy(QUEUE).await;
+    let mut second = sent(&gateway, &chat("tiny", "second")).await;
+    waiting(&gateway, 1).await;
+    let drain = gateway.app.drain(Duration::ZERO);
+    let answers = async {
+        let reply = second.reply().await;
+        assert_eq!((reply.status(), &*reply.code()), (503, "draining"));
+        assert!(reply.head.header("retry-after").is_some());
+        gate.cancel();
+        assert_eq!(first.reply().await.status(), 200, "what runs is finished");
+    };
+    soon("the drain is over", async { tokio::join!(drain, answers) }).await;
+}
+
+#[tokio::test]
+async fn deadlines_hold_in_the_queue() {
+    let replica = Replica::start().await;
+    let mut config = config::of(&[&replica]);
+    strict(&mut config, Some(QUEUE));
+    config.routes[0].client_may.timeout = true;
+    let gateway = Gateway::start(config).await;
+    taught(&gateway, &replica).await;
+    replica.always(vec![Step::Hang]);
+    let _first = sent(&gateway, &chat("tiny", "first")).await;
+    replica.got(9).await;
+    let mut client = gateway.client().await;
+    client.post(PATH, &[("x-request-timeout", "0.2")], chat("tiny", "second").as_bytes()).await;
+    waiting(&gateway, 1).await;
+    let reply = client.reply().await;
+    assert_eq!((reply.status(), &*reply.code()), (504, "timeout_total"));
+    assert!(admit_ms(&reply) >= 100.0);
+    waiting(&gateway, 0).await;
+}
+
+#[tokio::test]
+async fn a_route_with_a_queue_waits_for_a_replica_to_become_ready() {
+    let replica = Replica::start().await;
+    replica.stop_listening().await;
+    let mut config = config::of(&[&replica]);
+    config.routes[0].queue = Some(QUEUE);
+    let gateway = Gateway::start_unready(config.clone());
+    let mut client = sent(&gateway, &chat("tiny", "early")).await;
+    waiting(&gateway, 1).await;
+    replica.listen_again().await;
+    assert_eq!(client.reply().await.status(), 200);
+    assert_eq!(gateway.state_of(&replica), ReplicaState::Ready);
+
+    replica.stop_listening().await;
+    config.routes[0].queue = Some(Queue { max_wait: Duration::from_millis(30), ..QUEUE });
+    let gateway = Gateway::start_unready(config);
+    let reply = gateway.post(PATH, &chat("tiny", "too early")).await;
+    assert_eq!((reply.status(), &*reply.code()), (503, "no_ready_replica"));
+}
+
+/// Route `tiny` on a slow replica, which degrades to route `small` on another.
+async fn degrading(queue: Option<Queue>, tenants: Vec<Tenant>) -> (Gateway, Replica, Replica) {
+    let (large, small) = (Replica::start().await, Replica::start().await);
+    let mut config = config::of(&[&large]);
+    config.pools.push(config::pool("small", &[&small]));
+    config.routes = vec![config::route("tiny", &[0]), config::route("small", &[1])];
+    strict(&mut config, queue);
+    config.routes[0].degrade = Some(Degrade { to: 1, over: 1.5 });
+    config.routes[1].upstream_model = Some("meta/small".into());
+    config.tenants = tenants;
+    let gateway = Gateway::start(config).await;
+    (gateway, large, small)
+}
+
+#[tokio::test]
+async fn another_route_answers_what_would_be_far_too_late() {
+    for queue in [None, Some(Queue { max_requests: 0, ..QUEUE })] {
+        let (gateway, large, small) = degrading(queue, Vec::new()).await;
+        large.always(slow());
+        // Until the first answer nothing is known, and nothing is degraded.
+        until_degraded(&gateway, &large, &small).await;
+        let reply = gateway.post(PATH, &chat("tiny", "as a whole")).await;
+        assert_eq!(reply.status(), 200);
+        assert_eq!(reply.head.header("x-tokenway-replica"), Some(&*small.name()));
+        assert_eq!(reply.head.header("x-tokenway-degraded-from"), Some("tiny"));
+        let sent = small.received().pop().unwrap();
+        assert_eq!(sent.text(), chat("meta/small", "as a whole"), "the model's name and nothing else");
+        gateway.idle().await;
+        let degraded = admissions(&gateway, "degrade", "predicted_ttft");
+        assert_eq!(degraded, small.count() as f64);
+        assert_eq!(sum(&gateway, "tokenway_requests_total", &[r#"route="small""#]), degraded);
+        let directly = gateway.post(PATH, &chat("small", "x")).await;
+        assert_eq!(directly.head.header("x-tokenway-degraded-from"), None);
+    }
+}
+
+async fn until_degraded(gateway: &Gateway, large: &Replica, small: &Replica) {
+    for n in 0..8 {
+        assert_eq!(gateway.post(PATH, &chat("tiny", &format!("lesson {n}"))).await.status(), 200);
+        gateway.idle().await;
+    }
+    assert!(large.count() > 0 && small.count() > 0, "{} and {}", large.count(), small.count());
+}
+
+#[tokio::test]
+async fn a_tenant_is_not_degraded_to_a_route_that_it_may_not_use() {
+    use sha2::Digest;
+    let tenant = |name: &str, routes: &[&str]| Tenant {
+        name: name.into(),
+        key_digests: vec![sha2::Sha256::digest(name.as_bytes()).into()],
+        routes: Some(routes.iter().map(|route| (*route).into()).collect()),
+        weight: std::num::NonZeroU32::MIN,
+        priority: 0,
+    };
+    let tenants = vec![tenant("all", &["tiny", "small"]), tenant("one", &["tiny"])];
+    let (gateway, large, small) = degrading(None, tenants).await;
+    large.always(slow());
+    for (key, at_small) in [("one", 0), ("all", 3)] {
+        for n in 0..8 {
+            let mut client = gateway.client().await;
+            let bearer = format!("Bearer {key}");
+            let body = chat("tiny", &format!("{key} {n}"));
+            client.post(PATH, &[("authorization", &*bearer)], body.as_bytes()).await;
+            assert_eq!(client.reply().await.status(), 200);
+            gateway.idle().await;
+        }
+        assert!(
+            small.count() >= at_small && (at_small > 0 || small.count() == 0),
+            "{key}: {}",
+            small.count()
+        );
+    }
+}
