@@ -70,6 +70,7 @@ async fn failures_before_the_first_content_are_retried_elsewhere_and_not_seen() 
         ("closed inside the first content", then(&[half(&wire::content("zz")), Step::Close])),
         ("engine died", then(&[wire::event(wire::ENGINE_DEAD), wire::event(wire::DONE), Step::End])),
         ("engine died at once", wire::stream([wire::ENGINE_DEAD, wire::DONE])),
+        ("engine told to stop", then(&[wire::event(wire::ABORTED), wire::event(wire::DONE), Step::End])),
         ("502", wire::json(502, "bad gateway")),
         ("503", wire::json(503, r#"{"error":{}}"#)),
         ("504", wire::json(504, "")),
@@ -239,6 +240,7 @@ fn breaks() -> Vec<(&'static str, Vec<Step>)> {
         ("reset", vec![Step::Reset]),
         ("ended without a finish reason", vec![Step::End]),
         ("engine died", vec![wire::event(wire::ENGINE_DEAD), wire::event(wire::DONE), Step::End]),
+        ("engine told to stop", vec![wire::event(wire::ABORTED), wire::event(wire::DONE), Step::End]),
         ("engine error", vec![wire::event(wire::ENGINE_ERROR), wire::event(wire::DONE), Step::End]),
         (
             "engine error and done at once",

@@ -145,6 +145,9 @@ impl Reading {
 
     pub(super) fn finish(&mut self, choice: u32, reason: &RawValue, tell: &mut dyn FnMut(Event)) {
         self.answer.note_finish(Some(reason));
+        if reason.get() == ABORTED {
+            return tell(Event::Error(self.answer.note_abort()));
+        }
         if let Some(state) = self.choice(choice) {
             state.is_finished = true;
         }
@@ -287,4 +290,7 @@ impl<'a> Leaves<'a> {
     }
 }
 
+/// vLLM that is told to stop ends its streams like this, with `[DONE]` and a whole body: the answer is cut all the same. Nobody
+/// who still reads has asked for it.
+const ABORTED: &str = "\"abort\"";
 const MOST_CHOICES: usize = 1024;

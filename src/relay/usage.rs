@@ -167,6 +167,11 @@ impl Answer {
         }
     }
 
+    /// The engine gave up a request that its client still waits for.
+    pub(super) fn note_abort(&mut self) -> EngineError {
+        *self.error.get_or_insert(EngineError { kind: EngineErrorKind::ShuttingDown, code: None })
+    }
+
     /// Keeps the first error: later ones follow from it.
     pub(super) fn note_error(&mut self, raw: &RawValue) -> EngineError {
         let error = EngineError::of(raw);

@@ -4,8 +4,8 @@
     tests/real_fleet/faults.py --gateway target/release/tokenway --pids 101,102,103 http://127.0.0.1:8001 … (three)
 
 The pids are those of `vllm serve`, in the order of the urls. It is the end of these replicas: start others afterwards. The first
-loses its engine core (SIGKILL), the second its API server (SIGKILL), the third its API server by SIGTERM, which leaves streams silent
-with their sockets open. Of each: a stream that had begun must end with an error event and a cut body, soon; a request
+loses its engine core (SIGKILL), the second its API server (SIGKILL), the third its API server by SIGTERM, at which vLLM ends streams
+as if they were complete, or leaves them silent with their sockets open. Of each: a stream that had begun must end with an error event and a cut body, soon; a request
 that still waited for its first token must be answered by another replica; and others must not notice.
 """
 import argparse
@@ -67,7 +67,7 @@ async def one(gateway, args, url, pid, name):
     host, path = url.removeprefix("http://"), "/v1/chat/completions"
     answers = [stream.Stream() for _ in range(6)]
     tasks = [asyncio.create_task(stream.ask(gateway, path, body(args, f"{name} {n}", 60, 400), answer=a)) for n, a in enumerate(answers)]
-    mine = await begun(answers, host)
+    await begun(answers, host)
     # Prompts of seconds: those that went to the victim have no first token yet when it dies.
     late = [asyncio.create_task(stream.ask(gateway, path, body(args, f"late {name} {n}", 700, 8))) for n in range(4)]
     await asyncio.sleep(0.3)
@@ -75,6 +75,8 @@ async def one(gateway, args, url, pid, name):
     FAULTS[name](pid)
     await asyncio.gather(*tasks)
     late = await asyncio.gather(*late)
+    # Those that had begun there; whoever was still waiting there has been answered by another one since.
+    mine = [a for a in answers if a.head.get("x-tokenway-replica") == host and a.stamps and a.started + a.stamps[0] < at]
     others = [a for a in answers if a not in mine]
     cut = [a for a in mine if a.error and not a.is_complete and not a.is_whole]
     told = max((a.started + a.ended - at for a in mine), default=0)
