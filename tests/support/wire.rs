@@ -21,8 +21,8 @@ pub const USAGE: &str = "data: {\"id\":\"c1\",\"object\":\"chat.completion.chunk
 pub const DONE: &str = "data: [DONE]\n\n";
 
 /// How vLLM ends a stream when it is told to stop.
-pub const ABORTED: &str =
-    "data: {\"id\":\"c\",\"choices\":[{\"index\":0,\"delta\":{\"content\":\"\"},\"finish_reason\":\"abort\"}]}\n\n";
+pub const ABORTED: &str = "data: {\"id\":\"c\",\"choices\":[{\"index\":0,\"delta\":{\"content\":\"\"},\"finish_reason\":\"abort\"}]}\n\n";
+
 /// The engine core died: told by an event, with status 200 and a `[DONE]`.
 pub const ENGINE_DEAD: &str = "data: {\"error\":{\"message\":\"EngineCore encountered an issue. See stack trace (above) for the \
     root cause.\",\"type\":\"InternalServerError\",\"param\":null,\"code\":500}}\n\n";
