@@ -339,7 +339,6 @@ mod tests {
         let done = "data: [DONE]\n\n";
         let died = "data: {\"error\":{\"message\":\"EngineCore encountered an issue.\",\"code\":500}}\n\n";
         let aborted = "data: {\"choices\":[{\"index\":0,\"delta\":{},\"finish_reason\":\"abort\"}]}\n\n";
-        let stopping = EngineErrorKind::ShuttingDown;
         let cases = [
             (Chat, [open, done, ""], true, StreamEnd::Complete),
             (Chat, [open, half, rest], true, StreamEnd::Complete),
@@ -348,8 +347,8 @@ mod tests {
             (Chat, [open, "", "data: [DONE]"], true, StreamEnd::Unfinished),
             (Chat, ["", "", ""], true, StreamEnd::Unfinished),
             (Chat, [open, died, done], true, error(dead, Some(500))),
-            (Chat, [open, aborted, done], true, error(stopping, None)),
-            (Completions, ["", aborted, done], true, error(stopping, None)),
+            (Chat, [open, aborted, done], true, error(EngineErrorKind::ShuttingDown, None)),
+            (Completions, ["", aborted, done], true, error(EngineErrorKind::ShuttingDown, None)),
             (Chat, ["data: {\"error\":\"busy\"}\n\n", "", ""], true, error(other, None)),
             (
                 Messages,
