@@ -43,7 +43,9 @@ impl FindingEvents {
         metrics: &Arc<Metrics>,
     ) -> Result<Option<Self>, SpansError> {
         let Some(endpoint) = logs_endpoint(otlp) else {
-            tracing::warn!("the OTLP address is one for traces alone: findings of drift are not exported as events");
+            tracing::warn!(
+                "the OTLP address is one for traces alone: findings of drift are not exported as events"
+            );
             return Ok(None);
         };
         let (queue, events) = mpsc::channel(QUEUED);
@@ -62,8 +64,7 @@ impl FindingEvents {
 
     /// Something was found.
     pub fn found(&self, finding: &Finding) {
-        let severity =
-            if finding.kind.is_urgent() { SeverityNumber::Error } else { SeverityNumber::Warn };
+        let severity = if finding.kind.is_urgent() { SeverityNumber::Error } else { SeverityNumber::Warn };
         self.send(event(finding, severity, finding.at));
     }
 
@@ -148,9 +149,12 @@ fn event(finding: &Finding, severity: SeverityNumber, at: f64) -> LogRecord {
         text("tokenway.revision", &series.revision),
     ];
     attributes.extend(series.replica.as_ref().map(|replica| text("tokenway.replica", replica)));
-    attributes.extend(finding.evidence.iter().map(|(name, fact)| {
-        key_value(format!("tokenway.drift.evidence.{name}"), of_fact(fact))
-    }));
+    attributes.extend(
+        finding
+            .evidence
+            .iter()
+            .map(|(name, fact)| key_value(format!("tokenway.drift.evidence.{name}"), of_fact(fact))),
+    );
     let place = series.replica.as_deref().map_or_else(String::new, |replica| format!(", replica {replica}"));
     let body = format!(
         "{} {state} on route {}, revision {}{place}: {}",

@@ -9,9 +9,9 @@ pub mod attributes;
 mod debug;
 pub mod decisions;
 mod engine_spans;
+pub mod finding_events;
 #[cfg(test)]
 mod fixture;
-pub mod finding_events;
 pub mod judgement;
 pub mod metrics;
 pub mod rfc3339;

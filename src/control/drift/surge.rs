@@ -188,7 +188,9 @@ impl Surge {
     pub(super) fn ordinary(&mut self, at: f64, hours: &Hours) -> Option<Ordinary> {
         let index = (at / HOUR).floor() as i64;
         match self.ordinary {
-            Some((of, ordinary)) if of == index && ordinary.hours > 0 && ordinary.is_enough() => Some(ordinary),
+            Some((of, ordinary)) if of == index && ordinary.hours > 0 && ordinary.is_enough() => {
+                Some(ordinary)
+            }
             _ => {
                 let ordinary = hours.ordinary(index, 1)?;
                 self.ordinary = Some((index, ordinary));

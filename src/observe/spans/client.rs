@@ -219,8 +219,7 @@ fn call(method: &str, request: Request<Bytes>, uri: &Uri) -> Result<Request<Byte
     let (mut head, payload) = request.into_parts();
     let authority = uri.authority().ok_or(ClientError::NoHost)?.host_and_port();
     let scheme = uri.scheme_str().unwrap_or("http");
-    head.uri =
-        Uri::builder().scheme(scheme).authority(authority).path_and_query(method).build()?;
+    head.uri = Uri::builder().scheme(scheme).authority(authority).path_and_query(method).build()?;
     head.version = http::Version::HTTP_2;
     head.headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(grpc::CONTENT_TYPE));
     head.headers.insert(header::TE, HeaderValue::from_static("trailers"));

@@ -192,9 +192,10 @@ fn slow_drift() {
     let from_env = |name: &str, or: f64| std::env::var(name).ok().and_then(|v| v.parse().ok()).unwrap_or(or);
     let most = from_env("FLEETS", 40.0) as usize;
     let others = from_env("OTHERS", (most / 5) as f64) as usize;
-    let thresholds =
-        (from_env("THRESHOLD", THRESHOLD), from_env("REPLICA_THRESHOLD", REPLICA_THRESHOLD));
-    println!("family         noise   common  req/h  od    fleets  false/year  of a replica  median  p90   missed");
+    let thresholds = (from_env("THRESHOLD", THRESHOLD), from_env("REPLICA_THRESHOLD", REPLICA_THRESHOLD));
+    println!(
+        "family         noise   common  req/h  od    fleets  false/year  of a replica  median  p90   missed"
+    );
     for (family, has_bad_days, common) in [
         (Family::Lognormal, false, 1.0),
         (Family::Lognormal, true, 1.0),
