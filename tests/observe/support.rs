@@ -12,6 +12,7 @@ use std::time::Duration;
 use http_body_util::{BodyExt, Full};
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
+use opentelemetry_proto::tonic::collector::logs::v1::ExportLogsServiceRequest;
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
 use parking_lot::Mutex;
 use prost::Message;
@@ -284,6 +285,9 @@ type Received = Arc<Mutex<Vec<(http::HeaderMap, ExportTraceServiceRequest)>>>;
 /// An OTLP collector that keeps what it gets, or never answers.
 pub(crate) struct Collector {
     pub(crate) received: Received,
+    /// Log records, by export.
+    #[allow(dead_code, reason = "read by the tests of drift alone")]
+    pub(crate) logs: Arc<Mutex<Vec<ExportLogsServiceRequest>>>,
     address: SocketAddr,
     _tasks: TaskTracker,
 }
@@ -292,21 +296,27 @@ impl Collector {
     pub(crate) async fn start(answers: bool) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let received = Received::default();
+        let (received, logs) = (Received::default(), Arc::new(Mutex::new(Vec::new())));
         let tasks = TaskTracker::new();
-        let (of_connections, sink) = (tasks.clone(), Arc::clone(&received));
+        let (of_connections, sinks) = (tasks.clone(), (Arc::clone(&received), Arc::clone(&logs)));
         tasks.spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
-                let sink = Arc::clone(&sink);
+                let sinks = sinks.clone();
                 let service = service_fn(move |request: http::Request<hyper::body::Incoming>| {
-                    let sink = Arc::clone(&sink);
+                    let (spans, logs) = sinks.clone();
                     async move {
                         let (head, body) = request.into_parts();
                         let body = body.collect().await?.to_bytes();
                         if !answers {
                             std::future::pending::<()>().await;
                         }
-                        sink.lock().push((head.headers, ExportTraceServiceRequest::decode(body).unwrap()));
+                        match head.uri.path() {
+                            "/v1/logs" => logs.lock().push(ExportLogsServiceRequest::decode(body).unwrap()),
+                            _ => {
+                                let export = ExportTraceServiceRequest::decode(body).unwrap();
+                                spans.lock().push((head.headers, export));
+                            }
+                        }
                         Ok::<_, hyper::Error>(http::Response::new(Full::<bytes::Bytes>::default()))
                     }
                 });
@@ -315,7 +325,7 @@ impl Collector {
                 of_connections.spawn(connection);
             }
         });
-        Self { received, address, _tasks: tasks }
+        Self { received, logs, address, _tasks: tasks }
     }
 
     pub(crate) fn otlp(&self) -> Otlp {
