@@ -22,7 +22,8 @@ impl Exchange {
         self.gateway().observer.metrics().admission("degrade", "predicted_ttft");
         let asked = Arc::clone(&self.prepared.route.config.name);
         let held = std::mem::replace(&mut self.prepared.held, HeldBody::empty());
-        self.prepared = Prepared { held, ..prepared };
+        self.prepared = prepared;
+        self.prepared.held = held;
         let record = self.journal.record();
         record.degraded_from = Some(asked);
         record.slo = self.prepared.slo;
@@ -31,7 +32,7 @@ impl Exchange {
     }
 
     /// The request as one of another route. `None` where its body cannot be read again, which it could once.
-    fn prepared_for(&mut self, to: &Arc<RouteState>) -> Option<Prepared> {
+    fn prepared_for(&mut self, to: &Arc<RouteState>) -> Option<Box<Prepared>> {
         let before = &self.prepared;
         let dialect = self.journal.record().dialect;
         let fields = prepare::parse(dialect, &before.held.bytes).ok()?;

@@ -8,35 +8,31 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::request::Parts;
 use http::{HeaderValue, Request};
 use http_body_util::Full;
 
-use super::Gateway;
 use super::picker::{self, Choice};
 use super::prepare::Prepared;
 use super::waits::{NO_REPLICA, Waits};
+use super::{Asked, Gateway};
 use crate::error::{Failure, ReplicaFailure};
 use crate::fleet::pick::Pick;
 use crate::journal::Journal;
 use crate::observe::trace_context;
 use crate::record;
 use crate::relay::reader::StreamShape;
-use crate::relay::watch::{KillSwitch, Limits, Watch};
+use crate::relay::watch::{Limits, Watch};
 use crate::upstream::attempt::{Answer, AttemptError, AttemptMoments, Deadlines, Order};
 use crate::upstream::headers::{self, Credential, Upstream};
 
 /// A prepared request and everything its attempts need.
 #[derive(Debug)]
 pub struct Exchange {
-    gateway: Arc<Gateway>,
+    asked: Box<Asked>,
     /// The request.
-    pub prepared: Prepared,
-    /// Its head.
-    pub parts: Parts,
+    pub prepared: Box<Prepared>,
     /// Its record in the making.
     pub journal: Journal,
-    kill: KillSwitch,
     pub(super) tried: picker::Tried,
     retried_unsent: u32,
     retried_started: bool,
@@ -51,63 +47,59 @@ pub struct Exchanged {
     /// An answer worth relaying with who gave it, or a failure.
     pub result: Result<(Answer, Winner), Failure>,
     /// How the exchange was prepared.
-    pub prepared: Prepared,
+    pub prepared: Box<Prepared>,
 }
 
 /// Who answers, and what goes on until the end of the answer.
 #[derive(Debug)]
 pub struct Winner {
     /// The choice; holds the load.
-    pub pick: Pick,
+    pub pick: Box<Pick>,
     /// The watchdog's view.
     pub watch: Arc<Watch>,
 }
 
 impl Exchange {
-    /// Begins; `kill` ends its response from outside.
+    /// Begins.
     #[must_use]
-    pub fn new(
-        gateway: &Arc<Gateway>,
-        prepared: Prepared,
-        parts: Parts,
-        journal: Journal,
-        kill: KillSwitch,
-    ) -> Self {
-        Self {
-            gateway: Arc::clone(gateway),
+    pub fn new(asked: Box<Asked>, prepared: Box<Prepared>, journal: Journal) -> Box<Self> {
+        // It goes through several hands, and every move of it would copy it whole.
+        Box::new(Self {
+            asked,
             prepared,
-            parts,
             journal,
-            kill,
             tried: picker::Tried::new(),
             retried_unsent: 0,
             retried_started: false,
             waits: Waits::default(),
-        }
+        })
     }
 
     /// The gateway.
     #[must_use]
     pub fn gateway(&self) -> &Arc<Gateway> {
-        &self.gateway
+        &self.asked.gateway
     }
 
     /// Tries replicas until one answers or none may be tried any more.
-    pub async fn run(mut self) -> Exchanged {
+    pub async fn run(mut self: Box<Self>) -> Exchanged {
         let result = self.answer().await;
         if let Err(failure) = &result {
-            self.gateway.count_refusal(failure);
+            self.asked.gateway.count_refusal(failure);
         }
-        Exchanged { journal: self.journal, result, prepared: self.prepared }
+        let Self { journal, prepared, .. } = *self;
+        Exchanged { journal, result, prepared }
     }
 
     async fn answer(&mut self) -> Result<(Answer, Winner), Failure> {
         let mut last: Option<Result<(Answer, Winner), Failure>> = None;
         loop {
-            let pick = match picker::pick(&self.gateway, &self.prepared, self.waits.asking(&self.tried)) {
+            let pick = match picker::pick(&self.asked.gateway, &self.prepared, self.waits.asking(&self.tried))
+            {
                 Some(Choice::Take(pick)) => pick,
+                // Boxed, so that the many that need not wait do not carry the room for it.
                 Some(Choice::Wait(hold)) => {
-                    self.wait(hold).await?;
+                    Box::pin(self.wait(hold)).await?;
                     continue;
                 }
                 Some(Choice::Degrade) => {
@@ -115,14 +107,14 @@ impl Exchange {
                     continue;
                 }
                 None if last.is_none() && self.may_wait_for_a_replica() => {
-                    self.wait(NO_REPLICA).await?;
+                    Box::pin(self.wait(NO_REPLICA)).await?;
                     continue;
                 }
                 None => return last.unwrap_or_else(|| Err(self.nobody())),
             };
             self.note_admitted();
             self.note_decision(&pick);
-            match self.attempt(*pick).await {
+            match self.attempt(pick).await {
                 Ok(answered) => return Ok(answered),
                 Err((AttemptError::Overdue(failure), _)) => return Err(failure),
                 Err((AttemptError::Replica(failure, answer), winner)) => {
@@ -143,7 +135,7 @@ impl Exchange {
 
     /// Counts the failure against the replica and says whether another try is allowed.
     fn may_retry(&mut self, failure: &ReplicaFailure, pick: &Pick) -> bool {
-        let gateway = &self.gateway;
+        let gateway = &self.asked.gateway;
         let now = gateway.clock.now();
         let was_handed_back = matches!(failure, ReplicaFailure::ClosedBeforeHead { is_unsent: true, .. });
         if !was_handed_back {
@@ -159,8 +151,8 @@ impl Exchange {
         is_first && retry.attempts > 0 && gateway.retries.withdraw(retry, now)
     }
 
-    async fn attempt(&mut self, pick: Pick) -> Result<(Answer, Winner), (AttemptError, Winner)> {
-        let clock = self.gateway.clock;
+    async fn attempt(&mut self, pick: Box<Pick>) -> Result<(Answer, Winner), (AttemptError, Winner)> {
+        let clock = self.asked.gateway.clock;
         let start = clock.now();
         let span = trace_context::new_span_id();
         let deadlines = self.deadlines();
@@ -171,15 +163,15 @@ impl Exchange {
             total_at: deadlines.total.0,
         };
         let vitals = Arc::clone(&pick.replica.vitals);
-        let watch = self.gateway.watchdog.watch(vitals, self.kill.clone(), limits, start);
-        let order = Order {
+        let watch = self.asked.gateway.watchdog.watch(vitals, self.asked.kill.clone(), limits, start);
+        let mut order = Box::new(Order {
             replica: Arc::clone(&pick.replica),
             request: self.request(&pick, span),
             shape: self.shape(),
             watch: Arc::clone(&watch),
             deadlines,
             clock,
-        };
+        });
         let mut moments = AttemptMoments { start, ..AttemptMoments::default() };
         let guard = WatchGuard(Some(&watch));
         let result = order.send(&mut moments).await;
@@ -225,13 +217,13 @@ impl Exchange {
             None if self.prepared.table.tenants.ask_for_keys() => Credential::Remove,
             None => Credential::Forward,
         };
-        let has_body = !self.prepared.body.is_empty() || self.parts.method == http::Method::POST;
+        let has_body = !self.prepared.body.is_empty() || self.asked.parts.method == http::Method::POST;
         let id = HeaderValue::from_str(&record.request_id);
         let mut request = Request::new(Full::new(self.prepared.body.clone()));
-        *request.method_mut() = self.parts.method.clone();
-        *request.uri_mut() = target(&pick.replica.endpoint.base_path, &self.parts.uri);
+        *request.method_mut() = self.asked.parts.method.clone();
+        *request.uri_mut() = target(&pick.replica.endpoint.base_path, &self.asked.parts.uri);
         *request.headers_mut() = headers::upstream_request(
-            &self.parts.headers,
+            &self.asked.parts.headers,
             Upstream {
                 host: &pick.replica.host,
                 body_len: has_body.then_some(self.prepared.body.len()),
@@ -239,7 +231,7 @@ impl Exchange {
                 traceparent: Some(trace_context::traceparent(&record.trace, span)),
                 tracestate: record.trace.state.as_deref().and_then(|s| HeaderValue::from_str(s).ok()),
                 credential,
-                via: &self.gateway.via,
+                via: &self.asked.gateway.via,
             },
         );
         request
@@ -274,7 +266,7 @@ impl Exchange {
             }
             Err(AttemptError::Overdue(failure)) => (None, Some(failure.code())),
         };
-        let end = self.gateway.clock.now();
+        let end = self.asked.gateway.clock.now();
         let record = self.journal.record();
         record.at.connected = moments.connected;
         record.at.first_byte = moments.head;

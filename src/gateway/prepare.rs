@@ -6,11 +6,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::request::Parts;
-use http::{HeaderMap, Method};
-use hyper::body::Incoming;
+use http::{HeaderMap, HeaderName, Method};
 
-use super::Gateway;
 use super::table::{RouteState, Table};
+use super::{Asked, Gateway};
 use crate::admission::Rules;
 use crate::clock::Stamp;
 use crate::config::{ModelMatch, Timeouts};
@@ -85,17 +84,21 @@ impl Prepared {
 /// # Errors
 /// Every refusal that needs no replica, as a [`Failure`].
 pub async fn prepare(
-    gateway: &Gateway,
+    asked: &mut Asked,
     table: Arc<Table>,
     journal: &mut Journal,
-    parts: &Parts,
-    body: Incoming,
-) -> Result<Prepared, Failure> {
+) -> Result<Box<Prepared>, Failure> {
+    let Asked { gateway, parts, body, .. } = asked;
     check(gateway, parts)?;
     let tenant = identify(&table, journal, &parts.headers)?;
     let server = &table.config.server;
     let limits = BodyLimits { size: server.body_limit, stall: default_stall(&table) };
-    let held = body::read(body, &gateway.memory, limits).await?;
+    let held = match body.as_mut() {
+        Some(body) => body::read(body, &gateway.memory, limits).await?,
+        None => HeldBody::empty(),
+    };
+    // What is left of it is hyper's.
+    *body = None;
     let read = gateway.clock.now();
     let record = journal.record();
     record.at.read = Some(read);
@@ -112,7 +115,8 @@ pub async fn prepare(
         // A stored response means nothing on another route.
         prepared.pinned.is_none() && to.is_some_and(|to| tenant.may_use(&to.config.name))
     });
-    let prepared = Prepared { read, held, ..prepared };
+    prepared.read = read;
+    prepared.held = held;
     admit(gateway, prepared, journal, &parts.headers)
 }
 
@@ -178,7 +182,7 @@ pub(super) fn classify(
     journal: &mut Journal,
     (fields, upstream_model): (&Fields<'_>, Option<Arc<str>>),
     body: &Bytes,
-) -> Prepared {
+) -> Box<Prepared> {
     let record = journal.record();
     let asked = fields.model.as_deref();
     let upstream_model = upstream_model.as_deref();
@@ -192,7 +196,7 @@ pub(super) fn classify(
     record.is_stream = fields.is_stream && record.dialect.generates();
     record.estimated_input = tokens;
     record.class = class_of(&table.config.classes, tokens);
-    Prepared {
+    Box::new(Prepared {
         table: Arc::clone(table),
         route: Arc::clone(route),
         body: spliced.body,
@@ -211,7 +215,7 @@ pub(super) fn classify(
         slo: SloBounds::default(),
         is_long: record.class == Class::Long,
         rules: Rules { queue: route.config.queue, ..Rules::default() },
-    }
+    })
 }
 
 /// How the prompt comes back, where it does.
@@ -275,10 +279,10 @@ fn pinned(
 /// What the client may set, its SLO, and whether its prompt kills replicas.
 fn admit(
     gateway: &Gateway,
-    mut prepared: Prepared,
+    mut prepared: Box<Prepared>,
     journal: &mut Journal,
     headers: &HeaderMap,
-) -> Result<Prepared, Failure> {
+) -> Result<Box<Prepared>, Failure> {
     let route = Arc::clone(&prepared.route);
     if route.config.client_may.timeout
         && let Some(wish) = seconds(headers, "x-request-timeout")?
@@ -286,7 +290,7 @@ fn admit(
         prepared.timeouts.total = prepared.timeouts.total.min(wish);
     }
     let table = &prepared.table;
-    let wish = text(headers, "x-slo-class").filter(|_| route.config.client_may.slo_class);
+    let wish = route.config.client_may.slo_class.then(|| text(headers, "x-slo-class")).flatten();
     let class = match wish {
         Some(name) => table
             .config
@@ -301,7 +305,7 @@ fn admit(
     record.slo = prepared.slo;
     record.slo_class = class;
     record.stage_budget.clone_from(&route.config.stage_budget);
-    prepared.session = headers.get("x-session-id").map(|v| rendezvous::identity(0, v.as_bytes()));
+    prepared.session = headers.get(X_SESSION_ID).map(|v| rendezvous::identity(0, v.as_bytes()));
     let now = gateway.clock.now();
     let prompt = prepared.prompt.chain.whole();
     if let Some(left) = route.pools.iter().find_map(|(pool, _)| pool.is_poison(prompt, now)) {
@@ -336,3 +340,5 @@ fn text<'h>(headers: &'h HeaderMap, name: &str) -> Option<Cow<'h, str>> {
 fn default_stall(table: &Table) -> Duration {
     table.config.routes.iter().map(|r| r.timeouts.client_stall).max().unwrap_or(Duration::from_secs(60))
 }
+
+const X_SESSION_ID: HeaderName = HeaderName::from_static("x-session-id");

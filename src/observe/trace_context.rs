@@ -3,7 +3,7 @@
 //! Strict, as the recommendation asks: a header that is wrong in any byte is treated as if it had not come, and
 //! a new trace begins. Ids are made here without a tracer, because spans are built when the request has ended.
 
-use http::{HeaderMap, HeaderValue};
+use http::{HeaderMap, HeaderName, HeaderValue};
 
 use crate::digits;
 use crate::record::Trace;
@@ -69,7 +69,7 @@ struct Parent {
 }
 
 fn parent(headers: &HeaderMap) -> Option<Parent> {
-    let mut values = headers.get_all("traceparent").iter();
+    let mut values = headers.get_all(TRACEPARENT).iter();
     let (first, second) = (values.next()?, values.next());
     if second.is_some() {
         return None;
@@ -110,11 +110,15 @@ fn hex(digits: &[u8]) -> Option<u128> {
 /// `tracestate` as it came, several headers joined; none where it is longer than what we promise to carry.
 fn state(headers: &HeaderMap) -> Option<Box<str>> {
     let values: Vec<&str> =
-        headers.get_all("tracestate").iter().map(|v| v.to_str()).collect::<Result<_, _>>().ok()?;
+        headers.get_all(TRACESTATE).iter().map(|v| v.to_str()).collect::<Result<_, _>>().ok()?;
     let joined = values.join(",");
     (!joined.is_empty() && joined.len() <= MAX_STATE).then(|| joined.into())
 }
 
+/// `traceparent` (W3C Trace Context)
+pub const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
+/// `tracestate` (W3C Trace Context)
+pub const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
 const LENGTH: usize = 55;
 const MAX_STATE: usize = 512;
 

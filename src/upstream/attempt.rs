@@ -62,14 +62,14 @@ pub enum Answer {
     /// A stream that reached its first content event, or ended without any.
     Stream {
         /// Head.
-        head: response::Parts,
+        head: Box<response::Parts>,
         /// What was held back, and the rest.
         reader: Box<StreamReader>,
     },
     /// A unary answer too large to be held: what was read of it, and the rest.
     Large {
         /// Head.
-        head: response::Parts,
+        head: Box<response::Parts>,
         /// Read already.
         first: Bytes,
         /// The rest.
@@ -83,7 +83,7 @@ pub enum Answer {
 #[derive(Debug)]
 pub struct WholeAnswer {
     /// Head.
-    pub head: response::Parts,
+    pub head: Box<response::Parts>,
     /// Body.
     pub body: Bytes,
 }
@@ -113,7 +113,7 @@ impl Order {
     ///
     /// # Errors
     /// [`AttemptError`]: what failed, and whether the replica may have begun to work.
-    pub async fn send(mut self, moments: &mut AttemptMoments) -> Result<Answer, AttemptError> {
+    pub async fn send(&mut self, moments: &mut AttemptMoments) -> Result<Answer, AttemptError> {
         let (watch, deadlines) = (Arc::clone(&self.watch), self.deadlines);
         let name = Arc::clone(&self.replica.served.replica);
         // Whichever arm is dropped gives its connection back by closing it; no arm leaves work behind. The watchdog
@@ -132,6 +132,7 @@ impl Order {
         let response = self.response(&mut lease).await.map_err(failed)?;
         moments.head = Some(self.clock.now());
         let (head, body) = response.into_parts();
+        let head = Box::new(head);
         if is_event_stream(&head) && head.status.is_success() {
             return self.first_content(head, body, lease).await;
         }
@@ -165,7 +166,7 @@ impl Order {
 
     async fn first_content(
         &self,
-        head: response::Parts,
+        head: Box<response::Parts>,
         body: Incoming,
         lease: Lease,
     ) -> Result<Answer, AttemptError> {
@@ -182,7 +183,7 @@ impl Order {
 
     async fn whole(
         &self,
-        head: response::Parts,
+        head: Box<response::Parts>,
         mut body: Incoming,
         lease: Lease,
     ) -> Result<Answer, AttemptError> {

@@ -7,6 +7,7 @@
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 
 use crate::config::Secret;
+use crate::observe::trace_context::{TRACEPARENT, TRACESTATE};
 
 /// What the gateway writes into an upstream request.
 #[derive(Debug)]
@@ -153,10 +154,6 @@ impl Nominated {
 
 /// `x-request-id`
 pub const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-/// `traceparent` (W3C Trace Context)
-pub const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
-/// `tracestate` (W3C Trace Context)
-pub const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
 
 #[cfg(test)]
 mod tests {
