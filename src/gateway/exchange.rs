@@ -97,8 +97,8 @@ impl Exchange {
             let pick = match picker::pick(&self.asked.gateway, &self.prepared, self.waits.asking(&self.tried))
             {
                 Some(Choice::Take(pick)) => pick,
+                // Boxed, so that the many that need not wait do not carry the room for it.
                 Some(Choice::Wait(hold)) => {
-                    // Boxed, like every wait that few requests have: its state would be carried by all of them.
                     Box::pin(self.wait(hold)).await?;
                     continue;
                 }

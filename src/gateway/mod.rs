@@ -139,12 +139,12 @@ impl Asked {
             Err(response) => response,
             Ok((table, mut journal)) => {
                 let prepared = prepare::prepare(&mut self, table, &mut journal).await;
-                if let Err(failure) = &prepared {
-                    gateway.count_refusal(failure);
-                }
                 match prepared {
                     Ok(prepared) => reply::respond(Exchange::new(self, prepared, journal)).await,
-                    Err(failure) => reply::failure(journal, &failure),
+                    Err(failure) => {
+                        gateway.count_refusal(&failure);
+                        reply::failure(journal, &failure)
+                    }
                 }
             }
         };
