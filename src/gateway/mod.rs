@@ -5,6 +5,7 @@
 //! The record is made along the way and reports itself when the response body is dropped.
 
 pub mod exchange;
+pub mod explained;
 pub mod local;
 pub mod picker;
 pub mod pins;
@@ -22,6 +23,7 @@ use http::{HeaderValue, Method, Request, Response};
 use hyper::body::Incoming;
 
 use self::exchange::Exchange;
+use self::explained::Explained;
 
 use self::pins::ResponsePins;
 
@@ -63,6 +65,8 @@ pub struct Gateway {
     pub drain: DrainFlag,
     /// Requests whose record is still open.
     pub requests: Arc<AtomicU64>,
+    /// Which decisions are written down in full.
+    pub explained: Explained,
 }
 
 /// How far a drain is: read by every request, written by the application.

@@ -51,7 +51,7 @@ pub fn pick(gateway: &Gateway, request: &Prepared, tried: &Tried) -> Option<Choi
         (None, _) => request.route.wheel.choose(request.session, is_open),
     }?;
     let (pool, _) = pools.get(at)?;
-    choose(pool, request, tried_of(pool), now)
+    choose(gateway, pool, request, (tried_of(pool), now))
 }
 
 fn has_open(pool: &PoolState, request: &Prepared, tried: &SlotSet) -> bool {
@@ -72,7 +72,12 @@ fn has_open(pool: &PoolState, request: &Prepared, tried: &SlotSet) -> bool {
     }
 }
 
-fn choose(pool: &Arc<PoolState>, request: &Prepared, tried: &SlotSet, now: Stamp) -> Option<Choice> {
+fn choose(
+    gateway: &Gateway,
+    pool: &Arc<PoolState>,
+    request: &Prepared,
+    (tried, now): (&SlotSet, Stamp),
+) -> Option<Choice> {
     let replicas = pool.replicas();
     let config = pool.config();
     let limit = config.max_num_seqs.map(std::num::NonZeroU64::get);
@@ -108,6 +113,8 @@ fn choose(pool: &Arc<PoolState>, request: &Prepared, tried: &SlotSet, now: Stamp
         // Without a queue to wait in, late is better than never.
         Verdict::Hopeless { decision, .. } | Verdict::Place(decision) => decision,
     };
+    let is_explained = decision.predicted_ttft.is_some() && gateway.explained.is_due(now);
+    let weighed = if is_explained { weighed(&query, &mut candidates, &replicas) } else { Box::default() };
     let replica = Arc::clone(replicas.iter().find(|r| r.slot == decision.slot)?);
     let placement = Placement {
         at: now,
@@ -117,8 +124,6 @@ fn choose(pool: &Arc<PoolState>, request: &Prepared, tried: &SlotSet, now: Stamp
         is_stream: request.shows_first_token,
     };
     let load = LoadGuard::reserve(&replica.load, placement);
-    let weighed =
-        if decision.predicted_ttft.is_some() { weighed(&candidates, &replicas) } else { Box::default() };
     pool.index.insert(decision.slot, &query.prompt);
     let expected = pool.model.expected(&decision.terms);
     Some(Choice::Take(Box::new(Pick {
@@ -134,7 +139,8 @@ fn choose(pool: &Arc<PoolState>, request: &Prepared, tried: &SlotSet, now: Stamp
 }
 
 /// The terms of the candidates that came closest, by the names that people know.
-fn weighed(candidates: &[Candidate<'_>], replicas: &[Arc<Replica>]) -> Box<[Weighed]> {
+fn weighed(query: &Query<'_>, candidates: &mut [Candidate<'_>], replicas: &[Arc<Replica>]) -> Box<[Weighed]> {
+    routing::price_all(query, candidates);
     let named = |candidate: &Candidate<'_>| {
         let replica = replicas.iter().find(|r| r.slot == candidate.slot)?;
         Some(Weighed {
