@@ -8,13 +8,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::request::Parts;
 use http::{HeaderValue, Request};
 use http_body_util::Full;
 
-use super::Gateway;
 use super::picker::{self, Choice};
 use super::prepare::Prepared;
+use super::{Asked, Gateway};
 use crate::clock::Stamp;
 use crate::error::{Failure, ReplicaFailure, Timer};
 use crate::fleet::pick::Pick;
@@ -22,21 +21,19 @@ use crate::journal::Journal;
 use crate::observe::trace_context;
 use crate::record;
 use crate::relay::reader::StreamShape;
-use crate::relay::watch::{KillSwitch, Limits, Watch};
+use crate::relay::watch::{Limits, Watch};
+use crate::request::dialect::Dialect;
 use crate::upstream::attempt::{Answer, AttemptError, AttemptMoments, Deadlines, Order};
 use crate::upstream::headers::{self, Credential, Upstream};
 
 /// A prepared request and everything its attempts need.
 #[derive(Debug)]
 pub struct Exchange {
-    gateway: Arc<Gateway>,
+    asked: Box<Asked>,
     /// The request.
-    pub prepared: Prepared,
-    /// Its head.
-    pub parts: Parts,
+    pub prepared: Box<Prepared>,
     /// Its record in the making.
     pub journal: Journal,
-    kill: KillSwitch,
     tried: picker::Tried,
     retried_unsent: u32,
     retried_started: bool,
@@ -51,57 +48,51 @@ pub struct Exchanged {
     /// An answer worth relaying with who gave it, or a failure.
     pub result: Result<(Answer, Winner), Failure>,
     /// How the exchange was prepared.
-    pub prepared: Prepared,
+    pub prepared: Box<Prepared>,
 }
 
 /// Who answers, and what goes on until the end of the answer.
 #[derive(Debug)]
 pub struct Winner {
     /// The choice; holds the load.
-    pub pick: Pick,
+    pub pick: Box<Pick>,
     /// The watchdog's view.
     pub watch: Arc<Watch>,
 }
 
 impl Exchange {
-    /// Begins; `kill` ends its response from outside.
+    /// Begins.
     #[must_use]
-    pub fn new(
-        gateway: &Arc<Gateway>,
-        prepared: Prepared,
-        parts: Parts,
-        journal: Journal,
-        kill: KillSwitch,
-    ) -> Self {
-        Self {
-            gateway: Arc::clone(gateway),
+    pub fn new(asked: Box<Asked>, prepared: Box<Prepared>, journal: Journal) -> Box<Self> {
+        // It goes through several hands, and every move of it would copy it whole.
+        Box::new(Self {
+            asked,
             prepared,
-            parts,
             journal,
-            kill,
             tried: picker::Tried::new(),
             retried_unsent: 0,
             retried_started: false,
             was_held: false,
-        }
+        })
     }
 
     /// The gateway.
     #[must_use]
     pub fn gateway(&self) -> &Arc<Gateway> {
-        &self.gateway
+        &self.asked.gateway
     }
 
     /// Tries replicas until one answers or none may be tried any more.
-    pub async fn run(mut self) -> Exchanged {
+    pub async fn run(mut self: Box<Self>) -> Exchanged {
         let result = self.answer().await;
-        Exchanged { journal: self.journal, result, prepared: self.prepared }
+        let Self { journal, prepared, .. } = *self;
+        Exchanged { journal, result, prepared }
     }
 
     async fn answer(&mut self) -> Result<(Answer, Winner), Failure> {
         let mut last: Option<Result<(Answer, Winner), Failure>> = None;
         loop {
-            let pick = match picker::pick(&self.gateway, &self.prepared, &self.tried) {
+            let pick = match picker::pick(&self.asked.gateway, &self.prepared, &self.tried) {
                 None => return last.unwrap_or_else(|| Err(self.nobody())),
                 Some(Choice::Hold(until)) => {
                     self.hold(until).await?;
@@ -110,7 +101,7 @@ impl Exchange {
                 Some(Choice::Take(pick)) => pick,
             };
             self.note_decision(&pick);
-            match self.attempt(*pick).await {
+            match self.attempt(pick).await {
                 Ok(answered) => return Ok(answered),
                 Err((AttemptError::Overdue(failure), _)) => return Err(failure),
                 Err((AttemptError::Replica(failure, answer), winner)) => {
@@ -132,19 +123,19 @@ impl Exchange {
     /// Pacing: the request waits here until a placement breaks no running stream, or until its own time is short.
     async fn hold(&mut self, until: Stamp) -> Result<(), Failure> {
         if !std::mem::replace(&mut self.was_held, true) {
-            self.gateway.observer.metrics().admission("hold", "pacing");
+            self.asked.gateway.observer.metrics().admission("hold", "pacing");
         }
         let (total, after) = self.deadlines().total;
-        if self.gateway.clock.now() >= total {
+        if self.asked.gateway.clock.now() >= total {
             return Err(Failure::Timeout { timer: Timer::Total, after });
         }
-        tokio::time::sleep_until(self.gateway.clock.instant(until.min(total))).await;
+        tokio::time::sleep_until(self.asked.gateway.clock.instant(until.min(total))).await;
         Ok(())
     }
 
     /// Counts the failure against the replica and says whether another try is allowed.
     fn may_retry(&mut self, failure: &ReplicaFailure, pick: &Pick) -> bool {
-        let gateway = &self.gateway;
+        let gateway = &self.asked.gateway;
         let now = gateway.clock.now();
         let was_handed_back = matches!(failure, ReplicaFailure::ClosedBeforeHead { is_unsent: true, .. });
         if !was_handed_back {
@@ -160,8 +151,8 @@ impl Exchange {
         is_first && retry.attempts > 0 && gateway.retries.withdraw(retry, now)
     }
 
-    async fn attempt(&mut self, pick: Pick) -> Result<(Answer, Winner), (AttemptError, Winner)> {
-        let clock = self.gateway.clock;
+    async fn attempt(&mut self, pick: Box<Pick>) -> Result<(Answer, Winner), (AttemptError, Winner)> {
+        let clock = self.asked.gateway.clock;
         let start = clock.now();
         let span = trace_context::new_span_id();
         let deadlines = self.deadlines();
@@ -172,15 +163,17 @@ impl Exchange {
             total_at: deadlines.total.0,
         };
         let vitals = Arc::clone(&pick.replica.vitals);
-        let watch = self.gateway.watchdog.watch(vitals, self.kill.clone(), limits, start);
-        let order = Order {
+        let watch = self.asked.gateway.watchdog.watch(vitals, self.asked.kill.clone(), limits, start);
+        let asks_load = self.asks_load(&pick, start);
+        let mut order = Box::new(Order {
             replica: Arc::clone(&pick.replica),
-            request: self.request(&pick, span),
+            request: self.request(&pick, (span, asks_load)),
             shape: self.shape(),
             watch: Arc::clone(&watch),
             deadlines,
+            asks_load,
             clock,
-        };
+        });
         let mut moments = AttemptMoments { start, ..AttemptMoments::default() };
         let guard = WatchGuard(Some(&watch));
         let result = order.send(&mut moments).await;
@@ -218,7 +211,16 @@ impl Exchange {
     }
 
     /// The upstream request: our framing, our header list, the client's bytes.
-    fn request(&mut self, pick: &Pick, span: u64) -> Request<Full<Bytes>> {
+    /// Whether the engine should tell its load with the answer: only unary ones do, and a scrape that is on time is cheaper.
+    fn asks_load(&mut self, pick: &Pick, now: Stamp) -> bool {
+        let tells = matches!(self.journal.record().dialect, Dialect::Chat | Dialect::Completions);
+        tells
+            && !self.prepared.is_stream
+            && pick.replica.is_overdue(now, pick.pool.config().scrape_interval)
+            && !headers::has_asked_load(&self.asked.parts.headers)
+    }
+
+    fn request(&mut self, pick: &Pick, (span, asks_load): (u64, bool)) -> Request<Full<Bytes>> {
         let record = self.journal.record();
         let config = pick.pool.config();
         let credential = match &config.engine_api_key {
@@ -226,13 +228,13 @@ impl Exchange {
             None if self.prepared.table.tenants.ask_for_keys() => Credential::Remove,
             None => Credential::Forward,
         };
-        let has_body = !self.prepared.body.is_empty() || self.parts.method == http::Method::POST;
+        let has_body = !self.prepared.body.is_empty() || self.asked.parts.method == http::Method::POST;
         let id = HeaderValue::from_str(&record.request_id);
         let mut request = Request::new(Full::new(self.prepared.body.clone()));
-        *request.method_mut() = self.parts.method.clone();
-        *request.uri_mut() = target(&pick.replica.endpoint.base_path, &self.parts.uri);
+        *request.method_mut() = self.asked.parts.method.clone();
+        *request.uri_mut() = target(&pick.replica.endpoint.base_path, &self.asked.parts.uri);
         *request.headers_mut() = headers::upstream_request(
-            &self.parts.headers,
+            &self.asked.parts.headers,
             Upstream {
                 host: &pick.replica.host,
                 body_len: has_body.then_some(self.prepared.body.len()),
@@ -240,7 +242,8 @@ impl Exchange {
                 traceparent: Some(trace_context::traceparent(&record.trace, span)),
                 tracestate: record.trace.state.as_deref().and_then(|s| HeaderValue::from_str(s).ok()),
                 credential,
-                via: &self.gateway.via,
+                via: &self.asked.gateway.via,
+                asks_load,
             },
         );
         request
@@ -275,7 +278,7 @@ impl Exchange {
             }
             Err(AttemptError::Overdue(failure)) => (None, Some(failure.code())),
         };
-        let end = self.gateway.clock.now();
+        let end = self.asked.gateway.clock.now();
         let record = self.journal.record();
         record.at.connected = moments.connected;
         record.at.first_byte = moments.head;

@@ -1,6 +1,6 @@
 //! The line a request walks, from its parsed head to its response.
 //!
-//! [`Gateway::answer`] is the whole life of a request in one function: what the gateway answers itself, then
+//! [`Asked::answer`] is the whole life of a request in one function: what the gateway answers itself, then
 //! [`prepare`] (read, identify, classify, admit), [`exchange`] (route, send, try again) and [`reply`] (relay).
 //! The record is made along the way and reports itself when the response body is dropped.
 
@@ -104,14 +104,14 @@ pub struct Service(pub Arc<Gateway>);
 impl Answer for Service {
     type Body = ReplyBody;
 
-    async fn answer(&self, request: Request<Incoming>, kill: KillSwitch) -> Response<ReplyBody> {
+    fn answer(
+        &self,
+        request: Request<Incoming>,
+        kill: KillSwitch,
+    ) -> impl Future<Output = Response<ReplyBody>> + Send {
         let (parts, body) = request.into_parts();
-        let is_http1 = parts.version < http::Version::HTTP_2;
-        let mut response = self.0.answer(parts, body, kill).await;
-        if is_http1 && self.0.drain.is_on() {
-            response.headers_mut().insert(http::header::CONNECTION, HeaderValue::from_static("close"));
-        }
-        response
+        // A future is copied whole when it is begun, so it had better carry one pointer.
+        Box::new(Asked { gateway: Arc::clone(&self.0), parts, body: Some(body), kill }).answer()
     }
 
     fn opened(&self) -> Box<dyn Send> {
@@ -119,25 +119,52 @@ impl Answer for Service {
     }
 }
 
-impl Gateway {
+/// A request as it came.
+#[derive(Debug)]
+pub struct Asked {
+    gateway: Arc<Gateway>,
+    parts: Parts,
+    /// Until it is read.
+    body: Option<Incoming>,
+    kill: KillSwitch,
+}
+
+impl Asked {
     /// One request, from its head to its response.
-    async fn answer(self: &Arc<Self>, parts: Parts, body: Incoming, kill: KillSwitch) -> Response<ReplyBody> {
+    async fn answer(mut self: Box<Self>) -> Response<ReplyBody> {
+        let gateway = Arc::clone(&self.gateway);
+        let is_http1 = self.parts.version < http::Version::HTTP_2;
+        let mut response = match gateway.begin(&self.parts) {
+            Err(response) => response,
+            Ok((table, mut journal)) => {
+                let prepared = prepare::prepare(&mut self, table, &mut journal).await;
+                gateway.count_admission(prepared.as_ref().err());
+                match prepared {
+                    Ok(prepared) => reply::respond(Exchange::new(self, prepared, journal)).await,
+                    Err(failure) => reply::failure(journal, &failure),
+                }
+            }
+        };
+        if is_http1 && gateway.drain.is_on() {
+            response.headers_mut().insert(http::header::CONNECTION, HeaderValue::from_static("close"));
+        }
+        response
+    }
+}
+
+impl Gateway {
+    /// The configuration that a request lives under and its record, or the answer to what is no inference request.
+    fn begin(&self, parts: &Parts) -> Result<(Arc<Table>, Journal), Response<ReplyBody>> {
         let head = self.clock.now();
         let table = self.table.load_full();
-        if let Some(response) = self.answer_locally(&table, &parts) {
-            return reply::local(response, &parts);
+        if let Some(response) = self.answer_locally(&table, parts) {
+            return Err(reply::local(response, parts));
         }
         let Some(dialect) = Dialect::of_path(parts.uri.path(), &table.config.server.extra_paths) else {
             self.observer.metrics().http_rejected(Failure::UnknownPath.code());
-            return reply::bare_failure(&Failure::UnknownPath, ErrorShape::OpenAi, &parts);
+            return Err(reply::bare_failure(&Failure::UnknownPath, ErrorShape::OpenAi, parts));
         };
-        let mut journal = self.open_journal(&parts, dialect, head);
-        let prepared = prepare::prepare(self, table, &mut journal, &parts, body).await;
-        self.count_admission(prepared.as_ref().err());
-        match prepared {
-            Ok(prepared) => reply::respond(Exchange::new(self, prepared, parts, journal, kill)).await,
-            Err(failure) => reply::failure(journal, &failure),
-        }
+        Ok((table, self.open_journal(parts, dialect, head)))
     }
 
     /// What a client did wrong is no decision of admission.

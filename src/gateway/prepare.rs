@@ -7,10 +7,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::request::Parts;
 use http::{HeaderMap, Method};
-use hyper::body::Incoming;
 
-use super::Gateway;
 use super::table::{RouteState, Table};
+use super::{Asked, Gateway};
 use crate::clock::Stamp;
 use crate::config::{ModelMatch, Timeouts};
 use crate::error::Failure;
@@ -72,17 +71,21 @@ pub struct Prepared {
 /// # Errors
 /// Every refusal that needs no replica, as a [`Failure`].
 pub async fn prepare(
-    gateway: &Gateway,
+    asked: &mut Asked,
     table: Arc<Table>,
     journal: &mut Journal,
-    parts: &Parts,
-    body: Incoming,
-) -> Result<Prepared, Failure> {
+) -> Result<Box<Prepared>, Failure> {
+    let Asked { gateway, parts, body, .. } = asked;
     check(gateway, parts)?;
     let tenant = identify(&table, journal, &parts.headers)?;
     let server = &table.config.server;
     let limits = BodyLimits { size: server.body_limit, stall: default_stall(&table) };
-    let held = body::read(body, &gateway.memory, limits).await?;
+    let held = match body.as_mut() {
+        Some(body) => body::read(body, &gateway.memory, limits).await?,
+        None => HeldBody::empty(),
+    };
+    // What is left of it is hyper's.
+    *body = None;
     let read = gateway.clock.now();
     let record = journal.record();
     record.at.read = Some(read);
@@ -93,7 +96,8 @@ pub async fn prepare(
     let mut prepared = classify(&table, &route, journal, &fields, &held.bytes);
     prepared.pinned = pinned(gateway, &route, &fields)?;
     drop(fields);
-    let prepared = Prepared { read, held, ..prepared };
+    prepared.read = read;
+    prepared.held = held;
     admit(gateway, prepared, journal, &parts.headers)
 }
 
@@ -159,7 +163,7 @@ fn classify(
     journal: &mut Journal,
     fields: &Fields<'_>,
     body: &Bytes,
-) -> Prepared {
+) -> Box<Prepared> {
     let record = journal.record();
     let asked = fields.model.as_deref();
     let upstream_model = route.engine_model();
@@ -174,7 +178,7 @@ fn classify(
     record.is_stream = fields.is_stream && record.dialect.generates();
     record.estimated_input = tokens;
     record.class = class_of(&table.config.classes, tokens);
-    Prepared {
+    Box::new(Prepared {
         table: Arc::clone(table),
         route: Arc::clone(route),
         body: spliced.body,
@@ -191,7 +195,7 @@ fn classify(
         pinned: None,
         read: Stamp::default(),
         slo: SloBounds::default(),
-    }
+    })
 }
 
 /// How the prompt comes back, where it does.
@@ -255,10 +259,10 @@ fn pinned(
 /// What the client may set, its SLO, and whether its prompt kills replicas.
 fn admit(
     gateway: &Gateway,
-    mut prepared: Prepared,
+    mut prepared: Box<Prepared>,
     journal: &mut Journal,
     headers: &HeaderMap,
-) -> Result<Prepared, Failure> {
+) -> Result<Box<Prepared>, Failure> {
     let route = Arc::clone(&prepared.route);
     if route.config.client_may.timeout
         && let Some(wish) = seconds(headers, "x-request-timeout")?

@@ -24,7 +24,7 @@ use crate::upstream::attempt::{Answer, WholeAnswer};
 use crate::upstream::headers::{X_REQUEST_ID, strip_length, strip_response};
 
 /// Runs an exchange and makes its response; with a heartbeat the head may go out before the answer is there.
-pub async fn respond(mut exchange: Exchange) -> Response<ReplyBody> {
+pub async fn respond(mut exchange: Box<Exchange>) -> Response<ReplyBody> {
     let gateway = Arc::clone(exchange.gateway());
     let heartbeat = exchange.prepared.table.config.server.heartbeat.filter(|_| exchange.prepared.is_stream);
     let Some(every) = heartbeat else {

@@ -24,7 +24,7 @@ pub struct LargeBody {
     lease: Option<Lease>,
     journal: Journal,
     watch: Arc<Watch>,
-    pick: Pick,
+    pick: Box<Pick>,
 }
 
 impl LargeBody {
@@ -35,7 +35,7 @@ impl LargeBody {
         (rest, lease): (Incoming, Lease),
         journal: Journal,
         watch: Arc<Watch>,
-        pick: Pick,
+        pick: Box<Pick>,
     ) -> Self {
         Self { first: Some(first), rest, lease: Some(lease), journal, watch, pick }
     }

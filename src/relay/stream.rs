@@ -37,7 +37,7 @@ pub struct StreamBody {
     is_settled: bool,
     broken: Option<Box<BrokenOff>>,
     journal: Journal,
-    pick: Pick,
+    pick: Box<Pick>,
     series: StreamSeries,
     pace: Option<Box<Pace>>,
     pins: Arc<ResponsePins>,
@@ -50,7 +50,7 @@ impl StreamBody {
     pub fn new(
         reader: Box<StreamReader>,
         mut journal: Journal,
-        pick: Pick,
+        pick: Box<Pick>,
         pins: Arc<ResponsePins>,
         timeouts: crate::config::Timeouts,
     ) -> Self {

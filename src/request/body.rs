@@ -3,7 +3,10 @@
 //! The body is kept as bytes and forwarded as read: framing never crosses, and a retry needs all of it. A
 //! client that declares too much is told so before it uploads (its `Expect` is never answered then).
 
+use std::future::poll_fn;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
@@ -59,7 +62,7 @@ impl BodyMemory {
         if let Ok(share) = Arc::clone(&self.free).try_acquire_many_owned(wanted) {
             return Ok(share);
         }
-        tokio::time::timeout(WAIT_FOR_MEMORY, Arc::clone(&self.free).acquire_many_owned(wanted))
+        Box::pin(tokio::time::timeout(WAIT_FOR_MEMORY, Arc::clone(&self.free).acquire_many_owned(wanted)))
             .await
             .ok()
             .and_then(Result::ok)
@@ -71,7 +74,7 @@ impl BodyMemory {
 ///
 /// # Errors
 /// 413 over the limit, 503 without memory, 408 when the client pauses for too long, 400 when it breaks off.
-pub async fn read(body: Incoming, memory: &BodyMemory, limits: BodyLimits) -> Result<HeldBody, Failure> {
+pub async fn read(body: &mut Incoming, memory: &BodyMemory, limits: BodyLimits) -> Result<HeldBody, Failure> {
     let declared = body.size_hint().exact().map(|n| usize::try_from(n).unwrap_or(usize::MAX));
     match declared {
         // HTTP/2 can declare nothing and send something all the same.
@@ -79,7 +82,8 @@ pub async fn read(body: Incoming, memory: &BodyMemory, limits: BodyLimits) -> Re
         Some(0) => Ok(HeldBody::empty()),
         Some(n) if n > limits.size => Err(Failure::BodyTooLarge { limit: limits.size }),
         Some(n) => read_declared(body, n, memory, limits).await,
-        None => read_chunked(body, memory, limits).await,
+        // Boxed: rare, and its state would be most of what every request's future carries around.
+        None => Box::pin(read_chunked(body, memory, limits)).await,
     }
 }
 
@@ -132,13 +136,13 @@ fn check_host(version: http::Version, uri: &http::Uri, headers: &HeaderMap) -> R
 }
 
 async fn read_declared(
-    mut body: Incoming,
+    body: &mut Incoming,
     len: usize,
     memory: &BodyMemory,
     limits: BodyLimits,
 ) -> Result<HeldBody, Failure> {
     let share = memory.take(len).await?;
-    let Some(first) = next_piece(&mut body, limits.stall).await? else {
+    let Some(first) = next_piece(body, limits.stall).await? else {
         return if len == 0 { Ok(HeldBody::empty()) } else { Err(broken_off()) };
     };
     if first.len() == len {
@@ -147,21 +151,21 @@ async fn read_declared(
     }
     let mut whole = BytesMut::with_capacity(len);
     whole.extend_from_slice(&first);
-    while let Some(piece) = next_piece(&mut body, limits.stall).await? {
+    while let Some(piece) = next_piece(body, limits.stall).await? {
         whole.extend_from_slice(&piece);
     }
     Ok(HeldBody { bytes: whole.freeze(), _share: Some(share) })
 }
 
 async fn read_chunked(
-    mut body: Incoming,
+    body: &mut Incoming,
     memory: &BodyMemory,
     limits: BodyLimits,
 ) -> Result<HeldBody, Failure> {
     let mut whole = BytesMut::new();
     let mut share: Option<OwnedSemaphorePermit> = None;
     let mut held = 0;
-    while let Some(piece) = next_piece(&mut body, limits.stall).await? {
+    while let Some(piece) = next_piece(body, limits.stall).await? {
         if whole.len().saturating_add(piece.len()) > limits.size {
             return Err(Failure::BodyTooLarge { limit: limits.size });
         }
@@ -180,9 +184,13 @@ async fn read_chunked(
 
 async fn next_piece(body: &mut Incoming, stall: Duration) -> Result<Option<Bytes>, Failure> {
     loop {
-        let frame = tokio::time::timeout(stall, body.frame())
-            .await
-            .map_err(|_| Failure::BodyStalled { after: stall })?;
+        // Mostly it came with the head; only a pause needs a timer.
+        let frame = match poll_fn(|cx| Poll::Ready(Pin::new(&mut *body).poll_frame(cx))).await {
+            Poll::Ready(frame) => frame,
+            Poll::Pending => Box::pin(tokio::time::timeout(stall, body.frame()))
+                .await
+                .map_err(|_| Failure::BodyStalled { after: stall })?,
+        };
         match frame {
             None => return Ok(None),
             Some(Err(_)) => return Err(broken_off()),

@@ -66,14 +66,14 @@ pub enum Answer {
     /// A stream that reached its first content event, or ended without any.
     Stream {
         /// Head.
-        head: response::Parts,
+        head: Box<response::Parts>,
         /// What was held back, and the rest.
         reader: Box<StreamReader>,
     },
     /// A unary answer too large to be held: what was read of it, and the rest.
     Large {
         /// Head.
-        head: response::Parts,
+        head: Box<response::Parts>,
         /// Read already.
         first: Bytes,
         /// The rest.
@@ -87,7 +87,7 @@ pub enum Answer {
 #[derive(Debug)]
 pub struct WholeAnswer {
     /// Head.
-    pub head: response::Parts,
+    pub head: Box<response::Parts>,
     /// Body.
     pub body: Bytes,
 }
@@ -117,7 +117,7 @@ impl Order {
     ///
     /// # Errors
     /// [`AttemptError`]: what failed, and whether the replica may have begun to work.
-    pub async fn send(mut self, moments: &mut AttemptMoments) -> Result<Answer, AttemptError> {
+    pub async fn send(&mut self, moments: &mut AttemptMoments) -> Result<Answer, AttemptError> {
         let (watch, deadlines) = (Arc::clone(&self.watch), self.deadlines);
         let name = Arc::clone(&self.replica.served.replica);
         // Whichever arm is dropped gives its connection back by closing it; no arm leaves work behind. The watchdog
@@ -135,7 +135,8 @@ impl Order {
         moments.connected = Some(self.clock.now());
         let response = self.response(&mut lease).await.map_err(failed)?;
         moments.head = Some(self.clock.now());
-        let (mut head, body) = response.into_parts();
+        let (head, body) = response.into_parts();
+        let mut head = Box::new(head);
         if self.asks_load {
             self.take_load_report(&mut head);
         }
@@ -180,7 +181,7 @@ impl Order {
 
     async fn first_content(
         &self,
-        head: response::Parts,
+        head: Box<response::Parts>,
         body: Incoming,
         lease: Lease,
     ) -> Result<Answer, AttemptError> {
@@ -197,7 +198,7 @@ impl Order {
 
     async fn whole(
         &self,
-        head: response::Parts,
+        head: Box<response::Parts>,
         mut body: Incoming,
         lease: Lease,
     ) -> Result<Answer, AttemptError> {

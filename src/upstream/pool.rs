@@ -62,7 +62,7 @@ impl Pool {
     pub async fn checkout(self: &Arc<Self>, deadline: Instant) -> Result<Lease, CheckoutError> {
         let permit = match Arc::clone(&self.limit).try_acquire_owned() {
             Ok(permit) => permit,
-            Err(_) => timeout_at(deadline, Arc::clone(&self.limit).acquire_owned())
+            Err(_) => Box::pin(timeout_at(deadline, Arc::clone(&self.limit).acquire_owned()))
                 .await
                 .ok()
                 .and_then(Result::ok)
@@ -75,7 +75,7 @@ impl Pool {
             self.forget(&connection);
         }
         // Boxed: it is rare, and its state would be most of what every request's future carries around.
-        match timeout_at(deadline, Box::pin(self.connector.connect(&self.endpoint))).await {
+        match Box::pin(timeout_at(deadline, self.connector.connect(&self.endpoint))).await {
             Ok(Ok(connection)) => {
                 self.open.fetch_add(1, Ordering::Relaxed);
                 Ok(self.lease(connection, permit))
@@ -175,7 +175,7 @@ impl Drop for Lease {
 /// connection is ready again; one that stays busy (an answer that came before its request was taken) is given up.
 async fn is_usable(connection: &mut Connection) -> bool {
     connection.sender.is_ready()
-        || matches!(tokio::time::timeout(SETTLE, connection.sender.ready()).await, Ok(Ok(())))
+        || matches!(Box::pin(tokio::time::timeout(SETTLE, connection.sender.ready())).await, Ok(Ok(())))
 }
 
 #[derive(Debug)]
