@@ -19,7 +19,7 @@ use prost::Message;
 use tokenway::admin::{Control, Readiness};
 use tokenway::clock::{Clock, Stamp};
 use tokenway::config::*;
-use tokenway::fleet::status::{EngineSignals, ReplicaState, ReplicaStatus};
+use tokenway::fleet::status::{EngineSignals, PoolCalibration, ReplicaState, ReplicaStatus};
 use tokenway::observe::metrics::BuildInfo;
 use tokenway::observe::spans::Background;
 use tokenway::observe::{Observer, Surroundings};
@@ -28,6 +28,7 @@ use tokenway::record::{
     Trace,
 };
 use tokenway::request::dialect::Dialect;
+use tokenway::routing::Calibration;
 use tokenway::units::Tokens;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -360,6 +361,16 @@ impl Gateway {
 impl Control for Gateway {
     fn replicas(&self) -> Vec<ReplicaStatus> {
         vec![status(ReplicaState::Ready, true)]
+    }
+
+    fn calibrations(&self) -> Vec<PoolCalibration> {
+        let seen = status(ReplicaState::Ready, true);
+        let known = Calibration { answers: 40, median_error: 0.1, p90_error: 0.3, bias: 1.05, coverage: 0.9 };
+        vec![PoolCalibration {
+            pool: seen.pool,
+            whole: Some(known),
+            replicas: vec![(seen.replica, Some(known))],
+        }]
     }
 
     fn readiness(&self) -> Readiness {
