@@ -8,7 +8,9 @@ use std::time::Duration;
 use serde_json::{Map, Value as Json, json};
 
 use super::views::model;
-use crate::config::{AccessLog, Config, Drift, Pool, Route, Secret, Slo, Telemetry, Tenant, Timeouts, Tls};
+use crate::config::{
+    AccessLog, Config, Degrade, Drift, Pool, Queue, Route, Secret, Slo, Telemetry, Tenant, Timeouts, Tls,
+};
 use crate::stage::{Stage, StageBudget};
 
 /// The whole configuration.
@@ -123,7 +125,23 @@ fn route(config: &Config, route: &Route) -> Json {
         "ask_usage": route.ask_usage,
         "stage_budget": route.stage_budget.as_deref().map(stage_budget),
         "timeouts": timeouts(&route.timeouts),
+        "queue": route.queue.as_ref().map(queue),
+        "degrade": route.degrade.as_ref().map(|degrade| degrade_to(config, degrade)),
     })
+}
+
+fn queue(queue: &Queue) -> Json {
+    json!({
+        "max_requests": queue.max_requests,
+        "max_bytes": queue.max_bytes,
+        "max_wait": seconds(queue.max_wait),
+        "isolate_long": queue.isolate_long,
+    })
+}
+
+fn degrade_to(config: &Config, degrade: &Degrade) -> Json {
+    let to = config.routes.get(degrade.to).map(|route| &*route.name);
+    json!({ "to": to, "when": { "predicted_ttft_over_slo": degrade.over } })
 }
 
 fn stage_budget(budget: &StageBudget) -> Json {

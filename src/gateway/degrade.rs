@@ -17,12 +17,13 @@ impl Exchange {
     pub(super) fn degrade(&mut self) {
         let degrade = self.prepared.rules.degrade.take();
         let to = degrade.and_then(|degrade| self.prepared.table.routes.get(degrade.to)).cloned();
-        let Some(mut prepared) = to.and_then(|to| self.prepared_for(&to)) else { return };
+        let Some(prepared) = to.and_then(|to| self.prepared_for(&to)) else { return };
         self.waits.begin_anew();
         self.gateway().observer.metrics().admission("degrade", "predicted_ttft");
         let asked = Arc::clone(&self.prepared.route.config.name);
-        prepared.held = std::mem::replace(&mut self.prepared.held, HeldBody::empty());
+        let held = std::mem::replace(&mut self.prepared.held, HeldBody::empty());
         self.prepared = prepared;
+        self.prepared.held = held;
         let record = self.journal.record();
         record.degraded_from = Some(asked);
         record.slo = self.prepared.slo;

@@ -6,6 +6,7 @@
 
 mod degrade;
 pub mod exchange;
+pub mod explained;
 pub mod local;
 pub mod picker;
 pub mod pins;
@@ -25,6 +26,7 @@ use hyper::body::Incoming;
 use tokio_util::task::TaskTracker;
 
 use self::exchange::Exchange;
+use self::explained::Explained;
 
 use self::pins::ResponsePins;
 
@@ -68,6 +70,8 @@ pub struct Gateway {
     pub requests: Arc<AtomicU64>,
     /// Where its own tasks run.
     pub tasks: TaskTracker,
+    /// Which decisions are written down in full.
+    pub explained: Explained,
 }
 
 /// How far a drain is: read by every request, written by the application.
@@ -139,12 +143,12 @@ impl Asked {
             Err(response) => response,
             Ok((table, mut journal)) => {
                 let prepared = prepare::prepare(&mut self, table, &mut journal).await;
-                if let Err(failure) = &prepared {
-                    gateway.count_refusal(failure);
-                }
                 match prepared {
                     Ok(prepared) => reply::respond(Exchange::new(self, prepared, journal)).await,
-                    Err(failure) => reply::failure(journal, &failure),
+                    Err(failure) => {
+                        gateway.count_refusal(&failure);
+                        reply::failure(journal, &failure)
+                    }
                 }
             }
         };

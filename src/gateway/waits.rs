@@ -75,7 +75,7 @@ impl Exchange {
     /// It was sent: its place is free, and its admission is over.
     pub(super) fn note_admitted(&mut self) {
         let waits = &mut self.waits;
-        waits.seat = None;
+        (waits.seat, waits.pool) = (None, None);
         if !std::mem::replace(&mut waits.is_counted, true) {
             let reason = match (waits.queued_since, waits.was_held) {
                 (Some(_), _) => "queued",

@@ -147,7 +147,8 @@ impl Peer {
         // Peers that got faster do not make this one slow.
         let is_felt = own.exp() - (own - excess).exp() >= LEAST;
         let own_rise = self.usual_median().filter(|_| is_known).map_or(excess, |before| own - before);
-        (is_felt && excess >= bar.ln() && excess >= SURE * noise && own_rise >= excess / 2.0).then_some(excess)
+        (is_felt && excess >= bar.ln() && excess >= SURE * noise && own_rise >= excess / 2.0)
+            .then_some(excess)
     }
 }
 

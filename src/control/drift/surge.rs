@@ -188,7 +188,9 @@ impl Surge {
     pub(super) fn ordinary(&mut self, at: f64, hours: &Hours) -> Option<Ordinary> {
         let index = (at / HOUR).floor() as i64;
         match self.ordinary {
-            Some((of, ordinary)) if of == index && ordinary.hours > 0 && ordinary.is_enough() => Some(ordinary),
+            Some((of, ordinary)) if of == index && ordinary.hours > 0 && ordinary.is_enough() => {
+                Some(ordinary)
+            }
             _ => {
                 let ordinary = hours.ordinary(index, 1)?;
                 self.ordinary = Some((index, ordinary));
@@ -215,7 +217,7 @@ const FEWEST_OF_REPLICA: usize = 5;
 const MOST: usize = 2048;
 const BAR: f64 = 1.65;
 const BACK: f64 = 1.3;
-const SURE: f64 = 5.0;
+const SURE: f64 = 5.5;
 /// Share of the requests that must be over the bar themselves.
 const MANY: f64 = 0.35;
 /// A value counts for a doubling and so many spreads, at most.

@@ -147,3 +147,59 @@ const MOST_A_CHANGE: usize = 4;
 const BYTES_PER_TOKEN: u64 = 4;
 /// Later than any run.
 const FAR: Stamp = Stamp::from_nanos(u64::MAX / 2);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Queue, Slo, TtftBound};
+    use crate::units::Tokens;
+
+    fn at(ms: u64) -> Stamp {
+        Stamp::from_nanos(ms * 1_000_000)
+    }
+
+    fn ask(held: &mut Held) -> Vec<u32> {
+        std::iter::from_fn(|| held.next_called()).map(|request| request.0).collect()
+    }
+
+    #[test]
+    fn turns_come_every_ten_milliseconds_or_when_named_and_waits_end() {
+        let queue = Queue {
+            max_requests: 1,
+            max_bytes: 1 << 20,
+            max_wait: Duration::from_millis(50),
+            isolate_long: true,
+        };
+        let mut held = Held::new(Some(Admission { queue, medium: Tokens(100) }));
+        let ttft = TtftBound { base: Duration::from_millis(900), per_prompt_token: Duration::ZERO };
+        let slo = Slo { ttft: Some(ttft), ..Slo::default() };
+        let request = |id, arrived| Incoming {
+            id: RequestId(id),
+            arrived: at(arrived),
+            prompt: Tokens(10),
+            chain: &[],
+            ends: &[],
+            slo: &slo,
+            engine_chain: &[],
+            output: 1,
+            is_behind_others: false,
+        };
+        assert_eq!(held.next_turn(), None);
+        assert!(held.hold(&request(1, 7), at(7), at(11)));
+        assert!(held.hold(&request(2, 0), at(7), at(5_000)));
+        assert_eq!(held.next_turn(), Some(at(11)));
+        assert!(held.turn(at(11)).is_empty());
+        assert_eq!(held.next_turn(), Some(at(21)));
+        assert_eq!(held.next_called(), Some(RequestId(2)), "its deadline is earlier");
+        held.release(RequestId(2));
+        assert_eq!(ask(&mut held), [1], "who goes calls the next");
+
+        assert!(held.queue(&request(3, 20), at(20), Outlook::default()));
+        assert!(!held.queue(&request(4, 20), at(20), Outlook::default()), "one may wait");
+        assert!(held.is_behind_others(&request(5, 21)) && !held.is_behind_others(&request(3, 20)));
+        assert!(held.turn(at(69)).is_empty());
+        assert_eq!(held.turn(at(70)), [RequestId(3)], "its wait is over");
+        held.release(RequestId(1));
+        assert_eq!(held.next_turn(), None);
+    }
+}

@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use crate::clock::Stamp;
-use crate::config::{PolicyName, Slo, TtftBound};
+use crate::config::{PolicyName, Queue, Slo, TtftBound};
 use crate::fleet::status::EngineSignals;
 use crate::simulate::engine::{CostModel, EngineConfig};
+use crate::units::Tokens;
 
 use super::*;
 
@@ -171,5 +172,34 @@ fn the_products_policies_serve_a_trace_and_learn_from_it() {
         let figures = run(&trace(&prompts), &scenario, &mut gateway);
         assert_eq!((figures.requests, figures.refused), (60, 0.0), "{policy:?}");
         assert_eq!(figures.prediction.is_some(), policy == PolicyName::Latency, "{policy:?}");
+    }
+}
+
+#[test]
+fn a_queue_refuses_what_is_beyond_the_fleet_and_the_rest_is_in_time() {
+    // Prompts of a second each, two in a second, on one replica: twice what it can do. The bound is two seconds.
+    let prompts: Vec<String> = (0..120)
+        .map(|n| format!("{{\"timestamp\": {}, \"input_length\": 1001, \"output_length\": 2}}\n", n * 500))
+        .collect();
+    let trace = Trace::read(&prompts.concat()).unwrap();
+    let queue = |max_requests, max_wait| Queue {
+        max_requests,
+        max_bytes: 1 << 30,
+        max_wait: Duration::from_secs(max_wait),
+        isolate_long: true,
+    };
+    let ran = |queue: Option<Queue>| {
+        let admission = queue.map(|queue| Admission { queue, medium: Tokens(8192) });
+        let scenario = Scenario { admission, ..scenario(1) };
+        let gateway = Gateway::new(PolicyName::Latency, 1, &scenario.engine);
+        run(&trace, &scenario, &mut gateway.with_admission(admission))
+    };
+    let open = ran(None);
+    assert_eq!(open.refused, 0.0, "without a queue nobody is refused");
+    for queue in [queue(0, 5), queue(100, 1), queue(2, 60)] {
+        let closed = ran(Some(queue));
+        assert!(closed.refused > 0.2, "{queue:?}: {closed:?}");
+        assert!(closed.goodput > open.goodput + 0.2, "{queue:?}: {} and {}", closed.goodput, open.goodput);
+        assert_eq!(closed.failed, 0.0);
     }
 }

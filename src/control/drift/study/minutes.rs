@@ -23,7 +23,8 @@ struct Run {
 impl Run {
     /// When it was found to have doubled by each score, each time after half an hour of silence.
     fn found(&mut self, from: f64, end: f64) -> Vec<Vec<f64>> {
-        let (mut surge, mut hours, mut found) = (Surge::default(), Hours::default(), vec![Vec::new(); SURE.len()]);
+        let (mut surge, mut hours, mut found) =
+            (Surge::default(), Hours::default(), vec![Vec::new(); SURE.len()]);
         let (mut at, mut look, mut hour, mut shape) = (0.0, 0.0, -1.0, None);
         let (mut day, mut of_day, mut quiet) = (-1.0, 0.0, [from; SURE.len()]);
         let od = self.cell.dispersion;
@@ -73,15 +74,18 @@ fn doubled() {
         (Family::Weibull, spread),
     ] {
         let years = if cell.per_hour > 1000.0 { years.div_ceil(4) } else { years };
-        let run = |seed: u64, doubles: f64| {
-            Run { random: fastrand::Rng::with_seed(seed), family, cell, doubles }
-        };
-        let quiet: Vec<_> = (0..years).map(|seed| run(seed, f64::INFINITY).found(3.0 * DAY, 368.0 * DAY)).collect();
+        let run =
+            |seed: u64, doubles: f64| Run { random: fastrand::Rng::with_seed(seed), family, cell, doubles };
+        let quiet: Vec<_> =
+            (0..years).map(|seed| run(seed, f64::INFINITY).found(3.0 * DAY, 368.0 * DAY)).collect();
         let doubling = |seed: u64| {
             // At another time of the day each.
             let doubles = 2.0 * DAY + HOUR * (seed % 24) as f64 + (seed * 7 % 60) as f64 * 60.0;
             let found = run(seed, doubles).found(doubles, doubles + 3600.0);
-            found.into_iter().map(|at| at.first().map_or(f64::INFINITY, |at| at - doubles)).collect::<Vec<f64>>()
+            found
+                .into_iter()
+                .map(|at| at.first().map_or(f64::INFINITY, |at| at - doubles))
+                .collect::<Vec<f64>>()
         };
         let doubled: Vec<Vec<f64>> = (0..runs).map(doubling).collect();
         println!("{family:?}, {} an hour, od {}; {years} years, {runs} runs", cell.per_hour, cell.dispersion);

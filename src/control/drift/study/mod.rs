@@ -12,7 +12,7 @@ use super::histogram::{BINS, Dense, Sparse};
 use super::scale::normal;
 use super::series::{REPLICA_THRESHOLD, THRESHOLD};
 use super::slow::{self, SlowSetup};
-use tails::{Family, Shape, sample};
+use tails::{Family, Shape, bins_of_the_tail, sample};
 
 const SETUP: SlowSetup = SlowSetup { from: 35, lag: 7, threshold: THRESHOLD };
 const BURN_IN: usize = 60;
@@ -48,7 +48,7 @@ const REPLICAS: usize = 4;
 /// Parts of the route and of each replica for `days`; p99 drifts from `start` on.
 fn fleet(random: &mut fastrand::Rng, world: &World, days: usize, start: Option<usize>) -> Vec<Vec<Sparse>> {
     let mut all = vec![Vec::new(); REPLICAS + 1];
-    let od = world.cell.dispersion;
+    let (od, grid) = (world.cell.dispersion, bins_of_the_tail());
     for day in 0..days {
         let days_noise = shared(random, world);
         let (mut route, mut dense) = (Dense::default(), Dense::default());
@@ -67,7 +67,7 @@ fn fleet(random: &mut fastrand::Rng, world: &World, days: usize, start: Option<u
                     (true, _) => continue,
                 };
                 let requests = world.cell.per_hour * load * share / REPLICAS as f64;
-                Shape::new(world.family, drifted, noise).expect(requests, expected);
+                Shape::new(world.family, drifted, noise).expect(requests, &grid, expected);
             }
             if (hour + 1) % (24 / PARTS) == 0 {
                 for (expected, parts) in expected.iter_mut().zip(&mut all[1..]) {
@@ -192,9 +192,10 @@ fn slow_drift() {
     let from_env = |name: &str, or: f64| std::env::var(name).ok().and_then(|v| v.parse().ok()).unwrap_or(or);
     let most = from_env("FLEETS", 40.0) as usize;
     let others = from_env("OTHERS", (most / 5) as f64) as usize;
-    let thresholds =
-        (from_env("THRESHOLD", THRESHOLD), from_env("REPLICA_THRESHOLD", REPLICA_THRESHOLD));
-    println!("family         noise   common  req/h  od    fleets  false/year  of a replica  median  p90   missed");
+    let thresholds = (from_env("THRESHOLD", THRESHOLD), from_env("REPLICA_THRESHOLD", REPLICA_THRESHOLD));
+    println!(
+        "family         noise   common  req/h  od    fleets  false/year  of a replica  median  p90   missed"
+    );
     for (family, has_bad_days, common) in [
         (Family::Lognormal, false, 1.0),
         (Family::Lognormal, true, 1.0),
