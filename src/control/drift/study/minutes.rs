@@ -67,10 +67,10 @@ fn doubled() {
     let (years, runs) = (from_env("YEARS", 20), from_env("RUNS", 240));
     let spread = Cell { per_hour: 500.0, dispersion: 0.35 };
     for (family, cell) in [
-        (Family::Lognormal, CELLS[0]),
-        (Family::Lognormal, spread),
-        (Family::Lognormal, CELLS[2]),
         (Family::LogLogistic, spread),
+        (Family::Lognormal, spread),
+        (Family::Lognormal, CELLS[0]),
+        (Family::Lognormal, CELLS[2]),
         (Family::Weibull, spread),
     ] {
         let years = if cell.per_hour > 1000.0 { years.div_ceil(4) } else { years };
