@@ -8,7 +8,7 @@ use super::{CELLS, Cell};
 
 const DAY: f64 = 24.0 * HOUR;
 /// Scores that are held against each other.
-const SURE: [f64; 6] = [4.75, 5.0, 5.25, 5.5, 5.75, 6.0];
+const SURE: [f64; 6] = [5.2, 5.3, 5.4, 5.5, 5.6, 5.7];
 /// Seconds between two looks of a running gateway.
 const LOOK: f64 = 5.0;
 
