@@ -217,7 +217,7 @@ const FEWEST_OF_REPLICA: usize = 5;
 const MOST: usize = 2048;
 const BAR: f64 = 1.65;
 const BACK: f64 = 1.3;
-const SURE: f64 = 5.5;
+const SURE: f64 = 5.4;
 /// Share of the requests that must be over the bar themselves.
 const MANY: f64 = 0.35;
 /// A value counts for a doubling and so many spreads, at most: heavy tails would be surges otherwise.
