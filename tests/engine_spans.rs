@@ -14,7 +14,7 @@ use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
 use opentelemetry_proto::tonic::common::v1::{AnyValue, KeyValue, any_value};
 use opentelemetry_proto::tonic::trace::v1::{ResourceSpans, ScopeSpans, Span};
 use prost::Message;
-use tokenway::config::{Config, EngineSpans, Otlp, OtlpProtocol};
+use tokenway::config::{AccessLog, Config, EngineSpans, Otlp, OtlpProtocol};
 use tokenway::observe::Observer;
 use tokenway::record::Record;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -127,6 +127,29 @@ async fn the_stages_of_a_sampled_request_are_those_its_engine_measured() {
 
 fn name_of(export: &ExportTraceServiceRequest) -> &str {
     &export.resource_spans[0].scope_spans[0].spans[0].name
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_line_of_a_request_waits_for_its_engine_as_well() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("access.log");
+    let mut config = receiving();
+    config.telemetry.access_log = AccessLog::File(path.clone());
+    let observer = observer(&config);
+    let record = sampled();
+    let export = engine_span(&record).encode_to_vec();
+    observer.record(&Arc::new(record));
+    let address = observer.engine_spans_address().unwrap();
+    assert_eq!(post(address, "/v1/traces", "application/x-protobuf", &export).await, 200);
+    until(|| joins(&observer, "joined") == Some(1.0)).await;
+    // One that waits in vain, until the gateway ends.
+    observer.record(&Arc::new(sampled()));
+    observer.shutdown(Duration::from_secs(20)).await;
+    let text = std::fs::read_to_string(&path).unwrap();
+    let lines: Vec<serde_json::Value> =
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let sources: Vec<_> = lines.iter().map(|line| line["tokenway.stage.source"].as_str()).collect();
+    assert_eq!(sources, [Some("measured"), Some("estimated")], "{text}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -76,17 +76,16 @@ pub fn rule(
     verdict: &Verdict,
     candidates: &[Candidate<'_>],
 ) -> Ruling {
-    let (decision, is_hopeless) = match verdict {
-        Verdict::Hold { .. } => return Ruling::Place,
-        Verdict::Place(decision) => (decision, false),
-        Verdict::Hopeless { decision, .. } => (decision, true),
-    };
-    if (!is_hopeless && rules.degrade.is_none()) || standing.is_let_in {
+    let (Verdict::Place(decision) | Verdict::Hopeless { decision, .. }) = verdict else {
         return Ruling::Place;
-    }
+    };
     let (Some(bound), Some(predicted)) = (aim.slo.ttft, decision.predicted_ttft) else {
         return Ruling::Place;
     };
+    let is_late = is_late(aim, decision);
+    if (!is_late && rules.degrade.is_none()) || standing.is_let_in {
+        return Ruling::Place;
+    }
     if may_prove_wrong(&standing, candidates) {
         return Ruling::Place;
     }
@@ -95,7 +94,7 @@ pub fn rule(
         return Ruling::Degrade;
     }
     match rules.queue {
-        Some(queue) if is_hopeless => {
+        Some(queue) if is_late => {
             let outlook = outlook(decision, rules.quick, candidates.len());
             let may_go = queue.max_requests > 0
                 && !standing.is_behind_others
@@ -105,6 +104,15 @@ pub fn rule(
         }
         _ => Ruling::Place,
     }
+}
+
+/// Whether a request is to be counted among the late. Where more comes than the fleet can do, whatever is let in fills it up
+/// to just this bound, and what stands at the edge of its SLO misses it every second time: hence the margin.
+#[must_use]
+pub fn is_late(aim: &Aim, decision: &Decision) -> bool {
+    aim.slo.ttft.zip(decision.predicted_ttft).is_some_and(|(bound, predicted)| {
+        aim.waited + predicted > bound.mul_f64(SAFE)
+    })
 }
 
 fn may_prove_wrong(standing: &Standing, candidates: &[Candidate<'_>]) -> bool {
@@ -122,6 +130,8 @@ fn outlook(decision: &Decision, quick: Duration, replicas: usize) -> Outlook {
 
 /// The share of the bound of an empty prompt that the wait at the best replica may take when a late request is sent there.
 const ROOM: f64 = 0.5;
+/// The share of its bound up to which a request is in time: what is left is for what a prediction errs by.
+const SAFE: f64 = 0.95;
 /// As in routing: streams that a late request may be expected to break.
 const TOLERATED_HARM: f64 = 0.05;
 /// A pool that has not answered for so long has nothing to be judged by.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::Gateway;
 use super::prepare::Prepared;
-use crate::admission::{Kind, Outlook, Ruling, Standing, rule};
+use crate::admission::{Kind, Outlook, Ruling, Standing, is_late, rule};
 use crate::clock::Stamp;
 use crate::fleet::pick::Pick;
 use crate::fleet::registry::PoolState;
@@ -88,23 +88,25 @@ fn hold_back(
     verdict: &Verdict,
     candidates: &[Candidate<'_>],
 ) -> Option<Choice> {
-    let is_in_time = matches!(verdict, Verdict::Place(_));
-    if is_in_time && request.rules.degrade.is_none() {
-        return None;
-    }
     let hold = |kind, outlook| Some(Choice::Wait(Hold { kind, pool: Some(at), outlook }));
-    if let Verdict::Hold { .. } = verdict {
-        return hold(Kind::Paced, Outlook::default());
+    let rules = &request.rules;
+    let decision = match verdict {
+        Verdict::Hold { .. } => return hold(Kind::Paced, Outlook::default()),
+        Verdict::Place(decision) | Verdict::Hopeless { decision, .. } => decision,
+    };
+    let queues_late = rules.queue.is_some() && is_late(aim, decision);
+    if !queues_late && rules.degrade.is_none() {
+        return None;
     }
     let before = || request.route.room.has_queued_before(request.is_long, request.deadline());
     let last = pool.replicas().iter().map(|replica| replica.vitals.last_answer()).max().unwrap_or_default();
     let standing = Standing {
-        is_behind_others: !is_in_time && !asking.is_queued && request.rules.queue.is_some() && before(),
+        is_behind_others: queues_late && !asking.is_queued && before(),
         // What nobody has measured yet is no reason to refuse; and who was tried elsewhere was let in.
         is_let_in: !asking.tried.is_empty() || !pool.model.is_taught(),
         silence: (last != Stamp::default()).then(|| aim.now.since(last)),
     };
-    match rule(&request.rules, standing, aim, verdict, candidates) {
+    match rule(rules, standing, aim, verdict, candidates) {
         Ruling::Place => None,
         Ruling::Wait(outlook) => hold(Kind::Queued, outlook),
         Ruling::Degrade => Some(Choice::Degrade),

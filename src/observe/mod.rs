@@ -86,7 +86,7 @@ pub struct Observer {
     metrics: Arc<Metrics>,
     windows: Arc<Windows>,
     decisions: Decisions,
-    access_log: Option<AccessLog>,
+    access_log: Option<Arc<AccessLog>>,
     spans: Option<Arc<Spans>>,
     settled: Arc<Settled>,
     engine_spans: Option<EngineSpans>,
@@ -106,7 +106,7 @@ impl Observer {
         let Surroundings { clock, build, background, tap } = around;
         let metrics = Arc::new(Metrics::new(config, build, clock));
         let telemetry = &config.telemetry;
-        let access_log = AccessLog::start(&telemetry.access_log, clock, &metrics)?;
+        let access_log = AccessLog::start(&telemetry.access_log, clock, &metrics)?.map(Arc::new);
         let spans = match &telemetry.otlp {
             Some(otlp) => {
                 let rules = (otlp, &telemetry.sampling);
@@ -125,7 +125,11 @@ impl Observer {
             let tails = learn_tails(Arc::clone(&windows), clock, stop.clone());
             background.tasks.spawn_on(tails, &background.runtime);
         }
-        let settled = Arc::new(Settled { metrics: Arc::clone(&metrics), spans: spans.clone() });
+        let settled = Arc::new(Settled {
+            metrics: Arc::clone(&metrics),
+            spans: spans.clone(),
+            access_log: access_log.clone(),
+        });
         let engine_spans = telemetry
             .engine_spans
             .map(|config| {
@@ -234,13 +238,13 @@ impl Observer {
         let keep = self.spans.as_ref().is_some_and(|spans| spans.keeps(record, &judgement, seen));
         let waits = self.engine_spans.as_ref().is_some_and(|engine_spans| engine_spans.takes(record, keep));
         self.metrics.record(record, &judgement, !waits);
+        if !waits {
+            self.settled.log(record);
+        }
         if keep && !waits {
             self.settled.export(record);
         }
         self.decisions.record(record);
-        if let Some(log) = &self.access_log {
-            log.record(record);
-        }
         self.drift.record(record);
         if let Some(tap) = &self.tap {
             tap.record(record);
@@ -279,15 +283,16 @@ impl Observer {
     /// Writes and exports what is queued, for at most about twice `limit`.
     pub async fn shutdown(self: &Arc<Self>, limit: Duration) {
         self.stop.cancel();
+        // First of all, because what waited for its engine has a line to write.
+        if let Some(engine_spans) = &self.engine_spans {
+            engine_spans.give_up();
+        }
         let observer = Arc::clone(self);
         let log = tokio::task::spawn_blocking(move || {
             if let Some(log) = &observer.access_log {
                 log.flush(limit);
             }
         });
-        if let Some(engine_spans) = &self.engine_spans {
-            engine_spans.give_up();
-        }
         if let Some(spans) = &self.spans {
             spans.shutdown(limit).await;
         }

@@ -217,11 +217,11 @@ const FEWEST_OF_REPLICA: usize = 5;
 const MOST: usize = 2048;
 const BAR: f64 = 1.65;
 const BACK: f64 = 1.3;
-const SURE: f64 = 5.5;
+const SURE: f64 = 5.4;
 /// Share of the requests that must be over the bar themselves.
 const MANY: f64 = 0.35;
-/// A value counts for a doubling and so many spreads, at most.
-const PULLED_IN: f64 = 1.5;
+/// A value counts for a doubling and so many spreads, at most: heavy tails would be surges otherwise.
+const PULLED_IN: f64 = 1.1;
 /// How many values the usual spread counts for, beside those that are judged.
 const USUAL_WEIGHT: f64 = 8.0;
 /// Seconds that a person may feel. Five milliseconds instead of ten are twice as fast, and nobody's concern.

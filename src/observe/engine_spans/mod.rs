@@ -23,6 +23,7 @@ use tokio_util::sync::CancellationToken;
 
 use self::forward::Forward;
 use self::join::{Join, Offered, Ready};
+use super::access_log::AccessLog;
 use super::judgement::Judgement;
 use super::metrics::{JoinResult, Metrics};
 use super::spans::{Background, Spans, SpansError};
@@ -46,18 +47,27 @@ pub enum EngineSpansError {
     Forward(#[from] SpansError),
 }
 
-/// Tells of a record that waited what depends on its stages: metrics of stages, spans.
+/// Tells of a record that waited what depends on its stages: metrics of stages, its line in the access log, spans.
 pub(super) struct Settled {
     pub(super) metrics: Arc<Metrics>,
     pub(super) spans: Option<Arc<Spans>>,
+    pub(super) access_log: Option<Arc<AccessLog>>,
 }
 
 impl Settled {
     /// Judged anew: with the engine's figures the time may have gone elsewhere.
     fn tell(&self, Ready { record, keep }: &Ready) {
         self.metrics.settled(record, &Judgement::of(record));
+        self.log(record);
         if *keep {
             self.export(record);
+        }
+    }
+
+    /// Writes the record's line.
+    pub(super) fn log(&self, record: &Arc<Record>) {
+        if let Some(log) = &self.access_log {
+            log.record(record);
         }
     }
 

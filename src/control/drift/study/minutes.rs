@@ -8,7 +8,7 @@ use super::{CELLS, Cell};
 
 const DAY: f64 = 24.0 * HOUR;
 /// Scores that are held against each other.
-const SURE: [f64; 6] = [4.75, 5.0, 5.25, 5.5, 5.75, 6.0];
+const SURE: [f64; 6] = [5.2, 5.3, 5.4, 5.5, 5.6, 5.7];
 /// Seconds between two looks of a running gateway.
 const LOOK: f64 = 5.0;
 
@@ -67,10 +67,10 @@ fn doubled() {
     let (years, runs) = (from_env("YEARS", 20), from_env("RUNS", 240));
     let spread = Cell { per_hour: 500.0, dispersion: 0.35 };
     for (family, cell) in [
-        (Family::Lognormal, CELLS[0]),
-        (Family::Lognormal, spread),
-        (Family::Lognormal, CELLS[2]),
         (Family::LogLogistic, spread),
+        (Family::Lognormal, spread),
+        (Family::Lognormal, CELLS[0]),
+        (Family::Lognormal, CELLS[2]),
         (Family::Weibull, spread),
     ] {
         let years = if cell.per_hour > 1000.0 { years.div_ceil(4) } else { years };

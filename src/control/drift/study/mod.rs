@@ -2,6 +2,7 @@
 //!
 //! Ignored by default, because it takes minutes; the document has the commands. Nothing outside tests uses it.
 
+mod bound;
 mod faults;
 mod minutes;
 mod tails;

@@ -79,7 +79,7 @@ impl Family {
     }
 
     /// `u` of `G(u)`
-    fn share(self, g: f64) -> f64 {
+    pub(super) fn share(self, g: f64) -> f64 {
         match self {
             Self::Lognormal => normal_share(g),
             Self::LogLogistic => 1.0 / (1.0 + (-g).exp()),
