@@ -6,20 +6,20 @@
 
 use std::hint::black_box;
 use std::io::Write;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use tokenway::clock::{Clock, Stamp};
-use tokenway::config::PolicyName;
+use tokenway::config::{PolicyName, Secret};
 use tokenway::record::SloBounds;
+use tokenway::request::chain::{ChainBuilder, ChainSeed, PrefixChain, Root};
 use tokenway::routing::policies::named;
 use tokenway::routing::prefix_index::Hits;
 use tokenway::routing::{
-    Aim, Candidate, Lesson, LoadGuard, Placement, Policy, PoolModel, PrefixIndex, Prompt, Query, ReplicaLoad,
-    SlotSet, Verdict, Work, judge, rendezvous,
+    Aim, Candidate, Kind, Lesson, LoadGuard, Placement, Policy, PoolModel, PrefixIndex, Prompt, Query,
+    ReplicaLoad, SlotSet, Verdict, Work, judge, rendezvous,
 };
 use tokenway::units::Tokens;
-use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 struct Fleet {
     index: PrefixIndex,
@@ -42,7 +42,8 @@ impl Fleet {
                 let work = Work::of(Tokens(300 + 70 * n), Tokens(0));
                 let tpot = Some(Duration::from_millis(100));
                 let prompt = Tokens(4000);
-                let placement = Placement { at: NOW, work, prompt, tpot, is_stream: true };
+                let placement =
+                    Placement { at: NOW, work, prompt, tpot, kind: Kind::default(), is_stream: true };
                 let mut guard = LoadGuard::reserve(load, placement);
                 if n < STREAMS {
                     guard.first_token(NOW.after(Duration::from_millis(40 * n)));
@@ -64,7 +65,7 @@ impl Fleet {
             self.index.set_capacity(slot, each as usize);
             for prompt in 0..each / 64 {
                 let text = ((slot as u64) << 32 | prompt).to_le_bytes().repeat(2048);
-                self.insert(slot, &chain(&text));
+                self.insert(slot, chain(&text).hashes());
             }
         }
     }
@@ -115,16 +116,20 @@ fn session(number: u64, bytes: usize) -> Vec<u8> {
     [system.repeat(bytes / 32), own.repeat(bytes / 32 * 3)].concat()
 }
 
-fn chain(text: &[u8]) -> Vec<u64> {
-    let mut hash = 1;
-    let link = |block: &[u8]| {
-        hash = xxh3_64_with_seed(block, hash);
-        hash
-    };
-    text.chunks(256).map(link).collect()
+/// As a request's own: the gateway's code, fed at once.
+fn chain(text: &[u8]) -> PrefixChain {
+    let root = Root { model: "m", cache_salt: "", template: 0 };
+    let mut builder = ChainBuilder::new(&SEED, root).with_room_for(text.len());
+    builder.feed(text);
+    builder.finish()
 }
 
+/// Measures what the command line names, or everything.
 fn measure(out: &mut impl Write, name: &str, rounds: u32, mut work: impl FnMut(u32)) -> std::io::Result<()> {
+    let mut wanted = std::env::args().skip(1).filter(|arg| !arg.starts_with('-')).peekable();
+    if wanted.peek().is_some() && !wanted.any(|part| name.contains(&part)) {
+        return Ok(());
+    }
     (0..rounds / 10).for_each(&mut work);
     let clock = Clock::start();
     let start = clock.now();
@@ -143,9 +148,10 @@ fn main() -> std::io::Result<()> {
         // Sessions behind one system prompt, which every replica holds: two replicas hold all of a session but its last
         // turn, and one has lost half of it.
         let texts: Vec<Vec<u8>> = (0..256u64).map(|n| session(n, bytes)).collect();
-        (0..replicas).for_each(|slot| fleet.insert(slot, &chain(&texts[0])[..bytes / 1024]));
+        (0..replicas).for_each(|slot| fleet.insert(slot, &chain(&texts[0]).hashes()[..bytes / 1024]));
         for (n, text) in texts.iter().enumerate() {
             let chain = chain(text);
+            let chain = chain.hashes();
             for (slot, held) in
                 [(n, chain.len() - 2), (n * 7 + 1, chain.len() - 2), (n * 5 + 2, chain.len() / 2)]
             {
@@ -159,27 +165,29 @@ fn main() -> std::io::Result<()> {
         let chains: Vec<_> = texts.iter().map(|text| chain(text)).collect();
         let mut hits = Hits::default();
         measure(&mut out, &title("lookup only"), 20_000, |round| {
-            fleet.index.lookup(&chains[round as usize % chains.len()], &mut hits);
+            fleet.index.lookup(chains[round as usize % chains.len()].hashes(), &mut hits);
         })?;
         // The worst case: every replica parts from the prompt at another block.
         let staircase = chain(&session(1 << 40, bytes));
+        let staircase = staircase.hashes();
         for slot in 0..replicas {
             fleet.insert(slot, &staircase[..staircase.len() * (slot + 1) / replicas]);
         }
         measure(&mut out, &title("lookup only, worst case"), 20_000, |_| {
-            fleet.index.lookup(&staircase, &mut hits);
+            fleet.index.lookup(staircase, &mut hits);
         })?;
         for name in PolicyName::ALL {
             let policy = named(name);
             measure(&mut out, &title(name.as_str()), 20_000, |round| {
-                fleet.decide(&*policy, &chain(black_box(text(round))), bytes, &mut room);
+                fleet.decide(&*policy, chain(black_box(text(round))).hashes(), bytes, &mut room);
             })?;
         }
-        measure(&mut out, &title("noting a known prompt"), 20_000, |_| fleet.insert(0, &chains[0]))?;
+        measure(&mut out, &title("noting a known prompt"), 20_000, |_| fleet.insert(0, chains[0].hashes()))?;
     }
     Ok(())
 }
 
+static SEED: LazyLock<ChainSeed> = LazyLock::new(|| ChainSeed::new(&Secret::new("bench")));
 const NOW: Stamp = Stamp::from_nanos(1_000_000_000_000);
 const STREAMS: u64 = 24;
 const WAITING: u64 = 2;

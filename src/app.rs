@@ -100,6 +100,7 @@ impl App {
         let gateway = Arc::new(Gateway {
             clock,
             memory: BodyMemory::new(config.server.body_memory),
+            explained: crate::gateway::explained::Explained::default(),
             retries: RetryBudget::new(&config.retry, clock.now()),
             table: ArcSwap::from_pointee(Table::new(Arc::clone(&config), pools)),
             observer,

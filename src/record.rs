@@ -173,7 +173,8 @@ pub struct DecisionSummary {
     pub predicted_hit: Tokens,
     /// How many replicas were weighed.
     pub candidates: u16,
-    /// The best of them with their terms, the cheapest first; empty where the policy predicts nothing.
+    /// The best of them with their terms, the cheapest first; empty where the policy predicts nothing, and for most
+    /// requests of a flood.
     pub weighed: Box<[Weighed]>,
 }
 

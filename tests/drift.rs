@@ -26,7 +26,7 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use support::{config, get, observer, record, until, value};
+use support::{Collector, config, get, observer, record, until, value};
 
 const DAY: f64 = 86_400.0;
 const FILE: &str = "[slo.interactive]\nttft = \"500ms\"\n[[pool]]\nname = \"p\"\nreplicas = [\"http://127.0.0.1:1\"]\n\
@@ -308,4 +308,74 @@ async fn a_webhook_that_hangs_holds_nothing_up() {
     until(|| !observer.drift().board().read().active.is_empty()).await;
     let page = observer.metrics().render(&[]);
     assert_eq!(value(&page, "tokenway_drift_observations_dropped_total"), Some(0.0));
+}
+
+/// The routes of root spans that a collector got.
+fn kept(collector: &Collector) -> usize {
+    let received = collector.received.lock();
+    let spans = received.iter().flat_map(|(_, export)| &export.resource_spans);
+    let spans = spans.flat_map(|of| &of.scope_spans).flat_map(|of| &of.spans);
+    spans.filter(|span| span.name.starts_with("chat")).count()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_finding_goes_out_as_an_event_and_its_series_traces_are_kept() {
+    let collector = Collector::start(true).await;
+    let mut config = config();
+    config.telemetry.otlp = Some(collector.otlp());
+    config.telemetry.sampling.keep_drift = true;
+    let observer = observer(&config);
+    outage(&observer);
+    tokio::time::timeout(Duration::from_secs(60), async {
+        while collector.logs.lock().is_empty() {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    })
+    .await
+    .expect("exported within a minute");
+    let export = collector.logs.lock()[0].resource_logs[0].clone();
+    let service = export.resource.unwrap();
+    assert!(service.attributes.iter().any(|attribute| attribute.key == "service.name"));
+    let event = &export.scope_logs[0].log_records[0];
+    assert_eq!((event.event_name.as_str(), event.severity_text.as_str()), ("tokenway.drift", "ERROR"));
+    let names: Vec<&str> = event.attributes.iter().map(|attribute| attribute.key.as_str()).collect();
+    for name in ["tokenway.drift.kind", "tokenway.drift.diagnosis", "tokenway.route", "tokenway.revision"] {
+        assert!(names.contains(&name), "{name} in {names:?}");
+    }
+    assert!(names.contains(&"tokenway.drift.evidence.burn_rate"), "{names:?}");
+    until(|| {
+        let page = observer.metrics().render(&[]);
+        value(&page, r#"tokenway_drift_events_total{result="sent"}"#).is_some_and(|sent| sent >= 1.0)
+    })
+    .await;
+
+    // From here on, what is of the series is kept, and nothing else is.
+    assert_eq!(kept(&collector), 0, "nothing else asks for it");
+    until(|| !observer.drift().board().read().active.is_empty()).await;
+    observer.record(&Arc::new(record()));
+    observer.record(&Arc::new(Record { route: "other".into(), ..record() }));
+    observer.shutdown(Duration::from_secs(20)).await;
+    assert_eq!(kept(&collector), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_collector_that_hangs_costs_counted_events() {
+    let collector = Collector::start(false).await;
+    let mut config = config();
+    let timeout = Duration::from_millis(50);
+    config.telemetry.otlp = Some(tokenway::config::Otlp { timeout, ..collector.otlp() });
+    let observer = observer(&config);
+    outage(&observer);
+    tokio::time::timeout(Duration::from_secs(60), async {
+        let failed = || {
+            let page = observer.metrics().render(&[]);
+            value(&page, r#"tokenway_drift_events_total{result="failed"}"#)
+        };
+        while failed() != Some(1.0) {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    })
+    .await
+    .expect("given up within a minute");
+    assert!(!observer.drift().board().read().active.is_empty());
 }

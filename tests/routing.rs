@@ -5,6 +5,7 @@
 mod support;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokenway::config::{Config, PolicyName};
 use tokenway::fleet::status::ReplicaState;
@@ -15,6 +16,7 @@ use support::{Gateway, config, until, wire};
 
 const CHAT: &str = r#"{"model":"tiny","stream":true,"messages":[{"role":"user","content":"hi"}]}"#;
 const PATH: &str = "/v1/chat/completions";
+const FORMAT: &str = "endpoint-load-metrics-format";
 const RESPONSES: &str = "/v1/responses";
 
 fn with_policy(replicas: &[&Replica], policy: PolicyName) -> Config {
@@ -161,6 +163,44 @@ async fn a_failed_pool_is_covered_by_the_other_pool_of_its_route() {
 }
 
 /// A responses answer with this id, unary or as a stream.
+#[tokio::test]
+async fn an_engine_whose_page_is_overdue_tells_its_load_with_an_answer_and_the_client_does_not_see_it() {
+    const UNARY: &str = r#"{"model":"tiny","messages":[{"role":"user","content":"hi"}]}"#;
+    let answer = |report: &str| {
+        let body = r#"{"id":"c1","object":"chat.completion","model":"tiny","choices":[]}"#;
+        let length = body.len();
+        let head =
+            format!("HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n");
+        vec![Step::Raw(format!("{head}endpoint-load-metrics: {report}\r\n\r\n{body}").into_bytes())]
+    };
+    let replica = Replica::start().await;
+    replica.always(answer(
+        r#"JSON {"named_metrics": {"num_requests_waiting": 7.0, "kv_cache_usage_perc": 0.5}}"#,
+    ));
+    let mut config = config::of(&[&replica]);
+    config.pools[0].scrape_interval = Duration::from_millis(400);
+    let gateway = Gateway::start(config).await;
+    let waiting = || gateway.replicas()[0].signals.map(|signals| signals.waiting);
+    until("the page was read", || waiting() == Some(0.0)).await;
+    replica.lose_page();
+    let is_asked = || replica.received().last().is_some_and(|r| r.header(FORMAT) == Some("JSON"));
+    loop {
+        let reply = gateway.post(PATH, UNARY).await;
+        if is_asked() {
+            assert_eq!(reply.head.header("endpoint-load-metrics"), None);
+            break;
+        }
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(waiting(), Some(7.0));
+    assert!(gateway.post(PATH, CHAT).await.body.is_complete, "streams tell nothing and are not asked");
+    assert!(!is_asked());
+    // A client that asks itself gets what it asked for.
+    let mut client = gateway.client().await;
+    client.post(PATH, &[(FORMAT, "TEXT")], UNARY.as_bytes()).await;
+    assert!(client.reply().await.head.header("endpoint-load-metrics").is_some());
+}
+
 fn response(id: &str, is_stream: bool) -> Vec<Step> {
     let whole =
         format!(r#"{{"id":"{id}","object":"response","model":"tiny","status":"completed","output":[]}}"#);

@@ -5,12 +5,15 @@
 use std::sync::Arc;
 
 use crate::config::Config;
-use crate::fleet::status::ReplicaStatus;
+use crate::fleet::status::{PoolCalibration, ReplicaStatus};
 
 /// The gateway, as the admin port sees it. Calls are short; [`reload`](Self::reload) may read files.
 pub trait Control: Send + Sync {
     /// Every replica as it is now.
     fn replicas(&self) -> Vec<ReplicaStatus>;
+
+    /// How well predicted times fit what came, by pool.
+    fn calibrations(&self) -> Vec<PoolCalibration>;
 
     /// Whether the gateway should get traffic.
     fn readiness(&self) -> Readiness;

@@ -111,7 +111,9 @@ fn get(admin: &AdminState, path: Path, request: &Request<Incoming>) -> Answer {
             with_type(StatusCode::OK, exposition.content_type(), page)
         }
         Path::Asset(content_type, text) => with_type(StatusCode::OK, content_type, text),
-        Path::Fleet => json_answer(StatusCode::OK, &views::fleet(&control.replicas())),
+        Path::Fleet => {
+            json_answer(StatusCode::OK, &views::fleet(&control.replicas(), &control.calibrations()))
+        }
         Path::Routes => json_answer(StatusCode::OK, &views::routes(&control.config(), &control.replicas())),
         Path::Latency => latency(admin, request.uri().query()),
         Path::Decisions => json_answer(StatusCode::OK, &views::decisions(&admin.observer)),

@@ -9,17 +9,41 @@ use serde_json::{Value as Json, json};
 
 use crate::config::{Config, ModelMatch};
 use crate::control::drift::Finding;
-use crate::fleet::status::{EngineSignals, ReplicaState, ReplicaStatus};
+use crate::fleet::status::{EngineSignals, PoolCalibration, ReplicaState, ReplicaStatus};
 use crate::observe::judgement::Judgement;
 use crate::observe::slo::Missed;
 use crate::observe::stages::Stage;
 use crate::observe::windows::{Percentiles, Window};
 use crate::observe::{Observer, rfc3339};
 use crate::record::{Record, Weighed};
+use crate::routing::Calibration;
 
 /// `/api/fleet`
-pub(super) fn fleet(fleet: &[ReplicaStatus]) -> Json {
-    json!({ "replicas": fleet.iter().map(replica).collect::<Vec<_>>() })
+pub(super) fn fleet(fleet: &[ReplicaStatus], calibrations: &[PoolCalibration]) -> Json {
+    let replicas = fleet.iter().map(|status| {
+        let pool = calibrations.iter().find(|pool| pool.pool == status.pool);
+        let of_replica = pool.and_then(|pool| pool.replicas.iter().find(|(name, _)| *name == status.replica));
+        let mut json = replica(status);
+        json["calibration"] = calibration(of_replica.and_then(|(_, known)| known.as_ref()));
+        json
+    });
+    let pools = calibrations.iter();
+    let pools =
+        pools.map(|pool| json!({ "pool": &*pool.pool, "calibration": calibration(pool.whole.as_ref()) }));
+    json!({ "replicas": replicas.collect::<Vec<_>>(), "pools": pools.collect::<Vec<_>>() })
+}
+
+/// Of TTFT; errors as shares of what came.
+fn calibration(known: Option<&Calibration>) -> Json {
+    known.map_or(Json::Null, |known| {
+        json!({
+            "answers": known.answers,
+            "median_error": known.median_error,
+            "p90_error": known.p90_error,
+            "bias": known.bias,
+            "coverage": known.coverage,
+        })
+    })
 }
 
 fn replica(status: &ReplicaStatus) -> Json {

@@ -24,7 +24,7 @@ use crate::clock::Clock;
 use crate::config::load::{ConfigError, Source, load};
 use crate::config::reload::{reload, watch_file};
 use crate::config::{Config, Overrides};
-use crate::fleet::status::ReplicaStatus;
+use crate::fleet::status::{PoolCalibration, ReplicaStatus};
 use crate::listener;
 use crate::observe::metrics::BuildInfo;
 use crate::observe::spans::Background;
@@ -266,6 +266,10 @@ impl Controls {
 impl Control for Controls {
     fn replicas(&self) -> Vec<ReplicaStatus> {
         self.app.fleet.statuses()
+    }
+
+    fn calibrations(&self) -> Vec<PoolCalibration> {
+        self.app.fleet.calibrations()
     }
 
     fn readiness(&self) -> Readiness {

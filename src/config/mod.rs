@@ -496,4 +496,6 @@ pub struct Sampling {
     pub keep_tail: bool,
     /// `retry`: keep all that were retried.
     pub keep_retry: bool,
+    /// `drift`: keep all of a series for which drift was found, while it holds.
+    pub keep_drift: bool,
 }

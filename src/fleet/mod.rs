@@ -4,6 +4,7 @@
 //! atomics that the data path reads.
 
 pub mod call;
+pub mod load_report;
 pub mod metrics_text;
 pub mod pick;
 pub mod probe;

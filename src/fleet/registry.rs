@@ -16,7 +16,7 @@ use tokio_util::task::TaskTracker;
 use super::probe::Prober;
 use super::replica::{Replica, ReplicaParts};
 use super::scrape::Scraper;
-use super::status::{ReplicaState, ReplicaStatus};
+use super::status::{PoolCalibration, ReplicaState, ReplicaStatus};
 use crate::clock::{Clock, Stamp};
 use crate::config::{Config, Pool, ReplicaSpec};
 use crate::error::ReplicaFailure;
@@ -271,6 +271,21 @@ impl Fleet {
             all.extend(pool.replicas.load().iter().map(seen));
         }
         all
+    }
+
+    /// How well each pool's times are predicted. Sorts what is remembered: for people who ask, not for loops.
+    #[must_use]
+    pub fn calibrations(&self) -> Vec<PoolCalibration> {
+        let of_pool = |pool: &Arc<PoolState>| PoolCalibration {
+            pool: Arc::clone(&pool.name),
+            whole: pool.model.calibration(None),
+            replicas: (pool.replicas.load().iter())
+                .map(|replica| {
+                    (Arc::clone(&replica.served.replica), pool.model.calibration(Some(replica.slot)))
+                })
+                .collect(),
+        };
+        self.pools.load().iter().map(of_pool).collect()
     }
 
     fn apply_pool(&self, state: &Arc<PoolState>, config: &Pool) {

@@ -16,12 +16,13 @@ use http::HeaderValue;
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
+use super::load_report::LoadReport;
 use super::status::{EngineCounters, EngineSignals, ReplicaState, ReplicaStatus};
 use super::vitals::Vitals;
 use crate::clock::Stamp;
 use crate::config::Endpoint;
 use crate::record::Served;
-use crate::routing::{LoadView, ReplicaLoad, rendezvous};
+use crate::routing::{Foreign, LoadView, ReplicaLoad, rendezvous};
 use crate::upstream::pool::Pool;
 
 /// A replica; lives as long as a request or the configuration refers to it.
@@ -77,8 +78,19 @@ pub struct Scraped {
     pub total_blocks: Option<u64>,
     /// What it has counted.
     pub counters: EngineCounters,
+    /// Newer figures of some of it.
+    pub told: Option<Told>,
     /// Start of the engine's process, in its own seconds.
     pub process_start: Option<f64>,
+}
+
+/// What the engine told with an answer after the last scrape; see [`super::load_report`].
+#[derive(Clone, Copy, Debug)]
+pub struct Told {
+    at: Stamp,
+    own: LoadView,
+    running: f64,
+    report: LoadReport,
 }
 
 /// A model as an engine lists it.
@@ -202,7 +214,26 @@ impl Replica {
         (FIRST_HOLD_OFF * (1 << doublings)).min(interval)
     }
 
-    /// The figures of the last scrape with our own load at that time, unless older than ten intervals.
+    /// Whether its figures are overdue, so that it should be asked to tell some with an answer.
+    #[must_use]
+    pub fn is_overdue(&self, now: Stamp, interval: Duration) -> bool {
+        let scraped = self.signals.load();
+        let newest = scraped.as_ref().map(|scraped| scraped.told.map_or(scraped.at, |told| told.at));
+        newest.is_some_and(|at| now.since(at) > interval.mul_f64(OVERDUE))
+    }
+
+    /// It told its load with an answer that was just read.
+    pub fn told(&self, report: LoadReport, now: Stamp) {
+        let Some(scraped) = self.signals.load_full() else { return };
+        let own = self.load.view();
+        // A report leaves out what runs: the streams of others are those of the scrape, as far as it is still believed.
+        let others = Foreign::seen(&scraped.signals(now, None), &scraped.own);
+        let running = own.decoding() as f64 + others.requests - others.waiting;
+        let told = Some(Told { at: now, own, running, report });
+        self.signals.store(Some(Arc::new(Scraped { told, ..*scraped })));
+    }
+
+    /// The newest figures with our own load at that time, unless older than ten intervals.
     #[must_use]
     pub fn engine_signals(
         &self,
@@ -212,17 +243,14 @@ impl Replica {
     ) -> Option<(EngineSignals, LoadView)> {
         let scraped = self.signals.load();
         let scraped = scraped.as_ref()?;
-        let age = now.since(scraped.at);
-        let signals = EngineSignals {
-            age,
-            running: scraped.running,
-            waiting: scraped.waiting,
-            kv_cache_usage: scraped.kv_cache_usage,
-            batch_limit,
-            block_tokens: scraped.block_tokens,
-            total_blocks: scraped.total_blocks,
-        };
-        (age <= interval * 10).then_some((signals, scraped.own))
+        let signals = scraped.signals(now, batch_limit);
+        if let Some(Told { at, own, running, report }) = scraped.told {
+            let kv_cache_usage = report.kv_cache_usage.unwrap_or(signals.kv_cache_usage);
+            let (age, waiting) = (now.since(at), report.waiting);
+            let told = EngineSignals { age, running, waiting, kv_cache_usage, ..signals };
+            return (age <= interval * 10).then_some((told, own));
+        }
+        (signals.age <= interval * 10).then_some((signals, scraped.own))
     }
 
     /// How it looks from outside.
@@ -247,4 +275,20 @@ impl Replica {
     }
 }
 
+impl Scraped {
+    fn signals(&self, now: Stamp, batch_limit: Option<u64>) -> EngineSignals {
+        EngineSignals {
+            age: now.since(self.at),
+            running: self.running,
+            waiting: self.waiting,
+            kv_cache_usage: self.kv_cache_usage,
+            batch_limit,
+            block_tokens: self.block_tokens,
+            total_blocks: self.total_blocks,
+        }
+    }
+}
+
+/// Scrape intervals after which a page is overdue, jitter and a slow answer included.
+const OVERDUE: f64 = 1.5;
 const FIRST_HOLD_OFF: Duration = Duration::from_millis(500);

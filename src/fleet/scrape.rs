@@ -107,6 +107,7 @@ impl Scraper {
                 ttft: figures.ttft_sum.zip(figures.ttft_count),
             },
             process_start: figures.process_start,
+            told: None,
         })));
         self.pool.learn_capacity(&self.replica);
     }

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::routing::Calibration;
+
 /// The replica's state, as the label `state` names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ReplicaState {
@@ -59,6 +61,17 @@ pub struct ReplicaStatus {
     pub connections: u64,
     /// Models that the engine lists (adapters included).
     pub models: Vec<Arc<str>>,
+}
+
+/// How well the times of one pool's replicas are predicted; absent before the first comparison.
+#[derive(Clone, Debug)]
+pub struct PoolCalibration {
+    /// Pool name.
+    pub pool: Arc<str>,
+    /// Of all its replicas together.
+    pub whole: Option<Calibration>,
+    /// Of each, by name.
+    pub replicas: Vec<(Arc<str>, Option<Calibration>)>,
 }
 
 /// What the engine has counted since it started, from its `/metrics`.

@@ -15,6 +15,7 @@ use super::picker::{self, Choice};
 use super::prepare::Prepared;
 use super::waits::{NO_REPLICA, Waits};
 use super::{Asked, Gateway};
+use crate::clock::Stamp;
 use crate::error::{Failure, ReplicaFailure};
 use crate::fleet::pick::Pick;
 use crate::journal::Journal;
@@ -22,6 +23,7 @@ use crate::observe::trace_context;
 use crate::record;
 use crate::relay::reader::StreamShape;
 use crate::relay::watch::{Limits, Watch};
+use crate::request::dialect::Dialect;
 use crate::upstream::attempt::{Answer, AttemptError, AttemptMoments, Deadlines, Order};
 use crate::upstream::headers::{self, Credential, Upstream};
 
@@ -164,12 +166,14 @@ impl Exchange {
         };
         let vitals = Arc::clone(&pick.replica.vitals);
         let watch = self.asked.gateway.watchdog.watch(vitals, self.asked.kill.clone(), limits, start);
+        let asks_load = self.asks_load(&pick, start);
         let mut order = Box::new(Order {
             replica: Arc::clone(&pick.replica),
-            request: self.request(&pick, span),
+            request: self.request(&pick, (span, asks_load)),
             shape: self.shape(),
             watch: Arc::clone(&watch),
             deadlines,
+            asks_load,
             clock,
         });
         let mut moments = AttemptMoments { start, ..AttemptMoments::default() };
@@ -208,8 +212,17 @@ impl Exchange {
         }
     }
 
+    /// Whether the engine should tell its load with the answer: only unary ones do, and a scrape that is on time is cheaper.
+    fn asks_load(&mut self, pick: &Pick, now: Stamp) -> bool {
+        let tells = matches!(self.journal.record().dialect, Dialect::Chat | Dialect::Completions);
+        tells
+            && !self.prepared.is_stream
+            && pick.replica.is_overdue(now, pick.pool.config().scrape_interval)
+            && !headers::has_asked_load(&self.asked.parts.headers)
+    }
+
     /// The upstream request: our framing, our header list, the client's bytes.
-    fn request(&mut self, pick: &Pick, span: u64) -> Request<Full<Bytes>> {
+    fn request(&mut self, pick: &Pick, (span, asks_load): (u64, bool)) -> Request<Full<Bytes>> {
         let record = self.journal.record();
         let config = pick.pool.config();
         let credential = match &config.engine_api_key {
@@ -232,6 +245,7 @@ impl Exchange {
                 tracestate: record.trace.state.as_deref().and_then(|s| HeaderValue::from_str(s).ok()),
                 credential,
                 via: &self.asked.gateway.via,
+                asks_load,
             },
         );
         request

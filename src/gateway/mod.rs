@@ -6,6 +6,7 @@
 
 mod degrade;
 pub mod exchange;
+pub mod explained;
 pub mod local;
 pub mod picker;
 pub mod pins;
@@ -25,6 +26,7 @@ use hyper::body::Incoming;
 use tokio_util::task::TaskTracker;
 
 use self::exchange::Exchange;
+use self::explained::Explained;
 
 use self::pins::ResponsePins;
 
@@ -68,6 +70,8 @@ pub struct Gateway {
     pub requests: Arc<AtomicU64>,
     /// Where its own tasks run.
     pub tasks: TaskTracker,
+    /// Which decisions are written down in full.
+    pub explained: Explained,
 }
 
 /// How far a drain is: read by every request, written by the application.

@@ -77,7 +77,7 @@ pub fn pick(gateway: &Gateway, request: &Prepared, asking: Asking<'_>) -> Option
         (None, _) if asking.pool.is_some_and(is_open) => asking.pool,
         (None, _) => request.route.wheel.choose(request.session, is_open),
     }?;
-    choose(request, at, asking, now)
+    choose(gateway, request, at, (asking, now))
 }
 
 /// What speaks against sending a request now; `None` where nothing does.
@@ -129,7 +129,12 @@ fn has_open(pool: &PoolState, request: &Prepared, tried: &SlotSet) -> bool {
     }
 }
 
-fn choose(request: &Prepared, at: usize, asking: Asking<'_>, now: Stamp) -> Option<Choice> {
+fn choose(
+    gateway: &Gateway,
+    request: &Prepared,
+    at: usize,
+    (asking, now): (Asking<'_>, Stamp),
+) -> Option<Choice> {
     let (pool, _) = request.route.pools.get(at)?;
     let none = SlotSet::new();
     let tried = asking.tried.iter().find(|(name, _)| *name == pool.name).map_or(&none, |(_, s)| s);
@@ -168,17 +173,18 @@ fn choose(request: &Prepared, at: usize, asking: Asking<'_>, now: Stamp) -> Opti
         return Some(choice);
     }
     let (Verdict::Place(decision) | Verdict::Hopeless { decision, .. }) = verdict else { return None };
+    let is_explained = decision.predicted_ttft.is_some() && gateway.explained.is_due(now);
+    let weighed = if is_explained { weighed(&query, &mut candidates, &replicas) } else { Box::default() };
     let replica = Arc::clone(replicas.iter().find(|r| r.slot == decision.slot)?);
     let placement = Placement {
         at: now,
         work: decision.terms.work,
         prompt: request.tokens,
+        kind: query.prompt.kind(),
         tpot: request.slo.tpot,
         is_stream: request.shows_first_token,
     };
     let load = LoadGuard::reserve(&replica.load, placement);
-    let weighed =
-        if decision.predicted_ttft.is_some() { weighed(&candidates, &replicas) } else { Box::default() };
     pool.index.insert(decision.slot, &query.prompt);
     let expected = pool.model.expected(&decision.terms);
     Some(Choice::Take(Box::new(Pick {
@@ -194,7 +200,8 @@ fn choose(request: &Prepared, at: usize, asking: Asking<'_>, now: Stamp) -> Opti
 }
 
 /// The terms of the candidates that came closest, by the names that people know.
-fn weighed(candidates: &[Candidate<'_>], replicas: &[Arc<Replica>]) -> Box<[Weighed]> {
+fn weighed(query: &Query<'_>, candidates: &mut [Candidate<'_>], replicas: &[Arc<Replica>]) -> Box<[Weighed]> {
+    routing::price_all(query, candidates);
     let named = |candidate: &Candidate<'_>| {
         let replica = replicas.iter().find(|r| r.slot == candidate.slot)?;
         Some(Weighed {

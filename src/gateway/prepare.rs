@@ -187,7 +187,7 @@ pub(super) fn classify(
     let asked = fields.model.as_deref();
     let upstream_model = upstream_model.as_deref();
     let model = upstream_model.or(asked);
-    let prompt = Prompt::read(record.dialect, fields, model.unwrap_or_default(), table.seed);
+    let prompt = Prompt::read(record.dialect, fields, model.unwrap_or_default(), &table.seed);
     let tokens = route.pools.first().map_or(Tokens(0), |(pool, _)| prompt.size.tokens(&pool.ratio));
     let edits = Edits { model: upstream_model, ask_usage: route.config.ask_usage };
     let spliced = splice(record.dialect, body, fields, edits);

@@ -18,12 +18,12 @@ pub struct Decisions(Mutex<VecDeque<Arc<Record>>>);
 impl Decisions {
     /// Takes a record in, if a decision was made for it.
     pub fn record(&self, record: &Arc<Record>) {
-        if record.decision.is_none() {
-            return;
-        }
+        let Some(decision) = &record.decision else { return };
+        // Of a flood only some are explained, about as many as are kept.
+        let is_explained = decision.predicted_ttft.is_none() || !decision.weighed.is_empty();
         let mut ring = self.0.lock();
         let is_young = |oldest: &Arc<Record>| record.at.end.since(oldest.at.end) < RING_LASTS;
-        if ring.len() >= KEPT && ring.front().is_some_and(is_young) {
+        if ring.len() >= KEPT && (!is_explained || ring.front().is_some_and(is_young)) {
             return;
         }
         let oldest = if ring.len() >= KEPT { ring.pop_front() } else { None };
@@ -49,18 +49,34 @@ mod tests {
     use crate::clock::Stamp;
     use crate::observe::fixture;
 
+    /// Whose decision says why the others lost, or not.
+    fn record(ended_ms: u64, is_explained: bool) -> Arc<Record> {
+        let mut record = fixture::stream();
+        record.at.end = Stamp::default().after(Duration::from_millis(ended_ms));
+        record.bytes_out = ended_ms;
+        if let Some(decision) = record.decision.as_mut().filter(|_| is_explained) {
+            decision.weighed = Box::new([fixture::weighed()]);
+        }
+        Arc::new(record)
+    }
+
     #[test]
     fn a_flood_replaces_the_ring_once_a_second_at_most() {
         let decisions = Decisions::default();
-        for i in 0..1000_u64 {
-            let mut record = fixture::stream();
-            record.at.end = Stamp::default().after(Duration::from_millis(i * 2));
-            record.bytes_out = i;
-            decisions.record(&Arc::new(record));
-        }
+        (0..1000).for_each(|i| decisions.record(&record(2 * i, true)));
         let kept: Vec<u64> = decisions.latest().iter().map(|record| record.bytes_out).collect();
         assert_eq!(kept.len(), KEPT);
         assert!(kept.is_sorted_by(|newer, older| newer > older), "newest first");
-        assert!(kept.iter().all(|i| (500..700).contains(i)), "the second ring, from one second on");
+        assert!(kept.iter().all(|i| (1000..1400).contains(i)), "the second ring, from one second on");
+    }
+
+    #[test]
+    fn what_is_not_explained_replaces_nothing() {
+        let decisions = Decisions::default();
+        (0..KEPT as u64).for_each(|i| decisions.record(&record(i, false)));
+        assert_eq!(decisions.latest().len(), KEPT, "better than nothing");
+        (2000..2400).for_each(|i| decisions.record(&record(i, i % 2 == 0)));
+        let kept: Vec<u64> = decisions.latest().iter().map(|record| record.bytes_out).collect();
+        assert!(kept.iter().all(|i| *i >= 2000 && i % 2 == 0), "{kept:?}");
     }
 }

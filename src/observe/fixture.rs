@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::clock::Stamp;
 use crate::record::{
-    Attempt, Class, DecisionSummary, Moments, Outcome, Record, Served, SloBounds, TokenCounts, Trace,
+    Attempt, Class, DecisionSummary, Moments, Outcome, Record, Served, SloBounds, TokenCounts, Trace, Weighed,
 };
 use crate::request::dialect::Dialect;
 use crate::units::Tokens;
@@ -98,5 +98,19 @@ pub(crate) fn stream() -> Record {
         finish_reasons: vec!["stop".into()],
         bytes_in: 500,
         bytes_out: 9000,
+    }
+}
+
+/// A candidate of a decision.
+pub(crate) fn weighed() -> Weighed {
+    Weighed {
+        replica: "a".into(),
+        predicted_ttft: Duration::from_millis(150),
+        predicted_hit: Tokens(64),
+        wait: 0.01,
+        prefill: 0.1,
+        harm: 0.0,
+        late: 0.0,
+        cost: 0.3,
     }
 }

@@ -9,6 +9,7 @@ pub mod attributes;
 mod debug;
 pub mod decisions;
 mod engine_spans;
+pub mod finding_events;
 #[cfg(test)]
 mod fixture;
 pub mod judgement;
@@ -31,9 +32,10 @@ use self::access_log::AccessLog;
 use self::decisions::Decisions;
 pub use self::engine_spans::EngineSpansError;
 use self::engine_spans::{EngineSpans, Settled};
+use self::finding_events::FindingEvents;
 use self::judgement::Judgement;
 use self::metrics::{BuildInfo, Metrics, StreamKey};
-use self::spans::{Background, Spans, SpansError};
+use self::spans::{Background, Seen, Spans, SpansError};
 use self::windows::{Measure, WindowKey, Windows};
 use crate::clock::Clock;
 use crate::config::Config;
@@ -112,7 +114,11 @@ impl Observer {
             }
             None => None,
         };
-        let drift = watch::start(&config.drift, clock, &background, &metrics)?;
+        let events = match &telemetry.otlp {
+            Some(otlp) => FindingEvents::start(otlp, build, &background, &metrics)?,
+            None => None,
+        };
+        let drift = watch::start(&config.drift, clock, &background, &metrics, events)?;
         let (windows, decisions) = (Arc::new(Windows::default()), Decisions::default());
         let stop = CancellationToken::new();
         if spans.is_some() {
@@ -224,7 +230,8 @@ impl Observer {
     pub fn record(&self, record: &Arc<Record>) {
         let judgement = Judgement::of(record);
         let is_tail = self.note_duration(record);
-        let keep = self.spans.as_ref().is_some_and(|spans| spans.keeps(record, &judgement, is_tail));
+        let seen = Seen { is_tail, is_drifting: self.drift.is_drifting(record) };
+        let keep = self.spans.as_ref().is_some_and(|spans| spans.keeps(record, &judgement, seen));
         let waits = self.engine_spans.as_ref().is_some_and(|engine_spans| engine_spans.takes(record, keep));
         self.metrics.record(record, &judgement, !waits);
         if keep && !waits {

@@ -17,17 +17,17 @@ use crate::request::prompt::{Prompt, PromptSize};
 use crate::units::Tokens;
 
 /// A walk over the fields of one request, feeding a chain as it goes.
-pub(super) struct Walk {
-    chain: ChainBuilder,
-    seed: ChainSeed,
+pub(super) struct Walk<'s> {
+    chain: ChainBuilder<'s>,
+    seed: &'s ChainSeed,
     media: u32,
     token_ids: u64,
     is_text: bool,
 }
 
-impl Walk {
+impl<'s> Walk<'s> {
     /// A walk that starts an empty chain with room for about `bytes` bytes.
-    pub(super) fn new(seed: ChainSeed, root: Root<'_>, bytes: usize) -> Self {
+    pub(super) fn new(seed: &'s ChainSeed, root: Root<'_>, bytes: usize) -> Self {
         let chain = ChainBuilder::new(seed, root).with_room_for(bytes);
         Self { chain, seed, media: 0, token_ids: 0, is_text: false }
     }

@@ -6,25 +6,41 @@
 //!
 //! What those bytes are is said in `prompt`; which replica holds what is the routing's affair.
 
-use xxhash_rust::xxh3::xxh3_64_with_seed;
+use xxhash_rust::xxh3::{xxh3_64_with_secret, xxh3_64_with_seed};
 
 use crate::config::Secret;
 use crate::request::ratio::TokenRatio;
 use crate::units::Tokens;
 
 /// Makes chains of this gateway (and of all that share `routing.seed`) comparable, and unguessable to others.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub struct ChainSeed(u64);
+#[derive(Clone)]
+pub struct ChainSeed {
+    seed: u64,
+    /// Spread out once: hashing a block under a seed would do it for every block, which takes as long as the block.
+    secret: [u8; SECRET_BYTES],
+}
 
 impl ChainSeed {
     /// The seed that `routing.seed` stands for.
     #[must_use]
     pub fn new(seed: &Secret) -> Self {
-        Self(xxh3_64_with_seed(seed.reveal().as_bytes(), 0))
+        let text = seed.reveal().as_bytes();
+        let mut secret = [0; SECRET_BYTES];
+        for (word, at) in secret.chunks_exact_mut(8).zip(1u64..) {
+            word.copy_from_slice(&xxh3_64_with_seed(text, at).to_le_bytes());
+        }
+        Self { seed: xxh3_64_with_seed(text, 0), secret }
     }
 
-    pub(super) fn hash(self, bytes: &[u8]) -> u64 {
-        xxh3_64_with_seed(bytes, self.0)
+    pub(super) fn hash(&self, bytes: &[u8]) -> u64 {
+        xxh3_64_with_seed(bytes, self.seed)
+    }
+
+    /// The hash of a chain that goes on with this block. The block is hashed by itself and linked by eight bytes: so a
+    /// processor may work at several blocks at once.
+    fn link(&self, before: u64, block: &[u8]) -> u64 {
+        let content = xxh3_64_with_secret(block, &self.secret);
+        xxh3_64_with_seed(&content.to_le_bytes(), before)
     }
 }
 
@@ -105,22 +121,23 @@ impl PrefixChain {
 
 /// Makes a chain of canonical bytes, fed in any portions.
 #[derive(Debug)]
-pub struct ChainBuilder {
+pub struct ChainBuilder<'s> {
+    seed: &'s ChainSeed,
     chain: PrefixChain,
     last: u64,
     partial: [u8; COARSE_BLOCK],
     filled: usize,
 }
 
-impl ChainBuilder {
+impl<'s> ChainBuilder<'s> {
     /// An empty chain under a root.
     #[must_use]
-    pub fn new(seed: ChainSeed, root: Root<'_>) -> Self {
+    pub fn new(seed: &'s ChainSeed, root: Root<'_>) -> Self {
         // Each part is hashed on its own, so that no two lists of parts run together into the same bytes.
-        let model = xxh3_64_with_seed(root.model.as_bytes(), seed.0);
+        let model = xxh3_64_with_seed(root.model.as_bytes(), seed.seed);
         let salted = xxh3_64_with_seed(root.cache_salt.as_bytes(), model);
         let last = xxh3_64_with_seed(&[root.template], salted);
-        Self { chain: PrefixChain::default(), last, partial: [0; COARSE_BLOCK], filled: 0 }
+        Self { seed, chain: PrefixChain::default(), last, partial: [0; COARSE_BLOCK], filled: 0 }
     }
 
     /// Room for a prompt of about `bytes` bytes, so that the list of hashes grows once.
@@ -171,7 +188,7 @@ impl ChainBuilder {
         }
         self.filled += now.len();
         if self.filled == block {
-            self.last = xxh3_64_with_seed(self.partial.get(..block).unwrap_or_default(), self.last);
+            self.last = self.seed.link(self.last, self.partial.get(..block).unwrap_or_default());
             self.chain.hashes.push(self.last);
             self.filled = 0;
         }
@@ -179,7 +196,7 @@ impl ChainBuilder {
     }
 
     fn close_block(&mut self, block: &[u8]) {
-        self.last = xxh3_64_with_seed(block, self.last);
+        self.last = self.seed.link(self.last, block);
         self.chain.hashes.push(self.last);
     }
 }
@@ -189,6 +206,9 @@ pub const FINE_BLOCK: usize = 256;
 
 /// Bytes of a block beyond.
 pub const COARSE_BLOCK: usize = 2048;
+
+/// As long as the hash's own.
+const SECRET_BYTES: usize = 192;
 
 const FINE_BLOCKS: usize = 128 * 1024 / FINE_BLOCK;
 
@@ -208,7 +228,8 @@ mod tests {
     }
 
     fn chain_of(root: Root<'_>, parts: &[&[u8]]) -> PrefixChain {
-        let mut builder = ChainBuilder::new(seed("s"), root);
+        let secret = seed("s");
+        let mut builder = ChainBuilder::new(&secret, root);
         for part in parts {
             builder.feed(part);
         }
@@ -238,7 +259,8 @@ mod tests {
     fn every_root_part_and_the_seed_change_every_hash() {
         let text = [b'x'; 1024];
         let base = chain_of(ROOT, &[&text]);
-        let mut other_seed = ChainBuilder::new(seed("t"), ROOT);
+        let secret = seed("t");
+        let mut other_seed = ChainBuilder::new(&secret, ROOT);
         other_seed.feed(&text);
         for other in [
             chain_of(Root { model: "n", ..ROOT }, &[&text]),

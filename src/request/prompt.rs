@@ -51,7 +51,7 @@ impl Prompt {
     /// Reads the prompt of a request; `model` is the engine's name of the model or LoRA adapter. Dialects whose bodies
     /// are unknown have an empty one.
     #[must_use]
-    pub fn read(dialect: Dialect, fields: &Fields<'_>, model: &str, seed: ChainSeed) -> Self {
+    pub fn read(dialect: Dialect, fields: &Fields<'_>, model: &str, seed: &ChainSeed) -> Self {
         let root = Root {
             model,
             cache_salt: fields.cache_salt.as_deref().unwrap_or_default(),
@@ -91,7 +91,7 @@ mod tests {
     fn read_as(model: &str, dialect: Dialect, body: &Value) -> Prompt {
         let body = serde_json::to_vec(body).unwrap();
         let fields = parse(dialect, &body).unwrap();
-        Prompt::read(dialect, &fields, model, ChainSeed::new(&Secret::new("s")))
+        Prompt::read(dialect, &fields, model, &ChainSeed::new(&Secret::new("s")))
     }
 
     fn read(dialect: Dialect, body: &Value) -> Prompt {
@@ -172,7 +172,7 @@ mod tests {
         let system = r#"{"role":"system","content":"s"}"#;
         let text = |dialect, body: String| {
             let fields = parse(dialect, body.as_bytes()).unwrap();
-            Prompt::read(dialect, &fields, "m", ChainSeed::new(&Secret::new("s"))).chain
+            Prompt::read(dialect, &fields, "m", &ChainSeed::new(&Secret::new("s"))).chain
         };
         let chat = text(Dialect::Chat, format!(r#"{{"messages":[{system},{user}]}}"#));
         for (dialect, body) in [
@@ -302,7 +302,7 @@ mod tests {
             let text = tokens.concat();
             let text = if wrap { format!("{{\"messages\":[{{{text}}}],\"prompt\":[{text}]}}") } else { text };
             if let Ok(fields) = parse(dialect, text.as_bytes()) {
-                let _ = Prompt::read(dialect, &fields, "m", ChainSeed::new(&Secret::new("s")));
+                let _ = Prompt::read(dialect, &fields, "m", &ChainSeed::new(&Secret::new("s")));
             }
         }
     }

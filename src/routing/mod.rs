@@ -27,11 +27,12 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 pub use self::foreign::Foreign;
+pub use self::hazard::kinds::Kind;
 pub use self::hazard::{Curve, POINTS};
 pub use self::load::{Lesson, LoadGuard, LoadView, Pace, Placement, REFRESH_EVERY, Refreshed, ReplicaLoad};
 pub use self::policies::{Choice, Eligible, Policy, Reason};
 pub use self::pools::PoolWheel;
-pub use self::predictor::{Calibration, Estimate, PoolModel, PoolView, Terms};
+pub use self::predictor::{Calibration, Estimate, PoolModel, PoolView, Service, Terms};
 use self::predictor::{EngineCache, Queue};
 use self::prefix_index::Hits;
 pub use self::prefix_index::PrefixIndex;
@@ -48,7 +49,10 @@ use crate::units::Tokens;
 /// found for it (`hit`, `terms`), for the decision log.
 #[must_use]
 pub fn decide(policy: &dyn Policy, query: &Query<'_>, candidates: &mut [Candidate<'_>]) -> Option<Decision> {
-    weigh(policy.predicts(), query, candidates);
+    weigh(query, candidates);
+    if policy.predicts() {
+        price(query, candidates);
+    }
     let eligible = Eligible::new(candidates, query.excluded);
     let choice = match eligible.count() {
         0 => return None,
@@ -59,7 +63,7 @@ pub fn decide(policy: &dyn Policy, query: &Query<'_>, candidates: &mut [Candidat
     let winner = candidates.get_mut(choice.at)?;
     if !policy.predicts() {
         // What it will meet is worth knowing however it was chosen.
-        expect(query, std::slice::from_mut(winner));
+        price_all(query, std::slice::from_mut(winner));
     }
     Some(Decision {
         at: choice.at,
@@ -137,6 +141,12 @@ impl Prompt<'_> {
             if is_coarse(middle) { coarse = middle } else { fine = middle + 1 }
         }
         coarse
+    }
+
+    /// What its answer is likely to be like.
+    #[must_use]
+    pub fn kind(&self) -> Kind {
+        Kind::of(self.root())
     }
 
     /// What several gateways agree on for prompts that begin alike.
@@ -261,37 +271,77 @@ pub fn cheapest<'c, 'a>(candidates: &'c [Candidate<'a>]) -> SmallVec<[&'c Candid
     best
 }
 
-/// Finds what each candidate has cached; where the policy asks for it, also what the request would meet there.
-fn weigh(predict: bool, query: &Query<'_>, candidates: &mut [Candidate<'_>]) {
+/// Finds what each candidate has cached.
+fn weigh(query: &Query<'_>, candidates: &mut [Candidate<'_>]) {
     let mut hits = Hits::default();
     query.index.lookup(query.prompt.chain, &mut hits);
-    for candidate in &mut *candidates {
-        let hit = query.prompt.cached(hits.blocks(candidate.slot), candidate.block_tokens);
-        candidate.hit = query.index.believed(candidate.slot, hit);
-    }
-    if predict {
-        expect(query, candidates);
+    // Most replicas hold as much as the one before, and a division takes longer than all the rest.
+    let mut last = (0, 0, Tokens(0));
+    for candidate in candidates {
+        let (blocks, block_tokens) = (hits.blocks(candidate.slot), candidate.block_tokens);
+        if (last.0, last.1) != (blocks, block_tokens) {
+            last = (blocks, block_tokens, query.prompt.cached(blocks, block_tokens));
+        }
+        candidate.hit = if blocks > 0 { query.index.believed(candidate.slot, last.2) } else { Tokens(0) };
     }
 }
 
-/// Works out what the request would meet at each candidate and what that costs.
-fn expect(query: &Query<'_>, candidates: &mut [Candidate<'_>]) {
+/// Prices every candidate that may be the cheapest or nearly so. Missed SLOs only add: who is dearer without them than
+/// another is with them needs no closer look, and its `cost` stays at what it is at least.
+fn price(query: &Query<'_>, candidates: &mut [Candidate<'_>]) {
     let pool = query.model.view();
     let stakes = Stakes::of(query, &pool);
-    let now = query.aim.now;
-    for candidate in candidates {
-        let (estimate, load) = (query.model.estimate(candidate.slot, now), candidate.load.view());
-        let work = Work::of(query.prompt.tokens.saturating_sub(candidate.hit), candidate.hit);
-        let queue = Queue {
-            own: &load,
-            foreign: &candidate.foreign,
-            batch_limit: candidate.batch_limit,
-            cache: candidate.cache,
-            head_age: seconds_between(load.head_since, now),
-        };
-        candidate.terms = estimate.terms(&pool, &queue, work);
-        stakes.price(candidate, &load, &estimate);
+    let mut first = (f64::INFINITY, 0);
+    for (at, candidate) in candidates.iter_mut().enumerate() {
+        expect(query, &pool, candidate);
+        if candidate.terms.cost < first.0 && !query.excluded.contains(candidate.slot) {
+            first = (candidate.terms.cost, at);
+        }
     }
+    let Some(promising) = candidates.get_mut(first.1) else { return };
+    add_misses(query, &stakes, promising);
+    let mut least = promising.terms.cost;
+    for (at, candidate) in candidates.iter_mut().enumerate() {
+        if at != first.1 && candidate.terms.cost <= least + policies::NEAR {
+            add_misses(query, &stakes, candidate);
+            if candidate.terms.cost < least && !query.excluded.contains(candidate.slot) {
+                least = candidate.terms.cost;
+            }
+        }
+    }
+}
+
+/// Prices every candidate to the last term, for whoever wants to see why the others lost.
+pub fn price_all(query: &Query<'_>, candidates: &mut [Candidate<'_>]) {
+    let pool = query.model.view();
+    let stakes = Stakes::of(query, &pool);
+    for candidate in candidates {
+        expect(query, &pool, candidate);
+        add_misses(query, &stakes, candidate);
+    }
+}
+
+/// Works out what the request would meet at a candidate, and what that costs at least.
+#[inline]
+fn expect(query: &Query<'_>, pool: &PoolView, candidate: &mut Candidate<'_>) {
+    let now = query.aim.now;
+    let (estimate, load) = (query.model.estimate(candidate.slot, now), candidate.load.view());
+    let work = Work::of(query.prompt.tokens.saturating_sub(candidate.hit), candidate.hit);
+    let queue = Queue {
+        own: &load,
+        foreign: &candidate.foreign,
+        batch_limit: candidate.batch_limit,
+        cache: candidate.cache,
+        head_age: seconds_between(load.head_since, now),
+    };
+    candidate.terms = estimate.terms(pool, &queue, work);
+    Stakes::price(candidate, &estimate);
+}
+
+/// Adds the SLOs that the choice of a candidate would miss.
+fn add_misses(query: &Query<'_>, stakes: &Stakes, candidate: &mut Candidate<'_>) {
+    let estimate = query.model.estimate(candidate.slot, query.aim.now);
+    stakes.add_misses(candidate, &candidate.load.view(), &estimate);
 }
 
 fn seconds_between(earlier: Stamp, later: Stamp) -> f64 {

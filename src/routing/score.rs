@@ -29,17 +29,21 @@ impl Stakes {
         }
     }
 
-    /// Notes what a candidate costs.
+    /// Notes what a candidate costs at least: all but the terms that [`Self::add_misses`] adds.
     #[inline]
-    pub(super) fn price(&self, candidate: &mut Candidate<'_>, load: &LoadView, estimate: &Estimate) {
-        let step = estimate.step(load.context);
-        let harm = self.harm(candidate, load, step);
+    pub(super) fn price(candidate: &mut Candidate<'_>, estimate: &Estimate) {
         let terms = &mut candidate.terms;
-        let ttft = terms.seconds();
-        terms.harm = harm;
-        terms.late = chance_of_late((self.waited + ttft) * self.per_bound);
         let crowding = CROWDING * candidate.requests * (terms.prefill + estimate.step(0));
-        terms.cost = ttft + OTHERS_WAIT * terms.prefill + crowding + MISS * (harm + terms.late);
+        terms.cost = terms.seconds() + OTHERS_WAIT * terms.prefill + crowding;
+    }
+
+    /// Adds the SLOs that would be missed, its own and those of others: never less than none.
+    pub(super) fn add_misses(&self, candidate: &mut Candidate<'_>, load: &LoadView, estimate: &Estimate) {
+        let harm = self.harm(candidate, load, estimate.step(load.context));
+        let terms = &mut candidate.terms;
+        terms.harm = harm;
+        terms.late = chance_of_late((self.waited + terms.seconds()) * self.per_bound);
+        terms.cost += MISS * (terms.harm + terms.late);
     }
 
     /// Streams that this prefill is expected to push over their bound.

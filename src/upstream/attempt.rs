@@ -17,9 +17,11 @@ use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use tokio::time::Instant;
 
+use super::headers;
 use super::pool::{CheckoutError, Lease};
 use crate::clock::{Clock, Stamp};
 use crate::error::{Failure, ReplicaFailure, Timer};
+use crate::fleet::load_report;
 use crate::fleet::replica::Replica;
 use crate::relay::reader::{Held, StreamReader, StreamShape};
 use crate::relay::usage::{self, EngineErrorKind};
@@ -39,6 +41,8 @@ pub struct Order {
     pub watch: Arc<Watch>,
     /// Its deadlines.
     pub deadlines: Deadlines,
+    /// Whether we asked the engine to tell its load.
+    pub asks_load: bool,
     /// Time.
     pub clock: Clock,
 }
@@ -132,7 +136,10 @@ impl Order {
         let response = self.response(&mut lease).await.map_err(failed)?;
         moments.head = Some(self.clock.now());
         let (head, body) = response.into_parts();
-        let head = Box::new(head);
+        let mut head = Box::new(head);
+        if self.asks_load {
+            self.take_load_report(&mut head);
+        }
         if is_event_stream(&head) && head.status.is_success() {
             return self.first_content(head, body, lease).await;
         }
@@ -162,6 +169,14 @@ impl Order {
             .try_send_request(std::mem::take(&mut self.request))
             .await
             .map_err(|mut error| closed(error.take_message().is_some()))
+    }
+
+    /// An engine tells its load with a unary answer, so it is as it was a moment ago.
+    fn take_load_report(&self, head: &mut response::Parts) {
+        let report = headers::take_load_report(&mut head.headers);
+        if let Some(report) = report.and_then(|value| load_report::parse(value.as_bytes())) {
+            self.replica.told(report, self.clock.now());
+        }
     }
 
     async fn first_content(

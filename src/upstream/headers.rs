@@ -26,6 +26,8 @@ pub struct Upstream<'a> {
     pub credential: Credential<'a>,
     /// This gateway's name in `Via`.
     pub via: &'a HeaderValue,
+    /// Whether the engine should tell its load with the answer.
+    pub asks_load: bool,
 }
 
 /// What becomes of the client's credential.
@@ -67,8 +69,22 @@ pub fn upstream_request(client: &HeaderMap, ours: Upstream<'_>) -> HeaderMap {
         value.set_sensitive(true);
         out.insert(header::AUTHORIZATION, value);
     }
+    if ours.asks_load {
+        out.insert(LOAD_REPORT_FORMAT, HeaderValue::from_static("JSON"));
+    }
     out.append(header::VIA, ours.via.clone());
     out
+}
+
+/// Whether the client asks for the engine's load itself: then what the engine tells is the client's.
+#[must_use]
+pub fn has_asked_load(client: &HeaderMap) -> bool {
+    client.contains_key(LOAD_REPORT_FORMAT)
+}
+
+/// Takes what the engine told of its load, because we asked, out of its response.
+pub fn take_load_report(headers: &mut HeaderMap) -> Option<HeaderValue> {
+    headers.remove(LOAD_REPORT)
 }
 
 /// Removes from a replica's response what belongs to its connection or claims to be ours.
@@ -155,6 +171,9 @@ impl Nominated {
 /// `x-request-id`
 pub const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
+const LOAD_REPORT_FORMAT: HeaderName = HeaderName::from_static("endpoint-load-metrics-format");
+const LOAD_REPORT: HeaderName = HeaderName::from_static("endpoint-load-metrics");
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -176,6 +195,7 @@ mod tests {
                 tracestate: None,
                 credential,
                 via: &via,
+                asks_load: false,
             },
         )
     }

@@ -12,13 +12,14 @@ use std::time::Duration;
 use http_body_util::{BodyExt, Full};
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
+use opentelemetry_proto::tonic::collector::logs::v1::ExportLogsServiceRequest;
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
 use parking_lot::Mutex;
 use prost::Message;
 use tokenway::admin::{Control, Readiness};
 use tokenway::clock::{Clock, Stamp};
 use tokenway::config::*;
-use tokenway::fleet::status::{EngineSignals, ReplicaState, ReplicaStatus};
+use tokenway::fleet::status::{EngineSignals, PoolCalibration, ReplicaState, ReplicaStatus};
 use tokenway::observe::metrics::BuildInfo;
 use tokenway::observe::spans::Background;
 use tokenway::observe::{Observer, Surroundings};
@@ -27,6 +28,7 @@ use tokenway::record::{
     Trace,
 };
 use tokenway::request::dialect::Dialect;
+use tokenway::routing::Calibration;
 use tokenway::units::Tokens;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -284,6 +286,9 @@ type Received = Arc<Mutex<Vec<(http::HeaderMap, ExportTraceServiceRequest)>>>;
 /// An OTLP collector that keeps what it gets, or never answers.
 pub(crate) struct Collector {
     pub(crate) received: Received,
+    /// Log records, by export.
+    #[allow(dead_code, reason = "read by the tests of drift alone")]
+    pub(crate) logs: Arc<Mutex<Vec<ExportLogsServiceRequest>>>,
     address: SocketAddr,
     _tasks: TaskTracker,
 }
@@ -292,21 +297,27 @@ impl Collector {
     pub(crate) async fn start(answers: bool) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let received = Received::default();
+        let (received, logs) = (Received::default(), Arc::new(Mutex::new(Vec::new())));
         let tasks = TaskTracker::new();
-        let (of_connections, sink) = (tasks.clone(), Arc::clone(&received));
+        let (of_connections, sinks) = (tasks.clone(), (Arc::clone(&received), Arc::clone(&logs)));
         tasks.spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
-                let sink = Arc::clone(&sink);
+                let sinks = sinks.clone();
                 let service = service_fn(move |request: http::Request<hyper::body::Incoming>| {
-                    let sink = Arc::clone(&sink);
+                    let (spans, logs) = sinks.clone();
                     async move {
                         let (head, body) = request.into_parts();
                         let body = body.collect().await?.to_bytes();
                         if !answers {
                             std::future::pending::<()>().await;
                         }
-                        sink.lock().push((head.headers, ExportTraceServiceRequest::decode(body).unwrap()));
+                        match head.uri.path() {
+                            "/v1/logs" => logs.lock().push(ExportLogsServiceRequest::decode(body).unwrap()),
+                            _ => {
+                                let export = ExportTraceServiceRequest::decode(body).unwrap();
+                                spans.lock().push((head.headers, export));
+                            }
+                        }
                         Ok::<_, hyper::Error>(http::Response::new(Full::<bytes::Bytes>::default()))
                     }
                 });
@@ -315,7 +326,7 @@ impl Collector {
                 of_connections.spawn(connection);
             }
         });
-        Self { received, address, _tasks: tasks }
+        Self { received, logs, address, _tasks: tasks }
     }
 
     pub(crate) fn otlp(&self) -> Otlp {
@@ -350,6 +361,16 @@ impl Gateway {
 impl Control for Gateway {
     fn replicas(&self) -> Vec<ReplicaStatus> {
         vec![status(ReplicaState::Ready, true)]
+    }
+
+    fn calibrations(&self) -> Vec<PoolCalibration> {
+        let seen = status(ReplicaState::Ready, true);
+        let known = Calibration { answers: 40, median_error: 0.1, p90_error: 0.3, bias: 1.05, coverage: 0.9 };
+        vec![PoolCalibration {
+            pool: seen.pool,
+            whole: Some(known),
+            replicas: vec![(seen.replica, Some(known))],
+        }]
     }
 
     fn readiness(&self) -> Readiness {

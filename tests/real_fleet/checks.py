@@ -2,6 +2,7 @@
 """The checks of run.sh that need only the standard library. Each writes rows `check<TAB>verdict<TAB>detail`."""
 import argparse
 import json
+import pathlib
 import re
 import socket
 import statistics
@@ -9,6 +10,7 @@ import sys
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from urllib.parse import quote
 
 import wire
 
@@ -23,6 +25,7 @@ def main():
     parser.add_argument("--model")
     parser.add_argument("--label", default="")
     parser.add_argument("--spans")
+    parser.add_argument("--dashboards")
     parser.add_argument("--results")
     args = parser.parse_args()
     if args.check == "ports":
@@ -189,7 +192,34 @@ def prometheus(args, rows):
     rows.add("Prometheus scrape", False, "no sample within 30 s")
 
 
-CHECKS = {"identity": identity, "ttft": ttft, "affinity": affinity, "trace": trace, "prometheus": prometheus}
+def alerting(args, rows):
+    """The rules are evaluated by the Prometheus that scrapes us, and the dashboards' queries answer on what it has."""
+    read = lambda path: json.loads(wire.get(args.url + path))["data"]
+    for _ in range(80):
+        rules = [rule for group in read("/api/v1/rules")["groups"] for rule in group["rules"]]
+        if rules and all(rule["health"] != "unknown" for rule in rules):
+            break
+        time.sleep(0.5)
+    bad = [f"{rule['name']}: {rule.get('lastError')}" for rule in rules if rule["health"] != "ok"]
+    firing = sorted({rule["name"] for rule in rules if rule.get("state") == "firing"})
+    rows.add("Prometheus rules", bool(rules) and not bad, "; ".join(bad) or f"{len(rules)} evaluated without error; firing: {', '.join(firing) or 'none'}")
+    asked, empty, failed = 0, [], []
+    for file in sorted(pathlib.Path(args.dashboards).glob("*.json")):
+        for panel in json.loads(file.read_text())["panels"]:
+            for target in panel.get("targets", []):
+                # What Grafana would put in: every value of a variable, and a range of some scrapes.
+                query = re.sub(r"\$(route|revision|pool|replica)", ".*", target["expr"].replace("$__rate_interval", "30s").replace("$__range", "5m"))
+                asked += 1
+                try:
+                    if not read("/api/v1/query?query=" + quote(query))["result"]:
+                        empty.append(f"{file.stem}/{panel['title']}")
+                except OSError as error:
+                    failed.append(f"{file.stem}/{panel['title']}: {error}")
+    detail = f"{asked - len(empty) - len(failed)} of {asked} queries have data; without: {', '.join(dict.fromkeys(empty)) or 'none'}"
+    rows.add("dashboards", asked > 0 and not failed, "; ".join([*failed, detail]))
+
+
+CHECKS = {"alerting": alerting, "identity": identity, "ttft": ttft, "affinity": affinity, "trace": trace, "prometheus": prometheus}
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -2,11 +2,12 @@
 """Sends the gateway's spans to receivers that others wrote, and an engine's spans through the gateway.
 
     python3 tests/real_fleet/receivers.py --gateway target/release/tokenway [--only rotel-http,rotel-grpc,mlflow]
+    python3 tests/real_fleet/receivers.py --gateway … --engine http://127.0.0.1:8001 --spans 4319
 
 Needs, in the interpreter's environment, the packages rotel (an OpenTelemetry agent), mlflow, opentelemetry-sdk,
 opentelemetry-proto and opentelemetry-exporter-otlp-proto-grpc; what is missing is skipped, and the table says so. The engine
-here is a stand-in that answers like vLLM and exports the span that vLLM exports, with the exporter that vLLM uses: where a real
-one runs, start it with --otlp-traces-endpoint and use run.sh.
+here is a stand-in that answers like vLLM and exports the span that vLLM exports, with the exporter that vLLM uses. A real vLLM
+that serves the name `tiny` takes its place with --engine; start it with --otlp-traces-endpoint http://127.0.0.1:4319.
 """
 import argparse
 import importlib.util
@@ -26,6 +27,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 HERE = pathlib.Path(__file__).resolve().parent
 REQUESTS = 5
 ROWS = []
+ENGINE = {}  # of a real one: its url, and the port to which it exports its spans
 
 
 def row(check, verdict, detail=""):
@@ -134,7 +136,12 @@ class Run:
 
     def __init__(self, binary, name, otlp, directory):
         self.name = name
-        self.data, self.admin, self.spans, self.engine = free_ports(4)
+        self.data, self.admin, self.spans, engine = free_ports(4)
+        self.engine, self.server = ENGINE.get("url", f"http://127.0.0.1:{engine}"), None
+        if ENGINE:
+            self.spans = ENGINE["spans"]
+        else:
+            self.server = start_engine(engine, self.spans)
         self.directory = directory
         config = directory / f"{name}.toml"
         config.write_text(f"""
@@ -144,7 +151,7 @@ listen = "127.0.0.1:{self.data}"
 listen = "127.0.0.1:{self.admin}"
 [[pool]]
 name = "stand-in"
-replicas = ["http://127.0.0.1:{self.engine}"]
+replicas = ["{self.engine}"]
 [[route]]
 model = "tiny"
 [telemetry]
@@ -155,13 +162,13 @@ listen = "127.0.0.1:{self.spans}"
 routine = 1.0
 {otlp}
 """)
-        self.server = start_engine(self.engine, self.spans)
         log = open(directory / f"{name}-gateway.log", "w")
         self.process = subprocess.Popen([binary, "serve", "--config", str(config)], stderr=log, stdout=log)
 
     def ask(self):
         wait_for("the gateway is ready", lambda: get(f"http://127.0.0.1:{self.admin}/readyz"))
-        body = json.dumps({"model": "tiny", "stream": True, "messages": [{"role": "user", "content": "hi"}]}).encode()
+        ask = {"model": "tiny", "stream": True, "max_tokens": 8, "messages": [{"role": "user", "content": "hi " * 200}]}
+        body = json.dumps(ask).encode()
         for _ in range(REQUESTS):
             url = f"http://127.0.0.1:{self.data}/v1/chat/completions"
             ask = urllib.request.Request(url, body, {"content-type": "application/json"})
@@ -179,7 +186,17 @@ routine = 1.0
     def stop(self):
         self.process.send_signal(2)
         self.process.wait(timeout=30)
-        self.server.shutdown()
+        if self.server:
+            self.server.shutdown()
+
+    def measured(self):
+        """Mean milliseconds of the stages that the engine's spans told. (The access log does not wait for spans.)"""
+        page = get(f"http://127.0.0.1:{self.admin}/metrics").decode()
+        total = lambda part, stage: sum(
+            float(line.rsplit(" ", 1)[1]) for line in page.splitlines()
+            if line.startswith(f"tokenway_stage_duration_seconds_{part}{{") and f'stage="{stage}"' in line and 'source="measured"' in line)
+        stages = ("engine_queue", "prefill", "engine_other")
+        return {stage: round(1e3 * total("sum", stage) / total("count", stage), 2) for stage in stages if total("count", stage)}
 
 
 def rotel(binary, protocol, directory):
@@ -203,7 +220,9 @@ def rotel(binary, protocol, directory):
         names = lambda: {n for line in out.read_text().splitlines() for n in json.loads(line)["names"]}
         want = {"tokenway.ttft", "tokenway.stage.engine_queue", "gen_ai.latency.time_in_queue", "gen_ai.usage.output_tokens"}
         wait_for("traces in the sink", lambda: len(traces()) >= REQUESTS and want <= names())
-        row(name, "ok", f"{len(traces())} traces of {REQUESTS}; ours and the engine's spans; dropped {run.dropped():.0f}")
+        stages = run.measured()
+        verdict = "ok" if {"engine_queue", "prefill"} <= set(stages) else "FAIL"
+        row(name, verdict, f"{len(traces())} traces, {REQUESTS} asked; ours and the engine's spans; measured, mean ms: {stages}; dropped {run.dropped():.0f}")
     finally:
         run.stop()
         for process in started:
@@ -248,7 +267,11 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--gateway", required=True)
     parser.add_argument("--only", default="rotel-http,rotel-grpc,mlflow")
+    parser.add_argument("--engine", help="a real replica in place of the stand-in")
+    parser.add_argument("--spans", type=int, default=4319, help="port to which that replica exports its spans")
     args = parser.parse_args()
+    if args.engine:
+        ENGINE.update(url=args.engine, spans=args.spans)
     directory = pathlib.Path(tempfile.mkdtemp(prefix="tokenway-receivers."))
     checks = {
         "rotel-http": ("rotel", lambda: rotel(args.gateway, "http", directory)),

@@ -95,12 +95,17 @@ check_promtool() {
 
 check_prometheus() {
   if ! command -v prometheus >/dev/null; then row "Prometheus scrape" skipped "not installed"; return; fi
-  printf 'global: { scrape_interval: 1s }\nscrape_configs:\n  - { job_name: tokenway, static_configs: [{ targets: ["127.0.0.1:%s"] }] }\n' \
-    "$admin_port" >"$out/prometheus.yml"
+  printf 'global: { scrape_interval: 1s }\nrule_files: ["%s"]\nscrape_configs:\n  - { job_name: tokenway, static_configs: [{ targets: ["127.0.0.1:%s"] }] }\n' \
+    "$root/config/prometheus/rules.yml" "$admin_port" >"$out/prometheus.yml"
   prometheus --config.file "$out/prometheus.yml" --storage.tsdb.path "$out/tsdb" \
     --web.listen-address "127.0.0.1:$prometheus_port" >"$out/prometheus.log" 2>&1 &
   pids+=("$!")
   check prometheus --url "http://127.0.0.1:$prometheus_port"
+}
+
+check_alerting() { # after some traffic, so that there is something to evaluate
+  if ! command -v prometheus >/dev/null; then row "Prometheus rules" skipped "not installed"; return; fi
+  check alerting --url "http://127.0.0.1:$prometheus_port" --dashboards "$root/config/grafana"
 }
 
 check_vllm_bench() {
@@ -132,6 +137,7 @@ check_promtool
 check_prometheus
 check_vllm_bench
 check affinity --label latency --url "$gateway" --direct "$@"
+check_alerting
 stop_gateway
 start_gateway round_robin
 check affinity --label round_robin --url "$gateway" --direct "$@"

@@ -14,6 +14,7 @@ pub(super) fn telemetry() -> Telemetry {
             keep_slo_miss: false,
             keep_tail: false,
             keep_retry: false,
+            keep_drift: false,
         },
     }
 }

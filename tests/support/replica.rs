@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -97,6 +97,7 @@ struct State {
     standing: Mutex<Vec<Step>>,
     received: Mutex<Vec<Received>>,
     probes: Mutex<Probes>,
+    has_page: AtomicBool,
     listening: Mutex<CancellationToken>,
     listeners: AtomicUsize,
     abandoned: AtomicUsize,
@@ -115,6 +116,7 @@ impl Replica {
             standing: Mutex::new(wire::chat_stream(&["a", "b"])),
             received: Mutex::default(),
             probes: Mutex::new(Probes::Answered),
+            has_page: AtomicBool::new(true),
             listening: Mutex::default(),
             listeners: AtomicUsize::new(0),
             abandoned: AtomicUsize::new(0),
@@ -142,6 +144,11 @@ impl Replica {
 
     pub fn probes(&self, probes: Probes) {
         *self.state.probes.lock() = probes;
+    }
+
+    /// Its `/metrics` is gone from now on.
+    pub fn lose_page(&self) {
+        self.state.has_page.store(false, Ordering::SeqCst);
     }
 
     /// Refuses connections from now on.
@@ -274,7 +281,12 @@ async fn answer_own(state: &State, socket: &mut TcpStream, request: &Received) {
             return closed(socket).await;
         }
     }
+    let has_page = state.has_page.load(Ordering::SeqCst);
     let body = match request.line() {
+        "GET /metrics HTTP/1.1" if !has_page => {
+            let _ = socket.write_all(&wire::whole(404, "text/plain", "")).await;
+            return;
+        }
         "GET /v1/models HTTP/1.1" => wire::MODELS,
         "GET /metrics HTTP/1.1" => wire::METRICS,
         _ => "{}",

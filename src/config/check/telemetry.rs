@@ -122,6 +122,7 @@ fn sampling(section: &Section<'_>) -> Sampling {
             keep_slo_miss: true,
             keep_tail: true,
             keep_retry: true,
+            keep_drift: true,
         };
     };
     let kept: Vec<Keep> = item.list().iter().filter_map(|entry| entry.one_of("reason", KEEP)).collect();
@@ -131,6 +132,7 @@ fn sampling(section: &Section<'_>) -> Sampling {
         keep_slo_miss: kept.contains(&Keep::SloMiss),
         keep_tail: kept.contains(&Keep::Tail),
         keep_retry: kept.contains(&Keep::Retry),
+        keep_drift: kept.contains(&Keep::Drift),
     }
 }
 
@@ -141,6 +143,7 @@ enum Keep {
     SloMiss,
     Tail,
     Retry,
+    Drift,
     /// Of a part that is not built: nothing has this reason yet.
     Later,
 }
@@ -151,7 +154,7 @@ const KEEP: &[(&str, Keep)] = &[
     ("retry", Keep::Retry),
     ("tail", Keep::Tail),
     ("canary", Keep::Later),
-    ("drift", Keep::Later),
+    ("drift", Keep::Drift),
 ];
 const PROTOCOLS: &[(&str, OtlpProtocol)] =
     &[("http", OtlpProtocol::Http), ("http/protobuf", OtlpProtocol::Http), ("grpc", OtlpProtocol::Grpc)];

@@ -72,6 +72,18 @@ impl Kind {
         }
     }
 
+    /// Whether somebody should be woken.
+    #[must_use]
+    pub fn is_urgent(self) -> bool {
+        matches!(self, Self::TtftDoubled | Self::TtftP99OverSlo | Self::AvailabilityBurn)
+    }
+
+    /// Whether it is a matter of days, not of hours.
+    #[must_use]
+    pub fn is_of_days(self) -> bool {
+        self.hold() >= 86_400.0
+    }
+
     /// For how many seconds it stays active after it was last seen.
     pub(super) fn hold(self) -> f64 {
         match self {

@@ -23,6 +23,9 @@ pub(super) struct Hour {
     pub(super) p90: f64,
     /// Robust standard deviation inside the hour.
     pub(super) spread: f64,
+    /// Minutes of it in which something came.
+    #[serde(default = "whole_hour")]
+    pub(super) minutes: u32,
 }
 
 /// What is ordinary for an hour.
@@ -38,12 +41,32 @@ pub(super) struct Ordinary {
     pub(super) count: f64,
     /// Hours that this rests on; 0 where it is the hour in progress.
     pub(super) hours: usize,
+    /// Minutes of them in which something came, and how much in all.
+    pub(super) minutes: f64,
+    pub(super) requests: f64,
+    /// Whether they are the same hours of other days.
+    pub(super) is_daily: bool,
+}
+
+impl Ordinary {
+    /// Whether it is a baseline worth the name. A busy minute says nothing of other minutes, and an hour's handful of
+    /// requests nothing of its tail.
+    pub(super) fn is_enough(&self) -> bool {
+        self.minutes >= FEWEST_MINUTES && self.requests >= FEWEST_REQUESTS
+    }
+
+    /// How many came in a minute in which something came.
+    pub(super) fn requests_a_minute(&self) -> f64 {
+        self.requests / self.minutes.max(1.0)
+    }
 }
 
 /// Hours of one measure.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Hours {
     current: Dense,
+    /// Minutes of the current hour in which something came, a bit each.
+    minutes: u64,
     index: Option<i64>,
     past: VecDeque<Hour>,
 }
@@ -53,6 +76,8 @@ impl Hours {
     pub(super) fn add(&mut self, at: f64, value: f64) -> bool {
         let is_closed = self.advance(at);
         self.current.add(value);
+        // What is late counts for the hour in progress; any minute of it will do.
+        self.minutes |= 1 << ((at.rem_euclid(HOUR) / 60.0) as u32).min(59);
         is_closed
     }
 
@@ -64,8 +89,9 @@ impl Hours {
             return false;
         }
         self.index = Some(index);
-        let hour = summary(before, &self.current);
+        let hour = summary(before, &self.current, self.minutes);
         self.current.take();
+        self.minutes = 0;
         self.past.extend(hour);
         while self.past.front().is_some_and(|hour| hour.index < index - KEPT) {
             self.past.pop_front();
@@ -107,13 +133,21 @@ impl Hours {
         };
         let same: Vec<&Hour> = usable().filter(is_same).collect();
         let days = same.iter().filter(|hour| (hour.index - index).rem_euclid(24) == 0).count();
-        let hours = if days >= 2 { same } else { usable().filter(|hour| hour.index >= index - 24).collect() };
-        if hours.is_empty() { self.of_this_hour() } else { of_hours(&hours) }
+        if days >= 2 {
+            return of_hours(&same, true);
+        }
+        let last: Vec<&Hour> = usable().filter(|hour| hour.index >= index - 24).collect();
+        // The first hour on the clock may have been a few minutes long.
+        let closed = of_hours(&last, false);
+        match closed {
+            Some(closed) if closed.is_enough() => Some(closed),
+            _ => self.of_this_hour().or(closed),
+        }
     }
 
     /// The hour in progress: the best there is in a series' first hour.
     fn of_this_hour(&self) -> Option<Ordinary> {
-        let hour = summary(0, &self.current).filter(|hour| hour.count >= ENOUGH)?;
+        let hour = summary(0, &self.current, self.minutes).filter(|hour| hour.count >= ENOUGH)?;
         Some(Ordinary {
             median: hour.median,
             center: hour.center,
@@ -123,11 +157,17 @@ impl Hours {
             // A part of an hour says nothing of an hour's load.
             count: 0.0,
             hours: 0,
+            minutes: f64::from(hour.minutes),
+            requests: hour.count as f64,
+            is_daily: false,
         })
     }
 }
 
-fn of_hours(hours: &[&Hour]) -> Option<Ordinary> {
+fn of_hours(hours: &[&Hour], is_daily: bool) -> Option<Ordinary> {
+    if hours.is_empty() {
+        return None;
+    }
     let all = |pick: fn(&Hour) -> f64| hours.iter().map(|hour| pick(hour)).collect::<Vec<_>>();
     let medians = robust(&all(|hour| hour.median), (PRIOR_NOISE, PRIOR_HOURS));
     let p90s = robust(&all(|hour| hour.p90), (PRIOR_NOISE, PRIOR_HOURS));
@@ -139,15 +179,24 @@ fn of_hours(hours: &[&Hour]) -> Option<Ordinary> {
         noise: (medians.scale, p90s.scale),
         count: median(&all(|hour| hour.count as f64))?,
         hours: hours.len(),
+        minutes: all(|hour| f64::from(hour.minutes)).iter().sum(),
+        requests: all(|hour| hour.count as f64).iter().sum(),
+        is_daily,
     })
 }
 
-fn summary(index: i64, values: &Dense) -> Option<Hour> {
+/// What a file that says nothing of minutes is taken for.
+fn whole_hour() -> u32 {
+    60
+}
+
+fn summary(index: i64, values: &Dense, minutes: u64) -> Option<Hour> {
     let count = values.total();
     let quantile = |q| values.ln_quantile(q).filter(|_| count >= FEWEST);
     let spread = (quantile(0.75)? - quantile(0.25)?) / 1.349;
     let center = values.ln_center()?;
-    Some(Hour { index, count, median: quantile(0.5)?, center, p90: quantile(0.9)?, spread })
+    let (median, p90) = (quantile(0.5)?, quantile(0.9)?);
+    Some(Hour { index, count, median, center, p90, spread, minutes: minutes.count_ones() })
 }
 
 /// Seconds in an hour.
@@ -157,6 +206,9 @@ const KEPT: i64 = 8 * 24;
 /// Values without which an hour says nothing.
 const FEWEST: u64 = 8;
 const ENOUGH: u64 = 50;
+/// Minutes with requests, and requests, without which a baseline is none.
+const FEWEST_MINUTES: f64 = 30.0;
+const FEWEST_REQUESTS: f64 = 100.0;
 /// Hour-to-hour noise that is ordinary until a series has shown its own, and for how many hours that counts.
 const PRIOR_NOISE: f64 = 0.05;
 const PRIOR_HOURS: f64 = 6.0;

@@ -145,8 +145,10 @@ impl Peer {
         // others' medians are estimates as well.
         let noise = usual.scale.powi(2).max(2.0 * variance).sqrt();
         // Peers that got faster do not make this one slow.
+        let is_felt = own.exp() - (own - excess).exp() >= LEAST;
         let own_rise = self.usual_median().filter(|_| is_known).map_or(excess, |before| own - before);
-        (excess >= bar.ln() && excess >= SURE * noise && own_rise >= excess / 2.0).then_some(excess)
+        (is_felt && excess >= bar.ln() && excess >= SURE * noise && own_rise >= excess / 2.0)
+            .then_some(excess)
     }
 }
 
@@ -162,6 +164,8 @@ const KNOWN_AFTER: usize = 6;
 const BAR: f64 = 1.3;
 const BAR_UNKNOWN: f64 = 1.6;
 const BACK: f64 = 1.15;
+/// Seconds that are worth a word.
+const LEAST: f64 = 0.01;
 const USUAL_AFTER: u32 = 7 * 96;
 const SURE: f64 = 4.5;
 const PRIOR_NOISE: f64 = 0.05;

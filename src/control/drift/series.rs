@@ -17,7 +17,7 @@ use super::peers::{self, Peer, QUARTER};
 use super::signals::Book;
 use super::slo::SloWatch;
 use super::slow::{self, SlowDrift, SlowSetup};
-use super::surge::Surge;
+use super::surge::{Source, Surge};
 use super::{shift, verdicts};
 
 /// A series and all that is known of it.
@@ -121,11 +121,13 @@ impl Series {
         }
         if let Some(itl) = observation.itl {
             self.itl.add(at, itl);
-            self.itl_window.add(at, itl, place, &mut self.itl_hours);
+            let source = Source { replica: place, predicted: None };
+            self.itl_window.add(at, itl, source, &mut self.itl_hours);
         }
         let Some(ttft) = observation.ttft else { return };
         self.ttft.add(at, ttft);
-        self.surge.add(at, ttft, place, &mut self.ttft_hours);
+        let source = Source { replica: place, predicted: observation.predicted };
+        self.surge.add(at, ttft, source, &mut self.ttft_hours);
         if let Some(peer) = self.peers.get_mut(place) {
             peer.add(at, ttft);
         }
@@ -214,7 +216,7 @@ impl Series {
             if shift::goes_on(&self.ttft_hours) {
                 self.keep(Kind::TtftShift, at);
             }
-            if let Some(shifted) = shift::judge(&self.ttft_hours) {
+            if let Some(shifted) = shift::judge(&self.ttft_hours, shift::LEAST_TTFT) {
                 let finding = verdicts::ttft_shift(self, at, &shifted);
                 self.raise(at, finding, out);
             }
@@ -226,7 +228,7 @@ impl Series {
                 self.keep(Kind::ItlShift, at);
                 self.keep(Kind::ItlJitter, at);
             }
-            if let Some(shifted) = shift::judge(&self.itl_hours) {
+            if let Some(shifted) = shift::judge(&self.itl_hours, shift::LEAST_ITL) {
                 let finding = verdicts::itl_shift(self, at, &shifted);
                 self.raise(at, finding, out);
             }
@@ -327,9 +329,9 @@ impl Settings {
 }
 
 /// Score of a drift over days; see `docs/drift.md` for the false alarms that each costs.
-const THRESHOLD: f64 = 2.85;
-const RAW_BESIDE_RESIDUAL: f64 = 3.3;
-const ITL_THRESHOLD: f64 = 3.3;
-const REPLICA_THRESHOLD: f64 = 3.3;
+pub(super) const THRESHOLD: f64 = 3.25;
+const RAW_BESIDE_RESIDUAL: f64 = 3.6;
+const ITL_THRESHOLD: f64 = 3.6;
+pub(super) const REPLICA_THRESHOLD: f64 = 3.6;
 /// Share of requests with a prediction from which on residuals are judged.
 const PREDICTED: f64 = 0.8;

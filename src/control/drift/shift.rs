@@ -1,10 +1,10 @@
 //! An hour that is not like its other days: a step in the median of a measure, or in its 90th percentile alone.
 //!
 //! Two hours in a row must be up by a quarter and by five scales of what hours differ by, so that a single busy hour
-//! is none. Catches what is too small to be a surge and too quick to be a drift over days. Pure comparison of closed
-//! hours.
+//! is none, and by more than nobody would care for. Catches what is too small to be a surge and too quick to be a drift
+//! over days. Pure comparison of closed hours.
 
-use super::hours::{Hour, Hours};
+use super::hours::{Hour, Hours, Ordinary};
 
 /// Two hours that were out of the ordinary.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -28,22 +28,29 @@ pub(super) enum Part {
     Slowest,
 }
 
-/// Judges the last two closed hours. A baseline of its own needs a day; an inherited one (a new revision) has it.
-pub(super) fn judge(hours: &Hours) -> Option<Shifted> {
+/// Judges the last two closed hours; `least` seconds more are worth a word. A baseline of its own needs a day; an inherited
+/// one (a new revision) has it.
+pub(super) fn judge(hours: &Hours, least: f64) -> Option<Shifted> {
     let mut latest = hours.latest();
     let (last, before) = (latest.next()?, latest.next()?);
     if last.index != before.index + 1 || !hours.has_a_day() {
         return None;
     }
     let (last, before) = (compare(hours, last)?, compare(hours, before)?);
-    if last.median.is_out && before.median.is_out {
+    let shifted = if last.median.is_out && before.median.is_out {
         Some(last.shifted(Part::Median))
     } else if last.p90.is_out && before.p90.is_out && last.median.excess.abs() < FLAT {
         Some(last.shifted(Part::Slowest))
     } else {
         None
-    }
+    };
+    shifted.filter(|shifted| shifted.now - shifted.ordinary >= least)
 }
+
+/// Seconds of TTFT that are worth a word.
+pub(super) const LEAST_TTFT: f64 = 0.01;
+/// Seconds of inter-token latency.
+pub(super) const LEAST_ITL: f64 = 0.001;
 
 /// Whether a shift that was found still goes on: the last hour is up by half of what finding it takes.
 pub(super) fn goes_on(hours: &Hours) -> bool {
@@ -80,7 +87,7 @@ impl Compared {
 }
 
 fn compare(hours: &Hours, hour: &Hour) -> Option<Compared> {
-    let ordinary = hours.ordinary(hour.index, APART)?;
+    let ordinary = hours.ordinary(hour.index, APART).filter(Ordinary::is_enough)?;
     let side = |now: f64, usual: f64, noise: f64, loss: f64| {
         let chance = (loss * ordinary.spread).powi(2) / hour.count as f64;
         let excess = now - usual;
@@ -113,7 +120,7 @@ mod tests {
             });
         }
         hours.advance(3.0 * 86_400.0);
-        judge(&hours)
+        judge(&hours, 0.01)
     }
 
     #[test]
@@ -122,6 +129,7 @@ mod tests {
         assert_eq!(hours(|minute| if minute >= 71 * 60 { 0.2 } else { 0.1 }), None);
         let found = hours(|minute| if minute >= 70 * 60 { 0.16 } else { 0.1 }).unwrap();
         assert_eq!(found.part, Part::Median);
+        assert_eq!(hours(|minute| if minute >= 70 * 60 { 0.005 } else { 0.003 }), None, "two milliseconds");
         assert!((found.now - 0.16).abs() < 0.01 && (found.ordinary - 0.1).abs() < 0.01, "{found:?}");
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! p99 is over the bound when more than a hundredth of the requests is. At eight requests a minute one slow request is
 //! more than that and says nothing: the share must be over a hundredth beyond chance, in the last minute, five or
-//! thirty, and stay so for a minute. Counts in slots of ten seconds; each request has its own bound.
+//! thirty, by more than a handful, and stay so for a minute. Counts in slots of ten seconds; each request has its own bound.
 
 use std::collections::VecDeque;
 
@@ -63,7 +63,7 @@ impl SloWatch {
             let (all, over) = (f64::from(all), f64::from(over));
             let first = inside().find_map(|slot| slot.span)?.0;
             let last = inside().filter_map(|slot| slot.span).next_back()?.1;
-            let is_over = ln_binomial_tail(over, all, SHARE) <= SURE;
+            let is_over = over >= FEWEST && ln_binomial_tail(over, all, SHARE) <= SURE;
             is_over.then_some(((first, last), over / all, all))
         });
         let Some(((first, last), share, requests)) = seen else {
@@ -85,6 +85,8 @@ const WINDOWS: [i64; 3] = [6, 30, SLOTS];
 const SHARE: f64 = 0.01;
 /// Logarithm of the chance at which it is none.
 const SURE: f64 = -9.0;
+/// Requests over their bound: two that come a minute apart after an idle hour are improbable, and no state of affairs.
+const FEWEST: f64 = 5.0;
 const LASTS: f64 = 60.0;
 
 #[cfg(test)]
@@ -113,6 +115,7 @@ mod tests {
             assert!((60.0..120.0).contains(&after), "{per_minute}: {after}");
             assert_eq!(found(per_minute, 100, 7.0), None, "{per_minute}");
         }
+        assert_eq!(found(1, 100, 200.0), None, "four slow ones on an idle gateway");
         assert_eq!(found(600, 1, 3000.0), None);
         assert!(found(600, 10, 3000.0).is_some_and(|after| after < 120.0));
     }

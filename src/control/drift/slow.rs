@@ -3,8 +3,8 @@
 //! What is tested is not the quantile but how many requests exceed the baseline's quantile: a third more in p99 is
 //! three times as many exceedances. Days differ from each other by far more than chance would have it, so that the
 //! scale is learned from day to day, never from the number of requests; a weak prior keeps a lucky month from making
-//! it small. The last 3 to 7 days are weighed like a ramp, single days are cut off at two scales, and the last two
-//! days must both be up by a half on average. Measured in `docs/drift.md`. Does not know what is measured.
+//! it small. The last 3 to 7 days are weighed like a ramp, single days are cut off, and the last two days must both be
+//! up, by two thirds on average. Measured in `docs/drift.md`. Does not know what is measured.
 
 use super::blocks::Blocks;
 use super::histogram::{Dense, edge};
@@ -87,7 +87,7 @@ pub(super) fn judge(blocks: &Blocks, setup: &SlowSetup) -> Option<SlowDrift> {
     let thinner = 1.0 / counts(&rates[..recent.len()]) - 1.0 / counts(&rates[lag..]);
     let scale = (noise.scale.powi(2) + thinner.max(0.0)).sqrt();
     let scored = scan(&recent, noise.center, (scale, baseline.len()))?;
-    if scored.0 < setup.threshold {
+    if scored.0 < setup.threshold - EASE * (EVEN - noise.scale).max(0.0) {
         return None;
     }
     Some(SlowDrift {
@@ -176,10 +176,14 @@ fn median_shift(blocks: &Blocks, baseline: std::ops::Range<usize>) -> Option<(f6
 const SHORTEST: usize = 3;
 /// Days that are looked at, at most.
 const LONGEST: usize = 7;
-/// A single day counts for so many scales at most.
-const CUT: f64 = 2.0;
+/// A single day counts for so many scales at most: less loses a drift that has come far, more lets bad days in.
+const CUT: f64 = 2.3;
 /// Mean excess of the last two days that matters.
-const EFFECT: f64 = 1.5;
+const EFFECT: f64 = 1.65;
+/// Where days are more even than this (scale), what matters is many scales of noise, and chance reaches it so seldom
+/// that a lower score will do: by so much for each unit of scale.
+const EVEN: f64 = 0.31;
+const EASE: f64 = 3.0;
 /// Day-to-day noise that is taken for ordinary until a series has shown its own, and how many days' worth that is.
 const PRIOR_SCALE: f64 = 0.35;
 const PRIOR_WEIGHT: f64 = 8.0;
@@ -195,7 +199,7 @@ const FEWEST_EXPECTED: f64 = 5.0;
 mod tests {
     use super::*;
 
-    const SETUP: SlowSetup = SlowSetup { from: 35, lag: 7, threshold: 2.8 };
+    const SETUP: SlowSetup = SlowSetup { from: 35, lag: 7, threshold: 3.25 };
 
     /// `days` of 500 requests an hour, lognormal with median 60 ms; p99 as `p99(day)` says.
     fn blocks(days: u32, p99: impl Fn(f64) -> f64, median_ms: impl Fn(f64) -> f64) -> Blocks {

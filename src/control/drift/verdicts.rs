@@ -27,7 +27,9 @@ pub(super) fn doubled(series: &mut Series, at: f64, surged: &Surged) -> Finding 
         .with("ratio", surged.now / surged.ordinary)
         .with("window_seconds", surged.window)
         .with("requests", surged.requests as f64)
-        .with("baseline_hours", surged.baseline_hours as f64);
+        .with("baseline_hours", surged.baseline_hours as f64)
+        .with("baseline_requests", surged.baseline_requests)
+        .maybe("ttft_over_predicted", surged.over_predicted);
     finish(series, (at, Kind::TtftDoubled), &context, evidence, moved)
 }
 

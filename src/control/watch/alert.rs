@@ -7,7 +7,7 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use serde_json::{Value as Json, json};
 
-use crate::control::drift::{Finding, Kind};
+use crate::control::drift::Finding;
 use crate::observe::rfc3339;
 
 /// One alert; it ends at `until` unless it is repeated.
@@ -18,7 +18,7 @@ pub(super) fn alert(finding: &Finding, until: f64) -> Json {
         "service": "tokenway",
         "kind": finding.kind.as_str(),
         "diagnosis": finding.diagnosis.as_str(),
-        "severity": severity(finding.kind),
+        "severity": if finding.kind.is_urgent() { "critical" } else { "warning" },
         "route": &*series.route,
         "revision": &*series.revision,
     });
@@ -39,13 +39,6 @@ pub(super) fn alert(finding: &Finding, until: f64) -> Json {
         "startsAt": date(finding.at),
         "endsAt": date(until),
     })
-}
-
-fn severity(kind: Kind) -> &'static str {
-    match kind {
-        Kind::TtftDoubled | Kind::TtftP99OverSlo | Kind::AvailabilityBurn => "critical",
-        _ => "warning",
-    }
 }
 
 fn date(seconds: f64) -> String {

@@ -76,6 +76,12 @@ impl Feed {
         }
     }
 
+    /// Whether the series of an ended request drifts, or did until just now.
+    #[must_use]
+    pub fn is_drifting(&self, record: &Record) -> bool {
+        self.board.is_drifting(record, || seconds(self.clock, record.at.end))
+    }
+
     /// Findings, for the admin API.
     #[must_use]
     pub fn board(&self) -> &Board {

@@ -1,7 +1,8 @@
 //! Drift detection in a running gateway: records in, findings out.
 //!
 //! An observer hands each ended request over a bounded channel ([`Feed`]) to one task on the telemetry runtime, which
-//! owns the detectors. What it finds goes to the [`Board`] (admin API), to metrics, to the log and to the webhook.
+//! owns the detectors. What it finds goes to the [`Board`] (admin API), to metrics, to the log, to the webhook and, as
+//! events, to the OTLP collector.
 //! A full channel drops and counts; nothing here can make a request wait, and a webhook cannot make detection wait.
 
 mod alert;
@@ -25,6 +26,7 @@ use self::webhook::Webhook;
 use super::drift::{Detectors, Finding, Settings};
 use crate::clock::Clock;
 use crate::config::Drift;
+use crate::observe::finding_events::FindingEvents;
 use crate::observe::metrics::Metrics;
 use crate::observe::spans::Background;
 
@@ -37,6 +39,7 @@ pub fn start(
     clock: Clock,
     background: &Background,
     metrics: &Arc<Metrics>,
+    events: Option<FindingEvents>,
 ) -> Result<Feed, rustls::Error> {
     let (sender, receiver) = mpsc::channel(QUEUE);
     let board = Arc::new(Board::default());
@@ -52,6 +55,7 @@ pub fn start(
         board,
         metrics: Arc::clone(metrics),
         webhook,
+        events,
         clock,
         state: config.state.clone(),
         new: Vec::new(),
@@ -68,6 +72,7 @@ struct Watch {
     board: Arc<Board>,
     metrics: Arc<Metrics>,
     webhook: Option<Webhook>,
+    events: Option<FindingEvents>,
     clock: Clock,
     state: Option<PathBuf>,
     new: Vec<Finding>,
@@ -145,10 +150,14 @@ impl Watch {
             if let Some(webhook) = &self.webhook {
                 webhook.raised(&finding);
             }
+            if let Some(events) = &self.events {
+                events.found(&finding);
+            }
             self.board.found(finding);
         }
         let active: Vec<Finding> = self.detectors.active().cloned().collect();
-        for ended in self.board.settle(active, self.detectors.series()) {
+        let now = feed::seconds(self.clock, self.clock.now());
+        for ended in self.board.settle(active, self.detectors.series(), now) {
             tracing::info!(
                 kind = ended.kind.as_str(), route = %ended.series.route, revision = %ended.series.revision,
                 replica = ended.series.replica.as_deref(), "drift ended"
@@ -156,6 +165,9 @@ impl Watch {
             self.metrics.drift_ended(&ended);
             if let Some(webhook) = &self.webhook {
                 webhook.ended(&ended);
+            }
+            if let Some(events) = &self.events {
+                events.ended(&ended, now);
             }
         }
     }

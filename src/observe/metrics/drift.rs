@@ -53,6 +53,11 @@ impl Metrics {
     pub fn drift_webhook(&self, result: WebhookResult) {
         self.drift.posts(result).inc();
     }
+
+    /// So many findings left as OTLP events, or did not.
+    pub fn drift_events(&self, result: WebhookResult, events: u64) {
+        self.drift.events.get(&[result.as_str()]).inc_by(events);
+    }
 }
 
 impl Drift {

@@ -145,6 +145,7 @@ impl Metrics {
         }
         for result in WebhookResult::ALL {
             self.drift.posts(result);
+            self.drift_events(result, 0);
         }
         for reason in DropReason::ALL {
             self.spans_dropped(reason, 0);

@@ -416,6 +416,7 @@ pub(super) struct Drift {
     pub(super) active: Family<GaugeVec>,
     pub(super) dropped: IntCounter,
     pub(super) webhook: Family<IntCounterVec>,
+    pub(super) events: Family<IntCounterVec>,
 }
 
 impl Drift {
@@ -439,6 +440,11 @@ impl Drift {
             webhook: maker.counters(
                 "tokenway_drift_webhook_posts_total",
                 "Posts to the drift webhook: sent, failed, or dropped by a full queue.",
+                &["result"],
+            ),
+            events: maker.counters(
+                "tokenway_drift_events_total",
+                "Findings as OTLP events: sent, failed, or dropped by a full queue.",
                 &["result"],
             ),
         }

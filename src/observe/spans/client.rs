@@ -35,18 +35,31 @@ pub(in crate::observe) struct Client {
 struct Sender {
     background: Background,
     protocol: OtlpProtocol,
+    /// Path of the method where it is gRPC.
+    method: &'static str,
     headers: Vec<(HeaderName, HeaderValue)>,
     timeout: Duration,
     tls: Option<TlsConnector>,
 }
 
 impl Client {
+    /// For spans.
     pub(in crate::observe) fn new(otlp: &Otlp, background: &Background) -> Result<Self, SpansError> {
+        Self::calling(grpc::EXPORT_PATH, otlp, background)
+    }
+
+    /// For what `method` takes where it is gRPC.
+    pub(in crate::observe) fn calling(
+        method: &'static str,
+        otlp: &Otlp,
+        background: &Background,
+    ) -> Result<Self, SpansError> {
         let is_tls = otlp.traces_endpoint.starts_with("https:");
         let tls = if is_tls { Some(connector(otlp.protocol)?) } else { None };
         let sender = Sender {
             background: background.clone(),
             protocol: otlp.protocol,
+            method,
             headers: otlp.headers.clone(),
             timeout: otlp.timeout,
             tls,
@@ -189,7 +202,7 @@ impl Sender {
             hyper::client::conn::http2::handshake(executor, TokioIo::new(stream)).await?;
         let drive = self.background.tasks.spawn_on(connection, &self.background.runtime);
         let _drive = AbortOnDrop(drive.abort_handle());
-        let response = sender.send_request(call(request, uri)?.map(Full::new)).await?;
+        let response = sender.send_request(call(self.method, request, uri)?.map(Full::new)).await?;
         let (head, body) = response.into_parts();
         let body = Limited::new(body, MAX_RESPONSE).collect().await.map_err(ClientError::Body)?;
         let trailers = body.trailers().cloned();
@@ -202,12 +215,11 @@ impl Sender {
 }
 
 /// An export request as a gRPC call.
-fn call(request: Request<Bytes>, uri: &Uri) -> Result<Request<Bytes>, ClientError> {
+fn call(method: &str, request: Request<Bytes>, uri: &Uri) -> Result<Request<Bytes>, ClientError> {
     let (mut head, payload) = request.into_parts();
     let authority = uri.authority().ok_or(ClientError::NoHost)?.host_and_port();
     let scheme = uri.scheme_str().unwrap_or("http");
-    head.uri =
-        Uri::builder().scheme(scheme).authority(authority).path_and_query(grpc::EXPORT_PATH).build()?;
+    head.uri = Uri::builder().scheme(scheme).authority(authority).path_and_query(method).build()?;
     head.version = http::Version::HTTP_2;
     head.headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(grpc::CONTENT_TYPE));
     head.headers.insert(header::TE, HeaderValue::from_static("trailers"));

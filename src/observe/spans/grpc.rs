@@ -9,6 +9,9 @@ use http::HeaderMap;
 /// Path of the one method of OTLP's trace service.
 pub(in crate::observe) const EXPORT_PATH: &str =
     "/opentelemetry.proto.collector.trace.v1.TraceService/Export";
+/// And of its log service.
+pub(in crate::observe) const EXPORT_LOGS_PATH: &str =
+    "/opentelemetry.proto.collector.logs.v1.LogsService/Export";
 /// Content type of requests and responses.
 pub(in crate::observe) const CONTENT_TYPE: &str = "application/grpc";
 /// The call succeeded.

@@ -18,7 +18,8 @@ use opentelemetry_otlp::ExporterBuildError;
 use tokio::sync::{mpsc, oneshot};
 
 use self::exporter::Exporter;
-pub use self::sampling::keep;
+pub(super) use self::exporter::resource;
+pub use self::sampling::{Seen, keep};
 use super::judgement::Judgement;
 use super::metrics::{BuildInfo, DropReason, Metrics};
 use crate::clock::Clock;
@@ -95,8 +96,8 @@ impl Spans {
 
     /// Whether the spans of an ended request are to be exported.
     #[must_use]
-    pub fn keeps(&self, record: &Record, judgement: &Judgement, is_tail: bool) -> bool {
-        keep(record, judgement, is_tail, &self.sampling.load())
+    pub fn keeps(&self, record: &Record, judgement: &Judgement, seen: Seen) -> bool {
+        keep(record, judgement, seen, &self.sampling.load())
     }
 
     /// Queues a record whose spans are to be kept, or drops and counts them.

@@ -8,14 +8,23 @@ use crate::observe::judgement::Judgement;
 use crate::observe::trace_context::in_share;
 use crate::record::{Outcome, Record};
 
-/// Whether the spans of an ended request are to be exported; `is_tail` tells whether it was slower than the rolling
-/// 99th percentile of its series.
+/// What others know of an ended request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Seen {
+    /// It was slower than the rolling 99th percentile of its series.
+    pub is_tail: bool,
+    /// Its series drifts, or did until just now.
+    pub is_drifting: bool,
+}
+
+/// Whether the spans of an ended request are to be exported.
 #[must_use]
-pub fn keep(record: &Record, judgement: &Judgement, is_tail: bool, sampling: &Sampling) -> bool {
+pub fn keep(record: &Record, judgement: &Judgement, seen: Seen, sampling: &Sampling) -> bool {
     record.trace.sampled == Some(true)
         || (sampling.keep_error && is_error(record))
         || (sampling.keep_slo_miss && judgement.missed().is_some())
-        || (sampling.keep_tail && is_tail)
+        || (sampling.keep_tail && seen.is_tail)
+        || (sampling.keep_drift && seen.is_drifting)
         || (sampling.keep_retry && record.attempts.len() > 1)
         || in_share(record.trace.trace_id, sampling.routine)
 }
@@ -41,11 +50,27 @@ mod tests {
     }
 
     fn rules(routine: f64, all: bool) -> Sampling {
-        Sampling { routine, keep_error: all, keep_slo_miss: all, keep_tail: all, keep_retry: all }
+        Sampling {
+            routine,
+            keep_error: all,
+            keep_slo_miss: all,
+            keep_tail: all,
+            keep_retry: all,
+            keep_drift: all,
+        }
     }
 
     fn kept(record: &Record, is_tail: bool, sampling: &Sampling) -> bool {
-        keep(record, &Judgement::of(record), is_tail, sampling)
+        let seen = Seen { is_tail, ..Seen::default() };
+        keep(record, &Judgement::of(record), seen, sampling)
+    }
+
+    #[test]
+    fn what_drifts_is_kept_where_that_is_asked_for() {
+        let (good, seen) = (fixture::stream(), Seen { is_drifting: true, ..Seen::default() });
+        for (all, expected) in [(true, true), (false, false)] {
+            assert_eq!(keep(&good, &Judgement::of(&good), seen, &rules(0.0, all)), expected);
+        }
     }
 
     #[test]

@@ -52,4 +52,4 @@ fn has_longest_hit(winner: &Candidate<'_>, eligible: &Eligible<'_>) -> bool {
 }
 
 /// Seconds below which two costs say the same.
-const NEAR: f64 = 0.005;
+pub(in crate::routing) const NEAR: f64 = 0.005;

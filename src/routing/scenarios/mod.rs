@@ -1,5 +1,6 @@
 //! What people see of routing: whole decisions against a small fleet whose engines answer by a known line.
 
+mod pruning;
 mod slo;
 
 use std::sync::Arc;

@@ -20,7 +20,8 @@ impl Fleet {
         for n in 0..200 {
             let slot = n as usize % replicas;
             fleet.now = fleet.now.after(ms(1));
-            fleet.model.observe_service(slot, fleet.now, ms(4000), Some(Tokens(1 + 2 * n)));
+            let service = Service { held: ms(4000), output: Some(Tokens(1 + 2 * n)), ..Service::default() };
+            fleet.model.observe_service(slot, fleet.now, service);
             let tokens = 100 * (1 + n % 7);
             let work = Work::of(Tokens(tokens), Tokens(0));
             let busy = ms(20 + tokens / 10);
