@@ -16,8 +16,8 @@ use tokenway::request::chain::{ChainBuilder, ChainSeed, PrefixChain, Root};
 use tokenway::routing::policies::named;
 use tokenway::routing::prefix_index::Hits;
 use tokenway::routing::{
-    Aim, Candidate, Kind, Lesson, LoadGuard, Placement, Policy, PoolModel, PrefixIndex, Prompt, Query,
-    ReplicaLoad, SlotSet, Verdict, Work, judge, rendezvous,
+    Aim, Candidate, Lesson, LoadGuard, Placement, Policy, PoolModel, PrefixIndex, Prompt, Query, ReplicaLoad,
+    SlotSet, Verdict, Work, judge, rendezvous,
 };
 use tokenway::units::Tokens;
 
@@ -42,8 +42,7 @@ impl Fleet {
                 let work = Work::of(Tokens(300 + 70 * n), Tokens(0));
                 let tpot = Some(Duration::from_millis(100));
                 let prompt = Tokens(4000);
-                let placement =
-                    Placement { at: NOW, work, prompt, tpot, kind: Kind::default(), is_stream: true };
+                let placement = Placement { at: NOW, work, prompt, tpot, is_stream: true };
                 let mut guard = LoadGuard::reserve(load, placement);
                 if n < STREAMS {
                     guard.first_token(NOW.after(Duration::from_millis(40 * n)));

@@ -11,7 +11,7 @@ use super::replica::Replica;
 use crate::clock::Stamp;
 use crate::record::{DecisionSummary, ExpectedWait, TokenCounts};
 use crate::request::prompt::PromptSize;
-use crate::routing::{LoadGuard, Service};
+use crate::routing::LoadGuard;
 
 /// A chosen replica.
 #[derive(Debug)]
@@ -60,8 +60,7 @@ impl Pick {
 
     /// The answer is complete: since its first token it held a place in the batch.
     pub fn served(&self, first_token: Stamp, now: Stamp, tokens: TokenCounts) {
-        let service = Service { held: now.since(first_token), output: tokens.output, kind: self.load.kind() };
-        self.pool.model.observe_service(self.slot(), now, service);
+        self.pool.model.observe_service(self.slot(), now, now.since(first_token), tokens.output);
     }
 
     /// The engine counted the tokens: the model's bytes per token, and what its cache held.

@@ -182,7 +182,6 @@ fn choose(
         at: now,
         work: decision.terms.work,
         prompt: request.tokens,
-        kind: query.prompt.kind(),
         tpot: request.slo.tpot,
         is_stream: request.shows_first_token,
     };

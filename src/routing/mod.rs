@@ -27,12 +27,11 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 pub use self::foreign::Foreign;
-pub use self::hazard::kinds::Kind;
 pub use self::hazard::{Curve, POINTS};
 pub use self::load::{Lesson, LoadGuard, LoadView, Pace, Placement, REFRESH_EVERY, Refreshed, ReplicaLoad};
 pub use self::policies::{Choice, Eligible, Policy, Reason};
 pub use self::pools::PoolWheel;
-pub use self::predictor::{Calibration, Estimate, PoolModel, PoolView, Service, Terms};
+pub use self::predictor::{Calibration, Estimate, PoolModel, PoolView, Terms};
 use self::predictor::{EngineCache, Queue};
 use self::prefix_index::Hits;
 pub use self::prefix_index::PrefixIndex;
@@ -141,12 +140,6 @@ impl Prompt<'_> {
             if is_coarse(middle) { coarse = middle } else { fine = middle + 1 }
         }
         coarse
-    }
-
-    /// What its answer is likely to be like.
-    #[must_use]
-    pub fn kind(&self) -> Kind {
-        Kind::of(self.root())
     }
 
     /// What several gateways agree on for prompts that begin alike.

@@ -1,10 +1,10 @@
 //! How long answers are: the share of them that reaches a given number of tokens, learned from the last 1,024.
 //!
 //! Counted in bins of a quarter of an octave, so that a look-up is a few bits of a float and no search. Before answers are
-//! known a gentle exponential stands in. Whose answers they are is for [`super::kinds`] to say.
+//! known a gentle exponential stands in. It does not tell routes apart: one pool, one distribution.
 
 /// Counts of recent answers by length.
-#[derive(Debug, PartialEq)]
+#[derive(Debug)]
 pub(in crate::routing) struct Lengths {
     recent: Vec<u8>,
     next: usize,
@@ -43,22 +43,13 @@ impl Lengths {
 
     /// What is known now.
     pub(in crate::routing) fn survival(&self) -> Survival {
-        self.beside(PRIOR_ANSWERS, |bin| (-(edge(bin) - 1.0) / PRIOR_MEAN).exp())
-    }
-
-    /// What is known now, where these answers are some of many: what they do not tell the many do.
-    pub(in crate::routing) fn survival_among(&self, many: &Survival) -> Survival {
-        self.beside(MANY_COUNT, |bin| many.reach[bin])
-    }
-
-    /// With a prior that counts like so many answers.
-    fn beside(&self, answers: f32, prior: impl Fn(usize) -> f32) -> Survival {
-        let total = self.recent.len() as f32 + answers;
+        let total = self.recent.len() as f32 + PRIOR_ANSWERS;
         let mut reach = [0.0; BINS + 1];
         let mut longer = 0;
         for bin in (0..=BINS).rev() {
             longer += self.counts.get(bin).copied().unwrap_or(0);
-            reach[bin] = (longer as f32 + answers * prior(bin)) / total;
+            let prior = PRIOR_ANSWERS * (-(edge(bin) - 1.0) / PRIOR_MEAN).exp();
+            reach[bin] = (longer as f32 + prior) / total;
         }
         Survival { reach }
     }
@@ -100,8 +91,6 @@ const REMEMBERED: usize = 1024;
 const PRIOR_ANSWERS: f32 = 8.0;
 /// ... of this mean length.
 const PRIOR_MEAN: f32 = 256.0;
-/// What all answers tell counts like so many of one kind.
-const MANY_COUNT: f32 = 16.0;
 
 #[cfg(test)]
 mod tests {

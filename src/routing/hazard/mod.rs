@@ -5,7 +5,6 @@
 //! bound follows from its slack and from how long answers are ([`lengths`]); summed over a replica's streams, for stalls from
 //! nothing to minutes, that is a [`Curve`] of sixteen numbers, made beside the request path and read on it in nanoseconds.
 
-pub(super) mod kinds;
 pub(super) mod lengths;
 
 use self::lengths::Survival;

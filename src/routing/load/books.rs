@@ -14,7 +14,7 @@ use smallvec::SmallVec;
 
 use super::Placement;
 use crate::clock::Stamp;
-use crate::routing::hazard::kinds::{Answers, Kind};
+use crate::routing::hazard::lengths::Survival;
 use crate::routing::hazard::{Curve, Running};
 use crate::routing::predictor::span;
 use crate::routing::work::Work;
@@ -72,7 +72,7 @@ pub(in crate::routing) struct Known<'a> {
     /// Seconds that a token takes undisturbed.
     pub(in crate::routing) step: f32,
     /// How long answers are.
-    pub(in crate::routing) answers: &'a Answers,
+    pub(in crate::routing) survival: &'a Survival,
     /// Seconds that a prompt takes.
     pub(in crate::routing) seconds: &'a dyn Fn(&Work) -> f64,
 }
@@ -115,7 +115,6 @@ struct Stream {
     pulse: Arc<Pulse>,
     first: Stamp,
     prompt: u64,
-    kind: Kind,
     /// Seconds per token; infinite without a bound.
     bound: f32,
     /// Tokens when it was last refreshed; its share of the context beside the prompt.
@@ -190,7 +189,6 @@ impl Books {
             pulse: Arc::clone(pulse),
             first: now,
             prompt: placement.prompt.0,
-            kind: placement.kind,
             bound: placement.tpot.map_or(f32::INFINITY, |bound| bound.as_secs_f32()),
             counted: 1,
             asked: (1, now.as_nanos()),
@@ -252,7 +250,7 @@ impl Books {
                 let elapsed = now.since(stream.first).as_secs_f32();
                 let tokens = tokens.max(1) as f32;
                 let running = Running { tokens, elapsed, bound: stream.bound, step: known.step };
-                known.answers.with(stream.kind, |lengths| curve.add(&running, lengths));
+                curve.add(&running, known.survival);
             }
         }
         found.lesson = self.group.take_if(|group| now.since(group.at) > ONE_STEP);

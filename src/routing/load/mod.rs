@@ -16,7 +16,6 @@ use parking_lot::Mutex;
 pub(super) use self::books::Known;
 use self::books::{Books, Pulse};
 pub use self::books::{Lesson, Pace, Refreshed};
-use super::hazard::kinds::Kind;
 use super::hazard::{self, POINTS};
 use super::work::Work;
 use crate::clock::Stamp;
@@ -83,8 +82,6 @@ pub struct Placement {
     pub work: Work,
     /// The whole prompt, cached or not.
     pub prompt: Tokens,
-    /// What its answer is likely to be like.
-    pub kind: Kind,
     /// Bound on the mean time per token of the answer.
     pub tpot: Option<Duration>,
     /// Whether its first token will be seen.
@@ -185,7 +182,6 @@ pub struct LoadGuard {
     load: Arc<ReplicaLoad>,
     id: u64,
     pulse: Arc<Pulse>,
-    kind: Kind,
     is_awaiting: bool,
 }
 
@@ -201,13 +197,7 @@ impl LoadGuard {
         let id = books.enter(&placement);
         load.publish(&books);
         drop(books);
-        Self { load: Arc::clone(load), id, pulse: Arc::default(), kind: placement.kind, is_awaiting: true }
-    }
-
-    /// What its answer was likely to be like.
-    #[must_use]
-    pub fn kind(&self) -> Kind {
-        self.kind
+        Self { load: Arc::clone(load), id, pulse: Arc::default(), is_awaiting: true }
     }
 
     /// The first token came: the prompt is computed. Returns a lesson, if one is complete. Further calls do nothing.
@@ -265,8 +255,8 @@ mod tests {
             at,
             work: Work::of(Tokens(tokens), Tokens(0)),
             prompt: Tokens(tokens),
+            tpot: None,
             is_stream: true,
-            ..Placement::default()
         }
     }
 
@@ -281,9 +271,9 @@ mod tests {
 
     /// 100 µs a token.
     fn refresh(load: &ReplicaLoad, at_ms: u64) -> Refreshed {
-        let answers = hazard::kinds::Answers::default();
+        let survival = hazard::lengths::Lengths::default().survival();
         let seconds = |work: &Work| work.tokens as f64 * 1e-4;
-        load.refresh(ms(at_ms), &Known { step: 0.02, answers: &answers, seconds: &seconds })
+        load.refresh(ms(at_ms), &Known { step: 0.02, survival: &survival, seconds: &seconds })
     }
 
     #[test]

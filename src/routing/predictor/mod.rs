@@ -18,7 +18,6 @@ pub(crate) use self::estimate::{EngineCache, Queue, span};
 pub use self::estimate::{Estimate, PoolView, Terms};
 use self::pool::PoolCell;
 use self::replica::Cell;
-use super::hazard::kinds::Kind;
 use super::load::{Known, Lesson, ReplicaLoad};
 use crate::clock::Stamp;
 use crate::record::ExpectedWait;
@@ -29,17 +28,6 @@ use crate::units::Tokens;
 pub struct PoolModel {
     pool: PoolCell,
     replicas: Box<[Cell]>,
-}
-
-/// How a stream held its place.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Service {
-    /// How long, from its first token on.
-    pub held: Duration,
-    /// With how many tokens, where that is known.
-    pub output: Option<Tokens>,
-    /// Whose answer it was.
-    pub kind: Kind,
 }
 
 impl PoolModel {
@@ -106,12 +94,12 @@ impl PoolModel {
         self.pool.compare(predicted, actual);
     }
 
-    /// A stream of the replica in `slot` ended.
-    pub fn observe_service(&self, slot: usize, now: Stamp, service: Service) {
+    /// A stream of the replica in `slot` ended, `held` after its first token, with so many tokens where that is known.
+    pub fn observe_service(&self, slot: usize, now: Stamp, held: Duration, output: Option<Tokens>) {
         let Some(replica) = self.replicas.get(slot) else { return };
-        replica.observe_service(now, service.held, &self.pool.average());
-        if let Some(output) = service.output {
-            self.pool.observe_output(service.kind, output);
+        replica.observe_service(now, held, &self.pool.average());
+        if let Some(output) = output {
+            self.pool.observe_output(output);
         }
     }
 
@@ -129,7 +117,7 @@ impl PoolModel {
             now,
             &Known {
                 step: own.step(context) as f32,
-                answers: self.pool.answers(),
+                survival: &self.pool.survival(),
                 seconds: &|work| own.slowness * view.seconds(1.0, context, work),
             },
         );
@@ -282,8 +270,7 @@ mod tests {
         for model in &models {
             teach(model, 0, 120, 40);
             teach(model, 1, 900, 7);
-            let (held, output) = (Duration::from_secs(9), Some(Tokens(80)));
-            model.observe_service(1, at(41), Service { held, output, ..Service::default() });
+            model.observe_service(1, at(41), Duration::from_secs(9), Some(Tokens(80)));
         }
         assert_eq!(models[0].estimate(1, at(42)), models[1].estimate(1, at(42)));
         assert_eq!(models[0].view(), models[1].view());

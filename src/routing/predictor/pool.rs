@@ -1,16 +1,18 @@
 //! What is learned of all replicas of a pool together: how the causes of a prefill compare, how long answers are, what an
 //! average replica is like.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 
 use super::calibration::{Calibration, Ledger};
 use super::estimate::{CAUSES, Estimate, PoolView, causes};
 use super::fit::{Fit, Memory};
 use super::replica::{StepFit, load};
-use crate::routing::hazard::kinds::{Answers, Kind};
+use crate::routing::hazard::lengths::{Lengths, Survival};
 use crate::routing::hazard::{Curve, POINTS, Running};
 use crate::routing::load::{Lesson, Pace};
 use crate::routing::score::FRESH_SPARE;
@@ -23,7 +25,7 @@ pub(super) struct PoolCell {
     fresh: [AtomicU32; POINTS],
     average: [AtomicU64; AVERAGES],
     has_learned: AtomicBool,
-    answers: Answers,
+    survival: ArcSwap<Survival>,
     learner: Mutex<Learner>,
 }
 
@@ -31,6 +33,8 @@ pub(super) struct PoolCell {
 struct Learner {
     shape: Fit<CAUSES>,
     steps: StepFit,
+    lengths: Lengths,
+    unpublished: u32,
     /// Answers that taught the shape.
     taught: u32,
     /// Sum of the logarithms of slowness of the replicas that are known, and how many they are.
@@ -41,15 +45,18 @@ struct Learner {
 
 impl Default for PoolCell {
     fn default() -> Self {
+        let lengths = Lengths::default();
         let cell = Self {
             rates: UNSEEN_RATES.map(|rate| AtomicU64::new(rate.to_bits())),
             fresh: Default::default(),
             average: UNSEEN_AVERAGE.map(|figure| AtomicU64::new(figure.to_bits())),
             has_learned: AtomicBool::new(false),
-            answers: Answers::default(),
+            survival: ArcSwap::from_pointee(lengths.survival()),
             learner: Mutex::new(Learner {
                 shape: Fit::new(SHAPE),
                 steps: StepFit::default(),
+                lengths,
+                unpublished: 0,
                 taught: 0,
                 slowness: (0.0, 0),
                 way: UNSEEN_AVERAGE[0],
@@ -84,8 +91,8 @@ impl PoolCell {
         load(&self.average[SLOWNESS])
     }
 
-    pub(super) fn answers(&self) -> &Answers {
-        &self.answers
+    pub(super) fn survival(&self) -> Arc<Survival> {
+        self.survival.load_full()
     }
 
     /// Whether anything was learned at all.
@@ -138,8 +145,14 @@ impl PoolCell {
         self.average[2].store(per_context.to_bits(), Ordering::Relaxed);
     }
 
-    pub(super) fn observe_output(&self, kind: Kind, output: Tokens) {
-        if self.answers.observe(kind, output.0) {
+    pub(super) fn observe_output(&self, output: Tokens) {
+        let mut learner = self.learner.lock();
+        learner.lengths.observe(output.0);
+        learner.unpublished += 1;
+        if learner.unpublished >= PUBLISH_EVERY {
+            learner.unpublished = 0;
+            self.survival.store(Arc::new(learner.lengths.survival()));
+            drop(learner);
             self.publish_fresh();
         }
     }
@@ -156,7 +169,7 @@ impl PoolCell {
         let mut curve = Curve::NONE;
         // Without a step of its own: how much slack a token brings is for the reader to say.
         let fresh = Running { tokens: 1.0, elapsed: 0.0, bound: FRESH_SPARE as f32, step: 0.0 };
-        curve.add(&fresh, &self.answers.all());
+        curve.add(&fresh, &self.survival.load());
         for (cell, point) in self.fresh.iter().zip(curve.points()) {
             cell.store(point.to_bits(), Ordering::Relaxed);
         }
@@ -178,3 +191,5 @@ const SHAPE: Memory = Memory { kept: 0.998, prior: 0.3, outlier: 2.0, change: 8 
 /// Answers of the pool before its replicas are told apart.
 const ALIKE_AT_FIRST: u32 = 16;
 const WAY_LEARNED: f64 = 0.05;
+/// Answers between two looks at how long they are.
+const PUBLISH_EVERY: u32 = 8;

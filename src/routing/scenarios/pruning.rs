@@ -19,8 +19,7 @@ fn some_fleet(random: &mut fastrand::Rng) -> (Fleet, Vec<LoadGuard>) {
             let work = Work::of(Tokens(random.u64(10..6000)), Tokens(0));
             let tpot = random.bool().then(|| Duration::from_millis(random.u64(20..120)));
             let at = ms(random.u64(0..900));
-            let placement = Placement { at, work, prompt: Tokens(5000), tpot, ..Placement::default() };
-            let placement = Placement { is_stream: true, ..placement };
+            let placement = Placement { at, work, prompt: Tokens(5000), tpot, is_stream: true };
             let mut guard = LoadGuard::reserve(&fleet.loads[slot], placement);
             if random.bool() {
                 guard.first_token(ms(900));

@@ -20,8 +20,7 @@ impl Fleet {
         for n in 0..200 {
             let slot = n as usize % replicas;
             fleet.now = fleet.now.after(ms(1));
-            let service = Service { held: ms(4000), output: Some(Tokens(1 + 2 * n)), ..Service::default() };
-            fleet.model.observe_service(slot, fleet.now, service);
+            fleet.model.observe_service(slot, fleet.now, ms(4000), Some(Tokens(1 + 2 * n)));
             let tokens = 100 * (1 + n % 7);
             let work = Work::of(Tokens(tokens), Tokens(0));
             let busy = ms(20 + tokens / 10);

@@ -16,7 +16,7 @@ use crate::record::SloBounds;
 use crate::routing::prefix_index::capacity_of;
 use crate::routing::{
     self, Aim, Candidate, LoadGuard, LoadView, Policy, PoolModel, PrefixIndex, Prompt, Query, ReplicaLoad,
-    Service, SlotSet, judge, policies, rendezvous,
+    SlotSet, judge, policies, rendezvous,
 };
 use crate::simulate::engine::EngineConfig;
 use crate::units::Tokens;
@@ -152,7 +152,6 @@ impl Dispatcher for Gateway {
             at: now,
             work: decision.terms.work,
             prompt: request.prompt,
-            kind: query.prompt.kind(),
             tpot: slo.tpot,
             is_stream: true,
         };
@@ -197,8 +196,7 @@ impl Dispatcher for Gateway {
         }
         if let Some(first) = stream.first_token {
             let held = end.at.since(first);
-            let service = Service { held, output: Some(Tokens(end.output)), kind: stream.load.kind() };
-            self.model.observe_service(stream.replica, end.at, service);
+            self.model.observe_service(stream.replica, end.at, held, Some(Tokens(end.output)));
         }
     }
 
