@@ -110,9 +110,10 @@ pub fn rule(
 /// to just this bound, and what stands at the edge of its SLO misses it every second time: hence the margin.
 #[must_use]
 pub fn is_late(aim: &Aim, decision: &Decision) -> bool {
-    aim.slo.ttft.zip(decision.predicted_ttft).is_some_and(|(bound, predicted)| {
-        aim.waited + predicted > bound.mul_f64(SAFE)
-    })
+    aim.slo
+        .ttft
+        .zip(decision.predicted_ttft)
+        .is_some_and(|(bound, predicted)| aim.waited + predicted > bound.mul_f64(SAFE))
 }
 
 fn may_prove_wrong(standing: &Standing, candidates: &[Candidate<'_>]) -> bool {

@@ -140,7 +140,7 @@ impl Asked {
         let gateway = Arc::clone(&self.gateway);
         let is_http1 = self.parts.version < http::Version::HTTP_2;
         let mut response = match gateway.begin(&self.parts) {
-            Err(response) => response,
+            Err(response) => *response,
             Ok((table, mut journal)) => {
                 let prepared = prepare::prepare(&mut self, table, &mut journal).await;
                 match prepared {
@@ -161,15 +161,15 @@ impl Asked {
 
 impl Gateway {
     /// The configuration that a request lives under and its record, or the answer to what is no inference request.
-    fn begin(&self, parts: &Parts) -> Result<(Arc<Table>, Journal), Response<ReplyBody>> {
+    fn begin(&self, parts: &Parts) -> Result<(Arc<Table>, Journal), Box<Response<ReplyBody>>> {
         let head = self.clock.now();
         let table = self.table.load_full();
         if let Some(response) = self.answer_locally(&table, parts) {
-            return Err(reply::local(response, parts));
+            return Err(Box::new(reply::local(response, parts)));
         }
         let Some(dialect) = Dialect::of_path(parts.uri.path(), &table.config.server.extra_paths) else {
             self.observer.metrics().http_rejected(Failure::UnknownPath.code());
-            return Err(reply::bare_failure(&Failure::UnknownPath, ErrorShape::OpenAi, parts));
+            return Err(Box::new(reply::bare_failure(&Failure::UnknownPath, ErrorShape::OpenAi, parts)));
         };
         Ok((table, self.open_journal(parts, dialect, head)))
     }

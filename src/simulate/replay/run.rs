@@ -222,7 +222,7 @@ impl<'a> Fleet<'a> {
             Verdict::Place(placement) => {
                 let asked = arrival.request;
                 let work = Work { chain: engine_chain, prompt: asked.prompt, output: asked.output };
-                self.send(id, now, placement, work, dispatcher);
+                self.send(id, now, (placement, work), dispatcher);
                 self.held.release(id);
                 true
             }
@@ -237,8 +237,7 @@ impl<'a> Fleet<'a> {
         &mut self,
         id: RequestId,
         now: Stamp,
-        placement: Placement,
-        work: Work,
+        (placement, work): (Placement, Work),
         dispatcher: &mut dyn Dispatcher,
     ) {
         self.tally.flight(id).placed(now, placement.predicted_ttft);
