@@ -1,7 +1,7 @@
 //! Send it, let it wait, or let another route answer: the rules of a route on what routing predicts. Pure.
 //!
-//! A late request is not sent while others could still be in time: it gets a replica when the wait there leaves room for
-//! a fresh one of any length. What no waiting would mend goes out when there is room, too: on an idle fleet, late is
+//! A late request is not sent while others could still be in time: it gets a replica when the wait there, its own prompt
+//! included, leaves room for a fresh one. What no waiting would mend goes out when there is room, too: on an idle fleet, late is
 //! better than never. And what is predicted must be able to prove wrong: a pool that has answered nobody for a while
 //! and has an idle replica gets the request whatever is predicted, else one bad lesson would shut the route for good.
 
@@ -123,14 +123,20 @@ fn may_prove_wrong(standing: &Standing, candidates: &[Candidate<'_>]) -> bool {
 
 fn outlook(decision: &Decision, quick: Duration, replicas: usize) -> Outlook {
     let seconds = |seconds: f64| Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or(FAR);
+    let prefill = seconds(decision.terms.prefill);
+    // What is longer than all the room there is goes when next to nothing is before it.
+    let may_wait = quick.mul_f64(ROOM).saturating_sub(prefill).max(quick.mul_f64(FREE));
     Outlook {
-        drain: seconds(decision.terms.wait).saturating_sub(quick.mul_f64(ROOM)).min(FAR),
+        drain: seconds(decision.terms.wait).saturating_sub(may_wait).min(FAR),
         work: seconds(decision.terms.prefill / replicas.max(1) as f64).min(FAR),
     }
 }
 
-/// The share of the bound of an empty prompt that the wait at the best replica may take when a late request is sent there.
+/// The share of the bound of an empty prompt that a late request and what is before it may take of the best replica's time:
+/// what comes fresh then is still in time. (Without the request itself in it, twice as much as a fleet can do made all late.)
 const ROOM: f64 = 0.5;
+/// The share of that bound below which a replica counts as free.
+const FREE: f64 = 0.05;
 /// The share of its bound up to which a request is in time: what is left is for what a prediction errs by.
 const SAFE: f64 = 0.95;
 /// As in routing: streams that a late request may be expected to break.

@@ -179,7 +179,7 @@ fn the_products_policies_serve_a_trace_and_learn_from_it() {
 fn a_queue_refuses_what_is_beyond_the_fleet_and_the_rest_is_in_time() {
     // Prompts of a second each, two in a second, on one replica: twice what it can do. The bound is two seconds.
     let prompts: Vec<String> = (0..120)
-        .map(|n| format!("{{\"timestamp\": {}, \"input_length\": 1001, \"output_length\": 2}}\n", n * 500))
+        .map(|n| format!("{{\"timestamp\": {}, \"input_length\": 1001, \"output_length\": 1}}\n", n * 500))
         .collect();
     let trace = Trace::read(&prompts.concat()).unwrap();
     let queue = |max_requests, max_wait| Queue {
