@@ -12,6 +12,7 @@ use serde_json::json;
 use thiserror::Error;
 
 use crate::admission::Refusal;
+use crate::listener::refused::HeadFault;
 use crate::record::Outcome;
 use crate::request::dialect::ErrorShape;
 
@@ -245,6 +246,9 @@ pub enum Failure {
         /// Until it is tried again.
         retry_after: Duration,
     },
+    /// What came is no HTTP/1.1 request.
+    #[error("{}", what_is_wrong(*.0))]
+    Head(HeadFault),
     /// A loop of proxies.
     #[error("this request already passed through this gateway; check the upstream URLs")]
     Loop,
@@ -281,6 +285,11 @@ impl Failure {
         use StatusCode as S;
         match self {
             Self::UnknownPath => (S::NOT_FOUND, "unknown_path", INVALID),
+            Self::Head(HeadFault::Malformed) => (S::BAD_REQUEST, "malformed_head", INVALID),
+            Self::Head(HeadFault::UriTooLong) => (S::URI_TOO_LONG, "uri_too_long", INVALID),
+            Self::Head(HeadFault::TooLarge) => {
+                (S::REQUEST_HEADER_FIELDS_TOO_LARGE, "head_too_large", INVALID)
+            }
             Self::MethodNotAllowed => (S::METHOD_NOT_ALLOWED, "method_not_allowed", INVALID),
             Self::BadRequest { .. } => (S::BAD_REQUEST, "invalid_request", INVALID),
             Self::UnsupportedEncoding => (S::UNSUPPORTED_MEDIA_TYPE, "unsupported_encoding", INVALID),
@@ -423,6 +432,17 @@ struct Seconds(Duration);
 impl std::fmt::Display for Seconds {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} s", self.0.as_secs_f64())
+    }
+}
+
+fn what_is_wrong(fault: HeadFault) -> &'static str {
+    match fault {
+        HeadFault::Malformed => {
+            "the request head is no valid HTTP (RFC 9112): check the request line, the header names and values, and that \
+             content-length and transfer-encoding agree; the connection was closed"
+        }
+        HeadFault::UriTooLong => "the request target is over 65534 bytes; what is long belongs into the body",
+        HeadFault::TooLarge => "the request head has over 100 headers or 64 KiB; send fewer or shorter ones",
     }
 }
 

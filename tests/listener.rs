@@ -268,12 +268,34 @@ async fn oversized_heads_are_refused() {
     let many: String = (0..200).map(|n| format!("x-{n}: 1\r\n")).collect();
     let long = format!("x-long: {}\r\n", "a".repeat(300_000));
     for fields in [many, long] {
-        assert_eq!(raw::exchange(gateway.addr(), post(CHAT_PATH, &fields, CHAT)).await.status, 431);
+        let reply = raw::exchange(gateway.addr(), post(CHAT_PATH, &fields, CHAT)).await;
+        assert_eq!((reply.status, reply.code().as_str()), (431, "head_too_large"), "{reply:?}");
     }
     let query = "q".repeat(70_000);
     let reply = raw::exchange(gateway.addr(), post(&format!("{CHAT_PATH}?{query}"), "", CHAT)).await;
-    assert!(matches!(reply.status, 414 | 431), "{reply:?}");
+    assert!(matches!((reply.status, reply.code().as_str()), (414, "uri_too_long") | (431, "head_too_large")));
     assert!(gateway.replica.seen().is_empty());
+    gateway.is_well().await;
+}
+
+#[tokio::test]
+async fn a_head_that_is_no_http_is_told_so_and_the_connection_closes() {
+    let gateway = Gateway::start().await;
+    let heads = ["hello\r\n\r\n", "GET / HTTP/1.1\r\nbad name: 1\r\n\r\n", "GET /\x01 HTTP/1.1\r\n\r\n"];
+    for head in heads {
+        let mut client = Client::connect(gateway.addr()).await;
+        client.send(head).await;
+        let reply = client.reply().await;
+        assert_eq!((reply.status, reply.code().as_str()), (400, "malformed_head"), "{head:?}: {reply:?}");
+        assert!(reply.field("x-request-id").is_some() && reply.field("server-timing").is_some(), "{reply:?}");
+        assert!(client.is_closed().await);
+    }
+    // Also behind a request that was answered.
+    let mut client = Client::connect(gateway.addr()).await;
+    client.send(post(CHAT_PATH, "", CHAT)).await;
+    assert_eq!(client.reply().await.status, 200);
+    client.send("hello\r\n\r\n").await;
+    assert_eq!(client.reply().await.code(), "malformed_head");
     gateway.is_well().await;
 }
 

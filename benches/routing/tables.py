@@ -13,7 +13,8 @@ import shlex
 import subprocess
 import sys
 
-CONFIG = "benches/routing/goal.toml"
+# As a route without a queue places requests, and as one with a queue admits them: both settled beforehand.
+CONFIGS = {"benches/routing/goal.toml": "latency", "benches/routing/queue.toml": "latency, with a queue"}
 CONVERSATION, TOOLS = "mooncake_conversation.jsonl", "toolagent_synth.jsonl"
 SIMPLE = ["round_robin", "least_loaded", "power_of_two", "chwbl", "chwbl_3_blocks"]
 PEERS = ["sglang_cache_aware", "llm_d", "llm_d_token_load", "dynamo", "dynamo_prefill_4", "smetric"]
@@ -66,29 +67,31 @@ CELLS = {
         f"{mean(runs, lambda r: r[f'ttft_p{q}_s']):.2f}" for q in (50, 90, 99)),
     "TPOT p99, ms": lambda runs: f"{1000 * mean(runs, lambda r: r['tpot_p99_s']):.0f}",
     "hit rate": lambda runs: f"{mean(runs, lambda r: r['hit_rate']):.3f}",
+    "refused, %": lambda runs: f"{100 * mean(runs, lambda r: r['refused']):.2f}",
     "load spread": lambda runs: f"{mean(runs, lambda r: r['load_spread']):.2f}",
 }
 
 
 def run(binary, traces, trace, policies, flags):
-    command = ["replay", str(traces / trace), "--config", CONFIG, "--policies", ",".join(policies), *flags]
+    configs = [word for config in CONFIGS for word in ("--config", config)]
+    command = ["replay", str(traces / trace), *configs, "--policies", ",".join(policies), *flags]
     shown = ["tokenway", "replay", trace, *command[2:]]
     print("```sh\n" + shlex.join(shown) + "\n```\n", flush=True)
     done = subprocess.run([binary, "--log-level", "off", *command, "--json"], stdout=subprocess.PIPE, check=True)
     return json.loads(done.stdout)
 
 
+def row(run):
+    return f"**{CONFIGS[run['config']]}**" if "config" in run else run["policy"]
+
+
 def table(runs, column, title, cell):
     columns = list(dict.fromkeys(column(r) for r in runs))
-    rows = list(dict.fromkeys((r["policy"], "config" in r) for r in runs))
+    rows = list(dict.fromkeys(row(r) for r in runs))
     print(f"| {title} | " + " | ".join(columns) + " |\n|---" + "|---" * len(columns) + "|")
-    for policy, ours in rows:
-        cells = []
-        for name in columns:
-            of_cell = [r for r in runs if (r["policy"], "config" in r) == (policy, ours) and column(r) == name]
-            cells.append(cell(of_cell))
-        shown = f"**{policy}**" if ours else policy
-        print(f"| {shown} | " + " | ".join(cells) + " |")
+    for name in rows:
+        cells = [cell([r for r in runs if row(r) == name and column(r) == of]) for of in columns]
+        print(f"| {name} | " + " | ".join(cells) + " |")
     print()
 
 

@@ -36,6 +36,7 @@ use crate::digits;
 use crate::error::Failure;
 use crate::journal::{Journal, Opening};
 use crate::listener::Answer;
+use crate::listener::refused::HeadFault;
 use crate::observe::Observer;
 use crate::record::Outcome;
 use crate::relay::body::ReplyBody;
@@ -117,6 +118,12 @@ impl Answer for Service {
         let (parts, body) = request.into_parts();
         // A future is copied whole when it is begun, so it had better carry one pointer.
         Box::new(Asked { gateway: Arc::clone(&self.0), parts, body: Some(body), kill }).answer()
+    }
+
+    fn refuse(&self, fault: HeadFault) -> Response<Bytes> {
+        let failure = Failure::Head(fault);
+        self.0.observer.metrics().http_rejected(failure.code());
+        reply::unreadable(&failure)
     }
 
     fn opened(&self) -> Box<dyn Send> {

@@ -52,8 +52,17 @@ pub async fn respond(mut exchange: Box<Exchange>) -> Response<ReplyBody> {
 /// A response of the gateway itself on a path that is no inference path.
 #[must_use]
 pub fn local(response: Response<Bytes>, parts: &Parts) -> Response<ReplyBody> {
-    let mut response = response.map(|body| ReplyBody::Whole(Some(body), None));
-    write_request_id(response.headers_mut(), &request_id(&parts.headers));
+    signed(response, &parts.headers).map(|body| ReplyBody::Whole(Some(body), None))
+}
+
+/// The answer to a head that could not be read: nothing is known of it, so it gets an id of ours.
+#[must_use]
+pub fn unreadable(failure: &Failure) -> Response<Bytes> {
+    signed(failure_bytes(failure, ErrorShape::OpenAi), &HeaderMap::new())
+}
+
+fn signed(mut response: Response<Bytes>, asked: &HeaderMap) -> Response<Bytes> {
+    write_request_id(response.headers_mut(), &request_id(asked));
     response.headers_mut().insert(SERVER_TIMING, HeaderValue::from_static("read;dur=0"));
     response
 }

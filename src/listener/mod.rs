@@ -5,6 +5,7 @@
 
 mod aside;
 pub mod phase;
+pub mod refused;
 pub mod tls;
 
 use std::convert::Infallible;
@@ -15,6 +16,7 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
+use bytes::Bytes;
 use http::{Request, Response};
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -28,6 +30,7 @@ use tokio_util::task::TaskTracker;
 
 use self::aside::Aside;
 use self::phase::{ConnectionPhase, PhaseIo};
+use self::refused::HeadFault;
 use self::tls::TlsSlot;
 use crate::clock::Clock;
 use crate::config::Server;
@@ -36,7 +39,7 @@ use crate::relay::watch::KillSwitch;
 /// What answers requests. One call per request, on the connection's task (HTTP/1.1) or the stream's (HTTP/2).
 pub trait Answer: Clone + Send + Sync + 'static {
     /// Body of the responses.
-    type Body: http_body::Body<Data = bytes::Bytes, Error: Into<Box<dyn std::error::Error + Send + Sync>>>
+    type Body: http_body::Body<Data = Bytes, Error: Into<Box<dyn std::error::Error + Send + Sync>>>
         + Send
         + 'static;
 
@@ -46,6 +49,9 @@ pub trait Answer: Clone + Send + Sync + 'static {
         request: Request<Incoming>,
         kill: KillSwitch,
     ) -> impl Future<Output = Response<Self::Body>> + Send;
+
+    /// Answers what never became a request: its head could not be read.
+    fn refuse(&self, fault: HeadFault) -> Response<Bytes>;
 
     /// A connection was opened; the value is kept until it closes.
     fn opened(&self) -> Box<dyn Send>;
@@ -201,7 +207,9 @@ where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let Accepted { serving, answer, phase, _permit, _open } = accepted;
-    let io = TokioIo::new(PhaseIo::new(stream, Arc::clone(&phase)));
+    let refusing = answer.clone();
+    let explain = Arc::new(move |fault| refusing.refuse(fault));
+    let io = TokioIo::new(PhaseIo::new(stream, Arc::clone(&phase), explain));
     let kill = KillSwitch::default();
     let connection_kill = Arc::clone(&kill);
     let service_phase = Arc::clone(&phase);

@@ -4,10 +4,11 @@
 //! has `keep_alive`. hyper has one timer for both, so the phases are followed here: an IO wrapper sees the
 //! first byte after an idle time, the service sees the head complete, a body wrapper sees the response end.
 
+use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Buf;
@@ -16,6 +17,7 @@ use pin_project_lite::pin_project;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_util::sync::CancellationToken;
 
+use super::refused::{Explain, Refusals};
 use crate::clock::{Clock, Stamp};
 
 /// Phase of one connection, written by its IO and its requests.
@@ -83,6 +85,10 @@ impl ConnectionPhase {
         }
         // A head may begin while we sleep, so never sleep past its bound.
         Some(since.after(bounds.idle)).filter(|at| *at > now).map(|at| at.min(now.after(bounds.header)))
+    }
+
+    fn is_between_requests(&self) -> bool {
+        self.requests.load(Ordering::Relaxed) == 0
     }
 
     fn read(&self, bytes: &[u8]) {
@@ -170,28 +176,25 @@ impl<B: Body<Data: Buf>> Body for BusyBody<B> {
 }
 
 pin_project! {
-    /// Tells the phase what is read; changes nothing.
+    /// Tells the phase what is read, and has hyper's bare refusals replaced; changes nothing else.
     #[derive(Debug)]
     pub struct PhaseIo<S> {
         #[pin]
         stream: S,
         phase: Arc<ConnectionPhase>,
+        refusals: Refusals,
     }
 }
 
 impl<S> PhaseIo<S> {
     /// Wraps a stream.
-    pub fn new(stream: S, phase: Arc<ConnectionPhase>) -> Self {
-        Self { stream, phase }
+    pub fn new(stream: S, phase: Arc<ConnectionPhase>, explain: Explain) -> Self {
+        Self { stream, phase, refusals: Refusals::new(explain) }
     }
 }
 
 impl<S: AsyncRead> AsyncRead for PhaseIo<S> {
-    fn poll_read(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
-    ) -> Poll<std::io::Result<()>> {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = self.project();
         let before = buf.filled().len();
         let polled = this.stream.poll_read(cx, buf);
@@ -203,24 +206,40 @@ impl<S: AsyncRead> AsyncRead for PhaseIo<S> {
 }
 
 impl<S: AsyncWrite> AsyncWrite for PhaseIo<S> {
-    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<std::io::Result<usize>> {
-        self.project().stream.poll_write(cx, buf)
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        let this = self.project();
+        if this.phase.is_between_requests()
+            && let Some(length) = this.refusals.take_over(&[io::IoSlice::new(buf)])
+        {
+            return Poll::Ready(Ok(length));
+        }
+        this.stream.poll_write(cx, buf)
     }
 
-    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
-        self.project().stream.poll_flush(cx)
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let mut this = self.project();
+        ready!(this.refusals.poll_written(this.stream.as_mut(), cx))?;
+        this.stream.poll_flush(cx)
     }
 
-    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
-        self.project().stream.poll_shutdown(cx)
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let mut this = self.project();
+        ready!(this.refusals.poll_written(this.stream.as_mut(), cx))?;
+        this.stream.poll_shutdown(cx)
     }
 
     fn poll_write_vectored(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-        bufs: &[std::io::IoSlice<'_>],
-    ) -> Poll<std::io::Result<usize>> {
-        self.project().stream.poll_write_vectored(cx, bufs)
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let this = self.project();
+        if this.phase.is_between_requests()
+            && let Some(length) = this.refusals.take_over(bufs)
+        {
+            return Poll::Ready(Ok(length));
+        }
+        this.stream.poll_write_vectored(cx, bufs)
     }
 
     fn is_write_vectored(&self) -> bool {

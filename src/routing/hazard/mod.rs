@@ -53,9 +53,9 @@ impl Curve {
         // A stall is felt only by an answer that goes on.
         let goes_on = survival.at(stream.tokens + 1.0) / alive;
         let behind = stream.elapsed - stream.tokens * stream.step + stream.bound;
-        for (point, harm) in self.0.iter_mut().enumerate() {
+        for (harm, stall) in self.0.iter_mut().zip(STALLS) {
             // Whoever ends before this many tokens ends over its bound.
-            let safe_from = (behind + stall(point)) / spare;
+            let safe_from = (behind + stall) / spare;
             if safe_from > stream.tokens + 1.0 {
                 *harm += (goes_on - survival.at(safe_from) / alive).max(0.0);
             }
@@ -91,13 +91,16 @@ pub(super) fn read(point: impl Fn(usize) -> Option<f32>, seconds: f32) -> f32 {
     low + (high - low) * part
 }
 
-/// Seconds of stall at a point of the curve.
-fn stall(point: usize) -> f32 {
-    match point.checked_sub(1) {
-        None => 0.0,
-        Some(octave) => FIRST * (octave as f32).exp2(),
+/// Seconds of stall at each point of the curve. A table: every refresh walks it for every stream.
+const STALLS: [f32; POINTS] = {
+    let mut stalls = [0.0; POINTS];
+    let mut point = 1;
+    while point < POINTS {
+        stalls[point] = FIRST * (1_u32 << (point - 1)) as f32;
+        point += 1;
     }
-}
+    stalls
+};
 
 /// Points of a curve: none, 10 ms, 20 ms, … 164 s.
 pub const POINTS: usize = 16;
@@ -157,7 +160,7 @@ mod tests {
             last = harm;
         }
         for point in 0..POINTS {
-            assert!((curve.at(stall(point)) - curve.points()[point]).abs() < 1e-5, "point {point}");
+            assert!((curve.at(STALLS[point]) - curve.points()[point]).abs() < 1e-5, "point {point}");
         }
         assert_eq!(curve.at(f32::INFINITY), curve.points()[POINTS - 1]);
         assert!(curve.at(f32::NAN).is_finite() || curve.at(f32::NAN).is_nan());
