@@ -405,6 +405,30 @@ async fn a_failure_behind_a_heartbeat_is_an_error_event() {
 }
 
 #[tokio::test]
+async fn what_an_engine_rejects_behind_a_heartbeat_is_told_in_its_own_words() {
+    let replica = Replica::start().await;
+    let mut config = config::of(&[&replica]);
+    config.server.heartbeat = Some(Duration::from_millis(50));
+    let gateway = Gateway::start(config).await;
+    let gate = Gate::new();
+    let told =
+        "{\"error\":\n{\"message\":\"too long\",\"type\":\"BadRequestError\",\"param\":null,\"code\":400}}";
+    let mut script = vec![Step::Wait(gate.clone())];
+    script.extend(wire::json(400, told));
+    replica.next(script);
+    let mut client = gateway.client().await;
+    client.post(PATH, &[], CHAT.as_bytes()).await;
+    assert_eq!(client.head().await.status, 200);
+    client.read_until(": heartbeat\n\n").await;
+    gate.cancel();
+    let text = String::from_utf8(client.rest().await.bytes).unwrap();
+    let event = text.trim_start_matches(": heartbeat\n\n");
+    assert_eq!(event, format!("data: {}\n\n", told.replace('\n', " ")));
+    gateway.idle().await;
+    assert_eq!(gateway.state_of(&replica), ReplicaState::Ready, "it is not the replica's fault");
+}
+
+#[tokio::test]
 async fn a_client_that_leaves_before_the_head_ends_the_work_of_the_engine() {
     for script in [vec![Step::Hang], vec![wire::sse_head(), wire::event(wire::ROLE), Step::Hang]] {
         for body in [CHAT, UNARY] {

@@ -14,7 +14,8 @@ use crate::error::{Failure, ReplicaFailure};
 use crate::journal::Journal;
 use crate::observe::stages::{Source, at_the_engine};
 use crate::record::{Outcome, Record};
-use crate::relay::body::ReplyBody;
+use crate::relay::body::{BrokenOff, ReplyBody};
+use crate::relay::failure;
 use crate::relay::heartbeat::Waiting;
 use crate::relay::large::LargeBody;
 use crate::relay::stream::{StreamBody, note_told};
@@ -130,6 +131,12 @@ fn late_body(gateway: &Arc<Gateway>, exchanged: Exchanged) -> ReplyBody {
     journal.head_sent(StatusCode::OK.as_u16());
     match result {
         Ok((answer @ Answer::Stream { .. }, winner)) => relay(gateway, journal, winner, answer, &prepared).1,
+        Ok((Answer::Whole(answer), winner)) if answer.head.status.is_client_error() => {
+            winner.watch.is_done();
+            journal.settle(Outcome::ClientError, Some("engine_rejected"));
+            let event = failure::engine_event(journal.record().dialect, &answer.body);
+            ReplyBody::Broken(BrokenOff::new(event), Box::new(journal))
+        }
         Ok((answer, winner)) => {
             let replica = Arc::clone(&winner.pick.replica.served.replica);
             let status = answer.status().as_u16();

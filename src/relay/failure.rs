@@ -80,6 +80,20 @@ pub fn event(dialect: Dialect, failure: &Failure<'_>, at: &Place<'_>) -> Bytes {
     out.into()
 }
 
+/// An engine's own error answer as an event, for a client whose stream has begun with comments.
+#[must_use]
+pub fn engine_event(dialect: Dialect, body: &[u8]) -> Bytes {
+    let mut out = Vec::with_capacity(body.len() + 32);
+    if matches!(dialect, Dialect::Messages | Dialect::CountTokens) {
+        out.extend_from_slice(b"event: error\n");
+    }
+    out.extend_from_slice(b"data: ");
+    // A line break would end the field; JSON has none but between its tokens.
+    out.extend(body.iter().map(|byte| if matches!(byte, b'\r' | b'\n') { b' ' } else { *byte }));
+    out.extend_from_slice(b"\n\n");
+    out.into()
+}
+
 fn write(out: &mut Vec<u8>, name: &str, data: &impl Serialize) {
     if !name.is_empty() {
         out.extend_from_slice(b"event: ");
