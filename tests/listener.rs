@@ -9,6 +9,7 @@ mod listener_support;
 use std::num::NonZeroUsize;
 use std::time::Duration;
 
+use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpStream;
 
 use listener_support::raw::{self, Client, post};
@@ -296,6 +297,18 @@ async fn a_head_that_is_no_http_is_told_so_and_the_connection_closes() {
     assert_eq!(client.reply().await.status, 200);
     client.send("hello\r\n\r\n").await;
     assert_eq!(client.reply().await.code(), "malformed_head");
+    gateway.is_well().await;
+}
+
+#[tokio::test]
+async fn a_client_that_sends_its_whole_body_before_it_reads_sees_that_it_was_too_large() {
+    let gateway = Gateway::with(|c| c.server.body_limit = 1000).await;
+    let mut socket = TcpStream::connect(gateway.addr()).await.unwrap();
+    // More than the sockets' buffers hold, so that a reset would meet it halfway.
+    let body = "x".repeat(16 << 20);
+    socket.write_all(post(CHAT_PATH, "", &body).as_bytes()).await.unwrap();
+    let reply = Client::over(socket).reply().await;
+    assert_eq!((reply.status, reply.code().as_str()), (413, "body_limit"));
     gateway.is_well().await;
 }
 

@@ -4,6 +4,7 @@
 //! a head from its first byte, the time between requests. What becomes of a request is not decided here.
 
 mod aside;
+mod farewell;
 pub mod phase;
 pub mod refused;
 pub mod tls;

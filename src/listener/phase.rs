@@ -17,6 +17,7 @@ use pin_project_lite::pin_project;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_util::sync::CancellationToken;
 
+use super::farewell::Farewell;
 use super::refused::{Explain, Refusals};
 use crate::clock::{Clock, Stamp};
 
@@ -183,13 +184,14 @@ pin_project! {
         stream: S,
         phase: Arc<ConnectionPhase>,
         refusals: Refusals,
+        farewell: Farewell,
     }
 }
 
 impl<S> PhaseIo<S> {
     /// Wraps a stream.
     pub fn new(stream: S, phase: Arc<ConnectionPhase>, explain: Explain) -> Self {
-        Self { stream, phase, refusals: Refusals::new(explain) }
+        Self { stream, phase, refusals: Refusals::new(explain), farewell: Farewell::default() }
     }
 }
 
@@ -205,7 +207,7 @@ impl<S: AsyncRead> AsyncRead for PhaseIo<S> {
     }
 }
 
-impl<S: AsyncWrite> AsyncWrite for PhaseIo<S> {
+impl<S: AsyncRead + AsyncWrite> AsyncWrite for PhaseIo<S> {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         let this = self.project();
         if this.phase.is_between_requests()
@@ -225,7 +227,7 @@ impl<S: AsyncWrite> AsyncWrite for PhaseIo<S> {
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let mut this = self.project();
         ready!(this.refusals.poll_written(this.stream.as_mut(), cx))?;
-        this.stream.poll_shutdown(cx)
+        this.farewell.poll(this.stream, cx)
     }
 
     fn poll_write_vectored(
