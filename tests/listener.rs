@@ -306,7 +306,13 @@ async fn a_client_that_sends_its_whole_body_before_it_reads_sees_that_it_was_too
     let mut socket = TcpStream::connect(gateway.addr()).await.unwrap();
     // More than the sockets' buffers hold, so that a reset would meet it halfway.
     let body = "x".repeat(16 << 20);
-    socket.write_all(post(CHAT_PATH, "", &body).as_bytes()).await.unwrap();
+    let (head, body) = post(CHAT_PATH, "", &body)
+        .split_once("\r\n\r\n")
+        .map(|(h, b)| (format!("{h}\r\n\r\n"), b.to_owned()))
+        .unwrap();
+    socket.write_all(head.as_bytes()).await.unwrap();
+    socket.readable().await.unwrap();
+    socket.write_all(body.as_bytes()).await.unwrap();
     let reply = Client::over(socket).reply().await;
     assert_eq!((reply.status, reply.code().as_str()), (413, "body_limit"));
     gateway.is_well().await;

@@ -2,7 +2,8 @@
 //!
 //! A socket that is closed with unread bytes answers the next ones with a reset, which may overtake the last answer: a
 //! client whose upload is refused would see a broken connection in place of the 413 that says why. So our side is shut
-//! first, and what still comes is thrown away for a moment (RFC 9112 §9.6).
+//! first, and what still comes is thrown away for a moment, until the client closes
+//! too (RFC 9112 §9.6).
 
 use std::io;
 use std::pin::Pin;
@@ -16,41 +17,35 @@ use tokio::time::{Sleep, sleep};
 #[derive(Debug, Default)]
 pub(super) struct Farewell {
     is_shut: bool,
-    /// Set once something came that nobody will read.
     patience: Option<Pin<Box<Sleep>>>,
 }
 
 impl Farewell {
-    /// Shuts our side; ready at once if the client sends nothing, else when it has stopped or the patience is over.
+    /// Shuts our side. Where the client `may_send` it is ready when that has stopped or the patience is over.
     pub(super) fn poll<S: AsyncRead + AsyncWrite>(
         &mut self,
         mut stream: Pin<&mut S>,
         cx: &mut Context<'_>,
+        may_send: bool,
     ) -> Poll<io::Result<()>> {
         if !self.is_shut {
             ready!(stream.as_mut().poll_shutdown(cx))?;
             self.is_shut = true;
         }
+        if !may_send {
+            return Poll::Ready(Ok(()));
+        }
+        let patience = self.patience.get_or_insert_with(|| Box::pin(sleep(PATIENCE)));
         let mut unread = [0; PIECE];
-        loop {
+        while patience.as_mut().poll(cx).is_pending() {
             let mut buffer = ReadBuf::new(&mut unread);
-            match stream.as_mut().poll_read(cx, &mut buffer) {
-                Poll::Ready(Ok(())) if !buffer.filled().is_empty() => {
-                    let patience = self.patience.get_or_insert_with(|| Box::pin(sleep(PATIENCE)));
-                    if patience.as_mut().poll(cx).is_ready() {
-                        return Poll::Ready(Ok(()));
-                    }
-                }
+            let read = ready!(stream.as_mut().poll_read(cx, &mut buffer));
+            if read.is_err() || buffer.filled().is_empty() {
                 // It has closed too, or is gone.
-                Poll::Ready(_) => return Poll::Ready(Ok(())),
-                Poll::Pending => {
-                    return match &mut self.patience {
-                        Some(patience) => patience.as_mut().poll(cx).map(Ok),
-                        None => Poll::Ready(Ok(())),
-                    };
-                }
+                break;
             }
         }
+        Poll::Ready(Ok(()))
     }
 }
 

@@ -18,7 +18,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{Request, Response};
+use http::{Request, Response, header};
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
@@ -221,6 +221,9 @@ where
             // The stream's own over HTTP/2, the connection's over HTTP/1.1.
             let signals = SIGNALS.try_with(Signals::clone).unwrap_or(Signals { kill, handed: None });
             let response = answer.answer(request, signals.kill).await;
+            if response.headers().contains_key(header::CONNECTION) {
+                busy.last();
+            }
             Ok::<_, Infallible>(response.map(|body| phase::BusyBody::new(body, busy, signals.handed)))
         }
     });

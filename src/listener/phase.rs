@@ -32,6 +32,7 @@ pub struct ConnectionPhase {
     /// Bytes of it that were read so far (it may come in pieces); past its length when it is none.
     preface: AtomicUsize,
     has_served: AtomicBool,
+    is_leaving: AtomicBool,
     since: AtomicU64,
 }
 
@@ -55,6 +56,7 @@ impl ConnectionPhase {
             http2: CancellationToken::new(),
             preface: AtomicUsize::new(0),
             has_served: AtomicBool::new(false),
+            is_leaving: AtomicBool::new(false),
             since: AtomicU64::new(accepted.as_nanos()),
         }
     }
@@ -66,6 +68,11 @@ impl ConnectionPhase {
         this.has_served.store(true, Ordering::Relaxed);
         this.is_reading_head.store(false, Ordering::Relaxed);
         Busy(Arc::clone(this))
+    }
+
+    /// The answer says that the connection closes: its client may still be sending what nobody will read.
+    fn leaves(&self) {
+        self.is_leaving.store(true, Ordering::Relaxed);
     }
 
     /// Returns as soon as it is known that the client speaks HTTP/2; for other clients never.
@@ -124,6 +131,13 @@ impl ConnectionPhase {
 /// One request on a connection.
 #[derive(Debug)]
 pub struct Busy(Arc<ConnectionPhase>);
+
+impl Busy {
+    /// It is the connection's last.
+    pub fn last(&self) {
+        self.0.leaves();
+    }
+}
 
 impl Drop for Busy {
     fn drop(&mut self) {
@@ -213,6 +227,7 @@ impl<S: AsyncRead + AsyncWrite> AsyncWrite for PhaseIo<S> {
         if this.phase.is_between_requests()
             && let Some(length) = this.refusals.take_over(&[io::IoSlice::new(buf)])
         {
+            this.phase.leaves();
             return Poll::Ready(Ok(length));
         }
         this.stream.poll_write(cx, buf)
@@ -227,7 +242,7 @@ impl<S: AsyncRead + AsyncWrite> AsyncWrite for PhaseIo<S> {
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let mut this = self.project();
         ready!(this.refusals.poll_written(this.stream.as_mut(), cx))?;
-        this.farewell.poll(this.stream, cx)
+        this.farewell.poll(this.stream, cx, this.phase.is_leaving.load(Ordering::Relaxed))
     }
 
     fn poll_write_vectored(
@@ -239,6 +254,7 @@ impl<S: AsyncRead + AsyncWrite> AsyncWrite for PhaseIo<S> {
         if this.phase.is_between_requests()
             && let Some(length) = this.refusals.take_over(bufs)
         {
+            this.phase.leaves();
             return Poll::Ready(Ok(length));
         }
         this.stream.poll_write_vectored(cx, bufs)
