@@ -94,6 +94,8 @@ async fn a_truncated_unary_answer_is_retried_elsewhere_and_not_seen() {
     let cases = [
         vec![Step::Raw(whole[..whole.len() - 3].to_vec()), Step::Close],
         vec![Step::Raw(chunked.to_vec()), wire::event("{\"id\""), Step::Reset],
+        // What an engine that is told to stop makes of it: whole JSON of half an answer.
+        wire::json(200, r#"{"id":"x","choices":[{"message":{"content":"ha"},"finish_reason":"abort"}]}"#),
     ];
     for script in cases {
         let pair = Pair::start(script).await;

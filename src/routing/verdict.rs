@@ -76,6 +76,6 @@ pub const PATIENCE: f64 = 0.8;
 /// Predictions err by a tenth or two: only what misses by more is called hopeless.
 const HOPELESS: f64 = 1.2;
 /// Streams expected to be broken by a placement, below which it is not worth a wait.
-const TOLERATED_HARM: f64 = 0.05;
+const TOLERATED_HARM: f64 = 0.07;
 /// Half a decoding step: the picture does not change faster.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);

@@ -7,7 +7,7 @@
 
 use std::future::poll_fn;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
@@ -15,6 +15,7 @@ use http::{Request, StatusCode, header, response};
 use http_body::Body as _;
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
+use memchr::memmem::Finder;
 use tokio::time::Instant;
 
 use super::headers;
@@ -222,6 +223,9 @@ impl Order {
         }
         lease.give_back();
         let answer = WholeAnswer { head, body: more.map_or(first, BytesMut::freeze) };
+        if is_aborted(&answer) {
+            return Err(failed(ReplicaFailure::Truncated { replica }));
+        }
         match retriable(&answer, self.shape.dialect, replica) {
             Some(failure) => Err(AttemptError::Replica(failure, Some(answer))),
             None => Ok(Answer::Whole(answer)),
@@ -271,6 +275,13 @@ fn retriable(answer: &WholeAnswer, dialect: Dialect, replica: Arc<str>) -> Optio
         }
         _ => None,
     }
+}
+
+/// Whether the engine gave the request up when it was told to stop: vLLM's answer then ends where it was, with 200. The
+/// words cannot stand in a model's text, where their quotes would be escaped.
+fn is_aborted(answer: &WholeAnswer) -> bool {
+    static WORDS: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(br#""finish_reason":"abort""#));
+    answer.head.status.is_success() && WORDS.find(&answer.body).is_some()
 }
 
 fn is_event_stream(head: &response::Parts) -> bool {
