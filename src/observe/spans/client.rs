@@ -15,6 +15,7 @@ use http::{Request, Response, Uri};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper_util::rt::TokioIo;
 use opentelemetry_http::{HttpClient, HttpError};
+use parking_lot::Mutex;
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -30,6 +31,19 @@ use crate::config::{Otlp, OtlpProtocol};
 pub(in crate::observe) struct Client {
     background: Background,
     sender: Arc<Sender>,
+    last_fault: LastFault,
+}
+
+/// Why the last request got no answer. The exporter passes on that there was none and keeps the cause to itself, which is
+/// what whoever set up the collector has to know.
+#[derive(Clone, Debug, Default)]
+pub(in crate::observe) struct LastFault(Arc<Mutex<Option<String>>>);
+
+impl LastFault {
+    /// In words, once.
+    pub(in crate::observe) fn take(&self) -> Option<String> {
+        self.0.lock().take()
+    }
 }
 
 struct Sender {
@@ -64,7 +78,16 @@ impl Client {
             timeout: otlp.timeout,
             tls,
         };
-        Ok(Self { background: background.clone(), sender: Arc::new(sender) })
+        Ok(Self {
+            background: background.clone(),
+            sender: Arc::new(sender),
+            last_fault: LastFault::default(),
+        })
+    }
+
+    /// Where it is told why a request got no answer.
+    pub(in crate::observe) fn last_fault(&self) -> LastFault {
+        self.last_fault.clone()
     }
 }
 
@@ -95,7 +118,9 @@ impl HttpClient for Client {
             let _ = answer.send(sender.send_in_time(request).await);
         };
         self.background.tasks.spawn_on(send, &self.background.runtime);
-        Ok(is_there.await.map_err(|_| ClientError::RuntimeGone)??)
+        let sent = is_there.await.map_err(|_| ClientError::RuntimeGone)?;
+        *self.last_fault.0.lock() = sent.as_ref().err().map(ToString::to_string);
+        Ok(sent?)
     }
 }
 

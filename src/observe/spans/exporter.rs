@@ -16,7 +16,7 @@ use opentelemetry_sdk::trace::{
     BatchConfigBuilder, BatchSpanProcessor, SpanData, SpanExporter, SpanProcessor,
 };
 
-use super::client::Client;
+use super::client::{Client, LastFault};
 use super::{Background, SpansError};
 use crate::config::Otlp;
 use crate::observe::metrics::{BuildInfo, DropReason, Metrics};
@@ -36,9 +36,11 @@ impl Exporter {
         metrics: &Arc<Metrics>,
     ) -> Result<Self, SpansError> {
         let pending = Arc::new(AtomicUsize::new(0));
+        let client = Client::new(otlp, background)?;
+        let last_fault = client.last_fault();
         let inner = OtlpExporter::builder()
             .with_http()
-            .with_http_client(Client::new(otlp, background)?)
+            .with_http_client(client)
             .with_protocol(Protocol::HttpBinary)
             .with_endpoint(otlp.traces_endpoint.as_str())
             .with_timeout(otlp.timeout)
@@ -48,6 +50,7 @@ impl Exporter {
             pending: Arc::clone(&pending),
             metrics: Arc::clone(metrics),
             is_failing: AtomicBool::new(false),
+            last_fault,
         };
         let mut batches =
             BatchConfigBuilder::default().with_max_queue_size(MAX_PENDING).with_max_export_batch_size(BATCH);
@@ -99,6 +102,7 @@ struct Counting<E> {
     pending: Arc<AtomicUsize>,
     metrics: Arc<Metrics>,
     is_failing: AtomicBool,
+    last_fault: LastFault,
 }
 
 impl<E> std::fmt::Debug for Counting<E> {
@@ -122,7 +126,8 @@ impl<E: SpanExporter> SpanExporter for Counting<E> {
                     self.metrics.spans_dropped(DropReason::ExportFailed, spans as u64);
                 }
                 if !was_failing {
-                    tracing::warn!(%error, "span export fails; spans are dropped and counted until it works");
+                    let error = self.last_fault.take().unwrap_or_else(|| error.to_string());
+                    tracing::warn!(error, "span export fails; spans are dropped and counted until it works");
                 }
             }
             Ok(()) if was_failing => tracing::info!("span export works again"),
