@@ -159,8 +159,8 @@ mod tests {
             assert!(harm >= last - 1e-6, "{harm} after {last}");
             last = harm;
         }
-        for point in 0..POINTS {
-            assert!((curve.at(STALLS[point]) - curve.points()[point]).abs() < 1e-5, "point {point}");
+        for (stall, harm) in STALLS.into_iter().zip(curve.points()) {
+            assert!((curve.at(stall) - harm).abs() < 1e-5, "{harm} after {stall} ms");
         }
         assert_eq!(curve.at(f32::INFINITY), curve.points()[POINTS - 1]);
         assert!(curve.at(f32::NAN).is_finite() || curve.at(f32::NAN).is_nan());
