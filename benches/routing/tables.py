@@ -23,7 +23,8 @@ BEST = ["least_loaded", "llm_d_token_load", "dynamo_prefill_4", "smetric", "orac
 
 
 def by(*names):
-    return lambda run: ", ".join(f"{name} {run[name]:g}" if name != "slow" else slow(run) for name in names)
+    words = {"slow": slow, "signals_age_s": lambda run: f"signals {run['signals_age_s']:g} s old"}
+    return lambda run: ", ".join(words.get(name, lambda run: f"{name} {run[name]:g}")(run) for name in names)
 
 
 def slow(run):
@@ -70,6 +71,8 @@ CELLS = {
     "refused, %": lambda runs: f"{100 * mean(runs, lambda r: r['refused']):.2f}",
     "load spread": lambda runs: f"{mean(runs, lambda r: r['load_spread']):.2f}",
 }
+# What is shown over a range of loads or sizes.
+RANGE = ["SLO violations, %", "goodput, requests/s", "TTFT p50 / p90 / p99, s"]
 
 
 def run(binary, traces, trace, policies, flags):
@@ -85,14 +88,32 @@ def row(run):
     return f"**{CONFIGS[run['config']]}**" if "config" in run else run["policy"]
 
 
-def table(runs, column, title, cell):
+def show(runs, column):
+    """One table for one or two columns, each figure with a cell for both; for a range one table a figure."""
     columns = list(dict.fromkeys(column(r) for r in runs))
     rows = list(dict.fromkeys(row(r) for r in runs))
-    print(f"| {title} | " + " | ".join(columns) + " |\n|---" + "|---" * len(columns) + "|")
-    for name in rows:
-        cells = [cell([r for r in runs if row(r) == name and column(r) == of]) for of in columns]
-        print(f"| {name} | " + " | ".join(cells) + " |")
-    print()
+    value = {(title, name, of): cell([r for r in runs if row(r) == name and column(r) == of])
+             for title, cell in CELLS.items() for name in rows for of in columns}
+    if len(columns) <= 2:
+        heading([" · ".join(columns), *CELLS])
+        for name in rows:
+            line([name, *(" · ".join(value[title, name, of] for of in columns) for title in CELLS)])
+        print()
+        return
+    for title in RANGE:
+        heading([title, *columns])
+        for name in rows:
+            line([name, *(value[title, name, of] for of in columns)])
+        print()
+
+
+def heading(cells):
+    line(cells)
+    print("|---" * len(cells) + "|")
+
+
+def line(cells):
+    print("| " + " | ".join(cells) + " |")
 
 
 def main():
@@ -104,8 +125,7 @@ def main():
         print(f"### {title[0].upper()}{title[1:]}\n")
         for trace, policies, flags in parts:
             runs = run(binary, traces, trace, policies, flags)
-            for heading, cell in CELLS.items():
-                table(runs, column, heading, cell)
+            show(runs, column)
 
 
 if __name__ == "__main__":
