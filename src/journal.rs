@@ -64,6 +64,7 @@ impl Journal {
             status: 499,
             error: None,
             at: Moments { head: opening.head, ..Moments::default() },
+            held: Duration::ZERO,
             relay_blocked: Duration::ZERO,
             attempts: Vec::new(),
             decision: None,

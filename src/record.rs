@@ -266,6 +266,8 @@ pub struct Record {
     pub error: Option<&'static str>,
     /// Moments.
     pub at: Moments,
+    /// Waiting for its turn before the first decision, paced or queued.
+    pub held: Duration,
     /// Time in which the client's slowness held the stream up.
     pub relay_blocked: Duration,
     /// Every try, in order; the last one answered unless `error` says otherwise.

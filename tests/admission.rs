@@ -149,6 +149,9 @@ async fn a_late_request_waits_and_is_answered_when_there_is_room() {
     assert_eq!(sum(&gateway, "tokenway_queue_requests", &[]), 0.0);
     assert_eq!(sum(&gateway, "tokenway_queue_bytes", &[]), 0.0);
     assert_eq!(sum(&gateway, "tokenway_requests_total", &[]), 11.0);
+    let waited = sum(&gateway, "tokenway_stage_duration_seconds_sum", &[r#"stage="admit""#]);
+    let overhead = sum(&gateway, "tokenway_gateway_overhead_seconds_sum", &[]);
+    assert!(overhead < waited, "the wait is not our own work: {overhead} s of {waited} s");
 }
 
 #[tokio::test]

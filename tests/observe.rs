@@ -44,7 +44,7 @@ const CONTRACT: &[(&str, &str, f64)] = &[
     ("tokenway_time_per_output_token_seconds_count", "{ROUTE}", 1.0),
     ("tokenway_request_duration_seconds_sum", "{ROUTE}", 1.3),
     ("tokenway_time_to_first_byte_seconds_count", "{ROUTE}", 1.0),
-    ("tokenway_gateway_overhead_seconds_sum", "{ROUTE}", 0.002),
+    ("tokenway_gateway_overhead_seconds_sum", "{ROUTE}", 0.001),
     (
         "tokenway_tokens_total",
         r#"{class="short",kind="input_cached",model="llama",revision="v1",route="chat"}"#,

@@ -48,8 +48,8 @@ impl Exchange {
     /// Returns when it is to ask routing again.
     pub(super) async fn wait(&mut self, hold: Hold) -> Result<(), Failure> {
         let gateway = Arc::clone(self.gateway());
-        let now = gateway.clock.now();
-        self.take_seat(&hold, now)?;
+        let began = gateway.clock.now();
+        self.take_seat(&hold, began)?;
         let (end, failure) = self.end_of_wait(&hold);
         let Some((seat, _)) = &self.waits.seat else { return Ok(()) };
         self.journal.record().at.admitted = None;
@@ -59,7 +59,11 @@ impl Exchange {
             () = tokio::time::sleep_until(gateway.clock.instant(end)) => false,
         };
         let now = gateway.clock.now();
-        self.journal.record().at.admitted = Some(now);
+        let record = self.journal.record();
+        record.at.admitted = Some(now);
+        if record.at.routed.is_none() {
+            record.held += now.since(began);
+        }
         if hold.kind == Kind::Queued && gateway.drain.refuses() {
             return Err(Failure::Draining);
         }

@@ -74,6 +74,7 @@ pub(crate) fn stream() -> Record {
             last_token: Some(at(2210)),
             end: at(2300),
         },
+        held: Duration::ZERO,
         relay_blocked: Duration::ZERO,
         attempts: vec![attempt()],
         decision: Some(DecisionSummary {

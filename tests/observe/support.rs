@@ -185,6 +185,7 @@ pub(crate) fn record() -> Record {
         status: 200,
         error: None,
         at: moments(),
+        held: Duration::from_millis(1),
         relay_blocked: Duration::ZERO,
         attempts: vec![attempt(0xa0, Some("connect_refused")), attempt(0xa1, None)],
         decision: Some(DecisionSummary {

@@ -171,7 +171,8 @@ impl RequestSeries {
             observe(&self.first_byte, &families.first_byte, first_byte.since(read));
         }
         if let (Some(read), Some(routed)) = (at.read, at.routed) {
-            observe(&self.overhead, &families.overhead, routed.since(read));
+            let own = routed.since(read).saturating_sub(record.held);
+            observe(&self.overhead, &families.overhead, own);
         }
     }
 

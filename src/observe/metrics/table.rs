@@ -217,7 +217,7 @@ impl RouteFamilies {
             ),
             overhead: by_route(
                 "tokenway_gateway_overhead_seconds",
-                "Time the gateway added before it sent a request: from its last byte to the choice of a replica.",
+                "From the last byte of a request to the choice of a replica, without waiting for its turn.",
                 &edges.overhead,
             ),
             tokens: maker.counters(
