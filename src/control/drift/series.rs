@@ -329,7 +329,7 @@ impl Settings {
 }
 
 /// Score of a drift over days; see `docs/drift.md` for the false alarms that each costs.
-pub(super) const THRESHOLD: f64 = 3.25;
+pub(super) const THRESHOLD: f64 = 3.1;
 const RAW_BESIDE_RESIDUAL: f64 = 3.6;
 const ITL_THRESHOLD: f64 = 3.6;
 pub(super) const REPLICA_THRESHOLD: f64 = 3.6;

@@ -199,7 +199,7 @@ const FEWEST_EXPECTED: f64 = 5.0;
 mod tests {
     use super::*;
 
-    const SETUP: SlowSetup = SlowSetup { from: 35, lag: 7, threshold: 3.25 };
+    const SETUP: SlowSetup = SlowSetup { from: 35, lag: 7, threshold: 3.1 };
 
     /// `days` of 500 requests an hour, lognormal with median 60 ms; p99 as `p99(day)` says.
     fn blocks(days: u32, p99: impl Fn(f64) -> f64, median_ms: impl Fn(f64) -> f64) -> Blocks {
