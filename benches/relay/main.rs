@@ -4,7 +4,7 @@
 //!
 //! This process is the mock engine and the load client, on one CPU. Each proxy is a child process on another,
 //! so that `/proc` tells what it burnt: `floor` is this same file started with `relay-floor`, `gateway` is the
-//! `tokenway` binary with its default configuration. Repetitions alternate between the two, because the speed
+//! `tokenway` binary with its default configuration, built first as a user builds it. Repetitions alternate between the two, because the speed
 //! of a shared machine drifts: only ratios of one run mean anything, and nothing here passes or fails.
 
 mod engine;
@@ -43,6 +43,7 @@ fn main() -> Result<(), Failure> {
 }
 
 fn measure(options: &Options) -> Result<(), Failure> {
+    let gateway = options.gateway.clone().map_or_else(proxy::build, Ok)?;
     // 500 streams through one process are 1,000 sockets, and ours holds the engine's side too.
     rlimit::increase_nofile_limit(u64::MAX)?;
     let pinned = proxy::pin_self();
@@ -54,7 +55,7 @@ fn measure(options: &Options) -> Result<(), Failure> {
         proxies.push(Proxy::floor(&engine, pinned)?);
     }
     if options.subject != Some(Subject::Floor) {
-        proxies.push(Proxy::gateway(&options.gateway, &engine, pinned)?);
+        proxies.push(Proxy::gateway(&gateway, &engine, pinned)?);
     }
     for proxy in &mut proxies {
         runtime.block_on(proxy.ready(clock))?;
@@ -90,7 +91,8 @@ struct Options {
     repetitions: usize,
     subject: Option<Subject>,
     workloads: Vec<String>,
-    gateway: PathBuf,
+    /// Where it is; built if not said.
+    gateway: Option<PathBuf>,
 }
 
 impl Options {
@@ -101,7 +103,7 @@ impl Options {
             repetitions: 3,
             subject: None,
             workloads: Vec::new(),
-            gateway: PathBuf::from(env!("CARGO_BIN_EXE_tokenway")),
+            gateway: None,
         };
         let mut is_test = false;
         let mut rest = args.iter();
@@ -114,7 +116,7 @@ impl Options {
                 "--quick" => options.is_quick = true,
                 "--reps" => options.repetitions = value()?.parse()?,
                 "--workloads" => options.workloads = value()?.split(',').map(str::to_owned).collect(),
-                "--gateway" => options.gateway = PathBuf::from(value()?),
+                "--gateway" => options.gateway = Some(PathBuf::from(value()?)),
                 "--only" => {
                     options.subject = Some(match value()?.as_str() {
                         "floor" => Subject::Floor,

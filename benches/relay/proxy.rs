@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, TcpListener};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
@@ -95,6 +95,20 @@ impl Drop for Proxy {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Builds the gateway as a user does. The one that Cargo builds for benches has the features of the tests (a clock that can be
+/// paused), and the recorded profile does not fit it.
+pub(crate) fn build() -> Result<PathBuf, Failure> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let target = root.join("target/gateway");
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo.args(["build", "--release", "--locked", "--bin", "tokenway", "--target-dir"]).arg(&target);
+    let status = cargo.current_dir(root).status()?;
+    if !status.success() {
+        return Err(format!("the gateway could not be built: {status}").into());
+    }
+    Ok(target.join("release/tokenway"))
 }
 
 /// Puts this process on CPU 1, leaving CPU 0 to the proxies; false without `taskset` or a second CPU.
