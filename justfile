@@ -28,6 +28,10 @@ serve +urls:
 bench *args:
     cargo bench --locked --bench relay -- {{args}}
 
+# Records anew how release builds are laid out (docs/decisions/0005-recorded-profile.md); up to twenty minutes.
+profile:
+    benches/profile/record
+
 # Routing policies against a trace in simulated time; all flags of `tokenway replay`.
 replay trace *args:
     cargo run --release --locked -- replay {{trace}} --config benches/routing/goal.toml {{args}}
