@@ -9,7 +9,7 @@ use std::time::Duration;
 use serde_json::Value;
 use tokenway::fleet::status::ReplicaState;
 
-use support::client::{Http2, Reply, read_http2};
+use support::client::{Body, Http2, Reply, read_http2};
 use support::replica::{Gate, Replica, Step};
 use support::{Gateway, config, until, wire};
 
@@ -386,47 +386,40 @@ async fn a_broken_responses_stream_ends_with_response_failed_and_the_next_number
     }
 }
 
-#[tokio::test]
-async fn a_failure_behind_a_heartbeat_is_an_error_event() {
+/// What a client gets behind the heartbeat of a gateway whose replica does this after it.
+async fn behind_a_heartbeat(then: Vec<Step>) -> (Gateway, Replica, Body) {
     let replica = Replica::start().await;
     let mut config = config::of(&[&replica]);
     config.server.heartbeat = Some(Duration::from_millis(50));
     let gateway = Gateway::start(config).await;
     let gate = Gate::new();
-    replica.next(vec![Step::Wait(gate.clone()), Step::Close]);
+    replica.next([vec![Step::Wait(gate.clone())], then].concat());
     let mut client = gateway.client().await;
     client.post(PATH, &[], CHAT.as_bytes()).await;
     assert_eq!(client.head().await.status, 200);
     client.read_until(": heartbeat\n\n").await;
     gate.cancel();
     let rest = client.rest().await;
+    gateway.idle().await;
+    (gateway, replica, rest)
+}
+
+#[tokio::test]
+async fn a_failure_behind_a_heartbeat_is_an_error_event() {
+    let (_gateway, _replica, rest) = behind_a_heartbeat(vec![Step::Close]).await;
     assert!(!rest.is_complete);
     let text = String::from_utf8(rest.bytes).unwrap();
     assert_broken(text.trim_start_matches(": heartbeat\n\n"), "", "replica_failed", "behind a heartbeat");
-    gateway.idle().await;
 }
 
 #[tokio::test]
 async fn what_an_engine_rejects_behind_a_heartbeat_is_told_in_its_own_words() {
-    let replica = Replica::start().await;
-    let mut config = config::of(&[&replica]);
-    config.server.heartbeat = Some(Duration::from_millis(50));
-    let gateway = Gateway::start(config).await;
-    let gate = Gate::new();
     let told =
         "{\"error\":\n{\"message\":\"too long\",\"type\":\"BadRequestError\",\"param\":null,\"code\":400}}";
-    let mut script = vec![Step::Wait(gate.clone())];
-    script.extend(wire::json(400, told));
-    replica.next(script);
-    let mut client = gateway.client().await;
-    client.post(PATH, &[], CHAT.as_bytes()).await;
-    assert_eq!(client.head().await.status, 200);
-    client.read_until(": heartbeat\n\n").await;
-    gate.cancel();
-    let text = String::from_utf8(client.rest().await.bytes).unwrap();
+    let (gateway, replica, rest) = behind_a_heartbeat(wire::json(400, told)).await;
+    let text = String::from_utf8(rest.bytes).unwrap();
     let event = text.trim_start_matches(": heartbeat\n\n");
     assert_eq!(event, format!("data: {}\n\n", told.replace('\n', " ")));
-    gateway.idle().await;
     assert_eq!(gateway.state_of(&replica), ReplicaState::Ready, "it is not the replica's fault");
 }
 

@@ -100,7 +100,7 @@ impl ConnectionPhase {
     }
 
     fn read(&self, bytes: &[u8]) {
-        if bytes.is_empty() || self.requests.load(Ordering::Relaxed) > 0 {
+        if bytes.is_empty() || !self.is_between_requests() {
             return;
         }
         if self.http2.is_cancelled() {
@@ -221,16 +221,21 @@ impl<S: AsyncRead> AsyncRead for PhaseIo<S> {
     }
 }
 
+/// The length of a refusal of hyper's own that was taken over: the connection's last answer.
+#[inline]
+fn take_over(phase: &ConnectionPhase, refusals: &mut Refusals, bufs: &[io::IoSlice<'_>]) -> Option<usize> {
+    let length = if phase.is_between_requests() { refusals.take_over(bufs)? } else { return None };
+    phase.leaves();
+    Some(length)
+}
+
 impl<S: AsyncRead + AsyncWrite> AsyncWrite for PhaseIo<S> {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         let this = self.project();
-        if this.phase.is_between_requests()
-            && let Some(length) = this.refusals.take_over(&[io::IoSlice::new(buf)])
-        {
-            this.phase.leaves();
-            return Poll::Ready(Ok(length));
+        match take_over(this.phase, this.refusals, &[io::IoSlice::new(buf)]) {
+            Some(length) => Poll::Ready(Ok(length)),
+            None => this.stream.poll_write(cx, buf),
         }
-        this.stream.poll_write(cx, buf)
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -251,13 +256,10 @@ impl<S: AsyncRead + AsyncWrite> AsyncWrite for PhaseIo<S> {
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let this = self.project();
-        if this.phase.is_between_requests()
-            && let Some(length) = this.refusals.take_over(bufs)
-        {
-            this.phase.leaves();
-            return Poll::Ready(Ok(length));
+        match take_over(this.phase, this.refusals, bufs) {
+            Some(length) => Poll::Ready(Ok(length)),
+            None => this.stream.poll_write_vectored(cx, bufs),
         }
-        this.stream.poll_write_vectored(cx, bufs)
     }
 
     fn is_write_vectored(&self) -> bool {

@@ -84,27 +84,31 @@ pub fn event(dialect: Dialect, failure: &Failure<'_>, at: &Place<'_>) -> Bytes {
 #[must_use]
 pub fn engine_event(dialect: Dialect, body: &[u8]) -> Bytes {
     let mut out = Vec::with_capacity(body.len() + 32);
-    if matches!(dialect, Dialect::Messages | Dialect::CountTokens) {
-        out.extend_from_slice(b"event: error\n");
-    }
-    out.extend_from_slice(b"data: ");
-    // A line break would end the field; JSON has none but between its tokens.
-    out.extend(body.iter().map(|byte| if matches!(byte, b'\r' | b'\n') { b' ' } else { *byte }));
-    out.extend_from_slice(b"\n\n");
+    let name = if matches!(dialect, Dialect::Messages | Dialect::CountTokens) { "error" } else { "" };
+    frame(&mut out, name, |out| {
+        // A line break would end the field; JSON has none but between its tokens.
+        out.extend(body.iter().map(|byte| if matches!(byte, b'\r' | b'\n') { b' ' } else { *byte }));
+    });
     out.into()
 }
 
 fn write(out: &mut Vec<u8>, name: &str, data: &impl Serialize) {
+    frame(out, name, |out| {
+        // Neither the shapes below nor a write to memory can fail; an event without data would be dropped by readers.
+        if serde_json::to_writer(&mut *out, data).is_err() {
+            out.extend_from_slice(b"{\"error\":{}}");
+        }
+    });
+}
+
+fn frame(out: &mut Vec<u8>, name: &str, data: impl FnOnce(&mut Vec<u8>)) {
     if !name.is_empty() {
         out.extend_from_slice(b"event: ");
         out.extend_from_slice(name.as_bytes());
         out.push(b'\n');
     }
     out.extend_from_slice(b"data: ");
-    // Neither the shapes below nor a write to memory can fail; an event without data would be dropped by readers.
-    if serde_json::to_writer(&mut *out, data).is_err() {
-        out.extend_from_slice(b"{\"error\":{}}");
-    }
+    data(out);
     out.extend_from_slice(b"\n\n");
 }
 

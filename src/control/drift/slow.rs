@@ -197,9 +197,10 @@ const FEWEST_EXPECTED: f64 = 5.0;
 
 #[cfg(test)]
 mod tests {
+    use super::super::series::THRESHOLD;
     use super::*;
 
-    const SETUP: SlowSetup = SlowSetup { from: 35, lag: 7, threshold: 3.1 };
+    const SETUP: SlowSetup = SlowSetup { from: 35, lag: 7, threshold: THRESHOLD };
 
     /// `days` of 500 requests an hour, lognormal with median 60 ms; p99 as `p99(day)` says.
     fn blocks(days: u32, p99: impl Fn(f64) -> f64, median_ms: impl Fn(f64) -> f64) -> Blocks {

@@ -160,7 +160,7 @@ mod tests {
             last = harm;
         }
         for (stall, harm) in STALLS.into_iter().zip(curve.points()) {
-            assert!((curve.at(stall) - harm).abs() < 1e-5, "{harm} after {stall} ms");
+            assert!((curve.at(stall) - harm).abs() < 1e-5, "{harm} after {stall} s");
         }
         assert_eq!(curve.at(f32::INFINITY), curve.points()[POINTS - 1]);
         assert!(curve.at(f32::NAN).is_finite() || curve.at(f32::NAN).is_nan());
