@@ -239,7 +239,7 @@ impl Observer {
         let waits = self.engine_spans.as_ref().is_some_and(|engine_spans| engine_spans.takes(record, keep));
         self.metrics.record(record, &judgement, !waits);
         if !waits {
-            self.settled.log(record);
+            self.settled.log(record, &judgement);
         }
         if keep && !waits {
             self.settled.export(record);

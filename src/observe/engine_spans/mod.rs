@@ -57,17 +57,18 @@ pub(super) struct Settled {
 impl Settled {
     /// Judged anew: with the engine's figures the time may have gone elsewhere.
     fn tell(&self, Ready { record, keep }: &Ready) {
-        self.metrics.settled(record, &Judgement::of(record));
-        self.log(record);
+        let judgement = Judgement::of(record);
+        self.metrics.settled(record, &judgement);
+        self.log(record, &judgement);
         if *keep {
             self.export(record);
         }
     }
 
     /// Writes the record's line.
-    pub(super) fn log(&self, record: &Arc<Record>) {
+    pub(super) fn log(&self, record: &Record, judgement: &Judgement) {
         if let Some(log) = &self.access_log {
-            log.record(record);
+            log.record(record, judgement);
         }
     }
 

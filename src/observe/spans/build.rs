@@ -10,7 +10,8 @@ use opentelemetry::{Array, InstrumentationScope, KeyValue, StringValue, Value as
 use opentelemetry_sdk::trace::{SpanData, SpanEvents, SpanLinks};
 
 use crate::clock::{Clock, Stamp};
-use crate::observe::attributes::{Value, attributes};
+use crate::observe::attributes::{self, Value};
+use crate::observe::judgement::Judgement;
 use crate::observe::trace_context::new_span_id;
 use crate::record::{Attempt, Outcome, Record};
 
@@ -61,8 +62,9 @@ impl<'a> Build<'a> {
         span.name = name.into();
         span.span_kind = SpanKind::Server;
         span.parent_span_is_remote = record.trace.parent.is_some();
-        span.attributes =
-            attributes(record).into_iter().map(|(name, value)| key_value(name, value)).collect();
+        attributes::each(record, &Judgement::of(record), |name, value| {
+            span.attributes.push(key_value(name, value));
+        });
         span.attributes.push(KeyValue::new("tokenway.request_id", record.request_id.to_string()));
         span.events.events = self.events();
         if record.outcome == Outcome::Failed || record.status >= 500 {
