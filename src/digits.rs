@@ -24,23 +24,31 @@ pub fn millis(out: &mut Vec<u8>, span: Duration) {
     let micros = u64::try_from(span.as_micros()).unwrap_or(u64::MAX);
     int(out, micros / 1000);
     out.push(b'.');
-    fraction(out, micros % 1000, 3);
+    fraction::<3>(out, micros % 1000);
 }
 
-/// Appends a duration in seconds, to the microsecond, without trailing zeros: `1.25`.
-pub fn seconds(out: &mut Vec<u8>, micros: u64) {
-    int(out, micros / 1_000_000);
+/// Appends a duration in seconds, rounded to the microsecond, without trailing zeros: `1.25`.
+pub fn seconds(out: &mut Vec<u8>, span: Duration) {
+    let micros = u64::from(span.subsec_nanos() + 500) / 1000;
+    int(out, span.as_secs() + micros / 1_000_000);
     out.push(b'.');
-    let start = out.len();
-    fraction(out, micros % 1_000_000, 6);
-    while out.len() > start + 1 && out.last() == Some(&b'0') {
-        out.pop();
-    }
+    let digits = places::<6>(micros % 1_000_000);
+    let zeros = digits[1..].iter().rev().take_while(|digit| **digit == b'0').count();
+    out.extend_from_slice(&digits[..digits.len() - zeros]);
 }
 
-/// Appends a number with leading zeros.
-pub fn fraction(out: &mut Vec<u8>, number: u64, digits: u32) {
-    out.extend((0..digits).rev().map(|place| b'0' + (number / 10u64.pow(place) % 10) as u8));
+/// Appends the last `N` digits of a number, leading zeros included.
+pub fn fraction<const N: usize>(out: &mut Vec<u8>, number: u64) {
+    out.extend_from_slice(&places::<N>(number));
+}
+
+fn places<const N: usize>(mut number: u64) -> [u8; N] {
+    let mut digits = [b'0'; N];
+    for digit in digits.iter_mut().rev() {
+        *digit += (number % 10) as u8;
+        number /= 10;
+    }
+    digits
 }
 
 #[cfg(test)]
@@ -58,7 +66,7 @@ mod tests {
         for number in [0, 1, 9, 10, 255, 4096, u64::MAX] {
             assert_eq!(written(|out| int(out, number)), format!("={number}"));
             assert_eq!(written(|out| hex(out, u128::from(number), 16)), format!("={number:016x}"));
-            assert_eq!(written(|out| fraction(out, number % 1000, 3)), format!("={:03}", number % 1000));
+            assert_eq!(written(|out| fraction::<3>(out, number)), format!("={:03}", number % 1000));
         }
         assert_eq!(written(|out| hex(out, u128::MAX - 5, 32)), format!("={:032x}", u128::MAX - 5));
     }
@@ -72,8 +80,10 @@ mod tests {
             (2_000_000, "=2000.000", "=2.0"),
             (61_020_300, "=61020.300", "=61.0203"),
         ] {
-            assert_eq!(written(|out| millis(out, Duration::from_micros(micros))), in_ms);
-            assert_eq!(written(|out| seconds(out, micros)), in_seconds);
+            let span = Duration::from_micros(micros);
+            assert_eq!(written(|out| millis(out, span)), in_ms);
+            assert_eq!(written(|out| seconds(out, span)), in_seconds);
         }
+        assert_eq!(written(|out| seconds(out, Duration::from_nanos(1_999_999_500))), "=2.0");
     }
 }

@@ -58,22 +58,6 @@ impl Stage {
         }
     }
 
-    /// Its name as a span attribute and in the access log.
-    #[must_use]
-    pub fn attribute(self) -> &'static str {
-        match self {
-            Self::Read => "tokenway.stage.read",
-            Self::Admit => "tokenway.stage.admit",
-            Self::Route => "tokenway.stage.route",
-            Self::Connect => "tokenway.stage.connect",
-            Self::EngineQueue => "tokenway.stage.engine_queue",
-            Self::Prefill => "tokenway.stage.prefill",
-            Self::Decode => "tokenway.stage.decode",
-            Self::EngineOther => "tokenway.stage.engine_other",
-            Self::Relay => "tokenway.stage.relay",
-        }
-    }
-
     /// Whether its time is part of TTFT: after the request was read and before the first token.
     #[must_use]
     pub fn is_before_first_token(self) -> bool {

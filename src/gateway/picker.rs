@@ -13,7 +13,7 @@ use crate::fleet::pick::Pick;
 use crate::fleet::registry::PoolState;
 use crate::fleet::replica::Replica;
 use crate::record::{DecisionSummary, Weighed};
-use crate::routing::{self, Aim, Candidate, LoadGuard, Placement, Query, SlotSet, Verdict};
+use crate::routing::{self, Aim, Candidate, LoadGuard, Placement, Query, SlotSet, Terms, Verdict};
 
 /// The replicas that a request has tried, by pool.
 pub type Tried = smallvec::SmallVec<[(Arc<str>, SlotSet); 1]>;
@@ -176,7 +176,7 @@ fn choose(
     }
     let (Verdict::Place(decision) | Verdict::Hopeless { decision, .. }) = verdict else { return None };
     let is_explained = decision.predicted_ttft.is_some() && gateway.explained.is_due(now);
-    let weighed = if is_explained { weighed(&query, &mut candidates, &replicas) } else { Box::default() };
+    let weighed = if is_explained { weighed(&query, &candidates, &replicas) } else { Box::default() };
     let replica = Arc::clone(replicas.iter().find(|r| r.slot == decision.slot)?);
     let placement = Placement {
         at: now,
@@ -201,20 +201,19 @@ fn choose(
 }
 
 /// The terms of the candidates that came closest, by the names that people know.
-fn weighed(query: &Query<'_>, candidates: &mut [Candidate<'_>], replicas: &[Arc<Replica>]) -> Box<[Weighed]> {
-    routing::price_all(query, candidates);
-    let named = |candidate: &Candidate<'_>| {
+fn weighed(query: &Query<'_>, candidates: &[Candidate<'_>], replicas: &[Arc<Replica>]) -> Box<[Weighed]> {
+    let named = |(candidate, terms): (&Candidate<'_>, Terms)| {
         let replica = replicas.iter().find(|r| r.slot == candidate.slot)?;
         Some(Weighed {
             replica: Arc::clone(&replica.served.replica),
-            predicted_ttft: candidate.terms.ttft(),
+            predicted_ttft: terms.ttft(),
             predicted_hit: candidate.hit,
-            wait: candidate.terms.wait,
-            prefill: candidate.terms.prefill,
-            harm: candidate.terms.harm,
-            late: candidate.terms.late,
-            cost: candidate.terms.cost,
+            wait: terms.wait,
+            prefill: terms.prefill,
+            harm: terms.harm,
+            late: terms.late,
+            cost: terms.cost,
         })
     };
-    routing::cheapest(candidates).into_iter().filter_map(named).collect()
+    routing::cheapest(query, candidates).into_iter().filter_map(named).collect()
 }

@@ -20,18 +20,14 @@ pub fn write_utc(out: &mut Vec<u8>, time: SystemTime) {
     let (days, second) = (since.as_secs() / 86_400, since.as_secs() % 86_400);
     let (year, month, day) = date(days);
     let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
-    for (number, digits, behind) in [
-        (year, 4, b'-'),
-        (month, 2, b'-'),
-        (day, 2, b'T'),
-        (hour, 2, b':'),
-        (minute, 2, b':'),
-        (second, 2, b'.'),
-        (u64::from(since.subsec_micros()), 6, b'Z'),
-    ] {
-        digits::fraction(out, number, digits);
-        out.push(behind);
+    digits::fraction::<4>(out, year);
+    for (before, number) in [(b'-', month), (b'-', day), (b'T', hour), (b':', minute), (b':', second)] {
+        out.push(before);
+        digits::fraction::<2>(out, number);
     }
+    out.push(b'.');
+    digits::fraction::<6>(out, u64::from(since.subsec_micros()));
+    out.push(b'Z');
 }
 
 /// The Gregorian date of a day since 1970-01-01. Years are taken to begin in March, so that the leap day is the

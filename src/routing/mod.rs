@@ -31,21 +31,20 @@ pub use self::hazard::{Curve, POINTS};
 pub use self::load::{Lesson, LoadGuard, LoadView, Pace, Placement, REFRESH_EVERY, Refreshed, ReplicaLoad};
 pub use self::policies::{Choice, Eligible, Policy, Reason};
 pub use self::pools::PoolWheel;
+use self::predictor::EngineCache;
 pub use self::predictor::{Calibration, Estimate, PoolModel, PoolView, Terms};
-use self::predictor::{EngineCache, Queue};
 use self::prefix_index::Hits;
 pub use self::prefix_index::PrefixIndex;
 use self::score::Stakes;
 pub use self::slots::SlotSet;
 pub use self::verdict::{Aim, PATIENCE, Verdict, judge};
 pub use self::work::Work;
-use crate::clock::Stamp;
 use crate::fleet::status::EngineSignals;
 use crate::record::DecisionSummary;
 use crate::units::Tokens;
 
 /// Chooses among the candidates; `None` when all of them are excluded. Afterwards each candidate holds what was
-/// found for it (`hit`, `terms`), for the decision log.
+/// found for it (`hit`, `cost`), for the decision log.
 #[must_use]
 pub fn decide(policy: &dyn Policy, query: &Query<'_>, candidates: &mut [Candidate<'_>]) -> Option<Decision> {
     weigh(query, candidates);
@@ -59,19 +58,17 @@ pub fn decide(policy: &dyn Policy, query: &Query<'_>, candidates: &mut [Candidat
         _ => policy.choose(query, &eligible)?,
     };
     let count = eligible.count();
-    let winner = candidates.get_mut(choice.at)?;
-    if !policy.predicts() {
-        // What it will meet is worth knowing however it was chosen.
-        price_all(query, std::slice::from_mut(winner));
-    }
+    let winner = candidates.get(choice.at)?;
+    // What it will meet is worth knowing however it was chosen.
+    let terms = Stakes::of(query).terms(winner);
     Some(Decision {
         at: choice.at,
         slot: winner.slot,
         policy: policy.name().as_str(),
         reason: choice.reason,
-        predicted_ttft: policy.predicts().then(|| winner.terms.ttft()),
+        predicted_ttft: policy.predicts().then(|| terms.ttft()),
         hit: winner.hit,
-        terms: winner.terms,
+        terms,
         candidates: u16::try_from(count).unwrap_or(u16::MAX),
     })
 }
@@ -169,8 +166,9 @@ pub struct Candidate<'a> {
     cache: Option<EngineCache>,
     /// Found by [`decide`]: prompt tokens believed to be cached there.
     pub hit: Tokens,
-    /// Found by [`decide`]: what the request would meet there, and what that costs where the policy predicts.
-    pub terms: Terms,
+    /// Found by [`decide`] where the policy predicts: what the choice costs in seconds, or a part of that which already
+    /// rules it out.
+    pub cost: f64,
 }
 
 impl<'a> Candidate<'a> {
@@ -188,7 +186,7 @@ impl<'a> Candidate<'a> {
             block_tokens: DEFAULT_BLOCK_TOKENS,
             cache: None,
             hit: Tokens(0),
-            terms: Terms::default(),
+            cost: 0.0,
         }
     }
 
@@ -250,15 +248,20 @@ impl Decision {
     }
 }
 
-/// The candidates that came closest, the cheapest first: what a log can hold of a decision.
+/// What the candidates that came closest would have meant, the cheapest first: what a log can hold of a decision.
 #[must_use]
-pub fn cheapest<'c, 'a>(candidates: &'c [Candidate<'a>]) -> SmallVec<[&'c Candidate<'a>; LOGGED]> {
-    let mut best: SmallVec<[&Candidate<'_>; LOGGED]> = SmallVec::new();
+pub fn cheapest<'c, 'a>(
+    query: &Query<'_>,
+    candidates: &'c [Candidate<'a>],
+) -> SmallVec<[(&'c Candidate<'a>, Terms); LOGGED]> {
+    let stakes = Stakes::of(query);
+    let mut best: SmallVec<[(&Candidate<'_>, Terms); LOGGED]> = SmallVec::new();
     for candidate in candidates {
-        let at = best.partition_point(|other| other.terms.cost <= candidate.terms.cost);
+        let terms = stakes.terms(candidate);
+        let at = best.partition_point(|(_, other)| other.cost <= terms.cost);
         if at < LOGGED {
             best.truncate(LOGGED - 1);
-            best.insert(at, candidate);
+            best.insert(at, (candidate, terms));
         }
     }
     best
@@ -280,65 +283,27 @@ fn weigh(query: &Query<'_>, candidates: &mut [Candidate<'_>]) {
 }
 
 /// Prices every candidate that may be the cheapest or nearly so. Missed SLOs only add: who is dearer without them than
-/// another is with them needs no closer look, and its `cost` stays at what it is at least.
+/// another is with them needs no closer look, and its `cost` stays at that.
 fn price(query: &Query<'_>, candidates: &mut [Candidate<'_>]) {
-    let pool = query.model.view();
-    let stakes = Stakes::of(query, &pool);
+    let stakes = Stakes::of(query);
     let mut first = (f64::INFINITY, 0);
     for (at, candidate) in candidates.iter_mut().enumerate() {
-        expect(query, &pool, candidate);
-        if candidate.terms.cost < first.0 && !query.excluded.contains(candidate.slot) {
-            first = (candidate.terms.cost, at);
+        candidate.cost = stakes.least_cost(candidate);
+        if candidate.cost < first.0 && !query.excluded.contains(candidate.slot) {
+            first = (candidate.cost, at);
         }
     }
     let Some(promising) = candidates.get_mut(first.1) else { return };
-    add_misses(query, &stakes, promising);
-    let mut least = promising.terms.cost;
+    promising.cost = stakes.terms(promising).cost;
+    let mut least = promising.cost;
     for (at, candidate) in candidates.iter_mut().enumerate() {
-        if at != first.1 && candidate.terms.cost <= least + policies::NEAR {
-            add_misses(query, &stakes, candidate);
-            if candidate.terms.cost < least && !query.excluded.contains(candidate.slot) {
-                least = candidate.terms.cost;
+        if at != first.1 && candidate.cost <= least + policies::NEAR {
+            candidate.cost = stakes.terms(candidate).cost;
+            if candidate.cost < least && !query.excluded.contains(candidate.slot) {
+                least = candidate.cost;
             }
         }
     }
-}
-
-/// Prices every candidate to the last term, for whoever wants to see why the others lost.
-pub fn price_all(query: &Query<'_>, candidates: &mut [Candidate<'_>]) {
-    let pool = query.model.view();
-    let stakes = Stakes::of(query, &pool);
-    for candidate in candidates {
-        expect(query, &pool, candidate);
-        add_misses(query, &stakes, candidate);
-    }
-}
-
-/// Works out what the request would meet at a candidate, and what that costs at least.
-#[inline]
-fn expect(query: &Query<'_>, pool: &PoolView, candidate: &mut Candidate<'_>) {
-    let now = query.aim.now;
-    let (estimate, load) = (query.model.estimate(candidate.slot, now), candidate.load.view());
-    let work = Work::of(query.prompt.tokens.saturating_sub(candidate.hit), candidate.hit);
-    let queue = Queue {
-        own: &load,
-        foreign: &candidate.foreign,
-        batch_limit: candidate.batch_limit,
-        cache: candidate.cache,
-        head_age: seconds_between(load.head_since, now),
-    };
-    candidate.terms = estimate.terms(pool, &queue, work);
-    Stakes::price(candidate, &estimate);
-}
-
-/// Adds the SLOs that the choice of a candidate would miss.
-fn add_misses(query: &Query<'_>, stakes: &Stakes, candidate: &mut Candidate<'_>) {
-    let estimate = query.model.estimate(candidate.slot, query.aim.now);
-    stakes.add_misses(candidate, &candidate.load.view(), &estimate);
-}
-
-fn seconds_between(earlier: Stamp, later: Stamp) -> f64 {
-    later.as_nanos().saturating_sub(earlier.as_nanos()) as f64 * 1e-9
 }
 
 /// Candidates that a decision log shows.

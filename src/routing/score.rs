@@ -5,51 +5,70 @@
 //! token (`hazard`). So a hit is worth what it saves, twice; a hot prefix is copied to a second replica as soon as its
 //! queue costs more than that; and a prompt goes where the streams can bear it. Absent bounds cost nothing.
 
-use super::{Candidate, Curve, Estimate, LoadView, PoolView, Query};
+use super::predictor::Queue;
+use super::{Candidate, Estimate, LoadView, PoolView, Query, Terms, Work};
+use crate::clock::Stamp;
 
 /// What is at stake for one request, the same at every candidate.
-#[derive(Debug)]
-pub(super) struct Stakes {
+pub(super) struct Stakes<'a> {
+    query: &'a Query<'a>,
+    pool: PoolView,
     /// Seconds that it has waited, and one over its TTFT bound; the bound is infinite where it has none.
     waited: f64,
     per_bound: f64,
     /// Seconds per token; infinite where unbounded.
     tpot: f64,
-    fresh: Curve,
 }
 
-impl Stakes {
-    pub(super) fn of(query: &Query<'_>, pool: &PoolView) -> Self {
+impl<'a> Stakes<'a> {
+    pub(super) fn of(query: &'a Query<'a>) -> Self {
         let slo = &query.aim.slo;
         Self {
+            query,
+            pool: query.model.view(),
             waited: query.aim.waited.as_secs_f64(),
             per_bound: slo.ttft.map_or(0.0, |bound| 1.0 / bound.as_secs_f64().max(1e-3)),
             tpot: slo.tpot.map_or(f64::INFINITY, |bound| bound.as_secs_f64()),
-            fresh: pool.fresh,
         }
     }
 
-    /// Notes what a candidate costs at least: all but the terms that [`Self::add_misses`] adds.
+    /// What a candidate costs at least: all but the SLOs that would be missed.
     #[inline]
-    pub(super) fn price(candidate: &mut Candidate<'_>, estimate: &Estimate) {
-        let terms = &mut candidate.terms;
-        let crowding = CROWDING * candidate.requests * (terms.prefill + estimate.step(0));
-        terms.cost = terms.seconds() + OTHERS_WAIT * terms.prefill + crowding;
+    pub(super) fn least_cost(&self, candidate: &Candidate<'_>) -> f64 {
+        self.expect(candidate).0.cost
     }
 
-    /// Adds the SLOs that would be missed, its own and those of others: never less than none.
-    pub(super) fn add_misses(&self, candidate: &mut Candidate<'_>, load: &LoadView, estimate: &Estimate) {
-        let harm = self.harm(candidate, load, estimate.step(load.context));
-        let terms = &mut candidate.terms;
-        terms.harm = harm;
+    /// What the request would meet at a candidate, and what that costs.
+    pub(super) fn terms(&self, candidate: &Candidate<'_>) -> Terms {
+        let (mut terms, load, estimate) = self.expect(candidate);
+        terms.harm = self.harm(candidate, &terms, &load, estimate.step(load.context));
         terms.late = chance_of_late((self.waited + terms.seconds()) * self.per_bound);
         terms.cost += MISS * (terms.harm + terms.late);
+        terms
+    }
+
+    /// All terms but the missed SLOs, and what they were made of.
+    #[inline]
+    fn expect(&self, candidate: &Candidate<'_>) -> (Terms, LoadView, Estimate) {
+        let now = self.query.aim.now;
+        let (estimate, load) = (self.query.model.estimate(candidate.slot, now), candidate.load.view());
+        let work = Work::of(self.query.prompt.tokens.saturating_sub(candidate.hit), candidate.hit);
+        let queue = Queue {
+            own: &load,
+            foreign: &candidate.foreign,
+            batch_limit: candidate.batch_limit,
+            cache: candidate.cache,
+            head_age: seconds_between(load.head_since, now),
+        };
+        let mut terms = estimate.terms(&self.pool, &queue, work);
+        let crowding = CROWDING * candidate.requests * (terms.prefill + estimate.step(0));
+        terms.cost = terms.seconds() + OTHERS_WAIT * terms.prefill + crowding;
+        (terms, load, estimate)
     }
 
     /// Streams that this prefill is expected to push over their bound.
     #[inline]
-    fn harm(&self, candidate: &Candidate<'_>, load: &LoadView, step: f64) -> f64 {
-        let terms = &candidate.terms;
+    fn harm(&self, candidate: &Candidate<'_>, terms: &Terms, load: &LoadView, step: f64) -> f64 {
         let anyway = (terms.wait - terms.slot_wait) as f32;
         let running = candidate.load.harm(anyway, terms.prefill as f32);
         // Streams of others are taken to be like ours.
@@ -65,8 +84,12 @@ impl Stakes {
         // Those that wait will have begun when this one is computed: without any slack, and bounded as this one is.
         let spare = self.tpot - step;
         let stall = if spare > 0.0 { terms.prefill * FRESH_SPARE / spare } else { 0.0 };
-        running + load.bounded as f64 * f64::from(self.fresh.at(stall as f32))
+        running + load.bounded as f64 * f64::from(self.pool.fresh.at(stall as f32))
     }
+}
+
+fn seconds_between(earlier: Stamp, later: Stamp) -> f64 {
+    later.as_nanos().saturating_sub(earlier.as_nanos()) as f64 * 1e-9
 }
 
 /// Predictions err by about a tenth: what takes nine tenths of the bound is late every other time.

@@ -19,10 +19,8 @@ pub(super) fn write(out: &mut Vec<u8>, record: &Record, judgement: &Judgement, c
     out.extend_from_slice(b",\"trace_id\":\"");
     digits::hex(out, record.trace.trace_id, 32);
     out.push(b'"');
-    attributes::each(record, judgement, |name, value| {
-        out.extend_from_slice(b",\"");
-        out.extend_from_slice(name.as_bytes());
-        out.extend_from_slice(b"\":");
+    attributes::each(record, judgement, |key, value| {
+        out.extend_from_slice(key.member.as_bytes());
         write_value(out, &value);
     });
     out.extend_from_slice(b"}\n");
@@ -37,8 +35,13 @@ fn write_value(out: &mut Vec<u8>, value: &Value<'_>) {
             }
             digits::int(out, number.unsigned_abs());
         }
+        Value::Name(name) => {
+            out.push(b'"');
+            out.extend_from_slice(name.as_bytes());
+            out.push(b'"');
+        }
         // Microseconds are all that is meant; the rest is noise in every line.
-        Value::Float(seconds) => digits::seconds(out, (seconds * 1e6).round() as u64),
+        Value::Span(span) => digits::seconds(out, *span),
         Value::Bool(true) => out.extend_from_slice(b"true"),
         Value::Bool(false) => out.extend_from_slice(b"false"),
         Value::List(texts) => {

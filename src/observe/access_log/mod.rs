@@ -7,6 +7,7 @@
 
 mod line;
 
+use std::cell::Cell;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::os::fd::AsFd;
@@ -73,17 +74,17 @@ impl AccessLog {
 
     /// Queues a record's line, or drops and counts it.
     pub fn record(&self, record: &Record, judgement: &Judgement) {
-        let mut line = Vec::with_capacity(USUAL_LINE);
-        line::write(&mut line, record, judgement, &self.clock);
-        let is_taken = self.queue.change(|pending| {
-            let has_room = pending.lines.text.len() + line.len() <= MOST_PENDING;
-            if has_room {
-                pending.lines.text.extend_from_slice(&line);
-                pending.lines.count += 1;
-            }
-            has_room
+        // Made outside of the lock, in memory that is in the cache already. A thread that ends has none any more.
+        let is_written = DRAFT.try_with(|draft| {
+            let mut line = draft.take();
+            line.clear();
+            line::write(&mut line, record, judgement, &self.clock);
+            let is_taken = self.queue.change(|pending| pending.lines.add(&line));
+            line.shrink_to(LONGEST_DRAFT);
+            draft.set(line);
+            is_taken
         });
-        if !is_taken {
+        if is_written != Ok(true) {
             self.metrics.access_log_dropped(1);
         }
     }
@@ -135,6 +136,18 @@ impl Queue {
             is_closed: pending.is_closed,
             ..Pending::default()
         }
+    }
+}
+
+impl Lines {
+    /// Appends a line, if there is room.
+    fn add(&mut self, line: &[u8]) -> bool {
+        let has_room = self.text.len() + line.len() <= MOST_PENDING;
+        if has_room {
+            self.text.extend_from_slice(line);
+            self.count += 1;
+        }
+        has_room
     }
 }
 
@@ -229,8 +242,13 @@ impl Writer {
     }
 }
 
+thread_local! {
+    /// Room for a line in the making.
+    static DRAFT: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
+}
+
 /// Bytes that may wait for the writer; about as many lines as it has kilobytes. As much again is being written.
 const MOST_PENDING: usize = 4 << 20;
-const USUAL_LINE: usize = 1536;
+const LONGEST_DRAFT: usize = 16 << 10;
 const USUAL_BATCH: usize = 256 << 10;
 const GATHER: Duration = Duration::from_millis(2);

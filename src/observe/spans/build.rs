@@ -62,8 +62,8 @@ impl<'a> Build<'a> {
         span.name = name.into();
         span.span_kind = SpanKind::Server;
         span.parent_span_is_remote = record.trace.parent.is_some();
-        attributes::each(record, &Judgement::of(record), |name, value| {
-            span.attributes.push(key_value(name, value));
+        attributes::each(record, &Judgement::of(record), |key, value| {
+            span.attributes.push(key_value(key.name, value));
         });
         span.attributes.push(KeyValue::new("tokenway.request_id", record.request_id.to_string()));
         span.events.events = self.events();
@@ -163,8 +163,9 @@ impl<'a> Build<'a> {
 fn key_value(name: &'static str, value: Value<'_>) -> KeyValue {
     let value = match value {
         Value::Str(text) => OtelValue::from(text.to_owned()),
+        Value::Name(name) => OtelValue::from(name),
         Value::Int(number) => OtelValue::from(number),
-        Value::Float(number) => OtelValue::from(number),
+        Value::Span(span) => OtelValue::from(span.as_secs_f64()),
         Value::Bool(fact) => OtelValue::from(fact),
         Value::List(texts) => OtelValue::Array(Array::String(
             texts.into_iter().map(|t| StringValue::from(t.to_owned())).collect(),

@@ -31,8 +31,8 @@ impl Policy for Latency {
             .session
             .or(query.prompt.root())
             .unwrap_or_else(|| self.turn.fetch_add(1, Ordering::Relaxed));
-        let least = eligible.iter().map(|(_, candidate)| candidate.terms.cost).fold(f64::INFINITY, f64::min);
-        let near = || eligible.iter().filter(|(_, candidate)| candidate.terms.cost <= least + NEAR);
+        let least = eligible.iter().map(|(_, candidate)| candidate.cost).fold(f64::INFINITY, f64::min);
+        let near = || eligible.iter().filter(|(_, candidate)| candidate.cost <= least + NEAR);
         let (at, winner) = near().max_by_key(|(_, c)| rendezvous::rank(key, c.identity))?;
         let reason = if has_longest_hit(winner, eligible) {
             Reason::Prefix

@@ -96,13 +96,17 @@ impl Reason {
 #[derive(Clone, Copy, Debug)]
 pub struct Eligible<'a> {
     candidates: &'a [Candidate<'a>],
-    excluded: &'a SlotSet,
+    /// `None` where nobody is, which is nearly always.
+    excluded: Option<&'a SlotSet>,
     count: usize,
 }
 
 impl<'a> Eligible<'a> {
     pub(super) fn new(candidates: &'a [Candidate<'a>], excluded: &'a SlotSet) -> Self {
-        let all = Self { candidates, excluded, count: 0 };
+        if excluded.is_empty() {
+            return Self { candidates, excluded: None, count: candidates.len() };
+        }
+        let all = Self { candidates, excluded: Some(excluded), count: 0 };
         Self { count: all.iter().count(), ..all }
     }
 
@@ -115,6 +119,9 @@ impl<'a> Eligible<'a> {
     /// Each with its index.
     pub fn iter(&self) -> impl Iterator<Item = (usize, &'a Candidate<'a>)> + Clone + use<'a> {
         let excluded = self.excluded;
-        self.candidates.iter().enumerate().filter(move |(_, candidate)| !excluded.contains(candidate.slot))
+        let is_open = move |candidate: &Candidate<'_>| {
+            excluded.is_none_or(|excluded| !excluded.contains(candidate.slot))
+        };
+        self.candidates.iter().enumerate().filter(move |(_, candidate)| is_open(candidate))
     }
 }

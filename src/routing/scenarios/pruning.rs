@@ -56,13 +56,14 @@ fn pricing_only_who_may_win_never_changes_the_winner() {
             let mut all = candidates.to_vec();
             let decision = decide(policy, query, candidates).unwrap();
             weigh(query, &mut all);
-            price_all(query, &mut all);
+            let stakes = Stakes::of(query);
+            all.iter_mut().for_each(|candidate| candidate.cost = stakes.terms(candidate).cost);
             let eligible = Eligible::new(&all, query.excluded);
             if eligible.count() > 1 {
                 assert_eq!(policy.choose(query, &eligible).unwrap().at, decision.at, "round {round}");
             }
-            assert_eq!(all[decision.at].terms, decision.terms, "round {round}");
-            candidates.iter().zip(&all).filter(|(one, full)| one.terms != full.terms).count()
+            assert_eq!(all[decision.at].cost, decision.terms.cost, "round {round}");
+            candidates.iter().zip(&all).filter(|(one, full)| one.cost != full.cost).count()
         });
     }
     assert!(passed_over > 1000, "only {passed_over} candidates were passed over");
