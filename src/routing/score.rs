@@ -48,7 +48,7 @@ impl<'a> Stakes<'a> {
     }
 
     /// All terms but the missed SLOs, and what they were made of.
-    #[inline]
+    #[inline(always)] // see Estimate::terms
     fn expect(&self, candidate: &Candidate<'_>) -> (Terms, LoadView, Estimate) {
         let now = self.query.aim.now;
         let (estimate, load) = (self.query.model.estimate(candidate.slot, now), candidate.load.view());

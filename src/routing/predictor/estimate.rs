@@ -114,39 +114,50 @@ impl PoolView {
     /// Nominal seconds of work, the steps it comes with included.
     #[inline]
     pub(super) fn seconds(&self, steps: f64, context: u64, work: &Work) -> f64 {
-        let [step, of_context, token, attended] = self.rates;
-        steps * (step + of_context * context as f64)
-            + token * work.tokens as f64
-            + attended * work.attention as f64
+        steps * self.step(context) + self.work(work)
+    }
+
+    /// Nominal seconds of one step that drags so much context along.
+    #[inline]
+    fn step(&self, context: u64) -> f64 {
+        let [step, of_context, ..] = self.rates;
+        step + of_context * float(context)
+    }
+
+    /// Nominal seconds of work, without the steps.
+    #[inline]
+    fn work(&self, work: &Work) -> f64 {
+        let [.., token, attended] = self.rates;
+        token * float(work.tokens) + attended * float(work.attention)
     }
 }
 
 impl Estimate {
     /// What a request with this work would meet at this replica.
-    #[inline]
+    #[inline(always)] // made for every candidate: where only the sum is asked for, the parts need not be put together
     pub(crate) fn terms(&self, pool: &PoolView, queue: &Queue<'_>, work: Work) -> Terms {
         let own = queue.own;
-        let foreign = (queue.foreign.waiting * self.mean_uncached) as u64;
-        let others = own.waiting + Work::of(Tokens(foreign), Tokens(0));
-        let steps =
-            (own.awaiting as f64 + queue.foreign.waiting).min(1.0 + others.tokens as f64 * (1.0 / ONE_STEP));
-        let step = self.slowness * pool.seconds(1.0, own.context, &Work::default());
-        let head =
-            if own.awaiting > 0 { step + self.slowness * pool.seconds(0.0, 0, &own.head) } else { 0.0 };
+        let others = own.waiting + self.work_of(queue.foreign.waiting);
+        let nominal = pool.step(own.context);
+        let step = self.slowness * nominal;
+        let is_idle = own.awaiting == 0;
+        let head = if is_idle { 0.0 } else { step + self.slowness * pool.work(&own.head) };
         // Overdue: it is slower than it was, and how much so shows before it answers.
         let due = LATE_FROM * head + LATE_AFTER;
-        let is_late = own.awaiting > 0 && queue.head_age > due;
-        let lag = if is_late { (queue.head_age / due).min(MOST_LAG) } else { 1.0 };
-        let ahead = self.slowness * pool.seconds(steps, own.context, &others);
-        let wait = (lag * ahead - queue.head_age.min(lag * head)).max(0.0);
-        let slot_wait = self.slot_wait(queue).max(self.cache_wait(queue, &work));
+        let is_late = !is_idle && queue.head_age > due;
+        let lag = if is_late { least(queue.head_age / due, MOST_LAG) } else { 1.0 };
+        let in_a_step = 1.0 + float(others.tokens) * (1.0 / ONE_STEP);
+        let steps = least(float(own.awaiting) + queue.foreign.waiting, in_a_step);
+        let ahead = self.slowness * (steps * nominal + pool.work(&others));
+        let wait = most(lag * ahead - least(queue.head_age, lag * head), 0.0);
+        let slot_wait = most(self.slot_wait(queue), self.cache_wait(queue, &work));
         Terms {
             ahead: Tokens(others.tokens),
             work,
             wait: wait + slot_wait,
-            prefill: lag * self.slowness * pool.seconds(0.0, 0, &work),
+            prefill: lag * self.slowness * pool.work(&work),
             slot_wait,
-            base: lag * step + if own.awaiting > 0 { 0.0 } else { self.way },
+            base: lag * step + if is_idle { self.way } else { 0.0 },
             ..Terms::default()
         }
     }
@@ -160,7 +171,18 @@ impl Estimate {
     /// Seconds of a step there, undisturbed.
     #[inline]
     pub(crate) fn step(&self, context: u64) -> f64 {
-        dot(&self.step, &[1.0, context as f64 * (1.0 / PER_CONTEXT)])
+        dot(&self.step, &[1.0, float(context) * (1.0 / PER_CONTEXT)])
+    }
+
+    /// What so many requests of others wait with.
+    #[inline]
+    fn work_of(&self, waiting: f64) -> Work {
+        // Mostly there are none, and floats become whole numbers slowly.
+        if waiting > 0.0 {
+            Work::of(Tokens((waiting * self.mean_uncached) as u64), Tokens(0))
+        } else {
+            Work::default()
+        }
     }
 
     /// A full batch gives a place free every `service / limit`; whoever stands further back waits for more.
@@ -184,6 +206,24 @@ impl Estimate {
             0.0
         }
     }
+}
+
+/// A count as a float. Counts fit into 63 bits, and processors have one instruction for signed numbers and a handful for
+/// unsigned ones.
+#[inline]
+fn float(count: u64) -> f64 {
+    count as i64 as f64
+}
+
+// One instruction each, which those of the standard library are not: they have a rule for what is no number.
+#[inline]
+fn least(a: f64, b: f64) -> f64 {
+    if a < b { a } else { b }
+}
+
+#[inline]
+fn most(a: f64, b: f64) -> f64 {
+    if a > b { a } else { b }
 }
 
 /// A duration from computed seconds, never a panic: beyond [`LONGEST`] nothing matters.
