@@ -21,6 +21,10 @@ use tokenway::routing::{
 };
 use tokenway::units::Tokens;
 
+/// The gateway's own: how far apart it lays things is part of what a look-up costs.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 struct Fleet {
     index: PrefixIndex,
     model: PoolModel,

@@ -195,30 +195,61 @@ fn fitting(blocks: usize, coarse_from: usize, capacity: u64) -> usize {
     blocks.min(capacity.min(coarse_from) + coarse)
 }
 
-/// The longest prefix of `chain` on each of up to 64 replicas, by halving: who holds a block holds all before it.
+/// Replicas that hold `low` leading blocks of a chain and not `high`.
+#[derive(Clone, Copy)]
+struct Span {
+    low: usize,
+    high: usize,
+    who: u64,
+}
+
+/// The longest prefix of `chain` on each of up to 64 replicas: who holds a block holds all before it, so that a few looks
+/// find it. They wait for memory, one for as long as several that do not depend on each other: so a round looks at a few
+/// places of each span at once, where halving would need twice as many rounds.
 fn find_depths(holders: &Holders, chain: &[u64], depths: &mut [u32]) {
-    let (Some(first), Some(last)) = (chain.first(), chain.len().checked_sub(1)) else { return };
-    let begun = holders.of(*first) & (u64::MAX >> (64 - depths.len()));
-    if begun == 0 {
-        return;
+    let view = holders.view();
+    let mut spans: SmallVec<[Span; 16]> = SmallVec::new();
+    let mut next: SmallVec<[Span; 16]> = SmallVec::new();
+    let mut found: SmallVec<[u64; 64]> = SmallVec::new();
+    spans.push(Span { low: 0, high: chain.len() + 1, who: u64::MAX >> (64 - depths.len()) });
+    let mut ways = WAYS_AT_FIRST;
+    while !spans.is_empty() {
+        found.clear();
+        for span in &spans {
+            found.extend(span.places(ways).map(|held| view.of(chain[held - 1])));
+        }
+        let mut found = found.iter();
+        for &Span { low, high, who } in &spans {
+            let (mut low, mut who) = (low, who);
+            let places = Span { low, high, who }.places(ways);
+            for (place, holders) in places.zip(found.by_ref()) {
+                let further = who & holders;
+                Span { low, high: place, who: who & !further }.settle(depths, &mut next);
+                (low, who) = (place, further);
+            }
+            Span { low, high, who }.settle(depths, &mut next);
+        }
+        std::mem::swap(&mut spans, &mut next);
+        next.clear();
+        ways = WAYS;
     }
-    let whole = if last == 0 { begun } else { holders.of(chain[last]) & begun };
-    note_depth(whole, chain.len(), depths);
-    // Replicas that hold block `low` but not block `high`.
-    let mut spans: SmallVec<[(usize, usize, u64); 16]> = SmallVec::new();
-    spans.push((0, last, begun & !whole));
-    while let Some((low, high, who)) = spans.pop() {
-        if who == 0 {
-            continue;
+}
+
+impl Span {
+    /// Where to look: as many places as leave `ways` parts, or all that there are.
+    fn places(self, ways: usize) -> impl Iterator<Item = usize> + Clone {
+        let Self { low, high, .. } = self;
+        let parts = ways.min(high - low);
+        (1..parts).map(move |part| low + (high - low) * part / parts)
+    }
+
+    /// Notes the depth where it is known, else leaves the span for the next round.
+    fn settle(self, depths: &mut [u32], next: &mut SmallVec<[Self; 16]>) {
+        if self.high - self.low > 1 && self.who != 0 {
+            next.push(self);
+        } else if self.low > 0 {
+            note_depth(self.who, self.low, depths);
         }
-        if high - low <= 1 {
-            note_depth(who, low + 1, depths);
-            continue;
-        }
-        let middle = low.midpoint(high);
-        let further = holders.of(chain[middle]) & who;
-        spans.push((low, middle, who & !further));
-        spans.push((middle, high, further));
     }
 }
 
@@ -230,6 +261,9 @@ fn note_depth(mut slots: u64, depth: usize, depths: &mut [u32]) {
     }
 }
 
+/// Parts that a round cuts a span into. Of the first there is one only, later there may be a few.
+const WAYS: usize = 4;
+const WAYS_AT_FIRST: usize = 8;
 /// Replicas that one table tells apart.
 const GROUP: usize = 64;
 /// Blocks a replica until its engine tells: 8 MiB of prompt text, about two million tokens.
