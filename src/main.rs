@@ -6,7 +6,8 @@ use std::process::ExitCode;
 use tokenway::cli::run::{self, Launch};
 use tokenway::cli::{self, Cli, Command, EXIT_FAILED, EXIT_OK, logging, showcase, sim};
 
-/// Records are made on one thread and freed on another, which the system's allocator does under a lock.
+/// A request may end on another thread than it began on, and memory freed elsewhere goes back under a lock in the
+/// system's allocator.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 

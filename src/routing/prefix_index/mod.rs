@@ -1,9 +1,9 @@
 //! Which replica of a pool is believed to hold which prefix: from what we sent there, with the engine's capacity.
 //!
 //! One table ([`holders`]) maps a block's chain hash to a bit per replica. What a replica holds is always a prefix of a
-//! chain, so the longest one on every replica at once is found by halving, not by walking: a prompt of 10 MB costs hardly
+//! chain, so the longest one on every replica at once is found by a few looks, not by walking: a prompt of 10 MB costs hardly
 //! more than one of 10 KB. Beside the table each replica has a list of its blocks that says what to forget ([`lru`]) and an
-//! allowance that reports of cached tokens correct ([`allowance`]). Locks are short and cut in shards; races leave a
+//! allowance that reports of cached tokens correct ([`allowance`]). Looking takes no lock, those of writers are short and cut in shards; races leave a
 //! bit stale for microseconds, which costs a worse guess and nothing else.
 //!
 //! Memory: at most 40 bytes a block held by a replica, in all, once there are some thousand of them, and at most
@@ -432,7 +432,7 @@ mod tests {
     }
 
     #[test]
-    fn halving_finds_what_walking_finds() {
+    fn a_few_looks_find_what_walking_finds() {
         let index = PrefixIndex::new(64);
         let long = chain(&(0..3000).collect::<Vec<_>>());
         let mut random = fastrand::Rng::with_seed(4);
