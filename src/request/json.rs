@@ -317,8 +317,7 @@ impl<'a> Cursor<'a> {
     }
 }
 
-/// How many bytes at the start of `bytes` a JSON string may hold as they are: up to a quote, a backslash or a
-/// control character.
+/// How many bytes at the start of `bytes` a JSON string holds as they are: up to a quote, backslash or control byte.
 pub(crate) fn plain_len(bytes: &[u8]) -> usize {
     // Keys are short and code is dense in escapes: look at a few words before setting up for a long run.
     let (words, _) = bytes.as_chunks::<8>();
