@@ -1,0 +1,89 @@
+//! `[telemetry]`: where the access log and the spans go, and which spans are kept.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// `[telemetry]`
+#[derive(Clone, Debug)]
+pub struct Telemetry {
+    /// Where access-log lines go.
+    pub access_log: AccessLog,
+    /// OTLP export, if configured (by file, flag or `OTEL_EXPORTER_OTLP_*`).
+    pub otlp: Option<Otlp>,
+    /// `[telemetry.engine_spans]`
+    pub engine_spans: Option<EngineSpans>,
+    /// `[telemetry.sampling]`
+    pub sampling: Sampling,
+}
+
+/// `telemetry.access_log`
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AccessLog {
+    /// Standard output.
+    Stdout,
+    /// Standard error.
+    Stderr,
+    /// Appended to a file.
+    File(PathBuf),
+    /// Nowhere.
+    Off,
+}
+
+/// `[telemetry.otlp]`
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Otlp {
+    /// For HTTP the full URL of the traces endpoint (`/v1/traces` appended already), for gRPC the collector's.
+    pub traces_endpoint: String,
+    /// How spans are sent.
+    pub protocol: OtlpProtocol,
+    /// Headers of the export requests.
+    pub headers: Vec<(http::HeaderName, http::HeaderValue)>,
+    /// For one export.
+    pub timeout: Duration,
+}
+
+/// `telemetry.otlp.protocol`
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OtlpProtocol {
+    /// Protobuf over HTTP/1.1.
+    #[default]
+    Http,
+    /// Protobuf over gRPC.
+    Grpc,
+}
+
+impl OtlpProtocol {
+    /// Its name in TOML.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Http => "http",
+            Self::Grpc => "grpc",
+        }
+    }
+}
+
+/// `[telemetry.engine_spans]`: OTLP from the engines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EngineSpans {
+    /// Where they send it, HTTP and gRPC alike.
+    pub listen: SocketAddr,
+}
+
+/// `[telemetry.sampling]`
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sampling {
+    /// Share of ordinary requests whose spans are kept, by trace id, 0 to 1.
+    pub routine: f64,
+    /// `error`: keep all failed ones.
+    pub keep_error: bool,
+    /// `slo_miss`: keep all that missed their SLO.
+    pub keep_slo_miss: bool,
+    /// `tail`: keep all that were slower than the rolling p99 of their series.
+    pub keep_tail: bool,
+    /// `retry`: keep all that were retried.
+    pub keep_retry: bool,
+    /// `drift`: keep all of a series for which drift was found, while it holds.
+    pub keep_drift: bool,
+}
