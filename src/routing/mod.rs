@@ -48,8 +48,9 @@ use crate::units::Tokens;
 #[must_use]
 pub fn decide(policy: &dyn Policy, query: &Query<'_>, candidates: &mut [Candidate<'_>]) -> Option<Decision> {
     weigh(query, candidates);
+    let stakes = Stakes::of(query);
     if policy.predicts() {
-        price(query, candidates);
+        price(&stakes, query.excluded, candidates);
     }
     let eligible = Eligible::new(candidates, query.excluded);
     let choice = match eligible.count() {
@@ -60,7 +61,7 @@ pub fn decide(policy: &dyn Policy, query: &Query<'_>, candidates: &mut [Candidat
     let count = eligible.count();
     let winner = candidates.get(choice.at)?;
     // What it will meet is worth knowing however it was chosen.
-    let terms = Stakes::of(query).terms(winner);
+    let terms = stakes.terms(winner);
     Some(Decision {
         at: choice.at,
         slot: winner.slot,
@@ -284,12 +285,11 @@ fn weigh(query: &Query<'_>, candidates: &mut [Candidate<'_>]) {
 
 /// Prices every candidate that may be the cheapest or nearly so. Missed SLOs only add: who is dearer without them than
 /// another is with them needs no closer look, and its `cost` stays at that.
-fn price(query: &Query<'_>, candidates: &mut [Candidate<'_>]) {
-    let stakes = Stakes::of(query);
+fn price(stakes: &Stakes<'_>, excluded: &SlotSet, candidates: &mut [Candidate<'_>]) {
     let mut first = (f64::INFINITY, 0);
     for (at, candidate) in candidates.iter_mut().enumerate() {
         candidate.cost = stakes.least_cost(candidate);
-        if candidate.cost < first.0 && !query.excluded.contains(candidate.slot) {
+        if candidate.cost < first.0 && !excluded.contains(candidate.slot) {
             first = (candidate.cost, at);
         }
     }
@@ -299,7 +299,7 @@ fn price(query: &Query<'_>, candidates: &mut [Candidate<'_>]) {
     for (at, candidate) in candidates.iter_mut().enumerate() {
         if at != first.1 && candidate.cost <= least + policies::NEAR {
             candidate.cost = stakes.terms(candidate).cost;
-            if candidate.cost < least && !query.excluded.contains(candidate.slot) {
+            if candidate.cost < least && !excluded.contains(candidate.slot) {
                 least = candidate.cost;
             }
         }

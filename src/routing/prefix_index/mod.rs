@@ -1,10 +1,10 @@
 //! Which replica of a pool is believed to hold which prefix: from what we sent there, with the engine's capacity.
 //!
 //! One table ([`holders`]) maps a block's chain hash to a bit per replica. What a replica holds is always a prefix of a
-//! chain, so the longest one on every replica at once is found by a few looks, not by walking: a prompt of 10 MB costs hardly
-//! more than one of 10 KB. Beside the table each replica has a list of its blocks that says what to forget ([`lru`]) and an
-//! allowance that reports of cached tokens correct ([`allowance`]). Looking takes no lock, those of writers are short and cut in shards; races leave a
-//! bit stale for microseconds, which costs a worse guess and nothing else.
+//! chain, so the longest one on every replica at once is found by a few looks, not by walking: a prompt of 10 MB costs
+//! hardly more than one of 10 KB. Beside the table each replica has a list of its blocks that says what to forget ([`lru`])
+//! and an allowance that reports of cached tokens correct ([`allowance`]). Looking takes no lock, those of writers are
+//! short and cut in shards; races leave a bit stale for microseconds, which costs a worse guess and nothing else.
 //!
 //! Memory: at most 40 bytes a block held by a replica, in all, once there are some thousand of them, and at most
 //! [`DEFAULT_CAPACITY`] or what the engine tells for each replica, up to a million blocks.
@@ -219,15 +219,13 @@ fn find_depths(holders: &Holders, chain: &[u64], depths: &mut [u32]) {
             found.extend(span.places(ways).map(|held| view.of(chain[held - 1])));
         }
         let mut found = found.iter();
-        for &Span { low, high, who } in &spans {
-            let (mut low, mut who) = (low, who);
-            let places = Span { low, high, who }.places(ways);
-            for (place, holders) in places.zip(found.by_ref()) {
-                let further = who & holders;
-                Span { low, high: place, who: who & !further }.settle(depths, &mut next);
-                (low, who) = (place, further);
+        for span in &spans {
+            let mut rest = *span;
+            for (place, holders) in span.places(ways).zip(found.by_ref()) {
+                Span { high: place, who: rest.who & !holders, ..rest }.settle(depths, &mut next);
+                rest = Span { low: place, who: rest.who & holders, ..rest };
             }
-            Span { low, high, who }.settle(depths, &mut next);
+            rest.settle(depths, &mut next);
         }
         std::mem::swap(&mut spans, &mut next);
         next.clear();
@@ -237,7 +235,7 @@ fn find_depths(holders: &Holders, chain: &[u64], depths: &mut [u32]) {
 
 impl Span {
     /// Where to look: as many places as leave `ways` parts, or all that there are.
-    fn places(self, ways: usize) -> impl Iterator<Item = usize> + Clone {
+    fn places(self, ways: usize) -> impl Iterator<Item = usize> {
         let Self { low, high, .. } = self;
         let parts = ways.min(high - low);
         (1..parts).map(move |part| low + (high - low) * part / parts)
