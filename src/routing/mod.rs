@@ -274,8 +274,10 @@ fn weigh(query: &Query<'_>, candidates: &mut [Candidate<'_>]) {
     query.index.lookup(query.prompt.chain, &mut hits);
     // Most replicas hold as much as the one before, and a division takes longer than all the rest.
     let mut last = (0, 0, Tokens(0));
+    let depths = hits.depths();
     for candidate in candidates {
-        let (blocks, block_tokens) = (hits.blocks(candidate.slot), candidate.block_tokens);
+        let blocks = depths.get(candidate.slot).map_or(0, |depth| *depth as usize);
+        let block_tokens = candidate.block_tokens;
         if (last.0, last.1) != (blocks, block_tokens) {
             last = (blocks, block_tokens, query.prompt.cached(blocks, block_tokens));
         }
@@ -283,24 +285,71 @@ fn weigh(query: &Query<'_>, candidates: &mut [Candidate<'_>]) {
     }
 }
 
-/// Prices every candidate that may be the cheapest or nearly so. Missed SLOs only add: who is dearer without them than
-/// another is with them needs no closer look, and its `cost` stays at that.
+/// Prices every candidate that may be the cheapest or nearly so; the `cost` of the others stays at something that rules
+/// them out. A price only grows as it is worked out: whoever lacks more of the prompt than others has a floor under it without a
+/// look at the queue, and missed SLOs only add. So those that hold most come first, and mostly nobody else has to.
 fn price(stakes: &Stakes<'_>, excluded: &SlotSet, candidates: &mut [Candidate<'_>]) {
-    let mut first = (f64::INFINITY, 0);
-    for (at, candidate) in candidates.iter_mut().enumerate() {
-        candidate.cost = stakes.least_cost(candidate);
-        if candidate.cost < first.0 && !excluded.contains(candidate.slot) {
-            first = (candidate.cost, at);
+    let Some(deepest) = candidates.iter().map(|candidate| candidate.hit).max() else { return };
+    let mut rounds = Rounds { stakes, excluded, least: f64::INFINITY, priced: [usize::MAX; 2] };
+    let mut unhindered = (deepest, 0.0);
+    rounds.price_likeliest(0, candidates, |candidate| {
+        if candidate.hit == deepest {
+            return true;
+        }
+        if candidate.hit != unhindered.0 {
+            unhindered = (candidate.hit, stakes.unhindered(candidate.hit));
+        }
+        candidate.cost = stakes.floor(candidate, unhindered.1);
+        false
+    });
+    let enough = rounds.least + policies::NEAR;
+    rounds.price_likeliest(1, candidates, |candidate| candidate.hit != deepest && candidate.cost <= enough);
+    rounds.price_the_rest(candidates);
+}
+
+/// Prices worked out in rounds, each of which spares the next one work.
+struct Rounds<'a> {
+    stakes: &'a Stakes<'a>,
+    excluded: &'a SlotSet,
+    /// The least price that is worked out to the end.
+    least: f64,
+    /// Whose price that is, by round.
+    priced: [usize; 2],
+}
+
+impl Rounds<'_> {
+    /// Among those that are let in, works out to the end only the likeliest to be the cheapest.
+    #[inline]
+    fn price_likeliest(
+        &mut self,
+        round: usize,
+        candidates: &mut [Candidate<'_>],
+        mut is_in: impl FnMut(&mut Candidate<'_>) -> bool,
+    ) {
+        let mut likeliest = (self.least, usize::MAX);
+        for (at, candidate) in candidates.iter_mut().enumerate() {
+            if is_in(candidate) {
+                candidate.cost = self.stakes.least_cost(candidate);
+                if candidate.cost < likeliest.0 && !self.excluded.contains(candidate.slot) {
+                    likeliest = (candidate.cost, at);
+                }
+            }
+        }
+        if let Some(candidate) = candidates.get_mut(likeliest.1) {
+            candidate.cost = self.stakes.terms(candidate).cost;
+            self.least = if candidate.cost < self.least { candidate.cost } else { self.least };
+            self.priced[round] = likeliest.1;
         }
     }
-    let Some(promising) = candidates.get_mut(first.1) else { return };
-    promising.cost = stakes.terms(promising).cost;
-    let mut least = promising.cost;
-    for (at, candidate) in candidates.iter_mut().enumerate() {
-        if at != first.1 && candidate.cost <= least + policies::NEAR {
-            candidate.cost = stakes.terms(candidate).cost;
-            if candidate.cost < least && !excluded.contains(candidate.slot) {
-                least = candidate.cost;
+
+    /// Whoever may still be the cheapest, or nearly so.
+    fn price_the_rest(&mut self, candidates: &mut [Candidate<'_>]) {
+        for (at, candidate) in candidates.iter_mut().enumerate() {
+            if candidate.cost <= self.least + policies::NEAR && !self.priced.contains(&at) {
+                candidate.cost = self.stakes.terms(candidate).cost;
+                if candidate.cost < self.least && !self.excluded.contains(candidate.slot) {
+                    self.least = candidate.cost;
+                }
             }
         }
     }

@@ -8,6 +8,7 @@
 use super::predictor::Queue;
 use super::{Candidate, Estimate, LoadView, PoolView, Query, Terms, Work};
 use crate::clock::Stamp;
+use crate::units::Tokens;
 
 /// What is at stake for one request, the same at every candidate.
 pub(super) struct Stakes<'a> {
@@ -30,6 +31,19 @@ impl<'a> Stakes<'a> {
             per_bound: slo.ttft.map_or(0.0, |bound| 1.0 / bound.as_secs_f64().max(1e-3)),
             tpot: slo.tpot.map_or(f64::INFINITY, |bound| bound.as_secs_f64()),
         }
+    }
+
+    /// Nominal seconds that a prompt costs with so much of it cached, wherever that is and if nothing is in its way.
+    #[inline]
+    pub(super) fn unhindered(&self, hit: Tokens) -> f64 {
+        let work = Work::of(self.query.prompt.tokens.saturating_sub(hit), hit);
+        (1.0 + OTHERS_WAIT) * self.pool.work(&work) + self.pool.step(0)
+    }
+
+    /// What a candidate costs at least, whatever is in the way there: without a look at its queue.
+    #[inline]
+    pub(super) fn floor(&self, candidate: &Candidate<'_>, unhindered: f64) -> f64 {
+        self.query.model.slowness(candidate.slot, self.query.aim.now) * unhindered
     }
 
     /// What a candidate costs at least: all but the SLOs that would be missed.

@@ -47,7 +47,7 @@ def start(binary, replicas, folder):
 async def one(args, model, text):
     """Predicted and seen seconds, or nothing."""
     body = {"model": model, "messages": [{"role": "user", "content": text}], "max_tokens": args.output, "temperature": 0,
-            "ignore_eos": True, "stream": True}
+            "ignore_eos": True, "stream": True, **args.words_only}
     answer = await ask(LISTEN, "/v1/chat/completions", body)
     predicted = re.search(r"predicted_ttft_ms=(\d+)", answer.head.get("x-tokenway-decision", ""))
     return (int(predicted[1]) / 1e3, answer.ttft) if predicted and answer.ttft else None
@@ -67,6 +67,7 @@ async def run(args, model, rate, count, draw):
 async def measure(args):
     draw = random.Random(args.seed)
     model = json.loads(wire.get(f"{LISTEN}/v1/models"))["data"][0]["id"]
+    args.words_only = wire.whole_words(args.replicas[0], model)
     await run(args, model, 0, args.teach, draw)
     print("arrivals a second | first tokens | TTFT p50, ms | median error | p90 | predicted / actual, p50")
     for rate in args.rate or [0.0]:

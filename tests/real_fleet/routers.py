@@ -101,7 +101,7 @@ async def converse(url, args, began, conversation, seen):
         await asyncio.sleep(think)
         messages.append({"role": "user", "content": wire.words(words, f"{args.seed}-{args.rep}-{name}-{turn}")})
         body = {"model": args.model, "messages": messages, "max_tokens": output, "temperature": 0, "ignore_eos": True,
-                "stream": True, "stream_options": {"include_usage": True}}
+                "stream": True, "stream_options": {"include_usage": True}, **args.words_only}
         answer = await stream.ask(url, "/v1/chat/completions", body)
         seen.append({"turn": turn, "at": round(answer.started - began, 3), "ttft": answer.ttft, "tpot": answer.tpot,
                      "prompt": answer.usage.get("prompt_tokens", 0), "cached": answer.cached_tokens,
@@ -228,6 +228,7 @@ def main():
     args = options()
     if args.table:
         return table(args.table)
+    args.words_only = wire.whole_words(args.replicas[0], args.model)
     url, routers = commands(args)
     names = list(routers)
     for name in names[args.rep % len(names):] + names[:args.rep % len(names)]:

@@ -68,6 +68,15 @@ def has_content(answer):
     return False
 
 
+def whole_words(url, model):
+    """Makes a model say one whole word again and again. One with random weights often begins with a part of a character, which
+    engines keep back until the rest is there: its first token would be seen a step or more after it was made."""
+    body = json.dumps({"model": model, "prompt": " the", "add_special_tokens": False}).encode()
+    request = urllib.request.Request(f"{url}/tokenize", body, {"content-type": "application/json"})
+    with urllib.request.urlopen(request, timeout=30) as response:
+        return {"logit_bias": {str(json.load(response)["tokens"][0]): 100}}
+
+
 def get(url):
     with urllib.request.urlopen(url, timeout=30) as response:
         return response.read().decode()

@@ -17,7 +17,7 @@ use crate::clock::Stamp;
 use crate::routing::hazard::lengths::Survival;
 use crate::routing::hazard::{Curve, Running};
 use crate::routing::predictor::span;
-use crate::routing::work::Work;
+use crate::routing::work::{STEP_TOKENS, Work};
 
 /// How far a stream is: written by the stream at every event, read when somebody wants to know.
 #[derive(Debug, Default)]
@@ -57,7 +57,7 @@ pub struct Pace {
     pub context: u64,
 }
 
-/// The prompt that is being computed.
+/// What is being computed: the first prompt, and those that went into one step of the engine with it.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Head {
     pub(super) work: Work,
@@ -131,12 +131,19 @@ impl Books {
         id
     }
 
-    /// The prompt at the head of the queue, and since when it is computed.
+    /// What is being computed at the head of the queue, and since when.
     pub(super) fn head(&self) -> Head {
-        self.waiting.front().map_or(Head::default(), |head| Head {
-            work: head.placement.work,
-            since: head.placement.at.max(self.last_first_token),
-        })
+        let Some(first) = self.waiting.front() else { return Head::default() };
+        let since = first.placement.at.max(self.last_first_token);
+        let mut work = first.placement.work;
+        // An engine takes what waits when a step begins into that step, as much as fits.
+        for next in self.waiting.iter().skip(1).take_while(|next| next.placement.at <= since) {
+            if work.tokens.saturating_add(next.placement.work.tokens) > STEP_TOKENS {
+                break;
+            }
+            work += next.placement.work;
+        }
+        Head { work, since }
     }
 
     /// A prompt has its first token. Returns the lesson that is complete by now, and whose prompts are computed: its own,
@@ -166,8 +173,10 @@ impl Books {
         let since = placement.at.max(self.last_first_token);
         let complete = match &mut self.group {
             // The same step: the engine computed them side by side.
-            Some(group) if now.since(group.at) <= ONE_STEP && placement.at <= group.at => {
+            Some(group) if now.since(group.at) <= reach(group) && placement.at <= group.at => {
                 group.work += placement.work;
+                group.busy += now.since(group.at);
+                group.at = group.at.max(now);
                 None
             }
             group if computed.len() > 1 => group.take(),
@@ -253,7 +262,7 @@ impl Books {
                 curve.add(&running, known.survival);
             }
         }
-        found.lesson = self.group.take_if(|group| now.since(group.at) > ONE_STEP);
+        found.lesson = self.group.take_if(|group| now.since(group.at) > reach(group));
         (curve, found)
     }
 
@@ -283,6 +292,11 @@ impl Books {
         }
         computed
     }
+}
+
+/// How long after the last of its first tokens another one still belongs to a step: too little to have been computed by itself.
+fn reach(group: &Lesson) -> Duration {
+    ONE_STEP.max(group.busy / 20)
 }
 
 /// Arrivals of one step's tokens differ by what writing and reading them takes.

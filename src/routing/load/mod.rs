@@ -51,7 +51,7 @@ pub struct LoadView {
     pub bounded: u64,
     /// Prompts of the awaiting.
     pub waiting: Work,
-    /// The first of them, which is being computed, ...
+    /// The first of them, which are being computed, ...
     pub head: Work,
     /// ... since then.
     pub head_since: Stamp,
@@ -304,6 +304,18 @@ mod tests {
     }
 
     #[test]
+    fn what_waits_when_a_step_begins_is_computed_in_it_as_far_as_it_fits() {
+        let load = ReplicaLoad::new();
+        let mut first = LoadGuard::reserve(&load, placed(100, 700));
+        let _together: Vec<_> =
+            [50, 60, 4000].map(|tokens| LoadGuard::reserve(&load, placed(150, tokens))).into();
+        assert_eq!(load.view().head.tokens, 700, "they came when it was under way");
+        first.first_token(ms(200));
+        let _later = LoadGuard::reserve(&load, placed(220, 70));
+        assert_eq!((load.view().head.tokens, load.view().head_since), (110, ms(200)));
+    }
+
+    #[test]
     fn the_time_between_two_first_tokens_is_what_the_second_prompt_took() {
         let load = ReplicaLoad::new();
         let mut guards: Vec<_> =
@@ -314,7 +326,7 @@ mod tests {
         }
         lessons.extend(refresh(&load, 600).lesson);
         let seen: Vec<_> = lessons.iter().map(|l| (l.work.tokens, l.busy.as_millis(), l.was_idle)).collect();
-        assert_eq!(seen, [(700, 100, true), (110, 100, false), (900, 199, false)]);
+        assert_eq!(seen, [(700, 100, true), (110, 101, false), (900, 199, false)]);
     }
 
     #[test]

@@ -10,7 +10,7 @@ use super::fit::dot;
 use crate::routing::foreign::Foreign;
 use crate::routing::hazard::Curve;
 use crate::routing::load::LoadView;
-use crate::routing::work::Work;
+use crate::routing::work::{STEP_TOKENS, Work};
 use crate::units::Tokens;
 
 /// What the replicas of a pool have in common: read once for a decision.
@@ -119,14 +119,14 @@ impl PoolView {
 
     /// Nominal seconds of one step that drags so much context along.
     #[inline]
-    fn step(&self, context: u64) -> f64 {
+    pub(crate) fn step(&self, context: u64) -> f64 {
         let [step, of_context, ..] = self.rates;
         step + of_context * float(context)
     }
 
     /// Nominal seconds of work, without the steps.
     #[inline]
-    fn work(&self, work: &Work) -> f64 {
+    pub(crate) fn work(&self, work: &Work) -> f64 {
         let [.., token, attended] = self.rates;
         token * float(work.tokens) + attended * float(work.attention)
     }
@@ -146,7 +146,7 @@ impl Estimate {
         let due = LATE_FROM * head + LATE_AFTER;
         let is_late = !is_idle && queue.head_age > due;
         let lag = if is_late { least(queue.head_age / due, MOST_LAG) } else { 1.0 };
-        let in_a_step = 1.0 + float(others.tokens) * (1.0 / ONE_STEP);
+        let in_a_step = 1.0 + float(others.tokens) * (1.0 / STEP_TOKENS as f64);
         let steps = least(float(own.awaiting) + queue.foreign.waiting, in_a_step);
         let ahead = self.slowness * (steps * nominal + pool.work(&others));
         let wait = most(lag * ahead - least(queue.head_age, lag * head), 0.0);
@@ -237,8 +237,6 @@ pub(super) const CAUSES: usize = 4;
 pub(super) const PER_CONTEXT: f64 = 1e5;
 const PER_TOKENS: f64 = 1e3;
 const PER_ATTENTION: f64 = 1e8;
-/// Prompts shorter than this together share a step of the engine.
-const ONE_STEP: f64 = 4096.0;
 /// A prompt is overdue when it takes half as long again as predicted, ...
 const LATE_FROM: f64 = 1.5;
 /// ... and these seconds more.

@@ -37,18 +37,24 @@ struct Learner {
 impl Cell {
     #[inline]
     pub(super) fn estimate(&self, now: Stamp, usual: f64) -> Option<Estimate> {
-        let at = self.learned_at.load(Ordering::Acquire).checked_sub(1)?;
         let read = |at: usize| self.published.get(at).map_or(0.0, load);
-        let age = now.as_nanos().saturating_sub(at) as f64 * 1e-9;
-        // A division for those that are old only: the others lose less than a fiftieth.
-        let trust = if age < 1.0 { 1.0 } else { HALF_TRUST / (HALF_TRUST + age) };
         Some(Estimate {
-            slowness: usual + (read(0) - usual) * trust,
+            slowness: self.believed_slowness(now, usual)?,
             way: read(1),
             service: read(2),
             mean_uncached: read(3),
             step: [read(4), read(5)],
         })
+    }
+
+    /// How slow it is by its own answers, which count less and less beside what is usual as they age.
+    #[inline]
+    pub(super) fn believed_slowness(&self, now: Stamp, usual: f64) -> Option<f64> {
+        let at = self.learned_at.load(Ordering::Acquire).checked_sub(1)?;
+        let age = now.as_nanos().saturating_sub(at) as f64 * 1e-9;
+        // A division for those that are old only: the others lose less than a fiftieth.
+        let trust = if age < 1.0 { 1.0 } else { HALF_TRUST / (HALF_TRUST + age) };
+        Some(usual + (load(&self.published[0]) - usual) * trust)
     }
 
     pub(super) fn observe(&self, lesson: &Lesson, pool: &PoolView, average: &Estimate) -> Estimate {
