@@ -3,8 +3,8 @@
 
     python3 benches/routing/tables.py target/release/tokenway TRACES [SECTION ...] > tables.md
 
-TRACES is a directory with mooncake_conversation.jsonl and toolagent_synth.jsonl. Without sections all are run, which
-takes about an hour on two cores; `goals` alone takes some minutes.
+TRACES is a directory with mooncake_conversation.jsonl and toolagent_synth.jsonl, and for `unseen` with what unseen.py writes.
+Without sections all are run, which takes about an hour on two cores; `goals` alone takes some minutes.
 """
 
 import json
@@ -16,9 +16,11 @@ import sys
 # As a route without a queue places requests, and as one with a queue admits them: both settled beforehand.
 CONFIGS = {"benches/routing/goal.toml": "latency", "benches/routing/queue.toml": "latency, with a queue"}
 CONVERSATION, TOOLS = "mooncake_conversation.jsonl", "toolagent_synth.jsonl"
+UNSEEN = ["documents.jsonl", "agents.jsonl", "bursts.jsonl", "mixed.jsonl"]
 SIMPLE = ["round_robin", "least_loaded", "power_of_two", "chwbl", "chwbl_3_blocks"]
 PEERS = ["sglang_cache_aware", "llm_d", "llm_d_token_load", "dynamo", "dynamo_prefill_4", "smetric"]
 ALL = SIMPLE + ["prefix"] + PEERS + ["oracle"]
+UNALIKE = ["sglang_cache_aware", "llm_d_token_load", "dynamo_prefill_4", "smetric"]
 BEST = ["least_loaded", "llm_d_token_load", "dynamo_prefill_4", "smetric", "oracle"]
 
 
@@ -53,6 +55,9 @@ SECTIONS = {
         (CONVERSATION, BEST, ["--replicas", "4,8,16,64", "--load", "0.6"]),
         (TOOLS, BEST, ["--replicas", "4,8,16,64", "--load", "1"]),
     ], by("replicas", "load")),
+    "unseen": ("8 replicas, traces on which nothing was tuned", [
+        (trace, UNALIKE, ["--replicas", "8", "--load", "0.8,1"]) for trace in UNSEEN
+    ], by("load")),
 }
 
 

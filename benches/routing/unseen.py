@@ -47,7 +47,7 @@ class Trace:
             at += self.dice.expovariate(rate)
 
 
-def documents(trace, rate=3.4):
+def documents(trace, rate=8.5):
     """Questions about documents behind one system prompt: a few documents are asked about all the time, most seldom."""
     dice, system = trace.dice, trace.blocks(2 * BLOCK)
     library = [system + trace.blocks(BLOCK * dice.randint(4, 30)) for _ in range(600)]
@@ -59,7 +59,7 @@ def documents(trace, rate=3.4):
         trace.ask(at, document, trace.sized(180, 0.5, 2000), trace.sized(160, 0.7, 1500))
 
 
-def agents(trace, rate=0.16):
+def agents(trace, rate=0.3):
     """Agents that take ten to sixty steps each: every step sends all before it, and what the last tool said."""
     dice = trace.dice
     kinds = [trace.blocks(BLOCK * dice.randint(3, 14)) for _ in range(7)]
@@ -74,7 +74,7 @@ def agents(trace, rate=0.16):
                 break
 
 
-def bursts(trace, rate=0.55):
+def bursts(trace, rate=2.5):
     """Chats whose users come five at a time, within seconds, every two minutes, and few between."""
     dice = trace.dice
     systems = [trace.blocks(BLOCK * dice.randint(1, 4)) for _ in range(40)]
@@ -89,7 +89,7 @@ def bursts(trace, rate=0.55):
             at += 1 + 0.03 * output + dice.expovariate(1 / 25)
 
 
-def mixed(trace, rate=7.5):
+def mixed(trace, rate=9.75):
     """Short prompts that share nothing, and one in twenty that is a book."""
     dice = trace.dice
     for at in trace.arrivals(rate):

@@ -207,7 +207,7 @@ pub struct Pool {
     pub scrape_interval: Duration,
     /// Connections to one replica.
     pub max_connections: NonZeroUsize,
-    /// The engine's batch limit, where it does not tell.
+    /// The engine's batch limit, where it need not be found out.
     pub max_num_seqs: Option<NonZeroU64>,
     /// Waiting requests a replica above which an alert says so.
     pub queue_target: Option<NonZeroU64>,

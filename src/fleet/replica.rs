@@ -16,6 +16,7 @@ use http::HeaderValue;
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
+use super::batch_limit::BatchLimit;
 use super::load_report::LoadReport;
 use super::status::{EngineCounters, EngineSignals, ReplicaState, ReplicaStatus};
 use super::vitals::Vitals;
@@ -76,6 +77,8 @@ pub struct Scraped {
     pub block_tokens: Option<u64>,
     /// KV blocks.
     pub total_blocks: Option<u64>,
+    /// How many it runs at once, as far as pages have shown.
+    pub batch_limit: BatchLimit,
     /// What it has counted.
     pub counters: EngineCounters,
     /// Newer figures of some of it.
@@ -233,7 +236,8 @@ impl Replica {
         self.signals.store(Some(Arc::new(Scraped { told, ..*scraped })));
     }
 
-    /// The newest figures with our own load at that time, unless older than ten intervals.
+    /// The newest figures with our own load at that time, unless older than ten intervals. A `batch_limit` of the configuration
+    /// counts for more than what was seen.
     #[must_use]
     pub fn engine_signals(
         &self,
@@ -282,7 +286,7 @@ impl Scraped {
             running: self.running,
             waiting: self.waiting,
             kv_cache_usage: self.kv_cache_usage,
-            batch_limit,
+            batch_limit: batch_limit.or(self.batch_limit.get()),
             block_tokens: self.block_tokens,
             total_blocks: self.total_blocks,
         }

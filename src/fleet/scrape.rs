@@ -87,19 +87,23 @@ impl Scraper {
         let figures = metrics_text::parse(page);
         let (Some(running), Some(waiting)) = (figures.running, figures.waiting) else { return };
         let before = self.replica.signals.load_full();
-        let is_restarted = before.and_then(|b| b.process_start).zip(figures.process_start).is_some_and(
-            // Another process has an empty cache.
-            |(old, new)| (old - new).abs() > 0.5,
-        );
+        let is_restarted =
+            before.as_ref().and_then(|b| b.process_start).zip(figures.process_start).is_some_and(
+                // Another process has an empty cache.
+                |(old, new)| (old - new).abs() > 0.5,
+            );
         if is_restarted {
             self.pool.forget_cache(&self.replica);
         }
+        let kv_cache_usage = figures.kv_cache_usage.unwrap_or(0.0);
+        let seen = before.filter(|_| !is_restarted).map(|before| before.batch_limit).unwrap_or_default();
         self.replica.signals.store(Some(Arc::new(Scraped {
             at: self.clock.now(),
             own: self.replica.load.view(),
             running,
             waiting,
-            kv_cache_usage: figures.kv_cache_usage.unwrap_or(0.0),
+            kv_cache_usage,
+            batch_limit: seen.seeing(running, waiting, kv_cache_usage),
             block_tokens: figures.block_tokens,
             total_blocks: figures.total_blocks,
             counters: EngineCounters {

@@ -94,7 +94,7 @@ pub struct EngineSignals {
     pub waiting: f64,
     /// `vllm:kv_cache_usage_perc`, the largest over engines, 0 to 1.
     pub kv_cache_usage: f64,
-    /// `max_num_seqs` of the configuration or the engine, where known.
+    /// `max_num_seqs` of the configuration, or what the engine was seen not to exceed.
     pub batch_limit: Option<u64>,
     /// Tokens in a KV block, of `vllm:cache_config_info`.
     pub block_tokens: Option<u64>,

@@ -164,7 +164,8 @@ def predictions(access, since):
             continue
         if record["time"] >= since:
             stages = {k.rsplit(".", 1)[1]: v for k, v in record.items() if k.startswith("tokenway.stage.")}
-            pairs.append({"predicted": predicted, "stages": stages, "actual": ttft - record["tokenway.stage.route"], "held": record["tokenway.stage.route"],
+            held = stages["admit"] + stages["route"]
+            pairs.append({"predicted": predicted, "stages": stages, "actual": ttft - held, "held": held,
                           "replica": record["tokenway.replica"], "prompt": record.get("gen_ai.usage.input_tokens"),
                           "cached": record.get("gen_ai.usage.cache_read.input_tokens"), "time": record["time"]})
     return pairs
