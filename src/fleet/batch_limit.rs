@@ -55,7 +55,7 @@ mod tests {
     #[test]
     fn is_what_runs_while_others_wait_again_and_again() {
         let full = (8.0, 3.0, 0.4);
-        let cases: [(&str, Vec<(f64, f64, f64)>, Option<u64>); 7] = [
+        let cases = [
             ("five times full", vec![full; 5], Some(8)),
             ("four times", vec![full; 4], None),
             ("with pauses", [vec![full; 3], vec![(2.0, 0.0, 0.1); 9], vec![full; 2]].concat(), Some(8)),
