@@ -7,7 +7,7 @@ Four sorts of traffic that differ from the public traces in what matters to rout
 long sessions grow, how arrivals come, how much sizes differ. Shapes and constants are made up, not measured.
 """
 import argparse
-import bisect
+import itertools
 import json
 import math
 import pathlib
@@ -51,11 +51,9 @@ def documents(trace, rate=8.5):
     """Questions about documents behind one system prompt: a few documents are asked about all the time, most seldom."""
     dice, system = trace.dice, trace.blocks(2 * BLOCK)
     library = [system + trace.blocks(BLOCK * dice.randint(4, 30)) for _ in range(600)]
-    popularity = []
-    for rank in range(len(library)):
-        popularity.append((popularity[-1] if popularity else 0.0) + 1.0 / (rank + 3) ** 0.9)
+    popularity = list(itertools.accumulate(1.0 / (rank + 3) ** 0.9 for rank in range(len(library))))
     for at in trace.arrivals(rate):
-        document = library[bisect.bisect(popularity, dice.random() * popularity[-1]) % len(library)]
+        [document] = dice.choices(library, cum_weights=popularity)
         trace.ask(at, document, trace.sized(180, 0.5, 2000), trace.sized(160, 0.7, 1500))
 
 

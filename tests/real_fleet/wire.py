@@ -71,10 +71,8 @@ def has_content(answer):
 def whole_words(url, model):
     """Makes a model say one whole word again and again. One with random weights often begins with a part of a character, which
     engines keep back until the rest is there: its first token would be seen a step or more after it was made."""
-    body = json.dumps({"model": model, "prompt": " the", "add_special_tokens": False}).encode()
-    request = urllib.request.Request(f"{url}/tokenize", body, {"content-type": "application/json"})
-    with urllib.request.urlopen(request, timeout=30) as response:
-        return {"logit_bias": {str(json.load(response)["tokens"][0]): 100}}
+    answer = post(url, "/tokenize", {"model": model, "prompt": " the", "add_special_tokens": False})
+    return {"logit_bias": {str(json.loads(answer.body)["tokens"][0]): 100}}
 
 
 def get(url):
