@@ -92,7 +92,7 @@ impl Fleet {
         let query = Query {
             prompt: prompt(chain, bytes),
             session: Some(9),
-            aim: Aim { now, waited: Duration::ZERO, slo, patience: 0.0 },
+            aim: Aim { now, waited: Duration::ZERO, slo, patience: 0.0, queues_late: false },
             model: &self.model,
             index: &self.index,
             excluded: &SlotSet::new(),

@@ -1,15 +1,15 @@
 //! Asks, every few milliseconds, the streams of a pool how far they are.
 //!
 //! What a stall would do to running streams is worked out here, beside the request path, so that a decision only reads it;
-//! and what the streams have brought takes its share of the cache.
+//! what the streams have brought takes its share of the cache, and how many prompts wait sets the prices of a decision.
 //! A replica without requests is not asked. It runs on the second runtime, with probes and scrapes.
 
 use std::sync::Arc;
 
 use super::registry::PoolState;
 use crate::clock::Clock;
-use crate::routing::REFRESH_EVERY;
 use crate::routing::prefix_index::capacity_of;
+use crate::routing::{Foreign, REFRESH_EVERY, Waiting};
 
 /// Refreshes the load of every replica of a pool until the pool is dropped by the configuration.
 pub(super) async fn run(pool: Arc<PoolState>, clock: Clock) {
@@ -21,7 +21,14 @@ pub(super) async fn run(pool: Arc<PoolState>, clock: Clock) {
             _ = turns.tick() => {}
         }
         let now = clock.now();
-        for replica in pool.replicas().iter() {
+        let (replicas, config) = (pool.replicas(), pool.config());
+        pool.model.note_backlog(replicas.iter().filter(|replica| replica.is_ready()).map(|replica| {
+            let own = replica.load.view();
+            let told = replica.engine_signals(now, config.scrape_interval, None);
+            let foreign = told.map_or_else(Foreign::default, |(told, before)| Foreign::seen(&told, &before));
+            Waiting::at(&own, &foreign)
+        }));
+        for replica in replicas.iter() {
             if let Some(generated) = pool.model.refresh(replica.slot, &replica.load, now) {
                 let blocks = capacity_of(generated.0, 1, pool.ratio.bytes_per_token());
                 pool.index.set_pinned(replica.slot, blocks);

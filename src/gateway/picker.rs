@@ -131,6 +131,18 @@ fn has_open(pool: &PoolState, request: &Prepared, tried: &SlotSet) -> bool {
     }
 }
 
+fn aim(request: &Prepared, pool: &PoolState, was_tried: bool, now: Stamp) -> Aim {
+    // What nobody has measured yet is no reason to wait; and who was tried elsewhere already has waited enough.
+    let patience = if pool.model.is_taught() && !was_tried { routing::PATIENCE } else { 0.0 };
+    Aim {
+        now,
+        waited: now.since(request.read),
+        slo: request.slo,
+        patience,
+        queues_late: request.rules.queue.is_some(),
+    }
+}
+
 fn choose(
     gateway: &Gateway,
     request: &Prepared,
@@ -155,8 +167,6 @@ fn choose(
         });
     }
     let chain = &request.prompt.chain;
-    // What nobody has measured yet is no reason to wait; and who was tried elsewhere already has waited enough.
-    let patience = if pool.model.is_taught() && tried.is_empty() { routing::PATIENCE } else { 0.0 };
     let query = Query {
         prompt: routing::Prompt {
             chain: chain.hashes(),
@@ -165,7 +175,7 @@ fn choose(
             tokens: request.tokens,
         },
         session: request.session,
-        aim: Aim { now, waited: now.since(request.read), slo: request.slo, patience },
+        aim: aim(request, pool, !tried.is_empty(), now),
         model: &pool.model,
         index: &pool.index,
         excluded: tried,

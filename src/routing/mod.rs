@@ -7,6 +7,8 @@
 //! learned by [`PoolModel::observe`]. [`judge`] adds whether to act on it now. No clock, socket or runtime in here:
 //! the same code runs in simulated time.
 
+mod backlog;
+mod float;
 mod foreign;
 mod hazard;
 mod load;
@@ -26,6 +28,8 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
+pub use self::backlog::Waiting;
+use self::float::least;
 pub use self::foreign::Foreign;
 pub use self::hazard::{Curve, POINTS};
 pub use self::load::{Lesson, LoadGuard, LoadView, Pace, Placement, REFRESH_EVERY, Refreshed, ReplicaLoad};
@@ -274,9 +278,8 @@ fn weigh(query: &Query<'_>, candidates: &mut [Candidate<'_>]) {
     query.index.lookup(query.prompt.chain, &mut hits);
     // Most replicas hold as much as the one before, and a division takes longer than all the rest.
     let mut last = (0, 0, Tokens(0));
-    let depths = hits.depths();
     for candidate in candidates {
-        let blocks = depths.get(candidate.slot).map_or(0, |depth| *depth as usize);
+        let blocks = hits.blocks(candidate.slot);
         let block_tokens = candidate.block_tokens;
         if (last.0, last.1) != (blocks, block_tokens) {
             last = (blocks, block_tokens, query.prompt.cached(blocks, block_tokens));
@@ -337,7 +340,7 @@ impl Rounds<'_> {
         }
         if let Some(candidate) = candidates.get_mut(likeliest.1) {
             candidate.cost = self.stakes.terms(candidate).cost;
-            self.least = if candidate.cost < self.least { candidate.cost } else { self.least };
+            self.least = least(candidate.cost, self.least);
             self.priced[round] = likeliest.1;
         }
     }

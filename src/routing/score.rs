@@ -5,6 +5,7 @@
 //! token (`hazard`). So a hit is worth what it saves, twice; a hot prefix is copied to a second replica as soon as its
 //! queue costs more than that; and a prompt goes where the streams can bear it. Absent bounds cost nothing.
 
+use super::backlog::Pressure;
 use super::predictor::Queue;
 use super::{Candidate, Estimate, LoadView, PoolView, Query, Terms, Work};
 use crate::clock::Stamp;
@@ -14,6 +15,7 @@ use crate::units::Tokens;
 pub(super) struct Stakes<'a> {
     query: &'a Query<'a>,
     pool: PoolView,
+    prices: Pressure,
     /// Seconds that it has waited, and one over its TTFT bound; the bound is infinite where it has none.
     waited: f64,
     per_bound: f64,
@@ -27,6 +29,7 @@ impl<'a> Stakes<'a> {
         Self {
             query,
             pool: query.model.view(),
+            prices: query.model.pressure(query.aim.queues_late),
             waited: query.aim.waited.as_secs_f64(),
             per_bound: slo.ttft.map_or(0.0, |bound| 1.0 / bound.as_secs_f64().max(1e-3)),
             tpot: slo.tpot.map_or(f64::INFINITY, |bound| bound.as_secs_f64()),
@@ -37,7 +40,7 @@ impl<'a> Stakes<'a> {
     #[inline]
     pub(super) fn unhindered(&self, hit: Tokens) -> f64 {
         let work = Work::of(self.query.prompt.tokens.saturating_sub(hit), hit);
-        (1.0 + OTHERS_WAIT) * self.pool.work(&work) + self.pool.step(0)
+        (1.0 + self.prices.others_wait) * self.pool.work(&work) + self.pool.step(0)
     }
 
     /// What a candidate costs at least, whatever is in the way there: without a look at its queue.
@@ -57,7 +60,7 @@ impl<'a> Stakes<'a> {
         let (mut terms, load, estimate) = self.expect(candidate);
         terms.harm = self.harm(candidate, &terms, &load, estimate.step(load.context));
         terms.late = chance_of_late((self.waited + terms.seconds()) * self.per_bound);
-        terms.cost += MISS * (terms.harm + terms.late);
+        terms.cost += self.prices.broken * terms.harm + self.prices.late * terms.late;
         terms
     }
 
@@ -76,7 +79,7 @@ impl<'a> Stakes<'a> {
         };
         let mut terms = estimate.terms(&self.pool, &queue, work);
         let crowding = CROWDING * candidate.requests * (terms.prefill + estimate.step(0));
-        terms.cost = terms.seconds() + OTHERS_WAIT * terms.prefill + crowding;
+        terms.cost = terms.seconds() + self.prices.others_wait * terms.prefill + crowding;
         (terms, load, estimate)
     }
 
@@ -112,12 +115,8 @@ fn chance_of_late(used: f64) -> f64 {
     if used < SURELY_IN_TIME { 0.0 } else { 1.0 / (1.0 + ((LATE_AT - used) / LATE_WITHIN).exp()) }
 }
 
-/// A second of prefill costs those who come next about as much as it costs us.
-const OTHERS_WAIT: f64 = 1.0;
 /// What each request in flight there loses, as a share of the prefill and of a step.
 const CROWDING: f64 = 0.02;
-/// What one missed SLO is worth, in seconds.
-const MISS: f64 = 10.0;
 const LATE_AT: f64 = 0.9;
 const LATE_WITHIN: f64 = 0.1;
 /// Less than one in a thousand is late, which is worth a hundredth of a second.

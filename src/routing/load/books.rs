@@ -208,11 +208,11 @@ impl Books {
 
     /// How long a prompt that got no token has kept the engine busy: its lesson, if it is the one being computed.
     pub(super) fn overdue(&self, id: u64, now: Stamp) -> Option<Lesson> {
-        let head = self.waiting.front().filter(|head| head.id == id)?;
-        let since = head.placement.at.max(self.last_first_token);
+        self.waiting.front().filter(|first| first.id == id)?;
+        let head = self.head();
         Some(Lesson {
-            work: head.placement.work,
-            busy: now.since(since),
+            work: head.work,
+            busy: now.since(head.since),
             was_idle: false,
             context: self.context,
             at: now,

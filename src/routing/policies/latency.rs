@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::{Choice, Eligible, Policy, Reason};
 use crate::config::PolicyName;
+use crate::routing::float::least;
 use crate::routing::{Query, rendezvous};
 use crate::units::Tokens;
 
@@ -55,11 +56,6 @@ impl Policy for Latency {
         };
         Some(Choice { at, reason })
     }
-}
-
-// One instruction, which that of the standard library is not: it has a rule for what is no number.
-fn least(a: f64, b: f64) -> f64 {
-    if b < a { b } else { a }
 }
 
 /// Seconds below which two costs say the same.

@@ -7,6 +7,7 @@
 use std::time::Duration;
 
 use super::fit::dot;
+use crate::routing::float::{float, least, most};
 use crate::routing::foreign::Foreign;
 use crate::routing::hazard::Curve;
 use crate::routing::load::LoadView;
@@ -85,6 +86,15 @@ pub(crate) struct Queue<'a> {
     pub(crate) head_age: f64,
 }
 
+impl Queue<'_> {
+    /// Whether a prompt has to wait until others make room, however fast the engine is.
+    fn is_full(&self) -> bool {
+        let present = float(self.own.inflight) + self.foreign.requests;
+        self.batch_limit.is_some_and(|limit| present >= float(limit))
+            || self.cache.is_some_and(|cache| cache.usage >= FULL)
+    }
+}
+
 /// An engine's KV cache as it was last told.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct EngineCache {
@@ -142,9 +152,9 @@ impl Estimate {
         let step = self.slowness * nominal;
         let is_idle = own.awaiting == 0;
         let head = if is_idle { 0.0 } else { step + self.slowness * pool.work(&own.head) };
-        // Overdue: it is slower than it was, and how much so shows before it answers.
+        // Overdue: it is slower than it was, and how much so shows before it answers. Unless it waits for room.
         let due = LATE_FROM * head + LATE_AFTER;
-        let is_late = !is_idle && queue.head_age > due;
+        let is_late = !is_idle && queue.head_age > due && !queue.is_full();
         let lag = if is_late { least(queue.head_age / due, MOST_LAG) } else { 1.0 };
         let in_a_step = 1.0 + float(others.tokens) * (1.0 / STEP_TOKENS as f64);
         let steps = least(float(own.awaiting) + queue.foreign.waiting, in_a_step);
@@ -188,9 +198,8 @@ impl Estimate {
     /// A full batch gives a place free every `service / limit`; whoever stands further back waits for more.
     fn slot_wait(&self, queue: &Queue<'_>) -> f64 {
         let Some(limit) = queue.batch_limit.filter(|limit| *limit > 0) else { return 0.0 };
-        let present = queue.own.inflight as f64 + queue.foreign.requests;
-        let behind = (present + 1.0 - limit as f64).max(0.0);
-        behind * self.service / limit as f64
+        let (present, limit) = (float(queue.own.inflight) + queue.foreign.requests, float(limit));
+        most(present + 1.0 - limit, 0.0) * self.service / limit
     }
 
     /// A full cache gives back what its sequences hold within the time that they stay; a prompt that does not fit beside
@@ -198,32 +207,14 @@ impl Estimate {
     fn cache_wait(&self, queue: &Queue<'_>, work: &Work) -> f64 {
         let Some(cache) = queue.cache.filter(|cache| cache.tokens > 0.0) else { return 0.0 };
         let used = cache.tokens * cache.usage;
-        let wanted = (queue.own.waiting.tokens + work.tokens) as f64;
+        let wanted = float(queue.own.waiting.tokens) + float(work.tokens);
         let lacking = wanted - (cache.tokens - used);
         if lacking > 0.0 {
-            (lacking / used.max(cache.tokens * 0.1)).min(MOST_TURNS) * self.service
+            least(lacking / most(used, cache.tokens * 0.1), MOST_TURNS) * self.service
         } else {
             0.0
         }
     }
-}
-
-/// A count as a float. Counts fit into 63 bits, and processors have one instruction for signed numbers and a handful for
-/// unsigned ones.
-#[inline]
-fn float(count: u64) -> f64 {
-    count as i64 as f64
-}
-
-// One instruction each, which those of the standard library are not: they have a rule for what is no number.
-#[inline]
-fn least(a: f64, b: f64) -> f64 {
-    if a < b { a } else { b }
-}
-
-#[inline]
-fn most(a: f64, b: f64) -> f64 {
-    if a > b { a } else { b }
 }
 
 /// A duration from computed seconds, never a panic: beyond [`LONGEST`] nothing matters.
@@ -243,6 +234,8 @@ const LATE_FROM: f64 = 1.5;
 const LATE_AFTER: f64 = 0.1;
 /// Beyond this there is nothing to be learned from waiting longer.
 const MOST_LAG: f64 = 16.0;
+/// From this share on, running sequences leave a cache no room for the next prompt.
+const FULL: f64 = 0.9;
 /// A cache is filled anew so many times at most: beyond that it is a guess.
 const MOST_TURNS: f64 = 10.0;
 /// Longer than any deadline.

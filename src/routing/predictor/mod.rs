@@ -18,6 +18,7 @@ pub(crate) use self::estimate::{EngineCache, Queue, span};
 pub use self::estimate::{Estimate, PoolView, Terms};
 use self::pool::PoolCell;
 use self::replica::Cell;
+use super::backlog::{Backlog, Pressure, Waiting};
 use super::load::{Known, Lesson, ReplicaLoad};
 use crate::clock::Stamp;
 use crate::record::ExpectedWait;
@@ -28,13 +29,18 @@ use crate::units::Tokens;
 pub struct PoolModel {
     pool: PoolCell,
     replicas: Box<[Cell]>,
+    backlog: Backlog,
 }
 
 impl PoolModel {
     /// Models for `slots` replicas that are not known yet.
     #[must_use]
     pub fn new(slots: usize) -> Self {
-        Self { pool: PoolCell::default(), replicas: (0..slots).map(|_| Cell::default()).collect() }
+        Self {
+            pool: PoolCell::default(),
+            replicas: (0..slots).map(|_| Cell::default()).collect(),
+            backlog: Backlog::default(),
+        }
     }
 
     /// Whether any answer has taught it; before that its numbers are guesses.
@@ -136,6 +142,16 @@ impl PoolModel {
             self.pool.observe_paces(&found.paces);
         }
         Some(Tokens(found.generated))
+    }
+
+    /// How many prompts wait at each of the replicas that are ready, of ours and of others. To be told every few milliseconds.
+    pub fn note_backlog(&self, replicas: impl Iterator<Item = Waiting>) {
+        self.backlog.note(replicas);
+    }
+
+    #[inline]
+    pub(super) fn pressure(&self, queues_late: bool) -> Pressure {
+        self.backlog.pressure(queues_late)
     }
 
     /// A predicted wait in its two parts; `None` where nothing was learned yet.

@@ -2,9 +2,11 @@
 //!
 //! An engine's cache is smaller than its size where running sequences, other gateways or a draft model take their share,
 //! and finds less than our bytes promise where a chat template rewrites history. Each report of cached tokens is held
-//! against the prediction: too little shrinks the capacity by two per cent, enough lets it grow slowly back. Lasting
-//! shortfall, whatever its cause (caching may be switched off), takes credit from every later prediction. A report
-//! can only lower a prediction or confirm it: who claims more than he was sent gains nothing.
+//! against the prediction: what is lacking shrinks the capacity by up to two per cent, what is there lets it grow back a fifth
+//! as fast. So a fifth of what is promised may be gone before anything is forgotten: prompts that wait long find less than when
+//! they were sent, and forgetting what is still there costs more than a promise that is not kept. Lasting shortfall,
+//! whatever its cause (caching may be switched off), takes credit from every later prediction. A report can only lower a
+//! prediction or confirm it: who claims more than he was sent gains nothing.
 
 /// One replica's allowance. Weights are in fine blocks.
 #[derive(Clone, Copy, Debug)]
@@ -50,12 +52,12 @@ impl Allowance {
         let is_short = confirmed < predicted * EXACT - SLACK;
         let found = if is_short { confirmed / predicted } else { 1.0 };
         // Large predictions say more about the cache than small ones.
-        let weight = LEARNED * (predicted / FULL_WEIGHT).min(1.0);
-        self.credit += weight * (found - self.credit);
+        self.credit += LEARNED * (predicted / FULL_CREDIT).min(1.0) * (found - self.credit);
+        let weight = SHRINK * (predicted / FULL_SHARE).min(1.0);
         self.share = if is_short {
-            (self.share * (1.0 - SHRINK)).max(LEAST_SHARE)
+            (self.share * (1.0 - weight * (1.0 - found))).max(LEAST_SHARE)
         } else {
-            (self.share + GROW).min(1.0)
+            (self.share + weight * TOLERATED).min(1.0)
         };
         is_short
     }
@@ -70,8 +72,12 @@ impl Allowance {
 const EXACT: f64 = 0.85;
 /// ... give or take a block of the largest engines.
 const SLACK: f64 = 128.0;
+/// What a report of nothing shrinks the capacity by, ...
 const SHRINK: f64 = 0.02;
-const GROW: f64 = 1.0 / 4096.0;
+/// ... when so many tokens were predicted.
+const FULL_SHARE: f64 = 4096.0;
+/// The share of predicted tokens that may be lacking for ever without the capacity shrinking.
+const TOLERATED: f64 = 0.2;
 /// Below this it is not the capacity that is wrong: credit does the rest.
 const LEAST_SHARE: f64 = 0.25;
 /// Above this a hit is taken at its word.
@@ -79,7 +85,7 @@ const BELIEVED: f64 = 0.95;
 /// Share of a report in the running mean, ...
 const LEARNED: f64 = 0.05;
 /// ... when so many tokens were predicted.
-const FULL_WEIGHT: f64 = 512.0;
+const FULL_CREDIT: f64 = 512.0;
 
 #[cfg(test)]
 mod tests {
@@ -95,11 +101,19 @@ mod tests {
 
     #[test]
     fn shortfalls_shrink_and_confirmations_let_it_grow_back() {
-        let short = after([(2000, 500); 10]);
-        assert!((8000..8300).contains(&short.weight()), "{short:?}");
-        let again = after([(2000, 500); 10].into_iter().chain([(2000, 2000); 2000]));
+        let short = after([(4096, 0); 10]);
+        assert!((8100..8300).contains(&short.weight()), "{short:?}");
+        let again = after([(4096, 0); 10].into_iter().chain([(4096, 4096); 100]));
         assert_eq!(again.weight(), 10_000);
-        assert!((again.credit() - 1.0).abs() < 1e-9);
+        assert!(again.credit() > 0.99, "{again:?}");
+    }
+
+    #[test]
+    fn a_tenth_that_is_always_gone_costs_nothing_and_a_third_costs_capacity() {
+        let lacking =
+            |every: usize| after((0..3000).map(|report| (4000, if report % every == 0 { 0 } else { 4000 })));
+        assert!(lacking(10).weight() > 9_500, "{:?}", lacking(10));
+        assert!(lacking(3).weight() < 5_000, "{:?}", lacking(3));
     }
 
     #[test]

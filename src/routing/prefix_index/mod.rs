@@ -54,11 +54,6 @@ impl Hits {
     pub fn blocks(&self, slot: usize) -> usize {
         self.blocks.get(slot).map_or(0, |blocks| *blocks as usize)
     }
-
-    /// The same of all slots up to the last one that ever held something.
-    pub(super) fn depths(&self) -> &[u32] {
-        &self.blocks
-    }
 }
 
 impl PrefixIndex {

@@ -44,6 +44,21 @@ impl Fleet {
         guards
     }
 
+    /// Prompts that wait on every replica; the pool knows of them.
+    fn overload(&self, each: u64) -> Vec<LoadGuard> {
+        let work = Work::of(Tokens(1000), Tokens(0));
+        let placement = Placement { at: self.now, work, is_stream: true, ..Placement::default() };
+        let queue: Vec<_> =
+            (0..each).flat_map(|_| &self.loads).map(|load| LoadGuard::reserve(load, placement)).collect();
+        self.note_backlog();
+        queue
+    }
+
+    fn note_backlog(&self) {
+        let waiting = |load: &Arc<ReplicaLoad>| Waiting::at(&load.view(), &Foreign::default());
+        self.model.note_backlog(self.loads.iter().map(waiting));
+    }
+
     fn refresh(&self) {
         for (slot, load) in self.loads.iter().enumerate() {
             self.model.refresh(slot, load, self.now);
@@ -62,6 +77,36 @@ fn a_long_prompt_goes_where_the_streams_can_bear_it() {
     fleet.aim = Aim::default();
     let harm = fleet.decide(&Text::session(1, 0, 64)).unwrap().terms.harm;
     assert!(harm < 1.0, "{harm}: streams that ran ahead can wait");
+}
+
+#[test]
+fn a_hit_is_given_away_for_streams_while_there_is_time_and_kept_when_everybody_waits() {
+    let mut fleet = Fleet::experienced(2);
+    let _streams = fleet.streams(0, 12, 1);
+    fleet.aim = Aim { patience: 0.0, ..aim(100_000) };
+    let (cached, asked) = (Text::session(1, 0, 16), Text::session(1, 0, 64));
+    fleet.index.insert(0, &cached.prompt());
+    assert_eq!(fleet.decide(&asked).unwrap().slot, 1, "the streams there are fragile");
+    let queue = fleet.overload(20);
+    assert_eq!(fleet.decide(&asked).unwrap().slot, 0, "what is computed twice makes forty others later");
+    drop(queue);
+    fleet.note_backlog();
+    assert_eq!(fleet.decide(&asked).unwrap().slot, 1, "the queue is gone");
+}
+
+#[test]
+fn a_hot_prefix_spreads_although_a_queue_stands_before_it() {
+    let fleet = Fleet::experienced(4);
+    let hot = |number| Text::session(number, 16, 4);
+    let queue: Vec<_> = (0..800)
+        .map(|number| {
+            fleet.note_backlog();
+            fleet.dispatch(&hot(number)).1
+        })
+        .collect();
+    let counts: Vec<_> = fleet.loads.iter().map(|load| load.inflight()).collect();
+    assert!(counts.iter().all(|n| (120..=280).contains(n)), "{counts:?}");
+    drop(queue);
 }
 
 #[test]

@@ -16,7 +16,7 @@ use crate::record::SloBounds;
 use crate::routing::prefix_index::capacity_of;
 use crate::routing::{
     self, Aim, Candidate, LoadGuard, LoadView, Policy, PoolModel, PrefixIndex, Prompt, Query, ReplicaLoad,
-    SlotSet, judge, policies, rendezvous,
+    SlotSet, Waiting, judge, policies, rendezvous,
 };
 use crate::simulate::engine::EngineConfig;
 use crate::units::Tokens;
@@ -125,6 +125,8 @@ impl Dispatcher for Gateway {
             }
         }
         let mut candidates = self.candidates(now);
+        let waiting = |candidate: &Candidate<'_>| Waiting::at(&candidate.load.view(), &candidate.foreign);
+        self.model.note_backlog(candidates.iter().map(waiting));
         let block_end = |block: usize| request.ends.get(block).map_or(0, |end| end * BYTES_PER_TOKEN);
         let slo = SloBounds { ttft: request.ttft_bound(), tpot: request.slo.tpot, ..SloBounds::default() };
         let query = Query {
@@ -135,7 +137,13 @@ impl Dispatcher for Gateway {
                 tokens: request.prompt,
             },
             session: None,
-            aim: Aim { now, waited: now.since(request.arrived), slo, patience: routing::PATIENCE },
+            aim: Aim {
+                now,
+                waited: now.since(request.arrived),
+                slo,
+                patience: routing::PATIENCE,
+                queues_late: self.admission.is_some(),
+            },
             model: &self.model,
             index: &self.index,
             excluded: &self.untried,
