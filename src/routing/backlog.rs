@@ -11,18 +11,19 @@ use smallvec::SmallVec;
 use super::float::least;
 use super::{Foreign, LoadView};
 
-/// Prompts that wait, for each replica. Written beside the request path, read by every decision.
+/// Prompts that wait, for each replica but the one with the longest queue. Written beside the request path, read by every decision.
 #[derive(Debug, Default)]
 pub(super) struct Backlog(AtomicU64);
 
 impl Backlog {
     pub(super) fn note(&self, replicas: impl Iterator<Item = Waiting>) {
-        let queues: SmallVec<[f64; 64]> = replicas.map(|Waiting(prompts)| prompts).collect();
-        let shortest = queues.iter().copied().reduce(least).unwrap_or(0.0);
-        // A long queue beside a short one is for the other replica to relieve: the fleet has time.
-        let most = MOST_OF_ONE * (1.0 + shortest);
-        let waiting: f64 = queues.iter().map(|prompts| least(*prompts, most)).sum();
-        let mean = waiting / queues.len().max(1) as f64;
+        let mut queues: SmallVec<[f64; 64]> = replicas.map(|Waiting(prompts)| prompts).collect();
+        queues.sort_unstable_by(f64::total_cmp);
+        // A long queue beside short ones is for the other replicas to relieve: the fleet has time.
+        let others = queues.get(..queues.len().saturating_sub(1)).unwrap_or_default();
+        let most = MOST_OF_ONE * (1.0 + others.first().copied().unwrap_or(0.0));
+        let waiting: f64 = others.iter().map(|prompts| least(*prompts, most)).sum();
+        let mean = waiting / others.len().max(1) as f64;
         self.0.store(mean.to_bits(), Ordering::Relaxed);
     }
 
@@ -75,11 +76,11 @@ const MOST_OF_ONE: f64 = 4.0;
 /// A second of prefill costs those who come next about as much as it costs us, ...
 const OTHERS_WAIT: f64 = 1.0;
 /// ... and the more the longer the queue: it delays those in it, those who come meanwhile, and evicts what they would have hit.
-const OTHERS_IN_QUEUE: f64 = 10.0;
+const OTHERS_IN_QUEUE: f64 = 20.0;
 /// What one missed SLO is worth, in seconds, where nobody waits.
 const MISS: f64 = 10.0;
-const BROKEN_ANYWAY: f64 = 3.0;
-const LATE_ANYWAY: f64 = 10.0;
+const BROKEN_ANYWAY: f64 = 6.0;
+const LATE_ANYWAY: f64 = 8.0;
 
 #[cfg(test)]
 mod tests {
@@ -105,19 +106,20 @@ mod tests {
             assert!(pair[1].others_wait > pair[0].others_wait, "{pair:?}");
             assert!(pair[1].late < pair[0].late && pair[1].broken < pair[0].broken, "{pair:?}");
         }
-        assert!(pressures[1].others_wait < 3.0, "a single prompt is no overload");
+        assert!(pressures[1].others_wait < 5.0, "a single prompt is no overload");
     }
 
     #[test]
     fn one_long_queue_is_no_overload_of_the_fleet() {
-        let [hot, all] = [noted(&[500.0, 0.0, 0.0, 0.0]), noted(&[5.0; 4])];
+        assert_eq!(noted(&[500.0, 0.0]), noted(&[0.0, 0.0]));
+        let [hot, all] = [noted(&[500.0, 500.0, 0.0, 0.0]), noted(&[5.0; 4])];
         assert!(hot.others_wait < all.others_wait / 2.0, "{hot:?}, {all:?}");
     }
 
     #[test]
     fn streams_stay_dear_where_the_late_wait_in_the_gateway() {
         let backlog = Backlog::default();
-        backlog.note([Waiting(50.0)].into_iter());
+        backlog.note([Waiting(50.0); 2].into_iter());
         assert_eq!(backlog.pressure(true).broken, MISS);
         assert!(backlog.pressure(false).broken < MISS / 10.0);
         assert_eq!(backlog.pressure(true).others_wait, backlog.pressure(false).others_wait);
