@@ -22,12 +22,16 @@ pub(super) async fn run(pool: Arc<PoolState>, clock: Clock) {
         }
         let now = clock.now();
         let (replicas, config) = (pool.replicas(), pool.config());
-        pool.model.note_backlog(replicas.iter().filter(|replica| replica.is_ready()).map(|replica| {
-            let own = replica.load.view();
-            let told = replica.engine_signals(now, config.scrape_interval, None);
-            let foreign = told.map_or_else(Foreign::default, |(told, before)| Foreign::seen(&told, &before));
-            Waiting::at(&own, &foreign)
-        }));
+        pool.model.note_backlog(
+            now,
+            replicas.iter().filter(|replica| replica.is_ready()).map(|replica| {
+                let own = replica.load.view();
+                let told = replica.engine_signals(now, config.scrape_interval, None);
+                let foreign =
+                    told.map_or_else(Foreign::default, |(told, before)| Foreign::seen(&told, &before));
+                Waiting::at(&own, &foreign)
+            }),
+        );
         for replica in replicas.iter() {
             if let Some(generated) = pool.model.refresh(replica.slot, &replica.load, now) {
                 let blocks = capacity_of(generated.0, 1, pool.ratio.bytes_per_token());

@@ -6,30 +6,36 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use super::float::least;
+use super::standing::Standing;
 use super::{Foreign, LoadView};
+use crate::clock::Stamp;
 
-/// Prompts that wait, for each replica but the one with the longest queue. Written beside the request path, read by every decision.
+/// Prompts that wait for good, for each replica but the one with the longest queue. Noted beside the request path, read by every decision.
 #[derive(Debug, Default)]
-pub(super) struct Backlog(AtomicU64);
+pub(super) struct Backlog {
+    standing: AtomicU64,
+    past: Mutex<Standing>,
+}
 
 impl Backlog {
-    pub(super) fn note(&self, replicas: impl Iterator<Item = Waiting>) {
+    pub(super) fn note(&self, now: Stamp, replicas: impl Iterator<Item = Waiting>) {
         let mut queues: SmallVec<[f64; 64]> = replicas.map(|Waiting(prompts)| prompts).collect();
         queues.sort_unstable_by(f64::total_cmp);
         // A long queue beside short ones is for the other replicas to relieve: the fleet has time.
         let others = queues.get(..queues.len().saturating_sub(1)).unwrap_or_default();
         let most = MOST_OF_ONE * (1.0 + others.first().copied().unwrap_or(0.0));
         let waiting: f64 = others.iter().map(|prompts| least(*prompts, most)).sum();
-        let mean = waiting / others.len().max(1) as f64;
-        self.0.store(mean.to_bits(), Ordering::Relaxed);
+        let standing = self.past.lock().note(now, waiting / others.len().max(1) as f64);
+        self.standing.store(standing.to_bits(), Ordering::Relaxed);
     }
 
     #[inline]
     pub(super) fn pressure(&self, queues_late: bool) -> Pressure {
-        Pressure::of(f64::from_bits(self.0.load(Ordering::Relaxed)), queues_late)
+        Pressure::of(f64::from_bits(self.standing.load(Ordering::Relaxed)), queues_late)
     }
 }
 
@@ -57,16 +63,16 @@ pub(super) struct Pressure {
 }
 
 impl Pressure {
-    /// A prompt or two that wait are a matter of chance and say little; beyond that the prices go with the queue. In a long one many
-    /// are late whatever is done, and time that is spent on sparing this one makes more of them. The same goes for streams,
-    /// unless the late wait in the gateway: then streams can be spared under any load.
+    /// A prompt or two that wait say little; beyond that the prices go with the queue. In a long one many are late whatever is
+    /// done, and time that is spent on sparing this one makes more of them. The same goes for streams, unless the late wait
+    /// in the gateway: then streams can be spared under any load.
     fn of(backlog: f64, queues_late: bool) -> Self {
-        let queue = backlog * backlog / (1.0 + backlog);
-        let broken_anyway = if queues_late { 0.0 } else { BROKEN_ANYWAY };
+        let queue = backlog * backlog / (FEW + backlog);
+        let hopeless = 1.0 + MISSED_ANYWAY * queue;
         Self {
             others_wait: OTHERS_WAIT + OTHERS_IN_QUEUE * queue,
-            broken: MISS / (1.0 + broken_anyway * queue),
-            late: MISS / (1.0 + LATE_ANYWAY * queue),
+            broken: if queues_late { MISS } else { MISS / hopeless },
+            late: MISS / hopeless,
         }
     }
 }
@@ -76,20 +82,29 @@ const MOST_OF_ONE: f64 = 4.0;
 /// A second of prefill costs those who come next about as much as it costs us, ...
 const OTHERS_WAIT: f64 = 1.0;
 /// ... and the more the longer the queue: it delays those in it, those who come meanwhile, and evicts what they would have hit.
-const OTHERS_IN_QUEUE: f64 = 20.0;
+const OTHERS_IN_QUEUE: f64 = 50.0;
 /// What one missed SLO is worth, in seconds, where nobody waits.
 const MISS: f64 = 10.0;
-const BROKEN_ANYWAY: f64 = 6.0;
-const LATE_ANYWAY: f64 = 8.0;
+/// How fast that falls with the queue.
+const MISSED_ANYWAY: f64 = 12.0;
+/// Prompts for each replica at which prices begin to go with the queue and no longer with its square.
+const FEW: f64 = 2.0;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    /// The prices where so many have waited for a minute.
     fn noted(waiting: &[f64]) -> Pressure {
+        standing(waiting).pressure(false)
+    }
+
+    fn standing(waiting: &[f64]) -> Backlog {
         let backlog = Backlog::default();
-        backlog.note(waiting.iter().map(|&n| Waiting(n)));
-        backlog.pressure(false)
+        for turn in 1..600 {
+            backlog.note(Stamp::from_nanos(turn * 100_000_000), waiting.iter().map(|&n| Waiting(n)));
+        }
+        backlog
     }
 
     #[test]
@@ -106,7 +121,7 @@ mod tests {
             assert!(pair[1].others_wait > pair[0].others_wait, "{pair:?}");
             assert!(pair[1].late < pair[0].late && pair[1].broken < pair[0].broken, "{pair:?}");
         }
-        assert!(pressures[1].others_wait < 5.0, "a single prompt is no overload");
+        assert!(pressures[1].others_wait < 6.5, "a single prompt for two is no overload");
     }
 
     #[test]
@@ -118,8 +133,7 @@ mod tests {
 
     #[test]
     fn streams_stay_dear_where_the_late_wait_in_the_gateway() {
-        let backlog = Backlog::default();
-        backlog.note([Waiting(50.0); 2].into_iter());
+        let backlog = standing(&[50.0; 2]);
         assert_eq!(backlog.pressure(true).broken, MISS);
         assert!(backlog.pressure(false).broken < MISS / 10.0);
         assert_eq!(backlog.pressure(true).others_wait, backlog.pressure(false).others_wait);

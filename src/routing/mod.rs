@@ -21,6 +21,7 @@ pub mod rendezvous;
 mod scenarios;
 mod score;
 mod slots;
+mod standing;
 mod verdict;
 mod work;
 

@@ -145,8 +145,8 @@ impl PoolModel {
     }
 
     /// How many prompts wait at each of the replicas that are ready, of ours and of others. To be told every few milliseconds.
-    pub fn note_backlog(&self, replicas: impl Iterator<Item = Waiting>) {
-        self.backlog.note(replicas);
+    pub fn note_backlog(&self, now: Stamp, replicas: impl Iterator<Item = Waiting>) {
+        self.backlog.note(now, replicas);
     }
 
     #[inline]

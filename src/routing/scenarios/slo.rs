@@ -45,18 +45,26 @@ impl Fleet {
     }
 
     /// Prompts that wait on every replica; the pool knows of them.
-    fn overload(&self, each: u64) -> Vec<LoadGuard> {
+    fn overload(&mut self, each: u64) -> Vec<LoadGuard> {
         let work = Work::of(Tokens(1000), Tokens(0));
         let placement = Placement { at: self.now, work, is_stream: true, ..Placement::default() };
         let queue: Vec<_> =
             (0..each).flat_map(|_| &self.loads).map(|load| LoadGuard::reserve(load, placement)).collect();
-        self.note_backlog();
+        self.time_passes(30);
         queue
+    }
+
+    /// So many seconds in which the pool is told what waits and nothing else happens.
+    fn time_passes(&mut self, seconds: u64) {
+        for _ in 0..10 * seconds {
+            self.now = self.now.after(ms(100));
+            self.note_backlog();
+        }
     }
 
     fn note_backlog(&self) {
         let waiting = |load: &Arc<ReplicaLoad>| Waiting::at(&load.view(), &Foreign::default());
-        self.model.note_backlog(self.loads.iter().map(waiting));
+        self.model.note_backlog(self.now, self.loads.iter().map(waiting));
     }
 
     fn refresh(&self) {
@@ -90,16 +98,17 @@ fn a_hit_is_given_away_for_streams_while_there_is_time_and_kept_when_everybody_w
     let queue = fleet.overload(20);
     assert_eq!(fleet.decide(&asked).unwrap().slot, 0, "what is computed twice makes forty others later");
     drop(queue);
-    fleet.note_backlog();
+    fleet.time_passes(60);
     assert_eq!(fleet.decide(&asked).unwrap().slot, 1, "the queue is gone");
 }
 
 #[test]
 fn a_hot_prefix_spreads_although_a_queue_stands_before_it() {
-    let fleet = Fleet::experienced(4);
+    let mut fleet = Fleet::experienced(4);
     let hot = |number| Text::session(number, 16, 4);
     let queue: Vec<_> = (0..800)
         .map(|number| {
+            fleet.now = fleet.now.after(ms(20));
             fleet.note_backlog();
             fleet.dispatch(&hot(number)).1
         })

@@ -126,7 +126,7 @@ impl Dispatcher for Gateway {
         }
         let mut candidates = self.candidates(now);
         let waiting = |candidate: &Candidate<'_>| Waiting::at(&candidate.load.view(), &candidate.foreign);
-        self.model.note_backlog(candidates.iter().map(waiting));
+        self.model.note_backlog(now, candidates.iter().map(waiting));
         let block_end = |block: usize| request.ends.get(block).map_or(0, |end| end * BYTES_PER_TOKEN);
         let slo = SloBounds { ttft: request.ttft_bound(), tpot: request.slo.tpot, ..SloBounds::default() };
         let query = Query {
