@@ -111,8 +111,8 @@ pub struct Prompt<'a> {
 
 impl Prompt<'_> {
     /// Tokens that an engine with this block size finds cached when it holds so many leading blocks of the
-    /// chain. It caches whole blocks only, and computes the last token in any case.
-    fn cached(&self, blocks: usize, block_tokens: u64) -> Tokens {
+    /// chain, and something beyond. It caches whole blocks only, and computes the last token in any case.
+    fn cached(&self, blocks: usize, beyond: Tokens, block_tokens: u64) -> Tokens {
         let Some(last) = blocks.min(self.chain.len()).checked_sub(1) else { return Tokens(0) };
         if self.bytes == 0 || block_tokens == 0 {
             return Tokens(0);
@@ -123,7 +123,7 @@ impl Prompt<'_> {
             Some(covered) => covered / self.bytes,
             None => (end as f64 / self.bytes as f64 * self.tokens.0 as f64) as u64,
         };
-        let tokens = tokens.min(self.tokens.0.saturating_sub(1));
+        let tokens = tokens.saturating_add(beyond.0).min(self.tokens.0.saturating_sub(1));
         Tokens(tokens - tokens % block_tokens)
     }
 
@@ -279,11 +279,12 @@ fn weigh(query: &Query<'_>, candidates: &mut [Candidate<'_>]) {
     query.index.lookup(query.prompt.chain, &mut hits);
     // Most replicas hold as much as the one before, and a division takes longer than all the rest.
     let mut last = (0, 0, Tokens(0));
+    let beyond = query.index.beyond();
     for candidate in candidates {
         let blocks = hits.blocks(candidate.slot);
         let block_tokens = candidate.block_tokens;
         if (last.0, last.1) != (blocks, block_tokens) {
-            last = (blocks, block_tokens, query.prompt.cached(blocks, block_tokens));
+            last = (blocks, block_tokens, query.prompt.cached(blocks, beyond, block_tokens));
         }
         candidate.hit = if blocks > 0 { query.index.believed(candidate.slot, last.2) } else { Tokens(0) };
     }
@@ -385,7 +386,7 @@ mod tests {
         for (name, blocks, block_tokens, expected) in cases {
             let block_end = |block: usize| 256 * (block as u64 + 1);
             let prompt = Prompt { chain: &chain, block_end: &block_end, bytes: 1024, tokens: Tokens(256) };
-            assert_eq!(prompt.cached(blocks, block_tokens), Tokens(expected), "{name}");
+            assert_eq!(prompt.cached(blocks, Tokens(0), block_tokens), Tokens(expected), "{name}");
         }
     }
 

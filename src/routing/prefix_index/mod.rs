@@ -10,6 +10,7 @@
 //! [`DEFAULT_CAPACITY`] or what the engine tells for each replica, up to a million blocks.
 
 mod allowance;
+mod beyond;
 mod holders;
 mod lru;
 
@@ -19,6 +20,7 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use self::allowance::Allowance;
+use self::beyond::Beyond;
 use self::holders::Holders;
 use self::lru::{COARSE_WEIGHT, Lru, MOST_WEIGHT};
 use super::Prompt;
@@ -34,6 +36,7 @@ pub struct PrefixIndex {
     credits: Box<[AtomicU32]>,
     /// Slots below this one have held something: the others need no look.
     used: AtomicUsize,
+    beyond: Beyond,
 }
 
 #[derive(Debug)]
@@ -71,6 +74,7 @@ impl PrefixIndex {
             held: (0..slots).map(|_| held()).collect(),
             credits: (0..slots).map(|_| AtomicU32::new(1.0f32.to_bits())).collect(),
             used: AtomicUsize::new(0),
+            beyond: Beyond::default(),
         }
     }
 
@@ -124,10 +128,21 @@ impl PrefixIndex {
         self.allow(slot, |allowance| allowance.set_pinned(blocks as u64));
     }
 
+    /// Tokens that engines usually find cached beyond the blocks that a lookup finds.
+    #[inline]
+    pub(super) fn beyond(&self) -> Tokens {
+        self.beyond.tokens()
+    }
+
     /// An answer told how many prompt tokens it found cached, where `predicted` were believed to be. Corrects what the
-    /// replica is believed to hold and what its hits are worth.
+    /// replica is believed to hold, what its hits are worth, and what is usually found beyond them.
     pub fn reported(&self, slot: usize, predicted: Tokens, cached: Tokens) {
-        self.allow(slot, |allowance| _ = allowance.reported(predicted.0, cached.0));
+        // What is usual is no promise: only what was sent there may be missed.
+        let promised = predicted.saturating_sub(self.beyond());
+        if predicted > Tokens(0) && self.credit(slot) >= 1.0 {
+            self.beyond.reported(predicted, cached);
+        }
+        self.allow(slot, |allowance| _ = allowance.reported(promised.0, cached.0));
     }
 
     /// Forgets all that a replica held: it restarted, slept, or the slot has a new owner.
