@@ -375,18 +375,20 @@ mod tests {
     fn a_hit_is_whole_engine_blocks_and_never_the_whole_prompt() {
         let chain = [1, 2, 3, 4];
         let cases = [
-            ("nothing cached", 0, 16, 0),
-            ("one of four blocks", 1, 16, 64),
-            ("rounded down to the engine's blocks", 1, 48, 48),
-            ("less than one engine block", 1, 128, 0),
-            ("all of it: the last token is computed", 4, 16, 240),
-            ("more than the chain has", 9, 16, 240),
-            ("no block size", 4, 0, 0),
+            ("nothing cached", 0, 0, 16, 0),
+            ("one of four blocks", 1, 0, 16, 64),
+            ("rounded down to the engine's blocks", 1, 0, 48, 48),
+            ("less than one engine block", 1, 0, 128, 0),
+            ("all of it: the last token is computed", 4, 0, 16, 240),
+            ("more than the chain has", 9, 0, 16, 240),
+            ("no block size", 4, 0, 0, 0),
+            ("less than one engine block, with what is beyond", 1, 30, 80, 80),
+            ("all of it, with what is beyond", 4, 30, 16, 240),
         ];
-        for (name, blocks, block_tokens, expected) in cases {
+        for (name, blocks, beyond, block_tokens, expected) in cases {
             let block_end = |block: usize| 256 * (block as u64 + 1);
             let prompt = Prompt { chain: &chain, block_end: &block_end, bytes: 1024, tokens: Tokens(256) };
-            assert_eq!(prompt.cached(blocks, Tokens(0), block_tokens), Tokens(expected), "{name}");
+            assert_eq!(prompt.cached(blocks, Tokens(beyond), block_tokens), Tokens(expected), "{name}");
         }
     }
 
@@ -395,7 +397,7 @@ mod tests {
         let far = |_: usize| u64::MAX;
         for (bytes, tokens) in [(0, 100), (100, 0), (1, u64::MAX)] {
             let prompt = Prompt { chain: &[1], block_end: &far, bytes, tokens: Tokens(tokens) };
-            let hit = prompt.cached(1, 16);
+            let hit = prompt.cached(1, Tokens(0), 16);
             assert!(hit.0 < tokens.max(1), "{hit:?} of {tokens}");
         }
     }

@@ -13,6 +13,7 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 use super::Placement;
+use super::arrivals::Arrivals;
 use crate::clock::Stamp;
 use crate::routing::hazard::lengths::Survival;
 use crate::routing::hazard::{Curve, Running};
@@ -101,6 +102,7 @@ pub(super) struct Books {
     is_disturbed: bool,
     /// Together in one step of the engine; may still grow.
     group: Option<Lesson>,
+    arrivals: Arrivals,
 }
 
 #[derive(Debug)]
@@ -127,6 +129,7 @@ impl Books {
     pub(super) fn enter(&mut self, placement: &Placement) -> u64 {
         let id = self.next_id;
         self.next_id += 1;
+        self.arrivals.note(placement.at, placement.work.tokens);
         self.waiting.push_back(Waiting { id, placement: *placement });
         id
     }
@@ -236,6 +239,11 @@ impl Books {
     }
 
     /// Tokens in the context of running streams.
+    /// Prompt tokens a second that were sent of late.
+    pub(super) fn arriving(&self) -> f64 {
+        self.arrivals.per_second()
+    }
+
     pub(super) fn context(&self) -> u64 {
         self.context
     }

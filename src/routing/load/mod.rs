@@ -5,6 +5,7 @@
 //! until the end; every end drops the guard. Decisions read published sums without a lock; the lock of the [`books`] is
 //! taken three times in a request's life and by [`ReplicaLoad::refresh`]. Work of others is [`super::foreign`].
 
+mod arrivals;
 mod books;
 
 use std::sync::Arc;
@@ -35,8 +36,10 @@ pub struct ReplicaLoad {
     head_attention: AtomicU64,
     head_since: AtomicU64,
     context: AtomicU64,
-    refreshed: AtomicU64,
+    /// As bits of a float.
+    arriving: AtomicU32,
     harm: [AtomicU32; POINTS],
+    refreshed: AtomicU64,
     books: Mutex<Books>,
 }
 
@@ -57,6 +60,8 @@ pub struct LoadView {
     pub head_since: Stamp,
     /// Tokens in the context of running streams.
     pub context: u64,
+    /// Prompt tokens a second that were sent there of late.
+    pub arriving: f32,
 }
 
 impl LoadView {
@@ -110,6 +115,7 @@ impl ReplicaLoad {
             head: Work { tokens: count(&self.head_tokens), attention: read(&self.head_attention) },
             head_since: Stamp::from_nanos(read(&self.head_since)),
             context: read(&self.context),
+            arriving: f32::from_bits(self.arriving.load(Ordering::Relaxed)),
         }
     }
 
@@ -172,6 +178,7 @@ impl ReplicaLoad {
         self.head_attention.store(head.work.attention, Ordering::Relaxed);
         self.head_since.store(head.since.as_nanos(), Ordering::Relaxed);
         self.context.store(books.context(), Ordering::Relaxed);
+        self.arriving.store((books.arriving() as f32).to_bits(), Ordering::Relaxed);
     }
 }
 
