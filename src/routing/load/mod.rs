@@ -297,7 +297,8 @@ mod tests {
         drop(second);
         assert_eq!(counts(&load), (1, 0, 0), "a request without any token releases both");
         drop(first);
-        assert_eq!(load.view(), LoadView { head_since: load.view().head_since, ..LoadView::default() });
+        let LoadView { head_since, arriving, .. } = load.view();
+        assert_eq!(load.view(), LoadView { head_since, arriving, ..LoadView::default() });
     }
 
     #[test]
