@@ -33,9 +33,10 @@ impl Standing {
             [if age < 2 * HALF_A_WINDOW { this } else { length }, length]
         };
         let [before, this] = self.shortest;
+        let floor = least(before, this);
+        let settling = if floor > self.settled { RISING } else { FALLING };
         let passed = now.since(self.noted).as_secs_f64();
-        self.settled +=
-            (1.0 - (-passed / SETTLING.as_secs_f64()).exp()) * (least(before, this) - self.settled);
+        self.settled += (1.0 - (-passed / settling.as_secs_f64()).exp()) * (floor - self.settled);
         self.noted = now;
         self.settled
     }
@@ -45,7 +46,10 @@ impl Standing {
 /// missed instead of 11); no window takes chance for overload (tools, 0.69 % instead of 0.57).
 const HALF_A_WINDOW: Duration = Duration::from_millis(150);
 /// Between 5 and 20 s nothing changes by more than seeds do.
-const SETTLING: Duration = Duration::from_secs(10);
+const RISING: Duration = Duration::from_secs(10);
+/// As slow as it rises, streams are given away for a queue that has gone (agents, 1.3 % missed instead of 0.7); in a second, a burst is
+/// taken for over in every gap (bursts, 34 % instead of 11 to 18).
+const FALLING: Duration = Duration::from_secs(5);
 
 #[cfg(test)]
 mod tests {
