@@ -55,7 +55,7 @@ SECTIONS = {
         (CONVERSATION, BEST, ["--replicas", "4,8,16,64", "--load", "0.6"]),
         (TOOLS, BEST, ["--replicas", "4,8,16,64", "--load", "1"]),
     ], by("replicas", "load")),
-    "unseen": ("8 replicas, traces on which nothing was tuned", [
+    "unseen": ("8 replicas, made-up traces", [
         (trace, UNALIKE, ["--replicas", "8", "--load", "0.8,1"]) for trace in UNSEEN
     ], by("load")),
 }

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes request traces on which nothing in the gateway was ever tuned, in Mooncake's format, for `tokenway replay`.
+"""Writes made-up request traces, unlike the public ones, in Mooncake's format, for `tokenway replay`.
 
     python3 benches/routing/unseen.py FOLDER [--seed 1]
 
