@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use super::registry::PoolState;
 use crate::clock::Clock;
+use crate::routing::REFRESH_EVERY;
 use crate::routing::prefix_index::capacity_of;
-use crate::routing::{Foreign, REFRESH_EVERY, Waiting};
 
 /// Refreshes the load of every replica of a pool until the pool is dropped by the configuration.
 pub(super) async fn run(pool: Arc<PoolState>, clock: Clock) {
@@ -21,17 +21,9 @@ pub(super) async fn run(pool: Arc<PoolState>, clock: Clock) {
             _ = turns.tick() => {}
         }
         let now = clock.now();
-        let (replicas, config) = (pool.replicas(), pool.config());
-        pool.model.note_backlog(
-            now,
-            replicas.iter().filter(|replica| replica.is_ready()).map(|replica| {
-                let own = replica.load.view();
-                let told = replica.engine_signals(now, config.scrape_interval, None);
-                let foreign =
-                    told.map_or_else(Foreign::default, |(told, before)| Foreign::seen(&told, &before));
-                Waiting::at(&own, &foreign)
-            }),
-        );
+        let (replicas, interval) = (pool.replicas(), pool.config().scrape_interval);
+        let ready = replicas.iter().filter(|replica| replica.is_ready());
+        pool.model.note_backlog(now, ready.map(|replica| replica.waiting(now, interval)));
         for replica in replicas.iter() {
             if let Some(generated) = pool.model.refresh(replica.slot, &replica.load, now) {
                 let blocks = capacity_of(generated.0, 1, pool.ratio.bytes_per_token());

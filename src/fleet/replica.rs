@@ -23,7 +23,7 @@ use super::vitals::Vitals;
 use crate::clock::Stamp;
 use crate::config::Endpoint;
 use crate::record::Served;
-use crate::routing::{Foreign, LoadView, ReplicaLoad, rendezvous};
+use crate::routing::{Foreign, LoadView, ReplicaLoad, Waiting, rendezvous};
 use crate::upstream::pool::Pool;
 
 /// A replica; lives as long as a request or the configuration refers to it.
@@ -255,6 +255,14 @@ impl Replica {
             return (age <= interval * 10).then_some((told, own));
         }
         (signals.age <= interval * 10).then_some((signals, scraped.own))
+    }
+
+    /// Prompts that wait there: ours, and those of others by the newest figures.
+    #[must_use]
+    pub fn waiting(&self, now: Stamp, interval: Duration) -> Waiting {
+        let told = self.engine_signals(now, interval, None);
+        let foreign = told.map_or_else(Foreign::default, |(signals, own)| Foreign::seen(&signals, &own));
+        Waiting::at(&self.load.view(), &foreign)
     }
 
     /// How it looks from outside.

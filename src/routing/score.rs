@@ -2,8 +2,9 @@
 //!
 //! The request waits, is computed, and may come too late. Others pay for its prefill: whoever comes next waits
 //! for it, every request on that replica is slowed a little, and streams may be pushed over their bound on time per
-//! token (`hazard`). So a hit is worth what it saves, twice; a hot prefix is copied to a second replica as soon as its
-//! queue costs more than that; and a prompt goes where the streams can bear it. Absent bounds cost nothing.
+//! token (`hazard`). So a hit is worth what it saves, twice, and more where a queue stands (`backlog`); a hot prefix is
+//! copied to a second replica as soon as its queue costs more than that; and a prompt goes where the streams can bear it.
+//! Absent bounds cost nothing.
 
 use super::backlog::Pressure;
 use super::predictor::Queue;
