@@ -167,7 +167,10 @@ pub struct DecisionSummary {
     pub policy: &'static str,
     /// Why the winner won (label `reason`).
     pub reason: &'static str,
-    /// Predicted TTFT of the winner, where the policy predicts.
+    /// From the request's arrival to the decision.
+    pub waited: Duration,
+    /// Predicted TTFT of the winner, where the policy predicts: like TTFT from the request's arrival, so what was
+    /// waited is in it.
     pub predicted_ttft: Option<Duration>,
     /// Prompt tokens that the winner was believed to have cached.
     pub predicted_hit: Tokens,
@@ -183,7 +186,7 @@ pub struct DecisionSummary {
 pub struct Weighed {
     /// Replica name.
     pub replica: Arc<str>,
-    /// Predicted TTFT there.
+    /// Predicted TTFT there, from the request's arrival.
     pub predicted_ttft: Duration,
     /// Prompt tokens believed to be cached there.
     pub predicted_hit: Tokens,

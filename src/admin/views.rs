@@ -179,6 +179,7 @@ fn decision(observer: &Observer, record: &Record) -> Option<Json> {
         "reason": decision.reason,
         "candidates": decision.candidates,
         "replica": record.served().map(|served| &*served.replica),
+        "waited": decision.waited.as_secs_f64(),
         "predicted_ttft": decision.predicted_ttft.map(|ttft| ttft.as_secs_f64()),
         "ttft": record.ttft().map(|ttft| ttft.as_secs_f64()),
         "predicted_hit_tokens": decision.predicted_hit.0,

@@ -28,6 +28,8 @@ pub struct Pick {
     pub size: PromptSize,
     /// Identity of the whole prompt, for the search after prompts that kill replicas.
     pub prompt: u64,
+    /// Predicted time from [`Pick::chosen_at`] to the first token, where the policy predicts.
+    pub predicted: Option<Duration>,
     /// When the replica was chosen: the wait for its first token counts from here.
     pub chosen_at: Stamp,
     /// Our mark on its load.
@@ -41,7 +43,7 @@ impl Pick {
             self.pool.model.observe(self.slot(), &lesson);
         }
         self.replica.succeeded();
-        if let Some(predicted) = self.predicted() {
+        if let Some(predicted) = self.predicted {
             self.pool.model.compare(self.slot(), predicted, now.since(self.chosen_at));
         }
     }
@@ -71,12 +73,6 @@ impl Pick {
         if let Some(cached) = tokens.cached {
             self.pool.index.reported(self.slot(), self.decision.predicted_hit, cached);
         }
-    }
-
-    /// Predicted TTFT, where the policy predicts.
-    #[must_use]
-    pub fn predicted(&self) -> Option<Duration> {
-        self.decision.predicted_ttft
     }
 
     fn slot(&self) -> usize {

@@ -201,7 +201,8 @@ fn choose(
     Some(Choice::Take(Box::new(Pick {
         pool: Arc::clone(pool),
         replica,
-        decision: DecisionSummary { weighed, ..decision.summary() },
+        decision: DecisionSummary { weighed, ..decision.summary(query.aim.waited) },
+        predicted: decision.predicted_ttft,
         expected,
         size: request.prompt.size,
         prompt: chain.whole(),
@@ -216,7 +217,7 @@ fn weighed(query: &Query<'_>, candidates: &[Candidate<'_>], replicas: &[Arc<Repl
         let replica = replicas.iter().find(|r| r.slot == candidate.slot)?;
         Some(Weighed {
             replica: Arc::clone(&replica.served.replica),
-            predicted_ttft: terms.ttft(),
+            predicted_ttft: query.aim.waited + terms.ttft(),
             predicted_hit: candidate.hit,
             wait: terms.wait,
             prefill: terms.prefill,

@@ -139,7 +139,7 @@ impl StreamBody {
             class: record.class,
             served: self.pick.replica.served.clone(),
             ttft: at.since(read),
-            predicted: self.pick.predicted(),
+            predicted: self.pick.decision.predicted_ttft,
         };
         self.journal.observer().first_token(&first);
     }

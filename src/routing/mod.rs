@@ -229,7 +229,7 @@ pub struct Decision {
     pub policy: &'static str,
     /// Why it won.
     pub reason: Reason,
-    /// Predicted TTFT, where the policy predicts.
+    /// Predicted time from the decision to the first token, where the policy predicts.
     pub predicted_ttft: Option<Duration>,
     /// Prompt tokens believed to be cached there.
     pub hit: Tokens,
@@ -240,13 +240,14 @@ pub struct Decision {
 }
 
 impl Decision {
-    /// For the record, headers and logs.
+    /// For the record, headers and logs of a request that has `waited` in the gateway.
     #[must_use]
-    pub fn summary(&self) -> DecisionSummary {
+    pub fn summary(&self, waited: Duration) -> DecisionSummary {
         DecisionSummary {
             policy: self.policy,
             reason: self.reason.as_str(),
-            predicted_ttft: self.predicted_ttft,
+            waited,
+            predicted_ttft: self.predicted_ttft.map(|from_now| waited + from_now),
             predicted_hit: self.hit,
             candidates: self.candidates,
             weighed: Box::default(),

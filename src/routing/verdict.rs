@@ -66,7 +66,7 @@ pub fn judge(policy: &dyn Policy, query: &Query<'_>, candidates: &mut [Candidate
         return Some(Verdict::Hopeless { decision, best_ttft: best, retry_after });
     }
     let has_time = best < bound.mul_f64(aim.patience.clamp(0.0, 1.0));
-    if has_time && decision.terms.harm > TOLERATED_HARM {
+    if has_time && decision.terms.harm > tolerated_harm(aim.waited) {
         return Some(Verdict::Hold { until: aim.now.after(LOOK_AGAIN) });
     }
     Some(Verdict::Place(decision))
@@ -77,7 +77,14 @@ pub fn judge(policy: &dyn Policy, query: &Query<'_>, candidates: &mut [Candidate
 pub const PATIENCE: f64 = 0.8;
 /// Predictions err by a tenth or two: only what misses by more is called hopeless.
 const HOPELESS: f64 = 1.2;
-/// Streams expected to be broken by a placement, below which it is not worth a wait.
+/// Streams expected to be broken by a placement, below which it is not worth a wait: the more, the longer it has waited.
+fn tolerated_harm(waited: Duration) -> f64 {
+    TOLERATED_HARM + TOLERATED_PER_SECOND * waited.as_secs_f64()
+}
+
 const TOLERATED_HARM: f64 = 0.07;
+/// A little more than what a second is worth at the price of a stream (`backlog`): without it prompts of tens of thousands of tokens,
+/// whose bounds are long, are held for seconds.
+const TOLERATED_PER_SECOND: f64 = 0.28;
 /// Half a decoding step: the picture does not change faster.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);

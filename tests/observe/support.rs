@@ -191,6 +191,7 @@ pub(crate) fn record() -> Record {
         decision: Some(DecisionSummary {
             policy: "latency",
             reason: "prefix",
+            waited: Duration::from_millis(1),
             predicted_ttft: Some(Duration::from_millis(150)),
             predicted_hit: Tokens(64),
             candidates: 2,

@@ -103,6 +103,8 @@ pub(super) struct Books {
     /// Together in one step of the engine; may still grow.
     group: Option<Lesson>,
     arrivals: Arrivals,
+    /// Streams with a bound that no curve knows yet.
+    fresh: u32,
 }
 
 #[derive(Debug)]
@@ -123,6 +125,8 @@ struct Stream {
     counted: u64,
     /// Tokens and when, at the last pace.
     asked: (u64, u64),
+    /// It has a bound and began after the last refresh: no curve knows it.
+    is_fresh: bool,
 }
 
 impl Books {
@@ -196,6 +200,7 @@ impl Books {
         };
         self.last_first_token = self.last_first_token.max(now);
         pulse.beat(1, now);
+        self.fresh += u32::from(placement.tpot.is_some());
         self.streams.push(Stream {
             id,
             pulse: Arc::clone(pulse),
@@ -204,6 +209,7 @@ impl Books {
             bound: placement.tpot.map_or(f32::INFINITY, |bound| bound.as_secs_f32()),
             counted: 1,
             asked: (1, now.as_nanos()),
+            is_fresh: placement.tpot.is_some(),
         });
         self.context = self.context.saturating_add(placement.prompt.0).saturating_add(1);
         (complete, computed)
@@ -234,16 +240,22 @@ impl Books {
     pub(super) fn end(&mut self, id: u64) {
         if let Some(at) = self.streams.iter().position(|stream| stream.id == id) {
             let gone = self.streams.swap_remove(at);
+            self.fresh -= u32::from(gone.is_fresh);
             self.context = self.context.saturating_sub(gone.prompt.saturating_add(gone.counted));
         }
     }
 
-    /// Tokens in the context of running streams.
     /// Prompt tokens a second that were sent of late.
     pub(super) fn arriving(&self) -> f64 {
         self.arrivals.per_second()
     }
 
+    /// Streams with a bound that began after the last refresh.
+    pub(super) fn fresh(&self) -> u32 {
+        self.fresh
+    }
+
+    /// Tokens in the context of running streams.
     pub(super) fn context(&self) -> u64 {
         self.context
     }
@@ -258,6 +270,7 @@ impl Books {
             let at = stream.pulse.at.load(Ordering::Relaxed);
             let (tokens_before, at_before) = stream.asked;
             found.generated += tokens;
+            stream.is_fresh = false;
             if tokens >= tokens_before + PACE_OVER && at > at_before {
                 let per_token = (at - at_before) as f64 * 1e-9 / (tokens - tokens_before) as f64;
                 stream.asked = (tokens, at);
@@ -270,6 +283,7 @@ impl Books {
                 curve.add(&running, known.survival);
             }
         }
+        self.fresh = 0;
         found.lesson = self.group.take_if(|group| now.since(group.at) > reach(group));
         (curve, found)
     }

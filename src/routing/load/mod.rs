@@ -30,6 +30,8 @@ pub struct ReplicaLoad {
     awaiting: AtomicU32,
     /// Those of the awaiting whose time per token is bounded.
     bounded: AtomicU32,
+    /// Those whose time per token is bounded and whose first token came after the last refresh.
+    fresh: AtomicU32,
     head_tokens: AtomicU32,
     tokens: AtomicU64,
     attention: AtomicU64,
@@ -50,7 +52,8 @@ pub struct LoadView {
     pub inflight: u64,
     /// Those of them that have no first token yet.
     pub awaiting: u64,
-    /// Those of the awaiting whose time per token is bounded.
+    /// Those whose time per token is bounded and that the harm of a stall does not count yet: they await their first token,
+    /// or got it a moment ago.
     pub bounded: u64,
     /// Prompts of the awaiting.
     pub waiting: Work,
@@ -110,7 +113,7 @@ impl ReplicaLoad {
         LoadView {
             inflight: count(&self.inflight),
             awaiting: count(&self.awaiting),
-            bounded: count(&self.bounded),
+            bounded: count(&self.bounded) + count(&self.fresh),
             waiting: Work { tokens: read(&self.tokens), attention: read(&self.attention) },
             head: Work { tokens: count(&self.head_tokens), attention: read(&self.head_attention) },
             head_since: Stamp::from_nanos(read(&self.head_since)),
@@ -178,6 +181,7 @@ impl ReplicaLoad {
         self.head_attention.store(head.work.attention, Ordering::Relaxed);
         self.head_since.store(head.since.as_nanos(), Ordering::Relaxed);
         self.context.store(books.context(), Ordering::Relaxed);
+        self.fresh.store(books.fresh(), Ordering::Relaxed);
         self.arriving.store((books.arriving() as f32).to_bits(), Ordering::Relaxed);
     }
 }
@@ -353,6 +357,25 @@ mod tests {
         refresh(&load, 320);
         assert!(load.harm(0.0, 5.0).abs() < 1e-9);
         assert!(!load.is_stale(ms(900)), "an idle replica is left alone");
+    }
+
+    #[test]
+    fn a_stream_that_has_just_begun_is_never_out_of_sight() {
+        let load = ReplicaLoad::new();
+        let tpot = Some(Duration::from_millis(50));
+        let place = |at| LoadGuard::reserve(&load, Placement { tpot, ..placed(at, 100) });
+        let (mut first, mut second) = (place(0), place(0));
+        assert_eq!(load.view().bounded, 2);
+        first.first_token(ms(100));
+        second.first_token(ms(100));
+        assert_eq!((load.view().awaiting, load.view().bounded), (0, 2), "no curve knows them yet");
+        drop(first);
+        assert_eq!(load.view().bounded, 1, "it ended before any refresh");
+        refresh(&load, 105);
+        assert_eq!(load.view().bounded, 0);
+        assert!(load.harm(0.0, 5.0) > 0.0, "the curve has the other one");
+        drop(second);
+        assert_eq!(load.view().bounded, 0);
     }
 
     #[test]

@@ -285,9 +285,12 @@ fn two_gateways_that_know_the_same_decide_alike() {
 fn only_latency_predicts_and_the_summary_says_so() {
     for policy in PolicyName::ALL {
         let fleet = Fleet::new(policy, 2);
-        let summary = fleet.decide(&Text::session(1, 0, 4)).unwrap().summary();
+        let decision = fleet.decide(&Text::session(1, 0, 4)).unwrap();
+        let summary = decision.summary(Duration::from_millis(300));
         assert_eq!(summary.policy, policy.as_str());
-        assert_eq!(summary.predicted_ttft.is_some(), policy == PolicyName::Latency, "{policy:?}");
+        let expected =
+            (policy == PolicyName::Latency).then(|| decision.terms.ttft() + Duration::from_millis(300));
+        assert_eq!(summary.predicted_ttft, expected, "{policy:?}: what was waited is part of TTFT");
         assert!(Reason::ALL.iter().any(|reason| reason.as_str() == summary.reason));
     }
 }
