@@ -173,8 +173,7 @@ def predictions(access, since):
 
 def one(name, command, ready, url, args):
     for replica in args.replicas:
-        with urllib.request.urlopen(urllib.request.Request(replica + "/reset_prefix_cache", method="POST"), timeout=30):
-            pass
+        wire.empty_cache(replica)
     process, access = start(command, ready)
     try:
         warm = argparse.Namespace(**vars(args) | {"sessions": 8, "span": 4, "turns": 2, "think": 1})

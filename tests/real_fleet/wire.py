@@ -80,6 +80,12 @@ def get(url):
         return response.read().decode()
 
 
+def empty_cache(url):
+    """Empties the prefix cache of a replica that was started with VLLM_SERVER_DEV_MODE=1; an HTTPError where it was not."""
+    with urllib.request.urlopen(urllib.request.Request(f"{url}/reset_prefix_cache", method="POST"), timeout=30):
+        pass
+
+
 def metric(url, name):
     """Sum of all series of one metric."""
     total = 0.0
