@@ -33,13 +33,13 @@ pub struct ReplicaLoad {
     /// Those whose time per token is bounded and whose first token came after the last refresh.
     fresh: AtomicU32,
     head_tokens: AtomicU32,
+    /// As bits of a float.
+    arriving: AtomicU32,
     tokens: AtomicU64,
     attention: AtomicU64,
     head_attention: AtomicU64,
     head_since: AtomicU64,
     context: AtomicU64,
-    /// As bits of a float.
-    arriving: AtomicU32,
     harm: [AtomicU32; POINTS],
     refreshed: AtomicU64,
     books: Mutex<Books>,
@@ -285,6 +285,11 @@ mod tests {
         let survival = hazard::lengths::Lengths::default().survival();
         let seconds = |work: &Work| work.tokens as f64 * 1e-4;
         load.refresh(ms(at_ms), &Known { step: 0.02, survival: &survival, seconds: &seconds })
+    }
+
+    #[test]
+    fn what_a_decision_reads_is_two_cache_lines() {
+        assert_eq!(std::mem::offset_of!(ReplicaLoad, refreshed), 128);
     }
 
     #[test]
