@@ -83,7 +83,7 @@ fn tolerated_harm(waited: Duration) -> f64 {
 }
 
 const TOLERATED_HARM: f64 = 0.07;
-/// A little more than what a second is worth at the price of a stream (`backlog`): without it prompts of tens of thousands of tokens,
+/// Nearly three times what a second is worth at the price of a stream (`backlog`). Without it prompts of tens of thousands of tokens,
 /// whose bounds are long, are held for seconds.
 const TOLERATED_PER_SECOND: f64 = 0.28;
 /// Half a decoding step: the picture does not change faster.
