@@ -4,7 +4,6 @@
 //! token and at the end, whatever the end is: the guard is dropped with the pick, and the pick with the body.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use super::registry::PoolState;
 use super::replica::Replica;
@@ -28,8 +27,6 @@ pub struct Pick {
     pub size: PromptSize,
     /// Identity of the whole prompt, for the search after prompts that kill replicas.
     pub prompt: u64,
-    /// Predicted time from [`Pick::chosen_at`] to the first token, where the policy predicts.
-    pub predicted: Option<Duration>,
     /// When the replica was chosen: the wait for its first token counts from here.
     pub chosen_at: Stamp,
     /// Our mark on its load.
@@ -43,8 +40,9 @@ impl Pick {
             self.pool.model.observe(self.slot(), &lesson);
         }
         self.replica.succeeded();
-        if let Some(predicted) = self.predicted {
-            self.pool.model.compare(self.slot(), predicted, now.since(self.chosen_at));
+        if let Some(ttft) = self.decision.predicted_ttft {
+            let from_then = ttft.saturating_sub(self.decision.waited);
+            self.pool.model.compare(self.slot(), from_then, now.since(self.chosen_at));
         }
     }
 

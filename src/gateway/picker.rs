@@ -202,7 +202,6 @@ fn choose(
         pool: Arc::clone(pool),
         replica,
         decision: DecisionSummary { weighed, ..decision.summary(query.aim.waited) },
-        predicted: decision.predicted_ttft,
         expected,
         size: request.prompt.size,
         prompt: chain.whole(),

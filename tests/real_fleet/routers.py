@@ -154,7 +154,7 @@ def start(command, ready):
 
 
 def predictions(access, since):
-    """Pairs of predicted and actual TTFT from the decision on, of requests that were read after `since`."""
+    """Pairs of predicted and actual TTFT, of requests that were read after `since`."""
     pairs = []
     for line in open(access):
         try:
@@ -164,8 +164,7 @@ def predictions(access, since):
             continue
         if record["time"] >= since:
             stages = {k.rsplit(".", 1)[1]: v for k, v in record.items() if k.startswith("tokenway.stage.")}
-            held = stages["admit"] + stages["route"]
-            pairs.append({"predicted": predicted, "stages": stages, "actual": ttft - held, "held": held,
+            pairs.append({"predicted": predicted, "stages": stages, "actual": ttft,
                           "replica": record["tokenway.replica"], "prompt": record.get("gen_ai.usage.input_tokens"),
                           "cached": record.get("gen_ai.usage.cache_read.input_tokens"), "time": record["time"]})
     return pairs
