@@ -11,10 +11,14 @@ use http::{HeaderValue, StatusCode, header};
 use serde_json::json;
 use thiserror::Error;
 
-use crate::admission::Refusal;
-use crate::listener::refused::HeadFault;
-use crate::record::Outcome;
-use crate::request::dialect::ErrorShape;
+/// The shape in which a dialect's clients expect errors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ErrorShape {
+    /// `{"error":{"message","type","param","code"}}`
+    OpenAi,
+    /// `{"type":"error","error":{"type","message"}}`
+    Anthropic,
+}
 
 /// A deadline of `[timeouts]`; its key names the error code `timeout_<key>`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -235,8 +239,15 @@ pub enum Failure {
         retry_after: Duration,
     },
     /// Nobody can answer in time, and a limit of the route's queue speaks against waiting.
-    #[error("{0}")]
-    NotAdmitted(Refusal),
+    #[error("{message}")]
+    NotAdmitted {
+        /// Key of the limit in `[route.queue]`: the error code.
+        limit: &'static str,
+        /// The limit and the numbers.
+        message: String,
+        /// Predicted time until there is room.
+        retry_after: Duration,
+    },
     /// The gateway is going down.
     #[error("the gateway is shutting down; send the request to another one")]
     Draining,
@@ -246,9 +257,18 @@ pub enum Failure {
         /// Until it is tried again.
         retry_after: Duration,
     },
-    /// What came is no HTTP/1.1 request.
-    #[error("{}", what_is_wrong(*.0))]
-    Head(HeadFault),
+    /// The head is no HTTP/1.1 (RFC 9112).
+    #[error(
+        "the request head is no valid HTTP (RFC 9112): check the request line, the header names and values, and that \
+         content-length and transfer-encoding agree; the connection was closed"
+    )]
+    MalformedHead,
+    /// The request target is longer than hyper reads.
+    #[error("the request target is over 65534 bytes; what is long belongs into the body")]
+    UriTooLong,
+    /// Too many headers, or too long ones.
+    #[error("the request head has over 100 headers or 64 KiB; send fewer or shorter ones")]
+    HeadTooLarge,
     /// A loop of proxies.
     #[error("this request already passed through this gateway; check the upstream URLs")]
     Loop,
@@ -285,11 +305,9 @@ impl Failure {
         use StatusCode as S;
         match self {
             Self::UnknownPath => (S::NOT_FOUND, "unknown_path", INVALID),
-            Self::Head(HeadFault::Malformed) => (S::BAD_REQUEST, "malformed_head", INVALID),
-            Self::Head(HeadFault::UriTooLong) => (S::URI_TOO_LONG, "uri_too_long", INVALID),
-            Self::Head(HeadFault::TooLarge) => {
-                (S::REQUEST_HEADER_FIELDS_TOO_LARGE, "head_too_large", INVALID)
-            }
+            Self::MalformedHead => (S::BAD_REQUEST, "malformed_head", INVALID),
+            Self::UriTooLong => (S::URI_TOO_LONG, "uri_too_long", INVALID),
+            Self::HeadTooLarge => (S::REQUEST_HEADER_FIELDS_TOO_LARGE, "head_too_large", INVALID),
             Self::MethodNotAllowed => (S::METHOD_NOT_ALLOWED, "method_not_allowed", INVALID),
             Self::BadRequest { .. } => (S::BAD_REQUEST, "invalid_request", INVALID),
             Self::UnsupportedEncoding => (S::UNSUPPORTED_MEDIA_TYPE, "unsupported_encoding", INVALID),
@@ -302,7 +320,7 @@ impl Failure {
             Self::ModelNotFound { .. } => (S::NOT_FOUND, "model_not_found", INVALID),
             Self::PreviousResponseNotFound => (S::NOT_FOUND, "previous_response_not_found", INVALID),
             Self::NoReadyReplica { .. } => (S::SERVICE_UNAVAILABLE, "no_ready_replica", OVERLOADED),
-            Self::NotAdmitted(refusal) => (S::TOO_MANY_REQUESTS, refusal.code(), "rate_limit_error"),
+            Self::NotAdmitted { limit, .. } => (S::TOO_MANY_REQUESTS, limit, "rate_limit_error"),
             Self::Draining => (S::SERVICE_UNAVAILABLE, "draining", OVERLOADED),
             Self::SuspectedPoison { .. } => (S::SERVICE_UNAVAILABLE, "suspected_poison", OVERLOADED),
             Self::Loop => (S::LOOP_DETECTED, "loop_detected", INVALID),
@@ -337,20 +355,6 @@ impl Failure {
         }
     }
 
-    /// How the request ended.
-    #[must_use]
-    pub fn outcome(&self) -> Outcome {
-        match self {
-            Self::BodyMemory
-            | Self::NoReadyReplica { .. }
-            | Self::NotAdmitted(_)
-            | Self::Draining
-            | Self::SuspectedPoison { .. } => Outcome::Refused,
-            Self::Timeout { .. } | Self::Replica(_) | Self::DrainCut | Self::Internal => Outcome::Failed,
-            _ => Outcome::ClientError,
-        }
-    }
-
     /// The deadline that fired, if one did.
     #[must_use]
     pub fn timer(&self) -> Option<Timer> {
@@ -368,10 +372,9 @@ impl Failure {
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
-            Self::NoReadyReplica { retry_after, .. } | Self::SuspectedPoison { retry_after } => {
-                Some(*retry_after)
-            }
-            Self::NotAdmitted(refusal) => Some(refusal.retry_after()),
+            Self::NoReadyReplica { retry_after, .. }
+            | Self::NotAdmitted { retry_after, .. }
+            | Self::SuspectedPoison { retry_after } => Some(*retry_after),
             Self::BodyMemory | Self::Draining => Some(Duration::from_secs(1)),
             _ => None,
         }
@@ -432,17 +435,6 @@ struct Seconds(Duration);
 impl std::fmt::Display for Seconds {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} s", self.0.as_secs_f64())
-    }
-}
-
-fn what_is_wrong(fault: HeadFault) -> &'static str {
-    match fault {
-        HeadFault::Malformed => {
-            "the request head is no valid HTTP (RFC 9112): check the request line, the header names and values, and that \
-             content-length and transfer-encoding agree; the connection was closed"
-        }
-        HeadFault::UriTooLong => "the request target is over 65534 bytes; what is long belongs into the body",
-        HeadFault::TooLarge => "the request head has over 100 headers or 64 KiB; send fewer or shorter ones",
     }
 }
 

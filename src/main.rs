@@ -3,8 +3,9 @@
 use std::io::Write as _;
 use std::process::ExitCode;
 
-use tokenway::cli::run::{self, Launch};
-use tokenway::cli::{self, Cli, Command, EXIT_FAILED, EXIT_OK, logging, showcase, sim};
+use tokenway::app::logging;
+use tokenway::app::process::{self, Launch};
+use tokenway::cli::{self, Cli, Command, EXIT_FAILED, EXIT_OK, showcase, sim};
 
 /// A request may end on another thread than it began on, and memory freed elsewhere goes back under a lock in the
 /// system's allocator.
@@ -19,7 +20,7 @@ fn main() -> ExitCode {
     let log = logging::init(&cli.log_level);
     ExitCode::from(match cli.command {
         Command::Serve(args) => {
-            done(run::serve(Launch { source: args.source(), overrides: args.overrides(), log }))
+            done(process::serve(Launch { source: args.source(), overrides: args.overrides(), log }))
         }
         Command::Check(args) => {
             let env = |name: &str| std::env::var(name).ok();

@@ -8,7 +8,10 @@ use std::time::Duration;
 
 use crate::clock::Stamp;
 use crate::config::ItlBounds;
+use crate::error::Failure;
+use crate::request::class::Class;
 use crate::request::dialect::Dialect;
+use crate::request::trace_context::Trace;
 use crate::stage::StageBudget;
 use crate::units::Tokens;
 
@@ -28,6 +31,22 @@ pub enum Outcome {
 }
 
 impl Outcome {
+    /// How a request that ended in this failure is counted.
+    #[must_use]
+    pub fn of(failure: &Failure) -> Self {
+        match failure {
+            Failure::BodyMemory
+            | Failure::NoReadyReplica { .. }
+            | Failure::NotAdmitted { .. }
+            | Failure::Draining
+            | Failure::SuspectedPoison { .. } => Self::Refused,
+            Failure::Timeout { .. } | Failure::Replica(_) | Failure::DrainCut | Failure::Internal => {
+                Self::Failed
+            }
+            _ => Self::ClientError,
+        }
+    }
+
     /// The label's value.
     #[must_use]
     pub fn as_str(self) -> &'static str {
@@ -39,50 +58,6 @@ impl Outcome {
             Self::Canceled => "canceled",
         }
     }
-}
-
-/// Prompt class by estimated input tokens.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Class {
-    /// Not known: no body was classified.
-    #[default]
-    None,
-    /// Up to `classes.short` tokens.
-    Short,
-    /// Up to `classes.medium` tokens.
-    Medium,
-    /// Above.
-    Long,
-}
-
-impl Class {
-    /// The label's value.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::None => "none",
-            Self::Short => "short",
-            Self::Medium => "medium",
-            Self::Long => "long",
-        }
-    }
-}
-
-/// W3C trace context of a request, and the span ids that its spans use.
-#[derive(Clone, Debug)]
-pub struct Trace {
-    /// 128-bit trace id, the client's or ours; never zero.
-    pub trace_id: u128,
-    /// Span id of our root (SERVER) span; never zero.
-    pub root: u64,
-    /// The caller's span id, when a valid `traceparent` came in.
-    pub parent: Option<u64>,
-    /// The caller's sampled flag, when a valid `traceparent` came in.
-    pub sampled: Option<bool>,
-    /// The flag that went upstream with the attempts.
-    pub sampled_upstream: bool,
-    /// `tracestate`, forwarded as it came.
-    pub state: Option<Box<str>>,
 }
 
 /// The SLO bounds that apply to one request.

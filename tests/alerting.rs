@@ -18,7 +18,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokenway::control::drift::{Diagnosis, Finding, Kind, SeriesName};
+use tokenway::drift::detectors::{Diagnosis, Finding, Kind, SeriesName};
 use tokenway::fleet::status::ReplicaState;
 use tokenway::observe::metrics::{StreamKey, WebhookResult};
 use tokenway::record::{Gap, Gaps, Outcome};
@@ -49,13 +49,14 @@ fn page() -> String {
     metrics.admission("admit", "room");
     metrics.http_rejected("header_timeout");
     metrics.drift_webhook(WebhookResult::Failed);
-    metrics.drift_found(&Finding {
+    let finding = Finding {
         at: 0.0,
         kind: Kind::TtftTailDrift,
         series: SeriesName { route: "chat".into(), revision: "v1".into(), replica: None },
         diagnosis: Diagnosis::InfrastructureVariability,
         evidence: Vec::new(),
-    });
+    };
+    metrics.drift_found(finding.labels());
     metrics.render(&[support::status(ReplicaState::Ready, true)])
 }
 

@@ -17,6 +17,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use serde_json::Value as Json;
 use tokenway::admin::{AdminState, serve};
+use tokenway::app::observers::Observers;
 use tokenway::cli::replay_drift::{self, ReplayDriftError};
 use tokenway::config::{Config, Endpoint};
 use tokenway::observe::Observer;
@@ -26,7 +27,7 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use support::{Collector, config, get, observer, record, until, value};
+use support::{Collector, config, get, observers, record, until, value};
 
 const DAY: f64 = 86_400.0;
 const FILE: &str = "[slo.interactive]\nttft = \"500ms\"\n[[pool]]\nname = \"p\"\nreplicas = [\"http://127.0.0.1:1\"]\n\
@@ -246,7 +247,7 @@ fn outage(observer: &Observer) {
 async fn a_finding_reaches_the_webhook_the_admin_api_and_the_metrics() {
     let (address, bodies, _) = webhook(Some(200)).await;
     let config = with_webhook(address);
-    let observer = observer(&config);
+    let Observers { observer, drift } = observers(&config);
     outage(&observer);
     // Judged every five seconds.
     let posted = || bodies.lock().iter().any(|body| body.contains("availability_burn"));
@@ -271,6 +272,7 @@ async fn a_finding_reaches_the_webhook_the_admin_api_and_the_metrics() {
     let state = AdminState {
         control: Arc::new(support::Gateway::new(config)),
         observer: Arc::clone(&observer),
+        drift,
         token: None,
     };
     let (tracker, stop) = (TaskTracker::new(), CancellationToken::new());
@@ -294,7 +296,7 @@ async fn a_finding_reaches_the_webhook_the_admin_api_and_the_metrics() {
 #[tokio::test]
 async fn a_webhook_that_hangs_holds_nothing_up() {
     let (address, _, connections) = webhook(None).await;
-    let observer = observer(&with_webhook(address));
+    let Observers { observer, drift } = observers(&with_webhook(address));
     outage(&observer);
     tokio::time::timeout(Duration::from_secs(60), async {
         while connections.load(Ordering::SeqCst) == 0 {
@@ -305,7 +307,7 @@ async fn a_webhook_that_hangs_holds_nothing_up() {
     .expect("asked within a minute");
     // While the post hangs, requests are taken in and findings stand.
     outage(&observer);
-    until(|| !observer.drift().board().read().active.is_empty()).await;
+    until(|| !drift.board().read().active.is_empty()).await;
     let page = observer.metrics().render(&[]);
     assert_eq!(value(&page, "tokenway_drift_observations_dropped_total"), Some(0.0));
 }
@@ -324,7 +326,7 @@ async fn a_finding_goes_out_as_an_event_and_its_series_traces_are_kept() {
     let mut config = config();
     config.telemetry.otlp = Some(collector.otlp());
     config.telemetry.sampling.keep_drift = true;
-    let observer = observer(&config);
+    let Observers { observer, drift } = observers(&config);
     outage(&observer);
     tokio::time::timeout(Duration::from_secs(60), async {
         while collector.logs.lock().is_empty() {
@@ -351,7 +353,7 @@ async fn a_finding_goes_out_as_an_event_and_its_series_traces_are_kept() {
 
     // From here on, what is of the series is kept, and nothing else is.
     assert_eq!(kept(&collector), 0, "nothing else asks for it");
-    until(|| !observer.drift().board().read().active.is_empty()).await;
+    until(|| !drift.board().read().active.is_empty()).await;
     observer.record(&Arc::new(record()));
     observer.record(&Arc::new(Record { route: "other".into(), ..record() }));
     observer.shutdown(Duration::from_secs(20)).await;
@@ -364,7 +366,7 @@ async fn a_collector_that_hangs_costs_counted_events() {
     let mut config = config();
     let timeout = Duration::from_millis(50);
     config.telemetry.otlp = Some(tokenway::config::Otlp { timeout, ..collector.otlp() });
-    let observer = observer(&config);
+    let Observers { observer, drift } = observers(&config);
     outage(&observer);
     tokio::time::timeout(Duration::from_secs(60), async {
         let failed = || {
@@ -377,5 +379,5 @@ async fn a_collector_that_hangs_costs_counted_events() {
     })
     .await
     .expect("given up within a minute");
-    assert!(!observer.drift().board().read().active.is_empty());
+    assert!(!drift.board().read().active.is_empty());
 }

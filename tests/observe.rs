@@ -12,6 +12,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokenway::admin::{AdminState, serve};
+use tokenway::app::observers::Observers;
 use tokenway::config::{AccessLog, Otlp, Secret};
 use tokenway::fleet::status::ReplicaState;
 use tokenway::observe::Observer;
@@ -21,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use support::{
-    Collector, Gateway, config, first_token, get, observer, record, request, status, until, value,
+    Collector, Gateway, config, first_token, get, observer, observers, record, request, status, until, value,
 };
 
 const TENANT: &str = r#"class="short",model="llama",revision="v1",route="chat",tenant="acme""#;
@@ -365,12 +366,12 @@ async fn admin_of(
     token: Option<&str>,
 ) -> (SocketAddr, Arc<Gateway>, Arc<Observer>) {
     config.pools[0].engine_api_key = Some(Secret::new("hunter2"));
-    let observer = observer(&config);
+    let Observers { observer, drift } = observers(&config);
     let gateway = Arc::new(Gateway::new(config));
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let token = token.map(Secret::new);
-    let state = AdminState { control: gateway.clone(), observer: Arc::clone(&observer), token };
+    let state = AdminState { control: gateway.clone(), observer: Arc::clone(&observer), drift, token };
     let tracker = TaskTracker::new();
     let serving = serve(listener, Arc::new(state), tracker.clone(), CancellationToken::new());
     tracker.spawn(serving);

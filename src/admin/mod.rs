@@ -24,6 +24,7 @@ use tokio_util::task::TaskTracker;
 pub use self::control::{Control, Readiness};
 use self::patience::Patient;
 use crate::config::Secret;
+use crate::drift::service::Feed;
 use crate::observe::Observer;
 
 /// What the admin port serves from.
@@ -32,6 +33,8 @@ pub struct AdminState {
     pub control: Arc<dyn Control>,
     /// Its observers.
     pub observer: Arc<Observer>,
+    /// Drift detection.
+    pub drift: Arc<Feed>,
     /// Token that everything but health asks for.
     pub token: Option<Secret>,
 }

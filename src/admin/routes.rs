@@ -117,7 +117,7 @@ fn get(admin: &AdminState, path: Path, request: &Request<Incoming>) -> Answer {
         Path::Routes => json_answer(StatusCode::OK, &views::routes(&control.config(), &control.replicas())),
         Path::Latency => latency(admin, request.uri().query()),
         Path::Decisions => json_answer(StatusCode::OK, &views::decisions(&admin.observer)),
-        Path::Drift => json_answer(StatusCode::OK, &views::drift(&admin.observer)),
+        Path::Drift => json_answer(StatusCode::OK, &views::drift(&admin.drift)),
         Path::Config => json_answer(StatusCode::OK, &config_view::config(&control.config())),
         Path::LogLevel => json_answer(StatusCode::OK, &json!({ "level": control.log_level() })),
         // Not GET: refused before.

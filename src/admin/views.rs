@@ -8,8 +8,9 @@ use std::time::{Duration, UNIX_EPOCH};
 use serde_json::{Value as Json, json};
 
 use crate::config::{Config, ModelMatch};
-use crate::control::drift::Finding;
-use crate::fleet::status::{EngineSignals, PoolCalibration, ReplicaState, ReplicaStatus};
+use crate::drift::detectors::Finding;
+use crate::drift::service::Feed;
+use crate::fleet::status::{PoolCalibration, ReplicaState, ReplicaStatus};
 use crate::observe::judgement::Judgement;
 use crate::observe::slo::Missed;
 use crate::observe::stages::Stage;
@@ -17,6 +18,7 @@ use crate::observe::windows::{Percentiles, Window};
 use crate::observe::{Observer, rfc3339};
 use crate::record::{Record, Weighed};
 use crate::routing::Calibration;
+use crate::routing::EngineSignals;
 
 /// `/api/fleet`
 pub(super) fn fleet(fleet: &[ReplicaStatus], calibrations: &[PoolCalibration]) -> Json {
@@ -141,8 +143,8 @@ fn percentiles(values: &Percentiles) -> Json {
 }
 
 /// `/api/drift`
-pub(super) fn drift(observer: &Observer) -> Json {
-    let found = observer.drift().board().read();
+pub(super) fn drift(drift: &Feed) -> Json {
+    let found = drift.board().read();
     let list = |findings: &mut dyn Iterator<Item = &Finding>| findings.map(finding).collect::<Vec<_>>();
     json!({
         "series": found.series,

@@ -1,10 +1,12 @@
 //! Why a request was not let in: the limit that speaks against it, with the numbers that its client is told.
 //!
-//! What a refusal looks like on the wire is decided in `crate::error`.
+//! What a refusal looks like on the wire is decided in [`crate::error`].
 
 use std::time::Duration;
 
 use thiserror::Error;
+
+use crate::error::Failure;
 
 /// A limit of `[route.queue]` that a request met.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
@@ -83,6 +85,16 @@ impl Refusal {
             | Self::MaxBytes { retry_after, .. }
             | Self::TooLong { retry_after, .. }
             | Self::Waited { retry_after, .. } => *retry_after,
+        }
+    }
+}
+
+impl From<Refusal> for Failure {
+    fn from(refusal: Refusal) -> Self {
+        Self::NotAdmitted {
+            limit: refusal.code(),
+            message: refusal.to_string(),
+            retry_after: refusal.retry_after(),
         }
     }
 }

@@ -5,13 +5,10 @@
 
 pub mod check;
 pub mod demo;
-pub mod logging;
 pub mod replay;
 pub mod replay_drift;
-pub mod run;
 pub mod serve;
 pub mod showcase;
-pub mod signals;
 pub mod sim;
 
 use std::ffi::OsString;
@@ -21,10 +18,10 @@ use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
 use self::check::CheckArgs;
 use self::demo::DemoArgs;
-use self::logging::LogLevel;
 use self::replay::ReplayArgs;
 use self::serve::ServeArgs;
 use self::sim::SimArgs;
+use crate::app::logging::LogLevel;
 
 /// A latency-aware inference gateway: a drop-in OpenAI endpoint in front of a fleet of vLLM replicas.
 #[derive(Debug, Parser)]

@@ -13,7 +13,7 @@ use serde::Deserialize;
 
 use crate::config::load::{ConfigError, Source, load};
 use crate::config::{Config, ModelMatch, Overrides, Route};
-use crate::control::drift::{Detectors, Finding, Observation, Settings};
+use crate::drift::detectors::{Detectors, Finding, Observation, Settings};
 use crate::record::Outcome;
 
 /// Why a trace was not replayed to its end.

@@ -13,9 +13,9 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::demo::{DemoArgs, print_tables};
-use super::logging::LogFilter;
-use super::run::{Launch, RunError, Running, Runtimes};
-use super::signals;
+use crate::app::logging::LogFilter;
+use crate::app::process::{Launch, RunError, Running, Runtimes};
+use crate::app::signals;
 use crate::clock::Clock;
 use crate::config::check::parse_endpoint;
 use crate::config::load::{Source, load};

@@ -18,11 +18,12 @@ use tokio_util::sync::CancellationToken;
 
 use super::batch_limit::BatchLimit;
 use super::load_report::LoadReport;
-use super::status::{EngineCounters, EngineSignals, ReplicaState, ReplicaStatus};
+use super::status::{EngineCounters, ReplicaState, ReplicaStatus};
 use super::vitals::Vitals;
 use crate::clock::Stamp;
 use crate::config::Endpoint;
 use crate::record::Served;
+use crate::routing::EngineSignals;
 use crate::routing::{Foreign, LoadView, ReplicaLoad, Waiting, rendezvous};
 use crate::upstream::pool::Pool;
 

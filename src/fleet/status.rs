@@ -1,9 +1,8 @@
 //! What the outside may know of a replica at one moment: read by metrics, admin API and demo.
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use crate::routing::Calibration;
+use crate::routing::{Calibration, EngineSignals};
 
 /// The replica's state, as the label `state` names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -81,23 +80,4 @@ pub struct EngineCounters {
     pub preemptions: Option<f64>,
     /// Sum and count of `vllm:time_to_first_token_seconds`.
     pub ttft: Option<(f64, f64)>,
-}
-
-/// The engine's own figures, from its `/metrics`, with their age.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct EngineSignals {
-    /// Age of these values.
-    pub age: Duration,
-    /// `vllm:num_requests_running`, summed over engines.
-    pub running: f64,
-    /// `vllm:num_requests_waiting`, summed over engines.
-    pub waiting: f64,
-    /// `vllm:kv_cache_usage_perc`, the largest over engines, 0 to 1.
-    pub kv_cache_usage: f64,
-    /// `max_num_seqs` of the configuration, or what the engine was seen not to exceed.
-    pub batch_limit: Option<u64>,
-    /// Tokens in a KV block, of `vllm:cache_config_info`.
-    pub block_tokens: Option<u64>,
-    /// KV blocks of the engine, of `vllm:cache_config_info`.
-    pub total_blocks: Option<u64>,
 }

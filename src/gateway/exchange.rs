@@ -11,6 +11,7 @@ use bytes::Bytes;
 use http::{HeaderValue, Request};
 use http_body_util::Full;
 
+use super::attempt::{Answer, AttemptError, AttemptMoments, Deadlines, Order};
 use super::picker::{self, Choice};
 use super::prepare::Prepared;
 use super::waits::{NO_REPLICA, Waits};
@@ -18,13 +19,12 @@ use super::{Asked, Gateway};
 use crate::clock::Stamp;
 use crate::error::{Failure, ReplicaFailure};
 use crate::fleet::pick::Pick;
-use crate::journal::Journal;
-use crate::observe::trace_context;
+use crate::observe::record_guard::RecordGuard;
 use crate::record;
 use crate::relay::reader::StreamShape;
 use crate::relay::watch::{Limits, Watch};
 use crate::request::dialect::Dialect;
-use crate::upstream::attempt::{Answer, AttemptError, AttemptMoments, Deadlines, Order};
+use crate::request::trace_context;
 use crate::upstream::headers::{self, Credential, Upstream};
 
 /// A prepared request and everything its attempts need.
@@ -34,7 +34,7 @@ pub struct Exchange {
     /// The request.
     pub prepared: Box<Prepared>,
     /// Its record in the making.
-    pub journal: Journal,
+    pub journal: RecordGuard,
     pub(super) tried: picker::Tried,
     retried_unsent: u32,
     retried_started: bool,
@@ -45,7 +45,7 @@ pub struct Exchange {
 #[derive(Debug)]
 pub struct Exchanged {
     /// The request's record in the making.
-    pub journal: Journal,
+    pub journal: RecordGuard,
     /// An answer worth relaying with who gave it, or a failure.
     pub result: Result<(Answer, Winner), Failure>,
     /// How the exchange was prepared.
@@ -64,7 +64,7 @@ pub struct Winner {
 impl Exchange {
     /// Begins.
     #[must_use]
-    pub fn new(asked: Box<Asked>, prepared: Box<Prepared>, journal: Journal) -> Box<Self> {
+    pub fn new(asked: Box<Asked>, prepared: Box<Prepared>, journal: RecordGuard) -> Box<Self> {
         // It goes through several hands, and every move of it would copy it whole.
         Box::new(Self {
             asked,

@@ -4,12 +4,12 @@
 //! [`prepare`] (read, identify, classify, admit), [`exchange`] (route, send, try again) and [`reply`] (relay).
 //! The record is made along the way and reports itself when the response body is dropped.
 
+pub mod attempt;
 mod degrade;
 pub mod exchange;
 pub mod explained;
 pub mod local;
 pub mod picker;
-pub mod pins;
 pub mod prepare;
 pub mod reply;
 pub mod table;
@@ -28,21 +28,20 @@ use tokio_util::task::TaskTracker;
 use self::exchange::Exchange;
 use self::explained::Explained;
 
-use self::pins::ResponsePins;
-
 use self::table::Table;
 use crate::clock::Clock;
 use crate::digits;
-use crate::error::Failure;
-use crate::journal::{Journal, Opening};
-use crate::listener::Answer;
+use crate::error::{ErrorShape, Failure};
 use crate::listener::refused::HeadFault;
+use crate::listener::{Answer, KillSwitch};
 use crate::observe::Observer;
+use crate::observe::record_guard::{Opening, RecordGuard};
 use crate::record::Outcome;
 use crate::relay::body::ReplyBody;
-use crate::relay::watch::{KillSwitch, Watchdog};
+use crate::relay::pins::ResponsePins;
+use crate::relay::watch::Watchdog;
 use crate::request::body::BodyMemory;
-use crate::request::dialect::{Dialect, ErrorShape};
+use crate::request::dialect::Dialect;
 use crate::upstream::budget::RetryBudget;
 use crate::upstream::headers::X_REQUEST_ID;
 
@@ -121,7 +120,11 @@ impl Answer for Service {
     }
 
     fn refuse(&self, fault: HeadFault) -> Response<Bytes> {
-        let failure = Failure::Head(fault);
+        let failure = match fault {
+            HeadFault::Malformed => Failure::MalformedHead,
+            HeadFault::UriTooLong => Failure::UriTooLong,
+            HeadFault::TooLarge => Failure::HeadTooLarge,
+        };
         self.0.observer.metrics().http_rejected(failure.code());
         reply::unreadable(&failure)
     }
@@ -168,7 +171,7 @@ impl Asked {
 
 impl Gateway {
     /// The configuration that a request lives under and its record, or the answer to what is no inference request.
-    fn begin(&self, parts: &Parts) -> Result<(Arc<Table>, Journal), Box<Response<ReplyBody>>> {
+    fn begin(&self, parts: &Parts) -> Result<(Arc<Table>, RecordGuard), Box<Response<ReplyBody>>> {
         let head = self.clock.now();
         let table = self.table.load_full();
         if let Some(response) = self.answer_locally(&table, parts) {
@@ -183,7 +186,7 @@ impl Gateway {
 
     /// What a client did wrong is no decision of admission.
     fn count_refusal(&self, failure: &Failure) {
-        if failure.outcome() == Outcome::Refused {
+        if Outcome::of(failure) == Outcome::Refused {
             self.observer.metrics().admission("refuse", failure.code());
         }
     }
@@ -212,7 +215,7 @@ impl Gateway {
         })
     }
 
-    fn open_journal(&self, parts: &Parts, dialect: Dialect, head: crate::clock::Stamp) -> Journal {
+    fn open_journal(&self, parts: &Parts, dialect: Dialect, head: crate::clock::Stamp) -> RecordGuard {
         let opening = Opening {
             request_id: request_id(&parts.headers),
             trace: self.observer.trace_of(&parts.headers),
@@ -220,7 +223,7 @@ impl Gateway {
             path: parts.uri.path().into(),
             head,
         };
-        Journal::open(opening, &self.observer, self.clock, &self.requests)
+        RecordGuard::open(opening, &self.observer, self.clock, &self.requests)
     }
 }
 

@@ -15,10 +15,11 @@ use crate::clock::Stamp;
 use crate::config::{ModelMatch, Timeouts};
 use crate::error::Failure;
 use crate::fleet::replica::Replica;
-use crate::journal::Journal;
-use crate::record::{Class, SloBounds};
+use crate::observe::record_guard::RecordGuard;
+use crate::record::SloBounds;
 use crate::relay::classify::Echo;
 use crate::request::body::{self, BodyLimits, HeldBody};
+use crate::request::class::Class;
 use crate::request::class::class_of;
 use crate::request::dialect::Dialect;
 use crate::request::fields::{self, FieldError, Fields};
@@ -86,7 +87,7 @@ impl Prepared {
 pub async fn prepare(
     asked: &mut Asked,
     table: Arc<Table>,
-    journal: &mut Journal,
+    journal: &mut RecordGuard,
 ) -> Result<Box<Prepared>, Failure> {
     let Asked { gateway, parts, body, .. } = asked;
     check(gateway, parts)?;
@@ -131,7 +132,7 @@ fn check(gateway: &Gateway, parts: &Parts) -> Result<(), Failure> {
     if gateway.drain.refuses() { Err(Failure::Draining) } else { Ok(()) }
 }
 
-fn identify(table: &Table, journal: &mut Journal, headers: &HeaderMap) -> Result<TenantRef, Failure> {
+fn identify(table: &Table, journal: &mut RecordGuard, headers: &HeaderMap) -> Result<TenantRef, Failure> {
     let trusted = table.config.server.trust_headers.iter().find_map(|name| headers.get(name));
     let tenant = match trusted {
         Some(name) if table.tenants.ask_for_keys() => table
@@ -179,7 +180,7 @@ fn find_route<'t>(
 pub(super) fn classify(
     table: &Arc<Table>,
     route: &Arc<RouteState>,
-    journal: &mut Journal,
+    journal: &mut RecordGuard,
     (fields, upstream_model): (&Fields<'_>, Option<Arc<str>>),
     body: &Bytes,
 ) -> Box<Prepared> {
@@ -280,7 +281,7 @@ fn pinned(
 fn admit(
     gateway: &Gateway,
     mut prepared: Box<Prepared>,
-    journal: &mut Journal,
+    journal: &mut RecordGuard,
     headers: &HeaderMap,
 ) -> Result<Box<Prepared>, Failure> {
     let route = Arc::clone(&prepared.route);

@@ -10,8 +10,10 @@ use super::exchange::{Exchange, Exchanged, Winner};
 use super::prepare::Prepared;
 use super::{Gateway, request_id};
 use crate::digits;
+use crate::error::ErrorShape;
 use crate::error::{Failure, ReplicaFailure};
-use crate::journal::Journal;
+use crate::gateway::attempt::{Answer, WholeAnswer};
+use crate::observe::record_guard::RecordGuard;
 use crate::observe::stages::{Source, at_the_engine};
 use crate::record::{Outcome, Record};
 use crate::relay::body::{BrokenOff, ReplyBody};
@@ -20,8 +22,6 @@ use crate::relay::heartbeat::Waiting;
 use crate::relay::large::LargeBody;
 use crate::relay::stream::{StreamBody, note_told};
 use crate::relay::usage;
-use crate::request::dialect::ErrorShape;
-use crate::upstream::attempt::{Answer, WholeAnswer};
 use crate::upstream::headers::{X_REQUEST_ID, strip_length, strip_response};
 
 /// Runs an exchange and makes its response; with a heartbeat the head may go out before the answer is there.
@@ -87,7 +87,7 @@ pub fn failure_bytes(failure: &Failure, shape: ErrorShape) -> Response<Bytes> {
 
 /// A failure's response; the journal ends with it.
 #[must_use]
-pub fn failure(mut journal: Journal, failure: &Failure) -> Response<ReplyBody> {
+pub fn failure(mut journal: RecordGuard, failure: &Failure) -> Response<ReplyBody> {
     journal.fail(failure);
     journal.head_sent(failure.status().as_u16());
     let record = journal.record();
@@ -150,7 +150,7 @@ fn late_body(gateway: &Arc<Gateway>, exchanged: Exchanged) -> ReplyBody {
 /// The engine's head without what is not the client's, and its body on its way.
 fn relay(
     gateway: &Arc<Gateway>,
-    mut journal: Journal,
+    mut journal: RecordGuard,
     winner: Winner,
     answer: Answer,
     prepared: &Prepared,
@@ -186,7 +186,7 @@ fn relay(
     }
 }
 
-fn whole(gateway: &Gateway, mut journal: Journal, mut winner: Winner, answer: WholeAnswer) -> ReplyBody {
+fn whole(gateway: &Gateway, mut journal: RecordGuard, mut winner: Winner, answer: WholeAnswer) -> ReplyBody {
     let WholeAnswer { head, body } = answer;
     winner.watch.is_done();
     let now = gateway.clock.now();

@@ -109,7 +109,7 @@ impl Exchange {
             outlook: hold.outlook,
         };
         let (seat, is_first) = room.enter(&guest).map_err(|refusal| match hold.pool {
-            Some(_) => Failure::NotAdmitted(refusal),
+            Some(_) => Failure::from(refusal),
             None => self.nobody(),
         })?;
         self.waits.seat = Some((seat, gateway.observer.metrics().queued(bytes)));
@@ -161,7 +161,7 @@ impl Exchange {
 
     fn waited(&self, hold: &Hold, most: Duration) -> Failure {
         match hold.pool {
-            Some(_) => Failure::NotAdmitted(Refusal::Waited {
+            Some(_) => Failure::from(Refusal::Waited {
                 most,
                 drain: hold.outlook.drain,
                 retry_after: hold.outlook.retry_after(),

@@ -35,7 +35,9 @@ use self::refused::HeadFault;
 use self::tls::TlsSlot;
 use crate::clock::Clock;
 use crate::config::Server;
-use crate::relay::watch::KillSwitch;
+
+/// Ends one response from outside: its connection (HTTP/1.1) or its stream (HTTP/2).
+pub type KillSwitch = Arc<CancellationToken>;
 
 /// What answers requests. One call per request, on the connection's task (HTTP/1.1) or the stream's (HTTP/2).
 pub trait Answer: Clone + Send + Sync + 'static {

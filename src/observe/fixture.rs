@@ -4,9 +4,11 @@ use std::time::Duration;
 
 use crate::clock::Stamp;
 use crate::record::{
-    Attempt, Class, DecisionSummary, Moments, Outcome, Record, Served, SloBounds, TokenCounts, Trace, Weighed,
+    Attempt, DecisionSummary, Moments, Outcome, Record, Served, SloBounds, TokenCounts, Weighed,
 };
+use crate::request::class::Class;
 use crate::request::dialect::Dialect;
+use crate::request::trace_context::Trace;
 use crate::units::Tokens;
 
 fn at(ms: u64) -> Stamp {

@@ -9,16 +9,15 @@ pub mod attributes;
 mod debug;
 pub mod decisions;
 mod engine_spans;
-pub mod finding_events;
 #[cfg(test)]
 mod fixture;
 pub mod judgement;
 pub mod metrics;
+pub mod record_guard;
 pub mod rfc3339;
 pub mod slo;
 pub mod spans;
 pub mod stages;
-pub mod trace_context;
 pub mod windows;
 
 use std::io;
@@ -32,24 +31,27 @@ use self::access_log::AccessLog;
 use self::decisions::Decisions;
 pub use self::engine_spans::EngineSpansError;
 use self::engine_spans::{EngineSpans, Settled};
-use self::finding_events::FindingEvents;
 use self::judgement::Judgement;
 use self::metrics::{BuildInfo, Metrics, StreamKey};
 use self::spans::{Background, Seen, Spans, SpansError};
 use self::windows::{Measure, WindowKey, Windows};
 use crate::clock::Clock;
 use crate::config::Config;
-use crate::control::watch::{self, Feed};
-use crate::record::{FirstToken, Gaps, Record, Trace};
+use crate::record::{FirstToken, Gaps, Record};
+use crate::request::trace_context::{Trace, trace_of};
 
-/// Another reader of what happens: the demo's table.
+/// A further reader, registered before the first request: drift detection, the demo's table.
 pub trait Tap: Send + Sync {
     /// A request's first content event.
-    fn first_token(&self, first: &FirstToken);
+    fn first_token(&self, _first: &FirstToken) {}
     /// Gaps of a stream that `replica` serves.
-    fn gaps(&self, replica: &Arc<str>, gaps: &Gaps<'_>);
+    fn gaps(&self, _replica: &Arc<str>, _gaps: &Gaps<'_>) {}
     /// A request's end.
     fn record(&self, record: &Record);
+    /// Whether the trace of an ended request is of interest.
+    fn wants_trace(&self, _record: &Record) -> bool {
+        false
+    }
 }
 
 /// Why observation cannot start.
@@ -64,12 +66,10 @@ pub enum ObserveError {
     /// Spans of engines cannot be received.
     #[error(transparent)]
     EngineSpans(#[from] EngineSpansError),
-    /// TLS of the drift webhook.
-    #[error("drift.webhook: tls: {0}")]
-    Drift(#[from] rustls::Error),
 }
 
 /// What observers need of the process.
+#[derive(Clone)]
 pub struct Surroundings {
     /// The process' clock.
     pub clock: Clock,
@@ -77,8 +77,6 @@ pub struct Surroundings {
     pub build: BuildInfo,
     /// Where background work runs.
     pub background: Background,
-    /// A further reader.
-    pub tap: Option<Arc<dyn Tap>>,
 }
 
 /// All observers.
@@ -91,8 +89,7 @@ pub struct Observer {
     settled: Arc<Settled>,
     engine_spans: Option<EngineSpans>,
     routine_at_start: f64,
-    drift: Feed,
-    tap: Option<Arc<dyn Tap>>,
+    taps: Arc<[Arc<dyn Tap>]>,
     clock: Clock,
     stop: CancellationToken,
 }
@@ -103,7 +100,7 @@ impl Observer {
     /// # Errors
     /// The access log cannot be opened or the OTLP exporter refuses its configuration.
     pub fn start(config: &Config, around: Surroundings) -> Result<Self, ObserveError> {
-        let Surroundings { clock, build, background, tap } = around;
+        let Surroundings { clock, build, background } = around;
         let metrics = Arc::new(Metrics::new(config, build, clock));
         let telemetry = &config.telemetry;
         let access_log = AccessLog::start(&telemetry.access_log, clock, &metrics)?.map(Arc::new);
@@ -114,11 +111,6 @@ impl Observer {
             }
             None => None,
         };
-        let events = match &telemetry.otlp {
-            Some(otlp) => FindingEvents::start(otlp, build, &background, &metrics)?,
-            None => None,
-        };
-        let drift = watch::start(&config.drift, clock, &background, &metrics, events)?;
         let (windows, decisions) = (Arc::new(Windows::default()), Decisions::default());
         let stop = CancellationToken::new();
         if spans.is_some() {
@@ -146,11 +138,15 @@ impl Observer {
             settled,
             engine_spans,
             routine_at_start: telemetry.sampling.routine,
-            drift,
-            tap,
+            taps: Arc::default(),
             clock,
             stop,
         })
+    }
+
+    /// Registers a further reader.
+    pub fn add_tap(&mut self, tap: Arc<dyn Tap>) {
+        self.taps = self.taps.iter().cloned().chain([tap]).collect();
     }
 
     /// The metrics, for counters that are not about one request.
@@ -171,12 +167,6 @@ impl Observer {
         &self.decisions
     }
 
-    /// Drift detection.
-    #[must_use]
-    pub fn drift(&self) -> &Feed {
-        &self.drift
-    }
-
     /// The clock that stamps are of.
     #[must_use]
     pub fn clock(&self) -> Clock {
@@ -189,7 +179,7 @@ impl Observer {
         let of_spans = self.spans.as_ref().map(|spans| spans.routine_share());
         // Engines export spans of marked traces only, also where we export none.
         let of_engines = self.engine_spans.as_ref().map(|_| self.routine_at_start);
-        trace_context::trace_of(headers, of_spans.or(of_engines))
+        trace_of(headers, of_spans.or(of_engines))
     }
 
     /// Where engines export their spans to, if they may.
@@ -209,7 +199,7 @@ impl Observer {
         StreamSeries {
             metrics: self.metrics.stream_series(key),
             windows: self.windows.series(&window),
-            tap: self.tap.clone(),
+            taps: Arc::clone(&self.taps),
             replica: Arc::clone(&key.replica),
             clock: self.clock,
         }
@@ -225,7 +215,7 @@ impl Observer {
         };
         let ttft = std::iter::once(first.ttft);
         self.windows.series(&key).observe(Measure::Ttft, ttft, self.clock.now());
-        if let Some(tap) = &self.tap {
+        for tap in &*self.taps {
             tap.first_token(first);
         }
     }
@@ -234,7 +224,7 @@ impl Observer {
     pub fn record(&self, record: &Arc<Record>) {
         let judgement = Judgement::of(record);
         let is_tail = self.note_duration(record);
-        let seen = Seen { is_tail, is_drifting: self.drift.is_drifting(record) };
+        let seen = Seen { is_tail, is_drifting: self.taps.iter().any(|tap| tap.wants_trace(record)) };
         let keep = self.spans.as_ref().is_some_and(|spans| spans.keeps(record, &judgement, seen));
         let waits = self.engine_spans.as_ref().is_some_and(|engine_spans| engine_spans.takes(record, keep));
         self.metrics.record(record, &judgement, !waits);
@@ -245,8 +235,7 @@ impl Observer {
             self.settled.export(record);
         }
         self.decisions.record(record);
-        self.drift.record(record);
-        if let Some(tap) = &self.tap {
+        for tap in &*self.taps {
             tap.record(record);
         }
     }
@@ -296,7 +285,6 @@ impl Observer {
         if let Some(spans) = &self.spans {
             spans.shutdown(limit).await;
         }
-        watch::end(&self.drift, limit).await;
         // A writer that panicked has nothing left to flush.
         let _ = log.await;
     }
@@ -315,7 +303,7 @@ const LEARN_TAILS_EVERY: Duration = Duration::from_secs(5);
 pub struct StreamSeries {
     metrics: Arc<metrics::StreamSeries>,
     windows: Arc<windows::Series>,
-    tap: Option<Arc<dyn Tap>>,
+    taps: Arc<[Arc<dyn Tap>]>,
     replica: Arc<str>,
     clock: Clock,
 }
@@ -325,7 +313,7 @@ impl StreamSeries {
     pub fn gaps(&self, gaps: &Gaps<'_>) {
         self.metrics.gaps(gaps);
         self.windows.gaps(gaps, self.clock.now());
-        if let Some(tap) = &self.tap {
+        for tap in &*self.taps {
             tap.gaps(&self.replica, gaps);
         }
     }

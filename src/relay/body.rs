@@ -19,7 +19,7 @@ use super::heartbeat::{Waited, Waiting};
 use super::large::LargeBody;
 use super::stream::StreamBody;
 use crate::error::Failure;
-use crate::journal::Journal;
+use crate::observe::record_guard::RecordGuard;
 
 /// Ends a body so that the client sees it is incomplete: no last chunk (HTTP/1.1), RST_STREAM (HTTP/2).
 #[derive(Clone, Copy, Debug, Error)]
@@ -33,7 +33,7 @@ pub type Polled = Poll<Option<Result<Frame<Bytes>, Aborted>>>;
 #[derive(Debug)]
 pub enum ReplyBody {
     /// In memory; the journal reports when hyper lets go of it.
-    Whole(Option<Bytes>, Option<Box<Journal>>),
+    Whole(Option<Bytes>, Option<Box<RecordGuard>>),
     /// A stream of an engine.
     Stream(Box<StreamBody>),
     /// A large unary answer.
@@ -41,13 +41,13 @@ pub enum ReplyBody {
     /// Nothing decided yet: SSE comments until it is.
     Waiting(Box<Waiting>),
     /// An error event, then an abort.
-    Broken(BrokenOff, Box<Journal>),
+    Broken(BrokenOff, Box<RecordGuard>),
 }
 
 impl ReplyBody {
     /// The body of a request that failed after its head went out.
     #[must_use]
-    pub fn failed(mut journal: Journal, failure: &Failure) -> Self {
+    pub fn failed(mut journal: RecordGuard, failure: &Failure) -> Self {
         journal.fail(failure);
         let dialect = journal.record().dialect;
         let event = words(failure, dialect.error_shape(), |words| {
@@ -123,7 +123,7 @@ impl BrokenOff {
 /// A failure in the words of its dialect.
 pub fn words<T>(
     failure: &Failure,
-    shape: crate::request::dialect::ErrorShape,
+    shape: crate::error::ErrorShape,
     write: impl FnOnce(&failure::Failure<'_>) -> T,
 ) -> T {
     let message = failure.to_string();

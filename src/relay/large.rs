@@ -12,7 +12,7 @@ use super::body::Aborted;
 use super::watch::{Verdict, Watch};
 use crate::error::{Failure, Timer};
 use crate::fleet::pick::Pick;
-use crate::journal::Journal;
+use crate::observe::record_guard::RecordGuard;
 use crate::record::Outcome;
 use crate::upstream::pool::Lease;
 
@@ -22,7 +22,7 @@ pub struct LargeBody {
     first: Option<Bytes>,
     rest: Incoming,
     lease: Option<Lease>,
-    journal: Journal,
+    journal: RecordGuard,
     watch: Arc<Watch>,
     pick: Box<Pick>,
 }
@@ -33,7 +33,7 @@ impl LargeBody {
     pub fn new(
         first: Bytes,
         (rest, lease): (Incoming, Lease),
-        journal: Journal,
+        journal: RecordGuard,
         watch: Arc<Watch>,
         pick: Box<Pick>,
     ) -> Self {

@@ -17,6 +17,7 @@ pub mod large;
 mod late;
 mod openai;
 pub mod pace;
+pub mod pins;
 pub mod reader;
 pub mod sse;
 pub mod stream;

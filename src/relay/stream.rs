@@ -14,16 +14,16 @@ use super::body::{BrokenOff, Polled, words};
 use super::classify::StreamEnd;
 use super::failure;
 use super::pace::Pace;
+use super::pins::ResponsePins;
 use super::reader::{Next, StreamReader};
 use super::usage::{Answer, EngineErrorKind};
 use super::watch::Verdict;
 use crate::clock::Stamp;
 use crate::error::{Failure, ReplicaFailure, Timer};
 use crate::fleet::pick::Pick;
-use crate::gateway::pins::ResponsePins;
-use crate::journal::Journal;
 use crate::observe::StreamSeries;
 use crate::observe::metrics::StreamKey;
+use crate::observe::record_guard::RecordGuard;
 use crate::record::{FirstToken, Gaps, Outcome, Record};
 
 /// A streamed answer on its way to the client.
@@ -36,7 +36,7 @@ pub struct StreamBody {
     /// How it ended is settled, and charged to whom it may concern.
     is_settled: bool,
     broken: Option<Box<BrokenOff>>,
-    journal: Journal,
+    journal: RecordGuard,
     pick: Box<Pick>,
     series: StreamSeries,
     pace: Option<Box<Pace>>,
@@ -49,7 +49,7 @@ impl StreamBody {
     #[must_use]
     pub fn new(
         reader: Box<StreamReader>,
-        mut journal: Journal,
+        mut journal: RecordGuard,
         pick: Box<Pick>,
         pins: Arc<ResponsePins>,
         timeouts: crate::config::Timeouts,
@@ -216,7 +216,7 @@ impl StreamBody {
         }
         let is_client = failure.timer() == Some(Timer::ClientStall);
         self.journal
-            .settle(if is_client { Outcome::Canceled } else { failure.outcome() }, Some(failure.code()));
+            .settle(if is_client { Outcome::Canceled } else { Outcome::of(failure) }, Some(failure.code()));
         let now = self.journal.clock().now();
         match failure {
             Failure::Replica(why) => self.pick.pool.failed(&self.pick.replica, why, self.pick.prompt, now),

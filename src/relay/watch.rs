@@ -13,11 +13,11 @@ use std::time::Duration;
 
 use atomic_waker::AtomicWaker;
 use parking_lot::Mutex;
-use tokio_util::sync::CancellationToken;
 
 use crate::clock::{Clock, Stamp};
 use crate::error::Timer;
 use crate::fleet::vitals::Vitals;
+use crate::listener::KillSwitch;
 
 /// Why a stream has to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,9 +29,6 @@ pub enum Verdict {
     /// The drain is over.
     DrainOver,
 }
-
-/// Ends one response from outside: its connection (HTTP/1.1) or its stream (HTTP/2).
-pub type KillSwitch = Arc<CancellationToken>;
 
 /// What one stream and the watchdog share. What an event touches comes first and fits one cache line: between two
 /// events of a stream its memory has left the cache, and each line costs a miss.

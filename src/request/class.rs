@@ -3,8 +3,34 @@
 //! Latency of a 200-token prompt and of a 20,000-token one have nothing in common; series are kept apart by class.
 
 use crate::config::Classes;
-use crate::record::Class;
 use crate::units::Tokens;
+
+/// Prompt class by estimated input tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Class {
+    /// Not known: no body was classified.
+    #[default]
+    None,
+    /// Up to `classes.short` tokens.
+    Short,
+    /// Up to `classes.medium` tokens.
+    Medium,
+    /// Above.
+    Long,
+}
+
+impl Class {
+    /// The label's value.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Short => "short",
+            Self::Medium => "medium",
+            Self::Long => "long",
+        }
+    }
+}
 
 /// The class of a prompt of `prompt` tokens, counted or estimated.
 #[must_use]

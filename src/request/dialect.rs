@@ -3,6 +3,8 @@
 //! A path that is not here is 404, so that an engine's control endpoints (sleep, LoRA, reset, collective RPC)
 //! are never reachable through the gateway.
 
+use crate::error::ErrorShape;
+
 /// One inference API that the gateway relays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Dialect {
@@ -32,15 +34,6 @@ pub enum Dialect {
     Detokenize,
     /// A path of `server.extra_paths`: relayed as it is, nothing is known of its body.
     Extra,
-}
-
-/// The shape in which a dialect's clients expect errors.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ErrorShape {
-    /// `{"error":{"message","type","param","code"}}`
-    OpenAi,
-    /// `{"type":"error","error":{"type","message"}}`
-    Anthropic,
 }
 
 impl Dialect {

@@ -14,3 +14,4 @@ pub mod prompt;
 pub mod ratio;
 pub mod splice;
 pub mod tenant;
+pub mod trace_context;

@@ -7,8 +7,8 @@
 
 use std::time::Duration;
 
+use super::EngineSignals;
 use super::load::LoadView;
-use crate::fleet::status::EngineSignals;
 
 /// Foreign requests on a replica, weighted by how fresh the news of them is.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

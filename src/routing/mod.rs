@@ -20,6 +20,7 @@ pub mod rendezvous;
 #[cfg(test)]
 mod scenarios;
 mod score;
+mod signals;
 mod slots;
 mod standing;
 mod verdict;
@@ -41,10 +42,10 @@ pub use self::predictor::{Calibration, Estimate, PoolModel, PoolView, Terms};
 use self::prefix_index::Hits;
 pub use self::prefix_index::PrefixIndex;
 use self::score::Stakes;
+pub use self::signals::EngineSignals;
 pub use self::slots::SlotSet;
 pub use self::verdict::{Aim, PATIENCE, Verdict, judge};
 pub use self::work::Work;
-use crate::fleet::status::EngineSignals;
 use crate::record::DecisionSummary;
 use crate::units::Tokens;
 

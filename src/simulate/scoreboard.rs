@@ -157,7 +157,8 @@ pub(super) fn quantile(histogram: &Histogram<u64>, quantile: f64) -> Option<Dura
 mod tests {
     use super::*;
     use crate::fleet::status::ReplicaState;
-    use crate::record::{Class, Gap, Served};
+    use crate::record::{Gap, Served};
+    use crate::request::class::Class;
 
     fn status(name: &str) -> ReplicaStatus {
         ReplicaStatus {

@@ -7,7 +7,7 @@
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 
 use crate::config::Secret;
-use crate::observe::trace_context::{TRACEPARENT, TRACESTATE};
+use crate::request::trace_context::{TRACEPARENT, TRACESTATE};
 
 /// What the gateway writes into an upstream request.
 #[derive(Debug)]

@@ -1,6 +1,5 @@
-//! The half of the gateway that talks to replicas: connections, headers in both directions, attempts.
+//! The half of the gateway that talks to replicas: connections, headers in both directions.
 
-pub mod attempt;
 pub mod budget;
 pub mod connect;
 pub mod headers;

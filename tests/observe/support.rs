@@ -17,18 +17,21 @@ use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
 use parking_lot::Mutex;
 use prost::Message;
 use tokenway::admin::{Control, Readiness};
+use tokenway::app::observers::Observers;
 use tokenway::clock::{Clock, Stamp};
 use tokenway::config::*;
-use tokenway::fleet::status::{EngineSignals, PoolCalibration, ReplicaState, ReplicaStatus};
+use tokenway::fleet::status::{PoolCalibration, ReplicaState, ReplicaStatus};
 use tokenway::observe::metrics::BuildInfo;
 use tokenway::observe::spans::Background;
 use tokenway::observe::{Observer, Surroundings};
 use tokenway::record::{
-    Attempt, Class, DecisionSummary, FirstToken, Moments, Outcome, Record, Served, SloBounds, TokenCounts,
-    Trace,
+    Attempt, DecisionSummary, FirstToken, Moments, Outcome, Record, Served, SloBounds, TokenCounts,
 };
+use tokenway::request::class::Class;
 use tokenway::request::dialect::Dialect;
+use tokenway::request::trace_context::Trace;
 use tokenway::routing::Calibration;
+use tokenway::routing::EngineSignals;
 use tokenway::units::Tokens;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -120,15 +123,18 @@ fn route() -> Route {
     }
 }
 
-/// An observer on the test's own runtime.
+/// An observer on the test's own runtime, with drift detection beside it.
 pub(crate) fn observer(config: &Config) -> Arc<Observer> {
+    observers(config).observer
+}
+
+pub(crate) fn observers(config: &Config) -> Observers {
     let around = Surroundings {
         clock: Clock::start(),
         build: BuildInfo { version: "0.1.0", revision: "unknown" },
         background: Background { runtime: tokio::runtime::Handle::current(), tasks: TaskTracker::new() },
-        tap: None,
     };
-    Arc::new(Observer::start(config, around).unwrap())
+    Observers::start(config, around, None).unwrap()
 }
 
 fn served() -> Served {

@@ -4,7 +4,27 @@ use prometheus::IntCounter;
 
 use super::Metrics;
 use super::table::Drift;
-use crate::control::drift::Finding;
+
+/// What a finding's metrics are labelled with.
+#[derive(Clone, Copy, Debug)]
+pub struct FindingLabels<'a> {
+    /// Route name.
+    pub route: &'a str,
+    /// Revision of the pool.
+    pub revision: &'a str,
+    /// Replica name, where the finding is of one.
+    pub replica: Option<&'a str>,
+    /// Kind of finding.
+    pub kind: &'static str,
+    /// Its diagnosis.
+    pub diagnosis: &'static str,
+}
+
+impl<'a> FindingLabels<'a> {
+    fn values(self) -> [&'a str; 5] {
+        [self.route, self.revision, self.replica.unwrap_or("none"), self.kind, self.diagnosis]
+    }
+}
 
 /// How a post to the webhook ended (label `result`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,8 +51,8 @@ impl WebhookResult {
 
 impl Metrics {
     /// Drift was found.
-    pub fn drift_found(&self, finding: &Finding) {
-        let labels = labels(finding);
+    pub fn drift_found(&self, finding: FindingLabels<'_>) {
+        let labels = finding.values();
         self.drift.findings.get(&labels).inc();
         if let Some(gauge) = self.drift.active.get_exact(&labels) {
             gauge.set(1.0);
@@ -40,8 +60,8 @@ impl Metrics {
     }
 
     /// A finding holds no more: its series goes, so that the number of them does not grow with time.
-    pub fn drift_ended(&self, finding: &Finding) {
-        self.drift.active.remove(&labels(finding));
+    pub fn drift_ended(&self, finding: FindingLabels<'_>) {
+        self.drift.active.remove(&finding.values());
     }
 
     /// A request that drift detection will never see.
@@ -64,14 +84,4 @@ impl Drift {
     pub(super) fn posts(&self, result: WebhookResult) -> IntCounter {
         self.webhook.get(&[result.as_str()])
     }
-}
-
-fn labels(finding: &Finding) -> [&str; 5] {
-    [
-        &finding.series.route,
-        &finding.series.revision,
-        finding.series.replica.as_deref().unwrap_or("none"),
-        finding.kind.as_str(),
-        finding.diagnosis.as_str(),
-    ]
 }

@@ -26,7 +26,7 @@ use prometheus::process_collector::ProcessCollector;
 use prometheus::{IntCounter, IntGauge, Registry, TextEncoder};
 
 use self::buckets::Edges;
-pub use self::drift::WebhookResult;
+pub use self::drift::{FindingLabels, WebhookResult};
 use self::exemplars::{Exemplar, Exemplars};
 use self::memo::Memo;
 pub use self::openmetrics::Exposition;

@@ -13,7 +13,8 @@ use prometheus::GaugeVec;
 use super::family::Family;
 use super::table::ReplicaFamilies;
 use crate::clock::Stamp;
-use crate::fleet::status::{EngineSignals, ReplicaState, ReplicaStatus};
+use crate::fleet::status::{ReplicaState, ReplicaStatus};
+use crate::routing::EngineSignals;
 
 /// Pool and replica.
 pub(super) type ReplicaKey = (Arc<str>, Arc<str>);

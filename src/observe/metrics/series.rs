@@ -14,7 +14,8 @@ use super::table::{ReplicaFamilies, RouteFamilies, TenantFamilies};
 use crate::observe::judgement::Judgement;
 use crate::observe::slo::{Missed, Verdict};
 use crate::observe::stages::{Source, Stage};
-use crate::record::{Class, FirstToken, Gaps, MOST_TOKENS_AN_EVENT, Outcome, Record, Served};
+use crate::record::{FirstToken, Gaps, MOST_TOKENS_AN_EVENT, Outcome, Record, Served};
+use crate::request::class::Class;
 
 /// What a request is counted under.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

@@ -12,8 +12,8 @@ use opentelemetry_sdk::trace::{SpanData, SpanEvents, SpanLinks};
 use crate::clock::{Clock, Stamp};
 use crate::observe::attributes::{self, Value};
 use crate::observe::judgement::Judgement;
-use crate::observe::trace_context::new_span_id;
 use crate::record::{Attempt, Outcome, Record};
+use crate::request::trace_context::new_span_id;
 
 /// How many spans [`spans`] makes at most.
 pub(super) fn span_count(record: &Record) -> u64 {

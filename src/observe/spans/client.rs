@@ -28,7 +28,7 @@ use super::{Background, SpansError, Tracked};
 use crate::config::{Otlp, OtlpProtocol};
 
 /// Sends export requests on the telemetry runtime.
-pub(in crate::observe) struct Client {
+pub(crate) struct Client {
     background: Background,
     sender: Arc<Sender>,
     last_fault: LastFault,
@@ -37,11 +37,11 @@ pub(in crate::observe) struct Client {
 /// Why the last request got no answer. The exporter passes on that there was none and keeps the cause to itself, which is
 /// what whoever set up the collector has to know.
 #[derive(Clone, Debug, Default)]
-pub(in crate::observe) struct LastFault(Arc<Mutex<Option<String>>>);
+pub(crate) struct LastFault(Arc<Mutex<Option<String>>>);
 
 impl LastFault {
     /// In words, once.
-    pub(in crate::observe) fn take(&self) -> Option<String> {
+    pub(crate) fn take(&self) -> Option<String> {
         self.0.lock().take()
     }
 }
@@ -58,12 +58,12 @@ struct Sender {
 
 impl Client {
     /// For spans.
-    pub(in crate::observe) fn new(otlp: &Otlp, background: &Background) -> Result<Self, SpansError> {
+    pub(crate) fn new(otlp: &Otlp, background: &Background) -> Result<Self, SpansError> {
         Self::calling(grpc::EXPORT_PATH, otlp, background)
     }
 
     /// For what `method` takes where it is gRPC.
-    pub(in crate::observe) fn calling(
+    pub(crate) fn calling(
         method: &'static str,
         otlp: &Otlp,
         background: &Background,
@@ -86,17 +86,14 @@ impl Client {
     }
 
     /// Where it is told why a request got no answer.
-    pub(in crate::observe) fn last_fault(&self) -> LastFault {
+    pub(crate) fn last_fault(&self) -> LastFault {
         self.last_fault.clone()
     }
 }
 
 impl Client {
     /// Sends a request from the telemetry runtime itself, within the timeout.
-    pub(in crate::observe) async fn send(
-        &self,
-        request: Request<Bytes>,
-    ) -> Result<Response<Bytes>, ClientError> {
+    pub(crate) async fn send(&self, request: Request<Bytes>) -> Result<Response<Bytes>, ClientError> {
         self.sender.send_in_time(request).await
     }
 }
@@ -126,7 +123,7 @@ impl HttpClient for Client {
 
 /// Why an export request failed.
 #[derive(Debug, thiserror::Error)]
-pub(in crate::observe) enum ClientError {
+pub(crate) enum ClientError {
     #[error("no answer from the collector within {0:?}")]
     Timeout(Duration),
     #[error("the telemetry runtime has ended")]

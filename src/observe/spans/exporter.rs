@@ -86,7 +86,7 @@ impl Exporter {
 }
 
 /// `service.name` is ours unless `OTEL_SERVICE_NAME` or `OTEL_RESOURCE_ATTRIBUTES` says otherwise.
-pub(in crate::observe) fn resource(build: BuildInfo) -> Resource {
+pub(crate) fn resource(build: BuildInfo) -> Resource {
     let version = KeyValue::new("service.version", build.version);
     let detected = Resource::builder().build();
     let is_named = detected

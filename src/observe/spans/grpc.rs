@@ -7,25 +7,23 @@ use bytes::{BufMut, Bytes, BytesMut};
 use http::HeaderMap;
 
 /// Path of the one method of OTLP's trace service.
-pub(in crate::observe) const EXPORT_PATH: &str =
-    "/opentelemetry.proto.collector.trace.v1.TraceService/Export";
+pub(crate) const EXPORT_PATH: &str = "/opentelemetry.proto.collector.trace.v1.TraceService/Export";
 /// And of its log service.
-pub(in crate::observe) const EXPORT_LOGS_PATH: &str =
-    "/opentelemetry.proto.collector.logs.v1.LogsService/Export";
+pub(crate) const EXPORT_LOGS_PATH: &str = "/opentelemetry.proto.collector.logs.v1.LogsService/Export";
 /// Content type of requests and responses.
-pub(in crate::observe) const CONTENT_TYPE: &str = "application/grpc";
+pub(crate) const CONTENT_TYPE: &str = "application/grpc";
 /// The call succeeded.
-pub(in crate::observe) const OK: &str = "0";
+pub(crate) const OK: &str = "0";
 /// The call is not understood.
-pub(in crate::observe) const INVALID_ARGUMENT: &str = "3";
+pub(crate) const INVALID_ARGUMENT: &str = "3";
 /// Too much, or too often.
-pub(in crate::observe) const RESOURCE_EXHAUSTED: &str = "8";
+pub(crate) const RESOURCE_EXHAUSTED: &str = "8";
 /// No such method, or no such compression.
-pub(in crate::observe) const UNIMPLEMENTED: &str = "12";
+pub(crate) const UNIMPLEMENTED: &str = "12";
 
 /// Why a message cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(in crate::observe) enum MessageError {
+pub(crate) enum MessageError {
     /// It is compressed, which was not offered.
     #[error("the message is compressed")]
     Compressed,
@@ -35,7 +33,7 @@ pub(in crate::observe) enum MessageError {
 }
 
 /// Wraps a payload as a message.
-pub(in crate::observe) fn frame(payload: &[u8]) -> Bytes {
+pub(crate) fn frame(payload: &[u8]) -> Bytes {
     let mut message = BytesMut::with_capacity(HEADER + payload.len());
     message.put_u8(0);
     // A body of 4 GiB does not exist here: bodies are bounded long before.
@@ -45,7 +43,7 @@ pub(in crate::observe) fn frame(payload: &[u8]) -> Bytes {
 }
 
 /// The payload of a body that is one message.
-pub(in crate::observe) fn unframe(body: &Bytes) -> Result<Bytes, MessageError> {
+pub(crate) fn unframe(body: &Bytes) -> Result<Bytes, MessageError> {
     let Some((&[compressed, a, b, c, d], payload)) = body.split_first_chunk::<HEADER>() else {
         return Err(MessageError::Length);
     };
@@ -60,10 +58,7 @@ pub(in crate::observe) fn unframe(body: &Bytes) -> Result<Bytes, MessageError> {
 }
 
 /// Status and message that ended a call: in the trailers, or in the head of an answer that is nothing else.
-pub(in crate::observe) fn status<'a>(
-    head: &'a HeaderMap,
-    trailers: Option<&'a HeaderMap>,
-) -> Option<(&'a str, &'a str)> {
+pub(crate) fn status<'a>(head: &'a HeaderMap, trailers: Option<&'a HeaderMap>) -> Option<(&'a str, &'a str)> {
     let headers = trailers.filter(|t| t.contains_key("grpc-status")).unwrap_or(head);
     let status = headers.get("grpc-status")?.to_str().ok()?;
     let message = headers.get("grpc-message").and_then(|text| text.to_str().ok()).unwrap_or_default();

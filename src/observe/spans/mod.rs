@@ -5,9 +5,9 @@
 //! processor. Whatever does not fit is dropped and counted; nothing here can make a request wait.
 
 mod build;
-pub(super) mod client;
+pub(crate) mod client;
 mod exporter;
-pub(super) mod grpc;
+pub(crate) mod grpc;
 mod sampling;
 
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use opentelemetry_otlp::ExporterBuildError;
 use tokio::sync::{mpsc, oneshot};
 
 use self::exporter::Exporter;
-pub(super) use self::exporter::resource;
+pub(crate) use self::exporter::resource;
 pub use self::sampling::{Seen, keep};
 use super::judgement::Judgement;
 use super::metrics::{BuildInfo, DropReason, Metrics};

@@ -5,8 +5,8 @@
 
 use crate::config::Sampling;
 use crate::observe::judgement::Judgement;
-use crate::observe::trace_context::in_share;
 use crate::record::{Outcome, Record};
+use crate::request::trace_context::in_share;
 
 /// What others know of an ended request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

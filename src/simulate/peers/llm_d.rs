@@ -5,7 +5,7 @@
 //! sees is as old as the scrape. The index is its approximate one, with the engines' capacity.
 
 use crate::clock::Stamp;
-use crate::fleet::status::EngineSignals;
+use crate::routing::EngineSignals;
 use crate::simulate::engine::EngineConfig;
 use crate::simulate::replay::{Dispatcher, Incoming, Placement, Truth, Verdict};
 

@@ -2,7 +2,7 @@
 
 use crate::clock::Stamp;
 use crate::config::{Slo, TtftBound};
-use crate::fleet::status::EngineSignals;
+use crate::routing::EngineSignals;
 use crate::simulate::engine::{Engine, EngineConfig};
 use crate::simulate::replay::{Ended, Incoming, RequestId, Truth, Verdict, qwen_32b_on_two_h100};
 use crate::units::Tokens;

@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::admission::Outlook;
 use crate::clock::Stamp;
 use crate::config::{Queue, Slo};
-use crate::fleet::status::EngineSignals;
+use crate::routing::EngineSignals;
 use crate::simulate::engine::Engine;
 use crate::units::Tokens;
 

@@ -11,8 +11,8 @@ use std::time::Duration;
 use crate::admission::{Rules, Ruling, Standing, rule};
 use crate::clock::Stamp;
 use crate::config::PolicyName;
-use crate::fleet::status::EngineSignals;
 use crate::record::SloBounds;
+use crate::routing::EngineSignals;
 use crate::routing::prefix_index::capacity_of;
 use crate::routing::{
     self, Aim, Candidate, LoadGuard, LoadView, Policy, PoolModel, PrefixIndex, Prompt, Query, ReplicaLoad,

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crate::clock::Stamp;
 use crate::config::Slo;
-use crate::fleet::status::EngineSignals;
+use crate::routing::EngineSignals;
 use crate::simulate::engine::{Engine, EngineConfig, EngineEvent, JobId, Work};
 use crate::units::Tokens;
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::clock::Stamp;
 use crate::config::{PolicyName, Queue, Slo, TtftBound};
-use crate::fleet::status::EngineSignals;
+use crate::routing::EngineSignals;
 use crate::simulate::engine::{CostModel, EngineConfig};
 use crate::units::Tokens;
 

@@ -3,7 +3,7 @@
 //! vLLM has two families: what its schema refuses (`Bad Request`, with a `loc`) and what its own checks refuse
 //! (`BadRequestError`, with a parameter). Both look different on `/v1/messages`.
 
-use crate::request::dialect::ErrorShape;
+use crate::error::ErrorShape;
 
 use super::answer::quote;
 

@@ -31,7 +31,8 @@ use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
 use serde_json::{Map, Value};
 
-use crate::request::dialect::{Dialect, ErrorShape};
+use crate::error::ErrorShape;
+use crate::request::dialect::Dialect;
 
 use super::faults::{Applied, Fault, FaultKind};
 use super::replica::Replica;

@@ -17,9 +17,10 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::logging::LogFilter;
+use super::observers::Observers;
 use super::signals::{self, Signal};
+use super::{App, StartError};
 use crate::admin::{self, AdminState, Control, Readiness};
-use crate::app::{App, StartError};
 use crate::clock::Clock;
 use crate::config::load::{ConfigError, Source, load};
 use crate::config::reload::{reload, watch_file};
@@ -28,7 +29,7 @@ use crate::fleet::status::{PoolCalibration, ReplicaStatus};
 use crate::listener;
 use crate::observe::metrics::BuildInfo;
 use crate::observe::spans::Background;
-use crate::observe::{Observer, Surroundings, Tap};
+use crate::observe::{Surroundings, Tap};
 
 /// Why the gateway did not run.
 #[derive(Debug, thiserror::Error)]
@@ -109,7 +110,7 @@ pub struct Running {
     /// The gateway.
     pub app: Arc<App>,
     /// Its observers.
-    pub observer: Arc<Observer>,
+    pub observers: Observers,
     /// Where the admin port listens.
     pub admin: std::net::SocketAddr,
     launch: Arc<Launch>,
@@ -121,7 +122,7 @@ pub struct Running {
 /// What the admin port may do to the gateway.
 struct Controls {
     app: Arc<App>,
-    observer: Arc<Observer>,
+    observers: Observers,
     launch: Arc<Launch>,
     config: ArcSwap<Config>,
     one_at_a_time: Mutex<()>,
@@ -146,9 +147,7 @@ impl Running {
             revision: option_env!("TOKENWAY_BUILD_REVISION").unwrap_or("unknown"),
         };
         let background = Background { runtime: control_runtime.clone(), tasks: tracker.clone() };
-        let observer = Observer::start(&config, Surroundings { clock, build, background, tap })
-            .map_err(|error| StartError::Telemetry(error.to_string()))?;
-        let observer = Arc::new(observer);
+        let observers = Observers::start(&config, Surroundings { clock, build, background }, tap)?;
         let addr = config.admin.listen;
         let failed = |source| StartError::AdminListen { addr, source };
         // The socket belongs to the runtime on which it is made.
@@ -157,13 +156,18 @@ impl Running {
             listener::bind(addr, false).map_err(failed)?
         };
         let admin = socket.local_addr().map_err(failed)?;
-        let app = Arc::new(App::start(Arc::clone(&config), Arc::clone(&observer), clock, control_runtime)?);
+        let app = Arc::new(App::start(
+            Arc::clone(&config),
+            Arc::clone(&observers.observer),
+            clock,
+            control_runtime,
+        )?);
         let fleet = Arc::clone(&app.fleet);
-        observer.drift().watch_fleet(move || fleet.statuses());
+        observers.drift.watch_fleet(move || fleet.statuses());
         let launch = Arc::new(launch);
         let control = Arc::new(Controls {
             app: Arc::clone(&app),
-            observer: Arc::clone(&observer),
+            observers: observers.clone(),
             launch: Arc::clone(&launch),
             config: ArcSwap::new(Arc::clone(&config)),
             one_at_a_time: Mutex::new(()),
@@ -171,13 +175,14 @@ impl Running {
         });
         let state = AdminState {
             control: Arc::clone(&control) as Arc<dyn Control>,
-            observer: Arc::clone(&observer),
+            observer: Arc::clone(&observers.observer),
+            drift: Arc::clone(&observers.drift),
             token: config.admin.token.clone(),
         };
         let stop_admin = CancellationToken::new();
         let serving = admin::serve(socket, Arc::new(state), tracker.clone(), stop_admin.clone());
         tracker.spawn_on(serving, runtimes.control.handle());
-        Ok(Self { app, observer, admin, launch, control, stop_admin, tracker })
+        Ok(Self { app, observers, admin, launch, control, stop_admin, tracker })
     }
 
     /// Says what runs where, and what an operator should know.
@@ -246,7 +251,7 @@ impl Running {
 
     /// Ends the admin port and flushes telemetry, within a bound.
     pub async fn stop(&self) {
-        self.observer.shutdown(LAST_WORDS).await;
+        self.observers.shutdown(LAST_WORDS).await;
         self.stop_admin.cancel();
         self.tracker.close();
         let _ = tokio::time::timeout(LAST_WORDS, self.tracker.wait()).await;
@@ -255,7 +260,7 @@ impl Running {
 
 impl Controls {
     fn reload_logged(&self) {
-        self.observer.reopen();
+        self.observers.observer.reopen();
         match self.reload() {
             Ok(()) => tracing::info!("configuration reloaded"),
             Err(error) => tracing::error!(%error, "configuration refused; the old one stays"),
@@ -299,11 +304,11 @@ impl Control for Controls {
                 }
                 let config = Arc::new(new.config);
                 self.app.reload(Arc::clone(&config)).map_err(|error| format!("server.tls: {error}"))?;
-                self.observer.reconfigure(&config);
+                self.observers.observer.reconfigure(&config);
                 self.config.store(config);
                 Ok(())
             });
-        self.observer.metrics().config_reload(taken.is_ok());
+        self.observers.observer.metrics().config_reload(taken.is_ok());
         taken
     }
 

@@ -7,7 +7,7 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use serde_json::{Value as Json, json};
 
-use crate::control::drift::Finding;
+use crate::drift::detectors::Finding;
 use crate::observe::rfc3339;
 
 /// One alert; it ends at `until` unless it is repeated.

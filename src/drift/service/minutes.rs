@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::feed::Sample;
-use crate::control::drift::{SeriesName, Signals};
+use crate::drift::detectors::{SeriesName, Signals};
 use crate::fleet::status::{EngineCounters, ReplicaState, ReplicaStatus};
 
 /// The minute in progress.

@@ -8,8 +8,9 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::board::Board;
 use crate::clock::{Clock, Stamp};
-use crate::control::drift::{Observation, SeriesName};
+use crate::drift::detectors::{Observation, SeriesName};
 use crate::fleet::status::ReplicaStatus;
+use crate::observe::Tap;
 use crate::observe::metrics::Metrics;
 use crate::record::{Outcome, Record};
 
@@ -68,20 +69,6 @@ impl Feed {
         Arc::clone(&self.fleet)
     }
 
-    /// A request's end.
-    pub fn record(&self, record: &Record) {
-        let sample = Sample::of(record, self.clock);
-        if self.sender.try_send(Message::Sample(sample)).is_err() {
-            self.metrics.drift_dropped();
-        }
-    }
-
-    /// Whether the series of an ended request drifts, or did until just now.
-    #[must_use]
-    pub fn is_drifting(&self, record: &Record) -> bool {
-        self.board.is_drifting(record, || seconds(self.clock, record.at.end))
-    }
-
     /// Findings, for the admin API.
     #[must_use]
     pub fn board(&self) -> &Board {
@@ -90,6 +77,20 @@ impl Feed {
 
     pub(super) fn end(&self, done: oneshot::Sender<()>) -> bool {
         self.sender.try_send(Message::End(done)).is_ok()
+    }
+}
+
+impl Tap for Feed {
+    fn record(&self, record: &Record) {
+        let sample = Sample::of(record, self.clock);
+        if self.sender.try_send(Message::Sample(sample)).is_err() {
+            self.metrics.drift_dropped();
+        }
+    }
+
+    /// While its series drifts, or did until just now.
+    fn wants_trace(&self, record: &Record) -> bool {
+        self.board.is_drifting(record, || seconds(self.clock, record.at.end))
     }
 }
 

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 
-use crate::control::drift::{Finding, SeriesName};
+use crate::drift::detectors::{Finding, SeriesName};
 use crate::record::Record;
 
 /// Findings of a running gateway.

@@ -8,6 +8,7 @@
 mod alert;
 mod board;
 mod feed;
+pub mod finding_events;
 mod minutes;
 mod state;
 mod webhook;
@@ -21,26 +22,38 @@ use tokio::sync::{mpsc, oneshot};
 pub use self::board::{Board, Found};
 pub use self::feed::Feed;
 use self::feed::{Fleet, Message, Sample};
+use self::finding_events::FindingEvents;
 use self::minutes::Minutes;
 use self::webhook::Webhook;
-use super::drift::{Detectors, Finding, Settings};
+use super::detectors::{Detectors, Finding, Settings};
 use crate::clock::Clock;
-use crate::config::Drift;
-use crate::observe::finding_events::FindingEvents;
+use crate::config::Config;
+use crate::observe::Surroundings;
 use crate::observe::metrics::Metrics;
-use crate::observe::spans::Background;
+use crate::observe::spans::SpansError;
 
-/// Starts detection; its tasks belong to `background`.
+/// Why drift detection cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum DriftError {
+    /// TLS of the webhook.
+    #[error("drift.webhook: tls: {0}")]
+    Webhook(#[from] rustls::Error),
+    /// The OTLP exporter of findings.
+    #[error(transparent)]
+    Events(#[from] SpansError),
+}
+
+/// Starts detection; its tasks belong to the background of `around`.
 ///
 /// # Errors
-/// When TLS for the webhook cannot be set up.
-pub fn start(
-    config: &Drift,
-    clock: Clock,
-    background: &Background,
-    metrics: &Arc<Metrics>,
-    events: Option<FindingEvents>,
-) -> Result<Feed, rustls::Error> {
+/// When the webhook's TLS or the exporter of findings cannot be set up.
+pub fn start(config: &Config, around: &Surroundings, metrics: &Arc<Metrics>) -> Result<Feed, DriftError> {
+    let (clock, background) = (around.clock, &around.background);
+    let events = match &config.telemetry.otlp {
+        Some(otlp) => FindingEvents::start(otlp, around.build, background, metrics)?,
+        None => None,
+    };
+    let config = &config.drift;
     let (sender, receiver) = mpsc::channel(QUEUE);
     let board = Arc::new(Board::default());
     let webhook = match &config.webhook {
@@ -146,7 +159,7 @@ impl Watch {
                 replica = finding.series.replica.as_deref(), finding = %finding.to_json(),
                 "drift found"
             );
-            self.metrics.drift_found(&finding);
+            self.metrics.drift_found(finding.labels());
             if let Some(webhook) = &self.webhook {
                 webhook.raised(&finding);
             }
@@ -162,7 +175,7 @@ impl Watch {
                 kind = ended.kind.as_str(), route = %ended.series.route, revision = %ended.series.revision,
                 replica = ended.series.replica.as_deref(), "drift ended"
             );
-            self.metrics.drift_ended(&ended);
+            self.metrics.drift_ended(ended.labels());
             if let Some(webhook) = &self.webhook {
                 webhook.ended(&ended);
             }

@@ -4,6 +4,11 @@
 //! then refusing, then streams run out, then telemetry is flushed. Tests, the demo and `serve` all go through
 //! here, so what is tested is what runs.
 
+pub mod logging;
+pub mod observers;
+pub mod process;
+pub mod signals;
+
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -18,6 +23,7 @@ use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use self::observers::ObserversError;
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::fleet::registry::Fleet;
@@ -74,7 +80,7 @@ pub enum StartError {
     UpstreamTls(#[from] rustls::Error),
     /// An observer.
     #[error("telemetry: {0}")]
-    Telemetry(String),
+    Telemetry(#[from] ObserversError),
 }
 
 impl App {

@@ -6,7 +6,23 @@
 use http::{HeaderMap, HeaderName, HeaderValue};
 
 use crate::digits;
-use crate::record::Trace;
+
+/// W3C trace context of a request, and the span ids that its spans use.
+#[derive(Clone, Debug)]
+pub struct Trace {
+    /// 128-bit trace id, the client's or ours; never zero.
+    pub trace_id: u128,
+    /// Span id of our root (SERVER) span; never zero.
+    pub root: u64,
+    /// The caller's span id, when a valid `traceparent` came in.
+    pub parent: Option<u64>,
+    /// The caller's sampled flag, when a valid `traceparent` came in.
+    pub sampled: Option<bool>,
+    /// The flag that went upstream with the attempts.
+    pub sampled_upstream: bool,
+    /// `tracestate`, forwarded as it came.
+    pub state: Option<Box<str>>,
+}
 
 /// The trace of a request: the caller's where a valid `traceparent` came, else a new one.
 ///

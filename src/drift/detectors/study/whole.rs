@@ -6,7 +6,7 @@ use super::super::{Detectors, Finding, Kind, Observation, Settings};
 use super::CELLS;
 use super::Cell;
 use super::tails::{Family, Shape};
-use crate::control::drift::scale::normal;
+use crate::drift::detectors::scale::normal;
 use crate::record::Outcome;
 
 const DAY: f64 = 86_400.0;

@@ -16,7 +16,7 @@ use super::alert::alert;
 use super::feed;
 use crate::clock::Clock;
 use crate::config::Endpoint;
-use crate::control::drift::Finding;
+use crate::drift::detectors::Finding;
 use crate::fleet::call::{Call, CallError};
 use crate::observe::metrics::{Metrics, WebhookResult};
 use crate::observe::spans::Background;

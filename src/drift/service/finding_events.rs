@@ -19,11 +19,11 @@ use opentelemetry_proto::transform::common::tonic::ResourceAttributesWithSchema;
 use prost::Message as _;
 use tokio::sync::mpsc;
 
-use super::metrics::{BuildInfo, Metrics, WebhookResult};
-use super::spans::client::Client;
-use super::spans::{Background, SpansError, grpc, resource};
 use crate::config::{Otlp, OtlpProtocol};
-use crate::control::drift::{Fact, Finding};
+use crate::drift::detectors::{Fact, Finding};
+use crate::observe::metrics::{BuildInfo, Metrics, WebhookResult};
+use crate::observe::spans::client::Client;
+use crate::observe::spans::{Background, SpansError, grpc, resource};
 
 /// Queues events for the collector.
 pub struct FindingEvents {
@@ -207,7 +207,7 @@ const QUEUED: usize = 64;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::control::drift::{Diagnosis, Kind, SeriesName};
+    use crate::drift::detectors::{Diagnosis, Kind, SeriesName};
 
     #[test]
     fn a_finding_becomes_an_event_with_its_evidence() {

@@ -18,8 +18,6 @@ use hyper::body::Incoming;
 use memchr::memmem::Finder;
 use tokio::time::Instant;
 
-use super::headers;
-use super::pool::{CheckoutError, Lease};
 use crate::clock::{Clock, Stamp};
 use crate::error::{Failure, ReplicaFailure, Timer};
 use crate::fleet::load_report;
@@ -28,6 +26,8 @@ use crate::relay::reader::{Held, StreamReader, StreamShape};
 use crate::relay::usage::{self, EngineErrorKind};
 use crate::relay::watch::{Verdict, Watch};
 use crate::request::dialect::Dialect;
+use crate::upstream::headers;
+use crate::upstream::pool::{CheckoutError, Lease};
 
 /// A request on its way to one replica.
 #[derive(Debug)]

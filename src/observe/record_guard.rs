@@ -11,13 +11,15 @@ use crate::clock::{Clock, Stamp};
 use crate::error::Failure;
 use crate::observe::Observer;
 use crate::observe::metrics::GaugeGuard;
-use crate::record::{Class, Moments, Outcome, Record, SloBounds, TokenCounts, Trace};
+use crate::record::{Moments, Outcome, Record, SloBounds, TokenCounts};
+use crate::request::class::Class;
 use crate::request::dialect::Dialect;
+use crate::request::trace_context::Trace;
 use crate::units::Tokens;
 
 /// A [`Record`] that reports itself.
 #[derive(Debug)]
-pub struct Journal {
+pub struct RecordGuard {
     record: Option<Arc<Record>>,
     observer: Arc<Observer>,
     clock: Clock,
@@ -42,7 +44,7 @@ pub struct Opening {
     pub head: Stamp,
 }
 
-impl Journal {
+impl RecordGuard {
     /// Begins the record of a request.
     #[must_use]
     pub fn open(opening: Opening, observer: &Arc<Observer>, clock: Clock, open: &Arc<AtomicU64>) -> Self {
@@ -131,11 +133,11 @@ impl Journal {
 
     /// The request ended with a failure of ours.
     pub fn fail(&mut self, failure: &Failure) {
-        self.settle(failure.outcome(), Some(failure.code()));
+        self.settle(Outcome::of(failure), Some(failure.code()));
     }
 }
 
-impl Drop for Journal {
+impl Drop for RecordGuard {
     fn drop(&mut self) {
         self.open.fetch_sub(1, Ordering::Relaxed);
         let Some(mut shared) = self.record.take() else { return };

@@ -7,6 +7,8 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value as Json, json};
 
+use crate::observe::metrics::FindingLabels;
+
 /// What was found (label `kind`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Kind {
@@ -205,6 +207,18 @@ pub struct Finding {
 }
 
 impl Finding {
+    /// The labels of its metrics.
+    #[must_use]
+    pub fn labels(&self) -> FindingLabels<'_> {
+        FindingLabels {
+            route: &self.series.route,
+            revision: &self.series.revision,
+            replica: self.series.replica.as_deref(),
+            kind: self.kind.as_str(),
+            diagnosis: self.diagnosis.as_str(),
+        }
+    }
+
     /// As the admin API and `replay --drift` tell it.
     #[must_use]
     pub fn to_json(&self) -> Json {

@@ -7,7 +7,7 @@ use std::fs::{self, File};
 use std::io::{self, BufWriter, Read as _, Write as _};
 use std::path::Path;
 
-use crate::control::drift::Saved;
+use crate::drift::detectors::Saved;
 
 /// Reads a file; `None` where there is none.
 pub(super) fn read(path: &Path) -> io::Result<Option<Saved>> {
@@ -39,7 +39,7 @@ const LARGEST: u64 = 256 << 20;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::control::drift::{Detectors, Settings};
+    use crate::drift::detectors::{Detectors, Settings};
 
     #[test]
     fn a_missing_file_is_none_and_a_broken_one_an_error() {
