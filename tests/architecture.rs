@@ -1,86 +1,395 @@
-//! Holds the modules against the map in `docs/architecture.md`, so that the architecture cannot drift unseen.
+//! Holds the source against the map in `docs/architecture.md`, so that the architecture cannot drift unseen.
+//!
+//! Every file is parsed; `crate::`, `super::` and `self::` paths, in imports, code and macros, are resolved to the file
+//! that defines what they name, through re-exports. Code under `#[cfg(test)]` does not count.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation fails the test")]
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// What may not be named where. The left side is a file or folder under `src/`.
-const FORBIDDEN: &[(&[&str], &[&str])] = &[
-    // The data path knows nothing of who looks at it, controls it or simulates it.
-    (
-        &[
-            "listener",
-            "request",
-            "admission",
-            "routing",
-            "upstream",
-            "relay",
-            "gateway",
-            "journal.rs",
-            "record.rs",
-        ],
-        &[
-            "crate::admin",
-            "crate::cli",
-            "crate::simulate",
-            "crate::config::schema",
-            "crate::config::check",
-            "crate::config::reload",
-            "crate::config::load",
-        ],
-    ),
-    // Pure: no runtime, no sockets, no clock; the same code runs live, in tests and in simulated time.
-    (
-        &[
-            "routing",
-            "admission/refusal.rs",
-            "admission/room.rs",
-            "admission/ruling.rs",
-            "relay/sse.rs",
-            "relay/classify.rs",
-            "relay/timeline.rs",
-            "relay/withhold.rs",
-            "config/check",
-            "control/drift",
-            "simulate/engine",
-            "simulate/peers",
-            "simulate/replay",
-        ],
-        &["tokio::", "std::net::TcpStream", "clock::Clock", "crate::fleet::registry", "hyper::"],
-    ),
-    // Observers read; they never reach into the line.
-    (&["observe"], &["crate::gateway", "crate::listener", "crate::upstream", "crate::admin", "crate::cli"]),
-    // Only one file maps failures to a status.
-    (&["routing", "relay", "fleet", "request"], &["StatusCode::BAD_GATEWAY", "StatusCode::GATEWAY_TIMEOUT"]),
+use proc_macro2::{TokenStream, TokenTree};
+use syn::visit::{self, Visit};
+
+/// From the ground up: a room imports only rooms that stand before it.
+const ROOMS: &[&str] = &[
+    "units",
+    "clock",
+    "stage",
+    "digits",
+    "error",
+    "config",
+    "listener",
+    "request",
+    "record",
+    "routing",
+    "admission",
+    "upstream",
+    "fleet",
+    "observe",
+    "relay",
+    "gateway",
+    "drift",
+    "admin",
+    "simulate",
+    "app",
+    "cli",
 ];
 
+/// The last room of the data path; what stands below it is the control plane.
+const END_OF_DATA_PATH: &str = "gateway";
+
+/// Parts of `config` that turn text into a configuration: the data path reads the result only.
+const CONFIG_READERS: &[&str] = &["config/schema", "config/check", "config/reload", "config/load"];
+
+/// Pure code: time is an argument, so the same code runs live, in tests and in simulated time.
+const PURE: &[&str] = &[
+    "routing",
+    "admission/refusal",
+    "admission/room",
+    "admission/ruling",
+    "relay/sse",
+    "relay/classify",
+    "relay/timeline",
+    "relay/withhold",
+    "config/check",
+    "drift/detectors",
+    "simulate/replay",
+];
+
+/// What pure code does not use: runtimes, sockets, clocks, live state.
+const IMPURE: &[&str] = &[
+    "tokio",
+    "hyper",
+    "std::net::TcpStream",
+    "std::time::Instant",
+    "crate::clock::Clock",
+    "crate::fleet::registry",
+];
+
+/// Only `error.rs` maps a failure to a status.
+const STATUS_MAPPING: &[&str] = &["StatusCode::BAD_GATEWAY", "StatusCode::GATEWAY_TIMEOUT"];
+const NO_STATUS_MAPPING: &[&str] = &["routing", "relay", "fleet", "request"];
+
 #[test]
-fn modules_keep_to_the_map() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
-    let mut breaches = Vec::new();
-    for (places, words) in FORBIDDEN {
-        for place in *places {
-            let files = files(&root.join(place));
-            assert!(!files.is_empty(), "src/{place} is gone: mend the map");
-            for file in files {
-                let text = fs::read_to_string(&file).unwrap();
-                let code = text.split("#[cfg(test)]\nmod tests").next().unwrap();
-                for (at, line) in code.lines().enumerate().filter(|(_, l)| !l.trim_start().starts_with("//"))
-                {
-                    for word in words.iter().filter(|word| line.contains(**word)) {
-                        breaches.push(format!("{}:{}: {word}", file.display(), at + 1));
+fn a_room_imports_only_rooms_that_stand_before_it() {
+    let source = Source::read();
+    let place = |room: &str| {
+        ROOMS.iter().position(|known| *known == room).unwrap_or_else(|| panic!("{room} is not in ROOMS"))
+    };
+    let mut breaches = BTreeSet::new();
+    for (from, to) in source.imports() {
+        if place(room_of(from)) < place(room_of(to)) {
+            breaches.insert(format!("{from} imports {to}"));
+        }
+    }
+    assert_none(&breaches);
+}
+
+#[test]
+fn the_documented_order_of_rooms_is_the_tested_one() {
+    let text = fs::read_to_string(root().join("docs/architecture.md")).unwrap();
+    let rows = text.lines().filter_map(|line| line.strip_prefix("| `")?.split_once('`'));
+    let documented: Vec<&str> = rows.map(|(room, _)| room).collect();
+    assert_eq!(documented, ROOMS, "docs/architecture.md and ROOMS differ");
+}
+
+#[test]
+fn files_of_a_room_do_not_import_each_other_in_a_circle() {
+    let source = Source::read();
+    // A module and its children are one thing to a reader; circles among siblings are not.
+    let is_parent = |a: &str, b: &str| b.strip_prefix(a).is_some_and(|rest| rest.starts_with('/'));
+    let mut graph: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+    for (from, to) in source.imports() {
+        if from != to && !is_parent(from, to) && !is_parent(to, from) {
+            graph.entry(from).or_default().insert(to);
+        }
+    }
+    let circles: BTreeSet<String> = circles(&graph).iter().map(|files| files.join(" -> ")).collect();
+    assert_none(&circles);
+}
+
+#[test]
+fn the_data_path_reads_configuration_and_never_its_text() {
+    let source = Source::read();
+    let end = ROOMS.iter().position(|room| *room == END_OF_DATA_PATH).unwrap();
+    let is_on_path = |file: &str| room_of(file) != "config" && ROOMS[..=end].contains(&room_of(file));
+    let breaches: BTreeSet<String> = source
+        .imports()
+        .filter(|(from, to)| is_on_path(from) && CONFIG_READERS.iter().any(|reader| to.starts_with(reader)))
+        .map(|(from, to)| format!("{from} imports {to}"))
+        .collect();
+    assert_none(&breaches);
+}
+
+#[test]
+fn pure_code_uses_no_runtime_socket_or_clock() {
+    let source = Source::read();
+    let mut breaches = BTreeSet::new();
+    for pure in PURE {
+        let files: Vec<_> = source.files.iter().filter(|(file, _)| is_in(file, pure)).collect();
+        assert!(!files.is_empty(), "src/{pure} is gone: mend PURE");
+        for (file, paths) in files {
+            for path in paths.iter().filter(|path| IMPURE.iter().any(|impure| begins_with(path, impure))) {
+                breaches.insert(format!("{file} uses {}", path.join("::")));
+            }
+        }
+    }
+    assert_none(&breaches);
+}
+
+#[test]
+fn only_error_maps_failures_to_a_status() {
+    let source = Source::read();
+    let mut breaches = BTreeSet::new();
+    for (file, paths) in source.files.iter().filter(|(file, _)| NO_STATUS_MAPPING.contains(&room_of(file))) {
+        for path in paths.iter().map(|path| path.join("::")) {
+            if STATUS_MAPPING.iter().any(|status| path.ends_with(status)) {
+                breaches.insert(format!("{file} uses {path}"));
+            }
+        }
+    }
+    assert_none(&breaches);
+}
+
+/// A path by its segments; one that begins with `super` or `self` is written from `crate` on.
+type Segments = Vec<String>;
+
+/// The parsed source: files by module path (`relay/sse`, a room's own `mod.rs` is `relay`).
+struct Source {
+    files: BTreeMap<String, BTreeSet<Segments>>,
+    /// What a module re-exports: its path and a name, and where that leads.
+    reexports: BTreeMap<(String, String), Segments>,
+}
+
+impl Source {
+    fn read() -> Self {
+        let (mut files, mut reexports) = (BTreeMap::new(), BTreeMap::new());
+        let src = root().join("src");
+        for path in rust_files(&src) {
+            let name = path.strip_prefix(&src).unwrap().with_extension("");
+            let name = name.to_str().unwrap().replace('\\', "/");
+            let module = name.strip_suffix("/mod").unwrap_or(&name).to_owned();
+            if matches!(module.as_str(), "lib" | "main") || is_test_only(&module) {
+                continue;
+            }
+            let file = syn::parse_file(&fs::read_to_string(&path).unwrap()).unwrap();
+            let mut reader = Reader { module: &module, paths: BTreeSet::new(), reexports: &mut reexports };
+            reader.visit_file(&file);
+            files.insert(module.clone(), reader.paths);
+        }
+        Self { files, reexports }
+    }
+
+    /// Pairs of a file and a file that it imports.
+    fn imports(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.files.iter().flat_map(move |(from, paths)| {
+            let to = paths.iter().filter_map(|path| self.definition(path));
+            to.filter(move |to| *to != from.as_str()).map(move |to| (from.as_str(), to))
+        })
+    }
+
+    /// The file in which what a `crate::` path names is defined.
+    fn definition(&self, path: &[String]) -> Option<&str> {
+        let mut path = path.to_vec();
+        for _ in 0..MAX_REEXPORTS {
+            let inside = path.strip_prefix(&["crate".to_owned()][..])?;
+            let longest = (1..=inside.len())
+                .rev()
+                .map(|n| inside[..n].join("/"))
+                .find(|m| self.files.contains_key(m))?;
+            let depth = longest.split('/').count();
+            let next =
+                inside.get(depth).and_then(|name| self.reexports.get(&(longest.clone(), name.clone())));
+            match next {
+                Some(target) => path = target.iter().chain(&inside[depth + 1..]).cloned().collect(),
+                None => return self.files.get_key_value(&longest).map(|(file, _)| file.as_str()),
+            }
+        }
+        panic!("re-exports of {} have no end", path.join("::"))
+    }
+}
+
+/// Collects the paths of one file.
+struct Reader<'a> {
+    module: &'a str,
+    paths: BTreeSet<Segments>,
+    reexports: &'a mut BTreeMap<(String, String), Segments>,
+}
+
+impl Reader<'_> {
+    /// The same path from `crate` on; other crates' paths stay as they are.
+    fn absolute(&self, path: &[String]) -> Segments {
+        let mut base: Vec<String> = self.module.split('/').map(str::to_owned).collect();
+        let mut rest = path;
+        match path.first().map(String::as_str) {
+            Some("self") => rest = &path[1..],
+            Some("super") => {
+                while rest.first().is_some_and(|segment| segment == "super") {
+                    base.pop();
+                    rest = &rest[1..];
+                }
+            }
+            _ => return path.to_vec(),
+        }
+        std::iter::once("crate".to_owned()).chain(base).chain(rest.iter().cloned()).collect()
+    }
+
+    fn note(&mut self, path: &[String]) {
+        let path = self.absolute(path);
+        self.paths.insert(path);
+    }
+
+    fn use_tree(&mut self, tree: &syn::UseTree, before: &[String], is_public: bool) {
+        let with = |name: &syn::Ident| before.iter().cloned().chain([name.to_string()]).collect::<Segments>();
+        match tree {
+            syn::UseTree::Path(path) => self.use_tree(&path.tree, &with(&path.ident), is_public),
+            syn::UseTree::Group(group) => {
+                group.items.iter().for_each(|tree| self.use_tree(tree, before, is_public))
+            }
+            syn::UseTree::Glob(_) => self.note(before),
+            syn::UseTree::Name(name) if name.ident == "self" => self.note(before),
+            syn::UseTree::Name(name) => self.used(&with(&name.ident), &name.ident, is_public),
+            syn::UseTree::Rename(rename) => self.used(&with(&rename.ident), &rename.rename, is_public),
+        }
+    }
+
+    fn used(&mut self, path: &[String], name: &syn::Ident, is_public: bool) {
+        self.note(path);
+        if is_public {
+            let target = self.absolute(path);
+            if target.first().is_some_and(|first| first == "crate") {
+                self.reexports.insert((self.module.to_owned(), name.to_string()), target);
+            }
+        }
+    }
+
+    /// Paths in a macro's tokens, which are not parsed.
+    fn tokens(&mut self, tokens: TokenStream) {
+        let mut path: Segments = Vec::new();
+        let mut colons = 0;
+        for token in tokens {
+            match token {
+                TokenTree::Punct(punct) if punct.as_char() == ':' => colons += 1,
+                TokenTree::Ident(ident) => {
+                    if colons != 2 {
+                        self.end_of_path(&mut path);
+                    }
+                    path.push(ident.to_string());
+                    colons = 0;
+                }
+                other => {
+                    self.end_of_path(&mut path);
+                    colons = 0;
+                    if let TokenTree::Group(group) = other {
+                        self.tokens(group.stream());
                     }
                 }
             }
         }
+        self.end_of_path(&mut path);
     }
-    assert!(breaches.is_empty(), "{}", breaches.join("\n"));
+
+    fn end_of_path(&mut self, path: &mut Segments) {
+        if path.len() > 1 {
+            self.note(path);
+        }
+        path.clear();
+    }
 }
 
-fn files(place: &Path) -> Vec<PathBuf> {
-    if place.is_file() {
-        return vec![place.to_owned()];
+impl<'ast> Visit<'ast> for Reader<'_> {
+    fn visit_item(&mut self, item: &'ast syn::Item) {
+        let attributes = match item {
+            syn::Item::Mod(item) => &item.attrs,
+            syn::Item::Fn(item) => &item.attrs,
+            syn::Item::Use(item) => &item.attrs,
+            syn::Item::Impl(item) => &item.attrs,
+            syn::Item::Struct(item) => &item.attrs,
+            syn::Item::Const(item) => &item.attrs,
+            _ => &Vec::new(),
+        };
+        if !attributes.iter().any(is_cfg_test) {
+            visit::visit_item(self, item);
+        }
     }
-    let entries = fs::read_dir(place).into_iter().flatten().map(|entry| entry.unwrap().path());
-    entries.flat_map(|path| files(&path)).filter(|path| path.extension().is_some_and(|e| e == "rs")).collect()
+
+    fn visit_item_use(&mut self, item: &'ast syn::ItemUse) {
+        let is_public = !matches!(item.vis, syn::Visibility::Inherited);
+        self.use_tree(&item.tree, &[], is_public);
+    }
+
+    fn visit_path(&mut self, path: &'ast syn::Path) {
+        let segments: Segments = path.segments.iter().map(|segment| segment.ident.to_string()).collect();
+        if segments.len() > 1 {
+            self.note(&segments);
+        }
+        visit::visit_path(self, path);
+    }
+
+    fn visit_macro(&mut self, item: &'ast syn::Macro) {
+        self.tokens(item.tokens.clone());
+    }
 }
+
+fn is_cfg_test(attribute: &syn::Attribute) -> bool {
+    let syn::Meta::List(list) = &attribute.meta else { return false };
+    list.path.is_ident("cfg") && list.tokens.to_string() == "test"
+}
+
+/// Modules that their parent declares under `#[cfg(test)]`.
+fn is_test_only(module: &str) -> bool {
+    ["tests", "fixture", "scenarios", "study"].iter().any(|name| module.split('/').any(|part| part == *name))
+}
+
+/// Groups of files that reach each other.
+fn circles<'a>(graph: &BTreeMap<&'a str, BTreeSet<&'a str>>) -> Vec<Vec<&'a str>> {
+    let reached = |from: &'a str| {
+        let mut seen: BTreeSet<&str> = BTreeSet::new();
+        let mut open = vec![from];
+        while let Some(file) = open.pop() {
+            open.extend(graph.get(file).into_iter().flatten().copied().filter(|to| seen.insert(*to)));
+        }
+        seen
+    };
+    let reach: BTreeMap<&str, BTreeSet<&str>> = graph.keys().map(|file| (*file, reached(file))).collect();
+    let mut circles: BTreeSet<Vec<&str>> = BTreeSet::new();
+    for (file, to) in reach.iter().filter(|(file, to)| to.contains(*file)) {
+        circles.insert(
+            to.iter().copied().filter(|other| reach.get(other).is_some_and(|r| r.contains(file))).collect(),
+        );
+    }
+    circles.into_iter().collect()
+}
+
+fn room_of(file: &str) -> &str {
+    file.split('/').next().unwrap()
+}
+
+fn is_in(file: &str, place: &str) -> bool {
+    file.strip_prefix(place).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+}
+
+fn begins_with(path: &[String], start: &str) -> bool {
+    start
+        .split("::")
+        .zip(path.iter().map(Some).chain(std::iter::repeat(None)))
+        .all(|(a, b)| b.is_some_and(|b| a == b))
+}
+
+fn assert_none(breaches: &BTreeSet<String>) {
+    assert!(breaches.is_empty(), "{}", breaches.iter().cloned().collect::<Vec<_>>().join("\n"));
+}
+
+fn root() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn rust_files(place: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(place).unwrap().map(|entry| entry.unwrap().path());
+    let nested = entries.flat_map(|path| if path.is_dir() { rust_files(&path) } else { vec![path] });
+    nested.filter(|path| path.extension().is_some_and(|extension| extension == "rs")).collect()
+}
+
+/// Longer chains of re-exports are a mistake of this test.
+const MAX_REEXPORTS: usize = 8;
