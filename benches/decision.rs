@@ -1,4 +1,4 @@
-//! What one routing decision costs: hashing the prompt, reading every candidate, lookup, choice, reservation.
+//! What one routing decision costs: hashing the prompt, reading every target, lookup, choice, reservation, insert.
 //!
 //! A fleet in full operation: every replica has taught the model, holds streams and waiting prompts, and the prefix index
 //! has a million blocks in all. Prints nanoseconds a decision by fleet size and prompt length, for the whole and for its
@@ -16,8 +16,8 @@ use tokenway::request::chain::{ChainBuilder, ChainSeed, PrefixChain, Root};
 use tokenway::routing::policies::named;
 use tokenway::routing::prefix_index::Hits;
 use tokenway::routing::{
-    Aim, Candidate, Lesson, LoadGuard, Placement, Policy, PoolModel, PrefixIndex, Prompt, Query, ReplicaLoad,
-    SlotSet, Verdict, Work, judge, rendezvous,
+    Ask, Dispatcher, EngineLimits, EnginePage, Judged, Lesson, LoadGuard, Placement, Policy, Prompt, SlotSet,
+    Target, Work, rendezvous,
 };
 use tokenway::units::Tokens;
 
@@ -26,22 +26,21 @@ use tokenway::units::Tokens;
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 struct Fleet {
-    index: PrefixIndex,
-    model: PoolModel,
-    loads: Vec<Arc<ReplicaLoad>>,
-    identities: Vec<u64>,
+    dispatcher: Arc<Dispatcher>,
+    targets: Vec<Target>,
     /// What runs and waits.
     _busy: Vec<LoadGuard>,
 }
 
 impl Fleet {
     fn new(replicas: usize) -> Self {
-        let index = PrefixIndex::new(replicas);
-        let model = PoolModel::new(replicas);
-        let loads: Vec<_> = (0..replicas).map(|_| ReplicaLoad::new()).collect();
-        let identities = (0..replicas as u64).map(|i| rendezvous::identity(1, &i.to_le_bytes())).collect();
+        let dispatcher = Dispatcher::new(replicas);
+        let identity = |slot: usize| rendezvous::identity(1, &slot.to_le_bytes());
+        let targets: Vec<_> = (0..replicas).map(|slot| Target::new(slot, identity(slot))).collect();
+        let model = &dispatcher.model;
         let mut busy = Vec::new();
-        for (slot, load) in loads.iter().enumerate() {
+        for Target { slot, load, .. } in &targets {
+            let slot = *slot;
             for n in 0..STREAMS + WAITING {
                 let work = Work::of(Tokens(300 + 70 * n), Tokens(0));
                 let tpot = Some(Duration::from_millis(100));
@@ -58,14 +57,22 @@ impl Fleet {
             }
             model.refresh(slot, load, NOW.after(Duration::from_secs(1)));
         }
-        Self { index, model, loads, identities, _busy: busy }
+        let page = EnginePage {
+            running: STREAMS as f64,
+            waiting: WAITING as f64,
+            kv_cache_usage: 0.5,
+            block_tokens: Some(16),
+            total_blocks: Some(50_000),
+        };
+        targets.iter().for_each(|target| target.scraped(page, NOW));
+        Self { dispatcher, targets, _busy: busy }
     }
 
     /// A million blocks in all, so that the lookup misses the processor's caches as in life.
     fn fill(&self) {
-        let each = MILLION / self.loads.len() as u64;
-        for slot in 0..self.loads.len() {
-            self.index.set_capacity(slot, each as usize);
+        let each = MILLION / self.targets.len() as u64;
+        for slot in 0..self.targets.len() {
+            self.dispatcher.index.set_capacity(slot, each as usize);
             for prompt in 0..each / 64 {
                 let text = ((slot as u64) << 32 | prompt).to_le_bytes().repeat(2048);
                 self.insert(slot, chain(&text).hashes());
@@ -74,33 +81,24 @@ impl Fleet {
     }
 
     fn insert(&self, slot: usize, chain: &[u64]) {
-        self.index.insert(slot, &prompt(chain, chain.len() * 256));
+        self.dispatcher.index.insert(slot, &prompt(chain, chain.len() * 256));
     }
 
-    fn decide<'a>(&'a self, policy: &dyn Policy, chain: &[u64], bytes: usize, room: &mut Vec<Candidate<'a>>) {
+    /// All that the live path does: signals, candidates, verdict, reservation, insert.
+    fn decide(&self, policy: &dyn Policy, chain: &[u64], bytes: usize) {
         let now = NOW.after(Duration::from_secs(1));
-        room.clear();
-        room.extend(
-            self.loads
-                .iter()
-                .zip(&self.identities)
-                .enumerate()
-                .map(|(slot, (load, identity))| Candidate::new(slot, *identity, load)),
-        );
         let ms = |n| Some(Duration::from_millis(n));
-        let slo = SloBounds { ttft: ms(3000), tpot: ms(100), ..SloBounds::default() };
-        let query = Query {
+        let ask = Ask {
             prompt: prompt(chain, bytes),
             session: Some(9),
-            aim: Aim { now, waited: Duration::ZERO, slo, patience: 0.0, queues_late: false },
-            model: &self.model,
-            index: &self.index,
-            excluded: &SlotSet::new(),
+            slo: SloBounds { ttft: ms(3000), tpot: ms(100), ..SloBounds::default() },
+            waited: Duration::ZERO,
+            queues_late: false,
+            shows_first_token: true,
+            tried: &SlotSet::new(),
         };
-        let verdict = judge(policy, &query, room);
-        let Some(Verdict::Place(decision) | Verdict::Hopeless { decision, .. }) = verdict else { return };
-        let placement = Placement { at: now, work: decision.terms.work, ..Placement::default() };
-        drop(black_box(LoadGuard::reserve(&self.loads[decision.slot], placement)));
+        let judged = self.dispatcher.judge(policy, &ask, &LIMITS, now, self.targets.iter());
+        drop(black_box(judged.and_then(Judged::assign)));
     }
 }
 
@@ -146,8 +144,12 @@ fn main() -> std::io::Result<()> {
     for (replicas, bytes) in [(8, 4096), (64, 4096), (64, 16_384), (128, 16_384)] {
         let fleet = Fleet::new(replicas);
         fleet.fill();
-        let blocks: usize = (0..replicas).map(|slot| fleet.index.held(slot)).sum();
-        writeln!(out, "{blocks} blocks, {:.1} bytes each", fleet.index.bytes() as f64 / blocks as f64)?;
+        let blocks: usize = (0..replicas).map(|slot| fleet.dispatcher.index.held(slot)).sum();
+        writeln!(
+            out,
+            "{blocks} blocks, {:.1} bytes each",
+            fleet.dispatcher.index.bytes() as f64 / blocks as f64
+        )?;
         // Sessions behind one system prompt, which every replica holds: two replicas hold all of a session but its last
         // turn, and one has lost half of it.
         let texts: Vec<Vec<u8>> = (0..256u64).map(|n| session(n, bytes)).collect();
@@ -162,13 +164,12 @@ fn main() -> std::io::Result<()> {
             }
         }
         let text = |round: u32| &texts[round as usize % texts.len()];
-        let mut room = Vec::with_capacity(replicas);
         let title = |part: &str| format!("{replicas} replicas, {bytes} bytes: {part}");
         measure(&mut out, &title("hash only"), 20_000, |round| _ = black_box(chain(black_box(text(round)))))?;
         let chains: Vec<_> = texts.iter().map(|text| chain(text)).collect();
         let mut hits = Hits::default();
         measure(&mut out, &title("lookup only"), 20_000, |round| {
-            fleet.index.lookup(chains[round as usize % chains.len()].hashes(), &mut hits);
+            fleet.dispatcher.index.lookup(chains[round as usize % chains.len()].hashes(), &mut hits);
         })?;
         // The worst case: every replica parts from the prompt at another block.
         let staircase = chain(&session(1 << 40, bytes));
@@ -177,12 +178,12 @@ fn main() -> std::io::Result<()> {
             fleet.insert(slot, &staircase[..staircase.len() * (slot + 1) / replicas]);
         }
         measure(&mut out, &title("lookup only, worst case"), 20_000, |_| {
-            fleet.index.lookup(staircase, &mut hits);
+            fleet.dispatcher.index.lookup(staircase, &mut hits);
         })?;
         for name in PolicyName::ALL {
             let policy = named(name);
             measure(&mut out, &title(name.as_str()), 20_000, |round| {
-                fleet.decide(&*policy, chain(black_box(text(round))).hashes(), bytes, &mut room);
+                fleet.decide(&*policy, chain(black_box(text(round))).hashes(), bytes);
             })?;
         }
         measure(&mut out, &title("noting a known prompt"), 20_000, |_| fleet.insert(0, chains[0].hashes()))?;
@@ -192,6 +193,7 @@ fn main() -> std::io::Result<()> {
 
 static SEED: LazyLock<ChainSeed> = LazyLock::new(|| ChainSeed::new(&Secret::new("bench")));
 const NOW: Stamp = Stamp::from_nanos(1_000_000_000_000);
+const LIMITS: EngineLimits = EngineLimits { scrape_interval: Duration::from_secs(1), batch_limit: None };
 const STREAMS: u64 = 24;
 const WAITING: u64 = 2;
 const MILLION: u64 = 1_000_000;

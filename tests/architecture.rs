@@ -245,7 +245,7 @@ impl Reader<'_> {
         match tree {
             syn::UseTree::Path(path) => self.use_tree(&path.tree, &with(&path.ident), is_public),
             syn::UseTree::Group(group) => {
-                group.items.iter().for_each(|tree| self.use_tree(tree, before, is_public))
+                group.items.iter().for_each(|tree| self.use_tree(tree, before, is_public));
             }
             syn::UseTree::Glob(_) => self.note(before),
             syn::UseTree::Name(name) if name.ident == "self" => self.note(before),

@@ -11,5 +11,5 @@ mod waiting;
 
 pub use self::refusal::Refusal;
 pub use self::room::{Guest, Kind, Limits, Place, Room};
-pub use self::ruling::{Outlook, Rules, Ruling, Standing, is_late, rule};
+pub use self::ruling::{Outlook, Rules, Ruling, rule};
 pub use self::waiting::{Seat, WaitingRoom};

@@ -8,7 +8,7 @@
 use std::time::Duration;
 
 use crate::config::{Degrade, Queue};
-use crate::routing::{Aim, Candidate, Decision, Verdict};
+use crate::routing::{Aim, Decision, Judged, TOLERATED_HARM, Verdict};
 
 /// What a route wants.
 #[derive(Clone, Copy, Debug, Default)]
@@ -21,24 +21,15 @@ pub struct Rules {
     pub quick: Duration,
 }
 
-/// Where a request stands when it is asked about.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Standing {
-    /// Others that are late wait before it.
-    pub is_behind_others: bool,
-    /// It was tried elsewhere: it has been let in.
-    pub is_let_in: bool,
-    /// Nobody in the pool has answered for so long; `None` where nobody ever has.
-    pub silence: Option<Duration>,
-}
-
-/// What to do with a request.
+/// What to do with a request now.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Ruling {
     /// Send it.
     Place,
-    /// It waits among the late, or is refused.
-    Wait(Outlook),
+    /// It has time, and any placement now would break streams: it waits for a better moment.
+    Hold,
+    /// No replica can answer it in time: it waits in the queue, or is refused by its limits.
+    Queue(Outlook),
     /// Another route answers.
     Degrade,
 }
@@ -66,27 +57,20 @@ impl Outlook {
     }
 }
 
-/// What the route wants done with the request now. `None` where there is nothing to rule on: it is to be placed or held,
-/// as the verdict says.
+/// What a route wants done with a request that was judged just now. `is_behind_others` says whether other late requests
+/// come first; it is asked only where that matters.
 #[must_use]
-pub fn rule(
-    rules: &Rules,
-    standing: Standing,
-    aim: &Aim,
-    verdict: &Verdict,
-    candidates: &[Candidate<'_>],
-) -> Ruling {
-    let (Verdict::Place(decision) | Verdict::Hopeless { decision, .. }) = verdict else {
-        return Ruling::Place;
+pub fn rule(rules: &Rules, judged: &Judged<'_>, is_behind_others: impl FnOnce() -> bool) -> Ruling {
+    let decision = match judged.verdict() {
+        Verdict::Hold { .. } => return Ruling::Hold,
+        Verdict::Place(decision) | Verdict::Hopeless { decision, .. } => decision,
     };
+    let aim = judged.aim();
     let (Some(bound), Some(predicted)) = (aim.slo.ttft, decision.predicted_ttft) else {
         return Ruling::Place;
     };
     let is_late = is_late(aim, decision);
-    if (!is_late && rules.degrade.is_none()) || standing.is_let_in {
-        return Ruling::Place;
-    }
-    if may_prove_wrong(&standing, candidates) {
+    if (!is_late && rules.degrade.is_none()) || judged.is_let_in() || is_unproved(judged) {
         return Ruling::Place;
     }
     let is_over = |degrade: &Degrade| aim.waited + predicted > bound.mul_f64(degrade.over);
@@ -95,12 +79,12 @@ pub fn rule(
     }
     match rules.queue {
         Some(queue) if is_late => {
-            let outlook = outlook(decision, rules.quick, candidates.len());
+            let outlook = outlook(decision, rules.quick, judged.candidates().len());
             let may_go = queue.max_requests > 0
-                && !standing.is_behind_others
                 && outlook.drain.is_zero()
-                && decision.terms.harm <= TOLERATED_HARM;
-            if may_go { Ruling::Place } else { Ruling::Wait(outlook) }
+                && decision.terms.harm <= TOLERATED_HARM
+                && !is_behind_others();
+            if may_go { Ruling::Place } else { Ruling::Queue(outlook) }
         }
         _ => Ruling::Place,
     }
@@ -108,17 +92,17 @@ pub fn rule(
 
 /// Whether a request is to be counted among the late. Where more comes than the fleet can do, whatever is let in fills it up
 /// to just this bound, and what stands at the edge of its SLO misses it every second time: hence the margin.
-#[must_use]
-pub fn is_late(aim: &Aim, decision: &Decision) -> bool {
+fn is_late(aim: &Aim, decision: &Decision) -> bool {
     aim.slo
         .ttft
         .zip(decision.predicted_ttft)
         .is_some_and(|(bound, predicted)| aim.waited + predicted > bound.mul_f64(SAFE))
 }
 
-fn may_prove_wrong(standing: &Standing, candidates: &[Candidate<'_>]) -> bool {
-    standing.silence.is_none_or(|silence| silence >= UNPROVED)
-        && candidates.iter().any(|candidate| candidate.requests < 1.0)
+/// Predictions must be falsifiable: a pool that has answered nobody for a while and has an idle replica gets the request.
+fn is_unproved(judged: &Judged<'_>) -> bool {
+    judged.silence().is_none_or(|silence| silence >= UNPROVED)
+        && judged.candidates().iter().any(|candidate| candidate.requests < 1.0)
 }
 
 fn outlook(decision: &Decision, quick: Duration, replicas: usize) -> Outlook {
@@ -139,8 +123,6 @@ const ROOM: f64 = 0.5;
 const FREE: f64 = 0.05;
 /// The share of its bound up to which a request is in time: what is left is for what a prediction errs by.
 const SAFE: f64 = 0.95;
-/// As in routing: streams that a late request may be expected to break.
-const TOLERATED_HARM: f64 = 0.05;
 /// A pool that has not answered for so long has nothing to be judged by.
 const UNPROVED: Duration = Duration::from_secs(10);
 const LEAST_RETRY: Duration = Duration::from_secs(1);

@@ -8,14 +8,7 @@ use std::collections::HashMap;
 
 use serde::Deserialize;
 
-/// Figures of one report.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct LoadReport {
-    /// Waiting requests.
-    pub waiting: f64,
-    /// KV usage, 0 to 1.
-    pub kv_cache_usage: Option<f64>,
-}
+use crate::routing::LoadReport;
 
 /// Reads the header's value.
 #[must_use]

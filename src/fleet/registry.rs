@@ -3,6 +3,7 @@
 //! A reload keeps a replica that is named again (same pool, URL and name) with everything learned of it, adds
 //! what is new, and drains what is gone: its streams end in their own time, its tasks stop.
 
+use std::num::NonZeroU64;
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
@@ -22,8 +23,7 @@ use crate::config::{Config, Pool, ReplicaSpec};
 use crate::error::ReplicaFailure;
 use crate::record::Served;
 use crate::request::ratio::TokenRatio;
-use crate::routing::prefix_index::{PrefixIndex, capacity_of};
-use crate::routing::{PoolModel, SlotSet};
+use crate::routing::{Dispatcher, EngineLimits, SlotSet};
 use crate::upstream::connect::Connector;
 use crate::upstream::pool;
 
@@ -32,10 +32,8 @@ use crate::upstream::pool;
 pub struct PoolState {
     /// Its name.
     pub name: Arc<str>,
-    /// Which replica has which prefix.
-    pub index: PrefixIndex,
-    /// What was learned of their speed.
-    pub model: PoolModel,
+    /// Where its requests go, and what was learned from them.
+    pub dispatcher: Arc<Dispatcher>,
     /// Learned bytes per token of its model.
     pub ratio: TokenRatio,
     /// Cancelled when the configuration drops it.
@@ -69,8 +67,7 @@ impl PoolState {
     fn new(config: &Pool) -> Arc<Self> {
         Arc::new(Self {
             name: Arc::clone(&config.name),
-            index: PrefixIndex::new(SLOTS),
-            model: PoolModel::new(SLOTS),
+            dispatcher: Dispatcher::new(SLOTS),
             ratio: TokenRatio::default(),
             retired: CancellationToken::new(),
             config: ArcSwap::from_pointee(config.clone()),
@@ -127,7 +124,7 @@ impl PoolState {
             let mut suspects = self.suspects.lock();
             suspects.retain(|suspect| now.since(suspect.at) < SUSPECT_FOR);
             if suspects.len() < MAX_SUSPECTS {
-                suspects.push(Suspect { prompt, at: now, life: (replica.slot, replica.life()) });
+                suspects.push(Suspect { prompt, at: now, life: (replica.slot(), replica.life()) });
             }
         }
         let is_gone = matches!(failure, ReplicaFailure::Refused { .. });
@@ -153,10 +150,10 @@ impl PoolState {
 
     /// The prober found a replica dead: prompts that were in flight when it broke are suspected.
     pub fn died(&self, replica: &Replica, now: Stamp) {
-        self.forget_cache(replica);
+        self.dispatcher.forget(replica.slot());
         let mut suspects = self.suspects.lock();
         suspects.retain(|suspect| {
-            let is_confirmed = suspect.life.0 == replica.slot && now.since(suspect.at) < SUSPECT_FOR;
+            let is_confirmed = suspect.life.0 == replica.slot() && now.since(suspect.at) < SUSPECT_FOR;
             if is_confirmed {
                 let mut deaths = self.deaths.entry(suspect.prompt).or_default();
                 // One death is one death, however many streams of a prompt it took and whenever they broke.
@@ -182,17 +179,14 @@ impl PoolState {
         (deaths.of.len() >= 2).then_some(left)
     }
 
-    /// The replica's cache is empty: it restarted or died.
-    pub fn forget_cache(&self, replica: &Replica) {
-        self.index.forget(replica.slot);
-        self.model.forget(replica.slot);
-    }
-
-    /// The index holds for a replica as much as its engine can cache.
-    pub fn learn_capacity(&self, replica: &Replica) {
-        let Some(signals) = replica.signals.load_full() else { return };
-        let (Some(tokens), Some(blocks)) = (signals.block_tokens, signals.total_blocks) else { return };
-        self.index.set_capacity(replica.slot, capacity_of(blocks, tokens, self.ratio.bytes_per_token()));
+    /// What its configuration says of its engines.
+    #[must_use]
+    pub fn engine_limits(&self) -> EngineLimits {
+        let config = self.config.load();
+        EngineLimits {
+            scrape_interval: config.scrape_interval,
+            batch_limit: config.max_num_seqs.map(NonZeroU64::get),
+        }
     }
 }
 
@@ -265,9 +259,8 @@ impl Fleet {
         let now = self.clock.now();
         let mut all = Vec::new();
         for pool in self.pools.load().iter() {
-            let config = pool.config();
-            let limit = config.max_num_seqs.map(std::num::NonZeroU64::get);
-            let seen = |r: &Arc<Replica>| r.status(now, config.scrape_interval, limit);
+            let limits = pool.engine_limits();
+            let seen = |r: &Arc<Replica>| r.status(now, &limits);
             all.extend(pool.replicas.load().iter().map(seen));
         }
         all
@@ -278,10 +271,13 @@ impl Fleet {
     pub fn calibrations(&self) -> Vec<PoolCalibration> {
         let of_pool = |pool: &Arc<PoolState>| PoolCalibration {
             pool: Arc::clone(&pool.name),
-            whole: pool.model.calibration(None),
+            whole: pool.dispatcher.model.calibration(None),
             replicas: (pool.replicas.load().iter())
                 .map(|replica| {
-                    (Arc::clone(&replica.served.replica), pool.model.calibration(Some(replica.slot)))
+                    (
+                        Arc::clone(&replica.served.replica),
+                        pool.dispatcher.model.calibration(Some(replica.slot())),
+                    )
                 })
                 .collect(),
         };
@@ -300,10 +296,9 @@ impl Fleet {
             retire(gone);
         }
         for spec in config.replicas.iter().filter(|spec| kept(spec).is_none()) {
-            let used: SlotSet = before.iter().chain(&after).map(|r| r.slot).collect();
+            let used: SlotSet = before.iter().chain(&after).map(|r| r.slot()).collect();
             let Some(slot) = (0..SLOTS).find(|slot| !used.contains(*slot)) else { break };
-            state.index.forget(slot);
-            state.model.forget(slot);
+            state.dispatcher.forget(slot);
             after.push(self.start(state, config, spec, slot));
         }
         state.replicas.store(Arc::new(after));

@@ -11,9 +11,10 @@ use http::StatusCode;
 use super::call::{Call, CallError};
 use super::metrics_text;
 use super::registry::PoolState;
-use super::replica::{Replica, Scraped};
+use super::replica::{Counted, Replica};
 use super::status::EngineCounters;
 use crate::clock::Clock;
+use crate::routing::EnginePage;
 use crate::upstream::connect::Connector;
 
 /// Scrapes one replica until it is removed.
@@ -86,36 +87,31 @@ impl Scraper {
     fn take(&self, page: &str) {
         let figures = metrics_text::parse(page);
         let (Some(running), Some(waiting)) = (figures.running, figures.waiting) else { return };
-        let before = self.replica.signals.load_full();
-        let is_restarted =
-            before.as_ref().and_then(|b| b.process_start).zip(figures.process_start).is_some_and(
-                // Another process has an empty cache.
-                |(old, new)| (old - new).abs() > 0.5,
-            );
-        if is_restarted {
-            self.pool.forget_cache(&self.replica);
+        let replica = &self.replica;
+        let before = replica.counted.load().as_ref().and_then(|counted| counted.process_start);
+        // Another process has an empty cache.
+        if before.zip(figures.process_start).is_some_and(|(old, new)| (old - new).abs() > SAME_START) {
+            self.pool.dispatcher.forget(replica.slot());
+            replica.target.restarted();
         }
-        let kv_cache_usage = figures.kv_cache_usage.unwrap_or(0.0);
-        let seen = before.filter(|_| !is_restarted).map(|before| before.batch_limit).unwrap_or_default();
-        self.replica.signals.store(Some(Arc::new(Scraped {
-            at: self.clock.now(),
-            own: self.replica.load.view(),
+        let counters = EngineCounters {
+            preemptions: figures.preemptions,
+            ttft: figures.ttft_sum.zip(figures.ttft_count),
+        };
+        replica.counted.store(Some(Arc::new(Counted { counters, process_start: figures.process_start })));
+        let page = EnginePage {
             running,
             waiting,
-            kv_cache_usage,
-            batch_limit: seen.seeing(running, waiting, kv_cache_usage),
+            kv_cache_usage: figures.kv_cache_usage.unwrap_or(0.0),
             block_tokens: figures.block_tokens,
             total_blocks: figures.total_blocks,
-            counters: EngineCounters {
-                preemptions: figures.preemptions,
-                ttft: figures.ttft_sum.zip(figures.ttft_count),
-            },
-            process_start: figures.process_start,
-            told: None,
-        })));
-        self.pool.learn_capacity(&self.replica);
+        };
+        replica.target.scraped(page, self.clock.now());
+        self.pool.dispatcher.learn_capacity(&replica.target, self.pool.ratio.bytes_per_token());
     }
 }
 
+/// Seconds by which two readings of one process' start may differ.
+const SAME_START: f64 = 0.5;
 const SHORTEST_TIMEOUT: Duration = Duration::from_secs(1);
 const WITHOUT_PAGE: Duration = Duration::from_secs(5);

@@ -176,7 +176,7 @@ impl Order {
     fn take_load_report(&self, head: &mut response::Parts) {
         let report = headers::take_load_report(&mut head.headers);
         if let Some(report) = report.and_then(|value| load_report::parse(value.as_bytes())) {
-            self.replica.told(report, self.clock.now());
+            self.replica.target.reported(report, self.clock.now());
         }
     }
 

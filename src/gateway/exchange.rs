@@ -187,7 +187,7 @@ impl Exchange {
             Err(error) => {
                 winner.watch.is_done();
                 if matches!(error, AttemptError::Overdue(_)) {
-                    winner.pick.censored(clock.now());
+                    winner.pick.assignment.censored(clock.now());
                 }
                 Err((error, winner))
             }
@@ -217,7 +217,7 @@ impl Exchange {
         let tells = matches!(self.journal.record().dialect, Dialect::Chat | Dialect::Completions);
         tells
             && !self.prepared.is_stream
-            && pick.replica.is_overdue(now, pick.pool.config().scrape_interval)
+            && pick.replica.target.is_overdue(now, pick.pool.config().scrape_interval)
             && !headers::has_asked_load(&self.asked.parts.headers)
     }
 
@@ -262,7 +262,7 @@ impl Exchange {
 
     fn note_decision(&mut self, pick: &Pick) {
         let record = self.journal.record();
-        record.at.routed.get_or_insert(pick.chosen_at);
+        record.at.routed.get_or_insert(pick.assignment.at);
         record.decision.get_or_insert_with(|| pick.decision.clone());
     }
 
@@ -293,7 +293,7 @@ impl Exchange {
             end,
             status,
             error,
-            expected: pick.expected,
+            expected: pick.assignment.expected(),
         });
     }
 }

@@ -1,19 +1,19 @@
-//! Chooses a replica for a request: gathers what routing needs, asks the policy, marks the load.
+//! Chooses a replica for a request: the pool of its route, then the pool's dispatcher, then the rules of the route.
 //!
-//! Routing itself is pure; here its inputs are read from the fleet's atomics and snapshots. The load and the
-//! prefix are noted at decision time, so that two requests of one burst see each other.
+//! Deciding is in [`crate::routing::Dispatcher`], holding back in [`crate::admission::rule`]; here is what only the live
+//! gateway knows: which replicas are ready, which were tried, which one a stored response is pinned to.
 
 use std::sync::Arc;
 
 use super::Gateway;
 use super::prepare::Prepared;
-use crate::admission::{Kind, Outlook, Ruling, Standing, is_late, rule};
+use crate::admission::{Kind, Outlook, Ruling, rule};
 use crate::clock::Stamp;
 use crate::fleet::pick::Pick;
 use crate::fleet::registry::PoolState;
 use crate::fleet::replica::Replica;
 use crate::record::{DecisionSummary, Weighed};
-use crate::routing::{self, Aim, Candidate, LoadGuard, Placement, Query, SlotSet, Terms, Verdict};
+use crate::routing::{self, Ask, Candidate, Judged, SlotSet, Terms};
 
 /// The replicas that a request has tried, by pool.
 pub type Tried = smallvec::SmallVec<[(Arc<str>, SlotSet); 1]>;
@@ -22,8 +22,8 @@ pub type Tried = smallvec::SmallVec<[(Arc<str>, SlotSet); 1]>;
 pub fn note_tried(tried: &mut Tried, pick: &Pick) {
     let pool = &pick.pool.name;
     match tried.iter_mut().find(|(name, _)| name == pool) {
-        Some((_, slots)) => slots.insert(pick.replica.slot),
-        None => tried.push((Arc::clone(pool), SlotSet::from_iter([pick.replica.slot]))),
+        Some((_, slots)) => slots.insert(pick.replica.slot()),
+        None => tried.push((Arc::clone(pool), SlotSet::from_iter([pick.replica.slot()]))),
     }
 }
 
@@ -66,8 +66,7 @@ pub fn pick(gateway: &Gateway, request: &Prepared, asking: Asking<'_>) -> Option
     let tried = asking.tried;
     let now = gateway.clock.now();
     let none = SlotSet::new();
-    let tried_of =
-        |pool: &PoolState| tried.iter().find(|(name, _)| *name == pool.name).map_or(&none, |(_, s)| s);
+    let tried_of = |pool: &PoolState| tried_in(tried, pool).unwrap_or(&none);
     let pools = &request.route.pools;
     let is_open = |at: usize| pools.get(at).is_some_and(|(pool, _)| has_open(pool, request, tried_of(pool)));
     let holds = |pool: &PoolState, replica| pool.replicas().iter().any(|r| Arc::ptr_eq(r, replica));
@@ -77,40 +76,11 @@ pub fn pick(gateway: &Gateway, request: &Prepared, asking: Asking<'_>) -> Option
         (None, _) if asking.pool.is_some_and(is_open) => asking.pool,
         (None, _) => request.route.wheel.choose(request.session, is_open),
     }?;
-    choose(gateway, request, at, (asking, now))
+    choose(gateway, request, at, asking, now)
 }
 
-/// What speaks against sending a request now; `None` where nothing does.
-fn hold_back(
-    (request, asking, at): (&Prepared, Asking<'_>, usize),
-    pool: &PoolState,
-    aim: &Aim,
-    verdict: &Verdict,
-    candidates: &[Candidate<'_>],
-) -> Option<Choice> {
-    let hold = |kind, outlook| Some(Choice::Wait(Hold { kind, pool: Some(at), outlook }));
-    let rules = &request.rules;
-    let decision = match verdict {
-        Verdict::Hold { .. } => return hold(Kind::Paced, Outlook::default()),
-        Verdict::Place(decision) | Verdict::Hopeless { decision, .. } => decision,
-    };
-    let queues_late = rules.queue.is_some() && is_late(aim, decision);
-    if !queues_late && rules.degrade.is_none() {
-        return None;
-    }
-    let before = || request.route.room.has_queued_before(request.is_long, request.deadline());
-    let last = pool.replicas().iter().map(|replica| replica.vitals.last_answer()).max().unwrap_or_default();
-    let standing = Standing {
-        is_behind_others: queues_late && !asking.is_queued && before(),
-        // What nobody has measured yet is no reason to refuse; and who was tried elsewhere was let in.
-        is_let_in: !asking.tried.is_empty() || !pool.model.is_taught(),
-        silence: (last != Stamp::default()).then(|| aim.now.since(last)),
-    };
-    match rule(rules, standing, aim, verdict, candidates) {
-        Ruling::Place => None,
-        Ruling::Wait(outlook) => hold(Kind::Queued, outlook),
-        Ruling::Degrade => Some(Choice::Degrade),
-    }
+fn tried_in<'t>(tried: &'t Tried, pool: &PoolState) -> Option<&'t SlotSet> {
+    tried.iter().find(|(name, _)| *name == pool.name).map(|(_, slots)| slots)
 }
 
 fn has_open(pool: &PoolState, request: &Prepared, tried: &SlotSet) -> bool {
@@ -121,7 +91,7 @@ fn has_open(pool: &PoolState, request: &Prepared, tried: &SlotSet) -> bool {
         })
     };
     let replicas = pool.replicas();
-    let open = |r: &&Arc<Replica>| r.is_ready() && !tried.contains(r.slot);
+    let open = |r: &&Arc<Replica>| r.is_ready() && !tried.contains(r.slot());
     let is_any = request.route.config.model == crate::config::ModelMatch::Any;
     // A route `*` over pools of different models asks those that list the model, if any does.
     if is_any && request.route.is_listed(request.model.as_deref()) {
@@ -131,92 +101,69 @@ fn has_open(pool: &PoolState, request: &Prepared, tried: &SlotSet) -> bool {
     }
 }
 
-fn aim(request: &Prepared, pool: &PoolState, was_tried: bool, now: Stamp) -> Aim {
-    // What nobody has measured yet is no reason to wait; and who was tried elsewhere already has waited enough.
-    let patience = if pool.model.is_taught() && !was_tried { routing::PATIENCE } else { 0.0 };
-    Aim {
-        now,
-        waited: now.since(request.read),
-        slo: request.slo,
-        patience,
-        queues_late: request.rules.queue.is_some(),
-    }
-}
-
 fn choose(
     gateway: &Gateway,
     request: &Prepared,
     at: usize,
-    (asking, now): (Asking<'_>, Stamp),
+    asking: Asking<'_>,
+    now: Stamp,
 ) -> Option<Choice> {
     let (pool, _) = request.route.pools.get(at)?;
     let none = SlotSet::new();
-    let tried = asking.tried.iter().find(|(name, _)| *name == pool.name).map_or(&none, |(_, s)| s);
     let replicas = pool.replicas();
-    let config = pool.config();
-    let limit = config.max_num_seqs.map(std::num::NonZeroU64::get);
-    let mut candidates: Vec<Candidate<'_>> = Vec::with_capacity(replicas.len());
-    for replica in replicas.iter().filter(|r| r.is_ready()) {
-        if request.pinned.as_ref().is_some_and(|pinned| !Arc::ptr_eq(pinned, replica)) {
-            continue;
-        }
-        let candidate = Candidate::new(replica.slot, replica.rendezvous, &replica.load);
-        candidates.push(match replica.engine_signals(now, config.scrape_interval, limit) {
-            Some((signals, own)) => candidate.with_signals(&signals, &own),
-            None => candidate,
-        });
-    }
+    let may_take = |replica: &&Arc<Replica>| {
+        replica.is_ready() && request.pinned.as_ref().is_none_or(|pinned| Arc::ptr_eq(pinned, replica))
+    };
     let chain = &request.prompt.chain;
-    let query = Query {
+    let block_end = |block| chain.block_end_bytes(block);
+    let ask = Ask {
         prompt: routing::Prompt {
             chain: chain.hashes(),
-            block_end: &|block| chain.block_end_bytes(block),
+            block_end: &block_end,
             bytes: chain.bytes(),
             tokens: request.tokens,
         },
         session: request.session,
-        aim: aim(request, pool, !tried.is_empty(), now),
-        model: &pool.model,
-        index: &pool.index,
-        excluded: tried,
+        slo: request.slo,
+        waited: now.since(request.read),
+        queues_late: request.rules.queue.is_some(),
+        shows_first_token: request.shows_first_token,
+        tried: tried_in(asking.tried, pool).unwrap_or(&none),
     };
-    let verdict = routing::judge(&*request.route.policy, &query, &mut candidates)?;
-    if let Some(choice) = hold_back((request, asking, at), pool, &query.aim, &verdict, &candidates) {
-        return Some(choice);
+    let targets = replicas.iter().filter(may_take).map(|replica| &replica.target);
+    let policy = &*request.route.policy;
+    let judged = pool.dispatcher.judge(policy, &ask, &pool.engine_limits(), now, targets)?;
+    let is_behind_others =
+        || !asking.is_queued && request.route.room.has_queued_before(request.is_long, request.deadline());
+    let hold = |kind, outlook| Some(Choice::Wait(Hold { kind, pool: Some(at), outlook }));
+    match rule(&request.rules, &judged, is_behind_others) {
+        Ruling::Hold => return hold(Kind::Paced, Outlook::default()),
+        Ruling::Queue(outlook) => return hold(Kind::Queued, outlook),
+        Ruling::Degrade => return Some(Choice::Degrade),
+        Ruling::Place => {}
     }
-    let (Verdict::Place(decision) | Verdict::Hopeless { decision, .. }) = verdict else { return None };
-    let is_explained = decision.predicted_ttft.is_some() && gateway.explained.is_due(now);
-    let weighed = if is_explained { weighed(&query, &candidates, &replicas) } else { Box::default() };
-    let replica = Arc::clone(replicas.iter().find(|r| r.slot == decision.slot)?);
-    let placement = Placement {
-        at: now,
-        work: decision.terms.work,
-        prompt: request.tokens,
-        tpot: request.slo.tpot,
-        is_stream: request.shows_first_token,
-    };
-    let load = LoadGuard::reserve(&replica.load, placement);
-    pool.index.insert(decision.slot, &query.prompt);
-    let expected = pool.model.expected(&decision.terms);
+    let is_explained = judged.predicts() && gateway.explained.is_due(now);
+    let weighed = if is_explained { weighed(&judged, &replicas) } else { Box::default() };
+    let assignment = judged.assign()?;
+    let replica = Arc::clone(replicas.iter().find(|r| r.slot() == assignment.decision.slot)?);
     Some(Choice::Take(Box::new(Pick {
         pool: Arc::clone(pool),
         replica,
-        decision: DecisionSummary { weighed, ..decision.summary(query.aim.waited) },
-        expected,
+        decision: DecisionSummary { weighed, ..assignment.decision.summary(ask.waited) },
+        assignment,
         size: request.prompt.size,
         prompt: chain.whole(),
-        chosen_at: now,
-        load,
     })))
 }
 
 /// The terms of the candidates that came closest, by the names that people know.
-fn weighed(query: &Query<'_>, candidates: &[Candidate<'_>], replicas: &[Arc<Replica>]) -> Box<[Weighed]> {
+fn weighed(judged: &Judged<'_>, replicas: &[Arc<Replica>]) -> Box<[Weighed]> {
+    let waited = judged.aim().waited;
     let named = |(candidate, terms): (&Candidate<'_>, Terms)| {
-        let replica = replicas.iter().find(|r| r.slot == candidate.slot)?;
+        let replica = replicas.iter().find(|r| r.slot() == candidate.slot)?;
         Some(Weighed {
             replica: Arc::clone(&replica.served.replica),
-            predicted_ttft: query.aim.waited + terms.ttft(),
+            predicted_ttft: waited + terms.ttft(),
             predicted_hit: candidate.hit,
             wait: terms.wait,
             prefill: terms.prefill,
@@ -225,5 +172,5 @@ fn weighed(query: &Query<'_>, candidates: &[Candidate<'_>], replicas: &[Arc<Repl
             cost: terms.cost,
         })
     };
-    routing::cheapest(query, candidates).into_iter().filter_map(named).collect()
+    judged.cheapest().into_iter().filter_map(named).collect()
 }

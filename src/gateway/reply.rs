@@ -197,8 +197,7 @@ fn whole(gateway: &Gateway, mut journal: RecordGuard, mut winner: Winner, answer
         journal.settle(Outcome::ClientError, Some("engine_rejected"));
     } else {
         journal.settle(Outcome::Ok, None);
-        winner.pick.replica.vitals.answered(now);
-        winner.pick.replica.succeeded();
+        winner.pick.answered(now);
         if !journal.record().dialect.generates() {
             // Nothing is decoded: the whole answer is its prefill.
             winner.pick.first_token(now);

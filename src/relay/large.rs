@@ -81,8 +81,7 @@ impl LargeBody {
 
     fn complete(&mut self) -> Poll<Option<Result<Frame<Bytes>, Aborted>>> {
         self.journal.settle(Outcome::Ok, None);
-        self.pick.replica.vitals.answered(self.journal.clock().now());
-        self.pick.replica.succeeded();
+        self.pick.answered(self.journal.clock().now());
         if let Some(lease) = self.lease.take() {
             lease.give_back();
         }

@@ -109,7 +109,7 @@ impl StreamBody {
         if !self.has_first_token {
             self.note_first_token();
         }
-        self.pick.progress(self.reader.timeline.content_events(), now);
+        self.pick.assignment.progress(self.reader.timeline.content_events(), now);
         if self.reader.timeline.should_flush(now) {
             self.flush(now);
         }
@@ -170,12 +170,11 @@ impl StreamBody {
         let now = self.journal.clock().now();
         self.is_settled = true;
         self.journal.settle(Outcome::Ok, None);
-        self.pick.replica.vitals.answered(now);
-        self.pick.replica.succeeded();
+        self.pick.answered(now);
         let told = &self.reader.scanner.reading().answer;
         self.pick.learn(told.tokens);
         if let Some(first) = self.reader.timeline.first_token() {
-            self.pick.served(first, now, told.tokens);
+            self.pick.assignment.served(first, now, told.tokens.output);
         }
         let is_stateful = self.journal.record().dialect.is_stateful();
         if let Some(id) = told.id.as_deref().filter(|_| is_stateful) {

@@ -8,6 +8,8 @@
 //! the same code runs in simulated time.
 
 mod backlog;
+mod batch_limit;
+mod dispatcher;
 mod float;
 mod foreign;
 mod hazard;
@@ -23,14 +25,17 @@ mod score;
 mod signals;
 mod slots;
 mod standing;
+pub mod target;
 mod verdict;
 mod work;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use smallvec::SmallVec;
 
 pub use self::backlog::Waiting;
+pub use self::dispatcher::{Ask, Assignment, Dispatcher, Judged};
 use self::float::least;
 pub use self::foreign::Foreign;
 pub use self::hazard::{Curve, POINTS};
@@ -44,7 +49,8 @@ pub use self::prefix_index::PrefixIndex;
 use self::score::Stakes;
 pub use self::signals::EngineSignals;
 pub use self::slots::SlotSet;
-pub use self::verdict::{Aim, PATIENCE, Verdict, judge};
+pub use self::target::{EngineLimits, EnginePage, LoadReport, Target};
+pub use self::verdict::{Aim, TOLERATED_HARM, Verdict};
 pub use self::work::Work;
 use crate::record::DecisionSummary;
 use crate::units::Tokens;
@@ -160,7 +166,7 @@ pub struct Candidate<'a> {
     /// [`rendezvous::identity`] of its name.
     pub identity: u64,
     /// Our own work there.
-    pub load: &'a ReplicaLoad,
+    pub load: &'a Arc<ReplicaLoad>,
     /// Requests there, everybody's.
     pub requests: f64,
     /// Work of others there.
@@ -182,7 +188,7 @@ impl<'a> Candidate<'a> {
     /// A candidate of which the engine has told nothing (yet, or any more).
     #[inline]
     #[must_use]
-    pub fn new(slot: usize, identity: u64, load: &'a ReplicaLoad) -> Self {
+    pub fn new(slot: usize, identity: u64, load: &'a Arc<ReplicaLoad>) -> Self {
         Self {
             slot,
             identity,
@@ -261,14 +267,14 @@ impl Decision {
 pub fn cheapest<'c, 'a>(
     query: &Query<'_>,
     candidates: &'c [Candidate<'a>],
-) -> SmallVec<[(&'c Candidate<'a>, Terms); LOGGED]> {
+) -> SmallVec<[(&'c Candidate<'a>, Terms); MAX_LOGGED]> {
     let stakes = Stakes::of(query);
-    let mut best: SmallVec<[(&Candidate<'_>, Terms); LOGGED]> = SmallVec::new();
+    let mut best: SmallVec<[(&Candidate<'_>, Terms); MAX_LOGGED]> = SmallVec::new();
     for candidate in candidates {
         let terms = stakes.terms(candidate);
         let at = best.partition_point(|(_, other)| other.cost <= terms.cost);
-        if at < LOGGED {
-            best.truncate(LOGGED - 1);
+        if at < MAX_LOGGED {
+            best.truncate(MAX_LOGGED - 1);
             best.insert(at, (candidate, terms));
         }
     }
@@ -363,7 +369,7 @@ impl Rounds<'_> {
 }
 
 /// Candidates that a decision log shows.
-const LOGGED: usize = 8;
+pub const MAX_LOGGED: usize = 8;
 /// Bytes: fine blocks have 256, coarse ones 2048.
 const LONGEST_FINE_BLOCK: u64 = 1024;
 /// vLLM's on GPUs.

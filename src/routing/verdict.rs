@@ -54,7 +54,11 @@ pub enum Verdict {
 /// Pure, and cheap enough to be asked again for every waiting request whenever something changed. A policy that
 /// predicts nothing always places.
 #[must_use]
-pub fn judge(policy: &dyn Policy, query: &Query<'_>, candidates: &mut [Candidate<'_>]) -> Option<Verdict> {
+pub(super) fn judge(
+    policy: &dyn Policy,
+    query: &Query<'_>,
+    candidates: &mut [Candidate<'_>],
+) -> Option<Verdict> {
     let decision = decide(policy, query, candidates)?;
     let aim = &query.aim;
     let (Some(bound), Some(predicted)) = (aim.slo.ttft, decision.predicted_ttft) else {
@@ -74,7 +78,7 @@ pub fn judge(policy: &dyn Policy, query: &Query<'_>, candidates: &mut [Candidate
 
 /// How much of its bound on TTFT a request may spend waiting for a moment in which it breaks no stream, the predicted wait
 /// included.
-pub const PATIENCE: f64 = 0.8;
+pub(super) const PATIENCE: f64 = 0.8;
 /// Predictions err by a tenth or two: only what misses by more is called hopeless.
 const HOPELESS: f64 = 1.2;
 /// Streams expected to be broken by a placement, below which it is not worth a wait: the more, the longer it has waited.
@@ -82,7 +86,8 @@ fn tolerated_harm(waited: Duration) -> f64 {
     TOLERATED_HARM + TOLERATED_PER_SECOND * waited.as_secs_f64()
 }
 
-const TOLERATED_HARM: f64 = 0.07;
+/// Streams that a placement may be expected to break before it is worth a wait.
+pub const TOLERATED_HARM: f64 = 0.07;
 /// Nearly three times what a second is worth at the price of a stream (`backlog`). Without it prompts of tens of thousands of tokens,
 /// whose bounds are long, are held for seconds.
 const TOLERATED_PER_SECOND: f64 = 0.28;

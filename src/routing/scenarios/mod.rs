@@ -12,14 +12,12 @@ use super::*;
 use crate::clock::Stamp;
 use crate::config::PolicyName;
 use crate::routing::policies::named;
+use crate::routing::verdict::judge;
 
 struct Fleet {
     policy: Box<dyn Policy>,
-    index: PrefixIndex,
-    model: PoolModel,
-    loads: Vec<Arc<ReplicaLoad>>,
-    identities: Vec<u64>,
-    signals: Vec<Option<EngineSignals>>,
+    dispatcher: Arc<Dispatcher>,
+    targets: Vec<Target>,
     excluded: SlotSet,
     session: Option<u64>,
     aim: Aim,
@@ -62,13 +60,10 @@ impl Fleet {
     fn new(policy: PolicyName, replicas: usize) -> Self {
         Self {
             policy: named(policy),
-            index: PrefixIndex::new(replicas),
-            model: PoolModel::new(replicas),
-            loads: (0..replicas).map(|_| ReplicaLoad::new()).collect(),
-            identities: (0..replicas)
-                .map(|i| rendezvous::identity(1, format!("gpu-{i}").as_bytes()))
+            dispatcher: Dispatcher::new(replicas),
+            targets: (0..replicas)
+                .map(|slot| Target::new(slot, rendezvous::identity(1, format!("gpu-{slot}").as_bytes())))
                 .collect(),
-            signals: vec![None; replicas],
             excluded: SlotSet::new(),
             session: None,
             aim: Aim::default(),
@@ -84,39 +79,41 @@ impl Fleet {
         self.ask(text, judge)
     }
 
+    /// Asks one step of a decision, with `aim` as it is.
     fn ask<T>(&self, text: &Text, ask: impl Fn(&dyn Policy, &Query<'_>, &mut [Candidate<'_>]) -> T) -> T {
-        let prompt = text.prompt();
         let query = Query {
-            prompt,
+            prompt: text.prompt(),
             session: self.session,
             aim: Aim { now: self.now, ..self.aim },
-            model: &self.model,
-            index: &self.index,
+            model: &self.dispatcher.model,
+            index: &self.dispatcher.index,
             excluded: &self.excluded,
         };
-        let candidate = |slot: usize| {
-            let plain = Candidate::new(slot, self.identities[slot], &self.loads[slot]);
-            match &self.signals[slot] {
-                Some(signals) => plain.with_signals(signals, &LoadView::default()),
-                None => plain,
-            }
-        };
-        let mut candidates: Vec<_> = (0..self.loads.len()).map(candidate).collect();
+        let candidate = |target| dispatcher::candidate(target, &LIMITS, self.now);
+        let mut candidates: Vec<_> = self.targets.iter().map(candidate).collect();
         ask(&*self.policy, &query, &mut candidates)
     }
 
-    fn dispatch(&self, text: &Text) -> (Decision, LoadGuard) {
-        let decision = self.decide(text).unwrap();
-        self.index.insert(decision.slot, &text.prompt());
-        let placement =
-            Placement { at: self.now, work: decision.terms.work, is_stream: true, ..Placement::default() };
-        (decision, LoadGuard::reserve(&self.loads[decision.slot], placement))
+    /// A whole decision, acted on whatever its verdict.
+    fn dispatch(&self, text: &Text) -> (Decision, Assignment) {
+        let ask = Ask {
+            prompt: text.prompt(),
+            session: self.session,
+            slo: crate::record::SloBounds::default(),
+            waited: self.aim.waited,
+            queues_late: false,
+            shows_first_token: true,
+            tried: &self.excluded,
+        };
+        let judged = self.dispatcher.judge(&*self.policy, &ask, &LIMITS, self.now, self.targets.iter());
+        let assignment = judged.and_then(Judged::assign).unwrap();
+        (assignment.decision, assignment)
     }
 
     /// Sends all at once and keeps them in flight: how many each replica got.
     fn burst(&self, texts: impl IntoIterator<Item = Text>) -> Vec<u64> {
         let _held: Vec<_> = texts.into_iter().map(|text| self.dispatch(&text).1).collect();
-        self.loads.iter().map(|load| load.view().inflight).collect()
+        self.targets.iter().map(|target| target.load.inflight()).collect()
     }
 
     /// The replica answers, `factor` times slower than 40 ms and 10,000 tokens a second.
@@ -126,21 +123,16 @@ impl Fleet {
         self.now = self.now.after(busy);
         let work = Work::of(Tokens(tokens as u64), Tokens(0));
         let lesson = Lesson { work, busy, was_idle: true, context: 0, at: self.now };
-        self.model.observe(decision.slot, &lesson);
+        self.dispatcher.model.observe(decision.slot, &lesson);
     }
 }
 
-fn signals(running: f64, waiting: f64) -> EngineSignals {
-    EngineSignals {
-        age: Duration::ZERO,
-        running,
-        waiting,
-        kv_cache_usage: 0.5,
-        batch_limit: Some(8),
-        block_tokens: Some(16),
-        total_blocks: None,
-    }
+fn page(running: f64, waiting: f64) -> EnginePage {
+    EnginePage { running, waiting, kv_cache_usage: 0.5, block_tokens: Some(16), total_blocks: None }
 }
+
+const LIMITS: EngineLimits =
+    EngineLimits { scrape_interval: Duration::from_secs(3600), batch_limit: Some(8) };
 
 #[test]
 fn a_conversation_stays_where_its_prefix_is() {
@@ -212,8 +204,9 @@ fn a_slow_replica_gets_less_and_is_tried_again() {
 #[test]
 fn work_of_other_gateways_counts() {
     for policy in [PolicyName::Latency, PolicyName::LeastLoaded] {
-        let mut fleet = Fleet::new(policy, 2);
-        fleet.signals = vec![Some(signals(8.0, 12.0)), Some(signals(1.0, 0.0))];
+        let fleet = Fleet::new(policy, 2);
+        fleet.targets[0].scraped(page(8.0, 12.0), fleet.now);
+        fleet.targets[1].scraped(page(1.0, 0.0), fleet.now);
         for number in 0..4 {
             assert_eq!(fleet.decide(&Text::session(number, 0, 4)).unwrap().slot, 1, "{policy:?}");
         }

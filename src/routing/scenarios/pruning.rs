@@ -13,26 +13,29 @@ fn some_fleet(random: &mut fastrand::Rng) -> (Fleet, Vec<LoadGuard>) {
         for _ in 0..random.u64(0..6) {
             let work = Work::of(Tokens(random.u64(10..4000)), Tokens(random.u64(0..4000)));
             let busy = Duration::from_millis(random.u64(20..800));
-            fleet.model.observe(slot, &Lesson { work, busy, was_idle: false, context: 0, at: ms(500) });
+            fleet
+                .dispatcher
+                .model
+                .observe(slot, &Lesson { work, busy, was_idle: false, context: 0, at: ms(500) });
         }
         for _ in 0..random.usize(0..12) {
             let work = Work::of(Tokens(random.u64(10..6000)), Tokens(0));
             let tpot = random.bool().then(|| Duration::from_millis(random.u64(20..120)));
             let at = ms(random.u64(0..900));
             let placement = Placement { at, work, prompt: Tokens(5000), tpot, is_stream: true };
-            let mut guard = LoadGuard::reserve(&fleet.loads[slot], placement);
+            let mut guard = LoadGuard::reserve(&fleet.targets[slot].load, placement);
             if random.bool() {
                 guard.first_token(ms(900));
                 guard.progress(random.u64(1..50), ms(990));
             }
             guards.push(guard);
         }
-        fleet.model.refresh(slot, &fleet.loads[slot], ms(1000));
+        fleet.dispatcher.model.refresh(slot, &fleet.targets[slot].load, ms(1000));
         if random.bool() {
-            fleet.signals[slot] = Some(signals(random.f64() * 20.0, random.f64() * 6.0));
+            fleet.targets[slot].scraped(page(random.f64() * 20.0, random.f64() * 6.0), ms(1000));
         }
         let held = Text::session(random.u64(0..3), 4, random.u64(0..9));
-        fleet.index.insert(slot, &held.prompt());
+        fleet.dispatcher.index.insert(slot, &held.prompt());
     }
     if random.bool() {
         fleet.excluded.insert(random.usize(..replicas));

@@ -20,12 +20,12 @@ impl Fleet {
         for n in 0..200 {
             let slot = n as usize % replicas;
             fleet.now = fleet.now.after(ms(1));
-            fleet.model.observe_service(slot, fleet.now, ms(4000), Some(Tokens(1 + 2 * n)));
+            fleet.dispatcher.model.observe_service(slot, fleet.now, ms(4000), Some(Tokens(1 + 2 * n)));
             let tokens = 100 * (1 + n % 7);
             let work = Work::of(Tokens(tokens), Tokens(0));
             let busy = ms(20 + tokens / 10);
             let lesson = Lesson { work, busy, was_idle: false, context: 0, at: fleet.now };
-            fleet.model.observe(slot, &lesson);
+            fleet.dispatcher.model.observe(slot, &lesson);
         }
         fleet
     }
@@ -35,7 +35,7 @@ impl Fleet {
         let tpot = Some(ms(50));
         let placement = Placement { at: self.now, tpot, is_stream: true, ..Placement::default() };
         let mut guards: Vec<_> =
-            (0..count).map(|_| LoadGuard::reserve(&self.loads[slot], placement)).collect();
+            (0..count).map(|_| LoadGuard::reserve(&self.targets[slot].load, placement)).collect();
         guards.iter_mut().for_each(|guard| _ = guard.first_token(self.now));
         let last = self.now.after(ms(20 * (tokens - 1)));
         guards.iter().for_each(|guard| guard.progress(tokens, last));
@@ -48,8 +48,10 @@ impl Fleet {
     fn overload(&mut self, each: u64) -> Vec<LoadGuard> {
         let work = Work::of(Tokens(1000), Tokens(0));
         let placement = Placement { at: self.now, work, is_stream: true, ..Placement::default() };
-        let queue: Vec<_> =
-            (0..each).flat_map(|_| &self.loads).map(|load| LoadGuard::reserve(load, placement)).collect();
+        let queue: Vec<_> = (0..each)
+            .flat_map(|_| &self.targets)
+            .map(|target| LoadGuard::reserve(&target.load, placement))
+            .collect();
         self.time_passes(30);
         queue
     }
@@ -63,14 +65,14 @@ impl Fleet {
     }
 
     fn note_backlog(&self) {
-        let waiting = |load: &Arc<ReplicaLoad>| Waiting::at(&load.view(), &Foreign::default());
-        self.model.note_backlog(self.now, self.loads.iter().map(waiting));
+        let waiting = |target: &Target| Waiting::at(&target.load.view(), &Foreign::default());
+        self.dispatcher.model.note_backlog(self.now, self.targets.iter().map(waiting));
     }
 
     fn refresh(&self) {
-        for (slot, load) in self.loads.iter().enumerate() {
-            self.model.refresh(slot, load, self.now);
-        }
+        self.targets.iter().for_each(|target| {
+            self.dispatcher.model.refresh(target.slot, &target.load, self.now);
+        });
     }
 }
 
@@ -93,7 +95,7 @@ fn a_hit_is_given_away_for_streams_while_there_is_time_and_kept_when_everybody_w
     let _streams = fleet.streams(0, 12, 1);
     fleet.aim = Aim { patience: 0.0, ..aim(100_000) };
     let (cached, asked) = (Text::session(1, 0, 16), Text::session(1, 0, 64));
-    fleet.index.insert(0, &cached.prompt());
+    fleet.dispatcher.index.insert(0, &cached.prompt());
     assert_eq!(fleet.decide(&asked).unwrap().slot, 1, "the streams there are fragile");
     let queue = fleet.overload(20);
     assert_eq!(fleet.decide(&asked).unwrap().slot, 0, "what is computed twice makes forty others later");
@@ -113,7 +115,7 @@ fn a_hot_prefix_spreads_although_a_queue_stands_before_it() {
             fleet.dispatch(&hot(number)).1
         })
         .collect();
-    let counts: Vec<_> = fleet.loads.iter().map(|load| load.inflight()).collect();
+    let counts: Vec<_> = fleet.targets.iter().map(|target| target.load.inflight()).collect();
     assert!(counts.iter().all(|n| (120..=280).contains(n)), "{counts:?}");
     drop(queue);
 }
@@ -182,10 +184,11 @@ fn without_bounds_nothing_is_held_or_hopeless() {
 
 #[test]
 fn a_replica_that_lies_about_its_load_does_not_get_everything() {
-    let mut fleet = Fleet::experienced(4);
+    let fleet = Fleet::experienced(4);
     // It says that it is idle; the others tell the truth about what other gateways send.
-    fleet.signals =
-        (0..4).map(|slot| Some(if slot == 2 { signals(0.0, 0.0) } else { signals(6.0, 1.0) })).collect();
+    for target in &fleet.targets {
+        target.scraped(if target.slot == 2 { page(0.0, 0.0) } else { page(6.0, 1.0) }, fleet.now);
+    }
     let counts = fleet.burst((0..80).map(|n| Text::session(n, 0, 16)));
     assert!(counts.iter().all(|n| (8..=35).contains(n)), "{counts:?}");
 }
@@ -194,15 +197,15 @@ fn a_replica_that_lies_about_its_load_does_not_get_everything() {
 fn a_replica_that_boasts_of_cached_tokens_gains_nothing_and_one_that_finds_none_loses_its_hits() {
     let fleet = Fleet::experienced(2);
     let text = Text::session(1, 0, 16);
-    fleet.index.insert(0, &text.prompt());
+    fleet.dispatcher.index.insert(0, &text.prompt());
     for _ in 0..100 {
-        fleet.index.reported(1, Tokens(0), Tokens(1 << 40));
-        fleet.index.reported(1, Tokens(10), Tokens(1 << 40));
+        fleet.dispatcher.index.reported(1, Tokens(0), Tokens(1 << 40));
+        fleet.dispatcher.index.reported(1, Tokens(10), Tokens(1 << 40));
     }
     assert_eq!(fleet.decide(&text).unwrap().slot, 0, "who was sent it has it");
     let promised = fleet.decide(&text).unwrap().hit;
     for _ in 0..60 {
-        fleet.index.reported(0, Tokens(1000), Tokens(0));
+        fleet.dispatcher.index.reported(0, Tokens(1000), Tokens(0));
     }
     let believed = fleet.decide(&text).unwrap();
     assert!(believed.hit.0 < promised.0 / 5, "{:?} of {promised:?}", believed.hit);
@@ -239,7 +242,7 @@ fn absurd_prompts_take_bounded_time_and_memory() {
         let text = if n % 2 == 0 { Text::new(&other) } else { Text { chain: long.chain.clone() } };
         drop(fleet.dispatch(&text));
     }
-    let held: usize = (0..3).map(|slot| fleet.index.held(slot)).sum();
+    let held: usize = (0..3).map(|slot| fleet.dispatcher.index.held(slot)).sum();
     assert!(held <= 3 * (5120 + 3), "{held} blocks");
-    assert!(fleet.index.bytes() < 8 << 20);
+    assert!(fleet.dispatcher.index.bytes() < 8 << 20);
 }

@@ -6,7 +6,7 @@
 
 /// What the pages of one engine have shown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct BatchLimit {
+pub(super) struct BatchLimit {
     /// Most requests that were seen to run.
     most: u64,
     /// Pages on which so many ran and others waited.
@@ -16,7 +16,7 @@ pub struct BatchLimit {
 impl BatchLimit {
     /// What one more page adds: running and waiting requests, and the share of the KV cache in use.
     #[must_use]
-    pub fn seeing(self, running: f64, waiting: f64, kv_cache_usage: f64) -> Self {
+    pub(super) fn seeing(self, running: f64, waiting: f64, kv_cache_usage: f64) -> Self {
         // A cast saturates, and takes NaN for zero.
         let running = running as u64;
         let is_full = running > 0 && waiting >= 1.0 && kv_cache_usage < FULL_CACHE;
@@ -31,7 +31,7 @@ impl BatchLimit {
 
     /// The limit, once it is believed.
     #[must_use]
-    pub fn get(self) -> Option<u64> {
+    pub(super) fn get(self) -> Option<u64> {
         (self.sightings >= ENOUGH).then_some(self.most)
     }
 }

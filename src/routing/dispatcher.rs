@@ -1,0 +1,284 @@
+//! The one place where a request gets its replica: candidates → judge → reserve → insert → learn.
+//!
+//! A [`Dispatcher`] is what one pool knows: which replica caches what, and how fast each is. The gateway, `replay`, the
+//! scenario tests and the decision bench call it alike; they differ in where time and targets come from. A decision is
+//! two steps, because between them the route may hold the request back (`crate::admission`): [`Dispatcher::judge`] weighs,
+//! [`Judged::assign`] reserves the load and notes the prompt at once, so that the next decision sees this one. What came of
+//! it is learned through the [`Assignment`]. [`Dispatcher::refresh`] is due every [`super::REFRESH_EVERY`].
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use smallvec::SmallVec;
+
+use super::prefix_index::{PrefixIndex, capacity_of};
+use super::target::{EngineLimits, Target};
+use super::verdict::{Aim, PATIENCE, Verdict, judge};
+use super::{
+    Candidate, Decision, LoadGuard, Placement, Policy, PoolModel, Prompt, Query, SlotSet, Terms, Waiting,
+    cheapest,
+};
+use crate::clock::Stamp;
+use crate::record::SloBounds;
+use crate::units::Tokens;
+
+/// What one pool knows and learns.
+#[derive(Debug)]
+pub struct Dispatcher {
+    /// Which replica caches which prefix.
+    pub index: PrefixIndex,
+    /// How fast each replica is.
+    pub model: PoolModel,
+    /// When a replica of the pool last answered; zero before the first answer.
+    last_answer: AtomicU64,
+}
+
+/// One request that asks for a replica.
+#[derive(Clone, Copy)]
+pub struct Ask<'a> {
+    /// Its prompt.
+    pub prompt: Prompt<'a>,
+    /// [`super::rendezvous::identity`] of `x-session-id`, where the client sent one.
+    pub session: Option<u64>,
+    /// Its bounds; those that are absent cost and forbid nothing.
+    pub slo: SloBounds,
+    /// Since the last byte of the request was read: what the TTFT bound counts from.
+    pub waited: Duration,
+    /// Whether its route keeps requests that will be late in the gateway, until they can be answered.
+    pub queues_late: bool,
+    /// Whether its first token will be seen.
+    pub shows_first_token: bool,
+    /// Replicas that it has tried.
+    pub tried: &'a SlotSet,
+}
+
+/// A decision that has not been acted on.
+pub struct Judged<'a> {
+    dispatcher: &'a Arc<Dispatcher>,
+    query: Query<'a>,
+    shows_first_token: bool,
+    candidates: Vec<Candidate<'a>>,
+    verdict: Verdict,
+}
+
+impl Dispatcher {
+    /// For a pool of at most `slots` replicas, of which nothing is known.
+    #[must_use]
+    pub fn new(slots: usize) -> Arc<Self> {
+        Arc::new(Self {
+            index: PrefixIndex::new(slots),
+            model: PoolModel::new(slots),
+            last_answer: AtomicU64::new(0),
+        })
+    }
+
+    /// Weighs `targets`, those that may take the request. `None` where there is none, or all were tried.
+    pub fn judge<'a>(
+        self: &'a Arc<Self>,
+        policy: &dyn Policy,
+        ask: &Ask<'a>,
+        limits: &EngineLimits,
+        now: Stamp,
+        targets: impl Iterator<Item = &'a Target>,
+    ) -> Option<Judged<'a>> {
+        let mut candidates = Vec::with_capacity(targets.size_hint().1.unwrap_or_default());
+        candidates.extend(targets.map(|target| candidate(target, limits, now)));
+        // What nobody has measured is no reason to wait; and a request that was tried elsewhere has waited enough.
+        let patience = if self.model.is_taught() && ask.tried.is_empty() { PATIENCE } else { 0.0 };
+        let aim = Aim { now, waited: ask.waited, slo: ask.slo, patience, queues_late: ask.queues_late };
+        let query = Query {
+            prompt: ask.prompt,
+            session: ask.session,
+            aim,
+            model: &self.model,
+            index: &self.index,
+            excluded: ask.tried,
+        };
+        let verdict = judge(policy, &query, &mut candidates)?;
+        Some(Judged {
+            dispatcher: self,
+            query,
+            shows_first_token: ask.shows_first_token,
+            candidates,
+            verdict,
+        })
+    }
+
+    /// Asks the streams of every target how far they are and notes the backlog: due every [`super::REFRESH_EVERY`], beside
+    /// the request path. `ready` are those of `targets` that take requests; `bytes_per_token` is of the pool's model.
+    pub fn refresh<'t>(
+        &self,
+        targets: impl Iterator<Item = &'t Target>,
+        ready: impl Iterator<Item = &'t Target>,
+        limits: &EngineLimits,
+        bytes_per_token: f64,
+        now: Stamp,
+    ) {
+        let waiting = |target: &Target| {
+            let candidate = candidate(target, limits, now);
+            Waiting::at(&target.load.view(), &candidate.foreign)
+        };
+        self.model.note_backlog(now, ready.map(waiting));
+        for target in targets {
+            if let Some(generated) = self.model.refresh(target.slot, &target.load, now) {
+                self.index.set_pinned(target.slot, capacity_of(generated.0, 1, bytes_per_token));
+            }
+        }
+    }
+
+    /// The index holds for a target as much as its engine can cache, by the engine's newest page.
+    pub fn learn_capacity(&self, target: &Target, bytes_per_token: f64) {
+        let page = target.page();
+        let size = page.and_then(|page| page.total_blocks.zip(page.block_tokens));
+        if let Some((blocks, tokens)) = size {
+            self.index.set_capacity(target.slot, capacity_of(blocks, tokens, bytes_per_token));
+        }
+    }
+
+    /// The engine in `slot` is another process: its cache is empty and its speed unknown.
+    pub fn forget(&self, slot: usize) {
+        self.index.forget(slot);
+        self.model.forget(slot);
+    }
+
+    /// A replica gave an answer, or the first token of one.
+    pub fn answered(&self, now: Stamp) {
+        self.last_answer.store(now.as_nanos(), Ordering::Relaxed);
+    }
+
+    /// How long no replica of the pool has answered; `None` where none ever has.
+    #[must_use]
+    pub fn silence(&self, now: Stamp) -> Option<Duration> {
+        let last = Stamp::from_nanos(self.last_answer.load(Ordering::Relaxed));
+        (last != Stamp::default()).then(|| now.since(last))
+    }
+}
+
+/// A target as one decision sees it.
+pub(super) fn candidate<'a>(target: &'a Target, limits: &EngineLimits, now: Stamp) -> Candidate<'a> {
+    let plain = Candidate::new(target.slot, target.identity, &target.load);
+    match target.signals(now, limits) {
+        Some((signals, own)) => plain.with_signals(&signals, &own),
+        None => plain,
+    }
+}
+
+impl<'a> Judged<'a> {
+    /// What should be done with the request now.
+    #[must_use]
+    pub fn verdict(&self) -> &Verdict {
+        &self.verdict
+    }
+
+    /// Whether the policy predicts: only then do candidates have costs to show.
+    #[must_use]
+    pub fn predicts(&self) -> bool {
+        matches!(self.verdict, Verdict::Place(decision) | Verdict::Hopeless { decision, .. }
+            if decision.predicted_ttft.is_some())
+    }
+
+    /// What the request needs.
+    #[must_use]
+    pub fn aim(&self) -> &Aim {
+        &self.query.aim
+    }
+
+    /// Every target that was weighed.
+    #[must_use]
+    pub fn candidates(&self) -> &[Candidate<'a>] {
+        &self.candidates
+    }
+
+    /// Whether the request was tried elsewhere, or nothing is known by which it could be held back.
+    #[must_use]
+    pub fn is_let_in(&self) -> bool {
+        !self.query.excluded.is_empty() || !self.dispatcher.model.is_taught()
+    }
+
+    /// How long no replica of the pool has answered; `None` where none ever has.
+    #[must_use]
+    pub fn silence(&self) -> Option<Duration> {
+        self.dispatcher.silence(self.query.aim.now)
+    }
+
+    /// The candidates that came closest, the cheapest first: what a log can hold of a decision.
+    #[must_use]
+    pub fn cheapest(&self) -> SmallVec<[(&Candidate<'a>, Terms); super::MAX_LOGGED]> {
+        cheapest(&self.query, &self.candidates)
+    }
+
+    /// Acts on the decision: reserves the load and notes the prompt. `None` where the verdict is to hold the request.
+    #[must_use]
+    pub fn assign(self) -> Option<Assignment> {
+        let (Verdict::Place(decision) | Verdict::Hopeless { decision, .. }) = self.verdict else {
+            return None;
+        };
+        let Query { prompt, aim, .. } = self.query;
+        let placement = Placement {
+            at: aim.now,
+            work: decision.terms.work,
+            prompt: prompt.tokens,
+            tpot: aim.slo.tpot,
+            is_stream: self.shows_first_token,
+        };
+        let load = LoadGuard::reserve(self.candidates.get(decision.at)?.load, placement);
+        self.dispatcher.index.insert(decision.slot, &prompt);
+        Some(Assignment { dispatcher: Arc::clone(self.dispatcher), decision, at: aim.now, load })
+    }
+}
+
+/// A request's place at a replica: holds its load until it is dropped, and takes in what came of it.
+#[derive(Debug)]
+pub struct Assignment {
+    dispatcher: Arc<Dispatcher>,
+    /// What was decided.
+    pub decision: Decision,
+    /// When.
+    pub at: Stamp,
+    load: LoadGuard,
+}
+
+impl Assignment {
+    /// The first token came: the prompt is computed, and the wait for it is an observation.
+    pub fn first_token(&mut self, now: Stamp) {
+        self.dispatcher.answered(now);
+        let (slot, model) = (self.decision.slot, &self.dispatcher.model);
+        if let Some(lesson) = self.load.first_token(now) {
+            model.observe(slot, &lesson);
+        }
+        if let Some(predicted) = self.decision.predicted_ttft {
+            model.compare(slot, predicted, now.since(self.at));
+        }
+    }
+
+    /// The stream has brought `tokens` by now. Two plain stores: fit for every event.
+    #[inline]
+    pub fn progress(&self, tokens: u64, now: Stamp) {
+        self.load.progress(tokens, now);
+    }
+
+    /// It waited until now and got no token: a right-censored observation.
+    pub fn censored(&self, now: Stamp) {
+        if let Some(lesson) = self.load.overdue(now) {
+            self.dispatcher.model.observe_censored(self.decision.slot, &lesson);
+        }
+    }
+
+    /// The stream is complete: it held a place in the batch since `first_token`.
+    pub fn served(&self, first_token: Stamp, now: Stamp, output: Option<Tokens>) {
+        let held = now.since(first_token);
+        self.dispatcher.model.observe_service(self.decision.slot, now, held, output);
+    }
+
+    /// The engine reported how much of the prompt it found in its cache.
+    pub fn cache_reported(&self, cached: Tokens) {
+        self.dispatcher.index.reported(self.decision.slot, self.decision.hit, cached);
+    }
+
+    /// The predicted wait in its parts; `None` where nothing was learned yet.
+    #[must_use]
+    pub fn expected(&self) -> Option<crate::record::ExpectedWait> {
+        self.dispatcher.model.expected(&self.decision.terms)
+    }
+}
