@@ -7,7 +7,7 @@
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::time::Duration;
 
-use crate::admission::{Guest, Kind, Limits, Outlook, Place, Room};
+use crate::admission::{MAX_STAYS, Outlook, Position, ROUND_EVERY, WaitQueue, WaitReason, Waiter};
 use crate::clock::Stamp;
 
 use super::dispatch::{Admission, Incoming, RequestId};
@@ -16,8 +16,8 @@ use super::dispatch::{Admission, Incoming, RequestId};
 #[derive(Debug)]
 pub(super) struct Held {
     admission: Option<Admission>,
-    room: Room<RequestId>,
-    seats: HashMap<RequestId, (Kind, Place)>,
+    room: WaitQueue<RequestId>,
+    seats: HashMap<RequestId, (WaitReason, Position)>,
     /// Ends of waits among the late.
     ends: BTreeSet<(Stamp, RequestId)>,
     end_of: HashMap<RequestId, Stamp>,
@@ -29,7 +29,7 @@ impl Held {
     pub(super) fn new(admission: Option<Admission>) -> Self {
         Self {
             admission,
-            room: Room::new(Limits { queue: admission.map(|admission| admission.queue) }),
+            room: WaitQueue::new(admission.map(|admission| admission.queue)),
             seats: HashMap::new(),
             ends: BTreeSet::new(),
             end_of: HashMap::new(),
@@ -43,7 +43,7 @@ impl Held {
         if let Some(end) = self.end_of.get(&request.id) {
             self.ends.remove(&(*end, request.id));
         }
-        let is_in = self.seat(Kind::Paced, request, now, Outlook::default());
+        let is_in = self.seat(WaitReason::Held, request, now, Outlook::default());
         self.next_turn = self.next_turn.min(until.max(now.after(LEAST_WAIT)));
         is_in
     }
@@ -52,7 +52,7 @@ impl Held {
     pub(super) fn queue(&mut self, request: &Incoming<'_>, now: Stamp, outlook: Outlook) -> bool {
         let most = self.admission.map_or(Duration::ZERO, |admission| admission.queue.max_wait);
         let end = *self.end_of.entry(request.id).or_insert_with(|| now.after(most));
-        let is_in = end > now && self.seat(Kind::Queued, request, now, outlook);
+        let is_in = end > now && self.seat(WaitReason::Late, request, now, outlook);
         if is_in {
             self.ends.insert((end, request.id));
         }
@@ -71,8 +71,8 @@ impl Held {
 
     /// Whether others that are late come before it.
     pub(super) fn is_behind_others(&self, request: &Incoming<'_>) -> bool {
-        let is_queued = matches!(self.seats.get(&request.id), Some((Kind::Queued, _)));
-        !is_queued && self.room.has_queued_before(self.is_long(request), deadline(request))
+        let is_queued = matches!(self.seats.get(&request.id), Some((WaitReason::Late, _)));
+        !is_queued && self.room.has_late_before(self.is_long(request), deadline(request))
     }
 
     /// When [`Held::turn`] is due; `None` while nobody waits.
@@ -82,11 +82,11 @@ impl Held {
 
     /// Calls whose turn it is; those whose wait is over are taken out and returned.
     pub(super) fn turn(&mut self, now: Stamp) -> Vec<RequestId> {
-        self.next_turn = now.after(TURN);
+        self.next_turn = now.after(ROUND_EVERY);
         let over: Vec<RequestId> =
             self.ends.iter().take_while(|(end, _)| *end <= now).map(|(_, request)| *request).collect();
         over.iter().for_each(|request| self.release(*request));
-        self.round(MOST_A_TURN);
+        self.round(MAX_STAYS);
         over
     }
 
@@ -105,7 +105,7 @@ impl Held {
         self.room.round(most, |request| self.called.push_back(*request));
     }
 
-    fn seat(&mut self, kind: Kind, request: &Incoming<'_>, now: Stamp, outlook: Outlook) -> bool {
+    fn seat(&mut self, kind: WaitReason, request: &Incoming<'_>, now: Stamp, outlook: Outlook) -> bool {
         match self.seats.get(&request.id) {
             Some((seated, place)) if *seated == kind => {
                 self.called.extend(self.room.stays(*place));
@@ -115,10 +115,10 @@ impl Held {
             None => {}
         }
         if self.room.is_empty() {
-            self.next_turn = now.after(TURN);
+            self.next_turn = now.after(ROUND_EVERY);
         }
-        let guest = Guest {
-            kind,
+        let guest = Waiter {
+            reason: kind,
             deadline: deadline(request),
             is_long: self.is_long(request),
             bytes: usize::try_from(request.prompt.0 * BYTES_PER_TOKEN).unwrap_or(usize::MAX),
@@ -138,11 +138,8 @@ fn deadline(request: &Incoming<'_>) -> Stamp {
     request.ttft_bound().map_or(FAR, |bound| request.arrived.after(bound))
 }
 
-/// Between two regular turns.
-const TURN: Duration = Duration::from_millis(10);
 /// A dispatcher that names a moment of the past is not asked without end.
 const LEAST_WAIT: Duration = Duration::from_millis(1);
-const MOST_A_TURN: usize = 16;
 const MOST_A_CHANGE: usize = 4;
 const BYTES_PER_TOKEN: u64 = 4;
 /// Later than any run.
