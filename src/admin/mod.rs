@@ -54,7 +54,7 @@ pub async fn serve(
     let (draining, cut_off) = (GracefulShutdown::new(), CancellationToken::new());
     let free = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     while let Some((stream, permit)) = shutdown.run_until_cancelled(accept(&listener, &free)).await {
-        // Best effort: without them a connection is slower, or held for longer.
+        // Best effort: a failure costs latency, or a connection held for longer.
         let _ = stream.set_nodelay(true);
         let _ = bound_writes(&stream, WRITE_TIMEOUT);
         let connection = draining.watch(http.serve_connection(TokioIo::new(stream), service.clone()));

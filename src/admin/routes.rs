@@ -24,6 +24,7 @@ use tower::load_shed::error::Overloaded;
 use tower_http::CompressionLevel;
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::compression::CompressionLayer;
+use tower_http::compression::predicate::{DefaultPredicate, Predicate, SizeAbove};
 use tower_http::timeout::RequestBodyTimeoutLayer;
 
 use super::error::AdminError;
@@ -54,17 +55,17 @@ pub(super) fn router(admin: Arc<AdminState>) -> Router {
         .route("/api/log-level", get(actions::log_level).post(actions::set_log_level))
         .layer(DefaultBodyLimit::max(MAX_BODY))
         .layer(RequestBodyTimeoutLayer::new(BODY_TIMEOUT));
+    // A page of 9 MB becomes 0.6 MB in 15 ms; gzip's default level makes 0.4 MB in 90 ms, on a runtime with
+    // one worker.
+    let compression = CompressionLayer::new()
+        .quality(CompressionLevel::Fastest)
+        .compress_when(DefaultPredicate::new().and(SizeAbove::new(MIN_COMPRESSED)));
     bounded(reads, MAX_READS, READ_TIMEOUT)
         .merge(bounded(actions, MAX_ACTIONS, ACTION_TIMEOUT))
         .fallback(async || AdminError::UnknownPath)
         .layer(from_fn_with_state(Arc::clone(&admin), access::guard))
         .merge(health)
-        .layer(
-            ServiceBuilder::new()
-                .layer(CatchPanicLayer::custom(panicked))
-                // A page of metrics shrinks to a tenth at any level, and the runtime has one worker.
-                .layer(CompressionLayer::new().quality(CompressionLevel::Fastest)),
-        )
+        .layer(ServiceBuilder::new().layer(CatchPanicLayer::custom(panicked)).layer(compression))
         .with_state(admin)
 }
 
@@ -96,12 +97,12 @@ fn panicked(_: Box<dyn Any + Send>) -> Response {
     AdminError::Panicked.into_response()
 }
 
-/// Completes every response. Outside the router: in its layers `allow` is not set yet.
+/// Completes every response. Outside the router, which adds `allow` after its layers, to what `access` refuses as well.
 pub(super) fn finish(mut response: Response) -> Response {
+    let allow = response.headers_mut().remove(ALLOW);
     if response.status() == StatusCode::METHOD_NOT_ALLOWED {
-        let allowed = response.headers().get(ALLOW).and_then(|allowed| allowed.to_str().ok());
-        let allowed = allowed.unwrap_or_default().replace(',', ", ");
-        response = AdminError::MethodNotAllowed { allowed }.into_response();
+        let allowed = allow.as_ref().and_then(|allow| allow.to_str().ok()).unwrap_or_default();
+        response = AdminError::MethodNotAllowed { allowed: allowed.replace(',', ", ") }.into_response();
     }
     let headers = ON_EVERY_RESPONSE.map(|(name, value)| (name, HeaderValue::from_static(value)));
     response.headers_mut().extend(headers);
@@ -118,6 +119,8 @@ const ON_EVERY_RESPONSE: [(HeaderName, &str); 4] = [
          base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     ),
 ];
+/// Bytes; below, gzip may well add to them.
+const MIN_COMPRESSED: u64 = 1024;
 const MAX_READS: usize = 32;
 const READ_TIMEOUT: Duration = Duration::from_secs(10);
 const MAX_ACTIONS: usize = 8;
