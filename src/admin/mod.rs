@@ -21,13 +21,14 @@ use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use socket2::SockRef;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tower::ServiceBuilder;
 
 pub use self::control::{Control, Readiness};
 use crate::config::Secret;
+use crate::listener::next_connection;
 use crate::observe::Observer;
 
 /// State of every handler.
@@ -53,7 +54,7 @@ pub async fn serve(
     http.timer(TokioTimer::new()).header_read_timeout(IDLE_TIMEOUT);
     let (draining, cut_off) = (GracefulShutdown::new(), CancellationToken::new());
     let free = Arc::new(Semaphore::new(MAX_CONNECTIONS));
-    while let Some((stream, permit)) = shutdown.run_until_cancelled(accept(&listener, &free)).await {
+    while let Some((stream, permit)) = shutdown.run_until_cancelled(next_connection(&listener, &free)).await {
         // Best effort: a failure costs latency, or a connection held for longer.
         let _ = stream.set_nodelay(true);
         let _ = bound_writes(&stream, WRITE_TIMEOUT);
@@ -72,22 +73,6 @@ pub async fn serve(
     cut_off.cancel();
 }
 
-/// The next connection. Cancel-safe: a permit or a connection is taken whole or not at all.
-async fn accept(listener: &TcpListener, free: &Arc<Semaphore>) -> (TcpStream, Option<OwnedSemaphorePermit>) {
-    // Beyond the limit clients wait in the backlog; the semaphore is never closed.
-    let permit = Arc::clone(free).acquire_owned().await.ok();
-    loop {
-        match listener.accept().await {
-            Ok((stream, _)) => return (stream, permit),
-            Err(error) => {
-                // Mostly EMFILE, which stays for a while: do not spin.
-                tracing::warn!(%error, "admin port: accept");
-                tokio::time::sleep(ACCEPT_BACK_OFF).await;
-            }
-        }
-    }
-}
-
 /// Breaks a connection whose peer acknowledges nothing, or keeps its window closed, for `timeout`. hyper has no timeout
 /// for writes, and a scraper that stops reading would hold a page in memory and one of few connections.
 fn bound_writes(stream: &TcpStream, timeout: Duration) -> std::io::Result<()> {
@@ -99,7 +84,6 @@ const MAX_CONNECTIONS: usize = 64;
 const IDLE_TIMEOUT: Duration = Duration::from_secs(75);
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(2);
-const ACCEPT_BACK_OFF: Duration = Duration::from_millis(100);
 
 #[cfg(test)]
 mod tests {
