@@ -1,7 +1,7 @@
 //! `/api/config`: the configuration that runs, with secrets masked.
 //!
-//! Written out field by field: a secret that is added to the configuration does not show because nobody thought
-//! of it. Names are those of the configuration file; durations are seconds.
+//! Written out field by field, not derived: names are those of the configuration file, durations are seconds, and a
+//! field that is added to [`Config`] stays hidden until somebody decides that it is no secret.
 
 use std::time::Duration;
 
