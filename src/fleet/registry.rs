@@ -18,7 +18,7 @@ use super::replica::{Replica, ReplicaParts};
 use super::scrape::Scraper;
 use super::status::{PoolCalibration, ReplicaState, ReplicaStatus};
 use crate::clock::{Clock, Stamp};
-use crate::config::{Config, Pool, ReplicaSpec};
+use crate::config::{Config, MAX_REPLICAS, Pool, ReplicaSpec};
 use crate::error::ReplicaFailure;
 use crate::record::Served;
 use crate::request::ratio::TokenRatio;
@@ -301,7 +301,8 @@ impl Fleet {
         }
         for spec in config.replicas.iter().filter(|spec| kept(spec).is_none()) {
             let used: SlotSet = before.iter().chain(&after).map(|r| r.slot).collect();
-            let Some(slot) = (0..SLOTS).find(|slot| !used.contains(*slot)) else { break };
+            let slot = (0..SLOTS).find(|slot| !used.contains(*slot));
+            let slot = slot.expect("invariant: config::check bounds a pool to half of its slots");
             state.index.forget(slot);
             state.model.forget(slot);
             after.push(self.start(state, config, spec, slot));
@@ -356,5 +357,5 @@ const IN_A_ROW: u32 = 3;
 const SUSPECT_FOR: std::time::Duration = std::time::Duration::from_secs(15);
 const POISON_FOR: std::time::Duration = std::time::Duration::from_secs(600);
 const MAX_SUSPECTS: usize = 10_000;
-/// Replicas that one pool can have at once.
-const SLOTS: usize = 512;
+/// Those of one configuration, and of the one before it.
+const SLOTS: usize = 2 * MAX_REPLICAS;

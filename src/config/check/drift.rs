@@ -5,20 +5,20 @@
 
 use std::time::Duration;
 
-use crate::config::{Drift, schema};
+use crate::config::Drift;
 
 use super::section::Section;
 use super::values::{ENDPOINT, POSITIVE_DURATION};
 
 /// Reads `[drift]`.
 pub(super) fn drift(root: &Section<'_>) -> Drift {
-    let section = root.section("drift", schema::DRIFT);
+    let section = root.section("drift", "[drift]");
     let default = Drift::default();
     let block = section.parse("block", &POSITIVE_DURATION).unwrap_or(default.block);
     if let Some(item) = section.get("block").filter(|_| block < SHORTEST_BLOCK) {
         item.fault("drift.block is under a minute", "a day is what load repeats by: block = \"24h\"");
     }
-    let baseline = section.section("baseline", schema::BASELINE);
+    let baseline = section.section("baseline", "drift.baseline");
     let bound = |key, default| baseline.parse(key, &POSITIVE_DURATION).unwrap_or(default);
     let (from, to) = (bound("from", default.from), bound("to", default.to));
     if let Some(message) = contradiction(block, from, to) {

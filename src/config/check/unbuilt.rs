@@ -6,8 +6,6 @@
 
 use toml::de::DeValue;
 
-use crate::config::schema::Keys;
-
 use super::section::{Item, Section};
 
 /// A key whose part is not built.
@@ -24,8 +22,11 @@ pub(super) struct Unbuilt {
 pub(super) fn refuse(section: &Section<'_>, parts: &[Unbuilt]) {
     for part in parts {
         let Some(item) = section.get(part.key) else { continue };
-        let table = matches!(item.value, DeValue::Table(_)) && !part.known.is_empty();
-        let opened = if table { open(&item, part) } else { None };
+        let is_table = matches!(item.value, DeValue::Table(_)) && !part.known.is_empty();
+        let opened = if is_table { item.section(part.key) } else { None };
+        for key in part.known {
+            opened.as_ref().and_then(|inner| inner.get(key));
+        }
         let is_harmless = match opened {
             Some(inner) => !part.harmless.is_empty() && inner.items().all(|item| part.allows(&item)),
             None => part.allows(&item),
@@ -40,10 +41,6 @@ impl Unbuilt {
     fn allows(&self, item: &Item<'_>) -> bool {
         self.harmless.iter().any(|(key, value)| *key == item.key && item.is_written(value))
     }
-}
-
-fn open<'a>(item: &Item<'a>, part: &Unbuilt) -> Option<Section<'a>> {
-    item.section(Keys { header: part.key, known: part.known })
 }
 
 /// Of a pool.
@@ -101,13 +98,35 @@ pub(super) const ROUTE: &[Unbuilt] = &[
     },
 ];
 
-/// Of a tenant.
-pub(super) const TENANT: &[Unbuilt] = &[Unbuilt {
-    key: "limits",
-    known: &["requests_per_minute", "tokens_per_minute", "concurrency"],
+/// Of a replica.
+pub(super) const REPLICA: &[Unbuilt] = &[Unbuilt {
+    key: "zone",
+    known: &[],
     harmless: &[],
-    instead: "remove it; tenants are told apart, without limits",
+    instead: "remove it; replicas are chosen without regard to zones",
 }];
+
+/// Of a tenant.
+pub(super) const TENANT: &[Unbuilt] = &[
+    Unbuilt {
+        key: "weight",
+        known: &[],
+        harmless: &[("weight", "1")],
+        instead: "remove it; all tenants have the same share",
+    },
+    Unbuilt {
+        key: "priority",
+        known: &[],
+        harmless: &[("priority", "0")],
+        instead: "remove it; requests of all tenants wait in one order",
+    },
+    Unbuilt {
+        key: "limits",
+        known: &["requests_per_minute", "tokens_per_minute", "concurrency"],
+        harmless: &[],
+        instead: "remove it; tenants are distinguished, without limits",
+    },
+];
 
 /// Of the telemetry.
 pub(super) const TELEMETRY: &[Unbuilt] = &[Unbuilt {
