@@ -359,3 +359,22 @@ const POISON_FOR: std::time::Duration = std::time::Duration::from_secs(600);
 const MAX_SUSPECTS: usize = 10_000;
 /// Those of one configuration, and of the one before it.
 const SLOTS: usize = 2 * MAX_REPLICAS;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::check::check_str;
+
+    #[tokio::test]
+    async fn a_reload_may_replace_every_replica_of_the_largest_pool() {
+        let (tracker, tasks) = (TaskTracker::new(), tokio::runtime::Handle::current());
+        let fleet = Fleet::new(Connector::new(tracker.clone()).unwrap(), Clock::start(), tracker, tasks);
+        for host in ["127.0.0.1", "127.0.0.2", "127.0.0.3"] {
+            let urls: Vec<_> = (1..=MAX_REPLICAS).map(|port| format!("\"http://{host}:{port}\"")).collect();
+            let text = format!("[[pool]]\nname = \"p\"\nreplicas = [{}]\n", urls.join(", "));
+            let pools = fleet.apply(&check_str("f.toml", &text, &|_| None).unwrap());
+            assert_eq!(pools[0].replicas().len(), MAX_REPLICAS);
+        }
+        fleet.retire();
+    }
+}
