@@ -1,6 +1,6 @@
 //! Loading a configuration again while the gateway runs.
 //!
-//! [`watch_file`] tells that the file's content changed; [`reload`] checks the new content whole and keeps the old
+//! [`watch_file`] notices that the file's content changed; [`reload`] checks the new content whole and keeps the old
 //! values of the few keys that only a restart can change. What is done with the new configuration, and when SIGHUP
 //! or the admin API ask for it, is not decided here.
 
@@ -19,7 +19,7 @@ use super::{Config, Overrides};
 pub struct Reloaded {
     /// The new configuration, with old values where a restart is needed.
     pub config: Config,
-    /// What the new file says in vain until then, for the log.
+    /// Keys that changed in the file and keep their old value until a restart, for the log.
     pub warnings: Vec<String>,
 }
 

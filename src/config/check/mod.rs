@@ -1,7 +1,7 @@
 //! From text to a [`Config`], or to everything that is wrong with it.
 //!
 //! The text is parsed into a tree with spans; each file here reads one part of it into the checked types. Faults are
-//! collected, never thrown: all of them are told at once. Nothing here reads clocks or opens sockets; files are read
+//! collected, never thrown: all of them are reported at once. Nothing here reads clocks or opens sockets; files are read
 //! where the configuration names them (TLS, secrets), relative to the configuration file's directory.
 
 mod admission;

@@ -54,7 +54,7 @@ pub(super) struct Section<'a> {
 }
 
 impl<'a> Section<'a> {
-    /// Opens a section; whoever opens it reads all its keys before it is dropped.
+    /// Opens a section; its reader asks for every key that it may have before it is dropped.
     pub(super) fn open(
         checking: &'a Checking<'a>,
         header: &'static str,

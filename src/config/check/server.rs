@@ -1,7 +1,7 @@
 //! `[server]` and `[admin]`: the two ports.
 //!
-//! TLS files are opened here, so that a missing or empty one is told with its line and not when the first client
-//! comes; the certificates' own meaning is the listener's.
+//! TLS files are opened here, so that a missing or empty one is reported with its line and not at the first
+//! connection; the certificates' own meaning is the listener's.
 
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -16,7 +16,7 @@ use super::section::{Item, Section};
 use super::values::{ADDRESS, DURATION, EXTRA_PATH, HEADER_NAME, POSITIVE_DURATION, SIZE};
 use super::{DEFAULT_ADMIN_LISTEN, DEFAULT_LISTEN, secret};
 
-/// Reads `[server]`; `has_tenants` decides what is told about routing by default.
+/// Reads `[server]`; `has_tenants` is the default of `route_info_headers`, negated.
 pub(super) fn server(root: &Section<'_>, has_tenants: bool) -> Server {
     let section = root.section("server", "[server]");
     let positive = |key, default| section.parse(key, &POSITIVE_DURATION).unwrap_or(default);
@@ -111,7 +111,7 @@ fn first<T: PemObject>(pem: &[u8], what: &str) -> Result<(), String> {
     }
 }
 
-/// What to do about an admin port that everybody reaches.
+/// What to do about an admin port that is reachable from elsewhere.
 pub(in crate::config) const ADMIN_TOKEN_HINT: &str =
     "add token = \"env:TOKENWAY_ADMIN_TOKEN\" to [admin], or listen on 127.0.0.1";
 const TLS_HINT: &str = "name PEM files, relative to the configuration file: tls = { cert = \"server.pem\", key = \"server.key\" }";

@@ -1,8 +1,8 @@
 //! `[slo.*]`: the bounds of each class, and whether they contradict each other.
 //!
-//! A class whose bounds cannot all matter is a mistake of whoever wrote it: a TTFT that may be longer than the whole
-//! request, a median that may be above the 99th percentile. It is refused, because a bound that never
-//! speaks looks like one that is always met.
+//! A class whose bounds cannot all matter is a mistake: a TTFT that may be longer than the whole
+//! request, a median that may be above the 99th percentile. It is refused, because a bound that can
+//! never be missed looks like one that is always met.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,6 +1,6 @@
 //! Parts that a file may describe and that are not built yet.
 //!
-//! Their keys parse from the first release, and a file that asks for one is refused: better a plain word at the start
+//! Their keys parse from the first release, and a file that asks for one is refused: better an error at the start
 //! than a canary that never judges. A value that asks for nothing new (a switch that is off, defaults written out)
 //! passes. When a part is built, its entry here goes and its reader comes.
 
@@ -18,7 +18,7 @@ pub(super) struct Unbuilt {
     instead: &'static str,
 }
 
-/// Refuses what the section asks for in vain.
+/// Refuses the keys of a section that ask for a part that is not built.
 pub(super) fn refuse(section: &Section<'_>, parts: &[Unbuilt]) {
     for part in parts {
         let Some(item) = section.get(part.key) else { continue };
@@ -38,6 +38,18 @@ pub(super) fn refuse(section: &Section<'_>, parts: &[Unbuilt]) {
 }
 
 impl Unbuilt {
+    const fn key(key: &'static str, instead: &'static str) -> Self {
+        Self { key, known: &[], harmless: &[], instead }
+    }
+
+    const fn table(key: &'static str, known: &'static [&'static str], instead: &'static str) -> Self {
+        Self { key, known, harmless: &[], instead }
+    }
+
+    const fn unless(self, harmless: &'static [(&'static str, &'static str)]) -> Self {
+        Self { harmless, ..self }
+    }
+
     fn allows(&self, item: &Item<'_>) -> bool {
         self.harmless.iter().any(|(key, value)| *key == item.key && item.is_written(value))
     }
@@ -45,45 +57,38 @@ impl Unbuilt {
 
 /// Of a pool.
 pub(super) const POOL: &[Unbuilt] = &[
-    Unbuilt { key: "dns", known: &[], harmless: &[], instead: LIST_REPLICAS },
-    Unbuilt { key: "file", known: &[], harmless: &[], instead: LIST_REPLICAS },
-    Unbuilt {
-        key: "kubernetes",
-        known: &["namespace", "service", "port"],
-        harmless: &[],
-        instead: LIST_REPLICAS,
-    },
-    Unbuilt {
-        key: "warmup",
-        known: &["requests", "slow_start"],
-        harmless: &[("requests", "4"), ("slow_start", "30s")],
-        instead: "remove [pool.warmup]; a replica takes traffic once a probe proved it",
-    },
-    Unbuilt {
-        key: "keep_alive",
-        known: &["interval"],
-        harmless: &[],
-        instead: "remove [pool.keep_alive]; [pool.probe] asks idle replicas every interval",
-    },
+    Unbuilt::key("dns", LIST_REPLICAS),
+    Unbuilt::key("file", LIST_REPLICAS),
+    Unbuilt::table("kubernetes", &["namespace", "service", "port"], LIST_REPLICAS),
+    Unbuilt::table(
+        "warmup",
+        &["requests", "slow_start"],
+        "remove [pool.warmup]; a replica takes traffic once a probe proved it",
+    )
+    .unless(&[("requests", "4"), ("slow_start", "30s")]),
+    Unbuilt::table(
+        "keep_alive",
+        &["interval"],
+        "remove [pool.keep_alive]; [pool.probe] asks idle replicas every interval",
+    ),
 ];
+
+/// Of a replica.
+pub(super) const REPLICA: &[Unbuilt] =
+    &[Unbuilt::key("zone", "remove it; replicas are chosen without regard to zones")];
 
 /// Of a route.
 pub(super) const ROUTE: &[Unbuilt] = &[
-    Unbuilt {
-        key: "migrate",
-        known: &[],
-        harmless: &[("migrate", "false")],
-        instead: "remove it; a stream that breaks after its first token ends with an error event",
-    },
-    Unbuilt {
-        key: "hedge",
-        known: &["after", "budget"],
-        harmless: &[],
-        instead: "remove it; [retry] covers replicas that fail before the first token",
-    },
-    Unbuilt {
-        key: "canary",
-        known: &[
+    Unbuilt::key("migrate", "remove it; a stream that breaks after its first token ends with an error event")
+        .unless(&[("migrate", "false")]),
+    Unbuilt::table(
+        "hedge",
+        &["after", "budget"],
+        "remove it; [retry] covers replicas that fail before the first token",
+    ),
+    Unbuilt::table(
+        "canary",
+        &[
             "pool",
             "steps",
             "max_cold_start",
@@ -93,47 +98,25 @@ pub(super) const ROUTE: &[Unbuilt] = &[
             "false_rollback_rate",
             "on_breach",
         ],
-        harmless: &[],
-        instead: "remove [route.canary]; split traffic by the weights of the route's pools",
-    },
+        "remove [route.canary]; split traffic by the weights of the route's pools",
+    ),
 ];
-
-/// Of a replica.
-pub(super) const REPLICA: &[Unbuilt] = &[Unbuilt {
-    key: "zone",
-    known: &[],
-    harmless: &[],
-    instead: "remove it; replicas are chosen without regard to zones",
-}];
 
 /// Of a tenant.
 pub(super) const TENANT: &[Unbuilt] = &[
-    Unbuilt {
-        key: "weight",
-        known: &[],
-        harmless: &[("weight", "1")],
-        instead: "remove it; all tenants have the same share",
-    },
-    Unbuilt {
-        key: "priority",
-        known: &[],
-        harmless: &[("priority", "0")],
-        instead: "remove it; requests of all tenants wait in one order",
-    },
-    Unbuilt {
-        key: "limits",
-        known: &["requests_per_minute", "tokens_per_minute", "concurrency"],
-        harmless: &[],
-        instead: "remove it; tenants are distinguished, without limits",
-    },
+    Unbuilt::key("weight", "remove it; all tenants have the same share").unless(&[("weight", "1")]),
+    Unbuilt::key("priority", "remove it; requests of all tenants wait in one order")
+        .unless(&[("priority", "0")]),
+    Unbuilt::table(
+        "limits",
+        &["requests_per_minute", "tokens_per_minute", "concurrency"],
+        "remove it; tenants are distinguished, without limits",
+    ),
 ];
 
 /// Of the telemetry.
-pub(super) const TELEMETRY: &[Unbuilt] = &[Unbuilt {
-    key: "content",
-    known: &[],
-    harmless: &[("content", "false")],
-    instead: "remove it; spans carry no prompt and no answer text",
-}];
+pub(super) const TELEMETRY: &[Unbuilt] =
+    &[Unbuilt::key("content", "remove it; spans carry no prompt and no answer text")
+        .unless(&[("content", "false")])];
 
 const LIST_REPLICAS: &str = "list the replicas: replicas = [\"http://127.0.0.1:8001\"]";
