@@ -82,7 +82,7 @@ fn pool() -> Pool {
         revision: "v1".into(),
         revision_info: [].into(),
         engine: "vllm".into(),
-        replicas: vec![ReplicaSpec { name: "gpu-a:8000".into(), endpoint, zone: None }],
+        replicas: vec![ReplicaSpec { name: "gpu-a:8000".into(), endpoint }],
         engine_api_key: None,
         scrape_interval: Duration::from_secs(1),
         max_connections: NonZeroUsize::MIN,
