@@ -46,7 +46,7 @@ const CONFIG_READERS: &[&str] = &["config/schema", "config/check", "config/reloa
 const PURE: &[&str] = &[
     "routing",
     "admission/refusal",
-    "admission/room",
+    "admission/queue",
     "admission/ruling",
     "relay/sse",
     "relay/classify",
