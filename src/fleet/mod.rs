@@ -4,7 +4,6 @@
 //! atomics that the data path reads.
 
 pub mod batch_limit;
-pub mod call;
 pub mod load_report;
 pub mod metrics_text;
 pub mod pick;

@@ -9,11 +9,11 @@ pub mod attributes;
 mod debug;
 pub mod decisions;
 mod engine_spans;
-pub mod finding_events;
 #[cfg(test)]
 mod fixture;
 pub mod judgement;
 pub mod metrics;
+pub mod otlp;
 pub mod rfc3339;
 pub mod slo;
 pub mod spans;
@@ -32,14 +32,14 @@ use self::access_log::AccessLog;
 use self::decisions::Decisions;
 pub use self::engine_spans::EngineSpansError;
 use self::engine_spans::{EngineSpans, Settled};
-use self::finding_events::FindingEvents;
 use self::judgement::Judgement;
 use self::metrics::{BuildInfo, Metrics, StreamKey};
-use self::spans::{Background, Seen, Spans, SpansError};
+use self::otlp::{Collector, CollectorError};
+use self::spans::{Background, Seen, Spans};
 use self::windows::{Measure, WindowKey, Windows};
 use crate::clock::Clock;
 use crate::config::Config;
-use crate::control::watch::{self, Feed};
+use crate::control::watch::{self, Feed, FindingEvents};
 use crate::record::{FirstToken, Gaps, Record, Trace};
 
 /// Another reader of what happens: the demo's table.
@@ -58,9 +58,9 @@ pub enum ObserveError {
     /// The access log cannot be opened.
     #[error("access log: {0}")]
     AccessLog(#[from] io::Error),
-    /// Spans cannot be exported.
+    /// Nothing can be exported to the collector.
     #[error(transparent)]
-    Spans(#[from] SpansError),
+    Collector(#[from] CollectorError),
     /// Spans of engines cannot be received.
     #[error(transparent)]
     EngineSpans(#[from] EngineSpansError),
@@ -107,15 +107,15 @@ impl Observer {
         let metrics = Arc::new(Metrics::new(config, build, clock));
         let telemetry = &config.telemetry;
         let access_log = AccessLog::start(&telemetry.access_log, clock, &metrics)?.map(Arc::new);
-        let spans = match &telemetry.otlp {
-            Some(otlp) => {
-                let rules = (otlp, &telemetry.sampling);
-                Some(Arc::new(Spans::start(rules, build, clock, &background, &metrics)?))
-            }
-            None => None,
-        };
-        let events = match &telemetry.otlp {
-            Some(otlp) => FindingEvents::start(otlp, build, &background, &metrics)?,
+        let collector =
+            telemetry.otlp.as_ref().map(|otlp| Collector::new(otlp, build, &background)).transpose()?;
+        let collector = collector.as_ref();
+        let spans = collector
+            .map(|collector| Spans::start(collector, &telemetry.sampling, clock, &background, &metrics))
+            .transpose()?
+            .map(Arc::new);
+        let events = match collector {
+            Some(collector) => FindingEvents::start(collector, &background, &metrics)?,
             None => None,
         };
         let drift = watch::start(&config.drift, clock, &background, &metrics, events)?;
@@ -132,10 +132,7 @@ impl Observer {
         });
         let engine_spans = telemetry
             .engine_spans
-            .map(|config| {
-                let config = (config, telemetry.otlp.as_ref());
-                EngineSpans::start(config, &settled, clock, &background, &stop)
-            })
+            .map(|config| EngineSpans::start(config.listen, collector, &settled, clock, &background, &stop))
             .transpose()?;
         Ok(Self {
             metrics,

@@ -2,6 +2,7 @@
 
 pub mod attempt;
 pub mod budget;
+pub mod call;
 pub mod connect;
 pub mod headers;
 pub mod pool;

@@ -7,6 +7,7 @@
 
 mod alert;
 mod board;
+mod events;
 mod feed;
 mod minutes;
 mod state;
@@ -19,6 +20,7 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 
 pub use self::board::{Board, Found};
+pub use self::events::FindingEvents;
 pub use self::feed::Feed;
 use self::feed::{Fleet, Message, Sample};
 use self::minutes::Minutes;
@@ -26,7 +28,6 @@ use self::webhook::Webhook;
 use super::drift::{Detectors, Finding, Settings};
 use crate::clock::Clock;
 use crate::config::Drift;
-use crate::observe::finding_events::FindingEvents;
 use crate::observe::metrics::Metrics;
 use crate::observe::spans::Background;
 

@@ -17,9 +17,9 @@ use super::feed;
 use crate::clock::Clock;
 use crate::config::Endpoint;
 use crate::control::drift::Finding;
-use crate::fleet::call::{Call, CallError};
-use crate::observe::metrics::{Metrics, WebhookResult};
+use crate::observe::metrics::{DeliveryResult, Metrics};
 use crate::observe::spans::Background;
+use crate::upstream::call::{Call, CallError};
 use crate::upstream::connect::Connector;
 
 /// The queue's near end.
@@ -63,7 +63,7 @@ impl Webhook {
 
     fn send(&self, change: Change) {
         if self.sender.try_send(change).is_err() {
-            self.metrics.drift_webhook(WebhookResult::Dropped);
+            self.metrics.drift_webhook(DeliveryResult::Dropped);
         }
     }
 }
@@ -109,7 +109,7 @@ impl Poster {
                 Change::Raised(finding) if self.active.len() < MOST => {
                     self.active.insert(key(&finding), finding);
                 }
-                Change::Raised(_) => self.metrics.drift_webhook(WebhookResult::Dropped),
+                Change::Raised(_) => self.metrics.drift_webhook(DeliveryResult::Dropped),
                 Change::Ended(finding) => {
                     self.active.remove(&key(&finding));
                     ended.push(finding);
@@ -123,16 +123,16 @@ impl Poster {
     async fn post(&self, body: &str) {
         let call = Call { endpoint: &self.endpoint, key: None, path: "", body: Some(body), timeout: TIMEOUT };
         let result = match call.send(&self.connector).await {
-            Ok((status, _)) if status.is_success() => WebhookResult::Sent,
+            Ok((status, _)) if status.is_success() => DeliveryResult::Sent,
             Ok((status, _)) => self.failed(&refused(status)),
             Err(error) => self.failed(&error),
         };
         self.metrics.drift_webhook(result);
     }
 
-    fn failed(&self, error: &CallError) -> WebhookResult {
+    fn failed(&self, error: &CallError) -> DeliveryResult {
         tracing::warn!(%error, webhook = %self.endpoint, "findings were not delivered; they are sent again");
-        WebhookResult::Failed
+        DeliveryResult::Failed
     }
 }
 

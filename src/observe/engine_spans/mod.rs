@@ -26,25 +26,19 @@ use self::join::{Join, Offered, Ready};
 use super::access_log::AccessLog;
 use super::judgement::Judgement;
 use super::metrics::{JoinResult, Metrics};
-use super::spans::{Background, Spans, SpansError};
+use super::otlp::Collector;
+use super::spans::{Background, Spans};
 use crate::clock::Clock;
-use crate::config::{self, Otlp};
 use crate::record::Record;
 
-/// Why spans of engines cannot be received.
+/// The port for engines' spans cannot be opened.
 #[derive(Debug, thiserror::Error)]
-pub enum EngineSpansError {
-    /// The port.
-    #[error("cannot listen on {addr} (telemetry.engine_spans.listen): {source}")]
-    Listen {
-        /// Where.
-        addr: SocketAddr,
-        /// What the operating system said.
-        source: io::Error,
-    },
-    /// The way to the collector.
-    #[error(transparent)]
-    Forward(#[from] SpansError),
+#[error("cannot listen on {addr} (telemetry.engine_spans.listen): {source}")]
+pub struct EngineSpansError {
+    /// Where.
+    addr: SocketAddr,
+    /// What the operating system said.
+    source: io::Error,
 }
 
 /// Tells of a record that waited what depends on its stages: metrics of stages, its line in the access log, spans.
@@ -97,21 +91,22 @@ struct Shared {
 impl EngineSpans {
     /// Opens the port and serves it on the telemetry runtime.
     pub(super) fn start(
-        (config, otlp): (config::EngineSpans, Option<&Otlp>),
+        listen: SocketAddr,
+        collector: Option<&Collector>,
         settled: &Arc<Settled>,
         clock: Clock,
         background: &Background,
         stop: &CancellationToken,
     ) -> Result<Self, EngineSpansError> {
-        let failed = |source| EngineSpansError::Listen { addr: config.listen, source };
-        let socket = std::net::TcpListener::bind(config.listen).map_err(failed)?;
+        let failed = |source| EngineSpansError { addr: listen, source };
+        let socket = std::net::TcpListener::bind(listen).map_err(failed)?;
         socket.set_nonblocking(true).map_err(failed)?;
         let address = socket.local_addr().map_err(failed)?;
         // The socket belongs to the runtime on which it is made.
         let on = background.runtime.enter();
         let socket = TcpListener::from_std(socket).map_err(failed)?;
         drop(on);
-        let forward = otlp.map(|otlp| Forward::start(otlp, background, &settled.metrics)).transpose()?;
+        let forward = collector.map(|collector| Forward::start(collector, background, &settled.metrics));
         let shared = Shared { join: Mutex::default(), settled: Arc::clone(settled), forward, clock };
         let shared = Arc::new(shared);
         let sink: receiver::Sink = {
