@@ -12,7 +12,8 @@ use bytes::Bytes;
 use http_body_util::Full;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
-use rustls::pki_types::ServerName;
+use rustls::RootCertStore;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::TcpStream;
 use tokio::task::AbortHandle;
@@ -44,6 +45,27 @@ impl Drop for AbortOnDrop {
     }
 }
 
+/// A client's certificate.
+#[derive(Debug)]
+pub struct Identity {
+    /// It and what signed it, up to the root.
+    pub chain: Vec<CertificateDer<'static>>,
+    /// Its key.
+    pub key: PrivateKeyDer<'static>,
+}
+
+/// The system's certificate store.
+#[must_use]
+pub fn system_roots() -> RootCertStore {
+    let native = rustls_native_certs::load_native_certs();
+    for error in native.errors {
+        tracing::warn!(%error, "system certificates");
+    }
+    let mut roots = RootCertStore::empty();
+    roots.add_parsable_certificates(native.certs);
+    roots
+}
+
 /// A socket, with TLS where the URL says so.
 pub type Stream = Either<TcpStream, TlsStream<TcpStream>>;
 
@@ -60,17 +82,26 @@ impl Connector {
     /// # Errors
     /// When the TLS provider cannot be configured.
     pub fn new(tracker: TaskTracker) -> Result<Self, rustls::Error> {
-        let native = rustls_native_certs::load_native_certs();
-        for error in native.errors {
-            tracing::warn!(%error, "system certificates");
-        }
-        let mut roots = rustls::RootCertStore::empty();
-        roots.add_parsable_certificates(native.certs);
+        Self::trusting(system_roots(), None, tracker)
+    }
+
+    /// A connector that trusts `roots` for `https`, and presents a certificate where a server asks for one.
+    ///
+    /// # Errors
+    /// When the TLS provider cannot be configured, or does not take the certificate.
+    pub fn trusting(
+        roots: RootCertStore,
+        identity: Option<Identity>,
+        tracker: TaskTracker,
+    ) -> Result<Self, rustls::Error> {
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-        let mut tls = rustls::ClientConfig::builder_with_provider(provider)
+        let tls = rustls::ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()?
-            .with_root_certificates(roots)
-            .with_no_client_auth();
+            .with_root_certificates(roots);
+        let mut tls = match identity {
+            Some(Identity { chain, key }) => tls.with_client_auth_cert(chain, key)?,
+            None => tls.with_no_client_auth(),
+        };
         tls.alpn_protocols = vec![b"http/1.1".to_vec()];
         Ok(Self { tls: Arc::new(tls), tracker })
     }

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
 use crate::observe::metrics::{DropReason, Metrics};
-use crate::observe::otlp::{Collector, Forwarder, Health};
+use crate::observe::otlp::{Collector, CollectorError, Forwarder, Health};
 use crate::observe::spans::Background;
 
 /// Queues exports for the collector.
@@ -27,12 +27,17 @@ struct Export {
 }
 
 impl Forward {
-    pub(super) fn start(collector: &Collector, background: &Background, metrics: &Arc<Metrics>) -> Self {
-        let (forwarder, health) = collector.forwarder();
+    pub(super) fn start(
+        collector: &Collector,
+        background: &Background,
+        metrics: &Arc<Metrics>,
+    ) -> Result<Self, CollectorError> {
+        let (forwarder, health) = collector.forwarder()?;
         let (queue, exports) = mpsc::channel(MAX_QUEUED_EXPORTS);
         let send = send(exports, forwarder, health, Arc::clone(metrics));
         background.tasks.spawn_on(send, &background.runtime);
-        Self { queue, free: Arc::new(Semaphore::new(MAX_QUEUED_BYTES)), metrics: Arc::clone(metrics) }
+        let free = Arc::new(Semaphore::new(MAX_QUEUED_BYTES));
+        Ok(Self { queue, free, metrics: Arc::clone(metrics) })
     }
 
     /// Queues an export of `spans` spans, or drops and counts them.

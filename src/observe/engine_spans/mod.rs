@@ -26,19 +26,25 @@ use self::join::{Join, Offered, Ready};
 use super::access_log::AccessLog;
 use super::judgement::Judgement;
 use super::metrics::{JoinResult, Metrics};
-use super::otlp::Collector;
+use super::otlp::{Collector, CollectorError};
 use super::spans::{Background, Spans};
 use crate::clock::Clock;
 use crate::record::Record;
 
-/// The port for engines' spans cannot be opened.
+/// Why spans of engines cannot be received.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot listen on {addr} (telemetry.engine_spans.listen): {source}")]
-pub struct EngineSpansError {
-    /// Where.
-    addr: SocketAddr,
-    /// What the operating system said.
-    source: io::Error,
+pub enum EngineSpansError {
+    /// The port.
+    #[error("cannot listen on {addr} (telemetry.engine_spans.listen): {source}")]
+    Listen {
+        /// Where.
+        addr: SocketAddr,
+        /// What the operating system said.
+        source: io::Error,
+    },
+    /// They cannot be passed on.
+    #[error(transparent)]
+    Forward(#[from] CollectorError),
 }
 
 /// Tells of a record that waited what depends on its stages: metrics of stages, its line in the access log, spans.
@@ -98,7 +104,7 @@ impl EngineSpans {
         background: &Background,
         stop: &CancellationToken,
     ) -> Result<Self, EngineSpansError> {
-        let failed = |source| EngineSpansError { addr: listen, source };
+        let failed = |source| EngineSpansError::Listen { addr: listen, source };
         let socket = std::net::TcpListener::bind(listen).map_err(failed)?;
         socket.set_nonblocking(true).map_err(failed)?;
         let address = socket.local_addr().map_err(failed)?;
@@ -106,7 +112,8 @@ impl EngineSpans {
         let on = background.runtime.enter();
         let socket = TcpListener::from_std(socket).map_err(failed)?;
         drop(on);
-        let forward = collector.map(|collector| Forward::start(collector, background, &settled.metrics));
+        let forward =
+            collector.map(|collector| Forward::start(collector, background, &settled.metrics)).transpose()?;
         let shared = Shared { join: Mutex::default(), settled: Arc::clone(settled), forward, clock };
         let shared = Arc::new(shared);
         let sink: receiver::Sink = {

@@ -5,6 +5,8 @@
 //! thread without a reactor or ignore the limit of a shutdown. Each signal has a task on the telemetry runtime instead,
 //! behind a bounded queue of its own.
 
+mod tls;
+
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -50,19 +52,17 @@ pub enum CollectorError {
     Channel(#[from] tonic::transport::Error),
     /// TLS could not be set up.
     #[error("otlp exporter: tls: {0}")]
-    Tls(#[from] rustls::Error),
+    Tls(#[from] tls::CollectorTlsError),
 }
 
-/// The configured collector. Makes exporters.
+/// The configured collector. Makes exporters, each with a connection of its own.
 pub struct Collector {
-    transport: Transport,
-    traces_endpoint: String,
-    logs_endpoint: Option<String>,
-    timeout: Duration,
+    otlp: Otlp,
+    connector: Connector,
+    background: Background,
     resource: Resource,
 }
 
-#[derive(Clone)]
 enum Transport {
     Http(Http),
     Grpc(Channel, Headers),
@@ -72,50 +72,33 @@ impl Collector {
     /// Connects to nothing yet: a collector that does not answer is no error.
     ///
     /// # Errors
-    /// The endpoint or the TLS set-up is unusable.
+    /// TLS cannot be set up.
     pub fn new(otlp: &Otlp, build: BuildInfo, background: &Background) -> Result<Self, CollectorError> {
-        let connector = Connector::new(background.tasks.clone())?;
-        let endpoint = endpoint(&otlp.traces_endpoint)?;
-        let headers = Headers(otlp.headers.iter().cloned().collect());
-        let (transport, logs_endpoint) = match otlp.protocol {
-            OtlpProtocol::Http => {
-                let http =
-                    Http { connector, endpoint, headers, timeout: otlp.timeout, cause: Cause::default() };
-                (Transport::Http(http), logs_endpoint(&otlp.traces_endpoint))
-            }
-            OtlpProtocol::Grpc => {
-                let channel = channel(connector, endpoint, otlp.timeout, background)?;
-                (Transport::Grpc(channel, headers), Some(otlp.traces_endpoint.clone()))
-            }
-        };
-        Ok(Self {
-            transport,
-            traces_endpoint: otlp.traces_endpoint.clone(),
-            logs_endpoint,
-            timeout: otlp.timeout,
-            resource: resource(build),
-        })
+        let connector = tls::connector(background.tasks.clone())?;
+        let (otlp, background) = (otlp.clone(), background.clone());
+        Ok(Self { otlp, connector, background, resource: resource(build) })
     }
 
     /// An exporter of spans.
     ///
     /// # Errors
-    /// The SDK refuses the configuration.
+    /// The endpoint or a variable of the environment is unusable.
     pub fn spans(&self) -> Result<(SpanExporter, Health), CollectorError> {
-        let (transport, health) = self.transport("spans");
+        let url = &*self.otlp.traces_endpoint;
+        let (transport, health) = self.transport(url, "spans")?;
         let mut exporter = match transport {
             Transport::Http(http) => SpanExporter::builder()
                 .with_http()
                 .with_http_client(http)
                 .with_protocol(Protocol::HttpBinary)
-                .with_endpoint(&self.traces_endpoint)
-                .with_timeout(self.timeout)
+                .with_endpoint(url)
+                .with_timeout(self.otlp.timeout)
                 .build()?,
             Transport::Grpc(channel, headers) => SpanExporter::builder()
                 .with_tonic()
                 .with_channel(channel)
                 .with_interceptor(headers)
-                .with_timeout(self.timeout)
+                .with_timeout(self.otlp.timeout)
                 .build()?,
         };
         exporter.set_resource(&self.resource);
@@ -125,23 +108,23 @@ impl Collector {
     /// An exporter of log records. `None` where the address is one of traces alone.
     ///
     /// # Errors
-    /// The SDK refuses the configuration.
+    /// The endpoint or a variable of the environment is unusable.
     pub fn logs(&self) -> Result<Option<(LogExporter, Health)>, CollectorError> {
-        let Some(endpoint) = &self.logs_endpoint else { return Ok(None) };
-        let (transport, health) = self.transport("log records");
+        let Some(url) = self.otlp.logs_endpoint.as_deref() else { return Ok(None) };
+        let (transport, health) = self.transport(url, "log records")?;
         let mut exporter = match transport {
             Transport::Http(http) => LogExporter::builder()
                 .with_http()
                 .with_http_client(http)
                 .with_protocol(Protocol::HttpBinary)
-                .with_endpoint(endpoint)
-                .with_timeout(self.timeout)
+                .with_endpoint(url)
+                .with_timeout(self.otlp.timeout)
                 .build()?,
             Transport::Grpc(channel, headers) => LogExporter::builder()
                 .with_tonic()
                 .with_channel(channel)
                 .with_interceptor(headers)
-                .with_timeout(self.timeout)
+                .with_timeout(self.otlp.timeout)
                 .build()?,
         };
         exporter.set_resource(&self.resource);
@@ -149,25 +132,51 @@ impl Collector {
     }
 
     /// Forwards exports of spans that others encoded.
-    pub(super) fn forwarder(&self) -> (Forwarder, Health) {
-        let (transport, health) = self.transport("spans of engines");
+    ///
+    /// # Errors
+    /// The endpoint is unusable.
+    pub(super) fn forwarder(&self) -> Result<(Forwarder, Health), CollectorError> {
+        let url = &*self.otlp.traces_endpoint;
+        let (transport, health) = self.transport(url, "spans of engines")?;
         let forwarder = match transport {
-            Transport::Http(http) => Forwarder::Http(http, self.traces_endpoint.clone()),
+            Transport::Http(http) => Forwarder::Http(http, url.to_owned()),
             Transport::Grpc(channel, headers) => {
                 Forwarder::Grpc(TraceServiceClient::with_interceptor(channel, headers))
             }
         };
-        (forwarder, health)
+        Ok((forwarder, health))
     }
 
-    /// A transport that leaves the cause of a failure where `Health` finds it.
-    fn transport(&self, what: &'static str) -> (Transport, Health) {
-        let health = Health { what, timeout: self.timeout, cause: Cause::default(), is_failing: false };
-        let mut transport = self.transport.clone();
-        if let Transport::Http(http) = &mut transport {
-            http.cause = health.cause.clone();
-        }
-        (transport, health)
+    /// A transport to `url`, which leaves the cause of a failure where the `Health` finds it.
+    fn transport(&self, url: &str, what: &'static str) -> Result<(Transport, Health), CollectorError> {
+        let (connector, endpoint, timeout) = (self.connector.clone(), endpoint(url)?, self.otlp.timeout);
+        let health = Health { what, timeout, cause: Cause::default(), is_failing: false };
+        let headers = Headers(self.otlp.headers.iter().cloned().collect());
+        let transport = match self.otlp.protocol {
+            OtlpProtocol::Http => {
+                let cause = health.cause.clone();
+                Transport::Http(Http { connector, endpoint, headers, timeout, cause })
+            }
+            OtlpProtocol::Grpc => Transport::Grpc(self.channel(endpoint)?, headers),
+        };
+        Ok((transport, health))
+    }
+
+    /// A gRPC channel over our outbound connections; connects when it is first used.
+    fn channel(&self, endpoint: Endpoint) -> Result<Channel, tonic::transport::Error> {
+        // Pings find out that a collector has vanished: unanswered exports alone keep a connection for a quarter of an hour.
+        let origin = tonic::transport::Endpoint::from_shared(endpoint.to_string())?
+            .connect_timeout(self.otlp.timeout)
+            .http2_keep_alive_interval(PING_AFTER)
+            .keep_alive_timeout(PING_AFTER);
+        let connector = self.connector.offering_http2();
+        let open = tower::service_fn(move |_: Uri| {
+            let (connector, endpoint) = (connector.clone(), endpoint.clone());
+            async move { connector.open(&endpoint).await.map(TokioIo::new) }
+        });
+        // The channel's tasks belong to the telemetry runtime.
+        let _on = self.background.runtime.enter();
+        Ok(origin.connect_with_connector_lazy(open))
     }
 }
 
@@ -280,24 +289,6 @@ impl Interceptor for Headers {
     }
 }
 
-/// A gRPC channel over our outbound connections; connects when it is first used.
-fn channel(
-    connector: Connector,
-    endpoint: Endpoint,
-    timeout: Duration,
-    background: &Background,
-) -> Result<Channel, tonic::transport::Error> {
-    let origin = tonic::transport::Endpoint::from_shared(endpoint.to_string())?.connect_timeout(timeout);
-    let connector = connector.offering_http2();
-    let open = tower::service_fn(move |_: Uri| {
-        let (connector, endpoint) = (connector.clone(), endpoint.clone());
-        async move { connector.open(&endpoint).await.map(TokioIo::new) }
-    });
-    // The channel's tasks belong to the telemetry runtime.
-    let _on = background.runtime.enter();
-    Ok(origin.connect_with_connector_lazy(open))
-}
-
 /// Scheme, host and port of a URL. A user and a password in it are left out.
 fn endpoint(url: &str) -> Result<Endpoint, http::uri::InvalidUri> {
     let url: Uri = url.parse()?;
@@ -308,11 +299,6 @@ fn endpoint(url: &str) -> Result<Endpoint, http::uri::InvalidUri> {
         port: url.port_u16().unwrap_or(if is_tls { 443 } else { 80 }),
         base_path: "".into(),
     })
-}
-
-/// Where log records go over HTTP: beside the spans.
-fn logs_endpoint(traces_endpoint: &str) -> Option<String> {
-    Some(format!("{}/v1/logs", traces_endpoint.strip_suffix("/v1/traces")?))
 }
 
 /// `service.name` is ours unless `OTEL_SERVICE_NAME` or `OTEL_RESOURCE_ATTRIBUTES` says otherwise.
@@ -326,23 +312,14 @@ fn resource(build: BuildInfo) -> Resource {
     if is_named { builder.build() } else { builder.with_service_name("tokenway").build() }
 }
 
+/// Silence on a gRPC connection that waits for an answer, before a ping and then for its answer.
+const PING_AFTER: Duration = Duration::from_secs(5);
 /// Content type of OTLP over HTTP.
 pub(super) const PROTOBUF: &str = "application/x-protobuf";
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn log_records_go_beside_the_spans() {
-        for (endpoint, expected) in [
-            ("http://c:4318/v1/traces", Some("http://c:4318/v1/logs")),
-            ("http://c:4318/x/v1/traces", Some("http://c:4318/x/v1/logs")),
-            ("http://c:4318/spans", None),
-        ] {
-            assert_eq!(logs_endpoint(endpoint).as_deref(), expected);
-        }
-    }
 
     #[test]
     fn a_password_in_the_address_is_not_repeated() {
