@@ -6,7 +6,7 @@ use std::time::Duration;
 use opentelemetry_otlp::SpanExporter;
 use opentelemetry_sdk::trace::{SpanData, SpanExporter as _};
 use tokio::sync::mpsc;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::timeout_at;
 
 use super::{End, build};
 use crate::clock::Clock;
@@ -49,7 +49,7 @@ impl Task {
         let mut spans = Vec::new();
         let Some(record) = self.next().await else { return spans };
         spans.extend(build::spans(&record, &self.clock));
-        let until = Instant::now() + every;
+        let until = self.clock.instant(self.clock.now().after(every));
         while spans.len() < MAX_BATCH {
             let Ok(Some(record)) = timeout_at(until, self.next()).await else { break };
             spans.extend(build::spans(&record, &self.clock));
