@@ -78,7 +78,7 @@ pub(super) async fn serve(
                 tracing::warn!(%error, "port for engines' spans: accept");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }
-            // Told to stop; the semaphore is never closed.
+            // Stopped; the semaphore is never closed.
             None | Some((Err(_), _)) => return,
         }
     }
