@@ -3,7 +3,6 @@
 //! Control plane: probes, scrapes and state changes happen here and are published as immutable snapshots and
 //! atomics that the data path reads.
 
-pub mod call;
 pub mod load_report;
 pub mod metrics_text;
 pub mod pick;

@@ -13,6 +13,7 @@ mod engine_spans;
 mod fixture;
 pub mod judgement;
 pub mod metrics;
+pub mod otlp;
 pub mod record_guard;
 pub mod rfc3339;
 pub mod slo;
@@ -33,7 +34,8 @@ pub use self::engine_spans::EngineSpansError;
 use self::engine_spans::{EngineSpans, Settled};
 use self::judgement::Judgement;
 use self::metrics::{BuildInfo, Metrics, StreamKey};
-use self::spans::{Background, Seen, Spans, SpansError};
+use self::otlp::{Collector, CollectorError};
+use self::spans::{Background, Seen, Spans};
 use self::windows::{Measure, WindowKey, Windows};
 use crate::clock::Clock;
 use crate::config::Config;
@@ -60,9 +62,9 @@ pub enum ObserveError {
     /// The access log cannot be opened.
     #[error("access log: {0}")]
     AccessLog(#[from] io::Error),
-    /// Spans cannot be exported.
+    /// Nothing can be exported to the collector.
     #[error(transparent)]
-    Spans(#[from] SpansError),
+    Collector(#[from] CollectorError),
     /// Spans of engines cannot be received.
     #[error(transparent)]
     EngineSpans(#[from] EngineSpansError),
@@ -85,6 +87,7 @@ pub struct Observer {
     windows: Arc<Windows>,
     decisions: Decisions,
     access_log: Option<Arc<AccessLog>>,
+    collector: Option<Collector>,
     spans: Option<Arc<Spans>>,
     settled: Arc<Settled>,
     engine_spans: Option<EngineSpans>,
@@ -104,13 +107,13 @@ impl Observer {
         let metrics = Arc::new(Metrics::new(config, build, clock));
         let telemetry = &config.telemetry;
         let access_log = AccessLog::start(&telemetry.access_log, clock, &metrics)?.map(Arc::new);
-        let spans = match &telemetry.otlp {
-            Some(otlp) => {
-                let rules = (otlp, &telemetry.sampling);
-                Some(Arc::new(Spans::start(rules, build, clock, &background, &metrics)?))
-            }
-            None => None,
-        };
+        let collector =
+            telemetry.otlp.as_ref().map(|otlp| Collector::new(otlp, build, &background)).transpose()?;
+        let spans = collector
+            .as_ref()
+            .map(|collector| Spans::start(collector, &telemetry.sampling, clock, &background, &metrics))
+            .transpose()?
+            .map(Arc::new);
         let (windows, decisions) = (Arc::new(Windows::default()), Decisions::default());
         let stop = CancellationToken::new();
         if spans.is_some() {
@@ -125,8 +128,7 @@ impl Observer {
         let engine_spans = telemetry
             .engine_spans
             .map(|config| {
-                let config = (config, telemetry.otlp.as_ref());
-                EngineSpans::start(config, &settled, clock, &background, &stop)
+                EngineSpans::start(config.listen, collector.as_ref(), &settled, clock, &background, &stop)
             })
             .transpose()?;
         Ok(Self {
@@ -134,6 +136,7 @@ impl Observer {
             windows,
             decisions,
             access_log,
+            collector,
             spans,
             settled,
             engine_spans,
@@ -153,6 +156,12 @@ impl Observer {
     #[must_use]
     pub fn metrics(&self) -> &Arc<Metrics> {
         &self.metrics
+    }
+
+    /// The OTLP collector, where one is configured.
+    #[must_use]
+    pub fn collector(&self) -> Option<&Collector> {
+        self.collector.as_ref()
     }
 
     /// Latency windows.
