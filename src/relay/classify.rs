@@ -7,13 +7,12 @@
 //! The wire shapes are in `openai` (chat, completions) and `typed` (messages, responses); this file holds what they
 //! share: the vocabulary, the state of a stream's choices, the echo rule and the judgement of the end.
 
-use serde_json::value::RawValue;
 use smallvec::SmallVec;
 
-use crate::relay::frame::Fields;
 use crate::relay::usage::{Answer, EngineError};
 use crate::relay::{openai, typed};
 use crate::request::dialect::Dialect;
+use crate::request::json::Raw;
 
 /// A fact that an event told. One event may tell several.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,9 +95,13 @@ impl Reading {
 
     /// Reads one whole event and tells its facts. Returns the content string where that is all the event told, so
     /// that its like can be recognised without a parse.
-    pub(super) fn read<'a>(&mut self, fields: Fields<'a>, tell: &mut dyn FnMut(Event)) -> Option<Plain<'a>> {
-        let data = fields.data.filter(|data| !data.is_empty())?;
-        if data == b"[DONE]" {
+    pub(super) fn read<'a>(
+        &mut self,
+        name: &'a [u8],
+        data: &'a str,
+        tell: &mut dyn FnMut(Event),
+    ) -> Option<Plain<'a>> {
+        if data == "[DONE]" {
             // The typed streams have an end of their own; this one says nothing there.
             if !matches!(self.dialect, Dialect::Messages | Dialect::Responses) {
                 self.done(tell);
@@ -107,7 +110,7 @@ impl Reading {
         }
         match self.dialect {
             Dialect::Chat | Dialect::Completions => openai::read(self, data, tell),
-            Dialect::Messages | Dialect::Responses => typed::read(self, fields.name, data, tell),
+            Dialect::Messages | Dialect::Responses => typed::read(self, name, data, tell),
             _ => {
                 tell(Event::Other);
                 None
@@ -139,13 +142,14 @@ impl Reading {
         tell(Event::Done);
     }
 
-    pub(super) fn error(&mut self, raw: &RawValue, tell: &mut dyn FnMut(Event)) {
-        tell(Event::Error(self.answer.note_error(raw)));
+    /// An engine's error object or message; `None` where it reported a failure without one.
+    pub(super) fn error(&mut self, error: Option<Raw<'_>>, tell: &mut dyn FnMut(Event)) {
+        tell(Event::Error(self.answer.note_error(error)));
     }
 
-    pub(super) fn finish(&mut self, choice: u32, reason: &RawValue, tell: &mut dyn FnMut(Event)) {
+    pub(super) fn finish(&mut self, choice: u32, reason: Raw<'_>, tell: &mut dyn FnMut(Event)) {
         self.answer.note_finish(Some(reason));
-        if reason.get() == ABORTED {
+        if reason.text() == ABORTED {
             return tell(Event::Error(self.answer.note_abort()));
         }
         if let Some(state) = self.choice(choice) {
@@ -260,15 +264,13 @@ pub(super) struct Plain<'a> {
 /// The places of a delta that may carry content, as they are met.
 #[derive(Debug, Default)]
 pub(super) struct Leaves<'a> {
-    carrying: SmallVec<[&'a str; 1]>,
+    carrying: SmallVec<[Raw<'a>; 1]>,
 }
 
 impl<'a> Leaves<'a> {
     /// Looks at one place; null and empty values carry nothing.
-    pub(super) fn add(&mut self, value: Option<&'a RawValue>) {
-        if let Some(json) = value.map(RawValue::get).filter(|json| !matches!(*json, "\"\"" | "[]" | "{}")) {
-            self.carrying.push(json);
-        }
+    pub(super) fn add(&mut self, value: Option<Raw<'a>>) {
+        self.carrying.extend(value.filter(|value| !matches!(value.text(), "\"\"" | "[]" | "{}")));
     }
 
     pub(super) fn is_content(&self) -> bool {
@@ -278,14 +280,14 @@ impl<'a> Leaves<'a> {
     /// The string where it is all that carries.
     pub(super) fn only_string(&self) -> Option<&'a str> {
         match self.carrying.as_slice() {
-            [json] => json.strip_prefix('"')?.strip_suffix('"'),
+            [value] => value.escaped(),
             _ => None,
         }
     }
 
     /// Bytes of the text, escapes resolved.
     fn decoded_len(&self) -> usize {
-        let len = |json: &&str| serde_json::from_str::<String>(json).map_or(json.len(), |text| text.len());
+        let len = |value: &Raw<'_>| value.string().map_or(value.text().len(), |text| text.len());
         self.carrying.iter().map(len).sum()
     }
 }

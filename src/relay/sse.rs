@@ -4,6 +4,8 @@
 //! of bounded size that the stream keeps. The bytes themselves are relayed by somebody else and at once: nothing here
 //! holds them up. It tells facts with the position where their event ends, and judges the end of the stream.
 
+use std::borrow::Cow;
+
 use crate::relay::classify::{Echo, Event, Reading, StreamEnd};
 use crate::relay::cut;
 use crate::relay::frame::{Boundaries, Fields, Tail, without_bom};
@@ -132,18 +134,14 @@ impl Scanner {
 
     fn parse(&mut self, raw: &[u8], tell: &mut dyn FnMut(Event)) {
         let event = if std::mem::take(&mut self.is_at_start) { without_bom(raw) } else { raw };
-        let mut repaired = None;
         let mut joined = std::mem::take(&mut self.rest.joined);
         let fields = Fields::of(event, &mut joined);
-        let is_text = fields.data.is_none_or(|data| std::str::from_utf8(data).is_ok());
-        let fields = if is_text {
-            fields
-        } else {
-            // Readers of event streams replace what is no UTF-8; so do we, to judge what they see.
-            let text = fields.data.map(|data| String::from_utf8_lossy(data).into_owned());
-            Fields { data: repaired.insert(text).as_deref().map(str::as_bytes), ..fields }
-        };
-        if let Some(plain) = self.rest.reading.read(fields, tell) {
+        // Clients replace what is not UTF-8 (WHATWG); so do we, to judge what they see.
+        let data = fields.data.unwrap_or_default();
+        let data = std::str::from_utf8(data).map_or_else(|_| String::from_utf8_lossy(data), Cow::Borrowed);
+        if !data.is_empty()
+            && let Some(plain) = self.rest.reading.read(fields.name, &data, tell)
+        {
             let string = plain.string.as_bytes().as_ptr_range();
             let place = raw.as_ptr_range();
             // Only where the string lies in the event itself: not for joined or repaired data.

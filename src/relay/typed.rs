@@ -5,29 +5,25 @@
 
 use std::borrow::Cow;
 
-use serde::Deserialize;
-use serde_json::value::RawValue;
-
 use crate::relay::classify::{Event, Leaves, Plain, Reading};
-use crate::relay::usage::string;
 use crate::request::dialect::Dialect;
+use crate::request::json::{Cursor, Fault, Raw};
 
 pub(super) fn read<'a>(
     reading: &mut Reading,
     name: &'a [u8],
-    data: &'a [u8],
+    data: &'a str,
     tell: &mut dyn FnMut(Event),
 ) -> Option<Plain<'a>> {
-    let Ok(event) = serde_json::from_slice::<Typed<'a>>(data) else {
+    let Ok((whole, event)) = parse(data) else {
         tell(Event::Other);
         return None;
     };
-    let kind = event.kind.and_then(string).unwrap_or_else(|| String::from_utf8_lossy(name));
+    let kind = event.kind.and_then(|kind| kind.string()).unwrap_or_else(|| String::from_utf8_lossy(name));
     if kind.is_empty() || kind == "error" {
         // Engines put the message beside the type or into an `error` object.
-        let beside = || serde_json::from_slice(data).ok().filter(|_| kind == "error");
-        match event.error.or_else(beside) {
-            Some(error) => reading.error(error, tell),
+        match event.error.or((kind == "error").then_some(whole)) {
+            Some(error) => reading.error(Some(error), tell),
             None => tell(Event::Other),
         }
         return None;
@@ -38,25 +34,32 @@ pub(super) fn read<'a>(
     }
 }
 
+fn parse(data: &str) -> Result<(Raw<'_>, Typed<'_>), Fault> {
+    let mut cursor = Cursor::new(data);
+    let whole = cursor.value()?;
+    cursor.end()?;
+    Ok((whole, Typed::read(whole)?))
+}
+
 fn message<'a>(
     reading: &mut Reading,
     kind: &Cow<'a, str>,
     event: &Typed<'a>,
     tell: &mut dyn FnMut(Event),
 ) -> Option<Plain<'a>> {
-    let delta = || event.delta.and_then(|raw| Delta::deserialize(raw).ok());
     match kind.as_ref() {
         "content_block_delta" => {
             let mut leaves = Leaves::default();
-            if let Some(delta) = delta() {
-                leaves.add(delta.text);
-                leaves.add(delta.thinking);
-                leaves.add(delta.partial_json);
+            if let Some(delta) = event.delta {
+                delta
+                    .members(["text", "thinking", "partial_json"])
+                    .into_iter()
+                    .for_each(|text| leaves.add(text));
             }
             return content(&leaves, tell);
         }
         "message_start" => {
-            if let Some(start) = event.message.and_then(|raw| Whole::deserialize(raw).ok()) {
+            if let Some(start) = event.message.and_then(Whole::read) {
                 reading.answer.note_id(start.id);
                 reading.answer.note_model(start.model);
                 reading.answer.note_usage(start.usage);
@@ -69,7 +72,8 @@ fn message<'a>(
             if event.usage.is_some() {
                 tell(Event::Usage);
             }
-            match delta().and_then(|delta| delta.stop_reason) {
+            let [stop_reason] = event.delta.map_or([None], |delta| delta.members(["stop_reason"]));
+            match stop_reason {
                 Some(reason) => reading.finish(0, reason, tell),
                 None => tell(Event::Other),
             }
@@ -86,7 +90,7 @@ fn response<'a>(
     event: &Typed<'a>,
     tell: &mut dyn FnMut(Event),
 ) -> Option<Plain<'a>> {
-    if let Some(number) = event.sequence_number.and_then(|raw| raw.get().parse::<u64>().ok()) {
+    if let Some(number) = event.sequence_number.and_then(|raw| raw.text().parse::<u64>().ok()) {
         reading.next_sequence = number.saturating_add(1);
     }
     if kind.starts_with("response.") && kind.ends_with(".delta") {
@@ -94,7 +98,7 @@ fn response<'a>(
         leaves.add(event.delta);
         return content(&leaves, tell);
     }
-    let whole = || event.response.and_then(|raw| Whole::deserialize(raw).ok());
+    let whole = || event.response.and_then(Whole::read);
     match kind.as_ref() {
         "response.created" | "response.queued" | "response.in_progress" if reading.answer.id.is_none() => {
             if let Some(whole) = whole() {
@@ -117,10 +121,7 @@ fn response<'a>(
             tell(Event::Finish { choice: 0 });
             reading.done(tell);
         }
-        "response.failed" => match whole().and_then(|whole| whole.error).or(event.response) {
-            Some(error) => reading.error(error, tell),
-            None => reading.error(RawValue::NULL, tell),
-        },
+        "response.failed" => reading.error(whole().and_then(|whole| whole.error).or(event.response), tell),
         _ => tell(Event::Other),
     }
     None
@@ -135,49 +136,40 @@ fn content<'a>(leaves: &Leaves<'a>, tell: &mut dyn FnMut(Event)) -> Option<Plain
     leaves.only_string().map(|string| Plain { string, choice: 0 })
 }
 
-#[derive(Deserialize)]
+/// The members of an event that matter here, `None` where absent or `null`.
 struct Typed<'a> {
-    #[serde(borrow, rename = "type")]
-    kind: Option<&'a RawValue>,
-    #[serde(borrow)]
-    delta: Option<&'a RawValue>,
-    #[serde(borrow)]
-    message: Option<&'a RawValue>,
-    #[serde(borrow)]
-    usage: Option<&'a RawValue>,
-    #[serde(borrow)]
-    error: Option<&'a RawValue>,
-    #[serde(borrow)]
-    response: Option<&'a RawValue>,
-    #[serde(borrow)]
-    sequence_number: Option<&'a RawValue>,
+    kind: Option<Raw<'a>>,
+    delta: Option<Raw<'a>>,
+    message: Option<Raw<'a>>,
+    usage: Option<Raw<'a>>,
+    error: Option<Raw<'a>>,
+    response: Option<Raw<'a>>,
+    sequence_number: Option<Raw<'a>>,
 }
 
-#[derive(Deserialize)]
-struct Delta<'a> {
-    #[serde(borrow)]
-    text: Option<&'a RawValue>,
-    #[serde(borrow)]
-    thinking: Option<&'a RawValue>,
-    #[serde(borrow)]
-    partial_json: Option<&'a RawValue>,
-    #[serde(borrow)]
-    stop_reason: Option<&'a RawValue>,
+impl<'a> Typed<'a> {
+    fn read(event: Raw<'a>) -> Result<Self, Fault> {
+        let names = ["type", "delta", "message", "usage", "error", "response", "sequence_number"];
+        let [kind, delta, message, usage, error, response, sequence_number] =
+            event.cursor().members(names)?;
+        Ok(Self { kind, delta, message, usage, error, response, sequence_number })
+    }
 }
 
 /// A whole message or response inside an event.
-#[derive(Deserialize)]
 struct Whole<'a> {
-    #[serde(borrow)]
-    id: Option<&'a RawValue>,
-    #[serde(borrow)]
-    model: Option<&'a RawValue>,
-    #[serde(borrow)]
-    usage: Option<&'a RawValue>,
-    #[serde(borrow)]
-    status: Option<&'a RawValue>,
-    #[serde(borrow)]
-    incomplete_details: Option<&'a RawValue>,
-    #[serde(borrow)]
-    error: Option<&'a RawValue>,
+    id: Option<Raw<'a>>,
+    model: Option<Raw<'a>>,
+    usage: Option<Raw<'a>>,
+    status: Option<Raw<'a>>,
+    incomplete_details: Option<Raw<'a>>,
+    error: Option<Raw<'a>>,
+}
+
+impl<'a> Whole<'a> {
+    fn read(value: Raw<'a>) -> Option<Self> {
+        let names = ["id", "model", "usage", "status", "incomplete_details", "error"];
+        let [id, model, usage, status, incomplete_details, error] = value.cursor().members(names).ok()?;
+        Some(Self { id, model, usage, status, incomplete_details, error })
+    }
 }

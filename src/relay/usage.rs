@@ -7,9 +7,6 @@
 use std::borrow::Cow;
 use std::time::Duration;
 
-use serde::Deserialize;
-use serde_json::value::RawValue;
-
 use crate::record::{EngineTimes, TokenCounts};
 use crate::request::dialect::Dialect;
 use crate::request::json::{Cursor, Fault, Kind, Raw};
@@ -68,21 +65,16 @@ pub fn of_unary(dialect: Dialect, body: &[u8]) -> Answer {
     answer
 }
 
-/// A value that the cursor has validated, for what is rarely there.
-fn raw<'a>(value: Raw<'a>) -> Option<&'a RawValue> {
-    serde_json::from_str(value.text()).ok().filter(|raw: &&RawValue| raw.get() != "null")
-}
-
 impl Answer {
     fn note_member(&mut self, dialect: Dialect, name: &str, value: Raw<'_>) {
         match (name, dialect) {
-            ("id", _) => note_string(&mut self.id, value.string()),
-            ("model", _) => note_string(&mut self.model, value.string()),
-            ("usage", _) => self.merge_usage(Usage::read(value.cursor())),
-            ("metrics", _) => self.note_engine_times(raw(value)),
+            ("id", _) => self.note_id(Some(value)),
+            ("model", _) => self.note_model(Some(value)),
+            ("usage", _) => self.note_usage(Some(value)),
+            ("metrics", _) => self.note_engine_times(value.non_null()),
             ("error", _) => {
-                if let Some(error) = raw(value) {
-                    self.note_error(error);
+                if let Some(error) = value.non_null() {
+                    self.note_error(Some(error));
                 }
             }
             ("stop_reason", Dialect::Messages) => self.note_reason(value.string()),
@@ -91,7 +83,7 @@ impl Answer {
             }
             // More precise than the status, wherever it stands.
             ("incomplete_details", Dialect::Responses) => {
-                if let Some(reason) = raw(value).and_then(|raw| Incomplete::deserialize(raw).ok()?.reason) {
+                if let [Some(reason)] = value.members(["reason"]) {
                     self.finish_reasons.clear();
                     self.note_finish(Some(reason));
                 }
@@ -115,16 +107,16 @@ impl Answer {
         })
     }
 
-    pub(super) fn note_id(&mut self, id: Option<&RawValue>) {
-        note_string(&mut self.id, id.and_then(string));
+    pub(super) fn note_id(&mut self, id: Option<Raw<'_>>) {
+        note_string(&mut self.id, id.and_then(|id| id.string()));
     }
 
-    pub(super) fn note_model(&mut self, model: Option<&RawValue>) {
-        note_string(&mut self.model, model.and_then(string));
+    pub(super) fn note_model(&mut self, model: Option<Raw<'_>>) {
+        note_string(&mut self.model, model.and_then(|model| model.string()));
     }
 
-    pub(super) fn note_finish(&mut self, reason: Option<&RawValue>) {
-        self.note_reason(reason.and_then(string));
+    pub(super) fn note_finish(&mut self, reason: Option<Raw<'_>>) {
+        self.note_reason(reason.and_then(|reason| reason.string()));
     }
 
     fn note_reason(&mut self, reason: Option<Cow<'_, str>>) {
@@ -137,18 +129,14 @@ impl Answer {
     }
 
     /// The responses API has a status and a reason for being incomplete instead of a finish reason.
-    pub(super) fn note_status(&mut self, status: Option<&RawValue>, incomplete: Option<&RawValue>) {
-        let reason = incomplete.and_then(|raw| Incomplete::deserialize(raw).ok()).and_then(|i| i.reason);
+    pub(super) fn note_status(&mut self, status: Option<Raw<'_>>, incomplete: Option<Raw<'_>>) {
+        let [reason] = incomplete.map_or([None], |details| details.members(["reason"]));
         self.note_finish(reason.or(status));
     }
 
     /// Merges a `usage` object: what it leaves out keeps its earlier value.
-    pub(super) fn note_usage(&mut self, usage: Option<&RawValue>) {
-        self.merge_usage(usage.and_then(Usage::of));
-    }
-
-    fn merge_usage(&mut self, usage: Option<Usage>) {
-        let Some(usage) = usage else { return };
+    pub(super) fn note_usage(&mut self, usage: Option<Raw<'_>>) {
+        let Some(usage) = usage.and_then(Usage::of) else { return };
         let counts = usage.counts();
         let tokens = &mut self.tokens;
         tokens.input = counts.input.or(tokens.input);
@@ -156,13 +144,14 @@ impl Answer {
         tokens.output = counts.output.or(tokens.output);
     }
 
-    pub(super) fn note_engine_times(&mut self, metrics: Option<&RawValue>) {
-        if let Some(metrics) = metrics.and_then(|raw| Metrics::deserialize(raw).ok()) {
+    pub(super) fn note_engine_times(&mut self, metrics: Option<Raw<'_>>) {
+        let names = ["queue_time_ms", "time_to_first_token_ms", "generation_time_ms"];
+        if let Some(Ok([queue, first_token, generation])) = metrics.map(|raw| raw.cursor().members(names)) {
             self.engine = Some(EngineTimes {
-                queue: metrics.queue_time_ms.and_then(millis),
+                queue: queue.and_then(millis),
                 prefill: None,
-                first_token: metrics.time_to_first_token_ms.and_then(millis),
-                generation: metrics.generation_time_ms.and_then(millis),
+                first_token: first_token.and_then(millis),
+                generation: generation.and_then(millis),
             });
         }
     }
@@ -173,21 +162,21 @@ impl Answer {
     }
 
     /// Keeps the first error: later ones follow from it.
-    pub(super) fn note_error(&mut self, raw: &RawValue) -> EngineError {
-        let error = EngineError::of(raw);
+    pub(super) fn note_error(&mut self, error: Option<Raw<'_>>) -> EngineError {
+        let error = error.map_or(EngineError { kind: EngineErrorKind::Other, code: None }, EngineError::of);
         *self.error.get_or_insert(error)
     }
 }
 
 impl EngineError {
     /// Reads an error object, or a bare message.
-    pub(super) fn of(raw: &RawValue) -> Self {
-        if let Some(message) = string(raw) {
+    fn of(error: Raw<'_>) -> Self {
+        if let Some(message) = error.string() {
             return Self { kind: EngineErrorKind::of_message(&message), code: None };
         }
-        let body = ErrorBody::deserialize(raw).unwrap_or_default();
-        let message = body.message.and_then(string).unwrap_or_default();
-        let code = body.code.and_then(|code| code.get().trim_matches('"').parse().ok());
+        let [message, code] = error.members(["message", "code"]);
+        let message = message.and_then(|message| message.string()).unwrap_or_default();
+        let code = code.and_then(|code| code.text().trim_matches('"').parse().ok());
         Self { kind: EngineErrorKind::of_message(&message), code }
     }
 }
@@ -220,13 +209,10 @@ pub(super) struct Usage {
 }
 
 impl Usage {
-    pub(super) fn of(raw: &RawValue) -> Option<Self> {
-        Self::read(Cursor::new(raw.get()))
-    }
-
-    fn read(mut object: Cursor<'_>) -> Option<Self> {
+    pub(super) fn of(object: Raw<'_>) -> Option<Self> {
         let mut usage = Self::default();
         object
+            .cursor()
             .object(|key, value| {
                 let slot = match key.escaped().unwrap_or_default() {
                     "prompt_tokens" => &mut usage.prompt_tokens,
@@ -269,16 +255,6 @@ impl Usage {
     }
 }
 
-/// The text of a JSON string; `None` for every other value.
-pub(super) fn string(raw: &RawValue) -> Option<Cow<'_, str>> {
-    let text = raw.get();
-    let inner = text.strip_prefix('"')?.strip_suffix('"')?;
-    if inner.contains('\\') {
-        return serde_json::from_str::<String>(text).ok().map(Cow::Owned);
-    }
-    Some(Cow::Borrowed(inner))
-}
-
 fn note_string(slot: &mut Option<Box<str>>, text: Option<Cow<'_, str>>) {
     if slot.is_none() {
         *slot = text.filter(|s| !s.is_empty() && s.len() <= LONGEST_NAME).map(Into::into);
@@ -290,29 +266,10 @@ fn count(value: Raw<'_>) -> Option<u64> {
     value.text().parse().ok()
 }
 
-fn millis(ms: f64) -> Option<Duration> {
+/// A JSON number of milliseconds.
+fn millis(value: Raw<'_>) -> Option<Duration> {
+    let ms: f64 = value.text().parse().ok()?;
     Duration::try_from_secs_f64(ms / 1e3).ok()
-}
-
-#[derive(Deserialize)]
-struct Metrics {
-    queue_time_ms: Option<f64>,
-    time_to_first_token_ms: Option<f64>,
-    generation_time_ms: Option<f64>,
-}
-
-#[derive(Default, Deserialize)]
-struct ErrorBody<'a> {
-    #[serde(borrow)]
-    message: Option<&'a RawValue>,
-    #[serde(borrow)]
-    code: Option<&'a RawValue>,
-}
-
-#[derive(Deserialize)]
-struct Incomplete<'a> {
-    #[serde(borrow)]
-    reason: Option<&'a RawValue>,
 }
 
 const LONGEST_NAME: usize = 256;

@@ -5,16 +5,11 @@
 //! every other byte passes as it came, in the frames it came in, without a copy. An event that a frame ends
 //! within is held only until its `choices` tell that it is not the one.
 
-use std::sync::LazyLock;
-
 use bytes::Bytes;
-use memchr::memmem;
-use serde::Deserialize;
-use serde::de::IgnoredAny;
-use serde_json::value::RawValue;
 use smallvec::SmallVec;
 
 use crate::relay::frame::{Boundaries, Fields, without_bom};
+use crate::request::json::{Cursor, Fault, Kind};
 
 /// Filters one stream. The scanner must see the bytes before this does.
 #[derive(Debug, Default)]
@@ -55,7 +50,7 @@ impl Withhold {
         while let Some(end) = self.boundaries.next_end(&frame, start) {
             let piece = frame.get(start..end).unwrap_or_default();
             match std::mem::take(&mut self.event) {
-                Pending::None if is_usage_chunk(piece) => {
+                Pending::None if Content::of(piece) == Content::UsageOnly => {
                     push(out, &frame, run..start);
                     run = end;
                     self.note_withheld(piece);
@@ -65,7 +60,7 @@ impl Withhold {
                     held.extend_from_slice(piece);
                     push(out, &frame, run..start);
                     run = end;
-                    if is_usage_chunk(&held) {
+                    if Content::of(&held) == Content::UsageOnly {
                         self.note_withheld(piece);
                     } else {
                         out.push(held.into());
@@ -100,18 +95,18 @@ impl Withhold {
         }
         if let Pending::Held(held) = &mut self.event {
             held.extend_from_slice(rest);
-            if !may_be_usage_chunk(held) {
+            if Content::of(held) == Content::Relayed {
                 out.push(std::mem::take(held).into());
                 self.event = Pending::Passing;
             }
             return;
         }
-        if may_be_usage_chunk(rest) {
-            push(out, frame, run..start);
-            self.event = Pending::Held(rest.to_vec());
-        } else {
+        if Content::of(rest) == Content::Relayed {
             push(out, frame, run..frame.len());
             self.event = Pending::Passing;
+        } else {
+            push(out, frame, run..start);
+            self.event = Pending::Held(rest.to_vec());
         }
     }
 
@@ -126,53 +121,69 @@ fn push(out: &mut SmallVec<[Bytes; 4]>, frame: &Bytes, range: std::ops::Range<us
     }
 }
 
-/// Whether a whole event is the usage-only chunk: no choices, and `usage`.
-fn is_usage_chunk(raw: &[u8]) -> bool {
-    // Nearly every event is told by this search; a parse then leaves no doubt about the few others.
-    if raw.len() > LONGEST || first_of_choices(raw) != Some(b']') {
-        return false;
-    }
-    let mut joined = Vec::new();
-    let chunk = Fields::of(without_bom(raw), &mut joined)
-        .data
-        .and_then(|data| serde_json::from_slice::<Chunk<'_>>(data).ok());
-    chunk.is_some_and(|chunk| chunk.choices.is_empty() && chunk.usage.is_some() && chunk.error.is_none())
+/// What is known of an event, from all of it or from its beginning.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Content {
+    /// The usage-only chunk: no choices, `usage`, no error.
+    UsageOnly,
+    /// Any other event.
+    Relayed,
+    /// An event that ends before its JSON does: either may come of it.
+    Undecided,
 }
 
-/// Whether the beginning of an event leaves it open that it is the usage-only chunk.
-fn may_be_usage_chunk(begun: &[u8]) -> bool {
-    begun.len() <= LONGEST && matches!(first_of_choices(begun), None | Some(b']'))
-}
-
-/// The first byte inside the array of `choices`; `None` where it is not there (yet).
-fn first_of_choices(raw: &[u8]) -> Option<u8> {
-    let mut rest = raw;
-    loop {
-        let at = KEY.find(rest)?;
-        rest = rest.get(at + KEY.needle().len()..)?;
-        // Inside a string the quotes would be escaped, so with a colon behind it this is a key.
-        if let Some(value) = rest.trim_ascii_start().strip_prefix(b":") {
-            return match value.trim_ascii_start().split_first()? {
-                (b'[', inner) => inner.trim_ascii_start().first().copied(),
-                (other, _) => Some(*other),
-            };
+impl Content {
+    fn of(raw: &[u8]) -> Self {
+        if raw.len() > MAX_LEN {
+            return Self::Relayed;
         }
+        let mut joined = Vec::new();
+        let data = Fields::of(without_bom(raw), &mut joined).data.unwrap_or_default();
+        // A frame may end inside a character.
+        let valid = std::str::from_utf8(data).map_or_else(|error| error.valid_up_to(), |_| data.len());
+        let text = data.get(..valid).and_then(|data| std::str::from_utf8(data).ok()).unwrap_or_default();
+        Self::read(text).unwrap_or_else(|decided| decided)
+    }
+
+    /// `Err` as soon as it is decided, or where the text ends.
+    fn read(data: &str) -> Result<Self, Self> {
+        let (mut has_choices, mut has_usage) = (false, false);
+        let mut cursor = Cursor::new(data);
+        cursor.object(|key, value| {
+            match key.escaped().unwrap_or_default() {
+                "choices" if value.ahead() == Kind::Array => {
+                    has_choices = true;
+                    value.array(|choice| {
+                        // Also what is ahead where the text ends: then this is a fault.
+                        if choice.ahead() == Kind::Null {
+                            choice.value()?;
+                        }
+                        Err(Self::Relayed)
+                    })?;
+                }
+                "usage" => has_usage = value.value()?.kind() != Kind::Null,
+                "error" => {
+                    if value.value()?.kind() != Kind::Null {
+                        return Err(Self::Relayed);
+                    }
+                }
+                _ => {}
+            }
+            Ok(())
+        })?;
+        cursor.end()?;
+        Ok(if has_choices && has_usage { Self::UsageOnly } else { Self::Relayed })
     }
 }
 
-#[derive(Deserialize)]
-struct Chunk<'a> {
-    choices: Vec<IgnoredAny>,
-    #[serde(borrow)]
-    usage: Option<&'a RawValue>,
-    #[serde(borrow)]
-    error: Option<&'a RawValue>,
+impl From<Fault> for Content {
+    fn from(_: Fault) -> Self {
+        Self::Undecided
+    }
 }
 
-/// Preparing the search costs more than searching one event.
-static KEY: LazyLock<memmem::Finder<'static>> = LazyLock::new(|| memmem::Finder::new(b"\"choices\""));
 /// No usage chunk is longer; what is longer passes.
-const LONGEST: usize = 64 * 1024;
+const MAX_LEN: usize = 64 * 1024;
 
 #[cfg(test)]
 mod tests {

@@ -254,7 +254,7 @@ impl<'a> Reading<'a> {
             "tokens" => &mut prompt.tokens,
             _ => return,
         };
-        *field = Some(value).filter(|value| value.kind() != Kind::Null);
+        *field = value.non_null();
     }
 
     fn model(&mut self, value: Raw<'a>) -> Result<(), FieldError> {

@@ -76,6 +76,18 @@ impl<'a> Raw<'a> {
         }
     }
 
+    /// The value, or `None` for `null`.
+    #[must_use]
+    pub fn non_null(self) -> Option<Self> {
+        Some(self).filter(|value| value.kind() != Kind::Null)
+    }
+
+    /// The members of an object with these names; see [`Cursor::members`]. All `None` for other kinds.
+    #[must_use]
+    pub fn members<const N: usize>(&self, names: [&str; N]) -> [Option<Self>; N] {
+        self.cursor().members(names).unwrap_or([None; N])
+    }
+
     /// A cursor at the start of this value.
     #[must_use]
     pub fn cursor(&self) -> Cursor<'a> {
@@ -124,6 +136,23 @@ impl<'a> Cursor<'a> {
         let start = self.at;
         self.skip_value()?;
         Ok(self.since(start))
+    }
+
+    /// Takes the object ahead and returns its members with these names, `None` for absent and `null` ones. Of duplicates
+    /// the last one counts. Names are compared with keys as they are escaped.
+    ///
+    /// # Errors
+    /// As for [`Self::object`].
+    pub fn members<const N: usize>(&mut self, names: [&str; N]) -> Result<[Option<Raw<'a>>; N], Fault> {
+        let mut found = [None; N];
+        self.object(|key, value| {
+            let mut slots = names.iter().zip(&mut found);
+            if let Some((_, slot)) = slots.find(|(name, _)| key.escaped() == Some(**name)) {
+                *slot = value.value()?.non_null();
+            }
+            Ok::<_, Fault>(())
+        })?;
+        Ok(found)
     }
 
     /// Takes the object ahead; `member` gets each key, and the cursor at its value, which it may take.
