@@ -9,7 +9,7 @@
 //!
 //! Nothing is copied together: the bytes go straight into the chain. The tests are beside [`Prompt::read`].
 
-use crate::request::chain::{ChainBuilder, ChainSeed, FINE_BLOCK, Root, Unit};
+use crate::request::chain::{ChainBuilder, ChainSeed, FINE_BLOCK, Root};
 use crate::request::dialect::Dialect;
 use crate::request::fields::Fields;
 use crate::request::json::{Cursor, Fault, Kind, Raw};
@@ -66,11 +66,8 @@ impl<'s> Walk<'s> {
     }
 
     /// What the walk has found.
-    pub(super) fn finish(mut self) -> Prompt {
+    pub(super) fn finish(self) -> Prompt {
         let exact_tokens = Some(Tokens(self.token_ids)).filter(|n| n.0 > 0 && !self.is_text);
-        if exact_tokens.is_some() {
-            self.chain.set_unit(Unit::TokenIds);
-        }
         let chain = self.chain.finish();
         Prompt { size: PromptSize { bytes: chain.bytes(), media: self.media, exact_tokens }, chain }
     }

@@ -11,7 +11,6 @@ use std::borrow::Cow;
 
 use crate::request::dialect::Dialect;
 use crate::request::json::{Cursor, Fault, Kind, Raw};
-use crate::units::Tokens;
 
 /// What a request body says, as far as the gateway cares.
 #[derive(Clone, Debug, Default)]
@@ -24,16 +23,10 @@ pub struct Fields<'a> {
     pub is_stream: bool,
     /// `stream_options` as it stands in the body, `null` included.
     pub stream_options: Option<Raw<'a>>,
-    /// `max_completion_tokens`, else `max_tokens`, else `max_output_tokens`.
-    pub max_tokens: Option<Tokens>,
     /// `n`, the number of choices (default 1).
     pub choices: u32,
     /// `echo`: the prompt comes back in front of the completion.
     pub echo: bool,
-    /// `priority`
-    pub priority: Option<i64>,
-    /// `user`
-    pub user: Option<Cow<'a, str>>,
     /// `cache_salt`: part of the engine's prefix identity.
     pub cache_salt: Option<Cow<'a, str>>,
     /// `previous_response_id`: pins the request to the replica that made it.
@@ -209,9 +202,6 @@ struct Reading<'a> {
     has_model: bool,
     has_stream: bool,
     choices: Option<u32>,
-    max_completion_tokens: Option<Tokens>,
-    max_tokens: Option<Tokens>,
-    max_output_tokens: Option<Tokens>,
 }
 
 impl<'a> Reading<'a> {
@@ -224,13 +214,8 @@ impl<'a> Reading<'a> {
             "model" => self.model(value).map_err(Stop::Field)?,
             "stream" => self.stream(value).map_err(Stop::Field)?,
             "stream_options" => fields.stream_options = Some(value),
-            "max_completion_tokens" => self.max_completion_tokens = tokens(value),
-            "max_tokens" => self.max_tokens = tokens(value),
-            "max_output_tokens" => self.max_output_tokens = tokens(value),
             "n" => self.choices = value.text().parse().ok(),
             "echo" => fields.echo = value.text() == "true",
-            "priority" => fields.priority = value.text().parse().ok(),
-            "user" => fields.user = value.string(),
             "cache_salt" => fields.cache_salt = value.string(),
             "previous_response_id" => fields.previous_response_id = value.string(),
             key => self.prompt_member(key, value),
@@ -283,16 +268,8 @@ impl<'a> Reading<'a> {
     }
 
     fn finish(self) -> Fields<'a> {
-        Fields {
-            choices: self.choices.unwrap_or(1),
-            max_tokens: self.max_completion_tokens.or(self.max_tokens).or(self.max_output_tokens),
-            ..self.fields
-        }
+        Fields { choices: self.choices.unwrap_or(1), ..self.fields }
     }
-}
-
-fn tokens(value: Raw<'_>) -> Option<Tokens> {
-    value.text().parse().ok().map(Tokens)
 }
 
 #[cfg(test)]
@@ -313,14 +290,13 @@ mod tests {
 
     #[test]
     fn reads_what_routing_needs() {
-        let body = r#" {"model":"m\u0031","stream":true,"max_tokens":5,"max_completion_tokens":7,"n":2,"priority":-3,
-            "user":"u","cache_salt":"s","stream_options":{"include_usage":true},"messages":[1],"tools":null,"x":{}} "#;
+        let body = r#" {"model":"m\u0031","stream":true,"n":2,
+            "cache_salt":"s","stream_options":{"include_usage":true},"messages":[1],"tools":null,"x":{}} "#;
         let fields = chat(body).unwrap();
         assert_eq!(fields.model.as_deref(), Some("m1"));
         assert_eq!(fields.model_raw.map(|raw| &body[raw.span()]), Some(r#""m\u0031""#));
         assert!(fields.is_stream && !fields.echo);
-        assert_eq!((fields.max_tokens, fields.choices, fields.priority), (Some(Tokens(7)), 2, Some(-3)));
-        assert_eq!((fields.user.as_deref(), fields.cache_salt.as_deref()), (Some("u"), Some("s")));
+        assert_eq!((fields.choices, fields.cache_salt.as_deref()), (2, Some("s")));
         assert_eq!(fields.stream_options.map(|raw| raw.text()), Some(r#"{"include_usage":true}"#));
         assert_eq!(fields.prompt.messages.map(|raw| raw.text()), Some("[1]"));
         assert!(fields.prompt.tools.is_none());
