@@ -39,7 +39,7 @@ const FORBIDDEN: &[(&[&str], &[&str])] = &[
             "relay/sse.rs",
             "relay/classify.rs",
             "relay/timeline.rs",
-            "relay/withhold.rs",
+            "relay/usage_filter.rs",
             "config/check",
             "control/drift",
             "simulate/engine",

@@ -22,7 +22,7 @@ use crate::journal::Journal;
 use crate::observe::trace_context;
 use crate::record;
 use crate::relay::reader::StreamShape;
-use crate::relay::watch::{Limits, Watch};
+use crate::relay::watch::{StreamDeadlines, StreamWatch};
 use crate::request::dialect::Dialect;
 use crate::upstream::attempt::{Answer, AttemptError, AttemptMoments, Deadlines, Order};
 use crate::upstream::headers::{self, Credential, Upstream};
@@ -58,7 +58,7 @@ pub struct Winner {
     /// The choice; holds the load.
     pub pick: Box<Pick>,
     /// The watchdog's view.
-    pub watch: Arc<Watch>,
+    pub watch: Arc<StreamWatch>,
 }
 
 impl Exchange {
@@ -158,7 +158,7 @@ impl Exchange {
         let start = clock.now();
         let span = trace_context::new_span_id();
         let deadlines = self.deadlines();
-        let limits = Limits {
+        let limits = StreamDeadlines {
             inter_token: Some(self.prepared.timeouts.inter_token),
             client_stall: self.prepared.timeouts.client_stall,
             first_token_at: deadlines.first_token.map(|(at, _)| at),
@@ -185,7 +185,7 @@ impl Exchange {
         match result {
             Ok(answer) => Ok((answer, winner)),
             Err(error) => {
-                winner.watch.is_done();
+                winner.watch.close();
                 if matches!(error, AttemptError::Overdue(_)) {
                     winner.pick.censored(clock.now());
                 }
@@ -299,7 +299,7 @@ impl Exchange {
 }
 
 /// Ends the watchdog's interest if the attempt is dropped half-way (the client left).
-struct WatchGuard<'w>(Option<&'w Watch>);
+struct WatchGuard<'w>(Option<&'w StreamWatch>);
 
 impl WatchGuard<'_> {
     fn disarm(mut self) {
@@ -310,7 +310,7 @@ impl WatchGuard<'_> {
 impl Drop for WatchGuard<'_> {
     fn drop(&mut self) {
         if let Some(watch) = self.0 {
-            watch.is_done();
+            watch.close();
         }
     }
 }

@@ -14,9 +14,9 @@ use http_body::{Body, Frame, SizeHint};
 use thiserror::Error;
 use tokio::time::Sleep;
 
-use super::failure;
-use super::heartbeat::{Waited, Waiting};
-use super::large::LargeBody;
+use super::error_event::{self, ClientError, EventContext};
+use super::heartbeat::{HeartbeatBody, HeartbeatPoll};
+use super::large_body::LargeBody;
 use super::stream::StreamBody;
 use crate::error::Failure;
 use crate::journal::Journal;
@@ -39,9 +39,9 @@ pub enum ReplyBody {
     /// A large unary answer.
     Large(Box<LargeBody>),
     /// Nothing decided yet: SSE comments until it is.
-    Waiting(Box<Waiting>),
+    Waiting(Box<HeartbeatBody>),
     /// An error event, then an abort.
-    Broken(BrokenOff, Box<Journal>),
+    Broken(AbortingBody, Box<Journal>),
 }
 
 impl ReplyBody {
@@ -50,15 +50,14 @@ impl ReplyBody {
     pub fn failed(mut journal: Journal, failure: &Failure) -> Self {
         journal.fail(failure);
         let dialect = journal.record().dialect;
-        let event = words(failure, dialect.error_shape(), |words| {
-            failure::event(dialect, words, &failure::Place::default())
-        });
-        Self::Broken(BrokenOff::new(event), Box::new(journal))
+        let error = ClientError::new(failure, dialect.error_shape());
+        let event = error_event::event(dialect, &error, &EventContext::default());
+        Self::Broken(AbortingBody::new(event), Box::new(journal))
     }
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Polled {
         loop {
-            let waited = match self {
+            let polled = match self {
                 Self::Whole(body, _) => {
                     return Poll::Ready(body.take().filter(|b| !b.is_empty()).map(|b| Ok(Frame::data(b))));
                 }
@@ -67,9 +66,9 @@ impl ReplyBody {
                 Self::Broken(broken, _) => return broken.poll(cx),
                 Self::Waiting(waiting) => std::task::ready!(waiting.poll(cx)),
             };
-            match waited {
-                Waited::Beat(comment) => return Poll::Ready(Some(Ok(Frame::data(comment)))),
-                Waited::Over(body) => *self = body,
+            match polled {
+                HeartbeatPoll::Beat(comment) => return Poll::Ready(Some(Ok(Frame::data(comment)))),
+                HeartbeatPoll::Over(body) => *self = body,
             }
         }
     }
@@ -97,12 +96,12 @@ impl Body for ReplyBody {
 
 /// Sends an error event, sees it flushed, and aborts.
 #[derive(Debug)]
-pub struct BrokenOff {
+pub struct AbortingBody {
     event: Option<Bytes>,
     grace: Option<Pin<Box<Sleep>>>,
 }
 
-impl BrokenOff {
+impl AbortingBody {
     /// With this event.
     #[must_use]
     pub fn new(event: Bytes) -> Self {
@@ -118,16 +117,6 @@ impl BrokenOff {
         std::task::ready!(grace.as_mut().poll(cx));
         Poll::Ready(Some(Err(Aborted)))
     }
-}
-
-/// A failure in the words of its dialect.
-pub fn words<T>(
-    failure: &Failure,
-    shape: crate::request::dialect::ErrorShape,
-    write: impl FnOnce(&failure::Failure<'_>) -> T,
-) -> T {
-    let message = failure.to_string();
-    write(&failure::Failure { kind: failure.kind(shape), message: &message, code: failure.code() })
 }
 
 // hyper drops what it has not flushed when a body fails, and h2 drops queued frames on a reset.

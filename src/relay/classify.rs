@@ -9,7 +9,7 @@
 
 use smallvec::SmallVec;
 
-use crate::relay::usage::{Answer, EngineError};
+use crate::relay::usage::{AnswerFacts, EngineError};
 use crate::relay::{openai, typed};
 use crate::request::dialect::Dialect;
 use crate::request::json::Raw;
@@ -70,21 +70,21 @@ pub enum Echo {
 
 /// What the events of one stream add up to so far.
 #[derive(Debug)]
-pub struct Reading {
+pub struct StreamState {
     /// What the answer told of itself.
-    pub answer: Answer,
+    pub answer: AnswerFacts,
     /// The next `sequence_number` of a responses stream.
     pub next_sequence: u64,
     dialect: Dialect,
     echo: Echo,
-    choices: SmallVec<[Choice; 1]>,
+    choices: SmallVec<[ChoiceState; 1]>,
     is_done: bool,
 }
 
-impl Reading {
+impl StreamState {
     pub(super) fn new(dialect: Dialect, echo: Echo) -> Self {
         Self {
-            answer: Answer::default(),
+            answer: AnswerFacts::default(),
             next_sequence: 0,
             dialect,
             echo,
@@ -100,7 +100,7 @@ impl Reading {
         name: &'a [u8],
         data: &'a str,
         tell: &mut dyn FnMut(Event),
-    ) -> Option<Plain<'a>> {
+    ) -> Option<PlainContent<'a>> {
         if data == "[DONE]" {
             // The typed streams have an end of their own; this one says nothing there.
             if !matches!(self.dialect, Dialect::Messages | Dialect::Responses) {
@@ -159,11 +159,11 @@ impl Reading {
     }
 
     /// The state of a choice, from its first mention on. `None` past a bound that only nonsense reaches.
-    pub(super) fn choice(&mut self, index: u32) -> Option<&mut Choice> {
+    pub(super) fn choice(&mut self, index: u32) -> Option<&mut ChoiceState> {
         let place = usize::try_from(index).ok().filter(|place| *place < MOST_CHOICES)?;
         while self.choices.len() <= place {
             let echo = self.echo_of(self.choices.len());
-            self.choices.push(Choice { echo, ..Choice::default() });
+            self.choices.push(ChoiceState { echo, ..ChoiceState::default() });
         }
         self.choices.get_mut(place)
     }
@@ -191,7 +191,7 @@ impl Reading {
 
 /// One choice of a stream.
 #[derive(Debug, Default)]
-pub(super) struct Choice {
+pub(super) struct ChoiceState {
     is_finished: bool,
     echo: EchoLeft,
     /// Output tokens that continuous usage told so far, and at the last content event.
@@ -201,7 +201,7 @@ pub(super) struct Choice {
     ids: u64,
 }
 
-impl Choice {
+impl ChoiceState {
     /// Notes the counts that came with an event.
     pub(super) fn count(&mut self, counts: Counts) {
         self.ids = self.ids.saturating_add(counts.ids.unwrap_or(0));
@@ -209,7 +209,7 @@ impl Choice {
     }
 
     /// Whether the text is generated, not the prompt's echo.
-    pub(super) fn is_generated(&mut self, text: &Leaves<'_>) -> bool {
+    pub(super) fn is_generated(&mut self, text: &ContentValues<'_>) -> bool {
         let is_counted = self.ids > 0 || self.total > self.told;
         match std::mem::take(&mut self.echo) {
             EchoLeft::None => true,
@@ -254,7 +254,7 @@ enum EchoLeft {
 }
 
 /// The content string of an event that told nothing else.
-pub(super) struct Plain<'a> {
+pub(super) struct PlainContent<'a> {
     /// Inside of the string, as it stands in the event.
     pub string: &'a str,
     /// Whose content it is.
@@ -263,11 +263,11 @@ pub(super) struct Plain<'a> {
 
 /// The places of a delta that may carry content, as they are met.
 #[derive(Debug, Default)]
-pub(super) struct Leaves<'a> {
+pub(super) struct ContentValues<'a> {
     carrying: SmallVec<[Raw<'a>; 1]>,
 }
 
-impl<'a> Leaves<'a> {
+impl<'a> ContentValues<'a> {
     /// Looks at one place; null and empty values carry nothing.
     pub(super) fn add(&mut self, value: Option<Raw<'a>>) {
         self.carrying.extend(value.filter(|value| !matches!(value.text(), "\"\"" | "[]" | "{}")));

@@ -13,11 +13,11 @@ use tokio::time::{Instant, Sleep};
 use super::body::ReplyBody;
 
 /// An exchange that will end in a body.
-pub type LateBody = Pin<Box<dyn Future<Output = ReplyBody> + Send>>;
+pub type PendingReply = Pin<Box<dyn Future<Output = ReplyBody> + Send>>;
 
 /// Comments until the exchange is over.
-pub struct Waiting {
-    exchange: LateBody,
+pub struct HeartbeatBody {
+    exchange: PendingReply,
     beat: Pin<Box<Sleep>>,
     every: Duration,
     is_first: bool,
@@ -25,38 +25,38 @@ pub struct Waiting {
 
 /// What a poll gave.
 #[derive(Debug)]
-pub enum Waited {
+pub enum HeartbeatPoll {
     /// A comment to send.
     Beat(Bytes),
     /// The exchange is over: this is the body from now on.
     Over(ReplyBody),
 }
 
-impl Waiting {
+impl HeartbeatBody {
     /// The head went out because the first pause of `every` passed.
     #[must_use]
-    pub fn new(exchange: LateBody, every: Duration) -> Self {
+    pub fn new(exchange: PendingReply, every: Duration) -> Self {
         Self { exchange, beat: Box::pin(tokio::time::sleep(every)), every, is_first: true }
     }
 
     /// The next comment, or the body.
-    pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Waited> {
+    pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<HeartbeatPoll> {
         if let Poll::Ready(body) = self.exchange.as_mut().poll(cx) {
-            return Poll::Ready(Waited::Over(body));
+            return Poll::Ready(HeartbeatPoll::Over(body));
         }
         if std::mem::take(&mut self.is_first) {
-            return Poll::Ready(Waited::Beat(Bytes::from_static(COMMENT)));
+            return Poll::Ready(HeartbeatPoll::Beat(Bytes::from_static(COMMENT)));
         }
         std::task::ready!(self.beat.as_mut().poll(cx));
         let next: Instant = self.beat.deadline() + self.every;
         self.beat.as_mut().reset(next);
-        Poll::Ready(Waited::Beat(Bytes::from_static(COMMENT)))
+        Poll::Ready(HeartbeatPoll::Beat(Bytes::from_static(COMMENT)))
     }
 }
 
-impl std::fmt::Debug for Waiting {
+impl std::fmt::Debug for HeartbeatBody {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Waiting").field("every", &self.every).finish_non_exhaustive()
+        f.debug_struct("HeartbeatBody").field("every", &self.every).finish_non_exhaustive()
     }
 }
 

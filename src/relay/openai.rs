@@ -5,16 +5,16 @@
 
 use smallvec::SmallVec;
 
-use crate::relay::classify::{Counts, Event, Leaves, Plain, Reading};
+use crate::relay::classify::{ContentValues, Counts, Event, PlainContent, StreamState};
 use crate::relay::usage::Usage;
-use crate::request::json::{Cursor, Fault, Kind, Raw};
+use crate::request::json::{Cursor, JsonError, JsonKind, Raw};
 use crate::units::Tokens;
 
 pub(super) fn read<'a>(
-    reading: &mut Reading,
+    reading: &mut StreamState,
     data: &'a str,
     tell: &mut dyn FnMut(Event),
-) -> Option<Plain<'a>> {
+) -> Option<PlainContent<'a>> {
     let Ok(chunk) = Chunk::read(data) else {
         tell(Event::Other);
         return None;
@@ -53,26 +53,26 @@ pub(super) fn read<'a>(
     plain
 }
 
-struct Told<'a> {
+struct ChoiceFacts<'a> {
     is_content: bool,
     is_finish: bool,
-    plain: Option<Plain<'a>>,
+    plain: Option<PlainContent<'a>>,
 }
 
 fn read_choice<'a>(
-    reading: &mut Reading,
-    choice: &Choice<'a>,
+    reading: &mut StreamState,
+    choice: &ChunkChoice<'a>,
     running: Option<u64>,
     tell: &mut dyn FnMut(Event),
-) -> Told<'a> {
+) -> ChoiceFacts<'a> {
     let index = choice.index.and_then(|index| index.text().parse().ok()).unwrap_or(0);
     let counts = Counts { ids: choice.token_ids.and_then(array_len), usage: running };
-    let leaves = choice.leaves();
-    let mut is_content = leaves.is_content();
+    let values = choice.values();
+    let mut is_content = values.is_content();
     let mut tokens = None;
     if let Some(state) = reading.choice(index) {
         state.count(counts);
-        is_content = is_content && state.is_generated(&leaves);
+        is_content = is_content && state.is_generated(&values);
         if is_content {
             tokens = state.take_tokens(counts);
         }
@@ -85,34 +85,35 @@ fn read_choice<'a>(
         reading.finish(index, reason, tell);
     }
     let is_plain = is_content && tokens.is_none() && finish.is_none();
-    let plain = leaves.only_string().filter(|_| is_plain).map(|string| Plain { string, choice: index });
-    Told { is_content, is_finish: finish.is_some(), plain }
+    let plain =
+        values.only_string().filter(|_| is_plain).map(|string| PlainContent { string, choice: index });
+    ChoiceFacts { is_content, is_finish: finish.is_some(), plain }
 }
 
-impl<'a> Choice<'a> {
-    fn leaves(&self) -> Leaves<'a> {
-        let mut leaves = Leaves::default();
-        leaves.add(self.text);
-        leaves.add(self.delta.content);
-        leaves.add(self.delta.reasoning);
-        leaves.add(self.delta.reasoning_content);
-        leaves.add(self.delta.refusal);
+impl<'a> ChunkChoice<'a> {
+    fn values(&self) -> ContentValues<'a> {
+        let mut values = ContentValues::default();
+        values.add(self.text);
+        values.add(self.delta.content);
+        values.add(self.delta.reasoning);
+        values.add(self.delta.reasoning_content);
+        values.add(self.delta.refusal);
         if let Some(calls) = self.delta.tool_calls {
             // A fault means that it is no array of objects: then it carries nothing.
             let _ = calls.cursor().array(|call| {
                 let [function] = call.members(["function"])?;
-                add_function(&mut leaves, function);
-                Ok::<_, Fault>(())
+                add_function(&mut values, function);
+                Ok::<_, JsonError>(())
             });
         }
-        add_function(&mut leaves, self.delta.function_call);
-        leaves
+        add_function(&mut values, self.delta.function_call);
+        values
     }
 }
 
-fn add_function<'a>(leaves: &mut Leaves<'a>, function: Option<Raw<'a>>) {
+fn add_function<'a>(values: &mut ContentValues<'a>, function: Option<Raw<'a>>) {
     for value in function.map_or([None; 2], |function| function.members(["name", "arguments"])) {
-        leaves.add(value);
+        values.add(value);
     }
 }
 
@@ -128,23 +129,23 @@ fn array_len(array: Raw<'_>) -> Option<u64> {
 struct Chunk<'a> {
     id: Option<Raw<'a>>,
     model: Option<Raw<'a>>,
-    choices: SmallVec<[Choice<'a>; 1]>,
+    choices: SmallVec<[ChunkChoice<'a>; 1]>,
     usage: Option<Raw<'a>>,
     error: Option<Raw<'a>>,
     metrics: Option<Raw<'a>>,
 }
 
 #[derive(Default)]
-struct Choice<'a> {
+struct ChunkChoice<'a> {
     index: Option<Raw<'a>>,
-    delta: Delta<'a>,
+    delta: ChunkDelta<'a>,
     text: Option<Raw<'a>>,
     finish_reason: Option<Raw<'a>>,
     token_ids: Option<Raw<'a>>,
 }
 
 #[derive(Default)]
-struct Delta<'a> {
+struct ChunkDelta<'a> {
     content: Option<Raw<'a>>,
     reasoning: Option<Raw<'a>>,
     reasoning_content: Option<Raw<'a>>,
@@ -155,7 +156,7 @@ struct Delta<'a> {
 
 // One pass over the whole chunk: taking members out and reading them again costs half as much on top.
 impl<'a> Chunk<'a> {
-    fn read(data: &'a str) -> Result<Self, Fault> {
+    fn read(data: &'a str) -> Result<Self, JsonError> {
         let mut chunk = Self::default();
         let mut cursor = Cursor::new(data);
         cursor.object(|key, value| {
@@ -165,11 +166,11 @@ impl<'a> Chunk<'a> {
                 "usage" => &mut chunk.usage,
                 "error" => &mut chunk.error,
                 "metrics" => &mut chunk.metrics,
-                "choices" if value.ahead() == Kind::Array => {
+                "choices" if value.ahead() == JsonKind::Array => {
                     chunk.choices.clear();
                     return value.array(|choice| {
-                        if choice.ahead() == Kind::Object {
-                            chunk.choices.push(Choice::read(choice)?);
+                        if choice.ahead() == JsonKind::Object {
+                            chunk.choices.push(ChunkChoice::read(choice)?);
                         }
                         Ok(())
                     });
@@ -177,15 +178,15 @@ impl<'a> Chunk<'a> {
                 _ => return Ok(()),
             };
             *slot = value.value()?.non_null();
-            Ok::<_, Fault>(())
+            Ok::<_, JsonError>(())
         })?;
         cursor.end()?;
         Ok(chunk)
     }
 }
 
-impl<'a> Choice<'a> {
-    fn read(cursor: &mut Cursor<'a>) -> Result<Self, Fault> {
+impl<'a> ChunkChoice<'a> {
+    fn read(cursor: &mut Cursor<'a>) -> Result<Self, JsonError> {
         let mut choice = Self::default();
         cursor.object(|key, value| {
             let slot = match key.escaped().unwrap_or_default() {
@@ -193,21 +194,21 @@ impl<'a> Choice<'a> {
                 "text" => &mut choice.text,
                 "finish_reason" => &mut choice.finish_reason,
                 "token_ids" => &mut choice.token_ids,
-                "delta" if value.ahead() == Kind::Object => {
-                    choice.delta = Delta::read(value)?;
+                "delta" if value.ahead() == JsonKind::Object => {
+                    choice.delta = ChunkDelta::read(value)?;
                     return Ok(());
                 }
                 _ => return Ok(()),
             };
             *slot = value.value()?.non_null();
-            Ok::<_, Fault>(())
+            Ok::<_, JsonError>(())
         })?;
         Ok(choice)
     }
 }
 
-impl<'a> Delta<'a> {
-    fn read(cursor: &mut Cursor<'a>) -> Result<Self, Fault> {
+impl<'a> ChunkDelta<'a> {
+    fn read(cursor: &mut Cursor<'a>) -> Result<Self, JsonError> {
         let mut delta = Self::default();
         cursor.object(|key, value| {
             let slot = match key.escaped().unwrap_or_default() {
@@ -220,7 +221,7 @@ impl<'a> Delta<'a> {
                 _ => return Ok(()),
             };
             *slot = value.value()?.non_null();
-            Ok::<_, Fault>(())
+            Ok::<_, JsonError>(())
         })?;
         Ok(delta)
     }

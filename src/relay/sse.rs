@@ -6,9 +6,9 @@
 
 use std::borrow::Cow;
 
-use crate::relay::classify::{Echo, Event, Reading, StreamEnd};
-use crate::relay::cut;
-use crate::relay::frame::{Boundaries, Fields, Tail, without_bom};
+use crate::relay::classify::{Echo, Event, StreamEnd, StreamState};
+use crate::relay::frame::{Boundaries, LineState, SseFields, without_bom};
+use crate::relay::oversized;
 use crate::relay::template::{Recognised, Templates};
 use crate::request::dialect::Dialect;
 
@@ -26,7 +26,7 @@ pub struct Scanner {
 /// What only events touch that are parsed or span reads.
 #[derive(Debug)]
 struct Rest {
-    reading: Reading,
+    reading: StreamState,
     /// The event that the last read stopped in.
     carried: Carried,
     /// Several `data` lines of one event, joined.
@@ -35,7 +35,7 @@ struct Rest {
 
 /// What one read held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Fed {
+pub struct FeedResult {
     /// The position behind the last event that ended in this read: what follows is the beginning of another.
     pub end: usize,
     /// It began and ended between two events, and all of them were ordinary: content or none, known by a template.
@@ -52,7 +52,7 @@ impl Scanner {
             has_carried: false,
             templates: Templates::default(),
             rest: Box::new(Rest {
-                reading: Reading::new(dialect, echo),
+                reading: StreamState::new(dialect, echo),
                 carried: Carried::default(),
                 joined: Vec::new(),
             }),
@@ -61,7 +61,7 @@ impl Scanner {
 
     /// Takes the next bytes of the stream and tells each fact, in order, with the position in `read` behind the event
     /// it came from. Events without data (comments) tell nothing.
-    pub fn feed(&mut self, read: &[u8], mut tell: impl FnMut(Event, usize)) -> Fed {
+    pub fn feed(&mut self, read: &[u8], mut tell: impl FnMut(Event, usize)) -> FeedResult {
         let mut start = self.boundaries.begin(read);
         let mut is_ordinary = start == 0 && !self.has_carried;
         while let Some(end) = self.boundaries.next_end(read, start) {
@@ -82,18 +82,18 @@ impl Scanner {
             }
             _ => {}
         }
-        Fed { end: start, is_ordinary: is_ordinary && read.last() == Some(&b'\n') }
+        FeedResult { end: start, is_ordinary: is_ordinary && read.last() == Some(&b'\n') }
     }
 
     /// What the stream told so far.
     #[must_use]
-    pub fn reading(&self) -> &Reading {
+    pub fn reading(&self) -> &StreamState {
         &self.rest.reading
     }
 
     /// Where the stream stands, for whoever must write something after it.
     #[must_use]
-    pub fn tail(&self) -> Tail {
+    pub fn tail(&self) -> LineState {
         self.boundaries.tail()
     }
 
@@ -124,7 +124,7 @@ impl Scanner {
             }
             Some((head, tail)) => {
                 self.is_at_start = false;
-                cut::read(&mut self.rest.reading, head, tail, tell);
+                oversized::read(&mut self.rest.reading, head, tail, tell);
             }
         }
         carried.reset();
@@ -135,7 +135,7 @@ impl Scanner {
     fn parse(&mut self, raw: &[u8], tell: &mut dyn FnMut(Event)) {
         let event = if std::mem::take(&mut self.is_at_start) { without_bom(raw) } else { raw };
         let mut joined = std::mem::take(&mut self.rest.joined);
-        let fields = Fields::of(event, &mut joined);
+        let fields = SseFields::of(event, &mut joined);
         // Clients replace what is not UTF-8 (WHATWG); so do we, to judge what they see.
         let data = fields.data.unwrap_or_default();
         let data = std::str::from_utf8(data).map_or_else(|_| String::from_utf8_lossy(data), Cow::Borrowed);

@@ -1,6 +1,6 @@
 //! The body of a streamed answer.
 //!
-//! One poll: note that hyper asks again (a pause was the client's), take the watchdog's verdict if there is one,
+//! One poll: note that hyper asks again (a pause was the client's), take the watchdog's expiry if there is one,
 //! pass on the reader's next bytes. Nothing is allocated per event. Its drop completes the record, whatever the
 //! end was.
 
@@ -10,13 +10,13 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use http_body::Frame;
 
-use super::body::{BrokenOff, Polled, words};
+use super::body::{AbortingBody, Polled};
 use super::classify::StreamEnd;
-use super::failure;
-use super::pace::Pace;
+use super::error_event::{self, ClientError};
+use super::itl_slo::ItlSlo;
 use super::reader::{Next, StreamReader};
-use super::usage::{Answer, EngineErrorKind};
-use super::watch::Verdict;
+use super::usage::{AnswerFacts, EngineErrorKind};
+use super::watch::Expiry;
 use crate::clock::Stamp;
 use crate::error::{Failure, ReplicaFailure, Timer};
 use crate::fleet::pick::Pick;
@@ -35,11 +35,11 @@ pub struct StreamBody {
     has_first_token: bool,
     /// How it ended is settled, and charged to whom it may concern.
     is_settled: bool,
-    broken: Option<Box<BrokenOff>>,
+    broken: Option<Box<AbortingBody>>,
     journal: Journal,
     pick: Box<Pick>,
     series: StreamSeries,
-    pace: Option<Box<Pace>>,
+    pace: Option<Box<ItlSlo>>,
     pins: Arc<ResponsePins>,
     timeouts: crate::config::Timeouts,
 }
@@ -56,7 +56,7 @@ impl StreamBody {
     ) -> Self {
         let record = journal.record();
         let key = StreamKey::new(&record.route, &record.model, record.class, &pick.replica.served);
-        let pace = Pace::new(record.slo.itl);
+        let pace = ItlSlo::new(record.slo.itl);
         let series = journal.observer().stream_series(&key);
         let mut this = Self {
             reader,
@@ -85,8 +85,8 @@ impl StreamBody {
         if let Some(broken) = &mut self.broken {
             return broken.poll(cx);
         }
-        if let Some(verdict) = self.reader.watch.verdict() {
-            return self.break_off(&self.failure_of(verdict), cx);
+        if let Some(expiry) = self.reader.watch.expiry() {
+            return self.break_off(&self.failure_of(expiry), cx);
         }
         match self.reader.poll_next(cx) {
             Poll::Ready(Next::Bytes(bytes, at)) => self.hand(bytes, at),
@@ -96,12 +96,12 @@ impl StreamBody {
     }
 
     fn wait(&mut self, cx: &mut Context<'_>) -> Polled {
-        if self.reader.watch.takes_flush() {
+        if self.reader.watch.take_flush_request() {
             self.flush(self.reader.looked_at());
         }
-        match self.reader.watch.poll_verdict(cx) {
+        match self.reader.watch.poll_expiry(cx) {
             Poll::Pending => Poll::Pending,
-            Poll::Ready(verdict) => self.break_off(&self.failure_of(verdict), cx),
+            Poll::Ready(expiry) => self.break_off(&self.failure_of(expiry), cx),
         }
     }
 
@@ -114,7 +114,7 @@ impl StreamBody {
             self.flush(now);
         }
         self.reader.timeline.pause(now);
-        self.reader.watch.handed(now);
+        self.reader.watch.waits_for_client(now);
         self.bytes_out += bytes.len() as u64;
         Poll::Ready(Some(Ok(Frame::data(bytes))))
     }
@@ -183,20 +183,20 @@ impl StreamBody {
         }
     }
 
-    fn failure_of(&self, verdict: Verdict) -> Failure {
+    fn failure_of(&self, expiry: Expiry) -> Failure {
         let after = |timer| match timer {
             Timer::FirstToken => self.timeouts.first_token,
             Timer::InterToken => self.timeouts.inter_token,
             Timer::ClientStall => self.timeouts.client_stall,
             _ => self.timeouts.total,
         };
-        match verdict {
-            Verdict::Deadline(timer) => Failure::Timeout { timer, after: after(timer) },
-            Verdict::ReplicaSilent => {
+        match expiry {
+            Expiry::Deadline(timer) => Failure::Timeout { timer, after: after(timer) },
+            Expiry::ReplicaSilent => {
                 let replica = Arc::clone(&self.pick.replica.served.replica);
                 Failure::Replica(ReplicaFailure::Silent { replica })
             }
-            Verdict::DrainOver => Failure::DrainCut,
+            Expiry::DrainOver => Failure::DrainCut,
         }
     }
 
@@ -205,9 +205,9 @@ impl StreamBody {
         self.charge(failure);
         let dialect = self.journal.record().dialect;
         self.reader.close();
-        let place = self.reader.place();
-        let event = words(failure, dialect.error_shape(), |words| failure::event(dialect, words, &place));
-        self.broken.insert(Box::new(BrokenOff::new(event))).poll(cx)
+        let error = ClientError::new(failure, dialect.error_shape());
+        let event = error_event::event(dialect, &error, &self.reader.event_context());
+        self.broken.insert(Box::new(AbortingBody::new(event))).poll(cx)
     }
 
     fn charge(&mut self, failure: &Failure) {
@@ -232,10 +232,10 @@ impl StreamBody {
 
 impl Drop for StreamBody {
     fn drop(&mut self) {
-        self.reader.watch.is_done();
+        self.reader.watch.close();
         // A client that was cut from outside never polled again to hear why.
-        if let Some(verdict) = self.reader.watch.verdict() {
-            let failure = self.failure_of(verdict);
+        if let Some(expiry) = self.reader.watch.expiry() {
+            let failure = self.failure_of(expiry);
             self.charge(&failure);
         }
         let now = self.journal.clock().now();
@@ -250,11 +250,11 @@ impl Drop for StreamBody {
         (record.longest_gap, record.longest_gap_at) = timeline.longest_gap();
         record.relay_blocked = timeline.blocked();
         record.itl_missed = self.pace.as_ref().and_then(|pace| pace.missed());
-        note_told(record, &self.reader.scanner.reading().answer);
+        record_facts(record, &self.reader.scanner.reading().answer);
     }
 }
 
-fn observe(series: &StreamSeries, pace: &mut Option<Box<Pace>>, gaps: &Gaps<'_>) {
+fn observe(series: &StreamSeries, pace: &mut Option<Box<ItlSlo>>, gaps: &Gaps<'_>) {
     series.gaps(gaps);
     if let Some(pace) = pace {
         pace.take(gaps);
@@ -262,7 +262,7 @@ fn observe(series: &StreamSeries, pace: &mut Option<Box<Pace>>, gaps: &Gaps<'_>)
 }
 
 /// What an answer told of itself, into the record.
-pub fn note_told(record: &mut Record, told: &Answer) {
+pub fn record_facts(record: &mut Record, told: &AnswerFacts) {
     record.tokens = told.tokens;
     record.engine = told.engine;
     record.response_id.clone_from(&told.id);

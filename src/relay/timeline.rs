@@ -15,7 +15,7 @@ use smallvec::SmallVec;
 
 use crate::clock::Stamp;
 use crate::record::{Gap, Gaps};
-use crate::relay::late::LateGaps;
+use crate::relay::deferred_gaps::DeferredGaps;
 
 /// Latency of one stream, as it passes. What an ordinary event touches comes first: between two events of a stream its
 /// memory has left the cache, and each cache line costs a miss.
@@ -36,7 +36,7 @@ pub struct Timeline {
     first_byte: Moment,
     blocked: Duration,
     more_choices: Vec<ChoiceClock>,
-    late: LateGaps,
+    late: DeferredGaps,
 }
 
 /// The last content event of one choice.

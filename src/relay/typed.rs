@@ -5,16 +5,16 @@
 
 use std::borrow::Cow;
 
-use crate::relay::classify::{Event, Leaves, Plain, Reading};
+use crate::relay::classify::{ContentValues, Event, PlainContent, StreamState};
 use crate::request::dialect::Dialect;
-use crate::request::json::{Cursor, Fault, Raw};
+use crate::request::json::{Cursor, JsonError, Raw};
 
 pub(super) fn read<'a>(
-    reading: &mut Reading,
+    reading: &mut StreamState,
     name: &'a [u8],
     data: &'a str,
     tell: &mut dyn FnMut(Event),
-) -> Option<Plain<'a>> {
+) -> Option<PlainContent<'a>> {
     let Ok((whole, event)) = parse(data) else {
         tell(Event::Other);
         return None;
@@ -34,32 +34,32 @@ pub(super) fn read<'a>(
     }
 }
 
-fn parse(data: &str) -> Result<(Raw<'_>, Typed<'_>), Fault> {
+fn parse(data: &str) -> Result<(Raw<'_>, TypedEvent<'_>), JsonError> {
     let mut cursor = Cursor::new(data);
     let whole = cursor.value()?;
     cursor.end()?;
-    Ok((whole, Typed::read(whole)?))
+    Ok((whole, TypedEvent::read(whole)?))
 }
 
 fn message<'a>(
-    reading: &mut Reading,
+    reading: &mut StreamState,
     kind: &Cow<'a, str>,
-    event: &Typed<'a>,
+    event: &TypedEvent<'a>,
     tell: &mut dyn FnMut(Event),
-) -> Option<Plain<'a>> {
+) -> Option<PlainContent<'a>> {
     match kind.as_ref() {
         "content_block_delta" => {
-            let mut leaves = Leaves::default();
+            let mut values = ContentValues::default();
             if let Some(delta) = event.delta {
                 delta
                     .members(["text", "thinking", "partial_json"])
                     .into_iter()
-                    .for_each(|text| leaves.add(text));
+                    .for_each(|text| values.add(text));
             }
-            return content(&leaves, tell);
+            return content(&values, tell);
         }
         "message_start" => {
-            if let Some(start) = event.message.and_then(Whole::read) {
+            if let Some(start) = event.message.and_then(ResponseObject::read) {
                 reading.answer.note_id(start.id);
                 reading.answer.note_model(start.model);
                 reading.answer.note_usage(start.usage);
@@ -85,20 +85,20 @@ fn message<'a>(
 }
 
 fn response<'a>(
-    reading: &mut Reading,
+    reading: &mut StreamState,
     kind: &Cow<'a, str>,
-    event: &Typed<'a>,
+    event: &TypedEvent<'a>,
     tell: &mut dyn FnMut(Event),
-) -> Option<Plain<'a>> {
+) -> Option<PlainContent<'a>> {
     if let Some(number) = event.sequence_number.and_then(|raw| raw.text().parse::<u64>().ok()) {
         reading.next_sequence = number.saturating_add(1);
     }
     if kind.starts_with("response.") && kind.ends_with(".delta") {
-        let mut leaves = Leaves::default();
-        leaves.add(event.delta);
-        return content(&leaves, tell);
+        let mut values = ContentValues::default();
+        values.add(event.delta);
+        return content(&values, tell);
     }
-    let whole = || event.response.and_then(Whole::read);
+    let whole = || event.response.and_then(ResponseObject::read);
     match kind.as_ref() {
         "response.created" | "response.queued" | "response.in_progress" if reading.answer.id.is_none() => {
             if let Some(whole) = whole() {
@@ -127,17 +127,17 @@ fn response<'a>(
     None
 }
 
-fn content<'a>(leaves: &Leaves<'a>, tell: &mut dyn FnMut(Event)) -> Option<Plain<'a>> {
-    if !leaves.is_content() {
+fn content<'a>(values: &ContentValues<'a>, tell: &mut dyn FnMut(Event)) -> Option<PlainContent<'a>> {
+    if !values.is_content() {
         tell(Event::Other);
         return None;
     }
     tell(Event::Content { choice: 0, tokens: None });
-    leaves.only_string().map(|string| Plain { string, choice: 0 })
+    values.only_string().map(|string| PlainContent { string, choice: 0 })
 }
 
 /// The members of an event that matter here, `None` where absent or `null`.
-struct Typed<'a> {
+struct TypedEvent<'a> {
     kind: Option<Raw<'a>>,
     delta: Option<Raw<'a>>,
     message: Option<Raw<'a>>,
@@ -147,8 +147,8 @@ struct Typed<'a> {
     sequence_number: Option<Raw<'a>>,
 }
 
-impl<'a> Typed<'a> {
-    fn read(event: Raw<'a>) -> Result<Self, Fault> {
+impl<'a> TypedEvent<'a> {
+    fn read(event: Raw<'a>) -> Result<Self, JsonError> {
         let names = ["type", "delta", "message", "usage", "error", "response", "sequence_number"];
         let [kind, delta, message, usage, error, response, sequence_number] =
             event.cursor().members(names)?;
@@ -157,7 +157,7 @@ impl<'a> Typed<'a> {
 }
 
 /// A whole message or response inside an event.
-struct Whole<'a> {
+struct ResponseObject<'a> {
     id: Option<Raw<'a>>,
     model: Option<Raw<'a>>,
     usage: Option<Raw<'a>>,
@@ -166,7 +166,7 @@ struct Whole<'a> {
     error: Option<Raw<'a>>,
 }
 
-impl<'a> Whole<'a> {
+impl<'a> ResponseObject<'a> {
     fn read(value: Raw<'a>) -> Option<Self> {
         let names = ["id", "model", "usage", "status", "incomplete_details", "error"];
         let [id, model, usage, status, incomplete_details, error] = value.cursor().members(names).ok()?;

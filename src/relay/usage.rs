@@ -9,12 +9,12 @@ use std::time::Duration;
 
 use crate::record::{EngineTimes, TokenCounts};
 use crate::request::dialect::Dialect;
-use crate::request::json::{Cursor, Fault, Kind, Raw};
+use crate::request::json::{Cursor, JsonError, JsonKind, Raw};
 use crate::units::Tokens;
 
 /// Facts that an answer told, as far as it was read.
 #[derive(Clone, Debug, Default)]
-pub struct Answer {
+pub struct AnswerFacts {
     /// Response id.
     pub id: Option<Box<str>>,
     /// Model, as the engine names it.
@@ -51,21 +51,21 @@ pub enum EngineErrorKind {
 
 /// Reads a unary answer (or an error body). What cannot be read stays empty.
 #[must_use]
-pub fn of_unary(dialect: Dialect, body: &[u8]) -> Answer {
-    let mut answer = Answer::default();
+pub fn of_unary(dialect: Dialect, body: &[u8]) -> AnswerFacts {
+    let mut answer = AnswerFacts::default();
     let Ok(text) = std::str::from_utf8(body) else { return answer };
     // What was read before a fault is no less true.
     let _ = Cursor::new(text).object(|key, value| {
         match key.escaped().unwrap_or_default() {
-            "choices" if value.ahead() == Kind::Array => answer.note_choices(dialect, value)?,
+            "choices" if value.ahead() == JsonKind::Array => answer.note_choices(dialect, value)?,
             name => answer.note_member(dialect, name, value.value()?),
         }
-        Ok::<_, Fault>(())
+        Ok::<_, JsonError>(())
     });
     answer
 }
 
-impl Answer {
+impl AnswerFacts {
     fn note_member(&mut self, dialect: Dialect, name: &str, value: Raw<'_>) {
         match (name, dialect) {
             ("id", _) => self.note_id(Some(value)),
@@ -92,10 +92,10 @@ impl Answer {
         }
     }
 
-    fn note_choices(&mut self, dialect: Dialect, choices: &mut Cursor<'_>) -> Result<(), Fault> {
+    fn note_choices(&mut self, dialect: Dialect, choices: &mut Cursor<'_>) -> Result<(), JsonError> {
         let has_reasons = matches!(dialect, Dialect::Chat | Dialect::Completions);
         choices.array(|choice| {
-            if choice.ahead() != Kind::Object {
+            if choice.ahead() != JsonKind::Object {
                 return choice.value().map(drop);
             }
             choice.object(|key, value| {
@@ -221,7 +221,7 @@ impl Usage {
                     "output_tokens" => &mut usage.output_tokens,
                     "cache_read_input_tokens" => &mut usage.cache_read_input_tokens,
                     "cache_creation_input_tokens" => &mut usage.cache_creation_input_tokens,
-                    "prompt_tokens_details" | "input_tokens_details" if value.ahead() == Kind::Object => {
+                    "prompt_tokens_details" | "input_tokens_details" if value.ahead() == JsonKind::Object => {
                         return value.object(|key, value| {
                             if key.escaped() == Some("cached_tokens") {
                                 usage.cached_tokens = count(value.value()?);
@@ -232,7 +232,7 @@ impl Usage {
                     _ => return Ok(()),
                 };
                 *slot = count(value.value()?);
-                Ok::<_, Fault>(())
+                Ok::<_, JsonError>(())
             })
             .ok()?;
         Some(usage)
@@ -282,7 +282,7 @@ const STOPPING: [&str; 3] = ["cannot schedule new futures after", "shutting down
 mod tests {
     use super::*;
 
-    fn counts(answer: &Answer) -> [Option<u64>; 3] {
+    fn counts(answer: &AnswerFacts) -> [Option<u64>; 3] {
         [answer.tokens.input, answer.tokens.cached, answer.tokens.output].map(|n| n.map(|n| n.0))
     }
 

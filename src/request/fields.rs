@@ -10,7 +10,7 @@
 use std::borrow::Cow;
 
 use crate::request::dialect::Dialect;
-use crate::request::json::{Cursor, Fault, Kind, Raw};
+use crate::request::json::{Cursor, JsonError, JsonKind, Raw};
 
 /// What a request body says, as far as the gateway cares.
 #[derive(Clone, Debug, Default)]
@@ -160,8 +160,8 @@ fn parse_object(body: &[u8]) -> Result<Fields<'_>, FieldError> {
         FieldError::NotUtf8 { line, column }
     })?;
     let mut cursor = Cursor::new(text);
-    let mut reading = Reading::default();
-    let read = if cursor.ahead() == Kind::Object {
+    let mut reading = FieldReader::default();
+    let read = if cursor.ahead() == JsonKind::Object {
         cursor.object(|key, cursor| reading.member(key, cursor))
     } else {
         // Worth telling a scalar from a text that is no JSON at all.
@@ -170,7 +170,7 @@ fn parse_object(body: &[u8]) -> Result<Fields<'_>, FieldError> {
     match read.and_then(|()| Ok(cursor.end()?)) {
         Ok(()) => Ok(reading.finish()),
         Err(Stop::Field(error)) => Err(error),
-        Err(Stop::Json(Fault { at, problem })) => {
+        Err(Stop::Json(JsonError { at, problem })) => {
             let (line, column) = place(body, at);
             Err(FieldError::Malformed { problem, line, column })
         }
@@ -186,25 +186,25 @@ fn place(body: &[u8], at: usize) -> (usize, usize) {
 
 /// Why reading stopped: the place of a fault is turned into line and column only at the end.
 enum Stop {
-    Json(Fault),
+    Json(JsonError),
     Field(FieldError),
 }
 
-impl From<Fault> for Stop {
-    fn from(fault: Fault) -> Self {
+impl From<JsonError> for Stop {
+    fn from(fault: JsonError) -> Self {
         Self::Json(fault)
     }
 }
 
 #[derive(Default)]
-struct Reading<'a> {
+struct FieldReader<'a> {
     fields: Fields<'a>,
     has_model: bool,
     has_stream: bool,
     choices: Option<u32>,
 }
 
-impl<'a> Reading<'a> {
+impl<'a> FieldReader<'a> {
     fn member(&mut self, key: Raw<'a>, cursor: &mut Cursor<'a>) -> Result<(), Stop> {
         let value = cursor.value()?;
         // A key with a lone surrogate is none of ours.
@@ -246,7 +246,7 @@ impl<'a> Reading<'a> {
         if std::mem::replace(&mut self.has_model, true) {
             return Err(FieldError::Duplicate { field: "model" });
         }
-        if value.kind() == Kind::Null {
+        if value.kind() == JsonKind::Null {
             return Ok(());
         }
         let model = value.string().ok_or(FieldError::WrongType { field: "model", expected: "a string" })?;

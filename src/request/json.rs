@@ -18,7 +18,7 @@ pub struct Raw<'a> {
 
 /// What a JSON value is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum JsonKind {
     /// `null`
     Null,
     /// `true` or `false`
@@ -48,14 +48,14 @@ impl<'a> Raw<'a> {
 
     /// What it is.
     #[must_use]
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> JsonKind {
         match self.text.as_bytes().first() {
-            Some(b'{') => Kind::Object,
-            Some(b'[') => Kind::Array,
-            Some(b'"') => Kind::Str,
-            Some(b't' | b'f') => Kind::Bool,
-            Some(b'n') | None => Kind::Null,
-            Some(_) => Kind::Number,
+            Some(b'{') => JsonKind::Object,
+            Some(b'[') => JsonKind::Array,
+            Some(b'"') => JsonKind::Str,
+            Some(b't' | b'f') => JsonKind::Bool,
+            Some(b'n') | None => JsonKind::Null,
+            Some(_) => JsonKind::Number,
         }
     }
 
@@ -79,7 +79,7 @@ impl<'a> Raw<'a> {
     /// The value, or `None` for `null`.
     #[must_use]
     pub fn non_null(self) -> Option<Self> {
-        Some(self).filter(|value| value.kind() != Kind::Null)
+        Some(self).filter(|value| value.kind() != JsonKind::Null)
     }
 
     /// The members of an object with these names; see [`Cursor::members`]. All `None` for other kinds.
@@ -97,7 +97,7 @@ impl<'a> Raw<'a> {
 
 /// Why a text is not JSON.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Fault {
+pub struct JsonError {
     /// Where, in bytes from the start of the text.
     pub at: usize,
     /// What is wrong there.
@@ -124,7 +124,7 @@ impl<'a> Cursor<'a> {
 
     /// The kind of the value ahead, judged by its first byte.
     #[must_use]
-    pub fn ahead(&self) -> Kind {
+    pub fn ahead(&self) -> JsonKind {
         Raw { text: self.text.get(self.at..).unwrap_or_default(), start: 0 }.kind()
     }
 
@@ -132,7 +132,7 @@ impl<'a> Cursor<'a> {
     ///
     /// # Errors
     /// The place and the reason, when the text is not JSON or nests too deeply.
-    pub fn value(&mut self) -> Result<Raw<'a>, Fault> {
+    pub fn value(&mut self) -> Result<Raw<'a>, JsonError> {
         let start = self.at;
         self.skip_value()?;
         Ok(self.since(start))
@@ -143,14 +143,14 @@ impl<'a> Cursor<'a> {
     ///
     /// # Errors
     /// As for [`Self::object`].
-    pub fn members<const N: usize>(&mut self, names: [&str; N]) -> Result<[Option<Raw<'a>>; N], Fault> {
+    pub fn members<const N: usize>(&mut self, names: [&str; N]) -> Result<[Option<Raw<'a>>; N], JsonError> {
         let mut found = [None; N];
         self.object(|key, value| {
             let mut slots = names.iter().zip(&mut found);
             if let Some((_, slot)) = slots.find(|(name, _)| key.escaped() == Some(**name)) {
                 *slot = value.value()?.non_null();
             }
-            Ok::<_, Fault>(())
+            Ok::<_, JsonError>(())
         })?;
         Ok(found)
     }
@@ -159,7 +159,7 @@ impl<'a> Cursor<'a> {
     ///
     /// # Errors
     /// What `member` says, or the place and the reason when the text is not JSON.
-    pub fn object<E: From<Fault>>(
+    pub fn object<E: From<JsonError>>(
         &mut self,
         mut member: impl FnMut(Raw<'a>, &mut Self) -> Result<(), E>,
     ) -> Result<(), E> {
@@ -189,7 +189,7 @@ impl<'a> Cursor<'a> {
     ///
     /// # Errors
     /// What `element` says, or the place and the reason when the text is not JSON.
-    pub fn array<E: From<Fault>>(
+    pub fn array<E: From<JsonError>>(
         &mut self,
         mut element: impl FnMut(&mut Self) -> Result<(), E>,
     ) -> Result<(), E> {
@@ -213,12 +213,12 @@ impl<'a> Cursor<'a> {
     ///
     /// # Errors
     /// The place of what is left.
-    pub fn end(&mut self) -> Result<(), Fault> {
+    pub fn end(&mut self) -> Result<(), JsonError> {
         self.skip_space();
         if self.at < self.text.len() { Err(self.fault("unexpected text after the end")) } else { Ok(()) }
     }
 
-    fn skip_value(&mut self) -> Result<(), Fault> {
+    fn skip_value(&mut self) -> Result<(), JsonError> {
         match self.peek() {
             Some(b'"') => self.skip_string("expected a string"),
             Some(b'{') => self.object(|_, cursor| cursor.skip_value()),
@@ -232,7 +232,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    fn open(&mut self, bracket: u8) -> Result<(), Fault> {
+    fn open(&mut self, bracket: u8) -> Result<(), JsonError> {
         self.expect(bracket, if bracket == b'{' { "expected an object" } else { "expected an array" })?;
         if self.depth == MAX_DEPTH {
             return Err(self.fault(TOO_DEEP));
@@ -252,7 +252,7 @@ impl<'a> Cursor<'a> {
     }
 
     /// Skips the value at `before` unless the visitor took it, and the space behind it.
-    fn finish_item(&mut self, before: usize) -> Result<(), Fault> {
+    fn finish_item(&mut self, before: usize) -> Result<(), JsonError> {
         if self.at == before {
             self.skip_value()?;
         }
@@ -260,7 +260,7 @@ impl<'a> Cursor<'a> {
         Ok(())
     }
 
-    fn skip_string(&mut self, expected: &'static str) -> Result<(), Fault> {
+    fn skip_string(&mut self, expected: &'static str) -> Result<(), JsonError> {
         self.expect(b'"', expected)?;
         loop {
             self.at += plain_len(self.text.as_bytes().get(self.at..).unwrap_or_default());
@@ -276,7 +276,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    fn skip_escape(&mut self) -> Result<(), Fault> {
+    fn skip_escape(&mut self) -> Result<(), JsonError> {
         let ahead = self.text.as_bytes().get(self.at + 1..).unwrap_or_default();
         let len = match ahead.first() {
             Some(b'"' | b'\\' | b'/' | b'b' | b'f' | b'n' | b'r' | b't') => 2,
@@ -287,7 +287,7 @@ impl<'a> Cursor<'a> {
         Ok(())
     }
 
-    fn skip_literal(&mut self, word: &'static str) -> Result<(), Fault> {
+    fn skip_literal(&mut self, word: &'static str) -> Result<(), JsonError> {
         if !self.text.as_bytes().get(self.at..).is_some_and(|rest| rest.starts_with(word.as_bytes())) {
             return Err(self.fault("expected a value"));
         }
@@ -295,7 +295,7 @@ impl<'a> Cursor<'a> {
         Ok(())
     }
 
-    fn skip_number(&mut self) -> Result<(), Fault> {
+    fn skip_number(&mut self) -> Result<(), JsonError> {
         self.take(b'-');
         if !self.take(b'0') {
             self.skip_digits()?;
@@ -310,7 +310,7 @@ impl<'a> Cursor<'a> {
         Ok(())
     }
 
-    fn skip_digits(&mut self) -> Result<(), Fault> {
+    fn skip_digits(&mut self) -> Result<(), JsonError> {
         let rest = self.text.as_bytes().get(self.at..).unwrap_or_default();
         let digits = rest.iter().position(|b| !b.is_ascii_digit()).unwrap_or(rest.len());
         self.at += digits;
@@ -329,7 +329,7 @@ impl<'a> Cursor<'a> {
         is_there
     }
 
-    fn expect(&mut self, byte: u8, problem: &'static str) -> Result<(), Fault> {
+    fn expect(&mut self, byte: u8, problem: &'static str) -> Result<(), JsonError> {
         if self.take(byte) { Ok(()) } else { Err(self.fault(problem)) }
     }
 
@@ -341,8 +341,8 @@ impl<'a> Cursor<'a> {
         Raw { text: self.text.get(start..self.at).unwrap_or_default(), start: self.base + start }
     }
 
-    fn fault(&self, problem: &'static str) -> Fault {
-        Fault { at: self.base + self.at, problem }
+    fn fault(&self, problem: &'static str) -> JsonError {
+        JsonError { at: self.base + self.at, problem }
     }
 }
 
@@ -388,7 +388,7 @@ const ONES: u64 = 0x0101_0101_0101_0101;
 /// Nesting that is accepted. The walk recurses, so this also bounds the stack.
 const MAX_DEPTH: u8 = 128;
 
-/// The [`Fault::problem`] of a text that nests more than 128 levels.
+/// The [`JsonError::problem`] of a text that nests more than 128 levels.
 pub const TOO_DEEP: &str = "nested more than 128 levels deep";
 
 #[cfg(test)]
@@ -398,7 +398,7 @@ mod tests {
 
     use super::*;
 
-    fn check(text: &str) -> Result<Raw<'_>, Fault> {
+    fn check(text: &str) -> Result<Raw<'_>, JsonError> {
         let mut cursor = Cursor::new(text);
         let value = cursor.value()?;
         cursor.end()?;

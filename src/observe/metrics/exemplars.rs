@@ -18,11 +18,11 @@ pub(super) struct Exemplar {
 
 /// The last request of every bucket.
 #[derive(Default)]
-pub(super) struct Exemplars(Mutex<HashMap<Key, Buckets>>);
+pub(super) struct Exemplars(Mutex<HashMap<SeriesKey, BucketExemplars>>);
 
 /// Name of the family and its label values, in the order of the label names.
-type Key = (&'static str, Box<[Box<str>]>);
-type Buckets = Box<[Option<Exemplar>]>;
+type SeriesKey = (&'static str, Box<[Box<str>]>);
+type BucketExemplars = Box<[Option<Exemplar>]>;
 
 impl Exemplars {
     /// Takes a request in; `edges` are those of the family. `labels` are name and value.
@@ -54,7 +54,7 @@ impl Exemplars {
         values: impl Iterator<Item = &'a str>,
     ) -> Box<[Option<Exemplar>]> {
         let Some(family) = FAMILIES.iter().find(|known| **known == family) else { return Box::default() };
-        let key: Key = (*family, values.map(Box::from).collect());
+        let key: SeriesKey = (*family, values.map(Box::from).collect());
         self.0.lock().get(&key).cloned().unwrap_or_default()
     }
 }

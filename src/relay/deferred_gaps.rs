@@ -7,19 +7,19 @@ use std::time::Duration;
 
 /// Deferred gaps of one stream.
 #[derive(Debug, Default)]
-pub(super) struct LateGaps {
+pub(super) struct DeferredGaps {
     /// In microseconds.
     exact: Vec<u32>,
-    buckets: Vec<Bucket>,
+    buckets: Vec<GapBucket>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Bucket {
+struct GapBucket {
     count: u32,
     sum: u64,
 }
 
-impl LateGaps {
+impl DeferredGaps {
     pub(super) fn push(&mut self, gap: Duration) {
         let micros = u32::try_from(gap.as_micros()).unwrap_or(u32::MAX);
         if self.exact.len() < MOST_EXACT {
@@ -27,7 +27,7 @@ impl LateGaps {
             return;
         }
         if self.buckets.is_empty() {
-            self.buckets.resize(BUCKETS, Bucket::default());
+            self.buckets.resize(BUCKETS, GapBucket::default());
         }
         if let Some(bucket) = self.buckets.get_mut(bucket_of(micros)) {
             bucket.count = bucket.count.saturating_add(1);
@@ -63,7 +63,7 @@ mod tests {
 
     #[test]
     fn few_gaps_come_back_as_they_were_and_many_keep_count_mean_and_shape() {
-        let mut late = LateGaps::default();
+        let mut late = DeferredGaps::default();
         let gaps = [0, 1, 20_000, 21_000, 5_000_000].map(Duration::from_micros);
         gaps.iter().for_each(|gap| late.push(*gap));
         assert_eq!(late.drain().collect::<Vec<_>>(), gaps);

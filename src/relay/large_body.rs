@@ -9,7 +9,7 @@ use http_body::{Body, Frame};
 use hyper::body::Incoming;
 
 use super::body::Aborted;
-use super::watch::{Verdict, Watch};
+use super::watch::{Expiry, StreamWatch};
 use crate::error::{Failure, Timer};
 use crate::fleet::pick::Pick;
 use crate::journal::Journal;
@@ -23,7 +23,7 @@ pub struct LargeBody {
     rest: Incoming,
     lease: Option<Lease>,
     journal: Journal,
-    watch: Arc<Watch>,
+    watch: Arc<StreamWatch>,
     pick: Box<Pick>,
 }
 
@@ -34,7 +34,7 @@ impl LargeBody {
         first: Bytes,
         (rest, lease): (Incoming, Lease),
         journal: Journal,
-        watch: Arc<Watch>,
+        watch: Arc<StreamWatch>,
         pick: Box<Pick>,
     ) -> Self {
         Self { first: Some(first), rest, lease: Some(lease), journal, watch, pick }
@@ -42,18 +42,18 @@ impl LargeBody {
 
     /// The next frame.
     pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Aborted>>> {
-        self.watch.waits();
+        self.watch.waits_for_replica();
         if let Some(first) = self.first.take() {
             return self.hand(first);
         }
-        if let Poll::Ready(verdict) = self.watch.poll_verdict(cx) {
-            let failure = match verdict {
-                Verdict::Deadline(Timer::ClientStall) => {
+        if let Poll::Ready(expiry) = self.watch.poll_expiry(cx) {
+            let failure = match expiry {
+                Expiry::Deadline(Timer::ClientStall) => {
                     return self.abort(Outcome::Canceled, "timeout_client_stall");
                 }
-                Verdict::Deadline(_) => "timeout_total",
-                Verdict::ReplicaSilent => "replica_failed",
-                Verdict::DrainOver => Failure::DrainCut.code(),
+                Expiry::Deadline(_) => "timeout_total",
+                Expiry::ReplicaSilent => "replica_failed",
+                Expiry::DrainOver => Failure::DrainCut.code(),
             };
             return self.abort(Outcome::Failed, failure);
         }
@@ -74,8 +74,8 @@ impl LargeBody {
     fn hand(&mut self, data: Bytes) -> Poll<Option<Result<Frame<Bytes>, Aborted>>> {
         self.journal.record().bytes_out += data.len() as u64;
         let now = self.journal.clock().now();
-        self.watch.moved(now);
-        self.watch.handed(now);
+        self.watch.restart_silence(now);
+        self.watch.waits_for_client(now);
         Poll::Ready(Some(Ok(Frame::data(data))))
     }
 
@@ -98,6 +98,6 @@ impl LargeBody {
 
 impl Drop for LargeBody {
     fn drop(&mut self) {
-        self.watch.is_done();
+        self.watch.close();
     }
 }

@@ -8,21 +8,21 @@
 use bytes::Bytes;
 use smallvec::SmallVec;
 
-use crate::relay::frame::{Boundaries, Fields, without_bom};
-use crate::request::json::{Cursor, Fault, Kind};
+use crate::relay::frame::{Boundaries, SseFields, without_bom};
+use crate::request::json::{Cursor, JsonError, JsonKind};
 
 /// Filters one stream. The scanner must see the bytes before this does.
 #[derive(Debug, Default)]
-pub struct Withhold {
+pub struct UsageFilter {
     boundaries: Boundaries,
-    event: Pending,
+    event: PartialEvent,
     /// The withheld event ended in a CR, so an LF that follows is its own.
     drops_line_feed: bool,
 }
 
 /// The event that the last frame stopped in.
 #[derive(Debug, Default)]
-enum Pending {
+enum PartialEvent {
     /// None has begun.
     #[default]
     None,
@@ -32,7 +32,7 @@ enum Pending {
     Passing,
 }
 
-impl Withhold {
+impl UsageFilter {
     /// Puts what may pass now of a frame into `out`, in order; nothing where all of it is held or withheld.
     pub fn filter(&mut self, frame: Bytes, out: &mut SmallVec<[Bytes; 4]>) {
         let mut start = self.boundaries.begin(&frame);
@@ -41,7 +41,7 @@ impl Withhold {
         if start == 1 {
             // The LF of a CRLF that two frames share goes where its CR went.
             match &mut self.event {
-                Pending::Held(held) => held.push(b'\n'),
+                PartialEvent::Held(held) => held.push(b'\n'),
                 _ if self.drops_line_feed => {}
                 _ => run = 0,
             }
@@ -50,17 +50,17 @@ impl Withhold {
         while let Some(end) = self.boundaries.next_end(&frame, start) {
             let piece = frame.get(start..end).unwrap_or_default();
             match std::mem::take(&mut self.event) {
-                Pending::None if Content::of(piece) == Content::UsageOnly => {
+                PartialEvent::None if UsageCheck::of(piece) == UsageCheck::UsageOnly => {
                     push(out, &frame, run..start);
                     run = end;
                     self.note_withheld(piece);
                 }
-                Pending::None | Pending::Passing => {}
-                Pending::Held(mut held) => {
+                PartialEvent::None | PartialEvent::Passing => {}
+                PartialEvent::Held(mut held) => {
                     held.extend_from_slice(piece);
                     push(out, &frame, run..start);
                     run = end;
-                    if Content::of(&held) == Content::UsageOnly {
+                    if UsageCheck::of(&held) == UsageCheck::UsageOnly {
                         self.note_withheld(piece);
                     } else {
                         out.push(held.into());
@@ -76,13 +76,15 @@ impl Withhold {
     #[must_use]
     #[inline]
     pub fn is_between_events(&self) -> bool {
-        self.boundaries.is_between_events() && matches!(self.event, Pending::None) && !self.drops_line_feed
+        self.boundaries.is_between_events()
+            && matches!(self.event, PartialEvent::None)
+            && !self.drops_line_feed
     }
 
     /// What is still held when the stream ends: an event that never ended, which is relayed like all else.
     pub fn finish(&mut self) -> Option<Bytes> {
         match std::mem::take(&mut self.event) {
-            Pending::Held(held) if !held.is_empty() => Some(held.into()),
+            PartialEvent::Held(held) if !held.is_empty() => Some(held.into()),
             _ => None,
         }
     }
@@ -90,23 +92,23 @@ impl Withhold {
     /// Decides about the event that `frame` stops in, from `start` on.
     fn begun(&mut self, frame: &Bytes, run: usize, start: usize, out: &mut SmallVec<[Bytes; 4]>) {
         let rest = frame.get(start..).unwrap_or_default();
-        if rest.is_empty() || matches!(self.event, Pending::Passing) {
+        if rest.is_empty() || matches!(self.event, PartialEvent::Passing) {
             return push(out, frame, run..frame.len());
         }
-        if let Pending::Held(held) = &mut self.event {
+        if let PartialEvent::Held(held) = &mut self.event {
             held.extend_from_slice(rest);
-            if Content::of(held) == Content::Relayed {
+            if UsageCheck::of(held) == UsageCheck::Relayed {
                 out.push(std::mem::take(held).into());
-                self.event = Pending::Passing;
+                self.event = PartialEvent::Passing;
             }
             return;
         }
-        if Content::of(rest) == Content::Relayed {
+        if UsageCheck::of(rest) == UsageCheck::Relayed {
             push(out, frame, run..frame.len());
-            self.event = Pending::Passing;
+            self.event = PartialEvent::Passing;
         } else {
             push(out, frame, run..start);
-            self.event = Pending::Held(rest.to_vec());
+            self.event = PartialEvent::Held(rest.to_vec());
         }
     }
 
@@ -123,7 +125,7 @@ fn push(out: &mut SmallVec<[Bytes; 4]>, frame: &Bytes, range: std::ops::Range<us
 
 /// What is known of an event, from all of it or from its beginning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Content {
+enum UsageCheck {
     /// The usage-only chunk: no choices, `usage`, no error.
     UsageOnly,
     /// Any other event.
@@ -132,13 +134,13 @@ enum Content {
     Undecided,
 }
 
-impl Content {
+impl UsageCheck {
     fn of(raw: &[u8]) -> Self {
         if raw.len() > MAX_LEN {
             return Self::Relayed;
         }
         let mut joined = Vec::new();
-        let data = Fields::of(without_bom(raw), &mut joined).data.unwrap_or_default();
+        let data = SseFields::of(without_bom(raw), &mut joined).data.unwrap_or_default();
         // A frame may end inside a character.
         let valid = std::str::from_utf8(data).map_or_else(|error| error.valid_up_to(), |_| data.len());
         let text = data.get(..valid).and_then(|data| std::str::from_utf8(data).ok()).unwrap_or_default();
@@ -151,19 +153,19 @@ impl Content {
         let mut cursor = Cursor::new(data);
         cursor.object(|key, value| {
             match key.escaped().unwrap_or_default() {
-                "choices" if value.ahead() == Kind::Array => {
+                "choices" if value.ahead() == JsonKind::Array => {
                     has_choices = true;
                     value.array(|choice| {
                         // Also what is ahead where the text ends: then this is a fault.
-                        if choice.ahead() == Kind::Null {
+                        if choice.ahead() == JsonKind::Null {
                             choice.value()?;
                         }
                         Err(Self::Relayed)
                     })?;
                 }
-                "usage" => has_usage = value.value()?.kind() != Kind::Null,
+                "usage" => has_usage = value.value()?.kind() != JsonKind::Null,
                 "error" => {
-                    if value.value()?.kind() != Kind::Null {
+                    if value.value()?.kind() != JsonKind::Null {
                         return Err(Self::Relayed);
                     }
                 }
@@ -176,8 +178,8 @@ impl Content {
     }
 }
 
-impl From<Fault> for Content {
-    fn from(_: Fault) -> Self {
+impl From<JsonError> for UsageCheck {
+    fn from(_: JsonError) -> Self {
         Self::Undecided
     }
 }
@@ -194,7 +196,7 @@ mod tests {
     const DONE: &str = "data: [DONE]\n\n";
 
     fn through<'a>(frames: impl Iterator<Item = &'a [u8]>) -> (Vec<Vec<Bytes>>, Vec<u8>) {
-        let mut filter = Withhold::default();
+        let mut filter = UsageFilter::default();
         let mut passed = Vec::new();
         for frame in frames {
             let mut out = SmallVec::new();
@@ -248,7 +250,7 @@ mod tests {
         let frame = [CONTENT, CONTENT].concat();
         let bytes = Bytes::from(frame);
         let mut out = SmallVec::new();
-        Withhold::default().filter(bytes.clone(), &mut out);
+        UsageFilter::default().filter(bytes.clone(), &mut out);
         assert_eq!(out.len(), 1);
         assert_eq!(out[0].as_ptr(), bytes.as_ptr(), "not copied");
     }

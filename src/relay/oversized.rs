@@ -4,15 +4,15 @@
 //! may be. Keys are searched for as text, which is safe without the JSON around them: inside a string a quote is
 //! escaped, so `"usage":` can only be a key.
 
-use crate::relay::classify::{Event, Reading};
-use crate::relay::frame::Fields;
+use crate::relay::classify::{Event, StreamState};
+use crate::relay::frame::SseFields;
 use crate::request::dialect::Dialect;
 use crate::request::json::{Cursor, Raw};
 
 /// Reads an event of which `head` and `tail` are known.
-pub(super) fn read(reading: &mut Reading, head: &[u8], tail: &[u8], tell: &mut dyn FnMut(Event)) {
+pub(super) fn read(reading: &mut StreamState, head: &[u8], tail: &[u8], tell: &mut dyn FnMut(Event)) {
     let mut joined = Vec::new();
-    let name = String::from_utf8_lossy(Fields::of(head, &mut joined).name);
+    let name = String::from_utf8_lossy(SseFields::of(head, &mut joined).name);
     let (head, tail) = (String::from_utf8_lossy(head), String::from_utf8_lossy(tail));
     match reading.dialect() {
         Dialect::Chat | Dialect::Completions => chunk(reading, &head, &tail, tell),
@@ -21,7 +21,7 @@ pub(super) fn read(reading: &mut Reading, head: &[u8], tail: &[u8], tell: &mut d
     }
 }
 
-fn chunk(reading: &mut Reading, head: &str, tail: &str, tell: &mut dyn FnMut(Event)) {
+fn chunk(reading: &mut StreamState, head: &str, tail: &str, tell: &mut dyn FnMut(Event)) {
     let error = value_of("error", head);
     if error.is_some() {
         return reading.error(error, tell);
@@ -37,7 +37,7 @@ fn chunk(reading: &mut Reading, head: &str, tail: &str, tell: &mut dyn FnMut(Eve
     reading.answer.note_usage(value_of("usage", tail));
 }
 
-fn typed(reading: &mut Reading, name: &str, head: &str, tail: &str, tell: &mut dyn FnMut(Event)) {
+fn typed(reading: &mut StreamState, name: &str, head: &str, tail: &str, tell: &mut dyn FnMut(Event)) {
     let kind = match value_of("type", tail).and_then(|kind| kind.string()) {
         Some(kind) if name.is_empty() => kind,
         _ => name.into(),
