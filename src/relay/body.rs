@@ -14,7 +14,7 @@ use http_body::{Body, Frame, SizeHint};
 use thiserror::Error;
 use tokio::time::Sleep;
 
-use super::error_event::{self, ClientError, EventContext};
+use super::error_event::{self, DialectError, EventContext};
 use super::heartbeat::{HeartbeatBody, HeartbeatPoll};
 use super::large_body::LargeBody;
 use super::stream::StreamBody;
@@ -50,7 +50,7 @@ impl ReplyBody {
     pub fn failed(mut journal: Journal, failure: &Failure) -> Self {
         journal.fail(failure);
         let dialect = journal.record().dialect;
-        let error = ClientError::new(failure, dialect.error_shape());
+        let error = DialectError::new(failure, dialect.error_shape());
         let event = error_event::event(dialect, &error, &EventContext::default());
         Self::Broken(AbortingBody::new(event), Box::new(journal))
     }

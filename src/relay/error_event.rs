@@ -14,7 +14,7 @@ use crate::request::dialect::{Dialect, ErrorShape};
 
 /// An error as clients see it.
 #[derive(Clone, Debug)]
-pub struct ClientError {
+pub struct DialectError {
     /// ErrorObject type of the dialect's shape (`upstream_error`; for messages `api_error`).
     pub kind: &'static str,
     /// For people.
@@ -23,7 +23,7 @@ pub struct ClientError {
     pub code: &'static str,
 }
 
-impl ClientError {
+impl DialectError {
     /// A failure of ours in the shape that a dialect's clients expect.
     #[must_use]
     pub fn new(failure: &Failure, shape: ErrorShape) -> Self {
@@ -60,9 +60,9 @@ impl<'a> EventContext<'a> {
 
 /// The error event that ends a stream.
 #[must_use]
-pub fn event(dialect: Dialect, error: &ClientError, at: &EventContext<'_>) -> Bytes {
+pub fn event(dialect: Dialect, error: &DialectError, at: &EventContext<'_>) -> Bytes {
     let mut out = at.tail.closing().to_vec();
-    let ClientError { kind, message, code } = error;
+    let DialectError { kind, message, code } = error;
     match dialect {
         Dialect::Messages | Dialect::CountTokens => {
             let error = ErrorObject { kind, message, param: None, code: None };
@@ -174,9 +174,9 @@ mod tests {
     use super::*;
     use crate::relay::classify::Echo;
 
-    fn error() -> ClientError {
+    fn error() -> DialectError {
         let message = "replica \"r0\"\nclosed".to_owned();
-        ClientError { kind: "upstream_error", message, code: "replica_failed" }
+        DialectError { kind: "upstream_error", message, code: "replica_failed" }
     }
 
     fn after(dialect: Dialect, stream: &str) -> String {

@@ -12,7 +12,7 @@ use http_body::Frame;
 
 use super::body::{AbortingBody, Polled};
 use super::classify::StreamEnd;
-use super::error_event::{self, ClientError};
+use super::error_event::{self, DialectError};
 use super::itl_slo::ItlSlo;
 use super::reader::{Next, StreamReader};
 use super::usage::{AnswerFacts, EngineErrorKind};
@@ -205,7 +205,7 @@ impl StreamBody {
         self.charge(failure);
         let dialect = self.journal.record().dialect;
         self.reader.close();
-        let error = ClientError::new(failure, dialect.error_shape());
+        let error = DialectError::new(failure, dialect.error_shape());
         let event = error_event::event(dialect, &error, &self.reader.event_context());
         self.broken.insert(Box::new(AbortingBody::new(event))).poll(cx)
     }
