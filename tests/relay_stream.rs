@@ -63,7 +63,7 @@ fn scan<'a>(
         scanner.feed(read, |event, end| facts.push((event, base + end)));
         base += read.len();
     }
-    Scanned { facts, answer: scanner.reading().answer.clone(), end: scanner.finish(is_clean) }
+    Scanned { facts, answer: scanner.state().answer.clone(), end: scanner.finish(is_clean) }
 }
 
 type Recorded = (&'static str, Dialect, usize, [Option<u64>; 3], &'static [&'static str], &'static str);

@@ -1,6 +1,6 @@
 //! The bodies of responses: what hyper polls.
 //!
-//! A stream's body passes on what its reader gives, tells the watchdog whether it waits for the replica or for
+//! A stream's body passes on what its reader gives, keeps the watchdog informed whether it waits for the replica or for
 //! the client, and ends in one of two ways: complete, or with an error event and an abort, because an incomplete
 //! answer must never look complete. Everything that lives as long as the answer (load, connection, record) lives
 //! in it and is released by its drop.
@@ -26,7 +26,7 @@ use crate::journal::Journal;
 #[error("the answer is incomplete")]
 pub struct Aborted;
 
-/// What a poll of a body gives.
+/// The result of a poll of a body.
 pub type Polled = Poll<Option<Result<Frame<Bytes>, Aborted>>>;
 
 /// The body of a response to a client.
@@ -38,7 +38,7 @@ pub enum ReplyBody {
     Stream(Box<StreamBody>),
     /// A large unary answer.
     Large(Box<LargeBody>),
-    /// Nothing decided yet: SSE comments until it is.
+    /// No answer yet: SSE comments until there is one.
     Waiting(Box<HeartbeatBody>),
     /// An error event, then an abort.
     Broken(AbortingBody, Box<Journal>),
@@ -94,7 +94,7 @@ impl Body for ReplyBody {
     }
 }
 
-/// Sends an error event, sees it flushed, and aborts.
+/// Sends an error event, leaves time to flush it, and aborts.
 #[derive(Debug)]
 pub struct AbortingBody {
     event: Option<Bytes>,
@@ -102,13 +102,13 @@ pub struct AbortingBody {
 }
 
 impl AbortingBody {
-    /// With this event.
+    /// Sends `event`, then aborts.
     #[must_use]
     pub fn new(event: Bytes) -> Self {
         Self { event: Some(event), grace: None }
     }
 
-    /// The event, a moment for hyper to flush it, the abort.
+    /// The event, then [`Aborted`] after [`FLUSH_GRACE`].
     pub fn poll(&mut self, cx: &mut Context<'_>) -> Polled {
         if let Some(event) = self.event.take() {
             return Poll::Ready(Some(Ok(Frame::data(event))));

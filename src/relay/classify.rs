@@ -14,17 +14,17 @@ use crate::relay::{openai, typed};
 use crate::request::dialect::Dialect;
 use crate::request::json::Raw;
 
-/// A fact that an event told. One event may tell several.
+/// One fact of an SSE event, which may hold several.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
     /// Generated content arrived.
     Content {
         /// Index of the choice; 0 where the dialect has one only.
         choice: u32,
-        /// Tokens since the choice's last content event, where the engine tells them at once.
+        /// Tokens since the choice's last content event, where the engine counts them in the stream.
         tokens: Option<u32>,
     },
-    /// A choice told its finish reason.
+    /// A choice has its finish reason.
     Finish {
         /// Index of the choice.
         choice: u32,
@@ -42,7 +42,7 @@ pub enum Event {
 /// How a stream ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StreamEnd {
-    /// A complete answer.
+    /// Terminator seen, or a finish reason for every choice.
     Complete,
     /// The engine reported an error in the stream, whatever came after it.
     Failed(EngineError),
@@ -55,7 +55,7 @@ pub enum StreamEnd {
 /// Whether the prompt comes back in the answer, and how long it is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Echo {
-    /// Not asked for.
+    /// The prompt does not come back.
     #[default]
     Off,
     /// `echo: true`. Each choice first repeats its prompt, alone or together with the first token.
@@ -68,10 +68,10 @@ pub enum Echo {
     },
 }
 
-/// What the events of one stream add up to so far.
+/// The state of one stream: the sum of its events so far.
 #[derive(Debug)]
 pub struct StreamState {
-    /// What the answer told of itself.
+    /// Id, model, usage and error so far.
     pub answer: AnswerFacts,
     /// The next `sequence_number` of a responses stream.
     pub next_sequence: u64,
@@ -93,26 +93,26 @@ impl StreamState {
         }
     }
 
-    /// Reads one whole event and tells its facts. Returns the content string where that is all the event told, so
-    /// that its like can be recognised without a parse.
+    /// Reads one whole event and emits its facts. Returns the content string where that is its only fact, so that a
+    /// template can be learned from it.
     pub(super) fn read<'a>(
         &mut self,
         name: &'a [u8],
         data: &'a str,
-        tell: &mut dyn FnMut(Event),
+        emit: &mut dyn FnMut(Event),
     ) -> Option<PlainContent<'a>> {
         if data == "[DONE]" {
             // The typed streams have an end of their own; this one says nothing there.
             if !matches!(self.dialect, Dialect::Messages | Dialect::Responses) {
-                self.done(tell);
+                self.done(emit);
             }
             return None;
         }
         match self.dialect {
-            Dialect::Chat | Dialect::Completions => openai::read(self, data, tell),
-            Dialect::Messages | Dialect::Responses => typed::read(self, name, data, tell),
+            Dialect::Chat | Dialect::Completions => openai::read(self, data, emit),
+            Dialect::Messages | Dialect::Responses => typed::read(self, name, data, emit),
             _ => {
-                tell(Event::Other);
+                emit(Event::Other);
                 None
             }
         }
@@ -137,30 +137,30 @@ impl StreamState {
         }
     }
 
-    pub(super) fn done(&mut self, tell: &mut dyn FnMut(Event)) {
+    pub(super) fn done(&mut self, emit: &mut dyn FnMut(Event)) {
         self.is_done = true;
-        tell(Event::Done);
+        emit(Event::Done);
     }
 
     /// An engine's error object or message; `None` where it reported a failure without one.
-    pub(super) fn error(&mut self, error: Option<Raw<'_>>, tell: &mut dyn FnMut(Event)) {
-        tell(Event::Error(self.answer.note_error(error)));
+    pub(super) fn error(&mut self, error: Option<Raw<'_>>, emit: &mut dyn FnMut(Event)) {
+        emit(Event::Error(self.answer.note_error(error)));
     }
 
-    pub(super) fn finish(&mut self, choice: u32, reason: Raw<'_>, tell: &mut dyn FnMut(Event)) {
+    pub(super) fn finish(&mut self, choice: u32, reason: Raw<'_>, emit: &mut dyn FnMut(Event)) {
         self.answer.note_finish(Some(reason));
         if reason.text() == ABORTED {
-            return tell(Event::Error(self.answer.note_abort()));
+            return emit(Event::Error(self.answer.note_abort()));
         }
         if let Some(state) = self.choice(choice) {
             state.is_finished = true;
         }
-        tell(Event::Finish { choice });
+        emit(Event::Finish { choice });
     }
 
-    /// The state of a choice, from its first mention on. `None` past a bound that only nonsense reaches.
+    /// The state of a choice, from its first mention on. `None` from index [`MAX_CHOICES`] on.
     pub(super) fn choice(&mut self, index: u32) -> Option<&mut ChoiceState> {
-        let place = usize::try_from(index).ok().filter(|place| *place < MOST_CHOICES)?;
+        let place = usize::try_from(index).ok().filter(|place| *place < MAX_CHOICES)?;
         while self.choices.len() <= place {
             let echo = self.echo_of(self.choices.len());
             self.choices.push(ChoiceState { echo, ..ChoiceState::default() });
@@ -168,7 +168,7 @@ impl StreamState {
         self.choices.get_mut(place)
     }
 
-    /// Output tokens of all choices, as continuous usage told them.
+    /// Output tokens of all choices, by continuous usage.
     pub(super) fn running_total(&self) -> u64 {
         self.choices.iter().map(|c| c.total).fold(0, u64::saturating_add)
     }
@@ -194,9 +194,9 @@ impl StreamState {
 pub(super) struct ChoiceState {
     is_finished: bool,
     echo: EchoLeft,
-    /// Output tokens that continuous usage told so far, and at the last content event.
+    /// Output tokens by continuous usage, now and at the last content event.
     total: u64,
-    told: u64,
+    total_at_content: u64,
     /// Token ids that came since the last content event.
     ids: u64,
 }
@@ -210,7 +210,7 @@ impl ChoiceState {
 
     /// Whether the text is generated, not the prompt's echo.
     pub(super) fn is_generated(&mut self, text: &ContentValues<'_>) -> bool {
-        let is_counted = self.ids > 0 || self.total > self.told;
+        let is_counted = self.ids > 0 || self.total > self.total_at_content;
         match std::mem::take(&mut self.echo) {
             EchoLeft::None => true,
             _ if is_counted => true,
@@ -230,8 +230,8 @@ impl ChoiceState {
     /// back (half a character, a possible stop string) come out with the later event and belong to it.
     pub(super) fn take_tokens(&mut self, counts: Counts) -> Option<u32> {
         let by_ids = counts.ids.map(|_| std::mem::take(&mut self.ids));
-        let by_usage = counts.usage.map(|_| self.total.saturating_sub(self.told));
-        self.told = self.total;
+        let by_usage = counts.usage.map(|_| self.total.saturating_sub(self.total_at_content));
+        self.total_at_content = self.total;
         by_ids.or(by_usage).map(|n| u32::try_from(n.max(1)).unwrap_or(u32::MAX))
     }
 }
@@ -253,7 +253,7 @@ enum EchoLeft {
     FirstText,
 }
 
-/// The content string of an event that told nothing else.
+/// The content string of an event that holds nothing else.
 pub(super) struct PlainContent<'a> {
     /// Inside of the string, as it stands in the event.
     pub string: &'a str,
@@ -261,14 +261,14 @@ pub(super) struct PlainContent<'a> {
     pub choice: u32,
 }
 
-/// The places of a delta that may carry content, as they are met.
+/// The values of a delta that carry content, in order.
 #[derive(Debug, Default)]
 pub(super) struct ContentValues<'a> {
     carrying: SmallVec<[Raw<'a>; 1]>,
 }
 
 impl<'a> ContentValues<'a> {
-    /// Looks at one place; null and empty values carry nothing.
+    /// Adds a value unless it is empty or null.
     pub(super) fn add(&mut self, value: Option<Raw<'a>>) {
         self.carrying.extend(value.filter(|value| !matches!(value.text(), "\"\"" | "[]" | "{}")));
     }
@@ -292,7 +292,6 @@ impl<'a> ContentValues<'a> {
     }
 }
 
-/// vLLM that is told to stop ends its streams like this, with `[DONE]` and a whole body: the answer is cut all the same. Nobody
-/// who still reads has asked for it.
+/// vLLM ends streams like this when it shuts down, with `[DONE]` and a complete body; the answer is incomplete all the same.
 const ABORTED: &str = "\"abort\"";
-const MOST_CHOICES: usize = 1024;
+const MAX_CHOICES: usize = 1024;

@@ -8,7 +8,7 @@ use std::time::Duration;
 /// Deferred gaps of one stream.
 #[derive(Debug, Default)]
 pub(super) struct DeferredGaps {
-    /// In microseconds.
+    /// Microseconds, the first [`MAX_EXACT`] gaps.
     exact: Vec<u32>,
     buckets: Vec<GapBucket>,
 }
@@ -22,7 +22,7 @@ struct GapBucket {
 impl DeferredGaps {
     pub(super) fn push(&mut self, gap: Duration) {
         let micros = u32::try_from(gap.as_micros()).unwrap_or(u32::MAX);
-        if self.exact.len() < MOST_EXACT {
+        if self.exact.len() < MAX_EXACT {
             self.exact.push(micros);
             return;
         }
@@ -35,7 +35,7 @@ impl DeferredGaps {
         }
     }
 
-    /// Every gap, and nothing is left. A bucket gives its mean as often as it was hit.
+    /// Takes out every gap. A bucket yields its mean, `count` times.
     pub(super) fn drain(&mut self) -> impl Iterator<Item = Duration> {
         let exact = std::mem::take(&mut self.exact).into_iter().map(u64::from).map(Duration::from_micros);
         let buckets = std::mem::take(&mut self.buckets).into_iter().filter(|bucket| bucket.count > 0);
@@ -53,7 +53,7 @@ fn bucket_of(micros: u32) -> usize {
     usize::try_from(octave * 8 + within).unwrap_or(usize::MAX).min(BUCKETS - 1)
 }
 
-const MOST_EXACT: usize = 512;
+const MAX_EXACT: usize = 512;
 /// The linear eight, and eight for each of the 29 octaves from 8 µs to what a `u32` holds.
 const BUCKETS: usize = 8 + 29 * 8;
 

@@ -1,8 +1,7 @@
 //! The event that tells a client that its stream broke, in the form its SDK raises on.
 //!
 //! An incomplete answer must never look complete: the event starts on a fresh line where the engine stopped inside
-//! an event, no `[DONE]` follows it, and the caller aborts the body after it. Which error it is and what it is
-//! called is `error.rs`' part; this file only knows the bytes.
+//! an event, no `[DONE]` follows it, and the caller aborts the body after it. Codes and messages come from `error.rs`.
 
 use bytes::Bytes;
 use serde::Serialize;
@@ -17,9 +16,9 @@ use crate::request::dialect::{Dialect, ErrorShape};
 pub struct DialectError {
     /// ErrorObject type of the dialect's shape (`upstream_error`; for messages `api_error`).
     pub kind: &'static str,
-    /// For people.
+    /// Text for people; names the replica or the limit.
     pub message: String,
-    /// For programs (`replica_failed`, `timeout_inter_token`).
+    /// Stable code for programs (`replica_failed`, `timeout_inter_token`).
     pub code: &'static str,
 }
 
@@ -36,24 +35,24 @@ impl DialectError {
 pub struct EventContext<'a> {
     /// Where the engine's bytes stopped.
     pub tail: LineState,
-    /// Id of the response, as the engine told it (responses only).
+    /// Id of the response, as the engine sent it (responses only).
     pub response_id: Option<&'a str>,
-    /// Model, as the engine told it (responses only).
+    /// Model, as the engine sent it (responses only).
     pub model: Option<&'a str>,
     /// The next sequence number (responses only).
     pub sequence_number: u64,
 }
 
 impl<'a> EventContext<'a> {
-    /// Behind all that `scanner` has read.
+    /// The context after all that `scanner` has read.
     #[must_use]
     pub fn behind(scanner: &'a Scanner) -> Self {
-        let reading = scanner.reading();
+        let state = scanner.state();
         Self {
             tail: scanner.tail(),
-            response_id: reading.answer.id.as_deref(),
-            model: reading.answer.model.as_deref(),
-            sequence_number: reading.next_sequence,
+            response_id: state.answer.id.as_deref(),
+            model: state.answer.model.as_deref(),
+            sequence_number: state.next_sequence,
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Server-sent events as bytes: where an event ends, and what its fields hold.
 //!
 //! Follows the WHATWG rules: lines end with LF, CRLF or a lone CR (also where CR and LF come in different
-//! reads), a blank line ends an event, a leading byte order mark is none of the first line, `:` opens a comment,
+//! reads), a blank line ends an event, a leading byte order mark is skipped, `:` opens a comment,
 //! several `data` lines are joined with LF. Bytes are only looked at, never changed.
 //!
 //! It does not know JSON, and it does not buffer: that is the scanner's part.

@@ -1,7 +1,7 @@
 //! A body whose answer is not there yet: SSE comments until it is (`server.heartbeat`).
 //!
-//! For impatient proxies in front of the gateway that cut silent connections. The exchange goes on inside the
-//! body, so retries stay possible; what fails now can only be told by an error event.
+//! For proxies in front of the gateway that close silent connections. The exchange goes on inside the body, so
+//! retries stay possible; a failure can only be reported by an error event now.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -12,7 +12,7 @@ use tokio::time::{Instant, Sleep};
 
 use super::body::ReplyBody;
 
-/// An exchange that will end in a body.
+/// An exchange that resolves to the body of its answer.
 pub type PendingReply = Pin<Box<dyn Future<Output = ReplyBody> + Send>>;
 
 /// Comments until the exchange is over.
@@ -23,7 +23,7 @@ pub struct HeartbeatBody {
     is_first: bool,
 }
 
-/// What a poll gave.
+/// The result of a poll.
 #[derive(Debug)]
 pub enum HeartbeatPoll {
     /// A comment to send.

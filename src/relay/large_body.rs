@@ -16,7 +16,7 @@ use crate::journal::Journal;
 use crate::record::Outcome;
 use crate::upstream::pool::Lease;
 
-/// The rest of a large answer.
+/// The body of a large unary answer.
 #[derive(Debug)]
 pub struct LargeBody {
     first: Option<Bytes>,
@@ -40,7 +40,7 @@ impl LargeBody {
         Self { first: Some(first), rest, lease: Some(lease), journal, watch, pick }
     }
 
-    /// The next frame.
+    /// Polled by hyper: the next frame, the end, or the abort.
     pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Aborted>>> {
         self.watch.waits_for_replica();
         if let Some(first) = self.first.take() {

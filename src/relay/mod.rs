@@ -1,4 +1,4 @@
-//! The relay: an engine's answer on its way to the client, untouched, with a clock beside it.
+//! The relay: passes an engine's answer to the client unchanged and measures it.
 //!
 //! Pure (bytes and stamps in, facts out; the same code runs live, in tests and in simulated time): [`frame`] finds where
 //! SSE events end, [`sse`] feeds whole events to [`classify`] ([`template`] is its fast path), [`usage`] keeps what an

@@ -1,7 +1,7 @@
 //! Chunks of `/v1/chat/completions` and `/v1/completions`.
 //!
 //! Every field is read leniently: engines differ in what they leave out, send as null or add. A chunk that is no
-//! JSON object of this shape tells nothing. Nothing is unescaped or allocated for an ordinary chunk.
+//! JSON object of this shape is [`Event::Other`]. Nothing is unescaped or allocated for an ordinary chunk.
 
 use smallvec::SmallVec;
 
@@ -11,44 +11,44 @@ use crate::request::json::{Cursor, JsonError, JsonKind, Raw};
 use crate::units::Tokens;
 
 pub(super) fn read<'a>(
-    reading: &mut StreamState,
+    state: &mut StreamState,
     data: &'a str,
-    tell: &mut dyn FnMut(Event),
+    emit: &mut dyn FnMut(Event),
 ) -> Option<PlainContent<'a>> {
     let Ok(chunk) = Chunk::read(data) else {
-        tell(Event::Other);
+        emit(Event::Other);
         return None;
     };
     if chunk.error.is_some() {
-        reading.error(chunk.error, tell);
+        state.error(chunk.error, emit);
         return None;
     }
-    reading.answer.note_id(chunk.id);
-    reading.answer.note_model(chunk.model);
-    reading.answer.note_engine_times(chunk.metrics);
+    state.answer.note_id(chunk.id);
+    state.answer.note_model(chunk.model);
+    state.answer.note_engine_times(chunk.metrics);
 
     let choices = chunk.choices;
     let is_plain = choices.len() == 1 && chunk.usage.is_none();
     let running = chunk.usage.filter(|_| choices.len() == 1).and_then(Usage::of).and_then(|u| u.output());
-    let mut has_told = false;
+    let mut has_emitted = false;
     let mut plain = None;
     for choice in &choices {
-        let told = read_choice(reading, choice, running, tell);
-        has_told |= told.is_content || told.is_finish;
-        plain = told.plain.filter(|_| is_plain);
+        let facts = read_choice(state, choice, running, emit);
+        has_emitted |= facts.is_content || facts.is_finish;
+        plain = facts.plain.filter(|_| is_plain);
     }
     if chunk.usage.is_some() {
-        reading.answer.note_usage(chunk.usage);
+        state.answer.note_usage(chunk.usage);
         if choices.is_empty() {
-            tell(Event::Usage);
-            has_told = true;
+            emit(Event::Usage);
+            has_emitted = true;
         } else if running.is_some() {
             // The engine counts by choice here; the chunk that closes the stream counts them all.
-            reading.answer.tokens.output = Some(Tokens(reading.running_total()));
+            state.answer.tokens.output = Some(Tokens(state.running_total()));
         }
     }
-    if !has_told {
-        tell(Event::Other);
+    if !has_emitted {
+        emit(Event::Other);
     }
     plain
 }
@@ -60,29 +60,29 @@ struct ChoiceFacts<'a> {
 }
 
 fn read_choice<'a>(
-    reading: &mut StreamState,
+    state: &mut StreamState,
     choice: &ChunkChoice<'a>,
     running: Option<u64>,
-    tell: &mut dyn FnMut(Event),
+    emit: &mut dyn FnMut(Event),
 ) -> ChoiceFacts<'a> {
     let index = choice.index.and_then(|index| index.text().parse().ok()).unwrap_or(0);
     let counts = Counts { ids: choice.token_ids.and_then(array_len), usage: running };
     let values = choice.values();
     let mut is_content = values.is_content();
     let mut tokens = None;
-    if let Some(state) = reading.choice(index) {
-        state.count(counts);
-        is_content = is_content && state.is_generated(&values);
+    if let Some(choice_state) = state.choice(index) {
+        choice_state.count(counts);
+        is_content = is_content && choice_state.is_generated(&values);
         if is_content {
-            tokens = state.take_tokens(counts);
+            tokens = choice_state.take_tokens(counts);
         }
     }
     if is_content {
-        tell(Event::Content { choice: index, tokens });
+        emit(Event::Content { choice: index, tokens });
     }
     let finish = choice.finish_reason.filter(|reason| reason.text() != "\"\"");
     if let Some(reason) = finish {
-        reading.finish(index, reason, tell);
+        state.finish(index, reason, emit);
     }
     let is_plain = is_content && tokens.is_none() && finish.is_none();
     let plain =
@@ -154,7 +154,7 @@ struct ChunkDelta<'a> {
     function_call: Option<Raw<'a>>,
 }
 
-// One pass over the whole chunk: taking members out and reading them again costs half as much on top.
+// One pass over the whole chunk: taking members out and state them again costs half as much on top.
 impl<'a> Chunk<'a> {
     fn read(data: &'a str) -> Result<Self, JsonError> {
         let mut chunk = Self::default();

@@ -10,50 +10,50 @@ use crate::request::dialect::Dialect;
 use crate::request::json::{Cursor, Raw};
 
 /// Reads an event of which `head` and `tail` are known.
-pub(super) fn read(reading: &mut StreamState, head: &[u8], tail: &[u8], tell: &mut dyn FnMut(Event)) {
+pub(super) fn read(state: &mut StreamState, head: &[u8], tail: &[u8], emit: &mut dyn FnMut(Event)) {
     let mut joined = Vec::new();
     let name = String::from_utf8_lossy(SseFields::of(head, &mut joined).name);
     let (head, tail) = (String::from_utf8_lossy(head), String::from_utf8_lossy(tail));
-    match reading.dialect() {
-        Dialect::Chat | Dialect::Completions => chunk(reading, &head, &tail, tell),
-        Dialect::Messages | Dialect::Responses => typed(reading, &name, &head, &tail, tell),
-        _ => tell(Event::Other),
+    match state.dialect() {
+        Dialect::Chat | Dialect::Completions => chunk(state, &head, &tail, emit),
+        Dialect::Messages | Dialect::Responses => typed(state, &name, &head, &tail, emit),
+        _ => emit(Event::Other),
     }
 }
 
-fn chunk(reading: &mut StreamState, head: &str, tail: &str, tell: &mut dyn FnMut(Event)) {
+fn chunk(state: &mut StreamState, head: &str, tail: &str, emit: &mut dyn FnMut(Event)) {
     let error = value_of("error", head);
     if error.is_some() {
-        return reading.error(error, tell);
+        return state.error(error, emit);
     }
     let choice = value_of("index", head).and_then(|index| index.text().parse().ok()).unwrap_or(0);
     // What fills a megabyte is text; the only such text that is not generated is a prompt's echo.
-    if head.contains("\"choices\"") && reading.ends_echo(choice) {
-        tell(Event::Content { choice, tokens: None });
+    if head.contains("\"choices\"") && state.ends_echo(choice) {
+        emit(Event::Content { choice, tokens: None });
     }
     if let Some(reason) = value_of("finish_reason", tail).filter(|reason| reason.string().is_some()) {
-        reading.finish(choice, reason, tell);
+        state.finish(choice, reason, emit);
     }
-    reading.answer.note_usage(value_of("usage", tail));
+    state.answer.note_usage(value_of("usage", tail));
 }
 
-fn typed(reading: &mut StreamState, name: &str, head: &str, tail: &str, tell: &mut dyn FnMut(Event)) {
+fn typed(state: &mut StreamState, name: &str, head: &str, tail: &str, emit: &mut dyn FnMut(Event)) {
     let kind = match value_of("type", tail).and_then(|kind| kind.string()) {
         Some(kind) if name.is_empty() => kind,
         _ => name.into(),
     };
     if matches!(&*kind, "response.completed" | "response.incomplete") {
-        reading.answer.note_usage(value_of("usage", tail));
-        reading.answer.note_status(value_of("status", tail), None);
-        tell(Event::Finish { choice: 0 });
-        reading.done(tell);
+        state.answer.note_usage(value_of("usage", tail));
+        state.answer.note_status(value_of("status", tail), None);
+        emit(Event::Finish { choice: 0 });
+        state.done(emit);
     } else if kind.ends_with(".delta") || kind == "content_block_delta" {
-        tell(Event::Content { choice: 0, tokens: None });
+        emit(Event::Content { choice: 0, tokens: None });
     } else {
-        tell(Event::Other);
+        emit(Event::Other);
     }
     if let Some(number) = [tail, head].iter().find_map(|end| value_of("sequence_number", end)) {
-        reading.next_sequence = number.text().parse::<u64>().unwrap_or(0).saturating_add(1);
+        state.next_sequence = number.text().parse::<u64>().unwrap_or(0).saturating_add(1);
     }
 }
 

@@ -1,4 +1,4 @@
-//! Reads an engine's stream: bytes go on untouched, the scanner and the clock look on.
+//! Reads an engine's stream: relays its bytes unchanged, scans and times them.
 //!
 //! The same reader serves before the head goes out (it holds back until the first content event) and after. It
 //! owns the upstream half: dropping it closes the connection, which cancels the engine's work.
@@ -25,10 +25,10 @@ use crate::clock::{Clock, Stamp};
 use crate::request::dialect::Dialect;
 use crate::upstream::pool::Lease;
 
-/// How a stream is to be read.
+/// What the reader must know of a stream.
 #[derive(Clone, Debug)]
 pub struct StreamShape {
-    /// Its dialect.
+    /// Dialect of the request.
     pub dialect: Dialect,
     /// Whether the prompt comes back in it.
     pub echo: Echo,
@@ -36,11 +36,11 @@ pub struct StreamShape {
     pub withhold_usage: bool,
 }
 
-/// A stream on its way. What an ordinary event touches lies together (see [`Timeline`]).
+/// The reader of one stream. What an ordinary event touches comes first (see [`Timeline`]).
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct StreamReader {
-    /// The watchdog's view of it.
+    /// State shared with the watchdog.
     pub watch: Arc<StreamWatch>,
     body: Incoming,
     clock: Clock,
@@ -50,11 +50,11 @@ pub struct StreamReader {
     has_more: bool,
     ending: Option<StreamEnd>,
     filter: Option<UsageFilter>,
-    /// What its events add up to.
+    /// Facts of its events.
     pub scanner: Scanner,
-    /// Its clock.
+    /// Latency of its events.
     pub timeline: Timeline,
-    /// Behind `next`.
+    /// Frames after `next`.
     more: VecDeque<Bytes>,
     held: usize,
     /// Where the relayed bytes stop, if that is not where the scanner stands.
@@ -62,16 +62,16 @@ pub struct StreamReader {
     lease: Option<Lease>,
 }
 
-/// What a poll gave.
+/// The result of a poll.
 #[derive(Debug)]
 pub enum Next {
-    /// Bytes for the client, and when they were taken up.
+    /// Bytes for the client, and when they arrived.
     Bytes(Bytes, Stamp),
-    /// The end, judged.
+    /// The end of the stream.
     End(StreamEnd),
 }
 
-/// Why the head need not be held any longer.
+/// Why holding the response head back ended.
 #[derive(Debug, PartialEq, Eq)]
 pub enum HoldOutcome {
     /// The first content event came, or the stream ended without any, or it is too much to hold.
@@ -130,7 +130,7 @@ impl StreamReader {
                 }
                 None => {}
             }
-            if let Some(error) = self.scanner.reading().answer.error {
+            if let Some(error) = self.scanner.state().answer.error {
                 return Poll::Ready(held_error(error));
             }
             if self.poll_read(cx).is_pending() {
@@ -208,7 +208,7 @@ impl StreamReader {
         }
     }
 
-    /// Behind what was relayed: where an error event goes.
+    /// What an error event after the relayed bytes needs to know.
     #[must_use]
     pub fn event_context(&self) -> EventContext<'_> {
         let behind = EventContext::behind(&self.scanner);
@@ -268,7 +268,7 @@ impl StreamReader {
             self.watch.progressed(now);
         }
         match broken {
-            // After content an engine's error is a broken stream: ours is told in its place, without a `[DONE]`.
+            // After content an engine's error is a broken stream: ours takes its place, without a `[DONE]`.
             Some((error, at)) if had_content || has_content => {
                 self.stop(data.slice(..at), tail);
                 self.ending = Some(StreamEnd::Failed(error));

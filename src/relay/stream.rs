@@ -26,14 +26,14 @@ use crate::observe::StreamSeries;
 use crate::observe::metrics::StreamKey;
 use crate::record::{FirstToken, Gaps, Outcome, Record};
 
-/// A streamed answer on its way to the client.
+/// The body of a streamed answer.
 #[derive(Debug)]
 #[repr(C)]
 pub struct StreamBody {
     reader: Box<StreamReader>,
     bytes_out: u64,
     has_first_token: bool,
-    /// How it ended is settled, and charged to whom it may concern.
+    /// The outcome is recorded and charged to the replica, if it is to blame.
     is_settled: bool,
     broken: Option<Box<AbortingBody>>,
     journal: Journal,
@@ -45,7 +45,7 @@ pub struct StreamBody {
 }
 
 impl StreamBody {
-    /// An answer whose head goes out now.
+    /// To be made when the response head goes out.
     #[must_use]
     pub fn new(
         reader: Box<StreamReader>,
@@ -80,7 +80,7 @@ impl StreamBody {
         self.journal.record()
     }
 
-    /// The next frame.
+    /// Polled by hyper: the next frame, the end, or an error event and the abort.
     pub fn poll(&mut self, cx: &mut Context<'_>) -> Polled {
         if let Some(broken) = &mut self.broken {
             return broken.poll(cx);
@@ -172,13 +172,13 @@ impl StreamBody {
         self.journal.settle(Outcome::Ok, None);
         self.pick.replica.vitals.answered(now);
         self.pick.replica.succeeded();
-        let told = &self.reader.scanner.reading().answer;
-        self.pick.learn(told.tokens);
+        let facts = &self.reader.scanner.state().answer;
+        self.pick.learn(facts.tokens);
         if let Some(first) = self.reader.timeline.first_token() {
-            self.pick.served(first, now, told.tokens);
+            self.pick.served(first, now, facts.tokens);
         }
         let is_stateful = self.journal.record().dialect.is_stateful();
-        if let Some(id) = told.id.as_deref().filter(|_| is_stateful) {
+        if let Some(id) = facts.id.as_deref().filter(|_| is_stateful) {
             self.pins.remember(id, &self.pick.replica.url);
         }
     }
@@ -200,7 +200,7 @@ impl StreamBody {
         }
     }
 
-    /// Tells the client that the answer is incomplete, and the fleet who broke it.
+    /// Ends the answer with an error event and charges the failure.
     fn break_off(&mut self, failure: &Failure, cx: &mut Context<'_>) -> Polled {
         self.charge(failure);
         let dialect = self.journal.record().dialect;
@@ -233,14 +233,14 @@ impl StreamBody {
 impl Drop for StreamBody {
     fn drop(&mut self) {
         self.reader.watch.close();
-        // A client that was cut from outside never polled again to hear why.
+        // A client that was cut from outside never polled again: its failure is not charged yet.
         if let Some(expiry) = self.reader.watch.expiry() {
             let failure = self.failure_of(expiry);
             self.charge(&failure);
         }
         let now = self.journal.clock().now();
         let (series, pace) = (&self.series, &mut self.pace);
-        let output = self.reader.scanner.reading().answer.tokens.output.map(|n| n.0);
+        let output = self.reader.scanner.state().answer.tokens.output.map(|n| n.0);
         self.reader.timeline.finish(now, output, |gaps| observe(series, pace, &gaps));
         let timeline = &self.reader.timeline;
         let record = self.journal.record();
@@ -250,7 +250,7 @@ impl Drop for StreamBody {
         (record.longest_gap, record.longest_gap_at) = timeline.longest_gap();
         record.relay_blocked = timeline.blocked();
         record.itl_missed = self.pace.as_ref().and_then(|pace| pace.missed());
-        record_facts(record, &self.reader.scanner.reading().answer);
+        record_facts(record, &self.reader.scanner.state().answer);
     }
 }
 
@@ -261,11 +261,11 @@ fn observe(series: &StreamSeries, pace: &mut Option<Box<ItlSlo>>, gaps: &Gaps<'_
     }
 }
 
-/// What an answer told of itself, into the record.
-pub fn record_facts(record: &mut Record, told: &AnswerFacts) {
-    record.tokens = told.tokens;
-    record.engine = told.engine;
-    record.response_id.clone_from(&told.id);
-    record.response_model.clone_from(&told.model);
-    record.finish_reasons.clone_from(&told.finish_reasons);
+/// Copies the facts of an answer into the record.
+pub fn record_facts(record: &mut Record, facts: &AnswerFacts) {
+    record.tokens = facts.tokens;
+    record.engine = facts.engine;
+    record.response_id.clone_from(&facts.id);
+    record.response_model.clone_from(&facts.model);
+    record.finish_reasons.clone_from(&facts.finish_reasons);
 }

@@ -10,27 +10,27 @@ use crate::request::dialect::Dialect;
 use crate::request::json::{Cursor, JsonError, Raw};
 
 pub(super) fn read<'a>(
-    reading: &mut StreamState,
+    state: &mut StreamState,
     name: &'a [u8],
     data: &'a str,
-    tell: &mut dyn FnMut(Event),
+    emit: &mut dyn FnMut(Event),
 ) -> Option<PlainContent<'a>> {
     let Ok((whole, event)) = parse(data) else {
-        tell(Event::Other);
+        emit(Event::Other);
         return None;
     };
     let kind = event.kind.and_then(|kind| kind.string()).unwrap_or_else(|| String::from_utf8_lossy(name));
     if kind.is_empty() || kind == "error" {
         // Engines put the message beside the type or into an `error` object.
         match event.error.or((kind == "error").then_some(whole)) {
-            Some(error) => reading.error(Some(error), tell),
-            None => tell(Event::Other),
+            Some(error) => state.error(Some(error), emit),
+            None => emit(Event::Other),
         }
         return None;
     }
-    match reading.dialect() {
-        Dialect::Messages => message(reading, &kind, &event, tell),
-        _ => response(reading, &kind, &event, tell),
+    match state.dialect() {
+        Dialect::Messages => message(state, &kind, &event, emit),
+        _ => response(state, &kind, &event, emit),
     }
 }
 
@@ -42,10 +42,10 @@ fn parse(data: &str) -> Result<(Raw<'_>, TypedEvent<'_>), JsonError> {
 }
 
 fn message<'a>(
-    reading: &mut StreamState,
+    state: &mut StreamState,
     kind: &Cow<'a, str>,
     event: &TypedEvent<'a>,
-    tell: &mut dyn FnMut(Event),
+    emit: &mut dyn FnMut(Event),
 ) -> Option<PlainContent<'a>> {
     match kind.as_ref() {
         "content_block_delta" => {
@@ -56,83 +56,83 @@ fn message<'a>(
                     .into_iter()
                     .for_each(|text| values.add(text));
             }
-            return content(&values, tell);
+            return content(&values, emit);
         }
         "message_start" => {
             if let Some(start) = event.message.and_then(ResponseObject::read) {
-                reading.answer.note_id(start.id);
-                reading.answer.note_model(start.model);
-                reading.answer.note_usage(start.usage);
+                state.answer.note_id(start.id);
+                state.answer.note_model(start.model);
+                state.answer.note_usage(start.usage);
             }
-            reading.choice(0);
-            tell(Event::Other);
+            state.choice(0);
+            emit(Event::Other);
         }
         "message_delta" => {
-            reading.answer.note_usage(event.usage);
+            state.answer.note_usage(event.usage);
             if event.usage.is_some() {
-                tell(Event::Usage);
+                emit(Event::Usage);
             }
             let [stop_reason] = event.delta.map_or([None], |delta| delta.members(["stop_reason"]));
             match stop_reason {
-                Some(reason) => reading.finish(0, reason, tell),
-                None => tell(Event::Other),
+                Some(reason) => state.finish(0, reason, emit),
+                None => emit(Event::Other),
             }
         }
-        "message_stop" => reading.done(tell),
-        _ => tell(Event::Other),
+        "message_stop" => state.done(emit),
+        _ => emit(Event::Other),
     }
     None
 }
 
 fn response<'a>(
-    reading: &mut StreamState,
+    state: &mut StreamState,
     kind: &Cow<'a, str>,
     event: &TypedEvent<'a>,
-    tell: &mut dyn FnMut(Event),
+    emit: &mut dyn FnMut(Event),
 ) -> Option<PlainContent<'a>> {
     if let Some(number) = event.sequence_number.and_then(|raw| raw.text().parse::<u64>().ok()) {
-        reading.next_sequence = number.saturating_add(1);
+        state.next_sequence = number.saturating_add(1);
     }
     if kind.starts_with("response.") && kind.ends_with(".delta") {
         let mut values = ContentValues::default();
         values.add(event.delta);
-        return content(&values, tell);
+        return content(&values, emit);
     }
     let whole = || event.response.and_then(ResponseObject::read);
     match kind.as_ref() {
-        "response.created" | "response.queued" | "response.in_progress" if reading.answer.id.is_none() => {
+        "response.created" | "response.queued" | "response.in_progress" if state.answer.id.is_none() => {
             if let Some(whole) = whole() {
-                reading.answer.note_id(whole.id);
-                reading.answer.note_model(whole.model);
+                state.answer.note_id(whole.id);
+                state.answer.note_model(whole.model);
             }
-            reading.choice(0);
-            tell(Event::Other);
+            state.choice(0);
+            emit(Event::Other);
         }
         "response.completed" | "response.incomplete" | "response.cancelled" => {
             if let Some(whole) = whole() {
-                reading.answer.note_id(whole.id);
-                reading.answer.note_model(whole.model);
-                reading.answer.note_status(whole.status, whole.incomplete_details);
-                reading.answer.note_usage(whole.usage);
+                state.answer.note_id(whole.id);
+                state.answer.note_model(whole.model);
+                state.answer.note_status(whole.status, whole.incomplete_details);
+                state.answer.note_usage(whole.usage);
                 if whole.usage.is_some() {
-                    tell(Event::Usage);
+                    emit(Event::Usage);
                 }
             }
-            tell(Event::Finish { choice: 0 });
-            reading.done(tell);
+            emit(Event::Finish { choice: 0 });
+            state.done(emit);
         }
-        "response.failed" => reading.error(whole().and_then(|whole| whole.error).or(event.response), tell),
-        _ => tell(Event::Other),
+        "response.failed" => state.error(whole().and_then(|whole| whole.error).or(event.response), emit),
+        _ => emit(Event::Other),
     }
     None
 }
 
-fn content<'a>(values: &ContentValues<'a>, tell: &mut dyn FnMut(Event)) -> Option<PlainContent<'a>> {
+fn content<'a>(values: &ContentValues<'a>, emit: &mut dyn FnMut(Event)) -> Option<PlainContent<'a>> {
     if !values.is_content() {
-        tell(Event::Other);
+        emit(Event::Other);
         return None;
     }
-    tell(Event::Content { choice: 0, tokens: None });
+    emit(Event::Content { choice: 0, tokens: None });
     values.only_string().map(|string| PlainContent { string, choice: 0 })
 }
 

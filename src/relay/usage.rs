@@ -1,4 +1,4 @@
-//! What an engine's answer tells of itself: id, model, token counts, finish reasons, its own times, its errors.
+//! Facts of an engine's answer: id, model, token counts, finish reasons, the engine's own timings, errors.
 //!
 //! The same value is filled from a stream's events and from a unary body, so that the record has one source.
 //! Strings are bounded: an answer cannot make the gateway keep more than a few hundred bytes of it. Text that a
@@ -12,10 +12,10 @@ use crate::request::dialect::Dialect;
 use crate::request::json::{Cursor, JsonError, JsonKind, Raw};
 use crate::units::Tokens;
 
-/// Facts that an answer told, as far as it was read.
+/// Facts of an answer, as far as it was read.
 #[derive(Clone, Debug, Default)]
 pub struct AnswerFacts {
-    /// Response id.
+    /// `id` of the response, at most 256 bytes.
     pub id: Option<Box<str>>,
     /// Model, as the engine names it.
     pub model: Option<Box<str>>,
@@ -45,7 +45,7 @@ pub enum EngineErrorKind {
     EngineDead,
     /// The engine drains or stops: others will answer.
     ShuttingDown,
-    /// Anything else.
+    /// Any other error: relayed as the request's own.
     Other,
 }
 
@@ -120,9 +120,9 @@ impl AnswerFacts {
     }
 
     fn note_reason(&mut self, reason: Option<Cow<'_, str>>) {
-        if let Some(reason) = reason.filter(|r| r.len() <= LONGEST_REASON) {
+        if let Some(reason) = reason.filter(|r| r.len() <= MAX_REASON_LEN) {
             let is_new = self.finish_reasons.iter().all(|known| **known != *reason);
-            if is_new && self.finish_reasons.len() < MOST_REASONS {
+            if is_new && self.finish_reasons.len() < MAX_REASONS {
                 self.finish_reasons.push(reason.into());
             }
         }
@@ -257,7 +257,7 @@ impl Usage {
 
 fn note_string(slot: &mut Option<Box<str>>, text: Option<Cow<'_, str>>) {
     if slot.is_none() {
-        *slot = text.filter(|s| !s.is_empty() && s.len() <= LONGEST_NAME).map(Into::into);
+        *slot = text.filter(|s| !s.is_empty() && s.len() <= MAX_NAME_LEN).map(Into::into);
     }
 }
 
@@ -272,9 +272,9 @@ fn millis(value: Raw<'_>) -> Option<Duration> {
     Duration::try_from_secs_f64(ms / 1e3).ok()
 }
 
-const LONGEST_NAME: usize = 256;
-const LONGEST_REASON: usize = 64;
-const MOST_REASONS: usize = 8;
+const MAX_NAME_LEN: usize = 256;
+const MAX_REASON_LEN: usize = 64;
+const MAX_REASONS: usize = 8;
 const DEAD: [&str; 3] = ["EngineCore encountered an issue", "EngineDeadError", "Background loop has errored"];
 const STOPPING: [&str; 3] = ["cannot schedule new futures after", "shutting down", "is draining"];
 

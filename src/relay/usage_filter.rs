@@ -3,7 +3,7 @@
 //! Used only where a route adds `stream_options.include_usage`: the engine then sends one more event, with no choices
 //! and with `usage`, which the client did not ask for and may not expect. Exactly that event and its blank line go;
 //! every other byte passes as it came, in the frames it came in, without a copy. An event that a frame ends
-//! within is held only until its `choices` tell that it is not the one.
+//! within is held only until its `choices` show that it is not the one.
 
 use bytes::Bytes;
 use smallvec::SmallVec;
@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 use crate::relay::frame::{Boundaries, SseFields, without_bom};
 use crate::request::json::{Cursor, JsonError, JsonKind};
 
-/// Filters one stream. The scanner must see the bytes before this does.
+/// Filters one stream. The scanner must read the bytes first: it needs the usage.
 #[derive(Debug, Default)]
 pub struct UsageFilter {
     boundaries: Boundaries,
@@ -23,7 +23,7 @@ pub struct UsageFilter {
 /// The event that the last frame stopped in.
 #[derive(Debug, Default)]
 enum PartialEvent {
-    /// None has begun.
+    /// The last frame ended between events.
     #[default]
     None,
     /// It may be the usage chunk: its bytes so far.
@@ -72,7 +72,7 @@ impl UsageFilter {
         self.begun(&frame, run, start, out);
     }
 
-    /// Nothing is held and nothing begun: a frame of whole events, none of them the usage chunk, may pass by this filter.
+    /// Nothing is held or begun: a frame of whole events without the usage chunk may bypass the filter.
     #[must_use]
     #[inline]
     pub fn is_between_events(&self) -> bool {
@@ -128,7 +128,7 @@ fn push(out: &mut SmallVec<[Bytes; 4]>, frame: &Bytes, range: std::ops::Range<us
 enum UsageCheck {
     /// The usage-only chunk: no choices, `usage`, no error.
     UsageOnly,
-    /// Any other event.
+    /// Any other event: it is relayed.
     Relayed,
     /// An event that ends before its JSON does: either may come of it.
     Undecided,
@@ -149,7 +149,7 @@ impl UsageCheck {
 
     /// `Err` as soon as it is decided, or where the text ends.
     fn read(data: &str) -> Result<Self, Self> {
-        let (mut has_choices, mut has_usage) = (false, false);
+        let (mut has_choices, mut has_usage, mut has_error) = (false, false, false);
         let mut cursor = Cursor::new(data);
         cursor.object(|key, value| {
             match key.escaped().unwrap_or_default() {
@@ -164,17 +164,13 @@ impl UsageCheck {
                     })?;
                 }
                 "usage" => has_usage = value.value()?.kind() != JsonKind::Null,
-                "error" => {
-                    if value.value()?.kind() != JsonKind::Null {
-                        return Err(Self::Relayed);
-                    }
-                }
+                "error" => has_error = value.value()?.kind() != JsonKind::Null,
                 _ => {}
             }
-            Ok(())
+            Ok::<_, Self>(())
         })?;
         cursor.end()?;
-        Ok(if has_choices && has_usage { Self::UsageOnly } else { Self::Relayed })
+        Ok(if has_choices && has_usage && !has_error { Self::UsageOnly } else { Self::Relayed })
     }
 }
 

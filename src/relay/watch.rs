@@ -1,8 +1,8 @@
 //! The watchdog: deadlines of streams, enforced outside their bodies.
 //!
 //! hyper does not poll a body whose client takes nothing, so a timer inside the body cannot fire then. Each
-//! stream therefore leaves three stamps in a [`StreamWatch`]; one task looks at all of them every few milliseconds.
-//! A stream that waits for its replica is woken with a expiry and ends in order (error event, abort). One that
+//! stream therefore leaves its stamps in a [`StreamWatch`]; one task checks all of them every 50 ms.
+//! A stream that waits for its replica is woken with an [`Expiry`] and ends in order (error event, abort). One that
 //! waits for its client is ended by its [`KillSwitch`]: the connection is dropped (HTTP/2: the stream is reset).
 //! Nothing is armed, reset or allocated per event.
 
@@ -22,9 +22,9 @@ use crate::fleet::vitals::Vitals;
 /// Why a stream has to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Expiry {
-    /// A deadline passed.
+    /// This deadline passed.
     Deadline(Timer),
-    /// The replica is proved gone or frozen.
+    /// The replica refuses connections or leaves probes unanswered.
     ReplicaSilent,
     /// The drain is over.
     DrainOver,
@@ -81,7 +81,7 @@ impl StreamWatch {
         self.is_waiting.store(false, Ordering::Release);
     }
 
-    /// The silence starts anew: a content event came, or the client held us up.
+    /// Restarts the silence: a content event came, or the client held us up.
     pub fn restart_silence(&self, now: Stamp) {
         self.moved.store(now.as_nanos(), Ordering::Relaxed);
     }
@@ -99,7 +99,7 @@ impl StreamWatch {
         self.vitals.answered(now);
     }
 
-    /// The stream ended: the watchdog forgets it.
+    /// The stream ended: the watchdog drops it at its next check.
     pub fn close(&self) {
         self.is_over.store(true, Ordering::Relaxed);
     }
@@ -119,7 +119,7 @@ impl StreamWatch {
         self.expiry().map_or(Poll::Pending, Poll::Ready)
     }
 
-    /// The expiry, if there is one.
+    /// Why the stream has to end, if it has to.
     #[must_use]
     pub fn expiry(&self) -> Option<Expiry> {
         self.expiry.get().copied()
@@ -177,7 +177,7 @@ impl StreamWatch {
     }
 }
 
-/// Looks after all streams of the gateway.
+/// Enforces the deadlines of all streams.
 #[derive(Debug)]
 pub struct Watchdog {
     clock: Clock,
@@ -187,7 +187,7 @@ pub struct Watchdog {
 }
 
 impl Watchdog {
-    /// A watchdog without streams; [`Watchdog::run`] makes it look.
+    /// A watchdog without streams; [`Watchdog::run`] does the work.
     #[must_use]
     pub fn new(clock: Clock) -> Arc<Self> {
         Arc::new(Self {
@@ -198,7 +198,7 @@ impl Watchdog {
         })
     }
 
-    /// Looks after a stream that starts to wait for `vitals`' replica now.
+    /// Registers a stream that starts to wait for `vitals`' replica now.
     #[must_use]
     pub fn watch(
         &self,
@@ -227,12 +227,12 @@ impl Watchdog {
         watch
     }
 
-    /// Every stream that still runs gets the expiry [`Expiry::DrainOver`].
+    /// Expires every stream that still runs with [`Expiry::DrainOver`].
     pub fn end_drain(&self) {
         self.drain_over.store(true, Ordering::Relaxed);
     }
 
-    /// Streams that are looked after.
+    /// Number of running streams.
     #[must_use]
     pub fn streams(&self) -> usize {
         self.shards
@@ -241,7 +241,7 @@ impl Watchdog {
             .sum()
     }
 
-    /// Looks at every stream, for ever.
+    /// Checks every stream each [`TICK`]; never returns.
     pub async fn run(self: Arc<Self>) {
         let mut tick = tokio::time::interval(TICK);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -251,7 +251,7 @@ impl Watchdog {
         }
     }
 
-    /// One look at every stream; ended ones are forgotten.
+    /// Checks every stream once and drops the ended ones.
     fn look(&self) {
         let now = self.clock.now();
         let drain_over = self.drain_over.load(Ordering::Relaxed);

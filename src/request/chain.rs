@@ -1,10 +1,10 @@
 //! The prefix chain: chained hashes of a prompt's fixed-size blocks, block i's hash covering blocks 0..=i.
 //!
-//! Two prompts that begin alike have chains that begin alike, so one number per block tells how much of a prompt
-//! a replica has seen. Blocks are short at first, where prompts part, and longer far out, where only length
-//! matters. The canonical bytes are hashed as they are fed and never put together in one place.
+//! Chains of prompts with a common prefix have a common prefix, so one hash per block says how much of a prompt a
+//! replica has cached. Blocks are 256 bytes up to 128 KiB, where prompts diverge, and 2 KiB beyond. The canonical bytes
+//! are hashed as they are fed, without being concatenated.
 //!
-//! What those bytes are is said in `prompt`; which replica holds what is the routing's affair.
+//! `canonical` defines those bytes; the routing's prefix index knows which replica holds which block.
 
 use smallvec::SmallVec;
 use xxhash_rust::xxh3::{xxh3_64_with_secret, xxh3_64_with_seed};
@@ -124,7 +124,7 @@ impl<'s> ChainBuilder<'s> {
         self
     }
 
-    /// Appends canonical bytes.
+    /// Appends canonical bytes; past [`MAX_BLOCKS`] they are only counted.
     pub fn feed(&mut self, mut bytes: &[u8]) {
         self.chain.bytes += bytes.len() as u64;
         while !bytes.is_empty() && self.chain.hashes.len() < MAX_BLOCKS {

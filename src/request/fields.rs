@@ -12,7 +12,7 @@ use std::borrow::Cow;
 use crate::request::dialect::Dialect;
 use crate::request::json::{Cursor, JsonError, JsonKind, Raw};
 
-/// What a request body says, as far as the gateway cares.
+/// The fields of a request body that the gateway uses.
 #[derive(Clone, Debug, Default)]
 pub struct Fields<'a> {
     /// `model`, unescaped.
@@ -76,7 +76,7 @@ pub enum FieldError {
     /// Text that is not JSON.
     #[error("request body is not valid JSON: {problem} at line {line} column {column}")]
     Malformed {
-        /// What is wrong.
+        /// Short description, without text of the body.
         problem: &'static str,
         /// Line, from 1.
         line: usize,
@@ -89,15 +89,15 @@ pub enum FieldError {
     /// A key given twice whose two values could be read differently.
     #[error("`{field}` is given more than once")]
     Duplicate {
-        /// The key.
+        /// Key in the body.
         field: &'static str,
     },
     /// A value of the wrong type.
     #[error("`{field}` must be {expected}")]
     WrongType {
-        /// The key.
+        /// Key in the body.
         field: &'static str,
-        /// Its type.
+        /// The type that it must have, with its article.
         expected: &'static str,
     },
     /// No model where the dialect needs one.
@@ -106,7 +106,7 @@ pub enum FieldError {
 }
 
 impl FieldError {
-    /// What to tell the client.
+    /// The message for the client.
     #[must_use]
     pub fn message(&self) -> String {
         self.to_string()
@@ -164,7 +164,7 @@ fn parse_object(body: &[u8]) -> Result<Fields<'_>, FieldError> {
     let read = if cursor.ahead() == JsonKind::Object {
         cursor.object(|key, cursor| reading.member(key, cursor))
     } else {
-        // Worth telling a scalar from a text that is no JSON at all.
+        // A scalar and a text that is not JSON are different errors.
         cursor.value().map_err(Stop::from).and(Err(Stop::Field(FieldError::NotAnObject)))
     };
     match read.and_then(|()| Ok(cursor.end()?)) {
@@ -207,7 +207,7 @@ struct FieldReader<'a> {
 impl<'a> FieldReader<'a> {
     fn member(&mut self, key: Raw<'a>, cursor: &mut Cursor<'a>) -> Result<(), Stop> {
         let value = cursor.value()?;
-        // A key with a lone surrogate is none of ours.
+        // A key with a lone surrogate matches no field.
         let Some(key) = key.string() else { return Ok(()) };
         let fields = &mut self.fields;
         match &*key {

@@ -15,7 +15,7 @@ use crate::units::Tokens;
 /// Identity and size of a request's prompt.
 #[derive(Clone, Debug, Default)]
 pub struct RequestPrompt {
-    /// Its prefix chain.
+    /// Hashes of its blocks, for the prefix index.
     pub chain: PrefixChain,
     /// How long it is.
     pub size: PromptSize,
@@ -24,7 +24,7 @@ pub struct RequestPrompt {
 /// How long a prompt is, before the engine has counted it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PromptSize {
-    /// Canonical bytes.
+    /// Length of the canonical bytes.
     pub bytes: u64,
     /// Images, sounds and files among them: with any, the bytes say nothing about bytes per token.
     pub media: u32,
@@ -39,7 +39,7 @@ impl PromptSize {
         self.exact_tokens.unwrap_or_else(|| ratio.estimate(self.bytes))
     }
 
-    /// Teaches `ratio` what the engine counted, if this prompt can teach it anything.
+    /// Updates `ratio` with the engine's count; no-op for token ids and prompts with media.
     pub fn teach(&self, ratio: &TokenRatio, counted: Tokens) {
         if self.exact_tokens.is_none() && self.media == 0 {
             ratio.observe(self.bytes, counted);

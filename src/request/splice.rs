@@ -1,7 +1,7 @@
 //! The two edits that a request body may get: the model's name and `stream_options.include_usage`.
 //!
 //! Both are splices on the raw bytes at places that the parse has found; every other byte stays the client's, so
-//! fields that nobody here knows survive, in their order and with their white space. A body that needs no edit
+//! unknown fields survive, in their order and with their white space. A body that needs no edit
 //! is the same `Bytes`, not a copy.
 
 use std::ops::Range;
