@@ -216,7 +216,7 @@ fn measure(windows: &Windows, reads: &[Read], begin: Duration) {
         }
     }
     let end = stamp(reads.last().unwrap().at);
-    let output = scanner.reading().answer.tokens.output.map(|tokens| tokens.0);
+    let output = scanner.state().answer.tokens.output.map(|tokens| tokens.0);
     timeline.finish(end, output, |gaps| series.gaps(&gaps, end));
 }
 

@@ -7,25 +7,24 @@
 //! The wire shapes are in `openai` (chat, completions) and `typed` (messages, responses); this file holds what they
 //! share: the vocabulary, the state of a stream's choices, the echo rule and the judgement of the end.
 
-use serde_json::value::RawValue;
 use smallvec::SmallVec;
 
-use crate::relay::frame::Fields;
-use crate::relay::usage::{Answer, EngineError};
+use crate::relay::usage::{AnswerFacts, EngineError};
 use crate::relay::{openai, typed};
 use crate::request::dialect::Dialect;
+use crate::request::json::Raw;
 
-/// A fact that an event told. One event may tell several.
+/// One fact of an SSE event, which may hold several.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
     /// Generated content arrived.
     Content {
         /// Index of the choice; 0 where the dialect has one only.
         choice: u32,
-        /// Tokens since the choice's last content event, where the engine tells them at once.
+        /// Tokens since the choice's last content event, where the engine counts them in the stream.
         tokens: Option<u32>,
     },
-    /// A choice told its finish reason.
+    /// A choice has its finish reason.
     Finish {
         /// Index of the choice.
         choice: u32,
@@ -43,7 +42,7 @@ pub enum Event {
 /// How a stream ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StreamEnd {
-    /// A complete answer.
+    /// Terminator seen, or a finish reason for every choice.
     Complete,
     /// The engine reported an error in the stream, whatever came after it.
     Failed(EngineError),
@@ -56,7 +55,7 @@ pub enum StreamEnd {
 /// Whether the prompt comes back in the answer, and how long it is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Echo {
-    /// Not asked for.
+    /// The prompt does not come back.
     #[default]
     Off,
     /// `echo: true`. Each choice first repeats its prompt, alone or together with the first token.
@@ -69,23 +68,23 @@ pub enum Echo {
     },
 }
 
-/// What the events of one stream add up to so far.
+/// The state of one stream: the sum of its events so far.
 #[derive(Debug)]
-pub struct Reading {
-    /// What the answer told of itself.
-    pub answer: Answer,
+pub struct StreamState {
+    /// Id, model, usage and error so far.
+    pub answer: AnswerFacts,
     /// The next `sequence_number` of a responses stream.
     pub next_sequence: u64,
     dialect: Dialect,
     echo: Echo,
-    choices: SmallVec<[Choice; 1]>,
+    choices: SmallVec<[ChoiceState; 1]>,
     is_done: bool,
 }
 
-impl Reading {
+impl StreamState {
     pub(super) fn new(dialect: Dialect, echo: Echo) -> Self {
         Self {
-            answer: Answer::default(),
+            answer: AnswerFacts::default(),
             next_sequence: 0,
             dialect,
             echo,
@@ -94,22 +93,26 @@ impl Reading {
         }
     }
 
-    /// Reads one whole event and tells its facts. Returns the content string where that is all the event told, so
-    /// that its like can be recognised without a parse.
-    pub(super) fn read<'a>(&mut self, fields: Fields<'a>, tell: &mut dyn FnMut(Event)) -> Option<Plain<'a>> {
-        let data = fields.data.filter(|data| !data.is_empty())?;
-        if data == b"[DONE]" {
+    /// Reads one whole event and emits its facts. Returns the content string where that is its only fact, so that a
+    /// template can be learned from it.
+    pub(super) fn read<'a>(
+        &mut self,
+        name: &'a [u8],
+        data: &'a str,
+        emit: &mut dyn FnMut(Event),
+    ) -> Option<PlainContent<'a>> {
+        if data == "[DONE]" {
             // The typed streams have an end of their own; this one says nothing there.
             if !matches!(self.dialect, Dialect::Messages | Dialect::Responses) {
-                self.done(tell);
+                self.done(emit);
             }
             return None;
         }
         match self.dialect {
-            Dialect::Chat | Dialect::Completions => openai::read(self, data, tell),
-            Dialect::Messages | Dialect::Responses => typed::read(self, fields.name, data, tell),
+            Dialect::Chat | Dialect::Completions => openai::read(self, data, emit),
+            Dialect::Messages | Dialect::Responses => typed::read(self, name, data, emit),
             _ => {
-                tell(Event::Other);
+                emit(Event::Other);
                 None
             }
         }
@@ -134,37 +137,38 @@ impl Reading {
         }
     }
 
-    pub(super) fn done(&mut self, tell: &mut dyn FnMut(Event)) {
+    pub(super) fn done(&mut self, emit: &mut dyn FnMut(Event)) {
         self.is_done = true;
-        tell(Event::Done);
+        emit(Event::Done);
     }
 
-    pub(super) fn error(&mut self, raw: &RawValue, tell: &mut dyn FnMut(Event)) {
-        tell(Event::Error(self.answer.note_error(raw)));
+    /// An engine's error object or message; `None` where it reported a failure without one.
+    pub(super) fn error(&mut self, error: Option<Raw<'_>>, emit: &mut dyn FnMut(Event)) {
+        emit(Event::Error(self.answer.note_error(error)));
     }
 
-    pub(super) fn finish(&mut self, choice: u32, reason: &RawValue, tell: &mut dyn FnMut(Event)) {
+    pub(super) fn finish(&mut self, choice: u32, reason: Raw<'_>, emit: &mut dyn FnMut(Event)) {
         self.answer.note_finish(Some(reason));
-        if reason.get() == ABORTED {
-            return tell(Event::Error(self.answer.note_abort()));
+        if reason.text() == ABORTED {
+            return emit(Event::Error(self.answer.note_abort()));
         }
         if let Some(state) = self.choice(choice) {
             state.is_finished = true;
         }
-        tell(Event::Finish { choice });
+        emit(Event::Finish { choice });
     }
 
-    /// The state of a choice, from its first mention on. `None` past a bound that only nonsense reaches.
-    pub(super) fn choice(&mut self, index: u32) -> Option<&mut Choice> {
-        let place = usize::try_from(index).ok().filter(|place| *place < MOST_CHOICES)?;
+    /// The state of a choice, from its first mention on. `None` from index [`MAX_CHOICES`] on.
+    pub(super) fn choice(&mut self, index: u32) -> Option<&mut ChoiceState> {
+        let place = usize::try_from(index).ok().filter(|place| *place < MAX_CHOICES)?;
         while self.choices.len() <= place {
             let echo = self.echo_of(self.choices.len());
-            self.choices.push(Choice { echo, ..Choice::default() });
+            self.choices.push(ChoiceState { echo, ..ChoiceState::default() });
         }
         self.choices.get_mut(place)
     }
 
-    /// Output tokens of all choices, as continuous usage told them.
+    /// Output tokens of all choices, by continuous usage.
     pub(super) fn running_total(&self) -> u64 {
         self.choices.iter().map(|c| c.total).fold(0, u64::saturating_add)
     }
@@ -187,17 +191,17 @@ impl Reading {
 
 /// One choice of a stream.
 #[derive(Debug, Default)]
-pub(super) struct Choice {
+pub(super) struct ChoiceState {
     is_finished: bool,
     echo: EchoLeft,
-    /// Output tokens that continuous usage told so far, and at the last content event.
+    /// Output tokens by continuous usage, now and at the last content event.
     total: u64,
-    told: u64,
+    total_at_content: u64,
     /// Token ids that came since the last content event.
     ids: u64,
 }
 
-impl Choice {
+impl ChoiceState {
     /// Notes the counts that came with an event.
     pub(super) fn count(&mut self, counts: Counts) {
         self.ids = self.ids.saturating_add(counts.ids.unwrap_or(0));
@@ -205,8 +209,8 @@ impl Choice {
     }
 
     /// Whether the text is generated, not the prompt's echo.
-    pub(super) fn is_generated(&mut self, text: &Leaves<'_>) -> bool {
-        let is_counted = self.ids > 0 || self.total > self.told;
+    pub(super) fn is_generated(&mut self, text: &ContentValues<'_>) -> bool {
+        let is_counted = self.ids > 0 || self.total > self.total_at_content;
         match std::mem::take(&mut self.echo) {
             EchoLeft::None => true,
             _ if is_counted => true,
@@ -226,8 +230,8 @@ impl Choice {
     /// back (half a character, a possible stop string) come out with the later event and belong to it.
     pub(super) fn take_tokens(&mut self, counts: Counts) -> Option<u32> {
         let by_ids = counts.ids.map(|_| std::mem::take(&mut self.ids));
-        let by_usage = counts.usage.map(|_| self.total.saturating_sub(self.told));
-        self.told = self.total;
+        let by_usage = counts.usage.map(|_| self.total.saturating_sub(self.total_at_content));
+        self.total_at_content = self.total;
         by_ids.or(by_usage).map(|n| u32::try_from(n.max(1)).unwrap_or(u32::MAX))
     }
 }
@@ -249,26 +253,24 @@ enum EchoLeft {
     FirstText,
 }
 
-/// The content string of an event that told nothing else.
-pub(super) struct Plain<'a> {
+/// The content string of an event that holds nothing else.
+pub(super) struct PlainContent<'a> {
     /// Inside of the string, as it stands in the event.
     pub string: &'a str,
     /// Whose content it is.
     pub choice: u32,
 }
 
-/// The places of a delta that may carry content, as they are met.
+/// The values of a delta that carry content, in order.
 #[derive(Debug, Default)]
-pub(super) struct Leaves<'a> {
-    carrying: SmallVec<[&'a str; 1]>,
+pub(super) struct ContentValues<'a> {
+    carrying: SmallVec<[Raw<'a>; 1]>,
 }
 
-impl<'a> Leaves<'a> {
-    /// Looks at one place; null and empty values carry nothing.
-    pub(super) fn add(&mut self, value: Option<&'a RawValue>) {
-        if let Some(json) = value.map(RawValue::get).filter(|json| !matches!(*json, "\"\"" | "[]" | "{}")) {
-            self.carrying.push(json);
-        }
+impl<'a> ContentValues<'a> {
+    /// Adds a value unless it is empty or null.
+    pub(super) fn add(&mut self, value: Option<Raw<'a>>) {
+        self.carrying.extend(value.filter(|value| !matches!(value.text(), "\"\"" | "[]" | "{}")));
     }
 
     pub(super) fn is_content(&self) -> bool {
@@ -278,19 +280,18 @@ impl<'a> Leaves<'a> {
     /// The string where it is all that carries.
     pub(super) fn only_string(&self) -> Option<&'a str> {
         match self.carrying.as_slice() {
-            [json] => json.strip_prefix('"')?.strip_suffix('"'),
+            [value] => value.escaped(),
             _ => None,
         }
     }
 
     /// Bytes of the text, escapes resolved.
     fn decoded_len(&self) -> usize {
-        let len = |json: &&str| serde_json::from_str::<String>(json).map_or(json.len(), |text| text.len());
+        let len = |value: &Raw<'_>| value.string().map_or(value.text().len(), |text| text.len());
         self.carrying.iter().map(len).sum()
     }
 }
 
-/// vLLM that is told to stop ends its streams like this, with `[DONE]` and a whole body: the answer is cut all the same. Nobody
-/// who still reads has asked for it.
+/// vLLM ends streams like this when it shuts down, with `[DONE]` and a complete body; the answer is incomplete all the same.
 const ABORTED: &str = "\"abort\"";
-const MOST_CHOICES: usize = 1024;
+const MAX_CHOICES: usize = 1024;
