@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 use tokenway::clock::Stamp;
-use tokenway::relay::classify::{Echo, Event};
 use tokenway::relay::sse::Scanner;
+use tokenway::relay::stream_state::{Echo, Event};
 use tokenway::relay::timeline::Timeline;
 use tokenway::relay::usage_filter::UsageFilter;
 use tokenway::request::dialect::Dialect;

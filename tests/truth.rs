@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use tokenway::clock::Stamp;
 use tokenway::observe::windows::{Measure, Percentiles, Window, WindowKey, Windows};
-use tokenway::relay::classify::{Echo, Event};
 use tokenway::relay::sse::Scanner;
+use tokenway::relay::stream_state::{Echo, Event};
 use tokenway::relay::timeline::Timeline;
 use tokenway::request::dialect::Dialect;
 

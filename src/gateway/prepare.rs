@@ -18,7 +18,7 @@ use crate::error::Failure;
 use crate::fleet::replica::Replica;
 use crate::observe::record_guard::RecordGuard;
 use crate::record::SloBounds;
-use crate::relay::classify::Echo;
+use crate::relay::stream_state::Echo;
 use crate::request::body::{self, BodyLimits, HeldBody};
 use crate::request::class::Class;
 use crate::request::class::class_of;

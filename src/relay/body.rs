@@ -7,27 +7,17 @@
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
-use std::time::Duration;
 
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
-use thiserror::Error;
-use tokio::time::Sleep;
 
+use super::aborting::{Aborted, AbortingBody, Polled};
 use super::error_event::{self, DialectError, EventContext};
 use super::heartbeat::{HeartbeatBody, HeartbeatPoll};
 use super::large_body::LargeBody;
 use super::stream::StreamBody;
 use crate::error::Failure;
 use crate::observe::record_guard::RecordGuard;
-
-/// Ends a body so that the client sees it is incomplete: no last chunk (HTTP/1.1), RST_STREAM (HTTP/2).
-#[derive(Clone, Copy, Debug, Error)]
-#[error("the answer is incomplete")]
-pub struct Aborted;
-
-/// The result of a poll of a body.
-pub type Polled = Poll<Option<Result<Frame<Bytes>, Aborted>>>;
 
 /// The body of a response to a client.
 #[derive(Debug)]
@@ -39,7 +29,7 @@ pub enum ReplyBody {
     /// A large unary answer.
     Large(Box<LargeBody>),
     /// No answer yet: SSE comments until there is one.
-    Waiting(Box<HeartbeatBody>),
+    Waiting(Box<HeartbeatBody<Self>>),
     /// An error event, then an abort.
     Broken(AbortingBody, Box<RecordGuard>),
 }
@@ -93,31 +83,3 @@ impl Body for ReplyBody {
         }
     }
 }
-
-/// Sends an error event, leaves time to flush it, and aborts.
-#[derive(Debug)]
-pub struct AbortingBody {
-    event: Option<Bytes>,
-    grace: Option<Pin<Box<Sleep>>>,
-}
-
-impl AbortingBody {
-    /// Sends `event`, then aborts.
-    #[must_use]
-    pub fn new(event: Bytes) -> Self {
-        Self { event: Some(event), grace: None }
-    }
-
-    /// The event, then [`Aborted`] after [`FLUSH_GRACE`].
-    pub fn poll(&mut self, cx: &mut Context<'_>) -> Polled {
-        if let Some(event) = self.event.take() {
-            return Poll::Ready(Some(Ok(Frame::data(event))));
-        }
-        let grace = self.grace.get_or_insert_with(|| Box::pin(tokio::time::sleep(FLUSH_GRACE)));
-        std::task::ready!(grace.as_mut().poll(cx));
-        Poll::Ready(Some(Err(Aborted)))
-    }
-}
-
-// hyper drops what it has not flushed when a body fails, and h2 drops queued frames on a reset.
-const FLUSH_GRACE: Duration = Duration::from_millis(20);

@@ -171,7 +171,7 @@ struct ResponsesError<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::relay::classify::Echo;
+    use crate::relay::stream_state::Echo;
 
     fn error() -> DialectError {
         let message = "replica \"r0\"\nclosed".to_owned();

@@ -10,14 +10,12 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::time::{Instant, Sleep};
 
-use super::body::ReplyBody;
-
-/// An exchange that resolves to the body of its answer.
-pub type PendingReply = Pin<Box<dyn Future<Output = ReplyBody> + Send>>;
+/// An exchange that resolves to the body `B` of its answer.
+pub type PendingReply<B> = Pin<Box<dyn Future<Output = B> + Send>>;
 
 /// Comments until the exchange is over.
-pub struct HeartbeatBody {
-    exchange: PendingReply,
+pub struct HeartbeatBody<B> {
+    exchange: PendingReply<B>,
     beat: Pin<Box<Sleep>>,
     every: Duration,
     is_first: bool,
@@ -25,22 +23,22 @@ pub struct HeartbeatBody {
 
 /// The result of a poll.
 #[derive(Debug)]
-pub enum HeartbeatPoll {
+pub enum HeartbeatPoll<B> {
     /// A comment to send.
     Beat(Bytes),
     /// The exchange is over: this is the body from now on.
-    Over(ReplyBody),
+    Over(B),
 }
 
-impl HeartbeatBody {
+impl<B> HeartbeatBody<B> {
     /// The head went out because the first pause of `every` passed.
     #[must_use]
-    pub fn new(exchange: PendingReply, every: Duration) -> Self {
+    pub fn new(exchange: PendingReply<B>, every: Duration) -> Self {
         Self { exchange, beat: Box::pin(tokio::time::sleep(every)), every, is_first: true }
     }
 
     /// The next comment, or the body.
-    pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<HeartbeatPoll> {
+    pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<HeartbeatPoll<B>> {
         if let Poll::Ready(body) = self.exchange.as_mut().poll(cx) {
             return Poll::Ready(HeartbeatPoll::Over(body));
         }
@@ -54,7 +52,7 @@ impl HeartbeatBody {
     }
 }
 
-impl std::fmt::Debug for HeartbeatBody {
+impl<B> std::fmt::Debug for HeartbeatBody<B> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("HeartbeatBody").field("every", &self.every).finish_non_exhaustive()
     }

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use http_body::{Body, Frame};
 use hyper::body::Incoming;
 
-use super::body::Aborted;
+use super::aborting::Aborted;
 use super::watch::{Expiry, StreamWatch};
 use crate::error::{Failure, Timer};
 use crate::fleet::pick::Pick;

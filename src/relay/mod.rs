@@ -8,6 +8,7 @@
 //! With sockets and timers: [`reader`] polls the engine's body, [`stream`], [`large_body`] and [`heartbeat`] are the
 //! bodies that hyper polls ([`body`]), [`watch`] enforces their deadlines from one task.
 
+pub mod aborting;
 pub mod body;
 pub mod classify;
 mod deferred_gaps;
@@ -22,6 +23,7 @@ pub mod pins;
 pub mod reader;
 pub mod sse;
 pub mod stream;
+pub mod stream_state;
 pub mod template;
 pub mod timeline;
 mod typed;

@@ -5,7 +5,7 @@
 
 use smallvec::SmallVec;
 
-use crate::relay::classify::{ContentValues, Counts, Event, PlainContent, StreamState};
+use crate::relay::stream_state::{ContentValues, Counts, Event, PlainContent, StreamState};
 use crate::relay::usage::Usage;
 use crate::request::json::{Cursor, JsonError, JsonKind, Raw};
 use crate::units::Tokens;

@@ -4,8 +4,8 @@
 //! may be. Keys are searched for as text, which is safe without the JSON around them: inside a string a quote is
 //! escaped, so `"usage":` can only be a key.
 
-use crate::relay::classify::{Event, StreamState};
 use crate::relay::frame::SseFields;
+use crate::relay::stream_state::{Event, StreamState};
 use crate::request::dialect::Dialect;
 use crate::request::json::{Cursor, Raw};
 

@@ -13,10 +13,10 @@ use http_body::Body;
 use hyper::body::Incoming;
 use smallvec::SmallVec;
 
-use super::classify::{Echo, Event, StreamEnd};
 use super::error_event::EventContext;
 use super::frame::LineState;
 use super::sse::Scanner;
+use super::stream_state::{Echo, Event, StreamEnd};
 use super::timeline::Timeline;
 use super::usage::{EngineError, EngineErrorKind};
 use super::usage_filter::UsageFilter;

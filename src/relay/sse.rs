@@ -6,9 +6,10 @@
 
 use std::borrow::Cow;
 
-use crate::relay::classify::{Echo, Event, StreamEnd, StreamState};
+use crate::relay::classify;
 use crate::relay::frame::{Boundaries, LineState, SseFields, without_bom};
 use crate::relay::oversized;
+use crate::relay::stream_state::{Echo, Event, StreamEnd, StreamState};
 use crate::relay::template::{Recognised, Templates};
 use crate::request::dialect::Dialect;
 
@@ -140,7 +141,7 @@ impl Scanner {
         let data = fields.data.unwrap_or_default();
         let data = std::str::from_utf8(data).map_or_else(|_| String::from_utf8_lossy(data), Cow::Borrowed);
         if !data.is_empty()
-            && let Some(plain) = self.rest.state.read(fields.name, &data, emit)
+            && let Some(plain) = classify::read(&mut self.rest.state, fields.name, &data, emit)
         {
             let string = plain.string.as_bytes().as_ptr_range();
             let place = raw.as_ptr_range();

@@ -10,12 +10,12 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use http_body::Frame;
 
-use super::body::{AbortingBody, Polled};
-use super::classify::StreamEnd;
+use super::aborting::{AbortingBody, Polled};
 use super::error_event::{self, DialectError};
 use super::itl_slo::ItlSlo;
 use super::pins::ResponsePins;
 use super::reader::{Next, StreamReader};
+use super::stream_state::StreamEnd;
 use super::usage::{AnswerFacts, EngineErrorKind};
 use super::watch::Expiry;
 use crate::clock::Stamp;

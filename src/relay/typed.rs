@@ -5,7 +5,7 @@
 
 use std::borrow::Cow;
 
-use crate::relay::classify::{ContentValues, Event, PlainContent, StreamState};
+use crate::relay::stream_state::{ContentValues, Event, PlainContent, StreamState};
 use crate::request::dialect::Dialect;
 use crate::request::json::{Cursor, JsonError, Raw};
 

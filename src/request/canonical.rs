@@ -7,13 +7,13 @@
 //! out. An image, sound or file stands for a fixed number of bytes made of its digest, because its tokens do not grow
 //! with its base64.
 //!
-//! Nothing is copied together: the bytes go straight into the chain. The tests are beside [`RequestPrompt::read`].
+//! Nothing is copied together: the bytes go straight into the chain. The tests are beside `RequestPrompt::read`.
 
-use crate::request::chain::{ChainBuilder, ChainSeed, FINE_BLOCK, Root};
+use crate::request::chain::{ChainBuilder, ChainSeed, FINE_BLOCK, PrefixChain, Root};
 use crate::request::dialect::Dialect;
 use crate::request::fields::Fields;
 use crate::request::json::{Cursor, JsonError, JsonKind, Raw};
-use crate::request::prompt::{PromptSize, RequestPrompt};
+use crate::request::prompt_size::PromptSize;
 use crate::units::Tokens;
 
 /// A walk over the fields of one request, feeding a chain as it goes.
@@ -66,10 +66,11 @@ impl<'s> PromptWalk<'s> {
     }
 
     /// What the walk has found.
-    pub(super) fn finish(self) -> RequestPrompt {
+    pub(super) fn finish(self) -> (PrefixChain, PromptSize) {
         let exact_tokens = Some(Tokens(self.token_ids)).filter(|n| n.0 > 0 && !self.is_text);
         let chain = self.chain.finish();
-        RequestPrompt { size: PromptSize { bytes: chain.bytes(), media: self.media, exact_tokens }, chain }
+        let size = PromptSize { bytes: chain.bytes(), media: self.media, exact_tokens };
+        (chain, size)
     }
 
     fn each(

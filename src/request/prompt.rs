@@ -9,8 +9,7 @@ use crate::request::canonical::PromptWalk;
 use crate::request::chain::{ChainSeed, PrefixChain, Root};
 use crate::request::dialect::Dialect;
 use crate::request::fields::Fields;
-use crate::request::ratio::TokenRatio;
-use crate::units::Tokens;
+use crate::request::prompt_size::PromptSize;
 
 /// Identity and size of a request's prompt.
 #[derive(Clone, Debug, Default)]
@@ -19,32 +18,6 @@ pub struct RequestPrompt {
     pub chain: PrefixChain,
     /// How long it is.
     pub size: PromptSize,
-}
-
-/// How long a prompt is, before the engine has counted it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PromptSize {
-    /// Length of the canonical bytes.
-    pub bytes: u64,
-    /// Images, sounds and files among them: with any, the bytes say nothing about bytes per token.
-    pub media: u32,
-    /// Tokens, where the client sent token ids.
-    pub exact_tokens: Option<Tokens>,
-}
-
-impl PromptSize {
-    /// Tokens: counted where possible, else estimated.
-    #[must_use]
-    pub fn tokens(&self, ratio: &TokenRatio) -> Tokens {
-        self.exact_tokens.unwrap_or_else(|| ratio.estimate(self.bytes))
-    }
-
-    /// Updates `ratio` with the engine's count; no-op for token ids and prompts with media.
-    pub fn teach(&self, ratio: &TokenRatio, counted: Tokens) {
-        if self.exact_tokens.is_none() && self.media == 0 {
-            ratio.observe(self.bytes, counted);
-        }
-    }
 }
 
 impl RequestPrompt {
@@ -63,7 +36,8 @@ impl RequestPrompt {
         let mut walk = PromptWalk::new(seed, root, room);
         // The fields were validated when they were parsed: a walk over them cannot meet a fault.
         let _never_faults = walk.request(dialect, fields);
-        walk.finish()
+        let (chain, size) = walk.finish();
+        Self { chain, size }
     }
 }
 
@@ -87,6 +61,8 @@ mod tests {
     use super::*;
     use crate::config::Secret;
     use crate::request::fields::parse;
+    use crate::request::ratio::TokenRatio;
+    use crate::units::Tokens;
 
     fn read_as(model: &str, dialect: Dialect, body: &Value) -> RequestPrompt {
         let body = serde_json::to_vec(body).unwrap();
