@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use http::{Request, StatusCode, header, response};
-use http_body::Body as _;
 use http_body_util::{BodyExt, Full};
+use hyper::body::Body as _;
 use hyper::body::Incoming;
 use memchr::memmem::Finder;
 use tokio::time::Instant;

@@ -12,6 +12,8 @@ pub mod local;
 pub mod picker;
 pub mod prepare;
 pub mod reply;
+#[cfg(test)]
+mod scenarios;
 pub mod table;
 mod waiting;
 

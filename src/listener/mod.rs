@@ -42,7 +42,7 @@ pub type KillSwitch = Arc<CancellationToken>;
 /// What answers requests. One call per request, on the connection's task (HTTP/1.1) or the stream's (HTTP/2).
 pub trait Answer: Clone + Send + Sync + 'static {
     /// Body of the responses.
-    type Body: http_body::Body<Data = Bytes, Error: Into<Box<dyn std::error::Error + Send + Sync>>>
+    type Body: hyper::body::Body<Data = Bytes, Error: Into<Box<dyn std::error::Error + Send + Sync>>>
         + Send
         + 'static;
 

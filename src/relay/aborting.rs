@@ -5,7 +5,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http_body::Frame;
+use hyper::body::Frame;
 use thiserror::Error;
 use tokio::time::Sleep;
 

@@ -9,7 +9,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use http_body::{Body, Frame, SizeHint};
+use hyper::body::{Body, Frame, SizeHint};
 
 use super::aborting::{Aborted, AbortingBody, Polled};
 use super::error_event::{self, DialectError, EventContext};

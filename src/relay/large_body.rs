@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use http_body::{Body, Frame};
 use hyper::body::Incoming;
+use hyper::body::{Body, Frame};
 
 use super::aborting::Aborted;
 use super::watch::{Expiry, StreamWatch};

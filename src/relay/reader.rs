@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use http_body::Body;
+use hyper::body::Body;
 use hyper::body::Incoming;
 use smallvec::SmallVec;
 

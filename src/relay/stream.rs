@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use http_body::Frame;
+use hyper::body::Frame;
 
 use super::aborting::{AbortingBody, Polled};
 use super::error_event::{self, DialectError};

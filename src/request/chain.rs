@@ -69,6 +69,12 @@ pub struct PrefixChain {
 }
 
 impl PrefixChain {
+    /// A chain whose hashes are given, for simulated prompts.
+    #[cfg(test)]
+    pub(crate) fn of_hashes(hashes: Vec<u64>, bytes: u64) -> Self {
+        Self { whole: hashes.last().copied().unwrap_or_default(), hashes, bytes }
+    }
+
     /// The hash of every whole block, in order.
     #[must_use]
     pub fn hashes(&self) -> &[u64] {
