@@ -151,6 +151,7 @@ impl Live {
             zero,
             now: Stamp::default(),
             chosen: Arc::default(),
+            waiting: Arc::default(),
             streams: HashMap::new(),
         }
     }
