@@ -64,6 +64,7 @@ const IMPURE: &[&str] = &[
     "std::net::TcpStream",
     "std::time::Instant",
     "crate::clock::Clock",
+    "crate::fleet::pool",
     "crate::fleet::registry",
 ];
 

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use super::registry::PoolState;
+use super::pool::PoolState;
 use super::replica::Replica;
 use crate::clock::Stamp;
 use crate::record::{DecisionSummary, TokenCounts};

@@ -11,7 +11,7 @@ use http::StatusCode;
 use serde_json::json;
 
 use super::call::{Call, CallError};
-use super::registry::PoolState;
+use super::pool::PoolState;
 use super::replica::{Model, Replica};
 use super::status::ReplicaState;
 use crate::clock::Clock;

@@ -22,7 +22,7 @@ use crate::clock::Stamp;
 use crate::config::Endpoint;
 use crate::record::Served;
 use crate::routing::{EngineLimits, Target, rendezvous};
-use crate::upstream::pool::Pool;
+use crate::upstream::pool::ConnectionPool;
 
 /// A replica; lives as long as a request or the configuration refers to it.
 #[derive(Debug)]
@@ -36,7 +36,7 @@ pub struct Replica {
     /// Its URL, for people.
     pub url: Arc<str>,
     /// Connections to it.
-    pub connections: Arc<Pool>,
+    pub connections: Arc<ConnectionPool>,
     /// Evidence of life.
     pub vitals: Arc<Vitals>,
     /// It, as routing sees it. Its slot is never reused while the pool lives.
@@ -52,6 +52,15 @@ pub struct Replica {
     failures: AtomicU32,
     ejections: AtomicU32,
     lives: AtomicU32,
+}
+
+/// One life of a replica.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Life {
+    /// Slot of the replica.
+    pub slot: usize,
+    /// How often it had become ready.
+    pub number: u32,
 }
 
 /// Counters of one scrape.
@@ -84,7 +93,7 @@ pub struct ReplicaParts {
     /// Its `Host` header.
     pub host: HeaderValue,
     /// Its connections.
-    pub connections: Arc<Pool>,
+    pub connections: Arc<ConnectionPool>,
 }
 
 impl Replica {
@@ -159,10 +168,17 @@ impl Replica {
         );
     }
 
-    /// How often it became ready: tells one death from the next.
+    /// The current life: it ends with a death and begins with the next `Ready`.
     #[must_use]
-    pub fn life(&self) -> u32 {
-        self.lives.load(Ordering::Relaxed)
+    pub fn life(&self) -> Life {
+        Life { slot: self.slot(), number: self.lives.load(Ordering::Relaxed) }
+    }
+
+    /// Drains it and ends its tasks: it is no longer configured.
+    pub fn retire(&self) {
+        self.enter(ReplicaState::Draining, "no longer configured");
+        self.removed.cancel();
+        self.connections.drain();
     }
 
     /// A live answer came: counters of failure start anew.

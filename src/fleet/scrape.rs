@@ -10,7 +10,7 @@ use http::StatusCode;
 
 use super::call::{Call, CallError};
 use super::metrics_text;
-use super::registry::PoolState;
+use super::pool::PoolState;
 use super::replica::{Counted, Replica};
 use super::status::EngineCounters;
 use crate::clock::Clock;

@@ -20,7 +20,7 @@ use crate::config::Endpoint;
 
 /// Connections to one replica.
 #[derive(Debug)]
-pub struct Pool {
+pub struct ConnectionPool {
     endpoint: Endpoint,
     connector: Connector,
     clock: Clock,
@@ -40,7 +40,7 @@ pub enum CheckoutError {
     Io(io::Error),
 }
 
-impl Pool {
+impl ConnectionPool {
     /// An empty pool.
     #[must_use]
     pub fn new(endpoint: Endpoint, connector: Connector, clock: Clock, max_connections: usize) -> Arc<Self> {
@@ -141,7 +141,7 @@ impl Pool {
 #[derive(Debug)]
 pub struct Lease {
     connection: Option<Connection>,
-    pool: Arc<Pool>,
+    pool: Arc<ConnectionPool>,
     _permit: OwnedSemaphorePermit,
 }
 
