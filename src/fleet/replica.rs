@@ -1,11 +1,11 @@
-//! One replica: who it is, its state machine, and the shared values the data path reads.
+//! One replica: identity, state machine, and the shared values that the data path reads.
 //!
 //! ```text
 //! Probing ──a probe is answered──▶ Ready ──failures, or a failed probe──▶ Ejected
 //!                                    ▲                                      │
 //!                                    └────────a probe is answered───────────┘
 //! ```
-//! `Draining` is entered when the configuration no longer names it; nothing leaves it.
+//! `Draining` is entered when the configuration drops the replica, and is final.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
@@ -27,29 +27,29 @@ use crate::upstream::pool::ConnectionPool;
 /// A replica; lives as long as a request or the configuration refers to it.
 #[derive(Debug)]
 pub struct Replica {
-    /// Its labels.
+    /// Labels of its metrics and records.
     pub served: Served,
-    /// Where it is.
     pub endpoint: Endpoint,
-    /// Its `Host` header.
+    /// Value of the `Host` header.
     pub host: HeaderValue,
-    /// Its URL, for people.
+    /// The endpoint as text.
     pub url: Arc<str>,
-    /// Connections to it.
     pub connections: Arc<ConnectionPool>,
-    /// Evidence of life.
     pub vitals: Arc<Vitals>,
-    /// It, as routing sees it. Its slot is never reused while the pool lives.
+    /// Load and signals as routing reads them.
     pub target: Target,
-    /// What the engine counts.
-    pub counted: ArcSwapOption<Counted>,
-    /// Models that it lists.
-    pub models: ArcSwap<Vec<Model>>,
-    /// Cancelled when the configuration drops it: its tasks end.
+    /// Counters of the last scrape.
+    pub scraped: ArcSwapOption<ScrapedCounters>,
+    /// As listed by `/v1/models` of the engine.
+    pub models: ArcSwap<Vec<EngineModel>>,
+    /// Cancelled when the configuration drops it: probes and scrapes end.
     pub removed: CancellationToken,
+    /// Index into [`ReplicaState::ALL`].
     state: AtomicU8,
     reason: Mutex<Arc<str>>,
+    /// Failed requests since the last good one.
     failures: AtomicU32,
+    /// Ejections since the last good request.
     ejections: AtomicU32,
     lives: AtomicU32,
 }
@@ -65,39 +65,34 @@ pub struct Life {
 
 /// Counters of one scrape.
 #[derive(Clone, Copy, Debug)]
-pub struct Counted {
-    /// What it has counted since its process started.
+pub struct ScrapedCounters {
     pub counters: EngineCounters,
-    /// Start of the engine's process, in its own seconds.
+    /// `process_start_time_seconds`
     pub process_start: Option<f64>,
 }
 
 /// A model as an engine lists it.
 #[derive(Clone, Debug)]
-pub struct Model {
-    /// Its id.
+pub struct EngineModel {
     pub id: Arc<str>,
-    /// The whole entry, for `/v1/models`.
+    /// The whole entry, for our `/v1/models`.
     pub entry: serde_json::Value,
 }
 
-/// What a new replica is made of.
+/// Parts of a new replica.
 #[derive(Debug)]
 pub struct ReplicaParts {
-    /// Bit in the prefix index.
+    /// Index in the pool's dispatcher.
     pub slot: usize,
-    /// Labels.
     pub served: Served,
-    /// Where.
     pub endpoint: Endpoint,
-    /// Its `Host` header.
+    /// Value of the `Host` header.
     pub host: HeaderValue,
-    /// Its connections.
     pub connections: Arc<ConnectionPool>,
 }
 
 impl Replica {
-    /// A replica that has yet to prove itself.
+    /// A replica in state `Probing`.
     #[must_use]
     pub fn new(parts: ReplicaParts) -> Arc<Self> {
         let url: Arc<str> = parts.endpoint.to_string().into();
@@ -109,7 +104,7 @@ impl Replica {
             host: parts.host,
             connections: parts.connections,
             vitals: Arc::new(Vitals::default()),
-            counted: ArcSwapOption::empty(),
+            scraped: ArcSwapOption::empty(),
             models: ArcSwap::default(),
             removed: CancellationToken::new(),
             state: AtomicU8::new(0),
@@ -120,13 +115,12 @@ impl Replica {
         })
     }
 
-    /// Its place in the pool.
+    /// Index in the pool's dispatcher.
     #[must_use]
     pub fn slot(&self) -> usize {
         self.target.slot
     }
 
-    /// Its state.
     #[must_use]
     pub fn state(&self) -> ReplicaState {
         let at = usize::from(self.state.load(Ordering::Acquire));
@@ -139,7 +133,7 @@ impl Replica {
         self.state() == ReplicaState::Ready
     }
 
-    /// Enters a state; the change is logged once. `Draining` is final.
+    /// Changes the state and logs the change; from `Draining` does nothing.
     pub fn enter(&self, state: ReplicaState, reason: &str) {
         let before = self.state();
         if before == ReplicaState::Draining {
@@ -181,7 +175,7 @@ impl Replica {
         self.connections.drain();
     }
 
-    /// A live answer came: counters of failure start anew.
+    /// A request succeeded: resets the failure counters.
     pub fn succeeded(&self) {
         if self.failures.load(Ordering::Relaxed) != 0 {
             self.failures.store(0, Ordering::Relaxed);
@@ -191,20 +185,20 @@ impl Replica {
         }
     }
 
-    /// Counts a failed request; returns how many came in a row.
+    /// Counts a failed request; returns the failures in a row.
     pub fn count_failure(&self) -> u32 {
         self.failures.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// How long to wait with the first probe after an ejection: doubles with each one that no live answer
-    /// followed, so that a replica that passes probes but fails requests does not flap.
+    /// Delay of the first probe after an ejection: 500 ms, doubled for each ejection since the last good request, at
+    /// most `interval`. Keeps a replica that passes probes but fails requests from flapping.
     #[must_use]
     pub fn hold_off(&self, interval: Duration) -> Duration {
         let doublings = self.ejections.load(Ordering::Relaxed).clamp(1, 8) - 1;
         (FIRST_HOLD_OFF * (1 << doublings)).min(interval)
     }
 
-    /// How it looks from outside.
+    /// Status for metrics and the admin API.
     #[must_use]
     pub fn status(&self, now: Stamp, limits: &EngineLimits) -> ReplicaStatus {
         let signals = self.target.signals(now, limits).map(|(signals, _)| signals);
@@ -219,7 +213,7 @@ impl Replica {
             inflight: load.inflight,
             inflight_prompt_tokens: load.waiting_tokens().0,
             signals,
-            counters: signals.and_then(|_| Some(self.counted.load().as_ref()?.counters)),
+            counters: signals.and_then(|_| Some(self.scraped.load().as_ref()?.counters)),
             connections: self.connections.open(),
             models: self.models.load().iter().map(|m| Arc::clone(&m.id)).collect(),
         }
