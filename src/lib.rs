@@ -25,7 +25,7 @@ pub mod clock;
 pub mod config;
 pub mod digits;
 pub mod drift;
-pub mod error;
+pub(crate) mod error;
 pub mod fleet;
 pub mod gateway;
 pub mod listener;
