@@ -1,22 +1,22 @@
-//! Metrics of drift detection: findings, what holds, what was lost on the way.
+//! Metrics of drift detection: findings, active ones, losses.
 
 use prometheus::IntCounter;
 
 use super::Metrics;
-use super::table::Drift;
+use super::table::DriftFamilies;
 
-/// What a finding's metrics are labelled with.
+/// Labels of a finding's metrics.
 #[derive(Clone, Copy, Debug)]
 pub struct FindingLabels<'a> {
-    /// Route name.
+    /// Label `route`.
     pub route: &'a str,
-    /// Revision of the pool.
+    /// Label `revision`, of the pool.
     pub revision: &'a str,
-    /// Replica name, where the finding is of one.
+    /// Label `replica`; `none` unless the finding is about one replica.
     pub replica: Option<&'a str>,
-    /// Kind of finding.
+    /// Label `kind`.
     pub kind: &'static str,
-    /// Its diagnosis.
+    /// Label `diagnosis`: most likely cause.
     pub diagnosis: &'static str,
 }
 
@@ -50,7 +50,7 @@ impl WebhookResult {
 }
 
 impl Metrics {
-    /// Drift was found.
+    /// Counts a finding and marks it as active.
     pub fn drift_found(&self, finding: FindingLabels<'_>) {
         let labels = finding.values();
         self.drift.findings.get(&labels).inc();
@@ -59,12 +59,12 @@ impl Metrics {
         }
     }
 
-    /// A finding holds no more: its series goes, so that the number of them does not grow with time.
+    /// A finding is over: removes its series, so that their number does not grow with time.
     pub fn drift_ended(&self, finding: FindingLabels<'_>) {
         self.drift.active.remove(&finding.values());
     }
 
-    /// A request that drift detection will never see.
+    /// Counts a request that drift detection missed.
     pub fn drift_dropped(&self) {
         self.drift.dropped.inc();
     }
@@ -80,7 +80,7 @@ impl Metrics {
     }
 }
 
-impl Drift {
+impl DriftFamilies {
     pub(super) fn posts(&self, result: WebhookResult) -> IntCounter {
         self.webhook.get(&[result.as_str()])
     }

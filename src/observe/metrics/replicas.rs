@@ -1,8 +1,7 @@
-//! Gauges of replicas, set when somebody scrapes.
+//! Gauges of replicas, set on each scrape of our page.
 //!
-//! A figure that is too old is absent, never stale: its label set is taken away until the engine tells it again.
-//! A replica that is gone keeps its series (at zero) for five minutes, so that the last scrapes see the end of
-//! it, and then leaves without a trace.
+//! Outdated signals are absent, never stale: their label set is removed until the engine is scraped again. A replica that
+//! left the fleet keeps its series at zero for five minutes, so that Prometheus sees it end; then they are removed.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -19,12 +18,12 @@ use crate::routing::EngineSignals;
 /// Pool and replica.
 pub(super) type ReplicaKey = (Arc<str>, Arc<str>);
 
-/// Replicas that have series, with when they were last part of the fleet.
+/// Replicas that have series, and when they were last part of the fleet.
 #[derive(Default)]
-pub(super) struct Seen(HashMap<ReplicaKey, Stamp>);
+pub(super) struct KnownReplicas(HashMap<ReplicaKey, Stamp>);
 
-impl Seen {
-    /// Sets every gauge from `fleet`; returns the replicas whose series are to be removed everywhere.
+impl KnownReplicas {
+    /// Sets every gauge from `fleet`; returns the replicas whose other series are to be removed.
     pub(super) fn update(
         &mut self,
         families: &ReplicaFamilies,
@@ -51,7 +50,7 @@ impl Seen {
         gone
     }
 
-    /// Notes that a replica has series, though no scrape saw it yet.
+    /// Adds a replica that has series before the first scrape.
     pub(super) fn note(&mut self, key: ReplicaKey, now: Stamp) {
         self.0.entry(key).or_insert(now);
     }

@@ -1,4 +1,4 @@
-//! What the configuration aims at, as metrics: alerts compare with them instead of with copies of their own.
+//! Configured targets as gauges, so that alerting rules need no copies of them.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use super::Metrics;
 use crate::config::{Config, Slo};
 
 impl Metrics {
-    /// Takes the targets of a configuration; those of routes and pools that it no longer has stay until a restart.
+    /// Sets the targets of a configuration; those of removed routes and pools stay until a restart.
     pub fn set_targets(&self, config: &Config) {
         let targets = &self.targets;
         targets.availability.set(config.drift.availability);
