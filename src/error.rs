@@ -31,7 +31,6 @@ pub enum Timer {
 
 impl Timer {
     /// Key in `[timeouts]`, and value of the label `timer`.
-    #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Connect => "connect",
@@ -42,7 +41,6 @@ impl Timer {
         }
     }
 
-    #[must_use]
     pub fn code(self) -> &'static str {
         match self {
             Self::Connect => "timeout_connect",
@@ -95,7 +93,6 @@ pub enum ReplicaFailure {
 
 impl ReplicaFailure {
     /// Whether the request was certainly not sent.
-    #[must_use]
     pub fn is_unsent(&self) -> bool {
         match self {
             Self::Refused { .. }
@@ -108,7 +105,6 @@ impl ReplicaFailure {
     }
 
     /// The label `reason` of `tokenway_retries_total`, and `error.type` of an attempt.
-    #[must_use]
     pub fn code(&self) -> &'static str {
         match self {
             Self::Refused { .. } => "connect_refused",
@@ -230,7 +226,6 @@ pub enum Failure {
 
 impl Failure {
     /// A 400 with the field at fault.
-    #[must_use]
     pub fn bad_request(message: impl Into<String>, param: Option<&'static str>) -> Self {
         Self::BadRequest { message: message.into(), param }
     }
@@ -271,18 +266,15 @@ impl Failure {
         }
     }
 
-    #[must_use]
     pub fn status(&self) -> StatusCode {
         self.row().0
     }
 
-    #[must_use]
     pub fn code(&self) -> &'static str {
         self.row().1
     }
 
     /// `error.type` of a dialect: `upstream_error` is Anthropic's `api_error`.
-    #[must_use]
     pub fn kind(&self, shape: ErrorShape) -> &'static str {
         match (self.row().2, shape) {
             ("upstream_error", ErrorShape::Anthropic) => "api_error",
@@ -291,7 +283,6 @@ impl Failure {
     }
 
     /// The deadline that fired, if any.
-    #[must_use]
     pub fn timer(&self) -> Option<Timer> {
         match self {
             Self::Timeout { timer, .. } => Some(*timer),
@@ -304,7 +295,6 @@ impl Failure {
     }
 
     /// `retry-after`, where waiting helps.
-    #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::NoReadyReplica { retry_after, .. }
@@ -316,7 +306,6 @@ impl Failure {
     }
 
     /// OpenAI's `param`: the field at fault.
-    #[must_use]
     pub fn param(&self) -> Option<&'static str> {
         match self {
             Self::BadRequest { param, .. } => *param,
@@ -327,7 +316,6 @@ impl Failure {
     }
 
     /// The JSON body in a dialect's shape.
-    #[must_use]
     pub fn body(&self, shape: ErrorShape) -> String {
         let (kind, message) = (self.kind(shape), self.to_string());
         match shape {

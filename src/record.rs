@@ -32,7 +32,6 @@ pub enum Outcome {
 
 impl Outcome {
     /// Outcome of a request that ended in this failure.
-    #[must_use]
     pub fn of(failure: &Failure) -> Self {
         match failure {
             Failure::BodyMemory
@@ -48,7 +47,6 @@ impl Outcome {
     }
 
     /// Value of the label `outcome`.
-    #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Ok => "ok",
@@ -339,31 +337,26 @@ impl Record {
     }
 
     /// The replica of the last attempt.
-    #[must_use]
     pub fn served(&self) -> Option<&Served> {
         self.attempts.last().map(|a| &a.served)
     }
 
     /// Label `revision`: of [`Record::served`], or `none`.
-    #[must_use]
     pub fn revision(&self) -> &str {
         self.served().map_or("none", |s| &s.revision)
     }
 
     /// Time to first token: from the last request byte to the first content event; `None` without content.
-    #[must_use]
     pub fn ttft(&self) -> Option<Duration> {
         Some(self.at.first_token?.since(self.at.read?))
     }
 
     /// From the parsed head to the end.
-    #[must_use]
     pub fn duration(&self) -> Duration {
         self.at.end.since(self.at.head)
     }
 
     /// Time per output token: (last − first content event) / (output tokens − 1). `None` below two tokens.
-    #[must_use]
     pub fn tpot(&self) -> Option<Duration> {
         let steps = self.tokens.output?.0.checked_sub(1).filter(|n| *n > 0)?;
         let span = self.at.last_token?.since(self.at.first_token?);

@@ -43,7 +43,6 @@ impl Stage {
     ];
 
     /// Value of the label `stage`, and key in `stage_budget`.
-    #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Read => "read",
@@ -59,7 +58,6 @@ impl Stage {
     }
 
     /// Whether its time is part of TTFT.
-    #[must_use]
     pub fn is_before_first_token(self) -> bool {
         match self {
             Self::Admit
@@ -86,13 +84,11 @@ impl StageBudget {
     }
 
     /// Budget of one stage; `None` is unbounded.
-    #[must_use]
     pub fn share(&self, stage: Stage) -> Option<Duration> {
         self.0.get(stage as usize).copied().flatten()
     }
 
     /// Sum over the stages that `counts`.
-    #[must_use]
     pub fn total(&self, counts: impl Fn(Stage) -> bool) -> Duration {
         Stage::ALL.into_iter().filter(|stage| counts(*stage)).filter_map(|stage| self.share(stage)).sum()
     }

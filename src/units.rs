@@ -11,7 +11,6 @@ pub struct Tokens(pub u64);
 
 impl Tokens {
     /// The difference, or zero where it would be negative.
-    #[must_use]
     pub fn saturating_sub(self, other: Self) -> Self {
         Self(self.0.saturating_sub(other.0))
     }

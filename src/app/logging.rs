@@ -46,7 +46,6 @@ pub struct LogFilter {
 
 impl LogFilter {
     /// The level or filters that were set last.
-    #[must_use]
     pub fn text(&self) -> String {
         self.text.lock().clone()
     }

@@ -11,7 +11,6 @@ use serde::Deserialize;
 use crate::routing::LoadReport;
 
 /// Parses the header's value; at most [`MAX_BYTES`] of it are read.
-#[must_use]
 pub(crate) fn parse(value: &[u8]) -> Option<LoadReport> {
     let json = value.get(..MAX_BYTES.min(value.len()))?.strip_prefix(b"JSON ")?;
     let report: Report<'_> = serde_json::from_slice(json).ok()?;

@@ -28,7 +28,6 @@ pub(super) struct EngineFigures {
 }
 
 /// Parses a page in the Prometheus text format.
-#[must_use]
 pub(super) fn parse(page: &str) -> EngineFigures {
     let mut figures = EngineFigures::default();
     for line in page.lines() {

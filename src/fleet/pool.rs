@@ -68,19 +68,16 @@ impl PoolState {
     }
 
     /// The configuration that was applied last.
-    #[must_use]
     pub fn config(&self) -> Arc<Pool> {
         self.config.load_full()
     }
 
     /// Its replicas in every state.
-    #[must_use]
     pub fn replicas(&self) -> Arc<Vec<Arc<Replica>>> {
         self.replicas.load_full()
     }
 
     /// Whether any replica is `Ready`.
-    #[must_use]
     pub fn is_ready(&self) -> bool {
         self.replicas.load().iter().any(|r| r.is_ready())
     }
@@ -138,13 +135,11 @@ impl PoolState {
     }
 
     /// How much longer a prompt is refused, if it was in flight at two replica deaths.
-    #[must_use]
     pub fn poisoned_for(&self, prompt: u64, now: Stamp) -> Option<Duration> {
         self.poison.refused_for(prompt, now)
     }
 
     /// Limits of its engines as configured.
-    #[must_use]
     pub fn engine_limits(&self) -> EngineLimits {
         let config = self.config.load();
         EngineLimits {

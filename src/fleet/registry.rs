@@ -34,7 +34,6 @@ pub struct Fleet {
 impl Fleet {
     /// A fleet without pools. Probes and scrapes run on `tasks`, not on the data path's runtime, so that they get
     /// through while it is saturated.
-    #[must_use]
     pub fn new(
         connector: Connector,
         clock: Clock,
@@ -45,7 +44,6 @@ impl Fleet {
     }
 
     /// The pools, in the order of the configuration that was applied last.
-    #[must_use]
     pub fn pools(&self) -> Arc<Vec<Arc<PoolState>>> {
         self.pools.load_full()
     }
@@ -85,7 +83,6 @@ impl Fleet {
     }
 
     /// Status of every replica.
-    #[must_use]
     pub fn statuses(&self) -> Vec<ReplicaStatus> {
         let now = self.clock.now();
         let mut all = Vec::new();
@@ -97,7 +94,6 @@ impl Fleet {
     }
 
     /// How well each pool's TTFT is predicted. Sorts the samples of every replica: for the admin API, not for loops.
-    #[must_use]
     pub fn calibrations(&self) -> Vec<PoolCalibration> {
         let of_pool = |pool: &Arc<PoolState>| PoolCalibration {
             pool: Arc::clone(&pool.name),

@@ -93,7 +93,6 @@ pub struct ReplicaParts {
 
 impl Replica {
     /// A replica in state `Probing`.
-    #[must_use]
     pub fn new(parts: ReplicaParts) -> Arc<Self> {
         let url: Arc<str> = parts.endpoint.to_string().into();
         Arc::new(Self {
@@ -116,19 +115,16 @@ impl Replica {
     }
 
     /// Index in the pool's dispatcher.
-    #[must_use]
     pub fn slot(&self) -> usize {
         self.target.slot
     }
 
-    #[must_use]
     pub fn state(&self) -> ReplicaState {
         let at = usize::from(self.state.load(Ordering::Acquire));
         ReplicaState::ALL.get(at).copied().unwrap_or(ReplicaState::Probing)
     }
 
     /// Whether it takes new requests.
-    #[must_use]
     pub fn is_ready(&self) -> bool {
         self.state() == ReplicaState::Ready
     }
@@ -163,7 +159,6 @@ impl Replica {
     }
 
     /// The current life: it ends with a death and begins with the next `Ready`.
-    #[must_use]
     pub fn life(&self) -> Life {
         Life { slot: self.slot(), number: self.lives.load(Ordering::Relaxed) }
     }
@@ -199,7 +194,6 @@ impl Replica {
     }
 
     /// Status for metrics and the admin API.
-    #[must_use]
     pub fn status(&self, now: Stamp, limits: &EngineLimits) -> ReplicaStatus {
         let signals = self.target.signals(now, limits).map(|(signals, _)| signals);
         let load = self.target.load.view();

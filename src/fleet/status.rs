@@ -22,7 +22,6 @@ impl ReplicaState {
     pub const ALL: [Self; 4] = [Self::Probing, Self::Ready, Self::Ejected, Self::Draining];
 
     /// Value of the label `state`.
-    #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Probing => "probing",

@@ -35,13 +35,11 @@ impl Vitals {
     }
 
     /// Last [`Vitals::answered`].
-    #[must_use]
     pub fn last_answer(&self) -> Stamp {
         Stamp::from_nanos(self.last_answer.load(Ordering::Relaxed))
     }
 
     /// Last content event of any stream.
-    #[must_use]
     pub fn last_progress(&self) -> Stamp {
         Stamp::from_nanos(self.last_progress.load(Ordering::Relaxed))
     }
@@ -72,13 +70,11 @@ impl Vitals {
     }
 
     /// Last refused connect, unless one succeeded since.
-    #[must_use]
     pub fn refused_since(&self) -> Option<Stamp> {
         nonzero(&self.refused_at)
     }
 
     /// Last probe timeout, unless a probe succeeded or a stream progressed since.
-    #[must_use]
     pub fn frozen_since(&self) -> Option<Stamp> {
         nonzero(&self.frozen_at).filter(|at| self.last_progress() < *at)
     }

@@ -48,7 +48,6 @@ pub(super) struct PhaseDeadlines {
 
 impl ConnectionPhase {
     /// A new connection: its first head is due `header` after `accepted`.
-    #[must_use]
     pub(super) fn new(clock: Clock, accepted: Stamp) -> Self {
         Self {
             clock,
@@ -82,7 +81,6 @@ impl ConnectionPhase {
     }
 
     /// When to check again; `None` when a deadline has passed.
-    #[must_use]
     pub(super) fn next_check(&self, deadlines: &PhaseDeadlines) -> Option<Stamp> {
         let now = self.clock.now();
         if self.requests.load(Ordering::Relaxed) > 0 {

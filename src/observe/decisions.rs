@@ -34,7 +34,6 @@ impl Decisions {
     }
 
     /// Newest first.
-    #[must_use]
     pub fn latest(&self) -> Vec<Arc<Record>> {
         self.0.lock().iter().rev().cloned().collect()
     }

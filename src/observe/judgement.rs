@@ -22,7 +22,6 @@ pub struct Judgement {
 
 impl Judgement {
     /// Judges an ended request.
-    #[must_use]
     pub fn of(record: &Record) -> Self {
         let stages = stages::stages(record);
         let verdict = slo::verdict(record);
@@ -35,7 +34,6 @@ impl Judgement {
     }
 
     /// Reason of a miss.
-    #[must_use]
     pub fn missed(&self) -> Option<Missed> {
         match self.verdict {
             SloVerdict::Missed(missed) => Some(missed),

@@ -149,31 +149,26 @@ impl Observer {
     }
 
     /// Metrics, for counters that do not come from records.
-    #[must_use]
     pub fn metrics(&self) -> &Arc<Metrics> {
         &self.metrics
     }
 
     /// Latency percentiles of the last minute, five minutes and hour.
-    #[must_use]
     pub fn windows(&self) -> &Windows {
         &self.windows
     }
 
     /// The ring of the last routing decisions.
-    #[must_use]
     pub fn decisions(&self) -> &Decisions {
         &self.decisions
     }
 
     /// The clock of all stamps.
-    #[must_use]
     pub fn clock(&self) -> Clock {
         self.clock
     }
 
     /// Trace context of a request: the client's, else a new one, with our sampling decision.
-    #[must_use]
     pub fn trace_of(&self, headers: &http::HeaderMap) -> Trace {
         let share_of_spans = self.spans.as_ref().map(|spans| spans.routine_share());
         // Engines export spans of sampled traces only, so traces are marked even where we export none.
@@ -182,13 +177,11 @@ impl Observer {
     }
 
     /// Bound address of the receiver of engines' spans.
-    #[must_use]
     pub fn engine_spans_address(&self) -> Option<SocketAddr> {
         self.engine_spans.as_ref().map(|spans| spans.address)
     }
 
     /// The series that a stream's gaps belong to; resolved once per stream, at its first token.
-    #[must_use]
     pub fn stream_series(&self, key: &StreamKey) -> StreamSeries {
         let window = WindowKey::new(&key.route, &key.model, &key.revision);
         StreamSeries {

@@ -46,12 +46,10 @@ impl RecordGuard {
         record.expect("invariant: the record leaves its guard only in the drop, and is not shared before")
     }
 
-    #[must_use]
     pub fn observer(&self) -> &Arc<Observer> {
         &self.observer
     }
 
-    #[must_use]
     pub fn clock(&self) -> Clock {
         self.clock
     }

@@ -25,7 +25,6 @@ pub enum Missed {
 
 impl Missed {
     /// Value of the label `reason`.
-    #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Error => "error",
@@ -48,7 +47,6 @@ pub enum SloVerdict {
 }
 
 /// Compares an ended request with its bounds.
-#[must_use]
 pub(crate) fn verdict(record: &Record) -> SloVerdict {
     match record.outcome {
         Outcome::Failed => SloVerdict::Missed(Missed::Error),
@@ -84,7 +82,6 @@ fn waited_for_first_token(record: &Record) -> Option<Duration> {
 }
 
 /// The longest of the stages that a missed bound covers.
-#[must_use]
 pub(crate) fn blamed(record: &Record, missed: Missed, stages: &[StageTime]) -> Option<Stage> {
     match missed {
         Missed::Error | Missed::Refused | Missed::E2e => longest(stages, |_| true),
@@ -100,7 +97,6 @@ pub(crate) fn blamed(record: &Record, missed: Missed, stages: &[StageTime]) -> O
 }
 
 /// Stages that exceeded the route's budget, in order.
-#[must_use]
 pub(crate) fn over_budget(record: &Record, stages: &[StageTime]) -> SmallVec<[Stage; 4]> {
     let Some(budget) = &record.stage_budget else { return SmallVec::new() };
     let is_over = |time: &&StageTime| budget.share(time.stage).is_some_and(|share| time.duration > share);

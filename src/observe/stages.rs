@@ -22,7 +22,6 @@ pub enum StageSource {
 
 impl StageSource {
     /// Value of the label `source`.
-    #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Measured => "measured",
@@ -43,7 +42,6 @@ pub struct StageTime {
 pub(crate) type StageTimes = SmallVec<[StageTime; 9]>;
 
 /// The stages that a request reached, in order.
-#[must_use]
 pub(crate) fn stages(record: &Record) -> StageTimes {
     let at = &record.at;
     let mut cursor = StageCursor { at: at.head, end: at.end, times: StageTimes::new() };
@@ -69,7 +67,6 @@ pub(crate) fn stages(record: &Record) -> StageTimes {
 }
 
 /// Stages from the connection to the first token, available before the request ends; empty without a first token.
-#[must_use]
 pub(crate) fn at_the_engine(record: &Record) -> StageTimes {
     let at = &record.at;
     let (Some(connected), Some(first)) = (at.connected, at.first_token) else { return StageTimes::new() };

@@ -29,7 +29,6 @@ pub struct WindowKey {
 
 impl WindowKey {
     /// The key with these labels.
-    #[must_use]
     pub fn new(route: &Arc<str>, model: &Arc<str>, revision: &Arc<str>) -> Self {
         Self { route: Arc::clone(route), model: Arc::clone(model), revision: Arc::clone(revision) }
     }
@@ -48,13 +47,11 @@ pub enum Window {
 
 impl Window {
     /// The window named `1m`, `5m` or `1h`.
-    #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         [Self::Minute, Self::FiveMinutes, Self::Hour].into_iter().find(|window| window.as_str() == text)
     }
 
     /// Name in the admin API.
-    #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Minute => "1m",
@@ -117,7 +114,6 @@ pub struct Windows(DashMap<WindowKey, Arc<WindowSeries>, RandomState>);
 
 impl Windows {
     /// The series of a key; past [`MAX_SERIES`], new keys share one series labelled `other`.
-    #[must_use]
     pub fn series(&self, key: &WindowKey) -> Arc<WindowSeries> {
         if let Some(series) = self.0.get(key) {
             return Arc::clone(&series);
@@ -141,7 +137,6 @@ impl Windows {
     }
 
     /// Every series with values in the window that ends `now`, ordered by key.
-    #[must_use]
     pub fn read(&self, window: Window, now: Stamp) -> Vec<SeriesView> {
         // Collected first: merging histograms must not keep a shard of the map locked.
         let all: Vec<_> = self.0.iter().map(|e| (e.key().clone(), Arc::clone(e.value()))).collect();
@@ -201,7 +196,6 @@ impl WindowSeries {
     }
 
     /// Whether TTFT or duration exceeds the p99 of the last [`Windows::update_p99`].
-    #[must_use]
     pub fn is_beyond_p99(&self, ttft: Option<Duration>, duration: Duration) -> bool {
         let beyond =
             |value: Duration, p99: &AtomicU64| value > Duration::from_nanos(p99.load(Ordering::Relaxed));

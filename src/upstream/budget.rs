@@ -25,7 +25,6 @@ struct TokenBucket {
 
 impl RetryBudget {
     /// A budget of one second's minimum.
-    #[must_use]
     pub fn new(retry: &Retry, now: Stamp) -> Self {
         let floor = f64::from(retry.min_per_second);
         Self { bucket: Mutex::new(TokenBucket { balance: 0.0, floor, refilled: now }) }

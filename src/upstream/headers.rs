@@ -41,7 +41,6 @@ pub(crate) enum Credential<'a> {
 }
 
 /// Builds the header list of an upstream request.
-#[must_use]
 pub(crate) fn upstream_request(client: &HeaderMap, ours: Upstream<'_>) -> HeaderMap {
     let mut out = HeaderMap::with_capacity(client.len() + 6);
     out.insert(header::HOST, ours.host.clone());
@@ -76,7 +75,6 @@ pub(crate) fn upstream_request(client: &HeaderMap, ours: Upstream<'_>) -> Header
 }
 
 /// Whether the client requests a load report itself: then it is forwarded.
-#[must_use]
 pub(crate) fn has_asked_load(client: &HeaderMap) -> bool {
     client.contains_key(LOAD_REPORT_FORMAT)
 }
@@ -105,7 +103,6 @@ pub(crate) fn strip_length(headers: &mut HeaderMap) {
 }
 
 /// Whether the request already passed through the gateway with this pseudonym (RFC 9110 §7.6.3).
-#[must_use]
 pub(crate) fn is_looping(client: &HeaderMap, via: &HeaderValue) -> bool {
     client.get_all(header::VIA).iter().any(|v| contains(v.as_bytes(), via.as_bytes()))
 }

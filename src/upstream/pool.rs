@@ -41,7 +41,6 @@ pub enum CheckoutError {
 
 impl ConnectionPool {
     /// An empty pool.
-    #[must_use]
     pub fn new(endpoint: Endpoint, connector: Connector, clock: Clock, max_connections: usize) -> Arc<Self> {
         let limit = Arc::new(Semaphore::new(max_connections));
         Arc::new(Self {

@@ -1,9 +1,6 @@
 //! Metrics of drift detection: findings, active ones, losses.
 
-use prometheus::IntCounter;
-
 use super::Metrics;
-use super::table::DriftFamilies;
 
 /// Labels of a finding's metrics.
 #[derive(Clone, Copy, Debug)]
@@ -40,7 +37,7 @@ pub enum WebhookResult {
 impl WebhookResult {
     pub(super) const ALL: [Self; 3] = [Self::Sent, Self::Failed, Self::Dropped];
 
-    fn as_str(self) -> &'static str {
+    pub(super) fn as_str(self) -> &'static str {
         match self {
             Self::Sent => "sent",
             Self::Failed => "failed",
@@ -71,17 +68,11 @@ impl Metrics {
 
     /// A post to the webhook ended.
     pub fn drift_webhook(&self, result: WebhookResult) {
-        self.drift.posts(result).inc();
+        self.drift.webhook.get(&[result.as_str()]).inc();
     }
 
-    /// So many findings left as OTLP events, or did not.
+    /// Counts findings exported as OTLP events, or lost.
     pub fn drift_events(&self, result: WebhookResult, events: u64) {
         self.drift.events.get(&[result.as_str()]).inc_by(events);
-    }
-}
-
-impl DriftFamilies {
-    pub(super) fn posts(&self, result: WebhookResult) -> IntCounter {
-        self.webhook.get(&[result.as_str()])
     }
 }

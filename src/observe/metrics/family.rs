@@ -4,6 +4,7 @@
 //! by `other`, so that no configuration can make the gateway or Prometheus run out of memory. Resolving a handle is slow
 //! and happens once per series (see `series`); observing through it is an atomic addition.
 
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 
 use parking_lot::Mutex;
@@ -49,12 +50,11 @@ pub(super) struct Family<V> {
     overflow: IntCounterVec,
 }
 
-/// Existing label sets, and how many of them use each value.
-#[derive(Default)]
+/// Existing label sets.
 struct LabelSets {
     sets: HashSet<Vec<Box<str>>>,
-    values: HashMap<(usize, Box<str>), usize>,
-    distinct: HashMap<usize, usize>,
+    /// For each label: its values besides `other`, with the number of sets that have them.
+    uses: Vec<HashMap<Box<str>, usize>>,
 }
 
 impl<V: Vector> Family<V> {
@@ -65,7 +65,7 @@ impl<V: Vector> Family<V> {
         labels: &'static [&'static str],
         overflow: IntCounterVec,
     ) -> Self {
-        Self { vec, name, labels, sets: Mutex::default(), overflow }
+        Self { vec, name, labels, sets: Mutex::new(LabelSets::new(labels.len())), overflow }
     }
 
     /// The metric of these label values, or of the set that replaces them.
@@ -127,6 +127,10 @@ impl<V: Vector> Family<V> {
 }
 
 impl LabelSets {
+    fn new(labels: usize) -> Self {
+        Self { sets: HashSet::new(), uses: vec![HashMap::new(); labels] }
+    }
+
     /// Adds the set if there is room; whether it exists now.
     fn admit(&mut self, values: &[&str], limit: usize) -> bool {
         let set: Vec<Box<str>> = values.iter().map(|v| Box::from(*v)).collect();
@@ -136,39 +140,28 @@ impl LabelSets {
         if self.sets.len() >= limit || !values.iter().enumerate().all(|(l, v)| self.has_room(l, v)) {
             return false;
         }
-        for (label, value) in set.iter().enumerate() {
-            let uses = self.values.entry((label, value.clone())).or_default();
-            *uses += 1;
-            if *uses == 1 && &**value != OTHER {
-                *self.distinct.entry(label).or_default() += 1;
-            }
+        for (uses, value) in self.uses.iter_mut().zip(&set).filter(|(_, value)| &***value != OTHER) {
+            *uses.entry(value.clone()).or_default() += 1;
         }
         self.sets.insert(set)
     }
 
     fn has_room(&self, label: usize, value: &str) -> bool {
-        value == OTHER
-            || self.distinct.get(&label).is_none_or(|n| *n < MAX_VALUES)
-            || self.values.contains_key(&(label, Box::from(value)))
+        let fits = |uses: &HashMap<_, _>| uses.len() < MAX_VALUES || uses.contains_key(value);
+        value == OTHER || self.uses.get(label).is_some_and(fits)
     }
 
+    /// Removes the set; whether it existed.
     fn forget(&mut self, values: &[&str]) -> bool {
         let set: Vec<Box<str>> = values.iter().map(|v| Box::from(*v)).collect();
         if !self.sets.remove(&set) {
             return false;
         }
-        for key in set.into_iter().enumerate() {
-            let Some(uses) = self.values.get_mut(&key) else { continue };
-            *uses -= 1;
-            if *uses > 0 {
-                continue;
-            }
-            if let (Some((label, value)), Some(n)) =
-                (self.values.remove_entry(&key).map(|(k, _)| k), self.distinct.get_mut(&key.0))
-            {
-                debug_assert_eq!(label, key.0);
-                if &*value != OTHER {
-                    *n -= 1;
+        for (uses, value) in self.uses.iter_mut().zip(set) {
+            if let Entry::Occupied(mut count) = uses.entry(value) {
+                *count.get_mut() -= 1;
+                if *count.get() == 0 {
+                    count.remove();
                 }
             }
         }

@@ -87,7 +87,6 @@ struct PrefixTokens {
 
 impl Metrics {
     /// All metrics at zero; the SLO bounds of `config` become histogram edges.
-    #[must_use]
     pub fn new(config: &Config, build: BuildInfo, clock: Clock) -> Self {
         let registry = Registry::new();
         let maker = Maker::new(&registry);
@@ -146,7 +145,7 @@ impl Metrics {
             self.process.config_reloads.get(&[result]);
         }
         for result in WebhookResult::ALL {
-            self.drift.posts(result);
+            self.drift.webhook.get(&[result.as_str()]);
             self.drift_events(result, 0);
         }
         for reason in DropReason::ALL {
@@ -158,7 +157,6 @@ impl Metrics {
     }
 
     /// Histograms of the gaps of streams with this key; resolved once per stream.
-    #[must_use]
     pub fn stream_series(&self, key: &StreamKey) -> Arc<StreamHistograms> {
         if let Some(series) = self.by_stream.get(key) {
             return Arc::clone(&series);
@@ -285,13 +283,11 @@ impl Metrics {
     }
 
     /// The page in plain text, with the gauges of `fleet`.
-    #[must_use]
     pub fn render(&self, fleet: &[ReplicaStatus]) -> String {
         self.render_as(fleet, Exposition::Plain)
     }
 
     /// The page in the format that the scraper accepts.
-    #[must_use]
     pub fn render_as(&self, fleet: &[ReplicaStatus], exposition: Exposition) -> String {
         // Concurrent scrapes would remove gauges from each other's pages.
         let _one_at_a_time = self.rendering.lock();

@@ -46,7 +46,6 @@ pub struct StreamKey {
 
 impl StreamKey {
     /// Key of a stream served by `served`.
-    #[must_use]
     pub fn new(route: &Arc<str>, model: &Arc<str>, class: Class, served: &Served) -> Self {
         Self {
             route: Arc::clone(route),
