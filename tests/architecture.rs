@@ -46,7 +46,7 @@ const CONFIG_READERS: &[&str] = &["config/schema", "config/check", "config/reloa
 const PURE: &[&str] = &[
     "routing",
     "admission/refusal",
-    "admission/room",
+    "admission/queue",
     "admission/ruling",
     "relay/sse",
     "relay/classify",
@@ -54,7 +54,7 @@ const PURE: &[&str] = &[
     "relay/withhold",
     "config/check",
     "drift/detectors",
-    "simulate/replay",
+    "simulate/product_router",
 ];
 
 /// What pure code does not use: runtimes, sockets, clocks, live state.

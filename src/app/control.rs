@@ -7,11 +7,10 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use super::App;
+use super::launch::Launch;
 use super::observers::Observers;
-use super::process::{Launch, from_env};
 use crate::admin::{Control, Readiness};
 use crate::config::Config;
-use crate::config::reload::reload;
 use crate::fleet::status::{PoolCalibration, ReplicaStatus};
 
 /// The gateway as signals and the admin port see it.
@@ -48,8 +47,7 @@ impl Controls {
     fn load_and_apply(&self) -> Result<(), String> {
         let _one_at_a_time = self.reloading.lock();
         let old = self.config.load_full();
-        let new = reload(&self.launch.source, &self.launch.overrides, &from_env, &old)
-            .map_err(|error| error.to_string())?;
+        let new = self.launch.reload(&old).map_err(|error| error.to_string())?;
         for warning in &new.warnings {
             tracing::warn!("{warning}");
         }

@@ -4,6 +4,7 @@
 //! port, reload, signals. Tests, the demo and `serve` all start here, so what is tested is what runs.
 
 mod control;
+mod launch;
 pub mod logging;
 pub mod observers;
 pub mod process;

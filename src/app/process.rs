@@ -15,15 +15,15 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::control::Controls;
-use super::logging::LogFilter;
+pub use super::launch::Launch;
 use super::observers::Observers;
 use super::signals::{self, Signal};
 use super::{App, SHUTDOWN_GRACE, StartError};
 use crate::admin::{self, AdminState, Control};
 use crate::clock::Clock;
-use crate::config::load::{ConfigError, Source, load};
+use crate::config::Config;
+use crate::config::load::{ConfigError, Source};
 use crate::config::reload::{Watcher, watch_file};
-use crate::config::{Config, Overrides};
 use crate::listener;
 use crate::observe::metrics::BuildInfo;
 use crate::observe::spans::Background;
@@ -41,16 +41,6 @@ pub enum RunError {
     /// A runtime or the signal handlers cannot be started.
     #[error("cannot start: {0}")]
     Io(#[from] io::Error),
-}
-
-/// Where a gateway's configuration and log come from.
-pub struct Launch {
-    /// A configuration file, or replica URLs from the command line.
-    pub source: Source,
-    /// Flags and variables that win over the source.
-    pub overrides: Overrides,
-    /// Handle to the filter of the process log.
-    pub log: LogFilter,
 }
 
 /// The two runtimes.
@@ -89,7 +79,7 @@ impl Runtimes {
 /// # Errors
 /// [`RunError`] when it cannot start; later failures are logged.
 pub fn serve(launch: Launch) -> Result<(), RunError> {
-    let config = Arc::new(load(&launch.source, &launch.overrides, &from_env)?);
+    let config = Arc::new(launch.load()?);
     // A stream holds two descriptors; the soft limit of most systems is 1,024.
     let open_files = rlimit::increase_nofile_limit(u64::MAX).unwrap_or(0);
     let runtimes = Runtimes::start()?;
@@ -244,10 +234,6 @@ impl Running {
             );
         }
     }
-}
-
-pub(super) fn from_env(name: &str) -> Option<String> {
-    std::env::var(name).ok()
 }
 
 async fn second_signal(signals: &mut mpsc::Receiver<Signal>) {

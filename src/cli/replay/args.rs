@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
+use tokenway_sim::rivals::Rival;
 
-use crate::config::{Slo, TtftBound};
-use crate::simulate::replay::Contender;
+use crate::config::{PolicyName, Slo, TtftBound};
 
 /// Arguments of `tokenway replay`.
 #[derive(Args, Clone, Debug)]
@@ -33,8 +33,8 @@ pub struct ReplayArgs {
     /// The route of each file [default: its first]
     #[arg(long, env = "TOKENWAY_REPLAY_ROUTE", value_name = "NAME", requires = "config")]
     pub(super) route: Option<String>,
-    /// More contenders by name: policies of the product, and yardsticks re-implemented from other projects
-    #[arg(long, env = "TOKENWAY_REPLAY_POLICIES", value_name = "NAME", value_delimiter = ',', value_parser = super::contender)]
+    /// More contenders by name: policies of the product, and rivals re-implemented from other projects
+    #[arg(long, env = "TOKENWAY_REPLAY_POLICIES", value_name = "NAME", value_delimiter = ',', value_parser = Contender::parse)]
     pub(super) policies: Vec<Contender>,
     /// Sizes of the fleet [default: the replicas of the first file]
     #[arg(long, env = "TOKENWAY_REPLAY_REPLICAS", value_name = "N", value_delimiter = ',', value_parser = fleet)]
@@ -71,6 +71,33 @@ pub struct ReplayArgs {
     pub(super) json: bool,
 }
 
+/// Whose routing is run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Contender {
+    Product(PolicyName),
+    Rival(Rival),
+}
+
+impl Contender {
+    /// Reads a contender's name: one of the product's policies or a rival.
+    pub(super) fn parse(name: &str) -> Result<Self, String> {
+        let product = PolicyName::ALL.into_iter().find(|policy| policy.as_str() == name);
+        let named = product.map(Self::Product).or_else(|| Rival::named(name).map(Self::Rival));
+        named.ok_or_else(|| {
+            let policies = PolicyName::ALL.into_iter().map(PolicyName::as_str);
+            let known: Vec<&str> = policies.chain(Rival::ALL.into_iter().map(Rival::as_str)).collect();
+            format!("unknown policy; there are {}", known.join(", "))
+        })
+    }
+
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            Self::Product(policy) => policy.as_str(),
+            Self::Rival(rival) => rival.as_str(),
+        }
+    }
+}
+
 impl ReplayArgs {
     pub(super) fn threads(&self) -> usize {
         self.threads.or_else(|| std::thread::available_parallelism().ok()).map_or(1, NonZeroUsize::get)
@@ -90,7 +117,7 @@ impl ReplayArgs {
 
 fn fleet(text: &str) -> Result<NonZeroUsize, String> {
     let replicas = text.parse::<NonZeroUsize>().map_err(|error| error.to_string())?;
-    if replicas.get() > MOST_REPLICAS { Err(format!("at most {MOST_REPLICAS}")) } else { Ok(replicas) }
+    if replicas.get() > MAX_REPLICAS { Err(format!("at most {MAX_REPLICAS}")) } else { Ok(replicas) }
 }
 
 fn positive(text: &str) -> Result<f64, String> {
@@ -118,5 +145,5 @@ fn span(text: &str) -> Result<Duration, String> {
     Duration::try_from_secs_f64(positive(number)? * factor).map_err(|_| "too long".into())
 }
 
-/// A simulated fleet is a means to an end.
-const MOST_REPLICAS: usize = 1_024;
+/// Of a simulated fleet.
+const MAX_REPLICAS: usize = 1_024;
