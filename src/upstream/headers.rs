@@ -5,6 +5,7 @@
 //! removed in both directions. Everything else passes unchanged.
 
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
+use smallvec::SmallVec;
 
 use crate::config::Secret;
 use crate::request::trace_context::{TRACEPARENT, TRACESTATE};
@@ -44,9 +45,9 @@ pub(crate) enum Credential<'a> {
 pub(crate) fn upstream_request(client: &HeaderMap, ours: Upstream<'_>) -> HeaderMap {
     let mut out = HeaderMap::with_capacity(client.len() + 6);
     out.insert(header::HOST, ours.host.clone());
-    let nominated = Nominated::of(client);
+    let nominated = nominated(client);
     for (name, value) in client {
-        if !is_hop_by_hop(name) && !nominated.has(name) && !is_rewritten(name, ours.credential) {
+        if !is_hop_by_hop(name) && !nominated.contains(name) && !is_rewritten(name, ours.credential) {
             out.append(name, value.clone());
         }
     }
@@ -86,10 +87,10 @@ pub(crate) fn take_load_report(headers: &mut HeaderMap) -> Option<HeaderValue> {
 
 /// Removes hop-by-hop and `x-tokenway-*` fields from a replica's response.
 pub(crate) fn strip_response(headers: &mut HeaderMap) {
-    let nominated = Nominated::of(headers);
-    let strip: smallvec::SmallVec<[HeaderName; 8]> = headers
+    let nominated = nominated(headers);
+    let strip: SmallVec<[HeaderName; 8]> = headers
         .keys()
-        .filter(|name| is_hop_by_hop(name) || nominated.has(name) || is_ours(name))
+        .filter(|name| is_hop_by_hop(name) || nominated.contains(name) || is_ours(name))
         .cloned()
         .collect();
     for name in strip {
@@ -104,11 +105,7 @@ pub(crate) fn strip_length(headers: &mut HeaderMap) {
 
 /// Whether the request already passed through the gateway with this pseudonym (RFC 9110 §7.6.3).
 pub(crate) fn is_looping(client: &HeaderMap, via: &HeaderValue) -> bool {
-    client.get_all(header::VIA).iter().any(|v| contains(v.as_bytes(), via.as_bytes()))
-}
-
-fn contains(hay: &[u8], needle: &[u8]) -> bool {
-    memchr::memmem::find(hay, needle).is_some()
+    client.get_all(header::VIA).iter().any(|v| memchr::memmem::find(v.as_bytes(), via.as_bytes()).is_some())
 }
 
 fn is_hop_by_hop(name: &HeaderName) -> bool {
@@ -142,25 +139,16 @@ fn is_ours(name: &HeaderName) -> bool {
 }
 
 /// Fields named by `Connection`. Removed before ours are added, so that a client cannot remove one of ours.
-struct Nominated(smallvec::SmallVec<[HeaderName; 2]>);
-
-impl Nominated {
-    fn of(headers: &HeaderMap) -> Self {
-        let names = headers
-            .get_all(header::CONNECTION)
-            .iter()
-            .filter_map(|v| v.to_str().ok())
-            .flat_map(|v| v.split(','))
-            .filter_map(|token| HeaderName::from_bytes(token.trim().as_bytes()).ok())
-            // These are end-to-end: nominating them would change the meaning of the request.
-            .filter(|name| !matches!(name.as_str(), "authorization" | "x-api-key" | "content-type"))
-            .collect();
-        Self(names)
-    }
-
-    fn has(&self, name: &HeaderName) -> bool {
-        self.0.contains(name)
-    }
+fn nominated(headers: &HeaderMap) -> SmallVec<[HeaderName; 2]> {
+    headers
+        .get_all(header::CONNECTION)
+        .iter()
+        .filter_map(|v| v.to_str().ok())
+        .flat_map(|v| v.split(','))
+        .filter_map(|token| HeaderName::from_bytes(token.trim().as_bytes()).ok())
+        // These are end-to-end: nominating them would change the meaning of the request.
+        .filter(|name| !matches!(name.as_str(), "authorization" | "x-api-key" | "content-type"))
+        .collect()
 }
 
 pub(crate) const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");

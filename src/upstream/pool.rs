@@ -93,17 +93,8 @@ impl ConnectionPool {
     /// Closes connections idle for longer than [`IDLE_BELOW_ENGINE_KEEP_ALIVE`].
     pub fn reap(&self) {
         let now = self.clock.now();
-        let mut old = Vec::new();
-        self.idle.lock().retain_mut(|idle| {
-            let keep = idle.is_fresh(now);
-            if !keep {
-                old.push(idle.connection.task.clone());
-            }
-            keep
-        });
-        for task in old {
-            task.abort();
-            self.open.fetch_sub(1, Ordering::Relaxed);
+        for idle in self.idle.lock().extract_if(.., |idle| !idle.is_fresh(now)) {
+            self.forget(&idle.connection);
         }
     }
 

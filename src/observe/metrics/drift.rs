@@ -51,9 +51,7 @@ impl Metrics {
     pub fn drift_found(&self, finding: FindingLabels<'_>) {
         let labels = finding.values();
         self.drift.findings.get(&labels).inc();
-        if let Some(gauge) = self.drift.active.get_exact(&labels) {
-            gauge.set(1.0);
-        }
+        self.drift.active.set(&labels, Some(1.0));
     }
 
     /// A finding is over: removes its series, so that their number does not grow with time.

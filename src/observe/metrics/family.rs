@@ -8,8 +8,8 @@ use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 
 use parking_lot::Mutex;
-use prometheus::IntCounterVec;
 use prometheus::core::{MetricVec, MetricVecBuilder};
+use prometheus::{GaugeVec, IntCounterVec};
 
 /// Label value that replaces those beyond the bounds.
 pub(super) const OTHER: &str = "other";
@@ -123,6 +123,20 @@ impl<V: Vector> Family<V> {
             return (folded, false);
         }
         (vec![OTHER; values.len()], false)
+    }
+}
+
+impl Family<GaugeVec> {
+    /// Sets the gauge of exactly these values; `None` removes it.
+    pub(super) fn set(&self, values: &[&str], value: Option<f64>) {
+        match value {
+            Some(value) => {
+                if let Some(gauge) = self.get_exact(values) {
+                    gauge.set(value);
+                }
+            }
+            None => self.remove(values),
+        }
     }
 }
 

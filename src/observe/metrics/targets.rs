@@ -11,26 +11,12 @@ impl Metrics {
         let targets = &self.targets;
         targets.availability.set(config.drift.availability);
         for pool in &config.pools {
-            match pool.queue_target {
-                Some(target) => {
-                    if let Some(gauge) = targets.queue.get_exact(&[&pool.name]) {
-                        gauge.set(target.get() as f64);
-                    }
-                }
-                None => targets.queue.remove(&[&pool.name]),
-            }
+            targets.queue.set(&[&pool.name], pool.queue_target.map(|target| target.get() as f64));
         }
         for route in &config.routes {
             let slo = config.slo.get(&route.slo).copied().unwrap_or_default();
             for (bound, value) in bounds(&slo) {
-                match value {
-                    Some(value) => {
-                        if let Some(gauge) = targets.slo.get_exact(&[&route.name, bound]) {
-                            gauge.set(value.as_secs_f64());
-                        }
-                    }
-                    None => targets.slo.remove(&[&route.name, bound]),
-                }
+                targets.slo.set(&[&route.name, bound], value.map(|value| value.as_secs_f64()));
             }
         }
     }
