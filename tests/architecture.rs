@@ -50,6 +50,7 @@ const PURE: &[&str] = &[
     "admission/ruling",
     "relay/sse",
     "relay/classify",
+    "relay/stream_state",
     "relay/timeline",
     "relay/withhold",
     "config/check",

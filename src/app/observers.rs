@@ -39,7 +39,8 @@ impl Observers {
     ) -> Result<Self, ObserversError> {
         let around = surroundings.clone();
         let mut observer = Observer::start(config, surroundings)?;
-        let drift = Arc::new(service::start(config, &around, observer.metrics())?);
+        let drift =
+            Arc::new(service::start(&config.drift, &around, observer.metrics(), observer.collector())?);
         observer.add_tap(Arc::clone(&drift) as Arc<dyn Tap>);
         if let Some(tap) = tap {
             observer.add_tap(tap);

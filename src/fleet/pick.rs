@@ -9,7 +9,7 @@ use super::pool::PoolState;
 use super::replica::Replica;
 use crate::clock::Stamp;
 use crate::record::{DecisionSummary, TokenCounts};
-use crate::request::prompt::PromptSize;
+use crate::request::prompt_size::PromptSize;
 use crate::routing::Assignment;
 
 /// The replica that one attempt goes to.

@@ -10,12 +10,12 @@ use std::time::Duration;
 use http::StatusCode;
 use serde_json::json;
 
-use super::call::{Call, CallError};
 use super::pool::PoolState;
 use super::replica::{EngineModel, Replica};
 use super::status::ReplicaState;
 use crate::clock::Clock;
 use crate::config::{Pool, ProbeKind};
+use crate::upstream::call::{Call, CallError};
 use crate::upstream::connect::Connector;
 
 /// Probes one replica.

@@ -8,13 +8,13 @@ use std::time::Duration;
 
 use http::StatusCode;
 
-use super::call::{Call, CallError};
 use super::metrics_text;
 use super::pool::PoolState;
 use super::replica::{Replica, ScrapedCounters};
 use super::status::EngineCounters;
 use crate::clock::Clock;
 use crate::routing::EnginePage;
+use crate::upstream::call::{Call, CallError};
 use crate::upstream::connect::Connector;
 
 /// Scrapes one replica.

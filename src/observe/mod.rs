@@ -12,6 +12,7 @@ mod engine_spans;
 mod fixture;
 pub(crate) mod judgement;
 pub mod metrics;
+pub mod otlp;
 pub(crate) mod record_guard;
 pub mod rfc3339;
 pub(crate) mod slo;
@@ -32,7 +33,8 @@ pub use self::engine_spans::EngineSpansError;
 use self::engine_spans::{EngineSpans, Settled};
 use self::judgement::Judgement;
 use self::metrics::{BuildInfo, Metrics, StreamKey};
-use self::spans::{Background, Seen, Spans, SpansError};
+use self::otlp::{Collector, CollectorError};
+use self::spans::{Background, Seen, Spans};
 use self::windows::{Measure, WindowKey, Windows};
 use crate::clock::Clock;
 use crate::config::Config;
@@ -59,9 +61,9 @@ pub enum ObserveError {
     /// `telemetry.access_log` cannot be opened.
     #[error("access log: {0}")]
     AccessLog(#[from] io::Error),
-    /// Spans cannot be exported.
+    /// Nothing can be exported to the collector.
     #[error(transparent)]
-    Spans(#[from] SpansError),
+    Collector(#[from] CollectorError),
     /// Spans of engines cannot be received.
     #[error(transparent)]
     EngineSpans(#[from] EngineSpansError),
@@ -84,6 +86,7 @@ pub struct Observer {
     windows: Arc<Windows>,
     decisions: Decisions,
     access_log: Option<Arc<AccessLogger>>,
+    collector: Option<Collector>,
     spans: Option<Arc<Spans>>,
     settled: Arc<Settled>,
     engine_spans: Option<EngineSpans>,
@@ -103,13 +106,13 @@ impl Observer {
         let metrics = Arc::new(Metrics::new(config, build, clock));
         let telemetry = &config.telemetry;
         let access_log = AccessLogger::start(&telemetry.access_log, clock, &metrics)?.map(Arc::new);
-        let spans = match &telemetry.otlp {
-            Some(otlp) => {
-                let rules = (otlp, &telemetry.sampling);
-                Some(Arc::new(Spans::start(rules, build, clock, &background, &metrics)?))
-            }
-            None => None,
-        };
+        let collector =
+            telemetry.otlp.as_ref().map(|otlp| Collector::new(otlp, build, &background)).transpose()?;
+        let spans = collector
+            .as_ref()
+            .map(|collector| Spans::start(collector, &telemetry.sampling, clock, &background, &metrics))
+            .transpose()?
+            .map(Arc::new);
         let (windows, decisions) = (Arc::new(Windows::default()), Decisions::default());
         let stop = CancellationToken::new();
         if spans.is_some() {
@@ -124,8 +127,7 @@ impl Observer {
         let engine_spans = telemetry
             .engine_spans
             .map(|config| {
-                let config = (config, telemetry.otlp.as_ref());
-                EngineSpans::start(config, &settled, clock, &background, &stop)
+                EngineSpans::start(config.listen, collector.as_ref(), &settled, clock, &background, &stop)
             })
             .transpose()?;
         Ok(Self {
@@ -133,6 +135,7 @@ impl Observer {
             windows,
             decisions,
             access_log,
+            collector,
             spans,
             settled,
             engine_spans,
@@ -151,6 +154,11 @@ impl Observer {
     /// Metrics, for counters that do not come from records.
     pub fn metrics(&self) -> &Arc<Metrics> {
         &self.metrics
+    }
+
+    /// The OTLP collector, where one is configured.
+    pub fn collector(&self) -> Option<&Collector> {
+        self.collector.as_ref()
     }
 
     /// Latency percentiles of the last minute, five minutes and hour.

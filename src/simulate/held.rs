@@ -189,8 +189,11 @@ mod tests {
             isolate_long: true,
         };
         let mut held = Held::new(Some(Admission { queue, medium: Tokens(100) }));
-        let request =
-            |id, arrived: u64| Waiter { id: RequestId(id), prompt: Tokens(10), deadline: Some(at(arrived + 900)) };
+        let request = |id, arrived: u64| Waiter {
+            id: RequestId(id),
+            prompt: Tokens(10),
+            deadline: Some(at(arrived + 900)),
+        };
         assert_eq!(held.next_turn(), None);
         assert!(held.hold(&request(1, 7), at(7), at(11)));
         assert!(held.hold(&request(2, 0), at(7), at(5_000)));

@@ -1,6 +1,7 @@
 //! The replica side: connections, headers in both directions, retry budget.
 
 pub(crate) mod budget;
+pub mod call;
 pub mod connect;
 pub(crate) mod headers;
 pub(crate) mod pool;

@@ -23,9 +23,9 @@ impl<'a> FindingLabels<'a> {
     }
 }
 
-/// How a post to the webhook ended (label `result`).
+/// How the delivery of a finding ended, to the webhook or the collector (label `result`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WebhookResult {
+pub enum DeliveryResult {
     /// It was taken.
     Sent,
     /// No answer, or not a good one.
@@ -34,7 +34,7 @@ pub enum WebhookResult {
     Dropped,
 }
 
-impl WebhookResult {
+impl DeliveryResult {
     pub(super) const ALL: [Self; 3] = [Self::Sent, Self::Failed, Self::Dropped];
 
     pub(super) fn as_str(self) -> &'static str {
@@ -65,12 +65,12 @@ impl Metrics {
     }
 
     /// A post to the webhook ended.
-    pub fn drift_webhook(&self, result: WebhookResult) {
+    pub fn drift_webhook(&self, result: DeliveryResult) {
         self.drift.webhook.get(&[result.as_str()]).inc();
     }
 
     /// Counts findings exported as OTLP events, or lost.
-    pub fn drift_events(&self, result: WebhookResult, events: u64) {
+    pub fn drift_events(&self, result: DeliveryResult, events: u64) {
         self.drift.events.get(&[result.as_str()]).inc_by(events);
     }
 }

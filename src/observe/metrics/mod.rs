@@ -26,7 +26,7 @@ use prometheus::process_collector::ProcessCollector;
 use prometheus::{IntCounter, IntGauge, Registry, TextEncoder};
 
 use self::buckets::Edges;
-pub use self::drift::{FindingLabels, WebhookResult};
+pub use self::drift::{DeliveryResult, FindingLabels};
 use self::exemplars::{Exemplar, Exemplars};
 use self::memo::Memo;
 pub use self::openmetrics::Exposition;
@@ -144,7 +144,7 @@ impl Metrics {
         for result in ["success", "failure"] {
             self.process.config_reloads.get(&[result]);
         }
-        for result in WebhookResult::ALL {
+        for result in DeliveryResult::ALL {
             self.drift.webhook.get(&[result.as_str()]);
             self.drift_events(result, 0);
         }
