@@ -26,6 +26,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
 use self::access_log::AccessLogger;
 use self::decisions::Decisions;
@@ -34,7 +35,7 @@ use self::engine_spans::{EngineSpans, Settled};
 use self::judgement::Judgement;
 use self::metrics::{BuildInfo, Metrics, StreamKey};
 use self::otlp::{Collector, CollectorError};
-use self::spans::{Background, Seen, Spans};
+use self::spans::{Seen, Spans};
 use self::windows::{Measure, WindowKey, Windows};
 use crate::clock::Clock;
 use crate::config::Config;
@@ -67,6 +68,15 @@ pub enum ObserveError {
     /// Spans of engines cannot be received.
     #[error(transparent)]
     EngineSpans(#[from] EngineSpansError),
+}
+
+/// Where background tasks of the observers run.
+#[derive(Clone, Debug)]
+pub struct Background {
+    /// The runtime of telemetry, probes and the admin port.
+    pub runtime: tokio::runtime::Handle,
+    /// Awaited at shutdown.
+    pub tasks: TaskTracker,
 }
 
 /// What observers need of the process.
