@@ -52,7 +52,7 @@ const PURE: &[&str] = &[
     "relay/classify",
     "relay/stream_state",
     "relay/timeline",
-    "relay/withhold",
+    "relay/usage_filter",
     "config/check",
     "drift/detectors",
     "simulate/product_router",
@@ -65,6 +65,7 @@ const IMPURE: &[&str] = &[
     "std::net::TcpStream",
     "std::time::Instant",
     "crate::clock::Clock",
+    "crate::fleet::pool",
     "crate::fleet::registry",
 ];
 

@@ -343,7 +343,7 @@ fn admit(
     prepared.session = headers.get(X_SESSION_ID).map(|v| rendezvous::identity(0, v.as_bytes()));
     let now = gateway.clock.now();
     let prompt = prepared.prompt.chain.whole();
-    if let Some(left) = route.pools.iter().find_map(|(pool, _)| pool.is_poison(prompt, now)) {
+    if let Some(left) = route.pools.iter().find_map(|(pool, _)| pool.poisoned_for(prompt, now)) {
         return Err(Failure::SuspectedPoison { retry_after: left });
     }
     gateway.retries.deposit(&prepared.table.config.retry);

@@ -14,7 +14,7 @@ use crate::error::ErrorShape;
 use crate::error::{Failure, ReplicaFailure};
 use crate::gateway::attempt::{Answer, WholeAnswer};
 use crate::observe::record_guard::RecordGuard;
-use crate::observe::stages::{Source, at_the_engine};
+use crate::observe::stages::{StageSource, at_the_engine};
 use crate::record::{Outcome, Record};
 use crate::relay::aborting::AbortingBody;
 use crate::relay::body::ReplyBody;
@@ -292,7 +292,7 @@ fn server_timing(record: &Record) -> Vec<u8> {
         value.extend_from_slice(time.stage.as_str().as_bytes());
         value.extend_from_slice(b";dur=");
         digits::millis(&mut value, time.duration);
-        if time.source == Source::Estimated {
+        if time.source == StageSource::Estimated {
             value.extend_from_slice(b";desc=\"estimated\"");
         }
     }

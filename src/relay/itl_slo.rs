@@ -9,7 +9,7 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 use crate::config::ItlBounds;
-use crate::record::{Gaps, MOST_TOKENS_AN_EVENT};
+use crate::record::{Gaps, MAX_TOKENS_PER_EVENT};
 
 /// Counts of one stream; made only where its SLO class bounds a percentile.
 #[derive(Debug)]
@@ -57,7 +57,7 @@ impl ItlSlo {
 
     /// One gap is as many latencies as the later event has tokens, each an equal share of it.
     fn count(&mut self, gap: Duration, tokens: u32) {
-        let tokens = tokens.min(MOST_TOKENS_AN_EVENT);
+        let tokens = tokens.min(MAX_TOKENS_PER_EVENT);
         let Some(each) = gap.checked_div(tokens) else { return };
         self.tokens += u64::from(tokens);
         for limit in self.limits.iter_mut().filter(|limit| each > limit.bound) {

@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 
 use self::forward::Forward;
 use self::join::{Join, Offered, Ready};
-use super::access_log::AccessLog;
+use super::access_log::AccessLogger;
 use super::judgement::Judgement;
 use super::metrics::{JoinResult, Metrics};
 use super::otlp::{Collector, CollectorError};
@@ -51,7 +51,7 @@ pub enum EngineSpansError {
 pub(super) struct Settled {
     pub(super) metrics: Arc<Metrics>,
     pub(super) spans: Option<Arc<Spans>>,
-    pub(super) access_log: Option<Arc<AccessLog>>,
+    pub(super) access_log: Option<Arc<AccessLogger>>,
 }
 
 impl Settled {

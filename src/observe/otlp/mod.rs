@@ -32,8 +32,8 @@ use tonic::service::Interceptor;
 use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Channel;
 
+use super::Background;
 use super::metrics::BuildInfo;
-use super::spans::Background;
 use crate::config::{Endpoint, Otlp, OtlpProtocol};
 use crate::upstream::call::{CallError, exchange};
 use crate::upstream::connect::Connector;

@@ -17,21 +17,13 @@ use tokio_util::sync::CancellationToken;
 
 use self::export::Task;
 pub use self::sampling::{Seen, keep};
+pub use super::Background;
 use super::judgement::Judgement;
 use super::metrics::{DropReason, Metrics};
 use super::otlp::{Collector, CollectorError};
 use crate::clock::Clock;
 use crate::config::Sampling;
 use crate::record::Record;
-
-/// Where background work of the observers runs.
-#[derive(Clone, Debug)]
-pub struct Background {
-    /// The telemetry runtime.
-    pub runtime: tokio::runtime::Handle,
-    /// Its tasks.
-    pub tasks: tokio_util::task::TaskTracker,
-}
 
 /// Takes records and exports the spans of those that are kept.
 pub struct Spans {
