@@ -106,6 +106,9 @@ impl<R: Router> Router for Watched<R> {
     }
 }
 
+/// Requests with the replicas that were chosen for them.
+type Chosen = Vec<(RequestId, Box<Pick>)>;
+
 /// The live gateway as a router of the simulator.
 struct Live {
     runtime: Runtime,
@@ -113,7 +116,7 @@ struct Live {
     /// The runtime's time at the simulation's zero.
     zero: Duration,
     now: Stamp,
-    chosen: Arc<Mutex<Vec<(RequestId, Box<Pick>)>>>,
+    chosen: Arc<Mutex<Chosen>>,
     /// Requests that are being placed.
     waiting: Arc<AtomicUsize>,
     streams: HashMap<RequestId, Stream>,
