@@ -28,15 +28,15 @@ serve +urls:
 bench *args:
     cargo bench --locked --bench relay -- {{args}}
 
-# Records anew how release builds are laid out (docs/decisions/0005-recorded-profile.md); up to twenty minutes.
-profile:
-    benches/profile/record
+# Profile-guided build of a release (docs/decisions/0005-profile-guided-releases.md); 15 to 25 minutes.
+release *args:
+    benches/profile/release {{args}}
 
 # Routing policies against a trace in simulated time; all flags of `tokenway replay`.
 replay trace *args:
     cargo run --release --locked -- replay {{trace}} --config benches/routing/goal.toml {{args}}
 
-# The tables of docs/routing.md, from a directory with the traces; about an hour, `just routing-tables DIR goals` less.
+# Writes docs/results/routing.md from a directory with the traces; about an hour, `just routing-tables DIR goals` less.
 routing-tables traces *sections:
     cargo build --release --locked
     python3 benches/routing/tables.py target/release/tokenway {{traces}} {{sections}}

@@ -14,7 +14,7 @@
 //! 8. [`observe`] reads records: metrics, spans, access log.
 //!
 //! Beside the line: [`config`] (checked before anything runs), [`fleet`] (probes and scrapes), [`relay::watch`]
-//! (deadlines from outside the bodies), [`admin`], [`simulate`] (an engine for demo and tests), [`app`] (wiring) and
+//! (deadlines from outside the bodies), [`admin`], [`simulate`] (what joins the crate `tokenway-sim` to it), [`app`] (wiring) and
 //! [`cli`].
 
 pub mod admin;

@@ -54,7 +54,7 @@ const PURE: &[&str] = &[
     "relay/withhold",
     "config/check",
     "drift/detectors",
-    "simulate/replay",
+    "simulate/product_router",
 ];
 
 /// What pure code does not use: runtimes, sockets, clocks, live state.

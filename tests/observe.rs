@@ -18,11 +18,13 @@ use tokenway::fleet::status::ReplicaState;
 use tokenway::observe::Observer;
 use tokenway::observe::metrics::StreamKey;
 use tokenway::record::{Gap, Gaps, Outcome, Record};
+use tokio::io::AsyncWriteExt;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use support::{
-    Collector, Gateway, config, first_token, get, observer, observers, record, request, status, until, value,
+    Collector, Gateway, config, first_token, get, observer, observers, record, request, request_bytes,
+    status, until, value,
 };
 
 const TENANT: &str = r#"class="short",model="llama",revision="v1",route="chat",tenant="acme""#;
@@ -463,4 +465,125 @@ async fn the_admin_port_acts_only_for_whom_it_may() {
     let token = "authorization: Bearer s3cret\r\nconnection: close\r\n\r\n";
     let with_token = format!("GET /metrics HTTP/1.1\r\nhost: gw.example\r\n{token}");
     assert_eq!(request(address, &with_token).await.0, 200);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_unauthorised_post_does_nothing() {
+    let (address, gateway, _observer) = admin(Some("s3cret")).await;
+    let csrf = "x-tokenway-admin: 1\r\n";
+    let table = [
+        ("/api/drain", csrf, "", 401),
+        ("/api/drain", csrf, "authorization: Bearer wrong\r\n", 401),
+        ("/api/drain", "", "authorization: Bearer s3cret\r\n", 403),
+        ("/nothing", csrf, "", 401),
+        ("/nothing", csrf, "authorization: Bearer s3cret\r\n", 404),
+        ("/healthz", "", "", 405),
+    ];
+    for (path, csrf, token, expected) in table {
+        let text =
+            format!("POST {path} HTTP/1.1\r\nhost: gw.example\r\n{csrf}{token}connection: close\r\n\r\n");
+        let (status, head, body) = request(address, &text).await;
+        assert_eq!(status, expected, "{path}: {body}");
+        assert_eq!(head.contains("www-authenticate: Bearer"), status == 401, "{head}");
+        assert!(head.contains("cache-control: no-store"), "{head}");
+        assert_eq!(head.contains("allow: "), status == 405, "{head}");
+        let body: serde_json::Value = serde_json::from_str(&body).unwrap();
+        assert!(body["error"]["code"].is_string(), "{body}");
+    }
+    assert!(!gateway.is_draining.load(Ordering::Relaxed));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_wrong_method_is_answered_with_the_right_ones() {
+    let (address, ..) = admin(None).await;
+    let table = [
+        ("DELETE", "/metrics", "GET, HEAD"),
+        ("GET", "/api/reload", "POST"),
+        ("PUT", "/api/log-level", "GET, HEAD, POST"),
+    ];
+    for (method, path, allowed) in table {
+        let headers = "host: localhost\r\nx-tokenway-admin: 1\r\nconnection: close\r\n";
+        let text = format!("{method} {path} HTTP/1.1\r\n{headers}\r\n");
+        let (status, head, body) = request(address, &text).await;
+        assert_eq!(status, 405, "{body}");
+        assert!(head.lines().any(|line| line == format!("allow: {allowed}")), "{head}");
+        assert!(body.contains(&format!(r#""message":"allowed here: {allowed}""#)), "{body}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn metrics_are_compressed_for_those_who_accept_it() {
+    let (address, _gateway, observer) = admin(None).await;
+    one_request(&observer);
+    let text = |method: &str, accepted: &str| {
+        let headers = format!("host: {address}\r\naccept-encoding: {accepted}\r\nconnection: close\r\n");
+        format!("{method} /metrics HTTP/1.1\r\n{headers}\r\n")
+    };
+    // An HTTP/1.0 client gets the body without chunks.
+    let old = text("GET", "br, gzip").replace("HTTP/1.1", "HTTP/1.0");
+    let (status, head, body) = request_bytes(address, &old).await;
+    assert_eq!(status, 200);
+    assert!(head.contains("content-encoding: gzip"), "{head}");
+    assert!(head.contains("vary: accept-encoding"), "{head}");
+    assert!(head.contains("content-type: text/plain; version=0.0.4; charset=utf-8"), "{head}");
+    let mut page = String::new();
+    flate2::read::GzDecoder::new(&body[..]).read_to_string(&mut page).unwrap();
+    assert!(page.contains("tokenway_requests_total"), "{page}");
+    assert!(body.len() < page.len() / 4, "{} of {}", body.len(), page.len());
+
+    let (status, head, body) = request_bytes(address, &text("HEAD", "gzip")).await;
+    assert_eq!((status, body.len()), (200, 0));
+    assert!(head.contains("content-encoding: gzip") && !head.contains("content-length"), "{head}");
+    for accepted in ["identity", "gzip;q=0", "br"] {
+        let (_, head, page) = request_bytes(address, &text("GET", accepted)).await;
+        assert!(!head.contains("content-encoding"), "{accepted}: {head}");
+        assert!(head.contains(&format!("content-length: {}", page.len())), "{head}");
+    }
+    let small = text("GET", "gzip").replace("/metrics", "/healthz");
+    let (_, head, body) = request(address, &small).await;
+    assert!(!head.contains("content-encoding") && body == r#"{"status":"alive"}"#, "{head}");
+    let (status, head, body) = request_bytes(address, &text("HEAD", "identity")).await;
+    assert_eq!((status, body.len()), (200, 0));
+    assert!(head.contains("content-length: ") && !head.contains("content-length: 0"), "{head}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_panic_is_a_500_on_its_request_alone() {
+    let (address, gateway, _observer) = admin(None).await;
+    gateway.is_broken.store(true, Ordering::Relaxed);
+    let of = |path, rest| format!("GET {path} HTTP/1.1\r\nhost: {address}\r\n{rest}\r\n");
+    let on_one_connection = of("/readyz", "") + &of("/healthz", "connection: close\r\n");
+    let (status, head, rest) = request(address, &on_one_connection).await;
+    assert_eq!(status, 500);
+    assert!(head.contains("cache-control: no-store"), "{head}");
+    assert!(rest.starts_with(r#"{"error":{"code":"internal_error""#), "{rest}");
+    assert!(rest.contains("HTTP/1.1 200 OK") && rest.ends_with(r#"{"status":"alive"}"#), "{rest}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_that_hang_hold_up_neither_reads_nor_health() {
+    let (address, ..) = admin(None).await;
+    let head = "host: localhost\r\nx-tokenway-admin: 1\r\ncontent-length: 5\r\nconnection: close\r\n\r\n";
+    let mut hanging = Vec::new();
+    let refused = async {
+        loop {
+            let text = format!("POST /api/log-level HTTP/1.1\r\n{head}");
+            let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
+            stream.write_all(text.as_bytes()).await.unwrap();
+            hanging.push(stream);
+            let (status, _, body) = get(address, "/api/log-level").await;
+            if status != 200 {
+                return (status, body);
+            }
+        }
+    };
+    let (status, body) = tokio::time::timeout(Duration::from_secs(4), refused).await.expect("in time");
+    assert_eq!(status, 503);
+    assert!(body.contains(r#""code":"overloaded""#), "{body}");
+    for path in ["/metrics", "/healthz"] {
+        assert_eq!(get(address, path).await.0, 200, "{path}");
+    }
+    hanging.clear();
+    let free = async { while get(address, "/api/log-level").await.0 != 200 {} };
+    tokio::time::timeout(Duration::from_secs(4), free).await.expect("in time");
 }

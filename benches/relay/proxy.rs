@@ -97,8 +97,8 @@ impl Drop for Proxy {
     }
 }
 
-/// Builds the gateway as a user does. The one that Cargo builds for benches has the features of the tests (a clock that can be
-/// paused), and the recorded profile does not fit it.
+/// Builds the gateway as a user does: the one that Cargo builds for benches has the features of the tests (a clock that can be
+/// paused).
 pub(crate) fn build() -> Result<PathBuf, Failure> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let target = root.join("target/gateway");

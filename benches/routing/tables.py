@@ -1,22 +1,25 @@
 #!/usr/bin/env python3
-"""Runs the comparison of docs/routing.md and prints its tables as Markdown.
+"""Runs the comparison of routing policies and writes its tables to docs/results/routing.md.
 
-    python3 benches/routing/tables.py target/release/tokenway TRACES [SECTION ...] > tables.md
+    python3 benches/routing/tables.py target/release/tokenway TRACES [SECTION ...]
 
-TRACES is a directory with mooncake_conversation.jsonl and toolagent_synth.jsonl, and for `unseen` with what unseen.py writes.
-Without sections all are run, which takes about an hour on two cores; `goals` alone takes some minutes.
+TRACES is a directory with mooncake_conversation.jsonl and toolagent_synth.jsonl, and for `synthetic` with what unseen.py
+writes. Without sections all are run, which takes about an hour on two cores; `goals` alone takes some minutes. Sections
+that are not run stay as they are in the file, each with the date and the commit of its own measurement.
 """
 
+import datetime
 import json
 import pathlib
 import shlex
 import subprocess
 import sys
 
+RESULTS = pathlib.Path(__file__).parents[2] / "docs/results/routing.md"
 # As a route without a queue places requests, and as one with a queue admits them: both settled beforehand.
 CONFIGS = {"benches/routing/goal.toml": "latency", "benches/routing/queue.toml": "latency, with a queue"}
 CONVERSATION, TOOLS = "mooncake_conversation.jsonl", "toolagent_synth.jsonl"
-UNSEEN = ["documents.jsonl", "agents.jsonl", "bursts.jsonl", "mixed.jsonl"]
+SYNTHETIC = ["documents.jsonl", "agents.jsonl", "bursts.jsonl", "mixed.jsonl"]
 SIMPLE = ["round_robin", "least_loaded", "power_of_two", "chwbl", "chwbl_3_blocks"]
 PEERS = ["sglang_cache_aware", "llm_d", "llm_d_token_load", "dynamo", "dynamo_prefill_4", "smetric"]
 ALL = SIMPLE + ["prefix"] + PEERS + ["oracle"]
@@ -39,24 +42,24 @@ SECTIONS = {
         (CONVERSATION, ALL, ["--replicas", "8", "--load", "0.6,0.7", "--seeds", "1,2,3"]),
         (TOOLS, ALL, ["--replicas", "8", "--load", "1,1.3", "--seeds", "1,2,3"]),
     ], by("load")),
-    "slow": ("8 replicas, one of them 2 x slower, and nobody told the router", [
-        (CONVERSATION, ALL, ["--replicas", "8", "--load", "0.6", "--seeds", "1,2,3", "--slow", "7=2"]),
-        (TOOLS, ALL, ["--replicas", "8", "--load", "0.8", "--seeds", "1,2,3", "--slow", "7=2"]),
-    ], by("load", "slow")),
     "load": ("8 replicas, from light load to overload", [
         (CONVERSATION, ALL, ["--replicas", "8", "--load", "0.35,0.5,0.6,0.7,0.75,0.8,0.85"]),
         (TOOLS, ALL, ["--replicas", "8", "--load", "0.5,0.75,0.9,1,1.1,1.2,1.3"]),
     ], by("load")),
-    "stale": ("8 replicas, signals 2 s old", [
-        (CONVERSATION, ALL, ["--replicas", "8", "--load", "0.6", "--signals-age", "50ms,2s"]),
-        (TOOLS, ALL, ["--replicas", "8", "--load", "1", "--signals-age", "50ms,2s"]),
-    ], by("load", "signals_age_s")),
     "size": ("4 to 64 replicas", [
         (CONVERSATION, BEST, ["--replicas", "4,8,16,64", "--load", "0.6"]),
         (TOOLS, BEST, ["--replicas", "4,8,16,64", "--load", "1"]),
     ], by("replicas", "load")),
-    "unseen": ("8 replicas, made-up traces", [
-        (trace, UNALIKE, ["--replicas", "8", "--load", "0.8,1"]) for trace in UNSEEN
+    "slow": ("8 replicas, one of them 2 x slower, unknown to the router", [
+        (CONVERSATION, ALL, ["--replicas", "8", "--load", "0.6", "--seeds", "1,2,3", "--slow", "7=2"]),
+        (TOOLS, ALL, ["--replicas", "8", "--load", "0.8", "--seeds", "1,2,3", "--slow", "7=2"]),
+    ], by("load", "slow")),
+    "stale": ("8 replicas, signals 2 s old", [
+        (CONVERSATION, ALL, ["--replicas", "8", "--load", "0.6", "--signals-age", "50ms,2s"]),
+        (TOOLS, ALL, ["--replicas", "8", "--load", "1", "--signals-age", "50ms,2s"]),
+    ], by("load", "signals_age_s")),
+    "synthetic": ("8 replicas, synthetic traces", [
+        (trace, UNALIKE, ["--replicas", "8", "--load", "0.8,1"]) for trace in SYNTHETIC
     ], by("load")),
 }
 
@@ -81,44 +84,39 @@ RANGE = ["SLO violations, %", "goodput, requests/s", "TTFT p50 / p90 / p99, s"]
 
 
 def run(binary, traces, trace, policies, flags):
+    """The runs of one command, and the command as a reader would type it."""
     configs = [word for config in CONFIGS for word in ("--config", config)]
     command = ["replay", str(traces / trace), *configs, "--policies", ",".join(policies), *flags]
     shown = ["tokenway", "replay", trace, *command[2:]]
-    print("```sh\n" + shlex.join(shown) + "\n```\n", flush=True)
     done = subprocess.run([binary, "--log-level", "off", *command, "--json"], stdout=subprocess.PIPE, check=True)
-    return json.loads(done.stdout)
+    return json.loads(done.stdout), ["```sh", shlex.join(shown), "```", ""]
 
 
 def row(run):
     return f"**{CONFIGS[run['config']]}**" if "config" in run else run["policy"]
 
 
-def show(runs, column):
+def tables(runs, column):
     """One table for one or two columns, each figure with a cell for both; for a range one table a figure."""
     columns = list(dict.fromkeys(column(r) for r in runs))
     rows = list(dict.fromkeys(row(r) for r in runs))
     value = {(title, name, of): cell([r for r in runs if row(r) == name and column(r) == of])
              for title, cell in CELLS.items() for name in rows for of in columns}
     if len(columns) <= 2:
-        heading([" · ".join(columns), *CELLS])
-        for name in rows:
-            line([name, *(" · ".join(value[title, name, of] for of in columns) for title in CELLS)])
-        print()
-        return
-    for title in RANGE:
-        heading([title, *columns])
-        for name in rows:
-            line([name, *(value[title, name, of] for of in columns)])
-        print()
+        return table([" · ".join(columns), *CELLS],
+                     [[name, *(" · ".join(value[title, name, of] for of in columns) for title in CELLS)] for name in rows])
+    return [line for title in RANGE
+            for line in table([title, *columns], [[name, *(value[title, name, of] for of in columns)] for name in rows])]
 
 
-def heading(cells):
-    line(cells)
-    print("|---" * len(cells) + "|")
+def table(heading, rows):
+    line = lambda cells: "| " + " | ".join(cells) + " |"
+    return [line(heading), "|---" * len(heading) + "|", *map(line, rows), ""]
 
 
-def line(cells):
-    print("| " + " | ".join(cells) + " |")
+def measured():
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], stdout=subprocess.PIPE, text=True, check=True)
+    return f"Measured {datetime.date.today()} at {commit.stdout.strip()}."
 
 
 def main():
@@ -127,10 +125,20 @@ def main():
     binary, traces = sys.argv[1], pathlib.Path(sys.argv[2])
     for section in sys.argv[3:] or SECTIONS:
         title, parts, column = SECTIONS[section]
-        print(f"### {title[0].upper()}{title[1:]}\n")
-        for trace, policies, flags in parts:
-            runs = run(binary, traces, trace, policies, flags)
-            show(runs, column)
+        lines = [f"## {title}", "", measured(), ""]
+        for part in parts:
+            runs, command = run(binary, traces, *part)
+            lines += command + tables(runs, column)
+        replace(f"## {title}\n", "\n".join(lines))
+
+
+def replace(heading, section):
+    """Puts a section in the place of the one with this heading, or at the end."""
+    head, *sections = ("\n" + RESULTS.read_text()).split("\n## ")
+    sections = ["## " + section.strip("\n") + "\n" for section in sections]
+    at = next((at for at, old in enumerate(sections) if old.startswith(heading)), len(sections))
+    sections[at:at + 1] = [section.strip("\n") + "\n"]
+    RESULTS.write_text("\n".join([head.strip("\n") + "\n", *sections]))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 //! `/api/config`: the configuration that runs, with secrets masked.
 //!
-//! Written out field by field: a secret that is added to the configuration does not show because nobody thought
-//! of it. Names are those of the configuration file; durations are seconds.
+//! Written out field by field, not derived: names are those of the configuration file, durations are seconds, and a
+//! field that is added to [`Config`] stays hidden until somebody decides that it is no secret.
 
 use std::time::Duration;
 
@@ -81,7 +81,6 @@ fn pool(pool: &Pool) -> Json {
         json!({
             "name": &*replica.name,
             "url": replica.endpoint.to_string(),
-            "zone": replica.zone.as_deref(),
         })
     });
     json!({
@@ -120,7 +119,6 @@ fn route(config: &Config, route: &Route) -> Json {
         "client_may": {
             "timeout": route.client_may.timeout,
             "slo_class": route.client_may.slo_class,
-            "priority": route.client_may.priority,
         },
         "ask_usage": route.ask_usage,
         "stage_budget": route.stage_budget.as_deref().map(stage_budget),
@@ -167,8 +165,6 @@ fn tenant(tenant: &Tenant) -> Json {
         "name": &*tenant.name,
         "keys": vec![MASK; tenant.key_digests.len()],
         "routes": tenant.routes.as_ref().map(|routes| routes.iter().map(|name| &**name).collect::<Vec<_>>()),
-        "weight": tenant.weight,
-        "priority": tenant.priority,
     })
 }
 

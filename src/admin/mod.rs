@@ -1,12 +1,14 @@
-//! The admin port: metrics, health, the JSON API and a page that shows it.
+//! The admin port: metrics, health, the JSON API and a dashboard.
 //!
-//! HTTP/1.1 on a listener and a runtime of its own, so that it answers while the data port is saturated.
-//! Connections are few and bounded, writes must get on; it never holds anything that the data path waits for.
+//! HTTP/1.1 on a listener and a runtime of its own, so that it answers while the data port is saturated. `routes` maps
+//! paths to handlers and stacks the layers around them; here is the listener: a bounded number of connections, each of
+//! which has to send heads and take responses in time.
 
 mod access;
+mod actions;
 mod config_view;
 mod control;
-mod patience;
+mod error;
 mod routes;
 mod views;
 
@@ -14,20 +16,23 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hyper::server::conn::http1;
-use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::server::graceful::GracefulShutdown;
+use hyper_util::service::TowerToHyperService;
+use socket2::SockRef;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use tower::ServiceBuilder;
 
 pub use self::control::{Control, Readiness};
-use self::patience::Patient;
 use crate::config::Secret;
 use crate::drift::service::Feed;
+use crate::listener::next_connection;
 use crate::observe::Observer;
 
-/// What the admin port serves from.
+/// State of every handler.
 pub struct AdminState {
     /// The gateway.
     pub control: Arc<dyn Control>,
@@ -35,7 +40,7 @@ pub struct AdminState {
     pub observer: Arc<Observer>,
     /// Drift detection.
     pub drift: Arc<Feed>,
-    /// Token that everything but health asks for.
+    /// Bearer token, required by everything but health.
     pub token: Option<Secret>,
 }
 
@@ -46,71 +51,59 @@ pub async fn serve(
     tracker: TaskTracker,
     shutdown: CancellationToken,
 ) {
+    let service = ServiceBuilder::new().map_response(routes::finish).service(routes::router(admin));
+    let service = TowerToHyperService::new(service);
+    let mut http = http1::Builder::new();
+    http.timer(TokioTimer::new()).header_read_timeout(IDLE_TIMEOUT);
+    let (draining, cut_off) = (GracefulShutdown::new(), CancellationToken::new());
     let free = Arc::new(Semaphore::new(MAX_CONNECTIONS));
-    loop {
-        // Both arms are cancel-safe: a permit or a connection is taken whole or not at all.
-        let accepted = tokio::select! {
-            () = shutdown.cancelled() => return,
-            accepted = async {
-                let permit = Arc::clone(&free).acquire_owned().await;
-                (permit, listener.accept().await)
-            } => accepted,
-        };
-        match accepted {
-            (Ok(permit), Ok((stream, _))) => {
-                let connection = connection(stream, Arc::clone(&admin), shutdown.clone());
-                tracker.spawn(async move {
-                    connection.await;
-                    drop(permit);
-                });
+    while let Some((stream, permit)) = shutdown.run_until_cancelled(next_connection(&listener, &free)).await {
+        // Best effort: a failure costs latency, or a connection held for longer.
+        let _ = stream.set_nodelay(true);
+        let _ = bound_writes(&stream, WRITE_TIMEOUT);
+        let connection = draining.watch(http.serve_connection(TokioIo::new(stream), service.clone()));
+        let cut_off = cut_off.clone();
+        tracker.spawn(async move {
+            if let Some(Err(error)) = cut_off.run_until_cancelled(connection).await {
+                tracing::debug!(%error, "admin connection");
             }
-            (Ok(_), Err(error)) => {
-                // Mostly no file descriptors left: they come back, and asking at once would only burn a core.
-                tracing::warn!(%error, "admin port: accept");
-                tokio::time::sleep(ACCEPT_PAUSE).await;
-            }
-            // The semaphore is never closed.
-            (Err(_), _) => return,
-        }
+            drop(permit);
+        });
     }
+    drop(listener);
+    // Idle connections close at once, busy ones after their response.
+    let _ = tokio::time::timeout(SHUTDOWN_GRACE, draining.shutdown()).await;
+    cut_off.cancel();
 }
 
-async fn connection(stream: TcpStream, admin: Arc<AdminState>, shutdown: CancellationToken) {
-    // Only costs latency where it fails.
-    let _ = stream.set_nodelay(true);
-    let service = service_fn(move |request| {
-        let admin = Arc::clone(&admin);
-        async move { Ok::<_, std::convert::Infallible>(routes::answer(&admin, request).await) }
-    });
-    let io = TokioIo::new(Patient::new(stream, WRITE_LIMIT));
-    let connection = http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(IDLE_LIMIT)
-        .serve_connection(io, service);
-    let mut connection = std::pin::pin!(connection);
-    // A connection may be polled again after the other arm won.
-    let ended = tokio::select! {
-        ended = connection.as_mut() => Some(ended),
-        () = shutdown.cancelled() => None,
-    };
-    let ended = match ended {
-        Some(ended) => ended,
-        None => {
-            connection.as_mut().graceful_shutdown();
-            match tokio::time::timeout(SHUTDOWN_LIMIT, connection).await {
-                Ok(ended) => ended,
-                Err(_) => return,
-            }
-        }
-    };
-    if let Err(error) = ended {
-        tracing::debug!(%error, "admin connection");
-    }
+/// Breaks a connection whose peer acknowledges nothing, or keeps its window closed, for `timeout`. hyper has no timeout
+/// for writes, and a scraper that stops reading would hold a page in memory and one of few connections.
+fn bound_writes(stream: &TcpStream, timeout: Duration) -> std::io::Result<()> {
+    SockRef::from(stream).set_tcp_user_timeout(Some(timeout))
 }
 
 const MAX_CONNECTIONS: usize = 64;
 /// From the end of a request to the end of the next one's head; above the scrape intervals in use.
-const IDLE_LIMIT: Duration = Duration::from_secs(75);
-const WRITE_LIMIT: Duration = Duration::from_secs(10);
-const SHUTDOWN_LIMIT: Duration = Duration::from_secs(2);
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(75);
+const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
+const SHUTDOWN_GRACE: Duration = Duration::from_secs(2);
+
+#[cfg(test)]
+mod tests {
+    use std::io::ErrorKind;
+
+    use tokio::io::AsyncWriteExt;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_write_that_nobody_reads_fails_in_the_end() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let _client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (mut stream, _) = listener.accept().await.unwrap();
+        bound_writes(&stream, Duration::from_millis(200)).unwrap();
+        let page = vec![0; 64 * 1024 * 1024];
+        let written = tokio::time::timeout(Duration::from_secs(30), stream.write_all(&page)).await;
+        assert_eq!(written.expect("in time").unwrap_err().kind(), ErrorKind::TimedOut);
+    }
+}

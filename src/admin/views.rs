@@ -1,17 +1,27 @@
-//! JSON of the admin API.
+//! Handlers that read: health, metrics and the JSON API.
 //!
-//! Built by hand from the shared types, so that a field added inside does not become part of the API unseen.
+//! JSON is built by hand from the shared types, so that a field added to one does not become part of the API unnoticed.
 //! Durations are seconds.
 
+use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
-use serde_json::{Value as Json, json};
+use axum::Json;
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Query, State};
+use axum::response::IntoResponse;
+use http::header::{ACCEPT, CONTENT_TYPE};
+use http::{HeaderMap, StatusCode};
+use serde::Deserialize;
+use serde_json::{Value, json};
 
-use crate::config::{Config, ModelMatch};
+use super::error::AdminError;
+use super::{AdminState, config_view};
+use crate::config::ModelMatch;
 use crate::drift::detectors::Finding;
-use crate::drift::service::Feed;
 use crate::fleet::status::{PoolCalibration, ReplicaState, ReplicaStatus};
 use crate::observe::judgement::Judgement;
+use crate::observe::metrics::Exposition;
 use crate::observe::slo::Missed;
 use crate::observe::stages::Stage;
 use crate::observe::windows::{Percentiles, Window};
@@ -20,35 +30,45 @@ use crate::record::{Record, Weighed};
 use crate::routing::Calibration;
 use crate::routing::EngineSignals;
 
+/// `/healthz`
+pub(super) async fn alive() -> Json<Value> {
+    Json(json!({ "status": "alive" }))
+}
+
+/// `/readyz`
+pub(super) async fn ready(State(admin): State<Arc<AdminState>>) -> (StatusCode, Json<Value>) {
+    let readiness = admin.control.readiness();
+    let (status, text) = match readiness.is_ready() {
+        true => (StatusCode::OK, "ready"),
+        false => (StatusCode::SERVICE_UNAVAILABLE, "not ready"),
+    };
+    (status, Json(json!({ "status": text, "reasons": readiness.reasons })))
+}
+
+/// `/metrics`
+pub(super) async fn metrics(State(admin): State<Arc<AdminState>>, headers: HeaderMap) -> impl IntoResponse {
+    let accept = headers.get(ACCEPT).and_then(|accept| accept.to_str().ok());
+    let exposition = Exposition::wanted(accept);
+    let page = admin.observer.metrics().render_as(&admin.control.replicas(), exposition);
+    ([(CONTENT_TYPE, exposition.content_type())], page)
+}
+
 /// `/api/fleet`
-pub(super) fn fleet(fleet: &[ReplicaStatus], calibrations: &[PoolCalibration]) -> Json {
-    let replicas = fleet.iter().map(|status| {
-        let pool = calibrations.iter().find(|pool| pool.pool == status.pool);
-        let of_replica = pool.and_then(|pool| pool.replicas.iter().find(|(name, _)| *name == status.replica));
-        let mut json = replica(status);
-        json["calibration"] = calibration(of_replica.and_then(|(_, known)| known.as_ref()));
-        json
-    });
-    let pools = calibrations.iter();
-    let pools =
-        pools.map(|pool| json!({ "pool": &*pool.pool, "calibration": calibration(pool.whole.as_ref()) }));
-    json!({ "replicas": replicas.collect::<Vec<_>>(), "pools": pools.collect::<Vec<_>>() })
+pub(super) async fn fleet(State(admin): State<Arc<AdminState>>) -> Json<Value> {
+    let calibrations = admin.control.calibrations();
+    let replicas = admin.control.replicas();
+    let replicas = replicas.iter().map(|status| replica(status, &calibrations)).collect::<Vec<_>>();
+    let pools = calibrations
+        .iter()
+        .map(|pool| json!({ "pool": &*pool.pool, "calibration": pool.whole.as_ref().map(calibration) }))
+        .collect::<Vec<_>>();
+    Json(json!({ "replicas": replicas, "pools": pools }))
 }
 
-/// Of TTFT; errors as shares of what came.
-fn calibration(known: Option<&Calibration>) -> Json {
-    known.map_or(Json::Null, |known| {
-        json!({
-            "answers": known.answers,
-            "median_error": known.median_error,
-            "p90_error": known.p90_error,
-            "bias": known.bias,
-            "coverage": known.coverage,
-        })
-    })
-}
-
-fn replica(status: &ReplicaStatus) -> Json {
+fn replica(status: &ReplicaStatus, calibrations: &[PoolCalibration]) -> Value {
+    let pool = calibrations.iter().find(|pool| pool.pool == status.pool);
+    let of_replica = pool.and_then(|pool| pool.replicas.iter().find(|(name, _)| *name == status.replica));
+    let known = of_replica.and_then(|(_, known)| known.as_ref());
     json!({
         "pool": &*status.pool,
         "revision": &*status.revision,
@@ -61,10 +81,22 @@ fn replica(status: &ReplicaStatus) -> Json {
         "connections": status.connections,
         "models": status.models.iter().map(|model| &**model).collect::<Vec<_>>(),
         "signals": status.signals.as_ref().map(signals),
+        "calibration": known.map(calibration),
     })
 }
 
-fn signals(signals: &EngineSignals) -> Json {
+/// Of TTFT; errors as fractions of the actual time.
+fn calibration(known: &Calibration) -> Value {
+    json!({
+        "answers": known.answers,
+        "median_error": known.median_error,
+        "p90_error": known.p90_error,
+        "bias": known.bias,
+        "coverage": known.coverage,
+    })
+}
+
+fn signals(signals: &EngineSignals) -> Value {
     json!({
         "age": signals.age.as_secs_f64(),
         "running": signals.running,
@@ -77,7 +109,8 @@ fn signals(signals: &EngineSignals) -> Json {
 }
 
 /// `/api/routes`
-pub(super) fn routes(config: &Config, fleet: &[ReplicaStatus]) -> Json {
+pub(super) async fn routes(State(admin): State<Arc<AdminState>>) -> Json<Value> {
+    let (config, fleet) = (admin.control.config(), admin.control.replicas());
     let routes = config.routes.iter().map(|route| {
         let pools = route.pools.iter().filter_map(|weighted| {
             let pool = config.pools.get(weighted.pool)?;
@@ -99,7 +132,7 @@ pub(super) fn routes(config: &Config, fleet: &[ReplicaStatus]) -> Json {
             "pools": pools.collect::<Vec<_>>(),
         })
     });
-    json!({ "routes": routes.collect::<Vec<_>>() })
+    Json(json!({ "routes": routes.collect::<Vec<_>>() }))
 }
 
 /// A route's model as the configuration writes it.
@@ -110,8 +143,21 @@ pub(super) fn model(model: &ModelMatch) -> &str {
     }
 }
 
-/// `/api/latency`
-pub(super) fn latency(observer: &Observer, window: Window) -> Json {
+/// Query of `/api/latency`.
+#[derive(Deserialize)]
+pub(super) struct LatencyQuery {
+    window: Option<String>,
+}
+
+/// `/api/latency?window=1m|5m|1h`
+pub(super) async fn latency(
+    State(admin): State<Arc<AdminState>>,
+    query: Result<Query<LatencyQuery>, QueryRejection>,
+) -> Result<Json<Value>, AdminError> {
+    let Query(query) = query.map_err(|_| AdminError::InvalidWindow)?;
+    let window = query.window.as_deref().unwrap_or("5m");
+    let window = Window::parse(window).ok_or(AdminError::InvalidWindow)?;
+    let observer = &admin.observer;
     let series = observer.windows().read(window, observer.clock().now());
     let series = series.iter().map(|view| {
         json!({
@@ -124,10 +170,10 @@ pub(super) fn latency(observer: &Observer, window: Window) -> Json {
             "duration": percentiles(&view.duration),
         })
     });
-    json!({ "window": window.as_str(), "series": series.collect::<Vec<_>>() })
+    Ok(Json(json!({ "window": window.as_str(), "series": series.collect::<Vec<_>>() })))
 }
 
-fn percentiles(values: &Percentiles) -> Json {
+fn percentiles(values: &Percentiles) -> Value {
     if values.count == 0 {
         return json!({ "count": 0 });
     }
@@ -143,17 +189,16 @@ fn percentiles(values: &Percentiles) -> Json {
 }
 
 /// `/api/drift`
-pub(super) fn drift(drift: &Feed) -> Json {
-    let found = drift.board().read();
-    let list = |findings: &mut dyn Iterator<Item = &Finding>| findings.map(finding).collect::<Vec<_>>();
-    json!({
+pub(super) async fn drift(State(admin): State<Arc<AdminState>>) -> Json<Value> {
+    let found = admin.drift.board().read();
+    Json(json!({
         "series": found.series,
-        "active": list(&mut found.active.iter()),
-        "recent": list(&mut found.recent.iter()),
-    })
+        "active": found.active.iter().map(finding).collect::<Vec<_>>(),
+        "recent": found.recent.iter().map(finding).collect::<Vec<_>>(),
+    }))
 }
 
-fn finding(finding: &Finding) -> Json {
+fn finding(finding: &Finding) -> Value {
     let mut json = finding.to_json();
     let at = Duration::try_from_secs_f64(finding.at).unwrap_or_default();
     json["time"] = rfc3339::utc(UNIX_EPOCH + at).into();
@@ -161,13 +206,13 @@ fn finding(finding: &Finding) -> Json {
 }
 
 /// `/api/decisions`
-pub(super) fn decisions(observer: &Observer) -> Json {
-    let latest = observer.decisions().latest();
-    let decisions = latest.iter().filter_map(|record| decision(observer, record));
-    json!({ "decisions": decisions.collect::<Vec<_>>() })
+pub(super) async fn decisions(State(admin): State<Arc<AdminState>>) -> Json<Value> {
+    let latest = admin.observer.decisions().latest();
+    let decisions = latest.iter().filter_map(|record| decision(&admin.observer, record));
+    Json(json!({ "decisions": decisions.collect::<Vec<_>>() }))
 }
 
-fn decision(observer: &Observer, record: &Record) -> Option<Json> {
+fn decision(observer: &Observer, record: &Record) -> Option<Value> {
     let decision = record.decision.as_ref()?;
     let judgement = Judgement::of(record);
     let routed = record.at.routed.unwrap_or(record.at.head);
@@ -195,7 +240,7 @@ fn decision(observer: &Observer, record: &Record) -> Option<Json> {
     }))
 }
 
-fn weighed(candidate: &Weighed) -> Json {
+fn weighed(candidate: &Weighed) -> Value {
     json!({
         "replica": &*candidate.replica,
         "predicted_ttft": candidate.predicted_ttft.as_secs_f64(),
@@ -206,4 +251,9 @@ fn weighed(candidate: &Weighed) -> Json {
         "late": candidate.late,
         "cost": candidate.cost,
     })
+}
+
+/// `/api/config`
+pub(super) async fn config(State(admin): State<Arc<AdminState>>) -> Json<Value> {
+    Json(config_view::config(&admin.control.config()))
 }

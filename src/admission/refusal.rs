@@ -1,4 +1,4 @@
-//! Why a request was not let in: the limit that speaks against it, with the numbers that its client is told.
+//! Why a request was refused: the limit that it would exceed, with the numbers for its client.
 //!
 //! What a refusal looks like on the wire is decided in [`crate::error`].
 
@@ -8,57 +8,57 @@ use thiserror::Error;
 
 use crate::error::Failure;
 
-/// A limit of `[route.queue]` that a request met.
+/// A limit of `[route.queue]` that a request would exceed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum Refusal {
-    /// As many wait as may.
+    /// The lane is full.
     #[error(
-        "no replica can answer in time now, and {waiting} requests wait already (route.queue.max_requests = {most})"
+        "no replica can answer in time now, and {waiting} requests wait already (route.queue.max_requests = {max})"
     )]
     MaxRequests {
         /// Requests in the lane.
         waiting: usize,
         /// The limit.
-        most: usize,
+        max: usize,
         /// Until there may be room.
         retry_after: Duration,
     },
-    /// Their bodies take as much memory as they may.
+    /// The lane holds as many bytes as it may.
     #[error(
         "no replica can answer in time now, and {waiting} bytes of requests wait already, {own} more would be over \
-         {most} (route.queue.max_bytes)"
+         {max} (route.queue.max_bytes)"
     )]
     MaxBytes {
         /// Bytes in the lane.
         waiting: usize,
-        /// Of this request.
+        /// Bytes of this request.
         own: usize,
         /// The limit.
-        most: usize,
+        max: usize,
         /// Until there may be room.
         retry_after: Duration,
     },
-    /// It would wait for longer than it may.
+    /// Its predicted wait is too long.
     #[error(
         "no replica can answer in time for the next {:.1} s, and a request waits {:.1} s at most (route.queue.max_wait)",
-        .drain.as_secs_f64(), .most.as_secs_f64()
+        .drain.as_secs_f64(), .max.as_secs_f64()
     )]
     TooLong {
         /// How long it would be.
         drain: Duration,
         /// The limit.
-        most: Duration,
+        max: Duration,
         /// Until there may be room.
         retry_after: Duration,
     },
-    /// It waited for as long as it may.
+    /// It has waited for `max_wait`.
     #[error(
         "no replica could answer in time within {:.1} s of waiting (route.queue.max_wait); predicted are another {:.1} s",
-        .most.as_secs_f64(), .drain.as_secs_f64()
+        .max.as_secs_f64(), .drain.as_secs_f64()
     )]
     Waited {
         /// The limit.
-        most: Duration,
+        max: Duration,
         /// What was predicted last.
         drain: Duration,
         /// Until there may be room.

@@ -1,19 +1,19 @@
 //! Send it, let it wait, or let another route answer: the rules of a route on what routing predicts. Pure.
 //!
 //! A late request is not sent while others could still be in time: it gets a replica when the wait there, its own prompt
-//! included, leaves room for a fresh one. What no waiting would mend goes out when there is room, too: on an idle fleet, late is
-//! better than never. And what is predicted must be able to prove wrong: a pool that has answered nobody for a while
-//! and has an idle replica gets the request whatever is predicted, else one bad lesson would shut the route for good.
+//! included, leaves room for a fresh one. A request that no waiting would help goes out when there is room, too: on an idle
+//! fleet, late is better than never. And predictions must be falsifiable: a pool that has answered nobody for [`UNPROVED`] and
+//! has an idle replica gets the request whatever is predicted, else one bad observation would close the route for good.
 
 use std::time::Duration;
 
 use crate::config::{Degrade, Queue};
 use crate::routing::{Aim, Decision, Judged, TOLERATED_HARM, Verdict};
 
-/// What a route wants.
+/// What a route asks of admission.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Rules {
-    /// `[route.queue]`; `None` sends what is late all the same.
+    /// `[route.queue]`; without it late requests are sent all the same.
     pub queue: Option<Queue>,
     /// `[route.degrade]`, where this request may use it.
     pub degrade: Option<Degrade>,
@@ -47,7 +47,7 @@ impl Outlook {
     /// When to come back: of use to a client, and never beyond what a prediction can mean.
     #[must_use]
     pub fn retry_after(&self) -> Duration {
-        self.drain.clamp(LEAST_RETRY, LONGEST_RETRY)
+        self.drain.clamp(MIN_RETRY, MAX_RETRY)
     }
 
     /// With those that wait before it.
@@ -90,8 +90,8 @@ pub fn rule(rules: &Rules, judged: &Judged<'_>, is_behind_others: impl FnOnce() 
     }
 }
 
-/// Whether a request is to be counted among the late. Where more comes than the fleet can do, whatever is let in fills it up
-/// to just this bound, and what stands at the edge of its SLO misses it every second time: hence the margin.
+/// Whether a request counts as late. Under overload, admission fills the fleet up to just this bound, and a request at the
+/// edge of its SLO misses it every second time: hence the margin.
 fn is_late(aim: &Aim, decision: &Decision) -> bool {
     aim.slo
         .ttft
@@ -125,7 +125,7 @@ const FREE: f64 = 0.05;
 const SAFE: f64 = 0.95;
 /// A pool that has not answered for so long has nothing to be judged by.
 const UNPROVED: Duration = Duration::from_secs(10);
-const LEAST_RETRY: Duration = Duration::from_secs(1);
-const LONGEST_RETRY: Duration = Duration::from_secs(60);
+const MIN_RETRY: Duration = Duration::from_secs(1);
+const MAX_RETRY: Duration = Duration::from_secs(60);
 /// Longer than anybody waits.
 const FAR: Duration = Duration::from_secs(3600);

@@ -10,14 +10,14 @@ use std::num::NonZeroU16;
 use std::time::Duration;
 
 use clap::Args;
+use tokenway_sim::engine::{CostModel, EngineConfig};
+use tokenway_sim::server::{SimConfig, SimReplica, start};
+use tokenway_sim::traffic::{TrafficConfig, TrafficSummary};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::clock::Clock;
-use crate::simulate::engine::{CostModel, EngineConfig};
-use crate::simulate::{DemoRow, SimConfig, SimReplica, TrafficConfig, TrafficSummary, start};
-
 use super::sim::positive;
+use crate::simulate::DemoRow;
 
 /// Arguments of `tokenway demo`.
 #[derive(Args, Clone, Debug)]
@@ -57,7 +57,6 @@ impl DemoArgs {
     pub async fn start_fleet(
         &self,
         tracker: &TaskTracker,
-        clock: Clock,
         shutdown: &CancellationToken,
     ) -> io::Result<Vec<SimReplica>> {
         let mut fleet = Vec::new();
@@ -70,7 +69,7 @@ impl DemoArgs {
             };
             let config = SimConfig { engine, seed: self.seed.wrapping_add(replica), ..SimConfig::default() };
             let addr = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-            fleet.push(start(config, addr, tracker, clock, shutdown.clone()).await?);
+            fleet.push(start(config, addr, tracker, shutdown.clone()).await?);
         }
         Ok(fleet)
     }

@@ -8,6 +8,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokenway_sim::server::SimReplica;
+use tokenway_sim::traffic::{TrafficStats, run_traffic};
 use tokio::runtime::Builder;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -16,13 +18,12 @@ use super::demo::{DemoArgs, print_tables};
 use crate::app::logging::LogFilter;
 use crate::app::process::{Launch, RunError, Running, Runtimes};
 use crate::app::signals;
-use crate::clock::Clock;
 use crate::config::check::parse_endpoint;
 use crate::config::load::{Source, load};
 use crate::config::{AccessLog, Config, Endpoint, Overrides};
 use crate::observe::Tap;
 use crate::record::{FirstToken, Gaps, Record};
-use crate::simulate::{DemoStats, SimReplica, TrafficStats, run_traffic};
+use crate::simulate::DemoStats;
 
 /// Runs the demo until its duration is over or a signal comes.
 ///
@@ -30,10 +31,10 @@ use crate::simulate::{DemoStats, SimReplica, TrafficStats, run_traffic};
 /// When ports cannot be had or standard output cannot be written.
 pub fn run(args: &DemoArgs, log: LogFilter) -> Result<(), RunError> {
     let runtimes = Runtimes::start()?;
-    let town =
+    let sim_runtime =
         Builder::new_multi_thread().worker_threads(1).thread_name("simulation").enable_all().build()?;
     let (tracker, over) = (TaskTracker::new(), CancellationToken::new());
-    let fleet = town.block_on(args.start_fleet(&tracker, Clock::start(), &over))?;
+    let fleet = sim_runtime.block_on(args.start_fleet(&tracker, &over))?;
     let scores = Arc::new(DemoStats::default());
     let result = runtimes.data.block_on(async {
         let (source, overrides) = asked(args, &fleet)?;
@@ -45,9 +46,8 @@ pub fn run(args: &DemoArgs, log: LogFilter) -> Result<(), RunError> {
         let clients = Arc::new(TrafficStats::default());
         until_ready(&running).await;
         let traffic = args.traffic(format!("http://{}", running.app.data));
-        let sending =
-            run_traffic(traffic, Arc::clone(&clients), tracker.clone(), Clock::start(), over.clone());
-        tracker.spawn_on(sending, town.handle());
+        let sending = run_traffic(traffic, Arc::clone(&clients), tracker.clone(), over.clone());
+        tracker.spawn_on(sending, sim_runtime.handle());
         watch_for_end(args.duration, &over, &tracker)?;
         let rows = || (scores.rows(&running.app.fleet.statuses()), clients.summary());
         print_tables(&mut io::stdout(), rows, over.clone()).await?;
@@ -56,7 +56,7 @@ pub fn run(args: &DemoArgs, log: LogFilter) -> Result<(), RunError> {
         Ok(())
     });
     over.cancel();
-    town.shutdown_timeout(Duration::from_secs(1));
+    sim_runtime.shutdown_timeout(Duration::from_secs(1));
     runtimes.end();
     result
 }
@@ -97,24 +97,24 @@ fn announce(running: &Running, fleet: &[SimReplica]) -> io::Result<()> {
     out.flush()
 }
 
-/// The first requests are to find replicas: nobody wants a demo that begins with refusals.
+/// Waits until every route has a ready replica, so that no demo begins with refusals.
 async fn until_ready(running: &Running) {
-    for _ in 0..READY_LOOKS {
+    for _ in 0..READY_CHECKS {
         let table = running.app.gateway.table.load_full();
         if table.routes.iter().all(|r| r.is_ready()) {
             return;
         }
-        tokio::time::sleep(LOOK_EVERY).await;
+        tokio::time::sleep(CHECK_INTERVAL).await;
     }
 }
 
 fn watch_for_end(limit: Option<Duration>, over: &CancellationToken, tracker: &TaskTracker) -> io::Result<()> {
-    let mut told = signals::listen()?;
+    let mut signals = signals::listen()?;
     let over = over.clone();
     tracker.spawn(async move {
         // Both arms are cancel-safe, and either ends the demo.
         tokio::select! {
-            _ = told.recv() => {}
+            _ = signals.recv() => {}
             () = async { match limit {
                 Some(limit) => tokio::time::sleep(limit).await,
                 None => std::future::pending().await,
@@ -142,5 +142,5 @@ impl Tap for Scores {
     }
 }
 
-const READY_LOOKS: u32 = 100;
-const LOOK_EVERY: Duration = Duration::from_millis(50);
+const READY_CHECKS: u32 = 100;
+const CHECK_INTERVAL: Duration = Duration::from_millis(50);

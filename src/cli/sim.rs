@@ -1,7 +1,7 @@
 //! `tokenway sim`: simulated vLLM replicas on consecutive ports.
 //!
 //! One line for each replica as it listens, then `ready n=N`; SIGINT or SIGTERM ends them. What they are is
-//! `crate::simulate`; what breaks them is `POST /sim/fault` on their own ports.
+//! `tokenway_sim::server`; what breaks them is `POST /sim/fault` on their own ports.
 
 use std::io::{self, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -9,14 +9,13 @@ use std::num::{NonZeroU16, NonZeroU64, NonZeroUsize};
 use std::time::Duration;
 
 use clap::Args;
+use tokenway_sim::engine::{CostModel, EngineConfig};
+use tokenway_sim::server::{SimConfig, SimReplica, start};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::clock::Clock;
 use crate::config::Secret;
-use crate::simulate::engine::{CostModel, EngineConfig};
-use crate::simulate::{SimConfig, SimReplica, start};
 
 /// Arguments of `tokenway sim`.
 #[derive(Args, Clone, Debug)]
@@ -90,7 +89,7 @@ impl SimArgs {
             engine,
             max_model_len: self.max_model_len.get(),
             max_queued_requests: self.max_num_queued_reqs,
-            api_key: self.api_key.clone(),
+            api_key: self.api_key.as_ref().map(|key| key.reveal().to_owned()),
             ..SimConfig::default()
         }
     }
@@ -137,10 +136,9 @@ pub async fn run(args: &SimArgs, out: &mut (dyn Write + Send)) -> Result<(), Sim
     let tracker = TaskTracker::new();
     let _end = shutdown.clone().drop_guard();
     let mut replicas: Vec<SimReplica> = Vec::new();
-    let clock = Clock::start();
     for index in 0..args.replicas.get() {
         let addr = args.addr(index)?;
-        let replica = start(args.config(), addr, &tracker, clock, shutdown.clone())
+        let replica = start(args.config(), addr, &tracker, shutdown.clone())
             .await
             .map_err(|source| SimError::Listen { addr, source })?;
         writeln!(out, "replica={index} url={}", replica.url())?;

@@ -1,7 +1,7 @@
 //! What is wrong with a configuration, and where.
 //!
 //! A [`Diagnostic`] knows its file, line and column, the offending line, and what to do about it. All faults of a
-//! file are told at once, in the order of the file, so that one round of editing mends it. Values of secrets are
+//! file are reported at once, in the order of the file, so that one round of editing mends it. Values of secrets are
 //! masked in the quoted line: diagnostics end up in logs and in the answers of the admin API.
 
 use std::fmt;

@@ -1,20 +1,19 @@
 //! The checked configuration: an invalid value cannot exist here.
 //!
-//! `schema` is what a file may say, `check` turns a text into a [`Config`] or into `diagnostics` with places, `load`
-//! adds what flags say, `reload` watches the file. The data path sees only the types of this module.
+//! `check` turns a text into a [`Config`] or into `diagnostics` with places, `load` adds what flags say, `reload`
+//! watches the file. The data path sees only the types of this module.
 
 pub mod check;
 pub mod diagnostics;
 pub mod load;
 mod otel;
 pub mod reload;
-pub mod schema;
 mod slo;
 mod telemetry;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::num::{NonZeroU32, NonZeroU64, NonZeroUsize};
+use std::num::{NonZeroU64, NonZeroUsize};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -57,11 +56,11 @@ pub struct Config {
 pub struct Drift {
     /// What slow drift is judged by.
     pub block: Duration,
-    /// The baseline begins so long ago; younger series use what there is.
+    /// Baseline start, before now; younger series use what there is.
     pub from: Duration,
-    /// And ends so long ago.
+    /// Baseline end, before now.
     pub to: Duration,
-    /// Share of requests that is to succeed, below 1.
+    /// Target share of requests that succeed, below 1.
     pub availability: f64,
     /// Where findings are posted, in Alertmanager's form.
     pub webhook: Option<Endpoint>,
@@ -75,6 +74,9 @@ impl Default for Drift {
         Self { block: DAY, from: DAY * 35, to: DAY * 7, availability: 0.999, webhook: None, state: None }
     }
 }
+
+/// Replicas of one pool. The fleet has twice as many slots, because a reload may replace all of them at once.
+pub const MAX_REPLICAS: usize = 512;
 
 /// A value that never shows in `Debug`, logs or the admin API.
 #[derive(Clone, PartialEq, Eq)]
@@ -199,7 +201,7 @@ pub struct Pool {
     pub revision_info: BTreeMap<String, String>,
     /// Engine kind (`vllm`).
     pub engine: Arc<str>,
-    /// Static replicas, at least one, distinct URLs and names.
+    /// 1 to [`MAX_REPLICAS`], with distinct URLs and names.
     pub replicas: Vec<ReplicaSpec>,
     /// Sent upstream instead of the client's credential.
     pub engine_api_key: Option<Secret>,
@@ -224,8 +226,6 @@ pub struct ReplicaSpec {
     pub name: Arc<str>,
     /// Where it is.
     pub endpoint: Endpoint,
-    /// Failure zone, where given.
-    pub zone: Option<Arc<str>>,
 }
 
 /// The base URL of a replica, taken apart.
@@ -399,8 +399,6 @@ pub struct ClientMay {
     pub timeout: bool,
     /// `x-slo-class` is obeyed.
     pub slo_class: bool,
-    /// `x-priority` is obeyed.
-    pub priority: bool,
 }
 
 /// `[[tenant]]`
@@ -412,8 +410,4 @@ pub struct Tenant {
     pub key_digests: Vec<[u8; 32]>,
     /// Names of the routes that it may use; `None` is all.
     pub routes: Option<Vec<Arc<str>>>,
-    /// Share under contention.
-    pub weight: NonZeroU32,
-    /// Priority under contention, higher first.
-    pub priority: i32,
 }

@@ -1,7 +1,7 @@
-//! The standard `OTEL_…` variables, as far as they tell where spans go.
+//! The standard `OTEL_…` variables, as far as they concern the export of spans.
 //!
 //! They are the weakest source: whatever a flag or the file says wins. Values that make no sense are left out with a
-//! warning, as the OpenTelemetry specification asks, because the environment is often set by somebody else.
+//! warning, as the OpenTelemetry specification asks, because the environment is often set by another party.
 
 use std::time::Duration;
 

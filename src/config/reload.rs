@@ -1,6 +1,6 @@
 //! Loading a configuration again while the gateway runs.
 //!
-//! [`watch_file`] tells that the file's content changed; [`reload`] checks the new content whole and keeps the old
+//! [`watch_file`] notices that the file's content changed; [`reload`] checks the new content whole and keeps the old
 //! values of the few keys that only a restart can change. What is done with the new configuration, and when SIGHUP
 //! or the admin API ask for it, is not decided here.
 
@@ -19,7 +19,7 @@ use super::{Config, Overrides};
 pub struct Reloaded {
     /// The new configuration, with old values where a restart is needed.
     pub config: Config,
-    /// What the new file says in vain until then, for the log.
+    /// Keys that changed in the file and keep their old value until a restart, for the log.
     pub warnings: Vec<String>,
 }
 
@@ -34,82 +34,48 @@ pub fn reload(
     old: &Config,
 ) -> Result<Reloaded, ConfigError> {
     let mut config = load(source, overrides, env)?;
-    let mut warnings = Vec::new();
-    for fixed in FIXED {
-        if (fixed.differs)(&config, old) {
-            (fixed.keep)(&mut config, old);
-            warnings.push(format!("{} changed and needs a restart: the old value stays", fixed.key));
-        }
-    }
+    let warnings = keep_fixed(&mut config, old);
     Ok(Reloaded { config, warnings })
 }
 
-/// A key that is read once, at start.
-struct Fixed {
-    key: &'static str,
-    differs: fn(&Config, &Config) -> bool,
-    keep: fn(&mut Config, &Config),
+/// Keeps the old value of each key that is read once, at start; a warning for each that changed.
+fn keep_fixed(config: &mut Config, old: &Config) -> Vec<String> {
+    let mut fixed = Fixed::default();
+    let (server, telemetry) = (&mut config.server, &mut config.telemetry);
+    fixed.keep("server.listen", &mut server.listen, &old.server.listen);
+    // Other files are other certificates, which a running listener takes up; on or off is another listener.
+    if server.tls.is_some() != old.server.tls.is_some() {
+        fixed.keep("server.tls (on or off)", &mut server.tls, &old.server.tls);
+    }
+    fixed.keep("server.body_memory", &mut server.body_memory, &old.server.body_memory);
+    // A body that is larger than the memory of all would wait for ever.
+    server.body_limit = server.body_limit.min(server.body_memory);
+    fixed.keep("server.max_connections", &mut server.max_connections, &old.server.max_connections);
+    fixed.keep("admin.listen", &mut config.admin.listen, &old.admin.listen);
+    // The prefix index is made of hashes under the old seed.
+    fixed.keep("routing.seed", &mut config.seed, &old.seed);
+    fixed.keep("telemetry.access_log", &mut telemetry.access_log, &old.telemetry.access_log);
+    fixed.keep("[telemetry.otlp]", &mut telemetry.otlp, &old.telemetry.otlp);
+    fixed.keep("[telemetry.engine_spans]", &mut telemetry.engine_spans, &old.telemetry.engine_spans);
+    // Baselines are cut into blocks; other blocks are other baselines.
+    fixed.keep("[drift]", &mut config.drift, &old.drift);
+    fixed.warnings
 }
 
-const FIXED: &[Fixed] = &[
-    Fixed {
-        key: "server.listen",
-        differs: |new, old| new.server.listen != old.server.listen,
-        keep: |new, old| new.server.listen = old.server.listen,
-    },
-    // Other files are other certificates, which a running listener takes up; on or off is another listener.
-    Fixed {
-        key: "server.tls (on or off)",
-        differs: |new, old| new.server.tls.is_some() != old.server.tls.is_some(),
-        keep: |new, old| new.server.tls.clone_from(&old.server.tls),
-    },
-    Fixed {
-        key: "server.body_memory",
-        differs: |new, old| new.server.body_memory != old.server.body_memory,
-        keep: |new, old| {
-            new.server.body_memory = old.server.body_memory;
-            // A body that is larger than the memory of all would wait for ever.
-            new.server.body_limit = new.server.body_limit.min(old.server.body_memory);
-        },
-    },
-    Fixed {
-        key: "server.max_connections",
-        differs: |new, old| new.server.max_connections != old.server.max_connections,
-        keep: |new, old| new.server.max_connections = old.server.max_connections,
-    },
-    Fixed {
-        key: "admin.listen",
-        differs: |new, old| new.admin.listen != old.admin.listen,
-        keep: |new, old| new.admin.listen = old.admin.listen,
-    },
-    // The prefix index is made of hashes under the old seed.
-    Fixed {
-        key: "routing.seed",
-        differs: |new, old| new.seed != old.seed,
-        keep: |new, old| new.seed = old.seed.clone(),
-    },
-    Fixed {
-        key: "telemetry.access_log",
-        differs: |new, old| new.telemetry.access_log != old.telemetry.access_log,
-        keep: |new, old| new.telemetry.access_log.clone_from(&old.telemetry.access_log),
-    },
-    Fixed {
-        key: "[telemetry.otlp]",
-        differs: |new, old| new.telemetry.otlp != old.telemetry.otlp,
-        keep: |new, old| new.telemetry.otlp.clone_from(&old.telemetry.otlp),
-    },
-    Fixed {
-        key: "[telemetry.engine_spans]",
-        differs: |new, old| new.telemetry.engine_spans != old.telemetry.engine_spans,
-        keep: |new, old| new.telemetry.engine_spans = old.telemetry.engine_spans,
-    },
-    // Baselines are cut into blocks; other blocks are other baselines.
-    Fixed {
-        key: "[drift]",
-        differs: |new, old| new.drift != old.drift,
-        keep: |new, old| new.drift.clone_from(&old.drift),
-    },
-];
+/// Warnings about keys that only a restart changes.
+#[derive(Default)]
+struct Fixed {
+    warnings: Vec<String>,
+}
+
+impl Fixed {
+    fn keep<T: Clone + PartialEq>(&mut self, key: &str, new: &mut T, old: &T) {
+        if new != old {
+            new.clone_from(old);
+            self.warnings.push(format!("{key} changed and needs a restart: the old value stays"));
+        }
+    }
+}
 
 /// Watches a file for as long as it lives.
 #[derive(Debug)]
@@ -184,7 +150,7 @@ impl Watched {
                 Ok(()) => {
                     // Writers make several events; the last of them leaves the file whole. A directory that is never
                     // still (logs) does not hold the reading up for ever.
-                    let _ = (0..MOST_ROUNDS).take_while(|_| hints.recv_timeout(DEBOUNCE).is_ok()).count();
+                    let _ = (0..MAX_ROUNDS).take_while(|_| hints.recv_timeout(DEBOUNCE).is_ok()).count();
                 }
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
@@ -204,5 +170,5 @@ fn content_hash(path: &Path) -> Option<u64> {
 }
 
 const DEBOUNCE: Duration = Duration::from_millis(200);
-const MOST_ROUNDS: u32 = 10;
+const MAX_ROUNDS: u32 = 10;
 const POLL: Duration = Duration::from_secs(5);

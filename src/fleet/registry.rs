@@ -19,7 +19,7 @@ use super::replica::{Replica, ReplicaParts};
 use super::scrape::Scraper;
 use super::status::{PoolCalibration, ReplicaState, ReplicaStatus};
 use crate::clock::{Clock, Stamp};
-use crate::config::{Config, Pool, ReplicaSpec};
+use crate::config::{Config, MAX_REPLICAS, Pool, ReplicaSpec};
 use crate::error::ReplicaFailure;
 use crate::record::Served;
 use crate::request::ratio::TokenRatio;
@@ -297,7 +297,8 @@ impl Fleet {
         }
         for spec in config.replicas.iter().filter(|spec| kept(spec).is_none()) {
             let used: SlotSet = before.iter().chain(&after).map(|r| r.slot()).collect();
-            let Some(slot) = (0..SLOTS).find(|slot| !used.contains(*slot)) else { break };
+            let slot = (0..SLOTS).find(|slot| !used.contains(*slot));
+            let slot = slot.expect("invariant: config::check bounds a pool to half of its slots");
             state.dispatcher.forget(slot);
             after.push(self.start(state, config, spec, slot));
         }
@@ -351,5 +352,24 @@ const IN_A_ROW: u32 = 3;
 const SUSPECT_FOR: std::time::Duration = std::time::Duration::from_secs(15);
 const POISON_FOR: std::time::Duration = std::time::Duration::from_secs(600);
 const MAX_SUSPECTS: usize = 10_000;
-/// Replicas that one pool can have at once.
-const SLOTS: usize = 512;
+/// Those of one configuration, and of the one before it.
+const SLOTS: usize = 2 * MAX_REPLICAS;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::check::check_str;
+
+    #[tokio::test]
+    async fn a_reload_may_replace_every_replica_of_the_largest_pool() {
+        let (tracker, tasks) = (TaskTracker::new(), tokio::runtime::Handle::current());
+        let fleet = Fleet::new(Connector::new(tracker.clone()).unwrap(), Clock::start(), tracker, tasks);
+        for host in ["127.0.0.1", "127.0.0.2", "127.0.0.3"] {
+            let urls: Vec<_> = (1..=MAX_REPLICAS).map(|port| format!("\"http://{host}:{port}\"")).collect();
+            let text = format!("[[pool]]\nname = \"p\"\nreplicas = [{}]\n", urls.join(", "));
+            let pools = fleet.apply(&check_str("f.toml", &text, &|_| None).unwrap());
+            assert_eq!(pools[0].replicas().len(), MAX_REPLICAS);
+        }
+        fleet.retire();
+    }
+}

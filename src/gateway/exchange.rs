@@ -5,16 +5,16 @@
 //! needs, so that it can also run inside a response body, behind heartbeats.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderValue, Request};
 use http_body_util::Full;
 
-use super::attempt::{Answer, AttemptError, AttemptMoments, Deadlines, Order};
-use super::picker::{self, Choice};
+use super::attempt::{Answer, AttemptError, AttemptMoments, Order};
+use super::degrade::degrade;
+use super::picker::{self, Choice, Hold};
 use super::prepare::Prepared;
-use super::waits::{NO_REPLICA, Waits};
+use super::waiting::{NO_REPLICA, Waits};
 use super::{Asked, Gateway};
 use crate::clock::Stamp;
 use crate::error::{Failure, ReplicaFailure};
@@ -34,7 +34,7 @@ pub struct Exchange {
     /// The request.
     pub prepared: Box<Prepared>,
     /// Its record in the making.
-    pub journal: RecordGuard,
+    pub guard: RecordGuard,
     pub(super) tried: picker::Tried,
     retried_unsent: u32,
     retried_started: bool,
@@ -45,7 +45,7 @@ pub struct Exchange {
 #[derive(Debug)]
 pub struct Exchanged {
     /// The request's record in the making.
-    pub journal: RecordGuard,
+    pub guard: RecordGuard,
     /// An answer worth relaying with who gave it, or a failure.
     pub result: Result<(Answer, Winner), Failure>,
     /// How the exchange was prepared.
@@ -64,12 +64,12 @@ pub struct Winner {
 impl Exchange {
     /// Begins.
     #[must_use]
-    pub fn new(asked: Box<Asked>, prepared: Box<Prepared>, journal: RecordGuard) -> Box<Self> {
+    pub fn new(asked: Box<Asked>, prepared: Box<Prepared>, guard: RecordGuard) -> Box<Self> {
         // It goes through several hands, and every move of it would copy it whole.
         Box::new(Self {
             asked,
             prepared,
-            journal,
+            guard,
             tried: picker::Tried::new(),
             retried_unsent: 0,
             retried_started: false,
@@ -89,8 +89,8 @@ impl Exchange {
         if let Err(failure) = &result {
             self.asked.gateway.count_refusal(failure);
         }
-        let Self { journal, prepared, .. } = *self;
-        Exchanged { journal, result, prepared }
+        let Self { guard, prepared, .. } = *self;
+        Exchanged { guard, result, prepared }
     }
 
     async fn answer(&mut self) -> Result<(Answer, Winner), Failure> {
@@ -99,22 +99,23 @@ impl Exchange {
             let pick = match picker::pick(&self.asked.gateway, &self.prepared, self.waits.asking(&self.tried))
             {
                 Some(Choice::Take(pick)) => pick,
-                // Boxed, so that the many that need not wait do not carry the room for it.
                 Some(Choice::Wait(hold)) => {
-                    Box::pin(self.wait(hold)).await?;
+                    self.wait(hold).await?;
                     continue;
                 }
                 Some(Choice::Degrade) => {
-                    self.degrade();
+                    if degrade(&mut self.prepared, &mut self.guard, self.asked.gateway.observer.metrics()) {
+                        self.waits.begin_anew();
+                    }
                     continue;
                 }
-                None if last.is_none() && self.may_wait_for_a_replica() => {
-                    Box::pin(self.wait(NO_REPLICA)).await?;
+                None if last.is_none() && self.prepared.may_wait_for_a_replica() => {
+                    self.wait(NO_REPLICA).await?;
                     continue;
                 }
-                None => return last.unwrap_or_else(|| Err(self.nobody())),
+                None => return last.unwrap_or_else(|| Err(self.prepared.nobody())),
             };
-            self.note_admitted();
+            self.waits.note_admitted(&self.asked.gateway);
             self.note_decision(&pick);
             match self.attempt(pick).await {
                 Ok(answered) => return Ok(answered),
@@ -133,6 +134,11 @@ impl Exchange {
                 }
             }
         }
+    }
+
+    async fn wait(&mut self, hold: Hold) -> Result<(), Failure> {
+        // Boxed, so that the many requests that need not wait do not carry the memory for it.
+        Box::pin(self.waits.wait(hold, &self.asked.gateway, &self.prepared, &mut self.guard)).await
     }
 
     /// Counts the failure against the replica and says whether another try is allowed.
@@ -157,7 +163,7 @@ impl Exchange {
         let clock = self.asked.gateway.clock;
         let start = clock.now();
         let span = trace_context::new_span_id();
-        let deadlines = self.deadlines();
+        let deadlines = self.prepared.deadlines();
         let limits = Limits {
             inter_token: Some(self.prepared.timeouts.inter_token),
             client_stall: self.prepared.timeouts.client_stall,
@@ -169,7 +175,7 @@ impl Exchange {
         let asks_load = self.asks_load(&pick, start);
         let mut order = Box::new(Order {
             replica: Arc::clone(&pick.replica),
-            request: self.request(&pick, (span, asks_load)),
+            request: self.request(&pick, span, asks_load),
             shape: self.shape(),
             watch: Arc::clone(&watch),
             deadlines,
@@ -177,9 +183,9 @@ impl Exchange {
             clock,
         });
         let mut moments = AttemptMoments { start, ..AttemptMoments::default() };
-        let guard = WatchGuard(Some(&watch));
+        let watching = WatchGuard(Some(&watch));
         let result = order.send(&mut moments).await;
-        guard.disarm();
+        watching.disarm();
         self.note_attempt(&pick, span, &moments, &result);
         let winner = Winner { pick, watch };
         match result {
@@ -196,25 +202,15 @@ impl Exchange {
 
     fn shape(&mut self) -> StreamShape {
         StreamShape {
-            dialect: self.journal.record().dialect,
+            dialect: self.guard.record().dialect,
             echo: self.prepared.echo.clone(),
             withhold_usage: self.prepared.withhold_usage,
         }
     }
 
-    pub(super) fn deadlines(&self) -> Deadlines {
-        let timeouts = &self.prepared.timeouts;
-        let at = |after: Duration| (self.prepared.read.after(after), after);
-        Deadlines {
-            connect: timeouts.connect,
-            first_token: self.prepared.is_stream.then(|| at(timeouts.first_token)),
-            total: at(timeouts.total),
-        }
-    }
-
     /// Whether the engine should tell its load with the answer: only unary ones do, and a scrape that is on time is cheaper.
     fn asks_load(&mut self, pick: &Pick, now: Stamp) -> bool {
-        let tells = matches!(self.journal.record().dialect, Dialect::Chat | Dialect::Completions);
+        let tells = matches!(self.guard.record().dialect, Dialect::Chat | Dialect::Completions);
         tells
             && !self.prepared.is_stream
             && pick.replica.target.is_overdue(now, pick.pool.config().scrape_interval)
@@ -222,8 +218,8 @@ impl Exchange {
     }
 
     /// The upstream request: our framing, our header list, the client's bytes.
-    fn request(&mut self, pick: &Pick, (span, asks_load): (u64, bool)) -> Request<Full<Bytes>> {
-        let record = self.journal.record();
+    fn request(&mut self, pick: &Pick, span: u64, asks_load: bool) -> Request<Full<Bytes>> {
+        let record = self.guard.record();
         let config = pick.pool.config();
         let credential = match &config.engine_api_key {
             Some(key) => Credential::Replace(key),
@@ -251,17 +247,8 @@ impl Exchange {
         request
     }
 
-    pub(super) fn nobody(&self) -> Failure {
-        let probe = self.prepared.route.pools.first().map(|(pool, _)| pool.config().probe.interval);
-        Failure::NoReadyReplica {
-            route: Arc::clone(&self.prepared.route.config.name),
-            detail: self.prepared.route.states(),
-            retry_after: probe.unwrap_or(Duration::from_secs(1)).min(MAX_RETRY_AFTER),
-        }
-    }
-
     fn note_decision(&mut self, pick: &Pick) {
-        let record = self.journal.record();
+        let record = self.guard.record();
         record.at.routed.get_or_insert(pick.assignment.at);
         record.decision.get_or_insert_with(|| pick.decision.clone());
     }
@@ -281,7 +268,7 @@ impl Exchange {
             Err(AttemptError::Overdue(failure)) => (None, Some(failure.code())),
         };
         let end = self.asked.gateway.clock.now();
-        let record = self.journal.record();
+        let record = self.guard.record();
         record.at.connected = moments.connected;
         record.at.first_byte = moments.head;
         record.attempts.push(record::Attempt {
@@ -323,5 +310,3 @@ fn target(base_path: &str, uri: &http::Uri) -> http::Uri {
     };
     http::Uri::try_from(format!("{base_path}{path}")).unwrap_or_default()
 }
-
-const MAX_RETRY_AFTER: Duration = Duration::from_secs(5);

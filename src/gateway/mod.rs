@@ -13,7 +13,7 @@ pub mod picker;
 pub mod prepare;
 pub mod reply;
 pub mod table;
-mod waits;
+mod waiting;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
@@ -151,13 +151,13 @@ impl Asked {
         let is_http1 = self.parts.version < http::Version::HTTP_2;
         let mut response = match gateway.begin(&self.parts) {
             Err(response) => *response,
-            Ok((table, mut journal)) => {
-                let prepared = prepare::prepare(&mut self, table, &mut journal).await;
+            Ok((table, mut guard)) => {
+                let prepared = prepare::prepare(&mut self, table, &mut guard).await;
                 match prepared {
-                    Ok(prepared) => reply::respond(Exchange::new(self, prepared, journal)).await,
+                    Ok(prepared) => reply::respond(Exchange::new(self, prepared, guard)).await,
                     Err(failure) => {
                         gateway.count_refusal(&failure);
-                        reply::failure(journal, &failure)
+                        reply::failure(guard, &failure)
                     }
                 }
             }
@@ -181,7 +181,7 @@ impl Gateway {
             self.observer.metrics().http_rejected(Failure::UnknownPath.code());
             return Err(Box::new(reply::bare_failure(&Failure::UnknownPath, ErrorShape::OpenAi, parts)));
         };
-        Ok((table, self.open_journal(parts, dialect, head)))
+        Ok((table, self.open_record(parts, dialect, head)))
     }
 
     /// What a client did wrong is no decision of admission.
@@ -215,7 +215,7 @@ impl Gateway {
         })
     }
 
-    fn open_journal(&self, parts: &Parts, dialect: Dialect, head: crate::clock::Stamp) -> RecordGuard {
+    fn open_record(&self, parts: &Parts, dialect: Dialect, head: crate::clock::Stamp) -> RecordGuard {
         let opening = Opening {
             request_id: request_id(&parts.headers),
             trace: self.observer.trace_of(&parts.headers),

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::Gateway;
 use super::prepare::Prepared;
-use crate::admission::{Kind, Outlook, Ruling, rule};
+use crate::admission::{Outlook, Ruling, WaitReason, rule};
 use crate::clock::Stamp;
 use crate::fleet::pick::Pick;
 use crate::fleet::registry::PoolState;
@@ -32,7 +32,7 @@ pub fn note_tried(tried: &mut Tried, pick: &Pick) {
 pub enum Choice {
     /// It goes to this replica.
     Take(Box<Pick>),
-    /// It waits in the room of its route.
+    /// It waits in the queue of its route.
     Wait(Hold),
     /// Its route's `[route.degrade]` applies.
     Degrade,
@@ -42,7 +42,7 @@ pub enum Choice {
 #[derive(Clone, Copy, Debug)]
 pub struct Hold {
     /// Why.
-    pub kind: Kind,
+    pub reason: WaitReason,
     /// The pool that it waits for, by its place in the route; `None` where none of them is ready.
     pub pool: Option<usize>,
     /// What is predicted for it.
@@ -56,8 +56,8 @@ pub struct Asking<'a> {
     pub tried: &'a Tried,
     /// The pool that it waited for: it stays with it while that takes requests, or the pools' weights would not hold.
     pub pool: Option<usize>,
-    /// It waits among the late, and it is its turn.
-    pub is_queued: bool,
+    /// It waits in the queue as late and was called.
+    pub is_late: bool,
 }
 
 /// A replica for the request, among those not tried; `None` when there is none.
@@ -134,11 +134,11 @@ fn choose(
     let policy = &*request.route.policy;
     let judged = pool.dispatcher.judge(policy, &ask, &pool.engine_limits(), now, targets)?;
     let is_behind_others =
-        || !asking.is_queued && request.route.room.has_queued_before(request.is_long, request.deadline());
-    let hold = |kind, outlook| Some(Choice::Wait(Hold { kind, pool: Some(at), outlook }));
+        || !asking.is_late && request.route.queue.has_late_before(request.is_long, request.deadline());
+    let hold = |reason, outlook| Some(Choice::Wait(Hold { reason, pool: Some(at), outlook }));
     match rule(&request.rules, &judged, is_behind_others) {
-        Ruling::Hold => return hold(Kind::Paced, Outlook::default()),
-        Ruling::Queue(outlook) => return hold(Kind::Queued, outlook),
+        Ruling::Hold => return hold(WaitReason::Held, Outlook::default()),
+        Ruling::Queue(outlook) => return hold(WaitReason::Late, outlook),
         Ruling::Degrade => return Some(Choice::Degrade),
         Ruling::Place => {}
     }

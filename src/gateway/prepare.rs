@@ -8,6 +8,7 @@ use bytes::Bytes;
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, Method};
 
+use super::attempt::Deadlines;
 use super::table::{RouteState, Table};
 use super::{Asked, Gateway};
 use crate::admission::Rules;
@@ -78,6 +79,38 @@ impl Prepared {
     pub fn deadline(&self) -> Stamp {
         self.read.after(self.slo.ttft.unwrap_or(self.timeouts.total))
     }
+
+    /// Its deadlines, over all attempts.
+    pub(super) fn deadlines(&self) -> Deadlines {
+        let at = |after: Duration| (self.read.after(after), after);
+        Deadlines {
+            connect: self.timeouts.connect,
+            first_token: self.is_stream.then(|| at(self.timeouts.first_token)),
+            total: at(self.timeouts.total),
+        }
+    }
+
+    /// The failure of a request that no replica can take.
+    pub(super) fn nobody(&self) -> Failure {
+        let probe = self.route.pools.first().map(|(pool, _)| pool.config().probe.interval);
+        Failure::NoReadyReplica {
+            route: Arc::clone(&self.route.config.name),
+            detail: self.route.states(),
+            retry_after: probe.unwrap_or(Duration::from_secs(1)).min(MAX_RETRY_AFTER),
+        }
+    }
+
+    /// Whether its route lets it wait until there is a replica to choose.
+    pub(super) fn may_wait_for_a_replica(&self) -> bool {
+        self.pinned.is_none() && self.rules.queue.is_some_and(|queue| queue.max_requests > 0)
+    }
+
+    /// Holds it to an SLO class and, where its route has a queue, keeps the TTFT bound of an empty prompt for admission.
+    pub(super) fn bound_by(&mut self, class: &str) {
+        let quick = self.rules.queue.and_then(|_| self.table.slo(class, Tokens(0)).ttft);
+        self.rules.quick = quick.unwrap_or_default();
+        self.slo = self.table.slo(class, self.tokens);
+    }
 }
 
 /// Takes a request from its head to where it can be routed.
@@ -87,11 +120,11 @@ impl Prepared {
 pub async fn prepare(
     asked: &mut Asked,
     table: Arc<Table>,
-    journal: &mut RecordGuard,
+    guard: &mut RecordGuard,
 ) -> Result<Box<Prepared>, Failure> {
     let Asked { gateway, parts, body, .. } = asked;
     check(gateway, parts)?;
-    let tenant = identify(&table, journal, &parts.headers)?;
+    let tenant = identify(&table, guard, &parts.headers)?;
     let server = &table.config.server;
     let limits = BodyLimits { size: server.body_limit, stall: default_stall(&table) };
     let held = match body.as_mut() {
@@ -101,14 +134,14 @@ pub async fn prepare(
     // What is left of it is hyper's.
     *body = None;
     let read = gateway.clock.now();
-    let record = journal.record();
+    let record = guard.record();
     record.at.read = Some(read);
     record.bytes_in = held.bytes.len() as u64;
     let dialect = record.dialect;
     let fields = parse(dialect, &held.bytes)?;
     let route = Arc::clone(find_route(&table, &tenant, dialect, &fields, &held.bytes)?);
     let model = route.engine_model();
-    let mut prepared = classify(&table, &route, journal, (&fields, model), &held.bytes);
+    let mut prepared = classify(&table, &route, guard, &fields, model, &held.bytes);
     prepared.pinned = pinned(gateway, &route, &fields)?;
     drop(fields);
     prepared.rules.degrade = route.config.degrade.filter(|degrade| {
@@ -118,7 +151,7 @@ pub async fn prepare(
     });
     prepared.read = read;
     prepared.held = held;
-    admit(gateway, prepared, journal, &parts.headers)
+    admit(gateway, prepared, guard, &parts.headers)
 }
 
 fn check(gateway: &Gateway, parts: &Parts) -> Result<(), Failure> {
@@ -132,7 +165,7 @@ fn check(gateway: &Gateway, parts: &Parts) -> Result<(), Failure> {
     if gateway.drain.refuses() { Err(Failure::Draining) } else { Ok(()) }
 }
 
-fn identify(table: &Table, journal: &mut RecordGuard, headers: &HeaderMap) -> Result<TenantRef, Failure> {
+fn identify(table: &Table, guard: &mut RecordGuard, headers: &HeaderMap) -> Result<TenantRef, Failure> {
     let trusted = table.config.server.trust_headers.iter().find_map(|name| headers.get(name));
     let tenant = match trusted {
         Some(name) if table.tenants.ask_for_keys() => table
@@ -142,7 +175,7 @@ fn identify(table: &Table, journal: &mut RecordGuard, headers: &HeaderMap) -> Re
         _ => table.tenants.identify(headers).map_err(|error| error.message()),
     };
     let tenant = tenant.map_err(|message| Failure::InvalidKey { message })?;
-    journal.record().tenant = Arc::clone(tenant.name());
+    guard.record().tenant = Arc::clone(tenant.name());
     Ok(tenant)
 }
 
@@ -180,11 +213,12 @@ fn find_route<'t>(
 pub(super) fn classify(
     table: &Arc<Table>,
     route: &Arc<RouteState>,
-    journal: &mut RecordGuard,
-    (fields, upstream_model): (&Fields<'_>, Option<Arc<str>>),
+    guard: &mut RecordGuard,
+    fields: &Fields<'_>,
+    upstream_model: Option<Arc<str>>,
     body: &Bytes,
 ) -> Box<Prepared> {
-    let record = journal.record();
+    let record = guard.record();
     let asked = fields.model.as_deref();
     let upstream_model = upstream_model.as_deref();
     let model = upstream_model.or(asked);
@@ -281,7 +315,7 @@ fn pinned(
 fn admit(
     gateway: &Gateway,
     mut prepared: Box<Prepared>,
-    journal: &mut RecordGuard,
+    guard: &mut RecordGuard,
     headers: &HeaderMap,
 ) -> Result<Box<Prepared>, Failure> {
     let route = Arc::clone(&prepared.route);
@@ -301,8 +335,8 @@ fn admit(
             .ok_or_else(|| Failure::bad_request("x-slo-class names no SLO class of this gateway", None))?,
         None => Arc::clone(&route.config.slo),
     };
-    (prepared.slo, prepared.rules.quick) = bounds(&prepared, &class);
-    let record = journal.record();
+    prepared.bound_by(&class);
+    let record = guard.record();
     record.slo = prepared.slo;
     record.slo_class = class;
     record.stage_budget.clone_from(&route.config.stage_budget);
@@ -313,15 +347,8 @@ fn admit(
         return Err(Failure::SuspectedPoison { retry_after: left });
     }
     gateway.retries.deposit(&prepared.table.config.retry);
-    journal.record().at.admitted = Some(now);
+    guard.record().at.admitted = Some(now);
     Ok(prepared)
-}
-
-/// What an SLO class holds a request to, and, where its route has a queue, an empty prompt's bound on TTFT.
-pub(super) fn bounds(prepared: &Prepared, class: &str) -> (SloBounds, Duration) {
-    let table = &prepared.table;
-    let quick = prepared.rules.queue.and_then(|_| table.slo(class, Tokens(0)).ttft);
-    (table.slo(class, prepared.tokens), quick.unwrap_or_default())
 }
 
 fn seconds(headers: &HeaderMap, name: &'static str) -> Result<Option<Duration>, Failure> {
@@ -343,3 +370,5 @@ fn default_stall(table: &Table) -> Duration {
 }
 
 const X_SESSION_ID: HeaderName = HeaderName::from_static("x-session-id");
+
+const MAX_RETRY_AFTER: Duration = Duration::from_secs(5);

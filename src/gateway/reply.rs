@@ -33,7 +33,7 @@ pub async fn respond(mut exchange: Box<Exchange>) -> Response<ReplyBody> {
     };
     // The record goes with the exchange; a head that cannot wait for it tells the stages reached so far.
     let mut headers = HeaderMap::new();
-    write_own_headers(&mut headers, exchange.journal.record());
+    write_own_headers(&mut headers, exchange.guard.record());
     let mut run = Box::pin(exchange.run());
     // The exchange goes on inside the body if the pause wins.
     tokio::select! {
@@ -74,7 +74,7 @@ pub fn bare_failure(failure: &Failure, shape: ErrorShape, parts: &Parts) -> Resp
     local(failure_bytes(failure, shape), parts)
 }
 
-/// A failure's response without its journal.
+/// A failure's response without its guard.
 #[must_use]
 pub fn failure_bytes(failure: &Failure, shape: ErrorShape) -> Response<Bytes> {
     let mut response = Response::new(Bytes::from(failure.body(shape)));
@@ -85,37 +85,37 @@ pub fn failure_bytes(failure: &Failure, shape: ErrorShape) -> Response<Bytes> {
     response
 }
 
-/// A failure's response; the journal ends with it.
+/// A failure's response; the guard ends with it.
 #[must_use]
-pub fn failure(mut journal: RecordGuard, failure: &Failure) -> Response<ReplyBody> {
-    journal.fail(failure);
-    journal.head_sent(failure.status().as_u16());
-    let record = journal.record();
+pub fn failure(mut guard: RecordGuard, failure: &Failure) -> Response<ReplyBody> {
+    guard.fail(failure);
+    guard.head_sent(failure.status().as_u16());
+    let record = guard.record();
     let mut response = failure_bytes(failure, record.dialect.error_shape());
     write_own_headers(response.headers_mut(), record);
     record.bytes_out = response.body().len() as u64;
-    response.map(|body| ReplyBody::Whole(Some(body), Some(Box::new(journal))))
+    response.map(|body| ReplyBody::Whole(Some(body), Some(Box::new(guard))))
 }
 
 fn response(gateway: &Arc<Gateway>, exchanged: Exchanged) -> Response<ReplyBody> {
-    let Exchanged { mut journal, result, prepared } = exchanged;
+    let Exchanged { mut guard, result, prepared } = exchanged;
     let (answer, winner) = match result {
         Ok(answered) => answered,
         Err(failed) => {
-            let mut response = failure(journal, &failed);
+            let mut response = failure(guard, &failed);
             if prepared.table.config.server.route_info_headers
-                && let ReplyBody::Whole(_, Some(journal)) = response.body_mut()
+                && let ReplyBody::Whole(_, Some(guard)) = response.body_mut()
             {
                 let mut headers = HeaderMap::new();
-                write_route_info(&mut headers, journal.record());
+                write_route_info(&mut headers, guard.record());
                 response.headers_mut().extend(headers);
             }
             return response;
         }
     };
     let status = answer.status();
-    journal.head_sent(status.as_u16());
-    let (mut headers, body) = relay(gateway, journal, winner, answer, &prepared);
+    guard.head_sent(status.as_u16());
+    let (mut headers, body) = relay(gateway, guard, winner, answer, &prepared);
     if matches!(body, ReplyBody::Stream(_)) {
         write_stream_headers(&mut headers);
     }
@@ -127,30 +127,30 @@ fn response(gateway: &Arc<Gateway>, exchanged: Exchanged) -> Response<ReplyBody>
 
 /// The body of an exchange whose head is out already: what is no stream can only be an error event.
 fn late_body(gateway: &Arc<Gateway>, exchanged: Exchanged) -> ReplyBody {
-    let Exchanged { mut journal, result, prepared } = exchanged;
-    journal.head_sent(StatusCode::OK.as_u16());
+    let Exchanged { mut guard, result, prepared } = exchanged;
+    guard.head_sent(StatusCode::OK.as_u16());
     match result {
-        Ok((answer @ Answer::Stream { .. }, winner)) => relay(gateway, journal, winner, answer, &prepared).1,
+        Ok((answer @ Answer::Stream { .. }, winner)) => relay(gateway, guard, winner, answer, &prepared).1,
         Ok((Answer::Whole(answer), winner)) if answer.head.status.is_client_error() => {
             winner.watch.is_done();
-            journal.settle(Outcome::ClientError, Some("engine_rejected"));
-            let event = failure::engine_event(journal.record().dialect, &answer.body);
-            ReplyBody::Broken(BrokenOff::new(event), Box::new(journal))
+            guard.settle(Outcome::ClientError, Some("engine_rejected"));
+            let event = failure::engine_event(guard.record().dialect, &answer.body);
+            ReplyBody::Broken(BrokenOff::new(event), Box::new(guard))
         }
         Ok((answer, winner)) => {
             let replica = Arc::clone(&winner.pick.replica.served.replica);
             let status = answer.status().as_u16();
             winner.watch.is_done();
-            ReplyBody::failed(journal, &Failure::Replica(ReplicaFailure::Status { replica, status }))
+            ReplyBody::failed(guard, &Failure::Replica(ReplicaFailure::Status { replica, status }))
         }
-        Err(failed) => ReplyBody::failed(journal, &failed),
+        Err(failed) => ReplyBody::failed(guard, &failed),
     }
 }
 
 /// The engine's head without what is not the client's, and its body on its way.
 fn relay(
     gateway: &Arc<Gateway>,
-    mut journal: RecordGuard,
+    mut guard: RecordGuard,
     winner: Winner,
     answer: Answer,
     prepared: &Prepared,
@@ -168,42 +168,42 @@ fn relay(
     };
     match answer {
         Answer::Whole(mut answer) => {
-            let headers = finish(journal.record(), std::mem::take(&mut answer.head.headers));
-            (headers, whole(gateway, journal, winner, answer))
+            let headers = finish(guard.record(), std::mem::take(&mut answer.head.headers));
+            (headers, whole(gateway, guard, winner, answer))
         }
         Answer::Stream { head, reader } => {
             let pins = Arc::clone(&gateway.pins);
-            let mut body = StreamBody::new(reader, journal, winner.pick, pins, timeouts);
+            let mut body = StreamBody::new(reader, guard, winner.pick, pins, timeouts);
             let mut headers = finish(body.record(), head.headers);
             strip_length(&mut headers);
             (headers, ReplyBody::Stream(Box::new(body)))
         }
         Answer::Large { head, first, rest, lease } => {
-            let headers = finish(journal.record(), head.headers);
-            let body = LargeBody::new(first, (rest, lease), journal, winner.watch, winner.pick);
+            let headers = finish(guard.record(), head.headers);
+            let body = LargeBody::new(first, (rest, lease), guard, winner.watch, winner.pick);
             (headers, ReplyBody::Large(Box::new(body)))
         }
     }
 }
 
-fn whole(gateway: &Gateway, mut journal: RecordGuard, mut winner: Winner, answer: WholeAnswer) -> ReplyBody {
+fn whole(gateway: &Gateway, mut guard: RecordGuard, mut winner: Winner, answer: WholeAnswer) -> ReplyBody {
     let WholeAnswer { head, body } = answer;
     winner.watch.is_done();
     let now = gateway.clock.now();
     let status = head.status;
     if status.is_server_error() {
-        journal.settle(Outcome::Failed, Some("replica_error"));
+        guard.settle(Outcome::Failed, Some("replica_error"));
     } else if status.is_client_error() {
-        journal.settle(Outcome::ClientError, Some("engine_rejected"));
+        guard.settle(Outcome::ClientError, Some("engine_rejected"));
     } else {
-        journal.settle(Outcome::Ok, None);
+        guard.settle(Outcome::Ok, None);
         winner.pick.answered(now);
-        if !journal.record().dialect.generates() {
+        if !guard.record().dialect.generates() {
             // Nothing is decoded: the whole answer is its prefill.
             winner.pick.first_token(now);
         }
     }
-    let record = journal.record();
+    let record = guard.record();
     record.bytes_out = body.len() as u64;
     if status.is_success() && record.dialect.generates() {
         let told = usage::of_unary(record.dialect, &body);
@@ -213,7 +213,7 @@ fn whole(gateway: &Gateway, mut journal: RecordGuard, mut winner: Winner, answer
         winner.pick.learn(told.tokens);
         note_told(record, &told);
     }
-    ReplyBody::Whole(Some(body), Some(Box::new(journal)))
+    ReplyBody::Whole(Some(body), Some(Box::new(guard)))
 }
 
 /// What every response carries, errors included.

@@ -5,7 +5,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use crate::admission::{Limits, WaitingRoom};
+use crate::admission::RouteQueue;
 use crate::config::{Config, ModelMatch, Route, Slo};
 use crate::error::Failure;
 use crate::fleet::registry::PoolState;
@@ -44,7 +44,7 @@ pub struct RouteState {
     /// Whose turn it is among its pools.
     pub wheel: PoolWheel,
     /// Where its requests wait.
-    pub room: Arc<WaitingRoom>,
+    pub queue: Arc<RouteQueue>,
 }
 
 impl Table {
@@ -57,7 +57,7 @@ impl Table {
             Arc::new(RouteState {
                 policy: policies::named(route.policy),
                 wheel: PoolWheel::new(route.pools.iter().map(|w| w.weight)),
-                room: WaitingRoom::new(Limits { queue: route.queue }),
+                queue: RouteQueue::new(route.queue),
                 pools: route.pools.iter().filter_map(weighted).collect(),
                 config: route.clone(),
             })

@@ -137,7 +137,7 @@ pub async fn accept_loop<A: Answer>(
 ) {
     let free = Arc::new(Semaphore::new(serving.limits.max_connections));
     loop {
-        // Both arms are cancel-safe: a permit or a connection is either returned whole or not at all.
+        // Both arms are cancel-safe.
         let (socket, permit) = tokio::select! {
             () = stop.cancelled() => return,
             next = next_connection(&listener, &free) => next,
@@ -173,7 +173,8 @@ impl<A: Answer> Accepted<A> {
     }
 }
 
-async fn next_connection(
+/// The next connection and its permit of `free`. Cancel-safe: either is returned or not taken.
+pub async fn next_connection(
     listener: &TcpListener,
     free: &Arc<Semaphore>,
 ) -> (TcpStream, Option<OwnedSemaphorePermit>) {

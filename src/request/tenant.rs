@@ -5,7 +5,6 @@
 //!
 //! Without tenants everybody is the `default` one and no key is asked for; the credential is then the engine's.
 
-use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use http::HeaderMap;
@@ -112,13 +111,7 @@ impl Tenants {
 }
 
 fn default_tenant() -> TenantRef {
-    TenantRef(Arc::new(config::Tenant {
-        name: "default".into(),
-        key_digests: Vec::new(),
-        routes: None,
-        weight: NonZeroU32::MIN,
-        priority: 0,
-    }))
+    TenantRef(Arc::new(config::Tenant { name: "default".into(), key_digests: Vec::new(), routes: None }))
 }
 
 /// The key of a request: the bearer token, else `x-api-key`. A header given twice is refused, as the next hop might
@@ -164,8 +157,6 @@ mod tests {
             name: name.into(),
             key_digests: keys.iter().map(|key| Sha256::digest(key).into()).collect(),
             routes: routes.map(|routes| routes.iter().map(|route| Arc::from(*route)).collect()),
-            weight: NonZeroU32::MIN,
-            priority: 0,
         }
     }
 

@@ -140,16 +140,16 @@ impl Tally {
 }
 
 /// A histogram of microseconds up to ten minutes.
-pub(super) fn microseconds() -> Histogram<u64> {
+fn microseconds() -> Histogram<u64> {
     Histogram::new_with_bounds(1, 600_000_000, 2)
         .expect("invariant: the bounds are constants that hdrhistogram accepts")
 }
 
-pub(super) fn micros(span: Duration) -> u64 {
+fn micros(span: Duration) -> u64 {
     u64::try_from(span.as_micros()).unwrap_or(u64::MAX)
 }
 
-pub(super) fn quantile(histogram: &Histogram<u64>, quantile: f64) -> Option<Duration> {
+fn quantile(histogram: &Histogram<u64>, quantile: f64) -> Option<Duration> {
     (!histogram.is_empty()).then(|| Duration::from_micros(histogram.value_at_quantile(quantile)))
 }
 

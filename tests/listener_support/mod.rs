@@ -147,7 +147,6 @@ fn pool(replica: SocketAddr) -> Pool {
                 port: replica.port(),
                 base_path: "".into(),
             },
-            zone: None,
         }],
         engine_api_key: None,
         scrape_interval: Duration::from_secs(60),

@@ -82,7 +82,7 @@ fn pool() -> Pool {
         revision: "v1".into(),
         revision_info: [].into(),
         engine: "vllm".into(),
-        replicas: vec![ReplicaSpec { name: "gpu-a:8000".into(), endpoint, zone: None }],
+        replicas: vec![ReplicaSpec { name: "gpu-a:8000".into(), endpoint }],
         engine_api_key: None,
         scrape_interval: Duration::from_secs(1),
         max_connections: NonZeroUsize::MIN,
@@ -352,6 +352,8 @@ pub(crate) struct Gateway {
     config: Arc<Config>,
     pub(crate) is_ready: AtomicBool,
     pub(crate) is_draining: AtomicBool,
+    /// Its readiness cannot be computed without a panic.
+    pub(crate) is_broken: AtomicBool,
     pub(crate) level: Mutex<String>,
 }
 
@@ -361,6 +363,7 @@ impl Gateway {
             config: Arc::new(config),
             is_ready: AtomicBool::new(true),
             is_draining: AtomicBool::new(false),
+            is_broken: AtomicBool::new(false),
             level: Mutex::new("info".into()),
         }
     }
@@ -382,6 +385,7 @@ impl Control for Gateway {
     }
 
     fn readiness(&self) -> Readiness {
+        assert!(!self.is_broken.load(Ordering::Relaxed), "this panic is part of a test");
         let reasons = match self.is_ready.load(Ordering::Relaxed) {
             true => vec![],
             false => vec!["route chat: no ready replica".into()],
@@ -418,11 +422,18 @@ pub(crate) async fn get(address: SocketAddr, path: &str) -> (u16, String, String
 
 /// Status, head and body of a request written out.
 pub(crate) async fn request(address: SocketAddr, text: &str) -> (u16, String, String) {
+    let (status, head, body) = request_bytes(address, text).await;
+    (status, head, String::from_utf8(body).unwrap())
+}
+
+/// The same where the body may be binary.
+pub(crate) async fn request_bytes(address: SocketAddr, text: &str) -> (u16, String, Vec<u8>) {
     let mut stream = TcpStream::connect(address).await.unwrap();
     stream.write_all(text.as_bytes()).await.unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).await.unwrap();
-    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).await.unwrap();
+    let end = memchr::memmem::find(&answer, b"\r\n\r\n").unwrap();
+    let head = std::str::from_utf8(&answer[..end]).unwrap().to_owned();
     let status = head.split(' ').nth(1).unwrap().parse().unwrap();
-    (status, head.to_owned(), body.to_owned())
+    (status, head, answer[end + 4..].to_vec())
 }

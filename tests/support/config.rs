@@ -31,11 +31,7 @@ pub fn of(replicas: &[&Replica]) -> Config {
 }
 
 pub fn pool(name: &str, replicas: &[&Replica]) -> Pool {
-    let spec = |replica: &&Replica| ReplicaSpec {
-        name: replica.name().into(),
-        endpoint: replica.endpoint(),
-        zone: None,
-    };
+    let spec = |replica: &&Replica| ReplicaSpec { name: replica.name().into(), endpoint: replica.endpoint() };
     Pool {
         name: name.into(),
         revision: name.into(),

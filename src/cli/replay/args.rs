@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use clap::Args;
 
+use super::plan::Contender;
 use crate::config::{Slo, TtftBound};
-use crate::simulate::replay::Contender;
 
 /// Arguments of `tokenway replay`.
 #[derive(Args, Clone, Debug)]
@@ -33,8 +33,8 @@ pub struct ReplayArgs {
     /// The route of each file [default: its first]
     #[arg(long, env = "TOKENWAY_REPLAY_ROUTE", value_name = "NAME", requires = "config")]
     pub(super) route: Option<String>,
-    /// More contenders by name: policies of the product, and yardsticks re-implemented from other projects
-    #[arg(long, env = "TOKENWAY_REPLAY_POLICIES", value_name = "NAME", value_delimiter = ',', value_parser = super::contender)]
+    /// More contenders by name: policies of the product, and rivals re-implemented from other projects
+    #[arg(long, env = "TOKENWAY_REPLAY_POLICIES", value_name = "NAME", value_delimiter = ',', value_parser = Contender::parse)]
     pub(super) policies: Vec<Contender>,
     /// Sizes of the fleet [default: the replicas of the first file]
     #[arg(long, env = "TOKENWAY_REPLAY_REPLICAS", value_name = "N", value_delimiter = ',', value_parser = fleet)]
@@ -90,7 +90,7 @@ impl ReplayArgs {
 
 fn fleet(text: &str) -> Result<NonZeroUsize, String> {
     let replicas = text.parse::<NonZeroUsize>().map_err(|error| error.to_string())?;
-    if replicas.get() > MOST_REPLICAS { Err(format!("at most {MOST_REPLICAS}")) } else { Ok(replicas) }
+    if replicas.get() > MAX_REPLICAS { Err(format!("at most {MAX_REPLICAS}")) } else { Ok(replicas) }
 }
 
 fn positive(text: &str) -> Result<f64, String> {
@@ -118,5 +118,5 @@ fn span(text: &str) -> Result<Duration, String> {
     Duration::try_from_secs_f64(positive(number)? * factor).map_err(|_| "too long".into())
 }
 
-/// A simulated fleet is a means to an end.
-const MOST_REPLICAS: usize = 1_024;
+/// Of a simulated fleet.
+const MAX_REPLICAS: usize = 1_024;

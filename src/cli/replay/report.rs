@@ -4,10 +4,9 @@ use std::fmt::Write as _;
 use std::io::{self, Write};
 
 use serde::Serialize;
+use tokenway_sim::replay::{Figures, Fit, Prediction};
 
-use crate::simulate::replay::{Figures, Fit};
-
-use super::Plan;
+use super::plan::{Cell, Plan};
 
 /// One run.
 #[derive(Debug, Serialize)]
@@ -28,21 +27,21 @@ pub(super) struct Line {
 }
 
 pub(super) fn lines(plan: &Plan, figures: &[Figures]) -> Vec<Line> {
-    let line = |(race, figures): (&crate::simulate::replay::Race, &Figures)| {
-        let (entrant, setting) = (plan.entrants.get(race.entrant)?, plan.settings.get(race.setting)?);
-        Some(Line {
+    let line = |(cell, figures): (&Cell, &Figures)| {
+        let (entrant, setting) = (&plan.entrants[cell.entrant], &plan.settings[cell.setting]);
+        Line {
             policy: entrant.contender.as_str(),
             config: entrant.config.clone(),
             replicas: setting.replicas,
             load: setting.load,
             signals_age_s: setting.scrape_interval.as_secs_f64(),
             slow: setting.slow.clone(),
-            seed: race.seed,
+            seed: cell.seed,
             figures: figures.clone(),
-            group: (race.entrant, race.setting),
-        })
+            group: (cell.entrant, cell.setting),
+        }
     };
-    plan.races.iter().zip(figures).filter_map(line).collect()
+    plan.cells.iter().zip(figures).map(line).collect()
 }
 
 /// Prints every run.
@@ -110,7 +109,7 @@ fn figures(runs: &[Line]) -> Vec<String> {
     };
     let seconds = |figure: &dyn Fn(&Figures) -> f64| format!("{:.3}", mean(figure));
     let percent = |figure: &dyn Fn(&Figures) -> f64| format!("{:.2}", 100.0 * mean(figure));
-    let predicted = |figure: fn(&crate::simulate::replay::Prediction) -> f64| {
+    let predicted = |figure: fn(&Prediction) -> f64| {
         let predicts = runs.iter().all(|line| line.figures.prediction.is_some());
         let of_run = |f: &Figures| f.prediction.as_ref().map_or(0.0, figure);
         if predicts { format!("{:.1}", 100.0 * mean(&of_run)) } else { "-".to_owned() }

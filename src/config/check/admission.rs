@@ -7,10 +7,6 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use toml::de::DeValue;
-
-use crate::config::diagnostics::did_you_mean;
-use crate::config::schema;
 use crate::config::{Degrade, ModelMatch, PolicyName, Queue, Route, Slo};
 
 use super::section::{Item, Section};
@@ -18,14 +14,12 @@ use super::values::{DURATION, SIZE};
 
 /// Reads `[route.queue]`; the section switches admission by prediction on, even if it is empty.
 pub(super) fn queue(route: &Section<'_>) -> Option<Queue> {
-    let section = route.section("queue", schema::QUEUE);
+    let section = route.section("queue", "[route.queue]");
     if !section.is_present() {
         return None;
     }
-    let max_requests =
-        section.integer("max_requests", 0..=1_000_000).and_then(|number| usize::try_from(number).ok());
     let queue = Queue {
-        max_requests: max_requests.unwrap_or(DEFAULT.max_requests),
+        max_requests: section.integer("max_requests", 0..=1_000_000).unwrap_or(DEFAULT.max_requests),
         max_bytes: section.parse("max_bytes", &SIZE).unwrap_or(DEFAULT.max_bytes),
         max_wait: section.parse("max_wait", &DURATION).unwrap_or(DEFAULT.max_wait),
         isolate_long: section.boolean("isolate_long").unwrap_or(DEFAULT.isolate_long),
@@ -58,7 +52,7 @@ pub(super) fn resolve(sections: &[Section<'_>], routes: &mut [Route], slo: &BTre
                 "give the class a ttft, or choose another class for the route",
             );
         }
-        let Some(inner) = item.section(schema::DEGRADE) else { continue };
+        let Some(inner) = item.section("[route.degrade]") else { continue };
         let over = over(&inner);
         if let Some((to, item)) = target(&inner, at, routes) {
             found.push((at, item));
@@ -97,14 +91,7 @@ fn target<'a>(section: &Section<'a>, own: usize, routes: &[Route]) -> Option<(us
         return None;
     };
     let name = item.text()?;
-    let is_its_model = |route: &Route| matches!(&route.model, ModelMatch::Named(model) if &**model == name);
-    let by_name = routes.iter().position(|route| &*route.name == name);
-    let Some(to) = by_name.or_else(|| routes.iter().position(is_its_model)) else {
-        let names: Vec<_> = routes.iter().map(|route| &*route.name).collect();
-        let message = did_you_mean(format!("unknown route \"{name}\""), name, &names);
-        item.fault(message, format!("routes of this file: {}", names.join(", ")));
-        return None;
-    };
+    let to = route_named(&item, name, routes)?;
     if to == own {
         item.fault("a route cannot degrade to itself", "name another route");
         return None;
@@ -119,9 +106,19 @@ fn target<'a>(section: &Section<'a>, own: usize, routes: &[Route]) -> Option<(us
     Some((to, item))
 }
 
+/// The place of the route that an item names, by its name or else by its model.
+pub(super) fn route_named(item: &Item<'_>, name: &str, routes: &[Route]) -> Option<usize> {
+    let takes = |route: &Route| matches!(&route.model, ModelMatch::Named(model) if &**model == name);
+    let names: Vec<_> = routes.iter().map(|route| &*route.name).collect();
+    match routes.iter().position(takes) {
+        Some(by_model) if !names.contains(&name) => Some(by_model),
+        _ => item.place_of("route", name, &names),
+    }
+}
+
 /// `when.predicted_ttft_over_slo`
 fn over(section: &Section<'_>) -> f64 {
-    let when = section.section("when", schema::DEGRADE_WHEN);
+    let when = section.section("when", "route.degrade.when");
     let Some(item) = when.get("predicted_ttft_over_slo") else {
         section.fault(
             "[route.degrade] does not say when",
@@ -129,22 +126,15 @@ fn over(section: &Section<'_>) -> f64 {
         );
         return 1.0;
     };
-    let number = match item.value {
-        DeValue::Float(float) => float.as_str().parse::<f64>().ok(),
-        DeValue::Integer(integer) => integer.as_str().parse().ok(),
-        _ => {
-            item.wrong_type("a number", "write it without quotes: 1.5");
-            return 1.0;
-        }
-    };
-    let number = number.filter(|number| number.is_finite() && *number >= 1.0);
-    if number.is_none() {
+    let Some(number) = item.number("a number", "write it without quotes: 1.5") else { return 1.0 };
+    let is_valid = number.is_finite() && number >= 1.0;
+    if !is_valid {
         item.fault(
             "predicted_ttft_over_slo must be 1 or more: below it requests are in time",
             "1.5 is one and a half times the bound on TTFT",
         );
     }
-    number.unwrap_or(1.0)
+    if is_valid { number } else { 1.0 }
 }
 
 fn leads_back(start: usize, routes: &[Route]) -> bool {

@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use crate::config::schema;
 use crate::config::{Classes, Retry, Timeouts};
 use crate::units::Tokens;
 
@@ -23,10 +22,8 @@ pub(super) fn timeouts(section: &Section<'_>, default: &Timeouts) -> Timeouts {
 
 /// Reads `[retry]`.
 pub(super) fn retry(root: &Section<'_>) -> Retry {
-    let section = root.section("retry", schema::RETRY);
-    let count = |key, default| {
-        section.integer(key, 0..=1_000_000).and_then(|number| u32::try_from(number).ok()).unwrap_or(default)
-    };
+    let section = root.section("retry", "[retry]");
+    let count = |key, default| section.integer(key, 0..=1_000_000).unwrap_or(default);
     Retry {
         attempts: count("attempts", 2),
         budget: section.ratio("budget").unwrap_or(0.1),
@@ -36,11 +33,9 @@ pub(super) fn retry(root: &Section<'_>) -> Retry {
 
 /// Reads `[classes]`.
 pub(super) fn classes(root: &Section<'_>) -> Classes {
-    let section = root.section("classes", schema::CLASSES);
-    let bound = |key, default: u64| {
-        section.integer(key, 1..=i64::MAX).and_then(|number| u64::try_from(number).ok()).unwrap_or(default)
-    };
-    let classes = Classes { short: Tokens(bound("short", 1024)), medium: Tokens(bound("medium", 8192)) };
+    let section = root.section("classes", "[classes]");
+    let bound = |key, default| Tokens(section.integer(key, 1..=i64::MAX).unwrap_or(default));
+    let classes = Classes { short: bound("short", 1024), medium: bound("medium", 8192) };
     if classes.short > classes.medium {
         let message =
             format!("classes.short ({}) is above classes.medium ({})", classes.short.0, classes.medium.0);

@@ -5,20 +5,20 @@
 
 use std::time::Duration;
 
-use crate::config::{Drift, schema};
+use crate::config::Drift;
 
 use super::section::Section;
 use super::values::{ENDPOINT, POSITIVE_DURATION};
 
 /// Reads `[drift]`.
 pub(super) fn drift(root: &Section<'_>) -> Drift {
-    let section = root.section("drift", schema::DRIFT);
+    let section = root.section("drift", "[drift]");
     let default = Drift::default();
     let block = section.parse("block", &POSITIVE_DURATION).unwrap_or(default.block);
-    if let Some(item) = section.get("block").filter(|_| block < SHORTEST_BLOCK) {
+    if let Some(item) = section.get("block").filter(|_| block < MIN_BLOCK) {
         item.fault("drift.block is under a minute", "a day is what load repeats by: block = \"24h\"");
     }
-    let baseline = section.section("baseline", schema::BASELINE);
+    let baseline = section.section("baseline", "drift.baseline");
     let bound = |key, default| baseline.parse(key, &POSITIVE_DURATION).unwrap_or(default);
     let (from, to) = (bound("from", default.from), bound("to", default.to));
     if let Some(message) = contradiction(block, from, to) {
@@ -43,11 +43,11 @@ pub(super) fn drift(root: &Section<'_>) -> Drift {
 
 fn contradiction(block: Duration, from: Duration, to: Duration) -> Option<String> {
     let blocks = |span: Duration| span.as_secs_f64() / block.as_secs_f64();
-    if blocks(to) < FEWEST_BLOCKS {
+    if blocks(to) < MIN_BLOCKS {
         Some("drift.baseline.to is under three blocks: a drift would be part of its own baseline".to_owned())
-    } else if blocks(from) < blocks(to) + FEWEST_BLOCKS {
+    } else if blocks(from) < blocks(to) + MIN_BLOCKS {
         Some("drift.baseline.from must be at least three blocks before drift.baseline.to".to_owned())
-    } else if blocks(from) > MOST_BLOCKS {
+    } else if blocks(from) > MAX_BLOCKS {
         Some("drift.baseline.from is more than a hundred blocks ago".to_owned())
     } else {
         None
@@ -55,6 +55,6 @@ fn contradiction(block: Duration, from: Duration, to: Duration) -> Option<String
 }
 
 const TARGETS: std::ops::RangeInclusive<f64> = 0.5..=0.999_999;
-const SHORTEST_BLOCK: Duration = Duration::from_secs(60);
-const FEWEST_BLOCKS: f64 = 3.0;
-const MOST_BLOCKS: f64 = 100.0;
+const MIN_BLOCK: Duration = Duration::from_secs(60);
+const MIN_BLOCKS: f64 = 3.0;
+const MAX_BLOCKS: f64 = 100.0;

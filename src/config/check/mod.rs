@@ -1,7 +1,7 @@
 //! From text to a [`Config`], or to everything that is wrong with it.
 //!
 //! The text is parsed into a tree with spans; each file here reads one part of it into the checked types. Faults are
-//! collected, never thrown: all of them are told at once. Nothing here reads clocks or opens sockets; files are read
+//! collected, never thrown: all of them are reported at once. Nothing here reads clocks or opens sockets; files are read
 //! where the configuration names them (TLS, secrets), relative to the configuration file's directory.
 
 mod admission;
@@ -28,7 +28,7 @@ use toml::de::DeTable;
 use self::section::{Checking, Section};
 pub(super) use self::server::ADMIN_TOKEN_HINT;
 use super::diagnostics::{Diagnostics, Fault};
-use super::{Config, Endpoint, Overrides, Secret, schema};
+use super::{Config, Endpoint, Overrides, Secret};
 
 /// Checks the text of a file that was called `file_name`; `env` looks up environment variables.
 ///
@@ -58,8 +58,9 @@ pub(super) fn check_with(
         return Err(faults);
     }
     let directory = Path::new(file_name).parent().unwrap_or_else(|| Path::new(""));
-    let checking = Checking { directory, env, overrides, faults: RefCell::default() };
-    let config = read(&Section::open(&checking, schema::ROOT, 0..0, Some(tree.get_ref())));
+    let checking =
+        Checking { directory, env, overrides, faults: RefCell::default(), known: RefCell::default() };
+    let config = read(&Section::open(&checking, "a configuration", 0..0, Some(tree.get_ref())));
     let faults = checking.faults.take();
     match Diagnostics::from_faults(file_name, text, faults) {
         Some(faults) => Err(faults),
@@ -92,7 +93,7 @@ pub fn parse_model_name(text: &str) -> Result<String, String> {
 }
 
 fn read(root: &Section<'_>) -> Config {
-    let timeouts = bounds::timeouts(&root.section("timeouts", schema::TIMEOUTS), &bounds::DEFAULT_TIMEOUTS);
+    let timeouts = bounds::timeouts(&root.section("timeouts", "[timeouts]"), &bounds::DEFAULT_TIMEOUTS);
     let slo = slo::slo(root);
     let pools = pool::pools(root);
     let routes = route::routes(root, &route::Referred { pools: &pools, slo: &slo, timeouts });
@@ -113,7 +114,7 @@ fn read(root: &Section<'_>) -> Config {
 }
 
 fn seed(root: &Section<'_>) -> Secret {
-    let section = root.section("routing", schema::ROUTING);
+    let section = root.section("routing", "[routing]");
     let seed = section.get("seed").and_then(|item| secret::read_or_plain(&item));
     seed.unwrap_or_else(|| Secret::new("tokenway"))
 }
@@ -123,3 +124,32 @@ const DEFAULT_LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOS
 /// `admin.listen` of a file that does not say.
 const DEFAULT_ADMIN_LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9090);
 const TOML_HINT: &str = "this is not TOML: look for a missing quote, bracket or equals sign";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_reference_and_the_fixture_have_every_key() {
+        let reference = include_str!("../../../config/reference.toml");
+        // The fixture is accepted as a file, and so has no certificates.
+        let tls = "[server]\ntls = { cert = \"c\", key = \"k\", client_ca = \"a\" }\n";
+        let fixture = &include_str!("../../../tests/fixtures/every-key.toml").replace("[server]\n", tls);
+        let tree = DeTable::parse(fixture).unwrap();
+        let checking = Checking {
+            directory: Path::new(""),
+            env: &|_| None,
+            overrides: &Overrides::default(),
+            faults: RefCell::default(),
+            known: RefCell::default(),
+        };
+        read(&Section::open(&checking, "a configuration", 0..0, Some(tree.get_ref())));
+        let known = checking.known.take();
+        for (header, key) in known {
+            for (name, text) in [("config/reference.toml", reference), ("every-key.toml", fixture)] {
+                let forms = [format!("{key} = "), format!("[{key}]"), format!("[{key}."), format!(".{key}]")];
+                assert!(forms.iter().any(|form| text.contains(form)), "{key} of {header} is not in {name}");
+            }
+        }
+    }
+}

@@ -7,8 +7,7 @@ use std::time::Duration;
 
 use toml::de::DeValue;
 
-use crate::config::schema;
-use crate::config::{Endpoint, Pool, Probe, ProbeKind, ReplicaSpec};
+use crate::config::{Endpoint, MAX_REPLICAS, Pool, Probe, ProbeKind, ReplicaSpec};
 
 use super::section::{Item, Section};
 use super::server::max_connections;
@@ -19,12 +18,9 @@ use super::{secret, unbuilt};
 pub(super) fn pools(root: &Section<'_>) -> Vec<Pool> {
     let mut names = HashSet::new();
     let mut pools = Vec::new();
-    for section in root.sections("pool", schema::POOL) {
+    for section in root.sections("pool", "[[pool]]") {
         let pool = pool(&section);
-        if !names.insert(pool.name.clone()) {
-            section
-                .fault(format!("two pools are named \"{}\"", pool.name), "give each pool a name of its own");
-        }
+        section.expect_unique("pool", &pool.name, &mut names);
         pools.push(pool);
     }
     let asked =
@@ -41,18 +37,13 @@ pub(super) fn pools(root: &Section<'_>) -> Vec<Pool> {
 fn pool(section: &Section<'_>) -> Pool {
     unbuilt::refuse(section, unbuilt::POOL);
     let name = section.require("name", &NAME).unwrap_or_else(|| format!("#{}", section.span.start).into());
-    let positive = |key| {
-        section
-            .integer(key, 1..=i64::MAX)
-            .and_then(|number| u64::try_from(number).ok())
-            .and_then(NonZeroU64::new)
-    };
-    let ejection = section.section("ejection", schema::EJECTION);
+    let positive = |key| section.integer(key, 1..=i64::MAX).and_then(NonZeroU64::new);
+    let ejection = section.section("ejection", "[pool.ejection]");
     Pool {
         revision: section.parse("revision", &NAME).unwrap_or_else(|| name.clone()),
         revision_info: revision_info(section),
         engine: section.parse("engine", &NAME).unwrap_or_else(|| "vllm".into()),
-        replicas: replicas(section),
+        replicas: replicas(section, &name),
         engine_api_key: section.get("engine_api_key").and_then(|item| secret::read(&item)),
         scrape_interval: section
             .parse("scrape_interval", &POSITIVE_DURATION)
@@ -75,7 +66,7 @@ fn revision_info(section: &Section<'_>) -> BTreeMap<String, String> {
     item.entries().filter_map(fact).collect()
 }
 
-fn replicas(pool: &Section<'_>) -> Vec<ReplicaSpec> {
+fn replicas(pool: &Section<'_>, name: &str) -> Vec<ReplicaSpec> {
     let items = pool.list("replicas");
     let is_elsewhere = ["dns", "file", "kubernetes"].iter().any(|key| pool.get(key).is_some());
     match pool.get("replicas") {
@@ -83,6 +74,10 @@ fn replicas(pool: &Section<'_>) -> Vec<ReplicaSpec> {
         Some(list) if list.value.as_array().is_some_and(|list| list.is_empty()) => {
             list.fault("a pool needs at least one replica", ENDPOINT_HINT);
         }
+        Some(list) if items.len() > MAX_REPLICAS => list.fault(
+            format!("pool \"{name}\" has {} replicas, more than {MAX_REPLICAS}", items.len()),
+            "split it into pools of one route: pools = [\"a\", \"b\"]",
+        ),
         _ => {}
     }
     let (mut names, mut endpoints) = (HashSet::new(), HashSet::new());
@@ -105,14 +100,14 @@ fn replicas(pool: &Section<'_>) -> Vec<ReplicaSpec> {
 fn replica(item: &Item<'_>) -> Option<ReplicaSpec> {
     if !matches!(item.value, DeValue::Table(_)) {
         let endpoint = item.parse(&ENDPOINT)?;
-        return Some(ReplicaSpec { name: default_name(&endpoint), endpoint, zone: None });
+        return Some(ReplicaSpec { name: default_name(&endpoint), endpoint });
     }
-    let section = item.section(schema::REPLICA)?;
+    let section = item.section("pool.replicas")?;
     let endpoint = section.require("url", &ENDPOINT);
     let name = section.parse("name", &NAME);
-    let zone = section.parse("zone", &NAME);
+    unbuilt::refuse(&section, unbuilt::REPLICA);
     let endpoint = endpoint?;
-    Some(ReplicaSpec { name: name.unwrap_or_else(|| default_name(&endpoint)), endpoint, zone })
+    Some(ReplicaSpec { name: name.unwrap_or_else(|| default_name(&endpoint)), endpoint })
 }
 
 fn default_name(endpoint: &Endpoint) -> Arc<str> {
@@ -121,7 +116,7 @@ fn default_name(endpoint: &Endpoint) -> Arc<str> {
 }
 
 fn probe(pool: &Section<'_>) -> Probe {
-    let section = pool.section("probe", schema::PROBE);
+    let section = pool.section("probe", "[pool.probe]");
     let positive = |key, default| section.parse(key, &POSITIVE_DURATION).unwrap_or(default);
     Probe {
         interval: positive("interval", Duration::from_secs(10)),

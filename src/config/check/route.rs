@@ -7,8 +7,6 @@ use std::sync::Arc;
 
 use toml::de::DeValue;
 
-use crate::config::diagnostics::did_you_mean;
-use crate::config::schema;
 use crate::config::{ClientMay, ModelMatch, PolicyName, Pool, Route, Slo, Timeouts, WeightedPool};
 
 use super::section::{Item, Section};
@@ -27,7 +25,7 @@ pub(super) struct Referred<'a> {
 
 /// Reads every `[[route]]`; without any, a single pool takes everything.
 pub(super) fn routes(root: &Section<'_>, referred: &Referred<'_>) -> Vec<Route> {
-    let sections = root.sections("route", schema::ROUTE);
+    let sections = root.sections("route", "[[route]]");
     let (mut names, mut models) = (HashSet::new(), HashSet::new());
     let mut routes = Vec::new();
     for section in &sections {
@@ -41,11 +39,8 @@ pub(super) fn routes(root: &Section<'_>, referred: &Referred<'_>) -> Vec<Route> 
                 format!("two routes take model \"{model}\""),
                 "keep one route for each model; split traffic by the weights of its pools",
             );
-        } else if !names.insert(route.name.clone()) {
-            section.fault(
-                format!("two routes are named \"{}\"", route.name),
-                "give each route a name of its own",
-            );
+        } else {
+            section.expect_unique("route", &route.name, &mut names);
         }
         routes.push(route);
     }
@@ -88,7 +83,7 @@ fn route(section: &Section<'_>, referred: &Referred<'_>) -> Route {
         client_may: client_may(section),
         stage_budget: stage_budget::stage_budget(section, slo),
         ask_usage: section.boolean("ask_usage").unwrap_or(true),
-        timeouts: bounds::timeouts(&section.section("timeouts", schema::ROUTE_TIMEOUTS), &referred.timeouts),
+        timeouts: bounds::timeouts(&section.section("timeouts", "[route.timeouts]"), &referred.timeouts),
         queue: admission::queue(section),
         // All routes are known before one can be named.
         degrade: None,
@@ -143,21 +138,16 @@ fn pools(route: &Section<'_>, known: &[Pool]) -> Vec<WeightedPool> {
 
 fn weighted_pool(item: &Item<'_>, known: &[Pool]) -> Option<WeightedPool> {
     let (named, weight) = if let DeValue::Table(_) = item.value {
-        let section = item.section(schema::ROUTE_POOL)?;
-        let weight = section.integer("weight", 0..=1_000_000).and_then(|number| u32::try_from(number).ok());
+        let section = item.section("route.pools")?;
+        let weight = section.integer("weight", 0..=1_000_000);
         section.require("name", &NAME)?;
         (section.get("name")?, weight.unwrap_or(DEFAULT_WEIGHT))
     } else {
         (item.clone(), DEFAULT_WEIGHT)
     };
-    let name = named.text()?;
-    let pool = known.iter().position(|pool| &*pool.name == name);
-    if pool.is_none() {
-        let names: Vec<_> = known.iter().map(|pool| &*pool.name).collect();
-        let message = did_you_mean(format!("unknown pool \"{name}\""), name, &names);
-        named.fault(message, format!("pools of this file: {}", names.join(", ")));
-    }
-    pool.map(|pool| WeightedPool { pool, weight })
+    let names: Vec<_> = known.iter().map(|pool| &*pool.name).collect();
+    let pool = named.place_of("pool", named.text()?, &names)?;
+    Some(WeightedPool { pool, weight })
 }
 
 fn slo(route: &Section<'_>, known: &BTreeMap<Arc<str>, Slo>) -> Arc<str> {
@@ -165,8 +155,8 @@ fn slo(route: &Section<'_>, known: &BTreeMap<Arc<str>, Slo>) -> Arc<str> {
     let Some(name) = item.text() else { return DEFAULT_SLO.into() };
     if !known.contains_key(name) {
         let names: Vec<_> = known.keys().map(|name| &**name).collect();
-        let message = did_you_mean(format!("unknown slo class \"{name}\""), name, &names);
-        item.fault(message, format!("classes: {}; add one as [slo.{name}]", names.join(", ")));
+        let hint = format!("classes: {}; add one as [slo.{name}]", names.join(", "));
+        item.fault_unknown("slo class", name, &names, hint);
     }
     name.into()
 }
@@ -178,7 +168,10 @@ fn client_may(route: &Section<'_>) -> ClientMay {
         match entry.one_of("permission", PERMISSIONS) {
             Some(Permission::Timeout) => may.timeout = true,
             Some(Permission::SloClass) => may.slo_class = true,
-            Some(Permission::Priority) => may.priority = true,
+            Some(Permission::Priority) => entry.fault(
+                "client_may = [\"priority\"] is not supported yet",
+                "remove it; x-priority is ignored",
+            ),
             None => {}
         }
     }
@@ -199,7 +192,7 @@ enum Permission {
 
 const DEFAULT_WEIGHT: u32 = 100;
 const DEFAULT_SLO: &str = "interactive";
-const DEFAULT_CLIENT_MAY: ClientMay = ClientMay { timeout: true, slo_class: false, priority: false };
+const DEFAULT_CLIENT_MAY: ClientMay = ClientMay { timeout: true, slo_class: false };
 const POOLS_HINT: &str = "name them: pools = [{ name = \"main\", weight = 100 }]";
 const PERMISSIONS: &[(&str, Permission)] = &[
     ("timeout", Permission::Timeout),

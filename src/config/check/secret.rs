@@ -1,7 +1,7 @@
 //! Secrets: named in the file, kept elsewhere.
 //!
 //! A file is copied, committed and shown; so a secret stands in it as `env:NAME` or `file:PATH` only. What is wrong
-//! with one is told without its value.
+//! with one is reported without its value.
 
 use crate::config::Secret;
 

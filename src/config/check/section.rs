@@ -1,18 +1,22 @@
 //! Reading one section of a file: typed values by key, faults with their places.
 //!
 //! Every reading function reports its fault and returns `None`, so that the caller goes on with a default and the
-//! next fault is found as well; a configuration that was read with faults is thrown away at the end. Unknown keys
-//! are reported when a section is opened.
+//! next fault is found as well; a configuration that was read with faults is thrown away at the end. A section knows
+//! the keys that its reader asked for: any other key in the file is unknown, so a key that nothing reads cannot pass.
+//!
+//! The text is read as a tree with spans and not by serde's derive, which stops at the first fault and says of a
+//! string-or-table value only that "no variant matched".
 
 use std::cell::RefCell;
+use std::collections::{BTreeSet, HashSet};
 use std::ops::{Range, RangeInclusive};
 use std::path::Path;
+use std::sync::Arc;
 
 use toml::de::{DeTable, DeValue};
 
 use crate::config::Overrides;
 use crate::config::diagnostics::{Fault, did_you_mean};
-use crate::config::schema::Keys;
 
 use super::values::Form;
 
@@ -26,6 +30,8 @@ pub(super) struct Checking<'a> {
     pub(super) overrides: &'a Overrides,
     /// Faults found so far.
     pub(super) faults: RefCell<Vec<(Range<usize>, Fault)>>,
+    /// Every key that was asked for, with the header of its section.
+    pub(super) known: RefCell<BTreeSet<(&'static str, &'static str)>>,
 }
 
 impl Checking<'_> {
@@ -41,27 +47,21 @@ pub(super) struct Section<'a> {
     pub(super) checking: &'a Checking<'a>,
     /// Its header or inline table.
     pub(super) span: Range<usize>,
-    keys: Keys,
+    /// How messages call it: `[server]`, `[[pool]]`.
+    header: &'static str,
     table: Option<&'a DeTable<'a>>,
+    asked: RefCell<Vec<&'static str>>,
 }
 
 impl<'a> Section<'a> {
-    /// Opens a section and reports keys that it cannot have.
+    /// Opens a section; its reader asks for every key that it may have before it is dropped.
     pub(super) fn open(
         checking: &'a Checking<'a>,
-        keys: Keys,
+        header: &'static str,
         span: Range<usize>,
         table: Option<&'a DeTable<'a>>,
     ) -> Self {
-        let section = Self { checking, span, keys, table };
-        for item in section.items() {
-            if !keys.known.contains(&item.key) {
-                let message = format!("unknown key \"{}\" in {}", item.key, keys.header);
-                let message = did_you_mean(message, item.key, keys.known);
-                item.fault_at_key(message, format!("{} knows: {}", keys.header, keys.known.join(", ")));
-            }
-        }
-        section
+        Self { checking, span, header, table, asked: RefCell::default() }
     }
 
     /// Whether the file has it.
@@ -75,30 +75,26 @@ impl<'a> Section<'a> {
     }
 
     /// The value of a key.
-    pub(super) fn get(&self, key: &str) -> Option<Item<'a>> {
-        debug_assert!(
-            self.keys.known.contains(&key),
-            "{key} is missing in the schema of {}",
-            self.keys.header
-        );
+    pub(super) fn get(&self, key: &'static str) -> Option<Item<'a>> {
+        self.asked.borrow_mut().push(key);
         self.items().find(|item| item.key == key)
     }
 
     /// A value written as text in some form.
-    pub(super) fn parse<T>(&self, key: &str, form: &Form<T>) -> Option<T> {
+    pub(super) fn parse<T>(&self, key: &'static str, form: &Form<T>) -> Option<T> {
         self.get(key)?.parse(form)
     }
 
     /// Like [`Section::parse`], for a key without which the section means nothing.
-    pub(super) fn require<T>(&self, key: &str, form: &Form<T>) -> Option<T> {
+    pub(super) fn require<T>(&self, key: &'static str, form: &Form<T>) -> Option<T> {
         if self.get(key).is_none() {
-            self.fault(format!("{} has no \"{key}\"", self.keys.header), form.hint);
+            self.fault(format!("{} has no \"{key}\"", self.header), form.hint);
         }
         self.parse(key, form)
     }
 
     /// `true` or `false`.
-    pub(super) fn boolean(&self, key: &str) -> Option<bool> {
+    pub(super) fn boolean(&self, key: &'static str) -> Option<bool> {
         let item = self.get(key)?;
         let value = item.value.as_bool();
         if value.is_none() {
@@ -108,22 +104,19 @@ impl<'a> Section<'a> {
     }
 
     /// A whole number within bounds.
-    pub(super) fn integer(&self, key: &str, bounds: RangeInclusive<i64>) -> Option<i64> {
+    pub(super) fn integer<T: TryFrom<i64>>(
+        &self,
+        key: &'static str,
+        bounds: RangeInclusive<i64>,
+    ) -> Option<T> {
         self.get(key)?.integer(bounds)
     }
 
     /// A share from 0 to 1.
-    pub(super) fn ratio(&self, key: &str) -> Option<f64> {
+    pub(super) fn ratio(&self, key: &'static str) -> Option<f64> {
         let item = self.get(key)?;
-        let number = match item.value {
-            DeValue::Float(float) => float.as_str().parse::<f64>().ok(),
-            DeValue::Integer(integer) => integer.as_str().parse().ok(),
-            _ => {
-                item.wrong_type("a number from 0 to 1", "write a share without quotes: 0.1");
-                return None;
-            }
-        };
-        let share = number.filter(|n| (0.0..=1.0).contains(n));
+        let number = item.number("a number from 0 to 1", "write a share without quotes: 0.1")?;
+        let share = Some(number).filter(|n| (0.0..=1.0).contains(n));
         if share.is_none() {
             item.fault(format!("{key} must be from 0 to 1"), "write a share of the whole: 0.1 is a tenth");
         }
@@ -131,24 +124,46 @@ impl<'a> Section<'a> {
     }
 
     /// The entries of a list; none where the key is absent.
-    pub(super) fn list(&self, key: &str) -> Vec<Item<'a>> {
+    pub(super) fn list(&self, key: &'static str) -> Vec<Item<'a>> {
         self.get(key).map(|item| item.list()).unwrap_or_default()
     }
 
     /// A section below this one.
-    pub(super) fn section(&self, key: &str, keys: Keys) -> Section<'a> {
-        let absent = || Section { checking: self.checking, span: self.span.clone(), keys, table: None };
-        self.get(key).and_then(|item| item.section(keys)).unwrap_or_else(absent)
+    pub(super) fn section(&self, key: &'static str, header: &'static str) -> Section<'a> {
+        let absent = || Section::open(self.checking, header, self.span.clone(), None);
+        self.get(key).and_then(|item| item.section(header)).unwrap_or_else(absent)
     }
 
     /// The sections of an array of tables.
-    pub(super) fn sections(&self, key: &str, keys: Keys) -> Vec<Section<'a>> {
-        self.list(key).into_iter().filter_map(|item| item.section(keys)).collect()
+    pub(super) fn sections(&self, key: &'static str, header: &'static str) -> Vec<Section<'a>> {
+        self.list(key).into_iter().filter_map(|item| item.section(header)).collect()
+    }
+
+    /// Reports a name that an earlier section of its kind has.
+    pub(super) fn expect_unique(&self, what: &str, name: &Arc<str>, names: &mut HashSet<Arc<str>>) {
+        if !names.insert(Arc::clone(name)) {
+            self.fault(
+                format!("two {what}s are named \"{name}\""),
+                format!("give each {what} a name of its own"),
+            );
+        }
     }
 
     /// Reports a fault of the section as a whole.
     pub(super) fn fault(&self, message: impl Into<String>, hint: impl Into<String>) {
         self.checking.report(&self.span, Fault::new(message, hint));
+    }
+}
+
+impl Drop for Section<'_> {
+    fn drop(&mut self) {
+        let asked = self.asked.take();
+        for item in self.items().filter(|item| !asked.contains(&item.key)) {
+            let message = format!("unknown key \"{}\" in {}", item.key, self.header);
+            let message = did_you_mean(message, item.key, &asked);
+            item.fault_at_key(message, format!("{} knows: {}", self.header, asked.join(", ")));
+        }
+        self.checking.known.borrow_mut().extend(asked.into_iter().map(|key| (self.header, key)));
     }
 }
 
@@ -191,8 +206,20 @@ impl<'a> Item<'a> {
         text
     }
 
-    /// A whole number within bounds.
-    pub(super) fn integer(&self, bounds: RangeInclusive<i64>) -> Option<i64> {
+    /// A number; `expected` and `hint` are for a value that is none.
+    pub(super) fn number(&self, expected: &str, hint: &str) -> Option<f64> {
+        match self.value {
+            DeValue::Float(float) => float.as_str().parse().ok(),
+            DeValue::Integer(integer) => integer.as_str().parse().ok(),
+            _ => {
+                self.wrong_type(expected, hint);
+                None
+            }
+        }
+    }
+
+    /// A whole number within bounds, which lie within those of `T`.
+    fn integer<T: TryFrom<i64>>(&self, bounds: RangeInclusive<i64>) -> Option<T> {
         let DeValue::Integer(integer) = self.value else {
             self.wrong_type("a whole number", "write it without quotes, fraction or unit");
             return None;
@@ -205,7 +232,7 @@ impl<'a> Item<'a> {
                 if most == i64::MAX { format!("{least} or more") } else { format!("from {least} to {most}") };
             self.fault(format!("{} is out of range", self.key), hint);
         }
-        number
+        number.and_then(|number| T::try_from(number).ok())
     }
 
     /// One of a fixed set of words.
@@ -214,10 +241,23 @@ impl<'a> Item<'a> {
         let found = known.iter().find(|(word, _)| *word == text).map(|(_, value)| *value);
         if found.is_none() {
             let words: Vec<_> = known.iter().map(|(word, _)| *word).collect();
-            let message = did_you_mean(format!("unknown {what} \"{text}\""), text, &words);
-            self.fault(message, format!("known: {}", words.join(", ")));
+            self.fault_unknown(what, text, &words, format!("known: {}", words.join(", ")));
         }
         found
+    }
+
+    /// One of the things that the file names elsewhere: its place among `known`.
+    pub(super) fn place_of(&self, what: &str, name: &str, known: &[&str]) -> Option<usize> {
+        let found = known.iter().position(|known| *known == name);
+        if found.is_none() {
+            self.fault_unknown(what, name, known, format!("{what}s of this file: {}", known.join(", ")));
+        }
+        found
+    }
+
+    /// Reports a word that is not one of `known`.
+    pub(super) fn fault_unknown(&self, what: &str, word: &str, known: &[&str], hint: impl Into<String>) {
+        self.fault(did_you_mean(format!("unknown {what} \"{word}\""), word, known), hint);
     }
 
     /// The entries of a list.
@@ -240,14 +280,14 @@ impl<'a> Item<'a> {
     }
 
     /// The value as a section.
-    pub(super) fn section(&self, keys: Keys) -> Option<Section<'a>> {
+    pub(super) fn section(&self, header: &'static str) -> Option<Section<'a>> {
         let table = self.value.as_table();
         if table.is_none() {
-            self.wrong_type("a table", format!("its keys are {}", keys.known.join(", ")));
+            self.wrong_type("a table", format!("write {header} as a table, as in config/reference.toml"));
         }
         // An empty span is that of a table which only its subtables made: the key is the better place.
         let span = if self.span.is_empty() { self.key_span.clone() } else { self.span.clone() };
-        table.map(|table| Section::open(self.checking, keys, span, Some(table)))
+        table.map(|table| Section::open(self.checking, header, span, Some(table)))
     }
 
     /// Whether the file writes exactly this.

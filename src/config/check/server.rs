@@ -1,7 +1,7 @@
 //! `[server]` and `[admin]`: the two ports.
 //!
-//! TLS files are opened here, so that a missing or empty one is told with its line and not when the first client
-//! comes; the certificates' own meaning is the listener's.
+//! TLS files are opened here, so that a missing or empty one is reported with its line and not at the first
+//! connection; the certificates' own meaning is the listener's.
 
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -10,16 +10,15 @@ use std::time::Duration;
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 
-use crate::config::schema;
 use crate::config::{Admin, Server, Tls};
 
 use super::section::{Item, Section};
 use super::values::{ADDRESS, DURATION, EXTRA_PATH, HEADER_NAME, POSITIVE_DURATION, SIZE};
 use super::{DEFAULT_ADMIN_LISTEN, DEFAULT_LISTEN, secret};
 
-/// Reads `[server]`; `has_tenants` decides what is told about routing by default.
+/// Reads `[server]`; `has_tenants` is the default of `route_info_headers`, negated.
 pub(super) fn server(root: &Section<'_>, has_tenants: bool) -> Server {
-    let section = root.section("server", schema::SERVER);
+    let section = root.section("server", "[server]");
     let positive = |key, default| section.parse(key, &POSITIVE_DURATION).unwrap_or(default);
     let body_limit = section.parse("body_limit", &SIZE).unwrap_or(32 << 20);
     let body_memory = section.parse("body_memory", &SIZE).unwrap_or(1 << 30);
@@ -56,7 +55,7 @@ pub(super) fn server(root: &Section<'_>, has_tenants: bool) -> Server {
 
 /// Reads `[admin]`.
 pub(super) fn admin(root: &Section<'_>) -> Admin {
-    let section = root.section("admin", schema::ADMIN);
+    let section = root.section("admin", "[admin]");
     let listen = section.parse("listen", &ADDRESS).unwrap_or(DEFAULT_ADMIN_LISTEN);
     let token = section.get("token");
     let is_overridden = section.checking.overrides.admin_listen.is_some();
@@ -71,14 +70,13 @@ pub(super) fn admin(root: &Section<'_>) -> Admin {
 pub(super) fn max_connections(section: &Section<'_>, default: usize) -> NonZeroUsize {
     section
         .integer("max_connections", 1..=1_000_000)
-        .and_then(|number| usize::try_from(number).ok())
         .or(Some(default))
         .and_then(NonZeroUsize::new)
         .unwrap_or(NonZeroUsize::MIN)
 }
 
 fn tls(item: &Item<'_>) -> Option<Tls> {
-    let section = item.section(schema::TLS)?;
+    let section = item.section("server.tls")?;
     let cert = file(&section, "cert", |pem| first::<CertificateDer<'_>>(pem, "certificate"));
     let key = file(&section, "key", |pem| match PrivateKeyDer::from_pem_slice(pem) {
         Ok(_) => Ok(()),
@@ -93,7 +91,7 @@ fn tls(item: &Item<'_>) -> Option<Tls> {
     Some(Tls { cert: cert?, key: key?, client_ca })
 }
 
-fn file(section: &Section<'_>, key: &str, holds: fn(&[u8]) -> Result<(), String>) -> Option<PathBuf> {
+fn file(section: &Section<'_>, key: &'static str, holds: fn(&[u8]) -> Result<(), String>) -> Option<PathBuf> {
     let item = section.get(key)?;
     let path = section.checking.directory.join(item.text()?);
     let fault = match std::fs::read(&path) {
@@ -113,7 +111,7 @@ fn first<T: PemObject>(pem: &[u8], what: &str) -> Result<(), String> {
     }
 }
 
-/// What to do about an admin port that everybody reaches.
+/// What to do about an admin port that is reachable from elsewhere.
 pub(in crate::config) const ADMIN_TOKEN_HINT: &str =
     "add token = \"env:TOKENWAY_ADMIN_TOKEN\" to [admin], or listen on 127.0.0.1";
 const TLS_HINT: &str = "name PEM files, relative to the configuration file: tls = { cert = \"server.pem\", key = \"server.key\" }";

@@ -1,8 +1,8 @@
 //! `[slo.*]`: the bounds of each class, and whether they contradict each other.
 //!
-//! A class whose bounds cannot all matter is a mistake of whoever wrote it: a TTFT that may be longer than the whole
-//! request, a median that may be above the 99th percentile. It is refused, because a bound that never
-//! speaks looks like one that is always met.
+//! A class whose bounds cannot all matter is a mistake: a TTFT that may be longer than the whole
+//! request, a median that may be above the 99th percentile. It is refused, because a bound that can
+//! never be missed looks like one that is always met.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,7 +10,6 @@ use std::time::Duration;
 
 use toml::de::DeValue;
 
-use crate::config::schema;
 use crate::config::{ItlBounds, Slo, TtftBound};
 
 use super::section::{Item, Section};
@@ -28,7 +27,7 @@ pub(super) fn slo(root: &Section<'_>) -> BTreeMap<Arc<str>, Slo> {
         if class.key.is_empty() || class.key.chars().any(|c| !c.is_ascii_graphic()) {
             class.fault_at_key("a class needs a name of visible characters", "such as [slo.interactive]");
         }
-        if let Some(section) = class.section(schema::SLO) {
+        if let Some(section) = class.section("[slo.*]") {
             classes.insert(class.key.into(), bounds(&section));
         }
     }
@@ -61,7 +60,7 @@ fn ttft(item: &Item<'_>) -> Option<TtftBound> {
         let base = item.parse(&POSITIVE_DURATION)?;
         return Some(TtftBound { base, per_prompt_token: Duration::ZERO });
     }
-    let section = item.section(schema::TTFT)?;
+    let section = item.section("slo.*.ttft")?;
     let per_prompt_token = section.parse("per_prompt_token", &DURATION).unwrap_or(Duration::ZERO);
     section.require("base", &POSITIVE_DURATION).map(|base| TtftBound { base, per_prompt_token })
 }
@@ -71,7 +70,7 @@ fn itl(item: &Item<'_>) -> ItlBounds {
         item.wrong_type("a table of percentiles", "say which percentile is bound: itl = { p99 = \"100ms\" }");
         return ItlBounds::default();
     }
-    let Some(section) = item.section(schema::ITL) else { return ItlBounds::default() };
+    let Some(section) = item.section("slo.*.itl") else { return ItlBounds::default() };
     let bounds = ItlBounds::PERCENTILES.map(|(key, _)| section.parse(key, &POSITIVE_DURATION));
     if section.items().next().is_none() {
         item.fault("itl names no percentile", "say which one is bound: itl = { p99 = \"100ms\" }");

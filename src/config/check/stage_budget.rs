@@ -6,7 +6,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::config::schema;
 use crate::config::{Slo, TtftBound};
 use crate::stage::{Stage, StageBudget};
 
@@ -16,7 +15,7 @@ use super::values::POSITIVE_DURATION;
 /// Reads the budget of a route whose class has these bounds.
 pub(super) fn stage_budget(route: &Section<'_>, slo: Slo) -> Option<Arc<StageBudget>> {
     let item = route.get("stage_budget")?;
-    let section = item.section(schema::STAGE_BUDGET)?;
+    let section = item.section("route.stage_budget")?;
     let mut budget = StageBudget::default();
     for stage in Stage::ALL {
         if let Some(share) = section.parse(stage.as_str(), &POSITIVE_DURATION) {

@@ -10,9 +10,7 @@ use std::time::Duration;
 use http::{HeaderName, HeaderValue};
 use toml::de::DeValue;
 
-use crate::config::diagnostics::did_you_mean;
 use crate::config::otel::{self, Exporter};
-use crate::config::schema;
 use crate::config::{AccessLog, EngineSpans, Otlp, OtlpProtocol, Sampling, Telemetry};
 
 use super::section::{Item, Section};
@@ -21,13 +19,13 @@ use super::{secret, unbuilt};
 
 /// Reads `[telemetry]`.
 pub(super) fn telemetry(root: &Section<'_>) -> Telemetry {
-    let section = root.section("telemetry", schema::TELEMETRY);
+    let section = root.section("telemetry", "[telemetry]");
     unbuilt::refuse(&section, unbuilt::TELEMETRY);
     Telemetry {
         access_log: section.get("access_log").and_then(|item| access_log(&item)).unwrap_or(AccessLog::Stdout),
-        otlp: otlp(&section.section("otlp", schema::OTLP)),
-        engine_spans: engine_spans(&section.section("engine_spans", schema::ENGINE_SPANS)),
-        sampling: sampling(&section.section("sampling", schema::SAMPLING)),
+        otlp: otlp(&section.section("otlp", "[telemetry.otlp]")),
+        engine_spans: engine_spans(&section.section("engine_spans", "[telemetry.engine_spans]")),
+        sampling: sampling(&section.section("sampling", "[telemetry.sampling]")),
     }
 }
 
@@ -38,9 +36,8 @@ fn access_log(item: &Item<'_>) -> Option<AccessLog> {
         "off" => AccessLog::Off,
         path if path.contains(['/', '.']) => AccessLog::File(item.checking.directory.join(path)),
         word => {
-            let message =
-                did_you_mean(format!("unknown access log \"{word}\""), word, &["stdout", "stderr", "off"]);
-            item.fault(message, "known: stdout, stderr, off, or the path of a file: \"./access.log\"");
+            let hint = "known: stdout, stderr, off, or the path of a file: \"./access.log\"";
+            item.fault_unknown("access log", word, &["stdout", "stderr", "off"], hint);
             return None;
         }
     })

@@ -1,12 +1,10 @@
 //! Parts that a file may describe and that are not built yet.
 //!
-//! Their keys parse from the first release, and a file that asks for one is refused: better a plain word at the start
+//! Their keys parse from the first release, and a file that asks for one is refused: better an error at the start
 //! than a canary that never judges. A value that asks for nothing new (a switch that is off, defaults written out)
 //! passes. When a part is built, its entry here goes and its reader comes.
 
 use toml::de::DeValue;
-
-use crate::config::schema::Keys;
 
 use super::section::{Item, Section};
 
@@ -20,12 +18,15 @@ pub(super) struct Unbuilt {
     instead: &'static str,
 }
 
-/// Refuses what the section asks for in vain.
+/// Refuses the keys of a section that ask for a part that is not built.
 pub(super) fn refuse(section: &Section<'_>, parts: &[Unbuilt]) {
     for part in parts {
         let Some(item) = section.get(part.key) else { continue };
-        let table = matches!(item.value, DeValue::Table(_)) && !part.known.is_empty();
-        let opened = if table { open(&item, part) } else { None };
+        let is_table = matches!(item.value, DeValue::Table(_)) && !part.known.is_empty();
+        let opened = if is_table { item.section(part.key) } else { None };
+        for key in part.known {
+            opened.as_ref().and_then(|inner| inner.get(key));
+        }
         let is_harmless = match opened {
             Some(inner) => !part.harmless.is_empty() && inner.items().all(|item| part.allows(&item)),
             None => part.allows(&item),
@@ -37,56 +38,57 @@ pub(super) fn refuse(section: &Section<'_>, parts: &[Unbuilt]) {
 }
 
 impl Unbuilt {
+    const fn key(key: &'static str, instead: &'static str) -> Self {
+        Self { key, known: &[], harmless: &[], instead }
+    }
+
+    const fn table(key: &'static str, known: &'static [&'static str], instead: &'static str) -> Self {
+        Self { key, known, harmless: &[], instead }
+    }
+
+    const fn unless(self, harmless: &'static [(&'static str, &'static str)]) -> Self {
+        Self { harmless, ..self }
+    }
+
     fn allows(&self, item: &Item<'_>) -> bool {
         self.harmless.iter().any(|(key, value)| *key == item.key && item.is_written(value))
     }
 }
 
-fn open<'a>(item: &Item<'a>, part: &Unbuilt) -> Option<Section<'a>> {
-    item.section(Keys { header: part.key, known: part.known })
-}
-
 /// Of a pool.
 pub(super) const POOL: &[Unbuilt] = &[
-    Unbuilt { key: "dns", known: &[], harmless: &[], instead: LIST_REPLICAS },
-    Unbuilt { key: "file", known: &[], harmless: &[], instead: LIST_REPLICAS },
-    Unbuilt {
-        key: "kubernetes",
-        known: &["namespace", "service", "port"],
-        harmless: &[],
-        instead: LIST_REPLICAS,
-    },
-    Unbuilt {
-        key: "warmup",
-        known: &["requests", "slow_start"],
-        harmless: &[("requests", "4"), ("slow_start", "30s")],
-        instead: "remove [pool.warmup]; a replica takes traffic once a probe proved it",
-    },
-    Unbuilt {
-        key: "keep_alive",
-        known: &["interval"],
-        harmless: &[],
-        instead: "remove [pool.keep_alive]; [pool.probe] asks idle replicas every interval",
-    },
+    Unbuilt::key("dns", LIST_REPLICAS),
+    Unbuilt::key("file", LIST_REPLICAS),
+    Unbuilt::table("kubernetes", &["namespace", "service", "port"], LIST_REPLICAS),
+    Unbuilt::table(
+        "warmup",
+        &["requests", "slow_start"],
+        "remove [pool.warmup]; a replica takes traffic once a probe proved it",
+    )
+    .unless(&[("requests", "4"), ("slow_start", "30s")]),
+    Unbuilt::table(
+        "keep_alive",
+        &["interval"],
+        "remove [pool.keep_alive]; [pool.probe] asks idle replicas every interval",
+    ),
 ];
+
+/// Of a replica.
+pub(super) const REPLICA: &[Unbuilt] =
+    &[Unbuilt::key("zone", "remove it; replicas are chosen without regard to zones")];
 
 /// Of a route.
 pub(super) const ROUTE: &[Unbuilt] = &[
-    Unbuilt {
-        key: "migrate",
-        known: &[],
-        harmless: &[("migrate", "false")],
-        instead: "remove it; a stream that breaks after its first token ends with an error event",
-    },
-    Unbuilt {
-        key: "hedge",
-        known: &["after", "budget"],
-        harmless: &[],
-        instead: "remove it; [retry] covers replicas that fail before the first token",
-    },
-    Unbuilt {
-        key: "canary",
-        known: &[
+    Unbuilt::key("migrate", "remove it; a stream that breaks after its first token ends with an error event")
+        .unless(&[("migrate", "false")]),
+    Unbuilt::table(
+        "hedge",
+        &["after", "budget"],
+        "remove it; [retry] covers replicas that fail before the first token",
+    ),
+    Unbuilt::table(
+        "canary",
+        &[
             "pool",
             "steps",
             "max_cold_start",
@@ -96,25 +98,25 @@ pub(super) const ROUTE: &[Unbuilt] = &[
             "false_rollback_rate",
             "on_breach",
         ],
-        harmless: &[],
-        instead: "remove [route.canary]; split traffic by the weights of the route's pools",
-    },
+        "remove [route.canary]; split traffic by the weights of the route's pools",
+    ),
 ];
 
 /// Of a tenant.
-pub(super) const TENANT: &[Unbuilt] = &[Unbuilt {
-    key: "limits",
-    known: &["requests_per_minute", "tokens_per_minute", "concurrency"],
-    harmless: &[],
-    instead: "remove it; tenants are told apart, without limits",
-}];
+pub(super) const TENANT: &[Unbuilt] = &[
+    Unbuilt::key("weight", "remove it; all tenants have the same share").unless(&[("weight", "1")]),
+    Unbuilt::key("priority", "remove it; requests of all tenants wait in one order")
+        .unless(&[("priority", "0")]),
+    Unbuilt::table(
+        "limits",
+        &["requests_per_minute", "tokens_per_minute", "concurrency"],
+        "remove it; tenants are distinguished, without limits",
+    ),
+];
 
 /// Of the telemetry.
-pub(super) const TELEMETRY: &[Unbuilt] = &[Unbuilt {
-    key: "content",
-    known: &[],
-    harmless: &[("content", "false")],
-    instead: "remove it; spans carry no prompt and no answer text",
-}];
+pub(super) const TELEMETRY: &[Unbuilt] =
+    &[Unbuilt::key("content", "remove it; spans carry no prompt and no answer text")
+        .unless(&[("content", "false")])];
 
 const LIST_REPLICAS: &str = "list the replicas: replicas = [\"http://127.0.0.1:8001\"]";

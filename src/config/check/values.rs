@@ -101,7 +101,7 @@ fn duration(text: &str) -> Result<Duration, String> {
     };
     let nanos = (decimal(number).ok_or_else(not_one)? * nanos_per_unit).round();
     // Timers add durations to instants: what no one waits for must not overflow there.
-    if nanos > LONGEST_NANOS {
+    if nanos > MAX_NANOS {
         return Err(format!("\"{text}\" is longer than ten years"));
     }
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bounded just above")]
@@ -131,7 +131,7 @@ fn size(text: &str) -> Result<usize, String> {
     if bytes < 1.0 {
         return Err(format!("\"{text}\" must be above zero"));
     }
-    if bytes > LARGEST_BYTES {
+    if bytes > MAX_BYTES {
         return Err(format!("\"{text}\" is more than a machine has"));
     }
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bounded just above")]
@@ -228,8 +228,8 @@ fn digest(text: &str) -> Result<[u8; 32], String> {
 }
 
 const DURATION_HINT: &str = "write a number above zero with its unit (us, ms, s, m, h, d): \"250ms\"";
-const LONGEST_NANOS: f64 = 3650.0 * 86400e9;
-const LARGEST_BYTES: f64 = 1e15;
+const MAX_NANOS: f64 = 3650.0 * 86400e9;
+const MAX_BYTES: f64 = 1e15;
 
 /// Last parts of the control endpoints of vLLM and SGLang.
 const CONTROL_WORDS: &[&str] = &[

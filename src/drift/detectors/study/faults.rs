@@ -12,8 +12,8 @@ use super::super::diagnose::of_signals;
 use super::super::finding::Diagnosis;
 use super::super::scale::median;
 use super::super::signals::{Book, Signals};
-use crate::clock::Stamp;
-use crate::simulate::engine::{CostModel, Engine, EngineConfig, EngineEvent, Job, JobId};
+use tokenway_sim::engine::{CostModel, Engine, EngineConfig, EngineEvent, Job, JobId};
+use tokenway_sim::time::Stamp;
 
 const REPLICAS: usize = 4;
 const NAMES: [&str; REPLICAS] = ["a", "b", "c", "d"];
@@ -246,7 +246,7 @@ fn take(live: &mut HashMap<(usize, JobId), Live>, minute: &mut Minute, event: (u
         None => {
             minute.ttft.push(event.at.since(request.sent).as_secs_f64());
             minute.prompt += request.prompt as f64;
-            minute.cached += event.cached.0 as f64;
+            minute.cached += event.cached as f64;
         }
         Some(last) => minute.gaps.push(event.at.since(last).as_secs_f64()),
     }

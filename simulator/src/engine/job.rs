@@ -1,0 +1,92 @@
+//! What the engine works on: a job as it is submitted, a sequence as it runs, an event as it comes out.
+//!
+//! A job carries its output already: the simulator has no model, so what will be "generated" is known from
+//! the start. The engine decides only when.
+
+use crate::time::Stamp;
+
+use super::blocks::Holding;
+
+/// Names one job of one engine; never used twice, not even after a reset.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct JobId(pub u64);
+
+/// Work for the engine: one prompt and the one answer to it.
+#[derive(Clone, Debug)]
+pub struct Job {
+    /// Prompt tokens, then output tokens: blocks of both enter the prefix cache.
+    pub tokens: Vec<u32>,
+    /// How many of `tokens` are the prompt; the rest, at least one, is the output.
+    pub prompt: usize,
+    /// Root of the prefix chain: model or adapter name and cache salt.
+    pub root: u64,
+}
+
+/// A job whose blocks are hashed already, for callers that have hashes and no tokens.
+#[derive(Clone, Debug)]
+pub struct Work {
+    /// Chained hashes of the full blocks of prompt and output; blocks that have none are never found again.
+    pub chain: Vec<u64>,
+    /// Prompt tokens.
+    pub prompt: u64,
+    /// Output tokens, at least one.
+    pub output: u64,
+}
+
+/// One token left the engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EngineEvent {
+    /// Whose token.
+    pub job: JobId,
+    /// When.
+    pub at: Stamp,
+    /// Which output token, from 0: 0 is the first token.
+    pub index: u64,
+    /// Whether the job ends with it.
+    pub is_last: bool,
+    /// Prompt tokens that the prefix cache had when the job was first scheduled.
+    pub cached: u64,
+}
+
+/// The job is longer than the engine's whole KV cache, or has no output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the job has {tokens} tokens, the engine has room for {capacity}")]
+pub struct Unservable {
+    /// Prompt and output tokens of the job.
+    pub tokens: u64,
+    /// Tokens that fit into the KV cache.
+    pub capacity: u64,
+}
+
+/// A job inside the engine. Its KV cache must hold `prompt + emitted` tokens before it can emit the next one:
+/// prefill, decode and the recomputation after a preemption are all the same rule.
+#[derive(Debug)]
+pub(super) struct Sequence {
+    pub(super) id: JobId,
+    /// Chained hashes of the full blocks of prompt and output.
+    pub(super) chain: Vec<u64>,
+    pub(super) prompt: u64,
+    pub(super) output: u64,
+    /// Tokens whose KV is computed.
+    pub(super) computed: u64,
+    /// Tokens that the step in progress computes.
+    pub(super) scheduled: u64,
+    pub(super) emitted: u64,
+    /// Prefix hit of the first admission; `None` before it.
+    pub(super) cached: Option<u64>,
+    pub(super) submitted: Stamp,
+    pub(super) last_token: Option<Stamp>,
+    pub(super) blocks: Holding,
+}
+
+impl Sequence {
+    /// Tokens whose KV must be there before the next token can come.
+    pub(super) fn target(&self) -> u64 {
+        self.prompt + self.emitted
+    }
+
+    /// Tokens still to compute.
+    pub(super) fn missing(&self) -> u64 {
+        self.target().saturating_sub(self.computed)
+    }
+}

@@ -1,0 +1,132 @@
+//! What stands between arrivals and engines: a router under test.
+//!
+//! A router sees what a gateway sees: requests, tokens as they pass, scrapes. It sends a request at once or keeps it and
+//! sends it later, from [`Router::reconsider`] or a [`Router::tick`] that it asked for; how requests wait is its own
+//! affair. The engines' true state goes along in [`Fleet::engines`]; a router that reads it says so in its documentation.
+
+use std::time::Duration;
+
+use crate::engine::{Engine, Gauges};
+use crate::time::Stamp;
+
+/// Decides where requests go. Calls come in the order of simulated time.
+pub trait Router {
+    /// A request arrived. One that is never sent counts as refused.
+    fn arrive(&mut self, request: Arrival, fleet: &mut dyn Fleet);
+
+    /// First token of a request.
+    fn first_token(&mut self, _request: RequestId, _at: Stamp) {}
+
+    /// A later token of a request.
+    fn token(&mut self, _request: RequestId, _at: Stamp) {}
+
+    /// A request ended: its last token came, or no engine could serve it.
+    fn ended(&mut self, _request: RequestId, _end: &Ended) {}
+
+    /// A replica was scraped.
+    fn scraped(&mut self, _replica: usize, _at: Stamp, _gauges: &Gauges) {}
+
+    /// An engine step that brought a first token or an end was reported in full: waiting requests may find room.
+    fn reconsider(&mut self, _fleet: &mut dyn Fleet) {}
+
+    /// When the router wants its next [`Router::tick`].
+    fn next_tick(&self) -> Option<Stamp> {
+        None
+    }
+
+    /// The time of [`Router::next_tick`] has come.
+    fn tick(&mut self, _fleet: &mut dyn Fleet) {}
+
+    /// How often it chose among the replicas, where that is not once a request.
+    fn decisions(&self) -> Option<u64> {
+        None
+    }
+}
+
+/// The fleet at one moment, as a router may act on it.
+pub trait Fleet {
+    /// Simulated time.
+    fn now(&self) -> Stamp;
+
+    /// Sends a request to a replica; it is in the engine when this returns. `predicted_ttft` counts from now.
+    fn send(&mut self, request: RequestId, replica: usize, predicted_ttft: Option<Duration>);
+
+    /// The true state of every replica's engine.
+    fn engines(&self) -> &[Engine];
+}
+
+/// Names one request of a run: its place in the order of arrival.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RequestId(pub u32);
+
+impl RequestId {
+    /// As an index.
+    #[must_use]
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// A request for the router to place.
+#[derive(Clone, Debug, Default)]
+pub struct Arrival {
+    /// Its name.
+    pub id: RequestId,
+    /// When it arrived.
+    pub at: Stamp,
+    /// Prompt tokens.
+    pub prompt: u64,
+    /// Chained hashes of the prompt's blocks, as a gateway computes them from its bytes.
+    pub chain: Vec<u64>,
+    /// The prompt token at which each block of `chain` ends.
+    pub ends: Vec<u64>,
+    /// Chained hashes of the engine's blocks, for routers that receive KV events.
+    pub engine_chain: Vec<u64>,
+    /// Output tokens it will get; only an oracle may read it.
+    pub output: u64,
+    /// Bound on its TTFT.
+    pub ttft_bound: Option<Duration>,
+    /// Bound on its TPOT.
+    pub tpot_bound: Option<Duration>,
+}
+
+impl Arrival {
+    /// Prompt tokens in an engine's cache now: what KV events without delay would say.
+    #[must_use]
+    pub fn cached_in(&self, engine: &Engine) -> u64 {
+        engine.cached_prefix(&self.engine_chain, self.prompt)
+    }
+}
+
+/// How a request ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ended {
+    /// When.
+    pub at: Stamp,
+    /// Output tokens; zero where no engine could serve it.
+    pub output: u64,
+    /// Prompt tokens found in the prefix cache, by the engine's own report.
+    pub cached: u64,
+}
+
+/// Latency bounds of a run's requests.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Bounds {
+    /// On TTFT, for an empty prompt.
+    pub ttft: Option<Duration>,
+    /// What the TTFT bound grows by with each prompt token.
+    pub ttft_per_prompt_token: Duration,
+    /// On TPOT.
+    pub tpot: Option<Duration>,
+    /// On the whole request.
+    pub e2e: Option<Duration>,
+}
+
+impl Bounds {
+    /// The TTFT bound of a prompt of `prompt` tokens.
+    #[must_use]
+    pub fn ttft_of(&self, prompt: u64) -> Option<Duration> {
+        let tokens = u32::try_from(prompt).unwrap_or(u32::MAX);
+        Some(self.ttft? + self.ttft_per_prompt_token.saturating_mul(tokens))
+    }
+}

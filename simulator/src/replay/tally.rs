@@ -1,0 +1,238 @@
+//! What came of every request of a run, and the figures made of it.
+//!
+//! A request is good when it met every bound that applies to it. Refused and failed ones never are, and every request
+//! counts, those that met cold caches included. TPOT needs two tokens.
+
+use std::time::Duration;
+
+use serde::Serialize;
+
+use crate::time::Stamp;
+
+use super::router::{Bounds, RequestId};
+use super::workload::Planned;
+
+/// What was measured of one request.
+#[derive(Clone, Debug)]
+pub(super) struct Measured {
+    arrived: Stamp,
+    prompt: u64,
+    /// When the router sent it; `None` where it was refused.
+    sent: Option<Stamp>,
+    predicted_ttft: Option<Duration>,
+    first_token: Option<Stamp>,
+    last_token: Stamp,
+    tokens: u64,
+    /// Prompt tokens that the engine had cached.
+    pub(super) cached: u64,
+    is_failed: bool,
+}
+
+impl Measured {
+    fn new(planned: &Planned<'_>) -> Self {
+        Self {
+            arrived: planned.at,
+            prompt: planned.request.prompt,
+            sent: None,
+            predicted_ttft: None,
+            first_token: None,
+            last_token: planned.at,
+            tokens: 0,
+            cached: 0,
+            is_failed: false,
+        }
+    }
+
+    pub(super) fn send(&mut self, at: Stamp, predicted_ttft: Option<Duration>) {
+        debug_assert!(self.sent.is_none(), "a request is sent once");
+        self.sent = Some(at);
+        self.predicted_ttft = predicted_ttft;
+    }
+
+    pub(super) fn token(&mut self, at: Stamp) {
+        self.first_token.get_or_insert(at);
+        self.last_token = at;
+        self.tokens += 1;
+    }
+
+    /// No engine could serve it.
+    pub(super) fn fail(&mut self) {
+        self.is_failed = true;
+    }
+
+    fn ttft(&self) -> Option<Duration> {
+        Some(self.first_token?.since(self.arrived))
+    }
+
+    fn tpot(&self) -> Option<Duration> {
+        let gaps = u32::try_from(self.tokens.checked_sub(1)?).ok().filter(|gaps| *gaps > 0)?;
+        Some(self.last_token.since(self.first_token?) / gaps)
+    }
+
+    fn is_good(&self, bounds: &Bounds) -> bool {
+        let within = |value: Option<Duration>, bound: Option<Duration>| match (value, bound) {
+            (Some(value), Some(bound)) => value <= bound,
+            _ => true,
+        };
+        self.first_token.is_some()
+            && within(self.ttft(), bounds.ttft_of(self.prompt))
+            && within(self.tpot(), bounds.tpot)
+            && within(Some(self.last_token.since(self.arrived)), bounds.e2e)
+    }
+}
+
+/// A run's measurements.
+#[derive(Clone, Debug)]
+pub(super) struct Tally {
+    requests: Vec<Measured>,
+    /// Seconds of prompt work, by replica.
+    work: Vec<f64>,
+}
+
+impl Tally {
+    pub(super) fn new(replicas: usize, plan: &[Planned<'_>]) -> Self {
+        Self { requests: plan.iter().map(Measured::new).collect(), work: vec![0.0; replicas] }
+    }
+
+    pub(super) fn request(&mut self, request: RequestId) -> &mut Measured {
+        &mut self.requests[request.index()]
+    }
+
+    /// Adds `seconds` of prompt work to a replica's.
+    pub(super) fn worked(&mut self, replica: usize, seconds: f64) {
+        self.work[replica] += seconds;
+    }
+
+    pub(super) fn figures(&self, bounds: &Bounds, decisions: u64) -> Figures {
+        let all = &self.requests;
+        let count = |is: &dyn Fn(&Measured) -> bool| all.iter().filter(|request| is(request)).count() as f64;
+        let requests = all.len().max(1) as f64;
+        let share = |is: &dyn Fn(&Measured) -> bool| count(is) / requests;
+        let missing = |bounds: Bounds| share(&|r| !r.is_good(&bounds));
+        let good = count(&|r| r.is_good(bounds));
+        let looked_up: u64 = all.iter().map(|request| request.prompt).sum();
+        let cached: u64 = all.iter().map(|request| request.cached).sum();
+        let span = all.last().map_or(Duration::ZERO, |last| last.arrived.since(Stamp::default()));
+        let ttft = Quantiles::of(all.iter().filter_map(Measured::ttft));
+        let tpot = Quantiles::of(all.iter().filter_map(Measured::tpot));
+        let held = Quantiles::of(all.iter().filter_map(|r| Some(r.sent?.since(r.arrived))));
+        Figures {
+            requests: all.len(),
+            ttft_p50_s: ttft.at(0.5),
+            ttft_p90_s: ttft.at(0.9),
+            ttft_p99_s: ttft.at(0.99),
+            tpot_p50_s: tpot.at(0.5),
+            tpot_p99_s: tpot.at(0.99),
+            violations: 1.0 - good / requests,
+            ttft_violations: missing(Bounds { tpot: None, e2e: None, ..*bounds }),
+            tpot_violations: missing(Bounds { tpot: bounds.tpot, ..Bounds::default() }),
+            goodput: good / requests,
+            goodput_per_second: good / span.as_secs_f64(),
+            hit_rate: cached as f64 / looked_up.max(1) as f64,
+            load_spread: self.spread(),
+            decisions,
+            held_share: share(&|r| r.sent.is_some_and(|sent| sent > r.arrived)),
+            held_p50_s: held.at(0.5),
+            held_p99_s: held.at(0.99),
+            refused: share(&|r| r.sent.is_none()),
+            failed: share(&|r| r.is_failed),
+            prediction: self.prediction(),
+        }
+    }
+
+    /// Largest prompt work of a replica over the mean.
+    fn spread(&self) -> f64 {
+        let mean = self.work.iter().sum::<f64>() / self.work.len().max(1) as f64;
+        if mean > 0.0 { self.work.iter().copied().fold(0.0, f64::max) / mean } else { 1.0 }
+    }
+
+    fn prediction(&self) -> Option<Prediction> {
+        let ratio = |request: &Measured| {
+            let predicted = request.predicted_ttft?.as_secs_f64();
+            let actual = request.first_token?.since(request.sent?).as_secs_f64();
+            (actual > 0.0).then_some(predicted / actual)
+        };
+        let ratios: Vec<f64> = self.requests.iter().filter_map(ratio).collect();
+        if ratios.is_empty() {
+            return None;
+        }
+        let errors = Quantiles::new(ratios.iter().map(|ratio| (ratio - 1.0).abs()).collect());
+        let bias = Quantiles::new(ratios).at(0.5);
+        Some(Prediction { error_p50: errors.at(0.5), error_p90: errors.at(0.9), ratio_p50: bias })
+    }
+}
+
+/// A run in figures: seconds and shares of all requests.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Figures {
+    /// Requests that arrived.
+    pub requests: usize,
+    /// Median TTFT, waiting in the router included.
+    pub ttft_p50_s: f64,
+    /// Its 90th percentile.
+    pub ttft_p90_s: f64,
+    /// Its 99th percentile.
+    pub ttft_p99_s: f64,
+    /// Median TPOT.
+    pub tpot_p50_s: f64,
+    /// Its 99th percentile.
+    pub tpot_p99_s: f64,
+    /// Share that missed a bound, refused and failed ones included.
+    pub violations: f64,
+    /// Share without a first token in time.
+    pub ttft_violations: f64,
+    /// Share that missed the TPOT bound or had no answer.
+    pub tpot_violations: f64,
+    /// Share that met every bound.
+    pub goodput: f64,
+    /// Requests that met every bound, per second of traffic.
+    pub goodput_per_second: f64,
+    /// Prompt tokens found cached, as a share of all.
+    pub hit_rate: f64,
+    /// Largest prompt work of a replica over the mean.
+    pub load_spread: f64,
+    /// How often the router chose: more than once for a request that waited.
+    pub decisions: u64,
+    /// Share that waited in the router.
+    pub held_share: f64,
+    /// Median wait in the router.
+    pub held_p50_s: f64,
+    /// Its 99th percentile.
+    pub held_p99_s: f64,
+    /// Share that was never sent.
+    pub refused: f64,
+    /// Share that no engine could serve.
+    pub failed: f64,
+    /// Absent where the router predicts nothing.
+    pub prediction: Option<Prediction>,
+}
+
+/// Predicted against actual TTFT, both from the moment of sending.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Prediction {
+    /// Median of |predicted / actual - 1|.
+    pub error_p50: f64,
+    /// Its 90th percentile.
+    pub error_p90: f64,
+    /// Median of predicted / actual.
+    pub ratio_p50: f64,
+}
+
+struct Quantiles(Vec<f64>);
+
+impl Quantiles {
+    fn of(spans: impl Iterator<Item = Duration>) -> Self {
+        Self::new(spans.map(|span| span.as_secs_f64()).collect())
+    }
+
+    fn new(mut values: Vec<f64>) -> Self {
+        values.sort_by(f64::total_cmp);
+        Self(values)
+    }
+
+    /// Nearest rank; zero of no values.
+    fn at(&self, share: f64) -> f64 {
+        let rank = (share * self.0.len() as f64).ceil() as usize;
+        self.0.get(rank.saturating_sub(1)).copied().unwrap_or(0.0)
+    }
+}

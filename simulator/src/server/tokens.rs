@@ -1,0 +1,90 @@
+//! A tokenizer without a vocabulary: a token is four bytes of text, its id is those bytes.
+//!
+//! About the density of a real one, deterministic, reversible, and a text that grows keeps the tokens of its
+//! beginning, which is all that a prefix cache asks for. Generated words are four bytes each, so that an answer
+//! that comes back as history has the very tokens that were generated.
+
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+/// Marks the start of a message, in place of a chat template's role header: no UTF-8 text has this byte.
+const ROLE: u8 = 0xfe;
+
+/// Appends the tokens of `text`.
+pub(super) fn encode(text: &str, out: &mut Vec<u32>) {
+    out.extend(text.as_bytes().chunks(4).map(|chunk| {
+        let mut bytes = [0; 4];
+        for (to, from) in bytes.iter_mut().zip(chunk) {
+            *to = *from;
+        }
+        u32::from_le_bytes(bytes)
+    }));
+}
+
+/// The text of tokens; special ones and foreign ids show as replacement characters.
+pub(super) fn decode(tokens: &[u32]) -> String {
+    let bytes: Vec<u8> = tokens.iter().flat_map(|t| t.to_le_bytes()).filter(|byte| *byte != 0).collect();
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// The token that opens a message of `role`.
+pub(super) fn role(role: &str) -> u32 {
+    let named = xxh3_64_with_seed(role.as_bytes(), 0).to_le_bytes();
+    u32::from_le_bytes([ROLE, named[0] | 1, named[1] | 1, ROLE])
+}
+
+/// The tokens of an answer: the same for the same prompt, seed and choice.
+pub(super) fn output(prompt: &[u32], seed: u64, choice: u64, length: usize) -> Vec<u32> {
+    let mut random = fastrand::Rng::with_seed(prompt_seed(prompt, seed).wrapping_add(choice));
+    (0..length).map(|_| u32::from_le_bytes(*WORDS[random.usize(..WORDS.len())])).collect()
+}
+
+/// How long an answer is when nothing limits it.
+pub(super) fn natural_length(prompt: &[u32], seed: u64) -> u64 {
+    24 + prompt_seed(prompt, seed) % 200
+}
+
+fn prompt_seed(prompt: &[u32], seed: u64) -> u64 {
+    let bytes: Vec<u8> = prompt.iter().flat_map(|t| t.to_le_bytes()).collect();
+    xxh3_64_with_seed(&bytes, seed)
+}
+
+/// Four bytes each; no character of JSON that needs an escape.
+const WORDS: [&[u8; 4]; 32] = [
+    b" the", b" and", b" for", b" was", b" not", b" are", b" but", b" had", b" one", b" our", b" out",
+    b" day", b" get", b" has", b" how", b" man", b" new", b" now", b" old", b" see", b" two", b" way",
+    b" who", b" let", b" say", b" she", b" too", b" use", b" sun", b" sea", b" air", b" ice",
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tokens(text: &str) -> Vec<u32> {
+        let mut out = Vec::new();
+        encode(text, &mut out);
+        out
+    }
+
+    #[test]
+    fn decoding_gives_the_text_back() {
+        for text in ["", "a", "four", "größer 日本語", "a longer text, of many tokens"] {
+            assert_eq!(decode(&tokens(text)), text);
+        }
+    }
+
+    #[test]
+    fn an_answer_is_a_function_of_prompt_seed_and_choice_and_survives_as_history() {
+        let prompt = tokens("what is the sea");
+        let first = output(&prompt, 1, 0, 12);
+        assert_eq!(first, output(&prompt, 1, 0, 12));
+        assert_ne!(first, output(&prompt, 2, 0, 12));
+        assert_ne!(first, output(&prompt, 1, 1, 12));
+        assert_eq!(tokens(&decode(&first)), first);
+    }
+
+    #[test]
+    fn roles_are_no_text() {
+        assert_ne!(role("user"), role("assistant"));
+        assert!(String::from_utf8(role("user").to_le_bytes().to_vec()).is_err());
+    }
+}

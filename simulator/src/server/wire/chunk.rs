@@ -1,0 +1,50 @@
+//! What the chunks of chat and completions streams have in common.
+
+use bytes::Bytes;
+
+use super::generation::{Generation, quote};
+
+/// As in the recordings.
+pub(super) const FINGERPRINT: &str = "vllm-0.32.0-0f84c043";
+
+/// The end of a stream.
+pub(super) const DONE: Bytes = Bytes::from_static(b"data: [DONE]\n\n");
+
+/// A chunk up to the opening bracket of `choices`.
+pub(super) fn head(object: &str, generation: &Generation) -> String {
+    let (id, model) = (quote(&generation.id), quote(&generation.ask.model));
+    let created = generation.created;
+    format!(r#"data: {{"id":{id},"object":"{object}","created":{created},"model":{model},"choices":["#)
+}
+
+/// The usage so far, in every chunk, where `continuous_usage_stats` asks for it.
+pub(super) fn continuous_usage(generation: &Generation, prompt: u64, output: u64) -> String {
+    if !generation.ask.continuous_usage {
+        return String::new();
+    }
+    let total = prompt + output;
+    format!(
+        r#","usage":{{"prompt_tokens":{prompt},"total_tokens":{total},"completion_tokens":{output},"completion_tokens_details":null}}"#
+    )
+}
+
+/// The fingerprint, in the last chunk of a choice where no usage chunk will carry it.
+pub(super) fn fingerprint(generation: &Generation, is_last: bool) -> &'static str {
+    if is_last && !generation.ask.include_usage { FINGERPRINT_FIELD } else { "" }
+}
+
+/// The usage chunk, where it was asked for, and the end of the stream. `cache_details` follow `cached_tokens`.
+pub(super) fn close(head: &str, generation: &Generation, cache_details: &str, out: &mut Vec<Bytes>) {
+    if generation.ask.include_usage {
+        let (prompt, output) = (generation.ask.prompt_tokens(), generation.completion_tokens());
+        out.push(Bytes::from(format!(
+            "{head}],\"usage\":{{\"prompt_tokens\":{prompt},\"total_tokens\":{},\"completion_tokens\":{output},\
+             \"prompt_tokens_details\":{{\"cached_tokens\":{}{cache_details}}}}}{FINGERPRINT_FIELD}}}\n\n",
+            prompt + output,
+            generation.cached,
+        )));
+    }
+    out.push(DONE);
+}
+
+const FINGERPRINT_FIELD: &str = r#","system_fingerprint":"vllm-0.32.0-0f84c043""#;

@@ -1,0 +1,329 @@
+//! Plays the clients: chat sessions of many turns with shared system prompts, arriving at random.
+//!
+//! Arrivals are Poisson; requests in flight are bounded, and an arrival that finds no place is counted, not
+//! queued: a slow gateway must not slow its clients down. Latencies are the client's own.
+
+mod client;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hdrhistogram::Histogram;
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::time::{Clock, Stamp};
+
+/// What traffic to make.
+#[derive(Clone, Debug)]
+pub struct TrafficConfig {
+    /// `http://HOST:PORT`
+    pub base_url: String,
+    /// Model to ask for.
+    pub model: String,
+    /// Requests a second, on average.
+    pub rate: f64,
+    /// Seed of arrivals and texts.
+    pub seed: u64,
+    /// Requests in flight at most.
+    pub max_in_flight: usize,
+    /// Distinct system prompts, shared by the sessions.
+    pub system_prompts: usize,
+    /// Bytes of a system prompt.
+    pub system_prompt_bytes: usize,
+    /// Turns of a session.
+    pub turns: usize,
+    /// For one request.
+    pub timeout: Duration,
+}
+
+impl Default for TrafficConfig {
+    fn default() -> Self {
+        Self {
+            base_url: "http://127.0.0.1:8080".into(),
+            model: "sim".into(),
+            rate: 8.0,
+            seed: 1,
+            max_in_flight: 256,
+            system_prompts: 6,
+            system_prompt_bytes: 6_000,
+            turns: 6,
+            timeout: Duration::from_secs(120),
+        }
+    }
+}
+
+/// What the clients saw.
+#[derive(Debug)]
+pub struct TrafficStats(Mutex<Tally>);
+
+#[derive(Debug)]
+struct Tally {
+    sent: u64,
+    ok: u64,
+    failed: u64,
+    skipped: u64,
+    ttft: Histogram<u64>,
+    gaps: Histogram<u64>,
+}
+
+/// What the clients saw, at one moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TrafficSummary {
+    /// Requests sent.
+    pub sent: u64,
+    /// Complete answers.
+    pub ok: u64,
+    /// Errors and broken streams.
+    pub failed: u64,
+    /// Arrivals that found too many requests in flight.
+    pub skipped: u64,
+    /// Median time to the first content.
+    pub ttft_p50: Option<Duration>,
+    /// Its 99th percentile.
+    pub ttft_p99: Option<Duration>,
+    /// Median gap between two contents.
+    pub gap_p50: Option<Duration>,
+    /// Its 99th percentile.
+    pub gap_p99: Option<Duration>,
+}
+
+impl Default for TrafficStats {
+    fn default() -> Self {
+        let (ttft, gaps) = (microseconds(), microseconds());
+        Self(Mutex::new(Tally { sent: 0, ok: 0, failed: 0, skipped: 0, ttft, gaps }))
+    }
+}
+
+impl TrafficStats {
+    /// The figures so far.
+    #[must_use]
+    pub fn summary(&self) -> TrafficSummary {
+        let tally = self.0.lock();
+        TrafficSummary {
+            sent: tally.sent,
+            ok: tally.ok,
+            failed: tally.failed,
+            skipped: tally.skipped,
+            ttft_p50: quantile(&tally.ttft, 0.5),
+            ttft_p99: quantile(&tally.ttft, 0.99),
+            gap_p50: quantile(&tally.gaps, 0.5),
+            gap_p99: quantile(&tally.gaps, 0.99),
+        }
+    }
+
+    fn sent(&self) {
+        self.0.lock().sent += 1;
+    }
+
+    fn skipped(&self) {
+        self.0.lock().skipped += 1;
+    }
+
+    fn ended(&self, sent: Stamp, answer: Result<&client::Answer, &client::ClientError>) {
+        let mut tally = self.0.lock();
+        let Ok(answer) = answer else {
+            tally.failed += 1;
+            return;
+        };
+        tally.ok += 1;
+        if let Some(first) = answer.contents.first() {
+            tally.ttft.saturating_record(micros(first.since(sent)));
+        }
+        for (before, after) in answer.contents.iter().zip(answer.contents.iter().skip(1)) {
+            tally.gaps.saturating_record(micros(after.since(*before)));
+        }
+    }
+}
+
+/// One conversation.
+#[derive(Clone, Debug)]
+struct Session {
+    messages: Vec<Value>,
+    turns: usize,
+    /// Each session has texts of its own, whatever the others do meanwhile.
+    random: fastrand::Rng,
+}
+
+impl Session {
+    fn start(config: &TrafficConfig, random: &mut fastrand::Rng) -> Self {
+        let system = random.usize(..config.system_prompts.max(1)) as u64;
+        let mut prompt = fastrand::Rng::with_seed(config.seed.wrapping_add(system));
+        let content = text(&mut prompt, config.system_prompt_bytes);
+        let messages = vec![json!({"role": "system", "content": content})];
+        Self { messages, turns: 0, random: random.fork() }
+    }
+
+    /// The next question, and the request that asks it.
+    fn ask(&mut self, model: &str) -> String {
+        let length = self.random.usize(40..400);
+        let question = text(&mut self.random, length);
+        self.messages.push(json!({"role": "user", "content": question}));
+        let max_tokens = self.random.u32(20..120);
+        json!({
+            "model": model, "messages": self.messages, "max_tokens": max_tokens,
+            "stream": true, "stream_options": {"include_usage": true},
+        })
+        .to_string()
+    }
+
+    fn hear(&mut self, answer: &str) {
+        self.messages.push(json!({"role": "assistant", "content": answer}));
+        self.turns += 1;
+    }
+}
+
+/// Makes traffic until `shutdown`, then returns; requests under way are left to `tracker`.
+pub async fn run_traffic(
+    config: TrafficConfig,
+    stats: Arc<TrafficStats>,
+    tracker: TaskTracker,
+    shutdown: CancellationToken,
+) {
+    let clock = Clock::start();
+    let mut random = fastrand::Rng::with_seed(config.seed);
+    let places = Arc::new(Semaphore::new(config.max_in_flight));
+    let waiting: Arc<Mutex<Vec<Session>>> = Arc::default();
+    let config = Arc::new(config);
+    let mut next = clock.now();
+    loop {
+        next = next.after(exponential(&mut random, config.rate));
+        // Both arms are cancel-safe.
+        tokio::select! {
+            () = shutdown.cancelled() => return,
+            () = tokio::time::sleep_until(clock.instant(next)) => {}
+        }
+        let Ok(place) = places.clone().try_acquire_owned() else {
+            stats.skipped();
+            continue;
+        };
+        let session = choose(&config, &waiting, &mut random);
+        let (config, stats, waiting) = (config.clone(), stats.clone(), waiting.clone());
+        let shutdown = shutdown.clone();
+        tracker.spawn(async move {
+            let _place = place;
+            // A turn that is dropped closes its connection, which is what a leaving client does.
+            let session = tokio::select! {
+                () = shutdown.cancelled() => return,
+                session = turn(&config, &stats, session, clock) => session,
+            };
+            let mut waiting = waiting.lock();
+            if let Some(session) = session
+                && waiting.len() < WAITING_SESSIONS
+            {
+                waiting.push(session);
+            }
+        });
+    }
+}
+
+/// Mostly a session that waits for its next turn, sometimes a new one.
+fn choose(config: &TrafficConfig, waiting: &Mutex<Vec<Session>>, random: &mut fastrand::Rng) -> Session {
+    let (is_new, place) = (random.f64() * config.turns.max(1) as f64 <= 1.0, random.f64());
+    let fresh = Session::start(config, random);
+    let mut waiting = waiting.lock();
+    if is_new || waiting.is_empty() {
+        return fresh;
+    }
+    let place = (place * waiting.len() as f64) as usize;
+    let last = waiting.len() - 1;
+    waiting.swap_remove(place.min(last))
+}
+
+/// One turn; gives the session back when it goes on.
+async fn turn(
+    config: &TrafficConfig,
+    stats: &TrafficStats,
+    mut session: Session,
+    clock: Clock,
+) -> Option<Session> {
+    let body = session.ask(&config.model);
+    stats.sent();
+    let sent = clock.now();
+    let answer = tokio::time::timeout(config.timeout, client::chat(&config.base_url, body, clock)).await;
+    let answer = answer.unwrap_or(Err(client::ClientError::Timeout));
+    if let Err(error) = &answer {
+        tracing::debug!(%error, "a demo request failed");
+    }
+    stats.ended(sent, answer.as_ref());
+    session.hear(&answer.ok()?.text);
+    (session.turns < config.turns).then_some(session)
+}
+
+/// A histogram of microseconds up to ten minutes.
+fn microseconds() -> Histogram<u64> {
+    Histogram::new_with_bounds(1, 600_000_000, 2)
+        .expect("invariant: the bounds are constants that hdrhistogram accepts")
+}
+
+fn micros(span: Duration) -> u64 {
+    u64::try_from(span.as_micros()).unwrap_or(u64::MAX)
+}
+
+fn quantile(histogram: &Histogram<u64>, quantile: f64) -> Option<Duration> {
+    (!histogram.is_empty()).then(|| Duration::from_micros(histogram.value_at_quantile(quantile)))
+}
+
+fn exponential(random: &mut fastrand::Rng, rate: f64) -> Duration {
+    let gap = -(1.0 - random.f64()).ln() / rate.max(1e-6);
+    Duration::try_from_secs_f64(gap.min(3_600.0)).unwrap_or_default()
+}
+
+/// About `bytes` bytes of words.
+fn text(random: &mut fastrand::Rng, bytes: usize) -> String {
+    let mut out = String::with_capacity(bytes + 8);
+    while out.len() < bytes {
+        for _ in 0..random.usize(2..8) {
+            out.push(random.lowercase());
+        }
+        out.push(' ');
+    }
+    out
+}
+
+/// Sessions that wait for their next turn.
+const WAITING_SESSIONS: usize = 64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sessions_share_system_prompts_and_repeat_under_a_seed() {
+        let config = TrafficConfig { system_prompts: 2, ..TrafficConfig::default() };
+        let bodies = |seed| {
+            let mut random = fastrand::Rng::with_seed(seed);
+            (0..8).map(|_| Session::start(&config, &mut random).ask("m")).collect::<Vec<_>>()
+        };
+        assert_eq!(bodies(3), bodies(3));
+        assert_ne!(bodies(3), bodies(4));
+        let system = |body: &String| {
+            let body: Value = serde_json::from_str(body).unwrap();
+            body["messages"][0]["content"].as_str().unwrap().to_owned()
+        };
+        let distinct: std::collections::BTreeSet<String> = bodies(3).iter().map(system).collect();
+        assert_eq!(distinct.len(), 2);
+    }
+
+    #[test]
+    fn arrivals_have_the_asked_mean() {
+        let mut random = fastrand::Rng::with_seed(1);
+        let total: Duration = (0..10_000).map(|_| exponential(&mut random, 8.0)).sum();
+        assert!((1_150.0..1_350.0).contains(&total.as_secs_f64()), "{total:?}");
+    }
+
+    #[test]
+    fn each_turn_repeats_the_history() {
+        let mut session = Session::start(&TrafficConfig::default(), &mut fastrand::Rng::with_seed(1));
+        let first = session.ask("m");
+        session.hear("yes");
+        let second = session.ask("m");
+        let messages = |body: &str| serde_json::from_str::<Value>(body).unwrap()["messages"].clone();
+        let (first, second) = (messages(&first), messages(&second));
+        assert_eq!(second.as_array().unwrap()[..2], first.as_array().unwrap()[..]);
+        assert_eq!(second[2], json!({"role": "assistant", "content": "yes"}));
+    }
+}

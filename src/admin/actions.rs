@@ -1,0 +1,50 @@
+//! Handlers that change the gateway: reload, drain, log level.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use axum::extract::rejection::BytesRejection;
+use bytes::Bytes;
+use http::StatusCode;
+use serde_json::{Value, json};
+
+use super::AdminState;
+use super::error::AdminError;
+
+/// POST `/api/reload`
+pub(super) async fn reload(State(admin): State<Arc<AdminState>>) -> Result<Json<Value>, AdminError> {
+    // Reads files, which blocks.
+    match tokio::task::spawn_blocking(move || admin.control.reload()).await {
+        Ok(Ok(())) => Ok(Json(json!({ "status": "reloaded" }))),
+        Ok(Err(message)) => Err(AdminError::InvalidConfig(message)),
+        Err(_) => Err(AdminError::ReloadFailed),
+    }
+}
+
+/// POST `/api/drain`
+pub(super) async fn drain(State(admin): State<Arc<AdminState>>) -> (StatusCode, Json<Value>) {
+    tracing::info!("drain requested on the admin port");
+    admin.control.drain();
+    (StatusCode::ACCEPTED, Json(json!({ "status": "draining" })))
+}
+
+/// GET `/api/log-level`
+pub(super) async fn log_level(State(admin): State<Arc<AdminState>>) -> Json<Value> {
+    Json(json!({ "level": admin.control.log_level() }))
+}
+
+/// POST `/api/log-level`: `{"level":"debug"}` or the bare text.
+pub(super) async fn set_log_level(
+    State(admin): State<Arc<AdminState>>,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Json<Value>, AdminError> {
+    let body = body.map_err(|_| AdminError::InvalidBody)?;
+    let parsed = serde_json::from_slice::<Value>(&body).ok();
+    let filter = match parsed.as_ref().map(|json| &json["level"]) {
+        Some(Value::String(level)) => level.as_str(),
+        _ => std::str::from_utf8(&body).unwrap_or_default().trim(),
+    };
+    admin.control.set_log_level(filter).map_err(AdminError::InvalidLevel)?;
+    Ok(Json(json!({ "level": admin.control.log_level() })))
+}

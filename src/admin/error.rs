@@ -1,0 +1,77 @@
+//! Requests that the admin port refuses or cannot answer: status, code and message, as JSON.
+
+use axum::Json;
+use axum::response::{IntoResponse, Response};
+use http::StatusCode;
+use http::header::{ALLOW, HeaderValue, WWW_AUTHENTICATE};
+use serde_json::json;
+
+/// Why a request fails; the text is the `message` of the response.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum AdminError {
+    #[error("send the admin token as authorization: Bearer")]
+    InvalidToken,
+    #[error("without a token the admin port is reached as localhost or by its address only")]
+    ForeignHost,
+    #[error("POST needs the header x-tokenway-admin: 1")]
+    MissingHeader,
+    #[error("the admin port has no such path")]
+    UnknownPath,
+    #[error("allowed here: {allowed}")]
+    MethodNotAllowed { allowed: String },
+    #[error("window is 1m, 5m or 1h")]
+    InvalidWindow,
+    #[error("the body is late, broken or too long")]
+    InvalidBody,
+    #[error("{0}")]
+    InvalidLevel(String),
+    #[error("{0}")]
+    InvalidConfig(String),
+    #[error("the reload broke off")]
+    ReloadFailed,
+    #[error("too many requests at once; try again")]
+    Overloaded,
+    #[error("the response took too long")]
+    Timeout,
+    #[error("the handler panicked; see the log")]
+    Panicked,
+}
+
+impl AdminError {
+    fn status_and_code(&self) -> (StatusCode, &'static str) {
+        match self {
+            Self::InvalidToken => (StatusCode::UNAUTHORIZED, "invalid_token"),
+            Self::ForeignHost => (StatusCode::FORBIDDEN, "foreign_host"),
+            Self::MissingHeader => (StatusCode::FORBIDDEN, "missing_header"),
+            Self::UnknownPath => (StatusCode::NOT_FOUND, "unknown_path"),
+            Self::MethodNotAllowed { .. } => (StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed"),
+            Self::InvalidWindow => (StatusCode::BAD_REQUEST, "invalid_window"),
+            Self::InvalidBody => (StatusCode::BAD_REQUEST, "invalid_body"),
+            Self::InvalidLevel(_) => (StatusCode::BAD_REQUEST, "invalid_level"),
+            Self::InvalidConfig(_) => (StatusCode::UNPROCESSABLE_ENTITY, "invalid_config"),
+            Self::ReloadFailed => (StatusCode::INTERNAL_SERVER_ERROR, "reload_failed"),
+            Self::Overloaded => (StatusCode::SERVICE_UNAVAILABLE, "overloaded"),
+            Self::Timeout => (StatusCode::SERVICE_UNAVAILABLE, "timeout"),
+            Self::Panicked => (StatusCode::INTERNAL_SERVER_ERROR, "internal_error"),
+        }
+    }
+}
+
+impl IntoResponse for AdminError {
+    fn into_response(self) -> Response {
+        let (status, code) = self.status_and_code();
+        let body = json!({ "error": { "code": code, "message": self.to_string() } });
+        let mut response = (status, Json(body)).into_response();
+        let headers = response.headers_mut();
+        match self {
+            Self::InvalidToken => {
+                headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+            }
+            Self::MethodNotAllowed { allowed } => {
+                headers.extend(HeaderValue::try_from(allowed).ok().map(|allowed| (ALLOW, allowed)));
+            }
+            _ => {}
+        }
+        response
+    }
+}

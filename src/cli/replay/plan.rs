@@ -1,0 +1,211 @@
+//! The grid of a replay: every contender in every setting under every seed.
+
+use std::num::NonZeroU64;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use tokenway_sim::engine::EngineConfig;
+use tokenway_sim::replay::{Bounds, Demand, Figures, Router, Scenario, Trace, run};
+use tokenway_sim::rivals::Rival;
+
+use super::{ReplayArgs, ReplayError, engine, read};
+use crate::config::load::{Source, load};
+use crate::config::{Config, ItlBounds, Overrides, PolicyName, Queue, Route, Slo, TtftBound};
+use crate::routing::EngineLimits;
+use crate::simulate::{ProductRouter, ReplayedRoute};
+use crate::units::Tokens;
+
+/// All runs of one command.
+pub(super) struct Plan {
+    trace: Trace,
+    pub(super) entrants: Vec<Entrant>,
+    pub(super) settings: Vec<Setting>,
+    pub(super) cells: Vec<Cell>,
+}
+
+/// Whose routing is run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Contender {
+    Product(PolicyName),
+    Rival(Rival),
+}
+
+/// A contender with the route it stands for.
+pub(super) struct Entrant {
+    pub(super) contender: Contender,
+    /// For tables: the configuration file, where it is from one.
+    pub(super) config: Option<String>,
+    slo: Slo,
+    queue: Option<Queue>,
+    medium: Tokens,
+    batch_limit: Option<u64>,
+}
+
+/// Fleet and traffic, without a seed.
+pub(super) struct Setting {
+    pub(super) replicas: usize,
+    pub(super) load: f64,
+    pub(super) scrape_interval: Duration,
+    pub(super) slow: Vec<(usize, f64)>,
+    engine: EngineConfig,
+}
+
+/// One run: indices into the plan's entrants and settings.
+pub(super) struct Cell {
+    pub(super) entrant: usize,
+    pub(super) setting: usize,
+    pub(super) seed: u64,
+}
+
+impl Plan {
+    pub(super) fn read(args: &ReplayArgs, env: &dyn Fn(&str) -> Option<String>) -> Result<Self, ReplayError> {
+        let trace = Trace::read(&read(&args.trace)?)
+            .map_err(|error| ReplayError::Trace { path: args.trace.clone(), error })?;
+        let mut configs = Vec::new();
+        for file in &args.config {
+            configs.push((file, load(&Source::File(file.clone()), &Overrides::default(), env)?));
+        }
+        let entrants = entrants(args, &configs)?;
+        let settings = settings(args, configs.first().map(|(_, config)| config))?;
+        let cells = cells(args, entrants.len(), settings.len());
+        Ok(Self { trace, entrants, settings, cells })
+    }
+
+    pub(super) fn run(&self, cell: &Cell) -> Figures {
+        let (entrant, setting) = (&self.entrants[cell.entrant], &self.settings[cell.setting]);
+        let scenario = Scenario {
+            engine: setting.engine.clone(),
+            demand: Demand { replicas: setting.replicas, load: setting.load, seed: cell.seed },
+            slow: setting.slow.clone(),
+            scrape_interval: setting.scrape_interval,
+            bounds: bounds(&entrant.slo),
+        };
+        run(&self.trace, &scenario, &mut *entrant.router(setting, cell.seed))
+    }
+}
+
+impl Contender {
+    /// Reads a contender's name: one of the product's policies or a rival.
+    pub(super) fn parse(name: &str) -> Result<Self, String> {
+        let product = PolicyName::ALL.into_iter().find(|policy| policy.as_str() == name);
+        let named = product.map(Self::Product).or_else(|| Rival::named(name).map(Self::Rival));
+        named.ok_or_else(|| {
+            let policies = PolicyName::ALL.into_iter().map(PolicyName::as_str);
+            let known: Vec<&str> = policies.chain(Rival::ALL.into_iter().map(Rival::as_str)).collect();
+            format!("unknown policy; there are {}", known.join(", "))
+        })
+    }
+
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            Self::Product(policy) => policy.as_str(),
+            Self::Rival(rival) => rival.as_str(),
+        }
+    }
+}
+
+impl Entrant {
+    fn router(&self, setting: &Setting, seed: u64) -> Box<dyn Router> {
+        let replicas = setting.replicas;
+        match self.contender {
+            Contender::Product(policy) => {
+                let Self { slo, queue, medium, batch_limit, .. } = *self;
+                let limits = EngineLimits { scrape_interval: setting.scrape_interval, batch_limit };
+                Box::new(ProductRouter::new(&ReplayedRoute { policy, slo, queue, medium, limits }, replicas))
+            }
+            Contender::Rival(rival) => rival.router(replicas, &setting.engine, seed),
+        }
+    }
+}
+
+fn bounds(slo: &Slo) -> Bounds {
+    Bounds {
+        ttft: slo.ttft.map(|bound| bound.base),
+        ttft_per_prompt_token: slo.ttft.map_or(Duration::ZERO, |bound| bound.per_prompt_token),
+        tpot: slo.tpot,
+        e2e: slo.e2e,
+    }
+}
+
+/// The routes of the configuration files, then the contenders named by `--policies` under the first file's SLO.
+fn entrants(args: &ReplayArgs, configs: &[(&PathBuf, Config)]) -> Result<Vec<Entrant>, ReplayError> {
+    let mut entrants = Vec::new();
+    let mut first_slo = None;
+    for (file, file_config) in configs {
+        let route = route(args, file, file_config)?;
+        let slo = file_config.slo.get(&route.slo).copied().unwrap_or_default();
+        first_slo.get_or_insert(slo);
+        let contender = Contender::Product(route.policy);
+        let config = Some(file.display().to_string());
+        let medium = file_config.classes.medium;
+        let pool = route.pools.first().and_then(|weighted| file_config.pools.get(weighted.pool));
+        let batch_limit = pool.and_then(|pool| pool.max_num_seqs).map(NonZeroU64::get);
+        let (slo, queue) = (args.slo_over(slo), route.queue);
+        entrants.push(Entrant { contender, config, slo, queue, medium, batch_limit });
+    }
+    let slo = args.slo_over(first_slo.unwrap_or(DEFAULT_SLO));
+    let named = |contender: &Contender| Entrant {
+        contender: *contender,
+        config: None,
+        slo,
+        queue: None,
+        medium: Tokens(u64::MAX),
+        batch_limit: None,
+    };
+    entrants.extend(args.policies.iter().map(named));
+    Ok(entrants)
+}
+
+fn route<'a>(args: &ReplayArgs, file: &Path, config: &'a Config) -> Result<&'a Route, ReplayError> {
+    let found = match &args.route {
+        Some(name) => config.routes.iter().find(|route| *route.name == **name),
+        None => config.routes.first(),
+    };
+    found.ok_or_else(|| {
+        let known: Vec<&str> = config.routes.iter().map(|route| &*route.name).collect();
+        let route = args.route.clone().unwrap_or_default();
+        ReplayError::NoRoute { path: file.to_owned(), route, known: known.join(", ") }
+    })
+}
+
+fn settings(args: &ReplayArgs, config: Option<&Config>) -> Result<Vec<Setting>, ReplayError> {
+    let configured = config.map_or(DEFAULT_REPLICAS, |config| {
+        config.pools.iter().map(|pool| pool.replicas.len()).sum::<usize>().max(1)
+    });
+    let fleets = if args.replicas.is_empty() { vec![configured] } else { args.replicas() };
+    let smallest = fleets.iter().copied().min().unwrap_or(1);
+    if let Some((replica, _)) = args.slow.iter().find(|(replica, _)| *replica >= smallest) {
+        return Err(ReplayError::NoReplica { replica: *replica, last: smallest - 1 });
+    }
+    let engine = engine(args)?;
+    let mut settings = Vec::new();
+    for &replicas in &fleets {
+        for &load in &args.load {
+            for &scrape_interval in &args.signals_age {
+                let (slow, engine) = (args.slow.clone(), engine.clone());
+                settings.push(Setting { replicas, load, scrape_interval, slow, engine });
+            }
+        }
+    }
+    Ok(settings)
+}
+
+/// Setting by setting, so that rows to be compared stand together.
+fn cells(args: &ReplayArgs, entrants: usize, settings: usize) -> Vec<Cell> {
+    let mut cells = Vec::new();
+    for setting in 0..settings {
+        for entrant in 0..entrants {
+            cells.extend(args.seeds.iter().map(|seed| Cell { entrant, setting, seed: *seed }));
+        }
+    }
+    cells
+}
+
+/// Where no configuration says more: a bound that grows with the prompt, and a pace faster than people read.
+const DEFAULT_SLO: Slo = Slo {
+    ttft: Some(TtftBound { base: Duration::from_secs(1), per_prompt_token: Duration::from_micros(150) }),
+    itl: ItlBounds::new([None; 4]),
+    tpot: Some(Duration::from_millis(100)),
+    e2e: None,
+};
+const DEFAULT_REPLICAS: usize = 8;
