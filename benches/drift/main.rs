@@ -6,6 +6,7 @@
 //! are fixed: the same code gives the same figures, and a figure that moved was moved by a change. Exits with 1 when a
 //! threshold is crossed, naming it. Thresholds leave room above what was measured; they are not goals.
 
+mod faults;
 mod traffic;
 
 use std::collections::BTreeMap;
@@ -13,8 +14,9 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use tokenway::drift::detectors::{Finding, Kind};
+use tokenway::drift::detectors::{Diagnosis, Finding, Kind};
 
+use faults::FAULTS;
 use traffic::{DAY, Event, Family, HOUR, REPLICAS, Route};
 
 fn main() -> io::Result<ExitCode> {
@@ -39,7 +41,8 @@ fn main() -> io::Result<ExitCode> {
 
 type Section = fn(&mut Report) -> io::Result<()>;
 
-const SECTIONS: [(&str, Section); 2] = [("false-alarms", false_alarms), ("delays", delays)];
+const SECTIONS: [(&str, Section); 3] =
+    [("false-alarms", false_alarms), ("delays", delays), ("diagnosis", diagnosis)];
 
 /// Prints figures and remembers those beyond their threshold.
 struct Report {
@@ -125,6 +128,23 @@ fn delays(report: &mut Report) -> io::Result<()> {
     Ok(())
 }
 
+/// Faults in simulated engines, and how many of each are diagnosed otherwise.
+fn diagnosis(report: &mut Report) -> io::Result<()> {
+    writeln!(report.out, "diagnosis seven minutes after a fault, {FLEETS} fleets each")?;
+    for (fault, expected) in FAULTS {
+        let mut diagnoses: BTreeMap<&str, u64> = BTreeMap::new();
+        for diagnosis in parallel(FLEETS, |seed| faults::diagnose(fault, 1000 + seed)) {
+            *diagnoses.entry(diagnosis.map_or("none", Diagnosis::as_str)).or_default() += 1;
+        }
+        let wrong = FLEETS - diagnoses.get(expected.as_str()).copied().unwrap_or_default();
+        let counts: Vec<String> = diagnoses.iter().map(|(name, count)| format!("{name} {count}")).collect();
+        let fault = format!("{fault:?}");
+        writeln!(report.out, "{fault:<13} {}", counts.join(", "))?;
+        report.at_most(&format!("wrong diagnoses of {fault}"), wrong as f64, MAX_WRONG);
+    }
+    Ok(())
+}
+
 /// Runs `run` for every seed below `runs` on all cores; results by seed.
 fn parallel<T: Send>(runs: u64, run: impl Fn(u64) -> T + Sync) -> Vec<T> {
     let next = AtomicU64::new(0);
@@ -145,6 +165,8 @@ fn parallel<T: Send>(runs: u64, run: impl Fn(u64) -> T + Sync) -> Vec<T> {
 /// Days before anything counts: the reach of the baseline, and one.
 const BURN_IN: f64 = 36.0;
 const YEARS: u64 = 4;
+const FLEETS: u64 = 20;
+const MAX_WRONG: f64 = 1.0;
 const MAX_PER_REPLICA_YEAR: f64 = 0.3;
 
 /// Tail, requests per hour, dispersion; most false alarms per series-year.

@@ -163,7 +163,7 @@ impl Running {
             control_runtime,
         )?);
         let fleet = Arc::clone(&app.fleet);
-        observers.drift.watch_fleet(move || fleet.statuses());
+        observers.drift.set_fleet(move || fleet.statuses());
         let launch = Arc::new(launch);
         let control = Arc::new(Controls {
             app: Arc::clone(&app),
