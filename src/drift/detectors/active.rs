@@ -13,17 +13,20 @@ struct ActiveFinding {
 }
 
 impl ActiveFindings {
-    /// Pushes a finding to `out` unless it is active already.
-    pub(super) fn raise(&mut self, at: f64, finding: Finding, out: &mut Vec<Finding>) {
-        let is_same = |active: &&mut ActiveFinding| {
-            active.finding.kind == finding.kind && active.finding.series.replica == finding.series.replica
-        };
-        if let Some(active) = self.0.iter_mut().find(is_same) {
-            active.last_seen = at;
-            return;
+    /// Pushes findings that are not active yet to `out`, renews the others.
+    pub(super) fn raise(&mut self, found: impl IntoIterator<Item = Finding>, out: &mut Vec<Finding>) {
+        for finding in found {
+            let last_seen = finding.at;
+            let is_same = |active: &&mut ActiveFinding| {
+                active.finding.kind == finding.kind && active.finding.series.replica == finding.series.replica
+            };
+            if let Some(active) = self.0.iter_mut().find(is_same) {
+                active.last_seen = last_seen;
+            } else {
+                out.push(finding.clone());
+                self.0.push(ActiveFinding { finding, last_seen });
+            }
         }
-        out.push(finding.clone());
-        self.0.push(ActiveFinding { finding, last_seen: at });
     }
 
     /// Renews findings of a kind that go on.

@@ -6,7 +6,7 @@
 
 use super::finding::{Diagnosis, Kind};
 use super::scale::median;
-use super::signals::{SignalChange, SignalHistory};
+use super::signals::{SignalChange, SignalHistory, Signals};
 
 /// What is known when a finding is made. Ratios are of now to the baseline; `None` is unknown.
 #[derive(Clone, Debug, Default)]
@@ -73,11 +73,13 @@ fn of_engines(changes: &[SignalChange]) -> Option<Diagnosis> {
     if last_start.is_none() && has_outlier(changes) {
         return Some(Diagnosis::Replica);
     }
-    if changes.iter().any(|change| change.batch_limit.is_some_and(|ratio| (ratio - 1.0).abs() > 0.01)) {
+    let mut batch_limits = changes.iter().filter_map(|change| change.ratio(|s| s.batch_limit));
+    if batch_limits.any(|ratio| (ratio - 1.0).abs() > 0.01) {
         return Some(Diagnosis::Configuration);
     }
     // A start of minutes ago is cold; what is slow long after it, with warm caches everywhere, was configured so.
-    let is_cold = |change: &SignalChange| change.started_ago.is_some() && is_below(change.hit_rate, COLD);
+    let is_cold =
+        |change: &SignalChange| change.started_ago.is_some() && is_below(change.ratio(|s| s.hit_rate), COLD);
     let has_restarted = changes.iter().all(|change| change.started_ago.is_some());
     let is_configured = last_start? >= WARM_AFTER && has_restarted && !changes.iter().any(is_cold);
     Some(if is_configured { Diagnosis::Configuration } else { Diagnosis::ColdStarts })
@@ -85,45 +87,50 @@ fn of_engines(changes: &[SignalChange]) -> Option<Diagnosis> {
 
 /// More requests, or too little cache for them.
 fn of_load(changes: &[SignalChange]) -> Option<Diagnosis> {
-    let load = changes.iter().map(|change| change.requests).sum::<f64>() / changes.len() as f64;
-    if load > MORE_LOAD {
+    let load = changes.iter().map(|change| change.ratio(|s| Some(s.requests)).unwrap_or(1.0)).sum::<f64>();
+    if load > MORE_LOAD * changes.len() as f64 {
         return Some(Diagnosis::Capacity);
     }
     let most = |holds: fn(&SignalChange) -> bool| {
         2 * changes.iter().filter(|change| holds(change)).count() > changes.len()
     };
     // Prefixes that no longer hit while the cache is fuller than before were evicted.
-    let is_evicting =
-        most(|change| exceeds(change.kv_cache_usage, 1.5) && is_below(change.hit_rate, EVICTED));
-    let is_preempting = exceeds(middle(changes, |change| change.preemptions), PREEMPTIONS);
+    let is_evicting = most(|change| {
+        exceeds(change.ratio(|s| s.kv_cache_usage), FULLER) && is_below(change.ratio(|s| s.hit_rate), EVICTED)
+    });
+    let is_preempting = exceeds(middle(changes, |change| change.difference(|s| s.preemptions)), PREEMPTIONS);
     // Prompts that wait for cache with places in the batch to spare are short of cache as well.
-    let is_full = most(|change| exceeds(change.kv_now, FULL) && exceeds(change.kv_cache_usage, 1.1));
-    let is_held_up = exceeds(middle(changes, |change| change.waiting), WAITING)
-        || exceeds(middle(changes, |change| change.itl_tail), SLOWER);
+    let is_full = most(|change| {
+        exceeds(change.now.kv_cache_usage, FULL)
+            && exceeds(change.ratio(|s| s.kv_cache_usage), FULLER_WHEN_FULL)
+    });
+    let is_held_up = exceeds(middle(changes, |change| change.difference(|s| s.waiting)), WAITING)
+        || exceeds(middle(changes, |change| change.ratio(|s| s.itl_tail)), SLOWER);
     (is_evicting || is_preempting || (is_full && is_held_up)).then_some(Diagnosis::KvPressure)
 }
 
 /// Where the time goes: in front of the engines, or in their decoding.
 fn of_time(changes: &[SignalChange]) -> Option<Diagnosis> {
-    let engine_ttft = middle(changes, |change| change.engine_ttft);
-    if exceeds(middle(changes, |change| change.ttft), SLOWER) && !exceeds(engine_ttft, UNCHANGED) {
-        let connect_share = middle(changes, |change| Some(change.connect? / change.ttft_now?));
-        if engine_ttft.is_some() || exceeds(connect_share, MIN_CONNECT_SHARE) {
+    let engine_ttft = middle(changes, |change| change.ratio(|s| s.engine_ttft));
+    let is_slower = exceeds(middle(changes, |change| change.ratio(|s| s.ttft)), SLOWER);
+    if is_slower && !exceeds(engine_ttft, UNCHANGED) {
+        let connect = middle(changes, |change| Some(change.difference(|s| s.connect)? / change.now.ttft?));
+        if engine_ttft.is_some() || exceeds(connect, MIN_CONNECT_SHARE) {
             return Some(Diagnosis::PreprocessingOrNetwork);
         }
     }
-    exceeds(middle(changes, |change| change.itl), UNCHANGED).then_some(Diagnosis::Contention)
+    exceeds(middle(changes, |change| change.ratio(|s| s.itl)), UNCHANGED).then_some(Diagnosis::Contention)
 }
 
 /// Whether one replica is slower and no other is. A slow replica decodes slowly; affinity sends the others' work around it,
 /// so that TTFT alone may blur.
 fn has_outlier(changes: &[SignalChange]) -> bool {
-    let stands_out = |pick: fn(&SignalChange) -> Option<f64>, by: f64| {
-        let mut values: Vec<f64> = changes.iter().filter_map(pick).collect();
+    let stands_out = |signal: fn(&Signals) -> Option<f64>, by: f64| {
+        let mut values: Vec<f64> = changes.iter().filter_map(|change| change.ratio(signal)).collect();
         values.sort_by(f64::total_cmp);
         matches!(values[..], [.., rest, highest] if highest > by && rest < UNCHANGED && highest / rest > by)
     };
-    stands_out(|change| change.itl, OUTLIER_ITL) || stands_out(|change| change.ttft, SLOWER)
+    stands_out(|s| s.itl, OUTLIER_ITL) || stands_out(|s| s.ttft, SLOWER)
 }
 
 /// The median of what is known.
@@ -159,6 +166,9 @@ const SLOWER: f64 = 1.3;
 const UNCHANGED: f64 = 1.15;
 /// Inter-token latency of one replica, while the others' is unchanged.
 const OUTLIER_ITL: f64 = 1.2;
+/// KV cache in use, now over before: of a cache that evicts, and of a full one that is short.
+const FULLER: f64 = 1.5;
+const FULLER_WHEN_FULL: f64 = 1.1;
 /// Hit rate now over before: of a cold cache, and of one that is too small.
 const COLD: f64 = 0.7;
 const EVICTED: f64 = 0.8;
@@ -177,17 +187,42 @@ const WARM_AFTER: i64 = 5;
 mod tests {
     use super::*;
 
+    const BEFORE: Signals = Signals {
+        requests: 10.0,
+        ttft: Some(0.1),
+        engine_ttft: Some(0.1),
+        connect: Some(0.0),
+        itl: Some(0.02),
+        itl_tail: Some(0.02),
+        hit_rate: Some(0.5),
+        waiting: Some(0.0),
+        kv_cache_usage: Some(0.5),
+        preemptions: Some(0.0),
+        batch_limit: Some(16.0),
+        has_started: false,
+    };
+
+    /// TTFT and inter-token latency that many times as long, without figures of the engine.
     fn slow(ttft: f64, itl: f64) -> SignalChange {
-        SignalChange { requests: 1.0, ttft: Some(ttft), itl: Some(itl), ..SignalChange::default() }
+        let now = Signals { ttft: Some(0.1 * ttft), itl: Some(0.02 * itl), engine_ttft: None, ..BEFORE };
+        SignalChange { before: BEFORE, now, started_ago: None }
+    }
+
+    fn with(change: SignalChange, set: impl Fn(&mut Signals)) -> SignalChange {
+        let mut now = change.now;
+        set(&mut now);
+        SignalChange { now, ..change }
     }
 
     #[test]
     fn causes_by_what_moved_with_it() {
-        let busy = SignalChange { requests: 1.6, waiting: Some(9.0), ..slow(3.0, 1.3) };
-        let preempted = SignalChange { preemptions: Some(4.0), itl_tail: Some(6.0), ..slow(1.6, 1.0) };
-        let cold = SignalChange { started_ago: Some(2), hit_rate: Some(0.2), ..slow(2.0, 1.0) };
-        let changed = SignalChange { batch_limit: Some(0.25), started_ago: Some(6), ..slow(2.0, 0.9) };
-        let outside = SignalChange { engine_ttft: Some(1.0), ..slow(2.0, 1.0) };
+        let busy = with(slow(3.0, 1.3), |now| (now.requests, now.waiting) = (16.0, Some(9.0)));
+        let preempted = with(slow(1.6, 1.0), |now| (now.preemptions, now.itl_tail) = (Some(4.0), Some(0.12)));
+        let cold = with(slow(2.0, 1.0), |now| now.hit_rate = Some(0.1));
+        let cold = SignalChange { started_ago: Some(2), ..cold };
+        let changed = with(slow(2.0, 0.9), |now| now.batch_limit = Some(4.0));
+        let changed = SignalChange { started_ago: Some(6), ..changed };
+        let outside = with(slow(2.0, 1.0), |now| now.engine_ttft = Some(0.1));
         let table = [
             (vec![slow(2.0, 1.6); 4], Some(Diagnosis::Contention)),
             (vec![slow(1.0, 1.0), slow(1.0, 1.0), slow(1.9, 1.7), slow(1.1, 1.0)], Some(Diagnosis::Replica)),

@@ -39,22 +39,6 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Every kind.
-    pub const ALL: [Self; 12] = [
-        Self::TtftTailDrift,
-        Self::TtftDrift,
-        Self::ResidualDrift,
-        Self::ItlDrift,
-        Self::TtftDoubled,
-        Self::TtftShift,
-        Self::ItlShift,
-        Self::ItlJitter,
-        Self::TtftP99OverSlo,
-        Self::AvailabilityBurn,
-        Self::AvailabilityHour,
-        Self::ReplicaSlow,
-    ];
-
     /// The label's value.
     #[must_use]
     pub fn as_str(self) -> &'static str {
@@ -124,20 +108,6 @@ pub enum Diagnosis {
 }
 
 impl Diagnosis {
-    /// Every diagnosis.
-    pub const ALL: [Self; 10] = [
-        Self::InfrastructureVariability,
-        Self::Configuration,
-        Self::Contention,
-        Self::KvPressure,
-        Self::Replica,
-        Self::Revision,
-        Self::Capacity,
-        Self::ColdStarts,
-        Self::PreprocessingOrNetwork,
-        Self::Unknown,
-    ];
-
     /// The label's value.
     #[must_use]
     pub fn as_str(self) -> &'static str {

@@ -144,18 +144,13 @@ impl HourHistory {
 
     fn of_current_hour(&self) -> Option<HourBaseline> {
         let hour = summary(0, &self.current, self.minutes).filter(|hour| hour.count >= MIN_CURRENT_VALUES)?;
+        let closed = of_hours(&[&hour], false)?;
         Some(HourBaseline {
-            median: hour.median,
-            center: hour.center,
-            p90: hour.p90,
-            spread: hour.spread,
-            median_noise: 2.0 * HOURLY_NOISE.scale,
-            p90_noise: 2.0 * HOURLY_NOISE.scale,
+            median_noise: 2.0 * closed.median_noise,
+            p90_noise: 2.0 * closed.p90_noise,
             requests_per_hour: 0.0,
             hours: 0,
-            minutes: f64::from(hour.minutes),
-            requests: hour.count as f64,
-            is_same_hour: false,
+            ..closed
         })
     }
 }

@@ -35,7 +35,7 @@ pub(super) fn doubling(series: &mut RouteSeries, at: f64, doubling: &Doubling) -
 pub(super) fn slo_breach(series: &mut RouteSeries, at: f64, breach: &SloBreach) -> Finding {
     let affected = Affected::now(series, MIN_RISE.ln()).confirmed(series, at, CONFIRMING_WINDOW);
     let mut symptoms = symptoms(series, at, &affected);
-    let ttft = series.ttft_recent.ratio(at, &series.ttft_hours);
+    let ttft = series.ttft.ratio(at);
     symptoms.is_median_flat = ttft.is_some_and(|ratio| ratio < UNMOVED);
     let evidence = Evidence::default()
         .with("share_over_slo", breach.share)
@@ -182,9 +182,9 @@ impl Affected {
     /// By the median of the last five minutes: up by at least `min_rise` (logarithm).
     fn now(series: &RouteSeries, min_rise: f64) -> Self {
         // A replica without a past of its own (new with its revision) is held against the series a day ago.
-        let of_series = series.ttft_hours.past().rev().nth(24).map(|hour| hour.median);
+        let of_series = series.ttft.hours.past().rev().nth(24).map(|hour| hour.median);
         Self::of(series, |index, replica| {
-            let now = series.ttft_recent.median_of_replica(index)?;
+            let now = series.ttft.recent.median_of_replica(index)?;
             Some(now - replica.usual_median().or(of_series)? >= min_rise)
         })
     }
@@ -216,7 +216,7 @@ impl Affected {
     fn confirmed(mut self, series: &mut RouteSeries, at: f64, window: f64) -> Self {
         let [name] = self.names.as_slice() else { return self };
         let Some(index) = series.replica_names.iter().position(|other| other == name) else { return self };
-        let others = series.ttft_recent.ratio_without(index, at - window, at, &series.ttft_hours);
+        let others = series.ttft.recent.ratio_without(index, at - window, at, &series.ttft.hours);
         if others.is_none_or(|ratio| ratio >= UNMOVED) {
             self.judged = 0;
         }
@@ -231,8 +231,8 @@ fn symptoms(series: &mut RouteSeries, at: f64, affected: &Affected) -> Symptoms 
         has_slow_replica: series.active.count(Kind::ReplicaSlow) == 1,
         revision_age: series.predecessor.as_ref().map(|_| at - series.first_seen),
         is_median_flat: false,
-        load: series.ttft_recent.load_ratio(at, &series.ttft_hours),
-        itl: series.itl_recent.ratio(at, &series.itl_hours),
+        load: series.ttft.recent.load_ratio(at, &series.ttft.hours),
+        itl: series.itl.ratio(at),
         changes: series.signals.changes((at / 60.0).floor() as i64),
     }
 }
@@ -259,11 +259,11 @@ fn finding(
     let mut evidence = evidence
         .maybe("load_ratio", symptoms.load)
         .maybe("itl_p50_ratio", symptoms.itl)
-        .maybe("waiting_change", middle(changes, |change| change.waiting))
-        .maybe("hit_rate_ratio", middle(changes, |change| change.hit_rate))
-        .maybe("preemptions_change", middle(changes, |change| change.preemptions))
-        .maybe("kv_cache_usage", middle(changes, |change| change.kv_now))
-        .maybe("engine_ttft_ratio", middle(changes, |change| change.engine_ttft));
+        .maybe("waiting_change", middle(changes, |change| change.difference(|s| s.waiting)))
+        .maybe("hit_rate_ratio", middle(changes, |change| change.ratio(|s| s.hit_rate)))
+        .maybe("preemptions_change", middle(changes, |change| change.difference(|s| s.preemptions)))
+        .maybe("kv_cache_usage", middle(changes, |change| change.now.kv_cache_usage))
+        .maybe("engine_ttft_ratio", middle(changes, |change| change.ratio(|s| s.engine_ttft)));
     if affected.judged > 0 {
         evidence = evidence
             .with("replicas_judged", affected.judged as f64)

@@ -54,11 +54,11 @@ impl Detectors {
             revision: series.revision.to_string(),
             first_seen: series.first_seen,
             last_seen: series.last_seen,
-            ttft: save_blocks(&series.ttft),
-            ttft_hours: series.ttft_hours.past().copied().collect(),
+            ttft: save_blocks(&series.ttft.blocks),
+            ttft_hours: series.ttft.hours.past().copied().collect(),
             residual: save_blocks(&series.residual),
-            itl: save_blocks(&series.itl),
-            itl_hours: series.itl_hours.past().copied().collect(),
+            itl: save_blocks(&series.itl.blocks),
+            itl_hours: series.itl.hours.past().copied().collect(),
             replicas: series
                 .replica_names
                 .iter()
@@ -88,11 +88,11 @@ fn restore_series(saved: &SavedSeries, now: f64, settings: &Settings) -> RouteSe
     let mut series = RouteSeries::new(&saved.route, &saved.revision, saved.first_seen.min(now), settings);
     series.last_seen = saved.last_seen.min(now);
     let latest = (now * PARTS as f64 / settings.block).floor() as i64;
-    restore_blocks(&mut series.ttft, &saved.ttft, latest);
+    restore_blocks(&mut series.ttft.blocks, &saved.ttft, latest);
     restore_blocks(&mut series.residual, &saved.residual, latest);
-    restore_blocks(&mut series.itl, &saved.itl, latest);
-    series.ttft_hours = restore_hours(&saved.ttft_hours, now);
-    series.itl_hours = restore_hours(&saved.itl_hours, now);
+    restore_blocks(&mut series.itl.blocks, &saved.itl, latest);
+    series.ttft.hours = restore_hours(&saved.ttft_hours, now);
+    series.itl.hours = restore_hours(&saved.itl_hours, now);
     for saved in saved.replicas.iter().take(settings.max_replicas_per_series) {
         let index = series.replica_index(&saved.name, settings);
         if let Some(replica) = series.replicas.get_mut(index) {

@@ -26,17 +26,13 @@ pub(super) struct RouteSeries {
     pub(super) last_seen: f64,
     /// The revision whose baselines it inherited.
     pub(super) predecessor: Option<Arc<str>>,
-    pub(super) ttft: BlockHistory,
-    pub(super) ttft_hours: HourHistory,
-    pub(super) ttft_recent: RecentWindow,
+    pub(super) ttft: Measure,
     /// TTFT over its prediction.
     pub(super) residual: BlockHistory,
     /// Requests with a TTFT, and those of them that had a prediction; halved now and then.
     with_ttft: f64,
     with_prediction: f64,
-    pub(super) itl: BlockHistory,
-    pub(super) itl_hours: HourHistory,
-    pub(super) itl_recent: RecentWindow,
+    pub(super) itl: Measure,
     pub(super) slo: SloSlots,
     pub(super) burn: BurnWindows,
     pub(super) hours_of_day: HoursOfDay,
@@ -46,6 +42,40 @@ pub(super) struct RouteSeries {
     replica_indices: HashMap<Arc<str>, usize>,
     pub(super) judged: JudgedUntil,
     pub(super) active: ActiveFindings,
+}
+
+/// One latency of a series: by days, by hours, and its last minutes.
+#[derive(Clone, Debug)]
+pub(super) struct Measure {
+    pub(super) blocks: BlockHistory,
+    pub(super) hours: HourHistory,
+    pub(super) recent: RecentWindow,
+}
+
+impl Measure {
+    fn new(blocks: BlockHistory) -> Self {
+        Self { blocks, hours: HourHistory::default(), recent: RecentWindow::default() }
+    }
+
+    /// Inherits the baselines and not the last minutes.
+    fn successor(&self) -> Self {
+        Self { hours: self.hours.clone(), ..Self::new(self.blocks.clone()) }
+    }
+
+    fn add(&mut self, at: f64, value: f64, replica: usize, predicted: Option<f64>) {
+        self.blocks.add(at, value);
+        self.recent.add(at, value, replica, predicted, &mut self.hours);
+    }
+
+    /// The last five minutes over their baseline.
+    pub(super) fn ratio(&mut self, at: f64) -> Option<f64> {
+        self.recent.ratio(at, &self.hours)
+    }
+
+    /// Index of the last closed hour.
+    pub(super) fn last_hour(&self) -> Option<i64> {
+        self.hours.last().map(|hour| hour.index)
+    }
 }
 
 /// Indices of what the slower detectors have judged last.
@@ -66,15 +96,11 @@ impl RouteSeries {
             first_seen: at,
             last_seen: at,
             predecessor: None,
-            ttft: settings.blocks(),
-            ttft_hours: HourHistory::default(),
-            ttft_recent: RecentWindow::default(),
+            ttft: Measure::new(settings.blocks()),
             residual: settings.blocks(),
             with_ttft: 0.0,
             with_prediction: 0.0,
-            itl: settings.blocks(),
-            itl_hours: HourHistory::default(),
-            itl_recent: RecentWindow::default(),
+            itl: Measure::new(settings.blocks()),
             slo: SloSlots::default(),
             burn: BurnWindows::default(),
             hours_of_day: HoursOfDay::default(),
@@ -91,11 +117,9 @@ impl RouteSeries {
     pub(super) fn successor(&self, revision: &str, at: f64, settings: &Settings) -> Self {
         Self {
             predecessor: Some(Arc::clone(&self.revision)),
-            ttft: self.ttft.clone(),
-            ttft_hours: self.ttft_hours.clone(),
+            ttft: self.ttft.successor(),
             residual: self.residual.clone(),
-            itl: self.itl.clone(),
-            itl_hours: self.itl_hours.clone(),
+            itl: self.itl.successor(),
             ..Self::new(&self.route, revision, at, settings)
         }
     }
@@ -114,12 +138,10 @@ impl RouteSeries {
             }
         }
         if let Some(itl) = observation.itl {
-            self.itl.add(at, itl);
-            self.itl_recent.add(at, itl, replica, None, &mut self.itl_hours);
+            self.itl.add(at, itl, replica, None);
         }
         let Some(ttft) = observation.ttft else { return };
-        self.ttft.add(at, ttft);
-        self.ttft_recent.add(at, ttft, replica, observation.predicted, &mut self.ttft_hours);
+        self.ttft.add(at, ttft, replica, observation.predicted);
         if let Some(replica) = self.replicas.get_mut(replica) {
             replica.add(at, ttft);
         }

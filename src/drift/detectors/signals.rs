@@ -1,7 +1,7 @@
 //! Signals of each replica, minute by minute, and how they changed: now against the hours before.
 //!
 //! [`Signals`] is filled by the service live and by the bench from simulated engines. Now is the last minutes, before is
-//! the median of up to three hours ahead of them; ratios of medians need neither units nor thresholds of their own.
+//! the median of up to three hours ahead of them; ratios of medians need no thresholds per fleet.
 //! Conclusions are drawn in `diagnose`.
 
 use std::collections::VecDeque;
@@ -47,29 +47,26 @@ pub struct SignalHistory {
 /// Minutes of one replica, by index.
 type Minutes = VecDeque<(i64, Signals)>;
 
-/// How one replica's signals changed: ratios of now to before, unless stated otherwise.
+/// How one replica's signals changed, by their medians.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct SignalChange {
-    pub(super) requests: f64,
-    pub(super) ttft: Option<f64>,
-    pub(super) engine_ttft: Option<f64>,
-    pub(super) itl: Option<f64>,
-    pub(super) itl_tail: Option<f64>,
-    pub(super) hit_rate: Option<f64>,
-    pub(super) kv_cache_usage: Option<f64>,
-    /// Seconds, now minus before.
-    pub(super) connect: Option<f64>,
-    /// Requests, now minus before.
-    pub(super) waiting: Option<f64>,
-    /// Per minute, now minus before.
-    pub(super) preemptions: Option<f64>,
-    pub(super) batch_limit: Option<f64>,
+    pub(super) before: Signals,
+    pub(super) now: Signals,
     /// Minutes since the last (re)start, if that was in the last [`MAX_STARTED_AGO`].
     pub(super) started_ago: Option<i64>,
-    /// TTFT now, in seconds.
-    pub(super) ttft_now: Option<f64>,
-    /// Share of the KV cache in use now.
-    pub(super) kv_now: Option<f64>,
+}
+
+impl SignalChange {
+    /// Now over before.
+    pub(super) fn ratio(&self, signal: fn(&Signals) -> Option<f64>) -> Option<f64> {
+        let (now, before) = (signal(&self.now)?, signal(&self.before)?);
+        (before > 0.0).then(|| now / before)
+    }
+
+    /// Now minus before.
+    pub(super) fn difference(&self, signal: fn(&Signals) -> Option<f64>) -> Option<f64> {
+        Some(signal(&self.now)? - signal(&self.before)?)
+    }
 }
 
 impl SignalHistory {
@@ -98,7 +95,8 @@ impl SignalHistory {
             let now = between(minutes, minute - NOW, minute);
             let before = between(minutes, minute - MAX_MINUTES, minute - NOW - GAP);
             let is_known = !now.is_empty() && before.len() >= MIN_MINUTES_BEFORE;
-            is_known.then(|| compare(&now, &before, started_ago(minutes, minute)))
+            let started_ago = started_ago(minutes, minute);
+            is_known.then(|| SignalChange { before: medians(&before), now: medians(&now), started_ago })
         };
         self.replicas.iter().filter_map(change).collect()
     }
@@ -113,30 +111,23 @@ fn started_ago(minutes: &Minutes, minute: i64) -> Option<i64> {
     started.map(|(at, _)| minute - at).filter(|ago| *ago < MAX_STARTED_AGO)
 }
 
-fn compare(now: &[&Signals], before: &[&Signals], started_ago: Option<i64>) -> SignalChange {
-    let of = |minutes: &[&Signals], pick: fn(&Signals) -> Option<f64>| {
-        median(&minutes.iter().filter_map(|signals| pick(signals)).collect::<Vec<_>>())
+fn medians(minutes: &[&Signals]) -> Signals {
+    let of = |signal: fn(&Signals) -> Option<f64>| {
+        median(&minutes.iter().filter_map(|signals| signal(signals)).collect::<Vec<_>>())
     };
-    let ratio = |pick: fn(&Signals) -> Option<f64>| {
-        let (now, before) = (of(now, pick)?, of(before, pick)?);
-        (before > 0.0).then(|| now / before)
-    };
-    let difference = |pick: fn(&Signals) -> Option<f64>| Some(of(now, pick)? - of(before, pick)?);
-    SignalChange {
-        requests: ratio(|s| Some(s.requests)).unwrap_or(1.0),
-        ttft: ratio(|s| s.ttft),
-        engine_ttft: ratio(|s| s.engine_ttft),
-        itl: ratio(|s| s.itl),
-        itl_tail: ratio(|s| s.itl_tail),
-        hit_rate: ratio(|s| s.hit_rate),
-        kv_cache_usage: ratio(|s| s.kv_cache_usage),
-        connect: difference(|s| s.connect),
-        waiting: difference(|s| s.waiting),
-        preemptions: difference(|s| s.preemptions),
-        batch_limit: ratio(|s| s.batch_limit),
-        started_ago,
-        ttft_now: of(now, |s| s.ttft),
-        kv_now: of(now, |s| s.kv_cache_usage),
+    Signals {
+        requests: of(|s| Some(s.requests)).unwrap_or_default(),
+        ttft: of(|s| s.ttft),
+        engine_ttft: of(|s| s.engine_ttft),
+        connect: of(|s| s.connect),
+        itl: of(|s| s.itl),
+        itl_tail: of(|s| s.itl_tail),
+        hit_rate: of(|s| s.hit_rate),
+        waiting: of(|s| s.waiting),
+        kv_cache_usage: of(|s| s.kv_cache_usage),
+        preemptions: of(|s| s.preemptions),
+        batch_limit: of(|s| s.batch_limit),
+        has_started: false,
     }
 }
 
@@ -164,7 +155,11 @@ mod tests {
         }
         let changes = history.changes(59);
         assert_eq!(&*history.replicas[0].0, "a");
-        assert_eq!((changes[0].ttft, changes[0].requests, changes[0].hit_rate), (Some(2.0), 1.0, None));
+        let ratio = |signal| changes[0].ratio(signal);
+        assert_eq!(
+            (ratio(|s| s.ttft), ratio(|s| Some(s.requests)), ratio(|s| s.hit_rate)),
+            (Some(2.0), Some(1.0), None)
+        );
     }
 
     #[test]
