@@ -75,13 +75,13 @@ impl SloSlots {
         let now = (at / SLOT).floor() as i64;
         let inside = || self.slots.iter().filter(move |slot| slot.index > now - slots);
         let mut with_over = inside().filter(|slot| slot.over > 0);
-        let first_over = with_over.next()?.first_over;
+        let first = with_over.next()?;
         let window = Slot {
             index: now,
             all: inside().map(|slot| slot.all).sum(),
             over: inside().map(|slot| slot.over).sum(),
-            first_over,
-            last_over: inside().filter(|slot| slot.over > 0).next_back()?.last_over,
+            first_over: first.first_over,
+            last_over: with_over.next_back().unwrap_or(first).last_over,
         };
         let (over, all) = (f64::from(window.over), f64::from(window.all));
         (over >= MIN_OVER && ln_binomial_tail(over, all, ALLOWED_SHARE) <= MAX_LN_CHANCE).then_some(window)
