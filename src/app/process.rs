@@ -138,8 +138,7 @@ impl Running {
             (Arc::clone(&observers.observer), runtimes.control.handle().clone());
         let app = Arc::new(App::start(Arc::clone(&config), observer, clock, control_runtime)?);
         let fleet = Arc::clone(&app.fleet);
-        observers.drift.watch_fleet(move || fleet.statuses());
-
+        observers.drift.set_fleet(move || fleet.statuses());
         let launch = Arc::new(launch);
         let token = config.admin.token.clone();
         let control = Controls::new(Arc::clone(&app), observers.clone(), Arc::clone(&launch), config);

@@ -1,8 +1,8 @@
 //! `tokenway replay --drift TRACE --config FILE`: recorded requests through the live detectors, in simulated time.
 //!
-//! One JSON object a line in, one finding a line out. Nothing here judges: the detectors are those of the gateway, with
-//! the SLOs and the `[drift]` section of the file. A line that cannot be read ends the run with its number, because a
-//! trace that was half understood would be silent about the other half.
+//! One JSON object per line in, one finding per line out. The detectors are those of the gateway, with the SLOs and the
+//! `[drift]` section of the file. A line that cannot be read ends the run with its number: a trace that was half understood
+//! would be silent about the other half.
 
 use std::borrow::Cow;
 use std::fs::File;
@@ -13,7 +13,7 @@ use serde::Deserialize;
 
 use crate::config::load::{ConfigError, Source, load};
 use crate::config::{Config, ModelMatch, Overrides, Route};
-use crate::drift::detectors::{Detectors, Finding, Observation, Settings};
+use crate::drift::detectors::{Detectors, Finding, NOT_SERVED, Observation, Settings};
 use crate::record::Outcome;
 
 /// Why a trace was not replayed to its end.
@@ -27,7 +27,7 @@ pub enum ReplayDriftError {
     Trace {
         /// Its path.
         path: PathBuf,
-        /// What the operating system said.
+        /// From the operating system.
         error: io::Error,
     },
     /// A line of it is not a record.
@@ -45,7 +45,7 @@ pub enum ReplayDriftError {
     Write(#[source] io::Error),
 }
 
-/// Replays a trace; findings go to `out` as they are made.
+/// Replays a trace; findings go to `out` in order.
 ///
 /// # Errors
 /// [`ReplayDriftError`] with file and line.
@@ -58,7 +58,7 @@ pub fn run(trace: &Path, config: &Path, out: &mut dyn Write) -> Result<(), Repla
     let (mut text, mut number, mut findings) = (Vec::new(), 0, Vec::new());
     loop {
         text.clear();
-        if (&mut lines).take(LONGEST_LINE).read_until(b'\n', &mut text).map_err(failed)? == 0 {
+        if (&mut lines).take(MAX_LINE_BYTES).read_until(b'\n', &mut text).map_err(failed)? == 0 {
             break;
         }
         number += 1;
@@ -70,8 +70,8 @@ pub fn run(trace: &Path, config: &Path, out: &mut dyn Write) -> Result<(), Repla
         detectors.observe(&line.observation(&config), &mut findings);
         write_all(&mut findings, out).map_err(ReplayDriftError::Write)?;
     }
-    // The last minute of the trace counts as well.
-    detectors.look(f64::NEG_INFINITY, &mut findings);
+    // What came after the last tick counts as well.
+    detectors.judge(f64::NEG_INFINITY, &mut findings);
     write_all(&mut findings, out).and_then(|()| out.flush()).map_err(ReplayDriftError::Write)
 }
 
@@ -89,9 +89,9 @@ struct Line<'a> {
     t: f64,
     #[serde(borrow)]
     route: Cow<'a, str>,
-    #[serde(borrow, default = "none")]
+    #[serde(borrow, default = "not_served")]
     revision: Cow<'a, str>,
-    #[serde(borrow, default = "none")]
+    #[serde(borrow, default = "not_served")]
     replica: Cow<'a, str>,
     #[serde(default)]
     ttft: Option<f64>,
@@ -103,8 +103,8 @@ struct Line<'a> {
     outcome: Cow<'a, str>,
 }
 
-fn none() -> Cow<'static, str> {
-    Cow::Borrowed("none")
+fn not_served() -> Cow<'static, str> {
+    Cow::Borrowed(NOT_SERVED)
 }
 
 struct Checked<'a> {
@@ -118,7 +118,7 @@ fn read(text: &[u8]) -> Result<Checked<'_>, String> {
         let known = OUTCOMES.map(Outcome::as_str).join(", ");
         format!("unknown outcome \"{}\"; known: {known}", line.outcome.escape_debug())
     })?;
-    if !line.t.is_finite() || line.t.abs() > LATEST {
+    if !line.t.is_finite() || line.t.abs() > MAX_SECONDS {
         return Err("t must be a number of seconds".to_owned());
     }
     for (name, value) in [("ttft", line.ttft), ("itl", line.itl), ("predicted", line.predicted)] {
@@ -129,7 +129,7 @@ fn read(text: &[u8]) -> Result<Checked<'_>, String> {
     Ok(Checked { line, outcome })
 }
 
-/// What serde said, without its own "at line 1": the line is that of the trace.
+/// serde's message without its "at line 1": the line is that of the trace.
 fn without_place(error: &serde_json::Error) -> String {
     let text = error.to_string();
     let message = text.split(" at line ").next().unwrap_or(&text);
@@ -153,7 +153,7 @@ impl Checked<'_> {
     }
 }
 
-/// The bound of the route's SLO for an empty prompt: a trace does not tell how long prompts were.
+/// The route's bound on TTFT for an empty prompt: a trace does not have the lengths of prompts.
 fn ttft_bound(config: &Config, name: &str) -> Option<f64> {
     let named = |route: &&Route| {
         *route.name == *name || matches!(&route.model, ModelMatch::Named(model) if **model == *name)
@@ -167,10 +167,9 @@ fn ttft_bound(config: &Config, name: &str) -> Option<f64> {
 
 const OUTCOMES: [Outcome; 5] =
     [Outcome::Ok, Outcome::ClientError, Outcome::Refused, Outcome::Failed, Outcome::Canceled];
-/// A line that is longer is none of ours.
-const LONGEST_LINE: u64 = 1 << 20;
-/// The year 9999 in milliseconds would be beyond this: seconds were meant.
-const LATEST: f64 = 1e11;
+const MAX_LINE_BYTES: u64 = 1 << 20;
+/// Beyond the year 5000 in seconds: milliseconds by mistake.
+const MAX_SECONDS: f64 = 1e11;
 
 #[cfg(test)]
 mod tests {
@@ -181,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_that_are_no_records_are_told_apart() {
+    fn a_line_that_is_no_record_has_its_own_message() {
         let table = [
             ("{", "EOF while parsing an object (column 1)"),
             ("[]", "invalid length 0"),
@@ -201,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_record_does_not_say_is_not_known() {
+    fn a_field_that_is_missing_is_unknown() {
         let line =
             read(b"{\"t\":1,\"route\":\"r\",\"itl\":null,\"outcome\":\"failed\",\"extra\":[1]}").unwrap();
         assert_eq!((line.line.ttft, line.line.itl, line.outcome), (None, None, Outcome::Failed));

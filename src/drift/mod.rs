@@ -1,7 +1,7 @@
-//! Drift: latency and availability of routes held against their own past.
+//! Drift detection: latency and availability of routes compared with their own past.
 //!
-//! [`detectors`] judge and diagnose; they are pure, so that `tokenway replay --drift` runs the same code. [`service`] is
-//! the task that feeds them with records and publishes findings: admin API, metrics, log, webhook, OTLP.
+//! [`detectors`] judge and diagnose; they are pure, so `tokenway replay --drift` runs the same code. [`service`] is the
+//! task that feeds them with records and publishes findings: admin API, metrics, log, webhook, OTLP.
 
 pub mod detectors;
 pub mod service;

@@ -1,12 +1,12 @@
 //! Availability: how fast the error budget burns, and hours of the day in which it fails.
 //!
-//! Burn rates over pairs of windows (Site Reliability Workbook, chapter 5): the long one says that it matters, the
-//! short one that it still goes on. A peak hour at 99.1 % hides in a day at 99.9 %: every hour of the day is therefore
-//! also summed over a week. Both ask for more failures than chance explains. Counts by minute; nothing is kept of
-//! single requests.
+//! Burn rates over pairs of windows (Site Reliability Workbook, chapter 5): the long one shows that it matters, the
+//! short one that it goes on. A peak hour at 99.1 % hides in a day at 99.9 %, so each hour of the day is also summed over a
+//! week. Both need more failures than chance explains.
 
 use std::collections::VecDeque;
 
+use super::hours::{HOUR, hour_index};
 use super::scale::ln_binomial_tail;
 
 /// Requests and failures.
@@ -22,41 +22,51 @@ impl Count {
         self.bad += u64::from(is_bad);
     }
 
+    /// Share that failed.
     fn share(self) -> f64 {
         self.bad as f64 / self.all.max(1) as f64
     }
 
-    fn is_beyond(self, share: f64, sure: f64) -> bool {
-        self.share() > share && ln_binomial_tail(self.bad as f64, self.all as f64, share) <= sure
+    /// Whether more failed than `share`, beyond chance.
+    fn exceeds(self, share: f64) -> bool {
+        self.share() > share && ln_binomial_tail(self.bad as f64, self.all as f64, share) <= MAX_LN_CHANCE
+    }
+}
+
+impl std::iter::Sum for Count {
+    fn sum<I: Iterator<Item = Self>>(counts: I) -> Self {
+        counts.fold(Self::default(), |sum, count| Self { all: sum.all + count.all, bad: sum.bad + count.bad })
     }
 }
 
 /// Minutes of the last three days.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Burn {
+pub(super) struct BurnWindows {
     minutes: VecDeque<(i64, Count)>,
     /// Whether anything failed since it was last judged.
     is_due: bool,
 }
 
-/// A budget that burns too fast.
+/// An error budget that burns too fast.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Burning {
-    /// Times the rate that would use up the budget in 30 days.
+pub(super) struct BudgetBurn {
+    /// Burn rate: 1 uses up the budget in 30 days.
     pub(super) rate: f64,
-    /// Length of the long and the short window, in seconds.
-    pub(super) windows: (f64, f64),
-    /// The long window.
+    /// Seconds.
+    pub(super) long_window: f64,
+    /// Seconds.
+    pub(super) short_window: f64,
+    /// Requests of the long window.
     pub(super) count: Count,
 }
 
-impl Burn {
+impl BurnWindows {
     /// Takes one request.
     pub(super) fn add(&mut self, at: f64, is_bad: bool) {
-        let index = minute(at);
+        let index = minute_index(at);
         if self.minutes.back().is_none_or(|(last, _)| *last < index) {
             self.minutes.push_back((index, Count::default()));
-            while self.minutes.front().is_some_and(|(first, _)| *first <= index - LONGEST) {
+            while self.minutes.front().is_some_and(|(first, _)| *first <= index - MAX_MINUTES) {
                 self.minutes.pop_front();
             }
         }
@@ -66,31 +76,29 @@ impl Burn {
         self.is_due |= is_bad;
     }
 
-    /// Judges the windows that end now, if anything failed since it was last asked; `budget` is the share of requests that may fail.
-    pub(super) fn judge(&mut self, at: f64, budget: f64) -> Option<Burning> {
+    /// Judges the windows that end now, if anything failed since the last call; `budget` is the share that may fail.
+    pub(super) fn judge(&mut self, at: f64, budget: f64) -> Option<BudgetBurn> {
         if !std::mem::take(&mut self.is_due) {
             return None;
         }
-        // One walk from the newest minute back answers all windows; most series have nothing to walk for.
-        let now = minute(at);
-        let mut sums = [Count::default(); LENGTHS.len()];
-        for (index, count) in self.minutes.iter().rev() {
-            for (sum, length) in sums.iter_mut().zip(LENGTHS) {
-                if now - index < length {
-                    sum.all += count.all;
-                    sum.bad += count.bad;
-                }
+        let now = minute_index(at);
+        let sum = |length: i64| -> Count {
+            let newest = self.minutes.iter().rev().take_while(|(index, _)| now - index < length);
+            newest.map(|(_, count)| *count).sum()
+        };
+        BURN_ALERTS.into_iter().find_map(|alert| {
+            // At 14.4 times a budget of over 7 % more would have to fail than came.
+            let share = (alert.rate * budget).min(MAX_BURN_SHARE);
+            let short = sum(alert.short_minutes);
+            if short.share() <= share || short.bad < MIN_RECENT_FAILURES {
+                return None;
             }
-        }
-        PAIRS.into_iter().find_map(|(long, short, rate)| {
-            let share = (rate * budget).min(0.9);
-            let (long_sum, short_sum) = (sums[long], sums[short]);
-            let burns = long_sum.is_beyond(share, SURE) && short_sum.share() > share && short_sum.bad >= 2;
-            let seconds = |at: usize| LENGTHS[at] as f64 * 60.0;
-            burns.then(|| Burning {
-                rate: long_sum.share() / budget,
-                windows: (seconds(long), seconds(short)),
-                count: long_sum,
+            let count = sum(alert.long_minutes);
+            count.exceeds(share).then(|| BudgetBurn {
+                rate: count.share() / budget,
+                long_window: alert.long_minutes as f64 * 60.0,
+                short_window: alert.short_minutes as f64 * 60.0,
+                count,
             })
         })
     }
@@ -117,7 +125,7 @@ pub(super) struct BadHour {
     pub(super) availability: f64,
     /// Of the other hours of the same days.
     pub(super) elsewhere: f64,
-    /// Days in which it failed.
+    /// Days with failures in it.
     pub(super) days: usize,
     pub(super) count: Count,
 }
@@ -129,7 +137,7 @@ impl HoursOfDay {
         let Some(days) = self.hours.get_mut(hour) else { return };
         if days.back().is_none_or(|(last, _)| *last < day) {
             days.push_back((day, Count::default()));
-            while days.front().is_some_and(|(first, _)| *first <= day - DAYS) {
+            while days.front().is_some_and(|(first, _)| *first <= day - MAX_DAYS) {
                 days.pop_front();
             }
         }
@@ -138,30 +146,27 @@ impl HoursOfDay {
         }
     }
 
-    /// Requests in this hour of the day, against the mean hour.
+    /// Requests in this hour of the day over those of the mean hour.
     pub(super) fn load_ratio(&self, hour: usize) -> f64 {
-        let count =
-            |days: &VecDeque<(i64, Count)>| days.iter().map(|(_, count)| count.all).sum::<u64>() as f64;
-        let all: f64 = self.hours.iter().map(count).sum();
-        self.hours.get(hour).map_or(0.0, count) * 24.0 / all.max(1.0)
+        let requests = |hour| self.sum(hour, i64::MIN).all as f64;
+        requests(hour) * 24.0 / (0..24).map(requests).sum::<f64>().max(1.0)
+    }
+
+    /// An hour of the day on the days after `day`.
+    fn sum(&self, hour: usize, day: i64) -> Count {
+        let days = self.hours.get(hour).into_iter().flatten();
+        days.filter(|(then, _)| *then > day).map(|(_, count)| *count).sum()
     }
 
     /// Judges the hour of the day that has just ended.
     pub(super) fn judge(&self, at: f64, budget: f64) -> Option<BadHour> {
-        let (day, hour) = day_and_hour(at - super::hours::HOUR);
-        let sum = |hour: usize| {
-            let counts = self.hours.get(hour).into_iter().flatten();
-            counts.filter(|(then, _)| *then > day - DAYS).fold(Count::default(), |sum, (_, count)| Count {
-                all: sum.all + count.all,
-                bad: sum.bad + count.bad,
-            })
-        };
-        let here = sum(hour);
-        let others = (0..24).filter(|other| *other != hour).map(sum);
-        let others = others.fold(Count::default(), |a, b| Count { all: a.all + b.all, bad: a.bad + b.bad });
-        let days = self.hours.get(hour)?.iter().filter(|(then, c)| *then > day - DAYS && c.bad > 0).count();
-        let worse = (WORSE * others.share()).max(budget);
-        (days >= 2 && others.all > 0 && here.is_beyond(worse, SURE)).then(|| BadHour {
+        let (day, hour) = day_and_hour(at - HOUR);
+        let after = day - MAX_DAYS;
+        let here = self.sum(hour, after);
+        let others: Count = (0..24).filter(|other| *other != hour).map(|other| self.sum(other, after)).sum();
+        let days = self.hours.get(hour)?.iter().filter(|(then, c)| *then > after && c.bad > 0).count();
+        let allowed = (MIN_FAILURE_RATIO * others.share()).max(budget);
+        (days >= MIN_FAILING_DAYS && others.all > 0 && here.exceeds(allowed)).then(|| BadHour {
             hour,
             availability: 1.0 - here.share(),
             elsewhere: 1.0 - others.share(),
@@ -171,25 +176,40 @@ impl HoursOfDay {
     }
 }
 
-fn minute(at: f64) -> i64 {
+fn minute_index(at: f64) -> i64 {
     (at / 60.0).floor() as i64
 }
 
 fn day_and_hour(at: f64) -> (i64, usize) {
-    let hours = (at / super::hours::HOUR).floor() as i64;
+    let hours = hour_index(at);
     (hours.div_euclid(24), usize::try_from(hours.rem_euclid(24)).unwrap_or(0))
 }
 
-/// Windows in minutes: 5 m, 30 m, 1 h, 6 h, 3 d.
-const LENGTHS: [i64; 5] = [5, 30, 60, 360, LONGEST];
-const LONGEST: i64 = 3 * 24 * 60;
-/// Long window, short window (places in [`LENGTHS`]), burn rate.
-const PAIRS: [(usize, usize, f64); 3] = [(2, 0, 14.4), (3, 1, 6.0), (4, 3, 1.0)];
-/// Logarithm of the chance at which failures are none: the 3-day window has some 120 independent looks a year.
-const SURE: f64 = -11.0;
-const DAYS: i64 = 7;
-/// How much worse than the rest of the day an hour must be.
-const WORSE: f64 = 3.0;
+/// A pair of windows and the burn rate that both must exceed.
+struct BurnAlert {
+    long_minutes: i64,
+    short_minutes: i64,
+    rate: f64,
+}
+
+/// The Workbook's pairs.
+const BURN_ALERTS: [BurnAlert; 3] = [
+    BurnAlert { long_minutes: 60, short_minutes: 5, rate: 14.4 },
+    BurnAlert { long_minutes: 360, short_minutes: 30, rate: 6.0 },
+    BurnAlert { long_minutes: MAX_MINUTES, short_minutes: 360, rate: 1.0 },
+];
+/// Three days.
+const MAX_MINUTES: i64 = 3 * 24 * 60;
+const MAX_BURN_SHARE: f64 = 0.9;
+/// One failure in the short window is chance.
+const MIN_RECENT_FAILURES: u64 = 2;
+/// Logarithm of the chance of so many failures: the 3-day window is looked at some 120 times a year independently.
+const MAX_LN_CHANCE: f64 = -11.0;
+const MAX_DAYS: i64 = 7;
+/// One bad day is not an hour of the day.
+const MIN_FAILING_DAYS: usize = 2;
+/// Failures in an hour of the day over those in the others.
+const MIN_FAILURE_RATIO: f64 = 3.0;
 
 #[cfg(test)]
 mod tests {
@@ -198,8 +218,8 @@ mod tests {
     const BUDGET: f64 = 0.001;
 
     /// A request every ten seconds for `days`; those for which `fails` says so.
-    fn run(days: u32, fails: impl Fn(u32, f64) -> bool) -> (Option<Burning>, Option<BadHour>) {
-        let (mut burn, mut hours) = (Burn::default(), HoursOfDay::default());
+    fn run(days: u32, fails: impl Fn(u32, f64) -> bool) -> (Option<BudgetBurn>, Option<BadHour>) {
+        let (mut burn, mut hours) = (BurnWindows::default(), HoursOfDay::default());
         let (mut burning, mut bad_hour) = (None, None);
         for request in 0..days * 8640 {
             let at = f64::from(request) * 10.0;
@@ -225,14 +245,14 @@ mod tests {
     fn an_outage_burns_fast() {
         let (burning, _) = run(2, |_, at| (90_000.0..90_600.0).contains(&at));
         let burning = burning.unwrap();
-        assert_eq!(burning.windows, (3600.0, 300.0));
+        assert_eq!((burning.long_window, burning.short_window), (3600.0, 300.0));
         assert!(burning.rate > 14.4, "{burning:?}");
     }
 
     #[test]
     fn a_trickle_over_the_budget_burns_slowly() {
         let (burning, _) = run(10, |request, _| request % 300 == 17);
-        assert_eq!(burning.unwrap().windows.0, 3.0 * 86_400.0);
+        assert_eq!(burning.unwrap().long_window, 3.0 * 86_400.0);
     }
 
     #[test]

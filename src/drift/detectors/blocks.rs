@@ -1,55 +1,51 @@
-//! The past of one measure of one series, in parts of a sixth of a block.
+//! Histograms of one measure of one series: a sixth of a block (4 of 24 hours) each, as far back as the baseline reaches.
 //!
-//! A block (24 hours) is judged whole, because a whole day is what load repeats by; parts let it roll six times a
-//! block. Kept as long as the baseline reaches back; older parts leave. Does not judge anything.
+//! A block is judged whole, because load repeats by the day; parts let it roll six times a block.
 
 use std::collections::VecDeque;
 
 use super::histogram::{Dense, Sparse};
 
-/// Parts of one measure.
+/// Closed parts and the one in progress.
 #[derive(Clone, Debug)]
-pub(super) struct Blocks {
-    part: f64,
-    kept: usize,
+pub(super) struct BlockHistory {
+    part_seconds: f64,
+    max_parts: usize,
     current: Dense,
     index: Option<i64>,
     past: VecDeque<(i64, Sparse)>,
 }
 
-impl Blocks {
-    /// `block` seconds to a block, `reach` seconds kept.
+impl BlockHistory {
+    /// Both in seconds.
     pub(super) fn new(block: f64, reach: f64) -> Self {
-        let part = block / PARTS as f64;
-        // A reach beyond all reason is cut: 100 blocks are more than any baseline needs.
-        let kept = (reach / part).ceil().clamp(PARTS as f64, 100.0 * PARTS as f64) as usize;
-        Self { part, kept, current: Dense::default(), index: None, past: VecDeque::new() }
+        let part_seconds = block / PARTS as f64;
+        // `config` allows a baseline of 100 blocks.
+        let max_parts = (reach / part_seconds).ceil().clamp(PARTS as f64, 100.0 * PARTS as f64) as usize;
+        Self { part_seconds, max_parts, current: Dense::default(), index: None, past: VecDeque::new() }
     }
 
-    /// Takes one value; true when a part was closed by it.
-    pub(super) fn add(&mut self, at: f64, value: f64) -> bool {
-        let is_closed = self.advance(at);
+    pub(super) fn add(&mut self, at: f64, value: f64) {
+        self.advance(at);
         self.current.add(value);
-        is_closed
     }
 
-    /// Lets time pass; true when a part was closed.
-    pub(super) fn advance(&mut self, at: f64) -> bool {
-        let index = (at / self.part).floor() as i64;
+    /// Closes the part in progress once `at` is beyond it. Time never goes back.
+    pub(super) fn advance(&mut self, at: f64) {
+        let index = (at / self.part_seconds).floor() as i64;
         let before = *self.index.get_or_insert(index);
         if index <= before {
-            return false;
+            return;
         }
         self.index = Some(index);
         let part = self.current.take();
         if part.total > 0 {
             self.past.push_back((before, part));
         }
-        self.forget(index);
-        true
+        self.forget_before(index);
     }
 
-    /// Closed parts with how many blocks ago they were: 0 is the block that ended with the last closed part.
+    /// Closed parts with their age in blocks: 0 is the block that ends with the last closed part.
     pub(super) fn aged(&self) -> impl Iterator<Item = (usize, &Sparse)> {
         let last = self.index.unwrap_or(0) - 1;
         self.past.iter().filter_map(move |(at, part)| {
@@ -58,7 +54,7 @@ impl Blocks {
         })
     }
 
-    /// Blocks between the first closed part and now.
+    /// BlockHistory between the first closed part and now.
     pub(super) fn age(&self) -> usize {
         self.aged().map(|(age, _)| age + 1).max().unwrap_or(0)
     }
@@ -73,17 +69,17 @@ impl Blocks {
         self.past.iter()
     }
 
-    /// Takes a closed part, of a baseline file for one; parts come in order.
+    /// Takes a closed part of a baseline file; parts come in order.
     pub(super) fn restore(&mut self, index: i64, part: Sparse) {
         if self.past.back().is_none_or(|(last, _)| *last < index) {
             self.past.push_back((index, part));
             self.index = Some(index + 1);
-            self.forget(index + 1);
+            self.forget_before(index + 1);
         }
     }
 
-    fn forget(&mut self, now: i64) {
-        let oldest = now.saturating_sub(i64::try_from(self.kept).unwrap_or(i64::MAX));
+    fn forget_before(&mut self, now: i64) {
+        let oldest = now.saturating_sub(i64::try_from(self.max_parts).unwrap_or(i64::MAX));
         while self.past.front().is_some_and(|(at, _)| *at < oldest) {
             self.past.pop_front();
         }
@@ -99,12 +95,11 @@ mod tests {
 
     #[test]
     fn parts_become_blocks_and_leave_in_the_end() {
-        let mut blocks = Blocks::new(60.0, 180.0);
-        let mut closed = 0;
+        let mut blocks = BlockHistory::new(60.0, 180.0);
         for second in 0..600 {
-            closed += usize::from(blocks.add(f64::from(second), 0.1));
+            blocks.add(f64::from(second), 0.1);
         }
-        assert_eq!(closed, 59);
+        assert_eq!(blocks.last_closed(), Some(58), "59 parts were closed");
         assert_eq!(blocks.age(), 3);
         let newest: u64 = blocks.aged().filter(|(age, _)| *age == 0).map(|(_, part)| part.total).sum();
         assert_eq!(newest, 60);
@@ -113,10 +108,10 @@ mod tests {
 
     #[test]
     fn a_gap_leaves_empty_blocks_and_time_never_goes_back() {
-        let mut blocks = Blocks::new(60.0, 600.0);
+        let mut blocks = BlockHistory::new(60.0, 600.0);
         blocks.add(0.0, 0.1);
         blocks.add(300.0, 0.1);
-        assert!(!blocks.add(100.0, 0.1));
+        blocks.add(100.0, 0.1);
         assert_eq!(blocks.aged().map(|(age, _)| age).collect::<Vec<_>>(), [4]);
     }
 }

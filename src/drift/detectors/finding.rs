@@ -1,7 +1,7 @@
-//! What drift detection says: a kind, a series, a diagnosis, and the numbers behind them.
+//! A finding: its kind, its series, its diagnosis, and the numbers behind them.
 //!
-//! Kinds and diagnoses are closed sets, because they become labels. The evidence is for people and for machines that
-//! want to check: names and values, no prose that cannot be verified.
+//! Kinds and diagnoses are closed sets, because they become labels. Evidence is names and values that can be checked, no
+//! prose.
 
 use std::sync::Arc;
 
@@ -9,24 +9,24 @@ use serde_json::{Map, Value as Json, json};
 
 use crate::observe::metrics::FindingLabels;
 
-/// What was found (label `kind`).
+/// Kind of a finding (label `kind`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Kind {
     /// The slowest TTFTs grow over days, the median does not.
     TtftTailDrift,
     /// TTFT as a whole grows over days.
     TtftDrift,
-    /// TTFT against its prediction grows over days, in the tail.
+    /// TTFT over its prediction grows over days, in the tail.
     ResidualDrift,
     /// Inter-token latency grows over days, in the tail.
     ItlDrift,
-    /// TTFT at twice its baseline for some minutes.
+    /// TTFT at twice its baseline, for minutes.
     TtftDoubled,
     /// TTFT above its baseline for hours.
     TtftShift,
     /// Inter-token latency above its baseline for hours.
     ItlShift,
-    /// Inter-token latency of the slowest streams alone above its baseline for hours.
+    /// Inter-token latency of the slowest streams alone above its baseline, for hours.
     ItlJitter,
     /// p99 of TTFT over the SLO for more than a minute.
     TtftP99OverSlo,
@@ -39,22 +39,6 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Every kind.
-    pub const ALL: [Self; 12] = [
-        Self::TtftTailDrift,
-        Self::TtftDrift,
-        Self::ResidualDrift,
-        Self::ItlDrift,
-        Self::TtftDoubled,
-        Self::TtftShift,
-        Self::ItlShift,
-        Self::ItlJitter,
-        Self::TtftP99OverSlo,
-        Self::AvailabilityBurn,
-        Self::AvailabilityHour,
-        Self::ReplicaSlow,
-    ];
-
     /// The label's value.
     #[must_use]
     pub fn as_str(self) -> &'static str {
@@ -74,24 +58,23 @@ impl Kind {
         }
     }
 
-    /// Whether somebody should be woken.
+    /// Whether it pages somebody.
     #[must_use]
     pub fn is_urgent(self) -> bool {
         matches!(self, Self::TtftDoubled | Self::TtftP99OverSlo | Self::AvailabilityBurn)
     }
 
-    /// Whether it is a matter of days, not of hours.
+    /// Whether it develops over days.
     #[must_use]
     pub fn is_of_days(self) -> bool {
         self.hold() >= 86_400.0
     }
 
-    /// For how many seconds it stays active after it was last seen.
+    /// Seconds for which it stays active after it was last seen.
     pub(super) fn hold(self) -> f64 {
         match self {
             Self::TtftTailDrift | Self::TtftDrift | Self::ResidualDrift | Self::ItlDrift => 14.0 * 86_400.0,
-            Self::TtftDoubled | Self::TtftP99OverSlo => 1800.0,
-            Self::AvailabilityBurn => 1800.0,
+            Self::TtftDoubled | Self::TtftP99OverSlo | Self::AvailabilityBurn => 1800.0,
             Self::TtftShift | Self::ItlShift | Self::ItlJitter => 6.0 * 3600.0,
             Self::AvailabilityHour => 7.0 * 86_400.0,
             Self::ReplicaSlow => 3600.0,
@@ -99,12 +82,12 @@ impl Kind {
     }
 }
 
-/// What most likely did it (label `diagnosis`).
+/// The most likely cause (label `diagnosis`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Diagnosis {
-    /// The tail alone, everywhere: network, noisy neighbours, garbage collection, name service.
+    /// The tail alone, on all replicas: network, noisy neighbours, garbage collection, name resolution.
     InfrastructureVariability,
-    /// Everything changed at once without a new revision: a setting of the engines.
+    /// All engines changed at once without a new revision: one of their settings.
     Configuration,
     /// The same work takes longer at stable load: contention, throttling, batching.
     Contention,
@@ -118,27 +101,13 @@ pub enum Diagnosis {
     Capacity,
     /// Replicas that start cold.
     ColdStarts,
-    /// Time in front of the engine's own figures: preprocessing, network.
+    /// Time spent before the engine: preprocessing, network.
     PreprocessingOrNetwork,
-    /// Nothing that is known explains it.
+    /// Nothing known explains it.
     Unknown,
 }
 
 impl Diagnosis {
-    /// Every diagnosis.
-    pub const ALL: [Self; 10] = [
-        Self::InfrastructureVariability,
-        Self::Configuration,
-        Self::Contention,
-        Self::KvPressure,
-        Self::Replica,
-        Self::Revision,
-        Self::Capacity,
-        Self::ColdStarts,
-        Self::PreprocessingOrNetwork,
-        Self::Unknown,
-    ];
-
     /// The label's value.
     #[must_use]
     pub fn as_str(self) -> &'static str {
@@ -157,14 +126,14 @@ impl Diagnosis {
     }
 }
 
-/// Which series.
+/// A series, or one replica of it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct SeriesName {
     /// Route name.
     pub route: Arc<str>,
     /// Revision.
     pub revision: Arc<str>,
-    /// Replica, where the finding is about one.
+    /// Replica, where it is about one.
     pub replica: Option<Arc<str>>,
 }
 
@@ -191,23 +160,23 @@ impl From<&str> for Fact {
     }
 }
 
-/// Something that users are about to notice, or do already.
+/// A departure from the baseline.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Finding {
-    /// When, in the observations' seconds.
+    /// When it was found, in the observations' seconds.
     pub at: f64,
-    /// What.
+    /// What was found.
     pub kind: Kind,
     /// Where.
     pub series: SeriesName,
-    /// Most likely why.
+    /// The most likely cause.
     pub diagnosis: Diagnosis,
     /// Numbers and names, in order of importance.
     pub evidence: Vec<(&'static str, Fact)>,
 }
 
 impl Finding {
-    /// The labels of its metrics.
+    /// Labels of its metrics.
     #[must_use]
     pub fn labels(&self) -> FindingLabels<'_> {
         FindingLabels {
@@ -219,7 +188,7 @@ impl Finding {
         }
     }
 
-    /// As the admin API and `replay --drift` tell it.
+    /// As in the admin API and in `replay --drift`.
     #[must_use]
     pub fn to_json(&self) -> Json {
         let evidence: Map<String, Json> =
@@ -253,13 +222,12 @@ impl Fact {
 pub(super) struct Evidence(pub(super) Vec<(&'static str, Fact)>);
 
 impl Evidence {
-    /// Adds a fact.
     pub(super) fn with(mut self, name: &'static str, fact: impl Into<Fact>) -> Self {
         self.0.push((name, fact.into()));
         self
     }
 
-    /// Adds a fact where there is one.
+    /// Adds a known fact.
     pub(super) fn maybe(self, name: &'static str, fact: Option<impl Into<Fact>>) -> Self {
         match fact {
             Some(fact) => self.with(name, fact),

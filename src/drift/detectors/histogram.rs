@@ -1,21 +1,20 @@
 //! Histograms with logarithmic bins: 20 to an octave, from 10 microseconds to 45 minutes.
 //!
-//! A bin is 3.5 % wide, quantiles are interpolated inside it. [`Dense`] is written, [`Sparse`] is what a closed part of
-//! a series is kept as: some 60 bins of a latency distribution are ever used.
+//! A bin is 3.5 % wide, quantiles are interpolated inside it. [`Dense`] is written; closed parts of a series are kept as
+//! [`Sparse`], because a latency distribution uses some 60 of the 560 bins.
 
-/// Bins that are written to.
+/// All bins, to write to.
 #[derive(Clone, Debug)]
 pub(super) struct Dense {
     counts: Vec<u32>,
     total: u64,
 }
 
-/// Bins that are kept.
+/// Bins in use.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Sparse {
     /// Bin and count, ascending.
     pub(super) bins: Box<[(u16, u32)]>,
-    /// All counts.
     pub(super) total: u64,
 }
 
@@ -29,13 +28,6 @@ impl Dense {
     pub(super) fn add(&mut self, value: f64) {
         self.counts[bin_of(value)] += 1;
         self.total += 1;
-    }
-
-    /// For the study: many equal values at once.
-    #[cfg(test)]
-    pub(super) fn add_many(&mut self, value: f64, count: u32) {
-        self.counts[bin_of(value)] += count;
-        self.total += u64::from(count);
     }
 
     pub(super) fn merge(&mut self, other: &Sparse) {
@@ -59,13 +51,27 @@ impl Dense {
         Sparse { bins, total: std::mem::take(&mut self.total) }
     }
 
-    /// The natural logarithm of a quantile; `None` while empty.
+    /// Natural logarithm of a quantile; `None` while empty.
     pub(super) fn ln_quantile(&self, q: f64) -> Option<f64> {
-        let bins = self.counts.iter().enumerate().map(|(bin, count)| (bin, *count));
-        ln_quantile(bins, self.total, q)
+        let wanted = q * self.total as f64;
+        let mut below = 0.0;
+        for (bin, count) in self.counts.iter().enumerate().filter(|(_, count)| **count > 0) {
+            let count = f64::from(*count);
+            if below + count >= wanted {
+                let inside = ((wanted - below) / count).clamp(0.0, 1.0);
+                return Some(edge(bin).ln() + inside * WIDTH);
+            }
+            below += count;
+        }
+        None
     }
 
-    /// The mean of the logarithms without the highest and the lowest tenth; `None` while empty.
+    /// Standard deviation of the logarithms, by the interquartile range; `None` while empty.
+    pub(super) fn ln_spread(&self) -> Option<f64> {
+        Some((self.ln_quantile(0.75)? - self.ln_quantile(0.25)?) / IQR_PER_SIGMA)
+    }
+
+    /// Trimmed mean of the logarithms; `None` while empty.
     pub(super) fn ln_center(&self) -> Option<f64> {
         let (low, high) = (TRIMMED * self.total as f64, (1.0 - TRIMMED) * self.total as f64);
         let (mut below, mut sum) = (0.0, 0.0);
@@ -78,14 +84,14 @@ impl Dense {
         (self.total > 0).then(|| sum / (high - low))
     }
 
-    /// The lowest bin above which at most `share` of the values lies, with that share.
+    /// The bin from which on about `share` of the values lies, with the exact share; `None` where it would be empty.
     pub(super) fn tail(&self, share: f64) -> Option<(usize, f64)> {
         let allowed = share * self.total as f64;
         let mut above = 0_u64;
         for (bin, count) in self.counts.iter().enumerate().rev() {
             let with_it = above + u64::from(*count);
             if with_it as f64 > allowed {
-                // The nearer of the two edges of the bin that the quantile falls into.
+                // The nearer edge of the bin that the quantile falls into.
                 let (bin, count) = if with_it as f64 - allowed < allowed - above as f64 {
                     (bin, with_it)
                 } else {
@@ -110,7 +116,7 @@ impl Sparse {
 /// The bin of a value.
 pub(super) fn bin_of(value: f64) -> usize {
     let at = (value / LOWEST).log2() * PER_OCTAVE;
-    // A float's cast saturates: what is below the lowest bin or no number goes to bin 0.
+    // The cast saturates: NaN and what is below the lowest bin go to bin 0.
     (at as usize).min(BINS - 1)
 }
 
@@ -119,25 +125,14 @@ pub(super) fn edge(bin: usize) -> f64 {
     LOWEST * (bin as f64 / PER_OCTAVE).exp2()
 }
 
-fn ln_quantile(bins: impl Iterator<Item = (usize, u32)>, total: u64, q: f64) -> Option<f64> {
-    let wanted = q * total as f64;
-    let mut below = 0.0;
-    for (bin, count) in bins.filter(|(_, count)| *count > 0) {
-        let count = f64::from(count);
-        if below + count >= wanted {
-            let inside = ((wanted - below) / count).clamp(0.0, 1.0);
-            return Some(edge(bin).ln() + inside * WIDTH);
-        }
-        below += count;
-    }
-    None
-}
-
 const PER_OCTAVE: f64 = 20.0;
 /// Width of a bin, as a logarithm.
 const WIDTH: f64 = std::f64::consts::LN_2 / PER_OCTAVE;
-/// Share that is left out at either end of a trimmed mean.
+/// Interquartile range of the standard normal distribution.
+const IQR_PER_SIGMA: f64 = 1.349;
+/// Share that a trimmed mean leaves out at either end.
 pub(super) const TRIMMED: f64 = 0.1;
+/// Seconds.
 const LOWEST: f64 = 1e-5;
 /// 28 octaves.
 pub(super) const BINS: usize = 560;

@@ -1,18 +1,22 @@
-//! Drift: latency and availability held against their own past, with a diagnosis.
+//! Latency and availability compared with their own past, with a diagnosis.
 //!
-//! [`Detectors`] takes one [`Observation`] for each ended request and hands out [`Finding`]s. It is pure: no clock, no
-//! socket, no thread; the same observations give the same findings, live and in `tokenway replay --drift`. Memory is
-//! bounded by the number of series and replicas, not by requests. How often each detector cries wolf, and how soon it
-//! finds what is there, is measured in `docs/drift.md`.
+//! [`Detectors`] takes one [`Observation`] per ended request and returns [`Finding`]s. It is pure: no clock, no socket, no
+//! thread; the same observations give the same findings, live and in `tokenway replay --drift`. Memory is bounded by the
+//! number of series and replicas, not by requests. False alarms and delays are in `docs/drift.md`; `benches/drift` holds
+//! them to thresholds.
 
+mod active;
 mod availability;
 mod blocks;
 mod diagnose;
 mod finding;
 mod histogram;
 mod hours;
+mod judge;
 mod observation;
-mod peers;
+mod recent;
+mod replicas;
+mod report;
 mod saved;
 mod scale;
 mod series;
@@ -20,44 +24,45 @@ mod shift;
 mod signals;
 mod slo;
 mod slow;
-#[cfg(test)]
-mod study;
-mod surge;
-mod verdicts;
+mod thresholds;
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use self::active::ActiveFindings;
+use self::blocks::BlockHistory;
+pub use self::diagnose::diagnose_signals;
 pub use self::finding::{Diagnosis, Fact, Finding, Kind, SeriesName};
-pub use self::observation::Observation;
+pub use self::observation::{NOT_SERVED, Observation};
 pub use self::saved::Saved;
-use self::series::Series;
-pub use self::signals::Signals;
+use self::series::RouteSeries;
+pub use self::signals::{SignalHistory, Signals};
+use self::slow::SlowSetup;
 
-/// What the detectors hold things against.
+/// Baseline, error budget and bounds of the detectors.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Settings {
-    /// Seconds of a block, by which slow drift is judged.
+    /// Seconds of a block, the unit of slow drift.
     pub block: f64,
-    /// The baseline begins so many seconds ago.
-    pub from: f64,
-    /// And ends so many seconds ago.
-    pub to: f64,
+    /// Start of the baseline, in seconds before now.
+    pub baseline_from: f64,
+    /// End of the baseline, in seconds before now.
+    pub baseline_to: f64,
     /// Share of requests that may fail.
-    pub budget: f64,
-    /// Series (route and revision) that are watched; the longest unseen one makes room.
-    pub series: usize,
-    /// Replicas that are told apart in a series.
-    pub replicas_per_series: usize,
+    pub error_budget: f64,
+    /// Series (route and revision); beyond it the one unseen for longest is forgotten.
+    pub max_series: usize,
+    /// Replicas of a series; beyond it they count as one.
+    pub max_replicas_per_series: usize,
 }
 
 impl From<&crate::config::Drift> for Settings {
     fn from(drift: &crate::config::Drift) -> Self {
         Self {
             block: drift.block.as_secs_f64(),
-            from: drift.from.as_secs_f64(),
-            to: drift.to.as_secs_f64(),
-            budget: 1.0 - drift.availability,
+            baseline_from: drift.from.as_secs_f64(),
+            baseline_to: drift.to.as_secs_f64(),
+            error_budget: 1.0 - drift.availability,
             ..Self::default()
         }
     }
@@ -68,12 +73,23 @@ impl Default for Settings {
         const DAY: f64 = 86_400.0;
         Self {
             block: DAY,
-            from: 35.0 * DAY,
-            to: 7.0 * DAY,
-            budget: 0.001,
-            series: 64,
-            replicas_per_series: 64,
+            baseline_from: 35.0 * DAY,
+            baseline_to: 7.0 * DAY,
+            error_budget: 0.001,
+            max_series: 64,
+            max_replicas_per_series: 64,
         }
+    }
+}
+
+impl Settings {
+    fn blocks(&self) -> BlockHistory {
+        BlockHistory::new(self.block, self.baseline_from + self.block)
+    }
+
+    fn slow(&self, min_score: f64) -> SlowSetup {
+        let blocks = |seconds: f64| (seconds / self.block).round().max(1.0) as usize;
+        SlowSetup { from: blocks(self.baseline_from), to: blocks(self.baseline_to), min_score }
     }
 }
 
@@ -81,128 +97,124 @@ impl Default for Settings {
 #[derive(Debug)]
 pub struct Detectors {
     settings: Settings,
-    series: Vec<Series>,
-    last_seen: Vec<f64>,
-    places: HashMap<Arc<str>, HashMap<Arc<str>, usize>>,
+    series: Vec<RouteSeries>,
+    /// Index of a series by route and revision.
+    indices: HashMap<Arc<str>, HashMap<Arc<str>, usize>>,
     now: f64,
-    ticked: i64,
+    last_tick: i64,
 }
 
 impl Detectors {
-    /// Detectors that know nothing yet.
+    /// Detectors without any baseline.
     #[must_use]
     pub fn new(settings: Settings) -> Self {
         Self {
             settings,
             series: Vec::new(),
-            last_seen: Vec::new(),
-            places: HashMap::new(),
+            indices: HashMap::new(),
             now: f64::NEG_INFINITY,
-            ticked: i64::MIN,
+            last_tick: i64::MIN,
         }
     }
 
-    /// Takes one request. Time never goes back: an observation that is late counts as one of now.
+    /// Takes one request. Time never goes back: a late observation counts as one of now.
     pub fn observe(&mut self, observation: &Observation<'_>, out: &mut Vec<Finding>) {
         self.advance(observation.at, out);
         let observation = Observation { at: self.now, ..*observation };
         let known = match observation.revision {
-            // Nobody served it: it counts against whoever serves the route.
-            NO_REVISION => self.latest_of(observation.route),
-            revision => self.places.get(observation.route).and_then(|of| of.get(revision)).copied(),
+            // Counts against the revision that serves the route.
+            NOT_SERVED => self.latest_of(observation.route),
+            revision => self.indices.get(observation.route).and_then(|of| of.get(revision)).copied(),
         };
-        let place = known.unwrap_or_else(|| self.admit(&observation));
-        if let (Some(series), Some(seen)) = (self.series.get_mut(place), self.last_seen.get_mut(place)) {
-            *seen = self.now;
+        let index = known.unwrap_or_else(|| self.admit(&observation));
+        if let Some(series) = self.series.get_mut(index) {
             series.observe(&observation, &self.settings);
         }
     }
 
-    /// Takes a minute of a replica's signals; without any, diagnosis goes by what requests tell.
+    /// Takes a minute of a replica's signals; without any, diagnosis goes by requests alone.
     pub fn signals(&mut self, series: &SeriesName, at: f64, signals: &Signals) {
-        let place = self.places.get(&series.route).and_then(|revisions| revisions.get(&series.revision));
-        let Some(series_of) = place.and_then(|place| self.series.get_mut(*place)) else { return };
-        let minute = (at / 60.0).floor() as i64;
-        let most = self.settings.replicas_per_series;
-        if let Some(replica) = &series.replica {
-            series_of.book.add(minute, replica, signals, most);
+        let index = self.indices.get(&series.route).and_then(|revisions| revisions.get(&series.revision));
+        let known = index.and_then(|index| self.series.get_mut(*index));
+        if let (Some(known), Some(replica)) = (known, &series.replica) {
+            let minute = (at / 60.0).floor() as i64;
+            known.signals.add(minute, replica, signals, self.settings.max_replicas_per_series);
         }
     }
 
-    /// Lets time pass until `at`.
-    pub fn advance(&mut self, at: f64, out: &mut Vec<Finding>) {
+    /// Judges what ended up to `at`, without waiting for the next tick.
+    pub fn judge(&mut self, at: f64, out: &mut Vec<Finding>) {
         self.now = self.now.max(at);
-        let tick = (self.now / TICK).floor() as i64;
-        if tick > self.ticked {
-            self.ticked = tick;
-            let at = tick as f64 * TICK;
-            self.series.iter_mut().for_each(|series| series.tick(at, &self.settings, out));
-        }
-    }
-
-    /// Judges what came since the last look, without waiting for the next half minute.
-    pub fn look(&mut self, at: f64, out: &mut Vec<Finding>) {
-        self.now = self.now.max(at);
-        self.ticked = (self.now / TICK).floor() as i64;
-        let at = self.now;
-        if at.is_finite() {
-            self.series.iter_mut().for_each(|series| series.tick(at, &self.settings, out));
+        self.last_tick = (self.now / TICK).floor() as i64;
+        if self.now.is_finite() {
+            self.tick(self.now, out);
         }
     }
 
     /// Findings that hold now.
     pub fn active(&self) -> impl Iterator<Item = &Finding> {
-        self.series.iter().flat_map(Series::active)
+        self.series.iter().map(|series| &series.active).flat_map(ActiveFindings::iter)
     }
 
-    /// How many series are watched.
+    /// The number of series with a baseline.
     #[must_use]
     pub fn series(&self) -> usize {
         self.series.len()
     }
 
+    /// Judges at every tick up to `at`; ticks that were slept through are one.
+    fn advance(&mut self, at: f64, out: &mut Vec<Finding>) {
+        self.now = self.now.max(at);
+        let tick = (self.now / TICK).floor() as i64;
+        if tick > self.last_tick {
+            self.last_tick = tick;
+            self.tick(tick as f64 * TICK, out);
+        }
+    }
+
+    fn tick(&mut self, at: f64, out: &mut Vec<Finding>) {
+        self.series.iter_mut().for_each(|series| judge::tick(series, at, &self.settings, out));
+    }
+
     /// The series of a route that was seen last.
     fn latest_of(&self, route: &str) -> Option<usize> {
-        let revisions = self.places.get(route)?.iter();
-        let places = revisions.filter(|(revision, _)| ***revision != *NO_REVISION).map(|(_, place)| *place);
-        places.max_by(|a, b| self.last_seen[*a].total_cmp(&self.last_seen[*b]))
+        let revisions = self.indices.get(route)?.iter();
+        let indices = revisions.filter(|(revision, _)| ***revision != *NOT_SERVED).map(|(_, index)| *index);
+        indices.max_by(|a, b| self.series[*a].last_seen.total_cmp(&self.series[*b].last_seen))
     }
 
-    /// A place for a series that is new: one of its own, or that of the longest unseen.
+    /// Begins a series, with the baselines of the route's revision before it.
     fn admit(&mut self, observation: &Observation<'_>) -> usize {
-        let latest = self.latest_of(observation.route);
-        let series = match latest.and_then(|place| self.series.get(place)) {
-            Some(before) => before.succeeded_by(observation, &self.settings),
-            None => Series::new(observation, &self.settings),
+        let predecessor = self.latest_of(observation.route).and_then(|index| self.series.get(index));
+        let (revision, at) = (observation.revision, observation.at);
+        let series = match predecessor {
+            Some(predecessor) => predecessor.successor(revision, at, &self.settings),
+            None => RouteSeries::new(observation.route, revision, at, &self.settings),
         };
-        self.place(series, self.now)
+        self.insert(series)
     }
 
-    /// Gives a series a place.
-    fn place(&mut self, series: Series, seen: f64) -> usize {
+    /// Adds a series, in place of the one unseen for longest when there are too many; its index.
+    fn insert(&mut self, series: RouteSeries) -> usize {
         let (route, revision) = (Arc::clone(&series.route), Arc::clone(&series.revision));
-        let place = if self.series.len() < self.settings.series.max(1) {
+        let index = if self.series.len() < self.settings.max_series.max(1) {
             self.series.push(series);
-            self.last_seen.push(seen);
             self.series.len() - 1
         } else {
-            let oldest =
-                (0..self.series.len()).min_by(|a, b| self.last_seen[*a].total_cmp(&self.last_seen[*b]));
-            let place = oldest.unwrap_or(0);
-            let gone = std::mem::replace(&mut self.series[place], series);
-            if let Some(revisions) = self.places.get_mut(&gone.route) {
+            let last_seen = |index: &usize| self.series[*index].last_seen;
+            let oldest = (0..self.series.len()).min_by(|a, b| last_seen(a).total_cmp(&last_seen(b)));
+            let index = oldest.unwrap_or(0);
+            let gone = std::mem::replace(&mut self.series[index], series);
+            if let Some(revisions) = self.indices.get_mut(&gone.route) {
                 revisions.remove(&gone.revision);
             }
-            self.places.retain(|_, revisions| !revisions.is_empty());
-            self.last_seen[place] = seen;
-            place
+            self.indices.retain(|_, revisions| !revisions.is_empty());
+            index
         };
-        self.places.entry(route).or_default().insert(revision, place);
-        place
+        self.indices.entry(route).or_default().insert(revision, index);
+        index
     }
 }
 
-/// The revision of a request that nobody served.
-const NO_REVISION: &str = "none";
-/// Seconds between two looks of the quickest detectors.
+/// Seconds between two judgements of the quickest detectors.
 const TICK: f64 = 30.0;

@@ -1,26 +1,28 @@
-//! What the detectors are fed: one value for each ended request.
+//! What the detectors take: one value for each ended request, live or from a recorded trace.
 //!
-//! Seconds throughout, wall-clock seconds for `at`, because hours of the day are looked at. A field that is not known
-//! is `None` and never zero. Live code and recorded traces fill the same value.
+//! Durations are in seconds. What is unknown is `None`, never zero.
 
 use crate::record::Outcome;
 
-/// One ended request, as far as drift cares.
+/// Revision and replica of a request that was not served.
+pub const NOT_SERVED: &str = "none";
+
+/// One ended request.
 #[derive(Clone, Copy, Debug)]
 pub struct Observation<'a> {
-    /// When it ended, in seconds; any epoch whose days start at midnight UTC.
+    /// When it ended: seconds since an epoch whose days start at midnight UTC, because hours of the day are compared.
     pub at: f64,
     /// Route name.
     pub route: &'a str,
-    /// Revision that served it.
+    /// Revision that served it, or [`NOT_SERVED`].
     pub revision: &'a str,
-    /// Replica that served it.
+    /// Replica that served it, or [`NOT_SERVED`].
     pub replica: &'a str,
     /// Time to first token.
     pub ttft: Option<f64>,
-    /// The stream's own inter-token latency.
+    /// Mean inter-token latency of the stream.
     pub itl: Option<f64>,
-    /// What TTFT had been predicted.
+    /// Predicted TTFT.
     pub predicted: Option<f64>,
     /// The SLO's bound on TTFT for this request.
     pub ttft_bound: Option<f64>,
@@ -29,12 +31,12 @@ pub struct Observation<'a> {
 }
 
 impl Observation<'_> {
-    /// Whether it counts against availability; `None` where it says nothing about it.
+    /// Whether it counts against availability; `None` where it does not count.
     pub(super) fn is_bad(&self) -> Option<bool> {
         match self.outcome {
             Outcome::Ok => Some(false),
             Outcome::Failed | Outcome::Refused => Some(true),
-            // The client's own doing.
+            // Caused by the client.
             Outcome::ClientError | Outcome::Canceled => None,
         }
     }

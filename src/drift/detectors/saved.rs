@@ -1,23 +1,22 @@
 //! The baselines of all detectors as plain values, for a file.
 //!
-//! Only what takes days to learn is saved: blocks, hours, what is usual for a replica. Windows of minutes and findings
-//! are not. What is read back is believed only as far as it can be checked: no part of the future, no empty part.
+//! Only what takes days to learn is saved: blocks, hours, what is usual for a replica; not windows of minutes, not
+//! findings. What is read back is checked: no part of the future, no empty part, no unknown bin.
 
 use serde::{Deserialize, Serialize};
 
-use super::blocks::Blocks;
+use super::blocks::{BlockHistory, PARTS};
 use super::histogram::{BINS, Sparse};
-use super::hours::{Hour, Hours};
-use super::peers::Peer;
-use super::series::Series;
-use super::{Detectors, Observation, Settings};
-use crate::record::Outcome;
+use super::hours::{HourHistory, HourSummary, hour_index};
+use super::replicas::ReplicaHistory;
+use super::series::RouteSeries;
+use super::{Detectors, Settings};
 
-/// What the detectors know.
+/// Baselines of all series.
 #[derive(Debug, Deserialize, Serialize)]
 pub struct Saved {
     version: u32,
-    /// Other blocks are other baselines.
+    /// Seconds; other blocks are other baselines.
     block: f64,
     series: Vec<SavedSeries>,
 }
@@ -29,104 +28,88 @@ struct SavedSeries {
     first_seen: f64,
     last_seen: f64,
     ttft: Vec<SavedPart>,
-    ttft_hours: Vec<Hour>,
+    ttft_hours: Vec<HourSummary>,
     residual: Vec<SavedPart>,
     itl: Vec<SavedPart>,
-    itl_hours: Vec<Hour>,
-    replicas: Vec<SavedPeer>,
+    itl_hours: Vec<HourSummary>,
+    replicas: Vec<SavedReplica>,
 }
 
 #[derive(Debug, Deserialize, Serialize)]
-struct SavedPeer {
+struct SavedReplica {
     name: String,
     parts: Vec<SavedPart>,
     usual: Vec<(f64, f64)>,
 }
 
-/// Its index and its bins.
+/// Index of a part, and its bins with their counts.
 type SavedPart = (i64, Vec<(u16, u32)>);
 
 impl Detectors {
     /// What is worth keeping over a restart.
     #[must_use]
     pub fn save(&self) -> Saved {
-        let series = self.series.iter().zip(&self.last_seen);
-        let series = series.map(|(series, last_seen)| SavedSeries {
+        let series = self.series.iter().map(|series| SavedSeries {
             route: series.route.to_string(),
             revision: series.revision.to_string(),
             first_seen: series.first_seen,
-            last_seen: *last_seen,
-            ttft: parts(&series.ttft),
-            ttft_hours: series.ttft_hours.past().copied().collect(),
-            residual: parts(&series.residual),
-            itl: parts(&series.itl),
-            itl_hours: series.itl_hours.past().copied().collect(),
+            last_seen: series.last_seen,
+            ttft: save_blocks(&series.ttft.blocks),
+            ttft_hours: series.ttft.hours.past().copied().collect(),
+            residual: save_blocks(&series.residual),
+            itl: save_blocks(&series.itl.blocks),
+            itl_hours: series.itl.hours.past().copied().collect(),
             replicas: series
-                .names
+                .replica_names
                 .iter()
-                .zip(&series.peers)
-                .map(|(name, peer)| saved_peer(name, peer))
+                .zip(&series.replicas)
+                .map(|(name, replica)| save_replica(name, replica))
                 .collect(),
         });
         Saved { version: VERSION, block: self.settings.block, series: series.collect() }
     }
 
-    /// Takes up what was saved, before anything is observed; returns how many series it was. `now` bounds what is
-    /// believed: a clock that ran ahead must not freeze a series.
+    /// Takes up what was saved, before anything is observed; returns the number of series. `now` bounds what is believed:
+    /// a clock that ran ahead must not freeze a series.
     pub fn restore(&mut self, saved: Saved, now: f64) -> usize {
         let is_ours = saved.version == VERSION && saved.block == self.settings.block;
         if !is_ours || !self.series.is_empty() {
             return 0;
         }
-        for saved in saved.series.into_iter().take(self.settings.series) {
-            let seen = Observation {
-                at: saved.first_seen.min(now),
-                route: &saved.route,
-                revision: &saved.revision,
-                replica: "none",
-                ttft: None,
-                itl: None,
-                predicted: None,
-                ttft_bound: None,
-                outcome: Outcome::Canceled,
-            };
-            let mut series = Series::new(&seen, &self.settings);
-            restore_into(&mut series, &saved, (now, &self.settings));
-            self.place(series, saved.last_seen.min(now));
+        for saved in saved.series.iter().take(self.settings.max_series) {
+            let series = restore_series(saved, now, &self.settings);
+            self.insert(series);
         }
         self.series.len()
     }
 }
 
-fn restore_into(series: &mut Series, saved: &SavedSeries, now: (f64, &Settings)) {
-    let (now, settings) = now;
-    let latest = (now * super::blocks::PARTS as f64 / settings.block).floor() as i64;
-    for (blocks, parts) in [
-        (&mut series.ttft, &saved.ttft),
-        (&mut series.residual, &saved.residual),
-        (&mut series.itl, &saved.itl),
-    ] {
-        restore_blocks(blocks, parts, latest);
-    }
-    series.ttft_hours = restored_hours(&saved.ttft_hours, now);
-    series.itl_hours = restored_hours(&saved.itl_hours, now);
-    for replica in saved.replicas.iter().take(settings.replicas_per_series) {
-        let place = series.place(&replica.name, settings);
-        if let Some(peer) = series.peers.get_mut(place) {
-            restore_blocks(&mut peer.blocks, &replica.parts, latest);
-            peer.restore_usual(&replica.usual);
+fn restore_series(saved: &SavedSeries, now: f64, settings: &Settings) -> RouteSeries {
+    let mut series = RouteSeries::new(&saved.route, &saved.revision, saved.first_seen.min(now), settings);
+    series.last_seen = saved.last_seen.min(now);
+    let latest = (now * PARTS as f64 / settings.block).floor() as i64;
+    restore_blocks(&mut series.ttft.blocks, &saved.ttft, latest);
+    restore_blocks(&mut series.residual, &saved.residual, latest);
+    restore_blocks(&mut series.itl.blocks, &saved.itl, latest);
+    series.ttft.hours = restore_hours(&saved.ttft_hours, now);
+    series.itl.hours = restore_hours(&saved.itl_hours, now);
+    for saved in saved.replicas.iter().take(settings.max_replicas_per_series) {
+        let index = series.replica_index(&saved.name, settings);
+        if let Some(replica) = series.replicas.get_mut(index) {
+            restore_blocks(&mut replica.blocks, &saved.parts, latest);
+            replica.restore_usual(&saved.usual);
         }
     }
+    series
 }
 
-fn restored_hours(saved: &[Hour], now: f64) -> Hours {
-    let latest = (now / super::hours::HOUR).floor() as i64;
-    let mut hours = Hours::default();
-    saved.iter().filter(|hour| hour.index < latest).for_each(|hour| hours.restore(*hour));
+fn restore_hours(saved: &[HourSummary], now: f64) -> HourHistory {
+    let mut hours = HourHistory::default();
+    saved.iter().filter(|hour| hour.index < hour_index(now)).for_each(|hour| hours.restore(*hour));
     hours
 }
 
-fn restore_blocks(blocks: &mut Blocks, parts: &[SavedPart], latest: i64) {
+fn restore_blocks(blocks: &mut BlockHistory, parts: &[SavedPart], latest: i64) {
     for (index, bins) in parts.iter().filter(|(index, _)| (0..latest).contains(index)) {
         let known = bins.iter().copied().filter(|(bin, count)| usize::from(*bin) < BINS && *count > 0);
         let bins: Box<[(u16, u32)]> = known.collect();
@@ -137,12 +120,16 @@ fn restore_blocks(blocks: &mut Blocks, parts: &[SavedPart], latest: i64) {
     }
 }
 
-fn parts(blocks: &Blocks) -> Vec<SavedPart> {
+fn save_blocks(blocks: &BlockHistory) -> Vec<SavedPart> {
     blocks.parts().map(|(index, part)| (*index, part.bins.to_vec())).collect()
 }
 
-fn saved_peer(name: &str, peer: &Peer) -> SavedPeer {
-    SavedPeer { name: name.to_owned(), parts: parts(&peer.blocks), usual: peer.usual().collect() }
+fn save_replica(name: &str, replica: &ReplicaHistory) -> SavedReplica {
+    SavedReplica {
+        name: name.to_owned(),
+        parts: save_blocks(&replica.blocks),
+        usual: replica.usual().collect(),
+    }
 }
 
 const VERSION: u32 = 1;
@@ -150,6 +137,8 @@ const VERSION: u32 = 1;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::drift::detectors::Observation;
+    use crate::record::Outcome;
 
     const DAY: f64 = 86_400.0;
 

@@ -1,7 +1,7 @@
-//! Robust centre and scale of a few numbers, with a prior.
+//! Robust centre and scale of a few numbers, with a prior; errors of quantiles; binomial tails.
 //!
-//! A month has 28 days: too few to trust their spread alone. The prior counts as some days more; outliers are pulled
-//! in, so that one bad day neither moves the centre nor hides the next bad day by widening the scale.
+//! A month has 28 days: too few to trust their spread alone. The prior counts as further values; outliers are winsorised,
+//! so that one bad day neither moves the centre nor hides the next one by widening the scale.
 
 /// Centre and scale.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -10,17 +10,30 @@ pub(super) struct Noise {
     pub(super) scale: f64,
 }
 
-/// Winsorised mean and scale; `prior` is a scale and how many values it counts for.
-pub(super) fn robust(values: &[f64], prior: (f64, f64)) -> Noise {
-    let Some(middle) = median(values) else { return Noise { center: 0.0, scale: prior.0 } };
+/// A scale that is assumed until the values show their own.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Prior {
+    pub(super) scale: f64,
+    /// The number of values that it counts for.
+    pub(super) weight: f64,
+}
+
+/// Noise of an hour's median from hour to hour, as a logarithm; a day shows a series' own.
+pub(super) const HOURLY_NOISE: Prior = Prior { scale: 0.05, weight: 6.0 };
+
+/// Winsorised mean and scale.
+pub(super) fn robust(values: &[f64], prior: Prior) -> Noise {
+    let Some(middle) = median(values) else { return Noise { center: 0.0, scale: prior.scale } };
     let deviations: Vec<f64> = values.iter().map(|value| (value - middle).abs()).collect();
-    let mad = TO_SIGMA * median(&deviations).unwrap_or(0.0);
-    let cut = PULLED_IN * mad.max(prior.0 / 6.0);
-    let pulled = || values.iter().map(|value| (value - middle).clamp(-cut, cut));
+    let mad = SIGMA_PER_MAD * median(&deviations).unwrap_or(0.0);
+    // Values that happen to be equal must not make every other value an outlier.
+    let cut = MAX_DEVIATION * mad.max(prior.scale / 6.0);
+    let winsorised = || values.iter().map(|value| (value - middle).clamp(-cut, cut));
     let count = values.len() as f64;
-    let squares: f64 = pulled().map(|d| d * d).sum::<f64>() * LOST_BY_PULLING;
-    let variance = (prior.1 * prior.0 * prior.0 + squares) / (prior.1 + (count - 1.0).max(0.0)).max(1.0);
-    Noise { center: middle + pulled().sum::<f64>() / count, scale: variance.sqrt() }
+    let squares: f64 = winsorised().map(|d| d * d).sum::<f64>() * WINSORISED_VARIANCE;
+    let variance =
+        (prior.weight * prior.scale.powi(2) + squares) / (prior.weight + (count - 1.0).max(0.0)).max(1.0);
+    Noise { center: middle + winsorised().sum::<f64>() / count, scale: variance.sqrt() }
 }
 
 /// The median; `None` of nothing.
@@ -32,7 +45,7 @@ pub(super) fn median(values: &[f64]) -> Option<f64> {
     Some(if sorted.len() % 2 == 1 { upper } else { (sorted[half - 1] + upper) / 2.0 })
 }
 
-/// The upper tail of a binomial: at least `hits` of `tries` at `rate`, bounded from above (Chernoff).
+/// Logarithm of the chance of at least `hits` of `tries` at `rate`, bounded from above (Chernoff).
 pub(super) fn ln_binomial_tail(hits: f64, tries: f64, rate: f64) -> f64 {
     let share = hits / tries.max(1.0);
     if share <= rate {
@@ -48,24 +61,30 @@ pub(super) fn normal(random: &mut fastrand::Rng) -> f64 {
     (-2.0 * (1.0 - random.f64()).ln()).sqrt() * (std::f64::consts::TAU * random.f64()).cos()
 }
 
-/// From a median absolute deviation to a standard deviation.
-const TO_SIGMA: f64 = 1.4826;
-/// Values beyond so many scales are pulled in.
-const PULLED_IN: f64 = 2.5;
-const LOST_BY_PULLING: f64 = 1.05;
+/// Standard error of a quantile over that of the mean, for normal values.
+pub(super) const MEDIAN_ERROR: f64 = 1.25;
+pub(super) const P90_ERROR: f64 = 1.8;
+/// From a median absolute deviation to a standard deviation, for normal values.
+const SIGMA_PER_MAD: f64 = 1.4826;
+/// Standard deviations at which values are cut off.
+const MAX_DEVIATION: f64 = 2.5;
+/// Variance of normal values over that of the same values cut off there.
+const WINSORISED_VARIANCE: f64 = 1.05;
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const PRIOR: Prior = Prior { scale: 0.3, weight: 8.0 };
 
     #[test]
     fn one_outlier_moves_neither_centre_nor_scale_much() {
         let quiet: Vec<f64> = (0..28).map(|i| f64::from(i % 5) / 10.0).collect();
         let mut loud = quiet.clone();
         loud[3] = 50.0;
-        let (a, b) = (robust(&quiet, (0.3, 8.0)), robust(&loud, (0.3, 8.0)));
+        let (a, b) = (robust(&quiet, PRIOR), robust(&loud, PRIOR));
         assert!((a.center - b.center).abs() < 0.05 && b.scale < 1.3 * a.scale, "{a:?} {b:?}");
-        assert_eq!(robust(&[], (0.3, 8.0)), Noise { center: 0.0, scale: 0.3 });
+        assert_eq!(robust(&[], PRIOR), Noise { center: 0.0, scale: 0.3 });
     }
 
     #[test]

@@ -1,118 +1,119 @@
-//! An hour that is not like its other days: a step in the median of a measure, or in its 90th percentile alone.
+//! A step in the median of a measure, or in its 90th percentile alone, against the same hours of other days.
 //!
-//! Two hours in a row must be up by a quarter and by five scales of what hours differ by, so that a single busy hour
-//! is none, and by more than nobody would care for. Catches what is too small to be a surge and too quick to be a drift
-//! over days. Pure comparison of closed hours.
+//! Two hours in a row must exceed the threshold, so that a single busy hour is none. Finds what is too small for a
+//! doubling and too quick for a drift over days.
 
-use super::hours::{Hour, Hours, Ordinary};
+use super::hours::{HourBaseline, HourHistory, HourSummary};
+use super::scale::{MEDIAN_ERROR, P90_ERROR};
+use super::thresholds::Threshold;
 
-/// Two hours that were out of the ordinary.
+/// Two hours above their baseline.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Shifted {
-    /// What moved.
-    pub(super) part: Part,
+pub(super) struct Shift {
+    pub(super) part: ShiftedPart,
     /// Value of the last hour, in seconds.
     pub(super) now: f64,
-    /// What is ordinary for it.
-    pub(super) ordinary: f64,
+    /// Its baseline, in seconds.
+    pub(super) baseline: f64,
     /// Hours that the baseline rests on.
     pub(super) baseline_hours: usize,
 }
 
 /// Which part of the distribution moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Part {
-    /// The median, and with it all else.
+pub(super) enum ShiftedPart {
+    /// The median.
     Median,
-    /// The slowest tenth, with the median where it was.
-    Slowest,
+    /// The 90th percentile, with the median where it was.
+    Tail,
 }
 
-/// Judges the last two closed hours; `least` seconds more are worth a word. A baseline of its own needs a day; an inherited
-/// one (a new revision) has it.
-pub(super) fn judge(hours: &Hours, least: f64) -> Option<Shifted> {
-    let mut latest = hours.latest();
+/// Judges the last two closed hours. The baseline needs a day; a new revision inherits one.
+pub(super) fn judge(hours: &HourHistory, threshold: &Threshold) -> Option<Shift> {
+    let mut latest = hours.past().rev();
     let (last, before) = (latest.next()?, latest.next()?);
     if last.index != before.index + 1 || !hours.has_a_day() {
         return None;
     }
-    let (last, before) = (compare(hours, last)?, compare(hours, before)?);
-    let shifted = if last.median.is_out && before.median.is_out {
-        Some(last.shifted(Part::Median))
-    } else if last.p90.is_out && before.p90.is_out && last.median.excess.abs() < FLAT {
-        Some(last.shifted(Part::Slowest))
-    } else {
-        None
+    let (last, before) = (Comparison::of(hours, last)?, Comparison::of(hours, before)?);
+    let exceeds = |excess: &Excess| {
+        let delta = excess.now.exp() - excess.baseline.exp();
+        threshold.is_exceeded(excess.ln_ratio(), excess.error, delta)
     };
-    shifted.filter(|shifted| shifted.now - shifted.ordinary >= least)
+    let (part, excess) = if exceeds(&last.median) && exceeds(&before.median) {
+        (ShiftedPart::Median, last.median)
+    } else if exceeds(&last.p90) && exceeds(&before.p90) && last.median.ln_ratio().abs() < MAX_FLAT_MEDIAN {
+        (ShiftedPart::Tail, last.p90)
+    } else {
+        return None;
+    };
+    let (now, baseline) = (excess.now.exp(), excess.baseline.exp());
+    Some(Shift { part, now, baseline, baseline_hours: last.baseline_hours })
 }
 
-/// Seconds of TTFT that are worth a word.
-pub(super) const LEAST_TTFT: f64 = 0.01;
-/// Seconds of inter-token latency.
-pub(super) const LEAST_ITL: f64 = 0.001;
-
-/// Whether a shift that was found still goes on: the last hour is up by half of what finding it takes.
-pub(super) fn goes_on(hours: &Hours) -> bool {
-    let last = hours.latest().next().and_then(|hour| compare(hours, hour));
-    last.is_some_and(|last| last.median.excess.max(last.p90.excess) >= BAR.ln() / 2.0)
+/// Whether a shift that was found goes on.
+pub(super) fn goes_on(hours: &HourHistory, threshold: &Threshold) -> bool {
+    let last = hours.last().and_then(|hour| Comparison::of(hours, hour));
+    last.is_some_and(|last| last.median.ln_ratio().max(last.p90.ln_ratio()) >= threshold.clear_ratio.ln())
 }
 
-struct Compared {
-    median: Side,
-    p90: Side,
+/// An hour against its baseline.
+struct Comparison {
+    median: Excess,
+    p90: Excess,
     baseline_hours: usize,
 }
 
-struct Side {
-    is_out: bool,
-    excess: f64,
+/// One quantile against its baseline; logarithms of seconds.
+#[derive(Clone, Copy)]
+struct Excess {
     now: f64,
-    ordinary: f64,
+    baseline: f64,
+    /// Standard error of the difference.
+    error: f64,
 }
 
-impl Compared {
-    fn shifted(&self, part: Part) -> Shifted {
-        let side = match part {
-            Part::Median => &self.median,
-            Part::Slowest => &self.p90,
+impl Comparison {
+    fn of(hours: &HourHistory, hour: &HourSummary) -> Option<Self> {
+        let baseline = hours.baseline(hour.index, BASELINE_GAP).filter(HourBaseline::is_sufficient)?;
+        // What hours differ by, and the error of a quantile of so few values.
+        let error = |noise: f64, quantile_error: f64| {
+            (noise.powi(2) + (quantile_error * baseline.spread).powi(2) / hour.count as f64).sqrt()
         };
-        Shifted {
-            part,
-            now: side.now.exp(),
-            ordinary: side.ordinary.exp(),
-            baseline_hours: self.baseline_hours,
-        }
+        Some(Self {
+            median: Excess {
+                now: hour.median,
+                baseline: baseline.median,
+                error: error(baseline.median_noise, MEDIAN_ERROR),
+            },
+            p90: Excess {
+                now: hour.p90,
+                baseline: baseline.p90,
+                error: error(baseline.p90_noise, P90_ERROR),
+            },
+            baseline_hours: baseline.hours,
+        })
     }
 }
 
-fn compare(hours: &Hours, hour: &Hour) -> Option<Compared> {
-    let ordinary = hours.ordinary(hour.index, APART).filter(Ordinary::is_enough)?;
-    let side = |now: f64, usual: f64, noise: f64, loss: f64| {
-        let chance = (loss * ordinary.spread).powi(2) / hour.count as f64;
-        let excess = now - usual;
-        let is_out = excess >= BAR.ln() && excess >= SURE * (chance + noise * noise).sqrt();
-        Side { is_out, excess, now, ordinary: usual }
-    };
-    Some(Compared {
-        median: side(hour.median, ordinary.median, ordinary.noise.0, 1.25),
-        p90: side(hour.p90, ordinary.p90, ordinary.noise.1, 1.8),
-        baseline_hours: ordinary.hours,
-    })
+impl Excess {
+    fn ln_ratio(&self) -> f64 {
+        self.now - self.baseline
+    }
 }
 
-/// Hours between the hour that is judged and its baseline.
-const APART: i64 = 4;
-const BAR: f64 = 1.25;
-const SURE: f64 = 5.0;
-const FLAT: f64 = 0.15;
+/// Hours between the judged hour and its baseline: a shift must not be part of what it is compared with.
+const BASELINE_GAP: i64 = 4;
+/// The median counts as unmoved within this (logarithm).
+const MAX_FLAT_MEDIAN: f64 = 0.15;
 
 #[cfg(test)]
 mod tests {
+    use super::super::thresholds::TTFT_SHIFT;
     use super::*;
 
-    fn hours(value: impl Fn(u32) -> f64) -> Option<Shifted> {
-        let mut hours = Hours::default();
+    fn hours(value: impl Fn(u32) -> f64) -> Option<Shift> {
+        let mut hours = HourHistory::default();
         for minute in 0..3 * 24 * 60 {
             (0..5).for_each(|i| {
                 let wide = if i == 4 { 2.0 } else { 1.0 };
@@ -120,7 +121,7 @@ mod tests {
             });
         }
         hours.advance(3.0 * 86_400.0);
-        judge(&hours, 0.01)
+        judge(&hours, &TTFT_SHIFT)
     }
 
     #[test]
@@ -128,8 +129,8 @@ mod tests {
         assert_eq!(hours(|_| 0.1), None);
         assert_eq!(hours(|minute| if minute >= 71 * 60 { 0.2 } else { 0.1 }), None);
         let found = hours(|minute| if minute >= 70 * 60 { 0.16 } else { 0.1 }).unwrap();
-        assert_eq!(found.part, Part::Median);
+        assert_eq!(found.part, ShiftedPart::Median);
         assert_eq!(hours(|minute| if minute >= 70 * 60 { 0.005 } else { 0.003 }), None, "two milliseconds");
-        assert!((found.now - 0.16).abs() < 0.01 && (found.ordinary - 0.1).abs() < 0.01, "{found:?}");
+        assert!((found.now - 0.16).abs() < 0.01 && (found.baseline - 0.1).abs() < 0.01, "{found:?}");
     }
 }

@@ -1,8 +1,8 @@
 //! p99 of TTFT over its SLO for more than a minute.
 //!
-//! p99 is over the bound when more than a hundredth of the requests is. At eight requests a minute one slow request is
-//! more than that and says nothing: the share must be over a hundredth beyond chance, in the last minute, five or
-//! thirty, by more than a handful, and stay so for a minute. Counts in slots of ten seconds; each request has its own bound.
+//! p99 is over the bound when more than 1 % of the requests are. At eight requests a minute one slow request is more than
+//! that: the share must be over 1 % beyond chance, within one, five or thirty minutes, and stay so for a minute. Counts
+//! in slots of ten seconds; each request has its own bound.
 
 use std::collections::VecDeque;
 
@@ -10,7 +10,7 @@ use super::scale::ln_binomial_tail;
 
 /// Counts of the last half hour.
 #[derive(Clone, Debug, Default)]
-pub(super) struct SloWatch {
+pub(super) struct SloSlots {
     slots: VecDeque<Slot>,
     over_since: Option<f64>,
 }
@@ -20,14 +20,15 @@ struct Slot {
     index: i64,
     all: u32,
     over: u32,
-    /// When the first and the last of them came.
-    span: Option<(f64, f64)>,
+    /// When the first and the last request over its bound ended.
+    first_over: f64,
+    last_over: f64,
 }
 
 /// p99 is over the SLO.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct OverSlo {
-    /// For how long, in seconds.
+pub(super) struct SloBreach {
+    /// Seconds.
     pub(super) lasted: f64,
     /// Share of the window's requests over their bound.
     pub(super) share: f64,
@@ -35,59 +36,72 @@ pub(super) struct OverSlo {
     pub(super) requests: f64,
 }
 
-impl SloWatch {
+impl SloSlots {
     /// Takes a TTFT and its bound.
     pub(super) fn add(&mut self, at: f64, ttft: f64, bound: f64) {
         let index = (at / SLOT).floor() as i64;
         if self.slots.back().is_none_or(|slot| slot.index < index) {
             self.slots.push_back(Slot { index, ..Slot::default() });
         }
-        while self.slots.front().is_some_and(|slot| slot.index <= index - SLOTS) {
+        while self.slots.front().is_some_and(|slot| slot.index <= index - MAX_SLOTS) {
             self.slots.pop_front();
         }
         let Some(slot) = self.slots.back_mut() else { return };
         slot.all += 1;
         if ttft > bound {
+            if slot.over == 0 {
+                slot.first_over = at;
+            }
             slot.over += 1;
-            slot.span = Some((slot.span.map_or(at, |(first, _)| first), at));
+            slot.last_over = at;
         }
     }
 
     /// Judges the windows that end now.
-    pub(super) fn judge(&mut self, at: f64) -> Option<OverSlo> {
-        let now = (at / SLOT).floor() as i64;
-        let seen = WINDOWS.into_iter().find_map(|slots| {
-            let inside = || self.slots.iter().filter(move |slot| slot.index > now - slots);
-            let all: u32 = inside().map(|slot| slot.all).sum();
-            let over: u32 = inside().map(|slot| slot.over).sum();
-            let (all, over) = (f64::from(all), f64::from(over));
-            let first = inside().find_map(|slot| slot.span)?.0;
-            let last = inside().filter_map(|slot| slot.span).next_back()?.1;
-            let is_over = over >= FEWEST && ln_binomial_tail(over, all, SHARE) <= SURE;
-            is_over.then_some(((first, last), over / all, all))
-        });
-        let Some(((first, last), share, requests)) = seen else {
+    pub(super) fn judge(&mut self, at: f64) -> Option<SloBreach> {
+        let Some(window) = WINDOWS.into_iter().find_map(|slots| self.breached(at, slots)) else {
             self.over_since = None;
             return None;
         };
-        let since = *self.over_since.get_or_insert(first);
-        // A burst of a few seconds stays in the windows for minutes, but it did not last for them.
-        let lasted = last - since;
-        (lasted > LASTS).then_some(OverSlo { lasted, share, requests })
+        let since = *self.over_since.get_or_insert(window.first_over);
+        // A burst of seconds stays in the windows for minutes, but it did not last for them.
+        let lasted = window.last_over - since;
+        let (over, requests) = (f64::from(window.over), f64::from(window.all));
+        (lasted > MIN_DURATION).then_some(SloBreach { lasted, share: over / requests, requests })
+    }
+
+    /// The sum of the last slots, if their p99 is over the bound.
+    fn breached(&self, at: f64, slots: i64) -> Option<Slot> {
+        let now = (at / SLOT).floor() as i64;
+        let inside = || self.slots.iter().filter(move |slot| slot.index > now - slots);
+        let mut with_over = inside().filter(|slot| slot.over > 0);
+        let first = with_over.next()?;
+        let window = Slot {
+            index: now,
+            all: inside().map(|slot| slot.all).sum(),
+            over: inside().map(|slot| slot.over).sum(),
+            first_over: first.first_over,
+            last_over: with_over.next_back().unwrap_or(first).last_over,
+        };
+        let (over, all) = (f64::from(window.over), f64::from(window.all));
+        (over >= MIN_OVER && ln_binomial_tail(over, all, ALLOWED_SHARE) <= MAX_LN_CHANCE).then_some(window)
     }
 }
 
+/// Seconds.
 const SLOT: f64 = 10.0;
-const SLOTS: i64 = 180;
-/// One minute, five and thirty, in slots: at a few requests a minute only the last can tell.
-const WINDOWS: [i64; 3] = [6, 30, SLOTS];
-/// p99: a hundredth may be over.
-const SHARE: f64 = 0.01;
-/// Logarithm of the chance at which it is none.
-const SURE: f64 = -9.0;
-/// Requests over their bound: two that come a minute apart after an idle hour are improbable, and no state of affairs.
-const FEWEST: f64 = 5.0;
-const LASTS: f64 = 60.0;
+/// Half an hour.
+const MAX_SLOTS: i64 = 180;
+/// One minute, five and thirty, in slots: a few requests a minute need the last.
+const WINDOWS: [i64; 3] = [6, 30, MAX_SLOTS];
+/// p99: 1 % may be over.
+pub(super) const ALLOWED_SHARE: f64 = 0.01;
+/// Logarithm of the chance of so many at the allowed share.
+const MAX_LN_CHANCE: f64 = -9.0;
+/// Requests over their bound: two, a minute apart after an idle hour, are improbable and yet no state of affairs.
+const MIN_OVER: f64 = 5.0;
+/// Seconds.
+const MIN_DURATION: f64 = 60.0;
 
 #[cfg(test)]
 mod tests {
@@ -95,13 +109,13 @@ mod tests {
 
     /// Seconds from the start of trouble to the finding; `slow` of a hundred requests are over the bound for `lasts`.
     fn found(per_minute: u32, slow: u32, lasts: f64) -> Option<f64> {
-        let mut watch = SloWatch::default();
+        let mut slots = SloSlots::default();
         for request in 0..60 * per_minute {
             let at = f64::from(request) * 60.0 / f64::from(per_minute);
             let trouble = at - 1200.0;
             let is_slow = (0.0..lasts).contains(&trouble) && request % 100 < slow;
-            watch.add(at, if is_slow { 0.9 } else { 0.1 }, 0.5);
-            if watch.judge(at).is_some() {
+            slots.add(at, if is_slow { 0.9 } else { 0.1 }, 0.5);
+            if slots.judge(at).is_some() {
                 return Some(trouble);
             }
         }

@@ -1,211 +1,235 @@
 //! Slow drift of a tail over days: 180 to 240 ms in eleven days, with the median where it was.
 //!
-//! What is tested is not the quantile but how many requests exceed the baseline's quantile: a third more in p99 is
-//! three times as many exceedances. Days differ from each other by far more than chance would have it, so that the
-//! scale is learned from day to day, never from the number of requests; a weak prior keeps a lucky month from making
-//! it small. The last 3 to 7 days are weighed like a ramp, single days are cut off, and the last two days must both be
-//! up, by two thirds on average. Measured in `docs/drift.md`. Does not know what is measured.
+//! Tested is not the quantile but the number of requests above the baseline's quantile: a third more in p99 is three
+//! times as many exceedances. Days differ by far more than chance, so the scale is learned from day to day, never from
+//! the number of requests; a weak prior keeps a lucky month from making it small. The last 3 to 7 days are weighted like
+//! a ramp, single days are capped, and the last two days must both be up, by [`MIN_EFFECT`] on average. Measured in
+//! `docs/drift.md`.
 
-use super::blocks::Blocks;
+use std::ops::Range;
+
+use super::blocks::BlockHistory;
 use super::histogram::{Dense, edge};
-use super::scale::{median, robust};
+use super::scale::{Prior, median, robust};
 
-/// Which blocks are baseline, and how sure a finding must be.
+/// Which blocks are the baseline, and the score of a finding.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SlowSetup {
-    /// The baseline begins so many blocks ago.
+    /// Age in blocks at which the baseline begins.
     pub(super) from: usize,
-    /// And ends so many blocks ago; less in a young series.
-    pub(super) lag: usize,
-    /// Score that is a finding.
-    pub(super) threshold: f64,
+    /// Age in blocks at which it ends; half the age of a young series.
+    pub(super) to: usize,
+    pub(super) min_score: f64,
 }
 
 /// A tail that grew.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct SlowDrift {
-    /// In scales of the day-to-day noise.
+    /// Ramp-weighted mean excess over its standard error.
     pub(super) score: f64,
     /// Days of the window that scored highest.
     pub(super) window: usize,
     /// The quantile whose exceedances were counted.
     pub(super) quantile: f64,
-    /// Its value in the baseline.
-    pub(super) threshold: f64,
-    /// Exceedances of the last two blocks against those of the baseline.
-    pub(super) exceedance_ratio: f64,
-    /// The quantile of the last two blocks.
+    /// Its value in the baseline, in seconds.
+    pub(super) baseline: f64,
+    /// Its value in the last two blocks, in seconds.
     pub(super) now: f64,
-    /// Change of the median, as a logarithm, with half of its 90 % interval.
-    pub(super) median_shift: (f64, f64),
+    /// Exceedances of the last two blocks over those of the baseline.
+    pub(super) exceedance_ratio: f64,
+    pub(super) median: MedianMove,
+    /// Median of the last blocks over that of the baseline.
+    pub(super) median_ratio: f64,
     /// Blocks in the baseline.
     pub(super) baseline_blocks: usize,
 }
 
-impl SlowDrift {
-    /// Whether the median is shown to have stayed (within 5 %), to have moved, or neither.
-    pub(super) fn median(&self) -> &'static str {
-        let (shift, half) = self.median_shift;
-        if shift.abs() + half < FLAT {
-            "flat"
-        } else if shift.abs() > FLAT && shift.abs() > half {
-            "moved"
-        } else {
-            "unclear"
-        }
-    }
+/// Whether the 90 % interval of the median's change lies within 5 %, excludes no change, or neither.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum MedianMove {
+    Flat,
+    Moved,
+    Unclear,
 }
 
-/// Judges the blocks that there are.
-pub(super) fn judge(blocks: &Blocks, setup: &SlowSetup) -> Option<SlowDrift> {
+/// Judges the closed blocks.
+pub(super) fn judge(blocks: &BlockHistory, setup: &SlowSetup) -> Option<SlowDrift> {
     let age = blocks.age();
-    let lag = setup.lag.min(age / 2);
+    let to = setup.to.min(age / 2);
     let from = setup.from.min(age);
-    if lag < SHORTEST || from < lag + SHORTEST {
+    if to < MIN_DAYS || from < to + MIN_DAYS {
         return None;
     }
-    let (quantile, bin, share) = tail_of(blocks, lag..from)?;
-    let rates = rates(blocks, from, (bin, share));
-    let baseline: Vec<f64> = rates.get(lag..)?.iter().flatten().map(|rate| rate.excess).collect();
-    if baseline.len() < SHORTEST {
+    let tail = Tail::of(blocks, to..from)?;
+    let rates = tail.rates(blocks, from);
+    let baseline: Vec<f64> = rates.get(to..)?.iter().flatten().map(|rate| rate.excess).collect();
+    if baseline.len() < MIN_DAYS {
         return None;
     }
-    let noise = robust(&baseline, (PRIOR_SCALE, PRIOR_WEIGHT));
-    let recent: Vec<f64> =
-        rates.iter().take(lag.min(LONGEST)).map_while(|r| Some(r.as_ref()?.excess)).collect();
-    let excess = |i: usize| recent.get(i).map(|x| x - noise.center);
-    let (last, before) = (excess(0)?, excess(1)?);
+    let noise = robust(&baseline, DAILY_NOISE);
+    let recent: Vec<f64> = rates
+        .iter()
+        .take(to.min(MAX_DAYS))
+        .map_while(|rate| Some(rate.as_ref()?.excess - noise.center))
+        .collect();
+    let (last, before) = (*recent.first()?, *recent.get(1)?);
     let effect = (last + before) / 2.0;
-    if last <= 0.0 || before <= 0.0 || effect < EFFECT.ln() {
+    if last <= 0.0 || before <= 0.0 || effect < MIN_EFFECT.ln() {
         return None;
     }
-    // Fewer requests than in the baseline make more noise than it taught.
-    let counts = |range: &[Option<Rate>]| {
-        let known: Vec<f64> = range.iter().flatten().map(|r| r.expected).collect();
+    // The baseline's noise contains that of its counts (Poisson, 1 / expected); fewer requests now add to it.
+    let expected = |rates: &[Option<Exceedances>]| {
+        let known: Vec<f64> = rates.iter().flatten().map(|rate| rate.expected).collect();
         median(&known).unwrap_or(1.0).max(1.0)
     };
-    let thinner = 1.0 / counts(&rates[..recent.len()]) - 1.0 / counts(&rates[lag..]);
-    let scale = (noise.scale.powi(2) + thinner.max(0.0)).sqrt();
-    let scored = scan(&recent, noise.center, (scale, baseline.len()))?;
-    if scored.0 < setup.threshold - EASE * (EVEN - noise.scale).max(0.0) {
+    let fewer = 1.0 / expected(&rates[..recent.len()]) - 1.0 / expected(&rates[to..]);
+    let scale = (noise.scale.powi(2) + fewer.max(0.0)).sqrt();
+    let (score, window) = highest_score(&recent, scale, baseline.len())?;
+    if score < setup.min_score - SCORE_PER_SCALE * (EVEN_DAYS - noise.scale).max(0.0) {
         return None;
     }
+    let (median, median_ratio) = median_move(blocks, to..from)?;
     Some(SlowDrift {
-        score: scored.0,
-        window: scored.1,
-        quantile,
-        threshold: edge(bin),
+        score,
+        window,
+        quantile: tail.quantile,
+        baseline: edge(tail.bin),
+        now: pooled(blocks, 0..2).ln_quantile(tail.quantile)?.exp(),
         exceedance_ratio: effect.exp(),
-        now: pooled(blocks, 0..2).ln_quantile(quantile)?.exp(),
-        median_shift: median_shift(blocks, lag..from)?,
+        median,
+        median_ratio,
         baseline_blocks: baseline.len(),
     })
 }
 
-/// The highest ramp-weighted mean of the last days, in scales, with its length. `noise` is the scale of a day and
-/// how many days the centre was learned from.
-fn scan(recent: &[f64], center: f64, noise: (f64, usize)) -> Option<(f64, usize)> {
-    let (scale, learned) = (noise.0, noise.1 as f64);
+/// The highest score over windows of the last days, with its length in days. `recent` is above the baseline's centre,
+/// `scale` is that of a day, `baseline_days` is what the centre was learned from.
+fn highest_score(recent: &[f64], scale: f64, baseline_days: usize) -> Option<(f64, usize)> {
     let score = |window: usize| {
         let (mut sum, mut squares, mut weights) = (0.0, 0.0, 0.0);
-        for (i, excess) in recent.iter().take(window).enumerate() {
-            let weight = (window - i) as f64 - 0.5;
-            sum += weight * (excess - center).min(CUT * scale);
+        for (age, excess) in recent.iter().take(window).enumerate() {
+            let weight = (window - age) as f64 - 0.5;
+            sum += weight * excess.min(MAX_DAY * scale);
             squares += weight * weight;
             weights += weight;
         }
         // The centre is an estimate too, and its error is the same in every day of the window.
-        let spread = squares + weights * weights * CENTER_LOSS / learned;
-        (sum / (scale * spread.sqrt()), window)
+        let variance = squares + weights * weights * CENTER_VARIANCE / baseline_days as f64;
+        (sum / (scale * variance.sqrt()), window)
     };
-    (SHORTEST..=recent.len()).map(score).max_by(|a, b| a.0.total_cmp(&b.0))
+    (MIN_DAYS..=recent.len()).map(score).max_by(|a, b| a.0.total_cmp(&b.0))
+}
+
+/// What counts as an exceedance.
+struct Tail {
+    quantile: f64,
+    /// The bin from which on requests are counted.
+    bin: usize,
+    /// Their exact share in the baseline.
+    share: f64,
 }
 
 /// Exceedances of one block.
 #[derive(Clone, Copy, Debug)]
-struct Rate {
-    /// Logarithm of exceedances over those that the baseline's share would give.
+struct Exceedances {
+    /// Logarithm of exceedances over expected ones.
     excess: f64,
+    /// By the baseline's share.
     expected: f64,
 }
 
-fn rates(blocks: &Blocks, count: usize, tail: (usize, f64)) -> Vec<Option<Rate>> {
-    let mut sums = vec![(0_u64, 0_u64); count];
-    for (age, part) in blocks.aged() {
-        if let Some(sum) = sums.get_mut(age) {
-            sum.0 += part.count_from(tail.0);
-            sum.1 += part.total;
-        }
+impl Tail {
+    /// The highest quantile with enough exceedances in a block of the baseline.
+    fn of(blocks: &BlockHistory, baseline: Range<usize>) -> Option<Self> {
+        let length = baseline.len() as f64;
+        let all = pooled(blocks, baseline);
+        let per_block = all.total() as f64 / length;
+        let quantile = QUANTILES.into_iter().find(|q| per_block * (1.0 - q) >= MIN_IN_BASELINE_BLOCK)?;
+        let (bin, share) = all.tail(1.0 - quantile)?;
+        Some(Self { quantile, bin, share })
     }
-    let rate = |(over, all): (u64, u64)| {
-        let expected = all as f64 * tail.1;
-        let excess = ((over as f64 + 0.5) / (expected + 0.5)).ln();
-        (expected >= FEWEST_EXPECTED).then_some(Rate { excess, expected })
-    };
-    sums.into_iter().map(rate).collect()
+
+    /// Exceedances by age in blocks; `None` where too few are expected.
+    fn rates(&self, blocks: &BlockHistory, count: usize) -> Vec<Option<Exceedances>> {
+        let mut sums = vec![(0_u64, 0_u64); count];
+        for (age, part) in blocks.aged() {
+            if let Some((over, all)) = sums.get_mut(age) {
+                *over += part.count_from(self.bin);
+                *all += part.total;
+            }
+        }
+        let rate = |(over, all): (u64, u64)| {
+            let expected = all as f64 * self.share;
+            let excess = ((over as f64 + 0.5) / (expected + 0.5)).ln();
+            (expected >= MIN_EXPECTED).then_some(Exceedances { excess, expected })
+        };
+        sums.into_iter().map(rate).collect()
+    }
 }
 
-/// The highest quantile whose exceedances are numerous enough in an ordinary block of the baseline, its bin and its
-/// exact share.
-fn tail_of(blocks: &Blocks, baseline: std::ops::Range<usize>) -> Option<(f64, usize, f64)> {
-    let length = baseline.len() as f64;
-    let all = pooled(blocks, baseline);
-    let in_a_block = all.total() as f64 / length;
-    let quantile = QUANTILES.into_iter().find(|q| in_a_block * (1.0 - q) >= ENOUGH)?;
-    let (bin, share) = all.tail(1.0 - quantile)?;
-    Some((quantile, bin, share))
-}
-
-fn pooled(blocks: &Blocks, ages: std::ops::Range<usize>) -> Dense {
+fn pooled(blocks: &BlockHistory, ages: Range<usize>) -> Dense {
     let mut all = Dense::default();
     blocks.aged().filter(|(age, _)| ages.contains(age)).for_each(|(_, part)| all.merge(part));
     all
 }
 
-fn median_shift(blocks: &Blocks, baseline: std::ops::Range<usize>) -> Option<(f64, f64)> {
+/// Whether the median moved, and its ratio.
+fn median_move(blocks: &BlockHistory, baseline: Range<usize>) -> Option<(MedianMove, f64)> {
     let of = |age: usize| pooled(blocks, age..age + 1).ln_quantile(0.5);
     let before: Vec<f64> = baseline.filter_map(of).collect();
-    let recent: Vec<f64> = (0..SHORTEST).filter_map(of).collect();
-    let noise = robust(&before, (0.01, 4.0));
-    let now = recent.iter().sum::<f64>() / recent.len().max(1) as f64;
-    let spread = 1.0 / recent.len().max(1) as f64 + 1.0 / before.len().max(1) as f64;
-    Some((now - noise.center, 1.645 * noise.scale * spread.sqrt()))
+    let recent: Vec<f64> = (0..MIN_DAYS).filter_map(of).collect();
+    let noise = robust(&before, MEDIAN_NOISE);
+    let (recent_days, days) = (recent.len().max(1) as f64, before.len().max(1) as f64);
+    let shift = recent.iter().sum::<f64>() / recent_days - noise.center;
+    let half_interval = Z_90 * noise.scale * (1.0 / recent_days + 1.0 / days).sqrt();
+    let median = if shift.abs() + half_interval < MAX_FLAT {
+        MedianMove::Flat
+    } else if shift.abs() > MAX_FLAT.max(half_interval) {
+        MedianMove::Moved
+    } else {
+        MedianMove::Unclear
+    };
+    Some((median, shift.exp()))
 }
 
-/// Days without which there is no trend.
-const SHORTEST: usize = 3;
-/// Days that are looked at, at most.
-const LONGEST: usize = 7;
-/// A single day counts for so many scales at most: less loses a drift that has come far, more lets bad days in.
-const CUT: f64 = 2.3;
-/// Mean excess of the last two days that matters.
-const EFFECT: f64 = 1.65;
-/// Where days are more even than this (scale), what matters is many scales of noise, and chance reaches it so seldom
-/// that a lower score will do: by so much for each unit of scale.
-const EVEN: f64 = 0.31;
-const EASE: f64 = 3.0;
-/// Day-to-day noise that is taken for ordinary until a series has shown its own, and how many days' worth that is.
-const PRIOR_SCALE: f64 = 0.35;
-const PRIOR_WEIGHT: f64 = 8.0;
-/// Loss of the robust centre against a mean.
-const CENTER_LOSS: f64 = 1.1;
-/// The median counts as flat within this.
-const FLAT: f64 = 0.05;
+/// Days of the shortest and the longest window: two days are no trend, longer ones lose to the baseline's reach.
+const MIN_DAYS: usize = 3;
+const MAX_DAYS: usize = 7;
+/// Scales that a single day counts for: lower loses a drift that has come far, higher lets bad days in.
+const MAX_DAY: f64 = 2.3;
+/// Mean exceedances of the last two days over the baseline's.
+const MIN_EFFECT: f64 = 1.65;
+/// Where days are more even than this scale, `MIN_EFFECT` is many scales of noise and chance seldom reaches it: the
+/// score may be lower by this much for each unit of scale.
+const EVEN_DAYS: f64 = 0.31;
+const SCORE_PER_SCALE: f64 = 3.0;
+/// Noise of a day's exceedances (logarithm).
+const DAILY_NOISE: Prior = Prior { scale: 0.35, weight: 8.0 };
+/// Noise of a day's median (logarithm).
+const MEDIAN_NOISE: Prior = Prior { scale: 0.01, weight: 4.0 };
+/// Variance of the robust centre over that of a mean.
+const CENTER_VARIANCE: f64 = 1.1;
+/// The median is flat within this (logarithm).
+const MAX_FLAT: f64 = 0.05;
+/// Half of a two-sided 90 % interval, in standard errors.
+const Z_90: f64 = 1.645;
 const QUANTILES: [f64; 3] = [0.99, 0.95, 0.9];
-const ENOUGH: f64 = 20.0;
-const FEWEST_EXPECTED: f64 = 5.0;
+/// Exceedances in a block of the baseline that make a quantile usable.
+const MIN_IN_BASELINE_BLOCK: f64 = 20.0;
+/// Expected exceedances of a block that counts.
+const MIN_EXPECTED: f64 = 5.0;
 
 #[cfg(test)]
 mod tests {
-    use super::super::series::THRESHOLD;
+    use super::super::thresholds::SLOW_SCORE;
     use super::*;
 
-    const SETUP: SlowSetup = SlowSetup { from: 35, lag: 7, threshold: THRESHOLD };
+    const SETUP: SlowSetup = SlowSetup { from: 35, to: 7, min_score: SLOW_SCORE };
 
     /// `days` of 500 requests an hour, lognormal with median 60 ms; p99 as `p99(day)` says.
-    fn blocks(days: u32, p99: impl Fn(f64) -> f64, median_ms: impl Fn(f64) -> f64) -> Blocks {
+    fn blocks(days: u32, p99: impl Fn(f64) -> f64, median_ms: impl Fn(f64) -> f64) -> BlockHistory {
         let mut random = fastrand::Rng::with_seed(7);
-        let mut blocks = Blocks::new(86_400.0, 35.0 * 86_400.0);
+        let mut blocks = BlockHistory::new(86_400.0, 35.0 * 86_400.0);
         for request in 0..days * 12_000 {
             let at = f64::from(request) * 7.2;
             let day = at / 86_400.0;
@@ -218,12 +242,12 @@ mod tests {
     }
 
     #[test]
-    fn a_growing_tail_with_a_flat_median_is_found_and_told_as_such() {
+    fn a_growing_tail_with_a_flat_median_is_found_and_its_median_is_called_flat() {
         let drifting = |day: f64| 180.0 + 60.0 * ((day - 20.0) / 11.0).clamp(0.0, 1.0);
         let found = judge(&blocks(26, drifting, |_| 60.0), &SETUP).unwrap();
-        assert_eq!((found.quantile, found.median()), (0.99, "flat"), "{found:?}");
+        assert_eq!((found.quantile, found.median), (0.99, MedianMove::Flat), "{found:?}");
         assert!(found.exceedance_ratio > 1.5 && (0.19..0.24).contains(&found.now), "{found:?}");
-        assert!((found.threshold - 0.18).abs() < 0.01, "{found:?}");
+        assert!((found.baseline - 0.18).abs() < 0.01, "{found:?}");
     }
 
     #[test]
@@ -237,6 +261,6 @@ mod tests {
     fn a_shift_of_everything_is_not_called_a_tail() {
         let slower = |day: f64| if day < 20.0 { 60.0 } else { 75.0 };
         let found = judge(&blocks(25, |_| 180.0, slower), &SETUP).unwrap();
-        assert_eq!(found.median(), "moved", "{found:?}");
+        assert_eq!(found.median, MedianMove::Moved, "{found:?}");
     }
 }

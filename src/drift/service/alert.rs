@@ -1,7 +1,7 @@
-//! Findings in the form that Alertmanager's v2 API takes: labels, annotations, start, end.
+//! Findings as alerts of Alertmanager's v2 API.
 //!
-//! Alertmanager forgets an alert that nobody repeats. Findings are therefore sent again while they hold, each time with
-//! an end some minutes ahead, so that a gateway that is gone leaves no alert behind.
+//! Alertmanager resolves an alert that is not repeated. Findings are sent again while they hold, each time with an end some
+//! minutes ahead, so that a gateway that is gone leaves no alert behind.
 
 use std::time::{Duration, UNIX_EPOCH};
 

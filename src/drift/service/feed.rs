@@ -1,6 +1,6 @@
 //! From records to the detectors, over a bounded channel.
 //!
-//! Called when an answer is out already; costs a few reference counts and a try_send. What does not fit is counted.
+//! Called after the response is out; costs a few reference counts and a `try_send`. What does not fit is dropped and counted.
 
 use std::sync::{Arc, OnceLock};
 
@@ -8,7 +8,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::board::Board;
 use crate::clock::{Clock, Stamp};
-use crate::drift::detectors::{Observation, SeriesName};
+use crate::drift::detectors::{NOT_SERVED, Observation, SeriesName};
 use crate::fleet::status::ReplicaStatus;
 use crate::observe::Tap;
 use crate::observe::metrics::Metrics;
@@ -16,42 +16,42 @@ use crate::record::{Outcome, Record};
 
 /// Hands records over.
 pub struct Feed {
-    sender: mpsc::Sender<Message>,
+    sender: mpsc::Sender<FeedMessage>,
     board: Arc<Board>,
     clock: Clock,
     metrics: Arc<Metrics>,
-    fleet: Arc<OnceLock<Fleet>>,
+    fleet: Arc<OnceLock<FleetSource>>,
 }
 
-/// What the task is told.
-pub(super) enum Message {
-    Sample(Sample),
-    /// Save, and say so.
-    End(oneshot::Sender<()>),
+pub(super) enum FeedMessage {
+    Ended(EndedRequest),
+    /// Writes the baselines and confirms it.
+    Save(oneshot::Sender<()>),
 }
 
 /// One ended request.
 #[derive(Clone, Debug)]
-pub(super) struct Sample {
+pub(super) struct EndedRequest {
     at: f64,
     route: Arc<str>,
+    /// Revision and replica.
     served: Option<(Arc<str>, Arc<str>)>,
-    ttft: Option<f64>,
-    itl: Option<f64>,
+    pub(super) ttft: Option<f64>,
+    pub(super) itl: Option<f64>,
     predicted: Option<f64>,
     ttft_bound: Option<f64>,
-    connect: Option<f64>,
+    pub(super) connect: Option<f64>,
     /// Prompt tokens, and those of them that were cached.
-    prompt: Option<(f64, f64)>,
+    pub(super) prompt: Option<(f64, f64)>,
     outcome: Outcome,
 }
 
-/// Looks at the replicas.
-pub(super) type Fleet = Box<dyn Fn() -> Vec<ReplicaStatus> + Send + Sync>;
+/// Reads the state of all replicas.
+pub(super) type FleetSource = Box<dyn Fn() -> Vec<ReplicaStatus> + Send + Sync>;
 
 impl Feed {
     pub(super) fn new(
-        sender: mpsc::Sender<Message>,
+        sender: mpsc::Sender<FeedMessage>,
         board: Arc<Board>,
         clock: Clock,
         metrics: Arc<Metrics>,
@@ -59,13 +59,12 @@ impl Feed {
         Self { sender, board, clock, metrics, fleet: Arc::default() }
     }
 
-    /// Says how the replicas are looked at; without it diagnosis goes by requests alone.
-    pub fn watch_fleet(&self, fleet: impl Fn() -> Vec<ReplicaStatus> + Send + Sync + 'static) {
-        // A second one changes nothing: there is one fleet.
+    /// Sets where the state of replicas is read; without it diagnosis goes by requests alone. Only the first has effect.
+    pub fn set_fleet(&self, fleet: impl Fn() -> Vec<ReplicaStatus> + Send + Sync + 'static) {
         let _ = self.fleet.set(Box::new(fleet));
     }
 
-    pub(super) fn fleet(&self) -> Arc<OnceLock<Fleet>> {
+    pub(super) fn fleet(&self) -> Arc<OnceLock<FleetSource>> {
         Arc::clone(&self.fleet)
     }
 
@@ -75,31 +74,32 @@ impl Feed {
         &self.board
     }
 
-    pub(super) fn end(&self, done: oneshot::Sender<()>) -> bool {
-        self.sender.try_send(Message::End(done)).is_ok()
+    /// Asks the task to write the baselines; false where it is gone or overloaded.
+    pub(super) fn save(&self, done: oneshot::Sender<()>) -> bool {
+        self.sender.try_send(FeedMessage::Save(done)).is_ok()
     }
 }
 
 impl Tap for Feed {
     fn record(&self, record: &Record) {
-        let sample = Sample::of(record, self.clock);
-        if self.sender.try_send(Message::Sample(sample)).is_err() {
+        let request = EndedRequest::of(record, self.clock);
+        if self.sender.try_send(FeedMessage::Ended(request)).is_err() {
             self.metrics.drift_dropped();
         }
     }
 
-    /// While its series drifts, or did until just now.
+    /// While its series drifts, and five minutes more.
     fn wants_trace(&self, record: &Record) -> bool {
         self.board.is_drifting(record, || seconds(self.clock, record.at.end))
     }
 }
 
-impl Sample {
+impl EndedRequest {
     fn of(record: &Record, clock: Clock) -> Self {
         let seconds = |span: std::time::Duration| span.as_secs_f64();
         let answered = record.attempts.last().filter(|attempt| attempt.error.is_none());
         let gaps = record.content_events.saturating_sub(1);
-        // Without a token count the mean gap stands for it: drift is a comparison with itself.
+        // Without a token count the mean gap between events stands for it: drift is a comparison with itself.
         let mean_gap = || {
             let span = record.at.last_token?.since(record.at.first_token?);
             (gaps > 0).then(|| span.as_secs_f64() / gaps as f64)
@@ -118,30 +118,15 @@ impl Sample {
         }
     }
 
-    /// The replica that answered.
+    /// The replica that answered, as a series.
     pub(super) fn series(&self) -> Option<SeriesName> {
         let (revision, replica) = self.served.clone()?;
         Some(SeriesName { route: Arc::clone(&self.route), revision, replica: Some(replica) })
     }
 
-    pub(super) fn ttft(&self) -> Option<f64> {
-        self.ttft
-    }
-
-    pub(super) fn itl(&self) -> Option<f64> {
-        self.itl
-    }
-
-    pub(super) fn connect(&self) -> Option<f64> {
-        self.connect
-    }
-
-    pub(super) fn prompt(&self) -> Option<(f64, f64)> {
-        self.prompt
-    }
-
     pub(super) fn observation(&self) -> Observation<'_> {
-        let (revision, replica) = self.served.as_ref().map_or(("none", "none"), |(a, b)| (&**a, &**b));
+        let (revision, replica) =
+            self.served.as_ref().map_or((NOT_SERVED, NOT_SERVED), |(a, b)| (&**a, &**b));
         Observation {
             at: self.at,
             route: &self.route,
@@ -156,7 +141,7 @@ impl Sample {
     }
 }
 
-/// Wall-clock seconds of a stamp.
+/// Seconds since the Unix epoch.
 pub(super) fn seconds(clock: Clock, stamp: Stamp) -> f64 {
     let since = clock.wall(stamp).duration_since(std::time::UNIX_EPOCH);
     since.map_or(0.0, |since| since.as_secs_f64())

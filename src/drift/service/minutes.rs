@@ -1,28 +1,32 @@
-//! Signals of each replica, minute by minute: from the requests of a minute and the engine's own figures at its end.
+//! Signals of each replica, minute by minute: from the requests of a minute and the engine's metrics at its end.
 //!
-//! Only what came in this minute is kept, and of that at most a few hundred values a replica: medians need no more.
+//! Only the minute in progress is kept, and of it a few hundred values per replica: medians need no more.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::feed::Sample;
+use super::feed::EndedRequest;
 use crate::drift::detectors::{SeriesName, Signals};
 use crate::fleet::status::{EngineCounters, ReplicaState, ReplicaStatus};
 
 /// The minute in progress.
 #[derive(Debug, Default)]
-pub(super) struct Minutes {
+pub(super) struct MinuteSignals {
+    /// Minutes since the epoch.
     index: i64,
-    replicas: HashMap<SeriesName, Minute>,
-    /// State of each replica at the end of the last minute, by revision and name, and its engine's counters.
-    before: HashMap<Key, (ReplicaState, Option<EngineCounters>)>,
+    replicas: HashMap<SeriesName, ReplicaMinute>,
+    /// At the end of the last minute, by revision and replica.
+    before: HashMap<(Arc<str>, Arc<str>), EngineState>,
 }
 
-/// Revision and name of a replica.
-type Key = (Arc<str>, Arc<str>);
+#[derive(Debug)]
+struct EngineState {
+    is_ready: bool,
+    counters: Option<EngineCounters>,
+}
 
 #[derive(Debug, Default)]
-struct Minute {
+struct ReplicaMinute {
     requests: f64,
     ttft: Vec<f64>,
     itl: Vec<f64>,
@@ -31,23 +35,22 @@ struct Minute {
     cached: f64,
 }
 
-impl Minutes {
-    /// Takes a request.
-    pub(super) fn add(&mut self, sample: &Sample) {
-        let Some(name) = sample.series() else { return };
-        if self.replicas.len() >= MOST_REPLICAS && !self.replicas.contains_key(&name) {
+impl MinuteSignals {
+    pub(super) fn add(&mut self, request: &EndedRequest) {
+        let Some(name) = request.series() else { return };
+        if self.replicas.len() >= MAX_REPLICAS && !self.replicas.contains_key(&name) {
             return;
         }
         let minute = self.replicas.entry(name).or_default();
         minute.requests += 1.0;
         for (values, value) in [
-            (&mut minute.ttft, sample.ttft()),
-            (&mut minute.itl, sample.itl()),
-            (&mut minute.connect, sample.connect()),
+            (&mut minute.ttft, request.ttft),
+            (&mut minute.itl, request.itl),
+            (&mut minute.connect, request.connect),
         ] {
-            values.extend(value.filter(|_| values.len() < MOST_VALUES));
+            values.extend(value.filter(|_| values.len() < MAX_VALUES));
         }
-        if let Some((prompt, cached)) = sample.prompt() {
+        if let Some((prompt, cached)) = request.prompt {
             minute.prompt += prompt;
             minute.cached += cached;
         }
@@ -65,21 +68,23 @@ impl Minutes {
             let status = fleet
                 .iter()
                 .find(|s| s.revision == name.revision && Some(&s.replica) == name.replica.as_ref());
-            let signals = self.of(minute, status);
+            let signals = self.signals(minute, status);
             (name, signals)
         });
         let signals: Vec<_> = signals.collect();
-        let state = |s: &ReplicaStatus| ((s.revision.clone(), s.replica.clone()), (s.state, s.counters));
+        let state = |s: &ReplicaStatus| {
+            let is_ready = s.state == ReplicaState::Ready;
+            ((s.revision.clone(), s.replica.clone()), EngineState { is_ready, counters: s.counters })
+        };
         self.before = fleet.iter().map(state).collect();
         signals
     }
 
-    fn of(&self, minute: Minute, status: Option<&ReplicaStatus>) -> Signals {
+    fn signals(&self, minute: ReplicaMinute, status: Option<&ReplicaStatus>) -> Signals {
         let engine = status.and_then(|status| status.signals);
         let key = status.map(|status| (status.revision.clone(), status.replica.clone()));
         let before = key.and_then(|key| self.before.get(&key));
-        let counters =
-            status.and_then(|status| status.counters).zip(before.and_then(|(_, counters)| *counters));
+        let counters = status.and_then(|status| status.counters).zip(before.and_then(|b| b.counters));
         let is_ready = status.is_some_and(|status| status.state == ReplicaState::Ready);
         Signals {
             requests: minute.requests,
@@ -90,18 +95,17 @@ impl Minutes {
             itl: quantile(minute.itl, 0.5),
             hit_rate: (minute.prompt > 0.0).then(|| minute.cached / minute.prompt),
             waiting: engine.map(|engine| engine.waiting),
-            running: engine.map(|engine| engine.running),
             kv_cache_usage: engine.map(|engine| engine.kv_cache_usage),
             preemptions: counters
                 .and_then(|(now, before)| Some(now.preemptions? - before.preemptions?))
                 .filter(|n| *n >= 0.0),
             batch_limit: engine.and_then(|engine| engine.batch_limit).map(|limit| limit as f64),
-            has_started: is_ready && before.is_some_and(|(state, _)| *state != ReplicaState::Ready),
+            has_started: is_ready && before.is_some_and(|before| !before.is_ready),
         }
     }
 }
 
-/// The engine's own mean TTFT between two scrapes; `None` where it has restarted or nothing came.
+/// The engine's mean TTFT between two scrapes; `None` where it has restarted or nothing came.
 fn mean_ttft(now: &EngineCounters, before: &EngineCounters) -> Option<f64> {
     let ((sum, count), (sum_before, count_before)) = (now.ttft?, before.ttft?);
     (count > count_before && sum >= sum_before).then(|| (sum - sum_before) / (count - count_before))
@@ -112,5 +116,5 @@ fn quantile(mut values: Vec<f64>, q: f64) -> Option<f64> {
     values.get((values.len().saturating_sub(1) as f64 * q) as usize).copied()
 }
 
-const MOST_REPLICAS: usize = 512;
-const MOST_VALUES: usize = 256;
+const MAX_REPLICAS: usize = 512;
+const MAX_VALUES: usize = 256;

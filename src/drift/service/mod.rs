@@ -1,9 +1,8 @@
 //! Drift detection in a running gateway: records in, findings out.
 //!
-//! An observer hands each ended request over a bounded channel ([`Feed`]) to one task on the telemetry runtime, which
-//! owns the detectors. What it finds goes to the [`Board`] (admin API), to metrics, to the log, to the webhook and, as
-//! events, to the OTLP collector.
-//! A full channel drops and counts; nothing here can make a request wait, and a webhook cannot make detection wait.
+//! The observer hands each ended request over a bounded channel ([`Feed`]) to one task on the telemetry runtime, which
+//! owns the detectors. Findings go to the [`Board`] (admin API), to metrics, to the log, to the webhook and, as events, to
+//! the OTLP collector. A full channel drops and counts: no request waits for detection, no detection for a webhook.
 
 mod alert;
 mod board;
@@ -22,8 +21,8 @@ use tokio::sync::{mpsc, oneshot};
 pub use self::board::{Board, Found};
 pub use self::events::FindingEvents;
 pub use self::feed::Feed;
-use self::feed::{Fleet, Message, Sample};
-use self::minutes::Minutes;
+use self::feed::{EndedRequest, FeedMessage, FleetSource};
+use self::minutes::MinuteSignals;
 use self::webhook::Webhook;
 use super::detectors::{Detectors, Finding, Settings};
 use crate::clock::Clock;
@@ -58,15 +57,15 @@ pub fn start(
         Some(collector) => FindingEvents::start(collector, background, metrics)?,
         None => None,
     };
-    let (sender, receiver) = mpsc::channel(QUEUE);
+    let (sender, receiver) = mpsc::channel(MAX_QUEUED);
     let board = Arc::new(Board::default());
     let webhook = match &config.webhook {
         Some(endpoint) => Some(Webhook::start(endpoint.clone(), clock, background, Arc::clone(metrics))?),
         None => None,
     };
     let feed = Feed::new(sender, Arc::clone(&board), clock, Arc::clone(metrics));
-    let watch = Watch {
-        minutes: Minutes::default(),
+    let service = DriftService {
+        minutes: MinuteSignals::default(),
         fleet: feed.fleet(),
         detectors: Detectors::new(Settings::from(config)),
         board,
@@ -77,15 +76,15 @@ pub fn start(
         state: config.state.clone(),
         new: Vec::new(),
     };
-    background.tasks.spawn_on(watch.run(receiver), &background.runtime);
+    background.tasks.spawn_on(service.run(receiver), &background.runtime);
     Ok(feed)
 }
 
 /// The task that owns the detectors.
-struct Watch {
+struct DriftService {
     detectors: Detectors,
-    minutes: Minutes,
-    fleet: Arc<OnceLock<Fleet>>,
+    minutes: MinuteSignals,
+    fleet: Arc<OnceLock<FleetSource>>,
     board: Arc<Board>,
     metrics: Arc<Metrics>,
     webhook: Option<Webhook>,
@@ -95,19 +94,19 @@ struct Watch {
     new: Vec<Finding>,
 }
 
-impl Watch {
-    async fn run(mut self, mut receiver: mpsc::Receiver<Message>) {
+impl DriftService {
+    async fn run(mut self, mut receiver: mpsc::Receiver<FeedMessage>) {
         self.load().await;
         let mut tick = tokio::time::interval(TICK);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut ticks = 0_u64;
         let mut has_taken = false;
         loop {
-            // Who waits for every record is woken for every record, at the cost of the request that it ends. So after
-            // what has gathered is taken, more gathers.
+            // A receiver that always waits is woken by every record, at the cost of the request that it ends: records
+            // are taken in batches.
             if has_taken && receiver.is_empty() {
                 has_taken = false;
-                tokio::time::sleep(GATHER).await;
+                tokio::time::sleep(BATCH_EVERY).await;
             }
             // Both arms are cancel-safe: a message or a tick is taken whole or not at all.
             let message = tokio::select! {
@@ -115,20 +114,20 @@ impl Watch {
                 _ = tick.tick() => {
                     ticks += 1;
                     self.advance();
-                    if ticks.is_multiple_of(SAVE_EVERY) {
+                    if ticks.is_multiple_of(TICKS_PER_SAVE) {
                         self.save().await;
                     }
                     continue;
                 }
             };
             match message {
-                Some(Message::Sample(sample)) => {
-                    self.observe(&sample);
+                Some(FeedMessage::Ended(request)) => {
+                    self.observe(&request);
                     has_taken = true;
                 }
-                Some(Message::End(done)) => {
+                Some(FeedMessage::Save(done)) => {
                     self.save().await;
-                    // Nobody waits any more: fine.
+                    // Nobody may be waiting any more.
                     let _ = done.send(());
                 }
                 None => return,
@@ -136,25 +135,25 @@ impl Watch {
         }
     }
 
-    fn observe(&mut self, sample: &Sample) {
-        self.minutes.add(sample);
-        self.detectors.observe(&sample.observation(), &mut self.new);
+    fn observe(&mut self, request: &EndedRequest) {
+        self.minutes.add(request);
+        self.detectors.observe(&request.observation(), &mut self.new);
         if !self.new.is_empty() {
             self.publish();
         }
     }
 
     fn advance(&mut self) {
-        let now = feed::seconds(self.clock, self.clock.now());
+        let now = self.now();
         let fleet = self.fleet.get().map(|fleet| fleet()).unwrap_or_default();
         for (series, signals) in self.minutes.close(now, &fleet) {
             self.detectors.signals(&series, now, &signals);
         }
-        self.detectors.look(now, &mut self.new);
+        self.detectors.judge(now, &mut self.new);
         self.publish();
     }
 
-    /// Tells what is new and what has ended.
+    /// Publishes new findings and those that have ended.
     fn publish(&mut self) {
         for finding in self.new.drain(..) {
             tracing::warn!(
@@ -173,7 +172,7 @@ impl Watch {
             self.board.found(finding);
         }
         let active: Vec<Finding> = self.detectors.active().cloned().collect();
-        let now = feed::seconds(self.clock, self.clock.now());
+        let now = self.now();
         for ended in self.board.settle(active, self.detectors.series(), now) {
             tracing::info!(
                 kind = ended.kind.as_str(), route = %ended.series.route, revision = %ended.series.revision,
@@ -189,19 +188,22 @@ impl Watch {
         }
     }
 
+    /// Seconds since the Unix epoch.
+    fn now(&self) -> f64 {
+        feed::seconds(self.clock, self.clock.now())
+    }
+
     async fn load(&mut self) {
         let Some(path) = self.state.clone() else { return };
-        let now = feed::seconds(self.clock, self.clock.now());
-        // Reads a file, which blocks.
         let read = tokio::task::spawn_blocking(move || state::read(&path)).await;
         match read {
             Ok(Ok(Some(saved))) => {
-                let series = self.detectors.restore(saved, now);
+                let series = self.detectors.restore(saved, self.now());
                 tracing::info!(series, "drift baselines restored");
             }
             Ok(Ok(None)) => {}
-            Ok(Err(error)) => tracing::warn!(%error, "drift.state cannot be used: baselines start anew"),
-            Err(error) => tracing::warn!(%error, "drift.state was not read"),
+            Ok(Err(error)) => tracing::warn!(%error, "drift.state cannot be read: baselines start empty"),
+            Err(error) => tracing::warn!(%error, "drift.state was not read: baselines start empty"),
         }
     }
 
@@ -218,14 +220,15 @@ impl Watch {
 /// Writes the baselines, within `limit`.
 pub async fn end(feed: &Feed, limit: Duration) {
     let (done, saved) = oneshot::channel();
-    if feed.end(done) {
-        // Past the limit the last hour is lost, which is no harm.
+    if feed.save(done) {
+        // Past the limit the last hour of the baselines is lost, which is no harm.
         let _ = tokio::time::timeout(limit, saved).await;
     }
 }
 
-const QUEUE: usize = 4096;
-const GATHER: Duration = Duration::from_millis(50);
+const MAX_QUEUED: usize = 4096;
+const BATCH_EVERY: Duration = Duration::from_millis(50);
+/// Between two judgements without a request.
 const TICK: Duration = Duration::from_secs(5);
-/// Ticks between two writes of the baselines: an hour.
-const SAVE_EVERY: u64 = 720;
+/// An hour.
+const TICKS_PER_SAVE: u64 = 720;

@@ -1,7 +1,7 @@
-//! The baseline file: what the detectors learned, kept over restarts.
+//! The baseline file, kept over restarts.
 //!
-//! Losing it is no error, and so is finding it broken: baselines then start anew. It is written to a file beside it and
-//! renamed, so that a crash leaves the old one.
+//! A lost or broken file is no error: baselines then start empty. It is written beside its place and renamed, so that a
+//! crash leaves the old one.
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Read as _, Write as _};
@@ -17,7 +17,7 @@ pub(super) fn read(path: &Path) -> io::Result<Option<Saved>> {
         Err(error) => return Err(error),
     };
     let mut text = Vec::new();
-    file.take(LARGEST).read_to_end(&mut text)?;
+    file.take(MAX_BYTES).read_to_end(&mut text)?;
     Ok(Some(serde_json::from_slice(&text)?))
 }
 
@@ -33,8 +33,8 @@ pub(super) fn write(path: &Path, saved: &Saved) -> io::Result<()> {
     fs::rename(beside, path)
 }
 
-/// What is longer was not written by us.
-const LARGEST: u64 = 256 << 20;
+/// Longer than any file of ours.
+const MAX_BYTES: u64 = 256 << 20;
 
 #[cfg(test)]
 mod tests {

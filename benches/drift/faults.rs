@@ -1,0 +1,287 @@
+//! Faults injected into fleets of simulated engines, and the diagnosis of each.
+//!
+//! A fault changes the engines or the traffic, never a signal: what the diagnosis sees comes out of queues, batches, caches
+//! and preemptions of the engine model. Four engines, prefix affinity weighed against load, prompts with shared prefixes;
+//! parameters are drawn anew for each fleet.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use tokenway::drift::detectors::{Diagnosis, SignalHistory, Signals, diagnose_signals};
+use tokenway_sim::engine::{CostModel, Engine, EngineConfig, EngineEvent, Job, JobId};
+use tokenway_sim::time::Stamp;
+
+use crate::traffic::REPLICAS;
+
+/// A fault and its diagnosis.
+pub(crate) const FAULTS: [(Fault, Diagnosis); 6] = [
+    (Fault::Contention, Diagnosis::Contention),
+    (Fault::KvPressure, Diagnosis::KvPressure),
+    (Fault::OneSlow, Diagnosis::Replica),
+    (Fault::ConfigChange, Diagnosis::Configuration),
+    (Fault::MoreLoad, Diagnosis::Capacity),
+    (Fault::ColdStarts, Diagnosis::ColdStarts),
+];
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// Three or four hosts are shared: steps take longer.
+    Contention,
+    /// Other tenants of the cards leave a small part of the KV cache.
+    KvPressure,
+    /// One host is throttled.
+    OneSlow,
+    /// All engines restart with another batch limit or chunk size.
+    ConfigChange,
+    MoreLoad,
+    /// Engines restart one after the other, with empty caches and slow first minutes.
+    ColdStarts,
+}
+
+/// The diagnosis, seven minutes after the fault.
+pub(crate) fn diagnose(fault: Fault, seed: u64) -> Option<Diagnosis> {
+    let mut fleet = Fleet::new(seed);
+    let mut history = SignalHistory::default();
+    for minute in 0..BEFORE {
+        fleet.minute(minute, &mut history);
+    }
+    fleet.inject(fault);
+    for minute in BEFORE..BEFORE + AFTER {
+        // A rolling restart: each minute another engine starts, and compiles while it serves.
+        if fault == Fault::ColdStarts {
+            let one = (minute - BEFORE) as usize % REPLICAS.len();
+            fleet.engines.iter_mut().for_each(|engine| engine.set_slowdown(1.0));
+            fleet.restart(one);
+            fleet.engines[one].set_slowdown(5.0);
+        }
+        fleet.minute(minute, &mut history);
+    }
+    diagnose_signals(&history, (BEFORE + AFTER - 1) as i64)
+}
+
+struct Fleet {
+    random: fastrand::Rng,
+    config: EngineConfig,
+    engines: Vec<Engine>,
+    live: HashMap<(usize, JobId), LiveRequest>,
+    minutes: Vec<ReplicaMinute>,
+    prefixes: Vec<Vec<u32>>,
+    /// Requests per second.
+    rate: f64,
+    next_token: u32,
+}
+
+struct LiveRequest {
+    sent: Stamp,
+    prompt: u64,
+    last_token: Option<Stamp>,
+}
+
+/// One replica in the minute in progress.
+#[derive(Default)]
+struct ReplicaMinute {
+    requests: f64,
+    ttft: Vec<f64>,
+    gaps: Vec<f64>,
+    prompt_tokens: f64,
+    cached_tokens: f64,
+    /// Of the engine's counter, at the minute's start.
+    preemptions_before: u64,
+    has_started: bool,
+    /// Sums over the engine's gauges.
+    waiting: f64,
+    kv_cache_usage: f64,
+}
+
+impl Fleet {
+    fn new(seed: u64) -> Self {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let config = EngineConfig {
+            max_num_seqs: 16 + random.usize(..17),
+            cost: CostModel {
+                prefill_tokens_per_second: 4_000.0 + 4_000.0 * random.f64(),
+                step: Duration::from_millis(20 + random.u64(..15)),
+                ..CostModel::default()
+            },
+            num_blocks: 3_000 + random.u64(..1_000),
+            ..EngineConfig::default()
+        };
+        let replicas = REPLICAS.len();
+        let engines = (0..replicas as u64).map(|at| Engine::new(config.clone(), seed * 7 + at)).collect();
+        let mut prefix = || (0..320 + random.usize(..320)).map(|_| random.u32(..)).collect();
+        let prefixes = (0..64).map(|_| prefix()).collect();
+        let rate = 3.5 + 1.5 * random.f64();
+        let minutes = (0..replicas).map(|_| ReplicaMinute::default()).collect();
+        Self { random, config, engines, live: HashMap::new(), minutes, prefixes, rate, next_token: 0 }
+    }
+
+    /// One minute of traffic; its signals go to the history.
+    fn minute(&mut self, minute: u64, history: &mut SignalHistory) {
+        let (mut at, end) = (minute as f64 * 60.0, (minute + 1) as f64 * 60.0);
+        let mut next_scrape = at;
+        while at < end {
+            at += -(1.0 - self.random.f64()).ln() / self.rate;
+            while next_scrape < at.min(end) {
+                self.advance(next_scrape);
+                self.scrape();
+                next_scrape += SCRAPE_EVERY;
+            }
+            self.advance(at.min(end));
+            if at < end {
+                self.send(stamp(at));
+            }
+        }
+        for (replica, name) in REPLICAS.iter().enumerate() {
+            history.add(minute as i64, name, &self.signals(replica), REPLICAS.len());
+        }
+    }
+
+    fn scrape(&mut self) {
+        for (engine, minute) in self.engines.iter().zip(&mut self.minutes) {
+            let stats = engine.stats();
+            minute.waiting += stats.waiting as f64;
+            minute.kv_cache_usage += stats.kv_cache_usage;
+        }
+    }
+
+    /// Closes a replica's minute.
+    fn signals(&mut self, replica: usize) -> Signals {
+        let preemptions = self.engines[replica].stats().preemptions;
+        let next = ReplicaMinute { preemptions_before: preemptions, ..ReplicaMinute::default() };
+        let minute = std::mem::replace(&mut self.minutes[replica], next);
+        let scrapes = 60.0 / SCRAPE_EVERY;
+        Signals {
+            requests: minute.requests,
+            ttft: quantile(minute.ttft, 0.5),
+            itl_tail: quantile(minute.gaps.clone(), 0.99),
+            itl: quantile(minute.gaps, 0.5),
+            hit_rate: (minute.prompt_tokens > 0.0).then(|| minute.cached_tokens / minute.prompt_tokens),
+            waiting: Some(minute.waiting / scrapes),
+            kv_cache_usage: Some(minute.kv_cache_usage / scrapes),
+            preemptions: Some(preemptions.saturating_sub(minute.preemptions_before) as f64),
+            batch_limit: Some(self.config.max_num_seqs as f64),
+            has_started: minute.has_started,
+            ..Signals::default()
+        }
+    }
+
+    fn send(&mut self, now: Stamp) {
+        let (prefix, job) = self.job();
+        let replica = self.choose(prefix);
+        self.minutes[replica].requests += 1.0;
+        if let Ok(id) = self.engines[replica].submit(now, &job) {
+            let request = LiveRequest { sent: now, prompt: job.prompt as u64, last_token: None };
+            self.live.insert((replica, id), request);
+        }
+    }
+
+    /// A popular prefix and a prompt of its own.
+    fn job(&mut self) -> (usize, Job) {
+        let skewed = self.random.f64() * self.random.f64();
+        let prefix = (skewed * self.prefixes.len() as f64) as usize;
+        let mut tokens = self.prefixes[prefix].clone();
+        let own = 60 + self.random.usize(..240);
+        let output = 20 + self.random.usize(..100);
+        tokens.extend((0..own + output).map(|_| {
+            self.next_token = self.next_token.wrapping_add(1);
+            self.next_token
+        }));
+        let prompt = tokens.len() - output;
+        (prefix, Job { tokens, prompt, root: 0 })
+    }
+
+    /// The prefix's home, unless another replica has much less to do.
+    fn choose(&self, prefix: usize) -> usize {
+        let load = |at: usize| self.live.keys().filter(|(replica, _)| *replica == at).count();
+        let home = prefix % REPLICAS.len();
+        let idle = (0..REPLICAS.len()).min_by_key(|at| load(*at)).unwrap_or(home);
+        if load(home) > load(idle) + 6 { idle } else { home }
+    }
+
+    fn advance(&mut self, seconds: f64) {
+        let mut events = Vec::new();
+        for replica in 0..self.engines.len() {
+            self.engines[replica].advance(stamp(seconds), &mut events);
+            events.drain(..).for_each(|event| self.take(replica, &event));
+        }
+    }
+
+    fn take(&mut self, replica: usize, event: &EngineEvent) {
+        let Some(request) = self.live.get_mut(&(replica, event.job)) else { return };
+        let minute = &mut self.minutes[replica];
+        match request.last_token.replace(event.at) {
+            None => {
+                minute.ttft.push(event.at.since(request.sent).as_secs_f64());
+                minute.prompt_tokens += request.prompt as f64;
+                minute.cached_tokens += event.cached as f64;
+            }
+            Some(last) => minute.gaps.push(event.at.since(last).as_secs_f64()),
+        }
+        if event.is_last {
+            self.live.remove(&(replica, event.job));
+        }
+    }
+
+    fn inject(&mut self, fault: Fault) {
+        let factor = 1.5 + self.random.f64();
+        match fault {
+            Fault::Contention => {
+                let hosts = 3 + self.random.usize(..2);
+                self.engines.iter_mut().take(hosts).for_each(|engine| engine.set_slowdown(factor));
+            }
+            Fault::OneSlow => {
+                let one = self.random.usize(..REPLICAS.len());
+                self.engines[one].set_slowdown(factor);
+            }
+            Fault::KvPressure => {
+                let left = 0.03 + 0.05 * self.random.f64();
+                self.config.num_blocks = (self.config.num_blocks as f64 * left) as u64;
+                self.replace(false);
+            }
+            Fault::ConfigChange => {
+                if self.random.bool() {
+                    self.config.max_num_seqs = 3;
+                } else {
+                    self.config.max_batched_tokens = 48;
+                }
+                self.replace(true);
+            }
+            Fault::MoreLoad => self.rate *= 1.6 + 0.6 * self.random.f64(),
+            // Minute by minute: see `diagnose`.
+            Fault::ColdStarts => {}
+        }
+    }
+
+    /// New engines by the changed configuration; `is_restart` as far as the gateway sees.
+    fn replace(&mut self, is_restart: bool) {
+        for replica in 0..REPLICAS.len() {
+            self.engines[replica] = Engine::new(self.config.clone(), self.random.u64(..));
+            self.live.retain(|(at, _), _| *at != replica);
+            self.minutes[replica].preemptions_before = 0;
+            self.minutes[replica].has_started = is_restart;
+        }
+    }
+
+    fn restart(&mut self, replica: usize) {
+        self.engines[replica].reset();
+        // Its requests are sent again elsewhere, or fail: either way they are gone from here.
+        self.live.retain(|(at, _), _| *at != replica);
+        self.minutes[replica].preemptions_before = 0;
+        self.minutes[replica].has_started = true;
+    }
+}
+
+fn quantile(mut values: Vec<f64>, q: f64) -> Option<f64> {
+    values.sort_by(f64::total_cmp);
+    values.get((values.len().saturating_sub(1) as f64 * q) as usize).copied()
+}
+
+fn stamp(seconds: f64) -> Stamp {
+    Stamp::from_nanos((seconds * 1e9) as u64)
+}
+
+/// Minutes before the fault, and until the diagnosis.
+const BEFORE: u64 = 25;
+const AFTER: u64 = 7;
+/// Seconds.
+const SCRAPE_EVERY: f64 = 5.0;

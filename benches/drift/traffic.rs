@@ -1,0 +1,173 @@
+//! A route on four replicas whose truth is known: load, tail, noise, and what goes wrong from when on.
+//!
+//! TTFT is `60 ms * exp(shape * G(u))` with one `G` per family, p99 at 180 ms. Noise scales the share of requests over
+//! 180 ms, from hour to hour and from day to day, by bending the shape; the median never moves. Load swings by 60 %
+//! over the day. Same seed, same requests.
+
+use std::f64::consts::{LN_2, TAU};
+
+use tokenway::drift::detectors::{Detectors, Finding, Observation, Settings};
+use tokenway::record::Outcome;
+
+pub(crate) const HOUR: f64 = 3600.0;
+pub(crate) const DAY: f64 = 24.0 * HOUR;
+pub(crate) const REPLICAS: [&str; 4] = ["a", "b", "c", "d"];
+
+/// Shape of the tail.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Family {
+    Lognormal,
+    /// A power law: the heaviest tail.
+    LogLogistic,
+    /// The lightest.
+    Weibull,
+}
+
+/// What goes wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Event {
+    Nothing,
+    /// p99 grows from 180 to 240 ms in eleven days.
+    TailGrows,
+    /// Every TTFT doubles.
+    Doubles,
+    /// One replica takes 1.6 times as long.
+    OneSlow,
+    /// 5 % of the requests take three seconds.
+    OverSlo,
+}
+
+/// A route and its truth.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Route {
+    pub(crate) family: Family,
+    /// Mean requests per hour.
+    pub(crate) per_hour: f64,
+    /// Standard deviation of the logarithm of the share of slow requests, between hours and again between days.
+    pub(crate) dispersion: f64,
+    pub(crate) event: Event,
+    /// When the event begins, in seconds.
+    pub(crate) start: f64,
+}
+
+impl Route {
+    /// Runs the detectors until `end`, or until `is_enough` says so of a finding; all findings.
+    pub(crate) fn findings(&self, seed: u64, end: f64, is_enough: impl Fn(&Finding) -> bool) -> Vec<Finding> {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let mut detectors = Detectors::new(Settings::default());
+        let (mut all, mut new) = (Vec::new(), Vec::new());
+        let (mut at, mut hour, mut day, mut day_noise) = (0.0, -1.0, -1.0, 0.0);
+        let mut shape = self.shape(0.0, 0.0);
+        while at < end {
+            if (at / DAY).floor() != day {
+                day = (at / DAY).floor();
+                day_noise = self.dispersion * normal(&mut random);
+            }
+            if (at / HOUR).floor() != hour {
+                hour = (at / HOUR).floor();
+                // A lognormal factor of mean 1, in both.
+                let noise = day_noise + self.dispersion * normal(&mut random) - self.dispersion.powi(2);
+                shape = self.shape(at, noise);
+            }
+            let replica = random.usize(..REPLICAS.len());
+            let ttft = 0.06 * (shape * self.family.draw(&mut random)).exp();
+            let observation = Observation {
+                at,
+                route: "chat",
+                revision: "r1",
+                replica: REPLICAS[replica],
+                ttft: Some(self.disturbed(&mut random, at, ttft, replica)),
+                itl: Some(0.02 * (0.3 * normal(&mut random)).exp()),
+                predicted: None,
+                ttft_bound: Some(0.5),
+                outcome: if random.f64() < 0.0005 { Outcome::Failed } else { Outcome::Ok },
+            };
+            detectors.observe(&observation, &mut new);
+            let is_done = new.iter().any(&is_enough);
+            all.append(&mut new);
+            if is_done {
+                break;
+            }
+            let load = 1.0 + 0.6 * ((at / HOUR - 8.0) / 24.0 * TAU).sin();
+            at += -(1.0 - random.f64()).ln() * HOUR / (self.per_hour * load);
+        }
+        all
+    }
+
+    fn disturbed(&self, random: &mut fastrand::Rng, at: f64, ttft: f64, replica: usize) -> f64 {
+        if at < self.start {
+            return ttft;
+        }
+        match self.event {
+            Event::Doubles => 2.0 * ttft,
+            Event::OneSlow if replica == 2 => 1.6 * ttft,
+            Event::OverSlo if random.f64() < 0.05 => 3.0,
+            _ => ttft,
+        }
+    }
+
+    /// The shape of the hour that begins at `at`; `noise` is the logarithm of a factor on the share over 180 ms.
+    fn shape(&self, at: f64, noise: f64) -> f64 {
+        let days = if self.event == Event::TailGrows { (at - self.start) / DAY } else { 0.0 };
+        let p99 = 0.18 + 0.06 * (days / 11.0).clamp(0.0, 1.0);
+        let shape = (p99 / 0.06_f64).ln() / self.family.quantile(0.99);
+        let over = (1.0 - self.family.cdf(3.0_f64.ln() / shape)) * noise.exp();
+        3.0_f64.ln() / self.family.quantile(1.0 - over.clamp(1e-5, 0.3))
+    }
+}
+
+impl Family {
+    fn draw(self, random: &mut fastrand::Rng) -> f64 {
+        match self {
+            Self::Lognormal => normal(random),
+            family => family.quantile(random.f64().clamp(1e-9, 1.0 - 1e-9)),
+        }
+    }
+
+    /// `G(u)`.
+    fn quantile(self, u: f64) -> f64 {
+        match self {
+            Self::Lognormal => normal_quantile(u),
+            Self::LogLogistic => (u / (1.0 - u)).ln(),
+            Self::Weibull => (-(1.0 - u).ln() / LN_2).ln(),
+        }
+    }
+
+    /// The inverse of [`Self::quantile`].
+    fn cdf(self, g: f64) -> f64 {
+        match self {
+            Self::Lognormal => normal_cdf(g),
+            Self::LogLogistic => 1.0 / (1.0 + (-g).exp()),
+            Self::Weibull => 1.0 - (-(g.exp() * LN_2)).exp(),
+        }
+    }
+}
+
+/// A standard normal number (Box-Muller).
+fn normal(random: &mut fastrand::Rng) -> f64 {
+    (-2.0 * (1.0 - random.f64()).ln()).sqrt() * (TAU * random.f64()).cos()
+}
+
+/// Abramowitz and Stegun 26.2.17, within 1e-7.
+fn normal_cdf(z: f64) -> f64 {
+    let t = 1.0 / (1.0 + 0.231_641_9 * z.abs());
+    let poly = t
+        * (0.319_381_530
+            + t * (-0.356_563_782 + t * (1.781_477_937 + t * (-1.821_255_978 + t * 1.330_274_429))));
+    let upper = (-z * z / 2.0).exp() / TAU.sqrt() * poly;
+    if z > 0.0 { 1.0 - upper } else { upper }
+}
+
+/// By bisection: one is drawn for each hour.
+fn normal_quantile(u: f64) -> f64 {
+    let (mut low, mut high) = (-6.0, 6.0);
+    for _ in 0..40 {
+        let middle = (low + high) / 2.0;
+        if normal_cdf(middle) < u {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    (low + high) / 2.0
+}

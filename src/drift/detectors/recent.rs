@@ -1,0 +1,303 @@
+//! The last five minutes of a measure, and a doubling of TTFT in them.
+//!
+//! The newest values, as many of the window as score highest, against the baseline of this hour of the day. While the
+//! baseline is not of the same hour of other days, a doubling must also be unexplained: by a load that the baseline has
+//! not seen (a load test is no drift) and by the prediction. Values reach the baseline only when they leave the window.
+
+use std::collections::VecDeque;
+
+use super::histogram::TRIMMED;
+use super::hours::{HOUR, HourBaseline, HourHistory, hour_index};
+use super::scale::median;
+use super::thresholds::{MIN_PREDICTED, TTFT_DOUBLED};
+
+/// The last five minutes of one measure.
+#[derive(Clone, Debug, Default)]
+pub(super) struct RecentWindow {
+    values: VecDeque<RecentValue>,
+    /// Baseline of this hour: a comparison of 200 hours is too dear for every tick.
+    baseline: Option<(i64, HourBaseline)>,
+}
+
+/// One value, as a logarithm.
+#[derive(Clone, Copy, Debug)]
+struct RecentValue {
+    at: f64,
+    ln: f64,
+    /// Logarithm of the value over its prediction.
+    residual: Option<f64>,
+    replica: usize,
+}
+
+/// TTFT far above its baseline.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Doubling {
+    /// Seconds.
+    pub(super) now: f64,
+    /// Seconds.
+    pub(super) baseline: f64,
+    /// TTFT over its prediction, where most requests have one.
+    pub(super) over_predicted: Option<f64>,
+    /// Seconds since the oldest of the values.
+    pub(super) window: f64,
+    /// The number of values.
+    pub(super) requests: usize,
+    /// Difference of logarithms over its standard error.
+    pub(super) z: f64,
+    /// Hours that the baseline rests on; 0 is the hour in progress.
+    pub(super) baseline_hours: usize,
+    pub(super) baseline_requests: f64,
+}
+
+impl RecentWindow {
+    /// Takes a value in seconds; what leaves the window goes to `hours`.
+    pub(super) fn add(
+        &mut self,
+        at: f64,
+        value: f64,
+        replica: usize,
+        predicted: Option<f64>,
+        hours: &mut HourHistory,
+    ) {
+        self.advance(at, hours);
+        if self.values.len() < MAX_VALUES {
+            let ln = value.max(1e-6).ln();
+            let residual = predicted.filter(|p| *p > 0.0).map(|predicted| ln - predicted.ln());
+            self.values.push_back(RecentValue { at, ln, residual, replica });
+        } else {
+            // More than enough for a centre: the rest only makes baselines.
+            hours.add(at, value);
+        }
+    }
+
+    /// Moves values that have left the window to `hours`.
+    pub(super) fn advance(&mut self, at: f64, hours: &mut HourHistory) {
+        while let Some(oldest) = self.values.front().copied().filter(|value| value.at <= at - WINDOW) {
+            self.values.pop_front();
+            hours.add(oldest.at, oldest.ln.exp());
+        }
+        // An hour stays open until its last values have left the window.
+        hours.advance(at - WINDOW);
+    }
+
+    /// Judges the values that end now.
+    pub(super) fn judge(&mut self, at: f64, hours: &HourHistory) -> Option<Doubling> {
+        if self.values.len() < MIN_VALUES {
+            return None;
+        }
+        let baseline = self.baseline(at, hours).filter(HourBaseline::is_sufficient)?;
+        let doubling = self.strongest(at, &baseline)?;
+        let is_beyond_noise = doubling.z >= TTFT_DOUBLED.min_z;
+        let is_felt = doubling.now - doubling.baseline >= TTFT_DOUBLED.min_delta;
+        let is_explained = || !baseline.is_same_hour && self.is_explained(&doubling, &baseline);
+        (is_beyond_noise && is_felt && !is_explained()).then_some(doubling)
+    }
+
+    /// The newest values with the highest z-score: how long a doubling has lasted is not known beforehand.
+    fn strongest(&self, at: f64, baseline: &HourBaseline) -> Option<Doubling> {
+        let min_excess = TTFT_DOUBLED.min_ratio.ln();
+        let max_excess = 2.0_f64.ln() + MAX_SPREADS * baseline.spread;
+        let (mut over, mut sum, mut squares) = (0_usize, 0.0, 0.0);
+        let mut best: Option<Doubling> = None;
+        for (index, value) in self.values.iter().rev().enumerate() {
+            let excess = (value.ln - baseline.center).clamp(-max_excess, max_excess);
+            over += usize::from(excess >= min_excess);
+            sum += excess;
+            squares += excess * excess;
+            let requests = index + 1;
+            let count = requests as f64;
+            let mean = sum / count;
+            let has_lasted = requests >= MIN_VALUES && at - value.at >= MIN_DURATION;
+            if !has_lasted || mean < min_excess || (over as f64) < MIN_SHARE_OVER * count {
+                continue;
+            }
+            // The wider of the hours' spread and what is seen, with the hours' as its prior.
+            let deviations = (squares - count * mean * mean).max(0.0);
+            let usual = baseline.spread.powi(2);
+            let seen = (deviations + SPREAD_PRIOR_WEIGHT * usual) / (SPREAD_PRIOR_WEIGHT + count - 1.0);
+            let z = mean / (seen.max(usual) / count + baseline.median_noise.powi(2)).sqrt();
+            if best.is_none_or(|best| z > best.z) {
+                best = Some(Doubling {
+                    now: (baseline.center + mean).exp(),
+                    baseline: baseline.center.exp(),
+                    over_predicted: None,
+                    window: at - value.at,
+                    requests,
+                    z,
+                    baseline_hours: baseline.hours,
+                    baseline_requests: baseline.requests,
+                });
+            }
+        }
+        best.map(|best| Doubling { over_predicted: self.over_predicted(best.requests), ..best })
+    }
+
+    /// TTFT over its prediction for the newest requests, where most have one.
+    fn over_predicted(&self, requests: usize) -> Option<f64> {
+        let residuals: Vec<f64> =
+            self.values.iter().rev().take(requests).filter_map(|value| value.residual).collect();
+        let is_most = residuals.len() as f64 >= MIN_PREDICTED * requests as f64;
+        center(residuals).filter(|_| is_most).map(f64::exp)
+    }
+
+    /// Whether a load that the baseline has not seen, or the prediction, explains it.
+    fn is_explained(&self, doubling: &Doubling, baseline: &HourBaseline) -> bool {
+        let per_minute = self.values.len() as f64 * 60.0 / WINDOW;
+        per_minute > MAX_KNOWN_LOAD * baseline.requests_per_minute()
+            || doubling.over_predicted.is_some_and(|ratio| ratio < MAX_EXPLAINED)
+    }
+
+    /// Centre of the window over its baseline.
+    pub(super) fn ratio(&mut self, at: f64, hours: &HourHistory) -> Option<f64> {
+        let inside = center(self.since(at - WINDOW).map(|value| value.ln).collect())?;
+        Some((inside - self.baseline(at, hours)?.center).exp())
+    }
+
+    /// Requests in the window over those of the baseline; `None` where the baseline is the hour in progress.
+    pub(super) fn load_ratio(&mut self, at: f64, hours: &HourHistory) -> Option<f64> {
+        let usual = self.baseline(at, hours)?.requests_per_hour;
+        let now = self.since(at - WINDOW).count() as f64 * HOUR / WINDOW;
+        (usual > 0.0 && self.values.len() < MAX_VALUES).then(|| now / usual)
+    }
+
+    /// Whether a doubling that was found goes on.
+    pub(super) fn goes_on(&mut self, at: f64, hours: &HourHistory) -> bool {
+        self.ratio(at, hours).is_some_and(|ratio| ratio >= TTFT_DOUBLED.clear_ratio)
+    }
+
+    /// Centre of the values since `from` without those of one replica, over the baseline.
+    pub(super) fn ratio_without(
+        &mut self,
+        replica: usize,
+        from: f64,
+        at: f64,
+        hours: &HourHistory,
+    ) -> Option<f64> {
+        let others = self.since(from).filter(|value| value.replica != replica);
+        let others = center(others.map(|value| value.ln).collect())?;
+        Some((others - self.baseline(at, hours)?.center).exp())
+    }
+
+    /// Median of one replica's values (logarithm), where there are a few.
+    pub(super) fn median_of_replica(&self, replica: usize) -> Option<f64> {
+        let own: Vec<f64> = self.values.iter().filter(|v| v.replica == replica).map(|v| v.ln).collect();
+        median(&own).filter(|_| own.len() >= MIN_VALUES_OF_REPLICA)
+    }
+
+    fn since(&self, from: f64) -> impl Iterator<Item = &RecentValue> {
+        self.values.iter().rev().take_while(move |value| value.at > from)
+    }
+
+    fn baseline(&mut self, at: f64, hours: &HourHistory) -> Option<HourBaseline> {
+        let index = hour_index(at);
+        if let Some((of, baseline)) = self.baseline
+            && of == index
+            && baseline.hours > 0
+            && baseline.is_sufficient()
+        {
+            return Some(baseline);
+        }
+        let baseline = hours.baseline(index, 1)?;
+        self.baseline = Some((index, baseline));
+        Some(baseline)
+    }
+}
+
+/// Trimmed mean.
+fn center(mut values: Vec<f64>) -> Option<f64> {
+    values.sort_by(f64::total_cmp);
+    let cut = (values.len() as f64 * TRIMMED) as usize;
+    let inside = values.get(cut..values.len() - cut).filter(|inside| !inside.is_empty())?;
+    Some(inside.iter().sum::<f64>() / inside.len() as f64)
+}
+
+/// Seconds.
+const WINDOW: f64 = 300.0;
+const MAX_VALUES: usize = 2048;
+const MIN_VALUES: usize = 8;
+const MIN_VALUES_OF_REPLICA: usize = 5;
+/// Seconds that a doubling lasts: a burst of a second shows in the percentiles.
+const MIN_DURATION: f64 = 45.0;
+/// Share of the values that are themselves above the ratio: a few very slow requests are a tail.
+const MIN_SHARE_OVER: f64 = 0.35;
+/// A value counts for a doubling and this many spreads, so that heavy tails do not make doublings.
+const MAX_SPREADS: f64 = 1.1;
+/// Values that the hours' spread counts for beside what is seen.
+const SPREAD_PRIOR_WEIGHT: f64 = 8.0;
+/// Below this ratio to its prediction TTFT is explained by prompts, caches and queues.
+const MAX_EXPLAINED: f64 = 1.3;
+/// Load over that of the baseline, beyond which a young baseline knows nothing.
+const MAX_KNOWN_LOAD: f64 = 2.0;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Seconds of TTFT, requests per hour, and prediction over TTFT.
+    type Traffic = (f64, f64, Option<f64>);
+
+    /// Lognormal TTFT around `of(at)`; when a doubling is found.
+    fn found(of: impl Fn(f64) -> Traffic, end: f64) -> Option<(f64, Doubling)> {
+        let mut random = fastrand::Rng::with_seed(3);
+        let (mut recent, mut hours, mut at, mut tick) =
+            (RecentWindow::default(), HourHistory::default(), 0.0, 0.0);
+        while at < end {
+            let (ttft, per_hour, share) = of(at);
+            let ttft = ttft * (0.47 * super::super::scale::normal(&mut random)).exp();
+            let predicted = share.map(|share| share * ttft);
+            recent.add(at, ttft, 0, predicted, &mut hours);
+            if at >= tick {
+                tick = at + 5.0;
+                if let Some(doubling) = recent.judge(at, &hours) {
+                    return Some((at, doubling));
+                }
+            }
+            at += HOUR / per_hour;
+        }
+        None
+    }
+
+    #[test]
+    fn a_doubling_is_found_within_five_minutes_and_half_of_it_is_not() {
+        for per_hour in [500.0, 2000.0, 20_000.0] {
+            let grows = |factor: f64| {
+                found(|at| (if at < 6.0 * HOUR { 0.06 } else { factor * 0.06 }, per_hour, None), 6.25 * HOUR)
+            };
+            let (at, doubling) = grows(2.0).unwrap();
+            assert!((0.0..300.0).contains(&(at - 6.0 * HOUR)), "{per_hour}: {doubling:?}");
+            assert_eq!(grows(1.3), None, "{per_hour}");
+        }
+    }
+
+    #[test]
+    fn a_young_series_is_judged_by_a_baseline_worth_the_name() {
+        let doubled_at = |minutes: f64, per_hour: f64| {
+            let until = minutes * 60.0;
+            let found = found(|at| (if at < until { 0.06 } else { 0.15 }, per_hour, None), until + 600.0);
+            found.map(|(at, _)| at - until)
+        };
+        assert!(doubled_at(50.0, 2000.0).is_some_and(|after| (0.0..300.0).contains(&after)));
+        assert_eq!(doubled_at(20.0, 2000.0), None, "twenty minutes");
+        assert_eq!(doubled_at(50.0, 60.0), None, "fifty requests");
+    }
+
+    #[test]
+    fn a_load_test_on_a_young_gateway_is_no_surge() {
+        let begins = 0.8 * HOUR;
+        let run = |before: Traffic, after: Traffic| {
+            found(|at| if at < begins { before } else { after }, begins + 1200.0).is_some()
+        };
+        assert!(!run((0.005, 600.0, None), (0.012, 600.0, None)), "nobody feels it");
+        assert!(!run((0.02, 300.0, None), (0.08, 20_000.0, None)), "a load that was never seen");
+        assert!(run((0.02, 300.0, None), (0.08, 300.0, None)), "the same load");
+        assert!(!run((0.02, 300.0, Some(1.0)), (0.08, 300.0, Some(0.9))), "as predicted");
+        assert!(run((0.02, 300.0, Some(1.0)), (0.08, 300.0, Some(0.4))), "not as predicted");
+    }
+
+    #[test]
+    fn an_hour_that_other_days_know_is_judged_whatever_the_load() {
+        let begins = 51.5 * HOUR;
+        let of = |at: f64| if at < begins { (0.06, 300.0, Some(1.0)) } else { (0.15, 900.0, Some(1.0)) };
+        assert!(found(of, begins + 300.0).is_some_and(|(_, doubling)| doubling.baseline_hours > 0));
+    }
+}
