@@ -191,25 +191,25 @@ class Kind:
     # Requests/s that keep four replicas of the default engine about 70 % busy.
     rate: float
     # The shortest trace that shows what the kind is about.
-    minutes: float = 6
+    minutes: float = 5
     # Whether its load is that of its busiest two minutes.
     has_peak: bool = False
 
 
 KINDS = {kind.make.__name__: kind for kind in (
     Kind(chat, 6),
-    Kind(short_chat, 50, minutes=4),
+    Kind(short_chat, 50, minutes=3),
     Kind(tenants, 23),
     Kind(rag, 21),
-    Kind(reasoning, 3, minutes=15),
-    Kind(agents, 15, minutes=12),
+    Kind(reasoning, 3, minutes=8),
+    Kind(agents, 15, minutes=8),
     Kind(documents, 2.2),
-    Kind(completion, 90, minutes=4),
-    Kind(embeddings, 50, minutes=4),
-    Kind(flash, 13, minutes=10, has_peak=True),
-    Kind(ramp, 30, minutes=12, has_peak=True),
+    Kind(completion, 90, minutes=3),
+    Kind(embeddings, 50, minutes=3),
+    Kind(flash, 13, minutes=8, has_peak=True),
+    Kind(ramp, 30, minutes=8, has_peak=True),
     Kind(unshared, 19),
-    Kind(bursts, 6, minutes=12, has_peak=True),
+    Kind(bursts, 6, minutes=8, has_peak=True),
     Kind(books, 10),
 )}
 
