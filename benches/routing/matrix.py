@@ -127,7 +127,8 @@ def cached(key, make):
 
 def rate(kind, engine):
     """Requests/s at which four equal replicas are at their limit."""
-    key = digest("rate", kind, content(FOLDER / "traffic.py"), content(FOLDER / "capacity.py"), content(engine_file(engine)))
+    key = digest("rate", kind, traffic.source(kind), traffic.KINDS[kind].minutes, content(FOLDER / "capacity.py"),
+                 content(engine_file(engine)))
     return cached(key, lambda: capacity.rate(kind, capacity.ENGINES[engine]))
 
 
@@ -146,7 +147,7 @@ def run(cell, seed, binaries):
     for replica, factor in slow.items():
         flags += ["--slow", f"{replica}={factor}"]
     files = ["--engine", str(engine_file(cell.engine)), "--config", str(FOLDER / f"{cell.slo}.toml")]
-    keys = {policy: digest(content(binary), content(FOLDER / "traffic.py"), cell.kind, at, minutes, seed, *flags,
+    keys = {policy: digest(content(binary), traffic.source(cell.kind), cell.kind, at, minutes, seed, *flags,
                            *(content(file) for file in files[1::2]), policy) for policy, binary in binaries.items()}
     missing = [policy for policy in binaries if not (CACHE / f"{keys[policy]}.json").exists()]
     found = {}

@@ -9,6 +9,7 @@ seconds, rates requests/s on four replicas (`replay` gives larger fleets one cop
 """
 import argparse
 import dataclasses
+import inspect
 import itertools
 import json
 import math
@@ -121,9 +122,9 @@ def documents(trace):
 
 
 def completion(trace):
-    """Code completion: the file around the cursor, 5 to 30 tokens back, and the same file again at the next pause."""
+    """Code completion: short prompts, 5 to 30 tokens back, and for every second user half of the prompt again at the next pause."""
     for begin in trace.arrivals(trace.rate / 8, begin=-WARM_UP_S):
-        at, file = begin, trace.blocks(BLOCK * trace.dice.randint(0, 3))
+        at, file = begin, trace.blocks(BLOCK * trace.dice.randint(0, 1))
         for _ in range(trace.dice.randint(1, 15)):
             trace.ask(at, file, trace.sized(300, 0.5, 1000), trace.dice.randint(5, 30))
             at += 1 + trace.dice.expovariate(1 / 8)
@@ -219,6 +220,11 @@ def requests(name, rate, minutes, seed, spread=1.0):
     trace = Trace(rate, 60 * minutes, random.Random(f"{name}-{seed}"), spread)
     KINDS[name].make(trace)
     return sorted(trace.lines, key=lambda line: line["timestamp"])
+
+
+def source(name):
+    """What the requests of a kind depend on, for the keys of caches."""
+    return "".join(inspect.getsource(part) for part in (Trace, KINDS[name].make, requests)) + repr((BLOCK, WARM_UP_S))
 
 
 def text(lines):
