@@ -41,6 +41,11 @@ routing-tables traces *sections:
     cargo build --release --locked
     python3 benches/routing/tables.py target/release/tokenway {{traces}} {{sections}}
 
+# Writes docs/results/matrix.md, every kind of traffic, some hours; `just routing-matrix --quick` prints a part, some minutes.
+routing-matrix *args:
+    cargo build --release --locked
+    python3 benches/routing/matrix.py target/release/tokenway {{args}}
+
 # The checks against real vLLM replicas that you have running.
 real-fleet +urls:
     tests/real_fleet/run.sh {{urls}}

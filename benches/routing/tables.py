@@ -3,9 +3,9 @@
 
     python3 benches/routing/tables.py target/release/tokenway TRACES [SECTION ...]
 
-TRACES is a directory with mooncake_conversation.jsonl and toolagent_synth.jsonl, and for `synthetic` with what unseen.py
-writes. Without sections all are run, which takes about an hour on two cores; `goals` alone takes some minutes. Sections
-that are not run stay as they are in the file, each with the date and the commit of its own measurement.
+TRACES is a directory with mooncake_conversation.jsonl and toolagent_synth.jsonl, the traces that the policy was made on; other
+traffic is matrix.py's. Without sections all are run, which takes about an hour on two cores; `goals` alone takes some minutes.
+Sections that are not run stay as they are in the file, each with the date and the commit of its own measurement.
 """
 
 import datetime
@@ -19,11 +19,9 @@ RESULTS = pathlib.Path(__file__).parents[2] / "docs/results/routing.md"
 # As a route without a queue places requests, and as one with a queue admits them: both settled beforehand.
 CONFIGS = {"benches/routing/goal.toml": "latency", "benches/routing/queue.toml": "latency, with a queue"}
 CONVERSATION, TOOLS = "mooncake_conversation.jsonl", "toolagent_synth.jsonl"
-SYNTHETIC = ["documents.jsonl", "agents.jsonl", "bursts.jsonl", "mixed.jsonl"]
 SIMPLE = ["round_robin", "least_loaded", "power_of_two", "chwbl", "chwbl_3_blocks"]
 PEERS = ["sglang_cache_aware", "llm_d", "llm_d_token_load", "dynamo", "dynamo_prefill_4", "smetric"]
 ALL = SIMPLE + ["prefix"] + PEERS + ["oracle"]
-UNALIKE = ["sglang_cache_aware", "llm_d_token_load", "dynamo_prefill_4", "smetric"]
 BEST = ["least_loaded", "llm_d_token_load", "dynamo_prefill_4", "smetric", "oracle"]
 
 
@@ -58,9 +56,6 @@ SECTIONS = {
         (CONVERSATION, ALL, ["--replicas", "8", "--load", "0.6", "--signals-age", "50ms,2s"]),
         (TOOLS, ALL, ["--replicas", "8", "--load", "1", "--signals-age", "50ms,2s"]),
     ], by("load", "signals_age_s")),
-    "synthetic": ("8 replicas, synthetic traces", [
-        (trace, UNALIKE, ["--replicas", "8", "--load", "0.8,1"]) for trace in SYNTHETIC
-    ], by("load")),
 }
 
 
