@@ -12,7 +12,7 @@ use std::time::Duration;
 use super::Refusal;
 use super::ruling::Outlook;
 use crate::clock::Stamp;
-use crate::config::Queue;
+use crate::config::QueueLimits;
 
 /// Why a request waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,7 +51,7 @@ type LaneKey = (Stamp, u64);
 /// Waiting requests; `T` is the handle by which the caller wakes one.
 #[derive(Debug)]
 pub struct WaitQueue<T> {
-    limits: Option<Queue>,
+    limits: Option<QueueLimits>,
     lanes: [Lane<T>; LANES],
     next: u64,
 }
@@ -81,7 +81,7 @@ struct QueueEntry<T> {
 impl<T> WaitQueue<T> {
     /// An empty queue. Without `limits` it takes held requests only.
     #[must_use]
-    pub fn new(limits: Option<Queue>) -> Self {
+    pub fn new(limits: Option<QueueLimits>) -> Self {
         Self { limits, lanes: std::array::from_fn(|_| Lane::default()), next: 0 }
     }
 
@@ -172,7 +172,7 @@ impl<T> WaitQueue<T> {
 }
 
 impl<T> Lane<T> {
-    fn admits(&self, waiter: &Waiter, queue: &Queue) -> Result<(), Refusal> {
+    fn admits(&self, waiter: &Waiter, queue: &QueueLimits) -> Result<(), Refusal> {
         let outlook = waiter.outlook.behind(self.work);
         let retry_after = outlook.retry_after();
         let waiting = self.waiting.len();
@@ -212,8 +212,8 @@ const HELD: usize = 0;
 const LATE: usize = 2;
 const LANES: usize = 4;
 /// Limits of a route without `[route.queue]`.
-const NO_QUEUE: Queue =
-    Queue { max_requests: 0, max_bytes: 0, max_wait: Duration::ZERO, isolate_long: false };
+const NO_QUEUE: QueueLimits =
+    QueueLimits { max_requests: 0, max_bytes: 0, max_wait: Duration::ZERO, isolate_long: false };
 
 #[cfg(test)]
 mod tests {
@@ -223,9 +223,9 @@ mod tests {
         Stamp::from_nanos(ms * 1_000_000)
     }
 
-    fn queue(max_requests: usize, max_bytes: usize) -> Option<Queue> {
+    fn queue(max_requests: usize, max_bytes: usize) -> Option<QueueLimits> {
         let max_wait = Duration::from_secs(5);
-        Some(Queue { max_requests, max_bytes, max_wait, isolate_long: true })
+        Some(QueueLimits { max_requests, max_bytes, max_wait, isolate_long: true })
     }
 
     fn waiter(reason: WaitReason, deadline: u64) -> Waiter {

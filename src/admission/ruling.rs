@@ -8,14 +8,14 @@
 
 use std::time::Duration;
 
-use crate::config::{Degrade, Queue};
+use crate::config::{Degrade, QueueLimits};
 use crate::routing::{Aim, Decision, Judged, TOLERATED_HARM, Verdict};
 
 /// Admission rules of a route, as they apply to one request.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Rules {
     /// `[route.queue]`; `None` places late requests as well.
-    pub queue: Option<Queue>,
+    pub queue: Option<QueueLimits>,
     /// `[route.degrade]`, where this request may use it.
     pub degrade: Option<Degrade>,
     /// TTFT bound of an empty prompt: the tightest that a fresh request may have.

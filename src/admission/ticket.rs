@@ -13,7 +13,7 @@ use tokio::sync::Notify;
 use super::Refusal;
 use super::queue::{Position, WaitQueue, WaitReason, Waiter};
 use crate::clock::Stamp;
-use crate::config::Queue;
+use crate::config::QueueLimits;
 
 /// The queue of one route.
 #[derive(Debug)]
@@ -40,7 +40,7 @@ pub struct Ticket {
 impl RouteQueue {
     /// An empty queue with the limits of `[route.queue]`.
     #[must_use]
-    pub fn new(limits: Option<Queue>) -> Arc<Self> {
+    pub fn new(limits: Option<QueueLimits>) -> Arc<Self> {
         Arc::new(Self { state: Mutex::new(QueueState { waiting: WaitQueue::new(limits), is_driven: false }) })
     }
 

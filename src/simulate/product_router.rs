@@ -15,7 +15,7 @@ use crate::admission::{
     MAX_STAYS, Outlook, Position, ROUND_EVERY, Rules, Ruling, WaitQueue, WaitReason, Waiter, rule,
 };
 use crate::clock::Stamp;
-use crate::config::{PolicyName, Queue, Slo};
+use crate::config::{PolicyName, QueueLimits, Slo};
 use crate::record::SloBounds;
 use crate::routing::{
     Ask, Assignment, Dispatcher, EngineLimits, EnginePage, Policy, Prompt, REFRESH_EVERY, SlotSet, Target,
@@ -53,7 +53,7 @@ pub struct ReplayedRoute {
     /// Bounds of its requests.
     pub slo: Slo,
     /// `[route.queue]`; `None` places late requests as well.
-    pub queue: Option<Queue>,
+    pub queue: Option<QueueLimits>,
     /// `classes.medium`: longer prompts, in tokens, are of class `long`.
     pub medium: Tokens,
     /// Scrape interval and batch limit of its engines.
@@ -335,7 +335,7 @@ mod tests {
     use crate::config::TtftBound;
 
     /// Runs a trace at 1 ms per prompt token and 10 ms per step, with bounds TTFT 2 s and TPOT 50 ms.
-    fn ran(trace: &Trace, policy: PolicyName, queue: Option<Queue>, replicas: usize) -> Figures {
+    fn ran(trace: &Trace, policy: PolicyName, queue: Option<QueueLimits>, replicas: usize) -> Figures {
         let engine = EngineConfig {
             cost: CostModel {
                 step: Duration::from_millis(10),
@@ -385,13 +385,13 @@ mod tests {
     fn a_queue_refuses_what_is_beyond_the_fleet_and_the_rest_is_in_time() {
         // 1 s prompts at 2/s on one replica: an offered load of twice its capacity. TTFT bound 2 s.
         let trace = trace((0..120).map(|n| (n * 500, 1_001, 1)));
-        let queue = |max_requests, max_wait| Queue {
+        let queue = |max_requests, max_wait| QueueLimits {
             max_requests,
             max_bytes: 1 << 30,
             max_wait: Duration::from_secs(max_wait),
             isolate_long: true,
         };
-        let with = |queue: Option<Queue>| ran(&trace, PolicyName::Latency, queue, 1);
+        let with = |queue: Option<QueueLimits>| ran(&trace, PolicyName::Latency, queue, 1);
         let open = with(None);
         assert_eq!(open.refused, 0.0, "without a queue no request is refused");
         for queue in [queue(0, 5), queue(100, 1), queue(2, 60)] {
