@@ -227,12 +227,12 @@ async fn a_connection_opened_while_draining_is_served_and_told_to_go() {
     gateway.app.begin_drain();
     let mut client = Connection::open(gateway.addr()).await;
     client.post(1, "unary", CHAT).await;
-    let (mut was_served, mut was_told) = (false, false);
+    let (mut was_served, mut was_notified) = (false, false);
     while let Some(frame) = client.next().await {
         was_served |= is_ok(&frame);
-        was_told |= frame.kind == GOAWAY;
+        was_notified |= frame.kind == GOAWAY;
     }
-    assert!(was_served && was_told, "served: {was_served}, told: {was_told}");
+    assert!(was_served && was_notified, "served: {was_served}, notified: {was_notified}");
 }
 
 #[tokio::test]
