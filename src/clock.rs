@@ -1,14 +1,13 @@
 //! The only file that reads clocks.
 //!
-//! Everything that is measured is a [`Stamp`]: monotonic nanoseconds since the process' [`Clock`] was made, so
-//! that a step of the wall clock moves no latency. Wall time is derived from one anchor and used only where
-//! the outside needs a date (spans, access log).
+//! Latencies are differences of [`Stamp`]s: monotonic nanoseconds since the process' [`Clock`] was anchored, so that a
+//! step of the wall clock does not show in them. Wall time is derived from the anchor, for spans and the access log only.
 
 use std::time::{Duration, SystemTime};
 
 use tokio::time::Instant;
 
-/// A monotonic moment, in nanoseconds since the clock's anchor. Eight bytes, `Copy`, totally ordered.
+/// A monotonic timestamp in nanoseconds since the clock's anchor. Eight bytes, `Copy`, totally ordered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Stamp(u64);
 
@@ -19,19 +18,19 @@ impl Stamp {
         Self(nanos)
     }
 
-    /// Nanoseconds since the anchor.
+    /// Nanoseconds since the clock's anchor.
     #[must_use]
     pub const fn as_nanos(self) -> u64 {
         self.0
     }
 
-    /// Time that passed since `earlier`; zero where `earlier` is later.
+    /// `self - earlier`; zero if `earlier` is later.
     #[must_use]
     pub fn since(self, earlier: Self) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
 
-    /// The stamp `span` after this one.
+    /// `self + span`, saturating.
     #[must_use]
     pub fn after(self, span: Duration) -> Self {
         Self(self.0.saturating_add(u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)))
@@ -46,14 +45,14 @@ pub struct Clock {
 }
 
 impl Clock {
-    /// A clock anchored now.
+    /// A clock whose anchor is the moment of the call.
     #[must_use]
     #[expect(clippy::disallowed_methods, reason = "this file is where clocks are read")]
     pub fn start() -> Self {
         Self { anchor: Instant::now(), wall: SystemTime::now() }
     }
 
-    /// This moment.
+    /// The monotonic time now.
     #[must_use]
     #[expect(clippy::disallowed_methods, reason = "this file is where clocks are read")]
     pub fn now(&self) -> Stamp {
@@ -61,13 +60,13 @@ impl Clock {
         Stamp(u64::try_from(passed.as_nanos()).unwrap_or(u64::MAX))
     }
 
-    /// The wall time of a stamp, by the anchor: steps of the wall clock after the start do not show.
+    /// Wall time of a stamp, `anchor + stamp`: steps of the wall clock after the start do not show.
     #[must_use]
     pub fn wall(&self, stamp: Stamp) -> SystemTime {
         self.wall + Duration::from_nanos(stamp.0)
     }
 
-    /// The runtime's instant of a stamp, for timers.
+    /// The tokio instant of a stamp, for timers.
     #[must_use]
     pub fn instant(&self, stamp: Stamp) -> Instant {
         self.anchor + Duration::from_nanos(stamp.0)

@@ -1,11 +1,11 @@
-//! Numbers as text, appended to bytes: what headers and the access log write once or more for every request.
+//! Numbers as text, appended to a byte buffer: for headers and the access log, on every request.
 //!
-//! The standard formatting machinery takes ten times as many instructions for the same digits, which shows where a
-//! request costs some thousands. Not for anything that is written rarely.
+//! `core::fmt` takes ten times the instructions for the same digits, which shows where a whole request costs a few thousand.
+//! Everything written less often uses `core::fmt`.
 
 use std::time::Duration;
 
-/// Appends a whole number.
+/// Appends an integer in decimal.
 pub fn int(out: &mut Vec<u8>, number: u64) {
     out.extend_from_slice(itoa::Buffer::new().format(number).as_bytes());
 }

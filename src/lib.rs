@@ -15,7 +15,7 @@
 //!
 //! Beside that path: [`config`] (checked before anything runs), [`fleet`] (probes and scrapes), [`relay::watch`]
 //! (deadlines of streams), [`drift`], [`admin`], [`simulate`] (joins the crate `tokenway-sim`), [`app`] (wiring) and
-//! [`cli`]. The order in which rooms may import each other is in `docs/architecture.md`.
+//! [`cli`]. The order in which modules may import each other is in `docs/architecture.md`.
 
 pub mod admin;
 pub mod admission;

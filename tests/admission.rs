@@ -10,13 +10,17 @@ use std::time::Duration;
 use support::client::{Client, Reply};
 use support::replica::{Gate, Replica, Step};
 use support::{Gateway, config, soon, until, wire};
-use tokenway::config::{Config, Degrade, PolicyName, Queue, Slo, Tenant, TtftBound};
+use tokenway::config::{Config, Degrade, PolicyName, QueueLimits, Slo, Tenant, TtftBound};
 use tokenway::fleet::status::ReplicaState;
 use tokenway::units::Tokens;
 
 const PATH: &str = "/v1/chat/completions";
-const QUEUE: Queue =
-    Queue { max_requests: 10, max_bytes: 1 << 20, max_wait: Duration::from_secs(60), isolate_long: true };
+const QUEUE: QueueLimits = QueueLimits {
+    max_requests: 10,
+    max_bytes: 1 << 20,
+    max_wait: Duration::from_secs(60),
+    isolate_long: true,
+};
 
 fn chat(model: &str, text: &str) -> String {
     format!(r#"{{"model":"{model}","stream":true,"messages":[{{"role":"user","content":"{text}"}}]}}"#)
@@ -29,7 +33,7 @@ fn slow() -> Vec<Step> {
     [wait, wire::begun_then("x", [vec![Step::Tick; 5], end.to_vec()].concat())].concat()
 }
 
-fn strict(config: &mut Config, queue: Option<Queue>) {
+fn strict(config: &mut Config, queue: Option<QueueLimits>) {
     let base = Duration::from_millis(1);
     let ttft = Some(TtftBound { base, per_prompt_token: Duration::ZERO });
     config.slo.insert("strict".into(), Slo { ttft, ..Slo::default() });
@@ -38,7 +42,7 @@ fn strict(config: &mut Config, queue: Option<Queue>) {
 }
 
 /// A gateway with this queue whose replica is known to be slow, and the gate behind which its next request sits.
-async fn busy(queue: Queue) -> (Gateway, Replica, Gate, Client) {
+async fn busy(queue: QueueLimits) -> (Gateway, Replica, Gate, Client) {
     let replica = Replica::start().await;
     let mut config = config::of(&[&replica]);
     config.classes.medium = Tokens(2000);
@@ -59,7 +63,7 @@ async fn busy(queue: Queue) -> (Gateway, Replica, Gate, Client) {
 async fn taught(gateway: &Gateway, replica: &Replica) {
     replica.always(slow());
     for n in 0..8 {
-        // Where nobody may wait, what was learned refuses the later lessons.
+        // Without a queue, predictions learned from the first requests would refuse the later ones.
         let lesson = gateway.post(PATH, &chat("tiny", &format!("lesson {n}"))).await;
         assert!(matches!(lesson.status(), 200 | 429), "{}", lesson.text());
         gateway.idle().await;
@@ -86,7 +90,7 @@ fn admissions(gateway: &Gateway, decision: &str, reason: &str) -> f64 {
 }
 
 async fn waiting(gateway: &Gateway, count: usize) {
-    until("so many wait", || sum(gateway, "tokenway_queue_requests", &[]) == count as f64).await;
+    until("all of them wait", || sum(gateway, "tokenway_queue_requests", &[]) == count as f64).await;
 }
 
 fn assert_refused(reply: &Reply, code: &str) {
@@ -106,7 +110,7 @@ fn admit_ms(reply: &Reply) -> f64 {
 async fn what_cannot_be_in_time_is_refused_at_once_where_nobody_may_wait() {
     let replica = Replica::start().await;
     let mut config = config::of(&[&replica]);
-    strict(&mut config, Some(Queue { max_requests: 0, ..QUEUE }));
+    strict(&mut config, Some(QueueLimits { max_requests: 0, ..QUEUE }));
     let gateway = Gateway::start(config).await;
     taught(&gateway, &replica).await;
     let answered = replica.count();
@@ -125,7 +129,7 @@ async fn what_cannot_be_in_time_is_refused_at_once_where_nobody_may_wait() {
 
 #[tokio::test]
 async fn a_late_request_waits_and_is_answered_when_there_is_room() {
-    let (gateway, replica, gate, mut first) = busy(Queue { max_requests: 1, ..QUEUE }).await;
+    let (gateway, replica, gate, mut first) = busy(QueueLimits { max_requests: 1, ..QUEUE }).await;
     let sent_before = replica.count();
     let mut second = sent(&gateway, &chat("tiny", "second")).await;
     waiting(&gateway, 1).await;
@@ -157,7 +161,7 @@ async fn a_late_request_waits_and_is_answered_when_there_is_room() {
 #[tokio::test]
 async fn nobody_waits_for_longer_than_max_wait() {
     let (gateway, _replica, gate, mut first) = busy(QUEUE).await;
-    let short = Queue { max_wait: Duration::from_millis(30), ..QUEUE };
+    let short = QueueLimits { max_wait: Duration::from_millis(30), ..QUEUE };
     let (other, _slow_replica, other_gate, mut other_first) = busy(short).await;
     assert_refused(&other.post(PATH, &chat("tiny", "late")).await, "max_wait");
     waiting(&other, 0).await;
@@ -173,7 +177,7 @@ async fn nobody_waits_for_longer_than_max_wait() {
 
 #[tokio::test]
 async fn bodies_that_wait_are_bounded() {
-    let (gateway, _replica, _gate, _first) = busy(Queue { max_bytes: 200, ..QUEUE }).await;
+    let (gateway, _replica, _gate, _first) = busy(QueueLimits { max_bytes: 200, ..QUEUE }).await;
     let _waits = sent(&gateway, &chat("tiny", "short")).await;
     waiting(&gateway, 1).await;
     assert_refused(&gateway.post(PATH, &chat("tiny", &"long ".repeat(30))).await, "max_bytes");
@@ -182,7 +186,8 @@ async fn bodies_that_wait_are_bounded() {
 #[tokio::test]
 async fn long_prompts_do_not_fill_the_queue_of_short_ones() {
     for (isolate_long, status) in [(true, 200), (false, 429)] {
-        let (gateway, _replica, gate, _first) = busy(Queue { max_requests: 1, isolate_long, ..QUEUE }).await;
+        let (gateway, _replica, gate, _first) =
+            busy(QueueLimits { max_requests: 1, isolate_long, ..QUEUE }).await;
         let _long = sent(&gateway, &chat("tiny", &"long ".repeat(4000))).await;
         waiting(&gateway, 1).await;
         let mut short = sent(&gateway, &chat("tiny", "short")).await;
@@ -196,7 +201,7 @@ async fn long_prompts_do_not_fill_the_queue_of_short_ones() {
 
 #[tokio::test]
 async fn a_client_that_leaves_the_queue_makes_room_at_once() {
-    let (gateway, replica, gate, mut first) = busy(Queue { max_requests: 1, ..QUEUE }).await;
+    let (gateway, replica, gate, mut first) = busy(QueueLimits { max_requests: 1, ..QUEUE }).await;
     let sent_before = replica.count();
     let leaves = sent(&gateway, &chat("tiny", "leaves")).await;
     waiting(&gateway, 1).await;
@@ -254,14 +259,14 @@ async fn a_route_with_a_queue_waits_for_a_replica_to_become_ready() {
     assert_eq!(gateway.state_of(&replica), ReplicaState::Ready);
 
     replica.stop_listening().await;
-    config.routes[0].queue = Some(Queue { max_wait: Duration::from_millis(30), ..QUEUE });
+    config.routes[0].queue = Some(QueueLimits { max_wait: Duration::from_millis(30), ..QUEUE });
     let gateway = Gateway::start_unready(config);
     let reply = gateway.post(PATH, &chat("tiny", "too early")).await;
     assert_eq!((reply.status(), &*reply.code()), (503, "no_ready_replica"));
 }
 
 /// Route `tiny` on a slow replica, which degrades to route `small` on another.
-async fn degrading(queue: Option<Queue>, tenants: Vec<Tenant>) -> (Gateway, Replica, Replica) {
+async fn degrading(queue: Option<QueueLimits>, tenants: Vec<Tenant>) -> (Gateway, Replica, Replica) {
     let (large, small) = (Replica::start().await, Replica::start().await);
     let mut config = config::of(&[&large]);
     config.pools.push(config::pool("small", &[&small]));
@@ -276,7 +281,7 @@ async fn degrading(queue: Option<Queue>, tenants: Vec<Tenant>) -> (Gateway, Repl
 
 #[tokio::test]
 async fn another_route_answers_what_would_be_far_too_late() {
-    for queue in [None, Some(Queue { max_requests: 0, ..QUEUE })] {
+    for queue in [None, Some(QueueLimits { max_requests: 0, ..QUEUE })] {
         let (gateway, large, small) = degrading(queue, Vec::new()).await;
         large.always(slow());
         // Until the first answer nothing is known, and nothing is degraded.

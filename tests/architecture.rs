@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 use proc_macro2::{TokenStream, TokenTree};
 use syn::visit::{self, Visit};
 
-/// From the ground up: a room imports only rooms that stand before it.
-const ROOMS: &[&str] = &[
+/// Bottom-up: a module imports only modules listed before it.
+const MODULES: &[&str] = &[
     "units",
     "clock",
     "stage",
@@ -36,7 +36,7 @@ const ROOMS: &[&str] = &[
     "cli",
 ];
 
-/// The last room of the data path; what stands below it is the control plane.
+/// The last module of the data path; those after it are the control plane.
 const END_OF_DATA_PATH: &str = "gateway";
 
 /// Parts of `config` that turn text into a configuration: the data path reads the result only.
@@ -74,14 +74,17 @@ const STATUS_MAPPING: &[&str] = &["StatusCode::BAD_GATEWAY", "StatusCode::GATEWA
 const NO_STATUS_MAPPING: &[&str] = &["routing", "relay", "fleet", "request"];
 
 #[test]
-fn a_room_imports_only_rooms_that_stand_before_it() {
+fn a_module_imports_only_modules_listed_before_it() {
     let source = Source::read();
-    let place = |room: &str| {
-        ROOMS.iter().position(|known| *known == room).unwrap_or_else(|| panic!("{room} is not in ROOMS"))
+    let place = |module: &str| {
+        MODULES
+            .iter()
+            .position(|known| *known == module)
+            .unwrap_or_else(|| panic!("{module} is not in MODULES"))
     };
     let mut breaches = BTreeSet::new();
     for (from, to) in source.imports() {
-        if place(room_of(from)) < place(room_of(to)) {
+        if place(module_of(from)) < place(module_of(to)) {
             breaches.insert(format!("{from} imports {to}"));
         }
     }
@@ -89,17 +92,17 @@ fn a_room_imports_only_rooms_that_stand_before_it() {
 }
 
 #[test]
-fn the_documented_order_of_rooms_is_the_tested_one() {
+fn the_documented_order_of_modules_is_the_tested_one() {
     let text = fs::read_to_string(root().join("docs/architecture.md")).unwrap();
     let rows = text.lines().filter_map(|line| line.strip_prefix("| `")?.split_once('`'));
-    let documented: Vec<&str> = rows.map(|(room, _)| room).collect();
-    assert_eq!(documented, ROOMS, "docs/architecture.md and ROOMS differ");
+    let documented: Vec<&str> = rows.map(|(module, _)| module).collect();
+    assert_eq!(documented, MODULES, "docs/architecture.md and MODULES differ");
 }
 
 #[test]
-fn files_of_a_room_do_not_import_each_other_in_a_circle() {
+fn files_of_a_module_do_not_import_each_other_in_a_cycle() {
     let source = Source::read();
-    // A module and its children are one thing to a reader; circles among siblings are not.
+    // A cycle between a module and its child is allowed, one among siblings is not.
     let is_parent = |a: &str, b: &str| b.strip_prefix(a).is_some_and(|rest| rest.starts_with('/'));
     let mut graph: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
     for (from, to) in source.imports() {
@@ -107,15 +110,15 @@ fn files_of_a_room_do_not_import_each_other_in_a_circle() {
             graph.entry(from).or_default().insert(to);
         }
     }
-    let circles: BTreeSet<String> = circles(&graph).iter().map(|files| files.join(" -> ")).collect();
-    assert_none(&circles);
+    let cycles: BTreeSet<String> = cycles(&graph).iter().map(|files| files.join(" -> ")).collect();
+    assert_none(&cycles);
 }
 
 #[test]
 fn the_data_path_reads_configuration_and_never_its_text() {
     let source = Source::read();
-    let end = ROOMS.iter().position(|room| *room == END_OF_DATA_PATH).unwrap();
-    let is_on_path = |file: &str| room_of(file) != "config" && ROOMS[..=end].contains(&room_of(file));
+    let end = MODULES.iter().position(|module| *module == END_OF_DATA_PATH).unwrap();
+    let is_on_path = |file: &str| module_of(file) != "config" && MODULES[..=end].contains(&module_of(file));
     let breaches: BTreeSet<String> = source
         .imports()
         .filter(|(from, to)| is_on_path(from) && CONFIG_READERS.iter().any(|reader| to.starts_with(reader)))
@@ -130,7 +133,7 @@ fn pure_code_uses_no_runtime_socket_or_clock() {
     let mut breaches = BTreeSet::new();
     for pure in PURE {
         let files: Vec<_> = source.files.iter().filter(|(file, _)| is_in(file, pure)).collect();
-        assert!(!files.is_empty(), "src/{pure} is gone: mend PURE");
+        assert!(!files.is_empty(), "src/{pure} does not exist: update PURE");
         for (file, paths) in files {
             for path in paths.iter().filter(|path| IMPURE.iter().any(|impure| begins_with(path, impure))) {
                 breaches.insert(format!("{file} uses {}", path.join("::")));
@@ -144,7 +147,8 @@ fn pure_code_uses_no_runtime_socket_or_clock() {
 fn only_error_maps_failures_to_a_status() {
     let source = Source::read();
     let mut breaches = BTreeSet::new();
-    for (file, paths) in source.files.iter().filter(|(file, _)| NO_STATUS_MAPPING.contains(&room_of(file))) {
+    for (file, paths) in source.files.iter().filter(|(file, _)| NO_STATUS_MAPPING.contains(&module_of(file)))
+    {
         for path in paths.iter().map(|path| path.join("::")) {
             if STATUS_MAPPING.iter().any(|status| path.ends_with(status)) {
                 breaches.insert(format!("{file} uses {path}"));
@@ -157,7 +161,7 @@ fn only_error_maps_failures_to_a_status() {
 /// A path by its segments; one that begins with `super` or `self` is written from `crate` on.
 type Segments = Vec<String>;
 
-/// The parsed source: files by module path (`relay/sse`, a room's own `mod.rs` is `relay`).
+/// The parsed source: files by module path (`relay/sse`, a module's own `mod.rs` is `relay`).
 struct Source {
     files: BTreeMap<String, BTreeSet<Segments>>,
     /// What a module re-exports: its path and a name, and where that leads.
@@ -345,7 +349,7 @@ fn is_test_only(module: &str) -> bool {
 }
 
 /// Groups of files that reach each other.
-fn circles<'a>(graph: &BTreeMap<&'a str, BTreeSet<&'a str>>) -> Vec<Vec<&'a str>> {
+fn cycles<'a>(graph: &BTreeMap<&'a str, BTreeSet<&'a str>>) -> Vec<Vec<&'a str>> {
     let reached = |from: &'a str| {
         let mut seen: BTreeSet<&str> = BTreeSet::new();
         let mut open = vec![from];
@@ -355,16 +359,16 @@ fn circles<'a>(graph: &BTreeMap<&'a str, BTreeSet<&'a str>>) -> Vec<Vec<&'a str>
         seen
     };
     let reach: BTreeMap<&str, BTreeSet<&str>> = graph.keys().map(|file| (*file, reached(file))).collect();
-    let mut circles: BTreeSet<Vec<&str>> = BTreeSet::new();
+    let mut cycles: BTreeSet<Vec<&str>> = BTreeSet::new();
     for (file, to) in reach.iter().filter(|(file, to)| to.contains(*file)) {
-        circles.insert(
+        cycles.insert(
             to.iter().copied().filter(|other| reach.get(other).is_some_and(|r| r.contains(file))).collect(),
         );
     }
-    circles.into_iter().collect()
+    cycles.into_iter().collect()
 }
 
-fn room_of(file: &str) -> &str {
+fn module_of(file: &str) -> &str {
     file.split('/').next().unwrap()
 }
 

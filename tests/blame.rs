@@ -104,10 +104,10 @@ async fn one_death_counts_once_however_many_streams_of_a_prompt_it_took() {
         assert!(!client.rest().await.is_complete);
     }
     // The second stream has it looked at again, and found as dead as before.
-    for asked in 1..=20 {
+    for request in 1..=20 {
         let before = good.count();
         let reply = gateway.post(PATH, CHAT).await;
-        assert_eq!((reply.status(), good.count()), (200, before + 1), "{asked}: {}", reply.text());
+        assert_eq!((reply.status(), good.count()), (200, before + 1), "{request}: {}", reply.text());
     }
 }
 

@@ -27,7 +27,7 @@ fn checked(text: &str) -> Config {
 }
 
 /// The first line of each diagnostic, and the sign that each has a hint.
-fn told(text: &str) -> Vec<String> {
+fn diagnostics(text: &str) -> Vec<String> {
     let faults = check_str("f.toml", text, &no_env).unwrap_err();
     assert!(faults.iter().all(|fault| !fault.hint.is_empty() && !fault.message.is_empty()));
     faults.iter().map(|fault| fault.to_string().lines().next().unwrap_or_default().to_owned()).collect()
@@ -35,7 +35,7 @@ fn told(text: &str) -> Vec<String> {
 
 #[track_caller]
 fn assert_told(text: &str, expected: &[&str]) {
-    assert_eq!(told(text), expected, "{text}");
+    assert_eq!(diagnostics(text), expected, "{text}");
 }
 
 /// `ONE_POOL` first, so that lines of `rest` count from 4.
@@ -153,7 +153,7 @@ fn broken_toml_is_told_with_its_place() {
     for (text, place) in
         [("a = \n", "f.toml:1:"), ("[server\nx = 1\n", "f.toml:1:8: "), ("[a]\n[a]\n", "f.toml:2:")]
     {
-        assert!(told(text)[0].starts_with(place), "{:?}", told(text));
+        assert!(diagnostics(text)[0].starts_with(place), "{:?}", diagnostics(text));
     }
 }
 
@@ -182,7 +182,7 @@ fn faults_of_ports() {
         ("[admin]\ntoken = \"env:NOT_SET\"\n", "f.toml:5:9: environment variable NOT_SET is not set"),
         ("[serer]\n", "f.toml:4:2: unknown key \"serer\" in a configuration; did you mean \"server\"?"),
     ] {
-        assert_eq!(told(&with_pool(rest))[0], expected, "{rest}");
+        assert_eq!(diagnostics(&with_pool(rest))[0], expected, "{rest}");
     }
 }
 
@@ -283,7 +283,7 @@ fn faults_of_pools() {
         ),
         (with_pool("[pool.warmup]\nrequests = 5\n"), "f.toml:4:7: warmup is not supported yet"),
     ] {
-        assert_eq!(told(&text)[0], expected, "{text}");
+        assert_eq!(diagnostics(&text)[0], expected, "{text}");
     }
 }
 
@@ -451,12 +451,15 @@ fn tls_files_are_looked_at() {
     std::fs::write(directory.path().join("empty.pem"), "").unwrap();
     std::fs::write(&file, with_pool("[server]\ntls = { cert = \"empty.pem\", key = \"gone.key\" }\n"))
         .unwrap();
-    let told = load(&Source::File(file), &Overrides::default(), &no_env).unwrap_err().to_string();
+    let diagnostics = load(&Source::File(file), &Overrides::default(), &no_env).unwrap_err().to_string();
     assert!(
-        told.contains("gateway.toml:5:16: ") && told.contains("empty.pem holds no certificate"),
-        "{told}"
+        diagnostics.contains("gateway.toml:5:16: ") && diagnostics.contains("empty.pem holds no certificate"),
+        "{diagnostics}"
     );
-    assert!(told.contains("gateway.toml:5:35: cannot read ") && told.contains("gone.key"), "{told}");
+    assert!(
+        diagnostics.contains("gateway.toml:5:35: cannot read ") && diagnostics.contains("gone.key"),
+        "{diagnostics}"
+    );
 }
 
 #[test]

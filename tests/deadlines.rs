@@ -1,4 +1,4 @@
-//! Deadlines, silence, slow clients and the drain: who is cut, when, and how it is told.
+//! Deadlines, silent replicas, slow clients and the drain: what is cut, when, and with which error.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation fails the test")]
 

@@ -14,7 +14,7 @@ use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
 use opentelemetry_proto::tonic::common::v1::{AnyValue, KeyValue, any_value};
 use opentelemetry_proto::tonic::trace::v1::{ResourceSpans, ScopeSpans, Span};
 use prost::Message;
-use tokenway::config::{AccessLog, Config, EngineSpans, Otlp, OtlpProtocol};
+use tokenway::config::{AccessLog, Config, EngineSpansConfig, Otlp, OtlpProtocol};
 use tokenway::observe::Observer;
 use tokenway::record::Record;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -44,7 +44,7 @@ fn dropped(observer: &Observer, reason: &str) -> Option<f64> {
 /// Receives engines' spans on a free port; no collector.
 fn receiving() -> Config {
     let mut config = config();
-    config.telemetry.engine_spans = Some(EngineSpans { listen: "127.0.0.1:0".parse().unwrap() });
+    config.telemetry.engine_spans = Some(EngineSpansConfig { listen: "127.0.0.1:0".parse().unwrap() });
     config
 }
 

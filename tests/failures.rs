@@ -17,7 +17,7 @@ const CHAT: &str = r#"{"model":"tiny","stream":true,"messages":[{"role":"user","
 const UNARY: &str = r#"{"model":"tiny","messages":[{"role":"user","content":"hi"}]}"#;
 const PATH: &str = "/v1/chat/completions";
 
-/// Two replicas behind a gateway that asks them in turn: the first request goes to `bad`.
+/// Two replicas behind a round-robin gateway: the first request goes to `bad`.
 struct Pair {
     bad: Replica,
     good: Replica,
@@ -38,13 +38,13 @@ impl Pair {
     /// Sends a request to the bad replica.
     async fn post(&self, body: &str) -> Reply {
         let reply = self.gateway.post(PATH, body).await;
-        assert_eq!(self.bad.count(), 1, "the bad replica was asked");
+        assert_eq!(self.bad.count(), 1, "the bad replica got the request");
         self.gateway.idle().await;
         reply
     }
 
-    /// How often the good replica was asked since the start.
-    fn asked(&self) -> usize {
+    /// Requests that the good replica got since the start.
+    fn good_requests(&self) -> usize {
         self.good.count() - 1
     }
 }
@@ -70,7 +70,7 @@ async fn failures_before_the_first_content_are_retried_elsewhere_and_not_seen() 
         ("closed inside the first content", then(&[half(&wire::content("zz")), Step::Close])),
         ("engine died", then(&[wire::event(wire::ENGINE_DEAD), wire::event(wire::DONE), Step::End])),
         ("engine died at once", wire::stream([wire::ENGINE_DEAD, wire::DONE])),
-        ("engine told to stop", then(&[wire::event(wire::ABORTED), wire::event(wire::DONE), Step::End])),
+        ("engine shut down", then(&[wire::event(wire::ABORTED), wire::event(wire::DONE), Step::End])),
         ("502", wire::json(502, "bad gateway")),
         ("503", wire::json(503, r#"{"error":{}}"#)),
         ("504", wire::json(504, "")),
@@ -82,7 +82,7 @@ async fn failures_before_the_first_content_are_retried_elsewhere_and_not_seen() 
         assert_eq!((reply.status(), reply.text()), (200, &*clean()), "{name}");
         assert!(reply.body.is_complete, "{name}");
         assert_eq!(reply.head.header("x-tokenway-replica"), Some(&*pair.good.name()), "{name}");
-        assert_eq!(pair.asked(), 1, "{name}");
+        assert_eq!(pair.good_requests(), 1, "{name}");
         assert_eq!(pair.good.received()[1].text(), CHAT, "{name}");
     }
 }
@@ -94,7 +94,7 @@ async fn a_truncated_unary_answer_is_retried_elsewhere_and_not_seen() {
     let cases = [
         vec![Step::Raw(whole[..whole.len() - 3].to_vec()), Step::Close],
         vec![Step::Raw(chunked.to_vec()), wire::event("{\"id\""), Step::Reset],
-        // What an engine that is told to stop makes of it: whole JSON of half an answer.
+        // What an engine that is shut down makes of it: whole JSON of half an answer.
         wire::json(200, r#"{"id":"x","choices":[{"message":{"content":"ha"},"finish_reason":"abort"}]}"#),
     ];
     for script in cases {
@@ -113,7 +113,7 @@ async fn a_large_unary_answer_that_breaks_off_does_not_look_complete() {
     let reply = pair.post(UNARY).await;
     assert_eq!(reply.status(), 200);
     assert!(!reply.body.is_complete);
-    assert_eq!(pair.asked(), 0);
+    assert_eq!(pair.good_requests(), 0);
 }
 
 #[tokio::test]
@@ -124,7 +124,7 @@ async fn an_engine_s_own_answer_is_relayed_verbatim_and_not_retried() {
             let pair = Pair::start(wire::json(status, &body)).await;
             let reply = pair.post(request).await;
             assert_eq!((reply.status(), reply.text()), (status, &*body));
-            assert_eq!(pair.asked(), 0);
+            assert_eq!(pair.good_requests(), 0);
             assert_eq!(pair.gateway.state_of(&pair.bad), ReplicaState::Ready);
         }
     }
@@ -137,7 +137,7 @@ async fn an_engine_s_own_error_event_before_content_is_its_answer() {
     let reply = pair.post(CHAT).await;
     assert_eq!((reply.status(), reply.text()), (200, &*events.concat()));
     assert!(reply.body.is_complete);
-    assert_eq!(pair.asked(), 0);
+    assert_eq!(pair.good_requests(), 0);
 }
 
 #[tokio::test]
@@ -147,14 +147,14 @@ async fn a_stream_without_any_content_is_complete_when_it_says_so() {
     let reply = pair.post(CHAT).await;
     assert_eq!((reply.status(), reply.text()), (200, &*events.concat()));
     assert!(reply.body.is_complete);
-    assert_eq!(pair.asked(), 0);
+    assert_eq!(pair.good_requests(), 0);
 }
 
 #[tokio::test]
 async fn started_work_is_retried_once_and_the_last_complete_answer_is_relayed() {
     let replicas = [Replica::start().await, Replica::start().await, Replica::start().await];
     let all: Vec<&Replica> = replicas.iter().collect();
-    let asked = || all.iter().map(|r| r.count()).sum::<usize>();
+    let requests = || all.iter().map(|r| r.count()).sum::<usize>();
     let gateway = Gateway::start(config::of(&all)).await;
 
     for replica in &all {
@@ -162,7 +162,7 @@ async fn started_work_is_retried_once_and_the_last_complete_answer_is_relayed() 
     }
     let reply = gateway.post(PATH, CHAT).await;
     assert_eq!((reply.status(), reply.text()), (503, r#"{"error":{"message":"full"}}"#));
-    assert_eq!(asked(), 2, "one retry, though a third replica is left");
+    assert_eq!(requests(), 2, "one retry, though a third replica is left");
 
     for replica in &all {
         replica.always(vec![Step::Reset]);
@@ -170,7 +170,7 @@ async fn started_work_is_retried_once_and_the_last_complete_answer_is_relayed() 
     let reply = gateway.post(PATH, CHAT).await;
     assert_eq!((reply.status(), &*reply.code()), (502, "replica_failed"));
     assert_eq!(reply.json()["error"]["type"], "upstream_error");
-    assert_eq!(asked(), 4);
+    assert_eq!(requests(), 4);
     gateway.idle().await;
 }
 
@@ -184,7 +184,7 @@ async fn a_refused_connection_goes_to_the_next_replica_and_the_replica_is_left_u
     for _ in 0..4 {
         assert_eq!(pair.gateway.post(PATH, CHAT).await.status(), 200);
     }
-    assert_eq!(pair.asked(), 5);
+    assert_eq!(pair.good_requests(), 5);
     pair.bad.listen_again().await;
     until("the replica is back", || pair.gateway.state_of(&pair.bad) == ReplicaState::Ready).await;
 }
@@ -242,7 +242,7 @@ fn breaks() -> Vec<(&'static str, Vec<Step>)> {
         ("reset", vec![Step::Reset]),
         ("ended without a finish reason", vec![Step::End]),
         ("engine died", vec![wire::event(wire::ENGINE_DEAD), wire::event(wire::DONE), Step::End]),
-        ("engine told to stop", vec![wire::event(wire::ABORTED), wire::event(wire::DONE), Step::End]),
+        ("engine shut down", vec![wire::event(wire::ABORTED), wire::event(wire::DONE), Step::End]),
         ("engine error", vec![wire::event(wire::ENGINE_ERROR), wire::event(wire::DONE), Step::End]),
         (
             "engine error and done at once",
@@ -270,7 +270,7 @@ async fn a_stream_that_breaks_after_content_ends_with_an_error_event_and_an_abor
         assert!(!reply.body.is_complete, "{name}: an incomplete answer looks complete");
         let relayed = [wire::ROLE, &wire::content("x")].concat();
         assert_broken(reply.text(), &relayed, "replica_failed", name);
-        assert_eq!(pair.asked(), 0, "{name}");
+        assert_eq!(pair.good_requests(), 0, "{name}");
     }
 }
 
@@ -414,12 +414,12 @@ async fn a_failure_behind_a_heartbeat_is_an_error_event() {
 
 #[tokio::test]
 async fn what_an_engine_rejects_behind_a_heartbeat_is_told_in_its_own_words() {
-    let told =
+    let error_body =
         "{\"error\":\n{\"message\":\"too long\",\"type\":\"BadRequestError\",\"param\":null,\"code\":400}}";
-    let (gateway, replica, rest) = behind_a_heartbeat(wire::json(400, told)).await;
+    let (gateway, replica, rest) = behind_a_heartbeat(wire::json(400, error_body)).await;
     let text = String::from_utf8(rest.bytes).unwrap();
     let event = text.trim_start_matches(": heartbeat\n\n");
-    assert_eq!(event, format!("data: {}\n\n", told.replace('\n', " ")));
+    assert_eq!(event, format!("data: {}\n\n", error_body.replace('\n', " ")));
     assert_eq!(gateway.state_of(&replica), ReplicaState::Ready, "it is not the replica's fault");
 }
 

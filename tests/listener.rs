@@ -149,9 +149,9 @@ async fn pipelined_requests_are_answered_in_their_order() {
         assert!(reply.is_whole);
         answers.push((reply.status, reply.field("x-request-id").unwrap_or_default().to_owned()));
     }
-    let told: Vec<_> = answers.iter().map(|(status, id)| (*status, id.as_str())).collect();
-    assert_eq!(told[..3], [(200, "one"), (400, "two"), (200, "three")]);
-    assert_eq!(told[3].0, 200);
+    let reported: Vec<_> = answers.iter().map(|(status, id)| (*status, id.as_str())).collect();
+    assert_eq!(reported[..3], [(200, "one"), (400, "two"), (200, "three")]);
+    assert_eq!(reported[3].0, 200);
     assert_eq!(gateway.replica.seen().len(), 2);
 }
 

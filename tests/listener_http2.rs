@@ -76,7 +76,7 @@ async fn an_answer_that_nobody_takes_ends_alone_after_keep_alive() {
     client.post(1, "gated", STREAM).await;
     client.send(&window_update(1, 1 << 20)).await;
     client.until(DATA, 1).await;
-    client.send(&headers(3, ("GET", "/version"), &[], true)).await;
+    client.send(&headers(3, "GET", "/version", &[], true)).await;
     client.post(5, "unary", CHAT).await;
     let mut cut = Vec::new();
     while cut.len() < 2 {
@@ -116,7 +116,7 @@ async fn rapid_reset_ends_its_connection_and_leaves_no_work_behind() {
     let mut bytes = Vec::new();
     for stream in (1..20_000).step_by(2) {
         let fields = [("content-type", "application/json"), ("x-script", "silent")];
-        bytes.extend(headers(stream, ("POST", CHAT_PATH), &fields, false));
+        bytes.extend(headers(stream, "POST", CHAT_PATH, &fields, false));
         bytes.extend(frame(DATA, 1, stream, CHAT.as_bytes()));
         bytes.extend(reset(stream));
     }
@@ -149,10 +149,10 @@ async fn a_continuation_flood_and_a_header_bomb_end_their_connection_only() {
     let names: Vec<String> = (0..120).map(|n| format!("x-{n}")).collect();
     let fields: Vec<_> = names.iter().map(|name| (name.as_str(), value.as_str())).collect();
     // 20 kB of fields are no bomb, three times as much is.
-    bomb.send(&headers(1, ("GET", "/version"), &fields, true)).await;
+    bomb.send(&headers(1, "GET", "/version", &fields, true)).await;
     assert!(is_ok(&bomb.until(HEADERS, 1).await));
     let big = fields.repeat(3);
-    let block = headers(3, ("GET", "/version"), &big, true).split_off(9);
+    let block = headers(3, "GET", "/version", &big, true).split_off(9);
     let (first, rest) = block.split_at(16_000);
     bomb.send(&frame(HEADERS, 1, 3, first)).await;
     for (at, part) in rest.chunks(16_000).enumerate() {
@@ -175,9 +175,9 @@ async fn a_continuation_flood_and_a_header_bomb_end_their_connection_only() {
 async fn a_host_unlike_the_authority_is_refused() {
     let gateway = Gateway::start().await;
     let mut client = Connection::open(gateway.addr()).await;
-    client.send(&headers(1, ("POST", CHAT_PATH), &[("host", "evil")], true)).await;
+    client.send(&headers(1, "POST", CHAT_PATH, &[("host", "evil")], true)).await;
     assert!(!is_ok(&client.until(HEADERS, 1).await));
-    client.send(&headers(3, ("POST", CHAT_PATH), &[("host", "gateway")], true)).await;
+    client.send(&headers(3, "POST", CHAT_PATH, &[("host", "gateway")], true)).await;
     assert!(is_ok(&client.until(HEADERS, 3).await));
     assert_eq!(gateway.replica.seen().len(), 1);
 }
@@ -188,7 +188,7 @@ async fn a_declared_length_unlike_the_data_reaches_no_replica() {
     let mut client = Connection::open(gateway.addr()).await;
     for (stream, declared) in [(1, "4"), (3, "4000"), (5, "0")] {
         let fields = [("content-length", declared), ("content-type", "application/json")];
-        client.send(&headers(stream, ("POST", CHAT_PATH), &fields, false)).await;
+        client.send(&headers(stream, "POST", CHAT_PATH, &fields, false)).await;
         client.send(&frame(DATA, 1, stream, CHAT.as_bytes())).await;
         let end = loop {
             let frame = client.next().await.expect("the connection stays open");
@@ -200,7 +200,7 @@ async fn a_declared_length_unlike_the_data_reaches_no_replica() {
     }
     for name in ["transfer-encoding", "connection", "upgrade"] {
         let mut client = Connection::open(gateway.addr()).await;
-        client.send(&headers(1, ("POST", CHAT_PATH), &[(name, "chunked")], false)).await;
+        client.send(&headers(1, "POST", CHAT_PATH, &[(name, "chunked")], false)).await;
         client.send(&frame(DATA, 1, 1, CHAT.as_bytes())).await;
         let first = client.next().await;
         assert!(first.is_none_or(|frame| !is_ok(&frame)), "{name} was accepted");
@@ -227,12 +227,12 @@ async fn a_connection_opened_while_draining_is_served_and_told_to_go() {
     gateway.app.begin_drain();
     let mut client = Connection::open(gateway.addr()).await;
     client.post(1, "unary", CHAT).await;
-    let (mut was_served, mut was_told) = (false, false);
+    let (mut was_served, mut was_notified) = (false, false);
     while let Some(frame) = client.next().await {
         was_served |= is_ok(&frame);
-        was_told |= frame.kind == GOAWAY;
+        was_notified |= frame.kind == GOAWAY;
     }
-    assert!(was_served && was_told, "served: {was_served}, told: {was_told}");
+    assert!(was_served && was_notified, "served: {was_served}, notified: {was_notified}");
 }
 
 #[tokio::test]

@@ -415,11 +415,11 @@ async fn the_admin_api_tells_what_happened() {
     };
     assert_eq!(json("/api/fleet").await["replicas"][0]["signals"]["waiting"], 5.0);
     let fleet = json("/api/fleet").await;
-    for told in [&fleet["replicas"][0]["calibration"], &fleet["pools"][0]["calibration"]] {
+    for reported in [&fleet["replicas"][0]["calibration"], &fleet["pools"][0]["calibration"]] {
         let expected =
             [("answers", 40.0), ("median_error", 0.1), ("p90_error", 0.3), ("bias", 1.05), ("coverage", 0.9)];
         for (figure, value) in expected {
-            assert_eq!(told[figure].as_f64(), Some(value), "{figure} of {told}");
+            assert_eq!(reported[figure].as_f64(), Some(value), "{figure} of {reported}");
         }
     }
     assert_eq!(json("/api/routes").await["routes"][0]["pools"][0]["ready"], 1);

@@ -1,5 +1,5 @@
 //! Streams recorded from a real vLLM, and made-up ones, through the scanner: however the reads split the bytes, it
-//! tells the same facts, and they are those that a plain reading of the standard gives.
+//! yields the same facts, and they are those that a plain reading of the standard gives.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on must say so")]
 
@@ -107,8 +107,8 @@ fn recorded_streams_tell_the_same_however_they_are_split() {
     for (name, dialect, contents, tokens, reasons, end) in RECORDED {
         let (body, is_clean) = recorded(&format!("{name}.raw"));
         let whole = scan(dialect, Echo::Off, [&body[..]], is_clean);
-        let told = [whole.answer.tokens.input, whole.answer.tokens.cached, whole.answer.tokens.output];
-        assert_eq!(told.map(|n| n.map(|n| n.0)), tokens, "{name}");
+        let reported = [whole.answer.tokens.input, whole.answer.tokens.cached, whole.answer.tokens.output];
+        assert_eq!(reported.map(|n| n.map(|n| n.0)), tokens, "{name}");
         assert_eq!(whole.contents().len(), contents, "{name}");
         assert!(whole.answer.finish_reasons.iter().map(|r| &**r).eq(reasons.iter().copied()), "{name}");
         assert!(whole.answer.id.is_some() && whole.answer.model.as_deref() == Some("tiny"), "{name}");
@@ -169,8 +169,8 @@ fn recorded_unary_bodies_tell_the_same_as_streams() {
     ];
     for (name, dialect, tokens, reason) in cases {
         let answer = of_unary(dialect, &recorded(&format!("{name}.raw")).0);
-        let told = [answer.tokens.input, answer.tokens.cached, answer.tokens.output];
-        assert_eq!(told.map(|n| n.map(|n| n.0)), tokens.map(Some), "{name}");
+        let reported = [answer.tokens.input, answer.tokens.cached, answer.tokens.output];
+        assert_eq!(reported.map(|n| n.map(|n| n.0)), tokens.map(Some), "{name}");
         assert_eq!(&*answer.finish_reasons[0], reason, "{name}");
     }
     let dead = of_unary(Dialect::Chat, &recorded("engine_death_nonstream.raw").0).error.unwrap();
@@ -290,7 +290,7 @@ proptest! {
             (!read.is_empty()).then_some(read)
         });
         let scanned = scan(Dialect::Chat, Echo::Off, reads.collect::<Vec<_>>(), true);
-        let told: Vec<u32> = scanned.contents().iter().map(|c| c.0).collect();
-        prop_assert_eq!(told, expected, "{:?}", stream);
+        let reported: Vec<u32> = scanned.contents().iter().map(|c| c.0).collect();
+        prop_assert_eq!(reported, expected, "{:?}", stream);
     }
 }

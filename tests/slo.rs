@@ -1,4 +1,4 @@
-//! Whom a miss is put down to, seen from outside: real requests against bounds that they cannot meet.
+//! Attribution of SLO misses to stages: real requests against bounds that they cannot meet.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation fails the test")]
 
@@ -17,7 +17,7 @@ const CHAT: &str = r#"{"model":"tiny","stream":true,"messages":[{"role":"user","
 const UNARY: &str = r#"{"model":"tiny","messages":[{"role":"user","content":"hi"}]}"#;
 const PATH: &str = "/v1/chat/completions";
 
-/// A chat stream whose engine tells its own times: 5 ms of queue, 8 ms to the first token.
+/// A chat stream whose engine reports its own timings: 5 ms of queue, 8 ms to the first token.
 fn telling_stream() -> Vec<Step> {
     let usage = r#"data: {"id":"c1","choices":[],"usage":{"prompt_tokens":9,"completion_tokens":3},"metrics":{"time_to_first_token_ms":8.0,"queue_time_ms":5.0}}"#;
     vec![
@@ -102,7 +102,7 @@ async fn the_stages_of_all_requests_add_up_to_their_durations() {
     let replica = Replica::start().await;
     replica.always(telling_stream());
     let gateway = Gateway::start(config::of(&[&replica])).await;
-    // Streams, an answer in one piece, a request that nobody understands, and one whose replica dies on it.
+    // Streams, an answer in one piece, a malformed request, and one whose replica dies on it.
     for body in [CHAT, CHAT, UNARY, "{", r#"{"messages":[]}"#] {
         gateway.post(PATH, body).await;
     }

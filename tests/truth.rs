@@ -23,7 +23,7 @@ struct Read {
     completes: Vec<(usize, u32)>,
 }
 
-/// How a stream tells how many tokens an event carries.
+/// How a stream encodes the number of tokens per event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Counts {
     /// With every event (`continuous_usage_stats`).
@@ -225,17 +225,20 @@ fn key() -> WindowKey {
 }
 
 #[track_caller]
-fn assert_within_a_percent(what: &str, mut truth: Vec<Duration>, told: &Percentiles) {
-    assert_eq!(told.count, truth.len() as u64, "{what}: nothing lost, nothing made up");
+fn assert_within_a_percent(what: &str, mut truth: Vec<Duration>, reported: &Percentiles) {
+    assert_eq!(reported.count, truth.len() as u64, "{what}: nothing lost, nothing made up");
     truth.sort_unstable();
-    for (name, quantile, told) in
-        [("p50", 0.5, told.p50), ("p99", 0.99, told.p99), ("p99.9", 0.999, told.p999)]
+    for (name, quantile, reported) in
+        [("p50", 0.5, reported.p50), ("p99", 0.99, reported.p99), ("p99.9", 0.999, reported.p999)]
     {
         let rank = (quantile * truth.len() as f64).ceil() as usize;
         let truth = truth[rank - 1].as_secs_f64();
         // Ten microseconds are the unit of the windows: a gap of zero has no per cent.
-        let error = (told - truth).abs();
-        assert!(error <= (truth * 0.01).max(1e-5), "{what}: {name} is {truth} and was told as {told}");
+        let error = (reported - truth).abs();
+        assert!(
+            error <= (truth * 0.01).max(1e-5),
+            "{what}: {name} is {truth} and was reported as {reported}"
+        );
     }
 }
 

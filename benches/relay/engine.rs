@@ -1,7 +1,7 @@
 //! A mock engine that costs little: HTTP/1.1 on a raw socket, one thread, two ports.
 //!
 //! Every content event carries the moment just before its write (`@@` and nanoseconds of the shared clock), so
-//! that the load client can tell how long the proxy kept it. It understands what the two proxies send it
+//! that the load client can measure how long the proxy kept it. It understands what the two proxies send it
 //! (a head, a body by `content-length`) and nothing else; it is no model of vLLM's timing.
 
 use std::fmt::Write as _;

@@ -25,7 +25,7 @@ pub(crate) struct Plan {
     pub(crate) requests: usize,
     /// The connections open spread over this time.
     pub(crate) ramp: Duration,
-    /// Content events that each stream must have; `None` asks for unary answers.
+    /// Content events that each stream must have; `None` requests unary responses.
     pub(crate) stream_tokens: Option<u64>,
 }
 
@@ -192,7 +192,7 @@ impl Connection {
         }
     }
 
-    /// Reads a head, and the body if its length is known; tells whether a chunked body follows.
+    /// Reads a head, and the body if its length is known; returns whether a chunked body follows.
     async fn head(&mut self) -> Result<bool, Failure> {
         self.body.clear();
         let end = loop {
@@ -216,7 +216,7 @@ impl Connection {
         Ok(false)
     }
 
-    /// Adds one chunk to the body and tells when it was there; `None` after the last one.
+    /// Adds one chunk to the body and returns its time of arrival; `None` after the last one.
     async fn chunk(&mut self, clock: Clock) -> Result<Option<Stamp>, Failure> {
         let (start, size) = loop {
             match memmem::find(&self.buffer, b"\r\n") {

@@ -3,7 +3,7 @@
 //! `cargo bench --bench relay [-- --quick] [--reps N] [--only floor|gateway] [--workloads a,b] [--gateway PATH]`
 //!
 //! This process is the mock engine and the load client, on one CPU. Each proxy is a child process on another,
-//! so that `/proc` tells what it burnt: `floor` is this same file started with `relay-floor`, `gateway` is the
+//! so that `/proc` has its CPU time: `floor` is this same file started with `relay-floor`, `gateway` is the
 //! `tokenway` binary with its default configuration, built first as a user builds it. Repetitions alternate between
 //! the two, because the speed of a shared machine drifts: only ratios of one run mean anything, and nothing here
 //! passes or fails.

@@ -8,7 +8,8 @@ use std::time::Duration;
 use serde_json::{Map, Value as Json, json};
 
 use crate::config::{
-    AccessLog, Config, Degrade, Drift, Pool, Queue, Route, Secret, Slo, Telemetry, Tenant, Timeouts, Tls,
+    AccessLog, Config, Degrade, Drift, Pool, QueueLimits, Route, Secret, Slo, Telemetry, Tenant, Timeouts,
+    Tls,
 };
 use crate::stage::{Stage, StageBudget};
 
@@ -127,7 +128,7 @@ fn route(config: &Config, route: &Route) -> Json {
     })
 }
 
-fn queue(queue: &Queue) -> Json {
+fn queue(queue: &QueueLimits) -> Json {
     json!({
         "max_requests": queue.max_requests,
         "max_bytes": queue.max_bytes,

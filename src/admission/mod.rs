@@ -1,8 +1,8 @@
-//! What becomes of a request that should not be sent at once: it waits, another route answers, or it is refused.
+//! Admission control: whether a request is placed now, waits, degrades to another route, or is refused.
 //!
-//! [`rule`] says which, from what routing predicts and what the route wants. [`WaitQueue`] is the queue of a route: earliest
-//! deadline first, lanes, bounds. Both are pure: the same code decides live and in simulated time. [`RouteQueue`] is a queue
-//! in operation, where tasks sleep until they are called. Nothing in here chooses a replica.
+//! [`rule`] decides, from routing's prediction and the route's rules. [`WaitQueue`] is the queue of a route: earliest
+//! deadline first, in bounded lanes. Both are pure: the same code decides live and in simulated time. [`RouteQueue`] runs
+//! one for the live gateway, where tasks sleep until they are called. Nothing in here chooses a replica.
 
 mod queue;
 mod refusal;

@@ -1,9 +1,9 @@
-//! The admission queue of a route: who waits, in which order each asks again, and how many may wait. Pure.
+//! The admission queue of a route: bounded, earliest deadline first (EDF), in four lanes. Pure.
 //!
-//! Earliest deadline first, in lanes: requests that have time and spare running streams (held) are not blocked by those that
-//! are late, and long prompts, where they are isolated, neither fill nor block the lane of the others. One waiter at a time is
-//! called to ask routing again, so that the order holds; a round ends after a few that must stay, because a thousand waiters
-//! that all ask would cost more than they could win. Time and waking are the caller's.
+//! Lanes are {held, late} x {short, long}: late requests do not block held ones, and long prompts, where
+//! `isolate_long` is set, neither fill nor block the lane of the others. One waiter per lane at a time is called to retry
+//! routing, which keeps the order; a round ends after `max_stays` failed retries, because retrying a thousand waiters would
+//! cost more than it could place. The caller keeps time and wakes tasks.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -12,83 +12,83 @@ use std::time::Duration;
 use super::Refusal;
 use super::ruling::Outlook;
 use crate::clock::Stamp;
-use crate::config::Queue;
+use crate::config::QueueLimits;
 
 /// Why a request waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WaitReason {
-    /// It has time, and any placement now would break streams.
+    /// It has slack, and any placement now would break the ITL of running streams.
     Held,
-    /// No replica can answer it in time.
+    /// No replica can meet its TTFT bound.
     Late,
 }
 
-/// A request that wants to wait.
+/// A request to be queued.
 #[derive(Clone, Copy, Debug)]
 pub struct Waiter {
-    /// Why it waits.
+    /// Selects the lane; only `Late` counts against the limits.
     pub reason: WaitReason,
-    /// When its first token is due: the order.
+    /// When its first token is due: the sort key within a lane.
     pub deadline: Stamp,
     /// Whether its prompt is of class `long`.
     pub is_long: bool,
-    /// Bytes of its body.
+    /// Bytes of its body, counted against `max_bytes`.
     pub bytes: usize,
-    /// What is predicted for it.
+    /// Prediction at the time that it is queued.
     pub outlook: Outlook,
 }
 
-/// A position in a queue: given back once.
+/// A position in a queue; [`WaitQueue::leave`] frees it, once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Position {
     lane: usize,
     key: LaneKey,
 }
 
-/// Earliest deadline first, then order of arrival.
+/// (deadline, arrival number): EDF, ties in order of arrival.
 type LaneKey = (Stamp, u64);
 
-/// Requests that wait; `T` is how each is called.
+/// Waiting requests; `T` is the handle by which the caller wakes one.
 #[derive(Debug)]
 pub struct WaitQueue<T> {
-    limits: Option<Queue>,
+    limits: Option<QueueLimits>,
     lanes: [Lane<T>; LANES],
     next: u64,
 }
 
 #[derive(Debug)]
 struct Lane<T> {
-    waiting: BTreeMap<LaneKey, Entry<T>>,
+    waiting: BTreeMap<LaneKey, QueueEntry<T>>,
     bytes: usize,
     work: Duration,
-    /// Called, and has not answered yet.
+    /// Called, no answer yet.
     called: Option<LaneKey>,
-    /// The last one called in this round.
+    /// The last one called in this round; the next call is for the first key above.
     passed: Option<LaneKey>,
-    /// How many more may stay before the round ends.
+    /// Failed retries left before the round ends.
     left: usize,
 }
 
 #[derive(Debug)]
-struct Entry<T> {
+struct QueueEntry<T> {
     bytes: usize,
     work: Duration,
-    /// It did not answer its last call: its task is slow, and the others go on without it.
+    /// It has not answered its last call: passed over until it does.
     is_silent: bool,
     call: T,
 }
 
 impl<T> WaitQueue<T> {
-    /// An empty queue. Without `limits` no late request may wait.
+    /// An empty queue. Without `limits` it takes held requests only.
     #[must_use]
-    pub fn new(limits: Option<Queue>) -> Self {
+    pub fn new(limits: Option<QueueLimits>) -> Self {
         Self { limits, lanes: std::array::from_fn(|_| Lane::default()), next: 0 }
     }
 
-    /// Adds a request. Held ones are not counted: their own deadline bounds their wait.
+    /// Adds a request. Held ones do not count against the limits: their own deadline bounds their wait.
     ///
     /// # Errors
-    /// The limit that it would exceed.
+    /// The limit of its lane that it would exceed.
     pub fn enter(&mut self, waiter: &Waiter, call: T) -> Result<Position, Refusal> {
         let at = self.lane_of(waiter.reason, waiter.is_long);
         let (next, lane) = (self.next, &mut self.lanes[at]);
@@ -96,7 +96,7 @@ impl<T> WaitQueue<T> {
             lane.admits(waiter, &self.limits.unwrap_or(NO_QUEUE))?;
         }
         let key = (waiter.deadline, next);
-        let entry = Entry { bytes: waiter.bytes, work: waiter.outlook.work, is_silent: false, call };
+        let entry = QueueEntry { bytes: waiter.bytes, work: waiter.outlook.work, is_silent: false, call };
         lane.bytes += entry.bytes;
         lane.work = lane.work.saturating_add(entry.work);
         lane.waiting.insert(key, entry);
@@ -104,7 +104,7 @@ impl<T> WaitQueue<T> {
         Ok(Position { lane: at, key })
     }
 
-    /// Removes a request; if it had been called, the next in line is: the returned one.
+    /// Removes a request. If it was the called one, the next in its lane is called and returned.
     pub fn leave(&mut self, position: Position) -> Option<&T> {
         let lane = self.lanes.get_mut(position.lane)?;
         let gone = lane.waiting.remove(&position.key)?;
@@ -113,7 +113,7 @@ impl<T> WaitQueue<T> {
         if lane.called == Some(position.key) { lane.call_next() } else { None }
     }
 
-    /// A called request must stay; the next in line is called in its place, unless the round is over.
+    /// A called request could not be placed: the next in its lane is called and returned, unless the round is over.
     pub fn stays(&mut self, position: Position) -> Option<&T> {
         let lane = self.lanes.get_mut(position.lane)?;
         if lane.called != Some(position.key) {
@@ -126,8 +126,8 @@ impl<T> WaitQueue<T> {
         lane.call_next()
     }
 
-    /// Begins a round: the first of each lane is called. A lane's round ends when `max_stays` had to stay. An entry that
-    /// never answered its last call is passed over and may still answer.
+    /// Begins a round: calls the first of each lane. A lane's round ends after `max_stays` calls of [`Self::stays`]. An
+    /// entry that has not answered its last call is passed over and may still answer.
     pub fn round(&mut self, max_stays: usize, mut call: impl FnMut(&T)) {
         for lane in &mut self.lanes {
             if let Some(silent) = lane.called.take().and_then(|key| lane.waiting.get_mut(&key)) {
@@ -140,25 +140,25 @@ impl<T> WaitQueue<T> {
         }
     }
 
-    /// Every late request.
+    /// Handles of all late requests, in EDF order within each lane.
     pub fn late(&self) -> impl Iterator<Item = &T> {
         self.lanes[LATE..].iter().flat_map(|lane| lane.waiting.values().map(|entry| &entry.call))
     }
 
-    /// Whether a late request waits in its lane that comes before one with this deadline.
+    /// Whether a late request with a deadline up to `deadline` waits in the lane of `is_long`.
     #[must_use]
     pub fn has_late_before(&self, is_long: bool, deadline: Stamp) -> bool {
         let lane = &self.lanes[self.lane_of(WaitReason::Late, is_long)];
         lane.waiting.keys().next().is_some_and(|first| first.0 <= deadline)
     }
 
-    /// Whether nobody waits.
+    /// Whether no request waits, held ones included.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.lanes.iter().all(|lane| lane.waiting.is_empty())
     }
 
-    /// How many wait.
+    /// Number of waiting requests, held ones included.
     #[must_use]
     pub fn len(&self) -> usize {
         self.lanes.iter().map(|lane| lane.waiting.len()).sum()
@@ -172,7 +172,7 @@ impl<T> WaitQueue<T> {
 }
 
 impl<T> Lane<T> {
-    fn admits(&self, waiter: &Waiter, queue: &Queue) -> Result<(), Refusal> {
+    fn admits(&self, waiter: &Waiter, queue: &QueueLimits) -> Result<(), Refusal> {
         let outlook = waiter.outlook.behind(self.work);
         let retry_after = outlook.retry_after();
         let waiting = self.waiting.len();
@@ -211,9 +211,9 @@ impl<T> Default for Lane<T> {
 const HELD: usize = 0;
 const LATE: usize = 2;
 const LANES: usize = 4;
-/// Of a route without a queue.
-const NO_QUEUE: Queue =
-    Queue { max_requests: 0, max_bytes: 0, max_wait: Duration::ZERO, isolate_long: false };
+/// Limits of a route without `[route.queue]`.
+const NO_QUEUE: QueueLimits =
+    QueueLimits { max_requests: 0, max_bytes: 0, max_wait: Duration::ZERO, isolate_long: false };
 
 #[cfg(test)]
 mod tests {
@@ -223,9 +223,9 @@ mod tests {
         Stamp::from_nanos(ms * 1_000_000)
     }
 
-    fn queue(max_requests: usize, max_bytes: usize) -> Option<Queue> {
+    fn queue(max_requests: usize, max_bytes: usize) -> Option<QueueLimits> {
         let max_wait = Duration::from_secs(5);
-        Some(Queue { max_requests, max_bytes, max_wait, isolate_long: true })
+        Some(QueueLimits { max_requests, max_bytes, max_wait, isolate_long: true })
     }
 
     fn waiter(reason: WaitReason, deadline: u64) -> Waiter {
@@ -233,10 +233,14 @@ mod tests {
         Waiter { reason, deadline: at(deadline), is_long: false, bytes: 10, outlook }
     }
 
-    /// Who is called in one round in which everybody must stay.
-    fn round(waiting: &mut WaitQueue<u64>, positions: &BTreeMap<u64, Position>, most: usize) -> Vec<u64> {
+    /// The ids called in one round in which every called request stays.
+    fn round(
+        waiting: &mut WaitQueue<u64>,
+        positions: &BTreeMap<u64, Position>,
+        max_stays: usize,
+    ) -> Vec<u64> {
         let mut called = Vec::new();
-        waiting.round(most, |id| called.push(*id));
+        waiting.round(max_stays, |id| called.push(*id));
         let mut all = called.clone();
         while let Some(id) = called.pop() {
             if let Some(next) = waiting.stays(positions[&id]).copied() {
@@ -256,7 +260,7 @@ mod tests {
         }
         assert_eq!(round(&mut waiting, &positions, 3), [1, 3, 5]);
         assert_eq!(round(&mut waiting, &positions, 9), [1, 3, 5, 7, 9]);
-        // One that goes makes way in its round: the next is called, and nothing of the round is used up.
+        // A placed request does not use up the round: the next is called.
         let mut first = None;
         waiting.round(1, |id| first = Some(*id));
         assert_eq!(first, Some(1));
@@ -269,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn a_silent_waiter_blocks_nobody() {
+    fn a_silent_waiter_blocks_no_other() {
         let mut waiting = WaitQueue::new(None);
         let enter = |waiting: &mut WaitQueue<u64>, id| {
             (id, waiting.enter(&waiter(WaitReason::Held, id), id).unwrap())
@@ -320,7 +324,7 @@ mod tests {
         assert_eq!((none.code(), none.retry_after()), ("max_requests", Duration::from_secs(1)));
     }
 
-    /// Random comings and goings against a plain list: the order, the bounds, and nothing left behind.
+    /// Random enter and leave against a plain list as the model: order, bounds, no leak.
     #[test]
     fn the_order_holds_and_nothing_leaks_whatever_comes_and_goes() {
         for seed in 0..50 {
@@ -348,7 +352,7 @@ mod tests {
                 }
                 let positions = inside.iter().map(|(id, (_, position))| (*id, *position)).collect();
                 let mut called = round(&mut waiting, &positions, usize::MAX);
-                assert_eq!(called.len(), inside.len(), "everybody is called once");
+                assert_eq!(called.len(), inside.len(), "every waiter is called once");
                 let order = |id: &u64| {
                     let waiter = inside[id].0;
                     (waiter.reason == WaitReason::Late, waiter.is_long, waiter.deadline)

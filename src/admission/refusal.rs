@@ -1,6 +1,6 @@
-//! Why a request was refused: the limit that it would exceed, with the numbers for its client.
+//! Refusals by admission: the limit of `[route.queue]` that was exceeded, with the figures for the error message.
 //!
-//! What a refusal looks like on the wire is decided in [`crate::error`].
+//! [`crate::error`] decides status, headers and body.
 
 use std::time::Duration;
 
@@ -11,63 +11,63 @@ use crate::error::Failure;
 /// A limit of `[route.queue]` that a request would exceed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum Refusal {
-    /// The lane is full.
+    /// The lane holds `max_requests`.
     #[error(
         "no replica can answer in time now, and {waiting} requests wait already (route.queue.max_requests = {max})"
     )]
     MaxRequests {
-        /// Requests in the lane.
+        /// Requests waiting in the lane.
         waiting: usize,
-        /// The limit.
+        /// `max_requests`.
         max: usize,
-        /// Until there may be room.
+        /// `Retry-After`.
         retry_after: Duration,
     },
-    /// The lane holds as many bytes as it may.
+    /// The lane would hold more than `max_bytes`.
     #[error(
         "no replica can answer in time now, and {waiting} bytes of requests wait already, {own} more would be over \
          {max} (route.queue.max_bytes)"
     )]
     MaxBytes {
-        /// Bytes in the lane.
+        /// Bytes of the bodies waiting in the lane.
         waiting: usize,
-        /// Bytes of this request.
+        /// Bytes of this request's body.
         own: usize,
-        /// The limit.
+        /// `max_bytes`.
         max: usize,
-        /// Until there may be room.
+        /// `Retry-After`.
         retry_after: Duration,
     },
-    /// Its predicted wait is too long.
+    /// Its predicted wait exceeds `max_wait`.
     #[error(
         "no replica can answer in time for the next {:.1} s, and a request waits {:.1} s at most (route.queue.max_wait)",
         .drain.as_secs_f64(), .max.as_secs_f64()
     )]
     TooLong {
-        /// How long it would be.
+        /// Predicted wait.
         drain: Duration,
-        /// The limit.
+        /// `max_wait`.
         max: Duration,
-        /// Until there may be room.
+        /// `Retry-After`.
         retry_after: Duration,
     },
-    /// It has waited for `max_wait`.
+    /// It has waited for `max_wait` and could not be placed.
     #[error(
         "no replica could answer in time within {:.1} s of waiting (route.queue.max_wait); predicted are another {:.1} s",
         .max.as_secs_f64(), .drain.as_secs_f64()
     )]
     Waited {
-        /// The limit.
+        /// `max_wait`.
         max: Duration,
-        /// What was predicted last.
+        /// Predicted remaining wait.
         drain: Duration,
-        /// Until there may be room.
+        /// `Retry-After`.
         retry_after: Duration,
     },
 }
 
 impl Refusal {
-    /// The key of the limit: the error code.
+    /// The limit's key under `[route.queue]`, used as the error code.
     #[must_use]
     pub fn code(&self) -> &'static str {
         match self {
@@ -77,7 +77,7 @@ impl Refusal {
         }
     }
 
-    /// When to come back.
+    /// Seconds of `Retry-After`, 1 to 60.
     #[must_use]
     pub fn retry_after(&self) -> Duration {
         match self {

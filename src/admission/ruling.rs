@@ -1,64 +1,65 @@
-//! Send it, let it wait, or let another route answer: the rules of a route on what routing predicts. Pure.
+//! Admission rules: place, hold, queue or degrade a request, from routing's TTFT prediction and the route's policy. Pure.
 //!
-//! A late request is not sent while others could still be in time: it gets a replica when the wait there, its own prompt
-//! included, leaves room for a fresh one. A request that no waiting would help goes out when there is room, too: on an idle
-//! fleet, late is better than never. And predictions must be falsifiable: a pool that has answered nobody for [`UNPROVED`] and
-//! has an idle replica gets the request whatever is predicted, else one bad observation would close the route for good.
+//! A late request (`waited + predicted TTFT > bound`) is placed only when the best replica's wait plus its own prefill
+//! leaves headroom for a fresh request, so that it does not make others late. This includes requests that can no longer
+//! meet their SLO: on an idle fleet they go out at once. Predictions must be falsifiable: a pool without a first token for
+//! [`UNPROVED_AFTER`] that has an idle replica gets the request whatever is predicted; otherwise one bad observation would
+//! close the route for good.
 
 use std::time::Duration;
 
-use crate::config::{Degrade, Queue};
+use crate::config::{Degrade, QueueLimits};
 use crate::routing::{Aim, Decision, Judged, TOLERATED_HARM, Verdict};
 
-/// What a route asks of admission.
+/// Admission rules of a route, as they apply to one request.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Rules {
-    /// `[route.queue]`; without it late requests are sent all the same.
-    pub queue: Option<Queue>,
+    /// `[route.queue]`; `None` places late requests as well.
+    pub queue: Option<QueueLimits>,
     /// `[route.degrade]`, where this request may use it.
     pub degrade: Option<Degrade>,
-    /// The TTFT bound of an empty prompt: what a fresh request may have to meet.
-    pub quick: Duration,
+    /// TTFT bound of an empty prompt: the tightest that a fresh request may have.
+    pub base_ttft: Duration,
 }
 
-/// What to do with a request now.
+/// Decision of admission on one request.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Ruling {
-    /// Send it.
+    /// Send it to the replica that routing chose.
     Place,
-    /// It has time, and any placement now would break streams: it waits for a better moment.
+    /// It has slack, and any placement now would break the ITL of running streams: wait.
     Hold,
-    /// No replica can answer it in time: it waits in the queue, or is refused by its limits.
+    /// No replica can meet its TTFT bound: wait in the queue, or be refused by its limits.
     Queue(Outlook),
-    /// Another route answers.
+    /// Hand it to the route of `[route.degrade]`.
     Degrade,
 }
 
-/// What is predicted for a request that waits.
+/// Prediction for a waiting request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Outlook {
-    /// Until there is room for it, if nothing else came.
+    /// Time until it can be placed if no other request arrives.
     pub drain: Duration,
-    /// What its prompt adds to the wait of those behind it.
+    /// Prefill time that it adds to the wait of the requests behind it: prefill / replicas.
     pub work: Duration,
 }
 
 impl Outlook {
-    /// When to come back: of use to a client, and never beyond what a prediction can mean.
+    /// `Retry-After`: [`Self::drain`], clamped to 1 to 60 s.
     #[must_use]
     pub fn retry_after(&self) -> Duration {
         self.drain.clamp(MIN_RETRY, MAX_RETRY)
     }
 
-    /// With those that wait before it.
+    /// The same behind a queue whose work takes `ahead`.
     #[must_use]
     pub fn behind(self, ahead: Duration) -> Self {
         Self { drain: self.drain.saturating_add(ahead), ..self }
     }
 }
 
-/// What a route wants done with a request that was judged just now. `is_behind_others` says whether other late requests
-/// come first; it is asked only where that matters.
+/// Applies the rules to a request that routing has just judged. `is_behind_others` says whether a late request with an
+/// earlier deadline waits; evaluated only if the request is late, because it takes the queue's lock.
 #[must_use]
 pub fn rule(rules: &Rules, judged: &Judged<'_>, is_behind_others: impl FnOnce() -> bool) -> Ruling {
     let decision = match judged.verdict() {
@@ -79,7 +80,7 @@ pub fn rule(rules: &Rules, judged: &Judged<'_>, is_behind_others: impl FnOnce() 
     }
     match rules.queue {
         Some(queue) if is_late => {
-            let outlook = outlook(decision, rules.quick, judged.candidates().len());
+            let outlook = outlook(decision, rules.base_ttft, judged.candidates().len());
             let may_go = queue.max_requests > 0
                 && outlook.drain.is_zero()
                 && decision.terms.harm <= TOLERATED_HARM
@@ -90,42 +91,42 @@ pub fn rule(rules: &Rules, judged: &Judged<'_>, is_behind_others: impl FnOnce() 
     }
 }
 
-/// Whether a request counts as late. Under overload, admission fills the fleet up to just this bound, and a request at the
-/// edge of its SLO misses it every second time: hence the margin.
+/// Whether `waited + predicted > SAFETY * bound`. Under overload admission fills the fleet up to exactly this threshold,
+/// and a request placed right at its bound misses it every second time.
 fn is_late(aim: &Aim, decision: &Decision) -> bool {
     aim.slo
         .ttft
         .zip(decision.predicted_ttft)
-        .is_some_and(|(bound, predicted)| aim.waited + predicted > bound.mul_f64(SAFE))
+        .is_some_and(|(bound, predicted)| aim.waited + predicted > bound.mul_f64(SAFETY))
 }
 
-/// Predictions must be falsifiable: a pool that has answered nobody for a while and has an idle replica gets the request.
+/// Whether the pool is due for a request that tests its predictions: silent for [`UNPROVED_AFTER`], one replica idle.
 fn is_unproved(judged: &Judged<'_>) -> bool {
-    judged.silence().is_none_or(|silence| silence >= UNPROVED)
+    judged.silence().is_none_or(|silence| silence >= UNPROVED_AFTER)
         && judged.candidates().iter().any(|candidate| candidate.requests < 1.0)
 }
 
-fn outlook(decision: &Decision, quick: Duration, replicas: usize) -> Outlook {
-    let seconds = |seconds: f64| Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or(FAR);
+fn outlook(decision: &Decision, base_ttft: Duration, replicas: usize) -> Outlook {
+    let seconds = |seconds: f64| Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or(MAX_OUTLOOK);
     let prefill = seconds(decision.terms.prefill);
-    // What is longer than all the room there is goes when next to nothing is before it.
-    let may_wait = quick.mul_f64(ROOM).saturating_sub(prefill).max(quick.mul_f64(FREE));
+    // A prompt longer than the headroom is placed once the replica's wait is below FREE.
+    let max_wait = base_ttft.mul_f64(HEADROOM).saturating_sub(prefill).max(base_ttft.mul_f64(FREE));
     Outlook {
-        drain: seconds(decision.terms.wait).saturating_sub(may_wait).min(FAR),
-        work: seconds(decision.terms.prefill / replicas.max(1) as f64).min(FAR),
+        drain: seconds(decision.terms.wait).saturating_sub(max_wait).min(MAX_OUTLOOK),
+        work: seconds(decision.terms.prefill / replicas.max(1) as f64).min(MAX_OUTLOOK),
     }
 }
 
-/// The share of the bound of an empty prompt that a late request and what is before it may take of the best replica's time:
-/// what comes fresh then is still in time. (Without the request itself in it, twice as much as a fleet can do made all late.)
-const ROOM: f64 = 0.5;
-/// The share of that bound below which a replica counts as free.
+/// Fraction of the empty-prompt bound that (wait + own prefill) of a late request may use on the best replica, so that a
+/// fresh request is still in time. (With the wait alone, an offered load of twice the capacity made every request late.)
+const HEADROOM: f64 = 0.5;
+/// Fraction of that bound below which a replica's wait counts as zero.
 const FREE: f64 = 0.05;
-/// The share of its bound up to which a request is in time: what is left is for what a prediction errs by.
-const SAFE: f64 = 0.95;
-/// A pool that has not answered for so long has nothing to be judged by.
-const UNPROVED: Duration = Duration::from_secs(10);
+/// Fraction of its bound up to which a request counts as in time; the rest is a margin for prediction error.
+const SAFETY: f64 = 0.95;
+/// Age of the last first token of a pool above which its predictions count as unproved.
+const UNPROVED_AFTER: Duration = Duration::from_secs(10);
 const MIN_RETRY: Duration = Duration::from_secs(1);
 const MAX_RETRY: Duration = Duration::from_secs(60);
-/// Longer than anybody waits.
-const FAR: Duration = Duration::from_secs(3600);
+/// Upper bound of every prediction here, above any `max_wait` in use.
+const MAX_OUTLOOK: Duration = Duration::from_secs(3600);

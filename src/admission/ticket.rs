@@ -1,8 +1,8 @@
-//! The admission queue of a route in operation: requests sleep in it until they are called, and leave it however they end.
+//! The live admission queue of a route: tasks sleep in it until they are called.
 //!
-//! A [`Ticket`] is a position that gives itself back. While anybody waits, one task ticks and begins rounds; each request that
-//! is called asks routing again and answers by staying or leaving, which calls the next. So a thousand waiters cost one
-//! timer and a few decisions a tick. What they wait for, and for how long, is decided in `crate::gateway`.
+//! A [`Ticket`] is an RAII position: dropping it leaves the queue. While the queue is not empty, one task begins a round
+//! every [`ROUND_EVERY`]; each called request retries routing and then stays or leaves, which calls the next. A thousand
+//! waiters therefore cost one timer and a few decisions a tick. `crate::gateway` decides how long a request waits.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,22 +13,22 @@ use tokio::sync::Notify;
 use super::Refusal;
 use super::queue::{Position, WaitQueue, WaitReason, Waiter};
 use crate::clock::Stamp;
-use crate::config::Queue;
+use crate::config::QueueLimits;
 
 /// The queue of one route.
 #[derive(Debug)]
 pub struct RouteQueue {
-    shared: Mutex<Shared>,
+    state: Mutex<QueueState>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct QueueState {
     waiting: WaitQueue<Arc<Notify>>,
-    /// A task begins rounds.
+    /// Whether a task runs [`RouteQueue::drive`].
     is_driven: bool,
 }
 
-/// A position in a route's queue, for as long as it lives.
+/// A position in a route's queue, freed on drop.
 #[derive(Debug)]
 pub struct Ticket {
     queue: Arc<RouteQueue>,
@@ -40,50 +40,49 @@ pub struct Ticket {
 impl RouteQueue {
     /// An empty queue with the limits of `[route.queue]`.
     #[must_use]
-    pub fn new(limits: Option<Queue>) -> Arc<Self> {
-        Arc::new(Self { shared: Mutex::new(Shared { waiting: WaitQueue::new(limits), is_driven: false }) })
+    pub fn new(limits: Option<QueueLimits>) -> Arc<Self> {
+        Arc::new(Self { state: Mutex::new(QueueState { waiting: WaitQueue::new(limits), is_driven: false }) })
     }
 
-    /// Adds a request. The second value says that nobody drives the queue: the caller is to run [`RouteQueue::drive`]
-    /// beside it.
+    /// Adds a request. The flag is true if no task drives the queue: the caller must then spawn [`RouteQueue::drive`].
     ///
     /// # Errors
-    /// The limit that it would exceed.
+    /// The limit of its lane that it would exceed.
     pub fn enter(self: &Arc<Self>, waiter: &Waiter) -> Result<(Ticket, bool), Refusal> {
         let call = Arc::new(Notify::new());
-        let mut shared = self.shared.lock();
-        let position = shared.waiting.enter(waiter, Arc::clone(&call))?;
-        let is_first = !std::mem::replace(&mut shared.is_driven, true);
-        drop(shared);
+        let mut state = self.state.lock();
+        let position = state.waiting.enter(waiter, Arc::clone(&call))?;
+        let is_first = !std::mem::replace(&mut state.is_driven, true);
+        drop(state);
         Ok((Ticket { queue: Arc::clone(self), position, reason: waiter.reason, call }, is_first))
     }
 
-    /// Whether a late request waits that comes before one with this deadline.
+    /// As [`WaitQueue::has_late_before`].
     #[must_use]
     pub fn has_late_before(&self, is_long: bool, deadline: Stamp) -> bool {
-        self.shared.lock().waiting.has_late_before(is_long, deadline)
+        self.state.lock().waiting.has_late_before(is_long, deadline)
     }
 
-    /// Begins rounds until nobody waits any more. Once the gateway refuses, every late request is called at once.
+    /// Begins rounds until the queue is empty. Once `is_closed`, each round calls every late request.
     pub async fn drive(self: Arc<Self>, is_closed: impl Fn() -> bool) {
         let mut driver = Driver { queue: &self, is_done: false };
         loop {
             tokio::time::sleep(ROUND_EVERY).await;
-            let mut shared = self.shared.lock();
-            if shared.waiting.is_empty() {
-                shared.is_driven = false;
+            let mut state = self.state.lock();
+            if state.waiting.is_empty() {
+                state.is_driven = false;
                 driver.is_done = true;
                 return;
             }
             if is_closed() {
-                shared.waiting.late().for_each(|call| call.notify_one());
+                state.waiting.late().for_each(|call| call.notify_one());
             }
-            shared.waiting.round(MAX_STAYS, |call| call.notify_one());
+            state.waiting.round(MAX_STAYS, |call| call.notify_one());
         }
     }
 }
 
-/// Marks the queue as not driven, should its task end early.
+/// Marks the queue as not driven if its task is dropped early.
 struct Driver<'q> {
     queue: &'q RouteQueue,
     is_done: bool,
@@ -92,26 +91,26 @@ struct Driver<'q> {
 impl Drop for Driver<'_> {
     fn drop(&mut self) {
         if !self.is_done {
-            self.queue.shared.lock().is_driven = false;
+            self.queue.state.lock().is_driven = false;
         }
     }
 }
 
 impl Ticket {
-    /// Why the request waits.
+    /// The reason given to [`RouteQueue::enter`].
     #[must_use]
     pub fn reason(&self) -> WaitReason {
         self.reason
     }
 
-    /// Until the request is to ask routing again. Cancel-safe: a call that was not awaited wakes the next wait.
+    /// Waits until the request is to retry routing. Cancel-safe: an unawaited call wakes the next wait.
     pub async fn called(&self) {
         self.call.notified().await;
     }
 
-    /// The request asked and must stay: the next in line is called.
+    /// The request could not be placed: calls the next in its lane.
     pub fn stays(&self) {
-        if let Some(next) = self.queue.shared.lock().waiting.stays(self.position) {
+        if let Some(next) = self.queue.state.lock().waiting.stays(self.position) {
             next.notify_one();
         }
     }
@@ -119,13 +118,13 @@ impl Ticket {
 
 impl Drop for Ticket {
     fn drop(&mut self) {
-        if let Some(next) = self.queue.shared.lock().waiting.leave(self.position) {
+        if let Some(next) = self.queue.state.lock().waiting.leave(self.position) {
             next.notify_one();
         }
     }
 }
 
-/// Between two rounds: half a decoding step; the picture does not change faster.
+/// Period of rounds: half a decode step, since predictions do not change faster.
 pub const ROUND_EVERY: Duration = Duration::from_millis(10);
-/// How many called requests of a lane may have to stay before the rest of the lane is not asked in this round.
+/// Failed retries per lane and round, after which the lane waits for the next round.
 pub const MAX_STAYS: usize = 16;

@@ -27,7 +27,7 @@ use self::observers::ObserversError;
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::fleet::registry::Fleet;
-use crate::gateway::table::Table;
+use crate::gateway::table::RoutingTable;
 use crate::gateway::{Gateway, Service};
 use crate::listener::tls::{TlsError, TlsSlot};
 use crate::listener::{self, ConnectionLimits, Serving};
@@ -111,9 +111,9 @@ impl App {
         let gateway = Arc::new(Gateway {
             clock,
             memory: BodyMemory::new(config.server.body_memory),
-            explained: crate::gateway::explained::Explained::default(),
+            explain_limiter: crate::gateway::explain_limiter::ExplainLimiter::default(),
             retries: RetryBudget::new(&config.retry, clock.now()),
-            table: ArcSwap::from_pointee(Table::new(Arc::clone(&config), pools)),
+            table: ArcSwap::from_pointee(RoutingTable::new(Arc::clone(&config), pools)),
             observer,
             watchdog: Arc::clone(&watchdog),
             pins: Arc::default(),
@@ -148,7 +148,7 @@ impl App {
             slot.reload(tls)?;
         }
         let pools = self.fleet.apply(&config);
-        self.gateway.table.store(Arc::new(Table::new(config, pools)));
+        self.gateway.table.store(Arc::new(RoutingTable::new(config, pools)));
         Ok(())
     }
 

@@ -1,7 +1,6 @@
 //! `tokenway demo`: a simulated fleet, its traffic, and one table a second.
 //!
-//! Here is everything but the gateway: what may be asked, the fleet, the traffic, the table. The application
-//! puts the gateway between them and says, once a second, what it saw.
+//! Arguments, fleet, traffic and table; `showcase` starts the gateway between fleet and traffic and feeds the table.
 
 use std::fmt::Write as _;
 use std::io::{self, Write};

@@ -1,7 +1,7 @@
-//! The command line: what can be asked, read into types.
+//! The command line: flags, subcommands and environment variables, parsed into types.
 //!
 //! Every flag has a `TOKENWAY_…` variable, and a flag wins over a variable. One file for each subcommand; exit codes
-//! are 0, 1 (it went wrong) and 2 (it was asked wrongly). Parsing has no effects: nothing is loaded or printed here.
+//! are 0 (success), 1 (failure) and 2 (usage error). Parsing has no effects: nothing is loaded or printed here.
 
 pub mod check;
 pub mod demo;
@@ -35,7 +35,7 @@ pub struct Cli {
     pub command: Command,
 }
 
-/// What the program is asked to do.
+/// Subcommands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Run the gateway
@@ -53,7 +53,7 @@ pub enum Command {
     Top(UnbuiltArgs),
 }
 
-/// Anything, for subcommands that are not built.
+/// Any arguments, for subcommands that are not built.
 #[derive(Args, Debug)]
 pub struct UnbuiltArgs {
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, hide = true)]
@@ -64,7 +64,7 @@ impl Cli {
     /// Reads a command line, the program's name first, and the environment.
     ///
     /// # Errors
-    /// A wrong command line, or one that asks for help: `exit` prints either and ends with the right code.
+    /// A usage error, or a request for help or version: `exit` prints it and exits with the right code.
     pub fn read<I>(args: I) -> Result<Self, clap::Error>
     where
         I: IntoIterator,
@@ -88,11 +88,11 @@ pub fn refuse_unbuilt(subcommand: &str, err: &mut dyn Write) -> io::Result<u8> {
     Ok(EXIT_USAGE)
 }
 
-/// It went well.
+/// Success.
 pub const EXIT_OK: u8 = 0;
-/// It went wrong.
+/// The command failed; the reason is on stderr.
 pub const EXIT_FAILED: u8 = 1;
-/// It was asked wrongly.
+/// The command line is wrong; the reason is on stderr.
 pub const EXIT_USAGE: u8 = 2;
 
 #[cfg(test)]

@@ -85,7 +85,7 @@ fn write_all(findings: &mut Vec<Finding>, out: &mut dyn Write) -> io::Result<()>
 
 /// One line of a trace. Further keys are allowed: recordings carry more than drift needs.
 #[derive(Deserialize)]
-struct Line<'a> {
+struct TraceLine<'a> {
     t: f64,
     #[serde(borrow)]
     route: Cow<'a, str>,
@@ -107,13 +107,13 @@ fn not_served() -> Cow<'static, str> {
     Cow::Borrowed(NOT_SERVED)
 }
 
-struct Checked<'a> {
-    line: Line<'a>,
+struct CheckedLine<'a> {
+    line: TraceLine<'a>,
     outcome: Outcome,
 }
 
-fn read(text: &[u8]) -> Result<Checked<'_>, String> {
-    let line: Line<'_> = serde_json::from_slice(text).map_err(|error| without_place(&error))?;
+fn read(text: &[u8]) -> Result<CheckedLine<'_>, String> {
+    let line: TraceLine<'_> = serde_json::from_slice(text).map_err(|error| without_place(&error))?;
     let outcome = OUTCOMES.into_iter().find(|outcome| outcome.as_str() == line.outcome).ok_or_else(|| {
         let known = OUTCOMES.map(Outcome::as_str).join(", ");
         format!("unknown outcome \"{}\"; known: {known}", line.outcome.escape_debug())
@@ -126,7 +126,7 @@ fn read(text: &[u8]) -> Result<Checked<'_>, String> {
             return Err(format!("{name} must not be negative"));
         }
     }
-    Ok(Checked { line, outcome })
+    Ok(CheckedLine { line, outcome })
 }
 
 /// serde's message without its "at line 1": the line is that of the trace.
@@ -136,7 +136,7 @@ fn without_place(error: &serde_json::Error) -> String {
     format!("{message} (column {})", error.column())
 }
 
-impl Checked<'_> {
+impl CheckedLine<'_> {
     fn observation<'a>(&'a self, config: &Config) -> Observation<'a> {
         let line = &self.line;
         Observation {

@@ -1,4 +1,4 @@
-//! `tokenway serve`: where the configuration is, and what wins over it.
+//! `tokenway serve`: the configuration's source and its overrides.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -39,7 +39,7 @@ pub struct ServeArgs {
 }
 
 impl ServeArgs {
-    /// Where the configuration is.
+    /// A file, or the `--upstream` URLs.
     #[must_use]
     pub fn source(&self) -> Source {
         match &self.config {
@@ -48,7 +48,7 @@ impl ServeArgs {
         }
     }
 
-    /// What wins over it.
+    /// Values that take precedence over the source.
     #[must_use]
     pub fn overrides(&self) -> Overrides {
         Overrides {
@@ -60,8 +60,8 @@ impl ServeArgs {
         }
     }
 
-    /// Leaves exactly one source. A flag wins over the variable of the other one, since whoever types it means it;
-    /// two flags or two variables contradict each other.
+    /// Leaves exactly one source. A flag takes precedence over the environment variable of the other source; two flags or two
+    /// variables are a conflict.
     pub(super) fn settle_source(&mut self, given: &ArgMatches) -> Result<(), clap::Error> {
         let is_flag = |id| given.value_source(id) == Some(ValueSource::CommandLine);
         match (self.config.is_some(), !self.upstream.is_empty()) {

@@ -37,7 +37,7 @@ pub fn run(args: &DemoArgs, log: LogFilter) -> Result<(), RunError> {
     let fleet = sim_runtime.block_on(args.start_fleet(&tracker, &over))?;
     let scores = Arc::new(DemoStats::default());
     let result = runtimes.data.block_on(async {
-        let (source, overrides) = asked(args, &fleet)?;
+        let (source, overrides) = launch_source(args, &fleet)?;
         let config = Arc::new(configured(&source, &overrides)?);
         let launch = Launch { source, overrides, log };
         let tap: Arc<dyn Tap> = Arc::new(Scores(Arc::clone(&scores)));
@@ -60,8 +60,8 @@ pub fn run(args: &DemoArgs, log: LogFilter) -> Result<(), RunError> {
     result
 }
 
-/// Where the gateway looks for replicas, and what the demo's flags say.
-fn asked(args: &DemoArgs, fleet: &[SimReplica]) -> Result<(Source, Overrides), RunError> {
+/// The fleet's URLs as the source, the demo's flags as overrides.
+fn launch_source(args: &DemoArgs, fleet: &[SimReplica]) -> Result<(Source, Overrides), RunError> {
     let endpoints: Result<Vec<Endpoint>, String> = fleet.iter().map(|r| parse_endpoint(&r.url())).collect();
     let source = Source::Upstreams(endpoints.map_err(io::Error::other)?);
     let overrides = Overrides {

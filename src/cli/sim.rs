@@ -1,7 +1,7 @@
 //! `tokenway sim`: simulated vLLM replicas on consecutive ports.
 //!
-//! One line for each replica as it listens, then `ready n=N`; SIGINT or SIGTERM ends them. What they are is
-//! `tokenway_sim::server`; what breaks them is `POST /sim/fault` on their own ports.
+//! One line for each replica as it listens, then `ready n=N`; SIGINT or SIGTERM ends them. The
+//! replicas are `tokenway_sim::server`; `POST /sim/fault` on a replica's port injects faults.
 
 use std::io::{self, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -71,7 +71,7 @@ impl SimArgs {
     fn config(&self) -> SimConfig {
         let engine = EngineConfig {
             max_num_seqs: self.max_num_seqs.get(),
-            // A step must have room for one token of every running sequence.
+            // A step must fit one token of every running sequence.
             max_batched_tokens: self.max_batched_tokens.get().max(self.max_num_seqs.get() as u64),
             cost: CostModel {
                 prefill_tokens_per_second: self.prefill_rate,
@@ -109,15 +109,15 @@ pub enum SimError {
     NoPort {
         /// Port of the first replica.
         first: u16,
-        /// How many were asked for.
+        /// `--replicas`.
         replicas: u16,
     },
     /// A port is taken, or the address is not ours.
     #[error("cannot listen on {addr}: {source}; take another --port or --host")]
     Listen {
-        /// Where it was tried.
+        /// Address given to bind.
         addr: SocketAddr,
-        /// What the system said.
+        /// Error of the operating system.
         source: io::Error,
     },
     /// No signal can be waited for, or nothing can be printed.
@@ -130,7 +130,7 @@ pub enum SimError {
 /// # Errors
 /// When a replica cannot listen, or nothing can be printed.
 pub async fn run(args: &SimArgs, out: &mut (dyn Write + Send)) -> Result<(), SimError> {
-    // Signals are taken before the first line is printed: who reads it may send one.
+    // Handlers are installed before the first line is printed: its reader may send a signal.
     let ended = ended()?;
     let shutdown = CancellationToken::new();
     let tracker = TaskTracker::new();
@@ -150,7 +150,7 @@ pub async fn run(args: &SimArgs, out: &mut (dyn Write + Send)) -> Result<(), Sim
     Ok(())
 }
 
-/// Comes true at SIGINT or SIGTERM; both are caught from the call on.
+/// Completes at SIGINT or SIGTERM; the handlers are installed by the call.
 pub(super) fn ended() -> io::Result<impl Future<Output = ()>> {
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
@@ -169,7 +169,7 @@ pub(super) fn positive(text: &str) -> Result<f64, &'static str> {
     if number.is_finite() && number > 0.0 { Ok(number) } else { Err("must be above 0") }
 }
 
-#[expect(clippy::unnecessary_wraps, reason = "the form that clap asks of a value parser")]
+#[expect(clippy::unnecessary_wraps, reason = "clap's value parsers return a Result")]
 fn secret(text: &str) -> Result<Secret, &'static str> {
     Ok(Secret::new(text))
 }
@@ -181,13 +181,13 @@ mod tests {
     use super::*;
 
     #[derive(Debug, Parser)]
-    struct Line {
+    struct SimCommandLine {
         #[command(flatten)]
         args: SimArgs,
     }
 
     fn args(flags: &[&str]) -> Result<SimArgs, clap::Error> {
-        Line::try_parse_from(["sim"].iter().chain(flags)).map(|line| line.args)
+        SimCommandLine::try_parse_from(["sim"].iter().chain(flags)).map(|line| line.args)
     }
 
     #[test]

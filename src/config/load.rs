@@ -139,7 +139,7 @@ fn serve_as(name: &Arc<str>, config: &mut Config) -> Result<(), ConfigError> {
         }
     }
     if let ModelMatch::Named(former) = &route.model {
-        // The engine goes on to be asked by the name that it knows.
+        // Requests upstream keep the engine's own model name.
         route.upstream_model.get_or_insert_with(|| former.clone());
     }
     route.model = ModelMatch::Named(name.clone());

@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use self::slo::{ItlBounds, Slo, TtftBound};
-pub use self::telemetry::{AccessLog, EngineSpans, Otlp, OtlpProtocol, Sampling, Telemetry};
+pub use self::telemetry::{AccessLog, EngineSpansConfig, Otlp, OtlpProtocol, Sampling, Telemetry};
 use crate::stage::StageBudget;
 use crate::units::Tokens;
 
@@ -50,10 +50,10 @@ pub struct Config {
     pub drift: Drift,
 }
 
-/// `[drift]`: what latency and availability are held against.
+/// `[drift]`: baselines and targets of the drift detectors.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Drift {
-    /// What slow drift is judged by.
+    /// Block length of the slow-drift test.
     pub block: Duration,
     /// Baseline start, before now; younger series use what there is.
     pub from: Duration,
@@ -106,42 +106,42 @@ impl std::fmt::Debug for Secret {
 pub struct Server {
     /// Address of the data port.
     pub listen: SocketAddr,
-    /// TLS, if configured.
+    /// `None` serves plain text.
     pub tls: Option<Tls>,
-    /// Largest request body, in bytes.
+    /// Largest request body, in bytes; larger ones get 413.
     pub body_limit: usize,
-    /// All request bodies in memory together, in bytes.
+    /// Sum of all request bodies in memory, in bytes.
     pub body_memory: usize,
     /// From the first byte of a head to its end.
     pub header_timeout: Duration,
-    /// Idle client connections.
+    /// Idle time after which a client connection is closed.
     pub keep_alive: Duration,
-    /// TLS handshake.
+    /// From accept to the end of the TLS handshake.
     pub tls_handshake_timeout: Duration,
-    /// Open client connections.
+    /// Limit of open client connections.
     pub max_connections: NonZeroUsize,
-    /// After SIGTERM: not ready, still serving.
+    /// Time after SIGTERM during which the gateway is not ready but still serves.
     pub drain_delay: Duration,
-    /// For streams after that.
+    /// Time for running streams after `drain_delay`.
     pub drain_timeout: Duration,
-    /// SSE comments while nothing else is sent; `None` is off.
+    /// Interval of SSE comments while nothing else is sent; `None` is off.
     pub heartbeat: Option<Duration>,
     /// `x-tokenway-replica`, `-revision`, `-decision` on responses (default: only without tenants).
     pub route_info_headers: bool,
-    /// Further paths on the allow-list.
+    /// Paths allowed in addition to the OpenAI ones.
     pub extra_paths: Vec<String>,
-    /// Headers of a trusted proxy, lower case.
+    /// Headers of a trusted proxy that name the tenant.
     pub trust_headers: Vec<http::HeaderName>,
 }
 
-/// TLS from files.
+/// TLS of a listener.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tls {
-    /// PEM certificate chain.
+    /// PEM file with the certificate chain.
     pub cert: PathBuf,
-    /// PEM private key.
+    /// PEM file with the private key.
     pub key: PathBuf,
-    /// PEM of client CAs: mutual TLS.
+    /// PEM file with client CAs; set means mutual TLS.
     pub client_ca: Option<PathBuf>,
 }
 
@@ -157,13 +157,13 @@ pub struct Admin {
 /// `[timeouts]`, with a route's overrides applied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timeouts {
-    /// For a connection to a replica, the wait for a free one included.
+    /// Until a connection to a replica is open, the wait for a free one included.
     pub connect: Duration,
     /// From the last request byte to the first content event, over all attempts (streams).
     pub first_token: Duration,
     /// Between two content events (streams).
     pub inter_token: Duration,
-    /// The whole request.
+    /// From the last request byte to the end of the response.
     pub total: Duration,
     /// How long a client may take no bytes.
     pub client_stall: Duration,
@@ -172,11 +172,11 @@ pub struct Timeouts {
 /// `[retry]`
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Retry {
-    /// Further tries of work known not to have been sent; started work gets one.
+    /// Retries of a request known not to have been sent; one that may have started gets one.
     pub attempts: u32,
-    /// At most this share of recent requests may be retries, 0 to 1.
+    /// Retries as a fraction of recent requests, 0 to 1.
     pub budget: f64,
-    /// But always this many a second.
+    /// Retries per second that the budget always allows.
     pub min_per_second: u32,
 }
 
@@ -204,13 +204,13 @@ pub struct Pool {
     pub replicas: Vec<ReplicaSpec>,
     /// Sent upstream instead of the client's credential.
     pub engine_api_key: Option<Secret>,
-    /// Between two scrapes of one replica.
+    /// Period of the scrapes of one replica.
     pub scrape_interval: Duration,
-    /// Connections to one replica.
+    /// Limit of connections to one replica.
     pub max_connections: NonZeroUsize,
-    /// The engine's batch limit, where it need not be found out.
+    /// The engine's batch limit; `None` learns it.
     pub max_num_seqs: Option<NonZeroU64>,
-    /// Waiting requests a replica above which an alert says so.
+    /// Waiting requests per replica above which an alert fires.
     pub queue_target: Option<NonZeroU64>,
     /// `[pool.probe]`
     pub probe: Probe,
@@ -223,7 +223,7 @@ pub struct Pool {
 pub struct ReplicaSpec {
     /// Name (default `host:port`).
     pub name: Arc<str>,
-    /// Where it is.
+    /// Base URL, parsed.
     pub endpoint: Endpoint,
 }
 
@@ -234,7 +234,7 @@ pub struct Endpoint {
     pub is_tls: bool,
     /// Host name or address, without brackets.
     pub host: Arc<str>,
-    /// Port.
+    /// TCP port.
     pub port: u16,
     /// Path in front of `/v1/…`, without a trailing slash; empty mostly.
     pub base_path: Arc<str>,
@@ -264,9 +264,9 @@ impl std::fmt::Display for Endpoint {
 pub struct Probe {
     /// Between two probes of a replica whose live answers do not prove it.
     pub interval: Duration,
-    /// For one probe.
+    /// Timeout of one probe.
     pub timeout: Duration,
-    /// What is asked.
+    /// Request that a probe sends.
     pub kind: ProbeKind,
     /// Prompt of a completion probe.
     pub prompt: String,
@@ -287,12 +287,12 @@ pub enum ProbeKind {
     Health,
 }
 
-/// `[[route]]`: what a client asks for by model name.
+/// `[[route]]`: maps a model name to pools.
 #[derive(Clone, Debug)]
 pub struct Route {
     /// Name (default: its model).
     pub name: Arc<str>,
-    /// Model that clients ask for.
+    /// Model name in client requests.
     pub model: ModelMatch,
     /// What the engine calls it, where that differs.
     pub upstream_model: Option<Arc<str>>,
@@ -300,38 +300,38 @@ pub struct Route {
     pub required: bool,
     /// Pools with their weights, at least one, at least one weight above zero.
     pub pools: Vec<WeightedPool>,
-    /// How a replica is chosen.
+    /// Routing policy.
     pub policy: PolicyName,
     /// SLO class, a key of [`Config::slo`].
     pub slo: Arc<str>,
     /// What a client may set by header.
     pub client_may: ClientMay,
-    /// How long each stage may take, if it is said.
+    /// Target duration of each stage.
     pub stage_budget: Option<Arc<StageBudget>>,
     /// Splice `stream_options.include_usage` into streams that lack it.
     pub ask_usage: bool,
-    /// Deadlines of this route.
+    /// `[timeouts]` with this route's overrides.
     pub timeouts: Timeouts,
     /// `[route.queue]`: admission by prediction; `None` places what is late all the same.
-    pub queue: Option<Queue>,
+    pub queue: Option<QueueLimits>,
     /// `[route.degrade]`
     pub degrade: Option<Degrade>,
 }
 
-/// `[route.queue]`: where requests wait that no replica can answer in time.
+/// `[route.queue]`: bounds of the queue for requests that no replica can answer in time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Queue {
+pub struct QueueLimits {
     /// Requests that may wait, in each lane; 0 refuses at once.
     pub max_requests: usize,
-    /// Bytes of their bodies, in each lane.
+    /// Bytes of waiting bodies, in each lane.
     pub max_bytes: usize,
-    /// How long one may wait.
+    /// Longest wait of a late request.
     pub max_wait: Duration,
     /// Prompts of class `long` have a lane of their own.
     pub isolate_long: bool,
 }
 
-/// `[route.degrade]`: who answers instead.
+/// `[route.degrade]`: fallback route.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Degrade {
     /// Index into [`Config::routes`]: another route, which names one model and leads back to no route before it.
@@ -350,7 +350,7 @@ pub enum ModelMatch {
 }
 
 impl ModelMatch {
-    /// As the file writes it.
+    /// Its spelling in the file.
     #[must_use]
     pub fn as_str(&self) -> &str {
         match self {
@@ -360,7 +360,7 @@ impl ModelMatch {
     }
 }
 
-/// What flags and `TOKENWAY_…` variables say: it wins over the file.
+/// Values of flags and `TOKENWAY_…` variables, which take precedence over the file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Overrides {
     /// `server.listen`
@@ -369,7 +369,7 @@ pub struct Overrides {
     pub admin_listen: Option<SocketAddr>,
     /// `policy` of every route.
     pub policy: Option<PolicyName>,
-    /// The name under which clients ask the only route.
+    /// Model name of the only route in client requests.
     pub served_model_name: Option<Arc<str>>,
     /// `telemetry.otlp.endpoint`, a base URL.
     pub otlp_endpoint: Option<String>,
@@ -395,7 +395,7 @@ pub enum PolicyName {
     Session,
     /// Fewest requests in flight and waiting.
     LeastLoaded,
-    /// One after the other.
+    /// Replicas in rotation.
     RoundRobin,
 }
 

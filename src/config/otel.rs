@@ -1,7 +1,7 @@
 //! The standard `OTEL_…` variables, as far as they concern the export of spans.
 //!
 //! They are the weakest source: whatever a flag or the file says wins. Values that make no sense are left out with a
-//! warning, as the OpenTelemetry specification asks, because the environment is often set by another party.
+//! warning, as the OpenTelemetry specification requires, because the environment is often set by another party.
 
 use std::time::Duration;
 
@@ -161,8 +161,7 @@ mod tests {
     fn the_endpoint_comes_from_the_most_specific_variable() {
         let base = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://c:4318");
         let traces = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://t:1/exact");
-        type Case<'a> = (&'a [(&'a str, &'a str)], Option<&'a str>);
-        let cases: [Case<'_>; 10] = [
+        let cases: [(&[_], _); 10] = [
             (&[], None),
             (&[base], Some("http://c:4318/v1/traces")),
             (&[("OTEL_EXPORTER_OTLP_ENDPOINT", "http://c:4318/v1/traces")], Some("http://c:4318/v1/traces")),
@@ -176,8 +175,8 @@ mod tests {
         ];
         for (variables, endpoint) in cases {
             let read = exporter(variables);
-            let told = read.endpoint(read.protocol.unwrap_or_default());
-            assert_eq!(told.as_deref(), endpoint, "{variables:?}");
+            let actual = read.endpoint(read.protocol.unwrap_or_default());
+            assert_eq!(actual.as_deref(), endpoint, "{variables:?}");
         }
     }
 

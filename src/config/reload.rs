@@ -1,8 +1,8 @@
 //! Loading a configuration again while the gateway runs.
 //!
 //! [`watch_file`] notices that the file's content changed; [`reload`] checks the new content whole and keeps the old
-//! values of the few keys that only a restart can change. What is done with the new configuration, and when SIGHUP
-//! or the admin API ask for it, is not decided here.
+//! values of the few keys that only a restart can change. Applying the new configuration, and the triggers SIGHUP and admin
+//! API, are the application's.
 
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
@@ -14,7 +14,7 @@ use tokio::sync::watch;
 use super::load::{ConfigError, Source, load};
 use super::{Config, Overrides};
 
-/// A configuration that was loaded while an older one was in force.
+/// A configuration that replaces a running one.
 #[derive(Clone, Debug)]
 pub struct Reloaded {
     /// The new configuration, with old values where a restart is needed.
@@ -98,8 +98,8 @@ pub fn watch_file(path: &Path) -> std::io::Result<(Watcher, watch::Receiver<u64>
     let (changes, receiver) = watch::channel(0);
     let known = content_hash(path);
     let events = watch_directories(path, stop.clone());
-    let watched = Watched { path: path.to_owned(), known, changes };
-    std::thread::Builder::new().name("config-watch".to_owned()).spawn(move || watched.run(&hints))?;
+    let watch = FileWatch { path: path.to_owned(), known, changes };
+    std::thread::Builder::new().name("config-watch".to_owned()).spawn(move || watch.run(&hints))?;
     Ok((Watcher { _events: events, _stop: stop }, receiver))
 }
 
@@ -136,14 +136,14 @@ fn directory_of(path: &Path) -> PathBuf {
     }
 }
 
-/// The thread's side: compares contents when there is a hint, and now and then without one.
-struct Watched {
+/// State of the watcher thread: compares the content's hash on each hint and every [`POLL`].
+struct FileWatch {
     path: PathBuf,
     known: Option<u64>,
     changes: watch::Sender<u64>,
 }
 
-impl Watched {
+impl FileWatch {
     fn run(mut self, hints: &Receiver<()>) {
         loop {
             match hints.recv_timeout(POLL) {

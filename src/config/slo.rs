@@ -33,7 +33,7 @@ impl ItlBounds {
         Self(bounds)
     }
 
-    /// Whether there is none.
+    /// Whether no bound is set.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.iter().all(Option::is_none)

@@ -12,7 +12,7 @@ pub struct Telemetry {
     /// OTLP export, if configured (by file, flag or `OTEL_EXPORTER_OTLP_*`).
     pub otlp: Option<Otlp>,
     /// `[telemetry.engine_spans]`
-    pub engine_spans: Option<EngineSpans>,
+    pub engine_spans: Option<EngineSpansConfig>,
     /// `[telemetry.sampling]`
     pub sampling: Sampling,
 }
@@ -68,7 +68,7 @@ impl OtlpProtocol {
 
 /// `[telemetry.engine_spans]`: OTLP from the engines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct EngineSpans {
+pub struct EngineSpansConfig {
     /// Where they send it, HTTP and gRPC alike.
     pub listen: SocketAddr,
 }

@@ -1,9 +1,8 @@
-//! One try at one replica: connect, send, wait until the answer is worth relaying.
+//! One attempt at one replica: connect, send, wait until the response is worth relaying.
 //!
-//! vLLM answers 200 at once, even to a request that is still queued, so the head is held back until the first
-//! content event; everything before it can still be retried elsewhere. Unary answers are held until they are
-//! whole (up to a bound), for the same reason. Dropping the future closes the connection, which cancels the
-//! engine's work.
+//! vLLM answers 200 at once, even to a request that is still queued, so a stream's head is held back until the first
+//! content event: until then another replica can be tried. Unary responses are buffered whole (up to [`MAX_BUFFERED`]) for
+//! the same reason. Dropping the future closes the connection, which aborts the request in the engine.
 
 use std::future::poll_fn;
 use std::io;
@@ -31,111 +30,120 @@ use crate::upstream::pool::{CheckoutError, Lease};
 
 /// A request on its way to one replica.
 #[derive(Debug)]
-pub struct Order {
-    /// Whom it goes to.
+pub struct UpstreamAttempt {
+    /// The chosen replica.
     pub replica: Arc<Replica>,
-    /// It, with our framing and headers.
+    /// The request with the upstream framing and headers.
     pub request: Request<Full<Bytes>>,
-    /// How its stream is to be read.
+    /// How the response stream is scanned.
     pub shape: StreamShape,
-    /// The watchdog's view of it.
+    /// State shared with the watchdog, which enforces the deadlines.
     pub watch: Arc<StreamWatch>,
-    /// Its deadlines.
+    /// Deadlines over all attempts of the request.
     pub deadlines: Deadlines,
-    /// Whether we asked the engine to tell its load.
+    /// Whether the request carries the header that makes the engine report its load (ORCA).
     pub asks_load: bool,
-    /// Time.
+    /// The process' clock.
     pub clock: Clock,
 }
 
 /// Deadlines of one attempt.
 #[derive(Clone, Copy, Debug)]
 pub struct Deadlines {
-    /// For the connection.
+    /// Connect timeout, the wait for a free connection included.
     pub connect: Duration,
-    /// When the first content event is overdue (streams): the stamp and the configured length.
-    pub first_token: Option<(Stamp, Duration)>,
-    /// When the request is overdue: the stamp and the configured length.
-    pub total: (Stamp, Duration),
+    /// First content event (streams only).
+    pub first_token: Option<Deadline>,
+    /// End of the response.
+    pub total: Deadline,
 }
 
-/// An answer worth relaying.
+/// A deadline, with the timeout that it comes from.
+#[derive(Clone, Copy, Debug)]
+pub struct Deadline {
+    /// When it expires.
+    pub at: Stamp,
+    /// The configured timeout, for the error message.
+    pub after: Duration,
+}
+
+/// A response worth relaying.
 #[derive(Debug)]
-pub enum Answer {
-    /// All of it.
-    Whole(WholeAnswer),
+pub enum UpstreamResponse {
+    /// A unary response, complete.
+    Buffered(BufferedResponse),
     /// A stream that reached its first content event, or ended without any.
     Stream {
-        /// Head.
+        /// Status and headers as the engine sent them.
         head: Box<response::Parts>,
-        /// What was held back, and the rest.
+        /// The bytes held back and the rest of the body.
         reader: Box<StreamReader>,
     },
-    /// A unary answer too large to be held: what was read of it, and the rest.
+    /// A unary response above [`MAX_BUFFERED`].
     Large {
-        /// Head.
+        /// Status and headers as the engine sent them.
         head: Box<response::Parts>,
-        /// Read already.
+        /// The bytes read so far.
         first: Bytes,
-        /// The rest.
+        /// The unread part of the body.
         rest: Incoming,
-        /// Its connection.
+        /// The connection, given back after the last byte.
         lease: Lease,
     },
 }
 
-/// A whole answer of an engine.
+/// A complete unary response.
 #[derive(Debug)]
-pub struct WholeAnswer {
-    /// Head.
+pub struct BufferedResponse {
+    /// Status and headers as the engine sent them.
     pub head: Box<response::Parts>,
-    /// Body.
+    /// The complete body.
     pub body: Bytes,
 }
 
-/// Why an attempt gave nothing to relay.
+/// Why an attempt failed.
 #[derive(Debug)]
 pub enum AttemptError {
-    /// The replica failed; perhaps with a complete answer that says so.
-    Replica(ReplicaFailure, Option<WholeAnswer>),
+    /// The replica failed; with its response if it sent a complete one (e.g. 503).
+    Replica(ReplicaFailure, Option<BufferedResponse>),
     /// A deadline of the whole request passed.
     Overdue(Failure),
 }
 
-/// Moments of an attempt.
+/// Timestamps of an attempt; `None` for what was not reached.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct AttemptMoments {
-    /// It began.
+pub struct AttemptTimes {
+    /// Start of the attempt.
     pub start: Stamp,
-    /// The connection was at hand.
+    /// A connection was checked out.
     pub connected: Option<Stamp>,
-    /// The head was there.
+    /// The response head arrived.
     pub head: Option<Stamp>,
 }
 
-impl Order {
-    /// Sends it and waits until the answer is worth relaying.
+impl UpstreamAttempt {
+    /// Sends the request and waits until the response is worth relaying.
     ///
     /// # Errors
-    /// [`AttemptError`]: what failed, and whether the replica may have begun to work.
-    pub async fn send(&mut self, moments: &mut AttemptMoments) -> Result<Answer, AttemptError> {
+    /// [`AttemptError`]; [`ReplicaFailure::is_unsent`] says whether the replica may have started.
+    pub async fn send(&mut self, times: &mut AttemptTimes) -> Result<UpstreamResponse, AttemptError> {
         let (watch, deadlines) = (Arc::clone(&self.watch), self.deadlines);
         let name = Arc::clone(&self.replica.served.replica);
-        // Whichever arm is dropped gives its connection back by closing it; no arm leaves work behind. The watchdog
-        // keeps the deadlines: a timer for each request would cost more than all its clock readings.
+        // Both arms are cancel-safe: a dropped exchange closes its connection. The watchdog keeps the deadlines, because a
+        // timer per request would cost more than all its clock reads.
         tokio::select! {
             biased;
-            answer = self.exchange(moments) => answer,
+            answer = self.exchange(times) => answer,
             expiry = poll_fn(|cx| watch.poll_expiry(cx)) => Err(of_expiry(expiry, &deadlines, name)),
         }
     }
 
-    async fn exchange(&mut self, moments: &mut AttemptMoments) -> Result<Answer, AttemptError> {
+    async fn exchange(&mut self, times: &mut AttemptTimes) -> Result<UpstreamResponse, AttemptError> {
         let deadline = self.clock.instant(self.clock.now().after(self.deadlines.connect));
         let mut lease = self.checkout(deadline).await.map_err(failed)?;
-        moments.connected = Some(self.clock.now());
+        times.connected = Some(self.clock.now());
         let response = self.response(&mut lease).await.map_err(failed)?;
-        moments.head = Some(self.clock.now());
+        times.head = Some(self.clock.now());
         let (head, body) = response.into_parts();
         let mut head = Box::new(head);
         if self.asks_load {
@@ -172,7 +180,7 @@ impl Order {
             .map_err(|mut error| closed(error.take_message().is_some()))
     }
 
-    /// An engine tells its load with a unary answer, so it is as it was a moment ago.
+    /// Publishes the load report of the response head; it is as old as the head.
     fn take_load_report(&self, head: &mut response::Parts) {
         let report = headers::take_load_report(&mut head.headers);
         if let Some(report) = report.and_then(|value| load_report::parse(value.as_bytes())) {
@@ -185,13 +193,13 @@ impl Order {
         head: Box<response::Parts>,
         body: Incoming,
         lease: Lease,
-    ) -> Result<Answer, AttemptError> {
+    ) -> Result<UpstreamResponse, AttemptError> {
         let replica = Arc::clone(&self.replica.served.replica);
         let shape = self.shape.clone();
         let watch = Arc::clone(&self.watch);
         let mut reader = Box::new(StreamReader::new(body, lease, watch, shape, self.clock));
         match poll_fn(|cx| reader.poll_hold(cx)).await {
-            HoldOutcome::Released => Ok(Answer::Stream { head, reader }),
+            HoldOutcome::Released => Ok(UpstreamResponse::Stream { head, reader }),
             HoldOutcome::EngineDown => Err(failed(ReplicaFailure::EngineDown { replica })),
             HoldOutcome::Broken => Err(failed(ReplicaFailure::Truncated { replica })),
         }
@@ -202,7 +210,7 @@ impl Order {
         head: Box<response::Parts>,
         mut body: Incoming,
         lease: Lease,
-    ) -> Result<Answer, AttemptError> {
+    ) -> Result<UpstreamResponse, AttemptError> {
         let replica = Arc::clone(&self.replica.served.replica);
         let mut first = Bytes::new();
         let mut more: Option<BytesMut> = None;
@@ -216,31 +224,31 @@ impl Order {
                 Some(more) => more.extend_from_slice(&data),
             }
             let held = more.as_ref().map_or(first.len(), BytesMut::len);
-            if held > MAX_HELD && !body.is_end_stream() {
+            if held > MAX_BUFFERED && !body.is_end_stream() {
                 let first = more.map_or(first, BytesMut::freeze);
-                return Ok(Answer::Large { head, first, rest: body, lease });
+                return Ok(UpstreamResponse::Large { head, first, rest: body, lease });
             }
         }
         lease.give_back();
-        let answer = WholeAnswer { head, body: more.map_or(first, BytesMut::freeze) };
+        let answer = BufferedResponse { head, body: more.map_or(first, BytesMut::freeze) };
         if is_aborted(&answer) {
             return Err(failed(ReplicaFailure::Truncated { replica }));
         }
         match retriable(&answer, self.shape.dialect, replica) {
             Some(failure) => Err(AttemptError::Replica(failure, Some(answer))),
-            None => Ok(Answer::Whole(answer)),
+            None => Ok(UpstreamResponse::Buffered(answer)),
         }
     }
 }
 
-impl Answer {
-    /// Status of the answer.
+impl UpstreamResponse {
+    /// HTTP status as the engine sent it.
     #[must_use]
     pub fn status(&self) -> StatusCode {
         match self {
-            Self::Whole(WholeAnswer { head, .. }) | Self::Stream { head, .. } | Self::Large { head, .. } => {
-                head.status
-            }
+            Self::Buffered(BufferedResponse { head, .. })
+            | Self::Stream { head, .. }
+            | Self::Large { head, .. } => head.status,
         }
     }
 }
@@ -255,15 +263,15 @@ fn of_expiry(expiry: Expiry, deadlines: &Deadlines, replica: Arc<str>) -> Attemp
         Expiry::DrainOver => AttemptError::Overdue(Failure::DrainCut),
         Expiry::Deadline(timer) => {
             let of_stream = deadlines.first_token.filter(|_| timer == Timer::FirstToken);
-            let after = of_stream.map_or(deadlines.total.1, |(_, after)| after);
+            let after = of_stream.unwrap_or(deadlines.total).after;
             AttemptError::Overdue(Failure::Timeout { timer, after })
         }
     }
 }
 
-/// Whether an answer says that another replica should be asked: overload and gateways' statuses, and the
-/// engine's own words for being dead or going down. Any other 500 is the request's own answer.
-fn retriable(answer: &WholeAnswer, dialect: Dialect, replica: Arc<str>) -> Option<ReplicaFailure> {
+/// The failure of a response that another replica should be tried for: 502, 503, 504, and a 500 whose error type says that the
+/// engine is dead or shutting down. Any other 500 is relayed.
+fn retriable(answer: &BufferedResponse, dialect: Dialect, replica: Arc<str>) -> Option<ReplicaFailure> {
     match answer.head.status {
         StatusCode::BAD_GATEWAY | StatusCode::SERVICE_UNAVAILABLE | StatusCode::GATEWAY_TIMEOUT => {
             Some(ReplicaFailure::Status { replica, status: answer.head.status.as_u16() })
@@ -277,11 +285,11 @@ fn retriable(answer: &WholeAnswer, dialect: Dialect, replica: Arc<str>) -> Optio
     }
 }
 
-/// Whether the engine gave the request up when it was told to stop: vLLM's answer then ends where it was, with 200. The
-/// words cannot stand in a model's text, where their quotes would be escaped.
-fn is_aborted(answer: &WholeAnswer) -> bool {
-    static WORDS: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(br#""finish_reason":"abort""#));
-    answer.head.status.is_success() && WORDS.find(&answer.body).is_some()
+/// Whether the engine aborted the request at shutdown: vLLM then returns the truncated completion with 200 and
+/// `finish_reason: "abort"`. The pattern cannot occur in generated text, where its quotes would be escaped.
+fn is_aborted(answer: &BufferedResponse) -> bool {
+    static ABORTED: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(br#""finish_reason":"abort""#));
+    answer.head.status.is_success() && ABORTED.find(&answer.body).is_some()
 }
 
 fn is_event_stream(head: &response::Parts) -> bool {
@@ -290,5 +298,5 @@ fn is_event_stream(head: &response::Parts) -> bool {
         .is_some_and(|v| v.as_bytes().get(..17).is_some_and(|v| v.eq_ignore_ascii_case(b"text/event-stream")))
 }
 
-/// Answers up to here are held until they are whole, so that a truncated one can be retried.
-const MAX_HELD: usize = 1 << 20;
+/// Largest unary response, in bytes, that is buffered whole, so that a truncated one can be retried.
+const MAX_BUFFERED: usize = 1 << 20;

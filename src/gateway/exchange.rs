@@ -1,8 +1,8 @@
-//! Route, send, try again: from a prepared request to an answer worth relaying, or a failure.
+//! Pick, send, retry: from a prepared request to a response worth relaying, or a failure.
 //!
-//! The retry rule: work known not to have been sent may use all of `retry.attempts`; work that may have
-//! started is retried once in all, within the budget. Deadlines run over all attempts. It owns everything it
-//! needs, so that it can also run inside a response body, behind heartbeats.
+//! The retry rule: a request known not to have been sent may use all of `retry.attempts`; one that may have started is
+//! retried once at most, within the retry budget. Deadlines run over all attempts. An exchange owns all its state, so that
+//! it can also run inside a response body, behind heartbeats.
 
 use std::sync::Arc;
 
@@ -10,12 +10,12 @@ use bytes::Bytes;
 use http::{HeaderValue, Request};
 use http_body_util::Full;
 
-use super::attempt::{Answer, AttemptError, AttemptMoments, Order};
+use super::attempt::{AttemptError, AttemptTimes, UpstreamAttempt, UpstreamResponse};
 use super::degrade::degrade;
-use super::picker::{self, Choice, Hold};
+use super::picker::{self, PickOutcome, QueueWait};
 use super::prepare::Prepared;
 use super::waiting::{NO_REPLICA, Waits};
-use super::{Asked, Gateway};
+use super::{Gateway, IncomingRequest};
 use crate::clock::Stamp;
 use crate::error::{Failure, ReplicaFailure};
 use crate::fleet::pick::Pick;
@@ -30,10 +30,10 @@ use crate::upstream::headers::{self, Credential, Upstream};
 /// A prepared request and everything its attempts need.
 #[derive(Debug)]
 pub struct Exchange {
-    asked: Box<Asked>,
-    /// The request.
+    incoming: Box<IncomingRequest>,
+    /// The request as parsed and classified.
     pub prepared: Box<Prepared>,
-    /// Its record in the making.
+    /// Its open record.
     pub guard: RecordGuard,
     pub(super) tried: picker::Tried,
     retried_unsent: u32,
@@ -41,33 +41,32 @@ pub struct Exchange {
     pub(super) waits: Waits,
 }
 
-/// What came of it.
+/// Result of an exchange.
 #[derive(Debug)]
-pub struct Exchanged {
-    /// The request's record in the making.
+pub struct ExchangeResult {
+    /// The request's open record.
     pub guard: RecordGuard,
-    /// An answer worth relaying with who gave it, or a failure.
-    pub result: Result<(Answer, Winner), Failure>,
-    /// How the exchange was prepared.
+    /// A response worth relaying with the attempt that got it, or a failure.
+    pub result: Result<(UpstreamResponse, ActiveAttempt), Failure>,
+    /// The request; after a degrade, as prepared for the fallback route.
     pub prepared: Box<Prepared>,
 }
 
-/// Who answers, and what goes on until the end of the answer.
+/// The attempt whose response is relayed; lives until the end of the body.
 #[derive(Debug)]
-pub struct Winner {
-    /// The choice; holds the load.
+pub struct ActiveAttempt {
+    /// The chosen replica with the load reserved on it.
     pub pick: Box<Pick>,
-    /// The watchdog's view.
+    /// State shared with the watchdog.
     pub watch: Arc<StreamWatch>,
 }
 
 impl Exchange {
-    /// Begins.
+    /// An exchange before its first attempt. Boxed: it is moved several times, and each move would copy it whole.
     #[must_use]
-    pub fn new(asked: Box<Asked>, prepared: Box<Prepared>, guard: RecordGuard) -> Box<Self> {
-        // It goes through several hands, and every move of it would copy it whole.
+    pub fn new(incoming: Box<IncomingRequest>, prepared: Box<Prepared>, guard: RecordGuard) -> Box<Self> {
         Box::new(Self {
-            asked,
+            incoming,
             prepared,
             guard,
             tried: picker::Tried::new(),
@@ -77,57 +76,61 @@ impl Exchange {
         })
     }
 
-    /// The gateway.
+    /// The shared state of all requests.
     #[must_use]
     pub fn gateway(&self) -> &Arc<Gateway> {
-        &self.asked.gateway
+        &self.incoming.gateway
     }
 
-    /// Tries replicas until one answers or none may be tried any more.
-    pub async fn run(mut self: Box<Self>) -> Exchanged {
+    /// Attempts until one replica answers or the retry rule forbids another.
+    pub async fn run(mut self: Box<Self>) -> ExchangeResult {
         let result = self.answer().await;
         if let Err(failure) = &result {
-            self.asked.gateway.count_refusal(failure);
+            self.incoming.gateway.count_refusal(failure);
         }
         let Self { guard, prepared, .. } = *self;
-        Exchanged { guard, result, prepared }
+        ExchangeResult { guard, result, prepared }
     }
 
-    async fn answer(&mut self) -> Result<(Answer, Winner), Failure> {
-        let mut last: Option<Result<(Answer, Winner), Failure>> = None;
+    async fn answer(&mut self) -> Result<(UpstreamResponse, ActiveAttempt), Failure> {
+        let mut last: Option<Result<(UpstreamResponse, ActiveAttempt), Failure>> = None;
         loop {
-            let pick = match picker::pick(&self.asked.gateway, &self.prepared, self.waits.asking(&self.tried))
-            {
-                Some(Choice::Take(pick)) => pick,
-                Some(Choice::Wait(hold)) => {
+            let pick = match picker::pick(
+                &self.incoming.gateway,
+                &self.prepared,
+                self.waits.pick_context(&self.tried),
+            ) {
+                Some(PickOutcome::Take(pick)) => pick,
+                Some(PickOutcome::Wait(hold)) => {
                     self.wait(hold).await?;
                     continue;
                 }
-                Some(Choice::Degrade) => {
-                    if degrade(&mut self.prepared, &mut self.guard, self.asked.gateway.observer.metrics()) {
-                        self.waits.begin_anew();
+                Some(PickOutcome::Degrade) => {
+                    if degrade(&mut self.prepared, &mut self.guard, self.incoming.gateway.observer.metrics())
+                    {
+                        self.waits.reset();
                     }
                     continue;
                 }
-                None if last.is_none() && self.prepared.may_wait_for_a_replica() => {
+                None if last.is_none() && self.prepared.may_wait_for_replica() => {
                     self.wait(NO_REPLICA).await?;
                     continue;
                 }
-                None => return last.unwrap_or_else(|| Err(self.prepared.nobody())),
+                None => return last.unwrap_or_else(|| Err(self.prepared.no_ready_replica())),
             };
-            self.waits.note_admitted(&self.asked.gateway);
+            self.waits.note_admitted(&self.incoming.gateway);
             self.note_decision(&pick);
             match self.attempt(pick).await {
                 Ok(answered) => return Ok(answered),
                 Err((AttemptError::Overdue(failure), _)) => return Err(failure),
-                Err((AttemptError::Replica(failure, answer), winner)) => {
-                    let may_go_on = self.may_retry(&failure, &winner.pick);
-                    // What the client gets if this was the last try: the engine's own whole answer, if it gave one.
+                Err((AttemptError::Replica(failure, answer), active)) => {
+                    let may_retry = self.may_retry(&failure, &active.pick);
+                    // If this was the last attempt, the client gets the engine's own complete response, if there is one.
                     let result = match answer {
-                        Some(answer) => Ok((Answer::Whole(answer), winner)),
+                        Some(answer) => Ok((UpstreamResponse::Buffered(answer), active)),
                         None => Err(Failure::Replica(failure)),
                     };
-                    if !may_go_on {
+                    if !may_retry {
                         return result;
                     }
                     last = Some(result);
@@ -136,17 +139,17 @@ impl Exchange {
         }
     }
 
-    async fn wait(&mut self, hold: Hold) -> Result<(), Failure> {
-        // Boxed, so that the many requests that need not wait do not carry the memory for it.
-        Box::pin(self.waits.wait(hold, &self.asked.gateway, &self.prepared, &mut self.guard)).await
+    async fn wait(&mut self, hold: QueueWait) -> Result<(), Failure> {
+        // Boxed: most requests never wait and should not carry this future's state.
+        Box::pin(self.waits.wait(hold, &self.incoming.gateway, &self.prepared, &mut self.guard)).await
     }
 
-    /// Counts the failure against the replica and says whether another try is allowed.
+    /// Counts the failure against the replica; whether the retry rule allows another attempt.
     fn may_retry(&mut self, failure: &ReplicaFailure, pick: &Pick) -> bool {
-        let gateway = &self.asked.gateway;
+        let gateway = &self.incoming.gateway;
         let now = gateway.clock.now();
-        let was_handed_back = matches!(failure, ReplicaFailure::ClosedBeforeHead { is_unsent: true, .. });
-        if !was_handed_back {
+        let was_returned = matches!(failure, ReplicaFailure::ClosedBeforeHead { is_unsent: true, .. });
+        if !was_returned {
             pick.pool.failed(&pick.replica, failure, pick.prompt, now);
             picker::note_tried(&mut self.tried, pick);
         }
@@ -159,21 +162,24 @@ impl Exchange {
         is_first && retry.attempts > 0 && gateway.retries.withdraw(retry, now)
     }
 
-    async fn attempt(&mut self, pick: Box<Pick>) -> Result<(Answer, Winner), (AttemptError, Winner)> {
-        let clock = self.asked.gateway.clock;
+    async fn attempt(
+        &mut self,
+        pick: Box<Pick>,
+    ) -> Result<(UpstreamResponse, ActiveAttempt), (AttemptError, ActiveAttempt)> {
+        let clock = self.incoming.gateway.clock;
         let start = clock.now();
         let span = trace_context::new_span_id();
         let deadlines = self.prepared.deadlines();
         let limits = StreamDeadlines {
             inter_token: Some(self.prepared.timeouts.inter_token),
             client_stall: self.prepared.timeouts.client_stall,
-            first_token_at: deadlines.first_token.map(|(at, _)| at),
-            total_at: deadlines.total.0,
+            first_token_at: deadlines.first_token.map(|deadline| deadline.at),
+            total_at: deadlines.total.at,
         };
         let vitals = Arc::clone(&pick.replica.vitals);
-        let watch = self.asked.gateway.watchdog.watch(vitals, self.asked.kill.clone(), limits, start);
+        let watch = self.incoming.gateway.watchdog.watch(vitals, self.incoming.kill.clone(), limits, start);
         let asks_load = self.asks_load(&pick, start);
-        let mut order = Box::new(Order {
+        let mut attempt = Box::new(UpstreamAttempt {
             replica: Arc::clone(&pick.replica),
             request: self.request(&pick, span, asks_load),
             shape: self.shape(),
@@ -182,20 +188,20 @@ impl Exchange {
             asks_load,
             clock,
         });
-        let mut moments = AttemptMoments { start, ..AttemptMoments::default() };
-        let watching = WatchGuard(Some(&watch));
-        let result = order.send(&mut moments).await;
-        watching.disarm();
-        self.note_attempt(&pick, span, &moments, &result);
-        let winner = Winner { pick, watch };
+        let mut times = AttemptTimes { start, ..AttemptTimes::default() };
+        let watch_guard = WatchGuard(Some(&watch));
+        let result = attempt.send(&mut times).await;
+        watch_guard.disarm();
+        self.note_attempt(&pick, span, &times, &result);
+        let active = ActiveAttempt { pick, watch };
         match result {
-            Ok(answer) => Ok((answer, winner)),
+            Ok(answer) => Ok((answer, active)),
             Err(error) => {
-                winner.watch.close();
+                active.watch.close();
                 if matches!(error, AttemptError::Overdue(_)) {
-                    winner.pick.assignment.censored(clock.now());
+                    active.pick.assignment.censored(clock.now());
                 }
-                Err((error, winner))
+                Err((error, active))
             }
         }
     }
@@ -208,16 +214,17 @@ impl Exchange {
         }
     }
 
-    /// Whether the engine should tell its load with the answer: only unary ones do, and a scrape that is on time is cheaper.
+    /// Whether to request a load report (ORCA header): vLLM sends one on unary responses only, and only an overdue scrape is
+    /// worth the cost.
     fn asks_load(&mut self, pick: &Pick, now: Stamp) -> bool {
-        let tells = matches!(self.guard.record().dialect, Dialect::Chat | Dialect::Completions);
-        tells
+        let reports_load = matches!(self.guard.record().dialect, Dialect::Chat | Dialect::Completions);
+        reports_load
             && !self.prepared.is_stream
             && pick.replica.target.is_overdue(now, pick.pool.config().scrape_interval)
-            && !headers::has_asked_load(&self.asked.parts.headers)
+            && !headers::has_asked_load(&self.incoming.parts.headers)
     }
 
-    /// The upstream request: our framing, our header list, the client's bytes.
+    /// The upstream request: framing and headers of the gateway, the prepared body.
     fn request(&mut self, pick: &Pick, span: u64, asks_load: bool) -> Request<Full<Bytes>> {
         let record = self.guard.record();
         let config = pick.pool.config();
@@ -226,13 +233,13 @@ impl Exchange {
             None if self.prepared.table.tenants.ask_for_keys() => Credential::Remove,
             None => Credential::Forward,
         };
-        let has_body = !self.prepared.body.is_empty() || self.asked.parts.method == http::Method::POST;
+        let has_body = !self.prepared.body.is_empty() || self.incoming.parts.method == http::Method::POST;
         let id = HeaderValue::from_str(&record.request_id);
         let mut request = Request::new(Full::new(self.prepared.body.clone()));
-        *request.method_mut() = self.asked.parts.method.clone();
-        *request.uri_mut() = target(&pick.replica.endpoint.base_path, &self.asked.parts.uri);
+        *request.method_mut() = self.incoming.parts.method.clone();
+        *request.uri_mut() = target(&pick.replica.endpoint.base_path, &self.incoming.parts.uri);
         *request.headers_mut() = headers::upstream_request(
-            &self.asked.parts.headers,
+            &self.incoming.parts.headers,
             Upstream {
                 host: &pick.replica.host,
                 body_len: has_body.then_some(self.prepared.body.len()),
@@ -240,7 +247,7 @@ impl Exchange {
                 traceparent: Some(trace_context::traceparent(&record.trace, span)),
                 tracestate: record.trace.state.as_deref().and_then(|s| HeaderValue::from_str(s).ok()),
                 credential,
-                via: &self.asked.gateway.via,
+                via: &self.incoming.gateway.via,
                 asks_load,
             },
         );
@@ -257,8 +264,8 @@ impl Exchange {
         &mut self,
         pick: &Pick,
         span: u64,
-        moments: &AttemptMoments,
-        result: &Result<Answer, AttemptError>,
+        times: &AttemptTimes,
+        result: &Result<UpstreamResponse, AttemptError>,
     ) {
         let (status, error) = match result {
             Ok(answer) => (Some(answer.status().as_u16()), None),
@@ -267,16 +274,16 @@ impl Exchange {
             }
             Err(AttemptError::Overdue(failure)) => (None, Some(failure.code())),
         };
-        let end = self.asked.gateway.clock.now();
+        let end = self.incoming.gateway.clock.now();
         let record = self.guard.record();
-        record.at.connected = moments.connected;
-        record.at.first_byte = moments.head;
+        record.at.connected = times.connected;
+        record.at.first_byte = times.head;
         record.attempts.push(record::Attempt {
             served: pick.replica.served.clone(),
             span,
-            start: moments.start,
-            connected: moments.connected,
-            head: moments.head,
+            start: times.start,
+            connected: times.connected,
+            head: times.head,
             end,
             status,
             error,
@@ -285,7 +292,7 @@ impl Exchange {
     }
 }
 
-/// Ends the watchdog's interest if the attempt is dropped half-way (the client left).
+/// Closes the watch if the attempt is dropped before its end (the client left).
 struct WatchGuard<'w>(Option<&'w StreamWatch>);
 
 impl WatchGuard<'_> {

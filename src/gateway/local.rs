@@ -1,4 +1,4 @@
-//! The few paths that the gateway answers itself on the data port: models, health, version.
+//! Paths answered by the gateway itself on the data port: `/v1/models`, `/health`, `/version`.
 
 use std::collections::BTreeMap;
 
@@ -6,13 +6,13 @@ use bytes::Bytes;
 use http::{HeaderValue, Response, StatusCode, header};
 use serde_json::{Value, json};
 
-use super::table::{RouteState, Table};
+use super::table::{RouteState, RoutingTable};
 use crate::config::ModelMatch;
 use crate::request::tenant::TenantRef;
 
-/// `GET /v1/models`: what the pools serve, with aliases and adapters, as far as the tenant may use it.
+/// `GET /v1/models`: models, aliases and adapters of the routes that the tenant may use.
 #[must_use]
-pub fn models(table: &Table, tenant: &TenantRef) -> Response<Bytes> {
+pub fn models(table: &RoutingTable, tenant: &TenantRef) -> Response<Bytes> {
     let mut entries: BTreeMap<String, Value> = BTreeMap::new();
     for route in &table.routes {
         if !tenant.may_use(&route.config.name) {
@@ -43,26 +43,26 @@ pub fn models(table: &Table, tenant: &TenantRef) -> Response<Bytes> {
     json_response(StatusCode::OK, &json!({ "object": "list", "data": data }))
 }
 
-/// `GET /health`: 200 when a route is ready and no drain is on.
+/// `GET /health`: 200 if a route is ready and the gateway does not drain, else 503.
 #[must_use]
-pub fn health(table: &Table, is_draining: bool) -> Response<Bytes> {
-    let (status, word) = if is_draining {
+pub fn health(table: &RoutingTable, is_draining: bool) -> Response<Bytes> {
+    let (status, text) = if is_draining {
         (StatusCode::SERVICE_UNAVAILABLE, "draining")
     } else if table.routes.iter().any(|r| r.is_ready()) {
         (StatusCode::OK, "ok")
     } else {
         (StatusCode::SERVICE_UNAVAILABLE, "no route is ready")
     };
-    json_response(status, &json!({ "status": word }))
+    json_response(status, &json!({ "status": text }))
 }
 
-/// `GET /version`
+/// `GET /version`: the crate's version.
 #[must_use]
 pub fn version() -> Response<Bytes> {
     json_response(StatusCode::OK, &json!({ "version": env!("CARGO_PKG_VERSION"), "gateway": "tokenway" }))
 }
 
-/// What a route's replicas list; the engine's local paths stay its own.
+/// The models that a route's replicas list, without `permission` and `root` (a path on the engine's host).
 fn served(route: &RouteState) -> Vec<(String, Value)> {
     let mut all = Vec::new();
     for (pool, _) in &route.pools {

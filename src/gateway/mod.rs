@@ -1,13 +1,13 @@
-//! The line a request walks, from its parsed head to its response.
+//! The path of a request, from its parsed head to its response.
 //!
-//! [`Asked::answer`] is the whole life of a request in one function: what the gateway answers itself, then
-//! [`prepare`] (read, identify, classify, admit), [`exchange`] (route, send, try again) and [`reply`] (relay).
-//! The record is made along the way and reports itself when the response body is dropped.
+//! [`IncomingRequest::answer`] is the whole life of a request in one function: the paths that the gateway answers itself,
+//! then [`prepare`] (read, identify, classify, admit), [`exchange`] (pick, send, retry) and [`reply`] (relay).
+//! The record is filled on the way and published when the response body is dropped.
 
 pub mod attempt;
 mod degrade;
 pub mod exchange;
-pub mod explained;
+pub mod explain_limiter;
 pub mod local;
 pub mod picker;
 pub mod prepare;
@@ -28,9 +28,8 @@ use hyper::body::Incoming;
 use tokio_util::task::TaskTracker;
 
 use self::exchange::Exchange;
-use self::explained::Explained;
-
-use self::table::Table;
+use self::explain_limiter::ExplainLimiter;
+use self::table::RoutingTable;
 use crate::clock::Clock;
 use crate::digits;
 use crate::error::{ErrorShape, Failure};
@@ -46,64 +45,64 @@ use crate::request::dialect::Dialect;
 use crate::upstream::budget::RetryBudget;
 use crate::upstream::headers::X_REQUEST_ID;
 
-/// Everything that requests share.
+/// State shared by all requests.
 #[derive(Debug)]
 pub struct Gateway {
-    /// Time.
+    /// The process' clock.
     pub clock: Clock,
-    /// The configuration over the fleet; loaded once per request.
-    pub table: ArcSwap<Table>,
-    /// Who reads records.
+    /// Routes, pools and tenants of the current configuration; loaded once per request.
+    pub table: ArcSwap<RoutingTable>,
+    /// Publishes records.
     pub observer: Arc<Observer>,
-    /// Deadlines of streams.
+    /// Enforces deadlines.
     pub watchdog: Arc<Watchdog>,
-    /// Memory of request bodies.
+    /// Budget in bytes for all request bodies in memory.
     pub memory: BodyMemory,
-    /// How much may be retried.
+    /// Token bucket of retries.
     pub retries: RetryBudget,
-    /// Which replica made which response.
+    /// Response id to replica, for `previous_response_id`.
     pub pins: Arc<ResponsePins>,
     /// This gateway's name in `Via`.
     pub via: HeaderValue,
-    /// How far a drain is.
+    /// Phase of the shutdown drain.
     pub drain: DrainFlag,
     /// Requests whose record is still open.
     pub requests: Arc<AtomicU64>,
-    /// Where its own tasks run.
+    /// Tracks tasks spawned on behalf of requests, so that shutdown waits for them.
     pub tasks: TaskTracker,
-    /// Which decisions are written down in full.
-    pub explained: Explained,
+    /// Rate limit for explained decisions.
+    pub explain_limiter: ExplainLimiter,
 }
 
-/// How far a drain is: read by every request, written by the application.
+/// Phase of the shutdown drain: read by every request, written by the application.
 #[derive(Debug, Default)]
 pub struct DrainFlag(AtomicU8);
 
 impl DrainFlag {
-    /// Not ready any more, still serving, `connection: close` on every response.
+    /// Phase 1: not ready, still serving, `connection: close` on HTTP/1 responses.
     pub fn begin(&self) {
         self.0.fetch_max(1, Ordering::Release);
     }
 
-    /// New requests get 503.
+    /// Phase 2: new requests get 503.
     pub fn refuse(&self) {
         self.0.fetch_max(2, Ordering::Release);
     }
 
-    /// Whether a drain is on.
+    /// Whether the drain has begun (phase 1 or 2).
     #[must_use]
     pub fn is_on(&self) -> bool {
         self.0.load(Ordering::Acquire) > 0
     }
 
-    /// Whether new requests are refused.
+    /// Whether new requests are refused (phase 2).
     #[must_use]
     pub fn refuses(&self) -> bool {
         self.0.load(Ordering::Acquire) > 1
     }
 }
 
-/// The gateway as the listener calls it.
+/// The listener's handler.
 #[derive(Clone, Debug)]
 pub struct Service(pub Arc<Gateway>);
 
@@ -116,8 +115,8 @@ impl Handler for Service {
         kill: KillSwitch,
     ) -> impl Future<Output = Response<ReplyBody>> + Send {
         let (parts, body) = request.into_parts();
-        // A future is copied whole when it is begun, so it had better carry one pointer.
-        Box::new(Asked { gateway: Arc::clone(&self.0), parts, body: Some(body), kill }).answer()
+        // A future is copied whole when it is first polled: box its state.
+        Box::new(IncomingRequest { gateway: Arc::clone(&self.0), parts, body: Some(body), kill }).answer()
     }
 
     fn reject(&self, fault: HeadFault) -> Response<Bytes> {
@@ -135,18 +134,18 @@ impl Handler for Service {
     }
 }
 
-/// A request as it came.
+/// A request as received: parsed head, unread body.
 #[derive(Debug)]
-pub struct Asked {
+pub struct IncomingRequest {
     gateway: Arc<Gateway>,
     parts: Parts,
-    /// Until it is read.
+    /// `None` once it is read.
     body: Option<Incoming>,
     kill: KillSwitch,
 }
 
-impl Asked {
-    /// One request, from its head to its response.
+impl IncomingRequest {
+    /// Serves one request, from its head to its response.
     async fn answer(mut self: Box<Self>) -> Response<ReplyBody> {
         let gateway = Arc::clone(&self.gateway);
         let is_http1 = self.parts.version < http::Version::HTTP_2;
@@ -171,8 +170,8 @@ impl Asked {
 }
 
 impl Gateway {
-    /// The configuration that a request lives under and its record, or the answer to what is no inference request.
-    fn begin(&self, parts: &Parts) -> Result<(Arc<Table>, RecordGuard), Box<Response<ReplyBody>>> {
+    /// The configuration snapshot and the open record of an inference request, or the response to any other path.
+    fn begin(&self, parts: &Parts) -> Result<(Arc<RoutingTable>, RecordGuard), Box<Response<ReplyBody>>> {
         let head = self.clock.now();
         let table = self.table.load_full();
         if let Some(response) = self.answer_locally(&table, parts) {
@@ -185,14 +184,14 @@ impl Gateway {
         Ok((table, self.open_record(parts, dialect, head)))
     }
 
-    /// What a client did wrong is no decision of admission.
+    /// Counts refusals; client errors are no admission decision.
     fn count_refusal(&self, failure: &Failure) {
         if Outcome::of(failure) == Outcome::Refused {
             self.observer.metrics().admission("refuse", failure.code());
         }
     }
 
-    fn answer_locally(&self, table: &Table, parts: &Parts) -> Option<Response<Bytes>> {
+    fn answer_locally(&self, table: &RoutingTable, parts: &Parts) -> Option<Response<Bytes>> {
         let path = parts.uri.path();
         if !matches!(path, "/v1/models" | "/health" | "/version") {
             return None;
@@ -228,7 +227,7 @@ impl Gateway {
     }
 }
 
-/// The client's `x-request-id` where it is harmless, else one of ours.
+/// The client's `x-request-id` if it is 1 to 64 bytes of `[A-Za-z0-9._-]`, else a random one.
 #[must_use]
 pub fn request_id(headers: &http::HeaderMap) -> Arc<str> {
     let is_harmless = |id: &&str| {

@@ -1,7 +1,7 @@
-//! Chooses a replica for a request: the pool of its route, then the pool's dispatcher, then the rules of the route.
+//! Picks a replica for a request: a pool of its route, the pool's dispatcher, then the route's admission rules.
 //!
-//! Deciding is in [`crate::routing::Dispatcher`], holding back in [`crate::admission::rule`]; here is what only the live
-//! gateway knows: which replicas are ready, which were tried, which one a stored response is pinned to.
+//! [`crate::routing::Dispatcher`] decides and [`crate::admission::rule`] admits; this module adds the state of the live
+//! gateway: which replicas are ready, which were tried, which one a stored response is pinned to.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use crate::routing::{self, Ask, Candidate, Judged, SlotSet, Terms};
 /// The replicas that a request has tried, by pool.
 pub type Tried = smallvec::SmallVec<[(Arc<str>, SlotSet); 1]>;
 
-/// Notes that a replica was tried.
+/// Excludes a picked replica from later picks of the same request.
 pub fn note_tried(tried: &mut Tried, pick: &Pick) {
     let pool = &pick.pool.name;
     match tried.iter_mut().find(|(name, _)| name == pool) {
@@ -27,43 +27,44 @@ pub fn note_tried(tried: &mut Tried, pick: &Pick) {
     }
 }
 
-/// What is to be done with a request now.
+/// Decision on a request.
 #[derive(Debug)]
-pub enum Choice {
-    /// It goes to this replica.
+pub enum PickOutcome {
+    /// Send it to this replica; its load is reserved.
     Take(Box<Pick>),
-    /// It waits in the queue of its route.
-    Wait(Hold),
-    /// Its route's `[route.degrade]` applies.
+    /// Wait in the queue of its route.
+    Wait(QueueWait),
+    /// Move it to the route of `[route.degrade]`.
     Degrade,
 }
 
-/// Why and where a request waits.
+/// A wait in the queue of a route.
 #[derive(Clone, Copy, Debug)]
-pub struct Hold {
-    /// Why.
+pub struct QueueWait {
+    /// Selects the lane and the deadline.
     pub reason: WaitReason,
-    /// The pool that it waits for, by its place in the route; `None` where none of them is ready.
+    /// Index into the route's pools; `None` if no pool has a ready replica.
     pub pool: Option<usize>,
-    /// What is predicted for it.
+    /// Prediction at the time of the decision.
     pub outlook: Outlook,
 }
 
-/// What a request brings along to a decision.
+/// State of a request from its earlier decisions.
 #[derive(Clone, Copy, Debug)]
-pub struct Asking<'a> {
-    /// The replicas that it tried.
+pub struct PickContext<'a> {
+    /// Replicas excluded because they failed this request.
     pub tried: &'a Tried,
-    /// The pool that it waited for: it stays with it while that takes requests, or the pools' weights would not hold.
+    /// Pool that it waits for. It keeps it while that pool takes requests; choosing anew on each retry would distort the
+    /// pools' weights.
     pub pool: Option<usize>,
-    /// It waits in the queue as late and was called.
+    /// Whether it waits in a late lane.
     pub is_late: bool,
 }
 
-/// A replica for the request, among those not tried; `None` when there is none.
+/// Picks among the ready replicas not tried yet; `None` if there is none.
 #[must_use]
-pub fn pick(gateway: &Gateway, request: &Prepared, asking: Asking<'_>) -> Option<Choice> {
-    let tried = asking.tried;
+pub fn pick(gateway: &Gateway, request: &Prepared, context: PickContext<'_>) -> Option<PickOutcome> {
+    let tried = context.tried;
     let now = gateway.clock.now();
     let none = SlotSet::new();
     let tried_of = |pool: &PoolState| tried_in(tried, pool).unwrap_or(&none);
@@ -73,10 +74,10 @@ pub fn pick(gateway: &Gateway, request: &Prepared, asking: Asking<'_>) -> Option
     let at = match (&request.pinned, pools.len()) {
         (Some(pinned), _) => pools.iter().position(|(pool, _)| holds(pool, pinned)),
         (None, 1) => Some(0),
-        (None, _) if asking.pool.is_some_and(is_open) => asking.pool,
+        (None, _) if context.pool.is_some_and(is_open) => context.pool,
         (None, _) => request.route.wheel.choose(request.session, is_open),
     }?;
-    choose(gateway, request, at, asking, now)
+    choose(gateway, request, at, context, now)
 }
 
 fn tried_in<'t>(tried: &'t Tried, pool: &PoolState) -> Option<&'t SlotSet> {
@@ -93,7 +94,7 @@ fn has_open(pool: &PoolState, request: &Prepared, tried: &SlotSet) -> bool {
     let replicas = pool.replicas();
     let open = |r: &&Arc<Replica>| r.is_ready() && !tried.contains(r.slot());
     let is_any = request.route.config.model == crate::config::ModelMatch::Any;
-    // A route `*` over pools of different models asks those that list the model, if any does.
+    // A route `*` over pools of different models uses the pools that list the model, if any does.
     if is_any && request.route.is_listed(request.model.as_deref()) {
         replicas.iter().filter(open).any(serves)
     } else {
@@ -105,9 +106,9 @@ fn choose(
     gateway: &Gateway,
     request: &Prepared,
     at: usize,
-    asking: Asking<'_>,
+    context: PickContext<'_>,
     now: Stamp,
-) -> Option<Choice> {
+) -> Option<PickOutcome> {
     let (pool, _) = request.route.pools.get(at)?;
     let none = SlotSet::new();
     let replicas = pool.replicas();
@@ -128,25 +129,25 @@ fn choose(
         waited: now.since(request.read),
         queues_late: request.rules.queue.is_some(),
         shows_first_token: request.shows_first_token,
-        tried: tried_in(asking.tried, pool).unwrap_or(&none),
+        tried: tried_in(context.tried, pool).unwrap_or(&none),
     };
     let targets = replicas.iter().filter(may_take).map(|replica| &replica.target);
     let policy = &*request.route.policy;
     let judged = pool.dispatcher.judge(policy, &ask, &pool.engine_limits(), now, targets)?;
     let is_behind_others =
-        || !asking.is_late && request.route.queue.has_late_before(request.is_long, request.deadline());
-    let hold = |reason, outlook| Some(Choice::Wait(Hold { reason, pool: Some(at), outlook }));
+        || !context.is_late && request.route.queue.has_late_before(request.is_long, request.deadline());
+    let wait = |reason, outlook| Some(PickOutcome::Wait(QueueWait { reason, pool: Some(at), outlook }));
     match rule(&request.rules, &judged, is_behind_others) {
-        Ruling::Hold => return hold(WaitReason::Held, Outlook::default()),
-        Ruling::Queue(outlook) => return hold(WaitReason::Late, outlook),
-        Ruling::Degrade => return Some(Choice::Degrade),
+        Ruling::Hold => return wait(WaitReason::Held, Outlook::default()),
+        Ruling::Queue(outlook) => return wait(WaitReason::Late, outlook),
+        Ruling::Degrade => return Some(PickOutcome::Degrade),
         Ruling::Place => {}
     }
-    let is_explained = judged.predicts() && gateway.explained.is_due(now);
+    let is_explained = judged.predicts() && gateway.explain_limiter.is_due(now);
     let weighed = if is_explained { weighed(&judged, &replicas) } else { Box::default() };
     let assignment = judged.assign()?;
     let replica = Arc::clone(replicas.iter().find(|r| r.slot() == assignment.decision.slot)?);
-    Some(Choice::Take(Box::new(Pick {
+    Some(PickOutcome::Take(Box::new(Pick {
         pool: Arc::clone(pool),
         replica,
         decision: DecisionSummary { weighed, ..assignment.decision.summary(ask.waited) },
@@ -156,7 +157,7 @@ fn choose(
     })))
 }
 
-/// The terms of the candidates that came closest, by the names that people know.
+/// Cost terms of the cheapest candidates, by replica name.
 fn weighed(judged: &Judged<'_>, replicas: &[Arc<Replica>]) -> Box<[Weighed]> {
     let waited = judged.aim().waited;
     let named = |(candidate, terms): (&Candidate<'_>, Terms)| {

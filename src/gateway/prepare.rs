@@ -1,4 +1,4 @@
-//! Read, identify, classify, admit: from a head to a request that can be routed.
+//! Read, identify, classify, admit: from a parsed head to a request that can be routed.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -8,9 +8,9 @@ use bytes::Bytes;
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, Method};
 
-use super::attempt::Deadlines;
-use super::table::{RouteState, Table};
-use super::{Asked, Gateway};
+use super::attempt::{Deadline, Deadlines};
+use super::table::{RouteState, RoutingTable};
+use super::{Gateway, IncomingRequest};
 use crate::admission::Rules;
 use crate::clock::Stamp;
 use crate::config::{ModelMatch, Timeouts};
@@ -32,57 +32,57 @@ use crate::routing::rendezvous;
 use crate::units::Tokens;
 use crate::upstream::headers::is_looping;
 
-/// A request that can be routed.
+/// A request ready to be routed.
 #[derive(Debug)]
 pub struct Prepared {
-    /// The configuration that it lives under.
-    pub table: Arc<Table>,
-    /// Its route.
+    /// Configuration snapshot for the whole life of the request.
+    pub table: Arc<RoutingTable>,
+    /// The route of its model.
     pub route: Arc<RouteState>,
-    /// Its body as it goes upstream.
+    /// Body as sent upstream: the client's bytes with model and usage option spliced in.
     pub body: Bytes,
-    /// What the client sent; holds its share of memory.
+    /// Body as received, with its share of the memory budget.
     pub held: HeldBody,
-    /// Identity and size of its prompt.
+    /// Prefix chain and size of its prompt.
     pub prompt: RequestPrompt,
     /// Estimated input tokens.
     pub tokens: Tokens,
-    /// Whether the client asked for a stream.
+    /// `stream: true` on a path that generates.
     pub is_stream: bool,
-    /// Whether it will be seen when its prompt is computed.
+    /// Whether the end of its prefill is observable: streams, and paths that do not generate.
     pub shows_first_token: bool,
-    /// The usage chunk is ours, not the client's.
+    /// Whether the gateway requested the usage chunk, which then must not reach the client.
     pub withhold_usage: bool,
     /// `echo` of completions.
     pub echo: Echo,
-    /// Model as the engine is asked for it.
+    /// Model name as sent upstream.
     pub model: Option<Arc<str>>,
-    /// Its deadlines.
+    /// The route's timeouts, `total` lowered by `x-request-timeout`.
     pub timeouts: Timeouts,
-    /// `x-session-id`
+    /// Hash of `x-session-id`.
     pub session: Option<u64>,
-    /// The replica that made `previous_response_id`.
+    /// The replica that stores `previous_response_id`: the only one that can serve it.
     pub pinned: Option<Arc<Replica>>,
     /// When the body was read: deadlines count from here.
     pub read: Stamp,
-    /// Bounds of its SLO class.
+    /// Bounds of its SLO class, for its prompt length.
     pub slo: SloBounds,
     /// Whether its prompt is of class `long`.
     pub is_long: bool,
-    /// What its route wants done when it cannot be answered in time.
+    /// Admission rules of its route.
     pub rules: Rules,
 }
 
 impl Prepared {
-    /// When its first token should be there: the order in which requests wait.
+    /// EDF key of the queue: `read + TTFT bound`, or `+ timeouts.total` without a bound.
     #[must_use]
     pub fn deadline(&self) -> Stamp {
         self.read.after(self.slo.ttft.unwrap_or(self.timeouts.total))
     }
 
-    /// Its deadlines, over all attempts.
+    /// Deadlines over all attempts.
     pub(super) fn deadlines(&self) -> Deadlines {
-        let at = |after: Duration| (self.read.after(after), after);
+        let at = |after: Duration| Deadline { at: self.read.after(after), after };
         Deadlines {
             connect: self.timeouts.connect,
             first_token: self.is_stream.then(|| at(self.timeouts.first_token)),
@@ -90,8 +90,8 @@ impl Prepared {
         }
     }
 
-    /// The failure of a request that no replica can take.
-    pub(super) fn nobody(&self) -> Failure {
+    /// The failure if no replica is ready.
+    pub(super) fn no_ready_replica(&self) -> Failure {
         let probe = self.route.pools.first().map(|(pool, _)| pool.config().probe.interval);
         Failure::NoReadyReplica {
             route: Arc::clone(&self.route.config.name),
@@ -100,29 +100,29 @@ impl Prepared {
         }
     }
 
-    /// Whether its route lets it wait until there is a replica to choose.
-    pub(super) fn may_wait_for_a_replica(&self) -> bool {
+    /// Whether it may wait in the queue until a replica is ready.
+    pub(super) fn may_wait_for_replica(&self) -> bool {
         self.pinned.is_none() && self.rules.queue.is_some_and(|queue| queue.max_requests > 0)
     }
 
-    /// Holds it to an SLO class and, where its route has a queue, keeps the TTFT bound of an empty prompt for admission.
-    pub(super) fn bound_by(&mut self, class: &str) {
-        let quick = self.rules.queue.and_then(|_| self.table.slo(class, Tokens(0)).ttft);
-        self.rules.quick = quick.unwrap_or_default();
+    /// Sets the bounds of an SLO class and, if the route has a queue, the empty-prompt TTFT bound of admission.
+    pub(super) fn apply_slo(&mut self, class: &str) {
+        let base_ttft = self.rules.queue.and_then(|_| self.table.slo(class, Tokens(0)).ttft);
+        self.rules.base_ttft = base_ttft.unwrap_or_default();
         self.slo = self.table.slo(class, self.tokens);
     }
 }
 
-/// Takes a request from its head to where it can be routed.
+/// Reads the body, then identifies, classifies and admits the request.
 ///
 /// # Errors
 /// Every refusal that needs no replica, as a [`Failure`].
 pub async fn prepare(
-    asked: &mut Asked,
-    table: Arc<Table>,
+    incoming: &mut IncomingRequest,
+    table: Arc<RoutingTable>,
     guard: &mut RecordGuard,
 ) -> Result<Box<Prepared>, Failure> {
-    let Asked { gateway, parts, body, .. } = asked;
+    let IncomingRequest { gateway, parts, body, .. } = incoming;
     check(gateway, parts)?;
     let tenant = identify(&table, guard, &parts.headers)?;
     let server = &table.config.server;
@@ -131,7 +131,7 @@ pub async fn prepare(
         Some(body) => body::read(body, &gateway.memory, limits).await?,
         None => HeldBody::empty(),
     };
-    // What is left of it is hyper's.
+    // Drops hyper's body handle; the bytes are in `held`.
     *body = None;
     let read = gateway.clock.now();
     let record = guard.record();
@@ -146,7 +146,7 @@ pub async fn prepare(
     drop(fields);
     prepared.rules.degrade = route.config.degrade.filter(|degrade| {
         let to = table.routes.get(degrade.to);
-        // A stored response means nothing on another route.
+        // A stored response exists on its own replica only.
         prepared.pinned.is_none() && to.is_some_and(|to| tenant.may_use(&to.config.name))
     });
     prepared.read = read;
@@ -165,7 +165,11 @@ fn check(gateway: &Gateway, parts: &Parts) -> Result<(), Failure> {
     if gateway.drain.refuses() { Err(Failure::Draining) } else { Ok(()) }
 }
 
-fn identify(table: &Table, guard: &mut RecordGuard, headers: &HeaderMap) -> Result<TenantRef, Failure> {
+fn identify(
+    table: &RoutingTable,
+    guard: &mut RecordGuard,
+    headers: &HeaderMap,
+) -> Result<TenantRef, Failure> {
     let trusted = table.config.server.trust_headers.iter().find_map(|name| headers.get(name));
     let tenant = match trusted {
         Some(name) if table.tenants.ask_for_keys() => table
@@ -194,7 +198,7 @@ fn bad_field(error: FieldError) -> Failure {
 }
 
 fn find_route<'t>(
-    table: &'t Table,
+    table: &'t RoutingTable,
     tenant: &TenantRef,
     dialect: Dialect,
     fields: &Fields<'_>,
@@ -209,9 +213,9 @@ fn find_route<'t>(
     if may_use { Ok(route) } else { Err(Failure::ModelNotFound { model: model.unwrap_or_default().into() }) }
 }
 
-/// Identity, size and class of the prompt, and the bytes that go upstream.
+/// Prompt identity, size and class, and the body as sent upstream.
 pub(super) fn classify(
-    table: &Arc<Table>,
+    table: &Arc<RoutingTable>,
     route: &Arc<RouteState>,
     guard: &mut RecordGuard,
     fields: &Fields<'_>,
@@ -219,9 +223,9 @@ pub(super) fn classify(
     body: &Bytes,
 ) -> Box<Prepared> {
     let record = guard.record();
-    let asked = fields.model.as_deref();
+    let client_model = fields.model.as_deref();
     let upstream_model = upstream_model.as_deref();
-    let model = upstream_model.or(asked);
+    let model = upstream_model.or(client_model);
     let prompt = RequestPrompt::read(record.dialect, fields, model.unwrap_or_default(), &table.seed);
     let tokens = route.pools.first().map_or(Tokens(0), |(pool, _)| prompt.size.tokens(&pool.ratio));
     let edits = Edits { model: upstream_model, ask_usage: route.config.ask_usage };
@@ -253,7 +257,7 @@ pub(super) fn classify(
     })
 }
 
-/// How the prompt comes back, where it does.
+/// Where the prompt is repeated in the output (`echo` of completions).
 fn echo(fields: &Fields<'_>) -> Echo {
     if !fields.echo {
         return Echo::Off;
@@ -278,7 +282,7 @@ fn echo(fields: &Fields<'_>) -> Echo {
     Echo::On { prompts: prompts.into(), choices_per_prompt: fields.choices }
 }
 
-/// The model's name as a label: only names that a pool lists or the configuration holds, else `other`.
+/// The model name as a bounded label: listed by a pool or configured, else `other`.
 fn label(route: &RouteState, model: Option<&str>) -> Arc<str> {
     let Some(model) = model else { return "none".into() };
     for (pool, _) in &route.pools {
@@ -311,7 +315,7 @@ fn pinned(
         .ok_or(Failure::PreviousResponseNotFound)
 }
 
-/// What the client may set, its SLO, and whether its prompt kills replicas.
+/// Applies the client's permitted headers and its SLO class; refuses a suspected poison prompt.
 fn admit(
     gateway: &Gateway,
     mut prepared: Box<Prepared>,
@@ -320,13 +324,13 @@ fn admit(
 ) -> Result<Box<Prepared>, Failure> {
     let route = Arc::clone(&prepared.route);
     if route.config.client_may.timeout
-        && let Some(wish) = seconds(headers, "x-request-timeout")?
+        && let Some(requested) = seconds(headers, "x-request-timeout")?
     {
-        prepared.timeouts.total = prepared.timeouts.total.min(wish);
+        prepared.timeouts.total = prepared.timeouts.total.min(requested);
     }
     let table = &prepared.table;
-    let wish = route.config.client_may.slo_class.then(|| text(headers, "x-slo-class")).flatten();
-    let class = match wish {
+    let requested = route.config.client_may.slo_class.then(|| text(headers, "x-slo-class")).flatten();
+    let class = match requested {
         Some(name) => table
             .config
             .slo
@@ -335,7 +339,7 @@ fn admit(
             .ok_or_else(|| Failure::bad_request("x-slo-class names no SLO class of this gateway", None))?,
         None => Arc::clone(&route.config.slo),
     };
-    prepared.bound_by(&class);
+    prepared.apply_slo(&class);
     let record = guard.record();
     record.slo = prepared.slo;
     record.slo_class = class;
@@ -353,9 +357,9 @@ fn admit(
 
 fn seconds(headers: &HeaderMap, name: &'static str) -> Result<Option<Duration>, Failure> {
     let Some(value) = text(headers, name) else { return Ok(None) };
-    let wish = value.parse::<f64>().ok().filter(|s| *s > 0.0).map(Duration::try_from_secs_f64);
-    match wish {
-        Some(Ok(wish)) => Ok(Some(wish)),
+    let requested = value.parse::<f64>().ok().filter(|s| *s > 0.0).map(Duration::try_from_secs_f64);
+    match requested {
+        Some(Ok(requested)) => Ok(Some(requested)),
         _ => Err(Failure::bad_request(format!("{name} must be a positive number of seconds"), None)),
     }
 }
@@ -364,8 +368,8 @@ fn text<'h>(headers: &'h HeaderMap, name: &str) -> Option<Cow<'h, str>> {
     headers.get(name).map(|v| String::from_utf8_lossy(v.as_bytes()))
 }
 
-/// Before its body is read a request has no route, so the longest bound of any route holds.
-fn default_stall(table: &Table) -> Duration {
+/// Client stall timeout while the body is read: the route is unknown then, so the longest of all routes.
+fn default_stall(table: &RoutingTable) -> Duration {
     table.config.routes.iter().map(|r| r.timeouts.client_stall).max().unwrap_or(Duration::from_secs(60))
 }
 

@@ -1,4 +1,4 @@
-//! From what came of a request to its response: status, headers, body.
+//! From the result of an exchange to the client's response: status, headers, body.
 
 use std::sync::Arc;
 
@@ -6,13 +6,12 @@ use bytes::Bytes;
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
 
-use super::exchange::{Exchange, Exchanged, Winner};
+use super::attempt::{BufferedResponse, UpstreamResponse};
+use super::exchange::{ActiveAttempt, Exchange, ExchangeResult};
 use super::prepare::Prepared;
 use super::{Gateway, request_id};
 use crate::digits;
-use crate::error::ErrorShape;
-use crate::error::{Failure, ReplicaFailure};
-use crate::gateway::attempt::{Answer, WholeAnswer};
+use crate::error::{ErrorShape, Failure, ReplicaFailure};
 use crate::observe::record_guard::RecordGuard;
 use crate::observe::stages::{StageSource, at_the_engine};
 use crate::record::{Outcome, Record};
@@ -25,18 +24,18 @@ use crate::relay::stream::{StreamBody, record_facts};
 use crate::relay::usage;
 use crate::upstream::headers::{X_REQUEST_ID, strip_length, strip_response};
 
-/// Runs an exchange and makes its response; with a heartbeat the head may go out before the answer is there.
+/// Runs an exchange and builds its response; with a heartbeat the head may be sent before the engine answers.
 pub async fn respond(mut exchange: Box<Exchange>) -> Response<ReplyBody> {
     let gateway = Arc::clone(exchange.gateway());
     let heartbeat = exchange.prepared.table.config.server.heartbeat.filter(|_| exchange.prepared.is_stream);
     let Some(every) = heartbeat else {
         return response(&gateway, exchange.run().await);
     };
-    // The record goes with the exchange; a head that cannot wait for it tells the stages reached so far.
+    // The record moves into the exchange: an early head carries the stages reached so far.
     let mut headers = HeaderMap::new();
     write_own_headers(&mut headers, exchange.guard.record());
     let mut run = Box::pin(exchange.run());
-    // The exchange goes on inside the body if the pause wins.
+    // Both arms are cancel-safe: if the timer wins, the exchange continues inside the body.
     tokio::select! {
         done = run.as_mut() => response(&gateway, done),
         () = tokio::time::sleep(every) => {
@@ -51,31 +50,31 @@ pub async fn respond(mut exchange: Box<Exchange>) -> Response<ReplyBody> {
     }
 }
 
-/// A response of the gateway itself on a path that is no inference path.
+/// A local response (no inference path): no record is made.
 #[must_use]
 pub fn local(response: Response<Bytes>, parts: &Parts) -> Response<ReplyBody> {
-    signed(response, &parts.headers).map(|body| ReplyBody::Whole(Some(body), None))
+    with_own_headers(response, &parts.headers).map(|body| ReplyBody::Whole(Some(body), None))
 }
 
-/// The answer to a head that could not be read: nothing is known of it, so it gets an id of ours.
+/// The response to a request head that does not parse, with a generated request id.
 #[must_use]
 pub fn unreadable(failure: &Failure) -> Response<Bytes> {
-    signed(failure_bytes(failure, ErrorShape::OpenAi), &HeaderMap::new())
+    with_own_headers(failure_bytes(failure, ErrorShape::OpenAi), &HeaderMap::new())
 }
 
-fn signed(mut response: Response<Bytes>, asked: &HeaderMap) -> Response<Bytes> {
-    write_request_id(response.headers_mut(), &request_id(asked));
+fn with_own_headers(mut response: Response<Bytes>, request: &HeaderMap) -> Response<Bytes> {
+    write_request_id(response.headers_mut(), &request_id(request));
     response.headers_mut().insert(SERVER_TIMING, HeaderValue::from_static("read;dur=0"));
     response
 }
 
-/// A failure on a path that is no inference path: no record is made of it.
+/// A failure on a path that is no inference path: no record is made.
 #[must_use]
 pub fn bare_failure(failure: &Failure, shape: ErrorShape, parts: &Parts) -> Response<ReplyBody> {
     local(failure_bytes(failure, shape), parts)
 }
 
-/// A failure's response without its guard.
+/// The response to a failure, without a record.
 #[must_use]
 pub fn failure_bytes(failure: &Failure, shape: ErrorShape) -> Response<Bytes> {
     let mut response = Response::new(Bytes::from(failure.body(shape)));
@@ -86,7 +85,7 @@ pub fn failure_bytes(failure: &Failure, shape: ErrorShape) -> Response<Bytes> {
     response
 }
 
-/// A failure's response; the guard ends with it.
+/// The response to a failure; its body owns the record.
 #[must_use]
 pub fn failure(mut guard: RecordGuard, failure: &Failure) -> Response<ReplyBody> {
     guard.fail(failure);
@@ -98,9 +97,9 @@ pub fn failure(mut guard: RecordGuard, failure: &Failure) -> Response<ReplyBody>
     response.map(|body| ReplyBody::Whole(Some(body), Some(Box::new(guard))))
 }
 
-fn response(gateway: &Arc<Gateway>, exchanged: Exchanged) -> Response<ReplyBody> {
-    let Exchanged { mut guard, result, prepared } = exchanged;
-    let (answer, winner) = match result {
+fn response(gateway: &Arc<Gateway>, exchanged: ExchangeResult) -> Response<ReplyBody> {
+    let ExchangeResult { mut guard, result, prepared } = exchanged;
+    let (answer, active) = match result {
         Ok(answered) => answered,
         Err(failed) => {
             let mut response = failure(guard, &failed);
@@ -116,7 +115,7 @@ fn response(gateway: &Arc<Gateway>, exchanged: Exchanged) -> Response<ReplyBody>
     };
     let status = answer.status();
     guard.head_sent(status.as_u16());
-    let (mut headers, body) = relay(gateway, guard, winner, answer, &prepared);
+    let (mut headers, body) = relay(gateway, guard, active, answer, &prepared);
     if matches!(body, ReplyBody::Stream(_)) {
         write_stream_headers(&mut headers);
     }
@@ -126,34 +125,36 @@ fn response(gateway: &Arc<Gateway>, exchanged: Exchanged) -> Response<ReplyBody>
     response
 }
 
-/// The body of an exchange whose head is out already: what is no stream can only be an error event.
-fn late_body(gateway: &Arc<Gateway>, exchanged: Exchanged) -> ReplyBody {
-    let Exchanged { mut guard, result, prepared } = exchanged;
+/// The body of an exchange whose head has been sent: anything but a stream becomes an error event.
+fn late_body(gateway: &Arc<Gateway>, exchanged: ExchangeResult) -> ReplyBody {
+    let ExchangeResult { mut guard, result, prepared } = exchanged;
     guard.head_sent(StatusCode::OK.as_u16());
     match result {
-        Ok((answer @ Answer::Stream { .. }, winner)) => relay(gateway, guard, winner, answer, &prepared).1,
-        Ok((Answer::Whole(answer), winner)) if answer.head.status.is_client_error() => {
-            winner.watch.close();
+        Ok((answer @ UpstreamResponse::Stream { .. }, active)) => {
+            relay(gateway, guard, active, answer, &prepared).1
+        }
+        Ok((UpstreamResponse::Buffered(answer), active)) if answer.head.status.is_client_error() => {
+            active.watch.close();
             guard.settle(Outcome::ClientError, Some("engine_rejected"));
             let event = error_event::engine_event(guard.record().dialect, &answer.body);
             ReplyBody::Broken(AbortingBody::new(event), Box::new(guard))
         }
-        Ok((answer, winner)) => {
-            let replica = Arc::clone(&winner.pick.replica.served.replica);
+        Ok((answer, active)) => {
+            let replica = Arc::clone(&active.pick.replica.served.replica);
             let status = answer.status().as_u16();
-            winner.watch.close();
+            active.watch.close();
             ReplyBody::failed(guard, &Failure::Replica(ReplicaFailure::Status { replica, status }))
         }
         Err(failed) => ReplyBody::failed(guard, &failed),
     }
 }
 
-/// The engine's head without what is not the client's, and its body on its way.
+/// End-to-end headers of the engine plus ours, and the body to relay.
 fn relay(
     gateway: &Arc<Gateway>,
     mut guard: RecordGuard,
-    winner: Winner,
-    answer: Answer,
+    active: ActiveAttempt,
+    answer: UpstreamResponse,
     prepared: &Prepared,
 ) -> (HeaderMap, ReplyBody) {
     let server = &prepared.table.config.server;
@@ -168,28 +169,33 @@ fn relay(
         headers
     };
     match answer {
-        Answer::Whole(mut answer) => {
+        UpstreamResponse::Buffered(mut answer) => {
             let headers = finish(guard.record(), std::mem::take(&mut answer.head.headers));
-            (headers, whole(gateway, guard, winner, answer))
+            (headers, whole(gateway, guard, active, answer))
         }
-        Answer::Stream { head, reader } => {
+        UpstreamResponse::Stream { head, reader } => {
             let pins = Arc::clone(&gateway.pins);
-            let mut body = StreamBody::new(reader, guard, winner.pick, pins, timeouts);
+            let mut body = StreamBody::new(reader, guard, active.pick, pins, timeouts);
             let mut headers = finish(body.record(), head.headers);
             strip_length(&mut headers);
             (headers, ReplyBody::Stream(Box::new(body)))
         }
-        Answer::Large { head, first, rest, lease } => {
+        UpstreamResponse::Large { head, first, rest, lease } => {
             let headers = finish(guard.record(), head.headers);
-            let body = LargeBody::new(first, (rest, lease), guard, winner.watch, winner.pick);
+            let body = LargeBody::new(first, rest, lease, guard, active.watch, active.pick);
             (headers, ReplyBody::Large(Box::new(body)))
         }
     }
 }
 
-fn whole(gateway: &Gateway, mut guard: RecordGuard, mut winner: Winner, answer: WholeAnswer) -> ReplyBody {
-    let WholeAnswer { head, body } = answer;
-    winner.watch.close();
+fn whole(
+    gateway: &Gateway,
+    mut guard: RecordGuard,
+    mut active: ActiveAttempt,
+    answer: BufferedResponse,
+) -> ReplyBody {
+    let BufferedResponse { head, body } = answer;
+    active.watch.close();
     let now = gateway.clock.now();
     let status = head.status;
     if status.is_server_error() {
@@ -198,26 +204,26 @@ fn whole(gateway: &Gateway, mut guard: RecordGuard, mut winner: Winner, answer: 
         guard.settle(Outcome::ClientError, Some("engine_rejected"));
     } else {
         guard.settle(Outcome::Ok, None);
-        winner.pick.answered(now);
+        active.pick.answered(now);
         if !guard.record().dialect.generates() {
-            // Nothing is decoded: the whole answer is its prefill.
-            winner.pick.first_token(now);
+            // Nothing is decoded: the response ends the prefill.
+            active.pick.first_token(now);
         }
     }
     let record = guard.record();
     record.bytes_out = body.len() as u64;
     if status.is_success() && record.dialect.generates() {
-        let told = usage::of_unary(record.dialect, &body);
-        if let Some(id) = told.id.as_deref().filter(|_| record.dialect.is_stateful()) {
-            gateway.pins.remember(id, &winner.pick.replica.url);
+        let facts = usage::of_unary(record.dialect, &body);
+        if let Some(id) = facts.id.as_deref().filter(|_| record.dialect.is_stateful()) {
+            gateway.pins.remember(id, &active.pick.replica.url);
         }
-        winner.pick.learn(told.tokens);
-        record_facts(record, &told);
+        active.pick.learn(facts.tokens);
+        record_facts(record, &facts);
     }
     ReplyBody::Whole(Some(body), Some(Box::new(guard)))
 }
 
-/// What every response carries, errors included.
+/// Headers of every response, errors included: `x-request-id`, `server-timing`.
 fn write_own_headers(headers: &mut HeaderMap, record: &Record) {
     write_request_id(headers, &record.request_id);
     if let Ok(timing) = HeaderValue::try_from(server_timing(record)) {
@@ -245,8 +251,8 @@ fn write_route_info(headers: &mut HeaderMap, record: &Record) {
     };
     put(X_TOKENWAY_REPLICA, &served.replica);
     put(X_TOKENWAY_REVISION, &served.revision);
-    if let Some(asked) = &record.degraded_from {
-        put(X_TOKENWAY_DEGRADED_FROM, asked);
+    if let Some(route) = &record.degraded_from {
+        put(X_TOKENWAY_DEGRADED_FROM, route);
     }
     if let Some(decision) = &record.decision {
         let mut value = Vec::with_capacity(96);
@@ -265,7 +271,7 @@ fn write_route_info(headers: &mut HeaderMap, record: &Record) {
     }
 }
 
-/// `Server-Timing` (W3C): the stages that were reached, in milliseconds.
+/// `Server-Timing` (W3C): duration of each stage reached, in milliseconds.
 fn server_timing(record: &Record) -> Vec<u8> {
     let at = &record.at;
     let last = record.attempts.last();
@@ -297,13 +303,13 @@ fn server_timing(record: &Record) -> Vec<u8> {
         }
     }
     if value.is_empty() {
-        // Refused by its head alone: nothing of the body was read.
+        // Refused by its head: the body was not read.
         value.extend_from_slice(b"read;dur=0");
     }
     value
 }
 
-/// As many as a response gets from us.
+/// Upper bound of the headers added to a response.
 const OWN_HEADERS: usize = 9;
 const X_TOKENWAY_REPLICA: HeaderName = HeaderName::from_static("x-tokenway-replica");
 const X_TOKENWAY_REVISION: HeaderName = HeaderName::from_static("x-tokenway-revision");

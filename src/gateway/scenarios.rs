@@ -1,7 +1,7 @@
-//! The live gateway on a paused clock beside `replay`: the same arrivals, the same engines, the same decisions.
+//! The live gateway on a paused clock against `replay`: the same arrivals and engines must give the same decisions.
 //!
-//! The simulator's clockwork drives both. Live is what the line does up to sending: [`picker::pick`], the queue of the route
-//! with its task, the tick of the pool on the fleet's runtime. What an engine would have answered is reported to the pick.
+//! The simulator drives both. The live side runs the request path up to sending: [`picker::pick`], the route's queue with
+//! its task, the pool's tick on the fleet's runtime. The simulated engine's progress is reported to the pick.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -20,10 +20,10 @@ use tokenway_sim::time::Stamp as SimStamp;
 use tokio::runtime::{Builder, Runtime};
 use tokio_util::task::TaskTracker;
 
-use super::explained::Explained;
-use super::picker::{self, Choice, Tried};
+use super::explain_limiter::ExplainLimiter;
+use super::picker::{self, PickOutcome, Tried};
 use super::prepare::{self, Prepared};
-use super::table::Table;
+use super::table::RoutingTable;
 use super::waiting::Waits;
 use super::{DrainFlag, Gateway};
 use crate::clock::{Clock, Stamp};
@@ -50,18 +50,18 @@ use crate::upstream::connect::Connector;
 /// A request that was sent: which one, where, when.
 type Sent = (RequestId, usize, Stamp);
 
-/// Keeps what another router sends.
-struct Watched<R> {
+/// Records what the wrapped router sends.
+struct RecordingRouter<R> {
     router: R,
     sent: Vec<Sent>,
 }
 
-struct WatchedFleet<'a> {
+struct RecordingFleet<'a> {
     fleet: &'a mut dyn SimFleet,
     sent: &'a mut Vec<Sent>,
 }
 
-impl SimFleet for WatchedFleet<'_> {
+impl SimFleet for RecordingFleet<'_> {
     fn now(&self) -> SimStamp {
         self.fleet.now()
     }
@@ -76,9 +76,9 @@ impl SimFleet for WatchedFleet<'_> {
     }
 }
 
-impl<R: Router> Router for Watched<R> {
+impl<R: Router> Router for RecordingRouter<R> {
     fn arrive(&mut self, request: Arrival, fleet: &mut dyn SimFleet) {
-        self.router.arrive(request, &mut WatchedFleet { fleet, sent: &mut self.sent });
+        self.router.arrive(request, &mut RecordingFleet { fleet, sent: &mut self.sent });
     }
 
     fn first_token(&mut self, request: RequestId, at: SimStamp) {
@@ -102,11 +102,11 @@ impl<R: Router> Router for Watched<R> {
     }
 
     fn tick(&mut self, fleet: &mut dyn SimFleet) {
-        self.router.tick(&mut WatchedFleet { fleet, sent: &mut self.sent });
+        self.router.tick(&mut RecordingFleet { fleet, sent: &mut self.sent });
     }
 }
 
-/// Requests with the replicas that were chosen for them.
+/// Requests with their picks, not yet sent.
 type Chosen = Vec<(RequestId, Box<Pick>)>;
 
 /// The live gateway as a router of the simulator.
@@ -119,10 +119,10 @@ struct Live {
     chosen: Arc<Mutex<Chosen>>,
     /// Requests that are being placed.
     waiting: Arc<AtomicUsize>,
-    streams: HashMap<RequestId, Stream>,
+    streams: HashMap<RequestId, LiveStream>,
 }
 
-struct Stream {
+struct LiveStream {
     pick: Box<Pick>,
     first_token: Option<Stamp>,
     tokens: u64,
@@ -164,7 +164,7 @@ impl Live {
         Stamp::from_nanos(at.as_nanos()).after(self.zero)
     }
 
-    /// Lets the runtime come to this moment, with everything that is due on the way.
+    /// Advances the runtime to this time and runs everything due before it.
     fn advance(&mut self, to: SimStamp) {
         let to = Stamp::from_nanos(to.as_nanos());
         let step = to.since(self.now);
@@ -183,11 +183,11 @@ impl Live {
     fn send_chosen(&mut self, fleet: &mut dyn SimFleet) {
         for (request, pick) in std::mem::take(&mut *self.chosen.lock()) {
             fleet.send(request, pick.replica.slot(), pick.assignment.decision.predicted_ttft);
-            self.streams.insert(request, Stream { pick, first_token: None, tokens: 0 });
+            self.streams.insert(request, LiveStream { pick, first_token: None, tokens: 0 });
         }
     }
 
-    /// A request as the line has it before it asks for a replica.
+    /// A request as prepared, before the first pick.
     fn prepared(&self, arrival: &Arrival, guard: &mut RecordGuard) -> Box<Prepared> {
         let table = self.gateway.table.load_full();
         let route = Arc::clone(&table.routes[0]);
@@ -201,22 +201,22 @@ impl Live {
         prepared.shows_first_token = true;
         prepared.is_long = prepared.tokens > table.config.classes.medium;
         prepared.read = self.live(arrival.at);
-        prepared.bound_by(&route.config.slo);
+        prepared.apply_slo(&route.config.slo);
         prepared
     }
 }
 
-/// What the exchange of the line does until there is a replica to send to.
+/// The loop of [`super::exchange`] up to a picked replica.
 async fn choose(gateway: Arc<Gateway>, prepared: Box<Prepared>, mut guard: RecordGuard) -> Option<Box<Pick>> {
     let (mut waits, tried) = (Waits::default(), Tried::new());
     loop {
-        match picker::pick(&gateway, &prepared, waits.asking(&tried))? {
-            Choice::Take(pick) => {
+        match picker::pick(&gateway, &prepared, waits.pick_context(&tried))? {
+            PickOutcome::Take(pick) => {
                 waits.note_admitted(&gateway);
                 return Some(pick);
             }
-            Choice::Wait(hold) => waits.wait(hold, &gateway, &prepared, &mut guard).await.ok()?,
-            Choice::Degrade => return None,
+            PickOutcome::Wait(hold) => waits.wait(hold, &gateway, &prepared, &mut guard).await.ok()?,
+            PickOutcome::Degrade => return None,
         }
     }
 }
@@ -313,7 +313,7 @@ fn gateway(config: &Arc<Config>, runtime: tokio::runtime::Handle) -> Gateway {
     let pools = fleet.apply(config);
     Gateway {
         clock,
-        table: ArcSwap::from_pointee(Table::new(Arc::clone(config), pools)),
+        table: ArcSwap::from_pointee(RoutingTable::new(Arc::clone(config), pools)),
         observer: Arc::new(observer),
         watchdog: Watchdog::new(clock),
         memory: BodyMemory::new(config.server.body_memory),
@@ -323,11 +323,11 @@ fn gateway(config: &Arc<Config>, runtime: tokio::runtime::Handle) -> Gateway {
         drain: DrainFlag::default(),
         requests: Arc::default(),
         tasks: tracker,
-        explained: Explained::default(),
+        explain_limiter: ExplainLimiter::default(),
     }
 }
 
-/// Conversations that come back, behind two system prompts, on four replicas near what they can do.
+/// Multi-turn conversations behind two system prompts, on four replicas near capacity.
 fn trace() -> Trace {
     let line = |n: u64| {
         let (session, turn) = (n % 37, n / 37);
@@ -354,7 +354,7 @@ fn scenario(bounds: Bounds, load: f64) -> Scenario {
     }
 }
 
-/// The same trace through both; what each sent.
+/// Runs the same trace through both; returns what each sent.
 fn both(policy: PolicyName, slo: &str, queue: &str, load: f64) -> [Vec<Sent>; 2] {
     let text = format!(
         "[slo.own]\n{slo}\n[[pool]]\nname = \"p\"\nscrape_interval = \"1s\"\n\
@@ -375,8 +375,8 @@ fn both(policy: PolicyName, slo: &str, queue: &str, load: f64) -> [Vec<Sent>; 2]
     let limits = EngineLimits { scrape_interval: Duration::from_secs(1), batch_limit: None };
     let medium = config.classes.medium;
     let replayed = ReplayedRoute { policy, slo, queue: route.queue, medium, limits };
-    let mut replay = Watched { router: ProductRouter::new(&replayed, 4), sent: Vec::new() };
-    let mut live = Watched { router: Live::new(config.clone()), sent: Vec::new() };
+    let mut replay = RecordingRouter { router: ProductRouter::new(&replayed, 4), sent: Vec::new() };
+    let mut live = RecordingRouter { router: Live::new(config.clone()), sent: Vec::new() };
     let (trace, scenario) = (trace(), scenario(bounds, load));
     let _figures = [run(&trace, &scenario, &mut replay), run(&trace, &scenario, &mut live)];
     [replay.sent, live.sent]
@@ -408,7 +408,7 @@ fn live_and_replay_hold_queue_and_refuse_the_same_requests() {
     assert_alike("three times the load", sent);
 }
 
-/// Poll rounds in which everything that was woken has run.
+/// Polls after which every woken task has run.
 const SETTLE: usize = 8;
 const REQUESTS: u64 = 200;
 const BYTES_PER_TOKEN: u64 = 4;

@@ -1,4 +1,4 @@
-//! The routing table: an immutable snapshot of one configuration over the living fleet.
+//! The routing table: an immutable snapshot of one configuration, joined with the live fleet.
 //!
 //! A request loads it once and sees one consistent configuration for its whole life.
 
@@ -15,18 +15,18 @@ use crate::request::tenant::Tenants;
 use crate::routing::{Policy, PoolWheel, policies};
 use crate::units::Tokens;
 
-/// One configuration over the fleet.
+/// Routes, pools and tenants of one configuration.
 #[derive(Debug)]
-pub struct Table {
-    /// The configuration.
+pub struct RoutingTable {
+    /// The configuration that it was built from.
     pub config: Arc<Config>,
-    /// Its pools.
+    /// By the index of [`Config::pools`].
     pub pools: Arc<Vec<Arc<PoolState>>>,
-    /// Its routes.
+    /// By the index of [`Config::routes`].
     pub routes: Vec<Arc<RouteState>>,
-    /// Who may ask.
+    /// Tenants by key digest.
     pub tenants: Tenants,
-    /// Root of the prefix hashes.
+    /// Seed of the prefix hashes (`routing.seed`).
     pub seed: ChainSeed,
     by_model: HashMap<Arc<str>, usize>,
     any: Option<usize>,
@@ -35,20 +35,20 @@ pub struct Table {
 /// One route in operation.
 #[derive(Debug)]
 pub struct RouteState {
-    /// Its configuration.
+    /// `[[route]]` as checked.
     pub config: Route,
-    /// Its pools with their weights.
+    /// Pools with their weights; at least one weight is above 0.
     pub pools: Vec<(Arc<PoolState>, u32)>,
-    /// How it chooses.
+    /// Routing policy.
     pub policy: Box<dyn Policy>,
-    /// Whose turn it is among its pools.
+    /// Weighted choice among the pools.
     pub wheel: PoolWheel,
-    /// Where its requests wait.
+    /// Admission queue.
     pub queue: Arc<RouteQueue>,
 }
 
-impl Table {
-    /// Joins a configuration with the fleet that was made from it.
+impl RoutingTable {
+    /// Joins a configuration with the pools that the fleet made from it.
     #[must_use]
     pub fn new(config: Arc<Config>, pools: Arc<Vec<Arc<PoolState>>>) -> Self {
         let seed = ChainSeed::new(&config.seed);
@@ -76,10 +76,10 @@ impl Table {
         Self { config, pools, routes, tenants, seed, by_model, any }
     }
 
-    /// The route of a model; without one the route `*` or the only route.
+    /// The route of a model, else the route `*`; without a model also the only route.
     ///
     /// # Errors
-    /// [`Failure::ModelNotFound`], or [`Failure::MissingModel`] where several routes could be meant.
+    /// [`Failure::ModelNotFound`], or [`Failure::MissingModel`] if there are several routes and none is `*`.
     pub fn route(&self, model: Option<&str>) -> Result<&Arc<RouteState>, Failure> {
         let at = match model {
             Some(name) => self.by_model.get(name).copied().or(self.any),
@@ -91,7 +91,7 @@ impl Table {
         })
     }
 
-    /// The bounds of an SLO class for a prompt.
+    /// The bounds of an SLO class for a prompt length; an unknown class has no bounds.
     #[must_use]
     pub fn slo(&self, class: &str, prompt: Tokens) -> SloBounds {
         let Slo { ttft, itl, tpot, e2e } = self.config.slo.get(class).copied().unwrap_or_default();
@@ -100,14 +100,14 @@ impl Table {
 }
 
 impl RouteState {
-    /// Whether any of its pools takes requests.
+    /// Whether a pool with a weight above 0 is ready.
     #[must_use]
     pub fn is_ready(&self) -> bool {
         self.pools.iter().any(|(pool, weight)| *weight > 0 && pool.is_ready())
     }
 
-    /// What its engines call the model: `upstream_model`, else the one model that they list where that is not the
-    /// route's own name (`--served-model-name`). `None` where the client's name is theirs.
+    /// The engines' name of the model: `upstream_model`, else the only base model that they list, if that differs from the
+    /// route's own name (`--served-model-name`). `None` if the client's name is theirs.
     #[must_use]
     pub fn engine_model(&self) -> Option<Arc<str>> {
         let ModelMatch::Named(name) = &self.config.model else { return None };
@@ -128,7 +128,7 @@ impl RouteState {
         }
     }
 
-    /// Whether any of its ready replicas lists a model.
+    /// Whether a ready replica lists the model.
     #[must_use]
     pub fn is_listed(&self, model: Option<&str>) -> bool {
         let Some(model) = model else { return false };
@@ -138,7 +138,7 @@ impl RouteState {
         })
     }
 
-    /// The states of its replicas, counted, for people: `2 ejected, 1 probing`.
+    /// Replica counts by state, for error messages: `2 ejected, 1 probing`.
     #[must_use]
     pub fn states(&self) -> String {
         let mut counts: Vec<(&'static str, u32)> = Vec::new();
@@ -155,7 +155,7 @@ impl RouteState {
     }
 }
 
-/// Enough of a client's string to recognise it.
+/// A client's string, cut to [`MAX_NAME`] characters for error messages.
 fn shortened(name: &str) -> String {
     name.chars().take(MAX_NAME).collect()
 }

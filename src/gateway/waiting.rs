@@ -1,14 +1,14 @@
-//! How a request waits in the queue of its route: held to spare streams, late, or for any ready replica.
+//! Waits in the admission queue: held to protect running streams, late, or without a ready replica.
 //!
-//! It asks routing again whenever the queue calls it, until it is placed, its client leaves, one of its deadlines passes, it
-//! was late for `max_wait`, or the gateway drains. Its time here is the stage `admit`. Order and limits are in
-//! [`crate::admission`].
+//! A request retries routing on each call of the queue until it is placed, its client leaves, a deadline passes, it has been
+//! late for `max_wait`, or the gateway drains. This time is the stage `admit`. [`crate::admission`] has order and limits.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::Gateway;
-use super::picker::{Asking, Hold, Tried};
+use super::attempt::Deadline;
+use super::picker::{PickContext, QueueWait, Tried};
 use super::prepare::Prepared;
 use crate::admission::{Outlook, Refusal, Ticket, WaitReason, Waiter};
 use crate::clock::Stamp;
@@ -16,7 +16,7 @@ use crate::error::{Failure, Timer};
 use crate::observe::metrics::GaugeGuard;
 use crate::observe::record_guard::RecordGuard;
 
-/// The waits of one request, over all its decisions.
+/// State of a request's waits, over all its decisions.
 #[derive(Default)]
 pub(super) struct Waits {
     ticket: Option<(Ticket, [GaugeGuard; 2])>,
@@ -27,24 +27,24 @@ pub(super) struct Waits {
 }
 
 impl Waits {
-    /// What the request brings along to its next decision.
-    pub(super) fn asking<'a>(&self, tried: &'a Tried) -> Asking<'a> {
+    /// The state that the next pick depends on.
+    pub(super) fn pick_context<'a>(&self, tried: &'a Tried) -> PickContext<'a> {
         let is_late = self.ticket.as_ref().is_some_and(|(ticket, _)| ticket.reason() == WaitReason::Late);
-        Asking { tried, pool: self.pool, is_late }
+        PickContext { tried, pool: self.pool, is_late }
     }
 
-    /// Another route answers: the waits begin anew.
-    pub(super) fn begin_anew(&mut self) {
+    /// Forgets the waits on the previous route, after a degrade.
+    pub(super) fn reset(&mut self) {
         (self.ticket, self.pool, self.late_since) = (None, None, None);
     }
 
-    /// Returns when the request is to ask routing again.
+    /// Waits until the request is to retry routing.
     ///
     /// # Errors
-    /// A limit of the queue, a deadline, or the drain.
+    /// A limit of the queue was exceeded, a deadline passed, or the gateway drains.
     pub(super) async fn wait(
         &mut self,
-        hold: Hold,
+        hold: QueueWait,
         gateway: &Arc<Gateway>,
         prepared: &Prepared,
         guard: &mut RecordGuard,
@@ -54,7 +54,7 @@ impl Waits {
         let (end, failure) = self.end_of_wait(&hold, prepared);
         let Some((ticket, _)) = &self.ticket else { return Ok(()) };
         guard.record().at.admitted = None;
-        // Both arms are cancel-safe: a call is kept until it is awaited.
+        // Both arms are cancel-safe: an unawaited call wakes the next wait.
         let is_called = tokio::select! {
             () = ticket.called() => true,
             () = tokio::time::sleep_until(gateway.clock.instant(end)) => false,
@@ -71,7 +71,7 @@ impl Waits {
         if is_called && now < end { Ok(()) } else { Err(failure) }
     }
 
-    /// The request was sent: its position is free, and its admission is over.
+    /// The request was placed: frees its position and counts the admission, once.
     pub(super) fn note_admitted(&mut self, gateway: &Gateway) {
         (self.ticket, self.pool) = (None, None);
         if !std::mem::replace(&mut self.is_counted, true) {
@@ -86,7 +86,7 @@ impl Waits {
 
     fn take_ticket(
         &mut self,
-        hold: &Hold,
+        hold: &QueueWait,
         gateway: &Arc<Gateway>,
         prepared: &Prepared,
         now: Stamp,
@@ -110,7 +110,7 @@ impl Waits {
         };
         let (ticket, is_first) = queue.enter(&waiter).map_err(|refusal| match hold.pool {
             Some(_) => Failure::from(refusal),
-            None => prepared.nobody(),
+            None => prepared.no_ready_replica(),
         })?;
         self.ticket = Some((ticket, gateway.observer.metrics().queued(bytes)));
         self.count_wait(hold, gateway, now);
@@ -121,7 +121,7 @@ impl Waits {
         Ok(())
     }
 
-    fn count_wait(&mut self, hold: &Hold, gateway: &Gateway, now: Stamp) {
+    fn count_wait(&mut self, hold: &QueueWait, gateway: &Gateway, now: Stamp) {
         let metrics = gateway.observer.metrics();
         match hold.reason {
             WaitReason::Held => {
@@ -139,12 +139,12 @@ impl Waits {
         }
     }
 
-    /// When the request may wait no longer, and its failure then.
-    fn end_of_wait(&self, hold: &Hold, prepared: &Prepared) -> (Stamp, Failure) {
+    /// The earliest deadline of the wait, with the failure at that time.
+    fn end_of_wait(&self, hold: &QueueWait, prepared: &Prepared) -> (Stamp, Failure) {
         let deadlines = prepared.deadlines();
-        let timeout = |timer, (at, after): (Stamp, Duration)| (at, Failure::Timeout { timer, after });
+        let timeout = |timer, Deadline { at, after }| (at, Failure::Timeout { timer, after });
         let mut first = timeout(Timer::Total, deadlines.total);
-        if let Some(deadline) = deadlines.first_token.filter(|(at, _)| *at < first.0) {
+        if let Some(deadline) = deadlines.first_token.filter(|deadline| deadline.at < first.0) {
             first = timeout(Timer::FirstToken, deadline);
         }
         if hold.reason == WaitReason::Late {
@@ -165,19 +165,19 @@ impl std::fmt::Debug for Waits {
     }
 }
 
-/// The failure of a request that was late for `max_wait`.
-fn waited(hold: &Hold, prepared: &Prepared, max: Duration) -> Failure {
+/// The failure of a request that has been late for `max_wait`.
+fn waited(hold: &QueueWait, prepared: &Prepared, max: Duration) -> Failure {
     match hold.pool {
         Some(_) => {
             let Outlook { drain, .. } = hold.outlook;
             Refusal::Waited { max, drain, retry_after: hold.outlook.retry_after() }.into()
         }
-        None => prepared.nobody(),
+        None => prepared.no_ready_replica(),
     }
 }
 
-/// A wait for any replica at all.
-pub(super) const NO_REPLICA: Hold = Hold {
+/// A wait for any ready replica.
+pub(super) const NO_REPLICA: QueueWait = QueueWait {
     reason: WaitReason::Late,
     pool: None,
     outlook: Outlook { drain: Duration::ZERO, work: Duration::ZERO },

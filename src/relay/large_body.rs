@@ -32,7 +32,8 @@ impl LargeBody {
     #[must_use]
     pub fn new(
         first: Bytes,
-        (rest, lease): (Incoming, Lease),
+        rest: Incoming,
+        lease: Lease,
         guard: RecordGuard,
         watch: Arc<StreamWatch>,
         pick: Box<Pick>,

@@ -1,6 +1,6 @@
-//! What joins the product to its simulator (`tokenway-sim`): the routing in replays, the demo's view of a fleet.
+//! Adapters between the product and its simulator (`tokenway-sim`): routing for replays, per-replica figures for the demo.
 //!
-//! Nothing on the gateway's data path may import this module or that crate.
+//! The data path must not import this module or that crate.
 
 mod product_router;
 mod scoreboard;

@@ -1,7 +1,7 @@
 //! The product's routing and admission queue as a [`Router`] of the simulator.
 //!
-//! It calls the dispatcher, the rules and the queue that the gateway calls, with the same ticks; here are only simulated time
-//! and the end of `max_wait`. It never reads the engines' true state.
+//! It calls the same dispatcher, rules and queue as the gateway, with the same ticks; only simulated time and the expiry of
+//! `max_wait` are implemented here. It never reads the engines' true state.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::admission::{
     MAX_STAYS, Outlook, Position, ROUND_EVERY, Rules, Ruling, WaitQueue, WaitReason, Waiter, rule,
 };
 use crate::clock::Stamp;
-use crate::config::{PolicyName, Queue, Slo};
+use crate::config::{PolicyName, QueueLimits, Slo};
 use crate::record::SloBounds;
 use crate::routing::{
     Ask, Assignment, Dispatcher, EngineLimits, EnginePage, Policy, Prompt, REFRESH_EVERY, SlotSet, Target,
@@ -27,20 +27,20 @@ use crate::units::Tokens;
 pub struct ProductRouter {
     policy: Box<dyn Policy>,
     rules: Rules,
-    /// Prompts above this are long.
+    /// Longer prompts, in tokens, are of class `long`.
     medium: Tokens,
     limits: EngineLimits,
     dispatcher: Arc<Dispatcher>,
     targets: Vec<Target>,
     untried: SlotSet,
-    streams: HashMap<RequestId, Stream>,
+    streams: HashMap<RequestId, SimulatedStream>,
     queue: WaitQueue<RequestId>,
     waiting: HashMap<RequestId, Wait>,
-    /// Ends of the waits of late requests.
-    ends: BTreeSet<(Stamp, RequestId)>,
+    /// When each late request exceeds `max_wait`.
+    expiries: BTreeSet<(Stamp, RequestId)>,
     called: VecDeque<RequestId>,
     next_refresh: Stamp,
-    /// While the queue is driven: until a round finds it empty.
+    /// `None` while the queue is not driven: a round that finds it empty ends the series.
     next_round: Option<Stamp>,
     decisions: u64,
 }
@@ -48,38 +48,38 @@ pub struct ProductRouter {
 /// A route as a replay runs it.
 #[derive(Clone, Copy, Debug)]
 pub struct ReplayedRoute {
-    /// How it chooses.
+    /// Routing policy.
     pub policy: PolicyName,
-    /// What its requests are held to.
+    /// Bounds of its requests.
     pub slo: Slo,
-    /// `[route.queue]`, where it has one.
-    pub queue: Option<Queue>,
-    /// Prompts above this are long (`classes.medium`).
+    /// `[route.queue]`; `None` places late requests as well.
+    pub queue: Option<QueueLimits>,
+    /// `classes.medium`: longer prompts, in tokens, are of class `long`.
     pub medium: Tokens,
-    /// What is known of its engines.
+    /// Scrape interval and batch limit of its engines.
     pub limits: EngineLimits,
 }
 
-struct Stream {
+struct SimulatedStream {
     assignment: Assignment,
     first_token: Option<Stamp>,
     tokens: u64,
 }
 
-/// A request that waits.
+/// A waiting request.
 struct Wait {
     request: Arrival,
     reason: WaitReason,
     position: Position,
-    /// Since when it is late; kept while it is held again.
+    /// When it first became late; kept if it is held again.
     late_since: Option<Stamp>,
 }
 
 impl ProductRouter {
-    /// A gateway that has learned nothing yet.
+    /// A gateway with an empty prefix index and an untrained predictor.
     #[must_use]
     pub fn new(route: &ReplayedRoute, replicas: usize) -> Self {
-        // As of the replicas' URLs.
+        // The live gateway derives identities from the replicas' URLs.
         let identity =
             |slot: usize| rendezvous::identity(0, format!("http://127.0.0.1:{}", slot + 1).as_bytes());
         Self {
@@ -87,7 +87,7 @@ impl ProductRouter {
             rules: Rules {
                 queue: route.queue,
                 degrade: None,
-                quick: route.slo.ttft.map_or(Duration::ZERO, |bound| bound.base),
+                base_ttft: route.slo.ttft.map_or(Duration::ZERO, |bound| bound.base),
             },
             medium: route.medium,
             limits: route.limits,
@@ -97,7 +97,7 @@ impl ProductRouter {
             streams: HashMap::new(),
             queue: WaitQueue::new(route.queue),
             waiting: HashMap::new(),
-            ends: BTreeSet::new(),
+            expiries: BTreeSet::new(),
             called: VecDeque::new(),
             next_refresh: Stamp::default(),
             next_round: None,
@@ -105,19 +105,19 @@ impl ProductRouter {
         }
     }
 
-    /// Sends a request, lets it wait or refuses it; `before` is its wait so far.
+    /// Sends, queues or refuses a request; `before` is its wait so far.
     fn place(&mut self, request: Arrival, before: Option<Wait>, fleet: &mut dyn Fleet) {
         let now = live(fleet.now());
         let (id, is_late) = (request.id, before.as_ref().is_some_and(|wait| wait.reason == WaitReason::Late));
         self.decisions += 1;
         let held_back = match self.judge(&request, is_late, now) {
-            Next::Send(assignment) => {
+            SimulatedPlacement::Send(assignment) => {
                 fleet.send(id, assignment.decision.slot, assignment.decision.predicted_ttft);
-                self.streams.insert(id, Stream { assignment, first_token: None, tokens: 0 });
+                self.streams.insert(id, SimulatedStream { assignment, first_token: None, tokens: 0 });
                 None
             }
-            Next::Wait(reason, outlook) => Some((reason, outlook)),
-            Next::Refuse => None,
+            SimulatedPlacement::Wait(reason, outlook) => Some((reason, outlook)),
+            SimulatedPlacement::Refuse => None,
         };
         match (held_back, before) {
             (Some((reason, outlook)), before) => self.wait(request, before, reason, outlook, now),
@@ -126,7 +126,7 @@ impl ProductRouter {
         }
     }
 
-    fn judge(&self, request: &Arrival, is_late: bool, now: Stamp) -> Next {
+    fn judge(&self, request: &Arrival, is_late: bool, now: Stamp) -> SimulatedPlacement {
         let block_end = |block: usize| request.ends.get(block).map_or(0, |end| end * BYTES_PER_TOKEN);
         let ask = Ask {
             prompt: Prompt {
@@ -144,18 +144,20 @@ impl ProductRouter {
         };
         let targets = self.targets.iter();
         let Some(judged) = self.dispatcher.judge(&*self.policy, &ask, &self.limits, now, targets) else {
-            return Next::Refuse;
+            return SimulatedPlacement::Refuse;
         };
         let is_behind_others =
             || !is_late && self.queue.has_late_before(self.is_long(request), deadline(request));
         match rule(&self.rules, &judged, is_behind_others) {
-            Ruling::Hold => Next::Wait(WaitReason::Held, Outlook::default()),
-            Ruling::Queue(outlook) => Next::Wait(WaitReason::Late, outlook),
-            Ruling::Place | Ruling::Degrade => judged.assign().map_or(Next::Refuse, Next::Send),
+            Ruling::Hold => SimulatedPlacement::Wait(WaitReason::Held, Outlook::default()),
+            Ruling::Queue(outlook) => SimulatedPlacement::Wait(WaitReason::Late, outlook),
+            Ruling::Place | Ruling::Degrade => {
+                judged.assign().map_or(SimulatedPlacement::Refuse, SimulatedPlacement::Send)
+            }
         }
     }
 
-    /// Keeps a request in the queue, or refuses it where a limit says so.
+    /// Queues a request or keeps it queued; drops it (a refusal) if a limit is exceeded.
     fn wait(
         &mut self,
         request: Arrival,
@@ -185,7 +187,7 @@ impl ProductRouter {
         };
         if reason == WaitReason::Late {
             late_since = late_since.or(Some(now));
-            self.ends.extend(late_since.map(|since| (self.end_of(since), id)));
+            self.expiries.extend(late_since.map(|since| (self.expiry(since), id)));
         }
         self.waiting.insert(id, Wait { request, reason, position, late_since });
     }
@@ -193,12 +195,12 @@ impl ProductRouter {
     fn leave(&mut self, id: RequestId, wait: &Wait) {
         self.called.extend(self.queue.leave(wait.position));
         if let Some(since) = wait.late_since {
-            self.ends.remove(&(self.end_of(since), id));
+            self.expiries.remove(&(self.expiry(since), id));
         }
     }
 
-    /// When a request that is late since then is refused.
-    fn end_of(&self, since: Stamp) -> Stamp {
+    /// When a request that became late at `since` exceeds `max_wait`.
+    fn expiry(&self, since: Stamp) -> Stamp {
         since.after(self.rules.queue.map_or(Duration::ZERO, |queue| queue.max_wait))
     }
 
@@ -206,23 +208,23 @@ impl ProductRouter {
         Tokens(request.prompt) > self.medium
     }
 
-    /// Refuses whose wait is over and begins a round.
+    /// Refuses requests whose `max_wait` has passed and begins a round.
     fn round(&mut self, fleet: &mut dyn Fleet) {
         let now = live(fleet.now());
         self.next_round = Some(timer(now.after(ROUND_EVERY)));
-        while let Some((end, id)) = self.ends.first().copied().filter(|(end, _)| *end <= now) {
-            self.ends.remove(&(end, id));
+        while let Some((expiry, id)) = self.expiries.first().copied().filter(|(expiry, _)| *expiry <= now) {
+            self.expiries.remove(&(expiry, id));
             if let Some(wait) = self.waiting.remove(&id) {
                 self.leave(id, &wait);
             }
         }
         self.called.clear();
         self.queue.round(MAX_STAYS, |id| self.called.push_back(*id));
-        self.ask_called(fleet);
+        self.retry_called(fleet);
     }
 
-    /// Asks routing again for everybody called.
-    fn ask_called(&mut self, fleet: &mut dyn Fleet) {
+    /// Retries routing for every called request.
+    fn retry_called(&mut self, fleet: &mut dyn Fleet) {
         while let Some(id) = self.called.pop_front() {
             if let Some(wait) = self.waiting.remove(&id) {
                 self.place(wait.request.clone(), Some(wait), fleet);
@@ -231,8 +233,8 @@ impl ProductRouter {
     }
 }
 
-/// What comes of a request.
-enum Next {
+/// Decision on one request.
+enum SimulatedPlacement {
     Send(Assignment),
     Wait(WaitReason, Outlook),
     Refuse,
@@ -306,7 +308,7 @@ impl Router for ProductRouter {
     }
 }
 
-/// When a timer for `at` fires: tokio's have a resolution of a millisecond.
+/// When a tokio timer for `at` fires: at the next whole millisecond.
 fn timer(at: Stamp) -> Stamp {
     Stamp::from_nanos(at.as_nanos().next_multiple_of(1_000_000))
 }
@@ -319,9 +321,9 @@ fn deadline(request: &Arrival) -> Stamp {
     request.ttft_bound.map_or(FAR, |bound| live(request.at).after(bound))
 }
 
-/// Of English text; any figure would do, since prompts are given in tokens.
+/// Typical of English text; any value works, since trace prompts are given in tokens.
 const BYTES_PER_TOKEN: u64 = 4;
-/// Later than any run.
+/// Deadline of requests without a TTFT bound: later than any run.
 const FAR: Stamp = Stamp::from_nanos(u64::MAX / 2);
 
 #[cfg(test)]
@@ -332,9 +334,8 @@ mod tests {
     use super::*;
     use crate::config::TtftBound;
 
-    /// Runs a trace on replicas that compute a prompt token a millisecond and decode a token in ten, under bounds of two
-    /// seconds and 50 ms.
-    fn ran(trace: &Trace, policy: PolicyName, queue: Option<Queue>, replicas: usize) -> Figures {
+    /// Runs a trace at 1 ms per prompt token and 10 ms per step, with bounds TTFT 2 s and TPOT 50 ms.
+    fn ran(trace: &Trace, policy: PolicyName, queue: Option<QueueLimits>, replicas: usize) -> Figures {
         let engine = EngineConfig {
             cost: CostModel {
                 step: Duration::from_millis(10),
@@ -382,17 +383,17 @@ mod tests {
 
     #[test]
     fn a_queue_refuses_what_is_beyond_the_fleet_and_the_rest_is_in_time() {
-        // Prompts of a second each, two in a second, on one replica: twice what it can do. The bound is two seconds.
+        // 1 s prompts at 2/s on one replica: an offered load of twice its capacity. TTFT bound 2 s.
         let trace = trace((0..120).map(|n| (n * 500, 1_001, 1)));
-        let queue = |max_requests, max_wait| Queue {
+        let queue = |max_requests, max_wait| QueueLimits {
             max_requests,
             max_bytes: 1 << 30,
             max_wait: Duration::from_secs(max_wait),
             isolate_long: true,
         };
-        let with = |queue: Option<Queue>| ran(&trace, PolicyName::Latency, queue, 1);
+        let with = |queue: Option<QueueLimits>| ran(&trace, PolicyName::Latency, queue, 1);
         let open = with(None);
-        assert_eq!(open.refused, 0.0, "without a queue nobody is refused");
+        assert_eq!(open.refused, 0.0, "without a queue no request is refused");
         for queue in [queue(0, 5), queue(100, 1), queue(2, 60)] {
             let closed = with(Some(queue));
             assert!(closed.refused > 0.2, "{queue:?}: {closed:?}");

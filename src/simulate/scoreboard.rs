@@ -13,36 +13,36 @@ use parking_lot::Mutex;
 use crate::fleet::status::ReplicaStatus;
 use crate::record::{FirstToken, Gaps, Outcome, Record};
 
-/// Accumulates per replica.
+/// Counters and histograms by replica name.
 #[derive(Debug, Default)]
 pub struct DemoStats(Mutex<BTreeMap<Arc<str>, Tally>>);
 
-/// One line of the table.
+/// One row of the table.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct DemoRow {
-    /// Replica name.
+    /// Name as configured, by default `host:port`.
     pub replica: String,
-    /// Requests ended.
+    /// Requests ended since the start.
     pub requests: u64,
-    /// Of those, in the last second.
+    /// Requests ended in the last second.
     pub recent_requests: u64,
-    /// Of all, failed.
+    /// Failed requests since the start.
     pub failed: u64,
-    /// Share of prompt tokens that came from the prefix cache; `None` before any usage was told.
+    /// Share of prompt tokens that came from the prefix cache; `None` before the first usage report.
     pub hit_rate: Option<f64>,
-    /// Median TTFT.
+    /// Median TTFT since the start.
     pub ttft_p50: Option<Duration>,
-    /// 99th percentile of TTFT.
+    /// 99th percentile of TTFT since the start.
     pub ttft_p99: Option<Duration>,
     /// Median TTFT of the last second.
     pub recent_ttft_p50: Option<Duration>,
-    /// Median inter-token latency.
+    /// Median inter-token latency since the start.
     pub itl_p50: Option<Duration>,
     /// 99th percentile of inter-token latency.
     pub itl_p99: Option<Duration>,
-    /// The engine's waiting requests, where known.
+    /// Waiting requests as last scraped; `None` before the first scrape.
     pub queue: Option<u64>,
-    /// Requests of the gateway in flight.
+    /// This gateway's requests in flight.
     pub inflight: u64,
 }
 

@@ -75,7 +75,7 @@ impl Connection {
     /// A POST with its body.
     pub async fn post(&mut self, stream: u32, script: &str, body: &str) {
         let fields = [("content-type", "application/json"), ("x-script", script)];
-        self.send(&headers(stream, ("POST", "/v1/chat/completions"), &fields, false)).await;
+        self.send(&headers(stream, "POST", "/v1/chat/completions", &fields, false)).await;
         self.send(&frame(DATA, END_STREAM, stream, body.as_bytes())).await;
     }
 
@@ -138,12 +138,7 @@ pub fn reset(stream: u32) -> Vec<u8> {
 }
 
 /// A whole header block: pseudo-header fields, then these.
-pub fn headers(
-    stream: u32,
-    (method, path): (&str, &str),
-    fields: &[(&str, &str)],
-    ends_stream: bool,
-) -> Vec<u8> {
+pub fn headers(stream: u32, method: &str, path: &str, fields: &[(&str, &str)], ends_stream: bool) -> Vec<u8> {
     let mut block = Vec::new();
     let pseudo = [(":method", method), (":scheme", "http"), (":authority", "gateway"), (":path", path)];
     for (name, value) in pseudo.iter().chain(fields) {

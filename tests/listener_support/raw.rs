@@ -1,4 +1,4 @@
-//! A client that sends exactly the bytes it is told and reads answers as they come.
+//! A raw HTTP/1.1 client: sends the given bytes and reads responses as they arrive.
 
 use std::net::SocketAddr;
 

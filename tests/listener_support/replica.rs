@@ -148,7 +148,7 @@ impl Script {
     }
 }
 
-/// Content for as long as somebody takes it.
+/// Content until the client leaves.
 async fn flood(socket: &mut TcpStream) -> Option<()> {
     socket.write_all(SSE_HEAD.as_bytes()).await.ok()?;
     let event = chunk(&event(&"x".repeat(8000)));

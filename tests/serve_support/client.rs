@@ -27,7 +27,7 @@ impl Answer {
     }
 }
 
-/// A GET; status 0 where nobody listens.
+/// A GET; status 0 if the connection is refused.
 pub fn get(authority: &str, path: &str) -> Answer {
     match connect(authority) {
         Ok(connection) => exchange(connection, &request("GET", path, "", "")),

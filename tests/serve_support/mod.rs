@@ -21,11 +21,11 @@ pub use self::process::Process;
 /// Longer than anything here takes on a busy machine.
 pub const LIMIT: Duration = Duration::from_secs(20);
 
-/// Asks until there is an answer.
-pub fn until<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
+/// Polls until there is a value, up to a limit.
+pub fn until<T>(what: &str, mut poll: impl FnMut() -> Option<T>) -> T {
     let every = Duration::from_millis(20);
     for _ in 0..LIMIT.as_millis() / every.as_millis() {
-        if let Some(answer) = ask() {
+        if let Some(answer) = poll() {
             return answer;
         }
         sleep(every);
@@ -126,7 +126,7 @@ pub fn example(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("config").join(name)
 }
 
-/// Replaces a file in one step, so that nobody reads half of it.
+/// Replaces a file in one step, so that no reader sees half of it.
 pub fn replace(file: &Path, content: &str) {
     let new = file.with_extension("new");
     std::fs::write(&new, content).unwrap();

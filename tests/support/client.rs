@@ -88,7 +88,7 @@ impl Client {
         Self::of(soon("connect", TcpStream::connect(addr)).await.unwrap())
     }
 
-    /// A client that has little room for what it does not read.
+    /// A client with a small receive buffer.
     pub fn connect_narrow(addr: SocketAddr) -> Self {
         let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
         socket.set_recv_buffer_size(4096).unwrap();

@@ -1,4 +1,4 @@
-//! Telemetry that tells nobody anything: what every gateway under test starts from.
+//! Telemetry without any output: the default of every gateway under test.
 
 use tokenway::config::{AccessLog, Sampling, Telemetry};
 

@@ -1,7 +1,7 @@
 //! A replica that does what a script says, on a raw socket, and remembers what it was sent.
 //!
 //! It answers the gateway's own requests (probes, model list, metrics) by itself; every inference request gets
-//! the next script, or the standing one. A script sees its connection close, so that a test can tell that the
+//! the next script, or the standing one. A script sees its connection close, so that a test can assert that the
 //! gateway gave work up.
 
 use std::collections::VecDeque;
@@ -188,18 +188,18 @@ impl Replica {
         all.into_iter().next().unwrap()
     }
 
-    /// Waits until so many inference requests came.
+    /// Waits until `count` inference requests came.
     pub async fn got(&self, count: usize) {
         until("the replica got the request", || self.count() >= count).await;
     }
 
-    /// Waits until the gateway closed so many connections whose script was not over.
+    /// Waits until the gateway closed `count` connections before the end of their script.
     pub async fn abandoned(&self, count: usize) {
         let abandoned = || self.state.abandoned.load(Ordering::SeqCst) == count;
         until("the gateway closes the connection to the replica", abandoned).await;
     }
 
-    /// Waits until so many scripts closed their connection themselves.
+    /// Waits until `count` scripts closed their connection.
     pub async fn closed_after(&self, count: usize) {
         until("the replica closes", || self.state.closed.load(Ordering::SeqCst) >= count).await;
     }

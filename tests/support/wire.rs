@@ -20,10 +20,10 @@ pub const USAGE: &str = "data: {\"id\":\"c1\",\"object\":\"chat.completion.chunk
 
 pub const DONE: &str = "data: [DONE]\n\n";
 
-/// How vLLM ends a stream when it is told to stop.
+/// vLLM's last event when it shuts down.
 pub const ABORTED: &str = "data: {\"id\":\"c\",\"choices\":[{\"index\":0,\"delta\":{\"content\":\"\"},\"finish_reason\":\"abort\"}]}\n\n";
 
-/// The engine core died: told by an event, with status 200 and a `[DONE]`.
+/// The engine core died: reported by an event, with status 200 and a `[DONE]`.
 pub const ENGINE_DEAD: &str = "data: {\"error\":{\"message\":\"EngineCore encountered an issue. See stack trace (above) for the \
     root cause.\",\"type\":\"InternalServerError\",\"param\":null,\"code\":500}}\n\n";
 

@@ -1,4 +1,4 @@
-//! `tokenway replay TRACE`: what would the routing have done with this traffic?
+//! `tokenway replay TRACE`: evaluates routing policies on recorded traffic.
 //!
 //! Reads a trace and configuration files, runs the product's routing and its rivals on a simulated fleet in simulated
 //! time, and prints one line for each contender and setting. The simulation itself is the crate `tokenway-sim`.
@@ -27,25 +27,25 @@ pub enum ReplayError {
     /// The trace cannot be read.
     #[error("cannot read {}: {error}", path.display())]
     Read {
-        /// Which file.
+        /// File as given on the command line.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the operating system.
         error: io::Error,
     },
-    /// The trace is none.
+    /// The trace does not parse.
     #[error("{}: {error}", path.display())]
     Trace {
-        /// Which file.
+        /// File as given on the command line.
         path: PathBuf,
-        /// What is wrong with it.
+        /// First fault in it.
         error: TraceError,
     },
-    /// The engine file is none.
+    /// The engine file does not parse.
     #[error("{}: {error}", path.display())]
     Engine {
-        /// Which file.
+        /// File as given on the command line.
         path: PathBuf,
-        /// What is wrong with it.
+        /// First fault in it.
         error: EngineFileError,
     },
     /// A configuration file is wrong.
@@ -54,19 +54,19 @@ pub enum ReplayError {
     /// The file has no such route.
     #[error("{}: no route \"{route}\"; its routes: {known}", path.display())]
     NoRoute {
-        /// Which file.
+        /// File as given on the command line.
         path: PathBuf,
-        /// The route asked for.
+        /// Value of `--route`.
         route: String,
-        /// Those that there are.
+        /// Names of the file's routes, comma-separated.
         known: String,
     },
     /// A slow replica that the fleet does not have.
     #[error("--slow {replica}=…: the smallest fleet has replicas 0 to {last}")]
     NoReplica {
-        /// The replica asked for.
+        /// Index given to `--slow`.
         replica: usize,
-        /// The last one there is.
+        /// Highest replica index of the smallest fleet.
         last: usize,
     },
 }

@@ -10,7 +10,7 @@ use tokenway_sim::replay::{Bounds, Demand, Figures, Router, Scenario, Trace, run
 use super::args::Contender;
 use super::{ReplayArgs, ReplayError, engine, read};
 use crate::config::load::{Source, load};
-use crate::config::{Config, ItlBounds, Overrides, Queue, Route, Slo, TtftBound};
+use crate::config::{Config, ItlBounds, Overrides, QueueLimits, Route, Slo, TtftBound};
 use crate::routing::EngineLimits;
 use crate::simulate::{ProductRouter, ReplayedRoute};
 use crate::units::Tokens;
@@ -20,7 +20,7 @@ pub(super) struct Plan {
     trace: Trace,
     pub(super) entrants: Vec<Entrant>,
     pub(super) settings: Vec<Setting>,
-    pub(super) cells: Vec<Cell>,
+    pub(super) cells: Vec<GridCell>,
 }
 
 /// A contender with the route it stands for.
@@ -29,7 +29,7 @@ pub(super) struct Entrant {
     /// For tables: the configuration file, where it is from one.
     pub(super) config: Option<String>,
     slo: Slo,
-    queue: Option<Queue>,
+    queue: Option<QueueLimits>,
     medium: Tokens,
     batch_limit: Option<u64>,
 }
@@ -44,7 +44,7 @@ pub(super) struct Setting {
 }
 
 /// One run: indices into the plan's entrants and settings.
-pub(super) struct Cell {
+pub(super) struct GridCell {
     pub(super) entrant: usize,
     pub(super) setting: usize,
     pub(super) seed: u64,
@@ -64,7 +64,7 @@ impl Plan {
         Ok(Self { trace, entrants, settings, cells })
     }
 
-    pub(super) fn run(&self, cell: &Cell) -> Figures {
+    pub(super) fn run(&self, cell: &GridCell) -> Figures {
         let (entrant, setting) = (&self.entrants[cell.entrant], &self.settings[cell.setting]);
         let scenario = Scenario {
             engine: setting.engine.clone(),
@@ -164,11 +164,11 @@ fn settings(args: &ReplayArgs, config: Option<&Config>) -> Result<Vec<Setting>, 
 }
 
 /// Setting by setting, so that rows to be compared stand together.
-fn cells(args: &ReplayArgs, entrants: usize, settings: usize) -> Vec<Cell> {
+fn cells(args: &ReplayArgs, entrants: usize, settings: usize) -> Vec<GridCell> {
     let mut cells = Vec::new();
     for setting in 0..settings {
         for entrant in 0..entrants {
-            cells.extend(args.seeds.iter().map(|seed| Cell { entrant, setting, seed: *seed }));
+            cells.extend(args.seeds.iter().map(|seed| GridCell { entrant, setting, seed: *seed }));
         }
     }
     cells

@@ -6,11 +6,11 @@ use std::io::{self, Write};
 use serde::Serialize;
 use tokenway_sim::replay::{Figures, Fit, Prediction};
 
-use super::plan::{Cell, Plan};
+use super::plan::{GridCell, Plan};
 
 /// One run.
 #[derive(Debug, Serialize)]
-pub(super) struct Line {
+pub(super) struct ReportLine {
     policy: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     config: Option<String>,
@@ -26,10 +26,10 @@ pub(super) struct Line {
     group: (usize, usize),
 }
 
-pub(super) fn lines(plan: &Plan, figures: &[Figures]) -> Vec<Line> {
-    let line = |(cell, figures): (&Cell, &Figures)| {
+pub(super) fn lines(plan: &Plan, figures: &[Figures]) -> Vec<ReportLine> {
+    let line = |(cell, figures): (&GridCell, &Figures)| {
         let (entrant, setting) = (&plan.entrants[cell.entrant], &plan.settings[cell.setting]);
-        Line {
+        ReportLine {
             policy: entrant.contender.as_str(),
             config: entrant.config.clone(),
             replicas: setting.replicas,
@@ -45,14 +45,14 @@ pub(super) fn lines(plan: &Plan, figures: &[Figures]) -> Vec<Line> {
 }
 
 /// Prints every run.
-pub(super) fn json(lines: &[Line], out: &mut dyn Write) -> io::Result<()> {
+pub(super) fn json(lines: &[ReportLine], out: &mut dyn Write) -> io::Result<()> {
     serde_json::to_writer_pretty(&mut *out, lines).map_err(io::Error::other)?;
     writeln!(out)
 }
 
 /// Prints one row for each contender and setting.
-pub(super) fn table(lines: &[Line], out: &mut dyn Write) -> io::Result<()> {
-    let name = |line: &Line| match &line.config {
+pub(super) fn table(lines: &[ReportLine], out: &mut dyn Write) -> io::Result<()> {
+    let name = |line: &ReportLine| match &line.config {
         Some(config) => format!("{} ({config})", line.policy),
         None => line.policy.to_owned(),
     };
@@ -103,7 +103,7 @@ pub(super) fn fit(fit: &Fit, out: &mut dyn Write, err: &mut dyn Write) -> io::Re
     Ok(())
 }
 
-fn figures(runs: &[Line]) -> Vec<String> {
+fn figures(runs: &[ReportLine]) -> Vec<String> {
     let mean = |figure: &dyn Fn(&Figures) -> f64| {
         runs.iter().map(|line| figure(&line.figures)).sum::<f64>() / runs.len().max(1) as f64
     };

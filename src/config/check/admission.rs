@@ -7,18 +7,18 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::config::{Degrade, ModelMatch, PolicyName, Queue, Route, Slo};
+use crate::config::{Degrade, ModelMatch, PolicyName, QueueLimits, Route, Slo};
 
 use super::section::{Item, Section};
 use super::values::{DURATION, SIZE};
 
 /// Reads `[route.queue]`; the section switches admission by prediction on, even if it is empty.
-pub(super) fn queue(route: &Section<'_>) -> Option<Queue> {
+pub(super) fn queue(route: &Section<'_>) -> Option<QueueLimits> {
     let section = route.section("queue", "[route.queue]");
     if !section.is_present() {
         return None;
     }
-    let queue = Queue {
+    let queue = QueueLimits {
         max_requests: section.integer("max_requests", 0..=1_000_000).unwrap_or(DEFAULT.max_requests),
         max_bytes: section.parse("max_bytes", &SIZE).unwrap_or(DEFAULT.max_bytes),
         max_wait: section.parse("max_wait", &DURATION).unwrap_or(DEFAULT.max_wait),
@@ -144,8 +144,12 @@ fn leads_back(start: usize, routes: &[Route]) -> bool {
 }
 
 /// What a section that says nothing means.
-const DEFAULT: Queue =
-    Queue { max_requests: 1000, max_bytes: 256 << 20, max_wait: Duration::from_secs(5), isolate_long: true };
+const DEFAULT: QueueLimits = QueueLimits {
+    max_requests: 1000,
+    max_bytes: 256 << 20,
+    max_wait: Duration::from_secs(5),
+    isolate_long: true,
+};
 
 #[cfg(test)]
 mod tests {
@@ -214,11 +218,11 @@ mod tests {
             ),
         ] {
             let text = format!("{ONE_POOL}{rest}");
-            let told = match check_str("f.toml", &text, &|_| None) {
+            let found = match check_str("f.toml", &text, &|_| None) {
                 Ok(_) => Vec::new(),
                 Err(faults) => faults.iter().map(first_line).collect(),
             };
-            assert_eq!(told, expected, "{text}");
+            assert_eq!(found, expected, "{text}");
         }
     }
 }

@@ -23,9 +23,9 @@ pub(super) fn pools(root: &Section<'_>) -> Vec<Pool> {
         section.expect_unique("pool", &pool.name, &mut names);
         pools.push(pool);
     }
-    let asked =
+    let is_required =
         root.get("pool").is_some_and(|item| !item.value.as_array().is_some_and(|list| list.is_empty()));
-    if pools.is_empty() && !asked {
+    if pools.is_empty() && !is_required {
         root.fault(
             "no [[pool]] is configured",
             "add one: [[pool]] name = \"main\", replicas = [\"http://127.0.0.1:8000\"]",

@@ -1,4 +1,4 @@
-//! `[[route]]`: what clients ask for by model name.
+//! `[[route]]`: maps a model name to pools.
 //!
 //! Names that point elsewhere (pools, SLO classes) are resolved here: a checked route cannot point at nothing.
 

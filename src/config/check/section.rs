@@ -2,7 +2,7 @@
 //!
 //! Every reading function reports its fault and returns `None`, so that the caller goes on with a default and the
 //! next fault is found as well; a configuration that was read with faults is thrown away at the end. A section knows
-//! the keys that its reader asked for: any other key in the file is unknown, so a key that nothing reads cannot pass.
+//! the keys that its reader requested: any other key in the file is unknown, so a key that nothing reads cannot pass.
 //!
 //! The text is read as a tree with spans and not by serde's derive, which stops at the first fault and says of a
 //! string-or-table value only that "no variant matched".
@@ -20,7 +20,7 @@ use crate::config::diagnostics::{Fault, did_you_mean};
 
 use super::values::Form;
 
-/// One check of one file: what it may ask, what it found.
+/// One check of one file: its inputs and its findings.
 pub(super) struct Checking<'a> {
     /// Directory of the file: relative paths start there.
     pub(super) directory: &'a Path,
@@ -30,7 +30,7 @@ pub(super) struct Checking<'a> {
     pub(super) overrides: &'a Overrides,
     /// Faults found so far.
     pub(super) faults: RefCell<Vec<(Range<usize>, Fault)>>,
-    /// Every key that was asked for, with the header of its section.
+    /// Every requested key, with the header of its section.
     pub(super) known: RefCell<BTreeSet<(&'static str, &'static str)>>,
 }
 
@@ -50,18 +50,18 @@ pub(super) struct Section<'a> {
     /// How messages call it: `[server]`, `[[pool]]`.
     header: &'static str,
     table: Option<&'a DeTable<'a>>,
-    asked: RefCell<Vec<&'static str>>,
+    requested: RefCell<Vec<&'static str>>,
 }
 
 impl<'a> Section<'a> {
-    /// Opens a section; its reader asks for every key that it may have before it is dropped.
+    /// Opens a section; its reader must request every possible key before it is dropped.
     pub(super) fn open(
         checking: &'a Checking<'a>,
         header: &'static str,
         span: Range<usize>,
         table: Option<&'a DeTable<'a>>,
     ) -> Self {
-        Self { checking, span, header, table, asked: RefCell::default() }
+        Self { checking, span, header, table, requested: RefCell::default() }
     }
 
     /// Whether the file has it.
@@ -76,7 +76,7 @@ impl<'a> Section<'a> {
 
     /// The value of a key.
     pub(super) fn get(&self, key: &'static str) -> Option<Item<'a>> {
-        self.asked.borrow_mut().push(key);
+        self.requested.borrow_mut().push(key);
         self.items().find(|item| item.key == key)
     }
 
@@ -157,13 +157,13 @@ impl<'a> Section<'a> {
 
 impl Drop for Section<'_> {
     fn drop(&mut self) {
-        let asked = self.asked.take();
-        for item in self.items().filter(|item| !asked.contains(&item.key)) {
+        let requested = self.requested.take();
+        for item in self.items().filter(|item| !requested.contains(&item.key)) {
             let message = format!("unknown key \"{}\" in {}", item.key, self.header);
-            let message = did_you_mean(message, item.key, &asked);
-            item.fault_at_key(message, format!("{} knows: {}", self.header, asked.join(", ")));
+            let message = did_you_mean(message, item.key, &requested);
+            item.fault_at_key(message, format!("{} knows: {}", self.header, requested.join(", ")));
         }
-        self.checking.known.borrow_mut().extend(asked.into_iter().map(|key| (self.header, key)));
+        self.checking.known.borrow_mut().extend(requested.into_iter().map(|key| (self.header, key)));
     }
 }
 
@@ -206,7 +206,7 @@ impl<'a> Item<'a> {
         text
     }
 
-    /// A number; `expected` and `hint` are for a value that is none.
+    /// A number; `expected` and `hint` are for a value of another type.
     pub(super) fn number(&self, expected: &str, hint: &str) -> Option<f64> {
         match self.value {
             DeValue::Float(float) => float.as_str().parse().ok(),

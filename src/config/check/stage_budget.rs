@@ -1,7 +1,6 @@
-//! `route.stage_budget`: the share of each stage, held against the SLO that it is a budget of.
+//! `route.stage_budget`: a duration per stage, checked against the bounds of the route's SLO class.
 //!
-//! Shares are durations. Those of the stages before the first token make up the class's TTFT bound, all of them
-//! together its bound of the whole request: what adds up to more than the bound is no budget.
+//! The sum over the stages before the first token must not exceed the TTFT bound, the sum over all stages not the e2e bound.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,17 +25,17 @@ pub(super) fn stage_budget(route: &Section<'_>, slo: Slo) -> Option<Arc<StageBud
         item.fault("the budget has no stage", "give one its share: stage_budget = { prefill = \"300ms\" }");
     }
     let before_first_token = budget.total(Stage::is_before_first_token);
-    // Held against the bound of an empty prompt: the budget does not grow with the prompt.
+    // The bound of an empty prompt: the budget does not grow with the prompt.
     if let Some(TtftBound { base, .. }) = slo.ttft {
-        hold(&item, "the stages before the first token", before_first_token, ("ttft", base));
+        check_total(&item, "the stages before the first token", before_first_token, "ttft", base);
     }
     if let Some(e2e) = slo.e2e {
-        hold(&item, "all stages", budget.total(|_| true), ("e2e", e2e));
+        check_total(&item, "all stages", budget.total(|_| true), "e2e", e2e);
     }
     Some(Arc::new(budget))
 }
 
-fn hold(item: &Item<'_>, which: &str, total: Duration, (key, bound): (&str, Duration)) {
+fn check_total(item: &Item<'_>, which: &str, total: Duration, key: &str, bound: Duration) {
     if total > bound {
         let percent = (total.as_nanos() * 100).div_ceil(bound.as_nanos().max(1));
         item.fault(

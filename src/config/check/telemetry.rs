@@ -1,6 +1,6 @@
 //! `[telemetry]`: access log, OTLP export, sampling.
 //!
-//! The export may also be asked for by a flag or by the standard `OTEL_…` variables. Which of them wins is decided
+//! The export may also be enabled by a flag or by the standard `OTEL_…` variables. Which of them wins is decided
 //! here, key by key: flag, file, `OTEL_…`, default. `OTEL_SDK_DISABLED` and its like speak for the environment, and
 //! so lose against a file or a flag that names an endpoint.
 
@@ -11,7 +11,7 @@ use http::{HeaderName, HeaderValue};
 use toml::de::DeValue;
 
 use crate::config::otel::{self, Exporter};
-use crate::config::{AccessLog, EngineSpans, Otlp, OtlpProtocol, Sampling, Telemetry};
+use crate::config::{AccessLog, EngineSpansConfig, Otlp, OtlpProtocol, Sampling, Telemetry};
 
 use super::section::{Item, Section};
 use super::values::{ADDRESS, HTTP_URL, POSITIVE_DURATION};
@@ -50,9 +50,9 @@ fn otlp(section: &Section<'_>) -> Option<Otlp> {
     let timeout = section.parse("timeout", &POSITIVE_DURATION);
     let exporter = Exporter::from_env(section.checking.env);
     let protocol = protocol.or(exporter.protocol).unwrap_or_default();
-    let asked = section.checking.overrides.otlp_endpoint.clone().or(endpoint);
-    let of_env = if asked.is_none() { exporter.logs_endpoint(protocol) } else { None };
-    let traces_endpoint = match asked {
+    let given = section.checking.overrides.otlp_endpoint.clone().or(endpoint);
+    let of_env = if given.is_none() { exporter.logs_endpoint(protocol) } else { None };
+    let traces_endpoint = match given {
         Some(base) => otel::traces_endpoint(&base, protocol),
         None if section.is_present() => exporter
             .endpoint(protocol)
@@ -68,12 +68,12 @@ fn otlp(section: &Section<'_>) -> Option<Otlp> {
     })
 }
 
-fn engine_spans(section: &Section<'_>) -> Option<EngineSpans> {
+fn engine_spans(section: &Section<'_>) -> Option<EngineSpansConfig> {
     if !section.is_present() {
         return None;
     }
     let fallback = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), DEFAULT_ENGINE_SPANS_PORT);
-    Some(EngineSpans { listen: section.parse("listen", &ADDRESS).unwrap_or(fallback) })
+    Some(EngineSpansConfig { listen: section.parse("listen", &ADDRESS).unwrap_or(fallback) })
 }
 
 /// Where a collector on this machine listens.

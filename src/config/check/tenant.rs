@@ -1,4 +1,4 @@
-//! `[[tenant]]`: who may ask, by the digests of their keys.
+//! `[[tenant]]`: clients by the SHA-256 digests of their keys.
 
 use std::collections::HashSet;
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! Parts that a file may describe and that are not built yet.
 //!
-//! Their keys parse from the first release, and a file that asks for one is refused: better an error at the start
-//! than a canary that never judges. A value that asks for nothing new (a switch that is off, defaults written out)
+//! Their keys parse from the first release, and a file that uses one is refused: better an error at the start
+//! than a canary that never judges. A value that changes nothing (a switch that is off, defaults written out)
 //! passes. When a part is built, its entry here goes and its reader comes.
 
 use toml::de::DeValue;
@@ -18,7 +18,7 @@ pub(super) struct Unbuilt {
     instead: &'static str,
 }
 
-/// Refuses the keys of a section that ask for a part that is not built.
+/// Refuses the keys of a section that need an unbuilt feature.
 pub(super) fn refuse(section: &Section<'_>, parts: &[Unbuilt]) {
     for part in parts {
         let Some(item) = section.get(part.key) else { continue };
