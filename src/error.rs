@@ -1,8 +1,7 @@
-//! Who failed, and what the client is told: the only file that maps a failure to a status.
+//! Failures of requests: the only file that maps a failure to a status.
 //!
-//! A failure is data: its status, code, type, outcome and `retry-after` follow from the variant, so that
-//! metrics, spans and bodies can never disagree. Messages carry numbers and the next step, and never a key or
-//! a prompt. The table of codes is the contract of the data port.
+//! Status, code, type, outcome and `retry-after` follow from the variant, so that metrics, spans and bodies agree.
+//! Messages carry numbers and the next step, never a key or a prompt. The codes are part of the data port's contract.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +10,7 @@ use http::{HeaderValue, StatusCode, header};
 use serde_json::json;
 use thiserror::Error;
 
-/// The shape in which a dialect's clients expect errors.
+/// JSON shape of a dialect's error bodies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorShape {
     /// `{"error":{"message","type","param","code"}}`
@@ -20,24 +19,18 @@ pub enum ErrorShape {
     Anthropic,
 }
 
-/// A deadline of `[timeouts]`; its key names the error code `timeout_<key>`.
+/// A deadline of `[timeouts]`; its error code is `timeout_<key>`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Timer {
-    /// `connect`
     Connect,
-    /// `first_token`
     FirstToken,
-    /// `inter_token`
     InterToken,
-    /// `total`
     Total,
-    /// `client_stall`
     ClientStall,
 }
 
 impl Timer {
-    /// Its key in `[timeouts]`: the label `timer`.
-    #[must_use]
+    /// Key in `[timeouts]`, and value of the label `timer`.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Connect => "connect",
@@ -48,8 +41,6 @@ impl Timer {
         }
     }
 
-    /// The error code.
-    #[must_use]
     pub fn code(self) -> &'static str {
         match self {
             Self::Connect => "timeout_connect",
@@ -61,84 +52,47 @@ impl Timer {
     }
 }
 
-/// Why a replica gave no (whole) answer.
+/// Why a replica gave no complete response.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum ReplicaFailure {
-    /// The connection could not be made: nothing was sent.
+    /// The connect was refused: nothing was sent.
     #[error("replica {replica} refused the connection")]
-    Refused {
-        /// Who.
-        replica: Arc<str>,
-    },
+    Refused { replica: Arc<str> },
     /// No connection within `timeouts.connect`: nothing was sent.
     #[error("no connection to replica {replica} within {}", Seconds(*.after))]
-    ConnectTimeout {
-        /// Who.
-        replica: Arc<str>,
-        /// The deadline.
-        after: Duration,
-    },
-    /// The connection could not be made for another reason: nothing was sent.
+    ConnectTimeout { replica: Arc<str>, after: Duration },
+    /// Connecting failed otherwise: nothing was sent.
     #[error("no connection to replica {replica}: {kind}")]
-    Unreachable {
-        /// Who.
-        replica: Arc<str>,
-        /// What kind of error.
-        kind: std::io::ErrorKind,
-    },
-    /// The connection broke before the whole head; the request may have been worked on.
+    Unreachable { replica: Arc<str>, kind: std::io::ErrorKind },
+    /// The connection closed before the response head; the engine may have started on the request.
     #[error("replica {replica} closed the connection before the response head")]
     ClosedBeforeHead {
-        /// Who.
         replica: Arc<str>,
-        /// The request was handed back unwritten.
+        /// hyper returned the request unwritten.
         is_unsent: bool,
     },
-    /// The answer broke off.
+    /// The response ended early.
     #[error("replica {replica} broke off in the middle of the answer")]
-    Truncated {
-        /// Who.
-        replica: Arc<str>,
-    },
-    /// The engine said that it is dead or dying.
+    Truncated { replica: Arc<str> },
+    /// The engine reported that it is dead or shutting down.
     #[error("replica {replica} reported that its engine is dead or shutting down")]
-    EngineDown {
-        /// Who.
-        replica: Arc<str>,
-    },
+    EngineDown { replica: Arc<str> },
     /// The engine reported an error inside the stream.
     #[error("replica {replica} reported an error inside the stream")]
-    ErrorEvent {
-        /// Who.
-        replica: Arc<str>,
-    },
-    /// 502, 503 or 504 of the replica.
+    ErrorEvent { replica: Arc<str> },
+    /// The replica responded 502, 503 or 504.
     #[error("replica {replica} answered {status}")]
-    Status {
-        /// Who.
-        replica: Arc<str>,
-        /// What.
-        status: u16,
-    },
-    /// Proof that the replica is gone or frozen: silence, and no answer to a probe or no connection.
+    Status { replica: Arc<str>, status: u16 },
+    /// The stream was silent, and the replica refused a connect or did not answer a probe.
     #[error("replica {replica} went silent and does not answer any more")]
-    Silent {
-        /// Who.
-        replica: Arc<str>,
-    },
-    /// Every connection of the replica stayed taken until `timeouts.connect`: nothing was sent.
+    Silent { replica: Arc<str> },
+    /// The replica's connection pool was exhausted for `timeouts.connect`: nothing was sent.
     #[error("all connections to replica {replica} were taken for {}", Seconds(*.after))]
-    NoFreeConnection {
-        /// Who.
-        replica: Arc<str>,
-        /// The deadline.
-        after: Duration,
-    },
+    NoFreeConnection { replica: Arc<str>, after: Duration },
 }
 
 impl ReplicaFailure {
-    /// Whether it is certain that the replica did not begin to work on the request.
-    #[must_use]
+    /// Whether the request was certainly not sent.
     pub fn is_unsent(&self) -> bool {
         match self {
             Self::Refused { .. }
@@ -151,7 +105,6 @@ impl ReplicaFailure {
     }
 
     /// The label `reason` of `tokenway_retries_total`, and `error.type` of an attempt.
-    #[must_use]
     pub fn code(&self) -> &'static str {
         match self {
             Self::Refused { .. } => "connect_refused",
@@ -170,135 +123,114 @@ impl ReplicaFailure {
     }
 }
 
-/// Why a request got no answer of a replica, or only a part of one.
+/// Why a request got no response of a replica, or only part of one.
 #[derive(Clone, Debug, Error)]
 pub enum Failure {
     /// The path is not on the allow-list.
     #[error("unknown path; this gateway serves the OpenAI inference paths, see /v1/models for models")]
     UnknownPath,
-    /// A listed path, but a method that none of them takes.
+    /// Known path, wrong method.
     #[error("method not allowed; the allow header names those that are")]
     MethodNotAllowed,
-    /// The request breaks HTTP or JSON rules.
+    /// Invalid HTTP or JSON.
     #[error("{message}")]
     BadRequest {
-        /// What, where, what to do.
         message: String,
-        /// The field, where one is to blame.
+        /// The field at fault, where there is one.
         param: Option<&'static str>,
     },
-    /// A body with a content coding.
+    /// The body has a content coding.
     #[error("request bodies must not be compressed; send content-encoding: identity")]
     UnsupportedEncoding,
-    /// An unknown `Expect`.
+    /// `Expect` other than `100-continue`.
     #[error("unknown expectation; only 100-continue is supported")]
     ExpectationFailed,
     /// The body is over `server.body_limit`.
     #[error("request body is larger than {limit} bytes (server.body_limit)")]
-    BodyTooLarge {
-        /// The limit in bytes.
-        limit: usize,
-    },
+    BodyTooLarge { limit: usize },
     /// All bodies together are over `server.body_memory`.
     #[error("too many request bodies in memory (server.body_memory); try again later")]
     BodyMemory,
-    /// The client stopped sending its body.
+    /// The client stopped sending the body.
     #[error("the request body stopped for {} (timeouts.client_stall)", Seconds(*.after))]
-    BodyStalled {
-        /// The deadline.
-        after: Duration,
-    },
-    /// No key, or a wrong one.
+    BodyStalled { after: Duration },
+    /// Missing or unknown API key.
     #[error("{message}")]
-    InvalidKey {
-        /// Which of the two, and where keys go.
-        message: String,
-    },
-    /// No `model` where the dialect needs one.
+    InvalidKey { message: String },
+    /// No `model` where the dialect requires one.
     #[error("you must provide a model parameter")]
     MissingModel,
     /// No route for the model, or the tenant may not use it.
     #[error("the model `{model}` does not exist or you do not have access to it; GET /v1/models lists them")]
     ModelNotFound {
-        /// As the client wrote it, bounded.
+        /// As sent by the client, truncated.
         model: String,
     },
-    /// `previous_response_id` is unknown here.
+    /// Unknown `previous_response_id`.
     #[error(
         "the previous response was not made through this gateway or its replica is gone; send the whole input"
     )]
     PreviousResponseNotFound,
-    /// Nobody can serve the route now.
+    /// No replica of the route is ready.
     #[error("no ready replica for route {route}: {detail}")]
     NoReadyReplica {
-        /// The route.
         route: Arc<str>,
-        /// States of its replicas, counted.
+        /// Number of replicas in each state.
         detail: String,
-        /// When a probe may have changed that.
+        /// Until the next probe.
         retry_after: Duration,
     },
-    /// Nobody can answer in time, and a limit of the route's queue speaks against waiting.
+    /// No replica can answer in time, and a limit of the route's queue forbids waiting.
     #[error("{message}")]
     NotAdmitted {
-        /// Key of the limit in `[route.queue]`: the error code.
+        /// Key in `[route.queue]`, which is the error code.
         limit: &'static str,
-        /// The limit and the numbers.
         message: String,
-        /// Predicted time until there is room.
+        /// Predicted time until the queue has room.
         retry_after: Duration,
     },
-    /// The gateway is going down.
+    /// The gateway is shutting down.
     #[error("the gateway is shutting down; send the request to another one")]
     Draining,
-    /// The prompt coincided with two replica deaths.
+    /// The prompt was in flight at two replica deaths.
     #[error("this prompt was in flight at two replica crashes and is refused for {} s", .retry_after.as_secs())]
-    SuspectedPoison {
-        /// Until it is tried again.
-        retry_after: Duration,
-    },
-    /// The head is no HTTP/1.1 (RFC 9112).
+    SuspectedPoison { retry_after: Duration },
+    /// Invalid HTTP/1.1 head (RFC 9112).
     #[error(
         "the request head is no valid HTTP (RFC 9112): check the request line, the header names and values, and that \
          content-length and transfer-encoding agree; the connection was closed"
     )]
     MalformedHead,
-    /// The request target is longer than hyper reads.
+    /// Request target over hyper's limit.
     #[error("the request target is over 65534 bytes; what is long belongs into the body")]
     UriTooLong,
-    /// Too many headers, or too long ones.
+    /// Too many headers, or too many bytes of them.
     #[error("the request head has over 100 headers or 64 KiB; send fewer or shorter ones")]
     HeadTooLarge,
-    /// A loop of proxies.
+    /// Our own `Via` entry is in the request.
     #[error("this request already passed through this gateway; check the upstream URLs")]
     Loop,
-    /// A deadline.
+    /// A deadline of `[timeouts]` passed.
     #[error("no {} within {} (timeouts.{})", what(*.timer), Seconds(*.after), .timer.as_str())]
-    Timeout {
-        /// Which.
-        timer: Timer,
-        /// Its length.
-        after: Duration,
-    },
-    /// A replica failed and nobody else could help.
+    Timeout { timer: Timer, after: Duration },
+    /// A replica failed and no other took over.
     #[error("{0}")]
     Replica(ReplicaFailure),
     /// The stream was cut at the end of the drain.
     #[error("the gateway shut down before the answer was complete (server.drain_timeout)")]
     DrainCut,
-    /// Our own fault.
-    #[error("internal error of the gateway; the log tells more under this request id")]
+    /// A bug of the gateway.
+    #[error("internal error of the gateway; the log has more under this request id")]
     Internal,
 }
 
 impl Failure {
-    /// A 400 with a field.
-    #[must_use]
+    /// A 400 with the field at fault.
     pub fn bad_request(message: impl Into<String>, param: Option<&'static str>) -> Self {
         Self::BadRequest { message: message.into(), param }
     }
 
-    /// Status, code and type (`error.type` of the OpenAI shape).
+    /// Status, code and OpenAI `error.type`.
     fn row(&self) -> (StatusCode, &'static str, &'static str) {
         const INVALID: &str = "invalid_request_error";
         const OVERLOADED: &str = "overloaded_error";
@@ -334,20 +266,15 @@ impl Failure {
         }
     }
 
-    /// Status of the response.
-    #[must_use]
     pub fn status(&self) -> StatusCode {
         self.row().0
     }
 
-    /// Error code.
-    #[must_use]
     pub fn code(&self) -> &'static str {
         self.row().1
     }
 
-    /// `error.type` in a dialect's words: what OpenAI clients call `upstream_error` Anthropic's call `api_error`.
-    #[must_use]
+    /// `error.type` of a dialect: `upstream_error` is Anthropic's `api_error`.
     pub fn kind(&self, shape: ErrorShape) -> &'static str {
         match (self.row().2, shape) {
             ("upstream_error", ErrorShape::Anthropic) => "api_error",
@@ -355,8 +282,7 @@ impl Failure {
         }
     }
 
-    /// The deadline that fired, if one did.
-    #[must_use]
+    /// The deadline that fired, if any.
     pub fn timer(&self) -> Option<Timer> {
         match self {
             Self::Timeout { timer, .. } => Some(*timer),
@@ -368,8 +294,7 @@ impl Failure {
         }
     }
 
-    /// When to come back, where waiting helps.
-    #[must_use]
+    /// `retry-after`, where waiting helps.
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::NoReadyReplica { retry_after, .. }
@@ -380,8 +305,7 @@ impl Failure {
         }
     }
 
-    /// The field to blame (OpenAI's `param`).
-    #[must_use]
+    /// OpenAI's `param`: the field at fault.
     pub fn param(&self) -> Option<&'static str> {
         match self {
             Self::BadRequest { param, .. } => *param,
@@ -392,7 +316,6 @@ impl Failure {
     }
 
     /// The JSON body in a dialect's shape.
-    #[must_use]
     pub fn body(&self, shape: ErrorShape) -> String {
         let (kind, message) = (self.kind(shape), self.to_string());
         match shape {
@@ -406,10 +329,10 @@ impl Failure {
         .to_string()
     }
 
-    /// Headers that belong to the error itself.
+    /// Adds the headers of this error.
     pub fn write_headers(&self, headers: &mut http::HeaderMap) {
         if let Some(wait) = self.retry_after() {
-            // Whole seconds, rounded up: RFC 9110 §10.2.3 knows no fractions.
+            // Whole seconds (RFC 9110 §10.2.3), rounded up.
             let seconds = wait.as_secs() + u64::from(wait.subsec_nanos() > 0);
             headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds.max(1)));
         }
@@ -420,7 +343,7 @@ impl Failure {
             Self::InvalidKey { .. } => {
                 headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
             }
-            // The rest of such a body is never read, so the connection cannot be used again.
+            // The rest of the body is not read, so the connection cannot be reused.
             Self::BodyTooLarge { .. } | Self::BodyMemory | Self::BodyStalled { .. } => {
                 headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
             }
@@ -429,7 +352,7 @@ impl Failure {
     }
 }
 
-/// A duration as people write it in configuration: seconds with what is needed of fractions.
+/// Displays a duration as decimal seconds (`1.5 s`).
 struct Seconds(Duration);
 
 impl std::fmt::Display for Seconds {

@@ -2,20 +2,20 @@
 //!
 //! The path of a request, in the order of reading:
 //!
-//! 1. [`listener`] accepts a connection and bounds its every wait.
-//! 2. [`gateway`] is the line: one function from head to response ([`gateway::Gateway`]).
-//! 3. [`gateway::prepare`] reads the body once ([`request::body`]), finds out who asks ([`request::tenant`]),
-//!    what for ([`request::fields`]) and which prompt it is ([`request::prompt`]).
-//! 4. [`gateway::picker`] asks [`routing`], which is pure, for a replica of the [`fleet`], and marks its load.
-//!    What should not be sent at once waits in the room of its route ([`admission`]), or is refused.
-//! 5. [`gateway::exchange`] sends ([`upstream::attempt`]) and tries again elsewhere where that is safe.
-//! 6. [`gateway::reply`] makes the head, [`relay::stream`] the body: bytes untouched, a clock beside them.
-//! 7. [`journal`] carries the [`record`] along and reports it once, from the drop of the body.
-//! 8. [`observe`] reads records: metrics, spans, access log.
+//! 1. [`listener`] accepts a connection; every wait has a deadline.
+//! 2. [`gateway::Gateway`] takes a request from its head to its response.
+//! 3. [`gateway::prepare`] reads the body once ([`request::body`]), finds the tenant ([`request::tenant`]), the fields
+//!    that matter ([`request::fields`]) and the prompt ([`request::prompt`]).
+//! 4. [`gateway::picker`] asks [`routing`], which is pure, for a replica of the [`fleet`], and reserves its load. A
+//!    request that should not be sent at once waits in the queue of its route ([`admission`]), or is refused.
+//! 5. [`gateway::exchange`] sends it ([`gateway::attempt`]), and again to another replica where that is safe.
+//! 6. [`gateway::reply`] makes the head, [`relay::stream`] the body: bytes pass unchanged and are timed.
+//! 7. `observe::record_guard` carries the [`record`] along and emits it once, when the body is dropped.
+//! 8. [`observe`] turns records into metrics, spans and the access log.
 //!
-//! Beside the line: [`config`] (checked before anything runs), [`fleet`] (probes and scrapes), [`relay::watch`]
-//! (deadlines from outside the bodies), [`admin`], [`simulate`] (what joins the crate `tokenway-sim` to it), [`app`] (wiring) and
-//! [`cli`].
+//! Beside that path: [`config`] (checked before anything runs), [`fleet`] (probes and scrapes), [`relay::watch`]
+//! (deadlines of streams), [`drift`], [`admin`], [`simulate`] (joins the crate `tokenway-sim`), [`app`] (wiring) and
+//! [`cli`]. The order in which rooms may import each other is in `docs/architecture.md`.
 
 pub mod admin;
 pub mod admission;
@@ -25,7 +25,7 @@ pub mod clock;
 pub mod config;
 pub mod digits;
 pub mod drift;
-pub mod error;
+pub(crate) mod error;
 pub mod fleet;
 pub mod gateway;
 pub mod listener;

@@ -1,7 +1,7 @@
-//! Everything known of one request, at its end: the single value that all observers read.
+//! The record of one request: the single value that all observers read.
 //!
-//! Made once, in the drop of the response body (or when the answer had none), so that every end is recorded:
-//! complete, client gone, replica gone, panic. Observers never look anywhere else.
+//! Emitted once, from the drop of the response body, so that every end is recorded: complete, client gone, replica gone,
+//! panic. Observers have no other input about a request but its first token and its gaps.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,24 +15,23 @@ use crate::request::trace_context::Trace;
 use crate::stage::StageBudget;
 use crate::units::Tokens;
 
-/// How a request ended (label `outcome`). The five sum to the requests whose head was accepted.
+/// How a request ended (label `outcome`); the five add up to the requests whose head was accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Outcome {
-    /// A complete answer.
+    /// Complete response.
     Ok,
-    /// Any 4xx caused by the request, the gateway's or the engine's.
+    /// 4xx caused by the request, from the gateway or the engine.
     ClientError,
-    /// The gateway's 429 or 503: limits, queue, SLO, drain, no replica.
+    /// 429 or 503 of the gateway: limits, queue, SLO, drain, no replica.
     Refused,
-    /// No answer, or a broken stream (`code` stays 200 then).
+    /// No response, or a broken stream (its `code` stays 200).
     Failed,
-    /// The client left; `code` is 499 before the head. Never charged to a replica.
+    /// The client disconnected; `code` is 499 before the head. Never charged to a replica.
     Canceled,
 }
 
 impl Outcome {
-    /// How a request that ended in this failure is counted.
-    #[must_use]
+    /// Outcome of a request that ended in this failure.
     pub fn of(failure: &Failure) -> Self {
         match failure {
             Failure::BodyMemory
@@ -47,8 +46,7 @@ impl Outcome {
         }
     }
 
-    /// The label's value.
-    #[must_use]
+    /// Value of the label `outcome`.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Ok => "ok",
@@ -60,27 +58,27 @@ impl Outcome {
     }
 }
 
-/// The SLO bounds that apply to one request.
+/// SLO bounds of one request; `None` is unbounded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SloBounds {
-    /// Bound on TTFT, the prompt's share included.
+    /// TTFT, the share per prompt token included.
     pub ttft: Option<Duration>,
-    /// Bounds on percentiles of the stream's own inter-token latencies.
+    /// Percentiles of the stream's own ITL.
     pub itl: ItlBounds,
-    /// Bound on mean time per output token.
+    /// Mean time per output token.
     pub tpot: Option<Duration>,
-    /// Bound on the whole duration.
+    /// Duration from head to end.
     pub e2e: Option<Duration>,
 }
 
-/// Who served a request: labels only, resolved once.
+/// Labels of the replica that served a request.
 #[derive(Clone, Debug)]
 pub struct Served {
-    /// Pool name.
+    /// Label `pool`.
     pub pool: Arc<str>,
-    /// Revision of the pool.
+    /// Label `revision`, of the pool.
     pub revision: Arc<str>,
-    /// Replica name.
+    /// Label `replica`.
     pub replica: Arc<str>,
     /// Engine kind of the pool (`gen_ai.provider.name`).
     pub engine: Arc<str>,
@@ -90,94 +88,93 @@ pub struct Served {
     pub port: u16,
 }
 
-/// One try at one replica.
+/// One attempt at one replica.
 #[derive(Clone, Debug)]
 pub struct Attempt {
-    /// Who was tried.
+    /// The chosen replica.
     pub served: Served,
-    /// Span id of the attempt; it went upstream in `traceparent`.
+    /// Span id, sent upstream in `traceparent`.
     pub span: u64,
-    /// When the replica was chosen.
+    /// The replica was chosen.
     pub start: Stamp,
-    /// When a connection was at hand (fresh or pooled).
+    /// A connection was leased, new or pooled.
     pub connected: Option<Stamp>,
-    /// When the response head had arrived.
+    /// The response head had arrived.
     pub head: Option<Stamp>,
-    /// When the attempt was over.
+    /// The attempt was over.
     pub end: Stamp,
-    /// Status of the replica's head, if one came.
+    /// Status of the replica's response head.
     pub status: Option<u16>,
-    /// Why it failed (an error code of [`crate::error`]), `None` for the one that answered.
+    /// Code of a `ReplicaFailure`; `None` for the attempt that was answered.
     pub error: Option<&'static str>,
-    /// What was expected of the engine, where a model of it was learned.
+    /// Predicted wait at the engine; `None` before its model is learned.
     pub expected: Option<ExpectedWait>,
 }
 
-/// What a learned model says of the wait for a first token.
+/// Predicted parts of the wait for the first token.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ExpectedWait {
-    /// Behind others: for a place in the batch, and for their prompts.
+    /// For a place in the batch and for the prompts ahead.
     pub queue: Duration,
-    /// For the own prompt, on an idle engine.
+    /// For this prompt, on an idle engine.
     pub prefill: Duration,
 }
 
-/// The engine's own times for one request, in-band or by its spans; each where it tells.
+/// Times of one request as the engine reports them, in the response or by its spans.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EngineTimes {
-    /// Time in the engine's queue.
+    /// In the engine's queue.
     pub queue: Option<Duration>,
-    /// Time in which the prompt was computed.
+    /// Computing the prompt.
     pub prefill: Option<Duration>,
-    /// Time to first token as the engine counts it, its queue included.
+    /// The engine's TTFT, its queue included.
     pub first_token: Option<Duration>,
-    /// Time from first to last token.
+    /// From the first to the last token.
     pub generation: Option<Duration>,
 }
 
-/// What the decision said, for headers, logs and calibration.
+/// A routing decision, for headers, logs and calibration.
 #[derive(Clone, Debug)]
 pub struct DecisionSummary {
-    /// Policy name.
+    /// Label `policy`.
     pub policy: &'static str,
-    /// Why the winner won (label `reason`).
+    /// Label `reason`: what made the chosen replica win.
     pub reason: &'static str,
-    /// From the request's arrival to the decision.
+    /// From the arrival of the request to the decision.
     pub waited: Duration,
-    /// Predicted TTFT of the winner, where the policy predicts: like TTFT from the request's arrival, so what was
-    /// waited is in it.
+    /// Predicted TTFT at the chosen replica, `waited` included; `None` where the policy does not predict.
     pub predicted_ttft: Option<Duration>,
-    /// Prompt tokens that the winner was believed to have cached.
+    /// Prompt tokens expected in the chosen replica's cache.
     pub predicted_hit: Tokens,
-    /// How many replicas were weighed.
+    /// Number of replicas compared.
     pub candidates: u16,
-    /// The best of them with their terms, the cheapest first; empty where the policy predicts nothing, and for most
-    /// requests of a flood.
+    /// The best candidates, cheapest first; empty where the policy does not predict, and for most requests under high
+    /// load.
     pub weighed: Box<[Weighed]>,
 }
 
-/// One candidate of a decision. Times are seconds.
+/// A candidate of a decision with the terms of its cost.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Weighed {
-    /// Replica name.
+    /// Label `replica`.
     pub replica: Arc<str>,
-    /// Predicted TTFT there, from the request's arrival.
+    /// Predicted TTFT from the arrival of the request.
     pub predicted_ttft: Duration,
-    /// Prompt tokens believed to be cached there.
+    /// Prompt tokens expected in its cache.
     pub predicted_hit: Tokens,
-    /// Until the engine gets to it.
+    /// Seconds until the engine starts on the prompt.
     pub wait: f64,
-    /// To compute the prompt.
+    /// Seconds to compute the prompt.
     pub prefill: f64,
-    /// Streams that it would push over their bound on time per token.
+    /// Expected number of streams pushed over their bound on time per token.
     pub harm: f64,
-    /// The chance that its first token is late.
+    /// Probability, 0 to 1, that the first token is later than its bound.
     pub late: f64,
-    /// What all that costs; the least wins.
+    /// Total cost; the lowest wins.
     pub cost: f64,
 }
 
-/// Moments in a request's life. `None` where it was not reached.
+/// Times of the steps of a request; `None` where it was not reached.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Moments {
     /// The request head was parsed.
@@ -186,129 +183,180 @@ pub struct Moments {
     pub read: Option<Stamp>,
     /// Admission was over.
     pub admitted: Option<Stamp>,
-    /// The first decision was made.
+    /// The first routing decision was made.
     pub routed: Option<Stamp>,
-    /// The connection of the attempt that answered was at hand.
+    /// The attempt that was answered had its connection.
     pub connected: Option<Stamp>,
-    /// First byte of the answering replica (its response head).
+    /// The response head of the answering replica arrived.
     pub first_byte: Option<Stamp>,
-    /// First content event.
+    /// The first content event arrived.
     pub first_token: Option<Stamp>,
-    /// Last content event.
+    /// The last content event arrived.
     pub last_token: Option<Stamp>,
     /// The last byte was handed to hyper, or the request ended otherwise.
     pub end: Stamp,
 }
 
-/// Token counts as the engine's `usage` told them; `None` where it did not.
+/// Token counts of the engine's `usage`; `None` where it has none.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TokenCounts {
     /// Prompt tokens, cached ones included.
     pub input: Option<Tokens>,
-    /// Prompt tokens that came from the engine's prefix cache.
+    /// Prompt tokens found in the engine's prefix cache.
     pub cached: Option<Tokens>,
-    /// Generated tokens.
+    /// Generated tokens, of all choices.
     pub output: Option<Tokens>,
 }
 
-/// One request, ended.
+/// One ended request.
 #[derive(Clone, Debug)]
 pub struct Record {
     /// `x-request-id`, the client's or ours.
     pub request_id: Arc<str>,
-    /// Trace context.
+    /// W3C trace context, the client's continued or a new one.
     pub trace: Trace,
-    /// API that was spoken.
+    /// API of the request path.
     pub dialect: Dialect,
-    /// Path of the request (from the allow-list, never a client's string).
+    /// Path on the allow-list, never a client's string.
     pub path: Arc<str>,
-    /// Route name, or `none`.
+    /// Label `route`; `none` before it is known.
     pub route: Arc<str>,
-    /// Label-safe model name: as the pool lists it, else `other`; `none` before it was known.
+    /// Label `model`: as the pool lists it, else `other`; `none` before it is known.
     pub model: Arc<str>,
-    /// Tenant name, or `none` before it was known.
+    /// Label `tenant`; `none` before it is known.
     pub tenant: Arc<str>,
-    /// SLO class name, or `none`.
+    /// SLO class of the route or the client; `none` before it is known.
     pub slo_class: Arc<str>,
     /// Bounds of that class for this prompt.
     pub slo: SloBounds,
-    /// Prompt class.
+    /// Label `class`: size of the prompt.
     pub class: Class,
-    /// Whether the answer was (to be) a stream.
+    /// Whether the client asked for a stream.
     pub is_stream: bool,
-    /// How it ended.
+    /// Label `outcome`.
     pub outcome: Outcome,
-    /// Status that the client got; 499 where it left before the head.
+    /// Status sent to the client; 499 where it left before the head.
     pub status: u16,
-    /// Error code (`timeout_inter_token`, `replica_failed`, …), if any.
+    /// Error code (`timeout_inter_token`, `replica_failed`, …) of a request that did not end well.
     pub error: Option<&'static str>,
-    /// Moments.
+    /// Times of its steps.
     pub at: Moments,
-    /// Waiting for its turn before the first decision, paced or queued.
+    /// Time in the admission queue, paced or queued, before the first decision.
     pub held: Duration,
-    /// Time in which the client's slowness held the stream up.
+    /// Time in which the stream waited for the client to take bytes.
     pub relay_blocked: Duration,
-    /// Every try, in order; the last one answered unless `error` says otherwise.
+    /// Every attempt in order; the last one was answered unless it has an `error`.
     pub attempts: Vec<Attempt>,
-    /// The first decision, if one was made.
+    /// The first routing decision.
     pub decision: Option<DecisionSummary>,
-    /// Token counts.
+    /// Counts of the engine's `usage`.
     pub tokens: TokenCounts,
-    /// Input tokens as estimated before the answer.
+    /// Input tokens estimated from the prompt's bytes.
     pub estimated_input: Tokens,
-    /// Content events seen.
+    /// Number of content events relayed.
     pub content_events: u64,
     /// Longest gap between two content events of one choice.
     pub longest_gap: Duration,
-    /// When the longest gap ended.
+    /// End of the longest gap.
     pub longest_gap_at: Option<Stamp>,
-    /// The percentile of the stream's own inter-token latencies that was over its bound; the lowest such one.
+    /// Lowest percentile (50, 90, …) of the stream's own ITL that was over its bound.
     pub itl_missed: Option<u8>,
-    /// The route that was asked for, where another answers for it.
+    /// The requested route, where the request was degraded to another.
     pub degraded_from: Option<Arc<str>>,
-    /// The engine's own times, where it told them.
+    /// Times reported by the engine.
     pub engine: Option<EngineTimes>,
-    /// How long each stage may take, where the route says so.
+    /// The route's budget by stage.
     pub stage_budget: Option<Arc<StageBudget>>,
-    /// Response id as the engine gave it.
+    /// `id` of the engine's response.
     pub response_id: Option<Box<str>>,
-    /// Model as the engine names it in its answer.
+    /// `model` of the engine's response.
     pub response_model: Option<Box<str>>,
-    /// Distinct finish reasons, in order.
+    /// Distinct finish reasons in order of appearance.
     pub finish_reasons: Vec<Box<str>>,
     /// Bytes of the request body.
     pub bytes_in: u64,
-    /// Bytes of the response body handed to the client.
+    /// Bytes of the response body handed to the client's connection.
     pub bytes_out: u64,
 }
 
+/// What is known once the head of a request is parsed.
+#[derive(Clone, Debug)]
+pub struct Opening {
+    /// `x-request-id`, the client's or ours.
+    pub request_id: Arc<str>,
+    /// W3C trace context, the client's continued or a new one.
+    pub trace: Trace,
+    /// API of the request path.
+    pub dialect: Dialect,
+    /// Path on the allow-list.
+    pub path: Arc<str>,
+    /// The request head was parsed.
+    pub head: Stamp,
+}
+
 impl Record {
-    /// The replica that answered, or the last one tried.
+    /// The record of a request that ends right after its head: canceled, with status 499.
     #[must_use]
+    pub fn open(opening: Opening) -> Self {
+        let none: Arc<str> = "none".into();
+        Self {
+            request_id: opening.request_id,
+            trace: opening.trace,
+            dialect: opening.dialect,
+            path: opening.path,
+            route: Arc::clone(&none),
+            model: Arc::clone(&none),
+            tenant: Arc::clone(&none),
+            slo_class: none,
+            slo: SloBounds::default(),
+            class: Class::None,
+            is_stream: false,
+            outcome: Outcome::Canceled,
+            status: 499,
+            error: None,
+            at: Moments { head: opening.head, ..Moments::default() },
+            held: Duration::ZERO,
+            relay_blocked: Duration::ZERO,
+            attempts: Vec::new(),
+            decision: None,
+            tokens: TokenCounts::default(),
+            estimated_input: Tokens(0),
+            content_events: 0,
+            longest_gap: Duration::ZERO,
+            longest_gap_at: None,
+            itl_missed: None,
+            degraded_from: None,
+            engine: None,
+            stage_budget: None,
+            response_id: None,
+            response_model: None,
+            finish_reasons: Vec::new(),
+            bytes_in: 0,
+            bytes_out: 0,
+        }
+    }
+
+    /// The replica of the last attempt.
     pub fn served(&self) -> Option<&Served> {
         self.attempts.last().map(|a| &a.served)
     }
 
-    /// Revision label: of the replica that answered, or `none`.
-    #[must_use]
+    /// Label `revision`: of [`Record::served`], or `none`.
     pub fn revision(&self) -> &str {
         self.served().map_or("none", |s| &s.revision)
     }
 
-    /// Time to first token: from the last request byte to the first content event. `None` without content.
-    #[must_use]
+    /// Time to first token: from the last request byte to the first content event; `None` without content.
     pub fn ttft(&self) -> Option<Duration> {
         Some(self.at.first_token?.since(self.at.read?))
     }
 
     /// From the parsed head to the end.
-    #[must_use]
     pub fn duration(&self) -> Duration {
         self.at.end.since(self.at.head)
     }
 
     /// Time per output token: (last − first content event) / (output tokens − 1). `None` below two tokens.
-    #[must_use]
     pub fn tpot(&self) -> Option<Duration> {
         let steps = self.tokens.output?.0.checked_sub(1).filter(|n| *n > 0)?;
         let span = self.at.last_token?.since(self.at.first_token?);
@@ -316,44 +364,44 @@ impl Record {
     }
 }
 
-/// The value that leaves a request once, at its first content event.
+/// Emitted once per request, at its first content event.
 #[derive(Clone, Debug)]
 pub struct FirstToken {
-    /// Route name.
+    /// Label `route`.
     pub route: Arc<str>,
-    /// Label-safe model name.
+    /// Label `model`.
     pub model: Arc<str>,
-    /// Tenant name.
+    /// Label `tenant`.
     pub tenant: Arc<str>,
-    /// Prompt class.
+    /// Label `class`.
     pub class: Class,
-    /// Who serves it.
+    /// The replica that serves it.
     pub served: Served,
-    /// Time to first token.
+    /// From the last request byte.
     pub ttft: Duration,
-    /// What was predicted, where the policy predicts.
+    /// TTFT predicted at the decision; `None` where the policy does not predict.
     pub predicted: Option<Duration>,
 }
 
-/// A gap between two content events of one choice, as observed by the relay.
+/// A gap between two content events of one choice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gap {
-    /// The gap as a person feels it: one ICL observation.
+    /// One ICL observation.
     pub length: Duration,
-    /// Tokens that the later event carried, where known at once: `n` ITL observations of `length / n`.
-    /// `None`: the count is known only at the end (ITL is then observed by the relay's [`Gaps::late_itl`]).
+    /// Tokens `n` of the later event: `n` ITL observations of `length / n`. `None` where they are known only at the end
+    /// ([`Gaps::late_itl`]).
     pub tokens: Option<u32>,
 }
 
-/// Tokens that one event is believed to carry at most: the count is an engine's word, and a wrong one must neither keep a
-/// core busy nor drown every other observation.
-pub const MOST_TOKENS_AN_EVENT: u32 = 1024;
+/// Bound on the tokens counted for one event: a wrong count of an engine must neither keep a core busy nor outweigh every
+/// other observation.
+pub const MAX_TOKENS_PER_EVENT: u32 = 1024;
 
-/// A batch of gaps of one stream, merged into the series at least once a second.
+/// A batch of gaps of one stream, observed at least once a second.
 #[derive(Clone, Copy, Debug)]
 pub struct Gaps<'a> {
-    /// The gaps, oldest first.
+    /// Oldest first.
     pub gaps: &'a [Gap],
-    /// Gaps whose token count became known only at the end: (gap, whole tokens per event).
+    /// Gaps whose token count became known at the end: (gap, whole tokens per event).
     pub late_itl: &'a [(Duration, u32)],
 }

@@ -1,35 +1,35 @@
-//! The parts of a request's life, by name: one list for records, budgets, metrics, spans and the configuration.
+//! The stages of a request: one list for records, budgets, metrics, spans and the configuration.
 //!
-//! Here because the configuration names stages (budgets) and the observers measure them, and neither should know the
-//! other. Which time belongs to which stage is decided in [`crate::observe::stages`].
+//! Below both the configuration, which budgets stages, and the observers, which measure them. `observe::stages` assigns
+//! times to stages.
 
 use std::time::Duration;
 
-/// A part of a request's life (label `stage`).
+/// A stage of a request (label `stage`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Stage {
-    /// The request body arrives.
+    /// Reading the request body.
     Read,
-    /// Admission.
+    /// Waiting for admission.
     Admit,
-    /// The choice of a replica.
+    /// Choosing a replica.
     Route,
-    /// Until the connection that carried the answer was at hand; tries that failed before are in it.
+    /// Connecting, failed attempts included.
     Connect,
-    /// The engine's queue.
+    /// In the engine's queue.
     EngineQueue,
-    /// The prompt is computed, until the first token.
+    /// Computing the prompt, until the first token.
     Prefill,
-    /// From the first to the last token, what the client held up left out.
+    /// From the first to the last token, without the time in which the client blocked the stream.
     Decode,
-    /// At the replica, in none of its own figures: all of its time where an answer is no stream and tells none.
+    /// At the replica but in none of its reported times: all of it for a unary response without any.
     EngineOther,
-    /// Towards the client, its slowness included.
+    /// Sending to the client, the time in which it blocked the stream included.
     Relay,
 }
 
 impl Stage {
-    /// Every stage, in the order in which a request meets them.
+    /// In the order in which a request passes them.
     pub const ALL: [Self; 9] = [
         Self::Read,
         Self::Admit,
@@ -42,8 +42,7 @@ impl Stage {
         Self::Relay,
     ];
 
-    /// The label's value, and the key in `stage_budget`.
-    #[must_use]
+    /// Value of the label `stage`, and key in `stage_budget`.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Read => "read",
@@ -58,8 +57,7 @@ impl Stage {
         }
     }
 
-    /// Whether its time is part of TTFT: after the request was read and before the first token.
-    #[must_use]
+    /// Whether its time is part of TTFT.
     pub fn is_before_first_token(self) -> bool {
         match self {
             Self::Admit
@@ -73,26 +71,24 @@ impl Stage {
     }
 }
 
-/// How long each stage of a route may take; stages without a budget have none.
+/// Time budget of a route by stage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StageBudget([Option<Duration>; Stage::ALL.len()]);
 
 impl StageBudget {
-    /// Gives a stage its share.
+    /// Sets the budget of one stage.
     pub fn set(&mut self, stage: Stage, share: Duration) {
         if let Some(slot) = self.0.get_mut(stage as usize) {
             *slot = Some(share);
         }
     }
 
-    /// The share of a stage.
-    #[must_use]
+    /// Budget of one stage; `None` is unbounded.
     pub fn share(&self, stage: Stage) -> Option<Duration> {
         self.0.get(stage as usize).copied().flatten()
     }
 
-    /// All shares together, of the stages that `counts`.
-    #[must_use]
+    /// Sum over the stages that `counts`.
     pub fn total(&self, counts: impl Fn(Stage) -> bool) -> Duration {
         Stage::ALL.into_iter().filter(|stage| counts(*stage)).filter_map(|stage| self.share(stage)).sum()
     }

@@ -1,7 +1,6 @@
-//! Quantities that would otherwise be bare integers.
+//! Types with units, where a bare integer would compile with the wrong unit.
 //!
-//! A count of tokens and a count of bytes are both `u64` on the wire; mixing them up has no compiler error.
-//! Time has [`std::time::Duration`] and [`crate::clock::Stamp`]; money there is none.
+//! Time has [`std::time::Duration`] and [`crate::clock::Stamp`].
 
 use std::iter::Sum;
 use std::ops::{Add, AddAssign};
@@ -12,7 +11,6 @@ pub struct Tokens(pub u64);
 
 impl Tokens {
     /// The difference, or zero where it would be negative.
-    #[must_use]
     pub fn saturating_sub(self, other: Self) -> Self {
         Self(self.0.saturating_sub(other.0))
     }

@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use tokenway::drift::detectors::{Diagnosis, Finding, Kind, SeriesName};
 use tokenway::fleet::status::ReplicaState;
-use tokenway::observe::metrics::{StreamKey, WebhookResult};
+use tokenway::observe::metrics::{DeliveryResult, StreamKey};
 use tokenway::record::{Gap, Gaps, Outcome};
 
 fn kit(path: &str) -> PathBuf {
@@ -48,7 +48,7 @@ fn page() -> String {
     let metrics = observer.metrics();
     metrics.admission("admit", "room");
     metrics.http_rejected("header_timeout");
-    metrics.drift_webhook(WebhookResult::Failed);
+    metrics.drift_webhook(DeliveryResult::Failed);
     let finding = Finding {
         at: 0.0,
         kind: Kind::TtftTailDrift,

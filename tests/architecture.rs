@@ -46,12 +46,13 @@ const CONFIG_READERS: &[&str] = &["config/schema", "config/check", "config/reloa
 const PURE: &[&str] = &[
     "routing",
     "admission/refusal",
-    "admission/room",
+    "admission/queue",
     "admission/ruling",
     "relay/sse",
     "relay/classify",
+    "relay/stream_state",
     "relay/timeline",
-    "relay/withhold",
+    "relay/usage_filter",
     "config/check",
     "drift/detectors",
     "simulate/product_router",
@@ -64,6 +65,7 @@ const IMPURE: &[&str] = &[
     "std::net::TcpStream",
     "std::time::Instant",
     "crate::clock::Clock",
+    "crate::fleet::pool",
     "crate::fleet::registry",
 ];
 

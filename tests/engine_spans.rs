@@ -238,7 +238,8 @@ async fn a_collector_that_refuses_costs_counted_spans_over_either_protocol() {
         let traces_endpoint = format!("http://{address}{path}");
         let timeout = Duration::from_secs(5);
         let mut config = receiving();
-        config.telemetry.otlp = Some(Otlp { traces_endpoint, protocol, headers: vec![], timeout });
+        config.telemetry.otlp =
+            Some(Otlp { traces_endpoint, logs_endpoint: None, protocol, headers: vec![], timeout });
         config.telemetry.sampling.routine = 1.0;
         let observer = observer(&config);
         observer.record(&Arc::new(record()));

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 use tokenway::clock::Stamp;
-use tokenway::relay::classify::{Echo, Event};
 use tokenway::relay::sse::Scanner;
+use tokenway::relay::stream_state::{Echo, Event};
 use tokenway::relay::timeline::Timeline;
-use tokenway::relay::withhold::Withhold;
+use tokenway::relay::usage_filter::UsageFilter;
 use tokenway::request::dialect::Dialect;
 
 #[global_allocator]
@@ -17,7 +17,7 @@ static ALLOCATOR: dhat::Alloc = dhat::Alloc;
 struct Stream {
     scanner: Scanner,
     timeline: Timeline,
-    filter: Withhold,
+    filter: UsageFilter,
     now: Stamp,
     contents: u64,
 }
@@ -63,7 +63,7 @@ fn an_ordinary_event_allocates_nothing() {
         let mut stream = Stream {
             scanner: Scanner::new(Dialect::Chat, Echo::Off),
             timeline: Timeline::default(),
-            filter: Withhold::default(),
+            filter: UsageFilter::default(),
             now: Stamp::default(),
             contents: 0,
         };

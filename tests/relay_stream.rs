@@ -8,10 +8,10 @@ use std::path::Path;
 use proptest::prelude::*;
 use serde_json::Value;
 use smallvec::SmallVec;
-use tokenway::relay::classify::{Echo, Event, StreamEnd};
 use tokenway::relay::sse::Scanner;
-use tokenway::relay::usage::{Answer, EngineErrorKind, of_unary};
-use tokenway::relay::withhold::Withhold;
+use tokenway::relay::stream_state::{Echo, Event, StreamEnd};
+use tokenway::relay::usage::{AnswerFacts, EngineErrorKind, of_unary};
+use tokenway::relay::usage_filter::UsageFilter;
 use tokenway::request::dialect::Dialect;
 
 /// The body of a recorded response, and whether its framing ended.
@@ -37,7 +37,7 @@ fn recorded(name: &str) -> (Vec<u8>, bool) {
 
 struct Scanned {
     facts: Vec<(Event, usize)>,
-    answer: Answer,
+    answer: AnswerFacts,
     end: StreamEnd,
 }
 
@@ -63,7 +63,7 @@ fn scan<'a>(
         scanner.feed(read, |event, end| facts.push((event, base + end)));
         base += read.len();
     }
-    Scanned { facts, answer: scanner.reading().answer.clone(), end: scanner.finish(is_clean) }
+    Scanned { facts, answer: scanner.state().answer.clone(), end: scanner.finish(is_clean) }
 }
 
 type Recorded = (&'static str, Dialect, usize, [Option<u64>; 3], &'static [&'static str], &'static str);
@@ -188,7 +188,7 @@ fn the_usage_chunk_alone_is_withheld_from_recorded_streams() {
             .collect();
         let expected = if dialect.ends_with_done() { &kept } else { &text };
         for size in [1, 10, 1000, text.len()] {
-            let (mut filter, mut all) = (Withhold::default(), Vec::new());
+            let (mut filter, mut all) = (UsageFilter::default(), Vec::new());
             for frame in text.as_bytes().chunks(size) {
                 let mut out = SmallVec::new();
                 filter.filter(bytes::Bytes::copy_from_slice(frame), &mut out);

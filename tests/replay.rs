@@ -1,4 +1,4 @@
-//! `tokenway replay`: a trace against configurations and yardsticks, in simulated time.
+//! `tokenway replay`: a trace through configurations and rivals, in simulated time.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation fails the test")]
 
 use std::path::Path;
@@ -76,7 +76,7 @@ fn folder() -> tempfile::TempDir {
 }
 
 #[test]
-fn each_file_and_each_yardstick_is_a_row() {
+fn each_file_and_each_rival_is_a_row() {
     let folder = folder();
     let said = replay(
         folder.path(),

@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use tokenway::clock::Stamp;
 use tokenway::observe::windows::{Measure, Percentiles, Window, WindowKey, Windows};
-use tokenway::relay::classify::{Echo, Event};
 use tokenway::relay::sse::Scanner;
+use tokenway::relay::stream_state::{Echo, Event};
 use tokenway::relay::timeline::Timeline;
 use tokenway::request::dialect::Dialect;
 
@@ -216,7 +216,7 @@ fn measure(windows: &Windows, reads: &[Read], begin: Duration) {
         }
     }
     let end = stamp(reads.last().unwrap().at);
-    let output = scanner.reading().answer.tokens.output.map(|tokens| tokens.0);
+    let output = scanner.state().answer.tokens.output.map(|tokens| tokens.0);
     timeline.finish(end, output, |gaps| series.gaps(&gaps, end));
 }
 

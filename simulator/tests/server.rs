@@ -228,11 +228,11 @@ async fn a_client_that_leaves_cancels_its_work() {
 }
 
 #[tokio::test]
-async fn what_arrived_is_told_with_its_digest() {
+async fn what_arrived_is_logged_with_its_digest() {
     let sim = Sim::start(fast()).await;
     sim.post("/v1/completions", &prompt(json!({}))).await;
-    let told = sim.get("/sim/requests").await.json();
-    let seen = &told["last"][0];
+    let log = sim.get("/sim/requests").await.json();
+    let seen = &log["last"][0];
     assert_eq!((&seen["path"], &seen["outcome"]), (&json!("/v1/completions"), &json!("served")));
     assert_eq!(seen["body_bytes"], json!(prompt(json!({})).to_string().len()));
     assert_eq!(seen["body_sha256"].as_str().unwrap().len(), 64);

@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use serde_json::{Map, Value as Json, json};
 
-use super::views::model;
 use crate::config::{
     AccessLog, Config, Degrade, Drift, Pool, Queue, Route, Secret, Slo, Telemetry, Tenant, Timeouts, Tls,
 };
@@ -110,7 +109,7 @@ fn route(config: &Config, route: &Route) -> Json {
     });
     json!({
         "name": &*route.name,
-        "model": model(&route.model),
+        "model": route.model.as_str(),
         "upstream_model": route.upstream_model.as_deref(),
         "required": route.required,
         "pools": pools.collect::<Vec<_>>(),

@@ -17,7 +17,6 @@ use serde_json::{Value, json};
 
 use super::error::AdminError;
 use super::{AdminState, config_view};
-use crate::config::ModelMatch;
 use crate::drift::detectors::Finding;
 use crate::fleet::status::{PoolCalibration, ReplicaState, ReplicaStatus};
 use crate::observe::judgement::Judgement;
@@ -125,7 +124,7 @@ pub(super) async fn routes(State(admin): State<Arc<AdminState>>) -> Json<Value> 
         });
         json!({
             "route": &*route.name,
-            "model": model(&route.model),
+            "model": route.model.as_str(),
             "policy": route.policy.as_str(),
             "slo": &*route.slo,
             "required": route.required,
@@ -133,14 +132,6 @@ pub(super) async fn routes(State(admin): State<Arc<AdminState>>) -> Json<Value> 
         })
     });
     Json(json!({ "routes": routes.collect::<Vec<_>>() }))
-}
-
-/// A route's model as the configuration writes it.
-pub(super) fn model(model: &ModelMatch) -> &str {
-    match model {
-        ModelMatch::Any => "*",
-        ModelMatch::Named(name) => name,
-    }
 }
 
 /// Query of `/api/latency`.

@@ -11,11 +11,11 @@ use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{EnvFilter, Registry, reload};
 
-/// What is logged: a level, or comma-separated filters.
+/// A log level, or comma-separated filters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LogLevel(String);
 
-/// A level that does not exist.
+/// The text is neither a level nor valid filters.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "\"{0}\" is not a log level: use off, error, warn, info, debug, trace, or filters such as info,tokenway=debug"
@@ -26,7 +26,7 @@ impl FromStr for LogLevel {
     type Err = UnknownLevel;
 
     fn from_str(text: &str) -> Result<Self, UnknownLevel> {
-        // A bare word that is no level would be taken as the name of a module: mostly it is a mistyped level.
+        // `EnvFilter` takes a bare word that is no level as a module's name; mostly it is a mistyped level.
         let is_known =
             |part: &str| !part.is_empty() && (part.contains('=') || part.parse::<LevelFilter>().is_ok());
         let are_known = text.split(',').all(is_known);
@@ -45,16 +45,15 @@ pub struct LogFilter {
 }
 
 impl LogFilter {
-    /// As it was set last.
-    #[must_use]
+    /// The level or filters that were set last.
     pub fn text(&self) -> String {
         self.text.lock().clone()
     }
 
-    /// Puts another one in force.
+    /// Puts a level or filters in force.
     ///
     /// # Errors
-    /// Why it is not understood.
+    /// The message of [`UnknownLevel`].
     pub fn set(&self, text: &str) -> Result<(), String> {
         let level: LogLevel = text.parse().map_err(|error: UnknownLevel| error.to_string())?;
         self.filter.reload(EnvFilter::new(&level.0)).map_err(|error| error.to_string())?;
@@ -63,7 +62,7 @@ impl LogFilter {
     }
 }
 
-/// Starts logging; where a log is being written already, that one stays.
+/// Starts logging; a subscriber that was installed before stays.
 pub fn init(level: &LogLevel) -> LogFilter {
     let (filter, handle) = reload::Layer::new(EnvFilter::new(&level.0));
     let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);

@@ -1,9 +1,10 @@
 //! Builds every part once and wires them; owns the order of start and shutdown.
 //!
-//! Start: TLS files, sockets, fleet (its probes run from here on), watchdog, accept loops. Shutdown: not ready,
-//! then refusing, then streams run out, then telemetry is flushed. Tests, the demo and `serve` all go through
-//! here, so what is tested is what runs.
+//! [`App`] is the data path with its fleet, [`process::Running`] that and what stands around it: observers, admin
+//! port, reload, signals. Tests, the demo and `serve` all start here, so what is tested is what runs.
 
+mod control;
+mod launch;
 pub mod logging;
 pub mod observers;
 pub mod process;
@@ -18,7 +19,6 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use http::HeaderValue;
 use thiserror::Error;
-use tokio::net::TcpListener;
 use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -30,62 +30,66 @@ use crate::fleet::registry::Fleet;
 use crate::gateway::table::Table;
 use crate::gateway::{Gateway, Service};
 use crate::listener::tls::{TlsError, TlsSlot};
-use crate::listener::{self, Limits, Serving};
+use crate::listener::{self, ConnectionLimits, Serving};
 use crate::observe::Observer;
 use crate::relay::watch::Watchdog;
 use crate::request::body::BodyMemory;
 use crate::upstream::budget::RetryBudget;
 use crate::upstream::connect::Connector;
 
-/// A running gateway.
+/// The running data path: listener, gateway, fleet.
 #[derive(Debug)]
 pub struct App {
-    /// The line.
+    /// Turns requests into responses.
     pub gateway: Arc<Gateway>,
-    /// The replicas.
+    /// Pools and replicas; probes and scrapes run.
     pub fleet: Arc<Fleet>,
-    /// Where the data port listens.
+    /// Bound address of the data port.
     pub data: SocketAddr,
     tls: Option<Arc<TlsSlot>>,
     tracker: TaskTracker,
+    /// HTTP/2 connections get a GOAWAY.
     draining: CancellationToken,
+    /// Idle connections close, and busy ones after their request.
     closing: CancellationToken,
-    stop: CancellationToken,
+    /// Accept loop and watchdog end.
+    stopped: CancellationToken,
 }
 
 /// Why a gateway cannot start.
 #[derive(Debug, Error)]
 pub enum StartError {
-    /// The data port.
+    /// The data port cannot be bound.
     #[error("cannot listen on {addr} (server.listen): {source}{}", hint(source))]
     Listen {
-        /// Where.
+        /// `server.listen`
         addr: SocketAddr,
-        /// What the operating system said.
+        /// Error of `bind` or `listen`.
         source: io::Error,
     },
-    /// The admin port.
+    /// The admin port cannot be bound.
     #[error("cannot listen on {addr} (admin.listen): {source}{}", hint(source))]
     AdminListen {
-        /// Where.
+        /// `admin.listen`
         addr: SocketAddr,
-        /// What the operating system said.
+        /// Error of `bind` or `listen`.
         source: io::Error,
     },
-    /// Certificates.
+    /// The certificates of `server.tls` cannot be used.
     #[error("server.tls: {0}")]
     Tls(#[from] TlsError),
-    /// The TLS provider of upstream connections.
+    /// The TLS provider refuses the configuration of upstream connections.
     #[error("upstream tls: {0}")]
     UpstreamTls(#[from] rustls::Error),
-    /// An observer.
+    /// An observer cannot start.
     #[error("telemetry: {0}")]
     Telemetry(#[from] ObserversError),
 }
 
 impl App {
-    /// Starts a gateway on the current runtime; probes and scrapes run on `control`, so that they answer while the
-    /// data path is saturated.
+    /// Starts on the current runtime, in this order: certificates, data socket, fleet (its probes run from here on),
+    /// gateway, watchdog, accept loop. Probes and scrapes run on `control`, so that they answer while the data path is
+    /// saturated.
     ///
     /// # Errors
     /// [`StartError`] with what to mend; nothing keeps running then.
@@ -97,8 +101,9 @@ impl App {
     ) -> Result<Self, StartError> {
         let tls = config.server.tls.as_ref().map(TlsSlot::load).transpose()?;
         let addr = config.server.listen;
-        let socket = listener::bind(addr, false).map_err(|source| StartError::Listen { addr, source })?;
-        let data = socket.local_addr().map_err(|source| StartError::Listen { addr, source })?;
+        let failed = |source| StartError::Listen { addr, source };
+        let socket = listener::bind(addr).map_err(failed)?;
+        let data = socket.local_addr().map_err(failed)?;
         let tracker = TaskTracker::new();
         let fleet = Arc::new(Fleet::new(Connector::new(tracker.clone())?, clock, tracker.clone(), control));
         let pools = fleet.apply(&config);
@@ -117,37 +122,24 @@ impl App {
             requests: Arc::default(),
             tasks: tracker.clone(),
         });
-        let app = Self {
-            gateway,
-            fleet,
-            data,
-            tls,
-            tracker,
+        let serving = Serving {
+            limits: ConnectionLimits::from(&config.server),
+            tls: tls.clone(),
+            clock,
+            tracker: tracker.clone(),
             draining: CancellationToken::new(),
             closing: CancellationToken::new(),
-            stop: CancellationToken::new(),
         };
-        app.accept(socket, &config, watchdog);
-        Ok(app)
+        let (draining, closing) = (serving.draining.clone(), serving.closing.clone());
+        let stopped = CancellationToken::new();
+        let service = Service(Arc::clone(&gateway));
+        tracker.spawn(stopped.clone().run_until_cancelled_owned(watchdog.run()));
+        tracker.spawn(listener::accept_loop(socket, serving, service, stopped.clone()));
+        Ok(Self { gateway, fleet, data, tls, tracker, draining, closing, stopped })
     }
 
-    fn accept(&self, socket: TcpListener, config: &Config, watchdog: Arc<Watchdog>) {
-        let serving = Serving {
-            limits: Limits::from(&config.server),
-            tls: self.tls.clone(),
-            clock: self.gateway.clock,
-            tracker: self.tracker.clone(),
-            draining: self.draining.clone(),
-            closing: self.closing.clone(),
-        };
-        let service = Service(Arc::clone(&self.gateway));
-        let stop = self.stop.clone();
-        self.tracker.spawn(listener::accept_loop(socket, serving, service, stop.clone()));
-        self.tracker.spawn(async move { stop.run_until_cancelled(watchdog.run()).await });
-    }
-
-    /// Puts another checked configuration in force. Streams go on; replicas that are named again keep all that
-    /// was learned of them. The listen address and the limits of connections stay as they were at start.
+    /// Puts another checked configuration in force. Streams go on; replicas that stay configured keep what was
+    /// learned about them. The listen address and the limits of connections stay as they were at start.
     ///
     /// # Errors
     /// When its certificates cannot be read: then nothing changes.
@@ -160,14 +152,14 @@ impl App {
         Ok(())
     }
 
-    /// Not ready from now on; still serving.
+    /// Reports not ready from now on; still serves.
     pub fn begin_drain(&self) {
         self.gateway.drain.begin();
         self.draining.cancel();
     }
 
-    /// Drains and stops: `delay` of serving while not ready, then refusing while streams run out until the
-    /// configured timeout, then error events for those that are left.
+    /// Drains and stops: serves for `delay` while not ready, then refuses new requests while streams run to their
+    /// end, for at most `server.drain_timeout`; then ends those left with error events.
     pub async fn drain(&self, delay: Duration) {
         self.begin_drain();
         tokio::time::sleep(delay).await;
@@ -178,18 +170,18 @@ impl App {
             let left = self.gateway.requests.load(Ordering::Relaxed);
             tracing::warn!(left, "drain_timeout passed: ending what still runs");
             self.gateway.watchdog.end_drain();
-            let _ = tokio::time::timeout(LAST_WORDS, self.requests_ended()).await;
+            let _ = tokio::time::timeout(SHUTDOWN_GRACE, self.requests_ended()).await;
         }
-        self.stop_now().await;
+        self.stop().await;
     }
 
-    /// Stops accepting and closes everything; bounded.
-    pub async fn stop_now(&self) {
+    /// Stops accepting and closes every connection; takes at most [`SHUTDOWN_GRACE`].
+    pub async fn stop(&self) {
         self.closing.cancel();
-        self.stop.cancel();
+        self.stopped.cancel();
         self.fleet.retire();
         self.tracker.close();
-        let _ = tokio::time::timeout(LAST_WORDS, self.tracker.wait()).await;
+        let _ = tokio::time::timeout(SHUTDOWN_GRACE, self.tracker.wait()).await;
     }
 
     async fn requests_ended(&self) {
@@ -199,7 +191,7 @@ impl App {
     }
 }
 
-/// This process' name in `Via`: unlike any other's, so that only a real loop looks like one.
+/// Random name of this process in `Via`, so that only a real loop looks like one.
 fn pseudonym() -> HeaderValue {
     let name = format!("1.1 tokenway-{:08x}", fastrand::u32(..));
     HeaderValue::from_str(&name).unwrap_or_else(|_| HeaderValue::from_static("1.1 tokenway"))
@@ -214,4 +206,5 @@ fn hint(error: &io::Error) -> &'static str {
     }
 }
 
-const LAST_WORDS: Duration = Duration::from_secs(2);
+/// Bound on each step of a shutdown that only waits for tasks to end.
+const SHUTDOWN_GRACE: Duration = Duration::from_secs(2);

@@ -1,4 +1,4 @@
-//! Who reads what requests leave behind: the observers of the data path, and drift detection as a tap of theirs.
+//! Starts the readers of records: the observers of the data path, and drift detection as a tap of theirs.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,25 +10,25 @@ use crate::observe::{ObserveError, Observer, Surroundings, Tap};
 /// The running observers.
 #[derive(Clone)]
 pub struct Observers {
-    /// Called by the data path.
+    /// Entry point of the data path: metrics, spans, access log.
     pub observer: Arc<Observer>,
-    /// Drift detection.
+    /// Input of drift detection.
     pub drift: Arc<Feed>,
 }
 
 /// Why an observer cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum ObserversError {
-    /// Access log, spans, the receiver of engines' spans.
+    /// Access log, span export or the receiver of engines' spans cannot start.
     #[error(transparent)]
     Observe(#[from] ObserveError),
-    /// The drift webhook, or findings as OTLP events.
+    /// The drift webhook or the OTLP export of findings cannot start.
     #[error(transparent)]
     Drift(#[from] DriftError),
 }
 
 impl Observers {
-    /// Starts all that the configuration asks for; `tap` is a further reader.
+    /// Starts every reader that the configuration asks for, and `tap`.
     ///
     /// # Errors
     /// [`ObserversError`], naming the section to mend.
@@ -39,7 +39,8 @@ impl Observers {
     ) -> Result<Self, ObserversError> {
         let around = surroundings.clone();
         let mut observer = Observer::start(config, surroundings)?;
-        let drift = Arc::new(service::start(config, &around, observer.metrics())?);
+        let drift =
+            Arc::new(service::start(&config.drift, &around, observer.metrics(), observer.collector())?);
         observer.add_tap(Arc::clone(&drift) as Arc<dyn Tap>);
         if let Some(tap) = tap {
             observer.add_tap(tap);
@@ -47,7 +48,7 @@ impl Observers {
         Ok(Self { observer: Arc::new(observer), drift })
     }
 
-    /// Writes and exports what is queued; each part within about `limit`.
+    /// Writes and exports queued data; each part takes at most about `limit`.
     pub async fn shutdown(&self, limit: Duration) {
         self.observer.shutdown(limit).await;
         service::end(&self.drift, limit).await;

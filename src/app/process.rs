@@ -1,31 +1,29 @@
-//! Runs a gateway for as long as the process lives: runtimes, ports, reload, signals, shutdown.
+//! Runs a gateway for the lifetime of the process: runtimes, ports, reload, signals, shutdown.
 //!
-//! Two runtimes: the data path has one worker per core, telemetry, probes and the admin port have a small one of
-//! their own, so that they answer while the data path is saturated and can never stall it.
+//! Two runtimes: the data path has one worker per core; telemetry, probes and the admin port share a small one, so
+//! that they answer while the data path is saturated and can never stall it.
 
 use std::io;
+use std::net::SocketAddr;
 use std::num::NonZeroUsize;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use arc_swap::ArcSwap;
-use parking_lot::Mutex;
 use tokio::runtime::{Builder, Runtime};
-use tokio::sync::Notify;
+use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::logging::LogFilter;
+use super::control::Controls;
+pub use super::launch::Launch;
 use super::observers::Observers;
 use super::signals::{self, Signal};
-use super::{App, StartError};
-use crate::admin::{self, AdminState, Control, Readiness};
+use super::{App, SHUTDOWN_GRACE, StartError};
+use crate::admin::{self, AdminState, Control};
 use crate::clock::Clock;
-use crate::config::load::{ConfigError, Source, load};
-use crate::config::reload::{reload, watch_file};
-use crate::config::{Config, Overrides};
-use crate::fleet::status::{PoolCalibration, ReplicaStatus};
+use crate::config::Config;
+use crate::config::load::{ConfigError, Source};
+use crate::config::reload::{Watcher, watch_file};
 use crate::listener;
 use crate::observe::metrics::BuildInfo;
 use crate::observe::spans::Background;
@@ -34,33 +32,23 @@ use crate::observe::{Surroundings, Tap};
 /// Why the gateway did not run.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// The configuration.
+    /// The configuration is invalid or cannot be read.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// Ports, certificates.
+    /// A port, certificate or observer cannot be used.
     #[error(transparent)]
     Start(#[from] StartError),
-    /// A runtime or the signal handlers.
+    /// A runtime or the signal handlers cannot be started.
     #[error("cannot start: {0}")]
     Io(#[from] io::Error),
-}
-
-/// What a gateway is started from.
-pub struct Launch {
-    /// Where the configuration is.
-    pub source: Source,
-    /// What wins over it.
-    pub overrides: Overrides,
-    /// The log's filter.
-    pub log: LogFilter,
 }
 
 /// The two runtimes.
 #[derive(Debug)]
 pub struct Runtimes {
-    /// The data path's.
+    /// Client connections and their requests.
     pub data: Runtime,
-    /// Of everything else.
+    /// Admin port, probes, scrapes, exports.
     pub control: Runtime,
 }
 
@@ -79,61 +67,53 @@ impl Runtimes {
         Ok(Self { data, control })
     }
 
-    /// Ends both within a bound.
+    /// Ends both; waits at most [`SHUTDOWN_GRACE`] for each.
     pub fn end(self) {
-        self.data.shutdown_timeout(LAST_WORDS);
-        self.control.shutdown_timeout(LAST_WORDS);
+        self.data.shutdown_timeout(SHUTDOWN_GRACE);
+        self.control.shutdown_timeout(SHUTDOWN_GRACE);
     }
 }
 
 /// Runs `tokenway serve` to its end.
 ///
 /// # Errors
-/// [`RunError`] when it cannot start; what happens afterwards is logged.
+/// [`RunError`] when it cannot start; later failures are logged.
 pub fn serve(launch: Launch) -> Result<(), RunError> {
-    let config = Arc::new(load(&launch.source, &launch.overrides, &from_env)?);
+    let config = Arc::new(launch.load()?);
     // A stream holds two descriptors; the soft limit of most systems is 1,024.
-    let files = rlimit::increase_nofile_limit(u64::MAX).unwrap_or(0);
+    let open_files = rlimit::increase_nofile_limit(u64::MAX).unwrap_or(0);
     let runtimes = Runtimes::start()?;
     let result = runtimes.data.block_on(async {
         let running = Running::start(launch, config, &runtimes, None)?;
-        running.announce(files);
-        running.until_told().await?;
+        running.announce(open_files);
+        running.serve_until_signal().await?;
         Ok(())
     });
     runtimes.end();
     result
 }
 
-/// A running gateway with its admin port.
+/// A running gateway with its observers and its admin port.
 pub struct Running {
-    /// The gateway.
+    /// Data path and fleet.
     pub app: Arc<App>,
-    /// Its observers.
+    /// Readers of records.
     pub observers: Observers,
-    /// Where the admin port listens.
-    pub admin: std::net::SocketAddr,
+    /// Bound address of the admin port.
+    pub admin: SocketAddr,
     launch: Arc<Launch>,
     control: Arc<Controls>,
     stop_admin: CancellationToken,
+    /// Background work of observers and admin port.
     tracker: TaskTracker,
 }
 
-/// What the admin port may do to the gateway.
-struct Controls {
-    app: Arc<App>,
-    observers: Observers,
-    launch: Arc<Launch>,
-    config: ArcSwap<Config>,
-    one_at_a_time: Mutex<()>,
-    drain: Notify,
-}
-
 impl Running {
-    /// Starts observers, gateway and admin port.
+    /// Starts, in this order: observers, admin socket, data path with fleet, admin port. The first failure ends the
+    /// start.
     ///
     /// # Errors
-    /// [`StartError`] with what to mend.
+    /// [`StartError`], naming the section to mend.
     pub fn start(
         launch: Launch,
         config: Arc<Config>,
@@ -141,43 +121,32 @@ impl Running {
         tap: Option<Arc<dyn Tap>>,
     ) -> Result<Self, StartError> {
         let (clock, tracker) = (Clock::start(), TaskTracker::new());
-        let control_runtime = runtimes.control.handle().clone();
-        let build = BuildInfo {
-            version: env!("CARGO_PKG_VERSION"),
-            revision: option_env!("TOKENWAY_BUILD_REVISION").unwrap_or("unknown"),
-        };
-        let background = Background { runtime: control_runtime.clone(), tasks: tracker.clone() };
-        let observers = Observers::start(&config, Surroundings { clock, build, background }, tap)?;
+        let background = Background { runtime: runtimes.control.handle().clone(), tasks: tracker.clone() };
+        let around = Surroundings { clock, build: BUILD, background };
+        let observers = Observers::start(&config, around, tap)?;
+
         let addr = config.admin.listen;
         let failed = |source| StartError::AdminListen { addr, source };
-        // The socket belongs to the runtime on which it is made.
+        // A socket belongs to the runtime that is entered when it is made.
         let socket = {
-            let _on = runtimes.control.enter();
-            listener::bind(addr, false).map_err(failed)?
+            let _entered = runtimes.control.enter();
+            listener::bind(addr).map_err(failed)?
         };
         let admin = socket.local_addr().map_err(failed)?;
-        let app = Arc::new(App::start(
-            Arc::clone(&config),
-            Arc::clone(&observers.observer),
-            clock,
-            control_runtime,
-        )?);
+
+        let (observer, control_runtime) =
+            (Arc::clone(&observers.observer), runtimes.control.handle().clone());
+        let app = Arc::new(App::start(Arc::clone(&config), observer, clock, control_runtime)?);
         let fleet = Arc::clone(&app.fleet);
         observers.drift.set_fleet(move || fleet.statuses());
         let launch = Arc::new(launch);
-        let control = Arc::new(Controls {
-            app: Arc::clone(&app),
-            observers: observers.clone(),
-            launch: Arc::clone(&launch),
-            config: ArcSwap::new(Arc::clone(&config)),
-            one_at_a_time: Mutex::new(()),
-            drain: Notify::new(),
-        });
+        let token = config.admin.token.clone();
+        let control = Controls::new(Arc::clone(&app), observers.clone(), Arc::clone(&launch), config);
         let state = AdminState {
             control: Arc::clone(&control) as Arc<dyn Control>,
             observer: Arc::clone(&observers.observer),
             drift: Arc::clone(&observers.drift),
-            token: config.admin.token.clone(),
+            token,
         };
         let stop_admin = CancellationToken::new();
         let serving = admin::serve(socket, Arc::new(state), tracker.clone(), stop_admin.clone());
@@ -185,22 +154,75 @@ impl Running {
         Ok(Self { app, observers, admin, launch, control, stop_admin, tracker })
     }
 
-    /// Says what runs where, and what an operator should know.
-    fn announce(&self, files: u64) {
-        let config = self.control.config.load();
+    /// Shuts down, in this order: data path (drained, or stopped at once when `cut` comes first), observers, so that
+    /// the last records are exported, admin port.
+    pub async fn shutdown(&self, drain_delay: Duration, cut: impl Future<Output = ()>) {
+        // Both arms are cancel-safe: an unfinished drain is finished by `stop`.
+        let is_cut = tokio::select! {
+            () = self.app.drain(drain_delay) => false,
+            () = cut => true,
+        };
+        if is_cut {
+            self.app.stop().await;
+        }
+        self.observers.shutdown(SHUTDOWN_GRACE).await;
+        self.stop_admin.cancel();
+        self.tracker.close();
+        let _ = tokio::time::timeout(SHUTDOWN_GRACE, self.tracker.wait()).await;
+    }
+
+    /// Serves until SIGTERM, SIGINT or the admin port's drain; reloads on SIGHUP and when the file changes.
+    async fn serve_until_signal(&self) -> io::Result<()> {
+        let mut signals = signals::listen()?;
+        let (_watcher, mut file_changes) = self.watch_file().unzip();
+        let drain_delay = loop {
+            let changed = async {
+                match &mut file_changes {
+                    Some(changes) => changes.changed().await.is_ok(),
+                    None => std::future::pending().await,
+                }
+            };
+            // Every arm is cancel-safe: each returns what happened and loses nothing.
+            let signal = tokio::select! {
+                signal = signals.recv() => signal.unwrap_or(Signal::Terminate),
+                is_open = changed => if is_open { Signal::Reload } else { file_changes = None; continue },
+                () = self.control.drain.notified() => Signal::Terminate,
+            };
+            match signal {
+                Signal::Reload => self.control.hang_up(),
+                Signal::Terminate => break self.control.config().server.drain_delay,
+                Signal::Interrupt => break Duration::ZERO,
+            }
+        };
+        tracing::info!(delay = ?drain_delay, "draining; a second signal ends at once");
+        self.shutdown(drain_delay, second_signal(&mut signals)).await;
+        tracing::info!("stopped");
+        Ok(())
+    }
+
+    fn watch_file(&self) -> Option<(Watcher, watch::Receiver<u64>)> {
+        let Source::File(path) = &self.launch.source else { return None };
+        let warn =
+            |error: &_| tracing::warn!(%error, "the configuration file cannot be watched; SIGHUP reloads");
+        watch_file(path).inspect_err(warn).ok()
+    }
+
+    /// Logs the addresses, the size of the fleet and what is open to the network.
+    fn announce(&self, open_files: u64) {
+        let config = self.control.config();
         let scheme = if config.server.tls.is_some() { "https" } else { "http" };
         let replicas: usize = config.pools.iter().map(|p| p.replicas.len()).sum();
         let routes: Vec<&str> = config.routes.iter().map(|r| &*r.name).collect();
         let policies: Vec<&str> = config.routes.iter().map(|r| r.policy.as_str()).collect();
         tracing::info!(
-            version = env!("CARGO_PKG_VERSION"),
+            version = BUILD.version,
             data = format!("{scheme}://{}", self.app.data),
             admin = format!("http://{}", self.admin),
             paths = PATHS,
             extra_paths = ?config.server.extra_paths,
             admin_paths = "/metrics /healthz /readyz / /api",
             pools = config.pools.len(), replicas, ?routes, ?policies,
-            open_files = files,
+            open_files,
             otlp = config.telemetry.otlp.as_ref().map_or("off", |o| &*o.traces_endpoint),
             "tokenway is listening"
         );
@@ -211,139 +233,19 @@ impl Running {
             );
         }
     }
-
-    /// Serves until a signal or the admin port ends it.
-    async fn until_told(&self) -> io::Result<()> {
-        let mut signals = signals::listen()?;
-        let watched = match &self.launch.source {
-            Source::File(path) => watch(path.clone()),
-            Source::Upstreams(_) => None,
-        };
-        let (_watcher, mut changes) = watched.unzip();
-        let delay = loop {
-            let changed = async {
-                match &mut changes {
-                    Some(changes) => changes.changed().await.is_ok(),
-                    None => std::future::pending().await,
-                }
-            };
-            // Every arm is cancel-safe: each returns what happened and loses nothing.
-            let signal = tokio::select! {
-                signal = signals.recv() => signal.unwrap_or(Signal::Terminate),
-                is_open = changed => if is_open { Signal::Reload } else { changes = None; continue },
-                () = self.control.drain.notified() => Signal::Terminate,
-            };
-            match signal {
-                Signal::Reload => self.control.reload_logged(),
-                Signal::Terminate => break self.control.config.load().server.drain_delay,
-                Signal::Interrupt => break Duration::ZERO,
-            }
-        };
-        tracing::info!(?delay, "draining; a second signal ends at once");
-        tokio::select! {
-            () = self.app.drain(delay) => {}
-            () = second(&mut signals) => self.app.stop_now().await,
-        }
-        self.stop().await;
-        tracing::info!("stopped");
-        Ok(())
-    }
-
-    /// Ends the admin port and flushes telemetry, within a bound.
-    pub async fn stop(&self) {
-        self.observers.shutdown(LAST_WORDS).await;
-        self.stop_admin.cancel();
-        self.tracker.close();
-        let _ = tokio::time::timeout(LAST_WORDS, self.tracker.wait()).await;
-    }
 }
 
-impl Controls {
-    fn reload_logged(&self) {
-        self.observers.observer.reopen();
-        match self.reload() {
-            Ok(()) => tracing::info!("configuration reloaded"),
-            Err(error) => tracing::error!(%error, "configuration refused; the old one stays"),
-        }
-    }
-}
-
-impl Control for Controls {
-    fn replicas(&self) -> Vec<ReplicaStatus> {
-        self.app.fleet.statuses()
-    }
-
-    fn calibrations(&self) -> Vec<PoolCalibration> {
-        self.app.fleet.calibrations()
-    }
-
-    fn readiness(&self) -> Readiness {
-        let mut reasons = Vec::new();
-        if self.app.gateway.drain.is_on() {
-            reasons.push("draining".to_owned());
-        }
-        let table = self.app.gateway.table.load();
-        for route in table.routes.iter().filter(|r| r.config.required && !r.is_ready()) {
-            reasons.push(format!("route {} has no ready replica: {}", route.config.name, route.states()));
-        }
-        Readiness { reasons }
-    }
-
-    fn config(&self) -> Arc<Config> {
-        self.config.load_full()
-    }
-
-    fn reload(&self) -> Result<(), String> {
-        let _one = self.one_at_a_time.lock();
-        let old = self.config.load_full();
-        let taken = reload(&self.launch.source, &self.launch.overrides, &from_env, &old)
-            .map_err(|error| error.to_string())
-            .and_then(|new| {
-                for warning in &new.warnings {
-                    tracing::warn!("{warning}");
-                }
-                let config = Arc::new(new.config);
-                self.app.reload(Arc::clone(&config)).map_err(|error| format!("server.tls: {error}"))?;
-                self.observers.observer.reconfigure(&config);
-                self.config.store(config);
-                Ok(())
-            });
-        self.observers.observer.metrics().config_reload(taken.is_ok());
-        taken
-    }
-
-    fn drain(&self) {
-        self.drain.notify_one();
-    }
-
-    fn log_level(&self) -> String {
-        self.launch.log.text()
-    }
-
-    fn set_log_level(&self, filter: &str) -> Result<(), String> {
-        self.launch.log.set(filter)
-    }
-}
-
-fn from_env(name: &str) -> Option<String> {
-    std::env::var(name).ok()
-}
-
-type Watched = (crate::config::reload::Watcher, tokio::sync::watch::Receiver<u64>);
-
-fn watch(path: PathBuf) -> Option<Watched> {
-    watch_file(&path)
-        .inspect_err(
-            |error| tracing::warn!(%error, "the configuration file cannot be watched; SIGHUP reloads"),
-        )
-        .ok()
-}
-
-async fn second(signals: &mut tokio::sync::mpsc::Receiver<Signal>) {
+async fn second_signal(signals: &mut mpsc::Receiver<Signal>) {
     while let Some(Signal::Reload) = signals.recv().await {}
 }
 
+const BUILD: BuildInfo = BuildInfo {
+    version: env!("CARGO_PKG_VERSION"),
+    revision: match option_env!("TOKENWAY_BUILD_REVISION") {
+        Some(revision) => revision,
+        None => "unknown",
+    },
+};
 const PATHS: &str = "/v1/chat/completions /v1/completions /v1/responses /v1/messages /v1/messages/count_tokens \
     /v1/embeddings /v1/rerank /rerank /v1/score /score /v1/classify /pooling /tokenize /detokenize /v1/models \
     /health /version";
-const LAST_WORDS: Duration = Duration::from_secs(2);

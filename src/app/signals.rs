@@ -5,7 +5,7 @@ use std::io;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
-/// What a signal asks for.
+/// A signal by its effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Signal {
     /// SIGTERM: drain, after the delay in which load balancers notice.
@@ -16,31 +16,31 @@ pub enum Signal {
     Reload,
 }
 
-/// Takes the three signals from now on.
+/// Receives the three signals from now on, in place of the default actions.
 ///
 /// # Errors
 /// When a handler cannot be installed.
 pub fn listen() -> io::Result<mpsc::Receiver<Signal>> {
-    let (tell, told) = mpsc::channel(8);
+    let (sender, receiver) = mpsc::channel(8);
     let kinds = [
         (SignalKind::terminate(), Signal::Terminate),
         (SignalKind::interrupt(), Signal::Interrupt),
         (SignalKind::hangup(), Signal::Reload),
     ];
-    for (kind, means) in kinds {
+    for (kind, meaning) in kinds {
         let mut stream = signal(kind)?;
-        let tell = tell.clone();
+        let sender = sender.clone();
         #[expect(
             clippy::disallowed_methods,
             reason = "lives as long as the process and has nothing to finish"
         )]
         tokio::spawn(async move {
             while stream.recv().await.is_some() {
-                if tell.send(means).await.is_err() {
+                if sender.send(meaning).await.is_err() {
                     return;
                 }
             }
         });
     }
-    Ok(told)
+    Ok(receiver)
 }

@@ -51,8 +51,7 @@ pub fn run(args: &DemoArgs, log: LogFilter) -> Result<(), RunError> {
         watch_for_end(args.duration, &over, &tracker)?;
         let rows = || (scores.rows(&running.app.fleet.statuses()), clients.summary());
         print_tables(&mut io::stdout(), rows, over.clone()).await?;
-        running.app.drain(Duration::ZERO).await;
-        running.stop().await;
+        running.shutdown(Duration::ZERO, std::future::pending()).await;
         Ok(())
     });
     over.cancel();

@@ -3,13 +3,12 @@
 //! A list of URLs is turned into the file that a person would have written for it, so that both have the same
 //! defaults and the same checks.
 
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::check::{ADMIN_TOKEN_HINT, check_with};
 use super::diagnostics::{Diagnostic, Diagnostics, Fault};
-use super::{Config, Endpoint, ModelMatch, PolicyName};
+use super::{Config, Endpoint, ModelMatch, Overrides};
 
 /// Where the configuration is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,21 +17,6 @@ pub enum Source {
     File(PathBuf),
     /// Replicas of the one pool `default`.
     Upstreams(Vec<Endpoint>),
-}
-
-/// What flags and `TOKENWAY_…` variables say: it wins over the file.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Overrides {
-    /// `server.listen`
-    pub listen: Option<SocketAddr>,
-    /// `admin.listen`
-    pub admin_listen: Option<SocketAddr>,
-    /// `policy` of every route.
-    pub policy: Option<PolicyName>,
-    /// The name under which clients ask the only route.
-    pub served_model_name: Option<Arc<str>>,
-    /// `telemetry.otlp.endpoint`, a base URL.
-    pub otlp_endpoint: Option<String>,
 }
 
 /// Why there is no configuration.
@@ -165,6 +149,7 @@ fn serve_as(name: &Arc<str>, config: &mut Config) -> Result<(), ConfigError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::PolicyName;
     use crate::config::check::parse_endpoint;
 
     fn upstreams(urls: &[&str]) -> Source {

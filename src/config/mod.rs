@@ -18,7 +18,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use self::load::Overrides;
 pub use self::slo::{ItlBounds, Slo, TtftBound};
 pub use self::telemetry::{AccessLog, EngineSpans, Otlp, OtlpProtocol, Sampling, Telemetry};
 use crate::stage::StageBudget;
@@ -348,6 +347,32 @@ pub enum ModelMatch {
     Any,
     /// Exactly this one.
     Named(Arc<str>),
+}
+
+impl ModelMatch {
+    /// As the file writes it.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        match self {
+            Self::Any => "*",
+            Self::Named(name) => name,
+        }
+    }
+}
+
+/// What flags and `TOKENWAY_…` variables say: it wins over the file.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Overrides {
+    /// `server.listen`
+    pub listen: Option<SocketAddr>,
+    /// `admin.listen`
+    pub admin_listen: Option<SocketAddr>,
+    /// `policy` of every route.
+    pub policy: Option<PolicyName>,
+    /// The name under which clients ask the only route.
+    pub served_model_name: Option<Arc<str>>,
+    /// `telemetry.otlp.endpoint`, a base URL.
+    pub otlp_endpoint: Option<String>,
 }
 
 /// A pool of a route.

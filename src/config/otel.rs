@@ -16,6 +16,8 @@ pub(super) struct Exporter {
     base: Option<String>,
     /// Where spans go, if that is said on its own.
     traces: Option<String>,
+    /// Where log records go, if that is said on its own.
+    logs: Option<String>,
     /// How.
     pub(super) protocol: Option<OtlpProtocol>,
     /// Headers of an export.
@@ -39,6 +41,7 @@ impl Exporter {
         Self {
             base: url("OTEL_EXPORTER_OTLP_ENDPOINT"),
             traces: url("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"),
+            logs: url("OTEL_EXPORTER_OTLP_LOGS_ENDPOINT"),
             protocol: for_traces("PROTOCOL").and_then(|name| protocol(&name)),
             headers: for_traces("HEADERS").map(|list| headers(&list)).unwrap_or_default(),
             timeout: for_traces("TIMEOUT").and_then(|millis| timeout(&millis)),
@@ -50,6 +53,12 @@ impl Exporter {
         let of_base = || self.base.as_deref().map(|base| traces_endpoint(base, protocol));
         self.traces.clone().or_else(of_base)
     }
+
+    /// The URL of the logs endpoint, where it is known without that of the traces.
+    pub(super) fn logs_endpoint(&self, protocol: OtlpProtocol) -> Option<String> {
+        let of_base = || logs_endpoint(&traces_endpoint(self.base.as_deref()?, protocol), protocol);
+        self.logs.clone().or_else(of_base)
+    }
 }
 
 /// The URL that takes spans, of a base URL. A gRPC method has its own path.
@@ -59,6 +68,14 @@ pub(super) fn traces_endpoint(base: &str, protocol: OtlpProtocol) -> String {
         OtlpProtocol::Grpc => base.trim_end_matches(TRACES_PATH).to_owned(),
         OtlpProtocol::Http if base.ends_with(TRACES_PATH) => base.to_owned(),
         OtlpProtocol::Http => format!("{base}{TRACES_PATH}"),
+    }
+}
+
+/// The URL that takes log records, beside that of the traces.
+pub(super) fn logs_endpoint(traces_endpoint: &str, protocol: OtlpProtocol) -> Option<String> {
+    match protocol {
+        OtlpProtocol::Grpc => Some(traces_endpoint.to_owned()),
+        OtlpProtocol::Http => Some(format!("{}/v1/logs", traces_endpoint.strip_suffix(TRACES_PATH)?)),
     }
 }
 
@@ -161,6 +178,31 @@ mod tests {
             let read = exporter(variables);
             let told = read.endpoint(read.protocol.unwrap_or_default());
             assert_eq!(told.as_deref(), endpoint, "{variables:?}");
+        }
+    }
+
+    #[test]
+    fn log_records_go_beside_the_spans() {
+        for (endpoint, protocol, expected) in [
+            ("http://c:4318/v1/traces", OtlpProtocol::Http, Some("http://c:4318/v1/logs")),
+            ("http://c:4318/x/v1/traces", OtlpProtocol::Http, Some("http://c:4318/x/v1/logs")),
+            ("http://c:4318/spans", OtlpProtocol::Http, None),
+            ("http://c:4317", OtlpProtocol::Grpc, Some("http://c:4317")),
+        ] {
+            assert_eq!(logs_endpoint(endpoint, protocol).as_deref(), expected);
+        }
+        let base = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://c:4318");
+        let traces = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://t:1/exact");
+        let logs = ("OTEL_EXPORTER_OTLP_LOGS_ENDPOINT", "http://l:1/exact");
+        let cases: [(&[_], _); 4] = [
+            (&[traces], None),
+            (&[base, traces], Some("http://c:4318/v1/logs")),
+            (&[base, logs], Some("http://l:1/exact")),
+            (&[traces, logs], Some("http://l:1/exact")),
+        ];
+        for (variables, expected) in cases {
+            let endpoint = exporter(variables).logs_endpoint(OtlpProtocol::Http);
+            assert_eq!(endpoint.as_deref(), expected, "{variables:?}");
         }
     }
 

@@ -35,6 +35,8 @@ pub enum AccessLog {
 pub struct Otlp {
     /// For HTTP the full URL of the traces endpoint (`/v1/traces` appended already), for gRPC the collector's.
     pub traces_endpoint: String,
+    /// The same for log records; `None` where only the address of traces is known.
+    pub logs_endpoint: Option<String>,
     /// How spans are sent.
     pub protocol: OtlpProtocol,
     /// Headers of the export requests.

@@ -1,8 +1,8 @@
-//! What an engine tells of its load along with an answer (ORCA): `endpoint-load-metrics: JSON {"named_metrics":{…}}`.
+//! Load report in a response header (ORCA): `endpoint-load-metrics: JSON {"named_metrics":{…}}`.
 //!
-//! vLLM tells its waiting requests and its use of KV cache with unary answers that were asked for it, and makes a walk over
-//! all its metrics and a log line of it. So it is asked only while the last scrape is overdue: then the page is slow or
-//! gone, and a header is the only news there is. Anything malformed is nothing told. How much it weighs is routing's affair.
+//! vLLM reports waiting requests and KV-cache usage with unary responses where the request asks for it, at the cost of a
+//! walk over all its metrics and a log line. So it is requested only while a scrape is overdue. Malformed reports are
+//! ignored; routing decides their weight.
 
 use std::collections::HashMap;
 
@@ -10,10 +10,9 @@ use serde::Deserialize;
 
 use crate::routing::LoadReport;
 
-/// Reads the header's value.
-#[must_use]
-pub fn parse(value: &[u8]) -> Option<LoadReport> {
-    let json = value.get(..LONGEST.min(value.len()))?.strip_prefix(b"JSON ")?;
+/// Parses the header's value; at most [`MAX_BYTES`] of it are read.
+pub(crate) fn parse(value: &[u8]) -> Option<LoadReport> {
+    let json = value.get(..MAX_BYTES.min(value.len()))?.strip_prefix(b"JSON ")?;
     let report: Report<'_> = serde_json::from_slice(json).ok()?;
     let figure =
         |name| report.named_metrics.get(name).copied().filter(|value| value.is_finite() && *value >= 0.0);
@@ -27,15 +26,15 @@ struct Report<'a> {
     named_metrics: HashMap<&'a str, f64>,
 }
 
-/// A report has a hundred bytes or two; a longer one is cut, and then malformed.
-const LONGEST: usize = 4096;
+/// Reports have some 200 bytes; a longer value is cut, hence malformed.
+const MAX_BYTES: usize = 4096;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn takes_what_the_engine_sends_and_nothing_malformed() {
+    fn reads_what_the_engine_sends_and_ignores_malformed_reports() {
         let cases = [
             (
                 r#"JSON {"named_metrics": {"kv_cache_usage_perc": 0.4, "num_requests_waiting": 3.0}}"#,

@@ -1,12 +1,12 @@
-//! Reads the few figures that routing needs out of an engine's `/metrics` page.
+//! Parses the figures that routing needs from an engine's `/metrics` page.
 //!
-//! The page is some 50 kB, so it is scanned line by line for known names and nothing is built of the rest.
-//! With data parallelism one page has a series per `engine`: counts are summed, usage is the largest. Unknown
-//! or malformed lines are skipped: a page never makes a replica fail.
+//! The page is some 50 kB, so it is scanned line by line for known names without building the rest. With data
+//! parallelism a page has one series per `engine`: counts are summed, usage is the maximum. Unknown or malformed lines
+//! are skipped.
 
-/// What a page said; `None` where it did not.
+/// Figures of one page; `None` where the series is missing.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct EngineFigures {
+pub(super) struct EngineFigures {
     /// `vllm:num_requests_running`
     pub running: Option<f64>,
     /// `vllm:num_requests_waiting`
@@ -28,8 +28,7 @@ pub struct EngineFigures {
 }
 
 /// Parses a page in the Prometheus text format.
-#[must_use]
-pub fn parse(page: &str) -> EngineFigures {
+pub(super) fn parse(page: &str) -> EngineFigures {
     let mut figures = EngineFigures::default();
     for line in page.lines() {
         if let Some((name, labels, value)) = series(line) {
@@ -69,7 +68,7 @@ fn add(sum: &mut Option<f64>, value: f64) {
     }
 }
 
-/// Splits `name{labels} value`; `None` for comments and what does not parse.
+/// Splits `name{labels} value`; `None` for comments, unknown names and malformed lines.
 fn series(line: &str) -> Option<(&str, &str, f64)> {
     if !line.starts_with("vllm:") && !line.starts_with("process_start") {
         return None;
@@ -120,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn garbage_is_no_figure() {
+    fn malformed_lines_are_skipped() {
         for page in
             ["", "vllm:num_requests_running", "vllm:num_requests_running{ NaN", "<html>", "vllm:x{} 1"]
         {

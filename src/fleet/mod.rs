@@ -1,16 +1,16 @@
-//! The replicas: who they are, whether they are ready, what their engines say.
+//! The replicas: identity, state, and what their engines report.
 //!
-//! Control plane: probes, scrapes and state changes happen here and are published as immutable snapshots and
-//! atomics that the data path reads.
+//! Control plane: probes, scrapes and state changes are published as immutable snapshots and atomics that the data path
+//! reads.
 
-pub mod call;
-pub mod load_report;
-pub mod metrics_text;
-pub mod pick;
-pub mod probe;
-mod pulse;
-pub mod registry;
-pub mod replica;
-pub mod scrape;
+pub(crate) mod load_report;
+mod metrics_text;
+pub(crate) mod pick;
+mod poison;
+pub(crate) mod pool;
+mod probe;
+pub(crate) mod registry;
+pub(crate) mod replica;
+mod scrape;
 pub mod status;
-pub mod vitals;
+pub(crate) mod vitals;

@@ -1,49 +1,46 @@
-//! A chosen replica: its place there, and what is learned from how the request went.
+//! A chosen replica, and the feedback of its request.
 //!
-//! The load is counted from the decision and released at the first token and at the end, whatever the end is: the
+//! Load is counted from the decision and released at the first token and at the end, whatever the end is: the
 //! assignment is dropped with the pick, and the pick with the body.
 
 use std::sync::Arc;
 
-use super::registry::PoolState;
+use super::pool::PoolState;
 use super::replica::Replica;
 use crate::clock::Stamp;
 use crate::record::{DecisionSummary, TokenCounts};
-use crate::request::prompt::PromptSize;
+use crate::request::prompt_size::PromptSize;
 use crate::routing::Assignment;
 
-/// A chosen replica.
+/// The replica that one attempt goes to.
 #[derive(Debug)]
 pub struct Pick {
-    /// Its pool.
     pub pool: Arc<PoolState>,
-    /// Itself.
     pub replica: Arc<Replica>,
-    /// The decision, for record and headers.
+    /// Of the first attempt, for the record and response headers.
     pub decision: DecisionSummary,
-    /// The request's place there.
+    /// The request's share of the replica's load.
     pub assignment: Assignment,
-    /// How long the prompt is.
     pub size: PromptSize,
-    /// Identity of the whole prompt, to find prompts that kill replicas.
+    /// Hash of the whole prompt, to find prompts that kill engines.
     pub prompt: u64,
 }
 
 impl Pick {
-    /// The first token came.
+    /// The first content event arrived.
     pub fn first_token(&mut self, now: Stamp) {
         self.assignment.first_token(now);
         self.replica.succeeded();
     }
 
-    /// A whole answer came: as good as a probe.
+    /// A complete response arrived, which proves as much as a probe.
     pub fn answered(&self, now: Stamp) {
         self.pool.dispatcher.answered(now);
         self.replica.vitals.answered(now);
         self.replica.succeeded();
     }
 
-    /// The engine counted the tokens: the model's bytes per token, and what its cache held.
+    /// Learns bytes per token and the cached share from the engine's `usage`.
     pub fn learn(&self, tokens: TokenCounts) {
         if let Some(input) = tokens.input {
             self.size.teach(&self.pool.ratio, input);

@@ -1,11 +1,11 @@
-//! One replica: who it is, its state machine, and the shared values the data path reads.
+//! One replica: identity, state machine, and the shared values that the data path reads.
 //!
 //! ```text
 //! Probing ──a probe is answered──▶ Ready ──failures, or a failed probe──▶ Ejected
 //!                                    ▲                                      │
 //!                                    └────────a probe is answered───────────┘
 //! ```
-//! `Draining` is entered when the configuration no longer names it; nothing leaves it.
+//! `Draining` is entered when the configuration drops the replica, and is final.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
@@ -22,74 +22,77 @@ use crate::clock::Stamp;
 use crate::config::Endpoint;
 use crate::record::Served;
 use crate::routing::{EngineLimits, Target, rendezvous};
-use crate::upstream::pool::Pool;
+use crate::upstream::pool::ConnectionPool;
 
 /// A replica; lives as long as a request or the configuration refers to it.
 #[derive(Debug)]
 pub struct Replica {
-    /// Its labels.
+    /// Labels of its metrics and records.
     pub served: Served,
-    /// Where it is.
     pub endpoint: Endpoint,
-    /// Its `Host` header.
+    /// Value of the `Host` header.
     pub host: HeaderValue,
-    /// Its URL, for people.
+    /// The endpoint as text.
     pub url: Arc<str>,
-    /// Connections to it.
-    pub connections: Arc<Pool>,
-    /// Evidence of life.
+    pub connections: Arc<ConnectionPool>,
     pub vitals: Arc<Vitals>,
-    /// It, as routing sees it. Its slot is never reused while the pool lives.
+    /// Load and signals as routing reads them.
     pub target: Target,
-    /// What the engine counts.
-    pub counted: ArcSwapOption<Counted>,
-    /// Models that it lists.
-    pub models: ArcSwap<Vec<Model>>,
-    /// Cancelled when the configuration drops it: its tasks end.
+    /// Counters of the last scrape.
+    pub scraped: ArcSwapOption<ScrapedCounters>,
+    /// As listed by `/v1/models` of the engine.
+    pub models: ArcSwap<Vec<EngineModel>>,
+    /// Cancelled when the configuration drops it: probes and scrapes end.
     pub removed: CancellationToken,
+    /// Index into [`ReplicaState::ALL`].
     state: AtomicU8,
     reason: Mutex<Arc<str>>,
+    /// Failed requests since the last good one.
     failures: AtomicU32,
+    /// Ejections since the last good request.
     ejections: AtomicU32,
     lives: AtomicU32,
 }
 
+/// One life of a replica.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Life {
+    /// Slot of the replica.
+    pub slot: usize,
+    /// How often it had become ready.
+    pub number: u32,
+}
+
 /// Counters of one scrape.
 #[derive(Clone, Copy, Debug)]
-pub struct Counted {
-    /// What it has counted since its process started.
+pub struct ScrapedCounters {
     pub counters: EngineCounters,
-    /// Start of the engine's process, in its own seconds.
+    /// `process_start_time_seconds`
     pub process_start: Option<f64>,
 }
 
 /// A model as an engine lists it.
 #[derive(Clone, Debug)]
-pub struct Model {
-    /// Its id.
+pub struct EngineModel {
     pub id: Arc<str>,
-    /// The whole entry, for `/v1/models`.
+    /// The whole entry, for our `/v1/models`.
     pub entry: serde_json::Value,
 }
 
-/// What a new replica is made of.
+/// Parts of a new replica.
 #[derive(Debug)]
 pub struct ReplicaParts {
-    /// Bit in the prefix index.
+    /// Index in the pool's dispatcher.
     pub slot: usize,
-    /// Labels.
     pub served: Served,
-    /// Where.
     pub endpoint: Endpoint,
-    /// Its `Host` header.
+    /// Value of the `Host` header.
     pub host: HeaderValue,
-    /// Its connections.
-    pub connections: Arc<Pool>,
+    pub connections: Arc<ConnectionPool>,
 }
 
 impl Replica {
-    /// A replica that has yet to prove itself.
-    #[must_use]
+    /// A replica in state `Probing`.
     pub fn new(parts: ReplicaParts) -> Arc<Self> {
         let url: Arc<str> = parts.endpoint.to_string().into();
         Arc::new(Self {
@@ -100,7 +103,7 @@ impl Replica {
             host: parts.host,
             connections: parts.connections,
             vitals: Arc::new(Vitals::default()),
-            counted: ArcSwapOption::empty(),
+            scraped: ArcSwapOption::empty(),
             models: ArcSwap::default(),
             removed: CancellationToken::new(),
             state: AtomicU8::new(0),
@@ -111,26 +114,22 @@ impl Replica {
         })
     }
 
-    /// Its place in the pool.
-    #[must_use]
+    /// Index in the pool's dispatcher.
     pub fn slot(&self) -> usize {
         self.target.slot
     }
 
-    /// Its state.
-    #[must_use]
     pub fn state(&self) -> ReplicaState {
         let at = usize::from(self.state.load(Ordering::Acquire));
         ReplicaState::ALL.get(at).copied().unwrap_or(ReplicaState::Probing)
     }
 
     /// Whether it takes new requests.
-    #[must_use]
     pub fn is_ready(&self) -> bool {
         self.state() == ReplicaState::Ready
     }
 
-    /// Enters a state; the change is logged once. `Draining` is final.
+    /// Changes the state and logs the change; from `Draining` does nothing.
     pub fn enter(&self, state: ReplicaState, reason: &str) {
         let before = self.state();
         if before == ReplicaState::Draining {
@@ -159,13 +158,19 @@ impl Replica {
         );
     }
 
-    /// How often it became ready: tells one death from the next.
-    #[must_use]
-    pub fn life(&self) -> u32 {
-        self.lives.load(Ordering::Relaxed)
+    /// The current life: it ends with a death and begins with the next `Ready`.
+    pub fn life(&self) -> Life {
+        Life { slot: self.slot(), number: self.lives.load(Ordering::Relaxed) }
     }
 
-    /// A live answer came: counters of failure start anew.
+    /// Drains it and ends its tasks: it is no longer configured.
+    pub fn retire(&self) {
+        self.enter(ReplicaState::Draining, "no longer configured");
+        self.removed.cancel();
+        self.connections.drain();
+    }
+
+    /// A request succeeded: resets the failure counters.
     pub fn succeeded(&self) {
         if self.failures.load(Ordering::Relaxed) != 0 {
             self.failures.store(0, Ordering::Relaxed);
@@ -175,21 +180,20 @@ impl Replica {
         }
     }
 
-    /// Counts a failed request; returns how many came in a row.
+    /// Counts a failed request; returns the failures in a row.
     pub fn count_failure(&self) -> u32 {
         self.failures.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// How long to wait with the first probe after an ejection: doubles with each one that no live answer
-    /// followed, so that a replica that passes probes but fails requests does not flap.
+    /// Delay of the first probe after an ejection: 500 ms, doubled for each ejection since the last good request, at
+    /// most `interval`. Keeps a replica that passes probes but fails requests from flapping.
     #[must_use]
     pub fn hold_off(&self, interval: Duration) -> Duration {
         let doublings = self.ejections.load(Ordering::Relaxed).clamp(1, 8) - 1;
         (FIRST_HOLD_OFF * (1 << doublings)).min(interval)
     }
 
-    /// How it looks from outside.
-    #[must_use]
+    /// Status for metrics and the admin API.
     pub fn status(&self, now: Stamp, limits: &EngineLimits) -> ReplicaStatus {
         let signals = self.target.signals(now, limits).map(|(signals, _)| signals);
         let load = self.target.load.view();
@@ -203,7 +207,7 @@ impl Replica {
             inflight: load.inflight,
             inflight_prompt_tokens: load.waiting_tokens().0,
             signals,
-            counters: signals.and_then(|_| Some(self.counted.load().as_ref()?.counters)),
+            counters: signals.and_then(|_| Some(self.scraped.load().as_ref()?.counters)),
             connections: self.connections.open(),
             models: self.models.load().iter().map(|m| Arc::clone(&m.id)).collect(),
         }

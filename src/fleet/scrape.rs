@@ -1,44 +1,40 @@
-//! Scrapes one engine's `/metrics`, gently: one at a time, jittered, bounded.
+//! Scrapes one engine's `/metrics`: one request at a time, jittered, with a timeout.
 //!
-//! A dead scrape makes signals old, never bad: a replica is not taken for saturated because its page is slow.
-//! What a refused connect tells is worth more than the page, so it goes to the prober at once.
+//! A failed scrape makes signals old, never bad: a slow page does not make a replica count as saturated. A refused
+//! connect is passed to the prober at once.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use http::StatusCode;
 
-use super::call::{Call, CallError};
 use super::metrics_text;
-use super::registry::PoolState;
-use super::replica::{Counted, Replica};
+use super::pool::PoolState;
+use super::replica::{Replica, ScrapedCounters};
 use super::status::EngineCounters;
 use crate::clock::Clock;
 use crate::routing::EnginePage;
+use crate::upstream::call::{Call, CallError};
 use crate::upstream::connect::Connector;
 
-/// Scrapes one replica until it is removed.
+/// Scrapes one replica.
 #[derive(Debug)]
-pub struct Scraper {
-    /// The replica's pool.
+pub(super) struct Scraper {
     pub pool: Arc<PoolState>,
-    /// The replica.
     pub replica: Arc<Replica>,
-    /// Opens connections.
     pub connector: Connector,
-    /// Time.
     pub clock: Clock,
 }
 
 impl Scraper {
-    /// The replica's scrape loop.
-    pub async fn run(self) {
+    /// The scrape loop, until the replica is removed.
+    pub(super) async fn run(self) {
         loop {
             let interval = self.pool.config().scrape_interval;
             let has_page = self.scrape(interval).await;
             self.replica.connections.reap();
-            let pause = if has_page { interval } else { interval.max(WITHOUT_PAGE) };
-            // Replicas started together must not be scraped together.
+            let pause = if has_page { interval } else { interval.max(MIN_INTERVAL_WITHOUT_PAGE) };
+            // Spreads the scrapes of replicas that started together.
             let pause = pause.mul_f64(0.9 + 0.2 * fastrand::f64());
             tokio::select! {
                 () = self.replica.removed.cancelled() => return,
@@ -47,7 +43,7 @@ impl Scraper {
         }
     }
 
-    /// One scrape; `false` when the engine has no such page.
+    /// One scrape; `false` when the engine has no `/metrics`.
     async fn scrape(&self, interval: Duration) -> bool {
         let config = self.pool.config();
         let call = Call {
@@ -55,16 +51,16 @@ impl Scraper {
             key: config.engine_api_key.as_ref(),
             path: "/metrics",
             body: None,
-            timeout: interval.max(SHORTEST_TIMEOUT),
+            timeout: interval.max(MIN_TIMEOUT),
         };
         match call.send(&self.connector).await {
             Ok((StatusCode::OK, page)) => {
-                self.take(&String::from_utf8_lossy(&page));
-                self.connects();
+                self.apply(&String::from_utf8_lossy(&page));
+                self.connected();
                 true
             }
             Ok(_) => {
-                self.connects();
+                self.connected();
                 false
             }
             Err(CallError::Refused) => {
@@ -78,19 +74,19 @@ impl Scraper {
         }
     }
 
-    fn connects(&self) {
+    fn connected(&self) {
         if self.replica.vitals.refused_since().is_some() {
             self.replica.vitals.check_now.notify_one();
         }
     }
 
-    fn take(&self, page: &str) {
+    fn apply(&self, page: &str) {
         let figures = metrics_text::parse(page);
         let (Some(running), Some(waiting)) = (figures.running, figures.waiting) else { return };
         let replica = &self.replica;
-        let before = replica.counted.load().as_ref().and_then(|counted| counted.process_start);
-        // Another process has an empty cache.
-        if before.zip(figures.process_start).is_some_and(|(old, new)| (old - new).abs() > SAME_START) {
+        let before = replica.scraped.load().as_ref().and_then(|scraped| scraped.process_start);
+        // A restarted process has an empty cache.
+        if before.zip(figures.process_start).is_some_and(|(old, new)| (old - new).abs() > START_TOLERANCE) {
             self.pool.dispatcher.forget(replica.slot());
             replica.target.restarted();
         }
@@ -98,7 +94,9 @@ impl Scraper {
             preemptions: figures.preemptions,
             ttft: figures.ttft_sum.zip(figures.ttft_count),
         };
-        replica.counted.store(Some(Arc::new(Counted { counters, process_start: figures.process_start })));
+        replica
+            .scraped
+            .store(Some(Arc::new(ScrapedCounters { counters, process_start: figures.process_start })));
         let page = EnginePage {
             running,
             waiting,
@@ -112,6 +110,6 @@ impl Scraper {
 }
 
 /// Seconds by which two readings of one process' start may differ.
-const SAME_START: f64 = 0.5;
-const SHORTEST_TIMEOUT: Duration = Duration::from_secs(1);
-const WITHOUT_PAGE: Duration = Duration::from_secs(5);
+const START_TOLERANCE: f64 = 0.5;
+const MIN_TIMEOUT: Duration = Duration::from_secs(1);
+const MIN_INTERVAL_WITHOUT_PAGE: Duration = Duration::from_secs(5);

@@ -1,4 +1,4 @@
-//! What the outside may know of a replica at one moment: read by metrics, admin API and demo.
+//! State of a replica at one moment, for metrics, admin API and demo.
 
 use std::sync::Arc;
 
@@ -7,22 +7,21 @@ use crate::routing::{Calibration, EngineSignals};
 /// The replica's state, as the label `state` names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ReplicaState {
-    /// Not yet proved by an answer.
+    /// No probe was answered yet.
     Probing,
-    /// Takes traffic.
+    /// Gets new requests.
     Ready,
-    /// Left after failures; comes back after a probe.
+    /// Gets no new requests after failures; reinstated by a probe.
     Ejected,
-    /// Being taken out: serves what it has, gets nothing new.
+    /// No longer configured: its streams run to their end.
     Draining,
 }
 
 impl ReplicaState {
-    /// Every state, for `tokenway_replica_state{state}` (0 or 1 for each).
+    /// Every state: `tokenway_replica_state{state}` has a series for each.
     pub const ALL: [Self; 4] = [Self::Probing, Self::Ready, Self::Ejected, Self::Draining];
 
-    /// The label's value.
-    #[must_use]
+    /// Value of the label `state`.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Probing => "probing",
@@ -33,47 +32,47 @@ impl ReplicaState {
     }
 }
 
-/// One replica, seen from outside.
+/// State of one replica.
 #[derive(Clone, Debug)]
 pub struct ReplicaStatus {
-    /// Pool name.
+    /// Name of the pool: label `pool`.
     pub pool: Arc<str>,
-    /// Revision of the pool.
+    /// Revision of the pool: label `revision`.
     pub revision: Arc<str>,
-    /// Replica name.
+    /// Name of the replica: label `replica`.
     pub replica: Arc<str>,
-    /// Its URL.
+    /// Endpoint with scheme, port and base path.
     pub url: Arc<str>,
-    /// State.
+    /// Step of the state machine.
     pub state: ReplicaState,
-    /// Why it is in that state, for people (`connect refused`, `unproven`, …).
+    /// Cause of the last state change, for people (`connect refused`, `unproven`, …).
     pub reason: Arc<str>,
-    /// Requests of ours in flight.
+    /// In-flight requests of this gateway.
     pub inflight: u64,
-    /// Uncached prompt tokens of ours that wait for their first token.
+    /// Uncached prompt tokens of those before their first token.
     pub inflight_prompt_tokens: u64,
-    /// Signals of the last scrapes; absent when older than ten intervals.
+    /// From the last scrapes; absent when older than ten intervals.
     pub signals: Option<EngineSignals>,
-    /// Counters of the last scrape; absent with the signals.
+    /// From the last scrape; absent with the signals.
     pub counters: Option<EngineCounters>,
     /// Open upstream connections, idle ones included.
     pub connections: u64,
-    /// Models that the engine lists (adapters included).
+    /// Listed by the engine, adapters included.
     pub models: Vec<Arc<str>>,
 }
 
-/// How well the times of one pool's replicas are predicted; absent before the first comparison.
+/// How well one pool's TTFT is predicted; `None` before the first comparison.
 #[derive(Clone, Debug)]
 pub struct PoolCalibration {
-    /// Pool name.
+    /// Name of the pool: label `pool`.
     pub pool: Arc<str>,
-    /// Of all its replicas together.
+    /// Over all its replicas.
     pub whole: Option<Calibration>,
-    /// Of each, by name.
+    /// For each replica, by name.
     pub replicas: Vec<(Arc<str>, Option<Calibration>)>,
 }
 
-/// What the engine has counted since it started, from its `/metrics`.
+/// Counters of an engine's `/metrics`, since its process started.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct EngineCounters {
     /// `vllm:num_preemptions_total`

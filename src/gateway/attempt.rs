@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use http::{Request, StatusCode, header, response};
-use http_body::Body as _;
 use http_body_util::{BodyExt, Full};
+use hyper::body::Body as _;
 use hyper::body::Incoming;
 use memchr::memmem::Finder;
 use tokio::time::Instant;
@@ -22,9 +22,9 @@ use crate::clock::{Clock, Stamp};
 use crate::error::{Failure, ReplicaFailure, Timer};
 use crate::fleet::load_report;
 use crate::fleet::replica::Replica;
-use crate::relay::reader::{Held, StreamReader, StreamShape};
+use crate::relay::reader::{HoldOutcome, StreamReader, StreamShape};
 use crate::relay::usage::{self, EngineErrorKind};
-use crate::relay::watch::{Verdict, Watch};
+use crate::relay::watch::{Expiry, StreamWatch};
 use crate::request::dialect::Dialect;
 use crate::upstream::headers;
 use crate::upstream::pool::{CheckoutError, Lease};
@@ -39,7 +39,7 @@ pub struct Order {
     /// How its stream is to be read.
     pub shape: StreamShape,
     /// The watchdog's view of it.
-    pub watch: Arc<Watch>,
+    pub watch: Arc<StreamWatch>,
     /// Its deadlines.
     pub deadlines: Deadlines,
     /// Whether we asked the engine to tell its load.
@@ -126,7 +126,7 @@ impl Order {
         tokio::select! {
             biased;
             answer = self.exchange(moments) => answer,
-            verdict = poll_fn(|cx| watch.poll_verdict(cx)) => Err(of_verdict(verdict, &deadlines, name)),
+            expiry = poll_fn(|cx| watch.poll_expiry(cx)) => Err(of_expiry(expiry, &deadlines, name)),
         }
     }
 
@@ -191,9 +191,9 @@ impl Order {
         let watch = Arc::clone(&self.watch);
         let mut reader = Box::new(StreamReader::new(body, lease, watch, shape, self.clock));
         match poll_fn(|cx| reader.poll_hold(cx)).await {
-            Held::Released => Ok(Answer::Stream { head, reader }),
-            Held::EngineDown => Err(failed(ReplicaFailure::EngineDown { replica })),
-            Held::Broken => Err(failed(ReplicaFailure::Truncated { replica })),
+            HoldOutcome::Released => Ok(Answer::Stream { head, reader }),
+            HoldOutcome::EngineDown => Err(failed(ReplicaFailure::EngineDown { replica })),
+            HoldOutcome::Broken => Err(failed(ReplicaFailure::Truncated { replica })),
         }
     }
 
@@ -249,11 +249,11 @@ fn failed(failure: ReplicaFailure) -> AttemptError {
     AttemptError::Replica(failure, None)
 }
 
-fn of_verdict(verdict: Verdict, deadlines: &Deadlines, replica: Arc<str>) -> AttemptError {
-    match verdict {
-        Verdict::ReplicaSilent => failed(ReplicaFailure::Silent { replica }),
-        Verdict::DrainOver => AttemptError::Overdue(Failure::DrainCut),
-        Verdict::Deadline(timer) => {
+fn of_expiry(expiry: Expiry, deadlines: &Deadlines, replica: Arc<str>) -> AttemptError {
+    match expiry {
+        Expiry::ReplicaSilent => failed(ReplicaFailure::Silent { replica }),
+        Expiry::DrainOver => AttemptError::Overdue(Failure::DrainCut),
+        Expiry::Deadline(timer) => {
             let of_stream = deadlines.first_token.filter(|_| timer == Timer::FirstToken);
             let after = of_stream.map_or(deadlines.total.1, |(_, after)| after);
             AttemptError::Overdue(Failure::Timeout { timer, after })

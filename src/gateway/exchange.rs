@@ -22,7 +22,7 @@ use crate::fleet::pick::Pick;
 use crate::observe::record_guard::RecordGuard;
 use crate::record;
 use crate::relay::reader::StreamShape;
-use crate::relay::watch::{Limits, Watch};
+use crate::relay::watch::{StreamDeadlines, StreamWatch};
 use crate::request::dialect::Dialect;
 use crate::request::trace_context;
 use crate::upstream::headers::{self, Credential, Upstream};
@@ -58,7 +58,7 @@ pub struct Winner {
     /// The choice; holds the load.
     pub pick: Box<Pick>,
     /// The watchdog's view.
-    pub watch: Arc<Watch>,
+    pub watch: Arc<StreamWatch>,
 }
 
 impl Exchange {
@@ -164,7 +164,7 @@ impl Exchange {
         let start = clock.now();
         let span = trace_context::new_span_id();
         let deadlines = self.prepared.deadlines();
-        let limits = Limits {
+        let limits = StreamDeadlines {
             inter_token: Some(self.prepared.timeouts.inter_token),
             client_stall: self.prepared.timeouts.client_stall,
             first_token_at: deadlines.first_token.map(|(at, _)| at),
@@ -191,7 +191,7 @@ impl Exchange {
         match result {
             Ok(answer) => Ok((answer, winner)),
             Err(error) => {
-                winner.watch.is_done();
+                winner.watch.close();
                 if matches!(error, AttemptError::Overdue(_)) {
                     winner.pick.assignment.censored(clock.now());
                 }
@@ -286,7 +286,7 @@ impl Exchange {
 }
 
 /// Ends the watchdog's interest if the attempt is dropped half-way (the client left).
-struct WatchGuard<'w>(Option<&'w Watch>);
+struct WatchGuard<'w>(Option<&'w StreamWatch>);
 
 impl WatchGuard<'_> {
     fn disarm(mut self) {
@@ -297,7 +297,7 @@ impl WatchGuard<'_> {
 impl Drop for WatchGuard<'_> {
     fn drop(&mut self) {
         if let Some(watch) = self.0 {
-            watch.is_done();
+            watch.close();
         }
     }
 }

@@ -12,6 +12,8 @@ pub mod local;
 pub mod picker;
 pub mod prepare;
 pub mod reply;
+#[cfg(test)]
+mod scenarios;
 pub mod table;
 mod waiting;
 
@@ -32,11 +34,10 @@ use self::table::Table;
 use crate::clock::Clock;
 use crate::digits;
 use crate::error::{ErrorShape, Failure};
-use crate::listener::refused::HeadFault;
-use crate::listener::{Answer, KillSwitch};
+use crate::listener::{Handler, HeadFault, KillSwitch};
 use crate::observe::Observer;
-use crate::observe::record_guard::{Opening, RecordGuard};
-use crate::record::Outcome;
+use crate::observe::record_guard::RecordGuard;
+use crate::record::{Opening, Outcome};
 use crate::relay::body::ReplyBody;
 use crate::relay::pins::ResponsePins;
 use crate::relay::watch::Watchdog;
@@ -106,10 +107,10 @@ impl DrainFlag {
 #[derive(Clone, Debug)]
 pub struct Service(pub Arc<Gateway>);
 
-impl Answer for Service {
+impl Handler for Service {
     type Body = ReplyBody;
 
-    fn answer(
+    fn handle(
         &self,
         request: Request<Incoming>,
         kill: KillSwitch,
@@ -119,7 +120,7 @@ impl Answer for Service {
         Box::new(Asked { gateway: Arc::clone(&self.0), parts, body: Some(body), kill }).answer()
     }
 
-    fn refuse(&self, fault: HeadFault) -> Response<Bytes> {
+    fn reject(&self, fault: HeadFault) -> Response<Bytes> {
         let failure = match fault {
             HeadFault::Malformed => Failure::MalformedHead,
             HeadFault::UriTooLong => Failure::UriTooLong,

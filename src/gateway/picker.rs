@@ -10,7 +10,7 @@ use super::prepare::Prepared;
 use crate::admission::{Outlook, Ruling, WaitReason, rule};
 use crate::clock::Stamp;
 use crate::fleet::pick::Pick;
-use crate::fleet::registry::PoolState;
+use crate::fleet::pool::PoolState;
 use crate::fleet::replica::Replica;
 use crate::record::{DecisionSummary, Weighed};
 use crate::routing::{self, Ask, Candidate, Judged, SlotSet, Terms};

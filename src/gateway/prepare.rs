@@ -18,14 +18,14 @@ use crate::error::Failure;
 use crate::fleet::replica::Replica;
 use crate::observe::record_guard::RecordGuard;
 use crate::record::SloBounds;
-use crate::relay::classify::Echo;
+use crate::relay::stream_state::Echo;
 use crate::request::body::{self, BodyLimits, HeldBody};
 use crate::request::class::Class;
 use crate::request::class::class_of;
 use crate::request::dialect::Dialect;
 use crate::request::fields::{self, FieldError, Fields};
-use crate::request::json::{Fault, Kind, Raw};
-use crate::request::prompt::Prompt;
+use crate::request::json::{JsonError, JsonKind, Raw};
+use crate::request::prompt::RequestPrompt;
 use crate::request::splice::{Edits, splice};
 use crate::request::tenant::TenantRef;
 use crate::routing::rendezvous;
@@ -44,7 +44,7 @@ pub struct Prepared {
     /// What the client sent; holds its share of memory.
     pub held: HeldBody,
     /// Identity and size of its prompt.
-    pub prompt: Prompt,
+    pub prompt: RequestPrompt,
     /// Estimated input tokens.
     pub tokens: Tokens,
     /// Whether the client asked for a stream.
@@ -222,7 +222,7 @@ pub(super) fn classify(
     let asked = fields.model.as_deref();
     let upstream_model = upstream_model.as_deref();
     let model = upstream_model.or(asked);
-    let prompt = Prompt::read(record.dialect, fields, model.unwrap_or_default(), &table.seed);
+    let prompt = RequestPrompt::read(record.dialect, fields, model.unwrap_or_default(), &table.seed);
     let tokens = route.pools.first().map_or(Tokens(0), |(pool, _)| prompt.size.tokens(&pool.ratio));
     let edits = Edits { model: upstream_model, ask_usage: route.config.ask_usage };
     let spliced = splice(record.dialect, body, fields, edits);
@@ -260,15 +260,15 @@ fn echo(fields: &Fields<'_>) -> Echo {
     }
     let length = |raw: &Raw<'_>| raw.string().map(|text| text.len());
     let prompts = match fields.prompt.prompt {
-        Some(raw) if raw.kind() == Kind::Array => {
+        Some(raw) if raw.kind() == JsonKind::Array => {
             let mut all = Vec::new();
             // A list of token ids is one prompt; of texts or of lists, several.
             let walked = raw.cursor().array(|items| {
                 let item = items.value()?;
-                if item.kind() != Kind::Number || all.is_empty() {
+                if item.kind() != JsonKind::Number || all.is_empty() {
                     all.push(length(&item));
                 }
-                Ok::<_, Fault>(())
+                Ok::<_, JsonError>(())
             });
             if walked.is_ok() { all } else { vec![None] }
         }
@@ -343,7 +343,7 @@ fn admit(
     prepared.session = headers.get(X_SESSION_ID).map(|v| rendezvous::identity(0, v.as_bytes()));
     let now = gateway.clock.now();
     let prompt = prepared.prompt.chain.whole();
-    if let Some(left) = route.pools.iter().find_map(|(pool, _)| pool.is_poison(prompt, now)) {
+    if let Some(left) = route.pools.iter().find_map(|(pool, _)| pool.poisoned_for(prompt, now)) {
         return Err(Failure::SuspectedPoison { retry_after: left });
     }
     gateway.retries.deposit(&prepared.table.config.retry);

@@ -14,13 +14,14 @@ use crate::error::ErrorShape;
 use crate::error::{Failure, ReplicaFailure};
 use crate::gateway::attempt::{Answer, WholeAnswer};
 use crate::observe::record_guard::RecordGuard;
-use crate::observe::stages::{Source, at_the_engine};
+use crate::observe::stages::{StageSource, at_the_engine};
 use crate::record::{Outcome, Record};
-use crate::relay::body::{BrokenOff, ReplyBody};
-use crate::relay::failure;
-use crate::relay::heartbeat::Waiting;
-use crate::relay::large::LargeBody;
-use crate::relay::stream::{StreamBody, note_told};
+use crate::relay::aborting::AbortingBody;
+use crate::relay::body::ReplyBody;
+use crate::relay::error_event;
+use crate::relay::heartbeat::HeartbeatBody;
+use crate::relay::large_body::LargeBody;
+use crate::relay::stream::{StreamBody, record_facts};
 use crate::relay::usage;
 use crate::upstream::headers::{X_REQUEST_ID, strip_length, strip_response};
 
@@ -40,7 +41,7 @@ pub async fn respond(mut exchange: Box<Exchange>) -> Response<ReplyBody> {
         done = run.as_mut() => response(&gateway, done),
         () = tokio::time::sleep(every) => {
             let answer = Box::pin(async move { late_body(&gateway, run.await) });
-            let mut response = Response::new(ReplyBody::Waiting(Box::new(Waiting::new(answer, every))));
+            let mut response = Response::new(ReplyBody::Waiting(Box::new(HeartbeatBody::new(answer, every))));
             let sse = HeaderValue::from_static("text/event-stream; charset=utf-8");
             headers.insert(header::CONTENT_TYPE, sse);
             write_stream_headers(&mut headers);
@@ -132,15 +133,15 @@ fn late_body(gateway: &Arc<Gateway>, exchanged: Exchanged) -> ReplyBody {
     match result {
         Ok((answer @ Answer::Stream { .. }, winner)) => relay(gateway, guard, winner, answer, &prepared).1,
         Ok((Answer::Whole(answer), winner)) if answer.head.status.is_client_error() => {
-            winner.watch.is_done();
+            winner.watch.close();
             guard.settle(Outcome::ClientError, Some("engine_rejected"));
-            let event = failure::engine_event(guard.record().dialect, &answer.body);
-            ReplyBody::Broken(BrokenOff::new(event), Box::new(guard))
+            let event = error_event::engine_event(guard.record().dialect, &answer.body);
+            ReplyBody::Broken(AbortingBody::new(event), Box::new(guard))
         }
         Ok((answer, winner)) => {
             let replica = Arc::clone(&winner.pick.replica.served.replica);
             let status = answer.status().as_u16();
-            winner.watch.is_done();
+            winner.watch.close();
             ReplyBody::failed(guard, &Failure::Replica(ReplicaFailure::Status { replica, status }))
         }
         Err(failed) => ReplyBody::failed(guard, &failed),
@@ -188,7 +189,7 @@ fn relay(
 
 fn whole(gateway: &Gateway, mut guard: RecordGuard, mut winner: Winner, answer: WholeAnswer) -> ReplyBody {
     let WholeAnswer { head, body } = answer;
-    winner.watch.is_done();
+    winner.watch.close();
     let now = gateway.clock.now();
     let status = head.status;
     if status.is_server_error() {
@@ -211,7 +212,7 @@ fn whole(gateway: &Gateway, mut guard: RecordGuard, mut winner: Winner, answer: 
             gateway.pins.remember(id, &winner.pick.replica.url);
         }
         winner.pick.learn(told.tokens);
-        note_told(record, &told);
+        record_facts(record, &told);
     }
     ReplyBody::Whole(Some(body), Some(Box::new(guard)))
 }
@@ -291,7 +292,7 @@ fn server_timing(record: &Record) -> Vec<u8> {
         value.extend_from_slice(time.stage.as_str().as_bytes());
         value.extend_from_slice(b";dur=");
         digits::millis(&mut value, time.duration);
-        if time.source == Source::Estimated {
+        if time.source == StageSource::Estimated {
             value.extend_from_slice(b";desc=\"estimated\"");
         }
     }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use crate::admission::RouteQueue;
 use crate::config::{Config, ModelMatch, Route, Slo};
 use crate::error::Failure;
-use crate::fleet::registry::PoolState;
+use crate::fleet::pool::PoolState;
 use crate::record::SloBounds;
 use crate::request::chain::ChainSeed;
 use crate::request::tenant::Tenants;

@@ -1,12 +1,12 @@
 //! The data listener: accepts connections and serves HTTP/1.1 and HTTP/2 on them.
 //!
-//! HTTP/2 comes by ALPN under TLS and by prior knowledge in clear text. Every wait is bounded: the handshake,
-//! a head from its first byte, the time between requests. What becomes of a request is not decided here.
+//! HTTP/2 by ALPN under TLS and by prior knowledge in clear text. Every wait is bounded: the handshake, a head from its
+//! first byte, the time between requests. What a request is answered with is up to a [`Handler`].
 
-mod aside;
-mod farewell;
-pub mod phase;
-pub mod refused;
+mod bad_request_head;
+mod independently_woken;
+mod lingering_close;
+mod phase;
 pub mod tls;
 
 use std::convert::Infallible;
@@ -29,64 +29,64 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use self::aside::Aside;
-use self::phase::{ConnectionPhase, PhaseIo};
-use self::refused::HeadFault;
+pub use self::bad_request_head::HeadFault;
+use self::independently_woken::IndependentlyWoken;
+use self::phase::{BusyBody, ConnectionPhase, PhaseDeadlines, PhaseIo};
 use self::tls::TlsSlot;
 use crate::clock::Clock;
 use crate::config::Server;
 
-/// Ends one response from outside: its connection (HTTP/1.1) or its stream (HTTP/2).
+/// Cancelled to end one response: closes its connection (HTTP/1.1) or resets its stream (HTTP/2).
 pub type KillSwitch = Arc<CancellationToken>;
 
-/// What answers requests. One call per request, on the connection's task (HTTP/1.1) or the stream's (HTTP/2).
-pub trait Answer: Clone + Send + Sync + 'static {
-    /// Body of the responses.
-    type Body: http_body::Body<Data = Bytes, Error: Into<Box<dyn std::error::Error + Send + Sync>>>
+/// Handles requests, one call each, on the connection's task (HTTP/1.1) or the stream's (HTTP/2).
+pub trait Handler: Clone + Send + Sync + 'static {
+    /// Body of its responses.
+    type Body: hyper::body::Body<Data = Bytes, Error: Into<Box<dyn std::error::Error + Send + Sync>>>
         + Send
         + 'static;
 
-    /// Answers one request, whose response `kill` ends from outside. Infallible: a failure is a response.
-    fn answer(
+    /// Responds to one request; cancelling `kill` ends the response. Infallible: a failure is a response.
+    fn handle(
         &self,
         request: Request<Incoming>,
         kill: KillSwitch,
     ) -> impl Future<Output = Response<Self::Body>> + Send;
 
-    /// Answers what never became a request: its head could not be read.
-    fn refuse(&self, fault: HeadFault) -> Response<Bytes>;
+    /// Responds to a head that could not be parsed.
+    fn reject(&self, fault: HeadFault) -> Response<Bytes>;
 
-    /// A connection was opened; the value is kept until it closes.
+    /// A connection was opened; the returned guard is dropped when it closes.
     fn opened(&self) -> Box<dyn Send>;
 }
 
-/// Everything that an accept loop needs.
+/// Settings and shared state of an accept loop.
 #[derive(Clone, Debug)]
 pub struct Serving {
-    /// Timeouts and limits.
-    pub limits: Limits,
-    /// TLS, reloadable; `None` is clear text.
+    /// Timeouts and the number of connections.
+    pub limits: ConnectionLimits,
+    /// Reloadable certificates; `None` is clear text.
     pub tls: Option<Arc<TlsSlot>>,
-    /// Time.
+    /// Clock of the connection phases.
     pub clock: Clock,
-    /// Holds every connection's task.
+    /// Owner of the connections' tasks.
     pub tracker: TaskTracker,
-    /// Drain began: HTTP/2 connections get a GOAWAY.
+    /// The drain began: HTTP/2 connections get a GOAWAY.
     pub draining: CancellationToken,
-    /// The delay is over: idle connections close.
+    /// The drain delay is over: idle connections close.
     pub closing: CancellationToken,
 }
 
 /// Limits of `[server]` that the listener enforces.
 #[derive(Clone, Copy, Debug)]
-pub struct Limits {
+pub struct ConnectionLimits {
     header_timeout: Duration,
     keep_alive: Duration,
     tls_handshake_timeout: Duration,
     max_connections: usize,
 }
 
-impl From<&Server> for Limits {
+impl From<&Server> for ConnectionLimits {
     fn from(server: &Server) -> Self {
         Self {
             header_timeout: server.header_timeout,
@@ -98,41 +98,37 @@ impl From<&Server> for Limits {
 }
 
 tokio::task_local! {
-    /// Those of the HTTP/2 stream whose task this is.
-    static SIGNALS: Signals;
+    /// Signals of the HTTP/2 stream that the current task serves.
+    static SIGNALS: StreamSignals;
 }
 
-/// What the listener and a response tell each other.
+/// Signals of a response to the listener.
 #[derive(Clone, Debug)]
-struct Signals {
-    /// To the listener: end it.
+struct StreamSignals {
+    /// End the response.
     kill: KillSwitch,
-    /// To the listener: hyper has all of it, only the client is waited for. HTTP/2 only.
+    /// hyper has the whole response, only the client has yet to take it. HTTP/2 only.
     handed: Option<Arc<CancellationToken>>,
 }
 
-/// Binds the port. `SO_REUSEADDR` for quick restarts; with `is_shared` also `SO_REUSEPORT`, so that several
-/// processes or accept loops can share it.
+/// Binds a port with `SO_REUSEADDR`, for quick restarts.
 ///
 /// # Errors
-/// What the operating system said, mostly that the port is in use.
-pub fn bind(addr: SocketAddr, is_shared: bool) -> io::Result<TcpListener> {
+/// Error of `bind` or `listen`, mostly that the port is in use.
+pub fn bind(addr: SocketAddr) -> io::Result<TcpListener> {
     let socket = Socket::new(Domain::for_address(addr), Type::STREAM, Some(Protocol::TCP))?;
     socket.set_reuse_address(true)?;
-    if is_shared {
-        socket.set_reuse_port(true)?;
-    }
     socket.set_nonblocking(true)?;
     socket.bind(&addr.into())?;
     socket.listen(BACKLOG)?;
     TcpListener::from_std(socket.into())
 }
 
-/// Accepts connections until `stop`.
-pub async fn accept_loop<A: Answer>(
+/// Accepts connections until `stop` is cancelled.
+pub async fn accept_loop<H: Handler>(
     listener: TcpListener,
     serving: Serving,
-    answer: A,
+    handler: H,
     stop: CancellationToken,
 ) {
     let free = Arc::new(Semaphore::new(serving.limits.max_connections));
@@ -142,8 +138,8 @@ pub async fn accept_loop<A: Answer>(
             () = stop.cancelled() => return,
             next = next_connection(&listener, &free) => next,
         };
-        let accepted = Accepted::new(&serving, &answer, permit);
-        // A first event must not wait for Nagle.
+        let accepted = Accepted::new(&serving, &handler, permit);
+        // Nagle's algorithm would delay the first event.
         let _ = socket.set_nodelay(true);
         match &serving.tls {
             None => serving.tracker.spawn(serve_stream(socket, accepted)),
@@ -152,39 +148,39 @@ pub async fn accept_loop<A: Answer>(
     }
 }
 
-/// What one connection is served with, and what it holds until it closes.
-struct Accepted<A> {
+/// An accepted connection: what serves it, and the guards that it holds until it closes.
+struct Accepted<H> {
     serving: Serving,
-    answer: A,
+    handler: H,
     phase: Arc<ConnectionPhase>,
     _permit: Option<OwnedSemaphorePermit>,
     _open: Box<dyn Send>,
 }
 
-impl<A: Answer> Accepted<A> {
-    fn new(serving: &Serving, answer: &A, permit: Option<OwnedSemaphorePermit>) -> Self {
+impl<H: Handler> Accepted<H> {
+    fn new(serving: &Serving, handler: &H, permit: Option<OwnedSemaphorePermit>) -> Self {
         Self {
             serving: serving.clone(),
-            answer: answer.clone(),
+            handler: handler.clone(),
             phase: Arc::new(ConnectionPhase::new(serving.clock, serving.clock.now())),
             _permit: permit,
-            _open: answer.opened(),
+            _open: handler.opened(),
         }
     }
 }
 
-/// The next connection and its permit of `free`. Cancel-safe: either is returned or not taken.
+/// The next connection and its permit of `free`. Cancel-safe: both are returned or neither is taken.
 pub async fn next_connection(
     listener: &TcpListener,
     free: &Arc<Semaphore>,
 ) -> (TcpStream, Option<OwnedSemaphorePermit>) {
-    // Past the limit the backlog waits; the semaphore is never closed.
+    // Past the limit, connections wait in the socket's backlog. The semaphore is never closed.
     let permit = Arc::clone(free).acquire_owned().await.ok();
     loop {
         match listener.accept().await {
             Ok((socket, _)) => return (socket, permit),
             Err(error) => {
-                // EMFILE and its like stay for a while: do not spin.
+                // EMFILE and the like persist for a while: do not spin.
                 tracing::warn!(%error, "accept failed");
                 tokio::time::sleep(ACCEPT_BACK_OFF).await;
             }
@@ -192,7 +188,7 @@ pub async fn next_connection(
     }
 }
 
-async fn serve_tls<A: Answer>(socket: TcpStream, tls: Arc<TlsSlot>, accepted: Accepted<A>) {
+async fn serve_tls<H: Handler>(socket: TcpStream, tls: Arc<TlsSlot>, accepted: Accepted<H>) {
     let limits = &accepted.serving.limits;
     // The first head is due from accept, so a handshake cannot take longer than that.
     let bound = limits.tls_handshake_timeout.min(limits.header_timeout);
@@ -203,68 +199,69 @@ async fn serve_tls<A: Answer>(socket: TcpStream, tls: Arc<TlsSlot>, accepted: Ac
     }
 }
 
-/// The life of a connection. The whole task is this one future: each level of futures around it would cost every event
-/// of its streams a cache line.
-async fn serve_stream<A, S>(stream: S, accepted: Accepted<A>)
+/// Serves one connection to its end. Its task is this one future: each level of futures around it would cost every
+/// event of its streams a cache line.
+async fn serve_stream<H, S>(stream: S, accepted: Accepted<H>)
 where
-    A: Answer,
+    H: Handler,
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let Accepted { serving, answer, phase, _permit, _open } = accepted;
-    let refusing = answer.clone();
-    let explain = Arc::new(move |fault| refusing.refuse(fault));
+    let Accepted { serving, handler, phase, _permit, _open } = accepted;
+    let rejecting = handler.clone();
+    let explain = Arc::new(move |fault| rejecting.reject(fault));
     let io = TokioIo::new(PhaseIo::new(stream, Arc::clone(&phase), explain));
     let kill = KillSwitch::default();
     let connection_kill = Arc::clone(&kill);
     let service_phase = Arc::clone(&phase);
     let service = hyper::service::service_fn(move |request: Request<Incoming>| {
-        let (busy, answer) = (ConnectionPhase::request(&service_phase), answer.clone());
+        let (busy, handler) = (ConnectionPhase::request(&service_phase), handler.clone());
         let kill = Arc::clone(&connection_kill);
         async move {
-            // The stream's own over HTTP/2, the connection's over HTTP/1.1.
-            let signals = SIGNALS.try_with(Signals::clone).unwrap_or(Signals { kill, handed: None });
-            let response = answer.answer(request, signals.kill).await;
+            // Per stream over HTTP/2, per connection over HTTP/1.1.
+            let signals =
+                SIGNALS.try_with(StreamSignals::clone).unwrap_or(StreamSignals { kill, handed: None });
+            let response = handler.handle(request, signals.kill).await;
             if response.headers().contains_key(header::CONNECTION) {
                 busy.last();
             }
-            Ok::<_, Infallible>(response.map(|body| phase::BusyBody::new(body, busy, signals.handed)))
+            Ok::<_, Infallible>(response.map(|body| BusyBody::new(body, busy, signals.handed)))
         }
     });
     let builder =
         builder(StreamExecutor { tracker: serving.tracker.clone(), linger: serving.limits.keep_alive });
     let connection = builder.serve_connection(io, service);
     tokio::pin!(connection);
-    // A connection that comes after the delay is served its 503, and closed by that response.
-    let mut left = Left { goaway: false, close: serving.closing.is_cancelled() };
+    // A connection accepted after the drain delay gets a 503, which closes it.
+    let mut announced = Announced { goaway: false, close: serving.closing.is_cancelled() };
     loop {
-        let mut aside = Aside::new(interruption(&serving, &phase, &kill, left));
+        let mut interruption = IndependentlyWoken::new(interruption(&serving, &phase, &kill, announced));
         let happened = poll_fn(|cx| match connection.as_mut().poll(cx) {
             Poll::Ready(_) => Poll::Ready(Interruption::End),
-            Poll::Pending => aside.poll(cx),
+            Poll::Pending => interruption.poll(cx),
         });
         match happened.await {
             Interruption::End => return,
-            Interruption::GoAway => left.goaway = true,
-            Interruption::Close => left.close = true,
+            Interruption::GoAway => announced.goaway = true,
+            Interruption::Close => announced.close = true,
         }
         connection.as_mut().graceful_shutdown();
     }
 }
 
-/// What a connection was told already.
+/// Steps of the drain that were announced to a connection.
 #[derive(Clone, Copy)]
-struct Left {
+struct Announced {
     goaway: bool,
     close: bool,
 }
 
-/// What happens to a connection from outside.
+/// What ends or drains a connection from outside.
 enum Interruption {
-    /// It is killed, or a bound passed.
+    /// It was killed, or a deadline of its phase passed.
     End,
-    /// The drain began: HTTP/2 is told now, HTTP/1.1 by `connection: close`.
+    /// The drain began: a GOAWAY over HTTP/2; HTTP/1.1 responses carry `connection: close`.
     GoAway,
-    /// The delay is over.
+    /// The drain delay is over.
     Close,
 }
 
@@ -272,29 +269,29 @@ async fn interruption(
     serving: &Serving,
     phase: &ConnectionPhase,
     kill: &KillSwitch,
-    left: Left,
+    announced: Announced,
 ) -> Interruption {
-    let bounds = serving.limits.into();
+    let deadlines = serving.limits.into();
     let overdue = async {
-        while let Some(at) = phase.next_check(&bounds) {
+        while let Some(at) = phase.next_check(&deadlines) {
             tokio::time::sleep_until(serving.clock.instant(at)).await;
         }
     };
-    let leave = async {
+    let goaway = async {
         serving.draining.cancelled().await;
         phase.http2().await;
     };
-    // Every arm only waits; which of them was first is all that is told.
+    // Every arm only waits, so all are cancel-safe.
     tokio::select! {
         () = kill.cancelled() => Interruption::End,
         () = overdue => Interruption::End,
-        () = leave, if !left.goaway => Interruption::GoAway,
-        () = serving.closing.cancelled(), if !left.close => Interruption::Close,
+        () = goaway, if !announced.goaway => Interruption::GoAway,
+        () = serving.closing.cancelled(), if !announced.close => Interruption::Close,
     }
 }
 
-impl From<Limits> for phase::Bounds {
-    fn from(limits: Limits) -> Self {
+impl From<ConnectionLimits> for PhaseDeadlines {
+    fn from(limits: ConnectionLimits) -> Self {
         Self { header: limits.header_timeout, idle: limits.keep_alive }
     }
 }
@@ -304,7 +301,7 @@ fn builder(streams: StreamExecutor) -> auto::Builder<StreamExecutor> {
     builder
         .http1()
         .timer(TokioTimer::new())
-        // Ours counts from the first byte of a head; hyper's would also close idle connections.
+        // `ConnectionPhase` counts from the first byte of a head; hyper's timer would also close idle connections.
         .header_read_timeout(None)
         .max_headers(MAX_HEADERS)
         .max_buf_size(BUFFER);
@@ -321,13 +318,12 @@ fn builder(streams: StreamExecutor) -> auto::Builder<StreamExecutor> {
     builder
 }
 
-/// Spawns the tasks of HTTP/2 streams, each with signals of its own: dropping such a task resets its stream and
-/// leaves the others alone.
+/// Spawns a task per HTTP/2 stream, each with its own signals: dropping the task resets that stream only.
 #[derive(Clone, Debug)]
 struct StreamExecutor {
     tracker: TaskTracker,
-    /// For the client to take what is left of an answer that hyper has whole. (Over HTTP/1.1 `keep_alive` runs
-    /// from there by itself; here it cannot, because other streams keep the connection busy.)
+    /// Time for the client to take the rest of a response once hyper has all of it. (Over HTTP/1.1 `keep_alive`
+    /// covers this; here other streams keep the connection busy.)
     linger: Duration,
 }
 
@@ -337,14 +333,14 @@ where
 {
     fn execute(&self, stream: F) {
         let (kill, handed) = (KillSwitch::default(), Arc::new(CancellationToken::new()));
-        let signals = Signals { kill: Arc::clone(&kill), handed: Some(Arc::clone(&handed)) };
+        let signals = StreamSignals { kill: Arc::clone(&kill), handed: Some(Arc::clone(&handed)) };
         let linger = self.linger;
         let lingered = async move {
             handed.cancelled().await;
             tokio::time::sleep(linger).await;
         };
         self.tracker.spawn(SIGNALS.scope(signals, async move {
-            // Whichever comes first ends the task.
+            // The first to complete ends the task.
             tokio::select! {
                 () = kill.cancelled() => {}
                 () = lingered => {}

@@ -1,8 +1,8 @@
-//! In which phase a connection is, and when it has to be over.
+//! Connection phases and deadlines.
 //!
-//! A head has `header_timeout` from its first byte (the first one: from accept); a connection between requests
-//! has `keep_alive`. hyper has one timer for both, so the phases are followed here: an IO wrapper sees the
-//! first byte after an idle time, the service sees the head complete, a body wrapper sees the response end.
+//! Reading a head may take `header_timeout` from its first byte (the first head: from accept); idling between requests
+//! `keep_alive`. hyper has one timer for both, so phases are tracked here: an IO wrapper sees the first byte after an
+//! idle time, the service sees the complete head, a body wrapper sees the end of the response.
 
 use std::io;
 use std::pin::Pin;
@@ -12,43 +12,43 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Buf;
-use http_body::{Body, Frame, SizeHint};
+use hyper::body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_util::sync::CancellationToken;
 
-use super::farewell::Farewell;
-use super::refused::{Explain, Refusals};
+use super::bad_request_head::{Explain, RejectionRewriter};
+use super::lingering_close::LingeringClose;
 use crate::clock::{Clock, Stamp};
 
-/// Phase of one connection, written by its IO and its requests.
+/// Phase of one connection, updated by its IO and its requests.
 #[derive(Debug)]
-pub struct ConnectionPhase {
+pub(super) struct ConnectionPhase {
     clock: Clock,
     requests: AtomicU32,
     is_reading_head: AtomicBool,
-    /// Cancelled when the preface of HTTP/2 was read.
+    /// Cancelled when the HTTP/2 preface was read.
     http2: CancellationToken,
-    /// Bytes of it that were read so far (it may come in pieces); past its length when it is none.
+    /// Matched bytes of the preface, which may arrive in pieces; `usize::MAX` after a mismatch.
     preface: AtomicUsize,
     has_served: AtomicBool,
-    is_leaving: AtomicBool,
+    is_closing: AtomicBool,
+    /// Start of the current phase.
     since: AtomicU64,
 }
 
-/// The two bounds.
+/// Deadlines of the two phases.
 #[derive(Clone, Copy, Debug)]
-pub struct Bounds {
-    /// For a head.
+pub(super) struct PhaseDeadlines {
+    /// For reading a head.
     pub header: Duration,
-    /// Between requests.
+    /// For idling between requests.
     pub idle: Duration,
 }
 
 impl ConnectionPhase {
-    /// A connection: its first head is due since it was accepted.
-    #[must_use]
-    pub fn new(clock: Clock, accepted: Stamp) -> Self {
+    /// A new connection: its first head is due `header` after `accepted`.
+    pub(super) fn new(clock: Clock, accepted: Stamp) -> Self {
         Self {
             clock,
             requests: AtomicU32::new(0),
@@ -56,43 +56,42 @@ impl ConnectionPhase {
             http2: CancellationToken::new(),
             preface: AtomicUsize::new(0),
             has_served: AtomicBool::new(false),
-            is_leaving: AtomicBool::new(false),
+            is_closing: AtomicBool::new(false),
             since: AtomicU64::new(accepted.as_nanos()),
         }
     }
 
-    /// A head is complete; the connection is busy until the guard is dropped.
+    /// A head is complete: the connection is busy until the guard is dropped.
     #[must_use]
-    pub fn request(this: &Arc<Self>) -> Busy {
+    pub(super) fn request(this: &Arc<Self>) -> Busy {
         this.requests.fetch_add(1, Ordering::Relaxed);
         this.has_served.store(true, Ordering::Relaxed);
         this.is_reading_head.store(false, Ordering::Relaxed);
         Busy(Arc::clone(this))
     }
 
-    /// The answer says that the connection closes: its client may still be sending what nobody will read.
-    fn leaves(&self) {
-        self.is_leaving.store(true, Ordering::Relaxed);
+    /// The response closes the connection while its client may still be sending.
+    fn closes(&self) {
+        self.is_closing.store(true, Ordering::Relaxed);
     }
 
-    /// Returns as soon as it is known that the client speaks HTTP/2; for other clients never.
-    pub async fn http2(&self) {
+    /// Waits for the HTTP/2 preface; never returns for an HTTP/1.1 client.
+    pub(super) async fn http2(&self) {
         self.http2.cancelled().await;
     }
 
-    /// When to look again; `None` when a bound was passed.
-    #[must_use]
-    pub fn next_check(&self, bounds: &Bounds) -> Option<Stamp> {
+    /// When to check again; `None` when a deadline has passed.
+    pub(super) fn next_check(&self, deadlines: &PhaseDeadlines) -> Option<Stamp> {
         let now = self.clock.now();
         if self.requests.load(Ordering::Relaxed) > 0 {
-            return Some(now.after(bounds.header));
+            return Some(now.after(deadlines.header));
         }
         let since = Stamp::from_nanos(self.since.load(Ordering::Relaxed));
         if self.is_reading_head.load(Ordering::Relaxed) {
-            return Some(since.after(bounds.header)).filter(|at| *at > now);
+            return Some(since.after(deadlines.header)).filter(|at| *at > now);
         }
-        // A head may begin while we sleep, so never sleep past its bound.
-        Some(since.after(bounds.idle)).filter(|at| *at > now).map(|at| at.min(now.after(bounds.header)))
+        // A head may begin meanwhile: check again before it can be overdue.
+        Some(since.after(deadlines.idle)).filter(|at| *at > now).map(|at| at.min(now.after(deadlines.header)))
     }
 
     fn is_between_requests(&self) -> bool {
@@ -128,14 +127,14 @@ impl ConnectionPhase {
     }
 }
 
-/// One request on a connection.
+/// Keeps a connection busy with one request.
 #[derive(Debug)]
-pub struct Busy(Arc<ConnectionPhase>);
+pub(super) struct Busy(Arc<ConnectionPhase>);
 
 impl Busy {
-    /// It is the connection's last.
-    pub fn last(&self) {
-        self.0.leaves();
+    /// This is the connection's last request.
+    pub(super) fn last(&self) {
+        self.0.closes();
     }
 }
 
@@ -159,7 +158,7 @@ pin_project! {
 
 impl<B> BusyBody<B> {
     /// Wraps a body; `handed` is cancelled when its last frame goes to hyper.
-    pub fn new(body: B, busy: Busy, handed: Option<Arc<CancellationToken>>) -> Self {
+    pub(super) fn new(body: B, busy: Busy, handed: Option<Arc<CancellationToken>>) -> Self {
         Self { body, busy, handed }
     }
 }
@@ -191,21 +190,21 @@ impl<B: Body<Data: Buf>> Body for BusyBody<B> {
 }
 
 pin_project! {
-    /// Tells the phase what is read, and has hyper's bare refusals replaced; changes nothing else.
+    /// Reports reads to the phase and replaces hyper's bare rejections.
     #[derive(Debug)]
     pub struct PhaseIo<S> {
         #[pin]
         stream: S,
         phase: Arc<ConnectionPhase>,
-        refusals: Refusals,
-        farewell: Farewell,
+        rewriter: RejectionRewriter,
+        close: LingeringClose,
     }
 }
 
 impl<S> PhaseIo<S> {
-    /// Wraps a stream.
-    pub fn new(stream: S, phase: Arc<ConnectionPhase>, explain: Explain) -> Self {
-        Self { stream, phase, refusals: Refusals::new(explain), farewell: Farewell::default() }
+    /// Wraps a stream; `explain` makes the responses to rejected heads.
+    pub(super) fn new(stream: S, phase: Arc<ConnectionPhase>, explain: Explain) -> Self {
+        Self { stream, phase, rewriter: RejectionRewriter::new(explain), close: LingeringClose::default() }
     }
 }
 
@@ -221,18 +220,22 @@ impl<S: AsyncRead> AsyncRead for PhaseIo<S> {
     }
 }
 
-/// The length of a refusal of hyper's own that was taken over: the connection's last answer.
+/// Length of a replaced rejection, which is the connection's last response.
 #[inline]
-fn take_over(phase: &ConnectionPhase, refusals: &mut Refusals, bufs: &[io::IoSlice<'_>]) -> Option<usize> {
-    let length = if phase.is_between_requests() { refusals.take_over(bufs)? } else { return None };
-    phase.leaves();
+fn take_over(
+    phase: &ConnectionPhase,
+    rewriter: &mut RejectionRewriter,
+    bufs: &[io::IoSlice<'_>],
+) -> Option<usize> {
+    let length = if phase.is_between_requests() { rewriter.take_over(bufs)? } else { return None };
+    phase.closes();
     Some(length)
 }
 
 impl<S: AsyncRead + AsyncWrite> AsyncWrite for PhaseIo<S> {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         let this = self.project();
-        match take_over(this.phase, this.refusals, &[io::IoSlice::new(buf)]) {
+        match take_over(this.phase, this.rewriter, &[io::IoSlice::new(buf)]) {
             Some(length) => Poll::Ready(Ok(length)),
             None => this.stream.poll_write(cx, buf),
         }
@@ -240,14 +243,14 @@ impl<S: AsyncRead + AsyncWrite> AsyncWrite for PhaseIo<S> {
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let mut this = self.project();
-        ready!(this.refusals.poll_written(this.stream.as_mut(), cx))?;
+        ready!(this.rewriter.poll_written(this.stream.as_mut(), cx))?;
         this.stream.poll_flush(cx)
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let mut this = self.project();
-        ready!(this.refusals.poll_written(this.stream.as_mut(), cx))?;
-        this.farewell.poll(this.stream, cx, this.phase.is_leaving.load(Ordering::Relaxed))
+        ready!(this.rewriter.poll_written(this.stream.as_mut(), cx))?;
+        this.close.poll(this.stream, cx, this.phase.is_closing.load(Ordering::Relaxed))
     }
 
     fn poll_write_vectored(
@@ -256,7 +259,7 @@ impl<S: AsyncRead + AsyncWrite> AsyncWrite for PhaseIo<S> {
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let this = self.project();
-        match take_over(this.phase, this.refusals, bufs) {
+        match take_over(this.phase, this.rewriter, bufs) {
             Some(length) => Poll::Ready(Ok(length)),
             None => this.stream.poll_write_vectored(cx, bufs),
         }
@@ -267,14 +270,15 @@ impl<S: AsyncRead + AsyncWrite> AsyncWrite for PhaseIo<S> {
     }
 }
 
-/// What an HTTP/2 client sends first (RFC 9113 §3.4).
+/// HTTP/2 client preface (RFC 9113 §3.4).
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const BOUNDS: Bounds = Bounds { header: Duration::from_secs(10), idle: Duration::from_secs(75) };
+    const DEADLINES: PhaseDeadlines =
+        PhaseDeadlines { header: Duration::from_secs(10), idle: Duration::from_secs(75) };
 
     fn begun() -> ConnectionPhase {
         let clock = Clock::start();
@@ -289,9 +293,9 @@ mod tests {
     async fn the_first_head_is_due_from_accept() {
         let phase = begun();
         pass(9).await;
-        assert!(phase.next_check(&BOUNDS).is_some());
+        assert!(phase.next_check(&DEADLINES).is_some());
         pass(1).await;
-        assert!(phase.next_check(&BOUNDS).is_none());
+        assert!(phase.next_check(&DEADLINES).is_none());
     }
 
     #[tokio::test(start_paused = true)]
@@ -299,22 +303,22 @@ mod tests {
         let phase = Arc::new(begun());
         drop(ConnectionPhase::request(&phase));
         pass(60).await;
-        assert!(phase.next_check(&BOUNDS).is_some());
+        assert!(phase.next_check(&DEADLINES).is_some());
         phase.read(b"POST ");
         pass(9).await;
-        assert!(phase.next_check(&BOUNDS).is_some());
+        assert!(phase.next_check(&DEADLINES).is_some());
         pass(1).await;
-        assert!(phase.next_check(&BOUNDS).is_none());
+        assert!(phase.next_check(&DEADLINES).is_none());
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_busy_connection_has_no_bound_here() {
+    async fn a_busy_connection_has_no_deadline_here() {
         let phase = Arc::new(begun());
         let busy = ConnectionPhase::request(&phase);
         pass(3600).await;
-        assert!(phase.next_check(&BOUNDS).is_some());
+        assert!(phase.next_check(&DEADLINES).is_some());
         drop(busy);
         pass(75).await;
-        assert!(phase.next_check(&BOUNDS).is_none());
+        assert!(phase.next_check(&DEADLINES).is_none());
     }
 }

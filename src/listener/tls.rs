@@ -1,16 +1,16 @@
 //! TLS of the data port: rustls from PEM files, reloadable, mutual where a client CA is given.
 //!
-//! A reload swaps the whole server configuration: new handshakes use the new certificate, open connections
-//! live on. Only TLS 1.2 with AEAD and TLS 1.3 exist in rustls.
+//! A reload swaps the whole server configuration: new handshakes use the new certificate, open connections go on.
+//! rustls has only TLS 1.3 and TLS 1.2 with AEAD.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use rustls::RootCertStore;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
-use rustls_pki_types::pem::PemObject;
-use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use thiserror::Error;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsAcceptor;
@@ -30,18 +30,18 @@ pub enum TlsError {
     /// A file cannot be read or is no PEM.
     #[error("{}: {why}", path.display())]
     File {
-        /// Which.
+        /// `cert`, `key` or `client_ca` of `server.tls`.
         path: PathBuf,
-        /// What is wrong.
+        /// Error of the PEM reader.
         why: String,
     },
-    /// Key and certificate do not fit, or the like.
+    /// Key and certificate do not match, or rustls refuses them.
     #[error("{0}")]
     Config(#[from] rustls::Error),
 }
 
 impl TlsSlot {
-    /// Reads the files.
+    /// Reads certificate, key and client CA.
     ///
     /// # Errors
     /// [`TlsError`] with the file and what to mend.
@@ -58,10 +58,10 @@ impl TlsSlot {
         Ok(())
     }
 
-    /// One handshake. The caller bounds its time.
+    /// One server handshake; the caller sets the timeout.
     ///
     /// # Errors
-    /// What rustls or the socket said.
+    /// Error of rustls or the socket.
     pub async fn accept(&self, socket: TcpStream) -> std::io::Result<TlsStream<TcpStream>> {
         TlsAcceptor::from(self.current.load_full()).accept(socket).await
     }

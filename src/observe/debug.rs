@@ -1,4 +1,4 @@
-//! `Debug` of types that hold handles to counters and queues: there is nothing in them to print.
+//! `Debug` for types that hold only handles to counters and queues.
 
 use std::fmt;
 

@@ -1,7 +1,7 @@
-//! The last decisions, for `/api/decisions`: why did this request go there?
+//! The last routing decisions, for `/api/decisions`.
 //!
-//! Keeps records, not copies: a record is whole, so that the page can set the prediction beside what came of it. At
-//! most one ring a second: nobody reads more, and the memory of a record that is not kept is used again at once.
+//! Keeps whole records, so that the page can compare predictions with results. At most one ring's worth of records is
+//! kept per second, so that under load most records' memory is reused at once.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -11,18 +11,18 @@ use parking_lot::Mutex;
 
 use crate::record::Record;
 
-/// A ring of records whose request was routed.
+/// The last [`KEPT`] records with a decision.
 #[derive(Default)]
 pub struct Decisions(Mutex<VecDeque<Arc<Record>>>);
 
 impl Decisions {
-    /// Takes a record in, if a decision was made for it.
+    /// Adds a record, if a decision was made for it.
     pub fn record(&self, record: &Arc<Record>) {
         let Some(decision) = &record.decision else { return };
-        // Of a flood only some are explained, about as many as are kept.
+        // Under load only some decisions list their candidates; those replace the others.
         let is_explained = decision.predicted_ttft.is_none() || !decision.weighed.is_empty();
         let mut ring = self.0.lock();
-        let is_young = |oldest: &Arc<Record>| record.at.end.since(oldest.at.end) < RING_LASTS;
+        let is_young = |oldest: &Arc<Record>| record.at.end.since(oldest.at.end) < MIN_RING_AGE;
         if ring.len() >= KEPT && (!is_explained || ring.front().is_some_and(is_young)) {
             return;
         }
@@ -33,15 +33,14 @@ impl Decisions {
         drop(oldest);
     }
 
-    /// The kept ones, newest first.
-    #[must_use]
+    /// Newest first.
     pub fn latest(&self) -> Vec<Arc<Record>> {
         self.0.lock().iter().rev().cloned().collect()
     }
 }
 
 const KEPT: usize = 200;
-const RING_LASTS: Duration = Duration::from_secs(1);
+const MIN_RING_AGE: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
 mod tests {
@@ -49,7 +48,7 @@ mod tests {
     use crate::clock::Stamp;
     use crate::observe::fixture;
 
-    /// Whose decision says why the others lost, or not.
+    /// A record whose decision lists its candidates, or not.
     fn record(ended_ms: u64, is_explained: bool) -> Arc<Record> {
         let mut record = fixture::stream();
         record.at.end = Stamp::default().after(Duration::from_millis(ended_ms));

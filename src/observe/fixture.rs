@@ -1,10 +1,10 @@
-//! A plausible record for the unit tests of this module.
+//! Records for the unit tests of this room.
 
 use std::time::Duration;
 
 use crate::clock::Stamp;
 use crate::record::{
-    Attempt, DecisionSummary, Moments, Outcome, Record, Served, SloBounds, TokenCounts, Weighed,
+    Attempt, DecisionSummary, Moments, Opening, Outcome, Record, Served, TokenCounts, Weighed,
 };
 use crate::request::class::Class;
 use crate::request::dialect::Dialect;
@@ -43,28 +43,25 @@ fn attempt() -> Attempt {
 
 /// A good chat stream: read 10 ms, TTFT 200 ms, 1 s of decode, 1.3 s in all.
 pub(crate) fn stream() -> Record {
-    Record {
+    let trace_id = 0x1234_5678_9abc_def0_1234_5678_9abc_def0;
+    let trace =
+        Trace { trace_id, root: 0xb2, parent: None, sampled: None, sampled_upstream: false, state: None };
+    let opening = Opening {
         request_id: "req-1".into(),
-        trace: Trace {
-            trace_id: 0x1234_5678_9abc_def0_1234_5678_9abc_def0,
-            root: 0xb2,
-            parent: None,
-            sampled: None,
-            sampled_upstream: false,
-            state: None,
-        },
+        trace,
         dialect: Dialect::Chat,
         path: "/v1/chat/completions".into(),
+        head: at(1000),
+    };
+    Record {
         route: "llama".into(),
         model: "llama".into(),
         tenant: "acme".into(),
         slo_class: "interactive".into(),
-        slo: SloBounds::default(),
         class: Class::Short,
         is_stream: true,
         outcome: Outcome::Ok,
         status: 200,
-        error: None,
         at: Moments {
             head: at(1000),
             read: Some(at(1010)),
@@ -76,8 +73,6 @@ pub(crate) fn stream() -> Record {
             last_token: Some(at(2210)),
             end: at(2300),
         },
-        held: Duration::ZERO,
-        relay_blocked: Duration::ZERO,
         attempts: vec![attempt()],
         decision: Some(DecisionSummary {
             policy: "latency",
@@ -93,15 +88,12 @@ pub(crate) fn stream() -> Record {
         content_events: 21,
         longest_gap: Duration::from_millis(80),
         longest_gap_at: Some(at(1500)),
-        itl_missed: None,
-        degraded_from: None,
-        engine: None,
-        stage_budget: None,
         response_model: Some("llama".into()),
         response_id: Some("chatcmpl-1".into()),
         finish_reasons: vec!["stop".into()],
         bytes_in: 500,
         bytes_out: 9000,
+        ..Record::open(opening)
     }
 }
 

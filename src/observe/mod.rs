@@ -1,23 +1,23 @@
-//! Observers: they read first tokens, gaps and records, and never speak back to the line.
+//! Observers of the data path: they read first tokens, gaps and records, and never influence a request.
 //!
-//! [`Observer`] is the one door: the data path calls it, and it tells metrics, latency windows, the decision ring,
-//! the access log and spans. Every call is synchronous, short and bounded; what cannot keep up drops and counts.
-//! Nothing here decides anything about a request.
+//! [`Observer`] is the entry point; it feeds metrics, latency windows, the decision ring, the access log and spans. Every
+//! call is synchronous, short and bounded; an observer that cannot keep up drops and counts.
 
-pub mod access_log;
-pub mod attributes;
+mod access_log;
+mod attributes;
 mod debug;
-pub mod decisions;
+mod decisions;
 mod engine_spans;
 #[cfg(test)]
 mod fixture;
-pub mod judgement;
+pub(crate) mod judgement;
 pub mod metrics;
-pub mod record_guard;
+pub mod otlp;
+pub(crate) mod record_guard;
 pub mod rfc3339;
-pub mod slo;
+pub(crate) mod slo;
 pub mod spans;
-pub mod stages;
+pub(crate) mod stages;
 pub mod windows;
 
 use std::io;
@@ -26,29 +26,31 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
-use self::access_log::AccessLog;
+use self::access_log::AccessLogger;
 use self::decisions::Decisions;
 pub use self::engine_spans::EngineSpansError;
 use self::engine_spans::{EngineSpans, Settled};
 use self::judgement::Judgement;
 use self::metrics::{BuildInfo, Metrics, StreamKey};
-use self::spans::{Background, Seen, Spans, SpansError};
+use self::otlp::{Collector, CollectorError};
+use self::spans::{Seen, Spans};
 use self::windows::{Measure, WindowKey, Windows};
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::record::{FirstToken, Gaps, Record};
 use crate::request::trace_context::{Trace, trace_of};
 
-/// A further reader, registered before the first request: drift detection, the demo's table.
+/// A further observer, registered before the first request: drift detection, the demo's table.
 pub trait Tap: Send + Sync {
-    /// A request's first content event.
+    /// Called at a request's first content event.
     fn first_token(&self, _first: &FirstToken) {}
-    /// Gaps of a stream that `replica` serves.
+    /// Called with gaps of a stream that `replica` serves.
     fn gaps(&self, _replica: &Arc<str>, _gaps: &Gaps<'_>) {}
-    /// A request's end.
+    /// Called at a request's end.
     fn record(&self, record: &Record);
-    /// Whether the trace of an ended request is of interest.
+    /// Whether to keep the trace of an ended request.
     fn wants_trace(&self, _record: &Record) -> bool {
         false
     }
@@ -57,25 +59,34 @@ pub trait Tap: Send + Sync {
 /// Why observation cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum ObserveError {
-    /// The access log cannot be opened.
+    /// `telemetry.access_log` cannot be opened.
     #[error("access log: {0}")]
     AccessLog(#[from] io::Error),
-    /// Spans cannot be exported.
+    /// Nothing can be exported to the collector.
     #[error(transparent)]
-    Spans(#[from] SpansError),
+    Collector(#[from] CollectorError),
     /// Spans of engines cannot be received.
     #[error(transparent)]
     EngineSpans(#[from] EngineSpansError),
 }
 
+/// Where background tasks of the observers run.
+#[derive(Clone, Debug)]
+pub struct Background {
+    /// The runtime of telemetry, probes and the admin port.
+    pub runtime: tokio::runtime::Handle,
+    /// Awaited at shutdown.
+    pub tasks: TaskTracker,
+}
+
 /// What observers need of the process.
 #[derive(Clone)]
 pub struct Surroundings {
-    /// The process' clock.
+    /// The clock that the data path stamps with.
     pub clock: Clock,
-    /// What runs.
+    /// Version and revision of this binary.
     pub build: BuildInfo,
-    /// Where background work runs.
+    /// Runtime and tracker of background tasks.
     pub background: Background,
 }
 
@@ -84,7 +95,8 @@ pub struct Observer {
     metrics: Arc<Metrics>,
     windows: Arc<Windows>,
     decisions: Decisions,
-    access_log: Option<Arc<AccessLog>>,
+    access_log: Option<Arc<AccessLogger>>,
+    collector: Option<Collector>,
     spans: Option<Arc<Spans>>,
     settled: Arc<Settled>,
     engine_spans: Option<EngineSpans>,
@@ -103,18 +115,18 @@ impl Observer {
         let Surroundings { clock, build, background } = around;
         let metrics = Arc::new(Metrics::new(config, build, clock));
         let telemetry = &config.telemetry;
-        let access_log = AccessLog::start(&telemetry.access_log, clock, &metrics)?.map(Arc::new);
-        let spans = match &telemetry.otlp {
-            Some(otlp) => {
-                let rules = (otlp, &telemetry.sampling);
-                Some(Arc::new(Spans::start(rules, build, clock, &background, &metrics)?))
-            }
-            None => None,
-        };
+        let access_log = AccessLogger::start(&telemetry.access_log, clock, &metrics)?.map(Arc::new);
+        let collector =
+            telemetry.otlp.as_ref().map(|otlp| Collector::new(otlp, build, &background)).transpose()?;
+        let spans = collector
+            .as_ref()
+            .map(|collector| Spans::start(collector, &telemetry.sampling, clock, &background, &metrics))
+            .transpose()?
+            .map(Arc::new);
         let (windows, decisions) = (Arc::new(Windows::default()), Decisions::default());
         let stop = CancellationToken::new();
         if spans.is_some() {
-            let tails = learn_tails(Arc::clone(&windows), clock, stop.clone());
+            let tails = update_p99(Arc::clone(&windows), clock, stop.clone());
             background.tasks.spawn_on(tails, &background.runtime);
         }
         let settled = Arc::new(Settled {
@@ -125,8 +137,7 @@ impl Observer {
         let engine_spans = telemetry
             .engine_spans
             .map(|config| {
-                let config = (config, telemetry.otlp.as_ref());
-                EngineSpans::start(config, &settled, clock, &background, &stop)
+                EngineSpans::start(config.listen, collector.as_ref(), &settled, clock, &background, &stop)
             })
             .transpose()?;
         Ok(Self {
@@ -134,6 +145,7 @@ impl Observer {
             windows,
             decisions,
             access_log,
+            collector,
             spans,
             settled,
             engine_spans,
@@ -144,58 +156,52 @@ impl Observer {
         })
     }
 
-    /// Registers a further reader.
+    /// Registers a further observer.
     pub fn add_tap(&mut self, tap: Arc<dyn Tap>) {
         self.taps = self.taps.iter().cloned().chain([tap]).collect();
     }
 
-    /// The metrics, for counters that are not about one request.
-    #[must_use]
+    /// Metrics, for counters that do not come from records.
     pub fn metrics(&self) -> &Arc<Metrics> {
         &self.metrics
     }
 
-    /// Latency windows.
-    #[must_use]
+    /// The OTLP collector, where one is configured.
+    pub fn collector(&self) -> Option<&Collector> {
+        self.collector.as_ref()
+    }
+
+    /// Latency percentiles of the last minute, five minutes and hour.
     pub fn windows(&self) -> &Windows {
         &self.windows
     }
 
-    /// The last decisions.
-    #[must_use]
+    /// The ring of the last routing decisions.
     pub fn decisions(&self) -> &Decisions {
         &self.decisions
     }
 
-    /// The clock that stamps are of.
-    #[must_use]
+    /// The clock of all stamps.
     pub fn clock(&self) -> Clock {
         self.clock
     }
 
-    /// The trace context of a request.
-    #[must_use]
+    /// Trace context of a request: the client's, else a new one, with our sampling decision.
     pub fn trace_of(&self, headers: &http::HeaderMap) -> Trace {
-        let of_spans = self.spans.as_ref().map(|spans| spans.routine_share());
-        // Engines export spans of marked traces only, also where we export none.
-        let of_engines = self.engine_spans.as_ref().map(|_| self.routine_at_start);
-        trace_of(headers, of_spans.or(of_engines))
+        let share_of_spans = self.spans.as_ref().map(|spans| spans.routine_share());
+        // Engines export spans of sampled traces only, so traces are marked even where we export none.
+        let share_of_engines = self.engine_spans.as_ref().map(|_| self.routine_at_start);
+        trace_of(headers, share_of_spans.or(share_of_engines))
     }
 
-    /// Where engines export their spans to, if they may.
-    #[must_use]
+    /// Bound address of the receiver of engines' spans.
     pub fn engine_spans_address(&self) -> Option<SocketAddr> {
         self.engine_spans.as_ref().map(|spans| spans.address)
     }
 
-    /// Where the gaps of a stream go; resolved once a stream, at its first token.
-    #[must_use]
+    /// The series that a stream's gaps belong to; resolved once per stream, at its first token.
     pub fn stream_series(&self, key: &StreamKey) -> StreamSeries {
-        let window = WindowKey {
-            route: Arc::clone(&key.route),
-            model: Arc::clone(&key.model),
-            revision: Arc::clone(&key.revision),
-        };
+        let window = WindowKey::new(&key.route, &key.model, &key.revision);
         StreamSeries {
             metrics: self.metrics.stream_series(key),
             windows: self.windows.series(&window),
@@ -205,14 +211,10 @@ impl Observer {
         }
     }
 
-    /// A request's first content event.
+    /// Observes a request's first content event.
     pub fn first_token(&self, first: &FirstToken) {
         self.metrics.first_token(first);
-        let key = WindowKey {
-            route: Arc::clone(&first.route),
-            model: Arc::clone(&first.model),
-            revision: Arc::clone(&first.served.revision),
-        };
+        let key = WindowKey::new(&first.route, &first.model, &first.served.revision);
         let ttft = std::iter::once(first.ttft);
         self.windows.series(&key).observe(Measure::Ttft, ttft, self.clock.now());
         for tap in &*self.taps {
@@ -220,7 +222,7 @@ impl Observer {
         }
     }
 
-    /// A request's end.
+    /// Observes a request's end.
     pub fn record(&self, record: &Arc<Record>) {
         let judgement = Judgement::of(record);
         let is_tail = self.note_duration(record);
@@ -240,21 +242,17 @@ impl Observer {
         }
     }
 
-    /// Takes a duration in; returns whether the request is among the slowest of its series.
+    /// Adds the duration to its window; returns whether the request is beyond the p99 of its series.
     fn note_duration(&self, record: &Record) -> bool {
         let Some(served) = record.served() else { return false };
-        let key = WindowKey {
-            route: Arc::clone(&record.route),
-            model: Arc::clone(&record.model),
-            revision: Arc::clone(&served.revision),
-        };
+        let key = WindowKey::new(&record.route, &record.model, &served.revision);
         let series = self.windows.series(&key);
         let is_tail = series.is_beyond_p99(record.ttft(), record.duration());
         series.observe(Measure::Duration, std::iter::once(record.duration()), record.at.end);
         is_tail
     }
 
-    /// Takes what may change in a running process: sampling rules.
+    /// Applies what a reload may change: SLO targets and sampling rules.
     pub fn reconfigure(&self, config: &Config) {
         self.metrics.set_targets(config);
         if let Some(spans) = &self.spans {
@@ -262,17 +260,17 @@ impl Observer {
         }
     }
 
-    /// Reopens the access log's file, for log rotation.
+    /// Reopens the access log's file, for rotation.
     pub fn reopen(&self) {
         if let Some(log) = &self.access_log {
             log.reopen();
         }
     }
 
-    /// Writes and exports what is queued, for at most about twice `limit`.
+    /// Writes and exports queued data, for at most about twice `limit`.
     pub async fn shutdown(self: &Arc<Self>, limit: Duration) {
         self.stop.cancel();
-        // First of all, because what waited for its engine has a line to write.
+        // First, because records that wait for their engine's spans still have a line to log.
         if let Some(engine_spans) = &self.engine_spans {
             engine_spans.give_up();
         }
@@ -285,31 +283,31 @@ impl Observer {
         if let Some(spans) = &self.spans {
             spans.shutdown(limit).await;
         }
-        // A writer that panicked has nothing left to flush.
+        // An error means that the flush panicked: nothing left to do.
         let _ = log.await;
     }
 }
 
-/// Looks where the tails begin, until told to stop.
-async fn learn_tails(windows: Arc<Windows>, clock: Clock, stop: CancellationToken) {
-    while stop.run_until_cancelled(tokio::time::sleep(LEARN_TAILS_EVERY)).await.is_some() {
-        windows.learn_tails(clock.now());
+/// Updates the p99 of every series until `stop` is cancelled.
+async fn update_p99(windows: Arc<Windows>, clock: Clock, stop: CancellationToken) {
+    while stop.run_until_cancelled(tokio::time::sleep(P99_INTERVAL)).await.is_some() {
+        windows.update_p99(clock.now());
     }
 }
 
-const LEARN_TAILS_EVERY: Duration = Duration::from_secs(5);
+const P99_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Takes the gaps of one stream.
+/// Observes the gaps of one stream.
 pub struct StreamSeries {
-    metrics: Arc<metrics::StreamSeries>,
-    windows: Arc<windows::Series>,
+    metrics: Arc<metrics::StreamHistograms>,
+    windows: Arc<windows::WindowSeries>,
     taps: Arc<[Arc<dyn Tap>]>,
     replica: Arc<str>,
     clock: Clock,
 }
 
 impl StreamSeries {
-    /// Observes a batch of gaps.
+    /// Observes gaps in metrics, windows and taps.
     pub fn gaps(&self, gaps: &Gaps<'_>) {
         self.metrics.gaps(gaps);
         self.windows.gaps(gaps, self.clock.now());

@@ -1,23 +1,18 @@
-//! The record in the making: travels with its request and reports it exactly once, from its drop.
+//! Guard that emits a request's record exactly once, from its drop.
 //!
-//! It moves from the service future into the response body. Wherever it is dropped (complete, client gone,
-//! replica gone, panic), the request has ended and the observers get the record.
+//! It moves from the service future into the response body. Wherever it is dropped (complete, client gone, replica gone,
+//! panic), the request has ended and the observers get the record.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
-use crate::clock::{Clock, Stamp};
+use crate::clock::Clock;
 use crate::error::Failure;
 use crate::observe::Observer;
 use crate::observe::metrics::GaugeGuard;
-use crate::record::{Moments, Outcome, Record, SloBounds, TokenCounts};
-use crate::request::class::Class;
-use crate::request::dialect::Dialect;
-use crate::request::trace_context::Trace;
-use crate::units::Tokens;
+use crate::record::{Opening, Outcome, Record};
 
-/// A [`Record`] that reports itself.
+/// A [`Record`] under construction.
 #[derive(Debug)]
 pub struct RecordGuard {
     record: Option<Arc<Record>>,
@@ -29,64 +24,13 @@ pub struct RecordGuard {
     _inflight: GaugeGuard,
 }
 
-/// What is known when the head of a request was parsed.
-#[derive(Debug)]
-pub struct Opening {
-    /// `x-request-id`
-    pub request_id: Arc<str>,
-    /// Trace context.
-    pub trace: Trace,
-    /// API that is spoken.
-    pub dialect: Dialect,
-    /// Path on the allow-list.
-    pub path: Arc<str>,
-    /// When the head was parsed.
-    pub head: Stamp,
-}
-
 impl RecordGuard {
     /// Begins the record of a request.
     #[must_use]
     pub fn open(opening: Opening, observer: &Arc<Observer>, clock: Clock, open: &Arc<AtomicU64>) -> Self {
         open.fetch_add(1, Ordering::Relaxed);
-        let none: Arc<str> = "none".into();
-        let record = Record {
-            request_id: opening.request_id,
-            trace: opening.trace,
-            dialect: opening.dialect,
-            path: opening.path,
-            route: Arc::clone(&none),
-            model: Arc::clone(&none),
-            tenant: Arc::clone(&none),
-            slo_class: none,
-            slo: SloBounds::default(),
-            class: Class::None,
-            is_stream: false,
-            outcome: Outcome::Canceled,
-            status: 499,
-            error: None,
-            at: Moments { head: opening.head, ..Moments::default() },
-            held: Duration::ZERO,
-            relay_blocked: Duration::ZERO,
-            attempts: Vec::new(),
-            decision: None,
-            tokens: TokenCounts::default(),
-            estimated_input: Tokens(0),
-            content_events: 0,
-            longest_gap: Duration::ZERO,
-            longest_gap_at: None,
-            itl_missed: None,
-            degraded_from: None,
-            engine: None,
-            stage_budget: None,
-            response_id: None,
-            response_model: None,
-            finish_reasons: Vec::new(),
-            bytes_in: 0,
-            bytes_out: 0,
-        };
         Self {
-            record: Some(Arc::new(record)),
+            record: Some(Arc::new(Record::open(opening))),
             observer: Arc::clone(observer),
             clock,
             has_head: false,
@@ -96,32 +40,27 @@ impl RecordGuard {
         }
     }
 
-    /// The record; it is there until the drop.
+    /// The record so far.
     pub fn record(&mut self) -> &mut Record {
         let record = self.record.as_mut().and_then(Arc::get_mut);
-        record
-            .expect("invariant: the record leaves the journal only in its drop, and nobody shares it before")
+        record.expect("invariant: the record leaves its guard only in the drop, and is not shared before")
     }
 
-    /// The observers.
-    #[must_use]
     pub fn observer(&self) -> &Arc<Observer> {
         &self.observer
     }
 
-    /// Time.
-    #[must_use]
     pub fn clock(&self) -> Clock {
         self.clock
     }
 
-    /// The head goes out with this status: from now on a client that leaves does not change it.
+    /// The response head goes out with this status, which a client that leaves no longer changes.
     pub fn head_sent(&mut self, status: u16) {
         self.has_head = true;
         self.record().status = status;
     }
 
-    /// The request ended like this; the first word counts.
+    /// Sets how the request ended; only the first call has effect.
     pub fn settle(&mut self, outcome: Outcome, error: Option<&'static str>) {
         if !self.is_settled {
             self.is_settled = true;
@@ -131,7 +70,7 @@ impl RecordGuard {
         }
     }
 
-    /// The request ended with a failure of ours.
+    /// Sets a failure as the end of the request; only the first end has effect.
     pub fn fail(&mut self, failure: &Failure) {
         self.settle(Outcome::of(failure), Some(failure.code()));
     }

@@ -1,9 +1,8 @@
-//! Whether a request met its SLO: pure, from the record alone.
+//! Whether a request met its SLO; pure.
 //!
-//! Goodput counts what met every bound that could be measured for it. A request that failed or was refused never
-//! counts as good, however fast; the client's own errors count in neither direction, nor does a stream that its
-//! client left before a bound was missed. A miss also has a stage: where most of the time went that the missed bound
-//! is about. Does not know where bounds come from.
+//! Goodput counts requests that met every bound measurable for them. Failed and refused requests are misses; client
+//! errors are not counted, nor are streams that the client left before a bound was missed. A miss is blamed on the stage
+//! with the largest share of the time that the missed bound covers.
 
 use std::time::Duration;
 
@@ -12,26 +11,20 @@ use smallvec::SmallVec;
 use super::stages::{Stage, StageTime};
 use crate::record::{Outcome, Record};
 
-/// Why an SLO was missed; the first of these in order (label `reason`).
+/// Why the SLO was missed: the first that applies, in this order (label `reason`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Missed {
-    /// No answer, or a broken one.
+    /// No response, or a broken one.
     Error,
-    /// The gateway refused.
     Refused,
-    /// Time to first token.
     Ttft,
-    /// Inter-token latency.
     Itl,
-    /// Mean time per output token.
     Tpot,
-    /// The whole request.
     E2e,
 }
 
 impl Missed {
-    /// The label's value.
-    #[must_use]
+    /// Value of the label `reason`.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Error => "error",
@@ -44,26 +37,23 @@ impl Missed {
     }
 }
 
-/// The verdict on one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
-    /// Every bound that could be measured was met.
+pub enum SloVerdict {
+    /// Every measurable bound was met.
     Met,
-    /// At least one was not, or there was no good answer.
     Missed(Missed),
-    /// Says nothing about the gateway or the fleet.
+    /// The client's own error or early leave.
     NotCounted,
 }
 
-/// Judges an ended request.
-#[must_use]
-pub fn verdict(record: &Record) -> Verdict {
+/// Compares an ended request with its bounds.
+pub(crate) fn verdict(record: &Record) -> SloVerdict {
     match record.outcome {
-        Outcome::Failed => Verdict::Missed(Missed::Error),
-        Outcome::Refused => Verdict::Missed(Missed::Refused),
-        Outcome::ClientError => Verdict::NotCounted,
-        Outcome::Ok => missed_bound(record).map_or(Verdict::Met, Verdict::Missed),
-        Outcome::Canceled => missed_bound(record).map_or(Verdict::NotCounted, Verdict::Missed),
+        Outcome::Failed => SloVerdict::Missed(Missed::Error),
+        Outcome::Refused => SloVerdict::Missed(Missed::Refused),
+        Outcome::ClientError => SloVerdict::NotCounted,
+        Outcome::Ok => missed_bound(record).map_or(SloVerdict::Met, SloVerdict::Missed),
+        Outcome::Canceled => missed_bound(record).map_or(SloVerdict::NotCounted, SloVerdict::Missed),
     }
 }
 
@@ -85,21 +75,20 @@ fn missed_bound(record: &Record) -> Option<Missed> {
     }
 }
 
-/// TTFT; for a client that left without one, how long it had waited: leaving late does not hide a miss.
+/// TTFT; for a client that left without one, the time it had waited.
 fn waited_for_first_token(record: &Record) -> Option<Duration> {
-    let gave_up = record.outcome == Outcome::Canceled && record.is_stream && record.at.first_token.is_none();
-    if gave_up { Some(record.at.end.since(record.at.read?)) } else { record.ttft() }
+    let has_left = record.outcome == Outcome::Canceled && record.is_stream && record.at.first_token.is_none();
+    if has_left { Some(record.at.end.since(record.at.read?)) } else { record.ttft() }
 }
 
-/// The stage in which most of the time went that a missed bound is about.
-#[must_use]
-pub fn blamed(record: &Record, missed: Missed, stages: &[StageTime]) -> Option<Stage> {
+/// The longest of the stages that a missed bound covers.
+pub(crate) fn blamed(record: &Record, missed: Missed, stages: &[StageTime]) -> Option<Stage> {
     match missed {
         Missed::Error | Missed::Refused | Missed::E2e => longest(stages, |_| true),
         Missed::Ttft => longest(stages, Stage::is_before_first_token),
-        // Gaps that a client held up are in no percentile.
+        // Gaps blocked by the client are in no percentile.
         Missed::Itl => Some(Stage::Decode),
-        // From the first to the last token there is nothing but tokens and a client that does not take them.
+        // Between the first and the last token there are only decoding and a blocking client.
         Missed::Tpot => {
             let decode = stages.iter().find(|time| time.stage == Stage::Decode)?;
             Some(if record.relay_blocked > decode.duration { Stage::Relay } else { Stage::Decode })
@@ -107,9 +96,8 @@ pub fn blamed(record: &Record, missed: Missed, stages: &[StageTime]) -> Option<S
     }
 }
 
-/// The stages that took more than the route's budget gives them, in order.
-#[must_use]
-pub fn over_budget(record: &Record, stages: &[StageTime]) -> SmallVec<[Stage; 4]> {
+/// Stages that exceeded the route's budget, in order.
+pub(crate) fn over_budget(record: &Record, stages: &[StageTime]) -> SmallVec<[Stage; 4]> {
     let Some(budget) = &record.stage_budget else { return SmallVec::new() };
     let is_over = |time: &&StageTime| budget.share(time.stage).is_some_and(|share| time.duration > share);
     stages.iter().filter(is_over).map(|time| time.stage).collect()
@@ -143,15 +131,15 @@ mod tests {
     fn verdicts() {
         use Missed::{E2e, Error, Refused, Tpot, Ttft};
         let table = [
-            (record(Outcome::Ok, 200, 100, 2000), Verdict::Met),
-            (record(Outcome::Ok, 199, 1, 1), Verdict::Missed(Ttft)),
-            (record(Outcome::Ok, 200, 99, 1), Verdict::Missed(Tpot)),
-            (record(Outcome::Ok, 200, 100, 1000), Verdict::Missed(E2e)),
-            (record(Outcome::Failed, 1, 1, 1), Verdict::Missed(Error)),
-            (record(Outcome::Refused, 1, 1, 1), Verdict::Missed(Refused)),
-            (record(Outcome::ClientError, 1, 1, 1), Verdict::NotCounted),
-            (record(Outcome::Canceled, 200, 100, 2000), Verdict::NotCounted),
-            (record(Outcome::Canceled, 100, 100, 2000), Verdict::Missed(Ttft)),
+            (record(Outcome::Ok, 200, 100, 2000), SloVerdict::Met),
+            (record(Outcome::Ok, 199, 1, 1), SloVerdict::Missed(Ttft)),
+            (record(Outcome::Ok, 200, 99, 1), SloVerdict::Missed(Tpot)),
+            (record(Outcome::Ok, 200, 100, 1000), SloVerdict::Missed(E2e)),
+            (record(Outcome::Failed, 1, 1, 1), SloVerdict::Missed(Error)),
+            (record(Outcome::Refused, 1, 1, 1), SloVerdict::Missed(Refused)),
+            (record(Outcome::ClientError, 1, 1, 1), SloVerdict::NotCounted),
+            (record(Outcome::Canceled, 200, 100, 2000), SloVerdict::NotCounted),
+            (record(Outcome::Canceled, 100, 100, 2000), SloVerdict::Missed(Ttft)),
         ];
         for (i, (record, expected)) in table.iter().enumerate() {
             assert_eq!(verdict(record), *expected, "case {i}");
@@ -162,33 +150,33 @@ mod tests {
     fn a_missed_percentile_comes_after_ttft_and_before_tpot() {
         let mut slow = record(Outcome::Ok, 200, 1, 1);
         slow.itl_missed = Some(99);
-        assert_eq!(verdict(&slow), Verdict::Missed(Missed::Itl));
+        assert_eq!(verdict(&slow), SloVerdict::Missed(Missed::Itl));
         slow.slo.ttft = Some(Duration::from_millis(199));
-        assert_eq!(verdict(&slow), Verdict::Missed(Missed::Ttft));
+        assert_eq!(verdict(&slow), SloVerdict::Missed(Missed::Ttft));
     }
 
     #[test]
-    fn a_miss_is_put_down_to_the_longest_stage_of_what_was_missed() {
+    fn a_miss_is_blamed_on_the_longest_stage_that_its_bound_covers() {
         let mut record = fixture::stream();
-        let told = |record: &Record, missed| blamed(record, missed, &stages(record));
-        assert_eq!(told(&record, Missed::Ttft), Some(Stage::Prefill));
-        assert_eq!(told(&record, Missed::Tpot), Some(Stage::Decode));
-        assert_eq!(told(&record, Missed::E2e), Some(Stage::Decode));
+        let blame = |record: &Record, missed| blamed(record, missed, &stages(record));
+        assert_eq!(blame(&record, Missed::Ttft), Some(Stage::Prefill));
+        assert_eq!(blame(&record, Missed::Tpot), Some(Stage::Decode));
+        assert_eq!(blame(&record, Missed::E2e), Some(Stage::Decode));
         record.relay_blocked = Duration::from_millis(900);
-        assert_eq!(told(&record, Missed::Itl), Some(Stage::Decode));
-        assert_eq!(told(&record, Missed::Tpot), Some(Stage::Relay));
+        assert_eq!(blame(&record, Missed::Itl), Some(Stage::Decode));
+        assert_eq!(blame(&record, Missed::Tpot), Some(Stage::Relay));
         record.engine = Some(EngineTimes {
             queue: Some(Duration::from_millis(150)),
             first_token: Some(Duration::from_millis(190)),
             ..EngineTimes::default()
         });
-        assert_eq!(told(&record, Missed::Ttft), Some(Stage::EngineQueue));
+        assert_eq!(blame(&record, Missed::Ttft), Some(Stage::EngineQueue));
         record.at.routed = None;
-        assert_eq!(told(&record, Missed::Refused), Some(Stage::Route));
+        assert_eq!(blame(&record, Missed::Refused), Some(Stage::Route));
     }
 
     #[test]
-    fn stages_over_their_share_are_named() {
+    fn stages_over_their_budget_are_listed() {
         let mut record = fixture::stream();
         assert!(over_budget(&record, &stages(&record)).is_empty(), "no budget, nothing over it");
         let mut budget = StageBudget::default();
@@ -205,13 +193,13 @@ mod tests {
         unary.is_stream = false;
         unary.at.first_token = None;
         unary.at.last_token = None;
-        assert_eq!(verdict(&unary), Verdict::Met);
+        assert_eq!(verdict(&unary), SloVerdict::Met);
     }
 
     #[test]
     fn a_client_that_waits_past_the_bound_and_leaves_counts_as_a_miss() {
         let mut left = record(Outcome::Canceled, 500, 1000, 9000);
         left.at.first_token = None;
-        assert_eq!(verdict(&left), Verdict::Missed(Missed::Ttft));
+        assert_eq!(verdict(&left), SloVerdict::Missed(Missed::Ttft));
     }
 }

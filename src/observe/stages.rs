@@ -1,9 +1,8 @@
-//! Where the time went: a record cut into stages. Pure.
+//! Time of a request by stage; pure.
 //!
-//! The stages of a request follow each other without a hole from its head to its end, so that their sum is its
-//! duration, however it ended: what is left goes to the stage in which it ended. The wait for the first token is cut by
-//! the engine's own figures where it told them, else by what was learned of it, else it is all `prefill`; only
-//! the first of these is `measured`.
+//! Stages are contiguous from head to end, so they add up to the duration however the request ended: the rest goes to
+//! the stage in which it ended. The wait for the first token is split by the engine's reported times (`measured`), else
+//! by the predicted ones, else it is all `prefill` (both `estimated`).
 
 use std::time::Duration;
 
@@ -11,20 +10,18 @@ use smallvec::SmallVec;
 
 use crate::clock::Stamp;
 use crate::record::{EngineTimes, ExpectedWait, Record};
-pub use crate::stage::Stage;
+pub(crate) use crate::stage::Stage;
 
-/// Whether a duration was seen or inferred (label `source`).
+/// Whether a duration was measured or inferred (label `source`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Source {
-    /// Between two stamps of ours, or told by the engine.
+pub enum StageSource {
+    /// Between two stamps of ours, or reported by the engine.
     Measured,
-    /// Inferred from outside.
     Estimated,
 }
 
-impl Source {
-    /// The label's value.
-    #[must_use]
+impl StageSource {
+    /// Value of the label `source`.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Measured => "measured",
@@ -36,22 +33,18 @@ impl Source {
 /// One stage of one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StageTime {
-    /// Which.
     pub stage: Stage,
-    /// How long.
     pub duration: Duration,
-    /// How it is known.
-    pub source: Source,
+    pub source: StageSource,
 }
 
 /// The stages of one request, each at most once.
-pub type StageTimes = SmallVec<[StageTime; 9]>;
+pub(crate) type StageTimes = SmallVec<[StageTime; 9]>;
 
 /// The stages that a request reached, in order.
-#[must_use]
-pub fn stages(record: &Record) -> StageTimes {
+pub(crate) fn stages(record: &Record) -> StageTimes {
     let at = &record.at;
-    let mut walk = Walk { cursor: at.head, end: at.end, times: StageTimes::new() };
+    let mut cursor = StageCursor { at: at.head, end: at.end, times: StageTimes::new() };
     let before_the_engine = [
         (Stage::Read, at.read),
         (Stage::Admit, at.admitted),
@@ -59,50 +52,49 @@ pub fn stages(record: &Record) -> StageTimes {
         (Stage::Connect, at.connected),
     ];
     for (stage, reached) in before_the_engine {
-        let time = walk.until(reached.unwrap_or(at.end));
-        walk.push(stage, time, Source::Measured);
+        let time = cursor.until(reached.unwrap_or(at.end));
+        cursor.push(stage, time, StageSource::Measured);
         if reached.is_none() {
-            return walk.times;
+            return cursor.times;
         }
     }
     if at.first_token.is_some() || record.is_stream {
-        stream(record, &mut walk);
+        stream(record, &mut cursor);
     } else {
-        unary(record, &mut walk);
+        unary(record, &mut cursor);
     }
-    walk.times
+    cursor.times
 }
 
-/// The parts of the wait for a first token that came, for whoever asks before the end.
-#[must_use]
-pub fn at_the_engine(record: &Record) -> StageTimes {
+/// Stages from the connection to the first token, available before the request ends; empty without a first token.
+pub(crate) fn at_the_engine(record: &Record) -> StageTimes {
     let at = &record.at;
     let (Some(connected), Some(first)) = (at.connected, at.first_token) else { return StageTimes::new() };
-    let mut walk = Walk { cursor: connected, end: first, times: StageTimes::new() };
+    let mut cursor = StageCursor { at: connected, end: first, times: StageTimes::new() };
     let expected = record.attempts.last().and_then(|attempt| attempt.expected);
-    let wait = walk.until(first);
-    walk.wait(wait, record.engine.as_ref(), expected);
-    walk.times
+    let wait = cursor.until(first);
+    cursor.wait(wait, record.engine.as_ref(), expected);
+    cursor.times
 }
 
-/// A wait for the first token, then tokens and the client's turns. One that got no token waited until its end.
-fn stream(record: &Record, walk: &mut Walk) {
+/// Wait for the first token, decoding, relaying. Without a token the wait lasts until the end.
+fn stream(record: &Record, cursor: &mut StageCursor) {
     let at = &record.at;
-    let wait = walk.until(at.first_token.unwrap_or(at.end));
+    let wait = cursor.until(at.first_token.unwrap_or(at.end));
     let expected = record.attempts.last().and_then(|attempt| attempt.expected);
-    walk.wait(wait, record.engine.as_ref(), expected);
+    cursor.wait(wait, record.engine.as_ref(), expected);
     let Some(last) = at.last_token else { return };
-    let tokens = walk.until(last);
+    let tokens = cursor.until(last);
     let blocked = record.relay_blocked.min(tokens);
-    walk.push(Stage::Decode, tokens.saturating_sub(blocked), Source::Measured);
-    let rest = walk.until(at.end);
-    walk.push(Stage::Relay, blocked + rest, Source::Measured);
+    cursor.push(Stage::Decode, tokens.saturating_sub(blocked), StageSource::Measured);
+    let rest = cursor.until(at.end);
+    cursor.push(Stage::Relay, blocked + rest, StageSource::Measured);
 }
 
-/// The answer comes whole: without the engine's own figures its time there is one piece.
-fn unary(record: &Record, walk: &mut Walk) {
+/// A unary response: without the engine's reported times, its time there is one stage.
+fn unary(record: &Record, cursor: &mut StageCursor) {
     let at = &record.at;
-    let mut left = walk.until(at.first_byte.unwrap_or(at.end));
+    let mut left = cursor.until(at.first_byte.unwrap_or(at.end));
     if let Some(engine) = &record.engine {
         let figures = [
             (Stage::EngineQueue, engine.queue),
@@ -112,61 +104,61 @@ fn unary(record: &Record, walk: &mut Walk) {
         for (stage, figure) in figures {
             let Some(figure) = figure.map(|figure| figure.min(left)) else { continue };
             left = left.saturating_sub(figure);
-            walk.push(stage, figure, Source::Measured);
+            cursor.push(stage, figure, StageSource::Measured);
         }
     }
-    walk.push(Stage::EngineOther, left, Source::Measured);
+    cursor.push(Stage::EngineOther, left, StageSource::Measured);
     if at.first_byte.is_some() {
-        let rest = walk.until(at.end);
-        walk.push(Stage::Relay, rest, Source::Measured);
+        let rest = cursor.until(at.end);
+        cursor.push(Stage::Relay, rest, StageSource::Measured);
     }
 }
 
-/// From stamp to stamp, never backwards and never beyond the end.
-struct Walk {
-    cursor: Stamp,
+/// Advances from stamp to stamp, never backwards and never beyond the end.
+struct StageCursor {
+    at: Stamp,
     end: Stamp,
     times: StageTimes,
 }
 
-impl Walk {
+impl StageCursor {
     fn until(&mut self, next: Stamp) -> Duration {
-        let next = next.clamp(self.cursor, self.end.max(self.cursor));
-        let passed = next.since(self.cursor);
-        self.cursor = next;
+        let next = next.clamp(self.at, self.end.max(self.at));
+        let passed = next.since(self.at);
+        self.at = next;
         passed
     }
 
-    fn push(&mut self, stage: Stage, duration: Duration, source: Source) {
+    fn push(&mut self, stage: Stage, duration: Duration, source: StageSource) {
         self.times.push(StageTime { stage, duration, source });
     }
 
-    /// Cuts the wait for a first token.
+    /// Splits the wait for the first token.
     fn wait(&mut self, wait: Duration, engine: Option<&EngineTimes>, expected: Option<ExpectedWait>) {
-        if let Some((queue, prefill)) = engine.and_then(|told| Some((told.queue?, told.own_prefill()?))) {
+        if let Some((queue, prefill)) = engine.and_then(|times| Some((times.queue?, times.own_prefill()?))) {
             let queue = queue.min(wait);
             let prefill = prefill.min(wait - queue);
-            self.push(Stage::EngineQueue, queue, Source::Measured);
-            self.push(Stage::Prefill, prefill, Source::Measured);
-            self.push(Stage::EngineOther, wait - queue - prefill, Source::Measured);
+            self.push(Stage::EngineQueue, queue, StageSource::Measured);
+            self.push(Stage::Prefill, prefill, StageSource::Measured);
+            self.push(Stage::EngineOther, wait - queue - prefill, StageSource::Measured);
         } else if let Some(queue) = expected.map(|expected| queue_of(wait, expected)) {
-            self.push(Stage::EngineQueue, queue, Source::Estimated);
-            self.push(Stage::Prefill, wait - queue, Source::Estimated);
+            self.push(Stage::EngineQueue, queue, StageSource::Estimated);
+            self.push(Stage::Prefill, wait - queue, StageSource::Estimated);
         } else {
-            self.push(Stage::Prefill, wait, Source::Estimated);
+            self.push(Stage::Prefill, wait, StageSource::Estimated);
         }
     }
 }
 
 impl EngineTimes {
-    /// Time for the prompt: as told, or what the engine's own time to first token has beyond its queue.
+    /// Prefill time as reported, else TTFT − queue.
     fn own_prefill(&self) -> Option<Duration> {
         self.prefill.or_else(|| Some(self.first_token?.saturating_sub(self.queue.unwrap_or_default())))
     }
 }
 
-/// How much of a wait was the engine's queue, by what was expected. A wait near the expected one is cut in the expected
-/// ratio; what goes far beyond it no prompt explains: somebody else's work was in front.
+/// The queue's part of a wait: `share · min(wait, 1.5 · expected) + max(0, wait − 1.5 · expected)`, with
+/// `share = queue / (queue + prefill)` as expected. Time far beyond the prediction is other requests' work.
 fn queue_of(wait: Duration, expected: ExpectedWait) -> Duration {
     let whole = expected.queue + expected.prefill;
     if whole.is_zero() {
@@ -177,7 +169,7 @@ fn queue_of(wait: Duration, expected: ExpectedWait) -> Duration {
     (wait - explained + explained.mul_f64(share)).min(wait)
 }
 
-/// A prediction this far off is still its noise and no sign of a queue.
+/// Ratio of actual to predicted wait that is within the prediction's error.
 const NOISE: f64 = 1.5;
 
 #[cfg(test)]
@@ -218,8 +210,8 @@ mod tests {
     }
 
     #[test]
-    fn the_wait_for_the_first_token_is_cut_by_the_best_that_is_known() {
-        let told = |queue, prefill, first_token| EngineTimes {
+    fn the_wait_for_the_first_token_is_split_by_the_best_known_times() {
+        let reported = |queue, prefill, first_token| EngineTimes {
             queue: Some(ms(queue)),
             prefill,
             first_token: Some(ms(first_token)),
@@ -228,9 +220,9 @@ mod tests {
         let expected = |queue, prefill| Some(ExpectedWait { queue: ms(queue), prefill: ms(prefill) });
         // (engine's figures, expectation; engine_queue, prefill, engine_other in ms; source), of 195 ms.
         let cases = [
-            (Some(told(50, None, 150)), None, Some(50), 100, Some(45), "measured"),
-            (Some(told(50, Some(ms(90)), 150)), expected(1, 1), Some(50), 90, Some(55), "measured"),
-            (Some(told(500, None, 900)), None, Some(195), 0, Some(0), "measured"),
+            (Some(reported(50, None, 150)), None, Some(50), 100, Some(45), "measured"),
+            (Some(reported(50, Some(ms(90)), 150)), expected(1, 1), Some(50), 90, Some(55), "measured"),
+            (Some(reported(500, None, 900)), None, Some(195), 0, Some(0), "measured"),
             (Some(EngineTimes::default()), expected(0, 195), Some(0), 195, None, "estimated"),
             (None, expected(65, 130), Some(65), 130, None, "estimated"),
             (None, expected(130, 260), Some(65), 130, None, "estimated"),
@@ -254,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn a_whole_answer_is_the_engines_time_in_one_piece_or_as_it_tells() {
+    fn a_unary_response_is_one_engine_stage_or_split_by_reported_times() {
         let mut record = fixture::stream();
         record.is_stream = false;
         record.at.first_token = None;
@@ -282,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn however_a_request_ends_nothing_of_its_time_is_lost() {
+    fn stages_add_up_to_the_duration_however_a_request_ends() {
         let whole = fixture::stream().at;
         let reached = |n: usize| Moments {
             read: whole.read.filter(|_| n > 0),

@@ -1,53 +1,57 @@
-//! Percentiles of the last minute, five minutes and hour, by series.
+//! Percentiles over the last minute, five minutes and hour, by series; pure, time is an argument.
 //!
-//! Histogram buckets answer "how many were below 300 ms"; an operator in an incident asks "what is p99 now".
-//! Each series keeps HDR histograms (three digits) in time slots, which are merged on reading. A value is recorded once,
-//! in the slot of these ten seconds; when they are over, that slot goes into those of the longer windows. A slot is
-//! reused when its time comes again, so memory is bounded; so is the number of series. Knows no clock: time is an argument.
+//! Prometheus buckets answer "how many were below 300 ms"; an operator in an incident asks "what is p99 now". Each series
+//! keeps HDR histograms (three digits) in time slots that are merged on reading. A value is recorded in the current 10 s
+//! slot; full slots are added to the longer windows. Slots form rings and series are limited, so memory is bounded.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use dashmap::DashMap;
-use foldhash::fast::RandomState;
 use hdrhistogram::Histogram;
 use parking_lot::Mutex;
+use std::hash::RandomState;
 
 use crate::clock::Stamp;
-use crate::record::{Gaps, MOST_TOKENS_AN_EVENT};
+use crate::record::{Gaps, MAX_TOKENS_PER_EVENT};
 
-/// Which series a value belongs to.
+/// Labels of a series.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct WindowKey {
-    /// Route name.
+    /// Label `route`.
     pub route: Arc<str>,
-    /// Label-safe model name.
+    /// Label `model`.
     pub model: Arc<str>,
-    /// Revision.
+    /// Label `revision`, of the pool.
     pub revision: Arc<str>,
 }
 
-/// How far back to look.
+impl WindowKey {
+    /// The key with these labels.
+    pub fn new(route: &Arc<str>, model: &Arc<str>, revision: &Arc<str>) -> Self {
+        Self { route: Arc::clone(route), model: Arc::clone(model), revision: Arc::clone(revision) }
+    }
+}
+
+/// A look-back window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Window {
-    /// One minute.
+    /// `1m`: 6 slots of 10 s.
     Minute,
-    /// Five minutes.
+    /// `5m`: 5 slots of 1 min.
     FiveMinutes,
-    /// One hour.
+    /// `1h`: 12 slots of 5 min.
     Hour,
 }
 
 impl Window {
-    /// Parses `1m`, `5m` or `1h`.
-    #[must_use]
+    /// The window named `1m`, `5m` or `1h`.
     pub fn parse(text: &str) -> Option<Self> {
         [Self::Minute, Self::FiveMinutes, Self::Hour].into_iter().find(|window| window.as_str() == text)
     }
 
-    /// Its name in the admin API.
-    #[must_use]
+    /// Name in the admin API.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Minute => "1m",
@@ -55,71 +59,62 @@ impl Window {
             Self::Hour => "1h",
         }
     }
-
-    fn index(self) -> usize {
-        match self {
-            Self::Minute => 0,
-            Self::FiveMinutes => 1,
-            Self::Hour => 2,
-        }
-    }
 }
 
-/// What is measured.
+/// A measured latency.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Measure {
-    /// Time to first token.
+    /// From the last request byte to the first content event.
     Ttft,
-    /// Inter-chunk latency.
+    /// Gap between two content events.
     Icl,
-    /// Inter-token latency.
+    /// That gap, shared over the tokens of the later event.
     Itl,
-    /// Whole request.
+    /// From the head of a request to its end.
     Duration,
 }
 
-/// Percentiles of one measure in one window, in seconds.
+/// Percentiles of one measure in one window, in seconds; 0 without values.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Percentiles {
-    /// Values in the window.
+    /// Number of values in the window.
     pub count: u64,
-    /// Median.
+    /// Median, seconds.
     pub p50: f64,
-    /// 90th percentile.
+    /// 90th percentile, seconds.
     pub p90: f64,
-    /// 95th percentile.
+    /// 95th percentile, seconds.
     pub p95: f64,
-    /// 99th percentile.
+    /// 99th percentile, seconds.
     pub p99: f64,
-    /// 99.9th percentile.
+    /// 99.9th percentile, seconds.
     pub p999: f64,
-    /// Largest value.
+    /// Maximum, seconds.
     pub max: f64,
 }
 
-/// One series, read.
+/// Percentiles of one series in one window.
 #[derive(Clone, Debug)]
 pub struct SeriesView {
-    /// Which series.
+    /// Labels of the series.
     pub key: WindowKey,
-    /// Time to first token.
+    /// Of [`Measure::Ttft`].
     pub ttft: Percentiles,
-    /// Inter-chunk latency.
+    /// Of [`Measure::Icl`].
     pub icl: Percentiles,
-    /// Inter-token latency.
+    /// Of [`Measure::Itl`].
     pub itl: Percentiles,
-    /// Whole requests.
+    /// Of [`Measure::Duration`].
     pub duration: Percentiles,
 }
 
-/// All series.
+/// The series of all labels.
 #[derive(Default)]
-pub struct Windows(DashMap<WindowKey, Arc<Series>, RandomState>);
+pub struct Windows(DashMap<WindowKey, Arc<WindowSeries>, RandomState>);
 
 impl Windows {
-    /// The series of a key; one that is shared by all further keys once there are too many.
-    #[must_use]
-    pub fn series(&self, key: &WindowKey) -> Arc<Series> {
+    /// The series of a key; past [`MAX_SERIES`], new keys share one series labelled `other`.
+    pub fn series(&self, key: &WindowKey) -> Arc<WindowSeries> {
         if let Some(series) = self.0.get(key) {
             return Arc::clone(&series);
         }
@@ -132,19 +127,18 @@ impl Windows {
         Arc::clone(&self.0.entry(key).or_default())
     }
 
-    /// Finds the 99th percentiles that the tail of each series begins at: of five minutes where there is enough, else
-    /// of an hour. Merges histograms, so not for the data path.
-    pub fn learn_tails(&self, now: Stamp) {
+    /// Updates the p99 of each series: over five minutes where there are enough values, else over an hour. Merges
+    /// histograms, so not for the data path.
+    pub fn update_p99(&self, now: Stamp) {
         let all: Vec<_> = self.0.iter().map(|entry| Arc::clone(entry.value())).collect();
         for series in all {
-            series.learn_tail(now);
+            series.update_p99(now);
         }
     }
 
-    /// Every series that has values in the window that ends `now`, in order of its key.
-    #[must_use]
+    /// Every series with values in the window that ends `now`, ordered by key.
     pub fn read(&self, window: Window, now: Stamp) -> Vec<SeriesView> {
-        // Taken out first: merging histograms must not keep a shard of the map locked.
+        // Collected first: merging histograms must not keep a shard of the map locked.
         let all: Vec<_> = self.0.iter().map(|e| (e.key().clone(), Arc::clone(e.value()))).collect();
         let mut views: Vec<_> = all
             .into_iter()
@@ -164,29 +158,28 @@ impl Windows {
 
 /// The windows of one series.
 #[derive(Default)]
-pub struct Series {
+pub struct WindowSeries {
     ttft: Mutex<Rings>,
     icl: Mutex<Rings>,
     itl: Mutex<Rings>,
     duration: Mutex<Rings>,
-    tail: Tail,
+    p99: P99,
 }
 
-/// 99th percentiles as they last were, in nanoseconds.
-struct Tail {
+/// Nanoseconds at the last update; `u64::MAX` while unknown.
+struct P99 {
     ttft: AtomicU64,
     duration: AtomicU64,
 }
 
-impl Default for Tail {
+impl Default for P99 {
     fn default() -> Self {
-        // Nothing is beyond what is not known.
         Self { ttft: AtomicU64::new(u64::MAX), duration: AtomicU64::new(u64::MAX) }
     }
 }
 
-impl Series {
-    /// Takes a batch of gaps in: each is one ICL, and as many ITL as the later event has tokens, once they are known.
+impl WindowSeries {
+    /// Observes gaps: each is one ICL, and `n` ITL where the later event has `n` tokens.
     pub fn gaps(&self, gaps: &Gaps<'_>, now: Stamp) {
         if !gaps.gaps.is_empty() {
             self.observe(Measure::Icl, gaps.gaps.iter().map(|gap| gap.length), now);
@@ -195,39 +188,37 @@ impl Series {
         let mut shares = at_once.chain(gaps.late_itl.iter().copied()).peekable();
         if shares.peek().is_some() {
             let share = |(gap, tokens): (Duration, u32)| {
-                let tokens = tokens.min(MOST_TOKENS_AN_EVENT);
+                let tokens = tokens.min(MAX_TOKENS_PER_EVENT);
                 Some((gap.checked_div(tokens)?, tokens))
             };
             self.observe_each(Measure::Itl, shares.filter_map(share), now);
         }
     }
 
-    /// Whether a request was slower than the 99th percentile that [`Windows::learn_tails`] found last, to its first token
-    /// or in all.
-    #[must_use]
+    /// Whether TTFT or duration exceeds the p99 of the last [`Windows::update_p99`].
     pub fn is_beyond_p99(&self, ttft: Option<Duration>, duration: Duration) -> bool {
         let beyond =
             |value: Duration, p99: &AtomicU64| value > Duration::from_nanos(p99.load(Ordering::Relaxed));
-        ttft.is_some_and(|ttft| beyond(ttft, &self.tail.ttft)) || beyond(duration, &self.tail.duration)
+        ttft.is_some_and(|ttft| beyond(ttft, &self.p99.ttft)) || beyond(duration, &self.p99.duration)
     }
 
-    fn learn_tail(&self, now: Stamp) {
-        for (rings, p99) in [(&self.ttft, &self.tail.ttft), (&self.duration, &self.tail.duration)] {
-            let seen = [Window::FiveMinutes, Window::Hour]
+    fn update_p99(&self, now: Stamp) {
+        for (rings, p99) in [(&self.ttft, &self.p99.ttft), (&self.duration, &self.p99.duration)] {
+            let read = [Window::FiveMinutes, Window::Hour]
                 .map(|window| rings.lock().read(window, now))
                 .into_iter()
-                .find(|seen| seen.count >= ENOUGH_FOR_P99);
-            let nanos = seen.map_or(u64::MAX, |seen| (seen.p99 * 1e9) as u64);
+                .find(|read| read.count >= MIN_COUNT_FOR_P99);
+            let nanos = read.map_or(u64::MAX, |read| (read.p99 * 1e9) as u64);
             p99.store(nanos, Ordering::Relaxed);
         }
     }
 
-    /// Takes values in; for batches, so that the lock is taken once.
+    /// Observes values under one lock.
     pub fn observe(&self, measure: Measure, values: impl Iterator<Item = Duration>, now: Stamp) {
         self.observe_each(measure, values.map(|value| (value, 1)), now);
     }
 
-    /// Takes values in, each so many times.
+    /// Observes each value as often as its count says, under one lock.
     pub fn observe_each(&self, measure: Measure, values: impl Iterator<Item = (Duration, u32)>, now: Stamp) {
         let rings = match measure {
             Measure::Ttft => &self.ttft,
@@ -239,13 +230,13 @@ impl Series {
         let current = rings.current(now);
         for (value, times) in values {
             let units = u64::try_from(value.as_micros() / UNIT_MICROS).unwrap_or(u64::MAX).min(MAX_UNITS);
-            // Values are clamped and histograms grow, so recording does not fail.
+            // Infallible: values are clamped and the histogram resizes.
             let _ = current.record_n(units, times);
         }
     }
 }
 
-/// The slot that is filled now, and a ring of full ones for each window.
+/// The current slot, and a ring of full slots for each window.
 struct Rings {
     current: Option<(u64, Histogram<u32>)>,
     windows: [Ring; 3],
@@ -258,7 +249,7 @@ impl Default for Rings {
 }
 
 impl Rings {
-    /// The histogram of this moment. A stamp of another thread may be a little older than the slot: it joins it.
+    /// The current slot's histogram. A slightly older stamp of another thread counts into it as well.
     fn current(&mut self, now: Stamp) -> &mut Histogram<u32> {
         let number = number(now);
         let (held, histogram) = self.current.get_or_insert_with(|| (number, empty()));
@@ -274,28 +265,28 @@ impl Rings {
 
     fn read(&self, window: Window, now: Stamp) -> Percentiles {
         let mut merged = empty();
-        if let Some(ring) = self.windows.get(window.index()) {
+        if let Some(ring) = self.windows.get(window as usize) {
             ring.read(number(now), self.current.as_ref(), &mut merged);
         }
         percentiles(&merged)
     }
 }
 
-/// The slots of one window; the oldest is overwritten.
+/// Full slots of one window; the oldest is overwritten.
 struct Ring {
-    /// Short slots that make one of these.
+    /// Number of 10 s slots in one of these.
     factor: u64,
-    /// Number of the slot in time, and what fell into it.
+    /// Slot number since the clock's start, and its values.
     slots: Vec<Option<(u64, Histogram<u32>)>>,
 }
 
 impl Ring {
     fn new((factor, whole): (u64, usize)) -> Self {
-        // One more than the window has, because the current one is only partly filled.
+        // One more than the window, because the current slot is only partly filled.
         Self { factor, slots: (0..=whole).map(|_| None).collect() }
     }
 
-    /// Takes a short slot in whose time is over.
+    /// Adds a full 10 s slot.
     fn fold(&mut self, short: u64, full: &Histogram<u32>) {
         let number = short / self.factor;
         let at = usize::try_from(number).unwrap_or(0) % self.slots.len();
@@ -305,7 +296,7 @@ impl Ring {
             histogram.reset();
             *held = number;
         }
-        // Only counts that overflow fail, and they saturate.
+        // Fails only on overflow, which saturates.
         let _ = histogram.add(full);
     }
 
@@ -320,7 +311,7 @@ impl Ring {
     }
 }
 
-/// Number of the short slot that a stamp falls into.
+/// Number of the 10 s slot of a stamp.
 fn number(now: Stamp) -> u64 {
     now.as_nanos() / SHORT_SLOT_NANOS
 }
@@ -344,13 +335,13 @@ fn percentiles(histogram: &Histogram<u32>) -> Percentiles {
 }
 
 const SHORT_SLOT_NANOS: u64 = 10_000_000_000;
-/// How many short slots make a slot, and how many slots make the window, in the order of [`Window::index`].
+/// 10 s slots per slot, and slots per window, in the order of [`Window`].
 const SLOTS: [(u64, usize); 3] = [(1, 6), (6, 5), (30, 12)];
-/// Fewer values have no 99th percentile worth the name.
-const ENOUGH_FOR_P99: u64 = 200;
+/// Below this the p99 is too noisy.
+const MIN_COUNT_FOR_P99: u64 = 200;
 const MAX_SERIES: usize = 64;
 const DIGITS: u8 = 3;
-/// Ten microseconds: fine enough for gaps between tokens, coarse enough to keep histograms small.
+/// Resolution: fine enough for ITL, coarse enough for small histograms.
 const UNIT_MICROS: u128 = 10;
 /// One hour.
 const MAX_UNITS: u64 = 360_000_000;
@@ -386,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn values_leave_each_window_in_its_time() {
+    fn values_expire_from_each_window() {
         let windows = Windows::default();
         observe(&windows, 1..=10, second(0));
         let count = |window, at| windows.read(window, second(at)).first().map_or(0, |view| view.ttft.count);
@@ -412,15 +403,15 @@ mod tests {
         let is_tail =
             |ttft| series.is_beyond_p99(Some(Duration::from_millis(ttft)), Duration::from_millis(1));
         observe(&windows, 1..=199, second(1));
-        windows.learn_tails(second(2));
+        windows.update_p99(second(2));
         assert!(!is_tail(60_000), "too few to have a p99");
         observe(&windows, 200..=1000, second(3));
         assert!(!is_tail(60_000), "not looked at yet");
-        windows.learn_tails(second(4));
+        windows.update_p99(second(4));
         assert!(is_tail(1000) && !is_tail(980));
-        windows.learn_tails(second(1000));
+        windows.update_p99(second(1000));
         assert!(is_tail(1000), "the last hour, where the last five minutes are empty");
-        windows.learn_tails(second(5000));
+        windows.update_p99(second(5000));
         assert!(!is_tail(60_000));
     }
 

@@ -1,296 +1,33 @@
-//! What one event means, and what a stream's events add up to.
+//! What one SSE event means: reads it by the wire shape of its dialect.
 //!
-//! A content event is one whose delta carries generated text, reasoning, a refusal, or a tool call's name or
-//! arguments. Role-only chunks, comments, pings, empty deltas and usage chunks are none, and neither is a prompt
-//! that comes back by `echo: true`. Keys are read at their place in the JSON, never searched for in model output.
-//!
-//! The wire shapes are in `openai` (chat, completions) and `typed` (messages, responses); this file holds what they
-//! share: the vocabulary, the state of a stream's choices, the echo rule and the judgement of the end.
+//! The shapes are in `openai` (chat, completions) and `typed` (messages, responses). Keys are read at their place in the
+//! JSON, never searched for in model output.
 
-use serde_json::value::RawValue;
-use smallvec::SmallVec;
-
-use crate::relay::frame::Fields;
-use crate::relay::usage::{Answer, EngineError};
+use crate::relay::stream_state::{Event, PlainContent, StreamState};
 use crate::relay::{openai, typed};
 use crate::request::dialect::Dialect;
 
-/// A fact that an event told. One event may tell several.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Event {
-    /// Generated content arrived.
-    Content {
-        /// Index of the choice; 0 where the dialect has one only.
-        choice: u32,
-        /// Tokens since the choice's last content event, where the engine tells them at once.
-        tokens: Option<u32>,
-    },
-    /// A choice told its finish reason.
-    Finish {
-        /// Index of the choice.
-        choice: u32,
-    },
-    /// The final token counts arrived.
-    Usage,
-    /// The stream's own end: `[DONE]`, `message_stop`, `response.completed` and its like.
-    Done,
-    /// The engine reported an error inside the stream.
-    Error(EngineError),
-    /// Nothing of the above: role-only, ping, empty delta, unknown.
-    Other,
-}
-
-/// How a stream ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum StreamEnd {
-    /// A complete answer.
-    Complete,
-    /// The engine reported an error in the stream, whatever came after it.
-    Failed(EngineError),
-    /// The body ended cleanly, but neither with its terminator nor with a finish reason for every choice.
-    Unfinished,
-    /// The body was cut: its framing did not end.
-    Truncated,
-}
-
-/// Whether the prompt comes back in the answer, and how long it is.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Echo {
-    /// Not asked for.
-    #[default]
-    Off,
-    /// `echo: true`. Each choice first repeats its prompt, alone or together with the first token.
-    On {
-        /// Bytes of each prompt's text; `None` where only the engine knows it (token ids): then a choice's
-        /// first text is its prompt, unless the engine counts tokens for it.
-        prompts: Box<[Option<usize>]>,
-        /// `n`: choices are numbered prompt by prompt.
-        choices_per_prompt: u32,
-    },
-}
-
-/// What the events of one stream add up to so far.
-#[derive(Debug)]
-pub struct Reading {
-    /// What the answer told of itself.
-    pub answer: Answer,
-    /// The next `sequence_number` of a responses stream.
-    pub next_sequence: u64,
-    dialect: Dialect,
-    echo: Echo,
-    choices: SmallVec<[Choice; 1]>,
-    is_done: bool,
-}
-
-impl Reading {
-    pub(super) fn new(dialect: Dialect, echo: Echo) -> Self {
-        Self {
-            answer: Answer::default(),
-            next_sequence: 0,
-            dialect,
-            echo,
-            choices: SmallVec::new(),
-            is_done: false,
+/// Reads one whole event and emits its facts. Returns the content string where that is its only fact, so that a template
+/// can be learned from it.
+pub(super) fn read<'a>(
+    state: &mut StreamState,
+    name: &'a [u8],
+    data: &'a str,
+    emit: &mut dyn FnMut(Event),
+) -> Option<PlainContent<'a>> {
+    if data == "[DONE]" {
+        // The typed streams have an end of their own; this one says nothing there.
+        if !matches!(state.dialect(), Dialect::Messages | Dialect::Responses) {
+            state.done(emit);
         }
+        return None;
     }
-
-    /// Reads one whole event and tells its facts. Returns the content string where that is all the event told, so
-    /// that its like can be recognised without a parse.
-    pub(super) fn read<'a>(&mut self, fields: Fields<'a>, tell: &mut dyn FnMut(Event)) -> Option<Plain<'a>> {
-        let data = fields.data.filter(|data| !data.is_empty())?;
-        if data == b"[DONE]" {
-            // The typed streams have an end of their own; this one says nothing there.
-            if !matches!(self.dialect, Dialect::Messages | Dialect::Responses) {
-                self.done(tell);
-            }
-            return None;
-        }
-        match self.dialect {
-            Dialect::Chat | Dialect::Completions => openai::read(self, data, tell),
-            Dialect::Messages | Dialect::Responses => typed::read(self, fields.name, data, tell),
-            _ => {
-                tell(Event::Other);
-                None
-            }
-        }
-    }
-
-    pub(super) fn dialect(&self) -> Dialect {
-        self.dialect
-    }
-
-    /// Judges the end of the body; `is_clean` where its framing ended as it should.
-    #[must_use]
-    pub fn end(&self, is_clean: bool) -> StreamEnd {
-        if let Some(error) = self.answer.error {
-            return StreamEnd::Failed(error);
-        }
-        let is_finished = !self.choices.is_empty() && self.choices.iter().all(|c| c.is_finished);
-        match (self.is_done, is_clean) {
-            (true, _) => StreamEnd::Complete,
-            (false, false) => StreamEnd::Truncated,
-            (false, true) if is_finished || !self.dialect.generates() => StreamEnd::Complete,
-            (false, true) => StreamEnd::Unfinished,
-        }
-    }
-
-    pub(super) fn done(&mut self, tell: &mut dyn FnMut(Event)) {
-        self.is_done = true;
-        tell(Event::Done);
-    }
-
-    pub(super) fn error(&mut self, raw: &RawValue, tell: &mut dyn FnMut(Event)) {
-        tell(Event::Error(self.answer.note_error(raw)));
-    }
-
-    pub(super) fn finish(&mut self, choice: u32, reason: &RawValue, tell: &mut dyn FnMut(Event)) {
-        self.answer.note_finish(Some(reason));
-        if reason.get() == ABORTED {
-            return tell(Event::Error(self.answer.note_abort()));
-        }
-        if let Some(state) = self.choice(choice) {
-            state.is_finished = true;
-        }
-        tell(Event::Finish { choice });
-    }
-
-    /// The state of a choice, from its first mention on. `None` past a bound that only nonsense reaches.
-    pub(super) fn choice(&mut self, index: u32) -> Option<&mut Choice> {
-        let place = usize::try_from(index).ok().filter(|place| *place < MOST_CHOICES)?;
-        while self.choices.len() <= place {
-            let echo = self.echo_of(self.choices.len());
-            self.choices.push(Choice { echo, ..Choice::default() });
-        }
-        self.choices.get_mut(place)
-    }
-
-    /// Output tokens of all choices, as continuous usage told them.
-    pub(super) fn running_total(&self) -> u64 {
-        self.choices.iter().map(|c| c.total).fold(0, u64::saturating_add)
-    }
-
-    /// Whether a choice's text is generated, for text too long to be measured: its echo ends with it.
-    pub(super) fn ends_echo(&mut self, choice: u32) -> bool {
-        self.choice(choice).is_none_or(|state| std::mem::take(&mut state.echo) == EchoLeft::None)
-    }
-
-    fn echo_of(&self, choice: usize) -> EchoLeft {
-        let Echo::On { prompts, choices_per_prompt } = &self.echo else { return EchoLeft::None };
-        let per_prompt = usize::try_from(*choices_per_prompt).unwrap_or(usize::MAX).max(1);
-        match prompts.get(choice / per_prompt) {
-            Some(Some(0)) => EchoLeft::None,
-            Some(Some(bytes)) => EchoLeft::Bytes(*bytes),
-            Some(None) | None => EchoLeft::FirstText,
+    match state.dialect() {
+        Dialect::Chat | Dialect::Completions => openai::read(state, data, emit),
+        Dialect::Messages | Dialect::Responses => typed::read(state, name, data, emit),
+        _ => {
+            emit(Event::Other);
+            None
         }
     }
 }
-
-/// One choice of a stream.
-#[derive(Debug, Default)]
-pub(super) struct Choice {
-    is_finished: bool,
-    echo: EchoLeft,
-    /// Output tokens that continuous usage told so far, and at the last content event.
-    total: u64,
-    told: u64,
-    /// Token ids that came since the last content event.
-    ids: u64,
-}
-
-impl Choice {
-    /// Notes the counts that came with an event.
-    pub(super) fn count(&mut self, counts: Counts) {
-        self.ids = self.ids.saturating_add(counts.ids.unwrap_or(0));
-        self.total = counts.usage.unwrap_or(self.total);
-    }
-
-    /// Whether the text is generated, not the prompt's echo.
-    pub(super) fn is_generated(&mut self, text: &Leaves<'_>) -> bool {
-        let is_counted = self.ids > 0 || self.total > self.told;
-        match std::mem::take(&mut self.echo) {
-            EchoLeft::None => true,
-            _ if is_counted => true,
-            EchoLeft::FirstText => false,
-            EchoLeft::Bytes(left) => match left.checked_sub(text.decoded_len()) {
-                None => true,
-                Some(0) => false,
-                Some(rest) => {
-                    self.echo = EchoLeft::Bytes(rest);
-                    false
-                }
-            },
-        }
-    }
-
-    /// The tokens that a content event brought: what was counted since the last one. Tokens whose text was held
-    /// back (half a character, a possible stop string) come out with the later event and belong to it.
-    pub(super) fn take_tokens(&mut self, counts: Counts) -> Option<u32> {
-        let by_ids = counts.ids.map(|_| std::mem::take(&mut self.ids));
-        let by_usage = counts.usage.map(|_| self.total.saturating_sub(self.told));
-        self.told = self.total;
-        by_ids.or(by_usage).map(|n| u32::try_from(n.max(1)).unwrap_or(u32::MAX))
-    }
-}
-
-/// Token counts that came with one event of a choice.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Counts {
-    /// Length of its `token_ids`.
-    pub ids: Option<u64>,
-    /// Its continuous `usage`: output tokens of the choice so far.
-    pub usage: Option<u64>,
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum EchoLeft {
-    #[default]
-    None,
-    Bytes(usize),
-    FirstText,
-}
-
-/// The content string of an event that told nothing else.
-pub(super) struct Plain<'a> {
-    /// Inside of the string, as it stands in the event.
-    pub string: &'a str,
-    /// Whose content it is.
-    pub choice: u32,
-}
-
-/// The places of a delta that may carry content, as they are met.
-#[derive(Debug, Default)]
-pub(super) struct Leaves<'a> {
-    carrying: SmallVec<[&'a str; 1]>,
-}
-
-impl<'a> Leaves<'a> {
-    /// Looks at one place; null and empty values carry nothing.
-    pub(super) fn add(&mut self, value: Option<&'a RawValue>) {
-        if let Some(json) = value.map(RawValue::get).filter(|json| !matches!(*json, "\"\"" | "[]" | "{}")) {
-            self.carrying.push(json);
-        }
-    }
-
-    pub(super) fn is_content(&self) -> bool {
-        !self.carrying.is_empty()
-    }
-
-    /// The string where it is all that carries.
-    pub(super) fn only_string(&self) -> Option<&'a str> {
-        match self.carrying.as_slice() {
-            [json] => json.strip_prefix('"')?.strip_suffix('"'),
-            _ => None,
-        }
-    }
-
-    /// Bytes of the text, escapes resolved.
-    fn decoded_len(&self) -> usize {
-        let len = |json: &&str| serde_json::from_str::<String>(json).map_or(json.len(), |text| text.len());
-        self.carrying.iter().map(len).sum()
-    }
-}
-
-/// vLLM that is told to stop ends its streams like this, with `[DONE]` and a whole body: the answer is cut all the same. Nobody
-/// who still reads has asked for it.
-const ABORTED: &str = "\"abort\"";
-const MOST_CHOICES: usize = 1024;

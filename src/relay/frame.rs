@@ -1,14 +1,14 @@
 //! Server-sent events as bytes: where an event ends, and what its fields hold.
 //!
 //! Follows the WHATWG rules: lines end with LF, CRLF or a lone CR (also where CR and LF come in different
-//! reads), a blank line ends an event, a leading byte order mark is none of the first line, `:` opens a comment,
+//! reads), a blank line ends an event, a leading byte order mark is skipped, `:` opens a comment,
 //! several `data` lines are joined with LF. Bytes are only looked at, never changed.
 //!
 //! It does not know JSON, and it does not buffer: that is the scanner's part.
 
 use memchr::{memchr, memchr2};
 
-/// Where a stream stands in its lines. Fed with every read, in order.
+/// Where a stream stands in its lines. FeedResult with every read, in order.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Boundaries {
     in_line: bool,
@@ -64,20 +64,20 @@ impl Boundaries {
 
     /// Where the stream stands after the last read.
     #[must_use]
-    pub fn tail(&self) -> Tail {
+    pub fn tail(&self) -> LineState {
         match (self.in_line, self.in_event, self.after_cr) {
-            (true, ..) => Tail::MidLine,
+            (true, ..) => LineState::MidLine,
             // An LF after a CR would only complete that line end, so one more is needed.
-            (false, true, true) => Tail::MidLine,
-            (false, true, false) => Tail::MidEvent,
-            (false, false, _) => Tail::Boundary,
+            (false, true, true) => LineState::MidLine,
+            (false, true, false) => LineState::MidEvent,
+            (false, false, _) => LineState::Boundary,
         }
     }
 }
 
 /// Where a stream stopped: what must be written first so that an event of ours is not glued to a half one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Tail {
+pub enum LineState {
     /// Between two events: nothing.
     #[default]
     Boundary,
@@ -87,7 +87,7 @@ pub enum Tail {
     MidLine,
 }
 
-impl Tail {
+impl LineState {
     /// The bytes that end what was begun.
     #[must_use]
     pub fn closing(self) -> &'static [u8] {
@@ -101,21 +101,21 @@ impl Tail {
 
 /// The fields of one event that matter here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Fields<'a> {
+pub struct SseFields<'a> {
     /// `event:`, empty where it has none.
     pub name: &'a [u8],
     /// `data:`, joined; `None` where the event has none (a comment, a lone `id`): it is never dispatched.
     pub data: Option<&'a [u8]>,
 }
 
-impl<'a> Fields<'a> {
+impl<'a> SseFields<'a> {
     /// Reads a whole event. `joined` is scratch space, used only for events of several `data` lines.
     #[must_use]
     pub fn of(raw: &'a [u8], joined: &'a mut Vec<u8>) -> Self {
         let mut name: &[u8] = b"";
         let mut only: Option<&[u8]> = None;
         let mut has_several = false;
-        for line in Lines(raw) {
+        for line in SseLines(raw) {
             let (field, value) = split_field(line);
             match field {
                 b"event" => name = value,
@@ -155,9 +155,9 @@ fn split_field(line: &[u8]) -> (&[u8], &[u8]) {
     }
 }
 
-struct Lines<'a>(&'a [u8]);
+struct SseLines<'a>(&'a [u8]);
 
-impl<'a> Iterator for Lines<'a> {
+impl<'a> Iterator for SseLines<'a> {
     type Item = &'a [u8];
 
     fn next(&mut self) -> Option<&'a [u8]> {
@@ -177,7 +177,7 @@ impl<'a> Iterator for Lines<'a> {
 mod tests {
     use super::*;
 
-    fn ends(reads: &[&[u8]]) -> (Vec<usize>, Tail) {
+    fn ends(reads: &[&[u8]]) -> (Vec<usize>, LineState) {
         let mut boundaries = Boundaries::default();
         let (mut all, mut base) = (Vec::new(), 0);
         for read in reads {
@@ -193,19 +193,19 @@ mod tests {
 
     #[test]
     fn a_blank_line_of_any_kind_ends_an_event() {
-        type Case = (&'static [&'static [u8]], &'static [usize], Tail);
+        type Case = (&'static [&'static [u8]], &'static [usize], LineState);
         let cases: [Case; 11] = [
-            (&[b"data: a\n\n"], &[9], Tail::Boundary),
-            (&[b"data: a\r\n\r\ndata: b\r\n\r\n"], &[11, 22], Tail::Boundary),
-            (&[b"data: a\r\rdata: b\r\r"], &[9, 18], Tail::Boundary),
-            (&[b"data: a\r", b"\n\r", b"\ndata: b"], &[10], Tail::MidLine),
-            (&[b"data: a\n", b"\n"], &[9], Tail::Boundary),
-            (&[b"data: a\n"], &[], Tail::MidEvent),
-            (&[b"data: a\r"], &[], Tail::MidLine),
-            (&[b"data: a\r", b"\r"], &[9], Tail::Boundary),
-            (&[b"data: a\n\r\ndata"], &[10], Tail::MidLine),
-            (&[b": ping\n\n", b"\n"], &[8, 9], Tail::Boundary),
-            (&[b"", b"a", b"", b"\n\n"], &[3], Tail::Boundary),
+            (&[b"data: a\n\n"], &[9], LineState::Boundary),
+            (&[b"data: a\r\n\r\ndata: b\r\n\r\n"], &[11, 22], LineState::Boundary),
+            (&[b"data: a\r\rdata: b\r\r"], &[9, 18], LineState::Boundary),
+            (&[b"data: a\r", b"\n\r", b"\ndata: b"], &[10], LineState::MidLine),
+            (&[b"data: a\n", b"\n"], &[9], LineState::Boundary),
+            (&[b"data: a\n"], &[], LineState::MidEvent),
+            (&[b"data: a\r"], &[], LineState::MidLine),
+            (&[b"data: a\r", b"\r"], &[9], LineState::Boundary),
+            (&[b"data: a\n\r\ndata"], &[10], LineState::MidLine),
+            (&[b": ping\n\n", b"\n"], &[8, 9], LineState::Boundary),
+            (&[b"", b"a", b"", b"\n\n"], &[3], LineState::Boundary),
         ];
         for (reads, expected, tail) in cases {
             assert_eq!(ends(reads), (expected.to_vec(), tail), "{reads:?}");
@@ -227,7 +227,7 @@ mod tests {
             (b"datax: a\ndata\n\n", b"", Some(b"")),
         ];
         for (raw, name, data) in cases {
-            assert_eq!(Fields::of(raw, &mut Vec::new()), Fields { name, data }, "{raw:?}");
+            assert_eq!(SseFields::of(raw, &mut Vec::new()), SseFields { name, data }, "{raw:?}");
         }
     }
 }

@@ -1,7 +1,7 @@
 //! A body whose answer is not there yet: SSE comments until it is (`server.heartbeat`).
 //!
-//! For impatient proxies in front of the gateway that cut silent connections. The exchange goes on inside the
-//! body, so retries stay possible; what fails now can only be told by an error event.
+//! For proxies in front of the gateway that close silent connections. The exchange goes on inside the body, so
+//! retries stay possible; a failure can only be reported by an error event now.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -10,53 +10,51 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::time::{Instant, Sleep};
 
-use super::body::ReplyBody;
-
-/// An exchange that will end in a body.
-pub type LateBody = Pin<Box<dyn Future<Output = ReplyBody> + Send>>;
+/// An exchange that resolves to the body `B` of its answer.
+pub type PendingReply<B> = Pin<Box<dyn Future<Output = B> + Send>>;
 
 /// Comments until the exchange is over.
-pub struct Waiting {
-    exchange: LateBody,
+pub struct HeartbeatBody<B> {
+    exchange: PendingReply<B>,
     beat: Pin<Box<Sleep>>,
     every: Duration,
     is_first: bool,
 }
 
-/// What a poll gave.
+/// The result of a poll.
 #[derive(Debug)]
-pub enum Waited {
+pub enum HeartbeatPoll<B> {
     /// A comment to send.
     Beat(Bytes),
     /// The exchange is over: this is the body from now on.
-    Over(ReplyBody),
+    Over(B),
 }
 
-impl Waiting {
+impl<B> HeartbeatBody<B> {
     /// The head went out because the first pause of `every` passed.
     #[must_use]
-    pub fn new(exchange: LateBody, every: Duration) -> Self {
+    pub fn new(exchange: PendingReply<B>, every: Duration) -> Self {
         Self { exchange, beat: Box::pin(tokio::time::sleep(every)), every, is_first: true }
     }
 
     /// The next comment, or the body.
-    pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Waited> {
+    pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<HeartbeatPoll<B>> {
         if let Poll::Ready(body) = self.exchange.as_mut().poll(cx) {
-            return Poll::Ready(Waited::Over(body));
+            return Poll::Ready(HeartbeatPoll::Over(body));
         }
         if std::mem::take(&mut self.is_first) {
-            return Poll::Ready(Waited::Beat(Bytes::from_static(COMMENT)));
+            return Poll::Ready(HeartbeatPoll::Beat(Bytes::from_static(COMMENT)));
         }
         std::task::ready!(self.beat.as_mut().poll(cx));
         let next: Instant = self.beat.deadline() + self.every;
         self.beat.as_mut().reset(next);
-        Poll::Ready(Waited::Beat(Bytes::from_static(COMMENT)))
+        Poll::Ready(HeartbeatPoll::Beat(Bytes::from_static(COMMENT)))
     }
 }
 
-impl std::fmt::Debug for Waiting {
+impl<B> std::fmt::Debug for HeartbeatBody<B> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Waiting").field("every", &self.every).finish_non_exhaustive()
+        f.debug_struct("HeartbeatBody").field("every", &self.every).finish_non_exhaustive()
     }
 }
 

@@ -1,29 +1,32 @@
-//! The relay: an engine's answer on its way to the client, untouched, with a clock beside it.
+//! The relay: passes an engine's answer to the client unchanged and measures it.
 //!
-//! Everything in these files but the body adaptor is pure: bytes and stamps go in, facts come out. Nothing here
-//! reads a clock, owns a socket or spawns; the same code runs live, in tests and in simulated time.
+//! Pure (bytes and stamps in, facts out; the same code runs live, in tests and in simulated time): [`frame`] finds where
+//! SSE events end, [`sse`] feeds whole events to [`classify`] ([`template`] is its fast path), [`usage`] keeps what an
+//! answer says of itself, [`timeline`] turns content events into latencies, [`itl_slo`] checks them against the SLO.
+//! [`usage_filter`] and [`error_event`] are the only places where a stream's bytes change.
 //!
-//! In reading order: [`frame`] finds where events end, [`sse`] feeds whole events to [`classify`] (with
-//! [`template`] as its short cut), [`usage`] keeps what an answer told of itself, [`timeline`] turns content
-//! events into latency, [`withhold`] and [`failure`] are the only places where a stream's bytes change.
+//! With sockets and timers: [`reader`] polls the engine's body, [`stream`], [`large_body`] and [`heartbeat`] are the
+//! bodies that hyper polls ([`body`]), [`watch`] enforces their deadlines from one task.
 
+pub mod aborting;
 pub mod body;
 pub mod classify;
-mod cut;
-pub mod failure;
+mod deferred_gaps;
+pub mod error_event;
 pub mod frame;
 pub mod heartbeat;
-pub mod large;
-mod late;
+pub mod itl_slo;
+pub mod large_body;
 mod openai;
-pub mod pace;
+mod oversized;
 pub mod pins;
 pub mod reader;
 pub mod sse;
 pub mod stream;
+pub mod stream_state;
 pub mod template;
 pub mod timeline;
 mod typed;
 pub mod usage;
+pub mod usage_filter;
 pub mod watch;
-pub mod withhold;

@@ -1,4 +1,4 @@
-//! Reads an engine's stream: bytes go on untouched, the scanner and the clock look on.
+//! Reads an engine's stream: relays its bytes unchanged, scans and times them.
 //!
 //! The same reader serves before the head goes out (it holds back until the first content event) and after. It
 //! owns the upstream half: dropping it closes the connection, which cancels the engine's work.
@@ -9,26 +9,26 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use http_body::Body;
+use hyper::body::Body;
 use hyper::body::Incoming;
 use smallvec::SmallVec;
 
-use super::classify::{Echo, Event, StreamEnd};
-use super::failure::Place;
-use super::frame::Tail;
+use super::error_event::EventContext;
+use super::frame::LineState;
 use super::sse::Scanner;
+use super::stream_state::{Echo, Event, StreamEnd};
 use super::timeline::Timeline;
 use super::usage::{EngineError, EngineErrorKind};
-use super::watch::Watch;
-use super::withhold::Withhold;
+use super::usage_filter::UsageFilter;
+use super::watch::StreamWatch;
 use crate::clock::{Clock, Stamp};
 use crate::request::dialect::Dialect;
 use crate::upstream::pool::Lease;
 
-/// How a stream is to be read.
+/// What the reader must know of a stream.
 #[derive(Clone, Debug)]
 pub struct StreamShape {
-    /// Its dialect.
+    /// Dialect of the request.
     pub dialect: Dialect,
     /// Whether the prompt comes back in it.
     pub echo: Echo,
@@ -36,12 +36,12 @@ pub struct StreamShape {
     pub withhold_usage: bool,
 }
 
-/// A stream on its way. What an ordinary event touches lies together (see [`Timeline`]).
+/// The reader of one stream. What an ordinary event touches comes first (see [`Timeline`]).
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct StreamReader {
-    /// The watchdog's view of it.
-    pub watch: Arc<Watch>,
+    /// State shared with the watchdog.
+    pub watch: Arc<StreamWatch>,
     body: Incoming,
     clock: Clock,
     looked_at: Stamp,
@@ -49,31 +49,31 @@ pub struct StreamReader {
     next: Option<Bytes>,
     has_more: bool,
     ending: Option<StreamEnd>,
-    filter: Option<Withhold>,
-    /// What its events add up to.
+    filter: Option<UsageFilter>,
+    /// Facts of its events.
     pub scanner: Scanner,
-    /// Its clock.
+    /// Latency of its events.
     pub timeline: Timeline,
-    /// Behind `next`.
+    /// Frames after `next`.
     more: VecDeque<Bytes>,
     held: usize,
     /// Where the relayed bytes stop, if that is not where the scanner stands.
-    tail: Option<Tail>,
+    tail: Option<LineState>,
     lease: Option<Lease>,
 }
 
-/// What a poll gave.
+/// The result of a poll.
 #[derive(Debug)]
 pub enum Next {
-    /// Bytes for the client, and when they were taken up.
+    /// Bytes for the client, and when they arrived.
     Bytes(Bytes, Stamp),
-    /// The end, judged.
+    /// The end of the stream.
     End(StreamEnd),
 }
 
-/// Why the head need not be held any longer.
+/// Why holding the response head back ended.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Held {
+pub enum HoldOutcome {
     /// The first content event came, or the stream ended without any, or it is too much to hold.
     Released,
     /// The engine said that it is dead or going down: another replica may answer.
@@ -85,7 +85,13 @@ pub enum Held {
 impl StreamReader {
     /// A stream whose head just came.
     #[must_use]
-    pub fn new(body: Incoming, lease: Lease, watch: Arc<Watch>, shape: StreamShape, clock: Clock) -> Self {
+    pub fn new(
+        body: Incoming,
+        lease: Lease,
+        watch: Arc<StreamWatch>,
+        shape: StreamShape,
+        clock: Clock,
+    ) -> Self {
         Self {
             watch,
             body,
@@ -94,7 +100,7 @@ impl StreamReader {
             next: None,
             has_more: false,
             ending: None,
-            filter: shape.withhold_usage.then(Withhold::default),
+            filter: shape.withhold_usage.then(UsageFilter::default),
             scanner: Scanner::new(shape.dialect, shape.echo),
             timeline: Timeline::default(),
             more: VecDeque::new(),
@@ -111,18 +117,20 @@ impl StreamReader {
     }
 
     /// Reads on, holding everything back, until the head may go out.
-    pub fn poll_hold(&mut self, cx: &mut Context<'_>) -> Poll<Held> {
+    pub fn poll_hold(&mut self, cx: &mut Context<'_>) -> Poll<HoldOutcome> {
         loop {
             match self.ending {
-                Some(StreamEnd::Complete) => return Poll::Ready(Held::Released),
+                Some(StreamEnd::Complete) => return Poll::Ready(HoldOutcome::Released),
                 Some(StreamEnd::Failed(error)) => return Poll::Ready(held_error(error)),
-                Some(StreamEnd::Unfinished | StreamEnd::Truncated) => return Poll::Ready(Held::Broken),
+                Some(StreamEnd::Unfinished | StreamEnd::Truncated) => {
+                    return Poll::Ready(HoldOutcome::Broken);
+                }
                 None if self.timeline.first_token().is_some() || self.held > MAX_HELD => {
-                    return Poll::Ready(Held::Released);
+                    return Poll::Ready(HoldOutcome::Released);
                 }
                 None => {}
             }
-            if let Some(error) = self.scanner.reading().answer.error {
+            if let Some(error) = self.scanner.state().answer.error {
                 return Poll::Ready(held_error(error));
             }
             if self.poll_read(cx).is_pending() {
@@ -145,7 +153,7 @@ impl StreamReader {
             }
             if self.poll_read(cx).is_pending() {
                 self.looked_at = self.resume();
-                self.watch.waits();
+                self.watch.waits_for_replica();
                 self.timeline.caught_up();
                 return Poll::Pending;
             }
@@ -164,7 +172,7 @@ impl StreamReader {
     fn resumed(&mut self, now: Stamp) {
         if self.timeline.resume(now).is_some() {
             // Before `waits`: the watchdog may look at any moment.
-            self.watch.moved(now);
+            self.watch.restart_silence(now);
         }
     }
 
@@ -196,15 +204,15 @@ impl StreamReader {
             self.more.clear();
             self.has_more = false;
             // The scanner is ahead of the client, who may be anywhere.
-            self.tail = Some(Tail::MidLine);
+            self.tail = Some(LineState::MidLine);
         }
     }
 
-    /// Behind what was relayed: where an error event goes.
+    /// What an error event after the relayed bytes needs to know.
     #[must_use]
-    pub fn place(&self) -> Place<'_> {
-        let behind = Place::behind(&self.scanner);
-        Place { tail: self.tail.unwrap_or(behind.tail), ..behind }
+    pub fn event_context(&self) -> EventContext<'_> {
+        let behind = EventContext::behind(&self.scanner);
+        EventContext { tail: self.tail.unwrap_or(behind.tail), ..behind }
     }
 
     fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<()> {
@@ -224,7 +232,7 @@ impl StreamReader {
 
     /// The end of the engine's body. Only one that was read to its end leaves a reusable connection.
     fn end(&mut self, is_clean: bool) {
-        if let Some(rest) = self.filter.as_mut().and_then(Withhold::finish) {
+        if let Some(rest) = self.filter.as_mut().and_then(UsageFilter::finish) {
             self.put(rest);
         }
         self.ending.get_or_insert(self.scanner.finish(is_clean));
@@ -260,12 +268,12 @@ impl StreamReader {
             self.watch.progressed(now);
         }
         match broken {
-            // After content an engine's error is a broken stream: ours is told in its place, without a `[DONE]`.
+            // After content an engine's error is a broken stream: ours takes its place, without a `[DONE]`.
             Some((error, at)) if had_content || has_content => {
                 self.stop(data.slice(..at), tail);
                 self.ending = Some(StreamEnd::Failed(error));
             }
-            _ if fed.is_ordinary && self.filter.as_ref().is_none_or(Withhold::is_between_events) => {
+            _ if fed.is_ordinary && self.filter.as_ref().is_none_or(UsageFilter::is_between_events) => {
                 self.put(data);
             }
             _ => self.pass(data),
@@ -274,11 +282,11 @@ impl StreamReader {
 
     /// Relays what came before an error event of the engine. The event may have begun in an earlier read, which
     /// is with the client already unless it was held back.
-    fn stop(&mut self, before: Bytes, tail: Tail) {
+    fn stop(&mut self, before: Bytes, tail: LineState) {
         let began_earlier = before.is_empty();
         self.pass(before);
-        let was_held = self.filter.as_mut().and_then(Withhold::finish).is_some();
-        self.tail = Some(if began_earlier && !was_held { tail } else { Tail::Boundary });
+        let was_held = self.filter.as_mut().and_then(UsageFilter::finish).is_some();
+        self.tail = Some(if began_earlier && !was_held { tail } else { LineState::Boundary });
     }
 
     fn pass(&mut self, data: Bytes) {
@@ -289,10 +297,10 @@ impl StreamReader {
     }
 }
 
-fn held_error(error: EngineError) -> Held {
+fn held_error(error: EngineError) -> HoldOutcome {
     match error.kind {
-        EngineErrorKind::EngineDead | EngineErrorKind::ShuttingDown => Held::EngineDown,
-        EngineErrorKind::Other => Held::Released,
+        EngineErrorKind::EngineDead | EngineErrorKind::ShuttingDown => HoldOutcome::EngineDown,
+        EngineErrorKind::Other => HoldOutcome::Released,
     }
 }
 

@@ -1,12 +1,15 @@
-//! Reads an engine's event stream as it passes: one pass over the bytes, whatever way the reads split them.
+//! Reads an engine's event stream as it passes: one pass over the bytes, however the reads split them.
 //!
-//! An event that lies whole in one read is looked at in place; one that spans reads is put together in a buffer
-//! of bounded size that the stream keeps. The bytes themselves are relayed by somebody else and at once: nothing here
-//! holds them up. It tells facts with the position where their event ends, and judges the end of the stream.
+//! An event within one read is scanned in place; one that spans reads is copied into a bounded buffer that the stream
+//! keeps. Relaying the bytes is not done here and never waits for the scan. Facts are emitted with the position where
+//! their event ends; [`Scanner::finish`] judges the end of the stream.
 
-use crate::relay::classify::{Echo, Event, Reading, StreamEnd};
-use crate::relay::cut;
-use crate::relay::frame::{Boundaries, Fields, Tail, without_bom};
+use std::borrow::Cow;
+
+use crate::relay::classify;
+use crate::relay::frame::{Boundaries, LineState, SseFields, without_bom};
+use crate::relay::oversized;
+use crate::relay::stream_state::{Echo, Event, StreamEnd, StreamState};
 use crate::relay::template::{Recognised, Templates};
 use crate::request::dialect::Dialect;
 
@@ -24,16 +27,16 @@ pub struct Scanner {
 /// What only events touch that are parsed or span reads.
 #[derive(Debug)]
 struct Rest {
-    reading: Reading,
+    state: StreamState,
     /// The event that the last read stopped in.
     carried: Carried,
     /// Several `data` lines of one event, joined.
     joined: Vec<u8>,
 }
 
-/// What one read held.
+/// The result of one read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Fed {
+pub struct FeedResult {
     /// The position behind the last event that ended in this read: what follows is the beginning of another.
     pub end: usize,
     /// It began and ended between two events, and all of them were ordinary: content or none, known by a template.
@@ -41,7 +44,7 @@ pub struct Fed {
 }
 
 impl Scanner {
-    /// A scanner for a stream of this dialect. `echo` tells whether the request asked for its prompt back.
+    /// A scanner for a stream of this dialect. `echo`: whether the request asked for its prompt back.
     #[must_use]
     pub fn new(dialect: Dialect, echo: Echo) -> Self {
         Self {
@@ -50,25 +53,25 @@ impl Scanner {
             has_carried: false,
             templates: Templates::default(),
             rest: Box::new(Rest {
-                reading: Reading::new(dialect, echo),
+                state: StreamState::new(dialect, echo),
                 carried: Carried::default(),
                 joined: Vec::new(),
             }),
         }
     }
 
-    /// Takes the next bytes of the stream and tells each fact, in order, with the position in `read` behind the event
-    /// it came from. Events without data (comments) tell nothing.
-    pub fn feed(&mut self, read: &[u8], mut tell: impl FnMut(Event, usize)) -> Fed {
+    /// Takes the next bytes of the stream and emits each fact, in order, with the position in `read` behind its event.
+    /// Events without data (comments) have no facts.
+    pub fn feed(&mut self, read: &[u8], mut emit: impl FnMut(Event, usize)) -> FeedResult {
         let mut start = self.boundaries.begin(read);
         let mut is_ordinary = start == 0 && !self.has_carried;
         while let Some(end) = self.boundaries.next_end(read, start) {
             let piece = read.get(start..end).unwrap_or_default();
-            let mut tell = |event| tell(event, end);
+            let mut emit = |event| emit(event, end);
             if self.has_carried {
-                self.carried_event(piece, &mut tell);
+                self.carried_event(piece, &mut emit);
             } else {
-                is_ordinary &= self.event(piece, &mut tell);
+                is_ordinary &= self.event(piece, &mut emit);
             }
             start = end;
         }
@@ -80,18 +83,18 @@ impl Scanner {
             }
             _ => {}
         }
-        Fed { end: start, is_ordinary: is_ordinary && read.last() == Some(&b'\n') }
+        FeedResult { end: start, is_ordinary: is_ordinary && read.last() == Some(&b'\n') }
     }
 
-    /// What the stream told so far.
+    /// The sum of all events so far.
     #[must_use]
-    pub fn reading(&self) -> &Reading {
-        &self.rest.reading
+    pub fn state(&self) -> &StreamState {
+        &self.rest.state
     }
 
-    /// Where the stream stands, for whoever must write something after it.
+    /// Where the stream stands in its lines: what must precede an event of ours.
     #[must_use]
-    pub fn tail(&self) -> Tail {
+    pub fn tail(&self) -> LineState {
         self.boundaries.tail()
     }
 
@@ -99,30 +102,30 @@ impl Scanner {
     /// but not ended counts for nothing, as the standard says.
     #[must_use]
     pub fn finish(&self, is_clean: bool) -> StreamEnd {
-        self.rest.reading.end(is_clean)
+        self.rest.state.end(is_clean)
     }
 
-    /// Whether a template knew it.
+    /// Whether a template recognised it.
     #[inline]
-    fn event(&mut self, raw: &[u8], tell: &mut dyn FnMut(Event)) -> bool {
+    fn event(&mut self, raw: &[u8], emit: &mut dyn FnMut(Event)) -> bool {
         let Some(Recognised { choice, is_empty }) = self.templates.recognise(raw) else {
-            self.parse(raw, tell);
+            self.parse(raw, emit);
             return false;
         };
-        tell(if is_empty { Event::Other } else { Event::Content { choice, tokens: None } });
+        emit(if is_empty { Event::Other } else { Event::Content { choice, tokens: None } });
         true
     }
 
-    fn carried_event(&mut self, piece: &[u8], tell: &mut dyn FnMut(Event)) {
+    fn carried_event(&mut self, piece: &[u8], emit: &mut dyn FnMut(Event)) {
         self.rest.carried.extend(piece);
         let mut carried = std::mem::take(&mut self.rest.carried);
         match carried.cut_ends() {
             None => {
-                self.event(&carried.bytes, tell);
+                self.event(&carried.bytes, emit);
             }
             Some((head, tail)) => {
                 self.is_at_start = false;
-                cut::read(&mut self.rest.reading, head, tail, tell);
+                oversized::read(&mut self.rest.state, head, tail, emit);
             }
         }
         carried.reset();
@@ -130,20 +133,16 @@ impl Scanner {
         self.has_carried = false;
     }
 
-    fn parse(&mut self, raw: &[u8], tell: &mut dyn FnMut(Event)) {
+    fn parse(&mut self, raw: &[u8], emit: &mut dyn FnMut(Event)) {
         let event = if std::mem::take(&mut self.is_at_start) { without_bom(raw) } else { raw };
-        let mut repaired = None;
         let mut joined = std::mem::take(&mut self.rest.joined);
-        let fields = Fields::of(event, &mut joined);
-        let is_text = fields.data.is_none_or(|data| std::str::from_utf8(data).is_ok());
-        let fields = if is_text {
-            fields
-        } else {
-            // Readers of event streams replace what is no UTF-8; so do we, to judge what they see.
-            let text = fields.data.map(|data| String::from_utf8_lossy(data).into_owned());
-            Fields { data: repaired.insert(text).as_deref().map(str::as_bytes), ..fields }
-        };
-        if let Some(plain) = self.rest.reading.read(fields, tell) {
+        let fields = SseFields::of(event, &mut joined);
+        // Clients replace what is not UTF-8 (WHATWG); so do we, to judge what they see.
+        let data = fields.data.unwrap_or_default();
+        let data = std::str::from_utf8(data).map_or_else(|_| String::from_utf8_lossy(data), Cow::Borrowed);
+        if !data.is_empty()
+            && let Some(plain) = classify::read(&mut self.rest.state, fields.name, &data, emit)
+        {
             let string = plain.string.as_bytes().as_ptr_range();
             let place = raw.as_ptr_range();
             // Only where the string lies in the event itself: not for joined or repaired data.
@@ -165,10 +164,10 @@ struct Carried {
 
 impl Carried {
     fn extend(&mut self, more: &[u8]) {
-        for piece in more.chunks(LONGEST - END) {
-            if self.bytes.len() + piece.len() > LONGEST {
-                let kept = self.bytes.len().saturating_sub(END).max(END);
-                self.bytes.drain(END..kept);
+        for piece in more.chunks(MAX_EVENT_LEN - KEPT_END) {
+            if self.bytes.len() + piece.len() > MAX_EVENT_LEN {
+                let kept = self.bytes.len().saturating_sub(KEPT_END).max(KEPT_END);
+                self.bytes.drain(KEPT_END..kept);
                 self.is_cut = true;
             }
             self.bytes.extend_from_slice(piece);
@@ -177,22 +176,22 @@ impl Carried {
 
     /// The two ends that are left of an event that was too long.
     fn cut_ends(&self) -> Option<(&[u8], &[u8])> {
-        self.is_cut.then(|| self.bytes.split_at(END))
+        self.is_cut.then(|| self.bytes.split_at(KEPT_END))
     }
 
     fn reset(&mut self) {
         self.bytes.clear();
         // One long event must not hold its memory for the rest of a long stream.
-        self.bytes.shrink_to(KEPT);
+        self.bytes.shrink_to(KEPT_CAPACITY);
         self.is_cut = false;
     }
 }
 
-/// An event is read whole up to this length.
-const LONGEST: usize = 1024 * 1024;
-/// Of a longer one this much of each end.
-const END: usize = 64 * 1024;
-const KEPT: usize = 8 * 1024;
+/// Bytes; of a longer event only both ends are kept.
+const MAX_EVENT_LEN: usize = 1024 * 1024;
+/// Bytes of each end.
+const KEPT_END: usize = 64 * 1024;
+const KEPT_CAPACITY: usize = 8 * 1024;
 
 #[cfg(test)]
 mod tests {
@@ -395,7 +394,7 @@ mod tests {
 
     #[test]
     fn an_event_of_any_length_is_judged_and_forgotten() {
-        let long = "x".repeat(3 * LONGEST);
+        let long = "x".repeat(3 * MAX_EVENT_LEN);
         let chat = format!(
             "data: {{\"choices\":[{{\"index\":1,\"delta\":{{\"content\":\"{long}\"}},\"finish_reason\":\"stop\"}}]}}\n\n"
         );
@@ -409,15 +408,15 @@ mod tests {
                 scanner.feed(read, |event, _| events.push(event));
             });
             assert_eq!(events, [Event::Content { choice: 1, tokens: None }, Event::Finish { choice: 1 }]);
-            assert!(scanner.rest.carried.bytes.capacity() <= KEPT);
+            assert!(scanner.rest.carried.bytes.capacity() <= KEPT_CAPACITY);
 
             let mut scanner = Scanner::new(Responses, Echo::Off);
             responses.as_bytes().chunks(size).for_each(|read| {
                 scanner.feed(read, |_, _| {});
             });
             assert_eq!(scanner.finish(true), StreamEnd::Complete);
-            assert_eq!(scanner.reading().answer.tokens.output.map(|n| n.0), Some(9));
-            assert_eq!(scanner.reading().next_sequence, 9);
+            assert_eq!(scanner.state().answer.tokens.output.map(|n| n.0), Some(9));
+            assert_eq!(scanner.state().next_sequence, 9);
         }
     }
 

@@ -1,6 +1,6 @@
 //! The body of a streamed answer.
 //!
-//! One poll: note that hyper asks again (a pause was the client's), take the watchdog's verdict if there is one,
+//! One poll: note that hyper asks again (a pause was the client's), take the watchdog's expiry if there is one,
 //! pass on the reader's next bytes. Nothing is allocated per event. Its drop completes the record, whatever the
 //! end was.
 
@@ -8,16 +8,16 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use http_body::Frame;
+use hyper::body::Frame;
 
-use super::body::{BrokenOff, Polled, words};
-use super::classify::StreamEnd;
-use super::failure;
-use super::pace::Pace;
+use super::aborting::{AbortingBody, Polled};
+use super::error_event::{self, DialectError};
+use super::itl_slo::ItlSlo;
 use super::pins::ResponsePins;
 use super::reader::{Next, StreamReader};
-use super::usage::{Answer, EngineErrorKind};
-use super::watch::Verdict;
+use super::stream_state::StreamEnd;
+use super::usage::{AnswerFacts, EngineErrorKind};
+use super::watch::Expiry;
 use crate::clock::Stamp;
 use crate::error::{Failure, ReplicaFailure, Timer};
 use crate::fleet::pick::Pick;
@@ -26,45 +26,45 @@ use crate::observe::metrics::StreamKey;
 use crate::observe::record_guard::RecordGuard;
 use crate::record::{FirstToken, Gaps, Outcome, Record};
 
-/// A streamed answer on its way to the client.
+/// The body of a streamed answer.
 #[derive(Debug)]
 #[repr(C)]
 pub struct StreamBody {
     reader: Box<StreamReader>,
     bytes_out: u64,
     has_first_token: bool,
-    /// How it ended is settled, and charged to whom it may concern.
+    /// The outcome is recorded and charged to the replica, if it is to blame.
     is_settled: bool,
-    broken: Option<Box<BrokenOff>>,
-    journal: RecordGuard,
+    broken: Option<Box<AbortingBody>>,
+    guard: RecordGuard,
     pick: Box<Pick>,
     series: StreamSeries,
-    pace: Option<Box<Pace>>,
+    pace: Option<Box<ItlSlo>>,
     pins: Arc<ResponsePins>,
     timeouts: crate::config::Timeouts,
 }
 
 impl StreamBody {
-    /// An answer whose head goes out now.
+    /// To be made when the response head goes out.
     #[must_use]
     pub fn new(
         reader: Box<StreamReader>,
-        mut journal: RecordGuard,
+        mut guard: RecordGuard,
         pick: Box<Pick>,
         pins: Arc<ResponsePins>,
         timeouts: crate::config::Timeouts,
     ) -> Self {
-        let record = journal.record();
+        let record = guard.record();
         let key = StreamKey::new(&record.route, &record.model, record.class, &pick.replica.served);
-        let pace = Pace::new(record.slo.itl);
-        let series = journal.observer().stream_series(&key);
+        let pace = ItlSlo::new(record.slo.itl);
+        let series = guard.observer().stream_series(&key);
         let mut this = Self {
             reader,
             bytes_out: 0,
             has_first_token: false,
             is_settled: false,
             broken: None,
-            journal,
+            guard,
             pick,
             series,
             pace,
@@ -77,16 +77,16 @@ impl StreamBody {
 
     /// Its record, for the head.
     pub fn record(&mut self) -> &mut Record {
-        self.journal.record()
+        self.guard.record()
     }
 
-    /// The next frame.
+    /// Polled by hyper: the next frame, the end, or an error event and the abort.
     pub fn poll(&mut self, cx: &mut Context<'_>) -> Polled {
         if let Some(broken) = &mut self.broken {
             return broken.poll(cx);
         }
-        if let Some(verdict) = self.reader.watch.verdict() {
-            return self.break_off(&self.failure_of(verdict), cx);
+        if let Some(expiry) = self.reader.watch.expiry() {
+            return self.break_off(&self.failure_of(expiry), cx);
         }
         match self.reader.poll_next(cx) {
             Poll::Ready(Next::Bytes(bytes, at)) => self.hand(bytes, at),
@@ -96,12 +96,12 @@ impl StreamBody {
     }
 
     fn wait(&mut self, cx: &mut Context<'_>) -> Polled {
-        if self.reader.watch.takes_flush() {
+        if self.reader.watch.take_flush_request() {
             self.flush(self.reader.looked_at());
         }
-        match self.reader.watch.poll_verdict(cx) {
+        match self.reader.watch.poll_expiry(cx) {
             Poll::Pending => Poll::Pending,
-            Poll::Ready(verdict) => self.break_off(&self.failure_of(verdict), cx),
+            Poll::Ready(expiry) => self.break_off(&self.failure_of(expiry), cx),
         }
     }
 
@@ -114,7 +114,7 @@ impl StreamBody {
             self.flush(now);
         }
         self.reader.timeline.pause(now);
-        self.reader.watch.handed(now);
+        self.reader.watch.waits_for_client(now);
         self.bytes_out += bytes.len() as u64;
         Poll::Ready(Some(Ok(Frame::data(bytes))))
     }
@@ -129,7 +129,7 @@ impl StreamBody {
         self.has_first_token = true;
         self.reader.watch.decodes(at);
         self.pick.first_token(at);
-        let record = self.journal.record();
+        let record = self.guard.record();
         record.at.first_token = Some(at);
         let Some(read) = record.at.read else { return };
         let first = FirstToken {
@@ -141,7 +141,7 @@ impl StreamBody {
             ttft: at.since(read),
             predicted: self.pick.decision.predicted_ttft,
         };
-        self.journal.observer().first_token(&first);
+        self.guard.observer().first_token(&first);
     }
 
     fn end(&mut self, end: StreamEnd, cx: &mut Context<'_>) -> Polled {
@@ -154,7 +154,7 @@ impl StreamBody {
             // An error before any content is the engine's whole answer: relayed as it is, but no success.
             StreamEnd::Failed(_) if !self.has_first_token => {
                 self.is_settled = true;
-                self.journal.settle(Outcome::Failed, Some("replica_error"));
+                self.guard.settle(Outcome::Failed, Some("replica_error"));
                 return Poll::Ready(None);
             }
             StreamEnd::Failed(error) if error.kind != EngineErrorKind::Other => {
@@ -167,46 +167,46 @@ impl StreamBody {
     }
 
     fn complete(&mut self) {
-        let now = self.journal.clock().now();
+        let now = self.guard.clock().now();
         self.is_settled = true;
-        self.journal.settle(Outcome::Ok, None);
+        self.guard.settle(Outcome::Ok, None);
         self.pick.answered(now);
-        let told = &self.reader.scanner.reading().answer;
-        self.pick.learn(told.tokens);
+        let facts = &self.reader.scanner.state().answer;
+        self.pick.learn(facts.tokens);
         if let Some(first) = self.reader.timeline.first_token() {
-            self.pick.assignment.served(first, now, told.tokens.output);
+            self.pick.assignment.served(first, now, facts.tokens.output);
         }
-        let is_stateful = self.journal.record().dialect.is_stateful();
-        if let Some(id) = told.id.as_deref().filter(|_| is_stateful) {
+        let is_stateful = self.guard.record().dialect.is_stateful();
+        if let Some(id) = facts.id.as_deref().filter(|_| is_stateful) {
             self.pins.remember(id, &self.pick.replica.url);
         }
     }
 
-    fn failure_of(&self, verdict: Verdict) -> Failure {
+    fn failure_of(&self, expiry: Expiry) -> Failure {
         let after = |timer| match timer {
             Timer::FirstToken => self.timeouts.first_token,
             Timer::InterToken => self.timeouts.inter_token,
             Timer::ClientStall => self.timeouts.client_stall,
             _ => self.timeouts.total,
         };
-        match verdict {
-            Verdict::Deadline(timer) => Failure::Timeout { timer, after: after(timer) },
-            Verdict::ReplicaSilent => {
+        match expiry {
+            Expiry::Deadline(timer) => Failure::Timeout { timer, after: after(timer) },
+            Expiry::ReplicaSilent => {
                 let replica = Arc::clone(&self.pick.replica.served.replica);
                 Failure::Replica(ReplicaFailure::Silent { replica })
             }
-            Verdict::DrainOver => Failure::DrainCut,
+            Expiry::DrainOver => Failure::DrainCut,
         }
     }
 
-    /// Tells the client that the answer is incomplete, and the fleet who broke it.
+    /// Ends the answer with an error event and charges the failure.
     fn break_off(&mut self, failure: &Failure, cx: &mut Context<'_>) -> Polled {
         self.charge(failure);
-        let dialect = self.journal.record().dialect;
+        let dialect = self.guard.record().dialect;
         self.reader.close();
-        let place = self.reader.place();
-        let event = words(failure, dialect.error_shape(), |words| failure::event(dialect, words, &place));
-        self.broken.insert(Box::new(BrokenOff::new(event))).poll(cx)
+        let error = DialectError::new(failure, dialect.error_shape());
+        let event = error_event::event(dialect, &error, &self.reader.event_context());
+        self.broken.insert(Box::new(AbortingBody::new(event))).poll(cx)
     }
 
     fn charge(&mut self, failure: &Failure) {
@@ -214,9 +214,9 @@ impl StreamBody {
             return;
         }
         let is_client = failure.timer() == Some(Timer::ClientStall);
-        self.journal
+        self.guard
             .settle(if is_client { Outcome::Canceled } else { Outcome::of(failure) }, Some(failure.code()));
-        let now = self.journal.clock().now();
+        let now = self.guard.clock().now();
         match failure {
             Failure::Replica(why) => self.pick.pool.failed(&self.pick.replica, why, self.pick.prompt, now),
             Failure::Timeout { timer: Timer::InterToken, .. } => {
@@ -231,40 +231,40 @@ impl StreamBody {
 
 impl Drop for StreamBody {
     fn drop(&mut self) {
-        self.reader.watch.is_done();
-        // A client that was cut from outside never polled again to hear why.
-        if let Some(verdict) = self.reader.watch.verdict() {
-            let failure = self.failure_of(verdict);
+        self.reader.watch.close();
+        // A client that was cut from outside never polled again: its failure is not charged yet.
+        if let Some(expiry) = self.reader.watch.expiry() {
+            let failure = self.failure_of(expiry);
             self.charge(&failure);
         }
-        let now = self.journal.clock().now();
+        let now = self.guard.clock().now();
         let (series, pace) = (&self.series, &mut self.pace);
-        let output = self.reader.scanner.reading().answer.tokens.output.map(|n| n.0);
+        let output = self.reader.scanner.state().answer.tokens.output.map(|n| n.0);
         self.reader.timeline.finish(now, output, |gaps| observe(series, pace, &gaps));
         let timeline = &self.reader.timeline;
-        let record = self.journal.record();
+        let record = self.guard.record();
         record.bytes_out += self.bytes_out;
         record.at.last_token = timeline.last_token();
         record.content_events = timeline.content_events();
         (record.longest_gap, record.longest_gap_at) = timeline.longest_gap();
         record.relay_blocked = timeline.blocked();
         record.itl_missed = self.pace.as_ref().and_then(|pace| pace.missed());
-        note_told(record, &self.reader.scanner.reading().answer);
+        record_facts(record, &self.reader.scanner.state().answer);
     }
 }
 
-fn observe(series: &StreamSeries, pace: &mut Option<Box<Pace>>, gaps: &Gaps<'_>) {
+fn observe(series: &StreamSeries, pace: &mut Option<Box<ItlSlo>>, gaps: &Gaps<'_>) {
     series.gaps(gaps);
     if let Some(pace) = pace {
         pace.take(gaps);
     }
 }
 
-/// What an answer told of itself, into the record.
-pub fn note_told(record: &mut Record, told: &Answer) {
-    record.tokens = told.tokens;
-    record.engine = told.engine;
-    record.response_id.clone_from(&told.id);
-    record.response_model.clone_from(&told.model);
-    record.finish_reasons.clone_from(&told.finish_reasons);
+/// Copies the facts of an answer into the record.
+pub fn record_facts(record: &mut Record, facts: &AnswerFacts) {
+    record.tokens = facts.tokens;
+    record.engine = facts.engine;
+    record.response_id.clone_from(&facts.id);
+    record.response_model.clone_from(&facts.model);
+    record.finish_reasons.clone_from(&facts.finish_reasons);
 }

@@ -29,7 +29,7 @@ struct Template {
     choice: u32,
 }
 
-/// What is kept of bytes that are expected again.
+/// Digest and length of bytes that are expected again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Imprint {
     digest: u64,
@@ -59,8 +59,8 @@ impl Templates {
         let (Some(before), Some(after)) = (Imprint::of(before), Imprint::of(after)) else { return };
         let template = Template { before, after, choice };
         let slot = self.known.iter().position(|t| t.choice == choice && t.before == before).or_else(|| {
-            (self.known.len() >= MOST).then(|| {
-                self.replace_next = (self.replace_next + 1) % MOST as u8;
+            (self.known.len() >= MAX_TEMPLATES).then(|| {
+                self.replace_next = (self.replace_next + 1) % MAX_TEMPLATES as u8;
                 usize::from(self.replace_next)
             })
         });
@@ -84,7 +84,7 @@ impl Template {
 impl Imprint {
     /// `None` for more bytes than an ordinary event has.
     fn of(bytes: &[u8]) -> Option<Self> {
-        let len = u16::try_from(bytes.len()).ok().filter(|len| *len <= LONGEST)?;
+        let len = u16::try_from(bytes.len()).ok().filter(|len| *len <= MAX_PART_LEN)?;
         Some(Self { digest: xxh3_64(bytes), len })
     }
 
@@ -109,8 +109,8 @@ fn is_escaped(before: &[u8]) -> bool {
     before.iter().rev().take_while(|byte| **byte == b'\\').count() % 2 == 1
 }
 
-const MOST: usize = 4;
-const LONGEST: u16 = 1024;
+const MAX_TEMPLATES: usize = 4;
+const MAX_PART_LEN: u16 = 1024;
 
 #[cfg(test)]
 mod tests {
@@ -146,6 +146,6 @@ mod tests {
             templates.learn(raw.as_bytes(), 3..4, choice);
             assert_eq!(templates.recognise(raw.as_bytes()).map(|r| r.choice), Some(choice));
         }
-        assert_eq!(templates.known.len(), MOST);
+        assert_eq!(templates.known.len(), MAX_TEMPLATES);
     }
 }

@@ -1,4 +1,4 @@
-//! From arrivals to latency: the clock beside one stream.
+//! Latency of one stream, from the arrivals of its content events.
 //!
 //! Stamps are arguments, so the same code runs live, in tests and in simulated time. A gap is the time between the
 //! arrivals of two consecutive content events of one choice; events that came in one read arrived together, so a gap of
@@ -15,9 +15,9 @@ use smallvec::SmallVec;
 
 use crate::clock::Stamp;
 use crate::record::{Gap, Gaps};
-use crate::relay::late::LateGaps;
+use crate::relay::deferred_gaps::DeferredGaps;
 
-/// Latency of one stream, as it passes. What an ordinary event touches comes first: between two events of a stream its
+/// TTFT, gaps and stalls of one stream. What an ordinary event touches comes first: between two events of a stream its
 /// memory has left the cache, and each cache line costs a miss.
 #[derive(Debug, Default)]
 #[repr(C)]
@@ -36,7 +36,7 @@ pub struct Timeline {
     first_byte: Moment,
     blocked: Duration,
     more_choices: Vec<ChoiceClock>,
-    late: LateGaps,
+    late: DeferredGaps,
 }
 
 /// The last content event of one choice.
@@ -72,14 +72,14 @@ struct Packed(u64);
 
 impl Packed {
     fn new(length: Duration, tokens: Option<u32>) -> Self {
-        let length = u64::try_from(length.as_nanos()).unwrap_or(u64::MAX).min(MOST_NANOS);
-        let tokens = tokens.map_or(0, |n| u64::from(n).saturating_add(1).min(MOST_TOKENS));
+        let length = u64::try_from(length.as_nanos()).unwrap_or(u64::MAX).min(MAX_NANOS);
+        let tokens = tokens.map_or(0, |n| u64::from(n).saturating_add(1).min(MAX_TOKENS));
         Self(tokens << NANOS_BITS | length)
     }
 
     fn gap(self) -> Gap {
         let tokens = (self.0 >> NANOS_BITS).checked_sub(1).and_then(|n| u32::try_from(n).ok());
-        Gap { length: Duration::from_nanos(self.0 & MOST_NANOS), tokens }
+        Gap { length: Duration::from_nanos(self.0 & MAX_NANOS), tokens }
     }
 }
 
@@ -91,7 +91,7 @@ impl Timeline {
         }
     }
 
-    /// A content event arrived. `tokens` are those it brought, where the engine tells them at once. Returns whether
+    /// A content event arrived. `tokens` are those it brought, where the engine counts them in the stream. Returns whether
     /// it was the first of the stream: the first token.
     pub fn content(&mut self, at: Stamp, choice: u32, tokens: Option<u32>) -> bool {
         let is_first = self.first_token.get().is_none();
@@ -157,7 +157,7 @@ impl Timeline {
         }
     }
 
-    /// A frame was handed to hyper: until [`Self::resume`] nobody reads from the replica.
+    /// A frame was handed to hyper: until [`Self::resume`] the replica is not read from.
     pub fn pause(&mut self, now: Stamp) {
         if self.paused.get().is_none() {
             self.paused = Moment(now);
@@ -227,7 +227,7 @@ impl Timeline {
 
     fn choice(&mut self, index: u32) -> Option<&mut ChoiceClock> {
         let Some(place) = usize::try_from(index).ok()?.checked_sub(1) else { return Some(&mut self.choice) };
-        if place >= MOST_CHOICES {
+        if place >= MAX_CHOICES {
             return None;
         }
         if self.more_choices.len() <= place {
@@ -248,10 +248,10 @@ const BATCH: usize = 64;
 const FLUSH_EVERY: Duration = Duration::from_secs(1);
 /// A busy core polls a few milliseconds late without any client being slow.
 const HELD_UP: Duration = Duration::from_millis(5);
-const MOST_CHOICES: usize = 1023;
+const MAX_CHOICES: usize = 1023;
 const NANOS_BITS: u32 = 40;
-const MOST_NANOS: u64 = (1 << NANOS_BITS) - 1;
-const MOST_TOKENS: u64 = (1 << (u64::BITS - NANOS_BITS)) - 1;
+const MAX_NANOS: u64 = (1 << NANOS_BITS) - 1;
+const MAX_TOKENS: u64 = (1 << (u64::BITS - NANOS_BITS)) - 1;
 
 #[cfg(test)]
 mod tests {

@@ -5,179 +5,171 @@
 
 use std::borrow::Cow;
 
-use serde::Deserialize;
-use serde_json::value::RawValue;
-
-use crate::relay::classify::{Event, Leaves, Plain, Reading};
-use crate::relay::usage::string;
+use crate::relay::stream_state::{ContentValues, Event, PlainContent, StreamState};
 use crate::request::dialect::Dialect;
+use crate::request::json::{Cursor, JsonError, Raw};
 
 pub(super) fn read<'a>(
-    reading: &mut Reading,
+    state: &mut StreamState,
     name: &'a [u8],
-    data: &'a [u8],
-    tell: &mut dyn FnMut(Event),
-) -> Option<Plain<'a>> {
-    let Ok(event) = serde_json::from_slice::<Typed<'a>>(data) else {
-        tell(Event::Other);
+    data: &'a str,
+    emit: &mut dyn FnMut(Event),
+) -> Option<PlainContent<'a>> {
+    let Ok((whole, event)) = parse(data) else {
+        emit(Event::Other);
         return None;
     };
-    let kind = event.kind.and_then(string).unwrap_or_else(|| String::from_utf8_lossy(name));
+    let kind = event.kind.and_then(|kind| kind.string()).unwrap_or_else(|| String::from_utf8_lossy(name));
     if kind.is_empty() || kind == "error" {
         // Engines put the message beside the type or into an `error` object.
-        let beside = || serde_json::from_slice(data).ok().filter(|_| kind == "error");
-        match event.error.or_else(beside) {
-            Some(error) => reading.error(error, tell),
-            None => tell(Event::Other),
+        match event.error.or((kind == "error").then_some(whole)) {
+            Some(error) => state.error(Some(error), emit),
+            None => emit(Event::Other),
         }
         return None;
     }
-    match reading.dialect() {
-        Dialect::Messages => message(reading, &kind, &event, tell),
-        _ => response(reading, &kind, &event, tell),
+    match state.dialect() {
+        Dialect::Messages => message(state, &kind, &event, emit),
+        _ => response(state, &kind, &event, emit),
     }
 }
 
+fn parse(data: &str) -> Result<(Raw<'_>, TypedEvent<'_>), JsonError> {
+    let mut cursor = Cursor::new(data);
+    let whole = cursor.value()?;
+    cursor.end()?;
+    Ok((whole, TypedEvent::read(whole)?))
+}
+
 fn message<'a>(
-    reading: &mut Reading,
+    state: &mut StreamState,
     kind: &Cow<'a, str>,
-    event: &Typed<'a>,
-    tell: &mut dyn FnMut(Event),
-) -> Option<Plain<'a>> {
-    let delta = || event.delta.and_then(|raw| Delta::deserialize(raw).ok());
+    event: &TypedEvent<'a>,
+    emit: &mut dyn FnMut(Event),
+) -> Option<PlainContent<'a>> {
     match kind.as_ref() {
         "content_block_delta" => {
-            let mut leaves = Leaves::default();
-            if let Some(delta) = delta() {
-                leaves.add(delta.text);
-                leaves.add(delta.thinking);
-                leaves.add(delta.partial_json);
+            let mut values = ContentValues::default();
+            if let Some(delta) = event.delta {
+                delta
+                    .members(["text", "thinking", "partial_json"])
+                    .into_iter()
+                    .for_each(|text| values.add(text));
             }
-            return content(&leaves, tell);
+            return content(&values, emit);
         }
         "message_start" => {
-            if let Some(start) = event.message.and_then(|raw| Whole::deserialize(raw).ok()) {
-                reading.answer.note_id(start.id);
-                reading.answer.note_model(start.model);
-                reading.answer.note_usage(start.usage);
+            if let Some(start) = event.message.and_then(ResponseObject::read) {
+                state.answer.note_id(start.id);
+                state.answer.note_model(start.model);
+                state.answer.note_usage(start.usage);
             }
-            reading.choice(0);
-            tell(Event::Other);
+            state.choice(0);
+            emit(Event::Other);
         }
         "message_delta" => {
-            reading.answer.note_usage(event.usage);
+            state.answer.note_usage(event.usage);
             if event.usage.is_some() {
-                tell(Event::Usage);
+                emit(Event::Usage);
             }
-            match delta().and_then(|delta| delta.stop_reason) {
-                Some(reason) => reading.finish(0, reason, tell),
-                None => tell(Event::Other),
+            let [stop_reason] = event.delta.map_or([None], |delta| delta.members(["stop_reason"]));
+            match stop_reason {
+                Some(reason) => state.finish(0, reason, emit),
+                None => emit(Event::Other),
             }
         }
-        "message_stop" => reading.done(tell),
-        _ => tell(Event::Other),
+        "message_stop" => state.done(emit),
+        _ => emit(Event::Other),
     }
     None
 }
 
 fn response<'a>(
-    reading: &mut Reading,
+    state: &mut StreamState,
     kind: &Cow<'a, str>,
-    event: &Typed<'a>,
-    tell: &mut dyn FnMut(Event),
-) -> Option<Plain<'a>> {
-    if let Some(number) = event.sequence_number.and_then(|raw| raw.get().parse::<u64>().ok()) {
-        reading.next_sequence = number.saturating_add(1);
+    event: &TypedEvent<'a>,
+    emit: &mut dyn FnMut(Event),
+) -> Option<PlainContent<'a>> {
+    if let Some(number) = event.sequence_number.and_then(|raw| raw.text().parse::<u64>().ok()) {
+        state.next_sequence = number.saturating_add(1);
     }
     if kind.starts_with("response.") && kind.ends_with(".delta") {
-        let mut leaves = Leaves::default();
-        leaves.add(event.delta);
-        return content(&leaves, tell);
+        let mut values = ContentValues::default();
+        values.add(event.delta);
+        return content(&values, emit);
     }
-    let whole = || event.response.and_then(|raw| Whole::deserialize(raw).ok());
+    let whole = || event.response.and_then(ResponseObject::read);
     match kind.as_ref() {
-        "response.created" | "response.queued" | "response.in_progress" if reading.answer.id.is_none() => {
+        "response.created" | "response.queued" | "response.in_progress" if state.answer.id.is_none() => {
             if let Some(whole) = whole() {
-                reading.answer.note_id(whole.id);
-                reading.answer.note_model(whole.model);
+                state.answer.note_id(whole.id);
+                state.answer.note_model(whole.model);
             }
-            reading.choice(0);
-            tell(Event::Other);
+            state.choice(0);
+            emit(Event::Other);
         }
         "response.completed" | "response.incomplete" | "response.cancelled" => {
             if let Some(whole) = whole() {
-                reading.answer.note_id(whole.id);
-                reading.answer.note_model(whole.model);
-                reading.answer.note_status(whole.status, whole.incomplete_details);
-                reading.answer.note_usage(whole.usage);
+                state.answer.note_id(whole.id);
+                state.answer.note_model(whole.model);
+                state.answer.note_status(whole.status, whole.incomplete_details);
+                state.answer.note_usage(whole.usage);
                 if whole.usage.is_some() {
-                    tell(Event::Usage);
+                    emit(Event::Usage);
                 }
             }
-            tell(Event::Finish { choice: 0 });
-            reading.done(tell);
+            emit(Event::Finish { choice: 0 });
+            state.done(emit);
         }
-        "response.failed" => match whole().and_then(|whole| whole.error).or(event.response) {
-            Some(error) => reading.error(error, tell),
-            None => reading.error(RawValue::NULL, tell),
-        },
-        _ => tell(Event::Other),
+        "response.failed" => state.error(whole().and_then(|whole| whole.error).or(event.response), emit),
+        _ => emit(Event::Other),
     }
     None
 }
 
-fn content<'a>(leaves: &Leaves<'a>, tell: &mut dyn FnMut(Event)) -> Option<Plain<'a>> {
-    if !leaves.is_content() {
-        tell(Event::Other);
+fn content<'a>(values: &ContentValues<'a>, emit: &mut dyn FnMut(Event)) -> Option<PlainContent<'a>> {
+    if !values.is_content() {
+        emit(Event::Other);
         return None;
     }
-    tell(Event::Content { choice: 0, tokens: None });
-    leaves.only_string().map(|string| Plain { string, choice: 0 })
+    emit(Event::Content { choice: 0, tokens: None });
+    values.only_string().map(|string| PlainContent { string, choice: 0 })
 }
 
-#[derive(Deserialize)]
-struct Typed<'a> {
-    #[serde(borrow, rename = "type")]
-    kind: Option<&'a RawValue>,
-    #[serde(borrow)]
-    delta: Option<&'a RawValue>,
-    #[serde(borrow)]
-    message: Option<&'a RawValue>,
-    #[serde(borrow)]
-    usage: Option<&'a RawValue>,
-    #[serde(borrow)]
-    error: Option<&'a RawValue>,
-    #[serde(borrow)]
-    response: Option<&'a RawValue>,
-    #[serde(borrow)]
-    sequence_number: Option<&'a RawValue>,
+/// The members of an event that matter here, `None` where absent or `null`.
+struct TypedEvent<'a> {
+    kind: Option<Raw<'a>>,
+    delta: Option<Raw<'a>>,
+    message: Option<Raw<'a>>,
+    usage: Option<Raw<'a>>,
+    error: Option<Raw<'a>>,
+    response: Option<Raw<'a>>,
+    sequence_number: Option<Raw<'a>>,
 }
 
-#[derive(Deserialize)]
-struct Delta<'a> {
-    #[serde(borrow)]
-    text: Option<&'a RawValue>,
-    #[serde(borrow)]
-    thinking: Option<&'a RawValue>,
-    #[serde(borrow)]
-    partial_json: Option<&'a RawValue>,
-    #[serde(borrow)]
-    stop_reason: Option<&'a RawValue>,
+impl<'a> TypedEvent<'a> {
+    fn read(event: Raw<'a>) -> Result<Self, JsonError> {
+        let names = ["type", "delta", "message", "usage", "error", "response", "sequence_number"];
+        let [kind, delta, message, usage, error, response, sequence_number] =
+            event.cursor().members(names)?;
+        Ok(Self { kind, delta, message, usage, error, response, sequence_number })
+    }
 }
 
 /// A whole message or response inside an event.
-#[derive(Deserialize)]
-struct Whole<'a> {
-    #[serde(borrow)]
-    id: Option<&'a RawValue>,
-    #[serde(borrow)]
-    model: Option<&'a RawValue>,
-    #[serde(borrow)]
-    usage: Option<&'a RawValue>,
-    #[serde(borrow)]
-    status: Option<&'a RawValue>,
-    #[serde(borrow)]
-    incomplete_details: Option<&'a RawValue>,
-    #[serde(borrow)]
-    error: Option<&'a RawValue>,
+struct ResponseObject<'a> {
+    id: Option<Raw<'a>>,
+    model: Option<Raw<'a>>,
+    usage: Option<Raw<'a>>,
+    status: Option<Raw<'a>>,
+    incomplete_details: Option<Raw<'a>>,
+    error: Option<Raw<'a>>,
+}
+
+impl<'a> ResponseObject<'a> {
+    fn read(value: Raw<'a>) -> Option<Self> {
+        let names = ["id", "model", "usage", "status", "incomplete_details", "error"];
+        let [id, model, usage, status, incomplete_details, error] = value.cursor().members(names).ok()?;
+        Some(Self { id, model, usage, status, incomplete_details, error })
+    }
 }

@@ -1,4 +1,4 @@
-//! What an engine's answer tells of itself: id, model, token counts, finish reasons, its own times, its errors.
+//! Facts of an engine's answer: id, model, token counts, finish reasons, the engine's own timings, errors.
 //!
 //! The same value is filled from a stream's events and from a unary body, so that the record has one source.
 //! Strings are bounded: an answer cannot make the gateway keep more than a few hundred bytes of it. Text that a
@@ -7,18 +7,15 @@
 use std::borrow::Cow;
 use std::time::Duration;
 
-use serde::Deserialize;
-use serde_json::value::RawValue;
-
 use crate::record::{EngineTimes, TokenCounts};
 use crate::request::dialect::Dialect;
-use crate::request::json::{Cursor, Fault, Kind, Raw};
+use crate::request::json::{Cursor, JsonError, JsonKind, Raw};
 use crate::units::Tokens;
 
-/// Facts that an answer told, as far as it was read.
+/// Facts of an answer, as far as it was read.
 #[derive(Clone, Debug, Default)]
-pub struct Answer {
-    /// Response id.
+pub struct AnswerFacts {
+    /// `id` of the response, at most 256 bytes.
     pub id: Option<Box<str>>,
     /// Model, as the engine names it.
     pub model: Option<Box<str>>,
@@ -48,41 +45,36 @@ pub enum EngineErrorKind {
     EngineDead,
     /// The engine drains or stops: others will answer.
     ShuttingDown,
-    /// Anything else.
+    /// Any other error: relayed as the request's own.
     Other,
 }
 
 /// Reads a unary answer (or an error body). What cannot be read stays empty.
 #[must_use]
-pub fn of_unary(dialect: Dialect, body: &[u8]) -> Answer {
-    let mut answer = Answer::default();
+pub fn of_unary(dialect: Dialect, body: &[u8]) -> AnswerFacts {
+    let mut answer = AnswerFacts::default();
     let Ok(text) = std::str::from_utf8(body) else { return answer };
     // What was read before a fault is no less true.
     let _ = Cursor::new(text).object(|key, value| {
         match key.escaped().unwrap_or_default() {
-            "choices" if value.ahead() == Kind::Array => answer.note_choices(dialect, value)?,
+            "choices" if value.ahead() == JsonKind::Array => answer.note_choices(dialect, value)?,
             name => answer.note_member(dialect, name, value.value()?),
         }
-        Ok::<_, Fault>(())
+        Ok::<_, JsonError>(())
     });
     answer
 }
 
-/// A value that the cursor has validated, for what is rarely there.
-fn raw<'a>(value: Raw<'a>) -> Option<&'a RawValue> {
-    serde_json::from_str(value.text()).ok().filter(|raw: &&RawValue| raw.get() != "null")
-}
-
-impl Answer {
+impl AnswerFacts {
     fn note_member(&mut self, dialect: Dialect, name: &str, value: Raw<'_>) {
         match (name, dialect) {
-            ("id", _) => note_string(&mut self.id, value.string()),
-            ("model", _) => note_string(&mut self.model, value.string()),
-            ("usage", _) => self.merge_usage(Usage::read(value.cursor())),
-            ("metrics", _) => self.note_engine_times(raw(value)),
+            ("id", _) => self.note_id(Some(value)),
+            ("model", _) => self.note_model(Some(value)),
+            ("usage", _) => self.note_usage(Some(value)),
+            ("metrics", _) => self.note_engine_times(value.non_null()),
             ("error", _) => {
-                if let Some(error) = raw(value) {
-                    self.note_error(error);
+                if let Some(error) = value.non_null() {
+                    self.note_error(Some(error));
                 }
             }
             ("stop_reason", Dialect::Messages) => self.note_reason(value.string()),
@@ -91,7 +83,7 @@ impl Answer {
             }
             // More precise than the status, wherever it stands.
             ("incomplete_details", Dialect::Responses) => {
-                if let Some(reason) = raw(value).and_then(|raw| Incomplete::deserialize(raw).ok()?.reason) {
+                if let [Some(reason)] = value.members(["reason"]) {
                     self.finish_reasons.clear();
                     self.note_finish(Some(reason));
                 }
@@ -100,10 +92,10 @@ impl Answer {
         }
     }
 
-    fn note_choices(&mut self, dialect: Dialect, choices: &mut Cursor<'_>) -> Result<(), Fault> {
+    fn note_choices(&mut self, dialect: Dialect, choices: &mut Cursor<'_>) -> Result<(), JsonError> {
         let has_reasons = matches!(dialect, Dialect::Chat | Dialect::Completions);
         choices.array(|choice| {
-            if choice.ahead() != Kind::Object {
+            if choice.ahead() != JsonKind::Object {
                 return choice.value().map(drop);
             }
             choice.object(|key, value| {
@@ -115,40 +107,36 @@ impl Answer {
         })
     }
 
-    pub(super) fn note_id(&mut self, id: Option<&RawValue>) {
-        note_string(&mut self.id, id.and_then(string));
+    pub(super) fn note_id(&mut self, id: Option<Raw<'_>>) {
+        note_string(&mut self.id, id.and_then(|id| id.string()));
     }
 
-    pub(super) fn note_model(&mut self, model: Option<&RawValue>) {
-        note_string(&mut self.model, model.and_then(string));
+    pub(super) fn note_model(&mut self, model: Option<Raw<'_>>) {
+        note_string(&mut self.model, model.and_then(|model| model.string()));
     }
 
-    pub(super) fn note_finish(&mut self, reason: Option<&RawValue>) {
-        self.note_reason(reason.and_then(string));
+    pub(super) fn note_finish(&mut self, reason: Option<Raw<'_>>) {
+        self.note_reason(reason.and_then(|reason| reason.string()));
     }
 
     fn note_reason(&mut self, reason: Option<Cow<'_, str>>) {
-        if let Some(reason) = reason.filter(|r| r.len() <= LONGEST_REASON) {
+        if let Some(reason) = reason.filter(|r| r.len() <= MAX_REASON_LEN) {
             let is_new = self.finish_reasons.iter().all(|known| **known != *reason);
-            if is_new && self.finish_reasons.len() < MOST_REASONS {
+            if is_new && self.finish_reasons.len() < MAX_REASONS {
                 self.finish_reasons.push(reason.into());
             }
         }
     }
 
     /// The responses API has a status and a reason for being incomplete instead of a finish reason.
-    pub(super) fn note_status(&mut self, status: Option<&RawValue>, incomplete: Option<&RawValue>) {
-        let reason = incomplete.and_then(|raw| Incomplete::deserialize(raw).ok()).and_then(|i| i.reason);
+    pub(super) fn note_status(&mut self, status: Option<Raw<'_>>, incomplete: Option<Raw<'_>>) {
+        let [reason] = incomplete.map_or([None], |details| details.members(["reason"]));
         self.note_finish(reason.or(status));
     }
 
     /// Merges a `usage` object: what it leaves out keeps its earlier value.
-    pub(super) fn note_usage(&mut self, usage: Option<&RawValue>) {
-        self.merge_usage(usage.and_then(Usage::of));
-    }
-
-    fn merge_usage(&mut self, usage: Option<Usage>) {
-        let Some(usage) = usage else { return };
+    pub(super) fn note_usage(&mut self, usage: Option<Raw<'_>>) {
+        let Some(usage) = usage.and_then(Usage::of) else { return };
         let counts = usage.counts();
         let tokens = &mut self.tokens;
         tokens.input = counts.input.or(tokens.input);
@@ -156,13 +144,14 @@ impl Answer {
         tokens.output = counts.output.or(tokens.output);
     }
 
-    pub(super) fn note_engine_times(&mut self, metrics: Option<&RawValue>) {
-        if let Some(metrics) = metrics.and_then(|raw| Metrics::deserialize(raw).ok()) {
+    pub(super) fn note_engine_times(&mut self, metrics: Option<Raw<'_>>) {
+        let names = ["queue_time_ms", "time_to_first_token_ms", "generation_time_ms"];
+        if let Some(Ok([queue, first_token, generation])) = metrics.map(|raw| raw.cursor().members(names)) {
             self.engine = Some(EngineTimes {
-                queue: metrics.queue_time_ms.and_then(millis),
+                queue: queue.and_then(millis),
                 prefill: None,
-                first_token: metrics.time_to_first_token_ms.and_then(millis),
-                generation: metrics.generation_time_ms.and_then(millis),
+                first_token: first_token.and_then(millis),
+                generation: generation.and_then(millis),
             });
         }
     }
@@ -173,21 +162,21 @@ impl Answer {
     }
 
     /// Keeps the first error: later ones follow from it.
-    pub(super) fn note_error(&mut self, raw: &RawValue) -> EngineError {
-        let error = EngineError::of(raw);
+    pub(super) fn note_error(&mut self, error: Option<Raw<'_>>) -> EngineError {
+        let error = error.map_or(EngineError { kind: EngineErrorKind::Other, code: None }, EngineError::of);
         *self.error.get_or_insert(error)
     }
 }
 
 impl EngineError {
     /// Reads an error object, or a bare message.
-    pub(super) fn of(raw: &RawValue) -> Self {
-        if let Some(message) = string(raw) {
+    fn of(error: Raw<'_>) -> Self {
+        if let Some(message) = error.string() {
             return Self { kind: EngineErrorKind::of_message(&message), code: None };
         }
-        let body = ErrorBody::deserialize(raw).unwrap_or_default();
-        let message = body.message.and_then(string).unwrap_or_default();
-        let code = body.code.and_then(|code| code.get().trim_matches('"').parse().ok());
+        let [message, code] = error.members(["message", "code"]);
+        let message = message.and_then(|message| message.string()).unwrap_or_default();
+        let code = code.and_then(|code| code.text().trim_matches('"').parse().ok());
         Self { kind: EngineErrorKind::of_message(&message), code }
     }
 }
@@ -220,13 +209,10 @@ pub(super) struct Usage {
 }
 
 impl Usage {
-    pub(super) fn of(raw: &RawValue) -> Option<Self> {
-        Self::read(Cursor::new(raw.get()))
-    }
-
-    fn read(mut object: Cursor<'_>) -> Option<Self> {
+    pub(super) fn of(object: Raw<'_>) -> Option<Self> {
         let mut usage = Self::default();
         object
+            .cursor()
             .object(|key, value| {
                 let slot = match key.escaped().unwrap_or_default() {
                     "prompt_tokens" => &mut usage.prompt_tokens,
@@ -235,7 +221,7 @@ impl Usage {
                     "output_tokens" => &mut usage.output_tokens,
                     "cache_read_input_tokens" => &mut usage.cache_read_input_tokens,
                     "cache_creation_input_tokens" => &mut usage.cache_creation_input_tokens,
-                    "prompt_tokens_details" | "input_tokens_details" if value.ahead() == Kind::Object => {
+                    "prompt_tokens_details" | "input_tokens_details" if value.ahead() == JsonKind::Object => {
                         return value.object(|key, value| {
                             if key.escaped() == Some("cached_tokens") {
                                 usage.cached_tokens = count(value.value()?);
@@ -246,7 +232,7 @@ impl Usage {
                     _ => return Ok(()),
                 };
                 *slot = count(value.value()?);
-                Ok::<_, Fault>(())
+                Ok::<_, JsonError>(())
             })
             .ok()?;
         Some(usage)
@@ -269,19 +255,9 @@ impl Usage {
     }
 }
 
-/// The text of a JSON string; `None` for every other value.
-pub(super) fn string(raw: &RawValue) -> Option<Cow<'_, str>> {
-    let text = raw.get();
-    let inner = text.strip_prefix('"')?.strip_suffix('"')?;
-    if inner.contains('\\') {
-        return serde_json::from_str::<String>(text).ok().map(Cow::Owned);
-    }
-    Some(Cow::Borrowed(inner))
-}
-
 fn note_string(slot: &mut Option<Box<str>>, text: Option<Cow<'_, str>>) {
     if slot.is_none() {
-        *slot = text.filter(|s| !s.is_empty() && s.len() <= LONGEST_NAME).map(Into::into);
+        *slot = text.filter(|s| !s.is_empty() && s.len() <= MAX_NAME_LEN).map(Into::into);
     }
 }
 
@@ -290,34 +266,15 @@ fn count(value: Raw<'_>) -> Option<u64> {
     value.text().parse().ok()
 }
 
-fn millis(ms: f64) -> Option<Duration> {
+/// A JSON number of milliseconds.
+fn millis(value: Raw<'_>) -> Option<Duration> {
+    let ms: f64 = value.text().parse().ok()?;
     Duration::try_from_secs_f64(ms / 1e3).ok()
 }
 
-#[derive(Deserialize)]
-struct Metrics {
-    queue_time_ms: Option<f64>,
-    time_to_first_token_ms: Option<f64>,
-    generation_time_ms: Option<f64>,
-}
-
-#[derive(Default, Deserialize)]
-struct ErrorBody<'a> {
-    #[serde(borrow)]
-    message: Option<&'a RawValue>,
-    #[serde(borrow)]
-    code: Option<&'a RawValue>,
-}
-
-#[derive(Deserialize)]
-struct Incomplete<'a> {
-    #[serde(borrow)]
-    reason: Option<&'a RawValue>,
-}
-
-const LONGEST_NAME: usize = 256;
-const LONGEST_REASON: usize = 64;
-const MOST_REASONS: usize = 8;
+const MAX_NAME_LEN: usize = 256;
+const MAX_REASON_LEN: usize = 64;
+const MAX_REASONS: usize = 8;
 const DEAD: [&str; 3] = ["EngineCore encountered an issue", "EngineDeadError", "Background loop has errored"];
 const STOPPING: [&str; 3] = ["cannot schedule new futures after", "shutting down", "is draining"];
 
@@ -325,7 +282,7 @@ const STOPPING: [&str; 3] = ["cannot schedule new futures after", "shutting down
 mod tests {
     use super::*;
 
-    fn counts(answer: &Answer) -> [Option<u64>; 3] {
+    fn counts(answer: &AnswerFacts) -> [Option<u64>; 3] {
         [answer.tokens.input, answer.tokens.cached, answer.tokens.output].map(|n| n.map(|n| n.0))
     }
 

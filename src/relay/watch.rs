@@ -1,13 +1,13 @@
 //! The watchdog: deadlines of streams, enforced outside their bodies.
 //!
 //! hyper does not poll a body whose client takes nothing, so a timer inside the body cannot fire then. Each
-//! stream therefore leaves three stamps in a [`Watch`]; one task looks at all of them every few milliseconds.
-//! A stream that waits for its replica is woken with a verdict and ends in order (error event, abort). One that
+//! stream therefore leaves its stamps in a [`StreamWatch`]; one task checks all of them every 50 ms.
+//! A stream that waits for its replica is woken with an [`Expiry`] and ends in order (error event, abort). One that
 //! waits for its client is ended by its [`KillSwitch`]: the connection is dropped (HTTP/2: the stream is reset).
 //! Nothing is armed, reset or allocated per event.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -21,10 +21,10 @@ use crate::listener::KillSwitch;
 
 /// Why a stream has to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
-    /// A deadline passed.
+pub enum Expiry {
+    /// This deadline passed.
     Deadline(Timer),
-    /// The replica is proved gone or frozen.
+    /// The replica refuses connections or leaves probes unanswered.
     ReplicaSilent,
     /// The drain is over.
     DrainOver,
@@ -34,7 +34,7 @@ pub enum Verdict {
 /// events of a stream its memory has left the cache, and each line costs a miss.
 #[derive(Debug)]
 #[repr(C, align(64))]
-pub struct Watch {
+pub struct StreamWatch {
     /// The last content event, or the start of the wait for the first one.
     moved: AtomicU64,
     /// When the body last handed a frame to hyper; counts while `is_waiting` is false.
@@ -47,14 +47,14 @@ pub struct Watch {
     is_decoding: AtomicBool,
     is_over: AtomicBool,
     wants_flush: AtomicBool,
-    verdict: AtomicU8,
+    expiry: OnceLock<Expiry>,
     kill: KillSwitch,
-    limits: Limits,
+    deadlines: StreamDeadlines,
 }
 
 /// Deadlines of one stream.
 #[derive(Clone, Copy, Debug)]
-pub struct Limits {
+pub struct StreamDeadlines {
     /// Between two content events; `None` for answers that are not streams.
     pub inter_token: Option<Duration>,
     /// Without a byte taken by the client.
@@ -65,89 +65,81 @@ pub struct Limits {
     pub total_at: Stamp,
 }
 
-impl Watch {
-    /// The stream waits for its replica from now on. Call [`Self::moved`] before it where the client held us up:
+impl StreamWatch {
+    /// The stream waits for its replica from now on. Call [`Self::restart_silence`] before it where the client held us up:
     /// the watchdog may look at any moment.
-    pub fn waits(&self) {
+    pub fn waits_for_replica(&self) {
         self.is_waiting.store(true, Ordering::Release);
     }
 
     /// A frame went to hyper: until the next poll the client is waited for.
-    pub fn handed(&self, now: Stamp) {
+    pub fn waits_for_client(&self, now: Stamp) {
         self.handed.store(now.as_nanos(), Ordering::Relaxed);
         self.is_waiting.store(false, Ordering::Release);
     }
 
-    /// The silence starts anew: a content event came, or the client held us up.
-    pub fn moved(&self, now: Stamp) {
+    /// Restarts the silence: a content event came, or the client held us up.
+    pub fn restart_silence(&self, now: Stamp) {
         self.moved.store(now.as_nanos(), Ordering::Relaxed);
     }
 
     /// A content event came.
     pub fn progressed(&self, now: Stamp) {
-        self.moved(now);
+        self.restart_silence(now);
         self.vitals.progressed(now);
     }
 
     /// The first content event came: `inter_token` counts from here.
     pub fn decodes(&self, now: Stamp) {
-        self.moved(now);
+        self.restart_silence(now);
         self.is_decoding.store(true, Ordering::Release);
         self.vitals.answered(now);
     }
 
-    /// The stream ended: the watchdog forgets it.
-    pub fn is_done(&self) {
+    /// The stream ended: the watchdog drops it at its next check.
+    pub fn close(&self) {
         self.is_over.store(true, Ordering::Relaxed);
     }
 
     /// The stream fell silent: gaps that wait to be merged are to be merged now.
     #[must_use]
-    pub fn takes_flush(&self) -> bool {
+    pub fn take_flush_request(&self) -> bool {
         self.wants_flush.load(Ordering::Relaxed) && self.wants_flush.swap(false, Ordering::Relaxed)
     }
 
     /// Ready when the stream has to end.
-    pub fn poll_verdict(&self, cx: &Context<'_>) -> Poll<Verdict> {
-        if let Some(verdict) = self.verdict() {
-            return Poll::Ready(verdict);
+    pub fn poll_expiry(&self, cx: &Context<'_>) -> Poll<Expiry> {
+        if let Some(expiry) = self.expiry() {
+            return Poll::Ready(expiry);
         }
         self.waker.register(cx.waker());
-        self.verdict().map_or(Poll::Pending, Poll::Ready)
+        self.expiry().map_or(Poll::Pending, Poll::Ready)
     }
 
-    /// The verdict, if there is one.
+    /// Why the stream has to end, if it has to.
     #[must_use]
-    pub fn verdict(&self) -> Option<Verdict> {
-        Some(match self.verdict.load(Ordering::Acquire) {
-            0 => return None,
-            1 => Verdict::Deadline(Timer::InterToken),
-            2 => Verdict::Deadline(Timer::Total),
-            3 => Verdict::Deadline(Timer::ClientStall),
-            4 => Verdict::ReplicaSilent,
-            6 => Verdict::Deadline(Timer::FirstToken),
-            _ => Verdict::DrainOver,
-        })
+    pub fn expiry(&self) -> Option<Expiry> {
+        self.expiry.get().copied()
     }
 
-    fn judge(&self, now: Stamp, drain_over: bool) {
+    fn check(&self, now: Stamp, drain_over: bool) {
         // The stamps are written before the flags that make them count.
         let is_waiting = self.is_waiting.load(Ordering::Acquire);
         let is_decoding = self.is_decoding.load(Ordering::Acquire);
-        let verdict = if drain_over {
-            Some(5)
-        } else if now >= self.limits.total_at {
-            Some(2)
-        } else if !is_decoding && self.limits.first_token_at.is_some_and(|at| now >= at) {
-            Some(6)
+        let expiry = if drain_over {
+            Some(Expiry::DrainOver)
+        } else if now >= self.deadlines.total_at {
+            Some(Expiry::Deadline(Timer::Total))
+        } else if !is_decoding && self.deadlines.first_token_at.is_some_and(|at| now >= at) {
+            Some(Expiry::Deadline(Timer::FirstToken))
         } else if is_waiting {
-            self.judge_silence(now, is_decoding)
+            self.check_silence(now, is_decoding)
         } else {
             let handed = Stamp::from_nanos(self.handed.load(Ordering::Relaxed));
-            (now.since(handed) >= self.limits.client_stall).then_some(3)
+            (now.since(handed) >= self.deadlines.client_stall).then_some(Expiry::Deadline(Timer::ClientStall))
         };
-        let Some(verdict) = verdict else { return };
-        if self.verdict.compare_exchange(0, verdict, Ordering::AcqRel, Ordering::Acquire).is_err() {
+        let Some(expiry) = expiry else { return };
+        if self.expiry.set(expiry).is_err() {
             return;
         }
         if is_waiting {
@@ -158,41 +150,41 @@ impl Watch {
         }
     }
 
-    fn judge_silence(&self, now: Stamp, is_decoding: bool) -> Option<u8> {
-        let inter_token = self.limits.inter_token?;
+    fn check_silence(&self, now: Stamp, is_decoding: bool) -> Option<Expiry> {
+        let inter_token = self.deadlines.inter_token?;
         let silence = now.since(Stamp::from_nanos(self.moved.load(Ordering::Relaxed)));
         if (FLUSH_AFTER..FLUSH_AFTER + 2 * TICK).contains(&silence) {
             self.wants_flush.store(true, Ordering::Relaxed);
             self.waker.wake();
         }
         if is_decoding && silence >= inter_token {
-            return Some(1);
+            return Some(Expiry::Deadline(Timer::InterToken));
         }
         if silence >= QUIET && self.vitals.refused_since().is_some() {
-            return Some(4);
+            return Some(Expiry::ReplicaSilent);
         }
         if silence < inter_token / 2 || now.since(self.vitals.last_progress()) < inter_token / 2 {
             return None;
         }
         if self.vitals.frozen_since().is_some() {
-            return Some(4);
+            return Some(Expiry::ReplicaSilent);
         }
         self.vitals.suspect(now);
         None
     }
 }
 
-/// Looks after all streams of the gateway.
+/// Enforces the deadlines of all streams.
 #[derive(Debug)]
 pub struct Watchdog {
     clock: Clock,
-    shards: [Mutex<Vec<Arc<Watch>>>; SHARDS],
+    shards: [Mutex<Vec<Arc<StreamWatch>>>; SHARDS],
     next: AtomicU64,
     drain_over: AtomicBool,
 }
 
 impl Watchdog {
-    /// A watchdog without streams; [`Watchdog::run`] makes it look.
+    /// A watchdog without streams; [`Watchdog::run`] does the work.
     #[must_use]
     pub fn new(clock: Clock) -> Arc<Self> {
         Arc::new(Self {
@@ -203,20 +195,26 @@ impl Watchdog {
         })
     }
 
-    /// Looks after a stream that starts to wait for `vitals`' replica now.
+    /// Registers a stream that starts to wait for `vitals`' replica now.
     #[must_use]
-    pub fn watch(&self, vitals: Arc<Vitals>, kill: KillSwitch, limits: Limits, now: Stamp) -> Arc<Watch> {
-        let watch = Arc::new(Watch {
+    pub fn watch(
+        &self,
+        vitals: Arc<Vitals>,
+        kill: KillSwitch,
+        deadlines: StreamDeadlines,
+        now: Stamp,
+    ) -> Arc<StreamWatch> {
+        let watch = Arc::new(StreamWatch {
             vitals,
             kill,
-            limits,
+            deadlines,
             moved: AtomicU64::new(now.as_nanos()),
             handed: AtomicU64::new(now.as_nanos()),
             is_waiting: AtomicBool::new(true),
             is_decoding: AtomicBool::new(false),
             is_over: AtomicBool::new(false),
             wants_flush: AtomicBool::new(false),
-            verdict: AtomicU8::new(0),
+            expiry: OnceLock::new(),
             waker: AtomicWaker::new(),
         });
         let shard = self.next.fetch_add(1, Ordering::Relaxed) as usize % SHARDS;
@@ -226,12 +224,12 @@ impl Watchdog {
         watch
     }
 
-    /// Every stream that still runs gets the verdict [`Verdict::DrainOver`].
+    /// Expires every stream that still runs with [`Expiry::DrainOver`].
     pub fn end_drain(&self) {
         self.drain_over.store(true, Ordering::Relaxed);
     }
 
-    /// Streams that are looked after.
+    /// Number of running streams.
     #[must_use]
     pub fn streams(&self) -> usize {
         self.shards
@@ -240,7 +238,7 @@ impl Watchdog {
             .sum()
     }
 
-    /// Looks at every stream, for ever.
+    /// Checks every stream each [`TICK`]; never returns.
     pub async fn run(self: Arc<Self>) {
         let mut tick = tokio::time::interval(TICK);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -250,7 +248,7 @@ impl Watchdog {
         }
     }
 
-    /// One look at every stream; ended ones are forgotten.
+    /// Checks every stream once and drops the ended ones.
     fn look(&self) {
         let now = self.clock.now();
         let drain_over = self.drain_over.load(Ordering::Relaxed);
@@ -258,7 +256,7 @@ impl Watchdog {
             shard.lock().retain(|watch| {
                 let goes_on = !watch.is_over.load(Ordering::Relaxed);
                 if goes_on {
-                    watch.judge(now, drain_over);
+                    watch.check(now, drain_over);
                 }
                 goes_on
             });
@@ -282,16 +280,16 @@ const QUIET: Duration = Duration::from_secs(1);
 mod tests {
     use super::*;
 
-    fn watched(inter_token: u64) -> (Arc<Watchdog>, Arc<Watch>, Arc<Vitals>, KillSwitch) {
+    fn watched(inter_token: u64) -> (Arc<Watchdog>, Arc<StreamWatch>, Arc<Vitals>, KillSwitch) {
         let dog = Watchdog::new(Clock::start());
         let (vitals, kill) = (Arc::new(Vitals::default()), KillSwitch::default());
-        let limits = Limits {
+        let deadlines = StreamDeadlines {
             inter_token: Some(Duration::from_secs(inter_token)),
             client_stall: Duration::from_secs(60),
             first_token_at: Some(at(300)),
             total_at: at(1000),
         };
-        let watch = dog.watch(Arc::clone(&vitals), kill.clone(), limits, at(1));
+        let watch = dog.watch(Arc::clone(&vitals), kill.clone(), deadlines, at(1));
         (dog, watch, vitals, kill)
     }
 
@@ -302,16 +300,16 @@ mod tests {
     #[test]
     fn silence_counts_only_after_the_first_token() {
         let (_dog, watch, _, _) = watched(10);
-        watch.judge(at(50), false);
-        assert_eq!(watch.verdict(), None);
+        watch.check(at(50), false);
+        assert_eq!(watch.expiry(), None);
         let (_other_dog, other, ..) = watched(1000);
-        other.judge(at(300), false);
-        assert_eq!(other.verdict(), Some(Verdict::Deadline(Timer::FirstToken)));
+        other.check(at(300), false);
+        assert_eq!(other.expiry(), Some(Expiry::Deadline(Timer::FirstToken)));
         watch.decodes(at(51));
-        watch.judge(at(60), false);
-        assert_eq!(watch.verdict(), None);
-        watch.judge(at(61), false);
-        assert_eq!(watch.verdict(), Some(Verdict::Deadline(Timer::InterToken)));
+        watch.check(at(60), false);
+        assert_eq!(watch.expiry(), None);
+        watch.check(at(61), false);
+        assert_eq!(watch.expiry(), Some(Expiry::Deadline(Timer::InterToken)));
     }
 
     #[test]
@@ -319,21 +317,21 @@ mod tests {
         let (_dog, watch, vitals, _) = watched(30);
         watch.decodes(at(10));
         vitals.refused(at(10));
-        watch.judge(Stamp::from_nanos(10_500_000_000), false);
-        assert_eq!(watch.verdict(), None);
-        watch.judge(at(12), false);
-        assert_eq!(watch.verdict(), Some(Verdict::ReplicaSilent));
+        watch.check(Stamp::from_nanos(10_500_000_000), false);
+        assert_eq!(watch.expiry(), None);
+        watch.check(at(12), false);
+        assert_eq!(watch.expiry(), Some(Expiry::ReplicaSilent));
     }
 
     #[test]
     fn half_a_silence_asks_for_a_probe_and_an_unanswered_probe_ends_it() {
         let (_dog, watch, vitals, _) = watched(20);
         watch.decodes(at(10));
-        watch.judge(at(21), false);
-        assert_eq!(watch.verdict(), None);
+        watch.check(at(21), false);
+        assert_eq!(watch.expiry(), None);
         vitals.frozen(at(22));
-        watch.judge(at(22), false);
-        assert_eq!(watch.verdict(), Some(Verdict::ReplicaSilent));
+        watch.check(at(22), false);
+        assert_eq!(watch.expiry(), Some(Expiry::ReplicaSilent));
     }
 
     #[test]
@@ -342,19 +340,19 @@ mod tests {
         watch.decodes(at(10));
         vitals.frozen(at(15));
         vitals.progressed(at(20));
-        watch.judge(at(22), false);
-        assert_eq!(watch.verdict(), None);
+        watch.check(at(22), false);
+        assert_eq!(watch.expiry(), None);
     }
 
     #[test]
     fn a_client_that_takes_nothing_is_cut_from_outside_and_feeds_no_token_deadline() {
         let (_dog, watch, _, kill) = watched(5);
         watch.decodes(at(10));
-        watch.handed(at(10));
-        watch.judge(at(30), false);
-        assert_eq!(watch.verdict(), None);
-        watch.judge(at(70), false);
-        assert_eq!(watch.verdict(), Some(Verdict::Deadline(Timer::ClientStall)));
+        watch.waits_for_client(at(10));
+        watch.check(at(30), false);
+        assert_eq!(watch.expiry(), None);
+        watch.check(at(70), false);
+        assert_eq!(watch.expiry(), Some(Expiry::Deadline(Timer::ClientStall)));
         assert!(kill.is_cancelled());
     }
 }

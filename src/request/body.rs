@@ -1,7 +1,7 @@
 //! Reads a request body whole, bounded in size, in time and in what all bodies hold together.
 //!
-//! The body is kept as bytes and forwarded as read: framing never crosses, and a retry needs all of it. A
-//! client that declares too much is told so before it uploads (its `Expect` is never answered then).
+//! The body is kept as bytes and forwarded as read: framing never crosses, and a retry needs all of it. A client that
+//! declares more than the limit is refused before it uploads (its `Expect` is not answered).
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -42,7 +42,7 @@ pub struct BodyLimits {
 }
 
 impl HeldBody {
-    /// No body.
+    /// A request without a body.
     #[must_use]
     pub fn empty() -> Self {
         Self { bytes: Bytes::new(), _share: None }
@@ -50,7 +50,7 @@ impl HeldBody {
 }
 
 impl BodyMemory {
-    /// Room for `bytes`.
+    /// `bytes` for all bodies together, in units of 1 KiB.
     #[must_use]
     pub fn new(bytes: usize) -> Self {
         let total_units = units(bytes).max(1);

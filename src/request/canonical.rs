@@ -7,17 +7,17 @@
 //! out. An image, sound or file stands for a fixed number of bytes made of its digest, because its tokens do not grow
 //! with its base64.
 //!
-//! Nothing is copied together: the bytes go straight into the chain. The tests are beside [`Prompt::read`].
+//! Nothing is copied together: the bytes go straight into the chain. The tests are beside `RequestPrompt::read`.
 
-use crate::request::chain::{ChainBuilder, ChainSeed, FINE_BLOCK, Root, Unit};
+use crate::request::chain::{ChainBuilder, ChainSeed, FINE_BLOCK, PrefixChain, Root};
 use crate::request::dialect::Dialect;
 use crate::request::fields::Fields;
-use crate::request::json::{Cursor, Fault, Kind, Raw};
-use crate::request::prompt::{Prompt, PromptSize};
+use crate::request::json::{Cursor, JsonError, JsonKind, Raw};
+use crate::request::prompt_size::PromptSize;
 use crate::units::Tokens;
 
 /// A walk over the fields of one request, feeding a chain as it goes.
-pub(super) struct Walk<'s> {
+pub(super) struct PromptWalk<'s> {
     chain: ChainBuilder<'s>,
     seed: &'s ChainSeed,
     media: u32,
@@ -25,7 +25,7 @@ pub(super) struct Walk<'s> {
     is_text: bool,
 }
 
-impl<'s> Walk<'s> {
+impl<'s> PromptWalk<'s> {
     /// A walk that starts an empty chain with room for about `bytes` bytes.
     pub(super) fn new(seed: &'s ChainSeed, root: Root<'_>, bytes: usize) -> Self {
         let chain = ChainBuilder::new(seed, root).with_room_for(bytes);
@@ -33,7 +33,7 @@ impl<'s> Walk<'s> {
     }
 
     /// Feeds the prompt of a request. A fault is possible only in fields that were not validated.
-    pub(super) fn request(&mut self, dialect: Dialect, fields: &Fields<'_>) -> Result<(), Fault> {
+    pub(super) fn request(&mut self, dialect: Dialect, fields: &Fields<'_>) -> Result<(), JsonError> {
         let given = &fields.prompt;
         match dialect {
             Dialect::Chat
@@ -53,7 +53,7 @@ impl<'s> Walk<'s> {
                 self.each(given.tools, Self::tool)?;
                 self.system(given.instructions)?;
                 match given.input {
-                    Some(input) if input.kind() == Kind::Str => self.said_by("user", input),
+                    Some(input) if input.kind() == JsonKind::Str => self.said_by("user", input),
                     input => self.each(input, Self::message),
                 }
             }
@@ -66,39 +66,37 @@ impl<'s> Walk<'s> {
     }
 
     /// What the walk has found.
-    pub(super) fn finish(mut self) -> Prompt {
+    pub(super) fn finish(self) -> (PrefixChain, PromptSize) {
         let exact_tokens = Some(Tokens(self.token_ids)).filter(|n| n.0 > 0 && !self.is_text);
-        if exact_tokens.is_some() {
-            self.chain.set_unit(Unit::TokenIds);
-        }
         let chain = self.chain.finish();
-        Prompt { size: PromptSize { bytes: chain.bytes(), media: self.media, exact_tokens }, chain }
+        let size = PromptSize { bytes: chain.bytes(), media: self.media, exact_tokens };
+        (chain, size)
     }
 
     fn each(
         &mut self,
         list: Option<Raw<'_>>,
-        element: fn(&mut Self, &mut Cursor<'_>) -> Result<(), Fault>,
-    ) -> Result<(), Fault> {
+        element: fn(&mut Self, &mut Cursor<'_>) -> Result<(), JsonError>,
+    ) -> Result<(), JsonError> {
         let Some(list) = list else { return Ok(()) };
         match list.kind() {
-            Kind::Array => list.cursor().array(|cursor| element(self, cursor)),
+            JsonKind::Array => list.cursor().array(|cursor| element(self, cursor)),
             // The engine will refuse it; until then it is some text like any other.
             _ => self.verbatim(&mut list.cursor()),
         }
     }
 
-    fn tool(&mut self, cursor: &mut Cursor<'_>) -> Result<(), Fault> {
+    fn tool(&mut self, cursor: &mut Cursor<'_>) -> Result<(), JsonError> {
         self.mark(TOOL);
         self.verbatim(cursor)
     }
 
-    fn system(&mut self, text: Option<Raw<'_>>) -> Result<(), Fault> {
+    fn system(&mut self, text: Option<Raw<'_>>) -> Result<(), JsonError> {
         text.map_or(Ok(()), |text| self.said_by("system", text))
     }
 
     /// The same bytes as `{"role": role, "content": content}` gives.
-    fn said_by(&mut self, role: &str, content: Raw<'_>) -> Result<(), Fault> {
+    fn said_by(&mut self, role: &str, content: Raw<'_>) -> Result<(), JsonError> {
         self.mark(MESSAGE);
         self.key("role");
         for piece in ["\"", role, "\""] {
@@ -107,9 +105,9 @@ impl<'s> Walk<'s> {
         self.content(&mut content.cursor())
     }
 
-    fn message(&mut self, cursor: &mut Cursor<'_>) -> Result<(), Fault> {
+    fn message(&mut self, cursor: &mut Cursor<'_>) -> Result<(), JsonError> {
         self.mark(MESSAGE);
-        if cursor.ahead() != Kind::Object {
+        if cursor.ahead() != JsonKind::Object {
             return self.content(cursor);
         }
         cursor.object(|key, cursor| match key.escaped().unwrap_or_default() {
@@ -118,31 +116,31 @@ impl<'s> Walk<'s> {
         })
     }
 
-    fn content(&mut self, cursor: &mut Cursor<'_>) -> Result<(), Fault> {
+    fn content(&mut self, cursor: &mut Cursor<'_>) -> Result<(), JsonError> {
         match cursor.ahead() {
-            Kind::Str => self.string(cursor),
-            Kind::Array => cursor.array(|cursor| match cursor.ahead() {
-                Kind::Str => self.string(cursor),
+            JsonKind::Str => self.string(cursor),
+            JsonKind::Array => cursor.array(|cursor| match cursor.ahead() {
+                JsonKind::Str => self.string(cursor),
                 _ => self.part(cursor),
             }),
-            Kind::Null => Ok(()),
+            JsonKind::Null => Ok(()),
             _ => self.part(cursor),
         }
     }
 
-    fn part(&mut self, cursor: &mut Cursor<'_>) -> Result<(), Fault> {
-        if cursor.ahead() != Kind::Object {
+    fn part(&mut self, cursor: &mut Cursor<'_>) -> Result<(), JsonError> {
+        if cursor.ahead() != JsonKind::Object {
             return self.verbatim(cursor);
         }
         cursor.object(|key, cursor| match (key.escaped().unwrap_or_default(), cursor.ahead()) {
-            ("text", Kind::Str) => self.string(cursor),
+            ("text", JsonKind::Str) => self.string(cursor),
             (key, _) => self.member(key, cursor),
         })
     }
 
     /// A member of a message or of a content part that is not its text.
-    fn member(&mut self, key: &str, cursor: &mut Cursor<'_>) -> Result<(), Fault> {
-        if cursor.ahead() == Kind::Null {
+    fn member(&mut self, key: &str, cursor: &mut Cursor<'_>) -> Result<(), JsonError> {
+        if cursor.ahead() == JsonKind::Null {
             return Ok(());
         }
         match key {
@@ -160,7 +158,7 @@ impl<'s> Walk<'s> {
         }
     }
 
-    fn field(&mut self, key: &str, cursor: &mut Cursor<'_>) -> Result<(), Fault> {
+    fn field(&mut self, key: &str, cursor: &mut Cursor<'_>) -> Result<(), JsonError> {
         let value = cursor.value()?;
         let says_nothing = key == "type"
             && matches!(value.escaped(), Some("message" | "text" | "input_text" | "output_text"));
@@ -171,7 +169,7 @@ impl<'s> Walk<'s> {
         Ok(())
     }
 
-    fn source(&mut self, cursor: &mut Cursor<'_>) -> Result<(), Fault> {
+    fn source(&mut self, cursor: &mut Cursor<'_>) -> Result<(), JsonError> {
         let source = cursor.value()?;
         if is_text_source(source)? {
             self.text(source.text());
@@ -194,11 +192,11 @@ impl<'s> Walk<'s> {
         }
     }
 
-    fn texts_of(&mut self, given: Option<Raw<'_>>) -> Result<(), Fault> {
+    fn texts_of(&mut self, given: Option<Raw<'_>>) -> Result<(), JsonError> {
         given.map_or(Ok(()), |given| self.texts(&mut given.cursor()))
     }
 
-    fn list_of(&mut self, given: [Option<Raw<'_>>; 2]) -> Result<(), Fault> {
+    fn list_of(&mut self, given: [Option<Raw<'_>>; 2]) -> Result<(), JsonError> {
         for text in given.into_iter().flatten() {
             self.chain.feed(NEXT_TEXT);
             self.texts(&mut text.cursor())?;
@@ -207,19 +205,19 @@ impl<'s> Walk<'s> {
     }
 
     /// A text, token ids, or a list of either: the engine takes each of a list as a prompt of its own.
-    fn texts(&mut self, cursor: &mut Cursor<'_>) -> Result<(), Fault> {
+    fn texts(&mut self, cursor: &mut Cursor<'_>) -> Result<(), JsonError> {
         match cursor.ahead() {
-            Kind::Number => self.token_id(cursor),
-            Kind::Array => {
+            JsonKind::Number => self.token_id(cursor),
+            JsonKind::Array => {
                 let mut is_first = true;
                 cursor.array(|cursor| {
-                    if !std::mem::replace(&mut is_first, false) && cursor.ahead() != Kind::Number {
+                    if !std::mem::replace(&mut is_first, false) && cursor.ahead() != JsonKind::Number {
                         self.chain.feed(NEXT_TEXT);
                     }
                     self.texts(cursor)
                 })
             }
-            Kind::Str => {
+            JsonKind::Str => {
                 let text = cursor.value()?;
                 self.text(text.escaped().unwrap_or_default());
                 Ok(())
@@ -228,7 +226,7 @@ impl<'s> Walk<'s> {
         }
     }
 
-    fn token_id(&mut self, cursor: &mut Cursor<'_>) -> Result<(), Fault> {
+    fn token_id(&mut self, cursor: &mut Cursor<'_>) -> Result<(), JsonError> {
         let number = cursor.value()?.text();
         if let Ok(id) = number.parse::<u32>() {
             self.token_ids += 1;
@@ -239,14 +237,14 @@ impl<'s> Walk<'s> {
         Ok(())
     }
 
-    fn string(&mut self, cursor: &mut Cursor<'_>) -> Result<(), Fault> {
+    fn string(&mut self, cursor: &mut Cursor<'_>) -> Result<(), JsonError> {
         let text = cursor.value()?;
         self.mark(TEXT);
         self.text(text.escaped().unwrap_or_default());
         Ok(())
     }
 
-    fn verbatim(&mut self, cursor: &mut Cursor<'_>) -> Result<(), Fault> {
+    fn verbatim(&mut self, cursor: &mut Cursor<'_>) -> Result<(), JsonError> {
         let value = cursor.value()?;
         self.text(value.text());
         Ok(())
@@ -269,13 +267,13 @@ impl<'s> Walk<'s> {
 }
 
 /// Whether a document's `source` holds its text (`{"type":"text","data":…}`) rather than a file.
-fn is_text_source(source: Raw<'_>) -> Result<bool, Fault> {
+fn is_text_source(source: Raw<'_>) -> Result<bool, JsonError> {
     let mut is_text = false;
-    if source.kind() == Kind::Object {
+    if source.kind() == JsonKind::Object {
         source.cursor().object(|key, cursor| {
             let value = cursor.value()?;
             is_text |= key.escaped() == Some("type") && matches!(value.escaped(), Some("text" | "content"));
-            Ok::<_, Fault>(())
+            Ok::<_, JsonError>(())
         })?;
     }
     Ok(is_text)

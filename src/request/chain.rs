@@ -1,18 +1,15 @@
 //! The prefix chain: chained hashes of a prompt's fixed-size blocks, block i's hash covering blocks 0..=i.
 //!
-//! Two prompts that begin alike have chains that begin alike, so one number per block tells how much of a prompt
-//! a replica has seen. Blocks are short at first, where prompts part, and longer far out, where only length
-//! matters. The canonical bytes are hashed as they are fed and never put together in one place.
+//! Chains of prompts with a common prefix have a common prefix, so one hash per block says how much of a prompt a
+//! replica has cached. Blocks are 256 bytes up to 128 KiB, where prompts diverge, and 2 KiB beyond. The canonical bytes
+//! are hashed as they are fed, without being concatenated.
 //!
-//! What those bytes are is said in `prompt`; which replica holds what is the routing's affair.
+//! `canonical` defines those bytes; the routing's prefix index knows which replica holds which block.
 
 use smallvec::SmallVec;
-use twox_hash::XxHash3_64;
-use xxhash_rust::xxh3::xxh3_64_with_seed;
+use xxhash_rust::xxh3::{xxh3_64_with_secret, xxh3_64_with_seed};
 
 use crate::config::Secret;
-use crate::request::ratio::TokenRatio;
-use crate::units::Tokens;
 
 /// Makes chains of this gateway (and of all that share `routing.seed`) comparable, and unguessable to others.
 #[derive(Clone)]
@@ -38,12 +35,10 @@ impl ChainSeed {
         xxh3_64_with_seed(bytes, self.seed)
     }
 
-    /// The hash of a chain that goes on with this block. The block is hashed by itself and linked by eight bytes: so a
-    /// processor may work at several blocks at once. Blocks take most of a decision's time in long prompts, so their xxh3
-    /// is the one that looks at run time for what the processor can do, where the other settles for what all of them can.
+    /// The hash of a chain that goes on with this block. The block is hashed by itself and linked by eight bytes, so that a
+    /// processor can work on several blocks at once.
     fn link(&self, before: u64, block: &[u8]) -> u64 {
-        let content = XxHash3_64::oneshot_with_secret(&self.secret, block)
-            .expect("invariant: the secret is longer than the 136 bytes that xxh3 asks for");
+        let content = xxh3_64_with_secret(block, &self.secret);
         xxh3_64_with_seed(&content.to_le_bytes(), before)
     }
 }
@@ -65,26 +60,21 @@ pub struct Root<'a> {
     pub template: u8,
 }
 
-/// What the canonical bytes of a prompt are.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Unit {
-    /// Text: tokens are estimated from bytes.
-    #[default]
-    Text,
-    /// Token ids, four bytes each: tokens are exact.
-    TokenIds,
-}
-
 /// The chain of one prompt.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PrefixChain {
     hashes: Vec<u64>,
     whole: u64,
     bytes: u64,
-    unit: Unit,
 }
 
 impl PrefixChain {
+    /// A chain whose hashes are given, for simulated prompts.
+    #[cfg(test)]
+    pub(crate) fn of_hashes(hashes: Vec<u64>, bytes: u64) -> Self {
+        Self { whole: hashes.last().copied().unwrap_or_default(), hashes, bytes }
+    }
+
     /// The hash of every whole block, in order.
     #[must_use]
     pub fn hashes(&self) -> &[u64] {
@@ -109,17 +99,6 @@ impl PrefixChain {
         let fine = (i + 1).min(FINE_BLOCKS) as u64;
         let coarse = (i + 1).saturating_sub(FINE_BLOCKS) as u64;
         fine * FINE_BLOCK as u64 + coarse * COARSE_BLOCK as u64
-    }
-
-    /// How many tokens the first `blocks` blocks hold.
-    #[must_use]
-    pub fn tokens_in(&self, blocks: usize, ratio: &TokenRatio) -> Tokens {
-        let Some(last) = blocks.checked_sub(1) else { return Tokens(0) };
-        let bytes = self.block_end_bytes(last);
-        match self.unit {
-            Unit::Text => ratio.estimate(bytes),
-            Unit::TokenIds => Tokens(bytes / 4),
-        }
     }
 }
 
@@ -151,12 +130,7 @@ impl<'s> ChainBuilder<'s> {
         self
     }
 
-    /// Says that token ids are fed, not text.
-    pub fn set_unit(&mut self, unit: Unit) {
-        self.chain.unit = unit;
-    }
-
-    /// Appends canonical bytes.
+    /// Appends canonical bytes; past [`MAX_BLOCKS`] they are only counted.
     pub fn feed(&mut self, mut bytes: &[u8]) {
         self.chain.bytes += bytes.len() as u64;
         while !bytes.is_empty() && self.chain.hashes.len() < MAX_BLOCKS {
@@ -256,12 +230,11 @@ mod tests {
     }
 
     #[test]
-    fn a_block_is_hashed_by_xxh3_whatever_the_processor() {
+    fn a_block_has_the_same_hash_on_every_processor() {
         let seed = seed("s");
-        for len in [FINE_BLOCK, COARSE_BLOCK] {
+        for (len, hash) in [(FINE_BLOCK, 0x1b42_4832_1c2a_78ef), (COARSE_BLOCK, 0xb24e_78f3_aef5_9374)] {
             let block: Vec<u8> = (0..len).map(|i| (i * 31 % 251) as u8).collect();
-            let content = xxhash_rust::xxh3::xxh3_64_with_secret(&block, &seed.secret);
-            assert_eq!(seed.link(7, &block), xxh3_64_with_seed(&content.to_le_bytes(), 7));
+            assert_eq!(seed.link(7, &block), hash, "{len}");
         }
     }
 
@@ -289,16 +262,6 @@ mod tests {
         let chain = chain_of(ROOT, &[&[0; 4096]]);
         let distinct: std::collections::HashSet<_> = chain.hashes().iter().collect();
         assert_eq!(distinct.len(), chain.hashes().len());
-    }
-
-    #[test]
-    fn tokens_are_exact_for_ids_and_estimated_for_text() {
-        let mut chain = chain_of(ROOT, &[&[0; 1024]]);
-        let ratio = TokenRatio::default();
-        assert_eq!((chain.tokens_in(0, &ratio), chain.tokens_in(3, &ratio)), (Tokens(0), Tokens(192)));
-        chain.unit = Unit::TokenIds;
-        ratio.observe(1_000_000, Tokens(500_000));
-        assert_eq!(chain.tokens_in(3, &ratio), Tokens(192));
     }
 
     proptest! {

@@ -10,10 +10,9 @@
 use std::borrow::Cow;
 
 use crate::request::dialect::Dialect;
-use crate::request::json::{Cursor, Fault, Kind, Raw};
-use crate::units::Tokens;
+use crate::request::json::{Cursor, JsonError, JsonKind, Raw};
 
-/// What a request body says, as far as the gateway cares.
+/// The fields of a request body that the gateway uses.
 #[derive(Clone, Debug, Default)]
 pub struct Fields<'a> {
     /// `model`, unescaped.
@@ -24,16 +23,10 @@ pub struct Fields<'a> {
     pub is_stream: bool,
     /// `stream_options` as it stands in the body, `null` included.
     pub stream_options: Option<Raw<'a>>,
-    /// `max_completion_tokens`, else `max_tokens`, else `max_output_tokens`.
-    pub max_tokens: Option<Tokens>,
     /// `n`, the number of choices (default 1).
     pub choices: u32,
     /// `echo`: the prompt comes back in front of the completion.
     pub echo: bool,
-    /// `priority`
-    pub priority: Option<i64>,
-    /// `user`
-    pub user: Option<Cow<'a, str>>,
     /// `cache_salt`: part of the engine's prefix identity.
     pub cache_salt: Option<Cow<'a, str>>,
     /// `previous_response_id`: pins the request to the replica that made it.
@@ -83,7 +76,7 @@ pub enum FieldError {
     /// Text that is not JSON.
     #[error("request body is not valid JSON: {problem} at line {line} column {column}")]
     Malformed {
-        /// What is wrong.
+        /// Short description, without text of the body.
         problem: &'static str,
         /// Line, from 1.
         line: usize,
@@ -96,15 +89,15 @@ pub enum FieldError {
     /// A key given twice whose two values could be read differently.
     #[error("`{field}` is given more than once")]
     Duplicate {
-        /// The key.
+        /// Key in the body.
         field: &'static str,
     },
     /// A value of the wrong type.
     #[error("`{field}` must be {expected}")]
     WrongType {
-        /// The key.
+        /// Key in the body.
         field: &'static str,
-        /// Its type.
+        /// The type that it must have, with its article.
         expected: &'static str,
     },
     /// No model where the dialect needs one.
@@ -113,7 +106,7 @@ pub enum FieldError {
 }
 
 impl FieldError {
-    /// What to tell the client.
+    /// The message for the client.
     #[must_use]
     pub fn message(&self) -> String {
         self.to_string()
@@ -167,17 +160,17 @@ fn parse_object(body: &[u8]) -> Result<Fields<'_>, FieldError> {
         FieldError::NotUtf8 { line, column }
     })?;
     let mut cursor = Cursor::new(text);
-    let mut reading = Reading::default();
-    let read = if cursor.ahead() == Kind::Object {
+    let mut reading = FieldReader::default();
+    let read = if cursor.ahead() == JsonKind::Object {
         cursor.object(|key, cursor| reading.member(key, cursor))
     } else {
-        // Worth telling a scalar from a text that is no JSON at all.
+        // A scalar and a text that is not JSON are different errors.
         cursor.value().map_err(Stop::from).and(Err(Stop::Field(FieldError::NotAnObject)))
     };
     match read.and_then(|()| Ok(cursor.end()?)) {
         Ok(()) => Ok(reading.finish()),
         Err(Stop::Field(error)) => Err(error),
-        Err(Stop::Json(Fault { at, problem })) => {
+        Err(Stop::Json(JsonError { at, problem })) => {
             let (line, column) = place(body, at);
             Err(FieldError::Malformed { problem, line, column })
         }
@@ -193,44 +186,36 @@ fn place(body: &[u8], at: usize) -> (usize, usize) {
 
 /// Why reading stopped: the place of a fault is turned into line and column only at the end.
 enum Stop {
-    Json(Fault),
+    Json(JsonError),
     Field(FieldError),
 }
 
-impl From<Fault> for Stop {
-    fn from(fault: Fault) -> Self {
+impl From<JsonError> for Stop {
+    fn from(fault: JsonError) -> Self {
         Self::Json(fault)
     }
 }
 
 #[derive(Default)]
-struct Reading<'a> {
+struct FieldReader<'a> {
     fields: Fields<'a>,
     has_model: bool,
     has_stream: bool,
     choices: Option<u32>,
-    max_completion_tokens: Option<Tokens>,
-    max_tokens: Option<Tokens>,
-    max_output_tokens: Option<Tokens>,
 }
 
-impl<'a> Reading<'a> {
+impl<'a> FieldReader<'a> {
     fn member(&mut self, key: Raw<'a>, cursor: &mut Cursor<'a>) -> Result<(), Stop> {
         let value = cursor.value()?;
-        // A key with a lone surrogate is none of ours.
+        // A key with a lone surrogate matches no field.
         let Some(key) = key.string() else { return Ok(()) };
         let fields = &mut self.fields;
         match &*key {
             "model" => self.model(value).map_err(Stop::Field)?,
             "stream" => self.stream(value).map_err(Stop::Field)?,
             "stream_options" => fields.stream_options = Some(value),
-            "max_completion_tokens" => self.max_completion_tokens = tokens(value),
-            "max_tokens" => self.max_tokens = tokens(value),
-            "max_output_tokens" => self.max_output_tokens = tokens(value),
             "n" => self.choices = value.text().parse().ok(),
             "echo" => fields.echo = value.text() == "true",
-            "priority" => fields.priority = value.text().parse().ok(),
-            "user" => fields.user = value.string(),
             "cache_salt" => fields.cache_salt = value.string(),
             "previous_response_id" => fields.previous_response_id = value.string(),
             key => self.prompt_member(key, value),
@@ -254,14 +239,14 @@ impl<'a> Reading<'a> {
             "tokens" => &mut prompt.tokens,
             _ => return,
         };
-        *field = Some(value).filter(|value| value.kind() != Kind::Null);
+        *field = value.non_null();
     }
 
     fn model(&mut self, value: Raw<'a>) -> Result<(), FieldError> {
         if std::mem::replace(&mut self.has_model, true) {
             return Err(FieldError::Duplicate { field: "model" });
         }
-        if value.kind() == Kind::Null {
+        if value.kind() == JsonKind::Null {
             return Ok(());
         }
         let model = value.string().ok_or(FieldError::WrongType { field: "model", expected: "a string" })?;
@@ -283,16 +268,8 @@ impl<'a> Reading<'a> {
     }
 
     fn finish(self) -> Fields<'a> {
-        Fields {
-            choices: self.choices.unwrap_or(1),
-            max_tokens: self.max_completion_tokens.or(self.max_tokens).or(self.max_output_tokens),
-            ..self.fields
-        }
+        Fields { choices: self.choices.unwrap_or(1), ..self.fields }
     }
-}
-
-fn tokens(value: Raw<'_>) -> Option<Tokens> {
-    value.text().parse().ok().map(Tokens)
 }
 
 #[cfg(test)]
@@ -313,14 +290,13 @@ mod tests {
 
     #[test]
     fn reads_what_routing_needs() {
-        let body = r#" {"model":"m\u0031","stream":true,"max_tokens":5,"max_completion_tokens":7,"n":2,"priority":-3,
-            "user":"u","cache_salt":"s","stream_options":{"include_usage":true},"messages":[1],"tools":null,"x":{}} "#;
+        let body = r#" {"model":"m\u0031","stream":true,"n":2,
+            "cache_salt":"s","stream_options":{"include_usage":true},"messages":[1],"tools":null,"x":{}} "#;
         let fields = chat(body).unwrap();
         assert_eq!(fields.model.as_deref(), Some("m1"));
         assert_eq!(fields.model_raw.map(|raw| &body[raw.span()]), Some(r#""m\u0031""#));
         assert!(fields.is_stream && !fields.echo);
-        assert_eq!((fields.max_tokens, fields.choices, fields.priority), (Some(Tokens(7)), 2, Some(-3)));
-        assert_eq!((fields.user.as_deref(), fields.cache_salt.as_deref()), (Some("u"), Some("s")));
+        assert_eq!((fields.choices, fields.cache_salt.as_deref()), (2, Some("s")));
         assert_eq!(fields.stream_options.map(|raw| raw.text()), Some(r#"{"include_usage":true}"#));
         assert_eq!(fields.prompt.messages.map(|raw| raw.text()), Some("[1]"));
         assert!(fields.prompt.tools.is_none());

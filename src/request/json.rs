@@ -2,8 +2,8 @@
 //!
 //! The gateway never re-serialises a body, so it needs places, not trees. One pass over the body checks the
 //! whole grammar (RFC 8259) and yields raw slices; the prompt walk goes over the parts it hashes once more.
-//! Written by hand because a skipped value must still be validated at memory speed: prompts are long strings,
-//! and the string scan below looks at 32 bytes a step.
+//! Written by hand because a skipped value must still be validated at memory speed: prompts are long strings, and the
+//! string scan below takes 32 bytes a step (figures against serde and jiter: docs/decisions/0006).
 //!
 //! It does not convert numbers, does not unescape unless asked, and knows nothing of any API.
 
@@ -16,20 +16,15 @@ pub struct Raw<'a> {
     start: usize,
 }
 
-/// What a JSON value is.
+/// The type of a JSON value.
+#[allow(missing_docs, reason = "the names are those of RFC 8259")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// `null`
+pub enum JsonKind {
     Null,
-    /// `true` or `false`
     Bool,
-    /// A number.
     Number,
-    /// A string.
     Str,
-    /// An array.
     Array,
-    /// An object.
     Object,
 }
 
@@ -46,16 +41,16 @@ impl<'a> Raw<'a> {
         self.start..self.start + self.text.len()
     }
 
-    /// What it is.
+    /// Its type, by its first byte.
     #[must_use]
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> JsonKind {
         match self.text.as_bytes().first() {
-            Some(b'{') => Kind::Object,
-            Some(b'[') => Kind::Array,
-            Some(b'"') => Kind::Str,
-            Some(b't' | b'f') => Kind::Bool,
-            Some(b'n') | None => Kind::Null,
-            Some(_) => Kind::Number,
+            Some(b'{') => JsonKind::Object,
+            Some(b'[') => JsonKind::Array,
+            Some(b'"') => JsonKind::Str,
+            Some(b't' | b'f') => JsonKind::Bool,
+            Some(b'n') | None => JsonKind::Null,
+            Some(_) => JsonKind::Number,
         }
     }
 
@@ -76,6 +71,18 @@ impl<'a> Raw<'a> {
         }
     }
 
+    /// The value, or `None` for `null`.
+    #[must_use]
+    pub fn non_null(self) -> Option<Self> {
+        Some(self).filter(|value| value.kind() != JsonKind::Null)
+    }
+
+    /// The members of an object with these names; see [`Cursor::members`]. All `None` for other kinds.
+    #[must_use]
+    pub fn members<const N: usize>(&self, names: [&str; N]) -> [Option<Self>; N] {
+        self.cursor().members(names).unwrap_or([None; N])
+    }
+
     /// A cursor at the start of this value.
     #[must_use]
     pub fn cursor(&self) -> Cursor<'a> {
@@ -85,7 +92,7 @@ impl<'a> Raw<'a> {
 
 /// Why a text is not JSON.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Fault {
+pub struct JsonError {
     /// Where, in bytes from the start of the text.
     pub at: usize,
     /// What is wrong there.
@@ -112,7 +119,7 @@ impl<'a> Cursor<'a> {
 
     /// The kind of the value ahead, judged by its first byte.
     #[must_use]
-    pub fn ahead(&self) -> Kind {
+    pub fn ahead(&self) -> JsonKind {
         Raw { text: self.text.get(self.at..).unwrap_or_default(), start: 0 }.kind()
     }
 
@@ -120,17 +127,34 @@ impl<'a> Cursor<'a> {
     ///
     /// # Errors
     /// The place and the reason, when the text is not JSON or nests too deeply.
-    pub fn value(&mut self) -> Result<Raw<'a>, Fault> {
+    pub fn value(&mut self) -> Result<Raw<'a>, JsonError> {
         let start = self.at;
         self.skip_value()?;
         Ok(self.since(start))
     }
 
+    /// Takes the object ahead and returns its members with these names, `None` for absent and `null` ones. Of duplicates
+    /// the last one counts. Names are compared with keys as they are escaped.
+    ///
+    /// # Errors
+    /// As for [`Self::object`].
+    pub fn members<const N: usize>(&mut self, names: [&str; N]) -> Result<[Option<Raw<'a>>; N], JsonError> {
+        let mut found = [None; N];
+        self.object(|key, value| {
+            let mut slots = names.iter().zip(&mut found);
+            if let Some((_, slot)) = slots.find(|(name, _)| key.escaped() == Some(**name)) {
+                *slot = value.value()?.non_null();
+            }
+            Ok::<_, JsonError>(())
+        })?;
+        Ok(found)
+    }
+
     /// Takes the object ahead; `member` gets each key, and the cursor at its value, which it may take.
     ///
     /// # Errors
-    /// What `member` says, or the place and the reason when the text is not JSON.
-    pub fn object<E: From<Fault>>(
+    /// What `member` returns, or the place and the reason when the text is not JSON.
+    pub fn object<E: From<JsonError>>(
         &mut self,
         mut member: impl FnMut(Raw<'a>, &mut Self) -> Result<(), E>,
     ) -> Result<(), E> {
@@ -159,8 +183,8 @@ impl<'a> Cursor<'a> {
     /// Takes the array ahead; `element` gets the cursor at each value, which it may take.
     ///
     /// # Errors
-    /// What `element` says, or the place and the reason when the text is not JSON.
-    pub fn array<E: From<Fault>>(
+    /// What `element` returns, or the place and the reason when the text is not JSON.
+    pub fn array<E: From<JsonError>>(
         &mut self,
         mut element: impl FnMut(&mut Self) -> Result<(), E>,
     ) -> Result<(), E> {
@@ -184,12 +208,12 @@ impl<'a> Cursor<'a> {
     ///
     /// # Errors
     /// The place of what is left.
-    pub fn end(&mut self) -> Result<(), Fault> {
+    pub fn end(&mut self) -> Result<(), JsonError> {
         self.skip_space();
         if self.at < self.text.len() { Err(self.fault("unexpected text after the end")) } else { Ok(()) }
     }
 
-    fn skip_value(&mut self) -> Result<(), Fault> {
+    fn skip_value(&mut self) -> Result<(), JsonError> {
         match self.peek() {
             Some(b'"') => self.skip_string("expected a string"),
             Some(b'{') => self.object(|_, cursor| cursor.skip_value()),
@@ -203,7 +227,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    fn open(&mut self, bracket: u8) -> Result<(), Fault> {
+    fn open(&mut self, bracket: u8) -> Result<(), JsonError> {
         self.expect(bracket, if bracket == b'{' { "expected an object" } else { "expected an array" })?;
         if self.depth == MAX_DEPTH {
             return Err(self.fault(TOO_DEEP));
@@ -223,7 +247,7 @@ impl<'a> Cursor<'a> {
     }
 
     /// Skips the value at `before` unless the visitor took it, and the space behind it.
-    fn finish_item(&mut self, before: usize) -> Result<(), Fault> {
+    fn finish_item(&mut self, before: usize) -> Result<(), JsonError> {
         if self.at == before {
             self.skip_value()?;
         }
@@ -231,7 +255,7 @@ impl<'a> Cursor<'a> {
         Ok(())
     }
 
-    fn skip_string(&mut self, expected: &'static str) -> Result<(), Fault> {
+    fn skip_string(&mut self, expected: &'static str) -> Result<(), JsonError> {
         self.expect(b'"', expected)?;
         loop {
             self.at += plain_len(self.text.as_bytes().get(self.at..).unwrap_or_default());
@@ -247,7 +271,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    fn skip_escape(&mut self) -> Result<(), Fault> {
+    fn skip_escape(&mut self) -> Result<(), JsonError> {
         let ahead = self.text.as_bytes().get(self.at + 1..).unwrap_or_default();
         let len = match ahead.first() {
             Some(b'"' | b'\\' | b'/' | b'b' | b'f' | b'n' | b'r' | b't') => 2,
@@ -258,7 +282,7 @@ impl<'a> Cursor<'a> {
         Ok(())
     }
 
-    fn skip_literal(&mut self, word: &'static str) -> Result<(), Fault> {
+    fn skip_literal(&mut self, word: &'static str) -> Result<(), JsonError> {
         if !self.text.as_bytes().get(self.at..).is_some_and(|rest| rest.starts_with(word.as_bytes())) {
             return Err(self.fault("expected a value"));
         }
@@ -266,7 +290,7 @@ impl<'a> Cursor<'a> {
         Ok(())
     }
 
-    fn skip_number(&mut self) -> Result<(), Fault> {
+    fn skip_number(&mut self) -> Result<(), JsonError> {
         self.take(b'-');
         if !self.take(b'0') {
             self.skip_digits()?;
@@ -281,7 +305,7 @@ impl<'a> Cursor<'a> {
         Ok(())
     }
 
-    fn skip_digits(&mut self) -> Result<(), Fault> {
+    fn skip_digits(&mut self) -> Result<(), JsonError> {
         let rest = self.text.as_bytes().get(self.at..).unwrap_or_default();
         let digits = rest.iter().position(|b| !b.is_ascii_digit()).unwrap_or(rest.len());
         self.at += digits;
@@ -300,7 +324,7 @@ impl<'a> Cursor<'a> {
         is_there
     }
 
-    fn expect(&mut self, byte: u8, problem: &'static str) -> Result<(), Fault> {
+    fn expect(&mut self, byte: u8, problem: &'static str) -> Result<(), JsonError> {
         if self.take(byte) { Ok(()) } else { Err(self.fault(problem)) }
     }
 
@@ -312,8 +336,8 @@ impl<'a> Cursor<'a> {
         Raw { text: self.text.get(start..self.at).unwrap_or_default(), start: self.base + start }
     }
 
-    fn fault(&self, problem: &'static str) -> Fault {
-        Fault { at: self.base + self.at, problem }
+    fn fault(&self, problem: &'static str) -> JsonError {
+        JsonError { at: self.base + self.at, problem }
     }
 }
 
@@ -359,7 +383,7 @@ const ONES: u64 = 0x0101_0101_0101_0101;
 /// Nesting that is accepted. The walk recurses, so this also bounds the stack.
 const MAX_DEPTH: u8 = 128;
 
-/// The [`Fault::problem`] of a text that nests more than 128 levels.
+/// The [`JsonError::problem`] of a text that nests more than 128 levels.
 pub const TOO_DEEP: &str = "nested more than 128 levels deep";
 
 #[cfg(test)]
@@ -369,7 +393,7 @@ mod tests {
 
     use super::*;
 
-    fn check(text: &str) -> Result<Raw<'_>, Fault> {
+    fn check(text: &str) -> Result<Raw<'_>, JsonError> {
         let mut cursor = Cursor::new(text);
         let value = cursor.value()?;
         cursor.end()?;

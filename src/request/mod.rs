@@ -1,4 +1,4 @@
-//! What a request says: its dialect, its fields, its prompt's identity and size, and who asks.
+//! What a request asks for: its dialect, its fields, its prompt's identity and size, its tenant.
 //!
 //! [`body`] reads it whole, bounded and once; everything else here is pure and borrows from its bytes, which are
 //! forwarded as they came.
@@ -11,6 +11,7 @@ pub mod dialect;
 pub mod fields;
 pub mod json;
 pub mod prompt;
+pub mod prompt_size;
 pub mod ratio;
 pub mod splice;
 pub mod tenant;

@@ -5,49 +5,22 @@
 //!
 //! There is no tokenizer here: sizes are estimates unless the client sent token ids.
 
-use crate::request::canonical::Walk;
+use crate::request::canonical::PromptWalk;
 use crate::request::chain::{ChainSeed, PrefixChain, Root};
 use crate::request::dialect::Dialect;
 use crate::request::fields::Fields;
-use crate::request::ratio::TokenRatio;
-use crate::units::Tokens;
+use crate::request::prompt_size::PromptSize;
 
 /// Identity and size of a request's prompt.
 #[derive(Clone, Debug, Default)]
-pub struct Prompt {
-    /// Its prefix chain.
+pub struct RequestPrompt {
+    /// Hashes of its blocks, for the prefix index.
     pub chain: PrefixChain,
     /// How long it is.
     pub size: PromptSize,
 }
 
-/// How long a prompt is, before the engine has counted it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PromptSize {
-    /// Canonical bytes.
-    pub bytes: u64,
-    /// Images, sounds and files among them: with any, the bytes say nothing about bytes per token.
-    pub media: u32,
-    /// Tokens, where the client sent token ids.
-    pub exact_tokens: Option<Tokens>,
-}
-
-impl PromptSize {
-    /// Tokens: counted where possible, else estimated.
-    #[must_use]
-    pub fn tokens(&self, ratio: &TokenRatio) -> Tokens {
-        self.exact_tokens.unwrap_or_else(|| ratio.estimate(self.bytes))
-    }
-
-    /// Teaches `ratio` what the engine counted, if this prompt can teach it anything.
-    pub fn teach(&self, ratio: &TokenRatio, counted: Tokens) {
-        if self.exact_tokens.is_none() && self.media == 0 {
-            ratio.observe(self.bytes, counted);
-        }
-    }
-}
-
-impl Prompt {
+impl RequestPrompt {
     /// Reads the prompt of a request; `model` is the engine's name of the model or LoRA adapter. Dialects whose bodies
     /// are unknown have an empty one.
     #[must_use]
@@ -60,10 +33,11 @@ impl Prompt {
         let given = &fields.prompt;
         let longest = [given.messages, given.prompt, given.input];
         let room = longest.iter().flatten().map(|raw| raw.text().len()).sum();
-        let mut walk = Walk::new(seed, root, room);
+        let mut walk = PromptWalk::new(seed, root, room);
         // The fields were validated when they were parsed: a walk over them cannot meet a fault.
         let _never_faults = walk.request(dialect, fields);
-        walk.finish()
+        let (chain, size) = walk.finish();
+        Self { chain, size }
     }
 }
 
@@ -87,18 +61,20 @@ mod tests {
     use super::*;
     use crate::config::Secret;
     use crate::request::fields::parse;
+    use crate::request::ratio::TokenRatio;
+    use crate::units::Tokens;
 
-    fn read_as(model: &str, dialect: Dialect, body: &Value) -> Prompt {
+    fn read_as(model: &str, dialect: Dialect, body: &Value) -> RequestPrompt {
         let body = serde_json::to_vec(body).unwrap();
         let fields = parse(dialect, &body).unwrap();
-        Prompt::read(dialect, &fields, model, &ChainSeed::new(&Secret::new("s")))
+        RequestPrompt::read(dialect, &fields, model, &ChainSeed::new(&Secret::new("s")))
     }
 
-    fn read(dialect: Dialect, body: &Value) -> Prompt {
+    fn read(dialect: Dialect, body: &Value) -> RequestPrompt {
         read_as("m", dialect, body)
     }
 
-    fn chat(messages: &Value) -> Prompt {
+    fn chat(messages: &Value) -> RequestPrompt {
         read(Dialect::Chat, &json!({ "messages": messages }))
     }
 
@@ -172,7 +148,7 @@ mod tests {
         let system = r#"{"role":"system","content":"s"}"#;
         let text = |dialect, body: String| {
             let fields = parse(dialect, body.as_bytes()).unwrap();
-            Prompt::read(dialect, &fields, "m", &ChainSeed::new(&Secret::new("s"))).chain
+            RequestPrompt::read(dialect, &fields, "m", &ChainSeed::new(&Secret::new("s"))).chain
         };
         let chat = text(Dialect::Chat, format!(r#"{{"messages":[{system},{user}]}}"#));
         for (dialect, body) in [
@@ -226,8 +202,6 @@ mod tests {
             assert_eq!(read.size.exact_tokens, exact.map(Tokens), "{prompt}");
             assert_eq!(read.chain.hashes().len(), blocks, "{prompt}");
         }
-        let ids = read(Dialect::Completions, &json!({ "prompt": ids }));
-        assert_eq!(ids.chain.tokens_in(2, &TokenRatio::default()), Tokens(128));
     }
 
     #[test]
@@ -302,7 +276,7 @@ mod tests {
             let text = tokens.concat();
             let text = if wrap { format!("{{\"messages\":[{{{text}}}],\"prompt\":[{text}]}}") } else { text };
             if let Ok(fields) = parse(dialect, text.as_bytes()) {
-                let _ = Prompt::read(dialect, &fields, "m", &ChainSeed::new(&Secret::new("s")));
+                let _ = RequestPrompt::read(dialect, &fields, "m", &ChainSeed::new(&Secret::new("s")));
             }
         }
     }

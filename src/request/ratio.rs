@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::units::Tokens;
 
-/// A learned ratio that many requests read and few tell, without a lock.
+/// A learned ratio; lock-free for readers and writers.
 #[derive(Debug)]
 pub struct TokenRatio(AtomicU64);
 

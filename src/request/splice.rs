@@ -1,7 +1,7 @@
 //! The two edits that a request body may get: the model's name and `stream_options.include_usage`.
 //!
 //! Both are splices on the raw bytes at places that the parse has found; every other byte stays the client's, so
-//! fields that nobody here knows survive, in their order and with their white space. A body that needs no edit
+//! unknown fields survive, in their order and with their white space. A body that needs no edit
 //! is the same `Bytes`, not a copy.
 
 use std::ops::Range;
@@ -10,7 +10,7 @@ use bytes::Bytes;
 
 use crate::request::dialect::Dialect;
 use crate::request::fields::Fields;
-use crate::request::json::{Fault, Kind, Raw};
+use crate::request::json::{JsonError, JsonKind, Raw};
 
 /// What a route wants changed.
 #[derive(Clone, Copy, Debug, Default)]
@@ -80,14 +80,14 @@ fn ask_usage(dialect: Dialect, body: &Bytes, fields: &Fields<'_>) -> Option<Edit
         return Some(Edit::insert(open + 1, r#""stream_options":{"include_usage":true},"#));
     };
     match options.kind() {
-        Kind::Null => Some(Edit::replace(options.span(), r#"{"include_usage":true}"#)),
-        Kind::Object => ask_in_options(options).ok().flatten(),
+        JsonKind::Null => Some(Edit::replace(options.span(), r#"{"include_usage":true}"#)),
+        JsonKind::Object => ask_in_options(options).ok().flatten(),
         // The engine will say what is wrong with it.
         _ => None,
     }
 }
 
-fn ask_in_options(options: Raw<'_>) -> Result<Option<Edit>, Fault> {
+fn ask_in_options(options: Raw<'_>) -> Result<Option<Edit>, JsonError> {
     let mut is_empty = true;
     // Of duplicates the engine takes the last.
     let mut include_usage = None;
@@ -97,7 +97,7 @@ fn ask_in_options(options: Raw<'_>) -> Result<Option<Edit>, Fault> {
         if key.string().as_deref() == Some("include_usage") {
             include_usage = Some(value);
         }
-        Ok::<_, Fault>(())
+        Ok::<_, JsonError>(())
     })?;
     Ok(match include_usage {
         Some(value) if matches!(value.text(), "false" | "null") => Some(Edit::replace(value.span(), "true")),

@@ -1,9 +1,9 @@
-//! Who asks: a tenant, found by the digest of the API key.
+//! The tenant of a request, found by the digest of its API key.
 //!
-//! Only SHA-256 digests are held. A key is compared with all of them in constant time, so that an answer's timing
-//! tells nothing about how near a guess was or which tenant it fell to. A key never enters an error or a log.
+//! Only SHA-256 digests are held. A key is compared with all of them in constant time, so that timing
+//! reveals neither how close a guess was nor whose key it resembles. A key never enters an error or a log.
 //!
-//! Without tenants everybody is the `default` one and no key is asked for; the credential is then the engine's.
+//! Without configured tenants every request belongs to `default` and no key is required; the credential is the engine's then.
 
 use std::sync::Arc;
 
@@ -14,14 +14,14 @@ use subtle::{ConditionallySelectable, ConstantTimeEq};
 
 use crate::config;
 
-/// Everybody who may ask.
+/// All tenants, by the digests of their keys.
 #[derive(Clone, Debug)]
 pub struct Tenants {
     tenants: Vec<TenantRef>,
     /// Digest and index into `tenants`.
     keys: Vec<([u8; 32], u64)>,
-    /// Who asks when there are no tenants.
-    anybody: Option<TenantRef>,
+    /// The tenant of every request where none are configured.
+    default: Option<TenantRef>,
 }
 
 /// One tenant, as a request carries it.
@@ -29,13 +29,13 @@ pub struct Tenants {
 pub struct TenantRef(Arc<config::Tenant>);
 
 impl TenantRef {
-    /// Its name.
+    /// `name` of the tenant: the label `tenant`.
     #[must_use]
     pub fn name(&self) -> &Arc<str> {
         &self.0.name
     }
 
-    /// Its whole configuration.
+    /// The tenant's section of the configuration.
     #[must_use]
     pub fn config(&self) -> &config::Tenant {
         &self.0
@@ -48,7 +48,7 @@ impl TenantRef {
     }
 }
 
-/// Why a request is nobody's: 401 `invalid_api_key`.
+/// Why a request has no tenant: 401 `invalid_api_key`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AuthError {
     /// No key at all.
@@ -60,7 +60,7 @@ pub enum AuthError {
 }
 
 impl AuthError {
-    /// What to tell the client.
+    /// The message for the client.
     #[must_use]
     pub fn message(&self) -> String {
         self.to_string()
@@ -76,14 +76,14 @@ impl Tenants {
             .zip(configured)
             .flat_map(|(index, tenant)| tenant.key_digests.iter().map(move |digest| (*digest, index)))
             .collect();
-        let anybody = tenants.is_empty().then(default_tenant);
-        Self { tenants, keys, anybody }
+        let default = tenants.is_empty().then(default_tenant);
+        Self { tenants, keys, default }
     }
 
     /// Whether a key is asked for, so that the client's credential is the gateway's and is not forwarded.
     #[must_use]
     pub fn ask_for_keys(&self) -> bool {
-        self.anybody.is_none()
+        self.default.is_none()
     }
 
     /// The tenant of that name: for a trusted proxy that has identified it already.
@@ -97,11 +97,11 @@ impl Tenants {
     /// # Errors
     /// When there are tenants and the headers hold no key of any.
     pub fn identify(&self, headers: &HeaderMap) -> Result<TenantRef, AuthError> {
-        if let Some(anybody) = &self.anybody {
-            return Ok(anybody.clone());
+        if let Some(default) = &self.default {
+            return Ok(default.clone());
         }
         let digest: [u8; 32] = Sha256::digest(key_of(headers)?).into();
-        let mut found = NOBODY;
+        let mut found = NO_TENANT;
         for (known, index) in &self.keys {
             found.conditional_assign(index, known.ct_eq(&digest));
         }
@@ -146,7 +146,7 @@ const API_KEY: &str = "x-api-key";
 const BEARER: &[u8] = b"Bearer ";
 
 /// An index of no tenant.
-const NOBODY: u64 = u64::MAX;
+const NO_TENANT: u64 = u64::MAX;
 
 #[cfg(test)]
 mod tests {
@@ -201,9 +201,9 @@ mod tests {
     fn without_tenants_everybody_is_the_default_one() {
         let tenants = Tenants::new(&[]);
         assert!(!tenants.ask_for_keys());
-        let anybody = tenants.identify(&HeaderMap::new()).unwrap();
-        assert_eq!(&**anybody.name(), "default");
-        assert!(anybody.may_use("anything"));
+        let tenant = tenants.identify(&HeaderMap::new()).unwrap();
+        assert_eq!(&**tenant.name(), "default");
+        assert!(tenant.may_use("anything"));
     }
 
     #[test]

@@ -40,7 +40,8 @@ pub struct ProductRouter {
     ends: BTreeSet<(Stamp, RequestId)>,
     called: VecDeque<RequestId>,
     next_refresh: Stamp,
-    next_round: Stamp,
+    /// While the queue is driven: until a round finds it empty.
+    next_round: Option<Stamp>,
     decisions: u64,
 }
 
@@ -78,7 +79,9 @@ impl ProductRouter {
     /// A gateway that has learned nothing yet.
     #[must_use]
     pub fn new(route: &ReplayedRoute, replicas: usize) -> Self {
-        let identity = |slot: usize| rendezvous::identity(0, format!("replica-{slot}").as_bytes());
+        // As of the replicas' URLs.
+        let identity =
+            |slot: usize| rendezvous::identity(0, format!("http://127.0.0.1:{}", slot + 1).as_bytes());
         Self {
             policy: policies::named(route.policy),
             rules: Rules {
@@ -97,7 +100,7 @@ impl ProductRouter {
             ends: BTreeSet::new(),
             called: VecDeque::new(),
             next_refresh: Stamp::default(),
-            next_round: Stamp::default(),
+            next_round: None,
             decisions: 0,
         }
     }
@@ -172,9 +175,7 @@ impl ProductRouter {
                 if let Some(wait) = before {
                     self.leave(id, &wait);
                 }
-                if self.queue.is_empty() {
-                    self.next_round = now.after(ROUND_EVERY);
-                }
+                self.next_round.get_or_insert_with(|| timer(now.after(ROUND_EVERY)));
                 let bytes = usize::try_from(request.prompt * BYTES_PER_TOKEN).unwrap_or(usize::MAX);
                 let is_long = self.is_long(&request);
                 let waiter = Waiter { reason, deadline: deadline(&request), is_long, bytes, outlook };
@@ -208,7 +209,7 @@ impl ProductRouter {
     /// Refuses whose wait is over and begins a round.
     fn round(&mut self, fleet: &mut dyn Fleet) {
         let now = live(fleet.now());
-        self.next_round = now.after(ROUND_EVERY);
+        self.next_round = Some(timer(now.after(ROUND_EVERY)));
         while let Some((end, id)) = self.ends.first().copied().filter(|(end, _)| *end <= now) {
             self.ends.remove(&(end, id));
             if let Some(wait) = self.waiting.remove(&id) {
@@ -280,8 +281,7 @@ impl Router for ProductRouter {
     }
 
     fn next_tick(&self) -> Option<SimStamp> {
-        let round = (!self.queue.is_empty()).then_some(self.next_round);
-        let next = round.map_or(self.next_refresh, |round| round.min(self.next_refresh));
+        let next = self.next_round.map_or(self.next_refresh, |round| round.min(self.next_refresh));
         Some(SimStamp::from_nanos(next.as_nanos()))
     }
 
@@ -292,14 +292,23 @@ impl Router for ProductRouter {
             let (all, ready) = (self.targets.iter(), self.targets.iter());
             self.dispatcher.refresh(all, ready, &self.limits, BYTES_PER_TOKEN as f64, now);
         }
-        if !self.queue.is_empty() && self.next_round <= now {
-            self.round(fleet);
+        if self.next_round.is_some_and(|at| at <= now) {
+            if self.queue.is_empty() {
+                self.next_round = None;
+            } else {
+                self.round(fleet);
+            }
         }
     }
 
     fn decisions(&self) -> Option<u64> {
         Some(self.decisions)
     }
+}
+
+/// When a timer for `at` fires: tokio's have a resolution of a millisecond.
+fn timer(at: Stamp) -> Stamp {
+    Stamp::from_nanos(at.as_nanos().next_multiple_of(1_000_000))
 }
 
 fn live(at: SimStamp) -> Stamp {

@@ -1,41 +1,42 @@
-//! The retry budget: retries of work that may have started must not double the load of a failing fleet.
+//! Retry budget: retries of work that may have started must not double the load of a failing fleet.
 //!
-//! Each request deposits a share, each retry withdraws one whole; a floor per second keeps small deployments
-//! able to retry at all. The idea is that of the budgets of Finagle and Linkerd.
+//! As in Finagle and Linkerd: each request deposits `retry.budget`, each retry withdraws 1; on top come
+//! `retry.min_per_second` retries, so that small deployments can retry at all.
 
 use parking_lot::Mutex;
 
 use crate::clock::Stamp;
 use crate::config::Retry;
 
-/// A token bucket fed by requests.
+/// Retries that the gateway may still make.
 #[derive(Debug)]
 pub struct RetryBudget {
-    bucket: Mutex<Bucket>,
+    bucket: Mutex<TokenBucket>,
 }
 
 #[derive(Debug)]
-struct Bucket {
+struct TokenBucket {
+    /// Deposited by requests.
     balance: f64,
+    /// Refilled by time, at most one second's worth.
     floor: f64,
     refilled: Stamp,
 }
 
 impl RetryBudget {
-    /// A budget with its floor available at once.
-    #[must_use]
+    /// A budget of one second's minimum.
     pub fn new(retry: &Retry, now: Stamp) -> Self {
         let floor = f64::from(retry.min_per_second);
-        Self { bucket: Mutex::new(Bucket { balance: 0.0, floor, refilled: now }) }
+        Self { bucket: Mutex::new(TokenBucket { balance: 0.0, floor, refilled: now }) }
     }
 
-    /// A request came: it earns a share of a retry.
+    /// Deposits the share of one request.
     pub fn deposit(&self, retry: &Retry) {
         let mut bucket = self.bucket.lock();
         bucket.balance = (bucket.balance + retry.budget).min(MAX_BALANCE);
     }
 
-    /// Whether one more retry is within the budget; if so it is spent.
+    /// Withdraws one retry; `false` where the budget is exhausted.
     #[must_use]
     pub fn withdraw(&self, retry: &Retry, now: Stamp) -> bool {
         let mut bucket = self.bucket.lock();
@@ -43,16 +44,16 @@ impl RetryBudget {
         let passed = now.since(bucket.refilled).as_secs_f64();
         bucket.floor = (bucket.floor + passed * rate).min(rate);
         bucket.refilled = now;
-        let purse = if bucket.floor >= 1.0 { &mut bucket.floor } else { &mut bucket.balance };
-        let affordable = *purse >= 1.0;
-        if affordable {
-            *purse -= 1.0;
+        let source = if bucket.floor >= 1.0 { &mut bucket.floor } else { &mut bucket.balance };
+        let is_granted = *source >= 1.0;
+        if is_granted {
+            *source -= 1.0;
         }
-        affordable
+        is_granted
     }
 }
 
-// Savings of quiet hours must not pay for a storm: at most a hundred retries beyond the floor.
+// Deposits of quiet hours must not pay for a retry storm.
 const MAX_BALANCE: f64 = 100.0;
 
 #[cfg(test)]
@@ -60,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_storm_is_held_to_the_share_plus_the_floor() {
+    fn a_retry_storm_is_bounded_by_the_share_plus_the_minimum() {
         let retry = Retry { attempts: 2, budget: 0.1, min_per_second: 3 };
         let budget = RetryBudget::new(&retry, Stamp::default());
         let mut retried = 0;

@@ -1,7 +1,7 @@
-//! Opens one HTTP/1.1 connection to a replica: TCP, TLS where the URL says so, the handshake.
+//! Opens outbound connections: TCP, TLS where the URL says so, the HTTP/1.1 handshake.
 //!
 //! HTTP/1.1 because that is what vLLM speaks (uvicorn answers an HTTP/2 preface with 400). The connection's
-//! task is spawned on the tracker of the data path; its abort handle lets a vanished client cancel the
+//! task is spawned on a tracker; its abort handle lets a vanished client cancel the
 //! engine's work at once instead of at hyper's next poll.
 
 use std::io;
@@ -12,10 +12,13 @@ use bytes::Bytes;
 use http_body_util::Full;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
-use rustls_pki_types::ServerName;
+use rustls::RootCertStore;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::TcpStream;
 use tokio::task::AbortHandle;
+use tokio_rustls::client::TlsStream;
+use tokio_util::either::Either;
 use tokio_util::task::TaskTracker;
 
 use crate::config::Endpoint;
@@ -32,6 +35,40 @@ pub struct Connection {
     pub task: AbortHandle,
 }
 
+/// Ends a task when its user is gone.
+#[derive(Debug)]
+pub struct AbortOnDrop(pub AbortHandle);
+
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// A client's certificate.
+#[derive(Debug)]
+pub struct Identity {
+    /// It and what signed it, up to the root.
+    pub chain: Vec<CertificateDer<'static>>,
+    /// Its key.
+    pub key: PrivateKeyDer<'static>,
+}
+
+/// The system's certificate store.
+#[must_use]
+pub fn system_roots() -> RootCertStore {
+    let native = rustls_native_certs::load_native_certs();
+    for error in native.errors {
+        tracing::warn!(%error, "system certificates");
+    }
+    let mut roots = RootCertStore::empty();
+    roots.add_parsable_certificates(native.certs);
+    roots
+}
+
+/// A socket, with TLS where the URL says so.
+pub type Stream = Either<TcpStream, TlsStream<TcpStream>>;
+
 /// Opens connections; cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Connector {
@@ -45,30 +82,62 @@ impl Connector {
     /// # Errors
     /// When the TLS provider cannot be configured.
     pub fn new(tracker: TaskTracker) -> Result<Self, rustls::Error> {
-        let mut roots = rustls::RootCertStore::empty();
-        roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+        Self::trusting(system_roots(), None, tracker)
+    }
+
+    /// A connector that trusts `roots` for `https`, and presents a certificate where a server asks for one.
+    ///
+    /// # Errors
+    /// When the TLS provider cannot be configured, or does not take the certificate.
+    pub fn trusting(
+        roots: RootCertStore,
+        identity: Option<Identity>,
+        tracker: TaskTracker,
+    ) -> Result<Self, rustls::Error> {
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-        let mut tls = rustls::ClientConfig::builder_with_provider(provider)
+        let tls = rustls::ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()?
-            .with_root_certificates(roots)
-            .with_no_client_auth();
+            .with_root_certificates(roots);
+        let mut tls = match identity {
+            Some(Identity { chain, key }) => tls.with_client_auth_cert(chain, key)?,
+            None => tls.with_no_client_auth(),
+        };
         tls.alpn_protocols = vec![b"http/1.1".to_vec()];
         Ok(Self { tls: Arc::new(tls), tracker })
     }
 
-    /// Connects. The caller bounds the time.
+    /// The same, offering HTTP/2 in the TLS handshake: for gRPC.
+    #[must_use]
+    pub fn offering_http2(&self) -> Self {
+        let mut tls = rustls::ClientConfig::clone(&self.tls);
+        tls.alpn_protocols = vec![b"h2".to_vec()];
+        Self { tls: Arc::new(tls), tracker: self.tracker.clone() }
+    }
+
+    /// Connects and shakes hands. The caller bounds the time.
     ///
     /// # Errors
     /// What the socket, TLS or the handshake said.
     pub async fn connect(&self, endpoint: &Endpoint) -> io::Result<Connection> {
+        match self.open(endpoint).await? {
+            Either::Left(socket) => self.handshake(TokioIo::new(socket)).await,
+            Either::Right(tls) => self.handshake(TokioIo::new(tls)).await,
+        }
+    }
+
+    /// Opens a socket and speaks TLS on it where the URL says so. The caller bounds the time.
+    ///
+    /// # Errors
+    /// What the socket or TLS said.
+    pub async fn open(&self, endpoint: &Endpoint) -> io::Result<Stream> {
         let socket = TcpStream::connect((&*endpoint.host, endpoint.port)).await?;
         tune(&socket)?;
         if !endpoint.is_tls {
-            return self.handshake(TokioIo::new(socket)).await;
+            return Ok(Either::Left(socket));
         }
         let name = ServerName::try_from(endpoint.host.to_string()).map_err(io::Error::other)?;
-        let tls = tokio_rustls::TlsConnector::from(Arc::clone(&self.tls)).connect(name, socket).await?;
-        self.handshake(TokioIo::new(tls)).await
+        let tls = tokio_rustls::TlsConnector::from(Arc::clone(&self.tls));
+        Ok(Either::Right(tls.connect(name, socket).await?))
     }
 
     async fn handshake<S>(&self, io: TokioIo<S>) -> io::Result<Connection>

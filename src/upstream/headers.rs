@@ -1,20 +1,21 @@
 //! The only file that edits headers, in both directions (RFC 9110 §7.6).
 //!
-//! What belongs to one connection stays there: `Connection`, what it names, framing, upgrades. The request is
-//! framed anew (our length, our host, no transfer coding), so a client's framing never reaches an engine.
-//! Everything else passes as it came. `x-tokenway-*` is ours: dropped from outside in both directions.
+//! Hop-by-hop fields are removed: `Connection`, the fields it names, framing, upgrades. The request is framed anew (our
+//! `Host` and length, no transfer coding), so a client's framing never reaches an engine. `x-tokenway-*` is reserved:
+//! removed in both directions. Everything else passes unchanged.
 
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
+use smallvec::SmallVec;
 
 use crate::config::Secret;
 use crate::request::trace_context::{TRACEPARENT, TRACESTATE};
 
-/// What the gateway writes into an upstream request.
+/// Fields that the gateway sets in an upstream request.
 #[derive(Debug)]
-pub struct Upstream<'a> {
+pub(crate) struct Upstream<'a> {
     /// `Host`
     pub host: &'a HeaderValue,
-    /// `Content-Length`, where there is a body.
+    /// `Content-Length`; `None` without a body.
     pub body_len: Option<usize>,
     /// `x-request-id`
     pub request_id: &'a HeaderValue,
@@ -22,33 +23,31 @@ pub struct Upstream<'a> {
     pub traceparent: Option<HeaderValue>,
     /// `tracestate`
     pub tracestate: Option<HeaderValue>,
-    /// What becomes of the credential.
     pub credential: Credential<'a>,
-    /// This gateway's name in `Via`.
+    /// Entry appended to `Via`.
     pub via: &'a HeaderValue,
-    /// Whether the engine should tell its load with the answer.
+    /// Whether to request a load report (ORCA).
     pub asks_load: bool,
 }
 
-/// What becomes of the client's credential.
+/// Handling of the client's credential.
 #[derive(Clone, Copy, Debug)]
-pub enum Credential<'a> {
-    /// Neither tenants nor an engine key: passed on, as a drop-in for `vllm --api-key`.
+pub(crate) enum Credential<'a> {
+    /// Neither tenants nor an engine key: forwarded, as a drop-in for `vllm --api-key`.
     Forward,
-    /// Tenants, but no engine key: it ends here.
+    /// Tenants, but no engine key: removed.
     Remove,
-    /// Replaced by the pool's.
+    /// Replaced by the pool's key.
     Replace(&'a Secret),
 }
 
-/// The header list of an upstream request.
-#[must_use]
-pub fn upstream_request(client: &HeaderMap, ours: Upstream<'_>) -> HeaderMap {
+/// Builds the header list of an upstream request.
+pub(crate) fn upstream_request(client: &HeaderMap, ours: Upstream<'_>) -> HeaderMap {
     let mut out = HeaderMap::with_capacity(client.len() + 6);
     out.insert(header::HOST, ours.host.clone());
-    let nominated = Nominated::of(client);
+    let nominated = nominated(client);
     for (name, value) in client {
-        if !is_hop_by_hop(name) && !nominated.has(name) && !is_rewritten(name, ours.credential) {
+        if !is_hop_by_hop(name) && !nominated.contains(name) && !is_rewritten(name, ours.credential) {
             out.append(name, value.clone());
         }
     }
@@ -76,23 +75,22 @@ pub fn upstream_request(client: &HeaderMap, ours: Upstream<'_>) -> HeaderMap {
     out
 }
 
-/// Whether the client asks for the engine's load itself: then what the engine tells is the client's.
-#[must_use]
-pub fn has_asked_load(client: &HeaderMap) -> bool {
+/// Whether the client requests a load report itself: then it is forwarded.
+pub(crate) fn has_asked_load(client: &HeaderMap) -> bool {
     client.contains_key(LOAD_REPORT_FORMAT)
 }
 
-/// Takes what the engine told of its load, because we asked, out of its response.
-pub fn take_load_report(headers: &mut HeaderMap) -> Option<HeaderValue> {
+/// Removes and returns the load report that we requested.
+pub(crate) fn take_load_report(headers: &mut HeaderMap) -> Option<HeaderValue> {
     headers.remove(LOAD_REPORT)
 }
 
-/// Removes from a replica's response what belongs to its connection or claims to be ours.
-pub fn strip_response(headers: &mut HeaderMap) {
-    let nominated = Nominated::of(headers);
-    let strip: smallvec::SmallVec<[HeaderName; 8]> = headers
+/// Removes hop-by-hop and `x-tokenway-*` fields from a replica's response.
+pub(crate) fn strip_response(headers: &mut HeaderMap) {
+    let nominated = nominated(headers);
+    let strip: SmallVec<[HeaderName; 8]> = headers
         .keys()
-        .filter(|name| is_hop_by_hop(name) || nominated.has(name) || is_ours(name))
+        .filter(|name| is_hop_by_hop(name) || nominated.contains(name) || is_ours(name))
         .cloned()
         .collect();
     for name in strip {
@@ -100,19 +98,14 @@ pub fn strip_response(headers: &mut HeaderMap) {
     }
 }
 
-/// Removes the declared length of a stream: what we withhold or add would break it.
-pub fn strip_length(headers: &mut HeaderMap) {
+/// Removes the length of a stream, which withheld or added events would break.
+pub(crate) fn strip_length(headers: &mut HeaderMap) {
     headers.remove(header::CONTENT_LENGTH);
 }
 
-/// Whether this request passed through the gateway of that pseudonym before (RFC 9110 §7.6.3).
-#[must_use]
-pub fn is_looping(client: &HeaderMap, via: &HeaderValue) -> bool {
-    client.get_all(header::VIA).iter().any(|v| contains(v.as_bytes(), via.as_bytes()))
-}
-
-fn contains(hay: &[u8], needle: &[u8]) -> bool {
-    memchr::memmem::find(hay, needle).is_some()
+/// Whether the request already passed through the gateway with this pseudonym (RFC 9110 §7.6.3).
+pub(crate) fn is_looping(client: &HeaderMap, via: &HeaderValue) -> bool {
+    client.get_all(header::VIA).iter().any(|v| memchr::memmem::find(v.as_bytes(), via.as_bytes()).is_some())
 }
 
 fn is_hop_by_hop(name: &HeaderName) -> bool {
@@ -145,31 +138,20 @@ fn is_ours(name: &HeaderName) -> bool {
     name.as_str().starts_with("x-tokenway-")
 }
 
-/// The fields that `Connection` names: gone before ours are added, so that a client cannot have one of ours
-/// removed.
-struct Nominated(smallvec::SmallVec<[HeaderName; 2]>);
-
-impl Nominated {
-    fn of(headers: &HeaderMap) -> Self {
-        let names = headers
-            .get_all(header::CONNECTION)
-            .iter()
-            .filter_map(|v| v.to_str().ok())
-            .flat_map(|v| v.split(','))
-            .filter_map(|token| HeaderName::from_bytes(token.trim().as_bytes()).ok())
-            // Nominating these would change what a request says, not how it travels.
-            .filter(|name| !matches!(name.as_str(), "authorization" | "x-api-key" | "content-type"))
-            .collect();
-        Self(names)
-    }
-
-    fn has(&self, name: &HeaderName) -> bool {
-        self.0.contains(name)
-    }
+/// Fields named by `Connection`. Removed before ours are added, so that a client cannot remove one of ours.
+fn nominated(headers: &HeaderMap) -> SmallVec<[HeaderName; 2]> {
+    headers
+        .get_all(header::CONNECTION)
+        .iter()
+        .filter_map(|v| v.to_str().ok())
+        .flat_map(|v| v.split(','))
+        .filter_map(|token| HeaderName::from_bytes(token.trim().as_bytes()).ok())
+        // These are end-to-end: nominating them would change the meaning of the request.
+        .filter(|name| !matches!(name.as_str(), "authorization" | "x-api-key" | "content-type"))
+        .collect()
 }
 
-/// `x-request-id`
-pub const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+pub(crate) const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 const LOAD_REPORT_FORMAT: HeaderName = HeaderName::from_static("endpoint-load-metrics-format");
 const LOAD_REPORT: HeaderName = HeaderName::from_static("endpoint-load-metrics");

@@ -1,6 +1,7 @@
-//! The half of the gateway that talks to replicas: connections, headers in both directions.
+//! The replica side: connections, headers in both directions, retry budget.
 
-pub mod budget;
+pub(crate) mod budget;
+pub mod call;
 pub mod connect;
-pub mod headers;
-pub mod pool;
+pub(crate) mod headers;
+pub(crate) mod pool;

@@ -1,9 +1,9 @@
-//! A small connection pool of one replica.
+//! Connection pool of one replica.
 //!
-//! Own, because the ready-made pools have no limit per host, no drain per replica and race a new connection
-//! against an idle one (see `docs/decisions`). LIFO, so that the warmest connection is used and the others age
-//! out; bounded by a semaphore, because one replica's trouble must not eat all file descriptors; idle for less
-//! than the engine's keep-alive, because a request must not meet a FIN.
+//! Our own, because existing pools have no limit per host, no drain per replica, and race a new connection against an
+//! idle one ([0001](../../docs/decisions/0001-own-connection-pool.md)). LIFO, so that surplus connections age out; bounded
+//! by a semaphore, so that one replica cannot take all file descriptors; idle connections are closed before the engine's
+//! keep-alive ends.
 
 use std::io;
 use std::sync::Arc;
@@ -18,9 +18,9 @@ use super::connect::{Connection, Connector};
 use crate::clock::{Clock, Stamp};
 use crate::config::Endpoint;
 
-/// Connections to one replica.
+/// Idle and leased connections to one replica.
 #[derive(Debug)]
-pub struct Pool {
+pub struct ConnectionPool {
     endpoint: Endpoint,
     connector: Connector,
     clock: Clock,
@@ -29,20 +29,18 @@ pub struct Pool {
     open: AtomicU64,
 }
 
-/// Why there is no connection.
+/// Why no connection could be leased.
 #[derive(Debug)]
 pub enum CheckoutError {
-    /// All were taken until the deadline.
+    /// The pool's limit was reached until the deadline.
     NoFree,
-    /// Connecting took until the deadline.
+    /// Connecting was not done by the deadline.
     Timeout,
-    /// Connecting failed.
     Io(io::Error),
 }
 
-impl Pool {
+impl ConnectionPool {
     /// An empty pool.
-    #[must_use]
     pub fn new(endpoint: Endpoint, connector: Connector, clock: Clock, max_connections: usize) -> Arc<Self> {
         let limit = Arc::new(Semaphore::new(max_connections));
         Arc::new(Self {
@@ -55,10 +53,10 @@ impl Pool {
         })
     }
 
-    /// A ready connection: the most recently used idle one, else a new one.
+    /// Leases the most recently used idle connection, else a new one.
     ///
     /// # Errors
-    /// [`CheckoutError`] when none could be had before `deadline`.
+    /// [`CheckoutError`] at `deadline` or when connecting fails.
     pub async fn checkout(self: &Arc<Self>, deadline: Instant) -> Result<Lease, CheckoutError> {
         let permit = match Arc::clone(&self.limit).try_acquire_owned() {
             Ok(permit) => permit,
@@ -74,7 +72,7 @@ impl Pool {
             }
             self.forget(&connection);
         }
-        // Boxed: it is rare, and its state would be most of what every request's future carries around.
+        // Boxed because it is rare and its state would be most of every request's future.
         match Box::pin(timeout_at(deadline, self.connector.connect(&self.endpoint))).await {
             Ok(Ok(connection)) => {
                 self.open.fetch_add(1, Ordering::Relaxed);
@@ -85,31 +83,22 @@ impl Pool {
         }
     }
 
-    /// Closes what is idle: the replica is gone or going.
+    /// Closes all idle connections.
     pub fn drain(&self) {
         for idle in self.idle.lock().drain(..) {
             self.forget(&idle.connection);
         }
     }
 
-    /// Closes what has been idle for too long; called now and then by the replica's scraper.
+    /// Closes connections idle for longer than [`IDLE_BELOW_ENGINE_KEEP_ALIVE`].
     pub fn reap(&self) {
         let now = self.clock.now();
-        let mut old = Vec::new();
-        self.idle.lock().retain_mut(|idle| {
-            let keep = idle.is_fresh(now);
-            if !keep {
-                old.push(idle.connection.task.clone());
-            }
-            keep
-        });
-        for task in old {
-            task.abort();
-            self.open.fetch_sub(1, Ordering::Relaxed);
+        for idle in self.idle.lock().extract_if(.., |idle| !idle.is_fresh(now)) {
+            self.forget(&idle.connection);
         }
     }
 
-    /// Open connections, idle ones included.
+    /// Number of open connections, idle and leased.
     #[must_use]
     pub fn open(&self) -> u64 {
         self.open.load(Ordering::Relaxed)
@@ -136,22 +125,21 @@ impl Pool {
     }
 }
 
-/// A connection in use. Dropped without [`Lease::give_back`] it is closed at once, which is what makes the
-/// engine stop working on a request that nobody waits for.
+/// A connection in use. Dropped without [`Lease::give_back`] it is closed at once, which makes the engine abort the
+/// request.
 #[derive(Debug)]
 pub struct Lease {
     connection: Option<Connection>,
-    pool: Arc<Pool>,
+    pool: Arc<ConnectionPool>,
     _permit: OwnedSemaphorePermit,
 }
 
 impl Lease {
-    /// The connection.
     pub fn connection(&mut self) -> Option<&mut Connection> {
         self.connection.as_mut()
     }
 
-    /// Returns the connection to the pool: only after the response was read to its end.
+    /// Returns the connection to the pool; only after the response was read to its end.
     pub fn give_back(mut self) {
         let Some(connection) = self.connection.take() else { return };
         if connection.sender.is_closed() {
@@ -171,8 +159,8 @@ impl Drop for Lease {
     }
 }
 
-/// Whether hyper is done with the last exchange. The end of an answer reaches its reader a moment before the
-/// connection is ready again; one that stays busy (an answer that came before its request was taken) is given up.
+/// Whether hyper is done with the last exchange: the end of a response reaches its reader a moment before the connection
+/// is ready again. One that stays busy (its response came before the request was written) is closed.
 async fn is_usable(connection: &mut Connection) -> bool {
     connection.sender.is_ready()
         || matches!(Box::pin(tokio::time::timeout(SETTLE, connection.sender.ready())).await, Ok(Ok(())))
@@ -192,6 +180,5 @@ impl Idle {
 
 const SETTLE: Duration = Duration::from_millis(20);
 
-// uvicorn closes idle connections after exactly 5 s; staying below it avoids the reuse race in which our
-// request meets its FIN.
+// uvicorn closes idle connections after exactly 5 s; staying below it avoids the race of our request with its FIN.
 const IDLE_BELOW_ENGINE_KEEP_ALIVE: Duration = Duration::from_secs(4);

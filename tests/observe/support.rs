@@ -25,7 +25,7 @@ use tokenway::observe::metrics::BuildInfo;
 use tokenway::observe::spans::Background;
 use tokenway::observe::{Observer, Surroundings};
 use tokenway::record::{
-    Attempt, DecisionSummary, FirstToken, Moments, Outcome, Record, Served, SloBounds, TokenCounts,
+    Attempt, DecisionSummary, FirstToken, Moments, Opening, Outcome, Record, Served, SloBounds, TokenCounts,
 };
 use tokenway::request::class::Class;
 use tokenway::request::dialect::Dialect;
@@ -168,7 +168,7 @@ fn attempt(span: u64, error: Option<&'static str>) -> Attempt {
 
 /// A good stream, retried once: TTFT 200 ms, 1 s of decode, 1.3 s in all.
 pub(crate) fn record() -> Record {
-    Record {
+    let opening = Opening {
         request_id: "req-1".into(),
         trace: Trace {
             trace_id: 7,
@@ -180,6 +180,9 @@ pub(crate) fn record() -> Record {
         },
         dialect: Dialect::Chat,
         path: "/v1/chat/completions".into(),
+        head: at(0),
+    };
+    Record {
         route: "chat".into(),
         model: "llama".into(),
         tenant: "acme".into(),
@@ -189,10 +192,8 @@ pub(crate) fn record() -> Record {
         is_stream: true,
         outcome: Outcome::Ok,
         status: 200,
-        error: None,
         at: moments(),
         held: Duration::from_millis(1),
-        relay_blocked: Duration::ZERO,
         attempts: vec![attempt(0xa0, Some("connect_refused")), attempt(0xa1, None)],
         decision: Some(DecisionSummary {
             policy: "latency",
@@ -208,15 +209,12 @@ pub(crate) fn record() -> Record {
         content_events: 21,
         longest_gap: Duration::from_millis(80),
         longest_gap_at: Some(at(500)),
-        itl_missed: None,
-        degraded_from: None,
-        engine: None,
-        stage_budget: None,
         response_model: Some("llama".into()),
         response_id: Some("chatcmpl-1".into()),
         finish_reasons: vec!["stop".into()],
         bytes_in: 500,
         bytes_out: 9000,
+        ..Record::open(opening)
     }
 }
 
@@ -340,6 +338,7 @@ impl Collector {
     pub(crate) fn otlp(&self) -> Otlp {
         Otlp {
             traces_endpoint: format!("http://{}/v1/traces", self.address),
+            logs_endpoint: Some(format!("http://{}/v1/logs", self.address)),
             protocol: OtlpProtocol::Http,
             headers: vec![],
             timeout: Duration::from_secs(10),

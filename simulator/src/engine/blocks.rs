@@ -1,14 +1,13 @@
-//! The KV cache as blocks: who holds how many, which may be found again, which goes first.
+//! The KV cache: a pool of blocks with a prefix cache, as reference counts without memory behind them.
 //!
-//! A full block is named by its chained hash, so that equal prefixes share blocks. A block that nobody holds
-//! stays findable until its place is needed: least recently used first, and the tail of a prompt before its
-//! head. Counts only; there is no memory behind it.
+//! A full block is named by its chained hash, so that equal prefixes share blocks. A block without holders stays in the
+//! prefix cache until it is evicted: least recently used first, the tail of a prompt before its head.
 
 use std::collections::{BTreeMap, HashMap};
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// Chained hashes of the full blocks of `tokens`: hash i covers blocks 0..=i.
+/// Chained hashes of the full blocks of `tokens`: hash i covers blocks 0..=i. `root` separates models and salts.
 #[must_use]
 pub fn chain(tokens: &[u32], block: usize, root: u64) -> Vec<u64> {
     let mut previous = root;
@@ -28,7 +27,7 @@ pub fn chain(tokens: &[u32], block: usize, root: u64) -> Vec<u64> {
 pub(super) struct Holding {
     /// Published blocks, in order from the start of the prompt.
     published: Vec<u64>,
-    /// Blocks that no other sequence can find (yet).
+    /// Blocks that are not in the prefix cache (yet).
     private: u64,
 }
 
@@ -41,7 +40,7 @@ impl Holding {
 #[derive(Debug)]
 struct Published {
     holders: u32,
-    /// Key in `BlockCache::idle` while nobody holds it.
+    /// Key in `BlockCache::idle` while it has no holder.
     idle_since: u64,
 }
 
@@ -52,7 +51,7 @@ pub(super) struct BlockCache {
     free: u64,
     published: HashMap<u64, Published>,
     idle: BTreeMap<u64, u64>,
-    /// Orders releases; not time.
+    /// Counts releases.
     tick: u64,
 }
 
@@ -61,12 +60,12 @@ impl BlockCache {
         Self { capacity, free: capacity, published: HashMap::new(), idle: BTreeMap::new(), tick: 0 }
     }
 
-    /// How many blocks of the chain's head are there.
+    /// Leading blocks of the chain that are cached.
     pub(super) fn lookup(&self, chain: &[u64]) -> usize {
         chain.iter().take_while(|hash| self.published.contains_key(hash)).count()
     }
 
-    /// Takes the blocks of `hits` and new ones up to `total`; `None` when there is no room.
+    /// Allocates the cached blocks of `hits` and new ones up to `total`; `None` without room.
     pub(super) fn admit(&mut self, hits: &[u64], total: u64) -> Option<Holding> {
         if !self.has_room(hits, total) {
             return None;
@@ -91,7 +90,7 @@ impl BlockCache {
         available - idle_hits.count() as u64 >= new
     }
 
-    /// Lets the holding grow to `total` blocks; `false`, with nothing changed, when there is no room.
+    /// Grows the holding to `total` blocks; without room it is `false` and changes nothing.
     pub(super) fn grow(&mut self, holding: &mut Holding, total: u64) -> bool {
         let new = total.saturating_sub(holding.total());
         if self.free + (self.idle.len() as u64) < new {
@@ -101,7 +100,7 @@ impl BlockCache {
         true
     }
 
-    /// Makes the first `full` blocks of a holding findable under their chained hashes.
+    /// Enters the first `full` blocks of a holding into the prefix cache.
     pub(super) fn publish(&mut self, holding: &mut Holding, chain: &[u64], full: usize) {
         let start = holding.published.len();
         for hash in chain.iter().take(full).skip(start) {
@@ -120,7 +119,7 @@ impl BlockCache {
         }
     }
 
-    /// Gives all blocks back; the published ones stay findable.
+    /// Frees all blocks; published ones stay cached.
     pub(super) fn release(&mut self, holding: &mut Holding) {
         self.free += std::mem::take(&mut holding.private);
         for hash in std::mem::take(&mut holding.published).into_iter().rev() {
@@ -134,9 +133,9 @@ impl BlockCache {
         }
     }
 
-    /// Makes blocks findable that nobody computed here, as far as there is free room.
+    /// Enters blocks that were computed elsewhere, as far as blocks are free.
     pub(super) fn preload(&mut self, hashes: &[u64]) {
-        // As when a sequence ends: the tail is the first to go.
+        // As when a sequence ends: the tail is evicted first.
         for hash in hashes.iter().rev() {
             if self.free == 0 || self.published.contains_key(hash) {
                 continue;
@@ -148,7 +147,7 @@ impl BlockCache {
         }
     }
 
-    /// Share of the blocks that somebody holds.
+    /// Share of the blocks that are held.
     pub(super) fn usage(&self) -> f64 {
         let held = self.capacity - self.free - self.idle.len() as u64;
         held as f64 / self.capacity.max(1) as f64

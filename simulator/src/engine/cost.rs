@@ -1,4 +1,4 @@
-//! What a step costs: the only place where the engine model turns work into time.
+//! The time of a step: the only place where the engine model turns work into time.
 //!
 //! A step pays a base (weights are read once), something for each sequence, for each prompt token, for each pair of a
 //! prompt token and a token before it (attention is quadratic), and for the context that each decoding sequence reads.
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::job::Sequence;
 
-/// The prices.
+/// The coefficients of a step's time.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CostModel {
     /// Time of a step with nothing in it.
@@ -62,7 +62,7 @@ impl CostModel {
 /// What is computed in one step.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct StepLoad {
-    /// Sequences that compute something.
+    /// Sequences with at least one scheduled token.
     pub sequences: u64,
     /// Their tokens: one each is free, the rest is paid at the prefill rate.
     pub tokens: u64,

@@ -1,17 +1,16 @@
-//! What the engine works on: a job as it is submitted, a sequence as it runs, an event as it comes out.
+//! A job as it is submitted, a sequence as it runs, an event as it comes out.
 //!
-//! A job carries its output already: the simulator has no model, so what will be "generated" is known from
-//! the start. The engine decides only when.
+//! There is no model: a job carries its output, and the engine decides only when each token comes.
 
 use crate::time::Stamp;
 
 use super::blocks::Holding;
 
-/// Names one job of one engine; never used twice, not even after a reset.
+/// Names one job of one engine; counts from 0 and goes on after a reset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct JobId(pub u64);
 
-/// Work for the engine: one prompt and the one answer to it.
+/// One prompt and the output to generate.
 #[derive(Clone, Debug)]
 pub struct Job {
     /// Prompt tokens, then output tokens: blocks of both enter the prefix cache.
@@ -22,10 +21,10 @@ pub struct Job {
     pub root: u64,
 }
 
-/// A job whose blocks are hashed already, for callers that have hashes and no tokens.
+/// A job for callers that have block hashes and no tokens.
 #[derive(Clone, Debug)]
 pub struct Work {
-    /// Chained hashes of the full blocks of prompt and output; blocks that have none are never found again.
+    /// Chained hashes of the full blocks of prompt and output; blocks beyond its end are never cached.
     pub chain: Vec<u64>,
     /// Prompt tokens.
     pub prompt: u64,
@@ -36,11 +35,11 @@ pub struct Work {
 /// One token left the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EngineEvent {
-    /// Whose token.
+    /// The job that emitted it.
     pub job: JobId,
-    /// When.
+    /// End of the step that computed it.
     pub at: Stamp,
-    /// Which output token, from 0: 0 is the first token.
+    /// Index of the output token, from 0.
     pub index: u64,
     /// Whether the job ends with it.
     pub is_last: bool,

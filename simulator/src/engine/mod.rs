@@ -26,7 +26,7 @@ pub use inspect::{Gauges, Pending};
 pub use job::{EngineEvent, Job, JobId, Unservable, Work};
 pub use stats::{Buckets, EngineStats, ITL_BOUNDS, TTFT_BOUNDS};
 
-/// How fast and how large the engine is.
+/// Size and speed of an engine.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EngineConfig {
     /// Sequences in the batch at most.
@@ -90,7 +90,10 @@ impl Engine {
         }
     }
 
-    /// Queues a job. Call [`Engine::advance`] for `now` first, so that no step of the past sees it.
+    /// Queues a job. Call [`Engine::advance`] for `now` first, so that no past step schedules it.
+    ///
+    /// # Errors
+    /// The job does not fit into the KV cache, or has no output.
     pub fn submit(&mut self, now: Stamp, job: &Job) -> Result<JobId, Unservable> {
         let block = usize::try_from(self.config.block_size).unwrap_or(usize::MAX);
         let chain = chain(&job.tokens, block, job.root);
@@ -98,7 +101,7 @@ impl Engine {
         self.submit_work(now, Work { chain, prompt, output: tokens.saturating_sub(prompt) })
     }
 
-    /// Like [`Engine::submit`], for work whose blocks are hashed already.
+    /// Like [`Engine::submit`], for hashed blocks.
     ///
     /// # Errors
     /// The work does not fit into the KV cache, or has no output.
@@ -129,12 +132,12 @@ impl Engine {
         Ok(id)
     }
 
-    /// Puts blocks into the prefix cache as if a job had left them there, as far as there is free room.
+    /// Puts blocks into the prefix cache as if a job had left them there, as far as blocks are free.
     pub fn preload(&mut self, chain: &[u64]) {
         self.cache.preload(chain);
     }
 
-    /// Forgets a job, wherever it is; its slot and blocks are free for the next step.
+    /// Drops a job, waiting or running; its slot and blocks are free for the next step.
     pub fn cancel(&mut self, id: JobId) {
         if let Some(place) = self.running.iter().position(|s| s.id == id) {
             let mut gone = self.running.remove(place);
@@ -146,13 +149,13 @@ impl Engine {
         }
     }
 
-    /// When [`Engine::advance`] has something to do; `None` while idle.
+    /// End of the step in progress; `None` while idle.
     #[must_use]
     pub fn next_event_at(&self) -> Option<Stamp> {
         self.step_ends
     }
 
-    /// Lets time pass until `now`; tokens that came out are pushed to `out`, oldest first.
+    /// Runs the steps that end until `now`; their tokens are appended to `out`, oldest first.
     pub fn advance(&mut self, now: Stamp, out: &mut Vec<EngineEvent>) {
         while let Some(end) = self.step_ends.filter(|end| *end <= now) {
             self.finish_step(end, out);
@@ -160,17 +163,17 @@ impl Engine {
         }
     }
 
-    /// Moves the step in progress into the future: the engine stood still for `pause`.
+    /// Delays the step in progress: the engine stood still for `pause`.
     pub fn postpone(&mut self, pause: Duration) {
         self.step_ends = self.step_ends.map(|end| end.after(pause));
     }
 
-    /// Every step from now on takes `factor` times as long.
+    /// Multiplies the time of every later step by `factor`.
     pub fn set_slowdown(&mut self, factor: f64) {
         self.slowdown = factor.clamp(0.001, 1e6);
     }
 
-    /// The process started anew: no jobs, an empty cache, counters at zero. Job ids go on.
+    /// Restarts the process: no jobs, an empty cache, counters at zero. Job ids go on.
     pub fn reset(&mut self) {
         self.waiting.clear();
         self.running.clear();
@@ -200,7 +203,7 @@ impl Engine {
         let preempted = self.stats.preemptions;
         self.schedule_running(&mut budget);
         if self.stats.preemptions == preempted {
-            // Who has just lost its blocks must not take them back in the same step.
+            // A sequence that was just preempted must not be admitted again in the same step.
             self.schedule_waiting(&mut budget);
         }
         let mut load = StepLoad::default();
@@ -215,8 +218,7 @@ impl Engine {
         Duration::try_from_secs_f64(seconds).unwrap_or(cost.step)
     }
 
-    /// Running sequences go first, in the order of their admission. One that finds no block for its next
-    /// tokens takes the place of the youngest, which starts over later.
+    /// Running sequences first, in order of admission. One that finds no block for its next tokens preempts the youngest.
     fn schedule_running(&mut self, budget: &mut u64) {
         let mut next = 0;
         while next < self.running.len() {

@@ -1,4 +1,4 @@
-//! What the engine counts of itself: the figures behind the simulated `/metrics`.
+//! Counters and histograms behind the simulated `/metrics`.
 
 use std::time::Duration;
 
@@ -20,9 +20,9 @@ pub struct Buckets {
     pub bounds: &'static [f64],
     /// Observations at or below each bound (cumulative).
     pub counts: Vec<u64>,
-    /// All observations.
+    /// Observations, those above every bound included.
     pub count: u64,
-    /// Their sum in seconds.
+    /// Sum of the observations in seconds.
     pub sum: f64,
 }
 
@@ -52,19 +52,19 @@ pub struct EngineStats {
     pub kv_cache_usage: f64,
     /// Prompt tokens looked up in the prefix cache.
     pub prefix_queries: u64,
-    /// Prompt tokens found there.
+    /// Prompt tokens found in the prefix cache.
     pub prefix_hits: u64,
     /// Prompt tokens of sequences that gave their first token.
     pub prompt_tokens: u64,
-    /// Tokens generated.
+    /// Output tokens emitted.
     pub generation_tokens: u64,
-    /// Sequences that lost their blocks to others and had to start over.
+    /// Sequences whose blocks were taken by others, to be recomputed.
     pub preemptions: u64,
     /// Sequences that ended by themselves.
     pub finished: u64,
     /// Sequences that were canceled.
     pub canceled: u64,
-    /// Time to first token.
+    /// Time to first token, from submission.
     pub ttft: Buckets,
     /// Inter-token latency.
     pub itl: Buckets,

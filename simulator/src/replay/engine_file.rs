@@ -1,7 +1,7 @@
 //! An engine model as a JSON file: what `tokenway replay --fit` writes and `--engine` reads.
 //!
-//! Seconds and tokens, every field optional over the default engine, unknown fields refused. What cannot be an engine
-//! (no tokens in a step, a negative price) is refused with the field's name.
+//! Seconds and tokens; every field is optional over the default engine; unknown fields and impossible values are refused
+//! by name.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::engine::EngineConfig;
 
-/// The file's content.
+/// What an engine file overrides.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct EngineFile {
@@ -42,7 +42,7 @@ pub struct EngineFile {
     pub jitter: Option<f64>,
 }
 
-/// Why a file is no engine.
+/// A file that is no engine.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineFileError {
     /// It is not JSON, or has other fields.
@@ -51,9 +51,9 @@ pub enum EngineFileError {
     /// A value that no engine has.
     #[error("{field} is {value}, which no engine has")]
     Value {
-        /// Which field.
+        /// The field's key.
         field: &'static str,
-        /// Its value.
+        /// The value as a number.
         value: f64,
     },
 }
@@ -62,7 +62,7 @@ impl EngineFile {
     /// Reads the file's text.
     ///
     /// # Errors
-    /// It is not JSON, has unknown fields, or says what no engine has.
+    /// It is not JSON, has unknown fields or impossible values.
     pub fn read(text: &str) -> Result<Self, EngineFileError> {
         let file: Self = serde_json::from_str(text)?;
         for (field, value, is_zero_allowed) in [
@@ -79,14 +79,14 @@ impl EngineFile {
             let Some(value) = value else { continue };
             let is_possible = value.is_finite() && value >= 0.0 && (is_zero_allowed || value > 0.0);
             // A step of hours is a wrong unit, and would overflow times.
-            if !is_possible || field.ends_with("_s") && value > LONGEST {
+            if !is_possible || field.ends_with("_s") && value > MAX_SECONDS {
                 return Err(EngineFileError::Value { field, value });
             }
         }
         Ok(file)
     }
 
-    /// `engine` with what the file says.
+    /// `engine` with the file's values.
     #[must_use]
     pub fn over(&self, mut engine: EngineConfig) -> EngineConfig {
         let cost = &mut engine.cost;
@@ -110,7 +110,7 @@ impl EngineFile {
 }
 
 /// Seconds.
-const LONGEST: f64 = 60.0;
+const MAX_SECONDS: f64 = 60.0;
 
 #[cfg(test)]
 mod tests {

@@ -1,9 +1,9 @@
-//! The engine that replays are run on unless another is asked for: a 32B model on two H100, as vLLM runs it.
+//! The default engine of replays: a 32B model on two H100, as vLLM runs it.
 //!
-//! The prices: 15,928 prompt tokens a second (llm-d's calibration of Qwen3-32B, tensor parallel over two H100, chunks of
+//! Coefficients: 15,928 prompt tokens a second (llm-d's calibration of Qwen3-32B, tensor parallel over two H100, chunks of
 //! 8192); 64 layers of attention at some 1.5 PFLOP/s; a step that reads the weights in 13 ms; 262 kB of KV for each
-//! token of context at the two memories' 6.7 TB/s. They are the reference for published tables, not any one machine:
-//! `--fit` makes an engine file of a real one.
+//! token of context at the two memories' 6.7 TB/s. They are a reference, not one machine;
+//! [`fit`](super::fit) derives an engine from a real one.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::engine::{CostModel, EngineConfig};
 
 use super::trace::BLOCK_TOKENS;
 
-/// A 32B model on two H100.
+/// A 32B model on two H100: the engine of the published tables.
 #[must_use]
 pub fn qwen_32b_on_two_h100() -> EngineConfig {
     EngineConfig {
@@ -26,7 +26,7 @@ pub fn qwen_32b_on_two_h100() -> EngineConfig {
             jitter: 0.0,
         },
         admits_whole_prompts: true,
-        // As fine as traces tell prompts apart.
+        // The granularity of traces.
         block_size: BLOCK_TOKENS,
         num_blocks: KV_TOKENS / BLOCK_TOKENS,
     }

@@ -60,7 +60,7 @@ pub trait Fleet {
 pub struct RequestId(pub u32);
 
 impl RequestId {
-    /// As an index.
+    /// The place as an index.
     #[must_use]
     pub fn index(self) -> usize {
         self.0 as usize
@@ -70,7 +70,7 @@ impl RequestId {
 /// A request for the router to place.
 #[derive(Clone, Debug, Default)]
 pub struct Arrival {
-    /// Its name.
+    /// To be passed to [`Fleet::send`].
     pub id: RequestId,
     /// When it arrived.
     pub at: Stamp,
@@ -101,7 +101,7 @@ impl Arrival {
 /// How a request ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ended {
-    /// When.
+    /// Time of the last token, or of the refusal by the engine.
     pub at: Stamp,
     /// Output tokens; zero where no engine could serve it.
     pub output: u64,

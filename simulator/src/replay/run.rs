@@ -20,7 +20,7 @@ use super::workload::{Demand, Planned, plan};
 pub struct Scenario {
     /// The engine of every replica.
     pub engine: EngineConfig,
-    /// The traffic.
+    /// Traffic and fleet size.
     pub demand: Demand,
     /// Replicas with a factor on their step times, which no router is given.
     pub slow: Vec<(usize, f64)>,

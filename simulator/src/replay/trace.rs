@@ -1,8 +1,7 @@
 //! Request traces: Mooncake's JSON lines and Azure's CSV, read into one type.
 //!
-//! A trace says when requests came, how long prompts and answers were and, Mooncake's only, which 512-token blocks a
-//! prompt is made of. Where it says nothing of blocks, every prompt is taken to be new. The format is told by the
-//! first line, not by the file's name.
+//! A trace has arrival times, prompt and output lengths and, Mooncake's only, the 512-token blocks of each prompt. Without
+//! blocks every prompt counts as new. The first line decides the format, not the file's name.
 
 use std::time::Duration;
 
@@ -18,7 +17,7 @@ pub struct TraceRequest {
     /// Output tokens, at least one.
     pub output: u64,
     /// Ids of the prompt's blocks of [`BLOCK_TOKENS`], the last one possibly partial; equal ids mean equal prompts
-    /// up to and including that block. Empty where the trace does not tell.
+    /// up to and including that block. Empty where the trace has none.
     pub blocks: Vec<u64>,
 }
 
@@ -29,12 +28,11 @@ pub struct Trace {
     pub requests: Vec<TraceRequest>,
     /// From the first arrival to one mean gap after the last.
     pub duration: Duration,
-    /// The grain of its clock: Mooncake's ticks every three seconds, and all that came in between share a time. Zero
-    /// where few requests do.
+    /// The tick of its clock, where most requests share a time (Mooncake's: three seconds), else zero.
     pub grain: Duration,
 }
 
-/// Why a trace cannot be read.
+/// A trace or recording that cannot be read.
 #[derive(Debug, thiserror::Error, PartialEq)]
 pub enum TraceError {
     /// A line is not a request.
@@ -51,9 +49,9 @@ pub enum TraceError {
     /// A recording is too short to fit an engine to.
     #[error("{found} recorded requests, but at least {wanted} are needed")]
     TooFew {
-        /// How many there are.
+        /// Requests in the recording.
         found: usize,
-        /// How many there must be.
+        /// Requests that a fit needs.
         wanted: usize,
     },
 }
@@ -92,7 +90,7 @@ impl Trace {
     }
 }
 
-/// The usual gap between two different times, if most requests share theirs with another.
+/// The usual gap between two different times, where most requests share theirs with another.
 fn grain(requests: &[TraceRequest]) -> Duration {
     let mut gaps: Vec<Duration> = requests.windows(2).map(|pair| pair[1].at - pair[0].at).collect();
     gaps.retain(|gap| !gap.is_zero());
@@ -100,7 +98,7 @@ fn grain(requests: &[TraceRequest]) -> Duration {
         return Duration::ZERO;
     }
     gaps.sort_unstable();
-    // Not the median: clocks that stutter by a millisecond around their ticks have many tiny gaps.
+    // Not the median: clocks that jitter by a millisecond around their ticks have many tiny gaps.
     gaps.get(gaps.len() * 3 / 4).copied().unwrap_or_default()
 }
 
@@ -167,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_formats_are_told_by_their_first_line() {
+    fn the_first_line_decides_the_format() {
         let mooncake = concat!(
             "{\"timestamp\": 3000, \"input_length\": 700, \"output_length\": 5, \"hash_ids\": [1, 2]}\n",
             "{\"timestamp\": 1000, \"input_length\": 0, \"output_length\": 0, \"hash_ids\": []}\n",

@@ -11,14 +11,14 @@ use crate::time::Stamp;
 
 use super::trace::{BLOCK_TOKENS, Trace, TraceRequest};
 
-/// What is asked of the fleet.
+/// Traffic and the fleet that serves it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Demand {
     /// Replicas in the fleet.
     pub replicas: usize,
     /// Speed of the trace; at 1, four replicas get it at its own pace.
     pub load: f64,
-    /// Shifts the copies.
+    /// Of the shifts between copies and of the engines.
     pub seed: u64,
 }
 

@@ -18,7 +18,7 @@ mod token_load;
 use crate::engine::EngineConfig;
 use crate::replay::Router;
 
-/// Every rival.
+/// The rivals, by the names of the projects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rival {
     /// Two at random, the one with fewer requests.
@@ -27,13 +27,13 @@ pub enum Rival {
     Chwbl,
     /// The same over the first three blocks of 512 tokens.
     ChwblThreeBlocks,
-    /// SGLang's `cache_aware`.
+    /// SGLang's `cache_aware` policy.
     SglangCacheAware,
     /// llm-d's default scorers.
     LlmD,
     /// llm-d's affinity filter with token load.
     LlmDTokenLoad,
-    /// Dynamo's cost.
+    /// Dynamo's cost with its default weights.
     Dynamo,
     /// Dynamo's cost with prefill counted fourfold.
     DynamoPrefill4,

@@ -48,20 +48,20 @@ impl Router for Smetric {
         let meets =
             |replica: usize| self.rates[replica].rate.is_none_or(|rate| queued(replica) / rate <= bound);
         let in_turn = (0..hits.len()).map(|offset| (self.turn + offset) % hits.len());
-        let (mut longest, mut least) = (None, None);
+        let (mut longest, mut cheapest) = (None, None);
         for replica in in_turn {
             let score = queued(replica) * accounts[replica].inflight as f64;
             if longest.is_none_or(|(_, hit)| hits[replica] > hit) {
                 longest = Some((replica, hits[replica]));
             }
-            if least.is_none_or(|(_, best)| score < best) {
-                least = Some((replica, score));
+            if cheapest.is_none_or(|(_, best)| score < best) {
+                cheapest = Some((replica, score));
             }
         }
-        let (Some((holder, hit)), Some((least, _))) = (longest, least) else { return };
+        let (Some((holder, hit)), Some((cheapest, _))) = (longest, cheapest) else { return };
         let is_affine = hit as f64 > HIT_RATIO * self.record.ever(&request) as f64;
         let replica =
-            if is_affine && (meets(holder) || !(0..hits.len()).any(meets)) { holder } else { least };
+            if is_affine && (meets(holder) || !(0..hits.len()).any(meets)) { holder } else { cheapest };
         let work = cost(hits[replica]);
         self.turn += 1;
         self.record.insert(replica, &request);

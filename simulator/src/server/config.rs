@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use crate::engine::EngineConfig;
 
-/// One simulated replica.
+/// Model, engine and limits of a replica.
 #[derive(Clone, Debug)]
 pub struct SimConfig {
-    /// Served model name.
+    /// Name of the served model.
     pub model: String,
     /// LoRA adapters: served under their own names, each with a prefix cache identity of its own.
     pub adapters: Vec<String>,
@@ -19,7 +19,7 @@ pub struct SimConfig {
     pub max_model_len: u64,
     /// Running and waiting requests above which a new one gets 503 (`--max-num-queued-reqs`).
     pub max_queued_requests: Option<usize>,
-    /// Bearer key wanted on `/v1` paths (`--api-key`).
+    /// Bearer key required on `/v1` paths (`--api-key`).
     pub api_key: Option<String>,
     /// Idle connections are closed after this; uvicorn's default is 5 s.
     pub keep_alive: Duration,

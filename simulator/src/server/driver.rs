@@ -1,7 +1,7 @@
-//! Lets the pure engine live in real time: wakes when a step ends, hands tokens to the streams that wait.
+//! Drives the engine in real time: wakes when a step ends and hands its tokens to their streams.
 //!
-//! The engine's own time is exact; only the delivery has the timer's grain of about a millisecond. A stream
-//! that is dropped cancels its jobs at once.
+//! Engine time is exact; delivery has the timer's grain of about a millisecond. Dropping a [`Submission`] cancels its
+//! jobs at once.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -26,12 +26,12 @@ struct State {
     engine: Engine,
     streams: HashMap<JobId, mpsc::Sender<EngineEvent>>,
     frozen_at: Option<Stamp>,
-    /// Reused between turns.
+    /// Reused buffer.
     events: Vec<EngineEvent>,
 }
 
 impl State {
-    /// Brings the engine up to `now`.
+    /// Advances the engine to `now`.
     fn pump(&mut self, now: Stamp) {
         if self.frozen_at.is_some() {
             return;
@@ -109,7 +109,7 @@ impl Driver {
         Ok(submission)
     }
 
-    /// Nothing moves any more; time stands still for the engine.
+    /// Stops engine time.
     pub(super) fn freeze(&self) {
         let mut state = self.state.lock();
         let now = self.clock.now();
@@ -117,7 +117,7 @@ impl Driver {
         state.frozen_at.get_or_insert(now);
     }
 
-    /// Goes on where [`Driver::freeze`] stopped.
+    /// Resumes where [`Driver::freeze`] stopped.
     pub(super) fn thaw(&self) {
         let mut state = self.state.lock();
         if let Some(since) = state.frozen_at.take() {
@@ -163,7 +163,7 @@ impl Driver {
 pub(super) struct Submission {
     driver: Arc<Driver>,
     jobs: Vec<JobId>,
-    /// Tokens of all jobs, in the order of their birth. Ends early when the engine died.
+    /// Tokens of all jobs in order. Ends early when the engine died.
     pub(super) events: mpsc::Receiver<EngineEvent>,
     pub(super) submitted: Stamp,
 }
@@ -174,7 +174,7 @@ impl Submission {
         self.jobs.iter().position(|id| *id == job).unwrap_or(0)
     }
 
-    /// When an event is to be delivered in a stream that is `factor` times slower than its engine.
+    /// Delivery time of an event in a stream `factor` times slower than its engine.
     pub(super) fn due(&self, event: &EngineEvent, factor: f64) -> tokio::time::Instant {
         let passed = event.at.since(self.submitted).mul_f64(factor.clamp(0.0, 1e6));
         self.driver.clock.instant(self.submitted.after(passed))

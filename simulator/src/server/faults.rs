@@ -1,11 +1,11 @@
-//! Faults on request: what may break, for whom, and how often.
+//! Fault injection: kinds of faults, how often they strike and for how long.
 //!
-//! Pure bookkeeping: `wire` and `replica` ask here what applies and do the breaking. A fault comes from the
-//! control endpoint, from a request's `sim_fault` field, or from a test.
+//! Pure bookkeeping; `wire` and `replica` carry them out. A fault comes from the control endpoint, from a request's
+//! `sim_fault` field, or from a [`SimReplica`](super::SimReplica).
 
 use serde::{Deserialize, Serialize};
 
-/// What breaks.
+/// Kinds of faults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FaultKind {
@@ -43,32 +43,32 @@ pub enum FaultKind {
 }
 
 impl FaultKind {
-    /// Whether it is done to the replica at once, rather than to the requests that come.
+    /// Whether it strikes the replica at once rather than later requests.
     #[must_use]
     pub fn hits_replica(self) -> bool {
         matches!(self, Self::Crash | Self::Refuse | Self::Sigterm | Self::Freeze)
     }
 }
 
-/// One fault.
+/// A fault and when it strikes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Fault {
-    /// What breaks.
+    /// Its kind.
     pub kind: FaultKind,
     /// After how many content events of a stream, where that applies.
     #[serde(default)]
     pub after_events: u64,
-    /// For how many requests; without it, until cleared.
+    /// Requests that it strikes; without it, until cleared.
     #[serde(default)]
     pub count: Option<u64>,
-    /// How much slower.
+    /// For `slow`.
     #[serde(default = "default_factor")]
     pub factor: f64,
-    /// For which share of the requests, 0 to 1.
+    /// Share of requests that it strikes, 0 to 1.
     #[serde(default = "certain")]
     pub probability: f64,
-    /// Between two comments.
+    /// Between two comments of `keepalive_comments`.
     #[serde(default = "default_interval")]
     pub interval_ms: u64,
     /// The fault clears itself after this.
@@ -141,7 +141,7 @@ impl FaultBoard {
         self.faults.clear();
     }
 
-    /// What the next request meets: its own fault and those of the board that strike it.
+    /// The faults of the next request: its own and those of the board that strike it.
     pub(super) fn draw(&mut self, own: Option<Fault>) -> Applied {
         let mut applied: Vec<Fault> = own.into_iter().collect();
         for fault in &mut self.faults {

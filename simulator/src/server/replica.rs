@@ -1,7 +1,7 @@
-//! One simulated replica: its listener, its engine, its faults, and the handle that tests and commands hold.
+//! One simulated replica: listener, engine, faults, and the handle that callers hold.
 //!
-//! A replica may die and come back at the same address: everything that ends with the process hangs on a
-//! [`Life`], everything that outlives it on the [`Replica`].
+//! A replica may die and come back at the same address: what ends with the process hangs on a [`Life`], what outlives it
+//! on the [`Replica`].
 
 use std::io;
 use std::net::SocketAddr;
@@ -23,7 +23,10 @@ use super::faults::{Applied, Fault, FaultBoard, FaultKind};
 use super::request_log::{RequestLog, SimStats};
 use super::wire;
 
-/// Starts a replica at `addr` (port 0 takes a free one). It lives until `shutdown`.
+/// Starts a replica at `addr` (port 0 takes a free one). It runs until `shutdown`.
+///
+/// # Errors
+/// The address cannot be listened on.
 pub async fn start(
     config: SimConfig,
     addr: SocketAddr,
@@ -63,40 +66,46 @@ impl SimReplica {
         format!("http://{}", self.0.addr)
     }
 
-    /// Where it listens.
+    /// Address of the listener.
     #[must_use]
     pub fn addr(&self) -> SocketAddr {
         self.0.addr
     }
 
-    /// Breaks something. When this returns, a listener that had to close is closed.
+    /// Injects a fault. When this returns, a listener that has to close is closed.
     pub async fn set_fault(&self, fault: Fault) {
         self.0.set_fault(fault).await;
     }
 
-    /// Heals everything; a listener that was closed is opened again.
+    /// Clears all faults; a listener that was closed is opened again.
+    ///
+    /// # Errors
+    /// The address cannot be listened on again.
     pub async fn clear_faults(&self) -> io::Result<()> {
         self.0.clear_faults().await
     }
 
-    /// What reached it.
+    /// Requests that arrived.
     #[must_use]
     pub fn stats(&self) -> SimStats {
         self.0.seen.stats()
     }
 
-    /// What its engine is doing.
+    /// Counters and gauges of its engine.
     #[must_use]
     pub fn engine_stats(&self) -> EngineStats {
         self.0.driver.stats()
     }
 
-    /// Closes listener and connections, as if the process ended.
+    /// Closes listener and connections, as the end of the process would.
     pub async fn stop(&self) {
         self.0.end_process().await;
     }
 
-    /// Ends the process, if it lives, and starts a new one at the same address: healed, with an empty cache.
+    /// Ends the process and starts a new one at the same address: no faults, an empty cache.
+    ///
+    /// # Errors
+    /// The address cannot be listened on again.
     pub async fn restart(&self) -> io::Result<()> {
         self.0.end_process().await;
         self.0.clear_faults().await
@@ -174,7 +183,7 @@ impl Replica {
         }
     }
 
-    /// Heals one kind of fault.
+    /// Clears one kind of fault.
     pub(super) async fn clear_fault(self: &Arc<Self>, kind: FaultKind) -> io::Result<()> {
         self.faults.lock().clear(kind);
         match kind {
@@ -188,7 +197,7 @@ impl Replica {
         Ok(())
     }
 
-    /// Heals everything.
+    /// Clears all faults.
     pub(super) async fn clear_faults(self: &Arc<Self>) -> io::Result<()> {
         self.faults.lock().clear_all();
         self.driver.set_slowdown(1.0);
@@ -245,7 +254,7 @@ impl Replica {
         self.tracker.spawn(wire::accept(self.clone(), listener, life));
     }
 
-    /// Opens the listener if it is closed; `is_new` when a new process takes the place of one that died.
+    /// Opens the listener if it is closed; `is_new` where a new process replaces one that died.
     async fn listen_again(self: &Arc<Self>, is_new: bool) -> io::Result<()> {
         if !self.life.lock().accepting.is_cancelled() {
             return Ok(());

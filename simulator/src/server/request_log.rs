@@ -1,6 +1,6 @@
-//! What reached the replica: the last requests with their digests, for tests that ask what the gateway sent.
+//! The last requests that arrived, with digests of their bodies, for tests of what a gateway sent.
 //!
-//! Every inference request is entered once and closed once, by the drop of its guard.
+//! Every inference request is entered once and closed by the drop of its [`Visit`].
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -9,15 +9,15 @@ use parking_lot::Mutex;
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 
-/// How far a request got.
+/// State of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RequestState {
-    /// Not over yet.
+    /// Not answered in full yet.
     InFlight,
-    /// The whole answer was handed to the socket.
+    /// The whole response was handed to the socket.
     Served,
-    /// The client left, or the replica broke the answer off by a fault.
+    /// The client left, or a fault broke the response off.
     Canceled,
 }
 
@@ -26,17 +26,17 @@ pub enum RequestState {
 pub struct LoggedRequest {
     /// Counts the requests of this replica, from 0.
     pub sequence: u64,
-    /// Path.
+    /// Path of the URL, without the query.
     pub path: String,
     /// Headers in the order of their arrival, names in lower case.
     pub headers: Vec<(String, String)>,
     /// SHA-256 of the body in hex.
     pub body_sha256: String,
-    /// Bytes of the body.
+    /// Length of the body.
     pub body_bytes: usize,
-    /// Status of the answer, once there is one.
+    /// Status of the response, once there is one.
     pub status: Option<u16>,
-    /// How far it got.
+    /// What became of it.
     pub outcome: RequestState,
 }
 
@@ -69,11 +69,10 @@ struct Inner {
     last: VecDeque<LoggedRequest>,
 }
 
-/// Requests that are remembered.
-const REMEMBERED: usize = 256;
+const MAX_LOGGED: usize = 256;
 
-/// Distinct paths that are counted one by one.
-const PATHS: usize = 64;
+/// Distinct paths that are counted.
+const MAX_PATHS: usize = 64;
 
 impl RequestLog {
     pub(super) fn connection(&self) {
@@ -82,7 +81,7 @@ impl RequestLog {
 
     pub(super) fn path(&self, path: &str) {
         let by_path = &mut self.0.lock().stats.by_path;
-        if by_path.len() < PATHS || by_path.contains_key(path) {
+        if by_path.len() < MAX_PATHS || by_path.contains_key(path) {
             *by_path.entry(path.to_owned()).or_default() += 1;
         }
     }
@@ -97,7 +96,7 @@ impl RequestLog {
         let sequence = inner.stats.requests;
         inner.stats.requests += 1;
         inner.stats.in_flight += 1;
-        if inner.last.len() == REMEMBERED {
+        if inner.last.len() == MAX_LOGGED {
             inner.last.pop_front();
         }
         inner.last.push_back(LoggedRequest {
@@ -118,7 +117,7 @@ impl RequestLog {
     }
 }
 
-/// A request inside the replica; its drop says how it ended.
+/// A request inside the replica; its drop closes the entry.
 #[derive(Debug)]
 pub(super) struct Visit {
     log: Arc<RequestLog>,

@@ -1,8 +1,8 @@
 //! A tokenizer without a vocabulary: a token is four bytes of text, its id is those bytes.
 //!
-//! About the density of a real one, deterministic, reversible, and a text that grows keeps the tokens of its
-//! beginning, which is all that a prefix cache asks for. Generated words are four bytes each, so that an answer
-//! that comes back as history has the very tokens that were generated.
+//! It has about the density of a real one, is deterministic and reversible, and a longer text keeps the tokens of its
+//! prefix, which is all that a prefix cache needs. Generated words have four bytes each, so that an answer sent back as
+//! history has the tokens that were generated.
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 

@@ -1,6 +1,6 @@
-//! One chat request as a client sends it: stamps every content event, keeps the text, says how it ended.
+//! One chat request as a client sends it: stamps every content event and keeps the text.
 //!
-//! A connection for each request; no retries: what goes wrong is what the client sees.
+//! A connection per request, no retries: failures show as a client sees them.
 
 use bytes::{Bytes, BytesMut};
 use http::header::{CONTENT_TYPE, HOST};

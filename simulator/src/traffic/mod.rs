@@ -1,7 +1,7 @@
-//! Plays the clients: chat sessions of many turns with shared system prompts, arriving at random.
+//! Chat traffic against any OpenAI endpoint: sessions of many turns with shared system prompts.
 //!
-//! Arrivals are Poisson; requests in flight are bounded, and an arrival that finds no place is counted, not
-//! queued: a slow gateway must not slow its clients down. Latencies are the client's own.
+//! Arrivals are Poisson. Requests in flight are bounded; an arrival beyond the bound is counted and skipped, so that a
+//! slow server does not slow its clients down (open loop). Latencies are the clients'.
 
 mod client;
 
@@ -17,12 +17,12 @@ use tokio_util::task::TaskTracker;
 
 use crate::time::{Clock, Stamp};
 
-/// What traffic to make.
+/// Shape of the traffic.
 #[derive(Clone, Debug)]
 pub struct TrafficConfig {
-    /// `http://HOST:PORT`
+    /// `http://HOST:PORT` of the server.
     pub base_url: String,
-    /// Model to ask for.
+    /// Model name in requests.
     pub model: String,
     /// Requests a second, on average.
     pub rate: f64,
@@ -34,9 +34,9 @@ pub struct TrafficConfig {
     pub system_prompts: usize,
     /// Bytes of a system prompt.
     pub system_prompt_bytes: usize,
-    /// Turns of a session.
+    /// Turns per session.
     pub turns: usize,
-    /// For one request.
+    /// Per request.
     pub timeout: Duration,
 }
 
@@ -56,7 +56,7 @@ impl Default for TrafficConfig {
     }
 }
 
-/// What the clients saw.
+/// Counts and latencies as clients see them.
 #[derive(Debug)]
 pub struct TrafficStats(Mutex<Tally>);
 
@@ -70,7 +70,7 @@ struct Tally {
     gaps: Histogram<u64>,
 }
 
-/// What the clients saw, at one moment.
+/// A snapshot of [`TrafficStats`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TrafficSummary {
     /// Requests sent.
@@ -79,7 +79,7 @@ pub struct TrafficSummary {
     pub ok: u64,
     /// Errors and broken streams.
     pub failed: u64,
-    /// Arrivals that found too many requests in flight.
+    /// Arrivals skipped because too many requests were in flight.
     pub skipped: u64,
     /// Median time to the first content.
     pub ttft_p50: Option<Duration>,
@@ -99,7 +99,7 @@ impl Default for TrafficStats {
 }
 
 impl TrafficStats {
-    /// The figures so far.
+    /// A snapshot.
     #[must_use]
     pub fn summary(&self) -> TrafficSummary {
         let tally = self.0.lock();
@@ -144,7 +144,7 @@ impl TrafficStats {
 struct Session {
     messages: Vec<Value>,
     turns: usize,
-    /// Each session has texts of its own, whatever the others do meanwhile.
+    /// Forked, so that its texts do not depend on the other sessions' timing.
     random: fastrand::Rng,
 }
 
@@ -157,7 +157,7 @@ impl Session {
         Self { messages, turns: 0, random: random.fork() }
     }
 
-    /// The next question, and the request that asks it.
+    /// Adds a question; returns the request's body.
     fn ask(&mut self, model: &str) -> String {
         let length = self.random.usize(40..400);
         let question = text(&mut self.random, length);
@@ -170,13 +170,13 @@ impl Session {
         .to_string()
     }
 
-    fn hear(&mut self, answer: &str) {
+    fn reply(&mut self, answer: &str) {
         self.messages.push(json!({"role": "assistant", "content": answer}));
         self.turns += 1;
     }
 }
 
-/// Makes traffic until `shutdown`, then returns; requests under way are left to `tracker`.
+/// Sends traffic until `shutdown`; requests in flight then end on `tracker`.
 pub async fn run_traffic(
     config: TrafficConfig,
     stats: Arc<TrafficStats>,
@@ -220,7 +220,7 @@ pub async fn run_traffic(
     }
 }
 
-/// Mostly a session that waits for its next turn, sometimes a new one.
+/// A new session with probability 1 / `turns`, else one that waits for its next turn.
 fn choose(config: &TrafficConfig, waiting: &Mutex<Vec<Session>>, random: &mut fastrand::Rng) -> Session {
     let (is_new, place) = (random.f64() * config.turns.max(1) as f64 <= 1.0, random.f64());
     let fresh = Session::start(config, random);
@@ -233,7 +233,7 @@ fn choose(config: &TrafficConfig, waiting: &Mutex<Vec<Session>>, random: &mut fa
     waiting.swap_remove(place.min(last))
 }
 
-/// One turn; gives the session back when it goes on.
+/// One turn; returns the session while it has turns left.
 async fn turn(
     config: &TrafficConfig,
     stats: &TrafficStats,
@@ -249,7 +249,7 @@ async fn turn(
         tracing::debug!(%error, "a demo request failed");
     }
     stats.ended(sent, answer.as_ref());
-    session.hear(&answer.ok()?.text);
+    session.reply(&answer.ok()?.text);
     (session.turns < config.turns).then_some(session)
 }
 
@@ -319,7 +319,7 @@ mod tests {
     fn each_turn_repeats_the_history() {
         let mut session = Session::start(&TrafficConfig::default(), &mut fastrand::Rng::with_seed(1));
         let first = session.ask("m");
-        session.hear("yes");
+        session.reply("yes");
         let second = session.ask("m");
         let messages = |body: &str| serde_json::from_str::<Value>(body).unwrap()["messages"].clone();
         let (first, second) = (messages(&first), messages(&second));

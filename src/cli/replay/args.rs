@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
+use tokenway_sim::rivals::Rival;
 
-use super::plan::Contender;
-use crate::config::{Slo, TtftBound};
+use crate::config::{PolicyName, Slo, TtftBound};
 
 /// Arguments of `tokenway replay`.
 #[derive(Args, Clone, Debug)]
@@ -69,6 +69,33 @@ pub struct ReplayArgs {
     /// JSON instead of a table: every run by itself
     #[arg(long, env = "TOKENWAY_REPLAY_JSON")]
     pub(super) json: bool,
+}
+
+/// Whose routing is run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Contender {
+    Product(PolicyName),
+    Rival(Rival),
+}
+
+impl Contender {
+    /// Reads a contender's name: one of the product's policies or a rival.
+    pub(super) fn parse(name: &str) -> Result<Self, String> {
+        let product = PolicyName::ALL.into_iter().find(|policy| policy.as_str() == name);
+        let named = product.map(Self::Product).or_else(|| Rival::named(name).map(Self::Rival));
+        named.ok_or_else(|| {
+            let policies = PolicyName::ALL.into_iter().map(PolicyName::as_str);
+            let known: Vec<&str> = policies.chain(Rival::ALL.into_iter().map(Rival::as_str)).collect();
+            format!("unknown policy; there are {}", known.join(", "))
+        })
+    }
+
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            Self::Product(policy) => policy.as_str(),
+            Self::Rival(rival) => rival.as_str(),
+        }
+    }
 }
 
 impl ReplayArgs {

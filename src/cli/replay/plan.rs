@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use tokenway_sim::engine::EngineConfig;
 use tokenway_sim::replay::{Bounds, Demand, Figures, Router, Scenario, Trace, run};
-use tokenway_sim::rivals::Rival;
 
+use super::args::Contender;
 use super::{ReplayArgs, ReplayError, engine, read};
 use crate::config::load::{Source, load};
-use crate::config::{Config, ItlBounds, Overrides, PolicyName, Queue, Route, Slo, TtftBound};
+use crate::config::{Config, ItlBounds, Overrides, Queue, Route, Slo, TtftBound};
 use crate::routing::EngineLimits;
 use crate::simulate::{ProductRouter, ReplayedRoute};
 use crate::units::Tokens;
@@ -21,13 +21,6 @@ pub(super) struct Plan {
     pub(super) entrants: Vec<Entrant>,
     pub(super) settings: Vec<Setting>,
     pub(super) cells: Vec<Cell>,
-}
-
-/// Whose routing is run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Contender {
-    Product(PolicyName),
-    Rival(Rival),
 }
 
 /// A contender with the route it stands for.
@@ -81,26 +74,6 @@ impl Plan {
             bounds: bounds(&entrant.slo),
         };
         run(&self.trace, &scenario, &mut *entrant.router(setting, cell.seed))
-    }
-}
-
-impl Contender {
-    /// Reads a contender's name: one of the product's policies or a rival.
-    pub(super) fn parse(name: &str) -> Result<Self, String> {
-        let product = PolicyName::ALL.into_iter().find(|policy| policy.as_str() == name);
-        let named = product.map(Self::Product).or_else(|| Rival::named(name).map(Self::Rival));
-        named.ok_or_else(|| {
-            let policies = PolicyName::ALL.into_iter().map(PolicyName::as_str);
-            let known: Vec<&str> = policies.chain(Rival::ALL.into_iter().map(Rival::as_str)).collect();
-            format!("unknown policy; there are {}", known.join(", "))
-        })
-    }
-
-    pub(super) fn as_str(self) -> &'static str {
-        match self {
-            Self::Product(policy) => policy.as_str(),
-            Self::Rival(rival) => rival.as_str(),
-        }
     }
 }
 

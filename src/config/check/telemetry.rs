@@ -51,6 +51,7 @@ fn otlp(section: &Section<'_>) -> Option<Otlp> {
     let exporter = Exporter::from_env(section.checking.env);
     let protocol = protocol.or(exporter.protocol).unwrap_or_default();
     let asked = section.checking.overrides.otlp_endpoint.clone().or(endpoint);
+    let of_env = if asked.is_none() { exporter.logs_endpoint(protocol) } else { None };
     let traces_endpoint = match asked {
         Some(base) => otel::traces_endpoint(&base, protocol),
         None if section.is_present() => exporter
@@ -59,6 +60,7 @@ fn otlp(section: &Section<'_>) -> Option<Otlp> {
         None => exporter.endpoint(protocol)?,
     };
     Some(Otlp {
+        logs_endpoint: of_env.or_else(|| otel::logs_endpoint(&traces_endpoint, protocol)),
         traces_endpoint,
         protocol,
         headers: headers.unwrap_or(exporter.headers),

@@ -6,8 +6,8 @@
 
 mod alert;
 mod board;
+mod events;
 mod feed;
-pub mod finding_events;
 mod minutes;
 mod state;
 mod webhook;
@@ -19,17 +19,17 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 
 pub use self::board::{Board, Found};
+pub use self::events::FindingEvents;
 pub use self::feed::Feed;
 use self::feed::{EndedRequest, FeedMessage, FleetSource};
-use self::finding_events::FindingEvents;
 use self::minutes::MinuteSignals;
 use self::webhook::Webhook;
 use super::detectors::{Detectors, Finding, Settings};
 use crate::clock::Clock;
-use crate::config::Config;
+use crate::config::Drift;
 use crate::observe::Surroundings;
 use crate::observe::metrics::Metrics;
-use crate::observe::spans::SpansError;
+use crate::observe::otlp::{Collector, CollectorError};
 
 /// Why drift detection cannot start.
 #[derive(Debug, thiserror::Error)]
@@ -39,20 +39,24 @@ pub enum DriftError {
     Webhook(#[from] rustls::Error),
     /// The OTLP exporter of findings.
     #[error(transparent)]
-    Events(#[from] SpansError),
+    Events(#[from] CollectorError),
 }
 
 /// Starts detection; its tasks belong to the background of `around`.
 ///
 /// # Errors
 /// When the webhook's TLS or the exporter of findings cannot be set up.
-pub fn start(config: &Config, around: &Surroundings, metrics: &Arc<Metrics>) -> Result<Feed, DriftError> {
+pub fn start(
+    config: &Drift,
+    around: &Surroundings,
+    metrics: &Arc<Metrics>,
+    collector: Option<&Collector>,
+) -> Result<Feed, DriftError> {
     let (clock, background) = (around.clock, &around.background);
-    let events = match &config.telemetry.otlp {
-        Some(otlp) => FindingEvents::start(otlp, around.build, background, metrics)?,
+    let events = match collector {
+        Some(collector) => FindingEvents::start(collector, background, metrics)?,
         None => None,
     };
-    let config = &config.drift;
     let (sender, receiver) = mpsc::channel(MAX_QUEUED);
     let board = Arc::new(Board::default());
     let webhook = match &config.webhook {

@@ -17,12 +17,12 @@ use super::feed;
 use crate::clock::Clock;
 use crate::config::Endpoint;
 use crate::drift::detectors::Finding;
-use crate::fleet::call::{Call, CallError};
-use crate::observe::metrics::{Metrics, WebhookResult};
+use crate::observe::metrics::{DeliveryResult, Metrics};
 use crate::observe::spans::Background;
+use crate::upstream::call::{Call, CallError};
 use crate::upstream::connect::Connector;
 
-/// The queue's near end.
+/// Queues findings for the webhook.
 pub(super) struct Webhook {
     sender: mpsc::Sender<Change>,
     metrics: Arc<Metrics>,
@@ -41,7 +41,7 @@ impl Webhook {
         background: &Background,
         metrics: Arc<Metrics>,
     ) -> Result<Self, rustls::Error> {
-        let (sender, receiver) = mpsc::channel(QUEUE);
+        let (sender, receiver) = mpsc::channel(MAX_QUEUED);
         let poster = Poster {
             endpoint,
             connector: Connector::new(background.tasks.clone())?,
@@ -63,7 +63,7 @@ impl Webhook {
 
     fn send(&self, change: Change) {
         if self.sender.try_send(change).is_err() {
-            self.metrics.drift_webhook(WebhookResult::Dropped);
+            self.metrics.drift_webhook(DeliveryResult::Dropped);
         }
     }
 }
@@ -78,7 +78,7 @@ struct Poster {
 
 impl Poster {
     async fn run(mut self, mut receiver: mpsc::Receiver<Change>) {
-        let mut again = tokio::time::interval(AGAIN);
+        let mut again = tokio::time::interval(REPEAT_EVERY);
         again.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             // Both arms are cancel-safe: a change or a tick is taken whole or not at all.
@@ -92,7 +92,7 @@ impl Poster {
                 None => Vec::new(),
             };
             let now = feed::seconds(self.clock, self.clock.now());
-            let lasting = self.active.values().map(|finding| alert(finding, now + LASTS.as_secs_f64()));
+            let lasting = self.active.values().map(|finding| alert(finding, now + ENDS_AFTER.as_secs_f64()));
             let alerts: Vec<Json> = lasting.chain(ended.iter().map(|finding| alert(finding, now))).collect();
             if !alerts.is_empty() {
                 self.post(&Json::Array(alerts).to_string()).await;
@@ -106,10 +106,10 @@ impl Poster {
         let mut next = Some(first);
         while let Some(change) = next {
             match change {
-                Change::Raised(finding) if self.active.len() < MOST => {
+                Change::Raised(finding) if self.active.len() < MAX_ACTIVE => {
                     self.active.insert(key(&finding), finding);
                 }
-                Change::Raised(_) => self.metrics.drift_webhook(WebhookResult::Dropped),
+                Change::Raised(_) => self.metrics.drift_webhook(DeliveryResult::Dropped),
                 Change::Ended(finding) => {
                     self.active.remove(&key(&finding));
                     ended.push(finding);
@@ -123,16 +123,16 @@ impl Poster {
     async fn post(&self, body: &str) {
         let call = Call { endpoint: &self.endpoint, key: None, path: "", body: Some(body), timeout: TIMEOUT };
         let result = match call.send(&self.connector).await {
-            Ok((status, _)) if status.is_success() => WebhookResult::Sent,
+            Ok((status, _)) if status.is_success() => DeliveryResult::Sent,
             Ok((status, _)) => self.failed(&refused(status)),
             Err(error) => self.failed(&error),
         };
         self.metrics.drift_webhook(result);
     }
 
-    fn failed(&self, error: &CallError) -> WebhookResult {
+    fn failed(&self, error: &CallError) -> DeliveryResult {
         tracing::warn!(%error, webhook = %self.endpoint, "findings were not delivered; they are sent again");
-        WebhookResult::Failed
+        DeliveryResult::Failed
     }
 }
 
@@ -146,10 +146,10 @@ fn key(finding: &Finding) -> String {
     format!("{}\n{}\n{}\n{replica}", finding.kind.as_str(), series.route, series.revision)
 }
 
-const QUEUE: usize = 64;
-/// Findings that are repeated, at most.
-const MOST: usize = 256;
+const MAX_QUEUED: usize = 64;
+/// Findings that are repeated.
+const MAX_ACTIVE: usize = 256;
 const TIMEOUT: Duration = Duration::from_secs(10);
-const AGAIN: Duration = Duration::from_secs(60);
+const REPEAT_EVERY: Duration = Duration::from_secs(60);
 /// An alert that is not repeated ends after this.
-const LASTS: Duration = Duration::from_secs(240);
+const ENDS_AFTER: Duration = Duration::from_secs(240);

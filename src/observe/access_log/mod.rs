@@ -1,9 +1,9 @@
-//! The access log: one JSON line a request, written by a thread of its own.
+//! The access log: one JSON line per request, written by its own thread.
 //!
-//! A log that cannot be written must not be felt: requests append their line to what is pending and go on; too much
-//! of it (a stalled pipe), a full disk or a closed pipe drops lines and counts them. The line is made where the request
-//! ends, while its record is still in the cache: handed to another thread, reading it there and freeing it took longer
-//! than the line itself. The names are those of the span attributes. Rotation is left to others: SIGHUP reopens the file.
+//! Requests append their line to a bounded buffer and go on; a stalled pipe, a full disk or a closed pipe drops lines
+//! and counts them. Lines are formatted where the request ends, while its record is in the cache: passing the record to
+//! another thread cost more than formatting. Field names are those of the span attributes. SIGHUP reopens the file, for
+//! rotation by others.
 
 mod line;
 
@@ -24,94 +24,95 @@ use crate::clock::Clock;
 use crate::config;
 use crate::record::Record;
 
-/// Makes lines and queues them for the writer, which ends with it.
-pub struct AccessLog {
-    queue: Arc<Queue>,
+/// Formats lines and queues them for the writer, which ends when this is dropped.
+pub(super) struct AccessLogger {
+    queue: Arc<LineQueue>,
     clock: Clock,
     metrics: Arc<Metrics>,
 }
 
-/// Between those whose requests end and the writer.
+/// From the requests to the writer.
 #[derive(Default)]
-struct Queue {
-    pending: Mutex<Pending>,
+struct LineQueue {
+    pending: Mutex<WriterWork>,
     wake: Condvar,
 }
 
-/// What the writer has to do.
+/// Work for the writer.
 #[derive(Default)]
-struct Pending {
-    lines: Lines,
+struct WriterWork {
+    lines: LineBatch,
     reopens: bool,
     flushed: Vec<SyncSender<()>>,
     is_closed: bool,
-    /// The writer sleeps until it is told.
+    /// The writer sleeps and has to be woken.
     is_idle: bool,
 }
 
 #[derive(Default)]
-struct Lines {
+struct LineBatch {
     text: Vec<u8>,
     count: u64,
 }
 
-impl AccessLog {
+impl AccessLogger {
     /// Opens the target and starts the writer; `None` where the log is off.
     ///
     /// # Errors
     /// The file cannot be opened, or no thread can be started.
-    pub fn start(
+    pub(super) fn start(
         target: &config::AccessLog,
         clock: Clock,
         metrics: &Arc<Metrics>,
     ) -> io::Result<Option<Self>> {
-        let Some(sink) = Sink::open(target)? else { return Ok(None) };
-        let queue = Arc::new(Queue::default());
-        let writer = Writer { queue: Arc::clone(&queue), sink, metrics: Arc::clone(metrics), is_torn: false };
+        let Some(output) = LogOutput::open(target)? else { return Ok(None) };
+        let queue = Arc::new(LineQueue::default());
+        let writer =
+            Writer { queue: Arc::clone(&queue), output, metrics: Arc::clone(metrics), is_torn: false };
         std::thread::Builder::new().name("access-log".into()).spawn(move || writer.run())?;
         Ok(Some(Self { queue, clock, metrics: Arc::clone(metrics) }))
     }
 
     /// Queues a record's line, or drops and counts it.
-    pub fn record(&self, record: &Record, judgement: &Judgement) {
-        // Made outside of the lock, in memory that is in the cache already. A thread that ends has none any more.
-        let is_written = DRAFT.try_with(|draft| {
+    pub(super) fn record(&self, record: &Record, judgement: &Judgement) {
+        // Formatted outside of the lock, in cached memory. The thread-local is gone in a thread that ends.
+        let is_queued = DRAFT.try_with(|draft| {
             let mut line = draft.take();
             line.clear();
             line::write(&mut line, record, judgement, &self.clock);
-            let is_taken = self.queue.change(|pending| pending.lines.add(&line));
-            line.shrink_to(LONGEST_DRAFT);
+            let has_room = self.queue.change(|pending| pending.lines.add(&line));
+            line.shrink_to(MAX_DRAFT);
             draft.set(line);
-            is_taken
+            has_room
         });
-        if is_written != Ok(true) {
+        if is_queued != Ok(true) {
             self.metrics.access_log_dropped(1);
         }
     }
 
-    /// Opens a file anew, for log rotation. What is pending goes to the new one.
-    pub fn reopen(&self) {
+    /// Reopens the file, for rotation; pending lines go to the new one.
+    pub(super) fn reopen(&self) {
         self.queue.change(|pending| pending.reopens = true);
     }
 
-    /// Waits until what is queued is written, at most `limit`. Blocks: not for the data path.
-    pub fn flush(&self, limit: Duration) {
+    /// Blocks until queued lines are written, at most for `limit`.
+    pub(super) fn flush(&self, limit: Duration) {
         let (done, is_done) = sync_channel(1);
         self.queue.change(|pending| pending.flushed.push(done));
-        // A stalled pipe is abandoned: the process ends with or without it.
+        // A stalled pipe is given up.
         let _ = is_done.recv_timeout(limit);
     }
 }
 
-impl Drop for AccessLog {
+impl Drop for AccessLogger {
     fn drop(&mut self) {
         self.queue.change(|pending| pending.is_closed = true);
     }
 }
 
-impl Queue {
-    /// Adds to what the writer has to do, and wakes it if it sleeps.
-    fn change<T>(&self, add: impl FnOnce(&mut Pending) -> T) -> T {
+impl LineQueue {
+    /// Adds work, and wakes the writer if it sleeps.
+    fn change<T>(&self, add: impl FnOnce(&mut WriterWork) -> T) -> T {
         let mut pending = self.pending.lock();
         let added = add(&mut pending);
         let was_idle = std::mem::take(&mut pending.is_idle);
@@ -122,27 +123,27 @@ impl Queue {
         added
     }
 
-    /// Waits for something to do and takes it; `lines` is empty room for the next ones. Of what stays only its end is told.
-    fn take(&self, lines: &mut Lines) -> Pending {
+    /// Waits for work and takes it; swaps `lines`, which is empty, with the pending ones.
+    fn take(&self, lines: &mut LineBatch) -> WriterWork {
         let mut pending = self.pending.lock();
         while pending.is_nothing() {
             pending.is_idle = true;
             self.wake.wait(&mut pending);
         }
         std::mem::swap(&mut pending.lines, lines);
-        Pending {
+        WriterWork {
             reopens: std::mem::take(&mut pending.reopens),
             flushed: std::mem::take(&mut pending.flushed),
             is_closed: pending.is_closed,
-            ..Pending::default()
+            ..WriterWork::default()
         }
     }
 }
 
-impl Lines {
+impl LineBatch {
     /// Appends a line, if there is room.
     fn add(&mut self, line: &[u8]) -> bool {
-        let has_room = self.text.len() + line.len() <= MOST_PENDING;
+        let has_room = self.text.len() + line.len() <= MAX_PENDING_BYTES;
         if has_room {
             self.text.extend_from_slice(line);
             self.count += 1;
@@ -151,19 +152,19 @@ impl Lines {
     }
 }
 
-impl Pending {
+impl WriterWork {
     fn is_nothing(&self) -> bool {
         self.lines.count == 0 && !self.reopens && self.flushed.is_empty() && !self.is_closed
     }
 }
 
-/// Where lines go. Written without a buffer between batches, so that a line is there when it is written.
-struct Sink {
+/// The log's file or standard stream, unbuffered.
+struct LogOutput {
     file: File,
     path: Option<PathBuf>,
 }
 
-impl Sink {
+impl LogOutput {
     fn open(target: &config::AccessLog) -> io::Result<Option<Self>> {
         let (file, path) = match target {
             config::AccessLog::Off => return Ok(None),
@@ -180,16 +181,16 @@ fn append(path: &Path) -> io::Result<File> {
 }
 
 struct Writer {
-    queue: Arc<Queue>,
-    sink: Sink,
+    queue: Arc<LineQueue>,
+    output: LogOutput,
     metrics: Arc<Metrics>,
-    /// A failed write may have left half a line: the next one starts on a line of its own.
+    /// A failed write may have left a partial line: the next write starts with a newline.
     is_torn: bool,
 }
 
 impl Writer {
     fn run(mut self) {
-        let mut lines = Lines::default();
+        let mut lines = LineBatch::default();
         loop {
             let rest = self.queue.take(&mut lines);
             if rest.reopens {
@@ -197,37 +198,36 @@ impl Writer {
             }
             self.write(&mut lines);
             for flushed in rest.flushed {
-                // Nobody waits any more: fine.
+                // The receiver may have timed out.
                 let _ = flushed.try_send(());
             }
             if rest.is_closed {
                 return;
             }
-            // Who waits for every line is woken for every line: at high rates that costs the requests' threads a
-            // system call each. Lines gather meanwhile.
-            std::thread::sleep(GATHER);
+            // Waiting for each line would cost the requests' threads a wake-up, a system call, per line.
+            std::thread::sleep(BATCH_INTERVAL);
         }
     }
 
     fn reopen(&mut self) {
-        let Some(path) = &self.sink.path else { return };
+        let Some(path) = &self.output.path else { return };
         match append(path) {
             Ok(file) => {
-                self.sink.file = file;
+                self.output.file = file;
                 self.is_torn = false;
             }
             Err(error) => tracing::error!(path = %path.display(), %error, "access log not reopened"),
         }
     }
 
-    /// Writes the lines and leaves room for others.
-    fn write(&mut self, lines: &mut Lines) {
+    /// Writes the lines and empties the batch.
+    fn write(&mut self, lines: &mut LineBatch) {
         let count = std::mem::take(&mut lines.count);
         if count == 0 {
             return;
         }
-        let torn = if self.is_torn { self.sink.file.write_all(b"\n") } else { Ok(()) };
-        match torn.and_then(|()| self.sink.file.write_all(&lines.text)) {
+        let torn = if self.is_torn { self.output.file.write_all(b"\n") } else { Ok(()) };
+        match torn.and_then(|()| self.output.file.write_all(&lines.text)) {
             Ok(()) => self.is_torn = false,
             Err(error) => {
                 if !self.is_torn {
@@ -243,12 +243,12 @@ impl Writer {
 }
 
 thread_local! {
-    /// Room for a line in the making.
+    /// Buffer for formatting a line.
     static DRAFT: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
 }
 
-/// Bytes that may wait for the writer; about as many lines as it has kilobytes. As much again is being written.
-const MOST_PENDING: usize = 4 << 20;
-const LONGEST_DRAFT: usize = 16 << 10;
+/// Bytes waiting for the writer, about 4,000 lines; as much again may be in the process of being written.
+const MAX_PENDING_BYTES: usize = 4 << 20;
+const MAX_DRAFT: usize = 16 << 10;
 const USUAL_BATCH: usize = 256 << 10;
-const GATHER: Duration = Duration::from_millis(2);
+const BATCH_INTERVAL: Duration = Duration::from_millis(2);

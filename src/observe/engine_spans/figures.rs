@@ -1,7 +1,7 @@
-//! What an engine's spans tell of its own times. Pure.
+//! The engine's times in its spans. Pure.
 //!
 //! vLLM ends one span `llm_request` for each request; its parent is the attempt whose id went upstream in `traceparent`.
-//! Other spans, and attributes that are no plausible times, tell nothing.
+//! Other spans, and attributes that are no plausible times, are passed over.
 
 use std::time::Duration;
 
@@ -14,11 +14,11 @@ use crate::record::EngineTimes;
 /// The times of one request at its engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Figures {
-    /// The trace that it is part of.
+    /// Trace id.
     pub(super) trace: u128,
-    /// The attempt that caused it.
+    /// Span id of the attempt that caused it.
     pub(super) attempt: u64,
-    /// What the engine says.
+    /// The engine's times.
     pub(super) times: EngineTimes,
 }
 
@@ -55,11 +55,11 @@ fn seconds(pair: &KeyValue) -> Option<Duration> {
         any_value::Value::IntValue(seconds) => *seconds as f64,
         _ => return None,
     };
-    Duration::try_from_secs_f64(value).ok().filter(|time| *time < LONGEST)
+    Duration::try_from_secs_f64(value).ok().filter(|time| *time < MAX_TIME)
 }
 
 /// No request takes a day.
-const LONGEST: Duration = Duration::from_secs(86_400);
+const MAX_TIME: Duration = Duration::from_secs(86_400);
 
 #[cfg(test)]
 mod tests {
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn only_spans_with_times_and_a_parent_tell_something() {
+    fn only_spans_with_times_and_a_parent_count() {
         use any_value::Value::{DoubleValue, IntValue, StringValue};
         const QUEUE: &str = "gen_ai.latency.time_in_queue";
         let (trace, parent) = ([7; 16], [9; 8]);
@@ -106,10 +106,10 @@ mod tests {
         let resource = ResourceSpans { scope_spans: vec![scope], ..ResourceSpans::default() };
         let export = ExportTraceServiceRequest { resource_spans: vec![resource] };
         assert_eq!(count(&export), 9);
-        let told: Vec<_> = figures(&export).collect();
+        let found: Vec<_> = figures(&export).collect();
         let (trace, attempt) = (u128::from_be_bytes(trace), u64::from_be_bytes(parent));
         let queue = EngineTimes { queue: Some(Duration::from_millis(250)), ..EngineTimes::default() };
         let prefill = EngineTimes { prefill: Some(Duration::from_secs(2)), ..EngineTimes::default() };
-        assert_eq!(told, [queue, prefill].map(|times| Figures { trace, attempt, times }));
+        assert_eq!(found, [queue, prefill].map(|times| Figures { trace, attempt, times }));
     }
 }

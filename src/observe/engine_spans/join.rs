@@ -1,7 +1,7 @@
-//! Brings a request's record and its engine's figures together, whichever comes first. Pure: time is an argument.
+//! Joins a request's record with its engine's figures, whichever comes first. Pure: time is an argument.
 //!
-//! Engines export in batches, seconds after the request; a slow client ends long after its engine. So both sides
-//! wait here for the other, for a bounded time and in bounded number. What waits in vain is as it would be without.
+//! Engines export in batches, seconds after the request; a slow client ends long after its engine. So either side
+//! waits for the other, for a bounded time and in bounded number. A record that waits in vain keeps its estimates.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use super::figures::Figures;
 use crate::clock::Stamp;
 use crate::record::{EngineTimes, Record};
 
-/// A record that is ready to be told, and whether its spans are to be exported.
+/// A record that is ready to be published, and whether its spans are to be exported.
 #[derive(Debug)]
 pub(super) struct Ready {
     pub(super) record: Arc<Record>,
@@ -23,8 +23,8 @@ pub(super) struct Ready {
 pub(super) enum Offered {
     /// It waits for its engine.
     Waits,
-    /// Nothing to wait for, or no room: it is as it was.
-    Back,
+    /// Nothing to wait for, or too many wait.
+    Refused,
     /// The figures were here already.
     Joined(Arc<Record>),
 }
@@ -34,7 +34,7 @@ pub(super) enum Offered {
 pub(super) struct Join {
     records: HashMap<u64, Ready>,
     figures: HashMap<u64, Figures>,
-    /// In the order in which patience ends. What was joined stays in it until then: so the queues bound the maps.
+    /// By deadline. Joined entries stay until then, so the queues bound the maps.
     records_until: VecDeque<(Stamp, u64)>,
     figures_until: VecDeque<(Stamp, u64)>,
 }
@@ -42,61 +42,61 @@ pub(super) struct Join {
 impl Join {
     /// Takes a record that ended `now`.
     pub(super) fn offer(&mut self, record: &Arc<Record>, keep: bool, now: Stamp) -> Offered {
-        let Some(attempt) = awaited(record) else { return Offered::Back };
+        let Some(attempt) = awaited(record) else { return Offered::Refused };
         if let Some(figures) = self.figures.remove(&attempt).filter(|f| f.trace == record.trace.trace_id) {
             return Offered::Joined(with(record, figures.times));
         }
-        if self.records_until.len() >= MOST {
-            return Offered::Back;
+        if self.records_until.len() >= MAX_WAITING {
+            return Offered::Refused;
         }
-        self.records_until.push_back((now.after(RECORD_PATIENCE), attempt));
+        self.records_until.push_back((now.after(RECORD_TIMEOUT), attempt));
         self.records.insert(attempt, Ready { record: Arc::clone(record), keep });
         Offered::Waits
     }
 
-    /// Takes figures that came `now`; gives the record that waited for them.
-    pub(super) fn told(&mut self, figures: Figures, now: Stamp) -> Option<Ready> {
+    /// Takes figures that came `now`; returns the record that waited for them.
+    pub(super) fn receive(&mut self, figures: Figures, now: Stamp) -> Option<Ready> {
         let waits = |ready: &Ready| ready.record.trace.trace_id == figures.trace;
         if self.records.get(&figures.attempt).is_some_and(waits) {
             let Ready { record, keep } = self.records.remove(&figures.attempt)?;
             return Some(Ready { record: with(&record, figures.times), keep });
         }
-        if self.figures_until.len() < MOST {
-            self.figures_until.push_back((now.after(FIGURES_PATIENCE), figures.attempt));
+        if self.figures_until.len() < MAX_WAITING {
+            self.figures_until.push_back((now.after(FIGURES_TIMEOUT), figures.attempt));
             self.figures.insert(figures.attempt, figures);
         }
         None
     }
 
-    /// Records whose engine told nothing in time, and how many figures nobody asked for.
+    /// Records whose figures did not come in time, and the number of figures without a record.
     pub(super) fn overdue(&mut self, now: Stamp) -> (Vec<Ready>, u64) {
         let mut records = Vec::new();
-        while let Some(attempt) = over(&mut self.records_until, now) {
+        while let Some(attempt) = expired(&mut self.records_until, now) {
             records.extend(self.records.remove(&attempt));
         }
-        let mut unasked = 0;
-        while let Some(attempt) = over(&mut self.figures_until, now) {
-            unasked += u64::from(self.figures.remove(&attempt).is_some());
+        let mut unmatched = 0;
+        while let Some(attempt) = expired(&mut self.figures_until, now) {
+            unmatched += u64::from(self.figures.remove(&attempt).is_some());
         }
-        (records, unasked)
+        (records, unmatched)
     }
 
-    /// Every record that still waits: nobody will any more.
+    /// Every record that still waits.
     pub(super) fn give_up(&mut self) -> Vec<Ready> {
         self.records_until.clear();
         self.records.drain().map(|(_, ready)| ready).collect()
     }
 }
 
-/// The next attempt whose patience is over.
-fn over(queue: &mut VecDeque<(Stamp, u64)>, now: Stamp) -> Option<u64> {
+/// The next attempt whose deadline has passed.
+fn expired(queue: &mut VecDeque<(Stamp, u64)>, now: Stamp) -> Option<u64> {
     let (_, attempt) = *queue.front().filter(|(until, _)| *until <= now)?;
     queue.pop_front();
     Some(attempt)
 }
 
-/// The attempt whose span the engine may have exported: it answered, was marked as sampled, and its engine has not told
-/// its times in-band.
+/// The attempt whose span the engine may have exported: it answered, was marked as sampled, and its engine's times did
+/// not come in-band.
 fn awaited(record: &Record) -> Option<u64> {
     let attempt = record.attempts.last()?;
     let may_come = record.trace.sampled_upstream && attempt.error.is_none() && record.engine.is_none();
@@ -107,12 +107,12 @@ fn with(record: &Arc<Record>, times: EngineTimes) -> Arc<Record> {
     Arc::new(Record { engine: Some(times), ..Record::clone(record) })
 }
 
-/// Of either side: about four hundred sampled requests a second.
-const MOST: usize = 4096;
+/// Of either side: about 400 sampled requests a second.
+const MAX_WAITING: usize = 4096;
 /// The batch delay of OpenTelemetry's SDKs is five seconds.
-const RECORD_PATIENCE: Duration = Duration::from_secs(10);
-/// A client may take its time with an answer that the engine has finished.
-const FIGURES_PATIENCE: Duration = Duration::from_secs(60);
+const RECORD_TIMEOUT: Duration = Duration::from_secs(10);
+/// A slow client may read long after its engine has finished.
+const FIGURES_TIMEOUT: Duration = Duration::from_secs(60);
 
 #[cfg(test)]
 mod tests {
@@ -139,31 +139,31 @@ mod tests {
     fn whichever_comes_first_waits_for_the_other() {
         let mut join = Join::default();
         assert!(matches!(join.offer(&record(1), true, second(0)), Offered::Waits));
-        let ready = join.told(figures(1), second(5)).unwrap();
+        let ready = join.receive(figures(1), second(5)).unwrap();
         assert_eq!((ready.record.engine, ready.keep), (Some(figures(1).times), true));
-        assert!(join.told(figures(2), second(6)).is_none());
+        assert!(join.receive(figures(2), second(6)).is_none());
         let Offered::Joined(joined) = join.offer(&record(2), false, second(60)) else { panic!("joined") };
         assert_eq!(joined.engine, Some(figures(2).times));
-        let (late, unasked) = join.overdue(second(1000));
-        assert_eq!((late.len(), unasked), (0, 0), "nothing is told twice");
+        let (late, unmatched) = join.overdue(second(1000));
+        assert_eq!((late.len(), unmatched), (0, 0), "nothing is published twice");
     }
 
     #[test]
-    fn patience_ends() {
+    fn waits_are_bounded_in_time() {
         let mut join = Join::default();
         join.offer(&record(1), true, second(0));
-        join.told(figures(2), second(0));
+        join.receive(figures(2), second(0));
         assert_eq!(join.overdue(second(9)).0.len(), 0);
-        let (late, unasked) = join.overdue(second(10));
-        assert_eq!((late.len(), late[0].record.engine, unasked), (1, None, 0));
+        let (late, unmatched) = join.overdue(second(10));
+        assert_eq!((late.len(), late[0].record.engine, unmatched), (1, None, 0));
         assert_eq!(join.overdue(second(60)).1, 1);
-        assert!(join.told(figures(1), second(61)).is_none());
+        assert!(join.receive(figures(1), second(61)).is_none());
         join.offer(&record(3), true, second(61));
         assert_eq!(join.give_up().len(), 1);
     }
 
     #[test]
-    fn who_cannot_expect_a_span_does_not_wait() {
+    fn a_record_that_cannot_have_a_span_does_not_wait() {
         let change = |change: fn(&mut Record)| {
             let mut record = Record::clone(&record(1));
             change(&mut record);
@@ -175,21 +175,21 @@ mod tests {
             change(|r| r.attempts[0].error = Some("connect_refused")),
             change(|r| r.engine = Some(EngineTimes::default())),
         ] {
-            assert!(matches!(Join::default().offer(&record, true, second(0)), Offered::Back));
+            assert!(matches!(Join::default().offer(&record, true, second(0)), Offered::Refused));
         }
         let mut join = Join::default();
-        join.told(Figures { trace: 1, ..figures(1) }, second(0));
+        join.receive(Figures { trace: 1, ..figures(1) }, second(0));
         assert!(matches!(join.offer(&record(1), true, second(0)), Offered::Waits), "another trace's figures");
     }
 
     #[test]
     fn neither_side_grows_without_bound() {
         let mut join = Join::default();
-        for attempt in 1..=2 * MOST as u64 {
+        for attempt in 1..=2 * MAX_WAITING as u64 {
             join.offer(&record(attempt), true, second(0));
-            join.told(figures(attempt + 1_000_000), second(0));
+            join.receive(figures(attempt + 1_000_000), second(0));
         }
-        assert_eq!((join.records.len(), join.figures.len()), (MOST, MOST));
-        assert!(matches!(join.offer(&record(1_000_000_000), true, second(1)), Offered::Back));
+        assert_eq!((join.records.len(), join.figures.len()), (MAX_WAITING, MAX_WAITING));
+        assert!(matches!(join.offer(&record(1_000_000_000), true, second(1)), Offered::Refused));
     }
 }

@@ -1,9 +1,9 @@
 //! Spans of the engines: received, joined with our records, passed on.
 //!
-//! vLLM knows what no gateway can see from outside: how long a request stood in its queue and how long its prompt took. It
-//! says so in the spans that it exports. They come in here ([`receiver`]), give the records that wait for them their
-//! engine's times ([`join`]), and go on to the collector untouched ([`forward`]). Only requests whose trace was marked as
-//! sampled upstream can have such a span, so only they wait; nothing of it is on a request's path.
+//! Queue time and prefill time of a request are known to its engine alone; vLLM exports them as attributes of a span.
+//! Spans come in here ([`receiver`]), their times are joined with the records that wait for them ([`join`]), and they go
+//! on to the collector unchanged ([`forward`]). Only requests whose trace was marked as sampled upstream can have such a
+//! span, so only they wait; nothing of it is on a request's path.
 
 mod figures;
 mod forward;
@@ -23,12 +23,12 @@ use tokio_util::sync::CancellationToken;
 
 use self::forward::Forward;
 use self::join::{Join, Offered, Ready};
-use super::access_log::AccessLog;
+use super::access_log::AccessLogger;
 use super::judgement::Judgement;
 use super::metrics::{JoinResult, Metrics};
-use super::spans::{Background, Spans, SpansError};
+use super::otlp::{Collector, CollectorError};
+use super::spans::{Background, Spans};
 use crate::clock::Clock;
-use crate::config::{self, Otlp};
 use crate::record::Record;
 
 /// Why spans of engines cannot be received.
@@ -42,21 +42,21 @@ pub enum EngineSpansError {
         /// What the operating system said.
         source: io::Error,
     },
-    /// The way to the collector.
+    /// They cannot be passed on.
     #[error(transparent)]
-    Forward(#[from] SpansError),
+    Forward(#[from] CollectorError),
 }
 
-/// Tells of a record that waited what depends on its stages: metrics of stages, its line in the access log, spans.
+/// Publishes what depends on a record's stages: stage metrics, the line in the access log, spans.
 pub(super) struct Settled {
     pub(super) metrics: Arc<Metrics>,
     pub(super) spans: Option<Arc<Spans>>,
-    pub(super) access_log: Option<Arc<AccessLog>>,
+    pub(super) access_log: Option<Arc<AccessLogger>>,
 }
 
 impl Settled {
-    /// Judged anew: with the engine's figures the time may have gone elsewhere.
-    fn tell(&self, Ready { record, keep }: &Ready) {
+    /// Judged anew: the engine's times may move the blame to another stage.
+    fn publish(&self, Ready { record, keep }: &Ready) {
         let judgement = Judgement::of(record);
         self.metrics.settled(record, &judgement);
         self.log(record, &judgement);
@@ -81,7 +81,7 @@ impl Settled {
     }
 }
 
-/// Records and figures that wait for each other, and the port that figures come in by.
+/// Records and figures that wait for each other, and the port that takes the figures.
 pub(super) struct EngineSpans {
     shared: Arc<Shared>,
     pub(super) address: SocketAddr,
@@ -97,21 +97,23 @@ struct Shared {
 impl EngineSpans {
     /// Opens the port and serves it on the telemetry runtime.
     pub(super) fn start(
-        (config, otlp): (config::EngineSpans, Option<&Otlp>),
+        listen: SocketAddr,
+        collector: Option<&Collector>,
         settled: &Arc<Settled>,
         clock: Clock,
         background: &Background,
         stop: &CancellationToken,
     ) -> Result<Self, EngineSpansError> {
-        let failed = |source| EngineSpansError::Listen { addr: config.listen, source };
-        let socket = std::net::TcpListener::bind(config.listen).map_err(failed)?;
+        let failed = |source| EngineSpansError::Listen { addr: listen, source };
+        let socket = std::net::TcpListener::bind(listen).map_err(failed)?;
         socket.set_nonblocking(true).map_err(failed)?;
         let address = socket.local_addr().map_err(failed)?;
         // The socket belongs to the runtime on which it is made.
         let on = background.runtime.enter();
         let socket = TcpListener::from_std(socket).map_err(failed)?;
         drop(on);
-        let forward = otlp.map(|otlp| Forward::start(otlp, background, &settled.metrics)).transpose()?;
+        let forward =
+            collector.map(|collector| Forward::start(collector, background, &settled.metrics)).transpose()?;
         let shared = Shared { join: Mutex::default(), settled: Arc::clone(settled), forward, clock };
         let shared = Arc::new(shared);
         let sink: receiver::Sink = {
@@ -124,30 +126,30 @@ impl EngineSpans {
         background.tasks.spawn_on(waiting, &background.runtime);
         tracing::info!(%address, "spans of engines are received");
         if !address.ip().is_loopback() {
-            tracing::warn!(%address, "whoever reaches this port can tell times of stages and write to the collector");
+            tracing::warn!(%address, "anyone who can reach this port can forge stage timings and write to the collector");
         }
         Ok(Self { shared, address })
     }
 
-    /// Whether it takes a record over, to tell what depends on its stages when its engine has told its times.
+    /// Whether it takes a record over, to publish what depends on its stages when its engine's times are known.
     pub(super) fn takes(&self, record: &Arc<Record>, keep: bool) -> bool {
         let offered = self.shared.join.lock().offer(record, keep, self.shared.clock.now());
         match offered {
             Offered::Waits => true,
-            Offered::Back => false,
+            Offered::Refused => false,
             Offered::Joined(record) => {
                 self.shared.count(JoinResult::Joined, 1);
-                self.shared.settled.tell(&Ready { record, keep });
+                self.shared.settled.publish(&Ready { record, keep });
                 true
             }
         }
     }
 
-    /// Tells all that still waits.
+    /// Publishes every record that still waits.
     pub(super) fn give_up(&self) {
         let left = self.shared.join.lock().give_up();
         for ready in &left {
-            self.shared.settled.tell(ready);
+            self.shared.settled.publish(ready);
         }
     }
 }
@@ -156,10 +158,10 @@ impl Shared {
     fn received(&self, payload: Bytes, export: &ExportTraceServiceRequest) {
         let now = self.clock.now();
         for figures in figures::figures(export) {
-            let ready = self.join.lock().told(figures, now);
+            let ready = self.join.lock().receive(figures, now);
             if let Some(ready) = ready {
                 self.count(JoinResult::Joined, 1);
-                self.settled.tell(&ready);
+                self.settled.publish(&ready);
             }
         }
         if let Some(forward) = &self.forward {
@@ -168,12 +170,12 @@ impl Shared {
     }
 
     async fn run(self: Arc<Self>, stop: CancellationToken) {
-        while stop.run_until_cancelled(tokio::time::sleep(LOOK_EVERY)).await.is_some() {
-            let (late, unasked) = self.join.lock().overdue(self.clock.now());
+        while stop.run_until_cancelled(tokio::time::sleep(CHECK_EVERY)).await.is_some() {
+            let (late, unmatched) = self.join.lock().overdue(self.clock.now());
             self.count(JoinResult::Missing, late.len() as u64);
-            self.count(JoinResult::Unmatched, unasked);
+            self.count(JoinResult::Unmatched, unmatched);
             for ready in &late {
-                self.settled.tell(ready);
+                self.settled.publish(ready);
             }
         }
     }
@@ -183,4 +185,4 @@ impl Shared {
     }
 }
 
-const LOOK_EVERY: Duration = Duration::from_millis(500);
+const CHECK_EVERY: Duration = Duration::from_millis(500);

@@ -3,31 +3,51 @@
 //! Every answer is made from memory and at once: an engine must never wait for what we do with its spans. Bodies,
 //! connections and waits are bounded. Knows nothing of what the spans mean.
 
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{CONTENT_ENCODING, CONTENT_TYPE};
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
-use http_body_util::combinators::BoxBody;
-use http_body_util::{BodyExt, Full, Limited};
+use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
-use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
+use opentelemetry_proto::tonic::collector::trace::v1::trace_service_server::{
+    TraceService, TraceServiceServer,
+};
+use opentelemetry_proto::tonic::collector::trace::v1::{
+    ExportTraceServiceRequest, ExportTraceServiceResponse,
+};
 use prost::Message;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
+use tonic::body::Body;
+use tonic::codec::CompressionEncoding;
+use tower::Service;
 
-use crate::observe::spans::grpc;
-use crate::observe::spans::{Background, Tracked};
+use crate::observe::otlp::PROTOBUF;
+use crate::observe::spans::Background;
 
 /// Takes an export: its bytes, and what they say.
 pub(super) type Sink = Arc<dyn Fn(Bytes, &ExportTraceServiceRequest) + Send + Sync>;
 
-type Answer = Response<BoxBody<Bytes, std::convert::Infallible>>;
+/// Runs what HTTP/2 needs beside a connection as tasks of the telemetry runtime.
+#[derive(Clone, Debug)]
+struct Tracked(Background);
+
+impl<F> hyper::rt::Executor<F> for Tracked
+where
+    F: Future + Send + 'static,
+    F::Output: Send + 'static,
+{
+    fn execute(&self, task: F) {
+        self.0.tasks.spawn_on(task, &self.0.runtime);
+    }
+}
 
 /// Serves until `stop`.
 pub(super) async fn serve(
@@ -58,7 +78,7 @@ pub(super) async fn serve(
                 tracing::warn!(%error, "port for engines' spans: accept");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }
-            // Told to stop; the semaphore is never closed.
+            // Stopped; the semaphore is never closed.
             None | Some((Err(_), _)) => return,
         }
     }
@@ -69,7 +89,7 @@ async fn connection(stream: TcpStream, sink: Sink, background: Background) {
     let _ = stream.set_nodelay(true);
     let service = service_fn(move |request| {
         let sink = Arc::clone(&sink);
-        async move { Ok::<_, std::convert::Infallible>(answer(request, &sink).await) }
+        async move { Ok::<_, Infallible>(answer(request, sink).await) }
     });
     let mut builder = auto::Builder::new(Tracked(background));
     builder.http1().timer(TokioTimer::new()).header_read_timeout(IDLE_LIMIT);
@@ -84,30 +104,25 @@ async fn connection(stream: TcpStream, sink: Sink, background: Background) {
     }
 }
 
-async fn answer(request: Request<Incoming>, sink: &Sink) -> Answer {
-    let is_grpc = request.uri().path() == grpc::EXPORT_PATH;
-    if !is_grpc && request.uri().path() != HTTP_PATH {
+async fn answer(request: Request<Incoming>, sink: Sink) -> Response<Body> {
+    let of_http = request.uri().path() == HTTP_PATH;
+    if !of_http && !request.uri().path().starts_with(GRPC_SERVICE) {
         return http(StatusCode::NOT_FOUND);
     }
     if *request.method() != Method::POST {
         return http(StatusCode::METHOD_NOT_ALLOWED);
     }
-    let (head, body) = request.into_parts();
-    let body = tokio::time::timeout(BODY_LIMIT, Limited::new(body, MAX_BODY).collect()).await;
-    let Ok(Ok(body)) = body else {
-        let (status, code) = (StatusCode::PAYLOAD_TOO_LARGE, grpc::RESOURCE_EXHAUSTED);
-        return if is_grpc { grpc_end(code, "too long, too late or broken off") } else { http(status) };
-    };
-    let body = body.to_bytes();
-    if is_grpc { over_grpc(&body, sink) } else { over_http(&head.headers, body, sink) }
+    if of_http { over_http(request, &sink).await } else { over_grpc(request, sink).await }
 }
 
-fn over_http(headers: &HeaderMap, body: Bytes, sink: &Sink) -> Answer {
-    let is_protobuf =
-        headers.get(CONTENT_TYPE).is_some_and(|t| t.as_bytes().starts_with(PROTOBUF.as_bytes()));
-    if !is_protobuf || headers.get(CONTENT_ENCODING).is_some_and(|coding| coding != "identity") {
+async fn over_http(request: Request<Incoming>, sink: &Sink) -> Response<Body> {
+    let (head, body) = request.into_parts();
+    let body = tokio::time::timeout(BODY_LIMIT, Limited::new(body, MAX_BODY).collect()).await;
+    let Ok(Ok(body)) = body else { return http(StatusCode::PAYLOAD_TOO_LARGE) };
+    if !is_plain_protobuf(&head.headers) {
         return http(StatusCode::UNSUPPORTED_MEDIA_TYPE);
     }
+    let body = body.to_bytes();
     match ExportTraceServiceRequest::decode(body.clone()) {
         Ok(export) => {
             sink(body, &export);
@@ -118,54 +133,45 @@ fn over_http(headers: &HeaderMap, body: Bytes, sink: &Sink) -> Answer {
     }
 }
 
-fn over_grpc(body: &Bytes, sink: &Sink) -> Answer {
-    let payload = match grpc::unframe(body) {
-        Ok(payload) => payload,
-        Err(error @ grpc::MessageError::Compressed) => {
-            return grpc_end(grpc::UNIMPLEMENTED, &error.to_string());
-        }
-        Err(error @ grpc::MessageError::Length) => {
-            return grpc_end(grpc::INVALID_ARGUMENT, &error.to_string());
-        }
-    };
-    match ExportTraceServiceRequest::decode(payload.clone()) {
-        Ok(export) => {
-            sink(payload, &export);
-            let trailers = std::future::ready(Some(Ok(grpc_status(grpc::OK, ""))));
-            let mut answer = Response::new(Full::new(grpc::frame(b"")).with_trailers(trailers).boxed());
-            answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(grpc::CONTENT_TYPE));
-            answer
-        }
-        Err(_) => grpc_end(grpc::INVALID_ARGUMENT, "no export of spans"),
+async fn over_grpc(request: Request<Incoming>, sink: Sink) -> Response<Body> {
+    let mut server = TraceServiceServer::new(Grpc(sink))
+        .accept_compressed(CompressionEncoding::Gzip)
+        .max_decoding_message_size(MAX_BODY);
+    match tokio::time::timeout(BODY_LIMIT, server.call(request)).await {
+        Ok(Ok(answer)) => answer,
+        Err(_) => tonic::Status::deadline_exceeded("the message came too slowly").into_http(),
     }
 }
 
-fn http(status: StatusCode) -> Answer {
-    let mut answer = Response::new(Full::default().boxed());
+struct Grpc(Sink);
+
+#[tonic::async_trait]
+impl TraceService for Grpc {
+    async fn export(
+        &self,
+        request: tonic::Request<ExportTraceServiceRequest>,
+    ) -> Result<tonic::Response<ExportTraceServiceResponse>, tonic::Status> {
+        let export = request.into_inner();
+        (self.0)(export.encode_to_vec().into(), &export);
+        Ok(tonic::Response::new(ExportTraceServiceResponse::default()))
+    }
+}
+
+fn is_plain_protobuf(headers: &HeaderMap) -> bool {
+    let is_protobuf =
+        headers.get(CONTENT_TYPE).is_some_and(|t| t.as_bytes().starts_with(PROTOBUF.as_bytes()));
+    is_protobuf && headers.get(CONTENT_ENCODING).is_none_or(|coding| coding == "identity")
+}
+
+fn http(status: StatusCode) -> Response<Body> {
+    let mut answer = Response::new(Body::empty());
     *answer.status_mut() = status;
     answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(PROTOBUF));
     answer
 }
 
-/// A call that ends without an answer.
-fn grpc_end(code: &'static str, message: &str) -> Answer {
-    let mut answer = Response::new(Full::default().boxed());
-    answer.headers_mut().extend(grpc_status(code, message));
-    answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(grpc::CONTENT_TYPE));
-    answer
-}
-
-fn grpc_status(code: &'static str, message: &str) -> HeaderMap {
-    let mut headers = HeaderMap::new();
-    headers.insert("grpc-status", HeaderValue::from_static(code));
-    if let (false, Ok(message)) = (message.is_empty(), HeaderValue::from_str(message)) {
-        headers.insert("grpc-message", message);
-    }
-    headers
-}
-
 const HTTP_PATH: &str = "/v1/traces";
-const PROTOBUF: &str = "application/x-protobuf";
+const GRPC_SERVICE: &str = "/opentelemetry.proto.collector.trace.v1.TraceService/";
 /// The largest message that gRPC servers take by default.
 const MAX_BODY: usize = 4 * 1024 * 1024;
 /// Engines have one or two each.

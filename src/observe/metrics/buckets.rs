@@ -1,8 +1,7 @@
-//! Histogram edges: fixed ones, and the configured SLO bounds between them.
+//! Histogram edges: fixed ones and the configured SLO bounds.
 //!
-//! A bound that is an edge makes the share of requests within it exact. Edges are fixed at start: a reload that
-//! changes a bound changes verdicts at once, but edges only with the next start, because a histogram whose
-//! buckets move is useless to Prometheus.
+//! With its bound as an edge, the share of requests within an SLO is exact. Edges are set at start: a reload changes
+//! verdicts at once but not edges, because Prometheus cannot use a histogram whose buckets move.
 
 use std::time::Duration;
 
@@ -10,17 +9,17 @@ use crate::config::Config;
 
 /// Bucket edges in seconds (`ratio`: no unit), ascending and distinct.
 pub(super) struct Edges {
-    /// Time to first token, first byte.
+    /// TTFT and time to first byte.
     pub(super) ttft: Vec<f64>,
-    /// Inter-chunk, inter-token, per output token.
+    /// ICL, ITL and TPOT.
     pub(super) token: Vec<f64>,
-    /// Whole requests.
+    /// Duration of whole requests.
     pub(super) duration: Vec<f64>,
-    /// What the gateway adds.
+    /// Gateway overhead, from read to routed.
     pub(super) overhead: Vec<f64>,
-    /// Stages, from a decision to a long decode.
+    /// Every stage, from 50 µs to minutes.
     pub(super) stage: Vec<f64>,
-    /// Actual over predicted.
+    /// Actual TTFT over predicted.
     pub(super) ratio: Vec<f64>,
 }
 

@@ -1,22 +1,19 @@
-//! Metrics of drift detection: findings, what holds, what was lost on the way.
-
-use prometheus::IntCounter;
+//! Metrics of drift detection: findings, active ones, losses.
 
 use super::Metrics;
-use super::table::Drift;
 
-/// What a finding's metrics are labelled with.
+/// Labels of a finding's metrics.
 #[derive(Clone, Copy, Debug)]
 pub struct FindingLabels<'a> {
-    /// Route name.
+    /// Label `route`.
     pub route: &'a str,
-    /// Revision of the pool.
+    /// Label `revision`, of the pool.
     pub revision: &'a str,
-    /// Replica name, where the finding is of one.
+    /// Label `replica`; `none` unless the finding is about one replica.
     pub replica: Option<&'a str>,
-    /// Kind of finding.
+    /// Label `kind`.
     pub kind: &'static str,
-    /// Its diagnosis.
+    /// Label `diagnosis`: most likely cause.
     pub diagnosis: &'static str,
 }
 
@@ -26,9 +23,9 @@ impl<'a> FindingLabels<'a> {
     }
 }
 
-/// How a post to the webhook ended (label `result`).
+/// How the delivery of a finding ended, to the webhook or the collector (label `result`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WebhookResult {
+pub enum DeliveryResult {
     /// It was taken.
     Sent,
     /// No answer, or not a good one.
@@ -37,10 +34,10 @@ pub enum WebhookResult {
     Dropped,
 }
 
-impl WebhookResult {
+impl DeliveryResult {
     pub(super) const ALL: [Self; 3] = [Self::Sent, Self::Failed, Self::Dropped];
 
-    fn as_str(self) -> &'static str {
+    pub(super) fn as_str(self) -> &'static str {
         match self {
             Self::Sent => "sent",
             Self::Failed => "failed",
@@ -50,38 +47,30 @@ impl WebhookResult {
 }
 
 impl Metrics {
-    /// Drift was found.
+    /// Counts a finding and marks it as active.
     pub fn drift_found(&self, finding: FindingLabels<'_>) {
         let labels = finding.values();
         self.drift.findings.get(&labels).inc();
-        if let Some(gauge) = self.drift.active.get_exact(&labels) {
-            gauge.set(1.0);
-        }
+        self.drift.active.set(&labels, Some(1.0));
     }
 
-    /// A finding holds no more: its series goes, so that the number of them does not grow with time.
+    /// A finding is over: removes its series, so that their number does not grow with time.
     pub fn drift_ended(&self, finding: FindingLabels<'_>) {
         self.drift.active.remove(&finding.values());
     }
 
-    /// A request that drift detection will never see.
+    /// Counts a request that drift detection missed.
     pub fn drift_dropped(&self) {
         self.drift.dropped.inc();
     }
 
     /// A post to the webhook ended.
-    pub fn drift_webhook(&self, result: WebhookResult) {
-        self.drift.posts(result).inc();
+    pub fn drift_webhook(&self, result: DeliveryResult) {
+        self.drift.webhook.get(&[result.as_str()]).inc();
     }
 
-    /// So many findings left as OTLP events, or did not.
-    pub fn drift_events(&self, result: WebhookResult, events: u64) {
+    /// Counts findings exported as OTLP events, or lost.
+    pub fn drift_events(&self, result: DeliveryResult, events: u64) {
         self.drift.events.get(&[result.as_str()]).inc_by(events);
-    }
-}
-
-impl Drift {
-    pub(super) fn posts(&self, result: WebhookResult) -> IntCounter {
-        self.webhook.get(&[result.as_str()])
     }
 }

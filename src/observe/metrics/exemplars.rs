@@ -1,4 +1,4 @@
-//! A trace for each bucket: from a bar in a histogram to a request that stands for it.
+//! Exemplars: one traced request for each histogram bucket.
 //!
 //! Only requests whose spans are kept become exemplars, so that the link leads somewhere. Kept beside the histograms,
 //! because the metrics library has none; found again by the family's name and label values when a page is written.
@@ -8,7 +8,7 @@ use std::time::SystemTime;
 
 use parking_lot::Mutex;
 
-/// One request that fell into a bucket.
+/// A traced request and its value.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Exemplar {
     pub(super) trace_id: u128,
@@ -18,14 +18,14 @@ pub(super) struct Exemplar {
 
 /// The last request of every bucket.
 #[derive(Default)]
-pub(super) struct Exemplars(Mutex<HashMap<Key, Buckets>>);
+pub(super) struct Exemplars(Mutex<HashMap<SeriesKey, BucketExemplars>>);
 
 /// Name of the family and its label values, in the order of the label names.
-type Key = (&'static str, Box<[Box<str>]>);
-type Buckets = Box<[Option<Exemplar>]>;
+type SeriesKey = (&'static str, Box<[Box<str>]>);
+type BucketExemplars = Box<[Option<Exemplar>]>;
 
 impl Exemplars {
-    /// Takes a request in; `edges` are those of the family. `labels` are name and value.
+    /// Makes a request the exemplar of its bucket. `edges`: the family's upper bounds; `labels`: name and value.
     pub(super) fn note(
         &self,
         family: &'static str,
@@ -38,7 +38,7 @@ impl Exemplars {
         let key = (family, labels.iter().map(|(_, value)| Box::from(*value)).collect());
         let bucket = edges.partition_point(|edge| *edge < exemplar.value);
         let mut series = self.0.lock();
-        if series.len() >= MOST_SERIES && !series.contains_key(&key) {
+        if series.len() >= MAX_SERIES && !series.contains_key(&key) {
             return;
         }
         let buckets = series.entry(key).or_insert_with(|| vec![None; edges.len() + 1].into());
@@ -47,21 +47,19 @@ impl Exemplars {
         }
     }
 
-    /// The exemplars of a series, a place for each bucket; none where the family has none.
+    /// The exemplars of a series, one entry a bucket; empty for families without exemplars.
     pub(super) fn of<'a>(
         &self,
         family: &str,
         values: impl Iterator<Item = &'a str>,
     ) -> Box<[Option<Exemplar>]> {
         let Some(family) = FAMILIES.iter().find(|known| **known == family) else { return Box::default() };
-        let key: Key = (*family, values.map(Box::from).collect());
+        let key: SeriesKey = (*family, values.map(Box::from).collect());
         self.0.lock().get(&key).cloned().unwrap_or_default()
     }
 }
 
-/// Time to first token.
 pub(super) const TTFT: &str = "tokenway_time_to_first_token_seconds";
-/// Whole requests.
 pub(super) const DURATION: &str = "tokenway_request_duration_seconds";
 const FAMILIES: [&str; 2] = [TTFT, DURATION];
-const MOST_SERIES: usize = 2_000;
+const MAX_SERIES: usize = 2_000;

@@ -1,29 +1,28 @@
 //! A metric family with a bound on its label sets.
 //!
-//! Labels come from configuration and from fixed tables, but a configuration can be large and the product of
-//! its parts larger. Past the bounds the value `other` takes over, so that no client and no configuration can
-//! make the gateway or its Prometheus run out of memory. Resolving a handle is slow and is done once a series
-//! (see `series`); observing through a handle is an atomic addition.
+//! Labels come from configuration and fixed tables, but their product can be large. Past the bounds, values are replaced
+//! by `other`, so that no configuration can make the gateway or Prometheus run out of memory. Resolving a handle is slow
+//! and happens once per series (see `series`); observing through it is an atomic addition.
 
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 
 use parking_lot::Mutex;
-use prometheus::IntCounterVec;
 use prometheus::core::{MetricVec, MetricVecBuilder};
+use prometheus::{GaugeVec, IntCounterVec};
 
-/// The value that stands for all that did not fit.
+/// Label value that replaces those beyond the bounds.
 pub(super) const OTHER: &str = "other";
 
-/// Distinct values of one label; `other` is the last of the two hundred.
+/// Distinct values of one label besides `other`.
 const MAX_VALUES: usize = 199;
-/// Label sets of one family, the two kinds of overflow included.
+/// Label sets of one family, those with `other` included.
 const MAX_SETS: usize = 5_000;
-/// Room that is kept for label sets whose tenant is `other`.
+/// Of these, reserved for label sets whose tenant is `other`.
 const RESERVED: usize = 500;
 
-/// What a family needs of the three vector types, whose builders have no public names.
+/// What a family needs of the three vector types, whose builders are not public.
 pub(super) trait Vector {
-    /// One metric of it.
     type Metric;
 
     fn metric(&self, values: &[&str]) -> prometheus::Result<Self::Metric>;
@@ -47,30 +46,29 @@ pub(super) struct Family<V> {
     vec: V,
     name: &'static str,
     labels: &'static [&'static str],
-    seen: Mutex<Seen>,
+    sets: Mutex<LabelSets>,
     overflow: IntCounterVec,
 }
 
-/// Label sets that exist, and how many of them use each value.
-#[derive(Default)]
-struct Seen {
+/// Existing label sets.
+struct LabelSets {
     sets: HashSet<Vec<Box<str>>>,
-    values: HashMap<(usize, Box<str>), usize>,
-    distinct: HashMap<usize, usize>,
+    /// For each label: its values besides `other`, with the number of sets that have them.
+    uses: Vec<HashMap<Box<str>, usize>>,
 }
 
 impl<V: Vector> Family<V> {
-    /// Guards `vec`, whose labels are `labels`.
+    /// Bounds `vec`, whose labels are `labels`.
     pub(super) fn new(
         vec: V,
         name: &'static str,
         labels: &'static [&'static str],
         overflow: IntCounterVec,
     ) -> Self {
-        Self { vec, name, labels, seen: Mutex::default(), overflow }
+        Self { vec, name, labels, sets: Mutex::new(LabelSets::new(labels.len())), overflow }
     }
 
-    /// The metric of these label values, or of the set that stands for it.
+    /// The metric of these label values, or of the set that replaces them.
     pub(super) fn get(&self, values: &[&str]) -> V::Metric {
         let (folded, fits) = self.fold(values);
         if !fits {
@@ -82,17 +80,16 @@ impl<V: Vector> Family<V> {
     /// The metric of exactly these values; `None` (and counted) where there is no room for it. For gauges,
     /// which cannot share a label set.
     pub(super) fn get_exact(&self, values: &[&str]) -> Option<V::Metric> {
-        if self.seen.lock().admit(values, MAX_SETS) {
+        if self.sets.lock().admit(values, MAX_SETS) {
             return Some(self.metric(values));
         }
         self.overflow.with_label_values(&[self.name]).inc();
         None
     }
 
-    /// Takes a label set away: it shows no more and makes room.
+    /// Removes a label set, which makes room for another.
     pub(super) fn remove(&self, values: &[&str]) {
-        if self.seen.lock().forget(values) {
-            // Absent already is as good as removed.
+        if self.sets.lock().forget(values) {
             let _ = self.vec.forget(values);
         }
     }
@@ -104,17 +101,17 @@ impl<V: Vector> Family<V> {
     }
 
     fn fold<'a>(&self, values: &[&'a str]) -> (Vec<&'a str>, bool) {
-        let mut seen = self.seen.lock();
-        if seen.admit(values, MAX_SETS - RESERVED) {
+        let mut known = self.sets.lock();
+        if known.admit(values, MAX_SETS - RESERVED) {
             return (values.to_vec(), true);
         }
-        // Each label that is full on its own, then the tenant, which is the label most likely to be large.
+        // First the labels that are full themselves, then the tenant, which has the most values.
         let mut folded: Vec<&'a str> = values
             .iter()
             .enumerate()
-            .map(|(label, value)| if seen.has_room(label, value) { *value } else { OTHER })
+            .map(|(label, value)| if known.has_room(label, value) { *value } else { OTHER })
             .collect();
-        if seen.admit(&folded, MAX_SETS - RESERVED) {
+        if known.admit(&folded, MAX_SETS - RESERVED) {
             return (folded, false);
         }
         for (name, value) in self.labels.iter().zip(&mut folded) {
@@ -122,15 +119,33 @@ impl<V: Vector> Family<V> {
                 *value = OTHER;
             }
         }
-        if seen.admit(&folded, MAX_SETS - 1) {
+        if known.admit(&folded, MAX_SETS - 1) {
             return (folded, false);
         }
         (vec![OTHER; values.len()], false)
     }
 }
 
-impl Seen {
-    /// Whether this set exists or may be made; makes it.
+impl Family<GaugeVec> {
+    /// Sets the gauge of exactly these values; `None` removes it.
+    pub(super) fn set(&self, values: &[&str], value: Option<f64>) {
+        match value {
+            Some(value) => {
+                if let Some(gauge) = self.get_exact(values) {
+                    gauge.set(value);
+                }
+            }
+            None => self.remove(values),
+        }
+    }
+}
+
+impl LabelSets {
+    fn new(labels: usize) -> Self {
+        Self { sets: HashSet::new(), uses: vec![HashMap::new(); labels] }
+    }
+
+    /// Adds the set if there is room; whether it exists now.
     fn admit(&mut self, values: &[&str], limit: usize) -> bool {
         let set: Vec<Box<str>> = values.iter().map(|v| Box::from(*v)).collect();
         if self.sets.contains(&set) {
@@ -139,39 +154,28 @@ impl Seen {
         if self.sets.len() >= limit || !values.iter().enumerate().all(|(l, v)| self.has_room(l, v)) {
             return false;
         }
-        for (label, value) in set.iter().enumerate() {
-            let uses = self.values.entry((label, value.clone())).or_default();
-            *uses += 1;
-            if *uses == 1 && &**value != OTHER {
-                *self.distinct.entry(label).or_default() += 1;
-            }
+        for (uses, value) in self.uses.iter_mut().zip(&set).filter(|(_, value)| &***value != OTHER) {
+            *uses.entry(value.clone()).or_default() += 1;
         }
         self.sets.insert(set)
     }
 
     fn has_room(&self, label: usize, value: &str) -> bool {
-        value == OTHER
-            || self.distinct.get(&label).is_none_or(|n| *n < MAX_VALUES)
-            || self.values.contains_key(&(label, Box::from(value)))
+        let fits = |uses: &HashMap<_, _>| uses.len() < MAX_VALUES || uses.contains_key(value);
+        value == OTHER || self.uses.get(label).is_some_and(fits)
     }
 
+    /// Removes the set; whether it existed.
     fn forget(&mut self, values: &[&str]) -> bool {
         let set: Vec<Box<str>> = values.iter().map(|v| Box::from(*v)).collect();
         if !self.sets.remove(&set) {
             return false;
         }
-        for key in set.into_iter().enumerate() {
-            let Some(uses) = self.values.get_mut(&key) else { continue };
-            *uses -= 1;
-            if *uses > 0 {
-                continue;
-            }
-            if let (Some((label, value)), Some(n)) =
-                (self.values.remove_entry(&key).map(|(k, _)| k), self.distinct.get_mut(&key.0))
-            {
-                debug_assert_eq!(label, key.0);
-                if &*value != OTHER {
-                    *n -= 1;
+        for (uses, value) in self.uses.iter_mut().zip(set) {
+            if let Entry::Occupied(mut count) = uses.entry(value) {
+                *count.get_mut() -= 1;
+                if *count.get() == 0 {
+                    count.remove();
                 }
             }
         }
@@ -196,7 +200,7 @@ mod tests {
         for i in 0..300 {
             family.get(&[&format!("t{i}")]).inc();
         }
-        assert_eq!(family.seen.lock().sets.len(), 200);
+        assert_eq!(family.sets.lock().sets.len(), 200);
         assert_eq!(family.get(&[OTHER]).get(), 101);
         assert_eq!(family.overflow.with_label_values(&["f"]).get(), 101);
         family.get(&["t0"]).inc();
@@ -204,17 +208,17 @@ mod tests {
     }
 
     #[test]
-    fn a_full_family_gives_up_the_tenant_first_and_never_exceeds_its_bound() {
+    fn a_full_family_folds_the_tenant_first_and_never_exceeds_its_bound() {
         let family = family(&["route", "tenant"]);
         for route in 0..150 {
             for tenant in 0..150 {
                 family.get(&[&format!("r{route}"), &format!("t{tenant}")]).inc();
             }
         }
-        let seen = family.seen.lock();
-        assert!(seen.sets.len() <= MAX_SETS, "{}", seen.sets.len());
-        assert!(seen.sets.contains(&vec![Box::from("r149"), Box::from(OTHER)]), "route survives");
-        drop(seen);
+        let known = family.sets.lock();
+        assert!(known.sets.len() <= MAX_SETS, "{}", known.sets.len());
+        assert!(known.sets.contains(&vec![Box::from("r149"), Box::from(OTHER)]), "route survives");
+        drop(known);
         let total: u64 = 150 * 150;
         let other: u64 = (0..150).map(|r| family.get(&[&format!("r{r}"), OTHER]).get()).sum();
         assert_eq!(other, total - 4_500, "nothing is lost");

@@ -1,8 +1,8 @@
-//! Prometheus metrics: fed by records and first tokens, read by a scrape.
+//! Prometheus metrics: fed by records and first tokens, rendered for a scrape.
 //!
-//! [`table`] names every metric and fixes its labels, [`family`] bounds its label sets, [`series`] holds handles so
-//! that an event costs atomic additions. Everything here is synchronous and never waits. The registry is our own:
-//! nothing of a dependency ends up on our page.
+//! [`table`] names every metric with its labels, [`family`] bounds its label sets, [`series`] caches handles, so that an
+//! event costs atomic additions. Nothing here waits. The registry is not the global one, so that dependencies cannot add
+//! to our page.
 
 mod buckets;
 mod drift;
@@ -19,33 +19,35 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dashmap::DashMap;
-// Every request looks several series up; labels come from code and configuration, not from clients.
-use foldhash::fast::RandomState;
+// Labels come from code and configuration, not from clients, so a fast hash is safe.
 use parking_lot::Mutex;
 use prometheus::process_collector::ProcessCollector;
 use prometheus::{IntCounter, IntGauge, Registry, TextEncoder};
+use std::hash::RandomState;
 
 use self::buckets::Edges;
-pub use self::drift::{FindingLabels, WebhookResult};
+pub use self::drift::{DeliveryResult, FindingLabels};
 use self::exemplars::{Exemplar, Exemplars};
 use self::memo::Memo;
 pub use self::openmetrics::Exposition;
-use self::replicas::{ReplicaKey, Seen};
+use self::replicas::{KnownReplicas, ReplicaKey};
 use self::series::{ReplicaSeries, RequestFamilies, RequestKey, RequestSeries};
-pub use self::series::{StreamKey, StreamSeries};
-use self::table::{Drift, Maker, Process, ReplicaFamilies, RouteFamilies, Targets, TenantFamilies, Totals};
+pub use self::series::{StreamHistograms, StreamKey};
+use self::table::{
+    DriftFamilies, Maker, Process, ReplicaFamilies, RouteFamilies, Targets, TenantFamilies, Totals,
+};
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::fleet::status::ReplicaStatus;
 use crate::observe::judgement::Judgement;
 use crate::record::{FirstToken, Record};
 
-/// What runs, for `tokenway_build_info` and spans.
+/// Version of this binary, for `tokenway_build_info` and spans.
 #[derive(Clone, Copy, Debug)]
 pub struct BuildInfo {
-    /// Version of the package.
+    /// Version of the Cargo package.
     pub version: &'static str,
-    /// Revision of the source, or `unknown`.
+    /// Git revision, or `unknown`.
     pub revision: &'static str,
 }
 
@@ -57,13 +59,13 @@ pub struct Metrics {
     replicas: ReplicaFamilies,
     totals: Totals,
     process: Process,
-    drift: Drift,
+    drift: DriftFamilies,
     targets: Targets,
     by_request: DashMap<RequestKey, Arc<RequestSeries>, RandomState>,
-    by_stream: DashMap<StreamKey, Arc<StreamSeries>, RandomState>,
+    by_stream: DashMap<StreamKey, Arc<StreamHistograms>, RandomState>,
     by_replica: DashMap<ReplicaKey, Arc<ReplicaSeries>, RandomState>,
-    seen: Mutex<Seen>,
-    page: Mutex<()>,
+    known_replicas: Mutex<KnownReplicas>,
+    rendering: Mutex<()>,
     edges: Edges,
     exemplars: Exemplars,
     decisions: Memo<(&'static str, &'static str), IntCounter>,
@@ -85,7 +87,6 @@ struct PrefixTokens {
 
 impl Metrics {
     /// All metrics at zero; the SLO bounds of `config` become histogram edges.
-    #[must_use]
     pub fn new(config: &Config, build: BuildInfo, clock: Clock) -> Self {
         let registry = Registry::new();
         let maker = Maker::new(&registry);
@@ -102,8 +103,8 @@ impl Metrics {
         };
         let replicas = ReplicaFamilies::new(&maker, &edges);
         let process = Process::new(&maker);
-        let (drift, targets) = (Drift::new(&maker), Targets::new(&maker));
-        // Where there is no /proc the process_* family is missing; all else works.
+        let (drift, targets) = (DriftFamilies::new(&maker), Targets::new(&maker));
+        // Fails without /proc: then there are no process_* metrics.
         let _ = registry.register(Box::new(ProcessCollector::for_self()));
         let metrics = Self {
             registry,
@@ -117,8 +118,8 @@ impl Metrics {
             by_request: DashMap::default(),
             by_stream: DashMap::default(),
             by_replica: DashMap::default(),
-            seen: Mutex::default(),
-            page: Mutex::default(),
+            known_replicas: Mutex::default(),
+            rendering: Mutex::default(),
             edges,
             exemplars: Exemplars::default(),
             decisions: Memo::default(),
@@ -135,7 +136,7 @@ impl Metrics {
         metrics
     }
 
-    /// What alerts look at exists before it first happens.
+    /// Creates series that alerts use before their first event.
     fn start_at_zero(&self, build: BuildInfo) {
         let labels = [build.version, build.revision, std::env::consts::OS, std::env::consts::ARCH];
         self.process.build_info.with_label_values(&labels).set(1.0);
@@ -143,8 +144,8 @@ impl Metrics {
         for result in ["success", "failure"] {
             self.process.config_reloads.get(&[result]);
         }
-        for result in WebhookResult::ALL {
-            self.drift.posts(result);
+        for result in DeliveryResult::ALL {
+            self.drift.webhook.get(&[result.as_str()]);
             self.drift_events(result, 0);
         }
         for reason in DropReason::ALL {
@@ -155,21 +156,20 @@ impl Metrics {
         }
     }
 
-    /// The series for the gaps of streams with this key; to be resolved once a stream.
-    #[must_use]
-    pub fn stream_series(&self, key: &StreamKey) -> Arc<StreamSeries> {
+    /// Histograms of the gaps of streams with this key; resolved once per stream.
+    pub fn stream_series(&self, key: &StreamKey) -> Arc<StreamHistograms> {
         if let Some(series) = self.by_stream.get(key) {
             return Arc::clone(&series);
         }
         let replica = self.replica_series(&key.pool, &key.replica);
-        let series = Arc::new(StreamSeries::new(key, &self.requests.by_route, replica));
+        let series = Arc::new(StreamHistograms::new(key, &self.requests.by_route, replica));
         if self.by_stream.len() < CACHED_SERIES {
             self.by_stream.insert(key.clone(), Arc::clone(&series));
         }
         series
     }
 
-    /// A request's first content event.
+    /// Observes a request's first content event.
     pub fn first_token(&self, first: &FirstToken) {
         let key = RequestKey {
             route: Arc::clone(&first.route),
@@ -187,23 +187,23 @@ impl Metrics {
         }
     }
 
-    /// A request's end. Its stages follow by [`Metrics::settled`] where `is_settled` is false.
+    /// Observes a request's end; where not `is_settled`, its stages follow by [`Metrics::settled`].
     pub fn record(&self, record: &Record, judgement: &Judgement, is_settled: bool) {
         let series = self.request_series(key_of(record));
         series.record(record, judgement);
         if is_settled {
             series.settled(judgement);
         }
-        self.count_tries(record);
+        self.count_attempts(record);
         self.count_decision(record);
     }
 
-    /// What depends on a request's stages, when its engine has told its times or did not in time.
+    /// Observes times by stage, once the engine's times have arrived or are overdue.
     pub fn settled(&self, record: &Record, judgement: &Judgement) {
         self.request_series(key_of(record)).settled(judgement);
     }
 
-    fn count_tries(&self, record: &Record) {
+    fn count_attempts(&self, record: &Record) {
         let timeout = |error: Option<&'static str>| error.and_then(|e| e.strip_prefix("timeout_"));
         for (i, attempt) in record.attempts.iter().enumerate() {
             let Some(error) = attempt.error else { continue };
@@ -229,71 +229,69 @@ impl Metrics {
         self.prefix.reported.inc_by(record.tokens.cached.unwrap_or_default().0);
     }
 
-    /// An admission decision (`admit`, `refuse`, …) and why.
+    /// Counts an admission decision (`admit`, `refuse`, …) and its reason.
     pub fn admission(&self, decision: &'static str, reason: &'static str) {
         self.admissions.get((decision, reason), || self.totals.admissions.get(&[decision, reason])).inc();
     }
 
-    /// Counts a request, and the bytes of its body, as waiting for as long as the guard lives.
+    /// Counts a request and the bytes of its body as queued while the guards live.
     #[must_use]
     pub fn queued(&self, bytes: usize) -> [GaugeGuard; 2] {
         let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
         [GaugeGuard::new(&self.totals.queue_requests), GaugeGuard::of(&self.totals.queue_bytes, bytes)]
     }
 
-    /// A connection or request that was turned away before it counted as one.
+    /// Counts a connection or request that was rejected before it counted as a request.
     pub fn http_rejected(&self, reason: &'static str) {
         self.rejected.get(reason, || self.totals.http_rejected.get(&[reason])).inc();
     }
 
-    /// A configuration was offered; `taken` tells whether it runs now.
-    pub fn config_reload(&self, taken: bool) {
-        let result = if taken { "success" } else { "failure" };
+    /// Counts a reload, and whether it succeeded.
+    pub fn config_reload(&self, is_success: bool) {
+        let result = if is_success { "success" } else { "failure" };
         self.process.config_reloads.get(&[result]).inc();
-        self.process.last_reload_successful.set(if taken { 1.0 } else { 0.0 });
+        self.process.last_reload_successful.set(if is_success { 1.0 } else { 0.0 });
     }
 
-    /// Spans that will never be exported.
+    /// Counts spans that are lost.
     pub fn spans_dropped(&self, reason: DropReason, spans: u64) {
         let reason = reason.as_str();
         self.spans_dropped.get(reason, || self.process.spans_dropped.get(&[reason])).inc_by(spans);
     }
 
-    /// Joins of engines' spans with records.
+    /// Counts joins of engines' spans with records.
     pub fn engine_spans(&self, result: JoinResult, records: u64) {
         let result = result.as_str();
         self.engine_spans.get(result, || self.process.engine_spans.get(&[result])).inc_by(records);
     }
 
-    /// Access-log lines that will never be written.
+    /// Counts access-log lines that are lost.
     pub fn access_log_dropped(&self, lines: u64) {
         self.process.access_log_dropped.inc_by(lines);
     }
 
-    /// Counts a request as in flight for as long as the guard lives.
+    /// Counts a request as in flight while the guard lives.
     #[must_use]
     pub fn request_inflight(&self) -> GaugeGuard {
         GaugeGuard::new(&self.process.requests_inflight)
     }
 
-    /// Counts a client connection as open for as long as the guard lives.
+    /// Counts a client connection as open while the guard lives.
     #[must_use]
     pub fn open_connection(&self) -> GaugeGuard {
         GaugeGuard::new(&self.process.open_connections)
     }
 
-    /// The page of a scrape in plain text, with the gauges of `fleet` as they are now.
-    #[must_use]
+    /// The page in plain text, with the gauges of `fleet`.
     pub fn render(&self, fleet: &[ReplicaStatus]) -> String {
         self.render_as(fleet, Exposition::Plain)
     }
 
-    /// The page of a scrape, as the scraper wants it.
-    #[must_use]
+    /// The page in the format that the scraper accepts.
     pub fn render_as(&self, fleet: &[ReplicaStatus], exposition: Exposition) -> String {
-        // One page at a time, so that two scrapes do not take gauges from under each other.
-        let _page = self.page.lock();
-        let gone = self.seen.lock().update(&self.replicas, fleet, self.clock.now());
+        // Concurrent scrapes would remove gauges from each other's pages.
+        let _one_at_a_time = self.rendering.lock();
+        let gone = self.known_replicas.lock().update(&self.replicas, fleet, self.clock.now());
         for (pool, replica) in gone {
             self.by_stream.retain(|key, _| key.pool != pool || key.replica != replica);
             self.by_replica.remove(&(pool, replica));
@@ -308,7 +306,7 @@ impl Metrics {
         }
     }
 
-    /// A request whose spans are kept: its trace stands for the buckets that it fell into.
+    /// Makes the trace of a request the exemplar of its buckets; only for requests whose spans are kept.
     pub fn exemplar(&self, record: &Record) {
         let [route, model, revision, class] =
             [&*record.route, &*record.model, record.revision(), record.class.as_str()];
@@ -341,8 +339,8 @@ impl Metrics {
         if let Some(series) = self.by_replica.get(&key) {
             return Arc::clone(&series);
         }
-        // Noted before the series exists, so that it is found again when the replica has left.
-        self.seen.lock().note(key.clone(), self.clock.now());
+        // Before the series exists, so that it is removed when the replica has left.
+        self.known_replicas.lock().note(key.clone(), self.clock.now());
         let series = Arc::new(ReplicaSeries::new(&self.replicas, pool, replica));
         Arc::clone(&self.by_replica.entry(key).or_insert(series))
     }
@@ -358,10 +356,10 @@ fn key_of(record: &Record) -> RequestKey {
     }
 }
 
-/// What became of an engine's span, or of a record that waited for one (label `result`).
+/// Result of joining an engine's span with a record (label `result`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum JoinResult {
-    /// The record has its engine's times.
+    /// The record got its engine's times.
     Joined,
     /// No span came in time.
     Missing,
@@ -381,14 +379,14 @@ impl JoinResult {
     }
 }
 
-/// Why spans were lost (label `reason`).
+/// Why spans were dropped (label `reason`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DropReason {
-    /// They came faster than the collector takes them.
+    /// The collector is slower than the spans.
     QueueFull,
-    /// The collector refused them or did not answer.
+    /// The collector refused them or did not respond.
     ExportFailed,
-    /// The gateway ended first.
+    /// The gateway stopped first.
     Shutdown,
 }
 
@@ -404,7 +402,7 @@ impl DropReason {
     }
 }
 
-/// Adds to a gauge and takes it back when dropped.
+/// Adds to a gauge until it is dropped.
 pub struct GaugeGuard {
     gauge: IntGauge,
     share: i64,
@@ -427,5 +425,5 @@ impl Drop for GaugeGuard {
     }
 }
 
-/// Label sets whose handles are kept at hand; families are bounded on their own (see [`family`]).
+/// Label sets with cached handles; families are bounded separately (see [`family`]).
 const CACHED_SERIES: usize = 10_000;

@@ -10,17 +10,17 @@ use prometheus::proto::{LabelPair, Metric, MetricFamily, MetricType};
 
 use super::exemplars::{Exemplar, Exemplars};
 
-/// How a page of metrics is written.
+/// Text format of a page of metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exposition {
-    /// Prometheus' own text format.
+    /// Prometheus text 0.0.4.
     Plain,
-    /// OpenMetrics, with exemplars.
+    /// OpenMetrics 1.0.0; the only one with exemplars.
     OpenMetrics,
 }
 
 impl Exposition {
-    /// What a request with this `accept` header wants; the plain one where it says nothing.
+    /// Negotiates by an `accept` header; [`Self::Plain`] without one.
     #[must_use]
     pub fn wanted(accept: Option<&str>) -> Self {
         let best = |wants: fn(&str) -> bool| {
@@ -32,7 +32,7 @@ impl Exposition {
         if open > 0.0 && open >= plain { Self::OpenMetrics } else { Self::Plain }
     }
 
-    /// Its content type.
+    /// Value of the `content-type` header.
     #[must_use]
     pub fn content_type(self) -> &'static str {
         match self {
@@ -42,7 +42,7 @@ impl Exposition {
     }
 }
 
-/// A media type and how much it is wanted.
+/// A media range and its quality.
 fn quality(item: &str) -> Option<(&str, f64)> {
     let mut parts = item.split(';').map(str::trim);
     let media = parts.next()?;
@@ -50,7 +50,7 @@ fn quality(item: &str) -> Option<(&str, f64)> {
     Some((media, q))
 }
 
-/// Writes the page.
+/// The page, up to and with `# EOF`.
 pub(super) fn encode(families: &[MetricFamily], exemplars: &Exemplars) -> String {
     let mut page = String::with_capacity(64 * 1024);
     for family in families {

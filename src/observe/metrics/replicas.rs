@@ -1,16 +1,12 @@
-//! Gauges of replicas, set when somebody scrapes.
+//! Gauges of replicas, set on each scrape of our page.
 //!
-//! A figure that is too old is absent, never stale: its label set is taken away until the engine tells it again.
-//! A replica that is gone keeps its series (at zero) for five minutes, so that the last scrapes see the end of
-//! it, and then leaves without a trace.
+//! Outdated signals are absent, never stale: their label set is removed until the engine is scraped again. A replica that
+//! left the fleet keeps its series at zero for five minutes, so that Prometheus sees it end; then they are removed.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use prometheus::GaugeVec;
-
-use super::family::Family;
 use super::table::ReplicaFamilies;
 use crate::clock::Stamp;
 use crate::fleet::status::{ReplicaState, ReplicaStatus};
@@ -19,12 +15,12 @@ use crate::routing::EngineSignals;
 /// Pool and replica.
 pub(super) type ReplicaKey = (Arc<str>, Arc<str>);
 
-/// Replicas that have series, with when they were last part of the fleet.
+/// Replicas that have series, and when they were last part of the fleet.
 #[derive(Default)]
-pub(super) struct Seen(HashMap<ReplicaKey, Stamp>);
+pub(super) struct KnownReplicas(HashMap<ReplicaKey, Stamp>);
 
-impl Seen {
-    /// Sets every gauge from `fleet`; returns the replicas whose series are to be removed everywhere.
+impl KnownReplicas {
+    /// Sets every gauge from `fleet`; returns the replicas whose other series are to be removed.
     pub(super) fn update(
         &mut self,
         families: &ReplicaFamilies,
@@ -32,8 +28,9 @@ impl Seen {
         now: Stamp,
     ) -> Vec<ReplicaKey> {
         for status in fleet {
-            self.0.insert((Arc::clone(&status.pool), Arc::clone(&status.replica)), now);
-            set(families, status);
+            let key = (Arc::clone(&status.pool), Arc::clone(&status.replica));
+            set(families, &key, Some(status));
+            self.0.insert(key, now);
         }
         let mut gone = Vec::new();
         self.0.retain(|key, last| {
@@ -45,64 +42,45 @@ impl Seen {
                 gone.push(key.clone());
                 return false;
             }
-            set_left(families, key);
+            set(families, key, None);
             true
         });
         gone
     }
 
-    /// Notes that a replica has series, though no scrape saw it yet.
+    /// Adds a replica that has series before the first scrape.
     pub(super) fn note(&mut self, key: ReplicaKey, now: Stamp) {
         self.0.entry(key).or_insert(now);
     }
 }
 
-fn set(families: &ReplicaFamilies, status: &ReplicaStatus) {
-    let labels: [&str; 2] = [&status.pool, &status.replica];
-    put(&families.inflight, &labels, Some(status.inflight as f64));
-    signals(families, &labels, status.signals.as_ref());
+/// Sets the gauges of one replica; outside of the fleet it has no status.
+fn set(families: &ReplicaFamilies, (pool, replica): &ReplicaKey, status: Option<&ReplicaStatus>) {
+    let labels: [&str; 2] = [pool, replica];
+    families.inflight.set(&labels, Some(status.map_or(0.0, |status| status.inflight as f64)));
+    set_signals(families, &labels, status.and_then(|status| status.signals.as_ref()));
     for state in ReplicaState::ALL {
-        let is_in = if state == status.state { 1.0 } else { 0.0 };
-        put(&families.state, &[labels[0], labels[1], state.as_str()], Some(is_in));
+        let is_in = status.is_some_and(|status| status.state == state);
+        families.state.set(&[pool, replica, state.as_str()], Some(f64::from(u8::from(is_in))));
     }
 }
 
-fn set_left(families: &ReplicaFamilies, key: &ReplicaKey) {
-    let labels: [&str; 2] = [&key.0, &key.1];
-    put(&families.inflight, &labels, Some(0.0));
-    signals(families, &labels, None);
-    for state in ReplicaState::ALL {
-        put(&families.state, &[labels[0], labels[1], state.as_str()], Some(0.0));
-    }
+fn set_signals(families: &ReplicaFamilies, labels: &[&str; 2], signals: Option<&EngineSignals>) {
+    families.queue_depth.set(labels, signals.map(|s| s.waiting));
+    families.running.set(labels, signals.map(|s| s.running));
+    families.kv_cache_usage.set(labels, signals.map(|s| s.kv_cache_usage));
+    families.batch_limit.set(labels, signals.and_then(|s| s.batch_limit).map(|n| n as f64));
+    families.scrape_age.set(labels, signals.map(|s| s.age.as_secs_f64()));
 }
 
-fn signals(families: &ReplicaFamilies, labels: &[&str; 2], signals: Option<&EngineSignals>) {
-    put(&families.queue_depth, labels, signals.map(|s| s.waiting));
-    put(&families.running, labels, signals.map(|s| s.running));
-    put(&families.kv_cache_usage, labels, signals.map(|s| s.kv_cache_usage));
-    put(&families.batch_limit, labels, signals.and_then(|s| s.batch_limit).map(|n| n as f64));
-    put(&families.scrape_age, labels, signals.map(|s| s.age.as_secs_f64()));
-}
-
-fn put(family: &Family<GaugeVec>, labels: &[&str], value: Option<f64>) {
-    match value {
-        Some(value) => {
-            if let Some(gauge) = family.get_exact(labels) {
-                gauge.set(value);
-            }
-        }
-        None => family.remove(labels),
-    }
-}
-
-fn remove(families: &ReplicaFamilies, key: &ReplicaKey) {
-    let labels: [&str; 2] = [&key.0, &key.1];
-    signals(families, &labels, None);
+fn remove(families: &ReplicaFamilies, (pool, replica): &ReplicaKey) {
+    let labels: [&str; 2] = [pool, replica];
+    set_signals(families, &labels, None);
     families.inflight.remove(&labels);
     families.ttft.remove(&labels);
     families.itl.remove(&labels);
     for state in ReplicaState::ALL {
-        families.state.remove(&[labels[0], labels[1], state.as_str()]);
+        families.state.remove(&[pool, replica, state.as_str()]);
     }
 }
 

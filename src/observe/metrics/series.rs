@@ -1,23 +1,23 @@
-//! The handles of one label set, resolved once and shared by all its requests.
+//! Handles of one label set, resolved once and shared by all its requests.
 //!
-//! Looking a metric up by its labels hashes strings and takes a lock; here that happens at the first event of a
-//! label set, later ones are atomic additions. Handles appear when they are first needed, so that a route that is
-//! only ever refused has no empty histograms.
+//! Looking up a metric hashes its labels and takes a lock; that happens at the first event of a label set, later ones are
+//! atomic additions. Handles are created on first use, so that a route that only refuses has no empty histograms.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use prometheus::{Histogram, IntCounter};
+use prometheus::{Histogram, IntCounter, IntCounterVec};
 
+use super::family::Family;
 use super::memo::Memo;
 use super::table::{ReplicaFamilies, RouteFamilies, TenantFamilies};
 use crate::observe::judgement::Judgement;
-use crate::observe::slo::{Missed, Verdict};
-use crate::observe::stages::{Source, Stage};
-use crate::record::{FirstToken, Gaps, MOST_TOKENS_AN_EVENT, Outcome, Record, Served};
+use crate::observe::slo::{Missed, SloVerdict};
+use crate::observe::stages::{Stage, StageSource};
+use crate::record::{FirstToken, Gaps, MAX_TOKENS_PER_EVENT, Outcome, Record, Served};
 use crate::request::class::Class;
 
-/// What a request is counted under.
+/// Labels of a request.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct RequestKey {
     pub(super) route: Arc<str>,
@@ -27,26 +27,25 @@ pub(super) struct RequestKey {
     pub(super) class: Class,
 }
 
-/// What the gaps of a stream are counted under.
+/// Labels of a stream's gaps.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct StreamKey {
-    /// Route name.
+    /// Label `route`.
     pub route: Arc<str>,
-    /// Label-safe model name.
+    /// Label `model`.
     pub model: Arc<str>,
-    /// Revision that serves the stream.
+    /// Label `revision`, of the pool that serves it.
     pub revision: Arc<str>,
-    /// Prompt class.
+    /// Label `class`.
     pub class: Class,
-    /// Pool that serves the stream.
+    /// Label `pool`, of its replica.
     pub pool: Arc<str>,
-    /// Replica that serves the stream.
+    /// Label `replica`, which serves it.
     pub replica: Arc<str>,
 }
 
 impl StreamKey {
-    /// The key of a stream that `served` serves.
-    #[must_use]
+    /// Key of a stream served by `served`.
     pub fn new(route: &Arc<str>, model: &Arc<str>, class: Class, served: &Served) -> Self {
         Self {
             route: Arc::clone(route),
@@ -85,7 +84,7 @@ pub(super) struct RequestSeries {
     missed: Memo<Missed, IntCounter>,
     missed_in: Memo<(Missed, Stage), IntCounter>,
     over_budget: Memo<Stage, IntCounter>,
-    stages: Memo<(Stage, Source), Histogram>,
+    stages: Memo<(Stage, StageSource), Histogram>,
     tokens: Memo<&'static str, IntCounter>,
     finish_reasons: Memo<&'static str, IntCounter>,
 }
@@ -125,7 +124,7 @@ impl RequestSeries {
         }
     }
 
-    /// What depends on the stages.
+    /// Observes times by stage and what is blamed on stages.
     pub(super) fn settled(&self, judgement: &Judgement) {
         for time in &judgement.stages {
             self.stage(time.stage, time.source).observe(time.duration.as_secs_f64());
@@ -146,22 +145,22 @@ impl RequestSeries {
             by_tenant.requests.get(&[route, model, tenant, revision, class, record.outcome.as_str(), &code])
         });
         requests.inc();
-        // Also where nothing was good yet: a rate of zero is to be seen, not to be missing.
+        // Created at zero: a goodput of 0 must be visible, not absent.
         let goodput = self.goodput.get_or_init(|| by_tenant.goodput.get(&self.tenant_labels()));
         match judgement.verdict {
-            Verdict::Met => goodput.inc(),
-            Verdict::Missed(missed) => {
+            SloVerdict::Met => goodput.inc(),
+            SloVerdict::Missed(missed) => {
                 let labels = [route, model, tenant, revision, class, missed.as_str()];
                 self.missed.get(missed, || by_tenant.slo_missed.get(&labels)).inc();
             }
-            Verdict::NotCounted => {}
+            SloVerdict::NotCounted => {}
         }
     }
 
     fn time(&self, record: &Record) {
         let families = &self.families.by_route;
         let at = &record.at;
-        let observe = |slot: &OnceLock<Histogram>, family: &super::family::Family<_>, value: Duration| {
+        let observe = |slot: &OnceLock<Histogram>, family: &Family<_>, value: Duration| {
             slot.get_or_init(|| family.get(&self.route_labels())).observe(value.as_secs_f64());
         };
         observe(&self.duration, &families.duration, record.duration());
@@ -189,29 +188,28 @@ impl RequestSeries {
     }
 
     fn token_kind(&self, kind: &'static str) -> IntCounter {
-        let [route, model, revision, class] = self.route_labels();
-        self.tokens.get(kind, || self.families.by_route.tokens.get(&[route, model, revision, class, kind]))
+        self.tokens.get(kind, || self.by_route(&self.families.by_route.tokens, &[kind]))
     }
 
     fn finish_reason(&self, reason: &'static str) -> IntCounter {
-        let [route, model, revision, class] = self.route_labels();
-        let labels = [route, model, revision, class, reason];
-        self.finish_reasons.get(reason, || self.families.by_route.finish_reasons.get(&labels))
+        self.finish_reasons.get(reason, || self.by_route(&self.families.by_route.finish_reasons, &[reason]))
     }
 
     fn missed_in(&self, missed: Missed, stage: Stage) -> IntCounter {
-        let [route, model, revision, class] = self.route_labels();
-        let labels = [route, model, revision, class, missed.as_str(), stage.as_str()];
-        self.missed_in.get((missed, stage), || self.families.by_route.slo_missed_in.get(&labels))
+        let labels = [missed.as_str(), stage.as_str()];
+        self.missed_in.get((missed, stage), || self.by_route(&self.families.by_route.slo_missed_in, &labels))
     }
 
     fn stage_over_budget(&self, stage: Stage) -> IntCounter {
-        let [route, model, revision, class] = self.route_labels();
-        let labels = [route, model, revision, class, stage.as_str()];
-        self.over_budget.get(stage, || self.families.by_route.over_budget.get(&labels))
+        self.over_budget.get(stage, || self.by_route(&self.families.by_route.over_budget, &[stage.as_str()]))
     }
 
-    fn stage(&self, stage: Stage, source: Source) -> Histogram {
+    /// The counter with the labels of the route and `more` behind them.
+    fn by_route(&self, family: &Family<IntCounterVec>, more: &[&str]) -> IntCounter {
+        family.get(&[&self.route_labels()[..], more].concat())
+    }
+
+    fn stage(&self, stage: Stage, source: StageSource) -> Histogram {
         let [route, model, tenant, revision, _] = self.tenant_labels();
         let labels = [route, model, tenant, revision, stage.as_str(), source.as_str()];
         self.stages.get((stage, source), || self.families.by_tenant.stage.get(&labels))
@@ -227,7 +225,7 @@ impl RequestSeries {
     }
 }
 
-/// Finish reasons come from engines: only those that the dialects define may become label values.
+/// Only finish reasons that the dialects define become label values; engines may send others.
 fn known_finish_reason(reason: &str) -> &'static str {
     FINISH_REASONS.iter().find(|known| **known == reason).copied().unwrap_or("other")
 }
@@ -245,19 +243,19 @@ impl ReplicaSeries {
 }
 
 /// Histograms for the gaps of streams with the same [`StreamKey`].
-pub struct StreamSeries {
+pub struct StreamHistograms {
     icl: Histogram,
     itl: Histogram,
     replica: Arc<ReplicaSeries>,
 }
 
-impl StreamSeries {
+impl StreamHistograms {
     pub(super) fn new(key: &StreamKey, families: &RouteFamilies, replica: Arc<ReplicaSeries>) -> Self {
         let labels: [&str; 4] = [&key.route, &key.model, &key.revision, key.class.as_str()];
         Self { icl: families.icl.get(&labels), itl: families.itl.get(&labels), replica }
     }
 
-    /// Observes a batch: ICL once a gap; ITL once a token, as soon as the tokens are known.
+    /// Observes a batch: one ICL per gap, one ITL per token once the tokens are known.
     pub fn gaps(&self, gaps: &Gaps<'_>) {
         for gap in gaps.gaps {
             self.icl.observe(gap.length.as_secs_f64());
@@ -271,7 +269,7 @@ impl StreamSeries {
     }
 
     fn tokens(&self, gap: Duration, tokens: u32) {
-        let tokens = tokens.min(MOST_TOKENS_AN_EVENT);
+        let tokens = tokens.min(MAX_TOKENS_PER_EVENT);
         let Some(each) = gap.checked_div(tokens) else { return };
         for _ in 0..tokens {
             self.itl.observe(each.as_secs_f64());

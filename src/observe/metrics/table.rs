@@ -1,8 +1,7 @@
 //! The table of metrics: the only place that names one.
 //!
-//! Grouped by label set, because the labels are the contract: a family never gets a label that its group does
-//! not have. Names, labels and help texts are stable from the first release; buckets take the configured SLO
-//! bounds as further edges, so that the share within a bound is exact and not interpolated.
+//! Grouped by label set: a family has the labels of its group and no others. Names, labels and help texts are stable from
+//! the first release.
 
 use prometheus::core::Collector;
 use prometheus::{
@@ -13,9 +12,9 @@ use prometheus::{
 use super::buckets::Edges;
 use super::family::Family;
 
-/// Labels of what a tenant is told about.
+/// Labels of what is reported by tenant.
 const TENANT: [&str; 5] = ["route", "model", "tenant", "revision", "class"];
-/// Labels of one replica.
+/// Labels of a replica's families.
 const REPLICA: &[&str] = &["pool", "replica"];
 
 /// Families by `route, model, tenant, revision, class` (and the one by stage).
@@ -54,7 +53,7 @@ pub(super) struct ReplicaFamilies {
     pub(super) state: Family<GaugeVec>,
 }
 
-/// What has few labels or none, about requests.
+/// Families with few labels or none, about requests.
 pub(super) struct Totals {
     pub(super) prediction_error: Histogram,
     pub(super) prediction_ratio: Histogram,
@@ -68,7 +67,7 @@ pub(super) struct Totals {
     pub(super) http_rejected: Family<IntCounterVec>,
 }
 
-/// What has few labels or none, about the gateway itself.
+/// Families with few labels or none, about the gateway itself.
 pub(super) struct Process {
     pub(super) requests_inflight: IntGauge,
     pub(super) open_connections: IntGauge,
@@ -80,7 +79,7 @@ pub(super) struct Process {
     pub(super) build_info: GaugeVec,
 }
 
-/// Makes families and registers them.
+/// Creates families and registers them.
 pub(super) struct Maker<'a> {
     registry: &'a Registry,
     overflow: IntCounterVec,
@@ -90,7 +89,7 @@ impl<'a> Maker<'a> {
     pub(super) fn new(registry: &'a Registry) -> Self {
         let opts = Opts::new(
             "tokenway_metric_overflow_total",
-            "Label sets that were folded into the value other, by metric family.",
+            "Label sets folded into the value other, by metric family.",
         );
         let overflow = IntCounterVec::new(opts, &["family"]).expect(TABLE_IS_VALID);
         let maker = Self { registry, overflow };
@@ -163,7 +162,7 @@ impl TenantFamilies {
             ),
             goodput: maker.counters(
                 "tokenway_goodput_requests_total",
-                "Requests that met every bound of their SLO that can be measured for them.",
+                "Requests that met every measurable bound of their SLO.",
                 &TENANT,
             ),
             slo_missed: maker.counters(
@@ -173,7 +172,7 @@ impl TenantFamilies {
             ),
             stage: maker.histograms(
                 "tokenway_stage_duration_seconds",
-                "Time in one stage of a request's life; source tells whether it was measured or estimated.",
+                "Time in one stage of a request; source is measured or estimated.",
                 STAGE,
                 &edges.stage,
             ),
@@ -192,17 +191,17 @@ impl RouteFamilies {
         Self {
             icl: by_route(
                 "tokenway_inter_chunk_latency_seconds",
-                "Gap between two content events of one stream, as a person feels it.",
+                "Gap between two content events of one stream.",
                 &edges.token,
             ),
             itl: by_route(
                 "tokenway_inter_token_latency_seconds",
-                "Gap between two content events, shared over the tokens of the later one.",
+                "Gap between two content events, divided by the tokens of the later one.",
                 &edges.token,
             ),
             tpot: by_route(
                 "tokenway_time_per_output_token_seconds",
-                "From the first to the last content event, by output token after the first.",
+                "From the first to the last content event, divided by the output tokens after the first.",
                 &edges.token,
             ),
             duration: by_route(
@@ -212,32 +211,32 @@ impl RouteFamilies {
             ),
             first_byte: by_route(
                 "tokenway_time_to_first_byte_seconds",
-                "From the last byte of the request to the first byte of the replica's answer.",
+                "From the last byte of the request to the first byte of the replica's response.",
                 &edges.ttft,
             ),
             overhead: by_route(
                 "tokenway_gateway_overhead_seconds",
-                "From the last byte of a request to the choice of a replica, without waiting for its turn.",
+                "From the last byte of the request to the routing decision, without time in the admission queue.",
                 &edges.overhead,
             ),
             tokens: maker.counters(
                 "tokenway_tokens_total",
-                "Tokens as the engine's usage told them: input_cached, input_uncached, output.",
+                "Tokens in the engine's usage, by kind: input_cached, input_uncached, output.",
                 KIND,
             ),
             finish_reasons: maker.counters(
                 "tokenway_finish_reasons_total",
-                "Finish reasons of answers; a reason that is not well known is other.",
+                "Finish reasons of choices; unknown ones are other.",
                 REASON,
             ),
             slo_missed_in: maker.counters(
                 "tokenway_slo_missed_by_stage_total",
-                "Requests that missed their SLO, by reason and by the stage that most of the time went into.",
+                "Requests that missed their SLO, by reason and by the longest stage that the bound covers.",
                 REASON_STAGE,
             ),
             over_budget: maker.counters(
                 "tokenway_stage_over_budget_total",
-                "Requests in which a stage took more than the route's stage budget gives it.",
+                "Requests in which a stage exceeded its share of the route's stage budget.",
                 STAGE,
             ),
         }
@@ -264,23 +263,23 @@ impl ReplicaFamilies {
                 "tokenway_replica_inflight",
                 "Requests of this gateway in flight at the replica.",
             ),
-            queue_depth: gauges("tokenway_replica_queue_depth", "Requests that wait in the engine's queue."),
-            running: gauges("tokenway_replica_running", "Requests that the engine runs."),
+            queue_depth: gauges("tokenway_replica_queue_depth", "Requests waiting in the engine's queue."),
+            running: gauges("tokenway_replica_running", "Requests running in the engine's batch."),
             kv_cache_usage: gauges(
                 "tokenway_replica_kv_cache_usage_ratio",
                 "Share of the engine's KV cache in use, 0 to 1.",
             ),
             batch_limit: gauges(
                 "tokenway_replica_batch_limit",
-                "Requests that the engine runs at once, at most.",
+                "Maximum number of requests that the engine runs at once.",
             ),
             scrape_age: gauges(
                 "tokenway_replica_scrape_age_seconds",
-                "Age of the engine's own figures; absent with them when they are too old.",
+                "Age of the engine's signals; absent with them when too old.",
             ),
             state: maker.gauges(
                 "tokenway_replica_state",
-                "1 for the state that the replica is in, 0 for every other.",
+                "1 for the current state of the replica, 0 for the others.",
                 STATE,
             ),
         }
@@ -289,17 +288,17 @@ impl ReplicaFamilies {
 
 impl Totals {
     pub(super) fn new(maker: &Maker<'_>, edges: &Edges) -> Self {
-        // Parts that do not exist yet, but whose zero is true already.
+        // Not built yet, so zero is the true count.
         for (name, help) in [
-            ("tokenway_migrations_total", "Streams that were moved to another replica."),
-            ("tokenway_hedges_total", "Requests that were sent to a second replica as well."),
+            ("tokenway_migrations_total", "Streams moved to another replica."),
+            ("tokenway_hedges_total", "Requests sent to a second replica as well."),
         ] {
             maker.counter(name, help);
         }
         Self {
             prediction_error: maker.histogram(
                 "tokenway_prediction_error_seconds",
-                "Absolute difference of predicted and actual time to first token.",
+                "Absolute difference between predicted and actual time to first token.",
                 &edges.stage,
             ),
             prediction_ratio: maker.histogram(
@@ -314,7 +313,7 @@ impl Totals {
             ),
             decisions: maker.counters(
                 "tokenway_decisions_total",
-                "Choices of a replica, by policy and by why the winner won.",
+                "Routing decisions, by policy and by the reason for the chosen replica.",
                 &["policy", "reason"],
             ),
             admissions: maker.counters(
@@ -323,11 +322,11 @@ impl Totals {
                 &["decision", "reason"],
             ),
             queue_requests: maker
-                .gauge("tokenway_queue_requests", "Requests that wait in the gateway's admission queue."),
-            queue_bytes: maker.gauge("tokenway_queue_bytes", "Bytes of the request bodies that wait there."),
+                .gauge("tokenway_queue_requests", "Requests waiting in the gateway's admission queue."),
+            queue_bytes: maker.gauge("tokenway_queue_bytes", "Bytes of request bodies waiting there."),
             retries: maker.counters(
                 "tokenway_retries_total",
-                "Requests sent to another replica, by what the try before ended with.",
+                "Requests sent to another replica, by the error of the attempt before.",
                 &["reason"],
             ),
             timeouts: maker.counters(
@@ -337,7 +336,7 @@ impl Totals {
             ),
             http_rejected: maker.counters(
                 "tokenway_http_rejected_total",
-                "Connections and requests turned away before they counted as requests.",
+                "Connections and requests rejected before they counted as requests.",
                 &["reason"],
             ),
         }
@@ -347,23 +346,22 @@ impl Totals {
 impl Process {
     pub(super) fn new(maker: &Maker<'_>) -> Self {
         const BUILD: &[&str] = &["version", "revision", "os", "arch"];
-        let build = Opts::new("tokenway_build_info", "What runs; the value is always 1.");
-        let last = Gauge::new(
-            "tokenway_config_last_reload_successful",
-            "1 if the last configuration that was offered is the one that runs.",
-        );
+        let build =
+            Opts::new("tokenway_build_info", "Version of the running gateway; the value is always 1.");
+        let last =
+            Gauge::new("tokenway_config_last_reload_successful", "1 if the last reload succeeded, else 0.");
         Self {
             requests_inflight: maker.gauge("tokenway_requests_inflight", "Requests being served."),
             open_connections: maker
                 .gauge("tokenway_open_connections", "Client connections on the data port."),
             spans_dropped: maker.counters(
                 "tokenway_spans_dropped_total",
-                "Spans that were to be exported and were not, by reason.",
+                "Spans dropped instead of exported, by reason.",
                 &["reason"],
             ),
             engine_spans: maker.counters(
                 "tokenway_engine_spans_total",
-                "Engines' spans and records that waited for each other: joined, missing (no span came), unmatched.",
+                "Joins of engines' spans with records: joined, missing (no span came), unmatched (no record came).",
                 &["result"],
             ),
             access_log_dropped: maker.counter(
@@ -372,7 +370,7 @@ impl Process {
             ),
             config_reloads: maker.counters(
                 "tokenway_config_reloads_total",
-                "Configurations offered, by result: success or failure.",
+                "Configuration reloads, by result: success or failure.",
                 &["result"],
             ),
             last_reload_successful: maker.register(last.expect(TABLE_IS_VALID)),
@@ -381,7 +379,7 @@ impl Process {
     }
 }
 
-/// What the configuration aims at, so that alerts need no copy of it.
+/// Configured targets, so that alerting rules need no copies of them.
 pub(super) struct Targets {
     pub(super) slo: Family<GaugeVec>,
     pub(super) queue: Family<GaugeVec>,
@@ -392,7 +390,7 @@ impl Targets {
     pub(super) fn new(maker: &Maker<'_>) -> Self {
         let availability = Gauge::new(
             "tokenway_availability_target_ratio",
-            "Share of requests that is to succeed, as configured.",
+            "Configured share of requests that should succeed.",
         );
         Self {
             slo: maker.gauges(
@@ -402,7 +400,7 @@ impl Targets {
             ),
             queue: maker.gauges(
                 "tokenway_pool_queue_target",
-                "Waiting requests a replica above which an alert says so, as configured.",
+                "Configured number of waiting requests per replica above which an alert fires.",
                 &["pool"],
             ),
             availability: maker.register(availability.expect(TABLE_IS_VALID)),
@@ -410,8 +408,8 @@ impl Targets {
     }
 }
 
-/// What drift detection counts.
-pub(super) struct Drift {
+/// Families of drift detection.
+pub(super) struct DriftFamilies {
     pub(super) findings: Family<IntCounterVec>,
     pub(super) active: Family<GaugeVec>,
     pub(super) dropped: IntCounter,
@@ -419,7 +417,7 @@ pub(super) struct Drift {
     pub(super) events: Family<IntCounterVec>,
 }
 
-impl Drift {
+impl DriftFamilies {
     pub(super) fn new(maker: &Maker<'_>) -> Self {
         const FINDING: &[&str] = &["route", "revision", "replica", "kind", "diagnosis"];
         Self {
@@ -430,12 +428,12 @@ impl Drift {
             ),
             active: maker.gauges(
                 "tokenway_drift_active",
-                "1 for every finding of drift detection that holds.",
+                "1 for every active finding of drift detection.",
                 FINDING,
             ),
             dropped: maker.counter(
                 "tokenway_drift_observations_dropped_total",
-                "Requests that drift detection did not see because its queue was full.",
+                "Requests that drift detection missed because its queue was full.",
             ),
             webhook: maker.counters(
                 "tokenway_drift_webhook_posts_total",

@@ -1,4 +1,4 @@
-//! What the configuration aims at, as metrics: alerts compare with them instead of with copies of their own.
+//! Configured targets as gauges, so that alerting rules need no copies of them.
 
 use std::time::Duration;
 
@@ -6,31 +6,17 @@ use super::Metrics;
 use crate::config::{Config, Slo};
 
 impl Metrics {
-    /// Takes the targets of a configuration; those of routes and pools that it no longer has stay until a restart.
+    /// Sets the targets of a configuration; those of removed routes and pools stay until a restart.
     pub fn set_targets(&self, config: &Config) {
         let targets = &self.targets;
         targets.availability.set(config.drift.availability);
         for pool in &config.pools {
-            match pool.queue_target {
-                Some(target) => {
-                    if let Some(gauge) = targets.queue.get_exact(&[&pool.name]) {
-                        gauge.set(target.get() as f64);
-                    }
-                }
-                None => targets.queue.remove(&[&pool.name]),
-            }
+            targets.queue.set(&[&pool.name], pool.queue_target.map(|target| target.get() as f64));
         }
         for route in &config.routes {
             let slo = config.slo.get(&route.slo).copied().unwrap_or_default();
             for (bound, value) in bounds(&slo) {
-                match value {
-                    Some(value) => {
-                        if let Some(gauge) = targets.slo.get_exact(&[&route.name, bound]) {
-                            gauge.set(value.as_secs_f64());
-                        }
-                    }
-                    None => targets.slo.remove(&[&route.name, bound]),
-                }
+                targets.slo.set(&[&route.name, bound], value.map(|value| value.as_secs_f64()));
             }
         }
     }

@@ -10,7 +10,7 @@ use opentelemetry::{Array, InstrumentationScope, KeyValue, StringValue, Value as
 use opentelemetry_sdk::trace::{SpanData, SpanEvents, SpanLinks};
 
 use crate::clock::{Clock, Stamp};
-use crate::observe::attributes::{self, Value};
+use crate::observe::attributes::{self, AttributeValue};
 use crate::observe::judgement::Judgement;
 use crate::record::{Attempt, Outcome, Record};
 use crate::request::trace_context::new_span_id;
@@ -160,14 +160,14 @@ impl<'a> Build<'a> {
     }
 }
 
-fn key_value(name: &'static str, value: Value<'_>) -> KeyValue {
+fn key_value(name: &'static str, value: AttributeValue<'_>) -> KeyValue {
     let value = match value {
-        Value::Str(text) => OtelValue::from(text.to_owned()),
-        Value::Name(name) => OtelValue::from(name),
-        Value::Int(number) => OtelValue::from(number),
-        Value::Span(span) => OtelValue::from(span.as_secs_f64()),
-        Value::Bool(fact) => OtelValue::from(fact),
-        Value::List(texts) => OtelValue::Array(Array::String(
+        AttributeValue::Str(text) => OtelValue::from(text.to_owned()),
+        AttributeValue::Name(name) => OtelValue::from(name),
+        AttributeValue::Int(number) => OtelValue::from(number),
+        AttributeValue::Span(span) => OtelValue::from(span.as_secs_f64()),
+        AttributeValue::Bool(fact) => OtelValue::from(fact),
+        AttributeValue::List(texts) => OtelValue::Array(Array::String(
             texts.into_iter().map(|t| StringValue::from(t.to_owned())).collect(),
         )),
     };

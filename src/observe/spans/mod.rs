@@ -1,97 +1,67 @@
 //! OTLP spans: decided at a request's end, built off its path, exported in the background.
 //!
 //! The record is the buffer that a tail decision needs, so no span exists while a request runs. A record that is
-//! kept goes through a bounded queue to one task, which builds its spans and hands them to the SDK's batch
-//! processor. Whatever does not fit is dropped and counted; nothing here can make a request wait.
+//! kept goes through a bounded queue to one task ([`export`]), which builds its spans and hands them to the SDK's
+//! exporter. What does not fit is dropped and counted; nothing here can make a request wait.
 
 mod build;
-pub(crate) mod client;
-mod exporter;
-pub(crate) mod grpc;
+mod export;
 mod sampling;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use opentelemetry_otlp::ExporterBuildError;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
 
-use self::exporter::Exporter;
-pub(crate) use self::exporter::resource;
+use self::export::Task;
 pub use self::sampling::{Seen, keep};
+pub use super::Background;
 use super::judgement::Judgement;
-use super::metrics::{BuildInfo, DropReason, Metrics};
+use super::metrics::{DropReason, Metrics};
+use super::otlp::{Collector, CollectorError};
 use crate::clock::Clock;
-use crate::config::{Otlp, Sampling};
+use crate::config::Sampling;
 use crate::record::Record;
-
-/// Where background work of the observers runs.
-#[derive(Clone, Debug)]
-pub struct Background {
-    /// The telemetry runtime.
-    pub runtime: tokio::runtime::Handle,
-    /// Its tasks.
-    pub tasks: tokio_util::task::TaskTracker,
-}
-
-/// Runs what HTTP/2 needs beside a connection as tasks of the telemetry runtime.
-#[derive(Clone, Debug)]
-pub(super) struct Tracked(pub(super) Background);
-
-impl<F> hyper::rt::Executor<F> for Tracked
-where
-    F: Future + Send + 'static,
-    F::Output: Send + 'static,
-{
-    fn execute(&self, task: F) {
-        self.0.tasks.spawn_on(task, &self.0.runtime);
-    }
-}
-
-/// Why spans cannot be exported.
-#[derive(Debug, thiserror::Error)]
-pub enum SpansError {
-    /// The exporter refused its configuration.
-    #[error("otlp exporter: {0}")]
-    Exporter(#[from] ExporterBuildError),
-    /// TLS could not be set up.
-    #[error("otlp exporter: tls: {0}")]
-    Tls(#[from] rustls::Error),
-}
 
 /// Takes records and exports the spans of those that are kept.
 pub struct Spans {
-    queue: mpsc::Sender<Message>,
+    queue: mpsc::Sender<Arc<Record>>,
     sampling: ArcSwap<Sampling>,
-    exporter: Arc<Exporter>,
     metrics: Arc<Metrics>,
+    end: End,
 }
 
-enum Message {
-    Record(Arc<Record>),
-    /// The last message: what came before it has been handed to the exporter.
-    End(oneshot::Sender<()>),
+/// The stages in which export ends.
+#[derive(Clone, Debug, Default)]
+struct End {
+    /// Nothing more is taken in; what is queued is exported.
+    closing: CancellationToken,
+    /// What is left is dropped.
+    given_up: CancellationToken,
+    /// All is exported or counted.
+    done: CancellationToken,
 }
 
 impl Spans {
-    /// Starts the exporter and the task that feeds it.
+    /// Starts the task that exports.
     ///
     /// # Errors
-    /// The endpoint or the TLS set-up is unusable. A collector that does not answer is no error.
+    /// The SDK refuses the configuration. A collector that does not answer is no error.
     pub fn start(
-        (otlp, sampling): (&Otlp, &Sampling),
-        build: BuildInfo,
+        collector: &Collector,
+        sampling: &Sampling,
         clock: Clock,
         background: &Background,
         metrics: &Arc<Metrics>,
-    ) -> Result<Self, SpansError> {
-        let exporter = Arc::new(Exporter::start(otlp, build, background, metrics)?);
-        let (queue, messages) = mpsc::channel(QUEUED_RECORDS);
-        let feed = feed(messages, clock, Arc::clone(&exporter));
-        background.tasks.spawn_on(feed, &background.runtime);
-        let sampling = ArcSwap::from_pointee(sampling.clone());
-        Ok(Self { queue, sampling, exporter, metrics: Arc::clone(metrics) })
+    ) -> Result<Self, CollectorError> {
+        let (exporter, health) = collector.spans()?;
+        let (queue, records) = mpsc::channel(MAX_QUEUED_RECORDS);
+        let (metrics, end) = (Arc::clone(metrics), End::default());
+        let task = Task { records, exporter, health, clock, metrics: Arc::clone(&metrics), end: end.clone() };
+        background.tasks.spawn_on(task.run(), &background.runtime);
+        Ok(Self { queue, sampling: ArcSwap::from_pointee(sampling.clone()), metrics, end })
     }
 
     /// Whether the spans of an ended request are to be exported.
@@ -102,7 +72,7 @@ impl Spans {
 
     /// Queues a record whose spans are to be kept, or drops and counts them.
     pub fn queue(&self, record: &Arc<Record>) {
-        let reason = match self.queue.try_send(Message::Record(Arc::clone(record))) {
+        let reason = match self.queue.try_send(Arc::clone(record)) {
             Ok(()) => return,
             Err(mpsc::error::TrySendError::Full(_)) => DropReason::QueueFull,
             Err(mpsc::error::TrySendError::Closed(_)) => DropReason::Shutdown,
@@ -123,32 +93,13 @@ impl Spans {
 
     /// Exports what is queued, for at most `limit`; what is left is counted as dropped.
     pub async fn shutdown(&self, limit: Duration) {
-        let (done, is_done) = oneshot::channel();
-        let handed_over = async {
-            if self.queue.send(Message::End(done)).await.is_ok() {
-                // The task is gone: so is all that it had to do.
-                let _ = is_done.await;
-            }
-        };
-        // Handing over is quick; the limit is for the collector.
-        let _ = tokio::time::timeout(limit, handed_over).await;
-        let exporter = Arc::clone(&self.exporter);
-        // The SDK's shutdown blocks, but never longer than its limit.
-        let _ = tokio::task::spawn_blocking(move || exporter.shutdown(limit)).await;
-    }
-}
-
-async fn feed(mut messages: mpsc::Receiver<Message>, clock: Clock, exporter: Arc<Exporter>) {
-    while let Some(message) = messages.recv().await {
-        match message {
-            Message::Record(record) => exporter.export(build::spans(&record, &clock)),
-            Message::End(done) => {
-                messages.close();
-                // Nobody waits any more: fine.
-                let _ = done.send(());
-            }
+        self.end.closing.cancel();
+        if tokio::time::timeout(limit, self.end.done.cancelled()).await.is_err() {
+            tracing::warn!(?limit, "spans not exported before the end");
+            self.end.given_up.cancel();
+            self.end.done.cancelled().await;
         }
     }
 }
 
-const QUEUED_RECORDS: usize = 4096;
+const MAX_QUEUED_RECORDS: usize = 4096;

@@ -1,9 +1,8 @@
-//! Fits the engine model's prices to a real engine: a recorded run against one replica in, an engine file out.
+//! Fits the engine model's coefficients to a real engine: a recorded run against one replica in, an engine file out.
 //!
-//! The recorded requests are submitted to the model at the times at which they were sent, with the prompt tokens that
-//! the real engine had cached taken for cached; prices are searched until TTFT and TPOT agree. Every second request is
-//! kept from the search and only judged: the reported error is that of requests the prices have not seen. What HTTP,
-//! tokenising and the network add to a TTFT is fitted beside the prices, and is no part of the engine.
+//! The recorded requests are submitted to the model at their send times, with the prompt tokens that the real engine had
+//! cached preloaded; the search minimises the error of TTFT and TPOT. Every second request is held out and only judged.
+//! What HTTP, tokenizing and the network add to a TTFT is fitted beside the coefficients and is no part of the engine.
 
 mod recording;
 mod simplex;
@@ -18,23 +17,23 @@ use crate::time::Stamp;
 pub use self::recording::{Recorded, Recording};
 use super::engine_file::EngineFile;
 
-/// What was found.
+/// The result of a fit.
 #[derive(Clone, Debug, Serialize)]
 pub struct Fit {
-    /// The engine.
+    /// The fitted engine.
     pub engine: EngineFile,
     /// Seconds of a TTFT that are spent outside of the engine.
     pub overhead_s: f64,
-    /// On the requests that the prices were fitted to.
+    /// Error on the requests of the search.
     pub fitted: FitError,
-    /// On the others.
+    /// Error on the held-out requests.
     pub held_out: FitError,
 }
 
-/// Shares by which the model is off: |model / measured - 1|.
+/// Relative errors |model / measured - 1|.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct FitError {
-    /// How many requests were judged.
+    /// Requests judged.
     pub requests: usize,
     /// Median, TTFT.
     pub ttft_p50: f64,
@@ -50,7 +49,7 @@ pub struct FitError {
     pub tpot_ratio: f64,
 }
 
-/// Searches the prices of an engine whose limits (batch, step, KV cache) are those of `start`.
+/// Searches the coefficients of an engine with the limits (batch, step, KV cache) of `start`.
 #[must_use]
 pub fn fit(recording: &Recording, start: &EngineConfig) -> Fit {
     let engine = EngineConfig { block_size: FINE_BLOCK, num_blocks: MAX_BLOCKS, ..start.clone() };
@@ -66,7 +65,7 @@ pub fn fit(recording: &Recording, start: &EngineConfig) -> Fit {
     Fit { engine: best.file(start), overhead_s: best.overhead, fitted: judged(false), held_out: judged(true) }
 }
 
-/// The searched prices, in seconds.
+/// The searched coefficients, in seconds.
 #[derive(Clone, Copy, Debug)]
 struct Prices {
     step: f64,
@@ -83,7 +82,7 @@ impl Prices {
         [step, step_per_seq, prompt_token, attention, context, overhead].map(f64::ln)
     }
 
-    /// Logarithms keep every price above zero, and search an order of magnitude like another.
+    /// Logarithms keep every price above zero and make all orders of magnitude equally wide.
     fn from_logs(logs: &[f64]) -> Self {
         let price = |at: usize| logs.get(at).map_or(MIN_PRICE, |log| log.exp()).clamp(MIN_PRICE, 10.0);
         Self {
@@ -123,7 +122,7 @@ impl Prices {
     }
 }
 
-/// From what is plain to see: the fastest TPOT is a step, the median TTFT a prompt.
+/// The fastest TPOT is a step, the lower-quartile TTFT per token a prompt.
 fn first_guess(recording: &Recording) -> Prices {
     let requests = &recording.requests;
     let fastest = requests.iter().filter_map(Recorded::tpot).fold(f64::INFINITY, f64::min);
@@ -185,8 +184,8 @@ fn simulate(recording: &Recording, config: &EngineConfig, overhead: f64) -> Vec<
     recording.requests.iter().zip(times).map(modelled).collect()
 }
 
-/// Mean absolute logarithm of model over measured, over the requests that may be looked at: a factor of two counts
-/// alike up and down, and one outlier does not rule.
+/// Mean |ln(model / measured)| over the requests of the search: a factor of two counts alike up and down, and an outlier
+/// weighs little.
 fn loss(recording: &Recording, modelled: &[Modelled]) -> f64 {
     let (mut sum, mut count) = (0.0, 0.0);
     for (request, times) in recording.requests.iter().zip(modelled).step_by(2) {
@@ -220,7 +219,7 @@ fn error(recording: &Recording, modelled: &[Modelled], counts: impl Fn(usize) ->
     }
 }
 
-/// Model over measured.
+/// Ratios of model to measured, ascending.
 struct Ratios(Vec<f64>);
 
 impl Ratios {
@@ -242,7 +241,7 @@ impl Ratios {
 
 /// vLLM's own, so that reported cached tokens are whole blocks.
 const FINE_BLOCK: u64 = 16;
-/// Evictions are the real engine's affair: what it had cached is told.
+/// The recording has what was cached, so the model must not evict.
 const MAX_BLOCKS: u64 = 1 << 24;
 const MIN_PRICE: f64 = 1e-13;
 

@@ -19,11 +19,11 @@ pub struct Recorded {
     pub cached_tokens: u64,
     /// Output tokens.
     pub output_tokens: u64,
-    /// Seconds from the start.
+    /// Seconds from the start of the recording.
     pub sent: f64,
-    /// Seconds from the start.
+    /// Arrival of the first content event, in seconds from the start.
     pub first_token: f64,
-    /// Seconds from the start.
+    /// Arrival of the last content event, in seconds from the start.
     pub end: f64,
 }
 
@@ -59,7 +59,7 @@ impl Recorded {
     }
 }
 
-/// A run in the order in which its requests were sent.
+/// A recorded run in the order of sending.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Recording {
     /// Its requests, at least [`MIN_REQUESTS`].
@@ -89,7 +89,7 @@ impl Recording {
     }
 }
 
-/// Six numbers are searched, with half of the requests.
+/// The search fits six numbers to half of them.
 const MIN_REQUESTS: usize = 24;
 const MAX_TOKENS: u64 = 10_000_000;
 /// Seconds: four months.

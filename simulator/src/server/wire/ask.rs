@@ -1,4 +1,4 @@
-//! What a generating request asks for, checked as vLLM checks it. Fields that vLLM ignores are ignored.
+//! The fields of a generating request, checked as vLLM checks them; those that vLLM ignores are ignored.
 
 use serde_json::{Map, Value};
 use xxhash_rust::xxh3::xxh3_64;
@@ -118,11 +118,11 @@ pub(super) fn context(prompts: &[Prompt], config: &SimConfig) -> Result<(), ApiE
     if prompts.iter().all(|p| (p.tokens.len() as u64) < longest) {
         return Ok(());
     }
-    let least = longest + 1;
+    let min_length = longest + 1;
     let message = format!(
-        "This model's maximum context length is {longest} tokens. However, your prompt contains at least {least} \
+        "This model's maximum context length is {longest} tokens. However, your prompt contains at least {min_length} \
          input tokens, which exceeds this limit even without any output tokens. Please reduce the length of the \
-         input prompt. (parameter=input_tokens, value={least})"
+         input prompt. (parameter=input_tokens, value={min_length})"
     );
     Err(ApiError::bad_request(message, "input_tokens"))
 }

@@ -1,7 +1,7 @@
-//! The body of every answer: prepared bytes, or a stream that follows the engine, with its faults.
+//! Response bodies: prepared bytes, or a stream that follows the engine, with its faults.
 //!
-//! Each SSE event is a frame of its own, hence an HTTP chunk of its own, as with vLLM. The body owns the jobs
-//! and the visit, so that a client that leaves cancels the one and closes the other.
+//! Each SSE event is a frame of its own, hence an HTTP chunk of its own, as with vLLM. The body owns the jobs and the log
+//! entry, so that a client that leaves cancels the former and closes the latter.
 
 use std::collections::VecDeque;
 use std::io;
@@ -35,7 +35,7 @@ enum Step {
     },
 }
 
-/// The body of an answer.
+/// A response body.
 pub(in crate::server) struct SimBody {
     steps: VecDeque<Step>,
     live: Option<Box<Live>>,
@@ -43,7 +43,7 @@ pub(in crate::server) struct SimBody {
 }
 
 impl SimBody {
-    /// Complete from the start.
+    /// A prepared body.
     pub(super) fn full(content: impl Into<Bytes>) -> Self {
         let mut body = Self { steps: VecDeque::from([Step::Data(content.into())]), live: None, visit: None };
         body.steps.retain(|step| !matches!(step, Step::Data(data) if data.is_empty()));
@@ -65,14 +65,14 @@ impl SimBody {
         Self { steps: VecDeque::new(), live: Some(live), visit: None }
     }
 
-    /// Ties the visit's end to this body's.
+    /// Closes the log entry with this body.
     pub(super) fn with_visit(mut self, visit: Visit) -> Self {
         self.visit = Some(visit);
         self.close_visit_if_over();
         self
     }
 
-    /// hyper does not ask again for a body that says it is over.
+    /// hyper does not poll a body again that reported its end.
     fn close_visit_if_over(&mut self) {
         if self.live.is_none()
             && self.steps.is_empty()
@@ -99,7 +99,7 @@ impl Body for SimBody {
                     return Poll::Ready(Some(Ok(Frame::data(data))));
                 }
                 Some(Step::Cut { flushed: false }) => {
-                    // Pending once: hyper flushes before it asks again.
+                    // Pending once: hyper flushes before it polls again.
                     this.steps.push_front(Step::Cut { flushed: true });
                     cx.waker().wake_by_ref();
                     return Poll::Pending;
@@ -154,7 +154,7 @@ pub(super) struct Stream {
     pub(super) faults: Applied,
 }
 
-/// A stream under way.
+/// A stream in progress.
 pub(super) struct Live {
     stream: Stream,
     /// Tokens written so far.
@@ -212,7 +212,7 @@ impl Live {
         Poll::Ready(self.write(&event, steps))
     }
 
-    /// Does what a fault of this stream asks for at this token; `true` when it struck.
+    /// Carries out a fault that is due at this token; `true` when one was.
     fn strike(&mut self, steps: &mut VecDeque<Step>) -> bool {
         let now = |kind| self.stream.faults.of(kind).is_some_and(|fault| fault.after_events == self.written);
         if now(FaultKind::Stall) {

@@ -17,7 +17,7 @@ pub(super) fn head(object: &str, generation: &Generation) -> String {
     format!(r#"data: {{"id":{id},"object":"{object}","created":{created},"model":{model},"choices":["#)
 }
 
-/// The usage so far, in every chunk, where `continuous_usage_stats` asks for it.
+/// The usage so far, of every chunk under `continuous_usage_stats`.
 pub(super) fn continuous_usage(generation: &Generation, prompt: u64, output: u64) -> String {
     if !generation.ask.continuous_usage {
         return String::new();
@@ -33,7 +33,7 @@ pub(super) fn fingerprint(generation: &Generation, is_last: bool) -> &'static st
     if is_last && !generation.ask.include_usage { FINGERPRINT_FIELD } else { "" }
 }
 
-/// The usage chunk, where it was asked for, and the end of the stream. `cache_details` follow `cached_tokens`.
+/// The usage chunk under `include_usage`, and the end of the stream. `cache_details` follow `cached_tokens`.
 pub(super) fn close(head: &str, generation: &Generation, cache_details: &str, out: &mut Vec<Bytes>) {
     if generation.ask.include_usage {
         let (prompt, output) = (generation.ask.prompt_tokens(), generation.completion_tokens());

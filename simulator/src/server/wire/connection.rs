@@ -1,4 +1,4 @@
-//! Sockets: the accept loop and one connection, with the ways in which a fault ends it.
+//! The accept loop and one connection, with the faults that end it.
 //!
 //! Like uvicorn: HTTP/1.1 with keep-alive, an idle connection is closed after a while, a half-close is a
 //! disconnect, no delay on small writes.
@@ -17,12 +17,12 @@ use tokio_util::sync::CancellationToken;
 
 use crate::server::replica::{Life, Replica};
 
-/// What a request may do to its own connection.
+/// A request's handle on its own connection.
 #[derive(Debug, Default)]
 pub(super) struct Socket {
     /// Canceled: the connection is reset.
     pub(super) reset: CancellationToken,
-    /// It carries a control request, whose answer must get out even when the replica "crashes".
+    /// It carries a control request, whose response must get out even when the replica "crashes".
     pub(super) is_control: AtomicBool,
 }
 

@@ -1,4 +1,4 @@
-//! The replica's control endpoints, on its own port: break it, heal it, ask what reached it.
+//! Control endpoints on the replica's own port: inject faults, clear them, read the request log.
 //!
 //! `POST /sim/fault` with a fault as JSON, `DELETE /sim/fault`, `GET /sim/requests`. A gateway never relays
 //! these paths.
@@ -16,7 +16,6 @@ use crate::server::replica::Replica;
 
 use super::{SimResponse, json_response, read};
 
-/// Answers a request under `/sim/`.
 pub(super) async fn serve(replica: &Arc<Replica>, head: &Parts, body: Incoming) -> SimResponse {
     match (&head.method, head.uri.path()) {
         (&Method::POST, "/sim/fault") => set(replica, body).await,

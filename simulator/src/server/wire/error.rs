@@ -1,7 +1,7 @@
 //! Errors in vLLM's words and shapes.
 //!
-//! vLLM has two families: what its schema refuses (`Bad Request`, with a `loc`) and what its own checks refuse
-//! (`BadRequestError`, with a parameter). Both look different on `/v1/messages`.
+//! vLLM has two families: schema errors (`Bad Request`, with a `loc`) and errors of its own checks (`BadRequestError`,
+//! with a parameter). Both have another shape on `/v1/messages`.
 
 use super::api::ErrorShape;
 
@@ -28,7 +28,7 @@ impl ApiError {
         Self { status: 400, kind: "Bad Request", message, param }
     }
 
-    /// A required field is not there.
+    /// A required field is missing.
     pub(super) fn missing(field: &str, fields: usize) -> Self {
         let detail = format!(
             "{{'type': 'missing', 'loc': 'body.{field}', 'msg': 'Field required', 'input': '<dict of {fields} items>'}}"
@@ -36,7 +36,7 @@ impl ApiError {
         Self::schema(&detail, Some(format!("body.{field}")))
     }
 
-    /// Nobody serves that model here.
+    /// The model is not served here.
     pub(super) fn unknown_model(model: &str, served: &str) -> Self {
         let message = format!("The model `{model}` does not exist. Valid aliases: {served}.");
         Self { status: 404, kind: "NotFoundError", message, param: Some("model".into()) }

@@ -13,7 +13,7 @@ use super::ask::Ask;
 /// One choice of an answer, as OpenAI calls it.
 #[derive(Debug)]
 pub(super) struct Choice {
-    /// Which prompt it answers.
+    /// Index of its prompt.
     pub(super) prompt: usize,
     pub(super) output: Vec<u32>,
     /// Tokens that the engine has emitted.
@@ -22,13 +22,12 @@ pub(super) struct Choice {
     pub(super) finish: &'static str,
     /// The stop string that ended it.
     pub(super) stop: Option<String>,
-    /// Bytes of the text that are shown: what follows a stop string is not.
+    /// Bytes of the text before the stop string.
     visible: usize,
     is_tool_call: bool,
 }
 
 impl Choice {
-    /// Text of one token.
     pub(super) fn piece(&self, index: u64) -> String {
         let index = usize::try_from(index).unwrap_or(usize::MAX);
         let Some(token) = self.output.get(index) else { return String::new() };
@@ -39,7 +38,6 @@ impl Choice {
         tokens::decode(&[*token]).chars().take(room).collect()
     }
 
-    /// The whole text.
     pub(super) fn text(&self) -> String {
         (0..self.output.len() as u64).map(|index| self.piece(index)).collect()
     }
@@ -58,7 +56,6 @@ impl Choice {
     }
 }
 
-/// One token to write.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Token {
     pub(super) choice: usize,
@@ -182,7 +179,6 @@ pub(super) trait Render: Send {
     fn whole(&self, generation: &Generation) -> String;
 }
 
-/// A JSON string.
 pub(super) fn quote(text: &str) -> String {
     serde_json::to_string(text).unwrap_or_else(|_| "\"\"".into())
 }
@@ -192,7 +188,7 @@ pub(super) fn quote_or_null(text: Option<&str>) -> String {
     text.map_or_else(|| "null".into(), quote)
 }
 
-/// Token ids as a JSON list, or null where they were not asked for.
+/// Token ids as a JSON list, or null where they were not requested.
 pub(super) fn ids_or_null(asked: bool, ids: &[u32]) -> String {
     if asked { serde_json::to_string(ids).unwrap_or_else(|_| "null".into()) } else { "null".into() }
 }

@@ -1,6 +1,6 @@
 //! `/v1/messages` (Anthropic): typed events without `[DONE]`, and the whole answer.
 //!
-//! `input_tokens` leaves out what came from the prefix cache; that is told beside it.
+//! `input_tokens` leaves out tokens from the prefix cache; `cache_read_input_tokens` has them.
 
 use bytes::Bytes;
 

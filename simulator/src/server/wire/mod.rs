@@ -52,7 +52,6 @@ enum Reply {
     Stream(Box<Live>),
 }
 
-/// Answers one request.
 async fn handle(
     replica: Arc<Replica>,
     socket: Arc<Socket>,
@@ -185,7 +184,7 @@ async fn infer(replica: &Arc<Replica>, socket: &Socket, request: Inference<'_>) 
     response.map(|body| body.with_visit(request.visit))
 }
 
-/// The faults that strike before the head. Those that never answer never return.
+/// Carries out the faults that strike before the head. Under those that leave a request unanswered it never returns.
 async fn strike(replica: &Arc<Replica>, socket: &Socket, faults: &Applied) -> Result<(), ApiError> {
     if let Some(fault) = faults.on_replica() {
         replica.set_fault(fault.clone()).await;
@@ -272,7 +271,7 @@ fn parse(head: &Parts, body: &[u8]) -> Result<Map<String, Value>, ApiError> {
     }
 }
 
-/// Where in the body the JSON breaks.
+/// Byte offset of a JSON error.
 fn offset(body: &[u8], error: &serde_json::Error) -> usize {
     let lines_before = error.line().saturating_sub(1);
     let before: usize = body.split_inclusive(|byte| *byte == b'\n').take(lines_before).map(<[u8]>::len).sum();

@@ -1,4 +1,4 @@
-//! From a request to the tokens of its prompt, in place of chat template and tokenizer.
+//! The tokens of a request's prompt, in place of chat template and tokenizer.
 //!
 //! Tools come first, then the messages in order, each opened by its role and tokenized by itself, then the role
 //! of the answer: so the prompt of one turn, with its answer, is a prefix of the next turn's prompt.
@@ -10,7 +10,6 @@ use crate::server::tokens;
 
 use super::error::ApiError;
 
-/// One prompt.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Prompt {
     pub(super) tokens: Vec<u32>,

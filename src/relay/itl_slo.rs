@@ -1,7 +1,7 @@
 //! Holds the inter-token latencies of one stream against its SLO, in constant memory. Pure.
 //!
 //! Whether a percentile of the stream's own gaps is within its bound needs no list of gaps: it is so exactly when few
-//! enough of them are over the bound. Fed with the batches that go to the series anyway, so an event costs nothing
+//! enough of them are over the bound. FeedResult with the batches that go to the series anyway, so an event costs nothing
 //! here. Gaps that a slow client held up are not among them, as nowhere.
 
 use std::time::Duration;
@@ -9,11 +9,11 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 use crate::config::ItlBounds;
-use crate::record::{Gaps, MOST_TOKENS_AN_EVENT};
+use crate::record::{Gaps, MAX_TOKENS_PER_EVENT};
 
 /// Counts of one stream; made only where its SLO class bounds a percentile.
 #[derive(Debug)]
-pub struct Pace {
+pub struct ItlSlo {
     tokens: u64,
     limits: SmallVec<[Limit; 1]>,
 }
@@ -25,7 +25,7 @@ struct Limit {
     over: u64,
 }
 
-impl Pace {
+impl ItlSlo {
     /// For a stream with these bounds; `None` without any.
     #[must_use]
     pub fn new(bounds: ItlBounds) -> Option<Box<Self>> {
@@ -57,7 +57,7 @@ impl Pace {
 
     /// One gap is as many latencies as the later event has tokens, each an equal share of it.
     fn count(&mut self, gap: Duration, tokens: u32) {
-        let tokens = tokens.min(MOST_TOKENS_AN_EVENT);
+        let tokens = tokens.min(MAX_TOKENS_PER_EVENT);
         let Some(each) = gap.checked_div(tokens) else { return };
         self.tokens += u64::from(tokens);
         for limit in self.limits.iter_mut().filter(|limit| each > limit.bound) {
@@ -77,7 +77,7 @@ mod tests {
 
     /// What `gaps` (length in ms, tokens where known at once) miss of a median of 20 ms and a p99 of 100 ms.
     fn missed(gaps: &[(u64, Option<u32>)], late: &[(u64, u32)]) -> Option<u8> {
-        let mut pace = Pace::new(ItlBounds::new([Some(ms(20)), None, None, Some(ms(100))])).unwrap();
+        let mut pace = ItlSlo::new(ItlBounds::new([Some(ms(20)), None, None, Some(ms(100))])).unwrap();
         let gaps: Vec<Gap> = gaps.iter().map(|(n, tokens)| Gap { length: ms(*n), tokens: *tokens }).collect();
         let late: Vec<_> = late.iter().map(|(n, tokens)| (ms(*n), *tokens)).collect();
         pace.take(&Gaps { gaps: &gaps, late_itl: &[] });
@@ -112,6 +112,6 @@ mod tests {
 
     #[test]
     fn without_bounds_there_is_nothing_to_count() {
-        assert!(Pace::new(ItlBounds::default()).is_none());
+        assert!(ItlSlo::new(ItlBounds::default()).is_none());
     }
 }

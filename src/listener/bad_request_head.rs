@@ -1,8 +1,7 @@
-//! Words for a head that hyper refuses.
+//! Error responses for request heads that hyper rejects.
 //!
-//! A head that is not HTTP/1.1 never becomes a request: hyper answers 400, 414 or 431 by itself, with nothing in it,
-//! and closes. Clients are owed an error that says what is wrong, so its bare answer is recognised on the way out and
-//! another one written in its place.
+//! A head that is not valid HTTP/1.1 never becomes a request: hyper writes an empty 400, 414 or 431 and closes. That
+//! response is recognised in the output and replaced by one with a body that says what is wrong.
 
 use std::io;
 use std::pin::Pin;
@@ -13,48 +12,48 @@ use bytes::{BufMut, Bytes, BytesMut};
 use http::{Response, StatusCode, header};
 use tokio::io::AsyncWrite;
 
-/// What is wrong with a head that could not be read.
+/// Why hyper rejected a head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HeadFault {
-    /// Not HTTP/1.1 (RFC 9112): request line, a header's name or value, or the framing.
+    /// Invalid request line, header or framing (RFC 9112): 400.
     Malformed,
-    /// The target is longer than hyper reads.
+    /// Target over hyper's 65,534 bytes: 414.
     UriTooLong,
-    /// More headers, or longer ones, than [`super::MAX_HEADERS`] and [`super::BUFFER`] allow.
+    /// Over [`super::MAX_HEADERS`] headers or [`super::BUFFER`] bytes: 431.
     TooLarge,
 }
 
-/// Writes the answer to a head that could not be read.
-pub type Explain = Arc<dyn Fn(HeadFault) -> Response<Bytes> + Send + Sync>;
+/// Makes the response to a rejected head.
+pub(super) type Explain = Arc<dyn Fn(HeadFault) -> Response<Bytes> + Send + Sync>;
 
-/// Where one connection's answers to unreadable heads are made and wait to be written.
-pub(super) struct Refusals {
+/// Replaces hyper's bare rejections on one connection.
+pub(super) struct RejectionRewriter {
     explain: Explain,
     unwritten: Bytes,
 }
 
-impl Refusals {
+impl RejectionRewriter {
     pub(super) fn new(explain: Explain) -> Self {
         Self { explain, unwritten: Bytes::new() }
     }
 
-    /// Takes over what hyper is about to write, if that is its own bare refusal: its length, which is then taken to
-    /// be written. To be asked between requests only.
+    /// Replaces what hyper is about to write if it is a bare rejection; returns its length, to be reported as written.
+    /// Only valid between requests.
     pub(super) fn take_over(&mut self, written: &[io::IoSlice<'_>]) -> Option<usize> {
         if !written.first()?.starts_with(STATUS_LINE) {
             return None;
         }
         let length: usize = written.iter().map(|slice| slice.len()).sum();
-        if length > LONGEST_REFUSAL {
+        if length > MAX_REJECTION {
             return None;
         }
         let whole: Vec<u8> = written.iter().flat_map(|slice| slice.iter().copied()).collect();
-        let fault = bare_refusal(&whole)?;
+        let fault = bare_rejection(&whole)?;
         self.unwritten = on_the_wire(&(self.explain)(fault));
         Some(length)
     }
 
-    /// Writes what waits.
+    /// Writes the replacement, if one is pending.
     pub(super) fn poll_written<S: AsyncWrite>(
         &mut self,
         mut stream: Pin<&mut S>,
@@ -71,14 +70,14 @@ impl Refusals {
     }
 }
 
-impl std::fmt::Debug for Refusals {
+impl std::fmt::Debug for RejectionRewriter {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Refusals").field("unwritten", &self.unwritten.len()).finish_non_exhaustive()
+        f.debug_struct("RejectionRewriter").field("unwritten", &self.unwritten.len()).finish_non_exhaustive()
     }
 }
 
-/// The fault that an answer of hyper's own stands for. An answer of ours, or of an engine, has a request id.
-fn bare_refusal(written: &[u8]) -> Option<HeadFault> {
+/// The fault behind a response that hyper made itself: ours and engines' have an `x-request-id`.
+fn bare_rejection(written: &[u8]) -> Option<HeadFault> {
     let head = std::str::from_utf8(written).ok()?.strip_suffix("\r\n\r\n")?;
     let (status_line, headers) = head.split_once("\r\n")?;
     let is_bare = headers.split("\r\n").all(|line| {
@@ -114,16 +113,16 @@ fn on_the_wire(response: &Response<Bytes>) -> Bytes {
 }
 
 const STATUS_LINE: &[u8] = b"HTTP/1.1 4";
-/// hyper's own: a status line and three headers.
-const LONGEST_REFUSAL: usize = 256;
+/// hyper's rejections are a status line and three headers.
+const MAX_REJECTION: usize = 256;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn only_an_answer_without_anything_of_ours_is_hypers_own() {
-        let of = |head: &str| bare_refusal(head.as_bytes());
+    fn only_a_response_without_headers_of_ours_is_hypers_own() {
+        let of = |head: &str| bare_rejection(head.as_bytes());
         let own = "HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\ndate: x\r\n\r\n";
         assert_eq!(of(own), Some(HeadFault::TooLarge));
         assert_eq!(of("HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n"), Some(HeadFault::Malformed));

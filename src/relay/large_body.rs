@@ -5,25 +5,25 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use http_body::{Body, Frame};
 use hyper::body::Incoming;
+use hyper::body::{Body, Frame};
 
-use super::body::Aborted;
-use super::watch::{Verdict, Watch};
+use super::aborting::Aborted;
+use super::watch::{Expiry, StreamWatch};
 use crate::error::{Failure, Timer};
 use crate::fleet::pick::Pick;
 use crate::observe::record_guard::RecordGuard;
 use crate::record::Outcome;
 use crate::upstream::pool::Lease;
 
-/// The rest of a large answer.
+/// The body of a large unary answer.
 #[derive(Debug)]
 pub struct LargeBody {
     first: Option<Bytes>,
     rest: Incoming,
     lease: Option<Lease>,
-    journal: RecordGuard,
-    watch: Arc<Watch>,
+    guard: RecordGuard,
+    watch: Arc<StreamWatch>,
     pick: Box<Pick>,
 }
 
@@ -33,27 +33,27 @@ impl LargeBody {
     pub fn new(
         first: Bytes,
         (rest, lease): (Incoming, Lease),
-        journal: RecordGuard,
-        watch: Arc<Watch>,
+        guard: RecordGuard,
+        watch: Arc<StreamWatch>,
         pick: Box<Pick>,
     ) -> Self {
-        Self { first: Some(first), rest, lease: Some(lease), journal, watch, pick }
+        Self { first: Some(first), rest, lease: Some(lease), guard, watch, pick }
     }
 
-    /// The next frame.
+    /// Polled by hyper: the next frame, the end, or the abort.
     pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Aborted>>> {
-        self.watch.waits();
+        self.watch.waits_for_replica();
         if let Some(first) = self.first.take() {
             return self.hand(first);
         }
-        if let Poll::Ready(verdict) = self.watch.poll_verdict(cx) {
-            let failure = match verdict {
-                Verdict::Deadline(Timer::ClientStall) => {
+        if let Poll::Ready(expiry) = self.watch.poll_expiry(cx) {
+            let failure = match expiry {
+                Expiry::Deadline(Timer::ClientStall) => {
                     return self.abort(Outcome::Canceled, "timeout_client_stall");
                 }
-                Verdict::Deadline(_) => "timeout_total",
-                Verdict::ReplicaSilent => "replica_failed",
-                Verdict::DrainOver => Failure::DrainCut.code(),
+                Expiry::Deadline(_) => "timeout_total",
+                Expiry::ReplicaSilent => "replica_failed",
+                Expiry::DrainOver => Failure::DrainCut.code(),
             };
             return self.abort(Outcome::Failed, failure);
         }
@@ -72,16 +72,16 @@ impl LargeBody {
     }
 
     fn hand(&mut self, data: Bytes) -> Poll<Option<Result<Frame<Bytes>, Aborted>>> {
-        self.journal.record().bytes_out += data.len() as u64;
-        let now = self.journal.clock().now();
-        self.watch.moved(now);
-        self.watch.handed(now);
+        self.guard.record().bytes_out += data.len() as u64;
+        let now = self.guard.clock().now();
+        self.watch.restart_silence(now);
+        self.watch.waits_for_client(now);
         Poll::Ready(Some(Ok(Frame::data(data))))
     }
 
     fn complete(&mut self) -> Poll<Option<Result<Frame<Bytes>, Aborted>>> {
-        self.journal.settle(Outcome::Ok, None);
-        self.pick.answered(self.journal.clock().now());
+        self.guard.settle(Outcome::Ok, None);
+        self.pick.answered(self.guard.clock().now());
         if let Some(lease) = self.lease.take() {
             lease.give_back();
         }
@@ -89,7 +89,7 @@ impl LargeBody {
     }
 
     fn abort(&mut self, outcome: Outcome, code: &'static str) -> Poll<Option<Result<Frame<Bytes>, Aborted>>> {
-        self.journal.settle(outcome, Some(code));
+        self.guard.settle(outcome, Some(code));
         self.lease = None;
         Poll::Ready(Some(Err(Aborted)))
     }
@@ -97,6 +97,6 @@ impl LargeBody {
 
 impl Drop for LargeBody {
     fn drop(&mut self) {
-        self.watch.is_done();
+        self.watch.close();
     }
 }

@@ -7,27 +7,27 @@ use std::time::Duration;
 
 /// Deferred gaps of one stream.
 #[derive(Debug, Default)]
-pub(super) struct LateGaps {
-    /// In microseconds.
+pub(super) struct DeferredGaps {
+    /// Microseconds, the first [`MAX_EXACT`] gaps.
     exact: Vec<u32>,
-    buckets: Vec<Bucket>,
+    buckets: Vec<GapBucket>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Bucket {
+struct GapBucket {
     count: u32,
     sum: u64,
 }
 
-impl LateGaps {
+impl DeferredGaps {
     pub(super) fn push(&mut self, gap: Duration) {
         let micros = u32::try_from(gap.as_micros()).unwrap_or(u32::MAX);
-        if self.exact.len() < MOST_EXACT {
+        if self.exact.len() < MAX_EXACT {
             self.exact.push(micros);
             return;
         }
         if self.buckets.is_empty() {
-            self.buckets.resize(BUCKETS, Bucket::default());
+            self.buckets.resize(BUCKETS, GapBucket::default());
         }
         if let Some(bucket) = self.buckets.get_mut(bucket_of(micros)) {
             bucket.count = bucket.count.saturating_add(1);
@@ -35,7 +35,7 @@ impl LateGaps {
         }
     }
 
-    /// Every gap, and nothing is left. A bucket gives its mean as often as it was hit.
+    /// Takes out every gap. A bucket yields its mean, `count` times.
     pub(super) fn drain(&mut self) -> impl Iterator<Item = Duration> {
         let exact = std::mem::take(&mut self.exact).into_iter().map(u64::from).map(Duration::from_micros);
         let buckets = std::mem::take(&mut self.buckets).into_iter().filter(|bucket| bucket.count > 0);
@@ -53,7 +53,7 @@ fn bucket_of(micros: u32) -> usize {
     usize::try_from(octave * 8 + within).unwrap_or(usize::MAX).min(BUCKETS - 1)
 }
 
-const MOST_EXACT: usize = 512;
+const MAX_EXACT: usize = 512;
 /// The linear eight, and eight for each of the 29 octaves from 8 µs to what a `u32` holds.
 const BUCKETS: usize = 8 + 29 * 8;
 
@@ -63,7 +63,7 @@ mod tests {
 
     #[test]
     fn few_gaps_come_back_as_they_were_and_many_keep_count_mean_and_shape() {
-        let mut late = LateGaps::default();
+        let mut late = DeferredGaps::default();
         let gaps = [0, 1, 20_000, 21_000, 5_000_000].map(Duration::from_micros);
         gaps.iter().for_each(|gap| late.push(*gap));
         assert_eq!(late.drain().collect::<Vec<_>>(), gaps);

@@ -1,67 +1,75 @@
 //! The event that tells a client that its stream broke, in the form its SDK raises on.
 //!
 //! An incomplete answer must never look complete: the event starts on a fresh line where the engine stopped inside
-//! an event, no `[DONE]` follows it, and the caller aborts the body after it. Which error it is and what it is
-//! called is `error.rs`' part; this file only knows the bytes.
+//! an event, no `[DONE]` follows it, and the caller aborts the body after it. Codes and messages come from `error.rs`.
 
 use bytes::Bytes;
 use serde::Serialize;
 
-use crate::relay::frame::Tail;
+use crate::error::{ErrorShape, Failure};
+use crate::relay::frame::LineState;
 use crate::relay::sse::Scanner;
 use crate::request::dialect::Dialect;
 
-/// What went wrong, in the words for the client.
-#[derive(Clone, Copy, Debug)]
-pub struct Failure<'a> {
-    /// Error type of the dialect's shape (`upstream_error`; for messages `api_error`).
-    pub kind: &'a str,
-    /// For people.
-    pub message: &'a str,
-    /// For programs (`replica_failed`, `timeout_inter_token`).
-    pub code: &'a str,
+/// An error as clients see it.
+#[derive(Clone, Debug)]
+pub struct DialectError {
+    /// ErrorObject type of the dialect's shape (`upstream_error`; for messages `api_error`).
+    pub kind: &'static str,
+    /// Text for people; names the replica or the limit.
+    pub message: String,
+    /// Stable code for programs (`replica_failed`, `timeout_inter_token`).
+    pub code: &'static str,
+}
+
+impl DialectError {
+    /// A failure of ours in the shape that a dialect's clients expect.
+    #[must_use]
+    pub fn new(failure: &Failure, shape: ErrorShape) -> Self {
+        Self { kind: failure.kind(shape), message: failure.to_string(), code: failure.code() }
+    }
 }
 
 /// Where in a stream the error event is written.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Place<'a> {
+pub struct EventContext<'a> {
     /// Where the engine's bytes stopped.
-    pub tail: Tail,
-    /// Id of the response, as the engine told it (responses only).
+    pub tail: LineState,
+    /// Id of the response, as the engine sent it (responses only).
     pub response_id: Option<&'a str>,
-    /// Model, as the engine told it (responses only).
+    /// Model, as the engine sent it (responses only).
     pub model: Option<&'a str>,
     /// The next sequence number (responses only).
     pub sequence_number: u64,
 }
 
-impl<'a> Place<'a> {
-    /// Behind all that `scanner` has read.
+impl<'a> EventContext<'a> {
+    /// The context after all that `scanner` has read.
     #[must_use]
     pub fn behind(scanner: &'a Scanner) -> Self {
-        let reading = scanner.reading();
+        let state = scanner.state();
         Self {
             tail: scanner.tail(),
-            response_id: reading.answer.id.as_deref(),
-            model: reading.answer.model.as_deref(),
-            sequence_number: reading.next_sequence,
+            response_id: state.answer.id.as_deref(),
+            model: state.answer.model.as_deref(),
+            sequence_number: state.next_sequence,
         }
     }
 }
 
 /// The error event that ends a stream.
 #[must_use]
-pub fn event(dialect: Dialect, failure: &Failure<'_>, at: &Place<'_>) -> Bytes {
+pub fn event(dialect: Dialect, error: &DialectError, at: &EventContext<'_>) -> Bytes {
     let mut out = at.tail.closing().to_vec();
-    let Failure { kind, message, code } = *failure;
+    let DialectError { kind, message, code } = error;
     match dialect {
         Dialect::Messages | Dialect::CountTokens => {
-            let error = Error { kind, message, param: None, code: None };
-            write(&mut out, "error", &Typed { kind: "error", error });
+            let error = ErrorObject { kind, message, param: None, code: None };
+            write(&mut out, "error", &AnthropicBody { kind: "error", error });
         }
         Dialect::Responses => {
-            let error = ResponseError { code, message };
-            let response = Response {
+            let error = ResponsesError { code, message };
+            let response = ResponsesBody {
                 id: at.response_id,
                 object: "response",
                 model: at.model,
@@ -70,11 +78,11 @@ pub fn event(dialect: Dialect, failure: &Failure<'_>, at: &Place<'_>) -> Bytes {
                 error,
             };
             let kind = "response.failed";
-            write(&mut out, kind, &Failed { kind, sequence_number: at.sequence_number, response });
+            write(&mut out, kind, &ResponsesEvent { kind, sequence_number: at.sequence_number, response });
         }
         _ => {
-            let error = Error { kind, message, param: Some(None), code: Some(code) };
-            write(&mut out, "", &Plain { error });
+            let error = ErrorObject { kind, message, param: Some(None), code: Some(code) };
+            write(&mut out, "", &OpenAiBody { error });
         }
     }
     out.into()
@@ -113,19 +121,19 @@ fn frame(out: &mut Vec<u8>, name: &str, data: impl FnOnce(&mut Vec<u8>)) {
 }
 
 #[derive(Serialize)]
-struct Plain<'a> {
-    error: Error<'a>,
+struct OpenAiBody<'a> {
+    error: ErrorObject<'a>,
 }
 
 #[derive(Serialize)]
-struct Typed<'a> {
+struct AnthropicBody<'a> {
     #[serde(rename = "type")]
     kind: &'static str,
-    error: Error<'a>,
+    error: ErrorObject<'a>,
 }
 
 #[derive(Serialize)]
-struct Error<'a> {
+struct ErrorObject<'a> {
     #[serde(rename = "type")]
     kind: &'a str,
     message: &'a str,
@@ -137,25 +145,25 @@ struct Error<'a> {
 }
 
 #[derive(Serialize)]
-struct Failed<'a> {
+struct ResponsesEvent<'a> {
     #[serde(rename = "type")]
     kind: &'static str,
     sequence_number: u64,
-    response: Response<'a>,
+    response: ResponsesBody<'a>,
 }
 
 #[derive(Serialize)]
-struct Response<'a> {
+struct ResponsesBody<'a> {
     id: Option<&'a str>,
     object: &'static str,
     model: Option<&'a str>,
     status: &'static str,
     output: [(); 0],
-    error: ResponseError<'a>,
+    error: ResponsesError<'a>,
 }
 
 #[derive(Serialize)]
-struct ResponseError<'a> {
+struct ResponsesError<'a> {
     code: &'a str,
     message: &'a str,
 }
@@ -163,15 +171,17 @@ struct ResponseError<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::relay::classify::Echo;
+    use crate::relay::stream_state::Echo;
 
-    const FAILURE: Failure<'_> =
-        Failure { kind: "upstream_error", message: "replica \"r0\"\nclosed", code: "replica_failed" };
+    fn error() -> DialectError {
+        let message = "replica \"r0\"\nclosed".to_owned();
+        DialectError { kind: "upstream_error", message, code: "replica_failed" }
+    }
 
     fn after(dialect: Dialect, stream: &str) -> String {
         let mut scanner = Scanner::new(dialect, Echo::Off);
         scanner.feed(stream.as_bytes(), |_, _| {});
-        String::from_utf8(event(dialect, &FAILURE, &Place::behind(&scanner)).to_vec()).unwrap()
+        String::from_utf8(event(dialect, &error(), &EventContext::behind(&scanner)).to_vec()).unwrap()
     }
 
     #[test]

@@ -3,32 +3,27 @@
 //! Used only where a route adds `stream_options.include_usage`: the engine then sends one more event, with no choices
 //! and with `usage`, which the client did not ask for and may not expect. Exactly that event and its blank line go;
 //! every other byte passes as it came, in the frames it came in, without a copy. An event that a frame ends
-//! within is held only until its `choices` tell that it is not the one.
-
-use std::sync::LazyLock;
+//! within is held only until its `choices` show that it is not the one.
 
 use bytes::Bytes;
-use memchr::memmem;
-use serde::Deserialize;
-use serde::de::IgnoredAny;
-use serde_json::value::RawValue;
 use smallvec::SmallVec;
 
-use crate::relay::frame::{Boundaries, Fields, without_bom};
+use crate::relay::frame::{Boundaries, SseFields, without_bom};
+use crate::request::json::{Cursor, JsonError, JsonKind};
 
-/// Filters one stream. The scanner must see the bytes before this does.
+/// Filters one stream. The scanner must read the bytes first: it needs the usage.
 #[derive(Debug, Default)]
-pub struct Withhold {
+pub struct UsageFilter {
     boundaries: Boundaries,
-    event: Pending,
+    event: PartialEvent,
     /// The withheld event ended in a CR, so an LF that follows is its own.
     drops_line_feed: bool,
 }
 
 /// The event that the last frame stopped in.
 #[derive(Debug, Default)]
-enum Pending {
-    /// None has begun.
+enum PartialEvent {
+    /// The last frame ended between events.
     #[default]
     None,
     /// It may be the usage chunk: its bytes so far.
@@ -37,7 +32,7 @@ enum Pending {
     Passing,
 }
 
-impl Withhold {
+impl UsageFilter {
     /// Puts what may pass now of a frame into `out`, in order; nothing where all of it is held or withheld.
     pub fn filter(&mut self, frame: Bytes, out: &mut SmallVec<[Bytes; 4]>) {
         let mut start = self.boundaries.begin(&frame);
@@ -46,7 +41,7 @@ impl Withhold {
         if start == 1 {
             // The LF of a CRLF that two frames share goes where its CR went.
             match &mut self.event {
-                Pending::Held(held) => held.push(b'\n'),
+                PartialEvent::Held(held) => held.push(b'\n'),
                 _ if self.drops_line_feed => {}
                 _ => run = 0,
             }
@@ -55,17 +50,17 @@ impl Withhold {
         while let Some(end) = self.boundaries.next_end(&frame, start) {
             let piece = frame.get(start..end).unwrap_or_default();
             match std::mem::take(&mut self.event) {
-                Pending::None if is_usage_chunk(piece) => {
+                PartialEvent::None if UsageCheck::of(piece) == UsageCheck::UsageOnly => {
                     push(out, &frame, run..start);
                     run = end;
                     self.note_withheld(piece);
                 }
-                Pending::None | Pending::Passing => {}
-                Pending::Held(mut held) => {
+                PartialEvent::None | PartialEvent::Passing => {}
+                PartialEvent::Held(mut held) => {
                     held.extend_from_slice(piece);
                     push(out, &frame, run..start);
                     run = end;
-                    if is_usage_chunk(&held) {
+                    if UsageCheck::of(&held) == UsageCheck::UsageOnly {
                         self.note_withheld(piece);
                     } else {
                         out.push(held.into());
@@ -77,17 +72,19 @@ impl Withhold {
         self.begun(&frame, run, start, out);
     }
 
-    /// Nothing is held and nothing begun: a frame of whole events, none of them the usage chunk, may pass by this filter.
+    /// Nothing is held or begun: a frame of whole events without the usage chunk may bypass the filter.
     #[must_use]
     #[inline]
     pub fn is_between_events(&self) -> bool {
-        self.boundaries.is_between_events() && matches!(self.event, Pending::None) && !self.drops_line_feed
+        self.boundaries.is_between_events()
+            && matches!(self.event, PartialEvent::None)
+            && !self.drops_line_feed
     }
 
     /// What is still held when the stream ends: an event that never ended, which is relayed like all else.
     pub fn finish(&mut self) -> Option<Bytes> {
         match std::mem::take(&mut self.event) {
-            Pending::Held(held) if !held.is_empty() => Some(held.into()),
+            PartialEvent::Held(held) if !held.is_empty() => Some(held.into()),
             _ => None,
         }
     }
@@ -95,23 +92,23 @@ impl Withhold {
     /// Decides about the event that `frame` stops in, from `start` on.
     fn begun(&mut self, frame: &Bytes, run: usize, start: usize, out: &mut SmallVec<[Bytes; 4]>) {
         let rest = frame.get(start..).unwrap_or_default();
-        if rest.is_empty() || matches!(self.event, Pending::Passing) {
+        if rest.is_empty() || matches!(self.event, PartialEvent::Passing) {
             return push(out, frame, run..frame.len());
         }
-        if let Pending::Held(held) = &mut self.event {
+        if let PartialEvent::Held(held) = &mut self.event {
             held.extend_from_slice(rest);
-            if !may_be_usage_chunk(held) {
+            if UsageCheck::of(held) == UsageCheck::Relayed {
                 out.push(std::mem::take(held).into());
-                self.event = Pending::Passing;
+                self.event = PartialEvent::Passing;
             }
             return;
         }
-        if may_be_usage_chunk(rest) {
-            push(out, frame, run..start);
-            self.event = Pending::Held(rest.to_vec());
-        } else {
+        if UsageCheck::of(rest) == UsageCheck::Relayed {
             push(out, frame, run..frame.len());
-            self.event = Pending::Passing;
+            self.event = PartialEvent::Passing;
+        } else {
+            push(out, frame, run..start);
+            self.event = PartialEvent::Held(rest.to_vec());
         }
     }
 
@@ -126,53 +123,65 @@ fn push(out: &mut SmallVec<[Bytes; 4]>, frame: &Bytes, range: std::ops::Range<us
     }
 }
 
-/// Whether a whole event is the usage-only chunk: no choices, and `usage`.
-fn is_usage_chunk(raw: &[u8]) -> bool {
-    // Nearly every event is told by this search; a parse then leaves no doubt about the few others.
-    if raw.len() > LONGEST || first_of_choices(raw) != Some(b']') {
-        return false;
-    }
-    let mut joined = Vec::new();
-    let chunk = Fields::of(without_bom(raw), &mut joined)
-        .data
-        .and_then(|data| serde_json::from_slice::<Chunk<'_>>(data).ok());
-    chunk.is_some_and(|chunk| chunk.choices.is_empty() && chunk.usage.is_some() && chunk.error.is_none())
+/// What is known of an event, from all of it or from its beginning.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum UsageCheck {
+    /// The usage-only chunk: no choices, `usage`, no error.
+    UsageOnly,
+    /// Any other event: it is relayed.
+    Relayed,
+    /// An event that ends before its JSON does: either may come of it.
+    Undecided,
 }
 
-/// Whether the beginning of an event leaves it open that it is the usage-only chunk.
-fn may_be_usage_chunk(begun: &[u8]) -> bool {
-    begun.len() <= LONGEST && matches!(first_of_choices(begun), None | Some(b']'))
-}
-
-/// The first byte inside the array of `choices`; `None` where it is not there (yet).
-fn first_of_choices(raw: &[u8]) -> Option<u8> {
-    let mut rest = raw;
-    loop {
-        let at = KEY.find(rest)?;
-        rest = rest.get(at + KEY.needle().len()..)?;
-        // Inside a string the quotes would be escaped, so with a colon behind it this is a key.
-        if let Some(value) = rest.trim_ascii_start().strip_prefix(b":") {
-            return match value.trim_ascii_start().split_first()? {
-                (b'[', inner) => inner.trim_ascii_start().first().copied(),
-                (other, _) => Some(*other),
-            };
+impl UsageCheck {
+    fn of(raw: &[u8]) -> Self {
+        if raw.len() > MAX_LEN {
+            return Self::Relayed;
         }
+        let mut joined = Vec::new();
+        let data = SseFields::of(without_bom(raw), &mut joined).data.unwrap_or_default();
+        // A frame may end inside a character.
+        let valid = std::str::from_utf8(data).map_or_else(|error| error.valid_up_to(), |_| data.len());
+        let text = data.get(..valid).and_then(|data| std::str::from_utf8(data).ok()).unwrap_or_default();
+        Self::read(text).unwrap_or_else(|decided| decided)
+    }
+
+    /// `Err` as soon as it is decided, or where the text ends.
+    fn read(data: &str) -> Result<Self, Self> {
+        let (mut has_choices, mut has_usage, mut has_error) = (false, false, false);
+        let mut cursor = Cursor::new(data);
+        cursor.object(|key, value| {
+            match key.escaped().unwrap_or_default() {
+                "choices" if value.ahead() == JsonKind::Array => {
+                    has_choices = true;
+                    value.array(|choice| {
+                        // Also what is ahead where the text ends: then this is a fault.
+                        if choice.ahead() == JsonKind::Null {
+                            choice.value()?;
+                        }
+                        Err(Self::Relayed)
+                    })?;
+                }
+                "usage" => has_usage = value.value()?.kind() != JsonKind::Null,
+                "error" => has_error = value.value()?.kind() != JsonKind::Null,
+                _ => {}
+            }
+            Ok::<_, Self>(())
+        })?;
+        cursor.end()?;
+        Ok(if has_choices && has_usage && !has_error { Self::UsageOnly } else { Self::Relayed })
     }
 }
 
-#[derive(Deserialize)]
-struct Chunk<'a> {
-    choices: Vec<IgnoredAny>,
-    #[serde(borrow)]
-    usage: Option<&'a RawValue>,
-    #[serde(borrow)]
-    error: Option<&'a RawValue>,
+impl From<JsonError> for UsageCheck {
+    fn from(_: JsonError) -> Self {
+        Self::Undecided
+    }
 }
 
-/// Preparing the search costs more than searching one event.
-static KEY: LazyLock<memmem::Finder<'static>> = LazyLock::new(|| memmem::Finder::new(b"\"choices\""));
 /// No usage chunk is longer; what is longer passes.
-const LONGEST: usize = 64 * 1024;
+const MAX_LEN: usize = 64 * 1024;
 
 #[cfg(test)]
 mod tests {
@@ -183,7 +192,7 @@ mod tests {
     const DONE: &str = "data: [DONE]\n\n";
 
     fn through<'a>(frames: impl Iterator<Item = &'a [u8]>) -> (Vec<Vec<Bytes>>, Vec<u8>) {
-        let mut filter = Withhold::default();
+        let mut filter = UsageFilter::default();
         let mut passed = Vec::new();
         for frame in frames {
             let mut out = SmallVec::new();
@@ -237,7 +246,7 @@ mod tests {
         let frame = [CONTENT, CONTENT].concat();
         let bytes = Bytes::from(frame);
         let mut out = SmallVec::new();
-        Withhold::default().filter(bytes.clone(), &mut out);
+        UsageFilter::default().filter(bytes.clone(), &mut out);
         assert_eq!(out.len(), 1);
         assert_eq!(out[0].as_ptr(), bytes.as_ptr(), "not copied");
     }

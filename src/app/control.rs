@@ -1,0 +1,104 @@
+//! What the admin port may do to the gateway: read its state, reload, drain, change the log filter.
+
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+use super::App;
+use super::launch::Launch;
+use super::observers::Observers;
+use crate::admin::{Control, Readiness};
+use crate::config::Config;
+use crate::fleet::status::{PoolCalibration, ReplicaStatus};
+
+/// The gateway as signals and the admin port see it.
+pub(super) struct Controls {
+    app: Arc<App>,
+    observers: Observers,
+    launch: Arc<Launch>,
+    config: ArcSwap<Config>,
+    reloading: Mutex<()>,
+    /// Notified by the admin port's drain request.
+    pub(super) drain: Notify,
+}
+
+impl Controls {
+    pub(super) fn new(
+        app: Arc<App>,
+        observers: Observers,
+        launch: Arc<Launch>,
+        config: Arc<Config>,
+    ) -> Arc<Self> {
+        let (reloading, drain) = (Mutex::new(()), Notify::new());
+        Arc::new(Self { app, observers, launch, config: ArcSwap::new(config), reloading, drain })
+    }
+
+    /// SIGHUP: reopens the access log and reloads the configuration, and logs the result.
+    pub(super) fn hang_up(&self) {
+        self.observers.observer.reopen();
+        match self.reload() {
+            Ok(()) => tracing::info!("configuration reloaded"),
+            Err(error) => tracing::error!(%error, "configuration refused; the old one stays"),
+        }
+    }
+
+    fn load_and_apply(&self) -> Result<(), String> {
+        let _one_at_a_time = self.reloading.lock();
+        let old = self.config.load_full();
+        let new = self.launch.reload(&old).map_err(|error| error.to_string())?;
+        for warning in &new.warnings {
+            tracing::warn!("{warning}");
+        }
+        let config = Arc::new(new.config);
+        self.app.reload(Arc::clone(&config)).map_err(|error| format!("server.tls: {error}"))?;
+        self.observers.observer.reconfigure(&config);
+        self.config.store(config);
+        Ok(())
+    }
+}
+
+impl Control for Controls {
+    fn replicas(&self) -> Vec<ReplicaStatus> {
+        self.app.fleet.statuses()
+    }
+
+    fn calibrations(&self) -> Vec<PoolCalibration> {
+        self.app.fleet.calibrations()
+    }
+
+    fn readiness(&self) -> Readiness {
+        let mut reasons = Vec::new();
+        if self.app.gateway.drain.is_on() {
+            reasons.push("draining".to_owned());
+        }
+        let table = self.app.gateway.table.load();
+        for route in table.routes.iter().filter(|r| r.config.required && !r.is_ready()) {
+            reasons.push(format!("route {} has no ready replica: {}", route.config.name, route.states()));
+        }
+        Readiness { reasons }
+    }
+
+    fn config(&self) -> Arc<Config> {
+        self.config.load_full()
+    }
+
+    fn reload(&self) -> Result<(), String> {
+        let result = self.load_and_apply();
+        self.observers.observer.metrics().config_reload(result.is_ok());
+        result
+    }
+
+    fn drain(&self) {
+        self.drain.notify_one();
+    }
+
+    fn log_level(&self) -> String {
+        self.launch.log.text()
+    }
+
+    fn set_log_level(&self, filter: &str) -> Result<(), String> {
+        self.launch.log.set(filter)
+    }
+}

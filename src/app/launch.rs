@@ -1,0 +1,30 @@
+//! Where a gateway's configuration comes from, at start and at each reload.
+
+use super::logging::LogFilter;
+use crate::config::load::{ConfigError, Source, load};
+use crate::config::reload::{Reloaded, reload};
+use crate::config::{Config, Overrides};
+
+/// Sources of a gateway's configuration, and the handle to its log.
+pub struct Launch {
+    /// A configuration file, or replica URLs from the command line.
+    pub source: Source,
+    /// Flags and variables that win over the source.
+    pub overrides: Overrides,
+    /// Handle to the filter of the process log.
+    pub log: LogFilter,
+}
+
+impl Launch {
+    pub(super) fn load(&self) -> Result<Config, ConfigError> {
+        load(&self.source, &self.overrides, &from_env)
+    }
+
+    pub(super) fn reload(&self, old: &Config) -> Result<Reloaded, ConfigError> {
+        reload(&self.source, &self.overrides, &from_env, old)
+    }
+}
+
+fn from_env(name: &str) -> Option<String> {
+    std::env::var(name).ok()
+}

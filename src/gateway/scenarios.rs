@@ -1,0 +1,416 @@
+//! The live gateway on a paused clock beside `replay`: the same arrivals, the same engines, the same decisions.
+//!
+//! The simulator's clockwork drives both. Live is what the line does up to sending: [`picker::pick`], the queue of the route
+//! with its task, the tick of the pool on the fleet's runtime. What an engine would have answered is reported to the pick.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use http::HeaderValue;
+use parking_lot::Mutex;
+use tokenway_sim::engine::{CostModel, EngineConfig, Gauges};
+use tokenway_sim::replay::{
+    Arrival, Bounds, Demand, Ended, Fleet as SimFleet, RequestId, Router, Scenario, Trace,
+    qwen_32b_on_two_h100, run,
+};
+use tokenway_sim::time::Stamp as SimStamp;
+use tokio::runtime::{Builder, Runtime};
+use tokio_util::task::TaskTracker;
+
+use super::explained::Explained;
+use super::picker::{self, Choice, Tried};
+use super::prepare::{self, Prepared};
+use super::table::Table;
+use super::waiting::Waits;
+use super::{DrainFlag, Gateway};
+use crate::clock::{Clock, Stamp};
+use crate::config::{Config, PolicyName};
+use crate::fleet::pick::Pick;
+use crate::fleet::registry::Fleet;
+use crate::fleet::status::ReplicaState;
+use crate::observe::metrics::BuildInfo;
+use crate::observe::record_guard::RecordGuard;
+use crate::observe::spans::Background;
+use crate::observe::{Observer, Surroundings};
+use crate::record::{Opening, TokenCounts};
+use crate::relay::watch::Watchdog;
+use crate::request::body::BodyMemory;
+use crate::request::chain::PrefixChain;
+use crate::request::dialect::Dialect;
+use crate::request::trace_context::trace_of;
+use crate::routing::{EngineLimits, EnginePage, REFRESH_EVERY};
+use crate::simulate::{ProductRouter, ReplayedRoute};
+use crate::units::Tokens;
+use crate::upstream::budget::RetryBudget;
+use crate::upstream::connect::Connector;
+
+/// A request that was sent: which one, where, when.
+type Sent = (RequestId, usize, Stamp);
+
+/// Keeps what another router sends.
+struct Watched<R> {
+    router: R,
+    sent: Vec<Sent>,
+}
+
+struct WatchedFleet<'a> {
+    fleet: &'a mut dyn SimFleet,
+    sent: &'a mut Vec<Sent>,
+}
+
+impl SimFleet for WatchedFleet<'_> {
+    fn now(&self) -> SimStamp {
+        self.fleet.now()
+    }
+
+    fn send(&mut self, request: RequestId, replica: usize, predicted_ttft: Option<Duration>) {
+        self.sent.push((request, replica, Stamp::from_nanos(self.fleet.now().as_nanos())));
+        self.fleet.send(request, replica, predicted_ttft);
+    }
+
+    fn engines(&self) -> &[tokenway_sim::engine::Engine] {
+        self.fleet.engines()
+    }
+}
+
+impl<R: Router> Router for Watched<R> {
+    fn arrive(&mut self, request: Arrival, fleet: &mut dyn SimFleet) {
+        self.router.arrive(request, &mut WatchedFleet { fleet, sent: &mut self.sent });
+    }
+
+    fn first_token(&mut self, request: RequestId, at: SimStamp) {
+        self.router.first_token(request, at);
+    }
+
+    fn token(&mut self, request: RequestId, at: SimStamp) {
+        self.router.token(request, at);
+    }
+
+    fn ended(&mut self, request: RequestId, end: &Ended) {
+        self.router.ended(request, end);
+    }
+
+    fn scraped(&mut self, replica: usize, at: SimStamp, gauges: &Gauges) {
+        self.router.scraped(replica, at, gauges);
+    }
+
+    fn next_tick(&self) -> Option<SimStamp> {
+        self.router.next_tick()
+    }
+
+    fn tick(&mut self, fleet: &mut dyn SimFleet) {
+        self.router.tick(&mut WatchedFleet { fleet, sent: &mut self.sent });
+    }
+}
+
+/// Requests with the replicas that were chosen for them.
+type Chosen = Vec<(RequestId, Box<Pick>)>;
+
+/// The live gateway as a router of the simulator.
+struct Live {
+    runtime: Runtime,
+    gateway: Arc<Gateway>,
+    /// The runtime's time at the simulation's zero.
+    zero: Duration,
+    now: Stamp,
+    chosen: Arc<Mutex<Chosen>>,
+    /// Requests that are being placed.
+    waiting: Arc<AtomicUsize>,
+    streams: HashMap<RequestId, Stream>,
+}
+
+struct Stream {
+    pick: Box<Pick>,
+    first_token: Option<Stamp>,
+    tokens: u64,
+}
+
+impl Live {
+    fn new(config: Config) -> Self {
+        let runtime = Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
+        let config = Arc::new(config);
+        let gateway = {
+            let _in = runtime.enter();
+            Arc::new(gateway(&config, runtime.handle().clone()))
+        };
+        let table = gateway.table.load_full();
+        let replicas = table.pools[0].replicas();
+        // Their addresses answer nothing: no probe and no scrape but the simulation's.
+        replicas.iter().for_each(|replica| replica.removed.cancel());
+        let zero = Duration::from_secs(10);
+        runtime.block_on(async {
+            tokio::time::sleep(zero).await;
+            while gateway.clock.now() < Stamp::default().after(zero) {
+                tokio::task::yield_now().await;
+            }
+        });
+        replicas.iter().for_each(|replica| replica.enter(ReplicaState::Ready, "simulated"));
+        Self {
+            runtime,
+            gateway,
+            zero,
+            now: Stamp::default(),
+            chosen: Arc::default(),
+            waiting: Arc::default(),
+            streams: HashMap::new(),
+        }
+    }
+
+    /// Simulated time as the gateway's clock reads it.
+    fn live(&self, at: SimStamp) -> Stamp {
+        Stamp::from_nanos(at.as_nanos()).after(self.zero)
+    }
+
+    /// Lets the runtime come to this moment, with everything that is due on the way.
+    fn advance(&mut self, to: SimStamp) {
+        let to = Stamp::from_nanos(to.as_nanos());
+        let step = to.since(self.now);
+        self.now = to.max(self.now);
+        self.runtime.block_on(async {
+            if !step.is_zero() {
+                tokio::time::advance(step).await;
+            }
+            for _ in 0..SETTLE {
+                tokio::task::yield_now().await;
+            }
+        });
+    }
+
+    /// Sends what the gateway's tasks have chosen a replica for.
+    fn send_chosen(&mut self, fleet: &mut dyn SimFleet) {
+        for (request, pick) in std::mem::take(&mut *self.chosen.lock()) {
+            fleet.send(request, pick.replica.slot(), pick.assignment.decision.predicted_ttft);
+            self.streams.insert(request, Stream { pick, first_token: None, tokens: 0 });
+        }
+    }
+
+    /// A request as the line has it before it asks for a replica.
+    fn prepared(&self, arrival: &Arrival, guard: &mut RecordGuard) -> Box<Prepared> {
+        let table = self.gateway.table.load_full();
+        let route = Arc::clone(&table.routes[0]);
+        let body = bytes::Bytes::from_static(br#"{"model":"m","prompt":"p"}"#);
+        let fields = prepare::parse(Dialect::Completions, &body).unwrap();
+        let mut prepared = prepare::classify(&table, &route, guard, &fields, None, &body);
+        prepared.prompt.chain =
+            PrefixChain::of_hashes(arrival.chain.clone(), arrival.prompt * BYTES_PER_TOKEN);
+        prepared.tokens = Tokens(arrival.prompt);
+        prepared.is_stream = true;
+        prepared.shows_first_token = true;
+        prepared.is_long = prepared.tokens > table.config.classes.medium;
+        prepared.read = self.live(arrival.at);
+        prepared.bound_by(&route.config.slo);
+        prepared
+    }
+}
+
+/// What the exchange of the line does until there is a replica to send to.
+async fn choose(gateway: Arc<Gateway>, prepared: Box<Prepared>, mut guard: RecordGuard) -> Option<Box<Pick>> {
+    let (mut waits, tried) = (Waits::default(), Tried::new());
+    loop {
+        match picker::pick(&gateway, &prepared, waits.asking(&tried))? {
+            Choice::Take(pick) => {
+                waits.note_admitted(&gateway);
+                return Some(pick);
+            }
+            Choice::Wait(hold) => waits.wait(hold, &gateway, &prepared, &mut guard).await.ok()?,
+            Choice::Degrade => return None,
+        }
+    }
+}
+
+impl Router for Live {
+    fn arrive(&mut self, request: Arrival, fleet: &mut dyn SimFleet) {
+        self.advance(fleet.now());
+        let gateway = Arc::clone(&self.gateway);
+        let opening = Opening {
+            request_id: "r".into(),
+            trace: trace_of(&http::HeaderMap::new(), None),
+            dialect: Dialect::Completions,
+            path: "/v1/completions".into(),
+            head: gateway.clock.now(),
+        };
+        let mut guard = RecordGuard::open(opening, &gateway.observer, gateway.clock, &gateway.requests);
+        let prepared = self.prepared(&request, &mut guard);
+        let (chosen, id, waiting) = (Arc::clone(&self.chosen), request.id, Arc::clone(&self.waiting));
+        waiting.fetch_add(1, Ordering::Relaxed);
+        let _in = self.runtime.enter();
+        self.gateway.tasks.spawn(async move {
+            if let Some(pick) = choose(gateway, prepared, guard).await {
+                chosen.lock().push((id, pick));
+            }
+            waiting.fetch_sub(1, Ordering::Relaxed);
+        });
+        self.advance(fleet.now());
+        self.send_chosen(fleet);
+    }
+
+    fn first_token(&mut self, request: RequestId, at: SimStamp) {
+        self.advance(at);
+        let at = self.live(at);
+        let Some(stream) = self.streams.get_mut(&request) else { return };
+        stream.pick.first_token(at);
+        (stream.first_token, stream.tokens) = (Some(at), 1);
+    }
+
+    fn token(&mut self, request: RequestId, at: SimStamp) {
+        let at = self.live(at);
+        let Some(stream) = self.streams.get_mut(&request) else { return };
+        stream.tokens += 1;
+        stream.pick.assignment.progress(stream.tokens, at);
+    }
+
+    fn ended(&mut self, request: RequestId, end: &Ended) {
+        let at = self.live(end.at);
+        let Some(stream) = self.streams.remove(&request) else { return };
+        stream.pick.answered(at);
+        stream.pick.learn(TokenCounts { cached: Some(Tokens(end.cached)), ..TokenCounts::default() });
+        if let Some(first) = stream.first_token {
+            stream.pick.assignment.served(first, at, Some(Tokens(end.output)));
+        }
+    }
+
+    fn scraped(&mut self, replica: usize, at: SimStamp, gauges: &Gauges) {
+        self.advance(at);
+        let table = self.gateway.table.load_full();
+        let pool = &table.pools[0];
+        let replicas = pool.replicas();
+        let target = &replicas[replica].target;
+        target.scraped(page(gauges), self.live(at));
+        pool.dispatcher.learn_capacity(target, pool.ratio.bytes_per_token());
+    }
+
+    fn next_tick(&self) -> Option<SimStamp> {
+        let is_waiting = self.waiting.load(Ordering::Relaxed) > 0;
+        let tick = if is_waiting { TIMER_NANOS } else { REFRESH_EVERY.as_nanos() as u64 };
+        Some(SimStamp::from_nanos((self.now.as_nanos() / tick + 1) * tick))
+    }
+
+    fn tick(&mut self, fleet: &mut dyn SimFleet) {
+        self.advance(fleet.now());
+        self.send_chosen(fleet);
+    }
+}
+
+fn page(gauges: &Gauges) -> EnginePage {
+    EnginePage {
+        running: gauges.running as f64,
+        waiting: gauges.waiting as f64,
+        kv_cache_usage: gauges.kv_cache_usage,
+        block_tokens: Some(gauges.block_size),
+        total_blocks: Some(gauges.num_blocks),
+    }
+}
+
+fn gateway(config: &Arc<Config>, runtime: tokio::runtime::Handle) -> Gateway {
+    let (clock, tracker) = (Clock::start(), TaskTracker::new());
+    let build = BuildInfo { version: "test", revision: "test" };
+    let background = Background { runtime: runtime.clone(), tasks: tracker.clone() };
+    let observer = Observer::start(config, Surroundings { clock, build, background }).unwrap();
+    let fleet = Fleet::new(Connector::new(tracker.clone()).unwrap(), clock, tracker.clone(), runtime);
+    let pools = fleet.apply(config);
+    Gateway {
+        clock,
+        table: ArcSwap::from_pointee(Table::new(Arc::clone(config), pools)),
+        observer: Arc::new(observer),
+        watchdog: Watchdog::new(clock),
+        memory: BodyMemory::new(config.server.body_memory),
+        retries: RetryBudget::new(&config.retry, clock.now()),
+        pins: Arc::default(),
+        via: HeaderValue::from_static("1.1 test"),
+        drain: DrainFlag::default(),
+        requests: Arc::default(),
+        tasks: tracker,
+        explained: Explained::default(),
+    }
+}
+
+/// Conversations that come back, behind two system prompts, on four replicas near what they can do.
+fn trace() -> Trace {
+    let line = |n: u64| {
+        let (session, turn) = (n % 37, n / 37);
+        let ids: Vec<u64> =
+            (0..2).map(|b| n % 2 * 10 + b).chain((0..turn).map(|b| 1000 * (session + 1) + b)).collect();
+        let tokens = ids.len() as u64 * 512 + 100 + 17 * (n % 23);
+        let at = n * 83 + n * n % 61;
+        let output = 20 + 13 * (n % 29);
+        format!(
+            "{{\"timestamp\": {at}, \"input_length\": {tokens}, \"output_length\": {output}, \"hash_ids\": {ids:?}}}\n"
+        )
+    };
+    Trace::read(&(0..REQUESTS).map(line).collect::<String>()).unwrap()
+}
+
+fn scenario(bounds: Bounds, load: f64) -> Scenario {
+    let cost = CostModel { jitter: 0.2, ..qwen_32b_on_two_h100().cost };
+    Scenario {
+        engine: EngineConfig { cost, ..qwen_32b_on_two_h100() },
+        demand: Demand { replicas: 4, load, seed: 5 },
+        slow: vec![(2, 2.0)],
+        scrape_interval: Duration::from_secs(1),
+        bounds,
+    }
+}
+
+/// The same trace through both; what each sent.
+fn both(policy: PolicyName, slo: &str, queue: &str, load: f64) -> [Vec<Sent>; 2] {
+    let text = format!(
+        "[slo.own]\n{slo}\n[[pool]]\nname = \"p\"\nscrape_interval = \"1s\"\n\
+         replicas = [\"http://127.0.0.1:1\", \"http://127.0.0.1:2\", \"http://127.0.0.1:3\", \"http://127.0.0.1:4\"]\n\
+         [[route]]\nname = \"r\"\nmodel = \"m\"\npolicy = \"{}\"\nslo = \"own\"\n{queue}\n\
+         [telemetry]\naccess_log = \"off\"\n",
+        policy.as_str()
+    );
+    let config = crate::config::check::check_str("test.toml", &text, &|_| None).unwrap();
+    let route = &config.routes[0];
+    let slo = config.slo["own"];
+    let bounds = Bounds {
+        ttft: slo.ttft.map(|bound| bound.base),
+        ttft_per_prompt_token: slo.ttft.map_or(Duration::ZERO, |bound| bound.per_prompt_token),
+        tpot: slo.tpot,
+        e2e: None,
+    };
+    let limits = EngineLimits { scrape_interval: Duration::from_secs(1), batch_limit: None };
+    let medium = config.classes.medium;
+    let replayed = ReplayedRoute { policy, slo, queue: route.queue, medium, limits };
+    let mut replay = Watched { router: ProductRouter::new(&replayed, 4), sent: Vec::new() };
+    let mut live = Watched { router: Live::new(config.clone()), sent: Vec::new() };
+    let (trace, scenario) = (trace(), scenario(bounds, load));
+    let _figures = [run(&trace, &scenario, &mut replay), run(&trace, &scenario, &mut live)];
+    [replay.sent, live.sent]
+}
+
+fn assert_alike(case: &str, [replay, live]: [Vec<Sent>; 2]) {
+    for (replayed, lived) in replay.iter().zip(&live) {
+        assert_eq!(replayed, lived, "{case}");
+    }
+    assert_eq!(replay.len(), live.len(), "{case}");
+}
+
+#[test]
+fn live_and_replay_choose_the_same_replicas() {
+    for policy in PolicyName::ALL {
+        let sent = both(policy, "ttft = \"2s\"", "", 1.0);
+        assert_eq!(sent[0].len(), REQUESTS as usize, "{policy:?}");
+        assert_alike(policy.as_str(), sent);
+    }
+}
+
+#[test]
+fn live_and_replay_hold_queue_and_refuse_the_same_requests() {
+    let queue = "[route.queue]\nmax_requests = 20\nmax_wait = \"2s\"";
+    let sent = both(PolicyName::Latency, "ttft = \"300ms\"\ntpot = \"30ms\"", queue, 3.0);
+    let overtakes = sent[0].windows(2).filter(|pair| pair[0].0 > pair[1].0).count();
+    assert!(overtakes > 20, "{overtakes} requests that waited were overtaken");
+    assert!(sent[0].len() < REQUESTS as usize, "some were refused");
+    assert_alike("three times the load", sent);
+}
+
+/// Poll rounds in which everything that was woken has run.
+const SETTLE: usize = 8;
+const REQUESTS: u64 = 200;
+const BYTES_PER_TOKEN: u64 = 4;
+/// The resolution of the runtime's timers.
+const TIMER_NANOS: u64 = 1_000_000;

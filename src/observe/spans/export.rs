@@ -1,0 +1,86 @@
+//! The task that builds spans of queued records and exports them, one batch at a time.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use opentelemetry_otlp::SpanExporter;
+use opentelemetry_sdk::trace::{SpanData, SpanExporter as _};
+use tokio::sync::mpsc;
+use tokio::time::timeout_at;
+
+use super::{End, build};
+use crate::clock::Clock;
+use crate::observe::metrics::{DropReason, Metrics};
+use crate::observe::otlp::Health;
+use crate::record::Record;
+
+pub(super) struct Task {
+    pub(super) records: mpsc::Receiver<Arc<Record>>,
+    pub(super) exporter: SpanExporter,
+    pub(super) health: Health,
+    pub(super) clock: Clock,
+    pub(super) metrics: Arc<Metrics>,
+    pub(super) end: End,
+}
+
+impl Task {
+    /// Exports until the queue is closed and empty, or until it is given up.
+    pub(super) async fn run(mut self) {
+        // Also when this is dropped with its runtime: nobody waits for a task that is gone.
+        let _done = self.end.done.clone().drop_guard();
+        let every = export_every();
+        loop {
+            let batch = self.gather(every).await;
+            if batch.is_empty() {
+                return;
+            }
+            let spans = batch.len() as u64;
+            let export = self.health.watch(self.exporter.export(batch));
+            match self.end.given_up.run_until_cancelled(export).await {
+                Some(true) => {}
+                Some(false) => self.metrics.spans_dropped(DropReason::ExportFailed, spans),
+                None => return self.drop_rest(spans),
+            }
+        }
+    }
+
+    /// The spans of what is queued within `every`, up to a full batch; none when the queue is closed and empty.
+    async fn gather(&mut self, every: Duration) -> Vec<SpanData> {
+        let mut spans = Vec::new();
+        let Some(record) = self.next().await else { return spans };
+        spans.extend(build::spans(&record, &self.clock));
+        let until = self.clock.instant(self.clock.now().after(every));
+        while spans.len() < MAX_BATCH {
+            let Ok(Some(record)) = timeout_at(until, self.next()).await else { break };
+            spans.extend(build::spans(&record, &self.clock));
+        }
+        spans
+    }
+
+    async fn next(&mut self) -> Option<Arc<Record>> {
+        if let Some(record) = self.end.closing.run_until_cancelled(self.records.recv()).await {
+            return record;
+        }
+        self.records.close();
+        self.records.recv().await
+    }
+
+    /// Counts what was not exported, `spans` of a running export included.
+    fn drop_rest(&mut self, mut spans: u64) {
+        while let Ok(record) = self.records.try_recv() {
+            spans += build::span_count(&record);
+        }
+        self.metrics.spans_dropped(DropReason::Shutdown, spans);
+    }
+}
+
+/// As for the SDK's batch processor, `OTEL_BSP_SCHEDULE_DELAY` milliseconds.
+fn export_every() -> Duration {
+    let delay = std::env::var("OTEL_BSP_SCHEDULE_DELAY").ok().and_then(|millis| millis.trim().parse().ok());
+    delay.map_or(EXPORT_EVERY, Duration::from_millis)
+}
+
+/// A batch is exported when it has this many spans (one record's more at most) ...
+const MAX_BATCH: usize = 512;
+/// ... or after this time.
+const EXPORT_EVERY: Duration = Duration::from_secs(1);

@@ -1,0 +1,106 @@
+//! The gateway's own requests: probes, scrapes, model lists, the webhook, OTLP over HTTP.
+//!
+//! Each uses a fresh connection outside any pool, because probes must get through when a replica's pool is exhausted,
+//! and because a refused connect is the earliest evidence that a process is gone. None of them enters a request metric.
+
+use std::io;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{HeaderName, HeaderValue, Method, Request, Response, StatusCode, header};
+use http_body_util::{BodyExt, Full, Limited};
+use thiserror::Error;
+
+use super::connect::{AbortOnDrop, Connector};
+use crate::config::{Endpoint, Secret};
+
+/// A request to an HTTP API below an endpoint's base path; carries `x-tokenway-probe: 1`.
+#[derive(Clone, Copy, Debug)]
+pub struct Call<'a> {
+    /// Where.
+    pub endpoint: &'a Endpoint,
+    /// The engine's key, where the pool has one.
+    pub key: Option<&'a Secret>,
+    /// Path below the endpoint's base path.
+    pub path: &'a str,
+    /// A JSON body makes it a POST.
+    pub body: Option<&'a str>,
+    /// For connect and answer together.
+    pub timeout: Duration,
+}
+
+/// Why an own request got no answer.
+#[derive(Debug, Error)]
+pub enum CallError {
+    /// The listener is gone.
+    #[error("connect refused")]
+    Refused,
+    /// No answer in time.
+    #[error("no answer in time")]
+    Timeout,
+    /// Another failure of socket, TLS or HTTP.
+    #[error("{0}")]
+    Broken(String),
+}
+
+impl Call<'_> {
+    /// Sends it and reads the whole answer.
+    ///
+    /// # Errors
+    /// [`CallError`]; a status is an answer, whatever it is.
+    pub async fn send(self, connector: &Connector) -> Result<(StatusCode, Bytes), CallError> {
+        let request = self.request().map_err(broken)?;
+        let (head, body) = exchange(connector, self.endpoint, request, self.timeout).await?.into_parts();
+        Ok((head.status, body))
+    }
+
+    fn request(&self) -> http::Result<Request<Bytes>> {
+        let mut request = Request::builder()
+            .method(if self.body.is_some() { Method::POST } else { Method::GET })
+            .uri(format!("{}{}", self.endpoint.base_path, self.path))
+            .header(PROBE, HeaderValue::from_static("1"));
+        if self.body.is_some() {
+            request = request.header(header::CONTENT_TYPE, "application/json");
+        }
+        if let Some(key) = self.key {
+            request = request.header(header::AUTHORIZATION, format!("Bearer {}", key.reveal()));
+        }
+        request.body(Bytes::copy_from_slice(self.body.unwrap_or_default().as_bytes()))
+    }
+}
+
+/// Sends a request on a connection of its own and reads the whole answer, at most 8 MiB. Sets `Host`; of the URI only
+/// path and query are used.
+///
+/// # Errors
+/// [`CallError`]; a status is an answer, whatever it is.
+pub async fn exchange(
+    connector: &Connector,
+    endpoint: &Endpoint,
+    mut request: Request<Bytes>,
+    timeout: Duration,
+) -> Result<Response<Bytes>, CallError> {
+    let host = HeaderValue::try_from(endpoint.authority()).map_err(broken)?;
+    request.headers_mut().insert(header::HOST, host);
+    let path = request.uri().path_and_query().cloned();
+    *request.uri_mut() = path.map_or_else(Default::default, Into::into);
+    let answer = async {
+        let mut connection = connector.connect(endpoint).await.map_err(|error| match error.kind() {
+            io::ErrorKind::ConnectionRefused => CallError::Refused,
+            _ => broken(error),
+        })?;
+        let _closes = AbortOnDrop(connection.task.clone());
+        let response = connection.sender.send_request(request.map(Full::new)).await.map_err(broken)?;
+        let (head, body) = response.into_parts();
+        let body = Limited::new(body, MAX_ANSWER).collect().await.map_err(broken)?;
+        Ok(Response::from_parts(head, body.to_bytes()))
+    };
+    tokio::time::timeout(timeout, answer).await.unwrap_or(Err(CallError::Timeout))
+}
+
+fn broken(error: impl std::fmt::Display) -> CallError {
+    CallError::Broken(error.to_string())
+}
+
+const PROBE: HeaderName = HeaderName::from_static("x-tokenway-probe");
+const MAX_ANSWER: usize = 8 << 20;
