@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tokenway::drift::detectors::{Diagnosis, Finding, Kind};
 
 use faults::FAULTS;
-use traffic::{DAY, Event, Family, HOUR, REPLICAS, Route};
+use traffic::{DAY, Event, Family, HOUR, REPLICAS, Route, Traffic};
 
 fn main() -> io::Result<ExitCode> {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -61,13 +61,9 @@ impl Report {
 /// Series-years without any event, all detectors on.
 fn false_alarms(report: &mut Report) -> io::Result<()> {
     writeln!(report.out, "false alarms, {YEARS} series-years each (four replicas)")?;
-    writeln!(
-        report.out,
-        "{:<13} {:>6} {:>5} {:>12} {:>13}  by kind",
-        "tail", "req/h", "od", "series-year", "replica-year"
-    )?;
-    for (family, per_hour, dispersion, max_per_year) in QUIET {
-        let route = Route { family, per_hour, dispersion, event: Event::Nothing, start: 0.0 };
+    writeln!(report.out, "{:<34} {:>11} {:>12}  by kind", "", "series-year", "replica-year")?;
+    for case in &QUIET {
+        let route = Route { traffic: case.traffic, event: Event::Nothing, start: 0.0 };
         let years = parallel(YEARS, |seed| route.findings(seed, (BURN_IN + 365.0) * DAY, |_| false));
         let counted = || years.iter().flatten().filter(|finding| finding.at > BURN_IN * DAY);
         let mut kinds: BTreeMap<Kind, u64> = BTreeMap::new();
@@ -75,17 +71,12 @@ fn false_alarms(report: &mut Report) -> io::Result<()> {
         let of_replicas = counted().filter(|finding| finding.series.replica.is_some()).count();
         let per_series = (counted().count() - of_replicas) as f64 / YEARS as f64;
         let per_replica = of_replicas as f64 / (YEARS as usize * REPLICAS.len()) as f64;
-        let by_kind: Vec<String> =
-            kinds.iter().map(|(kind, count)| format!("{} {count}", kind.as_str())).collect();
-        let name = format!("{family:?}");
-        writeln!(
-            report.out,
-            "{name:<13} {per_hour:>6} {dispersion:>5} {per_series:>12.2} {per_replica:>13.2}  {}",
-            by_kind.join(", ")
-        )?;
-        let figure = format!("false alarms per series-year, {name}, {per_hour} req/h, od {dispersion}");
-        report.at_most(&figure, per_series, max_per_year);
-        report.at_most(&figure.replace("series", "replica"), per_replica, MAX_PER_REPLICA_YEAR);
+        let kinds: Vec<String> = kinds.iter().map(|(kind, n)| format!("{} {n}", kind.as_str())).collect();
+        let traffic = case.traffic.to_string();
+        writeln!(report.out, "{traffic:<34} {per_series:>11.2} {per_replica:>12.2}  {}", kinds.join(", "))?;
+        report.at_most(&format!("false alarms per series-year, {traffic}"), per_series, case.max_per_year);
+        let figure = format!("false alarms per replica-year, {traffic}");
+        report.at_most(&figure, per_replica, MAX_PER_REPLICA_YEAR);
     }
     Ok(())
 }
@@ -93,39 +84,39 @@ fn false_alarms(report: &mut Report) -> io::Result<()> {
 /// From the beginning of an event to its finding.
 fn delays(report: &mut Report) -> io::Result<()> {
     writeln!(report.out, "delay from the event to the finding")?;
-    writeln!(report.out, "{:<52} {:>4} {:>8} {:>8} {:>6}", "", "runs", "median", "p90", "missed")?;
-    for (kinds, event, runs, cells) in DELAYS {
-        let is_days = event == Event::TailGrows;
-        let (unit, name) = if is_days { (DAY, "d") } else { (1.0, "s") };
-        for (family, per_hour, dispersion, max_median, max_p90) in cells.iter().copied() {
-            let mut delays = parallel(runs, |seed| {
-                let start = if is_days {
-                    BURN_IN * DAY
-                } else {
-                    // Another time of the day each.
-                    2.0 * DAY + HOUR * (seed % 24) as f64 + 60.0 * (seed * 7 % 60) as f64
-                };
-                let end = start + if is_days { 25.0 * DAY } else { 2.0 * HOUR };
-                let route = Route { family, per_hour, dispersion, event, start };
-                let is_it = |finding: &Finding| finding.at >= start && kinds.contains(&finding.kind);
-                let found = route.findings(seed, end, is_it);
-                found.iter().find(|finding| is_it(finding)).map_or(f64::INFINITY, |f| (f.at - start) / unit)
-            });
-            delays.sort_by(f64::total_cmp);
-            let of = |share: f64| delays[((runs - 1) as f64 * share) as usize];
-            let missed = delays.iter().filter(|delay| delay.is_infinite()).count();
-            let figure = format!("{event:?}, {family:?}, {per_hour} req/h, od {dispersion}");
-            writeln!(
-                report.out,
-                "{figure:<52} {runs:>4} {:>6.1} {name} {:>6.1} {name} {missed:>6}",
-                of(0.5),
-                of(0.9)
-            )?;
-            report.at_most(&format!("median delay in {name}, {figure}"), of(0.5), max_median);
-            report.at_most(&format!("p90 delay in {name}, {figure}"), of(0.9), max_p90);
-        }
+    writeln!(report.out, "{:<45} {:>4} {:>8} {:>8} {:>6}", "", "runs", "median", "p90", "missed")?;
+    for case in &DELAYS {
+        let mut delays = parallel(case.runs, |seed| delay_of(case, seed));
+        delays.sort_by(f64::total_cmp);
+        let of = |share: f64| delays[((case.runs - 1) as f64 * share) as usize];
+        let missed = delays.iter().filter(|delay| delay.is_infinite()).count();
+        let figure = format!("{:?}, {}", case.event, case.traffic);
+        let unit = if case.event.takes_days() { "d" } else { "s" };
+        writeln!(
+            report.out,
+            "{figure:<45} {:>4} {:>6.1} {unit} {:>6.1} {unit} {missed:>6}",
+            case.runs,
+            of(0.5),
+            of(0.9)
+        )?;
+        report.at_most(&format!("median delay in {unit}, {figure}"), of(0.5), case.max_median);
+        report.at_most(&format!("p90 delay in {unit}, {figure}"), of(0.9), case.max_p90);
     }
     Ok(())
+}
+
+/// Infinite where the event was missed.
+fn delay_of(case: &DelayCase, seed: u64) -> f64 {
+    let (unit, start, length) = if case.event.takes_days() {
+        (DAY, BURN_IN * DAY, 25.0 * DAY)
+    } else {
+        // Another time of the day each.
+        (1.0, 2.0 * DAY + HOUR * (seed % 24) as f64 + 60.0 * (seed * 7 % 60) as f64, 2.0 * HOUR)
+    };
+    let route = Route { traffic: case.traffic, event: case.event, start };
+    let is_it = |finding: &Finding| finding.at >= start && case.event.kinds().contains(&finding.kind);
+    let found = route.findings(seed, start + length, is_it);
+    found.iter().find(|finding| is_it(finding)).map_or(f64::INFINITY, |found| (found.at - start) / unit)
 }
 
 /// Faults in simulated engines, and how many of each are diagnosed otherwise.
@@ -169,59 +160,55 @@ const FLEETS: u64 = 20;
 const MAX_WRONG: f64 = 1.0;
 const MAX_PER_REPLICA_YEAR: f64 = 0.3;
 
-/// Tail, requests per hour, dispersion; most false alarms per series-year.
-const QUIET: [(Family, f64, f64, f64); 6] = [
-    (Family::Lognormal, 500.0, 0.2, 1.0),
-    (Family::Lognormal, 2000.0, 0.2, 1.0),
-    (Family::Lognormal, 500.0, 0.35, 3.0),
-    (Family::Lognormal, 2000.0, 0.35, 3.0),
-    (Family::LogLogistic, 500.0, 0.2, 1.0),
-    (Family::Weibull, 500.0, 0.2, 1.0),
+/// Traffic without any event.
+struct QuietCase {
+    traffic: Traffic,
+    /// False alarms per series-year.
+    max_per_year: f64,
+}
+
+const QUIET: [QuietCase; 6] = [
+    QuietCase { traffic: lognormal(500.0, 0.2), max_per_year: 1.0 },
+    QuietCase { traffic: lognormal(2000.0, 0.2), max_per_year: 1.0 },
+    QuietCase { traffic: lognormal(500.0, 0.35), max_per_year: 3.0 },
+    QuietCase { traffic: lognormal(2000.0, 0.35), max_per_year: 3.0 },
+    QuietCase { traffic: HEAVY, max_per_year: 1.5 },
+    QuietCase { traffic: LIGHT, max_per_year: 1.0 },
 ];
 
-/// Tail, requests per hour, dispersion; longest median and p90.
-type Cell = (Family, f64, f64, f64, f64);
+/// An event in some traffic. Delays are in days where the event takes days, in seconds otherwise.
+struct DelayCase {
+    event: Event,
+    traffic: Traffic,
+    runs: u64,
+    max_median: f64,
+    max_p90: f64,
+}
 
-const SLOW: [Kind; 2] = [Kind::TtftTailDrift, Kind::TtftDrift];
-const DELAYS: [(&[Kind], Event, u64, &[Cell]); 4] = [
-    (
-        &SLOW,
-        Event::TailGrows,
-        40,
-        &[
-            (Family::Lognormal, 500.0, 0.2, 5.0, 8.0),
-            (Family::Lognormal, 2000.0, 0.35, 6.0, 9.0),
-            (Family::LogLogistic, 500.0, 0.2, 6.5, 9.0),
-            (Family::Weibull, 500.0, 0.2, 4.5, 6.0),
-        ],
-    ),
-    (
-        &[Kind::TtftDoubled],
-        Event::Doubles,
-        96,
-        &[
-            (Family::Lognormal, 500.0, 0.35, 150.0, 320.0),
-            (Family::Lognormal, 2000.0, 0.35, 60.0, 100.0),
-            (Family::LogLogistic, 500.0, 0.35, 120.0, 260.0),
-            (Family::Weibull, 500.0, 0.35, 360.0, 3600.0),
-        ],
-    ),
-    (
-        &[Kind::TtftP99OverSlo],
-        Event::OverSlo,
-        60,
-        &[
-            (Family::Lognormal, 500.0, 0.2, 2000.0, f64::INFINITY),
-            (Family::Lognormal, 2000.0, 0.2, 700.0, 1500.0),
-        ],
-    ),
-    (
-        &[Kind::ReplicaSlow],
-        Event::OneSlow,
-        60,
-        &[
-            (Family::Lognormal, 500.0, 0.2, 5000.0, f64::INFINITY),
-            (Family::Lognormal, 2000.0, 0.2, 4000.0, 4600.0),
-        ],
-    ),
+const fn delay(event: Event, traffic: Traffic, runs: u64, max_median: f64, max_p90: f64) -> DelayCase {
+    DelayCase { event, traffic, runs, max_median, max_p90 }
+}
+
+const fn lognormal(per_hour: f64, dispersion: f64) -> Traffic {
+    Traffic { family: Family::Lognormal, per_hour, dispersion }
+}
+
+const HEAVY: Traffic = Traffic { family: Family::LogLogistic, ..lognormal(500.0, 0.2) };
+const LIGHT: Traffic = Traffic { family: Family::Weibull, ..lognormal(500.0, 0.2) };
+const HEAVY_UNEVEN: Traffic = Traffic { dispersion: 0.35, ..HEAVY };
+const LIGHT_UNEVEN: Traffic = Traffic { dispersion: 0.35, ..LIGHT };
+
+const DELAYS: [DelayCase; 12] = [
+    delay(Event::TailGrows, lognormal(500.0, 0.2), 40, 5.0, 8.0),
+    delay(Event::TailGrows, lognormal(2000.0, 0.35), 40, 6.0, 9.0),
+    delay(Event::TailGrows, HEAVY, 40, 6.5, 9.0),
+    delay(Event::TailGrows, LIGHT, 40, 4.5, 6.0),
+    delay(Event::Doubles, lognormal(500.0, 0.35), 96, 150.0, 300.0),
+    delay(Event::Doubles, lognormal(2000.0, 0.35), 96, 75.0, 120.0),
+    delay(Event::Doubles, HEAVY_UNEVEN, 96, 150.0, 300.0),
+    delay(Event::Doubles, LIGHT_UNEVEN, 96, 400.0, 3600.0),
+    delay(Event::OverSlo, lognormal(500.0, 0.2), 60, 2100.0, 6000.0),
+    delay(Event::OverSlo, lognormal(2000.0, 0.2), 60, 600.0, 1800.0),
+    delay(Event::OneSlow, lognormal(500.0, 0.2), 60, 5000.0, f64::INFINITY),
+    delay(Event::OneSlow, lognormal(2000.0, 0.2), 60, 3900.0, 4500.0),
 ];

@@ -5,8 +5,9 @@
 //! over the day. Same seed, same requests.
 
 use std::f64::consts::{LN_2, TAU};
+use std::fmt;
 
-use tokenway::drift::detectors::{Detectors, Finding, Observation, Settings};
+use tokenway::drift::detectors::{Detectors, Finding, Kind, Observation, Settings};
 use tokenway::record::Outcome;
 
 pub(crate) const HOUR: f64 = 3600.0;
@@ -37,14 +38,43 @@ pub(crate) enum Event {
     OverSlo,
 }
 
-/// A route and its truth.
+impl Event {
+    pub(crate) fn takes_days(self) -> bool {
+        self == Self::TailGrows
+    }
+
+    /// The findings that it should cause.
+    pub(crate) fn kinds(self) -> &'static [Kind] {
+        match self {
+            Self::Nothing => &[],
+            Self::TailGrows => &[Kind::TtftTailDrift, Kind::TtftDrift],
+            Self::Doubles => &[Kind::TtftDoubled],
+            Self::OneSlow => &[Kind::ReplicaSlow],
+            Self::OverSlo => &[Kind::TtftP99OverSlo],
+        }
+    }
+}
+
+/// Requests of a route while nothing goes wrong.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Route {
+pub(crate) struct Traffic {
     pub(crate) family: Family,
     /// Mean requests per hour.
     pub(crate) per_hour: f64,
     /// Standard deviation of the logarithm of the share of slow requests, between hours and again between days.
     pub(crate) dispersion: f64,
+}
+
+impl fmt::Display for Traffic {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}, {}/h, od {}", self.family, self.per_hour, self.dispersion)
+    }
+}
+
+/// A route and its truth.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Route {
+    pub(crate) traffic: Traffic,
     pub(crate) event: Event,
     /// When the event begins, in seconds.
     pub(crate) start: f64,
@@ -53,6 +83,7 @@ pub(crate) struct Route {
 impl Route {
     /// Runs the detectors until `end`, or until `is_enough` says so of a finding; all findings.
     pub(crate) fn findings(&self, seed: u64, end: f64, is_enough: impl Fn(&Finding) -> bool) -> Vec<Finding> {
+        let Traffic { family, per_hour, dispersion } = self.traffic;
         let mut random = fastrand::Rng::with_seed(seed);
         let mut detectors = Detectors::new(Settings::default());
         let (mut all, mut new) = (Vec::new(), Vec::new());
@@ -61,16 +92,16 @@ impl Route {
         while at < end {
             if (at / DAY).floor() != day {
                 day = (at / DAY).floor();
-                day_noise = self.dispersion * normal(&mut random);
+                day_noise = dispersion * normal(&mut random);
             }
             if (at / HOUR).floor() != hour {
                 hour = (at / HOUR).floor();
                 // A lognormal factor of mean 1, in both.
-                let noise = day_noise + self.dispersion * normal(&mut random) - self.dispersion.powi(2);
+                let noise = day_noise + dispersion * normal(&mut random) - dispersion.powi(2);
                 shape = self.shape(at, noise);
             }
             let replica = random.usize(..REPLICAS.len());
-            let ttft = 0.06 * (shape * self.family.draw(&mut random)).exp();
+            let ttft = 0.06 * (shape * family.draw(&mut random)).exp();
             let observation = Observation {
                 at,
                 route: "chat",
@@ -89,7 +120,7 @@ impl Route {
                 break;
             }
             let load = 1.0 + 0.6 * ((at / HOUR - 8.0) / 24.0 * TAU).sin();
-            at += -(1.0 - random.f64()).ln() * HOUR / (self.per_hour * load);
+            at += -(1.0 - random.f64()).ln() * HOUR / (per_hour * load);
         }
         all
     }
@@ -108,11 +139,12 @@ impl Route {
 
     /// The shape of the hour that begins at `at`; `noise` is the logarithm of a factor on the share over 180 ms.
     fn shape(&self, at: f64, noise: f64) -> f64 {
+        let family = self.traffic.family;
         let days = if self.event == Event::TailGrows { (at - self.start) / DAY } else { 0.0 };
         let p99 = 0.18 + 0.06 * (days / 11.0).clamp(0.0, 1.0);
-        let shape = (p99 / 0.06_f64).ln() / self.family.quantile(0.99);
-        let over = (1.0 - self.family.cdf(3.0_f64.ln() / shape)) * noise.exp();
-        3.0_f64.ln() / self.family.quantile(1.0 - over.clamp(1e-5, 0.3))
+        let shape = (p99 / 0.06_f64).ln() / family.quantile(0.99);
+        let over = (1.0 - family.cdf(3.0_f64.ln() / shape)) * noise.exp();
+        3.0_f64.ln() / family.quantile(1.0 - over.clamp(1e-5, 0.3))
     }
 }
 

@@ -203,7 +203,7 @@ const MAX_MINUTES: i64 = 3 * 24 * 60;
 const MAX_BURN_SHARE: f64 = 0.9;
 /// One failure in the short window is chance.
 const MIN_RECENT_FAILURES: u64 = 2;
-/// Logarithm of the chance of so many failures: the 3-day window is looked at some 120 times a year independently.
+/// Logarithm of the probability of the failures: a year has some 120 independent 3-day windows.
 const MAX_LN_CHANCE: f64 = -11.0;
 const MAX_DAYS: i64 = 7;
 /// One bad day is not an hour of the day.

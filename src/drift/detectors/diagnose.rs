@@ -202,7 +202,7 @@ mod tests {
         has_started: false,
     };
 
-    /// TTFT and inter-token latency that many times as long, without figures of the engine.
+    /// Ratios of TTFT and inter-token latency; the engine reports no TTFT of its own.
     fn slow(ttft: f64, itl: f64) -> SignalChange {
         let now = Signals { ttft: Some(0.1 * ttft), itl: Some(0.02 * itl), engine_ttft: None, ..BEFORE };
         SignalChange { before: BEFORE, now, started_ago: None }

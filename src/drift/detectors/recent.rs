@@ -88,27 +88,26 @@ impl RecentWindow {
         let baseline = self.baseline(at, hours).filter(HourBaseline::is_sufficient)?;
         let doubling = self.strongest(at, &baseline)?;
         let is_beyond_noise = doubling.z >= TTFT_DOUBLED.min_z;
-        let is_felt = doubling.now - doubling.baseline >= TTFT_DOUBLED.min_delta;
+        let is_noticeable = doubling.now - doubling.baseline >= TTFT_DOUBLED.min_delta;
         let is_explained = || !baseline.is_same_hour && self.is_explained(&doubling, &baseline);
-        (is_beyond_noise && is_felt && !is_explained()).then_some(doubling)
+        (is_beyond_noise && is_noticeable && !is_explained()).then_some(doubling)
     }
 
     /// The newest values with the highest z-score: how long a doubling has lasted is not known beforehand.
     fn strongest(&self, at: f64, baseline: &HourBaseline) -> Option<Doubling> {
         let min_excess = TTFT_DOUBLED.min_ratio.ln();
         let max_excess = 2.0_f64.ln() + MAX_SPREADS * baseline.spread;
-        let (mut over, mut sum, mut squares) = (0_usize, 0.0, 0.0);
+        let (mut sum, mut squares) = (0.0, 0.0);
         let mut best: Option<Doubling> = None;
         for (index, value) in self.values.iter().rev().enumerate() {
             let excess = (value.ln - baseline.center).clamp(-max_excess, max_excess);
-            over += usize::from(excess >= min_excess);
             sum += excess;
             squares += excess * excess;
             let requests = index + 1;
             let count = requests as f64;
             let mean = sum / count;
             let has_lasted = requests >= MIN_VALUES && at - value.at >= MIN_DURATION;
-            if !has_lasted || mean < min_excess || (over as f64) < MIN_SHARE_OVER * count {
+            if !has_lasted || mean < min_excess {
                 continue;
             }
             // The wider of the hours' spread and what is seen, with the hours' as its prior.
@@ -218,9 +217,7 @@ const MIN_VALUES: usize = 8;
 const MIN_VALUES_OF_REPLICA: usize = 5;
 /// Seconds that a doubling lasts: a burst of a second shows in the percentiles.
 const MIN_DURATION: f64 = 45.0;
-/// Share of the values that are themselves above the ratio: a few very slow requests are a tail.
-const MIN_SHARE_OVER: f64 = 0.35;
-/// A value counts for a doubling and this many spreads, so that heavy tails do not make doublings.
+/// A value counts for a doubling and this many spreads: a few very slow requests are a tail, not a doubling.
 const MAX_SPREADS: f64 = 1.1;
 /// Values that the hours' spread counts for beside what is seen.
 const SPREAD_PRIOR_WEIGHT: f64 = 8.0;

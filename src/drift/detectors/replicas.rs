@@ -2,7 +2,7 @@
 //!
 //! What moves all replicas (load, prompts, a new revision) cancels in the difference between one replica's median and
 //! the median of the others, so a slow replica is found within an hour without any model of the load. Affinity makes
-//! replicas differ for good: each is judged against its own usual difference. Needs at least two replicas.
+//! replicas differ permanently: each is judged against its own usual difference. Needs at least two replicas.
 
 use std::collections::VecDeque;
 

@@ -181,7 +181,7 @@ impl Affected {
 
     /// By the median of the last five minutes: up by at least `min_rise` (logarithm).
     fn now(series: &RouteSeries, min_rise: f64) -> Self {
-        // A replica without a past of its own (new with its revision) is held against the series a day ago.
+        // A replica without a past of its own (new with its revision) is compared with the series a day ago.
         let of_series = series.ttft.hours.past().rev().nth(24).map(|hour| hour.median);
         Self::of(series, |index, replica| {
             let now = series.ttft.recent.median_of_replica(index)?;
@@ -290,5 +290,5 @@ const MIN_RISE: f64 = 1.3;
 const MIN_RISE_FOR_AN_HOUR: f64 = 1.2;
 /// A median below this ratio has not moved.
 const UNMOVED: f64 = 1.2;
-/// Seconds over which the other replicas are looked at.
+/// Seconds over which the other replicas are compared.
 const CONFIRMING_WINDOW: f64 = 300.0;

@@ -96,7 +96,7 @@ const MAX_SLOTS: i64 = 180;
 const WINDOWS: [i64; 3] = [6, 30, MAX_SLOTS];
 /// p99: 1 % may be over.
 pub(super) const ALLOWED_SHARE: f64 = 0.01;
-/// Logarithm of the chance of so many at the allowed share.
+/// Logarithm of the probability of the count at the allowed share.
 const MAX_LN_CHANCE: f64 = -9.0;
 /// Requests over their bound: two, a minute apart after an idle hour, are improbable and yet no state of affairs.
 const MIN_OVER: f64 = 5.0;

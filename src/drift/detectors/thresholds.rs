@@ -1,8 +1,8 @@
 //! When a difference from the baseline is a finding: one rule for doublings, shifts and slow replicas.
 //!
-//! Three bounds, all of them: a ratio (worth acting on), a z-score (beyond noise), a difference in seconds (felt by a
-//! person: 10 ms instead of 5 ms is twice as slow and nobody's concern). An active finding ends below a lower ratio than
-//! it began at, so that it does not flap. False alarms and delays at these values: `docs/drift.md`, `benches/drift`.
+//! Three bounds, all of which must be exceeded: a ratio, a z-score (beyond noise) and a difference in seconds (10 ms
+//! instead of 5 ms is a ratio of two that no user notices). An active finding ends at a lower ratio than it began at, so
+//! that it does not flap. False alarms and delays at these values: `docs/drift.md`, `benches/drift`.
 
 /// Bounds on a latency against its baseline. Differences are of logarithms, so that they are ratios.
 #[derive(Clone, Copy, Debug)]
@@ -30,7 +30,7 @@ pub(super) const TTFT_DOUBLED: Threshold =
 /// A quarter, for hours: too small for a doubling.
 pub(super) const TTFT_SHIFT: Threshold =
     Threshold { min_ratio: 1.25, min_z: 5.0, min_delta: 0.010, clear_ratio: 1.12 };
-/// Tokens come every few milliseconds: a tenth of TTFT's difference is felt.
+/// Tokens come every few milliseconds: a tenth of TTFT's difference is noticeable.
 pub(super) const ITL_SHIFT: Threshold = Threshold { min_delta: 0.001, ..TTFT_SHIFT };
 /// Peers cancel load, so that less noise is left than in a comparison with the past.
 pub(super) const REPLICA_SLOW: Threshold =
@@ -43,7 +43,7 @@ pub(super) const SLOW_SCORE: f64 = 3.1;
 /// Where residuals are judged too, raw TTFT must be further out: it moves with every change of prompts and load.
 pub(super) const SLOW_SCORE_BESIDE_RESIDUALS: f64 = 3.6;
 pub(super) const SLOW_SCORE_ITL: f64 = 3.6;
-/// A route has many replicas to be wrong about.
+/// Higher than a route's: every replica is another chance of a false alarm.
 pub(super) const SLOW_SCORE_REPLICA: f64 = 3.6;
 /// While the series drifts, a lower score names the replicas that do.
 pub(super) const SLOW_SCORE_AFFECTED: f64 = 1.0;
