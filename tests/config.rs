@@ -396,7 +396,7 @@ fn a_class_in_the_file_is_what_the_file_says() {
     let config = checked(&with_pool("[slo.interactive]\ne2e = \"9s\"\n[slo.gold]\nttft = \"100ms\"\n"));
     assert_eq!(config.slo["interactive"].ttft, None);
     assert_eq!(config.slo["gold"].ttft.unwrap().base, Duration::from_millis(100));
-    assert!(config.slo["standard"].tpot.is_some());
+    assert!(config.slo["standard"].ttft.is_some());
 }
 
 #[test]
