@@ -83,9 +83,9 @@ impl<'a> Stakes<'a> {
             return 0.0;
         }
         let (before, after) = (steps.before / self.tpot, steps.after / self.tpot);
-        let miss = |used: f64| chance_of_miss(used) + most(used - 1.0, 0.0);
+        let over = |used: f64| most(used - 1.0, 0.0);
         let stalled = chance_of_miss(before) * prefill / (self.tpot * self.pool.output);
-        miss(after) + candidate.requests * (miss(after) - miss(before) + stalled)
+        chance_of_miss(after) + over(after) + candidate.requests * (over(after) - over(before) + stalled)
     }
 
     /// Streams that this prefill is expected to push over their bound.
@@ -133,7 +133,7 @@ fn chance_of_miss(used: f64) -> f64 {
 }
 
 /// What a second of decoding is worth beside a second of waiting for the first token.
-const DECODE: f64 = 0.15;
+const DECODE: f64 = 0.2;
 const MISS_AT: f64 = 0.9;
 const MISS_WITHIN: f64 = 0.1;
 /// Less than one in a thousand misses, which is worth a hundredth of a second.
