@@ -1,10 +1,10 @@
 //! What a placement costs, in seconds: the request itself, and everybody else.
 //!
-//! The request waits, is computed, and may come too late. Others pay for its prefill: whoever comes next waits
-//! for it, every request on that replica is slowed a little, and streams may be pushed over their bound on time per
-//! token (`hazard`). So a hit is worth what it saves, twice, and more where a queue stands (`backlog`); a hot prefix is
-//! copied to a second replica as soon as its queue costs more than that; and a prompt goes where the streams can bear it.
-//! Absent bounds cost nothing.
+//! The request waits, is computed, and may come too late. Others pay for its prefill: whoever comes next waits for it, and
+//! streams may be pushed over their bound on time per token (`hazard`). Decoding has its price too: an answer takes longer
+//! where more of them run, and makes those take longer. So a hit is worth what it saves, twice, and more where a queue
+//! stands (`backlog`); a hot prefix is copied to a second replica as soon as its queue or its streams cost more than that;
+//! and a prompt goes where the streams can bear it. Absent bounds cost nothing.
 
 use super::backlog::Pressure;
 use super::float::{float, most};
