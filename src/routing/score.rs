@@ -133,7 +133,7 @@ fn chance_of_miss(used: f64) -> f64 {
 }
 
 /// What a second of decoding is worth beside a second of waiting for the first token.
-const DECODE: f64 = 0.2;
+const DECODE: f64 = 0.1;
 const MISS_AT: f64 = 0.9;
 const MISS_WITHIN: f64 = 0.1;
 /// Less than one in a thousand misses, which is worth a hundredth of a second.
