@@ -26,6 +26,8 @@ pub struct Aim {
     pub patience: f64,
     /// Whether its route keeps those that will be late in the gateway, until they can be answered.
     pub queues_late: bool,
+    /// Whether a replica of the pool has answered before.
+    pub has_answers: bool,
 }
 
 /// What to do with a request now.
