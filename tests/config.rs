@@ -319,8 +319,8 @@ fn faults_of_routes_and_tenants() {
         ),
         ("[[route]]\nmodel = \"m\"\nstage_budget = {}\n", "f.toml:6:16: the budget has no stage"),
         (
-            "[[route]]\nmodel = \"m\"\nstage_budget = { engine_queue = \"300ms\", prefill = \"250ms\" }\n",
-            "f.toml:6:16: the stages before the first token have 550ms, 110 % of the route's ttft bound of 500ms",
+            "[[route]]\nmodel = \"m\"\nslo = \"interactive\"\nstage_budget = { engine_queue = \"300ms\", prefill = \"250ms\" }\n",
+            "f.toml:7:16: the stages before the first token have 550ms, 110 % of the route's ttft bound of 500ms",
         ),
         (
             "[[route]]\nmodel = \"m\"\nslo = \"batch\"\nstage_budget = { decode = \"8m\", relay = \"4m\" }\n",
@@ -396,7 +396,7 @@ fn a_class_in_the_file_is_what_the_file_says() {
     let config = checked(&with_pool("[slo.interactive]\ne2e = \"9s\"\n[slo.gold]\nttft = \"100ms\"\n"));
     assert_eq!(config.slo["interactive"].ttft, None);
     assert_eq!(config.slo["gold"].ttft.unwrap().base, Duration::from_millis(100));
-    assert!(config.slo["standard"].tpot.is_some());
+    assert!(config.slo["standard"].ttft.is_some());
 }
 
 #[test]

@@ -86,7 +86,14 @@ impl Dispatcher {
         candidates.extend(targets.map(|target| candidate(target, limits, now)));
         // What nobody has measured is no reason to wait; and a request that was tried elsewhere has waited enough.
         let patience = if self.model.is_taught() && ask.tried.is_empty() { PATIENCE } else { 0.0 };
-        let aim = Aim { now, waited: ask.waited, slo: ask.slo, patience, queues_late: ask.queues_late };
+        let aim = Aim {
+            now,
+            waited: ask.waited,
+            slo: ask.slo,
+            patience,
+            queues_late: ask.queues_late,
+            has_answers: self.silence(now).is_some(),
+        };
         let query = Query {
             prompt: ask.prompt,
             session: ask.session,

@@ -36,7 +36,6 @@ use smallvec::SmallVec;
 
 pub use self::backlog::Waiting;
 pub use self::dispatcher::{Ask, Assignment, Dispatcher, Judged};
-use self::float::least;
 pub use self::foreign::Foreign;
 pub use self::hazard::{Curve, POINTS};
 pub use self::load::{Lesson, LoadGuard, LoadView, Pace, Placement, REFRESH_EVERY, Refreshed, ReplicaLoad};
@@ -62,7 +61,10 @@ pub fn decide(policy: &dyn Policy, query: &Query<'_>, candidates: &mut [Candidat
     weigh(query, candidates);
     let stakes = Stakes::of(query);
     if policy.predicts() {
-        price(&stakes, query.excluded, candidates);
+        for candidate in candidates.iter_mut() {
+            let terms = stakes.terms(candidate);
+            (candidate.cost, candidate.ttft) = (terms.cost, terms.seconds());
+        }
     }
     let eligible = Eligible::new(candidates, query.excluded);
     let choice = match eligible.count() {
@@ -179,12 +181,22 @@ pub struct Candidate<'a> {
     cache: Option<EngineCache>,
     /// Found by [`decide`]: prompt tokens believed to be cached there.
     pub hit: Tokens,
-    /// Found by [`decide`] where the policy predicts: what the choice costs in seconds, or a part of that which already
-    /// rules it out.
+    /// Found by [`decide`]: leading blocks of the prompt's chain that it is believed to hold.
+    pub blocks: usize,
+    /// Found by [`decide`] where the policy predicts: what the choice costs in seconds.
     pub cost: f64,
+    /// Found by [`decide`] where the policy predicts: seconds to the first token.
+    pub ttft: f64,
 }
 
 impl<'a> Candidate<'a> {
+    /// Requests that are being decoded there, everybody's.
+    #[inline]
+    #[must_use]
+    pub fn running(&self) -> f64 {
+        self.load.view().decoding() as f64 + (self.foreign.requests - self.foreign.waiting).max(0.0)
+    }
+
     /// A candidate of which the engine has told nothing (yet, or any more).
     #[inline]
     #[must_use]
@@ -199,7 +211,9 @@ impl<'a> Candidate<'a> {
             block_tokens: DEFAULT_BLOCK_TOKENS,
             cache: None,
             hit: Tokens(0),
+            blocks: 0,
             cost: 0.0,
+            ttft: 0.0,
         }
     }
 
@@ -291,80 +305,11 @@ fn weigh(query: &Query<'_>, candidates: &mut [Candidate<'_>]) {
     for candidate in candidates {
         let blocks = hits.blocks(candidate.slot);
         let block_tokens = candidate.block_tokens;
+        candidate.blocks = blocks;
         if (last.0, last.1) != (blocks, block_tokens) {
             last = (blocks, block_tokens, query.prompt.cached(blocks, beyond, block_tokens));
         }
         candidate.hit = if blocks > 0 { query.index.believed(candidate.slot, last.2) } else { Tokens(0) };
-    }
-}
-
-/// Prices every candidate that may be the cheapest or nearly so; the `cost` of the others stays at something that rules
-/// them out. A price only grows as it is worked out: whoever lacks more of the prompt than others has a floor under it without a
-/// look at the queue, and missed SLOs only add. So those that hold most come first, and mostly nobody else has to.
-fn price(stakes: &Stakes<'_>, excluded: &SlotSet, candidates: &mut [Candidate<'_>]) {
-    let Some(deepest) = candidates.iter().map(|candidate| candidate.hit).max() else { return };
-    let mut rounds = Rounds { stakes, excluded, least: f64::INFINITY, priced: [usize::MAX; 2] };
-    let mut unhindered = (deepest, 0.0);
-    rounds.price_likeliest(0, candidates, |candidate| {
-        if candidate.hit == deepest {
-            return true;
-        }
-        if candidate.hit != unhindered.0 {
-            unhindered = (candidate.hit, stakes.unhindered(candidate.hit));
-        }
-        candidate.cost = stakes.floor(candidate, unhindered.1);
-        false
-    });
-    let enough = rounds.least + policies::NEAR;
-    rounds.price_likeliest(1, candidates, |candidate| candidate.hit != deepest && candidate.cost <= enough);
-    rounds.price_the_rest(candidates);
-}
-
-/// Prices worked out in rounds, each of which spares the next one work.
-struct Rounds<'a> {
-    stakes: &'a Stakes<'a>,
-    excluded: &'a SlotSet,
-    /// The least price that is worked out to the end.
-    least: f64,
-    /// Whose price that is, by round.
-    priced: [usize; 2],
-}
-
-impl Rounds<'_> {
-    /// Among those that are let in, works out to the end only the likeliest to be the cheapest.
-    #[inline]
-    fn price_likeliest(
-        &mut self,
-        round: usize,
-        candidates: &mut [Candidate<'_>],
-        mut is_in: impl FnMut(&mut Candidate<'_>) -> bool,
-    ) {
-        let mut likeliest = (self.least, usize::MAX);
-        for (at, candidate) in candidates.iter_mut().enumerate() {
-            if is_in(candidate) {
-                candidate.cost = self.stakes.least_cost(candidate);
-                if candidate.cost < likeliest.0 && !self.excluded.contains(candidate.slot) {
-                    likeliest = (candidate.cost, at);
-                }
-            }
-        }
-        if let Some(candidate) = candidates.get_mut(likeliest.1) {
-            candidate.cost = self.stakes.terms(candidate).cost;
-            self.least = least(candidate.cost, self.least);
-            self.priced[round] = likeliest.1;
-        }
-    }
-
-    /// Whoever may still be the cheapest, or nearly so.
-    fn price_the_rest(&mut self, candidates: &mut [Candidate<'_>]) {
-        for (at, candidate) in candidates.iter_mut().enumerate() {
-            if candidate.cost <= self.least + policies::NEAR && !self.priced.contains(&at) {
-                candidate.cost = self.stakes.terms(candidate).cost;
-                if candidate.cost < self.least && !self.excluded.contains(candidate.slot) {
-                    self.least = candidate.cost;
-                }
-            }
-        }
     }
 }
 

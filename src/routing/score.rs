@@ -1,16 +1,16 @@
 //! What a placement costs, in seconds: the request itself, and everybody else.
 //!
-//! The request waits, is computed, and may come too late. Others pay for its prefill: whoever comes next waits
-//! for it, every request on that replica is slowed a little, and streams may be pushed over their bound on time per
-//! token (`hazard`). So a hit is worth what it saves, twice, and more where a queue stands (`backlog`); a hot prefix is
-//! copied to a second replica as soon as its queue costs more than that; and a prompt goes where the streams can bear it.
-//! Absent bounds cost nothing.
+//! The request waits, is computed, and may come too late. Others pay for its prefill: whoever comes next waits for it, and
+//! streams may be pushed over their bound on time per token (`hazard`). Decoding has its price too: an answer takes longer
+//! where more of them run, and makes those take longer. So a hit is worth what it saves, twice, and more where a queue
+//! stands (`backlog`); a hot prefix is copied to a second replica as soon as its queue or its streams cost more than that;
+//! and a prompt goes where the streams can bear it. Absent bounds cost nothing.
 
 use super::backlog::Pressure;
+use super::float::{float, most};
 use super::predictor::Queue;
 use super::{Candidate, Estimate, LoadView, PoolView, Query, Terms, Work};
 use crate::clock::Stamp;
-use crate::units::Tokens;
 
 /// What is at stake for one request, the same at every candidate.
 pub(super) struct Stakes<'a> {
@@ -37,37 +37,8 @@ impl<'a> Stakes<'a> {
         }
     }
 
-    /// Nominal seconds that a prompt costs with so much of it cached, wherever that is and if nothing is in its way.
-    #[inline]
-    pub(super) fn unhindered(&self, hit: Tokens) -> f64 {
-        let work = Work::of(self.query.prompt.tokens.saturating_sub(hit), hit);
-        (1.0 + self.prices.others_wait) * self.pool.work(&work) + self.pool.step(0)
-    }
-
-    /// What a candidate costs at least, whatever is in the way there: without a look at its queue.
-    #[inline]
-    pub(super) fn floor(&self, candidate: &Candidate<'_>, unhindered: f64) -> f64 {
-        self.query.model.slowness(candidate.slot, self.query.aim.now) * unhindered
-    }
-
-    /// What a candidate costs at least: all but the SLOs that would be missed.
-    #[inline]
-    pub(super) fn least_cost(&self, candidate: &Candidate<'_>) -> f64 {
-        self.expect(candidate).0.cost
-    }
-
     /// What the request would meet at a candidate, and what that costs.
     pub(super) fn terms(&self, candidate: &Candidate<'_>) -> Terms {
-        let (mut terms, load, estimate) = self.expect(candidate);
-        terms.harm = self.harm(candidate, &terms, &load, estimate.step(load.context));
-        terms.late = chance_of_late((self.waited + terms.seconds()) * self.per_bound);
-        terms.cost += self.prices.broken * terms.harm + self.prices.late * terms.late;
-        terms
-    }
-
-    /// All terms but the missed SLOs, and what they were made of.
-    #[inline(always)] // see Estimate::terms
-    fn expect(&self, candidate: &Candidate<'_>) -> (Terms, LoadView, Estimate) {
         let now = self.query.aim.now;
         let (estimate, load) = (self.query.model.estimate(candidate.slot, now), candidate.load.view());
         let work = Work::of(self.query.prompt.tokens.saturating_sub(candidate.hit), candidate.hit);
@@ -79,9 +50,42 @@ impl<'a> Stakes<'a> {
             head_age: seconds_between(load.head_since, now),
         };
         let mut terms = estimate.terms(&self.pool, &queue, work);
-        let crowding = CROWDING * candidate.requests * (terms.prefill + estimate.step(0));
-        terms.cost = terms.seconds() + self.prices.others_wait * terms.prefill + crowding;
-        (terms, load, estimate)
+        let steps = self.steps(candidate, &load, &estimate);
+        terms.decode = self.pool.output * (steps.after + candidate.requests * steps.added() / 2.0);
+        terms.harm = self.harm(candidate, &terms, &load, estimate.step(load.context));
+        terms.excess = self.excess(candidate, &steps, terms.prefill);
+        let used = (self.waited + terms.seconds()) * self.per_bound;
+        terms.late = chance_of_miss(used);
+        terms.cost = terms.seconds()
+            + self.prices.others_wait * terms.prefill
+            + DECODE * terms.decode
+            + self.prices.broken * (terms.harm + terms.excess)
+            + self.prices.late * (terms.late + LATE_EXCESS * most(used - 1.0, 0.0));
+        terms
+    }
+
+    /// A decoding step there without this request, and with it when half of its answer is written. Those that wait or are of
+    /// others are taken to be like this one.
+    #[inline]
+    fn steps(&self, candidate: &Candidate<'_>, load: &LoadView, estimate: &Estimate) -> Steps {
+        let context = float(self.query.prompt.tokens.0) + self.pool.output / 2.0;
+        let sequence = estimate.sequence(&self.pool, context);
+        let unseen = most(candidate.requests - float(load.decoding()), 0.0);
+        let before = estimate.step(load.context) + unseen * sequence;
+        Steps { before, after: before + sequence }
+    }
+
+    /// What steps alone push over the bound: this answer, and the streams there that it slows. Grows past the bound, so that a
+    /// replica that is already too slow is never without a price.
+    #[inline]
+    fn excess(&self, candidate: &Candidate<'_>, steps: &Steps, prefill: f64) -> f64 {
+        if self.tpot.is_infinite() {
+            return 0.0;
+        }
+        let (before, after) = (steps.before / self.tpot, steps.after / self.tpot);
+        let over = |used: f64| most(used - 1.0, 0.0);
+        let stalled = chance_of_miss(before) * prefill / (self.tpot * self.pool.output);
+        chance_of_miss(after) + over(after) + candidate.requests * (over(after) - over(before) + stalled)
     }
 
     /// Streams that this prefill is expected to push over their bound.
@@ -106,22 +110,36 @@ impl<'a> Stakes<'a> {
     }
 }
 
+/// Seconds of a decoding step without a request and with it.
+struct Steps {
+    before: f64,
+    after: f64,
+}
+
+impl Steps {
+    fn added(&self) -> f64 {
+        self.after - self.before
+    }
+}
+
 fn seconds_between(earlier: Stamp, later: Stamp) -> f64 {
     later.as_nanos().saturating_sub(earlier.as_nanos()) as f64 * 1e-9
 }
 
-/// Predictions err by about a tenth: what takes nine tenths of the bound is late every other time.
-fn chance_of_late(used: f64) -> f64 {
+/// Predictions err by about a tenth: what takes nine tenths of the bound misses it every other time.
+fn chance_of_miss(used: f64) -> f64 {
     // Far from the bound there is nothing to work out, and most are.
-    if used < SURELY_IN_TIME { 0.0 } else { 1.0 / (1.0 + ((LATE_AT - used) / LATE_WITHIN).exp()) }
+    if used < SURELY_KEPT { 0.0 } else { 1.0 / (1.0 + ((MISS_AT - used) / MISS_WITHIN).exp()) }
 }
 
-/// What each request in flight there loses, as a share of the prefill and of a step.
-const CROWDING: f64 = 0.02;
-const LATE_AT: f64 = 0.9;
-const LATE_WITHIN: f64 = 0.1;
-/// Less than one in a thousand is late, which is worth a hundredth of a second.
-const SURELY_IN_TIME: f64 = 0.2;
+/// What a second of decoding is worth beside a second of waiting for the first token.
+const DECODE: f64 = 0.1;
+const MISS_AT: f64 = 0.9;
+const MISS_WITHIN: f64 = 0.1;
+/// Less than one in a thousand misses, which is worth a hundredth of a second.
+const SURELY_KEPT: f64 = 0.2;
+/// What a first token that takes twice its bound costs beyond one that just misses it.
+const LATE_EXCESS: f64 = 0.1;
 /// Streams of others for each of ours that are believed.
 const MOST_OTHERS: f64 = 8.0;
 /// The slack per token for which the curve of a fresh stream is made: any other only stretches it.
@@ -136,7 +154,7 @@ mod tests {
         for (used, least, most) in
             [(0.0, 0.0, 0.001), (0.5, 0.0, 0.05), (0.9, 0.49, 0.51), (1.0, 0.7, 0.8), (9.0, 0.999, 1.0)]
         {
-            let chance = chance_of_late(used);
+            let chance = chance_of_miss(used);
             assert!((least..=most).contains(&chance), "{used} of the bound: {chance}");
         }
     }

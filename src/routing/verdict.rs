@@ -2,7 +2,8 @@
 //!
 //! [`judge`] asks [`super::decide`] and holds the answer against the bounds. Two things may speak against placing at
 //! once. *Pacing*: every place would push streams over their bound on time per token while this request still has time
-//! to spare; then a moment of waiting costs nobody anything, because running streams win slack with every token.
+//! to spare; then a moment of waiting lets running streams win slack with every token. Only where the request itself has a
+//! bound on its time per token.
 //! *Admission*: no replica can give the first token in time. Waiting itself, its order and what becomes of a hopeless
 //! request (queue, degrade, refuse) are the caller's affair: nothing in here waits or counts.
 
@@ -25,6 +26,8 @@ pub struct Aim {
     pub patience: f64,
     /// Whether its route keeps those that will be late in the gateway, until they can be answered.
     pub queues_late: bool,
+    /// Whether a replica of the pool has answered before.
+    pub has_answers: bool,
 }
 
 /// What to do with a request now.
@@ -70,7 +73,7 @@ pub(super) fn judge(
         return Some(Verdict::Hopeless { decision, best_ttft: best, retry_after });
     }
     let has_time = best < bound.mul_f64(aim.patience.clamp(0.0, 1.0));
-    if has_time && decision.terms.harm > tolerated_harm(aim.waited) {
+    if has_time && aim.slo.tpot.is_some() && decision.terms.harm > tolerated_harm(aim.waited) {
         return Some(Verdict::Hold { until: aim.now.after(LOOK_AGAIN) });
     }
     Some(Verdict::Place(decision))

@@ -191,7 +191,7 @@ enum Permission {
 }
 
 const DEFAULT_WEIGHT: u32 = 100;
-const DEFAULT_SLO: &str = "interactive";
+const DEFAULT_SLO: &str = "standard";
 const DEFAULT_CLIENT_MAY: ClientMay = ClientMay { timeout: true, slo_class: false };
 const POOLS_HINT: &str = "name them: pools = [{ name = \"main\", weight = 100 }]";
 const PERMISSIONS: &[(&str, Permission)] = &[

@@ -16,6 +16,8 @@ pub(in crate::routing) struct Lengths {
 pub(in crate::routing) struct Survival {
     /// Share of answers that have at least as many tokens as the bin's lower edge; one more for the last upper edge.
     reach: [f32; BINS + 1],
+    /// Mean length.
+    mean: f32,
 }
 
 impl Default for Lengths {
@@ -51,11 +53,22 @@ impl Lengths {
             let prior = PRIOR_ANSWERS * (-(edge(bin) - 1.0) / PRIOR_MEAN).exp();
             reach[bin] = (longer as f32 + prior) / total;
         }
-        Survival { reach }
+        // A mean is the area under the survival function; an answer has at least one token.
+        let below_one = 1.0;
+        let mean = (0..BINS).fold(below_one, |area, bin| {
+            let width = edge(bin + 1) - edge(bin);
+            area + width * f32::midpoint(reach[bin], reach[bin + 1])
+        });
+        Survival { reach, mean }
     }
 }
 
 impl Survival {
+    /// Mean length of an answer.
+    pub(in crate::routing) fn mean(&self) -> f32 {
+        self.mean
+    }
+
     /// Share of answers of at least so many tokens.
     #[inline]
     pub(in crate::routing) fn at(&self, tokens: f32) -> f32 {
@@ -115,6 +128,17 @@ mod tests {
         for (tokens, share) in [(1.0, 1.0), (128.0, 0.75), (256.0, 0.5), (384.0, 0.25), (512.0, 0.0)] {
             assert!((survival.at(tokens) - share).abs() < 0.03, "{tokens}: {}", survival.at(tokens));
         }
+    }
+
+    #[test]
+    fn the_mean_is_that_of_what_was_seen() {
+        for (answers, mean) in
+            [(Vec::new(), 257.0), (vec![300; 2000], 300.0), ((0..1024).map(|i| 1 + i % 512).collect(), 256.5)]
+        {
+            let found = learned(answers).mean();
+            assert!((found / mean - 1.0).abs() < 0.12, "{found} instead of {mean}");
+        }
+        assert!(learned([1; 2000]).mean() < 5.0);
     }
 
     #[test]

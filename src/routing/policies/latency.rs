@@ -1,14 +1,16 @@
 //! Least predicted cost: affinity, queue depth, speed and harm to others in one unit, time. The default.
 //!
-//! What a choice costs is made up in [`crate::routing::score`]. Near ties go by rendezvous hash of the session or else the
-//! prompt's first block: several gateways agree without talking, and a burst follows its own reservations instead of a
-//! stale figure. Stickiness is worth a near tie and what the cache holds, no more.
+//! What a choice costs is made up in [`crate::routing::score`]. Costs that differ by less than predictions err are a tie: the
+//! replica with less running wins it, then the one with fewer requests. Only among equals does the rendezvous hash of the
+//! session, or else of the prompt's first block, decide: several gateways agree without talking. A pool that has answered
+//! nothing yet has no costs worth comparing: its replicas take turns.
 
+use std::cmp::Reverse;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::{Choice, Eligible, Policy, Reason};
+use super::{Choice, Eligible, LeastLoaded, Policy, Reason};
 use crate::config::PolicyName;
-use crate::routing::float::least;
+use crate::routing::float::most;
 use crate::routing::{Query, rendezvous};
 use crate::units::Tokens;
 
@@ -17,6 +19,7 @@ use crate::units::Tokens;
 pub struct Latency {
     /// Stands in for the root of prompts that have none, so that they do not all tie to one replica.
     turn: AtomicU64,
+    untaught: LeastLoaded,
 }
 
 impl Policy for Latency {
@@ -29,24 +32,31 @@ impl Policy for Latency {
     }
 
     fn choose(&self, query: &Query<'_>, eligible: &Eligible<'_>) -> Option<Choice> {
+        if !query.model.is_taught() && !query.aim.has_answers {
+            return self.untaught.choose(query, eligible);
+        }
         let key = query
             .session
             .or(query.prompt.root())
             .unwrap_or_else(|| self.turn.fetch_add(1, Ordering::Relaxed));
-        let least = eligible.iter().map(|(_, candidate)| candidate.cost).fold(f64::INFINITY, least);
+        let (first, cheapest) = eligible.iter().min_by(|(_, a), (_, b)| a.cost.total_cmp(&b.cost))?;
+        let enough = cheapest.cost + most(NEAR, ERROR * cheapest.ttft);
         let (mut near, mut best) = (0, None);
         let (mut longest, mut shortest) = (Tokens(0), Tokens(u64::MAX));
         for (at, candidate) in eligible.iter() {
             (longest, shortest) = (longest.max(candidate.hit), shortest.min(candidate.hit));
-            if candidate.cost <= least + NEAR {
+            if candidate.cost <= enough {
                 near += 1;
-                let rank = rendezvous::rank(key, candidate.identity);
-                if best.is_none_or(|(highest, _, _)| rank >= highest) {
-                    best = Some((rank, at, candidate.hit));
+                // Requests of others fade with age: loads differ by fractions of a request.
+                let load = (candidate.running().round() as u64, candidate.requests.round() as u64);
+                let order = (Reverse(load), rendezvous::rank(key, candidate.identity));
+                if best.is_none_or(|(highest, _, _)| order >= highest) {
+                    best = Some((order, at, candidate.hit));
                 }
             }
         }
-        let (_, at, hit) = best?;
+        // A cost that is no number is near nothing, not even itself.
+        let (at, hit) = best.map_or((first, cheapest.hit), |(_, at, hit)| (at, hit));
         let reason = if hit == longest && hit > shortest {
             Reason::Prefix
         } else if near > 1 {
@@ -58,5 +68,7 @@ impl Policy for Latency {
     }
 }
 
-/// Seconds below which two costs say the same.
-pub(in crate::routing) const NEAR: f64 = 0.005;
+/// Seconds below which two costs say the same, ...
+const NEAR: f64 = 0.005;
+/// ... and the share of the predicted TTFT below which they do.
+const ERROR: f64 = 0.03;

@@ -13,7 +13,6 @@ mod session;
 use std::fmt::Debug;
 
 pub use self::latency::Latency;
-pub(super) use self::latency::NEAR;
 pub use self::least_loaded::LeastLoaded;
 pub use self::prefix::Prefix;
 pub use self::round_robin::RoundRobin;

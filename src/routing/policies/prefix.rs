@@ -1,8 +1,12 @@
 //! Longest cached prefix, within a bound on load; else the least loaded.
 //!
 //! The bound keeps a hot prefix from piling up: a replica with a quarter more requests than the mean is passed
-//! over, the next one computes the prefix too, and from then on both hold it. Requests are counted, not work:
-//! weighing both in time is what `latency` is for.
+//! over, the next one computes the prefix too, and from then on both hold it. A nearly idle replica keeps what is its own, a
+//! conversation's history, whatever the mean is. What several prompts had in common before, a system prompt, is no such
+//! reason: the replica with fewer requests computes it once and has it from then on. Requests are counted, not work: weighing
+//! both in time is what `latency` is for.
+
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::least_loaded::{SAME, fewest_requests};
 use super::{Choice, Eligible, LeastLoaded, Policy, Reason};
@@ -14,6 +18,29 @@ use crate::units::Tokens;
 #[derive(Debug, Default)]
 pub struct Prefix {
     without_prompt: LeastLoaded,
+    ends: Ends,
+}
+
+/// Where the hits of prompts ended of late, by hash. The next turn of a conversation goes beyond where the last one ended; hits
+/// that end where others did are on what prompts share.
+#[derive(Debug)]
+struct Ends(Box<[AtomicU64]>);
+
+impl Default for Ends {
+    fn default() -> Self {
+        Self((0..ENDS).map(|_| AtomicU64::new(0)).collect())
+    }
+}
+
+impl Ends {
+    /// A hit ended with this block: whether enough others did before it.
+    fn is_shared(&self, block: u64) -> bool {
+        let Some(slot) = self.0.get(block as usize % ENDS) else { return false };
+        let (known, name) = (slot.load(Ordering::Relaxed), block & !SEEN);
+        let seen = if known & !SEEN == name { known & SEEN } else { 0 };
+        slot.store(name | (seen + 1).min(SEEN), Ordering::Relaxed);
+        seen >= SHARED_FROM
+    }
 }
 
 impl Policy for Prefix {
@@ -25,9 +52,12 @@ impl Policy for Prefix {
         let Some(root) = query.prompt.root() else { return self.without_prompt.choose(query, eligible) };
         let rank = |candidate: &Candidate<'_>| rendezvous::rank(root, candidate.identity);
         let fair = fair_share(eligible);
+        let longest = eligible.iter().map(|(_, candidate)| candidate.blocks).max().unwrap_or(0);
+        let end = longest.checked_sub(1).and_then(|last| query.prompt.chain.get(last));
+        let free = if end.is_some_and(|end| self.ends.is_shared(*end)) { 1.0 } else { FREE };
         let holder = eligible
             .iter()
-            .filter(|(_, c)| c.hit > Tokens(0) && c.requests + 1.0 <= bound(c, fair))
+            .filter(|(_, c)| c.hit > Tokens(0) && c.requests + 1.0 <= bound(c, fair, free))
             .max_by(|(_, a), (_, b)| {
                 let by_load = b.requests.total_cmp(&a.requests);
                 a.hit.cmp(&b.hit).then(by_load).then(rank(a).cmp(&rank(b)))
@@ -49,12 +79,18 @@ fn fair_share(eligible: &Eligible<'_>) -> f64 {
 }
 
 /// How many requests a replica may have and still be taken for its cache.
-fn bound(candidate: &Candidate<'_>, fair: f64) -> f64 {
-    let free = candidate.batch_limit.map_or(FREE, |limit| FREE.min(limit as f64));
+fn bound(candidate: &Candidate<'_>, fair: f64, free: f64) -> f64 {
+    let free = candidate.batch_limit.map_or(free, |limit| free.min(limit as f64));
     free.max(LOAD_FACTOR * fair)
 }
 
 /// A nearly idle fleet has no mean to speak of: a few requests never send a prompt away from its cache.
 const FREE: f64 = 8.0;
+/// Ends that are remembered: 8 KiB for a route.
+const ENDS: usize = 1024;
+/// The bits of an end that count how often it was seen.
+const SEEN: u64 = 3;
+/// Hits that ended with a block before it counts as shared: turns too short for a block of their own end alike.
+const SHARED_FROM: u64 = 2;
 /// How far above the mean a replica may be loaded for its cache's sake.
 const LOAD_FACTOR: f64 = 1.25;

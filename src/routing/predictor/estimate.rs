@@ -21,6 +21,8 @@ pub struct PoolView {
     rates: [f64; CAUSES],
     /// What a stall does to a stream that has just begun.
     pub(crate) fresh: Curve,
+    /// Mean tokens of an answer.
+    pub(crate) output: f64,
 }
 
 /// What is known of one replica's speed.
@@ -57,6 +59,10 @@ pub struct Terms {
     pub harm: f64,
     /// The chance that its own first token is late.
     pub late: f64,
+    /// Seconds of decoding: its own answer, and what that adds to the streams there.
+    pub decode: f64,
+    /// By how much steps alone push its answer and the streams there over their bound: streams, each by its share of the bound.
+    pub excess: f64,
     /// What a policy made of it, in seconds; least wins.
     pub cost: f64,
 }
@@ -116,9 +122,10 @@ pub(super) fn causes(steps: f64, context: u64, work: &Work) -> [f64; CAUSES] {
 
 impl PoolView {
     /// From seconds per cause, see [`causes`]: divided once here, not for every candidate.
-    pub(super) fn new(rates: &[f64; CAUSES], fresh: Curve) -> Self {
+    pub(super) fn new(rates: &[f64; CAUSES], fresh: Curve, output: f64) -> Self {
         let [step, context, tokens, attention] = rates;
-        Self { rates: [*step, context / PER_CONTEXT, tokens / PER_TOKENS, attention / PER_ATTENTION], fresh }
+        let rates = [*step, context / PER_CONTEXT, tokens / PER_TOKENS, attention / PER_ATTENTION];
+        Self { rates, fresh, output }
     }
 
     /// Nominal seconds of work, the steps it comes with included.
@@ -194,6 +201,14 @@ impl Estimate {
         dot(&self.step, &[1.0, float(context) * (1.0 / PER_CONTEXT)])
     }
 
+    /// Seconds that a sequence with so much context adds to each step there. Its token costs about what one of a prompt does:
+    /// both pass through the model once.
+    #[inline]
+    pub(crate) fn sequence(&self, pool: &PoolView, context: f64) -> f64 {
+        let [_, per_context] = self.step;
+        per_context * context * (1.0 / PER_CONTEXT) + self.slowness * pool.tokens(1.0)
+    }
+
     /// What so many requests of others wait with.
     #[inline]
     fn work_of(&self, waiting: f64) -> Work {
@@ -257,7 +272,7 @@ mod tests {
     use crate::clock::Stamp;
 
     fn pool() -> PoolView {
-        PoolView::new(&[0.02, 0.0, 1.0, 0.0], Curve::NONE)
+        PoolView::new(&[0.02, 0.0, 1.0, 0.0], Curve::NONE, 256.0)
     }
 
     fn estimate() -> Estimate {

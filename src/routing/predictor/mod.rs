@@ -67,13 +67,6 @@ impl PoolModel {
         }
     }
 
-    /// [`Self::estimate`], of slowness alone.
-    #[inline]
-    pub(super) fn slowness(&self, slot: usize, now: Stamp) -> f64 {
-        let usual = self.pool.usual_slowness();
-        self.replicas.get(slot).and_then(|cell| cell.believed_slowness(now, usual)).unwrap_or(usual)
-    }
-
     /// A prompt, or several together, were computed by the replica in `slot`.
     pub fn observe(&self, slot: usize, lesson: &Lesson) {
         let Some(replica) = self.replicas.get(slot) else { return };

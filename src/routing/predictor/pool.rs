@@ -23,6 +23,8 @@ use crate::units::Tokens;
 pub(super) struct PoolCell {
     rates: [AtomicU64; CAUSES],
     fresh: [AtomicU32; POINTS],
+    /// Mean tokens of an answer.
+    output: AtomicU64,
     average: [AtomicU64; AVERAGES],
     has_learned: AtomicBool,
     survival: ArcSwap<Survival>,
@@ -49,6 +51,7 @@ impl Default for PoolCell {
         let cell = Self {
             rates: UNSEEN_RATES.map(|rate| AtomicU64::new(rate.to_bits())),
             fresh: Default::default(),
+            output: AtomicU64::new(0),
             average: UNSEEN_AVERAGE.map(|figure| AtomicU64::new(figure.to_bits())),
             has_learned: AtomicBool::new(false),
             survival: ArcSwap::from_pointee(lengths.survival()),
@@ -71,7 +74,11 @@ impl Default for PoolCell {
 impl PoolCell {
     pub(super) fn view(&self) -> PoolView {
         let point = |point: &AtomicU32| f32::from_bits(point.load(Ordering::Relaxed));
-        PoolView::new(&self.rates.each_ref().map(load), Curve::from_points(self.fresh.each_ref().map(point)))
+        PoolView::new(
+            &self.rates.each_ref().map(load),
+            Curve::from_points(self.fresh.each_ref().map(point)),
+            load(&self.output),
+        )
     }
 
     /// A replica of which nothing is known yet.
@@ -169,7 +176,9 @@ impl PoolCell {
         let mut curve = Curve::NONE;
         // Without a step of its own: how much slack a token brings is for the reader to say.
         let fresh = Running { tokens: 1.0, elapsed: 0.0, bound: FRESH_SPARE as f32, step: 0.0 };
-        curve.add(&fresh, &self.survival.load());
+        let survival = self.survival.load();
+        curve.add(&fresh, &survival);
+        self.output.store(f64::from(survival.mean()).to_bits(), Ordering::Relaxed);
         for (cell, point) in self.fresh.iter().zip(curve.points()) {
             cell.store(point.to_bits(), Ordering::Relaxed);
         }

@@ -1,6 +1,6 @@
 //! What people see of routing: whole decisions against a small fleet whose engines answer by a known line.
 
-mod pruning;
+mod decoding;
 mod slo;
 
 use std::sync::Arc;
@@ -162,7 +162,7 @@ fn conversations_that_run_side_by_side_use_all_replicas() {
 
 #[test]
 fn a_hot_prefix_spreads_when_its_replicas_queue_costs_more_than_computing_it_again() {
-    let fleet = Fleet::new(PolicyName::Latency, 4);
+    let fleet = Fleet::experienced(4);
     let hot = |number| Text::session(number, 16, 1);
     let (first, _done) = fleet.dispatch(&hot(0));
     let counts = fleet.burst((1..5).map(hot));
@@ -218,6 +218,33 @@ fn an_overloaded_cache_holder_is_passed_over() {
     let fleet = Fleet::new(PolicyName::Prefix, 4);
     let counts = fleet.burst((0..80).map(|n| Text::session(n, 8, 1)));
     assert!(counts.iter().all(|n| *n > 0 && *n <= 27), "{counts:?}");
+}
+
+#[test]
+fn sixteen_conversations_behind_one_prompt_share_the_fleet_and_keep_their_replicas() {
+    for policy in [PolicyName::Prefix, PolicyName::Latency] {
+        let fleet = Fleet::new(policy, 4);
+        let first: Vec<_> = (0..16).map(|n| fleet.dispatch(&Text::session(n, 64, 8))).collect();
+        let counts: Vec<_> = fleet.targets.iter().map(|target| target.load.inflight()).collect();
+        assert!(counts.iter().all(|n| (2..=6).contains(n)), "{policy:?}: {counts:?}");
+        let slots: Vec<_> = first.iter().map(|(decision, _)| decision.slot).collect();
+        drop(first);
+        if policy == PolicyName::Prefix {
+            for (n, slot) in (0..16).zip(slots) {
+                assert_eq!(
+                    fleet.dispatch(&Text::session(n, 64, 12)).0.slot,
+                    slot,
+                    "{n} has its history there"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn a_fresh_pool_is_tried_evenly() {
+    let fleet = Fleet::new(PolicyName::Latency, 3);
+    assert_eq!(fleet.burst((0..72).map(|n| Text::session(n, 16, 1))), [24; 3]);
 }
 
 #[test]

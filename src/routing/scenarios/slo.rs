@@ -15,7 +15,7 @@ fn aim(ttft_ms: u64) -> Aim {
 
 impl Fleet {
     /// A fleet of 20 ms a step whose answers have up to 400 tokens.
-    fn experienced(replicas: usize) -> Self {
+    pub(super) fn experienced(replicas: usize) -> Self {
         let mut fleet = Self::new(PolicyName::Latency, replicas);
         for n in 0..200 {
             let slot = n as usize % replicas;
@@ -31,7 +31,7 @@ impl Fleet {
     }
 
     /// Streams on a replica that have brought `tokens` since they began, one every 20 ms.
-    fn streams(&mut self, slot: usize, count: usize, tokens: u64) -> Vec<LoadGuard> {
+    pub(super) fn streams(&mut self, slot: usize, count: usize, tokens: u64) -> Vec<LoadGuard> {
         let tpot = Some(ms(50));
         let placement = Placement { at: self.now, tpot, is_stream: true, ..Placement::default() };
         let mut guards: Vec<_> =

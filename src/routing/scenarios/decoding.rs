@@ -1,0 +1,59 @@
+//! What people see of decoding in routing: running streams count, and a replica that is too slow for them is left alone.
+
+use super::*;
+use crate::record::SloBounds;
+
+/// A fleet whose answers have 1,500 tokens.
+fn talkative(replicas: usize) -> Fleet {
+    let fleet = Fleet::experienced(replicas);
+    for n in 0..1024 {
+        let held = Duration::from_secs(30);
+        fleet.dispatcher.model.observe_service(n % replicas, fleet.now, held, Some(Tokens(1500)));
+    }
+    fleet
+}
+
+#[test]
+fn chats_behind_one_system_prompt_spread_by_what_their_answers_cost() {
+    let mut fleet = talkative(4);
+    let mut running = Vec::new();
+    for n in 0..64 {
+        let (_, mut guard) = fleet.dispatch(&Text::session(n, 64, 1));
+        fleet.now = fleet.now.after(Duration::from_millis(60));
+        guard.first_token(fleet.now);
+        running.push(guard);
+        fleet.now = fleet.now.after(Duration::from_millis(440));
+    }
+    let counts: Vec<_> = fleet.targets.iter().map(|target| target.load.inflight()).collect();
+    assert!(counts.iter().all(|n| (10..=24).contains(n)), "{counts:?}");
+}
+
+#[test]
+fn a_replica_whose_steps_are_over_the_bound_is_dearer_the_more_it_has() {
+    let mut fleet = talkative(3);
+    let text = Text::session(1, 64, 1);
+    (0..3).for_each(|slot| fleet.dispatcher.index.insert(slot, &text.prompt()));
+    let _some = fleet.streams(0, 20, 10);
+    let _many = fleet.streams(1, 60, 10);
+    // A step of 20 ms at least: no stream there can be in time, however many there are.
+    let tpot = Some(Duration::from_millis(15));
+    fleet.aim.slo = SloBounds { tpot, ..SloBounds::default() };
+    let costs: Vec<_> = fleet.ask(&text, |_, query, candidates| {
+        let stakes = Stakes::of(query);
+        candidates.iter().map(|candidate| stakes.terms(candidate)).collect()
+    });
+    let [some, many, none] = costs[..] else { panic!("three replicas") };
+    assert!(none.excess > 1.0, "{none:?}");
+    assert!(some.excess > none.excess && many.excess > some.excess, "{some:?} {many:?}");
+    assert_eq!(fleet.decide(&text).unwrap().slot, 2);
+    assert!(matches!(fleet.judge(&text).unwrap(), Verdict::Place(_)), "no wait would help");
+}
+
+#[test]
+fn a_request_without_a_bound_on_its_stream_is_never_held() {
+    let mut fleet = Fleet::experienced(1);
+    let _streams = fleet.streams(0, 8, 1);
+    let slo = SloBounds { ttft: Some(Duration::from_secs(4)), ..SloBounds::default() };
+    fleet.aim = Aim { slo, patience: 0.5, ..Aim::default() };
+    assert!(matches!(fleet.judge(&Text::session(1, 0, 64)).unwrap(), Verdict::Place(_)));
+}
