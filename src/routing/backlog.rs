@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
-use super::float::least;
+use super::float::fast_min;
 use super::standing::Standing;
 use super::{Foreign, LoadView};
 use crate::clock::Stamp;
@@ -28,7 +28,7 @@ impl Backlog {
         // A long queue beside short ones is for the other replicas to relieve: the fleet has time.
         let others = queues.get(..queues.len().saturating_sub(1)).unwrap_or_default();
         let most = MOST_OF_ONE * (1.0 + others.first().copied().unwrap_or(0.0));
-        let waiting: f64 = others.iter().map(|prompts| least(*prompts, most)).sum();
+        let waiting: f64 = others.iter().map(|prompts| fast_min(*prompts, most)).sum();
         let standing = self.past.lock().note(now, waiting / others.len().max(1) as f64);
         self.standing.store(standing.to_bits(), Ordering::Relaxed);
     }

@@ -1,4 +1,6 @@
-//! Floats in one instruction each, for sums that are made for every candidate.
+//! Arithmetic on seconds: one instruction each, because it runs for every candidate of a decision.
+
+use std::time::Duration;
 
 /// A count as a float. Counts fit into 63 bits, and processors have one instruction for signed numbers and a handful for
 /// unsigned ones.
@@ -7,14 +9,22 @@ pub(super) fn float(count: u64) -> f64 {
     count as i64 as f64
 }
 
-/// The lesser of two; `b` where `a` is no number. Those of the standard library have a rule for both.
+/// The minimum; `b` where `a` is NaN. `f64::min` handles NaN in both, at the price of a branch.
 #[inline]
-pub(super) fn least(a: f64, b: f64) -> f64 {
+pub(super) fn fast_min(a: f64, b: f64) -> f64 {
     if a < b { a } else { b }
 }
 
-/// The greater of two; `b` where `a` is no number.
+/// The maximum; `b` where `a` is NaN.
 #[inline]
-pub(super) fn most(a: f64, b: f64) -> f64 {
+pub(super) fn fast_max(a: f64, b: f64) -> f64 {
     if a > b { a } else { b }
 }
+
+/// A duration from computed seconds, never a panic: beyond [`MAX_SPAN`] nothing matters.
+pub(super) fn span(seconds: f64) -> Duration {
+    Duration::try_from_secs_f64(seconds.max(0.0)).map_or(MAX_SPAN, |span| span.min(MAX_SPAN))
+}
+
+/// Longer than any deadline.
+pub(super) const MAX_SPAN: Duration = Duration::from_secs(3600);

@@ -7,7 +7,8 @@
 //! and a prompt goes where the streams can bear it. Absent bounds cost nothing.
 
 use super::backlog::Pressure;
-use super::float::{float, most};
+use super::float::{fast_max, float};
+use super::hazard::FRESH_SPARE;
 use super::predictor::Queue;
 use super::{Candidate, Estimate, LoadView, PoolView, Query, Terms, Work};
 use crate::clock::Stamp;
@@ -60,7 +61,7 @@ impl<'a> Stakes<'a> {
             + self.prices.others_wait * terms.prefill
             + DECODE * terms.decode
             + self.prices.broken * (terms.harm + terms.excess)
-            + self.prices.late * (terms.late + LATE_EXCESS * most(used - 1.0, 0.0));
+            + self.prices.late * (terms.late + LATE_EXCESS * fast_max(used - 1.0, 0.0));
         terms
     }
 
@@ -70,7 +71,7 @@ impl<'a> Stakes<'a> {
     fn steps(&self, candidate: &Candidate<'_>, load: &LoadView, estimate: &Estimate) -> Steps {
         let context = float(self.query.prompt.tokens.0) + self.pool.output / 2.0;
         let sequence = estimate.sequence(&self.pool, context);
-        let unseen = most(candidate.requests - float(load.decoding()), 0.0);
+        let unseen = fast_max(candidate.requests - float(load.decoding()), 0.0);
         let before = estimate.step(load.context) + unseen * sequence;
         Steps { before, after: before + sequence }
     }
@@ -83,7 +84,7 @@ impl<'a> Stakes<'a> {
             return 0.0;
         }
         let (before, after) = (steps.before / self.tpot, steps.after / self.tpot);
-        let over = |used: f64| most(used - 1.0, 0.0);
+        let over = |used: f64| fast_max(used - 1.0, 0.0);
         let stalled = chance_of_miss(before) * prefill / (self.tpot * self.pool.output);
         chance_of_miss(after) + over(after) + candidate.requests * (over(after) - over(before) + stalled)
     }
@@ -142,8 +143,6 @@ const SURELY_KEPT: f64 = 0.2;
 const LATE_EXCESS: f64 = 0.1;
 /// Streams of others for each of ours that are believed.
 const MOST_OTHERS: f64 = 8.0;
-/// The slack per token for which the curve of a fresh stream is made: any other only stretches it.
-pub(super) const FRESH_SPARE: f64 = 0.1;
 
 #[cfg(test)]
 mod tests {

@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use super::float::least;
+use super::float::fast_min;
 use crate::clock::Stamp;
 
 /// A queue's past, as far as it matters.
@@ -26,14 +26,14 @@ impl Standing {
         let age = now.since(self.half_began);
         let [before, this] = self.shortest;
         self.shortest = if age < HALF_A_WINDOW {
-            [before, least(this, length)]
+            [before, fast_min(this, length)]
         } else {
             self.half_began = now;
             // Of what was before a silence nothing is known to have lasted.
             [if age < 2 * HALF_A_WINDOW { this } else { length }, length]
         };
         let [before, this] = self.shortest;
-        let floor = least(before, this);
+        let floor = fast_min(before, this);
         let settling = if floor > self.settled { RISING } else { FALLING };
         let passed = now.since(self.noted).as_secs_f64();
         self.settled += (1.0 - (-passed / settling.as_secs_f64()).exp()) * (floor - self.settled);

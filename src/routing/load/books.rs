@@ -15,9 +15,9 @@ use smallvec::SmallVec;
 use super::Placement;
 use super::arrivals::Arrivals;
 use crate::clock::Stamp;
+use crate::routing::float::span;
 use crate::routing::hazard::lengths::Survival;
 use crate::routing::hazard::{Curve, Running};
-use crate::routing::predictor::span;
 use crate::routing::work::{STEP_TOKENS, Work};
 
 /// How far a stream is: written by the stream at every event, read when somebody wants to know.

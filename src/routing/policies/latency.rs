@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::{Choice, Eligible, LeastLoaded, Policy, Reason};
 use crate::config::PolicyName;
-use crate::routing::float::most;
+use crate::routing::float::fast_max;
 use crate::routing::{Query, rendezvous};
 use crate::units::Tokens;
 
@@ -40,7 +40,7 @@ impl Policy for Latency {
             .or(query.prompt.root())
             .unwrap_or_else(|| self.turn.fetch_add(1, Ordering::Relaxed));
         let (first, cheapest) = eligible.iter().min_by(|(_, a), (_, b)| a.cost.total_cmp(&b.cost))?;
-        let enough = cheapest.cost + most(NEAR, ERROR * cheapest.ttft);
+        let enough = cheapest.cost + fast_max(NEAR, ERROR * cheapest.ttft);
         let (mut near, mut best) = (0, None);
         let (mut longest, mut shortest) = (Tokens(0), Tokens(u64::MAX));
         for (at, candidate) in eligible.iter() {

@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use super::fit::dot;
-use crate::routing::float::{float, least, most};
+use crate::routing::float::{fast_max, fast_min, float, span};
 use crate::routing::foreign::Foreign;
 use crate::routing::hazard::Curve;
 use crate::routing::load::LoadView;
@@ -168,16 +168,16 @@ impl Estimate {
         // Overdue: it is slower than it was, and how much so shows before it answers. Unless it waits for room.
         let due = LATE_FROM * head + LATE_AFTER;
         let is_late = !is_idle && queue.head_age > due && !queue.is_full();
-        let lag = if is_late { least(queue.head_age / due, MOST_LAG) } else { 1.0 };
+        let lag = if is_late { fast_min(queue.head_age / due, MOST_LAG) } else { 1.0 };
         let in_a_step = 1.0 + float(others.tokens) * (1.0 / STEP_TOKENS as f64);
-        let steps = least(float(own.awaiting) + queue.foreign.waiting, in_a_step);
+        let steps = fast_min(float(own.awaiting) + queue.foreign.waiting, in_a_step);
         let ahead = self.slowness * (steps * nominal + pool.work(&others));
-        let wait = most(lag * ahead - least(queue.head_age, lag * head), 0.0);
+        let wait = fast_max(lag * ahead - fast_min(queue.head_age, lag * head), 0.0);
         // Who comes while this one waits is computed in the same step, as far as that goes.
-        let room = most(STEP_TOKENS as f64 - float(others.tokens) - float(work.tokens), 0.0);
-        let joining = least(wait * f64::from(own.arriving), room);
+        let room = fast_max(STEP_TOKENS as f64 - float(others.tokens) - float(work.tokens), 0.0);
+        let joining = fast_min(wait * f64::from(own.arriving), room);
         let wait = wait + lag * self.slowness * pool.tokens(joining);
-        let slot_wait = most(self.slot_wait(queue), self.cache_wait(queue, &work));
+        let slot_wait = fast_max(self.slot_wait(queue), self.cache_wait(queue, &work));
         Terms {
             ahead: Tokens(others.tokens),
             work,
@@ -224,7 +224,7 @@ impl Estimate {
     fn slot_wait(&self, queue: &Queue<'_>) -> f64 {
         let Some(limit) = queue.batch_limit.filter(|limit| *limit > 0) else { return 0.0 };
         let (present, limit) = (float(queue.own.inflight) + queue.foreign.requests, float(limit));
-        most(present + 1.0 - limit, 0.0) * self.service / limit
+        fast_max(present + 1.0 - limit, 0.0) * self.service / limit
     }
 
     /// A full cache gives back what its sequences hold within the time that they stay; a prompt that does not fit beside
@@ -235,16 +235,11 @@ impl Estimate {
         let wanted = float(queue.own.waiting.tokens) + float(work.tokens);
         let lacking = wanted - (cache.tokens - used);
         if lacking > 0.0 {
-            least(lacking / most(used, cache.tokens * 0.1), MOST_TURNS) * self.service
+            fast_min(lacking / fast_max(used, cache.tokens * 0.1), MOST_TURNS) * self.service
         } else {
             0.0
         }
     }
-}
-
-/// A duration from computed seconds, never a panic: beyond [`LONGEST`] nothing matters.
-pub(crate) fn span(seconds: f64) -> Duration {
-    Duration::try_from_secs_f64(seconds.max(0.0)).map_or(LONGEST, |span| span.min(LONGEST))
 }
 
 /// How many causes a prefill's time has.
@@ -263,13 +258,12 @@ const MOST_LAG: f64 = 16.0;
 const FULL: f64 = 0.9;
 /// A cache is filled anew so many times at most: beyond that it is a guess.
 const MOST_TURNS: f64 = 10.0;
-/// Longer than any deadline.
-const LONGEST: Duration = Duration::from_secs(3600);
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::clock::Stamp;
+    use crate::routing::float::MAX_SPAN;
 
     fn pool() -> PoolView {
         PoolView::new(&[0.02, 0.0, 1.0, 0.0], Curve::NONE, 256.0)
@@ -358,7 +352,7 @@ mod tests {
     #[test]
     fn absurd_work_is_an_hour_not_a_panic() {
         let terms = Terms { wait: f64::INFINITY, ..Terms::default() };
-        assert_eq!(terms.ttft(), LONGEST);
+        assert_eq!(terms.ttft(), MAX_SPAN);
         assert_eq!(span(f64::NAN), Duration::ZERO);
     }
 }

@@ -14,11 +14,12 @@ mod replica;
 use std::time::Duration;
 
 pub use self::calibration::Calibration;
-pub(crate) use self::estimate::{EngineCache, Queue, span};
+pub(crate) use self::estimate::{EngineCache, Queue};
 pub use self::estimate::{Estimate, PoolView, Terms};
 use self::pool::PoolCell;
 use self::replica::Cell;
 use super::backlog::{Backlog, Pressure, Waiting};
+use super::float::span;
 use super::load::{Known, Lesson, ReplicaLoad};
 use crate::clock::Stamp;
 use crate::record::ExpectedWait;

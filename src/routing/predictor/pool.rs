@@ -13,9 +13,8 @@ use super::estimate::{CAUSES, Estimate, PoolView, causes};
 use super::fit::{Fit, Memory};
 use super::replica::{StepFit, load};
 use crate::routing::hazard::lengths::{Lengths, Survival};
-use crate::routing::hazard::{Curve, POINTS, Running};
+use crate::routing::hazard::{Curve, FRESH_SPARE, POINTS, Running};
 use crate::routing::load::{Lesson, Pace};
-use crate::routing::score::FRESH_SPARE;
 use crate::units::Tokens;
 
 /// The pool's learner and what it published.
