@@ -96,10 +96,4 @@ impl Dialect {
     pub fn is_stateful(self) -> bool {
         matches!(self, Self::Responses)
     }
-
-    /// Whether its streams end with `data: [DONE]` (the typed event streams of responses and messages do not).
-    #[must_use]
-    pub fn ends_with_done(self) -> bool {
-        matches!(self, Self::Chat | Self::Completions)
-    }
 }

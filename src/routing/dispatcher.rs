@@ -57,6 +57,7 @@ pub struct Ask<'a> {
 pub struct Judged<'a> {
     dispatcher: &'a Arc<Dispatcher>,
     query: Query<'a>,
+    is_let_in: bool,
     shows_first_token: bool,
     candidates: Vec<Candidate<'a>>,
     verdict: Verdict,
@@ -85,7 +86,8 @@ impl Dispatcher {
         let mut candidates = Vec::with_capacity(targets.size_hint().1.unwrap_or_default());
         candidates.extend(targets.map(|target| candidate(target, limits, now)));
         // What nobody has measured is no reason to wait; and a request that was tried elsewhere has waited enough.
-        let patience = if self.model.is_taught() && ask.tried.is_empty() { PATIENCE } else { 0.0 };
+        let is_let_in = !ask.tried.is_empty() || !self.model.is_taught();
+        let patience = if is_let_in { 0.0 } else { PATIENCE };
         let aim = Aim {
             now,
             waited: ask.waited,
@@ -106,6 +108,7 @@ impl Dispatcher {
         Some(Judged {
             dispatcher: self,
             query,
+            is_let_in,
             shows_first_token: ask.shows_first_token,
             candidates,
             verdict,
@@ -122,10 +125,7 @@ impl Dispatcher {
         bytes_per_token: f64,
         now: Stamp,
     ) {
-        let waiting = |target: &Target| {
-            let candidate = candidate(target, limits, now);
-            Waiting::at(&target.load.view(), &candidate.foreign)
-        };
+        let waiting = |target: &Target| Waiting::at(&target.load.view(), &target.foreign(now, limits));
         self.model.note_backlog(now, ready.map(waiting));
         for target in targets {
             if let Some(generated) = self.model.refresh(target.slot, &target.load, now) {
@@ -200,7 +200,7 @@ impl<'a> Judged<'a> {
     /// Whether the request was tried elsewhere, or nothing is known by which it could be held back.
     #[must_use]
     pub fn is_let_in(&self) -> bool {
-        !self.query.excluded.is_empty() || !self.dispatcher.model.is_taught()
+        self.is_let_in
     }
 
     /// How long no replica of the pool has answered; `None` where none ever has.

@@ -136,6 +136,12 @@ impl Target {
         };
         (signals.age <= limits.scrape_interval * MAX_AGE).then_some((signals, own))
     }
+
+    /// Work of others there, by the newest figures.
+    pub(super) fn foreign(&self, now: Stamp, limits: &EngineLimits) -> Foreign {
+        self.signals(now, limits)
+            .map_or_else(Foreign::default, |(signals, own)| Foreign::seen(&signals, &own))
+    }
 }
 
 impl Figures {
