@@ -316,6 +316,7 @@ async fn a_tenant_is_not_degraded_to_a_route_that_it_may_not_use() {
         name: name.into(),
         key_digests: vec![sha2::Sha256::digest(name.as_bytes()).into()],
         routes: Some(routes.iter().map(|route| (*route).into()).collect()),
+        ..Tenant::default()
     };
     let tenants = vec![tenant("all", &["tiny", "small"]), tenant("one", &["tiny"])];
     let (gateway, large, small) = degrading(None, tenants).await;

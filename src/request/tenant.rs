@@ -111,7 +111,7 @@ impl Tenants {
 }
 
 fn default_tenant() -> TenantRef {
-    TenantRef(Arc::new(config::Tenant { name: "default".into(), key_digests: Vec::new(), routes: None }))
+    TenantRef(Arc::default())
 }
 
 /// The key of a request: the bearer token, else `x-api-key`. A header given twice is refused, as the next hop might
@@ -157,6 +157,7 @@ mod tests {
             name: name.into(),
             key_digests: keys.iter().map(|key| Sha256::digest(key).into()).collect(),
             routes: routes.map(|routes| routes.iter().map(|route| Arc::from(*route)).collect()),
+            ..config::Tenant::default()
         }
     }
 

@@ -63,7 +63,7 @@ pub fn decide(policy: &dyn Policy, query: &Query<'_>, candidates: &mut [Candidat
     if policy.predicts() {
         for candidate in candidates.iter_mut() {
             let terms = stakes.terms(candidate);
-            (candidate.cost, candidate.ttft) = (terms.cost, terms.seconds());
+            (candidate.cost, candidate.ttft, candidate.wait) = (terms.cost, terms.seconds(), terms.wait);
         }
     }
     let eligible = Eligible::new(candidates, query.excluded);
@@ -187,6 +187,8 @@ pub struct Candidate<'a> {
     pub cost: f64,
     /// Found by [`decide`] where the policy predicts: seconds to the first token.
     pub ttft: f64,
+    /// Found by [`decide`] where the policy predicts: seconds until the engine begins on it.
+    pub wait: f64,
 }
 
 impl<'a> Candidate<'a> {
@@ -207,14 +209,23 @@ impl<'a> Candidate<'a> {
             load,
             requests: load.inflight() as f64,
             foreign: Foreign::default(),
-            batch_limit: None,
+            batch_limit: load.batch_limit(),
             block_tokens: DEFAULT_BLOCK_TOKENS,
             cache: None,
             hit: Tokens(0),
             blocks: 0,
             cost: 0.0,
             ttft: 0.0,
+            wait: 0.0,
         }
+    }
+
+    /// Whether it is known how many the engine runs at once, or few enough are there to find out: at most half as many again
+    /// as ever ran at once, and two more.
+    #[must_use]
+    pub fn may_run_more(&self) -> bool {
+        let tried = self.load.peak() + self.load.peak() / 2 + UNPROVED_BATCH;
+        self.batch_limit.is_some() || self.load.inflight() < tried
     }
 
     /// Adds what the engine told, given our own load on it at that moment.
@@ -224,7 +235,7 @@ impl<'a> Candidate<'a> {
         Self {
             foreign,
             requests: self.requests + foreign.requests,
-            batch_limit: signals.batch_limit,
+            batch_limit: self.batch_limit.or(signals.batch_limit),
             block_tokens: signals.block_tokens.unwrap_or(DEFAULT_BLOCK_TOKENS),
             cache: signals.total_blocks.zip(signals.block_tokens).map(|(blocks, tokens)| EngineCache {
                 tokens: blocks as f64 * tokens as f64,
@@ -317,6 +328,8 @@ fn weigh(query: &Query<'_>, candidates: &mut [Candidate<'_>]) {
 pub const MAX_LOGGED: usize = 8;
 /// Bytes: fine blocks have 256, coarse ones 2048.
 const LONGEST_FINE_BLOCK: u64 = 1024;
+/// Requests for a replica that has answered none yet.
+const UNPROVED_BATCH: u64 = 2;
 /// vLLM's on GPUs.
 const DEFAULT_BLOCK_TOKENS: u64 = 16;
 

@@ -103,6 +103,7 @@ impl Target {
 
     /// The engine's process is another one: nothing that was observed of it counts.
     pub fn restarted(&self) {
+        self.load.restarted();
         self.figures.store(None);
     }
 

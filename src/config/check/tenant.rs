@@ -3,11 +3,11 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use crate::config::{Route, Tenant};
+use crate::config::{Route, Tenant, TenantLimits};
 
+use super::admission;
 use super::section::{Item, Section};
 use super::values::{DIGEST, NAME};
-use super::{admission, unbuilt};
 
 /// Reads every `[[tenant]]`.
 pub(super) fn tenants(root: &Section<'_>, routes: &[Route]) -> Vec<Tenant> {
@@ -22,7 +22,6 @@ pub(super) fn tenants(root: &Section<'_>, routes: &[Route]) -> Vec<Tenant> {
 }
 
 fn tenant(section: &Section<'_>, routes: &[Route], seen: &mut HashSet<[u8; 32]>) -> Tenant {
-    unbuilt::refuse(section, unbuilt::TENANT);
     let name = section.require("name", &NAME).unwrap_or_else(|| format!("#{}", section.span.start).into());
     Tenant {
         name,
@@ -30,6 +29,17 @@ fn tenant(section: &Section<'_>, routes: &[Route], seen: &mut HashSet<[u8; 32]>)
         routes: section
             .get("routes")
             .map(|list| list.list().iter().filter_map(|item| allowed_route(item, routes)).collect()),
+        weight: section.integer("weight", 1..=1_000_000).unwrap_or(1),
+        priority: section.integer("priority", -MAX_PRIORITY..=MAX_PRIORITY).unwrap_or(0),
+        limits: limits(&section.section("limits", "tenant.limits")),
+    }
+}
+
+fn limits(section: &Section<'_>) -> TenantLimits {
+    TenantLimits {
+        requests_per_minute: section.integer("requests_per_minute", 1..=1_000_000_000),
+        tokens_per_minute: section.integer("tokens_per_minute", 1..=1_000_000_000_000),
+        concurrency: section.integer("concurrency", 1..=1_000_000),
     }
 }
 
@@ -53,3 +63,6 @@ fn allowed_route(item: &Item<'_>, routes: &[Route]) -> Option<Arc<str>> {
     let found = admission::route_named(item, item.text()?, routes)?;
     routes.get(found).map(|route| Arc::clone(&route.name))
 }
+
+/// Bound of `priority` in both directions, and of the header `x-priority`.
+const MAX_PRIORITY: i64 = crate::config::MAX_PRIORITY as i64;
