@@ -5,6 +5,7 @@
 
 pub(crate) mod load_report;
 mod metrics_text;
+mod model_list;
 pub(crate) mod pick;
 mod poison;
 pub(crate) mod pool;

@@ -10,8 +10,9 @@ use std::time::Duration;
 use http::StatusCode;
 use serde_json::json;
 
+use super::model_list;
 use super::pool::PoolState;
-use super::replica::{EngineModel, Replica};
+use super::replica::Replica;
 use super::status::ReplicaState;
 use crate::clock::Clock;
 use crate::config::{Pool, ProbeKind};
@@ -168,11 +169,7 @@ impl Prober {
     async fn list_models(&self, config: &Pool) -> Result<(), ProbeResult> {
         match self.call(config, "/v1/models", None).send(&self.connector).await {
             Ok((StatusCode::OK, body)) => {
-                let page: serde_json::Value = serde_json::from_slice(&body).unwrap_or_default();
-                let models = page["data"].as_array().into_iter().flatten().filter_map(|entry| {
-                    Some(EngineModel { id: entry["id"].as_str()?.into(), entry: entry.clone() })
-                });
-                self.replica.models.store(Arc::new(models.take(MAX_MODELS).collect()));
+                self.replica.models.store(Arc::new(model_list::parse(&body)));
                 Ok(())
             }
             Ok(_) | Err(CallError::Broken(_)) => Ok(()),
@@ -197,4 +194,3 @@ const AUTO_ORDER: [ProbeKind; 4] =
 /// Doubled for each miss in a row, up to the probe interval.
 const FIRST_RETRY: Duration = Duration::from_millis(250);
 const MISSES_TO_EJECT: u32 = 2;
-const MAX_MODELS: usize = 1000;

@@ -75,8 +75,12 @@ pub struct ScrapedCounters {
 #[derive(Clone, Debug)]
 pub struct EngineModel {
     pub id: Arc<str>,
-    /// The whole entry, for our `/v1/models`.
-    pub entry: serde_json::Value,
+    /// The whole object as the engine wrote it, for our `/v1/models`.
+    pub entry: Box<str>,
+    /// Where the value of its `id` stands in `entry`, quotes included.
+    pub id_at: std::ops::Range<usize>,
+    /// It has no `parent`: it is no adapter.
+    pub is_base: bool,
 }
 
 /// Parts of a new replica.

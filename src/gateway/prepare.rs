@@ -6,25 +6,26 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::request::Parts;
-use http::{HeaderMap, HeaderName, Method};
+use http::{HeaderMap, HeaderName};
 
 use super::attempt::{Deadline, Deadlines};
-use super::table::{RouteState, RoutingTable};
-use super::{Gateway, IncomingRequest};
+use super::table::{RouteState, RoutingTable, shortened};
+use super::{Gateway, IncomingRequest, cors, given_request_id, is_harmless_id, stored};
 use crate::admission::Rules;
 use crate::clock::Stamp;
 use crate::config::{ModelMatch, Timeouts};
 use crate::error::Failure;
 use crate::fleet::replica::Replica;
 use crate::observe::record_guard::RecordGuard;
-use crate::record::SloBounds;
+use crate::record::{Record, SloBounds};
 use crate::relay::stream_state::Echo;
 use crate::request::body::{self, BodyLimits, HeldBody};
 use crate::request::class::Class;
 use crate::request::class::class_of;
-use crate::request::dialect::Dialect;
+use crate::request::dialect::{BodyForm, Dialect};
 use crate::request::fields::{self, FieldError, Fields};
 use crate::request::json::{JsonError, JsonKind, Raw};
+use crate::request::multipart;
 use crate::request::prompt::RequestPrompt;
 use crate::request::splice::{Edits, splice};
 use crate::request::tenant::TenantRef;
@@ -123,13 +124,16 @@ pub async fn prepare(
     guard: &mut RecordGuard,
 ) -> Result<Box<Prepared>, Failure> {
     let IncomingRequest { gateway, parts, body, .. } = incoming;
-    check(gateway, parts)?;
-    let tenant = identify(&table, guard, &parts.headers)?;
+    let is_preflight = cors::is_preflight(parts);
+    check(gateway, parts, guard.record())?;
+    let tenant =
+        if is_preflight { TenantRef::nobody() } else { identify(&table, guard, &parts.headers)? };
     let server = &table.config.server;
     let limits = BodyLimits { size: server.body_limit, stall: default_stall(&table) };
     let held = match body.as_mut() {
-        Some(body) => body::read(body, &gateway.memory, limits).await?,
-        None => HeldBody::empty(),
+        // What asks whether a request may be sent carries none of it, and no key.
+        Some(body) if !is_preflight => body::read(body, &gateway.memory, limits).await?,
+        _ => HeldBody::empty(),
     };
     // Drops hyper's body handle; the bytes are in `held`.
     *body = None;
@@ -138,25 +142,41 @@ pub async fn prepare(
     record.at.read = Some(read);
     record.bytes_in = held.bytes.len() as u64;
     let dialect = record.dialect;
-    let fields = parse(dialect, &held.bytes)?;
-    let route = Arc::clone(find_route(&table, &tenant, dialect, &fields, &held.bytes)?);
+    let fields = match multipart::boundary(&parts.headers).filter(|_| dialect.body_form() != BodyForm::Json) {
+        Some(boundary) => parse_form(dialect, boundary, &held.bytes)?,
+        None => parse(dialect, &held.bytes)?,
+    };
+    take_request_id(record, &fields, &parts.headers);
+    let (route, stored) = match dialect {
+        _ if is_preflight => (table.some_route().ok_or(Failure::Internal)?, None),
+        Dialect::StoredResponse => {
+            let (route, replica) = stored::of_path(gateway, &tenant, &table, parts.uri.path())?;
+            (route, Some(replica))
+        }
+        _ => (find_route(&table, &tenant, &fields)?, None),
+    };
+    let route = Arc::clone(route);
     let model = route.engine_model();
     let mut prepared = classify(&table, &route, guard, &fields, model, &held.bytes);
-    prepared.pinned = pinned(gateway, &route, &fields)?;
+    prepared.pinned = match fields.previous_response_id.as_deref() {
+        Some(id) => Some(stored::previous(gateway, &tenant, &route, id)?),
+        None => stored,
+    };
     drop(fields);
     prepared.rules.degrade = route.config.degrade.filter(|degrade| {
         let to = table.routes.get(degrade.to);
         // A stored response exists on its own replica only.
-        prepared.pinned.is_none() && to.is_some_and(|to| tenant.may_use(&to.config.name))
+        prepared.pinned.is_none() && dialect.body_form() == BodyForm::Json && to.is_some_and(|to| tenant.may_use(&to.config.name))
     });
     prepared.read = read;
     prepared.held = held;
     admit(gateway, prepared, guard, &parts.headers)
 }
 
-fn check(gateway: &Gateway, parts: &Parts) -> Result<(), Failure> {
-    if !matches!(parts.method, Method::GET | Method::POST | Method::HEAD | Method::OPTIONS) {
-        return Err(Failure::MethodNotAllowed);
+fn check(gateway: &Gateway, parts: &Parts, record: &Record) -> Result<(), Failure> {
+    let allow = record.dialect.allowed(&record.path);
+    if !allow.split(", ").any(|method| method == parts.method.as_str()) {
+        return Err(Failure::MethodNotAllowed { allow });
     }
     body::check_head(parts.version, &parts.uri, &parts.headers)?;
     if is_looping(&parts.headers, &gateway.via) {
@@ -170,6 +190,13 @@ fn identify(
     guard: &mut RecordGuard,
     headers: &HeaderMap,
 ) -> Result<TenantRef, Failure> {
+    let tenant = tenant_of(table, headers)?;
+    guard.record().tenant = Arc::clone(tenant.name());
+    Ok(tenant)
+}
+
+/// Who asks: by a trusted header, else by key.
+pub(super) fn tenant_of(table: &RoutingTable, headers: &HeaderMap) -> Result<TenantRef, Failure> {
     let trusted = table.config.server.trust_headers.iter().find_map(|name| headers.get(name));
     let tenant = match trusted {
         Some(name) if table.tenants.ask_for_keys() => table
@@ -178,9 +205,7 @@ fn identify(
             .ok_or_else(|| "the trusted header (server.trust_headers) names no tenant".to_owned()),
         _ => table.tenants.identify(headers).map_err(|error| error.message()),
     };
-    let tenant = tenant.map_err(|message| Failure::InvalidKey { message })?;
-    guard.record().tenant = Arc::clone(tenant.name());
-    Ok(tenant)
+    tenant.map_err(|message| Failure::InvalidKey { message })
 }
 
 pub(super) fn parse(dialect: Dialect, body: &[u8]) -> Result<Fields<'_>, Failure> {
@@ -190,27 +215,37 @@ pub(super) fn parse(dialect: Dialect, body: &[u8]) -> Result<Fields<'_>, Failure
     fields::parse(dialect, body).map_err(bad_field)
 }
 
+/// The fields of a form; a form on an opaque path that cannot be read has none.
+fn parse_form<'b>(dialect: Dialect, boundary: &str, body: &'b [u8]) -> Result<Fields<'b>, Failure> {
+    match multipart::parse(boundary, body) {
+        Err(FieldError::Form { .. }) if dialect.body_form() == BodyForm::Opaque => parse(dialect, &[]),
+        parsed => parsed.map_err(bad_field),
+    }
+}
+
 fn bad_field(error: FieldError) -> Failure {
-    match error {
-        FieldError::MissingModel => Failure::MissingModel,
-        other => Failure::bad_request(other.message(), other.param()),
+    Failure::bad_request(error.message(), error.param())
+}
+
+/// A body's own `request_id` stands where no header overrides it, as in vLLM.
+fn take_request_id(record: &mut Record, fields: &Fields<'_>, headers: &HeaderMap) {
+    let own = fields.request_id.as_deref().filter(|id| is_harmless_id(id));
+    if let Some(id) = own.filter(|_| given_request_id(headers).is_none()) {
+        record.request_id = id.into();
     }
 }
 
 fn find_route<'t>(
     table: &'t RoutingTable,
     tenant: &TenantRef,
-    dialect: Dialect,
     fields: &Fields<'_>,
-    body: &[u8],
 ) -> Result<&'t Arc<RouteState>, Failure> {
-    let model = fields.model.as_deref();
-    if !body.is_empty() {
-        fields.required_model(dialect).map_err(bad_field)?;
-    }
-    let route = table.route(model)?;
-    let may_use = tenant.may_use(&route.config.name) || model.is_some_and(|m| tenant.may_use(m));
-    if may_use { Ok(route) } else { Err(Failure::ModelNotFound { model: model.unwrap_or_default().into() }) }
+    // vLLM takes an empty name for none.
+    let Some(model) = fields.model.as_deref().filter(|model| !model.is_empty()) else {
+        return table.unnamed_route(tenant);
+    };
+    let may_use = |route: &&Arc<RouteState>| route.is_visible_to(tenant) || tenant.may_use(model);
+    table.route_of(model).filter(may_use).ok_or_else(|| Failure::ModelNotFound { model: shortened(model) })
 }
 
 /// Prompt identity, size and class, and the body as sent upstream.
@@ -296,23 +331,6 @@ fn label(route: &RouteState, model: Option<&str>) -> Arc<str> {
         (Some(name), _) | (None, ModelMatch::Named(name)) if &**name == model => Arc::clone(name),
         _ => "other".into(),
     }
-}
-
-fn pinned(
-    gateway: &Gateway,
-    route: &RouteState,
-    fields: &Fields<'_>,
-) -> Result<Option<Arc<Replica>>, Failure> {
-    let Some(id) = fields.previous_response_id.as_deref() else { return Ok(None) };
-    let url = gateway.pins.replica_of(id).ok_or(Failure::PreviousResponseNotFound)?;
-    let of_url = |r: &Arc<Replica>| r.url == url;
-    route
-        .pools
-        .iter()
-        .find_map(|(pool, _)| pool.replicas().iter().find(|r| of_url(r)).cloned())
-        .filter(|replica| replica.is_ready())
-        .map(Some)
-        .ok_or(Failure::PreviousResponseNotFound)
 }
 
 /// Applies the client's permitted headers and its SLO class; refuses a suspected poison prompt.

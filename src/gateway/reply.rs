@@ -6,7 +6,7 @@ use bytes::Bytes;
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
 
-use super::attempt::{BufferedResponse, UpstreamResponse};
+use super::attempt::{BufferedResponse, UpstreamResponse, is_event_stream};
 use super::exchange::{ActiveAttempt, Exchange, ExchangeResult};
 use super::prepare::Prepared;
 use super::{Gateway, request_id};
@@ -116,7 +116,7 @@ fn response(gateway: &Arc<Gateway>, exchanged: ExchangeResult) -> Response<Reply
     let status = answer.status();
     guard.head_sent(status.as_u16());
     let (mut headers, body) = relay(gateway, guard, active, answer, &prepared);
-    if matches!(body, ReplyBody::Stream(_)) {
+    if matches!(body, ReplyBody::Stream(_)) || is_event_stream(&headers) {
         write_stream_headers(&mut headers);
     }
     let mut response = Response::new(body);
@@ -215,7 +215,7 @@ fn whole(
     if status.is_success() && record.dialect.generates() {
         let facts = usage::of_unary(record.dialect, &body);
         if let Some(id) = facts.id.as_deref().filter(|_| record.dialect.is_stateful()) {
-            gateway.pins.remember(id, &active.pick.replica.url);
+            gateway.pins.remember(&record.tenant, id, &active.pick.replica.url);
         }
         active.pick.learn(facts.tokens);
         record_facts(record, &facts);
