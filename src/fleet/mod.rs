@@ -14,4 +14,5 @@ pub(crate) mod registry;
 pub(crate) mod replica;
 mod scrape;
 pub mod status;
+pub(crate) mod unasked;
 pub(crate) mod vitals;

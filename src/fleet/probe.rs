@@ -14,6 +14,7 @@ use super::model_list;
 use super::pool::PoolState;
 use super::replica::Replica;
 use super::status::ReplicaState;
+use super::unasked::UnaskedStream;
 use crate::clock::Clock;
 use crate::config::{Pool, ProbeKind};
 use crate::upstream::call::{Call, CallError};
@@ -44,6 +45,9 @@ impl Prober {
             let config = self.pool.config();
             let result = self.probe(&config, &mut known).await;
             let is_proved = matches!(result, ProbeResult::Answered(_));
+            if matches!(result, ProbeResult::Answered(ProbeKind::Completion)) && !self.replica.is_ready() {
+                self.learn_unasked(&config).await;
+            }
             misses = if is_proved { 0 } else { misses.saturating_add(1) };
             self.apply(&result, misses);
             if self.wait(misses).await.is_none() {
@@ -163,6 +167,20 @@ impl Prober {
             Err(CallError::Timeout) => ProbeResult::TimedOut,
             Err(CallError::Broken(why)) => ProbeResult::Failed(format!("probe {path}: {why}")),
         }
+    }
+
+    /// Learns what its engine streams unasked, before it takes requests: a restart may have changed its flags.
+    async fn learn_unasked(&self, config: &Pool) {
+        let models = self.replica.models.load_full();
+        let model = models.first().map_or("", |m| &*m.id);
+        let body = json!({ "model": model, "prompt": config.probe.prompt, "max_tokens": 1, "stream": true });
+        let body = body.to_string();
+        let call = self.call(config, "/v1/completions", Some(&body));
+        let unasked = match call.send(&self.connector).await {
+            Ok((StatusCode::OK, stream)) => UnaskedStream::read(&stream),
+            _ => None,
+        };
+        self.replica.unasked.store(unasked.map(Arc::new));
     }
 
     /// Reads `/v1/models`; an engine without it is probed all the same.

@@ -16,6 +16,7 @@ use http::HeaderValue;
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
+use super::unasked::UnaskedStream;
 use super::status::{EngineCounters, ReplicaState, ReplicaStatus};
 use super::vitals::Vitals;
 use crate::clock::Stamp;
@@ -42,6 +43,8 @@ pub struct Replica {
     pub scraped: ArcSwapOption<ScrapedCounters>,
     /// As listed by `/v1/models` of the engine.
     pub models: ArcSwap<Vec<EngineModel>>,
+    /// What its engine puts into a stream that asks for nothing; `None` until a probe told.
+    pub unasked: ArcSwapOption<UnaskedStream>,
     /// Cancelled when the configuration drops it: probes and scrapes end.
     pub removed: CancellationToken,
     /// Index into [`ReplicaState::ALL`].
@@ -109,6 +112,7 @@ impl Replica {
             vitals: Arc::new(Vitals::default()),
             scraped: ArcSwapOption::empty(),
             models: ArcSwap::default(),
+            unasked: ArcSwapOption::empty(),
             removed: CancellationToken::new(),
             state: AtomicU8::new(0),
             reason: Mutex::new("not probed yet".into()),

@@ -52,8 +52,10 @@ pub struct Prepared {
     pub is_stream: bool,
     /// Whether the end of its prefill is observable: streams, and paths that do not generate.
     pub shows_first_token: bool,
-    /// Whether the gateway requested the usage chunk, which then must not reach the client.
-    pub withhold_usage: bool,
+    /// Whether the gateway asked for usage, of which the client is to see nothing.
+    pub asks_usage: bool,
+    /// Whether its stream may have several choices.
+    pub has_several_choices: bool,
     /// `echo` of completions.
     pub echo: Echo,
     /// Model name as sent upstream.
@@ -279,7 +281,8 @@ pub(super) fn classify(
         tokens,
         is_stream: record.is_stream,
         shows_first_token: record.is_stream || !record.dialect.generates(),
-        withhold_usage: spliced.withhold_usage,
+        asks_usage: spliced.asks_usage,
+        has_several_choices: spliced.asks_usage && has_several_choices(fields),
         echo: echo(fields),
         model: model.map(Arc::from),
         timeouts: route.config.timeouts,
@@ -298,23 +301,31 @@ fn echo(fields: &Fields<'_>) -> Echo {
         return Echo::Off;
     }
     let length = |raw: &Raw<'_>| raw.string().map(|text| text.len());
-    let prompts = match fields.prompt.prompt {
-        Some(raw) if raw.kind() == JsonKind::Array => {
-            let mut all = Vec::new();
-            // A list of token ids is one prompt; of texts or of lists, several.
-            let walked = raw.cursor().array(|items| {
-                let item = items.value()?;
-                if item.kind() != JsonKind::Number || all.is_empty() {
-                    all.push(length(&item));
-                }
-                Ok::<_, JsonError>(())
-            });
-            if walked.is_ok() { all } else { vec![None] }
-        }
-        Some(raw) => vec![length(&raw)],
-        None => vec![None],
+    let prompts = prompts(fields).into_iter().map(|prompt| prompt.as_ref().and_then(length));
+    Echo::On { prompts: prompts.collect(), choices_per_prompt: fields.choices }
+}
+
+/// `n` above 1, or several prompts of completions.
+fn has_several_choices(fields: &Fields<'_>) -> bool {
+    fields.choices > 1 || fields.prompt.prompt.is_some() && prompts(fields).len() > 1
+}
+
+/// The prompts of completions; `None` for what is absent or no JSON list.
+fn prompts<'a>(fields: &Fields<'a>) -> Vec<Option<Raw<'a>>> {
+    let list = match fields.prompt.prompt {
+        Some(raw) if raw.kind() == JsonKind::Array => raw,
+        one => return vec![one],
     };
-    Echo::On { prompts: prompts.into(), choices_per_prompt: fields.choices }
+    let mut all = Vec::new();
+    // A list of token ids is one prompt; of texts or of lists, several.
+    let walked = list.cursor().array(|items| {
+        let item = items.value()?;
+        if item.kind() != JsonKind::Number || all.is_empty() {
+            all.push(Some(item));
+        }
+        Ok::<_, JsonError>(())
+    });
+    if walked.is_ok() { all } else { vec![None] }
 }
 
 /// The model name as a bounded label: listed by a pool or configured, else `other`.

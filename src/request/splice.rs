@@ -26,8 +26,8 @@ pub struct Edits<'a> {
 pub struct Spliced {
     /// The bytes to send.
     pub body: Bytes,
-    /// The usage was asked for by us: the usage-only chunk is to be withheld from the client.
-    pub withhold_usage: bool,
+    /// The usage was asked for by us: the client is to see nothing of it.
+    pub asks_usage: bool,
 }
 
 /// Applies the edits to a body; `fields` must have been parsed from it.
@@ -35,14 +35,14 @@ pub struct Spliced {
 pub fn splice(dialect: Dialect, body: &Bytes, fields: &Fields<'_>, edits: Edits<'_>) -> Spliced {
     let usage = if edits.ask_usage { ask_usage(dialect, body, fields) } else { None };
     let model = edits.model.and_then(|model| rename(fields, model));
-    let withhold_usage = usage.is_some();
+    let asks_usage = usage.is_some();
     let body = match (usage, model) {
         (None, None) => body.clone(),
         (Some(one), None) | (None, Some(one)) => apply(body, &[one]),
         (Some(one), Some(other)) if one.at.start < other.at.start => apply(body, &[one, other]),
         (Some(one), Some(other)) => apply(body, &[other, one]),
     };
-    Spliced { body, withhold_usage }
+    Spliced { body, asks_usage }
 }
 
 /// Bytes in place of a range of the body.
@@ -143,7 +143,7 @@ mod tests {
         let body = Bytes::copy_from_slice(body.as_bytes());
         let fields = parse(dialect, &body).unwrap();
         let spliced = splice(dialect, &body, &fields, edits);
-        (String::from_utf8(spliced.body.to_vec()).unwrap(), spliced.withhold_usage)
+        (String::from_utf8(spliced.body.to_vec()).unwrap(), spliced.asks_usage)
     }
 
     #[test]
