@@ -167,14 +167,7 @@ impl UpstreamAttempt {
     async fn checkout(&self, deadline: Instant) -> Result<Lease, ReplicaFailure> {
         let replica = Arc::clone(&self.replica.served.replica);
         let after = self.deadlines.connect;
-        self.replica.connections.checkout(deadline).await.map_err(|error| match error {
-            CheckoutError::NoFree => ReplicaFailure::NoFreeConnection { replica, after },
-            CheckoutError::Timeout => ReplicaFailure::ConnectTimeout { replica, after },
-            CheckoutError::Io(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-                ReplicaFailure::Refused { replica }
-            }
-            CheckoutError::Io(error) => ReplicaFailure::Unreachable { replica, kind: error.kind() },
-        })
+        self.replica.connections.checkout(deadline).await.map_err(|error| no_connection(error, replica, after))
     }
 
     async fn response(&mut self, lease: &mut Lease) -> Result<http::Response<Incoming>, ReplicaFailure> {
@@ -267,6 +260,18 @@ impl UpstreamResponse {
             | Self::Stream { head, .. }
             | Self::Large { head, .. } => head.status,
         }
+    }
+}
+
+/// The failure of a replica to which no connection was had.
+pub(super) fn no_connection(error: CheckoutError, replica: Arc<str>, after: Duration) -> ReplicaFailure {
+    match error {
+        CheckoutError::NoFree => ReplicaFailure::NoFreeConnection { replica, after },
+        CheckoutError::Timeout => ReplicaFailure::ConnectTimeout { replica, after },
+        CheckoutError::Io(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+            ReplicaFailure::Refused { replica }
+        }
+        CheckoutError::Io(error) => ReplicaFailure::Unreachable { replica, kind: error.kind() },
     }
 }
 

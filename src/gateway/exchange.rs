@@ -31,7 +31,7 @@ use crate::upstream::headers::{self, Credential, Upstream};
 /// A prepared request and everything its attempts need.
 #[derive(Debug)]
 pub struct Exchange {
-    incoming: Box<IncomingRequest>,
+    pub(super) incoming: Box<IncomingRequest>,
     /// The request as parsed and classified.
     pub prepared: Box<Prepared>,
     /// Its open record.
@@ -146,7 +146,7 @@ impl Exchange {
     }
 
     /// Counts the failure against the replica; whether the retry rule allows another attempt.
-    fn may_retry(&mut self, failure: &ReplicaFailure, pick: &Pick) -> bool {
+    pub(super) fn may_retry(&mut self, failure: &ReplicaFailure, pick: &Pick) -> bool {
         let gateway = &self.incoming.gateway;
         let now = gateway.clock.now();
         let was_returned = matches!(failure, ReplicaFailure::ClosedBeforeHead { is_unsent: true, .. });
@@ -239,7 +239,7 @@ impl Exchange {
     }
 
     /// The upstream request: framing and headers of the gateway, the prepared body.
-    fn request(&mut self, pick: &Pick, span: u64, asks_load: bool) -> Request<Full<Bytes>> {
+    pub(super) fn request(&mut self, pick: &Pick, span: u64, asks_load: bool) -> Request<Full<Bytes>> {
         let record = self.guard.record();
         let config = pick.pool.config();
         let credential = match &config.engine_api_key {
@@ -268,7 +268,7 @@ impl Exchange {
         request
     }
 
-    fn note_decision(&mut self, pick: &Pick) {
+    pub(super) fn note_decision(&mut self, pick: &Pick) {
         let record = self.guard.record();
         record.at.routed.get_or_insert(pick.assignment.at);
         record.decision.get_or_insert_with(|| pick.decision.clone());

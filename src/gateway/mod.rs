@@ -18,6 +18,7 @@ pub mod reply;
 mod scenarios;
 mod stored;
 pub mod table;
+mod tunnel;
 mod waiting;
 
 use std::sync::Arc;
@@ -28,6 +29,7 @@ use bytes::Bytes;
 use http::request::Parts;
 use http::{HeaderValue, Method, Request, Response};
 use hyper::body::Incoming;
+use hyper::upgrade::OnUpgrade;
 use tokio_util::task::TaskTracker;
 
 use self::cors::CorsGrant;
@@ -47,7 +49,7 @@ use crate::relay::watch::Watchdog;
 use crate::request::body::BodyMemory;
 use crate::request::dialect::Dialect;
 use crate::upstream::budget::RetryBudget;
-use crate::upstream::headers::X_REQUEST_ID;
+use crate::upstream::headers::{self, X_REQUEST_ID};
 
 /// State shared by all requests.
 #[derive(Debug)]
@@ -162,7 +164,12 @@ impl IncomingRequest {
             Ok(mut guard) => {
                 let prepared = prepare::prepare(&mut self, table, &mut guard).await;
                 match prepared {
-                    Ok(prepared) => reply::respond(Exchange::new(self, prepared, guard)).await,
+                    Ok(prepared) => {
+                        let is_tunnel = self.parts.extensions.get::<OnUpgrade>().is_some()
+                            && headers::is_websocket(&self.parts.headers);
+                        let exchange = Exchange::new(self, prepared, guard);
+                        if is_tunnel { tunnel::respond(exchange).await } else { reply::respond(exchange).await }
+                    }
                     Err(failure) => {
                         gateway.count_refusal(&failure);
                         reply::failure(guard, &failure)

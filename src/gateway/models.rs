@@ -107,7 +107,7 @@ fn served(route: &RouteState, mut each: impl FnMut(&EngineModel)) {
 }
 
 /// A path's text without its percent-encoding; what is no such encoding stays.
-fn unescaped(text: &str) -> String {
+pub(super) fn unescaped(text: &str) -> String {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text;
     while let Some((before, after)) = rest.split_once('%') {

@@ -9,6 +9,7 @@ use http::request::Parts;
 use http::{HeaderMap, HeaderName};
 
 use super::attempt::{Deadline, Deadlines};
+use super::models::unescaped;
 use super::table::{RouteState, RoutingTable, shortened};
 use super::{Gateway, IncomingRequest, cors, given_request_id, is_harmless_id, stored};
 use crate::admission::Rules;
@@ -31,7 +32,7 @@ use crate::request::splice::{Edits, splice};
 use crate::request::tenant::TenantRef;
 use crate::routing::rendezvous;
 use crate::units::Tokens;
-use crate::upstream::headers::is_looping;
+use crate::upstream::headers::{is_looping, is_websocket};
 
 /// A request ready to be routed.
 #[derive(Debug)]
@@ -144,10 +145,14 @@ pub async fn prepare(
     record.at.read = Some(read);
     record.bytes_in = held.bytes.len() as u64;
     let dialect = record.dialect;
-    let fields = match multipart::boundary(&parts.headers).filter(|_| dialect.body_form() != BodyForm::Json) {
+    let mut fields = match multipart::boundary(&parts.headers).filter(|_| dialect.body_form() != BodyForm::Json) {
         Some(boundary) => parse_form(dialect, boundary, &held.bytes)?,
         None => parse(dialect, &held.bytes)?,
     };
+    if dialect == Dialect::Realtime {
+        // It has no body: what follows the handshake is between client and engine.
+        fields.model = query_model(&parts.uri)?.map(Cow::Owned);
+    }
     take_request_id(record, &fields, &parts.headers);
     let (route, stored) = match dialect {
         _ if is_preflight => (table.some_route().ok_or(Failure::Internal)?, None),
@@ -181,6 +186,11 @@ fn check(gateway: &Gateway, parts: &Parts, record: &Record) -> Result<(), Failur
         return Err(Failure::MethodNotAllowed { allow });
     }
     body::check_head(parts.version, &parts.uri, &parts.headers)?;
+    match (record.dialect, is_websocket(&parts.headers)) {
+        (Dialect::Realtime, false) if !cors::is_preflight(parts) => return Err(Failure::UpgradeRequired),
+        (Dialect::Realtime, _) | (_, false) => {}
+        (_, true) => return Err(Failure::UpgradeNotSupported),
+    }
     if is_looping(&parts.headers, &gateway.via) {
         return Err(Failure::Loop);
     }
@@ -222,6 +232,16 @@ fn parse_form<'b>(dialect: Dialect, boundary: &str, body: &'b [u8]) -> Result<Fi
     match multipart::parse(boundary, body) {
         Err(FieldError::Form { .. }) if dialect.body_form() == BodyForm::Opaque => parse(dialect, &[]),
         parsed => parsed.map_err(bad_field),
+    }
+}
+
+/// `model` of a query.
+fn query_model(uri: &http::Uri) -> Result<Option<String>, Failure> {
+    let pairs = uri.query().into_iter().flat_map(|query| query.split('&'));
+    let mut models = pairs.filter_map(|pair| pair.strip_prefix("model="));
+    match (models.next(), models.next()) {
+        (_, Some(_)) => Err(bad_field(FieldError::Duplicate { field: "model" })),
+        (model, None) => Ok(model.map(unescaped)),
     }
 }
 

@@ -97,7 +97,8 @@ pub fn failure(mut guard: RecordGuard, failure: &Failure) -> Response<ReplyBody>
     response.map(|body| ReplyBody::Whole(Some(body), Some(Box::new(guard))))
 }
 
-fn response(gateway: &Arc<Gateway>, exchanged: ExchangeResult) -> Response<ReplyBody> {
+/// The response to a finished exchange.
+pub(super) fn response(gateway: &Arc<Gateway>, exchanged: ExchangeResult) -> Response<ReplyBody> {
     let ExchangeResult { mut guard, result, prepared } = exchanged;
     let (answer, active) = match result {
         Ok(answered) => answered,
@@ -224,7 +225,7 @@ fn whole(
 }
 
 /// Headers of every response, errors included: `x-request-id`, `server-timing`.
-fn write_own_headers(headers: &mut HeaderMap, record: &Record) {
+pub(super) fn write_own_headers(headers: &mut HeaderMap, record: &Record) {
     write_request_id(headers, &record.request_id);
     if let Ok(timing) = HeaderValue::try_from(server_timing(record)) {
         headers.insert(SERVER_TIMING, timing);
@@ -242,7 +243,7 @@ fn write_stream_headers(headers: &mut HeaderMap) {
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
 }
 
-fn write_route_info(headers: &mut HeaderMap, record: &Record) {
+pub(super) fn write_route_info(headers: &mut HeaderMap, record: &Record) {
     let Some(served) = record.served() else { return };
     let mut put = |name: HeaderName, value: &str| {
         if let Ok(value) = HeaderValue::from_str(value) {
