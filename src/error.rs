@@ -195,7 +195,9 @@ pub enum Failure {
         id: String,
     },
     /// Unknown id in `/v1/responses/{id}`.
-    #[error("Response with id '{id}' not found: it was not made through this gateway, or its replica is gone")]
+    #[error(
+        "Response with id '{id}' not found: it was not made through this gateway, or its replica is gone"
+    )]
     ResponseNotFound {
         /// As sent by the client, truncated.
         id: String,

@@ -61,7 +61,8 @@ pub fn control_endpoint(pattern: &str) -> Option<&str> {
     // A word counts in any segment: engines behind a prefix of their own have their endpoints below it.
     let is_control = |segment: &str| {
         let segment = segment.to_ascii_lowercase();
-        CONTROL_WORDS.contains(&&*segment) || CONTROL_PREFIXES.iter().any(|prefix| segment.starts_with(prefix))
+        CONTROL_WORDS.contains(&&*segment)
+            || CONTROL_PREFIXES.iter().any(|prefix| segment.starts_with(prefix))
     };
     if pattern.split('/').any(is_control) {
         return Some(pattern);

@@ -42,7 +42,8 @@ mod tests {
         let adapter = r#"{"parent":"tiny","id":"sql"}"#;
         let page = format!(r#"{{"object":"list","data":[ {base}, {adapter},7,{{"x":1}}]}}"#);
         let models = parse(page.as_bytes());
-        let shown: Vec<_> = models.iter().map(|m| (&*m.id, &*m.entry, &m.entry[m.id_at.clone()], m.is_base)).collect();
+        let shown: Vec<_> =
+            models.iter().map(|m| (&*m.id, &*m.entry, &m.entry[m.id_at.clone()], m.is_base)).collect();
         assert_eq!(shown, [("tiny", base, r#""t\u0069ny""#, true), ("sql", adapter, r#""sql""#, false)]);
         for none in ["", "[]", "{}", r#"{"data":{}}"#, r#"{"data":[{"id":"a"}"#] {
             assert!(parse(none.as_bytes()).is_empty(), "{none}");

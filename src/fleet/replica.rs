@@ -16,8 +16,8 @@ use http::HeaderValue;
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
-use super::unasked::UnaskedStream;
 use super::status::{EngineCounters, ReplicaState, ReplicaStatus};
+use super::unasked::UnaskedStream;
 use super::vitals::Vitals;
 use crate::clock::Stamp;
 use crate::config::Endpoint;

@@ -43,7 +43,8 @@ mod tests {
     #[test]
     fn a_stream_tells_what_comes_unasked() {
         let finish = "data: {\"choices\":[{\"text\":\"a\",\"finish_reason\":\"length\"}],\"system_fingerprint\":\"fp\"}\n\n";
-        let usage = "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":1},\"system_fingerprint\":\"fp\"}\n\n";
+        let usage =
+            "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":1},\"system_fingerprint\":\"fp\"}\n\n";
         let bare = "data: {\"choices\":[{\"text\":\"a\"}],\"usage\":{\"prompt_tokens\":1}}\r\n\r\n";
         let done = "data: [DONE]\n\n";
         let known = |sends_usage, fingerprint: Option<&str>| {

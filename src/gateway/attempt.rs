@@ -167,7 +167,11 @@ impl UpstreamAttempt {
     async fn checkout(&self, deadline: Instant) -> Result<Lease, ReplicaFailure> {
         let replica = Arc::clone(&self.replica.served.replica);
         let after = self.deadlines.connect;
-        self.replica.connections.checkout(deadline).await.map_err(|error| no_connection(error, replica, after))
+        self.replica
+            .connections
+            .checkout(deadline)
+            .await
+            .map_err(|error| no_connection(error, replica, after))
     }
 
     async fn response(&mut self, lease: &mut Lease) -> Result<http::Response<Incoming>, ReplicaFailure> {

@@ -33,7 +33,9 @@ impl CorsGrant {
         let origin = if allowed.iter().any(|origin| origin == "*") {
             given.map(|_| HeaderValue::from_static("*"))
         } else {
-            given.filter(|given| allowed.iter().any(|o| o.as_bytes().eq_ignore_ascii_case(given.as_bytes()))).cloned()
+            given
+                .filter(|given| allowed.iter().any(|o| o.as_bytes().eq_ignore_ascii_case(given.as_bytes())))
+                .cloned()
         };
         Some(Self { origin })
     }

@@ -168,7 +168,11 @@ impl IncomingRequest {
                         let is_tunnel = self.parts.extensions.get::<OnUpgrade>().is_some()
                             && headers::is_websocket(&self.parts.headers);
                         let exchange = Exchange::new(self, prepared, guard);
-                        if is_tunnel { tunnel::respond(exchange).await } else { reply::respond(exchange).await }
+                        if is_tunnel {
+                            tunnel::respond(exchange).await
+                        } else {
+                            reply::respond(exchange).await
+                        }
                     }
                     Err(failure) => {
                         gateway.count_refusal(&failure);
@@ -259,7 +263,9 @@ fn strip_root(uri: &mut http::Uri, root: &str) {
     if root.is_empty() {
         return;
     }
-    let Some(below) = uri.path_and_query().and_then(|target| target.as_str().strip_prefix(root)) else { return };
+    let Some(below) = uri.path_and_query().and_then(|target| target.as_str().strip_prefix(root)) else {
+        return;
+    };
     if !below.starts_with('/') {
         return;
     }

@@ -18,7 +18,11 @@ use crate::fleet::replica::EngineModel;
 use crate::request::tenant::TenantRef;
 
 /// The list of models, and one of them.
-pub(super) fn respond(table: &RoutingTable, tenant: &TenantRef, path: &str) -> Result<Response<Bytes>, Failure> {
+pub(super) fn respond(
+    table: &RoutingTable,
+    tenant: &TenantRef,
+    path: &str,
+) -> Result<Response<Bytes>, Failure> {
     let mut listed = visible(table, tenant);
     let Some(id) = path.strip_prefix(PREFIX) else {
         listed.sort_by_key(|model| !model.is_base);

@@ -129,8 +129,7 @@ pub async fn prepare(
     let IncomingRequest { gateway, parts, body, .. } = incoming;
     let is_preflight = cors::is_preflight(parts);
     check(gateway, parts, guard.record())?;
-    let tenant =
-        if is_preflight { TenantRef::nobody() } else { identify(&table, guard, &parts.headers)? };
+    let tenant = if is_preflight { TenantRef::nobody() } else { identify(&table, guard, &parts.headers)? };
     let server = &table.config.server;
     let limits = BodyLimits { size: server.body_limit, stall: default_stall(&table) };
     let held = match body.as_mut() {
@@ -145,10 +144,11 @@ pub async fn prepare(
     record.at.read = Some(read);
     record.bytes_in = held.bytes.len() as u64;
     let dialect = record.dialect;
-    let mut fields = match multipart::boundary(&parts.headers).filter(|_| dialect.body_form() != BodyForm::Json) {
-        Some(boundary) => parse_form(dialect, boundary, &held.bytes)?,
-        None => parse(dialect, &held.bytes)?,
-    };
+    let mut fields =
+        match multipart::boundary(&parts.headers).filter(|_| dialect.body_form() != BodyForm::Json) {
+            Some(boundary) => parse_form(dialect, boundary, &held.bytes)?,
+            None => parse(dialect, &held.bytes)?,
+        };
     if dialect == Dialect::Realtime {
         // It has no body: what follows the handshake is between client and engine.
         fields.model = query_model(&parts.uri)?.map(Cow::Owned);
@@ -173,7 +173,9 @@ pub async fn prepare(
     prepared.rules.degrade = route.config.degrade.filter(|degrade| {
         let to = table.routes.get(degrade.to);
         // A stored response exists on its own replica only.
-        prepared.pinned.is_none() && dialect.body_form() == BodyForm::Json && to.is_some_and(|to| tenant.may_use(&to.config.name))
+        prepared.pinned.is_none()
+            && dialect.body_form() == BodyForm::Json
+            && to.is_some_and(|to| tenant.may_use(&to.config.name))
     });
     prepared.read = read;
     prepared.held = held;

@@ -36,13 +36,12 @@ pub(super) fn of_path<'t>(
     let id = path.split('/').nth(3).unwrap_or_default();
     let url = gateway.pins.replica_of(tenant.name(), id);
     let visible = table.routes.iter().filter(|route| route.is_visible_to(tenant));
-    url.and_then(|url| {
-        visible.into_iter().find_map(|route| Some((route, ready_replica(route, &url)?)))
-    })
-    .ok_or_else(|| Failure::ResponseNotFound { id: shortened(id) })
+    url.and_then(|url| visible.into_iter().find_map(|route| Some((route, ready_replica(route, &url)?))))
+        .ok_or_else(|| Failure::ResponseNotFound { id: shortened(id) })
 }
 
 fn ready_replica(route: &RouteState, url: &str) -> Option<Arc<Replica>> {
-    let of_pool = |pool: &crate::fleet::pool::PoolState| pool.replicas().iter().find(|r| *r.url == *url).cloned();
+    let of_pool =
+        |pool: &crate::fleet::pool::PoolState| pool.replicas().iter().find(|r| *r.url == *url).cloned();
     route.pools.iter().find_map(|(pool, _)| of_pool(pool)).filter(|replica| replica.is_ready())
 }

@@ -94,13 +94,15 @@ async fn ask(exchange: &mut Exchange, pick: &Pick) -> Result<(Response<Incoming>
     let mut connected = None;
     let asked = async {
         let lease = pick.replica.connections.upgradable(deadline).await;
-        let mut lease = lease.map_err(|e| Failure::Replica(no_connection(e, Arc::clone(&replica), timeouts.connect)))?;
+        let mut lease =
+            lease.map_err(|e| Failure::Replica(no_connection(e, Arc::clone(&replica), timeouts.connect)))?;
         connected = Some(clock.now());
         let mut request = exchange.request(pick, span, false);
         write_upgrade(request.headers_mut());
         let closed = Failure::Replica(ReplicaFailure::ClosedBeforeHead { replica, is_unsent: false });
         let Some(connection) = lease.connection() else { return Err(closed) };
-        let answer = tokio::time::timeout(timeouts.first_token, connection.sender.send_request(request)).await;
+        let answer =
+            tokio::time::timeout(timeouts.first_token, connection.sender.send_request(request)).await;
         match answer {
             Ok(Ok(answer)) => Ok((answer, lease)),
             Ok(Err(_)) => Err(closed),

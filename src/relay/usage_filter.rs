@@ -294,7 +294,9 @@ impl Chunk {
         }
         match (self.has_choices, self.end) {
             (false, _) if self.has_usage => Verdict::UsageOnly { fingerprint: self.fingerprint },
-            (true, Some(insert_at)) if self.is_finish && self.fingerprint.is_none() => Verdict::Finish { insert_at },
+            (true, Some(insert_at)) if self.is_finish && self.fingerprint.is_none() => {
+                Verdict::Finish { insert_at }
+            }
             _ => Verdict::Pass,
         }
     }
@@ -315,8 +317,7 @@ mod tests {
     const USAGE: &str = "data: {\"id\":\"a\",\"choices\": [ ],\"usage\":{\"prompt_tokens\":1}}\n\n";
     const MARKED_USAGE: &str =
         "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":1},\"system_fingerprint\":\"fp\\\"1\"}\n\n";
-    const MARKED: &str =
-        "data: {\"choices\":[{\"delta\":{},\"finish_reason\":\"stop\"}] ,\"system_fingerprint\":\"fp\\\"1\"}\n\n";
+    const MARKED: &str = "data: {\"choices\":[{\"delta\":{},\"finish_reason\":\"stop\"}] ,\"system_fingerprint\":\"fp\\\"1\"}\n\n";
     const DONE: &str = "data: [DONE]\n\n";
 
     fn through<'a>(asked: AskedUsage, frames: impl Iterator<Item = &'a [u8]>) -> String {
@@ -358,11 +359,8 @@ mod tests {
 
     #[test]
     fn choices_that_finish_at_different_times_have_the_known_fingerprint() {
-        let asked = AskedUsage {
-            has_several_choices: true,
-            fingerprint: Some("\"fp\\\"1\"".into()),
-            is_sure: true,
-        };
+        let asked =
+            AskedUsage { has_several_choices: true, fingerprint: Some("\"fp\\\"1\"".into()), is_sure: true };
         let events = [CONTENT, FINISH, CONTENT, FINISH, MARKED_USAGE, DONE];
         assert_eq!(filtered(&asked, &events), [CONTENT, MARKED, CONTENT, MARKED, DONE].concat());
         let unknown = AskedUsage { fingerprint: None, ..asked };
@@ -371,7 +369,8 @@ mod tests {
 
     #[test]
     fn an_engine_that_counts_unasked_is_left_alone_unless_a_probe_said_that_it_does_not() {
-        let counted = "data: {\"choices\":[{\"delta\":{\"role\":\"assistant\"}}],\"usage\":{\"prompt_tokens\":1}}\n\n";
+        let counted =
+            "data: {\"choices\":[{\"delta\":{\"role\":\"assistant\"}}],\"usage\":{\"prompt_tokens\":1}}\n\n";
         let events = [counted, FINISH, MARKED_USAGE, DONE];
         assert_eq!(filtered(&AskedUsage::default(), &events), events.concat());
         let sure = AskedUsage { is_sure: true, ..AskedUsage::default() };

@@ -22,7 +22,10 @@ impl Frames {
                 bytes = bytes.get(skipped..).unwrap_or_default();
                 continue;
             }
-            let (Some((byte, rest)), Some(slot)) = (bytes.split_first(), self.header.get_mut(self.have)) else { return };
+            let (Some((byte, rest)), Some(slot)) = (bytes.split_first(), self.header.get_mut(self.have))
+            else {
+                return;
+            };
             *slot = *byte;
             self.have += 1;
             bytes = rest;
@@ -62,7 +65,8 @@ impl Frames {
 
     fn payload_len(&self) -> u64 {
         let [_, second, extended @ ..] = &self.header;
-        let big_endian = |n: usize| extended.iter().take(n).fold(0_u64, |all, byte| all << 8 | u64::from(*byte));
+        let big_endian =
+            |n: usize| extended.iter().take(n).fold(0_u64, |all, byte| all << 8 | u64::from(*byte));
         match second & 0x7F {
             126 => big_endian(2),
             127 => big_endian(8),
@@ -97,7 +101,15 @@ mod tests {
             vec![0x89, 0],
         ];
         let all = frames.concat();
-        let ends: Vec<usize> = frames.iter().scan(0, |at, frame| Some({ *at += frame.len(); *at })).collect();
+        let ends: Vec<usize> = frames
+            .iter()
+            .scan(0, |at, frame| {
+                Some({
+                    *at += frame.len();
+                    *at
+                })
+            })
+            .collect();
         for size in [1, 3, 1000, all.len()] {
             let (mut follower, mut at) = (Frames::default(), 0);
             for piece in all.chunks(size) {

@@ -382,7 +382,8 @@ mod tests {
         assert!(parse(Dialect::Extra, b"--boundary\r\n\xff").unwrap().model.is_none());
         assert_eq!(parse(Dialect::Extra, br#"{"model":"m"}"#).unwrap().model.as_deref(), Some("m"));
         assert!(parse(Dialect::Extra, br#"{"model":"m","model":"n"}"#).is_err());
-        let odd = parse(Dialect::Extra, br#"{"stream":1,"stream":2,"model":3,"n":7,"messages":[1]}"#).unwrap();
+        let odd =
+            parse(Dialect::Extra, br#"{"stream":1,"stream":2,"model":3,"n":7,"messages":[1]}"#).unwrap();
         assert!(odd.model.is_none() && odd.prompt.messages.is_none() && odd.choices == 1);
     }
 

@@ -155,7 +155,10 @@ mod tests {
             format!("{file}{model}--b--\r\n"),
             format!("{model}{file}--b--"),
             format!("preamble\r\n{model}--b--\r\nepilogue"),
-            format!("{}--b--", part("Content-Type: text/plain\r\nContent-Disposition: form-data;name=model", "whisper")),
+            format!(
+                "{}--b--",
+                part("Content-Type: text/plain\r\nContent-Disposition: form-data;name=model", "whisper")
+            ),
         ] {
             assert_eq!(model_of(&body), Ok(Some("whisper".to_owned())), "{body}");
         }

@@ -79,7 +79,11 @@ pub(crate) fn upstream_request(client: &HeaderMap, ours: Upstream<'_>) -> Header
 pub(crate) fn is_websocket(client: &HeaderMap) -> bool {
     let has = |name: HeaderName, token: &str| {
         let values = client.get_all(name);
-        values.iter().filter_map(|v| v.to_str().ok()).flat_map(|v| v.split(',')).any(|t| t.trim().eq_ignore_ascii_case(token))
+        values
+            .iter()
+            .filter_map(|v| v.to_str().ok())
+            .flat_map(|v| v.split(','))
+            .any(|t| t.trim().eq_ignore_ascii_case(token))
     };
     has(header::CONNECTION, "upgrade") && has(header::UPGRADE, "websocket")
 }

@@ -13,9 +13,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use crate::config::{Admin, Server, Tls};
 
 use super::section::{Item, Section};
-use super::values::{
-    ADDRESS, DURATION, EXTRA_PATH, HEADER_NAME, ORIGIN, POSITIVE_DURATION, ROOT_PATH, SIZE,
-};
+use super::values::{ADDRESS, DURATION, EXTRA_PATH, HEADER_NAME, ORIGIN, POSITIVE_DURATION, ROOT_PATH, SIZE};
 use super::{DEFAULT_ADMIN_LISTEN, DEFAULT_LISTEN, secret};
 
 /// Reads `[server]`; `has_tenants` is the default of `route_info_headers`, negated.

@@ -214,7 +214,9 @@ fn root_path(text: &str) -> Result<String, String> {
     let root = text.strip_suffix('/').unwrap_or(text);
     let is_prefix = root.is_empty()
         || root.starts_with('/')
-            && root.chars().all(|c| c.is_ascii_graphic() && !matches!(c, '?' | '#' | '%' | '\\' | '{' | '}' | '*'))
+            && root
+                .chars()
+                .all(|c| c.is_ascii_graphic() && !matches!(c, '?' | '#' | '%' | '\\' | '{' | '}' | '*'))
             && !root.contains("//")
             && !root.split('/').any(|part| part == "." || part == "..");
     if is_prefix { Ok(root.to_owned()) } else { Err(format!("{text:?} is not a path prefix")) }
