@@ -31,6 +31,9 @@ pub enum Outcome {
 }
 
 impl Outcome {
+    /// Every outcome.
+    pub const ALL: [Self; 5] = [Self::Ok, Self::ClientError, Self::Refused, Self::Failed, Self::Canceled];
+
     /// Outcome of a request that ended in this failure.
     pub fn of(failure: &Failure) -> Self {
         match failure {

@@ -15,6 +15,8 @@ pub struct Telemetry {
     pub engine_spans: Option<EngineSpansConfig>,
     /// `[telemetry.sampling]`
     pub sampling: Sampling,
+    /// Whether stages are told apart by tenant; the default up to 20 configured tenants.
+    pub stages_by_tenant: bool,
 }
 
 /// `telemetry.access_log`

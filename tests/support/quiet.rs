@@ -5,6 +5,7 @@ use tokenway::config::{AccessLog, Sampling, Telemetry};
 /// No access log, no spans out or in.
 pub(super) fn telemetry() -> Telemetry {
     Telemetry {
+        stages_by_tenant: true,
         access_log: AccessLog::Off,
         otlp: None,
         engine_spans: None,

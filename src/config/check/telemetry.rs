@@ -18,7 +18,7 @@ use super::values::{ADDRESS, HTTP_URL, POSITIVE_DURATION};
 use super::{secret, unbuilt};
 
 /// Reads `[telemetry]`.
-pub(super) fn telemetry(root: &Section<'_>) -> Telemetry {
+pub(super) fn telemetry(root: &Section<'_>, tenants: usize) -> Telemetry {
     let section = root.section("telemetry", "[telemetry]");
     unbuilt::refuse(&section, unbuilt::TELEMETRY);
     Telemetry {
@@ -26,6 +26,7 @@ pub(super) fn telemetry(root: &Section<'_>) -> Telemetry {
         otlp: otlp(&section.section("otlp", "[telemetry.otlp]")),
         engine_spans: engine_spans(&section.section("engine_spans", "[telemetry.engine_spans]")),
         sampling: sampling(&section.section("sampling", "[telemetry.sampling]")),
+        stages_by_tenant: section.boolean("stages_by_tenant").unwrap_or(tenants <= MAX_TENANTS_BY_STAGE),
     }
 }
 
@@ -159,4 +160,6 @@ const PROTOCOLS: &[(&str, OtlpProtocol)] =
     &[("http", OtlpProtocol::Http), ("http/protobuf", OtlpProtocol::Http), ("grpc", OtlpProtocol::Grpc)];
 /// Beside the usual ports of a collector, which may be on the same machine.
 const DEFAULT_ENGINE_SPANS_PORT: u16 = 4319;
+/// Above it, histograms by tenant and stage would be most of the metrics page.
+const MAX_TENANTS_BY_STAGE: usize = 20;
 const DEFAULT_EXPORT_TIMEOUT: Duration = Duration::from_secs(10);
