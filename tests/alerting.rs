@@ -268,12 +268,33 @@ fn every_alert_fires_when_it_should_and_is_silent_when_it_should_not() {
     assert!(is_good, "{said}");
 }
 
+/// The anchor that GitHub and others make of a heading.
+fn anchor(heading: &str) -> String {
+    let kept = heading.to_lowercase().replace(' ', "-");
+    kept.chars().filter(|c| c.is_alphanumeric() || *c == '-').collect()
+}
+
+#[test]
+fn every_alert_opens_a_section_of_the_runbook() {
+    let runbook = fs::read_to_string(kit("../docs/runbook.md")).unwrap();
+    let headings: BTreeSet<String> =
+        runbook.lines().filter_map(|l| l.strip_prefix("## ")).map(anchor).collect();
+    let rules = fs::read_to_string(kit("prometheus/rules.yml")).unwrap();
+    let links: Vec<&str> = rules.lines().filter_map(|l| l.trim().strip_prefix("runbook_url: ")).collect();
+    assert_eq!(links.len(), rules.matches("- alert: ").count(), "an alert without a runbook");
+    for link in links {
+        let (_, section) = link.trim_matches('"').split_once("docs/runbook.md#").unwrap();
+        assert!(headings.contains(section), "{section} is no section of {headings:?}");
+    }
+}
+
 /// The rules' tests with every series of one gateway exported by `gateways` of them.
 fn of_gateways(tests: &str, gateways: usize) -> String {
     let mut copied = String::new();
     let mut lines = tests.lines();
     while let Some(line) = lines.next() {
-        let Some(series) = line.strip_prefix("      - series: '").and_then(|rest| rest.strip_suffix('\'')) else {
+        let Some(series) = line.strip_prefix("      - series: '").and_then(|rest| rest.strip_suffix('\''))
+        else {
             copied.push_str(&format!("{line}\n"));
             continue;
         };

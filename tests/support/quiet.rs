@@ -10,6 +10,7 @@ pub(super) fn telemetry() -> Telemetry {
         otlp: None,
         engine_spans: None,
         sampling: Sampling {
+            max_per_second: u32::MAX,
             routine: 0.0,
             keep_error: false,
             keep_slo_miss: false,

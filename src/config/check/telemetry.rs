@@ -115,6 +115,7 @@ fn header(entry: &Item<'_>) -> Option<(HeaderName, HeaderValue)> {
 
 fn sampling(section: &Section<'_>) -> Sampling {
     let routine = section.ratio("routine").unwrap_or(0.02);
+    let max_per_second = section.integer("max_per_second", 1..=1_000_000).unwrap_or(100);
     let Some(item) = section.get("keep") else {
         return Sampling {
             routine,
@@ -123,6 +124,7 @@ fn sampling(section: &Section<'_>) -> Sampling {
             keep_tail: true,
             keep_retry: true,
             keep_drift: true,
+            max_per_second,
         };
     };
     let kept: Vec<Keep> = item.list().iter().filter_map(|entry| entry.one_of("reason", KEEP)).collect();
@@ -133,6 +135,7 @@ fn sampling(section: &Section<'_>) -> Sampling {
         keep_tail: kept.contains(&Keep::Tail),
         keep_retry: kept.contains(&Keep::Retry),
         keep_drift: kept.contains(&Keep::Drift),
+        max_per_second,
     }
 }
 

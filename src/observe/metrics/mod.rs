@@ -421,16 +421,19 @@ pub enum DropReason {
     ExportFailed,
     /// The gateway stopped first.
     Shutdown,
+    /// Over `telemetry.sampling.max_per_second`.
+    RateLimited,
 }
 
 impl DropReason {
-    const ALL: [Self; 3] = [Self::QueueFull, Self::ExportFailed, Self::Shutdown];
+    const ALL: [Self; 4] = [Self::QueueFull, Self::ExportFailed, Self::Shutdown, Self::RateLimited];
 
     fn as_str(self) -> &'static str {
         match self {
             Self::QueueFull => "queue_full",
             Self::ExportFailed => "export_failed",
             Self::Shutdown => "shutdown",
+            Self::RateLimited => "rate_limited",
         }
     }
 }

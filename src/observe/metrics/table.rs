@@ -305,8 +305,10 @@ impl Totals {
         ] {
             maker.counter(name, help);
         }
-        let oldest =
-            Gauge::new("tokenway_queue_oldest_seconds", "How long the oldest request in the queue has waited.");
+        let oldest = Gauge::new(
+            "tokenway_queue_oldest_seconds",
+            "How long the oldest request in the queue has waited.",
+        );
         Self {
             prediction_error: maker.histogram(
                 "tokenway_prediction_error_seconds",
