@@ -129,6 +129,8 @@ fn server() -> Server {
         heartbeat: None,
         route_info_headers: false,
         extra_paths: Vec::new(),
+        root_path: String::new(),
+        cors_origins: None,
         trust_headers: Vec::new(),
     }
 }

@@ -72,6 +72,8 @@ fn server() -> Server {
         heartbeat: None,
         route_info_headers: true,
         extra_paths: vec![],
+        root_path: String::new(),
+        cors_origins: None,
         trust_headers: vec![],
     }
 }
