@@ -18,7 +18,7 @@ use crate::config::{ModelMatch, Timeouts};
 use crate::error::Failure;
 use crate::fleet::replica::Replica;
 use crate::observe::record_guard::RecordGuard;
-use crate::record::{Record, SloBounds};
+use crate::record::{MAX_MODEL_NAME, Record, SloBounds, cut};
 use crate::relay::stream_state::Echo;
 use crate::request::body::{self, BodyLimits, HeldBody};
 use crate::request::class::Class;
@@ -153,6 +153,7 @@ pub async fn prepare(
         // It has no body: what follows the handshake is between client and engine.
         fields.model = query_model(&parts.uri)?.map(Cow::Owned);
     }
+    record.requested_model = fields.model.as_deref().map(|name| cut(name, MAX_MODEL_NAME).into());
     take_request_id(record, &fields, &parts.headers);
     let (route, stored) = match dialect {
         _ if is_preflight => (table.some_route().ok_or(Failure::Internal)?, None),
