@@ -162,23 +162,6 @@ struct QueueEntry<T> {
 }
 
 impl<T: Clone> WaitQueue<T> {
-    /// An empty queue.
-    #[must_use]
-    pub fn new() -> Self {
-        Self {
-            flows: Vec::new(),
-            usages: Usages::default(),
-            served: Vec::new(),
-            virtual_now: 0,
-            next: 0,
-            called: None,
-            round: 0,
-            left: 0,
-            is_due: false,
-            pace: Pace::default(),
-        }
-    }
-
     /// Adds a request.
     ///
     /// # Errors
@@ -498,5 +481,22 @@ impl<T> Flow<T> {
             (self.late, self.work) = (self.late - 1, self.work.saturating_sub(gone.work));
         }
         Some(gone)
+    }
+}
+
+impl<T> Default for WaitQueue<T> {
+    fn default() -> Self {
+        Self {
+            flows: Vec::new(),
+            usages: Usages::default(),
+            served: Vec::new(),
+            virtual_now: 0,
+            next: 0,
+            called: None,
+            round: 0,
+            left: 0,
+            is_due: false,
+            pace: Pace::default(),
+        }
     }
 }

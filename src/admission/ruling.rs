@@ -90,11 +90,10 @@ pub fn rule(
         return Ruling::Place;
     }
     let has_room = judged.has_room(lookahead);
-    let is_in_time = outlook.slack.is_none() || predicted <= outlook.bound.mul_f64(SAFETY);
-    // Nobody may wait for a late answer where nobody may wait at all.
-    let is_refused = rules.queue.is_some_and(|queue| queue.max_requests == 0)
-        && aim.slo.ttft.is_some_and(|bound| predicted > bound.mul_f64(SAFETY));
-    if has_room && ahead.is_none() && is_in_time && !is_refused {
+    let is_in_time = aim.slo.ttft.is_none_or(|bound| predicted <= bound.mul_f64(SAFETY));
+    // A late answer is better than none, but not where nobody may wait at all; and what nobody measured refuses nobody.
+    let may_be_late = outlook.slack.is_none() && rules.queue.is_none_or(|queue| queue.max_requests > 0);
+    if has_room && ahead.is_none() && (is_in_time || may_be_late || judged.is_let_in()) {
         return Ruling::Place;
     }
     Ruling::Queue(outlook, if has_room { Stay::Own } else { Stay::NoRoom })
@@ -128,7 +127,7 @@ fn lookahead(rules: &Rules) -> Duration {
     if rules.base_ttft.is_zero() {
         UNBOUNDED_LOOKAHEAD
     } else {
-        rules.base_ttft.mul_f64(LOOKAHEAD).max(MIN_LOOKAHEAD)
+        rules.base_ttft.mul_f64(LOOKAHEAD).clamp(MIN_LOOKAHEAD, MAX_LOOKAHEAD)
     }
 }
 
@@ -154,6 +153,8 @@ const ENTER: f64 = 0.75;
 const LOOKAHEAD: f64 = 0.1;
 /// The pool is looked at every ten milliseconds at the latest.
 const MIN_LOOKAHEAD: Duration = Duration::from_millis(10);
+/// Several steps of an engine that computes prompts: what waits there fills them.
+const MAX_LOOKAHEAD: Duration = Duration::from_millis(200);
 /// The same for requests without a bound: what they take is felt by the next ones with a bound.
 const UNBOUNDED_LOOKAHEAD: Duration = Duration::from_millis(50);
 /// Age of the last first token of a pool above which its predictions count as unproved.

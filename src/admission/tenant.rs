@@ -1,7 +1,7 @@
 //! Limits of tenants: requests and tokens a minute, and requests at once.
 //!
-//! Rates are held by GCRA: a bucket of one minute's allowance that refills steadily, kept as the time at which it would be
-//! full again. Tokens are charged by the prompt's estimate and corrected by the engine's usage at the end, so that a bucket can be
+//! Rates are held by a bucket of one minute's allowance that refills steadily: GCRA as a level instead of a time, so that what
+//! was used can be held against a limit that a reload changed. Tokens are charged by the prompt's estimate and corrected by the engine's usage at the end, so that a bucket can be
 //! in debt. State is kept by the tenant's name: it outlives reloads, and new limits count at once. A [`TenantPermit`] lives in
 //! the request's record and gives everything back when it is dropped; a request that was refused costs nothing.
 
@@ -81,12 +81,12 @@ impl TenantPermit {
         let mut used = self.state.lock();
         let is_refused = record.outcome == Outcome::Refused;
         let tokens = if is_refused || record.at.routed.is_none() { 0 } else { tokens_of(record) };
-        if let Some(per_minute) = self.limits.requests_per_minute.filter(|_| is_refused) {
-            used.requests.give_back(1, per_minute);
+        if is_refused {
+            used.requests.give_back(1);
         }
         if let Some(per_minute) = self.limits.tokens_per_minute {
             used.tokens.charge(tokens.saturating_sub(self.charged), per_minute, record.at.end);
-            used.tokens.give_back(self.charged.saturating_sub(tokens), per_minute);
+            used.tokens.give_back(self.charged.saturating_sub(tokens));
         }
     }
 }
@@ -174,35 +174,44 @@ impl LimitReached {
     }
 }
 
-/// One minute's allowance by GCRA: when it will be full again.
+/// What is used of one minute's allowance, refilled steadily.
 #[derive(Clone, Copy, Debug, Default)]
-struct Bucket(Stamp);
+struct Bucket {
+    used: f64,
+    at: Stamp,
+}
 
 impl Bucket {
     /// # Errors
     /// How long until this much is let in.
     fn wait(self, amount: u64, per_minute: u64, now: Stamp) -> Result<(), Duration> {
-        let after = self.0.max(now).after(share(amount, per_minute));
-        let over = after.since(now).saturating_sub(MINUTE);
-        if over.is_zero() { Ok(()) } else { Err(over) }
+        let over = self.used_at(per_minute, now) + amount as f64 - per_minute as f64;
+        if over < ROUNDING { Ok(()) } else { Err(time_for(over, per_minute)) }
     }
 
     fn charge(&mut self, amount: u64, per_minute: u64, now: Stamp) {
-        self.0 = self.0.max(now).after(share(amount, per_minute));
+        let used = self.used_at(per_minute, now) + amount as f64;
+        *self = Self { used, at: self.at.max(now) };
     }
 
-    fn give_back(&mut self, amount: u64, per_minute: u64) {
-        let nanos = u64::try_from(share(amount, per_minute).as_nanos()).unwrap_or(u64::MAX);
-        self.0 = Stamp::from_nanos(self.0.as_nanos().saturating_sub(nanos));
+    fn give_back(&mut self, amount: u64) {
+        self.used = (self.used - amount as f64).max(0.0);
+    }
+
+    fn used_at(self, per_minute: u64, now: Stamp) -> f64 {
+        let refilled = now.since(self.at).as_secs_f64() / MINUTE.as_secs_f64() * per_minute as f64;
+        (self.used - refilled).max(0.0)
     }
 }
 
 /// The time in which this much is refilled.
-fn share(amount: u64, per_minute: u64) -> Duration {
-    let seconds = amount as f64 / per_minute.max(1) as f64 * MINUTE.as_secs_f64();
+fn time_for(amount: f64, per_minute: u64) -> Duration {
+    let seconds = amount / per_minute.max(1) as f64 * MINUTE.as_secs_f64();
     Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
 }
 
+/// Less than any request or token.
+const ROUNDING: f64 = 1e-6;
 const MINUTE: Duration = Duration::from_secs(60);
 /// When one of its other requests ends is not known.
 const AGAIN: Duration = Duration::from_secs(1);
@@ -210,7 +219,7 @@ const AGAIN: Duration = Duration::from_secs(1);
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::Opening;
+    use crate::record::{ClientInfo, Opening};
     use crate::request::dialect::Dialect;
     use crate::request::trace_context::trace_of;
 
@@ -230,6 +239,7 @@ mod tests {
             dialect: Dialect::Chat,
             path: "/".into(),
             head: at(0),
+            client: ClientInfo::default(),
         });
         (record.outcome, record.tokens.input) = (outcome, Some(Tokens(input)));
         record.tokens.output = Some(Tokens(output));
@@ -309,7 +319,7 @@ mod tests {
         let _second = admit(&limiter, &before, 1, at(0)).unwrap();
         assert_eq!(admit(&limiter, &after, 1, at(0)).unwrap_err().0, "concurrency");
         drop(_second);
-        assert_eq!(admit(&limiter, &after, 1, at(0)).unwrap_err(), ("requests_per_minute".into(), Some(1)));
-        assert!(admit(&limiter, &after, 1, at(1)).is_ok());
+        assert_eq!(admit(&limiter, &before, 1, at(0)).unwrap_err().0, "requests_per_minute");
+        assert!(admit(&limiter, &after, 1, at(0)).is_ok());
     }
 }

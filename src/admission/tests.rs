@@ -50,7 +50,7 @@ struct Bench {
 
 impl Bench {
     fn new() -> Self {
-        Self { queue: WaitQueue::new(), positions: BTreeMap::new() }
+        Self { queue: WaitQueue::default(), positions: BTreeMap::new() }
     }
 
     /// The ids that lost their position, or the refusal's code.

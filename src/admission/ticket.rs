@@ -55,7 +55,7 @@ impl PoolQueue {
     /// An empty queue.
     #[must_use]
     pub fn new() -> Arc<Self> {
-        let state = QueueState { waiting: WaitQueue::new(), is_driven: false };
+        let state = QueueState { waiting: WaitQueue::default(), is_driven: false };
         Arc::new(Self {
             state: Mutex::new(state),
             len: AtomicUsize::new(0),

@@ -102,7 +102,7 @@ impl ProductRouter {
             targets: (0..replicas).map(|slot| Target::new(slot, identity(slot))).collect(),
             untried: SlotSet::new(),
             streams: HashMap::new(),
-            queue: WaitQueue::new(),
+            queue: WaitQueue::default(),
             waiting: HashMap::new(),
             ends: BTreeSet::new(),
             share: |_| Share { tenant: "default".into(), weight: 1, priority: 0 },
