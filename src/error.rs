@@ -86,6 +86,9 @@ pub enum ReplicaFailure {
     /// The stream was silent, and the replica refused a connect or did not answer a probe.
     #[error("replica {replica} went silent and does not answer any more")]
     Silent { replica: Arc<str> },
+    /// The response head cannot be relayed: its framing has two readings, or it switches protocols.
+    #[error("replica {replica} {what}")]
+    InvalidHead { replica: Arc<str>, what: &'static str },
     /// The replica's connection pool was exhausted for `timeouts.connect`: nothing was sent.
     #[error("all connections to replica {replica} were taken for {}", Seconds(*.after))]
     NoFreeConnection { replica: Arc<str>, after: Duration },
@@ -118,6 +121,7 @@ impl ReplicaFailure {
             Self::Status { status: 503, .. } => "status_503",
             Self::Status { .. } => "status_504",
             Self::Silent { .. } => "silent",
+            Self::InvalidHead { .. } => "invalid_head",
             Self::NoFreeConnection { .. } => "no_free_connection",
         }
     }
@@ -201,6 +205,12 @@ pub enum Failure {
          content-length and transfer-encoding agree; the connection was closed"
     )]
     MalformedHead,
+    /// Both `Content-Length` and `Transfer-Encoding` (RFC 9112 §6.3).
+    #[error(
+        "the request has both content-length and transfer-encoding (RFC 9112 section 6.3): send one of them; the \
+         connection was closed"
+    )]
+    AmbiguousFraming,
     /// Request target over hyper's limit.
     #[error("the request target is over 65534 bytes; what is long belongs into the body")]
     UriTooLong,
@@ -238,6 +248,7 @@ impl Failure {
         match self {
             Self::UnknownPath => (S::NOT_FOUND, "unknown_path", INVALID),
             Self::MalformedHead => (S::BAD_REQUEST, "malformed_head", INVALID),
+            Self::AmbiguousFraming => (S::BAD_REQUEST, "ambiguous_framing", INVALID),
             Self::UriTooLong => (S::URI_TOO_LONG, "uri_too_long", INVALID),
             Self::HeadTooLarge => (S::REQUEST_HEADER_FIELDS_TOO_LARGE, "head_too_large", INVALID),
             Self::MethodNotAllowed => (S::METHOD_NOT_ALLOWED, "method_not_allowed", INVALID),

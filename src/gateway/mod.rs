@@ -124,9 +124,16 @@ impl Handler for Service {
             HeadFault::Malformed => Failure::MalformedHead,
             HeadFault::UriTooLong => Failure::UriTooLong,
             HeadFault::TooLarge => Failure::HeadTooLarge,
+            HeadFault::Ambiguous => Failure::AmbiguousFraming,
         };
         self.0.observer.metrics().http_rejected(failure.code());
         reply::unreadable(&failure)
+    }
+
+    fn refuse(&self, fault: HeadFault) -> Response<ReplyBody> {
+        let mut response = self.reject(fault).map(|body| ReplyBody::Whole(Some(body), None));
+        response.headers_mut().insert(http::header::CONNECTION, HeaderValue::from_static("close"));
+        response
     }
 
     fn opened(&self) -> Box<dyn Send> {

@@ -7,6 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, Method};
+use hyper::body::Body as _;
 
 use super::attempt::{Deadline, Deadlines};
 use super::table::{RouteState, RoutingTable};
@@ -16,6 +17,7 @@ use crate::clock::Stamp;
 use crate::config::{ModelMatch, Timeouts};
 use crate::error::Failure;
 use crate::fleet::replica::Replica;
+use crate::listener::ContinueSignal;
 use crate::observe::record_guard::RecordGuard;
 use crate::record::SloBounds;
 use crate::relay::stream_state::Echo;
@@ -127,6 +129,11 @@ pub async fn prepare(
     let tenant = identify(&table, guard, &parts.headers)?;
     let server = &table.config.server;
     let limits = BodyLimits { size: server.body_limit, stall: default_stall(&table) };
+    if let Some(signal) = parts.extensions.get::<ContinueSignal>()
+        && body.as_ref().is_some_and(|body| body.size_hint().lower() <= server.body_limit as u64)
+    {
+        signal.send();
+    }
     let held = match body.as_mut() {
         Some(body) => body::read(body, &gateway.memory, limits).await?,
         None => HeldBody::empty(),

@@ -4,6 +4,8 @@
 //! first byte, the time between requests. What a request is answered with is up to a [`Handler`].
 
 mod bad_request_head;
+mod continues;
+pub mod framing;
 mod independently_woken;
 mod lingering_close;
 mod phase;
@@ -18,7 +20,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{Request, Response, header};
+use http::{Method, Request, Response, Version, header};
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
@@ -30,8 +32,9 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 pub use self::bad_request_head::HeadFault;
+pub use self::continues::ContinueSignal;
 use self::independently_woken::IndependentlyWoken;
-use self::phase::{BusyBody, ConnectionPhase, PhaseDeadlines, PhaseIo};
+use self::phase::{Busy, BusyBody, ConnectionPhase, EndGuard, PhaseDeadlines, PhaseIo, Resets};
 use self::tls::TlsSlot;
 use crate::clock::Clock;
 use crate::config::Server;
@@ -55,6 +58,9 @@ pub trait Handler: Clone + Send + Sync + 'static {
 
     /// Responds to a head that could not be parsed.
     fn reject(&self, fault: HeadFault) -> Response<Bytes>;
+
+    /// Responds to a request that is not served because of its head; its connection closes.
+    fn refuse(&self, fault: HeadFault) -> Response<Self::Body>;
 
     /// A connection was opened; the returned guard is dropped when it closes.
     fn opened(&self) -> Box<dyn Send>;
@@ -204,27 +210,37 @@ async fn serve_tls<H: Handler>(socket: TcpStream, tls: Arc<TlsSlot>, accepted: A
 async fn serve_stream<H, S>(stream: S, accepted: Accepted<H>)
 where
     H: Handler,
-    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    S: AsyncRead + AsyncWrite + Resets + Unpin + Send + 'static,
 {
     let Accepted { serving, handler, phase, _permit, _open } = accepted;
     let rejecting = handler.clone();
     let explain = Arc::new(move |fault| rejecting.reject(fault));
-    let io = TokioIo::new(PhaseIo::new(stream, Arc::clone(&phase), explain));
+    let go_on = ContinueSignal::default();
+    let io = TokioIo::new(PhaseIo::new(stream, Arc::clone(&phase), explain, go_on.clone()));
     let kill = KillSwitch::default();
     let connection_kill = Arc::clone(&kill);
-    let service_phase = Arc::clone(&phase);
-    let service = hyper::service::service_fn(move |request: Request<Incoming>| {
+    let (service_phase, continuing) = (Arc::clone(&phase), go_on.clone());
+    let service = hyper::service::service_fn(move |mut request: Request<Incoming>| {
         let (busy, handler) = (ConnectionPhase::request(&service_phase), handler.clone());
         let kill = Arc::clone(&connection_kill);
+        if request.version() == Version::HTTP_2 && request.headers().contains_key(header::EXPECT) {
+            request.extensions_mut().insert(continuing.clone());
+        }
         async move {
             // Per stream over HTTP/2, per connection over HTTP/1.1.
             let signals =
                 SIGNALS.try_with(StreamSignals::clone).unwrap_or(StreamSignals { kill, handed: None });
-            let response = handler.handle(request, signals.kill).await;
+            let asked = Asked { version: request.version(), is_head: request.method() == Method::HEAD };
+            let response = if busy.is_ambiguous() {
+                handler.refuse(HeadFault::Ambiguous)
+            } else {
+                handler.handle(request, signals.kill).await
+            };
             if response.headers().contains_key(header::CONNECTION) {
                 busy.last();
             }
-            Ok::<_, Infallible>(response.map(|body| BusyBody::new(body, busy, signals.handed)))
+            let end = asked.end_guard(&response, &busy);
+            Ok::<_, Infallible>(response.map(|body| BusyBody::new(body, busy, signals.handed, end)))
         }
     });
     let builder =
@@ -234,7 +250,8 @@ where
     // A connection accepted after the drain delay gets a 503, which closes it.
     let mut announced = Announced { goaway: false, close: serving.closing.is_cancelled() };
     loop {
-        let mut interruption = IndependentlyWoken::new(interruption(&serving, &phase, &kill, announced));
+        let mut interruption =
+            IndependentlyWoken::new(interruption(&serving, &phase, &kill, &go_on, announced));
         let happened = poll_fn(|cx| match connection.as_mut().poll(cx) {
             Poll::Ready(_) => Poll::Ready(Interruption::End),
             Poll::Pending => interruption.poll(cx),
@@ -243,8 +260,29 @@ where
             Interruption::End => return,
             Interruption::GoAway => announced.goaway = true,
             Interruption::Close => announced.close = true,
+            // Polled again, the connection flushes, which adds the frame.
+            Interruption::Continue => continue,
         }
         connection.as_mut().graceful_shutdown();
+    }
+}
+
+/// What the framing of a response depends on.
+#[derive(Clone, Copy)]
+struct Asked {
+    version: Version,
+    is_head: bool,
+}
+
+impl Asked {
+    /// HTTP/1.0 has no chunks: a body without a length ends with its connection, and a broken one must not.
+    fn end_guard<B: hyper::body::Body>(self, response: &Response<B>, busy: &Busy) -> EndGuard {
+        let is_open_ended = response.body().size_hint().exact().is_none();
+        if self.version == Version::HTTP_10 && is_open_ended && !self.is_head {
+            busy.ends_with_connection()
+        } else {
+            EndGuard::default()
+        }
     }
 }
 
@@ -263,12 +301,15 @@ enum Interruption {
     GoAway,
     /// The drain delay is over.
     Close,
+    /// A client over HTTP/2 waits for `100 Continue`.
+    Continue,
 }
 
 async fn interruption(
     serving: &Serving,
     phase: &ConnectionPhase,
     kill: &KillSwitch,
+    go_on: &ContinueSignal,
     announced: Announced,
 ) -> Interruption {
     let deadlines = serving.limits.into();
@@ -285,6 +326,7 @@ async fn interruption(
     tokio::select! {
         () = kill.cancelled() => Interruption::End,
         () = overdue => Interruption::End,
+        () = go_on.wanted() => Interruption::Continue,
         () = goaway, if !announced.goaway => Interruption::GoAway,
         () = serving.closing.cancelled(), if !announced.close => Interruption::Close,
     }
@@ -310,6 +352,8 @@ fn builder(streams: StreamExecutor) -> auto::Builder<StreamExecutor> {
         .timer(TokioTimer::new())
         .max_concurrent_streams(MAX_STREAMS)
         .max_header_list_size(MAX_HEADER_LIST)
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
         .max_send_buf_size(BUFFER)
         .max_pending_accept_reset_streams(Some(MAX_RESETS))
         .max_local_error_reset_streams(Some(MAX_RESETS))
@@ -355,5 +399,8 @@ const BUFFER: usize = 64 * 1024;
 const MAX_HEADERS: usize = 100;
 const MAX_HEADER_LIST: u32 = 32 * 1024;
 const MAX_STREAMS: u32 = 250;
+/// Bytes of an upload that a client may send ahead, on a stream and on all of a connection.
+const STREAM_WINDOW: u32 = 64 * 1024;
+const CONNECTION_WINDOW: u32 = 1024 * 1024;
 const MAX_RESETS: usize = 100;
 const ACCEPT_BACK_OFF: Duration = Duration::from_millis(50);
