@@ -161,6 +161,9 @@ pub enum Failure {
     /// Missing or unknown API key.
     #[error("{message}")]
     InvalidKey { message: String },
+    /// A token came before the issuer's keys could be read.
+    #[error("the keys of the token issuer could not be read yet (auth.jwt.jwks); try again later")]
+    NoTokenKeys { retry_after: Duration },
     /// No `model` where the dialect requires one.
     #[error("you must provide a model parameter")]
     MissingModel,
@@ -259,6 +262,7 @@ impl Failure {
             Self::BodyMemory => (S::SERVICE_UNAVAILABLE, "body_memory", OVERLOADED),
             Self::BodyStalled { .. } => (S::REQUEST_TIMEOUT, "timeout_client_stall", "timeout_error"),
             Self::InvalidKey { .. } => (S::UNAUTHORIZED, "invalid_api_key", "authentication_error"),
+            Self::NoTokenKeys { .. } => (S::SERVICE_UNAVAILABLE, "no_token_keys", OVERLOADED),
             Self::MissingModel => (S::BAD_REQUEST, "missing_model", INVALID),
             Self::ModelNotFound { .. } => (S::NOT_FOUND, "model_not_found", INVALID),
             Self::PreviousResponseNotFound => (S::NOT_FOUND, "previous_response_not_found", INVALID),
@@ -310,6 +314,7 @@ impl Failure {
         match self {
             Self::NoReadyReplica { retry_after, .. }
             | Self::NotAdmitted { retry_after, .. }
+            | Self::NoTokenKeys { retry_after }
             | Self::SuspectedPoison { retry_after } => Some(*retry_after),
             Self::BodyMemory | Self::Draining => Some(Duration::from_secs(1)),
             _ => None,

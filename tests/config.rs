@@ -115,6 +115,41 @@ fn every_key_parses_and_what_is_not_built_is_refused_at_its_line() {
 }
 
 #[test]
+fn tokens_and_certificates_are_checked_with_their_places() {
+    let told = |rest: &str, expected: &[&str]| assert_told(&with_pool(rest), expected);
+    told(
+        "[auth.jwt]\naudience = []\njwks = \"file:nowhere.json\"\nalgorithms = [\"HS256\", \"none\"]\n",
+        &[
+            "f.toml:4:1: [auth.jwt] has no \"issuer\"",
+            "f.toml:4:1: [auth.jwt] needs tenants that its tokens can name",
+            "f.toml:5:12: audience is empty",
+            "f.toml:6:8: cannot read nowhere.json: No such file or directory (os error 2)",
+            "f.toml:7:15: unknown signature algorithm \"HS256\"; did you mean \"RS256\"?",
+            "f.toml:7:24: unknown signature algorithm \"none\"",
+        ],
+    );
+    let tenant = "[[tenant]]\nname = \"t\"\n";
+    told(tenant, &["f.toml:4:1: [[tenant]] has no \"key_sha256\""]);
+    let jwt = "[auth.jwt]\nissuer = \"i\"\naudience = \"a\"\njwks = \"https://idp/keys?x=1\"\n";
+    let config = checked(&with_pool(&format!("{tenant}{jwt}")));
+    assert_eq!(config.jwt.unwrap().jwks.to_string(), "https://idp:443/keys?x=1");
+    let named = format!("{tenant}client_names = [\"a\"]\n");
+    assert_eq!(&*checked(&with_pool(&named)).tenants[0].client_names[0], "a");
+    let twice = format!("{named}[[tenant]]\nname = \"u\"\nclient_names = [\"a\"]\n");
+    told(&twice, &["f.toml:9:17: \"a\" is listed already"]);
+    let tls = |tls: &str| format!("[[pool]]\nname = \"p\"\nreplicas = [\"https://a\"]\ntls = {tls}\n");
+    assert_told(
+        &tls("{ cert = \"Cargo.toml\", server_name = \"a b\" }"),
+        &[
+            "f.toml:4:7: pool.tls has no \"key\"",
+            "f.toml:4:16: Cargo.toml holds no certificate in PEM form",
+            "f.toml:4:44: \"a b\" is no DNS name or address",
+        ],
+    );
+    assert!(checked(&tls("{}")).pools[0].tls.is_some());
+}
+
+#[test]
 fn answers_tell_tenants_nothing_of_the_fleet_unless_asked() {
     let tenant = format!("[[tenant]]\nname = \"t\"\nkey_sha256 = [\"{}\"]\n", "0".repeat(64));
     assert!(!checked(&with_pool(&tenant)).server.route_info_headers);

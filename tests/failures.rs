@@ -122,7 +122,11 @@ async fn an_answer_whose_framing_has_two_readings_is_not_relayed() {
         let gateway = Gateway::start(config::of(&[&replica])).await;
         let reply = gateway.post(PATH, UNARY).await;
         let error: Value = serde_json::from_str(reply.text()).unwrap();
-        assert_eq!((reply.status(), error["error"]["code"].as_str()), (502, Some("replica_failed")), "{what}");
+        assert_eq!(
+            (reply.status(), error["error"]["code"].as_str()),
+            (502, Some("replica_failed")),
+            "{what}"
+        );
         assert!(reply.body.is_complete, "{what}");
         gateway.idle().await;
     }

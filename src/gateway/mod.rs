@@ -19,6 +19,7 @@ mod waiting;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::time::SystemTime;
 
 use arc_swap::ArcSwap;
 use bytes::Bytes;
@@ -191,6 +192,10 @@ impl Gateway {
         Ok((table, self.open_record(parts, dialect, head)))
     }
 
+    fn wall_now(&self) -> SystemTime {
+        self.clock.wall(self.clock.now())
+    }
+
     /// Counts refusals; client errors are no admission decision.
     fn count_refusal(&self, failure: &Failure) {
         if Outcome::of(failure) == Outcome::Refused {
@@ -212,12 +217,9 @@ impl Gateway {
         Some(match path {
             "/health" => local::health(table, self.drain.is_on()),
             "/version" => local::version(),
-            _ => match table.tenants.identify(&parts.headers) {
+            _ => match table.tenants.identify(parts, self.wall_now()) {
                 Ok(tenant) => local::models(table, &tenant),
-                Err(error) => reply::failure_bytes(
-                    &Failure::InvalidKey { message: error.message() },
-                    ErrorShape::OpenAi,
-                ),
+                Err(error) => reply::failure_bytes(&error.failure(), ErrorShape::OpenAi),
             },
         })
     }

@@ -29,7 +29,7 @@ use crate::request::fields::{self, FieldError, Fields};
 use crate::request::json::{JsonError, JsonKind, Raw};
 use crate::request::prompt::RequestPrompt;
 use crate::request::splice::{Edits, splice};
-use crate::request::tenant::TenantRef;
+use crate::request::tenant::{AuthError, TenantRef};
 use crate::routing::rendezvous;
 use crate::units::Tokens;
 use crate::upstream::headers::is_looping;
@@ -126,7 +126,7 @@ pub async fn prepare(
 ) -> Result<Box<Prepared>, Failure> {
     let IncomingRequest { gateway, parts, body, .. } = incoming;
     check(gateway, parts)?;
-    let tenant = identify(&table, guard, &parts.headers)?;
+    let tenant = identify(gateway, &table, guard, parts).await?;
     let server = &table.config.server;
     let limits = BodyLimits { size: server.body_limit, stall: default_stall(&table) };
     if let Some(signal) = parts.extensions.get::<ContinueSignal>()
@@ -172,20 +172,29 @@ fn check(gateway: &Gateway, parts: &Parts) -> Result<(), Failure> {
     if gateway.drain.refuses() { Err(Failure::Draining) } else { Ok(()) }
 }
 
-fn identify(
+async fn identify(
+    gateway: &Gateway,
     table: &RoutingTable,
     guard: &mut RecordGuard,
-    headers: &HeaderMap,
+    parts: &Parts,
 ) -> Result<TenantRef, Failure> {
-    let trusted = table.config.server.trust_headers.iter().find_map(|name| headers.get(name));
+    let trusted = table.config.server.trust_headers.iter().find_map(|name| parts.headers.get(name));
     let tenant = match trusted {
-        Some(name) if table.tenants.ask_for_keys() => table
-            .tenants
-            .named(name.as_bytes())
-            .ok_or_else(|| "the trusted header (server.trust_headers) names no tenant".to_owned()),
-        _ => table.tenants.identify(headers).map_err(|error| error.message()),
+        Some(name) if table.tenants.ask_for_keys() => {
+            let message = "the trusted header (server.trust_headers) names no tenant";
+            let unknown = || Failure::InvalidKey { message: message.to_owned() };
+            table.tenants.named(name.as_bytes()).ok_or_else(unknown)?
+        }
+        _ => {
+            let mut tenant = table.tenants.identify(parts, gateway.wall_now());
+            if tenant.as_ref().is_err_and(AuthError::wants_keys) {
+                // The issuer may have rotated its keys.
+                Box::pin(table.tenants.tokens().refreshed()).await;
+                tenant = table.tenants.identify(parts, gateway.wall_now());
+            }
+            tenant.map_err(|error| error.failure())?
+        }
     };
-    let tenant = tenant.map_err(|message| Failure::InvalidKey { message })?;
     guard.record().tenant = Arc::clone(tenant.name());
     Ok(tenant)
 }

@@ -20,9 +20,13 @@ pub struct RequestFraming {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     HeadLine,
-    Body { left: u64 },
+    Body {
+        left: u64,
+    },
     ChunkSize,
-    ChunkData { left: u64 },
+    ChunkData {
+        left: u64,
+    },
     /// The line end behind a chunk's data.
     ChunkEnd,
     Trailer,
@@ -163,8 +167,7 @@ mod tests {
     const GET: &str = "GET / HTTP/1.1\r\nhost: a\r\nx: content-length: 5\r\n\r\n";
     const BOTH: &str =
         "POST / HTTP/1.1\r\nContent-Length: 5\r\nhost: a\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n";
-    const BOTH_TURNED: &str =
-        "POST / HTTP/1.1\nTRANSFER-ENCODING:chunked\ncontent-length:\t5\n\n0\r\n\r\n";
+    const BOTH_TURNED: &str = "POST / HTTP/1.1\nTRANSFER-ENCODING:chunked\ncontent-length:\t5\n\n0\r\n\r\n";
 
     fn first(parts: &[&str]) -> Option<u64> {
         let whole = parts.concat();

@@ -4,6 +4,7 @@
 //! first byte, the time between requests. What a request is answered with is up to a [`Handler`].
 
 mod bad_request_head;
+mod client_names;
 mod continues;
 pub mod framing;
 mod independently_woken;
@@ -32,6 +33,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 pub use self::bad_request_head::HeadFault;
+pub use self::client_names::ClientNames;
 pub use self::continues::ContinueSignal;
 use self::independently_woken::IndependentlyWoken;
 use self::phase::{Busy, BusyBody, ConnectionPhase, EndGuard, PhaseDeadlines, PhaseIo, Resets};
@@ -159,6 +161,8 @@ struct Accepted<H> {
     serving: Serving,
     handler: H,
     phase: Arc<ConnectionPhase>,
+    /// Of its certificate (mutual TLS).
+    client: Option<ClientNames>,
     _permit: Option<OwnedSemaphorePermit>,
     _open: Box<dyn Send>,
 }
@@ -169,6 +173,7 @@ impl<H: Handler> Accepted<H> {
             serving: serving.clone(),
             handler: handler.clone(),
             phase: Arc::new(ConnectionPhase::new(serving.clock, serving.clock.now())),
+            client: None,
             _permit: permit,
             _open: handler.opened(),
         }
@@ -194,12 +199,15 @@ pub async fn next_connection(
     }
 }
 
-async fn serve_tls<H: Handler>(socket: TcpStream, tls: Arc<TlsSlot>, accepted: Accepted<H>) {
+async fn serve_tls<H: Handler>(socket: TcpStream, tls: Arc<TlsSlot>, mut accepted: Accepted<H>) {
     let limits = &accepted.serving.limits;
     // The first head is due from accept, so a handshake cannot take longer than that.
     let bound = limits.tls_handshake_timeout.min(limits.header_timeout);
     match tokio::time::timeout(bound, tls.accept(socket)).await {
-        Ok(Ok(stream)) => serve_stream(stream, accepted).await,
+        Ok(Ok(stream)) => {
+            accepted.client = ClientNames::of(&stream);
+            serve_stream(stream, accepted).await;
+        }
         Ok(Err(error)) => tracing::debug!(%error, "tls handshake failed"),
         Err(_) => tracing::debug!("tls handshake timed out"),
     }
@@ -212,7 +220,7 @@ where
     H: Handler,
     S: AsyncRead + AsyncWrite + Resets + Unpin + Send + 'static,
 {
-    let Accepted { serving, handler, phase, _permit, _open } = accepted;
+    let Accepted { serving, handler, phase, client, _permit, _open } = accepted;
     let rejecting = handler.clone();
     let explain = Arc::new(move |fault| rejecting.reject(fault));
     let go_on = ContinueSignal::default();
@@ -225,6 +233,9 @@ where
         let kill = Arc::clone(&connection_kill);
         if request.version() == Version::HTTP_2 && request.headers().contains_key(header::EXPECT) {
             request.extensions_mut().insert(continuing.clone());
+        }
+        if let Some(names) = &client {
+            request.extensions_mut().insert(names.clone());
         }
         async move {
             // Per stream over HTTP/2, per connection over HTTP/1.1.
