@@ -4,7 +4,7 @@
 //! reads.
 
 pub(crate) mod load_report;
-mod metrics_text;
+pub mod metrics_text;
 pub(crate) mod pick;
 mod poison;
 pub(crate) mod pool;

@@ -69,7 +69,8 @@ impl Continues {
         inbound.take(bytes, |head| match head.kind {
             HEADERS if head.flags & END_STREAM == 0 => {
                 // A trailer's stream waits no longer.
-                if !forget(waiting, head.stream) && waiting.len() < MAX_WAITING {
+                let is_trailer = forget(waiting, head.stream);
+                if !is_trailer && waiting.len() < MAX_WAITING {
                     waiting.push(head.stream);
                 }
             }

@@ -53,7 +53,7 @@ impl UsageFilter {
                 PartialEvent::None if UsageCheck::of(piece) == UsageCheck::UsageOnly => {
                     push(out, &frame, run..start);
                     run = end;
-                    self.note_withheld(piece);
+                    self.note_withheld(&frame, end);
                 }
                 PartialEvent::None | PartialEvent::Passing => {}
                 PartialEvent::Held(mut held) => {
@@ -61,7 +61,7 @@ impl UsageFilter {
                     push(out, &frame, run..start);
                     run = end;
                     if UsageCheck::of(&held) == UsageCheck::UsageOnly {
-                        self.note_withheld(piece);
+                        self.note_withheld(&frame, end);
                     } else {
                         out.push(held.into());
                     }
@@ -112,8 +112,9 @@ impl UsageFilter {
         }
     }
 
-    fn note_withheld(&mut self, piece: &[u8]) {
-        self.drops_line_feed = piece.last() == Some(&b'\r');
+    /// Only a CR that ends its frame may be followed by an LF of its own in the next one.
+    fn note_withheld(&mut self, frame: &[u8], end: usize) {
+        self.drops_line_feed = end == frame.len() && frame.last() == Some(&b'\r');
     }
 }
 
