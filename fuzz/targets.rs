@@ -26,7 +26,7 @@ use tokenway::gateway::request_id;
 use tokenway::listener::framing::RequestFraming;
 use tokenway::relay::sse::Scanner;
 use tokenway::relay::stream_state::Echo;
-use tokenway::relay::usage_filter::UsageFilter;
+use tokenway::relay::usage_filter::{AskedUsage, UsageFilter};
 use tokenway::request::body::check_head;
 use tokenway::request::dialect::Dialect;
 use tokenway::request::fields;
@@ -109,23 +109,32 @@ fn last_event_end(stream: &[u8]) -> usize {
     end
 }
 
-/// The filter of the usage chunk: the same bytes however frames split them, and none that were not there.
+/// The filter of the usage chunk: the same bytes however frames split them, and without a fingerprint to give back none that
+/// were not there.
 pub fn usage_filter(data: &[u8]) {
     let Some((_, stream)) = dialect_of(data) else { return };
+    let asked = AskedUsage {
+        is_sure: data[0] & 0x80 != 0,
+        has_several_choices: data[0] & 0x40 != 0,
+        fingerprint: None,
+    };
     let filter = |parts: &mut dyn Iterator<Item = &[u8]>| {
-        let (mut filter, mut passed) = (UsageFilter::default(), Vec::new());
+        let (mut filter, mut passed) = (UsageFilter::new(asked.clone()), Vec::new());
+        let mut out = SmallVec::new();
         for part in parts {
-            let mut out = SmallVec::new();
             filter.filter(Bytes::copy_from_slice(part), &mut out);
-            out.iter().for_each(|bytes| passed.extend_from_slice(bytes));
         }
-        passed.extend(filter.finish().unwrap_or_default());
+        filter.release(&mut out);
+        out.extend(filter.unfinished());
+        out.iter().for_each(|bytes| passed.extend_from_slice(bytes));
         passed
     };
     let whole = filter(&mut std::iter::once(stream));
     assert_eq!(whole, filter(&mut pieces(stream)));
-    let mut rest = stream.iter();
-    assert!(whole.iter().all(|byte| rest.any(|given| given == byte)), "bytes were added or moved");
+    if memchr::memmem::find(stream, b"fingerprint").is_none() {
+        let mut rest = stream.iter();
+        assert!(whole.iter().all(|byte| rest.any(|given| given == byte)), "bytes were added or moved");
+    }
 }
 
 /// The JSON cursor accepts what serde accepts, with the same bounds.
@@ -167,7 +176,7 @@ pub fn splice(data: &[u8]) {
     if fields.model.is_some() {
         assert_eq!(result["model"], "engine/\"model\"");
     }
-    if after.withhold_usage {
+    if after.asks_usage {
         assert_eq!(result["stream_options"]["include_usage"], true);
     }
     for json in [&mut before, &mut result] {

@@ -105,6 +105,10 @@ impl From<&Server> for ConnectionLimits {
     }
 }
 
+/// In the extensions of a 101 response: what was the connection ends when this is cancelled.
+#[derive(Clone, Debug, Default)]
+pub struct Tunnel(pub CancellationToken);
+
 tokio::task_local! {
     /// Signals of the HTTP/2 stream that the current task serves.
     static SIGNALS: StreamSignals;
@@ -242,12 +246,15 @@ where
             let signals =
                 SIGNALS.try_with(StreamSignals::clone).unwrap_or(StreamSignals { kill, handed: None });
             let asked = Asked { version: request.version(), is_head: request.method() == Method::HEAD };
-            let response = if busy.is_ambiguous() {
+            let mut response = if busy.is_ambiguous() {
                 handler.refuse(HeadFault::Ambiguous)
             } else {
                 handler.handle(request, signals.kill).await
             };
-            if response.headers().contains_key(header::CONNECTION) {
+            if let Some(tunnel) = response.extensions_mut().remove::<Tunnel>() {
+                busy.becomes(tunnel);
+            }
+            if response.headers().get(header::CONNECTION).is_some_and(|value| value == "close") {
                 busy.last();
             }
             let end = asked.end_guard(&response, &busy);
@@ -256,7 +263,7 @@ where
     });
     let builder =
         builder(StreamExecutor { tracker: serving.tracker.clone(), linger: serving.limits.keep_alive });
-    let connection = builder.serve_connection(io, service);
+    let connection = builder.serve_connection_with_upgrades(io, service);
     tokio::pin!(connection);
     // A connection accepted after the drain delay gets a 503, which closes it.
     let mut announced = Announced { goaway: false, close: serving.closing.is_cancelled() };
@@ -268,7 +275,7 @@ where
             Poll::Pending => interruption.poll(cx),
         });
         match happened.await {
-            Interruption::End => return,
+            Interruption::End => break,
             Interruption::GoAway => announced.goaway = true,
             Interruption::Close => announced.close = true,
             // Polled again, the connection flushes, which adds the frame.
@@ -276,6 +283,8 @@ where
         }
         connection.as_mut().graceful_shutdown();
     }
+    // An open connection to its client all the while: it counts as one.
+    phase.tunnel_over().await;
 }
 
 /// What the framing of a response depends on.

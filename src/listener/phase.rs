@@ -6,8 +6,8 @@
 
 use std::io;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -19,6 +19,7 @@ use tokio::net::TcpStream;
 use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 
+use super::Tunnel;
 use super::bad_request_head::{Explain, RejectionRewriter};
 use super::continues::{ContinueSignal, Continues};
 use super::framing::RequestFraming;
@@ -45,6 +46,8 @@ pub(super) struct ConnectionPhase {
     ambiguous: AtomicU64,
     /// Cut rather than closed, so that its last response does not look complete.
     is_cut: AtomicBool,
+    /// What became of it after a 101.
+    tunnel: OnceLock<Tunnel>,
 }
 
 /// Deadlines of the two phases.
@@ -71,6 +74,14 @@ impl ConnectionPhase {
             total: AtomicU64::new(0),
             ambiguous: AtomicU64::new(0),
             is_cut: AtomicBool::new(false),
+            tunnel: OnceLock::new(),
+        }
+    }
+
+    /// Waits until the tunnel that the connection became is over; returns at once if it became none.
+    pub(super) async fn tunnel_over(&self) {
+        if let Some(tunnel) = self.tunnel.get() {
+            tunnel.0.cancelled().await;
         }
     }
 
@@ -168,6 +179,12 @@ impl Busy {
     /// Guards a body whose end only the connection's shows (HTTP/1.0): dropped early, it cuts the connection.
     pub(super) fn ends_with_connection(&self) -> EndGuard {
         EndGuard(Some(Arc::clone(&self.phase)))
+    }
+
+    /// Behind this response the connection is a tunnel.
+    pub(super) fn becomes(&self, tunnel: Tunnel) {
+        // A connection becomes one once at most.
+        let _ = self.phase.tunnel.set(tunnel);
     }
 }
 

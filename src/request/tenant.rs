@@ -37,6 +37,12 @@ pub struct Tenants {
 pub struct TenantRef(Arc<config::Tenant>);
 
 impl TenantRef {
+    /// Of requests that nobody signs: CORS preflights.
+    #[must_use]
+    pub fn nobody() -> Self {
+        default_tenant()
+    }
+
     /// `name` of the tenant: the label `tenant`.
     #[must_use]
     pub fn name(&self) -> &Arc<str> {
@@ -65,6 +71,9 @@ pub enum AuthError {
     /// A key of no tenant.
     #[error("the API key is not valid: check that it is complete and has not been revoked")]
     InvalidKey,
+    /// A trusted header with the name of no tenant.
+    #[error("the trusted header (server.trust_headers) names no tenant")]
+    UntrustedName,
     /// A bearer token that is not accepted.
     #[error(transparent)]
     Token(#[from] TokenFault),
