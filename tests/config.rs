@@ -181,7 +181,10 @@ fn faults_of_ports() {
             "[server]\nextra_paths = [\"/adapters/{x}\"]\n",
             "f.toml:5:16: /adapters/{x} controls an engine and is never relayed from the data port",
         ),
-        ("[server]\nextra_paths = [\"/*\"]\n", "f.toml:5:16: \"/*\" has a wildcard, which would reach control endpoints of an engine"),
+        (
+            "[server]\nextra_paths = [\"/*\"]\n",
+            "f.toml:5:16: \"/*\" has a wildcard, which would reach control endpoints of an engine",
+        ),
         ("[server]\nroot_path = \"llm\"\n", "f.toml:5:13: \"llm\" is not a path prefix"),
         ("[server]\ncors_origins = [\"app\"]\n", "f.toml:5:17: \"app\" is not an origin"),
         ("[server]\ntrust_headers = [\"a b\"]\n", "f.toml:5:18: \"a b\" is not a header name"),
@@ -539,7 +542,8 @@ fn every_endpoint_of_vllm_is_served_refused_or_known_to_be_harmless() {
     let recorded: serde_json::Value = serde_json::from_str(recorded).unwrap();
     let own = ["/health", "/version", "/v1/models"];
     for path in recorded["endpoints"].as_object().unwrap().keys() {
-        let concrete: Vec<&str> = path.split('/').map(|segment| if segment.starts_with('{') { "x" } else { segment }).collect();
+        let concrete: Vec<&str> =
+            path.split('/').map(|segment| if segment.starts_with('{') { "x" } else { segment }).collect();
         let dialect = Dialect::of_path(&concrete.join("/"), &[]);
         let is_served = dialect.is_some_and(|(_, dialect)| dialect != Dialect::StoredResponse)
             || own.contains(&path.as_str())
