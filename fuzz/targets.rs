@@ -5,6 +5,7 @@
 
 #![allow(
     dead_code,
+    unreachable_pub,
     clippy::unwrap_used,
     clippy::panic,
     reason = "a wrong result must end the run; a binary uses one of them"

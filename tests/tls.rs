@@ -148,6 +148,19 @@ async fn http1_and_http2_are_chosen_by_alpn() {
 }
 
 #[tokio::test]
+async fn what_is_no_http2_on_a_connection_that_chose_it_ends_it_without_an_answer() {
+    let files = Files::new();
+    let gateway = Gateway::with(|c| c.server.tls = Some(files.tls(false))).await;
+    for bytes in [post(CHAT_PATH, "", CHAT), "INVALID CONNECTION PREFACE\r\n\r\n".into()] {
+        let mut client =
+            Client::over(handshake(&files.client(false, &["h2"]), gateway.addr()).await.unwrap());
+        client.send(bytes).await;
+        assert!(client.is_closed().await);
+    }
+    assert!(gateway.replica.seen().is_empty());
+}
+
+#[tokio::test]
 async fn a_protocol_that_is_not_offered_ends_the_handshake() {
     let files = Files::new();
     let gateway = Gateway::with(|c| c.server.tls = Some(files.tls(false))).await;

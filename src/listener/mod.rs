@@ -210,6 +210,9 @@ async fn serve_tls<H: Handler>(socket: TcpStream, tls: Arc<TlsSlot>, mut accepte
     match tokio::time::timeout(bound, tls.accept(socket)).await {
         Ok(Ok(stream)) => {
             accepted.client = ClientNames::of(&stream);
+            if stream.get_ref().1.alpn_protocol() == Some(b"h2") {
+                accepted.phase.agree_http2();
+            }
             serve_stream(stream, accepted).await;
         }
         Ok(Err(error)) => tracing::debug!(%error, "tls handshake failed"),

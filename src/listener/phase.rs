@@ -44,6 +44,8 @@ pub(super) struct ConnectionPhase {
     total: AtomicU64,
     /// Number of the first request with two framings, from 1; 0 for none.
     ambiguous: AtomicU64,
+    /// ALPN chose HTTP/2, so that nothing else may follow.
+    is_http2_agreed: AtomicBool,
     /// Cut rather than closed, so that its last response does not look complete.
     is_cut: AtomicBool,
     /// What became of it after a 101.
@@ -73,6 +75,7 @@ impl ConnectionPhase {
             since: AtomicU64::new(accepted.as_nanos()),
             total: AtomicU64::new(0),
             ambiguous: AtomicU64::new(0),
+            is_http2_agreed: AtomicBool::new(false),
             is_cut: AtomicBool::new(false),
             tunnel: OnceLock::new(),
         }
@@ -118,6 +121,11 @@ impl ConnectionPhase {
         }
         // A head may begin meanwhile: check again before it can be overdue.
         Some(since.after(deadlines.idle)).filter(|at| *at > now).map(|at| at.min(now.after(deadlines.header)))
+    }
+
+    /// ALPN chose HTTP/2.
+    pub(super) fn agree_http2(&self) {
+        self.is_http2_agreed.store(true, Ordering::Relaxed);
     }
 
     /// Whether its first bytes were no HTTP/2 preface.
@@ -330,6 +338,9 @@ impl<S: AsyncRead + Resets> AsyncRead for PhaseIo<S> {
             let bytes = buf.filled().get(before..).unwrap_or_default();
             this.phase.read(bytes);
             if this.phase.is_http1() {
+                if this.phase.is_http2_agreed.load(Ordering::Relaxed) {
+                    return Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, "no HTTP/2 preface")));
+                }
                 this.framing.read(bytes);
                 if let Some(number) = this.framing.first_ambiguous() {
                     this.phase.ambiguous.store(number, Ordering::Relaxed);
