@@ -5,6 +5,7 @@
 
 pub mod check;
 pub mod diagnostics;
+mod engine;
 pub mod load;
 mod otel;
 pub mod reload;
@@ -18,6 +19,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use self::engine::{EngineKind, EngineProfile, Figure, FigureSource};
 pub use self::slo::{ItlBounds, Slo, TtftBound};
 pub use self::telemetry::{AccessLog, EngineSpansConfig, Otlp, OtlpProtocol, Sampling, Telemetry};
 use crate::stage::StageBudget;
@@ -198,8 +200,10 @@ pub struct Pool {
     pub revision: Arc<str>,
     /// Free-form facts of the revision.
     pub revision_info: BTreeMap<String, String>,
-    /// Engine kind (`vllm`).
-    pub engine: Arc<str>,
+    /// The engine that its replicas run.
+    pub engine: EngineKind,
+    /// Where that engine's figures come from: `[pool.engine_profile]` over the built-in profile.
+    pub engine_profile: Arc<EngineProfile>,
     /// 1 to [`MAX_REPLICAS`], with distinct URLs and names.
     pub replicas: Vec<ReplicaSpec>,
     /// Sent upstream instead of the client's credential.

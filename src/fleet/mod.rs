@@ -3,7 +3,6 @@
 //! Control plane: probes, scrapes and state changes are published as immutable snapshots and atomics that the data path
 //! reads.
 
-pub(crate) mod load_report;
 mod metrics_text;
 pub(crate) mod pick;
 mod poison;

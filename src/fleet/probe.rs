@@ -5,6 +5,7 @@
 //! the engine answers. Probes are skipped while live responses prove the replica.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use http::StatusCode;
@@ -44,6 +45,7 @@ impl Prober {
             let result = self.probe(&config, &mut known).await;
             let is_proved = matches!(result, ProbeResult::Answered(_));
             misses = if is_proved { 0 } else { misses.saturating_add(1) };
+            self.replica.probe_failures.fetch_add(u64::from(!is_proved), Ordering::Relaxed);
             self.apply(&result, misses);
             if self.wait(misses).await.is_none() {
                 return;
@@ -151,7 +153,7 @@ impl Prober {
                 "/rerank",
                 json!({ "model": model, "query": config.probe.prompt, "documents": [config.probe.prompt] }),
             ),
-            ProbeKind::Health => ("/health", serde_json::Value::Null),
+            ProbeKind::Health => (&*config.engine_profile.health_path, serde_json::Value::Null),
         };
         let body = body.to_string();
         let call = self.call(config, path, (kind != ProbeKind::Health).then_some(body.as_str()));
@@ -166,7 +168,7 @@ impl Prober {
 
     /// Reads `/v1/models`; an engine without it is probed all the same.
     async fn list_models(&self, config: &Pool) -> Result<(), ProbeResult> {
-        match self.call(config, "/v1/models", None).send(&self.connector).await {
+        match self.call(config, &config.engine_profile.models_path, None).send(&self.connector).await {
             Ok((StatusCode::OK, body)) => {
                 let page: serde_json::Value = serde_json::from_slice(&body).unwrap_or_default();
                 let models = page["data"].as_array().into_iter().flatten().filter_map(|entry| {

@@ -19,13 +19,11 @@ use tokio::time::Instant;
 
 use crate::clock::{Clock, Stamp};
 use crate::error::{Failure, ReplicaFailure, Timer};
-use crate::fleet::load_report;
 use crate::fleet::replica::Replica;
 use crate::relay::reader::{HoldOutcome, StreamReader, StreamShape};
 use crate::relay::usage::{self, EngineErrorKind};
 use crate::relay::watch::{Expiry, StreamWatch};
 use crate::request::dialect::Dialect;
-use crate::upstream::headers;
 use crate::upstream::pool::{CheckoutError, Lease};
 
 /// A request on its way to one replica.
@@ -41,8 +39,6 @@ pub struct UpstreamAttempt {
     pub watch: Arc<StreamWatch>,
     /// Deadlines over all attempts of the request.
     pub deadlines: Deadlines,
-    /// Whether the request carries the header that makes the engine report its load (ORCA).
-    pub asks_load: bool,
     /// The process' clock.
     pub clock: Clock,
 }
@@ -145,10 +141,7 @@ impl UpstreamAttempt {
         let response = self.response(&mut lease).await.map_err(failed)?;
         times.head = Some(self.clock.now());
         let (head, body) = response.into_parts();
-        let mut head = Box::new(head);
-        if self.asks_load {
-            self.take_load_report(&mut head);
-        }
+        let head = Box::new(head);
         if is_event_stream(&head) && head.status.is_success() {
             return self.first_content(head, body, lease).await;
         }
@@ -178,14 +171,6 @@ impl UpstreamAttempt {
             .try_send_request(std::mem::take(&mut self.request))
             .await
             .map_err(|mut error| closed(error.take_message().is_some()))
-    }
-
-    /// Publishes the load report of the response head; it is as old as the head.
-    fn take_load_report(&self, head: &mut response::Parts) {
-        let report = headers::take_load_report(&mut head.headers);
-        if let Some(report) = report.and_then(|value| load_report::parse(value.as_bytes())) {
-            self.replica.target.reported(report, self.clock.now());
-        }
     }
 
     async fn first_content(

@@ -165,8 +165,8 @@ impl Dispatcher {
 /// A target as one decision sees it.
 pub(super) fn candidate<'a>(target: &'a Target, limits: &EngineLimits, now: Stamp) -> Candidate<'a> {
     let plain = Candidate::new(target.slot, target.identity, &target.load);
-    match target.signals(now, limits) {
-        Some((signals, own)) => plain.with_signals(&signals, &own),
+    match target.told(now, limits) {
+        Some(told) => plain.with(&told),
         None => plain,
     }
 }

@@ -48,7 +48,8 @@ pub use self::prefix_index::PrefixIndex;
 use self::score::Stakes;
 pub use self::signals::EngineSignals;
 pub use self::slots::SlotSet;
-pub use self::target::{EngineLimits, EnginePage, LoadReport, Target};
+use self::target::Told;
+pub use self::target::{EngineLimits, EnginePage, Target};
 pub use self::verdict::{Aim, TOLERATED_HARM, Verdict};
 pub use self::work::Work;
 use crate::record::DecisionSummary;
@@ -217,23 +218,16 @@ impl<'a> Candidate<'a> {
         }
     }
 
-    /// Adds what the engine told, given our own load on it at that moment.
+    /// Adds what the engine told.
+    #[inline]
     #[must_use]
-    pub fn with_signals(self, signals: &EngineSignals, own_at_scrape: &LoadView) -> Self {
-        let foreign = Foreign::seen(signals, own_at_scrape);
+    fn with(self, told: &Told) -> Self {
         Self {
-            foreign,
-            requests: self.requests + foreign.requests,
-            batch_limit: signals.batch_limit,
-            block_tokens: signals.block_tokens.unwrap_or(DEFAULT_BLOCK_TOKENS),
-            cache: signals.total_blocks.zip(signals.block_tokens).map(|(blocks, tokens)| EngineCache {
-                tokens: blocks as f64 * tokens as f64,
-                usage: if signals.kv_cache_usage.is_finite() {
-                    signals.kv_cache_usage.clamp(0.0, 1.0)
-                } else {
-                    0.0
-                },
-            }),
+            foreign: told.foreign,
+            requests: self.requests + told.foreign.requests,
+            batch_limit: told.batch_limit,
+            block_tokens: told.block_tokens.unwrap_or(DEFAULT_BLOCK_TOKENS),
+            cache: told.cache,
             ..self
         }
     }

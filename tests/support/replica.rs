@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -97,7 +97,7 @@ struct State {
     standing: Mutex<Vec<Step>>,
     received: Mutex<Vec<Received>>,
     probes: Mutex<Probes>,
-    has_page: AtomicBool,
+    page: Mutex<Option<String>>,
     listening: Mutex<CancellationToken>,
     listeners: AtomicUsize,
     abandoned: AtomicUsize,
@@ -116,7 +116,7 @@ impl Replica {
             standing: Mutex::new(wire::chat_stream(&["a", "b"])),
             received: Mutex::default(),
             probes: Mutex::new(Probes::Answered),
-            has_page: AtomicBool::new(true),
+            page: Mutex::new(Some(wire::METRICS.into())),
             listening: Mutex::default(),
             listeners: AtomicUsize::new(0),
             abandoned: AtomicUsize::new(0),
@@ -146,9 +146,9 @@ impl Replica {
         *self.state.probes.lock() = probes;
     }
 
-    /// Its `/metrics` is gone from now on.
-    pub fn lose_page(&self) {
-        self.state.has_page.store(false, Ordering::SeqCst);
+    /// Its `/metrics` is this from now on; `None`: gone.
+    pub fn show_page(&self, page: Option<&str>) {
+        *self.state.page.lock() = page.map(Into::into);
     }
 
     /// Refuses connections from now on.
@@ -281,14 +281,16 @@ async fn answer_own(state: &State, socket: &mut TcpStream, request: &Received) {
             return closed(socket).await;
         }
     }
-    let has_page = state.has_page.load(Ordering::SeqCst);
+    let page = state.page.lock().clone();
     let body = match request.line() {
-        "GET /metrics HTTP/1.1" if !has_page => {
-            let _ = socket.write_all(&wire::whole(404, "text/plain", "")).await;
-            return;
-        }
         "GET /v1/models HTTP/1.1" => wire::MODELS,
-        "GET /metrics HTTP/1.1" => wire::METRICS,
+        "GET /metrics HTTP/1.1" => match &page {
+            Some(page) => page,
+            None => {
+                let _ = socket.write_all(&wire::whole(404, "text/plain", "")).await;
+                return;
+            }
+        },
         _ => "{}",
     };
     let _ = socket.write_all(&wire::whole(200, "application/json", body)).await;

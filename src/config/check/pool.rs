@@ -12,7 +12,7 @@ use crate::config::{Endpoint, MAX_REPLICAS, Pool, Probe, ProbeKind, ReplicaSpec}
 use super::section::{Item, Section};
 use super::server::max_connections;
 use super::values::{ENDPOINT, NAME, POSITIVE_DURATION};
-use super::{secret, unbuilt};
+use super::{engine, secret, unbuilt};
 
 /// Reads every `[[pool]]`.
 pub(super) fn pools(root: &Section<'_>) -> Vec<Pool> {
@@ -39,10 +39,12 @@ fn pool(section: &Section<'_>) -> Pool {
     let name = section.require("name", &NAME).unwrap_or_else(|| format!("#{}", section.span.start).into());
     let positive = |key| section.integer(key, 1..=i64::MAX).and_then(NonZeroU64::new);
     let ejection = section.section("ejection", "[pool.ejection]");
+    let (engine, engine_profile) = engine::engine(section);
     Pool {
         revision: section.parse("revision", &NAME).unwrap_or_else(|| name.clone()),
         revision_info: revision_info(section),
-        engine: section.parse("engine", &NAME).unwrap_or_else(|| "vllm".into()),
+        engine,
+        engine_profile: Arc::new(engine_profile),
         replicas: replicas(section, &name),
         engine_api_key: section.get("engine_api_key").and_then(|item| secret::read(&item)),
         scrape_interval: section
