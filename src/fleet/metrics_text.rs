@@ -13,7 +13,7 @@ use crate::config::{EngineProfile, Figure, FigureSource};
 
 /// Figures of one page.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct EngineFigures([Option<f64>; Figure::ALL.len()]);
+pub struct EngineFigures([Option<f64>; Figure::ALL.len()]);
 
 /// What one source has found so far.
 struct Found<'p> {
@@ -23,7 +23,8 @@ struct Found<'p> {
 }
 
 /// Parses a page.
-pub(super) fn parse(page: &str, profile: &EngineProfile) -> EngineFigures {
+#[must_use]
+pub fn parse(page: &str, profile: &EngineProfile) -> EngineFigures {
     let mut found: Vec<Found<'_>> = Vec::new();
     let mut by_name: HashMap<&str, Vec<usize>> = HashMap::new();
     for source in profile.sources.iter().flat_map(|(_, sources)| sources) {
@@ -71,7 +72,9 @@ impl EngineFigures {
         figures
     }
 
-    pub(super) fn get(&self, figure: Figure) -> Option<f64> {
+    /// A figure; finite, zero or more.
+    #[must_use]
+    pub fn get(&self, figure: Figure) -> Option<f64> {
         self.0.get(figure as usize).copied().flatten()
     }
 
@@ -82,12 +85,13 @@ impl EngineFigures {
     }
 
     /// Share of the KV cache in use, by itself or by blocks.
-    pub(super) fn kv_cache_usage(&self) -> Option<f64> {
+    #[must_use]
+    pub fn kv_cache_usage(&self) -> Option<f64> {
         let by_blocks = || {
             let (used, all) = (self.get(Figure::KvBlocksUsed)?, self.get(Figure::KvBlocks)?);
             (all > 0.0).then(|| used / all)
         };
-        self.get(Figure::KvCacheUsage).or_else(by_blocks)
+        self.get(Figure::KvCacheUsage).or_else(by_blocks).filter(|usage| *usage <= 1.0)
     }
 
     /// What the profile expects and the page does not have.

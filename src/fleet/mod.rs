@@ -3,7 +3,8 @@
 //! Control plane: probes, scrapes and state changes are published as immutable snapshots and atomics that the data path
 //! reads.
 
-mod metrics_text;
+pub mod metrics_text;
+mod model_list;
 pub(crate) mod pick;
 mod poison;
 pub(crate) mod pool;
@@ -12,4 +13,5 @@ pub(crate) mod registry;
 pub(crate) mod replica;
 mod scrape;
 pub mod status;
+pub(crate) mod unasked;
 pub(crate) mod vitals;

@@ -172,7 +172,7 @@ impl EnginePage {
         Self {
             running: self.running.and_then(sane),
             waiting: self.waiting.and_then(sane),
-            kv_cache_usage: self.kv_cache_usage.filter(|usage| *usage >= 0.0).map(|usage| usage.min(1.0)),
+            kv_cache_usage: self.kv_cache_usage.filter(|usage| (0.0..=1.0).contains(usage)),
             block_tokens: above_zero(self.block_tokens, MOST_BLOCK_TOKENS),
             total_blocks: above_zero(self.total_blocks, MOST_BLOCKS),
             batch_limit: above_zero(self.batch_limit, MOST_BLOCKS),

@@ -87,7 +87,7 @@ impl Gateway {
 fn observer(config: &Config, clock: Clock) -> Arc<Observer> {
     let background = Background { runtime: Handle::current(), tasks: TaskTracker::new() };
     let build = BuildInfo { version: "test", revision: "test" };
-    let around = Surroundings { clock, build, background };
+    let around = Surroundings { clock, build, background, instance: "test".into() };
     Arc::new(Observer::start(config, around).unwrap())
 }
 
@@ -109,6 +109,7 @@ fn config(replica: SocketAddr) -> Config {
         pools: vec![pool(replica)],
         routes: vec![route()],
         tenants: Vec::new(),
+        jwt: None,
         drift: Default::default(),
         telemetry: quiet::telemetry(),
     }
@@ -129,6 +130,8 @@ fn server() -> Server {
         heartbeat: None,
         route_info_headers: false,
         extra_paths: Vec::new(),
+        root_path: String::new(),
+        cors_origins: None,
         trust_headers: Vec::new(),
     }
 }
@@ -149,6 +152,7 @@ fn pool(replica: SocketAddr) -> Pool {
                 base_path: "".into(),
             },
         }],
+        tls: None,
         engine_api_key: None,
         scrape_interval: Duration::from_secs(60),
         max_connections: NonZeroUsize::new(256).unwrap(),

@@ -26,6 +26,7 @@ pub fn of(replicas: &[&Replica]) -> Config {
         pools: vec![pool("default", replicas)],
         routes: vec![route("*", &[0])],
         tenants: Vec::new(),
+        jwt: None,
         drift: Default::default(),
         telemetry: quiet::telemetry(),
     }
@@ -40,6 +41,7 @@ pub fn pool(name: &str, replicas: &[&Replica]) -> Pool {
         engine: EngineKind::Vllm,
         engine_profile: Arc::new(EngineKind::Vllm.profile()),
         replicas: replicas.iter().map(spec).collect(),
+        tls: None,
         engine_api_key: None,
         // Own requests come out of turn when there is a reason; their routine is not what is tested here.
         scrape_interval: Duration::from_secs(60),
@@ -96,6 +98,8 @@ fn server() -> Server {
         heartbeat: None,
         route_info_headers: true,
         extra_paths: Vec::new(),
+        root_path: String::new(),
+        cors_origins: None,
         trust_headers: Vec::new(),
     }
 }

@@ -5,6 +5,7 @@
 //! where the configuration names them (TLS, secrets), relative to the configuration file's directory.
 
 mod admission;
+mod auth;
 mod bounds;
 mod drift;
 mod engine;
@@ -99,6 +100,7 @@ fn read(root: &Section<'_>) -> Config {
     let pools = pool::pools(root);
     let routes = route::routes(root, &route::Referred { pools: &pools, slo: &slo, timeouts });
     let tenants = tenant::tenants(root, &routes);
+    let telemetry = telemetry::telemetry(root, tenants.len());
     Config {
         server: server::server(root, !tenants.is_empty()),
         admin: server::admin(root),
@@ -109,7 +111,8 @@ fn read(root: &Section<'_>) -> Config {
         pools,
         routes,
         tenants,
-        telemetry: telemetry::telemetry(root),
+        jwt: auth::jwt(root),
+        telemetry,
         drift: drift::drift(root),
     }
 }
@@ -135,7 +138,9 @@ mod tests {
         let reference = include_str!("../../../config/reference.toml");
         // The fixture is accepted as a file, and so has no certificates.
         let tls = "[server]\ntls = { cert = \"c\", key = \"k\", client_ca = \"a\" }\n";
-        let fixture = &include_str!("../../../tests/fixtures/every-key.toml").replace("[server]\n", tls);
+        let pool_tls = "[[pool]]\ntls = { ca = \"a\", cert = \"c\", key = \"k\", server_name = \"n\" }\n";
+        let fixture = include_str!("../../../tests/fixtures/every-key.toml").replace("[server]\n", tls);
+        let fixture = &fixture.replace("[[pool]]\n", pool_tls);
         let tree = DeTable::parse(fixture).unwrap();
         let checking = Checking {
             directory: Path::new(""),
