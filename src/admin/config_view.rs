@@ -93,7 +93,7 @@ fn pool(pool: &Pool) -> Json {
         "name": &*pool.name,
         "revision": &*pool.revision,
         "revision_info": pool.revision_info,
-        "engine": &*pool.engine,
+        "engine": pool.engine.as_str(),
         "replicas": replicas.collect::<Vec<_>>(),
         "tls": pool.tls.as_ref().map(pool_tls),
         "engine_api_key": masked(pool.engine_api_key.as_ref()),

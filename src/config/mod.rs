@@ -6,6 +6,7 @@
 mod auth;
 pub mod check;
 pub mod diagnostics;
+mod engine;
 pub mod load;
 mod otel;
 pub mod paths;
@@ -21,6 +22,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use self::auth::{Jwks, Jwt};
+pub use self::engine::{EngineKind, EngineProfile, Figure, FigureSource};
 pub use self::slo::{ItlBounds, Slo, TtftBound};
 pub use self::telemetry::{AccessLog, EngineSpansConfig, Otlp, OtlpProtocol, Sampling, Telemetry};
 use crate::stage::StageBudget;
@@ -207,8 +209,10 @@ pub struct Pool {
     pub revision: Arc<str>,
     /// Free-form facts of the revision.
     pub revision_info: BTreeMap<String, String>,
-    /// Engine kind (`vllm`).
-    pub engine: Arc<str>,
+    /// The engine that its replicas run.
+    pub engine: EngineKind,
+    /// Where that engine's figures come from: `[pool.engine_profile]` over the built-in profile.
+    pub engine_profile: Arc<EngineProfile>,
     /// 1 to [`MAX_REPLICAS`], with distinct URLs and names.
     pub replicas: Vec<ReplicaSpec>,
     /// TLS of `https` replicas; `None` trusts the system's certificate store.

@@ -170,7 +170,7 @@ impl Fleet {
                 pool: Arc::clone(&pool.name),
                 revision: Arc::clone(&config.revision),
                 replica: Arc::clone(&spec.name),
-                engine: Arc::clone(&config.engine),
+                engine: config.engine.as_str().into(),
                 host: Arc::clone(&endpoint.host),
                 port: endpoint.port,
             },
