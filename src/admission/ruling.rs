@@ -67,7 +67,7 @@ pub fn rule(
 ) -> Ruling {
     let decision = match judged.verdict() {
         Verdict::Hold { .. } => return Ruling::Hold,
-        Verdict::Place(decision) | Verdict::Hopeless { decision, .. } => decision,
+        Verdict::Place(decision) => decision,
     };
     if decision.predicted_ttft.is_none() || !(is_shared || rules.degrade.is_some()) {
         return Ruling::Place;

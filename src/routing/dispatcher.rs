@@ -17,7 +17,7 @@ use super::target::{EngineLimits, Target};
 use super::verdict::{Aim, PATIENCE, Verdict, judge};
 use super::{
     Candidate, Decision, LoadGuard, Placement, Policy, PoolModel, Prompt, Query, SlotSet, Terms, Waiting,
-    cheapest,
+    cheapest, longest,
 };
 use crate::clock::Stamp;
 use crate::record::SloBounds;
@@ -171,8 +171,8 @@ pub(super) fn candidate<'a>(target: &'a Target, limits: &EngineLimits, now: Stam
     let own = Candidate::new(target.slot, target.identity, &target.load);
     // What the configuration tells wins over what streams have shown, and that over what the engine's page has.
     let own = Candidate { batch_limit: limits.batch_limit.or(own.batch_limit), ..own };
-    match target.signals(now, limits) {
-        Some((signals, own_then)) => own.with_signals(&signals, &own_then),
+    match target.told(now, limits) {
+        Some(told) => own.with(&told),
         None => own,
     }
 }
@@ -187,8 +187,7 @@ impl<'a> Judged<'a> {
     /// Whether the policy predicts: only then do candidates have costs to show.
     #[must_use]
     pub fn predicts(&self) -> bool {
-        matches!(self.verdict, Verdict::Place(decision) | Verdict::Hopeless { decision, .. }
-            if decision.predicted_ttft.is_some())
+        matches!(self.verdict, Verdict::Place(decision) if decision.predicted_ttft.is_some())
     }
 
     /// What the request needs.
@@ -238,9 +237,7 @@ impl<'a> Judged<'a> {
     /// Acts on the decision: reserves the load and notes the prompt. `None` where the verdict is to hold the request.
     #[must_use]
     pub fn assign(self) -> Option<Assignment> {
-        let (Verdict::Place(decision) | Verdict::Hopeless { decision, .. }) = self.verdict else {
-            return None;
-        };
+        let Verdict::Place(decision) = self.verdict else { return None };
         let Query { prompt, aim, .. } = self.query;
         let placement = Placement {
             at: aim.now,
@@ -250,6 +247,7 @@ impl<'a> Judged<'a> {
             is_stream: self.shows_first_token,
         };
         let load = LoadGuard::reserve(self.candidates.get(decision.at)?.load, placement);
+        self.dispatcher.index.note_longest(longest(&prompt, &self.candidates), aim.now);
         self.dispatcher.index.insert(decision.slot, &prompt);
         Some(Assignment { dispatcher: Arc::clone(self.dispatcher), decision, at: aim.now, load })
     }

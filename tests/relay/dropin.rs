@@ -518,3 +518,26 @@ async fn an_upgrade_is_refused_with_a_reason_where_there_is_none() {
     gateway.idle().await;
     until("no connection is left open", || gateway.inflight() == 0).await;
 }
+
+/// The page for people who come from a bare vLLM: its tables are what the code and these tests say.
+#[test]
+fn the_compatibility_page_lists_every_path_and_names_a_test_for_every_difference() {
+    let page = include_str!("../../docs/compatibility.md");
+    let first_cell = |line: &'static str| Some(line.strip_prefix("| `/")?.split('`').next()?);
+    let section = |title: &str| page.split(title).nth(1).unwrap().split("\n## ").next().unwrap();
+    let listed: Vec<String> =
+        section("## Paths\n").lines().filter_map(first_cell).map(|path| format!("/{path}")).collect();
+    let served = tokenway::request::dialect::SERVED.iter().map(|(pattern, _)| *pattern);
+    let mut expected: Vec<&str> =
+        served.chain(["/v1/models", "/v1/models/{id}", "/health", "/version"]).collect();
+    let mut listed: Vec<&str> = listed.iter().map(String::as_str).collect();
+    expected.sort_unstable();
+    listed.sort_unstable();
+    assert_eq!(listed, expected);
+    let tests = [include_str!("dropin.rs"), include_str!("../relay.rs")].concat();
+    let rows = section("## Where an answer differs\n").lines().filter(|line| line.starts_with("| ")).skip(1);
+    for row in rows {
+        let test = row.trim_end_matches(" |").rsplit("| `").next().unwrap().trim_end_matches('`');
+        assert!(tests.contains(&format!("fn {test}()")), "no test {test}: {row}");
+    }
+}
