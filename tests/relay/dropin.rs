@@ -528,7 +528,8 @@ fn the_compatibility_page_lists_every_path_and_names_a_test_for_every_difference
     let listed: Vec<String> =
         section("## Paths\n").lines().filter_map(first_cell).map(|path| format!("/{path}")).collect();
     let served = tokenway::request::dialect::SERVED.iter().map(|(pattern, _)| *pattern);
-    let mut expected: Vec<&str> = served.chain(["/v1/models", "/v1/models/{id}", "/health", "/version"]).collect();
+    let mut expected: Vec<&str> =
+        served.chain(["/v1/models", "/v1/models/{id}", "/health", "/version"]).collect();
     let mut listed: Vec<&str> = listed.iter().map(String::as_str).collect();
     expected.sort_unstable();
     listed.sort_unstable();
