@@ -5,6 +5,7 @@
 //! the engine answers. Probes are skipped while live responses prove the replica.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use http::StatusCode;
@@ -49,6 +50,7 @@ impl Prober {
                 self.learn_unasked(&config).await;
             }
             misses = if is_proved { 0 } else { misses.saturating_add(1) };
+            self.replica.probe_failures.fetch_add(u64::from(!is_proved), Ordering::Relaxed);
             self.apply(&result, misses);
             if self.wait(misses).await.is_none() {
                 return;
@@ -156,7 +158,7 @@ impl Prober {
                 "/rerank",
                 json!({ "model": model, "query": config.probe.prompt, "documents": [config.probe.prompt] }),
             ),
-            ProbeKind::Health => ("/health", serde_json::Value::Null),
+            ProbeKind::Health => (&*config.engine_profile.health_path, serde_json::Value::Null),
         };
         let body = body.to_string();
         let call = self.call(config, path, (kind != ProbeKind::Health).then_some(body.as_str()));
@@ -185,7 +187,7 @@ impl Prober {
 
     /// Reads `/v1/models`; an engine without it is probed all the same.
     async fn list_models(&self, config: &Pool) -> Result<(), ProbeResult> {
-        match self.call(config, "/v1/models", None).send(&self.connector).await {
+        match self.call(config, &config.engine_profile.models_path, None).send(&self.connector).await {
             Ok((StatusCode::OK, body)) => {
                 self.replica.models.store(Arc::new(model_list::parse(&body)));
                 Ok(())
