@@ -64,9 +64,6 @@ pub enum ReplicaFailure {
     /// Connecting failed otherwise: nothing was sent.
     #[error("no connection to replica {replica}: {kind}")]
     Unreachable { replica: Arc<str>, kind: std::io::ErrorKind },
-    /// The replica switched protocols, which nobody had asked for.
-    #[error("replica {replica} answered 101 to a request without an upgrade")]
-    UnaskedUpgrade { replica: Arc<str> },
     /// The connection closed before the response head; the engine may have started on the request.
     #[error("replica {replica} closed the connection before the response head")]
     ClosedBeforeHead {
@@ -117,7 +114,6 @@ impl ReplicaFailure {
             Self::ConnectTimeout { .. } => "timeout_connect",
             Self::Unreachable { .. } => "connect_failed",
             Self::ClosedBeforeHead { .. } => "closed_before_head",
-            Self::UnaskedUpgrade { .. } => "unasked_upgrade",
             Self::Truncated { .. } => "truncated",
             Self::EngineDown { .. } => "engine_down",
             Self::ErrorEvent { .. } => "error_event",

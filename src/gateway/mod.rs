@@ -219,7 +219,12 @@ impl Gateway {
             return Err(Box::new(reply::bare_failure(&Failure::UnknownPath, ErrorShape::OpenAi, parts)));
         }
         match (cors::is_preflight(parts), cors) {
-            (true, Some(cors)) => return Err(Box::new(reply::local(cors.preflight(parts), parts))),
+            (true, Some(cors)) => {
+                let answer = cors.preflight(parts);
+                let answer =
+                    answer.unwrap_or_else(|failure| reply::failure_bytes(&failure, ErrorShape::OpenAi));
+                return Err(Box::new(reply::local(answer, parts)));
+            }
             // The engines decide, also for paths that we answer.
             (true, None) if is_own => return Ok(self.open_record(parts, path, Dialect::Extra, head)),
             _ => {}
