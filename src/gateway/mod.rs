@@ -9,6 +9,8 @@ mod degrade;
 pub mod exchange;
 pub mod explain_limiter;
 pub mod local;
+pub mod migration;
+pub mod outbound;
 pub mod picker;
 pub mod prepare;
 pub mod reply;

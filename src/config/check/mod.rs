@@ -7,6 +7,7 @@
 mod admission;
 mod bounds;
 mod drift;
+mod hedge;
 mod pool;
 mod route;
 mod secret;
