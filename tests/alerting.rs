@@ -16,7 +16,7 @@ use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use tokenway::drift::detectors::{Diagnosis, Finding, Kind, SeriesName};
 use tokenway::fleet::status::ReplicaState;
@@ -57,6 +57,7 @@ fn page() -> String {
         evidence: Vec::new(),
     };
     metrics.drift_found(finding.labels());
+    metrics.certificate_expiry("server.pem", SystemTime::now());
     metrics.render(&[support::status(ReplicaState::Ready, true)])
 }
 
@@ -183,11 +184,12 @@ async fn every_query_asks_for_what_the_gateway_exports() {
     let mut wrong = Vec::new();
     for query in of_rules.iter().chain(&dashboards()) {
         let found = selectors(&unquoted(&query.text));
-        assert!(!found.is_empty(), "{}: no metric in {}", query.place, query.text);
-        let mut known = BTreeSet::new();
+        let is_about_up = query.text.contains("up{job=\"tokenway\"}");
+        assert!(!found.is_empty() || is_about_up, "{}: no metric in {}", query.place, query.text);
+        let mut known = BTreeSet::from(["instance", "job"].map(str::to_owned));
         for (name, labels) in found {
             if recorded.contains(&name) {
-                known.extend(["route", "revision", "outcome"].map(str::to_owned));
+                known.extend(["route", "revision", "outcome", "reason"].map(str::to_owned));
                 continue;
             }
             let Some(of_name) = exported.get(&name) else {
@@ -264,4 +266,65 @@ fn every_alert_fires_when_it_should_and_is_silent_when_it_should_not() {
     }
     let Some((is_good, said)) = promtool(&["test", "rules", tests.to_str().unwrap()]) else { return };
     assert!(is_good, "{said}");
+}
+
+/// The anchor that GitHub and others make of a heading.
+fn anchor(heading: &str) -> String {
+    let kept = heading.to_lowercase().replace(' ', "-");
+    kept.chars().filter(|c| c.is_alphanumeric() || *c == '-').collect()
+}
+
+#[test]
+fn every_alert_opens_a_section_of_the_runbook() {
+    let runbook = fs::read_to_string(kit("../docs/runbook.md")).unwrap();
+    let headings: BTreeSet<String> =
+        runbook.lines().filter_map(|l| l.strip_prefix("## ")).map(anchor).collect();
+    let rules = fs::read_to_string(kit("prometheus/rules.yml")).unwrap();
+    let links: Vec<&str> = rules.lines().filter_map(|l| l.trim().strip_prefix("runbook_url: ")).collect();
+    assert_eq!(links.len(), rules.matches("- alert: ").count(), "an alert without a runbook");
+    for link in links {
+        let (_, section) = link.trim_matches('"').split_once("docs/runbook.md#").unwrap();
+        assert!(headings.contains(section), "{section} is no section of {headings:?}");
+    }
+}
+
+/// The rules' tests with every series of one gateway exported by `gateways` of them.
+fn of_gateways(tests: &str, gateways: usize) -> String {
+    let mut copied = String::new();
+    let mut lines = tests.lines();
+    while let Some(line) = lines.next() {
+        let Some(series) = line.strip_prefix("      - series: '").and_then(|rest| rest.strip_suffix('\''))
+        else {
+            copied.push_str(&format!("{line}\n"));
+            continue;
+        };
+        let values = lines.next().unwrap();
+        if series.contains("instance=") {
+            copied.push_str(&format!("{line}\n{values}\n"));
+            continue;
+        }
+        let (name, labels) = series.trim_end_matches('}').split_once('{').unwrap_or((series, ""));
+        for gateway in 1..=gateways {
+            let comma = if labels.is_empty() { "" } else { ", " };
+            let series =
+                format!("{name}{{{labels}{comma}instance=\"gateway-{gateway}:9090\", job=\"tokenway\"}}");
+            copied.push_str(&format!("      - series: '{series}'\n{values}\n"));
+        }
+    }
+    copied
+}
+
+#[test]
+fn alerts_are_the_same_with_two_and_with_three_gateways() {
+    let text = fs::read_to_string(kit("prometheus/rules_test.yml")).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    fs::copy(kit("prometheus/rules.yml"), directory.path().join("rules.yml")).unwrap();
+    for gateways in [2, 3] {
+        let copied = of_gateways(&text, gateways);
+        assert!(copied.contains(&format!("gateway-{gateways}:9090")));
+        let path = directory.path().join(format!("tests-{gateways}.yml"));
+        fs::write(&path, copied).unwrap();
+        let Some((is_good, said)) = promtool(&["test", "rules", path.to_str().unwrap()]) else { return };
+        assert!(is_good, "{gateways} gateways: {said}");
+    }
 }

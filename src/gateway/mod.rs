@@ -38,7 +38,7 @@ use crate::error::{ErrorShape, Failure};
 use crate::listener::{Handler, HeadFault, KillSwitch};
 use crate::observe::Observer;
 use crate::observe::record_guard::RecordGuard;
-use crate::record::{Opening, Outcome};
+use crate::record::{ClientInfo, Opening, Outcome};
 use crate::relay::body::ReplyBody;
 use crate::relay::pins::ResponsePins;
 use crate::relay::watch::Watchdog;
@@ -223,6 +223,7 @@ impl Gateway {
             trace: self.observer.trace_of(&parts.headers),
             dialect,
             path: parts.uri.path().into(),
+            client: ClientInfo::of(parts),
             head,
         };
         RecordGuard::open(opening, &self.observer, self.clock, &self.requests)

@@ -17,7 +17,7 @@ use crate::config::{ModelMatch, Timeouts};
 use crate::error::Failure;
 use crate::fleet::replica::Replica;
 use crate::observe::record_guard::RecordGuard;
-use crate::record::SloBounds;
+use crate::record::{MAX_MODEL_NAME, SloBounds, cut};
 use crate::relay::stream_state::Echo;
 use crate::request::body::{self, BodyLimits, HeldBody};
 use crate::request::class::Class;
@@ -139,6 +139,7 @@ pub async fn prepare(
     record.bytes_in = held.bytes.len() as u64;
     let dialect = record.dialect;
     let fields = parse(dialect, &held.bytes)?;
+    guard.record().requested_model = fields.model.as_deref().map(|name| cut(name, MAX_MODEL_NAME).into());
     let route = Arc::clone(find_route(&table, &tenant, dialect, &fields, &held.bytes)?);
     let model = route.engine_model();
     let mut prepared = classify(&table, &route, guard, &fields, model, &held.bytes);
