@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use super::attempt::{AttemptError, UpstreamResponse};
 use super::degrade::degrade;
+use super::hedge;
 use super::outbound::{Flight, Identity, Outbound};
 use super::picker::{self, PickOutcome, QueueWait};
 use super::prepare::Prepared;
@@ -163,8 +164,8 @@ impl Exchange {
         let record = self.guard.record();
         let cause = if record.attempts.is_empty() { AttemptCause::First } else { AttemptCause::Retry };
         let identity = Identity::of(record);
-        let mut flight = self.outbound(&identity).launch(pick, cause);
-        let result = flight.land().await;
+        let flight = self.outbound(&identity).launch(pick, cause);
+        let (flight, result) = hedge::fly(self, flight, &identity).await;
         self.note_attempt(&flight, &result);
         let active = flight.into_active();
         match result {
@@ -179,7 +180,16 @@ impl Exchange {
         }
     }
 
-    fn outbound<'r>(&'r self, identity: &'r Identity) -> Outbound<'r> {
+    /// One of two attempts of a hedge failed: its replica is charged, and not asked again by this request.
+    pub(super) fn note_failed(&mut self, flight: &Flight, result: &Result<UpstreamResponse, AttemptError>) {
+        let now = self.incoming.gateway.clock.now();
+        if let (Some(pick), Err(AttemptError::Replica(failure, _))) = (flight.pick(), result) {
+            pick.pool.failed(&pick.replica, failure, pick.prompt, now);
+            picker::note_tried(&mut self.tried, pick);
+        }
+    }
+
+    pub(super) fn outbound<'r>(&'r self, identity: &'r Identity) -> Outbound<'r> {
         Outbound {
             incoming: &self.incoming,
             prepared: &self.prepared,

@@ -8,6 +8,7 @@ pub mod attempt;
 mod degrade;
 pub mod exchange;
 pub mod explain_limiter;
+pub mod hedge;
 pub mod local;
 pub mod migration;
 pub mod outbound;

@@ -5,6 +5,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use super::hedge::HedgeBudget;
 use crate::admission::RouteQueue;
 use crate::config::{Config, ModelMatch, Route, Slo};
 use crate::error::Failure;
@@ -45,6 +46,8 @@ pub struct RouteState {
     pub wheel: PoolWheel,
     /// Admission queue.
     pub queue: Arc<RouteQueue>,
+    /// Hedges that it may still make; a reload begins anew.
+    pub hedges: HedgeBudget,
 }
 
 impl RoutingTable {
@@ -58,6 +61,7 @@ impl RoutingTable {
                 policy: policies::named(route.policy),
                 wheel: PoolWheel::new(route.pools.iter().map(|w| w.weight)),
                 queue: RouteQueue::new(route.queue),
+                hedges: HedgeBudget::default(),
                 pools: route.pools.iter().filter_map(weighted).collect(),
                 config: route.clone(),
             })
