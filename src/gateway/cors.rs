@@ -18,13 +18,6 @@ pub(super) struct CorsGrant {
     origin: Option<HeaderValue>,
 }
 
-/// Whether a browser asks if it may send a request.
-pub(super) fn is_preflight(parts: &Parts) -> bool {
-    parts.method == Method::OPTIONS
-        && parts.headers.contains_key(header::ORIGIN)
-        && parts.headers.contains_key(header::ACCESS_CONTROL_REQUEST_METHOD)
-}
-
 impl CorsGrant {
     /// `None` where the gateway does not decide.
     pub(super) fn of(server: &Server, request: &HeaderMap) -> Option<Self> {

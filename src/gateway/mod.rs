@@ -215,7 +215,7 @@ impl Gateway {
             self.observer.metrics().http_rejected(Failure::UnknownPath.code());
             return Err(Box::new(reply::bare_failure(&Failure::UnknownPath, ErrorShape::OpenAi, parts)));
         }
-        match (cors::is_preflight(parts), cors) {
+        match (is_preflight(parts), cors) {
             (true, Some(cors)) => return Err(Box::new(reply::local(cors.preflight(parts), parts))),
             // The engines decide, also for paths that we answer.
             (true, None) if is_own => return Ok(self.open_record(parts, path, Dialect::Extra, head)),
@@ -288,6 +288,13 @@ fn strip_root(uri: &mut http::Uri, root: &str) {
     if let Ok(stripped) = http::Uri::from_parts(parts) {
         *uri = stripped;
     }
+}
+
+/// Whether a browser asks if it may send a request.
+fn is_preflight(parts: &Parts) -> bool {
+    parts.method == Method::OPTIONS
+        && parts.headers.contains_key(http::header::ORIGIN)
+        && parts.headers.contains_key(http::header::ACCESS_CONTROL_REQUEST_METHOD)
 }
 
 /// The client's `x-request-id` if it is harmless, else a random one.

@@ -12,7 +12,7 @@ use hyper::body::Body as _;
 use super::attempt::{Deadline, Deadlines};
 use super::models::unescaped;
 use super::table::{RouteState, RoutingTable, shortened};
-use super::{Gateway, IncomingRequest, cors, given_request_id, is_harmless_id, stored};
+use super::{Gateway, IncomingRequest, given_request_id, is_harmless_id, stored};
 use crate::admission::Rules;
 use crate::clock::Stamp;
 use crate::config::{ModelMatch, Timeouts};
@@ -129,7 +129,7 @@ pub async fn prepare(
     guard: &mut RecordGuard,
 ) -> Result<Box<Prepared>, Failure> {
     let IncomingRequest { gateway, parts, body, .. } = incoming;
-    let is_preflight = cors::is_preflight(parts);
+    let is_preflight = super::is_preflight(parts);
     check(gateway, parts, guard.record())?;
     let tenant =
         if is_preflight { TenantRef::nobody() } else { identify(gateway, &table, guard, parts).await? };
@@ -198,7 +198,7 @@ fn check(gateway: &Gateway, parts: &Parts, record: &Record) -> Result<(), Failur
     }
     body::check_head(parts.version, &parts.uri, &parts.headers)?;
     match (record.dialect, is_websocket(&parts.headers)) {
-        (Dialect::Realtime, false) if !cors::is_preflight(parts) => return Err(Failure::UpgradeRequired),
+        (Dialect::Realtime, false) if !super::is_preflight(parts) => return Err(Failure::UpgradeRequired),
         (Dialect::Realtime, _) | (_, false) => {}
         (_, true) => return Err(Failure::UpgradeNotSupported),
     }
