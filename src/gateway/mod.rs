@@ -37,6 +37,7 @@ use self::cors::CorsGrant;
 use self::exchange::Exchange;
 use self::explain_limiter::ExplainLimiter;
 use self::table::RoutingTable;
+use crate::admission::TenantLimiter;
 use crate::clock::Clock;
 use crate::digits;
 use crate::error::{ErrorShape, Failure};
@@ -65,6 +66,8 @@ pub struct Gateway {
     pub watchdog: Arc<Watchdog>,
     /// Budget in bytes for all request bodies in memory.
     pub memory: BodyMemory,
+    /// Limits of tenants, over all reloads.
+    pub tenants: TenantLimiter,
     /// Token bucket of retries.
     pub retries: RetryBudget,
     /// Response id to replica, for `previous_response_id`.
