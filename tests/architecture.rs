@@ -47,7 +47,9 @@ const CONFIG_READERS: &[&str] = &["config/schema", "config/check", "config/reloa
 const PURE: &[&str] = &[
     "routing",
     "admission/refusal",
+    "admission/pace",
     "admission/queue",
+    "admission/usage",
     "admission/ruling",
     "relay/sse",
     "relay/classify",

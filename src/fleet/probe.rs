@@ -175,13 +175,27 @@ impl Prober {
     async fn learn_unasked(&self, config: &Pool) {
         let models = self.replica.models.load_full();
         let model = models.first().map_or("", |m| &*m.id);
-        let body = json!({ "model": model, "prompt": config.probe.prompt, "max_tokens": 1, "stream": true });
-        let body = body.to_string();
-        let call = self.call(config, "/v1/completions", Some(&body));
-        let unasked = match call.send(&self.connector).await {
-            Ok((StatusCode::OK, stream)) => UnaskedStream::read(&stream),
-            _ => None,
-        };
+        let prompt = &config.probe.prompt;
+        let messages = json!([{ "role": "user", "content": prompt }]);
+        let mut unasked = None;
+        // An engine without completions may have chat.
+        for (path, body) in [
+            ("/v1/completions", json!({ "model": model, "prompt": prompt, "max_tokens": 1, "stream": true })),
+            (
+                "/v1/chat/completions",
+                json!({ "model": model, "messages": messages, "max_tokens": 1, "stream": true }),
+            ),
+        ] {
+            let body = body.to_string();
+            if let Ok((StatusCode::OK, stream)) =
+                self.call(config, path, Some(&body)).send(&self.connector).await
+            {
+                unasked = UnaskedStream::read(&stream);
+            }
+            if unasked.is_some() {
+                break;
+            }
+        }
         self.replica.unasked.store(unasked.map(Arc::new));
     }
 

@@ -147,10 +147,6 @@ impl UpstreamAttempt {
             return Err(failed(ReplicaFailure::InvalidHead { replica, what }));
         }
         let head = Box::new(head);
-        if head.status == StatusCode::SWITCHING_PROTOCOLS {
-            let replica = Arc::clone(&self.replica.served.replica);
-            return Err(failed(ReplicaFailure::UnaskedUpgrade { replica }));
-        }
         if head.status.is_success() {
             if self.is_relayed_from_head(&head, &body) {
                 return Ok(UpstreamResponse::Large { head, first: Bytes::new(), rest: body, lease });

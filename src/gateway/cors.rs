@@ -7,15 +7,21 @@ use bytes::Bytes;
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Method, Response, header};
 
-use super::reply;
 use crate::config::Server;
-use crate::error::{ErrorShape, Failure};
+use crate::error::Failure;
 
 /// What the configured origins mean for one request.
 #[derive(Debug)]
 pub(super) struct CorsGrant {
     /// Value of `access-control-allow-origin`; `None` where the page may not call.
     origin: Option<HeaderValue>,
+}
+
+/// Whether a browser asks if it may send a request.
+pub(super) fn is_preflight(parts: &Parts) -> bool {
+    parts.method == Method::OPTIONS
+        && parts.headers.contains_key(header::ORIGIN)
+        && parts.headers.contains_key(header::ACCESS_CONTROL_REQUEST_METHOD)
 }
 
 impl CorsGrant {
@@ -34,9 +40,12 @@ impl CorsGrant {
     }
 
     /// The answer to a preflight.
-    pub(super) fn preflight(&self, parts: &Parts) -> Response<Bytes> {
+    ///
+    /// # Errors
+    /// [`Failure::OriginNotAllowed`]
+    pub(super) fn preflight(&self, parts: &Parts) -> Result<Response<Bytes>, Failure> {
         if self.origin.is_none() {
-            return reply::failure_bytes(&Failure::OriginNotAllowed, ErrorShape::OpenAi);
+            return Err(Failure::OriginNotAllowed);
         }
         let mut response = Response::new(Bytes::from_static(b"OK"));
         let headers = response.headers_mut();
@@ -48,7 +57,7 @@ impl CorsGrant {
         if let Some(requested) = parts.headers.get(header::ACCESS_CONTROL_REQUEST_HEADERS) {
             headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, requested.clone());
         }
-        response
+        Ok(response)
     }
 
     /// Marks an answer, whoever made it.

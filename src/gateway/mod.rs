@@ -37,6 +37,7 @@ use self::cors::CorsGrant;
 use self::exchange::Exchange;
 use self::explain_limiter::ExplainLimiter;
 use self::table::RoutingTable;
+use crate::admission::TenantLimiter;
 use crate::clock::Clock;
 use crate::digits;
 use crate::error::{ErrorShape, Failure};
@@ -65,6 +66,8 @@ pub struct Gateway {
     pub watchdog: Arc<Watchdog>,
     /// Budget in bytes for all request bodies in memory.
     pub memory: BodyMemory,
+    /// Limits of tenants, over all reloads.
+    pub tenants: TenantLimiter,
     /// Token bucket of retries.
     pub retries: RetryBudget,
     /// Response id to replica, for `previous_response_id`.
@@ -215,8 +218,13 @@ impl Gateway {
             self.observer.metrics().http_rejected(Failure::UnknownPath.code());
             return Err(Box::new(reply::bare_failure(&Failure::UnknownPath, ErrorShape::OpenAi, parts)));
         }
-        match (is_preflight(parts), cors) {
-            (true, Some(cors)) => return Err(Box::new(reply::local(cors.preflight(parts), parts))),
+        match (cors::is_preflight(parts), cors) {
+            (true, Some(cors)) => {
+                let answer = cors.preflight(parts);
+                let answer =
+                    answer.unwrap_or_else(|failure| reply::failure_bytes(&failure, ErrorShape::OpenAi));
+                return Err(Box::new(reply::local(answer, parts)));
+            }
             // The engines decide, also for paths that we answer.
             (true, None) if is_own => return Ok(self.open_record(parts, path, Dialect::Extra, head)),
             _ => {}
@@ -288,13 +296,6 @@ fn strip_root(uri: &mut http::Uri, root: &str) {
     if let Ok(stripped) = http::Uri::from_parts(parts) {
         *uri = stripped;
     }
-}
-
-/// Whether a browser asks if it may send a request.
-fn is_preflight(parts: &Parts) -> bool {
-    parts.method == Method::OPTIONS
-        && parts.headers.contains_key(http::header::ORIGIN)
-        && parts.headers.contains_key(http::header::ACCESS_CONTROL_REQUEST_METHOD)
 }
 
 /// The client's `x-request-id` if it is harmless, else a random one.
