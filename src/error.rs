@@ -86,6 +86,9 @@ pub enum ReplicaFailure {
     /// The stream was silent, and the replica refused a connect or did not answer a probe.
     #[error("replica {replica} went silent and does not answer any more")]
     Silent { replica: Arc<str> },
+    /// The response head cannot be relayed: its framing has two readings, or it switches protocols.
+    #[error("replica {replica} {what}")]
+    InvalidHead { replica: Arc<str>, what: &'static str },
     /// The replica's connection pool was exhausted for `timeouts.connect`: nothing was sent.
     #[error("all connections to replica {replica} were taken for {}", Seconds(*.after))]
     NoFreeConnection { replica: Arc<str>, after: Duration },
@@ -118,6 +121,7 @@ impl ReplicaFailure {
             Self::Status { status: 503, .. } => "status_503",
             Self::Status { .. } => "status_504",
             Self::Silent { .. } => "silent",
+            Self::InvalidHead { .. } => "invalid_head",
             Self::NoFreeConnection { .. } => "no_free_connection",
         }
     }
@@ -130,8 +134,20 @@ pub enum Failure {
     #[error("unknown path; this gateway serves the OpenAI inference paths, see /v1/models for models")]
     UnknownPath,
     /// Known path, wrong method.
-    #[error("method not allowed; the allow header names those that are")]
-    MethodNotAllowed,
+    #[error("method not allowed; this path takes {allow}")]
+    MethodNotAllowed {
+        /// Value of `Allow`.
+        allow: &'static str,
+    },
+    /// A WebSocket on a path that has none.
+    #[error("this path is no WebSocket: only /v1/realtime is; send the request without `upgrade: websocket`")]
+    UpgradeNotSupported,
+    /// A plain request, or HTTP/2, on a WebSocket's path.
+    #[error("this path is a WebSocket: connect over HTTP/1.1 with `upgrade: websocket` (RFC 6455)")]
+    UpgradeRequired,
+    /// A preflight from a page that may not call the gateway.
+    #[error("pages of this origin may not call the gateway (server.cors_origins)")]
+    OriginNotAllowed,
     /// Invalid HTTP or JSON.
     #[error("{message}")]
     BadRequest {
@@ -157,9 +173,15 @@ pub enum Failure {
     /// Missing or unknown API key.
     #[error("{message}")]
     InvalidKey { message: String },
-    /// No `model` where the dialect requires one.
-    #[error("you must provide a model parameter")]
-    MissingModel,
+    /// A token came before the issuer's keys could be read.
+    #[error("the keys of the token issuer could not be read yet (auth.jwt.jwks); try again later")]
+    NoTokenKeys { retry_after: Duration },
+    /// No `model`, and several routes could be meant.
+    #[error("`model` is missing, and several routes could be meant: name one of {routes}")]
+    MissingModel {
+        /// What the client may ask for.
+        routes: String,
+    },
     /// No route for the model, or the tenant may not use it.
     #[error("the model `{model}` does not exist or you do not have access to it; GET /v1/models lists them")]
     ModelNotFound {
@@ -168,9 +190,21 @@ pub enum Failure {
     },
     /// Unknown `previous_response_id`.
     #[error(
-        "the previous response was not made through this gateway or its replica is gone; send the whole input"
+        "Response with id '{id}' not found: it was not made through this gateway, or its replica is gone; send the whole \
+         input instead of `previous_response_id`"
     )]
-    PreviousResponseNotFound,
+    PreviousResponseNotFound {
+        /// As sent by the client, truncated.
+        id: String,
+    },
+    /// Unknown id in `/v1/responses/{id}`.
+    #[error(
+        "Response with id '{id}' not found: it was not made through this gateway, or its replica is gone"
+    )]
+    ResponseNotFound {
+        /// As sent by the client, truncated.
+        id: String,
+    },
     /// No replica of the route is ready.
     #[error("no ready replica for route {route}: {detail}")]
     NoReadyReplica {
@@ -180,14 +214,14 @@ pub enum Failure {
         /// Until the next probe.
         retry_after: Duration,
     },
-    /// No replica can answer in time, and a limit of the route's queue forbids waiting.
+    /// A limit of the tenant or of the route's queue is reached.
     #[error("{message}")]
     NotAdmitted {
-        /// Key in `[route.queue]`, which is the error code.
+        /// Key of the limit, which is the error code.
         limit: &'static str,
         message: String,
-        /// Predicted time until the queue has room.
-        retry_after: Duration,
+        /// When it is worth a try; `None` where waiting does not help.
+        retry_after: Option<Duration>,
     },
     /// The gateway is shutting down.
     #[error("the gateway is shutting down; send the request to another one")]
@@ -201,6 +235,12 @@ pub enum Failure {
          content-length and transfer-encoding agree; the connection was closed"
     )]
     MalformedHead,
+    /// Both `Content-Length` and `Transfer-Encoding` (RFC 9112 §6.3).
+    #[error(
+        "the request has both content-length and transfer-encoding (RFC 9112 section 6.3): send one of them; the \
+         connection was closed"
+    )]
+    AmbiguousFraming,
     /// Request target over hyper's limit.
     #[error("the request target is over 65534 bytes; what is long belongs into the body")]
     UriTooLong,
@@ -238,9 +278,13 @@ impl Failure {
         match self {
             Self::UnknownPath => (S::NOT_FOUND, "unknown_path", INVALID),
             Self::MalformedHead => (S::BAD_REQUEST, "malformed_head", INVALID),
+            Self::AmbiguousFraming => (S::BAD_REQUEST, "ambiguous_framing", INVALID),
             Self::UriTooLong => (S::URI_TOO_LONG, "uri_too_long", INVALID),
             Self::HeadTooLarge => (S::REQUEST_HEADER_FIELDS_TOO_LARGE, "head_too_large", INVALID),
-            Self::MethodNotAllowed => (S::METHOD_NOT_ALLOWED, "method_not_allowed", INVALID),
+            Self::MethodNotAllowed { .. } => (S::METHOD_NOT_ALLOWED, "method_not_allowed", INVALID),
+            Self::UpgradeNotSupported => (S::BAD_REQUEST, "upgrade_not_supported", INVALID),
+            Self::UpgradeRequired => (S::UPGRADE_REQUIRED, "upgrade_required", INVALID),
+            Self::OriginNotAllowed => (S::BAD_REQUEST, "origin_not_allowed", INVALID),
             Self::BadRequest { .. } => (S::BAD_REQUEST, "invalid_request", INVALID),
             Self::UnsupportedEncoding => (S::UNSUPPORTED_MEDIA_TYPE, "unsupported_encoding", INVALID),
             Self::ExpectationFailed => (S::EXPECTATION_FAILED, "expectation_failed", INVALID),
@@ -248,9 +292,11 @@ impl Failure {
             Self::BodyMemory => (S::SERVICE_UNAVAILABLE, "body_memory", OVERLOADED),
             Self::BodyStalled { .. } => (S::REQUEST_TIMEOUT, "timeout_client_stall", "timeout_error"),
             Self::InvalidKey { .. } => (S::UNAUTHORIZED, "invalid_api_key", "authentication_error"),
-            Self::MissingModel => (S::BAD_REQUEST, "missing_model", INVALID),
+            Self::NoTokenKeys { .. } => (S::SERVICE_UNAVAILABLE, "no_token_keys", OVERLOADED),
+            Self::MissingModel { .. } => (S::BAD_REQUEST, "missing_model", INVALID),
             Self::ModelNotFound { .. } => (S::NOT_FOUND, "model_not_found", INVALID),
-            Self::PreviousResponseNotFound => (S::NOT_FOUND, "previous_response_not_found", INVALID),
+            Self::PreviousResponseNotFound { .. } => (S::NOT_FOUND, "previous_response_not_found", INVALID),
+            Self::ResponseNotFound { .. } => (S::NOT_FOUND, "response_not_found", INVALID),
             Self::NoReadyReplica { .. } => (S::SERVICE_UNAVAILABLE, "no_ready_replica", OVERLOADED),
             Self::NotAdmitted { limit, .. } => (S::TOO_MANY_REQUESTS, limit, "rate_limit_error"),
             Self::Draining => (S::SERVICE_UNAVAILABLE, "draining", OVERLOADED),
@@ -297,8 +343,9 @@ impl Failure {
     /// `retry-after`, where waiting helps.
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
+            Self::NotAdmitted { retry_after, .. } => *retry_after,
             Self::NoReadyReplica { retry_after, .. }
-            | Self::NotAdmitted { retry_after, .. }
+            | Self::NoTokenKeys { retry_after }
             | Self::SuspectedPoison { retry_after } => Some(*retry_after),
             Self::BodyMemory | Self::Draining => Some(Duration::from_secs(1)),
             _ => None,
@@ -309,8 +356,9 @@ impl Failure {
     pub fn param(&self) -> Option<&'static str> {
         match self {
             Self::BadRequest { param, .. } => *param,
-            Self::MissingModel | Self::ModelNotFound { .. } => Some("model"),
-            Self::PreviousResponseNotFound => Some("previous_response_id"),
+            Self::MissingModel { .. } | Self::ModelNotFound { .. } => Some("model"),
+            Self::PreviousResponseNotFound { .. } => Some("previous_response_id"),
+            Self::ResponseNotFound { .. } => Some("response_id"),
             _ => None,
         }
     }
@@ -337,8 +385,11 @@ impl Failure {
             headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds.max(1)));
         }
         match self {
-            Self::MethodNotAllowed => {
-                headers.insert(header::ALLOW, HeaderValue::from_static("GET, HEAD, OPTIONS, POST"));
+            Self::MethodNotAllowed { allow } => {
+                headers.insert(header::ALLOW, HeaderValue::from_static(allow));
+            }
+            Self::UpgradeRequired => {
+                headers.insert(header::UPGRADE, HeaderValue::from_static("websocket"));
             }
             Self::InvalidKey { .. } => {
                 headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation fails the test")]
 
+#[path = "relay/dropin.rs"]
+mod dropin;
 mod support;
 
 use std::time::Duration;
@@ -482,5 +484,5 @@ async fn in_flight_counts_return_to_zero_after_any_mix_of_ends() {
 
 fn tenant(key: &str) -> Tenant {
     let key_digests = vec![Sha256::digest(key).into()];
-    Tenant { name: "a".into(), key_digests, routes: None }
+    Tenant { name: "a".into(), key_digests, ..Tenant::default() }
 }

@@ -3,10 +3,13 @@
 //! `check` turns a text into a [`Config`] or into `diagnostics` with places, `load` adds what flags say, `reload`
 //! watches the file. The data path sees only the types of this module.
 
+mod auth;
 pub mod check;
 pub mod diagnostics;
+mod engine;
 pub mod load;
 mod otel;
+pub mod paths;
 pub mod reload;
 mod slo;
 mod telemetry;
@@ -18,6 +21,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use self::auth::{Jwks, Jwt};
+pub use self::engine::{EngineKind, EngineProfile, Figure, FigureSource};
 pub use self::slo::{ItlBounds, Slo, TtftBound};
 pub use self::telemetry::{AccessLog, EngineSpansConfig, Otlp, OtlpProtocol, Sampling, Telemetry};
 use crate::stage::StageBudget;
@@ -44,6 +49,8 @@ pub struct Config {
     pub routes: Vec<Route>,
     /// `[[tenant]]`
     pub tenants: Vec<Tenant>,
+    /// `[auth.jwt]`
+    pub jwt: Option<Jwt>,
     /// `[telemetry]`
     pub telemetry: Telemetry,
     /// `[drift]`
@@ -71,6 +78,17 @@ impl Default for Drift {
     fn default() -> Self {
         const DAY: Duration = Duration::from_secs(86_400);
         Self { block: DAY, from: DAY * 35, to: DAY * 7, availability: 0.999, webhook: None, state: None }
+    }
+}
+
+impl Config {
+    /// Whether requests of a pool wait for room: one of its routes has a `[route.queue]`.
+    #[must_use]
+    pub fn queues(&self, pool: &Pool) -> bool {
+        let is_it = |weighted: &WeightedPool| {
+            self.pools.get(weighted.pool).is_some_and(|known| known.name == pool.name)
+        };
+        self.routes.iter().any(|route| route.queue.is_some() && route.pools.iter().any(is_it))
     }
 }
 
@@ -128,8 +146,12 @@ pub struct Server {
     pub heartbeat: Option<Duration>,
     /// `x-tokenway-replica`, `-revision`, `-decision` on responses (default: only without tenants).
     pub route_info_headers: bool,
-    /// Paths allowed in addition to the OpenAI ones.
+    /// Patterns of paths allowed in addition to the built-in ones; see [`paths::matches`].
     pub extra_paths: Vec<String>,
+    /// Prefix that is stripped from every path; empty for none.
+    pub root_path: String,
+    /// Origins whose pages may call the gateway, `*` for all; `None` leaves CORS to the engines.
+    pub cors_origins: Option<Vec<http::HeaderValue>>,
     /// Headers of a trusted proxy that name the tenant.
     pub trust_headers: Vec<http::HeaderName>,
 }
@@ -198,10 +220,14 @@ pub struct Pool {
     pub revision: Arc<str>,
     /// Free-form facts of the revision.
     pub revision_info: BTreeMap<String, String>,
-    /// Engine kind (`vllm`).
-    pub engine: Arc<str>,
+    /// The engine that its replicas run.
+    pub engine: EngineKind,
+    /// Where that engine's figures come from: `[pool.engine_profile]` over the built-in profile.
+    pub engine_profile: Arc<EngineProfile>,
     /// 1 to [`MAX_REPLICAS`], with distinct URLs and names.
     pub replicas: Vec<ReplicaSpec>,
+    /// TLS of `https` replicas; `None` trusts the system's certificate store.
+    pub tls: Option<PoolTls>,
     /// Sent upstream instead of the client's credential.
     pub engine_api_key: Option<Secret>,
     /// Period of the scrapes of one replica.
@@ -216,6 +242,26 @@ pub struct Pool {
     pub probe: Probe,
     /// `pool.ejection.max_share`, 0 to 1.
     pub max_ejected_share: f64,
+}
+
+/// `pool.tls`: TLS towards `https` replicas.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PoolTls {
+    /// PEM file with the CAs that sign the replicas' certificates, instead of the system's.
+    pub ca: Option<PathBuf>,
+    /// The gateway's own certificate, for engines that ask for one (mutual TLS).
+    pub identity: Option<PoolIdentity>,
+    /// Name in the replicas' certificates, where it is not the host of their URLs.
+    pub server_name: Option<Arc<str>>,
+}
+
+/// PEM files of a client certificate.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PoolIdentity {
+    /// `pool.tls.cert`: the chain.
+    pub cert: PathBuf,
+    /// `pool.tls.key`
+    pub key: PathBuf,
 }
 
 /// One static replica.
@@ -316,22 +362,22 @@ pub struct Route {
     pub hedge: Option<Hedge>,
     /// `[timeouts]` with this route's overrides.
     pub timeouts: Timeouts,
-    /// `[route.queue]`: admission by prediction; `None` places what is late all the same.
+    /// `[route.queue]`: admission by prediction; `None` refuses nobody.
     pub queue: Option<QueueLimits>,
     /// `[route.degrade]`
     pub degrade: Option<Degrade>,
 }
 
-/// `[route.queue]`: bounds of the queue for requests that no replica can answer in time.
+/// `[route.queue]`: bounds of the route's part of its pool's queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueLimits {
-    /// Requests that may wait, in each lane; 0 refuses at once.
+    /// Requests of the route that may wait; 0 refuses at once.
     pub max_requests: usize,
-    /// Bytes of waiting bodies, in each lane.
+    /// Bytes of their bodies.
     pub max_bytes: usize,
-    /// Longest wait of a late request.
+    /// Longest wait for room.
     pub max_wait: Duration,
-    /// Prompts of class `long` have a lane of their own.
+    /// Prompts of class `long` are counted and served apart from the others.
     pub isolate_long: bool,
 }
 
@@ -446,7 +492,12 @@ pub struct ClientMay {
     pub timeout: bool,
     /// `x-slo-class` is obeyed.
     pub slo_class: bool,
+    /// `x-priority` is obeyed.
+    pub priority: bool,
 }
+
+/// Bound of priorities in both directions.
+pub const MAX_PRIORITY: i32 = 100;
 
 /// `[[tenant]]`
 #[derive(Clone, Debug)]
@@ -455,6 +506,40 @@ pub struct Tenant {
     pub name: Arc<str>,
     /// SHA-256 digests of its keys.
     pub key_digests: Vec<[u8; 32]>,
+    /// Names in client certificates that are its own (`server.tls.client_ca`).
+    pub client_names: Vec<Arc<str>>,
     /// Names of the routes that it may use; `None` is all.
     pub routes: Option<Vec<Arc<str>>>,
+    /// Its part of a pool while others wait as well, at least 1.
+    pub weight: u32,
+    /// Higher ones are placed first.
+    pub priority: i32,
+    /// `tenant.limits`
+    pub limits: TenantLimits,
+}
+
+impl Default for Tenant {
+    /// The tenant of every request where none are configured.
+    fn default() -> Self {
+        Self {
+            name: "default".into(),
+            key_digests: Vec::new(),
+            client_names: Vec::new(),
+            routes: None,
+            weight: 1,
+            priority: 0,
+            limits: TenantLimits::default(),
+        }
+    }
+}
+
+/// `tenant.limits`; what is absent is unlimited.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TenantLimits {
+    /// Requests per minute, at least 1; a minute's may come at once.
+    pub requests_per_minute: Option<u64>,
+    /// Prompt and answer tokens per minute, at least 1.
+    pub tokens_per_minute: Option<u64>,
+    /// Requests in flight, waiting ones included, at least 1.
+    pub concurrency: Option<u32>,
 }

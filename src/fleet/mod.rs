@@ -3,8 +3,8 @@
 //! Control plane: probes, scrapes and state changes are published as immutable snapshots and atomics that the data path
 //! reads.
 
-pub(crate) mod load_report;
-mod metrics_text;
+pub mod metrics_text;
+mod model_list;
 pub(crate) mod pick;
 mod poison;
 pub(crate) mod pool;
@@ -13,4 +13,5 @@ pub(crate) mod registry;
 pub(crate) mod replica;
 mod scrape;
 pub mod status;
+pub(crate) mod unasked;
 pub(crate) mod vitals;

@@ -10,7 +10,7 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use http::{Request, StatusCode, header, response};
+use http::{HeaderMap, Request, StatusCode, header, response};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Body as _;
 use hyper::body::Incoming;
@@ -19,12 +19,11 @@ use tokio::time::Instant;
 
 use crate::clock::{Clock, Stamp};
 use crate::error::{Failure, ReplicaFailure, Timer};
-use crate::fleet::load_report;
 use crate::fleet::replica::Replica;
 use crate::relay::reader::{HoldOutcome, StreamReader, StreamShape};
 use crate::relay::usage::{self, EngineErrorKind};
 use crate::relay::watch::{Expiry, StreamWatch};
-use crate::request::dialect::Dialect;
+use crate::request::dialect::{BodyForm, Dialect};
 use crate::upstream::headers;
 use crate::upstream::pool::{CheckoutError, Lease};
 
@@ -41,8 +40,6 @@ pub struct UpstreamAttempt {
     pub watch: Arc<StreamWatch>,
     /// Deadlines over all attempts of the request.
     pub deadlines: Deadlines,
-    /// Whether the request carries the header that makes the engine report its load (ORCA).
-    pub asks_load: bool,
     /// The process' clock.
     pub clock: Clock,
 }
@@ -79,7 +76,7 @@ pub enum UpstreamResponse {
         /// The bytes held back and the rest of the body.
         reader: Box<StreamReader>,
     },
-    /// A unary response above [`MAX_BUFFERED`].
+    /// A unary response above [`MAX_BUFFERED`], or a body that may last whose content is unknown.
     Large {
         /// Status and headers as the engine sent them.
         head: Box<response::Parts>,
@@ -145,12 +142,18 @@ impl UpstreamAttempt {
         let response = self.response(&mut lease).await.map_err(failed)?;
         times.head = Some(self.clock.now());
         let (head, body) = response.into_parts();
-        let mut head = Box::new(head);
-        if self.asks_load {
-            self.take_load_report(&mut head);
+        if let Some(what) = headers::response_fault(&head) {
+            let replica = Arc::clone(&self.replica.served.replica);
+            return Err(failed(ReplicaFailure::InvalidHead { replica, what }));
         }
-        if is_event_stream(&head) && head.status.is_success() {
-            return self.first_content(head, body, lease).await;
+        let head = Box::new(head);
+        if head.status.is_success() {
+            if self.is_relayed_from_head(&head, &body) {
+                return Ok(UpstreamResponse::Large { head, first: Bytes::new(), rest: body, lease });
+            }
+            if is_event_stream(&head.headers) {
+                return self.first_content(head, body, lease).await;
+            }
         }
         self.whole(head, body, lease).await
     }
@@ -158,14 +161,11 @@ impl UpstreamAttempt {
     async fn checkout(&self, deadline: Instant) -> Result<Lease, ReplicaFailure> {
         let replica = Arc::clone(&self.replica.served.replica);
         let after = self.deadlines.connect;
-        self.replica.connections.checkout(deadline).await.map_err(|error| match error {
-            CheckoutError::NoFree => ReplicaFailure::NoFreeConnection { replica, after },
-            CheckoutError::Timeout => ReplicaFailure::ConnectTimeout { replica, after },
-            CheckoutError::Io(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-                ReplicaFailure::Refused { replica }
-            }
-            CheckoutError::Io(error) => ReplicaFailure::Unreachable { replica, kind: error.kind() },
-        })
+        self.replica
+            .connections
+            .checkout(deadline)
+            .await
+            .map_err(|error| no_connection(error, replica, after))
     }
 
     async fn response(&mut self, lease: &mut Lease) -> Result<http::Response<Incoming>, ReplicaFailure> {
@@ -180,12 +180,12 @@ impl UpstreamAttempt {
             .map_err(|mut error| closed(error.take_message().is_some()))
     }
 
-    /// Publishes the load report of the response head; it is as old as the head.
-    fn take_load_report(&self, head: &mut response::Parts) {
-        let report = headers::take_load_report(&mut head.headers);
-        if let Some(report) = report.and_then(|value| load_report::parse(value.as_bytes())) {
-            self.replica.target.reported(report, self.clock.now());
-        }
+    /// Whether its body may last: nothing in a stream of another dialect is a content event that we know, so there is
+    /// nothing to wait for.
+    fn is_relayed_from_head(&self, head: &response::Parts, body: &Incoming) -> bool {
+        let dialect = self.shape.dialect;
+        let may_last = || dialect.body_form() == BodyForm::Opaque && body.size_hint().exact().is_none();
+        !dialect.generates() && (is_event_stream(&head.headers) || may_last())
     }
 
     async fn first_content(
@@ -253,6 +253,18 @@ impl UpstreamResponse {
     }
 }
 
+/// The failure of a replica to which no connection was had.
+pub(super) fn no_connection(error: CheckoutError, replica: Arc<str>, after: Duration) -> ReplicaFailure {
+    match error {
+        CheckoutError::NoFree => ReplicaFailure::NoFreeConnection { replica, after },
+        CheckoutError::Timeout => ReplicaFailure::ConnectTimeout { replica, after },
+        CheckoutError::Io(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+            ReplicaFailure::Refused { replica }
+        }
+        CheckoutError::Io(error) => ReplicaFailure::Unreachable { replica, kind: error.kind() },
+    }
+}
+
 fn failed(failure: ReplicaFailure) -> AttemptError {
     AttemptError::Replica(failure, None)
 }
@@ -292,8 +304,9 @@ fn is_aborted(answer: &BufferedResponse) -> bool {
     answer.head.status.is_success() && ABORTED.find(&answer.body).is_some()
 }
 
-fn is_event_stream(head: &response::Parts) -> bool {
-    head.headers
+/// Whether a response is a stream of server-sent events.
+pub(super) fn is_event_stream(headers: &HeaderMap) -> bool {
+    headers
         .get(header::CONTENT_TYPE)
         .is_some_and(|v| v.as_bytes().get(..17).is_some_and(|v| v.eq_ignore_ascii_case(b"text/event-stream")))
 }

@@ -12,7 +12,7 @@ use super::hedge;
 use super::outbound::{Flight, Identity, Outbound};
 use super::picker::{self, PickOutcome, QueueWait};
 use super::prepare::Prepared;
-use super::waiting::{NO_REPLICA, Waits};
+use super::waiting::Waits;
 use super::{Gateway, IncomingRequest};
 use crate::error::{Failure, ReplicaFailure};
 use crate::fleet::pick::Pick;
@@ -23,7 +23,7 @@ use crate::relay::watch::StreamWatch;
 /// A prepared request and everything its attempts need.
 #[derive(Debug)]
 pub struct Exchange {
-    incoming: Box<IncomingRequest>,
+    pub(super) incoming: Box<IncomingRequest>,
     /// The request as parsed and classified.
     pub prepared: Box<Prepared>,
     /// Its open record.
@@ -108,7 +108,8 @@ impl Exchange {
                     continue;
                 }
                 None if last.is_none() && self.prepared.may_wait_for_replica() => {
-                    self.wait(NO_REPLICA).await?;
+                    let now = self.incoming.gateway.clock.now();
+                    self.wait(QueueWait::for_replica(now, self.prepared.read)).await?;
                     continue;
                 }
                 None => return last.unwrap_or_else(|| Err(self.prepared.no_ready_replica())),
@@ -140,7 +141,7 @@ impl Exchange {
     }
 
     /// Counts the failure against the replica; whether the retry rule allows another attempt.
-    fn may_retry(&mut self, failure: &ReplicaFailure, pick: &Pick) -> bool {
+    pub(super) fn may_retry(&mut self, failure: &ReplicaFailure, pick: &Pick) -> bool {
         let gateway = &self.incoming.gateway;
         let now = gateway.clock.now();
         let was_returned = matches!(failure, ReplicaFailure::ClosedBeforeHead { is_unsent: true, .. });
@@ -161,9 +162,8 @@ impl Exchange {
         &mut self,
         pick: Box<Pick>,
     ) -> Result<(UpstreamResponse, ActiveAttempt), (AttemptError, ActiveAttempt)> {
-        let record = self.guard.record();
-        let cause = if record.attempts.is_empty() { AttemptCause::First } else { AttemptCause::Retry };
-        let identity = Identity::of(record);
+        let cause = self.cause();
+        let identity = Identity::of(self.guard.record());
         let flight = self.outbound(&identity).launch(pick, cause);
         let (flight, result) = hedge::fly(self, flight, &identity).await;
         self.note_attempt(&flight, &result);
@@ -178,6 +178,11 @@ impl Exchange {
                 Err((error, active))
             }
         }
+    }
+
+    /// Why the next attempt is made.
+    pub(super) fn cause(&mut self) -> AttemptCause {
+        if self.guard.record().attempts.is_empty() { AttemptCause::First } else { AttemptCause::Retry }
     }
 
     /// One of two attempts of a hedge failed: its replica is charged, and not asked again by this request.
@@ -199,7 +204,7 @@ impl Exchange {
         }
     }
 
-    fn note_decision(&mut self, pick: &Pick) {
+    pub(super) fn note_decision(&mut self, pick: &Pick) {
         let record = self.guard.record();
         record.at.routed.get_or_insert(pick.assignment.at);
         record.decision.get_or_insert_with(|| pick.decision.clone());

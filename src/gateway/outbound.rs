@@ -17,6 +17,7 @@ use crate::clock::Stamp;
 use crate::fleet::pick::Pick;
 use crate::record::{self, AttemptCause, Record};
 use crate::relay::reader::StreamShape;
+use crate::relay::usage_filter::AskedUsage;
 use crate::relay::watch::StreamDeadlines;
 use crate::request::dialect::Dialect;
 use crate::request::trace_context::{self, Trace};
@@ -86,14 +87,12 @@ impl Outbound<'_> {
         };
         let vitals = Arc::clone(&pick.replica.vitals);
         let watch = gateway.watchdog.watch(vitals, self.incoming.kill.clone(), limits, start);
-        let asks_load = self.asks_load(&pick, start);
         let attempt = Box::new(UpstreamAttempt {
             replica: Arc::clone(&pick.replica),
-            request: self.request(&pick, span, asks_load),
-            shape: self.shape(),
+            request: self.request(&pick, span),
+            shape: self.shape(&pick),
             watch: Arc::clone(&watch),
             deadlines: self.deadlines,
-            asks_load,
             clock: gateway.clock,
         });
         let times = AttemptTimes { start, ..AttemptTimes::default() };
@@ -104,27 +103,30 @@ impl Outbound<'_> {
         &self.incoming.gateway
     }
 
-    fn shape(&self) -> StreamShape {
+    fn shape(&self, pick: &Pick) -> StreamShape {
         StreamShape {
             dialect: self.identity.dialect,
             echo: self.prepared.echo.clone(),
-            withhold_usage: self.prepared.withhold_usage,
+            asked_usage: self.asked_usage(pick),
             whole_events: self.prepared.is_stream && self.prepared.route.config.migrate,
         }
     }
 
-    /// Whether to request a load report (ORCA header): vLLM sends one on unary responses only, and only an overdue scrape is
-    /// worth the cost.
-    fn asks_load(&self, pick: &Pick, now: Stamp) -> bool {
-        let reports_load = matches!(self.identity.dialect, Dialect::Chat | Dialect::Completions);
-        reports_load
-            && !self.prepared.is_stream
-            && pick.replica.target.is_overdue(now, pick.pool.config().scrape_interval)
-            && !headers::has_asked_load(&self.incoming.parts.headers)
+    /// What to take out of the stream because the gateway asked for it: nothing where the engine sends it unasked.
+    fn asked_usage(&self, pick: &Pick) -> Option<AskedUsage> {
+        if !self.prepared.asks_usage {
+            return None;
+        }
+        let has_several_choices = self.prepared.has_several_choices;
+        let Some(unasked) = pick.replica.unasked.load_full() else {
+            return Some(AskedUsage { has_several_choices, ..AskedUsage::default() });
+        };
+        let fingerprint = unasked.fingerprint.clone();
+        (!unasked.sends_usage).then_some(AskedUsage { has_several_choices, fingerprint, is_sure: true })
     }
 
     /// The upstream request: framing and headers of the gateway, the prepared body.
-    fn request(&self, pick: &Pick, span: u64, asks_load: bool) -> Request<Full<Bytes>> {
+    pub(super) fn request(&self, pick: &Pick, span: u64) -> Request<Full<Bytes>> {
         let Identity { request_id, trace, .. } = self.identity;
         let config = pick.pool.config();
         let credential = match &config.engine_api_key {
@@ -148,7 +150,6 @@ impl Outbound<'_> {
                 tracestate: trace.state.as_deref().and_then(|s| HeaderValue::from_str(s).ok()),
                 credential,
                 via: &self.gateway().via,
-                asks_load,
             },
         );
         request

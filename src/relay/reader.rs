@@ -19,7 +19,7 @@ use super::sse::Scanner;
 use super::stream_state::{Echo, Event, StreamEnd};
 use super::timeline::Timeline;
 use super::usage::{EngineError, EngineErrorKind};
-use super::usage_filter::UsageFilter;
+use super::usage_filter::{AskedUsage, UsageFilter};
 use super::watch::StreamWatch;
 use super::whole_events::WholeEvents;
 use crate::clock::{Clock, Stamp};
@@ -34,7 +34,7 @@ pub struct StreamShape {
     /// Whether the prompt comes back in it.
     pub echo: Echo,
     /// The usage-only chunk is ours and does not go to the client.
-    pub withhold_usage: bool,
+    pub asked_usage: Option<AskedUsage>,
     /// An event is relayed when it is whole: the stream may be continued elsewhere.
     pub whole_events: bool,
 }
@@ -52,7 +52,7 @@ pub struct StreamReader {
     next: Option<Bytes>,
     has_more: bool,
     ending: Option<StreamEnd>,
-    filter: Option<UsageFilter>,
+    filter: Option<Box<UsageFilter>>,
     whole: Option<Box<WholeEvents>>,
     /// Facts of its events.
     pub scanner: Scanner,
@@ -104,7 +104,7 @@ impl StreamReader {
             next: None,
             has_more: false,
             ending: None,
-            filter: shape.withhold_usage.then(UsageFilter::default),
+            filter: shape.asked_usage.map(|asked| Box::new(UsageFilter::new(asked))),
             whole: shape.whole_events.then(Box::default),
             scanner: Scanner::new(shape.dialect, shape.echo),
             timeline: Timeline::default(),
@@ -227,8 +227,9 @@ impl StreamReader {
 
     /// Ends the stream in order with `last`, in place of what its engine did not send any more.
     pub fn conclude(&mut self, last: Bytes) {
-        self.close();
-        self.next = Some(last);
+        self.lease = None;
+        self.release_finish();
+        self.put(last);
         self.ending = Some(StreamEnd::Complete);
     }
 
@@ -264,7 +265,8 @@ impl StreamReader {
             let rest = whole.rest();
             self.pass(rest);
         }
-        if let Some(rest) = self.filter.as_mut().and_then(UsageFilter::finish) {
+        self.release_finish();
+        if let Some(rest) = self.filter.as_mut().and_then(|filter| filter.unfinished()) {
             self.put(rest);
         }
         match self.lease.take() {
@@ -305,7 +307,7 @@ impl StreamReader {
                 self.stop(before, tail);
                 self.ending = Some(StreamEnd::Failed(error));
             }
-            _ if fed.is_ordinary && self.filter.as_ref().is_none_or(UsageFilter::is_between_events) => {
+            _ if fed.is_ordinary && self.filter.as_ref().is_none_or(|filter| filter.is_between_events()) => {
                 self.put(data);
             }
             _ => {
@@ -328,8 +330,15 @@ impl StreamReader {
     fn stop(&mut self, before: Bytes, tail: LineState) {
         let began_earlier = before.is_empty();
         self.pass(before);
-        let was_held = self.filter.as_mut().and_then(UsageFilter::finish).is_some();
+        self.release_finish();
+        let was_held = self.filter.as_mut().and_then(|filter| filter.unfinished()).is_some();
         self.tail = Some(if began_earlier && !was_held { tail } else { LineState::Boundary });
+    }
+
+    fn release_finish(&mut self) {
+        let mut out: SmallVec<[Bytes; 4]> = SmallVec::new();
+        self.filter.iter_mut().for_each(|filter| filter.release(&mut out));
+        out.into_iter().for_each(|bytes| self.put(bytes));
     }
 
     fn pass(&mut self, data: Bytes) {

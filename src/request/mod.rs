@@ -11,6 +11,8 @@ pub mod continuation;
 pub mod dialect;
 pub mod fields;
 pub mod json;
+pub mod jwt;
+pub mod multipart;
 pub mod prompt;
 pub mod prompt_size;
 pub mod ratio;

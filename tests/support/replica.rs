@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -29,6 +29,8 @@ pub enum Step {
     Chunk(Vec<u8>),
     /// Writes the last chunk; the connection can be used again.
     End,
+    /// Goes on when these bytes came: what a WebSocket's client says.
+    Expect(Vec<u8>),
     /// Goes on when the gate is opened.
     Wait(Gate),
     /// Waits for ten milliseconds: the pace of a stream, never a means to be in time.
@@ -97,7 +99,9 @@ struct State {
     standing: Mutex<Vec<Step>>,
     received: Mutex<Vec<Received>>,
     probes: Mutex<Probes>,
-    has_page: AtomicBool,
+    models: Mutex<String>,
+    unasked: Mutex<String>,
+    page: Mutex<Option<String>>,
     listening: Mutex<CancellationToken>,
     listeners: AtomicUsize,
     abandoned: AtomicUsize,
@@ -116,7 +120,9 @@ impl Replica {
             standing: Mutex::new(wire::chat_stream(&["a", "b"])),
             received: Mutex::default(),
             probes: Mutex::new(Probes::Answered),
-            has_page: AtomicBool::new(true),
+            models: Mutex::new(wire::MODELS.to_owned()),
+            unasked: Mutex::new("{}".to_owned()),
+            page: Mutex::new(Some(wire::METRICS.into())),
             listening: Mutex::default(),
             listeners: AtomicUsize::new(0),
             abandoned: AtomicUsize::new(0),
@@ -146,9 +152,19 @@ impl Replica {
         *self.state.probes.lock() = probes;
     }
 
-    /// Its `/metrics` is gone from now on.
-    pub fn lose_page(&self) {
-        self.state.has_page.store(false, Ordering::SeqCst);
+    /// Its `/v1/models` is this page.
+    pub fn lists(&self, page: &str) {
+        *self.state.models.lock() = page.to_owned();
+    }
+
+    /// What it streams to a probe that asks for nothing but a stream.
+    pub fn streams_unasked(&self, stream: &str) {
+        *self.state.unasked.lock() = stream.to_owned();
+    }
+
+    /// Its `/metrics` is this from now on; `None`: gone.
+    pub fn show_page(&self, page: Option<&str>) {
+        *self.state.page.lock() = page.map(Into::into);
     }
 
     /// Refuses connections from now on.
@@ -281,17 +297,20 @@ async fn answer_own(state: &State, socket: &mut TcpStream, request: &Received) {
             return closed(socket).await;
         }
     }
-    let has_page = state.has_page.load(Ordering::SeqCst);
+    let page = state.page.lock().clone();
     let body = match request.line() {
-        "GET /metrics HTTP/1.1" if !has_page => {
-            let _ = socket.write_all(&wire::whole(404, "text/plain", "")).await;
-            return;
-        }
-        "GET /v1/models HTTP/1.1" => wire::MODELS,
-        "GET /metrics HTTP/1.1" => wire::METRICS,
-        _ => "{}",
+        "GET /metrics HTTP/1.1" => match page {
+            Some(page) => page,
+            None => {
+                let _ = socket.write_all(&wire::whole(404, "text/plain", "")).await;
+                return;
+            }
+        },
+        "GET /v1/models HTTP/1.1" => state.models.lock().clone(),
+        _ if request.text().contains("\"stream\":true") => state.unasked.lock().clone(),
+        _ => "{}".to_owned(),
     };
-    let _ = socket.write_all(&wire::whole(200, "application/json", body)).await;
+    let _ = socket.write_all(&wire::whole(200, "application/json", &body)).await;
 }
 
 async fn run(state: &State, socket: &mut TcpStream, script: Vec<Step>) -> After {
@@ -306,6 +325,7 @@ async fn run(state: &State, socket: &mut TcpStream, script: Vec<Step>) -> After 
                 until("the listener is closed", || state.listeners.load(Ordering::SeqCst) == 0).await;
                 Ok(())
             }
+            Step::Expect(bytes) => expect(socket, &bytes).await,
             // Both arms are cancel-safe: nothing is expected to be read.
             Step::Wait(gate) => tokio::select! {
                 () = gate.cancelled() => Ok(()),
@@ -337,6 +357,16 @@ async fn flood(state: &State, socket: &mut TcpStream, event: &[u8], total: usize
     while state.flooded.load(Ordering::SeqCst) < total {
         socket.write_all(&chunk).await?;
         state.flooded.fetch_add(chunk.len(), Ordering::SeqCst);
+    }
+    Ok(())
+}
+
+async fn expect(socket: &mut TcpStream, bytes: &[u8]) -> io::Result<()> {
+    let mut came = Vec::new();
+    while memchr::memmem::find(&came, bytes).is_none() {
+        if socket.read_buf(&mut came).await? == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
     }
     Ok(())
 }
