@@ -30,10 +30,10 @@ use crate::fleet::registry::Fleet;
 use crate::gateway::table::RoutingTable;
 use crate::gateway::{Gateway, Service};
 use crate::listener::tls::{TlsError, TlsSlot};
-use crate::listener::{self, ConnectionLimits, Serving};
+use crate::listener::{self, ConnectionLimits, ListenerCounters, Serving};
 use crate::observe::Observer;
 use crate::relay::watch::Watchdog;
-use crate::request::body::BodyMemory;
+use crate::request::body_memory::BodyMemory;
 use crate::upstream::budget::RetryBudget;
 use crate::upstream::connect::Connector;
 
@@ -110,7 +110,8 @@ impl App {
         let watchdog = Watchdog::new(clock);
         let gateway = Arc::new(Gateway {
             clock,
-            memory: BodyMemory::new(config.server.body_memory),
+            memory: BodyMemory::new(config.server.body_memory, config.server.body_limit),
+            body_work: crate::gateway::body_work::BodyWork::default(),
             explain_limiter: crate::gateway::explain_limiter::ExplainLimiter::default(),
             retries: RetryBudget::new(&config.retry, clock.now()),
             table: ArcSwap::from_pointee(RoutingTable::new(Arc::clone(&config), pools)),
@@ -123,18 +124,23 @@ impl App {
             tasks: tracker.clone(),
         });
         let serving = Serving {
-            limits: ConnectionLimits::from(&config.server),
+            limits: ConnectionLimits::from(&*config),
             tls: tls.clone(),
             clock,
             tracker: tracker.clone(),
             draining: CancellationToken::new(),
             closing: CancellationToken::new(),
+            stopped: CancellationToken::new(),
+            counters: ListenerCounters {
+                waiting: gateway.observer.metrics().connections_waiting(),
+                panics: gateway.observer.metrics().panics(),
+            },
         };
         let (draining, closing) = (serving.draining.clone(), serving.closing.clone());
-        let stopped = CancellationToken::new();
+        let stopped = serving.stopped.clone();
         let service = Service(Arc::clone(&gateway));
         tracker.spawn(stopped.clone().run_until_cancelled_owned(watchdog.run()));
-        tracker.spawn(listener::accept_loop(socket, serving, service, stopped.clone()));
+        tracker.spawn(listener::accept_loop(socket, serving, service));
         Ok(Self { gateway, fleet, data, tls, tracker, draining, closing, stopped })
     }
 

@@ -5,6 +5,7 @@
 //! The record is filled on the way and published when the response body is dropped.
 
 pub mod attempt;
+pub mod body_work;
 mod degrade;
 pub mod exchange;
 pub mod explain_limiter;
@@ -27,6 +28,7 @@ use http::{HeaderValue, Method, Request, Response};
 use hyper::body::Incoming;
 use tokio_util::task::TaskTracker;
 
+use self::body_work::BodyWork;
 use self::exchange::Exchange;
 use self::explain_limiter::ExplainLimiter;
 use self::table::RoutingTable;
@@ -35,12 +37,14 @@ use crate::digits;
 use crate::error::{ErrorShape, Failure};
 use crate::listener::{Handler, HeadFault, KillSwitch};
 use crate::observe::Observer;
+use crate::observe::metrics::GaugeGuard;
 use crate::observe::record_guard::RecordGuard;
 use crate::record::{Opening, Outcome};
 use crate::relay::body::ReplyBody;
 use crate::relay::pins::ResponsePins;
 use crate::relay::watch::Watchdog;
-use crate::request::body::BodyMemory;
+use crate::request::body;
+use crate::request::body_memory::{BodyBudget, BodyMemory};
 use crate::request::dialect::Dialect;
 use crate::upstream::budget::RetryBudget;
 use crate::upstream::headers::X_REQUEST_ID;
@@ -58,6 +62,8 @@ pub struct Gateway {
     pub watchdog: Arc<Watchdog>,
     /// Budget in bytes for all request bodies in memory.
     pub memory: BodyMemory,
+    /// Parses and hashes large bodies off the async workers.
+    pub body_work: BodyWork,
     /// Token bucket of retries.
     pub retries: RetryBudget,
     /// Response id to replica, for `previous_response_id`.
@@ -108,15 +114,18 @@ pub struct Service(pub Arc<Gateway>);
 
 impl Handler for Service {
     type Body = ReplyBody;
+    type Connection = Arc<ClientConnection>;
 
     fn handle(
         &self,
         request: Request<Incoming>,
         kill: KillSwitch,
+        connection: &Arc<ClientConnection>,
     ) -> impl Future<Output = Response<ReplyBody>> + Send {
         let (parts, body) = request.into_parts();
         // A future is copied whole when it is first polled: box its state.
-        Box::new(IncomingRequest { gateway: Arc::clone(&self.0), parts, body: Some(body), kill }).answer()
+        let (gateway, connection) = (Arc::clone(&self.0), Arc::clone(connection));
+        Box::new(IncomingRequest { gateway, parts, body: Some(body), kill, connection }).answer()
     }
 
     fn reject(&self, fault: HeadFault) -> Response<Bytes> {
@@ -129,9 +138,25 @@ impl Handler for Service {
         reply::unreadable(&failure)
     }
 
-    fn opened(&self) -> Box<dyn Send> {
-        Box::new(self.0.observer.metrics().open_connection())
+    fn panicked(&self) -> Response<ReplyBody> {
+        let failure = Failure::Internal;
+        let response = reply::unreadable(&failure);
+        tracing::error!(request_id = ?response.headers().get(X_REQUEST_ID), "serving a request panicked");
+        response.map(|body| ReplyBody::Whole(Some(body), None))
     }
+
+    fn opened(&self) -> Arc<ClientConnection> {
+        let _open = self.0.observer.metrics().open_connection();
+        Arc::new(ClientConnection { bodies: self.0.memory.of_connection(), _open })
+    }
+}
+
+/// What the requests of one client connection share.
+#[derive(Debug)]
+pub struct ClientConnection {
+    /// Memory of their bodies.
+    bodies: Arc<BodyBudget>,
+    _open: GaugeGuard,
 }
 
 /// A request as received: parsed head, unread body.
@@ -142,6 +167,7 @@ pub struct IncomingRequest {
     /// `None` once it is read.
     body: Option<Incoming>,
     kill: KillSwitch,
+    connection: Arc<ClientConnection>,
 }
 
 impl IncomingRequest {
@@ -149,21 +175,32 @@ impl IncomingRequest {
     async fn answer(mut self: Box<Self>) -> Response<ReplyBody> {
         let gateway = Arc::clone(&self.gateway);
         let is_http1 = self.parts.version < http::Version::HTTP_2;
+        let mut unread = None;
         let mut response = match gateway.begin(&self.parts) {
-            Err(response) => *response,
+            Err(response) => {
+                unread = self.body.take();
+                *response
+            }
             Ok((table, mut guard)) => {
                 let prepared = prepare::prepare(&mut self, table, &mut guard).await;
                 match prepared {
                     Ok(prepared) => reply::respond(Exchange::new(self, prepared, guard)).await,
                     Err(failure) => {
                         gateway.count_refusal(&failure);
+                        unread = self.body.take();
                         reply::failure(guard, &failure)
                     }
                 }
             }
         };
-        if is_http1 && gateway.drain.is_on() {
+        let is_last = match unread {
+            Some(body) if is_http1 => !body::is_discarded(body).await,
+            _ => false,
+        };
+        if is_http1 && (is_last || gateway.drain.is_on()) {
             response.headers_mut().insert(http::header::CONNECTION, HeaderValue::from_static("close"));
+        } else if !is_http1 {
+            response.headers_mut().remove(http::header::CONNECTION);
         }
         response
     }

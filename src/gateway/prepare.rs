@@ -17,7 +17,8 @@ use crate::config::{ModelMatch, Timeouts};
 use crate::error::Failure;
 use crate::fleet::replica::Replica;
 use crate::observe::record_guard::RecordGuard;
-use crate::record::SloBounds;
+use crate::record::{Record, SloBounds};
+use crate::relay::pins::ResponsePins;
 use crate::relay::stream_state::Echo;
 use crate::request::body::{self, BodyLimits, HeldBody};
 use crate::request::class::Class;
@@ -80,6 +81,14 @@ impl Prepared {
         self.read.after(self.slo.ttft.unwrap_or(self.timeouts.total))
     }
 
+    /// Takes the body as received, whose charge covers a copy; a body that was not spliced is none.
+    fn hold(&mut self, mut held: HeldBody) {
+        if self.body.as_ptr() == held.bytes.as_ptr() {
+            held.without_copy();
+        }
+        self.held = held;
+    }
+
     /// Deadlines over all attempts.
     pub(super) fn deadlines(&self) -> Deadlines {
         let at = |after: Duration| Deadline { at: self.read.after(after), after };
@@ -122,36 +131,61 @@ pub async fn prepare(
     table: Arc<RoutingTable>,
     guard: &mut RecordGuard,
 ) -> Result<Box<Prepared>, Failure> {
-    let IncomingRequest { gateway, parts, body, .. } = incoming;
+    let IncomingRequest { gateway, parts, body, connection, .. } = incoming;
     check(gateway, parts)?;
     let tenant = identify(&table, guard, &parts.headers)?;
     let server = &table.config.server;
-    let limits = BodyLimits { size: server.body_limit, stall: default_stall(&table) };
+    let limits = BodyLimits {
+        size: server.body_limit,
+        stall: default_stall(&table),
+        timeout: server.body_timeout,
+        min_rate: server.body_min_rate,
+    };
+    let payer = table.tenants.ask_for_keys().then(|| tenant.name());
+    let charge = gateway.memory.open(Some(&connection.bodies), payer);
     let held = match body.as_mut() {
-        Some(body) => body::read(body, &gateway.memory, limits).await?,
+        Some(body) => body::read(body, charge, limits, gateway.clock, guard.record().at.head).await?,
         None => HeldBody::empty(),
     };
     // Drops hyper's body handle; the bytes are in `held`.
     *body = None;
-    let read = gateway.clock.now();
     let record = guard.record();
+    let read = gateway.clock.now();
     record.at.read = Some(read);
     record.bytes_in = held.bytes.len() as u64;
-    let dialect = record.dialect;
-    let fields = parse(dialect, &held.bytes)?;
-    let route = Arc::clone(find_route(&table, &tenant, dialect, &fields, &held.bytes)?);
-    let model = route.engine_model();
-    let mut prepared = classify(&table, &route, guard, &fields, model, &held.bytes);
-    prepared.pinned = pinned(gateway, &route, &fields)?;
-    drop(fields);
-    prepared.rules.degrade = route.config.degrade.filter(|degrade| {
-        let to = table.routes.get(degrade.to);
-        // A stored response exists on its own replica only.
-        prepared.pinned.is_none() && to.is_some_and(|to| tenant.may_use(&to.config.name))
-    });
+    let understood = understand(gateway, table, tenant, record.dialect, held).await?;
+    let mut prepared = understood.note(guard.record());
     prepared.read = read;
-    prepared.held = held;
     admit(gateway, prepared, guard, &parts.headers)
+}
+
+/// Parses the body, finds its route and makes what is sent upstream.
+async fn understand(
+    gateway: &Arc<Gateway>,
+    table: Arc<RoutingTable>,
+    tenant: TenantRef,
+    dialect: Dialect,
+    mut held: HeldBody,
+) -> Result<Classified, Failure> {
+    held.charge_copy().await?;
+    let bytes = held.bytes.len();
+    let pins = Arc::clone(&gateway.pins);
+    let work = move || {
+        let fields = parse(dialect, &held.bytes)?;
+        let route = find_route(&table, &tenant, dialect, &fields, &held.bytes)?;
+        let mut classified = classify(&table, route, dialect, &fields, route.engine_model(), &held.bytes);
+        let prepared = &mut classified.prepared;
+        prepared.pinned = pinned(&pins, route, &fields)?;
+        prepared.rules.degrade = route.config.degrade.filter(|degrade| {
+            let to = table.routes.get(degrade.to);
+            // A stored response exists on its own replica only.
+            prepared.pinned.is_none() && to.is_some_and(|to| tenant.may_use(&to.config.name))
+        });
+        drop(fields);
+        prepared.hold(held);
+        Ok(classified)
+    };
+    gateway.body_work.run(bytes, work).await?
 }
 
 fn check(gateway: &Gateway, parts: &Parts) -> Result<(), Failure> {
@@ -213,37 +247,55 @@ fn find_route<'t>(
     if may_use { Ok(route) } else { Err(Failure::ModelNotFound { model: model.unwrap_or_default().into() }) }
 }
 
+/// A request whose body was read, and what its record says about that.
+#[derive(Debug)]
+pub(super) struct Classified {
+    pub(super) prepared: Box<Prepared>,
+    /// Label `model`.
+    model: Arc<str>,
+    class: Class,
+}
+
+impl Classified {
+    /// Writes what is known now into the record.
+    pub(super) fn note(self, record: &mut Record) -> Box<Prepared> {
+        let prepared = self.prepared;
+        record.route = Arc::clone(&prepared.route.config.name);
+        record.model = self.model;
+        record.is_stream = prepared.is_stream;
+        record.estimated_input = prepared.tokens;
+        record.class = self.class;
+        prepared
+    }
+}
+
 /// Prompt identity, size and class, and the body as sent upstream.
 pub(super) fn classify(
     table: &Arc<RoutingTable>,
     route: &Arc<RouteState>,
-    guard: &mut RecordGuard,
+    dialect: Dialect,
     fields: &Fields<'_>,
     upstream_model: Option<Arc<str>>,
     body: &Bytes,
-) -> Box<Prepared> {
-    let record = guard.record();
+) -> Classified {
     let client_model = fields.model.as_deref();
     let upstream_model = upstream_model.as_deref();
     let model = upstream_model.or(client_model);
-    let prompt = RequestPrompt::read(record.dialect, fields, model.unwrap_or_default(), &table.seed);
+    let prompt = RequestPrompt::read(dialect, fields, model.unwrap_or_default(), &table.seed);
     let tokens = route.pools.first().map_or(Tokens(0), |(pool, _)| prompt.size.tokens(&pool.ratio));
     let edits = Edits { model: upstream_model, ask_usage: route.config.ask_usage };
-    let spliced = splice(record.dialect, body, fields, edits);
-    record.route = Arc::clone(&route.config.name);
-    record.model = label(route, model);
-    record.is_stream = fields.is_stream && record.dialect.generates();
-    record.estimated_input = tokens;
-    record.class = class_of(&table.config.classes, tokens);
-    Box::new(Prepared {
+    let spliced = splice(dialect, body, fields, edits);
+    let is_stream = fields.is_stream && dialect.generates();
+    let class = class_of(&table.config.classes, tokens);
+    let prepared = Box::new(Prepared {
         table: Arc::clone(table),
         route: Arc::clone(route),
         body: spliced.body,
         held: HeldBody::empty(),
         prompt,
         tokens,
-        is_stream: record.is_stream,
-        shows_first_token: record.is_stream || !record.dialect.generates(),
+        is_stream,
+        shows_first_token: is_stream || !dialect.generates(),
         withhold_usage: spliced.withhold_usage,
         echo: echo(fields),
         model: model.map(Arc::from),
@@ -252,9 +304,10 @@ pub(super) fn classify(
         pinned: None,
         read: Stamp::default(),
         slo: SloBounds::default(),
-        is_long: record.class == Class::Long,
+        is_long: class == Class::Long,
         rules: Rules { queue: route.config.queue, ..Rules::default() },
-    })
+    });
+    Classified { prepared, model: label(route, model), class }
 }
 
 /// Where the prompt is repeated in the output (`echo` of completions).
@@ -299,12 +352,12 @@ fn label(route: &RouteState, model: Option<&str>) -> Arc<str> {
 }
 
 fn pinned(
-    gateway: &Gateway,
+    pins: &ResponsePins,
     route: &RouteState,
     fields: &Fields<'_>,
 ) -> Result<Option<Arc<Replica>>, Failure> {
     let Some(id) = fields.previous_response_id.as_deref() else { return Ok(None) };
-    let url = gateway.pins.replica_of(id).ok_or(Failure::PreviousResponseNotFound)?;
+    let url = pins.replica_of(id).ok_or(Failure::PreviousResponseNotFound)?;
     let of_url = |r: &Arc<Replica>| r.url == url;
     route
         .pools

@@ -3,38 +3,41 @@
 //! HTTP/2 by ALPN under TLS and by prior knowledge in clear text. Every wait is bounded: the handshake, a head from its
 //! first byte, the time between requests. What a request is answered with is up to a [`Handler`].
 
+mod accept;
 mod bad_request_head;
 mod independently_woken;
 mod lingering_close;
+mod panics;
 mod phase;
+mod socket;
 pub mod tls;
 
 use std::convert::Infallible;
 use std::future::poll_fn;
-use std::io;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{Request, Response, header};
-use hyper::body::Incoming;
+use http::{Request, Response, Version, header};
+use hyper::body::{Body as _, Incoming};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
-use socket2::{Domain, Protocol, Socket, Type};
-use tokio::io::{AsyncRead, AsyncWrite};
+use prometheus::{IntCounter, IntGauge};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::OwnedSemaphorePermit;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+pub use self::accept::{Acceptor, ConnectionLimit, bind};
 pub use self::bad_request_head::HeadFault;
 use self::independently_woken::IndependentlyWoken;
+use self::panics::Caught;
 use self::phase::{BusyBody, ConnectionPhase, PhaseDeadlines, PhaseIo};
+use self::socket::ClientStream;
 use self::tls::TlsSlot;
 use crate::clock::Clock;
-use crate::config::Server;
+use crate::config::Config;
 
 /// Cancelled to end one response: closes its connection (HTTP/1.1) or resets its stream (HTTP/2).
 pub type KillSwitch = Arc<CancellationToken>;
@@ -46,18 +49,25 @@ pub trait Handler: Clone + Send + Sync + 'static {
         + Send
         + 'static;
 
+    /// What the requests of one connection share; dropped when it closes.
+    type Connection: Clone + Send + Sync + 'static;
+
     /// Responds to one request; cancelling `kill` ends the response. Infallible: a failure is a response.
     fn handle(
         &self,
         request: Request<Incoming>,
         kill: KillSwitch,
+        connection: &Self::Connection,
     ) -> impl Future<Output = Response<Self::Body>> + Send;
 
     /// Responds to a head that could not be parsed.
     fn reject(&self, fault: HeadFault) -> Response<Bytes>;
 
-    /// A connection was opened; the returned guard is dropped when it closes.
-    fn opened(&self) -> Box<dyn Send>;
+    /// Responds to a request whose handling panicked.
+    fn panicked(&self) -> Response<Self::Body>;
+
+    /// A connection was opened.
+    fn opened(&self) -> Self::Connection;
 }
 
 /// Settings and shared state of an accept loop.
@@ -75,6 +85,19 @@ pub struct Serving {
     pub draining: CancellationToken,
     /// The drain delay is over: idle connections close.
     pub closing: CancellationToken,
+    /// Everything closes now.
+    pub stopped: CancellationToken,
+    /// What the listener itself counts.
+    pub counters: ListenerCounters,
+}
+
+/// What the listener itself counts.
+#[derive(Clone, Debug)]
+pub struct ListenerCounters {
+    /// 1 while connections wait because `server.max_connections` is reached.
+    pub waiting: IntGauge,
+    /// Requests whose handling or whose response body panicked.
+    pub panics: IntCounter,
 }
 
 /// Limits of `[server]` that the listener enforces.
@@ -84,15 +107,21 @@ pub struct ConnectionLimits {
     keep_alive: Duration,
     tls_handshake_timeout: Duration,
     max_connections: usize,
+    /// Longest time without an acknowledgement of what was sent (TCP_USER_TIMEOUT).
+    user_timeout: Duration,
 }
 
-impl From<&Server> for ConnectionLimits {
-    fn from(server: &Server) -> Self {
+impl From<&Config> for ConnectionLimits {
+    fn from(config: &Config) -> Self {
+        let server = &config.server;
+        // A client that keeps its window closed is the watchdog's, which counts it: this one comes later.
+        let stall = config.routes.iter().map(|route| route.timeouts.client_stall).max().unwrap_or_default();
         Self {
             header_timeout: server.header_timeout,
             keep_alive: server.keep_alive,
             tls_handshake_timeout: server.tls_handshake_timeout,
             max_connections: server.max_connections.get(),
+            user_timeout: stall + USER_TIMEOUT_BEYOND_STALL,
         }
     }
 }
@@ -111,36 +140,22 @@ struct StreamSignals {
     handed: Option<Arc<CancellationToken>>,
 }
 
-/// Binds a port with `SO_REUSEADDR`, for quick restarts.
-///
-/// # Errors
-/// Error of `bind` or `listen`, mostly that the port is in use.
-pub fn bind(addr: SocketAddr) -> io::Result<TcpListener> {
-    let socket = Socket::new(Domain::for_address(addr), Type::STREAM, Some(Protocol::TCP))?;
-    socket.set_reuse_address(true)?;
-    socket.set_nonblocking(true)?;
-    socket.bind(&addr.into())?;
-    socket.listen(BACKLOG)?;
-    TcpListener::from_std(socket.into())
-}
-
-/// Accepts connections until `stop` is cancelled.
-pub async fn accept_loop<H: Handler>(
-    listener: TcpListener,
-    serving: Serving,
-    handler: H,
-    stop: CancellationToken,
-) {
-    let free = Arc::new(Semaphore::new(serving.limits.max_connections));
+/// Accepts connections until [`Serving::stopped`] is cancelled.
+pub async fn accept_loop<H: Handler>(listener: TcpListener, serving: Serving, handler: H) {
+    let limit = ConnectionLimit {
+        connections: serving.limits.max_connections,
+        name: "server.max_connections",
+        waiting: Some(serving.counters.waiting.clone()),
+    };
+    let mut acceptor = Acceptor::new(listener, limit, serving.clock);
     loop {
         // Both arms are cancel-safe.
         let (socket, permit) = tokio::select! {
-            () = stop.cancelled() => return,
-            next = next_connection(&listener, &free) => next,
+            () = serving.stopped.cancelled() => return,
+            next = acceptor.next() => next,
         };
+        socket::configure(&socket, serving.limits.user_timeout);
         let accepted = Accepted::new(&serving, &handler, permit);
-        // Nagle's algorithm would delay the first event.
-        let _ = socket.set_nodelay(true);
         match &serving.tls {
             None => serving.tracker.spawn(serve_stream(socket, accepted)),
             Some(tls) => serving.tracker.spawn(serve_tls(socket, Arc::clone(tls), accepted)),
@@ -149,41 +164,23 @@ pub async fn accept_loop<H: Handler>(
 }
 
 /// An accepted connection: what serves it, and the guards that it holds until it closes.
-struct Accepted<H> {
+struct Accepted<H: Handler> {
     serving: Serving,
     handler: H,
     phase: Arc<ConnectionPhase>,
-    _permit: Option<OwnedSemaphorePermit>,
-    _open: Box<dyn Send>,
+    _permit: OwnedSemaphorePermit,
+    connection: H::Connection,
 }
 
 impl<H: Handler> Accepted<H> {
-    fn new(serving: &Serving, handler: &H, permit: Option<OwnedSemaphorePermit>) -> Self {
+    fn new(serving: &Serving, handler: &H, _permit: OwnedSemaphorePermit) -> Self {
+        let panics = serving.counters.panics.clone();
         Self {
             serving: serving.clone(),
             handler: handler.clone(),
-            phase: Arc::new(ConnectionPhase::new(serving.clock, serving.clock.now())),
-            _permit: permit,
-            _open: handler.opened(),
-        }
-    }
-}
-
-/// The next connection and its permit of `free`. Cancel-safe: both are returned or neither is taken.
-pub async fn next_connection(
-    listener: &TcpListener,
-    free: &Arc<Semaphore>,
-) -> (TcpStream, Option<OwnedSemaphorePermit>) {
-    // Past the limit, connections wait in the socket's backlog. The semaphore is never closed.
-    let permit = Arc::clone(free).acquire_owned().await.ok();
-    loop {
-        match listener.accept().await {
-            Ok((socket, _)) => return (socket, permit),
-            Err(error) => {
-                // EMFILE and the like persist for a while: do not spin.
-                tracing::warn!(%error, "accept failed");
-                tokio::time::sleep(ACCEPT_BACK_OFF).await;
-            }
+            phase: Arc::new(ConnectionPhase::new(serving.clock, serving.clock.now(), panics)),
+            _permit,
+            connection: handler.opened(),
         }
     }
 }
@@ -192,21 +189,19 @@ async fn serve_tls<H: Handler>(socket: TcpStream, tls: Arc<TlsSlot>, accepted: A
     let limits = &accepted.serving.limits;
     // The first head is due from accept, so a handshake cannot take longer than that.
     let bound = limits.tls_handshake_timeout.min(limits.header_timeout);
-    match tokio::time::timeout(bound, tls.accept(socket)).await {
-        Ok(Ok(stream)) => serve_stream(stream, accepted).await,
-        Ok(Err(error)) => tracing::debug!(%error, "tls handshake failed"),
-        Err(_) => tracing::debug!("tls handshake timed out"),
+    let handshake = tokio::time::timeout(bound, tls.accept(socket));
+    match accepted.serving.stopped.run_until_cancelled(handshake).await {
+        Some(Ok(Ok(stream))) => serve_stream(stream, accepted).await,
+        Some(Ok(Err(error))) => tracing::debug!(%error, "tls handshake failed"),
+        Some(Err(_)) => tracing::debug!("tls handshake timed out"),
+        None => {}
     }
 }
 
 /// Serves one connection to its end. Its task is this one future: each level of futures around it would cost every
 /// event of its streams a cache line.
-async fn serve_stream<H, S>(stream: S, accepted: Accepted<H>)
-where
-    H: Handler,
-    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-{
-    let Accepted { serving, handler, phase, _permit, _open } = accepted;
+async fn serve_stream<H: Handler, S: ClientStream>(stream: S, accepted: Accepted<H>) {
+    let Accepted { serving, handler, phase, _permit, connection: shared } = accepted;
     let rejecting = handler.clone();
     let explain = Arc::new(move |fault| rejecting.reject(fault));
     let io = TokioIo::new(PhaseIo::new(stream, Arc::clone(&phase), explain));
@@ -215,14 +210,23 @@ where
     let service_phase = Arc::clone(&phase);
     let service = hyper::service::service_fn(move |request: Request<Incoming>| {
         let (busy, handler) = (ConnectionPhase::request(&service_phase), handler.clone());
-        let kill = Arc::clone(&connection_kill);
+        // Per stream over HTTP/2, per connection over HTTP/1.1.
+        let signals = SIGNALS
+            .try_with(StreamSignals::clone)
+            .unwrap_or_else(|_| StreamSignals { kill: Arc::clone(&connection_kill), handed: None });
+        let is_http10 = request.version() == Version::HTTP_10;
+        let shared = shared.clone();
         async move {
-            // Per stream over HTTP/2, per connection over HTTP/1.1.
-            let signals =
-                SIGNALS.try_with(StreamSignals::clone).unwrap_or(StreamSignals { kill, handed: None });
-            let response = handler.handle(request, signals.kill).await;
+            let answered = Caught { future: handler.handle(request, signals.kill, &shared) }.await;
+            let response = answered.unwrap_or_else(|_| {
+                busy.note_panic();
+                handler.panicked()
+            });
             if response.headers().contains_key(header::CONNECTION) {
                 busy.last();
+            }
+            if is_http10 && response.body().size_hint().exact().is_none() {
+                busy.ends_with_connection();
             }
             Ok::<_, Infallible>(response.map(|body| BusyBody::new(body, busy, signals.handed)))
         }
@@ -240,11 +244,16 @@ where
             Poll::Pending => interruption.poll(cx),
         });
         match happened.await {
-            Interruption::End => return,
+            Interruption::End => break,
+            Interruption::Look => continue,
             Interruption::GoAway => announced.goaway = true,
             Interruption::Close => announced.close = true,
         }
         connection.as_mut().graceful_shutdown();
+    }
+    if phase.is_cut_off() && !serving.stopped.is_cancelled() {
+        // A reset overtakes what is under way: let the error event arrive first.
+        tokio::time::sleep(BEFORE_RESET).await;
     }
 }
 
@@ -263,6 +272,8 @@ enum Interruption {
     GoAway,
     /// The drain delay is over.
     Close,
+    /// To be polled: it is time to see whether its client is still there.
+    Look,
 }
 
 async fn interruption(
@@ -275,7 +286,11 @@ async fn interruption(
     let overdue = async {
         while let Some(at) = phase.next_check(&deadlines) {
             tokio::time::sleep_until(serving.clock.instant(at)).await;
+            if phase.is_to_be_looked_at() {
+                return Interruption::Look;
+            }
         }
+        Interruption::End
     };
     let goaway = async {
         serving.draining.cancelled().await;
@@ -284,7 +299,8 @@ async fn interruption(
     // Every arm only waits, so all are cancel-safe.
     tokio::select! {
         () = kill.cancelled() => Interruption::End,
-        () = overdue => Interruption::End,
+        () = serving.stopped.cancelled() => Interruption::End,
+        next = overdue => next,
         () = goaway, if !announced.goaway => Interruption::GoAway,
         () = serving.closing.cancelled(), if !announced.close => Interruption::Close,
     }
@@ -309,6 +325,8 @@ fn builder(streams: StreamExecutor) -> auto::Builder<StreamExecutor> {
         .http2()
         .timer(TokioTimer::new())
         .max_concurrent_streams(MAX_STREAMS)
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
         .max_header_list_size(MAX_HEADER_LIST)
         .max_send_buf_size(BUFFER)
         .max_pending_accept_reset_streams(Some(MAX_RESETS))
@@ -350,10 +368,14 @@ where
     }
 }
 
-const BACKLOG: i32 = 4096;
 const BUFFER: usize = 64 * 1024;
+/// Unread bytes of one upload over HTTP/2.
+const STREAM_WINDOW: u32 = 64 * 1024;
+/// Of all uploads of a connection: more than one stream's, so that one that waits for memory stops no other.
+const CONNECTION_WINDOW: u32 = 512 * 1024;
 const MAX_HEADERS: usize = 100;
 const MAX_HEADER_LIST: u32 = 32 * 1024;
 const MAX_STREAMS: u32 = 250;
 const MAX_RESETS: usize = 100;
-const ACCEPT_BACK_OFF: Duration = Duration::from_millis(50);
+const USER_TIMEOUT_BEYOND_STALL: Duration = Duration::from_secs(15);
+const BEFORE_RESET: Duration = Duration::from_millis(100);

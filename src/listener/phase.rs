@@ -14,11 +14,14 @@ use std::time::Duration;
 use bytes::Buf;
 use hyper::body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
+use prometheus::IntCounter;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_util::sync::CancellationToken;
 
 use super::bad_request_head::{Explain, RejectionRewriter};
 use super::lingering_close::LingeringClose;
+use super::panics::caught;
+use super::socket::{self, ClientStream};
 use crate::clock::{Clock, Stamp};
 
 /// Phase of one connection, updated by its IO and its requests.
@@ -33,6 +36,11 @@ pub(super) struct ConnectionPhase {
     preface: AtomicUsize,
     has_served: AtomicBool,
     is_closing: AtomicBool,
+    /// A response is under way that only the end of the connection ends (HTTP/1.0).
+    is_open_ended: AtomicBool,
+    /// The next flush looks whether the client is still there.
+    looks: AtomicBool,
+    panics: IntCounter,
     /// Start of the current phase.
     since: AtomicU64,
 }
@@ -48,7 +56,7 @@ pub(super) struct PhaseDeadlines {
 
 impl ConnectionPhase {
     /// A new connection: its first head is due `header` after `accepted`.
-    pub(super) fn new(clock: Clock, accepted: Stamp) -> Self {
+    pub(super) fn new(clock: Clock, accepted: Stamp, panics: IntCounter) -> Self {
         Self {
             clock,
             requests: AtomicU32::new(0),
@@ -57,6 +65,9 @@ impl ConnectionPhase {
             preface: AtomicUsize::new(0),
             has_served: AtomicBool::new(false),
             is_closing: AtomicBool::new(false),
+            is_open_ended: AtomicBool::new(false),
+            looks: AtomicBool::new(false),
+            panics,
             since: AtomicU64::new(accepted.as_nanos()),
         }
     }
@@ -84,7 +95,7 @@ impl ConnectionPhase {
     pub(super) fn next_check(&self, deadlines: &PhaseDeadlines) -> Option<Stamp> {
         let now = self.clock.now();
         if self.requests.load(Ordering::Relaxed) > 0 {
-            return Some(now.after(deadlines.header));
+            return Some(now.after(LOOK_EVERY));
         }
         let since = Stamp::from_nanos(self.since.load(Ordering::Relaxed));
         if self.is_reading_head.load(Ordering::Relaxed) {
@@ -92,6 +103,22 @@ impl ConnectionPhase {
         }
         // A head may begin meanwhile: check again before it can be overdue.
         Some(since.after(deadlines.idle)).filter(|at| *at > now).map(|at| at.min(now.after(deadlines.header)))
+    }
+
+    /// Whether a request is under way, so that its client may have left unnoticed: hyper reads nothing while bytes of a
+    /// further request wait in its buffer.
+    pub(super) fn is_to_be_looked_at(&self) -> bool {
+        let is_busy = self.requests.load(Ordering::Relaxed) > 0 && !self.http2.is_cancelled();
+        if is_busy {
+            self.looks.store(true, Ordering::Relaxed);
+        }
+        is_busy
+    }
+
+    /// Whether a response is incomplete that only the end of the connection ends: to be reset, as an orderly end would
+    /// make it look complete.
+    pub(super) fn is_cut_off(&self) -> bool {
+        self.is_open_ended.load(Ordering::Relaxed)
     }
 
     fn is_between_requests(&self) -> bool {
@@ -136,6 +163,21 @@ impl Busy {
     pub(super) fn last(&self) {
         self.0.closes();
     }
+
+    /// The end of the response is the end of the connection.
+    pub(super) fn ends_with_connection(&self) {
+        self.0.is_open_ended.store(true, Ordering::Relaxed);
+    }
+
+    /// The response is complete.
+    fn complete(&self) {
+        self.0.is_open_ended.store(false, Ordering::Relaxed);
+    }
+
+    /// Its handling panicked.
+    pub(super) fn note_panic(&self) {
+        self.0.panics.inc();
+    }
 }
 
 impl Drop for Busy {
@@ -163,21 +205,37 @@ impl<B> BusyBody<B> {
     }
 }
 
-impl<B: Body<Data: Buf>> Body for BusyBody<B> {
+impl<B> Body for BusyBody<B>
+where
+    B: Body<Data: Buf, Error: Into<BodyError>>,
+{
     type Data = B::Data;
-    type Error = B::Error;
+    type Error = BodyError;
 
     fn poll_frame(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
+    ) -> Poll<Option<Result<Frame<B::Data>, BodyError>>> {
         let mut this = self.project();
-        let polled = this.body.as_mut().poll_frame(cx);
-        let is_last = matches!(polled, Poll::Ready(None)) || (polled.is_ready() && this.body.is_end_stream());
-        if is_last && let Some(handed) = this.handed.take() {
-            handed.cancel();
+        let polled = match caught(|| this.body.as_mut().poll_frame(cx)) {
+            Ok(polled) => polled,
+            Err(panicked) => {
+                this.busy.note_panic();
+                return Poll::Ready(Some(Err(panicked.into())));
+            }
+        };
+        let is_last = match &polled {
+            Poll::Pending => return Poll::Pending,
+            Poll::Ready(None) => true,
+            Poll::Ready(Some(frame)) => frame.is_ok() && this.body.is_end_stream(),
+        };
+        if is_last {
+            this.busy.complete();
+            if let Some(handed) = this.handed.take() {
+                handed.cancel();
+            }
         }
-        polled
+        polled.map(|frame| frame.map(|frame| frame.map_err(Into::into)))
     }
 
     fn is_end_stream(&self) -> bool {
@@ -189,30 +247,37 @@ impl<B: Body<Data: Buf>> Body for BusyBody<B> {
     }
 }
 
-pin_project! {
-    /// Reports reads to the phase and replaces hyper's bare rejections.
-    #[derive(Debug)]
-    pub struct PhaseIo<S> {
-        #[pin]
-        stream: S,
-        phase: Arc<ConnectionPhase>,
-        rewriter: RejectionRewriter,
-        close: LingeringClose,
-    }
+type BodyError = Box<dyn std::error::Error + Send + Sync>;
+
+/// Reports reads to the phase and replaces hyper's bare rejections.
+#[derive(Debug)]
+pub(super) struct PhaseIo<S: ClientStream> {
+    stream: S,
+    phase: Arc<ConnectionPhase>,
+    rewriter: RejectionRewriter,
+    close: LingeringClose,
 }
 
-impl<S> PhaseIo<S> {
+impl<S: ClientStream> PhaseIo<S> {
     /// Wraps a stream; `explain` makes the responses to rejected heads.
     pub(super) fn new(stream: S, phase: Arc<ConnectionPhase>, explain: Explain) -> Self {
         Self { stream, phase, rewriter: RejectionRewriter::new(explain), close: LingeringClose::default() }
     }
 }
 
-impl<S: AsyncRead> AsyncRead for PhaseIo<S> {
+impl<S: ClientStream> Drop for PhaseIo<S> {
+    fn drop(&mut self) {
+        if self.phase.is_cut_off() {
+            socket::reset_on_close(self.stream.socket());
+        }
+    }
+}
+
+impl<S: ClientStream> AsyncRead for PhaseIo<S> {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        let this = self.project();
+        let this = self.get_mut();
         let before = buf.filled().len();
-        let polled = this.stream.poll_read(cx, buf);
+        let polled = Pin::new(&mut this.stream).poll_read(cx, buf);
         if polled.is_ready() {
             this.phase.read(buf.filled().get(before..).unwrap_or_default());
         }
@@ -232,25 +297,32 @@ fn take_over(
     Some(length)
 }
 
-impl<S: AsyncRead + AsyncWrite> AsyncWrite for PhaseIo<S> {
+impl<S: ClientStream> AsyncWrite for PhaseIo<S> {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        let this = self.project();
-        match take_over(this.phase, this.rewriter, &[io::IoSlice::new(buf)]) {
+        let this = self.get_mut();
+        match take_over(&this.phase, &mut this.rewriter, &[io::IoSlice::new(buf)]) {
             Some(length) => Poll::Ready(Ok(length)),
-            None => this.stream.poll_write(cx, buf),
+            None => Pin::new(&mut this.stream).poll_write(cx, buf),
         }
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let mut this = self.project();
-        ready!(this.rewriter.poll_written(this.stream.as_mut(), cx))?;
-        this.stream.poll_flush(cx)
+        let this = self.get_mut();
+        if this.phase.looks.load(Ordering::Relaxed) {
+            this.phase.looks.store(false, Ordering::Relaxed);
+            if socket::has_left(this.stream.socket()) {
+                return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
+            }
+        }
+        ready!(this.rewriter.poll_written(Pin::new(&mut this.stream), cx))?;
+        Pin::new(&mut this.stream).poll_flush(cx)
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let mut this = self.project();
-        ready!(this.rewriter.poll_written(this.stream.as_mut(), cx))?;
-        this.close.poll(this.stream, cx, this.phase.is_closing.load(Ordering::Relaxed))
+        let this = self.get_mut();
+        ready!(this.rewriter.poll_written(Pin::new(&mut this.stream), cx))?;
+        let may_send = this.phase.is_closing.load(Ordering::Relaxed);
+        this.close.poll(Pin::new(&mut this.stream), cx, may_send)
     }
 
     fn poll_write_vectored(
@@ -258,10 +330,10 @@ impl<S: AsyncRead + AsyncWrite> AsyncWrite for PhaseIo<S> {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        let this = self.project();
-        match take_over(this.phase, this.rewriter, bufs) {
+        let this = self.get_mut();
+        match take_over(&this.phase, &mut this.rewriter, bufs) {
             Some(length) => Poll::Ready(Ok(length)),
-            None => this.stream.poll_write_vectored(cx, bufs),
+            None => Pin::new(&mut this.stream).poll_write_vectored(cx, bufs),
         }
     }
 
@@ -269,6 +341,9 @@ impl<S: AsyncRead + AsyncWrite> AsyncWrite for PhaseIo<S> {
         self.stream.is_write_vectored()
     }
 }
+
+/// How often a connection with a request under way is looked at.
+const LOOK_EVERY: Duration = Duration::from_secs(2);
 
 /// HTTP/2 client preface (RFC 9113 §3.4).
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -282,7 +357,7 @@ mod tests {
 
     fn begun() -> ConnectionPhase {
         let clock = Clock::start();
-        ConnectionPhase::new(clock, clock.now())
+        ConnectionPhase::new(clock, clock.now(), IntCounter::new("panics", "p").unwrap())
     }
 
     async fn pass(seconds: u64) {

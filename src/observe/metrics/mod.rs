@@ -270,6 +270,18 @@ impl Metrics {
         self.process.access_log_dropped.inc_by(lines);
     }
 
+    /// 1 while new connections wait because of `server.max_connections`.
+    #[must_use]
+    pub fn connections_waiting(&self) -> IntGauge {
+        self.process.connections_waiting.clone()
+    }
+
+    /// Counts panics while requests are served.
+    #[must_use]
+    pub fn panics(&self) -> IntCounter {
+        self.process.panics.clone()
+    }
+
     /// Counts a request as in flight while the guard lives.
     #[must_use]
     pub fn request_inflight(&self) -> GaugeGuard {
