@@ -124,6 +124,7 @@ impl Running {
         let background = Background { runtime: runtimes.control.handle().clone(), tasks: tracker.clone() };
         let around = Surroundings { clock, build: BUILD, background };
         let observers = Observers::start(&config, around, tap)?;
+        observers.observer.metrics().count_log_drops(launch.log.drops());
 
         let addr = config.admin.listen;
         let failed = |source| StartError::AdminListen { addr, source };

@@ -25,7 +25,7 @@ use arc_swap::ArcSwap;
 use bytes::Bytes;
 use http::request::Parts;
 use http::{HeaderValue, Method, Request, Response};
-use hyper::body::Incoming;
+use hyper::body::{Body as _, Incoming};
 use tokio_util::task::TaskTracker;
 
 use self::body_work::BodyWork;
@@ -175,6 +175,7 @@ impl IncomingRequest {
     async fn answer(mut self: Box<Self>) -> Response<ReplyBody> {
         let gateway = Arc::clone(&self.gateway);
         let is_http1 = self.parts.version < http::Version::HTTP_2;
+        let is_expecting = self.parts.headers.contains_key(http::header::EXPECT);
         let mut unread = None;
         let mut response = match gateway.begin(&self.parts) {
             Err(response) => {
@@ -193,8 +194,12 @@ impl IncomingRequest {
                 }
             }
         };
+        let is_closing = response.headers().contains_key(http::header::CONNECTION);
         let is_last = match unread {
-            Some(body) if is_http1 => !body::is_discarded(body).await,
+            Some(body) if is_http1 && !is_closing && !body.is_end_stream() => {
+                // A body that waits for a 100 is not asked for.
+                is_expecting || !Box::pin(body::is_discarded(body)).await
+            }
             _ => false,
         };
         if is_http1 && (is_last || gateway.drain.is_on()) {

@@ -20,6 +20,7 @@ use tokenway_sim::time::Stamp as SimStamp;
 use tokio::runtime::{Builder, Runtime};
 use tokio_util::task::TaskTracker;
 
+use super::body_work::BodyWork;
 use super::explain_limiter::ExplainLimiter;
 use super::picker::{self, PickOutcome, Tried};
 use super::prepare::{self, Prepared};

@@ -210,13 +210,13 @@ async fn serve_stream<H: Handler, S: ClientStream>(stream: S, accepted: Accepted
     let service_phase = Arc::clone(&phase);
     let service = hyper::service::service_fn(move |request: Request<Incoming>| {
         let (busy, handler) = (ConnectionPhase::request(&service_phase), handler.clone());
-        // Per stream over HTTP/2, per connection over HTTP/1.1.
-        let signals = SIGNALS
-            .try_with(StreamSignals::clone)
-            .unwrap_or_else(|_| StreamSignals { kill: Arc::clone(&connection_kill), handed: None });
+        let kill = Arc::clone(&connection_kill);
         let is_http10 = request.version() == Version::HTTP_10;
         let shared = shared.clone();
         async move {
+            // Per stream over HTTP/2, per connection over HTTP/1.1. In here, because this runs in the stream's task.
+            let signals =
+                SIGNALS.try_with(StreamSignals::clone).unwrap_or(StreamSignals { kill, handed: None });
             let answered = Caught { future: handler.handle(request, signals.kill, &shared) }.await;
             let response = answered.unwrap_or_else(|_| {
                 busy.note_panic();

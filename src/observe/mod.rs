@@ -11,6 +11,7 @@ mod engine_spans;
 #[cfg(test)]
 mod fixture;
 pub(crate) mod judgement;
+pub mod line_writer;
 pub mod metrics;
 pub mod otlp;
 pub(crate) mod record_guard;

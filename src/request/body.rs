@@ -93,11 +93,11 @@ pub async fn read(
 }
 
 /// Discards the body of a refused request if it is small and comes at once, so that its connection can go on; whether it
-/// was read to its end. A large one is left to the connection's close, an expected one is not asked for.
+/// was read to its end. A large one is left to the connection's close.
 pub async fn is_discarded(mut body: Incoming) -> bool {
     let is_small = body.size_hint().upper().is_some_and(|n| n <= MAX_DISCARDED);
-    if body.is_end_stream() || !is_small {
-        return body.is_end_stream();
+    if !is_small {
+        return false;
     }
     let to_end = async { while let Some(Ok(_)) = body.frame().await {} };
     let _ = tokio::time::timeout(DISCARD_FOR, to_end).await;

@@ -16,6 +16,7 @@ mod table;
 mod targets;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use dashmap::DashMap;
@@ -75,6 +76,8 @@ pub struct Metrics {
     rejected: Memo<&'static str, IntCounter>,
     spans_dropped: Memo<&'static str, IntCounter>,
     engine_spans: Memo<&'static str, IntCounter>,
+    /// Of the process' log, once there is one.
+    log_drops: Mutex<Option<Arc<LogDrops>>>,
     prefix: PrefixTokens,
 }
 
@@ -129,6 +132,7 @@ impl Metrics {
             rejected: Memo::default(),
             spans_dropped: Memo::default(),
             engine_spans: Memo::default(),
+            log_drops: Mutex::default(),
             prefix,
         };
         metrics.start_at_zero(build);
@@ -143,6 +147,9 @@ impl Metrics {
         self.process.last_reload_successful.set(1.0);
         for result in ["success", "failure"] {
             self.process.config_reloads.get(&[result]);
+        }
+        for (reason, _) in LogDrops::default().take() {
+            self.process.log_dropped.get(&[reason]);
         }
         for result in DeliveryResult::ALL {
             self.drift.webhook.get(&[result.as_str()]);
@@ -270,6 +277,11 @@ impl Metrics {
         self.process.access_log_dropped.inc_by(lines);
     }
 
+    /// Counts from now on the log's lines that are not written.
+    pub fn count_log_drops(&self, drops: Arc<LogDrops>) {
+        *self.log_drops.lock() = Some(drops);
+    }
+
     /// 1 while new connections wait because of `server.max_connections`.
     #[must_use]
     pub fn connections_waiting(&self) -> IntGauge {
@@ -307,6 +319,11 @@ impl Metrics {
         for (pool, replica) in gone {
             self.by_stream.retain(|key, _| key.pool != pool || key.replica != replica);
             self.by_replica.remove(&(pool, replica));
+        }
+        if let Some(drops) = &*self.log_drops.lock() {
+            for (reason, lines) in drops.take() {
+                self.process.log_dropped.get(&[reason]).inc_by(lines);
+            }
         }
         let families = self.registry.gather();
         match exposition {
@@ -365,6 +382,24 @@ fn key_of(record: &Record) -> RequestKey {
         tenant: Arc::clone(&record.tenant),
         revision: record.served().map_or_else(|| "none".into(), |served| Arc::clone(&served.revision)),
         class: record.class,
+    }
+}
+
+/// Lines of the log on stderr that were not written, since the last scrape.
+#[derive(Debug, Default)]
+pub struct LogDrops {
+    /// The writer could not keep up.
+    pub queue_full: AtomicU64,
+    /// stderr is closed, or its disk is full.
+    pub write_failed: AtomicU64,
+    /// More lines of one place in the code than its rate limit allows.
+    pub rate: AtomicU64,
+}
+
+impl LogDrops {
+    fn take(&self) -> [(&'static str, u64); 3] {
+        [("queue_full", &self.queue_full), ("write_failed", &self.write_failed), ("rate", &self.rate)]
+            .map(|(reason, lines)| (reason, lines.swap(0, Ordering::Relaxed)))
     }
 }
 
