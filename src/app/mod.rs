@@ -7,6 +7,7 @@ mod control;
 mod launch;
 pub mod logging;
 pub mod observers;
+mod open_files;
 pub mod process;
 pub mod signals;
 
@@ -54,6 +55,8 @@ pub struct App {
     closing: CancellationToken,
     /// Accept loop and watchdog end.
     stopped: CancellationToken,
+    /// Every connection ends now.
+    cut_off: CancellationToken,
 }
 
 /// Why a gateway cannot start.
@@ -124,24 +127,25 @@ impl App {
             tasks: tracker.clone(),
         });
         let serving = Serving {
-            limits: ConnectionLimits::from(&*config),
+            limits: ConnectionLimits::new(&config, open_files::fitting_connections(&config)),
             tls: tls.clone(),
             clock,
             tracker: tracker.clone(),
             draining: CancellationToken::new(),
             closing: CancellationToken::new(),
             stopped: CancellationToken::new(),
+            cut_off: CancellationToken::new(),
             counters: ListenerCounters {
                 waiting: gateway.observer.metrics().connections_waiting(),
                 panics: gateway.observer.metrics().panics(),
             },
         };
         let (draining, closing) = (serving.draining.clone(), serving.closing.clone());
-        let stopped = serving.stopped.clone();
+        let (stopped, cut_off) = (serving.stopped.clone(), serving.cut_off.clone());
         let service = Service(Arc::clone(&gateway));
         tracker.spawn(stopped.clone().run_until_cancelled_owned(watchdog.run()));
         tracker.spawn(listener::accept_loop(socket, serving, service));
-        Ok(Self { gateway, fleet, data, tls, tracker, draining, closing, stopped })
+        Ok(Self { gateway, fleet, data, tls, tracker, draining, closing, stopped, cut_off })
     }
 
     /// Puts another checked configuration in force. Streams go on; replicas that stay configured keep what was
@@ -164,9 +168,15 @@ impl App {
         self.draining.cancel();
     }
 
-    /// Drains and stops: serves for `delay` while not ready, then refuses new requests while streams run to their
-    /// end, for at most `server.drain_timeout`; then ends those left with error events.
+    /// [`App::drain_within`], with time for slow clients to take the rest of their answers.
     pub async fn drain(&self, delay: Duration) {
+        self.drain_within(delay, Duration::from_secs(2)).await;
+    }
+
+    /// Drains and stops: serves for `delay` while not ready, then refuses new requests while streams run to their
+    /// end, for at most `server.drain_timeout`; then ends those left with error events. What then is still being written
+    /// has `grace`.
+    pub async fn drain_within(&self, delay: Duration, grace: Duration) {
         self.begin_drain();
         tokio::time::sleep(delay).await;
         self.gateway.drain.refuse();
@@ -176,18 +186,23 @@ impl App {
             let left = self.gateway.requests.load(Ordering::Relaxed);
             tracing::warn!(left, "drain_timeout passed: ending what still runs");
             self.gateway.watchdog.end_drain();
-            let _ = tokio::time::timeout(SHUTDOWN_GRACE, self.requests_ended()).await;
+            let _ = tokio::time::timeout(ERROR_EVENT_GRACE, self.requests_ended()).await;
         }
-        self.stop().await;
+        self.stop(grace).await;
     }
 
-    /// Stops accepting and closes every connection; takes at most [`SHUTDOWN_GRACE`].
-    pub async fn stop(&self) {
+    /// Stops accepting and closes every connection: idle ones at once, others when what they write is written, at the
+    /// latest after `grace`.
+    pub async fn stop(&self, grace: Duration) {
         self.closing.cancel();
         self.stopped.cancel();
         self.fleet.retire();
         self.tracker.close();
-        let _ = tokio::time::timeout(SHUTDOWN_GRACE, self.tracker.wait()).await;
+        if tokio::time::timeout(grace, self.tracker.wait()).await.is_err() {
+            self.cut_off.cancel();
+            // Dropping takes no time, but the records of what was cut are to be counted.
+            let _ = tokio::time::timeout(DROP_GRACE, self.tracker.wait()).await;
+        }
     }
 
     async fn requests_ended(&self) {
@@ -212,5 +227,6 @@ fn hint(error: &io::Error) -> &'static str {
     }
 }
 
-/// Bound on each step of a shutdown that only waits for tasks to end.
-const SHUTDOWN_GRACE: Duration = Duration::from_secs(2);
+/// For the error events of streams that the end of the drain cut.
+const ERROR_EVENT_GRACE: Duration = Duration::from_secs(2);
+const DROP_GRACE: Duration = Duration::from_millis(50);

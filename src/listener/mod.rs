@@ -85,8 +85,10 @@ pub struct Serving {
     pub draining: CancellationToken,
     /// The drain delay is over: idle connections close.
     pub closing: CancellationToken,
-    /// Everything closes now.
+    /// No connection is accepted any more.
     pub stopped: CancellationToken,
+    /// Every connection closes now.
+    pub cut_off: CancellationToken,
     /// What the listener itself counts.
     pub counters: ListenerCounters,
 }
@@ -111,8 +113,10 @@ pub struct ConnectionLimits {
     user_timeout: Duration,
 }
 
-impl From<&Config> for ConnectionLimits {
-    fn from(config: &Config) -> Self {
+impl ConnectionLimits {
+    /// What the configuration says, with the number of connections that the file descriptors allow.
+    #[must_use]
+    pub fn new(config: &Config, max_connections: usize) -> Self {
         let server = &config.server;
         // A client that keeps its window closed is the watchdog's, which counts it: this one comes later.
         let stall = config.routes.iter().map(|route| route.timeouts.client_stall).max().unwrap_or_default();
@@ -120,7 +124,7 @@ impl From<&Config> for ConnectionLimits {
             header_timeout: server.header_timeout,
             keep_alive: server.keep_alive,
             tls_handshake_timeout: server.tls_handshake_timeout,
-            max_connections: server.max_connections.get(),
+            max_connections,
             user_timeout: stall + USER_TIMEOUT_BEYOND_STALL,
         }
     }
@@ -190,7 +194,7 @@ async fn serve_tls<H: Handler>(socket: TcpStream, tls: Arc<TlsSlot>, accepted: A
     // The first head is due from accept, so a handshake cannot take longer than that.
     let bound = limits.tls_handshake_timeout.min(limits.header_timeout);
     let handshake = tokio::time::timeout(bound, tls.accept(socket));
-    match accepted.serving.stopped.run_until_cancelled(handshake).await {
+    match accepted.serving.closing.run_until_cancelled(handshake).await {
         Some(Ok(Ok(stream))) => serve_stream(stream, accepted).await,
         Some(Ok(Err(error))) => tracing::debug!(%error, "tls handshake failed"),
         Some(Err(_)) => tracing::debug!("tls handshake timed out"),
@@ -251,7 +255,7 @@ async fn serve_stream<H: Handler, S: ClientStream>(stream: S, accepted: Accepted
         }
         connection.as_mut().graceful_shutdown();
     }
-    if phase.is_cut_off() && !serving.stopped.is_cancelled() {
+    if phase.is_cut_off() && !serving.cut_off.is_cancelled() {
         // A reset overtakes what is under way: let the error event arrive first.
         tokio::time::sleep(BEFORE_RESET).await;
     }
@@ -299,7 +303,7 @@ async fn interruption(
     // Every arm only waits, so all are cancel-safe.
     tokio::select! {
         () = kill.cancelled() => Interruption::End,
-        () = serving.stopped.cancelled() => Interruption::End,
+        () = serving.cut_off.cancelled() => Interruption::End,
         next = overdue => next,
         () = goaway, if !announced.goaway => Interruption::GoAway,
         () = serving.closing.cancelled(), if !announced.close => Interruption::Close,

@@ -268,7 +268,7 @@ impl Observer {
         }
     }
 
-    /// Writes and exports queued data, for at most about twice `limit`.
+    /// Writes and exports queued data, for at most about `limit`.
     pub async fn shutdown(self: &Arc<Self>, limit: Duration) {
         self.stop.cancel();
         // First, because records that wait for their engine's spans still have a line to log.
