@@ -5,6 +5,7 @@
 
 pub(crate) mod load_report;
 mod metrics_text;
+mod model_list;
 pub(crate) mod pick;
 mod poison;
 pub(crate) mod pool;
@@ -13,4 +14,5 @@ pub(crate) mod registry;
 pub(crate) mod replica;
 mod scrape;
 pub mod status;
+pub(crate) mod unasked;
 pub(crate) mod vitals;

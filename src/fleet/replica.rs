@@ -17,6 +17,7 @@ use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
 use super::status::{EngineCounters, ReplicaState, ReplicaStatus};
+use super::unasked::UnaskedStream;
 use super::vitals::Vitals;
 use crate::clock::Stamp;
 use crate::config::Endpoint;
@@ -42,6 +43,8 @@ pub struct Replica {
     pub scraped: ArcSwapOption<ScrapedCounters>,
     /// As listed by `/v1/models` of the engine.
     pub models: ArcSwap<Vec<EngineModel>>,
+    /// What its engine puts into a stream that asks for nothing; `None` until a probe told.
+    pub unasked: ArcSwapOption<UnaskedStream>,
     /// Cancelled when the configuration drops it: probes and scrapes end.
     pub removed: CancellationToken,
     /// Index into [`ReplicaState::ALL`].
@@ -75,8 +78,12 @@ pub struct ScrapedCounters {
 #[derive(Clone, Debug)]
 pub struct EngineModel {
     pub id: Arc<str>,
-    /// The whole entry, for our `/v1/models`.
-    pub entry: serde_json::Value,
+    /// The whole object as the engine wrote it, for our `/v1/models`.
+    pub entry: Box<str>,
+    /// Where the value of its `id` stands in `entry`, quotes included.
+    pub id_at: std::ops::Range<usize>,
+    /// It has no `parent`: it is no adapter.
+    pub is_base: bool,
 }
 
 /// Parts of a new replica.
@@ -105,6 +112,7 @@ impl Replica {
             vitals: Arc::new(Vitals::default()),
             scraped: ArcSwapOption::empty(),
             models: ArcSwap::default(),
+            unasked: ArcSwapOption::empty(),
             removed: CancellationToken::new(),
             state: AtomicU8::new(0),
             reason: Mutex::new("not probed yet".into()),

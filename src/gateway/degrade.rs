@@ -15,7 +15,11 @@ use crate::request::body::HeldBody;
 use crate::request::dialect::Dialect;
 
 /// Moves the request to the fallback route. False if the body does not parse for it: the request then stays on its route.
-pub(super) async fn degrade(prepared: &mut Box<Prepared>, guard: &mut RecordGuard, gateway: &Gateway) -> bool {
+pub(super) async fn degrade(
+    prepared: &mut Box<Prepared>,
+    guard: &mut RecordGuard,
+    gateway: &Gateway,
+) -> bool {
     let degrade = prepared.rules.degrade.take();
     let to = degrade.and_then(|degrade| prepared.table.routes.get(degrade.to)).cloned();
     let Some(to) = to else { return false };

@@ -36,7 +36,7 @@ use crate::observe::metrics::BuildInfo;
 use crate::observe::record_guard::RecordGuard;
 use crate::observe::spans::Background;
 use crate::observe::{Observer, Surroundings};
-use crate::record::{Opening, TokenCounts};
+use crate::record::{ClientInfo, Opening, TokenCounts};
 use crate::relay::watch::Watchdog;
 use crate::request::body_memory::BodyMemory;
 use crate::request::chain::PrefixChain;
@@ -194,7 +194,8 @@ impl Live {
         let route = Arc::clone(&table.routes[0]);
         let body = bytes::Bytes::from_static(br#"{"model":"m","prompt":"p"}"#);
         let fields = prepare::parse(Dialect::Completions, &body).unwrap();
-        let mut prepared = prepare::classify(&table, &route, Dialect::Completions, &fields, None, &body).note(guard.record());
+        let mut prepared = prepare::classify(&table, &route, Dialect::Completions, &fields, None, &body)
+            .note(guard.record());
         prepared.prompt.chain =
             PrefixChain::of_hashes(arrival.chain.clone(), arrival.prompt * BYTES_PER_TOKEN);
         prepared.tokens = Tokens(arrival.prompt);
@@ -227,6 +228,7 @@ impl Router for Live {
         self.advance(fleet.now());
         let gateway = Arc::clone(&self.gateway);
         let opening = Opening {
+            client: ClientInfo::default(),
             request_id: "r".into(),
             trace: trace_of(&http::HeaderMap::new(), None),
             dialect: Dialect::Completions,
@@ -309,7 +311,8 @@ fn gateway(config: &Arc<Config>, runtime: tokio::runtime::Handle) -> Gateway {
     let (clock, tracker) = (Clock::start(), TaskTracker::new());
     let build = BuildInfo { version: "test", revision: "test" };
     let background = Background { runtime: runtime.clone(), tasks: tracker.clone() };
-    let observer = Observer::start(config, Surroundings { clock, build, background }).unwrap();
+    let observer =
+        Observer::start(config, Surroundings { clock, build, background, instance: "test".into() }).unwrap();
     let fleet = Fleet::new(Connector::new(tracker.clone()).unwrap(), clock, tracker.clone(), runtime);
     let pools = fleet.apply(config);
     Gateway {

@@ -80,7 +80,8 @@ impl Acceptor {
         if is_due(&mut self.full_said, self.clock.now()) {
             tracing::warn!(
                 limit = self.limit.connections,
-                "all connections of {} are taken: further ones wait", self.limit.name
+                "all connections of {} are taken: further ones wait",
+                self.limit.name
             );
         }
         let _waiting = self.limit.waiting.as_ref().map(Raised::new);

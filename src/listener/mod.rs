@@ -130,6 +130,10 @@ impl ConnectionLimits {
     }
 }
 
+/// In the extensions of a 101 response: what was the connection ends when this is cancelled.
+#[derive(Clone, Debug, Default)]
+pub struct Tunnel(pub CancellationToken);
+
 tokio::task_local! {
     /// Signals of the HTTP/2 stream that the current task serves.
     static SIGNALS: StreamSignals;
@@ -222,11 +226,14 @@ async fn serve_stream<H: Handler, S: ClientStream>(stream: S, accepted: Accepted
             let signals =
                 SIGNALS.try_with(StreamSignals::clone).unwrap_or(StreamSignals { kill, handed: None });
             let answered = Caught { future: handler.handle(request, signals.kill, &shared) }.await;
-            let response = answered.unwrap_or_else(|_| {
+            let mut response = answered.unwrap_or_else(|_| {
                 busy.note_panic();
                 handler.panicked()
             });
-            if response.headers().contains_key(header::CONNECTION) {
+            if let Some(tunnel) = response.extensions_mut().remove::<Tunnel>() {
+                busy.becomes(tunnel);
+            }
+            if response.headers().get(header::CONNECTION).is_some_and(|value| value == "close") {
                 busy.last();
             }
             if is_http10 && response.body().size_hint().exact().is_none() {
@@ -237,7 +244,7 @@ async fn serve_stream<H: Handler, S: ClientStream>(stream: S, accepted: Accepted
     });
     let builder =
         builder(StreamExecutor { tracker: serving.tracker.clone(), linger: serving.limits.keep_alive });
-    let connection = builder.serve_connection(io, service);
+    let connection = builder.serve_connection_with_upgrades(io, service);
     tokio::pin!(connection);
     // A connection accepted after the drain delay gets a 503, which closes it.
     let mut announced = Announced { goaway: false, close: serving.closing.is_cancelled() };
@@ -259,6 +266,8 @@ async fn serve_stream<H: Handler, S: ClientStream>(stream: S, accepted: Accepted
         // A reset overtakes what is under way: let the error event arrive first.
         tokio::time::sleep(BEFORE_RESET).await;
     }
+    // An open connection to its client all the while: it counts as one.
+    let _ = serving.cut_off.run_until_cancelled(phase.tunnel_over()).await;
 }
 
 /// Steps of the drain that were announced to a connection.

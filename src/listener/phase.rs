@@ -6,8 +6,8 @@
 
 use std::io;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -18,6 +18,7 @@ use prometheus::IntCounter;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_util::sync::CancellationToken;
 
+use super::Tunnel;
 use super::bad_request_head::{Explain, RejectionRewriter};
 use super::lingering_close::LingeringClose;
 use super::panics::caught;
@@ -43,6 +44,8 @@ pub(super) struct ConnectionPhase {
     panics: IntCounter,
     /// Start of the current phase.
     since: AtomicU64,
+    /// What became of it after a 101.
+    tunnel: OnceLock<Tunnel>,
 }
 
 /// Deadlines of the two phases.
@@ -69,6 +72,14 @@ impl ConnectionPhase {
             looks: AtomicBool::new(false),
             panics,
             since: AtomicU64::new(accepted.as_nanos()),
+            tunnel: OnceLock::new(),
+        }
+    }
+
+    /// Waits until the tunnel that the connection became is over; returns at once if it became none.
+    pub(super) async fn tunnel_over(&self) {
+        if let Some(tunnel) = self.tunnel.get() {
+            tunnel.0.cancelled().await;
         }
     }
 
@@ -177,6 +188,12 @@ impl Busy {
     /// Its handling panicked.
     pub(super) fn note_panic(&self) {
         self.0.panics.inc();
+    }
+
+    /// Behind this response the connection is a tunnel.
+    pub(super) fn becomes(&self, tunnel: Tunnel) {
+        // A connection becomes one once at most.
+        let _ = self.0.tunnel.set(tunnel);
     }
 }
 

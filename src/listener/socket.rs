@@ -33,8 +33,10 @@ pub(super) fn configure(socket: &TcpStream, user_timeout: Duration) {
     let _ = socket.set_nodelay(true);
     let socket = SockRef::from(socket);
     // A client whose machine vanished sends no FIN, and its request would go on burning GPU time.
-    let keepalive =
-        TcpKeepalive::new().with_time(KEEPALIVE_IDLE).with_interval(KEEPALIVE_INTERVAL).with_retries(KEEPALIVE_PROBES);
+    let keepalive = TcpKeepalive::new()
+        .with_time(KEEPALIVE_IDLE)
+        .with_interval(KEEPALIVE_INTERVAL)
+        .with_retries(KEEPALIVE_PROBES);
     let _ = socket.set_tcp_keepalive(&keepalive);
     let _ = socket.set_tcp_user_timeout(Some(user_timeout));
 }

@@ -45,7 +45,8 @@ impl LargeBody {
         pick: Box<Pick>,
     ) -> Self {
         let status = StatusCode::from_u16(guard.record().status).unwrap_or_default();
-        Self { first: Some(first), rest, lease: Some(lease), guard, watch, pick, status, is_ended: false }
+        let first = Some(first).filter(|bytes| !bytes.is_empty());
+        Self { first, rest, lease: Some(lease), guard, watch, pick, status, is_ended: false }
     }
 
     /// Polled by hyper: the next frame, the end, or the abort.

@@ -72,6 +72,7 @@ impl StreamBody {
             timeouts,
         };
         this.note_first_token();
+        this.remember_response();
         this
     }
 
@@ -176,9 +177,17 @@ impl StreamBody {
         if let Some(first) = self.reader.timeline.first_token() {
             self.pick.assignment.served(first, now, facts.tokens.output);
         }
-        let is_stateful = self.guard.record().dialect.is_stateful();
-        if let Some(id) = facts.id.as_deref().filter(|_| is_stateful) {
-            self.pins.remember(id, &self.pick.replica.url);
+        self.remember_response();
+    }
+
+    /// Pins a stored response: from its first event on, for a client that leaves and asks for it later.
+    fn remember_response(&mut self) {
+        let record = self.guard.record();
+        if !record.dialect.is_stateful() {
+            return;
+        }
+        if let Some(id) = self.reader.scanner.state().answer.id.as_deref() {
+            self.pins.remember(&record.tenant, id, &self.pick.replica.url);
         }
     }
 

@@ -390,7 +390,11 @@ mod tests {
                 timeline.content(ms(3010 + n * step), 0, None);
             }
             timeline.finish(ms(4000), None, |gaps| seen.merge(gaps));
-            assert!(seen.icl.iter().all(|gap| *gap == step), "the three seconds are the client's: {:?}", seen.icl);
+            assert!(
+                seen.icl.iter().all(|gap| *gap == step),
+                "the three seconds are the client's: {:?}",
+                seen.icl
+            );
             assert!(seen.icl.len().abs_diff(observed) < 12, "{}", seen.icl.len());
         }
     }

@@ -253,7 +253,9 @@ mod tests {
             half.push(charge);
         }
         assert_eq!(free(&memory), 0);
-        let rests = half.into_iter().map(|mut charge| async move { charge.add(MIB / 2).await.map(|()| drop(charge)) });
+        let rests = half
+            .into_iter()
+            .map(|mut charge| async move { charge.add(MIB / 2).await.map(|()| drop(charge)) });
         let mut running = tokio::task::JoinSet::new();
         rests.for_each(|rest| drop(running.spawn(rest)));
         while let Some(ended) = running.join_next().await {

@@ -29,6 +29,12 @@ pub struct Tenants {
 pub struct TenantRef(Arc<config::Tenant>);
 
 impl TenantRef {
+    /// Of requests that nobody signs: CORS preflights.
+    #[must_use]
+    pub fn nobody() -> Self {
+        default_tenant()
+    }
+
     /// `name` of the tenant: the label `tenant`.
     #[must_use]
     pub fn name(&self) -> &Arc<str> {
@@ -73,7 +79,8 @@ impl Tenants {
     pub fn new(configured: &[config::Tenant]) -> Self {
         let tenants: Vec<_> = configured.iter().cloned().map(|tenant| TenantRef(Arc::new(tenant))).collect();
         let digests = configured.iter().enumerate();
-        let keys = digests.flat_map(|(at, tenant)| tenant.key_digests.iter().map(move |digest| (*digest, at)));
+        let keys =
+            digests.flat_map(|(at, tenant)| tenant.key_digests.iter().map(move |digest| (*digest, at)));
         let keys = keys.collect();
         let default = tenants.is_empty().then(default_tenant);
         Self { tenants, keys, default }

@@ -77,6 +77,26 @@ impl Gateway {
         self.app.gateway.requests.load(Ordering::Relaxed)
     }
 
+    /// A series of `/metrics`, by the start of its line; 0 if it does not exist.
+    pub fn counted(&self, series: &str) -> f64 {
+        let page = self.app.gateway.observer.metrics().render(&[]);
+        let value = page.lines().find_map(|line| line.strip_prefix(series)?.rsplit(' ').next()?.parse().ok());
+        value.unwrap_or(0.0)
+    }
+
+    /// Ended requests of one outcome.
+    pub fn outcomes(&self, outcome: &str, code: &str) -> f64 {
+        let page = self.app.gateway.observer.metrics().render(&[]);
+        let is_it = |line: &&str| {
+            line.starts_with("tokenway_requests_total{")
+                && line.contains(&format!("outcome=\"{outcome}\""))
+                && line.contains(&format!("code=\"{code}\""))
+        };
+        let values =
+            page.lines().filter(is_it).filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok());
+        values.sum()
+    }
+
     /// A request of an unsuspicious client is served.
     pub async fn is_well(&self) {
         let reply = raw::ask(self.addr(), "/v1/chat/completions", CHAT).await;
@@ -87,7 +107,7 @@ impl Gateway {
 fn observer(config: &Config, clock: Clock) -> Arc<Observer> {
     let background = Background { runtime: Handle::current(), tasks: TaskTracker::new() };
     let build = BuildInfo { version: "test", revision: "test" };
-    let around = Surroundings { clock, build, background };
+    let around = Surroundings { clock, build, background, instance: "test".into() };
     Arc::new(Observer::start(config, around).unwrap())
 }
 
@@ -131,6 +151,8 @@ fn server() -> Server {
         heartbeat: None,
         route_info_headers: false,
         extra_paths: Vec::new(),
+        root_path: String::new(),
+        cors_origins: None,
         trust_headers: Vec::new(),
     }
 }
