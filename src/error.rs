@@ -64,9 +64,6 @@ pub enum ReplicaFailure {
     /// Connecting failed otherwise: nothing was sent.
     #[error("no connection to replica {replica}: {kind}")]
     Unreachable { replica: Arc<str>, kind: std::io::ErrorKind },
-    /// The replica switched protocols, which nobody had asked for.
-    #[error("replica {replica} answered 101 to a request without an upgrade")]
-    UnaskedUpgrade { replica: Arc<str> },
     /// The connection closed before the response head; the engine may have started on the request.
     #[error("replica {replica} closed the connection before the response head")]
     ClosedBeforeHead {
@@ -89,6 +86,9 @@ pub enum ReplicaFailure {
     /// The stream was silent, and the replica refused a connect or did not answer a probe.
     #[error("replica {replica} went silent and does not answer any more")]
     Silent { replica: Arc<str> },
+    /// The response head cannot be relayed: its framing has two readings, or it switches protocols.
+    #[error("replica {replica} {what}")]
+    InvalidHead { replica: Arc<str>, what: &'static str },
     /// The replica's connection pool was exhausted for `timeouts.connect`: nothing was sent.
     #[error("all connections to replica {replica} were taken for {}", Seconds(*.after))]
     NoFreeConnection { replica: Arc<str>, after: Duration },
@@ -114,7 +114,6 @@ impl ReplicaFailure {
             Self::ConnectTimeout { .. } => "timeout_connect",
             Self::Unreachable { .. } => "connect_failed",
             Self::ClosedBeforeHead { .. } => "closed_before_head",
-            Self::UnaskedUpgrade { .. } => "unasked_upgrade",
             Self::Truncated { .. } => "truncated",
             Self::EngineDown { .. } => "engine_down",
             Self::ErrorEvent { .. } => "error_event",
@@ -122,6 +121,7 @@ impl ReplicaFailure {
             Self::Status { status: 503, .. } => "status_503",
             Self::Status { .. } => "status_504",
             Self::Silent { .. } => "silent",
+            Self::InvalidHead { .. } => "invalid_head",
             Self::NoFreeConnection { .. } => "no_free_connection",
         }
     }
@@ -182,6 +182,9 @@ pub enum Failure {
     /// Missing or unknown API key.
     #[error("{message}")]
     InvalidKey { message: String },
+    /// A token came before the issuer's keys could be read.
+    #[error("the keys of the token issuer could not be read yet (auth.jwt.jwks); try again later")]
+    NoTokenKeys { retry_after: Duration },
     /// No `model`, and several routes could be meant.
     #[error("`model` is missing, and several routes could be meant: name one of {routes}")]
     MissingModel {
@@ -241,6 +244,12 @@ pub enum Failure {
          content-length and transfer-encoding agree; the connection was closed"
     )]
     MalformedHead,
+    /// Both `Content-Length` and `Transfer-Encoding` (RFC 9112 §6.3).
+    #[error(
+        "the request has both content-length and transfer-encoding (RFC 9112 section 6.3): send one of them; the \
+         connection was closed"
+    )]
+    AmbiguousFraming,
     /// Request target over hyper's limit.
     #[error("the request target is over 65534 bytes; what is long belongs into the body")]
     UriTooLong,
@@ -278,6 +287,7 @@ impl Failure {
         match self {
             Self::UnknownPath => (S::NOT_FOUND, "unknown_path", INVALID),
             Self::MalformedHead => (S::BAD_REQUEST, "malformed_head", INVALID),
+            Self::AmbiguousFraming => (S::BAD_REQUEST, "ambiguous_framing", INVALID),
             Self::UriTooLong => (S::URI_TOO_LONG, "uri_too_long", INVALID),
             Self::HeadTooLarge => (S::REQUEST_HEADER_FIELDS_TOO_LARGE, "head_too_large", INVALID),
             Self::MethodNotAllowed { .. } => (S::METHOD_NOT_ALLOWED, "method_not_allowed", INVALID),
@@ -295,6 +305,7 @@ impl Failure {
             // Nobody reads it; the status is that of the record.
             Self::ClientLeft => (S::from_u16(499).unwrap_or(S::BAD_REQUEST), "client_left", INVALID),
             Self::InvalidKey { .. } => (S::UNAUTHORIZED, "invalid_api_key", "authentication_error"),
+            Self::NoTokenKeys { .. } => (S::SERVICE_UNAVAILABLE, "no_token_keys", OVERLOADED),
             Self::MissingModel { .. } => (S::BAD_REQUEST, "missing_model", INVALID),
             Self::ModelNotFound { .. } => (S::NOT_FOUND, "model_not_found", INVALID),
             Self::PreviousResponseNotFound { .. } => (S::NOT_FOUND, "previous_response_not_found", INVALID),
@@ -347,6 +358,7 @@ impl Failure {
         match self {
             Self::NoReadyReplica { retry_after, .. }
             | Self::NotAdmitted { retry_after, .. }
+            | Self::NoTokenKeys { retry_after }
             | Self::SuspectedPoison { retry_after } => Some(*retry_after),
             Self::BodyMemory | Self::Draining => Some(Duration::from_secs(1)),
             _ => None,

@@ -64,7 +64,7 @@ impl Outlook {
 pub fn rule(rules: &Rules, judged: &Judged<'_>, is_behind_others: impl FnOnce() -> bool) -> Ruling {
     let decision = match judged.verdict() {
         Verdict::Hold { .. } => return Ruling::Hold,
-        Verdict::Place(decision) | Verdict::Hopeless { decision, .. } => decision,
+        Verdict::Place(decision) => decision,
     };
     let aim = judged.aim();
     let (Some(bound), Some(predicted)) = (aim.slo.ttft, decision.predicted_ttft) else {

@@ -30,11 +30,13 @@ use crate::config::Config;
 use crate::fleet::registry::Fleet;
 use crate::gateway::table::RoutingTable;
 use crate::gateway::{Gateway, Service};
+use crate::identity;
 use crate::listener::tls::{TlsError, TlsSlot};
 use crate::listener::{self, ConnectionLimits, ListenerCounters, Serving};
 use crate::observe::Observer;
 use crate::relay::watch::Watchdog;
 use crate::request::body_memory::BodyMemory;
+use crate::request::jwt::TokenKeys;
 use crate::upstream::budget::RetryBudget;
 use crate::upstream::connect::Connector;
 
@@ -48,6 +50,7 @@ pub struct App {
     /// Bound address of the data port.
     pub data: SocketAddr,
     tls: Option<Arc<TlsSlot>>,
+    tokens: Arc<TokenKeys>,
     tracker: TaskTracker,
     /// HTTP/2 connections get a GOAWAY.
     draining: CancellationToken,
@@ -78,8 +81,8 @@ pub enum StartError {
         /// Error of `bind` or `listen`.
         source: io::Error,
     },
-    /// The certificates of `server.tls` cannot be used.
-    #[error("server.tls: {0}")]
+    /// The certificates of `server.tls` or `pool.tls` cannot be used.
+    #[error("certificates: {0}")]
     Tls(#[from] TlsError),
     /// The TLS provider refuses the configuration of upstream connections.
     #[error("upstream tls: {0}")]
@@ -108,7 +111,14 @@ impl App {
         let socket = listener::bind(addr).map_err(failed)?;
         let data = socket.local_addr().map_err(failed)?;
         let tracker = TaskTracker::new();
-        let fleet = Arc::new(Fleet::new(Connector::new(tracker.clone())?, clock, tracker.clone(), control));
+        let connector = Connector::new(tracker.clone())?;
+        let tokens = Arc::new(TokenKeys::default());
+        tokens.configure(config.jwt.as_ref());
+        let refreshing = identity::refresh_keys(Arc::clone(&tokens), connector.clone());
+        let stopped = CancellationToken::new();
+        tracker.spawn_on(stopped.clone().run_until_cancelled_owned(refreshing), &control);
+        let fleet = Arc::new(Fleet::new(connector, clock, tracker.clone(), control));
+        fleet.secure(&config)?;
         let pools = fleet.apply(&config);
         let watchdog = Watchdog::new(clock);
         let gateway = Arc::new(Gateway {
@@ -117,7 +127,9 @@ impl App {
             body_work: crate::gateway::body_work::BodyWork::default(),
             explain_limiter: crate::gateway::explain_limiter::ExplainLimiter::default(),
             retries: RetryBudget::new(&config.retry, clock.now()),
-            table: ArcSwap::from_pointee(RoutingTable::new(Arc::clone(&config), pools)),
+            table: ArcSwap::from_pointee(
+                RoutingTable::new(Arc::clone(&config), pools).with_tokens(Arc::clone(&tokens)),
+            ),
             observer,
             watchdog: Arc::clone(&watchdog),
             pins: Arc::default(),
@@ -133,7 +145,7 @@ impl App {
             tracker: tracker.clone(),
             draining: CancellationToken::new(),
             closing: CancellationToken::new(),
-            stopped: CancellationToken::new(),
+            stopped: stopped.clone(),
             cut_off: CancellationToken::new(),
             counters: ListenerCounters {
                 waiting: gateway.observer.metrics().connections_waiting(),
@@ -141,11 +153,11 @@ impl App {
             },
         };
         let (draining, closing) = (serving.draining.clone(), serving.closing.clone());
-        let (stopped, cut_off) = (serving.stopped.clone(), serving.cut_off.clone());
+        let cut_off = serving.cut_off.clone();
         let service = Service(Arc::clone(&gateway));
         tracker.spawn(stopped.clone().run_until_cancelled_owned(watchdog.run()));
         tracker.spawn(listener::accept_loop(socket, serving, service));
-        Ok(Self { gateway, fleet, data, tls, tracker, draining, closing, stopped, cut_off })
+        Ok(Self { gateway, fleet, data, tls, tokens, tracker, draining, closing, stopped, cut_off })
     }
 
     /// Puts another checked configuration in force. Streams go on; replicas that stay configured keep what was
@@ -157,8 +169,11 @@ impl App {
         if let (Some(slot), Some(tls)) = (&self.tls, &config.server.tls) {
             slot.reload(tls)?;
         }
+        self.fleet.secure(&config)?;
+        self.tokens.configure(config.jwt.as_ref());
         let pools = self.fleet.apply(&config);
-        self.gateway.table.store(Arc::new(RoutingTable::new(config, pools)));
+        let table = RoutingTable::new(config, pools).with_tokens(Arc::clone(&self.tokens));
+        self.gateway.table.store(Arc::new(table));
         Ok(())
     }
 

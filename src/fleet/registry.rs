@@ -3,10 +3,12 @@
 //! A reload keeps a replica with the same pool, URL, name and revision together with everything learned about it, adds
 //! new ones, and drains those no longer configured: their streams run to the end, their tasks stop.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use http::HeaderValue;
+use parking_lot::Mutex;
 use tokio_util::task::TaskTracker;
 
 use super::pool::PoolState;
@@ -16,6 +18,7 @@ use super::scrape::Scraper;
 use super::status::{PoolCalibration, ReplicaStatus};
 use crate::clock::Clock;
 use crate::config::{Config, MAX_REPLICAS, Pool, ReplicaSpec};
+use crate::listener::tls::TlsError;
 use crate::record::Served;
 use crate::routing::SlotSet;
 use crate::upstream::connect::Connector;
@@ -29,6 +32,8 @@ pub struct Fleet {
     tracker: TaskTracker,
     tasks: tokio::runtime::Handle,
     pools: ArcSwap<Vec<Arc<PoolState>>>,
+    /// By pool: each has TLS settings of its own.
+    connectors: Mutex<HashMap<Arc<str>, Connector>>,
 }
 
 impl Fleet {
@@ -40,7 +45,31 @@ impl Fleet {
         tracker: TaskTracker,
         tasks: tokio::runtime::Handle,
     ) -> Self {
-        Self { connector, clock, tracker, tasks, pools: ArcSwap::default() }
+        Self { connector, clock, tracker, tasks, pools: ArcSwap::default(), connectors: Mutex::default() }
+    }
+
+    /// Reads the TLS files of every pool and secures connections from now on with them. Before [`Fleet::apply`].
+    ///
+    /// # Errors
+    /// When a file cannot be used: then nothing changes.
+    pub fn secure(&self, config: &Config) -> Result<(), TlsError> {
+        let read = |pool: &Pool| Ok((Arc::clone(&pool.name), self.connector.read(pool.tls.as_ref())?));
+        let all: Vec<_> = config.pools.iter().map(read).collect::<Result<_, TlsError>>()?;
+        for (pool, tls) in all {
+            self.connector_of(&pool).secure(tls);
+        }
+        // Connections in use go on; idle ones would keep the old certificate in use.
+        let pools = self.pools();
+        let is_tls = |replica: &&Arc<Replica>| replica.endpoint.is_tls;
+        for pool in pools.iter() {
+            pool.replicas().iter().filter(is_tls).for_each(|replica| replica.connections.drain());
+        }
+        Ok(())
+    }
+
+    fn connector_of(&self, pool: &Arc<str>) -> Connector {
+        let mut connectors = self.connectors.lock();
+        connectors.entry(Arc::clone(pool)).or_insert_with(|| self.connector.separate()).clone()
     }
 
     /// The pools, in the order of the configuration that was applied last.
@@ -134,13 +163,14 @@ impl Fleet {
     fn start(&self, pool: &Arc<PoolState>, config: &Pool, spec: &ReplicaSpec, slot: usize) -> Arc<Replica> {
         let endpoint = spec.endpoint.clone();
         let host = HeaderValue::from_str(&endpoint.authority());
+        let (connector, clock) = (self.connector_of(&pool.name), self.clock);
         let replica = Replica::new(ReplicaParts {
             slot,
             served: Served {
                 pool: Arc::clone(&pool.name),
                 revision: Arc::clone(&config.revision),
                 replica: Arc::clone(&spec.name),
-                engine: Arc::clone(&config.engine),
+                engine: config.engine.as_str().into(),
                 host: Arc::clone(&endpoint.host),
                 port: endpoint.port,
             },
@@ -148,13 +178,12 @@ impl Fleet {
             host: host.unwrap_or_else(|_| HeaderValue::from_static("replica")),
             connections: ConnectionPool::new(
                 endpoint.clone(),
-                self.connector.clone(),
-                self.clock,
+                connector.clone(),
+                clock,
                 config.max_connections.get(),
             ),
             endpoint,
         });
-        let (connector, clock) = (self.connector.clone(), self.clock);
         let prober = Prober {
             pool: Arc::clone(pool),
             replica: Arc::clone(&replica),

@@ -24,6 +24,7 @@ mod waiting;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::time::SystemTime;
 
 use arc_swap::ArcSwap;
 use bytes::Bytes;
@@ -139,6 +140,7 @@ impl Handler for Service {
             HeadFault::Malformed => Failure::MalformedHead,
             HeadFault::UriTooLong => Failure::UriTooLong,
             HeadFault::TooLarge => Failure::HeadTooLarge,
+            HeadFault::Ambiguous => Failure::AmbiguousFraming,
         };
         self.0.observer.metrics().http_rejected(failure.code());
         reply::unreadable(&failure)
@@ -149,6 +151,12 @@ impl Handler for Service {
         let response = reply::unreadable(&failure);
         tracing::error!(request_id = ?response.headers().get(X_REQUEST_ID), "serving a request panicked");
         response.map(|body| ReplyBody::Whole(Some(body), None))
+    }
+
+    fn refuse(&self, fault: HeadFault) -> Response<ReplyBody> {
+        let mut response = self.reject(fault).map(|body| ReplyBody::Whole(Some(body), None));
+        response.headers_mut().insert(http::header::CONNECTION, HeaderValue::from_static("close"));
+        response
     }
 
     fn opened(&self) -> Arc<ClientConnection> {
@@ -222,6 +230,11 @@ impl IncomingRequest {
                 // A body that waits for a 100 is not asked for.
                 is_expecting || !Box::pin(body::is_discarded(body)).await
             }
+            // Over HTTP/2 a body that is dropped resets its stream, for which curl and httpx lose the response.
+            Some(body) if !is_http1 && !is_expecting && !body.is_end_stream() => {
+                gateway.tasks.spawn(body::discard(body));
+                false
+            }
             _ => false,
         };
         if is_http1 && (is_last || gateway.drain.is_on()) {
@@ -250,7 +263,12 @@ impl Gateway {
             return Err(Box::new(reply::bare_failure(&Failure::UnknownPath, ErrorShape::OpenAi, parts)));
         }
         match (cors::is_preflight(parts), cors) {
-            (true, Some(cors)) => return Err(Box::new(reply::local(cors.preflight(parts), parts))),
+            (true, Some(cors)) => {
+                let answer = cors.preflight(parts);
+                let answer =
+                    answer.unwrap_or_else(|failure| reply::failure_bytes(&failure, ErrorShape::OpenAi));
+                return Err(Box::new(reply::local(answer, parts)));
+            }
             // The engines decide, also for paths that we answer.
             (true, None) if is_own => return Ok(self.open_record(parts, path, Dialect::Extra, head)),
             _ => {}
@@ -259,6 +277,10 @@ impl Gateway {
             Some((pattern, dialect)) if !is_own => Ok(self.open_record(parts, pattern, dialect, head)),
             _ => Err(Box::new(reply::local(self.answer_locally(table, parts), parts))),
         }
+    }
+
+    fn wall_now(&self) -> SystemTime {
+        self.clock.wall(self.clock.now())
     }
 
     /// Counts refusals; client errors are no admission decision.
@@ -276,7 +298,8 @@ impl Gateway {
         match parts.uri.path() {
             "/health" => local::health(table, self.drain.is_on()),
             "/version" => local::version(),
-            path => prepare::tenant_of(table, &parts.headers)
+            path => prepare::tenant_of(table, parts, self.wall_now())
+                .map_err(|fault| fault.failure())
                 .and_then(|tenant| models::respond(table, &tenant, path))
                 .unwrap_or_else(|failure| failed(&failure)),
         }

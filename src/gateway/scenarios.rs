@@ -299,11 +299,12 @@ impl Router for Live {
 
 fn page(gauges: &Gauges) -> EnginePage {
     EnginePage {
-        running: gauges.running as f64,
-        waiting: gauges.waiting as f64,
-        kv_cache_usage: gauges.kv_cache_usage,
+        running: Some(gauges.running as f64),
+        waiting: Some(gauges.waiting as f64),
+        kv_cache_usage: Some(gauges.kv_cache_usage),
         block_tokens: Some(gauges.block_size),
         total_blocks: Some(gauges.num_blocks),
+        batch_limit: None,
     }
 }
 

@@ -5,6 +5,9 @@
 
 mod accept;
 mod bad_request_head;
+mod client_names;
+mod continues;
+pub mod framing;
 mod independently_woken;
 mod lingering_close;
 mod panics;
@@ -19,8 +22,8 @@ use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{Request, Response, Version, header};
-use hyper::body::{Body as _, Incoming};
+use http::{Method, Request, Response, Version, header};
+use hyper::body::Incoming;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use prometheus::{IntCounter, IntGauge};
@@ -31,9 +34,11 @@ use tokio_util::task::TaskTracker;
 
 pub use self::accept::{Acceptor, ConnectionLimit, bind};
 pub use self::bad_request_head::HeadFault;
+pub use self::client_names::ClientNames;
+pub use self::continues::ContinueSignal;
 use self::independently_woken::IndependentlyWoken;
 use self::panics::Caught;
-use self::phase::{BusyBody, ConnectionPhase, PhaseDeadlines, PhaseIo};
+use self::phase::{Busy, BusyBody, ConnectionPhase, EndGuard, PhaseDeadlines, PhaseIo};
 use self::socket::ClientStream;
 use self::tls::TlsSlot;
 use crate::clock::Clock;
@@ -62,6 +67,9 @@ pub trait Handler: Clone + Send + Sync + 'static {
 
     /// Responds to a head that could not be parsed.
     fn reject(&self, fault: HeadFault) -> Response<Bytes>;
+
+    /// Responds to a request that is not served because of its head; its connection closes.
+    fn refuse(&self, fault: HeadFault) -> Response<Self::Body>;
 
     /// Responds to a request whose handling panicked.
     fn panicked(&self) -> Response<Self::Body>;
@@ -176,6 +184,8 @@ struct Accepted<H: Handler> {
     serving: Serving,
     handler: H,
     phase: Arc<ConnectionPhase>,
+    /// Of its certificate (mutual TLS).
+    client: Option<ClientNames>,
     _permit: OwnedSemaphorePermit,
     connection: H::Connection,
 }
@@ -187,59 +197,75 @@ impl<H: Handler> Accepted<H> {
             serving: serving.clone(),
             handler: handler.clone(),
             phase: Arc::new(ConnectionPhase::new(serving.clock, serving.clock.now(), panics)),
+            client: None,
             _permit,
             connection: handler.opened(),
         }
     }
 }
 
-async fn serve_tls<H: Handler>(socket: TcpStream, tls: Arc<TlsSlot>, accepted: Accepted<H>) {
+async fn serve_tls<H: Handler>(socket: TcpStream, tls: Arc<TlsSlot>, mut accepted: Accepted<H>) {
     let limits = &accepted.serving.limits;
     // The first head is due from accept, so a handshake cannot take longer than that.
     let bound = limits.tls_handshake_timeout.min(limits.header_timeout);
     let handshake = tokio::time::timeout(bound, tls.accept(socket));
-    match accepted.serving.closing.run_until_cancelled(handshake).await {
-        Some(Ok(Ok(stream))) => serve_stream(stream, accepted).await,
-        Some(Ok(Err(error))) => tracing::debug!(%error, "tls handshake failed"),
-        Some(Err(_)) => tracing::debug!("tls handshake timed out"),
-        None => {}
+    let Some(shaken) = accepted.serving.cut_off.run_until_cancelled(handshake).await else { return };
+    match shaken {
+        Ok(Ok(stream)) => {
+            accepted.client = ClientNames::of(&stream);
+            if stream.get_ref().1.alpn_protocol() == Some(b"h2") {
+                accepted.phase.agree_http2();
+            }
+            serve_stream(stream, accepted).await;
+        }
+        Ok(Err(error)) => tracing::debug!(%error, "tls handshake failed"),
+        Err(_) => tracing::debug!("tls handshake timed out"),
     }
 }
 
 /// Serves one connection to its end. Its task is this one future: each level of futures around it would cost every
 /// event of its streams a cache line.
 async fn serve_stream<H: Handler, S: ClientStream>(stream: S, accepted: Accepted<H>) {
-    let Accepted { serving, handler, phase, _permit, connection: shared } = accepted;
+    let Accepted { serving, handler, phase, client, _permit, connection: shared } = accepted;
     let rejecting = handler.clone();
     let explain = Arc::new(move |fault| rejecting.reject(fault));
-    let io = TokioIo::new(PhaseIo::new(stream, Arc::clone(&phase), explain));
+    let go_on = ContinueSignal::default();
+    let io = TokioIo::new(PhaseIo::new(stream, Arc::clone(&phase), explain, go_on.clone()));
     let kill = KillSwitch::default();
     let connection_kill = Arc::clone(&kill);
-    let service_phase = Arc::clone(&phase);
-    let service = hyper::service::service_fn(move |request: Request<Incoming>| {
+    let (service_phase, continuing) = (Arc::clone(&phase), go_on.clone());
+    let service = hyper::service::service_fn(move |mut request: Request<Incoming>| {
         let (busy, handler) = (ConnectionPhase::request(&service_phase), handler.clone());
         let kill = Arc::clone(&connection_kill);
-        let is_http10 = request.version() == Version::HTTP_10;
+        if request.version() == Version::HTTP_2 && request.headers().contains_key(header::EXPECT) {
+            request.extensions_mut().insert(continuing.clone());
+        }
+        if let Some(names) = &client {
+            request.extensions_mut().insert(names.clone());
+        }
         let shared = shared.clone();
         async move {
             // Per stream over HTTP/2, per connection over HTTP/1.1. In here, because this runs in the stream's task.
             let signals =
                 SIGNALS.try_with(StreamSignals::clone).unwrap_or(StreamSignals { kill, handed: None });
-            let answered = Caught { future: handler.handle(request, signals.kill, &shared) }.await;
-            let mut response = answered.unwrap_or_else(|_| {
-                busy.note_panic();
-                handler.panicked()
-            });
+            let asked = Asked { version: request.version(), is_head: request.method() == Method::HEAD };
+            let mut response = if busy.is_ambiguous() {
+                handler.refuse(HeadFault::Ambiguous)
+            } else {
+                let answered = Caught { future: handler.handle(request, signals.kill, &shared) }.await;
+                answered.unwrap_or_else(|_| {
+                    busy.note_panic();
+                    handler.panicked()
+                })
+            };
             if let Some(tunnel) = response.extensions_mut().remove::<Tunnel>() {
                 busy.becomes(tunnel);
             }
             if response.headers().get(header::CONNECTION).is_some_and(|value| value == "close") {
                 busy.last();
             }
-            if is_http10 && response.body().size_hint().exact().is_none() {
-                busy.ends_with_connection();
-            }
-            Ok::<_, Infallible>(response.map(|body| BusyBody::new(body, busy, signals.handed)))
+            let end = asked.end_guard(&response, &busy);
+            Ok::<_, Infallible>(response.map(|body| BusyBody::new(body, busy, signals.handed, end)))
         }
     });
     let builder =
@@ -249,25 +275,46 @@ async fn serve_stream<H: Handler, S: ClientStream>(stream: S, accepted: Accepted
     // A connection accepted after the drain delay gets a 503, which closes it.
     let mut announced = Announced { goaway: false, close: serving.closing.is_cancelled() };
     loop {
-        let mut interruption = IndependentlyWoken::new(interruption(&serving, &phase, &kill, announced));
+        let mut interruption =
+            IndependentlyWoken::new(interruption(&serving, &phase, &kill, &go_on, announced));
         let happened = poll_fn(|cx| match connection.as_mut().poll(cx) {
             Poll::Ready(_) => Poll::Ready(Interruption::End),
             Poll::Pending => interruption.poll(cx),
         });
         match happened.await {
             Interruption::End => break,
-            Interruption::Look => continue,
             Interruption::GoAway => announced.goaway = true,
             Interruption::Close => announced.close = true,
+            // Polled again, the connection flushes, which adds the frame or looks after the client.
+            Interruption::Continue | Interruption::Look => continue,
         }
         connection.as_mut().graceful_shutdown();
     }
-    if phase.is_cut_off() && !serving.cut_off.is_cancelled() {
+    if phase.is_cut() && !serving.cut_off.is_cancelled() {
         // A reset overtakes what is under way: let the error event arrive first.
         tokio::time::sleep(BEFORE_RESET).await;
     }
     // An open connection to its client all the while: it counts as one.
     let _ = serving.cut_off.run_until_cancelled(phase.tunnel_over()).await;
+}
+
+/// What the framing of a response depends on.
+#[derive(Clone, Copy)]
+struct Asked {
+    version: Version,
+    is_head: bool,
+}
+
+impl Asked {
+    /// HTTP/1.0 has no chunks: a body without a length ends with its connection, and a broken one must not.
+    fn end_guard<B: hyper::body::Body>(self, response: &Response<B>, busy: &Busy) -> EndGuard {
+        let is_open_ended = response.body().size_hint().exact().is_none();
+        if self.version == Version::HTTP_10 && is_open_ended && !self.is_head {
+            busy.ends_with_connection()
+        } else {
+            EndGuard::default()
+        }
+    }
 }
 
 /// Steps of the drain that were announced to a connection.
@@ -285,7 +332,9 @@ enum Interruption {
     GoAway,
     /// The drain delay is over.
     Close,
-    /// To be polled: it is time to see whether its client is still there.
+    /// A client over HTTP/2 waits for `100 Continue`.
+    Continue,
+    /// It is time to see whether the client of a long request is still there.
     Look,
 }
 
@@ -293,6 +342,7 @@ async fn interruption(
     serving: &Serving,
     phase: &ConnectionPhase,
     kill: &KillSwitch,
+    go_on: &ContinueSignal,
     announced: Announced,
 ) -> Interruption {
     let deadlines = serving.limits.into();
@@ -314,6 +364,7 @@ async fn interruption(
         () = kill.cancelled() => Interruption::End,
         () = serving.cut_off.cancelled() => Interruption::End,
         next = overdue => next,
+        () = go_on.wanted() => Interruption::Continue,
         () = goaway, if !announced.goaway => Interruption::GoAway,
         () = serving.closing.cancelled(), if !announced.close => Interruption::Close,
     }
@@ -338,9 +389,9 @@ fn builder(streams: StreamExecutor) -> auto::Builder<StreamExecutor> {
         .http2()
         .timer(TokioTimer::new())
         .max_concurrent_streams(MAX_STREAMS)
+        .max_header_list_size(MAX_HEADER_LIST)
         .initial_stream_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
-        .max_header_list_size(MAX_HEADER_LIST)
         .max_send_buf_size(BUFFER)
         .max_pending_accept_reset_streams(Some(MAX_RESETS))
         .max_local_error_reset_streams(Some(MAX_RESETS))
@@ -382,13 +433,12 @@ where
 }
 
 const BUFFER: usize = 64 * 1024;
-/// Unread bytes of one upload over HTTP/2.
-const STREAM_WINDOW: u32 = 64 * 1024;
-/// Of all uploads of a connection: more than one stream's, so that one that waits for memory stops no other.
-const CONNECTION_WINDOW: u32 = 512 * 1024;
 const MAX_HEADERS: usize = 100;
 const MAX_HEADER_LIST: u32 = 32 * 1024;
 const MAX_STREAMS: u32 = 250;
+/// Bytes of an upload that a client may send ahead, on a stream and on all of a connection.
+const STREAM_WINDOW: u32 = 64 * 1024;
+const CONNECTION_WINDOW: u32 = 1024 * 1024;
 const MAX_RESETS: usize = 100;
 const USER_TIMEOUT_BEYOND_STALL: Duration = Duration::from_secs(15);
 const BEFORE_RESET: Duration = Duration::from_millis(100);

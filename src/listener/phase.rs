@@ -20,6 +20,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::Tunnel;
 use super::bad_request_head::{Explain, RejectionRewriter};
+use super::continues::{ContinueSignal, Continues};
+use super::framing::RequestFraming;
 use super::lingering_close::LingeringClose;
 use super::panics::caught;
 use super::socket::{self, ClientStream};
@@ -37,13 +39,19 @@ pub(super) struct ConnectionPhase {
     preface: AtomicUsize,
     has_served: AtomicBool,
     is_closing: AtomicBool,
-    /// A response is under way that only the end of the connection ends (HTTP/1.0).
-    is_open_ended: AtomicBool,
+    /// Start of the current phase.
+    since: AtomicU64,
+    /// Requests so far.
+    total: AtomicU64,
+    /// Number of the first request with two framings, from 1; 0 for none.
+    ambiguous: AtomicU64,
+    /// ALPN chose HTTP/2, so that nothing else may follow.
+    is_http2_agreed: AtomicBool,
+    /// Cut rather than closed, so that its last response does not look complete.
+    is_cut: AtomicBool,
     /// The next flush looks whether the client is still there.
     looks: AtomicBool,
     panics: IntCounter,
-    /// Start of the current phase.
-    since: AtomicU64,
     /// What became of it after a 101.
     tunnel: OnceLock<Tunnel>,
 }
@@ -68,10 +76,13 @@ impl ConnectionPhase {
             preface: AtomicUsize::new(0),
             has_served: AtomicBool::new(false),
             is_closing: AtomicBool::new(false),
-            is_open_ended: AtomicBool::new(false),
+            since: AtomicU64::new(accepted.as_nanos()),
+            total: AtomicU64::new(0),
+            ambiguous: AtomicU64::new(0),
+            is_http2_agreed: AtomicBool::new(false),
+            is_cut: AtomicBool::new(false),
             looks: AtomicBool::new(false),
             panics,
-            since: AtomicU64::new(accepted.as_nanos()),
             tunnel: OnceLock::new(),
         }
     }
@@ -89,7 +100,9 @@ impl ConnectionPhase {
         this.requests.fetch_add(1, Ordering::Relaxed);
         this.has_served.store(true, Ordering::Relaxed);
         this.is_reading_head.store(false, Ordering::Relaxed);
-        Busy(Arc::clone(this))
+        let number = this.total.fetch_add(1, Ordering::Relaxed) + 1;
+        let is_ambiguous = number == this.ambiguous.load(Ordering::Relaxed);
+        Busy { phase: Arc::clone(this), is_ambiguous }
     }
 
     /// The response closes the connection while its client may still be sending.
@@ -119,17 +132,26 @@ impl ConnectionPhase {
     /// Whether a request is under way, so that its client may have left unnoticed: hyper reads nothing while bytes of a
     /// further request wait in its buffer.
     pub(super) fn is_to_be_looked_at(&self) -> bool {
-        let is_busy = self.requests.load(Ordering::Relaxed) > 0 && !self.http2.is_cancelled();
+        let is_busy = !self.is_between_requests() && !self.http2.is_cancelled();
         if is_busy {
             self.looks.store(true, Ordering::Relaxed);
         }
         is_busy
     }
 
-    /// Whether a response is incomplete that only the end of the connection ends: to be reset, as an orderly end would
-    /// make it look complete.
-    pub(super) fn is_cut_off(&self) -> bool {
-        self.is_open_ended.load(Ordering::Relaxed)
+    /// Whether it is to be cut rather than closed.
+    pub(super) fn is_cut(&self) -> bool {
+        self.is_cut.load(Ordering::Relaxed)
+    }
+
+    /// ALPN chose HTTP/2.
+    pub(super) fn agree_http2(&self) {
+        self.is_http2_agreed.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether its first bytes were no HTTP/2 preface.
+    fn is_http1(&self) -> bool {
+        self.preface.load(Ordering::Relaxed) == usize::MAX
     }
 
     fn is_between_requests(&self) -> bool {
@@ -167,40 +189,61 @@ impl ConnectionPhase {
 
 /// Keeps a connection busy with one request.
 #[derive(Debug)]
-pub(super) struct Busy(Arc<ConnectionPhase>);
+pub(super) struct Busy {
+    phase: Arc<ConnectionPhase>,
+    is_ambiguous: bool,
+}
 
 impl Busy {
+    /// Whether the request gives two framings.
+    pub(super) fn is_ambiguous(&self) -> bool {
+        self.is_ambiguous
+    }
+
     /// This is the connection's last request.
     pub(super) fn last(&self) {
-        self.0.closes();
+        self.phase.closes();
     }
 
-    /// The end of the response is the end of the connection.
-    pub(super) fn ends_with_connection(&self) {
-        self.0.is_open_ended.store(true, Ordering::Relaxed);
-    }
-
-    /// The response is complete.
-    fn complete(&self) {
-        self.0.is_open_ended.store(false, Ordering::Relaxed);
+    /// Guards a body whose end only the connection's shows (HTTP/1.0): dropped early, it cuts the connection.
+    pub(super) fn ends_with_connection(&self) -> EndGuard {
+        EndGuard(Some(Arc::clone(&self.phase)))
     }
 
     /// Its handling panicked.
     pub(super) fn note_panic(&self) {
-        self.0.panics.inc();
+        self.phase.panics.inc();
     }
 
     /// Behind this response the connection is a tunnel.
     pub(super) fn becomes(&self, tunnel: Tunnel) {
         // A connection becomes one once at most.
-        let _ = self.0.tunnel.set(tunnel);
+        let _ = self.phase.tunnel.set(tunnel);
     }
 }
 
 impl Drop for Busy {
     fn drop(&mut self) {
-        self.0.since.store(self.0.clock.now().as_nanos(), Ordering::Relaxed);
-        self.0.requests.fetch_sub(1, Ordering::Relaxed);
+        self.phase.since.store(self.phase.clock.now().as_nanos(), Ordering::Relaxed);
+        self.phase.requests.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Cuts its connection unless the body came to its end.
+#[derive(Debug, Default)]
+pub(super) struct EndGuard(Option<Arc<ConnectionPhase>>);
+
+impl EndGuard {
+    fn ended(&mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for EndGuard {
+    fn drop(&mut self) {
+        if let Some(phase) = &self.0 {
+            phase.is_cut.store(true, Ordering::Relaxed);
+        }
     }
 }
 
@@ -212,13 +255,14 @@ pin_project! {
         body: B,
         busy: Busy,
         handed: Option<Arc<CancellationToken>>,
+        end: EndGuard,
     }
 }
 
 impl<B> BusyBody<B> {
-    /// Wraps a body; `handed` is cancelled when its last frame goes to hyper.
-    pub(super) fn new(body: B, busy: Busy, handed: Option<Arc<CancellationToken>>) -> Self {
-        Self { body, busy, handed }
+    /// Wraps a body; `handed` is cancelled and `end` told when its last frame goes to hyper.
+    pub(super) fn new(body: B, busy: Busy, handed: Option<Arc<CancellationToken>>, end: EndGuard) -> Self {
+        Self { body, busy, handed, end }
     }
 }
 
@@ -247,7 +291,7 @@ where
             Poll::Ready(Some(frame)) => frame.is_ok() && this.body.is_end_stream(),
         };
         if is_last {
-            this.busy.complete();
+            this.end.ended();
             if let Some(handed) = this.handed.take() {
                 handed.cancel();
             }
@@ -266,37 +310,66 @@ where
 
 type BodyError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Reports reads to the phase and replaces hyper's bare rejections.
-#[derive(Debug)]
-pub(super) struct PhaseIo<S: ClientStream> {
-    stream: S,
-    phase: Arc<ConnectionPhase>,
-    rewriter: RejectionRewriter,
-    close: LingeringClose,
-}
+pin_project! {
+    /// Reports reads to the phase and replaces hyper's bare rejections.
+    #[derive(Debug)]
+    pub(super) struct PhaseIo<S: ClientStream> {
+        #[pin]
+        stream: S,
+        phase: Arc<ConnectionPhase>,
+        rewriter: RejectionRewriter,
+        framing: RequestFraming,
+        continues: Continues,
+        close: LingeringClose,
+    }
 
-impl<S: ClientStream> PhaseIo<S> {
-    /// Wraps a stream; `explain` makes the responses to rejected heads.
-    pub(super) fn new(stream: S, phase: Arc<ConnectionPhase>, explain: Explain) -> Self {
-        Self { stream, phase, rewriter: RejectionRewriter::new(explain), close: LingeringClose::default() }
+    impl<S: ClientStream> PinnedDrop for PhaseIo<S> {
+        fn drop(this: Pin<&mut Self>) {
+            if this.phase.is_cut.load(Ordering::Relaxed) {
+                socket::reset_on_close(this.stream.socket());
+            }
+        }
     }
 }
 
-impl<S: ClientStream> Drop for PhaseIo<S> {
-    fn drop(&mut self) {
-        if self.phase.is_cut_off() {
-            socket::reset_on_close(self.stream.socket());
+impl<S: ClientStream> PhaseIo<S> {
+    /// Wraps a stream; `explain` makes the responses to rejected heads, `signal` asks for `100 Continue` over HTTP/2.
+    pub(super) fn new(
+        stream: S,
+        phase: Arc<ConnectionPhase>,
+        explain: Explain,
+        signal: ContinueSignal,
+    ) -> Self {
+        Self {
+            stream,
+            phase,
+            rewriter: RejectionRewriter::new(explain),
+            framing: RequestFraming::default(),
+            continues: Continues::new(signal),
+            close: LingeringClose::default(),
         }
     }
 }
 
 impl<S: ClientStream> AsyncRead for PhaseIo<S> {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        let this = self.get_mut();
+        let this = self.project();
         let before = buf.filled().len();
-        let polled = Pin::new(&mut this.stream).poll_read(cx, buf);
+        let polled = this.stream.poll_read(cx, buf);
         if polled.is_ready() {
-            this.phase.read(buf.filled().get(before..).unwrap_or_default());
+            let bytes = buf.filled().get(before..).unwrap_or_default();
+            this.phase.read(bytes);
+            if this.phase.is_http1() {
+                if this.phase.is_http2_agreed.load(Ordering::Relaxed) {
+                    return Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, "no HTTP/2 preface")));
+                }
+                this.framing.read(bytes);
+                if let Some(number) = this.framing.first_ambiguous() {
+                    this.phase.ambiguous.store(number, Ordering::Relaxed);
+                }
+            } else {
+                this.continues.read(bytes);
+            }
         }
         polled
     }
@@ -316,30 +389,29 @@ fn take_over(
 
 impl<S: ClientStream> AsyncWrite for PhaseIo<S> {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        let this = self.get_mut();
-        match take_over(&this.phase, &mut this.rewriter, &[io::IoSlice::new(buf)]) {
-            Some(length) => Poll::Ready(Ok(length)),
-            None => Pin::new(&mut this.stream).poll_write(cx, buf),
-        }
+        self.poll_write_vectored(cx, &[io::IoSlice::new(buf)])
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let this = self.get_mut();
+        let mut this = self.project();
         if this.phase.looks.load(Ordering::Relaxed) {
             this.phase.looks.store(false, Ordering::Relaxed);
             if socket::has_left(this.stream.socket()) {
                 return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
             }
         }
-        ready!(this.rewriter.poll_written(Pin::new(&mut this.stream), cx))?;
-        Pin::new(&mut this.stream).poll_flush(cx)
+        ready!(this.rewriter.poll_written(this.stream.as_mut(), cx))?;
+        if this.phase.http2.is_cancelled() {
+            this.continues.queue();
+            ready!(this.continues.poll_written(this.stream.as_mut(), cx))?;
+        }
+        this.stream.poll_flush(cx)
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let this = self.get_mut();
-        ready!(this.rewriter.poll_written(Pin::new(&mut this.stream), cx))?;
-        let may_send = this.phase.is_closing.load(Ordering::Relaxed);
-        this.close.poll(Pin::new(&mut this.stream), cx, may_send)
+        let mut this = self.project();
+        ready!(this.rewriter.poll_written(this.stream.as_mut(), cx))?;
+        this.close.poll(this.stream, cx, this.phase.is_closing.load(Ordering::Relaxed))
     }
 
     fn poll_write_vectored(
@@ -347,10 +419,21 @@ impl<S: ClientStream> AsyncWrite for PhaseIo<S> {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        let this = self.get_mut();
-        match take_over(&this.phase, &mut this.rewriter, bufs) {
+        let mut this = self.project();
+        if this.phase.http2.is_cancelled() {
+            ready!(this.continues.poll_written(this.stream.as_mut(), cx))?;
+            let written = ready!(this.stream.poll_write_vectored(cx, bufs))?;
+            let mut left = written;
+            for buf in bufs {
+                let count = left.min(buf.len());
+                this.continues.wrote(buf.get(..count).unwrap_or_default());
+                left -= count;
+            }
+            return Poll::Ready(Ok(written));
+        }
+        match take_over(this.phase, this.rewriter, bufs) {
             Some(length) => Poll::Ready(Ok(length)),
-            None => Pin::new(&mut this.stream).poll_write_vectored(cx, bufs),
+            None => this.stream.poll_write_vectored(cx, bufs),
         }
     }
 

@@ -104,6 +104,20 @@ pub async fn is_discarded(mut body: Incoming) -> bool {
     body.is_end_stream()
 }
 
+/// Discards what a client still sends of a body whose request is refused, within the bounds of a lingering close.
+pub async fn discard(mut body: Incoming) {
+    let mut left = LINGER_BYTES;
+    let to_end = async {
+        while let Ok(Some(Ok(frame))) = tokio::time::timeout(LINGER_PAUSE, body.frame()).await {
+            left = left.saturating_sub(frame.data_ref().map_or(0, Bytes::len));
+            if left == 0 {
+                return;
+            }
+        }
+    };
+    let _ = tokio::time::timeout(LINGER, to_end).await;
+}
+
 /// Checks the head's framing and coding, beyond what hyper does (RFC 9110 §10.1.1, RFC 9112 §3.2 and §6.1).
 ///
 /// # Errors
@@ -259,6 +273,9 @@ fn of_upload(error: &hyper::Error) -> Failure {
 const STEP: usize = 64 * 1024;
 const MAX_DISCARDED: u64 = 64 * 1024;
 const DISCARD_FOR: Duration = Duration::from_millis(100);
+const LINGER: Duration = Duration::from_secs(30);
+const LINGER_PAUSE: Duration = Duration::from_secs(2);
+const LINGER_BYTES: usize = 64 << 20;
 const RATE_GRACE: Duration = Duration::from_secs(5);
 
 #[cfg(test)]

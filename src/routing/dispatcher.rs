@@ -17,7 +17,7 @@ use super::target::{EngineLimits, Target};
 use super::verdict::{Aim, PATIENCE, Verdict, judge};
 use super::{
     Candidate, Decision, LoadGuard, Placement, Policy, PoolModel, Prompt, Query, SlotSet, Terms, Waiting,
-    cheapest,
+    cheapest, longest,
 };
 use crate::clock::Stamp;
 use crate::record::SloBounds;
@@ -165,8 +165,8 @@ impl Dispatcher {
 /// A target as one decision sees it.
 pub(super) fn candidate<'a>(target: &'a Target, limits: &EngineLimits, now: Stamp) -> Candidate<'a> {
     let plain = Candidate::new(target.slot, target.identity, &target.load);
-    match target.signals(now, limits) {
-        Some((signals, own)) => plain.with_signals(&signals, &own),
+    match target.told(now, limits) {
+        Some(told) => plain.with(&told),
         None => plain,
     }
 }
@@ -181,8 +181,7 @@ impl<'a> Judged<'a> {
     /// Whether the policy predicts: only then do candidates have costs to show.
     #[must_use]
     pub fn predicts(&self) -> bool {
-        matches!(self.verdict, Verdict::Place(decision) | Verdict::Hopeless { decision, .. }
-            if decision.predicted_ttft.is_some())
+        matches!(self.verdict, Verdict::Place(decision) if decision.predicted_ttft.is_some())
     }
 
     /// What the request needs.
@@ -218,9 +217,7 @@ impl<'a> Judged<'a> {
     /// Acts on the decision: reserves the load and notes the prompt. `None` where the verdict is to hold the request.
     #[must_use]
     pub fn assign(self) -> Option<Assignment> {
-        let (Verdict::Place(decision) | Verdict::Hopeless { decision, .. }) = self.verdict else {
-            return None;
-        };
+        let Verdict::Place(decision) = self.verdict else { return None };
         let Query { prompt, aim, .. } = self.query;
         let placement = Placement {
             at: aim.now,
@@ -230,6 +227,7 @@ impl<'a> Judged<'a> {
             is_stream: self.shows_first_token,
         };
         let load = LoadGuard::reserve(self.candidates.get(decision.at)?.load, placement);
+        self.dispatcher.index.note_longest(longest(&prompt, &self.candidates), aim.now);
         self.dispatcher.index.insert(decision.slot, &prompt);
         Some(Assignment { dispatcher: Arc::clone(self.dispatcher), decision, at: aim.now, load })
     }

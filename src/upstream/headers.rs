@@ -4,6 +4,7 @@
 //! `Host` and length, no transfer coding), so a client's framing never reaches an engine. `x-tokenway-*` is reserved:
 //! removed in both directions. Everything else passes unchanged.
 
+use http::StatusCode;
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use smallvec::SmallVec;
 
@@ -26,8 +27,6 @@ pub(crate) struct Upstream<'a> {
     pub credential: Credential<'a>,
     /// Entry appended to `Via`.
     pub via: &'a HeaderValue,
-    /// Whether to request a load report (ORCA).
-    pub asks_load: bool,
 }
 
 /// Handling of the client's credential.
@@ -68,9 +67,6 @@ pub(crate) fn upstream_request(client: &HeaderMap, ours: Upstream<'_>) -> Header
         value.set_sensitive(true);
         out.insert(header::AUTHORIZATION, value);
     }
-    if ours.asks_load {
-        out.insert(LOAD_REPORT_FORMAT, HeaderValue::from_static("JSON"));
-    }
     out.append(header::VIA, ours.via.clone());
     out
 }
@@ -94,16 +90,6 @@ pub(crate) fn write_upgrade(headers: &mut HeaderMap) {
     headers.insert(header::UPGRADE, HeaderValue::from_static("websocket"));
 }
 
-/// Whether the client requests a load report itself: then it is forwarded.
-pub(crate) fn has_asked_load(client: &HeaderMap) -> bool {
-    client.contains_key(LOAD_REPORT_FORMAT)
-}
-
-/// Removes and returns the load report that we requested.
-pub(crate) fn take_load_report(headers: &mut HeaderMap) -> Option<HeaderValue> {
-    headers.remove(LOAD_REPORT)
-}
-
 /// Removes hop-by-hop and `x-tokenway-*` fields from a replica's response.
 pub(crate) fn strip_response(headers: &mut HeaderMap) {
     let nominated = nominated(headers);
@@ -115,6 +101,21 @@ pub(crate) fn strip_response(headers: &mut HeaderMap) {
     for name in strip {
         headers.remove(name);
     }
+}
+
+/// Why a replica's response head must not be relayed, if so: what it does, for the error message. A body with two framings, or
+/// in a coding that was not asked for, has two readings (RFC 9112 §6.3); nothing was asked to switch protocols.
+pub(crate) fn response_fault(head: &http::response::Parts) -> Option<&'static str> {
+    if head.status == StatusCode::SWITCHING_PROTOCOLS {
+        return Some("switched protocols, which nobody asked for (101)");
+    }
+    let mut codings = head.headers.get_all(header::TRANSFER_ENCODING).iter();
+    let coding = codings.next()?;
+    if head.headers.contains_key(header::CONTENT_LENGTH) {
+        return Some("answered with both content-length and transfer-encoding");
+    }
+    let is_chunked = coding.as_bytes().trim_ascii().eq_ignore_ascii_case(b"chunked");
+    (!is_chunked || codings.next().is_some()).then_some("answered in a transfer-encoding other than chunked")
 }
 
 /// Removes the length of a stream, which withheld or added events would break.
@@ -172,9 +173,6 @@ fn nominated(headers: &HeaderMap) -> SmallVec<[HeaderName; 2]> {
 
 pub(crate) const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
-const LOAD_REPORT_FORMAT: HeaderName = HeaderName::from_static("endpoint-load-metrics-format");
-const LOAD_REPORT: HeaderName = HeaderName::from_static("endpoint-load-metrics");
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -196,7 +194,6 @@ mod tests {
                 tracestate: None,
                 credential,
                 via: &via,
-                asks_load: false,
             },
         )
     }
@@ -234,6 +231,27 @@ mod tests {
         let out = send(&client, Credential::Replace(&key));
         assert_eq!(out[header::AUTHORIZATION], "Bearer engine");
         assert!(!out.contains_key("x-api-key"));
+    }
+
+    #[test]
+    fn a_response_with_two_readings_is_a_fault() {
+        let fault = |status: u16, pairs: &[(&'static str, &str)]| {
+            let (mut head, ()) = http::Response::builder().status(status).body(()).unwrap().into_parts();
+            head.headers = map(pairs);
+            response_fault(&head).is_some()
+        };
+        let (length, chunked) = (("content-length", "5"), ("transfer-encoding", "chunked"));
+        for (is_fault, status, pairs) in [
+            (false, 200, &[length][..]),
+            (false, 200, &[chunked]),
+            (false, 200, &[]),
+            (true, 200, &[length, chunked]),
+            (true, 200, &[chunked, chunked]),
+            (true, 200, &[("transfer-encoding", "gzip, chunked")]),
+            (true, 101, &[]),
+        ] {
+            assert_eq!(fault(status, pairs), is_fault, "{status} {pairs:?}");
+        }
     }
 
     #[test]

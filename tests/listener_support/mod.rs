@@ -22,8 +22,8 @@ use std::time::Duration;
 use tokenway::app::App;
 use tokenway::clock::Clock;
 use tokenway::config::{
-    Admin, Classes, ClientMay, Config, Endpoint, ModelMatch, PolicyName, Pool, Probe, ProbeKind, ReplicaSpec,
-    Retry, Route, Secret, Server, Slo, Timeouts, WeightedPool,
+    Admin, Classes, ClientMay, Config, Endpoint, EngineKind, ModelMatch, PolicyName, Pool, Probe, ProbeKind,
+    ReplicaSpec, Retry, Route, Secret, Server, Slo, Timeouts, WeightedPool,
 };
 use tokenway::fleet::status::ReplicaState;
 use tokenway::observe::metrics::BuildInfo;
@@ -129,6 +129,7 @@ fn config(replica: SocketAddr) -> Config {
         pools: vec![pool(replica)],
         routes: vec![route()],
         tenants: Vec::new(),
+        jwt: None,
         drift: Default::default(),
         telemetry: quiet::telemetry(),
     }
@@ -162,7 +163,8 @@ fn pool(replica: SocketAddr) -> Pool {
         name: "default".into(),
         revision: "default".into(),
         revision_info: BTreeMap::new(),
-        engine: "vllm".into(),
+        engine: EngineKind::Vllm,
+        engine_profile: Arc::new(EngineKind::Vllm.profile()),
         replicas: vec![ReplicaSpec {
             name: "replica".into(),
             endpoint: Endpoint {
@@ -172,6 +174,7 @@ fn pool(replica: SocketAddr) -> Pool {
                 base_path: "".into(),
             },
         }],
+        tls: None,
         engine_api_key: None,
         scrape_interval: Duration::from_secs(60),
         max_connections: NonZeroUsize::new(256).unwrap(),

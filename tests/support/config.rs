@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokenway::config::{
-    Admin, Classes, ClientMay, Config, ModelMatch, PolicyName, Pool, Probe, ProbeKind, ReplicaSpec, Retry,
-    Route, Secret, Server, Slo, Timeouts, WeightedPool,
+    Admin, Classes, ClientMay, Config, EngineKind, ModelMatch, PolicyName, Pool, Probe, ProbeKind,
+    ReplicaSpec, Retry, Route, Secret, Server, Slo, Timeouts, WeightedPool,
 };
 use tokenway::units::Tokens;
 
@@ -25,6 +26,7 @@ pub fn of(replicas: &[&Replica]) -> Config {
         pools: vec![pool("default", replicas)],
         routes: vec![route("*", &[0])],
         tenants: Vec::new(),
+        jwt: None,
         drift: Default::default(),
         telemetry: quiet::telemetry(),
     }
@@ -36,8 +38,10 @@ pub fn pool(name: &str, replicas: &[&Replica]) -> Pool {
         name: name.into(),
         revision: name.into(),
         revision_info: BTreeMap::new(),
-        engine: "vllm".into(),
+        engine: EngineKind::Vllm,
+        engine_profile: Arc::new(EngineKind::Vllm.profile()),
         replicas: replicas.iter().map(spec).collect(),
+        tls: None,
         engine_api_key: None,
         // Own requests come out of turn when there is a reason; their routine is not what is tested here.
         scrape_interval: Duration::from_secs(60),

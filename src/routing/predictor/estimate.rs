@@ -59,7 +59,7 @@ pub struct Terms {
     pub harm: f64,
     /// The chance that its own first token is late.
     pub late: f64,
-    /// Seconds of decoding: its own answer, and what that adds to the streams there.
+    /// Seconds of decoding: its own answer, and what that adds to the streams there. Compared with the best candidate's.
     pub decode: f64,
     /// By how much steps alone push its answer and the streams there over their bound: streams, each by its share of the bound.
     pub excess: f64,
