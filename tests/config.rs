@@ -408,8 +408,8 @@ fn faults_of_routes_and_tenants() {
         ),
         ("[[route]]\nmodel = \"m\"\nmigrate = true\n", "f.toml:6:1: migrate is not supported yet"),
         (
-            "[[route]]\nmodel = \"m\"\nclient_may = [\"timeout\", \"priority\"]\n",
-            "f.toml:6:26: client_may = [\"priority\"] is not supported yet",
+            "[[route]]\nmodel = \"m\"\nclient_may = [\"timeout\", \"priorty\"]\n",
+            "f.toml:6:26: unknown permission \"priorty\"; did you mean \"priority\"?",
         ),
         (
             "[[route]]\nmodel = \"m\"\n[route.canary]\npool = \"q\"\n",
@@ -424,16 +424,13 @@ fn faults_of_routes_and_tenants() {
             "f.toml:7:11: unknown route \"chat\"",
         ),
         (
-            "[[tenant]]\nname = \"t\"\nkey_sha256 = []\nlimits = { concurrency = 1 }\n",
-            "f.toml:7:1: limits is not supported yet",
+            "[[tenant]]\nname = \"t\"\nkey_sha256 = []\nlimits = { concurrency = 0 }\n",
+            "f.toml:7:26: concurrency is out of range",
         ),
+        ("[[tenant]]\nname = \"t\"\nkey_sha256 = []\nweight = 0\n", "f.toml:7:10: weight is out of range"),
         (
-            "[[tenant]]\nname = \"t\"\nkey_sha256 = []\nweight = 4\n",
-            "f.toml:7:1: weight is not supported yet",
-        ),
-        (
-            "[[tenant]]\nname = \"t\"\nkey_sha256 = []\npriority = -1\n",
-            "f.toml:7:1: priority is not supported yet",
+            "[[tenant]]\nname = \"t\"\nkey_sha256 = []\npriority = 101\n",
+            "f.toml:7:12: priority is out of range",
         ),
     ] {
         assert_told(&with_pool(rest), &[expected]);

@@ -25,6 +25,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use self::observers::ObserversError;
+use crate::admission::TenantLimiter;
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::fleet::registry::Fleet;
@@ -126,6 +127,7 @@ impl App {
             memory: BodyMemory::new(config.server.body_memory, config.server.body_limit),
             body_work: crate::gateway::body_work::BodyWork::default(),
             explain_limiter: crate::gateway::explain_limiter::ExplainLimiter::default(),
+            tenants: TenantLimiter::default(),
             retries: RetryBudget::new(&config.retry, clock.now()),
             table: ArcSwap::from_pointee(
                 RoutingTable::new(Arc::clone(&config), pools).with_tokens(Arc::clone(&tokens)),

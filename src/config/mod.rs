@@ -81,6 +81,17 @@ impl Default for Drift {
     }
 }
 
+impl Config {
+    /// Whether requests of a pool wait for room: one of its routes has a `[route.queue]`.
+    #[must_use]
+    pub fn queues(&self, pool: &Pool) -> bool {
+        let is_it = |weighted: &WeightedPool| {
+            self.pools.get(weighted.pool).is_some_and(|known| known.name == pool.name)
+        };
+        self.routes.iter().any(|route| route.queue.is_some() && route.pools.iter().any(is_it))
+    }
+}
+
 /// Replicas of one pool. The fleet has twice as many slots, because a reload may replace all of them at once.
 pub const MAX_REPLICAS: usize = 512;
 
@@ -351,22 +362,22 @@ pub struct Route {
     pub ask_usage: bool,
     /// `[timeouts]` with this route's overrides.
     pub timeouts: Timeouts,
-    /// `[route.queue]`: admission by prediction; `None` places what is late all the same.
+    /// `[route.queue]`: admission by prediction; `None` refuses nobody.
     pub queue: Option<QueueLimits>,
     /// `[route.degrade]`
     pub degrade: Option<Degrade>,
 }
 
-/// `[route.queue]`: bounds of the queue for requests that no replica can answer in time.
+/// `[route.queue]`: bounds of the route's part of its pool's queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueLimits {
-    /// Requests that may wait, in each lane; 0 refuses at once.
+    /// Requests of the route that may wait; 0 refuses at once.
     pub max_requests: usize,
-    /// Bytes of waiting bodies, in each lane.
+    /// Bytes of their bodies.
     pub max_bytes: usize,
-    /// Longest wait of a late request.
+    /// Longest wait for room.
     pub max_wait: Duration,
-    /// Prompts of class `long` have a lane of their own.
+    /// Prompts of class `long` are counted and served apart from the others.
     pub isolate_long: bool,
 }
 
@@ -463,7 +474,12 @@ pub struct ClientMay {
     pub timeout: bool,
     /// `x-slo-class` is obeyed.
     pub slo_class: bool,
+    /// `x-priority` is obeyed.
+    pub priority: bool,
 }
+
+/// Bound of priorities in both directions.
+pub const MAX_PRIORITY: i32 = 100;
 
 /// `[[tenant]]`
 #[derive(Clone, Debug)]
@@ -476,4 +492,36 @@ pub struct Tenant {
     pub client_names: Vec<Arc<str>>,
     /// Names of the routes that it may use; `None` is all.
     pub routes: Option<Vec<Arc<str>>>,
+    /// Its part of a pool while others wait as well, at least 1.
+    pub weight: u32,
+    /// Higher ones are placed first.
+    pub priority: i32,
+    /// `tenant.limits`
+    pub limits: TenantLimits,
+}
+
+impl Default for Tenant {
+    /// The tenant of every request where none are configured.
+    fn default() -> Self {
+        Self {
+            name: "default".into(),
+            key_digests: Vec::new(),
+            client_names: Vec::new(),
+            routes: None,
+            weight: 1,
+            priority: 0,
+            limits: TenantLimits::default(),
+        }
+    }
+}
+
+/// `tenant.limits`; what is absent is unlimited.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TenantLimits {
+    /// Requests per minute, at least 1; a minute's may come at once.
+    pub requests_per_minute: Option<u64>,
+    /// Prompt and answer tokens per minute, at least 1.
+    pub tokens_per_minute: Option<u64>,
+    /// Requests in flight, waiting ones included, at least 1.
+    pub concurrency: Option<u32>,
 }

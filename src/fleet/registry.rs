@@ -87,6 +87,7 @@ impl Fleet {
                 let state = before.iter().find(|p| p.name == pool.name).cloned();
                 let state = state.unwrap_or_else(|| self.open(pool));
                 self.apply_pool(&state, pool);
+                state.queue.share(config.queues(pool));
                 state
             })
             .collect();

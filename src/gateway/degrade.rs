@@ -31,6 +31,7 @@ pub(super) async fn degrade(
     let mut after = classified.note(record);
     after.timeouts.total = after.timeouts.total.min(prepared.timeouts.total);
     (after.session, after.read) = (prepared.session, prepared.read);
+    after.share.clone_from(&prepared.share);
     after.apply_slo(&Arc::clone(&after.route.config.slo));
     after.held = std::mem::replace(&mut prepared.held, HeldBody::empty());
     record.degraded_from = Some(Arc::clone(&prepared.route.config.name));

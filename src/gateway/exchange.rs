@@ -14,7 +14,7 @@ use super::attempt::{AttemptError, AttemptTimes, UpstreamAttempt, UpstreamRespon
 use super::degrade::degrade;
 use super::picker::{self, PickOutcome, QueueWait};
 use super::prepare::Prepared;
-use super::waiting::{NO_REPLICA, Waits};
+use super::waiting::Waits;
 use super::{Gateway, IncomingRequest};
 use crate::error::{Failure, ReplicaFailure};
 use crate::fleet::pick::Pick;
@@ -113,7 +113,8 @@ impl Exchange {
                     continue;
                 }
                 None if last.is_none() && self.prepared.may_wait_for_replica() => {
-                    self.wait(NO_REPLICA).await?;
+                    let now = self.incoming.gateway.clock.now();
+                    self.wait(QueueWait::for_replica(now, self.prepared.read)).await?;
                     continue;
                 }
                 None => return last.unwrap_or_else(|| Err(self.prepared.no_ready_replica())),

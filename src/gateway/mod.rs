@@ -39,6 +39,7 @@ use self::cors::CorsGrant;
 use self::exchange::Exchange;
 use self::explain_limiter::ExplainLimiter;
 use self::table::RoutingTable;
+use crate::admission::TenantLimiter;
 use crate::clock::Clock;
 use crate::digits;
 use crate::error::{ErrorShape, Failure};
@@ -71,6 +72,8 @@ pub struct Gateway {
     pub memory: BodyMemory,
     /// Parses and hashes large bodies off the async workers.
     pub body_work: BodyWork,
+    /// Limits of tenants, over all reloads.
+    pub tenants: TenantLimiter,
     /// Token bucket of retries.
     pub retries: RetryBudget,
     /// Response id to replica, for `previous_response_id`.

@@ -13,9 +13,9 @@ use super::attempt::{Deadline, Deadlines};
 use super::models::unescaped;
 use super::table::{RouteState, RoutingTable, shortened};
 use super::{Gateway, IncomingRequest, cors, given_request_id, is_harmless_id, stored};
-use crate::admission::Rules;
+use crate::admission::{Outlook, Rules, Share, WaitReason, Waiter};
 use crate::clock::Stamp;
-use crate::config::{ModelMatch, Timeouts};
+use crate::config::{MAX_PRIORITY, ModelMatch, Timeouts};
 use crate::error::Failure;
 use crate::fleet::replica::Replica;
 use crate::listener::ContinueSignal;
@@ -77,10 +77,26 @@ pub struct Prepared {
     pub is_long: bool,
     /// Admission rules of its route.
     pub rules: Rules,
+    /// Whose it is.
+    pub share: Share,
 }
 
 impl Prepared {
-    /// EDF key of the queue: `read + TTFT bound`, or `+ timeouts.total` without a bound.
+    /// The request as its pool's queue sees it, without a prediction.
+    #[must_use]
+    pub fn waiter(&self, reason: WaitReason) -> Waiter {
+        Waiter {
+            reason,
+            route: Arc::clone(&self.route.config.name),
+            share: self.share.clone(),
+            limits: self.rules.queue,
+            is_long: self.is_long,
+            bytes: self.held.bytes.len(),
+            outlook: Outlook::default(),
+        }
+    }
+
+    /// `read + TTFT bound`, or `+ timeouts.total` without a bound.
     #[must_use]
     pub fn deadline(&self) -> Stamp {
         self.read.after(self.slo.ttft.unwrap_or(self.timeouts.total))
@@ -120,10 +136,9 @@ impl Prepared {
         self.pinned.is_none() && self.rules.queue.is_some_and(|queue| queue.max_requests > 0)
     }
 
-    /// Sets the bounds of an SLO class and, if the route has a queue, the empty-prompt TTFT bound of admission.
+    /// Sets the bounds of an SLO class.
     pub(super) fn apply_slo(&mut self, class: &str) {
-        let base_ttft = self.rules.queue.and_then(|_| self.table.slo(class, Tokens(0)).ttft);
-        self.rules.base_ttft = base_ttft.unwrap_or_default();
+        self.rules.base_ttft = self.table.slo(class, Tokens(0)).ttft.unwrap_or_default();
         self.slo = self.table.slo(class, self.tokens);
     }
 }
@@ -174,7 +189,7 @@ pub async fn prepare(
     let mut request = ReadRequest {
         gateway: Arc::clone(gateway),
         table,
-        tenant,
+        tenant: tenant.clone(),
         dialect,
         uri: parts.uri.clone(),
         boundary: boundary.map(str::to_owned),
@@ -197,8 +212,9 @@ pub async fn prepare(
     }
     result?;
     let mut prepared = seen.classified.ok_or(Failure::Internal)?.note(record);
+    prepared.share = share_of(&tenant);
     prepared.read = read;
-    admit(gateway, prepared, guard, &parts.headers)
+    admit(gateway, prepared, guard, &tenant, &parts.headers)
 }
 
 /// A request whose body was read, on its way to what reads and hashes it.
@@ -416,6 +432,7 @@ pub(super) fn classify(
         slo: SloBounds::default(),
         is_long: class == Class::Long,
         rules: Rules { queue: route.config.queue, ..Rules::default() },
+        share: Share { tenant: "default".into(), weight: 1, priority: 0 },
     });
     Classified { prepared, model: label(route, model), class }
 }
@@ -469,11 +486,13 @@ fn label(route: &RouteState, model: Option<&str>) -> Arc<str> {
     }
 }
 
-/// Applies the client's permitted headers and its SLO class; refuses a suspected poison prompt.
+/// Applies the client's permitted headers and its SLO class; refuses a suspected poison prompt, and what its tenant has no
+/// allowance for.
 fn admit(
     gateway: &Gateway,
     mut prepared: Box<Prepared>,
     guard: &mut RecordGuard,
+    tenant: &TenantRef,
     headers: &HeaderMap,
 ) -> Result<Box<Prepared>, Failure> {
     let route = Arc::clone(&prepared.route);
@@ -494,6 +513,11 @@ fn admit(
         None => Arc::clone(&route.config.slo),
     };
     prepared.apply_slo(&class);
+    if route.config.client_may.priority
+        && let Some(requested) = text(headers, "x-priority")
+    {
+        prepared.share.priority = priority(&requested)?;
+    }
     let record = guard.record();
     record.slo = prepared.slo;
     record.slo_class = class;
@@ -504,9 +528,25 @@ fn admit(
     if let Some(left) = route.pools.iter().find_map(|(pool, _)| pool.poisoned_for(prompt, now)) {
         return Err(Failure::SuspectedPoison { retry_after: left });
     }
+    guard.permit(gateway.tenants.admit(tenant.config(), prepared.tokens, now)?);
     gateway.retries.deposit(&prepared.table.config.retry);
     guard.record().at.admitted = Some(now);
     Ok(prepared)
+}
+
+fn share_of(tenant: &TenantRef) -> Share {
+    let config = tenant.config();
+    Share { tenant: Arc::clone(&config.name), weight: config.weight, priority: config.priority }
+}
+
+fn priority(requested: &str) -> Result<i32, Failure> {
+    let known = requested.trim().parse().ok().filter(|n| (-MAX_PRIORITY..=MAX_PRIORITY).contains(n));
+    known.ok_or_else(|| {
+        let message = format!(
+            "x-priority must be a whole number from -{MAX_PRIORITY} to {MAX_PRIORITY}; higher ones go first"
+        );
+        Failure::bad_request(message, None)
+    })
 }
 
 fn seconds(headers: &HeaderMap, name: &'static str) -> Result<Option<Duration>, Failure> {

@@ -27,6 +27,7 @@ use super::prepare::{self, Prepared};
 use super::table::RoutingTable;
 use super::waiting::Waits;
 use super::{DrainFlag, Gateway};
+use crate::admission::TenantLimiter;
 use crate::clock::{Clock, Stamp};
 use crate::config::{Config, PolicyName};
 use crate::fleet::pick::Pick;
@@ -100,6 +101,10 @@ impl<R: Router> Router for RecordingRouter<R> {
 
     fn next_tick(&self) -> Option<SimStamp> {
         self.router.next_tick()
+    }
+
+    fn reconsider(&mut self, fleet: &mut dyn SimFleet) {
+        self.router.reconsider(&mut RecordingFleet { fleet, sent: &mut self.sent });
     }
 
     fn tick(&mut self, fleet: &mut dyn SimFleet) {
@@ -251,7 +256,6 @@ impl Router for Live {
     }
 
     fn first_token(&mut self, request: RequestId, at: SimStamp) {
-        self.advance(at);
         let at = self.live(at);
         let Some(stream) = self.streams.get_mut(&request) else { return };
         stream.pick.first_token(at);
@@ -283,6 +287,11 @@ impl Router for Live {
         let target = &replicas[replica].target;
         target.scraped(page(gauges), self.live(at));
         pool.dispatcher.learn_capacity(target, pool.ratio.bytes_per_token());
+    }
+
+    fn reconsider(&mut self, fleet: &mut dyn SimFleet) {
+        self.advance(fleet.now());
+        self.send_chosen(fleet);
     }
 
     fn next_tick(&self) -> Option<SimStamp> {
@@ -323,6 +332,7 @@ fn gateway(config: &Arc<Config>, runtime: tokio::runtime::Handle) -> Gateway {
         watchdog: Watchdog::new(clock),
         memory: BodyMemory::new(config.server.body_memory, config.server.body_limit),
         body_work: BodyWork::default(),
+        tenants: TenantLimiter::default(),
         retries: RetryBudget::new(&config.retry, clock.now()),
         pins: Arc::default(),
         via: HeaderValue::from_static("1.1 test"),

@@ -185,6 +185,8 @@ pub struct Candidate<'a> {
     pub cost: f64,
     /// Found by [`decide`] where the policy predicts: seconds to the first token.
     pub ttft: f64,
+    /// Found by [`decide`] where the policy predicts: seconds until the engine begins on it.
+    pub wait: f64,
     /// Found by [`decide`] where the policy predicts: seconds of decoding, see [`Terms::decode`].
     decode: f64,
 }
@@ -207,7 +209,7 @@ impl<'a> Candidate<'a> {
             load,
             requests: load.inflight() as f64,
             foreign: Foreign::default(),
-            batch_limit: None,
+            batch_limit: load.batch_limit(),
             block_tokens: DEFAULT_BLOCK_TOKENS,
             cache: None,
             hit: Tokens(0),
@@ -215,7 +217,16 @@ impl<'a> Candidate<'a> {
             cost: 0.0,
             ttft: 0.0,
             decode: 0.0,
+            wait: 0.0,
         }
+    }
+
+    /// Whether it is known how many the engine runs at once, or few enough are there to find out: at most half as many again
+    /// as ever ran at once, and two more.
+    #[must_use]
+    pub fn may_run_more(&self) -> bool {
+        let tried = self.load.peak() + self.load.peak() / 2 + UNPROVED_BATCH;
+        self.batch_limit.is_some() || self.load.inflight() < tried
     }
 
     /// Adds what the engine told.
@@ -225,7 +236,7 @@ impl<'a> Candidate<'a> {
         Self {
             foreign: told.foreign,
             requests: self.requests + told.foreign.requests,
-            batch_limit: told.batch_limit,
+            batch_limit: self.batch_limit.or(told.batch_limit),
             block_tokens: told.block_tokens.unwrap_or(DEFAULT_BLOCK_TOKENS),
             cache: told.cache,
             ..self
@@ -319,6 +330,8 @@ fn weigh(query: &Query<'_>, candidates: &mut [Candidate<'_>]) {
 pub const MAX_LOGGED: usize = 8;
 /// Bytes: fine blocks have 256, coarse ones 2048.
 const LONGEST_FINE_BLOCK: u64 = 1024;
+/// Requests for a replica that has answered none yet.
+const UNPROVED_BATCH: u64 = 2;
 /// vLLM's on GPUs.
 const DEFAULT_BLOCK_TOKENS: u64 = 16;
 

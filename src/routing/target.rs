@@ -112,6 +112,7 @@ impl Target {
 
     /// The engine's process is another one: nothing that was observed of it counts.
     pub fn restarted(&self) {
+        self.load.restarted();
         *self.seen.lock() = Seen::default();
         self.published.at.store(0, Ordering::Release);
     }
