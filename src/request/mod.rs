@@ -7,6 +7,7 @@ pub mod body;
 mod canonical;
 pub mod chain;
 pub mod class;
+pub mod continuation;
 pub mod dialect;
 pub mod fields;
 pub mod json;
