@@ -38,7 +38,7 @@ fn freshness(age: Duration) -> f64 {
 }
 
 fn sane(figure: f64) -> f64 {
-    if figure.is_finite() { figure.clamp(0.0, MOST_REQUESTS) } else { 0.0 }
+    if (0.0..=MOST_REQUESTS).contains(&figure) { figure } else { 0.0 }
 }
 
 /// A queue's content is replaced within seconds; two of them are two scrapes at the default interval.
@@ -74,6 +74,7 @@ mod tests {
             ("half as much after two seconds", signals(2000, 5.0, 4.0), own(2, 1), (3.5, 1.5)),
             ("ours not yet arrived there", signals(0, 1.0, 0.0), own(9, 9), (0.0, 0.0)),
             ("nonsense counts as nothing", signals(0, f64::NAN, -3.0), own(0, 0), (0.0, 0.0)),
+            ("so does what no engine has", signals(0, 1e300, f64::INFINITY), own(0, 0), (0.0, 0.0)),
         ];
         for (name, signals, own, (requests, waiting)) in cases {
             assert_eq!(Foreign::seen(&signals, &own), Foreign { requests, waiting }, "{name}");

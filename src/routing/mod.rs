@@ -228,8 +228,9 @@ impl<'a> Candidate<'a> {
             block_tokens: signals.block_tokens.unwrap_or(DEFAULT_BLOCK_TOKENS),
             cache: signals.total_blocks.zip(signals.block_tokens).map(|(blocks, tokens)| EngineCache {
                 tokens: blocks as f64 * tokens as f64,
-                usage: if signals.kv_cache_usage.is_finite() {
-                    signals.kv_cache_usage.clamp(0.0, 1.0)
+                // What is no share says nothing.
+                usage: if (0.0..=1.01).contains(&signals.kv_cache_usage) {
+                    signals.kv_cache_usage.min(1.0)
                 } else {
                     0.0
                 },

@@ -13,7 +13,6 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 use super::Placement;
-use super::arrivals::Arrivals;
 use crate::clock::Stamp;
 use crate::routing::float::span;
 use crate::routing::hazard::lengths::Survival;
@@ -102,7 +101,6 @@ pub(super) struct Books {
     is_disturbed: bool,
     /// Together in one step of the engine; may still grow.
     group: Option<Lesson>,
-    arrivals: Arrivals,
     /// Streams with a bound that no curve knows yet.
     fresh: u32,
 }
@@ -133,7 +131,6 @@ impl Books {
     pub(super) fn enter(&mut self, placement: &Placement) -> u64 {
         let id = self.next_id;
         self.next_id += 1;
-        self.arrivals.note(placement.at, placement.work.tokens);
         self.waiting.push_back(Waiting { id, placement: *placement });
         id
     }
@@ -243,11 +240,6 @@ impl Books {
             self.fresh -= u32::from(gone.is_fresh);
             self.context = self.context.saturating_sub(gone.prompt.saturating_add(gone.counted));
         }
-    }
-
-    /// Prompt tokens a second that were sent of late.
-    pub(super) fn arriving(&self) -> f64 {
-        self.arrivals.per_second()
     }
 
     /// Streams with a bound that began after the last refresh.
