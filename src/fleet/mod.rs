@@ -3,7 +3,6 @@
 //! Control plane: probes, scrapes and state changes are published as immutable snapshots and atomics that the data path
 //! reads.
 
-pub(crate) mod load_report;
 pub mod metrics_text;
 mod model_list;
 pub(crate) mod pick;

@@ -13,6 +13,7 @@ use tokio_util::sync::CancellationToken;
 use super::poison::PoisonPrompts;
 use super::replica::Replica;
 use super::status::ReplicaState;
+use crate::admission::PoolQueue;
 use crate::clock::{Clock, Stamp};
 use crate::config::Pool;
 use crate::error::ReplicaFailure;
@@ -28,6 +29,8 @@ pub struct PoolState {
     pub dispatcher: Arc<Dispatcher>,
     /// Learned bytes per token of its model.
     pub ratio: TokenRatio,
+    /// Requests of all its routes that wait.
+    pub queue: Arc<PoolQueue>,
     retired: CancellationToken,
     pub(super) config: ArcSwap<Pool>,
     pub(super) replicas: ArcSwap<Vec<Arc<Replica>>>,
@@ -41,6 +44,7 @@ impl PoolState {
             name: Arc::clone(&config.name),
             dispatcher: Dispatcher::new(slots),
             ratio: TokenRatio::default(),
+            queue: PoolQueue::new(),
             retired: CancellationToken::new(),
             config: ArcSwap::from_pointee(config.clone()),
             replicas: ArcSwap::default(),

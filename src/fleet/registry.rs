@@ -87,6 +87,7 @@ impl Fleet {
                 let state = before.iter().find(|p| p.name == pool.name).cloned();
                 let state = state.unwrap_or_else(|| self.open(pool));
                 self.apply_pool(&state, pool);
+                state.queue.share(config.queues(pool));
                 state
             })
             .collect();
@@ -170,7 +171,7 @@ impl Fleet {
                 pool: Arc::clone(&pool.name),
                 revision: Arc::clone(&config.revision),
                 replica: Arc::clone(&spec.name),
-                engine: Arc::clone(&config.engine),
+                engine: config.engine.as_str().into(),
                 host: Arc::clone(&endpoint.host),
                 port: endpoint.port,
             },

@@ -8,7 +8,7 @@
 //! `Draining` is entered when the configuration drops the replica, and is final.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use arc_swap::{ArcSwap, ArcSwapOption};
@@ -16,7 +16,7 @@ use http::HeaderValue;
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
-use super::status::{EngineCounters, ReplicaState, ReplicaStatus};
+use super::status::{EngineCounters, OwnFailures, ReplicaState, ReplicaStatus};
 use super::unasked::UnaskedStream;
 use super::vitals::Vitals;
 use crate::clock::Stamp;
@@ -41,6 +41,12 @@ pub struct Replica {
     pub target: Target,
     /// Counters of the last scrape.
     pub scraped: ArcSwapOption<ScrapedCounters>,
+    /// Figures that are expected of the engine and that its page does not have.
+    pub absent: ArcSwap<Arc<[&'static str]>>,
+    /// Scrapes without a page.
+    pub scrape_failures: AtomicU64,
+    /// Probes without the answer of a working engine.
+    pub probe_failures: AtomicU64,
     /// As listed by `/v1/models` of the engine.
     pub models: ArcSwap<Vec<EngineModel>>,
     /// What its engine puts into a stream that asks for nothing; `None` until a probe told.
@@ -70,7 +76,9 @@ pub struct Life {
 #[derive(Clone, Copy, Debug)]
 pub struct ScrapedCounters {
     pub counters: EngineCounters,
-    /// `process_start_time_seconds`
+    /// Prompt tokens looked up in the engine's prefix cache, and those found there.
+    pub cache: Option<(f64, f64)>,
+    /// Start of the process, where it is told.
     pub process_start: Option<f64>,
 }
 
@@ -111,6 +119,9 @@ impl Replica {
             connections: parts.connections,
             vitals: Arc::new(Vitals::default()),
             scraped: ArcSwapOption::empty(),
+            absent: ArcSwap::from_pointee(Arc::from([])),
+            scrape_failures: AtomicU64::new(0),
+            probe_failures: AtomicU64::new(0),
             models: ArcSwap::default(),
             unasked: ArcSwapOption::empty(),
             removed: CancellationToken::new(),
@@ -203,7 +214,7 @@ impl Replica {
 
     /// Status for metrics and the admin API.
     pub fn status(&self, now: Stamp, limits: &EngineLimits) -> ReplicaStatus {
-        let signals = self.target.signals(now, limits).map(|(signals, _)| signals);
+        let signals = self.target.signals(now, limits);
         let load = self.target.load.view();
         ReplicaStatus {
             pool: Arc::clone(&self.served.pool),
@@ -216,6 +227,11 @@ impl Replica {
             inflight_prompt_tokens: load.waiting_tokens().0,
             signals,
             counters: signals.and_then(|_| Some(self.scraped.load().as_ref()?.counters)),
+            absent: Arc::clone(&self.absent.load()),
+            failures: OwnFailures {
+                scrapes: self.scrape_failures.load(Ordering::Relaxed),
+                probes: self.probe_failures.load(Ordering::Relaxed),
+            },
             connections: self.connections.open(),
             models: self.models.load().iter().map(|m| Arc::clone(&m.id)).collect(),
         }

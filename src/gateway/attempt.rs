@@ -19,7 +19,6 @@ use tokio::time::Instant;
 
 use crate::clock::{Clock, Stamp};
 use crate::error::{Failure, ReplicaFailure, Timer};
-use crate::fleet::load_report;
 use crate::fleet::replica::Replica;
 use crate::relay::reader::{HoldOutcome, StreamReader, StreamShape};
 use crate::relay::usage::{self, EngineErrorKind};
@@ -41,8 +40,6 @@ pub struct UpstreamAttempt {
     pub watch: Arc<StreamWatch>,
     /// Deadlines over all attempts of the request.
     pub deadlines: Deadlines,
-    /// Whether the request carries the header that makes the engine report its load (ORCA).
-    pub asks_load: bool,
     /// The process' clock.
     pub clock: Clock,
 }
@@ -149,14 +146,7 @@ impl UpstreamAttempt {
             let replica = Arc::clone(&self.replica.served.replica);
             return Err(failed(ReplicaFailure::InvalidHead { replica, what }));
         }
-        let mut head = Box::new(head);
-        if self.asks_load {
-            self.take_load_report(&mut head);
-        }
-        if head.status == StatusCode::SWITCHING_PROTOCOLS {
-            let replica = Arc::clone(&self.replica.served.replica);
-            return Err(failed(ReplicaFailure::UnaskedUpgrade { replica }));
-        }
+        let head = Box::new(head);
         if head.status.is_success() {
             if self.is_relayed_from_head(&head, &body) {
                 return Ok(UpstreamResponse::Large { head, first: Bytes::new(), rest: body, lease });
@@ -188,14 +178,6 @@ impl UpstreamAttempt {
             .try_send_request(std::mem::take(&mut self.request))
             .await
             .map_err(|mut error| closed(error.take_message().is_some()))
-    }
-
-    /// Publishes the load report of the response head; it is as old as the head.
-    fn take_load_report(&self, head: &mut response::Parts) {
-        let report = headers::take_load_report(&mut head.headers);
-        if let Some(report) = report.and_then(|value| load_report::parse(value.as_bytes())) {
-            self.replica.target.reported(report, self.clock.now());
-        }
     }
 
     /// Whether its body may last: nothing in a stream of another dialect is a content event that we know, so there is

@@ -85,6 +85,10 @@ impl Dispatcher {
     ) -> Option<Judged<'a>> {
         let mut candidates = Vec::with_capacity(targets.size_hint().1.unwrap_or_default());
         candidates.extend(targets.map(|target| candidate(target, limits, now)));
+        let is_open = |one: &Candidate<'_>| !ask.tried.contains(one.slot) && one.may_run_more();
+        if ask.queues_late && candidates.iter().any(is_open) {
+            candidates.retain(|one| is_open(one));
+        }
         // What nobody has measured is no reason to wait; and a request that was tried elsewhere has waited enough.
         let is_let_in = !ask.tried.is_empty() || !self.model.is_taught();
         let patience = if is_let_in { 0.0 } else { PATIENCE };
@@ -164,10 +168,12 @@ impl Dispatcher {
 
 /// A target as one decision sees it.
 pub(super) fn candidate<'a>(target: &'a Target, limits: &EngineLimits, now: Stamp) -> Candidate<'a> {
-    let plain = Candidate::new(target.slot, target.identity, &target.load);
-    match target.signals(now, limits) {
-        Some((signals, own)) => plain.with_signals(&signals, &own),
-        None => plain,
+    let own = Candidate::new(target.slot, target.identity, &target.load);
+    // What the configuration tells wins over what streams have shown, and that over what the engine's page has.
+    let own = Candidate { batch_limit: limits.batch_limit.or(own.batch_limit), ..own };
+    match target.told(now, limits) {
+        Some(told) => own.with(&told),
+        None => own,
     }
 }
 
@@ -200,6 +206,20 @@ impl<'a> Judged<'a> {
     #[must_use]
     pub fn is_let_in(&self) -> bool {
         self.is_let_in
+    }
+
+    /// Whether a replica has room for a request: it is begun on there within `lookahead`.
+    #[must_use]
+    pub fn has_room(&self, lookahead: Duration) -> bool {
+        let tried = self.query.excluded;
+        let has_room = |one: &Candidate<'_>| one.may_run_more() && one.wait <= lookahead.as_secs_f64();
+        self.candidates.iter().any(|one| !tried.contains(one.slot) && has_room(one))
+    }
+
+    /// Whether the request was tried at a replica before.
+    #[must_use]
+    pub fn was_tried(&self) -> bool {
+        !self.query.excluded.is_empty()
     }
 
     /// How long no replica of the pool has answered; `None` where none ever has.

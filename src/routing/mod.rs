@@ -48,7 +48,8 @@ pub use self::prefix_index::PrefixIndex;
 use self::score::Stakes;
 pub use self::signals::EngineSignals;
 pub use self::slots::SlotSet;
-pub use self::target::{EngineLimits, EnginePage, LoadReport, Target};
+use self::target::Told;
+pub use self::target::{EngineLimits, EnginePage, Target};
 pub use self::verdict::{Aim, TOLERATED_HARM, Verdict};
 pub use self::work::Work;
 use crate::record::DecisionSummary;
@@ -184,6 +185,8 @@ pub struct Candidate<'a> {
     pub cost: f64,
     /// Found by [`decide`] where the policy predicts: seconds to the first token.
     pub ttft: f64,
+    /// Found by [`decide`] where the policy predicts: seconds until the engine begins on it.
+    pub wait: f64,
     /// Found by [`decide`] where the policy predicts: seconds of decoding, see [`Terms::decode`].
     decode: f64,
 }
@@ -206,7 +209,7 @@ impl<'a> Candidate<'a> {
             load,
             requests: load.inflight() as f64,
             foreign: Foreign::default(),
-            batch_limit: None,
+            batch_limit: load.batch_limit(),
             block_tokens: DEFAULT_BLOCK_TOKENS,
             cache: None,
             hit: Tokens(0),
@@ -214,27 +217,28 @@ impl<'a> Candidate<'a> {
             cost: 0.0,
             ttft: 0.0,
             decode: 0.0,
+            wait: 0.0,
         }
     }
 
-    /// Adds what the engine told, given our own load on it at that moment.
+    /// Whether it is known how many the engine runs at once, or few enough are there to find out: at most half as many again
+    /// as ever ran at once, and two more.
     #[must_use]
-    pub fn with_signals(self, signals: &EngineSignals, own_at_scrape: &LoadView) -> Self {
-        let foreign = Foreign::seen(signals, own_at_scrape);
+    pub fn may_run_more(&self) -> bool {
+        let tried = self.load.peak() + self.load.peak() / 2 + UNPROVED_BATCH;
+        self.batch_limit.is_some() || self.load.inflight() < tried
+    }
+
+    /// Adds what the engine told.
+    #[inline]
+    #[must_use]
+    fn with(self, told: &Told) -> Self {
         Self {
-            foreign,
-            requests: self.requests + foreign.requests,
-            batch_limit: signals.batch_limit,
-            block_tokens: signals.block_tokens.unwrap_or(DEFAULT_BLOCK_TOKENS),
-            cache: signals.total_blocks.zip(signals.block_tokens).map(|(blocks, tokens)| EngineCache {
-                tokens: blocks as f64 * tokens as f64,
-                // What is no share says nothing.
-                usage: if (0.0..=1.01).contains(&signals.kv_cache_usage) {
-                    signals.kv_cache_usage.min(1.0)
-                } else {
-                    0.0
-                },
-            }),
+            foreign: told.foreign,
+            requests: self.requests + told.foreign.requests,
+            batch_limit: self.batch_limit.or(told.batch_limit),
+            block_tokens: told.block_tokens.unwrap_or(DEFAULT_BLOCK_TOKENS),
+            cache: told.cache,
             ..self
         }
     }
@@ -326,6 +330,8 @@ fn weigh(query: &Query<'_>, candidates: &mut [Candidate<'_>]) {
 pub const MAX_LOGGED: usize = 8;
 /// Bytes: fine blocks have 256, coarse ones 2048.
 const LONGEST_FINE_BLOCK: u64 = 1024;
+/// Requests for a replica that has answered none yet.
+const UNPROVED_BATCH: u64 = 2;
 /// vLLM's on GPUs.
 const DEFAULT_BLOCK_TOKENS: u64 = 16;
 

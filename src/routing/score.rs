@@ -59,6 +59,7 @@ impl<'a> Stakes<'a> {
         for candidate in candidates.iter_mut() {
             let terms = self.terms(candidate);
             (candidate.cost, candidate.ttft, candidate.decode) = (terms.cost, terms.seconds(), terms.decode);
+            candidate.wait = terms.wait;
             least = fast_min(terms.decode, least);
         }
         for candidate in candidates {

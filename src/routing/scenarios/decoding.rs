@@ -60,20 +60,24 @@ fn an_engine_that_reports_nonsense_is_neither_chosen_for_ever_nor_never() {
                 let (blocks, tokens) = [(0, 0), (u64::MAX, u64::MAX), (n, 1)][n as usize % 3];
                 let page = EnginePage {
                     // Counters fall, too.
-                    running: if n % 2 == 0 { bad } else { (200 - n) as f64 },
-                    waiting: bad,
-                    kv_cache_usage: bad,
+                    running: Some(if n % 2 == 0 { bad } else { (200 - n) as f64 }),
+                    waiting: Some(bad),
+                    kv_cache_usage: Some(bad),
                     block_tokens: Some(tokens),
                     total_blocks: Some(blocks),
+                    batch_limit: None,
                 };
                 fleet.now = fleet.now.after(Duration::from_millis(10));
                 fleet.targets[2].scraped(page, fleet.now);
-                fleet.targets[2].reported(LoadReport { waiting: bad, kv_cache_usage: Some(bad) }, fleet.now);
                 fleet.dispatcher.learn_capacity(&fleet.targets[2], bad);
                 fleet.dispatcher.model.observe_service(2, fleet.now, Duration::ZERO, Some(Tokens(0)));
             }
-            let last =
-                EnginePage { running: bad, waiting: bad, kv_cache_usage: bad, ..EnginePage::default() };
+            let last = EnginePage {
+                running: Some(bad),
+                waiting: Some(bad),
+                kv_cache_usage: Some(bad),
+                ..EnginePage::default()
+            };
             fleet.targets[2].scraped(last, fleet.now);
             let counts = fleet.burst((0..80).map(|n| Text::session(n, 0, 16)));
             assert!(counts.iter().all(|n| (8..=35).contains(n)), "{policy:?}, {bad}: {counts:?}");
