@@ -34,7 +34,6 @@ use crate::listener::{self, ConnectionLimits, Serving};
 use crate::observe::Observer;
 use crate::relay::watch::Watchdog;
 use crate::request::body::BodyMemory;
-use crate::upstream::budget::RetryBudget;
 use crate::upstream::connect::Connector;
 
 /// The running data path: listener, gateway, fleet.
@@ -112,7 +111,6 @@ impl App {
             clock,
             memory: BodyMemory::new(config.server.body_memory),
             explain_limiter: crate::gateway::explain_limiter::ExplainLimiter::default(),
-            retries: RetryBudget::new(&config.retry, clock.now()),
             table: ArcSwap::from_pointee(RoutingTable::new(Arc::clone(&config), pools)),
             observer,
             watchdog: Arc::clone(&watchdog),
@@ -149,6 +147,7 @@ impl App {
         }
         let pools = self.fleet.apply(&config);
         self.gateway.table.store(Arc::new(RoutingTable::new(config, pools)));
+        self.fleet.retire_dropped();
         Ok(())
     }
 

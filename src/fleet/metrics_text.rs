@@ -23,6 +23,8 @@ pub(super) struct EngineFigures {
     pub ttft_sum: Option<f64>,
     /// `vllm:time_to_first_token_seconds_count`
     pub ttft_count: Option<f64>,
+    /// Tokens computed and generated so far, and steps where they are counted: moves while the engine core does.
+    pub work_done: Option<f64>,
     /// `process_start_time_seconds`: another value means another process.
     pub process_start: Option<f64>,
 }
@@ -56,6 +58,9 @@ impl EngineFigures {
             "vllm:num_preemptions_total" => add(&mut self.preemptions, value),
             "vllm:time_to_first_token_seconds_sum" => add(&mut self.ttft_sum, value),
             "vllm:time_to_first_token_seconds_count" => add(&mut self.ttft_count, value),
+            "vllm:prompt_tokens_total"
+            | "vllm:generation_tokens_total"
+            | "vllm:iteration_tokens_total_count" => add(&mut self.work_done, value),
             "process_start_time_seconds" => self.process_start = Some(value),
             _ => {}
         }
@@ -99,6 +104,8 @@ mod tests {
             vllm:kv_cache_usage_perc{engine=\"0\"} 0.25\nvllm:kv_cache_usage_perc{engine=\"1\"} 0.5\n\
             vllm:cache_config_info{block_size=\"16\",engine=\"0\",num_gpu_blocks=\"100\",num_gpu_blocks_override=\"None\"} 1.0\n\
             vllm:num_preemptions_total{engine=\"0\"} 1.0\nvllm:num_preemptions_total{engine=\"1\"} 2.0\n\
+            vllm:prompt_tokens_total{engine=\"0\"} 100.0\nvllm:generation_tokens_total{engine=\"0\"} 20.0\n\
+            vllm:iteration_tokens_total_count{engine=\"0\"} 7.0\n\
             vllm:time_to_first_token_seconds_sum{engine=\"0\"} 2.5\n\
             vllm:time_to_first_token_seconds_count{engine=\"0\"} 10.0\n\
             process_start_time_seconds 1.7e9\n";
@@ -113,6 +120,7 @@ mod tests {
                 preemptions: Some(3.0),
                 ttft_sum: Some(2.5),
                 ttft_count: Some(10.0),
+                work_done: Some(127.0),
                 process_start: Some(1.7e9),
             }
         );

@@ -3,8 +3,10 @@
 //! Control plane: probes, scrapes and state changes are published as immutable snapshots and atomics that the data path
 //! reads.
 
+pub(crate) mod answers;
 pub(crate) mod load_report;
 mod metrics_text;
+mod outliers;
 pub(crate) mod pick;
 mod poison;
 pub(crate) mod pool;
@@ -12,5 +14,6 @@ mod probe;
 pub(crate) mod registry;
 pub(crate) mod replica;
 mod scrape;
+mod speed;
 pub mod status;
 pub(crate) mod vitals;

@@ -10,7 +10,7 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use http::{Request, StatusCode, header, response};
+use http::{HeaderValue, Request, StatusCode, header, response};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Body as _;
 use hyper::body::Incoming;
@@ -25,6 +25,7 @@ use crate::relay::reader::{HoldOutcome, StreamReader, StreamShape};
 use crate::relay::usage::{self, EngineErrorKind};
 use crate::relay::watch::{Expiry, StreamWatch};
 use crate::request::dialect::Dialect;
+use crate::upstream::connect::is_local;
 use crate::upstream::headers;
 use crate::upstream::pool::{CheckoutError, Lease};
 
@@ -41,6 +42,8 @@ pub struct UpstreamAttempt {
     pub watch: Arc<StreamWatch>,
     /// Deadlines over all attempts of the request.
     pub deadlines: Deadlines,
+    /// Whether the client asked for a stream.
+    pub is_stream: bool,
     /// Whether the request carries the header that makes the engine report its load (ORCA).
     pub asks_load: bool,
     /// The process' clock.
@@ -108,6 +111,8 @@ pub enum AttemptError {
     Replica(ReplicaFailure, Option<BufferedResponse>),
     /// A deadline of the whole request passed.
     Overdue(Failure),
+    /// The gateway itself cannot go on: the replica has no part in it.
+    Ours(Failure),
 }
 
 /// Timestamps of an attempt; `None` for what was not reached.
@@ -128,7 +133,7 @@ impl UpstreamAttempt {
     /// [`AttemptError`]; [`ReplicaFailure::is_unsent`] says whether the replica may have started.
     pub async fn send(&mut self, times: &mut AttemptTimes) -> Result<UpstreamResponse, AttemptError> {
         let (watch, deadlines) = (Arc::clone(&self.watch), self.deadlines);
-        let name = Arc::clone(&self.replica.served.replica);
+        let name = self.replica.name();
         // Both arms are cancel-safe: a dropped exchange closes its connection. The watchdog keeps the deadlines, because a
         // timer per request would cost more than all its clock reads.
         tokio::select! {
@@ -140,7 +145,7 @@ impl UpstreamAttempt {
 
     async fn exchange(&mut self, times: &mut AttemptTimes) -> Result<UpstreamResponse, AttemptError> {
         let deadline = self.clock.instant(self.clock.now().after(self.deadlines.connect));
-        let mut lease = self.checkout(deadline).await.map_err(failed)?;
+        let mut lease = self.checkout(deadline).await?;
         times.connected = Some(self.clock.now());
         let response = self.response(&mut lease).await.map_err(failed)?;
         times.head = Some(self.clock.now());
@@ -152,24 +157,29 @@ impl UpstreamAttempt {
         if is_event_stream(&head) && head.status.is_success() {
             return self.first_content(head, body, lease).await;
         }
+        if let Some(content_type) = self.foreign_type(&head) {
+            let replica = self.replica.name();
+            return Err(failed(ReplicaFailure::NotAnAnswer { replica, content_type }));
+        }
         self.whole(head, body, lease).await
     }
 
-    async fn checkout(&self, deadline: Instant) -> Result<Lease, ReplicaFailure> {
-        let replica = Arc::clone(&self.replica.served.replica);
+    async fn checkout(&self, deadline: Instant) -> Result<Lease, AttemptError> {
+        let replica = self.replica.name();
         let after = self.deadlines.connect;
         self.replica.connections.checkout(deadline).await.map_err(|error| match error {
-            CheckoutError::NoFree => ReplicaFailure::NoFreeConnection { replica, after },
-            CheckoutError::Timeout => ReplicaFailure::ConnectTimeout { replica, after },
+            CheckoutError::NoFree => failed(ReplicaFailure::NoFreeConnection { replica, after }),
+            CheckoutError::Timeout => failed(ReplicaFailure::ConnectTimeout { replica, after }),
+            CheckoutError::Io(error) if is_local(&error) => AttemptError::Ours(Failure::LocalResources),
             CheckoutError::Io(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-                ReplicaFailure::Refused { replica }
+                failed(ReplicaFailure::Refused { replica })
             }
-            CheckoutError::Io(error) => ReplicaFailure::Unreachable { replica, kind: error.kind() },
+            CheckoutError::Io(error) => failed(ReplicaFailure::Unreachable { replica, kind: error.kind() }),
         })
     }
 
     async fn response(&mut self, lease: &mut Lease) -> Result<http::Response<Incoming>, ReplicaFailure> {
-        let replica = Arc::clone(&self.replica.served.replica);
+        let replica = self.replica.name();
         let closed =
             move |is_unsent| ReplicaFailure::ClosedBeforeHead { replica: Arc::clone(&replica), is_unsent };
         let connection = lease.connection().ok_or_else(|| closed(true))?;
@@ -188,19 +198,35 @@ impl UpstreamAttempt {
         }
     }
 
+    /// The content type of a success that no engine sends: a page of whatever else listens there. A stream is answered by
+    /// events or JSON; other generated answers by anything but HTML.
+    fn foreign_type(&self, head: &response::Parts) -> Option<Box<str>> {
+        if !head.status.is_success() || !self.shape.dialect.generates() {
+            return None;
+        }
+        let value = head.headers.get(header::CONTENT_TYPE);
+        let name =
+            String::from_utf8_lossy(value.map_or(b"no content type", HeaderValue::as_bytes)).to_lowercase();
+        let is_foreign = if self.is_stream { !name.contains("json") } else { name.starts_with("text/html") };
+        is_foreign.then(|| name.chars().take(MAX_TYPE).collect())
+    }
+
     async fn first_content(
         &self,
         head: Box<response::Parts>,
         body: Incoming,
         lease: Lease,
     ) -> Result<UpstreamResponse, AttemptError> {
-        let replica = Arc::clone(&self.replica.served.replica);
+        let replica = self.replica.name();
         let shape = self.shape.clone();
         let watch = Arc::clone(&self.watch);
         let mut reader = Box::new(StreamReader::new(body, lease, watch, shape, self.clock));
         match poll_fn(|cx| reader.poll_hold(cx)).await {
             HoldOutcome::Released => Ok(UpstreamResponse::Stream { head, reader }),
-            HoldOutcome::EngineDown => Err(failed(ReplicaFailure::EngineDown { replica })),
+            HoldOutcome::EngineDead => Err(failed(ReplicaFailure::EngineDown { replica, is_orderly: false })),
+            HoldOutcome::ShuttingDown => {
+                Err(failed(ReplicaFailure::EngineDown { replica, is_orderly: true }))
+            }
             HoldOutcome::Broken => Err(failed(ReplicaFailure::Truncated { replica })),
         }
     }
@@ -211,7 +237,7 @@ impl UpstreamAttempt {
         mut body: Incoming,
         lease: Lease,
     ) -> Result<UpstreamResponse, AttemptError> {
-        let replica = Arc::clone(&self.replica.served.replica);
+        let replica = self.replica.name();
         let mut first = Bytes::new();
         let mut more: Option<BytesMut> = None;
         while let Some(frame) = body.frame().await {
@@ -232,7 +258,7 @@ impl UpstreamAttempt {
         lease.give_back();
         let answer = BufferedResponse { head, body: more.map_or(first, BytesMut::freeze) };
         if is_aborted(&answer) {
-            return Err(failed(ReplicaFailure::Truncated { replica }));
+            return Err(failed(ReplicaFailure::EngineDown { replica, is_orderly: true }));
         }
         match retriable(&answer, self.shape.dialect, replica) {
             Some(failure) => Err(AttemptError::Replica(failure, Some(answer))),
@@ -278,8 +304,15 @@ fn retriable(answer: &BufferedResponse, dialect: Dialect, replica: Arc<str>) -> 
         }
         StatusCode::INTERNAL_SERVER_ERROR => {
             let kind = usage::of_unary(dialect, &answer.body).error.map(|error| error.kind);
-            let is_down = matches!(kind, Some(EngineErrorKind::EngineDead | EngineErrorKind::ShuttingDown));
-            is_down.then_some(ReplicaFailure::EngineDown { replica })
+            match kind {
+                Some(EngineErrorKind::EngineDead) => {
+                    Some(ReplicaFailure::EngineDown { replica, is_orderly: false })
+                }
+                Some(EngineErrorKind::ShuttingDown) => {
+                    Some(ReplicaFailure::EngineDown { replica, is_orderly: true })
+                }
+                _ => None,
+            }
         }
         _ => None,
     }
@@ -298,5 +331,7 @@ fn is_event_stream(head: &response::Parts) -> bool {
         .is_some_and(|v| v.as_bytes().get(..17).is_some_and(|v| v.eq_ignore_ascii_case(b"text/event-stream")))
 }
 
+/// Characters of a foreign content type that an error message shows.
+const MAX_TYPE: usize = 64;
 /// Largest unary response, in bytes, that is buffered whole, so that a truncated one can be retried.
 const MAX_BUFFERED: usize = 1 << 20;

@@ -5,22 +5,23 @@
 //! it can also run inside a response body, behind heartbeats.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderValue, Request};
 use http_body_util::Full;
 
-use super::attempt::{AttemptError, AttemptTimes, UpstreamAttempt, UpstreamResponse};
+use super::attempt::{AttemptError, AttemptTimes, Deadlines, UpstreamAttempt, UpstreamResponse};
 use super::degrade::degrade;
 use super::picker::{self, PickOutcome, QueueWait};
 use super::prepare::Prepared;
 use super::waiting::{NO_REPLICA, Waits};
-use super::{Gateway, IncomingRequest};
+use super::{Gateway, IncomingRequest, blame};
 use crate::clock::Stamp;
 use crate::error::{Failure, ReplicaFailure};
 use crate::fleet::pick::Pick;
 use crate::observe::record_guard::RecordGuard;
-use crate::record;
+use crate::record::{self, Served};
 use crate::relay::reader::StreamShape;
 use crate::relay::watch::{StreamDeadlines, StreamWatch};
 use crate::request::dialect::Dialect;
@@ -121,8 +122,13 @@ impl Exchange {
             self.waits.note_admitted(&self.incoming.gateway);
             self.note_decision(&pick);
             match self.attempt(pick).await {
-                Ok(answered) => return Ok(answered),
-                Err((AttemptError::Overdue(failure), _)) => return Err(failure),
+                Ok(answered) => {
+                    self.note_blame(&answered);
+                    return Ok(answered);
+                }
+                Err((AttemptError::Overdue(failure) | AttemptError::Ours(failure), _)) => {
+                    return Err(failure);
+                }
                 Err((AttemptError::Replica(failure, answer), active)) => {
                     let may_retry = self.may_retry(&failure, &active.pick);
                     // If this was the last attempt, the client gets the engine's own complete response, if there is one.
@@ -136,6 +142,15 @@ impl Exchange {
                     last = Some(result);
                 }
             }
+        }
+    }
+
+    /// Holds a relayed error against the replica, where it is the replica's.
+    fn note_blame(&self, (answer, active): &(UpstreamResponse, ActiveAttempt)) {
+        let UpstreamResponse::Buffered(answer) = answer else { return };
+        let pick = &active.pick;
+        if let Some(failure) = blame::of_answer(answer, pick, &self.prepared) {
+            pick.pool.failed(&pick.replica, &failure, pick.prompt, self.incoming.gateway.clock.now());
         }
     }
 
@@ -159,7 +174,7 @@ impl Exchange {
             return self.retried_unsent <= retry.attempts;
         }
         let is_first = !std::mem::replace(&mut self.retried_started, true);
-        is_first && retry.attempts > 0 && gateway.retries.withdraw(retry, now)
+        is_first && retry.attempts > 0 && pick.pool.retries.withdraw(retry, now)
     }
 
     async fn attempt(
@@ -173,6 +188,7 @@ impl Exchange {
         let limits = StreamDeadlines {
             inter_token: Some(self.prepared.timeouts.inter_token),
             client_stall: self.prepared.timeouts.client_stall,
+            patience: patience(&deadlines, pick.decision.predicted_ttft),
             first_token_at: deadlines.first_token.map(|deadline| deadline.at),
             total_at: deadlines.total.at,
         };
@@ -184,6 +200,7 @@ impl Exchange {
             request: self.request(&pick, span, asks_load),
             shape: self.shape(),
             watch: Arc::clone(&watch),
+            is_stream: self.prepared.is_stream,
             deadlines,
             asks_load,
             clock,
@@ -257,7 +274,10 @@ impl Exchange {
     fn note_decision(&mut self, pick: &Pick) {
         let record = self.guard.record();
         record.at.routed.get_or_insert(pick.assignment.at);
-        record.decision.get_or_insert_with(|| pick.decision.clone());
+        if record.decision.is_none() {
+            record.decision = Some(pick.decision.clone());
+            pick.pool.retries.deposit(&self.prepared.table.config.retry);
+        }
     }
 
     fn note_attempt(
@@ -272,14 +292,14 @@ impl Exchange {
             Err(AttemptError::Replica(failure, answer)) => {
                 (answer.as_ref().map(|a| a.head.status.as_u16()), Some(failure.code()))
             }
-            Err(AttemptError::Overdue(failure)) => (None, Some(failure.code())),
+            Err(AttemptError::Overdue(failure) | AttemptError::Ours(failure)) => (None, Some(failure.code())),
         };
         let end = self.incoming.gateway.clock.now();
         let record = self.guard.record();
         record.at.connected = times.connected;
         record.at.first_byte = times.head;
         record.attempts.push(record::Attempt {
-            served: pick.replica.served.clone(),
+            served: Served::clone(&pick.replica.served()),
             span,
             start: times.start,
             connected: times.connected,
@@ -307,6 +327,13 @@ impl Drop for WatchGuard<'_> {
             watch.close();
         }
     }
+}
+
+/// How long a request waits for its first token, or a unary answer, before evidence against its replica counts: half of the
+/// deadline, or three times what was predicted.
+fn patience(deadlines: &Deadlines, predicted: Option<Duration>) -> Duration {
+    let deadline = deadlines.first_token.unwrap_or(deadlines.total);
+    (deadline.after / 2).max(predicted.unwrap_or_default() * 3)
 }
 
 /// The client's path and query below the replica's base path, in origin form.

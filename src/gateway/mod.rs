@@ -5,6 +5,7 @@
 //! The record is filled on the way and published when the response body is dropped.
 
 pub mod attempt;
+mod blame;
 mod degrade;
 pub mod exchange;
 pub mod explain_limiter;
@@ -42,7 +43,6 @@ use crate::relay::pins::ResponsePins;
 use crate::relay::watch::Watchdog;
 use crate::request::body::BodyMemory;
 use crate::request::dialect::Dialect;
-use crate::upstream::budget::RetryBudget;
 use crate::upstream::headers::X_REQUEST_ID;
 
 /// State shared by all requests.
@@ -58,8 +58,6 @@ pub struct Gateway {
     pub watchdog: Arc<Watchdog>,
     /// Budget in bytes for all request bodies in memory.
     pub memory: BodyMemory,
-    /// Token bucket of retries.
-    pub retries: RetryBudget,
     /// Response id to replica, for `previous_response_id`.
     pub pins: Arc<ResponsePins>,
     /// This gateway's name in `Via`.

@@ -350,7 +350,6 @@ fn admit(
     if let Some(left) = route.pools.iter().find_map(|(pool, _)| pool.poisoned_for(prompt, now)) {
         return Err(Failure::SuspectedPoison { retry_after: left });
     }
-    gateway.retries.deposit(&prepared.table.config.retry);
     guard.record().at.admitted = Some(now);
     Ok(prepared)
 }

@@ -24,7 +24,7 @@ use crate::fleet::pick::Pick;
 use crate::observe::StreamSeries;
 use crate::observe::metrics::StreamKey;
 use crate::observe::record_guard::RecordGuard;
-use crate::record::{FirstToken, Gaps, Outcome, Record};
+use crate::record::{FirstToken, Gaps, Outcome, Record, Served};
 
 /// The body of a streamed answer.
 #[derive(Debug)]
@@ -55,7 +55,7 @@ impl StreamBody {
         timeouts: crate::config::Timeouts,
     ) -> Self {
         let record = guard.record();
-        let key = StreamKey::new(&record.route, &record.model, record.class, &pick.replica.served);
+        let key = StreamKey::new(&record.route, &record.model, record.class, &pick.replica.served());
         let pace = ItlSlo::new(record.slo.itl);
         let series = guard.observer().stream_series(&key);
         let mut this = Self {
@@ -120,8 +120,11 @@ impl StreamBody {
     }
 
     fn flush(&mut self, now: Stamp) {
-        let (series, pace) = (&self.series, &mut self.pace);
-        self.reader.timeline.flush(now, |gaps| observe(series, pace, &gaps));
+        let (series, pace, speed) = (&self.series, &mut self.pace, &self.pick.replica.speed);
+        self.reader.timeline.flush(now, |gaps| {
+            speed.note(gaps.gaps, now);
+            observe(series, pace, &gaps);
+        });
     }
 
     fn note_first_token(&mut self) {
@@ -137,7 +140,7 @@ impl StreamBody {
             model: Arc::clone(&record.model),
             tenant: Arc::clone(&record.tenant),
             class: record.class,
-            served: self.pick.replica.served.clone(),
+            served: Served::clone(&self.pick.replica.served()),
             ttft: at.since(read),
             predicted: self.pick.decision.predicted_ttft,
         };
@@ -145,20 +148,26 @@ impl StreamBody {
     }
 
     fn end(&mut self, end: StreamEnd, cx: &mut Context<'_>) -> Polled {
-        let replica = Arc::clone(&self.pick.replica.served.replica);
+        let replica = self.pick.replica.name();
         let failure = match end {
             StreamEnd::Complete => {
                 self.complete();
                 return Poll::Ready(None);
             }
             // An error before any content is the engine's whole answer: relayed as it is, but no success.
-            StreamEnd::Failed(_) if !self.has_first_token => {
+            StreamEnd::Failed(error) if !self.has_first_token => {
                 self.is_settled = true;
                 self.guard.settle(Outcome::Failed, Some("replica_error"));
+                // What the engine blames on the request says nothing about the replica.
+                if !error.code.is_some_and(|code| (400..500).contains(&code)) {
+                    let (now, why) = (self.guard.clock().now(), ReplicaFailure::ErrorEvent { replica });
+                    self.pick.pool.failed(&self.pick.replica, &why, self.pick.prompt, now);
+                }
                 return Poll::Ready(None);
             }
             StreamEnd::Failed(error) if error.kind != EngineErrorKind::Other => {
-                ReplicaFailure::EngineDown { replica }
+                let is_orderly = error.kind == EngineErrorKind::ShuttingDown;
+                ReplicaFailure::EngineDown { replica, is_orderly }
             }
             StreamEnd::Failed(_) => ReplicaFailure::ErrorEvent { replica },
             StreamEnd::Unfinished | StreamEnd::Truncated => ReplicaFailure::Truncated { replica },
@@ -171,6 +180,9 @@ impl StreamBody {
         self.is_settled = true;
         self.guard.settle(Outcome::Ok, None);
         self.pick.answered(now);
+        if !self.has_first_token {
+            self.pick.replica.succeeded(now);
+        }
         let facts = &self.reader.scanner.state().answer;
         self.pick.learn(facts.tokens);
         if let Some(first) = self.reader.timeline.first_token() {
@@ -192,7 +204,7 @@ impl StreamBody {
         match expiry {
             Expiry::Deadline(timer) => Failure::Timeout { timer, after: after(timer) },
             Expiry::ReplicaSilent => {
-                let replica = Arc::clone(&self.pick.replica.served.replica);
+                let replica = self.pick.replica.name();
                 Failure::Replica(ReplicaFailure::Silent { replica })
             }
             Expiry::DrainOver => Failure::DrainCut,
@@ -220,7 +232,7 @@ impl StreamBody {
         match failure {
             Failure::Replica(why) => self.pick.pool.failed(&self.pick.replica, why, self.pick.prompt, now),
             Failure::Timeout { timer: Timer::InterToken, .. } => {
-                let replica = Arc::clone(&self.pick.replica.served.replica);
+                let replica = self.pick.replica.name();
                 let why = ReplicaFailure::Silent { replica };
                 self.pick.pool.failed(&self.pick.replica, &why, self.pick.prompt, now);
             }

@@ -164,7 +164,11 @@ impl Dispatcher {
 
 /// A target as one decision sees it.
 pub(super) fn candidate<'a>(target: &'a Target, limits: &EngineLimits, now: Stamp) -> Candidate<'a> {
-    let plain = Candidate::new(target.slot, target.identity, &target.load);
+    let plain = Candidate {
+        success: target.success(),
+        share: target.share(),
+        ..Candidate::new(target.slot, target.identity, &target.load)
+    };
     match target.signals(now, limits) {
         Some((signals, own)) => plain.with_signals(&signals, &own),
         None => plain,

@@ -61,7 +61,8 @@ impl<'a> Stakes<'a> {
             + self.prices.others_wait * terms.prefill
             + DECODE * terms.decode
             + self.prices.broken * (terms.harm + terms.excess)
-            + self.prices.late * (terms.late + LATE_EXCESS * fast_max(used - 1.0, 0.0));
+            + self.prices.late * (terms.late + LATE_EXCESS * fast_max(used - 1.0, 0.0))
+            + FAILURE * (1.0 - candidate.success);
         terms
     }
 
@@ -135,6 +136,8 @@ fn chance_of_miss(used: f64) -> f64 {
 
 /// What a second of decoding is worth beside a second of waiting for the first token.
 const DECODE: f64 = 0.1;
+/// Seconds that a failed answer costs: its client waits for all of it again, at the least.
+const FAILURE: f64 = 10.0;
 const MISS_AT: f64 = 0.9;
 const MISS_WITHIN: f64 = 0.1;
 /// Less than one in a thousand misses, which is worth a hundredth of a second.

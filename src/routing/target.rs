@@ -4,6 +4,7 @@
 //! fresher and knows less. Both are kept with our own load at that moment, so that work of others can be told apart.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
@@ -22,6 +23,9 @@ pub struct Target {
     /// Our work on it.
     pub load: Arc<ReplicaLoad>,
     figures: ArcSwapOption<Figures>,
+    /// `1 - x` as bits, so that zero is the ordinary case.
+    failing: AtomicU64,
+    withheld: AtomicU64,
 }
 
 /// One reading of an engine's metrics page.
@@ -78,7 +82,33 @@ impl Target {
     /// A replica without work, of which the engine has reported nothing.
     #[must_use]
     pub fn new(slot: usize, identity: u64) -> Self {
-        Self { slot, identity, load: ReplicaLoad::new(), figures: ArcSwapOption::empty() }
+        Self {
+            slot,
+            identity,
+            load: ReplicaLoad::new(),
+            figures: ArcSwapOption::empty(),
+            failing: AtomicU64::new(0),
+            withheld: AtomicU64::new(0),
+        }
+    }
+
+    /// What its recent answers are worth: the probability that it answers, relative to its peers, and the fraction of its
+    /// ordinary traffic that it should get.
+    pub fn set_standing(&self, success: f64, share: f64) {
+        self.failing.store((1.0 - success).to_bits(), Ordering::Relaxed);
+        self.withheld.store((1.0 - share).to_bits(), Ordering::Relaxed);
+    }
+
+    /// Probability that it answers, relative to its peers, 0 to 1.
+    #[must_use]
+    pub fn success(&self) -> f64 {
+        1.0 - f64::from_bits(self.failing.load(Ordering::Relaxed))
+    }
+
+    /// Fraction of its ordinary traffic that it should get, 0 to 1.
+    #[must_use]
+    pub fn share(&self) -> f64 {
+        1.0 - f64::from_bits(self.withheld.load(Ordering::Relaxed))
     }
 
     /// The engine's page was read just now.

@@ -2,10 +2,13 @@
 //!
 //! HTTP/1.1 because that is what vLLM speaks (uvicorn answers an HTTP/2 preface with 400). The connection's
 //! task is spawned on a tracker; its abort handle lets a vanished client cancel the
-//! engine's work at once instead of at hyper's next poll.
+//! engine's work at once instead of at hyper's next poll. Where a name has addresses of both families, the second one gets its
+//! chance after [`SECOND_FAMILY_AFTER`] (RFC 8305).
 
 use std::io;
+use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -21,6 +24,8 @@ use tokio_rustls::client::TlsStream;
 use tokio_util::either::Either;
 use tokio_util::task::TaskTracker;
 
+use super::resolve::{Resolver, by_family};
+use crate::clock::{Clock, Stamp};
 use crate::config::Endpoint;
 
 /// A request as the upstream half sends it: whole, in memory.
@@ -74,6 +79,8 @@ pub type Stream = Either<TcpStream, TlsStream<TcpStream>>;
 pub struct Connector {
     tls: Arc<rustls::ClientConfig>,
     tracker: TaskTracker,
+    resolver: Resolver,
+    shortage: Arc<ShortageLog>,
 }
 
 impl Connector {
@@ -103,7 +110,10 @@ impl Connector {
             None => tls.with_no_client_auth(),
         };
         tls.alpn_protocols = vec![b"http/1.1".to_vec()];
-        Ok(Self { tls: Arc::new(tls), tracker })
+        let clock = Clock::start();
+        let resolver = Resolver::new(clock, tracker.clone());
+        let shortage = Arc::new(ShortageLog { clock, logged: AtomicU64::new(0) });
+        Ok(Self { tls: Arc::new(tls), tracker, resolver, shortage })
     }
 
     /// The same, offering HTTP/2 in the TLS handshake: for gRPC.
@@ -111,7 +121,7 @@ impl Connector {
     pub fn offering_http2(&self) -> Self {
         let mut tls = rustls::ClientConfig::clone(&self.tls);
         tls.alpn_protocols = vec![b"h2".to_vec()];
-        Self { tls: Arc::new(tls), tracker: self.tracker.clone() }
+        Self { tls: Arc::new(tls), ..self.clone() }
     }
 
     /// Connects and shakes hands. The caller bounds the time.
@@ -130,7 +140,11 @@ impl Connector {
     /// # Errors
     /// What the socket or TLS said.
     pub async fn open(&self, endpoint: &Endpoint) -> io::Result<Stream> {
-        let socket = TcpStream::connect((&*endpoint.host, endpoint.port)).await?;
+        let socket = self.dial(endpoint).await.inspect_err(|error| {
+            if is_local(error) {
+                self.shortage.log(error);
+            }
+        })?;
         tune(&socket)?;
         if !endpoint.is_tls {
             return Ok(Either::Left(socket));
@@ -138,6 +152,38 @@ impl Connector {
         let name = ServerName::try_from(endpoint.host.to_string()).map_err(io::Error::other)?;
         let tls = tokio_rustls::TlsConnector::from(Arc::clone(&self.tls));
         Ok(Either::Right(tls.connect(name, socket).await?))
+    }
+
+    async fn dial(&self, endpoint: &Endpoint) -> io::Result<TcpStream> {
+        let addresses = self.resolver.resolve(&endpoint.host).await?;
+        let (preferred, other) = by_family(&addresses, endpoint.port);
+        if other.is_empty() {
+            return connect_in_turn(&preferred).await;
+        }
+        let mut first = std::pin::pin!(connect_in_turn(&preferred));
+        // Both arms are cancel-safe: a connect that is dropped closes its socket.
+        let early = tokio::select! {
+            biased;
+            result = &mut first => Some(result),
+            () = tokio::time::sleep(SECOND_FAMILY_AFTER) => None,
+        };
+        match early {
+            Some(Ok(socket)) => Ok(socket),
+            Some(Err(error)) => connect_in_turn(&other).await.map_err(|second| more_telling(error, second)),
+            None => {
+                let mut second = std::pin::pin!(connect_in_turn(&other));
+                // As above.
+                let (result, is_first) = tokio::select! {
+                    result = &mut first => (result, true),
+                    result = &mut second => (result, false),
+                };
+                match result {
+                    Ok(socket) => Ok(socket),
+                    Err(error) if is_first => second.await.map_err(|other| more_telling(error, other)),
+                    Err(error) => first.await.map_err(|other| more_telling(error, other)),
+                }
+            }
+        }
     }
 
     async fn handshake<S>(&self, io: TokioIo<S>) -> io::Result<Connection>
@@ -157,6 +203,56 @@ impl Connector {
     }
 }
 
+async fn connect_in_turn(addresses: &[SocketAddr]) -> io::Result<TcpStream> {
+    let mut last: Option<io::Error> = None;
+    for address in addresses {
+        match TcpStream::connect(address).await {
+            Ok(socket) => return Ok(socket),
+            Err(error) => {
+                last = Some(match last {
+                    Some(before) => more_telling(error, before),
+                    None => error,
+                });
+            }
+        }
+    }
+    Err(last.unwrap_or_else(|| io::ErrorKind::NotFound.into()))
+}
+
+/// Of two failed connects the one that says something about the replica.
+fn more_telling(one: io::Error, other: io::Error) -> io::Error {
+    if is_local(&one) { other } else { one }
+}
+
+/// Whether the failure is a shortage of this process or host (EMFILE, ENFILE, EADDRNOTAVAIL), which says nothing about a replica.
+#[must_use]
+pub fn is_local(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::AddrNotAvailable || matches!(error.raw_os_error(), Some(ENFILE | EMFILE))
+}
+
+/// Logs shortages of descriptors and ports, one line in [`LOG_EVERY`].
+#[derive(Debug)]
+struct ShortageLog {
+    clock: Clock,
+    logged: AtomicU64,
+}
+
+impl ShortageLog {
+    fn log(&self, error: &io::Error) {
+        let now = self.clock.now();
+        let before = self.logged.load(Ordering::Relaxed);
+        let is_due = before == 0 || now.since(Stamp::from_nanos(before)) >= LOG_EVERY;
+        let next = now.as_nanos().max(1);
+        if is_due && self.logged.compare_exchange(before, next, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+        {
+            tracing::error!(
+                %error,
+                "no descriptor or local port for connections to replicas: raise RLIMIT_NOFILE or lower server.max_connections"
+            );
+        }
+    }
+}
+
 /// First events must not wait for Nagle, and a vanished host must be noticed between requests.
 fn tune(socket: &TcpStream) -> io::Result<()> {
     socket.set_nodelay(true)?;
@@ -164,4 +260,10 @@ fn tune(socket: &TcpStream) -> io::Result<()> {
     SockRef::from(socket).set_tcp_keepalive(&probe)
 }
 
+/// After this the addresses of the other family are tried beside the first.
+const SECOND_FAMILY_AFTER: Duration = Duration::from_millis(250);
+const LOG_EVERY: Duration = Duration::from_secs(10);
+// Of Linux and the BSDs alike; the standard library has no kind of its own for them.
+const ENFILE: i32 = 23;
+const EMFILE: i32 = 24;
 const MAX_READ_BUFFER: usize = 64 * 1024;

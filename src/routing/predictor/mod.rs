@@ -164,6 +164,14 @@ impl PoolModel {
         }
     }
 
+    /// How slow the replica in `slot` computes prompts by its pool's measure; `None` until its own answers tell.
+    #[must_use]
+    pub fn slowness(&self, slot: usize, now: Stamp) -> Option<f64> {
+        let cell = self.replicas.get(slot)?;
+        cell.slowness()?;
+        cell.believed_slowness(now, self.pool.usual_slowness())
+    }
+
     /// How well predictions fit: of the replica in `slot`, or of the whole pool. `None` before the first.
     #[must_use]
     pub fn calibration(&self, slot: Option<usize>) -> Option<Calibration> {
