@@ -22,8 +22,10 @@ pub struct Answers {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Recent {
-    /// Failed answers as a fraction of all, newer ones weighing more.
+    /// Failed answers as a fraction of all, newer ones weighing more: what ejects, ...
     rate: f64,
+    /// ... and the same with a shorter memory: what lowers its share, which keeps it from answers to clear itself with.
+    price: f64,
     at: Stamp,
     is_known: bool,
     failures_in_a_row: u32,
@@ -88,7 +90,14 @@ impl Answers {
     /// Fraction of failed answers, 0 to 1; `None` where it has not answered at all.
     pub fn failure_rate(&self, now: Stamp) -> Option<f64> {
         let recent = *self.recent.lock();
-        recent.is_known.then(|| recent.faded(now))
+        recent.is_known.then(|| recent.rate_at(now))
+    }
+
+    /// The same with a shorter memory, 0 where failures are rare: what it costs its share of the traffic.
+    pub fn price(&self, now: Stamp) -> Option<f64> {
+        let recent = *self.recent.lock();
+        let rare = |price: f64| if price < RARE { 0.0 } else { price };
+        recent.is_known.then(|| rare(recent.price_at(now)))
     }
 
     /// A replica that traffic proved sick takes requests again: few at first.
@@ -112,24 +121,33 @@ impl Answers {
 
 impl Recent {
     fn note(&mut self, now: Stamp, failure: f64) {
-        let rate = self.faded(now);
+        let (rate, price) = (self.rate_at(now), self.price_at(now));
         self.rate = rate + LEARNED * (failure - rate);
+        self.price = price + LEARNED * (failure - price);
         self.at = now;
         self.is_known = true;
     }
 
-    fn faded(&self, now: Stamp) -> f64 {
-        if self.rate == 0.0 {
-            return 0.0;
-        }
-        self.rate * (-now.since(self.at).as_secs_f64() / FADES_IN.as_secs_f64()).exp()
+    fn rate_at(&self, now: Stamp) -> f64 {
+        faded(self.rate, now.since(self.at), RATE_FADES_IN)
     }
+
+    fn price_at(&self, now: Stamp) -> f64 {
+        faded(self.price, now.since(self.at), PRICE_FADES_IN)
+    }
+}
+
+fn faded(value: f64, age: Duration, fades_in: Duration) -> f64 {
+    if value == 0.0 { 0.0 } else { value * (-age.as_secs_f64() / fades_in.as_secs_f64()).exp() }
 }
 
 /// Weight of one answer in the rate: three failures in a row of a healthy replica make 27 %.
 const LEARNED: f64 = 0.1;
-/// Time in which an old rate loses two thirds of its weight: an avoided replica gets few answers to clear itself with.
-const FADES_IN: Duration = Duration::from_secs(30);
+/// Times in which rate and price lose two thirds: three failures in a row count together though requests are rare; a replica
+/// that is avoided for one failure is tried again after some ten seconds.
+const RATE_FADES_IN: Duration = Duration::from_secs(60);
+const PRICE_FADES_IN: Duration = Duration::from_secs(10);
+const RARE: f64 = 0.03;
 /// Doubled for each failure or refusal in a row.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const MAX_PAUSE: Duration = Duration::from_secs(1);
@@ -153,7 +171,9 @@ mod tests {
         }
         let after_three = answers.failure_rate(at(0)).unwrap();
         assert!((0.27..0.28).contains(&after_three), "{after_three}");
-        assert!(answers.failure_rate(at(60_000)).unwrap() < 0.05);
+        assert!(answers.failure_rate(at(120_000)).unwrap() < 0.05);
+        assert!(answers.price(at(0)).unwrap() > 0.27);
+        assert_eq!(answers.price(at(25_000)), Some(0.0));
         for _ in 0..10 {
             answers.good(at(0));
         }

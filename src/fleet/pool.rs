@@ -125,9 +125,10 @@ impl PoolState {
         let is_down = is_refused || matches!(failure, ReplicaFailure::EngineDown { .. });
         let is_on_trial = replica.answers.is_on_trial();
         replica.answers.failed(now);
-        let (own, peers) = self.failure_rates(replica, now);
-        let standing = Standing::of(own, peers, 1.0);
+        let (price, usual) = self.beside_others(replica, |other| other.answers.price(now));
+        let standing = Standing::of(price, usual, 1.0);
         replica.target.set_standing(standing.success, standing.share);
+        let (own, peers) = self.beside_others(replica, |other| other.answers.failure_rate(now));
         let is_sick = is_down || is_on_trial || fails_alone(own, peers);
         if is_sick && replica.is_ready() && self.may_eject() {
             if is_refused {
@@ -159,14 +160,12 @@ impl PoolState {
         replicas.iter().any(|other| other.slot() != replica.slot() && other.is_ready() && other.lists(model))
     }
 
-    /// Failure rate of a replica, and what is usual among the others.
-    fn failure_rates(&self, replica: &Replica, now: Stamp) -> (f64, f64) {
+    /// A figure of a replica, and what is usual among the others.
+    fn beside_others(&self, replica: &Replica, figure: impl Fn(&Replica) -> Option<f64>) -> (f64, f64) {
         let others = self.replicas.load();
         let others = others.iter().filter(|other| other.slot() != replica.slot());
-        let mut rates: SmallVec<[f64; 16]> =
-            others.filter_map(|other| other.answers.failure_rate(now)).collect();
-        let own = replica.answers.failure_rate(now).unwrap_or_default();
-        (own, lower_median(&mut rates).unwrap_or_default())
+        let mut rates: SmallVec<[f64; 16]> = others.filter_map(|other| figure(other)).collect();
+        (figure(replica).unwrap_or_default(), lower_median(&mut rates).unwrap_or_default())
     }
 
     /// Compares every replica with the others: what its answers are worth, and whether it is too slow to stay.
@@ -174,7 +173,7 @@ impl PoolState {
         let speeds: SmallVec<[Speeds; 16]> =
             replicas.iter().map(|replica| self.speeds(replica, now)).collect();
         for (at, replica) in replicas.iter().enumerate().filter(|(_, replica)| replica.is_ready()) {
-            let (own, peers) = self.failure_rates(replica, now);
+            let (own, peers) = self.beside_others(replica, |other| other.answers.price(now));
             let slowness = slowness(&speeds, at);
             let lasting = replica.speed.looked(slowness);
             let counts = if lasting == Lasting::Ordinary { 1.0 } else { slowness };

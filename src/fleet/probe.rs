@@ -100,8 +100,11 @@ impl Prober {
         match result {
             ProbeResult::Answered(kind) => {
                 replica.vitals.cleared();
-                let reason =
-                    if *kind == ProbeKind::Health { "unproven: only /health answered" } else { "answered" };
+                let reason = match kind {
+                    ProbeKind::Health => "unproven: only /health answered",
+                    _ if replica.is_due_for_trial() => "answered; on trial after failed requests",
+                    _ => "answered",
+                };
                 replica.enter(ReplicaState::Ready, reason);
             }
             ProbeResult::Refused => {

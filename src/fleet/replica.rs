@@ -211,6 +211,11 @@ impl Replica {
         self.enter(ReplicaState::Ejected, reason);
     }
 
+    /// Whether failed requests ejected it, so that it comes back on trial.
+    pub fn is_due_for_trial(&self) -> bool {
+        self.was_sick.load(Ordering::Relaxed)
+    }
+
     /// A first token or a whole answer came.
     pub fn succeeded(&self, now: Stamp) {
         let is_proved = self.answers.good(now) || !self.answers.is_on_trial();

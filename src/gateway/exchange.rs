@@ -18,7 +18,7 @@ use super::prepare::Prepared;
 use super::waiting::{NO_REPLICA, Waits};
 use super::{Gateway, IncomingRequest, blame};
 use crate::clock::Stamp;
-use crate::error::{Failure, ReplicaFailure};
+use crate::error::{Failure, ReplicaFailure, Timer};
 use crate::fleet::pick::Pick;
 use crate::observe::record_guard::RecordGuard;
 use crate::record::{self, Served};
@@ -215,11 +215,21 @@ impl Exchange {
             Ok(answer) => Ok((answer, active)),
             Err(error) => {
                 active.watch.close();
-                if matches!(error, AttemptError::Overdue(_)) {
-                    active.pick.assignment.censored(clock.now());
+                if let AttemptError::Overdue(failure) = &error {
+                    self.note_overdue(failure, &active.pick, clock.now());
                 }
                 Err((error, active))
             }
+        }
+    }
+
+    /// A deadline passed at a replica: one that kept it waiting for most of `first_token` is no better than one that failed.
+    fn note_overdue(&self, failure: &Failure, pick: &Pick, now: Stamp) {
+        pick.assignment.censored(now);
+        let Failure::Timeout { timer: Timer::FirstToken, after } = failure else { return };
+        if now.since(pick.assignment.at) >= *after / 2 {
+            let why = ReplicaFailure::Silent { replica: pick.replica.name() };
+            pick.pool.failed(&pick.replica, &why, pick.prompt, now);
         }
     }
 

@@ -43,7 +43,9 @@ async fn failed(gateway: &Gateway, requests: usize) -> usize {
     let mut failed = 0;
     for request in 0..requests {
         let reply = gateway.post(PATH, &CHAT.replace("hi", &format!("request {request}"))).await;
-        failed += usize::from(reply.status() != 200 || !reply.text().contains("[DONE]") || reply.text().contains("error"));
+        failed += usize::from(
+            reply.status() != 200 || !reply.text().contains("[DONE]") || reply.text().contains("error"),
+        );
     }
     failed
 }

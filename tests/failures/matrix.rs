@@ -115,11 +115,19 @@ async fn every_fault_in_every_phase_is_what_the_contract_says_from_both_sides() 
 
         pair.gateway.idle().await;
         let elsewhere = usize::from(*client == Elsewhere);
-        assert_eq!((pair.bad.count(), pair.good_requests()), (1, elsewhere), "{name}: requests at the engines");
+        assert_eq!(
+            (pair.bad.count(), pair.good_requests()),
+            (1, elsewhere),
+            "{name}: requests at the engines"
+        );
         let page = pair.gateway.app.gateway.observer.metrics().render(&[]);
         // The pair's first request is the other one that was counted.
         let expected = if outcome == "ok" { 2.0 } else { 1.0 };
-        assert_eq!(sum(&page, "tokenway_requests_total", &format!(r#"outcome="{outcome}""#)), expected, "{name}");
+        assert_eq!(
+            sum(&page, "tokenway_requests_total", &format!(r#"outcome="{outcome}""#)),
+            expected,
+            "{name}"
+        );
         let retries = sum(&page, "tokenway_retries_total", "");
         assert_eq!(retries, f64::from(u8::from(retry.is_some())), "{name}: {page}");
         if let Some(reason) = retry {
