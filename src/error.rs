@@ -64,6 +64,9 @@ pub enum ReplicaFailure {
     /// Connecting failed otherwise: nothing was sent.
     #[error("no connection to replica {replica}: {kind}")]
     Unreachable { replica: Arc<str>, kind: std::io::ErrorKind },
+    /// The replica switched protocols, which nobody had asked for.
+    #[error("replica {replica} answered 101 to a request without an upgrade")]
+    UnaskedUpgrade { replica: Arc<str> },
     /// The connection closed before the response head; the engine may have started on the request.
     #[error("replica {replica} closed the connection before the response head")]
     ClosedBeforeHead {
@@ -140,6 +143,7 @@ impl ReplicaFailure {
             Self::ConnectTimeout { .. } => "timeout_connect",
             Self::Unreachable { .. } => "connect_failed",
             Self::ClosedBeforeHead { .. } => "closed_before_head",
+            Self::UnaskedUpgrade { .. } => "unasked_upgrade",
             Self::Truncated { .. } => "truncated",
             Self::EngineDown { .. } => "engine_down",
             Self::ErrorEvent { .. } => "error_event",
@@ -162,8 +166,20 @@ pub enum Failure {
     #[error("unknown path; this gateway serves the OpenAI inference paths, see /v1/models for models")]
     UnknownPath,
     /// Known path, wrong method.
-    #[error("method not allowed; the allow header names those that are")]
-    MethodNotAllowed,
+    #[error("method not allowed; this path takes {allow}")]
+    MethodNotAllowed {
+        /// Value of `Allow`.
+        allow: &'static str,
+    },
+    /// A WebSocket on a path that has none.
+    #[error("this path is no WebSocket: only /v1/realtime is; send the request without `upgrade: websocket`")]
+    UpgradeNotSupported,
+    /// A plain request, or HTTP/2, on a WebSocket's path.
+    #[error("this path is a WebSocket: connect over HTTP/1.1 with `upgrade: websocket` (RFC 6455)")]
+    UpgradeRequired,
+    /// A preflight from a page that may not call the gateway.
+    #[error("pages of this origin may not call the gateway (server.cors_origins)")]
+    OriginNotAllowed,
     /// Invalid HTTP or JSON.
     #[error("{message}")]
     BadRequest {
@@ -189,9 +205,12 @@ pub enum Failure {
     /// Missing or unknown API key.
     #[error("{message}")]
     InvalidKey { message: String },
-    /// No `model` where the dialect requires one.
-    #[error("you must provide a model parameter")]
-    MissingModel,
+    /// No `model`, and several routes could be meant.
+    #[error("`model` is missing, and several routes could be meant: name one of {routes}")]
+    MissingModel {
+        /// What the client may ask for.
+        routes: String,
+    },
     /// No route for the model, or the tenant may not use it.
     #[error("the model `{model}` does not exist or you do not have access to it; GET /v1/models lists them")]
     ModelNotFound {
@@ -200,9 +219,21 @@ pub enum Failure {
     },
     /// Unknown `previous_response_id`.
     #[error(
-        "the previous response was not made through this gateway or its replica is gone; send the whole input"
+        "Response with id '{id}' not found: it was not made through this gateway, or its replica is gone; send the whole \
+         input instead of `previous_response_id`"
     )]
-    PreviousResponseNotFound,
+    PreviousResponseNotFound {
+        /// As sent by the client, truncated.
+        id: String,
+    },
+    /// Unknown id in `/v1/responses/{id}`.
+    #[error(
+        "Response with id '{id}' not found: it was not made through this gateway, or its replica is gone"
+    )]
+    ResponseNotFound {
+        /// As sent by the client, truncated.
+        id: String,
+    },
     /// No replica of the route is ready.
     #[error("no ready replica for route {route}: {detail}")]
     NoReadyReplica {
@@ -278,7 +309,10 @@ impl Failure {
             Self::MalformedHead => (S::BAD_REQUEST, "malformed_head", INVALID),
             Self::UriTooLong => (S::URI_TOO_LONG, "uri_too_long", INVALID),
             Self::HeadTooLarge => (S::REQUEST_HEADER_FIELDS_TOO_LARGE, "head_too_large", INVALID),
-            Self::MethodNotAllowed => (S::METHOD_NOT_ALLOWED, "method_not_allowed", INVALID),
+            Self::MethodNotAllowed { .. } => (S::METHOD_NOT_ALLOWED, "method_not_allowed", INVALID),
+            Self::UpgradeNotSupported => (S::BAD_REQUEST, "upgrade_not_supported", INVALID),
+            Self::UpgradeRequired => (S::UPGRADE_REQUIRED, "upgrade_required", INVALID),
+            Self::OriginNotAllowed => (S::BAD_REQUEST, "origin_not_allowed", INVALID),
             Self::BadRequest { .. } => (S::BAD_REQUEST, "invalid_request", INVALID),
             Self::UnsupportedEncoding => (S::UNSUPPORTED_MEDIA_TYPE, "unsupported_encoding", INVALID),
             Self::ExpectationFailed => (S::EXPECTATION_FAILED, "expectation_failed", INVALID),
@@ -286,9 +320,10 @@ impl Failure {
             Self::BodyMemory => (S::SERVICE_UNAVAILABLE, "body_memory", OVERLOADED),
             Self::BodyStalled { .. } => (S::REQUEST_TIMEOUT, "timeout_client_stall", "timeout_error"),
             Self::InvalidKey { .. } => (S::UNAUTHORIZED, "invalid_api_key", "authentication_error"),
-            Self::MissingModel => (S::BAD_REQUEST, "missing_model", INVALID),
+            Self::MissingModel { .. } => (S::BAD_REQUEST, "missing_model", INVALID),
             Self::ModelNotFound { .. } => (S::NOT_FOUND, "model_not_found", INVALID),
-            Self::PreviousResponseNotFound => (S::NOT_FOUND, "previous_response_not_found", INVALID),
+            Self::PreviousResponseNotFound { .. } => (S::NOT_FOUND, "previous_response_not_found", INVALID),
+            Self::ResponseNotFound { .. } => (S::NOT_FOUND, "response_not_found", INVALID),
             Self::NoReadyReplica { .. } => (S::SERVICE_UNAVAILABLE, "no_ready_replica", OVERLOADED),
             Self::NotAdmitted { limit, .. } => (S::TOO_MANY_REQUESTS, limit, "rate_limit_error"),
             Self::Draining => (S::SERVICE_UNAVAILABLE, "draining", OVERLOADED),
@@ -348,8 +383,9 @@ impl Failure {
     pub fn param(&self) -> Option<&'static str> {
         match self {
             Self::BadRequest { param, .. } => *param,
-            Self::MissingModel | Self::ModelNotFound { .. } => Some("model"),
-            Self::PreviousResponseNotFound => Some("previous_response_id"),
+            Self::MissingModel { .. } | Self::ModelNotFound { .. } => Some("model"),
+            Self::PreviousResponseNotFound { .. } => Some("previous_response_id"),
+            Self::ResponseNotFound { .. } => Some("response_id"),
             _ => None,
         }
     }
@@ -376,8 +412,11 @@ impl Failure {
             headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds.max(1)));
         }
         match self {
-            Self::MethodNotAllowed => {
-                headers.insert(header::ALLOW, HeaderValue::from_static("GET, HEAD, OPTIONS, POST"));
+            Self::MethodNotAllowed { allow } => {
+                headers.insert(header::ALLOW, HeaderValue::from_static(allow));
+            }
+            Self::UpgradeRequired => {
+                headers.insert(header::UPGRADE, HeaderValue::from_static("websocket"));
             }
             Self::InvalidKey { .. } => {
                 headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));

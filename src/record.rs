@@ -3,6 +3,7 @@
 //! Emitted once, from the drop of the response body, so that every end is recorded: complete, client gone, replica gone,
 //! panic. Observers have no other input about a request but its first token and its gaps.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -31,6 +32,9 @@ pub enum Outcome {
 }
 
 impl Outcome {
+    /// Every outcome.
+    pub const ALL: [Self; 5] = [Self::Ok, Self::ClientError, Self::Refused, Self::Failed, Self::Canceled];
+
     /// Outcome of a request that ended in this failure.
     pub fn of(failure: &Failure) -> Self {
         match failure {
@@ -224,6 +228,10 @@ pub struct Record {
     pub route: Arc<str>,
     /// Label `model`: as the pool lists it, else `other`; `none` before it is known.
     pub model: Arc<str>,
+    /// `gen_ai.request.model`: as the client sent it, cut at [`MAX_MODEL_NAME`] bytes.
+    pub requested_model: Option<Box<str>>,
+    /// Who sent it.
+    pub client: ClientInfo,
     /// Label `tenant`; `none` before it is known.
     pub tenant: Arc<str>,
     /// SLO class of the route or the client; `none` before it is known.
@@ -280,9 +288,49 @@ pub struct Record {
     pub bytes_out: u64,
 }
 
+/// Who sent a request, and how (HTTP server conventions of OpenTelemetry).
+#[derive(Clone, Debug, Default)]
+pub struct ClientInfo {
+    /// `http.request.method`
+    pub method: http::Method,
+    /// `url.scheme` is `https`.
+    pub is_tls: bool,
+    /// `client.address`: of the connection.
+    pub address: Option<IpAddr>,
+    /// `user_agent.original`, cut at [`MAX_USER_AGENT`] bytes.
+    pub user_agent: Option<Box<str>>,
+}
+
+impl ClientInfo {
+    /// From the head of a request.
+    #[must_use]
+    pub fn of(parts: &http::request::Parts) -> Self {
+        let user_agent = parts.headers.get(http::header::USER_AGENT).and_then(|value| value.to_str().ok());
+        Self {
+            method: parts.method.clone(),
+            user_agent: user_agent.map(|text| cut(text, MAX_USER_AGENT).into()),
+            ..Self::default()
+        }
+    }
+}
+
+/// The first `bytes` of a text, without half a character.
+#[must_use]
+pub fn cut(text: &str, bytes: usize) -> &str {
+    let end = (0..=bytes.min(text.len())).rev().find(|end| text.is_char_boundary(*end));
+    end.and_then(|end| text.get(..end)).unwrap_or_default()
+}
+
+/// Longest `user_agent.original` that is kept, in bytes.
+pub const MAX_USER_AGENT: usize = 256;
+/// Longest model name of a client that is kept, in bytes.
+pub const MAX_MODEL_NAME: usize = 256;
+
 /// What is known once the head of a request is parsed.
 #[derive(Clone, Debug)]
 pub struct Opening {
+    /// Who sent it.
+    pub client: ClientInfo,
     /// `x-request-id`, the client's or ours.
     pub request_id: Arc<str>,
     /// W3C trace context, the client's continued or a new one.
@@ -307,6 +355,8 @@ impl Record {
             path: opening.path,
             route: Arc::clone(&none),
             model: Arc::clone(&none),
+            requested_model: None,
+            client: opening.client,
             tenant: Arc::clone(&none),
             slo_class: none,
             slo: SloBounds::default(),

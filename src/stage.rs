@@ -20,11 +20,11 @@ pub enum Stage {
     EngineQueue,
     /// Computing the prompt, until the first token.
     Prefill,
-    /// From the first to the last token, without the time in which the client blocked the stream.
+    /// From the first token to the response's end, without the time in which the client blocked the stream.
     Decode,
     /// At the replica but in none of its reported times: all of it for a unary response without any.
     EngineOther,
-    /// Sending to the client, the time in which it blocked the stream included.
+    /// The client blocked the stream; for a unary response, from its first to its last byte.
     Relay,
 }
 

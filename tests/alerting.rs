@@ -16,12 +16,13 @@ use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use tokenway::drift::detectors::{Diagnosis, Finding, Kind, SeriesName};
 use tokenway::fleet::status::ReplicaState;
 use tokenway::observe::metrics::{DeliveryResult, StreamKey};
-use tokenway::record::{Gap, Gaps, Outcome};
+use tokenway::record::{Gap, Gaps, Outcome, Record};
+use tokenway::stage::{Stage, StageBudget};
 
 fn kit(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("config").join(path)
@@ -40,7 +41,9 @@ fn page() -> String {
     observer.first_token(&first);
     let gaps = [Gap { length: Duration::from_millis(40), tokens: Some(2) }];
     observer.stream_series(&StreamKey::from(&first)).gaps(&Gaps { gaps: &gaps, late_itl: &[] });
-    observer.record(&Arc::new(support::record()));
+    let mut budget = StageBudget::default();
+    budget.set(Stage::Prefill, Duration::from_millis(1));
+    observer.record(&Arc::new(Record { stage_budget: Some(Arc::new(budget)), ..support::record() }));
     let mut failed = support::record();
     failed.outcome = Outcome::Failed;
     failed.error = Some("timeout_inter_token");
@@ -57,6 +60,7 @@ fn page() -> String {
         evidence: Vec::new(),
     };
     metrics.drift_found(finding.labels());
+    metrics.certificate_expiry("server.pem", SystemTime::now());
     metrics.render(&[support::status(ReplicaState::Ready, true)])
 }
 
@@ -183,11 +187,12 @@ async fn every_query_asks_for_what_the_gateway_exports() {
     let mut wrong = Vec::new();
     for query in of_rules.iter().chain(&dashboards()) {
         let found = selectors(&unquoted(&query.text));
-        assert!(!found.is_empty(), "{}: no metric in {}", query.place, query.text);
-        let mut known = BTreeSet::new();
+        let is_about_up = query.text.contains("up{job=\"tokenway\"}");
+        assert!(!found.is_empty() || is_about_up, "{}: no metric in {}", query.place, query.text);
+        let mut known = BTreeSet::from(["instance", "job"].map(str::to_owned));
         for (name, labels) in found {
             if recorded.contains(&name) {
-                known.extend(["route", "revision", "outcome"].map(str::to_owned));
+                known.extend(["route", "revision", "outcome", "reason"].map(str::to_owned));
                 continue;
             }
             let Some(of_name) = exported.get(&name) else {
@@ -264,4 +269,71 @@ fn every_alert_fires_when_it_should_and_is_silent_when_it_should_not() {
     }
     let Some((is_good, said)) = promtool(&["test", "rules", tests.to_str().unwrap()]) else { return };
     assert!(is_good, "{said}");
+}
+
+/// The anchor that GitHub and others make of a heading.
+fn anchor(heading: &str) -> String {
+    let kept = heading.to_lowercase().replace(' ', "-");
+    kept.chars().filter(|c| c.is_alphanumeric() || *c == '-').collect()
+}
+
+#[test]
+fn every_alert_opens_a_section_of_the_runbook() {
+    let runbook = fs::read_to_string(kit("../docs/runbook.md")).unwrap();
+    let headings: BTreeSet<String> =
+        runbook.lines().filter_map(|l| l.strip_prefix("## ")).map(anchor).collect();
+    let rules = fs::read_to_string(kit("prometheus/rules.yml")).unwrap();
+    let links: Vec<&str> = rules.lines().filter_map(|l| l.trim().strip_prefix("runbook_url: ")).collect();
+    assert_eq!(links.len(), rules.matches("- alert: ").count(), "an alert without a runbook");
+    for link in links {
+        let (_, section) = link.trim_matches('"').split_once("docs/runbook.md#").unwrap();
+        assert!(headings.contains(section), "{section} is no section of {headings:?}");
+    }
+}
+
+/// The rules' tests with every series of one gateway exported by `gateways` of them.
+fn of_gateways(tests: &str, gateways: usize) -> String {
+    let mut copied = String::new();
+    let mut lines = tests.lines();
+    while let Some(line) = lines.next() {
+        let Some(series) = line.strip_prefix("      - series: '").and_then(|rest| rest.strip_suffix('\''))
+        else {
+            copied.push_str(&format!("{line}\n"));
+            continue;
+        };
+        let values = lines.next().unwrap();
+        if series.contains("instance=") {
+            copied.push_str(&format!("{line}\n{values}\n"));
+            continue;
+        }
+        let (name, labels) = series.trim_end_matches('}').split_once('{').unwrap_or((series, ""));
+        for gateway in 1..=gateways {
+            let comma = if labels.is_empty() { "" } else { ", " };
+            let series =
+                format!("{name}{{{labels}{comma}instance=\"gateway-{gateway}:9090\", job=\"tokenway\"}}");
+            copied.push_str(&format!("      - series: '{series}'\n{values}\n"));
+        }
+    }
+    copied
+}
+
+#[test]
+fn alerts_are_the_same_with_two_and_with_three_gateways() {
+    let text = fs::read_to_string(kit("prometheus/rules_test.yml")).unwrap();
+    let (head, tests) = text.split_once("  - name: ").unwrap();
+    // Those that simulate hours or days take nearly all of the time and join the same series as the others.
+    let is_short =
+        |test: &&str| !["1d15m\n", "8h\n"].iter().any(|at| test.contains(&format!("eval_time: {at}")));
+    let short: Vec<&str> = tests.split("  - name: ").filter(is_short).collect();
+    let short = format!("{head}  - name: {}", short.join("  - name: "));
+    let directory = tempfile::tempdir().unwrap();
+    fs::copy(kit("prometheus/rules.yml"), directory.path().join("rules.yml")).unwrap();
+    for gateways in [2, 3] {
+        let copied = of_gateways(&short, gateways);
+        assert!(copied.contains(&format!("gateway-{gateways}:9090")));
+        let path = directory.path().join(format!("tests-{gateways}.yml"));
+        fs::write(&path, copied).unwrap();
+        let Some((is_good, said)) = promtool(&["test", "rules", path.to_str().unwrap()]) else { return };
+        assert!(is_good, "{gateways} gateways: {said}");
+    }
 }

@@ -171,7 +171,18 @@ fn faults_of_ports() {
             "[server]\nextra_paths = [\"/sleep\"]\n",
             "f.toml:5:16: /sleep controls an engine and is never relayed from the data port",
         ),
-        ("[server]\nextra_paths = [\"v1/x\"]\n", "f.toml:5:16: \"v1/x\" is not an exact path"),
+        ("[server]\nextra_paths = [\"v1/x\"]\n", "f.toml:5:16: \"v1/x\" is not a path"),
+        (
+            "[server]\nextra_paths = [\"/v1/a\", \"/v1/{x}\"]\n",
+            "f.toml:5:25: /v1/{x} would take /v1/models, which is answered by the gateway itself",
+        ),
+        (
+            "[server]\nextra_paths = [\"/adapters/{x}\"]\n",
+            "f.toml:5:16: /adapters/{x} controls an engine and is never relayed from the data port",
+        ),
+        ("[server]\nextra_paths = [\"/*\"]\n", "f.toml:5:16: \"/*\" has a wildcard"),
+        ("[server]\nroot_path = \"llm\"\n", "f.toml:5:13: \"llm\" is not a path prefix"),
+        ("[server]\ncors_origins = [\"app\"]\n", "f.toml:5:17: \"app\" is not an origin"),
         ("[server]\ntrust_headers = [\"a b\"]\n", "f.toml:5:18: \"a b\" is not a header name"),
         ("[server]\ntls = { cert = \"no.pem\" }\n", "f.toml:5:7: server.tls has no \"key\""),
         (

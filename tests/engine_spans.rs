@@ -89,7 +89,7 @@ async fn post(address: SocketAddr, path: &str, content_type: &str, body: &[u8]) 
 
 fn sampled() -> Record {
     let mut record = record();
-    record.trace.sampled_upstream = true;
+    record.trace.flags_upstream = 1;
     record
 }
 
@@ -210,7 +210,7 @@ async fn spans_go_out_over_grpc_and_come_in_over_grpc() {
         let received = collector.received.lock();
         received.iter().map(|(_, export)| export.resource_spans[0].scope_spans[0].spans.len()).sum()
     };
-    until(|| spans() == 300 * 5).await;
+    until(|| spans() == 300 * 7).await;
     assert_eq!(collector.received.lock()[0].0["content-type"], "application/x-protobuf");
     b.shutdown(Duration::from_secs(20)).await;
 }
@@ -250,8 +250,8 @@ async fn a_collector_that_refuses_costs_counted_spans_over_either_protocol() {
             200,
             "the engine is not told"
         );
-        // Five of ours, one of the engine's.
-        until(|| dropped(&observer, "export_failed") == Some(6.0)).await;
+        // Seven of ours, one of the engine's.
+        until(|| dropped(&observer, "export_failed") == Some(8.0)).await;
         observer.shutdown(Duration::from_secs(20)).await;
     }
 }

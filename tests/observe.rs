@@ -198,9 +198,14 @@ async fn spans_reach_a_collector_as_one_tree() {
     assert!(format!("{:?}", service.value).contains("tokenway"));
     let spans = &export.resource_spans[0].scope_spans[0].spans;
     let names: Vec<_> = spans.iter().map(|span| span.name.as_str()).collect();
-    assert_eq!(names, ["chat llama", "admit", "route", "attempt", "attempt"]);
+    assert_eq!(names, ["chat llama", "admit", "route", "attempt", "attempt", "prefill", "decode"]);
     assert_eq!(spans[0].parent_span_id, 0xc3u64.to_be_bytes());
-    assert!(spans[1..].iter().all(|span| span.parent_span_id == spans[0].span_id));
+    assert!(spans[1..5].iter().all(|span| span.parent_span_id == spans[0].span_id));
+    assert!(
+        spans[5..].iter().all(|span| span.parent_span_id == spans[4].span_id),
+        "below the answered attempt"
+    );
+    assert_eq!(spans[4].end_time_unix_nano, spans[0].end_time_unix_nano, "it lasts to the last byte");
     assert_eq!(spans[4].span_id, 0xa1u64.to_be_bytes(), "the id that went upstream");
     let keys: Vec<_> = spans[0].attributes.iter().map(|kv| kv.key.as_str()).collect();
     for key in ATTRIBUTES {
@@ -239,6 +244,12 @@ const ATTRIBUTES: &[&str] = &[
     "gen_ai.operation.name",
     "gen_ai.provider.name",
     "gen_ai.request.model",
+    "gen_ai.request.stream",
+    "http.request.method",
+    "url.scheme",
+    "http.route",
+    "client.address",
+    "user_agent.original",
     "gen_ai.response.model",
     "gen_ai.response.id",
     "gen_ai.response.finish_reasons",
@@ -276,9 +287,9 @@ async fn a_dead_collector_costs_counted_spans_and_nothing_else() {
             observer.record(&record);
         }
         observer.shutdown(Duration::from_secs(20)).await;
-        assert_eq!(dropped_spans(&observer, "export_failed"), Some(50.0));
+        assert_eq!(dropped_spans(&observer, "export_failed"), Some(70.0));
         observer.record(&record);
-        assert_eq!(dropped_spans(&observer, "shutdown"), Some(5.0));
+        assert_eq!(dropped_spans(&observer, "shutdown"), Some(7.0));
     }
 }
 

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation fails the test")]
 
+#[path = "relay/dropin.rs"]
+mod dropin;
 mod support;
 
 use std::time::Duration;

@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 use tokenway::relay::sse::Scanner;
 use tokenway::relay::stream_state::{Echo, Event, StreamEnd};
 use tokenway::relay::usage::{AnswerFacts, EngineErrorKind, of_unary};
-use tokenway::relay::usage_filter::UsageFilter;
+use tokenway::relay::usage_filter::{AskedUsage, UsageFilter};
 use tokenway::request::dialect::Dialect;
 
 /// The body of a recorded response, and whether its framing ended.
@@ -177,27 +177,77 @@ fn recorded_unary_bodies_tell_the_same_as_streams() {
     assert_eq!((dead.kind, dead.code), (EngineErrorKind::EngineDead, Some(500)));
 }
 
-#[test]
-fn the_usage_chunk_alone_is_withheld_from_recorded_streams() {
-    for (name, dialect, ..) in RECORDED {
-        let (body, _) = recorded(&format!("{name}.raw"));
-        let text = String::from_utf8(body).unwrap();
-        let kept: String = text
-            .split_inclusive("\n\n")
-            .filter(|event| !event.contains("\"choices\":[],\"usage\""))
-            .collect();
-        let expected = if matches!(dialect, Dialect::Chat | Dialect::Completions) { &kept } else { &text };
-        for size in [1, 10, 1000, text.len()] {
-            let (mut filter, mut all) = (UsageFilter::default(), Vec::new());
-            for frame in text.as_bytes().chunks(size) {
-                let mut out = SmallVec::new();
-                filter.filter(bytes::Bytes::copy_from_slice(frame), &mut out);
-                all.extend(out.iter().flatten().copied());
-            }
-            all.extend(filter.finish().into_iter().flatten());
-            assert_eq!(&String::from_utf8(all).unwrap(), expected, "{name} in frames of {size}");
+/// What the filter makes of a stream, the same for every way to cut it.
+fn filtered(asked: &AskedUsage, text: &str) -> String {
+    let cut = |size: usize| {
+        let (mut filter, mut out) = (UsageFilter::new(asked.clone()), SmallVec::new());
+        for frame in text.as_bytes().chunks(size) {
+            filter.filter(bytes::Bytes::copy_from_slice(frame), &mut out);
         }
+        filter.release(&mut out);
+        out.extend(filter.unfinished());
+        String::from_utf8(out.concat()).unwrap()
+    };
+    let whole = cut(text.len());
+    for size in [1, 10, 100, 1000] {
+        assert_eq!(cut(size), whole, "frames of {size}");
     }
+    whole
+}
+
+/// A recorded stream as vLLM would have sent it to a client that asks for no usage.
+fn unasked(text: &str) -> String {
+    let is_usage = |event: &&str| event.contains("\"choices\":[],\"usage\"");
+    let fingerprint = text.split_inclusive("\n\n").find(is_usage).and_then(|event| {
+        let at = event.find(",\"system_fingerprint\":")?;
+        let end = at + event[at..].find(['}', '\n'])?;
+        let value_end = event[at + 1..end].find(",\"").map_or(end, |comma| at + 1 + comma);
+        Some(&event[at..value_end])
+    });
+    let events = text.split_inclusive("\n\n").filter(|event| !is_usage(event));
+    let spliced = |event: &str| match fingerprint {
+        Some(member) if event.contains("\"finish_reason\":\"") => {
+            event.replacen("}\n\n", &format!("{member}}}\n\n"), 1)
+        }
+        _ => event.to_owned(),
+    };
+    events.map(spliced).collect()
+}
+
+#[test]
+fn recorded_streams_become_those_of_an_engine_that_nobody_asked() {
+    let asked = AskedUsage { fingerprint: Some("\"vllm-0.32.0-0f84c043\"".into()), ..AskedUsage::default() };
+    for (name, dialect, ..) in RECORDED {
+        if !matches!(dialect, Dialect::Chat | Dialect::Completions) {
+            continue;
+        }
+        let text = String::from_utf8(recorded(&format!("{name}.raw")).0).unwrap();
+        let asked = AskedUsage { has_several_choices: name == "chat_stream_n2", ..asked.clone() };
+        // It counts from its first chunk on, which we never ask for.
+        let counts_unasked = name == "chat_stream_usage_continuous";
+        let expected =
+            if counts_unasked || name.ends_with("echo_batch") { text.clone() } else { unasked(&text) };
+        assert_eq!(filtered(&asked, &text), expected, "{name}");
+    }
+}
+
+#[test]
+fn asked_and_unasked_recordings_differ_in_ids_and_times_only() {
+    let plain = |name: &str| {
+        let text = String::from_utf8(recorded(name).0).unwrap();
+        let unasked = filtered(&AskedUsage::default(), &text);
+        let anonymous = unasked.split("\"object\"").map(|part| match part.rfind("{\"id\":") {
+            Some(at) => part[..at].to_owned(),
+            None => part.to_owned(),
+        });
+        let joined = anonymous.collect::<Vec<_>>().join("#");
+        let created = joined
+            .split("\"created\":")
+            .map(|part| part.trim_start_matches(|c: char| c.is_ascii_digit()).to_owned());
+        created.collect::<String>()
+    };
+    assert_eq!(plain("chat_stream_usage.raw"), plain("chat_stream.raw"));
+    assert_eq!(plain("completions_stream_usage.raw"), plain("completions_stream.raw"));
 }
 
 /// The standard's event stream interpretation, word for word and without a thought for speed: the data of every

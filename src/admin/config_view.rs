@@ -52,6 +52,10 @@ fn server(config: &Config) -> Json {
         "heartbeat": server.heartbeat.map(seconds),
         "route_info_headers": server.route_info_headers,
         "extra_paths": server.extra_paths,
+        "root_path": server.root_path,
+        "cors_origins": server.cors_origins.as_ref().map(|all| {
+            all.iter().map(|origin| origin.to_str().unwrap_or_default()).collect::<Vec<_>>()
+        }),
         "trust_headers": server.trust_headers.iter().map(|name| name.as_str()).collect::<Vec<_>>(),
     })
 }

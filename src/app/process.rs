@@ -27,7 +27,7 @@ use crate::config::reload::{Watcher, watch_file};
 use crate::listener;
 use crate::observe::metrics::BuildInfo;
 use crate::observe::spans::Background;
-use crate::observe::{Surroundings, Tap};
+use crate::observe::{Surroundings, Tap, instance};
 
 /// Why the gateway did not run.
 #[derive(Debug, thiserror::Error)]
@@ -122,7 +122,8 @@ impl Running {
     ) -> Result<Self, StartError> {
         let (clock, tracker) = (Clock::start(), TaskTracker::new());
         let background = Background { runtime: runtimes.control.handle().clone(), tasks: tracker.clone() };
-        let around = Surroundings { clock, build: BUILD, background };
+        let instance = instance::name(config.admin.listen);
+        let around = Surroundings { clock, build: BUILD, background, instance };
         let observers = Observers::start(&config, around, tap)?;
 
         let addr = config.admin.listen;

@@ -7,6 +7,7 @@ pub mod check;
 pub mod diagnostics;
 pub mod load;
 mod otel;
+pub mod paths;
 pub mod reload;
 mod slo;
 mod telemetry;
@@ -128,8 +129,12 @@ pub struct Server {
     pub heartbeat: Option<Duration>,
     /// `x-tokenway-replica`, `-revision`, `-decision` on responses (default: only without tenants).
     pub route_info_headers: bool,
-    /// Paths allowed in addition to the OpenAI ones.
+    /// Patterns of paths allowed in addition to the built-in ones; see [`paths::matches`].
     pub extra_paths: Vec<String>,
+    /// Prefix that is stripped from every path; empty for none.
+    pub root_path: String,
+    /// Origins whose pages may call the gateway, `*` for all; `None` leaves CORS to the engines.
+    pub cors_origins: Option<Vec<http::HeaderValue>>,
     /// Headers of a trusted proxy that name the tenant.
     pub trust_headers: Vec<http::HeaderName>,
 }

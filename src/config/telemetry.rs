@@ -15,6 +15,8 @@ pub struct Telemetry {
     pub engine_spans: Option<EngineSpansConfig>,
     /// `[telemetry.sampling]`
     pub sampling: Sampling,
+    /// Whether stages are told apart by tenant; the default up to 20 configured tenants.
+    pub stages_by_tenant: bool,
 }
 
 /// `telemetry.access_log`
@@ -88,4 +90,6 @@ pub struct Sampling {
     pub keep_retry: bool,
     /// `drift`: keep all of a series for which drift was found, while it holds.
     pub keep_drift: bool,
+    /// `max_per_second`: at most this many traces a second; callers' own sampled ones come on top.
+    pub max_per_second: u32,
 }

@@ -102,7 +102,8 @@ impl Answers {
 
     /// A replica that traffic proved sick takes requests again: few at first.
     pub fn begin_trial(&self) {
-        self.clear();
+        *self.recent.lock() = Recent::default();
+        self.resume();
         self.trial.store(1, Ordering::Relaxed);
     }
 
@@ -111,11 +112,9 @@ impl Answers {
         self.trial.load(Ordering::Relaxed) != 0
     }
 
-    /// Forgets every failure.
-    pub fn clear(&self) {
-        *self.recent.lock() = Recent::default();
+    /// Ends a back-off.
+    pub fn resume(&self) {
         self.paused_until.store(0, Ordering::Relaxed);
-        self.trial.store(0, Ordering::Relaxed);
     }
 }
 

@@ -6,6 +6,7 @@
 pub(crate) mod answers;
 pub(crate) mod load_report;
 mod metrics_text;
+mod model_list;
 mod outliers;
 pub(crate) mod pick;
 mod poison;
@@ -16,4 +17,5 @@ pub(crate) mod replica;
 mod scrape;
 mod speed;
 pub mod status;
+pub(crate) mod unasked;
 pub(crate) mod vitals;

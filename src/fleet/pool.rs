@@ -191,7 +191,7 @@ impl PoolState {
         if !replica.is_ready() {
             return Speeds::default();
         }
-        Speeds { ttft: self.dispatcher.model.slowness(replica.slot(), now), itl: replica.speed.itl(now) }
+        Speeds { ttft: self.dispatcher.model.typical_ttft(replica.slot(), now), itl: replica.speed.itl(now) }
     }
 
     fn may_eject(&self) -> bool {
@@ -223,7 +223,7 @@ impl PoolState {
     }
 }
 
-/// How slow one replica is: by the pool's measure of prefill, and in seconds per token.
+/// How slow one replica is, in seconds: a typical first token, and each further one.
 #[derive(Clone, Copy, Debug, Default)]
 struct Speeds {
     ttft: Option<f64>,
@@ -232,17 +232,21 @@ struct Speeds {
 
 /// Times what is usual among the others, by the worse of the two figures; 1 where there is nothing to compare.
 fn slowness(speeds: &[Speeds], at: usize) -> f64 {
-    let beside = |figure: fn(&Speeds) -> Option<f64>| {
+    let beside = |figure: fn(&Speeds) -> Option<f64>, least: f64| {
         let own = speeds.get(at).and_then(figure)?;
         let others = speeds.iter().enumerate().filter(|(other, _)| *other != at);
         let mut others: SmallVec<[f64; 16]> = others.filter_map(|(_, speeds)| figure(speeds)).collect();
         let usual = lower_median(&mut others)?;
-        (usual > 0.0).then(|| own / usual)
+        Some((own + least) / (usual + least))
     };
-    let worst = beside(|speeds| speeds.ttft).unwrap_or(1.0).max(beside(|speeds| speeds.itl).unwrap_or(1.0));
+    let ttft = beside(|speeds| speeds.ttft, NEGLIGIBLE_TTFT).unwrap_or(1.0);
+    let worst = ttft.max(beside(|speeds| speeds.itl, NEGLIGIBLE_ITL).unwrap_or(1.0));
     if worst.is_finite() { worst } else { 1.0 }
 }
 
+/// Seconds of which nobody is aware: a few times as much is no outlier.
+const NEGLIGIBLE_TTFT: f64 = 0.02;
+const NEGLIGIBLE_ITL: f64 = 0.002;
 /// What slowed it down does not pass at once, and its cache is lost with each absence.
 const SLOW_REST: Duration = Duration::from_secs(60);
 /// A listener that was closed so long before its streams broke was shut down in order.

@@ -11,9 +11,11 @@ use std::time::Duration;
 use http::StatusCode;
 use serde_json::json;
 
+use super::model_list;
 use super::pool::PoolState;
-use super::replica::{EngineModel, Replica};
+use super::replica::Replica;
 use super::status::ReplicaState;
+use super::unasked::UnaskedStream;
 use super::vitals::{BUSY_FOR, REFUSED_TWICE};
 use crate::clock::{Clock, Stamp};
 use crate::config::{Pool, ProbeKind};
@@ -49,6 +51,9 @@ impl Prober {
             let config = self.pool.config();
             let sent = self.clock.now();
             let result = self.probe(&config, &mut known).await;
+            if matches!(result, ProbeResult::Answered(ProbeKind::Completion)) && !self.replica.is_ready() {
+                self.learn_unasked(&config).await;
+            }
             misses = match result {
                 ProbeResult::Answered(_) => 0,
                 ProbeResult::NotSent => misses,
@@ -207,15 +212,25 @@ impl Prober {
         }
     }
 
+    /// Learns what its engine streams unasked, before it takes requests: a restart may have changed its flags.
+    async fn learn_unasked(&self, config: &Pool) {
+        let models = self.replica.models.load_full();
+        let model = models.first().map_or("", |m| &*m.id);
+        let body = json!({ "model": model, "prompt": config.probe.prompt, "max_tokens": 1, "stream": true });
+        let body = body.to_string();
+        let call = self.call(config, "/v1/completions", Some(&body));
+        let unasked = match call.send(&self.connector).await {
+            Ok((StatusCode::OK, stream)) => UnaskedStream::read(&stream),
+            _ => None,
+        };
+        self.replica.unasked.store(unasked.map(Arc::new));
+    }
+
     /// Reads `/v1/models`; an engine without it is probed all the same.
     async fn list_models(&self, config: &Pool) -> Result<(), ProbeResult> {
         match self.call(config, "/v1/models", None).send(&self.connector).await {
             Ok((StatusCode::OK, body)) => {
-                let page: serde_json::Value = serde_json::from_slice(&body).unwrap_or_default();
-                let models = page["data"].as_array().into_iter().flatten().filter_map(|entry| {
-                    Some(EngineModel { id: entry["id"].as_str()?.into(), entry: entry.clone() })
-                });
-                self.replica.models.store(Arc::new(models.take(MAX_MODELS).collect()));
+                self.replica.models.store(Arc::new(model_list::parse(&body)));
                 Ok(())
             }
             Ok(_) | Err(CallError::Broken(_)) => Ok(()),
@@ -243,4 +258,3 @@ const FIRST_RETRY: Duration = Duration::from_millis(250);
 const MISSES_TO_EJECT: u32 = 2;
 /// Without evidence, no prompt is computed for longer: half of the default of `timeouts.first_token`.
 const LONG_PREFILL: Duration = Duration::from_secs(30);
-const MAX_MODELS: usize = 1000;

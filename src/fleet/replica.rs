@@ -20,6 +20,7 @@ use tokio_util::sync::CancellationToken;
 use super::answers::Answers;
 use super::speed::Speed;
 use super::status::{EngineCounters, ReplicaState, ReplicaStatus};
+use super::unasked::UnaskedStream;
 use super::vitals::Vitals;
 use crate::clock::Stamp;
 use crate::config::Endpoint;
@@ -48,6 +49,8 @@ pub struct Replica {
     pub scraped: ArcSwapOption<ScrapedCounters>,
     /// As listed by `/v1/models` of the engine.
     pub models: ArcSwap<Vec<EngineModel>>,
+    /// What its engine puts into a stream that asks for nothing; `None` until a probe told.
+    pub unasked: ArcSwapOption<UnaskedStream>,
     /// Cancelled when the configuration drops it: probes and scrapes end.
     pub removed: CancellationToken,
     /// Index into [`ReplicaState::ALL`].
@@ -85,8 +88,12 @@ pub struct ScrapedCounters {
 #[derive(Clone, Debug)]
 pub struct EngineModel {
     pub id: Arc<str>,
-    /// The whole entry, for our `/v1/models`.
-    pub entry: serde_json::Value,
+    /// The whole object as the engine wrote it, for our `/v1/models`.
+    pub entry: Box<str>,
+    /// Where the value of its `id` stands in `entry`, quotes included.
+    pub id_at: std::ops::Range<usize>,
+    /// It has no `parent`: it is no adapter.
+    pub is_base: bool,
 }
 
 /// Parts of a new replica.
@@ -117,6 +124,7 @@ impl Replica {
             speed: Speed::default(),
             scraped: ArcSwapOption::empty(),
             models: ArcSwap::default(),
+            unasked: ArcSwapOption::empty(),
             removed: CancellationToken::new(),
             state: AtomicU8::new(0),
             reason: Mutex::new("not probed yet".into()),
@@ -174,12 +182,14 @@ impl Replica {
                 if self.was_sick.swap(false, Ordering::Relaxed) {
                     self.answers.begin_trial();
                 } else {
-                    self.answers.clear();
+                    self.answers.resume();
                 }
-                self.target.set_standing(1.0, 1.0);
                 self.lives.fetch_add(1, Ordering::Relaxed);
             }
             ReplicaState::Ejected => {
+                if self.answers.is_on_trial() {
+                    self.was_sick.store(true, Ordering::Relaxed);
+                }
                 self.ejections.fetch_add(1, Ordering::Relaxed);
                 self.connections.drain();
             }
@@ -219,7 +229,7 @@ impl Replica {
     /// A first token or a whole answer came.
     pub fn succeeded(&self, now: Stamp) {
         let is_proved = self.answers.good(now) || !self.answers.is_on_trial();
-        if is_proved && self.ejections.load(Ordering::Relaxed) != 0 {
+        if is_proved && self.is_ready() && self.ejections.load(Ordering::Relaxed) != 0 {
             self.ejections.store(0, Ordering::Relaxed);
         }
     }

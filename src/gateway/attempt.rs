@@ -10,7 +10,7 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use http::{HeaderValue, Request, StatusCode, header, response};
+use http::{HeaderMap, HeaderValue, Request, StatusCode, header, response};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Body as _;
 use hyper::body::Incoming;
@@ -24,7 +24,7 @@ use crate::fleet::replica::Replica;
 use crate::relay::reader::{HoldOutcome, StreamReader, StreamShape};
 use crate::relay::usage::{self, EngineErrorKind};
 use crate::relay::watch::{Expiry, StreamWatch};
-use crate::request::dialect::Dialect;
+use crate::request::dialect::{BodyForm, Dialect};
 use crate::upstream::connect::is_local;
 use crate::upstream::headers;
 use crate::upstream::pool::{CheckoutError, Lease};
@@ -82,7 +82,7 @@ pub enum UpstreamResponse {
         /// The bytes held back and the rest of the body.
         reader: Box<StreamReader>,
     },
-    /// A unary response above [`MAX_BUFFERED`].
+    /// A unary response above [`MAX_BUFFERED`], or a body that may last whose content is unknown.
     Large {
         /// Status and headers as the engine sent them.
         head: Box<response::Parts>,
@@ -154,8 +154,17 @@ impl UpstreamAttempt {
         if self.asks_load {
             self.take_load_report(&mut head);
         }
-        if is_event_stream(&head) && head.status.is_success() {
-            return self.first_content(head, body, lease).await;
+        if head.status == StatusCode::SWITCHING_PROTOCOLS {
+            let replica = self.replica.name();
+            return Err(failed(ReplicaFailure::UnaskedUpgrade { replica }));
+        }
+        if head.status.is_success() {
+            if self.is_relayed_from_head(&head, &body) {
+                return Ok(UpstreamResponse::Large { head, first: Bytes::new(), rest: body, lease });
+            }
+            if is_event_stream(&head.headers) {
+                return self.first_content(head, body, lease).await;
+            }
         }
         if let Some(content_type) = self.foreign_type(&head) {
             let replica = self.replica.name();
@@ -167,14 +176,10 @@ impl UpstreamAttempt {
     async fn checkout(&self, deadline: Instant) -> Result<Lease, AttemptError> {
         let replica = self.replica.name();
         let after = self.deadlines.connect;
-        self.replica.connections.checkout(deadline).await.map_err(|error| match error {
-            CheckoutError::NoFree => failed(ReplicaFailure::NoFreeConnection { replica, after }),
-            CheckoutError::Timeout => failed(ReplicaFailure::ConnectTimeout { replica, after }),
-            CheckoutError::Io(error) if is_local(&error) => AttemptError::Ours(Failure::LocalResources),
-            CheckoutError::Io(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-                failed(ReplicaFailure::Refused { replica })
-            }
-            CheckoutError::Io(error) => failed(ReplicaFailure::Unreachable { replica, kind: error.kind() }),
+        let lease = self.replica.connections.checkout(deadline).await;
+        lease.map_err(|error| match no_connection(error, replica, after) {
+            Failure::Replica(failure) => failed(failure),
+            ours => AttemptError::Ours(ours),
         })
     }
 
@@ -209,6 +214,14 @@ impl UpstreamAttempt {
             String::from_utf8_lossy(value.map_or(b"no content type", HeaderValue::as_bytes)).to_lowercase();
         let is_foreign = if self.is_stream { !name.contains("json") } else { name.starts_with("text/html") };
         is_foreign.then(|| name.chars().take(MAX_TYPE).collect())
+    }
+
+    /// Whether its body may last: nothing in a stream of another dialect is a content event that we know, so there is
+    /// nothing to wait for.
+    fn is_relayed_from_head(&self, head: &response::Parts, body: &Incoming) -> bool {
+        let dialect = self.shape.dialect;
+        let may_last = || dialect.body_form() == BodyForm::Opaque && body.size_hint().exact().is_none();
+        !dialect.generates() && (is_event_stream(&head.headers) || may_last())
     }
 
     async fn first_content(
@@ -279,6 +292,19 @@ impl UpstreamResponse {
     }
 }
 
+/// The failure of a replica to which no connection was had.
+pub(super) fn no_connection(error: CheckoutError, replica: Arc<str>, after: Duration) -> Failure {
+    Failure::Replica(match error {
+        CheckoutError::NoFree => ReplicaFailure::NoFreeConnection { replica, after },
+        CheckoutError::Timeout => ReplicaFailure::ConnectTimeout { replica, after },
+        CheckoutError::Io(error) if is_local(&error) => return Failure::LocalResources,
+        CheckoutError::Io(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+            ReplicaFailure::Refused { replica }
+        }
+        CheckoutError::Io(error) => ReplicaFailure::Unreachable { replica, kind: error.kind() },
+    })
+}
+
 fn failed(failure: ReplicaFailure) -> AttemptError {
     AttemptError::Replica(failure, None)
 }
@@ -325,8 +351,9 @@ fn is_aborted(answer: &BufferedResponse) -> bool {
     answer.head.status.is_success() && ABORTED.find(&answer.body).is_some()
 }
 
-fn is_event_stream(head: &response::Parts) -> bool {
-    head.headers
+/// Whether a response is a stream of server-sent events.
+pub(super) fn is_event_stream(headers: &HeaderMap) -> bool {
+    headers
         .get(header::CONTENT_TYPE)
         .is_some_and(|v| v.as_bytes().get(..17).is_some_and(|v| v.eq_ignore_ascii_case(b"text/event-stream")))
 }

@@ -23,6 +23,7 @@ use crate::fleet::pick::Pick;
 use crate::observe::record_guard::RecordGuard;
 use crate::record::{self, Served};
 use crate::relay::reader::StreamShape;
+use crate::relay::usage_filter::AskedUsage;
 use crate::relay::watch::{StreamDeadlines, StreamWatch};
 use crate::request::dialect::Dialect;
 use crate::request::trace_context;
@@ -31,7 +32,7 @@ use crate::upstream::headers::{self, Credential, Upstream};
 /// A prepared request and everything its attempts need.
 #[derive(Debug)]
 pub struct Exchange {
-    incoming: Box<IncomingRequest>,
+    pub(super) incoming: Box<IncomingRequest>,
     /// The request as parsed and classified.
     pub prepared: Box<Prepared>,
     /// Its open record.
@@ -160,7 +161,7 @@ impl Exchange {
     }
 
     /// Counts the failure against the replica; whether the retry rule allows another attempt.
-    fn may_retry(&mut self, failure: &ReplicaFailure, pick: &Pick) -> bool {
+    pub(super) fn may_retry(&mut self, failure: &ReplicaFailure, pick: &Pick) -> bool {
         let gateway = &self.incoming.gateway;
         let now = gateway.clock.now();
         let was_returned = matches!(failure, ReplicaFailure::ClosedBeforeHead { is_unsent: true, .. });
@@ -198,7 +199,7 @@ impl Exchange {
         let mut attempt = Box::new(UpstreamAttempt {
             replica: Arc::clone(&pick.replica),
             request: self.request(&pick, span, asks_load),
-            shape: self.shape(),
+            shape: self.shape(&pick),
             watch: Arc::clone(&watch),
             is_stream: self.prepared.is_stream,
             deadlines,
@@ -233,12 +234,25 @@ impl Exchange {
         }
     }
 
-    fn shape(&mut self) -> StreamShape {
+    fn shape(&mut self, pick: &Pick) -> StreamShape {
         StreamShape {
             dialect: self.guard.record().dialect,
             echo: self.prepared.echo.clone(),
-            withhold_usage: self.prepared.withhold_usage,
+            asked_usage: self.asked_usage(pick),
         }
+    }
+
+    /// What to take out of the stream because the gateway asked for it: nothing where the engine sends it unasked.
+    fn asked_usage(&self, pick: &Pick) -> Option<AskedUsage> {
+        if !self.prepared.asks_usage {
+            return None;
+        }
+        let has_several_choices = self.prepared.has_several_choices;
+        let Some(unasked) = pick.replica.unasked.load_full() else {
+            return Some(AskedUsage { has_several_choices, ..AskedUsage::default() });
+        };
+        let fingerprint = unasked.fingerprint.clone();
+        (!unasked.sends_usage).then_some(AskedUsage { has_several_choices, fingerprint, is_sure: true })
     }
 
     /// Whether to request a load report (ORCA header): vLLM sends one on unary responses only, and only an overdue scrape is
@@ -252,7 +266,7 @@ impl Exchange {
     }
 
     /// The upstream request: framing and headers of the gateway, the prepared body.
-    fn request(&mut self, pick: &Pick, span: u64, asks_load: bool) -> Request<Full<Bytes>> {
+    pub(super) fn request(&mut self, pick: &Pick, span: u64, asks_load: bool) -> Request<Full<Bytes>> {
         let record = self.guard.record();
         let config = pick.pool.config();
         let credential = match &config.engine_api_key {
@@ -281,7 +295,7 @@ impl Exchange {
         request
     }
 
-    fn note_decision(&mut self, pick: &Pick) {
+    pub(super) fn note_decision(&mut self, pick: &Pick) {
         let record = self.guard.record();
         record.at.routed.get_or_insert(pick.assignment.at);
         if record.decision.is_none() {

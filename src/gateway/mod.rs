@@ -6,16 +6,20 @@
 
 pub mod attempt;
 mod blame;
+mod cors;
 mod degrade;
 pub mod exchange;
 pub mod explain_limiter;
 pub mod local;
+mod models;
 pub mod picker;
 pub mod prepare;
 pub mod reply;
 #[cfg(test)]
 mod scenarios;
+mod stored;
 pub mod table;
+mod tunnel;
 mod waiting;
 
 use std::sync::Arc;
@@ -26,8 +30,10 @@ use bytes::Bytes;
 use http::request::Parts;
 use http::{HeaderValue, Method, Request, Response};
 use hyper::body::Incoming;
+use hyper::upgrade::OnUpgrade;
 use tokio_util::task::TaskTracker;
 
+use self::cors::CorsGrant;
 use self::exchange::Exchange;
 use self::explain_limiter::ExplainLimiter;
 use self::table::RoutingTable;
@@ -37,13 +43,13 @@ use crate::error::{ErrorShape, Failure};
 use crate::listener::{Handler, HeadFault, KillSwitch};
 use crate::observe::Observer;
 use crate::observe::record_guard::RecordGuard;
-use crate::record::{Opening, Outcome};
+use crate::record::{ClientInfo, Opening, Outcome};
 use crate::relay::body::ReplyBody;
 use crate::relay::pins::ResponsePins;
 use crate::relay::watch::Watchdog;
 use crate::request::body::BodyMemory;
 use crate::request::dialect::Dialect;
-use crate::upstream::headers::X_REQUEST_ID;
+use crate::upstream::headers::{self, X_REQUEST_ID};
 
 /// State shared by all requests.
 #[derive(Debug)]
@@ -147,12 +153,25 @@ impl IncomingRequest {
     async fn answer(mut self: Box<Self>) -> Response<ReplyBody> {
         let gateway = Arc::clone(&self.gateway);
         let is_http1 = self.parts.version < http::Version::HTTP_2;
-        let mut response = match gateway.begin(&self.parts) {
+        let head = gateway.clock.now();
+        let table = gateway.table.load_full();
+        strip_root(&mut self.parts.uri, &table.config.server.root_path);
+        let cors = CorsGrant::of(&table.config.server, &self.parts.headers);
+        let mut response = match gateway.begin(&table, &self.parts, cors.as_ref(), head) {
             Err(response) => *response,
-            Ok((table, mut guard)) => {
+            Ok(mut guard) => {
                 let prepared = prepare::prepare(&mut self, table, &mut guard).await;
                 match prepared {
-                    Ok(prepared) => reply::respond(Exchange::new(self, prepared, guard)).await,
+                    Ok(prepared) => {
+                        let is_tunnel = self.parts.extensions.get::<OnUpgrade>().is_some()
+                            && headers::is_websocket(&self.parts.headers);
+                        let exchange = Exchange::new(self, prepared, guard);
+                        if is_tunnel {
+                            tunnel::respond(exchange).await
+                        } else {
+                            reply::respond(exchange).await
+                        }
+                    }
                     Err(failure) => {
                         gateway.count_refusal(&failure);
                         reply::failure(guard, &failure)
@@ -160,6 +179,9 @@ impl IncomingRequest {
                 }
             }
         };
+        if let Some(cors) = cors {
+            cors.mark(response.headers_mut());
+        }
         if is_http1 && gateway.drain.is_on() {
             response.headers_mut().insert(http::header::CONNECTION, HeaderValue::from_static("close"));
         }
@@ -168,18 +190,31 @@ impl IncomingRequest {
 }
 
 impl Gateway {
-    /// The configuration snapshot and the open record of an inference request, or the response to any other path.
-    fn begin(&self, parts: &Parts) -> Result<(Arc<RoutingTable>, RecordGuard), Box<Response<ReplyBody>>> {
-        let head = self.clock.now();
-        let table = self.table.load_full();
-        if let Some(response) = self.answer_locally(&table, parts) {
-            return Err(Box::new(reply::local(response, parts)));
-        }
-        let Some(dialect) = Dialect::of_path(parts.uri.path(), &table.config.server.extra_paths) else {
+    /// The open record of an inference request, or the response to any other.
+    fn begin(
+        &self,
+        table: &RoutingTable,
+        parts: &Parts,
+        cors: Option<&CorsGrant>,
+        head: crate::clock::Stamp,
+    ) -> Result<RecordGuard, Box<Response<ReplyBody>>> {
+        let path = parts.uri.path();
+        let is_own = matches!(path, "/health" | "/version") || models::is_path(path);
+        let found = Dialect::of_path(path, &table.config.server.extra_paths);
+        if !is_own && found.is_none() {
             self.observer.metrics().http_rejected(Failure::UnknownPath.code());
             return Err(Box::new(reply::bare_failure(&Failure::UnknownPath, ErrorShape::OpenAi, parts)));
-        };
-        Ok((table, self.open_record(parts, dialect, head)))
+        }
+        match (cors::is_preflight(parts), cors) {
+            (true, Some(cors)) => return Err(Box::new(reply::local(cors.preflight(parts), parts))),
+            // The engines decide, also for paths that we answer.
+            (true, None) if is_own => return Ok(self.open_record(parts, path, Dialect::Extra, head)),
+            _ => {}
+        }
+        match found {
+            Some((pattern, dialect)) if !is_own => Ok(self.open_record(parts, pattern, dialect, head)),
+            _ => Err(Box::new(reply::local(self.answer_locally(table, parts), parts))),
+        }
     }
 
     /// Counts refusals; client errors are no admission decision.
@@ -189,50 +224,61 @@ impl Gateway {
         }
     }
 
-    fn answer_locally(&self, table: &RoutingTable, parts: &Parts) -> Option<Response<Bytes>> {
-        let path = parts.uri.path();
-        if !matches!(path, "/v1/models" | "/health" | "/version") {
-            return None;
-        }
+    fn answer_locally(&self, table: &RoutingTable, parts: &Parts) -> Response<Bytes> {
+        let failed = |failure: &Failure| reply::failure_bytes(failure, ErrorShape::OpenAi);
         if !matches!(parts.method, Method::GET | Method::HEAD | Method::OPTIONS) {
-            let mut response = reply::failure_bytes(&Failure::MethodNotAllowed, ErrorShape::OpenAi);
-            let allow = HeaderValue::from_static("GET, HEAD, OPTIONS");
-            response.headers_mut().insert(http::header::ALLOW, allow);
-            return Some(response);
+            return failed(&Failure::MethodNotAllowed { allow: "GET, HEAD, OPTIONS" });
         }
-        Some(match path {
+        match parts.uri.path() {
             "/health" => local::health(table, self.drain.is_on()),
             "/version" => local::version(),
-            _ => match table.tenants.identify(&parts.headers) {
-                Ok(tenant) => local::models(table, &tenant),
-                Err(error) => reply::failure_bytes(
-                    &Failure::InvalidKey { message: error.message() },
-                    ErrorShape::OpenAi,
-                ),
-            },
-        })
+            path => prepare::tenant_of(table, &parts.headers)
+                .and_then(|tenant| models::respond(table, &tenant, path))
+                .unwrap_or_else(|failure| failed(&failure)),
+        }
     }
 
-    fn open_record(&self, parts: &Parts, dialect: Dialect, head: crate::clock::Stamp) -> RecordGuard {
+    fn open_record(
+        &self,
+        parts: &Parts,
+        pattern: &str,
+        dialect: Dialect,
+        head: crate::clock::Stamp,
+    ) -> RecordGuard {
         let opening = Opening {
             request_id: request_id(&parts.headers),
             trace: self.observer.trace_of(&parts.headers),
             dialect,
-            path: parts.uri.path().into(),
+            path: pattern.into(),
+            client: ClientInfo::of(parts),
             head,
         };
         RecordGuard::open(opening, &self.observer, self.clock, &self.requests)
     }
 }
 
-/// The client's `x-request-id` if it is 1 to 64 bytes of `[A-Za-z0-9._-]`, else a random one.
+/// Takes the prefix `server.root_path` off a path; one that does not begin with it stays, as with `vllm --root-path`.
+fn strip_root(uri: &mut http::Uri, root: &str) {
+    if root.is_empty() {
+        return;
+    }
+    let Some(below) = uri.path_and_query().and_then(|target| target.as_str().strip_prefix(root)) else {
+        return;
+    };
+    if !below.starts_with('/') {
+        return;
+    }
+    let mut parts = uri.clone().into_parts();
+    parts.path_and_query = below.parse().ok();
+    if let Ok(stripped) = http::Uri::from_parts(parts) {
+        *uri = stripped;
+    }
+}
+
+/// The client's `x-request-id` if it is harmless, else a random one.
 #[must_use]
 pub fn request_id(headers: &http::HeaderMap) -> Arc<str> {
-    let is_harmless = |id: &&str| {
-        (1..=MAX_REQUEST_ID).contains(&id.len())
-            && id.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-'))
-    };
-    match headers.get(X_REQUEST_ID).and_then(|v| v.to_str().ok()).filter(is_harmless) {
+    match given_request_id(headers) {
         Some(id) => id.into(),
         None => {
             let mut id = Vec::with_capacity(32);
@@ -242,11 +288,38 @@ pub fn request_id(headers: &http::HeaderMap) -> Arc<str> {
     }
 }
 
+/// The client's `x-request-id`, if it is harmless.
+fn given_request_id(headers: &http::HeaderMap) -> Option<&str> {
+    headers.get(X_REQUEST_ID).and_then(|v| v.to_str().ok()).filter(|id| is_harmless_id(id))
+}
+
+/// Whether a request id is 1 to 64 bytes of `[A-Za-z0-9._-]`.
+fn is_harmless_id(id: &str) -> bool {
+    (1..=MAX_REQUEST_ID).contains(&id.len())
+        && id.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-'))
+}
+
 const MAX_REQUEST_ID: usize = 64;
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_root_path_is_taken_off_once_and_whole() {
+        for (target, expected) in [
+            ("/llm/v1/models?x=%2F", "/v1/models?x=%2F"),
+            ("/llm/llm/x", "/llm/x"),
+            ("/v1/models", "/v1/models"),
+            ("/llmx/v1/models", "/llmx/v1/models"),
+            ("/llm", "/llm"),
+            ("http://host/llm/health", "http://host/health"),
+        ] {
+            let mut uri = http::Uri::from_static(target);
+            strip_root(&mut uri, "/llm");
+            assert_eq!(uri.to_string(), expected);
+        }
+    }
 
     #[test]
     fn a_harmful_request_id_is_replaced() {

@@ -6,31 +6,33 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::request::Parts;
-use http::{HeaderMap, HeaderName, Method};
+use http::{HeaderMap, HeaderName};
 
 use super::attempt::{Deadline, Deadlines};
-use super::table::{RouteState, RoutingTable};
-use super::{Gateway, IncomingRequest};
+use super::models::unescaped;
+use super::table::{RouteState, RoutingTable, shortened};
+use super::{Gateway, IncomingRequest, cors, given_request_id, is_harmless_id, stored};
 use crate::admission::Rules;
 use crate::clock::Stamp;
 use crate::config::{ModelMatch, Timeouts};
 use crate::error::Failure;
 use crate::fleet::replica::Replica;
 use crate::observe::record_guard::RecordGuard;
-use crate::record::SloBounds;
+use crate::record::{MAX_MODEL_NAME, Record, SloBounds, cut};
 use crate::relay::stream_state::Echo;
 use crate::request::body::{self, BodyLimits, HeldBody};
 use crate::request::class::Class;
 use crate::request::class::class_of;
-use crate::request::dialect::Dialect;
+use crate::request::dialect::{BodyForm, Dialect};
 use crate::request::fields::{self, FieldError, Fields};
 use crate::request::json::{JsonError, JsonKind, Raw};
+use crate::request::multipart;
 use crate::request::prompt::RequestPrompt;
 use crate::request::splice::{Edits, splice};
 use crate::request::tenant::TenantRef;
 use crate::routing::rendezvous;
 use crate::units::Tokens;
-use crate::upstream::headers::is_looping;
+use crate::upstream::headers::{is_looping, is_websocket};
 
 /// A request ready to be routed.
 #[derive(Debug)]
@@ -51,8 +53,10 @@ pub struct Prepared {
     pub is_stream: bool,
     /// Whether the end of its prefill is observable: streams, and paths that do not generate.
     pub shows_first_token: bool,
-    /// Whether the gateway requested the usage chunk, which then must not reach the client.
-    pub withhold_usage: bool,
+    /// Whether the gateway asked for usage, of which the client is to see nothing.
+    pub asks_usage: bool,
+    /// Whether its stream may have several choices.
+    pub has_several_choices: bool,
     /// `echo` of completions.
     pub echo: Echo,
     /// Model name as sent upstream.
@@ -123,13 +127,15 @@ pub async fn prepare(
     guard: &mut RecordGuard,
 ) -> Result<Box<Prepared>, Failure> {
     let IncomingRequest { gateway, parts, body, .. } = incoming;
-    check(gateway, parts)?;
-    let tenant = identify(&table, guard, &parts.headers)?;
+    let is_preflight = cors::is_preflight(parts);
+    check(gateway, parts, guard.record())?;
+    let tenant = if is_preflight { TenantRef::nobody() } else { identify(&table, guard, &parts.headers)? };
     let server = &table.config.server;
     let limits = BodyLimits { size: server.body_limit, stall: default_stall(&table) };
     let held = match body.as_mut() {
-        Some(body) => body::read(body, &gateway.memory, limits).await?,
-        None => HeldBody::empty(),
+        // What asks whether a request may be sent carries none of it, and no key.
+        Some(body) if !is_preflight => body::read(body, &gateway.memory, limits).await?,
+        _ => HeldBody::empty(),
     };
     // Drops hyper's body handle; the bytes are in `held`.
     *body = None;
@@ -138,27 +144,56 @@ pub async fn prepare(
     record.at.read = Some(read);
     record.bytes_in = held.bytes.len() as u64;
     let dialect = record.dialect;
-    let fields = parse(dialect, &held.bytes)?;
-    let route = Arc::clone(find_route(&table, &tenant, dialect, &fields, &held.bytes)?);
+    let mut fields =
+        match multipart::boundary(&parts.headers).filter(|_| dialect.body_form() != BodyForm::Json) {
+            Some(boundary) => parse_form(dialect, boundary, &held.bytes)?,
+            None => parse(dialect, &held.bytes)?,
+        };
+    if dialect == Dialect::Realtime {
+        // It has no body: what follows the handshake is between client and engine.
+        fields.model = query_model(&parts.uri)?.map(Cow::Owned);
+    }
+    record.requested_model = fields.model.as_deref().map(|name| cut(name, MAX_MODEL_NAME).into());
+    take_request_id(record, &fields, &parts.headers);
+    let (route, stored) = match dialect {
+        _ if is_preflight => (table.some_route().ok_or(Failure::Internal)?, None),
+        Dialect::StoredResponse => {
+            let (route, replica) = stored::of_path(gateway, &tenant, &table, parts.uri.path())?;
+            (route, Some(replica))
+        }
+        _ => (find_route(&table, &tenant, &fields)?, None),
+    };
+    let route = Arc::clone(route);
     let model = route.engine_model();
     let mut prepared = classify(&table, &route, guard, &fields, model, &held.bytes);
-    prepared.pinned = pinned(gateway, &route, &fields)?;
+    prepared.pinned = match fields.previous_response_id.as_deref() {
+        Some(id) => Some(stored::previous(gateway, &tenant, &route, id)?),
+        None => stored,
+    };
     drop(fields);
     prepared.rules.degrade = route.config.degrade.filter(|degrade| {
         let to = table.routes.get(degrade.to);
         // A stored response exists on its own replica only.
-        prepared.pinned.is_none() && to.is_some_and(|to| tenant.may_use(&to.config.name))
+        prepared.pinned.is_none()
+            && dialect.body_form() == BodyForm::Json
+            && to.is_some_and(|to| tenant.may_use(&to.config.name))
     });
     prepared.read = read;
     prepared.held = held;
     admit(gateway, prepared, guard, &parts.headers)
 }
 
-fn check(gateway: &Gateway, parts: &Parts) -> Result<(), Failure> {
-    if !matches!(parts.method, Method::GET | Method::POST | Method::HEAD | Method::OPTIONS) {
-        return Err(Failure::MethodNotAllowed);
+fn check(gateway: &Gateway, parts: &Parts, record: &Record) -> Result<(), Failure> {
+    let allow = record.dialect.allowed(&record.path);
+    if !allow.split(", ").any(|method| method == parts.method.as_str()) {
+        return Err(Failure::MethodNotAllowed { allow });
     }
     body::check_head(parts.version, &parts.uri, &parts.headers)?;
+    match (record.dialect, is_websocket(&parts.headers)) {
+        (Dialect::Realtime, false) if !cors::is_preflight(parts) => return Err(Failure::UpgradeRequired),
+        (Dialect::Realtime, _) | (_, false) => {}
+        (_, true) => return Err(Failure::UpgradeNotSupported),
+    }
     if is_looping(&parts.headers, &gateway.via) {
         return Err(Failure::Loop);
     }
@@ -170,6 +205,13 @@ fn identify(
     guard: &mut RecordGuard,
     headers: &HeaderMap,
 ) -> Result<TenantRef, Failure> {
+    let tenant = tenant_of(table, headers)?;
+    guard.record().tenant = Arc::clone(tenant.name());
+    Ok(tenant)
+}
+
+/// Who asks: by a trusted header, else by key.
+pub(super) fn tenant_of(table: &RoutingTable, headers: &HeaderMap) -> Result<TenantRef, Failure> {
     let trusted = table.config.server.trust_headers.iter().find_map(|name| headers.get(name));
     let tenant = match trusted {
         Some(name) if table.tenants.ask_for_keys() => table
@@ -178,9 +220,7 @@ fn identify(
             .ok_or_else(|| "the trusted header (server.trust_headers) names no tenant".to_owned()),
         _ => table.tenants.identify(headers).map_err(|error| error.message()),
     };
-    let tenant = tenant.map_err(|message| Failure::InvalidKey { message })?;
-    guard.record().tenant = Arc::clone(tenant.name());
-    Ok(tenant)
+    tenant.map_err(|message| Failure::InvalidKey { message })
 }
 
 pub(super) fn parse(dialect: Dialect, body: &[u8]) -> Result<Fields<'_>, Failure> {
@@ -190,27 +230,47 @@ pub(super) fn parse(dialect: Dialect, body: &[u8]) -> Result<Fields<'_>, Failure
     fields::parse(dialect, body).map_err(bad_field)
 }
 
+/// The fields of a form; a form on an opaque path that cannot be read has none.
+fn parse_form<'b>(dialect: Dialect, boundary: &str, body: &'b [u8]) -> Result<Fields<'b>, Failure> {
+    match multipart::parse(boundary, body) {
+        Err(FieldError::Form { .. }) if dialect.body_form() == BodyForm::Opaque => parse(dialect, &[]),
+        parsed => parsed.map_err(bad_field),
+    }
+}
+
+/// `model` of a query.
+fn query_model(uri: &http::Uri) -> Result<Option<String>, Failure> {
+    let pairs = uri.query().into_iter().flat_map(|query| query.split('&'));
+    let mut models = pairs.filter_map(|pair| pair.strip_prefix("model="));
+    match (models.next(), models.next()) {
+        (_, Some(_)) => Err(bad_field(FieldError::Duplicate { field: "model" })),
+        (model, None) => Ok(model.map(unescaped)),
+    }
+}
+
 fn bad_field(error: FieldError) -> Failure {
-    match error {
-        FieldError::MissingModel => Failure::MissingModel,
-        other => Failure::bad_request(other.message(), other.param()),
+    Failure::bad_request(error.message(), error.param())
+}
+
+/// A body's own `request_id` stands where no header overrides it, as in vLLM.
+fn take_request_id(record: &mut Record, fields: &Fields<'_>, headers: &HeaderMap) {
+    let own = fields.request_id.as_deref().filter(|id| is_harmless_id(id));
+    if let Some(id) = own.filter(|_| given_request_id(headers).is_none()) {
+        record.request_id = id.into();
     }
 }
 
 fn find_route<'t>(
     table: &'t RoutingTable,
     tenant: &TenantRef,
-    dialect: Dialect,
     fields: &Fields<'_>,
-    body: &[u8],
 ) -> Result<&'t Arc<RouteState>, Failure> {
-    let model = fields.model.as_deref();
-    if !body.is_empty() {
-        fields.required_model(dialect).map_err(bad_field)?;
-    }
-    let route = table.route(model)?;
-    let may_use = tenant.may_use(&route.config.name) || model.is_some_and(|m| tenant.may_use(m));
-    if may_use { Ok(route) } else { Err(Failure::ModelNotFound { model: model.unwrap_or_default().into() }) }
+    // vLLM takes an empty name for none.
+    let Some(model) = fields.model.as_deref().filter(|model| !model.is_empty()) else {
+        return table.unnamed_route(tenant);
+    };
+    let may_use = |route: &&Arc<RouteState>| route.is_visible_to(tenant) || tenant.may_use(model);
+    table.route_of(model).filter(may_use).ok_or_else(|| Failure::ModelNotFound { model: shortened(model) })
 }
 
 /// Prompt identity, size and class, and the body as sent upstream.
@@ -244,7 +304,8 @@ pub(super) fn classify(
         tokens,
         is_stream: record.is_stream,
         shows_first_token: record.is_stream || !record.dialect.generates(),
-        withhold_usage: spliced.withhold_usage,
+        asks_usage: spliced.asks_usage,
+        has_several_choices: spliced.asks_usage && has_several_choices(fields),
         echo: echo(fields),
         model: model.map(Arc::from),
         timeouts: route.config.timeouts,
@@ -263,23 +324,31 @@ fn echo(fields: &Fields<'_>) -> Echo {
         return Echo::Off;
     }
     let length = |raw: &Raw<'_>| raw.string().map(|text| text.len());
-    let prompts = match fields.prompt.prompt {
-        Some(raw) if raw.kind() == JsonKind::Array => {
-            let mut all = Vec::new();
-            // A list of token ids is one prompt; of texts or of lists, several.
-            let walked = raw.cursor().array(|items| {
-                let item = items.value()?;
-                if item.kind() != JsonKind::Number || all.is_empty() {
-                    all.push(length(&item));
-                }
-                Ok::<_, JsonError>(())
-            });
-            if walked.is_ok() { all } else { vec![None] }
-        }
-        Some(raw) => vec![length(&raw)],
-        None => vec![None],
+    let prompts = prompts(fields).into_iter().map(|prompt| prompt.as_ref().and_then(length));
+    Echo::On { prompts: prompts.collect(), choices_per_prompt: fields.choices }
+}
+
+/// `n` above 1, or several prompts of completions.
+fn has_several_choices(fields: &Fields<'_>) -> bool {
+    fields.choices > 1 || fields.prompt.prompt.is_some() && prompts(fields).len() > 1
+}
+
+/// The prompts of completions; `None` for what is absent or no JSON list.
+fn prompts<'a>(fields: &Fields<'a>) -> Vec<Option<Raw<'a>>> {
+    let list = match fields.prompt.prompt {
+        Some(raw) if raw.kind() == JsonKind::Array => raw,
+        one => return vec![one],
     };
-    Echo::On { prompts: prompts.into(), choices_per_prompt: fields.choices }
+    let mut all = Vec::new();
+    // A list of token ids is one prompt; of texts or of lists, several.
+    let walked = list.cursor().array(|items| {
+        let item = items.value()?;
+        if item.kind() != JsonKind::Number || all.is_empty() {
+            all.push(Some(item));
+        }
+        Ok::<_, JsonError>(())
+    });
+    if walked.is_ok() { all } else { vec![None] }
 }
 
 /// The model name as a bounded label: listed by a pool or configured, else `other`.
@@ -296,23 +365,6 @@ fn label(route: &RouteState, model: Option<&str>) -> Arc<str> {
         (Some(name), _) | (None, ModelMatch::Named(name)) if &**name == model => Arc::clone(name),
         _ => "other".into(),
     }
-}
-
-fn pinned(
-    gateway: &Gateway,
-    route: &RouteState,
-    fields: &Fields<'_>,
-) -> Result<Option<Arc<Replica>>, Failure> {
-    let Some(id) = fields.previous_response_id.as_deref() else { return Ok(None) };
-    let url = gateway.pins.replica_of(id).ok_or(Failure::PreviousResponseNotFound)?;
-    let of_url = |r: &Arc<Replica>| r.url == url;
-    route
-        .pools
-        .iter()
-        .find_map(|(pool, _)| pool.replicas().iter().find(|r| of_url(r)).cloned())
-        .filter(|replica| replica.is_ready())
-        .map(Some)
-        .ok_or(Failure::PreviousResponseNotFound)
 }
 
 /// Applies the client's permitted headers and its SLO class; refuses a suspected poison prompt.

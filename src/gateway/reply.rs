@@ -6,7 +6,7 @@ use bytes::Bytes;
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
 
-use super::attempt::{BufferedResponse, UpstreamResponse};
+use super::attempt::{BufferedResponse, UpstreamResponse, is_event_stream};
 use super::exchange::{ActiveAttempt, Exchange, ExchangeResult};
 use super::prepare::Prepared;
 use super::{Gateway, request_id};
@@ -97,7 +97,8 @@ pub fn failure(mut guard: RecordGuard, failure: &Failure) -> Response<ReplyBody>
     response.map(|body| ReplyBody::Whole(Some(body), Some(Box::new(guard))))
 }
 
-fn response(gateway: &Arc<Gateway>, exchanged: ExchangeResult) -> Response<ReplyBody> {
+/// The response to a finished exchange.
+pub(super) fn response(gateway: &Arc<Gateway>, exchanged: ExchangeResult) -> Response<ReplyBody> {
     let ExchangeResult { mut guard, result, prepared } = exchanged;
     let (answer, active) = match result {
         Ok(answered) => answered,
@@ -116,7 +117,7 @@ fn response(gateway: &Arc<Gateway>, exchanged: ExchangeResult) -> Response<Reply
     let status = answer.status();
     guard.head_sent(status.as_u16());
     let (mut headers, body) = relay(gateway, guard, active, answer, &prepared);
-    if matches!(body, ReplyBody::Stream(_)) {
+    if matches!(body, ReplyBody::Stream(_)) || is_event_stream(&headers) {
         write_stream_headers(&mut headers);
     }
     let mut response = Response::new(body);
@@ -217,7 +218,7 @@ fn whole(
     if status.is_success() && record.dialect.generates() {
         let facts = usage::of_unary(record.dialect, &body);
         if let Some(id) = facts.id.as_deref().filter(|_| record.dialect.is_stateful()) {
-            gateway.pins.remember(id, &active.pick.replica.url);
+            gateway.pins.remember(&record.tenant, id, &active.pick.replica.url);
         }
         active.pick.learn(facts.tokens);
         record_facts(record, &facts);
@@ -226,7 +227,7 @@ fn whole(
 }
 
 /// Headers of every response, errors included: `x-request-id`, `server-timing`.
-fn write_own_headers(headers: &mut HeaderMap, record: &Record) {
+pub(super) fn write_own_headers(headers: &mut HeaderMap, record: &Record) {
     write_request_id(headers, &record.request_id);
     if let Ok(timing) = HeaderValue::try_from(server_timing(record)) {
         headers.insert(SERVER_TIMING, timing);
@@ -244,7 +245,7 @@ fn write_stream_headers(headers: &mut HeaderMap) {
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
 }
 
-fn write_route_info(headers: &mut HeaderMap, record: &Record) {
+pub(super) fn write_route_info(headers: &mut HeaderMap, record: &Record) {
     let Some(served) = record.served() else { return };
     let mut put = |name: HeaderName, value: &str| {
         if let Ok(value) = HeaderValue::from_str(value) {

@@ -35,7 +35,7 @@ use crate::observe::metrics::BuildInfo;
 use crate::observe::record_guard::RecordGuard;
 use crate::observe::spans::Background;
 use crate::observe::{Observer, Surroundings};
-use crate::record::{Opening, TokenCounts};
+use crate::record::{ClientInfo, Opening, TokenCounts};
 use crate::relay::watch::Watchdog;
 use crate::request::body::BodyMemory;
 use crate::request::chain::PrefixChain;
@@ -225,6 +225,7 @@ impl Router for Live {
         self.advance(fleet.now());
         let gateway = Arc::clone(&self.gateway);
         let opening = Opening {
+            client: ClientInfo::default(),
             request_id: "r".into(),
             trace: trace_of(&http::HeaderMap::new(), None),
             dialect: Dialect::Completions,
@@ -307,7 +308,8 @@ fn gateway(config: &Arc<Config>, runtime: tokio::runtime::Handle) -> Gateway {
     let (clock, tracker) = (Clock::start(), TaskTracker::new());
     let build = BuildInfo { version: "test", revision: "test" };
     let background = Background { runtime: runtime.clone(), tasks: tracker.clone() };
-    let observer = Observer::start(config, Surroundings { clock, build, background }).unwrap();
+    let observer =
+        Observer::start(config, Surroundings { clock, build, background, instance: "test".into() }).unwrap();
     let fleet = Fleet::new(Connector::new(tracker.clone()).unwrap(), clock, tracker.clone(), runtime);
     let pools = fleet.apply(config);
     Gateway {

@@ -11,7 +11,7 @@ use crate::error::Failure;
 use crate::fleet::pool::PoolState;
 use crate::record::SloBounds;
 use crate::request::chain::ChainSeed;
-use crate::request::tenant::Tenants;
+use crate::request::tenant::{TenantRef, Tenants};
 use crate::routing::{Policy, PoolWheel, policies};
 use crate::units::Tokens;
 
@@ -76,19 +76,31 @@ impl RoutingTable {
         Self { config, pools, routes, tenants, seed, by_model, any }
     }
 
-    /// The route of a model, else the route `*`; without a model also the only route.
+    /// The route of a model, else the route `*`.
+    #[must_use]
+    pub fn route_of(&self, model: &str) -> Option<&Arc<RouteState>> {
+        self.routes.get(self.by_model.get(model).copied().or(self.any)?)
+    }
+
+    /// The route of a request that names no model: `*`, else the only one that its tenant may use.
     ///
     /// # Errors
-    /// [`Failure::ModelNotFound`], or [`Failure::MissingModel`] if there are several routes and none is `*`.
-    pub fn route(&self, model: Option<&str>) -> Result<&Arc<RouteState>, Failure> {
-        let at = match model {
-            Some(name) => self.by_model.get(name).copied().or(self.any),
-            None => self.any.or((self.routes.len() == 1).then_some(0)),
-        };
-        at.and_then(|at| self.routes.get(at)).ok_or_else(|| match model {
-            Some(name) => Failure::ModelNotFound { model: shortened(name) },
-            None => Failure::MissingModel,
-        })
+    /// [`Failure::MissingModel`] if several routes could be meant.
+    pub fn unnamed_route(&self, tenant: &TenantRef) -> Result<&Arc<RouteState>, Failure> {
+        let visible = || self.routes.iter().filter(|route| route.is_visible_to(tenant));
+        let any = visible().find(|route| route.config.model == ModelMatch::Any);
+        let mut all = visible();
+        match (any, all.next(), all.next()) {
+            (Some(any), ..) => Ok(any),
+            (None, Some(only), None) => Ok(only),
+            _ => Err(Failure::MissingModel { routes: shortened(&names(visible())) }),
+        }
+    }
+
+    /// The route that answers what no route is meant by: CORS preflights, which all engines answer alike.
+    #[must_use]
+    pub fn some_route(&self) -> Option<&Arc<RouteState>> {
+        self.routes.iter().find(|route| route.is_ready()).or(self.routes.first())
     }
 
     /// The bounds of an SLO class for a prompt length; an unknown class has no bounds.
@@ -100,6 +112,13 @@ impl RoutingTable {
 }
 
 impl RouteState {
+    /// Whether a tenant's `routes` name it or its model.
+    #[must_use]
+    pub fn is_visible_to(&self, tenant: &TenantRef) -> bool {
+        let by_model = matches!(&self.config.model, ModelMatch::Named(model) if tenant.may_use(model));
+        by_model || tenant.may_use(&self.config.name)
+    }
+
     /// Whether a pool with a weight above 0 is ready.
     #[must_use]
     pub fn is_ready(&self) -> bool {
@@ -121,7 +140,7 @@ impl RouteState {
         if models.iter().any(|model| model.id == *name) {
             return None;
         }
-        let mut bases = models.iter().filter(|model| model.entry["parent"].is_null());
+        let mut bases = models.iter().filter(|model| model.is_base);
         match (bases.next(), bases.next()) {
             (Some(only), None) => Some(Arc::clone(&only.id)),
             _ => None,
@@ -155,8 +174,17 @@ impl RouteState {
     }
 }
 
+/// What clients may ask for, for error messages.
+fn names<'r>(routes: impl Iterator<Item = &'r Arc<RouteState>>) -> String {
+    let name = |route: &'r Arc<RouteState>| match &route.config.model {
+        ModelMatch::Named(model) => model.to_string(),
+        ModelMatch::Any => route.config.name.to_string(),
+    };
+    routes.map(name).collect::<Vec<_>>().join(", ")
+}
+
 /// A client's string, cut to [`MAX_NAME`] characters for error messages.
-fn shortened(name: &str) -> String {
+pub(super) fn shortened(name: &str) -> String {
     name.chars().take(MAX_NAME).collect()
 }
 

@@ -13,13 +13,13 @@ use super::prepare::Prepared;
 use crate::admission::{Outlook, Refusal, Ticket, WaitReason, Waiter};
 use crate::clock::Stamp;
 use crate::error::{Failure, Timer};
-use crate::observe::metrics::GaugeGuard;
+use crate::observe::metrics::QueuedGuard;
 use crate::observe::record_guard::RecordGuard;
 
 /// State of a request's waits, over all its decisions.
 #[derive(Default)]
 pub(super) struct Waits {
-    ticket: Option<(Ticket, [GaugeGuard; 2])>,
+    ticket: Option<(Ticket, QueuedGuard)>,
     pool: Option<usize>,
     late_since: Option<Stamp>,
     was_held: bool,

@@ -97,6 +97,10 @@ impl From<&Server> for ConnectionLimits {
     }
 }
 
+/// In the extensions of a 101 response: what was the connection ends when this is cancelled.
+#[derive(Clone, Debug, Default)]
+pub struct Tunnel(pub CancellationToken);
+
 tokio::task_local! {
     /// Signals of the HTTP/2 stream that the current task serves.
     static SIGNALS: StreamSignals;
@@ -220,8 +224,11 @@ where
             // Per stream over HTTP/2, per connection over HTTP/1.1.
             let signals =
                 SIGNALS.try_with(StreamSignals::clone).unwrap_or(StreamSignals { kill, handed: None });
-            let response = handler.handle(request, signals.kill).await;
-            if response.headers().contains_key(header::CONNECTION) {
+            let mut response = handler.handle(request, signals.kill).await;
+            if let Some(tunnel) = response.extensions_mut().remove::<Tunnel>() {
+                busy.becomes(tunnel);
+            }
+            if response.headers().get(header::CONNECTION).is_some_and(|value| value == "close") {
                 busy.last();
             }
             Ok::<_, Infallible>(response.map(|body| BusyBody::new(body, busy, signals.handed)))
@@ -229,7 +236,7 @@ where
     });
     let builder =
         builder(StreamExecutor { tracker: serving.tracker.clone(), linger: serving.limits.keep_alive });
-    let connection = builder.serve_connection(io, service);
+    let connection = builder.serve_connection_with_upgrades(io, service);
     tokio::pin!(connection);
     // A connection accepted after the drain delay gets a 503, which closes it.
     let mut announced = Announced { goaway: false, close: serving.closing.is_cancelled() };
@@ -240,12 +247,14 @@ where
             Poll::Pending => interruption.poll(cx),
         });
         match happened.await {
-            Interruption::End => return,
+            Interruption::End => break,
             Interruption::GoAway => announced.goaway = true,
             Interruption::Close => announced.close = true,
         }
         connection.as_mut().graceful_shutdown();
     }
+    // An open connection to its client all the while: it counts as one.
+    phase.tunnel_over().await;
 }
 
 /// Steps of the drain that were announced to a connection.

@@ -6,8 +6,8 @@
 
 use std::io;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -17,6 +17,7 @@ use pin_project_lite::pin_project;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_util::sync::CancellationToken;
 
+use super::Tunnel;
 use super::bad_request_head::{Explain, RejectionRewriter};
 use super::lingering_close::LingeringClose;
 use crate::clock::{Clock, Stamp};
@@ -35,6 +36,8 @@ pub(super) struct ConnectionPhase {
     is_closing: AtomicBool,
     /// Start of the current phase.
     since: AtomicU64,
+    /// What became of it after a 101.
+    tunnel: OnceLock<Tunnel>,
 }
 
 /// Deadlines of the two phases.
@@ -58,6 +61,14 @@ impl ConnectionPhase {
             has_served: AtomicBool::new(false),
             is_closing: AtomicBool::new(false),
             since: AtomicU64::new(accepted.as_nanos()),
+            tunnel: OnceLock::new(),
+        }
+    }
+
+    /// Waits until the tunnel that the connection became is over; returns at once if it became none.
+    pub(super) async fn tunnel_over(&self) {
+        if let Some(tunnel) = self.tunnel.get() {
+            tunnel.0.cancelled().await;
         }
     }
 
@@ -135,6 +146,12 @@ impl Busy {
     /// This is the connection's last request.
     pub(super) fn last(&self) {
         self.0.closes();
+    }
+
+    /// Behind this response the connection is a tunnel.
+    pub(super) fn becomes(&self, tunnel: Tunnel) {
+        // A connection becomes one once at most.
+        let _ = self.0.tunnel.set(tunnel);
     }
 }
 

@@ -3,6 +3,7 @@
 //! Names follow the OpenTelemetry semantic conventions where those have one, else `tokenway.*`; durations are seconds.
 //! Never prompts, completions or keys: a record does not have them.
 
+use std::net::IpAddr;
 use std::time::Duration;
 
 use smallvec::SmallVec;
@@ -22,6 +23,7 @@ pub(super) enum AttributeValue<'a> {
     /// Written as seconds.
     Span(Duration),
     Bool(bool),
+    Address(IpAddr),
     List(SmallVec<[&'a str; 4]>),
 }
 
@@ -56,9 +58,11 @@ fn gen_ai<'a>(record: &'a Record, emit: &mut impl FnMut(AttributeKey, AttributeV
     if let Some(served) = record.served() {
         emit(key!("gen_ai.provider.name"), AttributeValue::Str(&served.engine));
     }
-    if &*record.model != "none" {
-        emit(key!("gen_ai.request.model"), AttributeValue::Str(&record.model));
+    let requested = record.requested_model.as_deref().or(Some(&record.model)).filter(|name| *name != "none");
+    if let Some(model) = requested {
+        emit(key!("gen_ai.request.model"), AttributeValue::Str(model));
     }
+    emit(key!("gen_ai.request.stream"), AttributeValue::Bool(record.is_stream));
     if let Some(model) = &record.response_model {
         emit(key!("gen_ai.response.model"), AttributeValue::Str(model));
     }
@@ -81,7 +85,16 @@ fn gen_ai<'a>(record: &'a Record, emit: &mut impl FnMut(AttributeKey, AttributeV
 }
 
 fn http<'a>(record: &'a Record, emit: &mut impl FnMut(AttributeKey, AttributeValue<'a>)) {
+    emit(key!("http.request.method"), AttributeValue::Str(record.client.method.as_str()));
+    emit(key!("url.scheme"), AttributeValue::Name(if record.client.is_tls { "https" } else { "http" }));
     emit(key!("url.path"), AttributeValue::Str(&record.path));
+    emit(key!("http.route"), AttributeValue::Str(&record.path));
+    if let Some(address) = record.client.address {
+        emit(key!("client.address"), AttributeValue::Address(address));
+    }
+    if let Some(user_agent) = &record.client.user_agent {
+        emit(key!("user_agent.original"), AttributeValue::Str(user_agent));
+    }
     emit(key!("http.response.status_code"), AttributeValue::Int(i64::from(record.status)));
     emit(key!("http.request.body.size"), int(record.bytes_in));
     emit(key!("http.response.body.size"), int(record.bytes_out));

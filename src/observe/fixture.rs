@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::clock::Stamp;
 use crate::record::{
-    Attempt, DecisionSummary, Moments, Opening, Outcome, Record, Served, TokenCounts, Weighed,
+    Attempt, ClientInfo, DecisionSummary, Moments, Opening, Outcome, Record, Served, TokenCounts, Weighed,
 };
 use crate::request::class::Class;
 use crate::request::dialect::Dialect;
@@ -44,9 +44,9 @@ fn attempt() -> Attempt {
 /// A good chat stream: read 10 ms, TTFT 200 ms, 1 s of decode, 1.3 s in all.
 pub(crate) fn stream() -> Record {
     let trace_id = 0x1234_5678_9abc_def0_1234_5678_9abc_def0;
-    let trace =
-        Trace { trace_id, root: 0xb2, parent: None, sampled: None, sampled_upstream: false, state: None };
+    let trace = Trace { trace_id, root: 0xb2, parent: None, sampled: None, flags_upstream: 0, state: None };
     let opening = Opening {
+        client: ClientInfo::default(),
         request_id: "req-1".into(),
         trace,
         dialect: Dialect::Chat,

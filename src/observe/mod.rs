@@ -10,6 +10,7 @@ mod decisions;
 mod engine_spans;
 #[cfg(test)]
 mod fixture;
+pub mod instance;
 pub(crate) mod judgement;
 pub mod metrics;
 pub mod otlp;
@@ -88,6 +89,8 @@ pub struct Surroundings {
     pub build: BuildInfo,
     /// Runtime and tracker of background tasks.
     pub background: Background,
+    /// What this gateway is called among others; see [`instance::name`].
+    pub instance: Arc<str>,
 }
 
 /// All observers.
@@ -112,12 +115,15 @@ impl Observer {
     /// # Errors
     /// The access log cannot be opened or the OTLP exporter refuses its configuration.
     pub fn start(config: &Config, around: Surroundings) -> Result<Self, ObserveError> {
-        let Surroundings { clock, build, background } = around;
+        let Surroundings { clock, build, background, instance } = around;
         let metrics = Arc::new(Metrics::new(config, build, clock));
         let telemetry = &config.telemetry;
         let access_log = AccessLogger::start(&telemetry.access_log, clock, &metrics)?.map(Arc::new);
-        let collector =
-            telemetry.otlp.as_ref().map(|otlp| Collector::new(otlp, build, &background)).transpose()?;
+        let collector = telemetry
+            .otlp
+            .as_ref()
+            .map(|otlp| Collector::new(otlp, build, &instance, &background))
+            .transpose()?;
         let spans = collector
             .as_ref()
             .map(|collector| Spans::start(collector, &telemetry.sampling, clock, &background, &metrics))

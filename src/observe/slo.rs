@@ -183,6 +183,7 @@ mod tests {
         budget.set(Stage::Connect, Duration::from_millis(3));
         budget.set(Stage::Prefill, Duration::from_millis(100));
         budget.set(Stage::Relay, Duration::from_millis(1));
+        record.relay_blocked = Duration::from_millis(2);
         record.stage_budget = Some(Arc::new(budget));
         assert_eq!(over_budget(&record, &stages(&record))[..], [Stage::Prefill, Stage::Relay]);
     }

@@ -83,12 +83,14 @@ fn stream(record: &Record, cursor: &mut StageCursor) {
     let wait = cursor.until(at.first_token.unwrap_or(at.end));
     let expected = record.attempts.last().and_then(|attempt| attempt.expected);
     cursor.wait(wait, record.engine.as_ref(), expected);
-    let Some(last) = at.last_token else { return };
-    let tokens = cursor.until(last);
-    let blocked = record.relay_blocked.min(tokens);
-    cursor.push(Stage::Decode, tokens.saturating_sub(blocked), StageSource::Measured);
+    if at.last_token.is_none() {
+        return;
+    }
+    // After the last content the engine still owes its last step, usage and end: only what the client blocks is relaying.
     let rest = cursor.until(at.end);
-    cursor.push(Stage::Relay, blocked + rest, StageSource::Measured);
+    let blocked = record.relay_blocked.min(rest);
+    cursor.push(Stage::Decode, rest - blocked, StageSource::Measured);
+    cursor.push(Stage::Relay, blocked, StageSource::Measured);
 }
 
 /// A unary response: without the engine's reported times, its time there is one stage.
@@ -202,8 +204,8 @@ mod tests {
                 ("route", 1, "measured"),
                 ("connect", 3, "measured"),
                 ("prefill", 195, "estimated"),
-                ("decode", 750, "measured"),
-                ("relay", 340, "measured"),
+                ("decode", 840, "measured"),
+                ("relay", 250, "measured"),
             ]
         );
         assert_eq!(sum(&record), record.duration());

@@ -38,7 +38,14 @@ impl LargeBody {
         watch: Arc<StreamWatch>,
         pick: Box<Pick>,
     ) -> Self {
-        Self { first: Some(first), rest, lease: Some(lease), guard, watch, pick }
+        Self {
+            first: Some(first).filter(|bytes| !bytes.is_empty()),
+            rest,
+            lease: Some(lease),
+            guard,
+            watch,
+            pick,
+        }
     }
 
     /// Polled by hyper: the next frame, the end, or the abort.

@@ -5,6 +5,8 @@
 //! answer says of itself, [`timeline`] turns content events into latencies, [`itl_slo`] checks them against the SLO.
 //! [`usage_filter`] and [`error_event`] are the only places where a stream's bytes change.
 //!
+//! [`ws_frames`] tells where a WebSocket's frames end.
+//!
 //! With sockets and timers: [`reader`] polls the engine's body, [`stream`], [`large_body`] and [`heartbeat`] are the
 //! bodies that hyper polls ([`body`]), [`watch`] enforces their deadlines from one task.
 
@@ -30,3 +32,4 @@ mod typed;
 pub mod usage;
 pub mod usage_filter;
 pub mod watch;
+pub mod ws_frames;

@@ -19,7 +19,7 @@ use super::sse::Scanner;
 use super::stream_state::{Echo, Event, StreamEnd};
 use super::timeline::Timeline;
 use super::usage::{EngineError, EngineErrorKind};
-use super::usage_filter::UsageFilter;
+use super::usage_filter::{AskedUsage, UsageFilter};
 use super::watch::StreamWatch;
 use crate::clock::{Clock, Stamp};
 use crate::request::dialect::Dialect;
@@ -33,7 +33,7 @@ pub struct StreamShape {
     /// Whether the prompt comes back in it.
     pub echo: Echo,
     /// The usage-only chunk is ours and does not go to the client.
-    pub withhold_usage: bool,
+    pub asked_usage: Option<AskedUsage>,
 }
 
 /// The reader of one stream. What an ordinary event touches comes first (see [`Timeline`]).
@@ -49,7 +49,7 @@ pub struct StreamReader {
     next: Option<Bytes>,
     has_more: bool,
     ending: Option<StreamEnd>,
-    filter: Option<UsageFilter>,
+    filter: Option<Box<UsageFilter>>,
     /// Facts of its events.
     pub scanner: Scanner,
     /// Latency of its events.
@@ -102,7 +102,7 @@ impl StreamReader {
             next: None,
             has_more: false,
             ending: None,
-            filter: shape.withhold_usage.then(UsageFilter::default),
+            filter: shape.asked_usage.map(|asked| Box::new(UsageFilter::new(asked))),
             scanner: Scanner::new(shape.dialect, shape.echo),
             timeline: Timeline::default(),
             more: VecDeque::new(),
@@ -234,7 +234,8 @@ impl StreamReader {
 
     /// The end of the engine's body. Only one that was read to its end leaves a reusable connection.
     fn end(&mut self, is_clean: bool) {
-        if let Some(rest) = self.filter.as_mut().and_then(UsageFilter::finish) {
+        self.release_finish();
+        if let Some(rest) = self.filter.as_mut().and_then(|filter| filter.unfinished()) {
             self.put(rest);
         }
         self.ending.get_or_insert(self.scanner.finish(is_clean));
@@ -275,7 +276,7 @@ impl StreamReader {
                 self.stop(data.slice(..at), tail);
                 self.ending = Some(StreamEnd::Failed(error));
             }
-            _ if fed.is_ordinary && self.filter.as_ref().is_none_or(UsageFilter::is_between_events) => {
+            _ if fed.is_ordinary && self.filter.as_ref().is_none_or(|filter| filter.is_between_events()) => {
                 self.put(data);
             }
             _ => self.pass(data),
@@ -287,8 +288,15 @@ impl StreamReader {
     fn stop(&mut self, before: Bytes, tail: LineState) {
         let began_earlier = before.is_empty();
         self.pass(before);
-        let was_held = self.filter.as_mut().and_then(UsageFilter::finish).is_some();
+        self.release_finish();
+        let was_held = self.filter.as_mut().and_then(|filter| filter.unfinished()).is_some();
         self.tail = Some(if began_earlier && !was_held { tail } else { LineState::Boundary });
+    }
+
+    fn release_finish(&mut self) {
+        let mut out: SmallVec<[Bytes; 4]> = SmallVec::new();
+        self.filter.iter_mut().for_each(|filter| filter.release(&mut out));
+        out.into_iter().for_each(|bytes| self.put(bytes));
     }
 
     fn pass(&mut self, data: Bytes) {

@@ -72,6 +72,7 @@ impl StreamBody {
             timeouts,
         };
         this.note_first_token();
+        this.remember_response();
         this
     }
 
@@ -188,9 +189,17 @@ impl StreamBody {
         if let Some(first) = self.reader.timeline.first_token() {
             self.pick.assignment.served(first, now, facts.tokens.output);
         }
-        let is_stateful = self.guard.record().dialect.is_stateful();
-        if let Some(id) = facts.id.as_deref().filter(|_| is_stateful) {
-            self.pins.remember(id, &self.pick.replica.url);
+        self.remember_response();
+    }
+
+    /// Pins a stored response: from its first event on, for a client that leaves and asks for it later.
+    fn remember_response(&mut self) {
+        let record = self.guard.record();
+        if !record.dialect.is_stateful() {
+            return;
+        }
+        if let Some(id) = self.reader.scanner.state().answer.id.as_deref() {
+            self.pins.remember(&record.tenant, id, &self.pick.replica.url);
         }
     }
 
@@ -250,9 +259,12 @@ impl Drop for StreamBody {
             self.charge(&failure);
         }
         let now = self.guard.clock().now();
-        let (series, pace) = (&self.series, &mut self.pace);
+        let (series, pace, speed) = (&self.series, &mut self.pace, &self.pick.replica.speed);
         let output = self.reader.scanner.state().answer.tokens.output.map(|n| n.0);
-        self.reader.timeline.finish(now, output, |gaps| observe(series, pace, &gaps));
+        self.reader.timeline.finish(now, output, |gaps| {
+            speed.note(gaps.gaps, now);
+            observe(series, pace, &gaps);
+        });
         let timeline = &self.reader.timeline;
         let record = self.guard.record();
         record.bytes_out += self.bytes_out;

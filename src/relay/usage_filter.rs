@@ -1,9 +1,17 @@
-//! Takes out the usage chunk that the gateway, not the client, asked for.
+//! Takes out the usage chunk that the gateway, not the client, asked for, and puts back what asking for it had moved.
 //!
-//! Used only where a route adds `stream_options.include_usage`: the engine then sends one more event, with no choices
-//! and with `usage`, which the client did not ask for and may not expect. Exactly that event and its blank line go;
-//! every other byte passes as it came, in the frames it came in, without a copy. An event that a frame ends
-//! within is held only until its `choices` show that it is not the one.
+//! Used only where the gateway adds `stream_options.include_usage`: the engine then sends one more event, with no choices
+//! and with `usage`, which the client did not ask for and may not expect. Exactly that event and its blank line go. vLLM
+//! then also moves `system_fingerprint` from the chunks that finish a choice into it: it is spliced back as their last
+//! member, so that the client's bytes are those of an engine that nobody asked.
+//!
+//! Every other byte passes as it came, in the frames it came in, without a copy; an event that a frame ends within
+//! is held until it is whole. Of a stream of one choice the finishing chunk is held until the next event, which engines
+//! send at once. Where several choices may finish at different times nothing can wait for the end: there the fingerprint
+//! is what the replica's probe told.
+
+use std::ops::Range;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use smallvec::SmallVec;
@@ -11,28 +19,59 @@ use smallvec::SmallVec;
 use crate::relay::frame::{Boundaries, SseFields, without_bom};
 use crate::request::json::{Cursor, JsonError, JsonKind};
 
+/// What is known of the engine and of the request whose usage the gateway asked for.
+#[derive(Clone, Debug, Default)]
+pub struct AskedUsage {
+    /// The stream has one choice, or may have several.
+    pub has_several_choices: bool,
+    /// `system_fingerprint` as the engine writes it when nobody asks for usage, quotes included.
+    pub fingerprint: Option<Arc<str>>,
+    /// A probe told that the engine sends no usage unasked. Without it a first chunk that counts already tells the contrary:
+    /// we never ask for that.
+    pub is_sure: bool,
+}
+
 /// Filters one stream. The scanner must read the bytes first: it needs the usage.
 #[derive(Debug, Default)]
 pub struct UsageFilter {
     boundaries: Boundaries,
-    event: PartialEvent,
+    asked: AskedUsage,
+    /// The beginning of the event that the last frame stopped in.
+    partial: Partial,
+    /// A chunk that finishes the only choice, until the next event.
+    finish: Option<Finish>,
     /// The withheld event ended in a CR, so an LF that follows is its own.
     drops_line_feed: bool,
+    has_choices: bool,
+    /// The engine sends usage unasked: everything is the client's.
+    is_off: bool,
 }
 
-/// The event that the last frame stopped in.
 #[derive(Debug, Default)]
-enum PartialEvent {
+enum Partial {
     /// The last frame ended between events.
     #[default]
     None,
-    /// It may be the usage chunk: its bytes so far.
     Held(Vec<u8>),
-    /// It is not, and passes.
+    /// Too long to be held.
     Passing,
 }
 
+/// A chunk with a finish reason and without a fingerprint.
+#[derive(Debug)]
+struct Finish {
+    event: Bytes,
+    /// Where the fingerprint belongs.
+    insert_at: usize,
+}
+
 impl UsageFilter {
+    /// A filter for one stream.
+    #[must_use]
+    pub fn new(asked: AskedUsage) -> Self {
+        Self { asked, ..Self::default() }
+    }
+
     /// Puts what may pass now of a frame into `out`, in order; nothing where all of it is held or withheld.
     pub fn filter(&mut self, frame: Bytes, out: &mut SmallVec<[Bytes; 4]>) {
         let mut start = self.boundaries.begin(&frame);
@@ -40,31 +79,33 @@ impl UsageFilter {
         let mut run = start;
         if start == 1 {
             // The LF of a CRLF that two frames share goes where its CR went.
-            match &mut self.event {
-                PartialEvent::Held(held) => held.push(b'\n'),
+            match (&mut self.partial, &mut self.finish) {
+                (Partial::Held(held), _) => held.push(b'\n'),
+                (Partial::None, Some(finish)) => finish.event = [&finish.event[..], b"\n"].concat().into(),
                 _ if self.drops_line_feed => {}
                 _ => run = 0,
             }
         }
         self.drops_line_feed &= frame.is_empty();
         while let Some(end) = self.boundaries.next_end(&frame, start) {
-            let piece = frame.get(start..end).unwrap_or_default();
-            match std::mem::take(&mut self.event) {
-                PartialEvent::None if UsageCheck::of(piece) == UsageCheck::UsageOnly => {
-                    push(out, &frame, run..start);
-                    run = end;
-                    self.note_withheld(piece);
+            let whole = match std::mem::take(&mut self.partial) {
+                Partial::None => frame.slice(start..end),
+                Partial::Held(mut held) => {
+                    held.extend_from_slice(frame.get(start..end).unwrap_or_default());
+                    held.into()
                 }
-                PartialEvent::None | PartialEvent::Passing => {}
-                PartialEvent::Held(mut held) => {
-                    held.extend_from_slice(piece);
+                Partial::Passing => {
+                    start = end;
+                    continue;
+                }
+            };
+            let is_in_frame = whole.len() == end - start;
+            match self.judge(&whole) {
+                Verdict::Pass if is_in_frame => self.release(out),
+                verdict => {
                     push(out, &frame, run..start);
                     run = end;
-                    if UsageCheck::of(&held) == UsageCheck::UsageOnly {
-                        self.note_withheld(piece);
-                    } else {
-                        out.push(held.into());
-                    }
+                    self.settle(verdict, whole, out);
                 }
             }
             start = end;
@@ -77,110 +118,194 @@ impl UsageFilter {
     #[inline]
     pub fn is_between_events(&self) -> bool {
         self.boundaries.is_between_events()
-            && matches!(self.event, PartialEvent::None)
+            && matches!(self.partial, Partial::None)
+            && self.finish.is_none()
             && !self.drops_line_feed
     }
 
-    /// What is still held when the stream ends: an event that never ended, which is relayed like all else.
-    pub fn finish(&mut self) -> Option<Bytes> {
-        match std::mem::take(&mut self.event) {
-            PartialEvent::Held(held) if !held.is_empty() => Some(held.into()),
+    /// The finishing chunk, where no usage chunk followed it: it is relayed as it came.
+    pub fn release(&mut self, out: &mut SmallVec<[Bytes; 4]>) {
+        out.extend(self.finish.take().map(|finish| finish.event));
+    }
+
+    /// What is still held of an event that never ended.
+    pub fn unfinished(&mut self) -> Option<Bytes> {
+        match std::mem::take(&mut self.partial) {
+            Partial::Held(held) if !held.is_empty() => Some(held.into()),
             _ => None,
         }
     }
 
-    /// Decides about the event that `frame` stops in, from `start` on.
-    fn begun(&mut self, frame: &Bytes, run: usize, start: usize, out: &mut SmallVec<[Bytes; 4]>) {
-        let rest = frame.get(start..).unwrap_or_default();
-        if rest.is_empty() || matches!(self.event, PartialEvent::Passing) {
-            return push(out, frame, run..frame.len());
-        }
-        if let PartialEvent::Held(held) = &mut self.event {
-            held.extend_from_slice(rest);
-            if UsageCheck::of(held) == UsageCheck::Relayed {
-                out.push(std::mem::take(held).into());
-                self.event = PartialEvent::Passing;
+    /// Relays an event that does not simply pass.
+    fn settle(&mut self, verdict: Verdict, event: Bytes, out: &mut SmallVec<[Bytes; 4]>) {
+        match verdict {
+            Verdict::UsageOnly { fingerprint } => {
+                if let (Some(finish), Some(text)) = (&mut self.finish, fingerprint) {
+                    finish.splice(&event[text]);
+                }
+                self.drops_line_feed = event.last() == Some(&b'\r');
+                self.release(out);
             }
-            return;
-        }
-        if UsageCheck::of(rest) == UsageCheck::Relayed {
-            push(out, frame, run..frame.len());
-            self.event = PartialEvent::Passing;
-        } else {
-            push(out, frame, run..start);
-            self.event = PartialEvent::Held(rest.to_vec());
+            Verdict::Finish { insert_at } => {
+                self.release(out);
+                let mut finish = Finish { event, insert_at };
+                if !self.asked.has_several_choices {
+                    self.finish = Some(finish);
+                    return;
+                }
+                if let Some(fingerprint) = &self.asked.fingerprint {
+                    finish.splice(fingerprint.as_bytes());
+                }
+                out.push(finish.event);
+            }
+            Verdict::Pass => {
+                self.release(out);
+                out.push(event);
+            }
         }
     }
 
-    fn note_withheld(&mut self, piece: &[u8]) {
-        self.drops_line_feed = piece.last() == Some(&b'\r');
+    fn judge(&mut self, event: &[u8]) -> Verdict {
+        if self.is_off || event.len() > MAX_LEN {
+            return Verdict::Pass;
+        }
+        let chunk = Chunk::read(event, self.has_choices);
+        if chunk.has_choices && !std::mem::replace(&mut self.has_choices, true) {
+            self.is_off = chunk.has_usage && !self.asked.is_sure;
+        }
+        if self.is_off { Verdict::Pass } else { chunk.verdict() }
+    }
+
+    /// Keeps the event that `frame` stops in, from `start` on.
+    fn begun(&mut self, frame: &Bytes, run: usize, start: usize, out: &mut SmallVec<[Bytes; 4]>) {
+        let rest = frame.get(start..).unwrap_or_default();
+        if rest.is_empty() || matches!(self.partial, Partial::Passing) || self.is_off {
+            return push(out, frame, run..frame.len());
+        }
+        push(out, frame, run..start);
+        let mut held = self.unfinished().map_or_else(Vec::new, Vec::from);
+        held.extend_from_slice(rest);
+        if held.len() > MAX_LEN {
+            self.release(out);
+            out.push(held.into());
+            self.partial = Partial::Passing;
+        } else {
+            self.partial = Partial::Held(held);
+        }
     }
 }
 
-fn push(out: &mut SmallVec<[Bytes; 4]>, frame: &Bytes, range: std::ops::Range<usize>) {
+impl Finish {
+    fn splice(&mut self, fingerprint: &[u8]) {
+        let (before, after) = self.event.split_at(self.insert_at);
+        self.event = [before, b",\"system_fingerprint\":", fingerprint, after].concat().into();
+    }
+}
+
+fn push(out: &mut SmallVec<[Bytes; 4]>, frame: &Bytes, range: Range<usize>) {
     if !range.is_empty() {
         out.push(frame.slice(range));
     }
 }
 
-/// What is known of an event, from all of it or from its beginning.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum UsageCheck {
-    /// The usage-only chunk: no choices, `usage`, no error.
-    UsageOnly,
-    /// Any other event: it is relayed.
-    Relayed,
-    /// An event that ends before its JSON does: either may come of it.
-    Undecided,
+/// What becomes of an event.
+#[derive(Debug, PartialEq, Eq)]
+enum Verdict {
+    /// It is relayed.
+    Pass,
+    /// The usage-only chunk: no choices, `usage`, no error. Where its fingerprint stands.
+    UsageOnly { fingerprint: Option<Range<usize>> },
+    /// It finishes a choice and has no fingerprint. Where one belongs.
+    Finish { insert_at: usize },
 }
 
-impl UsageCheck {
-    fn of(raw: &[u8]) -> Self {
-        if raw.len() > MAX_LEN {
-            return Self::Relayed;
-        }
-        let mut joined = Vec::new();
-        let data = SseFields::of(without_bom(raw), &mut joined).data.unwrap_or_default();
-        // A frame may end inside a character.
-        let valid = std::str::from_utf8(data).map_or_else(|error| error.valid_up_to(), |_| data.len());
-        let text = data.get(..valid).and_then(|data| std::str::from_utf8(data).ok()).unwrap_or_default();
-        Self::read(text).unwrap_or_else(|decided| decided)
-    }
+/// The members of a chunk that decide.
+#[derive(Debug, Default)]
+struct Chunk {
+    has_list: bool,
+    has_choices: bool,
+    has_usage: bool,
+    has_error: bool,
+    is_finish: bool,
+    is_whole: bool,
+    fingerprint: Option<Range<usize>>,
+    /// Behind the last member.
+    end: Option<usize>,
+}
 
-    /// `Err` as soon as it is decided, or where the text ends.
-    fn read(data: &str) -> Result<Self, Self> {
-        let (mut has_choices, mut has_usage, mut has_error) = (false, false, false);
-        let mut cursor = Cursor::new(data);
-        cursor.object(|key, value| {
+impl Chunk {
+    /// Reads an event. With `may_stop` it stops behind choices that do not finish, as nothing after them decides.
+    fn read(event: &[u8], may_stop: bool) -> Self {
+        let mut chunk = Self::default();
+        let mut joined = Vec::new();
+        let data = SseFields::of(without_bom(event), &mut joined).data.unwrap_or_default();
+        let Ok(text) = std::str::from_utf8(data) else { return chunk };
+        let mut cursor = Cursor::new(text);
+        let read = cursor.object(|key, value| {
             match key.escaped().unwrap_or_default() {
                 "choices" if value.ahead() == JsonKind::Array => {
-                    has_choices = true;
-                    value.array(|choice| {
-                        // Also what is ahead where the text ends: then this is a fault.
-                        if choice.ahead() == JsonKind::Null {
-                            choice.value()?;
-                        }
-                        Err(Self::Relayed)
-                    })?;
+                    chunk.has_list = true;
+                    value.array(|choice| chunk.choice(choice))?;
+                    if may_stop && chunk.has_choices && !chunk.is_finish {
+                        return Err(STOP);
+                    }
                 }
-                "usage" => has_usage = value.value()?.kind() != JsonKind::Null,
-                "error" => has_error = value.value()?.kind() != JsonKind::Null,
+                "usage" => chunk.has_usage = value.value()?.kind() != JsonKind::Null,
+                "error" => chunk.has_error = value.value()?.kind() != JsonKind::Null,
+                "system_fingerprint" => {
+                    let given = value.value()?;
+                    chunk.fingerprint = Some(given.span()).filter(|_| given.kind() != JsonKind::Null);
+                }
                 _ => {}
             }
-            Ok::<_, Self>(())
-        })?;
-        cursor.end()?;
-        Ok(if has_choices && has_usage && !has_error { Self::UsageOnly } else { Self::Relayed })
+            Ok::<_, JsonError>(())
+        });
+        chunk.is_whole = read.and_then(|()| cursor.end()).is_ok();
+        // Only data of one line stands in the event as it was read.
+        let (outer, inner) = (event.as_ptr_range(), data.as_ptr_range());
+        let offset = (outer.start <= inner.start && inner.end <= outer.end)
+            .then(|| inner.start.addr() - outer.start.addr());
+        chunk.end = offset.and_then(|offset| Some(offset + data.iter().rposition(|byte| *byte == b'}')?));
+        chunk.fingerprint = chunk.fingerprint.zip(offset).map(|(at, by)| at.start + by..at.end + by);
+        chunk
+    }
+
+    fn choice(&mut self, choice: &mut Cursor<'_>) -> Result<(), JsonError> {
+        match choice.ahead() {
+            JsonKind::Null => return choice.value().map(drop),
+            JsonKind::Object => {}
+            _ => {
+                self.has_choices = true;
+                return choice.value().map(drop);
+            }
+        }
+        self.has_choices = true;
+        choice.object(|key, value| {
+            if key.escaped() == Some("finish_reason") {
+                self.is_finish |= value.value()?.escaped().is_some_and(|reason| !reason.is_empty());
+            }
+            Ok::<_, JsonError>(())
+        })
+    }
+
+    fn verdict(self) -> Verdict {
+        if !self.is_whole || self.has_error || !self.has_list {
+            return Verdict::Pass;
+        }
+        match (self.has_choices, self.end) {
+            (false, _) if self.has_usage => Verdict::UsageOnly { fingerprint: self.fingerprint },
+            (true, Some(insert_at)) if self.is_finish && self.fingerprint.is_none() => {
+                Verdict::Finish { insert_at }
+            }
+            _ => Verdict::Pass,
+        }
     }
 }
 
-impl From<JsonError> for UsageCheck {
-    fn from(_: JsonError) -> Self {
-        Self::Undecided
-    }
-}
+/// Ends a read whose rest does not matter.
+const STOP: JsonError = JsonError { at: 0, problem: "" };
 
-/// No usage chunk is longer; what is longer passes.
+/// No such chunk is longer; what is longer passes.
 const MAX_LEN: usize = 64 * 1024;
 
 #[cfg(test)]
@@ -188,57 +313,96 @@ mod tests {
     use super::*;
 
     const CONTENT: &str = "data: {\"choices\":[{\"delta\":{\"content\":\"say \\\"choices\\\":[] \"}}]}\n\n";
+    const FINISH: &str = "data: {\"choices\":[{\"delta\":{},\"finish_reason\":\"stop\"}] }\n\n";
     const USAGE: &str = "data: {\"id\":\"a\",\"choices\": [ ],\"usage\":{\"prompt_tokens\":1}}\n\n";
+    const MARKED_USAGE: &str =
+        "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":1},\"system_fingerprint\":\"fp\\\"1\"}\n\n";
+    const MARKED: &str = "data: {\"choices\":[{\"delta\":{},\"finish_reason\":\"stop\"}] ,\"system_fingerprint\":\"fp\\\"1\"}\n\n";
     const DONE: &str = "data: [DONE]\n\n";
 
-    fn through<'a>(frames: impl Iterator<Item = &'a [u8]>) -> (Vec<Vec<Bytes>>, Vec<u8>) {
-        let mut filter = UsageFilter::default();
-        let mut passed = Vec::new();
+    fn through<'a>(asked: AskedUsage, frames: impl Iterator<Item = &'a [u8]>) -> String {
+        let mut filter = UsageFilter::new(asked);
+        let mut out = SmallVec::new();
         for frame in frames {
-            let mut out = SmallVec::new();
             filter.filter(Bytes::copy_from_slice(frame), &mut out);
-            passed.push(out.into_vec());
         }
-        passed.push(filter.finish().into_iter().collect());
-        let all = passed.iter().flatten().flatten().copied().collect();
-        (passed, all)
+        filter.release(&mut out);
+        out.extend(filter.unfinished());
+        String::from_utf8(out.concat()).unwrap()
+    }
+
+    /// What becomes of a stream, the same for every way to cut it.
+    fn filtered(asked: &AskedUsage, events: &[&str]) -> String {
+        let whole = events.concat();
+        let expected = through(asked.clone(), std::iter::once(whole.as_bytes()));
+        for size in 1..whole.len() {
+            assert_eq!(through(asked.clone(), whole.as_bytes().chunks(size)), expected, "frames of {size}");
+        }
+        expected
     }
 
     #[test]
-    fn only_the_usage_chunk_goes_however_the_frames_are_cut() {
+    fn the_usage_chunk_goes_and_its_fingerprint_returns_however_lines_end() {
         let cr = |text: &str| text.replace('\n', "\r");
         let crlf = |text: &str| text.replace('\n', "\r\n");
         let plain = |text: &str| text.to_owned();
         let styles: [&dyn Fn(&str) -> String; 3] = [&plain, &crlf, &cr];
         for style in styles {
-            let whole = style(&[": ping\n\n", CONTENT, USAGE, DONE].concat());
-            let expected = style(&[": ping\n\n", CONTENT, DONE].concat());
-            for size in 1..=whole.len() {
-                let (_, all) = through(whole.as_bytes().chunks(size));
-                assert_eq!(String::from_utf8(all).unwrap(), expected, "frames of {size}");
+            for (usage, finish) in [(USAGE, FINISH), (MARKED_USAGE, MARKED)] {
+                let events = [": ping\n\n", CONTENT, FINISH, usage, DONE].map(style);
+                let all = events.each_ref().map(String::as_str);
+                let expected = style(&[": ping\n\n", CONTENT, finish, DONE].concat());
+                assert_eq!(filtered(&AskedUsage::default(), &all), expected);
             }
         }
     }
 
     #[test]
-    fn what_only_resembles_it_passes() {
-        let cases = [
-            "data: {\"choices\":[],\"usage\":null}\n\n",
-            "data: {\"choices\":[],\"prompt_filter_results\":[]}\n\n",
-            "data: {\"choices\":[{\"index\":0}],\"usage\":{\"prompt_tokens\":1}}\n\n",
-            "data: {\"error\":{\"message\":\"x\"},\"choices\":[],\"usage\":{}}\n\n",
-            "data: {\"x\":{\"choices\":[],\"usage\":{}}}\n\n",
-            "data: {\"choices\":[],\"usage\":{\n\n",
-            "data: {\"choices\":[],\"usage\":{}",
-            ": \"choices\":[],\"usage\":{}\n\n",
-            "\n\n\n",
+    fn choices_that_finish_at_different_times_have_the_known_fingerprint() {
+        let asked =
+            AskedUsage { has_several_choices: true, fingerprint: Some("\"fp\\\"1\"".into()), is_sure: true };
+        let events = [CONTENT, FINISH, CONTENT, FINISH, MARKED_USAGE, DONE];
+        assert_eq!(filtered(&asked, &events), [CONTENT, MARKED, CONTENT, MARKED, DONE].concat());
+        let unknown = AskedUsage { fingerprint: None, ..asked };
+        assert_eq!(filtered(&unknown, &events), [CONTENT, FINISH, CONTENT, FINISH, DONE].concat());
+    }
+
+    #[test]
+    fn an_engine_that_counts_unasked_is_left_alone_unless_a_probe_said_that_it_does_not() {
+        let counted =
+            "data: {\"choices\":[{\"delta\":{\"role\":\"assistant\"}}],\"usage\":{\"prompt_tokens\":1}}\n\n";
+        let events = [counted, FINISH, MARKED_USAGE, DONE];
+        assert_eq!(filtered(&AskedUsage::default(), &events), events.concat());
+        let sure = AskedUsage { is_sure: true, ..AskedUsage::default() };
+        assert_eq!(filtered(&sure, &events), [counted, MARKED, DONE].concat());
+    }
+
+    #[test]
+    fn what_only_resembles_them_passes() {
+        let cases: [&[&str]; 12] = [
+            &["data: {\"choices\":[],\"usage\":null}\n\n"],
+            &["data: {\"choices\":[],\"prompt_filter_results\":[]}\n\n"],
+            &["data: {\"choices\":[{\"index\":0}],\"usage\":{\"prompt_tokens\":1}}\n\n"],
+            &["data: {\"error\":{\"message\":\"x\"},\"choices\":[],\"usage\":{}}\n\n"],
+            &["data: {\"x\":{\"choices\":[],\"usage\":{}}}\n\n"],
+            &["data: {\"choices\":[],\"usage\":{\n\n"],
+            &["data: {\"choices\":[],\"usage\":{}"],
+            &[": \"choices\":[],\"usage\":{}\n\n"],
+            &["\n\n\n"],
+            &[FINISH, DONE],
+            &[FINISH, ": ping\n\n", CONTENT],
+            &[FINISH],
         ];
         for case in cases {
-            for size in 1..=case.len() {
-                let (_, all) = through(case.as_bytes().chunks(size));
-                assert_eq!(String::from_utf8(all).unwrap(), case, "frames of {size}");
-            }
+            assert_eq!(filtered(&AskedUsage::default(), case), case.concat());
         }
+        assert_eq!(filtered(&AskedUsage::default(), &[MARKED, MARKED_USAGE, DONE]), [MARKED, DONE].concat());
+    }
+
+    #[test]
+    fn data_of_several_lines_gets_no_splice() {
+        let lines = "data: {\"choices\":[{\"finish_reason\":\ndata: \"stop\"}]}\n\n";
+        assert_eq!(filtered(&AskedUsage::default(), &[lines, MARKED_USAGE]), lines);
     }
 
     #[test]
@@ -252,10 +416,10 @@ mod tests {
     }
 
     #[test]
-    fn half_an_event_passes_as_soon_as_it_has_a_choice() {
-        let frames = ["data: {\"choi", "ces\":", "[", "{\"delta\":", "{}}]}\n\n"];
-        let (passed, _) = through(frames.iter().map(|frame| frame.as_bytes()));
-        let lens: Vec<usize> = passed.iter().map(Vec::len).collect();
-        assert_eq!(lens, [0, 0, 0, 1, 1, 0]);
+    fn an_event_too_long_to_hold_passes() {
+        let long = format!("data: {{\"choices\":[{{\"text\":\"{}\"}}]}}\n\n", "x".repeat(2 * MAX_LEN));
+        for size in [1000, 100_000, long.len()] {
+            assert_eq!(through(AskedUsage::default(), long.as_bytes().chunks(size)), long);
+        }
     }
 }

@@ -58,10 +58,15 @@ impl<'s> PromptWalk<'s> {
                 }
             }
             Dialect::Completions => self.texts_of(given.prompt),
-            Dialect::Rerank => self.list_of([given.query, given.documents]),
+            Dialect::Rerank | Dialect::GenerativeScoring => self.list_of([given.query, given.documents]),
             Dialect::Score => self.list_of([given.text_1, given.text_2]),
             Dialect::Detokenize => self.texts_of(given.tokens),
-            Dialect::Extra => Ok(()),
+            Dialect::ChatBatch => given.messages.map_or(Ok(()), |list| self.verbatim(&mut list.cursor())),
+            Dialect::StoredResponse
+            | Dialect::TokenizerInfo
+            | Dialect::Audio
+            | Dialect::Realtime
+            | Dialect::Extra => Ok(()),
         }
     }
 

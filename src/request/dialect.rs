@@ -1,8 +1,9 @@
 //! Which API a path speaks: the allow-list of the data port.
 //!
 //! A path that is not here is 404, so that an engine's control endpoints (sleep, LoRA, reset, collective RPC)
-//! are never reachable through the gateway.
+//! are never reachable through the gateway. What the gateway knows of an API is one row of [`Dialect::facts`].
 
+use crate::config::paths;
 use crate::error::ErrorShape;
 
 /// One inference API that the gateway relays.
@@ -10,21 +11,27 @@ use crate::error::ErrorShape;
 pub enum Dialect {
     /// `/v1/chat/completions`
     Chat,
+    /// `/v1/chat/completions/batch`
+    ChatBatch,
     /// `/v1/completions`
     Completions,
     /// `/v1/responses`
     Responses,
+    /// `/v1/responses/{id}` and `/v1/responses/{id}/cancel`: they go where the response was made.
+    StoredResponse,
     /// `/v1/messages` (Anthropic)
     Messages,
     /// `/v1/messages/count_tokens` (Anthropic)
     CountTokens,
-    /// `/v1/embeddings`
+    /// `/v1/embeddings`, `/v2/embed`
     Embeddings,
-    /// `/v1/rerank`, `/rerank`
+    /// `/v1/rerank`, `/v2/rerank`, `/rerank`
     Rerank,
     /// `/v1/score`, `/score`
     Score,
-    /// `/v1/classify`
+    /// `/generative_scoring`
+    GenerativeScoring,
+    /// `/classify`
     Classify,
     /// `/pooling`
     Pooling,
@@ -32,68 +39,175 @@ pub enum Dialect {
     Tokenize,
     /// `/detokenize`
     Detokenize,
+    /// `/tokenizer_info`
+    TokenizerInfo,
+    /// `/v1/audio/transcriptions`, `/v1/audio/translations`: multipart.
+    Audio,
+    /// `/v1/realtime`: a WebSocket.
+    Realtime,
     /// A path of `server.extra_paths`: relayed as it is, nothing is known of its body.
     Extra,
 }
 
+/// What a request's body is to the gateway.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BodyForm {
+    /// A JSON object, whose fields are read.
+    Json,
+    /// `multipart/form-data`, of which the field `model` is read.
+    Multipart,
+    /// Bytes; of a JSON object and of a form the field `model` is read.
+    Opaque,
+}
+
+/// What the gateway knows of an API.
+#[derive(Clone, Copy, Debug)]
+struct Facts {
+    /// `gen_ai.operation.name` of the OpenTelemetry GenAI semantic conventions, or the API's own word.
+    operation: &'static str,
+    generates: bool,
+    body: BodyForm,
+    errors: ErrorShape,
+}
+
 impl Dialect {
-    /// The dialect of an exact path; `extra` are the configured further paths. `None` means 404.
+    /// The pattern of a path and its dialect; `extra` are the configured further patterns. `None` means 404.
     #[must_use]
-    pub fn of_path(path: &str, extra: &[String]) -> Option<Self> {
-        Some(match path {
-            "/v1/chat/completions" => Self::Chat,
-            "/v1/completions" => Self::Completions,
-            "/v1/responses" => Self::Responses,
-            "/v1/messages" => Self::Messages,
-            "/v1/messages/count_tokens" => Self::CountTokens,
-            "/v1/embeddings" => Self::Embeddings,
-            "/v1/rerank" | "/rerank" => Self::Rerank,
-            "/v1/score" | "/score" => Self::Score,
-            "/v1/classify" => Self::Classify,
-            "/pooling" => Self::Pooling,
-            "/tokenize" => Self::Tokenize,
-            "/detokenize" => Self::Detokenize,
-            other if extra.iter().any(|p| p == other) => Self::Extra,
-            _ => return None,
+    pub fn of_path<'p>(path: &str, extra: &'p [String]) -> Option<(&'p str, Self)> {
+        let served = SERVED.iter().find(|(pattern, _)| paths::matches(pattern, path)).copied();
+        served.or_else(|| {
+            let extra = extra.iter().find(|pattern| paths::matches(pattern, path))?;
+            Some((extra, Self::Extra))
         })
     }
 
     /// How errors look to this dialect's clients.
     #[must_use]
     pub fn error_shape(self) -> ErrorShape {
-        match self {
-            Self::Messages | Self::CountTokens => ErrorShape::Anthropic,
-            _ => ErrorShape::OpenAi,
-        }
+        self.facts().errors
     }
 
-    /// `gen_ai.operation.name` of the OpenTelemetry GenAI semantic conventions, or the API's own word.
+    /// `gen_ai.operation.name`.
     #[must_use]
     pub fn operation(self) -> &'static str {
-        match self {
-            Self::Chat | Self::Responses | Self::Messages => "chat",
-            Self::Completions => "text_completion",
-            Self::Embeddings => "embeddings",
-            Self::CountTokens => "count_tokens",
-            Self::Rerank => "rerank",
-            Self::Score => "score",
-            Self::Classify => "classify",
-            Self::Pooling => "pooling",
-            Self::Tokenize => "tokenize",
-            Self::Detokenize => "detokenize",
-            Self::Extra => "extra",
-        }
+        self.facts().operation
     }
 
-    /// Whether the engine generates tokens for it, so that TTFT and inter-token latency mean something.
+    /// Whether the engine generates tokens for it whose stream is understood, so that TTFT and inter-token latency mean
+    /// something. Any other stream is relayed from its head on.
     #[must_use]
     pub fn generates(self) -> bool {
-        matches!(self, Self::Chat | Self::Completions | Self::Responses | Self::Messages)
+        self.facts().generates
+    }
+
+    /// What its requests' bodies are.
+    #[must_use]
+    pub fn body_form(self) -> BodyForm {
+        self.facts().body
     }
 
     /// Whether its answers are stored by the engine that made them, under their id.
     #[must_use]
     pub fn is_stateful(self) -> bool {
         matches!(self, Self::Responses)
+    }
+
+    /// Value of `Allow`: methods of this dialect's paths.
+    #[must_use]
+    pub fn allowed(self, pattern: &str) -> &'static str {
+        match self {
+            Self::StoredResponse if !pattern.ends_with("/cancel") => "DELETE, GET, HEAD, OPTIONS, POST",
+            _ => "GET, HEAD, OPTIONS, POST",
+        }
+    }
+
+    fn facts(self) -> Facts {
+        let json = |operation| Facts {
+            operation,
+            generates: false,
+            body: BodyForm::Json,
+            errors: ErrorShape::OpenAi,
+        };
+        let stream = |operation| Facts { generates: true, ..json(operation) };
+        let opaque = |operation| Facts { body: BodyForm::Opaque, ..json(operation) };
+        match self {
+            Self::Chat | Self::Responses => stream("chat"),
+            Self::Completions => stream("text_completion"),
+            Self::Messages => Facts { errors: ErrorShape::Anthropic, ..stream("chat") },
+            Self::CountTokens => Facts { errors: ErrorShape::Anthropic, ..json("count_tokens") },
+            Self::ChatBatch => json("chat_batch"),
+            Self::StoredResponse => opaque("stored_response"),
+            Self::Embeddings => json("embeddings"),
+            Self::Rerank => json("rerank"),
+            Self::Score => json("score"),
+            Self::GenerativeScoring => json("generative_scoring"),
+            Self::Classify => json("classify"),
+            Self::Pooling => json("pooling"),
+            Self::Tokenize => json("tokenize"),
+            Self::Detokenize => json("detokenize"),
+            Self::TokenizerInfo => opaque("tokenizer_info"),
+            Self::Audio => Facts { body: BodyForm::Multipart, ..json("audio") },
+            Self::Realtime => opaque("realtime"),
+            Self::Extra => opaque("extra"),
+        }
+    }
+}
+
+/// Every built-in path of the data port that goes to an engine, the busiest first.
+pub const SERVED: &[(&str, Dialect)] = &[
+    ("/v1/chat/completions", Dialect::Chat),
+    ("/v1/completions", Dialect::Completions),
+    ("/v1/responses", Dialect::Responses),
+    ("/v1/messages", Dialect::Messages),
+    ("/v1/embeddings", Dialect::Embeddings),
+    ("/v1/messages/count_tokens", Dialect::CountTokens),
+    ("/v1/rerank", Dialect::Rerank),
+    ("/v2/rerank", Dialect::Rerank),
+    ("/rerank", Dialect::Rerank),
+    ("/v1/score", Dialect::Score),
+    ("/score", Dialect::Score),
+    ("/v2/embed", Dialect::Embeddings),
+    ("/classify", Dialect::Classify),
+    ("/pooling", Dialect::Pooling),
+    ("/generative_scoring", Dialect::GenerativeScoring),
+    ("/tokenize", Dialect::Tokenize),
+    ("/detokenize", Dialect::Detokenize),
+    ("/tokenizer_info", Dialect::TokenizerInfo),
+    ("/v1/chat/completions/batch", Dialect::ChatBatch),
+    ("/v1/responses/{id}", Dialect::StoredResponse),
+    ("/v1/responses/{id}/cancel", Dialect::StoredResponse),
+    ("/v1/audio/transcriptions", Dialect::Audio),
+    ("/v1/audio/translations", Dialect::Audio),
+    ("/v1/realtime", Dialect::Realtime),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_is_known_exactly_or_not_at_all() {
+        let extra = ["/v1/things/{id}".to_owned()];
+        let of = |path| Dialect::of_path(path, &extra).map(|(_, dialect)| dialect);
+        for (pattern, dialect) in SERVED {
+            let path = pattern.replace("{id}", "resp_1");
+            assert_eq!(
+                Dialect::of_path(&path, &extra).map(|(_, dialect)| dialect),
+                Some(*dialect),
+                "{pattern}"
+            );
+        }
+        assert_eq!(of("/v1/things/1"), Some(Dialect::Extra));
+        for unknown in [
+            "/",
+            "/v1/classify",
+            "/v1/responses/",
+            "/v1/responses/a/b",
+            "/v1/things",
+            "/sleep",
+            "/v1/chat/completions/",
+        ] {
+            assert_eq!(of(unknown), None, "{unknown}");
+        }
     }
 }

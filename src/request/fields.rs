@@ -9,7 +9,9 @@
 
 use std::borrow::Cow;
 
-use crate::request::dialect::Dialect;
+use smallvec::SmallVec;
+
+use crate::request::dialect::{BodyForm, Dialect};
 use crate::request::json::{Cursor, JsonError, JsonKind, Raw};
 
 /// The fields of a request body that the gateway uses.
@@ -17,8 +19,8 @@ use crate::request::json::{Cursor, JsonError, JsonKind, Raw};
 pub struct Fields<'a> {
     /// `model`, unescaped.
     pub model: Option<Cow<'a, str>>,
-    /// `model` as it stands in the body, quotes included: what a rename replaces.
-    pub model_raw: Option<Raw<'a>>,
+    /// Where `model` stands in the body: what a rename replaces.
+    pub model_at: Option<ModelAt>,
     /// `stream`; `null` is false.
     pub is_stream: bool,
     /// `stream_options` as it stands in the body, `null` included.
@@ -31,8 +33,19 @@ pub struct Fields<'a> {
     pub cache_salt: Option<Cow<'a, str>>,
     /// `previous_response_id`: pins the request to the replica that made it.
     pub previous_response_id: Option<Cow<'a, str>>,
+    /// `request_id`: the client's own, where it sends no header.
+    pub request_id: Option<Cow<'a, str>>,
     /// What the engine makes its prompt of.
     pub prompt: PromptFields<'a>,
+}
+
+/// Where a body names its model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ModelAt {
+    /// A JSON string, quotes included.
+    Json(std::ops::Range<usize>),
+    /// The value of a part of a form.
+    Form(std::ops::Range<usize>),
 }
 
 /// The fields that make up the prompt, each as it stands in the body; `null` is absent.
@@ -100,9 +113,12 @@ pub enum FieldError {
         /// The type that it must have, with its article.
         expected: &'static str,
     },
-    /// No model where the dialect needs one.
-    #[error("`model` is missing: name the model to use")]
-    MissingModel,
+    /// A form whose parts cannot be told apart.
+    #[error("the multipart body {problem}")]
+    Form {
+        /// Short description, without text of the body.
+        problem: &'static str,
+    },
 }
 
 impl FieldError {
@@ -117,40 +133,46 @@ impl FieldError {
     pub fn param(&self) -> Option<&'static str> {
         match self {
             Self::Duplicate { field } | Self::WrongType { field, .. } => Some(field),
-            Self::MissingModel => Some("model"),
-            Self::NotUtf8 { .. } | Self::Malformed { .. } | Self::NotAnObject => None,
+            Self::NotUtf8 { .. } | Self::Malformed { .. } | Self::NotAnObject | Self::Form { .. } => None,
         }
     }
 }
 
-/// Reads the fields of a request body. Of an [`Dialect::Extra`] body nothing is expected: what is not a JSON object
-/// has no fields.
+/// Reads the fields of a JSON request body. Of an opaque one `model` alone is read, and what is not a JSON object has none.
 ///
 /// # Errors
 /// The first thing that is wrong with the body, without any of its text.
 pub fn parse<'a>(dialect: Dialect, body: &'a [u8]) -> Result<Fields<'a>, FieldError> {
-    match parse_object(body) {
-        Err(FieldError::NotUtf8 { .. } | FieldError::Malformed { .. } | FieldError::NotAnObject)
-            if dialect == Dialect::Extra =>
-        {
-            Ok(Fields { choices: 1, ..Fields::default() })
-        }
-        parsed => parsed,
+    match dialect.body_form() {
+        BodyForm::Json => parse_object(body),
+        BodyForm::Multipart => Ok(Fields { choices: 1, ..Fields::default() }),
+        BodyForm::Opaque => parse_opaque(body),
     }
 }
 
-impl Fields<'_> {
-    /// The model asked for; `None` where none is given and the dialect can do without (poolers and tokenizers
-    /// of an engine that serves one model).
-    ///
-    /// # Errors
-    /// [`FieldError::MissingModel`] where the dialect needs one.
-    pub fn required_model(&self, dialect: Dialect) -> Result<Option<&str>, FieldError> {
-        let is_needed = dialect.generates() || matches!(dialect, Dialect::CountTokens | Dialect::Embeddings);
-        match self.model.as_deref() {
-            None if is_needed => Err(FieldError::MissingModel),
-            model => Ok(model),
+fn parse_opaque(body: &[u8]) -> Result<Fields<'_>, FieldError> {
+    let none = Fields { choices: 1, ..Fields::default() };
+    let Ok(text) = std::str::from_utf8(body) else { return Ok(none) };
+    let mut cursor = Cursor::new(text);
+    let mut models: SmallVec<[Raw<'_>; 2]> = SmallVec::new();
+    let read = cursor.object(|key, cursor| {
+        let value = cursor.value()?;
+        if key.string().as_deref() == Some("model") {
+            models.push(value);
         }
+        Ok::<_, JsonError>(())
+    });
+    if read.and_then(|()| cursor.end()).is_err() {
+        return Ok(none);
+    }
+    match models.as_slice() {
+        [] => Ok(none),
+        [model] => Ok(Fields {
+            model_at: model.escaped().map(|_| ModelAt::Json(model.span())),
+            model: model.string(),
+            ..none
+        }),
+        _ => Err(FieldError::Duplicate { field: "model" }),
     }
 }
 
@@ -218,6 +240,7 @@ impl<'a> FieldReader<'a> {
             "echo" => fields.echo = value.text() == "true",
             "cache_salt" => fields.cache_salt = value.string(),
             "previous_response_id" => fields.previous_response_id = value.string(),
+            "request_id" => fields.request_id = value.string(),
             key => self.prompt_member(key, value),
         }
         Ok(())
@@ -228,12 +251,14 @@ impl<'a> FieldReader<'a> {
         let field = match key {
             "messages" => &mut prompt.messages,
             "prompt" => &mut prompt.prompt,
-            "input" => &mut prompt.input,
+            // `/v2/embed` calls its input texts.
+            "input" | "texts" => &mut prompt.input,
             "instructions" => &mut prompt.instructions,
             "system" => &mut prompt.system,
             "tools" => &mut prompt.tools,
             "query" => &mut prompt.query,
-            "documents" => &mut prompt.documents,
+            // `/generative_scoring` calls its documents items.
+            "documents" | "items" => &mut prompt.documents,
             "text_1" => &mut prompt.text_1,
             "text_2" => &mut prompt.text_2,
             "tokens" => &mut prompt.tokens,
@@ -251,7 +276,7 @@ impl<'a> FieldReader<'a> {
         }
         let model = value.string().ok_or(FieldError::WrongType { field: "model", expected: "a string" })?;
         self.fields.model = Some(model);
-        self.fields.model_raw = Some(value);
+        self.fields.model_at = Some(ModelAt::Json(value.span()));
         Ok(())
     }
 
@@ -294,7 +319,7 @@ mod tests {
             "cache_salt":"s","stream_options":{"include_usage":true},"messages":[1],"tools":null,"x":{}} "#;
         let fields = chat(body).unwrap();
         assert_eq!(fields.model.as_deref(), Some("m1"));
-        assert_eq!(fields.model_raw.map(|raw| &body[raw.span()]), Some(r#""m\u0031""#));
+        assert_eq!(fields.model_at, Some(ModelAt::Json(10..19)));
         assert!(fields.is_stream && !fields.echo);
         assert_eq!((fields.choices, fields.cache_salt.as_deref()), (2, Some("s")));
         assert_eq!(fields.stream_options.map(|raw| raw.text()), Some(r#"{"include_usage":true}"#));
@@ -353,19 +378,13 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_model_is_an_error_where_the_dialect_needs_one() {
-        let fields = chat("{}").unwrap();
-        assert_eq!(fields.required_model(Dialect::Chat), Err(FieldError::MissingModel));
-        assert_eq!(fields.required_model(Dialect::Embeddings), Err(FieldError::MissingModel));
-        assert_eq!(fields.required_model(Dialect::Tokenize), Ok(None));
-        assert_eq!(chat(r#"{"model":"m"}"#).unwrap().required_model(Dialect::Chat), Ok(Some("m")));
-    }
-
-    #[test]
     fn an_extra_path_may_carry_anything() {
         assert!(parse(Dialect::Extra, b"--boundary\r\n\xff").unwrap().model.is_none());
         assert_eq!(parse(Dialect::Extra, br#"{"model":"m"}"#).unwrap().model.as_deref(), Some("m"));
         assert!(parse(Dialect::Extra, br#"{"model":"m","model":"n"}"#).is_err());
+        let odd =
+            parse(Dialect::Extra, br#"{"stream":1,"stream":2,"model":3,"n":7,"messages":[1]}"#).unwrap();
+        assert!(odd.model.is_none() && odd.prompt.messages.is_none() && odd.choices == 1);
     }
 
     proptest! {

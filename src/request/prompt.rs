@@ -48,8 +48,8 @@ fn template(dialect: Dialect, fields: &Fields<'_>) -> u8 {
         Dialect::Tokenize if fields.prompt.messages.is_some() => 1,
         Dialect::Completions | Dialect::Tokenize => 2,
         Dialect::Embeddings | Dialect::Classify | Dialect::Pooling => 3,
-        Dialect::Rerank | Dialect::Score => 4,
-        Dialect::Detokenize | Dialect::Extra => 5,
+        Dialect::Rerank | Dialect::Score | Dialect::GenerativeScoring => 4,
+        _ => 5,
     }
 }
 

@@ -9,7 +9,7 @@ use std::ops::Range;
 use bytes::Bytes;
 
 use crate::request::dialect::Dialect;
-use crate::request::fields::Fields;
+use crate::request::fields::{Fields, ModelAt};
 use crate::request::json::{JsonError, JsonKind, Raw};
 
 /// What a route wants changed.
@@ -26,8 +26,8 @@ pub struct Edits<'a> {
 pub struct Spliced {
     /// The bytes to send.
     pub body: Bytes,
-    /// The usage was asked for by us: the usage-only chunk is to be withheld from the client.
-    pub withhold_usage: bool,
+    /// The usage was asked for by us: the client is to see nothing of it.
+    pub asks_usage: bool,
 }
 
 /// Applies the edits to a body; `fields` must have been parsed from it.
@@ -35,14 +35,14 @@ pub struct Spliced {
 pub fn splice(dialect: Dialect, body: &Bytes, fields: &Fields<'_>, edits: Edits<'_>) -> Spliced {
     let usage = if edits.ask_usage { ask_usage(dialect, body, fields) } else { None };
     let model = edits.model.and_then(|model| rename(fields, model));
-    let withhold_usage = usage.is_some();
+    let asks_usage = usage.is_some();
     let body = match (usage, model) {
         (None, None) => body.clone(),
         (Some(one), None) | (None, Some(one)) => apply(body, &[one]),
         (Some(one), Some(other)) if one.at.start < other.at.start => apply(body, &[one, other]),
         (Some(one), Some(other)) => apply(body, &[other, one]),
     };
-    Spliced { body, withhold_usage }
+    Spliced { body, asks_usage }
 }
 
 /// Bytes in place of a range of the body.
@@ -65,11 +65,14 @@ fn rename(fields: &Fields<'_>, model: &str) -> Option<Edit> {
     if fields.model.as_deref() == Some(model) {
         return None;
     }
-    let quoted = serde_json::to_string(model).ok()?;
-    Some(Edit { at: fields.model_raw?.span(), text: quoted })
+    match fields.model_at.clone()? {
+        ModelAt::Json(at) => Some(Edit { at, text: serde_json::to_string(model).ok()? }),
+        ModelAt::Form(at) => Some(Edit { at, text: model.to_owned() }),
+    }
 }
 
-/// `None` where usage is not to be asked for, or the client has asked for it already.
+/// `None` where usage is not to be asked for, or the client has asked for it already. Never beside
+/// `continuous_usage_stats`: an engine that counts nothing without `include_usage` would then count in every chunk.
 fn ask_usage(dialect: Dialect, body: &Bytes, fields: &Fields<'_>) -> Option<Edit> {
     if !fields.is_stream || !matches!(dialect, Dialect::Chat | Dialect::Completions) {
         return None;
@@ -90,15 +93,20 @@ fn ask_usage(dialect: Dialect, body: &Bytes, fields: &Fields<'_>) -> Option<Edit
 fn ask_in_options(options: Raw<'_>) -> Result<Option<Edit>, JsonError> {
     let mut is_empty = true;
     // Of duplicates the engine takes the last.
-    let mut include_usage = None;
+    let (mut include_usage, mut has_continuous) = (None, false);
     options.cursor().object(|key, cursor| {
         is_empty = false;
         let value = cursor.value()?;
-        if key.string().as_deref() == Some("include_usage") {
-            include_usage = Some(value);
+        match key.string().as_deref() {
+            Some("include_usage") => include_usage = Some(value),
+            Some("continuous_usage_stats") => has_continuous = !matches!(value.text(), "false" | "null"),
+            _ => {}
         }
         Ok::<_, JsonError>(())
     })?;
+    if has_continuous {
+        return Ok(None);
+    }
     Ok(match include_usage {
         Some(value) if matches!(value.text(), "false" | "null") => Some(Edit::replace(value.span(), "true")),
         Some(_) => None,
@@ -135,7 +143,7 @@ mod tests {
         let body = Bytes::copy_from_slice(body.as_bytes());
         let fields = parse(dialect, &body).unwrap();
         let spliced = splice(dialect, &body, &fields, edits);
-        (String::from_utf8(spliced.body.to_vec()).unwrap(), spliced.withhold_usage)
+        (String::from_utf8(spliced.body.to_vec()).unwrap(), spliced.asks_usage)
     }
 
     #[test]
@@ -182,6 +190,11 @@ mod tests {
             (Dialect::Chat, r#"{"stream":true,"stream_options":{"include_usage":true}}"#),
             (Dialect::Chat, r#"{"stream":true,"stream_options":{"include_usage":"maybe"}}"#),
             (Dialect::Chat, r#"{"stream":true,"stream_options":5}"#),
+            (Dialect::Chat, r#"{"stream":true,"stream_options":{"continuous_usage_stats":true}}"#),
+            (
+                Dialect::Completions,
+                r#"{"stream":true,"stream_options":{"include_usage":false,"continuous_usage_stats":true}}"#,
+            ),
             (Dialect::Messages, r#"{"stream":true}"#),
             (Dialect::Responses, r#"{"stream":true}"#),
             (Dialect::Embeddings, r#"{"stream":true}"#),
@@ -258,9 +271,10 @@ mod tests {
             let edits = Edits { model: model.as_deref(), ask_usage: true };
             let (after, asked) = spliced(Dialect::Chat, &text, edits);
 
-            let is_wanted = body["stream_options"]["include_usage"] == json!(true);
-            prop_assert_eq!(asked, is_stream && !is_wanted);
-            if is_stream {
+            let options = &body["stream_options"];
+            let is_left = options["include_usage"] == json!(true) || options["continuous_usage_stats"] == json!(true);
+            prop_assert_eq!(asked, is_stream && !is_left);
+            if asked {
                 body["stream_options"]["include_usage"] = json!(true);
             }
             if let Some(model) = model {

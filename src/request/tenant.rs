@@ -29,6 +29,12 @@ pub struct Tenants {
 pub struct TenantRef(Arc<config::Tenant>);
 
 impl TenantRef {
+    /// Of requests that nobody signs: CORS preflights.
+    #[must_use]
+    pub fn nobody() -> Self {
+        default_tenant()
+    }
+
     /// `name` of the tenant: the label `tenant`.
     #[must_use]
     pub fn name(&self) -> &Arc<str> {

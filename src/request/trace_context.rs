@@ -18,10 +18,18 @@ pub struct Trace {
     pub parent: Option<u64>,
     /// The caller's sampled flag, when a valid `traceparent` came in.
     pub sampled: Option<bool>,
-    /// The flag that went upstream with the attempts.
-    pub sampled_upstream: bool,
+    /// The flags that go upstream with the attempts: the caller's as they came.
+    pub flags_upstream: u8,
     /// `tracestate`, forwarded as it came.
     pub state: Option<Box<str>>,
+}
+
+impl Trace {
+    /// Whether the replicas were asked to sample.
+    #[must_use]
+    pub fn is_sampled_upstream(&self) -> bool {
+        self.flags_upstream & SAMPLED == SAMPLED
+    }
 }
 
 /// The trace of a request: the caller's where a valid `traceparent` came, else a new one.
@@ -37,8 +45,8 @@ pub fn trace_of(headers: &HeaderMap, routine: Option<f64>) -> Trace {
         trace_id,
         root: new_span_id(),
         parent: incoming.map(|parent| parent.span),
-        sampled: incoming.map(|parent| parent.is_sampled),
-        sampled_upstream: incoming.map_or(head_decision, |parent| parent.is_sampled),
+        sampled: incoming.map(|parent| parent.is_sampled()),
+        flags_upstream: incoming.map_or(u8::from(head_decision), |parent| parent.flags),
         state: incoming.and_then(|_| state(headers)),
     }
 }
@@ -46,14 +54,13 @@ pub fn trace_of(headers: &HeaderMap, routine: Option<f64>) -> Trace {
 /// The `traceparent` that goes upstream with the attempt whose span is `span`.
 #[must_use]
 pub fn traceparent(trace: &Trace, span: u64) -> HeaderValue {
-    let flags = u8::from(trace.sampled_upstream);
     let mut text = Vec::with_capacity(LENGTH);
     text.extend_from_slice(b"00-");
     digits::hex(&mut text, trace.trace_id, 32);
     text.push(b'-');
     digits::hex(&mut text, u128::from(span), 16);
     text.push(b'-');
-    digits::hex(&mut text, u128::from(flags), 2);
+    digits::hex(&mut text, u128::from(trace.flags_upstream), 2);
     HeaderValue::try_from(text).expect("invariant: hexadecimal digits and dashes are a valid header value")
 }
 
@@ -81,7 +88,13 @@ pub fn in_share(trace_id: u128, share: f64) -> bool {
 struct Parent {
     trace_id: u128,
     span: u64,
-    is_sampled: bool,
+    flags: u8,
+}
+
+impl Parent {
+    fn is_sampled(self) -> bool {
+        self.flags & SAMPLED == SAMPLED
+    }
 }
 
 fn parent(headers: &HeaderMap) -> Option<Parent> {
@@ -107,8 +120,9 @@ fn parse(text: &[u8]) -> Option<Parent> {
     }
     let trace_id = hex(text.get(3..35)?)?;
     let span = u64::try_from(hex(text.get(36..52)?)?).ok()?;
-    let flags = hex(text.get(53..55)?)?;
-    (trace_id != 0 && span != 0).then_some(Parent { trace_id, span, is_sampled: flags & 1 == 1 })
+    let known = if version == 0 { u8::MAX } else { SAMPLED };
+    let flags = known & u8::try_from(hex(text.get(53..55)?)?).ok()?;
+    (trace_id != 0 && span != 0).then_some(Parent { trace_id, span, flags })
 }
 
 /// Lower-case hexadecimal digits only: the standard parser would take signs and capitals.
@@ -136,6 +150,8 @@ pub const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 /// `tracestate` (W3C Trace Context)
 pub const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
 const LENGTH: usize = 55;
+/// Bit of the flags.
+const SAMPLED: u8 = 1;
 const MAX_STATE: usize = 512;
 
 #[cfg(test)]
@@ -154,16 +170,16 @@ mod tests {
 
     #[test]
     fn traceparents() {
-        let sampled = |is_sampled| {
+        let sampled = |flags| {
             let trace_id = u128::from_str_radix(ID, 16).unwrap();
-            Some(Parent { trace_id, span: 0x00f0_67aa_0ba9_02b7, is_sampled })
+            Some(Parent { trace_id, span: 0x00f0_67aa_0ba9_02b7, flags })
         };
         let table = [
-            ("00-ID-00f067aa0ba902b7-01", sampled(true)),
-            ("00-ID-00f067aa0ba902b7-00", sampled(false)),
-            ("00-ID-00f067aa0ba902b7-03", sampled(true)),
-            ("cc-ID-00f067aa0ba902b7-01-what-the-future-adds", sampled(true)),
-            ("cc-ID-00f067aa0ba902b7-01", sampled(true)),
+            ("00-ID-00f067aa0ba902b7-01", sampled(1)),
+            ("00-ID-00f067aa0ba902b7-00", sampled(0)),
+            ("00-ID-00f067aa0ba902b7-03", sampled(3)),
+            ("cc-ID-00f067aa0ba902b7-01-what-the-future-adds", sampled(1)),
+            ("cc-ID-00f067aa0ba902b7-01", sampled(1)),
             ("cc-ID-00f067aa0ba902b7-01.later", None),
             ("ff-ID-00f067aa0ba902b7-01", None),
             ("00-ID-00f067aa0ba902b7-01-more", None),
@@ -186,7 +202,7 @@ mod tests {
         let headers = headers(&[("traceparent", &parent), ("tracestate", "a=1"), ("tracestate", "b=2")]);
         let trace = trace_of(&headers, None);
         assert_eq!(trace.parent, Some(0x00f0_67aa_0ba9_02b7));
-        assert_eq!((trace.sampled, trace.sampled_upstream), (Some(true), true));
+        assert_eq!((trace.sampled, trace.flags_upstream), (Some(true), 1));
         assert_eq!(trace.state.as_deref(), Some("a=1,b=2"));
         assert_eq!(traceparent(&trace, 7), format!("00-{ID}-0000000000000007-01"));
     }
@@ -196,7 +212,7 @@ mod tests {
         let headers = headers(&[("traceparent", "nonsense"), ("tracestate", "a=1")]);
         for (routine, expected) in [(None, false), (Some(0.0), false), (Some(1.0), true)] {
             let trace = trace_of(&headers, routine);
-            assert_eq!((trace.sampled, trace.sampled_upstream), (None, expected));
+            assert_eq!((trace.sampled, trace.flags_upstream), (None, u8::from(expected)));
             assert!(trace.trace_id != 0 && trace.root != 0 && trace.parent.is_none());
             assert_eq!(trace.state, None, "a state without a parent is meaningless");
         }

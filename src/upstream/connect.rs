@@ -135,6 +135,19 @@ impl Connector {
         }
     }
 
+    /// The same, for a request whose response may switch protocols: what the connection becomes comes with the response.
+    ///
+    /// # Errors
+    /// What the socket, TLS or the handshake said.
+    pub async fn connect_upgradable(&self, endpoint: &Endpoint) -> io::Result<Connection> {
+        let io = TokioIo::new(self.open(endpoint).await?);
+        let (sender, connection) = http1::handshake(io).await.map_err(io::Error::other)?;
+        let task = self.tracker.spawn(async move {
+            let _ = connection.with_upgrades().await;
+        });
+        Ok(Connection { sender, task: task.abort_handle() })
+    }
+
     /// Opens a socket and speaks TLS on it where the URL says so. The caller bounds the time.
     ///
     /// # Errors

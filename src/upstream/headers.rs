@@ -75,6 +75,25 @@ pub(crate) fn upstream_request(client: &HeaderMap, ours: Upstream<'_>) -> Header
     out
 }
 
+/// Whether a request asks to become a WebSocket (RFC 6455 §4.1).
+pub(crate) fn is_websocket(client: &HeaderMap) -> bool {
+    let has = |name: HeaderName, token: &str| {
+        let values = client.get_all(name);
+        values
+            .iter()
+            .filter_map(|v| v.to_str().ok())
+            .flat_map(|v| v.split(','))
+            .any(|t| t.trim().eq_ignore_ascii_case(token))
+    };
+    has(header::CONNECTION, "upgrade") && has(header::UPGRADE, "websocket")
+}
+
+/// Adds the hop's own fields of a WebSocket handshake, in either direction.
+pub(crate) fn write_upgrade(headers: &mut HeaderMap) {
+    headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
+    headers.insert(header::UPGRADE, HeaderValue::from_static("websocket"));
+}
+
 /// Whether the client requests a load report itself: then it is forwarded.
 pub(crate) fn has_asked_load(client: &HeaderMap) -> bool {
     client.contains_key(LOAD_REPORT_FORMAT)

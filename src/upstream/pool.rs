@@ -82,14 +82,7 @@ impl ConnectionPool {
     /// # Errors
     /// [`CheckoutError`] at `deadline` or when connecting fails.
     pub async fn checkout(self: &Arc<Self>, deadline: Instant) -> Result<Lease, CheckoutError> {
-        let permit = match Arc::clone(&self.limit).try_acquire_owned() {
-            Ok(permit) => permit,
-            Err(_) => Box::pin(timeout_at(deadline, Arc::clone(&self.limit).acquire_owned()))
-                .await
-                .ok()
-                .and_then(Result::ok)
-                .ok_or(CheckoutError::NoFree)?,
-        };
+        let permit = self.permit(deadline).await?;
         while let Some(mut connection) = self.take_idle() {
             if is_usable(&mut connection).await {
                 return Ok(self.lease(connection, permit));
@@ -105,6 +98,33 @@ impl ConnectionPool {
             Ok(Err(error)) => Err(CheckoutError::Io(error)),
             Err(_) => Err(CheckoutError::Timeout),
         }
+    }
+
+    /// A connection of its own for a request whose response may switch protocols; it never returns to the pool.
+    ///
+    /// # Errors
+    /// [`CheckoutError`] at `deadline` or when connecting fails.
+    pub async fn upgradable(self: &Arc<Self>, deadline: Instant) -> Result<Lease, CheckoutError> {
+        let permit = self.permit(deadline).await?;
+        match timeout_at(deadline, self.connector.connect_upgradable(&self.endpoint)).await {
+            Ok(Ok(connection)) => {
+                self.open.fetch_add(1, Ordering::Relaxed);
+                Ok(self.lease(connection, permit))
+            }
+            Ok(Err(error)) => Err(CheckoutError::Io(error)),
+            Err(_) => Err(CheckoutError::Timeout),
+        }
+    }
+
+    async fn permit(&self, deadline: Instant) -> Result<OwnedSemaphorePermit, CheckoutError> {
+        if let Ok(permit) = Arc::clone(&self.limit).try_acquire_owned() {
+            return Ok(permit);
+        }
+        Box::pin(timeout_at(deadline, Arc::clone(&self.limit).acquire_owned()))
+            .await
+            .ok()
+            .and_then(Result::ok)
+            .ok_or(CheckoutError::NoFree)
     }
 
     /// Closes all idle connections.

@@ -35,7 +35,15 @@ struct Host {
 struct Answer {
     /// When it was given; of a failure, when that happened.
     at: Stamp,
-    result: Result<Arc<[IpAddr]>, (io::ErrorKind, Option<i32>, Arc<str>)>,
+    result: Result<Arc<[IpAddr]>, LookupError>,
+}
+
+/// An [`io::Error`] that several callers can have.
+#[derive(Clone, Debug)]
+struct LookupError {
+    kind: io::ErrorKind,
+    code: Option<i32>,
+    text: Arc<str>,
 }
 
 impl Resolver {
@@ -59,7 +67,7 @@ impl Resolver {
                 return Ok(addresses);
             }
             Some(Answer { at, result: Err(error) }) if now.since(at) < FAILED_FOR => {
-                return Err(as_io(error));
+                return Err(error.into());
             }
             _ => {}
         }
@@ -68,7 +76,7 @@ impl Resolver {
         let is_new = |answer: &Option<Answer>| answer.as_ref().is_some_and(|answer| answer.at >= now);
         match answers.wait_for(is_new).await {
             Ok(answer) => match &*answer {
-                Some(Answer { result, .. }) => result.clone().map_err(as_io),
+                Some(Answer { result, .. }) => result.clone().map_err(Into::into),
                 None => Err(io::ErrorKind::NotFound.into()),
             },
             Err(_) => Err(io::ErrorKind::NotFound.into()),
@@ -91,12 +99,17 @@ impl Resolver {
                 Ok(found) => {
                     let addresses: Vec<IpAddr> = found.map(|address| address.ip()).collect();
                     if addresses.is_empty() {
-                        Err((io::ErrorKind::NotFound, None, "the name has no address".into()))
+                        let text = "the name has no address".into();
+                        Err(LookupError { kind: io::ErrorKind::NotFound, code: None, text })
                     } else {
                         Ok(addresses.into())
                     }
                 }
-                Err(error) => Err((error.kind(), error.raw_os_error(), error.to_string().into())),
+                Err(error) => Err(LookupError {
+                    kind: error.kind(),
+                    code: error.raw_os_error(),
+                    text: error.to_string().into(),
+                }),
             };
             let at = clock.now();
             entry.is_asking.store(false, Ordering::Release);
@@ -115,8 +128,10 @@ fn keep_newer(known: &mut Option<Answer>, new: Answer) -> bool {
     !is_kept
 }
 
-fn as_io((kind, code, text): (io::ErrorKind, Option<i32>, Arc<str>)) -> io::Error {
-    code.map_or_else(|| io::Error::new(kind, &*text), io::Error::from_raw_os_error)
+impl From<LookupError> for io::Error {
+    fn from(error: LookupError) -> Self {
+        error.code.map_or_else(|| Self::new(error.kind, &*error.text), Self::from_raw_os_error)
+    }
 }
 
 /// The first of the addresses, by the resolver's order, and those of the other family, which are tried beside it.
@@ -156,7 +171,10 @@ mod tests {
     #[test]
     fn a_failed_look_up_leaves_the_addresses_in_force_for_a_while() {
         let good = Answer { at: at(1), result: Ok(Arc::new([IpAddr::from([127, 0, 0, 1])])) };
-        let bad = |seconds| Answer { at: at(seconds), result: Err((io::ErrorKind::Other, None, "".into())) };
+        let bad = |seconds| Answer {
+            at: at(seconds),
+            result: Err(LookupError { kind: io::ErrorKind::Other, code: None, text: "".into() }),
+        };
         let mut known = Some(good);
         assert!(!keep_newer(&mut known, bad(100)));
         assert!(keep_newer(&mut known, bad(400)) && known.unwrap().result.is_err());

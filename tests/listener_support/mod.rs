@@ -87,7 +87,7 @@ impl Gateway {
 fn observer(config: &Config, clock: Clock) -> Arc<Observer> {
     let background = Background { runtime: Handle::current(), tasks: TaskTracker::new() };
     let build = BuildInfo { version: "test", revision: "test" };
-    let around = Surroundings { clock, build, background };
+    let around = Surroundings { clock, build, background, instance: "test".into() };
     Arc::new(Observer::start(config, around).unwrap())
 }
 
@@ -129,6 +129,8 @@ fn server() -> Server {
         heartbeat: None,
         route_info_headers: false,
         extra_paths: Vec::new(),
+        root_path: String::new(),
+        cors_origins: None,
         trust_headers: Vec::new(),
     }
 }

@@ -25,7 +25,8 @@ use tokenway::observe::metrics::BuildInfo;
 use tokenway::observe::spans::Background;
 use tokenway::observe::{Observer, Surroundings};
 use tokenway::record::{
-    Attempt, DecisionSummary, FirstToken, Moments, Opening, Outcome, Record, Served, SloBounds, TokenCounts,
+    Attempt, ClientInfo, DecisionSummary, FirstToken, Moments, Opening, Outcome, Record, Served, SloBounds,
+    TokenCounts,
 };
 use tokenway::request::class::Class;
 use tokenway::request::dialect::Dialect;
@@ -71,6 +72,8 @@ fn server() -> Server {
         heartbeat: None,
         route_info_headers: true,
         extra_paths: vec![],
+        root_path: String::new(),
+        cors_origins: None,
         trust_headers: vec![],
     }
 }
@@ -130,6 +133,7 @@ pub(crate) fn observer(config: &Config) -> Arc<Observer> {
 
 pub(crate) fn observers(config: &Config) -> Observers {
     let around = Surroundings {
+        instance: "test".into(),
         clock: Clock::start(),
         build: BuildInfo { version: "0.1.0", revision: "unknown" },
         background: Background { runtime: tokio::runtime::Handle::current(), tasks: TaskTracker::new() },
@@ -169,15 +173,13 @@ fn attempt(span: u64, error: Option<&'static str>) -> Attempt {
 /// A good stream, retried once: TTFT 200 ms, 1 s of decode, 1.3 s in all.
 pub(crate) fn record() -> Record {
     let opening = Opening {
-        request_id: "req-1".into(),
-        trace: Trace {
-            trace_id: 7,
-            root: 0xb2,
-            parent: None,
-            sampled: None,
-            sampled_upstream: false,
-            state: None,
+        client: ClientInfo {
+            address: Some("192.0.2.7".parse().unwrap()),
+            user_agent: Some("a-client/1.0".into()),
+            ..ClientInfo::default()
         },
+        request_id: "req-1".into(),
+        trace: Trace { trace_id: 7, root: 0xb2, parent: None, sampled: None, flags_upstream: 0, state: None },
         dialect: Dialect::Chat,
         path: "/v1/chat/completions".into(),
         head: at(0),

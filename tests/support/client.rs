@@ -158,6 +158,21 @@ impl Client {
         bytes
     }
 
+    /// Bytes as they are, behind an upgrade.
+    pub async fn send_raw(&mut self, bytes: &[u8]) {
+        soon("send", self.socket.write_all(bytes)).await.unwrap();
+    }
+
+    /// What comes up to these bytes, with them, whatever the framing.
+    pub async fn raw_until(&mut self, bytes: &[u8]) -> Vec<u8> {
+        loop {
+            if let Some(at) = memchr::memmem::find(&self.buffer, bytes) {
+                return self.buffer.drain(..at + bytes.len()).collect();
+            }
+            assert!(self.fill().await, "closed before {bytes:?}: {:?}", self.buffer);
+        }
+    }
+
     /// What comes first, if anything comes before the end.
     pub async fn read_some(&mut self) -> bool {
         self.fill().await

@@ -94,6 +94,8 @@ fn server() -> Server {
         heartbeat: None,
         route_info_headers: true,
         extra_paths: Vec::new(),
+        root_path: String::new(),
+        cors_origins: None,
         trust_headers: Vec::new(),
     }
 }

@@ -29,6 +29,8 @@ pub enum Step {
     Chunk(Vec<u8>),
     /// Writes the last chunk; the connection can be used again.
     End,
+    /// Goes on when these bytes came: what a WebSocket's client says.
+    Expect(Vec<u8>),
     /// Goes on when the gate is opened.
     Wait(Gate),
     /// Waits for ten milliseconds: the pace of a stream, never a means to be in time.
@@ -97,6 +99,8 @@ struct State {
     standing: Mutex<Vec<Step>>,
     received: Mutex<Vec<Received>>,
     probes: Mutex<Probes>,
+    models: Mutex<String>,
+    unasked: Mutex<String>,
     has_page: AtomicBool,
     listening: Mutex<CancellationToken>,
     listeners: AtomicUsize,
@@ -116,6 +120,8 @@ impl Replica {
             standing: Mutex::new(wire::chat_stream(&["a", "b"])),
             received: Mutex::default(),
             probes: Mutex::new(Probes::Answered),
+            models: Mutex::new(wire::MODELS.to_owned()),
+            unasked: Mutex::new("{}".to_owned()),
             has_page: AtomicBool::new(true),
             listening: Mutex::default(),
             listeners: AtomicUsize::new(0),
@@ -144,6 +150,16 @@ impl Replica {
 
     pub fn probes(&self, probes: Probes) {
         *self.state.probes.lock() = probes;
+    }
+
+    /// Its `/v1/models` is this page.
+    pub fn lists(&self, page: &str) {
+        *self.state.models.lock() = page.to_owned();
+    }
+
+    /// What it streams to a probe that asks for nothing but a stream.
+    pub fn streams_unasked(&self, stream: &str) {
+        *self.state.unasked.lock() = stream.to_owned();
     }
 
     /// Its `/metrics` is gone from now on.
@@ -287,11 +303,12 @@ async fn answer_own(state: &State, socket: &mut TcpStream, request: &Received) {
             let _ = socket.write_all(&wire::whole(404, "text/plain", "")).await;
             return;
         }
-        "GET /v1/models HTTP/1.1" => wire::MODELS,
-        "GET /metrics HTTP/1.1" => wire::METRICS,
-        _ => "{}",
+        "GET /v1/models HTTP/1.1" => state.models.lock().clone(),
+        "GET /metrics HTTP/1.1" => wire::METRICS.to_owned(),
+        _ if request.text().contains("\"stream\":true") => state.unasked.lock().clone(),
+        _ => "{}".to_owned(),
     };
-    let _ = socket.write_all(&wire::whole(200, "application/json", body)).await;
+    let _ = socket.write_all(&wire::whole(200, "application/json", &body)).await;
 }
 
 async fn run(state: &State, socket: &mut TcpStream, script: Vec<Step>) -> After {
@@ -306,6 +323,7 @@ async fn run(state: &State, socket: &mut TcpStream, script: Vec<Step>) -> After 
                 until("the listener is closed", || state.listeners.load(Ordering::SeqCst) == 0).await;
                 Ok(())
             }
+            Step::Expect(bytes) => expect(socket, &bytes).await,
             // Both arms are cancel-safe: nothing is expected to be read.
             Step::Wait(gate) => tokio::select! {
                 () = gate.cancelled() => Ok(()),
@@ -337,6 +355,16 @@ async fn flood(state: &State, socket: &mut TcpStream, event: &[u8], total: usize
     while state.flooded.load(Ordering::SeqCst) < total {
         socket.write_all(&chunk).await?;
         state.flooded.fetch_add(chunk.len(), Ordering::SeqCst);
+    }
+    Ok(())
+}
+
+async fn expect(socket: &mut TcpStream, bytes: &[u8]) -> io::Result<()> {
+    let mut came = Vec::new();
+    while memchr::memmem::find(&came, bytes).is_none() {
+        if socket.read_buf(&mut came).await? == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
     }
     Ok(())
 }

@@ -98,6 +98,7 @@ fn read(root: &Section<'_>) -> Config {
     let pools = pool::pools(root);
     let routes = route::routes(root, &route::Referred { pools: &pools, slo: &slo, timeouts });
     let tenants = tenant::tenants(root, &routes);
+    let telemetry = telemetry::telemetry(root, tenants.len());
     Config {
         server: server::server(root, !tenants.is_empty()),
         admin: server::admin(root),
@@ -108,7 +109,7 @@ fn read(root: &Section<'_>) -> Config {
         pools,
         routes,
         tenants,
-        telemetry: telemetry::telemetry(root),
+        telemetry,
         drift: drift::drift(root),
     }
 }

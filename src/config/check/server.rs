@@ -13,7 +13,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use crate::config::{Admin, Server, Tls};
 
 use super::section::{Item, Section};
-use super::values::{ADDRESS, DURATION, EXTRA_PATH, HEADER_NAME, POSITIVE_DURATION, SIZE};
+use super::values::{ADDRESS, DURATION, EXTRA_PATH, HEADER_NAME, ORIGIN, POSITIVE_DURATION, ROOT_PATH, SIZE};
 use super::{DEFAULT_ADMIN_LISTEN, DEFAULT_LISTEN, secret};
 
 /// Reads `[server]`; `has_tenants` is the default of `route_info_headers`, negated.
@@ -45,6 +45,10 @@ pub(super) fn server(root: &Section<'_>, has_tenants: bool) -> Server {
         heartbeat: section.parse("heartbeat", &DURATION).filter(|silence| !silence.is_zero()),
         route_info_headers: section.boolean("route_info_headers").unwrap_or(!has_tenants),
         extra_paths: section.list("extra_paths").iter().filter_map(|item| item.parse(&EXTRA_PATH)).collect(),
+        root_path: section.parse("root_path", &ROOT_PATH).unwrap_or_default(),
+        cors_origins: section
+            .get("cors_origins")
+            .map(|item| item.list().iter().filter_map(|item| item.parse(&ORIGIN)).collect()),
         trust_headers: section
             .list("trust_headers")
             .iter()

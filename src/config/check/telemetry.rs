@@ -18,7 +18,7 @@ use super::values::{ADDRESS, HTTP_URL, POSITIVE_DURATION};
 use super::{secret, unbuilt};
 
 /// Reads `[telemetry]`.
-pub(super) fn telemetry(root: &Section<'_>) -> Telemetry {
+pub(super) fn telemetry(root: &Section<'_>, tenants: usize) -> Telemetry {
     let section = root.section("telemetry", "[telemetry]");
     unbuilt::refuse(&section, unbuilt::TELEMETRY);
     Telemetry {
@@ -26,6 +26,7 @@ pub(super) fn telemetry(root: &Section<'_>) -> Telemetry {
         otlp: otlp(&section.section("otlp", "[telemetry.otlp]")),
         engine_spans: engine_spans(&section.section("engine_spans", "[telemetry.engine_spans]")),
         sampling: sampling(&section.section("sampling", "[telemetry.sampling]")),
+        stages_by_tenant: section.boolean("stages_by_tenant").unwrap_or(tenants <= MAX_TENANTS_BY_STAGE),
     }
 }
 
@@ -114,6 +115,7 @@ fn header(entry: &Item<'_>) -> Option<(HeaderName, HeaderValue)> {
 
 fn sampling(section: &Section<'_>) -> Sampling {
     let routine = section.ratio("routine").unwrap_or(0.02);
+    let max_per_second = section.integer("max_per_second", 1..=1_000_000).unwrap_or(100);
     let Some(item) = section.get("keep") else {
         return Sampling {
             routine,
@@ -122,6 +124,7 @@ fn sampling(section: &Section<'_>) -> Sampling {
             keep_tail: true,
             keep_retry: true,
             keep_drift: true,
+            max_per_second,
         };
     };
     let kept: Vec<Keep> = item.list().iter().filter_map(|entry| entry.one_of("reason", KEEP)).collect();
@@ -132,6 +135,7 @@ fn sampling(section: &Section<'_>) -> Sampling {
         keep_tail: kept.contains(&Keep::Tail),
         keep_retry: kept.contains(&Keep::Retry),
         keep_drift: kept.contains(&Keep::Drift),
+        max_per_second,
     }
 }
 
@@ -159,4 +163,6 @@ const PROTOCOLS: &[(&str, OtlpProtocol)] =
     &[("http", OtlpProtocol::Http), ("http/protobuf", OtlpProtocol::Http), ("grpc", OtlpProtocol::Grpc)];
 /// Beside the usual ports of a collector, which may be on the same machine.
 const DEFAULT_ENGINE_SPANS_PORT: u16 = 4319;
+/// Above it, histograms by tenant and stage would be most of the metrics page.
+const MAX_TENANTS_BY_STAGE: usize = 20;
 const DEFAULT_EXPORT_TIMEOUT: Duration = Duration::from_secs(10);

@@ -7,7 +7,9 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::config::Endpoint;
+use http::HeaderValue;
+
+use crate::config::{Endpoint, paths};
 
 /// One way to write a value.
 pub(super) struct Form<T> {
@@ -75,8 +77,19 @@ pub(super) const HEADER_NAME: Form<http::HeaderName> = Form {
 /// A further path of the data port.
 pub(super) const EXTRA_PATH: Form<String> = Form {
     noun: "a path",
-    hint: "write an exact path without query, such as \"/v1/custom\"; control endpoints stay unreachable",
+    hint: "write a path without query, with {name} for a segment: \"/v1/custom\", \"/v1/things/{id}\"",
     parse: extra_path,
+};
+
+/// The prefix in front of every path of the data port.
+pub(super) const ROOT_PATH: Form<String> =
+    Form { noun: "a path prefix", hint: "write it as clients do: \"/llm\"", parse: root_path };
+
+/// An origin of web pages, or `*`.
+pub(super) const ORIGIN: Form<HeaderValue> = Form {
+    noun: "an origin",
+    hint: "write scheme, host and port as browsers send them: \"https://app.example\", or \"*\" for all",
+    parse: origin,
 };
 
 /// The SHA-256 of an API key.
@@ -194,24 +207,31 @@ fn name(text: &str) -> Result<Arc<str>, String> {
 }
 
 fn extra_path(text: &str) -> Result<String, String> {
-    let is_path = text.len() > 1
-        && text.starts_with('/')
-        && text.chars().all(|c| c.is_ascii_graphic() && !matches!(c, '?' | '#' | '%' | '\\'))
-        && !text.contains("//")
-        && !text.split('/').any(|part| part == "." || part == "..");
-    if !is_path {
-        return Err(format!("{text:?} is not an exact path"));
+    paths::check_extra(text).map(|()| text.to_owned())
+}
+
+fn root_path(text: &str) -> Result<String, String> {
+    let root = text.strip_suffix('/').unwrap_or(text);
+    let is_prefix = root.is_empty()
+        || root.starts_with('/')
+            && root
+                .chars()
+                .all(|c| c.is_ascii_graphic() && !matches!(c, '?' | '#' | '%' | '\\' | '{' | '}' | '*'))
+            && !root.contains("//")
+            && !root.split('/').any(|part| part == "." || part == "..");
+    if is_prefix { Ok(root.to_owned()) } else { Err(format!("{text:?} is not a path prefix")) }
+}
+
+fn origin(text: &str) -> Result<HeaderValue, String> {
+    let not_one = || format!("{text:?} is not an origin");
+    if text != "*" && text != "null" {
+        let uri: http::Uri = text.parse().map_err(|_| not_one())?;
+        let is_bare = matches!(uri.path(), "" | "/") && uri.query().is_none() && !text.ends_with('/');
+        if !matches!(uri.scheme_str(), Some("http" | "https")) || uri.authority().is_none() || !is_bare {
+            return Err(not_one());
+        }
     }
-    if matches!(text, "/health" | "/version" | "/v1/models") {
-        return Err(format!("{text} is answered by the gateway itself"));
-    }
-    let controls = text.to_ascii_lowercase().split('/').any(|part| {
-        CONTROL_WORDS.contains(&part) || CONTROL_PREFIXES.iter().any(|prefix| part.starts_with(prefix))
-    });
-    if controls {
-        return Err(format!("{text} controls an engine and is never relayed from the data port"));
-    }
-    Ok(text.to_owned())
+    HeaderValue::from_str(&text.to_ascii_lowercase()).map_err(|_| not_one())
 }
 
 fn digest(text: &str) -> Result<[u8; 32], String> {
@@ -230,35 +250,6 @@ fn digest(text: &str) -> Result<[u8; 32], String> {
 const DURATION_HINT: &str = "write a number above zero with its unit (us, ms, s, m, h, d): \"250ms\"";
 const MAX_NANOS: f64 = 3650.0 * 86400e9;
 const MAX_BYTES: f64 = 1e15;
-
-/// Last parts of the control endpoints of vLLM and SGLang.
-const CONTROL_WORDS: &[&str] = &[
-    "sleep",
-    "wake_up",
-    "is_sleeping",
-    "pause",
-    "resume",
-    "is_paused",
-    "abort_requests",
-    "abort_request",
-    "collective_rpc",
-    "flush_cache",
-    "server_info",
-    "scale_elastic_ep",
-    "pause_generation",
-    "continue_generation",
-];
-const CONTROL_PREFIXES: &[&str] = &[
-    "reset_",
-    "load_lora",
-    "unload_lora",
-    "start_",
-    "stop_",
-    "update_weight",
-    "init_weight",
-    "release_memory",
-    "resume_memory",
-];
 
 #[cfg(test)]
 mod tests {
@@ -328,31 +319,18 @@ mod tests {
     }
 
     #[test]
-    fn control_endpoints_are_no_extra_paths() {
-        for text in ["/v1/custom", "/classify", "/v1/audio/transcriptions", "/inference/v1/generate"] {
-            assert_eq!(extra_path(text).as_deref(), Ok(text));
+    fn origins_and_path_prefixes_are_taken_as_browsers_and_servers_write_them() {
+        for text in ["*", "null", "https://app.example", "http://localhost:3000"] {
+            assert!(origin(text).is_ok(), "{text}");
         }
-        for text in [
-            "",
-            "/",
-            "v1/x",
-            "/a?b=1",
-            "/a%2fb",
-            "/a/../sleep",
-            "//sleep",
-            "/sleep",
-            "/Sleep",
-            "/sleep/",
-            "/wake_up",
-            "/pause",
-            "/resume",
-            "/reset_prefix_cache",
-            "/v1/load_lora_adapter",
-            "/v1/unload_lora_adapter",
-            "/collective_rpc",
-            "/health",
-        ] {
-            assert!(extra_path(text).is_err(), "{text}");
+        for text in ["", "app.example", "https://app.example/", "https://app.example/x", "ftp://a"] {
+            assert!(origin(text).is_err(), "{text}");
+        }
+        for (text, root) in [("", ""), ("/", ""), ("/llm", "/llm"), ("/a/b/", "/a/b")] {
+            assert_eq!(root_path(text).as_deref(), Ok(root));
+        }
+        for text in ["llm", "/a//b", "/../x", "/a?b", "//"] {
+            assert!(root_path(text).is_err(), "{text}");
         }
     }
 

@@ -10,12 +10,14 @@ use serde_json::{Value as Json, json};
 use crate::drift::detectors::Finding;
 use crate::observe::rfc3339;
 
-/// One alert; it ends at `until` unless it is repeated.
-pub(super) fn alert(finding: &Finding, until: f64) -> Json {
+/// One alert of the gateway `instance`; it ends at `until` unless it is repeated. With `instance` among its labels, the
+/// end of one gateway's finding does not end another's.
+pub(super) fn alert(finding: &Finding, instance: &str, until: f64) -> Json {
     let series = &finding.series;
     let mut labels = json!({
         "alertname": "TokenwayDrift",
         "service": "tokenway",
+        "instance": instance,
         "kind": finding.kind.as_str(),
         "diagnosis": finding.diagnosis.as_str(),
         "severity": if finding.kind.is_urgent() { "critical" } else { "warning" },

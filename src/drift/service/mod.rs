@@ -60,7 +60,7 @@ pub fn start(
     let (sender, receiver) = mpsc::channel(MAX_QUEUED);
     let board = Arc::new(Board::default());
     let webhook = match &config.webhook {
-        Some(endpoint) => Some(Webhook::start(endpoint.clone(), clock, background, Arc::clone(metrics))?),
+        Some(endpoint) => Some(Webhook::start(endpoint.clone(), around, Arc::clone(metrics))?),
         None => None,
     };
     let feed = Feed::new(sender, Arc::clone(&board), clock, Arc::clone(metrics));

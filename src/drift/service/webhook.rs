@@ -17,8 +17,8 @@ use super::feed;
 use crate::clock::Clock;
 use crate::config::Endpoint;
 use crate::drift::detectors::Finding;
+use crate::observe::Surroundings;
 use crate::observe::metrics::{DeliveryResult, Metrics};
-use crate::observe::spans::Background;
 use crate::upstream::call::{Call, CallError};
 use crate::upstream::connect::Connector;
 
@@ -37,15 +37,16 @@ impl Webhook {
     /// Starts the posting task.
     pub(super) fn start(
         endpoint: Endpoint,
-        clock: Clock,
-        background: &Background,
+        around: &Surroundings,
         metrics: Arc<Metrics>,
     ) -> Result<Self, rustls::Error> {
         let (sender, receiver) = mpsc::channel(MAX_QUEUED);
+        let background = &around.background;
         let poster = Poster {
+            instance: Arc::clone(&around.instance),
             endpoint,
             connector: Connector::new(background.tasks.clone())?,
-            clock,
+            clock: around.clock,
             metrics: Arc::clone(&metrics),
             active: BTreeMap::new(),
         };
@@ -69,6 +70,7 @@ impl Webhook {
 }
 
 struct Poster {
+    instance: Arc<str>,
     endpoint: Endpoint,
     connector: Connector,
     clock: Clock,
@@ -92,8 +94,10 @@ impl Poster {
                 None => Vec::new(),
             };
             let now = feed::seconds(self.clock, self.clock.now());
-            let lasting = self.active.values().map(|finding| alert(finding, now + ENDS_AFTER.as_secs_f64()));
-            let alerts: Vec<Json> = lasting.chain(ended.iter().map(|finding| alert(finding, now))).collect();
+            let until = now + ENDS_AFTER.as_secs_f64();
+            let lasting = self.active.values().map(|finding| alert(finding, &self.instance, until));
+            let ended = ended.iter().map(|finding| alert(finding, &self.instance, now));
+            let alerts: Vec<Json> = lasting.chain(ended).collect();
             if !alerts.is_empty() {
                 self.post(&Json::Array(alerts).to_string()).await;
             }

@@ -99,7 +99,7 @@ fn expired(queue: &mut VecDeque<(Stamp, u64)>, now: Stamp) -> Option<u64> {
 /// not come in-band.
 fn awaited(record: &Record) -> Option<u64> {
     let attempt = record.attempts.last()?;
-    let may_come = record.trace.sampled_upstream && attempt.error.is_none() && record.engine.is_none();
+    let may_come = record.trace.is_sampled_upstream() && attempt.error.is_none() && record.engine.is_none();
     may_come.then_some(attempt.span)
 }
 
@@ -125,7 +125,7 @@ mod tests {
 
     fn record(attempt: u64) -> Arc<Record> {
         let mut record = fixture::stream();
-        record.trace.sampled_upstream = true;
+        record.trace.flags_upstream = 1;
         record.attempts[0].span = attempt;
         Arc::new(record)
     }
@@ -170,7 +170,7 @@ mod tests {
             Arc::new(record)
         };
         for record in [
-            change(|r| r.trace.sampled_upstream = false),
+            change(|r| r.trace.flags_upstream = 0),
             change(|r| r.attempts.clear()),
             change(|r| r.attempts[0].error = Some("connect_refused")),
             change(|r| r.engine = Some(EngineTimes::default())),

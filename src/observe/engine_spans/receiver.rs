@@ -4,10 +4,12 @@
 //! connections and waits are bounded. Knows nothing of what the spans mean.
 
 use std::convert::Infallible;
+use std::io::Read as _;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use flate2::read::GzDecoder;
 use http::header::{CONTENT_ENCODING, CONTENT_TYPE};
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Limited};
@@ -119,10 +121,16 @@ async fn over_http(request: Request<Incoming>, sink: &Sink) -> Response<Body> {
     let (head, body) = request.into_parts();
     let body = tokio::time::timeout(BODY_LIMIT, Limited::new(body, MAX_BODY).collect()).await;
     let Ok(Ok(body)) = body else { return http(StatusCode::PAYLOAD_TOO_LARGE) };
-    if !is_plain_protobuf(&head.headers) {
+    let Some(coding) = coding_of_protobuf(&head.headers) else {
         return http(StatusCode::UNSUPPORTED_MEDIA_TYPE);
-    }
-    let body = body.to_bytes();
+    };
+    let body = match coding {
+        Coding::Identity => body.to_bytes(),
+        Coding::Gzip => match unzip(&body.to_bytes()) {
+            Ok(body) => body,
+            Err(status) => return http(status),
+        },
+    };
     match ExportTraceServiceRequest::decode(body.clone()) {
         Ok(export) => {
             sink(body, &export);
@@ -157,10 +165,28 @@ impl TraceService for Grpc {
     }
 }
 
-fn is_plain_protobuf(headers: &HeaderMap) -> bool {
-    let is_protobuf =
-        headers.get(CONTENT_TYPE).is_some_and(|t| t.as_bytes().starts_with(PROTOBUF.as_bytes()));
-    is_protobuf && headers.get(CONTENT_ENCODING).is_none_or(|coding| coding == "identity")
+#[derive(Clone, Copy)]
+enum Coding {
+    Identity,
+    Gzip,
+}
+
+/// The content coding of a protobuf message; `None` for anything else.
+fn coding_of_protobuf(headers: &HeaderMap) -> Option<Coding> {
+    headers.get(CONTENT_TYPE).filter(|t| t.as_bytes().starts_with(PROTOBUF.as_bytes()))?;
+    match headers.get(CONTENT_ENCODING).map(HeaderValue::as_bytes) {
+        None | Some(b"identity") => Some(Coding::Identity),
+        Some(b"gzip") => Some(Coding::Gzip),
+        Some(_) => None,
+    }
+}
+
+/// Decompresses up to [`MAX_BODY`] bytes.
+fn unzip(body: &[u8]) -> Result<Bytes, StatusCode> {
+    let mut plain = Vec::new();
+    let limit = MAX_BODY as u64 + 1;
+    GzDecoder::new(body).take(limit).read_to_end(&mut plain).map_err(|_| StatusCode::BAD_REQUEST)?;
+    if plain.len() > MAX_BODY { Err(StatusCode::PAYLOAD_TOO_LARGE) } else { Ok(plain.into()) }
 }
 
 fn http(status: StatusCode) -> Response<Body> {

@@ -6,6 +6,7 @@
 use std::time::Duration;
 
 use crate::config::Config;
+use crate::stage::Stage;
 
 /// Bucket edges in seconds (`ratio`: no unit), ascending and distinct.
 pub(super) struct Edges {
@@ -17,7 +18,7 @@ pub(super) struct Edges {
     pub(super) duration: Vec<f64>,
     /// Gateway overhead, from read to routed.
     pub(super) overhead: Vec<f64>,
-    /// Every stage, from 50 µs to minutes.
+    /// Every stage, from 100 µs to minutes, and the routes' budgets.
     pub(super) stage: Vec<f64>,
     /// Actual TTFT over predicted.
     pub(super) ratio: Vec<f64>,
@@ -27,12 +28,15 @@ impl Edges {
     pub(super) fn new(config: &Config) -> Self {
         let bounds = |pick: fn(&crate::config::Slo) -> Option<Duration>| config.slo.values().filter_map(pick);
         let itl = config.slo.values().flat_map(|slo| slo.itl.iter().map(|(_, bound)| bound));
+        let budgets = config.routes.iter().filter_map(|route| route.stage_budget.as_ref());
+        let budgets =
+            budgets.flat_map(|budget| Stage::ALL.into_iter().filter_map(|stage| budget.share(stage)));
         Self {
             ttft: with_bounds(TTFT, bounds(|slo| slo.ttft.map(|bound| bound.base))),
             token: with_bounds(TOKEN, bounds(|slo| slo.tpot).chain(itl)),
             duration: with_bounds(DURATION, bounds(|slo| slo.e2e)),
             overhead: OVERHEAD.to_vec(),
-            stage: STAGE.to_vec(),
+            stage: with_bounds(STAGE, budgets),
             ratio: RATIO.to_vec(),
         }
     }
@@ -58,8 +62,8 @@ const DURATION: &[f64] = &[
     300.0, 600.0,
 ];
 const STAGE: &[f64] = &[
-    0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0,
-    10.0, 30.0, 60.0, 120.0, 300.0,
+    0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5,
+    0.75, 1.0, 1.5, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0,
 ];
 const RATIO: &[f64] = &[0.1, 0.25, 0.5, 0.67, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.25, 1.5, 2.0, 4.0, 10.0];
 

@@ -15,8 +15,10 @@ mod series;
 mod table;
 mod targets;
 
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use dashmap::DashMap;
 // Labels come from code and configuration, not from clients, so a fast hash is safe.
@@ -36,11 +38,11 @@ pub use self::series::{StreamHistograms, StreamKey};
 use self::table::{
     DriftFamilies, Maker, Process, ReplicaFamilies, RouteFamilies, Targets, TenantFamilies, Totals,
 };
-use crate::clock::Clock;
+use crate::clock::{Clock, Stamp};
 use crate::config::Config;
 use crate::fleet::status::ReplicaStatus;
 use crate::observe::judgement::Judgement;
-use crate::record::{FirstToken, Record};
+use crate::record::{FirstToken, Outcome, Record};
 
 /// Version of this binary, for `tokenway_build_info` and spans.
 #[derive(Clone, Copy, Debug)]
@@ -65,6 +67,8 @@ pub struct Metrics {
     by_stream: DashMap<StreamKey, Arc<StreamHistograms>, RandomState>,
     by_replica: DashMap<ReplicaKey, Arc<ReplicaSeries>, RandomState>,
     known_replicas: Mutex<KnownReplicas>,
+    /// When those that wait in the queue came, and how many came then.
+    waiting: Arc<Mutex<BTreeMap<Stamp, usize>>>,
     rendering: Mutex<()>,
     edges: Edges,
     exemplars: Exemplars,
@@ -94,6 +98,7 @@ impl Metrics {
         let requests = RequestFamilies {
             by_tenant: TenantFamilies::new(&maker, &edges),
             by_route: RouteFamilies::new(&maker, &edges),
+            stages_by_tenant: config.telemetry.stages_by_tenant,
         };
         let totals = Totals::new(&maker, &edges);
         let prefix = PrefixTokens {
@@ -119,6 +124,7 @@ impl Metrics {
             by_stream: DashMap::default(),
             by_replica: DashMap::default(),
             known_replicas: Mutex::default(),
+            waiting: Arc::default(),
             rendering: Mutex::default(),
             edges,
             exemplars: Exemplars::default(),
@@ -196,6 +202,7 @@ impl Metrics {
         }
         self.count_attempts(record);
         self.count_decision(record);
+        self.count_tenant_tokens(record);
     }
 
     /// Observes times by stage, once the engine's times have arrived or are overdue.
@@ -206,8 +213,12 @@ impl Metrics {
     fn count_attempts(&self, record: &Record) {
         let timeout = |error: Option<&'static str>| error.and_then(|e| e.strip_prefix("timeout_"));
         for (i, attempt) in record.attempts.iter().enumerate() {
+            let is_last = i + 1 == record.attempts.len();
+            let outcome = if is_last && attempt.error.is_none() { record.outcome } else { Outcome::Failed };
+            let served = &attempt.served;
+            self.replica_series(&served.pool, &served.replica).attempt(&self.replicas, served, outcome);
             let Some(error) = attempt.error else { continue };
-            if i + 1 < record.attempts.len() {
+            if !is_last {
                 self.retries.get(error, || self.totals.retries.get(&[error])).inc();
             }
             if let Some(timer) = timeout(Some(error)) {
@@ -217,6 +228,13 @@ impl Metrics {
         let last = record.attempts.last().and_then(|attempt| attempt.error);
         if let Some(timer) = timeout(record.error).filter(|_| last != record.error) {
             self.timeouts.get(timer, || self.totals.timeouts.get(&[timer])).inc();
+        }
+    }
+
+    fn count_tenant_tokens(&self, record: &Record) {
+        for (kind, tokens) in [("input", record.tokens.input), ("output", record.tokens.output)] {
+            let Some(tokens) = tokens else { continue };
+            self.totals.tenant_tokens.get(&[&record.route, &record.tenant, kind]).inc_by(tokens.0);
         }
     }
 
@@ -234,11 +252,23 @@ impl Metrics {
         self.admissions.get((decision, reason), || self.totals.admissions.get(&[decision, reason])).inc();
     }
 
-    /// Counts a request and the bytes of its body as queued while the guards live.
+    /// Counts a request and the bytes of its body as queued while the guard lives.
     #[must_use]
-    pub fn queued(&self, bytes: usize) -> [GaugeGuard; 2] {
+    pub fn queued(&self, bytes: usize) -> QueuedGuard {
         let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
-        [GaugeGuard::new(&self.totals.queue_requests), GaugeGuard::of(&self.totals.queue_bytes, bytes)]
+        QueuedGuard {
+            _request: GaugeGuard::new(&self.totals.queue_requests),
+            _bytes: GaugeGuard::of(&self.totals.queue_bytes, bytes),
+            since: self.clock.now(),
+            waiting: Arc::clone(&self.waiting),
+        }
+        .enter()
+    }
+
+    /// Sets when the first certificate of a file expires.
+    pub fn certificate_expiry(&self, file: &str, at: SystemTime) {
+        let at = at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        self.process.certificate_expiry.set(&[file], Some(at.as_secs_f64()));
     }
 
     /// Counts a connection or request that was rejected before it counted as a request.
@@ -296,6 +326,9 @@ impl Metrics {
             self.by_stream.retain(|key, _| key.pool != pool || key.replica != replica);
             self.by_replica.remove(&(pool, replica));
         }
+        let oldest = self.waiting.lock().first_key_value().map(|(since, _)| *since);
+        let waited = oldest.map_or(Duration::ZERO, |since| self.clock.now().since(since));
+        self.totals.queue_oldest.set(waited.as_secs_f64());
         let families = self.registry.gather();
         match exposition {
             Exposition::OpenMetrics => openmetrics::encode(&families, &self.exemplars),
@@ -388,16 +421,19 @@ pub enum DropReason {
     ExportFailed,
     /// The gateway stopped first.
     Shutdown,
+    /// Over `telemetry.sampling.max_per_second`.
+    RateLimited,
 }
 
 impl DropReason {
-    const ALL: [Self; 3] = [Self::QueueFull, Self::ExportFailed, Self::Shutdown];
+    const ALL: [Self; 4] = [Self::QueueFull, Self::ExportFailed, Self::Shutdown, Self::RateLimited];
 
     fn as_str(self) -> &'static str {
         match self {
             Self::QueueFull => "queue_full",
             Self::ExportFailed => "export_failed",
             Self::Shutdown => "shutdown",
+            Self::RateLimited => "rate_limited",
         }
     }
 }
@@ -422,6 +458,32 @@ impl GaugeGuard {
 impl Drop for GaugeGuard {
     fn drop(&mut self) {
         self.gauge.sub(self.share);
+    }
+}
+
+/// One request in the queue.
+pub struct QueuedGuard {
+    _request: GaugeGuard,
+    _bytes: GaugeGuard,
+    since: Stamp,
+    waiting: Arc<Mutex<BTreeMap<Stamp, usize>>>,
+}
+
+impl QueuedGuard {
+    fn enter(self) -> Self {
+        *self.waiting.lock().entry(self.since).or_default() += 1;
+        self
+    }
+}
+
+impl Drop for QueuedGuard {
+    fn drop(&mut self) {
+        if let Entry::Occupied(mut same) = self.waiting.lock().entry(self.since) {
+            *same.get_mut() -= 1;
+            if *same.get() == 0 {
+                same.remove();
+            }
+        }
     }
 }
 

@@ -1,7 +1,8 @@
 //! Gauges of replicas, set on each scrape of our page.
 //!
 //! Outdated signals are absent, never stale: their label set is removed until the engine is scraped again. A replica that
-//! left the fleet keeps its series at zero for five minutes, so that Prometheus sees it end; then they are removed.
+//! left the fleet keeps its series for five minutes, in the state `gone`, so that Prometheus sees it end and no alert takes
+//! it for a failure; then they are removed.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,6 +11,7 @@ use std::time::Duration;
 use super::table::ReplicaFamilies;
 use crate::clock::Stamp;
 use crate::fleet::status::{ReplicaState, ReplicaStatus};
+use crate::record::Outcome;
 use crate::routing::EngineSignals;
 
 /// Pool and replica.
@@ -63,6 +65,7 @@ fn set(families: &ReplicaFamilies, (pool, replica): &ReplicaKey, status: Option<
         let is_in = status.is_some_and(|status| status.state == state);
         families.state.set(&[pool, replica, state.as_str()], Some(f64::from(u8::from(is_in))));
     }
+    families.state.set(&[pool, replica, GONE], Some(f64::from(u8::from(status.is_none()))));
 }
 
 fn set_signals(families: &ReplicaFamilies, labels: &[&str; 2], signals: Option<&EngineSignals>) {
@@ -82,6 +85,12 @@ fn remove(families: &ReplicaFamilies, (pool, replica): &ReplicaKey) {
     for state in ReplicaState::ALL {
         families.state.remove(&[pool, replica, state.as_str()]);
     }
+    families.state.remove(&[pool, replica, GONE]);
+    for outcome in Outcome::ALL {
+        families.requests.remove(&[pool, replica, outcome.as_str()]);
+    }
 }
 
+/// State of a replica that left the fleet.
+const GONE: &str = "gone";
 const KEPT_AFTER_LEAVING: Duration = Duration::from_secs(300);

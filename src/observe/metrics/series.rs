@@ -68,7 +68,12 @@ impl From<&FirstToken> for StreamKey {
 pub(super) struct RequestFamilies {
     pub(super) by_tenant: TenantFamilies,
     pub(super) by_route: RouteFamilies,
+    /// Whether stages are told apart by tenant.
+    pub(super) stages_by_tenant: bool,
 }
+
+/// Label `tenant` of stages that are not told apart by tenant.
+const ALL_TENANTS: &str = "all";
 
 /// Handles of one [`RequestKey`].
 pub(super) struct RequestSeries {
@@ -178,9 +183,13 @@ impl RequestSeries {
 
     fn count_tokens(&self, record: &Record) {
         if let Some(input) = record.tokens.input {
-            let cached = record.tokens.cached.unwrap_or_default();
-            self.token_kind("input_cached").inc_by(cached.0);
-            self.token_kind("input_uncached").inc_by(input.saturating_sub(cached).0);
+            match record.tokens.cached {
+                Some(cached) => {
+                    self.token_kind("input_cached").inc_by(cached.0);
+                    self.token_kind("input_uncached").inc_by(input.saturating_sub(cached).0);
+                }
+                None => self.token_kind("input_unknown").inc_by(input.0),
+            }
         }
         if let Some(output) = record.tokens.output {
             self.token_kind("output").inc_by(output.0);
@@ -211,6 +220,7 @@ impl RequestSeries {
 
     fn stage(&self, stage: Stage, source: StageSource) -> Histogram {
         let [route, model, tenant, revision, _] = self.tenant_labels();
+        let tenant = if self.families.stages_by_tenant { tenant } else { ALL_TENANTS };
         let labels = [route, model, tenant, revision, stage.as_str(), source.as_str()];
         self.stages.get((stage, source), || self.families.by_tenant.stage.get(&labels))
     }
@@ -230,15 +240,26 @@ fn known_finish_reason(reason: &str) -> &'static str {
     FINISH_REASONS.iter().find(|known| **known == reason).copied().unwrap_or("other")
 }
 
-/// Histograms of one replica.
+/// Handles of one replica.
 pub(super) struct ReplicaSeries {
     pub(super) ttft: Histogram,
     pub(super) itl: Histogram,
+    requests: Memo<Outcome, IntCounter>,
 }
 
 impl ReplicaSeries {
     pub(super) fn new(families: &ReplicaFamilies, pool: &str, replica: &str) -> Self {
-        Self { ttft: families.ttft.get(&[pool, replica]), itl: families.itl.get(&[pool, replica]) }
+        let requests = Memo::default();
+        // At zero from the start: the first failure of a replica has to show in a rate.
+        for outcome in [Outcome::Ok, Outcome::Failed] {
+            requests.get(outcome, || families.requests.get(&[pool, replica, outcome.as_str()]));
+        }
+        Self { ttft: families.ttft.get(&[pool, replica]), itl: families.itl.get(&[pool, replica]), requests }
+    }
+
+    pub(super) fn attempt(&self, families: &ReplicaFamilies, served: &Served, outcome: Outcome) {
+        let labels = [&*served.pool, &*served.replica, outcome.as_str()];
+        self.requests.get(outcome, || families.requests.get(&labels)).inc();
     }
 }
 

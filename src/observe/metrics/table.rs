@@ -51,6 +51,7 @@ pub(super) struct ReplicaFamilies {
     pub(super) batch_limit: Family<GaugeVec>,
     pub(super) scrape_age: Family<GaugeVec>,
     pub(super) state: Family<GaugeVec>,
+    pub(super) requests: Family<IntCounterVec>,
 }
 
 /// Families with few labels or none, about requests.
@@ -62,6 +63,8 @@ pub(super) struct Totals {
     pub(super) admissions: Family<IntCounterVec>,
     pub(super) queue_requests: IntGauge,
     pub(super) queue_bytes: IntGauge,
+    pub(super) queue_oldest: Gauge,
+    pub(super) tenant_tokens: Family<IntCounterVec>,
     pub(super) retries: Family<IntCounterVec>,
     pub(super) timeouts: Family<IntCounterVec>,
     pub(super) http_rejected: Family<IntCounterVec>,
@@ -77,6 +80,7 @@ pub(super) struct Process {
     pub(super) config_reloads: Family<IntCounterVec>,
     pub(super) last_reload_successful: Gauge,
     pub(super) build_info: GaugeVec,
+    pub(super) certificate_expiry: Family<GaugeVec>,
 }
 
 /// Creates families and registers them.
@@ -221,7 +225,7 @@ impl RouteFamilies {
             ),
             tokens: maker.counters(
                 "tokenway_tokens_total",
-                "Tokens in the engine's usage, by kind: input_cached, input_uncached, output.",
+                "Tokens in the engine's usage, by kind: input_cached, input_uncached, input_unknown (no cached count), output.",
                 KIND,
             ),
             finish_reasons: maker.counters(
@@ -246,6 +250,7 @@ impl RouteFamilies {
 impl ReplicaFamilies {
     pub(super) fn new(maker: &Maker<'_>, edges: &Edges) -> Self {
         const STATE: &[&str] = &["pool", "replica", "state"];
+        const OUTCOME: &[&str] = &["pool", "replica", "outcome"];
         let gauges = |name, help| maker.gauges(name, help, REPLICA);
         let histograms = |name, help, edges: &[f64]| maker.histograms(name, help, REPLICA, edges);
         Self {
@@ -282,6 +287,11 @@ impl ReplicaFamilies {
                 "1 for the current state of the replica, 0 for the others.",
                 STATE,
             ),
+            requests: maker.counters(
+                "tokenway_replica_requests_total",
+                "Attempts at the replica, by how they ended; one that was tried again elsewhere has failed.",
+                OUTCOME,
+            ),
         }
     }
 }
@@ -295,6 +305,10 @@ impl Totals {
         ] {
             maker.counter(name, help);
         }
+        let oldest = Gauge::new(
+            "tokenway_queue_oldest_seconds",
+            "How long the oldest request in the queue has waited.",
+        );
         Self {
             prediction_error: maker.histogram(
                 "tokenway_prediction_error_seconds",
@@ -324,6 +338,12 @@ impl Totals {
             queue_requests: maker
                 .gauge("tokenway_queue_requests", "Requests waiting in the gateway's admission queue."),
             queue_bytes: maker.gauge("tokenway_queue_bytes", "Bytes of request bodies waiting there."),
+            queue_oldest: maker.register(oldest.expect(TABLE_IS_VALID)),
+            tenant_tokens: maker.counters(
+                "tokenway_tenant_tokens_total",
+                "Tokens in the engine's usage, by tenant and kind: input, output.",
+                &["route", "tenant", "kind"],
+            ),
             retries: maker.counters(
                 "tokenway_retries_total",
                 "Requests sent to another replica, by the error of the attempt before.",
@@ -375,6 +395,11 @@ impl Process {
             ),
             last_reload_successful: maker.register(last.expect(TABLE_IS_VALID)),
             build_info: maker.register(GaugeVec::new(build, BUILD).expect(TABLE_IS_VALID)),
+            certificate_expiry: maker.gauges(
+                "tokenway_certificate_expiry_seconds",
+                "When the first certificate of the file expires, in seconds since 1970.",
+                &["file"],
+            ),
         }
     }
 }

@@ -73,10 +73,15 @@ impl Collector {
     ///
     /// # Errors
     /// TLS cannot be set up.
-    pub fn new(otlp: &Otlp, build: BuildInfo, background: &Background) -> Result<Self, CollectorError> {
+    pub fn new(
+        otlp: &Otlp,
+        build: BuildInfo,
+        instance: &str,
+        background: &Background,
+    ) -> Result<Self, CollectorError> {
         let connector = tls::connector(background.tasks.clone())?;
         let (otlp, background) = (otlp.clone(), background.clone());
-        Ok(Self { otlp, connector, background, resource: resource(build) })
+        Ok(Self { otlp, connector, background, resource: resource(build, instance) })
     }
 
     /// An exporter of spans.
@@ -301,14 +306,18 @@ fn endpoint(url: &str) -> Result<Endpoint, http::uri::InvalidUri> {
     })
 }
 
-/// `service.name` is ours unless `OTEL_SERVICE_NAME` or `OTEL_RESOURCE_ATTRIBUTES` says otherwise.
-fn resource(build: BuildInfo) -> Resource {
+/// `service.name` and `service.instance.id` are ours unless `OTEL_SERVICE_NAME` or `OTEL_RESOURCE_ATTRIBUTES` says otherwise.
+fn resource(build: BuildInfo, instance: &str) -> Resource {
     let version = KeyValue::new("service.version", build.version);
     let detected = Resource::builder().build();
     let is_named = detected
         .get(&Key::from_static_str("service.name"))
         .is_some_and(|name| !name.as_str().starts_with("unknown_service"));
-    let builder = Resource::builder().with_attribute(version);
+    let mut builder = Resource::builder().with_attribute(version);
+    let id = Key::from_static_str("service.instance.id");
+    if detected.get(&id).is_none() {
+        builder = builder.with_attribute(KeyValue::new(id, instance.to_owned()));
+    }
     if is_named { builder.build() } else { builder.with_service_name("tokenway").build() }
 }
 

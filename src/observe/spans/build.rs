@@ -1,7 +1,8 @@
 //! Spans of one request, from its record.
 //!
 //! A SERVER root, INTERNAL `admit` and `route`, and a CLIENT `attempt` for each try; the attempt's id went upstream,
-//! so the engine's own spans hang below it. Built without a tracer: ids and stamps are the record's.
+//! so the engine's own spans hang below it. Below the attempt that was answered are INTERNAL spans of the stages there.
+//! Built without a tracer: ids and stamps are the record's.
 
 use std::time::{Duration, SystemTime};
 
@@ -12,13 +13,27 @@ use opentelemetry_sdk::trace::{SpanData, SpanEvents, SpanLinks};
 use crate::clock::{Clock, Stamp};
 use crate::observe::attributes::{self, AttributeValue};
 use crate::observe::judgement::Judgement;
+use crate::observe::stages::{Stage, StageTime, stages};
 use crate::record::{Attempt, Outcome, Record};
 use crate::request::trace_context::new_span_id;
 
 /// How many spans [`spans`] makes at most.
 pub(super) fn span_count(record: &Record) -> u64 {
-    let stages = [record.at.admitted, record.at.routed].iter().flatten().count();
-    1 + stages as u64 + record.attempts.len() as u64
+    let ours = [record.at.admitted, record.at.routed].iter().flatten().count();
+    let at_the_replica = Build::answered(record).map_or(0, |_| stages_at_the_replica(record).count());
+    1 + (ours + record.attempts.len() + at_the_replica) as u64
+}
+
+/// The stages that have a span below the attempt.
+fn stages_at_the_replica(record: &Record) -> impl Iterator<Item = StageTime> {
+    let is_shown = |time: &StageTime| {
+        let at_the_replica = matches!(
+            time.stage,
+            Stage::EngineQueue | Stage::Prefill | Stage::Decode | Stage::EngineOther | Stage::Relay
+        );
+        at_the_replica && !time.duration.is_zero()
+    };
+    stages(record).into_iter().filter(is_shown)
 }
 
 /// All spans of a request, the root first.
@@ -33,6 +48,16 @@ pub(super) fn spans(record: &Record, clock: &Clock) -> Vec<SpanData> {
         spans.push(build.stage("route", admitted, routed));
     }
     spans.extend(record.attempts.iter().map(|attempt| build.attempt(attempt)));
+    if let Some(answered) = Build::answered(record) {
+        // Stages follow each other without a hole, to the end of the request.
+        let times = stages_at_the_replica(record);
+        let mut start = answered.connected.unwrap_or(answered.start);
+        for time in times {
+            let end = start.after(time.duration);
+            spans.push(build.replica_stage(answered, &time, (start, end)));
+            start = end;
+        }
+    }
     spans
 }
 
@@ -53,7 +78,8 @@ impl<'a> Build<'a> {
 
     fn root(&self) -> SpanData {
         let record = self.record;
-        let name = match &*record.model {
+        let requested = record.requested_model.as_deref().unwrap_or(&record.model);
+        let name = match requested {
             "none" => record.dialect.operation().to_owned(),
             model => format!("{} {model}", record.dialect.operation()),
         };
@@ -86,9 +112,25 @@ impl<'a> Build<'a> {
         span
     }
 
+    /// The attempt whose response went to the client.
+    fn answered(record: &'a Record) -> Option<&'a Attempt> {
+        record.attempts.last().filter(|attempt| attempt.error.is_none() && attempt.head.is_some())
+    }
+
+    /// A stage at the replica, below its attempt.
+    fn replica_stage(&self, attempt: &Attempt, time: &StageTime, (start, end): (Stamp, Stamp)) -> SpanData {
+        let mut span = self.span(new_span_id(), SpanId::from(attempt.span), start, end);
+        span.name = time.stage.as_str().into();
+        span.attributes = vec![KeyValue::new("tokenway.stage.source", time.source.as_str())];
+        span
+    }
+
+    /// One try; the one that was answered lasts to the last byte of the response.
     fn attempt(&self, attempt: &Attempt) -> SpanData {
         let served = &attempt.served;
-        let mut span = self.span(attempt.span, self.root_id(), attempt.start, attempt.end);
+        let is_answered = Self::answered(self.record).is_some_and(|answered| answered.span == attempt.span);
+        let end = if is_answered { self.record.at.end } else { attempt.end };
+        let mut span = self.span(attempt.span, self.root_id(), attempt.start, end);
         span.name = "attempt".into();
         span.span_kind = SpanKind::Client;
         span.attributes = vec![
@@ -103,7 +145,8 @@ impl<'a> Build<'a> {
         if let Some(status) = attempt.status {
             span.attributes.push(KeyValue::new("http.response.status_code", i64::from(status)));
         }
-        if let Some(error) = attempt.error {
+        let broken = self.record.error.filter(|_| is_answered && self.record.outcome == Outcome::Failed);
+        if let Some(error) = attempt.error.or(broken) {
             span.attributes.push(KeyValue::new("error.type", error));
             span.status = Status::error(error);
         }
@@ -167,6 +210,7 @@ fn key_value(name: &'static str, value: AttributeValue<'_>) -> KeyValue {
         AttributeValue::Int(number) => OtelValue::from(number),
         AttributeValue::Span(span) => OtelValue::from(span.as_secs_f64()),
         AttributeValue::Bool(fact) => OtelValue::from(fact),
+        AttributeValue::Address(address) => OtelValue::from(address.to_string()),
         AttributeValue::List(texts) => OtelValue::Array(Array::String(
             texts.into_iter().map(|t| StringValue::from(t.to_owned())).collect(),
         )),
@@ -197,12 +241,19 @@ mod tests {
                 ("admit", SpanKind::Internal),
                 ("route", SpanKind::Internal),
                 ("attempt", SpanKind::Client),
+                ("prefill", SpanKind::Internal),
+                ("decode", SpanKind::Internal),
             ]
         );
+        let below = SpanId::from(record.attempts[0].span);
+        assert!(spans[4..].iter().all(|span| span.parent_span_id == below));
+        assert_eq!(spans[3].end_time, spans[0].end_time, "the attempt lasts to the last byte");
+        assert_eq!(spans[4].end_time, spans[5].start_time);
+        assert_eq!(spans[5].end_time, spans[0].end_time);
         assert_eq!(spans.len() as u64, span_count(&record));
         assert_eq!(spans[0].parent_span_id, SpanId::from(0xc3));
         assert!(spans[0].parent_span_is_remote);
-        assert!(spans[1..].iter().all(|span| span.parent_span_id == SpanId::from(0xb2)));
+        assert!(spans[1..4].iter().all(|span| span.parent_span_id == SpanId::from(0xb2)));
         assert_eq!(spans[3].span_context.span_id(), SpanId::from(0xa1));
         let events: Vec<_> = spans[0].events.iter().map(|event| &*event.name).collect();
         assert_eq!(events, ["first_token", "stall", "last_token"]);

@@ -9,6 +9,7 @@ mod export;
 mod sampling;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -21,7 +22,7 @@ pub use super::Background;
 use super::judgement::Judgement;
 use super::metrics::{DropReason, Metrics};
 use super::otlp::{Collector, CollectorError};
-use crate::clock::Clock;
+use crate::clock::{Clock, Stamp};
 use crate::config::Sampling;
 use crate::record::Record;
 
@@ -30,7 +31,26 @@ pub struct Spans {
     queue: mpsc::Sender<Arc<Record>>,
     sampling: ArcSwap<Sampling>,
     metrics: Arc<Metrics>,
+    rate: KeptPerSecond,
     end: End,
+}
+
+/// Traces kept in the current second: its number in the upper half, the count in the lower.
+#[derive(Debug, Default)]
+struct KeptPerSecond(AtomicU64);
+
+impl KeptPerSecond {
+    /// Counts one more at `now` unless `max` were kept in this second. Requests that end at once may be counted in
+    /// either of two seconds.
+    fn takes(&self, now: Stamp, max: u32) -> bool {
+        let second = now.since(Stamp::default()).as_secs() << 32;
+        let taken = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |state| {
+            let is_this_second = state & !u64::from(u32::MAX) == second;
+            let count = if is_this_second { state & u64::from(u32::MAX) } else { 0 };
+            (count < u64::from(max)).then_some(second | (count + 1))
+        });
+        taken.is_ok()
+    }
 }
 
 /// The stages in which export ends.
@@ -61,13 +81,28 @@ impl Spans {
         let (metrics, end) = (Arc::clone(metrics), End::default());
         let task = Task { records, exporter, health, clock, metrics: Arc::clone(&metrics), end: end.clone() };
         background.tasks.spawn_on(task.run(), &background.runtime);
-        Ok(Self { queue, sampling: ArcSwap::from_pointee(sampling.clone()), metrics, end })
+        Ok(Self {
+            queue,
+            sampling: ArcSwap::from_pointee(sampling.clone()),
+            metrics,
+            rate: KeptPerSecond::default(),
+            end,
+        })
     }
 
     /// Whether the spans of an ended request are to be exported.
     #[must_use]
     pub fn keeps(&self, record: &Record, judgement: &Judgement, seen: Seen) -> bool {
-        keep(record, judgement, seen, &self.sampling.load())
+        let sampling = self.sampling.load();
+        if !keep(record, judgement, seen, &sampling) {
+            return false;
+        }
+        // A caller who sampled its trace gets our part of it in any case.
+        if record.trace.sampled == Some(true) || self.rate.takes(record.at.end, sampling.max_per_second) {
+            return true;
+        }
+        self.metrics.spans_dropped(DropReason::RateLimited, build::span_count(record));
+        false
     }
 
     /// Queues a record whose spans are to be kept, or drops and counts them.
@@ -103,3 +138,16 @@ impl Spans {
 }
 
 const MAX_QUEUED_RECORDS: usize = 4096;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn at_most_so_many_traces_are_kept_in_a_second() {
+        let rate = KeptPerSecond::default();
+        let at = |millis| Stamp::default().after(Duration::from_millis(millis));
+        let kept = |millis| (0..10).filter(|_| rate.takes(at(millis), 3)).count();
+        assert_eq!([kept(10), kept(900), kept(1_000), kept(5_500)], [3, 0, 3, 3]);
+    }
+}

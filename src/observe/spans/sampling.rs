@@ -57,6 +57,7 @@ mod tests {
             keep_tail: all,
             keep_retry: all,
             keep_drift: all,
+            max_per_second: u32::MAX,
         }
     }
 

@@ -1,0 +1,47 @@
+//! Where stored responses live: each exists on the replica that made it, and for the tenant that made it.
+
+use std::sync::Arc;
+
+use super::Gateway;
+use super::table::{RouteState, RoutingTable, shortened};
+use crate::error::Failure;
+use crate::fleet::replica::Replica;
+use crate::request::tenant::TenantRef;
+
+/// The replica that a request with `previous_response_id` has to go to.
+///
+/// # Errors
+/// [`Failure::PreviousResponseNotFound`] for one that is unknown, another tenant's, or on a replica that is gone.
+pub(super) fn previous(
+    gateway: &Gateway,
+    tenant: &TenantRef,
+    route: &RouteState,
+    id: &str,
+) -> Result<Arc<Replica>, Failure> {
+    let url = gateway.pins.replica_of(tenant.name(), id);
+    url.and_then(|url| ready_replica(route, &url))
+        .ok_or_else(|| Failure::PreviousResponseNotFound { id: shortened(id) })
+}
+
+/// The route and replica of `/v1/responses/{id}` and what lies below it.
+///
+/// # Errors
+/// [`Failure::ResponseNotFound`], as for [`previous`].
+pub(super) fn of_path<'t>(
+    gateway: &Gateway,
+    tenant: &TenantRef,
+    table: &'t RoutingTable,
+    path: &str,
+) -> Result<(&'t Arc<RouteState>, Arc<Replica>), Failure> {
+    let id = path.split('/').nth(3).unwrap_or_default();
+    let url = gateway.pins.replica_of(tenant.name(), id);
+    let visible = table.routes.iter().filter(|route| route.is_visible_to(tenant));
+    url.and_then(|url| visible.into_iter().find_map(|route| Some((route, ready_replica(route, &url)?))))
+        .ok_or_else(|| Failure::ResponseNotFound { id: shortened(id) })
+}
+
+fn ready_replica(route: &RouteState, url: &str) -> Option<Arc<Replica>> {
+    let of_pool =
+        |pool: &crate::fleet::pool::PoolState| pool.replicas().iter().find(|r| *r.url == *url).cloned();
+    route.pools.iter().find_map(|(pool, _)| of_pool(pool)).filter(|replica| replica.is_ready())
+}

@@ -1,0 +1,333 @@
+//! `/v1/realtime`: a WebSocket between client and engine, relayed as bytes.
+//!
+//! The handshake goes to a replica like any request, with its load reserved for as long as the tunnel lasts. From then on
+//! bytes pass in both directions. A tunnel ends with either side, at `timeouts.total`, after `timeouts.client_stall`
+//! without a byte in either direction, or when the drain is over; in the last three the client gets a Close frame
+//! that names the reason. Its record is published when it is over.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::{HeaderMap, Response, StatusCode};
+use http_body_util::{BodyExt, Limited};
+use hyper::body::Incoming;
+use hyper::upgrade::{OnUpgrade, Upgraded};
+use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio_util::sync::CancellationToken;
+
+use super::attempt::{BufferedResponse, UpstreamResponse, no_connection};
+use super::exchange::{ActiveAttempt, Exchange, ExchangeResult};
+use super::picker::{self, PickOutcome};
+use super::{Gateway, reply};
+use crate::admission::Rules;
+use crate::clock::Clock;
+use crate::error::{Failure, ReplicaFailure, Timer};
+use crate::fleet::pick::Pick;
+use crate::listener::{KillSwitch, Tunnel};
+use crate::observe::record_guard::RecordGuard;
+use crate::record::{Attempt, Outcome, Served};
+use crate::relay::body::ReplyBody;
+use crate::relay::watch::{Expiry, StreamDeadlines, StreamWatch};
+use crate::relay::ws_frames::{self, Frames};
+use crate::request::trace_context;
+use crate::upstream::headers::{strip_response, write_upgrade};
+use crate::upstream::pool::Lease;
+
+/// Shakes hands with a replica; the response is its own, or our failure.
+pub(super) async fn respond(mut exchange: Box<Exchange>) -> Response<ReplyBody> {
+    let gateway = Arc::clone(exchange.gateway());
+    // What would wait in a queue lasts: nothing predicts its end.
+    exchange.prepared.rules = Rules::default();
+    let result = match shake_hands(&mut exchange).await {
+        Ok(shaken) if shaken.answer.status() == StatusCode::SWITCHING_PROTOCOLS => {
+            return open(&gateway, *exchange, shaken);
+        }
+        Ok(shaken) => refused(&gateway, &exchange, shaken).await,
+        Err(failure) => {
+            gateway.count_refusal(&failure);
+            Err(failure)
+        }
+    };
+    let Exchange { guard, prepared, .. } = *exchange;
+    reply::response(&gateway, ExchangeResult { guard, result, prepared })
+}
+
+/// A replica's answer to the handshake.
+struct Shaken {
+    answer: Response<Incoming>,
+    lease: Lease,
+    pick: Box<Pick>,
+}
+
+async fn shake_hands(exchange: &mut Exchange) -> Result<Shaken, Failure> {
+    let gateway = Arc::clone(exchange.gateway());
+    let mut last = None;
+    loop {
+        let context = exchange.waits.pick_context(&exchange.tried);
+        let Some(PickOutcome::Take(pick)) = picker::pick(&gateway, &exchange.prepared, context) else {
+            return Err(last.unwrap_or_else(|| exchange.prepared.no_ready_replica()));
+        };
+        exchange.note_decision(&pick);
+        match ask(exchange, &pick).await {
+            Ok((answer, lease)) => return Ok(Shaken { answer, lease, pick }),
+            Err(Failure::Replica(failure)) => {
+                let may_retry = exchange.may_retry(&failure, &pick);
+                if !may_retry {
+                    return Err(Failure::Replica(failure));
+                }
+                last = Some(Failure::Replica(failure));
+            }
+            Err(failure) => return Err(failure),
+        }
+    }
+}
+
+/// One handshake: `timeouts.connect` for the connection, `timeouts.first_token` for the answer.
+async fn ask(exchange: &mut Exchange, pick: &Pick) -> Result<(Response<Incoming>, Lease), Failure> {
+    let clock = exchange.gateway().clock;
+    let timeouts = exchange.prepared.timeouts;
+    let replica = pick.replica.name();
+    let span = trace_context::new_span_id();
+    let start = clock.now();
+    let deadline = clock.instant(start.after(timeouts.connect));
+    let mut connected = None;
+    let asked = async {
+        let lease = pick.replica.connections.upgradable(deadline).await;
+        let mut lease = lease.map_err(|e| no_connection(e, Arc::clone(&replica), timeouts.connect))?;
+        connected = Some(clock.now());
+        let mut request = exchange.request(pick, span, false);
+        write_upgrade(request.headers_mut());
+        let closed = Failure::Replica(ReplicaFailure::ClosedBeforeHead { replica, is_unsent: false });
+        let Some(connection) = lease.connection() else { return Err(closed) };
+        let answer =
+            tokio::time::timeout(timeouts.first_token, connection.sender.send_request(request)).await;
+        match answer {
+            Ok(Ok(answer)) => Ok((answer, lease)),
+            Ok(Err(_)) => Err(closed),
+            Err(_) => Err(Failure::Timeout { timer: Timer::FirstToken, after: timeouts.first_token }),
+        }
+    };
+    let result = asked.await;
+    let end = clock.now();
+    let record = exchange.guard.record();
+    record.at.connected = connected;
+    record.attempts.push(Attempt {
+        served: Served::clone(&pick.replica.served()),
+        span,
+        start,
+        connected,
+        head: result.is_ok().then_some(end),
+        end,
+        status: result.as_ref().ok().map(|(answer, _)| answer.status().as_u16()),
+        error: result.as_ref().err().map(Failure::code),
+        expected: pick.assignment.expected(),
+    });
+    result
+}
+
+/// Any other answer than 101 is relayed like that of an ordinary request.
+async fn refused(
+    gateway: &Gateway,
+    exchange: &Exchange,
+    shaken: Shaken,
+) -> Result<(UpstreamResponse, ActiveAttempt), Failure> {
+    let Shaken { answer, lease, pick } = shaken;
+    let (head, body) = answer.into_parts();
+    let after = exchange.prepared.timeouts.first_token;
+    let read = tokio::time::timeout(after, Limited::new(body, MAX_REFUSAL).collect()).await;
+    drop(lease);
+    let replica = pick.replica.name();
+    let body = match read {
+        Ok(Ok(body)) => body.to_bytes(),
+        Ok(Err(_)) => return Err(Failure::Replica(ReplicaFailure::Truncated { replica })),
+        Err(_) => return Err(Failure::Timeout { timer: Timer::FirstToken, after }),
+    };
+    let watch = watch(gateway, exchange, &pick);
+    let answer = BufferedResponse { head: Box::new(head), body };
+    Ok((UpstreamResponse::Buffered(answer), ActiveAttempt { pick, watch }))
+}
+
+/// Lets the watchdog keep the tunnel's deadlines: both sides count as one that is waited for.
+fn watch(gateway: &Gateway, exchange: &Exchange, pick: &Pick) -> Arc<StreamWatch> {
+    let timeouts = exchange.prepared.timeouts;
+    let limits = StreamDeadlines {
+        inter_token: None,
+        client_stall: timeouts.client_stall,
+        patience: timeouts.total,
+        first_token_at: None,
+        total_at: exchange.prepared.read.after(timeouts.total),
+    };
+    let now = gateway.clock.now();
+    let vitals = Arc::clone(&pick.replica.vitals);
+    let watch = gateway.watchdog.watch(vitals, exchange.incoming.kill.clone(), limits, now);
+    watch.waits_for_client(now);
+    watch
+}
+
+/// Answers 101 and leaves the tunnel to a task of its own.
+fn open(gateway: &Arc<Gateway>, mut exchange: Exchange, shaken: Shaken) -> Response<ReplyBody> {
+    let Shaken { mut answer, lease, pick } = shaken;
+    let watch = watch(gateway, &exchange, &pick);
+    let engine = hyper::upgrade::on(&mut answer);
+    let Some(client) = exchange.incoming.parts.extensions.remove::<OnUpgrade>() else {
+        return reply::failure(exchange.guard, &Failure::UpgradeRequired);
+    };
+    exchange.guard.head_sent(StatusCode::SWITCHING_PROTOCOLS.as_u16());
+    let mut headers: HeaderMap = std::mem::take(answer.headers_mut());
+    strip_response(&mut headers);
+    write_upgrade(&mut headers);
+    reply::write_own_headers(&mut headers, exchange.guard.record());
+    if exchange.prepared.table.config.server.route_info_headers {
+        reply::write_route_info(&mut headers, exchange.guard.record());
+    }
+    let over = CancellationToken::new();
+    let tunnel = RealtimeTunnel {
+        clock: gateway.clock,
+        kill: exchange.incoming.kill.clone(),
+        guard: exchange.guard,
+        total: exchange.prepared.timeouts.total,
+        client_stall: exchange.prepared.timeouts.client_stall,
+        watch,
+        pick,
+        _lease: lease,
+    };
+    let guard = over.clone().drop_guard();
+    gateway.tasks.spawn(async move {
+        let _over = guard;
+        tunnel.run(client, engine).await;
+    });
+    let mut response = Response::new(ReplyBody::Whole(None, None));
+    *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
+    *response.headers_mut() = headers;
+    response.extensions_mut().insert(Tunnel(over));
+    response
+}
+
+/// An open tunnel, with everything that lives as long.
+struct RealtimeTunnel {
+    clock: Clock,
+    kill: KillSwitch,
+    guard: RecordGuard,
+    total: Duration,
+    client_stall: Duration,
+    watch: Arc<StreamWatch>,
+    pick: Box<Pick>,
+    _lease: Lease,
+}
+
+/// Who ended a tunnel.
+enum Ended {
+    Client,
+    Engine,
+    /// A deadline, the drain, or the connection was killed.
+    Gateway,
+}
+
+/// What passed in one direction.
+#[derive(Default)]
+struct Passed {
+    frames: Frames,
+    bytes: u64,
+}
+
+impl RealtimeTunnel {
+    async fn run(mut self, client: OnUpgrade, engine: OnUpgrade) {
+        // Every arm is cancel-safe: what is dropped is closed.
+        let both = tokio::select! {
+            both = async { tokio::try_join!(client, engine) } => both.ok(),
+            () = self.kill.cancelled() => None,
+        };
+        let Some((client, engine)) = both else {
+            return self.guard.settle(Outcome::Canceled, None);
+        };
+        self.relay(TokioIo::new(client), TokioIo::new(engine)).await;
+    }
+
+    async fn relay(&mut self, client: TokioIo<Upgraded>, engine: TokioIo<Upgraded>) {
+        let (mut from_client, mut to_client) = tokio::io::split(client);
+        let (mut from_engine, mut to_engine) = tokio::io::split(engine);
+        let (mut up, mut down) = (Passed::default(), Passed::default());
+        // The copies are dropped with what they hold; a frame cut by it is followed by no other.
+        let ended = tokio::select! {
+            () = self.copy(&mut from_client, &mut to_engine, &mut up) => Ended::Client,
+            () = self.copy(&mut from_engine, &mut to_client, &mut down) => Ended::Engine,
+            () = self.kill.cancelled() => Ended::Gateway,
+        };
+        self.watch.close();
+        let failure = self.settle(&ended, up.frames.is_closing() || down.frames.is_closing());
+        let record = self.guard.record();
+        record.bytes_in = up.bytes;
+        record.bytes_out = down.bytes;
+        // A dropped connection cancels the engine's work.
+        drop((from_engine, to_engine));
+        let farewell = async {
+            if let Some(failure) = failure.filter(|_| down.frames.is_between()) {
+                let _ = to_client.write_all(&ws_frames::close(GOING_AWAY, failure.code())).await;
+            }
+            let _ = to_client.shutdown().await;
+        };
+        let _ = tokio::time::timeout(FAREWELL, farewell).await;
+    }
+
+    /// Copies one direction to its end; every byte restarts the wait for the next.
+    async fn copy(
+        &self,
+        from: &mut (impl AsyncRead + Unpin),
+        to: &mut (impl AsyncWrite + Unpin),
+        passed: &mut Passed,
+    ) {
+        let mut buffer = vec![0; BUFFER];
+        while let Ok(read @ 1..) = from.read(&mut buffer).await {
+            let mut left = buffer.get(..read).unwrap_or_default();
+            while !left.is_empty() {
+                let Ok(written @ 1..) = to.write(left).await else { return };
+                self.watch.waits_for_client(self.clock.now());
+                let (done, rest) = left.split_at(written);
+                passed.frames.feed(done);
+                passed.bytes += written as u64;
+                left = rest;
+            }
+            if to.flush().await.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Records the end; the failure that the client is told, where it is ours.
+    fn settle(&mut self, ended: &Ended, is_closing: bool) -> Option<Failure> {
+        let now = self.clock.now();
+        let failure = match (ended, self.watch.expiry()) {
+            (Ended::Gateway, Some(Expiry::Deadline(Timer::ClientStall))) => {
+                let failure = Failure::Timeout { timer: Timer::ClientStall, after: self.client_stall };
+                self.guard.settle(Outcome::Canceled, Some(failure.code()));
+                return Some(failure);
+            }
+            (Ended::Gateway, Some(Expiry::DrainOver)) => Failure::DrainCut,
+            (Ended::Gateway, Some(_)) => Failure::Timeout { timer: Timer::Total, after: self.total },
+            (Ended::Client | Ended::Engine, _) if is_closing => {
+                self.pick.answered(now);
+                self.guard.settle(Outcome::Ok, None);
+                return None;
+            }
+            (Ended::Client, _) | (Ended::Gateway, None) => {
+                self.guard.settle(Outcome::Canceled, None);
+                return None;
+            }
+            (Ended::Engine, _) => {
+                let replica = self.pick.replica.name();
+                let failure = ReplicaFailure::Truncated { replica };
+                self.pick.pool.failed(&self.pick.replica, &failure, self.pick.prompt, now);
+                Failure::Replica(failure)
+            }
+        };
+        self.guard.fail(&failure);
+        Some(failure)
+    }
+}
+
+/// Close code 1001 (RFC 6455 §7.4.1).
+const GOING_AWAY: u16 = 1001;
+const BUFFER: usize = 16 * 1024;
+const FAREWELL: Duration = Duration::from_secs(1);
+const MAX_REFUSAL: usize = 1 << 20;
