@@ -100,6 +100,9 @@ pub enum ReplicaFailure {
     /// The stream was silent, and the replica refused a connect or did not answer a probe.
     #[error("replica {replica} went silent and does not answer any more")]
     Silent { replica: Arc<str> },
+    /// The response head cannot be relayed: its framing has two readings, or it switches protocols.
+    #[error("replica {replica} {what}")]
+    InvalidHead { replica: Arc<str>, what: &'static str },
     /// The replica's connection pool was exhausted for `timeouts.connect`: nothing was sent.
     #[error(
         "all connections to replica {replica} were taken for {}; raise pool.max_connections, or timeouts.connect to wait longer",
@@ -154,6 +157,7 @@ impl ReplicaFailure {
 
             Self::NotAnAnswer { .. } => "not_an_answer",
             Self::Silent { .. } => "silent",
+            Self::InvalidHead { .. } => "invalid_head",
             Self::NoFreeConnection { .. } => "no_free_connection",
         }
     }
@@ -205,6 +209,9 @@ pub enum Failure {
     /// Missing or unknown API key.
     #[error("{message}")]
     InvalidKey { message: String },
+    /// A token came before the issuer's keys could be read.
+    #[error("the keys of the token issuer could not be read yet (auth.jwt.jwks); try again later")]
+    NoTokenKeys { retry_after: Duration },
     /// No `model`, and several routes could be meant.
     #[error("`model` is missing, and several routes could be meant: name one of {routes}")]
     MissingModel {
@@ -264,6 +271,12 @@ pub enum Failure {
          content-length and transfer-encoding agree; the connection was closed"
     )]
     MalformedHead,
+    /// Both `Content-Length` and `Transfer-Encoding` (RFC 9112 §6.3).
+    #[error(
+        "the request has both content-length and transfer-encoding (RFC 9112 section 6.3): send one of them; the \
+         connection was closed"
+    )]
+    AmbiguousFraming,
     /// Request target over hyper's limit.
     #[error("the request target is over 65534 bytes; what is long belongs into the body")]
     UriTooLong,
@@ -307,6 +320,7 @@ impl Failure {
         match self {
             Self::UnknownPath => (S::NOT_FOUND, "unknown_path", INVALID),
             Self::MalformedHead => (S::BAD_REQUEST, "malformed_head", INVALID),
+            Self::AmbiguousFraming => (S::BAD_REQUEST, "ambiguous_framing", INVALID),
             Self::UriTooLong => (S::URI_TOO_LONG, "uri_too_long", INVALID),
             Self::HeadTooLarge => (S::REQUEST_HEADER_FIELDS_TOO_LARGE, "head_too_large", INVALID),
             Self::MethodNotAllowed { .. } => (S::METHOD_NOT_ALLOWED, "method_not_allowed", INVALID),
@@ -320,6 +334,7 @@ impl Failure {
             Self::BodyMemory => (S::SERVICE_UNAVAILABLE, "body_memory", OVERLOADED),
             Self::BodyStalled { .. } => (S::REQUEST_TIMEOUT, "timeout_client_stall", "timeout_error"),
             Self::InvalidKey { .. } => (S::UNAUTHORIZED, "invalid_api_key", "authentication_error"),
+            Self::NoTokenKeys { .. } => (S::SERVICE_UNAVAILABLE, "no_token_keys", OVERLOADED),
             Self::MissingModel { .. } => (S::BAD_REQUEST, "missing_model", INVALID),
             Self::ModelNotFound { .. } => (S::NOT_FOUND, "model_not_found", INVALID),
             Self::PreviousResponseNotFound { .. } => (S::NOT_FOUND, "previous_response_not_found", INVALID),
@@ -373,6 +388,7 @@ impl Failure {
         match self {
             Self::NoReadyReplica { retry_after, .. }
             | Self::NotAdmitted { retry_after, .. }
+            | Self::NoTokenKeys { retry_after }
             | Self::SuspectedPoison { retry_after } => Some(*retry_after),
             Self::BodyMemory | Self::Draining | Self::LocalResources => Some(Duration::from_secs(1)),
             _ => None,

@@ -14,7 +14,8 @@
 //! 8. [`observe`] turns records into metrics, spans and the access log.
 //!
 //! Beside that path: [`config`] (checked before anything runs), [`fleet`] (probes and scrapes), [`relay::watch`]
-//! (deadlines of streams), [`drift`], [`admin`], [`simulate`] (joins the crate `tokenway-sim`), [`app`] (wiring) and
+//! (deadlines of streams), [`identity`] (keys of
+//! the token issuer), [`drift`], [`admin`], [`simulate`] (joins the crate `tokenway-sim`), [`app`] (wiring) and
 //! [`cli`]. The order in which modules may import each other is in `docs/architecture.md`.
 
 pub mod admin;
@@ -28,6 +29,7 @@ pub mod drift;
 pub(crate) mod error;
 pub mod fleet;
 pub mod gateway;
+pub mod identity;
 pub mod listener;
 pub mod observe;
 pub mod record;

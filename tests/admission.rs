@@ -315,6 +315,7 @@ async fn a_tenant_is_not_degraded_to_a_route_that_it_may_not_use() {
     let tenant = |name: &str, routes: &[&str]| Tenant {
         name: name.into(),
         key_digests: vec![sha2::Sha256::digest(name.as_bytes()).into()],
+        client_names: Vec::new(),
         routes: Some(routes.iter().map(|route| (*route).into()).collect()),
     };
     let tenants = vec![tenant("all", &["tiny", "small"]), tenant("one", &["tiny"])];

@@ -29,6 +29,7 @@ const MODULES: &[&str] = &[
     "observe",
     "relay",
     "gateway",
+    "identity",
     "drift",
     "admin",
     "simulate",

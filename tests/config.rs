@@ -13,8 +13,9 @@ use tokenway::config::check::check_str;
 use tokenway::config::load::{Source, load};
 use tokenway::config::reload::{reload, watch_file};
 use tokenway::config::{
-    AccessLog, Config, MAX_REPLICAS, ModelMatch, OtlpProtocol, Overrides, PolicyName, ProbeKind,
+    AccessLog, Config, MAX_REPLICAS, ModelMatch, OtlpProtocol, Overrides, PolicyName, ProbeKind, paths,
 };
+use tokenway::request::dialect::Dialect;
 
 const ONE_POOL: &str = "[[pool]]\nname = \"p\"\nreplicas = [\"http://127.0.0.1:1\"]\n";
 
@@ -115,6 +116,41 @@ fn every_key_parses_and_what_is_not_built_is_refused_at_its_line() {
 }
 
 #[test]
+fn tokens_and_certificates_are_checked_with_their_places() {
+    let told = |rest: &str, expected: &[&str]| assert_told(&with_pool(rest), expected);
+    told(
+        "[auth.jwt]\naudience = []\njwks = \"file:nowhere.json\"\nalgorithms = [\"HS256\", \"none\"]\n",
+        &[
+            "f.toml:4:1: [auth.jwt] has no \"issuer\"",
+            "f.toml:4:1: [auth.jwt] needs tenants that its tokens can name",
+            "f.toml:5:12: audience is empty",
+            "f.toml:6:8: cannot read nowhere.json: No such file or directory (os error 2)",
+            "f.toml:7:15: unknown signature algorithm \"HS256\"; did you mean \"RS256\"?",
+            "f.toml:7:24: unknown signature algorithm \"none\"",
+        ],
+    );
+    let tenant = "[[tenant]]\nname = \"t\"\n";
+    told(tenant, &["f.toml:4:1: [[tenant]] has no \"key_sha256\""]);
+    let jwt = "[auth.jwt]\nissuer = \"i\"\naudience = \"a\"\njwks = \"https://idp/keys?x=1\"\n";
+    let config = checked(&with_pool(&format!("{tenant}{jwt}")));
+    assert_eq!(config.jwt.unwrap().jwks.to_string(), "https://idp:443/keys?x=1");
+    let named = format!("{tenant}client_names = [\"a\"]\n");
+    assert_eq!(&*checked(&with_pool(&named)).tenants[0].client_names[0], "a");
+    let twice = format!("{named}[[tenant]]\nname = \"u\"\nclient_names = [\"a\"]\n");
+    told(&twice, &["f.toml:9:17: \"a\" is listed already"]);
+    let tls = |tls: &str| format!("[[pool]]\nname = \"p\"\nreplicas = [\"https://a\"]\ntls = {tls}\n");
+    assert_told(
+        &tls("{ cert = \"Cargo.toml\", server_name = \"a b\" }"),
+        &[
+            "f.toml:4:7: pool.tls has no \"key\"",
+            "f.toml:4:16: Cargo.toml holds no certificate in PEM form",
+            "f.toml:4:44: \"a b\" is no DNS name or address",
+        ],
+    );
+    assert!(checked(&tls("{}")).pools[0].tls.is_some());
+}
+
+#[test]
 fn answers_tell_tenants_nothing_of_the_fleet_unless_asked() {
     let tenant = format!("[[tenant]]\nname = \"t\"\nkey_sha256 = [\"{}\"]\n", "0".repeat(64));
     assert!(!checked(&with_pool(&tenant)).server.route_info_headers);
@@ -180,7 +216,10 @@ fn faults_of_ports() {
             "[server]\nextra_paths = [\"/adapters/{x}\"]\n",
             "f.toml:5:16: /adapters/{x} controls an engine and is never relayed from the data port",
         ),
-        ("[server]\nextra_paths = [\"/*\"]\n", "f.toml:5:16: \"/*\" has a wildcard"),
+        (
+            "[server]\nextra_paths = [\"/*\"]\n",
+            "f.toml:5:16: \"/*\" has a wildcard, which would reach control endpoints of an engine",
+        ),
         ("[server]\nroot_path = \"llm\"\n", "f.toml:5:13: \"llm\" is not a path prefix"),
         ("[server]\ncors_origins = [\"app\"]\n", "f.toml:5:17: \"app\" is not an origin"),
         ("[server]\ntrust_headers = [\"a b\"]\n", "f.toml:5:18: \"a b\" is not a header name"),
@@ -513,4 +552,53 @@ async fn a_file_replaced_by_rename_or_by_a_swapped_link_is_noticed() {
 
 async fn changed(changes: &mut tokio::sync::watch::Receiver<u64>) {
     tokio::time::timeout(Duration::from_secs(30), changes.changed()).await.unwrap().unwrap();
+}
+
+/// Endpoints of vLLM that `server.extra_paths` may open.
+const OPENABLE: [&str; 13] = [
+    "/cohere/v2/chat",
+    "/inference/v1/generate",
+    "/invocations",
+    "/load",
+    "/ping",
+    "/v1/chat/completions/derender",
+    "/v1/chat/completions/render",
+    "/v1/completions/derender",
+    "/v1/completions/render",
+    "/v1/messages/render",
+    "/v1/responses/render",
+    "/v1/systemone",
+    "/static",
+];
+
+#[test]
+fn every_endpoint_of_vllm_is_served_refused_or_known_to_be_harmless() {
+    let recorded = include_str!("fixtures/vllm/endpoints.json");
+    let recorded: serde_json::Value = serde_json::from_str(recorded).unwrap();
+    let own = ["/health", "/version", "/v1/models"];
+    for path in recorded["endpoints"].as_object().unwrap().keys() {
+        let concrete: Vec<&str> =
+            path.split('/').map(|segment| if segment.starts_with('{') { "x" } else { segment }).collect();
+        let dialect = Dialect::of_path(&concrete.join("/"), &[]);
+        let is_served = dialect.is_some_and(|(_, dialect)| dialect != Dialect::StoredResponse)
+            || own.contains(&path.as_str())
+            || path.starts_with("/v1/responses/{response_id}");
+        let is_control = paths::control_endpoint(path).is_some();
+        let kinds = [is_served, is_control, OPENABLE.contains(&path.as_str())];
+        assert_eq!(
+            kinds.iter().filter(|kind| **kind).count(),
+            1,
+            "{path} {kinds:?}: serve it, or name it in src/config/paths.rs or here"
+        );
+        if !is_control {
+            continue;
+        }
+        assert!(dialect.is_none() && paths::check_extra(path).is_err(), "{path}");
+        // No pattern with a name in place of one of its segments opens it.
+        for at in 1..concrete.len() {
+            let mut pattern = concrete.clone();
+            pattern[at] = "{name}";
+            assert!(paths::check_extra(&pattern.join("/")).is_err(), "{pattern:?} opens {path}");
+        }
+    }
 }

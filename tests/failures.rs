@@ -11,6 +11,9 @@ use std::time::Duration;
 use serde_json::Value;
 use tokenway::fleet::status::ReplicaState;
 
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
 use support::client::{Body, Http2, Reply, read_http2};
 use support::replica::{Gate, Replica, Step};
 use support::{Gateway, config, until, wire};
@@ -105,6 +108,52 @@ async fn a_truncated_unary_answer_is_retried_elsewhere_and_not_seen() {
         let reply = pair.post(UNARY).await;
         assert_eq!((reply.status(), reply.text()), (200, r#"{"id":"good"}"#));
     }
+}
+
+#[tokio::test]
+async fn an_answer_whose_framing_has_two_readings_is_not_relayed() {
+    let head = |fields: &str| format!("HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n{fields}\r\n");
+    let both = "content-length: 5\r\ntransfer-encoding: chunked\r\n";
+    for (what, answer) in [
+        ("both", format!("{}5\r\nhello\r\n0\r\n\r\n", head(both))),
+        ("another coding", head("transfer-encoding: gzip, chunked\r\n") + "0\r\n\r\n"),
+        ("101", "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: x\r\n\r\n".to_owned()),
+    ] {
+        let replica = Replica::start().await;
+        replica.always(vec![Step::Raw(answer.into_bytes()), Step::Hang]);
+        let gateway = Gateway::start(config::of(&[&replica])).await;
+        let reply = gateway.post(PATH, UNARY).await;
+        let error: Value = serde_json::from_str(reply.text()).unwrap();
+        assert_eq!(
+            (reply.status(), error["error"]["code"].as_str()),
+            (502, Some("replica_failed")),
+            "{what}"
+        );
+        assert!(reply.body.is_complete, "{what}");
+        gateway.idle().await;
+    }
+}
+
+#[tokio::test]
+async fn a_broken_stream_is_a_reset_to_a_client_without_chunks() {
+    let head = format!("POST {PATH} HTTP/1.0\r\nhost: a\r\ncontent-length: {}\r\n\r\n", CHAT.len());
+    let read = async |gateway: &Gateway| {
+        let mut socket = TcpStream::connect(gateway.addr()).await.unwrap();
+        socket.write_all(format!("{head}{CHAT}").as_bytes()).await.unwrap();
+        let mut bytes = Vec::new();
+        let end = support::soon("the end", socket.read_to_end(&mut bytes)).await;
+        (String::from_utf8(bytes).unwrap(), end.map_err(|error| error.kind()))
+    };
+    let replica = Replica::start().await;
+    let gateway = Gateway::start(config::of(&[&replica])).await;
+    let (answer, end) = read(&gateway).await;
+    assert!(answer.starts_with("HTTP/1.0 200") && answer.ends_with(&clean()), "{answer}");
+    assert!(end.is_ok());
+    let part = [wire::sse_head(), wire::event(&wire::content("a")), Step::Reset];
+    replica.next(part.to_vec());
+    let (answer, end) = read(&gateway).await;
+    assert_eq!(end, Err(std::io::ErrorKind::ConnectionReset), "{answer}");
+    gateway.idle().await;
 }
 
 #[tokio::test]

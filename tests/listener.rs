@@ -208,6 +208,44 @@ async fn an_absolute_target_is_served_for_its_own_host_and_refused_for_another()
 }
 
 #[tokio::test]
+async fn a_request_with_two_framings_is_refused_and_its_connection_closes() {
+    let gateway = Gateway::start().await;
+    let body = format!("{:x}\r\n{CHAT}\r\n0\r\n\r\n", CHAT.len());
+    let (length, coding) =
+        (format!("Content-Length: {}\r\n", body.len()), "Transfer-Encoding: chunked\r\n".to_owned());
+    let twice = |fields: [&str; 2]| {
+        format!("POST {CHAT_PATH} HTTP/1.1\r\nhost: gateway\r\n{}\r\n{body}", fields.concat())
+    };
+    for fields in [[&*length, &*coding], [&coding, &length]] {
+        let mut client = Client::connect(gateway.addr()).await;
+        // Also behind requests that were served, and with one behind it that must not be.
+        let before = [post(CHAT_PATH, "", CHAT), post(CHAT_PATH, "", CHAT)].concat();
+        client.send(format!("{before}{}{GET_VERSION}", twice(fields))).await;
+        assert_eq!((client.reply().await.status, client.reply().await.status), (200, 200));
+        let refusal = client.reply().await;
+        assert_eq!((refusal.status, refusal.code().as_str()), (400, "ambiguous_framing"), "{refusal:?}");
+        assert_eq!(refusal.field("connection"), Some("close"));
+        assert!(refusal.field("x-request-id").is_some() && refusal.field("server-timing").is_some());
+        assert!(client.is_closed().await);
+    }
+    assert_eq!(gateway.replica.seen().len(), 4);
+    assert_eq!(gateway.open_requests(), 0);
+}
+
+#[tokio::test]
+async fn what_clients_say_of_their_way_here_passes_and_is_never_believed() {
+    let gateway = Gateway::start().await;
+    let fields = "x-forwarded-for: 203.0.113.9\r\nx-forwarded-proto: https\r\nforwarded: for=203.0.113.9\r\n";
+    assert_eq!(raw::exchange(gateway.addr(), post(CHAT_PATH, fields, CHAT)).await.status, 200);
+    let seen = gateway.replica.seen().remove(0);
+    // Unchanged, and nothing added to them.
+    assert_eq!(seen.all("x-forwarded-for"), ["203.0.113.9"]);
+    assert_eq!(seen.all("x-forwarded-proto"), ["https"]);
+    assert_eq!(seen.all("forwarded"), ["for=203.0.113.9"]);
+    assert_eq!(seen.all("via").len(), 1);
+}
+
+#[tokio::test]
 async fn other_methods_are_405_on_listed_paths_and_404_elsewhere() {
     let gateway = Gateway::start().await;
     for method in ["TRACE", "PUT", "DELETE", "PATCH", "PROPFIND", "BREW", "post"] {

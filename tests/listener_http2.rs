@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::net::TcpStream;
 
 use listener_support::frames::{
-    Connection, DATA, GOAWAY, HEADERS, PREFACE, RST_STREAM, SETTINGS, frame, headers, is_ok, reset,
+    Connection, DATA, GOAWAY, HEADERS, PING, PREFACE, RST_STREAM, SETTINGS, frame, headers, is_ok, reset,
     window_update,
 };
 use listener_support::raw::Client;
@@ -169,6 +169,78 @@ async fn a_continuation_flood_and_a_header_bomb_end_their_connection_only() {
     assert!(refusal.is_none_or(|frame| !is_ok(&frame)), "a header list of 60 kB was served");
     assert!(gateway.replica.seen().is_empty());
     gateway.is_well().await;
+}
+
+#[tokio::test]
+async fn expect_is_answered_before_the_body_and_a_refusal_comes_without_it() {
+    let gateway = Gateway::with(|c| c.server.body_limit = 1000).await;
+    let mut client = Connection::open(gateway.addr()).await;
+    // Another stream's events are on the connection meanwhile.
+    client.post(1, "gated", STREAM).await;
+    client.until(DATA, 1).await;
+    let length = CHAT.len().to_string();
+    let expecting = |length| [("expect", "100-continue"), ("content-length", length), ("x-script", "unary")];
+    client.send(&headers(3, "POST", CHAT_PATH, &expecting(&length), false)).await;
+    let interim = client.until(HEADERS, 3).await;
+    assert_eq!(interim.payload, b"\x08\x03100", "literal, not indexed");
+    assert!(!interim.ends_stream());
+    client.send(&frame(DATA, 1, 3, CHAT.as_bytes())).await;
+    assert!(is_ok(&client.until(HEADERS, 3).await));
+    assert!(body(&mut client, 3).await.contains("hello"));
+    // Too large, and on a path that is not served: refused before the upload.
+    for (stream, path) in [(5, CHAT_PATH), (7, "/sleep")] {
+        client.send(&headers(stream, "POST", path, &expecting("1001"), false)).await;
+        let refusal = client.until(HEADERS, stream).await;
+        assert_ne!(refusal.payload, interim.payload, "{path}");
+        assert!(!is_ok(&refusal), "{path}");
+    }
+    gateway.replica.let_go(3);
+    assert!(body(&mut client, 1).await.ends_with("[DONE]\n\n"));
+    assert_eq!(gateway.replica.seen().len(), 2);
+}
+
+#[tokio::test]
+async fn floods_of_small_frames_hurt_nobody_else() {
+    let gateway = Gateway::start().await;
+    let mut bystander = Connection::open(gateway.addr()).await;
+    bystander.post(1, "gated", STREAM).await;
+    bystander.until(DATA, 1).await;
+    let (ping, settings) = (frame(PING, 0, 0, &[7; 8]), frame(SETTINGS, 0, 0, &[0, 4, 0, 1, 0, 0]));
+    // Opened and never ended: no window for an answer, no bytes of a body.
+    let open = headers(1, "POST", CHAT_PATH, &[("content-type", "application/json")], false);
+    let empty = [open, frame(DATA, 0, 1, &[]).repeat(20_000)].concat();
+    let acks = frame(PING, 1, 0, &[9; 8]).repeat(20_000);
+    let window = window_update(0, 0).repeat(1000);
+    for flood in [ping.repeat(20_000), settings.repeat(20_000), empty, acks, window] {
+        let mut attacker = Connection::open(gateway.addr()).await;
+        attacker.send(&flood).await;
+        // It may be cut or go on; either way it reads none of the answers.
+        bystander.post(3, "unary", CHAT).await;
+        assert!(is_ok(&bystander.until(HEADERS, 3).await));
+        body(&mut bystander, 3).await;
+        drop(attacker);
+        bystander = {
+            gateway.replica.let_go(3);
+            assert!(body(&mut bystander, 1).await.ends_with("[DONE]\n\n"));
+            let mut next = Connection::open(gateway.addr()).await;
+            next.post(1, "gated", STREAM).await;
+            next.until(DATA, 1).await;
+            next
+        };
+    }
+    gateway.replica.let_go(3);
+    body(&mut bystander, 1).await;
+    until("nothing is left behind", || gateway.open_requests() == 0 && gateway.replica.busy() == 0).await;
+}
+
+#[tokio::test]
+async fn a_client_may_send_64_kib_of_a_body_ahead_and_no_more() {
+    let gateway = Gateway::start().await;
+    let mut client = Connection::silent(gateway.addr()).await;
+    let settings = client.settings().await;
+    assert_eq!(settings.get(&4), Some(&65_536), "initial window of a stream: {settings:?}");
+    assert_eq!(settings.get(&3), Some(&250), "concurrent streams");
+    assert_eq!(settings.get(&6), Some(&32_768), "header list");
 }
 
 #[tokio::test]

@@ -14,16 +14,18 @@ use http_body_util::{BodyExt, Full};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use rcgen::{BasicConstraints, Certificate, CertificateParams, IsCa, Issuer, KeyPair};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
-use rustls::{ClientConfig, RootCertStore};
+use rustls::server::WebPkiClientVerifier;
+use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use tempfile::TempDir;
-use tokenway::config::Tls;
-use tokio::net::TcpStream;
-use tokio_rustls::TlsConnector;
+use tokenway::config::{PoolIdentity, PoolTls, Tenant, Tls};
+use tokenway::fleet::status::ReplicaState;
+use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::client::TlsStream;
+use tokio_rustls::{TlsAcceptor, TlsConnector};
 use tokio_util::task::TaskTracker;
 
-use listener_support::raw::{Client, post};
-use listener_support::{CHAT, Gateway, soon};
+use listener_support::raw::{self, Client, post};
+use listener_support::{CHAT, Gateway, STREAM, soon, until};
 
 const CHAT_PATH: &str = "/v1/chat/completions";
 
@@ -69,8 +71,21 @@ impl Files {
         Tls { cert: self.path("cert.pem"), key: self.path("key.pem"), client_ca }
     }
 
+    /// Writes a certificate and key for the gateway as a client of its engines.
+    fn client_identity(&self, name: &str) -> PoolIdentity {
+        let (certificate, private) = self.issue(name);
+        let (cert, key) = (self.path("client.pem"), self.path("client.key"));
+        std::fs::write(&cert, certificate.pem()).unwrap();
+        std::fs::write(&key, private.serialize_pem()).unwrap();
+        PoolIdentity { cert, key }
+    }
+
     /// A client that trusts the authority, with a certificate of its own or without.
     fn client(&self, has_certificate: bool, alpn: &[&str]) -> TlsConnector {
+        self.client_named(has_certificate.then_some("client"), alpn)
+    }
+
+    fn client_named(&self, certificate: Option<&str>, alpn: &[&str]) -> TlsConnector {
         let mut roots = RootCertStore::empty();
         roots.add(self.ca.der().clone()).unwrap();
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
@@ -78,8 +93,8 @@ impl Files {
             .with_safe_default_protocol_versions()
             .unwrap()
             .with_root_certificates(roots);
-        let mut config = if has_certificate {
-            let (cert, key) = self.issue("client");
+        let mut config = if let Some(name) = certificate {
+            let (cert, key) = self.issue(name);
             let key = PrivateKeyDer::try_from(key.serialize_der()).unwrap();
             builder.with_client_auth_cert(vec![cert.der().clone()], key).unwrap()
         } else {
@@ -130,6 +145,19 @@ async fn http1_and_http2_are_chosen_by_alpn() {
         assert!(body.starts_with(b"{"));
     }
     assert!(gateway.replica.seen().iter().all(|seen| seen.fault.is_none()));
+}
+
+#[tokio::test]
+async fn what_is_no_http2_on_a_connection_that_chose_it_ends_it_without_an_answer() {
+    let files = Files::new();
+    let gateway = Gateway::with(|c| c.server.tls = Some(files.tls(false))).await;
+    for bytes in [post(CHAT_PATH, "", CHAT), "INVALID CONNECTION PREFACE\r\n\r\n".into()] {
+        let mut client =
+            Client::over(handshake(&files.client(false, &["h2"]), gateway.addr()).await.unwrap());
+        client.send(bytes).await;
+        assert!(client.is_closed().await);
+    }
+    assert!(gateway.replica.seen().is_empty());
 }
 
 #[tokio::test]
@@ -249,4 +277,124 @@ async fn the_first_head_is_due_from_accept_with_the_handshake_included() {
     let stream = handshake(&files.client(false, &[]), gateway.addr()).await.unwrap();
     let mut silent = Client::over(stream);
     assert!(silent.is_closed().await);
+}
+
+#[tokio::test]
+async fn a_client_certificate_names_its_tenant_and_needs_no_key() {
+    let files = Files::new();
+    let tenant = |name: &str, route: &str| Tenant {
+        name: name.into(),
+        key_digests: Vec::new(),
+        client_names: vec![format!("{name}.internal").into()],
+        routes: Some(vec![route.into()]),
+    };
+    let gateway = Gateway::with(|c| {
+        c.server.tls = Some(files.tls(true));
+        c.tenants = vec![tenant("acme", "*"), tenant("other", "none")];
+    })
+    .await;
+    let ask = async |name: &str| {
+        let client = files.client_named(Some(name), &["http/1.1"]);
+        let mut client = Client::over(handshake(&client, gateway.addr()).await.unwrap());
+        client.send(post(CHAT_PATH, "", CHAT)).await;
+        let reply = client.reply().await;
+        (reply.status, if reply.status == 200 { String::new() } else { reply.code() })
+    };
+    assert_eq!(ask("acme.internal").await, (200, String::new()));
+    assert_eq!(ask("other.internal").await, (404, "model_not_found".into()));
+    // A certificate of the CA, but no tenant's: a key is asked for.
+    assert_eq!(ask("stranger.internal").await, (401, "invalid_api_key".into()));
+    assert_eq!(gateway.replica.seen().len(), 1);
+}
+
+#[tokio::test]
+async fn a_reload_trusts_another_client_ca() {
+    let (files, others) = (Files::new(), Files::new());
+    let gateway = Gateway::with(|c| c.server.tls = Some(files.tls(true))).await;
+    let stream = handshake(&files.client(true, &[]), gateway.addr()).await.unwrap();
+    let mut old = Client::over(stream);
+    is_served(&mut old).await;
+    std::fs::copy(others.path("ca.pem"), files.path("ca.pem")).unwrap();
+    gateway.app.reload(Arc::new(gateway.config.clone())).unwrap();
+    if let Ok(stream) = handshake(&files.client(true, &[]), gateway.addr()).await {
+        assert!(Client::over(stream).is_closed().await);
+    }
+    // The connection that was verified before goes on.
+    is_served(&mut old).await;
+}
+
+/// Ends TLS in front of a replica and asks clients for a certificate of this authority.
+async fn secured(files: &Files, replica: SocketAddr) -> (SocketAddr, TaskTracker) {
+    let mut roots = RootCertStore::empty();
+    roots.add(files.ca.der().clone()).unwrap();
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let verifier =
+        WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider)).build().unwrap();
+    let (cert, key) = files.issue("engine.internal");
+    let config = ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_client_cert_verifier(verifier)
+        .with_single_cert(vec![cert.der().clone()], PrivateKeyDer::try_from(key.serialize_der()).unwrap())
+        .unwrap();
+    let acceptor = TlsAcceptor::from(Arc::new(config));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let (addr, tasks) = (listener.local_addr().unwrap(), TaskTracker::new());
+    let connections = tasks.clone();
+    tasks.spawn(async move {
+        while let Ok((socket, _)) = listener.accept().await {
+            let acceptor = acceptor.clone();
+            connections.spawn(async move {
+                let Ok(mut client) = acceptor.accept(socket).await else { return };
+                let mut engine = TcpStream::connect(replica).await.unwrap();
+                let _ = tokio::io::copy_bidirectional(&mut client, &mut engine).await;
+            });
+        }
+    });
+    (addr, tasks)
+}
+
+#[tokio::test]
+async fn engines_that_ask_for_a_certificate_get_the_pool_s_and_a_reload_changes_it() {
+    let files = Files::new();
+    let mut tls = PoolTls {
+        ca: Some(files.path("ca.pem")),
+        identity: Some(files.client_identity("gateway")),
+        server_name: Some("engine.internal".into()),
+    };
+    let mut gateway = Gateway::start().await;
+    let (addr, _tasks) = secured(&files, gateway.replica.addr).await;
+    let endpoint = &mut gateway.config.pools[0].replicas[0].endpoint;
+    (endpoint.is_tls, endpoint.port) = (true, addr.port());
+    let apply = |gateway: &mut Gateway, tls: &PoolTls| {
+        gateway.config.pools[0].tls = Some(tls.clone());
+        gateway.app.reload(Arc::new(gateway.config.clone()))
+    };
+    let is_ready =
+        |gateway: &Gateway| gateway.app.fleet.statuses().iter().all(|r| r.state == ReplicaState::Ready);
+    apply(&mut gateway, &tls).unwrap();
+    until("probes pass with the certificate", || is_ready(&gateway)).await;
+    // A stream over TLS in both halves of a reload.
+    let mut stream = Client::connect(gateway.addr()).await;
+    stream.send(post(CHAT_PATH, "x-script: gated\r\n", STREAM)).await;
+    assert!(stream.head().await.starts_with("HTTP/1.1 200"));
+
+    // Files that cannot be used change nothing.
+    std::fs::write(files.path("client.key"), "no pem").unwrap();
+    let error = apply(&mut gateway, &tls).unwrap_err().to_string();
+    assert!(error.contains("client.key"), "{error}");
+    // Another authority's certificate is refused by the engine.
+    tls.identity = Some(Files::new().client_identity("gateway"));
+    // (Its folder is gone with its authority.)
+    assert!(apply(&mut gateway, &tls).is_err());
+    tls.identity = None;
+    apply(&mut gateway, &tls).unwrap();
+    // Others were served by idle connections before; those are gone.
+    assert_eq!(raw::ask(gateway.addr(), CHAT_PATH, CHAT).await.status, 502);
+    gateway.replica.let_go(3);
+    while stream.chunk().await.expect("the stream goes on") != b"" {}
+    tls.identity = Some(files.client_identity("gateway"));
+    apply(&mut gateway, &tls).unwrap();
+    until("probes pass again", || is_ready(&gateway)).await;
+    gateway.is_well().await;
 }

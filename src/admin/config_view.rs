@@ -3,13 +3,14 @@
 //! Written out field by field, not derived: names are those of the configuration file, durations are seconds, and a
 //! field that is added to [`Config`] stays hidden until somebody decides that it is no secret.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use serde_json::{Map, Value as Json, json};
 
 use crate::config::{
-    AccessLog, Config, Degrade, Drift, Pool, QueueLimits, Route, Secret, Slo, Telemetry, Tenant, Timeouts,
-    Tls,
+    AccessLog, Config, Degrade, Drift, Jwt, Pool, PoolTls, QueueLimits, Route, Secret, Slo, Telemetry,
+    Tenant, Timeouts, Tls,
 };
 use crate::stage::{Stage, StageBudget};
 
@@ -31,6 +32,7 @@ pub(super) fn config(config: &Config) -> Json {
         "pool": config.pools.iter().map(pool).collect::<Vec<_>>(),
         "route": config.routes.iter().map(|of| route(config, of)).collect::<Vec<_>>(),
         "tenant": config.tenants.iter().map(tenant).collect::<Vec<_>>(),
+        "auth": { "jwt": config.jwt.as_ref().map(jwt) },
         "telemetry": telemetry(&config.telemetry),
         "drift": drift(&config.drift),
     })
@@ -93,6 +95,7 @@ fn pool(pool: &Pool) -> Json {
         "revision_info": pool.revision_info,
         "engine": &*pool.engine,
         "replicas": replicas.collect::<Vec<_>>(),
+        "tls": pool.tls.as_ref().map(pool_tls),
         "engine_api_key": masked(pool.engine_api_key.as_ref()),
         "scrape_interval": seconds(pool.scrape_interval),
         "max_connections": pool.max_connections,
@@ -168,7 +171,30 @@ fn tenant(tenant: &Tenant) -> Json {
     json!({
         "name": &*tenant.name,
         "keys": vec![MASK; tenant.key_digests.len()],
+        "client_names": tenant.client_names.iter().map(|name| &**name).collect::<Vec<_>>(),
         "routes": tenant.routes.as_ref().map(|routes| routes.iter().map(|name| &**name).collect::<Vec<_>>()),
+    })
+}
+
+fn jwt(jwt: &Jwt) -> Json {
+    json!({
+        "issuer": jwt.issuer,
+        "audience": jwt.audience,
+        "jwks": without_query(&jwt.jwks.to_string()),
+        "tenant_claim": jwt.tenant_claim,
+        "algorithms": jwt.algorithms.iter().map(|name| format!("{name:?}")).collect::<Vec<_>>(),
+        "leeway": seconds(jwt.leeway),
+        "refresh": seconds(jwt.refresh),
+    })
+}
+
+fn pool_tls(tls: &PoolTls) -> Json {
+    let shown = |path: &PathBuf| path.display().to_string();
+    json!({
+        "ca": tls.ca.as_ref().map(shown),
+        "cert": tls.identity.as_ref().map(|files| shown(&files.cert)),
+        "key": tls.identity.as_ref().map(|files| shown(&files.key)),
+        "server_name": tls.server_name.as_deref(),
     })
 }
 
@@ -216,11 +242,15 @@ fn drift(drift: &Drift) -> Json {
 
 /// A URL without the user and password that may stand before its host, and without its query.
 fn without_userinfo(url: &str) -> String {
-    let url = url.split(['?', '#']).next().unwrap_or(url);
+    let url = without_query(url);
     let Some((scheme, rest)) = url.split_once("://") else { return url.to_owned() };
     let (authority, path) = rest.find('/').map_or((rest, ""), |at| rest.split_at(at));
     let host = authority.rsplit('@').next().unwrap_or(authority);
     format!("{scheme}://{host}{path}")
+}
+
+fn without_query(url: &str) -> &str {
+    url.split(['?', '#']).next().unwrap_or(url)
 }
 
 fn masked(secret: Option<&Secret>) -> Option<&'static str> {

@@ -52,7 +52,7 @@ impl Controls {
             tracing::warn!("{warning}");
         }
         let config = Arc::new(new.config);
-        self.app.reload(Arc::clone(&config)).map_err(|error| format!("server.tls: {error}"))?;
+        self.app.reload(Arc::clone(&config)).map_err(|error| format!("certificates: {error}"))?;
         self.observers.observer.reconfigure(&config);
         self.config.store(config);
         Ok(new.warnings)

@@ -29,11 +29,13 @@ use crate::config::Config;
 use crate::fleet::registry::Fleet;
 use crate::gateway::table::RoutingTable;
 use crate::gateway::{Gateway, Service};
+use crate::identity;
 use crate::listener::tls::{TlsError, TlsSlot};
 use crate::listener::{self, ConnectionLimits, Serving};
 use crate::observe::Observer;
 use crate::relay::watch::Watchdog;
 use crate::request::body::BodyMemory;
+use crate::request::jwt::TokenKeys;
 use crate::upstream::connect::Connector;
 
 /// The running data path: listener, gateway, fleet.
@@ -46,6 +48,7 @@ pub struct App {
     /// Bound address of the data port.
     pub data: SocketAddr,
     tls: Option<Arc<TlsSlot>>,
+    tokens: Arc<TokenKeys>,
     tracker: TaskTracker,
     /// HTTP/2 connections get a GOAWAY.
     draining: CancellationToken,
@@ -74,8 +77,8 @@ pub enum StartError {
         /// Error of `bind` or `listen`.
         source: io::Error,
     },
-    /// The certificates of `server.tls` cannot be used.
-    #[error("server.tls: {0}")]
+    /// The certificates of `server.tls` or `pool.tls` cannot be used.
+    #[error("certificates: {0}")]
     Tls(#[from] TlsError),
     /// The TLS provider refuses the configuration of upstream connections.
     #[error("upstream tls: {0}")]
@@ -104,14 +107,23 @@ impl App {
         let socket = listener::bind(addr).map_err(failed)?;
         let data = socket.local_addr().map_err(failed)?;
         let tracker = TaskTracker::new();
-        let fleet = Arc::new(Fleet::new(Connector::new(tracker.clone())?, clock, tracker.clone(), control));
+        let connector = Connector::new(tracker.clone())?;
+        let tokens = Arc::new(TokenKeys::default());
+        tokens.configure(config.jwt.as_ref());
+        let refreshing = identity::refresh_keys(Arc::clone(&tokens), connector.clone());
+        let stopped = CancellationToken::new();
+        tracker.spawn_on(stopped.clone().run_until_cancelled_owned(refreshing), &control);
+        let fleet = Arc::new(Fleet::new(connector, clock, tracker.clone(), control));
+        fleet.secure(&config)?;
         let pools = fleet.apply(&config);
         let watchdog = Watchdog::new(clock);
         let gateway = Arc::new(Gateway {
             clock,
             memory: BodyMemory::new(config.server.body_memory),
             explain_limiter: crate::gateway::explain_limiter::ExplainLimiter::default(),
-            table: ArcSwap::from_pointee(RoutingTable::new(Arc::clone(&config), pools)),
+            table: ArcSwap::from_pointee(
+                RoutingTable::new(Arc::clone(&config), pools).with_tokens(Arc::clone(&tokens)),
+            ),
             observer,
             watchdog: Arc::clone(&watchdog),
             pins: Arc::default(),
@@ -129,11 +141,10 @@ impl App {
             closing: CancellationToken::new(),
         };
         let (draining, closing) = (serving.draining.clone(), serving.closing.clone());
-        let stopped = CancellationToken::new();
         let service = Service(Arc::clone(&gateway));
         tracker.spawn(stopped.clone().run_until_cancelled_owned(watchdog.run()));
         tracker.spawn(listener::accept_loop(socket, serving, service, stopped.clone()));
-        Ok(Self { gateway, fleet, data, tls, tracker, draining, closing, stopped })
+        Ok(Self { gateway, fleet, data, tls, tokens, tracker, draining, closing, stopped })
     }
 
     /// Puts another checked configuration in force. Streams go on; replicas that stay configured keep what was
@@ -145,8 +156,11 @@ impl App {
         if let (Some(slot), Some(tls)) = (&self.tls, &config.server.tls) {
             slot.reload(tls)?;
         }
+        self.fleet.secure(&config)?;
+        self.tokens.configure(config.jwt.as_ref());
         let pools = self.fleet.apply(&config);
-        self.gateway.table.store(Arc::new(RoutingTable::new(config, pools)));
+        let table = RoutingTable::new(config, pools).with_tokens(Arc::clone(&self.tokens));
+        self.gateway.table.store(Arc::new(table));
         self.fleet.retire_dropped();
         Ok(())
     }

@@ -3,6 +3,7 @@
 //! `check` turns a text into a [`Config`] or into `diagnostics` with places, `load` adds what flags say, `reload`
 //! watches the file. The data path sees only the types of this module.
 
+mod auth;
 pub mod check;
 pub mod diagnostics;
 pub mod load;
@@ -19,6 +20,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use self::auth::{Jwks, Jwt};
 pub use self::slo::{ItlBounds, Slo, TtftBound};
 pub use self::telemetry::{AccessLog, EngineSpansConfig, Otlp, OtlpProtocol, Sampling, Telemetry};
 use crate::stage::StageBudget;
@@ -45,6 +47,8 @@ pub struct Config {
     pub routes: Vec<Route>,
     /// `[[tenant]]`
     pub tenants: Vec<Tenant>,
+    /// `[auth.jwt]`
+    pub jwt: Option<Jwt>,
     /// `[telemetry]`
     pub telemetry: Telemetry,
     /// `[drift]`
@@ -207,6 +211,8 @@ pub struct Pool {
     pub engine: Arc<str>,
     /// 1 to [`MAX_REPLICAS`], with distinct URLs and names.
     pub replicas: Vec<ReplicaSpec>,
+    /// TLS of `https` replicas; `None` trusts the system's certificate store.
+    pub tls: Option<PoolTls>,
     /// Sent upstream instead of the client's credential.
     pub engine_api_key: Option<Secret>,
     /// Period of the scrapes of one replica.
@@ -221,6 +227,26 @@ pub struct Pool {
     pub probe: Probe,
     /// `pool.ejection.max_share`, 0 to 1.
     pub max_ejected_share: f64,
+}
+
+/// `pool.tls`: TLS towards `https` replicas.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PoolTls {
+    /// PEM file with the CAs that sign the replicas' certificates, instead of the system's.
+    pub ca: Option<PathBuf>,
+    /// The gateway's own certificate, for engines that ask for one (mutual TLS).
+    pub identity: Option<PoolIdentity>,
+    /// Name in the replicas' certificates, where it is not the host of their URLs.
+    pub server_name: Option<Arc<str>>,
+}
+
+/// PEM files of a client certificate.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PoolIdentity {
+    /// `pool.tls.cert`: the chain.
+    pub cert: PathBuf,
+    /// `pool.tls.key`
+    pub key: PathBuf,
 }
 
 /// One static replica.
@@ -438,6 +464,8 @@ pub struct Tenant {
     pub name: Arc<str>,
     /// SHA-256 digests of its keys.
     pub key_digests: Vec<[u8; 32]>,
+    /// Names in client certificates that are its own (`server.tls.client_ca`).
+    pub client_names: Vec<Arc<str>>,
     /// Names of the routes that it may use; `None` is all.
     pub routes: Option<Vec<Arc<str>>>,
 }

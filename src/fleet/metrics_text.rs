@@ -6,7 +6,7 @@
 
 /// Figures of one page; `None` where the series is missing.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct EngineFigures {
+pub struct EngineFigures {
     /// `vllm:num_requests_running`
     pub running: Option<f64>,
     /// `vllm:num_requests_waiting`
@@ -30,7 +30,8 @@ pub(super) struct EngineFigures {
 }
 
 /// Parses a page in the Prometheus text format.
-pub(super) fn parse(page: &str) -> EngineFigures {
+#[must_use]
+pub fn parse(page: &str) -> EngineFigures {
     let mut figures = EngineFigures::default();
     for line in page.lines() {
         if let Some((name, labels, value)) = series(line) {

@@ -5,7 +5,7 @@
 
 pub(crate) mod answers;
 pub(crate) mod load_report;
-mod metrics_text;
+pub mod metrics_text;
 mod model_list;
 mod outliers;
 pub(crate) mod pick;

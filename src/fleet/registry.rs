@@ -4,6 +4,7 @@
 //! learned as they are; under another pool it starts ready where it was ready before. Those no longer configured drain: their
 //! streams run to the end, their tasks stop. Where all of a pool are replaced, the old ones serve until a new one is ready.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,6 +20,7 @@ use super::scrape::Scraper;
 use super::status::{PoolCalibration, ReplicaState, ReplicaStatus};
 use crate::clock::Clock;
 use crate::config::{Config, MAX_REPLICAS, Pool, ReplicaSpec};
+use crate::listener::tls::TlsError;
 use crate::record::Served;
 use crate::routing::SlotSet;
 use crate::upstream::connect::Connector;
@@ -34,6 +36,8 @@ pub struct Fleet {
     pools: ArcSwap<Vec<Arc<PoolState>>>,
     /// Pools that the last configuration dropped, until requests see the new one.
     dropped: Mutex<Vec<Arc<PoolState>>>,
+    /// By pool: each has TLS settings of its own.
+    connectors: Mutex<HashMap<Arc<str>, Connector>>,
 }
 
 impl Fleet {
@@ -45,7 +49,39 @@ impl Fleet {
         tracker: TaskTracker,
         tasks: tokio::runtime::Handle,
     ) -> Self {
-        Self { connector, clock, tracker, tasks, pools: ArcSwap::default(), dropped: Mutex::default() }
+        Self {
+            connector,
+            clock,
+            tracker,
+            tasks,
+            pools: ArcSwap::default(),
+            dropped: Mutex::default(),
+            connectors: Mutex::default(),
+        }
+    }
+
+    /// Reads the TLS files of every pool and secures connections from now on with them. Before [`Fleet::apply`].
+    ///
+    /// # Errors
+    /// When a file cannot be used: then nothing changes.
+    pub fn secure(&self, config: &Config) -> Result<(), TlsError> {
+        let read = |pool: &Pool| Ok((Arc::clone(&pool.name), self.connector.read(pool.tls.as_ref())?));
+        let all: Vec<_> = config.pools.iter().map(read).collect::<Result<_, TlsError>>()?;
+        for (pool, tls) in all {
+            self.connector_of(&pool).secure(tls);
+        }
+        // Connections in use go on; idle ones would keep the old certificate in use.
+        let pools = self.pools();
+        let is_tls = |replica: &&Arc<Replica>| replica.endpoint.is_tls;
+        for pool in pools.iter() {
+            pool.replicas().iter().filter(is_tls).for_each(|replica| replica.connections.drain());
+        }
+        Ok(())
+    }
+
+    fn connector_of(&self, pool: &Arc<str>) -> Connector {
+        let mut connectors = self.connectors.lock();
+        connectors.entry(Arc::clone(pool)).or_insert_with(|| self.connector.separate()).clone()
     }
 
     /// The pools, in the order of the configuration that was applied last.
@@ -156,6 +192,7 @@ impl Fleet {
     fn start(&self, pool: &Arc<PoolState>, config: &Pool, spec: &ReplicaSpec, slot: usize) -> Arc<Replica> {
         let endpoint = spec.endpoint.clone();
         let host = HeaderValue::from_str(&endpoint.authority());
+        let (connector, clock) = (self.connector_of(&pool.name), self.clock);
         let replica = Replica::new(ReplicaParts {
             slot,
             served: served(config, spec),
@@ -163,13 +200,12 @@ impl Fleet {
             host: host.unwrap_or_else(|_| HeaderValue::from_static("replica")),
             connections: ConnectionPool::new(
                 endpoint.clone(),
-                self.connector.clone(),
-                self.clock,
+                connector.clone(),
+                clock,
                 config.max_connections.get(),
             ),
             endpoint,
         });
-        let (connector, clock) = (self.connector.clone(), self.clock);
         let prober = Prober {
             pool: Arc::clone(pool),
             replica: Arc::clone(&replica),

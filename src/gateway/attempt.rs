@@ -150,6 +150,10 @@ impl UpstreamAttempt {
         let response = self.response(&mut lease).await.map_err(failed)?;
         times.head = Some(self.clock.now());
         let (head, body) = response.into_parts();
+        if let Some(what) = headers::response_fault(&head) {
+            let replica = self.replica.name();
+            return Err(failed(ReplicaFailure::InvalidHead { replica, what }));
+        }
         let mut head = Box::new(head);
         if self.asks_load {
             self.take_load_report(&mut head);

@@ -24,6 +24,7 @@ mod waiting;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::time::SystemTime;
 
 use arc_swap::ArcSwap;
 use bytes::Bytes;
@@ -128,9 +129,16 @@ impl Handler for Service {
             HeadFault::Malformed => Failure::MalformedHead,
             HeadFault::UriTooLong => Failure::UriTooLong,
             HeadFault::TooLarge => Failure::HeadTooLarge,
+            HeadFault::Ambiguous => Failure::AmbiguousFraming,
         };
         self.0.observer.metrics().http_rejected(failure.code());
         reply::unreadable(&failure)
+    }
+
+    fn refuse(&self, fault: HeadFault) -> Response<ReplyBody> {
+        let mut response = self.reject(fault).map(|body| ReplyBody::Whole(Some(body), None));
+        response.headers_mut().insert(http::header::CONNECTION, HeaderValue::from_static("close"));
+        response
     }
 
     fn opened(&self) -> Box<dyn Send> {
@@ -217,6 +225,10 @@ impl Gateway {
         }
     }
 
+    fn wall_now(&self) -> SystemTime {
+        self.clock.wall(self.clock.now())
+    }
+
     /// Counts refusals; client errors are no admission decision.
     fn count_refusal(&self, failure: &Failure) {
         if Outcome::of(failure) == Outcome::Refused {
@@ -232,7 +244,8 @@ impl Gateway {
         match parts.uri.path() {
             "/health" => local::health(table, self.drain.is_on()),
             "/version" => local::version(),
-            path => prepare::tenant_of(table, &parts.headers)
+            path => prepare::tenant_of(table, parts, self.wall_now())
+                .map_err(|fault| fault.failure())
                 .and_then(|tenant| models::respond(table, &tenant, path))
                 .unwrap_or_else(|failure| failed(&failure)),
         }

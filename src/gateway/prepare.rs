@@ -2,11 +2,12 @@
 
 use std::borrow::Cow;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use http::request::Parts;
 use http::{HeaderMap, HeaderName};
+use hyper::body::Body as _;
 
 use super::attempt::{Deadline, Deadlines};
 use super::models::unescaped;
@@ -17,6 +18,7 @@ use crate::clock::Stamp;
 use crate::config::{ModelMatch, Timeouts};
 use crate::error::Failure;
 use crate::fleet::replica::Replica;
+use crate::listener::ContinueSignal;
 use crate::observe::record_guard::RecordGuard;
 use crate::record::{MAX_MODEL_NAME, Record, SloBounds, cut};
 use crate::relay::stream_state::Echo;
@@ -29,7 +31,7 @@ use crate::request::json::{JsonError, JsonKind, Raw};
 use crate::request::multipart;
 use crate::request::prompt::RequestPrompt;
 use crate::request::splice::{Edits, splice};
-use crate::request::tenant::TenantRef;
+use crate::request::tenant::{AuthError, TenantRef};
 use crate::routing::rendezvous;
 use crate::units::Tokens;
 use crate::upstream::headers::{is_looping, is_websocket};
@@ -129,9 +131,15 @@ pub async fn prepare(
     let IncomingRequest { gateway, parts, body, .. } = incoming;
     let is_preflight = cors::is_preflight(parts);
     check(gateway, parts, guard.record())?;
-    let tenant = if is_preflight { TenantRef::nobody() } else { identify(&table, guard, &parts.headers)? };
+    let tenant =
+        if is_preflight { TenantRef::nobody() } else { identify(gateway, &table, guard, parts).await? };
     let server = &table.config.server;
     let limits = BodyLimits { size: server.body_limit, stall: default_stall(&table) };
+    if let Some(signal) = parts.extensions.get::<ContinueSignal>()
+        && body.as_ref().is_some_and(|body| body.size_hint().lower() <= server.body_limit as u64)
+    {
+        signal.send();
+    }
     let held = match body.as_mut() {
         // What asks whether a request may be sent carries none of it, and no key.
         Some(body) if !is_preflight => body::read(body, &gateway.memory, limits).await?,
@@ -200,27 +208,36 @@ fn check(gateway: &Gateway, parts: &Parts, record: &Record) -> Result<(), Failur
     if gateway.drain.refuses() { Err(Failure::Draining) } else { Ok(()) }
 }
 
-fn identify(
+async fn identify(
+    gateway: &Gateway,
     table: &RoutingTable,
     guard: &mut RecordGuard,
-    headers: &HeaderMap,
+    parts: &Parts,
 ) -> Result<TenantRef, Failure> {
-    let tenant = tenant_of(table, headers)?;
+    let mut tenant = tenant_of(table, parts, gateway.wall_now());
+    if tenant.as_ref().is_err_and(AuthError::wants_keys) {
+        // The issuer may have rotated its keys.
+        Box::pin(table.tenants.tokens().refreshed()).await;
+        tenant = tenant_of(table, parts, gateway.wall_now());
+    }
+    let tenant = tenant.map_err(|fault| fault.failure())?;
     guard.record().tenant = Arc::clone(tenant.name());
     Ok(tenant)
 }
 
-/// Who asks: by a trusted header, else by key.
-pub(super) fn tenant_of(table: &RoutingTable, headers: &HeaderMap) -> Result<TenantRef, Failure> {
-    let trusted = table.config.server.trust_headers.iter().find_map(|name| headers.get(name));
-    let tenant = match trusted {
-        Some(name) if table.tenants.ask_for_keys() => table
-            .tenants
-            .named(name.as_bytes())
-            .ok_or_else(|| "the trusted header (server.trust_headers) names no tenant".to_owned()),
-        _ => table.tenants.identify(headers).map_err(|error| error.message()),
-    };
-    tenant.map_err(|message| Failure::InvalidKey { message })
+/// Who asks: by a trusted header, else by certificate, key or token.
+pub(super) fn tenant_of(
+    table: &RoutingTable,
+    parts: &Parts,
+    now: SystemTime,
+) -> Result<TenantRef, AuthError> {
+    let trusted = table.config.server.trust_headers.iter().find_map(|name| parts.headers.get(name));
+    match trusted {
+        Some(name) if table.tenants.ask_for_keys() => {
+            table.tenants.named(name.as_bytes()).ok_or(AuthError::UntrustedName)
+        }
+        _ => table.tenants.identify(parts, now),
+    }
 }
 
 pub(super) fn parse(dialect: Dialect, body: &[u8]) -> Result<Fields<'_>, Failure> {

@@ -11,6 +11,7 @@ use crate::error::Failure;
 use crate::fleet::pool::PoolState;
 use crate::record::SloBounds;
 use crate::request::chain::ChainSeed;
+use crate::request::jwt::TokenKeys;
 use crate::request::tenant::{TenantRef, Tenants};
 use crate::routing::{Policy, PoolWheel, policies};
 use crate::units::Tokens;
@@ -74,6 +75,13 @@ impl RoutingTable {
         }
         let tenants = Tenants::new(&config.tenants);
         Self { config, pools, routes, tenants, seed, by_model, any }
+    }
+
+    /// The same, with bearer tokens of the issuer whose keys these are.
+    #[must_use]
+    pub fn with_tokens(mut self, tokens: Arc<TokenKeys>) -> Self {
+        self.tenants = self.tenants.with_tokens(tokens);
+        self
     }
 
     /// The route of a model, else the route `*`.

@@ -21,6 +21,8 @@ pub enum HeadFault {
     UriTooLong,
     /// Over [`super::MAX_HEADERS`] headers or [`super::BUFFER`] bytes: 431.
     TooLarge,
+    /// Both `Content-Length` and `Transfer-Encoding` (RFC 9112 §6.3): 400. hyper accepts it; the listener does not.
+    Ambiguous,
 }
 
 /// Makes the response to a rejected head.

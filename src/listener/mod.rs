@@ -4,6 +4,9 @@
 //! first byte, the time between requests. What a request is answered with is up to a [`Handler`].
 
 mod bad_request_head;
+mod client_names;
+mod continues;
+pub mod framing;
 mod independently_woken;
 mod lingering_close;
 mod phase;
@@ -18,7 +21,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{Request, Response, header};
+use http::{Method, Request, Response, Version, header};
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
@@ -30,8 +33,10 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 pub use self::bad_request_head::HeadFault;
+pub use self::client_names::ClientNames;
+pub use self::continues::ContinueSignal;
 use self::independently_woken::IndependentlyWoken;
-use self::phase::{BusyBody, ConnectionPhase, PhaseDeadlines, PhaseIo};
+use self::phase::{Busy, BusyBody, ConnectionPhase, EndGuard, PhaseDeadlines, PhaseIo, Resets};
 use self::tls::TlsSlot;
 use crate::clock::Clock;
 use crate::config::Server;
@@ -55,6 +60,9 @@ pub trait Handler: Clone + Send + Sync + 'static {
 
     /// Responds to a head that could not be parsed.
     fn reject(&self, fault: HeadFault) -> Response<Bytes>;
+
+    /// Responds to a request that is not served because of its head; its connection closes.
+    fn refuse(&self, fault: HeadFault) -> Response<Self::Body>;
 
     /// A connection was opened; the returned guard is dropped when it closes.
     fn opened(&self) -> Box<dyn Send>;
@@ -157,6 +165,8 @@ struct Accepted<H> {
     serving: Serving,
     handler: H,
     phase: Arc<ConnectionPhase>,
+    /// Of its certificate (mutual TLS).
+    client: Option<ClientNames>,
     _permit: Option<OwnedSemaphorePermit>,
     _open: Box<dyn Send>,
 }
@@ -167,6 +177,7 @@ impl<H: Handler> Accepted<H> {
             serving: serving.clone(),
             handler: handler.clone(),
             phase: Arc::new(ConnectionPhase::new(serving.clock, serving.clock.now())),
+            client: None,
             _permit: permit,
             _open: handler.opened(),
         }
@@ -192,12 +203,18 @@ pub async fn next_connection(
     }
 }
 
-async fn serve_tls<H: Handler>(socket: TcpStream, tls: Arc<TlsSlot>, accepted: Accepted<H>) {
+async fn serve_tls<H: Handler>(socket: TcpStream, tls: Arc<TlsSlot>, mut accepted: Accepted<H>) {
     let limits = &accepted.serving.limits;
     // The first head is due from accept, so a handshake cannot take longer than that.
     let bound = limits.tls_handshake_timeout.min(limits.header_timeout);
     match tokio::time::timeout(bound, tls.accept(socket)).await {
-        Ok(Ok(stream)) => serve_stream(stream, accepted).await,
+        Ok(Ok(stream)) => {
+            accepted.client = ClientNames::of(&stream);
+            if stream.get_ref().1.alpn_protocol() == Some(b"h2") {
+                accepted.phase.agree_http2();
+            }
+            serve_stream(stream, accepted).await;
+        }
         Ok(Err(error)) => tracing::debug!(%error, "tls handshake failed"),
         Err(_) => tracing::debug!("tls handshake timed out"),
     }
@@ -208,30 +225,43 @@ async fn serve_tls<H: Handler>(socket: TcpStream, tls: Arc<TlsSlot>, accepted: A
 async fn serve_stream<H, S>(stream: S, accepted: Accepted<H>)
 where
     H: Handler,
-    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    S: AsyncRead + AsyncWrite + Resets + Unpin + Send + 'static,
 {
-    let Accepted { serving, handler, phase, _permit, _open } = accepted;
+    let Accepted { serving, handler, phase, client, _permit, _open } = accepted;
     let rejecting = handler.clone();
     let explain = Arc::new(move |fault| rejecting.reject(fault));
-    let io = TokioIo::new(PhaseIo::new(stream, Arc::clone(&phase), explain));
+    let go_on = ContinueSignal::default();
+    let io = TokioIo::new(PhaseIo::new(stream, Arc::clone(&phase), explain, go_on.clone()));
     let kill = KillSwitch::default();
     let connection_kill = Arc::clone(&kill);
-    let service_phase = Arc::clone(&phase);
-    let service = hyper::service::service_fn(move |request: Request<Incoming>| {
+    let (service_phase, continuing) = (Arc::clone(&phase), go_on.clone());
+    let service = hyper::service::service_fn(move |mut request: Request<Incoming>| {
         let (busy, handler) = (ConnectionPhase::request(&service_phase), handler.clone());
         let kill = Arc::clone(&connection_kill);
+        if request.version() == Version::HTTP_2 && request.headers().contains_key(header::EXPECT) {
+            request.extensions_mut().insert(continuing.clone());
+        }
+        if let Some(names) = &client {
+            request.extensions_mut().insert(names.clone());
+        }
         async move {
             // Per stream over HTTP/2, per connection over HTTP/1.1.
             let signals =
                 SIGNALS.try_with(StreamSignals::clone).unwrap_or(StreamSignals { kill, handed: None });
-            let mut response = handler.handle(request, signals.kill).await;
+            let asked = Asked { version: request.version(), is_head: request.method() == Method::HEAD };
+            let mut response = if busy.is_ambiguous() {
+                handler.refuse(HeadFault::Ambiguous)
+            } else {
+                handler.handle(request, signals.kill).await
+            };
             if let Some(tunnel) = response.extensions_mut().remove::<Tunnel>() {
                 busy.becomes(tunnel);
             }
             if response.headers().get(header::CONNECTION).is_some_and(|value| value == "close") {
                 busy.last();
             }
-            Ok::<_, Infallible>(response.map(|body| BusyBody::new(body, busy, signals.handed)))
+            let end = asked.end_guard(&response, &busy);
+            Ok::<_, Infallible>(response.map(|body| BusyBody::new(body, busy, signals.handed, end)))
         }
     });
     let builder =
@@ -241,7 +271,8 @@ where
     // A connection accepted after the drain delay gets a 503, which closes it.
     let mut announced = Announced { goaway: false, close: serving.closing.is_cancelled() };
     loop {
-        let mut interruption = IndependentlyWoken::new(interruption(&serving, &phase, &kill, announced));
+        let mut interruption =
+            IndependentlyWoken::new(interruption(&serving, &phase, &kill, &go_on, announced));
         let happened = poll_fn(|cx| match connection.as_mut().poll(cx) {
             Poll::Ready(_) => Poll::Ready(Interruption::End),
             Poll::Pending => interruption.poll(cx),
@@ -250,11 +281,32 @@ where
             Interruption::End => break,
             Interruption::GoAway => announced.goaway = true,
             Interruption::Close => announced.close = true,
+            // Polled again, the connection flushes, which adds the frame.
+            Interruption::Continue => continue,
         }
         connection.as_mut().graceful_shutdown();
     }
     // An open connection to its client all the while: it counts as one.
     phase.tunnel_over().await;
+}
+
+/// What the framing of a response depends on.
+#[derive(Clone, Copy)]
+struct Asked {
+    version: Version,
+    is_head: bool,
+}
+
+impl Asked {
+    /// HTTP/1.0 has no chunks: a body without a length ends with its connection, and a broken one must not.
+    fn end_guard<B: hyper::body::Body>(self, response: &Response<B>, busy: &Busy) -> EndGuard {
+        let is_open_ended = response.body().size_hint().exact().is_none();
+        if self.version == Version::HTTP_10 && is_open_ended && !self.is_head {
+            busy.ends_with_connection()
+        } else {
+            EndGuard::default()
+        }
+    }
 }
 
 /// Steps of the drain that were announced to a connection.
@@ -272,12 +324,15 @@ enum Interruption {
     GoAway,
     /// The drain delay is over.
     Close,
+    /// A client over HTTP/2 waits for `100 Continue`.
+    Continue,
 }
 
 async fn interruption(
     serving: &Serving,
     phase: &ConnectionPhase,
     kill: &KillSwitch,
+    go_on: &ContinueSignal,
     announced: Announced,
 ) -> Interruption {
     let deadlines = serving.limits.into();
@@ -294,6 +349,7 @@ async fn interruption(
     tokio::select! {
         () = kill.cancelled() => Interruption::End,
         () = overdue => Interruption::End,
+        () = go_on.wanted() => Interruption::Continue,
         () = goaway, if !announced.goaway => Interruption::GoAway,
         () = serving.closing.cancelled(), if !announced.close => Interruption::Close,
     }
@@ -319,6 +375,8 @@ fn builder(streams: StreamExecutor) -> auto::Builder<StreamExecutor> {
         .timer(TokioTimer::new())
         .max_concurrent_streams(MAX_STREAMS)
         .max_header_list_size(MAX_HEADER_LIST)
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
         .max_send_buf_size(BUFFER)
         .max_pending_accept_reset_streams(Some(MAX_RESETS))
         .max_local_error_reset_streams(Some(MAX_RESETS))
@@ -364,5 +422,8 @@ const BUFFER: usize = 64 * 1024;
 const MAX_HEADERS: usize = 100;
 const MAX_HEADER_LIST: u32 = 32 * 1024;
 const MAX_STREAMS: u32 = 250;
+/// Bytes of an upload that a client may send ahead, on a stream and on all of a connection.
+const STREAM_WINDOW: u32 = 64 * 1024;
+const CONNECTION_WINDOW: u32 = 1024 * 1024;
 const MAX_RESETS: usize = 100;
 const ACCEPT_BACK_OFF: Duration = Duration::from_millis(50);

@@ -15,10 +15,14 @@ use bytes::Buf;
 use hyper::body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 
 use super::Tunnel;
 use super::bad_request_head::{Explain, RejectionRewriter};
+use super::continues::{ContinueSignal, Continues};
+use super::framing::RequestFraming;
 use super::lingering_close::LingeringClose;
 use crate::clock::{Clock, Stamp};
 
@@ -36,6 +40,14 @@ pub(super) struct ConnectionPhase {
     is_closing: AtomicBool,
     /// Start of the current phase.
     since: AtomicU64,
+    /// Requests so far.
+    total: AtomicU64,
+    /// Number of the first request with two framings, from 1; 0 for none.
+    ambiguous: AtomicU64,
+    /// ALPN chose HTTP/2, so that nothing else may follow.
+    is_http2_agreed: AtomicBool,
+    /// Cut rather than closed, so that its last response does not look complete.
+    is_cut: AtomicBool,
     /// What became of it after a 101.
     tunnel: OnceLock<Tunnel>,
 }
@@ -61,6 +73,10 @@ impl ConnectionPhase {
             has_served: AtomicBool::new(false),
             is_closing: AtomicBool::new(false),
             since: AtomicU64::new(accepted.as_nanos()),
+            total: AtomicU64::new(0),
+            ambiguous: AtomicU64::new(0),
+            is_http2_agreed: AtomicBool::new(false),
+            is_cut: AtomicBool::new(false),
             tunnel: OnceLock::new(),
         }
     }
@@ -78,7 +94,9 @@ impl ConnectionPhase {
         this.requests.fetch_add(1, Ordering::Relaxed);
         this.has_served.store(true, Ordering::Relaxed);
         this.is_reading_head.store(false, Ordering::Relaxed);
-        Busy(Arc::clone(this))
+        let number = this.total.fetch_add(1, Ordering::Relaxed) + 1;
+        let is_ambiguous = number == this.ambiguous.load(Ordering::Relaxed);
+        Busy { phase: Arc::clone(this), is_ambiguous }
     }
 
     /// The response closes the connection while its client may still be sending.
@@ -103,6 +121,16 @@ impl ConnectionPhase {
         }
         // A head may begin meanwhile: check again before it can be overdue.
         Some(since.after(deadlines.idle)).filter(|at| *at > now).map(|at| at.min(now.after(deadlines.header)))
+    }
+
+    /// ALPN chose HTTP/2.
+    pub(super) fn agree_http2(&self) {
+        self.is_http2_agreed.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether its first bytes were no HTTP/2 preface.
+    fn is_http1(&self) -> bool {
+        self.preface.load(Ordering::Relaxed) == usize::MAX
     }
 
     fn is_between_requests(&self) -> bool {
@@ -140,25 +168,75 @@ impl ConnectionPhase {
 
 /// Keeps a connection busy with one request.
 #[derive(Debug)]
-pub(super) struct Busy(Arc<ConnectionPhase>);
+pub(super) struct Busy {
+    phase: Arc<ConnectionPhase>,
+    is_ambiguous: bool,
+}
 
 impl Busy {
+    /// Whether the request gives two framings.
+    pub(super) fn is_ambiguous(&self) -> bool {
+        self.is_ambiguous
+    }
+
     /// This is the connection's last request.
     pub(super) fn last(&self) {
-        self.0.closes();
+        self.phase.closes();
+    }
+
+    /// Guards a body whose end only the connection's shows (HTTP/1.0): dropped early, it cuts the connection.
+    pub(super) fn ends_with_connection(&self) -> EndGuard {
+        EndGuard(Some(Arc::clone(&self.phase)))
     }
 
     /// Behind this response the connection is a tunnel.
     pub(super) fn becomes(&self, tunnel: Tunnel) {
         // A connection becomes one once at most.
-        let _ = self.0.tunnel.set(tunnel);
+        let _ = self.phase.tunnel.set(tunnel);
     }
 }
 
 impl Drop for Busy {
     fn drop(&mut self) {
-        self.0.since.store(self.0.clock.now().as_nanos(), Ordering::Relaxed);
-        self.0.requests.fetch_sub(1, Ordering::Relaxed);
+        self.phase.since.store(self.phase.clock.now().as_nanos(), Ordering::Relaxed);
+        self.phase.requests.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Cuts its connection unless the body came to its end.
+#[derive(Debug, Default)]
+pub(super) struct EndGuard(Option<Arc<ConnectionPhase>>);
+
+impl EndGuard {
+    fn ended(&mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for EndGuard {
+    fn drop(&mut self) {
+        if let Some(phase) = &self.0 {
+            phase.is_cut.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+/// A socket that can be closed by a reset instead of an orderly end.
+pub(super) trait Resets {
+    /// Makes the coming close a reset.
+    fn reset_on_close(&self);
+}
+
+impl Resets for TcpStream {
+    fn reset_on_close(&self) {
+        // A socket that is gone already needs none.
+        let _ = socket2::SockRef::from(self).set_linger(Some(Duration::ZERO));
+    }
+}
+
+impl Resets for TlsStream<TcpStream> {
+    fn reset_on_close(&self) {
+        self.get_ref().0.reset_on_close();
     }
 }
 
@@ -170,13 +248,14 @@ pin_project! {
         body: B,
         busy: Busy,
         handed: Option<Arc<CancellationToken>>,
+        end: EndGuard,
     }
 }
 
 impl<B> BusyBody<B> {
-    /// Wraps a body; `handed` is cancelled when its last frame goes to hyper.
-    pub(super) fn new(body: B, busy: Busy, handed: Option<Arc<CancellationToken>>) -> Self {
-        Self { body, busy, handed }
+    /// Wraps a body; `handed` is cancelled and `end` told when its last frame goes to hyper.
+    pub(super) fn new(body: B, busy: Busy, handed: Option<Arc<CancellationToken>>, end: EndGuard) -> Self {
+        Self { body, busy, handed, end }
     }
 }
 
@@ -191,6 +270,9 @@ impl<B: Body<Data: Buf>> Body for BusyBody<B> {
         let mut this = self.project();
         let polled = this.body.as_mut().poll_frame(cx);
         let is_last = matches!(polled, Poll::Ready(None)) || (polled.is_ready() && this.body.is_end_stream());
+        if is_last && !matches!(polled, Poll::Ready(Some(Err(_)))) {
+            this.end.ended();
+        }
         if is_last && let Some(handed) = this.handed.take() {
             handed.cancel();
         }
@@ -209,29 +291,63 @@ impl<B: Body<Data: Buf>> Body for BusyBody<B> {
 pin_project! {
     /// Reports reads to the phase and replaces hyper's bare rejections.
     #[derive(Debug)]
-    pub struct PhaseIo<S> {
+    pub(super) struct PhaseIo<S: Resets> {
         #[pin]
         stream: S,
         phase: Arc<ConnectionPhase>,
         rewriter: RejectionRewriter,
+        framing: RequestFraming,
+        continues: Continues,
         close: LingeringClose,
     }
-}
 
-impl<S> PhaseIo<S> {
-    /// Wraps a stream; `explain` makes the responses to rejected heads.
-    pub(super) fn new(stream: S, phase: Arc<ConnectionPhase>, explain: Explain) -> Self {
-        Self { stream, phase, rewriter: RejectionRewriter::new(explain), close: LingeringClose::default() }
+    impl<S: Resets> PinnedDrop for PhaseIo<S> {
+        fn drop(this: Pin<&mut Self>) {
+            if this.phase.is_cut.load(Ordering::Relaxed) {
+                this.stream.reset_on_close();
+            }
+        }
     }
 }
 
-impl<S: AsyncRead> AsyncRead for PhaseIo<S> {
+impl<S: Resets> PhaseIo<S> {
+    /// Wraps a stream; `explain` makes the responses to rejected heads, `signal` asks for `100 Continue` over HTTP/2.
+    pub(super) fn new(
+        stream: S,
+        phase: Arc<ConnectionPhase>,
+        explain: Explain,
+        signal: ContinueSignal,
+    ) -> Self {
+        Self {
+            stream,
+            phase,
+            rewriter: RejectionRewriter::new(explain),
+            framing: RequestFraming::default(),
+            continues: Continues::new(signal),
+            close: LingeringClose::default(),
+        }
+    }
+}
+
+impl<S: AsyncRead + Resets> AsyncRead for PhaseIo<S> {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = self.project();
         let before = buf.filled().len();
         let polled = this.stream.poll_read(cx, buf);
         if polled.is_ready() {
-            this.phase.read(buf.filled().get(before..).unwrap_or_default());
+            let bytes = buf.filled().get(before..).unwrap_or_default();
+            this.phase.read(bytes);
+            if this.phase.is_http1() {
+                if this.phase.is_http2_agreed.load(Ordering::Relaxed) {
+                    return Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, "no HTTP/2 preface")));
+                }
+                this.framing.read(bytes);
+                if let Some(number) = this.framing.first_ambiguous() {
+                    this.phase.ambiguous.store(number, Ordering::Relaxed);
+                }
+            } else {
+                this.continues.read(bytes);
+            }
         }
         polled
     }
@@ -249,18 +365,18 @@ fn take_over(
     Some(length)
 }
 
-impl<S: AsyncRead + AsyncWrite> AsyncWrite for PhaseIo<S> {
+impl<S: AsyncRead + AsyncWrite + Resets> AsyncWrite for PhaseIo<S> {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        let this = self.project();
-        match take_over(this.phase, this.rewriter, &[io::IoSlice::new(buf)]) {
-            Some(length) => Poll::Ready(Ok(length)),
-            None => this.stream.poll_write(cx, buf),
-        }
+        self.poll_write_vectored(cx, &[io::IoSlice::new(buf)])
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let mut this = self.project();
         ready!(this.rewriter.poll_written(this.stream.as_mut(), cx))?;
+        if this.phase.http2.is_cancelled() {
+            this.continues.queue();
+            ready!(this.continues.poll_written(this.stream.as_mut(), cx))?;
+        }
         this.stream.poll_flush(cx)
     }
 
@@ -275,7 +391,18 @@ impl<S: AsyncRead + AsyncWrite> AsyncWrite for PhaseIo<S> {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        let this = self.project();
+        let mut this = self.project();
+        if this.phase.http2.is_cancelled() {
+            ready!(this.continues.poll_written(this.stream.as_mut(), cx))?;
+            let written = ready!(this.stream.poll_write_vectored(cx, bufs))?;
+            let mut left = written;
+            for buf in bufs {
+                let count = left.min(buf.len());
+                this.continues.wrote(buf.get(..count).unwrap_or_default());
+                left -= count;
+            }
+            return Poll::Ready(Ok(written));
+        }
         match take_over(this.phase, this.rewriter, bufs) {
             Some(length) => Poll::Ready(Ok(length)),
             None => this.stream.poll_write_vectored(cx, bufs),

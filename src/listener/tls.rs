@@ -30,7 +30,7 @@ pub enum TlsError {
     /// A file cannot be read or is no PEM.
     #[error("{}: {why}", path.display())]
     File {
-        /// `cert`, `key` or `client_ca` of `server.tls`.
+        /// A file of `server.tls` or `pool.tls`.
         path: PathBuf,
         /// Error of the PEM reader.
         why: String,
@@ -84,13 +84,16 @@ fn server_config(tls: &Tls) -> Result<Arc<rustls::ServerConfig>, TlsError> {
             builder.with_client_cert_verifier(verifier)
         }
     };
-    let key = PrivateKeyDer::from_pem_file(&tls.key).map_err(|e| unusable(&tls.key, &e))?;
-    let mut config = builder.with_single_cert(certificates(&tls.cert)?, key)?;
+    let mut config = builder.with_single_cert(certificates(&tls.cert)?, private_key(&tls.key)?)?;
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     Ok(Arc::new(config))
 }
 
-fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+/// The certificates of a PEM file, at least one.
+///
+/// # Errors
+/// [`TlsError`] with the file.
+pub fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let all: Vec<_> = CertificateDer::pem_file_iter(path)
         .and_then(Iterator::collect::<Result<_, _>>)
         .map_err(|e| unusable(path, &e))?;
@@ -98,6 +101,14 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
         return Err(TlsError::File { path: path.into(), why: "no certificate in this PEM file".into() });
     }
     Ok(all)
+}
+
+/// The first private key of a PEM file.
+///
+/// # Errors
+/// [`TlsError`] with the file.
+pub fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
+    PrivateKeyDer::from_pem_file(path).map_err(|e| unusable(path, &e))
 }
 
 fn unusable(path: &Path, error: &dyn std::fmt::Display) -> TlsError {

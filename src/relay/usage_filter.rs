@@ -105,7 +105,7 @@ impl UsageFilter {
                 verdict => {
                     push(out, &frame, run..start);
                     run = end;
-                    self.settle(verdict, whole, out);
+                    self.settle(verdict, whole, end == frame.len(), out);
                 }
             }
             start = end;
@@ -137,13 +137,14 @@ impl UsageFilter {
     }
 
     /// Relays an event that does not simply pass.
-    fn settle(&mut self, verdict: Verdict, event: Bytes, out: &mut SmallVec<[Bytes; 4]>) {
+    fn settle(&mut self, verdict: Verdict, event: Bytes, ends_frame: bool, out: &mut SmallVec<[Bytes; 4]>) {
         match verdict {
             Verdict::UsageOnly { fingerprint } => {
                 if let (Some(finish), Some(text)) = (&mut self.finish, fingerprint) {
                     finish.splice(&event[text]);
                 }
-                self.drops_line_feed = event.last() == Some(&b'\r');
+                // Only a CR that ends its frame may be followed by an LF of its own in the next one.
+                self.drops_line_feed = ends_frame && event.last() == Some(&b'\r');
                 self.release(out);
             }
             Verdict::Finish { insert_at } => {

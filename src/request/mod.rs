@@ -10,6 +10,7 @@ pub mod class;
 pub mod dialect;
 pub mod fields;
 pub mod json;
+pub mod jwt;
 pub mod multipart;
 pub mod prompt;
 pub mod prompt_size;

@@ -1,18 +1,24 @@
-//! The tenant of a request, found by the digest of its API key.
+//! The tenant of a request: by its client certificate, its API key, or its bearer token.
 //!
-//! Only SHA-256 digests are held. A key is compared with all of them in constant time, so that timing
-//! reveals neither how close a guess was nor whose key it resembles. A key never enters an error or a log.
+//! Only SHA-256 digests of keys are held. A key is compared with all of them in constant time, so that timing
+//! reveals neither how close a guess was nor whose key it resembles. What is no known key may be a token ([`super::jwt`]).
+//! Neither ever enters an error or a log.
 //!
 //! Without configured tenants every request belongs to `default` and no key is required; the credential is the engine's then.
 
 use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
 use http::HeaderMap;
 use http::header::AUTHORIZATION;
+use http::request::Parts;
 use sha2::{Digest, Sha256};
 use subtle::{ConditionallySelectable, ConstantTimeEq};
 
+use super::jwt::{TokenFault, TokenKeys, looks_like_token};
 use crate::config;
+use crate::error::Failure;
+use crate::listener::ClientNames;
 
 /// All tenants, by the digests of their keys.
 #[derive(Clone, Debug)]
@@ -20,6 +26,8 @@ pub struct Tenants {
     tenants: Vec<TenantRef>,
     /// Digest and index into `tenants`.
     keys: Vec<([u8; 32], u64)>,
+    /// Keys of the token issuer.
+    tokens: Arc<TokenKeys>,
     /// The tenant of every request where none are configured.
     default: Option<TenantRef>,
 }
@@ -63,6 +71,12 @@ pub enum AuthError {
     /// A key of no tenant.
     #[error("the API key is not valid: check that it is complete and has not been revoked")]
     InvalidKey,
+    /// A trusted header with the name of no tenant.
+    #[error("the trusted header (server.trust_headers) names no tenant")]
+    UntrustedName,
+    /// A bearer token that is not accepted.
+    #[error(transparent)]
+    Token(#[from] TokenFault),
 }
 
 impl AuthError {
@@ -70,6 +84,21 @@ impl AuthError {
     #[must_use]
     pub fn message(&self) -> String {
         self.to_string()
+    }
+
+    /// What the client is told: 401, or 503 where the gateway lacks the issuer's keys.
+    #[must_use]
+    pub(crate) fn failure(&self) -> Failure {
+        match self {
+            Self::Token(TokenFault::NoKeys) => Failure::NoTokenKeys { retry_after: KEYS_RETRY_AFTER },
+            other => Failure::InvalidKey { message: other.message() },
+        }
+    }
+
+    /// Whether newer keys of the issuer may help.
+    #[must_use]
+    pub fn wants_keys(&self) -> bool {
+        matches!(self, Self::Token(TokenFault::UnknownKey | TokenFault::NoKeys))
     }
 }
 
@@ -83,7 +112,19 @@ impl Tenants {
             .flat_map(|(index, tenant)| tenant.key_digests.iter().map(move |digest| (*digest, index)))
             .collect();
         let default = tenants.is_empty().then(default_tenant);
-        Self { tenants, keys, default }
+        Self { tenants, keys, tokens: Arc::default(), default }
+    }
+
+    /// The same, with tokens of the issuer whose keys these are.
+    #[must_use]
+    pub fn with_tokens(self, tokens: Arc<TokenKeys>) -> Self {
+        Self { tokens, ..self }
+    }
+
+    /// Keys of the token issuer.
+    #[must_use]
+    pub fn tokens(&self) -> &TokenKeys {
+        &self.tokens
     }
 
     /// Whether a key is asked for, so that the client's credential is the gateway's and is not forwarded.
@@ -98,26 +139,52 @@ impl Tenants {
         self.tenants.iter().find(|tenant| tenant.name().as_bytes() == name).cloned()
     }
 
-    /// Who sent a request with these headers.
+    /// Who sent a request with this head, at this wall time. A certificate that names a tenant decides alone.
     ///
     /// # Errors
-    /// When there are tenants and the headers hold no key of any.
-    pub fn identify(&self, headers: &HeaderMap) -> Result<TenantRef, AuthError> {
+    /// When there are tenants and the head holds no key or token of any.
+    pub fn identify(&self, parts: &Parts, now: SystemTime) -> Result<TenantRef, AuthError> {
         if let Some(default) = &self.default {
             return Ok(default.clone());
         }
-        let digest: [u8; 32] = Sha256::digest(key_of(headers)?).into();
+        if let Some(tenant) = parts.extensions.get().and_then(|names| self.certified(names)) {
+            return Ok(tenant);
+        }
+        let key = key_of(&parts.headers)?;
+        let digest: [u8; 32] = Sha256::digest(key).into();
+        if let Some(tenant) = self.of_key(&digest) {
+            return Ok(tenant);
+        }
+        if self.tokens.settings().is_none() || !looks_like_token(key) {
+            return Err(AuthError::InvalidKey);
+        }
+        let name = self.tokens.verify(key, digest, now)?;
+        self.named(name.as_bytes()).ok_or(AuthError::Token(TokenFault::Tenant))
+    }
+
+    fn certified(&self, names: &ClientNames) -> Option<TenantRef> {
+        let is_his = |tenant: &&TenantRef| {
+            names.iter().any(|name| tenant.config().client_names.iter().any(|known| **known == *name))
+        };
+        self.tenants.iter().find(is_his).cloned()
+    }
+
+    fn of_key(&self, digest: &[u8; 32]) -> Option<TenantRef> {
         let mut found = NO_TENANT;
         for (known, index) in &self.keys {
-            found.conditional_assign(index, known.ct_eq(&digest));
+            found.conditional_assign(index, known.ct_eq(digest));
         }
-        let index = usize::try_from(found).unwrap_or(usize::MAX);
-        self.tenants.get(index).cloned().ok_or(AuthError::InvalidKey)
+        self.tenants.get(usize::try_from(found).unwrap_or(usize::MAX)).cloned()
     }
 }
 
 fn default_tenant() -> TenantRef {
-    TenantRef(Arc::new(config::Tenant { name: "default".into(), key_digests: Vec::new(), routes: None }))
+    TenantRef(Arc::new(config::Tenant {
+        name: "default".into(),
+        key_digests: Vec::new(),
+        client_names: Vec::new(),
+        routes: None,
+    }))
 }
 
 /// The key of a request: the bearer token, else `x-api-key`. A header given twice is refused, as the next hop might
@@ -153,6 +220,7 @@ const BEARER: &[u8] = b"Bearer ";
 
 /// An index of no tenant.
 const NO_TENANT: u64 = u64::MAX;
+const KEYS_RETRY_AFTER: Duration = Duration::from_secs(2);
 
 #[cfg(test)]
 mod tests {
@@ -162,16 +230,17 @@ mod tests {
         config::Tenant {
             name: name.into(),
             key_digests: keys.iter().map(|key| Sha256::digest(key).into()).collect(),
+            client_names: Vec::new(),
             routes: routes.map(|routes| routes.iter().map(|route| Arc::from(*route)).collect()),
         }
     }
 
-    fn headers(pairs: &[(&'static str, &'static str)]) -> HeaderMap {
-        let mut headers = HeaderMap::new();
+    fn identify(tenants: &Tenants, pairs: &[(&'static str, &'static str)]) -> Result<TenantRef, AuthError> {
+        let (mut parts, ()) = http::Request::new(()).into_parts();
         for (name, value) in pairs {
-            headers.append(*name, http::HeaderValue::from_static(value));
+            parts.headers.append(*name, http::HeaderValue::from_static(value));
         }
-        headers
+        tenants.identify(&parts, SystemTime::UNIX_EPOCH)
     }
 
     #[test]
@@ -192,7 +261,7 @@ mod tests {
             (&[("x-api-key", "K3")], Err(AuthError::InvalidKey)),
             (&[("authorization", "Bearer k1"), ("authorization", "Bearer k3")], Err(AuthError::InvalidKey)),
         ] {
-            let found = tenants.identify(&headers(pairs));
+            let found = identify(&tenants, pairs);
             assert_eq!(found.as_ref().map(|tenant| &**tenant.name()).map_err(|e| *e), expected, "{pairs:?}");
         }
     }
@@ -207,7 +276,7 @@ mod tests {
     fn without_tenants_everybody_is_the_default_one() {
         let tenants = Tenants::new(&[]);
         assert!(!tenants.ask_for_keys());
-        let tenant = tenants.identify(&HeaderMap::new()).unwrap();
+        let tenant = identify(&tenants, &[]).unwrap();
         assert_eq!(&**tenant.name(), "default");
         assert!(tenant.may_use("anything"));
     }
@@ -215,14 +284,14 @@ mod tests {
     #[test]
     fn a_tenant_without_keys_lets_nobody_in() {
         let tenants = Tenants::new(&[tenant("a", &[], None)]);
-        assert_eq!(tenants.identify(&HeaderMap::new()).unwrap_err(), AuthError::MissingKey);
+        assert_eq!(identify(&tenants, &[]).unwrap_err(), AuthError::MissingKey);
     }
 
     #[test]
     fn routes_are_a_list_or_all() {
         let tenants = Tenants::new(&[tenant("a", &["k1"], None), tenant("b", &["k3"], Some(&["r", "s"]))]);
-        let all = tenants.identify(&headers(&[("x-api-key", "k1")])).unwrap();
-        let some = tenants.identify(&headers(&[("x-api-key", "k3")])).unwrap();
+        let all = identify(&tenants, &[("x-api-key", "k1")]).unwrap();
+        let some = identify(&tenants, &[("x-api-key", "k3")]).unwrap();
         for (route, is_allowed) in [("r", true), ("s", true), ("t", false), ("", false)] {
             assert!(all.may_use(route));
             assert_eq!(some.may_use(route), is_allowed, "{route}");

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
 use bytes::Bytes;
 use http_body_util::Full;
 use hyper::client::conn::http1;
@@ -26,7 +27,8 @@ use tokio_util::task::TaskTracker;
 
 use super::resolve::{Resolver, by_family};
 use crate::clock::{Clock, Stamp};
-use crate::config::Endpoint;
+use crate::config::{Endpoint, PoolTls};
+use crate::listener::tls::{TlsError, certificates, private_key};
 
 /// A request as the upstream half sends it: whole, in memory.
 pub type UpstreamBody = Full<Bytes>;
@@ -74,10 +76,22 @@ pub fn system_roots() -> RootCertStore {
 /// A socket, with TLS where the URL says so.
 pub type Stream = Either<TcpStream, TlsStream<TcpStream>>;
 
-/// Opens connections; cheap to clone.
+/// How `https` connections are secured.
+#[derive(Clone, Debug)]
+struct ClientTls {
+    config: Arc<rustls::ClientConfig>,
+    /// Instead of the endpoint's host.
+    server_name: Option<ServerName<'static>>,
+}
+
+/// TLS of a pool, read from its files.
+#[derive(Clone, Debug)]
+pub struct PoolTlsConfig(ClientTls);
+
+/// Opens connections; cheap to clone, and clones share what [`Connector::secure`] sets.
 #[derive(Clone, Debug)]
 pub struct Connector {
-    tls: Arc<rustls::ClientConfig>,
+    tls: Arc<ArcSwap<ClientTls>>,
     tracker: TaskTracker,
     resolver: Resolver,
     shortage: Arc<ShortageLog>,
@@ -110,18 +124,65 @@ impl Connector {
             None => tls.with_no_client_auth(),
         };
         tls.alpn_protocols = vec![b"http/1.1".to_vec()];
+        let tls = Arc::new(ArcSwap::from_pointee(ClientTls { config: Arc::new(tls), server_name: None }));
         let clock = Clock::start();
         let resolver = Resolver::new(clock, tracker.clone());
         let shortage = Arc::new(ShortageLog { clock, logged: AtomicU64::new(0) });
-        Ok(Self { tls: Arc::new(tls), tracker, resolver, shortage })
+        Ok(Self { tls, tracker, resolver, shortage })
+    }
+
+    fn with_tls(&self, tls: ClientTls) -> Self {
+        Self { tls: Arc::new(ArcSwap::from_pointee(tls)), ..self.clone() }
+    }
+
+    /// A connector that is secured by itself from now on.
+    #[must_use]
+    pub fn separate(&self) -> Self {
+        self.with_tls(ClientTls::clone(&self.tls.load()))
+    }
+
+    /// Reads the files of a pool's TLS; without any, as this connector is secured.
+    ///
+    /// # Errors
+    /// [`TlsError`] with the file.
+    pub fn read(&self, tls: Option<&PoolTls>) -> Result<PoolTlsConfig, TlsError> {
+        let Some(tls) = tls else { return Ok(PoolTlsConfig(ClientTls::clone(&self.tls.load()))) };
+        let roots = match &tls.ca {
+            None => system_roots(),
+            Some(path) => {
+                let mut roots = RootCertStore::empty();
+                for ca in certificates(path)? {
+                    roots.add(ca)?;
+                }
+                roots
+            }
+        };
+        let identity = match &tls.identity {
+            None => None,
+            Some(files) => {
+                Some(Identity { chain: certificates(&files.cert)?, key: private_key(&files.key)? })
+            }
+        };
+        let connector = Self::trusting(roots, identity, self.tracker.clone())?;
+        let mut tls_config = ClientTls::clone(&connector.tls.load());
+        tls_config.server_name =
+            tls.server_name.as_deref().and_then(|name| ServerName::try_from(name.to_owned()).ok());
+        Ok(PoolTlsConfig(tls_config))
+    }
+
+    /// Secures connections that are opened from now on, of this connector and its clones.
+    pub fn secure(&self, tls: PoolTlsConfig) {
+        self.tls.store(Arc::new(tls.0));
     }
 
     /// The same, offering HTTP/2 in the TLS handshake: for gRPC.
     #[must_use]
     pub fn offering_http2(&self) -> Self {
-        let mut tls = rustls::ClientConfig::clone(&self.tls);
-        tls.alpn_protocols = vec![b"h2".to_vec()];
-        Self { tls: Arc::new(tls), ..self.clone() }
+        let tls = self.tls.load_full();
+        let mut config = rustls::ClientConfig::clone(&tls.config);
+        config.alpn_protocols = vec![b"h2".to_vec()];
+        let tls = ClientTls { config: Arc::new(config), server_name: tls.server_name.clone() };
+        self.with_tls(tls)
     }
 
     /// Connects and shakes hands. The caller bounds the time.
@@ -162,9 +223,13 @@ impl Connector {
         if !endpoint.is_tls {
             return Ok(Either::Left(socket));
         }
-        let name = ServerName::try_from(endpoint.host.to_string()).map_err(io::Error::other)?;
-        let tls = tokio_rustls::TlsConnector::from(Arc::clone(&self.tls));
-        Ok(Either::Right(tls.connect(name, socket).await?))
+        let tls = self.tls.load_full();
+        let name = match &tls.server_name {
+            Some(name) => name.clone(),
+            None => ServerName::try_from(endpoint.host.to_string()).map_err(io::Error::other)?,
+        };
+        let connector = tokio_rustls::TlsConnector::from(Arc::clone(&tls.config));
+        Ok(Either::Right(connector.connect(name, socket).await?))
     }
 
     async fn dial(&self, endpoint: &Endpoint) -> io::Result<TcpStream> {

@@ -4,6 +4,7 @@
 //! `Host` and length, no transfer coding), so a client's framing never reaches an engine. `x-tokenway-*` is reserved:
 //! removed in both directions. Everything else passes unchanged.
 
+use http::StatusCode;
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use smallvec::SmallVec;
 
@@ -115,6 +116,21 @@ pub(crate) fn strip_response(headers: &mut HeaderMap) {
     for name in strip {
         headers.remove(name);
     }
+}
+
+/// Why a replica's response head must not be relayed, if so: what it does, for the error message. A body with two framings, or
+/// in a coding that was not asked for, has two readings (RFC 9112 §6.3); nothing was asked to switch protocols.
+pub(crate) fn response_fault(head: &http::response::Parts) -> Option<&'static str> {
+    if head.status == StatusCode::SWITCHING_PROTOCOLS {
+        return Some("switched protocols, which nobody asked for (101)");
+    }
+    let mut codings = head.headers.get_all(header::TRANSFER_ENCODING).iter();
+    let coding = codings.next()?;
+    if head.headers.contains_key(header::CONTENT_LENGTH) {
+        return Some("answered with both content-length and transfer-encoding");
+    }
+    let is_chunked = coding.as_bytes().trim_ascii().eq_ignore_ascii_case(b"chunked");
+    (!is_chunked || codings.next().is_some()).then_some("answered in a transfer-encoding other than chunked")
 }
 
 /// Removes the length of a stream, which withheld or added events would break.
@@ -234,6 +250,27 @@ mod tests {
         let out = send(&client, Credential::Replace(&key));
         assert_eq!(out[header::AUTHORIZATION], "Bearer engine");
         assert!(!out.contains_key("x-api-key"));
+    }
+
+    #[test]
+    fn a_response_with_two_readings_is_a_fault() {
+        let fault = |status: u16, pairs: &[(&'static str, &str)]| {
+            let (mut head, ()) = http::Response::builder().status(status).body(()).unwrap().into_parts();
+            head.headers = map(pairs);
+            response_fault(&head).is_some()
+        };
+        let (length, chunked) = (("content-length", "5"), ("transfer-encoding", "chunked"));
+        for (is_fault, status, pairs) in [
+            (false, 200, &[length][..]),
+            (false, 200, &[chunked]),
+            (false, 200, &[]),
+            (true, 200, &[length, chunked]),
+            (true, 200, &[chunked, chunked]),
+            (true, 200, &[("transfer-encoding", "gzip, chunked")]),
+            (true, 101, &[]),
+        ] {
+            assert_eq!(fault(status, pairs), is_fault, "{status} {pairs:?}");
+        }
     }
 
     #[test]

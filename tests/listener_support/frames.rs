@@ -2,6 +2,7 @@
 //!
 //! Header blocks are written without compression and read no further than `:status 200`, which is one byte.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -55,6 +56,25 @@ impl Connection {
         this.send(PREFACE).await;
         this.begin().await;
         this
+    }
+
+    /// Connects, and answers nothing by itself.
+    pub async fn silent(addr: SocketAddr) -> Self {
+        let mut this = Self { socket: soon("a connection", TcpStream::connect(addr)).await.unwrap() };
+        this.send(PREFACE).await;
+        this.send(&frame(SETTINGS, 0, 0, &[])).await;
+        this
+    }
+
+    /// The settings of the other side, by their numbers (RFC 9113 §6.5.2).
+    pub async fn settings(&mut self) -> BTreeMap<u16, u32> {
+        let frame = soon("settings", self.read()).await.unwrap();
+        assert_eq!(frame.kind, SETTINGS);
+        let entry = |entry: &[u8]| {
+            let value = [entry[2], entry[3], entry[4], entry[5]];
+            (u16::from_be_bytes([entry[0], entry[1]]), u32::from_be_bytes(value))
+        };
+        frame.payload.chunks_exact(6).map(entry).collect()
     }
 
     /// The same without the preface.

@@ -109,6 +109,7 @@ fn config(replica: SocketAddr) -> Config {
         pools: vec![pool(replica)],
         routes: vec![route()],
         tenants: Vec::new(),
+        jwt: None,
         drift: Default::default(),
         telemetry: quiet::telemetry(),
     }
@@ -150,6 +151,7 @@ fn pool(replica: SocketAddr) -> Pool {
                 base_path: "".into(),
             },
         }],
+        tls: None,
         engine_api_key: None,
         scrape_interval: Duration::from_secs(60),
         max_connections: NonZeroUsize::new(256).unwrap(),

@@ -51,6 +51,7 @@ pub(crate) fn config() -> Config {
         pools: vec![pool()],
         routes: vec![route()],
         tenants: vec![],
+        jwt: None,
         drift: Default::default(),
         telemetry: quiet::telemetry(),
     }
@@ -86,6 +87,7 @@ fn pool() -> Pool {
         revision_info: [].into(),
         engine: "vllm".into(),
         replicas: vec![ReplicaSpec { name: "gpu-a:8000".into(), endpoint }],
+        tls: None,
         engine_api_key: None,
         scrape_interval: Duration::from_secs(1),
         max_connections: NonZeroUsize::MIN,

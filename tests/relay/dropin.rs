@@ -16,6 +16,7 @@ fn tenants() -> Vec<Tenant> {
     let tenant = |name: &str| Tenant {
         name: name.into(),
         key_digests: vec![Sha256::digest(format!("k{name}")).into()],
+        client_names: Vec::new(),
         routes: None,
     };
     vec![tenant("a"), tenant("b")]
@@ -284,28 +285,34 @@ async fn a_stored_response_is_read_cancelled_and_continued_where_its_tenant_made
     let queued =
         |id: &str| wire::json(200, &format!(r#"{{"id":"{id}","object":"response","status":"queued"}}"#));
     let body = r#"{"model":"tiny","input":"hi","background":true}"#;
+    let mut homes = Vec::new();
     for id in ["resp_1", "resp_2"] {
-        [&one, &two].map(|replica| replica.always(queued(id)));
-        assert_eq!(call(&gateway, "POST", "/v1/responses", &KEYED, body.as_bytes()).await.status(), 200);
+        for replica in [&one, &two] {
+            replica.always(queued(id));
+        }
+        let made = call(&gateway, "POST", "/v1/responses", &KEYED, body.as_bytes()).await;
+        assert_eq!(made.status(), 200);
+        homes.push(made.head.header("x-tokenway-replica").unwrap().to_owned());
     }
-    let made = [one.count(), two.count()];
-    assert_eq!(made, [1, 1], "round robin");
-    [&one, &two].map(|replica| replica.always(wire::json(200, "{}")));
-    let first = if one.received()[0].text() == body { &one } else { &two };
-    let home = call(&gateway, "GET", "/v1/responses/resp_1", &KEYED, b"").await.head;
-    let home = home.header("x-tokenway-replica").map(str::to_owned);
-    for (method, path) in [
-        ("GET", "/v1/responses/resp_1?stream=true&starting_after=2"),
-        ("POST", "/v1/responses/resp_1/cancel"),
-        ("DELETE", "/v1/responses/resp_1"),
-        ("GET", "/v1/responses/resp_1"),
-    ] {
-        let reply = call(&gateway, method, path, &KEYED, b"").await;
-        assert_eq!(reply.status(), 200, "{method} {path}");
-        let there = [&one, &two].map(|r| r.received().iter().filter(|r| r.line().contains(path)).count());
-        assert_eq!(there.iter().filter(|count| **count > 0).count(), 1, "{method} {path}");
+    assert_ne!(homes[0], homes[1], "round robin");
+    for replica in [&one, &two] {
+        replica.always(wire::json(200, "{}"));
     }
-    assert!(home.is_none(), "route info is off where there are tenants, and {} answers", first.name());
+    for (id, home) in [("resp_1", &homes[0]), ("resp_2", &homes[1])] {
+        let path = format!("/v1/responses/{id}");
+        for (method, path) in [
+            ("GET", format!("{path}?stream=true&starting_after=2")),
+            ("POST", format!("{path}/cancel")),
+            ("DELETE", path.clone()),
+            ("GET", path),
+        ] {
+            let reply = call(&gateway, method, &path, &KEYED, b"").await;
+            assert_eq!(reply.status(), 200, "{method} {path}");
+            assert_eq!(reply.head.header("x-tokenway-replica"), Some(&**home), "{method} {path}");
+            let replica = if *home == one.name() { &one } else { &two };
+            assert_eq!(replica.received().last().unwrap().line(), format!("{method} {path} HTTP/1.1"));
+        }
+    }
     for (key, path) in [("Bearer kb", "/v1/responses/resp_1"), ("Bearer ka", "/v1/responses/resp_9")] {
         let reply = call(&gateway, "GET", path, &[("authorization", key)], b"").await;
         assert_eq!((reply.status(), &*reply.code()), (404, "response_not_found"), "{key} {path}");
@@ -511,4 +518,27 @@ async fn an_upgrade_is_refused_with_a_reason_where_there_is_none() {
     assert_eq!(replica.count(), 0);
     gateway.idle().await;
     until("no connection is left open", || gateway.inflight() == 0).await;
+}
+
+/// The page for people who come from a bare vLLM: its tables are what the code and these tests say.
+#[test]
+fn the_compatibility_page_lists_every_path_and_names_a_test_for_every_difference() {
+    let page = include_str!("../../docs/compatibility.md");
+    let first_cell = |line: &'static str| Some(line.strip_prefix("| `/")?.split('`').next()?);
+    let section = |title: &str| page.split(title).nth(1).unwrap().split("\n## ").next().unwrap();
+    let listed: Vec<String> =
+        section("## Paths\n").lines().filter_map(first_cell).map(|path| format!("/{path}")).collect();
+    let served = tokenway::request::dialect::SERVED.iter().map(|(pattern, _)| *pattern);
+    let mut expected: Vec<&str> =
+        served.chain(["/v1/models", "/v1/models/{id}", "/health", "/version"]).collect();
+    let mut listed: Vec<&str> = listed.iter().map(String::as_str).collect();
+    expected.sort_unstable();
+    listed.sort_unstable();
+    assert_eq!(listed, expected);
+    let tests = [include_str!("dropin.rs"), include_str!("../relay.rs")].concat();
+    let rows = section("## Where an answer differs\n").lines().filter(|line| line.starts_with("| ")).skip(1);
+    for row in rows {
+        let test = row.trim_end_matches(" |").rsplit("| `").next().unwrap().trim_end_matches('`');
+        assert!(tests.contains(&format!("fn {test}()")), "no test {test}: {row}");
+    }
 }

@@ -25,6 +25,7 @@ pub fn of(replicas: &[&Replica]) -> Config {
         pools: vec![pool("default", replicas)],
         routes: vec![route("*", &[0])],
         tenants: Vec::new(),
+        jwt: None,
         drift: Default::default(),
         telemetry: quiet::telemetry(),
     }
@@ -38,6 +39,7 @@ pub fn pool(name: &str, replicas: &[&Replica]) -> Pool {
         revision_info: BTreeMap::new(),
         engine: "vllm".into(),
         replicas: replicas.iter().map(spec).collect(),
+        tls: None,
         engine_api_key: None,
         // Own requests come out of turn when there is a reason; their routine is not what is tested here.
         scrape_interval: Duration::from_secs(60),

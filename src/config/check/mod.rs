@@ -5,6 +5,7 @@
 //! where the configuration names them (TLS, secrets), relative to the configuration file's directory.
 
 mod admission;
+mod auth;
 mod bounds;
 mod drift;
 mod pool;
@@ -109,6 +110,7 @@ fn read(root: &Section<'_>) -> Config {
         pools,
         routes,
         tenants,
+        jwt: auth::jwt(root),
         telemetry,
         drift: drift::drift(root),
     }
@@ -135,7 +137,9 @@ mod tests {
         let reference = include_str!("../../../config/reference.toml");
         // The fixture is accepted as a file, and so has no certificates.
         let tls = "[server]\ntls = { cert = \"c\", key = \"k\", client_ca = \"a\" }\n";
-        let fixture = &include_str!("../../../tests/fixtures/every-key.toml").replace("[server]\n", tls);
+        let pool_tls = "[[pool]]\ntls = { ca = \"a\", cert = \"c\", key = \"k\", server_name = \"n\" }\n";
+        let fixture = include_str!("../../../tests/fixtures/every-key.toml").replace("[server]\n", tls);
+        let fixture = &fixture.replace("[[pool]]\n", pool_tls);
         let tree = DeTable::parse(fixture).unwrap();
         let checking = Checking {
             directory: Path::new(""),

@@ -5,12 +5,13 @@ use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustls::pki_types::ServerName;
 use toml::de::DeValue;
 
-use crate::config::{Endpoint, MAX_REPLICAS, Pool, Probe, ProbeKind, ReplicaSpec};
+use crate::config::{Endpoint, MAX_REPLICAS, Pool, PoolIdentity, PoolTls, Probe, ProbeKind, ReplicaSpec};
 
 use super::section::{Item, Section};
-use super::server::max_connections;
+use super::server::{holds_certificate, holds_key, max_connections, pem_file};
 use super::values::{ENDPOINT, NAME, POSITIVE_DURATION};
 use super::{secret, unbuilt};
 
@@ -44,6 +45,7 @@ fn pool(section: &Section<'_>) -> Pool {
         revision_info: revision_info(section),
         engine: section.parse("engine", &NAME).unwrap_or_else(|| "vllm".into()),
         replicas: replicas(section, &name),
+        tls: section.get("tls").and_then(|item| tls(&item)),
         engine_api_key: section.get("engine_api_key").and_then(|item| secret::read(&item)),
         scrape_interval: section
             .parse("scrape_interval", &POSITIVE_DURATION)
@@ -115,6 +117,29 @@ fn default_name(endpoint: &Endpoint) -> Arc<str> {
     format!("{}{}", endpoint.authority(), endpoint.base_path).into()
 }
 
+fn tls(item: &Item<'_>) -> Option<PoolTls> {
+    let section = item.section("pool.tls")?;
+    let cert = pem_file(&section, "cert", holds_certificate);
+    let key = pem_file(&section, "key", holds_key);
+    for (present, missing) in [(&cert, "key"), (&key, "cert")] {
+        if present.is_some() && section.get(missing).is_none() {
+            section.fault(format!("pool.tls has no \"{missing}\""), POOL_TLS_HINT);
+        }
+    }
+    let server_name = section.get("server_name").and_then(|item| {
+        let name = item.text()?;
+        if ServerName::try_from(name).is_err() {
+            item.fault(format!("{name:?} is no DNS name or address"), POOL_TLS_HINT);
+        }
+        Some(name.into())
+    });
+    Some(PoolTls {
+        ca: pem_file(&section, "ca", holds_certificate),
+        identity: cert.zip(key).map(|(cert, key)| PoolIdentity { cert, key }),
+        server_name,
+    })
+}
+
 fn probe(pool: &Section<'_>) -> Probe {
     let section = pool.section("probe", "[pool.probe]");
     let positive = |key, default| section.parse(key, &POSITIVE_DURATION).unwrap_or(default);
@@ -129,6 +154,8 @@ fn probe(pool: &Section<'_>) -> Probe {
     }
 }
 
+const POOL_TLS_HINT: &str = "all are optional, cert and key go together: \
+    tls = { ca = \"engines.pem\", cert = \"gateway.pem\", key = \"gateway.key\", server_name = \"vllm.internal\" }";
 const ENDPOINT_HINT: &str = "list the replicas: replicas = [\"http://127.0.0.1:8000\"]";
 const PROBE_KINDS: &[(&str, ProbeKind)] = &[
     ("auto", ProbeKind::Auto),

@@ -81,21 +81,23 @@ pub(super) fn max_connections(section: &Section<'_>, default: usize) -> NonZeroU
 
 fn tls(item: &Item<'_>) -> Option<Tls> {
     let section = item.section("server.tls")?;
-    let cert = file(&section, "cert", |pem| first::<CertificateDer<'_>>(pem, "certificate"));
-    let key = file(&section, "key", |pem| match PrivateKeyDer::from_pem_slice(pem) {
-        Ok(_) => Ok(()),
-        Err(_) => Err("holds no private key in PEM form".to_owned()),
-    });
+    let cert = pem_file(&section, "cert", holds_certificate);
+    let key = pem_file(&section, "key", holds_key);
     for required in ["cert", "key"] {
         if section.get(required).is_none() {
             section.fault(format!("server.tls has no \"{required}\""), TLS_HINT);
         }
     }
-    let client_ca = file(&section, "client_ca", |pem| first::<CertificateDer<'_>>(pem, "certificate"));
+    let client_ca = pem_file(&section, "client_ca", holds_certificate);
     Some(Tls { cert: cert?, key: key?, client_ca })
 }
 
-fn file(section: &Section<'_>, key: &'static str, holds: fn(&[u8]) -> Result<(), String>) -> Option<PathBuf> {
+/// The path of a PEM file, relative to the configuration; its content is looked at.
+pub(super) fn pem_file(
+    section: &Section<'_>,
+    key: &'static str,
+    holds: fn(&[u8]) -> Result<(), String>,
+) -> Option<PathBuf> {
     let item = section.get(key)?;
     let path = section.checking.directory.join(item.text()?);
     let fault = match std::fs::read(&path) {
@@ -108,10 +110,19 @@ fn file(section: &Section<'_>, key: &'static str, holds: fn(&[u8]) -> Result<(),
     Some(path)
 }
 
-fn first<T: PemObject>(pem: &[u8], what: &str) -> Result<(), String> {
-    match T::pem_slice_iter(pem).next() {
+/// Whether a PEM file holds a certificate.
+pub(super) fn holds_certificate(pem: &[u8]) -> Result<(), String> {
+    match CertificateDer::pem_slice_iter(pem).next() {
         Some(Ok(_)) => Ok(()),
-        _ => Err(format!("holds no {what} in PEM form")),
+        _ => Err("holds no certificate in PEM form".to_owned()),
+    }
+}
+
+/// Whether a PEM file holds a private key.
+pub(super) fn holds_key(pem: &[u8]) -> Result<(), String> {
+    match PrivateKeyDer::from_pem_slice(pem) {
+        Ok(_) => Ok(()),
+        Err(_) => Err("holds no private key in PEM form".to_owned()),
     }
 }
 

@@ -1,4 +1,4 @@
-//! `[[tenant]]`: clients by the SHA-256 digests of their keys.
+//! `[[tenant]]`: clients by the SHA-256 digests of their keys, by names in their certificates, by claims of their tokens.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -11,22 +11,35 @@ use super::{admission, unbuilt};
 
 /// Reads every `[[tenant]]`.
 pub(super) fn tenants(root: &Section<'_>, routes: &[Route]) -> Vec<Tenant> {
-    let (mut names, mut digests) = (HashSet::new(), HashSet::new());
+    let (mut names, mut digests, mut client_names) = (HashSet::new(), HashSet::new(), HashSet::new());
+    let has_tokens = root.get("auth").is_some();
     let mut tenants = Vec::new();
     for section in root.sections("tenant", "[[tenant]]") {
-        let tenant = tenant(&section, routes, &mut digests);
+        let tenant = tenant(&section, routes, &mut digests, &mut client_names);
+        let is_reachable =
+            has_tokens || section.get("key_sha256").is_some() || !tenant.client_names.is_empty();
+        if !is_reachable {
+            section.fault("[[tenant]] has no \"key_sha256\"", DIGEST.hint);
+        }
         section.expect_unique("tenant", &tenant.name, &mut names);
         tenants.push(tenant);
     }
     tenants
 }
 
-fn tenant(section: &Section<'_>, routes: &[Route], seen: &mut HashSet<[u8; 32]>) -> Tenant {
+fn tenant(
+    section: &Section<'_>,
+    routes: &[Route],
+    seen: &mut HashSet<[u8; 32]>,
+    seen_names: &mut HashSet<Arc<str>>,
+) -> Tenant {
     unbuilt::refuse(section, unbuilt::TENANT);
     let name = section.require("name", &NAME).unwrap_or_else(|| format!("#{}", section.span.start).into());
+    let client_names = client_names(section, seen_names);
     Tenant {
         name,
         key_digests: key_digests(section, seen),
+        client_names,
         routes: section
             .get("routes")
             .map(|list| list.list().iter().filter_map(|item| allowed_route(item, routes)).collect()),
@@ -35,9 +48,6 @@ fn tenant(section: &Section<'_>, routes: &[Route], seen: &mut HashSet<[u8; 32]>)
 
 fn key_digests(section: &Section<'_>, seen: &mut HashSet<[u8; 32]>) -> Vec<[u8; 32]> {
     let items = section.list("key_sha256");
-    if section.get("key_sha256").is_none() {
-        section.fault("[[tenant]] has no \"key_sha256\"", DIGEST.hint);
-    }
     let mut digests = Vec::new();
     for item in &items {
         let Some(digest) = item.parse(&DIGEST) else { continue };
@@ -49,7 +59,26 @@ fn key_digests(section: &Section<'_>, seen: &mut HashSet<[u8; 32]>) -> Vec<[u8; 
     digests
 }
 
+fn client_names(section: &Section<'_>, seen: &mut HashSet<Arc<str>>) -> Vec<Arc<str>> {
+    let mut names = Vec::new();
+    for item in section.list("client_names") {
+        let Some(name) = item.text().map(Arc::<str>::from) else { continue };
+        if name.is_empty() {
+            item.fault("a client name is empty", CLIENT_NAME_HINT);
+        } else if !seen.insert(Arc::clone(&name)) {
+            item.fault(
+                format!("\"{name}\" is listed already"),
+                "a client's certificate belongs to one tenant",
+            );
+        }
+        names.push(name);
+    }
+    names
+}
+
 fn allowed_route(item: &Item<'_>, routes: &[Route]) -> Option<Arc<str>> {
     let found = admission::route_named(item, item.text()?, routes)?;
     routes.get(found).map(|route| Arc::clone(&route.name))
 }
+
+const CLIENT_NAME_HINT: &str = "write a DNS name, a URI or the common name of its client certificate: client_names = [\"team-a.internal\"]";

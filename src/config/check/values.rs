@@ -217,7 +217,7 @@ fn root_path(text: &str) -> Result<String, String> {
             && root
                 .chars()
                 .all(|c| c.is_ascii_graphic() && !matches!(c, '?' | '#' | '%' | '\\' | '{' | '}' | '*'))
-            && !root.contains("//")
+            && !text.contains("//")
             && !root.split('/').any(|part| part == "." || part == "..");
     if is_prefix { Ok(root.to_owned()) } else { Err(format!("{text:?} is not a path prefix")) }
 }
