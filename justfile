@@ -46,6 +46,17 @@ routing-matrix *args:
     cargo build --release --locked
     python3 benches/routing/matrix.py target/release/tokenway {{args}}
 
+# A million mutants of the corpus for each parser, on stable, some ten minutes; `just fuzz 5000` less. With coverage guidance:
+# cargo +nightly fuzz run sse (needs cargo-fuzz).
+fuzz cases="1000000":
+    FUZZ_CASES={{cases}} cargo test --locked --test fuzz
+
+# Soak with random faults, 10,000 slow readers, slow-loris, HTTP/2 floods; 40 minutes, `--minutes 10`, `--only soak` less.
+# `just endure --write docs/reliability.md` also puts the results there.
+endure *args:
+    cargo build --release --locked
+    python3 tests/endure/endure.py target/release/tokenway {{args}}
+
 # The checks against real vLLM replicas that you have running.
 real-fleet +urls:
     tests/real_fleet/run.sh {{urls}}

@@ -58,11 +58,12 @@ impl Fleet {
             model.refresh(slot, load, NOW.after(Duration::from_secs(1)));
         }
         let page = EnginePage {
-            running: STREAMS as f64,
-            waiting: WAITING as f64,
-            kv_cache_usage: 0.5,
+            running: Some(STREAMS as f64),
+            waiting: Some(WAITING as f64),
+            kv_cache_usage: Some(0.5),
             block_tokens: Some(16),
             total_blocks: Some(50_000),
+            batch_limit: None,
         };
         targets.iter().for_each(|target| target.scraped(page, NOW));
         Self { dispatcher, targets, _busy: busy }

@@ -21,7 +21,7 @@ use serde_json::value::RawValue;
 use sha2::{Digest, Sha256};
 use smallvec::SmallVec;
 use tokenway::config::check::check_str;
-use tokenway::config::{Jwks, Jwt};
+use tokenway::config::{EngineKind, Figure, Jwks, Jwt};
 use tokenway::fleet::metrics_text;
 use tokenway::gateway::request_id;
 use tokenway::listener::framing::RequestFraming;
@@ -188,8 +188,14 @@ pub fn splice(data: &[u8]) {
 
 /// An engine's metrics page.
 pub fn metrics(data: &[u8]) {
-    let figures = metrics_text::parse(&String::from_utf8_lossy(data));
-    assert!(figures.kv_cache_usage.is_none_or(|usage| (0.0..=1.0).contains(&usage)), "{figures:?}");
+    let page = String::from_utf8_lossy(data);
+    for (_, kind) in EngineKind::ALL {
+        let figures = metrics_text::parse(&page, &kind.profile());
+        assert!(figures.kv_cache_usage().is_none_or(|usage| (0.0..=1.0).contains(&usage)), "{figures:?}");
+        for (figure, _) in Figure::ALL {
+            assert!(figures.get(figure).is_none_or(|value| value.is_finite() && value >= 0.0), "{figures:?}");
+        }
+    }
 }
 
 /// A configuration file: checked, or refused with places that exist in it.

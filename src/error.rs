@@ -64,9 +64,6 @@ pub enum ReplicaFailure {
     /// Connecting failed otherwise: nothing was sent.
     #[error("no connection to replica {replica}: {kind}")]
     Unreachable { replica: Arc<str>, kind: std::io::ErrorKind },
-    /// The replica switched protocols, which nobody had asked for.
-    #[error("replica {replica} answered 101 to a request without an upgrade")]
-    UnaskedUpgrade { replica: Arc<str> },
     /// The connection closed before the response head; the engine may have started on the request.
     #[error("replica {replica} closed the connection before the response head")]
     ClosedBeforeHead {
@@ -146,7 +143,6 @@ impl ReplicaFailure {
             Self::ConnectTimeout { .. } => "timeout_connect",
             Self::Unreachable { .. } => "connect_failed",
             Self::ClosedBeforeHead { .. } => "closed_before_head",
-            Self::UnaskedUpgrade { .. } => "unasked_upgrade",
             Self::Truncated { .. } => "truncated",
             Self::EngineDown { .. } => "engine_down",
             Self::ErrorEvent { .. } => "error_event",
@@ -250,14 +246,14 @@ pub enum Failure {
         /// Until the next probe.
         retry_after: Duration,
     },
-    /// No replica can answer in time, and a limit of the route's queue forbids waiting.
+    /// A limit of the tenant or of the route's queue is reached.
     #[error("{message}")]
     NotAdmitted {
-        /// Key in `[route.queue]`, which is the error code.
+        /// Key of the limit, which is the error code.
         limit: &'static str,
         message: String,
-        /// Predicted time until the queue has room.
-        retry_after: Duration,
+        /// When it is worth a try; `None` where waiting does not help.
+        retry_after: Option<Duration>,
     },
     /// The gateway is shutting down.
     #[error("the gateway is shutting down; send the request to another one")]
@@ -386,8 +382,8 @@ impl Failure {
     /// `retry-after`, where waiting helps.
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
+            Self::NotAdmitted { retry_after, .. } => *retry_after,
             Self::NoReadyReplica { retry_after, .. }
-            | Self::NotAdmitted { retry_after, .. }
             | Self::NoTokenKeys { retry_after }
             | Self::SuspectedPoison { retry_after } => Some(*retry_after),
             Self::BodyMemory | Self::Draining | Self::LocalResources => Some(Duration::from_secs(1)),

@@ -5,12 +5,13 @@
 mod support;
 
 use std::num::NonZeroU64;
+use std::sync::Arc;
 use std::time::Duration;
 
 use support::client::{Client, Reply};
 use support::replica::{Gate, Replica, Step};
 use support::{Gateway, config, soon, until, wire};
-use tokenway::config::{Config, Degrade, PolicyName, QueueLimits, Slo, Tenant, TtftBound};
+use tokenway::config::{Config, Degrade, PolicyName, QueueLimits, Slo, Tenant, TenantLimits, TtftBound};
 use tokenway::fleet::status::ReplicaState;
 use tokenway::units::Tokens;
 
@@ -317,6 +318,7 @@ async fn a_tenant_is_not_degraded_to_a_route_that_it_may_not_use() {
         key_digests: vec![sha2::Sha256::digest(name.as_bytes()).into()],
         client_names: Vec::new(),
         routes: Some(routes.iter().map(|route| (*route).into()).collect()),
+        ..Tenant::default()
     };
     let tenants = vec![tenant("all", &["tiny", "small"]), tenant("one", &["tiny"])];
     let (gateway, large, small) = degrading(None, tenants).await;
@@ -336,4 +338,178 @@ async fn a_tenant_is_not_degraded_to_a_route_that_it_may_not_use() {
             small.count()
         );
     }
+}
+
+/// Two tenants, `a` and `b`, by keys of the same names.
+fn two_tenants(limits: TenantLimits) -> Vec<Tenant> {
+    use sha2::Digest;
+    let tenant = |name: &str, limits| Tenant {
+        name: name.into(),
+        key_digests: vec![sha2::Sha256::digest(name.as_bytes()).into()],
+        limits,
+        ..Tenant::default()
+    };
+    vec![tenant("a", limits), tenant("b", TenantLimits::default())]
+}
+
+async fn sent_by(gateway: &Gateway, key: &str, path: &str, body: &str) -> Client {
+    let mut client = gateway.client().await;
+    client.post(path, &[("authorization", &*format!("Bearer {key}"))], body.as_bytes()).await;
+    client
+}
+
+async fn post_by(gateway: &Gateway, key: &str, path: &str, body: &str) -> Reply {
+    sent_by(gateway, key, path, body).await.reply().await
+}
+
+#[tokio::test]
+async fn a_tenants_rates_hold_on_every_path_over_a_reload_and_for_nobody_else() {
+    let replica = Replica::start().await;
+    let mut config = config::of(&[&replica]);
+    config.tenants = two_tenants(TenantLimits { requests_per_minute: Some(3), ..TenantLimits::default() });
+    let gateway = Gateway::start(config.clone()).await;
+    for n in 0..2 {
+        assert_eq!(post_by(&gateway, "a", PATH, &chat("tiny", &format!("{n}"))).await.status(), 200);
+    }
+    gateway.app.reload(Arc::new(config.clone())).unwrap();
+    assert_eq!(post_by(&gateway, "a", PATH, &chat("tiny", "third")).await.status(), 200);
+    let answered = replica.count();
+    let messages = r#"{"model":"tiny","max_tokens":5,"messages":[{"role":"user","content":"x"}]}"#;
+    let embeddings = r#"{"model":"tiny","input":"x"}"#;
+    for (path, body) in
+        [(PATH, &*chat("tiny", "x")), ("/v1/messages", messages), ("/v1/embeddings", embeddings)]
+    {
+        let reply = post_by(&gateway, "a", path, body).await;
+        assert_eq!(reply.status(), 429, "{path}: {}", reply.text());
+        let message = reply.json()["error"]["message"].as_str().unwrap().to_owned();
+        assert!(message.contains("tenant.limits.requests_per_minute = 3"), "{message}");
+        let seconds: u64 = reply.head.header("retry-after").unwrap().parse().unwrap();
+        assert!((10..=20).contains(&seconds), "{seconds}");
+    }
+    assert_eq!(replica.count(), answered, "no replica saw them");
+    assert_eq!(post_by(&gateway, "b", PATH, &chat("tiny", "x")).await.status(), 200);
+    config.tenants[0].limits.requests_per_minute = Some(600);
+    gateway.app.reload(Arc::new(config)).unwrap();
+    assert_eq!(post_by(&gateway, "a", PATH, &chat("tiny", "x")).await.status(), 200, "the new limit counts");
+    gateway.idle().await;
+    assert_eq!(admissions(&gateway, "refuse", "requests_per_minute"), 3.0);
+    assert_eq!(admissions(&gateway, "admit", "ready"), 5.0);
+}
+
+#[tokio::test]
+async fn a_tenants_tokens_are_charged_by_estimate_and_a_prompt_beyond_a_minutes_never_passes() {
+    let replica = Replica::start().await;
+    let mut config = config::of(&[&replica]);
+    config.tenants = two_tenants(TenantLimits { tokens_per_minute: Some(400), ..TenantLimits::default() });
+    let gateway = Gateway::start(config).await;
+    let long = chat("tiny", &"many words ".repeat(400));
+    let reply = post_by(&gateway, "a", PATH, &long).await;
+    assert_eq!((reply.status(), &*reply.code()), (429, "tokens_per_minute"), "{}", reply.text());
+    assert_eq!(reply.head.header("retry-after"), None, "waiting does not help");
+    let gate = Gate::new();
+    let mut statuses = Vec::new();
+    let mut open = Vec::new();
+    // All at once, before any usage is known.
+    for n in 0..6 {
+        replica.next([vec![Step::Wait(gate.clone())], wire::chat_stream(&["x"])].concat());
+        open.push(sent_by(&gateway, "a", PATH, &chat("tiny", &format!("{n} {}", "words ".repeat(60)))).await);
+    }
+    until("some are refused, the others wait", || {
+        admissions(&gateway, "refuse", "tokens_per_minute") + replica.count() as f64 >= 7.0
+    })
+    .await;
+    gate.cancel();
+    for mut client in open {
+        statuses.push(client.reply().await.status());
+    }
+    let admitted = statuses.iter().filter(|status| **status == 200).count();
+    assert!((2..=5).contains(&admitted), "{statuses:?}");
+    assert!(statuses.iter().all(|status| matches!(status, 200 | 429)), "{statuses:?}");
+}
+
+#[tokio::test]
+async fn requests_at_once_are_counted_and_given_back_when_clients_leave() {
+    let replica = Replica::start().await;
+    let mut config = config::of(&[&replica]);
+    config.tenants = two_tenants(TenantLimits { concurrency: Some(2), ..TenantLimits::default() });
+    let gateway = Gateway::start(config).await;
+    let gate = Gate::new();
+    for _ in 0..2 {
+        replica.next([vec![Step::Wait(gate.clone())], wire::chat_stream(&["x"])].concat());
+    }
+    let (first, mut second) = (
+        sent_by(&gateway, "a", PATH, &chat("tiny", "first")).await,
+        sent_by(&gateway, "a", PATH, &chat("tiny", "second")).await,
+    );
+    replica.got(2).await;
+    let reply = post_by(&gateway, "a", PATH, &chat("tiny", "third")).await;
+    assert_eq!((reply.status(), &*reply.code()), (429, "concurrency"), "{}", reply.text());
+    assert!(reply.head.header("retry-after").is_some());
+    drop(first);
+    until("the client's end is noticed", || gateway.app.gateway.tenants.inflight("a") == 1).await;
+    assert_eq!(post_by(&gateway, "a", PATH, &chat("tiny", "fourth")).await.status(), 200);
+    gate.cancel();
+    assert_eq!(second.reply().await.status(), 200);
+    gateway.idle().await;
+    assert_eq!(gateway.app.gateway.tenants.inflight("a"), 0);
+}
+
+/// The texts of requests in the order in which they reached the replica, from the `from`-th on.
+fn order(replica: &Replica, from: usize) -> Vec<String> {
+    let text =
+        |body: &str| body.split("\"content\":\"").nth(1).unwrap().split('"').next().unwrap().to_owned();
+    replica.received()[from..].iter().map(|received| text(received.text())).collect()
+}
+
+#[tokio::test]
+async fn all_routes_of_a_pool_wait_in_one_queue_batch_last_and_priorities_first() {
+    let replica = Replica::start().await;
+    let mut config = config::of(&[&replica]);
+    config.pools[0].max_num_seqs = NonZeroU64::new(1);
+    // Easily met, and nothing is sent ahead of its turn.
+    let (base, per_prompt_token) = (Duration::from_millis(10), Duration::from_secs(10));
+    let ttft = Some(TtftBound { base, per_prompt_token });
+    config.slo.insert("patient".into(), Slo { ttft, ..Slo::default() });
+    let mut batch = config::route("batch", &[0]);
+    (batch.policy, batch.slo) = (PolicyName::Latency, "batch".into());
+    batch.upstream_model = Some("tiny".into());
+    config.routes.push(batch);
+    let route = &mut config.routes[0];
+    (route.policy, route.slo, route.queue) = (PolicyName::Latency, "patient".into(), Some(QUEUE));
+    route.client_may.priority = true;
+    let gateway = Gateway::start(config.clone()).await;
+    taught(&gateway, &replica).await;
+    let gate = Gate::new();
+    replica.next([vec![Step::Wait(gate.clone())], wire::chat_stream(&["first"])].concat());
+    let before = replica.count();
+    let mut open = vec![sent(&gateway, &chat("tiny", "first")).await];
+    replica.got(before + 1).await;
+    let priority = |value: &'static str| ("x-priority", value);
+    for (n, (model, text, headers)) in [
+        ("batch", "batch", vec![]),
+        ("tiny", "ordinary", vec![]),
+        ("tiny", "low", vec![priority("-1")]),
+        ("tiny", "high", vec![priority("5")]),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let mut client = gateway.client().await;
+        client.post(PATH, &headers, chat(model, text).as_bytes()).await;
+        open.push(client);
+        waiting(&gateway, n + 1).await;
+    }
+    // Those that wait are not lost to a reload.
+    gateway.app.reload(Arc::new(config)).unwrap();
+    let mut bad = gateway.client().await;
+    bad.post(PATH, &[priority("high")], chat("tiny", "bad").as_bytes()).await;
+    assert_eq!(bad.reply().await.status(), 400);
+    gate.cancel();
+    for mut client in open {
+        assert_eq!(client.reply().await.status(), 200);
+    }
+    assert_eq!(order(&replica, before), ["first", "high", "ordinary", "low", "batch"]);
+    gateway.idle().await;
+    assert_eq!(sum(&gateway, "tokenway_queue_requests", &[]), 0.0);
+    assert_eq!(sum(&gateway, "tokenway_queue_bytes", &[]), 0.0);
 }

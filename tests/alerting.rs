@@ -49,7 +49,7 @@ fn page() -> String {
     failed.error = Some("timeout_inter_token");
     observer.record(&Arc::new(failed));
     let metrics = observer.metrics();
-    metrics.admission("admit", "room");
+    metrics.admission("admit", "ready");
     metrics.http_rejected("header_timeout");
     metrics.drift_webhook(DeliveryResult::Failed);
     let finding = Finding {

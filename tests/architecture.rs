@@ -47,7 +47,9 @@ const CONFIG_READERS: &[&str] = &["config/schema", "config/check", "config/reloa
 const PURE: &[&str] = &[
     "routing",
     "admission/refusal",
+    "admission/pace",
     "admission/queue",
+    "admission/usage",
     "admission/ruling",
     "relay/sse",
     "relay/classify",
@@ -113,6 +115,29 @@ fn files_of_a_module_do_not_import_each_other_in_a_cycle() {
     }
     let cycles: BTreeSet<String> = cycles(&graph).iter().map(|files| files.join(" -> ")).collect();
     assert_none(&cycles);
+}
+
+#[test]
+fn the_reliability_page_names_tests_that_exist() {
+    let page = fs::read_to_string(root().join("docs/reliability.md")).unwrap();
+    let quoted: Vec<_> = page
+        .split('`')
+        .skip(1)
+        .step_by(2)
+        .filter_map(|text| text.split_once("::"))
+        .filter(|(file, _)| *file != "file")
+        .collect();
+    assert!(quoted.len() > 60, "{}", quoted.len());
+    for (file, test) in quoted {
+        let is_there = [format!("tests/{file}.rs"), format!("tests/{file}/dropin.rs")].iter().any(|path| {
+            fs::read_to_string(root().join(path)).is_ok_and(|source| source.contains(&format!("fn {test}(")))
+        });
+        assert!(is_there, "docs/reliability.md names {file}::{test}, which is not there");
+    }
+    // Each of the 37 goals has its row.
+    for goal in 1..=37 {
+        assert!(page.contains(&format!("\n| {goal} | ")), "goal {goal}");
+    }
 }
 
 #[test]

@@ -13,7 +13,8 @@ use tokenway::config::check::check_str;
 use tokenway::config::load::{Source, load};
 use tokenway::config::reload::{reload, watch_file};
 use tokenway::config::{
-    AccessLog, Config, MAX_REPLICAS, ModelMatch, OtlpProtocol, Overrides, PolicyName, ProbeKind, paths,
+    AccessLog, Config, Figure, FigureSource, MAX_REPLICAS, ModelMatch, OtlpProtocol, Overrides, PolicyName,
+    ProbeKind, paths,
 };
 use tokenway::request::dialect::Dialect;
 
@@ -60,7 +61,10 @@ fn a_file_with_one_pool_has_all_defaults() {
     assert_eq!(config.seed.reveal(), "tokenway");
     assert_eq!((config.classes.short.0, config.classes.medium.0), (1024, 8192));
     let pool = &config.pools[0];
-    assert_eq!((&*pool.revision, &*pool.engine, &*pool.replicas[0].name), ("p", "vllm", "127.0.0.1:1"));
+    assert_eq!(
+        (&*pool.revision, pool.engine.as_str(), &*pool.replicas[0].name),
+        ("p", "vllm", "127.0.0.1:1")
+    );
     assert_eq!((pool.probe.kind, pool.max_ejected_share), (ProbeKind::Auto, 0.5));
     let route = &config.routes[0];
     assert_eq!((&*route.name, &route.model, route.policy), ("*", &ModelMatch::Any, PolicyName::Latency));
@@ -113,6 +117,32 @@ fn every_key_parses_and_what_is_not_built_is_refused_at_its_line() {
     assert_eq!(empty.routes[0].queue, as_written, "an empty section means the defaults");
     assert!(as_written.is_some_and(|queue| queue.max_requests == 1000 && queue.isolate_long));
     assert_eq!(config.tenants[0].routes.as_deref(), Some(&["chat".into()][..]));
+}
+
+#[test]
+fn an_engines_figures_are_data_and_what_is_none_is_told() {
+    let pool = |lines: &str| format!("[[pool]]\nname = \"p\"\nreplicas = [\"http://127.0.0.1:1\"]\n{lines}");
+    let config = checked(&pool(
+        "engine = \"sglang\"\n[pool.engine_profile]\nrunning = \"renamed:running\"\nwaiting = []\n",
+    ));
+    let profile = &config.pools[0].engine_profile;
+    let sources = |figure| profile.sources.iter().find(|(known, _)| *known == figure).map(|(_, s)| s.clone());
+    assert_eq!(sources(Figure::Running), Some(vec![FigureSource::parse("renamed:running").unwrap()]));
+    assert_eq!(sources(Figure::Waiting), None, "the engine does not tell it");
+    assert_eq!(sources(Figure::KvCacheUsage), Some(vec![FigureSource::parse("sglang:token_usage").unwrap()]));
+    assert_told(
+        &pool(
+            "engine = \"vlm\"\n[pool.engine_profile]\nruning = 1\nrunning = \"two words\"\nmetrics_path = \"metrics\"\nmetrics_port = 0\nwaiting = -1\n",
+        ),
+        &[
+            "f.toml:4:10: unknown engine \"vlm\"; did you mean \"vllm\"?",
+            "f.toml:6:1: unknown key \"runing\" in [pool.engine_profile]; did you mean \"running\"?",
+            "f.toml:7:11: \"two words\" is not a metric",
+            "f.toml:8:16: \"metrics\" is not a path",
+            "f.toml:9:16: metrics_port is out of range",
+            "f.toml:10:11: waiting must be zero or more",
+        ],
+    );
 }
 
 #[test]
@@ -378,8 +408,8 @@ fn faults_of_routes_and_tenants() {
         ),
         ("[[route]]\nmodel = \"m\"\nmigrate = true\n", "f.toml:6:1: migrate is not supported yet"),
         (
-            "[[route]]\nmodel = \"m\"\nclient_may = [\"timeout\", \"priority\"]\n",
-            "f.toml:6:26: client_may = [\"priority\"] is not supported yet",
+            "[[route]]\nmodel = \"m\"\nclient_may = [\"timeout\", \"priorty\"]\n",
+            "f.toml:6:26: unknown permission \"priorty\"; did you mean \"priority\"?",
         ),
         (
             "[[route]]\nmodel = \"m\"\n[route.canary]\npool = \"q\"\n",
@@ -394,16 +424,13 @@ fn faults_of_routes_and_tenants() {
             "f.toml:7:11: unknown route \"chat\"",
         ),
         (
-            "[[tenant]]\nname = \"t\"\nkey_sha256 = []\nlimits = { concurrency = 1 }\n",
-            "f.toml:7:1: limits is not supported yet",
+            "[[tenant]]\nname = \"t\"\nkey_sha256 = []\nlimits = { concurrency = 0 }\n",
+            "f.toml:7:26: concurrency is out of range",
         ),
+        ("[[tenant]]\nname = \"t\"\nkey_sha256 = []\nweight = 0\n", "f.toml:7:10: weight is out of range"),
         (
-            "[[tenant]]\nname = \"t\"\nkey_sha256 = []\nweight = 4\n",
-            "f.toml:7:1: weight is not supported yet",
-        ),
-        (
-            "[[tenant]]\nname = \"t\"\nkey_sha256 = []\npriority = -1\n",
-            "f.toml:7:1: priority is not supported yet",
+            "[[tenant]]\nname = \"t\"\nkey_sha256 = []\npriority = 101\n",
+            "f.toml:7:12: priority is out of range",
         ),
     ] {
         assert_told(&with_pool(rest), &[expected]);

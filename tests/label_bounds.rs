@@ -25,8 +25,7 @@ async fn ten_thousand_random_models_tenants_and_paths_add_no_series() {
     named.model = ModelMatch::Named("tiny".into());
     config.routes.push(named);
     let gateway = Gateway::start(config).await;
-    let known =
-        Tenant { name: "acme".into(), key_digests: vec![[0; 32]], client_names: Vec::new(), routes: None };
+    let known = Tenant { name: "acme".into(), key_digests: vec![[0; 32]], ..Tenant::default() };
     let mut with_tenants = config::of(&[&replica]);
     with_tenants.tenants.push(known);
     let asks_for_keys = Gateway::start(with_tenants).await;

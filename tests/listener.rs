@@ -266,8 +266,11 @@ async fn other_methods_are_405_on_listed_paths_and_404_elsewhere() {
 #[tokio::test]
 async fn an_upgrade_is_not_offered_to_the_replica() {
     let gateway = Gateway::start().await;
-    let fields = "connection: upgrade, x-secret\r\nupgrade: websocket\r\nx-secret: 1\r\nx-kept: 1\r\n";
-    let reply = raw::exchange(gateway.addr(), post(CHAT_PATH, fields, CHAT)).await;
+    let fields =
+        |to: &str| format!("connection: upgrade, x-secret\r\nupgrade: {to}\r\nx-secret: 1\r\nx-kept: 1\r\n");
+    let reply = raw::exchange(gateway.addr(), post(CHAT_PATH, &fields("websocket"), CHAT)).await;
+    assert_eq!((reply.status, reply.code().as_str()), (400, "upgrade_not_supported"));
+    let reply = raw::exchange(gateway.addr(), post(CHAT_PATH, &fields("h2c"), CHAT)).await;
     assert_eq!(reply.status, 200, "{reply:?}");
     let seen = gateway.replica.seen().remove(0);
     assert_eq!(
@@ -462,7 +465,6 @@ const CONTROL_PATHS: &[&str] = &[
     "/metrics",
     "/docs",
     "/openapi.json",
-    "/tokenizer_info",
     "/start_profile",
     "/stop_profile",
     "/scale_elastic_ep",
@@ -471,7 +473,6 @@ const CONTROL_PATHS: &[&str] = &[
     "/init_weight_transfer_engine",
     "/update_weights",
     "/get_world_size",
-    "/v1/audio/transcriptions",
     "/generate",
     "/abort_requests",
     "/",

@@ -95,7 +95,7 @@ const CONTRACT: &[(&str, &str, f64)] = &[
     ("tokenway_prefix_tokens_total", r#"{kind="predicted"}"#, 64.0),
     ("tokenway_prefix_tokens_total", r#"{kind="reported"}"#, 64.0),
     ("tokenway_decisions_total", r#"{policy="latency",reason="prefix"}"#, 1.0),
-    ("tokenway_admissions_total", r#"{decision="admit",reason="room"}"#, 1.0),
+    ("tokenway_admissions_total", r#"{decision="admit",reason="ready"}"#, 1.0),
     ("tokenway_http_rejected_total", r#"{reason="header_timeout"}"#, 1.0),
     ("tokenway_retries_total", r#"{reason="connect_refused"}"#, 1.0),
     ("tokenway_spans_dropped_total", r#"{reason="queue_full"}"#, 0.0),
@@ -120,7 +120,7 @@ fn one_request(observer: &Observer) {
 async fn a_scrape_shows_every_name_of_the_contract() {
     let observer = observer(&config());
     one_request(&observer);
-    observer.metrics().admission("admit", "room");
+    observer.metrics().admission("admit", "ready");
     observer.metrics().http_rejected("header_timeout");
     let _inflight = observer.metrics().request_inflight();
 

@@ -484,5 +484,5 @@ async fn in_flight_counts_return_to_zero_after_any_mix_of_ends() {
 
 fn tenant(key: &str) -> Tenant {
     let key_digests = vec![Sha256::digest(key).into()];
-    Tenant { name: "a".into(), key_digests, client_names: Vec::new(), routes: None }
+    Tenant { name: "a".into(), key_digests, ..Tenant::default() }
 }

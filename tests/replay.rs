@@ -92,12 +92,17 @@ fn each_file_and_each_rival_is_a_row() {
     );
     assert_eq!((said.code, said.err.as_str()), (0, ""));
     let rows: Vec<&str> = said.out.lines().collect();
-    assert_eq!(rows.len(), 5, "{}", said.out);
-    for (row, starts) in rows.iter().zip(["policy", "latency (", "round_robin (", "smetric", "oracle"]) {
+    assert_eq!(rows.len(), 6, "{}", said.out);
+    for said in ["vary by 30 %", "chunks of 8192", "signals 1 s old"] {
+        assert!(rows[0].contains(said), "{said}: {}", rows[0]);
+    }
+    for (row, starts) in
+        rows.iter().zip(["engines: ", "policy", "latency (", "round_robin (", "smetric", "oracle"])
+    {
         assert!(row.starts_with(starts), "{row}");
     }
     for heading in ["miss %", "ttft p99", "tpot p99", "good/s", "hit", "spread", "refused %", "err p50 %"] {
-        assert!(rows[0].contains(heading), "{heading}");
+        assert!(rows[1].contains(heading), "{heading}");
     }
 }
 
@@ -111,6 +116,27 @@ fn the_fleet_and_the_bounds_are_those_of_the_file() {
     assert_eq!((other[0]["replicas"].as_u64(), other[0]["requests"].as_u64()), (Some(8), Some(800)));
     assert_eq!(figure(&other[0], "violations"), 1.0, "nobody answers in a microsecond");
     assert!(figure(&own[0], "violations") < 1.0);
+}
+
+#[test]
+fn engines_are_noisy_unless_told_otherwise() {
+    let folder = folder();
+    let run = |more: &[&str]| {
+        let mut runs = runs(
+            folder.path(),
+            &[&["@trace.jsonl", "--policies", "latency", "--replicas", "2"], more].concat(),
+        );
+        runs.swap_remove(0)
+    };
+    let of = |run: &Value, names: [&str; 3]| names.map(|name| figure(run, name));
+    let settings = ["jitter", "max_batched_tokens", "signals_age_s"];
+    let usual = run(&[]);
+    assert_eq!(of(&usual, settings), [0.3, 8192.0, 1.0]);
+    assert_eq!(of(&run(&["--hardware", "a100"]), settings), [0.3, 2048.0, 1.0]);
+    assert_eq!(of(&run(&["--jitter", "0", "--signals-age", "50ms"]), settings), [0.0, 8192.0, 0.05]);
+    let [requests, tokens, tpot] = of(&usual, ["requests_spread", "tokens_spread", "tpot_p90_s"]);
+    assert!((1.0..=2.0).contains(&requests) && (1.0..=2.0).contains(&tokens), "{usual}");
+    assert!((figure(&usual, "tpot_p50_s")..=figure(&usual, "tpot_p99_s")).contains(&tpot), "{usual}");
 }
 
 #[test]

@@ -7,7 +7,7 @@ mod support;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokenway::config::{Config, PolicyName};
+use tokenway::config::{Config, EngineKind, PolicyName};
 use tokenway::fleet::status::ReplicaState;
 
 use support::client::Reply;
@@ -16,7 +16,6 @@ use support::{Gateway, config, until, wire};
 
 const CHAT: &str = r#"{"model":"tiny","stream":true,"messages":[{"role":"user","content":"hi"}]}"#;
 const PATH: &str = "/v1/chat/completions";
-const FORMAT: &str = "endpoint-load-metrics-format";
 const RESPONSES: &str = "/v1/responses";
 
 fn with_policy(replicas: &[&Replica], policy: PolicyName) -> Config {
@@ -162,45 +161,39 @@ async fn a_failed_pool_is_covered_by_the_other_pool_of_its_route() {
     assert!(one.count() > 0);
 }
 
-/// A responses answer with this id, unary or as a stream.
 #[tokio::test]
-async fn an_engine_whose_page_is_overdue_tells_its_load_with_an_answer_and_the_client_does_not_see_it() {
-    const UNARY: &str = r#"{"model":"tiny","messages":[{"role":"user","content":"hi"}]}"#;
-    let answer = |report: &str| {
-        let body = r#"{"id":"c1","object":"chat.completion","model":"tiny","choices":[]}"#;
-        let length = body.len();
-        let head =
-            format!("HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n");
-        vec![Step::Raw(format!("{head}endpoint-load-metrics: {report}\r\n\r\n{body}").into_bytes())]
-    };
+async fn figures_come_by_the_engines_names_and_what_is_missing_is_said_and_never_zero() {
     let replica = Replica::start().await;
-    replica.always(answer(
-        r#"JSON {"named_metrics": {"num_requests_waiting": 7.0, "kv_cache_usage_perc": 0.5}}"#,
-    ));
+    replica.show_page(Some(include_str!("fixtures/engines/sglang.txt")));
     let mut config = config::of(&[&replica]);
-    config.pools[0].scrape_interval = Duration::from_millis(400);
+    config.pools[0].scrape_interval = Duration::from_millis(20);
+    config.pools[0].engine = EngineKind::Sglang;
+    config.pools[0].engine_profile = Arc::new(EngineKind::Sglang.profile());
     let gateway = Gateway::start(config).await;
-    let waiting = || gateway.replicas()[0].signals.map(|signals| signals.waiting);
-    until("the page was read", || waiting() == Some(0.0)).await;
-    replica.lose_page();
-    let is_asked = || replica.received().last().is_some_and(|r| r.header(FORMAT) == Some("JSON"));
-    loop {
-        let reply = gateway.post(PATH, UNARY).await;
-        if is_asked() {
-            assert_eq!(reply.head.header("endpoint-load-metrics"), None);
-            break;
-        }
-        tokio::task::yield_now().await;
+    let status = || gateway.replicas().remove(0);
+    until("the page was read", || status().signals.is_some()).await;
+    let signals = status().signals.unwrap();
+    assert_eq!((signals.running, signals.waiting), (Some(162.0), Some(2826.0)));
+    assert_eq!((signals.kv_cache_usage, signals.total_blocks), (Some(0.28), None));
+    assert_eq!(*status().absent, ["kv_blocks", "process_start"]);
+    for (page, running, absent) in [
+        ("sglang:num_queue_reqs 3\n", None, "running"),
+        ("sglang:num_running_reqs -4\nsglang:num_queue_reqs NaN\n", None, "waiting"),
+        ("sglang:num_running_reqs 1e300\n", None, "kv_cache_usage"),
+    ] {
+        replica.show_page(Some(page));
+        until("the next page was read", || status().absent.contains(&absent)).await;
+        until("its figure is absent", || status().signals.is_some_and(|s| s.running == running)).await;
+        assert_eq!(gateway.post(PATH, CHAT).await.status(), 200, "{page}");
     }
-    assert_eq!(waiting(), Some(7.0));
-    assert!(gateway.post(PATH, CHAT).await.body.is_complete, "streams tell nothing and are not asked");
-    assert!(!is_asked());
-    // A client that asks itself gets what it asked for.
-    let mut client = gateway.client().await;
-    client.post(PATH, &[(FORMAT, "TEXT")], UNARY.as_bytes()).await;
-    assert!(client.reply().await.head.header("endpoint-load-metrics").is_some());
+    assert_eq!(status().failures.scrapes, 0);
+    replica.show_page(None);
+    until("a scrape failed", || status().failures.scrapes > 0).await;
+    until("all is absent", || status().absent.len() == EngineKind::Sglang.profile().sources.len()).await;
+    assert_eq!(gateway.post(PATH, CHAT).await.status(), 200);
 }
 
+/// A responses answer with this id, unary or as a stream.
 fn response(id: &str, is_stream: bool) -> Vec<Step> {
     let whole =
         format!(r#"{{"id":"{id}","object":"response","model":"tiny","status":"completed","output":[]}}"#);

@@ -270,7 +270,7 @@ def first_table(args):
             trace.flush(), exact.flush()
             flags = ["--config", str(FOLDER / f"{slo}.toml"), "--engine", exact.name, "--replicas", "4", "--signals-age", "50ms", "--json"]
             columns[f"{kind}, {at}/s, {slo}"] = replay(args.binary, trace.name, OURS + PEERS, flags)
-    # Prompt work, where the replay does not say requests.
+    # Prompt work, where an older replay does not say requests.
     busiest = lambda run: run.get("requests_spread", run["load_spread"])
     show = lambda run: (f"{busiest(run):.2f} · {milliseconds(run['ttft_p50_s'])} / {milliseconds(run['ttft_p99_s'])} · "
                         f"{milliseconds(run['tpot_p99_s'])} · {100 * run['violations']:.1f} %")

@@ -34,6 +34,10 @@ def slow(run):
     return "one 2x slower" if run["slow"] else "all alike"
 
 
+# As the published figures were taken: an engine without noise, fresh signals where nothing else is said.
+EXACT = ["--jitter", "0"]
+FRESH = ["--signals-age", "50ms"]
+
 # section: title, what is common, (trace, policies, flags) of each run, column of a run
 SECTIONS = {
     "goals": ("8 replicas, fresh signals", [
@@ -81,7 +85,8 @@ RANGE = ["SLO violations, %", "goodput, requests/s", "TTFT p50 / p90 / p99, s"]
 def run(binary, traces, trace, policies, flags):
     """The runs of one command, and the command as a reader would type it."""
     configs = [word for config in CONFIGS for word in ("--config", config)]
-    command = ["replay", str(traces / trace), *configs, "--policies", ",".join(policies), *flags]
+    fresh = [] if "--signals-age" in flags else FRESH
+    command = ["replay", str(traces / trace), *configs, "--policies", ",".join(policies), *flags, *EXACT, *fresh]
     shown = ["tokenway", "replay", trace, *command[2:]]
     done = subprocess.run([binary, "--log-level", "off", *command, "--json"], stdout=subprocess.PIPE, check=True)
     return json.loads(done.stdout), ["```sh", shlex.join(shown), "```", ""]

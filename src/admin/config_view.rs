@@ -93,7 +93,7 @@ fn pool(pool: &Pool) -> Json {
         "name": &*pool.name,
         "revision": &*pool.revision,
         "revision_info": pool.revision_info,
-        "engine": &*pool.engine,
+        "engine": pool.engine.as_str(),
         "replicas": replicas.collect::<Vec<_>>(),
         "tls": pool.tls.as_ref().map(pool_tls),
         "engine_api_key": masked(pool.engine_api_key.as_ref()),
@@ -126,6 +126,7 @@ fn route(config: &Config, route: &Route) -> Json {
         "client_may": {
             "timeout": route.client_may.timeout,
             "slo_class": route.client_may.slo_class,
+            "priority": route.client_may.priority,
         },
         "ask_usage": route.ask_usage,
         "stage_budget": route.stage_budget.as_deref().map(stage_budget),
@@ -173,6 +174,13 @@ fn tenant(tenant: &Tenant) -> Json {
         "keys": vec![MASK; tenant.key_digests.len()],
         "client_names": tenant.client_names.iter().map(|name| &**name).collect::<Vec<_>>(),
         "routes": tenant.routes.as_ref().map(|routes| routes.iter().map(|name| &**name).collect::<Vec<_>>()),
+        "weight": tenant.weight,
+        "priority": tenant.priority,
+        "limits": {
+            "requests_per_minute": tenant.limits.requests_per_minute,
+            "tokens_per_minute": tenant.limits.tokens_per_minute,
+            "concurrency": tenant.limits.concurrency,
+        },
     })
 }
 

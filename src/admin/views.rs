@@ -83,6 +83,9 @@ fn replica(status: &ReplicaStatus, calibrations: &[PoolCalibration]) -> Value {
         "connections": status.connections,
         "models": status.models.iter().map(|model| &**model).collect::<Vec<_>>(),
         "signals": status.signals.as_ref().map(signals),
+        "absent_figures": &*status.absent,
+        "scrape_failures": status.failures.scrapes,
+        "probe_failures": status.failures.probes,
         "calibration": known.map(calibration),
     })
 }

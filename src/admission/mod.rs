@@ -1,15 +1,26 @@
 //! Admission control: whether a request is placed now, waits, degrades to another route, or is refused.
 //!
-//! [`rule`] decides, from routing's prediction and the route's rules. [`WaitQueue`] is the queue of a route: earliest
-//! deadline first, in bounded lanes. Both are pure: the same code decides live and in simulated time. [`RouteQueue`] runs
-//! one for the live gateway, where tasks sleep until they are called. Nothing in here chooses a replica.
+//! [`TenantLimiter`] holds tenants to their rates. [`rule`] decides on the rest, from routing's prediction and the route's
+//! rules. [`WaitQueue`] is the queue of a pool: all its routes, fair between tenants, earliest deadline first. Both are pure:
+//! the same code decides live and in simulated time. [`PoolQueue`] runs one for the live gateway, where tasks sleep until
+//! they are called. Nothing in here chooses a replica.
 
+mod pace;
 mod queue;
 mod refusal;
 mod ruling;
+mod tenant;
 mod ticket;
+mod usage;
 
-pub use self::queue::{Position, WaitQueue, WaitReason, Waiter};
+#[cfg(test)]
+mod tests;
+
+pub use self::queue::{Entered, Position, Share, Stay, WaitQueue, WaitReason, Waiter};
 pub use self::refusal::Refusal;
 pub use self::ruling::{Outlook, Rules, Ruling, rule};
-pub use self::ticket::{MAX_STAYS, ROUND_EVERY, RouteQueue, Ticket};
+pub use self::tenant::{TenantLimiter, TenantPermit};
+pub use self::ticket::{PoolQueue, ROUND_EVERY, Ticket, TurnOnDrop};
+
+/// Calls of one round.
+const MAX_STAYS: usize = 64;

@@ -1,16 +1,22 @@
-//! The admission queue of a route: bounded, earliest deadline first (EDF), in four lanes. Pure.
+//! The admission queue of a pool: requests of all its routes that wait, bounded and in order. Pure.
 //!
-//! Lanes are {held, late} x {short, long}: late requests do not block held ones, and long prompts, where
-//! `isolate_long` is set, neither fill nor block the lane of the others. One waiter per lane at a time is called to retry
-//! routing, which keeps the order; a round ends after `max_stays` failed retries, because retrying a thousand waiters would
-//! cost more than it could place. The caller keeps time and wakes tasks.
+//! The order is: lane (requests with a bound that can be met, then best effort; in each by priority), then the tenant with
+//! the least virtual time (predicted work placed so far over its weight: start-time fair queueing, Goyal et al. 1996), then the
+//! earliest of the latest starts (EDF). Where `isolate_long` is set, long prompts of a tenant are a flow of their own. One waiter
+//! at a time is called to retry routing, which keeps the order; a round ends when no replica has room, and who cannot be placed
+//! for reasons of its own is passed over. The caller keeps time and wakes tasks.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
-use std::ops::Bound;
+use std::sync::Arc;
 use std::time::Duration;
 
-use super::Refusal;
+use smallvec::SmallVec;
+
+use super::pace::Pace;
 use super::ruling::Outlook;
+use super::usage::{UsageKey, Usages};
+use super::{MAX_STAYS, Refusal};
 use crate::clock::Stamp;
 use crate::config::QueueLimits;
 
@@ -19,357 +25,478 @@ use crate::config::QueueLimits;
 pub enum WaitReason {
     /// It has slack, and any placement now would break the ITL of running streams.
     Held,
-    /// No replica can meet its TTFT bound.
+    /// No replica has room for it, or others are before it.
     Late,
+    /// No replica is ready.
+    NoReplica,
+}
+
+/// Why a called request was not placed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stay {
+    /// No replica has room: none of the others can be placed either.
+    NoRoom,
+    /// For a reason of its own.
+    Own,
+}
+
+/// Whose request it is, and what part of the fleet is theirs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Share {
+    /// Name of the tenant.
+    pub tenant: Arc<str>,
+    /// Its part of the work while others wait as well.
+    pub weight: u32,
+    /// Higher ones go first, whatever the weights.
+    pub priority: i32,
+}
+
+/// Requests of a lane go before those of the next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Lane {
+    is_best_effort: bool,
+    priority: Reverse<i32>,
 }
 
 /// A request to be queued.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Waiter {
-    /// Selects the lane; only `Late` counts against the limits.
+    /// Only `Held` is free of limits.
     pub reason: WaitReason,
-    /// When its first token is due: the sort key within a lane.
-    pub deadline: Stamp,
+    /// Name of its route.
+    pub route: Arc<str>,
+    /// Whose it is.
+    pub share: Share,
+    /// `[route.queue]`; none refuses nobody.
+    pub limits: Option<QueueLimits>,
     /// Whether its prompt is of class `long`.
     pub is_long: bool,
     /// Bytes of its body, counted against `max_bytes`.
     pub bytes: usize,
-    /// Prediction at the time that it is queued.
+    /// Prediction at this time.
     pub outlook: Outlook,
+}
+
+impl Waiter {
+    /// Where it waits.
+    #[must_use]
+    pub fn lane(&self) -> Lane {
+        Lane { is_best_effort: self.outlook.slack.is_none(), priority: Reverse(self.share.priority) }
+    }
+
+    fn is_apart(&self) -> bool {
+        self.is_long && self.limits.is_some_and(|limits| limits.isolate_long)
+    }
+
+    fn usage(&self) -> UsageKey {
+        UsageKey {
+            route: Arc::clone(&self.route),
+            is_long: self.is_apart(),
+            tenant: Arc::clone(&self.share.tenant),
+        }
+    }
 }
 
 /// A position in a queue; [`WaitQueue::leave`] frees it, once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Position {
-    lane: usize,
-    key: LaneKey,
+    flow: u64,
+    key: FlowKey,
 }
 
-/// (deadline, arrival number): EDF, ties in order of arrival.
-type LaneKey = (Stamp, u64);
+/// (latest start, arrival number): EDF, ties in order of arrival.
+type FlowKey = (Stamp, u64);
+
+/// A position that was given, and those that lost theirs to it.
+#[derive(Debug)]
+pub struct Entered<T> {
+    /// Of the request that entered.
+    pub position: Position,
+    /// Requests of tenants above their share of a full queue, with what to tell them. They have left.
+    pub evicted: SmallVec<[(T, Refusal); 1]>,
+}
 
 /// Waiting requests; `T` is the handle by which the caller wakes one.
 #[derive(Debug)]
 pub struct WaitQueue<T> {
-    limits: Option<QueueLimits>,
-    lanes: [Lane<T>; LANES],
+    flows: Vec<Flow<T>>,
+    usages: Usages,
+    /// Virtual time by tenant and length of prompts: nanoseconds of work over the weight.
+    served: Vec<(Arc<str>, bool, u64)>,
+    virtual_now: u64,
     next: u64,
+    /// Called, no answer yet.
+    called: Option<Position>,
+    round: u64,
+    /// Calls left in this round.
+    left: usize,
+    /// Another round is due when this one is over.
+    is_due: bool,
+    pace: Pace,
 }
 
+/// Requests of one tenant in one lane.
 #[derive(Debug)]
-struct Lane<T> {
-    waiting: BTreeMap<LaneKey, QueueEntry<T>>,
-    bytes: usize,
+struct Flow<T> {
+    id: u64,
+    lane: Lane,
+    share: Share,
+    is_long: bool,
+    waiting: BTreeMap<FlowKey, QueueEntry<T>>,
+    /// Of those that wait for room.
     work: Duration,
-    /// Called, no answer yet.
-    called: Option<LaneKey>,
-    /// The last one called in this round; the next call is for the first key above.
-    passed: Option<LaneKey>,
-    /// Failed retries left before the round ends.
-    left: usize,
+    late: usize,
 }
 
 #[derive(Debug)]
 struct QueueEntry<T> {
+    reason: WaitReason,
+    usage: Option<UsageKey>,
     bytes: usize,
     work: Duration,
     /// It has not answered its last call: passed over until it does.
     is_silent: bool,
+    /// The round in which it is called next at the earliest.
+    due: u64,
     call: T,
 }
 
-impl<T> WaitQueue<T> {
-    /// An empty queue. Without `limits` it takes held requests only.
-    #[must_use]
-    pub fn new(limits: Option<QueueLimits>) -> Self {
-        Self { limits, lanes: std::array::from_fn(|_| Lane::default()), next: 0 }
-    }
-
-    /// Adds a request. Held ones do not count against the limits: their own deadline bounds their wait.
+impl<T: Clone> WaitQueue<T> {
+    /// Adds a request.
     ///
     /// # Errors
-    /// The limit of its lane that it would exceed.
-    pub fn enter(&mut self, waiter: &Waiter, call: T) -> Result<Position, Refusal> {
-        let at = self.lane_of(waiter.reason, waiter.is_long);
-        let (next, lane) = (self.next, &mut self.lanes[at]);
-        if waiter.reason == WaitReason::Late {
-            lane.admits(waiter, &self.limits.unwrap_or(NO_QUEUE))?;
+    /// The limit that it would exceed: its wait would be too long, or the queue of its route is full and its tenant has its
+    /// share of it.
+    pub fn enter(&mut self, waiter: &Waiter, call: T) -> Result<Entered<T>, Refusal> {
+        let mut evicted = SmallVec::new();
+        let limits = waiter.limits.filter(|_| waiter.reason != WaitReason::Held);
+        if let Some(limits) = limits {
+            self.expect_in_time(waiter, &limits)?;
+            self.make_room(waiter, &limits, &mut evicted)?;
         }
-        let key = (waiter.deadline, next);
-        let entry = QueueEntry { bytes: waiter.bytes, work: waiter.outlook.work, is_silent: false, call };
-        lane.bytes += entry.bytes;
-        lane.work = lane.work.saturating_add(entry.work);
-        lane.waiting.insert(key, entry);
+        let at = waiter.outlook.at;
+        let usage = limits.map(|_| waiter.usage());
+        if let Some(usage) = &usage {
+            self.usages.add(usage, waiter.bytes);
+        }
+        let flow = self.flow_of(waiter);
+        let key = (waiter.outlook.latest, self.next);
         self.next += 1;
-        Ok(Position { lane: at, key })
+        let entry = QueueEntry {
+            reason: waiter.reason,
+            usage,
+            bytes: waiter.bytes,
+            work: waiter.outlook.work,
+            is_silent: false,
+            due: 0,
+            call,
+        };
+        let position = self.flows.get_mut(flow).map(|flow| {
+            flow.add(key, entry);
+            Position { flow: flow.id, key }
+        });
+        let position = position.expect("invariant: the flow was found or made just before");
+        if self.has_backlog() {
+            self.pace.resume(at);
+        }
+        Ok(Entered { position, evicted })
     }
 
-    /// Removes a request. If it was the called one, the next in its lane is called and returned.
-    pub fn leave(&mut self, position: Position) -> Option<&T> {
-        let lane = self.lanes.get_mut(position.lane)?;
-        let gone = lane.waiting.remove(&position.key)?;
-        lane.bytes -= gone.bytes;
-        lane.work = lane.work.saturating_sub(gone.work);
-        if lane.called == Some(position.key) { lane.call_next() } else { None }
-    }
-
-    /// A called request could not be placed: the next in its lane is called and returned, unless the round is over.
-    pub fn stays(&mut self, position: Position) -> Option<&T> {
-        let lane = self.lanes.get_mut(position.lane)?;
-        if lane.called != Some(position.key) {
-            if let Some(entry) = lane.waiting.get_mut(&position.key) {
-                entry.is_silent = false;
+    /// The predicted wait behind those that are before a request; `None` if none is.
+    #[must_use]
+    pub fn ahead(&self, waiter: &Waiter) -> Option<Duration> {
+        let lane = waiter.lane();
+        let before: Duration = self.flows.iter().filter(|flow| flow.lane < lane).map(|flow| flow.work).sum();
+        let (mut own, mut is_behind) = (Duration::ZERO, false);
+        let others = || self.flows.iter().filter(|flow| flow.lane == lane);
+        let is_own =
+            |flow: &Flow<T>| flow.share.tenant == waiter.share.tenant && flow.is_long == waiter.is_apart();
+        for flow in others().filter(|flow| is_own(flow)) {
+            let earlier = flow.waiting.range(..=(waiter.outlook.latest, u64::MAX));
+            for (_, entry) in earlier.filter(|(_, entry)| entry.reason == WaitReason::Late) {
+                (own, is_behind) = (own + entry.work, true);
             }
+        }
+        // Until this one's turn another flow is served as much as this one is, by their weights.
+        let until = (own + waiter.outlook.work).as_secs_f64() / f64::from(waiter.share.weight.max(1));
+        let mut beside = Duration::ZERO;
+        for flow in others().filter(|flow| !is_own(flow) && flow.late > 0) {
+            let share = Duration::try_from_secs_f64(until * f64::from(flow.share.weight.max(1)));
+            (beside, is_behind) = (beside + flow.work.min(share.unwrap_or(Duration::MAX)), true);
+        }
+        let is_behind = is_behind || self.flows.iter().any(|flow| flow.lane < lane && flow.late > 0);
+        is_behind.then(|| self.pace.time_for(before + own + beside, &waiter.outlook))
+    }
+
+    /// When a request like this one is told to come back: when it would fit, behind those that were told so before.
+    pub fn promise(&mut self, outlook: &Outlook, until_it_fits: Duration) -> Duration {
+        self.pace.promise(outlook, until_it_fits)
+    }
+
+    /// Removes a request. If it was the called one, the next is called and returned.
+    pub fn leave(&mut self, position: Position) -> Option<T> {
+        self.remove(position)?;
+        if self.called == Some(position) { self.call_next() } else { None }
+    }
+
+    /// As [`Self::leave`], for a request that was placed: its work counts as its tenant's.
+    pub fn placed(&mut self, position: Position, now: Stamp) -> Option<T> {
+        if let Some(flow) = self.flows.iter().find(|flow| flow.id == position.flow)
+            && let Some(entry) = flow.waiting.get(&position.key)
+        {
+            let (share, is_long, work) = (flow.share.clone(), flow.is_long, entry.work);
+            self.charge(&share, is_long, work, now);
+        }
+        self.leave(position)
+    }
+
+    /// A request went past those that wait, as it was before all of them.
+    pub fn passed(&mut self, waiter: &Waiter, now: Stamp) {
+        if !self.is_empty() {
+            self.charge(&waiter.share, waiter.is_apart(), waiter.outlook.work, now);
+        }
+    }
+
+    /// A called request could not be placed: the next is called and returned, unless the round is over.
+    pub fn stays(&mut self, position: Position, stay: Stay) -> Option<T> {
+        let (round, rounds) = (self.round, self.len() / MAX_STAYS);
+        let is_called = self.called == Some(position);
+        let entry = self.entry(position)?;
+        entry.is_silent = false;
+        if !is_called {
             return None;
         }
-        lane.left = lane.left.saturating_sub(1);
-        lane.call_next()
-    }
-
-    /// Begins a round: calls the first of each lane. A lane's round ends after `max_stays` calls of [`Self::stays`]. An
-    /// entry that has not answered its last call is passed over and may still answer.
-    pub fn round(&mut self, max_stays: usize, mut call: impl FnMut(&T)) {
-        for lane in &mut self.lanes {
-            if let Some(silent) = lane.called.take().and_then(|key| lane.waiting.get_mut(&key)) {
-                silent.is_silent = true;
-            }
-            (lane.passed, lane.left) = (None, max_stays);
-            if let Some(first) = lane.call_next() {
-                call(first);
-            }
+        // So that a round reaches everybody in turn where more wait than it can call.
+        entry.due = round + 1 + if stay == Stay::Own { rounds as u64 } else { 0 };
+        if stay == Stay::NoRoom {
+            self.left = 0;
         }
+        self.call_next()
     }
 
-    /// Handles of all late requests, in EDF order within each lane.
+    /// Something changed: calls the first in order. While a call is out, the round after it is due.
+    pub fn turn(&mut self) -> Option<T> {
+        if self.called.is_some() {
+            self.is_due = true;
+            return None;
+        }
+        self.begin_round()
+    }
+
+    /// Time has passed: calls the first in order. Who has not answered its last call is passed over and may still answer.
+    pub fn tick(&mut self) -> Option<T> {
+        if let Some(silent) = self.called.take().and_then(|called| self.entry(called)) {
+            silent.is_silent = true;
+        }
+        self.begin_round()
+    }
+
+    /// Handles of all requests but the held ones.
     pub fn late(&self) -> impl Iterator<Item = &T> {
-        self.lanes[LATE..].iter().flat_map(|lane| lane.waiting.values().map(|entry| &entry.call))
-    }
-
-    /// Whether a late request with a deadline up to `deadline` waits in the lane of `is_long`.
-    #[must_use]
-    pub fn has_late_before(&self, is_long: bool, deadline: Stamp) -> bool {
-        let lane = &self.lanes[self.lane_of(WaitReason::Late, is_long)];
-        lane.waiting.keys().next().is_some_and(|first| first.0 <= deadline)
+        let all = self.flows.iter().flat_map(|flow| flow.waiting.values());
+        all.filter(|entry| entry.reason != WaitReason::Held).map(|entry| &entry.call)
     }
 
     /// Whether no request waits, held ones included.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.lanes.iter().all(|lane| lane.waiting.is_empty())
+        self.flows.is_empty()
     }
 
     /// Number of waiting requests, held ones included.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.lanes.iter().map(|lane| lane.waiting.len()).sum()
+        self.flows.iter().map(|flow| flow.waiting.len()).sum()
     }
 
-    fn lane_of(&self, reason: WaitReason, is_long: bool) -> usize {
-        let is_apart = is_long && self.limits.is_some_and(|queue| queue.isolate_long);
-        let first = if reason == WaitReason::Late { LATE } else { HELD };
-        first + usize::from(is_apart)
+    fn has_backlog(&self) -> bool {
+        self.flows.iter().any(|flow| flow.late > 0)
     }
-}
 
-impl<T> Lane<T> {
-    fn admits(&self, waiter: &Waiter, queue: &QueueLimits) -> Result<(), Refusal> {
-        let outlook = waiter.outlook.behind(self.work);
-        let retry_after = outlook.retry_after();
-        let waiting = self.waiting.len();
-        if waiting >= queue.max_requests {
-            return Err(Refusal::MaxRequests { waiting, max: queue.max_requests, retry_after });
+    fn expect_in_time(&mut self, waiter: &Waiter, limits: &QueueLimits) -> Result<(), Refusal> {
+        if limits.max_requests == 0 || waiter.reason == WaitReason::NoReplica {
+            return Ok(());
         }
-        if self.bytes.saturating_add(waiter.bytes) > queue.max_bytes {
-            let (waiting, own, max) = (self.bytes, waiter.bytes, queue.max_bytes);
-            return Err(Refusal::MaxBytes { waiting, own, max, retry_after });
+        let outlook = &waiter.outlook;
+        let wait = outlook.drain.saturating_add(self.ahead(waiter).unwrap_or_default());
+        let most = outlook.slack.map_or(limits.max_wait, |slack| slack.min(limits.max_wait));
+        if wait <= most {
+            return Ok(());
         }
-        if outlook.drain > queue.max_wait {
-            return Err(Refusal::TooLong { drain: outlook.drain, max: queue.max_wait, retry_after });
+        let retry_after = self.promise(outlook, wait.saturating_sub(most));
+        Err(if wait > limits.max_wait {
+            Refusal::TooLong { wait, max: limits.max_wait, retry_after }
+        } else {
+            Refusal::Late { wait, slack: most, bound: outlook.bound, retry_after }
+        })
+    }
+
+    /// Sees to it that the queue of its route is not over its limits with the request. Those of the tenant that is furthest
+    /// above its share go, the ones with the latest start first.
+    fn make_room(
+        &mut self,
+        waiter: &Waiter,
+        limits: &QueueLimits,
+        evicted: &mut SmallVec<[(T, Refusal); 1]>,
+    ) -> Result<(), Refusal> {
+        let key = waiter.usage();
+        while let Some(over) = self.usages.over(&key, waiter.bytes, limits) {
+            let retry_after =
+                self.promise(&waiter.outlook, self.pace.time_for(waiter.outlook.work, &waiter.outlook));
+            let refusal = self.usages.refusal(&key, over, waiter.bytes, limits, retry_after);
+            let weight = |tenant: &str| self.weight_of(tenant, waiter);
+            let Some(victim) = self.usages.furthest_over(&key, over, waiter.bytes, weight) else {
+                return Err(refusal);
+            };
+            let Some(last) = self.last_of(&victim) else { return Err(refusal) };
+            let Some(gone) = self.remove(last) else { return Err(refusal) };
+            if self.called == Some(last) {
+                self.called = None;
+            }
+            evicted.push((gone.call, refusal));
         }
         Ok(())
     }
 
-    fn call_next(&mut self) -> Option<&T> {
-        self.called = None;
-        if self.left == 0 {
-            return None;
-        }
-        let after = self.passed.map_or(Bound::Unbounded, Bound::Excluded);
-        let mut behind = self.waiting.range((after, Bound::Unbounded));
-        let (key, entry) = behind.find(|(_, entry)| !entry.is_silent)?;
-        (self.called, self.passed) = (Some(*key), Some(*key));
-        Some(&entry.call)
-    }
-}
-
-impl<T> Default for Lane<T> {
-    fn default() -> Self {
-        Self { waiting: BTreeMap::new(), bytes: 0, work: Duration::ZERO, called: None, passed: None, left: 0 }
-    }
-}
-
-const HELD: usize = 0;
-const LATE: usize = 2;
-const LANES: usize = 4;
-/// Limits of a route without `[route.queue]`.
-const NO_QUEUE: QueueLimits =
-    QueueLimits { max_requests: 0, max_bytes: 0, max_wait: Duration::ZERO, isolate_long: false };
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn at(ms: u64) -> Stamp {
-        Stamp::from_nanos(ms * 1_000_000)
+    fn weight_of(&self, tenant: &str, waiter: &Waiter) -> u32 {
+        let known = self.flows.iter().map(|flow| &flow.share).chain([&waiter.share]);
+        known.into_iter().find(|share| *share.tenant == *tenant).map_or(1, |share| share.weight.max(1))
     }
 
-    fn queue(max_requests: usize, max_bytes: usize) -> Option<QueueLimits> {
-        let max_wait = Duration::from_secs(5);
-        Some(QueueLimits { max_requests, max_bytes, max_wait, isolate_long: true })
-    }
-
-    fn waiter(reason: WaitReason, deadline: u64) -> Waiter {
-        let outlook = Outlook { drain: Duration::ZERO, work: Duration::from_millis(100) };
-        Waiter { reason, deadline: at(deadline), is_long: false, bytes: 10, outlook }
-    }
-
-    /// The ids called in one round in which every called request stays.
-    fn round(
-        waiting: &mut WaitQueue<u64>,
-        positions: &BTreeMap<u64, Position>,
-        max_stays: usize,
-    ) -> Vec<u64> {
-        let mut called = Vec::new();
-        waiting.round(max_stays, |id| called.push(*id));
-        let mut all = called.clone();
-        while let Some(id) = called.pop() {
-            if let Some(next) = waiting.stays(positions[&id]).copied() {
-                called.push(next);
-                all.push(next);
-            }
-        }
-        all
-    }
-
-    #[test]
-    fn the_earliest_deadlines_are_called_first_and_a_few_in_a_round() {
-        let mut waiting = WaitQueue::new(None);
-        let mut positions = BTreeMap::new();
-        for id in [7, 3, 9, 1, 5] {
-            positions.insert(id, waiting.enter(&waiter(WaitReason::Held, id), id).unwrap());
-        }
-        assert_eq!(round(&mut waiting, &positions, 3), [1, 3, 5]);
-        assert_eq!(round(&mut waiting, &positions, 9), [1, 3, 5, 7, 9]);
-        // A placed request does not use up the round: the next is called.
-        let mut first = None;
-        waiting.round(1, |id| first = Some(*id));
-        assert_eq!(first, Some(1));
-        assert_eq!(waiting.leave(positions[&1]), Some(&3));
-        assert_eq!(waiting.leave(positions[&3]), Some(&5));
-        assert_eq!(waiting.stays(positions[&5]), None);
-        assert_eq!(waiting.leave(positions[&9]), None, "it had not been called");
-        assert_eq!(waiting.leave(positions[&9]), None, "a position is given back once");
-        assert_eq!(waiting.len(), 2);
-    }
-
-    #[test]
-    fn a_silent_waiter_blocks_no_other() {
-        let mut waiting = WaitQueue::new(None);
-        let enter = |waiting: &mut WaitQueue<u64>, id| {
-            (id, waiting.enter(&waiter(WaitReason::Held, id), id).unwrap())
+    /// The last in order of those that count as `usage`.
+    fn last_of(&self, usage: &UsageKey) -> Option<Position> {
+        let of = |flow: &Flow<T>| {
+            let mut last = flow.waiting.iter().rev();
+            let (key, _) = last.find(|(_, entry)| entry.usage.as_ref() == Some(usage))?;
+            Some((flow.lane, Position { flow: flow.id, key: *key }))
         };
-        let positions: BTreeMap<u64, Position> = [1, 2, 3].map(|id| enter(&mut waiting, id)).into();
-        waiting.round(9, |id| assert_eq!(*id, 1));
-        assert_eq!(round(&mut waiting, &positions, 9), [2, 3]);
-        assert_eq!(waiting.stays(positions[&1]), None, "it answers at last");
-        assert_eq!(round(&mut waiting, &positions, 9), [1, 2, 3]);
+        let last = self.flows.iter().filter_map(of).max_by_key(|(lane, position)| (*lane, position.key));
+        last.map(|(_, position)| position)
     }
 
-    #[test]
-    fn bounds_hold_for_the_late_alone_and_for_each_lane() {
-        let mut waiting = WaitQueue::new(queue(2, 25));
-        let late = waiter(WaitReason::Late, 50);
-        let long = Waiter { is_long: true, ..late };
-        let (first, second) = (waiting.enter(&late, 1).unwrap(), waiting.enter(&late, 2).unwrap());
-        for (case, waiter, code) in [
-            ("a third", late, Some("max_requests")),
-            ("held ones are not counted", waiter(WaitReason::Held, 1), None),
-            ("long ones have a lane", long, None),
-            ("too many bytes", Waiter { bytes: 16, ..long }, Some("max_bytes")),
-            ("as many bytes as may be", Waiter { bytes: 15, ..long }, None),
-            ("and no third there", long, Some("max_requests")),
-        ] {
-            assert_eq!(waiting.enter(&waiter, 9).err().map(|refusal| refusal.code()), code, "{case}");
+    fn begin_round(&mut self) -> Option<T> {
+        self.round += 1;
+        (self.left, self.is_due) = (MAX_STAYS, false);
+        self.call_next()
+    }
+
+    /// Calls the first in order that was not called in this round.
+    fn call_next(&mut self) -> Option<T> {
+        self.called = None;
+        if let Some(left) = self.left.checked_sub(1)
+            && let Some((position, call)) = self.first()
+        {
+            (self.left, self.called) = (left, Some(position));
+            return Some(call);
         }
-        waiting.leave(first);
-        waiting.leave(second);
-        assert!(waiting.enter(&Waiter { bytes: 25, ..late }, 3).is_ok(), "all bytes were given back");
+        if std::mem::take(&mut self.is_due) { self.begin_round() } else { None }
     }
 
-    #[test]
-    fn a_wait_that_would_be_too_long_is_not_begun_and_those_ahead_count() {
-        let mut waiting = WaitQueue::new(queue(100, 1 << 20));
-        let outlook =
-            |drain, work| Outlook { drain: Duration::from_millis(drain), work: Duration::from_millis(work) };
-        let late = waiter(WaitReason::Late, 50);
-        let enter = |waiting: &mut WaitQueue<u64>, outlook| waiting.enter(&Waiter { outlook, ..late }, 0);
-        let refused = enter(&mut waiting, outlook(5_001, 0)).unwrap_err();
-        assert_eq!((refused.code(), refused.retry_after()), ("max_wait", Duration::from_millis(5_001)));
-        for _ in 0..4 {
-            enter(&mut waiting, outlook(1_000, 1_000)).unwrap();
+    fn first(&self) -> Option<(Position, T)> {
+        let of = |flow: &Flow<T>| {
+            let is_due = |entry: &QueueEntry<T>| !entry.is_silent && entry.due <= self.round;
+            let (key, entry) = flow.waiting.iter().find(|(_, entry)| is_due(entry))?;
+            let order = (flow.lane, self.virtual_time(&flow.share.tenant, flow.is_long), *key);
+            Some((order, (Position { flow: flow.id, key: *key }, entry.call.clone())))
+        };
+        self.flows.iter().filter_map(of).min_by_key(|(order, _)| *order).map(|(_, first)| first)
+    }
+
+    fn virtual_time(&self, tenant: &str, is_long: bool) -> u64 {
+        let known = self.served.iter().find(|(name, long, _)| **name == *tenant && *long == is_long);
+        known.map_or(self.virtual_now, |(.., at)| *at)
+    }
+
+    fn charge(&mut self, share: &Share, is_long: bool, work: Duration, now: Stamp) {
+        self.pace.placed(work, now);
+        let start = self.virtual_time(&share.tenant, is_long).max(self.virtual_now);
+        self.virtual_now = start;
+        let work = u64::try_from(work.as_nanos()).unwrap_or(u64::MAX);
+        let after = start.saturating_add((work / u64::from(share.weight.max(1))).max(1));
+        let known = self.served.iter_mut().find(|(name, long, _)| *name == share.tenant && *long == is_long);
+        match known {
+            Some((.., at)) => *at = after,
+            None => self.served.push((Arc::clone(&share.tenant), is_long, after)),
         }
-        let refused = enter(&mut waiting, outlook(1_001, 1_000)).unwrap_err();
-        assert_eq!((refused.code(), refused.retry_after()), ("max_wait", Duration::from_millis(5_001)));
-        let none = WaitQueue::<u64>::new(None).enter(&late, 0).unwrap_err();
-        assert_eq!((none.code(), none.retry_after()), ("max_requests", Duration::from_secs(1)));
     }
 
-    /// Random enter and leave against a plain list as the model: order, bounds, no leak.
-    #[test]
-    fn the_order_holds_and_nothing_leaks_whatever_comes_and_goes() {
-        for seed in 0..50 {
-            let mut random = fastrand::Rng::with_seed(seed);
-            let mut waiting = WaitQueue::new(queue(6, 200));
-            let mut inside: BTreeMap<u64, (Waiter, Position)> = BTreeMap::new();
-            for id in 0..400 {
-                if random.bool() {
-                    let reason = if random.bool() { WaitReason::Held } else { WaitReason::Late };
-                    let bytes = random.usize(1..60);
-                    let new = Waiter { is_long: random.bool(), bytes, ..waiter(reason, random.u64(0..20)) };
-                    let lane =
-                        |waiter: &&Waiter| (waiter.reason, waiter.is_long) == (new.reason, new.is_long);
-                    let there: Vec<_> = inside.values().map(|(waiter, _)| waiter).filter(lane).collect();
-                    let fits = there.len() < 6
-                        && there.iter().map(|waiter| waiter.bytes).sum::<usize>() + bytes <= 200;
-                    let position = waiting.enter(&new, id);
-                    assert_eq!(position.is_ok(), reason == WaitReason::Held || fits, "seed {seed}, {id}");
-                    if let Ok(position) = position {
-                        inside.insert(id, (new, position));
-                    }
-                } else if let Some(id) = random.choice(inside.keys().copied().collect::<Vec<_>>()) {
-                    let (_, position) = inside.remove(&id).unwrap();
-                    waiting.leave(position);
-                }
-                let positions = inside.iter().map(|(id, (_, position))| (*id, *position)).collect();
-                let mut called = round(&mut waiting, &positions, usize::MAX);
-                assert_eq!(called.len(), inside.len(), "every waiter is called once");
-                let order = |id: &u64| {
-                    let waiter = inside[id].0;
-                    (waiter.reason == WaitReason::Late, waiter.is_long, waiter.deadline)
-                };
-                // Lanes take turns; within each the order is that of deadlines.
-                called.sort_by_key(|id| {
-                    let (is_late, is_long, _) = order(id);
-                    (is_late, is_long)
-                });
-                assert!(called.is_sorted_by_key(order), "seed {seed}, {id}");
-            }
-            for (_, position) in inside.into_values() {
-                waiting.leave(position);
-            }
-            assert!(
-                waiting.is_empty() && waiting.lanes.iter().all(|lane| lane.bytes == 0 && lane.work.is_zero())
-            );
+    /// The index of a waiter's flow, made if there is none.
+    fn flow_of(&mut self, waiter: &Waiter) -> usize {
+        let (lane, is_long) = (waiter.lane(), waiter.is_apart());
+        let is_its = |flow: &Flow<T>| {
+            (flow.lane, flow.is_long) == (lane, is_long) && flow.share.tenant == waiter.share.tenant
+        };
+        if let Some(known) = self.flows.iter().position(is_its) {
+            return known;
+        }
+        // A tenant that was away has no claim on what others got meanwhile.
+        let is_of =
+            |(name, long, _): &&mut (Arc<str>, bool, u64)| *name == waiter.share.tenant && *long == is_long;
+        if let Some((.., at)) = self.served.iter_mut().find(is_of) {
+            *at = (*at).max(self.virtual_now);
+        }
+        let id = self.next;
+        self.next += 1;
+        let (share, waiting) = (waiter.share.clone(), BTreeMap::new());
+        self.flows.push(Flow { id, lane, share, is_long, waiting, work: Duration::ZERO, late: 0 });
+        self.flows.len() - 1
+    }
+
+    fn entry(&mut self, position: Position) -> Option<&mut QueueEntry<T>> {
+        self.flows.iter_mut().find(|flow| flow.id == position.flow)?.waiting.get_mut(&position.key)
+    }
+
+    fn remove(&mut self, position: Position) -> Option<QueueEntry<T>> {
+        let at = self.flows.iter().position(|flow| flow.id == position.flow)?;
+        let flow = self.flows.get_mut(at)?;
+        let gone = flow.take(position.key)?;
+        if flow.waiting.is_empty() {
+            self.flows.swap_remove(at);
+        }
+        if let Some(usage) = &gone.usage {
+            self.usages.remove(usage, gone.bytes);
+        }
+        if self.flows.is_empty() {
+            (self.virtual_now, self.is_due) = (0, false);
+            self.served.clear();
+        }
+        if !self.has_backlog() {
+            self.pace.pause();
+        }
+        Some(gone)
+    }
+}
+
+impl<T> Flow<T> {
+    fn add(&mut self, key: FlowKey, entry: QueueEntry<T>) {
+        if entry.reason == WaitReason::Late {
+            (self.late, self.work) = (self.late + 1, self.work + entry.work);
+        }
+        self.waiting.insert(key, entry);
+    }
+
+    fn take(&mut self, key: FlowKey) -> Option<QueueEntry<T>> {
+        let gone = self.waiting.remove(&key)?;
+        if gone.reason == WaitReason::Late {
+            (self.late, self.work) = (self.late - 1, self.work.saturating_sub(gone.work));
+        }
+        Some(gone)
+    }
+}
+
+impl<T> Default for WaitQueue<T> {
+    fn default() -> Self {
+        Self {
+            flows: Vec::new(),
+            usages: Usages::default(),
+            served: Vec::new(),
+            virtual_now: 0,
+            next: 0,
+            called: None,
+            round: 0,
+            left: 0,
+            is_due: false,
+            pace: Pace::default(),
         }
     }
 }

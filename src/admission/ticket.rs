@@ -1,69 +1,131 @@
-//! The live admission queue of a route: tasks sleep in it until they are called.
+//! The live admission queue of a pool: tasks sleep in it until they are called.
 //!
-//! A [`Ticket`] is an RAII position: dropping it leaves the queue. While the queue is not empty, one task begins a round
-//! every [`ROUND_EVERY`]; each called request retries routing and then stays or leaves, which calls the next. A thousand
-//! waiters therefore cost one timer and a few decisions a tick. `crate::gateway` decides how long a request waits.
+//! A [`Ticket`] is an RAII position: dropping it leaves the queue. A call goes out when a first token or an end at one of the
+//! pool's replicas may have made room ([`PoolQueue::turn`]) and every [`ROUND_EVERY`]; the called request retries routing and then
+//! stays or leaves, which calls the next. When no replica has room a round is one decision, however many wait.
+//! `crate::gateway` decides how long a request waits.
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use super::Refusal;
-use super::queue::{Position, WaitQueue, WaitReason, Waiter};
+use super::queue::{Entered, Lane, Position, Stay, WaitQueue, WaitReason, Waiter};
+use super::ruling::Outlook;
 use crate::clock::Stamp;
-use crate::config::QueueLimits;
 
-/// The queue of one route.
+/// The queue of one pool; it outlives reloads with its pool.
 #[derive(Debug)]
-pub struct RouteQueue {
+pub struct PoolQueue {
     state: Mutex<QueueState>,
+    /// Waiting requests, so that an empty queue costs one load.
+    len: AtomicUsize,
+    is_shared: AtomicBool,
 }
 
 #[derive(Debug)]
 struct QueueState {
-    waiting: WaitQueue<Arc<Notify>>,
-    /// Whether a task runs [`RouteQueue::drive`].
+    waiting: WaitQueue<Arc<Call>>,
+    /// Whether a task runs [`PoolQueue::drive`].
     is_driven: bool,
 }
 
-/// A position in a route's queue, freed on drop.
-#[derive(Debug)]
-pub struct Ticket {
-    queue: Arc<RouteQueue>,
-    position: Position,
-    reason: WaitReason,
-    call: Arc<Notify>,
+/// How a waiting task is told something.
+#[derive(Debug, Default)]
+struct Call {
+    notify: Notify,
+    /// It lost its position.
+    evicted: OnceLock<Refusal>,
 }
 
-impl RouteQueue {
-    /// An empty queue with the limits of `[route.queue]`.
+/// A position in a pool's queue, freed on drop.
+#[derive(Debug)]
+pub struct Ticket {
+    queue: Arc<PoolQueue>,
+    position: Position,
+    reason: WaitReason,
+    lane: Lane,
+    call: Arc<Call>,
+}
+
+impl PoolQueue {
+    /// An empty queue.
     #[must_use]
-    pub fn new(limits: Option<QueueLimits>) -> Arc<Self> {
-        Arc::new(Self { state: Mutex::new(QueueState { waiting: WaitQueue::new(limits), is_driven: false }) })
+    pub fn new() -> Arc<Self> {
+        let state = QueueState { waiting: WaitQueue::default(), is_driven: false };
+        Arc::new(Self {
+            state: Mutex::new(state),
+            len: AtomicUsize::new(0),
+            is_shared: AtomicBool::new(false),
+        })
     }
 
-    /// Adds a request. The flag is true if no task drives the queue: the caller must then spawn [`RouteQueue::drive`].
+    /// Says whether any route of the pool has a `[route.queue]`: only then do its requests wait for room.
+    pub fn share(&self, is_shared: bool) {
+        self.is_shared.store(is_shared, Ordering::Relaxed);
+    }
+
+    /// Whether requests of the pool wait for room.
+    #[must_use]
+    pub fn is_shared(&self) -> bool {
+        self.is_shared.load(Ordering::Relaxed)
+    }
+
+    /// Adds a request. The flag is true if no task drives the queue: the caller must then spawn [`PoolQueue::drive`].
     ///
     /// # Errors
-    /// The limit of its lane that it would exceed.
+    /// The limit that it would exceed.
     pub fn enter(self: &Arc<Self>, waiter: &Waiter) -> Result<(Ticket, bool), Refusal> {
-        let call = Arc::new(Notify::new());
+        let call = Arc::new(Call::default());
         let mut state = self.state.lock();
-        let position = state.waiting.enter(waiter, Arc::clone(&call))?;
+        let entered = state.waiting.enter(waiter, Arc::clone(&call));
+        self.note_len(&state);
+        let Entered { position, evicted } = entered?;
         let is_first = !std::mem::replace(&mut state.is_driven, true);
         drop(state);
-        Ok((Ticket { queue: Arc::clone(self), position, reason: waiter.reason, call }, is_first))
+        for (call, refusal) in evicted {
+            let _ = call.evicted.set(refusal);
+            call.notify.notify_one();
+        }
+        let (reason, lane) = (waiter.reason, waiter.lane());
+        Ok((Ticket { queue: Arc::clone(self), position, reason, lane, call }, is_first))
     }
 
-    /// As [`WaitQueue::has_late_before`].
+    /// As [`WaitQueue::ahead`].
     #[must_use]
-    pub fn has_late_before(&self, is_long: bool, deadline: Stamp) -> bool {
-        self.state.lock().waiting.has_late_before(is_long, deadline)
+    pub fn ahead(&self, waiter: &Waiter) -> Option<Duration> {
+        if self.is_empty() { None } else { self.state.lock().waiting.ahead(waiter) }
     }
 
-    /// Begins rounds until the queue is empty. Once `is_closed`, each round calls every late request.
+    /// As [`WaitQueue::passed`].
+    pub fn passed(&self, waiter: &Waiter, now: Stamp) {
+        if !self.is_empty() {
+            self.state.lock().waiting.passed(waiter, now);
+        }
+    }
+
+    /// As [`WaitQueue::promise`].
+    pub fn promise(&self, outlook: &Outlook, until_it_fits: Duration) -> Duration {
+        self.state.lock().waiting.promise(outlook, until_it_fits)
+    }
+
+    /// A replica of the pool may have room: calls the first in order.
+    pub fn turn(&self) {
+        if !self.is_empty() {
+            self.call(WaitQueue::turn);
+        }
+    }
+
+    /// Whether no request waits.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len.load(Ordering::Relaxed) == 0
+    }
+
+    /// Begins rounds until the queue is empty. Once `is_closed`, each calls every request that waits for room.
     pub async fn drive(self: Arc<Self>, is_closed: impl Fn() -> bool) {
         let mut driver = Driver { queue: &self, is_done: false };
         loop {
@@ -75,16 +137,31 @@ impl RouteQueue {
                 return;
             }
             if is_closed() {
-                state.waiting.late().for_each(|call| call.notify_one());
+                state.waiting.late().for_each(|call| call.notify.notify_one());
             }
-            state.waiting.round(MAX_STAYS, |call| call.notify_one());
+            drop(state);
+            self.call(WaitQueue::tick);
         }
+    }
+
+    fn call(&self, next: impl FnOnce(&mut WaitQueue<Arc<Call>>) -> Option<Arc<Call>>) {
+        let mut state = self.state.lock();
+        let called = next(&mut state.waiting);
+        self.note_len(&state);
+        drop(state);
+        if let Some(call) = called {
+            call.notify.notify_one();
+        }
+    }
+
+    fn note_len(&self, state: &QueueState) {
+        self.len.store(state.waiting.len(), Ordering::Relaxed);
     }
 }
 
 /// Marks the queue as not driven if its task is dropped early.
 struct Driver<'q> {
-    queue: &'q RouteQueue,
+    queue: &'q PoolQueue,
     is_done: bool,
 }
 
@@ -97,34 +174,53 @@ impl Drop for Driver<'_> {
 }
 
 impl Ticket {
-    /// The reason given to [`RouteQueue::enter`].
+    /// Whether it is a position for a request that waits like this one.
     #[must_use]
-    pub fn reason(&self) -> WaitReason {
-        self.reason
+    pub fn suits(&self, waiter: &Waiter, queue: &Arc<PoolQueue>) -> bool {
+        Arc::ptr_eq(&self.queue, queue) && (self.reason, self.lane) == (waiter.reason, waiter.lane())
+    }
+
+    /// Whether others wait for this one to be placed or refused.
+    #[must_use]
+    pub fn is_late(&self) -> bool {
+        self.reason == WaitReason::Late
     }
 
     /// Waits until the request is to retry routing. Cancel-safe: an unawaited call wakes the next wait.
-    pub async fn called(&self) {
-        self.call.notified().await;
+    ///
+    /// # Errors
+    /// It lost its position to a request of a tenant with less than its share of the queue.
+    pub async fn called(&self) -> Result<(), Refusal> {
+        self.call.notify.notified().await;
+        self.call.evicted.get().map_or(Ok(()), |refusal| Err(*refusal))
     }
 
-    /// The request could not be placed: calls the next in its lane.
-    pub fn stays(&self) {
-        if let Some(next) = self.queue.state.lock().waiting.stays(self.position) {
-            next.notify_one();
-        }
+    /// The request could not be placed: calls the next.
+    pub fn stays(&self, stay: Stay) {
+        self.queue.call(|waiting| waiting.stays(self.position, stay));
+    }
+
+    /// The request was placed: frees its position and counts its work as its tenant's.
+    pub fn placed(self, now: Stamp) {
+        self.queue.call(|waiting| waiting.placed(self.position, now));
     }
 }
 
 impl Drop for Ticket {
     fn drop(&mut self) {
-        if let Some(next) = self.queue.state.lock().waiting.leave(self.position) {
-            next.notify_one();
-        }
+        self.queue.call(|waiting| waiting.leave(self.position));
+    }
+}
+
+/// Calls [`PoolQueue::turn`] on drop: for the end of a request, after its load was released.
+#[derive(Debug)]
+pub struct TurnOnDrop(pub Arc<PoolQueue>);
+
+impl Drop for TurnOnDrop {
+    fn drop(&mut self) {
+        self.0.turn();
     }
 }
 
 /// Period of rounds: half a decode step, since predictions do not change faster.
 pub const ROUND_EVERY: Duration = Duration::from_millis(10);
-/// Failed retries per lane and round, after which the lane waits for the next round.
-pub const MAX_STAYS: usize = 16;

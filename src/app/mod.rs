@@ -24,6 +24,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use self::observers::ObserversError;
+use crate::admission::TenantLimiter;
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::fleet::registry::Fleet;
@@ -121,6 +122,7 @@ impl App {
             clock,
             memory: BodyMemory::new(config.server.body_memory),
             explain_limiter: crate::gateway::explain_limiter::ExplainLimiter::default(),
+            tenants: TenantLimiter::default(),
             table: ArcSwap::from_pointee(
                 RoutingTable::new(Arc::clone(&config), pools).with_tokens(Arc::clone(&tokens)),
             ),

@@ -6,6 +6,7 @@
 mod auth;
 pub mod check;
 pub mod diagnostics;
+mod engine;
 pub mod load;
 mod otel;
 pub mod paths;
@@ -21,6 +22,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use self::auth::{Jwks, Jwt};
+pub use self::engine::{EngineKind, EngineProfile, Figure, FigureSource};
 pub use self::slo::{ItlBounds, Slo, TtftBound};
 pub use self::telemetry::{AccessLog, EngineSpansConfig, Otlp, OtlpProtocol, Sampling, Telemetry};
 use crate::stage::StageBudget;
@@ -76,6 +78,17 @@ impl Default for Drift {
     fn default() -> Self {
         const DAY: Duration = Duration::from_secs(86_400);
         Self { block: DAY, from: DAY * 35, to: DAY * 7, availability: 0.999, webhook: None, state: None }
+    }
+}
+
+impl Config {
+    /// Whether requests of a pool wait for room: one of its routes has a `[route.queue]`.
+    #[must_use]
+    pub fn queues(&self, pool: &Pool) -> bool {
+        let is_it = |weighted: &WeightedPool| {
+            self.pools.get(weighted.pool).is_some_and(|known| known.name == pool.name)
+        };
+        self.routes.iter().any(|route| route.queue.is_some() && route.pools.iter().any(is_it))
     }
 }
 
@@ -207,8 +220,10 @@ pub struct Pool {
     pub revision: Arc<str>,
     /// Free-form facts of the revision.
     pub revision_info: BTreeMap<String, String>,
-    /// Engine kind (`vllm`).
-    pub engine: Arc<str>,
+    /// The engine that its replicas run.
+    pub engine: EngineKind,
+    /// Where that engine's figures come from: `[pool.engine_profile]` over the built-in profile.
+    pub engine_profile: Arc<EngineProfile>,
     /// 1 to [`MAX_REPLICAS`], with distinct URLs and names.
     pub replicas: Vec<ReplicaSpec>,
     /// TLS of `https` replicas; `None` trusts the system's certificate store.
@@ -343,22 +358,22 @@ pub struct Route {
     pub ask_usage: bool,
     /// `[timeouts]` with this route's overrides.
     pub timeouts: Timeouts,
-    /// `[route.queue]`: admission by prediction; `None` places what is late all the same.
+    /// `[route.queue]`: admission by prediction; `None` refuses nobody.
     pub queue: Option<QueueLimits>,
     /// `[route.degrade]`
     pub degrade: Option<Degrade>,
 }
 
-/// `[route.queue]`: bounds of the queue for requests that no replica can answer in time.
+/// `[route.queue]`: bounds of the route's part of its pool's queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueLimits {
-    /// Requests that may wait, in each lane; 0 refuses at once.
+    /// Requests of the route that may wait; 0 refuses at once.
     pub max_requests: usize,
-    /// Bytes of waiting bodies, in each lane.
+    /// Bytes of their bodies.
     pub max_bytes: usize,
-    /// Longest wait of a late request.
+    /// Longest wait for room.
     pub max_wait: Duration,
-    /// Prompts of class `long` have a lane of their own.
+    /// Prompts of class `long` are counted and served apart from the others.
     pub isolate_long: bool,
 }
 
@@ -455,7 +470,12 @@ pub struct ClientMay {
     pub timeout: bool,
     /// `x-slo-class` is obeyed.
     pub slo_class: bool,
+    /// `x-priority` is obeyed.
+    pub priority: bool,
 }
+
+/// Bound of priorities in both directions.
+pub const MAX_PRIORITY: i32 = 100;
 
 /// `[[tenant]]`
 #[derive(Clone, Debug)]
@@ -468,4 +488,36 @@ pub struct Tenant {
     pub client_names: Vec<Arc<str>>,
     /// Names of the routes that it may use; `None` is all.
     pub routes: Option<Vec<Arc<str>>>,
+    /// Its part of a pool while others wait as well, at least 1.
+    pub weight: u32,
+    /// Higher ones are placed first.
+    pub priority: i32,
+    /// `tenant.limits`
+    pub limits: TenantLimits,
+}
+
+impl Default for Tenant {
+    /// The tenant of every request where none are configured.
+    fn default() -> Self {
+        Self {
+            name: "default".into(),
+            key_digests: Vec::new(),
+            client_names: Vec::new(),
+            routes: None,
+            weight: 1,
+            priority: 0,
+            limits: TenantLimits::default(),
+        }
+    }
+}
+
+/// `tenant.limits`; what is absent is unlimited.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TenantLimits {
+    /// Requests per minute, at least 1; a minute's may come at once.
+    pub requests_per_minute: Option<u64>,
+    /// Prompt and answer tokens per minute, at least 1.
+    pub tokens_per_minute: Option<u64>,
+    /// Requests in flight, waiting ones included, at least 1.
+    pub concurrency: Option<u32>,
 }

@@ -1,138 +1,278 @@
-//! Parses the figures that routing needs from an engine's `/metrics` page.
+//! Reads the figures that routing needs from an engine's metrics page (Prometheus text format).
 //!
-//! The page is some 50 kB, so it is scanned line by line for known names without building the rest. With data
-//! parallelism a page has one series per `engine`: counts are summed, usage is the maximum. Unknown or malformed lines
-//! are skipped.
+//! Which names they have is data ([`EngineProfile`]). The page is some 50 kB, so it is scanned line by line for those names
+//! without building the rest. One URL may be several engines (data parallelism: label `engine` or `dp_rank`): counts of its
+//! series are summed, shares and sizes averaged ([`Figure::is_mean`]), and what stands in labels as well: every rank of vLLM tells
+//! the blocks of all. A value that is negative, infinite or no number is no figure, and a figure that is missing stays
+//! absent: it is never read as zero.
 
-/// Figures of one page; `None` where the series is missing.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct EngineFigures {
-    /// `vllm:num_requests_running`
-    pub running: Option<f64>,
-    /// `vllm:num_requests_waiting`
-    pub waiting: Option<f64>,
-    /// `vllm:kv_cache_usage_perc`, 0 to 1 (older engines: `vllm:gpu_cache_usage_perc`).
-    pub kv_cache_usage: Option<f64>,
-    /// `block_size` of `vllm:cache_config_info`, in tokens.
-    pub block_tokens: Option<u64>,
-    /// `num_gpu_blocks` of `vllm:cache_config_info`, over all engines of the page.
-    pub total_blocks: Option<u64>,
-    /// `vllm:num_preemptions_total`
-    pub preemptions: Option<f64>,
-    /// `vllm:time_to_first_token_seconds_sum`
-    pub ttft_sum: Option<f64>,
-    /// `vllm:time_to_first_token_seconds_count`
-    pub ttft_count: Option<f64>,
-    /// Tokens computed and generated so far, and steps where they are counted: moves while the engine core does.
-    pub work_done: Option<f64>,
-    /// `process_start_time_seconds`: another value means another process.
-    pub process_start: Option<f64>,
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use crate::config::{EngineProfile, Figure, FigureSource};
+
+/// Figures of one page.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EngineFigures([Option<f64>; Figure::ALL.len()]);
+
+/// What one source has found so far.
+struct Found<'p> {
+    source: &'p FigureSource,
+    sum: f64,
+    series: f64,
 }
 
-/// Parses a page in the Prometheus text format.
+/// Parses a page.
 #[must_use]
-pub fn parse(page: &str) -> EngineFigures {
-    let mut figures = EngineFigures::default();
-    for line in page.lines() {
-        if let Some((name, labels, value)) = series(line) {
-            figures.take(name, labels, value);
+pub fn parse(page: &str, profile: &EngineProfile) -> EngineFigures {
+    let mut found: Vec<Found<'_>> = Vec::new();
+    let mut by_name: HashMap<&str, Vec<usize>> = HashMap::new();
+    for source in profile.sources.iter().flat_map(|(_, sources)| sources) {
+        match source {
+            FigureSource::Value { name, .. } | FigureSource::Label { name, .. } => {
+                by_name.entry(name).or_default().push(found.len());
+                found.push(Found { source, sum: 0.0, series: 0.0 });
+            }
+            FigureSource::Constant(number) => found.push(Found { source, sum: *number, series: 1.0 }),
         }
     }
-    figures
+    for line in page.lines() {
+        let name = line.split(['{', ' ', '\t']).next().unwrap_or_default();
+        let Some(wanted) = by_name.get(name) else { continue };
+        let Some((labels, value)) = series(&line[name.len()..]) else { continue };
+        if is_copy(labels, profile) {
+            continue;
+        }
+        for at in wanted {
+            if let Some(found) = found.get_mut(*at) {
+                found.take(labels, value);
+            }
+        }
+    }
+    EngineFigures::chosen(profile, &found)
 }
 
 impl EngineFigures {
-    fn take(&mut self, name: &str, labels: &str, value: f64) {
-        match name {
-            "vllm:num_requests_running" => add(&mut self.running, value),
-            "vllm:num_requests_waiting" => add(&mut self.waiting, value),
-            "vllm:kv_cache_usage_perc" | "vllm:gpu_cache_usage_perc" => {
-                self.kv_cache_usage = Some(self.kv_cache_usage.unwrap_or(0.0).max(value).clamp(0.0, 1.0));
+    /// Of each figure the first of its sources that was found.
+    fn chosen(profile: &EngineProfile, found: &[Found<'_>]) -> Self {
+        let mut figures = Self([None; Figure::ALL.len()]);
+        let mut rest = found;
+        for (figure, sources) in &profile.sources {
+            let (own, others) = rest.split_at(sources.len().min(rest.len()));
+            rest = others;
+            let first = own.iter().find(|found| found.series > 0.0);
+            let value = first.map(|found| {
+                let is_mean = figure.is_mean() || matches!(found.source, FigureSource::Label { .. });
+                if is_mean { found.sum / found.series } else { found.sum }
+            });
+            if let Some(cell) = figures.0.get_mut(*figure as usize) {
+                *cell = value.filter(|value| value.is_finite());
             }
-            "vllm:cache_config_info" => {
-                self.block_tokens = label(labels, "block_size").or(self.block_tokens);
-                let blocks = label(labels, "num_gpu_blocks_override").or(label(labels, "num_gpu_blocks"));
-                if let Some(blocks) = blocks {
-                    self.total_blocks = Some(self.total_blocks.unwrap_or(0).saturating_add(blocks));
-                }
+        }
+        figures
+    }
+
+    /// A figure; finite, zero or more.
+    #[must_use]
+    pub fn get(&self, figure: Figure) -> Option<f64> {
+        self.0.get(figure as usize).copied().flatten()
+    }
+
+    /// A whole number above zero.
+    pub(super) fn count(&self, figure: Figure) -> Option<u64> {
+        // A cast saturates.
+        self.get(figure).map(|value| value as u64).filter(|count| *count > 0)
+    }
+
+    /// Share of the KV cache in use, by itself or by blocks.
+    #[must_use]
+    pub fn kv_cache_usage(&self) -> Option<f64> {
+        let by_blocks = || {
+            let (used, all) = (self.get(Figure::KvBlocksUsed)?, self.get(Figure::KvBlocks)?);
+            (all > 0.0).then(|| used / all)
+        };
+        self.get(Figure::KvCacheUsage).or_else(by_blocks).filter(|usage| *usage <= 1.0)
+    }
+
+    /// What the profile expects and the page does not have.
+    pub(super) fn absent(&self, profile: &EngineProfile) -> Vec<&'static str> {
+        let is_absent = |figure: Figure| match figure {
+            Figure::KvCacheUsage | Figure::KvBlocksUsed => self.kv_cache_usage().is_none(),
+            // One tells what the two others do.
+            Figure::CacheHitRatio => self.get(figure).is_none() && self.get(Figure::CacheHits).is_none(),
+            Figure::CacheHits | Figure::CacheQueries => {
+                self.get(figure).is_none() && self.get(Figure::CacheHitRatio).is_none()
             }
-            "vllm:num_preemptions_total" => add(&mut self.preemptions, value),
-            "vllm:time_to_first_token_seconds_sum" => add(&mut self.ttft_sum, value),
-            "vllm:time_to_first_token_seconds_count" => add(&mut self.ttft_count, value),
-            "vllm:prompt_tokens_total"
-            | "vllm:generation_tokens_total"
-            | "vllm:iteration_tokens_total_count" => add(&mut self.work_done, value),
-            "process_start_time_seconds" => self.process_start = Some(value),
-            _ => {}
+            _ => self.get(figure).is_none(),
+        };
+        let expected = profile.sources.iter().map(|(figure, _)| *figure);
+        expected.filter(|figure| is_absent(*figure)).map(Figure::as_str).collect()
+    }
+}
+
+impl Found<'_> {
+    fn take(&mut self, labels: &str, value: f64) {
+        let value = match self.source {
+            FigureSource::Value { labels: wanted, .. } => {
+                let has = |(name, text): &(Arc<str>, Arc<str>)| label(labels, name) == Some(&**text);
+                wanted.iter().all(has).then_some(value)
+            }
+            FigureSource::Label { label: name, .. } => label(labels, name).and_then(number),
+            FigureSource::Constant(_) => None,
+        };
+        if let Some(value) = value.filter(|value| value.is_finite() && *value >= 0.0) {
+            self.sum += value;
+            self.series += 1.0;
         }
     }
 }
 
-fn add(sum: &mut Option<f64>, value: f64) {
-    if value >= 0.0 {
-        *sum = Some(sum.unwrap_or(0.0) + value);
+/// Whether a series repeats what another rank tells.
+fn is_copy(labels: &str, profile: &EngineProfile) -> bool {
+    profile.only.iter().any(|(name, kept)| label(labels, name).is_some_and(|value| value != &**kept))
+}
+
+/// Splits `{labels} value timestamp` into labels and value; `None` for what is malformed.
+fn series(rest: &str) -> Option<(&str, f64)> {
+    let (labels, rest) = match rest.strip_prefix('{') {
+        Some(inner) => inner.split_at(closing(inner)?),
+        None => ("", rest),
+    };
+    let value = rest.trim_start_matches('}').split_ascii_whitespace().next()?;
+    Some((labels, value.parse().ok()?))
+}
+
+/// Where the brace that ends a label set stands: not within quotes.
+fn closing(labels: &str) -> Option<usize> {
+    let (mut is_quoted, mut is_escaped) = (false, false);
+    labels.bytes().position(|byte| {
+        let ends = byte == b'}' && !is_quoted;
+        is_quoted ^= byte == b'"' && !is_escaped;
+        is_escaped = byte == b'\\' && !is_escaped;
+        ends
+    })
+}
+
+/// The value of a label, escapes as they stand.
+fn label<'l>(labels: &'l str, name: &str) -> Option<&'l str> {
+    let mut rest = labels;
+    loop {
+        let (key, after) = rest.split_once("=\"")?;
+        let mut is_escaped = false;
+        let end = after.bytes().position(|byte| {
+            let ends = byte == b'"' && !is_escaped;
+            is_escaped = byte == b'\\' && !is_escaped;
+            ends
+        })?;
+        if key.trim_start_matches([',', ' ']) == name {
+            return after.get(..end);
+        }
+        rest = after.get(end + 1..)?;
     }
 }
 
-/// Splits `name{labels} value`; `None` for comments, unknown names and malformed lines.
-fn series(line: &str) -> Option<(&str, &str, f64)> {
-    if !line.starts_with("vllm:") && !line.starts_with("process_start") {
-        return None;
+/// A number in a label, or a switch.
+fn number(text: &str) -> Option<f64> {
+    if text.eq_ignore_ascii_case("true") {
+        Some(1.0)
+    } else if text.eq_ignore_ascii_case("false") {
+        Some(0.0)
+    } else {
+        text.parse().ok()
     }
-    let (key, value) = line.trim_end().rsplit_once(' ')?;
-    let value: f64 = value.parse().ok().filter(|v: &f64| v.is_finite())?;
-    match key.split_once('{') {
-        Some((name, labels)) => Some((name, labels.strip_suffix('}')?, value)),
-        None => Some((key, "", value)),
-    }
-}
-
-fn label(labels: &str, name: &str) -> Option<u64> {
-    let quoted = labels.split(',').find_map(|pair| pair.strip_prefix(name)?.strip_prefix('='))?;
-    quoted.trim_matches('"').parse().ok()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::EngineKind;
 
-    #[test]
-    fn engines_of_one_page_are_added_up() {
-        let page = "# HELP vllm:num_requests_running x\n\
-            vllm:num_requests_running{engine=\"0\",model_name=\"m\"} 3.0\n\
-            vllm:num_requests_running{engine=\"1\",model_name=\"m\"} 2.0\n\
-            vllm:num_requests_waiting{engine=\"0\",model_name=\"m\"} 7.0\n\
-            vllm:kv_cache_usage_perc{engine=\"0\"} 0.25\nvllm:kv_cache_usage_perc{engine=\"1\"} 0.5\n\
-            vllm:cache_config_info{block_size=\"16\",engine=\"0\",num_gpu_blocks=\"100\",num_gpu_blocks_override=\"None\"} 1.0\n\
-            vllm:num_preemptions_total{engine=\"0\"} 1.0\nvllm:num_preemptions_total{engine=\"1\"} 2.0\n\
-            vllm:prompt_tokens_total{engine=\"0\"} 100.0\nvllm:generation_tokens_total{engine=\"0\"} 20.0\n\
-            vllm:iteration_tokens_total_count{engine=\"0\"} 7.0\n\
-            vllm:time_to_first_token_seconds_sum{engine=\"0\"} 2.5\n\
-            vllm:time_to_first_token_seconds_count{engine=\"0\"} 10.0\n\
-            process_start_time_seconds 1.7e9\n";
-        assert_eq!(
-            parse(page),
-            EngineFigures {
-                running: Some(5.0),
-                waiting: Some(7.0),
-                kv_cache_usage: Some(0.5),
-                block_tokens: Some(16),
-                total_blocks: Some(100),
-                preemptions: Some(3.0),
-                ttft_sum: Some(2.5),
-                ttft_count: Some(10.0),
-                work_done: Some(127.0),
-                process_start: Some(1.7e9),
-            }
-        );
+    fn read(kind: EngineKind, page: &str) -> (EngineFigures, EngineProfile) {
+        let profile = kind.profile();
+        (parse(page, &profile), profile)
+    }
+
+    fn assert_figures(kind: EngineKind, page: &str, expected: &[(Figure, f64)], absent: &[&str]) {
+        let (figures, profile) = read(kind, page);
+        for (figure, value) in expected {
+            let found = figures.get(*figure);
+            assert!(found.is_some_and(|found| (found - value).abs() < 1e-9), "{figure:?}: {found:?}");
+        }
+        assert_eq!(figures.absent(&profile), absent);
     }
 
     #[test]
-    fn malformed_lines_are_skipped() {
-        for page in
-            ["", "vllm:num_requests_running", "vllm:num_requests_running{ NaN", "<html>", "vllm:x{} 1"]
-        {
-            assert_eq!(parse(page), EngineFigures::default(), "{page}");
+    fn vllm_s_page_has_every_figure_and_ranks_of_one_url_are_put_together() {
+        use Figure as F;
+        let idle = include_str!("../../tests/fixtures/vllm/metrics_under_load.txt");
+        let one = [(F::Running, 4.0), (F::Waiting, 8.0), (F::BlockTokens, 128.0), (F::PrefixCaching, 1.0)];
+        assert_figures(EngineKind::Vllm, idle, &one, &[]);
+        let two = include_str!("../../tests/fixtures/vllm/metrics_dp2.txt");
+        assert_figures(EngineKind::Vllm, two, &[(F::KvBlocks, 16_384.0), (F::BlockTokens, 128.0)], &[]);
+        let page = "vllm:num_requests_running{engine=\"0\"} 3\nvllm:num_requests_running{engine=\"1\"} 2\n\
+            vllm:kv_cache_usage_perc{engine=\"0\"} 0.25\nvllm:kv_cache_usage_perc{engine=\"1\"} 0.75\n";
+        let (figures, _) = read(EngineKind::Vllm, page);
+        assert_eq!((figures.get(F::Running), figures.kv_cache_usage()), (Some(5.0), Some(0.5)));
+    }
+
+    #[test]
+    fn the_other_engines_pages_are_read_as_their_documentation_shows_them() {
+        use Figure as F;
+        let page = include_str!("../../tests/fixtures/engines/sglang.txt");
+        let told = [
+            (F::Running, 162.0),
+            (F::Waiting, 2826.0),
+            (F::KvCacheUsage, 0.28),
+            (F::CacheHitRatio, 0.007_507_552_643_049_313),
+            (F::TtftCount, 11_008.0),
+        ];
+        assert_figures(EngineKind::Sglang, page, &told, &["kv_blocks", "process_start"]);
+        let page = include_str!("../../tests/fixtures/engines/sglang_ranks.txt");
+        let told = [(F::Running, 8.0), (F::Waiting, 3.0), (F::KvCacheUsage, 0.035), (F::KvBlocks, 120_000.0)];
+        assert_figures(EngineKind::Sglang, page, &told, &["ttft_sum", "ttft_count", "process_start"]);
+        let page = include_str!("../../tests/fixtures/engines/ray_serve.txt");
+        let told = [(F::Running, 3.0), (F::Waiting, 1.0), (F::CacheHits, 512.0), (F::CacheQueries, 1024.0)];
+        let absent = ["kv_blocks", "block_tokens", "prefix_caching", "preemptions", "generated_tokens"];
+        assert_figures(EngineKind::RayServe, page, &told, &absent);
+        let page = include_str!("../../tests/fixtures/engines/triton.txt");
+        let told = [(F::Running, 1.0), (F::Waiting, 1.0), (F::BatchLimit, 512.0), (F::BlockTokens, 64.0)];
+        assert_figures(EngineKind::Triton, page, &told, &[]);
+        let (figures, _) = read(EngineKind::Triton, page);
+        assert!((figures.kv_cache_usage().unwrap() - 1.0 / 6239.0).abs() < 1e-9);
+        let page = include_str!("../../tests/fixtures/engines/torchserve.txt");
+        assert_figures(EngineKind::Torchserve, page, &[], &[]);
+    }
+
+    #[test]
+    fn labels_may_hold_anything_and_a_timestamp_is_no_value() {
+        let mut profile = EngineKind::Generic.profile();
+        let source = FigureSource::parse("queue{kind=\"a\"}").unwrap();
+        profile.sources = vec![(Figure::Waiting, vec![source])];
+        let waiting = |page: &str| parse(page, &profile).get(Figure::Waiting);
+        for (page, expected) in [
+            ("queue{kind=\"a\"} 3 1700000000000", Some(3.0)),
+            ("queue{x=\"} 9 {\",kind=\"a\",} 4", Some(4.0)),
+            ("queue{x=\"\\\"kind=\\\"b\", kind=\"a\"} 5 # {trace=\"1\"} 7", Some(5.0)),
+            ("queue{kind=\"b\"} 6", None),
+            ("queue{otherkind=\"a\"} 6", None),
+            ("queue 6", None),
+            ("queue{kind=\"a\"} NaN", None),
+            ("queue{kind=\"a\"} -1", None),
+            ("queue{kind=\"a\"} +Inf", None),
+            ("queue{kind=\"a\"", None),
+            ("queue{kind=\"a\"}", None),
+            ("queue{kind=\"a} 3", None),
+            ("<html>", None),
+            ("", None),
+        ] {
+            assert_eq!(waiting(page), expected, "{page}");
         }
+    }
+
+    #[test]
+    fn what_is_missing_is_said_and_is_not_zero() {
+        let (figures, profile) = read(EngineKind::Vllm, "vllm:num_requests_running 1\n");
+        assert_eq!((figures.get(Figure::Waiting), figures.kv_cache_usage()), (None, None));
+        assert_eq!(figures.absent(&profile).len(), profile.sources.len() - 1);
     }
 }

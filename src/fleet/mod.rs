@@ -4,7 +4,6 @@
 //! reads.
 
 pub(crate) mod answers;
-pub(crate) mod load_report;
 pub mod metrics_text;
 mod model_list;
 mod outliers;

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use super::pool::PoolState;
 use super::replica::Replica;
+use crate::admission::TurnOnDrop;
 use crate::clock::Stamp;
 use crate::record::{DecisionSummary, TokenCounts};
 use crate::request::prompt_size::PromptSize;
@@ -21,6 +22,8 @@ pub struct Pick {
     pub decision: DecisionSummary,
     /// The request's share of the replica's load.
     pub assignment: Assignment,
+    /// After the load, which is released first: its end may make room for another.
+    pub turn: TurnOnDrop,
     pub size: PromptSize,
     /// Hash of the whole prompt, to find prompts that kill engines.
     pub prompt: u64,
@@ -31,6 +34,7 @@ impl Pick {
     pub fn first_token(&mut self, now: Stamp) {
         self.assignment.first_token(now);
         self.replica.succeeded(now);
+        self.pool.queue.turn();
     }
 
     /// A complete response arrived, which proves as much as a probe.

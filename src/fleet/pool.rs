@@ -18,6 +18,7 @@ use super::replica::Replica;
 use super::speed::{LOOK_EVERY, Lasting};
 use super::status::ReplicaState;
 use super::vitals::BUSY_FOR;
+use crate::admission::PoolQueue;
 use crate::clock::{Clock, Stamp};
 use crate::config::Pool;
 use crate::error::ReplicaFailure;
@@ -36,6 +37,8 @@ pub struct PoolState {
     pub ratio: TokenRatio,
     /// Retries of work that may have started at its replicas.
     pub retries: RetryBudget,
+    /// Requests of all its routes that wait.
+    pub queue: Arc<PoolQueue>,
     retired: CancellationToken,
     pub(super) config: ArcSwap<Pool>,
     pub(super) replicas: ArcSwap<Vec<Arc<Replica>>>,
@@ -50,6 +53,7 @@ impl PoolState {
             dispatcher: Dispatcher::new(slots),
             ratio: TokenRatio::default(),
             retries: RetryBudget::default(),
+            queue: PoolQueue::new(),
             retired: CancellationToken::new(),
             config: ArcSwap::from_pointee(config.clone()),
             replicas: ArcSwap::default(),

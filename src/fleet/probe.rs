@@ -6,6 +6,7 @@
 //! busy with, keep probes from being answered too: neither is a reason to leave while anything moves.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use http::StatusCode;
@@ -54,6 +55,8 @@ impl Prober {
             if matches!(result, ProbeResult::Answered(ProbeKind::Completion)) && !self.replica.is_ready() {
                 self.learn_unasked(&config).await;
             }
+            let is_proved = matches!(result, ProbeResult::Answered(_));
+            self.replica.probe_failures.fetch_add(u64::from(!is_proved), Ordering::Relaxed);
             misses = match result {
                 ProbeResult::Answered(_) => 0,
                 ProbeResult::NotSent => misses,
@@ -195,7 +198,7 @@ impl Prober {
                 "/rerank",
                 json!({ "model": model, "query": config.probe.prompt, "documents": [config.probe.prompt] }),
             ),
-            ProbeKind::Health => ("/health", serde_json::Value::Null),
+            ProbeKind::Health => (&*config.engine_profile.health_path, serde_json::Value::Null),
         };
         let body = body.to_string();
         let call = self.call(config, path, (kind != ProbeKind::Health).then_some(body.as_str()));
@@ -216,19 +219,33 @@ impl Prober {
     async fn learn_unasked(&self, config: &Pool) {
         let models = self.replica.models.load_full();
         let model = models.first().map_or("", |m| &*m.id);
-        let body = json!({ "model": model, "prompt": config.probe.prompt, "max_tokens": 1, "stream": true });
-        let body = body.to_string();
-        let call = self.call(config, "/v1/completions", Some(&body));
-        let unasked = match call.send(&self.connector).await {
-            Ok((StatusCode::OK, stream)) => UnaskedStream::read(&stream),
-            _ => None,
-        };
+        let prompt = &config.probe.prompt;
+        let messages = json!([{ "role": "user", "content": prompt }]);
+        let mut unasked = None;
+        // An engine without completions may have chat.
+        for (path, body) in [
+            ("/v1/completions", json!({ "model": model, "prompt": prompt, "max_tokens": 1, "stream": true })),
+            (
+                "/v1/chat/completions",
+                json!({ "model": model, "messages": messages, "max_tokens": 1, "stream": true }),
+            ),
+        ] {
+            let body = body.to_string();
+            if let Ok((StatusCode::OK, stream)) =
+                self.call(config, path, Some(&body)).send(&self.connector).await
+            {
+                unasked = UnaskedStream::read(&stream);
+            }
+            if unasked.is_some() {
+                break;
+            }
+        }
         self.replica.unasked.store(unasked.map(Arc::new));
     }
 
     /// Reads `/v1/models`; an engine without it is probed all the same.
     async fn list_models(&self, config: &Pool) -> Result<(), ProbeResult> {
-        match self.call(config, "/v1/models", None).send(&self.connector).await {
+        match self.call(config, &config.engine_profile.models_path, None).send(&self.connector).await {
             Ok((StatusCode::OK, body)) => {
                 self.replica.models.store(Arc::new(model_list::parse(&body)));
                 Ok(())

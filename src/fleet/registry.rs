@@ -100,6 +100,7 @@ impl Fleet {
                 let state = before.iter().find(|p| p.name == pool.name).cloned();
                 let state = state.unwrap_or_else(|| self.open(pool));
                 self.apply_pool(&state, pool, &before);
+                state.queue.share(config.queues(pool));
                 state
             })
             .collect();
@@ -224,7 +225,7 @@ fn served(config: &Pool, spec: &ReplicaSpec) -> Served {
         pool: Arc::clone(&config.name),
         revision: Arc::clone(&config.revision),
         replica: Arc::clone(&spec.name),
-        engine: Arc::clone(&config.engine),
+        engine: config.engine.as_str().into(),
         host: Arc::clone(&spec.endpoint.host),
         port: spec.endpoint.port,
     }

@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::answers::Answers;
 use super::speed::Speed;
-use super::status::{EngineCounters, ReplicaState, ReplicaStatus};
+use super::status::{EngineCounters, OwnFailures, ReplicaState, ReplicaStatus};
 use super::unasked::UnaskedStream;
 use super::vitals::Vitals;
 use crate::clock::Stamp;
@@ -47,6 +47,12 @@ pub struct Replica {
     pub target: Target,
     /// Counters of the last scrape.
     pub scraped: ArcSwapOption<ScrapedCounters>,
+    /// Figures that are expected of the engine and that its page does not have.
+    pub absent: ArcSwap<Arc<[&'static str]>>,
+    /// Scrapes without a page.
+    pub scrape_failures: AtomicU64,
+    /// Probes without the answer of a working engine.
+    pub probe_failures: AtomicU64,
     /// As listed by `/v1/models` of the engine.
     pub models: ArcSwap<Vec<EngineModel>>,
     /// What its engine puts into a stream that asks for nothing; `None` until a probe told.
@@ -80,7 +86,9 @@ pub struct ScrapedCounters {
     pub counters: EngineCounters,
     /// Tokens and steps so far.
     pub work_done: Option<f64>,
-    /// `process_start_time_seconds`
+    /// Prompt tokens looked up in the engine's prefix cache, and those found there.
+    pub cache: Option<(f64, f64)>,
+    /// Start of the process, where it is told.
     pub process_start: Option<f64>,
 }
 
@@ -123,6 +131,9 @@ impl Replica {
             answers: Answers::default(),
             speed: Speed::default(),
             scraped: ArcSwapOption::empty(),
+            absent: ArcSwap::from_pointee(Arc::from([])),
+            scrape_failures: AtomicU64::new(0),
+            probe_failures: AtomicU64::new(0),
             models: ArcSwap::default(),
             unasked: ArcSwapOption::empty(),
             removed: CancellationToken::new(),
@@ -255,7 +266,7 @@ impl Replica {
 
     /// Status for metrics and the admin API.
     pub fn status(&self, now: Stamp, limits: &EngineLimits) -> ReplicaStatus {
-        let signals = self.target.signals(now, limits).map(|(signals, _)| signals);
+        let signals = self.target.signals(now, limits);
         let load = self.target.load.view();
         let served = self.served.load();
         ReplicaStatus {
@@ -272,6 +283,11 @@ impl Replica {
             inflight_prompt_tokens: load.waiting_tokens().0,
             signals,
             counters: signals.and_then(|_| Some(self.scraped.load().as_ref()?.counters)),
+            absent: Arc::clone(&self.absent.load()),
+            failures: OwnFailures {
+                scrapes: self.scrape_failures.load(Ordering::Relaxed),
+                probes: self.probe_failures.load(Ordering::Relaxed),
+            },
             connections: self.connections.open(),
             models: self.models.load().iter().map(|m| Arc::clone(&m.id)).collect(),
         }

@@ -1,9 +1,11 @@
-//! Scrapes one engine's `/metrics`: one request at a time, jittered, with a timeout.
+//! Scrapes one engine's metrics page: one request at a time, jittered, with a timeout.
 //!
 //! A failed scrape makes signals old, never bad: a slow page does not make a replica count as saturated. A refused
-//! connect is passed to the prober at once, and whether the engine's counters moved is evidence against a freeze.
+//! connect is passed to the prober at once, and whether the engine's counters moved is evidence against a freeze. Where the page is
+//! and what its figures are called is `[pool.engine_profile]`.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use http::StatusCode;
@@ -13,6 +15,7 @@ use super::pool::PoolState;
 use super::replica::{Replica, ScrapedCounters};
 use super::status::EngineCounters;
 use crate::clock::Clock;
+use crate::config::{Endpoint, EngineProfile, Figure};
 use crate::routing::EnginePage;
 use crate::upstream::call::{Call, CallError, KeptConnection};
 use crate::upstream::connect::Connector;
@@ -47,78 +50,125 @@ impl Scraper {
         }
     }
 
-    /// One scrape; `false` when the engine has no `/metrics`.
+    /// One scrape; `false` when the engine has no page.
     async fn scrape(&self, interval: Duration, kept: &mut KeptConnection) -> bool {
         let config = self.pool.config();
+        let profile = &config.engine_profile;
+        let Some(path) = profile.metrics_path.as_deref().filter(|_| !profile.sources.is_empty()) else {
+            self.note_absent(&[]);
+            return false;
+        };
+        let elsewhere = profile.metrics_port.map(|port| Endpoint {
+            port,
+            base_path: "".into(),
+            ..self.replica.endpoint.clone()
+        });
         let call = Call {
-            endpoint: &self.replica.endpoint,
+            endpoint: elsewhere.as_ref().unwrap_or(&self.replica.endpoint),
             key: config.engine_api_key.as_ref(),
-            path: "/metrics",
+            path,
             body: None,
             timeout: interval.max(MIN_TIMEOUT),
         };
         let answer = call.send_on(&self.connector, kept).await;
+        if !matches!(answer, Ok((StatusCode::OK, _))) {
+            self.replica.scrape_failures.fetch_add(1, Ordering::Relaxed);
+        }
+        // What another port says is no evidence about the engine's own.
+        let is_own_port = elsewhere.is_none();
         if answer.is_ok() && kept.is_fresh() {
-            self.connected();
+            self.connected(is_own_port);
         }
         match answer {
-            Ok((StatusCode::OK, page)) => {
-                self.apply(&String::from_utf8_lossy(&page));
-                true
+            Ok((StatusCode::OK, page)) => self.apply(&String::from_utf8_lossy(&page), profile),
+            Ok(_) => {
+                let expected: Vec<_> = profile.sources.iter().map(|(figure, _)| figure.as_str()).collect();
+                self.note_absent(&expected);
+                return false;
             }
-            Ok(_) => false,
-            Err(CallError::Refused) => {
+            Err(CallError::Refused) if is_own_port => {
                 self.replica.vitals.refused(self.clock.now());
                 if self.replica.is_ready() {
                     self.replica.vitals.check_now.notify_one();
                 }
-                true
+                return true;
             }
-            Err(_) => true,
+            Err(_) => return true,
         }
+        self.connected(is_own_port);
+        true
     }
 
-    fn connected(&self) {
-        if self.replica.vitals.refused_since().is_some() {
+    fn connected(&self, is_own_port: bool) {
+        if is_own_port && self.replica.vitals.refused_since().is_some() {
             self.replica.vitals.connected();
             self.replica.vitals.check_now.notify_one();
         }
     }
 
-    fn apply(&self, page: &str) {
-        let figures = metrics_text::parse(page);
-        let (Some(running), Some(waiting)) = (figures.running, figures.waiting) else { return };
+    fn apply(&self, page: &str, profile: &EngineProfile) {
+        let figures = metrics_text::parse(page, profile);
+        self.note_absent(&figures.absent(profile));
         let replica = &self.replica;
-        let now = self.clock.now();
-        let before = replica.scraped.load_full();
-        let pair = |figure: fn(&ScrapedCounters) -> Option<f64>, new: Option<f64>| {
-            before.as_ref().and_then(|before| figure(before)).zip(new)
+        let counters = EngineCounters {
+            preemptions: figures.get(Figure::Preemptions),
+            generated: figures.get(Figure::GeneratedTokens),
+            ttft: figures.get(Figure::TtftSum).zip(figures.get(Figure::TtftCount)),
         };
+        let scraped = ScrapedCounters {
+            counters,
+            work_done: figures.get(Figure::GeneratedTokens),
+            cache: figures.get(Figure::CacheQueries).zip(figures.get(Figure::CacheHits)),
+            process_start: figures.get(Figure::ProcessStart),
+        };
+        let before = replica.scraped.swap(Some(Arc::new(scraped)));
         // A restarted process has an empty cache.
-        if pair(|b| b.process_start, figures.process_start)
-            .is_some_and(|(a, b)| (a - b).abs() > START_TOLERANCE)
-        {
-            self.pool.died(replica, now);
+        if before.as_ref().is_some_and(|before| scraped.is_of_another_process(before)) {
+            self.pool.died(replica, self.clock.now());
             replica.target.restarted();
         }
-        if pair(|b| b.work_done, figures.work_done).is_some_and(|(old, new)| old != new) {
-            replica.vitals.engine_moved(now);
+        if before.as_ref().is_some_and(|before| before.work_done != scraped.work_done) {
+            replica.vitals.engine_moved(self.clock.now());
         }
-        let counters = EngineCounters {
-            preemptions: figures.preemptions,
-            ttft: figures.ttft_sum.zip(figures.ttft_count),
-        };
-        let (work_done, process_start) = (figures.work_done, figures.process_start);
-        replica.scraped.store(Some(Arc::new(ScrapedCounters { counters, work_done, process_start })));
         let page = EnginePage {
-            running,
-            waiting,
-            kv_cache_usage: figures.kv_cache_usage.unwrap_or(0.0),
-            block_tokens: figures.block_tokens,
-            total_blocks: figures.total_blocks,
+            running: figures.get(Figure::Running),
+            waiting: figures.get(Figure::Waiting),
+            kv_cache_usage: figures.kv_cache_usage(),
+            block_tokens: figures.count(Figure::BlockTokens),
+            total_blocks: figures.count(Figure::KvBlocks),
+            batch_limit: figures.count(Figure::BatchLimit),
         };
-        replica.target.scraped(page, now);
+        replica.target.scraped(page, self.clock.now());
         self.pool.dispatcher.learn_capacity(&replica.target, self.pool.ratio.bytes_per_token());
+    }
+
+    /// Says once what the engine does not tell.
+    fn note_absent(&self, absent: &[&'static str]) {
+        let replica = &self.replica;
+        if ***replica.absent.load() == *absent {
+            return;
+        }
+        replica.absent.store(Arc::new(absent.into()));
+        let served = replica.served();
+        let (pool, name) = (&served.pool, &served.replica);
+        if absent.is_empty() {
+            tracing::info!(%pool, replica = %name, "engine tells every expected figure");
+        } else {
+            let figures = absent.join(", ");
+            tracing::warn!(%pool, replica = %name, figures, "engine does not tell these figures; check pool.engine and [pool.engine_profile]");
+        }
+    }
+}
+
+impl ScrapedCounters {
+    /// Whether the process started at another time than that of `before`, or, where that is not told, counts less.
+    fn is_of_another_process(&self, before: &Self) -> bool {
+        if let Some((old, new)) = before.process_start.zip(self.process_start) {
+            return (old - new).abs() > START_TOLERANCE;
+        }
+        let fell = |old: Option<f64>, new: Option<f64>| old.zip(new).is_some_and(|(old, new)| new < old);
+        fell(before.counters.generated, self.counters.generated)
+            || fell(before.counters.ttft.map(|ttft| ttft.1), self.counters.ttft.map(|ttft| ttft.1))
     }
 }
 

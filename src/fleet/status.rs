@@ -61,6 +61,10 @@ pub struct ReplicaStatus {
     pub signals: Option<EngineSignals>,
     /// From the last scrape; absent with the signals.
     pub counters: Option<EngineCounters>,
+    /// Figures that its engine's profile expects and its page does not have, by their keys in `[pool.engine_profile]`.
+    pub absent: Arc<[&'static str]>,
+    /// Scrapes and probes without an answer, since the replica was configured.
+    pub failures: OwnFailures,
     /// Open upstream connections, idle ones included.
     pub connections: u64,
     /// Listed by the engine, adapters included.
@@ -78,11 +82,22 @@ pub struct PoolCalibration {
     pub replicas: Vec<(Arc<str>, Option<Calibration>)>,
 }
 
-/// Counters of an engine's `/metrics`, since its process started.
+/// The gateway's own requests that a replica did not answer as they need.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OwnFailures {
+    /// Scrapes without a page.
+    pub scrapes: u64,
+    /// Probes without the answer of a working engine.
+    pub probes: u64,
+}
+
+/// Counters of an engine's metrics page, since its process started.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct EngineCounters {
-    /// `vllm:num_preemptions_total`
+    /// Requests put back from the batch into the queue.
     pub preemptions: Option<f64>,
-    /// Sum and count of `vllm:time_to_first_token_seconds`.
+    /// Generated tokens: an engine whose streams are silent and whose count stands still does nothing.
+    pub generated: Option<f64>,
+    /// Sum and count of times to first token.
     pub ttft: Option<(f64, f64)>,
 }

@@ -19,7 +19,6 @@ use tokio::time::Instant;
 
 use crate::clock::{Clock, Stamp};
 use crate::error::{Failure, ReplicaFailure, Timer};
-use crate::fleet::load_report;
 use crate::fleet::replica::Replica;
 use crate::relay::reader::{HoldOutcome, StreamReader, StreamShape};
 use crate::relay::usage::{self, EngineErrorKind};
@@ -44,8 +43,6 @@ pub struct UpstreamAttempt {
     pub deadlines: Deadlines,
     /// Whether the client asked for a stream.
     pub is_stream: bool,
-    /// Whether the request carries the header that makes the engine report its load (ORCA).
-    pub asks_load: bool,
     /// The process' clock.
     pub clock: Clock,
 }
@@ -154,14 +151,7 @@ impl UpstreamAttempt {
             let replica = self.replica.name();
             return Err(failed(ReplicaFailure::InvalidHead { replica, what }));
         }
-        let mut head = Box::new(head);
-        if self.asks_load {
-            self.take_load_report(&mut head);
-        }
-        if head.status == StatusCode::SWITCHING_PROTOCOLS {
-            let replica = self.replica.name();
-            return Err(failed(ReplicaFailure::UnaskedUpgrade { replica }));
-        }
+        let head = Box::new(head);
         if head.status.is_success() {
             if self.is_relayed_from_head(&head, &body) {
                 return Ok(UpstreamResponse::Large { head, first: Bytes::new(), rest: body, lease });
@@ -197,14 +187,6 @@ impl UpstreamAttempt {
             .try_send_request(std::mem::take(&mut self.request))
             .await
             .map_err(|mut error| closed(error.take_message().is_some()))
-    }
-
-    /// Publishes the load report of the response head; it is as old as the head.
-    fn take_load_report(&self, head: &mut response::Parts) {
-        let report = headers::take_load_report(&mut head.headers);
-        if let Some(report) = report.and_then(|value| load_report::parse(value.as_bytes())) {
-            self.replica.target.reported(report, self.clock.now());
-        }
     }
 
     /// The content type of a success that no engine sends: a page of whatever else listens there. A stream is answered by

@@ -7,9 +7,8 @@ use bytes::Bytes;
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Method, Response, header};
 
-use super::reply;
 use crate::config::Server;
-use crate::error::{ErrorShape, Failure};
+use crate::error::Failure;
 
 /// What the configured origins mean for one request.
 #[derive(Debug)]
@@ -41,9 +40,12 @@ impl CorsGrant {
     }
 
     /// The answer to a preflight.
-    pub(super) fn preflight(&self, parts: &Parts) -> Response<Bytes> {
+    ///
+    /// # Errors
+    /// [`Failure::OriginNotAllowed`]
+    pub(super) fn preflight(&self, parts: &Parts) -> Result<Response<Bytes>, Failure> {
         if self.origin.is_none() {
-            return reply::failure_bytes(&Failure::OriginNotAllowed, ErrorShape::OpenAi);
+            return Err(Failure::OriginNotAllowed);
         }
         let mut response = Response::new(Bytes::from_static(b"OK"));
         let headers = response.headers_mut();
@@ -55,7 +57,7 @@ impl CorsGrant {
         if let Some(requested) = parts.headers.get(header::ACCESS_CONTROL_REQUEST_HEADERS) {
             headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, requested.clone());
         }
-        response
+        Ok(response)
     }
 
     /// Marks an answer, whoever made it.

@@ -42,6 +42,7 @@ fn prepared_for(to: &Arc<RouteState>, before: &Prepared, guard: &mut RecordGuard
     let mut after = prepare::classify(&before.table, to, guard, &fields, model, &before.held.bytes);
     after.timeouts.total = after.timeouts.total.min(before.timeouts.total);
     (after.session, after.read) = (before.session, before.read);
+    after.share.clone_from(&before.share);
     after.apply_slo(&to.config.slo);
     Some(after)
 }

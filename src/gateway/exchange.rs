@@ -15,7 +15,7 @@ use super::attempt::{AttemptError, AttemptTimes, Deadlines, UpstreamAttempt, Ups
 use super::degrade::degrade;
 use super::picker::{self, PickOutcome, QueueWait};
 use super::prepare::Prepared;
-use super::waiting::{NO_REPLICA, Waits};
+use super::waiting::Waits;
 use super::{Gateway, IncomingRequest, blame};
 use crate::clock::Stamp;
 use crate::error::{Failure, ReplicaFailure, Timer};
@@ -25,7 +25,6 @@ use crate::record::{self, Served};
 use crate::relay::reader::StreamShape;
 use crate::relay::usage_filter::AskedUsage;
 use crate::relay::watch::{StreamDeadlines, StreamWatch};
-use crate::request::dialect::Dialect;
 use crate::request::trace_context;
 use crate::upstream::headers::{self, Credential, Upstream};
 
@@ -115,7 +114,8 @@ impl Exchange {
                     continue;
                 }
                 None if last.is_none() && self.prepared.may_wait_for_replica() => {
-                    self.wait(NO_REPLICA).await?;
+                    let now = self.incoming.gateway.clock.now();
+                    self.wait(QueueWait::for_replica(now, self.prepared.read)).await?;
                     continue;
                 }
                 None => return last.unwrap_or_else(|| Err(self.prepared.no_ready_replica())),
@@ -195,15 +195,13 @@ impl Exchange {
         };
         let vitals = Arc::clone(&pick.replica.vitals);
         let watch = self.incoming.gateway.watchdog.watch(vitals, self.incoming.kill.clone(), limits, start);
-        let asks_load = self.asks_load(&pick, start);
         let mut attempt = Box::new(UpstreamAttempt {
             replica: Arc::clone(&pick.replica),
-            request: self.request(&pick, span, asks_load),
+            request: self.request(&pick, span),
             shape: self.shape(&pick),
             watch: Arc::clone(&watch),
             is_stream: self.prepared.is_stream,
             deadlines,
-            asks_load,
             clock,
         });
         let mut times = AttemptTimes { start, ..AttemptTimes::default() };
@@ -255,18 +253,8 @@ impl Exchange {
         (!unasked.sends_usage).then_some(AskedUsage { has_several_choices, fingerprint, is_sure: true })
     }
 
-    /// Whether to request a load report (ORCA header): vLLM sends one on unary responses only, and only an overdue scrape is
-    /// worth the cost.
-    fn asks_load(&mut self, pick: &Pick, now: Stamp) -> bool {
-        let reports_load = matches!(self.guard.record().dialect, Dialect::Chat | Dialect::Completions);
-        reports_load
-            && !self.prepared.is_stream
-            && pick.replica.target.is_overdue(now, pick.pool.config().scrape_interval)
-            && !headers::has_asked_load(&self.incoming.parts.headers)
-    }
-
     /// The upstream request: framing and headers of the gateway, the prepared body.
-    pub(super) fn request(&mut self, pick: &Pick, span: u64, asks_load: bool) -> Request<Full<Bytes>> {
+    pub(super) fn request(&mut self, pick: &Pick, span: u64) -> Request<Full<Bytes>> {
         let record = self.guard.record();
         let config = pick.pool.config();
         let credential = match &config.engine_api_key {
@@ -289,7 +277,6 @@ impl Exchange {
                 tracestate: record.trace.state.as_deref().and_then(|s| HeaderValue::from_str(s).ok()),
                 credential,
                 via: &self.incoming.gateway.via,
-                asks_load,
             },
         );
         request

@@ -38,6 +38,7 @@ use self::cors::CorsGrant;
 use self::exchange::Exchange;
 use self::explain_limiter::ExplainLimiter;
 use self::table::RoutingTable;
+use crate::admission::TenantLimiter;
 use crate::clock::Clock;
 use crate::digits;
 use crate::error::{ErrorShape, Failure};
@@ -65,6 +66,8 @@ pub struct Gateway {
     pub watchdog: Arc<Watchdog>,
     /// Budget in bytes for all request bodies in memory.
     pub memory: BodyMemory,
+    /// Limits of tenants, over all reloads.
+    pub tenants: TenantLimiter,
     /// Response id to replica, for `previous_response_id`.
     pub pins: Arc<ResponsePins>,
     /// This gateway's name in `Via`.
@@ -214,7 +217,12 @@ impl Gateway {
             return Err(Box::new(reply::bare_failure(&Failure::UnknownPath, ErrorShape::OpenAi, parts)));
         }
         match (cors::is_preflight(parts), cors) {
-            (true, Some(cors)) => return Err(Box::new(reply::local(cors.preflight(parts), parts))),
+            (true, Some(cors)) => {
+                let answer = cors.preflight(parts);
+                let answer =
+                    answer.unwrap_or_else(|failure| reply::failure_bytes(&failure, ErrorShape::OpenAi));
+                return Err(Box::new(reply::local(answer, parts)));
+            }
             // The engines decide, also for paths that we answer.
             (true, None) if is_own => return Ok(self.open_record(parts, path, Dialect::Extra, head)),
             _ => {}

@@ -4,10 +4,11 @@
 //! gateway: which replicas are ready, which were tried, which one a stored response is pinned to.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::Gateway;
 use super::prepare::Prepared;
-use crate::admission::{Outlook, Ruling, WaitReason, rule};
+use crate::admission::{Outlook, Ruling, Stay, TurnOnDrop, WaitReason, Waiter, rule};
 use crate::clock::Stamp;
 use crate::fleet::pick::Pick;
 use crate::fleet::pool::PoolState;
@@ -32,21 +33,31 @@ pub fn note_tried(tried: &mut Tried, pick: &Pick) {
 pub enum PickOutcome {
     /// Send it to this replica; its load is reserved.
     Take(Box<Pick>),
-    /// Wait in the queue of its route.
+    /// Wait in the queue of its pool.
     Wait(QueueWait),
     /// Move it to the route of `[route.degrade]`.
     Degrade,
 }
 
-/// A wait in the queue of a route.
+/// A wait in the queue of a pool.
 #[derive(Clone, Copy, Debug)]
 pub struct QueueWait {
-    /// Selects the lane and the deadline.
+    /// Selects limits and deadline.
     pub reason: WaitReason,
+    /// Whether others may be placed.
+    pub stay: Stay,
     /// Index into the route's pools; `None` if no pool has a ready replica.
     pub pool: Option<usize>,
     /// Prediction at the time of the decision.
     pub outlook: Outlook,
+}
+
+impl QueueWait {
+    /// For any ready replica.
+    pub(super) fn for_replica(now: Stamp, read: Stamp) -> Self {
+        let outlook = Outlook { at: now, latest: read, ..Outlook::default() };
+        Self { reason: WaitReason::NoReplica, stay: Stay::Own, pool: None, outlook }
+    }
 }
 
 /// State of a request from its earlier decisions.
@@ -57,7 +68,7 @@ pub struct PickContext<'a> {
     /// Pool that it waits for. It keeps it while that pool takes requests; choosing anew on each retry would distort the
     /// pools' weights.
     pub pool: Option<usize>,
-    /// Whether it waits in a late lane.
+    /// Whether it waits for room: then it was called because it is the first in order.
     pub is_late: bool,
 }
 
@@ -137,27 +148,41 @@ fn choose(
         session: request.session,
         slo: request.slo,
         waited: now.since(request.read),
-        queues_late: request.rules.queue.is_some(),
+        queues_late: pool.queue.is_shared(),
         shows_first_token: request.shows_first_token,
         tried: tried_in(context.tried, pool).unwrap_or(&none),
     };
     let targets = replicas.iter().filter(may_take).map(|replica| &replica.target);
     let policy = &*request.route.policy;
     let judged = pool.dispatcher.judge(policy, &ask, &pool.engine_limits(), now, targets)?;
-    let is_behind_others =
-        || !context.is_late && request.route.queue.has_late_before(request.is_long, request.deadline());
-    let wait = |reason, outlook| Some(PickOutcome::Wait(QueueWait { reason, pool: Some(at), outlook }));
-    match rule(&request.rules, &judged, is_behind_others) {
-        Ruling::Hold => return wait(WaitReason::Held, Outlook::default()),
-        Ruling::Queue(outlook) => return wait(WaitReason::Late, outlook),
+    let mut seen = None;
+    let ahead = |outlook: &Outlook| {
+        let waiter = Waiter { outlook: *outlook, ..request.waiter(WaitReason::Late) };
+        let ahead = if context.is_late { None } else { pool.queue.ahead(&waiter) };
+        seen = (!context.is_late).then_some(waiter);
+        ahead
+    };
+    let wait =
+        |reason, stay, outlook| Some(PickOutcome::Wait(QueueWait { reason, stay, pool: Some(at), outlook }));
+    match rule(&request.rules, &judged, pool.queue.is_shared(), ahead) {
+        Ruling::Hold => {
+            let (slack, latest) = (Some(Duration::ZERO), request.deadline());
+            let outlook = Outlook { at: now, slack, latest, ..Outlook::default() };
+            return wait(WaitReason::Held, Stay::Own, outlook);
+        }
+        Ruling::Queue(outlook, stay) => return wait(WaitReason::Late, stay, outlook),
         Ruling::Degrade => return Some(PickOutcome::Degrade),
         Ruling::Place => {}
+    }
+    if let Some(waiter) = seen {
+        pool.queue.passed(&waiter, now);
     }
     let is_explained = judged.predicts() && gateway.explain_limiter.is_due(now);
     let weighed = if is_explained { weighed(&judged, &replicas) } else { Box::default() };
     let assignment = judged.assign()?;
     let replica = Arc::clone(replicas.iter().find(|r| r.slot() == assignment.decision.slot)?);
     Some(PickOutcome::Take(Box::new(Pick {
+        turn: TurnOnDrop(Arc::clone(&pool.queue)),
         pool: Arc::clone(pool),
         replica,
         decision: DecisionSummary { weighed, ..assignment.decision.summary(ask.waited) },

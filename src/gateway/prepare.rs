@@ -13,9 +13,9 @@ use super::attempt::{Deadline, Deadlines};
 use super::models::unescaped;
 use super::table::{RouteState, RoutingTable, shortened};
 use super::{Gateway, IncomingRequest, cors, given_request_id, is_harmless_id, stored};
-use crate::admission::Rules;
+use crate::admission::{Outlook, Rules, Share, WaitReason, Waiter};
 use crate::clock::Stamp;
-use crate::config::{ModelMatch, Timeouts};
+use crate::config::{MAX_PRIORITY, ModelMatch, Timeouts};
 use crate::error::Failure;
 use crate::fleet::replica::Replica;
 use crate::listener::ContinueSignal;
@@ -77,10 +77,26 @@ pub struct Prepared {
     pub is_long: bool,
     /// Admission rules of its route.
     pub rules: Rules,
+    /// Whose it is.
+    pub share: Share,
 }
 
 impl Prepared {
-    /// EDF key of the queue: `read + TTFT bound`, or `+ timeouts.total` without a bound.
+    /// The request as its pool's queue sees it, without a prediction.
+    #[must_use]
+    pub fn waiter(&self, reason: WaitReason) -> Waiter {
+        Waiter {
+            reason,
+            route: Arc::clone(&self.route.config.name),
+            share: self.share.clone(),
+            limits: self.rules.queue,
+            is_long: self.is_long,
+            bytes: self.held.bytes.len(),
+            outlook: Outlook::default(),
+        }
+    }
+
+    /// `read + TTFT bound`, or `+ timeouts.total` without a bound.
     #[must_use]
     pub fn deadline(&self) -> Stamp {
         self.read.after(self.slo.ttft.unwrap_or(self.timeouts.total))
@@ -111,10 +127,9 @@ impl Prepared {
         self.pinned.is_none() && self.rules.queue.is_some_and(|queue| queue.max_requests > 0)
     }
 
-    /// Sets the bounds of an SLO class and, if the route has a queue, the empty-prompt TTFT bound of admission.
+    /// Sets the bounds of an SLO class.
     pub(super) fn apply_slo(&mut self, class: &str) {
-        let base_ttft = self.rules.queue.and_then(|_| self.table.slo(class, Tokens(0)).ttft);
-        self.rules.base_ttft = base_ttft.unwrap_or_default();
+        self.rules.base_ttft = self.table.slo(class, Tokens(0)).ttft.unwrap_or_default();
         self.slo = self.table.slo(class, self.tokens);
     }
 }
@@ -179,6 +194,7 @@ pub async fn prepare(
         None => stored,
     };
     drop(fields);
+    prepared.share = share_of(&tenant);
     prepared.rules.degrade = route.config.degrade.filter(|degrade| {
         let to = table.routes.get(degrade.to);
         // A stored response exists on its own replica only.
@@ -188,7 +204,7 @@ pub async fn prepare(
     });
     prepared.read = read;
     prepared.held = held;
-    admit(gateway, prepared, guard, &parts.headers)
+    admit(gateway, prepared, guard, &tenant, &parts.headers)
 }
 
 fn check(gateway: &Gateway, parts: &Parts, record: &Record) -> Result<(), Failure> {
@@ -332,6 +348,7 @@ pub(super) fn classify(
         slo: SloBounds::default(),
         is_long: record.class == Class::Long,
         rules: Rules { queue: route.config.queue, ..Rules::default() },
+        share: Share { tenant: Arc::clone(&record.tenant), weight: 1, priority: 0 },
     })
 }
 
@@ -384,11 +401,13 @@ fn label(route: &RouteState, model: Option<&str>) -> Arc<str> {
     }
 }
 
-/// Applies the client's permitted headers and its SLO class; refuses a suspected poison prompt.
+/// Applies the client's permitted headers and its SLO class; refuses a suspected poison prompt, and what its tenant has no
+/// allowance for.
 fn admit(
     gateway: &Gateway,
     mut prepared: Box<Prepared>,
     guard: &mut RecordGuard,
+    tenant: &TenantRef,
     headers: &HeaderMap,
 ) -> Result<Box<Prepared>, Failure> {
     let route = Arc::clone(&prepared.route);
@@ -409,6 +428,11 @@ fn admit(
         None => Arc::clone(&route.config.slo),
     };
     prepared.apply_slo(&class);
+    if route.config.client_may.priority
+        && let Some(requested) = text(headers, "x-priority")
+    {
+        prepared.share.priority = priority(&requested)?;
+    }
     let record = guard.record();
     record.slo = prepared.slo;
     record.slo_class = class;
@@ -419,8 +443,24 @@ fn admit(
     if let Some(left) = route.pools.iter().find_map(|(pool, _)| pool.poisoned_for(prompt, now)) {
         return Err(Failure::SuspectedPoison { retry_after: left });
     }
+    guard.permit(gateway.tenants.admit(tenant.config(), prepared.tokens, now)?);
     guard.record().at.admitted = Some(now);
     Ok(prepared)
+}
+
+fn share_of(tenant: &TenantRef) -> Share {
+    let config = tenant.config();
+    Share { tenant: Arc::clone(&config.name), weight: config.weight, priority: config.priority }
+}
+
+fn priority(requested: &str) -> Result<i32, Failure> {
+    let known = requested.trim().parse().ok().filter(|n| (-MAX_PRIORITY..=MAX_PRIORITY).contains(n));
+    known.ok_or_else(|| {
+        let message = format!(
+            "x-priority must be a whole number from -{MAX_PRIORITY} to {MAX_PRIORITY}; higher ones go first"
+        );
+        Failure::bad_request(message, None)
+    })
 }
 
 fn seconds(headers: &HeaderMap, name: &'static str) -> Result<Option<Duration>, Failure> {

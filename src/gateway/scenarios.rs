@@ -26,6 +26,7 @@ use super::prepare::{self, Prepared};
 use super::table::RoutingTable;
 use super::waiting::Waits;
 use super::{DrainFlag, Gateway};
+use crate::admission::TenantLimiter;
 use crate::clock::{Clock, Stamp};
 use crate::config::{Config, PolicyName};
 use crate::fleet::pick::Pick;
@@ -98,6 +99,10 @@ impl<R: Router> Router for RecordingRouter<R> {
 
     fn next_tick(&self) -> Option<SimStamp> {
         self.router.next_tick()
+    }
+
+    fn reconsider(&mut self, fleet: &mut dyn SimFleet) {
+        self.router.reconsider(&mut RecordingFleet { fleet, sent: &mut self.sent });
     }
 
     fn tick(&mut self, fleet: &mut dyn SimFleet) {
@@ -248,7 +253,6 @@ impl Router for Live {
     }
 
     fn first_token(&mut self, request: RequestId, at: SimStamp) {
-        self.advance(at);
         let at = self.live(at);
         let Some(stream) = self.streams.get_mut(&request) else { return };
         stream.pick.first_token(at);
@@ -282,6 +286,11 @@ impl Router for Live {
         pool.dispatcher.learn_capacity(target, pool.ratio.bytes_per_token());
     }
 
+    fn reconsider(&mut self, fleet: &mut dyn SimFleet) {
+        self.advance(fleet.now());
+        self.send_chosen(fleet);
+    }
+
     fn next_tick(&self) -> Option<SimStamp> {
         let is_waiting = self.waiting.load(Ordering::Relaxed) > 0;
         let tick = if is_waiting { TIMER_NANOS } else { REFRESH_EVERY.as_nanos() as u64 };
@@ -296,11 +305,12 @@ impl Router for Live {
 
 fn page(gauges: &Gauges) -> EnginePage {
     EnginePage {
-        running: gauges.running as f64,
-        waiting: gauges.waiting as f64,
-        kv_cache_usage: gauges.kv_cache_usage,
+        running: Some(gauges.running as f64),
+        waiting: Some(gauges.waiting as f64),
+        kv_cache_usage: Some(gauges.kv_cache_usage),
         block_tokens: Some(gauges.block_size),
         total_blocks: Some(gauges.num_blocks),
+        batch_limit: None,
     }
 }
 
@@ -318,6 +328,7 @@ fn gateway(config: &Arc<Config>, runtime: tokio::runtime::Handle) -> Gateway {
         observer: Arc::new(observer),
         watchdog: Watchdog::new(clock),
         memory: BodyMemory::new(config.server.body_memory),
+        tenants: TenantLimiter::default(),
         pins: Arc::default(),
         via: HeaderValue::from_static("1.1 test"),
         drain: DrainFlag::default(),

@@ -5,7 +5,6 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use crate::admission::RouteQueue;
 use crate::config::{Config, ModelMatch, Route, Slo};
 use crate::error::Failure;
 use crate::fleet::pool::PoolState;
@@ -44,8 +43,6 @@ pub struct RouteState {
     pub policy: Box<dyn Policy>,
     /// Weighted choice among the pools.
     pub wheel: PoolWheel,
-    /// Admission queue.
-    pub queue: Arc<RouteQueue>,
 }
 
 impl RoutingTable {
@@ -58,7 +55,6 @@ impl RoutingTable {
             Arc::new(RouteState {
                 policy: policies::named(route.policy),
                 wheel: PoolWheel::new(route.pools.iter().map(|w| w.weight)),
-                queue: RouteQueue::new(route.queue),
                 pools: route.pools.iter().filter_map(weighted).collect(),
                 config: route.clone(),
             })

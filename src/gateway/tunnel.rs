@@ -96,7 +96,7 @@ async fn ask(exchange: &mut Exchange, pick: &Pick) -> Result<(Response<Incoming>
         let lease = pick.replica.connections.upgradable(deadline).await;
         let mut lease = lease.map_err(|e| no_connection(e, Arc::clone(&replica), timeouts.connect))?;
         connected = Some(clock.now());
-        let mut request = exchange.request(pick, span, false);
+        let mut request = exchange.request(pick, span);
         write_upgrade(request.headers_mut());
         let closed = Failure::Replica(ReplicaFailure::ClosedBeforeHead { replica, is_unsent: false });
         let Some(connection) = lease.connection() else { return Err(closed) };

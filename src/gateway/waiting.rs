@@ -1,7 +1,8 @@
-//! Waits in the admission queue: held to protect running streams, late, or without a ready replica.
+//! Waits in the admission queue: held to protect running streams, for room at a replica, or for a ready replica.
 //!
-//! A request retries routing on each call of the queue until it is placed, its client leaves, a deadline passes, it has been
-//! late for `max_wait`, or the gateway drains. This time is the stage `admit`. [`crate::admission`] has order and limits.
+//! A request retries routing on each call of the queue until it is placed, its client leaves, a deadline passes, it can no
+//! longer meet its bound or has waited for `max_wait`, or the gateway drains. This time is the stage `admit`.
+//! [`crate::admission`] has order and limits.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +11,7 @@ use super::Gateway;
 use super::attempt::Deadline;
 use super::picker::{PickContext, QueueWait, Tried};
 use super::prepare::Prepared;
-use crate::admission::{Outlook, Refusal, Ticket, WaitReason, Waiter};
+use crate::admission::{PoolQueue, Refusal, Ticket, WaitReason, Waiter};
 use crate::clock::Stamp;
 use crate::error::{Failure, Timer};
 use crate::observe::metrics::QueuedGuard;
@@ -29,7 +30,7 @@ pub(super) struct Waits {
 impl Waits {
     /// The state that the next pick depends on.
     pub(super) fn pick_context<'a>(&self, tried: &'a Tried) -> PickContext<'a> {
-        let is_late = self.ticket.as_ref().is_some_and(|(ticket, _)| ticket.reason() == WaitReason::Late);
+        let is_late = self.ticket.as_ref().is_some_and(|(ticket, _)| ticket.is_late());
         PickContext { tried, pool: self.pool, is_late }
     }
 
@@ -50,14 +51,15 @@ impl Waits {
         guard: &mut RecordGuard,
     ) -> Result<(), Failure> {
         let began = gateway.clock.now();
-        self.take_ticket(&hold, gateway, prepared, began)?;
-        let (end, failure) = self.end_of_wait(&hold, prepared);
+        let queue = queue_of(&hold, prepared)?;
+        self.take_ticket(&hold, &queue, gateway, prepared)?;
+        let (end, reason) = self.end_of_wait(&hold, prepared);
         let Some((ticket, _)) = &self.ticket else { return Ok(()) };
         guard.record().at.admitted = None;
         // Both arms are cancel-safe: an unawaited call wakes the next wait.
-        let is_called = tokio::select! {
-            () = ticket.called() => true,
-            () = tokio::time::sleep_until(gateway.clock.instant(end)) => false,
+        let called = tokio::select! {
+            called = ticket.called() => Some(called),
+            () = tokio::time::sleep_until(gateway.clock.instant(end)) => None,
         };
         let now = gateway.clock.now();
         let record = guard.record();
@@ -65,15 +67,21 @@ impl Waits {
         if record.at.routed.is_none() {
             record.held += now.since(began);
         }
-        if hold.reason == WaitReason::Late && gateway.drain.refuses() {
+        if hold.reason != WaitReason::Held && gateway.drain.refuses() {
             return Err(Failure::Draining);
         }
-        if is_called && now < end { Ok(()) } else { Err(failure) }
+        match called {
+            Some(called) if now < end => Ok(called?),
+            _ => Err(self.failure(reason, &hold, &queue, prepared)),
+        }
     }
 
     /// The request was placed: frees its position and counts the admission, once.
     pub(super) fn note_admitted(&mut self, gateway: &Gateway) {
-        (self.ticket, self.pool) = (None, None);
+        self.pool = None;
+        if let Some((ticket, _)) = self.ticket.take() {
+            ticket.placed(gateway.clock.now());
+        }
         if !std::mem::replace(&mut self.is_counted, true) {
             let reason = match (self.late_since, self.was_held) {
                 (Some(_), _) => "queued",
@@ -87,74 +95,90 @@ impl Waits {
     fn take_ticket(
         &mut self,
         hold: &QueueWait,
+        queue: &Arc<PoolQueue>,
         gateway: &Arc<Gateway>,
         prepared: &Prepared,
-        now: Stamp,
     ) -> Result<(), Failure> {
         self.pool = hold.pool;
+        let waiter = Waiter { outlook: hold.outlook, ..prepared.waiter(hold.reason) };
         match &self.ticket {
-            Some((ticket, _)) if ticket.reason() == hold.reason => {
-                ticket.stays();
+            Some((ticket, _)) if ticket.suits(&waiter, queue) => {
+                ticket.stays(hold.stay);
                 return Ok(());
             }
             _ => self.ticket = None,
         }
-        let queue = Arc::clone(&prepared.route.queue);
-        let bytes = prepared.held.bytes.len();
-        let waiter = Waiter {
-            reason: hold.reason,
-            deadline: prepared.deadline(),
-            is_long: prepared.is_long,
-            bytes,
-            outlook: hold.outlook,
-        };
         let (ticket, is_first) = queue.enter(&waiter).map_err(|refusal| match hold.pool {
             Some(_) => Failure::from(refusal),
             None => prepared.no_ready_replica(),
         })?;
-        self.ticket = Some((ticket, gateway.observer.metrics().queued(bytes)));
-        self.count_wait(hold, gateway, now);
+        self.ticket = Some((ticket, gateway.observer.metrics().queued(waiter.bytes)));
+        self.count_wait(hold, gateway);
         if is_first {
             let refuses = Arc::clone(gateway);
-            gateway.tasks.spawn(queue.drive(move || refuses.drain.refuses()));
+            gateway.tasks.spawn(Arc::clone(queue).drive(move || refuses.drain.refuses()));
         }
         Ok(())
     }
 
-    fn count_wait(&mut self, hold: &QueueWait, gateway: &Gateway, now: Stamp) {
+    fn count_wait(&mut self, hold: &QueueWait, gateway: &Gateway) {
         let metrics = gateway.observer.metrics();
-        match hold.reason {
+        let reason = match hold.reason {
             WaitReason::Held => {
                 if !std::mem::replace(&mut self.was_held, true) {
                     metrics.admission("hold", "pacing");
                 }
+                return;
             }
-            WaitReason::Late => {
-                if self.late_since.is_none() {
-                    let reason = if hold.pool.is_some() { "predicted_ttft" } else { "no_ready_replica" };
-                    metrics.admission("queue", reason);
-                }
-                self.late_since.get_or_insert(now);
-            }
+            WaitReason::Late => "predicted_ttft",
+            WaitReason::NoReplica => "no_ready_replica",
+        };
+        if self.late_since.is_none() {
+            metrics.admission("queue", reason);
+            self.late_since = Some(gateway.clock.now());
         }
     }
 
-    /// The earliest deadline of the wait, with the failure at that time.
-    fn end_of_wait(&self, hold: &QueueWait, prepared: &Prepared) -> (Stamp, Failure) {
+    /// When the wait ends at the latest, and why.
+    fn end_of_wait(&self, hold: &QueueWait, prepared: &Prepared) -> (Stamp, EndOfWait) {
         let deadlines = prepared.deadlines();
-        let timeout = |timer, Deadline { at, after }| (at, Failure::Timeout { timer, after });
-        let mut first = timeout(Timer::Total, deadlines.total);
-        if let Some(deadline) = deadlines.first_token.filter(|deadline| deadline.at < first.0) {
-            first = timeout(Timer::FirstToken, deadline);
-        }
-        if hold.reason == WaitReason::Late {
-            let max = prepared.rules.queue.map_or(Duration::ZERO, |queue| queue.max_wait);
-            let end = self.late_since.unwrap_or(prepared.read).after(max);
-            if end < first.0 {
-                first = (end, waited(hold, prepared, max));
+        let timeout = |timer, Deadline { at, after }| (at, EndOfWait::Timeout(timer, after));
+        let mut ends = vec![timeout(Timer::Total, deadlines.total)];
+        ends.extend(deadlines.first_token.map(|deadline| timeout(Timer::FirstToken, deadline)));
+        if let Some(queue) = prepared.rules.queue.filter(|_| hold.reason != WaitReason::Held) {
+            let since = self.late_since.unwrap_or(prepared.read);
+            ends.push((since.after(queue.max_wait), EndOfWait::MaxWait(queue.max_wait)));
+            if hold.reason == WaitReason::Late && hold.outlook.slack.is_some() {
+                ends.push((hold.outlook.latest, EndOfWait::Late));
             }
         }
-        first
+        let first = ends.into_iter().min_by_key(|(at, _)| *at);
+        first.unwrap_or((deadlines.total.at, EndOfWait::Late))
+    }
+
+    fn failure(
+        &self,
+        reason: EndOfWait,
+        hold: &QueueWait,
+        queue: &PoolQueue,
+        prepared: &Prepared,
+    ) -> Failure {
+        let outlook = &hold.outlook;
+        let retry_after = || queue.promise(outlook, outlook.drain);
+        match reason {
+            EndOfWait::Timeout(timer, after) => Failure::Timeout { timer, after },
+            _ if hold.pool.is_none() => prepared.no_ready_replica(),
+            EndOfWait::MaxWait(max) => {
+                Refusal::Waited { max, wait: outlook.drain, retry_after: retry_after() }.into()
+            }
+            EndOfWait::Late => Refusal::Late {
+                wait: outlook.drain,
+                slack: Duration::ZERO,
+                bound: outlook.bound,
+                retry_after: retry_after(),
+            }
+            .into(),
+        }
     }
 }
 
@@ -165,20 +189,19 @@ impl std::fmt::Debug for Waits {
     }
 }
 
-/// The failure of a request that has been late for `max_wait`.
-fn waited(hold: &QueueWait, prepared: &Prepared, max: Duration) -> Failure {
-    match hold.pool {
-        Some(_) => {
-            let Outlook { drain, .. } = hold.outlook;
-            Refusal::Waited { max, drain, retry_after: hold.outlook.retry_after() }.into()
-        }
-        None => prepared.no_ready_replica(),
-    }
+/// Why a wait ends without a place.
+#[derive(Clone, Copy, Debug)]
+enum EndOfWait {
+    /// A deadline of `[timeouts]`.
+    Timeout(Timer, Duration),
+    /// `route.queue.max_wait`
+    MaxWait(Duration),
+    /// It can no longer meet its bound on TTFT.
+    Late,
 }
 
-/// A wait for any ready replica.
-pub(super) const NO_REPLICA: QueueWait = QueueWait {
-    reason: WaitReason::Late,
-    pool: None,
-    outlook: Outlook { drain: Duration::ZERO, work: Duration::ZERO },
-};
+/// The queue of the pool that it waits for; without a ready pool that of the route's first.
+fn queue_of(hold: &QueueWait, prepared: &Prepared) -> Result<Arc<PoolQueue>, Failure> {
+    let pool = prepared.route.pools.get(hold.pool.unwrap_or(0));
+    pool.map(|(pool, _)| Arc::clone(&pool.queue)).ok_or_else(|| prepared.no_ready_replica())
+}

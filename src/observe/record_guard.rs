@@ -6,6 +6,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::admission::TenantPermit;
 use crate::clock::Clock;
 use crate::error::Failure;
 use crate::observe::Observer;
@@ -21,6 +22,7 @@ pub struct RecordGuard {
     has_head: bool,
     is_settled: bool,
     open: Arc<AtomicU64>,
+    permit: Option<TenantPermit>,
     _inflight: GaugeGuard,
 }
 
@@ -36,6 +38,7 @@ impl RecordGuard {
             has_head: false,
             is_settled: false,
             open: Arc::clone(open),
+            permit: None,
             _inflight: observer.metrics().request_inflight(),
         }
     }
@@ -52,6 +55,11 @@ impl RecordGuard {
 
     pub fn clock(&self) -> Clock {
         self.clock
+    }
+
+    /// Its tenant's permit, settled when the request has ended.
+    pub fn permit(&mut self, permit: Option<TenantPermit>) {
+        self.permit = permit;
     }
 
     /// The response head goes out with this status, which a client that leaves no longer changes.
@@ -88,6 +96,9 @@ impl Drop for RecordGuard {
         }
         if !self.has_head && !self.is_settled {
             record.status = 499;
+        }
+        if let Some(permit) = self.permit.take() {
+            permit.settle(&shared);
         }
         self.observer.record(&shared);
     }

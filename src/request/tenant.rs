@@ -179,12 +179,7 @@ impl Tenants {
 }
 
 fn default_tenant() -> TenantRef {
-    TenantRef(Arc::new(config::Tenant {
-        name: "default".into(),
-        key_digests: Vec::new(),
-        client_names: Vec::new(),
-        routes: None,
-    }))
+    TenantRef(Arc::default())
 }
 
 /// The key of a request: the bearer token, else `x-api-key`. A header given twice is refused, as the next hop might
@@ -230,8 +225,8 @@ mod tests {
         config::Tenant {
             name: name.into(),
             key_digests: keys.iter().map(|key| Sha256::digest(key).into()).collect(),
-            client_names: Vec::new(),
             routes: routes.map(|routes| routes.iter().map(|route| Arc::from(*route)).collect()),
+            ..config::Tenant::default()
         }
     }
 

@@ -17,7 +17,7 @@ use super::target::{EngineLimits, Target};
 use super::verdict::{Aim, PATIENCE, Verdict, judge};
 use super::{
     Candidate, Decision, LoadGuard, Placement, Policy, PoolModel, Prompt, Query, SlotSet, Terms, Waiting,
-    cheapest,
+    cheapest, longest,
 };
 use crate::clock::Stamp;
 use crate::record::SloBounds;
@@ -85,6 +85,10 @@ impl Dispatcher {
     ) -> Option<Judged<'a>> {
         let mut candidates = Vec::with_capacity(targets.size_hint().1.unwrap_or_default());
         candidates.extend(targets.map(|target| candidate(target, limits, now)));
+        let is_open = |one: &Candidate<'_>| !ask.tried.contains(one.slot) && one.may_run_more();
+        if ask.queues_late && candidates.iter().any(is_open) {
+            candidates.retain(|one| is_open(one));
+        }
         // What nobody has measured is no reason to wait; and a request that was tried elsewhere has waited enough.
         let is_let_in = !ask.tried.is_empty() || !self.model.is_taught();
         let patience = if is_let_in { 0.0 } else { PATIENCE };
@@ -164,14 +168,13 @@ impl Dispatcher {
 
 /// A target as one decision sees it.
 pub(super) fn candidate<'a>(target: &'a Target, limits: &EngineLimits, now: Stamp) -> Candidate<'a> {
-    let plain = Candidate {
-        success: target.success(),
-        share: target.share(),
-        ..Candidate::new(target.slot, target.identity, &target.load)
-    };
-    match target.signals(now, limits) {
-        Some((signals, own)) => plain.with_signals(&signals, &own),
-        None => plain,
+    let own = Candidate::new(target.slot, target.identity, &target.load);
+    let own = Candidate { success: target.success(), share: target.share(), ..own };
+    // What the configuration tells wins over what streams have shown, and that over what the engine's page has.
+    let own = Candidate { batch_limit: limits.batch_limit.or(own.batch_limit), ..own };
+    match target.told(now, limits) {
+        Some(told) => own.with(&told),
+        None => own,
     }
 }
 
@@ -185,8 +188,7 @@ impl<'a> Judged<'a> {
     /// Whether the policy predicts: only then do candidates have costs to show.
     #[must_use]
     pub fn predicts(&self) -> bool {
-        matches!(self.verdict, Verdict::Place(decision) | Verdict::Hopeless { decision, .. }
-            if decision.predicted_ttft.is_some())
+        matches!(self.verdict, Verdict::Place(decision) if decision.predicted_ttft.is_some())
     }
 
     /// What the request needs.
@@ -207,6 +209,20 @@ impl<'a> Judged<'a> {
         self.is_let_in
     }
 
+    /// Whether a replica has room for a request: it is begun on there within `lookahead`.
+    #[must_use]
+    pub fn has_room(&self, lookahead: Duration) -> bool {
+        let tried = self.query.excluded;
+        let has_room = |one: &Candidate<'_>| one.may_run_more() && one.wait <= lookahead.as_secs_f64();
+        self.candidates.iter().any(|one| !tried.contains(one.slot) && has_room(one))
+    }
+
+    /// Whether the request was tried at a replica before.
+    #[must_use]
+    pub fn was_tried(&self) -> bool {
+        !self.query.excluded.is_empty()
+    }
+
     /// How long no replica of the pool has answered; `None` where none ever has.
     #[must_use]
     pub fn silence(&self) -> Option<Duration> {
@@ -222,9 +238,7 @@ impl<'a> Judged<'a> {
     /// Acts on the decision: reserves the load and notes the prompt. `None` where the verdict is to hold the request.
     #[must_use]
     pub fn assign(self) -> Option<Assignment> {
-        let (Verdict::Place(decision) | Verdict::Hopeless { decision, .. }) = self.verdict else {
-            return None;
-        };
+        let Verdict::Place(decision) = self.verdict else { return None };
         let Query { prompt, aim, .. } = self.query;
         let placement = Placement {
             at: aim.now,
@@ -234,6 +248,7 @@ impl<'a> Judged<'a> {
             is_stream: self.shows_first_token,
         };
         let load = LoadGuard::reserve(self.candidates.get(decision.at)?.load, placement);
+        self.dispatcher.index.note_longest(longest(&prompt, &self.candidates), aim.now);
         self.dispatcher.index.insert(decision.slot, &prompt);
         Some(Assignment { dispatcher: Arc::clone(self.dispatcher), decision, at: aim.now, load })
     }

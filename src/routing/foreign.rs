@@ -7,7 +7,6 @@
 
 use std::time::Duration;
 
-use super::EngineSignals;
 use super::load::LoadView;
 
 /// Foreign requests on a replica, weighted by how fresh the news of them is.
@@ -20,47 +19,44 @@ pub struct Foreign {
 }
 
 impl Foreign {
-    /// Foreign work by `signals`, given our own load on the replica when they were scraped.
+    /// What an engine has beyond our own load at the moment when it was asked. An absent figure says nothing.
     #[must_use]
-    pub fn seen(signals: &EngineSignals, own_at_scrape: &LoadView) -> Self {
-        let weight = freshness(signals.age);
-        let (running, waiting) = (sane(signals.running), sane(signals.waiting));
-        let requests = (running + waiting - own_at_scrape.inflight as f64).max(0.0);
+    pub(super) fn beyond(running: Option<f64>, waiting: Option<f64>, own: &LoadView) -> Self {
+        let (all, awaiting) = (own.inflight as f64, own.awaiting as f64);
+        let requests = match (running, waiting) {
+            (Some(running), Some(waiting)) => running + waiting - all,
+            (Some(running), None) => running - (all - awaiting),
+            (None, Some(waiting)) => waiting - awaiting,
+            (None, None) => 0.0,
+        };
+        let requests = requests.max(0.0);
         // Of the engine's waiting ones as many as possible are taken to be ours: we know that ours wait.
-        let waiting = (waiting - own_at_scrape.awaiting as f64).clamp(0.0, requests);
-        Self { requests: requests * weight, waiting: waiting * weight }
+        let waiting = waiting.map_or(0.0, |waiting| (waiting - awaiting).clamp(0.0, requests));
+        Self { requests, waiting }
+    }
+
+    /// What is left of it by news of this age: half at [`HALF_TRUST`], a tenth at nine times that.
+    #[inline]
+    #[must_use]
+    pub(super) fn aged(self, age: Duration) -> Self {
+        let weight = 1.0 / (1.0 + age.as_secs_f64() * (1.0 / HALF_TRUST));
+        Self { requests: self.requests * weight, waiting: self.waiting * weight }
     }
 }
 
-/// Halves at [`HALF_TRUST`], falls to a tenth at nine times that.
-fn freshness(age: Duration) -> f64 {
-    1.0 / (1.0 + age.as_secs_f64() / HALF_TRUST.as_secs_f64())
+/// A number of requests; `None` for what cannot be one.
+pub(super) fn sane(figure: f64) -> Option<f64> {
+    (0.0..=MOST_REQUESTS).contains(&figure).then_some(figure)
 }
 
-fn sane(figure: f64) -> f64 {
-    if figure.is_finite() { figure.clamp(0.0, MOST_REQUESTS) } else { 0.0 }
-}
-
-/// A queue's content is replaced within seconds; two of them are two scrapes at the default interval.
-const HALF_TRUST: Duration = Duration::from_secs(2);
+/// Seconds. A queue's content is replaced within seconds; two of them are two scrapes at the default interval.
+const HALF_TRUST: f64 = 2.0;
 /// What an engine claims beyond this is no figure.
 const MOST_REQUESTS: f64 = 100_000.0;
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn signals(age_ms: u64, running: f64, waiting: f64) -> EngineSignals {
-        EngineSignals {
-            age: Duration::from_millis(age_ms),
-            running,
-            waiting,
-            kv_cache_usage: 0.5,
-            batch_limit: None,
-            block_tokens: None,
-            total_blocks: None,
-        }
-    }
 
     fn own(inflight: u64, awaiting: u64) -> LoadView {
         LoadView { inflight, awaiting, ..LoadView::default() }
@@ -69,20 +65,31 @@ mod tests {
     #[test]
     fn is_what_the_engine_has_beyond_ours_and_fades() {
         let cases = [
-            ("all ours", signals(0, 3.0, 1.0), own(4, 1), (0.0, 0.0)),
-            ("other gateways'", signals(0, 5.0, 4.0), own(2, 1), (7.0, 3.0)),
-            ("half as much after two seconds", signals(2000, 5.0, 4.0), own(2, 1), (3.5, 1.5)),
-            ("ours not yet arrived there", signals(0, 1.0, 0.0), own(9, 9), (0.0, 0.0)),
-            ("nonsense counts as nothing", signals(0, f64::NAN, -3.0), own(0, 0), (0.0, 0.0)),
+            ("all ours", 0, Some(3.0), Some(1.0), own(4, 1), (0.0, 0.0)),
+            ("other gateways'", 0, Some(5.0), Some(4.0), own(2, 1), (7.0, 3.0)),
+            ("half as much after two seconds", 2, Some(5.0), Some(4.0), own(2, 1), (3.5, 1.5)),
+            ("ours not yet arrived there", 0, Some(1.0), Some(0.0), own(9, 9), (0.0, 0.0)),
+            ("only running is told", 0, Some(5.0), None, own(3, 1), (3.0, 0.0)),
+            ("only waiting is told", 0, None, Some(4.0), own(3, 1), (3.0, 3.0)),
+            ("nothing is told", 0, None, None, own(3, 1), (0.0, 0.0)),
         ];
-        for (name, signals, own, (requests, waiting)) in cases {
-            assert_eq!(Foreign::seen(&signals, &own), Foreign { requests, waiting }, "{name}");
+        for (name, age, running, waiting, own, (requests, waits)) in cases {
+            let found = Foreign::beyond(running, waiting, &own).aged(Duration::from_secs(age));
+            assert_eq!(found, Foreign { requests, waiting: waits }, "{name}");
         }
     }
 
     #[test]
     fn a_dead_scrape_fades_to_nothing() {
-        let long_ago = Foreign::seen(&signals(600_000, 64.0, 500.0), &own(0, 0));
+        let long_ago = Foreign::beyond(Some(64.0), Some(500.0), &own(0, 0)).aged(Duration::from_secs(600));
         assert!(long_ago.requests < 2.0, "{long_ago:?}");
+    }
+
+    #[test]
+    fn nonsense_is_no_number_of_requests() {
+        for figure in [f64::NAN, f64::INFINITY, -3.0, 1e9] {
+            assert_eq!(sane(figure), None);
+        }
+        assert_eq!(sane(7.0), Some(7.0));
     }
 }

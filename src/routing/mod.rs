@@ -48,7 +48,8 @@ pub use self::prefix_index::PrefixIndex;
 use self::score::Stakes;
 pub use self::signals::EngineSignals;
 pub use self::slots::SlotSet;
-pub use self::target::{EngineLimits, EnginePage, LoadReport, Target};
+use self::target::Told;
+pub use self::target::{EngineLimits, EnginePage, Target};
 pub use self::verdict::{Aim, TOLERATED_HARM, Verdict};
 pub use self::work::Work;
 use crate::record::DecisionSummary;
@@ -59,12 +60,9 @@ use crate::units::Tokens;
 #[must_use]
 pub fn decide(policy: &dyn Policy, query: &Query<'_>, candidates: &mut [Candidate<'_>]) -> Option<Decision> {
     weigh(query, candidates);
-    let stakes = Stakes::of(query);
+    let stakes = Stakes::of(query, candidates);
     if policy.predicts() {
-        for candidate in candidates.iter_mut() {
-            let terms = stakes.terms(candidate);
-            (candidate.cost, candidate.ttft) = (terms.cost, terms.seconds());
-        }
+        stakes.price(candidates);
     }
     let passed_over = passed_over(query, candidates);
     let eligible = Eligible::new(candidates, passed_over.as_ref().unwrap_or(query.excluded));
@@ -76,7 +74,7 @@ pub fn decide(policy: &dyn Policy, query: &Query<'_>, candidates: &mut [Candidat
     let count = eligible.count();
     let winner = candidates.get(choice.at)?;
     // What it will meet is worth knowing however it was chosen.
-    let terms = stakes.terms(winner);
+    let terms = Terms { cost: winner.cost, ..stakes.terms(winner) };
     Some(Decision {
         at: choice.at,
         slot: winner.slot,
@@ -208,6 +206,10 @@ pub struct Candidate<'a> {
     pub cost: f64,
     /// Found by [`decide`] where the policy predicts: seconds to the first token.
     pub ttft: f64,
+    /// Found by [`decide`] where the policy predicts: seconds until the engine begins on it.
+    pub wait: f64,
+    /// Found by [`decide`] where the policy predicts: seconds of decoding, see [`Terms::decode`].
+    decode: f64,
 }
 
 impl<'a> Candidate<'a> {
@@ -228,7 +230,7 @@ impl<'a> Candidate<'a> {
             load,
             requests: load.inflight() as f64,
             foreign: Foreign::default(),
-            batch_limit: None,
+            batch_limit: load.batch_limit(),
             block_tokens: DEFAULT_BLOCK_TOKENS,
             success: 1.0,
             share: 1.0,
@@ -237,26 +239,29 @@ impl<'a> Candidate<'a> {
             blocks: 0,
             cost: 0.0,
             ttft: 0.0,
+            decode: 0.0,
+            wait: 0.0,
         }
     }
 
-    /// Adds what the engine told, given our own load on it at that moment.
+    /// Whether it is known how many the engine runs at once, or few enough are there to find out: at most half as many again
+    /// as ever ran at once, and two more.
     #[must_use]
-    pub fn with_signals(self, signals: &EngineSignals, own_at_scrape: &LoadView) -> Self {
-        let foreign = Foreign::seen(signals, own_at_scrape);
+    pub fn may_run_more(&self) -> bool {
+        let tried = self.load.peak() + self.load.peak() / 2 + UNPROVED_BATCH;
+        self.batch_limit.is_some() || self.load.inflight() < tried
+    }
+
+    /// Adds what the engine told.
+    #[inline]
+    #[must_use]
+    fn with(self, told: &Told) -> Self {
         Self {
-            foreign,
-            requests: self.requests + foreign.requests,
-            batch_limit: signals.batch_limit,
-            block_tokens: signals.block_tokens.unwrap_or(DEFAULT_BLOCK_TOKENS),
-            cache: signals.total_blocks.zip(signals.block_tokens).map(|(blocks, tokens)| EngineCache {
-                tokens: blocks as f64 * tokens as f64,
-                usage: if signals.kv_cache_usage.is_finite() {
-                    signals.kv_cache_usage.clamp(0.0, 1.0)
-                } else {
-                    0.0
-                },
-            }),
+            foreign: told.foreign,
+            requests: self.requests + told.foreign.requests,
+            batch_limit: self.batch_limit.or(told.batch_limit),
+            block_tokens: told.block_tokens.unwrap_or(DEFAULT_BLOCK_TOKENS),
+            cache: told.cache,
             ..self
         }
     }
@@ -305,17 +310,25 @@ pub fn cheapest<'c, 'a>(
     query: &Query<'_>,
     candidates: &'c [Candidate<'a>],
 ) -> SmallVec<[(&'c Candidate<'a>, Terms); MAX_LOGGED]> {
-    let stakes = Stakes::of(query);
+    let stakes = Stakes::of(query, candidates);
     let mut best: SmallVec<[(&Candidate<'_>, Terms); MAX_LOGGED]> = SmallVec::new();
     for candidate in candidates {
-        let terms = stakes.terms(candidate);
-        let at = best.partition_point(|(_, other)| other.cost <= terms.cost);
+        let at = best.partition_point(|(_, other)| other.cost <= candidate.cost);
         if at < MAX_LOGGED {
             best.truncate(MAX_LOGGED - 1);
-            best.insert(at, (candidate, terms));
+            best.insert(at, (candidate, Terms { cost: candidate.cost, ..stakes.terms(candidate) }));
         }
     }
     best
+}
+
+/// The blocks of a prompt's longest hit on any of the candidates.
+fn longest<'p, 'c, 'a: 'c>(
+    prompt: &Prompt<'p>,
+    candidates: impl IntoIterator<Item = &'c Candidate<'a>>,
+) -> &'p [u64] {
+    let blocks = candidates.into_iter().map(|candidate| candidate.blocks).max().unwrap_or(0);
+    prompt.chain.get(..blocks).unwrap_or(prompt.chain)
 }
 
 /// Finds what each candidate has cached.
@@ -340,6 +353,8 @@ fn weigh(query: &Query<'_>, candidates: &mut [Candidate<'_>]) {
 pub const MAX_LOGGED: usize = 8;
 /// Bytes: fine blocks have 256, coarse ones 2048.
 const LONGEST_FINE_BLOCK: u64 = 1024;
+/// Requests for a replica that has answered none yet.
+const UNPROVED_BATCH: u64 = 2;
 /// vLLM's on GPUs.
 const DEFAULT_BLOCK_TOKENS: u64 = 16;
 

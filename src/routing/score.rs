@@ -1,17 +1,24 @@
-//! What a placement costs, in seconds: the request itself, and everybody else.
+//! What a placement costs, in seconds: the request itself, and everybody else. The formula, in the words of `docs/routing.md`:
 //!
-//! The request waits, is computed, and may come too late. Others pay for its prefill: whoever comes next waits for it, and
-//! streams may be pushed over their bound on time per token (`hazard`). Decoding has its price too: an answer takes longer
-//! where more of them run, and makes those take longer. So a hit is worth what it saves, twice, and more where a queue
-//! stands (`backlog`); a hot prefix is copied to a second replica as soon as its queue or its streams cost more than that;
-//! and a prompt goes where the streams can bear it. Absent bounds cost nothing.
+//! ```text
+//! cost  =  wait + base + prefill − copy     predicted TTFT, without what a shared prefix will save others
+//!       +  o · (prefill − copy)             delay of those who come next
+//!       +  0.3 · (decode − 1.2 · least)⁺    own answer and what it adds to those there, beyond the best replica's
+//!       +  b · (harm + excess)              streams pushed over their bound on TPOT
+//!       +  l · (late + 0.1 · over)          the chance that this first token misses its bound, and by how much
+//! ```
+//!
+//! A hit is worth what it saves, twice, and more where a queue stands (`backlog`). What many prompts share is computed once
+//! more on behalf of all that will find it there: one of them pays its share only. A prompt goes where the streams can bear
+//! it; absent bounds cost nothing.
 
 use super::backlog::Pressure;
-use super::float::{fast_max, float};
+use super::float::{fast_max, fast_min, float};
 use super::hazard::FRESH_SPARE;
 use super::predictor::Queue;
-use super::{Candidate, Estimate, LoadView, PoolView, Query, Terms, Work};
+use super::{Candidate, Estimate, LoadView, PoolView, Query, Terms, Work, longest};
 use crate::clock::Stamp;
+use crate::units::Tokens;
 
 /// What is at stake for one request, the same at every candidate.
 pub(super) struct Stakes<'a> {
@@ -23,11 +30,17 @@ pub(super) struct Stakes<'a> {
     per_bound: f64,
     /// Seconds per token; infinite where unbounded.
     tpot: f64,
+    /// The longest hit, and the share of computing what is lacking of it that others will use.
+    longest: Tokens,
+    used_by_others: f64,
 }
 
 impl<'a> Stakes<'a> {
-    pub(super) fn of(query: &'a Query<'a>) -> Self {
+    pub(super) fn of(query: &'a Query<'a>, candidates: &[Candidate<'_>]) -> Self {
         let slo = &query.aim.slo;
+        let sharing = query.index.sharing(longest(&query.prompt, candidates), query.aim.now);
+        // As many come as came, and each replica gets its part of them.
+        let others = sharing / float(candidates.len() as u64).max(1.0);
         Self {
             query,
             pool: query.model.view(),
@@ -35,10 +48,26 @@ impl<'a> Stakes<'a> {
             waited: query.aim.waited.as_secs_f64(),
             per_bound: slo.ttft.map_or(0.0, |bound| 1.0 / bound.as_secs_f64().max(1e-3)),
             tpot: slo.tpot.map_or(f64::INFINITY, |bound| bound.as_secs_f64()),
+            longest: candidates.iter().map(|candidate| candidate.hit).max().unwrap_or_default(),
+            used_by_others: others / (1.0 + others),
         }
     }
 
-    /// What the request would meet at a candidate, and what that costs.
+    /// Prices every candidate.
+    pub(super) fn price(&self, candidates: &mut [Candidate<'_>]) {
+        let mut least = f64::INFINITY;
+        for candidate in candidates.iter_mut() {
+            let terms = self.terms(candidate);
+            (candidate.cost, candidate.ttft, candidate.decode) = (terms.cost, terms.seconds(), terms.decode);
+            candidate.wait = terms.wait;
+            least = fast_min(terms.decode, least);
+        }
+        for candidate in candidates {
+            candidate.cost += DECODE * fast_max(candidate.decode - UNNOTICED * least, 0.0);
+        }
+    }
+
+    /// What the request would meet at a candidate, and what that costs but for its decoding, whose price is a comparison.
     pub(super) fn terms(&self, candidate: &Candidate<'_>) -> Terms {
         let now = self.query.aim.now;
         let (estimate, load) = (self.query.model.estimate(candidate.slot, now), candidate.load.view());
@@ -54,16 +83,24 @@ impl<'a> Stakes<'a> {
         let steps = self.steps(candidate, &load, &estimate);
         terms.decode = self.pool.output * (steps.after + candidate.requests * steps.added() / 2.0);
         terms.harm = self.harm(candidate, &terms, &load, estimate.step(load.context));
+        // Streams that lose their bound by the steps alone are not harmed, and no wait gives them slack.
+        terms.harm *= 1.0 - chance_of_miss(steps.after / self.tpot);
         terms.excess = self.excess(candidate, &steps, terms.prefill);
         let used = (self.waited + terms.seconds()) * self.per_bound;
         terms.late = chance_of_miss(used);
-        terms.cost = terms.seconds()
-            + self.prices.others_wait * terms.prefill
-            + DECODE * terms.decode
+        let copy = terms.prefill * self.used_by_others * self.copied(candidate, &work);
+        terms.cost = terms.seconds() - copy
+            + self.prices.others_wait * (terms.prefill - copy)
             + self.prices.broken * (terms.harm + terms.excess)
             + self.prices.late * (terms.late + LATE_EXCESS * fast_max(used - 1.0, 0.0))
             + FAILURE * (1.0 - candidate.success);
         terms
+    }
+
+    /// The share of what is to be computed there that another replica has.
+    #[inline]
+    fn copied(&self, candidate: &Candidate<'_>, work: &Work) -> f64 {
+        float(self.longest.saturating_sub(candidate.hit).0) / fast_max(float(work.tokens), 1.0)
     }
 
     /// A decoding step there without this request, and with it when half of its answer is written. Those that wait or are of
@@ -135,7 +172,10 @@ fn chance_of_miss(used: f64) -> f64 {
 }
 
 /// What a second of decoding is worth beside a second of waiting for the first token.
-const DECODE: f64 = 0.1;
+const DECODE: f64 = 0.3;
+/// Decoding that takes so much longer than at the best replica is no reason to wait for another: predictions err by as much, and
+/// chance evens it out.
+const UNNOTICED: f64 = 1.2;
 /// Seconds that a failed answer costs: its client waits for all of it again, at the least.
 const FAILURE: f64 = 10.0;
 const MISS_AT: f64 = 0.9;

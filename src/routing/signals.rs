@@ -2,21 +2,21 @@
 
 use std::time::Duration;
 
-/// The engine's own figures, from its `/metrics`, with their age.
-#[derive(Clone, Copy, Debug, PartialEq)]
+/// The engine's own figures, from its metrics page, with their age. What the page does not tell is absent.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct EngineSignals {
     /// Age of these values.
     pub age: Duration,
-    /// `vllm:num_requests_running`, summed over engines.
-    pub running: f64,
-    /// `vllm:num_requests_waiting`, summed over engines.
-    pub waiting: f64,
-    /// `vllm:kv_cache_usage_perc`, the largest over engines, 0 to 1.
-    pub kv_cache_usage: f64,
-    /// `max_num_seqs` of the configuration, or what the engine was seen not to exceed.
+    /// Running requests, over all engines of the URL.
+    pub running: Option<f64>,
+    /// Waiting requests, over all engines of the URL.
+    pub waiting: Option<f64>,
+    /// Share of the KV cache that running requests hold, 0 to 1, the mean over the engines of the URL.
+    pub kv_cache_usage: Option<f64>,
+    /// Of the configuration, of the page, or what the engine was seen not to exceed.
     pub batch_limit: Option<u64>,
-    /// Tokens in a KV block, of `vllm:cache_config_info`.
+    /// Tokens in a KV block.
     pub block_tokens: Option<u64>,
-    /// KV blocks of the engine, of `vllm:cache_config_info`.
+    /// KV blocks of the engine.
     pub total_blocks: Option<u64>,
 }

@@ -1,16 +1,19 @@
 //! What routing knows of one replica: our own work on it, and the engine's newest figures.
 //!
-//! Figures come from two places: a scrape of the engine's page, and a load report along with an answer (ORCA), which is
-//! fresher and knows less. Both are kept with our own load at that moment, so that work of others can be told apart.
+//! A page of the engine is read together with our own load at that moment, so that work of others can be told apart. What
+//! decisions need of it is published as plain atomics, one cache line: a decision reads it for every candidate. The
+//! figures are read one by one, so a reader may mix two pages that follow one another.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-use arc_swap::ArcSwapOption;
+use parking_lot::Mutex;
 
 use super::batch_limit::BatchLimit;
-use super::{EngineSignals, Foreign, LoadView, ReplicaLoad};
+use super::foreign::sane;
+use super::predictor::EngineCache;
+use super::{EngineSignals, Foreign, ReplicaLoad};
 use crate::clock::Stamp;
 
 /// One replica of a pool, as routing sees it.
@@ -22,34 +25,28 @@ pub struct Target {
     pub identity: u64,
     /// Our work on it.
     pub load: Arc<ReplicaLoad>,
-    figures: ArcSwapOption<Figures>,
+    published: Published,
+    seen: Mutex<Seen>,
     /// `1 - x` as bits, so that zero is the ordinary case.
     failing: AtomicU64,
     withheld: AtomicU64,
 }
 
-/// One reading of an engine's metrics page.
+/// One reading of an engine's metrics page; what the page does not have is absent.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct EnginePage {
     /// Running requests.
-    pub running: f64,
+    pub running: Option<f64>,
     /// Waiting requests.
-    pub waiting: f64,
+    pub waiting: Option<f64>,
     /// Share of the KV cache in use, 0 to 1.
-    pub kv_cache_usage: f64,
+    pub kv_cache_usage: Option<f64>,
     /// Tokens in a KV block.
     pub block_tokens: Option<u64>,
     /// KV blocks of the engine.
     pub total_blocks: Option<u64>,
-}
-
-/// An engine's load report along with an answer.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct LoadReport {
-    /// Waiting requests.
-    pub waiting: f64,
-    /// Share of the KV cache in use, 0 to 1.
-    pub kv_cache_usage: Option<f64>,
+    /// Requests that it runs at once at most.
+    pub batch_limit: Option<u64>,
 }
 
 /// What the configuration says of a pool's engines.
@@ -61,35 +58,46 @@ pub struct EngineLimits {
     pub batch_limit: Option<u64>,
 }
 
+/// A target's newest page as a decision needs it.
 #[derive(Clone, Copy, Debug)]
-struct Figures {
-    at: Stamp,
-    own: LoadView,
-    page: EnginePage,
-    batch_limit: BatchLimit,
-    report: Option<Reported>,
+pub(super) struct Told {
+    pub(super) foreign: Foreign,
+    pub(super) batch_limit: Option<u64>,
+    pub(super) block_tokens: Option<u64>,
+    pub(super) cache: Option<EngineCache>,
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Reported {
+#[derive(Debug, Default)]
+#[repr(align(64))]
+struct Published {
+    /// Nanoseconds of the page's stamp plus one; zero without a page.
+    at: AtomicU64,
+    /// Work of others then, as bits of floats.
+    foreign: AtomicU32,
+    foreign_waiting: AtomicU32,
+    /// As bits of a float; NaN where not told.
+    kv_cache_usage: AtomicU32,
+    /// Zero where not known.
+    block_tokens: AtomicU32,
+    batch_limit: AtomicU64,
+    cache_tokens: AtomicU64,
+}
+
+/// Beside the request path.
+#[derive(Debug, Default)]
+struct Seen {
     at: Stamp,
-    own: LoadView,
-    running: f64,
-    report: LoadReport,
+    page: Option<EnginePage>,
+    batch_limit: BatchLimit,
 }
 
 impl Target {
     /// A replica without work, of which the engine has reported nothing.
     #[must_use]
     pub fn new(slot: usize, identity: u64) -> Self {
-        Self {
-            slot,
-            identity,
-            load: ReplicaLoad::new(),
-            figures: ArcSwapOption::empty(),
-            failing: AtomicU64::new(0),
-            withheld: AtomicU64::new(0),
-        }
+        let (load, published, seen) = (ReplicaLoad::new(), Published::default(), Mutex::default());
+        let (failing, withheld) = (AtomicU64::new(0), AtomicU64::new(0));
+        Self { slot, identity, load, published, seen, failing, withheld }
     }
 
     /// What its recent answers are worth: the probability that it answers, relative to its peers, and the fraction of its
@@ -111,84 +119,158 @@ impl Target {
         1.0 - f64::from_bits(self.withheld.load(Ordering::Relaxed))
     }
 
-    /// The engine's page was read just now.
+    /// The engine's page was read just now. Figures that make no sense are taken for absent.
     pub fn scraped(&self, page: EnginePage, now: Stamp) {
-        let before = self.figures.load();
-        let batch_limit = before.as_ref().map(|before| before.batch_limit).unwrap_or_default();
-        let batch_limit = batch_limit.seeing(page.running, page.waiting, page.kv_cache_usage);
-        let own = self.load.view();
-        self.figures.store(Some(Arc::new(Figures { at: now, own, page, batch_limit, report: None })));
-    }
-
-    /// The engine reported its load with an answer that was read just now. Without a page before it, it says too little.
-    pub fn reported(&self, report: LoadReport, now: Stamp) {
-        let Some(figures) = self.figures.load_full() else { return };
-        let own = self.load.view();
-        // A report leaves out what runs: the streams of others are those of the page, as far as it is still believed.
-        let others = Foreign::seen(&figures.signals(now, None), &figures.own);
-        let running = own.decoding() as f64 + others.requests - others.waiting;
-        let report = Some(Reported { at: now, own, running, report });
-        self.figures.store(Some(Arc::new(Figures { report, ..*figures })));
+        let page = page.sane();
+        let mut seen = self.seen.lock();
+        if let (Some(running), Some(waiting), Some(usage)) = (page.running, page.waiting, page.kv_cache_usage)
+        {
+            seen.batch_limit = seen.batch_limit.seeing(running, waiting, usage);
+        }
+        (seen.at, seen.page) = (now, Some(page));
+        let foreign = Foreign::beyond(page.running, page.waiting, &self.load.view());
+        let limit = page.batch_limit.or(seen.batch_limit.get());
+        self.published.publish(&page, foreign, limit, now);
     }
 
     /// The engine's process is another one: nothing that was observed of it counts.
     pub fn restarted(&self) {
-        self.figures.store(None);
+        self.load.restarted();
+        *self.seen.lock() = Seen::default();
+        self.published.at.store(0, Ordering::Release);
     }
 
     /// The newest page.
     #[must_use]
     pub fn page(&self) -> Option<EnginePage> {
-        self.figures.load().as_ref().map(|figures| figures.page)
+        self.seen.lock().page
     }
 
-    /// Whether the next page is overdue, so that the engine should be asked to report with an answer.
+    /// The newest figures; absent when too old.
     #[must_use]
-    pub fn is_overdue(&self, now: Stamp, scrape_interval: Duration) -> bool {
-        let figures = self.figures.load();
-        let newest = figures.as_ref().map(|figures| figures.report.map_or(figures.at, |report| report.at));
-        newest.is_some_and(|at| now.since(at) > scrape_interval.mul_f64(OVERDUE))
+    pub fn signals(&self, now: Stamp, limits: &EngineLimits) -> Option<EngineSignals> {
+        let seen = self.seen.lock();
+        let (page, age) = (seen.page?, now.since(seen.at));
+        (age <= limits.scrape_interval * MAX_AGE).then_some(EngineSignals {
+            age,
+            running: page.running,
+            waiting: page.waiting,
+            kv_cache_usage: page.kv_cache_usage,
+            batch_limit: limits.batch_limit.or(page.batch_limit).or(seen.batch_limit.get()),
+            block_tokens: page.block_tokens,
+            total_blocks: page.total_blocks,
+        })
     }
 
-    /// The newest figures with our own load at that time; absent when too old.
-    #[must_use]
-    pub fn signals(&self, now: Stamp, limits: &EngineLimits) -> Option<(EngineSignals, LoadView)> {
-        let figures = self.figures.load();
-        let figures = figures.as_ref()?;
-        let scraped = figures.signals(now, limits.batch_limit);
-        let (signals, own) = match figures.report {
-            None => (scraped, figures.own),
-            Some(Reported { at, own, running, report }) => {
-                let kv_cache_usage = report.kv_cache_usage.unwrap_or(scraped.kv_cache_usage);
-                let (age, waiting) = (now.since(at), report.waiting);
-                (EngineSignals { age, running, waiting, kv_cache_usage, ..scraped }, own)
-            }
-        };
-        (signals.age <= limits.scrape_interval * MAX_AGE).then_some((signals, own))
+    /// What a decision needs; absent when too old.
+    #[inline]
+    pub(super) fn told(&self, now: Stamp, limits: &EngineLimits) -> Option<Told> {
+        let Published { at, foreign, foreign_waiting, .. } = &self.published;
+        let age = now.since(Stamp::from_nanos(at.load(Ordering::Acquire).checked_sub(1)?));
+        if age > limits.scrape_interval * MAX_AGE {
+            return None;
+        }
+        let foreign = Foreign { requests: float(foreign), waiting: float(foreign_waiting) };
+        let known = |cell: &AtomicU64| Some(cell.load(Ordering::Relaxed)).filter(|n| *n > 0);
+        let usage = float(&self.published.kv_cache_usage);
+        let tokens = known(&self.published.cache_tokens).filter(|_| !usage.is_nan());
+        let block_tokens = self.published.block_tokens.load(Ordering::Relaxed);
+        Some(Told {
+            foreign: foreign.aged(age),
+            batch_limit: limits.batch_limit.or_else(|| known(&self.published.batch_limit)),
+            block_tokens: (block_tokens > 0).then_some(u64::from(block_tokens)),
+            cache: tokens.map(|tokens| EngineCache { tokens: tokens as f64, usage }),
+        })
     }
 
     /// Work of others there, by the newest figures.
     pub(super) fn foreign(&self, now: Stamp, limits: &EngineLimits) -> Foreign {
-        self.signals(now, limits)
-            .map_or_else(Foreign::default, |(signals, own)| Foreign::seen(&signals, &own))
+        self.told(now, limits).map_or_else(Foreign::default, |told| told.foreign)
     }
 }
 
-impl Figures {
-    fn signals(&self, now: Stamp, batch_limit: Option<u64>) -> EngineSignals {
-        EngineSignals {
-            age: now.since(self.at),
-            running: self.page.running,
-            waiting: self.page.waiting,
-            kv_cache_usage: self.page.kv_cache_usage,
-            batch_limit: batch_limit.or(self.batch_limit.get()),
-            block_tokens: self.page.block_tokens,
-            total_blocks: self.page.total_blocks,
+impl EnginePage {
+    /// Without what cannot be: figures of nonsense are absent, not zero.
+    fn sane(self) -> Self {
+        let above_zero = |count: Option<u64>, most| count.filter(|count| (1..=most).contains(count));
+        Self {
+            running: self.running.and_then(sane),
+            waiting: self.waiting.and_then(sane),
+            kv_cache_usage: self.kv_cache_usage.filter(|usage| (0.0..=1.0).contains(usage)),
+            block_tokens: above_zero(self.block_tokens, MOST_BLOCK_TOKENS),
+            total_blocks: above_zero(self.total_blocks, MOST_BLOCKS),
+            batch_limit: above_zero(self.batch_limit, MOST_BLOCKS),
         }
     }
 }
 
+impl Published {
+    fn publish(&self, page: &EnginePage, foreign: Foreign, batch_limit: Option<u64>, now: Stamp) {
+        let store = |cell: &AtomicU32, value: f64| cell.store((value as f32).to_bits(), Ordering::Relaxed);
+        store(&self.foreign, foreign.requests);
+        store(&self.foreign_waiting, foreign.waiting);
+        store(&self.kv_cache_usage, page.kv_cache_usage.unwrap_or(f64::NAN));
+        let (block, blocks) = (page.block_tokens.unwrap_or(0), page.total_blocks.unwrap_or(0));
+        self.block_tokens.store(u32::try_from(block).unwrap_or(0), Ordering::Relaxed);
+        self.batch_limit.store(batch_limit.unwrap_or(0), Ordering::Relaxed);
+        self.cache_tokens.store(blocks.saturating_mul(block), Ordering::Relaxed);
+        self.at.store(now.as_nanos().saturating_add(1), Ordering::Release);
+    }
+}
+
+fn float(cell: &AtomicU32) -> f64 {
+    f64::from(f32::from_bits(cell.load(Ordering::Relaxed)))
+}
+
 /// Scrape intervals after which figures are absent rather than stale.
 pub const MAX_AGE: u32 = 10;
-/// Scrape intervals after which a page is overdue, jitter and a slow answer included.
-const OVERDUE: f64 = 1.5;
+/// Larger ones are no blocks, ...
+const MOST_BLOCK_TOKENS: u64 = 1 << 20;
+/// ... and more of them no cache.
+const MOST_BLOCKS: u64 = 1 << 40;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMITS: EngineLimits = EngineLimits { scrape_interval: Duration::from_secs(1), batch_limit: None };
+
+    fn at(seconds: u64) -> Stamp {
+        Stamp::from_nanos(seconds * 1_000_000_000)
+    }
+
+    #[test]
+    fn a_page_is_told_until_it_is_ten_scrapes_old() {
+        let target = Target::new(0, 1);
+        assert!(target.told(at(1), &LIMITS).is_none());
+        let page = EnginePage { running: Some(3.0), waiting: Some(1.0), ..EnginePage::default() };
+        target.scraped(page, at(5));
+        let told = target.told(at(5), &LIMITS).unwrap();
+        assert_eq!((told.foreign.requests, told.foreign.waiting), (4.0, 1.0));
+        assert!(told.cache.is_none() && told.batch_limit.is_none() && told.block_tokens.is_none());
+        assert!(target.told(at(15), &LIMITS).is_some() && target.told(at(16), &LIMITS).is_none());
+        assert!(target.signals(at(15), &LIMITS).is_some() && target.signals(at(16), &LIMITS).is_none());
+        target.restarted();
+        assert!(target.told(at(5), &LIMITS).is_none() && target.page().is_none());
+    }
+
+    #[test]
+    fn figures_of_nonsense_are_absent() {
+        let target = Target::new(0, 1);
+        for odd in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, -1.0, 1e300] {
+            let huge = Some(u64::MAX);
+            let page = EnginePage {
+                running: Some(odd),
+                waiting: Some(odd),
+                kv_cache_usage: Some(odd),
+                block_tokens: huge,
+                total_blocks: huge,
+                batch_limit: huge,
+            };
+            target.scraped(page, at(1));
+            let told = target.told(at(1), &LIMITS).unwrap();
+            assert_eq!(told.foreign, Foreign::default(), "{odd}");
+            assert!(told.cache.is_none() && told.batch_limit.is_none() && told.block_tokens.is_none());
+        }
+    }
+}

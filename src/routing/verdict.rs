@@ -1,11 +1,10 @@
-//! Place it now, wait a moment, or say that it cannot be met: what a decision is worth, by the request's SLO.
+//! Place it now or wait a moment: what a decision is worth, by the request's SLO.
 //!
-//! [`judge`] asks [`super::decide`] and holds the answer against the bounds. Two things may speak against placing at
-//! once. *Pacing*: every place would push streams over their bound on time per token while this request still has time
-//! to spare; then a moment of waiting lets running streams win slack with every token. Only where the request itself has a
-//! bound on its time per token.
-//! *Admission*: no replica can give the first token in time. Waiting itself, its order and what becomes of a hopeless
-//! request (queue, degrade, refuse) are the caller's affair: nothing in here waits or counts.
+//! [`judge`] asks [`super::decide`] and holds the answer against the bounds. *Pacing* may speak against placing at once: every
+//! place would push streams over their bound on time per token while this request still has time to spare; then a moment
+//! of waiting lets running streams win slack with every token. Only where the request itself has a bound on its time per token.
+//! Waiting itself, its order, and what becomes of a request that will be late (queue, degrade, refuse) are the caller's
+//! affair: nothing in here waits or counts.
 
 use std::time::Duration;
 
@@ -41,15 +40,6 @@ pub enum Verdict {
         /// When to judge again.
         until: Stamp,
     },
-    /// No replica is expected to give its first token within its bound.
-    Hopeless {
-        /// The least bad choice, for routes that place it all the same.
-        decision: Decision,
-        /// The whole TTFT, what was waited included, at the best replica.
-        best_ttft: Duration,
-        /// After this long a request like it would be in time, if nothing else came.
-        retry_after: Duration,
-    },
 }
 
 /// Decides as [`decide`] does and says whether the decision should be acted on now. `None` without a candidate.
@@ -67,12 +57,7 @@ pub(super) fn judge(
     let (Some(bound), Some(predicted)) = (aim.slo.ttft, decision.predicted_ttft) else {
         return Some(Verdict::Place(decision));
     };
-    let best = aim.waited + predicted;
-    if best > bound.mul_f64(HOPELESS) {
-        let retry_after = best.saturating_sub(bound);
-        return Some(Verdict::Hopeless { decision, best_ttft: best, retry_after });
-    }
-    let has_time = best < bound.mul_f64(aim.patience.clamp(0.0, 1.0));
+    let has_time = aim.waited + predicted < bound.mul_f64(aim.patience.clamp(0.0, 1.0));
     if has_time && aim.slo.tpot.is_some() && decision.terms.harm > tolerated_harm(aim.waited) {
         return Some(Verdict::Hold { until: aim.now.after(LOOK_AGAIN) });
     }
@@ -82,8 +67,6 @@ pub(super) fn judge(
 /// How much of its bound on TTFT a request may spend waiting for a moment in which it breaks no stream, the predicted wait
 /// included.
 pub(super) const PATIENCE: f64 = 0.8;
-/// Predictions err by a tenth or two: only what misses by more is called hopeless.
-const HOPELESS: f64 = 1.2;
 /// Streams expected to be broken by a placement, below which it is not worth a wait: the more, the longer it has waited.
 fn tolerated_harm(waited: Duration) -> f64 {
     TOLERATED_HARM + TOLERATED_PER_SECOND * waited.as_secs_f64()

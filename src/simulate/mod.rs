@@ -2,6 +2,8 @@
 //!
 //! The data path must not import this module or that crate.
 
+#[cfg(test)]
+mod overload;
 mod product_router;
 mod scoreboard;
 

@@ -1,7 +1,7 @@
 //! The product's routing and admission queue as a [`Router`] of the simulator.
 //!
-//! It calls the same dispatcher, rules and queue as the gateway, with the same ticks; only simulated time and the expiry of
-//! `max_wait` are implemented here. It never reads the engines' true state.
+//! It calls the same dispatcher, rules and queue as the gateway, with the same ticks; only simulated time and the ends of waits
+//! are implemented here. It never reads the engines' true state.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
@@ -12,7 +12,8 @@ use tokenway_sim::replay::{Arrival, Ended, Fleet, RequestId, Router};
 use tokenway_sim::time::Stamp as SimStamp;
 
 use crate::admission::{
-    MAX_STAYS, Outlook, Position, ROUND_EVERY, Rules, Ruling, WaitQueue, WaitReason, Waiter, rule,
+    Entered, Outlook, Position, ROUND_EVERY, Refusal, Rules, Ruling, Share, Stay, WaitQueue, WaitReason,
+    Waiter, rule,
 };
 use crate::clock::Stamp;
 use crate::config::{PolicyName, QueueLimits, Slo};
@@ -36,13 +37,17 @@ pub struct ProductRouter {
     streams: HashMap<RequestId, SimulatedStream>,
     queue: WaitQueue<RequestId>,
     waiting: HashMap<RequestId, Wait>,
-    /// When each late request exceeds `max_wait`.
-    expiries: BTreeSet<(Stamp, RequestId)>,
+    /// When each wait ends at the latest.
+    ends: BTreeSet<(Stamp, RequestId)>,
     called: VecDeque<RequestId>,
     next_refresh: Stamp,
     /// `None` while the queue is not driven: a round that finds it empty ends the series.
     next_round: Option<Stamp>,
     decisions: u64,
+    /// Whose each request is.
+    share: fn(&Arrival) -> Share,
+    #[cfg(test)]
+    refusals: Vec<(RequestId, Stamp, Refusal)>,
 }
 
 /// A route as a replay runs it.
@@ -69,10 +74,12 @@ struct SimulatedStream {
 /// A waiting request.
 struct Wait {
     request: Arrival,
-    reason: WaitReason,
+    waiter: Waiter,
     position: Position,
-    /// When it first became late; kept if it is held again.
+    /// When it first waited for room; kept if it is held again.
     late_since: Option<Stamp>,
+    /// When it is refused.
+    end: Stamp,
 }
 
 impl ProductRouter {
@@ -95,9 +102,12 @@ impl ProductRouter {
             targets: (0..replicas).map(|slot| Target::new(slot, identity(slot))).collect(),
             untried: SlotSet::new(),
             streams: HashMap::new(),
-            queue: WaitQueue::new(route.queue),
+            queue: WaitQueue::default(),
             waiting: HashMap::new(),
-            expiries: BTreeSet::new(),
+            ends: BTreeSet::new(),
+            share: |_| Share { tenant: "default".into(), weight: 1, priority: 0 },
+            #[cfg(test)]
+            refusals: Vec::new(),
             called: VecDeque::new(),
             next_refresh: Stamp::default(),
             next_round: None,
@@ -105,29 +115,45 @@ impl ProductRouter {
         }
     }
 
+    /// The same with requests of several tenants.
+    #[cfg(test)]
+    pub(super) fn with_shares(self, share: fn(&Arrival) -> Share) -> Self {
+        Self { share, ..self }
+    }
+
+    /// Requests that were refused, when and why.
+    #[cfg(test)]
+    pub(super) fn refusals(&self) -> &[(RequestId, Stamp, Refusal)] {
+        &self.refusals
+    }
+
     /// Sends, queues or refuses a request; `before` is its wait so far.
     fn place(&mut self, request: Arrival, before: Option<Wait>, fleet: &mut dyn Fleet) {
         let now = live(fleet.now());
-        let (id, is_late) = (request.id, before.as_ref().is_some_and(|wait| wait.reason == WaitReason::Late));
+        let id = request.id;
+        let is_late = before.as_ref().is_some_and(|wait| wait.waiter.reason == WaitReason::Late);
         self.decisions += 1;
-        let held_back = match self.judge(&request, is_late, now) {
+        match self.judge(&request, is_late, now) {
             SimulatedPlacement::Send(assignment) => {
                 fleet.send(id, assignment.decision.slot, assignment.decision.predicted_ttft);
                 self.streams.insert(id, SimulatedStream { assignment, first_token: None, tokens: 0 });
-                None
+                if let Some(wait) = before {
+                    self.called.extend(self.queue.placed(wait.position, now));
+                    self.ends.remove(&(wait.end, id));
+                }
             }
-            SimulatedPlacement::Wait(reason, outlook) => Some((reason, outlook)),
-            SimulatedPlacement::Refuse => None,
-        };
-        match (held_back, before) {
-            (Some((reason, outlook)), before) => self.wait(request, before, reason, outlook, now),
-            (None, Some(wait)) => self.leave(id, &wait),
-            (None, None) => {}
+            SimulatedPlacement::Wait(waiter, stay) => self.wait(request, before, waiter, stay, now),
+            SimulatedPlacement::Refuse => {
+                if let Some(wait) = before {
+                    self.leave(id, &wait);
+                }
+            }
         }
     }
 
-    fn judge(&self, request: &Arrival, is_late: bool, now: Stamp) -> SimulatedPlacement {
+    fn judge(&mut self, request: &Arrival, is_late: bool, now: Stamp) -> SimulatedPlacement {
         let block_end = |block: usize| request.ends.get(block).map_or(0, |end| end * BYTES_PER_TOKEN);
+        let slo = SloBounds { ttft: request.ttft_bound, tpot: request.tpot_bound, ..SloBounds::default() };
         let ask = Ask {
             prompt: Prompt {
                 chain: &request.chain,
@@ -136,7 +162,7 @@ impl ProductRouter {
                 tokens: Tokens(request.prompt),
             },
             session: None,
-            slo: SloBounds { ttft: request.ttft_bound, tpot: request.tpot_bound, ..SloBounds::default() },
+            slo,
             waited: now.since(live(request.at)),
             queues_late: self.rules.queue.is_some(),
             shows_first_token: true,
@@ -146,31 +172,53 @@ impl ProductRouter {
         let Some(judged) = self.dispatcher.judge(&*self.policy, &ask, &self.limits, now, targets) else {
             return SimulatedPlacement::Refuse;
         };
-        let is_behind_others =
-            || !is_late && self.queue.has_late_before(self.is_long(request), deadline(request));
-        match rule(&self.rules, &judged, is_behind_others) {
-            Ruling::Hold => SimulatedPlacement::Wait(WaitReason::Held, Outlook::default()),
-            Ruling::Queue(outlook) => SimulatedPlacement::Wait(WaitReason::Late, outlook),
+        let base_ttft = if slo.ttft.is_some() { self.rules.base_ttft } else { Duration::ZERO };
+        let rules = Rules { base_ttft, ..self.rules };
+        let waiter = |reason, outlook| Waiter { reason, outlook, ..self.waiter(request) };
+        let mut seen = None;
+        let ahead = |outlook: &Outlook| {
+            let arrived = waiter(WaitReason::Late, *outlook);
+            let ahead = if is_late { None } else { self.queue.ahead(&arrived) };
+            seen = (!is_late).then_some(arrived);
+            ahead
+        };
+        match rule(&rules, &judged, rules.queue.is_some(), ahead) {
+            Ruling::Hold => {
+                let (slack, latest) = (Some(Duration::ZERO), deadline(request));
+                let outlook = Outlook { at: now, slack, latest, ..Outlook::default() };
+                SimulatedPlacement::Wait(waiter(WaitReason::Held, outlook), Stay::Own)
+            }
+            Ruling::Queue(outlook, stay) => SimulatedPlacement::Wait(waiter(WaitReason::Late, outlook), stay),
             Ruling::Place | Ruling::Degrade => {
+                if let Some(waiter) = seen {
+                    self.queue.passed(&waiter, now);
+                }
                 judged.assign().map_or(SimulatedPlacement::Refuse, SimulatedPlacement::Send)
             }
         }
     }
 
+    fn waiter(&self, request: &Arrival) -> Waiter {
+        Waiter {
+            reason: WaitReason::Late,
+            route: "replayed".into(),
+            share: (self.share)(request),
+            limits: self.rules.queue,
+            is_long: self.is_long(request),
+            bytes: usize::try_from(request.prompt * BYTES_PER_TOKEN).unwrap_or(usize::MAX),
+            outlook: Outlook::default(),
+        }
+    }
+
     /// Queues a request or keeps it queued; drops it (a refusal) if a limit is exceeded.
-    fn wait(
-        &mut self,
-        request: Arrival,
-        before: Option<Wait>,
-        reason: WaitReason,
-        outlook: Outlook,
-        now: Stamp,
-    ) {
+    fn wait(&mut self, request: Arrival, before: Option<Wait>, waiter: Waiter, stay: Stay, now: Stamp) {
         let id = request.id;
         let mut late_since = before.as_ref().and_then(|wait| wait.late_since);
+        let suits = |wait: &Wait| (wait.waiter.reason, wait.waiter.lane()) == (waiter.reason, waiter.lane());
         let position = match before {
-            Some(wait) if wait.reason == reason => {
-                self.called.extend(self.queue.stays(wait.position));
+            Some(wait) if suits(&wait) => {
+                self.ends.remove(&(wait.end, id));
+                self.called.extend(self.queue.stays(wait.position, stay));
                 wait.position
             }
             before => {
@@ -178,48 +226,88 @@ impl ProductRouter {
                     self.leave(id, &wait);
                 }
                 self.next_round.get_or_insert_with(|| timer(now.after(ROUND_EVERY)));
-                let bytes = usize::try_from(request.prompt * BYTES_PER_TOKEN).unwrap_or(usize::MAX);
-                let is_long = self.is_long(&request);
-                let waiter = Waiter { reason, deadline: deadline(&request), is_long, bytes, outlook };
-                let Ok(position) = self.queue.enter(&waiter, id) else { return };
-                position
+                match self.queue.enter(&waiter, id) {
+                    Ok(Entered { position, evicted }) => {
+                        for (gone, refusal) in evicted {
+                            self.evict(gone, refusal, now);
+                        }
+                        position
+                    }
+                    Err(refusal) => return self.refuse(id, refusal, now),
+                }
             }
         };
-        if reason == WaitReason::Late {
+        if waiter.reason == WaitReason::Late {
             late_since = late_since.or(Some(now));
-            self.expiries.extend(late_since.map(|since| (self.expiry(since), id)));
         }
-        self.waiting.insert(id, Wait { request, reason, position, late_since });
+        let wait = Wait { end: self.end(&waiter, late_since), request, waiter, position, late_since };
+        if wait.end <= now {
+            let outlook = wait.waiter.outlook;
+            let retry_after = self.queue.promise(&outlook, outlook.drain);
+            let (slack, bound) = (Duration::ZERO, outlook.bound);
+            self.refuse(id, Refusal::Late { wait: outlook.drain, slack, bound, retry_after }, now);
+            return self.leave(id, &wait);
+        }
+        if wait.end < FAR {
+            self.ends.insert((wait.end, id));
+        }
+        self.waiting.insert(id, wait);
     }
 
     fn leave(&mut self, id: RequestId, wait: &Wait) {
         self.called.extend(self.queue.leave(wait.position));
-        if let Some(since) = wait.late_since {
-            self.expiries.remove(&(self.expiry(since), id));
-        }
+        self.ends.remove(&(wait.end, id));
     }
 
-    /// When a request that became late at `since` exceeds `max_wait`.
-    fn expiry(&self, since: Stamp) -> Stamp {
-        since.after(self.rules.queue.map_or(Duration::ZERO, |queue| queue.max_wait))
+    fn evict(&mut self, id: RequestId, refusal: Refusal, now: Stamp) {
+        if let Some(gone) = self.waiting.remove(&id) {
+            self.ends.remove(&(gone.end, id));
+        }
+        self.refuse(id, refusal, now);
+    }
+
+    #[cfg_attr(
+        not(test),
+        expect(clippy::unused_self, unused_variables, reason = "figures count what is never sent")
+    )]
+    fn refuse(&mut self, id: RequestId, refusal: Refusal, now: Stamp) {
+        #[cfg(test)]
+        self.refusals.push((id, now, refusal));
+    }
+
+    /// When a wait ends at the latest.
+    fn end(&self, waiter: &Waiter, late_since: Option<Stamp>) -> Stamp {
+        let (Some(queue), Some(since), WaitReason::Late) = (self.rules.queue, late_since, waiter.reason)
+        else {
+            return FAR;
+        };
+        let outlook = &waiter.outlook;
+        let latest = if outlook.slack.is_some() { outlook.latest } else { FAR };
+        since.after(queue.max_wait).min(latest)
+    }
+
+    /// Refuses requests whose wait is over.
+    fn expire(&mut self, now: Stamp) {
+        while let Some((end, id)) = self.ends.first().copied().filter(|(end, _)| timer(*end) <= now) {
+            self.ends.remove(&(end, id));
+            if let Some(wait) = self.waiting.remove(&id) {
+                let outlook = wait.waiter.outlook;
+                let retry_after = self.queue.promise(&outlook, outlook.drain);
+                let (slack, bound) = (Duration::ZERO, outlook.bound);
+                self.refuse(id, Refusal::Late { wait: outlook.drain, slack, bound, retry_after }, now);
+                self.leave(id, &wait);
+            }
+        }
     }
 
     fn is_long(&self, request: &Arrival) -> bool {
         Tokens(request.prompt) > self.medium
     }
 
-    /// Refuses requests whose `max_wait` has passed and begins a round.
     fn round(&mut self, fleet: &mut dyn Fleet) {
-        let now = live(fleet.now());
-        self.next_round = Some(timer(now.after(ROUND_EVERY)));
-        while let Some((expiry, id)) = self.expiries.first().copied().filter(|(expiry, _)| *expiry <= now) {
-            self.expiries.remove(&(expiry, id));
-            if let Some(wait) = self.waiting.remove(&id) {
-                self.leave(id, &wait);
-            }
-        }
+        self.next_round = Some(timer(live(fleet.now()).after(ROUND_EVERY)));
         self.called.clear();
-        self.queue.round(MAX_STAYS, |id| self.called.push_back(*id));
+        self.called.extend(self.queue.tick());
         self.retry_called(fleet);
     }
 
@@ -236,13 +324,14 @@ impl ProductRouter {
 /// Decision on one request.
 enum SimulatedPlacement {
     Send(Assignment),
-    Wait(WaitReason, Outlook),
+    Wait(Waiter, Stay),
     Refuse,
 }
 
 impl Router for ProductRouter {
     fn arrive(&mut self, request: Arrival, fleet: &mut dyn Fleet) {
         self.place(request, None, fleet);
+        self.retry_called(fleet);
     }
 
     fn first_token(&mut self, request: RequestId, at: SimStamp) {
@@ -270,11 +359,12 @@ impl Router for ProductRouter {
 
     fn scraped(&mut self, replica: usize, at: SimStamp, gauges: &Gauges) {
         let page = EnginePage {
-            running: gauges.running as f64,
-            waiting: gauges.waiting as f64,
-            kv_cache_usage: gauges.kv_cache_usage,
+            running: Some(gauges.running as f64),
+            waiting: Some(gauges.waiting as f64),
+            kv_cache_usage: Some(gauges.kv_cache_usage),
             block_tokens: Some(gauges.block_size),
             total_blocks: Some(gauges.num_blocks),
+            batch_limit: None,
         };
         if let Some(target) = self.targets.get(replica) {
             target.scraped(page, live(at));
@@ -283,7 +373,8 @@ impl Router for ProductRouter {
     }
 
     fn next_tick(&self) -> Option<SimStamp> {
-        let next = self.next_round.map_or(self.next_refresh, |round| round.min(self.next_refresh));
+        let end = self.ends.first().map(|(end, _)| timer(*end));
+        let next = self.next_round.into_iter().chain(end).fold(self.next_refresh, Stamp::min);
         Some(SimStamp::from_nanos(next.as_nanos()))
     }
 
@@ -294,12 +385,21 @@ impl Router for ProductRouter {
             let (all, ready) = (self.targets.iter(), self.targets.iter());
             self.dispatcher.refresh(all, ready, &self.limits, BYTES_PER_TOKEN as f64, now);
         }
+        self.expire(now);
         if self.next_round.is_some_and(|at| at <= now) {
             if self.queue.is_empty() {
                 self.next_round = None;
             } else {
                 self.round(fleet);
             }
+        }
+        self.retry_called(fleet);
+    }
+
+    fn reconsider(&mut self, fleet: &mut dyn Fleet) {
+        if !self.queue.is_empty() {
+            self.called.extend(self.queue.turn());
+            self.retry_called(fleet);
         }
     }
 

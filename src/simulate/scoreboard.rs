@@ -130,7 +130,7 @@ impl Tally {
             recent_ttft_p50: quantile(&self.recent_ttft, 0.5),
             itl_p50: quantile(&self.itl, 0.5),
             itl_p99: quantile(&self.itl, 0.99),
-            queue: status.signals.map(|signals| signals.waiting as u64),
+            queue: status.signals.and_then(|signals| signals.waiting).map(|waiting| waiting as u64),
             inflight: status.inflight,
         };
         self.recent_requests = 0;
@@ -156,6 +156,7 @@ fn quantile(histogram: &Histogram<u64>, quantile: f64) -> Option<Duration> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fleet::status::OwnFailures;
     use crate::fleet::status::ReplicaState;
     use crate::record::{Gap, Served};
     use crate::request::class::Class;
@@ -175,6 +176,8 @@ mod tests {
             inflight_prompt_tokens: 0,
             signals: None,
             counters: None,
+            absent: Arc::from([]),
+            failures: OwnFailures::default(),
             connections: 0,
             models: Vec::new(),
         }

@@ -27,8 +27,6 @@ pub(crate) struct Upstream<'a> {
     pub credential: Credential<'a>,
     /// Entry appended to `Via`.
     pub via: &'a HeaderValue,
-    /// Whether to request a load report (ORCA).
-    pub asks_load: bool,
 }
 
 /// Handling of the client's credential.
@@ -69,9 +67,6 @@ pub(crate) fn upstream_request(client: &HeaderMap, ours: Upstream<'_>) -> Header
         value.set_sensitive(true);
         out.insert(header::AUTHORIZATION, value);
     }
-    if ours.asks_load {
-        out.insert(LOAD_REPORT_FORMAT, HeaderValue::from_static("JSON"));
-    }
     out.append(header::VIA, ours.via.clone());
     out
 }
@@ -93,16 +88,6 @@ pub(crate) fn is_websocket(client: &HeaderMap) -> bool {
 pub(crate) fn write_upgrade(headers: &mut HeaderMap) {
     headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
     headers.insert(header::UPGRADE, HeaderValue::from_static("websocket"));
-}
-
-/// Whether the client requests a load report itself: then it is forwarded.
-pub(crate) fn has_asked_load(client: &HeaderMap) -> bool {
-    client.contains_key(LOAD_REPORT_FORMAT)
-}
-
-/// Removes and returns the load report that we requested.
-pub(crate) fn take_load_report(headers: &mut HeaderMap) -> Option<HeaderValue> {
-    headers.remove(LOAD_REPORT)
 }
 
 /// Removes hop-by-hop and `x-tokenway-*` fields from a replica's response.
@@ -188,9 +173,6 @@ fn nominated(headers: &HeaderMap) -> SmallVec<[HeaderName; 2]> {
 
 pub(crate) const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
-const LOAD_REPORT_FORMAT: HeaderName = HeaderName::from_static("endpoint-load-metrics-format");
-const LOAD_REPORT: HeaderName = HeaderName::from_static("endpoint-load-metrics");
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -212,7 +194,6 @@ mod tests {
                 tracestate: None,
                 credential,
                 via: &via,
-                asks_load: false,
             },
         )
     }

@@ -105,10 +105,10 @@ model = "sim"
         except OSError:
             return 0, ""
 
-    def metric(self, name, **labels):
+    def metric(self, name, page=None, **labels):
         """Sum of a family over the series with these labels."""
         total = 0.0
-        for line in self.get("/metrics")[1].splitlines():
+        for line in (page or self.get("/metrics")[1]).splitlines():
             match = re.match(rf"{name}(?:\{{(.*)\}})? ([^ ]+)", line)
             if match and all(f'{key}="{value}"' in (match[1] or "") for key, value in labels.items()):
                 total += float(match[2])
@@ -132,7 +132,9 @@ model = "sim"
                   "tokenway_open_connections"]
         end = time.monotonic() + 10
         while True:
-            left = {name: self.metric(name) for name in counts if self.metric(name) != 0}
+            page = self.get("/metrics")[1] or "no answer 1"
+            left = {name: value for name in counts if (value := self.metric(name, page)) != 0}
+            left.update({"/metrics": "no answer"} if page == "no answer 1" else {})
             if not left or time.monotonic() > end:
                 return left
             time.sleep(0.2)

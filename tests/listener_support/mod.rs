@@ -22,8 +22,8 @@ use std::time::Duration;
 use tokenway::app::App;
 use tokenway::clock::Clock;
 use tokenway::config::{
-    Admin, Classes, ClientMay, Config, Endpoint, ModelMatch, PolicyName, Pool, Probe, ProbeKind, ReplicaSpec,
-    Retry, Route, Secret, Server, Slo, Timeouts, WeightedPool,
+    Admin, Classes, ClientMay, Config, Endpoint, EngineKind, ModelMatch, PolicyName, Pool, Probe, ProbeKind,
+    ReplicaSpec, Retry, Route, Secret, Server, Slo, Timeouts, WeightedPool,
 };
 use tokenway::fleet::status::ReplicaState;
 use tokenway::observe::metrics::BuildInfo;
@@ -141,7 +141,8 @@ fn pool(replica: SocketAddr) -> Pool {
         name: "default".into(),
         revision: "default".into(),
         revision_info: BTreeMap::new(),
-        engine: "vllm".into(),
+        engine: EngineKind::Vllm,
+        engine_profile: Arc::new(EngineKind::Vllm.profile()),
         replicas: vec![ReplicaSpec {
             name: "replica".into(),
             endpoint: Endpoint {

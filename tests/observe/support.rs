@@ -20,7 +20,7 @@ use tokenway::admin::{Control, Readiness};
 use tokenway::app::observers::Observers;
 use tokenway::clock::{Clock, Stamp};
 use tokenway::config::*;
-use tokenway::fleet::status::{PoolCalibration, ReplicaState, ReplicaStatus};
+use tokenway::fleet::status::{OwnFailures, PoolCalibration, ReplicaState, ReplicaStatus};
 use tokenway::observe::metrics::BuildInfo;
 use tokenway::observe::spans::Background;
 use tokenway::observe::{Observer, Surroundings};
@@ -85,7 +85,8 @@ fn pool() -> Pool {
         name: "llama".into(),
         revision: "v1".into(),
         revision_info: [].into(),
-        engine: "vllm".into(),
+        engine: EngineKind::Vllm,
+        engine_profile: Arc::new(EngineKind::Vllm.profile()),
         replicas: vec![ReplicaSpec { name: "gpu-a:8000".into(), endpoint }],
         tls: None,
         engine_api_key: None,
@@ -253,9 +254,9 @@ pub(crate) fn first_token() -> FirstToken {
 pub(crate) fn status(state: ReplicaState, has_signals: bool) -> ReplicaStatus {
     let signals = EngineSignals {
         age: Duration::from_millis(500),
-        running: 7.0,
-        waiting: 5.0,
-        kv_cache_usage: 0.25,
+        running: Some(7.0),
+        waiting: Some(5.0),
+        kv_cache_usage: Some(0.25),
         batch_limit: Some(256),
         block_tokens: Some(16),
         total_blocks: Some(1000),
@@ -274,6 +275,8 @@ pub(crate) fn status(state: ReplicaState, has_signals: bool) -> ReplicaStatus {
         inflight_prompt_tokens: 300,
         signals: has_signals.then_some(signals),
         counters: None,
+        absent: Arc::from([]),
+        failures: OwnFailures::default(),
         connections: 4,
         models: vec!["llama".into()],
     }

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """vLLM's own API tests, straight at an engine and through gateways, and a table of what differs.
 
-    engine_tests.py --tests SDIST/tests --target straight=http://127.0.0.1:8001 --target one=http://127.0.0.1:8080 [FILE ...]
+    ENGINE_TESTS_MODEL=DIR engine_tests.py --tests SDIST/tests \\
+        --target straight=http://127.0.0.1:8001 --target one=http://127.0.0.1:8080 [FILE ...]
 
 `SDIST` is `pip download --no-deps --no-binary :all: vllm==0.32.0`, unpacked; it is not kept here. The interpreter needs vllm,
 pytest, pytest-asyncio and pytest-timeout. The first target is the measure: every test that passes there has to
@@ -11,9 +12,11 @@ import argparse
 import os
 import pathlib
 import re
+import signal
 import subprocess
 import sys
-import xml.etree.ElementTree as xml
+
+from wire import empty_cache
 
 HERE = pathlib.Path(__file__).parent
 
@@ -23,16 +26,9 @@ anthropic/test_messages.py
 openai/chat_completion/test_batched_chat_completions.py
 openai/chat_completion/test_chat.py
 openai/chat_completion/test_chat_completion.py
-openai/chat_completion/test_chat_echo.py
-openai/chat_completion/test_chat_logit_bias_validation.py
 openai/chat_completion/test_completion_with_function_calling.py
-openai/chat_completion/test_enable_force_include_usage.py
-openai/chat_completion/test_include_reasoning.py
-openai/chat_completion/test_logprob_token_ids.py
 openai/chat_completion/test_non_object_body_validation.py
-openai/chat_completion/test_root_path.py
 openai/completion/test_completion.py
-openai/completion/test_completion_text_offset.py
 openai/completion/test_prompt_validation.py
 openai/completion/test_token_in_token_out.py
 openai/models/test_models.py
@@ -41,14 +37,10 @@ openai/responses/test_errors.py
 openai/responses/test_simple.py
 openai/responses/test_stateful.py
 openai/responses/test_structured_output.py
-openai/test_chunked_prompt.py
 openai/test_return_token_ids.py
-openai/test_return_tokens_as_ids.py
 openai/test_session_id.py
 openai/test_stop_token_ids.py
-openai/test_tool_calls_serialization.py
 openai/test_tool_choice_content_none.py
-serve/instrumentator/test_orca_metrics.py
 serve/middleware/test_cors_middleware.py
 serve/tokenize/test_tokenization.py
 generate/generative_scoring
@@ -57,7 +49,7 @@ generate/generative_scoring
 
 def names(tests):
     """Every model name that the files use, for --served-model-name."""
-    found = set()
+    found = {"claude-3-7-sonnet-latest", "zephyr-lora"}
     for file in sources(tests):
         found.update(re.findall(r'^(?:MODEL_NAME|MODEL)\s*=\s*"([^"]+)"', file.read_text(), re.M))
     return sorted(found)
@@ -69,20 +61,22 @@ def sources(tests):
         yield from sorted(path.glob("test_*.py")) if path.is_dir() else ([path] if path.exists() else [])
 
 
-def run(tests, url, files, report):
+def run(tests, target, cases, out, limit):
+    """Results by test; a run that takes too long is cut, and what it did not reach is absent."""
+    name, url = target
     environment = {**os.environ, "ENGINE_TESTS_URL": url,
                    "PYTHONPATH": os.pathsep.join([str(HERE), str(tests.parent), os.environ.get("PYTHONPATH", "")])}
-    command = [sys.executable, "-m", "pytest", "-p", "engine_tests_plugin", "-q",
-               "--no-header", "-W", "ignore", "--rootdir", str(tests.parent), f"--junit-xml={report}", *files]
-    with open(report.with_suffix(".log"), "w") as log:
-        subprocess.run(command, cwd=tests.parent, env=environment, stdout=log, stderr=log, timeout=900)
-    results = {}
-    for case in xml.parse(report).iter("testcase"):
-        bad = [child for child in case if child.tag in ("failure", "error", "skipped")]
-        message = " ".join((bad[0].get("message") or "").split())[:160] if bad else ""
-        name = f"{case.get('classname', '').removeprefix('tests.entrypoints.')}::{case.get('name')}"
-        results[name] = (bad[0].tag if bad else "passed", message)
-    return results
+    command = [sys.executable, "-m", "pytest", "-p", "engine_tests_plugin", "-v", "--tb=short", "--no-header", "--color=no",
+               "-W", "ignore", "--rootdir", str(tests.parent), *cases]
+    path = out / f"{name}.log"
+    with open(path, "w") as log:
+        process = subprocess.Popen(command, cwd=tests.parent, env=environment, stdout=log, stderr=subprocess.STDOUT)
+        try:
+            process.wait(limit)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGINT)
+            process.wait(30)
+    return dict(re.findall(r"^(\S+::.+?) (PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)\b", path.read_text(), re.M))
 
 
 def main():
@@ -90,6 +84,9 @@ def main():
     parser.add_argument("--tests", required=True, type=pathlib.Path)
     parser.add_argument("--target", action="append", default=[], metavar="NAME=URL")
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("."))
+    parser.add_argument("--engine", action="append", default=[], metavar="URL",
+                        help="empty its prefix cache before each target (it needs VLLM_SERVER_DEV_MODE=1): some tests count cached tokens")
+    parser.add_argument("--limit", type=float, default=900, help="seconds for each target")
     parser.add_argument("--names", action="store_true")
     parser.add_argument("files", nargs="*")
     args = parser.parse_args()
@@ -98,21 +95,31 @@ def main():
         return print("\n".join(names(tests)))
     out = args.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
-    files = args.files or [str(path) for path in sources(tests)]
+    cases = args.files or [str(path) for path in sources(tests)]
     all_results = {}
-    for target in args.target:
-        name, url = target.split("=", 1)
-        all_results[name] = run(tests, url, files, out / f"{name}.xml")
-        passed = sum(status == "passed" for status, _ in all_results[name].values())
-        print(f"{name}: {passed} of {len(all_results[name])} passed", flush=True)
+    for target in (target.split("=", 1) for target in args.target):
+        for engine in args.engine:
+            empty_cache(engine)
+        results = all_results[target[0]] = run(tests, target, cases, out, args.limit)
+        failed = [test for test, status in results.items() if status in ("FAILED", "ERROR")]
+        if len(all_results) > 1 and failed:
+            # A model of random weights does not say the same twice: what fails once is tried once more.
+            for engine in args.engine:
+                empty_cache(engine)
+            results.update(run(tests, (f"{target[0]}-again", target[1]), failed, out, args.limit))
+        passed = [test for test, status in results.items() if status == "PASSED"]
+        print(f"{target[0]}: {len(passed)} of {len(results)} passed", flush=True)
+        if len(all_results) == 1:
+            # What fails at the engine itself says nothing of a gateway.
+            cases = passed
     measure, *others = all_results
     is_same = True
-    for test, (status, _) in all_results[measure].items():
+    for test, status in all_results[measure].items():
         for other in others:
-            there, message = all_results[other].get(test, ("missing", ""))
-            if status == "passed" and there != "passed":
+            there = all_results[other].get(test, "not reached")
+            if status == "PASSED" and there != "PASSED":
                 is_same = False
-                print(f"{other}: {test}: {there}: {message}")
+                print(f"{other}: {test}: {there}")
     print("every test that passes straight passes elsewhere" if is_same else "tests differ")
     return 0 if is_same else 1
 

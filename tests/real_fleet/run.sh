@@ -7,13 +7,15 @@
 #   PYTHON        interpreter; the SDK checks need the packages openai and anthropic in it   (default: python3)
 #   TOKENWAY_BIN  gateway under test     (default: built here with --release)
 #   TOKENIZER     model directory for `vllm bench serve`; without it that step is skipped
+#   SDK_DIR       directory with node_modules (openai, ai, @ai-sdk/openai-compatible, @anthropic-ai/sdk)   (default: skipped)
+#   ENGINE_TESTS  tests/ of the unpacked sdist of vLLM (pip download --no-deps --no-binary :all: vllm==…)   (default: skipped)
 #   OUT           directory for logs and results              (default: a new temporary one)
 #
 # Start the replicas with --enable-prompt-tokens-details and --enable-request-id-headers. What is not installed
 # (openai, anthropic, vllm, promtool, prometheus) is skipped, and the table says so. Ends only what it started.
 set -euo pipefail
 
-[ $# -gt 0 ] || { sed -n '2,14s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+[ $# -gt 0 ] || { sed -n '2,16s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
 python=${PYTHON:-python3}
@@ -82,6 +84,24 @@ check() { # arguments of checks.py; it writes its own rows
 
 check_sdks() {
   "$python" "$here/sdks.py" --url "$gateway" --model "$model" --results "$results" || true
+  if [ -n "${SDK_DIR:-}" ]; then
+    SDK_DIR=$SDK_DIR node "$here/sdks.mjs" "$gateway" "$model" >>"$results" || true
+  fi
+}
+
+check_wire() { # every call byte for byte against the first replica; a busy engine may cut a stream differently
+  "$python" "$here/wire_diff.py" --model "$model" --target "straight=$1" --target "gateway=$gateway" >"$out/wire.log" || true
+  row "wire, byte for byte" ok "$(tail -n 1 "$out/wire.log")"
+}
+
+check_engine_tests() { # first replica
+  if [ -z "${ENGINE_TESTS:-}" ]; then row "vLLM's own API tests" skipped "needs ENGINE_TESTS"; return; fi
+  if ENGINE_TESTS_MODEL=${ENGINE_TESTS_MODEL:-${TOKENIZER:-}} "$python" "$here/engine_tests.py" --tests "$ENGINE_TESTS" \
+    --out "$out/engine-tests" --target "straight=$1" --target "gateway=$gateway" >"$out/engine-tests.log"; then
+    row "vLLM's own API tests" ok "$(grep '^gateway:' "$out/engine-tests.log" | head -n 1)"
+  else
+    row "vLLM's own API tests" FAIL "$(tail -n 1 "$out/engine-tests.log")"
+  fi
 }
 
 check_promtool() {
@@ -132,6 +152,8 @@ start_gateway latency
 check identity --url "$gateway" --direct "$@"
 check ttft --url "$gateway" --admin "$admin"
 check_sdks
+check_wire "$1"
+check_engine_tests "$1"
 check trace --url "$gateway" --spans "$out/otlp.jsonl"
 check_promtool
 check_prometheus

@@ -16,8 +16,7 @@ fn tenants() -> Vec<Tenant> {
     let tenant = |name: &str| Tenant {
         name: name.into(),
         key_digests: vec![Sha256::digest(format!("k{name}")).into()],
-        client_names: Vec::new(),
-        routes: None,
+        ..Tenant::default()
     };
     vec![tenant("a"), tenant("b")]
 }

@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokenway::config::{
-    Admin, Classes, ClientMay, Config, ModelMatch, PolicyName, Pool, Probe, ProbeKind, ReplicaSpec, Retry,
-    Route, Secret, Server, Slo, Timeouts, WeightedPool,
+    Admin, Classes, ClientMay, Config, EngineKind, ModelMatch, PolicyName, Pool, Probe, ProbeKind,
+    ReplicaSpec, Retry, Route, Secret, Server, Slo, Timeouts, WeightedPool,
 };
 use tokenway::units::Tokens;
 
@@ -37,7 +38,8 @@ pub fn pool(name: &str, replicas: &[&Replica]) -> Pool {
         name: name.into(),
         revision: name.into(),
         revision_info: BTreeMap::new(),
-        engine: "vllm".into(),
+        engine: EngineKind::Vllm,
+        engine_profile: Arc::new(EngineKind::Vllm.profile()),
         replicas: replicas.iter().map(spec).collect(),
         tls: None,
         engine_api_key: None,

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -101,7 +101,7 @@ struct State {
     probes: Mutex<Probes>,
     models: Mutex<String>,
     unasked: Mutex<String>,
-    has_page: AtomicBool,
+    page: Mutex<Option<String>>,
     listening: Mutex<CancellationToken>,
     listeners: AtomicUsize,
     abandoned: AtomicUsize,
@@ -122,7 +122,7 @@ impl Replica {
             probes: Mutex::new(Probes::Answered),
             models: Mutex::new(wire::MODELS.to_owned()),
             unasked: Mutex::new("{}".to_owned()),
-            has_page: AtomicBool::new(true),
+            page: Mutex::new(Some(wire::METRICS.into())),
             listening: Mutex::default(),
             listeners: AtomicUsize::new(0),
             abandoned: AtomicUsize::new(0),
@@ -162,9 +162,9 @@ impl Replica {
         *self.state.unasked.lock() = stream.to_owned();
     }
 
-    /// Its `/metrics` is gone from now on.
-    pub fn lose_page(&self) {
-        self.state.has_page.store(false, Ordering::SeqCst);
+    /// Its `/metrics` is this from now on; `None`: gone.
+    pub fn show_page(&self, page: Option<&str>) {
+        *self.state.page.lock() = page.map(Into::into);
     }
 
     /// Refuses connections from now on.
@@ -297,14 +297,16 @@ async fn answer_own(state: &State, socket: &mut TcpStream, request: &Received) {
             return closed(socket).await;
         }
     }
-    let has_page = state.has_page.load(Ordering::SeqCst);
+    let page = state.page.lock().clone();
     let body = match request.line() {
-        "GET /metrics HTTP/1.1" if !has_page => {
-            let _ = socket.write_all(&wire::whole(404, "text/plain", "")).await;
-            return;
-        }
+        "GET /metrics HTTP/1.1" => match page {
+            Some(page) => page,
+            None => {
+                let _ = socket.write_all(&wire::whole(404, "text/plain", "")).await;
+                return;
+            }
+        },
         "GET /v1/models HTTP/1.1" => state.models.lock().clone(),
-        "GET /metrics HTTP/1.1" => wire::METRICS.to_owned(),
         _ if request.text().contains("\"stream\":true") => state.unasked.lock().clone(),
         _ => "{}".to_owned(),
     };

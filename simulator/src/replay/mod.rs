@@ -17,7 +17,7 @@ mod workload;
 pub use engine_file::{EngineFile, EngineFileError};
 pub use fit::{Fit, FitError, Recorded, Recording, fit};
 pub use grid::run_grid;
-pub use hardware::qwen_32b_on_two_h100;
+pub use hardware::{qwen_32b_on_two_a100, qwen_32b_on_two_h100};
 pub use router::{Arrival, Bounds, Ended, Fleet, RequestId, Router};
 pub use run::{Scenario, run};
 pub use tally::{Figures, Prediction};

@@ -147,9 +147,10 @@ impl<'a> Run<'a> {
         }
         if event.is_last {
             router.ended(request, &Ended { at: event.at, output: event.index + 1, cached: event.cached });
-            let uncached = self.plan[request.index()].request.prompt.saturating_sub(event.cached);
+            let prompt = self.plan[request.index()].request.prompt;
+            let uncached = prompt.saturating_sub(event.cached);
             let work = self.scenario.engine.cost.prefill_seconds(event.cached, uncached);
-            self.tally.worked(replica, work);
+            self.tally.served(replica, prompt + event.index + 1, work);
         }
     }
 

@@ -85,22 +85,34 @@ impl Measured {
 #[derive(Clone, Debug)]
 pub(super) struct Tally {
     requests: Vec<Measured>,
-    /// Seconds of prompt work, by replica.
-    work: Vec<f64>,
+    served: Vec<Served>,
+}
+
+/// What a replica did for the requests that it was sent.
+#[derive(Clone, Copy, Debug, Default)]
+struct Served {
+    requests: f64,
+    /// Of prompts and answers.
+    tokens: f64,
+    /// Of prompt work.
+    seconds: f64,
 }
 
 impl Tally {
     pub(super) fn new(replicas: usize, plan: &[Planned<'_>]) -> Self {
-        Self { requests: plan.iter().map(Measured::new).collect(), work: vec![0.0; replicas] }
+        Self { requests: plan.iter().map(Measured::new).collect(), served: vec![Served::default(); replicas] }
     }
 
     pub(super) fn request(&mut self, request: RequestId) -> &mut Measured {
         &mut self.requests[request.index()]
     }
 
-    /// Adds `seconds` of prompt work to a replica's.
-    pub(super) fn worked(&mut self, replica: usize, seconds: f64) {
-        self.work[replica] += seconds;
+    /// A replica served a request of `tokens`, with `seconds` of prompt work.
+    pub(super) fn served(&mut self, replica: usize, tokens: u64, seconds: f64) {
+        let served = &mut self.served[replica];
+        served.requests += 1.0;
+        served.tokens += tokens as f64;
+        served.seconds += seconds;
     }
 
     pub(super) fn figures(&self, bounds: &Bounds, decisions: u64) -> Figures {
@@ -122,6 +134,7 @@ impl Tally {
             ttft_p90_s: ttft.at(0.9),
             ttft_p99_s: ttft.at(0.99),
             tpot_p50_s: tpot.at(0.5),
+            tpot_p90_s: tpot.at(0.9),
             tpot_p99_s: tpot.at(0.99),
             violations: 1.0 - good / requests,
             ttft_violations: missing(Bounds { tpot: None, e2e: None, ..*bounds }),
@@ -129,7 +142,9 @@ impl Tally {
             goodput: good / requests,
             goodput_per_second: good / span.as_secs_f64(),
             hit_rate: cached as f64 / looked_up.max(1) as f64,
-            load_spread: self.spread(),
+            load_spread: self.spread(|served| served.seconds),
+            requests_spread: self.spread(|served| served.requests),
+            tokens_spread: self.spread(|served| served.tokens),
             decisions,
             held_share: share(&|r| r.sent.is_some_and(|sent| sent > r.arrived)),
             held_p50_s: held.at(0.5),
@@ -140,10 +155,10 @@ impl Tally {
         }
     }
 
-    /// Largest prompt work of a replica over the mean.
-    fn spread(&self) -> f64 {
-        let mean = self.work.iter().sum::<f64>() / self.work.len().max(1) as f64;
-        if mean > 0.0 { self.work.iter().copied().fold(0.0, f64::max) / mean } else { 1.0 }
+    /// The largest share of a replica over the mean.
+    fn spread(&self, share: impl Fn(&Served) -> f64) -> f64 {
+        let mean = self.served.iter().map(&share).sum::<f64>() / self.served.len().max(1) as f64;
+        if mean > 0.0 { self.served.iter().map(share).fold(0.0, f64::max) / mean } else { 1.0 }
     }
 
     fn prediction(&self) -> Option<Prediction> {
@@ -175,6 +190,8 @@ pub struct Figures {
     pub ttft_p99_s: f64,
     /// Median TPOT.
     pub tpot_p50_s: f64,
+    /// Its 90th percentile.
+    pub tpot_p90_s: f64,
     /// Its 99th percentile.
     pub tpot_p99_s: f64,
     /// Share that missed a bound, refused and failed ones included.
@@ -191,6 +208,10 @@ pub struct Figures {
     pub hit_rate: f64,
     /// Largest prompt work of a replica over the mean.
     pub load_spread: f64,
+    /// Most requests of a replica over the mean.
+    pub requests_spread: f64,
+    /// Most tokens of a replica, of prompts and answers, over the mean.
+    pub tokens_spread: f64,
     /// How often the router chose: more than once for a request that waited.
     pub decisions: u64,
     /// Share that waited in the router.

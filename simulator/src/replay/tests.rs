@@ -130,7 +130,12 @@ fn an_idle_engine_answers_as_its_prices_say() {
     assert!(near(figures.tpot_p99_s, 0.010));
     assert_eq!((figures.requests, figures.decisions), (2, 2));
     assert_eq!((figures.violations, figures.goodput), (0.0, 1.0));
-    assert!(near(figures.load_spread, 1.0));
+    assert!(
+        near(figures.load_spread, 1.0)
+            && near(figures.requests_spread, 1.0)
+            && near(figures.tokens_spread, 1.0)
+    );
+    assert!(near(figures.tpot_p90_s, 0.010));
     assert_eq!((script.first_tokens, script.tokens, script.ended.len()), (2, 20, 2));
     assert_eq!(script.reconsidered, 4, "after first tokens and ends");
     assert!(script.ended.iter().all(|end| end.output == 11));

@@ -4,7 +4,9 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
+use tokenway_sim::engine::EngineConfig;
+use tokenway_sim::replay::{qwen_32b_on_two_a100, qwen_32b_on_two_h100};
 use tokenway_sim::rivals::Rival;
 
 use crate::config::{PolicyName, Slo, TtftBound};
@@ -43,7 +45,7 @@ pub struct ReplayArgs {
     #[arg(long, env = "TOKENWAY_REPLAY_LOAD", value_name = "X", value_delimiter = ',', default_value = "1", value_parser = positive)]
     pub(super) load: Vec<f64>,
     /// Times between two scrapes of a replica
-    #[arg(long, env = "TOKENWAY_REPLAY_SIGNALS_AGE", value_name = "TIME", value_delimiter = ',', default_value = "50ms", value_parser = span)]
+    #[arg(long, env = "TOKENWAY_REPLAY_SIGNALS_AGE", value_name = "TIME", value_delimiter = ',', default_value = "1s", value_parser = span)]
     pub(super) signals_age: Vec<Duration>,
     /// A replica, counted from 0, whose steps take FACTOR times as long; any number of times
     #[arg(long, env = "TOKENWAY_REPLAY_SLOW", value_name = "N=FACTOR", value_delimiter = ',', value_parser = slow)]
@@ -60,7 +62,13 @@ pub struct ReplayArgs {
     /// Bound on TPOT, instead of the configuration's
     #[arg(long, env = "TOKENWAY_REPLAY_TPOT", value_name = "TIME", value_parser = span)]
     pub(super) tpot: Option<Duration>,
-    /// The engine of every replica, as `--fit` writes it [default: a 32B model on two H100]
+    /// What every replica runs on, with vLLM's prefill chunks there: h100 8,192 tokens, a100 2,048
+    #[arg(long, env = "TOKENWAY_REPLAY_HARDWARE", value_name = "NAME", default_value = "h100")]
+    pub(super) hardware: Hardware,
+    /// Share by which the times of steps vary; 0 is an engine that no real one is
+    #[arg(long, env = "TOKENWAY_REPLAY_JITTER", value_name = "SHARE", value_parser = share)]
+    pub(super) jitter: Option<f64>,
+    /// The engine of every replica, as `--fit` writes it [default: a 32B model on two of --hardware]
     #[arg(long, env = "TOKENWAY_REPLAY_ENGINE", value_name = "FILE")]
     pub(super) engine: Option<PathBuf>,
     /// Runs at a time [default: the number of cores]
@@ -69,6 +77,25 @@ pub struct ReplayArgs {
     /// JSON instead of a table: every run by itself
     #[arg(long, env = "TOKENWAY_REPLAY_JSON")]
     pub(super) json: bool,
+}
+
+/// A stock engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum Hardware {
+    H100,
+    A100,
+}
+
+impl Hardware {
+    /// The engine, as noisy as real ones are.
+    pub(super) fn engine(self) -> EngineConfig {
+        let mut engine = match self {
+            Self::H100 => qwen_32b_on_two_h100(),
+            Self::A100 => qwen_32b_on_two_a100(),
+        };
+        engine.cost.jitter = JITTER;
+        engine
+    }
 }
 
 /// Whose routing is run.
@@ -125,6 +152,11 @@ fn positive(text: &str) -> Result<f64, String> {
     if number.is_finite() && number > 0.0 { Ok(number) } else { Err("must be above zero".into()) }
 }
 
+fn share(text: &str) -> Result<f64, String> {
+    let share = text.parse::<f64>().map_err(|error| error.to_string())?;
+    if (0.0..=1.0).contains(&share) { Ok(share) } else { Err("must be between 0 and 1".into()) }
+}
+
 fn slow(text: &str) -> Result<(usize, f64), String> {
     let (replica, factor) = text.split_once('=').ok_or("write N=FACTOR, such as 7=2")?;
     let replica = replica.parse().map_err(|_| format!("\"{replica}\" is no replica's number"))?;
@@ -145,5 +177,7 @@ fn span(text: &str) -> Result<Duration, String> {
     Duration::try_from_secs_f64(positive(number)? * factor).map_err(|_| "too long".into())
 }
 
+/// Steps of real engines vary by about as much with what else the machine does.
+const JITTER: f64 = 0.3;
 /// Of a simulated fleet.
 const MAX_REPLICAS: usize = 1_024;

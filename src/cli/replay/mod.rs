@@ -11,9 +11,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use tokenway_sim::engine::EngineConfig;
-use tokenway_sim::replay::{
-    EngineFile, EngineFileError, Fit, Recording, TraceError, fit, qwen_32b_on_two_h100, run_grid,
-};
+use tokenway_sim::replay::{EngineFile, EngineFileError, Fit, Recording, TraceError, fit, run_grid};
 
 pub use self::args::ReplayArgs;
 use self::plan::Plan;
@@ -118,7 +116,7 @@ fn drift(args: &ReplayArgs, out: &mut dyn Write, err: &mut dyn Write) -> io::Res
 fn replayed(args: &ReplayArgs, plan: &Plan, out: &mut dyn Write) -> io::Result<()> {
     let figures = run_grid(&plan.cells, args.threads(), |cell| plan.run(cell));
     let lines = report::lines(plan, &figures);
-    if args.json { report::json(&lines, out) } else { report::table(&lines, out) }
+    if args.json { report::json(&lines, out) } else { report::table(&plan.header(), &lines, out) }
 }
 
 fn fitted(args: &ReplayArgs) -> Result<Fit, ReplayError> {
@@ -132,8 +130,11 @@ fn read(path: &Path) -> Result<String, ReplayError> {
 }
 
 fn engine(args: &ReplayArgs) -> Result<EngineConfig, ReplayError> {
-    let Some(path) = &args.engine else { return Ok(qwen_32b_on_two_h100()) };
-    let file = EngineFile::read(&read(path)?);
-    let file = file.map_err(|error| ReplayError::Engine { path: path.clone(), error })?;
-    Ok(file.over(qwen_32b_on_two_h100()))
+    let mut engine = args.hardware.engine();
+    if let Some(path) = &args.engine {
+        let file = EngineFile::read(&read(path)?);
+        engine = file.map_err(|error| ReplayError::Engine { path: path.clone(), error })?.over(engine);
+    }
+    engine.cost.jitter = args.jitter.unwrap_or(engine.cost.jitter);
+    Ok(engine)
 }

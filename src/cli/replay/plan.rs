@@ -40,7 +40,7 @@ pub(super) struct Setting {
     pub(super) load: f64,
     pub(super) scrape_interval: Duration,
     pub(super) slow: Vec<(usize, f64)>,
-    engine: EngineConfig,
+    pub(super) engine: EngineConfig,
 }
 
 /// One run: indices into the plan's entrants and settings.
@@ -62,6 +62,23 @@ impl Plan {
         let settings = settings(args, configs.first().map(|(_, config)| config))?;
         let cells = cells(args, entrants.len(), settings.len());
         Ok(Self { trace, entrants, settings, cells })
+    }
+
+    /// What all runs have in common, in words: how noisy the engines are decides what the figures are worth.
+    pub(super) fn header(&self) -> String {
+        let Some(engine) = self.settings.first().map(|setting| &setting.engine) else { return String::new() };
+        let mut ages: Vec<_> =
+            self.settings.iter().map(|setting| setting.scrape_interval.as_secs_f64()).collect();
+        ages.dedup();
+        let ages: Vec<_> = ages.into_iter().map(|age| age.to_string()).collect();
+        format!(
+            "engines: steps of {:.1} ms that vary by {:.0} %, {:.0} prompt tokens/s in chunks of {}; signals {} s old",
+            1_000.0 * engine.cost.step.as_secs_f64(),
+            100.0 * engine.cost.jitter,
+            engine.cost.prefill_tokens_per_second,
+            engine.max_batched_tokens,
+            ages.join(", ")
+        )
     }
 
     pub(super) fn run(&self, cell: &GridCell) -> Figures {

@@ -18,6 +18,8 @@ pub(super) struct ReportLine {
     load: f64,
     signals_age_s: f64,
     slow: Vec<(usize, f64)>,
+    jitter: f64,
+    max_batched_tokens: u64,
     seed: u64,
     #[serde(flatten)]
     figures: Figures,
@@ -36,6 +38,8 @@ pub(super) fn lines(plan: &Plan, figures: &[Figures]) -> Vec<ReportLine> {
             load: setting.load,
             signals_age_s: setting.scrape_interval.as_secs_f64(),
             slow: setting.slow.clone(),
+            jitter: setting.engine.cost.jitter,
+            max_batched_tokens: setting.engine.max_batched_tokens,
             seed: cell.seed,
             figures: figures.clone(),
             group: (cell.entrant, cell.setting),
@@ -50,8 +54,8 @@ pub(super) fn json(lines: &[ReportLine], out: &mut dyn Write) -> io::Result<()> 
     writeln!(out)
 }
 
-/// Prints one row for each contender and setting.
-pub(super) fn table(lines: &[ReportLine], out: &mut dyn Write) -> io::Result<()> {
+/// Prints the header, and one row for each contender and setting.
+pub(super) fn table(header: &str, lines: &[ReportLine], out: &mut dyn Write) -> io::Result<()> {
     let name = |line: &ReportLine| match &line.config {
         Some(config) => format!("{} ({config})", line.policy),
         None => line.policy.to_owned(),
@@ -67,6 +71,7 @@ pub(super) fn table(lines: &[ReportLine], out: &mut dyn Write) -> io::Result<()>
         }
         row
     };
+    writeln!(out, "{header}")?;
     writeln!(out, "{}", row(&HEADINGS.map(str::to_owned)))?;
     for runs in lines.chunk_by(|a, b| a.group == b.group) {
         let Some(first) = runs.first() else { continue };

@@ -8,6 +8,7 @@ mod admission;
 mod auth;
 mod bounds;
 mod drift;
+mod engine;
 mod pool;
 mod route;
 mod secret;

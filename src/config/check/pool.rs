@@ -13,7 +13,7 @@ use crate::config::{Endpoint, MAX_REPLICAS, Pool, PoolIdentity, PoolTls, Probe, 
 use super::section::{Item, Section};
 use super::server::{holds_certificate, holds_key, max_connections, pem_file};
 use super::values::{ENDPOINT, NAME, POSITIVE_DURATION};
-use super::{secret, unbuilt};
+use super::{engine, secret, unbuilt};
 
 /// Reads every `[[pool]]`.
 pub(super) fn pools(root: &Section<'_>) -> Vec<Pool> {
@@ -40,10 +40,12 @@ fn pool(section: &Section<'_>) -> Pool {
     let name = section.require("name", &NAME).unwrap_or_else(|| format!("#{}", section.span.start).into());
     let positive = |key| section.integer(key, 1..=i64::MAX).and_then(NonZeroU64::new);
     let ejection = section.section("ejection", "[pool.ejection]");
+    let (engine, engine_profile) = engine::engine(section);
     Pool {
         revision: section.parse("revision", &NAME).unwrap_or_else(|| name.clone()),
         revision_info: revision_info(section),
-        engine: section.parse("engine", &NAME).unwrap_or_else(|| "vllm".into()),
+        engine,
+        engine_profile: Arc::new(engine_profile),
         replicas: replicas(section, &name),
         tls: section.get("tls").and_then(|item| tls(&item)),
         engine_api_key: section.get("engine_api_key").and_then(|item| secret::read(&item)),

@@ -168,10 +168,7 @@ fn client_may(route: &Section<'_>) -> ClientMay {
         match entry.one_of("permission", PERMISSIONS) {
             Some(Permission::Timeout) => may.timeout = true,
             Some(Permission::SloClass) => may.slo_class = true,
-            Some(Permission::Priority) => entry.fault(
-                "client_may = [\"priority\"] is not supported yet",
-                "remove it; x-priority is ignored",
-            ),
+            Some(Permission::Priority) => may.priority = true,
             None => {}
         }
     }
@@ -192,7 +189,7 @@ enum Permission {
 
 const DEFAULT_WEIGHT: u32 = 100;
 const DEFAULT_SLO: &str = "standard";
-const DEFAULT_CLIENT_MAY: ClientMay = ClientMay { timeout: true, slo_class: false };
+const DEFAULT_CLIENT_MAY: ClientMay = ClientMay { timeout: true, slo_class: false, priority: false };
 const POOLS_HINT: &str = "name them: pools = [{ name = \"main\", weight = 100 }]";
 const PERMISSIONS: &[(&str, Permission)] = &[
     ("timeout", Permission::Timeout),

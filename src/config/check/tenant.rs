@@ -3,11 +3,11 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use crate::config::{Route, Tenant};
+use crate::config::{Route, Tenant, TenantLimits};
 
+use super::admission;
 use super::section::{Item, Section};
 use super::values::{DIGEST, NAME};
-use super::{admission, unbuilt};
 
 /// Reads every `[[tenant]]`.
 pub(super) fn tenants(root: &Section<'_>, routes: &[Route]) -> Vec<Tenant> {
@@ -33,7 +33,6 @@ fn tenant(
     seen: &mut HashSet<[u8; 32]>,
     seen_names: &mut HashSet<Arc<str>>,
 ) -> Tenant {
-    unbuilt::refuse(section, unbuilt::TENANT);
     let name = section.require("name", &NAME).unwrap_or_else(|| format!("#{}", section.span.start).into());
     let client_names = client_names(section, seen_names);
     Tenant {
@@ -43,6 +42,17 @@ fn tenant(
         routes: section
             .get("routes")
             .map(|list| list.list().iter().filter_map(|item| allowed_route(item, routes)).collect()),
+        weight: section.integer("weight", 1..=1_000_000).unwrap_or(1),
+        priority: section.integer("priority", -MAX_PRIORITY..=MAX_PRIORITY).unwrap_or(0),
+        limits: limits(&section.section("limits", "tenant.limits")),
+    }
+}
+
+fn limits(section: &Section<'_>) -> TenantLimits {
+    TenantLimits {
+        requests_per_minute: section.integer("requests_per_minute", 1..=1_000_000_000),
+        tokens_per_minute: section.integer("tokens_per_minute", 1..=1_000_000_000_000),
+        concurrency: section.integer("concurrency", 1..=1_000_000),
     }
 }
 
@@ -81,4 +91,6 @@ fn allowed_route(item: &Item<'_>, routes: &[Route]) -> Option<Arc<str>> {
     routes.get(found).map(|route| Arc::clone(&route.name))
 }
 
+/// Bound of `priority` in both directions, and of the header `x-priority`.
+const MAX_PRIORITY: i64 = crate::config::MAX_PRIORITY as i64;
 const CLIENT_NAME_HINT: &str = "write a DNS name, a URI or the common name of its client certificate: client_names = [\"team-a.internal\"]";

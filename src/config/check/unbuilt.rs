@@ -102,18 +102,6 @@ pub(super) const ROUTE: &[Unbuilt] = &[
     ),
 ];
 
-/// Of a tenant.
-pub(super) const TENANT: &[Unbuilt] = &[
-    Unbuilt::key("weight", "remove it; all tenants have the same share").unless(&[("weight", "1")]),
-    Unbuilt::key("priority", "remove it; requests of all tenants wait in one order")
-        .unless(&[("priority", "0")]),
-    Unbuilt::table(
-        "limits",
-        &["requests_per_minute", "tokens_per_minute", "concurrency"],
-        "remove it; tenants are distinguished, without limits",
-    ),
-];
-
 /// Of the telemetry.
 pub(super) const TELEMETRY: &[Unbuilt] =
     &[Unbuilt::key("content", "remove it; spans carry no prompt and no answer text")

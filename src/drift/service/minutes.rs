@@ -94,8 +94,8 @@ impl MinuteSignals {
             itl_tail: quantile(minute.itl.clone(), 0.99),
             itl: quantile(minute.itl, 0.5),
             hit_rate: (minute.prompt > 0.0).then(|| minute.cached / minute.prompt),
-            waiting: engine.map(|engine| engine.waiting),
-            kv_cache_usage: engine.map(|engine| engine.kv_cache_usage),
+            waiting: engine.and_then(|engine| engine.waiting),
+            kv_cache_usage: engine.and_then(|engine| engine.kv_cache_usage),
             preemptions: counters
                 .and_then(|(now, before)| Some(now.preemptions? - before.preemptions?))
                 .filter(|n| *n >= 0.0),

@@ -140,6 +140,17 @@ impl Family<GaugeVec> {
     }
 }
 
+impl Family<IntCounterVec> {
+    /// Sets the counter of exactly these values to a total that somebody else counts. One that fell began anew.
+    pub(super) fn set_total(&self, values: &[&str], total: u64) {
+        let Some(counter) = self.get_exact(values) else { return };
+        if total < counter.get() {
+            counter.reset();
+        }
+        counter.inc_by(total - counter.get());
+    }
+}
+
 impl LabelSets {
     fn new(labels: usize) -> Self {
         Self { sets: HashSet::new(), uses: vec![HashMap::new(); labels] }

@@ -1,4 +1,4 @@
-//! Gauges of replicas, set on each scrape of our page.
+//! Gauges and engine-side counters of replicas, set on each scrape of our page.
 //!
 //! Outdated signals are absent, never stale: their label set is removed until the engine is scraped again. A replica that
 //! left the fleet keeps its series for five minutes, in the state `gone`, so that Prometheus sees it end and no alert takes
@@ -61,6 +61,13 @@ fn set(families: &ReplicaFamilies, (pool, replica): &ReplicaKey, status: Option<
     let labels: [&str; 2] = [pool, replica];
     families.inflight.set(&labels, Some(status.map_or(0.0, |status| status.inflight as f64)));
     set_signals(families, &labels, status.and_then(|status| status.signals.as_ref()));
+    if let Some(status) = status {
+        families.scrape_failures.set_total(&labels, status.failures.scrapes);
+        families.probe_failures.set_total(&labels, status.failures.probes);
+        if let Some(preemptions) = status.counters.and_then(|counters| counters.preemptions) {
+            families.preemptions.set_total(&labels, preemptions as u64);
+        }
+    }
     for state in ReplicaState::ALL {
         let is_in = status.is_some_and(|status| status.state == state);
         families.state.set(&[pool, replica, state.as_str()], Some(f64::from(u8::from(is_in))));
@@ -69,9 +76,9 @@ fn set(families: &ReplicaFamilies, (pool, replica): &ReplicaKey, status: Option<
 }
 
 fn set_signals(families: &ReplicaFamilies, labels: &[&str; 2], signals: Option<&EngineSignals>) {
-    families.queue_depth.set(labels, signals.map(|s| s.waiting));
-    families.running.set(labels, signals.map(|s| s.running));
-    families.kv_cache_usage.set(labels, signals.map(|s| s.kv_cache_usage));
+    families.queue_depth.set(labels, signals.and_then(|s| s.waiting));
+    families.running.set(labels, signals.and_then(|s| s.running));
+    families.kv_cache_usage.set(labels, signals.and_then(|s| s.kv_cache_usage));
     families.batch_limit.set(labels, signals.and_then(|s| s.batch_limit).map(|n| n as f64));
     families.scrape_age.set(labels, signals.map(|s| s.age.as_secs_f64()));
 }
@@ -80,6 +87,9 @@ fn remove(families: &ReplicaFamilies, (pool, replica): &ReplicaKey) {
     let labels: [&str; 2] = [pool, replica];
     set_signals(families, &labels, None);
     families.inflight.remove(&labels);
+    families.preemptions.remove(&labels);
+    families.scrape_failures.remove(&labels);
+    families.probe_failures.remove(&labels);
     families.ttft.remove(&labels);
     families.itl.remove(&labels);
     for state in ReplicaState::ALL {

@@ -50,6 +50,9 @@ pub(super) struct ReplicaFamilies {
     pub(super) kv_cache_usage: Family<GaugeVec>,
     pub(super) batch_limit: Family<GaugeVec>,
     pub(super) scrape_age: Family<GaugeVec>,
+    pub(super) preemptions: Family<IntCounterVec>,
+    pub(super) scrape_failures: Family<IntCounterVec>,
+    pub(super) probe_failures: Family<IntCounterVec>,
     pub(super) state: Family<GaugeVec>,
     pub(super) requests: Family<IntCounterVec>,
 }
@@ -281,6 +284,21 @@ impl ReplicaFamilies {
             scrape_age: gauges(
                 "tokenway_replica_scrape_age_seconds",
                 "Age of the engine's signals; absent with them when too old.",
+            ),
+            preemptions: maker.counters(
+                "tokenway_replica_preemptions_total",
+                "Requests that the engine put back from its batch into its queue; starts anew with the engine.",
+                REPLICA,
+            ),
+            scrape_failures: maker.counters(
+                "tokenway_replica_scrape_failures_total",
+                "Scrapes of the engine's metrics page that brought none.",
+                REPLICA,
+            ),
+            probe_failures: maker.counters(
+                "tokenway_replica_probe_failures_total",
+                "Probes that were not answered as a working engine answers.",
+                REPLICA,
             ),
             state: maker.gauges(
                 "tokenway_replica_state",

@@ -14,6 +14,7 @@ use smallvec::SmallVec;
 
 use super::Placement;
 use super::arrivals::Arrivals;
+use super::concurrency::Concurrency;
 use crate::clock::Stamp;
 use crate::routing::float::span;
 use crate::routing::hazard::lengths::Survival;
@@ -105,6 +106,11 @@ pub(super) struct Books {
     arrivals: Arrivals,
     /// Streams with a bound that no curve knows yet.
     fresh: u32,
+    /// Answers without a stream that are taken to be computed and have not ended.
+    silent: u32,
+    concurrency: Concurrency,
+    /// When a place in a full batch last came free.
+    last_free: Stamp,
 }
 
 #[derive(Debug)]
@@ -177,7 +183,9 @@ impl Books {
             !is_computed
         });
         let Some(placement) = computed.last().copied() else { return (None, computed) };
-        let since = placement.at.max(self.last_first_token);
+        self.silent += u32::try_from(computed.len() - 1).unwrap_or(u32::MAX);
+        // An engine that runs all it can turns to a prompt when another sequence ends.
+        let since = placement.at.max(self.last_first_token).max(self.last_free);
         let complete = match &mut self.group {
             // The same step: the engine computed them side by side.
             Some(group) if now.since(group.at) <= reach(group) && placement.at <= group.at => {
@@ -212,6 +220,8 @@ impl Books {
             is_fresh: placement.tpot.is_some(),
         });
         self.context = self.context.saturating_add(placement.prompt.0).saturating_add(1);
+        self.concurrency.began(self.running());
+        self.note_rest();
         (complete, computed)
     }
 
@@ -230,18 +240,52 @@ impl Books {
 
     /// A request waits no longer, whatever became of it.
     pub(super) fn leave(&mut self, id: u64) -> Option<Placement> {
-        let at = self.waiting.iter().position(|waiting| waiting.id == id)?;
+        let Some(at) = self.waiting.iter().position(|waiting| waiting.id == id) else {
+            self.silent = self.silent.saturating_sub(1);
+            return None;
+        };
         // When the engine turned to the next one is not known then.
         self.is_disturbed |= at == 0;
-        Some(self.waiting.remove(at)?.placement)
+        let gone = self.waiting.remove(at)?.placement;
+        self.note_rest();
+        Some(gone)
     }
 
     /// A stream ended.
     pub(super) fn end(&mut self, id: u64) {
-        if let Some(at) = self.streams.iter().position(|stream| stream.id == id) {
-            let gone = self.streams.swap_remove(at);
-            self.fresh -= u32::from(gone.is_fresh);
-            self.context = self.context.saturating_sub(gone.prompt.saturating_add(gone.counted));
+        let Some(at) = self.streams.iter().position(|stream| stream.id == id) else { return };
+        let running = self.running();
+        let gone = self.streams.swap_remove(at);
+        self.fresh -= u32::from(gone.is_fresh);
+        self.context = self.context.saturating_sub(gone.prompt.saturating_add(gone.counted));
+        let end = Stamp::from_nanos(gone.pulse.at.load(Ordering::Relaxed));
+        // What ends with its first token was never decoded and held no place.
+        if !self.waiting.is_empty() && end.since(gone.first) > ONE_STEP {
+            let limit = self.concurrency.limit();
+            if limit > 0 && running >= limit {
+                self.last_free = end;
+            }
+            self.concurrency.ended(running);
+        }
+    }
+
+    /// What was seen of how many run at once.
+    pub(super) fn concurrency(&self) -> &Concurrency {
+        &self.concurrency
+    }
+
+    /// The engine is another process.
+    pub(super) fn forget_concurrency(&mut self) {
+        self.concurrency = Concurrency::default();
+    }
+
+    fn running(&self) -> u32 {
+        u32::try_from(self.streams.len()).unwrap_or(u32::MAX).saturating_add(self.silent)
+    }
+
+    fn note_rest(&mut self) {
+        if self.waiting.is_empty() {
+            self.concurrency.rested();
         }
     }
 
@@ -311,7 +355,9 @@ impl Books {
             self.last_first_token = due;
             self.is_disturbed = true;
             computed.extend(self.waiting.pop_front().map(|head| head.placement));
+            self.silent += 1;
         }
+        self.note_rest();
         computed
     }
 }

@@ -7,6 +7,7 @@
 
 mod arrivals;
 mod books;
+mod concurrency;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -42,6 +43,10 @@ pub struct ReplicaLoad {
     context: AtomicU64,
     harm: [AtomicU32; POINTS],
     refreshed: AtomicU64,
+    /// Sequences that the engine was seen to run at once at most: zero while that is not known.
+    limit: AtomicU32,
+    /// Sequences that ran at once so far.
+    peak: AtomicU32,
     books: Mutex<Books>,
 }
 
@@ -129,6 +134,27 @@ impl ReplicaLoad {
         u64::from(self.inflight.load(Ordering::Relaxed))
     }
 
+    /// Sequences that the engine runs at once, as far as our own streams have shown it.
+    #[inline]
+    #[must_use]
+    pub fn batch_limit(&self) -> Option<u64> {
+        Some(u64::from(self.limit.load(Ordering::Relaxed))).filter(|limit| *limit > 0)
+    }
+
+    /// Most sequences that ran at once.
+    #[inline]
+    #[must_use]
+    pub fn peak(&self) -> u64 {
+        u64::from(self.peak.load(Ordering::Relaxed))
+    }
+
+    /// The engine is another process: how many it runs at once is not known.
+    pub(super) fn restarted(&self) {
+        let mut books = self.books.lock();
+        books.forget_concurrency();
+        self.publish(&books);
+    }
+
     /// Running streams that a stall of `more` seconds would push over their bound, on top of one that comes `anyway`.
     #[inline]
     pub(super) fn harm(&self, anyway: f32, more: f32) -> f32 {
@@ -183,6 +209,8 @@ impl ReplicaLoad {
         self.context.store(books.context(), Ordering::Relaxed);
         self.fresh.store(books.fresh(), Ordering::Relaxed);
         self.arriving.store((books.arriving() as f32).to_bits(), Ordering::Relaxed);
+        self.limit.store(books.concurrency().limit(), Ordering::Relaxed);
+        self.peak.store(books.concurrency().peak(), Ordering::Relaxed);
     }
 }
 

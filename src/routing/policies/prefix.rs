@@ -6,41 +6,16 @@
 //! reason: the replica with fewer requests computes it once and has it from then on. Requests are counted, not work: weighing
 //! both in time is what `latency` is for.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
 use super::least_loaded::{SAME, fewest_requests};
 use super::{Choice, Eligible, LeastLoaded, Policy, Reason};
 use crate::config::PolicyName;
-use crate::routing::{Candidate, Query, rendezvous};
+use crate::routing::{Candidate, Query, longest, rendezvous};
 use crate::units::Tokens;
 
 /// Takes the candidate with the longest hit that is not overloaded.
 #[derive(Debug, Default)]
 pub struct Prefix {
     without_prompt: LeastLoaded,
-    ends: Ends,
-}
-
-/// Where the hits of prompts ended of late, by hash. The next turn of a conversation goes beyond where the last one ended; hits
-/// that end where others did are on what prompts share.
-#[derive(Debug)]
-struct Ends(Box<[AtomicU64]>);
-
-impl Default for Ends {
-    fn default() -> Self {
-        Self((0..ENDS).map(|_| AtomicU64::new(0)).collect())
-    }
-}
-
-impl Ends {
-    /// A hit ended with this block: whether enough others did before it.
-    fn is_shared(&self, block: u64) -> bool {
-        let Some(slot) = self.0.get(block as usize % ENDS) else { return false };
-        let (known, name) = (slot.load(Ordering::Relaxed), block & !SEEN);
-        let seen = if known & !SEEN == name { known & SEEN } else { 0 };
-        slot.store(name | (seen + 1).min(SEEN), Ordering::Relaxed);
-        seen >= SHARED_FROM
-    }
 }
 
 impl Policy for Prefix {
@@ -52,9 +27,9 @@ impl Policy for Prefix {
         let Some(root) = query.prompt.root() else { return self.without_prompt.choose(query, eligible) };
         let rank = |candidate: &Candidate<'_>| rendezvous::rank(root, candidate.identity);
         let fair = fair_share(eligible);
-        let longest = eligible.iter().map(|(_, candidate)| candidate.blocks).max().unwrap_or(0);
-        let end = longest.checked_sub(1).and_then(|last| query.prompt.chain.get(last));
-        let free = if end.is_some_and(|end| self.ends.is_shared(*end)) { 1.0 } else { FREE };
+        let longest = longest(&query.prompt, eligible.iter().map(|(_, candidate)| candidate));
+        let is_shared = query.index.sharing(longest, query.aim.now) >= SHARED_FROM;
+        let free = if is_shared { 1.0 } else { FREE };
         let holder = eligible
             .iter()
             .filter(|(_, c)| c.hit > Tokens(0) && c.requests + 1.0 <= bound(c, fair, free))
@@ -86,11 +61,8 @@ fn bound(candidate: &Candidate<'_>, fair: f64, free: f64) -> f64 {
 
 /// A nearly idle fleet has no mean to speak of: a few requests never send a prompt away from its cache.
 const FREE: f64 = 8.0;
-/// Ends that are remembered: 8 KiB for a route.
-const ENDS: usize = 1024;
-/// The bits of an end that count how often it was seen.
-const SEEN: u64 = 3;
-/// Hits that ended with a block before it counts as shared: turns too short for a block of their own end alike.
-const SHARED_FROM: u64 = 2;
+/// Hits that ended alike, of late, from which on they are on what prompts share: turns too short for a block of their own end
+/// alike, too.
+const SHARED_FROM: f64 = 1.5;
 /// How far above the mean a replica may be loaded for its cache's sake.
 const LOAD_FACTOR: f64 = 1.25;

@@ -55,11 +55,13 @@ pub struct Terms {
     pub slot_wait: f64,
     /// Seconds of the way and of the step it comes with.
     pub base: f64,
+    /// Seconds of the replica that it takes: its prefill, or its share of the places in the batch where those are scarcer.
+    pub turn: f64,
     /// Streams that it is expected to push over their bound.
     pub harm: f64,
     /// The chance that its own first token is late.
     pub late: f64,
-    /// Seconds of decoding: its own answer, and what that adds to the streams there.
+    /// Seconds of decoding: its own answer, and what that adds to the streams there. Compared with the best candidate's.
     pub decode: f64,
     /// By how much steps alone push its answer and the streams there over their bound: streams, each by its share of the bound.
     pub excess: f64,
@@ -177,13 +179,19 @@ impl Estimate {
         let room = fast_max(STEP_TOKENS as f64 - float(others.tokens) - float(work.tokens), 0.0);
         let joining = fast_min(wait * f64::from(own.arriving), room);
         let wait = wait + lag * self.slowness * pool.tokens(joining);
-        let slot_wait = fast_max(self.slot_wait(queue), self.cache_wait(queue, &work));
+        let prefill = lag * self.slowness * pool.work(&work);
+        // Prompts are computed while they wait for places: the slower of the two is what counts.
+        let in_place = self.service + prefill;
+        let for_place = fast_max(slot_wait(queue, in_place), self.cache_wait(queue, &work));
+        let slot_wait = fast_max(for_place - wait, 0.0);
+        let places = queue.batch_limit.filter(|limit| *limit > 0);
         Terms {
             ahead: Tokens(others.tokens),
             work,
             wait: wait + slot_wait,
-            prefill: lag * self.slowness * pool.work(&work),
+            prefill,
             slot_wait,
+            turn: fast_max(prefill, places.map_or(step, |limit| in_place / float(limit))),
             base: lag * step + if is_idle { self.way } else { 0.0 },
             ..Terms::default()
         }
@@ -220,13 +228,6 @@ impl Estimate {
         }
     }
 
-    /// A full batch gives a place free every `service / limit`; whoever stands further back waits for more.
-    fn slot_wait(&self, queue: &Queue<'_>) -> f64 {
-        let Some(limit) = queue.batch_limit.filter(|limit| *limit > 0) else { return 0.0 };
-        let (present, limit) = (float(queue.own.inflight) + queue.foreign.requests, float(limit));
-        fast_max(present + 1.0 - limit, 0.0) * self.service / limit
-    }
-
     /// A full cache gives back what its sequences hold within the time that they stay; a prompt that does not fit beside
     /// them and those before it waits for that.
     fn cache_wait(&self, queue: &Queue<'_>, work: &Work) -> f64 {
@@ -240,6 +241,13 @@ impl Estimate {
             0.0
         }
     }
+}
+
+/// A full batch gives a place free every `in_place / limit`; whoever stands further back waits for more.
+fn slot_wait(queue: &Queue<'_>, in_place: f64) -> f64 {
+    let Some(limit) = queue.batch_limit.filter(|limit| *limit > 0) else { return 0.0 };
+    let (present, limit) = (float(queue.own.inflight) + queue.foreign.requests, float(limit));
+    fast_max(present + 1.0 - limit, 0.0) * in_place / limit
 }
 
 /// How many causes a prefill's time has.
@@ -294,7 +302,7 @@ mod tests {
             ("behind our own prompt", own(1, 500), none, 0.0, Some(8), 20 + 500 + 50),
             ("of which half is done", own(1, 500), none, 0.26, Some(8), 260 + 50),
             ("behind other gateways' too", own(1, 500), others, 0.0, Some(8), 20 + 3 + 700 + 50),
-            ("two wait for one of eight places", own(3, 0), others, 0.0, Some(8), 20 + 200 + 50 + 2 * 500),
+            ("two wait for one of eight places", own(3, 0), others, 0.0, Some(8), 50 + 1007),
             ("no limit known", own(300, 0), none, 0.0, None, 20 + 50),
         ];
         for (name, own, foreign, head_age, limit, expected) in cases {

@@ -30,6 +30,7 @@ struct Learner {
     has_speed: bool,
     steps: StepFit,
     service: f64,
+    served: u32,
     mean_uncached: f64,
     ledger: Ledger,
 }
@@ -73,7 +74,10 @@ impl Cell {
 
     pub(super) fn observe_service(&self, now: Stamp, held: Duration, average: &Estimate) {
         self.learn(now, average, |learner| {
-            learner.service += LEARNED * (held.as_secs_f64() - learner.service);
+            // The first answers count as much as all before them: what nobody measured is forgotten at once.
+            learner.served = learner.served.saturating_add(1);
+            let share = (1.0 / f64::from(learner.served)).max(LEARNED);
+            learner.service += share * (held.as_secs_f64() - learner.service);
         });
     }
 
@@ -127,6 +131,7 @@ impl Learner {
             has_speed: false,
             steps: StepFit::default(),
             service: average.service,
+            served: 0,
             mean_uncached: average.mean_uncached,
             ledger: Ledger::default(),
         }

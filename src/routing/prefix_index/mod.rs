@@ -13,6 +13,7 @@ mod allowance;
 mod beyond;
 mod holders;
 mod lru;
+mod shared;
 
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
@@ -23,7 +24,9 @@ use self::allowance::Allowance;
 use self::beyond::Beyond;
 use self::holders::Holders;
 use self::lru::{COARSE_WEIGHT, Lru, MOST_WEIGHT};
+use self::shared::SharedEnds;
 use super::Prompt;
+use crate::clock::Stamp;
 use crate::units::Tokens;
 
 /// The prefix index of one pool; replicas are slots from zero.
@@ -37,6 +40,7 @@ pub struct PrefixIndex {
     /// Slots below this one have held something: the others need no look.
     used: AtomicUsize,
     beyond: Beyond,
+    shared: SharedEnds,
 }
 
 #[derive(Debug)]
@@ -75,6 +79,7 @@ impl PrefixIndex {
             credits: (0..slots).map(|_| AtomicU32::new(1.0f32.to_bits())).collect(),
             used: AtomicUsize::new(0),
             beyond: Beyond::default(),
+            shared: SharedEnds::default(),
         }
     }
 
@@ -115,6 +120,20 @@ impl PrefixIndex {
                 self.groups[slot / GROUP].add(hash, slot % GROUP);
                 self.forget_surplus(slot, &mut held);
             }
+        }
+    }
+
+    /// How many prompts of late had their longest hit end with the last of these blocks: 1 and less is a prompt's own past, more
+    /// is what prompts share.
+    #[must_use]
+    pub fn sharing(&self, longest: &[u64], now: Stamp) -> f64 {
+        longest.last().map_or(0.0, |end| self.shared.hits(*end, now))
+    }
+
+    /// Notes that a prompt's longest hit, on any replica, were these blocks. To be called once for each prompt that is sent.
+    pub fn note_longest(&self, longest: &[u64], now: Stamp) {
+        if let Some(end) = longest.last() {
+            self.shared.note(*end, now);
         }
     }
 

@@ -39,7 +39,7 @@ fn a_replica_whose_steps_are_over_the_bound_is_dearer_the_more_it_has() {
     let tpot = Some(Duration::from_millis(15));
     fleet.aim.slo = SloBounds { tpot, ..SloBounds::default() };
     let costs: Vec<_> = fleet.ask(&text, |_, query, candidates| {
-        let stakes = Stakes::of(query);
+        let stakes = Stakes::of(query, candidates);
         candidates.iter().map(|candidate| stakes.terms(candidate)).collect()
     });
     let [some, many, none] = costs[..] else { panic!("three replicas") };

@@ -128,7 +128,13 @@ impl Fleet {
 }
 
 fn page(running: f64, waiting: f64) -> EnginePage {
-    EnginePage { running, waiting, kv_cache_usage: 0.5, block_tokens: Some(16), total_blocks: None }
+    EnginePage {
+        running: Some(running),
+        waiting: Some(waiting),
+        kv_cache_usage: Some(0.5),
+        block_tokens: Some(16),
+        ..EnginePage::default()
+    }
 }
 
 const LIMITS: EngineLimits =

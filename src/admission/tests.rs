@@ -1,0 +1,212 @@
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::*;
+use crate::clock::Stamp;
+use crate::config::QueueLimits;
+
+fn at(ms: u64) -> Stamp {
+    Stamp::from_nanos(ms * 1_000_000)
+}
+
+fn ms(n: u64) -> Duration {
+    Duration::from_millis(n)
+}
+
+fn limits(max_requests: usize, max_bytes: usize) -> Option<QueueLimits> {
+    Some(QueueLimits { max_requests, max_bytes, max_wait: Duration::from_secs(5), isolate_long: true })
+}
+
+/// 100 ms of work, to be sent by `latest`.
+fn waiter(tenant: &str, latest: u64) -> Waiter {
+    let outlook = Outlook {
+        work: ms(100),
+        replicas: 1,
+        slack: Some(Duration::MAX),
+        latest: at(latest),
+        bound: ms(600),
+        ..Outlook::default()
+    };
+    Waiter {
+        reason: WaitReason::Late,
+        route: "chat".into(),
+        share: Share { tenant: tenant.into(), weight: 1, priority: 0 },
+        limits: limits(100, 1 << 20),
+        is_long: false,
+        bytes: 10,
+        outlook,
+    }
+}
+
+fn best_effort(tenant: &str) -> Waiter {
+    let plain = waiter(tenant, 0);
+    Waiter { outlook: Outlook { slack: None, ..plain.outlook }, ..plain }
+}
+
+struct Bench {
+    queue: WaitQueue<u64>,
+    positions: BTreeMap<u64, Position>,
+}
+
+impl Bench {
+    fn new() -> Self {
+        Self { queue: WaitQueue::default(), positions: BTreeMap::new() }
+    }
+
+    /// The ids that lost their position, or the refusal's code.
+    fn enter(&mut self, id: u64, waiter: &Waiter) -> Result<Vec<u64>, &'static str> {
+        let entered = self.queue.enter(waiter, id).map_err(|refusal| refusal.code())?;
+        self.positions.insert(id, entered.position);
+        Ok(entered.evicted.into_iter().map(|(id, _)| id).collect())
+    }
+
+    /// The order in which all are placed.
+    fn drain(&mut self) -> Vec<u64> {
+        let (mut order, mut next) = (Vec::new(), self.queue.tick());
+        while let Some(id) = next {
+            order.push(id);
+            next = self.queue.placed(self.positions[&id], at(0));
+            next = next.or_else(|| self.queue.tick());
+        }
+        order
+    }
+}
+
+#[test]
+fn lanes_go_before_weights_and_weights_before_deadlines() {
+    let mut bench = Bench::new();
+    let heavy = |latest| {
+        let plain = waiter("heavy", latest);
+        Waiter { share: Share { weight: 2, ..plain.share }, ..plain }
+    };
+    let urgent = |tenant| {
+        let plain = waiter(tenant, 900);
+        let weight = if tenant == "heavy" { 2 } else { 1 };
+        Waiter { share: Share { priority: 1, weight, ..plain.share }, ..plain }
+    };
+    let batch = best_effort("light");
+    let urgent_batch = Waiter { share: urgent("light").share, ..batch.clone() };
+    let all = [(1, batch), (2, urgent_batch), (3, waiter("light", 30)), (4, waiter("light", 20))];
+    let more = [(5, heavy(50)), (6, heavy(40)), (7, heavy(60)), (8, heavy(70)), (9, urgent("heavy"))];
+    for (id, waiter) in all.into_iter().chain(more) {
+        assert_eq!(bench.enter(id, &waiter), Ok(vec![]));
+    }
+    // Priority 1; then of `light` (earliest deadline first) one for every two of `heavy`, which had one already.
+    assert_eq!(bench.drain(), [9, 4, 6, 3, 5, 7, 8, 2, 1]);
+    assert!(bench.queue.is_empty());
+}
+
+#[test]
+fn a_long_queue_of_one_tenant_is_not_before_a_short_one_of_another() {
+    let mut bench = Bench::new();
+    for id in 0..50 {
+        bench.enter(id, &waiter("flood", id)).unwrap();
+    }
+    let chat = waiter("chats", 1000);
+    assert_eq!(bench.queue.ahead(&chat), Some(ms(100)), "one of the other's for one of its own");
+    let again = waiter("flood", 1000);
+    assert_eq!(bench.queue.ahead(&again), Some(ms(5000)));
+    assert_eq!(bench.queue.ahead(&best_effort("chats")), Some(ms(5000)), "all others are before it");
+    bench.enter(99, &chat).unwrap();
+    let order = bench.drain();
+    assert!(order.iter().position(|id| *id == 99).unwrap() <= 1, "{order:?}");
+}
+
+#[test]
+fn no_room_ends_a_round_and_reasons_of_its_own_do_not() {
+    let mut bench = Bench::new();
+    for id in 0..200 {
+        bench.enter(id, &Waiter { limits: None, ..waiter("a", id) }).unwrap();
+    }
+    assert_eq!(bench.queue.tick(), Some(0));
+    assert_eq!(bench.queue.stays(bench.positions[&0], Stay::NoRoom), None);
+    // Whatever is wrong with the first ones, everybody is asked within a few rounds.
+    let mut asked = std::collections::BTreeSet::new();
+    for _ in 0..4 {
+        let mut next = bench.queue.tick();
+        while let Some(id) = next {
+            asked.insert(id);
+            next = bench.queue.stays(bench.positions[&id], Stay::Own);
+        }
+    }
+    assert_eq!(asked.len(), 200);
+}
+
+#[test]
+fn a_turn_during_a_call_begins_another_round_after_it() {
+    let mut bench = Bench::new();
+    bench.enter(1, &waiter("a", 1)).unwrap();
+    bench.enter(2, &waiter("a", 2)).unwrap();
+    assert_eq!(bench.queue.turn(), Some(1));
+    assert_eq!(bench.queue.turn(), None);
+    assert_eq!(bench.queue.stays(bench.positions[&1], Stay::NoRoom), Some(1));
+    assert_eq!(bench.queue.leave(bench.positions[&1]), Some(2), "placed or gone, the next is called");
+    assert_eq!(bench.queue.leave(bench.positions[&1]), None, "a position is given back once");
+    assert_eq!(bench.queue.stays(bench.positions[&2], Stay::NoRoom), None);
+}
+
+#[test]
+fn a_silent_waiter_blocks_no_other() {
+    let mut bench = Bench::new();
+    for id in [1, 2] {
+        bench.enter(id, &waiter("a", id)).unwrap();
+    }
+    assert_eq!((bench.queue.tick(), bench.queue.tick()), (Some(1), Some(2)));
+    assert_eq!(bench.queue.stays(bench.positions[&1], Stay::Own), None, "it answers at last");
+    assert_eq!(bench.queue.tick(), Some(1));
+}
+
+#[test]
+fn limits_are_by_route_and_long_prompts_have_their_own() {
+    let mut bench = Bench::new();
+    let plain = Waiter { limits: limits(2, 30), ..waiter("a", 50) };
+    let long = Waiter { is_long: true, ..plain.clone() };
+    let held = Waiter { reason: WaitReason::Held, ..plain.clone() };
+    let other = Waiter { route: "other".into(), ..plain.clone() };
+    for (id, waiter, expected) in [
+        (1, &plain, Ok(vec![])),
+        (2, &plain, Ok(vec![])),
+        (3, &plain, Err("max_requests")),
+        (4, &held, Ok(vec![])),
+        (5, &long, Ok(vec![])),
+        (6, &Waiter { bytes: 21, ..long.clone() }, Err("max_bytes")),
+        (7, &other, Ok(vec![])),
+        (8, &Waiter { limits: None, ..plain.clone() }, Ok(vec![])),
+    ] {
+        assert_eq!(bench.enter(id, waiter), expected, "{id}");
+    }
+    assert_eq!(bench.drain().len(), 6);
+    assert_eq!(bench.enter(9, &Waiter { bytes: 30, ..plain }), Ok(vec![]), "all bytes were given back");
+}
+
+#[test]
+fn one_tenant_cannot_fill_the_queue_for_others() {
+    let small = |tenant: &str, latest| Waiter { limits: limits(4, 1000), ..waiter(tenant, latest) };
+    let mut bench = Bench::new();
+    for id in 0..4 {
+        bench.enter(id, &small("flood", id)).unwrap();
+    }
+    assert_eq!(bench.enter(4, &small("flood", 9)), Err("max_requests"));
+    assert_eq!(bench.enter(5, &small("chats", 9)), Ok(vec![3]), "the last of the flood goes");
+    assert_eq!(bench.enter(6, &small("chats", 9)), Ok(vec![2]));
+    assert_eq!(bench.enter(7, &small("chats", 9)), Err("max_requests"), "both have their half");
+    let large = Waiter { bytes: 980, ..small("third", 9) };
+    assert_eq!(bench.enter(8, &large), Err("max_bytes"), "nobody else has as much");
+}
+
+#[test]
+fn a_wait_beyond_max_wait_or_the_slack_is_not_begun() {
+    let mut bench = Bench::new();
+    let slack = |ms_left: u64, drain: u64| {
+        let plain = waiter("a", 1);
+        let outlook = Outlook { slack: Some(ms(ms_left)), drain: ms(drain), ..plain.outlook };
+        Waiter { outlook, ..plain }
+    };
+    assert_eq!(bench.enter(1, &slack(400, 401)), Err("ttft"));
+    assert_eq!(bench.enter(2, &slack(9999, 5001)), Err("max_wait"));
+    for id in 3..7 {
+        assert_eq!(bench.enter(id, &slack(400, 50)), Ok(vec![]));
+    }
+    assert_eq!(bench.enter(8, &slack(400, 50)), Err("ttft"), "400 ms of work are before it");
+    assert_eq!(bench.enter(9, &slack(450, 50)), Ok(vec![]));
+}

@@ -1,0 +1,347 @@
+//! What an engine calls its figures, and where it answers: data, so that an engine's rename is a change of the configuration.
+//!
+//! `pool.engine` names a built-in profile ([`EngineKind`]); `[pool.engine_profile]` overrides single entries of it. A figure has a
+//! list of [`FigureSource`]s, the first that the page has counts; without any the engine does not tell it. Names are those of the
+//! engines' own documentation (docs/operations.md has the table).
+
+use std::sync::Arc;
+
+/// The engines with a built-in profile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EngineKind {
+    /// vLLM's own server.
+    Vllm,
+    /// SGLang's own server, started with `--enable-metrics`.
+    Sglang,
+    /// vLLM behind Ray Serve LLM; figures are those of one Ray node.
+    RayServe,
+    /// Triton with TensorRT-LLM behind its OpenAI frontend.
+    Triton,
+    /// TorchServe; it tells counters and latencies, no load.
+    Torchserve,
+    /// An engine that speaks the OpenAI API and tells nothing else.
+    Generic,
+}
+
+/// A figure of an engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Figure {
+    /// Requests in the batch.
+    Running,
+    /// Requests that wait for a place in it.
+    Waiting,
+    /// Share of the KV cache that running requests hold, 0 to 1.
+    KvCacheUsage,
+    /// The same in blocks, for engines that tell no share.
+    KvBlocksUsed,
+    /// Blocks of the KV cache.
+    KvBlocks,
+    /// Tokens in a block.
+    BlockTokens,
+    /// Requests that run at once at most.
+    BatchLimit,
+    /// Prompt tokens looked up in the prefix cache, since the start.
+    CacheQueries,
+    /// Those of them that were found there.
+    CacheHits,
+    /// The share that was found of late, for engines without the two counters.
+    CacheHitRatio,
+    /// Whether prefix caching is on: a label with `true`, `false`, or a number.
+    PrefixCaching,
+    /// Requests put back from the batch into the queue, since the start.
+    Preemptions,
+    /// Generated tokens, since the start.
+    GeneratedTokens,
+    /// Sum of all times to first token in seconds.
+    TtftSum,
+    /// How many there were.
+    TtftCount,
+    /// Unix time of the process's start: another value means another process.
+    ProcessStart,
+}
+
+/// Where a figure is found on a metrics page.
+#[derive(Clone, Debug, PartialEq)]
+pub enum FigureSource {
+    /// The value of the series with this name and these labels; several are combined.
+    Value {
+        /// Name of the metric.
+        name: Arc<str>,
+        /// Labels that a series must have.
+        labels: Box<[(Arc<str>, Arc<str>)]>,
+    },
+    /// The number in a label of the series with this name: how Prometheus tells configuration.
+    Label {
+        /// Name of the metric.
+        name: Arc<str>,
+        /// Name of the label.
+        label: Arc<str>,
+    },
+    /// A number that the engine does not tell and that does not change.
+    Constant(f64),
+}
+
+/// How to read one kind of engine.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EngineProfile {
+    /// Below the replica's URL; with a port of its own at the root of that port. `None`: nothing is scraped.
+    pub metrics_path: Option<Arc<str>>,
+    /// Port of the metrics page where it is not the replica's.
+    pub metrics_port: Option<u16>,
+    /// What `probe.kind = "health"` asks.
+    pub health_path: Arc<str>,
+    /// The engine's list of models, in the form of OpenAI.
+    pub models_path: Arc<str>,
+    /// Whether the first chunk of a chat (its role) comes with the first token: then it ends the prefill.
+    pub role_marks_first_token: bool,
+    /// Series with one of these labels and another value are left out: copies of what another rank tells.
+    pub only: Vec<(Arc<str>, Arc<str>)>,
+    /// Sources of each figure, the preferred one first.
+    pub sources: Vec<(Figure, Vec<FigureSource>)>,
+}
+
+impl Figure {
+    /// Every figure, with its key in `[pool.engine_profile]`.
+    pub const ALL: [(Self, &'static str); 16] = [
+        (Self::Running, "running"),
+        (Self::Waiting, "waiting"),
+        (Self::KvCacheUsage, "kv_cache_usage"),
+        (Self::KvBlocksUsed, "kv_blocks_used"),
+        (Self::KvBlocks, "kv_blocks"),
+        (Self::BlockTokens, "block_tokens"),
+        (Self::BatchLimit, "batch_limit"),
+        (Self::CacheQueries, "cache_queries"),
+        (Self::CacheHits, "cache_hits"),
+        (Self::CacheHitRatio, "cache_hit_ratio"),
+        (Self::PrefixCaching, "prefix_caching"),
+        (Self::Preemptions, "preemptions"),
+        (Self::GeneratedTokens, "generated_tokens"),
+        (Self::TtftSum, "ttft_sum"),
+        (Self::TtftCount, "ttft_count"),
+        (Self::ProcessStart, "process_start"),
+    ];
+
+    /// Its key in `[pool.engine_profile]`, and its name in logs and on the admin API.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        Self::ALL.iter().find(|(figure, _)| *figure == self).map_or("unknown", |(_, key)| key)
+    }
+
+    /// Whether the ranks of one page are averaged: shares, and sizes that all ranks have alike. Counts are summed.
+    #[must_use]
+    pub fn is_mean(self) -> bool {
+        matches!(
+            self,
+            Self::KvCacheUsage
+                | Self::BlockTokens
+                | Self::CacheHitRatio
+                | Self::PrefixCaching
+                | Self::ProcessStart
+        )
+    }
+}
+
+impl EngineKind {
+    /// Every kind, by its name in `pool.engine`.
+    pub const ALL: [(&'static str, Self); 6] = [
+        ("vllm", Self::Vllm),
+        ("sglang", Self::Sglang),
+        ("ray_serve", Self::RayServe),
+        ("triton", Self::Triton),
+        ("torchserve", Self::Torchserve),
+        ("generic", Self::Generic),
+    ];
+
+    /// Its name in `pool.engine`; `gen_ai.provider.name` of spans.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        Self::ALL.iter().find(|(_, kind)| *kind == self).map_or("generic", |(name, _)| name)
+    }
+
+    /// The profile that [`EngineProfile::default`] stands for where nothing is overridden.
+    #[must_use]
+    pub fn profile(self) -> EngineProfile {
+        let generic = EngineProfile {
+            metrics_path: Some("/metrics".into()),
+            metrics_port: None,
+            health_path: "/health".into(),
+            models_path: "/v1/models".into(),
+            role_marks_first_token: false,
+            only: Vec::new(),
+            sources: Vec::new(),
+        };
+        match self {
+            Self::Vllm => EngineProfile { role_marks_first_token: true, sources: table(VLLM), ..generic },
+            Self::Sglang => {
+                let only = [("tp_rank", "0"), ("pp_rank", "0"), ("priority", "")];
+                let only = only.map(|(label, value)| (label.into(), value.into())).into();
+                EngineProfile { role_marks_first_token: true, only, sources: table(SGLANG), ..generic }
+            }
+            Self::RayServe => EngineProfile {
+                metrics_port: Some(8080),
+                health_path: "/-/healthz".into(),
+                role_marks_first_token: true,
+                sources: table(RAY_SERVE),
+                ..generic
+            },
+            Self::Triton => EngineProfile {
+                metrics_port: Some(8002),
+                health_path: "/health/ready".into(),
+                sources: table(TRITON),
+                ..generic
+            },
+            Self::Torchserve => EngineProfile {
+                metrics_port: Some(8082),
+                health_path: "/ping".into(),
+                sources: table(TORCHSERVE),
+                ..generic
+            },
+            Self::Generic => generic,
+        }
+    }
+}
+
+impl FigureSource {
+    /// Reads `name`, `name{label="value"}` or `name{label}`.
+    ///
+    /// # Errors
+    /// What is wrong with the text.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let not_one = || format!("\"{text}\" is not a metric");
+        let (name, labels) = match text.split_once('{') {
+            None => (text, None),
+            Some((name, rest)) => (name, Some(rest.strip_suffix('}').ok_or_else(not_one)?)),
+        };
+        if !is_name(name) {
+            return Err(not_one());
+        }
+        let Some(labels) = labels else {
+            return Ok(Self::Value { name: name.into(), labels: Box::default() });
+        };
+        if is_name(labels) {
+            return Ok(Self::Label { name: name.into(), label: labels.into() });
+        }
+        let pair = |pair: &str| {
+            let (label, value) = pair.split_once('=')?;
+            let value = value.strip_prefix('"')?.strip_suffix('"')?;
+            (is_name(label) && !value.contains(['"', '\\'])).then(|| (label.into(), value.into()))
+        };
+        let labels: Option<Box<[_]>> = labels.split(',').map(pair).collect();
+        Ok(Self::Value { name: name.into(), labels: labels.ok_or_else(not_one)? })
+    }
+}
+
+fn is_name(text: &str) -> bool {
+    let is_first = |c: char| c.is_ascii_alphabetic() || c == '_' || c == ':';
+    text.starts_with(is_first) && text.chars().all(|c| is_first(c) || c.is_ascii_digit())
+}
+
+fn table(rows: &[(Figure, &[&str])]) -> Vec<(Figure, Vec<FigureSource>)> {
+    let source = |text: &&str| match text.parse() {
+        Ok(number) => FigureSource::Constant(number),
+        Err(_) => FigureSource::parse(text).expect("invariant: a test reads every built-in source"),
+    };
+    rows.iter().map(|(figure, sources)| (*figure, sources.iter().map(source).collect())).collect()
+}
+
+type Rows = &'static [(Figure, &'static [&'static str])];
+
+/// vLLM 0.32, and the names that older versions had.
+const VLLM: Rows = &[
+    (Figure::Running, &["vllm:num_requests_running"]),
+    (Figure::Waiting, &["vllm:num_requests_waiting"]),
+    (Figure::KvCacheUsage, &["vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"]),
+    (
+        Figure::KvBlocks,
+        &["vllm:cache_config_info{num_gpu_blocks_override}", "vllm:cache_config_info{num_gpu_blocks}"],
+    ),
+    (Figure::BlockTokens, &["vllm:cache_config_info{block_size}"]),
+    (Figure::PrefixCaching, &["vllm:cache_config_info{enable_prefix_caching}"]),
+    (Figure::CacheQueries, &["vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total"]),
+    (Figure::CacheHits, &["vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total"]),
+    (Figure::Preemptions, &["vllm:num_preemptions_total"]),
+    (Figure::GeneratedTokens, &["vllm:generation_tokens_total"]),
+    (Figure::TtftSum, &["vllm:time_to_first_token_seconds_sum"]),
+    (Figure::TtftCount, &["vllm:time_to_first_token_seconds_count"]),
+    (Figure::ProcessStart, &["process_start_time_seconds"]),
+];
+/// SGLang counts its cache in tokens: a block is one token, unless a page size is set.
+const SGLANG: Rows = &[
+    (Figure::Running, &["sglang:num_running_reqs"]),
+    (Figure::Waiting, &["sglang:num_queue_reqs"]),
+    (Figure::KvCacheUsage, &["sglang:token_usage"]),
+    (Figure::KvBlocks, &["sglang:max_total_num_tokens"]),
+    (Figure::BlockTokens, &["1"]),
+    (Figure::CacheQueries, &["sglang:prompt_tokens_total"]),
+    (Figure::CacheHits, &["sglang:cached_tokens_total"]),
+    (Figure::CacheHitRatio, &["sglang:cache_hit_rate"]),
+    (Figure::GeneratedTokens, &["sglang:generation_tokens_total"]),
+    (Figure::TtftSum, &["sglang:time_to_first_token_seconds_sum"]),
+    (Figure::TtftCount, &["sglang:time_to_first_token_seconds_count"]),
+    (Figure::ProcessStart, &["process_start_time_seconds"]),
+];
+/// Ray writes vLLM's names with a prefix and without colons, and counters in both an old and a new form.
+const RAY_SERVE: Rows = &[
+    (Figure::Running, &["ray_vllm_num_requests_running", "ray_serve_replica_processing_queries"]),
+    (Figure::Waiting, &["ray_vllm_num_requests_waiting", "ray_serve_deployment_queued_queries"]),
+    (Figure::KvCacheUsage, &["ray_vllm_kv_cache_usage_perc"]),
+    (Figure::KvBlocks, &["ray_vllm_cache_config_info{num_gpu_blocks}"]),
+    (Figure::BlockTokens, &["ray_vllm_cache_config_info{block_size}"]),
+    (Figure::PrefixCaching, &["ray_vllm_cache_config_info{enable_prefix_caching}"]),
+    (Figure::CacheQueries, &["ray_vllm_prefix_cache_queries_total", "ray_vllm_prefix_cache_queries"]),
+    (Figure::CacheHits, &["ray_vllm_prefix_cache_hits_total", "ray_vllm_prefix_cache_hits"]),
+    (Figure::Preemptions, &["ray_vllm_num_preemptions_total", "ray_vllm_num_preemptions"]),
+    (Figure::GeneratedTokens, &["ray_vllm_generation_tokens_total", "ray_vllm_generation_tokens"]),
+    (Figure::TtftSum, &["ray_vllm_time_to_first_token_seconds_sum"]),
+    (Figure::TtftCount, &["ray_vllm_time_to_first_token_seconds_count"]),
+];
+/// TensorRT-LLM's batch manager.
+const TRITON: Rows = &[
+    (Figure::Running, &["nv_trt_llm_request_metrics{request_type=\"scheduled\"}"]),
+    (
+        Figure::Waiting,
+        &["nv_trt_llm_request_metrics{request_type=\"waiting\"}", "nv_inference_pending_request_count"],
+    ),
+    (Figure::KvCacheUsage, &["nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type=\"fraction\"}"]),
+    (Figure::KvBlocksUsed, &["nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type=\"used\"}"]),
+    (Figure::KvBlocks, &["nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type=\"max\"}"]),
+    (Figure::BlockTokens, &["nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type=\"tokens_per\"}"]),
+    (Figure::BatchLimit, &["nv_trt_llm_request_metrics{request_type=\"max\"}"]),
+];
+/// TorchServe tells no load; whoever adds metrics of his own names them in `[pool.engine_profile]`.
+const TORCHSERVE: Rows = &[];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_built_in_source_is_one() {
+        for (name, kind) in EngineKind::ALL {
+            assert_eq!(kind.as_str(), name);
+            for (figure, sources) in kind.profile().sources {
+                assert!(!sources.is_empty(), "{name}: {}", figure.as_str());
+            }
+        }
+    }
+
+    #[test]
+    fn sources_are_written_as_prometheus_writes_them() {
+        let value = |name: &str, labels: &[(&str, &str)]| {
+            let labels = labels.iter().map(|(label, value)| ((*label).into(), (*value).into())).collect();
+            Ok(FigureSource::Value { name: name.into(), labels })
+        };
+        let label = Ok(FigureSource::Label { name: "c_info".into(), label: "block_size".into() });
+        for (text, expected) in [
+            ("vllm:n_total", value("vllm:n_total", &[])),
+            ("m{a=\"x\",b=\"\"}", value("m", &[("a", "x"), ("b", "")])),
+            ("c_info{block_size}", label),
+        ] {
+            assert_eq!(FigureSource::parse(text), expected, "{text}");
+        }
+        for text in ["", "9lives", "a b", "m{", "m{}", "m{a=x}", "m{a=\"x\"", "m{a=\"x\\\"\"}", "m{a=\"x\"}}"]
+        {
+            assert!(FigureSource::parse(text).is_err(), "{text}");
+        }
+    }
+}

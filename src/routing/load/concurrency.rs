@@ -1,0 +1,120 @@
+//! How many sequences an engine runs at once, by our own streams: with S places the first token of the next one comes only when
+//! another ends.
+//!
+//! While prompts wait without a pause through as many ends as ever ran together, no more than those run: that is the limit,
+//! known within one generation of streams. It is a lower bound on what fits, by Little's law never below what the engine did
+//! at that time, so it is tried again: after [`TRIED_EVERY`] ends one more is let in, and whatever runs beyond the limit raises it.
+
+/// What ends and first tokens of one replica have shown.
+#[derive(Debug, Default)]
+pub(super) struct Concurrency {
+    /// Most that ran at once.
+    peak: u32,
+    limit: Option<u32>,
+    /// Ends since prompts wait without a pause, and the most that ran meanwhile.
+    ends: u32,
+    top: u32,
+    /// Ends since one more than the limit was last let in.
+    untried: u32,
+}
+
+impl Concurrency {
+    /// A first token came; with it `running` sequences run.
+    pub(super) fn began(&mut self, running: u32) {
+        self.peak = self.peak.max(running);
+        self.top = self.top.max(running);
+        if self.limit.is_some_and(|limit| running > limit) {
+            self.limit = Some(running + running / 4 + 1);
+            (self.ends, self.untried) = (0, 0);
+        }
+    }
+
+    /// One of `running` sequences ended while prompts waited.
+    pub(super) fn ended(&mut self, running: u32) {
+        let was_tried = self.untried >= TRIED_EVERY && self.limit.is_some_and(|limit| running >= limit);
+        self.untried = if was_tried { 0 } else { self.untried + 1 };
+        self.top = self.top.max(running);
+        self.ends += 1;
+        if self.ends >= self.top.max(ENOUGH) {
+            if self.limit.replace(self.top) != Some(self.top) {
+                self.untried = 0;
+            }
+            (self.ends, self.top) = (0, 0);
+        }
+    }
+
+    /// No prompt waits: what ends from now on held up nobody.
+    pub(super) fn rested(&mut self) {
+        (self.ends, self.top) = (0, 0);
+    }
+
+    /// The limit as decisions should take it; zero while it is not known.
+    pub(super) fn limit(&self) -> u32 {
+        self.limit.map_or(0, |limit| limit + u32::from(self.untried >= TRIED_EVERY))
+    }
+
+    /// Most that ran at once.
+    pub(super) fn peak(&self) -> u32 {
+        self.peak
+    }
+}
+
+/// Ends in a row with prompts waiting before a limit is believed.
+const ENOUGH: u32 = 12;
+/// One place in so many is risked to find out whether more fit.
+const TRIED_EVERY: u32 = 32;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Full batches of `places`: each end lets one more begin, and prompts always wait.
+    fn saturated(seen: &mut Concurrency, places: u32, ends: u32) {
+        for _ in 0..ends {
+            seen.ended(places);
+            seen.began(places);
+        }
+    }
+
+    #[test]
+    fn is_known_after_a_generation_of_streams_with_prompts_waiting() {
+        for (places, ends) in [(2, 12), (64, 64)] {
+            let mut seen = Concurrency::default();
+            (1..=places).for_each(|running| seen.began(running));
+            saturated(&mut seen, places, ends - 1);
+            assert_eq!((seen.limit(), seen.peak()), (0, places));
+            saturated(&mut seen, places, 1);
+            assert_eq!(seen.limit(), places);
+        }
+    }
+
+    #[test]
+    fn nothing_is_concluded_while_nobody_waits() {
+        let mut seen = Concurrency::default();
+        for _ in 0..100 {
+            saturated(&mut seen, 3, 5);
+            seen.rested();
+        }
+        assert_eq!(seen.limit(), 0);
+    }
+
+    #[test]
+    fn one_more_is_tried_now_and_then_and_what_runs_beyond_raises_it() {
+        let mut seen = Concurrency::default();
+        saturated(&mut seen, 4, 12);
+        seen.rested();
+        for ends in [11, 11, 10] {
+            seen.rested();
+            saturated(&mut seen, 4, ends);
+        }
+        assert_eq!(seen.limit(), 5, "tried");
+        saturated(&mut seen, 4, 1);
+        assert_eq!(seen.limit(), 4, "it had to wait for an end");
+        seen.began(5);
+        assert_eq!(seen.limit(), 7);
+        saturated(&mut seen, 3, 12);
+        assert_eq!(seen.limit(), 5, "the most that ran meanwhile");
+        saturated(&mut seen, 3, 12);
+        assert_eq!(seen.limit(), 3, "fewer fit than before");
+    }
+}

@@ -1,0 +1,269 @@
+//! Admission under ten times the load that a fleet can do, in simulated time.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use tokenway_sim::engine::{CostModel, EngineConfig, Gauges};
+use tokenway_sim::replay::{
+    Arrival, Bounds, Demand, Ended, Fleet, RequestId, Router, Scenario, Trace, qwen_32b_on_two_h100, run,
+};
+use tokenway_sim::time::Stamp as SimStamp;
+
+use super::product_router::{ProductRouter, ReplayedRoute};
+use crate::admission::Share;
+use crate::clock::Stamp;
+use crate::config::{PolicyName, QueueLimits, Slo, TtftBound};
+use crate::routing::EngineLimits;
+use crate::units::Tokens;
+
+/// What became of one request.
+#[derive(Clone, Copy, Debug, Default)]
+struct Fate {
+    arrived: Stamp,
+    prompt: u64,
+    first_token: Option<Stamp>,
+    refused: Option<(Stamp, Duration)>,
+}
+
+impl Fate {
+    fn ttft(&self) -> Option<Duration> {
+        Some(self.first_token?.since(self.arrived))
+    }
+}
+
+/// The product's router, watched from outside.
+struct Watched {
+    router: ProductRouter,
+    fates: HashMap<RequestId, Fate>,
+    /// Requests with such a prompt have no bound.
+    batch: u64,
+}
+
+impl Router for Watched {
+    fn arrive(&mut self, mut request: Arrival, fleet: &mut dyn Fleet) {
+        let fate = Fate { arrived: live(request.at), prompt: request.prompt, ..Fate::default() };
+        self.fates.insert(request.id, fate);
+        if request.prompt == self.batch {
+            request.ttft_bound = None;
+        }
+        self.router.arrive(request, fleet);
+    }
+
+    fn first_token(&mut self, request: RequestId, at: SimStamp) {
+        self.fates.entry(request).or_default().first_token = Some(live(at));
+        self.router.first_token(request, at);
+    }
+
+    fn token(&mut self, request: RequestId, at: SimStamp) {
+        self.router.token(request, at);
+    }
+
+    fn ended(&mut self, request: RequestId, end: &Ended) {
+        self.router.ended(request, end);
+    }
+
+    fn scraped(&mut self, replica: usize, at: SimStamp, gauges: &Gauges) {
+        self.router.scraped(replica, at, gauges);
+    }
+
+    fn reconsider(&mut self, fleet: &mut dyn Fleet) {
+        self.router.reconsider(fleet);
+    }
+
+    fn next_tick(&self) -> Option<SimStamp> {
+        self.router.next_tick()
+    }
+
+    fn tick(&mut self, fleet: &mut dyn Fleet) {
+        self.router.tick(fleet);
+    }
+}
+
+fn live(at: SimStamp) -> Stamp {
+    Stamp::from_nanos(at.as_nanos())
+}
+
+/// A fleet whose engines take 100 ms for a request of ten tokens, in so many slots.
+#[derive(Clone, Copy)]
+struct Case {
+    slots: usize,
+    is_told: bool,
+    replicas: usize,
+    max_requests: usize,
+}
+
+impl Case {
+    /// Requests that the fleet can do in a second.
+    fn capacity(self) -> f64 {
+        10.0 * (self.slots * self.replicas) as f64
+    }
+
+    /// Runs requests of (milliseconds, prompt tokens).
+    fn run(self, arrivals: &[(f64, u64)], share: fn(&Arrival) -> Share, batch: u64) -> Vec<Fate> {
+        let line = |(ms, prompt): &(f64, u64)| {
+            format!("{{\"timestamp\": {ms:.0}, \"input_length\": {prompt}, \"output_length\": 10}}\n")
+        };
+        let trace = Trace::read(&arrivals.iter().map(line).collect::<String>()).unwrap();
+        let cost = CostModel {
+            step: Duration::from_millis(10),
+            step_per_seq: Duration::ZERO,
+            prefill_tokens_per_second: 1e6,
+            attention_seconds: 0.0,
+            context_seconds: 0.0,
+            jitter: 0.3,
+        };
+        let engine = EngineConfig { cost, max_num_seqs: self.slots, ..qwen_32b_on_two_h100() };
+        let base = Duration::from_millis(600);
+        let ttft = Some(TtftBound { base, per_prompt_token: Duration::ZERO });
+        let scenario = Scenario {
+            engine,
+            demand: Demand { replicas: self.replicas, load: 4.0 / self.replicas as f64, seed: 3 },
+            slow: Vec::new(),
+            scrape_interval: Duration::from_secs(1),
+            bounds: Bounds { ttft: Some(base), ..Bounds::default() },
+        };
+        let queue = QueueLimits {
+            max_requests: self.max_requests,
+            max_bytes: 1 << 28,
+            max_wait: Duration::from_secs(5),
+            isolate_long: true,
+        };
+        let batch_limit = self.is_told.then_some(self.slots as u64);
+        let route = ReplayedRoute {
+            policy: PolicyName::Latency,
+            slo: Slo { ttft, ..Slo::default() },
+            queue: Some(queue),
+            medium: Tokens(8192),
+            limits: EngineLimits { scrape_interval: Duration::from_secs(1), batch_limit },
+        };
+        let router = ProductRouter::new(&route, self.replicas).with_shares(share);
+        let mut watched = Watched { router, fates: HashMap::new(), batch };
+        let _figures = run(&trace, &scenario, &mut watched);
+        for (id, at, refusal) in watched.router.refusals() {
+            let fate = watched.fates.entry(*id).or_default();
+            fate.refused = Some((*at, refusal.retry_after()));
+        }
+        let mut fates: Vec<_> = watched.fates.into_values().collect();
+        fates.sort_by_key(|fate| fate.arrived);
+        fates
+    }
+}
+
+/// Poisson arrivals.
+fn poisson(per_second: f64, from_s: f64, to_s: f64, prompt: u64, seed: u64) -> Vec<(f64, u64)> {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let mut at = from_s;
+    let mut all = Vec::new();
+    loop {
+        at -= (1.0 - random.f64()).ln() / per_second;
+        if at > to_s {
+            return all;
+        }
+        all.push((at * 1000.0, prompt));
+    }
+}
+
+fn merged(mut streams: Vec<Vec<(f64, u64)>>) -> Vec<(f64, u64)> {
+    let mut all: Vec<_> = streams.drain(..).flatten().collect();
+    all.sort_by(|a, b| a.0.total_cmp(&b.0));
+    all
+}
+
+fn everybody(_: &Arrival) -> Share {
+    Share { tenant: "default".into(), weight: 1, priority: 0 }
+}
+
+fn share(part: usize, all: usize) -> f64 {
+    part as f64 / all.max(1) as f64
+}
+
+const BOUND: Duration = Duration::from_millis(600);
+const CHAT: u64 = 20;
+const NO_BATCH: u64 = 0;
+
+#[test]
+fn what_is_admitted_at_ten_times_the_load_is_in_time_and_the_fleet_is_used() {
+    for (slots, replicas, seconds) in [(2, 1, 20.0), (2, 3, 10.0), (64, 1, 1.5)] {
+        for is_told in [true, false] {
+            let case = Case { slots, is_told, replicas, max_requests: 1000 };
+            let arrivals = poisson(10.0 * case.capacity(), 0.0, seconds, CHAT, 7);
+            let fates = case.run(&arrivals, everybody, NO_BATCH);
+            let answered: Vec<_> = fates.iter().filter_map(Fate::ttft).collect();
+            let in_time = answered.iter().filter(|ttft| **ttft <= BOUND).count();
+            let refused: Vec<_> = fates.iter().filter_map(|f| Some(f.refused?.0.since(f.arrived))).collect();
+            let at_once = refused.iter().filter(|after| **after <= Duration::from_millis(10)).count();
+            let goodput = in_time as f64 / seconds / case.capacity();
+            let what = format!(
+                "{slots} slots x {replicas}, told {is_told}: {in_time} of {} in time, goodput {goodput:.3}, {at_once} of \
+                 {} refused at once",
+                answered.len(),
+                refused.len()
+            );
+            eprintln!("{what}");
+            assert_eq!(answered.len() + refused.len(), fates.len(), "{what}");
+            assert!(share(in_time, answered.len()) >= 0.95, "{what}");
+            assert!(goodput >= 0.9, "{what}");
+            assert!(share(at_once, refused.len()) >= 0.5, "{what}");
+        }
+    }
+}
+
+#[test]
+fn who_comes_back_after_retry_after_is_mostly_admitted() {
+    let case = Case { slots: 2, is_told: false, replicas: 2, max_requests: 1000 };
+    // Five times the load for three seconds, after a calm minute that taught the pool.
+    let calm = poisson(10.0, 0.0, 20.0, CHAT, 1);
+    let burst = poisson(5.0 * case.capacity(), 20.0, 23.0, CHAT, 2);
+    let arrivals = merged(vec![calm, burst]);
+    let first = case.run(&arrivals, everybody, NO_BATCH);
+    let refused: Vec<_> = first.iter().filter_map(|fate| fate.refused).collect();
+    assert!(refused.len() > 200, "{}", refused.len());
+    let back = |(at, after): &(Stamp, Duration)| (at.after(*after).as_nanos() as f64 / 1e6, CHAT + 1);
+    let again = case.run(&merged(vec![arrivals, refused.iter().map(back).collect()]), everybody, NO_BATCH);
+    let returned: Vec<_> = again.iter().filter(|fate| fate.prompt == CHAT + 1).collect();
+    let in_time = returned.iter().filter(|fate| fate.ttft().is_some_and(|ttft| ttft <= BOUND)).count();
+    eprintln!("{in_time} of {} came back and were answered in time", returned.len());
+    assert!(share(in_time, returned.len()) > 0.7, "{in_time} of {}", returned.len());
+}
+
+const FLOOD: u64 = 4_000;
+
+fn flood_and_chats(request: &Arrival) -> Share {
+    let tenant = if request.prompt == FLOOD { "flood" } else { "chats" };
+    Share { tenant: tenant.into(), weight: 1, priority: 0 }
+}
+
+#[test]
+fn a_tenant_that_floods_long_prompts_does_not_starve_anothers_chats() {
+    let case = Case { slots: 4, is_told: false, replicas: 2, max_requests: 20 };
+    let chats = poisson(0.3 * case.capacity(), 0.0, 20.0, CHAT, 1);
+    let flood = poisson(5.0 * case.capacity(), 2.0, 20.0, FLOOD, 2);
+    let fates = case.run(&merged(vec![chats, flood]), flood_and_chats, NO_BATCH);
+    let of = |prompt| fates.iter().filter(move |fate| fate.prompt == prompt);
+    let in_time = |prompt| of(prompt).filter(|f| f.ttft().is_some_and(|ttft| ttft <= BOUND)).count();
+    let (chats, floods) = (of(CHAT).count(), of(FLOOD).count());
+    let what = format!("{} of {chats} chats and {} of {floods} long prompts", in_time(CHAT), in_time(FLOOD));
+    eprintln!("{what}");
+    assert!(share(in_time(CHAT), chats) >= 0.95, "{what}");
+    assert!(in_time(FLOOD) as f64 > 0.4 * case.capacity() * 18.0, "the other half is not left idle: {what}");
+}
+
+#[test]
+fn batch_waits_behind_what_has_a_bound_and_takes_what_is_left() {
+    const BATCH: u64 = 50;
+    let case = Case { slots: 4, is_told: false, replicas: 2, max_requests: 1000 };
+    let interactive = poisson(0.6 * case.capacity(), 0.0, 20.0, CHAT, 1);
+    let batch = poisson(2.0 * case.capacity(), 2.0, 20.0, BATCH, 2);
+    let fates = case.run(&merged(vec![interactive, batch]), everybody, BATCH);
+    let of = |prompt| fates.iter().filter(move |fate| fate.prompt == prompt);
+    let in_time = of(CHAT).filter(|f| f.ttft().is_some_and(|ttft| ttft <= BOUND)).count();
+    let done = of(BATCH).filter(|fate| fate.first_token.is_some()).count();
+    let what = format!(
+        "{in_time} of {} interactive in time, {done} of {} batch",
+        of(CHAT).count(),
+        of(BATCH).count()
+    );
+    eprintln!("{what}");
+    assert!(share(in_time, of(CHAT).count()) >= 0.98, "{what}");
+    assert!(done as f64 > 0.3 * case.capacity() * 18.0, "{what}");
+}
