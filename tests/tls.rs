@@ -287,6 +287,9 @@ async fn a_client_certificate_names_its_tenant_and_needs_no_key() {
         key_digests: Vec::new(),
         client_names: vec![format!("{name}.internal").into()],
         routes: Some(vec![route.into()]),
+        weight: 1,
+        priority: 0,
+        limits: Default::default(),
     };
     let gateway = Gateway::with(|c| {
         c.server.tls = Some(files.tls(true));
