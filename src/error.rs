@@ -76,13 +76,24 @@ pub enum ReplicaFailure {
     Truncated { replica: Arc<str> },
     /// The engine reported that it is dead or shutting down.
     #[error("replica {replica} reported that its engine is dead or shutting down")]
-    EngineDown { replica: Arc<str> },
+    EngineDown {
+        replica: Arc<str>,
+        /// It shuts down, as asked to.
+        is_orderly: bool,
+    },
     /// The engine reported an error inside the stream.
     #[error("replica {replica} reported an error inside the stream")]
     ErrorEvent { replica: Arc<str> },
-    /// The replica responded 502, 503 or 504.
+    /// The replica responded with a status that speaks against it.
     #[error("replica {replica} answered {status}")]
     Status { replica: Arc<str>, status: u16 },
+    /// The replica answered a request for a stream with success, but neither with events nor with JSON.
+    #[error("replica {replica} answered {content_type} in place of a stream or JSON")]
+    NotAnAnswer {
+        replica: Arc<str>,
+        /// As the replica named it, cut.
+        content_type: Box<str>,
+    },
     /// The stream was silent, and the replica refused a connect or did not answer a probe.
     #[error("replica {replica} went silent and does not answer any more")]
     Silent { replica: Arc<str> },
@@ -90,7 +101,10 @@ pub enum ReplicaFailure {
     #[error("replica {replica} {what}")]
     InvalidHead { replica: Arc<str>, what: &'static str },
     /// The replica's connection pool was exhausted for `timeouts.connect`: nothing was sent.
-    #[error("all connections to replica {replica} were taken for {}", Seconds(*.after))]
+    #[error(
+        "all connections to replica {replica} were taken for {}; raise pool.max_connections, or timeouts.connect to wait longer",
+        Seconds(*.after)
+    )]
     NoFreeConnection { replica: Arc<str>, after: Duration },
 }
 
@@ -107,6 +121,21 @@ impl ReplicaFailure {
         }
     }
 
+    /// Whether the replica turned the request away at once, as a full queue does.
+    pub fn is_refusal(&self) -> bool {
+        matches!(self, Self::Status { status: 429 | 503, .. })
+    }
+
+    /// Whether a process that crashes breaks its requests like this.
+    pub fn may_be_a_crash(&self) -> bool {
+        matches!(
+            self,
+            Self::ClosedBeforeHead { is_unsent: false, .. }
+                | Self::Truncated { .. }
+                | Self::EngineDown { is_orderly: false, .. }
+        )
+    }
+
     /// The label `reason` of `tokenway_retries_total`, and `error.type` of an attempt.
     pub fn code(&self) -> &'static str {
         match self {
@@ -119,7 +148,10 @@ impl ReplicaFailure {
             Self::ErrorEvent { .. } => "error_event",
             Self::Status { status: 502, .. } => "status_502",
             Self::Status { status: 503, .. } => "status_503",
-            Self::Status { .. } => "status_504",
+            Self::Status { status: 504, .. } => "status_504",
+            Self::Status { .. } => "status",
+
+            Self::NotAnAnswer { .. } => "not_an_answer",
             Self::Silent { .. } => "silent",
             Self::InvalidHead { .. } => "invalid_head",
             Self::NoFreeConnection { .. } => "no_free_connection",
@@ -265,6 +297,12 @@ pub enum Failure {
     /// A replica failed and no other took over.
     #[error("{0}")]
     Replica(ReplicaFailure),
+    /// This gateway has no descriptor or local port left for a connection to a replica.
+    #[error(
+        "the gateway is out of descriptors or local ports for connections to replicas; try again later, and raise its \
+         RLIMIT_NOFILE or lower server.max_connections"
+    )]
+    LocalResources,
     /// The stream was cut at the end of the drain.
     #[error("the gateway shut down before the answer was complete (server.drain_timeout)")]
     DrainCut,
@@ -320,6 +358,7 @@ impl Failure {
                 ReplicaFailure::ConnectTimeout { .. } | ReplicaFailure::NoFreeConnection { .. },
             ) => (S::GATEWAY_TIMEOUT, Timer::Connect.code(), "timeout_error"),
             Self::Replica(_) => (S::BAD_GATEWAY, "replica_failed", "upstream_error"),
+            Self::LocalResources => (S::SERVICE_UNAVAILABLE, "local_resources", OVERLOADED),
             Self::DrainCut => (S::SERVICE_UNAVAILABLE, "drain_timeout", OVERLOADED),
             Self::Internal => (S::INTERNAL_SERVER_ERROR, "internal_error", "upstream_error"),
         }
@@ -360,7 +399,7 @@ impl Failure {
             Self::NoReadyReplica { retry_after, .. }
             | Self::NoTokenKeys { retry_after }
             | Self::SuspectedPoison { retry_after } => Some(*retry_after),
-            Self::BodyMemory | Self::Draining => Some(Duration::from_secs(1)),
+            Self::BodyMemory | Self::Draining | Self::LocalResources => Some(Duration::from_secs(1)),
             _ => None,
         }
     }

@@ -42,6 +42,7 @@ impl Outcome {
             | Failure::NoReadyReplica { .. }
             | Failure::NotAdmitted { .. }
             | Failure::Draining
+            | Failure::LocalResources
             | Failure::SuspectedPoison { .. } => Self::Refused,
             Failure::Timeout { .. } | Failure::Replica(_) | Failure::DrainCut | Failure::Internal => {
                 Self::Failed

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation fails the test")]
 
+#[path = "blame/sick.rs"]
+mod sick;
 mod support;
 
 use std::num::NonZeroUsize;

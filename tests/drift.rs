@@ -273,7 +273,6 @@ async fn a_finding_reaches_the_webhook_the_admin_api_and_the_metrics() {
         control: Arc::new(support::Gateway::new(config)),
         observer: Arc::clone(&observer),
         drift,
-        token: None,
     };
     let (tracker, stop) = (TaskTracker::new(), CancellationToken::new());
     tracker.spawn(serve(listener, Arc::new(state), tracker.clone(), stop.clone()));

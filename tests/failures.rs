@@ -4,6 +4,8 @@
 
 #[path = "failures/hedge.rs"]
 mod hedge;
+#[path = "failures/matrix.rs"]
+mod matrix;
 #[path = "failures/migration.rs"]
 mod migration;
 mod support;

@@ -186,7 +186,7 @@ fn filtered(asked: &AskedUsage, text: &str) -> String {
     let cut = |size: usize| {
         let (mut filter, mut out) = (UsageFilter::new(asked.clone()), SmallVec::new());
         for frame in text.as_bytes().chunks(size) {
-            filter.filter(bytes::Bytes::copy_from_slice(frame), &mut out);
+            filter.filter(Bytes::copy_from_slice(frame), &mut out);
         }
         filter.release(&mut out);
         out.extend(filter.unfinished());

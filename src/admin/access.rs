@@ -25,7 +25,8 @@ pub(super) async fn guard(
     request: Request,
     next: Next,
 ) -> Result<Response, AdminError> {
-    check(admin.token.as_ref(), request.method(), request.headers())?;
+    // Read each time: a reload may change it.
+    check(admin.control.config().admin.token.as_ref(), request.method(), request.headers())?;
     Ok(next.run(request).await)
 }
 

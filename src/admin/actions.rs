@@ -16,7 +16,7 @@ use super::error::AdminError;
 pub(super) async fn reload(State(admin): State<Arc<AdminState>>) -> Result<Json<Value>, AdminError> {
     // Reads files, which blocks.
     match tokio::task::spawn_blocking(move || admin.control.reload()).await {
-        Ok(Ok(())) => Ok(Json(json!({ "status": "reloaded" }))),
+        Ok(Ok(restart)) => Ok(Json(json!({ "status": "reloaded", "restart": restart }))),
         Ok(Err(message)) => Err(AdminError::InvalidConfig(message)),
         Err(_) => Err(AdminError::ReloadFailed),
     }

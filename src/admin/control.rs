@@ -21,11 +21,11 @@ pub trait Control: Send + Sync {
     /// The configuration that runs.
     fn config(&self) -> Arc<Config>;
 
-    /// Reads the configuration again.
+    /// Reads the configuration again. Returns the keys that changed and need a restart, for people.
     ///
     /// # Errors
     /// What `tokenway check` would print; the old configuration stays.
-    fn reload(&self) -> Result<(), String>;
+    fn reload(&self) -> Result<Vec<String>, String>;
 
     /// Starts to drain, as SIGTERM does.
     fn drain(&self);

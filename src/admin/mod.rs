@@ -26,7 +26,6 @@ use tokio_util::task::TaskTracker;
 use tower::ServiceBuilder;
 
 pub use self::control::{Control, Readiness};
-use crate::config::Secret;
 use crate::drift::service::Feed;
 use crate::listener::{Acceptor, ConnectionLimit};
 use crate::observe::Observer;
@@ -39,8 +38,6 @@ pub struct AdminState {
     pub observer: Arc<Observer>,
     /// Drift detection.
     pub drift: Arc<Feed>,
-    /// Bearer token, required by everything but health.
-    pub token: Option<Secret>,
 }
 
 /// Serves the admin port until `shutdown`; connections are tasks of `tracker`.

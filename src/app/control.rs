@@ -39,12 +39,12 @@ impl Controls {
     pub(super) fn hang_up(&self) {
         self.observers.observer.reopen();
         match self.reload() {
-            Ok(()) => tracing::info!("configuration reloaded"),
+            Ok(restart) => tracing::info!(?restart, "configuration reloaded"),
             Err(error) => tracing::error!(%error, "configuration refused; the old one stays"),
         }
     }
 
-    fn load_and_apply(&self) -> Result<(), String> {
+    fn load_and_apply(&self) -> Result<Vec<String>, String> {
         let _one_at_a_time = self.reloading.lock();
         let old = self.config.load_full();
         let new = self.launch.reload(&old).map_err(|error| error.to_string())?;
@@ -55,7 +55,7 @@ impl Controls {
         self.app.reload(Arc::clone(&config)).map_err(|error| format!("certificates: {error}"))?;
         self.observers.observer.reconfigure(&config);
         self.config.store(config);
-        Ok(())
+        Ok(new.warnings)
     }
 }
 
@@ -84,7 +84,7 @@ impl Control for Controls {
         self.config.load_full()
     }
 
-    fn reload(&self) -> Result<(), String> {
+    fn reload(&self) -> Result<Vec<String>, String> {
         let result = self.load_and_apply();
         self.observers.observer.metrics().config_reload(result.is_ok());
         result

@@ -38,7 +38,6 @@ use crate::observe::Observer;
 use crate::relay::watch::Watchdog;
 use crate::request::body_memory::BodyMemory;
 use crate::request::jwt::TokenKeys;
-use crate::upstream::budget::RetryBudget;
 use crate::upstream::connect::Connector;
 
 /// The running data path: listener, gateway, fleet.
@@ -128,7 +127,6 @@ impl App {
             body_work: crate::gateway::body_work::BodyWork::default(),
             explain_limiter: crate::gateway::explain_limiter::ExplainLimiter::default(),
             tenants: TenantLimiter::default(),
-            retries: RetryBudget::new(&config.retry, clock.now()),
             table: ArcSwap::from_pointee(
                 RoutingTable::new(Arc::clone(&config), pools).with_tokens(Arc::clone(&tokens)),
             ),
@@ -176,6 +174,7 @@ impl App {
         let pools = self.fleet.apply(&config);
         let table = RoutingTable::new(config, pools).with_tokens(Arc::clone(&self.tokens));
         self.gateway.table.store(Arc::new(table));
+        self.fleet.retire_dropped();
         Ok(())
     }
 

@@ -166,13 +166,11 @@ impl Running {
         let fleet = Arc::clone(&app.fleet);
         observers.drift.set_fleet(move || fleet.statuses());
         let launch = Arc::new(launch);
-        let token = config.admin.token.clone();
         let control = Controls::new(Arc::clone(&app), observers.clone(), Arc::clone(&launch), config);
         let state = AdminState {
             control: Arc::clone(&control) as Arc<dyn Control>,
             observer: Arc::clone(&observers.observer),
             drift: Arc::clone(&observers.drift),
-            token,
         };
         let stop_admin = CancellationToken::new();
         let serving = admin::serve(socket, Arc::new(state), tracker.clone(), stop_admin.clone());

@@ -50,6 +50,10 @@ fn keep_fixed(config: &mut Config, old: &Config) -> Vec<String> {
     fixed.keep("server.body_memory", &mut server.body_memory, &old.server.body_memory);
     // A body that is larger than the memory of all would wait for ever.
     server.body_limit = server.body_limit.min(server.body_memory);
+    fixed.keep("server.header_timeout", &mut server.header_timeout, &old.server.header_timeout);
+    fixed.keep("server.keep_alive", &mut server.keep_alive, &old.server.keep_alive);
+    let handshake = "server.tls_handshake_timeout";
+    fixed.keep(handshake, &mut server.tls_handshake_timeout, &old.server.tls_handshake_timeout);
     fixed.keep("server.max_connections", &mut server.max_connections, &old.server.max_connections);
     fixed.keep("admin.listen", &mut config.admin.listen, &old.admin.listen);
     // The prefix index is made of hashes under the old seed.

@@ -3,8 +3,10 @@
 //! Control plane: probes, scrapes and state changes are published as immutable snapshots and atomics that the data path
 //! reads.
 
+pub(crate) mod answers;
 pub mod metrics_text;
 mod model_list;
+mod outliers;
 pub(crate) mod pick;
 mod poison;
 pub(crate) mod pool;
@@ -12,6 +14,7 @@ mod probe;
 pub(crate) mod registry;
 pub(crate) mod replica;
 mod scrape;
+mod speed;
 pub mod status;
 pub(crate) mod unasked;
 pub(crate) mod vitals;

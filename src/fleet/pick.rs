@@ -33,7 +33,7 @@ impl Pick {
     /// The first content event arrived.
     pub fn first_token(&mut self, now: Stamp) {
         self.assignment.first_token(now);
-        self.replica.succeeded();
+        self.replica.succeeded(now);
         self.pool.queue.turn();
     }
 
@@ -41,7 +41,7 @@ impl Pick {
     pub fn answered(&self, now: Stamp) {
         self.pool.dispatcher.answered(now);
         self.replica.vitals.answered(now);
-        self.replica.succeeded();
+        self.pool.succeeded(self.prompt);
     }
 
     /// Learns bytes per token and the cached share from the engine's `usage`.

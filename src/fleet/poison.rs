@@ -1,7 +1,10 @@
 //! Prompts that kill engines: one that was in flight at two replica deaths is refused for a while.
 //!
-//! A broken attempt makes its prompt a suspect; the prober confirms the death, or the suspicion lapses.
+//! An attempt that breaks as in a crash makes its prompt a suspect; the prober confirms the death, or the suspicion
+//! lapses. A prompt that was answered anywhere is none: popular prompts are in flight wherever a replica is restarted. Nor
+//! is one that shares its deaths with others, as all do that are retried from one dying replica to the next.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use dashmap::DashMap;
@@ -12,10 +15,12 @@ use super::replica::Life;
 use crate::clock::Stamp;
 
 /// Suspected prompts of one pool, by the hash of the whole prompt.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct PoisonPrompts {
     suspects: Mutex<Vec<Suspect>>,
     deaths: DashMap<u64, Deaths>,
+    /// Prompts that were answered of late, each at the place that its hash says: a later one takes it over.
+    answered: Box<[AtomicU64]>,
 }
 
 /// A prompt that was in flight when an attempt broke.
@@ -33,9 +38,22 @@ struct Deaths {
     last: Stamp,
 }
 
+impl Default for PoisonPrompts {
+    fn default() -> Self {
+        Self {
+            suspects: Mutex::default(),
+            deaths: DashMap::new(),
+            answered: (0..ANSWERED).map(|_| AtomicU64::new(0)).collect(),
+        }
+    }
+}
+
 impl PoisonPrompts {
     /// An attempt with this prompt broke.
     pub(super) fn suspect(&self, prompt: u64, life: Life, now: Stamp) {
+        if self.place(prompt).is_some_and(|place| place.load(Ordering::Relaxed) == prompt) {
+            return;
+        }
         let mut suspects = self.suspects.lock();
         suspects.retain(|suspect| now.since(suspect.at) < SUSPECT_FOR);
         if suspects.len() < MAX_SUSPECTS {
@@ -43,11 +61,27 @@ impl PoisonPrompts {
         }
     }
 
+    /// A replica gave the whole answer to this prompt.
+    pub(super) fn answered(&self, prompt: u64) {
+        if let Some(place) = self.place(prompt) {
+            place.store(prompt, Ordering::Relaxed);
+        }
+        if !self.deaths.is_empty() {
+            self.deaths.remove(&prompt);
+        }
+    }
+
+    fn place(&self, prompt: u64) -> Option<&AtomicU64> {
+        self.answered.get(prompt as usize % ANSWERED)
+    }
+
     /// The replica in this slot is dead: its suspects were in flight at a death.
     pub(super) fn confirm(&self, slot: usize, now: Stamp) {
         self.suspects.lock().retain(|suspect| {
             let is_confirmed = suspect.life.slot == slot && now.since(suspect.at) < SUSPECT_FOR;
-            if is_confirmed {
+            let is_answered =
+                self.place(suspect.prompt).is_some_and(|at| at.load(Ordering::Relaxed) == suspect.prompt);
+            if is_confirmed && !is_answered {
                 let mut deaths = self.deaths.entry(suspect.prompt).or_default();
                 // One death counts once, however many streams of a prompt it broke and whenever.
                 if !deaths.of.contains(&suspect.life) {
@@ -60,14 +94,18 @@ impl PoisonPrompts {
         self.deaths.retain(|_, deaths| now.since(deaths.last) < REFUSED_FOR);
     }
 
-    /// How much longer a prompt is refused; `None` below two deaths.
+    /// How much longer a prompt is refused; `None` below two deaths, or where it shares them with others.
     pub(super) fn refused_for(&self, prompt: u64, now: Stamp) -> Option<Duration> {
         if self.deaths.is_empty() {
             return None;
         }
-        let deaths = self.deaths.get(&prompt)?;
-        let left = REFUSED_FOR.checked_sub(now.since(deaths.last))?;
-        (deaths.of.len() >= 2).then_some(left)
+        let left = {
+            let deaths = self.deaths.get(&prompt)?;
+            let left = REFUSED_FOR.checked_sub(now.since(deaths.last))?;
+            (deaths.of.len() >= 2).then_some(left)?
+        };
+        let alike = self.deaths.iter().filter(|deaths| deaths.of.len() >= 2).take(MAX_ALIKE + 1).count();
+        (alike <= MAX_ALIKE).then_some(left)
     }
 }
 
@@ -75,3 +113,54 @@ impl PoisonPrompts {
 const SUSPECT_FOR: Duration = Duration::from_secs(15);
 const REFUSED_FOR: Duration = Duration::from_secs(600);
 const MAX_SUSPECTS: usize = 10_000;
+/// Prompts with two deaths each, above which none of them stands out.
+const MAX_ALIKE: usize = 2;
+/// Answered prompts that are remembered: 64 KiB for a pool.
+const ANSWERED: usize = 8192;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(seconds: u64) -> Stamp {
+        Stamp::from_nanos(seconds * 1_000_000_000)
+    }
+
+    fn die(poison: &PoisonPrompts, slot: usize, prompts: &[u64]) {
+        for prompt in prompts {
+            poison.suspect(*prompt, Life { slot, number: 1 }, at(1));
+        }
+        poison.confirm(slot, at(2));
+    }
+
+    #[test]
+    fn two_deaths_refuse_a_prompt_until_it_is_answered() {
+        let poison = PoisonPrompts::default();
+        die(&poison, 0, &[7, 8]);
+        assert_eq!(poison.refused_for(7, at(3)), None);
+        die(&poison, 1, &[7]);
+        assert!(poison.refused_for(7, at(3)).is_some());
+        assert_eq!(poison.refused_for(8, at(3)), None);
+        poison.answered(7);
+        assert_eq!(poison.refused_for(7, at(3)), None);
+    }
+
+    #[test]
+    fn a_popular_prompt_that_was_answered_before_is_no_suspect() {
+        let poison = PoisonPrompts::default();
+        poison.answered(7);
+        for slot in 0..3 {
+            die(&poison, slot, &[7]);
+        }
+        assert_eq!(poison.refused_for(7, at(3)), None);
+    }
+
+    #[test]
+    fn prompts_that_died_together_twice_do_not_stand_out() {
+        let poison = PoisonPrompts::default();
+        for slot in 0..2 {
+            die(&poison, slot, &[1, 2, 3]);
+        }
+        assert!((1..=3).all(|prompt| poison.refused_for(prompt, at(3)).is_none()));
+    }
+}

@@ -1,24 +1,30 @@
 //! One pool in operation: its replicas, its dispatcher, and what failed requests mean for them.
 //!
-//! [`super::registry`] opens pools and changes their replicas; probes, scrapes and requests report here.
+//! [`super::registry`] opens pools and changes their replicas; probes, scrapes and requests report here. A replica is judged
+//! beside the pool's others ([`super::outliers`]): what all answer alike says nothing about any of them.
 
 use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
+use smallvec::SmallVec;
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
+use super::outliers::{Standing, fails_alone, lower_median};
 use super::poison::PoisonPrompts;
 use super::replica::Replica;
+use super::speed::{LOOK_EVERY, Lasting};
 use super::status::ReplicaState;
+use super::vitals::BUSY_FOR;
 use crate::admission::PoolQueue;
 use crate::clock::{Clock, Stamp};
 use crate::config::Pool;
 use crate::error::ReplicaFailure;
 use crate::request::ratio::TokenRatio;
 use crate::routing::{Dispatcher, EngineLimits, REFRESH_EVERY};
+use crate::upstream::budget::RetryBudget;
 
 /// One pool in operation.
 #[derive(Debug)]
@@ -29,6 +35,8 @@ pub struct PoolState {
     pub dispatcher: Arc<Dispatcher>,
     /// Learned bytes per token of its model.
     pub ratio: TokenRatio,
+    /// Retries of work that may have started at its replicas.
+    pub retries: RetryBudget,
     /// Requests of all its routes that wait.
     pub queue: Arc<PoolQueue>,
     retired: CancellationToken,
@@ -44,6 +52,7 @@ impl PoolState {
             name: Arc::clone(&config.name),
             dispatcher: Dispatcher::new(slots),
             ratio: TokenRatio::default(),
+            retries: RetryBudget::default(),
             queue: PoolQueue::new(),
             retired: CancellationToken::new(),
             config: ArcSwap::from_pointee(config.clone()),
@@ -58,16 +67,23 @@ impl PoolState {
         self.replicas.load().iter().for_each(|replica| replica.retire());
     }
 
-    /// Refreshes the dispatcher's view of running streams every [`REFRESH_EVERY`], until the pool is retired.
+    /// Refreshes the dispatcher's view of running streams every [`REFRESH_EVERY`], and what each replica's answers are worth
+    /// beside the others', until the pool is retired.
     pub(super) async fn refresh(self: Arc<Self>, clock: Clock) {
         let mut ticks = tokio::time::interval(REFRESH_EVERY);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut looked_at = Stamp::default();
         while self.retired.run_until_cancelled(ticks.tick()).await.is_some() {
             let replicas = self.replicas();
             let targets = replicas.iter().map(|replica| &replica.target);
             let ready = replicas.iter().filter(|replica| replica.is_ready()).map(|replica| &replica.target);
             let bytes_per_token = self.ratio.bytes_per_token();
-            self.dispatcher.refresh(targets, ready, &self.engine_limits(), bytes_per_token, clock.now());
+            let now = clock.now();
+            self.dispatcher.refresh(targets, ready, &self.engine_limits(), bytes_per_token, now);
+            if now.since(looked_at) >= LOOK_EVERY {
+                looked_at = now;
+                self.compare(&replicas, now);
+            }
         }
     }
 
@@ -86,42 +102,100 @@ impl PoolState {
         self.replicas.load().iter().any(|r| r.is_ready())
     }
 
-    /// A request failed at a replica. The replica is ejected after [`FAILURES_TO_EJECT`] failures in a row, or at once
-    /// where it refuses connections or reports a dead engine; but never the last ready one, and never more than
-    /// `pool.ejection.max_share` of the pool.
+    /// A replica gave the whole answer to this prompt.
+    pub fn succeeded(&self, prompt: u64) {
+        self.poison.answered(prompt);
+    }
+
+    /// A request failed at a replica. From the first failure on it gets less traffic. It is ejected once it fails more than
+    /// the pool's others, by one failure while on trial, or at once where it refuses connections or reports a dead engine; but
+    /// never the last ready one, and never more than `pool.ejection.max_share` of the pool.
     pub fn failed(&self, replica: &Replica, failure: &ReplicaFailure, prompt: u64, now: Stamp) {
-        // Our own limit and an engine's full queue mean busy, and busy is not down.
-        let is_busy = matches!(
-            failure,
-            ReplicaFailure::NoFreeConnection { .. } | ReplicaFailure::Status { status: 503, .. }
-        );
-        if is_busy {
+        if matches!(failure, ReplicaFailure::NoFreeConnection { .. }) {
             return;
         }
-        let in_a_row = replica.count_failure();
-        let broke = matches!(
-            failure,
-            ReplicaFailure::ClosedBeforeHead { is_unsent: false, .. }
-                | ReplicaFailure::Truncated { .. }
-                | ReplicaFailure::EngineDown { .. }
-                | ReplicaFailure::Silent { .. }
-        );
-        if broke {
+        if failure.is_refusal() && self.is_busy(replica, now) {
+            return;
+        }
+        let broke = failure.may_be_a_crash();
+        // A listener that closed before its streams broke was shut down in order.
+        if broke && replica.vitals.refused_since().is_none_or(|from| now.since(from) < SHUTDOWN_LEAD) {
             self.poison.suspect(prompt, replica.life(), now);
         }
         let is_refused = matches!(failure, ReplicaFailure::Refused { .. });
         if is_refused {
             replica.vitals.refused(now);
         }
-        let is_bad = is_refused
-            || in_a_row >= FAILURES_TO_EJECT
-            || matches!(failure, ReplicaFailure::EngineDown { .. });
-        if is_bad && replica.is_ready() && self.may_eject() {
-            replica.enter(ReplicaState::Ejected, &failure.to_string());
-        }
-        if is_bad || broke {
+        let is_down = is_refused || matches!(failure, ReplicaFailure::EngineDown { .. });
+        let is_on_trial = replica.answers.is_on_trial();
+        replica.answers.failed(now);
+        let (price, usual) = self.beside_others(replica, |other| other.answers.price(now));
+        let standing = Standing::of(price, usual, 1.0);
+        replica.target.set_standing(standing.success, standing.share);
+        let (own, peers) = self.beside_others(replica, |other| other.answers.failure_rate(now));
+        let is_sick = is_down || is_on_trial || fails_alone(own, peers);
+        if is_sick && replica.is_ready() && self.may_eject() {
+            if is_refused {
+                replica.enter(ReplicaState::Ejected, &failure.to_string());
+            } else {
+                replica.eject(&failure.to_string(), Duration::ZERO, now);
+            }
             replica.vitals.check_now.notify_one();
+        } else if is_down || broke {
+            replica.vitals.check_now.notify_one();
+        } else {
+            replica.vitals.suspect(now);
         }
+    }
+
+    /// A replica refused a request at once. While anything moves there it is busy, not down: it gets less for a moment.
+    fn is_busy(&self, replica: &Replica, now: Stamp) -> bool {
+        let is_moving = now.since(replica.vitals.last_sign()) < BUSY_FOR;
+        if is_moving {
+            replica.answers.refused(now);
+            replica.vitals.suspect(now);
+        }
+        is_moving
+    }
+
+    /// Whether another ready replica lists a model that this one answered not to have.
+    pub fn others_list(&self, replica: &Replica, model: &str) -> bool {
+        let replicas = self.replicas.load();
+        replicas.iter().any(|other| other.slot() != replica.slot() && other.is_ready() && other.lists(model))
+    }
+
+    /// A figure of a replica, and what is usual among the others.
+    fn beside_others(&self, replica: &Replica, figure: impl Fn(&Replica) -> Option<f64>) -> (f64, f64) {
+        let others = self.replicas.load();
+        let others = others.iter().filter(|other| other.slot() != replica.slot());
+        let mut rates: SmallVec<[f64; 16]> = others.filter_map(|other| figure(other)).collect();
+        (figure(replica).unwrap_or_default(), lower_median(&mut rates).unwrap_or_default())
+    }
+
+    /// Compares every replica with the others: what its answers are worth, and whether it is too slow to stay.
+    fn compare(&self, replicas: &[Arc<Replica>], now: Stamp) {
+        let speeds: SmallVec<[Speeds; 16]> =
+            replicas.iter().map(|replica| self.speeds(replica, now)).collect();
+        for (at, replica) in replicas.iter().enumerate().filter(|(_, replica)| replica.is_ready()) {
+            let (own, peers) = self.beside_others(replica, |other| other.answers.price(now));
+            let slowness = slowness(&speeds, at);
+            let lasting = replica.speed.looked(slowness);
+            let counts = if lasting == Lasting::Ordinary { 1.0 } else { slowness };
+            let standing = Standing::of(own, peers, counts);
+            replica.target.set_standing(standing.success, standing.share);
+            if lasting == Lasting::TooSlow && self.may_eject() {
+                let reason = format!("{slowness:.0} times as slow as the pool's others");
+                replica.eject(&reason, SLOW_REST, now);
+                replica.speed.forget();
+            }
+        }
+    }
+
+    fn speeds(&self, replica: &Replica, now: Stamp) -> Speeds {
+        if !replica.is_ready() {
+            return Speeds::default();
+        }
+        Speeds { ttft: self.dispatcher.model.typical_ttft(replica.slot(), now), itl: replica.speed.itl(now) }
     }
 
     fn may_eject(&self) -> bool {
@@ -132,7 +206,7 @@ impl PoolState {
         ready > 1 && (ejected + 1) as f64 / size <= self.config.load().max_ejected_share.max(1.0 / size)
     }
 
-    /// The prober found a replica dead: its cache is gone, and the prompts in flight when it broke are suspects.
+    /// The prober found a replica's process gone: its cache with it, and the prompts in flight when it broke are suspects.
     pub(super) fn died(&self, replica: &Replica, now: Stamp) {
         self.dispatcher.forget(replica.slot());
         self.poison.confirm(replica.slot(), now);
@@ -153,4 +227,31 @@ impl PoolState {
     }
 }
 
-const FAILURES_TO_EJECT: u32 = 3;
+/// How slow one replica is, in seconds: a typical first token, and each further one.
+#[derive(Clone, Copy, Debug, Default)]
+struct Speeds {
+    ttft: Option<f64>,
+    itl: Option<f64>,
+}
+
+/// Times what is usual among the others, by the worse of the two figures; 1 where there is nothing to compare.
+fn slowness(speeds: &[Speeds], at: usize) -> f64 {
+    let beside = |figure: fn(&Speeds) -> Option<f64>, least: f64| {
+        let own = speeds.get(at).and_then(figure)?;
+        let others = speeds.iter().enumerate().filter(|(other, _)| *other != at);
+        let mut others: SmallVec<[f64; 16]> = others.filter_map(|(_, speeds)| figure(speeds)).collect();
+        let usual = lower_median(&mut others)?;
+        Some((own + least) / (usual + least))
+    };
+    let ttft = beside(|speeds| speeds.ttft, NEGLIGIBLE_TTFT).unwrap_or(1.0);
+    let worst = ttft.max(beside(|speeds| speeds.itl, NEGLIGIBLE_ITL).unwrap_or(1.0));
+    if worst.is_finite() { worst } else { 1.0 }
+}
+
+/// Seconds of which nobody is aware: a few times as much is no outlier.
+const NEGLIGIBLE_TTFT: f64 = 0.02;
+const NEGLIGIBLE_ITL: f64 = 0.002;
+/// What slowed it down does not pass at once, and its cache is lost with each absence.
+const SLOW_REST: Duration = Duration::from_secs(60);
+/// A listener that was closed so long before its streams broke was shut down in order.
+const SHUTDOWN_LEAD: Duration = Duration::from_millis(300);

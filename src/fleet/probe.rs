@@ -2,7 +2,8 @@
 //!
 //! A frozen engine core still answers `/health`, `/metrics` and `/v1/models` in milliseconds; a completion times out.
 //! `auto` tries a one-token completion, an embedding, a rerank and, last, `GET /health`, and remembers the first that
-//! the engine answers. Probes are skipped while live responses prove the replica.
+//! the engine answers. Probes are skipped while live responses prove the replica. A full queue, and a prompt that the engine is
+//! busy with, keep probes from being answered too: neither is a reason to leave while anything moves.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -16,7 +17,8 @@ use super::pool::PoolState;
 use super::replica::Replica;
 use super::status::ReplicaState;
 use super::unasked::UnaskedStream;
-use crate::clock::Clock;
+use super::vitals::{BUSY_FOR, REFUSED_TWICE};
+use crate::clock::{Clock, Stamp};
 use crate::config::{Pool, ProbeKind};
 use crate::upstream::call::{Call, CallError};
 use crate::upstream::connect::Connector;
@@ -33,7 +35,11 @@ pub(super) struct Prober {
 enum ProbeResult {
     Answered(ProbeKind),
     Refused,
+    /// 503 or 429.
+    Busy(String),
     TimedOut,
+    /// The gateway has no descriptor left: nothing was learned.
+    NotSent,
     Failed(String),
 }
 
@@ -44,14 +50,19 @@ impl Prober {
         let mut misses = 0_u32;
         loop {
             let config = self.pool.config();
+            let sent = self.clock.now();
             let result = self.probe(&config, &mut known).await;
-            let is_proved = matches!(result, ProbeResult::Answered(_));
             if matches!(result, ProbeResult::Answered(ProbeKind::Completion)) && !self.replica.is_ready() {
                 self.learn_unasked(&config).await;
             }
-            misses = if is_proved { 0 } else { misses.saturating_add(1) };
+            let is_proved = matches!(result, ProbeResult::Answered(_));
             self.replica.probe_failures.fetch_add(u64::from(!is_proved), Ordering::Relaxed);
-            self.apply(&result, misses);
+            misses = match result {
+                ProbeResult::Answered(_) => 0,
+                ProbeResult::NotSent => misses,
+                _ => misses.saturating_add(1),
+            };
+            self.apply(&result, misses, sent);
             if self.wait(misses).await.is_none() {
                 return;
             }
@@ -64,7 +75,13 @@ impl Prober {
             let interval = self.pool.config().probe.interval;
             let pause = match self.replica.state() {
                 ReplicaState::Ready if misses == 0 => interval,
-                ReplicaState::Ejected if misses == 0 => self.replica.hold_off(interval),
+                ReplicaState::Ejected if misses == 0 => self.replica.hold_off(interval, self.clock.now()),
+                // Requests there wait to learn whether their process is gone.
+                _ if self.replica.vitals.refused_since().is_some()
+                    && self.replica.target.load.inflight() > 0 =>
+                {
+                    FIRST_RETRY * 2
+                }
                 _ => (FIRST_RETRY * 2_u32.saturating_pow(misses.min(6))).min(interval),
             };
             // Each arm is cancel-safe: a notification not taken stays stored.
@@ -75,7 +92,8 @@ impl Prober {
             };
             if self.replica.state() == ReplicaState::Ejected && is_forced && misses == 0 {
                 // Just ejected by failed requests: an immediate probe would reinstate it at once.
-                tokio::time::sleep(self.replica.hold_off(interval)).await;
+                let hold_off = self.replica.hold_off(interval, self.clock.now());
+                self.replica.removed.run_until_cancelled(tokio::time::sleep(hold_off)).await?;
             }
             let proved = self.clock.now().since(self.replica.vitals.last_answer()) < interval;
             if is_forced || !self.replica.is_ready() || !proved {
@@ -84,40 +102,62 @@ impl Prober {
         }
     }
 
-    fn apply(&self, result: &ProbeResult, misses: u32) {
+    fn apply(&self, result: &ProbeResult, misses: u32, sent: Stamp) {
         let replica = &self.replica;
         let now = self.clock.now();
         match result {
             ProbeResult::Answered(kind) => {
                 replica.vitals.cleared();
-                let reason =
-                    if *kind == ProbeKind::Health { "unproven: only /health answered" } else { "answered" };
+                let reason = match kind {
+                    ProbeKind::Health => "unproven: only /health answered",
+                    _ if replica.is_due_for_trial() => "answered; on trial after failed requests",
+                    _ => "answered",
+                };
                 replica.enter(ReplicaState::Ready, reason);
             }
             ProbeResult::Refused => {
                 replica.vitals.refused(now);
-                self.pool.died(replica, now);
+                // A listener that is away for a moment takes no cache with it.
+                if replica.target.load.inflight() == 0 || replica.vitals.is_gone(REFUSED_TWICE) {
+                    self.pool.died(replica, now);
+                }
                 replica.enter(ReplicaState::Ejected, "connect refused");
             }
             ProbeResult::TimedOut => {
-                replica.vitals.frozen(now);
-                let is_moving = replica.vitals.frozen_since().is_none();
-                // A busy replica may be slow to answer a probe: not ejected while its streams progress.
-                if misses >= MISSES_TO_EJECT && !is_moving {
-                    replica.enter(ReplicaState::Ejected, "probe not answered in time");
-                } else if replica.state() == ReplicaState::Probing {
+                replica.vitals.frozen(sent);
+                let is_still = replica.vitals.frozen_since().is_some();
+                if replica.state() == ReplicaState::Probing {
                     replica.enter(ReplicaState::Probing, "probe not answered in time");
+                } else if misses >= MISSES_TO_EJECT && is_still && !self.is_computing(now) {
+                    replica.enter(ReplicaState::Ejected, "probe not answered in time, and nothing moves");
+                } else {
+                    replica.answers.pause(now, self.pool.config().probe.timeout);
                 }
             }
+            ProbeResult::Busy(why) => {
+                let is_moving = now.since(replica.vitals.last_sign()) < BUSY_FOR;
+                match replica.state() {
+                    ReplicaState::Ready if is_moving => replica.answers.refused(now),
+                    ReplicaState::Ready if misses < MISSES_TO_EJECT => {}
+                    ReplicaState::Probing => replica.enter(ReplicaState::Probing, why),
+                    _ => replica.enter(ReplicaState::Ejected, why),
+                }
+            }
+            ProbeResult::NotSent => {}
             ProbeResult::Failed(why) => {
                 if replica.state() == ReplicaState::Probing {
                     replica.enter(ReplicaState::Probing, why);
                 } else if misses >= MISSES_TO_EJECT {
-                    self.pool.died(replica, now);
                     replica.enter(ReplicaState::Ejected, why);
                 }
             }
         }
+    }
+
+    /// Whether prompts of ours wait there that may well take so long: a long prefill starves the probe behind it.
+    fn is_computing(&self, now: Stamp) -> bool {
+        let load = self.replica.target.load.view();
+        load.awaiting > 0 && now.since(load.head_since) < LONG_PREFILL
     }
 
     async fn probe(&self, config: &Pool, known: &mut Option<ProbeKind>) -> ProbeResult {
@@ -164,9 +204,13 @@ impl Prober {
         let call = self.call(config, path, (kind != ProbeKind::Health).then_some(body.as_str()));
         match call.send(&self.connector).await {
             Ok((status, _)) if status.is_success() => ProbeResult::Answered(kind),
+            Ok((status @ (StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS), _)) => {
+                ProbeResult::Busy(format!("probe {path} answered {status}"))
+            }
             Ok((status, _)) => ProbeResult::Failed(format!("probe {path} answered {status}")),
             Err(CallError::Refused) => ProbeResult::Refused,
             Err(CallError::Timeout) => ProbeResult::TimedOut,
+            Err(CallError::NoResources) => ProbeResult::NotSent,
             Err(CallError::Broken(why)) => ProbeResult::Failed(format!("probe {path}: {why}")),
         }
     }
@@ -209,6 +253,7 @@ impl Prober {
             Ok(_) | Err(CallError::Broken(_)) => Ok(()),
             Err(CallError::Refused) => Err(ProbeResult::Refused),
             Err(CallError::Timeout) => Err(ProbeResult::TimedOut),
+            Err(CallError::NoResources) => Err(ProbeResult::NotSent),
         }
     }
 
@@ -228,3 +273,5 @@ const AUTO_ORDER: [ProbeKind; 4] =
 /// Doubled for each miss in a row, up to the probe interval.
 const FIRST_RETRY: Duration = Duration::from_millis(250);
 const MISSES_TO_EJECT: u32 = 2;
+/// Without evidence, no prompt is computed for longer: half of the default of `timeouts.first_token`.
+const LONG_PREFILL: Duration = Duration::from_secs(30);

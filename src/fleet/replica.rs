@@ -5,10 +5,11 @@
 //!                                    ▲                                      │
 //!                                    └────────a probe is answered───────────┘
 //! ```
-//! `Draining` is entered when the configuration drops the replica, and is final.
+//! One that traffic proved sick comes back on trial. `Draining` is entered when the configuration drops the replica, and is
+//! final. Name and labels may change with the configuration; state, connections and everything learned stay.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use arc_swap::{ArcSwap, ArcSwapOption};
@@ -16,6 +17,8 @@ use http::HeaderValue;
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
+use super::answers::Answers;
+use super::speed::Speed;
 use super::status::{EngineCounters, OwnFailures, ReplicaState, ReplicaStatus};
 use super::unasked::UnaskedStream;
 use super::vitals::Vitals;
@@ -28,8 +31,7 @@ use crate::upstream::pool::ConnectionPool;
 /// A replica; lives as long as a request or the configuration refers to it.
 #[derive(Debug)]
 pub struct Replica {
-    /// Labels of its metrics and records.
-    pub served: Served,
+    served: ArcSwap<Served>,
     pub endpoint: Endpoint,
     /// Value of the `Host` header.
     pub host: HeaderValue,
@@ -37,6 +39,10 @@ pub struct Replica {
     pub url: Arc<str>,
     pub connections: Arc<ConnectionPool>,
     pub vitals: Arc<Vitals>,
+    /// How it answered of late.
+    pub answers: Answers,
+    /// How fast its streams move of late.
+    pub speed: Speed,
     /// Load and signals as routing reads them.
     pub target: Target,
     /// Counters of the last scrape.
@@ -56,10 +62,12 @@ pub struct Replica {
     /// Index into [`ReplicaState::ALL`].
     state: AtomicU8,
     reason: Mutex<Arc<str>>,
-    /// Failed requests since the last good one.
-    failures: AtomicU32,
-    /// Ejections since the last good request.
+    /// Ejections since it was last proved well.
     ejections: AtomicU32,
+    /// Failed requests ejected it: it comes back on trial.
+    was_sick: AtomicBool,
+    /// An ejected replica is not probed before this.
+    rests_until: AtomicU64,
     lives: AtomicU32,
 }
 
@@ -76,6 +84,8 @@ pub struct Life {
 #[derive(Clone, Copy, Debug)]
 pub struct ScrapedCounters {
     pub counters: EngineCounters,
+    /// Tokens and steps so far.
+    pub work_done: Option<f64>,
     /// Prompt tokens looked up in the engine's prefix cache, and those found there.
     pub cache: Option<(f64, f64)>,
     /// Start of the process, where it is told.
@@ -113,11 +123,13 @@ impl Replica {
         Arc::new(Self {
             target: Target::new(parts.slot, rendezvous::identity(0, url.as_bytes())),
             url,
-            served: parts.served,
+            served: ArcSwap::from_pointee(parts.served),
             endpoint: parts.endpoint,
             host: parts.host,
             connections: parts.connections,
             vitals: Arc::new(Vitals::default()),
+            answers: Answers::default(),
+            speed: Speed::default(),
             scraped: ArcSwapOption::empty(),
             absent: ArcSwap::from_pointee(Arc::from([])),
             scrape_failures: AtomicU64::new(0),
@@ -127,10 +139,26 @@ impl Replica {
             removed: CancellationToken::new(),
             state: AtomicU8::new(0),
             reason: Mutex::new("not probed yet".into()),
-            failures: AtomicU32::new(0),
             ejections: AtomicU32::new(0),
+            was_sick: AtomicBool::new(false),
+            rests_until: AtomicU64::new(0),
             lives: AtomicU32::new(0),
         })
+    }
+
+    /// Labels of its metrics and records.
+    pub fn served(&self) -> Arc<Served> {
+        self.served.load_full()
+    }
+
+    /// Its name, the label `replica`.
+    pub fn name(&self) -> Arc<str> {
+        Arc::clone(&self.served.load().replica)
+    }
+
+    /// Takes other labels from now on: its name or its pool's revision changed.
+    pub fn relabel(&self, served: Served) {
+        self.served.store(Arc::new(served));
     }
 
     /// Index in the pool's dispatcher.
@@ -162,17 +190,25 @@ impl Replica {
         self.state.store(u8::try_from(code).unwrap_or(0), Ordering::Release);
         match state {
             ReplicaState::Ready => {
-                self.failures.store(0, Ordering::Relaxed);
+                if self.was_sick.swap(false, Ordering::Relaxed) {
+                    self.answers.begin_trial();
+                } else {
+                    self.answers.resume();
+                }
                 self.lives.fetch_add(1, Ordering::Relaxed);
             }
             ReplicaState::Ejected => {
+                if self.answers.is_on_trial() {
+                    self.was_sick.store(true, Ordering::Relaxed);
+                }
                 self.ejections.fetch_add(1, Ordering::Relaxed);
                 self.connections.drain();
             }
             _ => {}
         }
+        let served = self.served();
         tracing::info!(
-            pool = %self.served.pool, replica = %self.served.replica,
+            pool = %served.pool, replica = %served.replica,
             from = before.as_str(), to = state.as_str(), reason, "replica changed state"
         );
     }
@@ -189,40 +225,60 @@ impl Replica {
         self.connections.drain();
     }
 
-    /// A request succeeded: resets the failure counters.
-    pub fn succeeded(&self) {
-        if self.failures.load(Ordering::Relaxed) != 0 {
-            self.failures.store(0, Ordering::Relaxed);
-        }
-        if self.ejections.load(Ordering::Relaxed) != 0 {
+    /// Live requests proved it sick: no new ones until a probe is answered, after `rest` at the earliest, and few at first.
+    pub fn eject(&self, reason: &str, rest: Duration, now: Stamp) {
+        self.was_sick.store(true, Ordering::Relaxed);
+        self.rests_until.store(now.after(rest).as_nanos(), Ordering::Relaxed);
+        self.enter(ReplicaState::Ejected, reason);
+    }
+
+    /// Whether failed requests ejected it, so that it comes back on trial.
+    pub fn is_due_for_trial(&self) -> bool {
+        self.was_sick.load(Ordering::Relaxed)
+    }
+
+    /// A first token or a whole answer came.
+    pub fn succeeded(&self, now: Stamp) {
+        let is_proved = self.answers.good(now) || !self.answers.is_on_trial();
+        if is_proved && self.is_ready() && self.ejections.load(Ordering::Relaxed) != 0 {
             self.ejections.store(0, Ordering::Relaxed);
         }
     }
 
-    /// Counts a failed request; returns the failures in a row.
-    pub fn count_failure(&self) -> u32 {
-        self.failures.fetch_add(1, Ordering::Relaxed) + 1
+    /// Delay of the first probe after an ejection: 500 ms, doubled for each ejection since it was last proved well, at
+    /// most `interval`, or the rest that it was given. Keeps a replica that passes probes but fails requests from flapping.
+    #[must_use]
+    pub fn hold_off(&self, interval: Duration, now: Stamp) -> Duration {
+        let doublings = self.ejections.load(Ordering::Relaxed).clamp(1, 8) - 1;
+        let rest = Stamp::from_nanos(self.rests_until.load(Ordering::Relaxed)).since(now);
+        (FIRST_HOLD_OFF * (1 << doublings)).min(interval).max(rest)
     }
 
-    /// Delay of the first probe after an ejection: 500 ms, doubled for each ejection since the last good request, at
-    /// most `interval`. Keeps a replica that passes probes but fails requests from flapping.
-    #[must_use]
-    pub fn hold_off(&self, interval: Duration) -> Duration {
-        let doublings = self.ejections.load(Ordering::Relaxed).clamp(1, 8) - 1;
-        (FIRST_HOLD_OFF * (1 << doublings)).min(interval)
+    /// Whether it takes another request now: ready, and neither in a back-off nor at the limit of its trial.
+    pub fn is_open(&self, now: Stamp) -> bool {
+        self.is_ready() && self.answers.takes(now, self.target.load.inflight())
+    }
+
+    /// Whether its engine lists the model.
+    pub fn lists(&self, model: &str) -> bool {
+        self.models.load().iter().any(|known| &*known.id == model)
     }
 
     /// Status for metrics and the admin API.
     pub fn status(&self, now: Stamp, limits: &EngineLimits) -> ReplicaStatus {
         let signals = self.target.signals(now, limits);
         let load = self.target.load.view();
+        let served = self.served.load();
         ReplicaStatus {
-            pool: Arc::clone(&self.served.pool),
-            revision: Arc::clone(&self.served.revision),
-            replica: Arc::clone(&self.served.replica),
+            pool: Arc::clone(&served.pool),
+            revision: Arc::clone(&served.revision),
+            replica: Arc::clone(&served.replica),
             url: Arc::clone(&self.url),
             state: self.state(),
             reason: Arc::clone(&self.reason.lock()),
+            failure_ratio: self.answers.failure_rate(now).unwrap_or_default(),
+            traffic_share: self.target.share(),
+            is_on_trial: self.answers.is_on_trial(),
             inflight: load.inflight,
             inflight_prompt_tokens: load.waiting_tokens().0,
             signals,

@@ -1,7 +1,8 @@
 //! Scrapes one engine's metrics page: one request at a time, jittered, with a timeout.
 //!
 //! A failed scrape makes signals old, never bad: a slow page does not make a replica count as saturated. A refused
-//! connect is passed to the prober at once. Where the page is and what its figures are called is `[pool.engine_profile]`.
+//! connect is passed to the prober at once, and whether the engine's counters moved is evidence against a freeze. Where the page is
+//! and what its figures are called is `[pool.engine_profile]`.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -16,7 +17,7 @@ use super::status::EngineCounters;
 use crate::clock::Clock;
 use crate::config::{Endpoint, EngineProfile, Figure};
 use crate::routing::EnginePage;
-use crate::upstream::call::{Call, CallError};
+use crate::upstream::call::{Call, CallError, KeptConnection};
 use crate::upstream::connect::Connector;
 
 /// Scrapes one replica.
@@ -31,9 +32,13 @@ pub(super) struct Scraper {
 impl Scraper {
     /// The scrape loop, until the replica is removed.
     pub(super) async fn run(self) {
+        let mut kept = KeptConnection::default();
         loop {
             let interval = self.pool.config().scrape_interval;
-            let has_page = self.scrape(interval).await;
+            if interval > MAX_KEPT {
+                kept = KeptConnection::default();
+            }
+            let has_page = self.scrape(interval, &mut kept).await;
             self.replica.connections.reap();
             let pause = if has_page { interval } else { interval.max(MIN_INTERVAL_WITHOUT_PAGE) };
             // Spreads the scrapes of replicas that started together.
@@ -46,7 +51,7 @@ impl Scraper {
     }
 
     /// One scrape; `false` when the engine has no page.
-    async fn scrape(&self, interval: Duration) -> bool {
+    async fn scrape(&self, interval: Duration, kept: &mut KeptConnection) -> bool {
         let config = self.pool.config();
         let profile = &config.engine_profile;
         let Some(path) = profile.metrics_path.as_deref().filter(|_| !profile.sources.is_empty()) else {
@@ -65,18 +70,20 @@ impl Scraper {
             body: None,
             timeout: interval.max(MIN_TIMEOUT),
         };
-        let answer = call.send(&self.connector).await;
+        let answer = call.send_on(&self.connector, kept).await;
         if !matches!(answer, Ok((StatusCode::OK, _))) {
             self.replica.scrape_failures.fetch_add(1, Ordering::Relaxed);
         }
         // What another port says is no evidence about the engine's own.
         let is_own_port = elsewhere.is_none();
+        if answer.is_ok() && kept.is_fresh() {
+            self.connected(is_own_port);
+        }
         match answer {
             Ok((StatusCode::OK, page)) => self.apply(&String::from_utf8_lossy(&page), profile),
             Ok(_) => {
                 let expected: Vec<_> = profile.sources.iter().map(|(figure, _)| figure.as_str()).collect();
                 self.note_absent(&expected);
-                self.connected(is_own_port);
                 return false;
             }
             Err(CallError::Refused) if is_own_port => {
@@ -94,6 +101,7 @@ impl Scraper {
 
     fn connected(&self, is_own_port: bool) {
         if is_own_port && self.replica.vitals.refused_since().is_some() {
+            self.replica.vitals.connected();
             self.replica.vitals.check_now.notify_one();
         }
     }
@@ -109,14 +117,18 @@ impl Scraper {
         };
         let scraped = ScrapedCounters {
             counters,
+            work_done: figures.get(Figure::GeneratedTokens),
             cache: figures.get(Figure::CacheQueries).zip(figures.get(Figure::CacheHits)),
             process_start: figures.get(Figure::ProcessStart),
         };
         let before = replica.scraped.swap(Some(Arc::new(scraped)));
         // A restarted process has an empty cache.
         if before.as_ref().is_some_and(|before| scraped.is_of_another_process(before)) {
-            self.pool.dispatcher.forget(replica.slot());
+            self.pool.died(replica, self.clock.now());
             replica.target.restarted();
+        }
+        if before.as_ref().is_some_and(|before| before.work_done != scraped.work_done) {
+            replica.vitals.engine_moved(self.clock.now());
         }
         let page = EnginePage {
             running: figures.get(Figure::Running),
@@ -137,7 +149,8 @@ impl Scraper {
             return;
         }
         replica.absent.store(Arc::new(absent.into()));
-        let (pool, name) = (&replica.served.pool, &replica.served.replica);
+        let served = replica.served();
+        let (pool, name) = (&served.pool, &served.replica);
         if absent.is_empty() {
             tracing::info!(%pool, replica = %name, "engine tells every expected figure");
         } else {
@@ -162,4 +175,6 @@ impl ScrapedCounters {
 /// Seconds by which two readings of one process' start may differ.
 const START_TOLERANCE: f64 = 0.5;
 const MIN_TIMEOUT: Duration = Duration::from_secs(1);
+/// Engines close connections that are idle for 5 s.
+const MAX_KEPT: Duration = Duration::from_secs(4);
 const MIN_INTERVAL_WITHOUT_PAGE: Duration = Duration::from_secs(5);

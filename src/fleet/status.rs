@@ -47,6 +47,12 @@ pub struct ReplicaStatus {
     pub state: ReplicaState,
     /// Cause of the last state change, for people (`connect refused`, `unproven`, …).
     pub reason: Arc<str>,
+    /// Failed answers as a fraction of all of late, newer ones weighing more.
+    pub failure_ratio: f64,
+    /// Fraction of its ordinary traffic that it gets: below 1 while it fails more, or is slower, than its pool's others.
+    pub traffic_share: f64,
+    /// Failed requests had ejected it: it gets few requests until live answers prove it.
+    pub is_on_trial: bool,
     /// In-flight requests of this gateway.
     pub inflight: u64,
     /// Uncached prompt tokens of those before their first token.

@@ -1,7 +1,8 @@
-//! Evidence about one replica, shared by its streams and its prober.
+//! Evidence about one replica, shared by its streams, its prober and its scraper.
 //!
-//! Streams report progress and suspicious silence; the prober reports refused connections and unanswered completions.
-//! Only both together end a stream early: busy is not down, and healthy is not working.
+//! Streams report progress and suspicious silence, the prober refused connects and unanswered completions, the scraper
+//! whether the engine's own counters move. Only several of them together end a stream early: busy is not down, and
+//! healthy is not working.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -15,7 +16,9 @@ use crate::clock::Stamp;
 pub struct Vitals {
     last_progress: AtomicU64,
     last_answer: AtomicU64,
-    refused_at: AtomicU64,
+    engine_moved: AtomicU64,
+    refused_from: AtomicU64,
+    refused_to: AtomicU64,
     frozen_at: AtomicU64,
     suspected_at: AtomicU64,
     /// Wakes the prober ahead of its interval.
@@ -44,45 +47,110 @@ impl Vitals {
         Stamp::from_nanos(self.last_progress.load(Ordering::Relaxed))
     }
 
-    /// A connect was refused: no process listens.
-    pub fn refused(&self, now: Stamp) {
-        self.refused_at.store(now.as_nanos(), Ordering::Relaxed);
+    /// The engine's counters of tokens or steps differ from those of the page before.
+    pub fn engine_moved(&self, now: Stamp) {
+        self.engine_moved.store(now.as_nanos(), Ordering::Relaxed);
     }
 
-    /// A probe completion timed out.
-    pub fn frozen(&self, now: Stamp) {
-        self.frozen_at.store(now.as_nanos(), Ordering::Relaxed);
+    /// Last progress of anything there: a stream of ours, or the engine's own counters.
+    pub fn last_sign(&self) -> Stamp {
+        self.last_progress().max(Stamp::from_nanos(self.engine_moved.load(Ordering::Relaxed)))
+    }
+
+    /// A connect was refused: nobody listens.
+    pub fn refused(&self, now: Stamp) {
+        let from =
+            self.refused_from.compare_exchange(0, now.as_nanos(), Ordering::Relaxed, Ordering::Relaxed);
+        if from.is_err() {
+            self.refused_to.fetch_max(now.as_nanos(), Ordering::Relaxed);
+        }
+    }
+
+    /// A completion that was sent at `sent` got no answer in time.
+    pub fn frozen(&self, sent: Stamp) {
+        self.frozen_at.store(sent.as_nanos(), Ordering::Relaxed);
     }
 
     /// A stream is suspiciously silent: probes at once, at most every [`MIN_CHECK_INTERVAL`].
     pub fn suspect(&self, now: Stamp) {
         let before = Stamp::from_nanos(self.suspected_at.load(Ordering::Relaxed));
-        if now.since(before) >= MIN_CHECK_INTERVAL {
+        if before == Stamp::default() || now.since(before) >= MIN_CHECK_INTERVAL {
             self.suspected_at.store(now.as_nanos(), Ordering::Relaxed);
             self.check_now.notify_one();
         }
     }
 
-    /// A connect or probe succeeded: clears earlier evidence.
+    /// A connect succeeded: somebody listens.
+    pub fn connected(&self) {
+        self.refused_from.store(0, Ordering::Relaxed);
+        self.refused_to.store(0, Ordering::Relaxed);
+    }
+
+    /// A probe succeeded: clears earlier evidence.
     pub fn cleared(&self) {
-        self.refused_at.store(0, Ordering::Relaxed);
+        self.connected();
         self.frozen_at.store(0, Ordering::Relaxed);
     }
 
-    /// Last refused connect, unless one succeeded since.
+    /// First of the refused connects, unless one succeeded since.
     pub fn refused_since(&self) -> Option<Stamp> {
-        nonzero(&self.refused_at)
+        nonzero(&self.refused_from)
     }
 
-    /// Last probe timeout, unless a probe succeeded or a stream progressed since.
+    /// Whether connects were refused over at least this span and no stream moved meanwhile: the process is gone.
+    pub fn is_gone(&self, span: Duration) -> bool {
+        let (Some(from), Some(to)) = (self.refused_since(), nonzero(&self.refused_to)) else { return false };
+        to.since(from.max(self.last_progress())) >= span
+    }
+
+    /// When the last probe that got no answer was sent, unless a probe succeeded, a stream progressed or the engine's counters
+    /// moved since.
     pub fn frozen_since(&self) -> Option<Stamp> {
-        nonzero(&self.frozen_at).filter(|at| self.last_progress() < *at)
+        nonzero(&self.frozen_at).filter(|sent| self.last_sign() <= *sent)
     }
 }
 
+/// Without progress for so long a replica that refuses requests is not busy.
+pub(super) const BUSY_FOR: Duration = Duration::from_secs(5);
+/// Refused connects at least so far apart prove that the process of a silent stream is gone.
+pub(crate) const REFUSED_TWICE: Duration = Duration::from_millis(500);
 /// Every check of every silent stream asks for a probe; one serves them all.
-const MIN_CHECK_INTERVAL: Duration = Duration::from_secs(1);
+const MIN_CHECK_INTERVAL: Duration = Duration::from_secs(2);
 
 fn nonzero(cell: &AtomicU64) -> Option<Stamp> {
     Some(cell.load(Ordering::Relaxed)).filter(|n| *n != 0).map(Stamp::from_nanos)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(millis: u64) -> Stamp {
+        Stamp::from_nanos(millis * 1_000_000)
+    }
+
+    #[test]
+    fn only_connects_refused_again_later_while_nothing_moves_prove_that_a_process_is_gone() {
+        let span = Duration::from_millis(500);
+        let vitals = Vitals::default();
+        vitals.refused(at(1000));
+        vitals.refused(at(1300));
+        assert!(!vitals.is_gone(span), "300 ms may be a restart of the listener alone");
+        vitals.refused(at(1500));
+        assert!(vitals.is_gone(span) && !vitals.is_gone(4 * span));
+        vitals.progressed(at(1600));
+        assert!(!vitals.is_gone(span), "streams move: the address refuses, not the process");
+        vitals.connected();
+        vitals.refused(at(2000));
+        assert!(!vitals.is_gone(span), "it starts anew");
+    }
+
+    #[test]
+    fn an_engine_whose_counters_move_is_not_frozen() {
+        let vitals = Vitals::default();
+        vitals.frozen(at(5000));
+        assert!(vitals.frozen_since().is_some());
+        vitals.engine_moved(at(7000));
+        assert_eq!(vitals.frozen_since(), None);
+    }
 }

@@ -10,7 +10,7 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use http::{HeaderMap, Request, StatusCode, header, response};
+use http::{HeaderMap, HeaderValue, Request, StatusCode, header, response};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Body as _;
 use hyper::body::Incoming;
@@ -24,6 +24,7 @@ use crate::relay::reader::{HoldOutcome, StreamReader, StreamShape};
 use crate::relay::usage::{self, EngineErrorKind};
 use crate::relay::watch::{Expiry, StreamWatch};
 use crate::request::dialect::{BodyForm, Dialect};
+use crate::upstream::connect::is_local;
 use crate::upstream::headers;
 use crate::upstream::pool::{CheckoutError, Lease};
 
@@ -40,6 +41,8 @@ pub struct UpstreamAttempt {
     pub watch: Arc<StreamWatch>,
     /// Deadlines over all attempts of the request.
     pub deadlines: Deadlines,
+    /// Whether the client asked for a stream.
+    pub is_stream: bool,
     /// The process' clock.
     pub clock: Clock,
 }
@@ -105,6 +108,8 @@ pub enum AttemptError {
     Replica(ReplicaFailure, Option<BufferedResponse>),
     /// A deadline of the whole request passed.
     Overdue(Failure),
+    /// The gateway itself cannot go on: the replica has no part in it.
+    Ours(Failure),
 }
 
 /// Timestamps of an attempt; `None` for what was not reached.
@@ -125,7 +130,7 @@ impl UpstreamAttempt {
     /// [`AttemptError`]; [`ReplicaFailure::is_unsent`] says whether the replica may have started.
     pub async fn send(&mut self, times: &mut AttemptTimes) -> Result<UpstreamResponse, AttemptError> {
         let (watch, deadlines) = (Arc::clone(&self.watch), self.deadlines);
-        let name = Arc::clone(&self.replica.served.replica);
+        let name = self.replica.name();
         // Both arms are cancel-safe: a dropped exchange closes its connection. The watchdog keeps the deadlines, because a
         // timer per request would cost more than all its clock reads.
         tokio::select! {
@@ -137,13 +142,13 @@ impl UpstreamAttempt {
 
     async fn exchange(&mut self, times: &mut AttemptTimes) -> Result<UpstreamResponse, AttemptError> {
         let deadline = self.clock.instant(self.clock.now().after(self.deadlines.connect));
-        let mut lease = self.checkout(deadline).await.map_err(failed)?;
+        let mut lease = self.checkout(deadline).await?;
         times.connected = Some(self.clock.now());
         let response = self.response(&mut lease).await.map_err(failed)?;
         times.head = Some(self.clock.now());
         let (head, body) = response.into_parts();
         if let Some(what) = headers::response_fault(&head) {
-            let replica = Arc::clone(&self.replica.served.replica);
+            let replica = self.replica.name();
             return Err(failed(ReplicaFailure::InvalidHead { replica, what }));
         }
         let head = Box::new(head);
@@ -155,21 +160,25 @@ impl UpstreamAttempt {
                 return self.first_content(head, body, lease).await;
             }
         }
+        if let Some(content_type) = self.foreign_type(&head) {
+            let replica = self.replica.name();
+            return Err(failed(ReplicaFailure::NotAnAnswer { replica, content_type }));
+        }
         self.whole(head, body, lease).await
     }
 
-    async fn checkout(&self, deadline: Instant) -> Result<Lease, ReplicaFailure> {
-        let replica = Arc::clone(&self.replica.served.replica);
+    async fn checkout(&self, deadline: Instant) -> Result<Lease, AttemptError> {
+        let replica = self.replica.name();
         let after = self.deadlines.connect;
-        self.replica
-            .connections
-            .checkout(deadline)
-            .await
-            .map_err(|error| no_connection(error, replica, after))
+        let lease = self.replica.connections.checkout(deadline).await;
+        lease.map_err(|error| match no_connection(error, replica, after) {
+            Failure::Replica(failure) => failed(failure),
+            ours => AttemptError::Ours(ours),
+        })
     }
 
     async fn response(&mut self, lease: &mut Lease) -> Result<http::Response<Incoming>, ReplicaFailure> {
-        let replica = Arc::clone(&self.replica.served.replica);
+        let replica = self.replica.name();
         let closed =
             move |is_unsent| ReplicaFailure::ClosedBeforeHead { replica: Arc::clone(&replica), is_unsent };
         let connection = lease.connection().ok_or_else(|| closed(true))?;
@@ -178,6 +187,19 @@ impl UpstreamAttempt {
             .try_send_request(std::mem::take(&mut self.request))
             .await
             .map_err(|mut error| closed(error.take_message().is_some()))
+    }
+
+    /// The content type of a success that no engine sends: a page of whatever else listens there. A stream is answered by
+    /// events or JSON; other generated answers by anything but HTML.
+    fn foreign_type(&self, head: &response::Parts) -> Option<Box<str>> {
+        if !head.status.is_success() || !self.shape.dialect.generates() {
+            return None;
+        }
+        let value = head.headers.get(header::CONTENT_TYPE);
+        let name =
+            String::from_utf8_lossy(value.map_or(b"no content type", HeaderValue::as_bytes)).to_lowercase();
+        let is_foreign = if self.is_stream { !name.contains("json") } else { name.starts_with("text/html") };
+        is_foreign.then(|| name.chars().take(MAX_TYPE).collect())
     }
 
     /// Whether its body may last: nothing in a stream of another dialect is a content event that we know, so there is
@@ -194,13 +216,16 @@ impl UpstreamAttempt {
         body: Incoming,
         lease: Lease,
     ) -> Result<UpstreamResponse, AttemptError> {
-        let replica = Arc::clone(&self.replica.served.replica);
+        let replica = self.replica.name();
         let shape = self.shape.clone();
         let watch = Arc::clone(&self.watch);
         let mut reader = Box::new(StreamReader::new(body, lease, watch, shape, self.clock));
         match poll_fn(|cx| reader.poll_hold(cx)).await {
             HoldOutcome::Released => Ok(UpstreamResponse::Stream { head, reader }),
-            HoldOutcome::EngineDown => Err(failed(ReplicaFailure::EngineDown { replica })),
+            HoldOutcome::EngineDead => Err(failed(ReplicaFailure::EngineDown { replica, is_orderly: false })),
+            HoldOutcome::ShuttingDown => {
+                Err(failed(ReplicaFailure::EngineDown { replica, is_orderly: true }))
+            }
             HoldOutcome::Broken => Err(failed(ReplicaFailure::Truncated { replica })),
         }
     }
@@ -211,7 +236,7 @@ impl UpstreamAttempt {
         mut body: Incoming,
         lease: Lease,
     ) -> Result<UpstreamResponse, AttemptError> {
-        let replica = Arc::clone(&self.replica.served.replica);
+        let replica = self.replica.name();
         let mut first = Bytes::new();
         let mut more: Option<BytesMut> = None;
         while let Some(frame) = body.frame().await {
@@ -232,7 +257,7 @@ impl UpstreamAttempt {
         lease.give_back();
         let answer = BufferedResponse { head, body: more.map_or(first, BytesMut::freeze) };
         if is_aborted(&answer) {
-            return Err(failed(ReplicaFailure::Truncated { replica }));
+            return Err(failed(ReplicaFailure::EngineDown { replica, is_orderly: true }));
         }
         match retriable(&answer, self.shape.dialect, replica) {
             Some(failure) => Err(AttemptError::Replica(failure, Some(answer))),
@@ -254,15 +279,16 @@ impl UpstreamResponse {
 }
 
 /// The failure of a replica to which no connection was had.
-pub(super) fn no_connection(error: CheckoutError, replica: Arc<str>, after: Duration) -> ReplicaFailure {
-    match error {
+pub(super) fn no_connection(error: CheckoutError, replica: Arc<str>, after: Duration) -> Failure {
+    Failure::Replica(match error {
         CheckoutError::NoFree => ReplicaFailure::NoFreeConnection { replica, after },
         CheckoutError::Timeout => ReplicaFailure::ConnectTimeout { replica, after },
+        CheckoutError::Io(error) if is_local(&error) => return Failure::LocalResources,
         CheckoutError::Io(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
             ReplicaFailure::Refused { replica }
         }
         CheckoutError::Io(error) => ReplicaFailure::Unreachable { replica, kind: error.kind() },
-    }
+    })
 }
 
 fn failed(failure: ReplicaFailure) -> AttemptError {
@@ -290,8 +316,15 @@ fn retriable(answer: &BufferedResponse, dialect: Dialect, replica: Arc<str>) -> 
         }
         StatusCode::INTERNAL_SERVER_ERROR => {
             let kind = usage::of_unary(dialect, &answer.body).error.map(|error| error.kind);
-            let is_down = matches!(kind, Some(EngineErrorKind::EngineDead | EngineErrorKind::ShuttingDown));
-            is_down.then_some(ReplicaFailure::EngineDown { replica })
+            match kind {
+                Some(EngineErrorKind::EngineDead) => {
+                    Some(ReplicaFailure::EngineDown { replica, is_orderly: false })
+                }
+                Some(EngineErrorKind::ShuttingDown) => {
+                    Some(ReplicaFailure::EngineDown { replica, is_orderly: true })
+                }
+                _ => None,
+            }
         }
         _ => None,
     }
@@ -311,5 +344,7 @@ pub(super) fn is_event_stream(headers: &HeaderMap) -> bool {
         .is_some_and(|v| v.as_bytes().get(..17).is_some_and(|v| v.eq_ignore_ascii_case(b"text/event-stream")))
 }
 
+/// Characters of a foreign content type that an error message shows.
+const MAX_TYPE: usize = 64;
 /// Largest unary response, in bytes, that is buffered whole, so that a truncated one can be retried.
 const MAX_BUFFERED: usize = 1 << 20;

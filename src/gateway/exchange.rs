@@ -13,8 +13,9 @@ use super::outbound::{Flight, Identity, Outbound};
 use super::picker::{self, PickOutcome, QueueWait};
 use super::prepare::Prepared;
 use super::waiting::Waits;
-use super::{Gateway, IncomingRequest};
-use crate::error::{Failure, ReplicaFailure};
+use super::{Gateway, IncomingRequest, blame};
+use crate::clock::Stamp;
+use crate::error::{Failure, ReplicaFailure, Timer};
 use crate::fleet::pick::Pick;
 use crate::observe::record_guard::RecordGuard;
 use crate::record::AttemptCause;
@@ -118,8 +119,13 @@ impl Exchange {
             self.waits.note_admitted(&self.incoming.gateway);
             self.note_decision(&pick);
             match self.attempt(pick).await {
-                Ok(answered) => return Ok(answered),
-                Err((AttemptError::Overdue(failure), _)) => return Err(failure),
+                Ok(answered) => {
+                    self.note_blame(&answered);
+                    return Ok(answered);
+                }
+                Err((AttemptError::Overdue(failure) | AttemptError::Ours(failure), _)) => {
+                    return Err(failure);
+                }
                 Err((AttemptError::Replica(failure, answer), active)) => {
                     let may_retry = self.may_retry(&failure, &active.pick);
                     // If this was the last attempt, the client gets the engine's own complete response, if there is one.
@@ -133,6 +139,15 @@ impl Exchange {
                     last = Some(result);
                 }
             }
+        }
+    }
+
+    /// Holds a relayed error against the replica, where it is the replica's.
+    fn note_blame(&self, (answer, active): &(UpstreamResponse, ActiveAttempt)) {
+        let UpstreamResponse::Buffered(answer) = answer else { return };
+        let pick = &active.pick;
+        if let Some(failure) = blame::of_answer(answer, pick, &self.prepared) {
+            pick.pool.failed(&pick.replica, &failure, pick.prompt, self.incoming.gateway.clock.now());
         }
     }
 
@@ -156,7 +171,7 @@ impl Exchange {
             return self.retried_unsent <= retry.attempts;
         }
         let is_first = !std::mem::replace(&mut self.retried_started, true);
-        is_first && retry.attempts > 0 && gateway.retries.withdraw(retry, now)
+        is_first && retry.attempts > 0 && pick.pool.retries.withdraw(retry, now)
     }
 
     async fn attempt(
@@ -173,8 +188,8 @@ impl Exchange {
             Ok(answer) => Ok((answer, active)),
             Err(error) => {
                 active.watch.close();
-                if matches!(error, AttemptError::Overdue(_)) {
-                    active.pick.assignment.censored(self.incoming.gateway.clock.now());
+                if let AttemptError::Overdue(failure) = &error {
+                    self.note_overdue(failure, &active.pick, self.incoming.gateway.clock.now());
                 }
                 Err((error, active))
             }
@@ -195,6 +210,16 @@ impl Exchange {
         }
     }
 
+    /// A deadline passed at a replica: one that kept it waiting for most of `first_token` is no better than one that failed.
+    fn note_overdue(&self, failure: &Failure, pick: &Pick, now: Stamp) {
+        pick.assignment.censored(now);
+        let Failure::Timeout { timer: Timer::FirstToken, after } = failure else { return };
+        if now.since(pick.assignment.at) >= *after / 2 {
+            let why = ReplicaFailure::Silent { replica: pick.replica.name() };
+            pick.pool.failed(&pick.replica, &why, pick.prompt, now);
+        }
+    }
+
     pub(super) fn outbound<'r>(&'r self, identity: &'r Identity) -> Outbound<'r> {
         Outbound {
             incoming: &self.incoming,
@@ -208,7 +233,10 @@ impl Exchange {
     pub(super) fn note_decision(&mut self, pick: &Pick) {
         let record = self.guard.record();
         record.at.routed.get_or_insert(pick.assignment.at);
-        record.decision.get_or_insert_with(|| pick.decision.clone());
+        if record.decision.is_none() {
+            record.decision = Some(pick.decision.clone());
+            pick.pool.retries.deposit(&self.prepared.table.config.retry);
+        }
     }
 
     fn note_attempt(&mut self, flight: &Flight, result: &Result<UpstreamResponse, AttemptError>) {

@@ -118,6 +118,9 @@ impl ReplicaSuccessor {
                     active.pick.pool.failed(&active.pick.replica, &failure, active.pick.prompt, now);
                     picker::note_tried(tried, &active.pick);
                 }
+                Err(AttemptError::Ours(failure)) => {
+                    return Err(NoSuccessor { reason: failure.code(), failure: Some(failure) });
+                }
                 Err(AttemptError::Overdue(failure)) => {
                     active.pick.assignment.censored(now);
                     return Err(NoSuccessor { reason: failure.code(), failure: Some(failure) });

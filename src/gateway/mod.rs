@@ -5,6 +5,7 @@
 //! The record is filled on the way and published when the response body is dropped.
 
 pub mod attempt;
+mod blame;
 pub mod body_work;
 mod cors;
 mod degrade;
@@ -57,7 +58,6 @@ use crate::relay::watch::Watchdog;
 use crate::request::body;
 use crate::request::body_memory::{BodyBudget, BodyMemory};
 use crate::request::dialect::Dialect;
-use crate::upstream::budget::RetryBudget;
 use crate::upstream::headers::{self, X_REQUEST_ID};
 
 /// State shared by all requests.
@@ -77,8 +77,6 @@ pub struct Gateway {
     pub body_work: BodyWork,
     /// Limits of tenants, over all reloads.
     pub tenants: TenantLimiter,
-    /// Token bucket of retries.
-    pub retries: RetryBudget,
     /// Response id to replica, for `previous_response_id`.
     pub pins: Arc<ResponsePins>,
     /// This gateway's name in `Via`.

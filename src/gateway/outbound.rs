@@ -4,6 +4,7 @@
 //! migration can fly one after the exchange is over. Dropping it closes the connection and releases the load.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderValue, Request};
@@ -15,7 +16,7 @@ use super::prepare::Prepared;
 use super::{Gateway, IncomingRequest};
 use crate::clock::Stamp;
 use crate::fleet::pick::Pick;
-use crate::record::{self, AttemptCause, Record};
+use crate::record::{self, AttemptCause, Record, Served};
 use crate::relay::reader::StreamShape;
 use crate::relay::usage_filter::AskedUsage;
 use crate::relay::watch::StreamDeadlines;
@@ -82,6 +83,7 @@ impl Outbound<'_> {
         let limits = StreamDeadlines {
             inter_token: Some(self.prepared.timeouts.inter_token),
             client_stall: self.prepared.timeouts.client_stall,
+            patience: patience(&self.deadlines, pick.decision.predicted_ttft),
             first_token_at: self.deadlines.first_token.map(|deadline| deadline.at),
             total_at: self.deadlines.total.at,
         };
@@ -92,6 +94,7 @@ impl Outbound<'_> {
             request: self.request(&pick, span),
             shape: self.shape(&pick),
             watch: Arc::clone(&watch),
+            is_stream: self.prepared.is_stream,
             deadlines: self.deadlines,
             clock: gateway.clock,
         });
@@ -185,7 +188,7 @@ impl Flight {
             Err(AttemptError::Replica(failure, answer)) => {
                 (answer.as_ref().map(|a| a.head.status.as_u16()), Some(failure.code()))
             }
-            Err(AttemptError::Overdue(failure)) => (None, Some(failure.code())),
+            Err(AttemptError::Overdue(failure) | AttemptError::Ours(failure)) => (None, Some(failure.code())),
         };
         record::Attempt { status, error, ..self.open_entry(end) }
     }
@@ -198,7 +201,7 @@ impl Flight {
 
     fn open_entry(&self, end: Stamp) -> record::Attempt {
         record::Attempt {
-            served: self.attempt.replica.served.clone(),
+            served: Served::clone(&self.attempt.replica.served()),
             span: self.span,
             cause: self.cause,
             is_canceled: false,
@@ -225,6 +228,13 @@ impl Drop for Flight {
             active.watch.close();
         }
     }
+}
+
+/// How long a request waits for its first token, or a unary answer, before evidence against its replica counts: half of the
+/// deadline, or three times what was predicted.
+fn patience(deadlines: &Deadlines, predicted: Option<Duration>) -> Duration {
+    let deadline = deadlines.first_token.unwrap_or(deadlines.total);
+    (deadline.after / 2).max(predicted.unwrap_or_default() * 3)
 }
 
 /// The client's path and query below the replica's base path, in origin form.

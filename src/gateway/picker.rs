@@ -123,8 +123,18 @@ fn choose(
     let (pool, _) = request.route.pools.get(at)?;
     let none = SlotSet::new();
     let replicas = pool.replicas();
-    let may_take = |replica: &&Arc<Replica>| {
-        replica.is_ready() && request.pinned.as_ref().is_none_or(|pinned| Arc::ptr_eq(pinned, replica))
+    let is_untried =
+        |replica: &Replica| tried_in(context.tried, pool).is_none_or(|t| !t.contains(replica.slot()));
+    let is_preferred = |replica: &&Arc<Replica>| {
+        replica.is_open(now) && request.model.as_deref().is_none_or(|model| !is_missing(pool, replica, model))
+    };
+    // A replica in its back-off, on trial or without the model is better than none.
+    let has_preferred =
+        request.pinned.is_none() && replicas.iter().any(|r| is_untried(r) && is_preferred(&r));
+    let may_take = |replica: &&Arc<Replica>| match &request.pinned {
+        Some(pinned) => replica.is_ready() && Arc::ptr_eq(pinned, replica),
+        None if has_preferred => is_preferred(replica),
+        None => replica.is_ready(),
     };
     let chain = &request.prompt.chain;
     let block_end = |block| chain.block_end_bytes(block);
@@ -182,13 +192,18 @@ fn choose(
     })))
 }
 
+/// Whether a replica that lists its models does not list this one, while another one of its pool does.
+fn is_missing(pool: &PoolState, replica: &Replica, model: &str) -> bool {
+    !replica.models.load().is_empty() && !replica.lists(model) && pool.others_list(replica, model)
+}
+
 /// Cost terms of the cheapest candidates, by replica name.
 fn weighed(judged: &Judged<'_>, replicas: &[Arc<Replica>]) -> Box<[Weighed]> {
     let waited = judged.aim().waited;
     let named = |(candidate, terms): (&Candidate<'_>, Terms)| {
         let replica = replicas.iter().find(|r| r.slot() == candidate.slot)?;
         Some(Weighed {
-            replica: Arc::clone(&replica.served.replica),
+            replica: replica.name(),
             predicted_ttft: waited + terms.ttft(),
             predicted_hit: candidate.hit,
             wait: terms.wait,

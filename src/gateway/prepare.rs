@@ -529,7 +529,6 @@ fn admit(
         return Err(Failure::SuspectedPoison { retry_after: left });
     }
     guard.permit(gateway.tenants.admit(tenant.config(), prepared.tokens, now)?);
-    gateway.retries.deposit(&prepared.table.config.retry);
     guard.record().at.admitted = Some(now);
     Ok(prepared)
 }

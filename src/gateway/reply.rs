@@ -144,7 +144,7 @@ fn late_body(gateway: &Arc<Gateway>, exchanged: ExchangeResult) -> ReplyBody {
             ReplyBody::Broken(AbortingBody::new(event), Box::new(guard))
         }
         Ok((answer, active)) => {
-            let replica = Arc::clone(&active.pick.replica.served.replica);
+            let replica = active.pick.replica.name();
             let status = answer.status().as_u16();
             active.watch.close();
             ReplyBody::failed(guard, &Failure::Replica(ReplicaFailure::Status { replica, status }))
@@ -229,7 +229,9 @@ fn whole(
     } else {
         guard.settle(Outcome::Ok, None);
         active.pick.answered(now);
-        if !guard.record().dialect.generates() {
+        if guard.record().dialect.generates() {
+            active.pick.replica.succeeded(now);
+        } else {
             // Nothing is decoded: the response ends the prefill.
             active.pick.first_token(now);
         }

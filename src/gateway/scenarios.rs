@@ -46,7 +46,6 @@ use crate::request::trace_context::trace_of;
 use crate::routing::{EngineLimits, EnginePage, REFRESH_EVERY};
 use crate::simulate::{ProductRouter, ReplayedRoute};
 use crate::units::Tokens;
-use crate::upstream::budget::RetryBudget;
 use crate::upstream::connect::Connector;
 
 /// A request that was sent: which one, where, when.
@@ -333,7 +332,6 @@ fn gateway(config: &Arc<Config>, runtime: tokio::runtime::Handle) -> Gateway {
         memory: BodyMemory::new(config.server.body_memory, config.server.body_limit),
         body_work: BodyWork::default(),
         tenants: TenantLimiter::default(),
-        retries: RetryBudget::new(&config.retry, clock.now()),
         pins: Arc::default(),
         via: HeaderValue::from_static("1.1 test"),
         drain: DrainFlag::default(),

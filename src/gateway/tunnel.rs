@@ -27,7 +27,7 @@ use crate::error::{Failure, ReplicaFailure, Timer};
 use crate::fleet::pick::Pick;
 use crate::listener::{KillSwitch, Tunnel};
 use crate::observe::record_guard::RecordGuard;
-use crate::record::{Attempt, Outcome};
+use crate::record::{Attempt, Outcome, Served};
 use crate::relay::body::ReplyBody;
 use crate::relay::watch::{Expiry, StreamDeadlines, StreamWatch};
 use crate::relay::ws_frames::{self, Frames};
@@ -88,7 +88,7 @@ async fn shake_hands(exchange: &mut Exchange) -> Result<Shaken, Failure> {
 async fn ask(exchange: &mut Exchange, pick: &Pick) -> Result<(Response<Incoming>, Lease), Failure> {
     let clock = exchange.gateway().clock;
     let timeouts = exchange.prepared.timeouts;
-    let replica = Arc::clone(&pick.replica.served.replica);
+    let replica = pick.replica.name();
     let span = trace_context::new_span_id();
     let start = clock.now();
     let deadline = clock.instant(start.after(timeouts.connect));
@@ -97,8 +97,7 @@ async fn ask(exchange: &mut Exchange, pick: &Pick) -> Result<(Response<Incoming>
     let identity = Identity::of(exchange.guard.record());
     let asked = async {
         let lease = pick.replica.connections.upgradable(deadline).await;
-        let mut lease =
-            lease.map_err(|e| Failure::Replica(no_connection(e, Arc::clone(&replica), timeouts.connect)))?;
+        let mut lease = lease.map_err(|e| no_connection(e, Arc::clone(&replica), timeouts.connect))?;
         connected = Some(clock.now());
         let mut request = exchange.outbound(&identity).request(pick, span);
         write_upgrade(request.headers_mut());
@@ -117,7 +116,7 @@ async fn ask(exchange: &mut Exchange, pick: &Pick) -> Result<(Response<Incoming>
     let record = exchange.guard.record();
     record.at.connected = connected;
     record.attempts.push(Attempt {
-        served: pick.replica.served.clone(),
+        served: Served::clone(&pick.replica.served()),
         span,
         cause,
         is_canceled: false,
@@ -143,7 +142,7 @@ async fn refused(
     let after = exchange.prepared.timeouts.first_token;
     let read = tokio::time::timeout(after, Limited::new(body, MAX_REFUSAL).collect()).await;
     drop(lease);
-    let replica = Arc::clone(&pick.replica.served.replica);
+    let replica = pick.replica.name();
     let body = match read {
         Ok(Ok(body)) => body.to_bytes(),
         Ok(Err(_)) => return Err(Failure::Replica(ReplicaFailure::Truncated { replica })),
@@ -160,6 +159,7 @@ fn watch(gateway: &Gateway, exchange: &Exchange, pick: &Pick) -> Arc<StreamWatch
     let limits = StreamDeadlines {
         inter_token: None,
         client_stall: timeouts.client_stall,
+        patience: timeouts.total,
         first_token_at: None,
         total_at: exchange.prepared.read.after(timeouts.total),
     };
@@ -320,7 +320,7 @@ impl RealtimeTunnel {
                 return None;
             }
             (Ended::Engine, _) => {
-                let replica = Arc::clone(&self.pick.replica.served.replica);
+                let replica = self.pick.replica.name();
                 let failure = ReplicaFailure::Truncated { replica };
                 self.pick.pool.failed(&self.pick.replica, &failure, self.pick.prompt, now);
                 Failure::Replica(failure)

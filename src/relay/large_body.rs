@@ -65,7 +65,7 @@ impl LargeBody {
                 }
                 Expiry::Deadline(_) => "timeout_total",
                 Expiry::ReplicaSilent => {
-                    let replica = Arc::clone(&self.pick.replica.served.replica);
+                    let replica = self.pick.replica.name();
                     return self.replica_failed(&ReplicaFailure::Silent { replica });
                 }
                 Expiry::DrainOver => Failure::DrainCut.code(),
@@ -80,7 +80,7 @@ impl LargeBody {
                     return Poll::Ready(None);
                 }
                 Poll::Ready(Some(Err(_))) => {
-                    let replica = Arc::clone(&self.pick.replica.served.replica);
+                    let replica = self.pick.replica.name();
                     return self.replica_failed(&ReplicaFailure::Truncated { replica });
                 }
                 Poll::Ready(Some(Ok(frame))) => {

@@ -80,8 +80,10 @@ pub enum Next {
 pub enum HoldOutcome {
     /// The first content event came, or the stream ended without any, or it is too much to hold.
     Released,
-    /// The engine said that it is dead or going down: another replica may answer.
-    EngineDown,
+    /// The engine said that it is dead: another replica may answer.
+    EngineDead,
+    /// The engine said that it is going down, as asked to: another replica may answer.
+    ShuttingDown,
     /// The stream broke off before any content.
     Broken,
 }
@@ -351,7 +353,8 @@ impl StreamReader {
 
 fn held_error(error: EngineError) -> HoldOutcome {
     match error.kind {
-        EngineErrorKind::EngineDead | EngineErrorKind::ShuttingDown => HoldOutcome::EngineDown,
+        EngineErrorKind::EngineDead => HoldOutcome::EngineDead,
+        EngineErrorKind::ShuttingDown => HoldOutcome::ShuttingDown,
         EngineErrorKind::Other => HoldOutcome::Released,
     }
 }

@@ -25,7 +25,7 @@ use crate::fleet::pick::Pick;
 use crate::observe::StreamSeries;
 use crate::observe::metrics::StreamKey;
 use crate::observe::record_guard::RecordGuard;
-use crate::record::{FirstToken, Gaps, Outcome, Record};
+use crate::record::{FirstToken, Gaps, Outcome, Record, Served};
 
 /// The body of a streamed answer.
 #[derive(Debug)]
@@ -63,7 +63,7 @@ impl StreamBody {
         timeouts: crate::config::Timeouts,
     ) -> Self {
         let record = guard.record();
-        let key = StreamKey::new(&record.route, &record.model, record.class, &pick.replica.served);
+        let key = StreamKey::new(&record.route, &record.model, record.class, &pick.replica.served());
         let pace = ItlSlo::new(record.slo.itl);
         let series = guard.observer().stream_series(&key);
         let mut this = Self {
@@ -165,8 +165,11 @@ impl StreamBody {
     }
 
     fn flush(&mut self, now: Stamp) {
-        let (series, pace) = (&self.series, &mut self.pace);
-        self.reader.timeline.flush(now, |gaps| observe(series, pace, &gaps));
+        let (series, pace, speed) = (&self.series, &mut self.pace, &self.pick.replica.speed);
+        self.reader.timeline.flush(now, |gaps| {
+            speed.note(gaps.gaps, now);
+            observe(series, pace, &gaps);
+        });
     }
 
     fn note_first_token(&mut self) {
@@ -182,7 +185,7 @@ impl StreamBody {
             model: Arc::clone(&record.model),
             tenant: Arc::clone(&record.tenant),
             class: record.class,
-            served: self.pick.replica.served.clone(),
+            served: Served::clone(&self.pick.replica.served()),
             ttft: at.since(read),
             predicted: self.pick.decision.predicted_ttft,
         };
@@ -191,20 +194,26 @@ impl StreamBody {
 
     /// The failure of a stream that ended early.
     fn end(&mut self, end: StreamEnd) -> Option<Failure> {
-        let replica = Arc::clone(&self.pick.replica.served.replica);
+        let replica = self.pick.replica.name();
         let failure = match end {
             StreamEnd::Complete => {
                 self.complete();
                 return None;
             }
             // An error before any content is the engine's whole answer: relayed as it is, but no success.
-            StreamEnd::Failed(_) if !self.has_first_token => {
+            StreamEnd::Failed(error) if !self.has_first_token => {
                 self.is_settled = true;
                 self.guard.settle(Outcome::Failed, Some("replica_error"));
+                // What the engine blames on the request says nothing about the replica.
+                if !error.code.is_some_and(|code| (400..500).contains(&code)) {
+                    let (now, why) = (self.guard.clock().now(), ReplicaFailure::ErrorEvent { replica });
+                    self.pick.pool.failed(&self.pick.replica, &why, self.pick.prompt, now);
+                }
                 return None;
             }
             StreamEnd::Failed(error) if error.kind != EngineErrorKind::Other => {
-                ReplicaFailure::EngineDown { replica }
+                let is_orderly = error.kind == EngineErrorKind::ShuttingDown;
+                ReplicaFailure::EngineDown { replica, is_orderly }
             }
             StreamEnd::Failed(_) => ReplicaFailure::ErrorEvent { replica },
             StreamEnd::Unfinished | StreamEnd::Truncated => ReplicaFailure::Truncated { replica },
@@ -220,6 +229,9 @@ impl StreamBody {
             return;
         }
         self.pick.answered(now);
+        if !self.has_first_token {
+            self.pick.replica.succeeded(now);
+        }
         let facts = &self.reader.scanner.state().answer;
         let began = match self.leg_began {
             // Its prompt is not the request's: it says nothing of the size and the cached part of that.
@@ -256,7 +268,7 @@ impl StreamBody {
         match expiry {
             Expiry::Deadline(timer) => Failure::Timeout { timer, after: after(timer) },
             Expiry::ReplicaSilent => {
-                let replica = Arc::clone(&self.pick.replica.served.replica);
+                let replica = self.pick.replica.name();
                 Failure::Replica(ReplicaFailure::Silent { replica })
             }
             Expiry::DrainOver => Failure::DrainCut,
@@ -339,7 +351,7 @@ impl StreamBody {
         self.leg_began = Some(at);
         let record = self.guard.record();
         record.migrations += 1;
-        let key = StreamKey::new(&record.route, &record.model, record.class, &self.pick.replica.served);
+        let key = StreamKey::new(&record.route, &record.model, record.class, &self.pick.replica.served());
         self.series = self.guard.observer().stream_series(&key);
         self.guard.observer().metrics().migrated();
     }
@@ -370,7 +382,7 @@ impl StreamBody {
         match failure {
             Failure::Replica(why) => self.pick.pool.failed(&self.pick.replica, why, self.pick.prompt, now),
             Failure::Timeout { timer: Timer::InterToken, .. } => {
-                let replica = Arc::clone(&self.pick.replica.served.replica);
+                let replica = self.pick.replica.name();
                 let why = ReplicaFailure::Silent { replica };
                 self.pick.pool.failed(&self.pick.replica, &why, self.pick.prompt, now);
             }
@@ -390,13 +402,16 @@ impl Drop for StreamBody {
             self.charge(&failure);
         }
         let now = self.guard.clock().now();
-        let (series, pace) = (&self.series, &mut self.pace);
+        let (series, pace, speed) = (&self.series, &mut self.pace, &self.pick.replica.speed);
         let mut tokens = self.reader.scanner.state().answer.tokens;
         if let Some(migration) = &self.migration {
             tokens = migration.transcript.whole(tokens);
         }
         let output = tokens.output.map(|n| n.0);
-        self.reader.timeline.finish(now, output, |gaps| observe(series, pace, &gaps));
+        self.reader.timeline.finish(now, output, |gaps| {
+            speed.note(gaps.gaps, now);
+            observe(series, pace, &gaps);
+        });
         let timeline = &self.reader.timeline;
         let record = self.guard.record();
         record.bytes_out += self.bytes_out;

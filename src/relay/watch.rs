@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 
 use crate::clock::{Clock, Stamp};
 use crate::error::Timer;
-use crate::fleet::vitals::Vitals;
+use crate::fleet::vitals::{REFUSED_TWICE, Vitals};
 use crate::listener::KillSwitch;
 
 /// Why a stream has to end.
@@ -59,6 +59,8 @@ pub struct StreamDeadlines {
     pub inter_token: Option<Duration>,
     /// Without a byte taken by the client.
     pub client_stall: Duration,
+    /// Silence before the first content event, or before a unary answer, from which on evidence against the replica counts.
+    pub patience: Duration,
     /// When the first content event is overdue (streams).
     pub first_token_at: Option<Stamp>,
     /// When the request is over.
@@ -160,17 +162,21 @@ impl StreamWatch {
         if is_decoding && silence >= inter_token {
             return Some(Expiry::Deadline(Timer::InterToken));
         }
-        if silence >= QUIET && self.vitals.refused_since().is_some() {
+        let refused_for = if is_decoding { REFUSED_TWICE } else { REFUSED_FOR_GOOD };
+        if silence >= QUIET && self.vitals.is_gone(refused_for) {
             return Some(Expiry::ReplicaSilent);
         }
-        if silence < inter_token / 2 || now.since(self.vitals.last_progress()) < inter_token / 2 {
-            return None;
+        let others = now.since(self.vitals.last_progress());
+        let suspicious = SUSPICIOUS.min(inter_token / 2);
+        if silence >= QUIET && self.vitals.refused_since().is_some()
+            || silence >= suspicious && others >= suspicious
+        {
+            self.vitals.suspect(now);
         }
-        if self.vitals.frozen_since().is_some() {
-            return Some(Expiry::ReplicaSilent);
-        }
-        self.vitals.suspect(now);
-        None
+        // Before the first token silence proves nothing: a long prefill is silent and starves the probe behind it.
+        let patience = if is_decoding { inter_token / 2 } else { self.deadlines.patience };
+        let is_alone = silence >= patience && others >= inter_token / 2;
+        (is_alone && self.vitals.frozen_since().is_some()).then_some(Expiry::ReplicaSilent)
     }
 }
 
@@ -276,6 +282,12 @@ const FLUSH_AFTER: Duration = Duration::from_millis(900);
 // standard of live decoding, lost its process.
 const QUIET: Duration = Duration::from_secs(1);
 
+// A prefill is silent anyway, and a listener may be replaced while its process works on.
+const REFUSED_FOR_GOOD: Duration = Duration::from_secs(2);
+
+// Silence of a stream, and of all others there, that is worth a probe: it decides nothing by itself.
+const SUSPICIOUS: Duration = Duration::from_secs(2);
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -286,6 +298,7 @@ mod tests {
         let deadlines = StreamDeadlines {
             inter_token: Some(Duration::from_secs(inter_token)),
             client_stall: Duration::from_secs(60),
+            patience: Duration::from_secs(40),
             first_token_at: Some(at(300)),
             total_at: at(1000),
         };
@@ -317,14 +330,41 @@ mod tests {
         let (_dog, watch, vitals, _) = watched(30);
         watch.decodes(at(10));
         vitals.refused(at(10));
-        watch.check(Stamp::from_nanos(10_500_000_000), false);
-        assert_eq!(watch.expiry(), None);
+        watch.check(at(12), false);
+        assert_eq!(watch.expiry(), None, "refused once");
+        vitals.refused(at(12));
         watch.check(at(12), false);
         assert_eq!(watch.expiry(), Some(Expiry::ReplicaSilent));
     }
 
     #[test]
-    fn half_a_silence_asks_for_a_probe_and_an_unanswered_probe_ends_it() {
+    fn a_listener_that_is_away_for_a_moment_ends_no_prefill() {
+        let (_dog, watch, vitals, _) = watched(30);
+        vitals.refused(Stamp::from_nanos(5_000_000_000));
+        vitals.refused(Stamp::from_nanos(6_200_000_000));
+        watch.check(at(7), false);
+        assert_eq!(watch.expiry(), None);
+        vitals.refused(at(7));
+        watch.check(at(7), false);
+        assert_eq!(watch.expiry(), Some(Expiry::ReplicaSilent), "refused for two seconds");
+    }
+
+    #[test]
+    fn a_long_prefill_is_left_alone_though_probes_starve_behind_it() {
+        let (_dog, watch, vitals, _) = watched(30);
+        vitals.frozen(at(5));
+        watch.check(at(40), false);
+        assert_eq!(watch.expiry(), None);
+        vitals.engine_moved(at(39));
+        watch.check(at(45), false);
+        assert_eq!(watch.expiry(), None, "the engine's counters move");
+        vitals.frozen(at(40));
+        watch.check(at(46), false);
+        assert_eq!(watch.expiry(), Some(Expiry::ReplicaSilent));
+    }
+
+    #[test]
+    fn half_a_silence_with_an_unanswered_probe_ends_a_stream() {
         let (_dog, watch, vitals, _) = watched(20);
         watch.decodes(at(10));
         watch.check(at(21), false);

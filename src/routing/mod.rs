@@ -64,7 +64,8 @@ pub fn decide(policy: &dyn Policy, query: &Query<'_>, candidates: &mut [Candidat
     if policy.predicts() {
         stakes.price(candidates);
     }
-    let eligible = Eligible::new(candidates, query.excluded);
+    let passed_over = passed_over(query, candidates);
+    let eligible = Eligible::new(candidates, passed_over.as_ref().unwrap_or(query.excluded));
     let choice = match eligible.count() {
         0 => return None,
         1 => Choice { at: eligible.iter().next()?.0, reason: Reason::Only },
@@ -84,6 +85,22 @@ pub fn decide(policy: &dyn Policy, query: &Query<'_>, candidates: &mut [Candidat
         terms,
         candidates: u16::try_from(count).unwrap_or(u16::MAX),
     })
+}
+
+/// Those that this request does not go to: tried already, or passed over because their share is below 1. `None` where that is no
+/// more than those tried, which is nearly always. A session is passed over always or never, so that it does not wander.
+fn passed_over(query: &Query<'_>, candidates: &[Candidate<'_>]) -> Option<SlotSet> {
+    if candidates.iter().all(|candidate| candidate.share >= 1.0) {
+        return None;
+    }
+    let key = query.session.unwrap_or(query.aim.now.as_nanos());
+    let mut passed_over = query.excluded.clone();
+    for candidate in candidates {
+        if rendezvous::unit(rendezvous::rank(!key, candidate.identity)) > candidate.share {
+            passed_over.insert(candidate.slot);
+        }
+    }
+    candidates.iter().any(|candidate| !passed_over.contains(candidate.slot)).then_some(passed_over)
 }
 
 /// One request, as routing sees it.
@@ -175,6 +192,10 @@ pub struct Candidate<'a> {
     pub batch_limit: Option<u64>,
     /// Tokens in one of the engine's KV blocks.
     pub block_tokens: u64,
+    /// Probability that it answers, relative to its peers.
+    pub success: f64,
+    /// Fraction of its ordinary traffic that it should get.
+    pub share: f64,
     /// The engine's KV cache, where known.
     cache: Option<EngineCache>,
     /// Found by [`decide`]: prompt tokens believed to be cached there.
@@ -211,6 +232,8 @@ impl<'a> Candidate<'a> {
             foreign: Foreign::default(),
             batch_limit: load.batch_limit(),
             block_tokens: DEFAULT_BLOCK_TOKENS,
+            success: 1.0,
+            share: 1.0,
             cache: None,
             hit: Tokens(0),
             blocks: 0,

@@ -92,7 +92,8 @@ impl<'a> Stakes<'a> {
         terms.cost = terms.seconds() - copy
             + self.prices.others_wait * (terms.prefill - copy)
             + self.prices.broken * (terms.harm + terms.excess)
-            + self.prices.late * terms.late;
+            + self.prices.late * terms.late
+            + FAILURE * (1.0 - candidate.success);
         terms
     }
 
@@ -175,6 +176,8 @@ const DECODE: f64 = 0.3;
 /// Decoding that takes so much longer than at the best replica is no reason to wait for another: predictions err by as much, and
 /// chance evens it out.
 const UNNOTICED: f64 = 1.2;
+/// Seconds that a failed answer costs: its client waits for all of it again, at the least.
+const FAILURE: f64 = 10.0;
 const MISS_AT: f64 = 0.9;
 const MISS_WITHIN: f64 = 0.1;
 /// Less than one in a thousand misses, which is worth a hundredth of a second.

@@ -27,6 +27,9 @@ pub struct Target {
     pub load: Arc<ReplicaLoad>,
     published: Published,
     seen: Mutex<Seen>,
+    /// `1 - x` as bits, so that zero is the ordinary case.
+    failing: AtomicU64,
+    withheld: AtomicU64,
 }
 
 /// One reading of an engine's metrics page; what the page does not have is absent.
@@ -93,7 +96,27 @@ impl Target {
     #[must_use]
     pub fn new(slot: usize, identity: u64) -> Self {
         let (load, published, seen) = (ReplicaLoad::new(), Published::default(), Mutex::default());
-        Self { slot, identity, load, published, seen }
+        let (failing, withheld) = (AtomicU64::new(0), AtomicU64::new(0));
+        Self { slot, identity, load, published, seen, failing, withheld }
+    }
+
+    /// What its recent answers are worth: the probability that it answers, relative to its peers, and the fraction of its
+    /// ordinary traffic that it should get.
+    pub fn set_standing(&self, success: f64, share: f64) {
+        self.failing.store((1.0 - success).to_bits(), Ordering::Relaxed);
+        self.withheld.store((1.0 - share).to_bits(), Ordering::Relaxed);
+    }
+
+    /// Probability that it answers, relative to its peers, 0 to 1.
+    #[must_use]
+    pub fn success(&self) -> f64 {
+        1.0 - f64::from_bits(self.failing.load(Ordering::Relaxed))
+    }
+
+    /// Fraction of its ordinary traffic that it should get, 0 to 1.
+    #[must_use]
+    pub fn share(&self) -> f64 {
+        1.0 - f64::from_bits(self.withheld.load(Ordering::Relaxed))
     }
 
     /// The engine's page was read just now. Figures that make no sense are taken for absent.

@@ -1,4 +1,4 @@
-//! Retry budget: retries of work that may have started must not double the load of a failing fleet.
+//! Retry budget: retries of work that may have started must not double the load of a failing pool.
 //!
 //! As in Finagle and Linkerd: each request deposits `retry.budget`, each retry withdraws 1; on top come
 //! `retry.min_per_second` retries, so that small deployments can retry at all.
@@ -8,28 +8,23 @@ use parking_lot::Mutex;
 use crate::clock::Stamp;
 use crate::config::Retry;
 
-/// Retries that the gateway may still make.
-#[derive(Debug)]
+/// Retries that may still be made in one pool.
+#[derive(Debug, Default)]
 pub struct RetryBudget {
     bucket: Mutex<TokenBucket>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct TokenBucket {
     /// Deposited by requests.
     balance: f64,
     /// Refilled by time, at most one second's worth.
     floor: f64,
-    refilled: Stamp,
+    /// `None` before the first retry: the floor is whole then.
+    refilled: Option<Stamp>,
 }
 
 impl RetryBudget {
-    /// A budget of one second's minimum.
-    pub fn new(retry: &Retry, now: Stamp) -> Self {
-        let floor = f64::from(retry.min_per_second);
-        Self { bucket: Mutex::new(TokenBucket { balance: 0.0, floor, refilled: now }) }
-    }
-
     /// Deposits the share of one request.
     pub fn deposit(&self, retry: &Retry) {
         let mut bucket = self.bucket.lock();
@@ -41,9 +36,11 @@ impl RetryBudget {
     pub fn withdraw(&self, retry: &Retry, now: Stamp) -> bool {
         let mut bucket = self.bucket.lock();
         let rate = f64::from(retry.min_per_second);
-        let passed = now.since(bucket.refilled).as_secs_f64();
-        bucket.floor = (bucket.floor + passed * rate).min(rate);
-        bucket.refilled = now;
+        bucket.floor = match bucket.refilled {
+            Some(before) => (bucket.floor + now.since(before).as_secs_f64() * rate).min(rate),
+            None => rate,
+        };
+        bucket.refilled = Some(now);
         let source = if bucket.floor >= 1.0 { &mut bucket.floor } else { &mut bucket.balance };
         let is_granted = *source >= 1.0;
         if is_granted {
@@ -63,7 +60,7 @@ mod tests {
     #[test]
     fn a_retry_storm_is_bounded_by_the_share_plus_the_minimum() {
         let retry = Retry { attempts: 2, budget: 0.1, min_per_second: 3 };
-        let budget = RetryBudget::new(&retry, Stamp::default());
+        let budget = RetryBudget::default();
         let mut retried = 0;
         for second in 0..10_u64 {
             for _ in 0..100 {

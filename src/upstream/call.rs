@@ -1,7 +1,8 @@
 //! The gateway's own requests: probes, scrapes, model lists, the webhook, OTLP over HTTP.
 //!
-//! Each uses a fresh connection outside any pool, because probes must get through when a replica's pool is exhausted,
-//! and because a refused connect is the earliest evidence that a process is gone. None of them enters a request metric.
+//! Their connections are outside any pool, because probes must get through when a replica's pool is exhausted. A probe uses
+//! a fresh one: a refused connect is the earliest evidence that a process is gone. Scrapes, which come every second, keep theirs.
+//! None of them enters a request metric.
 
 use std::io;
 use std::time::Duration;
@@ -9,9 +10,10 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt, Full, Limited};
+use hyper::client::conn::http1::SendRequest;
 use thiserror::Error;
 
-use super::connect::{AbortOnDrop, Connector};
+use super::connect::{AbortOnDrop, Connector, UpstreamBody, is_local};
 use crate::config::{Endpoint, Secret};
 
 /// A request to an HTTP API below an endpoint's base path; carries `x-tokenway-probe: 1`.
@@ -38,6 +40,9 @@ pub enum CallError {
     /// No answer in time.
     #[error("no answer in time")]
     Timeout,
+    /// The gateway has no descriptor or local port left.
+    #[error("no descriptor or local port left")]
+    NoResources,
     /// Another failure of socket, TLS or HTTP.
     #[error("{0}")]
     Broken(String),
@@ -52,6 +57,39 @@ impl Call<'_> {
         let request = self.request().map_err(broken)?;
         let (head, body) = exchange(connector, self.endpoint, request, self.timeout).await?.into_parts();
         Ok((head.status, body))
+    }
+
+    /// The same on a connection that is kept for the next call. Where the kept one fails, as one does that was closed meanwhile,
+    /// a fresh one is tried.
+    ///
+    /// # Errors
+    /// [`CallError`]; a status is an answer, whatever it is.
+    pub async fn send_on(
+        self,
+        connector: &Connector,
+        kept: &mut KeptConnection,
+    ) -> Result<(StatusCode, Bytes), CallError> {
+        let answer = async {
+            if let Some(mut open) = kept.open.take()
+                && let Ok(answer) = ask(&mut open, self.request_to(self.endpoint)?).await
+            {
+                kept.put(open);
+                kept.is_fresh = false;
+                return Ok(answer);
+            }
+            let mut open = connect(connector, self.endpoint).await?;
+            kept.is_fresh = true;
+            let answer = ask(&mut open, self.request_to(self.endpoint)?).await?;
+            kept.put(open);
+            Ok(answer)
+        };
+        let answer = tokio::time::timeout(self.timeout, answer).await.unwrap_or(Err(CallError::Timeout))?;
+        let (head, body) = answer.into_parts();
+        Ok((head.status, body))
+    }
+
+    fn request_to(&self, endpoint: &Endpoint) -> Result<Request<Bytes>, CallError> {
+        addressed(self.request().map_err(broken)?, endpoint)
     }
 
     fn request(&self) -> http::Result<Request<Bytes>> {
@@ -77,25 +115,65 @@ impl Call<'_> {
 pub async fn exchange(
     connector: &Connector,
     endpoint: &Endpoint,
-    mut request: Request<Bytes>,
+    request: Request<Bytes>,
     timeout: Duration,
 ) -> Result<Response<Bytes>, CallError> {
+    let request = addressed(request, endpoint)?;
+    let answer = async {
+        let mut open = connect(connector, endpoint).await?;
+        ask(&mut open, request).await
+    };
+    tokio::time::timeout(timeout, answer).await.unwrap_or(Err(CallError::Timeout))
+}
+
+/// A connection that the calls of one caller share, one after the other.
+#[derive(Debug, Default)]
+pub struct KeptConnection {
+    open: Option<Open>,
+    is_fresh: bool,
+}
+
+impl KeptConnection {
+    /// Whether the last call opened it.
+    #[must_use]
+    pub fn is_fresh(&self) -> bool {
+        self.is_fresh
+    }
+
+    fn put(&mut self, open: Open) {
+        self.open = (!open.sender.is_closed()).then_some(open);
+    }
+}
+
+#[derive(Debug)]
+struct Open {
+    sender: SendRequest<UpstreamBody>,
+    _closes: AbortOnDrop,
+}
+
+async fn connect(connector: &Connector, endpoint: &Endpoint) -> Result<Open, CallError> {
+    let connection = connector.connect(endpoint).await.map_err(|error| match error.kind() {
+        io::ErrorKind::ConnectionRefused => CallError::Refused,
+        _ if is_local(&error) => CallError::NoResources,
+        _ => broken(error),
+    })?;
+    Ok(Open { sender: connection.sender, _closes: AbortOnDrop(connection.task) })
+}
+
+async fn ask(open: &mut Open, request: Request<Bytes>) -> Result<Response<Bytes>, CallError> {
+    open.sender.ready().await.map_err(broken)?;
+    let response = open.sender.send_request(request.map(Full::new)).await.map_err(broken)?;
+    let (head, body) = response.into_parts();
+    let body = Limited::new(body, MAX_ANSWER).collect().await.map_err(broken)?;
+    Ok(Response::from_parts(head, body.to_bytes()))
+}
+
+fn addressed(mut request: Request<Bytes>, endpoint: &Endpoint) -> Result<Request<Bytes>, CallError> {
     let host = HeaderValue::try_from(endpoint.authority()).map_err(broken)?;
     request.headers_mut().insert(header::HOST, host);
     let path = request.uri().path_and_query().cloned();
     *request.uri_mut() = path.map_or_else(Default::default, Into::into);
-    let answer = async {
-        let mut connection = connector.connect(endpoint).await.map_err(|error| match error.kind() {
-            io::ErrorKind::ConnectionRefused => CallError::Refused,
-            _ => broken(error),
-        })?;
-        let _closes = AbortOnDrop(connection.task.clone());
-        let response = connection.sender.send_request(request.map(Full::new)).await.map_err(broken)?;
-        let (head, body) = response.into_parts();
-        let body = Limited::new(body, MAX_ANSWER).collect().await.map_err(broken)?;
-        Ok(Response::from_parts(head, body.to_bytes()))
-    };
-    tokio::time::timeout(timeout, answer).await.unwrap_or(Err(CallError::Timeout))
+    Ok(request)
 }
 
 fn broken(error: impl std::fmt::Display) -> CallError {

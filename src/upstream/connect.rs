@@ -2,10 +2,13 @@
 //!
 //! HTTP/1.1 because that is what vLLM speaks (uvicorn answers an HTTP/2 preface with 400). The connection's
 //! task is spawned on a tracker; its abort handle lets a vanished client cancel the
-//! engine's work at once instead of at hyper's next poll.
+//! engine's work at once instead of at hyper's next poll. Where a name has addresses of both families, the second one gets its
+//! chance after [`SECOND_FAMILY_AFTER`] (RFC 8305).
 
 use std::io;
+use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -22,6 +25,8 @@ use tokio_rustls::client::TlsStream;
 use tokio_util::either::Either;
 use tokio_util::task::TaskTracker;
 
+use super::resolve::{Resolver, by_family};
+use crate::clock::{Clock, Stamp};
 use crate::config::{Endpoint, PoolTls};
 use crate::listener::tls::{TlsError, certificates, private_key};
 
@@ -88,6 +93,8 @@ pub struct PoolTlsConfig(ClientTls);
 pub struct Connector {
     tls: Arc<ArcSwap<ClientTls>>,
     tracker: TaskTracker,
+    resolver: Resolver,
+    shortage: Arc<ShortageLog>,
 }
 
 impl Connector {
@@ -117,17 +124,21 @@ impl Connector {
             None => tls.with_no_client_auth(),
         };
         tls.alpn_protocols = vec![b"http/1.1".to_vec()];
-        Ok(Self::of(ClientTls { config: Arc::new(tls), server_name: None }, tracker))
+        let tls = Arc::new(ArcSwap::from_pointee(ClientTls { config: Arc::new(tls), server_name: None }));
+        let clock = Clock::start();
+        let resolver = Resolver::new(clock, tracker.clone());
+        let shortage = Arc::new(ShortageLog { clock, logged: AtomicU64::new(0) });
+        Ok(Self { tls, tracker, resolver, shortage })
     }
 
-    fn of(tls: ClientTls, tracker: TaskTracker) -> Self {
-        Self { tls: Arc::new(ArcSwap::from_pointee(tls)), tracker }
+    fn with_tls(&self, tls: ClientTls) -> Self {
+        Self { tls: Arc::new(ArcSwap::from_pointee(tls)), ..self.clone() }
     }
 
     /// A connector that is secured by itself from now on.
     #[must_use]
     pub fn separate(&self) -> Self {
-        Self::of(ClientTls::clone(&self.tls.load()), self.tracker.clone())
+        self.with_tls(ClientTls::clone(&self.tls.load()))
     }
 
     /// Reads the files of a pool's TLS; without any, as this connector is secured.
@@ -167,11 +178,11 @@ impl Connector {
     /// The same, offering HTTP/2 in the TLS handshake: for gRPC.
     #[must_use]
     pub fn offering_http2(&self) -> Self {
-        let tls = self.tls.load();
+        let tls = self.tls.load_full();
         let mut config = rustls::ClientConfig::clone(&tls.config);
         config.alpn_protocols = vec![b"h2".to_vec()];
         let tls = ClientTls { config: Arc::new(config), server_name: tls.server_name.clone() };
-        Self::of(tls, self.tracker.clone())
+        self.with_tls(tls)
     }
 
     /// Connects and shakes hands. The caller bounds the time.
@@ -203,7 +214,11 @@ impl Connector {
     /// # Errors
     /// What the socket or TLS said.
     pub async fn open(&self, endpoint: &Endpoint) -> io::Result<Stream> {
-        let socket = TcpStream::connect((&*endpoint.host, endpoint.port)).await?;
+        let socket = self.dial(endpoint).await.inspect_err(|error| {
+            if is_local(error) {
+                self.shortage.log(error);
+            }
+        })?;
         tune(&socket)?;
         if !endpoint.is_tls {
             return Ok(Either::Left(socket));
@@ -215,6 +230,38 @@ impl Connector {
         };
         let connector = tokio_rustls::TlsConnector::from(Arc::clone(&tls.config));
         Ok(Either::Right(connector.connect(name, socket).await?))
+    }
+
+    async fn dial(&self, endpoint: &Endpoint) -> io::Result<TcpStream> {
+        let addresses = self.resolver.resolve(&endpoint.host).await?;
+        let (preferred, other) = by_family(&addresses, endpoint.port);
+        if other.is_empty() {
+            return connect_in_turn(&preferred).await;
+        }
+        let mut first = std::pin::pin!(connect_in_turn(&preferred));
+        // Both arms are cancel-safe: a connect that is dropped closes its socket.
+        let early = tokio::select! {
+            biased;
+            result = &mut first => Some(result),
+            () = tokio::time::sleep(SECOND_FAMILY_AFTER) => None,
+        };
+        match early {
+            Some(Ok(socket)) => Ok(socket),
+            Some(Err(error)) => connect_in_turn(&other).await.map_err(|second| more_telling(error, second)),
+            None => {
+                let mut second = std::pin::pin!(connect_in_turn(&other));
+                // As above.
+                let (result, is_first) = tokio::select! {
+                    result = &mut first => (result, true),
+                    result = &mut second => (result, false),
+                };
+                match result {
+                    Ok(socket) => Ok(socket),
+                    Err(error) if is_first => second.await.map_err(|other| more_telling(error, other)),
+                    Err(error) => first.await.map_err(|other| more_telling(error, other)),
+                }
+            }
+        }
     }
 
     async fn handshake<S>(&self, io: TokioIo<S>) -> io::Result<Connection>
@@ -234,6 +281,56 @@ impl Connector {
     }
 }
 
+async fn connect_in_turn(addresses: &[SocketAddr]) -> io::Result<TcpStream> {
+    let mut last: Option<io::Error> = None;
+    for address in addresses {
+        match TcpStream::connect(address).await {
+            Ok(socket) => return Ok(socket),
+            Err(error) => {
+                last = Some(match last {
+                    Some(before) => more_telling(error, before),
+                    None => error,
+                });
+            }
+        }
+    }
+    Err(last.unwrap_or_else(|| io::ErrorKind::NotFound.into()))
+}
+
+/// Of two failed connects the one that says something about the replica.
+fn more_telling(one: io::Error, other: io::Error) -> io::Error {
+    if is_local(&one) { other } else { one }
+}
+
+/// Whether the failure is a shortage of this process or host (EMFILE, ENFILE, EADDRNOTAVAIL), which says nothing about a replica.
+#[must_use]
+pub fn is_local(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::AddrNotAvailable || matches!(error.raw_os_error(), Some(ENFILE | EMFILE))
+}
+
+/// Logs shortages of descriptors and ports, one line in [`LOG_EVERY`].
+#[derive(Debug)]
+struct ShortageLog {
+    clock: Clock,
+    logged: AtomicU64,
+}
+
+impl ShortageLog {
+    fn log(&self, error: &io::Error) {
+        let now = self.clock.now();
+        let before = self.logged.load(Ordering::Relaxed);
+        let is_due = before == 0 || now.since(Stamp::from_nanos(before)) >= LOG_EVERY;
+        let next = now.as_nanos().max(1);
+        if is_due && self.logged.compare_exchange(before, next, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+        {
+            tracing::error!(
+                %error,
+                "no descriptor or local port for connections to replicas: raise RLIMIT_NOFILE or lower server.max_connections"
+            );
+        }
+    }
+}
+
 /// First events must not wait for Nagle, and a vanished host must be noticed between requests.
 fn tune(socket: &TcpStream) -> io::Result<()> {
     socket.set_nodelay(true)?;
@@ -241,4 +338,10 @@ fn tune(socket: &TcpStream) -> io::Result<()> {
     SockRef::from(socket).set_tcp_keepalive(&probe)
 }
 
+/// After this the addresses of the other family are tried beside the first.
+const SECOND_FAMILY_AFTER: Duration = Duration::from_millis(250);
+const LOG_EVERY: Duration = Duration::from_secs(10);
+// Of Linux and the BSDs alike; the standard library has no kind of its own for them.
+const ENFILE: i32 = 23;
+const EMFILE: i32 = 24;
 const MAX_READ_BUFFER: usize = 64 * 1024;

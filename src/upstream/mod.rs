@@ -5,3 +5,4 @@ pub mod call;
 pub mod connect;
 pub(crate) mod headers;
 pub(crate) mod pool;
+mod resolve;

@@ -2,12 +2,12 @@
 //!
 //! Our own, because existing pools have no limit per host, no drain per replica, and race a new connection against an
 //! idle one ([0001](../../docs/decisions/0001-own-connection-pool.md)). LIFO, so that surplus connections age out; bounded
-//! by a semaphore, so that one replica cannot take all file descriptors; idle connections are closed before the engine's
+//! by a semaphore, so that one replica cannot take all file descriptors (a reload changes the bound); idle connections are closed before the engine's
 //! keep-alive ends.
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -26,6 +26,9 @@ pub struct ConnectionPool {
     clock: Clock,
     idle: Mutex<Vec<Idle>>,
     limit: Arc<Semaphore>,
+    max: Mutex<usize>,
+    /// Permits in use that are not given back: the limit was lowered meanwhile.
+    surplus: AtomicUsize,
     open: AtomicU64,
 }
 
@@ -49,8 +52,29 @@ impl ConnectionPool {
             clock,
             idle: Mutex::new(Vec::new()),
             limit,
+            max: Mutex::new(max_connections),
+            surplus: AtomicUsize::new(0),
             open: AtomicU64::new(0),
         })
+    }
+
+    /// Changes the limit. Connections in use beyond a lower one stay until their requests end.
+    pub fn set_limit(&self, max_connections: usize) {
+        let mut max = self.max.lock();
+        let before = std::mem::replace(&mut *max, max_connections);
+        if let Some(more) = max_connections.checked_sub(before) {
+            let repaid = (0..more).take_while(|_| self.repay()).count();
+            self.limit.add_permits(more - repaid);
+        } else {
+            let fewer = before - max_connections;
+            let free = self.limit.forget_permits(fewer);
+            self.surplus.fetch_add(fewer - free, Ordering::AcqRel);
+        }
+    }
+
+    fn repay(&self) -> bool {
+        let less = |surplus: usize| surplus.checked_sub(1);
+        self.surplus.fetch_update(Ordering::AcqRel, Ordering::Acquire, less).is_ok()
     }
 
     /// Leases the most recently used idle connection, else a new one.
@@ -136,7 +160,7 @@ impl ConnectionPool {
     }
 
     fn lease(self: &Arc<Self>, connection: Connection, permit: OwnedSemaphorePermit) -> Lease {
-        Lease { connection: Some(connection), pool: Arc::clone(self), _permit: permit }
+        Lease { connection: Some(connection), pool: Arc::clone(self), permit: Some(permit) }
     }
 
     fn forget(&self, connection: &Connection) {
@@ -151,7 +175,7 @@ impl ConnectionPool {
 pub struct Lease {
     connection: Option<Connection>,
     pool: Arc<ConnectionPool>,
-    _permit: OwnedSemaphorePermit,
+    permit: Option<OwnedSemaphorePermit>,
 }
 
 impl Lease {
@@ -175,6 +199,11 @@ impl Drop for Lease {
     fn drop(&mut self) {
         if let Some(connection) = self.connection.take() {
             self.pool.forget(&connection);
+        }
+        if let Some(permit) = self.permit.take()
+            && self.pool.repay()
+        {
+            permit.forget();
         }
     }
 }

@@ -274,6 +274,9 @@ pub(crate) fn status(state: ReplicaState, has_signals: bool) -> ReplicaStatus {
         url: "http://gpu-a:8000".into(),
         state,
         reason: "proved".into(),
+        failure_ratio: 0.0,
+        traffic_share: 1.0,
+        is_on_trial: false,
         inflight: 3,
         inflight_prompt_tokens: 300,
         signals: has_signals.then_some(signals),
@@ -409,7 +412,7 @@ impl Control for Gateway {
         Arc::clone(&self.config)
     }
 
-    fn reload(&self) -> Result<(), String> {
+    fn reload(&self) -> Result<Vec<String>, String> {
         Err("gateway.toml:3:1: unknown key".into())
     }
 

@@ -27,7 +27,7 @@ async function show() {
   const status = document.getElementById("status");
   try {
     const [fleet, latency] = await Promise.all([load("api/fleet"), load("api/latency?window=5m")]);
-    fill("replicas", fleet.replicas.map((r) => [r.pool, r.replica, r.state, r.reason, r.inflight,
+    fill("replicas", fleet.replicas.map((r) => [r.pool, r.replica, r.on_trial ? "ready, on trial" : r.state, r.reason, r.inflight,
       r.signals?.running, r.signals?.waiting, percent(r.signals?.kv_cache_usage)]));
     fill("latency", latency.series.map((s) => [s.route, s.revision, s.duration.count,
       milliseconds(s.ttft.p50), milliseconds(s.ttft["p99"]), milliseconds(s.icl.p50), milliseconds(s.icl["p99"])]));

@@ -52,7 +52,7 @@ fn pool(section: &Section<'_>) -> Pool {
         scrape_interval: section
             .parse("scrape_interval", &POSITIVE_DURATION)
             .unwrap_or(Duration::from_secs(1)),
-        max_connections: max_connections(section, 1024),
+        max_connections: max_connections(section, 16_384),
         max_num_seqs: positive("max_num_seqs"),
         queue_target: positive("queue_target"),
         probe: probe(section),

@@ -21,6 +21,7 @@ use self::replica::Cell;
 use super::backlog::{Backlog, Pressure, Waiting};
 use super::float::span;
 use super::load::{Known, Lesson, ReplicaLoad};
+use super::work::Work;
 use crate::clock::Stamp;
 use crate::record::ExpectedWait;
 use crate::units::Tokens;
@@ -170,6 +171,17 @@ impl PoolModel {
         self.pool.ratio_within(share)
     }
 
+    /// Seconds to the first token of the pool's mean prompt at the replica in `slot`, were it idle; `None` until its own answers
+    /// tell.
+    #[must_use]
+    pub fn typical_ttft(&self, slot: usize, now: Stamp) -> Option<f64> {
+        let cell = self.replicas.get(slot)?;
+        cell.slowness()?;
+        let own = cell.estimate(now, self.pool.usual_slowness())?;
+        let mean = Work::of(Tokens(self.pool.average().mean_uncached as u64), Tokens(0));
+        Some(own.slowness * self.pool.view().seconds(1.0, 0, &mean) + own.way)
+    }
+
     /// How well predictions fit: of the replica in `slot`, or of the whole pool. `None` before the first.
     #[must_use]
     pub fn calibration(&self, slot: Option<usize>) -> Option<Calibration> {
@@ -185,7 +197,6 @@ mod tests {
     use super::*;
     use crate::routing::foreign::Foreign;
     use crate::routing::load::LoadView;
-    use crate::routing::work::Work;
 
     fn at(seconds: u64) -> Stamp {
         Stamp::from_nanos(seconds * 1_000_000_000)

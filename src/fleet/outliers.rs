@@ -1,0 +1,76 @@
+//! Which replica stands out among its pool's: pure comparison of failure rates and speeds.
+//!
+//! What all replicas answer alike says nothing about any of them, so every figure is taken relative to the lower median
+//! of the others: with half of a pool sick, the healthy half is still the measure.
+
+/// What a replica's recent answers are worth to routing.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Standing {
+    /// Probability that it answers, relative to its peers, 0 to 1.
+    pub(super) success: f64,
+    /// Fraction of its ordinary traffic that it should get, above 0, up to 1.
+    pub(super) share: f64,
+}
+
+impl Standing {
+    /// From its failure rate and slowness (1 is ordinary), and those of its peers.
+    #[must_use]
+    pub(super) fn of(failures: f64, peers: f64, slowness: f64) -> Self {
+        let excess = (failures - peers).clamp(0.0, 1.0);
+        let by_failures = (1.0 - 2.0 * excess).max(0.0).powi(2);
+        let by_speed = if slowness >= SLOW { 1.0 / slowness } else { 1.0 };
+        Self { success: 1.0 - excess, share: (by_failures * by_speed).max(MIN_SHARE) }
+    }
+}
+
+/// Whether failures are reason to eject: they leave those of the peers behind, beyond chance.
+#[must_use]
+pub(super) fn fails_alone(failures: f64, peers: f64) -> bool {
+    failures >= EJECT_FROM + 2.0 * peers
+}
+
+/// The lower median; `None` of nothing. Reorders the values.
+pub(super) fn lower_median(values: &mut [f64]) -> Option<f64> {
+    let middle = values.len().checked_sub(1)? / 2;
+    let (_, median, _) = values.select_nth_unstable_by(middle, f64::total_cmp);
+    Some(*median)
+}
+
+/// Times its peers' TTFT or ITL from which a replica gets less than its share.
+pub(super) const SLOW: f64 = 3.0;
+/// Times its peers' TTFT or ITL from which it is ejected, if that lasts.
+pub(super) const TOO_SLOW: f64 = 8.0;
+/// Three failures in a row after good answers, or a quarter of all.
+const EJECT_FROM: f64 = 0.25;
+/// Some requests always go there, or it could never show that it is well.
+const MIN_SHARE: f64 = 0.02;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GOOD: Standing = Standing { success: 1.0, share: 1.0 };
+
+    #[test]
+    fn the_first_failure_costs_share_and_what_peers_do_too_costs_none() {
+        let first = Standing::of(0.1, 0.0, 1.0);
+        assert!((0.6..0.7).contains(&first.share) && (first.success - 0.9).abs() < 1e-9, "{first:?}");
+        assert_eq!(Standing::of(1.0, 0.0, 1.0), Standing { success: 0.0, share: MIN_SHARE });
+        assert_eq!(Standing::of(0.4, 0.4, 1.0), GOOD);
+        assert!(fails_alone(0.271, 0.0) && !fails_alone(0.271, 0.19) && !fails_alone(1.0, 0.5));
+    }
+
+    #[test]
+    fn the_slow_get_less_and_twice_the_time_is_ordinary() {
+        assert_eq!(Standing::of(0.0, 0.0, 2.0), GOOD);
+        assert!(Standing::of(0.0, 0.0, 10.0).share <= 0.1);
+    }
+
+    #[test]
+    fn the_healthy_half_is_the_measure() {
+        assert_eq!(lower_median(&mut [0.0, 0.9, 0.8]), Some(0.8));
+        assert_eq!(lower_median(&mut [0.9, 0.0]), Some(0.0));
+        assert_eq!(lower_median(&mut [0.9, 0.0, 0.0]), Some(0.0));
+        assert_eq!(lower_median(&mut []), None);
+    }
+}

@@ -1,0 +1,62 @@
+//! Whether an answer that is relayed as it is speaks against its replica.
+//!
+//! A server error does, and a full queue; a model that is missing there alone, and a key of ours that it refuses. Any other 4xx
+//! is the request's own. Pure but for the lists of models.
+
+use http::StatusCode;
+
+use super::attempt::BufferedResponse;
+use super::prepare::Prepared;
+use crate::error::ReplicaFailure;
+use crate::fleet::pick::Pick;
+
+/// What the answer says against the replica; `None` where it is the request's own, or good.
+pub(super) fn of_answer(
+    answer: &BufferedResponse,
+    pick: &Pick,
+    prepared: &Prepared,
+) -> Option<ReplicaFailure> {
+    let status = answer.head.status;
+    let is_bad = match status {
+        StatusCode::NOT_IMPLEMENTED => false,
+        StatusCode::TOO_MANY_REQUESTS => true,
+        StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => pick.pool.config().engine_api_key.is_some(),
+        StatusCode::NOT_FOUND => {
+            let is_elsewhere = |model| pick.pool.others_list(&pick.replica, model);
+            names_missing_model(&answer.body) && prepared.model.as_deref().is_some_and(is_elsewhere)
+        }
+        status => status.is_server_error(),
+    };
+    is_bad.then(|| ReplicaFailure::Status { replica: pick.replica.name(), status: status.as_u16() })
+}
+
+/// Whether the body of a 404 says that the model is missing, as engines and OpenAI word it.
+fn names_missing_model(body: &[u8]) -> bool {
+    let start = body.get(..MAX_ERROR.min(body.len())).unwrap_or_default();
+    let text = String::from_utf8_lossy(start).to_lowercase();
+    text.contains("model") && MISSING.iter().any(|words| text.contains(words))
+}
+
+const MISSING: [&str; 4] = ["not_found", "notfound", "not found", "does not exist"];
+/// Bytes of an error body that are looked at.
+const MAX_ERROR: usize = 4096;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_model_is_told_from_a_missing_path() {
+        let vllm = br#"{"error":{"message":"The model `x` does not exist.","type":"NotFoundError","param":"model","code":404}}"#;
+        let openai = br#"{"error":{"message":"no","code":"model_not_found"}}"#;
+        assert!(names_missing_model(vllm) && names_missing_model(openai));
+        for other in [
+            &br#"{"detail":"Not Found"}"#[..],
+            b"",
+            b"\xff\xfe",
+            br#"{"error":{"message":"Response 'r' not found"}}"#,
+        ] {
+            assert!(!names_missing_model(other));
+        }
+    }
+}

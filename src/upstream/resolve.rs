@@ -1,0 +1,182 @@
+//! Host names to addresses: answers are kept, and one look-up serves scrapes, probes and requests alike.
+//!
+//! `getaddrinfo` tells no TTL and occupies a thread that outlives the caller's timeout. So an answer counts for [`FRESH_FOR`];
+//! after that it is used once more while one look-up runs beside, and it outlasts failed look-ups for [`STALE_FOR`]: a name
+//! server that is away takes no replica with it.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::watch;
+use tokio_util::task::TaskTracker;
+
+use crate::clock::{Clock, Stamp};
+
+/// Resolves names; cheap to clone.
+#[derive(Clone, Debug)]
+pub(super) struct Resolver {
+    hosts: Arc<Mutex<HashMap<Arc<str>, Arc<Host>>>>,
+    clock: Clock,
+    tracker: TaskTracker,
+}
+
+#[derive(Debug)]
+struct Host {
+    answer: watch::Sender<Option<Answer>>,
+    is_asking: AtomicBool,
+}
+
+#[derive(Clone, Debug)]
+struct Answer {
+    /// When it was given; of a failure, when that happened.
+    at: Stamp,
+    result: Result<Arc<[IpAddr]>, LookupError>,
+}
+
+/// An [`io::Error`] that several callers can have.
+#[derive(Clone, Debug)]
+struct LookupError {
+    kind: io::ErrorKind,
+    code: Option<i32>,
+    text: Arc<str>,
+}
+
+impl Resolver {
+    pub(super) fn new(clock: Clock, tracker: TaskTracker) -> Self {
+        Self { hosts: Arc::default(), clock, tracker }
+    }
+
+    /// The addresses of a name or of an address as text, in the resolver's order; at least one.
+    pub(super) async fn resolve(&self, host: &Arc<str>) -> io::Result<Arc<[IpAddr]>> {
+        if let Ok(address) = host.parse::<IpAddr>() {
+            return Ok(Arc::new([address]));
+        }
+        let entry = self.entry(host);
+        let now = self.clock.now();
+        let known = entry.answer.borrow().clone();
+        match known {
+            Some(Answer { at, result: Ok(addresses) }) if now.since(at) < STALE_FOR => {
+                if now.since(at) >= FRESH_FOR {
+                    self.ask(host, &entry);
+                }
+                return Ok(addresses);
+            }
+            Some(Answer { at, result: Err(error) }) if now.since(at) < FAILED_FOR => {
+                return Err(error.into());
+            }
+            _ => {}
+        }
+        let mut answers = entry.answer.subscribe();
+        self.ask(host, &entry);
+        let is_new = |answer: &Option<Answer>| answer.as_ref().is_some_and(|answer| answer.at >= now);
+        match answers.wait_for(is_new).await {
+            Ok(answer) => match &*answer {
+                Some(Answer { result, .. }) => result.clone().map_err(Into::into),
+                None => Err(io::ErrorKind::NotFound.into()),
+            },
+            Err(_) => Err(io::ErrorKind::NotFound.into()),
+        }
+    }
+
+    fn entry(&self, host: &Arc<str>) -> Arc<Host> {
+        let mut hosts = self.hosts.lock();
+        let fresh = || Arc::new(Host { answer: watch::Sender::new(None), is_asking: AtomicBool::new(false) });
+        Arc::clone(hosts.entry(Arc::clone(host)).or_insert_with(fresh))
+    }
+
+    fn ask(&self, host: &Arc<str>, entry: &Arc<Host>) {
+        if entry.is_asking.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let (host, entry, clock) = (Arc::clone(host), Arc::clone(entry), self.clock);
+        self.tracker.spawn(async move {
+            let result = match tokio::net::lookup_host((&*host, 0)).await {
+                Ok(found) => {
+                    let addresses: Vec<IpAddr> = found.map(|address| address.ip()).collect();
+                    if addresses.is_empty() {
+                        let text = "the name has no address".into();
+                        Err(LookupError { kind: io::ErrorKind::NotFound, code: None, text })
+                    } else {
+                        Ok(addresses.into())
+                    }
+                }
+                Err(error) => Err(LookupError {
+                    kind: error.kind(),
+                    code: error.raw_os_error(),
+                    text: error.to_string().into(),
+                }),
+            };
+            let at = clock.now();
+            entry.is_asking.store(false, Ordering::Release);
+            entry.answer.send_if_modified(|known| keep_newer(known, Answer { at, result }));
+        });
+    }
+}
+
+/// A failure does not replace addresses that still count.
+fn keep_newer(known: &mut Option<Answer>, new: Answer) -> bool {
+    let is_kept = new.result.is_err()
+        && known.as_ref().is_some_and(|old| old.result.is_ok() && new.at.since(old.at) < STALE_FOR);
+    if !is_kept {
+        *known = Some(new);
+    }
+    !is_kept
+}
+
+impl From<LookupError> for io::Error {
+    fn from(error: LookupError) -> Self {
+        error.code.map_or_else(|| Self::new(error.kind, &*error.text), Self::from_raw_os_error)
+    }
+}
+
+/// The first of the addresses, by the resolver's order, and those of the other family, which are tried beside it.
+pub(super) fn by_family(addresses: &[IpAddr], port: u16) -> (Vec<SocketAddr>, Vec<SocketAddr>) {
+    let is_v4 = addresses.first().is_some_and(IpAddr::is_ipv4);
+    addresses
+        .iter()
+        .map(|address| SocketAddr::new(*address, port))
+        .partition(|address| address.is_ipv4() == is_v4)
+}
+
+/// How long an answer counts.
+const FRESH_FOR: Duration = Duration::from_secs(10);
+/// How long it is used while newer look-ups run or fail.
+const STALE_FOR: Duration = Duration::from_secs(300);
+/// A name that failed is not looked up again before this.
+const FAILED_FOR: Duration = Duration::from_millis(500);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(seconds: u64) -> Stamp {
+        Stamp::from_nanos(seconds * 1_000_000_000)
+    }
+
+    #[tokio::test]
+    async fn addresses_pass_and_names_are_looked_up_once() {
+        let resolver = Resolver::new(Clock::start(), TaskTracker::new());
+        assert_eq!(*resolver.resolve(&"::1".into()).await.unwrap(), ["::1".parse::<IpAddr>().unwrap()]);
+        let name: Arc<str> = "localhost".into();
+        let (one, two) = tokio::join!(resolver.resolve(&name), resolver.resolve(&name));
+        assert!(Arc::ptr_eq(&one.unwrap(), &two.unwrap()), "two look-ups for one name");
+        assert!(resolver.resolve(&"no-such-name.invalid".into()).await.is_err());
+    }
+
+    #[test]
+    fn a_failed_look_up_leaves_the_addresses_in_force_for_a_while() {
+        let good = Answer { at: at(1), result: Ok(Arc::new([IpAddr::from([127, 0, 0, 1])])) };
+        let bad = |seconds| Answer {
+            at: at(seconds),
+            result: Err(LookupError { kind: io::ErrorKind::Other, code: None, text: "".into() }),
+        };
+        let mut known = Some(good);
+        assert!(!keep_newer(&mut known, bad(100)));
+        assert!(keep_newer(&mut known, bad(400)) && known.unwrap().result.is_err());
+    }
+}

@@ -1,0 +1,234 @@
+//! One sick replica among healthy ones: what it costs the clients, and who is left alone.
+
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokenway::config::{Config, PolicyName};
+use tokenway::fleet::status::ReplicaState;
+
+use super::support::replica::{Gate, Replica, Step};
+use super::support::{Gateway, config, until, wire};
+use super::{CHAT, PATH};
+
+const MISSING: &str = r#"{"error":{"message":"The model `tiny` does not exist.","type":"NotFoundError","param":"model","code":404}}"#;
+const FAULTS: [&str; 6] = ["500", "404 model", "HTML", "error event", "503", "reset"];
+
+/// What a sick replica answers at once; its probes are fine.
+fn fault(name: &str) -> Vec<Step> {
+    match name {
+        "500" => wire::json(500, r#"{"error":{"message":"boom"}}"#),
+        "404 model" => wire::json(404, MISSING),
+        "HTML" => vec![Step::Raw(wire::whole(200, "text/html; charset=utf-8", "<h1>It works!</h1>"))],
+        "error event" => wire::stream([wire::ENGINE_ERROR, wire::DONE]),
+        "503" => wire::json(503, "{}"),
+        _ => vec![Step::Reset],
+    }
+}
+
+async fn four(policy: PolicyName) -> (Gateway, Vec<Replica>) {
+    let mut replicas = Vec::new();
+    for _ in 0..4 {
+        replicas.push(Replica::start().await);
+    }
+    let mut config = config::of(&replicas.iter().collect::<Vec<_>>());
+    config.routes[0].policy = policy;
+    // As in a deployment: what is ejected is looked at again soon.
+    config.pools[0].probe.interval = Duration::from_secs(10);
+    (Gateway::start(config).await, replicas)
+}
+
+/// Failed answers of so many requests, one after the other.
+async fn failed(gateway: &Gateway, requests: usize) -> usize {
+    let mut failed = 0;
+    for request in 0..requests {
+        let reply = gateway.post(PATH, &CHAT.replace("hi", &format!("request {request}"))).await;
+        failed += usize::from(
+            reply.status() != 200 || !reply.text().contains("[DONE]") || reply.text().contains("error"),
+        );
+    }
+    failed
+}
+
+#[tokio::test]
+async fn a_replica_that_fails_fast_costs_a_handful_of_requests() {
+    for policy in [PolicyName::RoundRobin, PolicyName::LeastLoaded, PolicyName::Latency] {
+        for name in FAULTS {
+            let (gateway, replicas) = four(policy).await;
+            assert_eq!(failed(&gateway, 20).await, 0, "{name}");
+            replicas[0].always(fault(name));
+            let before = replicas[0].count();
+            let failed = failed(&gateway, 120).await;
+            let seen = replicas[0].count() - before;
+            assert!(failed <= 8 && seen <= 20, "{policy:?}, {name}: {failed} failed, {seen} went there");
+            gateway.idle().await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn two_sick_of_four_are_both_left_and_a_healed_one_comes_back_on_trial() {
+    let (gateway, replicas) = four(PolicyName::RoundRobin).await;
+    for replica in &replicas[..2] {
+        replica.always(fault("500"));
+    }
+    assert!(failed(&gateway, 120).await <= 16);
+    replicas[0].always(wire::chat_stream(&["a"]));
+    let of = |at: usize| gateway.replicas().into_iter().find(|r| *r.replica == *replicas[at].name()).unwrap();
+    until("it comes back", || of(0).state == ReplicaState::Ready).await;
+    failed(&gateway, 60).await;
+    assert!(of(0).state == ReplicaState::Ready && !of(0).is_on_trial, "{:?}", of(0));
+    gateway.idle().await;
+}
+
+#[tokio::test]
+async fn what_one_client_gets_and_what_all_replicas_answer_says_nothing_about_any() {
+    for policy in [PolicyName::RoundRobin, PolicyName::Session] {
+        for (status, body) in [(400, "{}"), (422, "{}"), (404, r#"{"detail":"Not Found"}"#), (500, "{}")] {
+            let (gateway, replicas) = four(policy).await;
+            for replica in &replicas {
+                replica.always(wire::json(status, body));
+            }
+            for _ in 0..40 {
+                assert_eq!(gateway.post(PATH, CHAT).await.status(), status);
+            }
+            for replica in gateway.replicas() {
+                assert_eq!(replica.state, ReplicaState::Ready, "{policy:?} {status}: {replica:?}");
+                assert!(status == 500 || replica.traffic_share == 1.0, "{policy:?} {status}: {replica:?}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_only_replica_of_a_pool_keeps_serving_what_it_can() {
+    let replica = Replica::start().await;
+    let gateway = Gateway::start(config::of(&[&replica])).await;
+    for _ in 0..10 {
+        replica.next(fault("500"));
+        assert_eq!(gateway.post(PATH, CHAT).await.status(), 500);
+        assert_eq!(gateway.post(PATH, CHAT).await.status(), 200);
+    }
+    assert_eq!(gateway.state_of(&replica), ReplicaState::Ready);
+    gateway.idle().await;
+}
+
+#[tokio::test]
+async fn a_full_queue_is_busy_while_streams_move_there_and_a_failure_without() {
+    let (gateway, replicas) = four(PolicyName::LeastLoaded).await;
+    let gate = Gate::new();
+    let moving = std::iter::repeat_n([wire::event(wire::content("x")), Step::Tick], 100).flatten();
+    let end = [wire::event(wire::FINISH), wire::event(wire::DONE), Step::End];
+    replicas[0].next(wire::begun_then("x", moving.chain([Step::Wait(gate.clone())]).chain(end)));
+    let mut clients = Vec::new();
+    while replicas[0].count() == 0 {
+        let mut client = gateway.client().await;
+        client.post(PATH, &[], CHAT.as_bytes()).await;
+        client.head().await;
+        clients.push(client);
+    }
+    replicas[0].always(wire::json(503, r#"{"error":{"message":"queue is full"}}"#));
+    assert_eq!(failed(&gateway, 60).await, 0, "another replica takes what it refuses");
+    assert_eq!(gateway.state_of(&replicas[0]), ReplicaState::Ready);
+    gate.cancel();
+    for mut client in clients {
+        assert!(client.rest().await.is_complete);
+    }
+    gateway.idle().await;
+}
+
+#[tokio::test]
+async fn a_stream_that_is_answered_by_a_page_is_a_failed_attempt() {
+    let replica = Replica::start().await;
+    let gateway = Gateway::start(config::of(&[&replica])).await;
+    replica.next(fault("HTML"));
+    let reply = gateway.post(PATH, CHAT).await;
+    assert_eq!((reply.status(), &*reply.code()), (502, "replica_failed"));
+    assert!(reply.text().contains("text/html"), "{}", reply.text());
+    replica.next(wire::json(200, r#"{"id":"whole"}"#));
+    let reply = gateway.post(PATH, CHAT).await;
+    assert_eq!((reply.status(), reply.text()), (200, r#"{"id":"whole"}"#), "JSON is an answer");
+    gateway.idle().await;
+}
+
+#[tokio::test]
+async fn a_prompt_that_was_answered_is_no_poison_however_many_replicas_are_restarted_under_it() {
+    let replicas = [Replica::start().await, Replica::start().await, Replica::start().await];
+    let all: Vec<&Replica> = replicas.iter().collect();
+    let mut config = config::of(&all);
+    config.pools[0].max_ejected_share = 1.0;
+    let gateway = Gateway::start(config).await;
+    assert_eq!(gateway.post(PATH, CHAT).await.status(), 200);
+    for replica in &all {
+        replica.next(vec![Step::StopListening, Step::Reset]);
+        let before = replica.count();
+        while replica.count() == before {
+            let reply = gateway.post(PATH, CHAT).await;
+            assert_eq!(reply.status(), 200, "{}", reply.text());
+        }
+        until("it is found dead", || gateway.state_of(replica) == ReplicaState::Ejected).await;
+        replica.listen_again().await;
+        gateway.ready().await;
+    }
+    assert_eq!(gateway.post(PATH, CHAT).await.status(), 200);
+    gateway.idle().await;
+}
+
+#[tokio::test]
+async fn a_reload_that_renames_replicas_and_changes_limits_refuses_nothing() {
+    let (one, two) = (Replica::start().await, Replica::start().await);
+    let base = config::of(&[&one, &two]);
+    let gateway = Gateway::start(base.clone()).await;
+    for round in 0..20_usize {
+        let mut config: Config = base.clone();
+        let pool = &mut config.pools[0];
+        pool.revision = format!("r{round}").into();
+        pool.max_connections = NonZeroUsize::new(1 + round).unwrap();
+        for (at, replica) in pool.replicas.iter_mut().enumerate() {
+            replica.name = format!("gpu-{round}-{at}").into();
+        }
+        if round % 3 == 2 {
+            // Another name of the pool is another pool of the same replicas.
+            pool.name = format!("pool-{round}").into();
+        }
+        gateway.app.reload(Arc::new(config)).unwrap();
+        let reply = gateway.post(PATH, CHAT).await;
+        assert_eq!(reply.status(), 200, "{}", reply.text());
+        let name = reply.head.header("x-tokenway-replica").unwrap();
+        assert!(name.starts_with(&format!("gpu-{round}-")), "{name}");
+        assert_eq!(reply.head.header("x-tokenway-revision"), Some(&*format!("r{round}")));
+    }
+    gateway.idle().await;
+}
+
+#[tokio::test]
+async fn a_lower_limit_of_connections_is_in_force_after_a_reload() {
+    let replica = Replica::start().await;
+    let mut config = config::of(&[&replica]);
+    config.routes[0].timeouts.connect = Duration::from_millis(50);
+    let gateway = Gateway::start(config.clone()).await;
+    let gate = Gate::new();
+    let end = [wire::event(wire::FINISH), wire::event(wire::DONE), Step::End];
+    let script = wire::begun_then("x", [vec![Step::Wait(gate.clone())], end.to_vec()].concat());
+    let mut clients = Vec::new();
+    for _ in 0..3 {
+        replica.next(script.clone());
+        let mut client = gateway.client().await;
+        client.post(PATH, &[], CHAT.as_bytes()).await;
+        client.head().await;
+        clients.push(client);
+    }
+    config.pools[0].max_connections = NonZeroUsize::new(3).unwrap();
+    gateway.app.reload(Arc::new(config.clone())).unwrap();
+    let reply = gateway.post(PATH, CHAT).await;
+    assert_eq!((reply.status(), &*reply.code()), (504, "timeout_connect"));
+    assert!(reply.text().contains("pool.max_connections"), "{}", reply.text());
+    config.pools[0].max_connections = NonZeroUsize::new(4).unwrap();
+    gateway.app.reload(Arc::new(config)).unwrap();
+    assert_eq!(gateway.post(PATH, CHAT).await.status(), 200);
+    gate.cancel();
+    for mut client in clients {
+        assert!(client.rest().await.is_complete);
+    }
+    gateway.idle().await;
+}
