@@ -5,6 +5,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use super::hedge::HedgeBudget;
 use crate::config::{Config, ModelMatch, Route, Slo};
 use crate::error::Failure;
 use crate::fleet::pool::PoolState;
@@ -43,6 +44,8 @@ pub struct RouteState {
     pub policy: Box<dyn Policy>,
     /// Weighted choice among the pools.
     pub wheel: PoolWheel,
+    /// Hedges that it may still make; a reload begins anew.
+    pub hedges: HedgeBudget,
 }
 
 impl RoutingTable {
@@ -55,6 +58,7 @@ impl RoutingTable {
             Arc::new(RouteState {
                 policy: policies::named(route.policy),
                 wheel: PoolWheel::new(route.pools.iter().map(|w| w.weight)),
+                hedges: HedgeBudget::default(),
                 pools: route.pools.iter().filter_map(weighted).collect(),
                 config: route.clone(),
             })
@@ -137,10 +141,11 @@ impl RouteState {
         if let Some(given) = &self.config.upstream_model {
             return Some(Arc::clone(given));
         }
-        let mut listed = self.pools.iter().flat_map(|(pool, _)| {
-            pool.replicas().iter().map(|replica| replica.models.load_full()).collect::<Vec<_>>()
-        });
-        let models = listed.find(|models| !models.is_empty())?;
+        // The first replica that lists any: nearly always the first.
+        let models = self.pools.iter().find_map(|(pool, _)| {
+            let replicas = pool.replicas();
+            replicas.iter().map(|replica| replica.models.load_full()).find(|models| !models.is_empty())
+        })?;
         if models.iter().any(|model| model.id == *name) {
             return None;
         }

@@ -4,9 +4,11 @@
 //! forwarded as they came.
 
 pub mod body;
+pub mod body_memory;
 mod canonical;
 pub mod chain;
 pub mod class;
+pub mod continuation;
 pub mod dialect;
 pub mod fields;
 pub mod json;

@@ -18,6 +18,7 @@ mod targets;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use dashmap::DashMap;
@@ -42,7 +43,7 @@ use crate::clock::{Clock, Stamp};
 use crate::config::Config;
 use crate::fleet::status::ReplicaStatus;
 use crate::observe::judgement::Judgement;
-use crate::record::{FirstToken, Outcome, Record};
+use crate::record::{AttemptCause, FirstToken, Outcome, Record};
 
 /// Version of this binary, for `tokenway_build_info` and spans.
 #[derive(Clone, Copy, Debug)]
@@ -79,6 +80,8 @@ pub struct Metrics {
     rejected: Memo<&'static str, IntCounter>,
     spans_dropped: Memo<&'static str, IntCounter>,
     engine_spans: Memo<&'static str, IntCounter>,
+    /// Of the process' log, once there is one.
+    log_drops: Mutex<Option<Arc<LogDrops>>>,
     prefix: PrefixTokens,
 }
 
@@ -135,6 +138,7 @@ impl Metrics {
             rejected: Memo::default(),
             spans_dropped: Memo::default(),
             engine_spans: Memo::default(),
+            log_drops: Mutex::default(),
             prefix,
         };
         metrics.start_at_zero(build);
@@ -147,8 +151,14 @@ impl Metrics {
         let labels = [build.version, build.revision, std::env::consts::OS, std::env::consts::ARCH];
         self.process.build_info.with_label_values(&labels).set(1.0);
         self.process.last_reload_successful.set(1.0);
+        for result in HEDGE_RESULTS {
+            self.totals.hedges.get(&[result]);
+        }
         for result in ["success", "failure"] {
             self.process.config_reloads.get(&[result]);
+        }
+        for (reason, _) in LogDrops::default().take() {
+            self.process.log_dropped.get(&[reason]);
         }
         for result in DeliveryResult::ALL {
             self.drift.webhook.get(&[result.as_str()]);
@@ -214,11 +224,17 @@ impl Metrics {
         let timeout = |error: Option<&'static str>| error.and_then(|e| e.strip_prefix("timeout_"));
         for (i, attempt) in record.attempts.iter().enumerate() {
             let is_last = i + 1 == record.attempts.len();
-            let outcome = if is_last && attempt.error.is_none() { record.outcome } else { Outcome::Failed };
+            let outcome = match attempt.error {
+                None if is_last => record.outcome,
+                // Another attempt of its hedge spoke first.
+                _ if attempt.is_canceled => Outcome::Canceled,
+                _ => Outcome::Failed,
+            };
             let served = &attempt.served;
             self.replica_series(&served.pool, &served.replica).attempt(&self.replicas, served, outcome);
             let Some(error) = attempt.error else { continue };
-            if !is_last {
+            // A hedge is no retry, and neither is the continuation of a broken stream.
+            if record.attempts.get(i + 1).is_some_and(|next| next.cause == AttemptCause::Retry) {
                 self.retries.get(error, || self.totals.retries.get(&[error])).inc();
             }
             if let Some(timer) = timeout(Some(error)) {
@@ -250,6 +266,16 @@ impl Metrics {
     /// Counts an admission decision (`admit`, `refuse`, …) and its reason.
     pub fn admission(&self, decision: &'static str, reason: &'static str) {
         self.admissions.get((decision, reason), || self.totals.admissions.get(&[decision, reason])).inc();
+    }
+
+    /// Counts a broken stream that goes on at another replica.
+    pub fn migrated(&self) {
+        self.totals.migrations.inc();
+    }
+
+    /// Counts a request that a second replica was asked for: whether that one `won`, `lost` or `failed`.
+    pub fn hedged(&self, result: &'static str) {
+        self.totals.hedges.get(&[result]).inc();
     }
 
     /// Counts a request and the bytes of its body as queued while the guard lives.
@@ -300,6 +326,23 @@ impl Metrics {
         self.process.access_log_dropped.inc_by(lines);
     }
 
+    /// Counts from now on the log's lines that are not written.
+    pub fn count_log_drops(&self, drops: Arc<LogDrops>) {
+        *self.log_drops.lock() = Some(drops);
+    }
+
+    /// 1 while new connections wait because of `server.max_connections`.
+    #[must_use]
+    pub fn connections_waiting(&self) -> IntGauge {
+        self.process.connections_waiting.clone()
+    }
+
+    /// Counts panics while requests are served.
+    #[must_use]
+    pub fn panics(&self) -> IntCounter {
+        self.process.panics.clone()
+    }
+
     /// Counts a request as in flight while the guard lives.
     #[must_use]
     pub fn request_inflight(&self) -> GaugeGuard {
@@ -325,6 +368,11 @@ impl Metrics {
         for (pool, replica) in gone {
             self.by_stream.retain(|key, _| key.pool != pool || key.replica != replica);
             self.by_replica.remove(&(pool, replica));
+        }
+        if let Some(drops) = &*self.log_drops.lock() {
+            for (reason, lines) in drops.take() {
+                self.process.log_dropped.get(&[reason]).inc_by(lines);
+            }
         }
         let oldest = self.waiting.lock().first_key_value().map(|(since, _)| *since);
         let waited = oldest.map_or(Duration::ZERO, |since| self.clock.now().since(since));
@@ -386,6 +434,24 @@ fn key_of(record: &Record) -> RequestKey {
         tenant: Arc::clone(&record.tenant),
         revision: record.served().map_or_else(|| "none".into(), |served| Arc::clone(&served.revision)),
         class: record.class,
+    }
+}
+
+/// Lines of the log on stderr that were not written, since the last scrape.
+#[derive(Debug, Default)]
+pub struct LogDrops {
+    /// The writer could not keep up.
+    pub queue_full: AtomicU64,
+    /// stderr is closed, or its disk is full.
+    pub write_failed: AtomicU64,
+    /// More lines of one place in the code than its rate limit allows.
+    pub rate: AtomicU64,
+}
+
+impl LogDrops {
+    fn take(&self) -> [(&'static str, u64); 3] {
+        [("queue_full", &self.queue_full), ("write_failed", &self.write_failed), ("rate", &self.rate)]
+            .map(|(reason, lines)| (reason, lines.swap(0, Ordering::Relaxed)))
     }
 }
 
@@ -486,6 +552,9 @@ impl Drop for QueuedGuard {
         }
     }
 }
+
+/// Values of `result` of `tokenway_hedges_total`.
+const HEDGE_RESULTS: [&str; 3] = ["won", "lost", "failed"];
 
 /// Label sets with cached handles; families are bounded separately (see [`family`]).
 const CACHED_SERIES: usize = 10_000;

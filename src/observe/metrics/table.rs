@@ -69,6 +69,8 @@ pub(super) struct Totals {
     pub(super) queue_oldest: Gauge,
     pub(super) tenant_tokens: Family<IntCounterVec>,
     pub(super) retries: Family<IntCounterVec>,
+    pub(super) migrations: IntCounter,
+    pub(super) hedges: Family<IntCounterVec>,
     pub(super) timeouts: Family<IntCounterVec>,
     pub(super) http_rejected: Family<IntCounterVec>,
 }
@@ -80,6 +82,9 @@ pub(super) struct Process {
     pub(super) spans_dropped: Family<IntCounterVec>,
     pub(super) engine_spans: Family<IntCounterVec>,
     pub(super) access_log_dropped: IntCounter,
+    pub(super) log_dropped: Family<IntCounterVec>,
+    pub(super) connections_waiting: IntGauge,
+    pub(super) panics: IntCounter,
     pub(super) config_reloads: Family<IntCounterVec>,
     pub(super) last_reload_successful: Gauge,
     pub(super) build_info: GaugeVec,
@@ -316,18 +321,20 @@ impl ReplicaFamilies {
 
 impl Totals {
     pub(super) fn new(maker: &Maker<'_>, edges: &Edges) -> Self {
-        // Not built yet, so zero is the true count.
-        for (name, help) in [
-            ("tokenway_migrations_total", "Streams moved to another replica."),
-            ("tokenway_hedges_total", "Requests sent to a second replica as well."),
-        ] {
-            maker.counter(name, help);
-        }
         let oldest = Gauge::new(
             "tokenway_queue_oldest_seconds",
             "How long the oldest request in the queue has waited.",
         );
         Self {
+            migrations: maker.counter(
+                "tokenway_migrations_total",
+                "Broken streams that were continued on another replica.",
+            ),
+            hedges: maker.counters(
+                "tokenway_hedges_total",
+                "Requests sent to a second replica as well, by whether that one won, lost or failed.",
+                &["result"],
+            ),
             prediction_error: maker.histogram(
                 "tokenway_prediction_error_seconds",
                 "Absolute difference between predicted and actual time to first token.",
@@ -405,6 +412,19 @@ impl Process {
             access_log_dropped: maker.counter(
                 "tokenway_access_log_dropped_total",
                 "Access-log lines lost to a full queue or a failed write.",
+            ),
+            log_dropped: maker.counters(
+                "tokenway_log_dropped_total",
+                "Lines of the log on stderr that were not written: queue_full or write_failed, or rate (more than a few a second of one kind).",
+                &["reason"],
+            ),
+            connections_waiting: maker.gauge(
+                "tokenway_connections_waiting",
+                "1 while new connections wait because server.max_connections is reached.",
+            ),
+            panics: maker.counter(
+                "tokenway_panics_total",
+                "Requests that a bug of the gateway ended (500, or a broken response).",
             ),
             config_reloads: maker.counters(
                 "tokenway_config_reloads_total",
