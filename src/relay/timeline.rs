@@ -167,7 +167,7 @@ impl Timeline {
     /// events has one arrival, so that the gap across the break is one observation.
     pub fn join(&mut self, leg: &Self) {
         self.paused = Moment::NEVER;
-        self.caught_up();
+        self.is_behind = false;
         let (Some(first), Some(last)) = (leg.first_token.get(), leg.last_token.get()) else { return };
         for event in 0..leg.content_events.min(BATCH as u64) {
             self.content(if event == 0 { first } else { last }, 0, None);
