@@ -93,6 +93,20 @@ pub struct Served {
     pub port: u16,
 }
 
+/// Why an attempt was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AttemptCause {
+    /// The request came.
+    #[default]
+    First,
+    /// The attempt before failed, and the retry rule allowed another.
+    Retry,
+    /// The first token was overdue by the route's `hedge`: a second replica was asked as well.
+    Hedge,
+    /// The stream broke and was continued elsewhere.
+    Migration,
+}
+
 /// One attempt at one replica.
 #[derive(Clone, Debug)]
 pub struct Attempt {
@@ -100,6 +114,10 @@ pub struct Attempt {
     pub served: Served,
     /// Span id, sent upstream in `traceparent`.
     pub span: u64,
+    /// Why it was made.
+    pub cause: AttemptCause,
+    /// Given up because another attempt of a hedge spoke first: no failure.
+    pub is_canceled: bool,
     /// The replica was chosen.
     pub start: Stamp,
     /// A connection was leased, new or pooled.
@@ -254,7 +272,8 @@ pub struct Record {
     pub held: Duration,
     /// Time in which the stream waited for the client to take bytes.
     pub relay_blocked: Duration,
-    /// Every attempt in order; the last one was answered unless it has an `error`.
+    /// Every attempt in order; the last one was answered unless it has an `error`. Of a hedge the one that spoke first is the
+    /// later; one whose stream broke and was continued has an `error` and a migration behind it.
     pub attempts: Vec<Attempt>,
     /// The first routing decision.
     pub decision: Option<DecisionSummary>,
@@ -270,6 +289,10 @@ pub struct Record {
     pub longest_gap_at: Option<Stamp>,
     /// Lowest percentile (50, 90, …) of the stream's own ITL that was over its bound.
     pub itl_missed: Option<u8>,
+    /// How often its stream broke and was continued on another replica.
+    pub migrations: u32,
+    /// Why its broken stream was not continued, on a route with `migrate`.
+    pub migration_refused: Option<&'static str>,
     /// The requested route, where the request was degraded to another.
     pub degraded_from: Option<Arc<str>>,
     /// Times reported by the engine.
@@ -376,6 +399,8 @@ impl Record {
             longest_gap: Duration::ZERO,
             longest_gap_at: None,
             itl_missed: None,
+            migrations: 0,
+            migration_refused: None,
             degraded_from: None,
             engine: None,
             stage_budget: None,

@@ -406,7 +406,10 @@ fn faults_of_routes_and_tenants() {
             "[[route]]\nmodel = \"m\"\nslo = \"batch\"\nstage_budget = { decode = \"8m\", relay = \"4m\" }\n",
             "f.toml:7:16: all stages have 720s, 120 % of the route's e2e bound of 600s",
         ),
-        ("[[route]]\nmodel = \"m\"\nmigrate = true\n", "f.toml:6:1: migrate is not supported yet"),
+        (
+            "[[route]]\nmodel = \"m\"\nmigrate = \"yes\"\n",
+            "f.toml:6:11: migrate: expected true or false, found a string",
+        ),
         (
             "[[route]]\nmodel = \"m\"\nclient_may = [\"timeout\", \"priorty\"]\n",
             "f.toml:6:26: unknown permission \"priorty\"; did you mean \"priority\"?",

@@ -2,11 +2,16 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation fails the test")]
 
+#[path = "failures/hedge.rs"]
+mod hedge;
+#[path = "failures/migration.rs"]
+mod migration;
 mod support;
 
 use std::time::Duration;
 
 use serde_json::Value;
+use tokenway::config::Config;
 use tokenway::fleet::status::ReplicaState;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -29,8 +34,14 @@ struct Pair {
 
 impl Pair {
     async fn start(script: Vec<Step>) -> Self {
+        Self::start_with(|_| {}, script).await
+    }
+
+    async fn start_with(configure: impl FnOnce(&mut Config), script: Vec<Step>) -> Self {
         let (one, two) = (Replica::start().await, Replica::start().await);
-        let gateway = Gateway::start(config::of(&[&one, &two])).await;
+        let mut config = config::of(&[&one, &two]);
+        configure(&mut config);
+        let gateway = Gateway::start(config).await;
         // Whose turn it is first is the policy's affair.
         gateway.post(PATH, CHAT).await;
         let (bad, good) = if one.count() == 1 { (two, one) } else { (one, two) };

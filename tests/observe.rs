@@ -88,7 +88,7 @@ const CONTRACT: &[(&str, &str, f64)] = &[
     ("tokenway_queue_requests", "", 0.0),
     ("tokenway_queue_bytes", "", 0.0),
     ("tokenway_migrations_total", "", 0.0),
-    ("tokenway_hedges_total", "", 0.0),
+    ("tokenway_hedges_total", r#"{result="won"}"#, 0.0),
     ("tokenway_prediction_ratio_count", "", 1.0),
     ("tokenway_prediction_error_seconds_sum", "", 0.05),
     ("tokenway_prefix_tokens_total", r#"{kind="looked_up"}"#, 100.0),

@@ -5,13 +5,17 @@
 
 use std::path::Path;
 
+use bytes::Bytes;
 use proptest::prelude::*;
 use serde_json::Value;
 use smallvec::SmallVec;
 use tokenway::relay::sse::Scanner;
 use tokenway::relay::stream_state::{Echo, Event, StreamEnd};
+use tokenway::relay::transcript::Transcript;
 use tokenway::relay::usage::{AnswerFacts, EngineErrorKind, of_unary};
 use tokenway::relay::usage_filter::{AskedUsage, UsageFilter};
+use tokenway::relay::whole_events::WholeEvents;
+use tokenway::request::continuation::continuation;
 use tokenway::request::dialect::Dialect;
 
 /// The body of a recorded response, and whether its framing ended.
@@ -342,5 +346,160 @@ proptest! {
         let scanned = scan(Dialect::Chat, Echo::Off, reads.collect::<Vec<_>>(), true);
         let reported: Vec<u32> = scanned.contents().iter().map(|c| c.0).collect();
         prop_assert_eq!(reported, expected, "{:?}", stream);
+    }
+}
+
+/// What a client makes of a stream of chat or completions.
+#[derive(Debug, Default, PartialEq)]
+struct Read {
+    text: String,
+    ids: Vec<String>,
+    created: Vec<u64>,
+    roles: usize,
+    finish: Vec<String>,
+    usage: Vec<[u64; 3]>,
+    done: usize,
+}
+
+impl Read {
+    fn of(stream: &[u8]) -> Self {
+        let mut read = Self::default();
+        for line in
+            std::str::from_utf8(stream).unwrap().lines().filter_map(|line| line.strip_prefix("data: "))
+        {
+            if line == "[DONE]" {
+                read.done += 1;
+                continue;
+            }
+            let event: Value = serde_json::from_str(line).unwrap();
+            let id = event["id"].as_str().unwrap().to_owned();
+            if !read.ids.contains(&id) {
+                read.ids.push(id);
+            }
+            let created = event["created"].as_u64().unwrap();
+            if !read.created.contains(&created) {
+                read.created.push(created);
+            }
+            for choice in event["choices"].as_array().unwrap() {
+                read.roles += usize::from(choice["delta"]["role"].is_string());
+                read.text +=
+                    choice["text"].as_str().or(choice["delta"]["content"].as_str()).unwrap_or_default();
+                read.finish.extend(choice["finish_reason"].as_str().map(str::to_owned));
+            }
+            if let Some(usage) =
+                event["usage"].as_object().filter(|_| event["choices"] == serde_json::json!([]))
+            {
+                read.usage.push(
+                    ["prompt_tokens", "completion_tokens", "total_tokens"]
+                        .map(|n| usage[n].as_u64().unwrap()),
+                );
+            }
+        }
+        read
+    }
+}
+
+/// An engine that knows the answer, and goes on wherever a request has it begun: three characters an event, which are its tokens.
+fn go_on(request: &Value, whole: &Read, given: u64, form: &str) -> String {
+    let told = match request["messages"].as_array() {
+        Some(messages) if messages.len() > 1 => messages[1]["content"].as_str().unwrap(),
+        Some(_) => "",
+        None => request["prompt"].as_str().unwrap().strip_prefix("say").unwrap(),
+    };
+    let rest: Vec<char> =
+        whole.text.strip_prefix(told).expect("it builds on what was told").chars().collect();
+    let wrap = |choices: String| {
+        format!(
+            "data: {{\"id\":\"other\",\"object\":\"x\",\"created\":7,\"model\":\"m\",\"choices\":[{choices}]}}\n\n"
+        )
+    };
+    let mut out = String::new();
+    if form == "content" {
+        out += &wrap(
+            "{\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":\"\"},\"finish_reason\":null}"
+                .to_owned(),
+        );
+    }
+    for piece in rest.chunks(3) {
+        let text = serde_json::to_string(&piece.iter().collect::<String>()).unwrap();
+        out += &wrap(match form {
+            "content" => format!("{{\"index\":0,\"delta\":{{\"content\":{text}}},\"finish_reason\":null}}"),
+            _ => format!("{{\"index\":0,\"text\":{text},\"finish_reason\":null}}"),
+        });
+    }
+    let finish = &whole.finish[0];
+    out += &wrap(match form {
+        "content" => format!("{{\"index\":0,\"delta\":{{}},\"finish_reason\":\"{finish}\"}}"),
+        _ => format!("{{\"index\":0,\"text\":\"\",\"finish_reason\":\"{finish}\"}}"),
+    });
+    if let Some([prompt, ..]) = whole.usage.first() {
+        let (prompt, completion) = (prompt + given, rest.chunks(3).count() as u64);
+        let total = prompt + completion;
+        let usage = format!(
+            "\"usage\":{{\"prompt_tokens\":{prompt},\"completion_tokens\":{completion},\"total_tokens\":{total}}}"
+        );
+        out += &wrap(String::new()).replace("\"choices\":[]", &format!("\"choices\":[],{usage}"));
+    }
+    out + "data: [DONE]\n\n"
+}
+
+#[test]
+fn a_stream_that_breaks_at_any_byte_goes_on_as_if_it_had_not() {
+    let recorded_streams = [
+        ("chat_stream", Dialect::Chat, "content"),
+        ("chat_stream_usage", Dialect::Chat, "content"),
+        ("chat_stream_usage_continuous", Dialect::Chat, "content"),
+        ("chat_stream_token_ids", Dialect::Chat, "content"),
+        ("chat_stream_interval4", Dialect::Chat, "content"),
+        ("chat_stream_stop", Dialect::Chat, "content"),
+        ("chat_stream_queued_keepalive", Dialect::Chat, "content"),
+        ("completions_stream", Dialect::Completions, "text"),
+        ("completions_stream_usage", Dialect::Completions, "text"),
+    ];
+    for (name, dialect, form) in recorded_streams {
+        let (body, _) = recorded(&format!("{name}.raw"));
+        let whole = Read::of(&body);
+        let request = Bytes::from_static(match dialect {
+            Dialect::Chat => b"{\"messages\":[{\"role\":\"user\",\"content\":\"say\"}],\"max_tokens\":50}",
+            _ => b"{\"prompt\":\"say\",\"max_tokens\":50}",
+        });
+        for cut in 0..body.len() {
+            let (mut scanner, mut events) = (Scanner::new(dialect, Echo::Off), WholeEvents::default());
+            let mut transcript = Transcript::new(dialect);
+            let mut client = Vec::new();
+            for read in body[..cut].chunks(97) {
+                let fed = scanner.feed(read, |_, _| {});
+                client.extend_from_slice(&transcript.pass(events.cut(Bytes::copy_from_slice(read), fed.end)));
+            }
+            if scanner.state().is_finished() {
+                // Only the terminator is missing, and perhaps the usage: nobody is asked.
+                break;
+            }
+            let by = continuation(dialect, &request, &transcript.progress().unwrap()).unwrap();
+            let sent: Value = serde_json::from_slice(&by.body).unwrap();
+            let given = by.tokens;
+            assert_eq!(sent["max_tokens"], 50 - given, "{name} cut at {cut}");
+            transcript.continued(by);
+            let more = go_on(&sent, &whole, given, form);
+            client.extend_from_slice(&transcript.pass(Bytes::from(more)));
+            let joined = Read::of(&client);
+            // A stream that broke before its first event has none to be true to.
+            if !joined.ids.contains(&"other".to_owned()) {
+                assert_eq!(
+                    (&joined.ids, &joined.created),
+                    (&whole.ids, &whole.created),
+                    "{name} cut at {cut}"
+                );
+                assert_eq!(joined.roles, whole.roles, "{name} cut at {cut}");
+            }
+            assert_eq!(
+                (&joined.text, &joined.finish, joined.done),
+                (&whole.text, &whole.finish, 1),
+                "{name} cut at {cut}"
+            );
+            let prompt = |read: &Read| read.usage.first().map(|usage| usage[0]);
+            assert_eq!(prompt(&joined), prompt(&whole), "{name} cut at {cut}");
+            assert!(joined.usage.iter().all(|[prompt, completion, total]| prompt + completion == *total));
+        }
     }
 }

@@ -287,6 +287,7 @@ async fn a_client_certificate_names_its_tenant_and_needs_no_key() {
         key_digests: Vec::new(),
         client_names: vec![format!("{name}.internal").into()],
         routes: Some(vec![route.into()]),
+        ..Tenant::default()
     };
     let gateway = Gateway::with(|c| {
         c.server.tls = Some(files.tls(true));

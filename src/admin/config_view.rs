@@ -9,8 +9,8 @@ use std::time::Duration;
 use serde_json::{Map, Value as Json, json};
 
 use crate::config::{
-    AccessLog, Config, Degrade, Drift, Jwt, Pool, PoolTls, QueueLimits, Route, Secret, Slo, Telemetry,
-    Tenant, Timeouts, Tls,
+    AccessLog, Config, Degrade, Drift, Hedge, HedgeAfter, Jwt, Pool, PoolTls, QueueLimits, Route, Secret,
+    Slo, Telemetry, Tenant, Timeouts, Tls,
 };
 use crate::stage::{Stage, StageBudget};
 
@@ -131,11 +131,21 @@ fn route(config: &Config, route: &Route) -> Json {
             "priority": route.client_may.priority,
         },
         "ask_usage": route.ask_usage,
+        "migrate": route.migrate,
+        "hedge": route.hedge.as_ref().map(hedge),
         "stage_budget": route.stage_budget.as_deref().map(stage_budget),
         "timeouts": timeouts(&route.timeouts),
         "queue": route.queue.as_ref().map(queue),
         "degrade": route.degrade.as_ref().map(|degrade| degrade_to(config, degrade)),
     })
+}
+
+fn hedge(hedge: &Hedge) -> Json {
+    let after = match hedge.after {
+        HedgeAfter::Quantile(share) => json!(format!("p{}", (share * 1000.0).round() / 10.0)),
+        HedgeAfter::Delay(delay) => json!(seconds(delay)),
+    };
+    json!({ "after": after, "budget": hedge.budget })
 }
 
 fn queue(queue: &QueueLimits) -> Json {

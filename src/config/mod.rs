@@ -360,6 +360,10 @@ pub struct Route {
     pub stage_budget: Option<Arc<StageBudget>>,
     /// Splice `stream_options.include_usage` into streams that lack it.
     pub ask_usage: bool,
+    /// Continue a broken stream on another replica.
+    pub migrate: bool,
+    /// Ask a second replica where the first token is overdue.
+    pub hedge: Option<Hedge>,
     /// `[timeouts]` with this route's overrides.
     pub timeouts: Timeouts,
     /// `[route.queue]`: admission by prediction; `None` refuses nobody.
@@ -379,6 +383,24 @@ pub struct QueueLimits {
     pub max_wait: Duration,
     /// Prompts of class `long` are counted and served apart from the others.
     pub isolate_long: bool,
+}
+
+/// `hedge`: a second replica for requests whose first token is overdue.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Hedge {
+    /// When it is overdue.
+    pub after: HedgeAfter,
+    /// At most this share of the route's requests, above 0.
+    pub budget: f64,
+}
+
+/// When a first token is overdue.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum HedgeAfter {
+    /// Later than this share of first tokens comes after its prediction, 0 to 1.
+    Quantile(f64),
+    /// This long after the request was sent.
+    Delay(Duration),
 }
 
 /// `[route.degrade]`: fallback route.

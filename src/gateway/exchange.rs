@@ -6,12 +6,10 @@
 
 use std::sync::Arc;
 
-use bytes::Bytes;
-use http::{HeaderValue, Request};
-use http_body_util::Full;
-
-use super::attempt::{AttemptError, AttemptTimes, UpstreamAttempt, UpstreamResponse};
+use super::attempt::{AttemptError, UpstreamResponse};
 use super::degrade::degrade;
+use super::hedge;
+use super::outbound::{Flight, Identity, Outbound};
 use super::picker::{self, PickOutcome, QueueWait};
 use super::prepare::Prepared;
 use super::waiting::Waits;
@@ -19,12 +17,8 @@ use super::{Gateway, IncomingRequest};
 use crate::error::{Failure, ReplicaFailure};
 use crate::fleet::pick::Pick;
 use crate::observe::record_guard::RecordGuard;
-use crate::record;
-use crate::relay::reader::StreamShape;
-use crate::relay::usage_filter::AskedUsage;
-use crate::relay::watch::{StreamDeadlines, StreamWatch};
-use crate::request::trace_context;
-use crate::upstream::headers::{self, Credential, Upstream};
+use crate::record::AttemptCause;
+use crate::relay::watch::StreamWatch;
 
 /// A prepared request and everything its attempts need.
 #[derive(Debug)]
@@ -49,6 +43,8 @@ pub struct ExchangeResult {
     pub result: Result<(UpstreamResponse, ActiveAttempt), Failure>,
     /// The request; after a degrade, as prepared for the fallback route.
     pub prepared: Box<Prepared>,
+    /// Its head.
+    pub incoming: Box<IncomingRequest>,
 }
 
 /// The attempt whose response is relayed; lives until the end of the body.
@@ -87,8 +83,8 @@ impl Exchange {
         if let Err(failure) = &result {
             self.incoming.gateway.count_refusal(failure);
         }
-        let Self { guard, prepared, .. } = *self;
-        ExchangeResult { guard, result, prepared }
+        let Self { guard, prepared, incoming, .. } = *self;
+        ExchangeResult { guard, result, prepared, incoming }
     }
 
     async fn answer(&mut self) -> Result<(UpstreamResponse, ActiveAttempt), Failure> {
@@ -167,92 +163,46 @@ impl Exchange {
         &mut self,
         pick: Box<Pick>,
     ) -> Result<(UpstreamResponse, ActiveAttempt), (AttemptError, ActiveAttempt)> {
-        let clock = self.incoming.gateway.clock;
-        let start = clock.now();
-        let span = trace_context::new_span_id();
-        let deadlines = self.prepared.deadlines();
-        let limits = StreamDeadlines {
-            inter_token: Some(self.prepared.timeouts.inter_token),
-            client_stall: self.prepared.timeouts.client_stall,
-            first_token_at: deadlines.first_token.map(|deadline| deadline.at),
-            total_at: deadlines.total.at,
-        };
-        let vitals = Arc::clone(&pick.replica.vitals);
-        let watch = self.incoming.gateway.watchdog.watch(vitals, self.incoming.kill.clone(), limits, start);
-        let mut attempt = Box::new(UpstreamAttempt {
-            replica: Arc::clone(&pick.replica),
-            request: self.request(&pick, span),
-            shape: self.shape(&pick),
-            watch: Arc::clone(&watch),
-            deadlines,
-            clock,
-        });
-        let mut times = AttemptTimes { start, ..AttemptTimes::default() };
-        let watch_guard = WatchGuard(Some(&watch));
-        let result = attempt.send(&mut times).await;
-        watch_guard.disarm();
-        self.note_attempt(&pick, span, &times, &result);
-        let active = ActiveAttempt { pick, watch };
+        let cause = self.cause();
+        let identity = Identity::of(self.guard.record());
+        let flight = self.outbound(&identity).launch(pick, cause);
+        let (flight, result) = hedge::fly(self, flight, &identity).await;
+        self.note_attempt(&flight, &result);
+        let active = flight.into_active();
         match result {
             Ok(answer) => Ok((answer, active)),
             Err(error) => {
                 active.watch.close();
                 if matches!(error, AttemptError::Overdue(_)) {
-                    active.pick.assignment.censored(clock.now());
+                    active.pick.assignment.censored(self.incoming.gateway.clock.now());
                 }
                 Err((error, active))
             }
         }
     }
 
-    fn shape(&mut self, pick: &Pick) -> StreamShape {
-        StreamShape {
-            dialect: self.guard.record().dialect,
-            echo: self.prepared.echo.clone(),
-            asked_usage: self.asked_usage(pick),
+    /// Why the next attempt is made.
+    pub(super) fn cause(&mut self) -> AttemptCause {
+        if self.guard.record().attempts.is_empty() { AttemptCause::First } else { AttemptCause::Retry }
+    }
+
+    /// One of two attempts of a hedge failed: its replica is charged, and not asked again by this request.
+    pub(super) fn note_failed(&mut self, flight: &Flight, result: &Result<UpstreamResponse, AttemptError>) {
+        let now = self.incoming.gateway.clock.now();
+        if let (Some(pick), Err(AttemptError::Replica(failure, _))) = (flight.pick(), result) {
+            pick.pool.failed(&pick.replica, failure, pick.prompt, now);
+            picker::note_tried(&mut self.tried, pick);
         }
     }
 
-    /// What to take out of the stream because the gateway asked for it: nothing where the engine sends it unasked.
-    fn asked_usage(&self, pick: &Pick) -> Option<AskedUsage> {
-        if !self.prepared.asks_usage {
-            return None;
+    pub(super) fn outbound<'r>(&'r self, identity: &'r Identity) -> Outbound<'r> {
+        Outbound {
+            incoming: &self.incoming,
+            prepared: &self.prepared,
+            identity,
+            body: &self.prepared.body,
+            deadlines: self.prepared.deadlines(),
         }
-        let has_several_choices = self.prepared.has_several_choices;
-        let Some(unasked) = pick.replica.unasked.load_full() else {
-            return Some(AskedUsage { has_several_choices, ..AskedUsage::default() });
-        };
-        let fingerprint = unasked.fingerprint.clone();
-        (!unasked.sends_usage).then_some(AskedUsage { has_several_choices, fingerprint, is_sure: true })
-    }
-
-    /// The upstream request: framing and headers of the gateway, the prepared body.
-    pub(super) fn request(&mut self, pick: &Pick, span: u64) -> Request<Full<Bytes>> {
-        let record = self.guard.record();
-        let config = pick.pool.config();
-        let credential = match &config.engine_api_key {
-            Some(key) => Credential::Replace(key),
-            None if self.prepared.table.tenants.ask_for_keys() => Credential::Remove,
-            None => Credential::Forward,
-        };
-        let has_body = !self.prepared.body.is_empty() || self.incoming.parts.method == http::Method::POST;
-        let id = HeaderValue::from_str(&record.request_id);
-        let mut request = Request::new(Full::new(self.prepared.body.clone()));
-        *request.method_mut() = self.incoming.parts.method.clone();
-        *request.uri_mut() = target(&pick.replica.endpoint.base_path, &self.incoming.parts.uri);
-        *request.headers_mut() = headers::upstream_request(
-            &self.incoming.parts.headers,
-            Upstream {
-                host: &pick.replica.host,
-                body_len: has_body.then_some(self.prepared.body.len()),
-                request_id: &id.unwrap_or_else(|_| HeaderValue::from_static("none")),
-                traceparent: Some(trace_context::traceparent(&record.trace, span)),
-                tracestate: record.trace.state.as_deref().and_then(|s| HeaderValue::from_str(s).ok()),
-                credential,
-                via: &self.incoming.gateway.via,
-            },
-        );
-        request
     }
 
     pub(super) fn note_decision(&mut self, pick: &Pick) {
@@ -261,60 +211,12 @@ impl Exchange {
         record.decision.get_or_insert_with(|| pick.decision.clone());
     }
 
-    fn note_attempt(
-        &mut self,
-        pick: &Pick,
-        span: u64,
-        times: &AttemptTimes,
-        result: &Result<UpstreamResponse, AttemptError>,
-    ) {
-        let (status, error) = match result {
-            Ok(answer) => (Some(answer.status().as_u16()), None),
-            Err(AttemptError::Replica(failure, answer)) => {
-                (answer.as_ref().map(|a| a.head.status.as_u16()), Some(failure.code()))
-            }
-            Err(AttemptError::Overdue(failure)) => (None, Some(failure.code())),
-        };
+    fn note_attempt(&mut self, flight: &Flight, result: &Result<UpstreamResponse, AttemptError>) {
         let end = self.incoming.gateway.clock.now();
         let record = self.guard.record();
+        let times = flight.times();
         record.at.connected = times.connected;
         record.at.first_byte = times.head;
-        record.attempts.push(record::Attempt {
-            served: pick.replica.served.clone(),
-            span,
-            start: times.start,
-            connected: times.connected,
-            head: times.head,
-            end,
-            status,
-            error,
-            expected: pick.assignment.expected(),
-        });
+        record.attempts.push(flight.entry(result, end));
     }
-}
-
-/// Closes the watch if the attempt is dropped before its end (the client left).
-struct WatchGuard<'w>(Option<&'w StreamWatch>);
-
-impl WatchGuard<'_> {
-    fn disarm(mut self) {
-        self.0 = None;
-    }
-}
-
-impl Drop for WatchGuard<'_> {
-    fn drop(&mut self) {
-        if let Some(watch) = self.0 {
-            watch.close();
-        }
-    }
-}
-
-/// The client's path and query below the replica's base path, in origin form.
-fn target(base_path: &str, uri: &http::Uri) -> http::Uri {
-    let path = match uri.path_and_query() {
-        Some(path) if base_path.is_empty() => return http::Uri::from(path.clone()),
-        path => path.map_or("/", |p| p.as_str()),
-    };
-    http::Uri::try_from(format!("{base_path}{path}")).unwrap_or_default()
 }

@@ -8,8 +8,10 @@ use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
 
 use super::attempt::{BufferedResponse, UpstreamResponse, is_event_stream};
 use super::exchange::{ActiveAttempt, Exchange, ExchangeResult};
+use super::migration::ReplicaSuccessor;
+use super::outbound::Identity;
 use super::prepare::Prepared;
-use super::{Gateway, request_id};
+use super::{Gateway, IncomingRequest, request_id};
 use crate::digits;
 use crate::error::{ErrorShape, Failure, ReplicaFailure};
 use crate::observe::record_guard::RecordGuard;
@@ -20,6 +22,7 @@ use crate::relay::body::ReplyBody;
 use crate::relay::error_event;
 use crate::relay::heartbeat::HeartbeatBody;
 use crate::relay::large_body::LargeBody;
+use crate::relay::migration::Migration;
 use crate::relay::stream::{StreamBody, record_facts};
 use crate::relay::usage;
 use crate::upstream::headers::{X_REQUEST_ID, strip_length, strip_response};
@@ -99,7 +102,7 @@ pub fn failure(mut guard: RecordGuard, failure: &Failure) -> Response<ReplyBody>
 
 /// The response to a finished exchange.
 pub(super) fn response(gateway: &Arc<Gateway>, exchanged: ExchangeResult) -> Response<ReplyBody> {
-    let ExchangeResult { mut guard, result, prepared } = exchanged;
+    let ExchangeResult { mut guard, result, prepared, incoming } = exchanged;
     let (answer, active) = match result {
         Ok(answered) => answered,
         Err(failed) => {
@@ -116,7 +119,7 @@ pub(super) fn response(gateway: &Arc<Gateway>, exchanged: ExchangeResult) -> Res
     };
     let status = answer.status();
     guard.head_sent(status.as_u16());
-    let (mut headers, body) = relay(gateway, guard, active, answer, &prepared);
+    let (mut headers, body) = relay(gateway, guard, active, answer, Request { prepared, incoming });
     if matches!(body, ReplyBody::Stream(_)) || is_event_stream(&headers) {
         write_stream_headers(&mut headers);
     }
@@ -128,11 +131,11 @@ pub(super) fn response(gateway: &Arc<Gateway>, exchanged: ExchangeResult) -> Res
 
 /// The body of an exchange whose head has been sent: anything but a stream becomes an error event.
 fn late_body(gateway: &Arc<Gateway>, exchanged: ExchangeResult) -> ReplyBody {
-    let ExchangeResult { mut guard, result, prepared } = exchanged;
+    let ExchangeResult { mut guard, result, prepared, incoming } = exchanged;
     guard.head_sent(StatusCode::OK.as_u16());
     match result {
         Ok((answer @ UpstreamResponse::Stream { .. }, active)) => {
-            relay(gateway, guard, active, answer, &prepared).1
+            relay(gateway, guard, active, answer, Request { prepared, incoming }).1
         }
         Ok((UpstreamResponse::Buffered(answer), active)) if answer.head.status.is_client_error() => {
             active.watch.close();
@@ -156,10 +159,11 @@ fn relay(
     mut guard: RecordGuard,
     active: ActiveAttempt,
     answer: UpstreamResponse,
-    prepared: &Prepared,
+    request: Request,
 ) -> (HeaderMap, ReplyBody) {
-    let server = &prepared.table.config.server;
-    let timeouts = prepared.timeouts;
+    let table = Arc::clone(&request.prepared.table);
+    let server = &table.config.server;
+    let timeouts = request.prepared.timeouts;
     let finish = |record: &Record, mut headers: HeaderMap| {
         strip_response(&mut headers);
         headers.reserve(OWN_HEADERS);
@@ -176,7 +180,8 @@ fn relay(
         }
         UpstreamResponse::Stream { head, reader } => {
             let pins = Arc::clone(&gateway.pins);
-            let mut body = StreamBody::new(reader, guard, active.pick, pins, timeouts);
+            let migration = request.migration(guard.record());
+            let mut body = StreamBody::new(reader, guard, active.pick, pins, timeouts).migrating(migration);
             let mut headers = finish(body.record(), head.headers);
             strip_length(&mut headers);
             (headers, ReplyBody::Stream(Box::new(body)))
@@ -186,6 +191,24 @@ fn relay(
             let body = LargeBody::new(first, rest, lease, guard, active.watch, active.pick);
             (headers, ReplyBody::Large(Box::new(body)))
         }
+    }
+}
+
+/// The request of an answer.
+struct Request {
+    prepared: Box<Prepared>,
+    incoming: Box<IncomingRequest>,
+}
+
+impl Request {
+    /// What its stream needs to be continued elsewhere, on a route with `migrate`; else the request is not kept.
+    fn migration(self, record: &Record) -> Option<Box<Migration>> {
+        let Self { prepared, incoming } = self;
+        let may_migrate = prepared.route.config.migrate && prepared.is_stream && prepared.pinned.is_none();
+        may_migrate.then(|| {
+            let successor = ReplicaSuccessor::new(incoming, prepared, Identity::of(record));
+            Migration::new(record.dialect, successor)
+        })
     }
 }
 

@@ -5,6 +5,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use super::hedge::HedgeBudget;
 use crate::config::{Config, ModelMatch, Route, Slo};
 use crate::error::Failure;
 use crate::fleet::pool::PoolState;
@@ -43,6 +44,8 @@ pub struct RouteState {
     pub policy: Box<dyn Policy>,
     /// Weighted choice among the pools.
     pub wheel: PoolWheel,
+    /// Hedges that it may still make; a reload begins anew.
+    pub hedges: HedgeBudget,
 }
 
 impl RoutingTable {
@@ -55,6 +58,7 @@ impl RoutingTable {
             Arc::new(RouteState {
                 policy: policies::named(route.policy),
                 wheel: PoolWheel::new(route.pools.iter().map(|w| w.weight)),
+                hedges: HedgeBudget::default(),
                 pools: route.pools.iter().filter_map(weighted).collect(),
                 config: route.clone(),
             })

@@ -18,6 +18,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::attempt::{BufferedResponse, UpstreamResponse, no_connection};
 use super::exchange::{ActiveAttempt, Exchange, ExchangeResult};
+use super::outbound::Identity;
 use super::picker::{self, PickOutcome};
 use super::{Gateway, reply};
 use crate::admission::Rules;
@@ -49,8 +50,8 @@ pub(super) async fn respond(mut exchange: Box<Exchange>) -> Response<ReplyBody> 
             Err(failure)
         }
     };
-    let Exchange { guard, prepared, .. } = *exchange;
-    reply::response(&gateway, ExchangeResult { guard, result, prepared })
+    let Exchange { guard, prepared, incoming, .. } = *exchange;
+    reply::response(&gateway, ExchangeResult { guard, result, prepared, incoming })
 }
 
 /// A replica's answer to the handshake.
@@ -92,12 +93,14 @@ async fn ask(exchange: &mut Exchange, pick: &Pick) -> Result<(Response<Incoming>
     let start = clock.now();
     let deadline = clock.instant(start.after(timeouts.connect));
     let mut connected = None;
+    let cause = exchange.cause();
+    let identity = Identity::of(exchange.guard.record());
     let asked = async {
         let lease = pick.replica.connections.upgradable(deadline).await;
         let mut lease =
             lease.map_err(|e| Failure::Replica(no_connection(e, Arc::clone(&replica), timeouts.connect)))?;
         connected = Some(clock.now());
-        let mut request = exchange.request(pick, span);
+        let mut request = exchange.outbound(&identity).request(pick, span);
         write_upgrade(request.headers_mut());
         let closed = Failure::Replica(ReplicaFailure::ClosedBeforeHead { replica, is_unsent: false });
         let Some(connection) = lease.connection() else { return Err(closed) };
@@ -116,6 +119,8 @@ async fn ask(exchange: &mut Exchange, pick: &Pick) -> Result<(Response<Incoming>
     record.attempts.push(Attempt {
         served: pick.replica.served.clone(),
         span,
+        cause,
+        is_canceled: false,
         start,
         connected,
         head: result.is_ok().then_some(end),

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
-use crate::record::Record;
+use crate::record::{AttemptCause, Record};
 
 use super::judgement::Judgement;
 use super::stages::Stage;
@@ -123,6 +123,20 @@ fn tokenway<'a>(record: &'a Record, emit: &mut impl FnMut(AttributeKey, Attribut
     emit(key!("tokenway.outcome"), AttributeValue::Name(record.outcome.as_str()));
     emit(key!("tokenway.stream"), AttributeValue::Bool(record.is_stream));
     emit(key!("tokenway.attempts"), int(record.attempts.len() as u64));
+    let is_hedged = record.attempts.iter().any(|attempt| attempt.cause == AttemptCause::Hedge);
+    if record.migrations > 0 {
+        emit(key!("tokenway.migrations"), int(u64::from(record.migrations)));
+    }
+    if record.migrations > 0 || is_hedged {
+        let replicas = record.attempts.iter().map(|attempt| &*attempt.served.replica).collect();
+        emit(key!("tokenway.replicas"), AttributeValue::List(replicas));
+    }
+    if let Some(reason) = record.migration_refused {
+        emit(key!("tokenway.migration_refused"), AttributeValue::Name(reason));
+    }
+    if is_hedged {
+        emit(key!("tokenway.hedged"), AttributeValue::Bool(true));
+    }
     emit(key!("tokenway.duration"), AttributeValue::Span(record.duration()));
     if let Some(ttft) = record.ttft() {
         emit(key!("tokenway.ttft"), AttributeValue::Span(ttft));

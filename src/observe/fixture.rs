@@ -31,6 +31,8 @@ fn attempt() -> Attempt {
     Attempt {
         served: served(),
         span: 0xa1,
+        cause: Default::default(),
+        is_canceled: false,
         start: at(1012),
         connected: Some(at(1015)),
         head: Some(at(1020)),

@@ -21,6 +21,7 @@ use super::timeline::Timeline;
 use super::usage::{EngineError, EngineErrorKind};
 use super::usage_filter::{AskedUsage, UsageFilter};
 use super::watch::StreamWatch;
+use super::whole_events::WholeEvents;
 use crate::clock::{Clock, Stamp};
 use crate::request::dialect::Dialect;
 use crate::upstream::pool::Lease;
@@ -34,6 +35,8 @@ pub struct StreamShape {
     pub echo: Echo,
     /// The usage-only chunk is ours and does not go to the client.
     pub asked_usage: Option<AskedUsage>,
+    /// An event is relayed when it is whole: the stream may be continued elsewhere.
+    pub whole_events: bool,
 }
 
 /// The reader of one stream. What an ordinary event touches comes first (see [`Timeline`]).
@@ -50,6 +53,7 @@ pub struct StreamReader {
     has_more: bool,
     ending: Option<StreamEnd>,
     filter: Option<Box<UsageFilter>>,
+    whole: Option<Box<WholeEvents>>,
     /// Facts of its events.
     pub scanner: Scanner,
     /// Latency of its events.
@@ -101,6 +105,7 @@ impl StreamReader {
             has_more: false,
             ending: None,
             filter: shape.asked_usage.map(|asked| Box::new(UsageFilter::new(asked))),
+            whole: shape.whole_events.then(Box::default),
             scanner: Scanner::new(shape.dialect, shape.echo),
             timeline: Timeline::default(),
             more: VecDeque::new(),
@@ -208,11 +213,33 @@ impl StreamReader {
         }
     }
 
+    /// Whether the client has got a finish reason for every choice: only the stream's terminator can be missing.
+    #[must_use]
+    pub fn has_told_finish(&self) -> bool {
+        self.next.is_none() && self.scanner.state().is_finished()
+    }
+
+    /// Whether the client has seen whole events only.
+    #[must_use]
+    pub fn is_between_events(&self) -> bool {
+        self.whole.as_ref().is_some_and(|whole| whole.is_on())
+    }
+
+    /// Ends the stream in order with `last`, in place of what its engine did not send any more.
+    pub fn conclude(&mut self, last: Bytes) {
+        self.lease = None;
+        self.release_finish();
+        self.put(last);
+        self.ending = Some(StreamEnd::Complete);
+    }
+
     /// What an error event after the relayed bytes needs to know.
     #[must_use]
     pub fn event_context(&self) -> EventContext<'_> {
         let behind = EventContext::behind(&self.scanner);
-        EventContext { tail: self.tail.unwrap_or(behind.tail), ..behind }
+        let tail =
+            if self.is_between_events() { LineState::Boundary } else { self.tail.unwrap_or(behind.tail) };
+        EventContext { tail, ..behind }
     }
 
     fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<()> {
@@ -232,11 +259,16 @@ impl StreamReader {
 
     /// The end of the engine's body. Only one that was read to its end leaves a reusable connection.
     fn end(&mut self, is_clean: bool) {
+        let ending = *self.ending.get_or_insert(self.scanner.finish(is_clean));
+        // What a complete stream ends with is relayed, terminated or not; half an event of a broken one is lost.
+        if let Some(whole) = self.whole.as_mut().filter(|_| ending == StreamEnd::Complete) {
+            let rest = whole.rest();
+            self.pass(rest);
+        }
         self.release_finish();
         if let Some(rest) = self.filter.as_mut().and_then(|filter| filter.unfinished()) {
             self.put(rest);
         }
-        self.ending.get_or_insert(self.scanner.finish(is_clean));
         match self.lease.take() {
             Some(lease) if is_clean => lease.give_back(),
             lease => drop(lease),
@@ -271,13 +303,25 @@ impl StreamReader {
         match broken {
             // After content an engine's error is a broken stream: ours takes its place, without a `[DONE]`.
             Some((error, at)) if had_content || has_content => {
-                self.stop(data.slice(..at), tail);
+                let before = self.whole_of(data.slice(..at), at);
+                self.stop(before, tail);
                 self.ending = Some(StreamEnd::Failed(error));
             }
             _ if fed.is_ordinary && self.filter.as_ref().is_none_or(|filter| filter.is_between_events()) => {
                 self.put(data);
             }
-            _ => self.pass(data),
+            _ => {
+                let whole = self.whole_of(data, fed.end);
+                self.pass(whole);
+            }
+        }
+    }
+
+    /// What may go to the client after a read in which the last event ended at `end`.
+    fn whole_of(&mut self, read: Bytes, end: usize) -> Bytes {
+        match &mut self.whole {
+            Some(whole) => whole.cut(read, end),
+            None => read,
         }
     }
 

@@ -37,7 +37,7 @@ struct Rest {
 /// The result of one read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FeedResult {
-    /// The position behind the last event that ended in this read: what follows is the beginning of another.
+    /// The position behind the last event that ended in this read, 0 if none did: what follows is the beginning of another.
     pub end: usize,
     /// It began and ended between two events, and all of them were ordinary: content or none, known by a template.
     pub is_ordinary: bool,
@@ -65,6 +65,7 @@ impl Scanner {
     pub fn feed(&mut self, read: &[u8], mut emit: impl FnMut(Event, usize)) -> FeedResult {
         let mut start = self.boundaries.begin(read);
         let mut is_ordinary = start == 0 && !self.has_carried;
+        let mut last_end = 0;
         while let Some(end) = self.boundaries.next_end(read, start) {
             let piece = read.get(start..end).unwrap_or_default();
             let mut emit = |event| emit(event, end);
@@ -74,6 +75,7 @@ impl Scanner {
                 is_ordinary &= self.event(piece, &mut emit);
             }
             start = end;
+            last_end = end;
         }
         match read.get(start..) {
             Some(rest) if !rest.is_empty() => {
@@ -83,7 +85,7 @@ impl Scanner {
             }
             _ => {}
         }
-        FeedResult { end: start, is_ordinary: is_ordinary && read.last() == Some(&b'\n') }
+        FeedResult { end: last_end, is_ordinary: is_ordinary && read.last() == Some(&b'\n') }
     }
 
     /// The sum of all events so far.

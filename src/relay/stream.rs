@@ -1,8 +1,8 @@
 //! The body of a streamed answer.
 //!
 //! One poll: note that hyper asks again (a pause was the client's), take the watchdog's expiry if there is one,
-//! pass on the reader's next bytes. Nothing is allocated per event. Its drop completes the record, whatever the
-//! end was.
+//! pass on the reader's next bytes. Nothing is allocated per event. A stream that breaks is continued elsewhere where it has a
+//! [`Migration`], else it ends with an error event. Its drop completes the record, whatever the end was.
 
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -13,6 +13,7 @@ use hyper::body::Frame;
 use super::aborting::{AbortingBody, Polled};
 use super::error_event::{self, DialectError};
 use super::itl_slo::ItlSlo;
+use super::migration::{self, Migration, NextLeg, Succession};
 use super::pins::ResponsePins;
 use super::reader::{Next, StreamReader};
 use super::stream_state::StreamEnd;
@@ -36,6 +37,13 @@ pub struct StreamBody {
     /// The outcome is recorded and charged to the replica, if it is to blame.
     is_settled: bool,
     broken: Option<Box<AbortingBody>>,
+    migration: Option<Box<Migration>>,
+    /// Content events of the replicas before the present one.
+    events_before: u64,
+    /// First content of the present replica, where the stream was continued.
+    leg_began: Option<Stamp>,
+    /// It was cut behind its finish reason, and ends in order all the same.
+    is_cut: bool,
     guard: RecordGuard,
     pick: Box<Pick>,
     series: StreamSeries,
@@ -64,6 +72,10 @@ impl StreamBody {
             has_first_token: false,
             is_settled: false,
             broken: None,
+            migration: None,
+            events_before: 0,
+            leg_began: None,
+            is_cut: false,
             guard,
             pick,
             series,
@@ -76,6 +88,13 @@ impl StreamBody {
         this
     }
 
+    /// Goes on elsewhere when it breaks.
+    #[must_use]
+    pub fn migrating(mut self, migration: Option<Box<Migration>>) -> Self {
+        self.migration = migration;
+        self
+    }
+
     /// Its record, for the head.
     pub fn record(&mut self) -> &mut Record {
         self.guard.record()
@@ -83,34 +102,59 @@ impl StreamBody {
 
     /// Polled by hyper: the next frame, the end, or an error event and the abort.
     pub fn poll(&mut self, cx: &mut Context<'_>) -> Polled {
-        if let Some(broken) = &mut self.broken {
-            return broken.poll(cx);
-        }
-        if let Some(expiry) = self.reader.watch.expiry() {
-            return self.break_off(&self.failure_of(expiry), cx);
-        }
-        match self.reader.poll_next(cx) {
-            Poll::Ready(Next::Bytes(bytes, at)) => self.hand(bytes, at),
-            Poll::Ready(Next::End(end)) => self.end(end, cx),
-            Poll::Pending => self.wait(cx),
+        loop {
+            if let Some(broken) = &mut self.broken {
+                return broken.poll(cx);
+            }
+            if self.migration.as_ref().is_some_and(|migration| migration.is_pending()) {
+                std::task::ready!(self.poll_migration(cx));
+                continue;
+            }
+            if let Some(expiry) = self.reader.watch.expiry().filter(|_| !self.is_cut) {
+                self.fail(&self.failure_of(expiry));
+                continue;
+            }
+            match self.reader.poll_next(cx) {
+                Poll::Ready(Next::Bytes(bytes, at)) => {
+                    let Some(bytes) = self.fitted(bytes) else { continue };
+                    return self.hand(bytes, at);
+                }
+                Poll::Ready(Next::End(end)) => match self.end(end) {
+                    Some(failure) => self.fail(&failure),
+                    None => return Poll::Ready(None),
+                },
+                Poll::Pending => match self.poll_expiry(cx) {
+                    Poll::Ready(expiry) => self.fail(&self.failure_of(expiry)),
+                    Poll::Pending => return Poll::Pending,
+                },
+            }
         }
     }
 
-    fn wait(&mut self, cx: &mut Context<'_>) -> Polled {
+    fn poll_expiry(&mut self, cx: &Context<'_>) -> Poll<Expiry> {
         if self.reader.watch.take_flush_request() {
             self.flush(self.reader.looked_at());
         }
-        match self.reader.watch.poll_expiry(cx) {
-            Poll::Pending => Poll::Pending,
-            Poll::Ready(expiry) => self.break_off(&self.failure_of(expiry), cx),
+        self.reader.watch.poll_expiry(cx)
+    }
+
+    /// What of the engine's bytes goes to the client: all of them, but for a continued stream. `None` where nothing is left.
+    fn fitted(&mut self, bytes: Bytes) -> Option<Bytes> {
+        let Some(migration) = &mut self.migration else { return Some(bytes) };
+        if !self.reader.is_between_events() {
+            migration.give_up();
         }
+        let fitted = migration.transcript.pass(bytes);
+        migration.note_obstacle();
+        (!fitted.is_empty()).then_some(fitted)
     }
 
     fn hand(&mut self, bytes: Bytes, now: Stamp) -> Polled {
         if !self.has_first_token {
             self.note_first_token();
         }
-        self.pick.assignment.progress(self.reader.timeline.content_events(), now);
+        let events = self.reader.timeline.content_events().saturating_sub(self.events_before);
+        self.pick.assignment.progress(events, now);
         if self.reader.timeline.should_flush(now) {
             self.flush(now);
         }
@@ -145,18 +189,19 @@ impl StreamBody {
         self.guard.observer().first_token(&first);
     }
 
-    fn end(&mut self, end: StreamEnd, cx: &mut Context<'_>) -> Polled {
+    /// The failure of a stream that ended early.
+    fn end(&mut self, end: StreamEnd) -> Option<Failure> {
         let replica = Arc::clone(&self.pick.replica.served.replica);
         let failure = match end {
             StreamEnd::Complete => {
                 self.complete();
-                return Poll::Ready(None);
+                return None;
             }
             // An error before any content is the engine's whole answer: relayed as it is, but no success.
             StreamEnd::Failed(_) if !self.has_first_token => {
                 self.is_settled = true;
                 self.guard.settle(Outcome::Failed, Some("replica_error"));
-                return Poll::Ready(None);
+                return None;
             }
             StreamEnd::Failed(error) if error.kind != EngineErrorKind::Other => {
                 ReplicaFailure::EngineDown { replica }
@@ -164,18 +209,28 @@ impl StreamBody {
             StreamEnd::Failed(_) => ReplicaFailure::ErrorEvent { replica },
             StreamEnd::Unfinished | StreamEnd::Truncated => ReplicaFailure::Truncated { replica },
         };
-        self.break_off(&Failure::Replica(failure), cx)
+        Some(Failure::Replica(failure))
     }
 
     fn complete(&mut self) {
         let now = self.guard.clock().now();
         self.is_settled = true;
         self.guard.settle(Outcome::Ok, None);
+        if self.is_cut {
+            return;
+        }
         self.pick.answered(now);
         let facts = &self.reader.scanner.state().answer;
-        self.pick.learn(facts.tokens);
-        if let Some(first) = self.reader.timeline.first_token() {
-            self.pick.assignment.served(first, now, facts.tokens.output);
+        let began = match self.leg_began {
+            // Its prompt is not the request's: it says nothing of the size and the cached part of that.
+            Some(began) => Some(began),
+            None => {
+                self.pick.learn(facts.tokens);
+                self.reader.timeline.first_token()
+            }
+        };
+        if let Some(began) = began {
+            self.pick.assignment.served(began, now, facts.tokens.output);
         }
         self.remember_response();
     }
@@ -208,14 +263,95 @@ impl StreamBody {
         }
     }
 
+    /// The stream broke: goes on elsewhere where that is possible, else ends the answer with an error event.
+    fn fail(&mut self, failure: &Failure) {
+        if self.migration.is_some() && self.has_first_token && migration::is_curable(failure) {
+            if self.reader.has_told_finish() {
+                // The answer is whole: nobody needs to be asked for its terminator.
+                self.blame(failure);
+                self.is_cut = true;
+                return self.reader.conclude(Bytes::from_static(DONE));
+            }
+            match self.migration.as_mut().map(|migration| migration.begin(failure, &self.pick)) {
+                Some(Ok(())) => return self.leave(failure),
+                Some(Err(reason)) => self.guard.record().migration_refused = Some(reason),
+                None => {}
+            }
+        }
+        self.break_off(failure);
+    }
+
+    /// Gives the broken replica up, while another one is looked for.
+    fn leave(&mut self, failure: &Failure) {
+        self.blame(failure);
+        self.note_broken(failure);
+        let facts = &self.reader.scanner.state().answer;
+        let (id, model) = (facts.id.clone(), facts.model.clone());
+        let record = self.guard.record();
+        if record.migrations == 0 {
+            (record.response_id, record.response_model) = (id, model);
+        }
+        self.reader.watch.close();
+        self.reader.close();
+    }
+
+    /// The attempt that was answered has failed after all.
+    fn note_broken(&mut self, failure: &Failure) {
+        let now = self.guard.clock().now();
+        if let Some(attempt) = self.guard.record().attempts.last_mut() {
+            attempt.error = Some(failure.code());
+            attempt.end = now;
+        }
+    }
+
+    fn poll_migration(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let Some(migration) = &mut self.migration else { return Poll::Ready(()) };
+        let (Succession { attempts, next }, broken_by) = std::task::ready!(migration.poll(cx));
+        self.guard.record().attempts.extend(attempts);
+        match next {
+            Ok(next) => self.continue_with(*next),
+            Err(none) => {
+                self.guard.record().migration_refused = Some(none.reason);
+                // It is charged already.
+                self.is_settled = true;
+                let failure = none.failure.unwrap_or(broken_by);
+                self.guard.settle(Outcome::of(&failure), Some(failure.code()));
+                self.break_off(&failure);
+            }
+        }
+        Poll::Ready(())
+    }
+
+    fn continue_with(&mut self, next: NextLeg) {
+        let NextLeg { mut reader, pick, by, successor } = next;
+        let first = reader.timeline.first_token();
+        let mut timeline = std::mem::take(&mut self.reader.timeline);
+        self.events_before = timeline.content_events();
+        timeline.join(&reader.timeline);
+        reader.timeline = timeline;
+        (self.reader, self.pick) = (reader, pick);
+        if let Some(migration) = &mut self.migration {
+            migration.resume(by, successor);
+        }
+        let at = first.unwrap_or_else(|| self.guard.clock().now());
+        self.reader.watch.decodes(at);
+        self.pick.first_token(at);
+        self.leg_began = Some(at);
+        let record = self.guard.record();
+        record.migrations += 1;
+        let key = StreamKey::new(&record.route, &record.model, record.class, &self.pick.replica.served);
+        self.series = self.guard.observer().stream_series(&key);
+        self.guard.observer().metrics().migrated();
+    }
+
     /// Ends the answer with an error event and charges the failure.
-    fn break_off(&mut self, failure: &Failure, cx: &mut Context<'_>) -> Polled {
+    fn break_off(&mut self, failure: &Failure) {
         self.charge(failure);
         let dialect = self.guard.record().dialect;
         self.reader.close();
         let error = DialectError::new(failure, dialect.error_shape());
         let event = error_event::event(dialect, &error, &self.reader.event_context());
-        self.broken.insert(Box::new(AbortingBody::new(event))).poll(cx)
+        self.broken = Some(Box::new(AbortingBody::new(event)));
     }
 
     fn charge(&mut self, failure: &Failure) {
@@ -225,6 +361,11 @@ impl StreamBody {
         let is_client = failure.timer() == Some(Timer::ClientStall);
         self.guard
             .settle(if is_client { Outcome::Canceled } else { Outcome::of(failure) }, Some(failure.code()));
+        self.blame(failure);
+    }
+
+    /// Counts the failure against the replica, if it is to blame.
+    fn blame(&self, failure: &Failure) {
         let now = self.guard.clock().now();
         match failure {
             Failure::Replica(why) => self.pick.pool.failed(&self.pick.replica, why, self.pick.prompt, now),
@@ -241,14 +382,20 @@ impl StreamBody {
 impl Drop for StreamBody {
     fn drop(&mut self) {
         self.reader.watch.close();
-        // A client that was cut from outside never polled again: its failure is not charged yet.
-        if let Some(expiry) = self.reader.watch.expiry() {
+        // A client that was cut from outside never polled again: its failure is not charged yet. One that left while a replica was
+        // looked for was not.
+        let is_pending = self.migration.as_ref().is_some_and(|migration| migration.is_pending());
+        if let Some(expiry) = self.reader.watch.expiry().filter(|_| !is_pending) {
             let failure = self.failure_of(expiry);
             self.charge(&failure);
         }
         let now = self.guard.clock().now();
         let (series, pace) = (&self.series, &mut self.pace);
-        let output = self.reader.scanner.state().answer.tokens.output.map(|n| n.0);
+        let mut tokens = self.reader.scanner.state().answer.tokens;
+        if let Some(migration) = &self.migration {
+            tokens = migration.transcript.whole(tokens);
+        }
+        let output = tokens.output.map(|n| n.0);
         self.reader.timeline.finish(now, output, |gaps| observe(series, pace, &gaps));
         let timeline = &self.reader.timeline;
         let record = self.guard.record();
@@ -258,7 +405,13 @@ impl Drop for StreamBody {
         (record.longest_gap, record.longest_gap_at) = timeline.longest_gap();
         record.relay_blocked = timeline.blocked();
         record.itl_missed = self.pace.as_ref().and_then(|pace| pace.missed());
+        let first =
+            (record.migrations > 0).then(|| (record.response_id.take(), record.response_model.take()));
         record_facts(record, &self.reader.scanner.state().answer);
+        record.tokens = tokens;
+        if let Some((id, model)) = first {
+            (record.response_id, record.response_model) = (id, model);
+        }
     }
 }
 
@@ -268,6 +421,8 @@ fn observe(series: &StreamSeries, pace: &mut Option<Box<ItlSlo>>, gaps: &Gaps<'_
         pace.take(gaps);
     }
 }
+
+const DONE: &[u8] = b"data: [DONE]\n\n";
 
 /// Copies the facts of an answer into the record.
 pub fn record_facts(record: &mut Record, facts: &AnswerFacts) {

@@ -100,13 +100,19 @@ impl StreamState {
         if let Some(error) = self.answer.error {
             return StreamEnd::Failed(error);
         }
-        let is_finished = !self.choices.is_empty() && self.choices.iter().all(|c| c.is_finished);
+        let is_finished = self.is_finished();
         match (self.is_done, is_clean) {
             (true, _) => StreamEnd::Complete,
             (false, false) => StreamEnd::Truncated,
             (false, true) if is_finished || !self.dialect.generates() => StreamEnd::Complete,
             (false, true) => StreamEnd::Unfinished,
         }
+    }
+
+    /// Whether every choice has its finish reason.
+    #[must_use]
+    pub fn is_finished(&self) -> bool {
+        !self.choices.is_empty() && self.choices.iter().all(|c| c.is_finished)
     }
 
     pub(super) fn done(&mut self, emit: &mut dyn FnMut(Event)) {

@@ -163,6 +163,17 @@ impl Timeline {
         }
     }
 
+    /// Another engine continues the stream: its first content, as `leg` has it, comes behind what came before. A read of several
+    /// events has one arrival, so that the gap across the break is one observation.
+    pub fn join(&mut self, leg: &Self) {
+        self.paused = Moment::NEVER;
+        self.is_behind = false;
+        let (Some(first), Some(last)) = (leg.first_token.get(), leg.last_token.get()) else { return };
+        for event in 0..leg.content_events.min(BATCH as u64) {
+            self.content(if event == 0 { first } else { last }, 0, None);
+        }
+    }
+
     /// A frame was handed to hyper: until [`Self::resume`] the replica is not read from.
     pub fn pause(&mut self, now: Stamp) {
         if self.paused.get().is_none() {

@@ -8,6 +8,7 @@ pub mod body_memory;
 mod canonical;
 pub mod chain;
 pub mod class;
+pub mod continuation;
 pub mod dialect;
 pub mod fields;
 pub mod json;

@@ -46,17 +46,18 @@ pub fn splice(dialect: Dialect, body: &Bytes, fields: &Fields<'_>, edits: Edits<
 }
 
 /// Bytes in place of a range of the body.
-struct Edit {
-    at: Range<usize>,
-    text: String,
+#[derive(Debug)]
+pub(crate) struct Edit {
+    pub(crate) at: Range<usize>,
+    pub(crate) text: String,
 }
 
 impl Edit {
-    fn insert(at: usize, text: &str) -> Self {
+    pub(crate) fn insert(at: usize, text: &str) -> Self {
         Self { at: at..at, text: text.to_owned() }
     }
 
-    fn replace(at: Range<usize>, text: &str) -> Self {
+    pub(crate) fn replace(at: Range<usize>, text: &str) -> Self {
         Self { at, text: text.to_owned() }
     }
 }
@@ -116,7 +117,7 @@ fn ask_in_options(options: Raw<'_>) -> Result<Option<Edit>, JsonError> {
 }
 
 /// Applies edits that are in order and do not overlap, in one allocation.
-fn apply(body: &Bytes, edits: &[Edit]) -> Bytes {
+pub(crate) fn apply(body: &[u8], edits: &[Edit]) -> Bytes {
     let added: usize = edits.iter().map(|edit| edit.text.len()).sum();
     let mut spliced = Vec::with_capacity(body.len() + added);
     let mut from = 0;

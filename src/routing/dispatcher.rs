@@ -277,6 +277,14 @@ impl Assignment {
         }
     }
 
+    /// The wait for the first token that this share of them stays within, by how predictions have fitted of late; `None` where the
+    /// policy does not predict, or too little is known.
+    #[must_use]
+    pub fn ttft_within(&self, share: f64) -> Option<Duration> {
+        let ratio = self.dispatcher.model.ratio_within(share)?;
+        Duration::try_from_secs_f64(self.decision.predicted_ttft?.as_secs_f64() * ratio).ok()
+    }
+
     /// The stream has brought `tokens` by now. Two plain stores: fit for every event.
     #[inline]
     pub fn progress(&self, tokens: u64, now: Stamp) {

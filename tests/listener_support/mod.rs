@@ -202,6 +202,8 @@ fn route() -> Route {
         client_may: ClientMay::default(),
         stage_budget: None,
         ask_usage: false,
+        migrate: false,
+        hedge: None,
         timeouts: Timeouts {
             connect: Duration::from_secs(5),
             first_token: Duration::from_secs(30),

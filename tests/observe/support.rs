@@ -25,8 +25,8 @@ use tokenway::observe::metrics::BuildInfo;
 use tokenway::observe::spans::Background;
 use tokenway::observe::{Observer, Surroundings};
 use tokenway::record::{
-    Attempt, ClientInfo, DecisionSummary, FirstToken, Moments, Opening, Outcome, Record, Served, SloBounds,
-    TokenCounts,
+    Attempt, AttemptCause, ClientInfo, DecisionSummary, FirstToken, Moments, Opening, Outcome, Record,
+    Served, SloBounds, TokenCounts,
 };
 use tokenway::request::class::Class;
 use tokenway::request::dialect::Dialect;
@@ -119,6 +119,8 @@ fn route() -> Route {
         client_may: ClientMay::default(),
         stage_budget: None,
         ask_usage: false,
+        migrate: false,
+        hedge: None,
         timeouts: Timeouts {
             connect: second,
             first_token: second,
@@ -165,6 +167,8 @@ fn attempt(span: u64, error: Option<&'static str>) -> Attempt {
     Attempt {
         served: served(),
         span,
+        cause: AttemptCause::Retry,
+        is_canceled: false,
         start: at(12),
         connected: Some(at(15)),
         head: Some(at(20)),

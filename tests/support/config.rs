@@ -71,6 +71,8 @@ pub fn route(model: &str, pools: &[usize]) -> Route {
         client_may: ClientMay::default(),
         stage_budget: None,
         ask_usage: false,
+        migrate: false,
+        hedge: None,
         timeouts: Timeouts {
             connect: Duration::from_secs(1),
             first_token: Duration::from_secs(30),

@@ -32,10 +32,23 @@ pub(super) fn role(role: &str) -> u32 {
     u32::from_le_bytes([ROLE, named[0] | 1, named[1] | 1, ROLE])
 }
 
-/// The tokens of an answer: the same for the same prompt, seed and choice.
+/// Whether a token opens a message.
+pub(super) fn is_role(token: u32) -> bool {
+    let [first, .., last] = token.to_le_bytes();
+    first == ROLE && last == ROLE
+}
+
+/// The tokens of an answer: each follows from all before it, those of the prompt included. So an answer that is continued from
+/// any of its tokens is the same answer.
 pub(super) fn output(prompt: &[u32], seed: u64, choice: u64, length: usize) -> Vec<u32> {
-    let mut random = fastrand::Rng::with_seed(prompt_seed(prompt, seed).wrapping_add(choice));
-    (0..length).map(|_| u32::from_le_bytes(*WORDS[random.usize(..WORDS.len())])).collect()
+    let follow = |state: u64, token: u32| (state ^ u64::from(token)).wrapping_mul(ODD).rotate_left(23);
+    let mut state = prompt.iter().fold(seed.wrapping_mul(ODD) ^ choice, |state, token| follow(state, *token));
+    let next = |_| {
+        let token = u32::from_le_bytes(*WORDS[usize::try_from(state >> 59).unwrap_or_default()]);
+        state = follow(state, token);
+        token
+    };
+    (0..length).map(next).collect()
 }
 
 /// How long an answer is when nothing limits it.
@@ -47,6 +60,9 @@ fn prompt_seed(prompt: &[u32], seed: u64) -> u64 {
     let bytes: Vec<u8> = prompt.iter().flat_map(|t| t.to_le_bytes()).collect();
     xxh3_64_with_seed(&bytes, seed)
 }
+
+/// The 64-bit fraction of the golden ratio.
+const ODD: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// Four bytes each; no character of JSON that needs an escape.
 const WORDS: [&[u8; 4]; 32] = [
@@ -80,6 +96,8 @@ mod tests {
         assert_ne!(first, output(&prompt, 2, 0, 12));
         assert_ne!(first, output(&prompt, 1, 1, 12));
         assert_eq!(tokens(&decode(&first)), first);
+        let longer = [&prompt[..], &first[..5]].concat();
+        assert_eq!(output(&longer, 1, 0, 7), first[5..], "it goes on where it was broken");
     }
 
     #[test]

@@ -9,6 +9,7 @@ mod auth;
 mod bounds;
 mod drift;
 mod engine;
+mod hedge;
 mod pool;
 mod route;
 mod secret;

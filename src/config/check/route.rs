@@ -11,7 +11,7 @@ use crate::config::{ClientMay, ModelMatch, PolicyName, Pool, Route, Slo, Timeout
 
 use super::section::{Item, Section};
 use super::values::{MODEL, NAME};
-use super::{admission, bounds, stage_budget, unbuilt};
+use super::{admission, bounds, hedge, stage_budget, unbuilt};
 
 /// What routes refer to.
 pub(super) struct Referred<'a> {
@@ -67,6 +67,10 @@ fn route(section: &Section<'_>, referred: &Referred<'_>) -> Route {
         Some(name) => name,
         None => model.clone(),
     };
+    let policy = section
+        .get("policy")
+        .and_then(|item| item.one_of("policy", &policies()))
+        .unwrap_or(PolicyName::Latency);
     let class = slo(section, referred.slo);
     let slo = referred.slo.get(&class).copied().unwrap_or_default();
     Route {
@@ -75,14 +79,13 @@ fn route(section: &Section<'_>, referred: &Referred<'_>) -> Route {
         upstream_model: section.parse("upstream_model", &MODEL),
         required: section.boolean("required").unwrap_or(true),
         pools: pools(section, referred.pools),
-        policy: section
-            .get("policy")
-            .and_then(|item| item.one_of("policy", &policies()))
-            .unwrap_or(PolicyName::Latency),
+        policy,
         slo: class,
         client_may: client_may(section),
         stage_budget: stage_budget::stage_budget(section, slo),
         ask_usage: section.boolean("ask_usage").unwrap_or(true),
+        migrate: section.boolean("migrate").unwrap_or(false),
+        hedge: hedge::hedge(section, policy),
         timeouts: bounds::timeouts(&section.section("timeouts", "[route.timeouts]"), &referred.timeouts),
         queue: admission::queue(section),
         // All routes are known before one can be named.
@@ -102,6 +105,8 @@ fn catch_all(referred: &Referred<'_>) -> Route {
         client_may: DEFAULT_CLIENT_MAY,
         stage_budget: None,
         ask_usage: true,
+        migrate: false,
+        hedge: None,
         timeouts: referred.timeouts,
         queue: None,
         degrade: None,

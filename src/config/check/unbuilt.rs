@@ -78,29 +78,20 @@ pub(super) const REPLICA: &[Unbuilt] =
     &[Unbuilt::key("zone", "remove it; replicas are chosen without regard to zones")];
 
 /// Of a route.
-pub(super) const ROUTE: &[Unbuilt] = &[
-    Unbuilt::key("migrate", "remove it; a stream that breaks after its first token ends with an error event")
-        .unless(&[("migrate", "false")]),
-    Unbuilt::table(
-        "hedge",
-        &["after", "budget"],
-        "remove it; [retry] covers replicas that fail before the first token",
-    ),
-    Unbuilt::table(
-        "canary",
-        &[
-            "pool",
-            "steps",
-            "max_cold_start",
-            "max_ttft_ratio",
-            "max_itl_ratio",
-            "max_error_ratio_increase",
-            "false_rollback_rate",
-            "on_breach",
-        ],
-        "remove [route.canary]; split traffic by the weights of the route's pools",
-    ),
-];
+pub(super) const ROUTE: &[Unbuilt] = &[Unbuilt::table(
+    "canary",
+    &[
+        "pool",
+        "steps",
+        "max_cold_start",
+        "max_ttft_ratio",
+        "max_itl_ratio",
+        "max_error_ratio_increase",
+        "false_rollback_rate",
+        "on_breach",
+    ],
+    "remove [route.canary]; split traffic by the weights of the route's pools",
+)];
 
 /// Of the telemetry.
 pub(super) const TELEMETRY: &[Unbuilt] =

@@ -43,7 +43,7 @@ use crate::clock::{Clock, Stamp};
 use crate::config::Config;
 use crate::fleet::status::ReplicaStatus;
 use crate::observe::judgement::Judgement;
-use crate::record::{FirstToken, Outcome, Record};
+use crate::record::{AttemptCause, FirstToken, Outcome, Record};
 
 /// Version of this binary, for `tokenway_build_info` and spans.
 #[derive(Clone, Copy, Debug)]
@@ -151,6 +151,9 @@ impl Metrics {
         let labels = [build.version, build.revision, std::env::consts::OS, std::env::consts::ARCH];
         self.process.build_info.with_label_values(&labels).set(1.0);
         self.process.last_reload_successful.set(1.0);
+        for result in HEDGE_RESULTS {
+            self.totals.hedges.get(&[result]);
+        }
         for result in ["success", "failure"] {
             self.process.config_reloads.get(&[result]);
         }
@@ -221,11 +224,17 @@ impl Metrics {
         let timeout = |error: Option<&'static str>| error.and_then(|e| e.strip_prefix("timeout_"));
         for (i, attempt) in record.attempts.iter().enumerate() {
             let is_last = i + 1 == record.attempts.len();
-            let outcome = if is_last && attempt.error.is_none() { record.outcome } else { Outcome::Failed };
+            let outcome = match attempt.error {
+                None if is_last => record.outcome,
+                // Another attempt of its hedge spoke first.
+                _ if attempt.is_canceled => Outcome::Canceled,
+                _ => Outcome::Failed,
+            };
             let served = &attempt.served;
             self.replica_series(&served.pool, &served.replica).attempt(&self.replicas, served, outcome);
             let Some(error) = attempt.error else { continue };
-            if !is_last {
+            // A hedge is no retry, and neither is the continuation of a broken stream.
+            if record.attempts.get(i + 1).is_some_and(|next| next.cause == AttemptCause::Retry) {
                 self.retries.get(error, || self.totals.retries.get(&[error])).inc();
             }
             if let Some(timer) = timeout(Some(error)) {
@@ -257,6 +266,16 @@ impl Metrics {
     /// Counts an admission decision (`admit`, `refuse`, …) and its reason.
     pub fn admission(&self, decision: &'static str, reason: &'static str) {
         self.admissions.get((decision, reason), || self.totals.admissions.get(&[decision, reason])).inc();
+    }
+
+    /// Counts a broken stream that goes on at another replica.
+    pub fn migrated(&self) {
+        self.totals.migrations.inc();
+    }
+
+    /// Counts a request that a second replica was asked for: whether that one `won`, `lost` or `failed`.
+    pub fn hedged(&self, result: &'static str) {
+        self.totals.hedges.get(&[result]).inc();
     }
 
     /// Counts a request and the bytes of its body as queued while the guard lives.
@@ -533,6 +552,9 @@ impl Drop for QueuedGuard {
         }
     }
 }
+
+/// Values of `result` of `tokenway_hedges_total`.
+const HEDGE_RESULTS: [&str; 3] = ["won", "lost", "failed"];
 
 /// Label sets with cached handles; families are bounded separately (see [`family`]).
 const CACHED_SERIES: usize = 10_000;

@@ -69,6 +69,8 @@ pub(super) struct Totals {
     pub(super) queue_oldest: Gauge,
     pub(super) tenant_tokens: Family<IntCounterVec>,
     pub(super) retries: Family<IntCounterVec>,
+    pub(super) migrations: IntCounter,
+    pub(super) hedges: Family<IntCounterVec>,
     pub(super) timeouts: Family<IntCounterVec>,
     pub(super) http_rejected: Family<IntCounterVec>,
 }
@@ -319,18 +321,20 @@ impl ReplicaFamilies {
 
 impl Totals {
     pub(super) fn new(maker: &Maker<'_>, edges: &Edges) -> Self {
-        // Not built yet, so zero is the true count.
-        for (name, help) in [
-            ("tokenway_migrations_total", "Streams moved to another replica."),
-            ("tokenway_hedges_total", "Requests sent to a second replica as well."),
-        ] {
-            maker.counter(name, help);
-        }
         let oldest = Gauge::new(
             "tokenway_queue_oldest_seconds",
             "How long the oldest request in the queue has waited.",
         );
         Self {
+            migrations: maker.counter(
+                "tokenway_migrations_total",
+                "Broken streams that were continued on another replica.",
+            ),
+            hedges: maker.counters(
+                "tokenway_hedges_total",
+                "Requests sent to a second replica as well, by whether that one won, lost or failed.",
+                &["result"],
+            ),
             prediction_error: maker.histogram(
                 "tokenway_prediction_error_seconds",
                 "Absolute difference between predicted and actual time to first token.",

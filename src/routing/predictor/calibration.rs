@@ -59,6 +59,18 @@ impl Ledger {
         self.next = (self.next + 1) % REMEMBERED;
     }
 
+    /// The ratio of actual to predicted that this share of answers stays within; `None` where too few have come.
+    pub(super) fn ratio_within(&self, share: f64) -> Option<f64> {
+        let count = self.entries.len();
+        if count < ENOUGH {
+            return None;
+        }
+        let mut ratios: Vec<f32> = self.entries.iter().map(|entry| entry.ratio).collect();
+        let at = ((share * count as f64) as usize).min(count - 1);
+        let (_, ratio, _) = ratios.select_nth_unstable_by(at, f32::total_cmp);
+        Some(f64::from(*ratio))
+    }
+
     pub(super) fn read(&self) -> Option<Calibration> {
         let last = self.entries.len().checked_sub(1)?;
         let mut ratios: Vec<f64> = self.entries.iter().map(|entry| f64::from(entry.ratio)).collect();
@@ -77,6 +89,8 @@ impl Ledger {
 }
 
 const REMEMBERED: usize = 256;
+/// Answers before the tails of the ratio mean anything.
+const ENOUGH: usize = 32;
 /// Answers up to a third slower than predicted: before anything is known.
 const FIRST_UPPER: f64 = 0.3;
 /// How far the bound moves, in logarithms.
@@ -110,6 +124,19 @@ mod tests {
         let all = read((0..20_000).map(|i| if i < 15_000 { 9.0 } else { noisy() })).unwrap();
         assert_eq!(all.answers, REMEMBERED);
         assert!((0.9..1.1).contains(&all.bias) && (0.84..=0.96).contains(&all.coverage), "{all:?}");
+    }
+
+    #[test]
+    fn a_share_of_answers_stays_within_a_multiple_of_its_prediction() {
+        let mut ledger = Ledger::default();
+        for percent in 1..=100_u64 {
+            assert_eq!(ledger.ratio_within(0.9).is_some(), percent > 32);
+            ledger.note(Duration::from_millis(100), Duration::from_millis(percent));
+        }
+        for (share, expected) in [(0.5, 0.51), (0.99, 1.0), (0.999, 1.0), (1.0, 1.0)] {
+            let ratio = ledger.ratio_within(share).unwrap();
+            assert!((ratio - expected).abs() < 1e-6, "{share}: {ratio}");
+        }
     }
 
     #[test]

@@ -164,6 +164,12 @@ impl PoolModel {
         }
     }
 
+    /// What this share of first tokens stays within, as a multiple of their prediction; `None` where too little is known.
+    #[must_use]
+    pub fn ratio_within(&self, share: f64) -> Option<f64> {
+        self.pool.ratio_within(share)
+    }
+
     /// How well predictions fit: of the replica in `slot`, or of the whole pool. `None` before the first.
     #[must_use]
     pub fn calibration(&self, slot: Option<usize>) -> Option<Calibration> {

@@ -171,6 +171,10 @@ impl PoolCell {
         self.learner.lock().ledger.read()
     }
 
+    pub(super) fn ratio_within(&self, share: f64) -> Option<f64> {
+        self.learner.lock().ledger.ratio_within(share)
+    }
+
     fn publish_fresh(&self) {
         let mut curve = Curve::NONE;
         // Without a step of its own: how much slack a token brings is for the reader to say.

@@ -40,6 +40,10 @@ impl Ask {
             let message = "Stream options can only be defined when `stream=True`. (parameter=stream_options)";
             return Err(ApiError::bad_request(message, "stream_options"));
         }
+        if boolean(body, "continue_final_message") && boolean(body, "add_generation_prompt") {
+            let message = "Cannot set both `continue_final_message` and `add_generation_prompt` to True.";
+            return Err(ApiError::bad_request(message, "continue_final_message"));
+        }
         temperature(body)?;
         let max_tokens = max_tokens(api, body, config)?;
         context(&prompts, config)?;

@@ -132,7 +132,13 @@ fn choice(ask: &Ask, prompt: usize, nth: u64, config: &SimConfig) -> Choice {
     let room = config.context_length().saturating_sub(given.len() as u64).max(1);
     let (wanted, finish) = match ask.max_tokens {
         Some(limit) => (limit, "length"),
-        None => (tokens::natural_length(given, config.seed), "stop"),
+        // What is continued ends where the whole would have ended.
+        None => {
+            let continued = ask.prompts.get(prompt).map_or(0, |p| p.continued);
+            let asked = given.get(..given.len() - continued).unwrap_or_default();
+            let whole = tokens::natural_length(asked, config.seed);
+            (whole.saturating_sub(continued as u64).max(1), "stop")
+        }
     };
     let length = usize::try_from(wanted.min(room)).unwrap_or(usize::MAX);
     let mut choice = Choice {

@@ -66,7 +66,7 @@ fn inputs(api: Api, body: &Map<String, Value>) -> Result<Vec<Prompt>, ApiError> 
     let query = left.first().cloned().unwrap_or_default();
     Ok(right
         .into_iter()
-        .map(|p| Prompt { tokens: [query.tokens.as_slice(), &p.tokens].concat(), text: p.text })
+        .map(|p| Prompt { tokens: [query.tokens.as_slice(), &p.tokens].concat(), text: p.text, continued: 0 })
         .collect())
 }
 

@@ -15,6 +15,8 @@ pub(super) struct Prompt {
     pub(super) tokens: Vec<u32>,
     /// What `echo` repeats.
     pub(super) text: String,
+    /// Tokens at its end that begin the answer (`continue_final_message`).
+    pub(super) continued: usize,
 }
 
 /// The prompts of a generating request: one, but for a batch of completions.
@@ -60,8 +62,12 @@ fn conversation(body: &Map<String, Value>, system: Option<&Value>, turns: &Value
         }
         text => message("user", &flat(text), &mut out),
     }
+    if body.get("continue_final_message").and_then(Value::as_bool) == Some(true) {
+        let begun = out.iter().rev().take_while(|token| !tokens::is_role(**token)).count();
+        return Prompt { tokens: out, text: String::new(), continued: begun };
+    }
     out.push(tokens::role("assistant"));
-    Prompt { tokens: out, text: String::new() }
+    Prompt { tokens: out, ..Prompt::default() }
 }
 
 fn message(role: &str, text: &str, out: &mut Vec<u32>) {
@@ -104,7 +110,7 @@ pub(super) fn one(value: &Value) -> Option<Prompt> {
         Value::String(text) => {
             let mut out = Vec::new();
             tokens::encode(text, &mut out);
-            Some(Prompt { tokens: out, text: text.clone() })
+            Some(Prompt { tokens: out, text: text.clone(), continued: 0 })
         }
         Value::Array(items) if items.iter().all(Value::is_u64) => Some(ids(items)),
         _ => None,
@@ -115,5 +121,5 @@ fn ids(items: &[Value]) -> Prompt {
     let tokens: Vec<u32> =
         items.iter().filter_map(Value::as_u64).map(|id| u32::try_from(id).unwrap_or(u32::MAX)).collect();
     let text = tokens::decode(&tokens);
-    Prompt { tokens, text }
+    Prompt { tokens, text, continued: 0 }
 }

@@ -1,0 +1,169 @@
+//! Continues a broken stream on another replica of its pool (`migrate = true`).
+//!
+//! It keeps the request for as long as its stream, within the memory that its body was charged for. What it sends is built by
+//! [`continuation`]; where an engine refuses that, or no other replica is there, the stream ends as it would have without.
+//! Bounded: [`MAX_MIGRATIONS`] of one stream, [`MAX_ATTEMPTS`] of each, none for a prompt that is suspected of killing
+//! engines. The retry budget is not touched: a dead replica's streams break together, and each of them had been admitted.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::IncomingRequest;
+use super::attempt::{AttemptError, Deadline, Deadlines, UpstreamResponse};
+use super::outbound::{Identity, Outbound};
+use super::picker::{self, PickContext, PickOutcome, Tried};
+use super::prepare::Prepared;
+use crate::admission::Rules;
+use crate::fleet::pick::Pick;
+use crate::fleet::pool::PoolState;
+use crate::record::{self, AttemptCause};
+use crate::relay::migration::{NextLeg, NoSuccessor, PendingLeg, Succession, Successor};
+use crate::relay::reader::StreamReader;
+use crate::request::continuation::{Continuation, Obstacle, Progress, continuation};
+use crate::units::Tokens;
+
+/// A request whose stream may have to be continued.
+pub struct ReplicaSuccessor {
+    incoming: Box<IncomingRequest>,
+    prepared: Box<Prepared>,
+    identity: Identity,
+    /// Tokens of its prompt alone.
+    prompt: Tokens,
+    left: u8,
+}
+
+impl ReplicaSuccessor {
+    /// Keeps the request of a stream that begins.
+    #[must_use]
+    pub fn new(
+        incoming: Box<IncomingRequest>,
+        mut prepared: Box<Prepared>,
+        identity: Identity,
+    ) -> Box<dyn Successor> {
+        // One copy of the body is kept and stays charged: what goes upstream.
+        prepared.held.bytes = Bytes::new();
+        // It was admitted, and its first token came: no queue, no other route, no bound on the first token any more.
+        prepared.rules = Rules::default();
+        prepared.slo.ttft = None;
+        let prompt = prepared.tokens;
+        Box::new(Self { incoming, prepared, identity, prompt, left: MAX_MIGRATIONS })
+    }
+
+    async fn search(
+        mut self: Box<Self>,
+        progress: Progress,
+        pool: Arc<PoolState>,
+        mut tried: Tried,
+    ) -> Succession {
+        let mut attempts = Vec::new();
+        let next = match self.continuation(progress, &pool).await {
+            Err(reason) => Err(NoSuccessor::because(reason)),
+            Ok(by) => {
+                self.prepared.tokens = Tokens(self.prompt.0.saturating_add(by.tokens));
+                match self.attempts(&by, &pool, &mut tried, &mut attempts).await {
+                    Ok((reader, pick)) => Ok(Box::new(NextLeg { reader, pick, by, successor: self })),
+                    Err(none) => Err(none),
+                }
+            }
+        };
+        Succession { attempts, next }
+    }
+
+    /// The request to send.
+    async fn continuation(
+        &mut self,
+        progress: Progress,
+        pool: &PoolState,
+    ) -> Result<Continuation, &'static str> {
+        self.left = self.left.checked_sub(1).ok_or("limit")?;
+        let gateway = &self.incoming.gateway;
+        let prompt = self.prepared.prompt.chain.whole();
+        if pool.poisoned_for(prompt, gateway.clock.now()).is_some() {
+            return Err("suspected_poison");
+        }
+        let (dialect, body) = (self.identity.dialect, self.prepared.body.clone());
+        let build = move || continuation(dialect, &body, &progress);
+        if self.prepared.body.len() <= PARSED_AT_ONCE {
+            return build().map_err(Obstacle::as_str);
+        }
+        gateway.tasks.spawn_blocking(build).await.map_err(|_| "internal")?.map_err(Obstacle::as_str)
+    }
+
+    async fn attempts(
+        &self,
+        by: &Continuation,
+        pool: &Arc<PoolState>,
+        tried: &mut Tried,
+        attempts: &mut Vec<record::Attempt>,
+    ) -> Result<(Box<StreamReader>, Box<Pick>), NoSuccessor> {
+        for _ in 0..MAX_ATTEMPTS {
+            let pick = self.pick(pool, tried).ok_or(NoSuccessor::because("no_replica"))?;
+            let mut flight = self.outbound(by).launch(pick, AttemptCause::Migration);
+            let result = flight.land().await;
+            let now = self.incoming.gateway.clock.now();
+            attempts.push(flight.entry(&result, now));
+            let active = flight.into_active();
+            let result = match result {
+                Ok(UpstreamResponse::Stream { reader, .. })
+                    if reader.scanner.state().answer.error.is_none() =>
+                {
+                    return Ok((reader, active.pick));
+                }
+                other => other,
+            };
+            active.watch.close();
+            match result {
+                Err(AttemptError::Replica(failure, _)) => {
+                    active.pick.pool.failed(&active.pick.replica, &failure, active.pick.prompt, now);
+                    picker::note_tried(tried, &active.pick);
+                }
+                Err(AttemptError::Overdue(failure)) => {
+                    active.pick.assignment.censored(now);
+                    return Err(NoSuccessor { reason: failure.code(), failure: Some(failure) });
+                }
+                // It does not take the continuation, and the others run the same image.
+                Ok(_) => return Err(NoSuccessor::because("engine_refused")),
+            }
+        }
+        Err(NoSuccessor::because("no_replica"))
+    }
+
+    /// Another replica of the same pool: other pools may run another model.
+    fn pick(&self, pool: &Arc<PoolState>, tried: &Tried) -> Option<Box<Pick>> {
+        let at = self.prepared.route.pools.iter().position(|(known, _)| Arc::ptr_eq(known, pool));
+        let context = PickContext { tried, pool: at, is_late: false };
+        match picker::pick(&self.incoming.gateway, &self.prepared, context)? {
+            PickOutcome::Take(pick) if Arc::ptr_eq(&pick.pool, pool) => Some(pick),
+            _ => None,
+        }
+    }
+
+    fn outbound<'r>(&'r self, by: &'r Continuation) -> Outbound<'r> {
+        let after = self.prepared.timeouts.first_token;
+        let first_token = Deadline { at: self.incoming.gateway.clock.now().after(after), after };
+        Outbound {
+            incoming: &self.incoming,
+            prepared: &self.prepared,
+            identity: &self.identity,
+            body: &by.body,
+            deadlines: Deadlines { first_token: Some(first_token), ..self.prepared.deadlines() },
+        }
+    }
+}
+
+impl Successor for ReplicaSuccessor {
+    fn succeed(self: Box<Self>, progress: Progress, broken: &Pick) -> PendingLeg {
+        let mut tried = Tried::new();
+        picker::note_tried(&mut tried, broken);
+        Box::pin(self.search(progress, Arc::clone(&broken.pool), tried))
+    }
+}
+
+/// Continuations of one stream: a rolling restart may meet it more than once, a prompt that kills engines must not have them
+/// all.
+const MAX_MIGRATIONS: u8 = 3;
+/// Replicas that are asked to continue it, one after the other.
+const MAX_ATTEMPTS: u8 = 3;
+/// Bytes of a body that are parsed on a worker of the data path.
+const PARSED_AT_ONCE: usize = 1 << 20;

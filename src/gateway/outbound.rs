@@ -1,0 +1,237 @@
+//! One request on its way to one replica: everything that its attempts share, and one attempt as a value.
+//!
+//! A [`Flight`] owns its pick (the reserved load) and its watch, so that an exchange can fly two at once (a hedge) and a
+//! migration can fly one after the exchange is over. Dropping it closes the connection and releases the load.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::{HeaderValue, Request};
+use http_body_util::Full;
+
+use super::attempt::{AttemptError, AttemptTimes, Deadlines, UpstreamAttempt, UpstreamResponse};
+use super::exchange::ActiveAttempt;
+use super::prepare::Prepared;
+use super::{Gateway, IncomingRequest};
+use crate::clock::Stamp;
+use crate::fleet::pick::Pick;
+use crate::record::{self, AttemptCause, Record};
+use crate::relay::reader::StreamShape;
+use crate::relay::usage_filter::AskedUsage;
+use crate::relay::watch::StreamDeadlines;
+use crate::request::dialect::Dialect;
+use crate::request::trace_context::{self, Trace};
+use crate::upstream::headers::{self, Credential, Upstream};
+
+/// A request as its attempts see it.
+#[derive(Clone, Copy, Debug)]
+pub struct Outbound<'r> {
+    /// Head of the client's request.
+    pub incoming: &'r IncomingRequest,
+    /// The request as parsed and classified.
+    pub prepared: &'r Prepared,
+    /// Its ids.
+    pub identity: &'r Identity,
+    /// The body to send.
+    pub body: &'r Bytes,
+    /// Deadlines of these attempts.
+    pub deadlines: Deadlines,
+}
+
+/// Ids of a request that go upstream with every attempt.
+#[derive(Clone, Debug)]
+pub struct Identity {
+    /// `x-request-id`.
+    pub request_id: Arc<str>,
+    /// W3C trace context.
+    pub trace: Trace,
+    /// API of the request path.
+    pub dialect: Dialect,
+}
+
+impl Identity {
+    /// The ids of a request, from its record.
+    #[must_use]
+    pub fn of(record: &Record) -> Self {
+        Self {
+            request_id: Arc::clone(&record.request_id),
+            trace: record.trace.clone(),
+            dialect: record.dialect,
+        }
+    }
+}
+
+/// One attempt under way.
+#[derive(Debug)]
+pub struct Flight {
+    attempt: Box<UpstreamAttempt>,
+    times: AttemptTimes,
+    span: u64,
+    cause: AttemptCause,
+    /// `None` once it has been handed on.
+    active: Option<ActiveAttempt>,
+}
+
+impl Outbound<'_> {
+    /// An attempt at the picked replica, ready to fly.
+    #[must_use]
+    pub fn launch(&self, pick: Box<Pick>, cause: AttemptCause) -> Flight {
+        let gateway = self.gateway();
+        let start = gateway.clock.now();
+        let span = trace_context::new_span_id();
+        let limits = StreamDeadlines {
+            inter_token: Some(self.prepared.timeouts.inter_token),
+            client_stall: self.prepared.timeouts.client_stall,
+            first_token_at: self.deadlines.first_token.map(|deadline| deadline.at),
+            total_at: self.deadlines.total.at,
+        };
+        let vitals = Arc::clone(&pick.replica.vitals);
+        let watch = gateway.watchdog.watch(vitals, self.incoming.kill.clone(), limits, start);
+        let attempt = Box::new(UpstreamAttempt {
+            replica: Arc::clone(&pick.replica),
+            request: self.request(&pick, span),
+            shape: self.shape(&pick),
+            watch: Arc::clone(&watch),
+            deadlines: self.deadlines,
+            clock: gateway.clock,
+        });
+        let times = AttemptTimes { start, ..AttemptTimes::default() };
+        Flight { attempt, times, span, cause, active: Some(ActiveAttempt { pick, watch }) }
+    }
+
+    fn gateway(&self) -> &Arc<Gateway> {
+        &self.incoming.gateway
+    }
+
+    fn shape(&self, pick: &Pick) -> StreamShape {
+        StreamShape {
+            dialect: self.identity.dialect,
+            echo: self.prepared.echo.clone(),
+            asked_usage: self.asked_usage(pick),
+            whole_events: self.prepared.is_stream && self.prepared.route.config.migrate,
+        }
+    }
+
+    /// What to take out of the stream because the gateway asked for it: nothing where the engine sends it unasked.
+    fn asked_usage(&self, pick: &Pick) -> Option<AskedUsage> {
+        if !self.prepared.asks_usage {
+            return None;
+        }
+        let has_several_choices = self.prepared.has_several_choices;
+        let Some(unasked) = pick.replica.unasked.load_full() else {
+            return Some(AskedUsage { has_several_choices, ..AskedUsage::default() });
+        };
+        let fingerprint = unasked.fingerprint.clone();
+        (!unasked.sends_usage).then_some(AskedUsage { has_several_choices, fingerprint, is_sure: true })
+    }
+
+    /// The upstream request: framing and headers of the gateway, the prepared body.
+    pub(super) fn request(&self, pick: &Pick, span: u64) -> Request<Full<Bytes>> {
+        let Identity { request_id, trace, .. } = self.identity;
+        let config = pick.pool.config();
+        let credential = match &config.engine_api_key {
+            Some(key) => Credential::Replace(key),
+            None if self.prepared.table.tenants.ask_for_keys() => Credential::Remove,
+            None => Credential::Forward,
+        };
+        let parts = &self.incoming.parts;
+        let has_body = !self.body.is_empty() || parts.method == http::Method::POST;
+        let id = HeaderValue::from_str(request_id);
+        let mut request = Request::new(Full::new(self.body.clone()));
+        *request.method_mut() = parts.method.clone();
+        *request.uri_mut() = target(&pick.replica.endpoint.base_path, &parts.uri);
+        *request.headers_mut() = headers::upstream_request(
+            &parts.headers,
+            Upstream {
+                host: &pick.replica.host,
+                body_len: has_body.then_some(self.body.len()),
+                request_id: &id.unwrap_or_else(|_| HeaderValue::from_static("none")),
+                traceparent: Some(trace_context::traceparent(trace, span)),
+                tracestate: trace.state.as_deref().and_then(|s| HeaderValue::from_str(s).ok()),
+                credential,
+                via: &self.gateway().via,
+            },
+        );
+        request
+    }
+}
+
+impl Flight {
+    /// Sends the request and waits until the response is worth relaying.
+    ///
+    /// # Errors
+    /// [`AttemptError`], as [`UpstreamAttempt::send`].
+    pub async fn land(&mut self) -> Result<UpstreamResponse, AttemptError> {
+        self.attempt.send(&mut self.times).await
+    }
+
+    /// The chosen replica.
+    #[must_use]
+    pub fn pick(&self) -> Option<&Pick> {
+        self.active.as_ref().map(|active| &*active.pick)
+    }
+
+    /// When its connection was there and when the response head came.
+    #[must_use]
+    pub fn times(&self) -> &AttemptTimes {
+        &self.times
+    }
+
+    /// The entry of the record for an attempt that came to this.
+    #[must_use]
+    pub fn entry(&self, result: &Result<UpstreamResponse, AttemptError>, end: Stamp) -> record::Attempt {
+        let (status, error) = match result {
+            Ok(answer) => (Some(answer.status().as_u16()), None),
+            Err(AttemptError::Replica(failure, answer)) => {
+                (answer.as_ref().map(|a| a.head.status.as_u16()), Some(failure.code()))
+            }
+            Err(AttemptError::Overdue(failure)) => (None, Some(failure.code())),
+        };
+        record::Attempt { status, error, ..self.open_entry(end) }
+    }
+
+    /// The entry of an attempt that was given up because another one of the same request spoke first.
+    #[must_use]
+    pub fn lost_entry(&self, end: Stamp) -> record::Attempt {
+        record::Attempt { is_canceled: true, ..self.open_entry(end) }
+    }
+
+    fn open_entry(&self, end: Stamp) -> record::Attempt {
+        record::Attempt {
+            served: self.attempt.replica.served.clone(),
+            span: self.span,
+            cause: self.cause,
+            is_canceled: false,
+            start: self.times.start,
+            connected: self.times.connected,
+            head: self.times.head,
+            end,
+            status: None,
+            error: None,
+            expected: self.pick().and_then(|pick| pick.assignment.expected()),
+        }
+    }
+
+    /// Its replica and watch, for as long as the answer is relayed.
+    #[must_use]
+    pub fn into_active(mut self) -> ActiveAttempt {
+        self.active.take().expect("invariant: a flight has its pick and watch until it is consumed here")
+    }
+}
+
+impl Drop for Flight {
+    fn drop(&mut self) {
+        if let Some(active) = &self.active {
+            active.watch.close();
+        }
+    }
+}
+
+/// The client's path and query below the replica's base path, in origin form.
+fn target(base_path: &str, uri: &http::Uri) -> http::Uri {
+    let path = match uri.path_and_query() {
+        Some(path) if base_path.is_empty() => return http::Uri::from(path.clone()),
+        path => path.map_or("/", |p| p.as_str()),
+    };
+    http::Uri::try_from(format!("{base_path}{path}")).unwrap_or_default()
+}

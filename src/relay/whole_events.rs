@@ -1,0 +1,89 @@
+//! Cuts a stream's bytes to whole events, for streams that may be continued elsewhere: of half an event the client must not
+//! have seen anything when its engine dies.
+
+use bytes::{Bytes, BytesMut};
+
+/// The event that the last read stopped in.
+#[derive(Debug, Default)]
+pub struct WholeEvents {
+    begun: BytesMut,
+    is_off: bool,
+}
+
+impl WholeEvents {
+    /// What is whole after a read in which the last event ended at `end`.
+    pub fn cut(&mut self, mut read: Bytes, end: usize) -> Bytes {
+        if self.is_off {
+            return read;
+        }
+        let rest = read.split_off(end.min(read.len()));
+        if self.begun.is_empty() {
+            self.begun.extend_from_slice(&rest);
+            return read;
+        }
+        if read.is_empty() {
+            self.begun.extend_from_slice(&rest);
+            return if self.begun.len() > MAX_EVENT { self.give_up() } else { read };
+        }
+        self.begun.extend_from_slice(&read);
+        let whole = self.begun.split().freeze();
+        self.begun.extend_from_slice(&rest);
+        whole
+    }
+
+    /// The event that was begun and will not end.
+    pub fn rest(&mut self) -> Bytes {
+        self.begun.split().freeze()
+    }
+
+    /// Whether everything that passed so far was whole.
+    #[must_use]
+    pub fn is_on(&self) -> bool {
+        !self.is_off
+    }
+
+    /// An event of this length is not held back: from here on bytes go as they come.
+    fn give_up(&mut self) -> Bytes {
+        self.is_off = true;
+        self.rest()
+    }
+}
+
+/// Bytes of an event that are held back.
+const MAX_EVENT: usize = 1 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::relay::frame::Boundaries;
+
+    #[test]
+    fn only_whole_events_pass_however_the_reads_are_cut() {
+        let stream = "data: a\n\ndata: b\r\n\r\n: c\r\rdata: d\n\ndata: half";
+        for size in 1..=stream.len() {
+            let (mut whole, mut boundaries, mut passed) =
+                (WholeEvents::default(), Boundaries::default(), Vec::new());
+            for read in stream.as_bytes().chunks(size) {
+                let (mut start, mut end) = (boundaries.begin(read), 0);
+                while let Some(next) = boundaries.next_end(read, start) {
+                    (start, end) = (next, next);
+                }
+                passed.extend_from_slice(&whole.cut(Bytes::copy_from_slice(read), end));
+            }
+            assert_eq!(whole.rest(), "data: half", "reads of {size}");
+            assert_eq!(
+                String::from_utf8(passed).unwrap(),
+                stream.replace("data: half", ""),
+                "reads of {size}"
+            );
+        }
+    }
+
+    #[test]
+    fn an_event_without_end_is_not_held_for_ever() {
+        let mut whole = WholeEvents::default();
+        let read = Bytes::from(vec![b'x'; MAX_EVENT / 2]);
+        let passed: usize = (0..4).map(|_| whole.cut(read.clone(), 0).len()).sum();
+        assert_eq!((passed, whole.is_on()), (4 * read.len(), false));
+    }
+}

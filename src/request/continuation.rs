@@ -1,0 +1,445 @@
+//! The request that continues a broken stream elsewhere: the client's body with what it was told so far spliced in.
+//!
+//! Chat gets the text as a last assistant message, left open (`continue_final_message`); completions get a longer prompt, of
+//! token ids where all of them are known. The limits on the answer's length shrink by what was produced. As everywhere, these
+//! are splices on the raw bytes. What an engine could not continue is an [`Obstacle`].
+
+use std::ops::Range;
+
+use bytes::Bytes;
+
+use crate::request::dialect::Dialect;
+use crate::request::json::{Cursor, JsonError, JsonKind, Raw};
+use crate::request::splice::{Edit, apply};
+
+/// What the client of a broken stream has been told.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Progress {
+    /// All generated text.
+    pub text: String,
+    /// Tokens behind the text without the white space at its end.
+    pub tokens: u64,
+    /// Tokens behind the whole text.
+    pub all_tokens: u64,
+    /// Token ids of prompt and text, where the engine reported all of them.
+    pub ids: Option<TokenIds>,
+}
+
+/// Token ids as the engine reported them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TokenIds {
+    /// Of the prompt.
+    pub prompt: Vec<u64>,
+    /// Of the text.
+    pub output: Vec<u64>,
+}
+
+/// A request that continues a stream.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Continuation {
+    /// The body to send.
+    pub body: Bytes,
+    /// The end of the text that the engine will say again: chat templates may cut white space off a message's end.
+    pub repeats: String,
+    /// Tokens of the answer that this request takes as given.
+    pub tokens: u64,
+}
+
+/// Why a stream is not continued elsewhere.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Obstacle {
+    /// Its dialect has no way to say it.
+    Dialect,
+    /// A tool call has begun.
+    ToolCall,
+    /// Reasoning was streamed: how it goes back into a prompt is each template's own affair.
+    Reasoning,
+    /// More than one choice, or a beam search.
+    SeveralChoices,
+    /// Log probabilities of tokens that two engines would count from different places.
+    Logprobs,
+    /// The answer follows a grammar, whose state is lost with the engine.
+    StructuredOutput,
+    /// The prompt comes back in the answer.
+    Echo,
+    /// A field that gives the prompt another meaning when it grows.
+    PromptShape,
+    /// Stop strings that are part of the answer: one may lie across the break.
+    StopInOutput,
+    /// The text is longer than what is kept of it.
+    TooLong,
+    /// Part of it could not be read.
+    Unreadable,
+}
+
+impl Obstacle {
+    /// Value of the log field.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Dialect => "dialect",
+            Self::ToolCall => "tool_call",
+            Self::Reasoning => "reasoning",
+            Self::SeveralChoices => "several_choices",
+            Self::Logprobs => "logprobs",
+            Self::StructuredOutput => "structured_output",
+            Self::Echo => "echo",
+            Self::PromptShape => "prompt_shape",
+            Self::StopInOutput => "stop_in_output",
+            Self::TooLong => "too_long",
+            Self::Unreadable => "unreadable",
+        }
+    }
+}
+
+impl From<JsonError> for Obstacle {
+    fn from(_: JsonError) -> Self {
+        Self::Unreadable
+    }
+}
+
+/// The request that continues the answer to `body`.
+///
+/// # Errors
+/// Why it cannot be continued.
+pub fn continuation(dialect: Dialect, body: &Bytes, progress: &Progress) -> Result<Continuation, Obstacle> {
+    let text = std::str::from_utf8(body).map_err(|_| Obstacle::Unreadable)?;
+    let request = Request::read(text)?;
+    request.check()?;
+    let (mut edits, repeats, tokens) = match dialect {
+        Dialect::Chat => request.chat(progress)?,
+        Dialect::Completions => request.completions(progress)?,
+        _ => return Err(Obstacle::Dialect),
+    };
+    if edits.is_empty() {
+        // Nothing to build on: the answer begins anew, and what the client has of it is left out.
+        return Ok(Continuation { body: body.clone(), repeats, tokens: 0 });
+    }
+    request.shrink(dialect, tokens, &mut edits)?;
+    edits.sort_by_key(|edit| edit.at.start);
+    Ok(Continuation { body: apply(body, &edits), repeats, tokens })
+}
+
+type Growth = (Vec<Edit>, String, u64);
+
+/// The members of a request that matter here, `None` where absent or null; of duplicates the last one counts.
+#[derive(Default)]
+struct Request<'a> {
+    /// Behind the brace that opens the body.
+    open: usize,
+    messages: Option<Raw<'a>>,
+    prompt: Option<Raw<'a>>,
+    stop: Option<Raw<'a>>,
+    continues_final: Option<Raw<'a>>,
+    adds_prompt: Option<Raw<'a>>,
+    max_tokens: Option<Raw<'a>>,
+    max_completion_tokens: Option<Raw<'a>>,
+    min_tokens: Option<Raw<'a>>,
+    has_max_tokens: bool,
+    includes_stop: bool,
+    obstacle: Option<Obstacle>,
+}
+
+impl<'a> Request<'a> {
+    fn read(text: &'a str) -> Result<Self, Obstacle> {
+        let open = text.find('{').ok_or(Obstacle::Unreadable)? + 1;
+        let mut request = Self { open, ..Self::default() };
+        Cursor::new(text).object(|key, value| {
+            let value = value.value()?;
+            if let Some(key) = key.string() {
+                request.member(&key, value);
+            }
+            Ok::<_, JsonError>(())
+        })?;
+        Ok(request)
+    }
+
+    fn member(&mut self, key: &str, value: Raw<'a>) {
+        let is_on = value.text() == "true";
+        let is_set = value.kind() != JsonKind::Null;
+        let slot = match key {
+            "messages" => &mut self.messages,
+            "prompt" => &mut self.prompt,
+            "stop" => &mut self.stop,
+            "continue_final_message" => &mut self.continues_final,
+            "add_generation_prompt" => &mut self.adds_prompt,
+            "max_tokens" => {
+                self.has_max_tokens = true;
+                &mut self.max_tokens
+            }
+            "max_completion_tokens" => &mut self.max_completion_tokens,
+            "min_tokens" => &mut self.min_tokens,
+            "include_stop_str_in_output" => {
+                self.includes_stop = is_on;
+                return;
+            }
+            _ => {
+                self.obstacle = self.obstacle.or(obstacle_in(key, value, is_on, is_set));
+                return;
+            }
+        };
+        // A null is replaced where it stands.
+        *slot = Some(value);
+    }
+
+    fn check(&self) -> Result<(), Obstacle> {
+        if let Some(obstacle) = self.obstacle {
+            return Err(obstacle);
+        }
+        let has_stop = self.stop.is_some_and(|stop| !matches!(stop.text(), "null" | "[]" | "\"\""));
+        if self.includes_stop && has_stop { Err(Obstacle::StopInOutput) } else { Ok(()) }
+    }
+
+    fn chat(&self, progress: &Progress) -> Result<Growth, Obstacle> {
+        let messages = self.messages.filter(|m| m.kind() == JsonKind::Array).ok_or(Obstacle::PromptShape)?;
+        let solid = progress.text.trim_end_matches(is_trimmed);
+        if solid.is_empty() {
+            return Ok((Vec::new(), progress.text.clone(), 0));
+        }
+        let is = |field: Option<Raw<'_>>, value| field.is_some_and(|raw| raw.text() == value);
+        let mut edits = Vec::new();
+        if is(self.continues_final, "true") {
+            edits.push(append(last_content(messages)?, solid)?);
+        } else if is(self.adds_prompt, "false") {
+            return Err(Obstacle::PromptShape);
+        } else {
+            let message = serde_json::to_string(solid).map_err(|_| Obstacle::Unreadable)?;
+            let is_empty =
+                messages.text().get(1..messages.text().len() - 1).is_none_or(|m| m.trim().is_empty());
+            let comma = if is_empty { "" } else { "," };
+            let end = messages.span().end - 1;
+            edits
+                .push(Edit::insert(end, &format!("{comma}{{\"role\":\"assistant\",\"content\":{message}}}")));
+            let mut added = String::new();
+            for (name, field, value) in [
+                ("continue_final_message", self.continues_final, "true"),
+                ("add_generation_prompt", self.adds_prompt, "false"),
+            ] {
+                match field {
+                    Some(raw) => edits.push(Edit::replace(raw.span(), value)),
+                    None => added.push_str(&format!("\"{name}\":{value},")),
+                }
+            }
+            if !added.is_empty() {
+                edits.push(Edit::insert(self.open, &added));
+            }
+        }
+        let repeats = progress.text.get(solid.len()..).unwrap_or_default().to_owned();
+        Ok((edits, repeats, progress.tokens))
+    }
+
+    fn completions(&self, progress: &Progress) -> Result<Growth, Obstacle> {
+        let prompt = self.prompt.and_then(Raw::non_null).ok_or(Obstacle::PromptShape)?;
+        if progress.text.is_empty() {
+            return Ok((Vec::new(), String::new(), 0));
+        }
+        let has_stop = self.stop.is_some_and(|stop| !matches!(stop.text(), "null" | "[]" | "\"\""));
+        // An engine holds back what could begin a stop string, so that the text may end inside its last token.
+        if let Some(ids) = progress.ids.as_ref().filter(|_| !has_stop) {
+            let all: Vec<String> = ids.prompt.iter().chain(&ids.output).map(u64::to_string).collect();
+            let edit = Edit::replace(prompt.span(), &format!("[{}]", all.join(",")));
+            return Ok((vec![edit], String::new(), ids.output.len() as u64));
+        }
+        let edit = append(only_text(prompt)?, &progress.text)?;
+        Ok((vec![edit], String::new(), progress.all_tokens))
+    }
+
+    /// Lowers the limits on the length by the `tokens` that exist.
+    fn shrink(&self, dialect: Dialect, tokens: u64, edits: &mut Vec<Edit>) -> Result<(), Obstacle> {
+        let limits = [(self.max_tokens, 1), (self.max_completion_tokens, 1), (self.min_tokens, 0)];
+        for (field, least) in limits {
+            let Some(raw) = field.and_then(Raw::non_null) else { continue };
+            let limit: u64 = raw.text().parse().map_err(|_| Obstacle::PromptShape)?;
+            let left = limit.saturating_sub(tokens).max(least.min(limit));
+            edits.push(Edit::replace(raw.span(), &left.to_string()));
+        }
+        // The only dialect where a limit that is not given is one all the same.
+        if dialect == Dialect::Completions && !self.has_max_tokens {
+            let left = COMPLETIONS_MAX_TOKENS.saturating_sub(tokens).max(1);
+            edits.push(Edit::insert(self.open, &format!("\"max_tokens\":{left},")));
+        }
+        Ok(())
+    }
+}
+
+/// Fields that cannot be continued.
+fn obstacle_in(key: &str, value: Raw<'_>, is_on: bool, is_set: bool) -> Option<Obstacle> {
+    let (is_one, obstacle) = match key {
+        "n" | "best_of" => (is_set && value.text() != "1", Obstacle::SeveralChoices),
+        "use_beam_search" => (is_on, Obstacle::SeveralChoices),
+        "logprobs" => (is_set && value.text() != "false", Obstacle::Logprobs),
+        "prompt_logprobs" => (is_set, Obstacle::Logprobs),
+        "response_format" => {
+            let [kind] = value.members(["type"]);
+            (is_set && kind.is_none_or(|kind| kind.text() != "\"text\""), Obstacle::StructuredOutput)
+        }
+        "structured_outputs" | "guided_json" | "guided_regex" | "guided_choice" | "guided_grammar" => {
+            (is_set, Obstacle::StructuredOutput)
+        }
+        "echo" => (is_on, Obstacle::Echo),
+        "suffix" | "truncate_prompt_tokens" | "prompt_embeds" | "kv_transfer_params" => {
+            (is_set, Obstacle::PromptShape)
+        }
+        _ => return None,
+    };
+    is_one.then_some(obstacle)
+}
+
+/// The content of the last message, which the client itself left open.
+fn last_content(messages: Raw<'_>) -> Result<Raw<'_>, Obstacle> {
+    let mut last = None;
+    messages.cursor().array(|message| {
+        last = Some(message.value()?);
+        Ok::<_, JsonError>(())
+    })?;
+    let [role, content] = last.map_or([None; 2], |message| message.members(["role", "content"]));
+    let is_assistant = role.is_some_and(|role| role.text() == "\"assistant\"");
+    content.filter(|content| is_assistant && content.kind() == JsonKind::Str).ok_or(Obstacle::PromptShape)
+}
+
+/// The text of a prompt that is one string, or a list of one.
+fn only_text(prompt: Raw<'_>) -> Result<Raw<'_>, Obstacle> {
+    if prompt.kind() == JsonKind::Str {
+        return Ok(prompt);
+    }
+    let mut all = Vec::new();
+    if prompt.kind() == JsonKind::Array {
+        prompt.cursor().array(|item| {
+            all.push(item.value()?);
+            Ok::<_, JsonError>(())
+        })?;
+    }
+    match all.as_slice() {
+        [only] if only.kind() == JsonKind::Str => Ok(*only),
+        _ => Err(Obstacle::PromptShape),
+    }
+}
+
+/// `text` at the end of a JSON string.
+fn append(string: Raw<'_>, text: &str) -> Result<Edit, Obstacle> {
+    let quoted = serde_json::to_string(text).map_err(|_| Obstacle::Unreadable)?;
+    let Range { end, .. } = string.span();
+    Ok(Edit::insert(end - 1, quoted.get(1..quoted.len() - 1).unwrap_or_default()))
+}
+
+/// What Python's `str.rstrip` takes away, which templates and tokenizers use.
+fn is_trimmed(c: char) -> bool {
+    c.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&c)
+}
+
+/// `max_tokens` of completions where the client gives none.
+const COMPLETIONS_MAX_TOKENS: u64 = 16;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(text: &str, tokens: u64) -> Progress {
+        Progress { text: text.to_owned(), tokens, all_tokens: tokens, ids: None }
+    }
+
+    fn of(dialect: Dialect, body: &str, progress: &Progress) -> Result<(String, String, u64), Obstacle> {
+        let body = Bytes::copy_from_slice(body.as_bytes());
+        let continuation = continuation(dialect, &body, progress)?;
+        let text = String::from_utf8(continuation.body.to_vec()).unwrap();
+        serde_json::from_str::<serde_json::Value>(&text).unwrap();
+        Ok((text, continuation.repeats, continuation.tokens))
+    }
+
+    #[test]
+    fn chat_goes_on_in_an_open_assistant_message() {
+        for (body, expected) in [
+            (
+                r#"{"messages":[{"role":"user","content":"hi"}],"stream":true}"#,
+                r#"{"continue_final_message":true,"add_generation_prompt":false,"messages":[{"role":"user","content":"hi"},{"role":"assistant","content":"a \"b\"\n"}],"stream":true}"#,
+            ),
+            (
+                r#" {"add_generation_prompt":true, "messages" : [ {"role":"user","content":"]"} ] ,"max_tokens" : 10,"continue_final_message":null,"min_tokens":2}"#,
+                r#" {"add_generation_prompt":false, "messages" : [ {"role":"user","content":"]"} ,{"role":"assistant","content":"a \"b\"\n"}] ,"max_tokens" : 7,"continue_final_message":true,"min_tokens":0}"#,
+            ),
+            (
+                r#"{"continue_final_message":true,"add_generation_prompt":false,"messages":[{"role":"assistant","content":"so"}],"max_completion_tokens":3,"max_tokens":null}"#,
+                r#"{"continue_final_message":true,"add_generation_prompt":false,"messages":[{"role":"assistant","content":"soa \"b\"\n"}],"max_completion_tokens":1,"max_tokens":null}"#,
+            ),
+        ] {
+            let expected = expected.replace("\\n\"", "\"");
+            let (after, repeats, tokens) = of(Dialect::Chat, body, &told("a \"b\"\n", 3)).unwrap();
+            assert_eq!((&*after, &*repeats, tokens), (&*expected, "\n", 3), "{body}");
+        }
+    }
+
+    #[test]
+    fn what_no_template_can_build_on_begins_anew() {
+        let body = r#"{"messages":[{"role":"user","content":"hi"}],"max_tokens":9}"#;
+        for text in ["", " \n"] {
+            let (after, repeats, tokens) = of(Dialect::Chat, body, &told(text, 2)).unwrap();
+            assert_eq!((&*after, &*repeats, tokens), (body, text, 0));
+        }
+    }
+
+    #[test]
+    fn completions_get_a_longer_prompt() {
+        let exact =
+            Progress { ids: Some(TokenIds { prompt: vec![1, 2], output: vec![30, 4] }), ..told("x ", 1) };
+        for (body, progress, expected) in [
+            (r#"{"prompt":"a"}"#, told("x ", 2), r#"{"max_tokens":14,"prompt":"ax "}"#),
+            (
+                r#"{"prompt":["\u0061"],"max_tokens":null}"#,
+                told("é\"", 2),
+                r#"{"prompt":["\u0061é\""],"max_tokens":null}"#,
+            ),
+            (r#"{"max_tokens":2,"prompt":"a"}"#, told("x", 7), r#"{"max_tokens":1,"prompt":"ax"}"#),
+            (r#"{"max_tokens":9,"prompt":"a"}"#, exact.clone(), r#"{"max_tokens":7,"prompt":[1,2,30,4]}"#),
+            (r#"{"max_tokens":9,"prompt":[1,2]}"#, exact.clone(), r#"{"max_tokens":7,"prompt":[1,2,30,4]}"#),
+            (
+                r#"{"max_tokens":9,"prompt":"a","stop":"END"}"#,
+                exact,
+                r#"{"max_tokens":7,"prompt":"ax ","stop":"END"}"#,
+            ),
+        ] {
+            let progress = Progress {
+                all_tokens: progress.tokens.max(if progress.ids.is_some() { 2 } else { 0 }),
+                ..progress
+            };
+            let expected = expected.replace("é\"\"", "é\\\"\"");
+            let (after, repeats, _) = of(Dialect::Completions, body, &progress).unwrap();
+            assert_eq!((&*after, &*repeats), (&*expected, ""), "{body}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_continued_says_why() {
+        use Obstacle::{Echo, Logprobs, PromptShape, SeveralChoices, StopInOutput, StructuredOutput};
+        let chat = |field: &str| format!(r#"{{"messages":[{{"role":"user","content":"hi"}}],{field}}}"#);
+        for (field, expected) in [
+            (r#""n":2"#, Some(SeveralChoices)),
+            (r#""n":1"#, None),
+            (r#""n":null"#, None),
+            (r#""use_beam_search":true"#, Some(SeveralChoices)),
+            (r#""logprobs":true"#, Some(Logprobs)),
+            (r#""logprobs":false"#, None),
+            (r#""response_format":{"type":"json_object"}"#, Some(StructuredOutput)),
+            (r#""response_format":{"type":"text"}"#, None),
+            (r#""structured_outputs":{"choice":["a"]}"#, Some(StructuredOutput)),
+            (r#""guided_json":null"#, None),
+            (r#""echo":true"#, Some(Echo)),
+            (r#""truncate_prompt_tokens":5"#, Some(PromptShape)),
+            (r#""add_generation_prompt":false"#, Some(PromptShape)),
+            (r#""continue_final_message":true"#, Some(PromptShape)),
+            (r#""max_tokens":"9""#, Some(PromptShape)),
+            (r#""stop":["a"],"include_stop_str_in_output":true"#, Some(StopInOutput)),
+            (r#""stop":["a"]"#, None),
+            (r#""include_stop_str_in_output":true"#, None),
+            (r#""seed":5,"temperature":0.7,"tools":[]"#, None),
+        ] {
+            let result = of(Dialect::Chat, &chat(field), &told("x", 1));
+            assert_eq!(result.err(), expected, "{field}");
+        }
+        let completions = |body: &str| of(Dialect::Completions, body, &told("x", 1)).err();
+        assert_eq!(completions(r#"{"prompt":["a","b"]}"#), Some(PromptShape));
+        assert_eq!(completions(r#"{"prompt":[1,2]}"#), Some(PromptShape), "ids of the answer are not known");
+        assert_eq!(completions(r#"{"prompt":"a","logprobs":0}"#), Some(Logprobs));
+        assert_eq!(completions(r#"{"prompt":"a","suffix":"b"}"#), Some(PromptShape));
+        assert_eq!(of(Dialect::Messages, r#"{"messages":[]}"#, &told("x", 1)).err(), Some(Obstacle::Dialect));
+    }
+}
