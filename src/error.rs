@@ -170,6 +170,15 @@ pub enum Failure {
     /// The client stopped sending the body.
     #[error("the request body stopped for {} (timeouts.client_stall)", Seconds(*.after))]
     BodyStalled { after: Duration },
+    /// The body came slower than `server.body_min_rate`.
+    #[error("the request body came slower than {min_rate} bytes a second (server.body_min_rate)")]
+    BodyTooSlow { min_rate: u64 },
+    /// The body was not complete in time.
+    #[error("the request body was not complete within {} (server.body_timeout)", Seconds(*.after))]
+    BodyTimeout { after: Duration },
+    /// The client left while it sent the body.
+    #[error("the client left before the request body was complete")]
+    ClientLeft,
     /// Missing or unknown API key.
     #[error("{message}")]
     InvalidKey { message: String },
@@ -291,6 +300,10 @@ impl Failure {
             Self::BodyTooLarge { .. } => (S::PAYLOAD_TOO_LARGE, "body_limit", INVALID),
             Self::BodyMemory => (S::SERVICE_UNAVAILABLE, "body_memory", OVERLOADED),
             Self::BodyStalled { .. } => (S::REQUEST_TIMEOUT, "timeout_client_stall", "timeout_error"),
+            Self::BodyTooSlow { .. } => (S::REQUEST_TIMEOUT, "body_min_rate", "timeout_error"),
+            Self::BodyTimeout { .. } => (S::REQUEST_TIMEOUT, "body_timeout", "timeout_error"),
+            // Nobody reads it; the status is that of the record.
+            Self::ClientLeft => (S::from_u16(499).unwrap_or(S::BAD_REQUEST), "client_left", INVALID),
             Self::InvalidKey { .. } => (S::UNAUTHORIZED, "invalid_api_key", "authentication_error"),
             Self::NoTokenKeys { .. } => (S::SERVICE_UNAVAILABLE, "no_token_keys", OVERLOADED),
             Self::MissingModel { .. } => (S::BAD_REQUEST, "missing_model", INVALID),
@@ -395,7 +408,12 @@ impl Failure {
                 headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
             }
             // The rest of the body is not read, so the connection cannot be reused.
-            Self::BodyTooLarge { .. } | Self::BodyMemory | Self::BodyStalled { .. } => {
+            Self::BodyTooLarge { .. }
+            | Self::BodyMemory
+            | Self::BodyStalled { .. }
+            | Self::BodyTooSlow { .. }
+            | Self::BodyTimeout { .. }
+            | Self::ClientLeft => {
                 headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
             }
             _ => {}

@@ -18,7 +18,8 @@ fn main() -> ExitCode {
         Err(error) => error.exit(),
     };
     let log = logging::init(&cli.log_level);
-    ExitCode::from(match cli.command {
+    let flush_log = log.flusher();
+    let code = match cli.command {
         Command::Serve(args) => {
             done(process::serve(Launch { source: args.source(), overrides: args.overrides(), log }))
         }
@@ -33,7 +34,9 @@ fn main() -> ExitCode {
             done(cli::replay::run(&args, &env, &mut std::io::stdout(), &mut std::io::stderr()))
         }
         Command::Top(_) => done(cli::refuse_unbuilt("top", &mut std::io::stderr())),
-    })
+    };
+    flush_log();
+    ExitCode::from(code)
 }
 
 fn simulate(args: &sim::SimArgs) -> Result<(), sim::SimError> {

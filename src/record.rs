@@ -46,6 +46,7 @@ impl Outcome {
             Failure::Timeout { .. } | Failure::Replica(_) | Failure::DrainCut | Failure::Internal => {
                 Self::Failed
             }
+            Failure::ClientLeft => Self::Canceled,
             _ => Self::ClientError,
         }
     }

@@ -158,7 +158,7 @@ async fn a_broken_stream_is_a_reset_to_a_client_without_chunks() {
     let (answer, end) = read(&gateway).await;
     assert!(answer.starts_with("HTTP/1.0 200") && answer.ends_with(&clean()), "{answer}");
     assert!(end.is_ok());
-    let part = [wire::sse_head(), wire::event(&wire::content("a")), Step::Reset];
+    let part = [wire::sse_head(), wire::event(wire::content("a")), Step::Reset];
     replica.next(part.to_vec());
     let (answer, end) = read(&gateway).await;
     assert_eq!(end, Err(std::io::ErrorKind::ConnectionReset), "{answer}");

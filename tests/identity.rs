@@ -111,8 +111,8 @@ fn tenant(name: &str, key: Option<&str>, routes: Option<&str>) -> Tenant {
     Tenant {
         name: name.into(),
         key_digests: key.iter().map(|key| Sha256::digest(key).into()).collect(),
-        client_names: Vec::new(),
         routes: routes.map(|route| vec![route.into()]),
+        ..Tenant::default()
     }
 }
 

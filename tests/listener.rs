@@ -9,11 +9,16 @@ mod listener_support;
 use std::num::NonZeroUsize;
 use std::time::Duration;
 
-use tokio::io::AsyncWriteExt as _;
+use tokenway::clock::Clock;
+use tokenway::listener::{self, ConnectionLimits, Handler, HeadFault, KillSwitch, ListenerCounters, Serving};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
+use listener_support::frames::{Connection, HEADERS, RST_STREAM, headers};
 use listener_support::raw::{self, Client, post};
-use listener_support::{CHAT, Gateway, STREAM, soon, until};
+use listener_support::{CHAT, Gateway, STREAM, replica, soon, until};
 
 const CHAT_PATH: &str = "/v1/chat/completions";
 const GET_VERSION: &str = "GET /version HTTP/1.1\r\nhost: gateway\r\n\r\n";
@@ -407,7 +412,7 @@ async fn a_drain_closes_each_connection_with_its_next_answer_and_cuts_no_stream(
     assert_eq!((health.status, health.field("connection")), (503, Some("close")));
 
     let app = std::sync::Arc::clone(&gateway.app);
-    let drain = tokio_util::task::TaskTracker::new();
+    let drain = TaskTracker::new();
     drain.spawn(async move { app.drain(Duration::ZERO).await });
     until("new requests are refused", || gateway.app.gateway.drain.refuses()).await;
     let refused = raw::ask(gateway.addr(), CHAT_PATH, CHAT).await;
@@ -431,6 +436,258 @@ async fn an_idle_connection_is_closed_when_the_drain_delay_is_over() {
     assert_eq!(idle.reply().await.status, 200);
     gateway.app.drain(Duration::ZERO).await;
     assert!(idle.is_closed().await);
+}
+
+#[tokio::test]
+async fn uploads_that_declare_much_and_send_little_cost_nobody_anything() {
+    let gateway = Gateway::with(|c| {
+        c.server.body_limit = 1 << 20;
+        c.server.body_memory = 4 << 20;
+    })
+    .await;
+    let head = format!("POST {CHAT_PATH} HTTP/1.1\r\nhost: a\r\ncontent-length: {}\r\n\r\n{{", 1 << 20);
+    let mut hogs = Vec::new();
+    for _ in 0..32 {
+        let mut hog = Client::connect(gateway.addr()).await;
+        hog.send(&head).await;
+        hogs.push(hog);
+    }
+    until("all are being read", || gateway.open_requests() == 32).await;
+    gateway.is_well().await;
+    drop(hogs);
+    until("they are over", || gateway.open_requests() == 0).await;
+    assert_eq!(gateway.outcomes("canceled", "499"), 32.0, "clients that left in the middle");
+    assert_eq!(gateway.outcomes("client_error", "400"), 0.0);
+}
+
+#[tokio::test]
+async fn half_uploads_that_fill_the_memory_finish_one_after_the_other() {
+    let gateway = Gateway::with(|c| {
+        c.server.body_limit = 1 << 20;
+        c.server.body_memory = 4 << 20;
+    })
+    .await;
+    let text = "x".repeat((1 << 20) - 200);
+    let call =
+        post(CHAT_PATH, "", &format!(r#"{{"model":"m","messages":[{{"role":"user","content":"{text}"}}]}}"#));
+    let half = call.len() / 2;
+    let mut clients = Vec::new();
+    for _ in 0..6 {
+        let mut client = Client::connect(gateway.addr()).await;
+        client.send(&call[..half]).await;
+        clients.push(client);
+    }
+    until("all have begun", || gateway.open_requests() == 6).await;
+    let ends = clients.into_iter().map(|mut client| {
+        let rest = call[half..].to_owned();
+        async move {
+            client.send(rest).await;
+            client.reply().await.status
+        }
+    });
+    let mut running = tokio::task::JoinSet::new();
+    ends.for_each(|end| drop(running.spawn(end)));
+    assert_eq!(running.join_all().await, [200; 6]);
+}
+
+#[tokio::test]
+async fn a_slow_upload_gets_a_408_that_says_which_limit() {
+    let stalled = |change: fn(&mut tokenway::config::Config)| async move {
+        let gateway = Gateway::with(change).await;
+        let mut client = Client::connect(gateway.addr()).await;
+        client.send(format!("POST {CHAT_PATH} HTTP/1.1\r\nhost: a\r\ncontent-length: 100\r\n\r\n{{")).await;
+        let reply = client.reply().await;
+        assert!(client.is_closed().await);
+        assert_eq!(gateway.outcomes("client_error", "408"), 1.0);
+        (reply.status, reply.code())
+    };
+    let late = stalled(|c| c.server.body_timeout = Duration::from_millis(200)).await;
+    assert_eq!(late, (408, "body_timeout".to_owned()));
+    let paused = stalled(|c| c.routes[0].timeouts.client_stall = Duration::from_millis(200)).await;
+    assert_eq!(paused, (408, "timeout_client_stall".to_owned()));
+}
+
+#[tokio::test]
+async fn every_early_refusal_of_a_large_upload_can_be_read() {
+    let gateway = Gateway::start().await;
+    let body = "x".repeat(8 << 20);
+    for (call, status) in [
+        (post("/nothing", "", &body), 404),
+        (post(CHAT_PATH, "content-encoding: gzip\r\n", &body), 415),
+        (post(CHAT_PATH, "", &body).replacen("POST", "PUT", 1), 405),
+        (post(CHAT_PATH, "", &body), 413),
+    ] {
+        let mut client = Client::connect(gateway.addr()).await;
+        // All of it before anything is read.
+        client.send(call).await;
+        let reply = client.reply().await;
+        assert_eq!((reply.status, reply.field("connection")), (status, Some("close")), "{}", reply.head);
+    }
+    // A small one is read along, and its connection goes on.
+    let mut client = Client::connect(gateway.addr()).await;
+    for _ in 0..2 {
+        client.send(post("/nothing", "", CHAT)).await;
+        let reply = client.reply().await;
+        assert_eq!((reply.status, reply.field("connection")), (404, None));
+    }
+    gateway.is_well().await;
+}
+
+#[tokio::test]
+async fn a_large_unary_answer_is_complete_with_its_last_byte_and_a_short_one_is_the_replicas_fault() {
+    let gateway = Gateway::start().await;
+    let mut client = Client::connect(gateway.addr()).await;
+    for _ in 0..2 {
+        client.send(post(CHAT_PATH, "x-script: large\r\n", CHAT)).await;
+        let reply = client.reply().await;
+        assert_eq!((reply.status, reply.body.len(), reply.is_whole), (200, replica::LARGE, true));
+    }
+    client.send(post(CHAT_PATH, "x-script: large-error\r\n", CHAT)).await;
+    assert_eq!(client.reply().await.status, 500);
+    client.send(post(CHAT_PATH, "x-script: large-cut\r\n", CHAT)).await;
+    assert!(!client.reply().await.is_whole);
+    until("all are over", || gateway.open_requests() == 0).await;
+    assert_eq!((gateway.outcomes("ok", "200"), gateway.outcomes("failed", "500")), (2.0, 1.0));
+    assert_eq!((gateway.outcomes("failed", "200"), gateway.outcomes("canceled", "200")), (1.0, 0.0));
+}
+
+#[tokio::test]
+async fn a_client_that_pipelines_and_leaves_is_noticed() {
+    let gateway = Gateway::start().await;
+    let mut client = Client::connect(gateway.addr()).await;
+    client.send(post(CHAT_PATH, "x-script: silent\r\n", CHAT)).await;
+    until("it is at the replica", || gateway.replica.busy() == 1).await;
+    client.send(post(CHAT_PATH, "", CHAT)).await;
+    drop(client);
+    until("the replica is let go", || gateway.replica.busy() == 0).await;
+    until("the request is over", || gateway.open_requests() == 0).await;
+    assert_eq!(gateway.outcomes("canceled", "499"), 1.0);
+}
+
+#[tokio::test]
+async fn an_http10_client_sees_a_reset_of_a_broken_stream_and_the_end_of_a_whole_one() {
+    let gateway = Gateway::start().await;
+    let call = |script: &str| {
+        post(CHAT_PATH, &format!("x-script: {script}\r\n"), STREAM).replacen("HTTP/1.1", "HTTP/1.0", 1)
+    };
+    gateway.replica.let_go(3);
+    let mut client = Client::connect(gateway.addr()).await;
+    client.send(call("gated")).await;
+    let whole = String::from_utf8(client.rest().await).unwrap();
+    assert!(whole.contains("fourth") && whole.ends_with("[DONE]\n\n"), "{whole}");
+
+    let mut socket = TcpStream::connect(gateway.addr()).await.unwrap();
+    socket.write_all(call("broken").as_bytes()).await.unwrap();
+    let mut seen = Vec::new();
+    let end = soon("the end", socket.read_to_end(&mut seen)).await;
+    let seen = String::from_utf8(seen).unwrap();
+    assert!(seen.contains("first") && seen.contains("\"error\""), "{seen}");
+    assert_eq!(end.unwrap_err().kind(), std::io::ErrorKind::ConnectionReset);
+}
+
+/// A handler with a bug, in its answer or in the body of one.
+#[derive(Clone)]
+struct Buggy;
+
+struct BuggyBody;
+
+impl hyper::body::Body for BuggyBody {
+    type Data = bytes::Bytes;
+    type Error = std::convert::Infallible;
+
+    fn poll_frame(
+        self: std::pin::Pin<&mut Self>,
+        _: &mut std::task::Context<'_>,
+    ) -> std::task::Poll<Option<Result<hyper::body::Frame<bytes::Bytes>, Self::Error>>> {
+        panic!("a bug in a body")
+    }
+}
+
+type BuggyReply = http::Response<http_body_util::Either<BuggyBody, http_body_util::Empty<bytes::Bytes>>>;
+
+impl Handler for Buggy {
+    type Body = http_body_util::Either<BuggyBody, http_body_util::Empty<bytes::Bytes>>;
+    type Connection = ();
+
+    async fn handle(
+        &self,
+        request: http::Request<hyper::body::Incoming>,
+        _: KillSwitch,
+        (): &(),
+    ) -> BuggyReply {
+        assert_ne!(request.uri().path(), "/answer", "a bug in an answer");
+        if request.uri().path() == "/body" {
+            return http::Response::new(http_body_util::Either::Left(BuggyBody));
+        }
+        http::Response::new(http_body_util::Either::Right(http_body_util::Empty::new()))
+    }
+
+    fn reject(&self, _: HeadFault) -> http::Response<bytes::Bytes> {
+        http::Response::default()
+    }
+
+    fn refuse(&self, _: HeadFault) -> BuggyReply {
+        self.panicked()
+    }
+
+    fn panicked(&self) -> BuggyReply {
+        let mut reply = http::Response::new(http_body_util::Either::Right(http_body_util::Empty::new()));
+        *reply.status_mut() = http::StatusCode::INTERNAL_SERVER_ERROR;
+        reply
+    }
+
+    fn opened(&self) {}
+}
+
+#[tokio::test]
+async fn a_panic_is_a_500_on_its_request_and_counted() {
+    let gateway = Gateway::start().await;
+    let socket = listener::bind(([127, 0, 0, 1], 0).into()).unwrap();
+    let addr = socket.local_addr().unwrap();
+    let (clock, metrics) = (Clock::start(), gateway.app.gateway.observer.metrics());
+    let serving = Serving {
+        limits: ConnectionLimits::new(&gateway.config, 10),
+        tls: None,
+        clock,
+        tracker: TaskTracker::new(),
+        draining: CancellationToken::new(),
+        closing: CancellationToken::new(),
+        stopped: CancellationToken::new(),
+        cut_off: CancellationToken::new(),
+        counters: ListenerCounters { waiting: metrics.connections_waiting(), panics: metrics.panics() },
+    };
+    serving.tracker.clone().spawn(listener::accept_loop(socket, serving, Buggy));
+    let mut client = Client::connect(addr).await;
+    for (path, status) in [("/answer", 500), ("/well", 200), ("/answer", 500)] {
+        client.send(format!("GET {path} HTTP/1.1\r\nhost: a\r\n\r\n")).await;
+        assert_eq!(client.reply().await.status, status, "{path}");
+    }
+    client.send("GET /body HTTP/1.1\r\nhost: a\r\n\r\n").await;
+    let cut = client.rest().await;
+    assert!(!cut.ends_with(b"0\r\n\r\n"), "a broken body looks whole: {}", String::from_utf8_lossy(&cut));
+
+    let mut client = Connection::open(addr).await;
+    for (stream, path, kind) in [(1, "/answer", HEADERS), (3, "/body", RST_STREAM), (5, "/well", HEADERS)] {
+        client.send(&headers(stream, "GET", path, &[], true)).await;
+        client.until(kind, stream).await;
+    }
+    assert_eq!(gateway.counted("tokenway_panics_total"), 5.0);
+}
+
+#[tokio::test]
+async fn past_max_connections_clients_wait_and_a_gauge_says_so() {
+    let gateway = Gateway::with(|c| c.server.max_connections = NonZeroUsize::new(2).unwrap()).await;
+    let first = Client::connect(gateway.addr()).await;
+    let mut second = Client::connect(gateway.addr()).await;
+    second.send(GET_VERSION).await;
+    assert_eq!(second.reply().await.status, 200);
+    until("the limit shows", || gateway.counted("tokenway_connections_waiting") == 1.0).await;
+    let mut third = Client::connect(gateway.addr()).await;
+    third.send(GET_VERSION).await;
+    drop(first);
+    assert_eq!(third.reply().await.status, 200);
+    drop((second, third));
+    until("there is room again", || gateway.counted("tokenway_connections_waiting") == 0.0).await;
 }
 
 #[tokio::test]

@@ -205,6 +205,19 @@ fn a_second_signal_ends_at_once() {
 }
 
 #[test]
+fn a_stderr_that_nobody_reads_holds_up_neither_requests_nor_the_end() {
+    let fleet = Fleet::start(&[]);
+    let mut gateway = Gateway::in_front_of(&fleet, &["--log-level", "trace,hyper=trace,mio=trace"]);
+    gateway.process.err.hold();
+    // Some hundred lines each: far more than a pipe holds.
+    for _ in 0..40 {
+        assert_eq!(post_chat(&gateway.data, &chat("sim", PROMPT, 2), KEY).status, 200);
+    }
+    gateway.process.signal("INT");
+    assert_eq!(gateway.process.exit_code(), 0);
+}
+
+#[test]
 fn the_demo_prints_its_addresses_and_tables_and_ends_by_itself() {
     let ports = ["--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"];
     let (code, out, err) = Process::run(&[&["demo", "--duration", "3s"], &ports[..]].concat());

@@ -284,9 +284,9 @@ async fn a_client_certificate_names_its_tenant_and_needs_no_key() {
     let files = Files::new();
     let tenant = |name: &str, route: &str| Tenant {
         name: name.into(),
-        key_digests: Vec::new(),
         client_names: vec![format!("{name}.internal").into()],
         routes: Some(vec![route.into()]),
+        ..Tenant::default()
     };
     let gateway = Gateway::with(|c| {
         c.server.tls = Some(files.tls(true));

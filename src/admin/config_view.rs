@@ -45,6 +45,8 @@ fn server(config: &Config) -> Json {
         "tls": server.tls.as_ref().map(tls),
         "body_limit": server.body_limit,
         "body_memory": server.body_memory,
+        "body_timeout": seconds(server.body_timeout),
+        "body_min_rate": server.body_min_rate,
         "header_timeout": seconds(server.header_timeout),
         "keep_alive": seconds(server.keep_alive),
         "tls_handshake_timeout": seconds(server.tls_handshake_timeout),

@@ -21,7 +21,6 @@ use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use socket2::SockRef;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tower::ServiceBuilder;
@@ -29,7 +28,7 @@ use tower::ServiceBuilder;
 pub use self::control::{Control, Readiness};
 use crate::config::Secret;
 use crate::drift::service::Feed;
-use crate::listener::next_connection;
+use crate::listener::{Acceptor, ConnectionLimit};
 use crate::observe::Observer;
 
 /// State of every handler.
@@ -51,13 +50,14 @@ pub async fn serve(
     tracker: TaskTracker,
     shutdown: CancellationToken,
 ) {
+    let limit = ConnectionLimit { connections: MAX_CONNECTIONS, name: "the admin port", waiting: None };
+    let mut acceptor = Acceptor::new(listener, limit, admin.observer.clock());
     let service = ServiceBuilder::new().map_response(routes::finish).service(routes::router(admin));
     let service = TowerToHyperService::new(service);
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(IDLE_TIMEOUT);
     let (draining, cut_off) = (GracefulShutdown::new(), CancellationToken::new());
-    let free = Arc::new(Semaphore::new(MAX_CONNECTIONS));
-    while let Some((stream, permit)) = shutdown.run_until_cancelled(next_connection(&listener, &free)).await {
+    while let Some((stream, permit)) = shutdown.run_until_cancelled(acceptor.next()).await {
         // Best effort: a failure costs latency, or a connection held for longer.
         let _ = stream.set_nodelay(true);
         let _ = bound_writes(&stream, WRITE_TIMEOUT);
@@ -70,7 +70,7 @@ pub async fn serve(
             drop(permit);
         });
     }
-    drop(listener);
+    drop(acceptor);
     // Idle connections close at once, busy ones after their response.
     let _ = tokio::time::timeout(SHUTDOWN_GRACE, draining.shutdown()).await;
     cut_off.cancel();

@@ -7,6 +7,7 @@ mod control;
 mod launch;
 pub mod logging;
 pub mod observers;
+mod open_files;
 pub mod process;
 pub mod signals;
 
@@ -32,10 +33,10 @@ use crate::gateway::table::RoutingTable;
 use crate::gateway::{Gateway, Service};
 use crate::identity;
 use crate::listener::tls::{TlsError, TlsSlot};
-use crate::listener::{self, ConnectionLimits, Serving};
+use crate::listener::{self, ConnectionLimits, ListenerCounters, Serving};
 use crate::observe::Observer;
 use crate::relay::watch::Watchdog;
-use crate::request::body::BodyMemory;
+use crate::request::body_memory::BodyMemory;
 use crate::request::jwt::TokenKeys;
 use crate::upstream::budget::RetryBudget;
 use crate::upstream::connect::Connector;
@@ -58,6 +59,8 @@ pub struct App {
     closing: CancellationToken,
     /// Accept loop and watchdog end.
     stopped: CancellationToken,
+    /// Every connection ends now.
+    cut_off: CancellationToken,
 }
 
 /// Why a gateway cannot start.
@@ -121,7 +124,8 @@ impl App {
         let watchdog = Watchdog::new(clock);
         let gateway = Arc::new(Gateway {
             clock,
-            memory: BodyMemory::new(config.server.body_memory),
+            memory: BodyMemory::new(config.server.body_memory, config.server.body_limit),
+            body_work: crate::gateway::body_work::BodyWork::default(),
             explain_limiter: crate::gateway::explain_limiter::ExplainLimiter::default(),
             tenants: TenantLimiter::default(),
             retries: RetryBudget::new(&config.retry, clock.now()),
@@ -137,18 +141,25 @@ impl App {
             tasks: tracker.clone(),
         });
         let serving = Serving {
-            limits: ConnectionLimits::from(&config.server),
+            limits: ConnectionLimits::new(&config, open_files::fitting_connections(&config)),
             tls: tls.clone(),
             clock,
             tracker: tracker.clone(),
             draining: CancellationToken::new(),
             closing: CancellationToken::new(),
+            stopped: stopped.clone(),
+            cut_off: CancellationToken::new(),
+            counters: ListenerCounters {
+                waiting: gateway.observer.metrics().connections_waiting(),
+                panics: gateway.observer.metrics().panics(),
+            },
         };
         let (draining, closing) = (serving.draining.clone(), serving.closing.clone());
+        let cut_off = serving.cut_off.clone();
         let service = Service(Arc::clone(&gateway));
         tracker.spawn(stopped.clone().run_until_cancelled_owned(watchdog.run()));
-        tracker.spawn(listener::accept_loop(socket, serving, service, stopped.clone()));
-        Ok(Self { gateway, fleet, data, tls, tokens, tracker, draining, closing, stopped })
+        tracker.spawn(listener::accept_loop(socket, serving, service));
+        Ok(Self { gateway, fleet, data, tls, tokens, tracker, draining, closing, stopped, cut_off })
     }
 
     /// Puts another checked configuration in force. Streams go on; replicas that stay configured keep what was
@@ -174,9 +185,15 @@ impl App {
         self.draining.cancel();
     }
 
-    /// Drains and stops: serves for `delay` while not ready, then refuses new requests while streams run to their
-    /// end, for at most `server.drain_timeout`; then ends those left with error events.
+    /// [`App::drain_within`], with time for slow clients to take the rest of their answers.
     pub async fn drain(&self, delay: Duration) {
+        self.drain_within(delay, Duration::from_secs(2)).await;
+    }
+
+    /// Drains and stops: serves for `delay` while not ready, then refuses new requests while streams run to their
+    /// end, for at most `server.drain_timeout`; then ends those left with error events. What then is still being written
+    /// has `grace`.
+    pub async fn drain_within(&self, delay: Duration, grace: Duration) {
         self.begin_drain();
         tokio::time::sleep(delay).await;
         self.gateway.drain.refuse();
@@ -186,18 +203,23 @@ impl App {
             let left = self.gateway.requests.load(Ordering::Relaxed);
             tracing::warn!(left, "drain_timeout passed: ending what still runs");
             self.gateway.watchdog.end_drain();
-            let _ = tokio::time::timeout(SHUTDOWN_GRACE, self.requests_ended()).await;
+            let _ = tokio::time::timeout(ERROR_EVENT_GRACE, self.requests_ended()).await;
         }
-        self.stop().await;
+        self.stop(grace).await;
     }
 
-    /// Stops accepting and closes every connection; takes at most [`SHUTDOWN_GRACE`].
-    pub async fn stop(&self) {
+    /// Stops accepting and closes every connection: idle ones at once, others when what they write is written, at the
+    /// latest after `grace`.
+    pub async fn stop(&self, grace: Duration) {
         self.closing.cancel();
         self.stopped.cancel();
         self.fleet.retire();
         self.tracker.close();
-        let _ = tokio::time::timeout(SHUTDOWN_GRACE, self.tracker.wait()).await;
+        if tokio::time::timeout(grace, self.tracker.wait()).await.is_err() {
+            self.cut_off.cancel();
+            // Dropping takes no time, but the records of what was cut are to be counted.
+            let _ = tokio::time::timeout(DROP_GRACE, self.tracker.wait()).await;
+        }
     }
 
     async fn requests_ended(&self) {
@@ -222,5 +244,6 @@ fn hint(error: &io::Error) -> &'static str {
     }
 }
 
-/// Bound on each step of a shutdown that only waits for tasks to end.
-const SHUTDOWN_GRACE: Duration = Duration::from_secs(2);
+/// For the error events of streams that the end of the drain cut.
+const ERROR_EVENT_GRACE: Duration = Duration::from_secs(2);
+const DROP_GRACE: Duration = Duration::from_millis(50);

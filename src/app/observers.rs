@@ -48,9 +48,8 @@ impl Observers {
         Ok(Self { observer: Arc::new(observer), drift })
     }
 
-    /// Writes and exports queued data; each part takes at most about `limit`.
+    /// Writes and exports queued data, for at most about `limit`.
     pub async fn shutdown(&self, limit: Duration) {
-        self.observer.shutdown(limit).await;
-        service::end(&self.drift, limit).await;
+        tokio::join!(self.observer.shutdown(limit), service::end(&self.drift, limit));
     }
 }

@@ -18,7 +18,7 @@ use super::control::Controls;
 pub use super::launch::Launch;
 use super::observers::Observers;
 use super::signals::{self, Signal};
-use super::{App, SHUTDOWN_GRACE, StartError};
+use super::{App, StartError};
 use crate::admin::{self, AdminState, Control};
 use crate::clock::Clock;
 use crate::config::Config;
@@ -67,10 +67,11 @@ impl Runtimes {
         Ok(Self { data, control })
     }
 
-    /// Ends both; waits at most [`SHUTDOWN_GRACE`] for each.
+    /// Ends both. Whatever had to be waited for was waited for: threads that still block (a name look-up, a file on a
+    /// dead disk) end with the process.
     pub fn end(self) {
-        self.data.shutdown_timeout(SHUTDOWN_GRACE);
-        self.control.shutdown_timeout(SHUTDOWN_GRACE);
+        self.data.shutdown_timeout(THREADS_GRACE);
+        self.control.shutdown_timeout(THREADS_GRACE);
     }
 }
 
@@ -91,6 +92,29 @@ pub fn serve(launch: Launch) -> Result<(), RunError> {
     });
     runtimes.end();
     result
+}
+
+/// How a gateway ends.
+#[derive(Clone, Copy, Debug)]
+pub struct Shutdown {
+    /// Not ready, but still serving.
+    pub delay: Duration,
+    /// For each step after the last request: writing the rest of answers, exporting spans.
+    pub grace: Duration,
+}
+
+impl Shutdown {
+    /// For a service manager, which has time: load balancers notice, a slow collector gets its spans.
+    #[must_use]
+    pub fn terminate(delay: Duration) -> Self {
+        Self { delay, grace: Duration::from_secs(2) }
+    }
+
+    /// For somebody at a terminal: with nothing in flight the process ends within half a second.
+    #[must_use]
+    pub fn interrupt() -> Self {
+        Self { delay: Duration::ZERO, grace: Duration::from_millis(100) }
+    }
 }
 
 /// A running gateway with its observers and its admin port.
@@ -125,6 +149,7 @@ impl Running {
         let instance = instance::name(config.admin.listen);
         let around = Surroundings { clock, build: BUILD, background, instance };
         let observers = Observers::start(&config, around, tap)?;
+        observers.observer.metrics().count_log_drops(launch.log.drops());
 
         let addr = config.admin.listen;
         let failed = |source| StartError::AdminListen { addr, source };
@@ -157,26 +182,35 @@ impl Running {
 
     /// Shuts down, in this order: data path (drained, or stopped at once when `cut` comes first), observers, so that
     /// the last records are exported, admin port.
-    pub async fn shutdown(&self, drain_delay: Duration, cut: impl Future<Output = ()>) {
-        // Both arms are cancel-safe: an unfinished drain is finished by `stop`.
+    pub async fn shutdown(&self, end: Shutdown, cut: impl Future<Output = ()>) {
+        let orderly = async {
+            self.app.drain_within(end.delay, end.grace).await;
+            self.close_rest(end.grace).await;
+        };
+        // Both arms are cancel-safe: an unfinished drain is finished below.
         let is_cut = tokio::select! {
-            () = self.app.drain(drain_delay) => false,
+            () = orderly => false,
             () = cut => true,
         };
         if is_cut {
-            self.app.stop().await;
+            self.app.stop(Duration::ZERO).await;
+            self.close_rest(CUT_GRACE).await;
         }
-        self.observers.shutdown(SHUTDOWN_GRACE).await;
+    }
+
+    /// What stands around the data path; each of two steps takes at most `grace`.
+    async fn close_rest(&self, grace: Duration) {
+        self.observers.shutdown(grace).await;
         self.stop_admin.cancel();
         self.tracker.close();
-        let _ = tokio::time::timeout(SHUTDOWN_GRACE, self.tracker.wait()).await;
+        let _ = tokio::time::timeout(grace, self.tracker.wait()).await;
     }
 
     /// Serves until SIGTERM, SIGINT or the admin port's drain; reloads on SIGHUP and when the file changes.
     async fn serve_until_signal(&self) -> io::Result<()> {
         let mut signals = signals::listen()?;
         let (_watcher, mut file_changes) = self.watch_file().unzip();
-        let drain_delay = loop {
+        let end = loop {
             let changed = async {
                 match &mut file_changes {
                     Some(changes) => changes.changed().await.is_ok(),
@@ -191,12 +225,12 @@ impl Running {
             };
             match signal {
                 Signal::Reload => self.control.hang_up(),
-                Signal::Terminate => break self.control.config().server.drain_delay,
-                Signal::Interrupt => break Duration::ZERO,
+                Signal::Terminate => break Shutdown::terminate(self.control.config().server.drain_delay),
+                Signal::Interrupt => break Shutdown::interrupt(),
             }
         };
-        tracing::info!(delay = ?drain_delay, "draining; a second signal ends at once");
-        self.shutdown(drain_delay, second_signal(&mut signals)).await;
+        tracing::info!(delay = ?end.delay, "draining; a second signal ends at once");
+        self.shutdown(end, second_signal(&mut signals)).await;
         tracing::info!("stopped");
         Ok(())
     }
@@ -240,6 +274,9 @@ async fn second_signal(signals: &mut mpsc::Receiver<Signal>) {
     while let Some(Signal::Reload) = signals.recv().await {}
 }
 
+/// As [`Shutdown::grace`], after a second signal.
+const CUT_GRACE: Duration = Duration::from_millis(50);
+const THREADS_GRACE: Duration = Duration::from_millis(20);
 const BUILD: BuildInfo = BuildInfo {
     version: env!("CARGO_PKG_VERSION"),
     revision: match option_env!("TOKENWAY_BUILD_REVISION") {

@@ -16,7 +16,7 @@ use tokio_util::task::TaskTracker;
 
 use super::demo::{DemoArgs, print_tables};
 use crate::app::logging::LogFilter;
-use crate::app::process::{Launch, RunError, Running, Runtimes};
+use crate::app::process::{Launch, RunError, Running, Runtimes, Shutdown};
 use crate::app::signals;
 use crate::config::check::parse_endpoint;
 use crate::config::load::{Source, load};
@@ -51,7 +51,7 @@ pub fn run(args: &DemoArgs, log: LogFilter) -> Result<(), RunError> {
         watch_for_end(args.duration, &over, &tracker)?;
         let rows = || (scores.rows(&running.app.fleet.statuses()), clients.summary());
         print_tables(&mut io::stdout(), rows, over.clone()).await?;
-        running.shutdown(Duration::ZERO, std::future::pending()).await;
+        running.shutdown(Shutdown::interrupt(), std::future::pending()).await;
         Ok(())
     });
     over.cancel();

@@ -130,6 +130,10 @@ pub struct Server {
     pub body_limit: usize,
     /// Sum of all request bodies in memory, in bytes.
     pub body_memory: usize,
+    /// From a head to the last byte of its body, unless the body keeps to `body_min_rate`.
+    pub body_timeout: Duration,
+    /// Bytes a second that an upload has to bring on average, after its first five seconds; 0 is no minimum.
+    pub body_min_rate: u64,
     /// From the first byte of a head to its end.
     pub header_timeout: Duration,
     /// Idle time after which a client connection is closed.

@@ -6,43 +6,58 @@
 
 use std::sync::Arc;
 
-use super::prepare::{self, Prepared};
+use super::Gateway;
+use super::prepare::{self, Classified, Prepared};
 use super::table::RouteState;
 use crate::config::ModelMatch;
-use crate::observe::metrics::Metrics;
 use crate::observe::record_guard::RecordGuard;
 use crate::request::body::HeldBody;
+use crate::request::dialect::Dialect;
 
 /// Moves the request to the fallback route. False if the body does not parse for it: the request then stays on its route.
-pub(super) fn degrade(prepared: &mut Box<Prepared>, guard: &mut RecordGuard, metrics: &Metrics) -> bool {
+pub(super) async fn degrade(
+    prepared: &mut Box<Prepared>,
+    guard: &mut RecordGuard,
+    gateway: &Gateway,
+) -> bool {
     let degrade = prepared.rules.degrade.take();
     let to = degrade.and_then(|degrade| prepared.table.routes.get(degrade.to)).cloned();
-    let Some(mut after) = to.and_then(|to| prepared_for(&to, prepared, guard)) else { return false };
-    metrics.admission("degrade", "predicted_ttft");
-    let from = Arc::clone(&prepared.route.config.name);
-    after.held = std::mem::replace(&mut prepared.held, HeldBody::empty());
-    *prepared = after;
+    let Some(to) = to else { return false };
+    let Some(classified) = classified_for(to, prepared, guard.record().dialect, gateway).await else {
+        return false;
+    };
+    gateway.observer.metrics().admission("degrade", "predicted_ttft");
     let record = guard.record();
-    record.degraded_from = Some(from);
+    let mut after = classified.note(record);
+    after.timeouts.total = after.timeouts.total.min(prepared.timeouts.total);
+    (after.session, after.read) = (prepared.session, prepared.read);
+    after.share.clone_from(&prepared.share);
+    after.apply_slo(&Arc::clone(&after.route.config.slo));
+    after.held = std::mem::replace(&mut prepared.held, HeldBody::empty());
+    record.degraded_from = Some(Arc::clone(&prepared.route.config.name));
+    *prepared = after;
     record.slo = prepared.slo;
     record.slo_class = Arc::clone(&prepared.route.config.slo);
     record.stage_budget.clone_from(&prepared.route.config.stage_budget);
     true
 }
 
-/// The request, prepared for another route.
-fn prepared_for(to: &Arc<RouteState>, before: &Prepared, guard: &mut RecordGuard) -> Option<Box<Prepared>> {
-    let dialect = guard.record().dialect;
-    let fields = prepare::parse(dialect, &before.held.bytes).ok()?;
-    let named = match &to.config.model {
-        ModelMatch::Named(model) => Some(Arc::clone(model)),
-        ModelMatch::Any => None,
+/// The request, classified for another route.
+async fn classified_for(
+    to: Arc<RouteState>,
+    before: &Prepared,
+    dialect: Dialect,
+    gateway: &Gateway,
+) -> Option<Classified> {
+    let (table, body) = (Arc::clone(&before.table), before.held.bytes.clone());
+    let work = move || {
+        let fields = prepare::parse(dialect, &body).ok()?;
+        let named = match &to.config.model {
+            ModelMatch::Named(model) => Some(Arc::clone(model)),
+            ModelMatch::Any => None,
+        };
+        let model = to.engine_model().or(named);
+        Some(prepare::classify(&table, &to, dialect, &fields, model, &body))
     };
-    let model = to.engine_model().or(named);
-    let mut after = prepare::classify(&before.table, to, guard, &fields, model, &before.held.bytes);
-    after.timeouts.total = after.timeouts.total.min(before.timeouts.total);
-    (after.session, after.read) = (before.session, before.read);
-    after.share.clone_from(&before.share);
-    after.apply_slo(&to.config.slo);
-    Some(after)
+    gateway.body_work.run(before.held.bytes.len(), work).await.ok()?
 }

@@ -91,8 +91,9 @@ impl Exchange {
                     continue;
                 }
                 Some(PickOutcome::Degrade) => {
-                    if degrade(&mut self.prepared, &mut self.guard, self.incoming.gateway.observer.metrics())
-                    {
+                    let gateway = &self.incoming.gateway;
+                    // Boxed: rare, and its state would be part of every request's future.
+                    if Box::pin(degrade(&mut self.prepared, &mut self.guard, gateway)).await {
                         self.waits.reset();
                     }
                     continue;

@@ -5,6 +5,7 @@
 //! The record is filled on the way and published when the response body is dropped.
 
 pub mod attempt;
+pub mod body_work;
 mod cors;
 mod degrade;
 pub mod exchange;
@@ -33,10 +34,11 @@ use arc_swap::ArcSwap;
 use bytes::Bytes;
 use http::request::Parts;
 use http::{HeaderValue, Method, Request, Response};
-use hyper::body::Incoming;
+use hyper::body::{Body as _, Incoming};
 use hyper::upgrade::OnUpgrade;
 use tokio_util::task::TaskTracker;
 
+use self::body_work::BodyWork;
 use self::cors::CorsGrant;
 use self::exchange::Exchange;
 use self::explain_limiter::ExplainLimiter;
@@ -47,12 +49,14 @@ use crate::digits;
 use crate::error::{ErrorShape, Failure};
 use crate::listener::{Handler, HeadFault, KillSwitch};
 use crate::observe::Observer;
+use crate::observe::metrics::GaugeGuard;
 use crate::observe::record_guard::RecordGuard;
 use crate::record::{ClientInfo, Opening, Outcome};
 use crate::relay::body::ReplyBody;
 use crate::relay::pins::ResponsePins;
 use crate::relay::watch::Watchdog;
-use crate::request::body::BodyMemory;
+use crate::request::body;
+use crate::request::body_memory::{BodyBudget, BodyMemory};
 use crate::request::dialect::Dialect;
 use crate::upstream::budget::RetryBudget;
 use crate::upstream::headers::{self, X_REQUEST_ID};
@@ -70,6 +74,8 @@ pub struct Gateway {
     pub watchdog: Arc<Watchdog>,
     /// Budget in bytes for all request bodies in memory.
     pub memory: BodyMemory,
+    /// Parses and hashes large bodies off the async workers.
+    pub body_work: BodyWork,
     /// Limits of tenants, over all reloads.
     pub tenants: TenantLimiter,
     /// Token bucket of retries.
@@ -122,15 +128,18 @@ pub struct Service(pub Arc<Gateway>);
 
 impl Handler for Service {
     type Body = ReplyBody;
+    type Connection = Arc<ClientConnection>;
 
     fn handle(
         &self,
         request: Request<Incoming>,
         kill: KillSwitch,
+        connection: &Arc<ClientConnection>,
     ) -> impl Future<Output = Response<ReplyBody>> + Send {
         let (parts, body) = request.into_parts();
         // A future is copied whole when it is first polled: box its state.
-        Box::new(IncomingRequest { gateway: Arc::clone(&self.0), parts, body: Some(body), kill }).answer()
+        let (gateway, connection) = (Arc::clone(&self.0), Arc::clone(connection));
+        Box::new(IncomingRequest { gateway, parts, body: Some(body), kill, connection }).answer()
     }
 
     fn reject(&self, fault: HeadFault) -> Response<Bytes> {
@@ -144,15 +153,31 @@ impl Handler for Service {
         reply::unreadable(&failure)
     }
 
+    fn panicked(&self) -> Response<ReplyBody> {
+        let failure = Failure::Internal;
+        let response = reply::unreadable(&failure);
+        tracing::error!(request_id = ?response.headers().get(X_REQUEST_ID), "serving a request panicked");
+        response.map(|body| ReplyBody::Whole(Some(body), None))
+    }
+
     fn refuse(&self, fault: HeadFault) -> Response<ReplyBody> {
         let mut response = self.reject(fault).map(|body| ReplyBody::Whole(Some(body), None));
         response.headers_mut().insert(http::header::CONNECTION, HeaderValue::from_static("close"));
         response
     }
 
-    fn opened(&self) -> Box<dyn Send> {
-        Box::new(self.0.observer.metrics().open_connection())
+    fn opened(&self) -> Arc<ClientConnection> {
+        let _open = self.0.observer.metrics().open_connection();
+        Arc::new(ClientConnection { bodies: self.0.memory.of_connection(), _open })
     }
+}
+
+/// What the requests of one client connection share.
+#[derive(Debug)]
+pub struct ClientConnection {
+    /// Memory of their bodies.
+    bodies: Arc<BodyBudget>,
+    _open: GaugeGuard,
 }
 
 /// A request as received: parsed head, unread body.
@@ -163,6 +188,7 @@ pub struct IncomingRequest {
     /// `None` once it is read.
     body: Option<Incoming>,
     kill: KillSwitch,
+    connection: Arc<ClientConnection>,
 }
 
 impl IncomingRequest {
@@ -170,12 +196,17 @@ impl IncomingRequest {
     async fn answer(mut self: Box<Self>) -> Response<ReplyBody> {
         let gateway = Arc::clone(&self.gateway);
         let is_http1 = self.parts.version < http::Version::HTTP_2;
+        let is_expecting = self.parts.headers.contains_key(http::header::EXPECT);
         let head = gateway.clock.now();
         let table = gateway.table.load_full();
         strip_root(&mut self.parts.uri, &table.config.server.root_path);
         let cors = CorsGrant::of(&table.config.server, &self.parts.headers);
+        let mut unread = None;
         let mut response = match gateway.begin(&table, &self.parts, cors.as_ref(), head) {
-            Err(response) => *response,
+            Err(response) => {
+                unread = self.body.take();
+                *response
+            }
             Ok(mut guard) => {
                 let prepared = prepare::prepare(&mut self, table, &mut guard).await;
                 match prepared {
@@ -191,6 +222,7 @@ impl IncomingRequest {
                     }
                     Err(failure) => {
                         gateway.count_refusal(&failure);
+                        unread = self.body.take();
                         reply::failure(guard, &failure)
                     }
                 }
@@ -199,8 +231,23 @@ impl IncomingRequest {
         if let Some(cors) = cors {
             cors.mark(response.headers_mut());
         }
-        if is_http1 && gateway.drain.is_on() {
+        let is_closing = response.headers().contains_key(http::header::CONNECTION);
+        let is_last = match unread {
+            Some(body) if is_http1 && !is_closing && !body.is_end_stream() => {
+                // A body that waits for a 100 is not asked for.
+                is_expecting || !Box::pin(body::is_discarded(body)).await
+            }
+            // Over HTTP/2 a body that is dropped resets its stream, for which curl and httpx lose the response.
+            Some(body) if !is_http1 && !is_expecting && !body.is_end_stream() => {
+                gateway.tasks.spawn(body::discard(body));
+                false
+            }
+            _ => false,
+        };
+        if is_http1 && (is_last || gateway.drain.is_on()) {
             response.headers_mut().insert(http::header::CONNECTION, HeaderValue::from_static("close"));
+        } else if !is_http1 {
+            response.headers_mut().remove(http::header::CONNECTION);
         }
         response
     }

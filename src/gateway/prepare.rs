@@ -102,6 +102,15 @@ impl Prepared {
         self.read.after(self.slo.ttft.unwrap_or(self.timeouts.total))
     }
 
+    /// Takes the body as received, whose charge covers a copy; a body that was not spliced is none.
+    fn hold(&mut self, mut held: HeldBody) {
+        // A fallback route may need one.
+        if self.body.as_ptr() == held.bytes.as_ptr() && self.rules.degrade.is_none() {
+            held.without_copy();
+        }
+        self.held = held;
+    }
+
     /// Deadlines over all attempts.
     pub(super) fn deadlines(&self) -> Deadlines {
         let at = |after: Duration| Deadline { at: self.read.after(after), after };
@@ -143,13 +152,20 @@ pub async fn prepare(
     table: Arc<RoutingTable>,
     guard: &mut RecordGuard,
 ) -> Result<Box<Prepared>, Failure> {
-    let IncomingRequest { gateway, parts, body, .. } = incoming;
+    let IncomingRequest { gateway, parts, body, connection, .. } = incoming;
     let is_preflight = cors::is_preflight(parts);
     check(gateway, parts, guard.record())?;
     let tenant =
         if is_preflight { TenantRef::nobody() } else { identify(gateway, &table, guard, parts).await? };
     let server = &table.config.server;
-    let limits = BodyLimits { size: server.body_limit, stall: default_stall(&table) };
+    let limits = BodyLimits {
+        size: server.body_limit,
+        stall: default_stall(&table),
+        timeout: server.body_timeout,
+        min_rate: server.body_min_rate,
+    };
+    let payer = table.tenants.ask_for_keys().then(|| tenant.name());
+    let charge = gateway.memory.open(Some(&connection.bodies), payer);
     if let Some(signal) = parts.extensions.get::<ContinueSignal>()
         && body.as_ref().is_some_and(|body| body.size_hint().lower() <= server.body_limit as u64)
     {
@@ -157,54 +173,112 @@ pub async fn prepare(
     }
     let held = match body.as_mut() {
         // What asks whether a request may be sent carries none of it, and no key.
-        Some(body) if !is_preflight => body::read(body, &gateway.memory, limits).await?,
+        Some(body) if !is_preflight => {
+            body::read(body, charge, limits, gateway.clock, guard.record().at.head).await?
+        }
         _ => HeldBody::empty(),
     };
     // Drops hyper's body handle; the bytes are in `held`.
     *body = None;
-    let read = gateway.clock.now();
     let record = guard.record();
+    let read = gateway.clock.now();
     record.at.read = Some(read);
     record.bytes_in = held.bytes.len() as u64;
     let dialect = record.dialect;
-    let mut fields =
-        match multipart::boundary(&parts.headers).filter(|_| dialect.body_form() != BodyForm::Json) {
+    let boundary = multipart::boundary(&parts.headers).filter(|_| dialect.body_form() != BodyForm::Json);
+    let mut request = ReadRequest {
+        gateway: Arc::clone(gateway),
+        table,
+        tenant: tenant.clone(),
+        dialect,
+        uri: parts.uri.clone(),
+        boundary: boundary.map(str::to_owned),
+        is_preflight,
+        held,
+    };
+    request.held.charge_copy().await?;
+    let bytes = request.held.bytes.len();
+    let work = move || {
+        let mut seen = Understood::default();
+        let result = request.understand(&mut seen);
+        (seen, result)
+    };
+    let (seen, result) = gateway.body_work.run(bytes, work).await?;
+    let record = guard.record();
+    record.requested_model = seen.requested_model;
+    // A body's own id stands where no header overrides it, as in vLLM.
+    if let Some(id) = seen.request_id.filter(|_| given_request_id(&parts.headers).is_none()) {
+        record.request_id = id;
+    }
+    result?;
+    let mut prepared = seen.classified.ok_or(Failure::Internal)?.note(record);
+    prepared.share = share_of(&tenant);
+    prepared.read = read;
+    admit(gateway, prepared, guard, &tenant, &parts.headers)
+}
+
+/// A request whose body was read, on its way to what reads and hashes it.
+struct ReadRequest {
+    gateway: Arc<Gateway>,
+    table: Arc<RoutingTable>,
+    tenant: TenantRef,
+    dialect: Dialect,
+    uri: http::Uri,
+    /// Of a form.
+    boundary: Option<String>,
+    is_preflight: bool,
+    held: HeldBody,
+}
+
+/// What a body says.
+#[derive(Default)]
+struct Understood {
+    requested_model: Option<Box<str>>,
+    /// The body's own `request_id`.
+    request_id: Option<Arc<str>>,
+    classified: Option<Classified>,
+}
+
+impl ReadRequest {
+    /// Parses the body, finds its route and makes what is sent upstream. `seen` gets what is known, also of a failure.
+    fn understand(self, seen: &mut Understood) -> Result<(), Failure> {
+        let Self { gateway, table, tenant, dialect, uri, boundary, is_preflight, held } = self;
+        let mut fields = match &boundary {
             Some(boundary) => parse_form(dialect, boundary, &held.bytes)?,
             None => parse(dialect, &held.bytes)?,
         };
-    if dialect == Dialect::Realtime {
-        // It has no body: what follows the handshake is between client and engine.
-        fields.model = query_model(&parts.uri)?.map(Cow::Owned);
-    }
-    record.requested_model = fields.model.as_deref().map(|name| cut(name, MAX_MODEL_NAME).into());
-    take_request_id(record, &fields, &parts.headers);
-    let (route, stored) = match dialect {
-        _ if is_preflight => (table.some_route().ok_or(Failure::Internal)?, None),
-        Dialect::StoredResponse => {
-            let (route, replica) = stored::of_path(gateway, &tenant, &table, parts.uri.path())?;
-            (route, Some(replica))
+        if dialect == Dialect::Realtime {
+            // It has no body: what follows the handshake is between client and engine.
+            fields.model = query_model(&uri)?.map(Cow::Owned);
         }
-        _ => (find_route(&table, &tenant, &fields)?, None),
-    };
-    let route = Arc::clone(route);
-    let model = route.engine_model();
-    let mut prepared = classify(&table, &route, guard, &fields, model, &held.bytes);
-    prepared.pinned = match fields.previous_response_id.as_deref() {
-        Some(id) => Some(stored::previous(gateway, &tenant, &route, id)?),
-        None => stored,
-    };
-    drop(fields);
-    prepared.share = share_of(&tenant);
-    prepared.rules.degrade = route.config.degrade.filter(|degrade| {
-        let to = table.routes.get(degrade.to);
-        // A stored response exists on its own replica only.
-        prepared.pinned.is_none()
-            && dialect.body_form() == BodyForm::Json
-            && to.is_some_and(|to| tenant.may_use(&to.config.name))
-    });
-    prepared.read = read;
-    prepared.held = held;
-    admit(gateway, prepared, guard, &tenant, &parts.headers)
+        seen.requested_model = fields.model.as_deref().map(|name| cut(name, MAX_MODEL_NAME).into());
+        seen.request_id = fields.request_id.as_deref().filter(|id| is_harmless_id(id)).map(Into::into);
+        let (route, stored) = match dialect {
+            _ if is_preflight => (table.some_route().ok_or(Failure::Internal)?, None),
+            Dialect::StoredResponse => {
+                let (route, replica) = stored::of_path(&gateway, &tenant, &table, uri.path())?;
+                (route, Some(replica))
+            }
+            _ => (find_route(&table, &tenant, &fields)?, None),
+        };
+        let mut classified = classify(&table, route, dialect, &fields, route.engine_model(), &held.bytes);
+        let prepared = &mut classified.prepared;
+        prepared.pinned = match fields.previous_response_id.as_deref() {
+            Some(id) => Some(stored::previous(&gateway, &tenant, route, id)?),
+            None => stored,
+        };
+        drop(fields);
+        prepared.rules.degrade = route.config.degrade.filter(|degrade| {
+            let to = table.routes.get(degrade.to);
+            // A stored response exists on its own replica only.
+            prepared.pinned.is_none()
+                && dialect.body_form() == BodyForm::Json
+                && to.is_some_and(|to| tenant.may_use(&to.config.name))
+        });
+        prepared.hold(held);
+        seen.classified = Some(classified);
+        Ok(())
+    }
 }
 
 fn check(gateway: &Gateway, parts: &Parts, record: &Record) -> Result<(), Failure> {
@@ -285,14 +359,6 @@ fn bad_field(error: FieldError) -> Failure {
     Failure::bad_request(error.message(), error.param())
 }
 
-/// A body's own `request_id` stands where no header overrides it, as in vLLM.
-fn take_request_id(record: &mut Record, fields: &Fields<'_>, headers: &HeaderMap) {
-    let own = fields.request_id.as_deref().filter(|id| is_harmless_id(id));
-    if let Some(id) = own.filter(|_| given_request_id(headers).is_none()) {
-        record.request_id = id.into();
-    }
-}
-
 fn find_route<'t>(
     table: &'t RoutingTable,
     tenant: &TenantRef,
@@ -306,37 +372,55 @@ fn find_route<'t>(
     table.route_of(model).filter(may_use).ok_or_else(|| Failure::ModelNotFound { model: shortened(model) })
 }
 
+/// A request whose body was read, and what its record says about that.
+#[derive(Debug)]
+pub(super) struct Classified {
+    pub(super) prepared: Box<Prepared>,
+    /// Label `model`.
+    model: Arc<str>,
+    class: Class,
+}
+
+impl Classified {
+    /// Writes what is known now into the record.
+    pub(super) fn note(self, record: &mut Record) -> Box<Prepared> {
+        let prepared = self.prepared;
+        record.route = Arc::clone(&prepared.route.config.name);
+        record.model = self.model;
+        record.is_stream = prepared.is_stream;
+        record.estimated_input = prepared.tokens;
+        record.class = self.class;
+        prepared
+    }
+}
+
 /// Prompt identity, size and class, and the body as sent upstream.
 pub(super) fn classify(
     table: &Arc<RoutingTable>,
     route: &Arc<RouteState>,
-    guard: &mut RecordGuard,
+    dialect: Dialect,
     fields: &Fields<'_>,
     upstream_model: Option<Arc<str>>,
     body: &Bytes,
-) -> Box<Prepared> {
-    let record = guard.record();
+) -> Classified {
     let client_model = fields.model.as_deref();
     let upstream_model = upstream_model.as_deref();
     let model = upstream_model.or(client_model);
-    let prompt = RequestPrompt::read(record.dialect, fields, model.unwrap_or_default(), &table.seed);
+    let prompt = RequestPrompt::read(dialect, fields, model.unwrap_or_default(), &table.seed);
     let tokens = route.pools.first().map_or(Tokens(0), |(pool, _)| prompt.size.tokens(&pool.ratio));
     let edits = Edits { model: upstream_model, ask_usage: route.config.ask_usage };
-    let spliced = splice(record.dialect, body, fields, edits);
-    record.route = Arc::clone(&route.config.name);
-    record.model = label(route, model);
-    record.is_stream = fields.is_stream && record.dialect.generates();
-    record.estimated_input = tokens;
-    record.class = class_of(&table.config.classes, tokens);
-    Box::new(Prepared {
+    let spliced = splice(dialect, body, fields, edits);
+    let is_stream = fields.is_stream && dialect.generates();
+    let class = class_of(&table.config.classes, tokens);
+    let prepared = Box::new(Prepared {
         table: Arc::clone(table),
         route: Arc::clone(route),
         body: spliced.body,
         held: HeldBody::empty(),
         prompt,
         tokens,
-        is_stream: record.is_stream,
-        shows_first_token: record.is_stream || !record.dialect.generates(),
+        is_stream,
+        shows_first_token: is_stream || !dialect.generates(),
         asks_usage: spliced.asks_usage,
         has_several_choices: spliced.asks_usage && has_several_choices(fields),
         echo: echo(fields),
@@ -346,10 +430,11 @@ pub(super) fn classify(
         pinned: None,
         read: Stamp::default(),
         slo: SloBounds::default(),
-        is_long: record.class == Class::Long,
+        is_long: class == Class::Long,
         rules: Rules { queue: route.config.queue, ..Rules::default() },
-        share: Share { tenant: Arc::clone(&record.tenant), weight: 1, priority: 0 },
-    })
+        share: Share { tenant: "default".into(), weight: 1, priority: 0 },
+    });
+    Classified { prepared, model: label(route, model), class }
 }
 
 /// Where the prompt is repeated in the output (`echo` of completions).

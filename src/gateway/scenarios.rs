@@ -20,6 +20,7 @@ use tokenway_sim::time::Stamp as SimStamp;
 use tokio::runtime::{Builder, Runtime};
 use tokio_util::task::TaskTracker;
 
+use super::body_work::BodyWork;
 use super::explain_limiter::ExplainLimiter;
 use super::picker::{self, PickOutcome, Tried};
 use super::prepare::{self, Prepared};
@@ -38,7 +39,7 @@ use crate::observe::spans::Background;
 use crate::observe::{Observer, Surroundings};
 use crate::record::{ClientInfo, Opening, TokenCounts};
 use crate::relay::watch::Watchdog;
-use crate::request::body::BodyMemory;
+use crate::request::body_memory::BodyMemory;
 use crate::request::chain::PrefixChain;
 use crate::request::dialect::Dialect;
 use crate::request::trace_context::trace_of;
@@ -198,7 +199,8 @@ impl Live {
         let route = Arc::clone(&table.routes[0]);
         let body = bytes::Bytes::from_static(br#"{"model":"m","prompt":"p"}"#);
         let fields = prepare::parse(Dialect::Completions, &body).unwrap();
-        let mut prepared = prepare::classify(&table, &route, guard, &fields, None, &body);
+        let mut prepared = prepare::classify(&table, &route, Dialect::Completions, &fields, None, &body)
+            .note(guard.record());
         prepared.prompt.chain =
             PrefixChain::of_hashes(arrival.chain.clone(), arrival.prompt * BYTES_PER_TOKEN);
         prepared.tokens = Tokens(arrival.prompt);
@@ -328,7 +330,8 @@ fn gateway(config: &Arc<Config>, runtime: tokio::runtime::Handle) -> Gateway {
         table: ArcSwap::from_pointee(RoutingTable::new(Arc::clone(config), pools)),
         observer: Arc::new(observer),
         watchdog: Watchdog::new(clock),
-        memory: BodyMemory::new(config.server.body_memory),
+        memory: BodyMemory::new(config.server.body_memory, config.server.body_limit),
+        body_work: BodyWork::default(),
         tenants: TenantLimiter::default(),
         retries: RetryBudget::new(&config.retry, clock.now()),
         pins: Arc::default(),

@@ -141,10 +141,11 @@ impl RouteState {
         if let Some(given) = &self.config.upstream_model {
             return Some(Arc::clone(given));
         }
-        let mut listed = self.pools.iter().flat_map(|(pool, _)| {
-            pool.replicas().iter().map(|replica| replica.models.load_full()).collect::<Vec<_>>()
-        });
-        let models = listed.find(|models| !models.is_empty())?;
+        // The first replica that lists any: nearly always the first.
+        let models = self.pools.iter().find_map(|(pool, _)| {
+            let replicas = pool.replicas();
+            replicas.iter().map(|replica| replica.models.load_full()).find(|models| !models.is_empty())
+        })?;
         if models.iter().any(|model| model.id == *name) {
             return None;
         }

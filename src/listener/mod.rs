@@ -3,19 +3,20 @@
 //! HTTP/2 by ALPN under TLS and by prior knowledge in clear text. Every wait is bounded: the handshake, a head from its
 //! first byte, the time between requests. What a request is answered with is up to a [`Handler`].
 
+mod accept;
 mod bad_request_head;
 mod client_names;
 mod continues;
 pub mod framing;
 mod independently_woken;
 mod lingering_close;
+mod panics;
 mod phase;
+mod socket;
 pub mod tls;
 
 use std::convert::Infallible;
 use std::future::poll_fn;
-use std::io;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
@@ -25,21 +26,23 @@ use http::{Method, Request, Response, Version, header};
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
-use socket2::{Domain, Protocol, Socket, Type};
-use tokio::io::{AsyncRead, AsyncWrite};
+use prometheus::{IntCounter, IntGauge};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::OwnedSemaphorePermit;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+pub use self::accept::{Acceptor, ConnectionLimit, bind};
 pub use self::bad_request_head::HeadFault;
 pub use self::client_names::ClientNames;
 pub use self::continues::ContinueSignal;
 use self::independently_woken::IndependentlyWoken;
-use self::phase::{Busy, BusyBody, ConnectionPhase, EndGuard, PhaseDeadlines, PhaseIo, Resets};
+use self::panics::Caught;
+use self::phase::{Busy, BusyBody, ConnectionPhase, EndGuard, PhaseDeadlines, PhaseIo};
+use self::socket::ClientStream;
 use self::tls::TlsSlot;
 use crate::clock::Clock;
-use crate::config::Server;
+use crate::config::Config;
 
 /// Cancelled to end one response: closes its connection (HTTP/1.1) or resets its stream (HTTP/2).
 pub type KillSwitch = Arc<CancellationToken>;
@@ -51,11 +54,15 @@ pub trait Handler: Clone + Send + Sync + 'static {
         + Send
         + 'static;
 
+    /// What the requests of one connection share; dropped when it closes.
+    type Connection: Clone + Send + Sync + 'static;
+
     /// Responds to one request; cancelling `kill` ends the response. Infallible: a failure is a response.
     fn handle(
         &self,
         request: Request<Incoming>,
         kill: KillSwitch,
+        connection: &Self::Connection,
     ) -> impl Future<Output = Response<Self::Body>> + Send;
 
     /// Responds to a head that could not be parsed.
@@ -64,8 +71,11 @@ pub trait Handler: Clone + Send + Sync + 'static {
     /// Responds to a request that is not served because of its head; its connection closes.
     fn refuse(&self, fault: HeadFault) -> Response<Self::Body>;
 
-    /// A connection was opened; the returned guard is dropped when it closes.
-    fn opened(&self) -> Box<dyn Send>;
+    /// Responds to a request whose handling panicked.
+    fn panicked(&self) -> Response<Self::Body>;
+
+    /// A connection was opened.
+    fn opened(&self) -> Self::Connection;
 }
 
 /// Settings and shared state of an accept loop.
@@ -83,6 +93,21 @@ pub struct Serving {
     pub draining: CancellationToken,
     /// The drain delay is over: idle connections close.
     pub closing: CancellationToken,
+    /// No connection is accepted any more.
+    pub stopped: CancellationToken,
+    /// Every connection closes now.
+    pub cut_off: CancellationToken,
+    /// What the listener itself counts.
+    pub counters: ListenerCounters,
+}
+
+/// What the listener itself counts.
+#[derive(Clone, Debug)]
+pub struct ListenerCounters {
+    /// 1 while connections wait because `server.max_connections` is reached.
+    pub waiting: IntGauge,
+    /// Requests whose handling or whose response body panicked.
+    pub panics: IntCounter,
 }
 
 /// Limits of `[server]` that the listener enforces.
@@ -92,15 +117,23 @@ pub struct ConnectionLimits {
     keep_alive: Duration,
     tls_handshake_timeout: Duration,
     max_connections: usize,
+    /// Longest time without an acknowledgement of what was sent (TCP_USER_TIMEOUT).
+    user_timeout: Duration,
 }
 
-impl From<&Server> for ConnectionLimits {
-    fn from(server: &Server) -> Self {
+impl ConnectionLimits {
+    /// What the configuration says, with the number of connections that the file descriptors allow.
+    #[must_use]
+    pub fn new(config: &Config, max_connections: usize) -> Self {
+        let server = &config.server;
+        // A client that keeps its window closed is the watchdog's, which counts it: this one comes later.
+        let stall = config.routes.iter().map(|route| route.timeouts.client_stall).max().unwrap_or_default();
         Self {
             header_timeout: server.header_timeout,
             keep_alive: server.keep_alive,
             tls_handshake_timeout: server.tls_handshake_timeout,
-            max_connections: server.max_connections.get(),
+            max_connections,
+            user_timeout: stall + USER_TIMEOUT_BEYOND_STALL,
         }
     }
 }
@@ -123,36 +156,22 @@ struct StreamSignals {
     handed: Option<Arc<CancellationToken>>,
 }
 
-/// Binds a port with `SO_REUSEADDR`, for quick restarts.
-///
-/// # Errors
-/// Error of `bind` or `listen`, mostly that the port is in use.
-pub fn bind(addr: SocketAddr) -> io::Result<TcpListener> {
-    let socket = Socket::new(Domain::for_address(addr), Type::STREAM, Some(Protocol::TCP))?;
-    socket.set_reuse_address(true)?;
-    socket.set_nonblocking(true)?;
-    socket.bind(&addr.into())?;
-    socket.listen(BACKLOG)?;
-    TcpListener::from_std(socket.into())
-}
-
-/// Accepts connections until `stop` is cancelled.
-pub async fn accept_loop<H: Handler>(
-    listener: TcpListener,
-    serving: Serving,
-    handler: H,
-    stop: CancellationToken,
-) {
-    let free = Arc::new(Semaphore::new(serving.limits.max_connections));
+/// Accepts connections until [`Serving::stopped`] is cancelled.
+pub async fn accept_loop<H: Handler>(listener: TcpListener, serving: Serving, handler: H) {
+    let limit = ConnectionLimit {
+        connections: serving.limits.max_connections,
+        name: "server.max_connections",
+        waiting: Some(serving.counters.waiting.clone()),
+    };
+    let mut acceptor = Acceptor::new(listener, limit, serving.clock);
     loop {
         // Both arms are cancel-safe.
         let (socket, permit) = tokio::select! {
-            () = stop.cancelled() => return,
-            next = next_connection(&listener, &free) => next,
+            () = serving.stopped.cancelled() => return,
+            next = acceptor.next() => next,
         };
+        socket::configure(&socket, serving.limits.user_timeout);
         let accepted = Accepted::new(&serving, &handler, permit);
-        // Nagle's algorithm would delay the first event.
-        let _ = socket.set_nodelay(true);
         match &serving.tls {
             None => serving.tracker.spawn(serve_stream(socket, accepted)),
             Some(tls) => serving.tracker.spawn(serve_tls(socket, Arc::clone(tls), accepted)),
@@ -161,44 +180,26 @@ pub async fn accept_loop<H: Handler>(
 }
 
 /// An accepted connection: what serves it, and the guards that it holds until it closes.
-struct Accepted<H> {
+struct Accepted<H: Handler> {
     serving: Serving,
     handler: H,
     phase: Arc<ConnectionPhase>,
     /// Of its certificate (mutual TLS).
     client: Option<ClientNames>,
-    _permit: Option<OwnedSemaphorePermit>,
-    _open: Box<dyn Send>,
+    _permit: OwnedSemaphorePermit,
+    connection: H::Connection,
 }
 
 impl<H: Handler> Accepted<H> {
-    fn new(serving: &Serving, handler: &H, permit: Option<OwnedSemaphorePermit>) -> Self {
+    fn new(serving: &Serving, handler: &H, _permit: OwnedSemaphorePermit) -> Self {
+        let panics = serving.counters.panics.clone();
         Self {
             serving: serving.clone(),
             handler: handler.clone(),
-            phase: Arc::new(ConnectionPhase::new(serving.clock, serving.clock.now())),
+            phase: Arc::new(ConnectionPhase::new(serving.clock, serving.clock.now(), panics)),
             client: None,
-            _permit: permit,
-            _open: handler.opened(),
-        }
-    }
-}
-
-/// The next connection and its permit of `free`. Cancel-safe: both are returned or neither is taken.
-pub async fn next_connection(
-    listener: &TcpListener,
-    free: &Arc<Semaphore>,
-) -> (TcpStream, Option<OwnedSemaphorePermit>) {
-    // Past the limit, connections wait in the socket's backlog. The semaphore is never closed.
-    let permit = Arc::clone(free).acquire_owned().await.ok();
-    loop {
-        match listener.accept().await {
-            Ok((socket, _)) => return (socket, permit),
-            Err(error) => {
-                // EMFILE and the like persist for a while: do not spin.
-                tracing::warn!(%error, "accept failed");
-                tokio::time::sleep(ACCEPT_BACK_OFF).await;
-            }
+            _permit,
+            connection: handler.opened(),
         }
     }
 }
@@ -207,7 +208,9 @@ async fn serve_tls<H: Handler>(socket: TcpStream, tls: Arc<TlsSlot>, mut accepte
     let limits = &accepted.serving.limits;
     // The first head is due from accept, so a handshake cannot take longer than that.
     let bound = limits.tls_handshake_timeout.min(limits.header_timeout);
-    match tokio::time::timeout(bound, tls.accept(socket)).await {
+    let handshake = tokio::time::timeout(bound, tls.accept(socket));
+    let Some(shaken) = accepted.serving.cut_off.run_until_cancelled(handshake).await else { return };
+    match shaken {
         Ok(Ok(stream)) => {
             accepted.client = ClientNames::of(&stream);
             if stream.get_ref().1.alpn_protocol() == Some(b"h2") {
@@ -222,12 +225,8 @@ async fn serve_tls<H: Handler>(socket: TcpStream, tls: Arc<TlsSlot>, mut accepte
 
 /// Serves one connection to its end. Its task is this one future: each level of futures around it would cost every
 /// event of its streams a cache line.
-async fn serve_stream<H, S>(stream: S, accepted: Accepted<H>)
-where
-    H: Handler,
-    S: AsyncRead + AsyncWrite + Resets + Unpin + Send + 'static,
-{
-    let Accepted { serving, handler, phase, client, _permit, _open } = accepted;
+async fn serve_stream<H: Handler, S: ClientStream>(stream: S, accepted: Accepted<H>) {
+    let Accepted { serving, handler, phase, client, _permit, connection: shared } = accepted;
     let rejecting = handler.clone();
     let explain = Arc::new(move |fault| rejecting.reject(fault));
     let go_on = ContinueSignal::default();
@@ -244,15 +243,20 @@ where
         if let Some(names) = &client {
             request.extensions_mut().insert(names.clone());
         }
+        let shared = shared.clone();
         async move {
-            // Per stream over HTTP/2, per connection over HTTP/1.1.
+            // Per stream over HTTP/2, per connection over HTTP/1.1. In here, because this runs in the stream's task.
             let signals =
                 SIGNALS.try_with(StreamSignals::clone).unwrap_or(StreamSignals { kill, handed: None });
             let asked = Asked { version: request.version(), is_head: request.method() == Method::HEAD };
             let mut response = if busy.is_ambiguous() {
                 handler.refuse(HeadFault::Ambiguous)
             } else {
-                handler.handle(request, signals.kill).await
+                let answered = Caught { future: handler.handle(request, signals.kill, &shared) }.await;
+                answered.unwrap_or_else(|_| {
+                    busy.note_panic();
+                    handler.panicked()
+                })
             };
             if let Some(tunnel) = response.extensions_mut().remove::<Tunnel>() {
                 busy.becomes(tunnel);
@@ -281,13 +285,17 @@ where
             Interruption::End => break,
             Interruption::GoAway => announced.goaway = true,
             Interruption::Close => announced.close = true,
-            // Polled again, the connection flushes, which adds the frame.
-            Interruption::Continue => continue,
+            // Polled again, the connection flushes, which adds the frame or looks after the client.
+            Interruption::Continue | Interruption::Look => continue,
         }
         connection.as_mut().graceful_shutdown();
     }
+    if phase.is_cut() && !serving.cut_off.is_cancelled() {
+        // A reset overtakes what is under way: let the error event arrive first.
+        tokio::time::sleep(BEFORE_RESET).await;
+    }
     // An open connection to its client all the while: it counts as one.
-    phase.tunnel_over().await;
+    let _ = serving.cut_off.run_until_cancelled(phase.tunnel_over()).await;
 }
 
 /// What the framing of a response depends on.
@@ -326,6 +334,8 @@ enum Interruption {
     Close,
     /// A client over HTTP/2 waits for `100 Continue`.
     Continue,
+    /// It is time to see whether the client of a long request is still there.
+    Look,
 }
 
 async fn interruption(
@@ -339,7 +349,11 @@ async fn interruption(
     let overdue = async {
         while let Some(at) = phase.next_check(&deadlines) {
             tokio::time::sleep_until(serving.clock.instant(at)).await;
+            if phase.is_to_be_looked_at() {
+                return Interruption::Look;
+            }
         }
+        Interruption::End
     };
     let goaway = async {
         serving.draining.cancelled().await;
@@ -348,7 +362,8 @@ async fn interruption(
     // Every arm only waits, so all are cancel-safe.
     tokio::select! {
         () = kill.cancelled() => Interruption::End,
-        () = overdue => Interruption::End,
+        () = serving.cut_off.cancelled() => Interruption::End,
+        next = overdue => next,
         () = go_on.wanted() => Interruption::Continue,
         () = goaway, if !announced.goaway => Interruption::GoAway,
         () = serving.closing.cancelled(), if !announced.close => Interruption::Close,
@@ -417,7 +432,6 @@ where
     }
 }
 
-const BACKLOG: i32 = 4096;
 const BUFFER: usize = 64 * 1024;
 const MAX_HEADERS: usize = 100;
 const MAX_HEADER_LIST: u32 = 32 * 1024;
@@ -426,4 +440,5 @@ const MAX_STREAMS: u32 = 250;
 const STREAM_WINDOW: u32 = 64 * 1024;
 const CONNECTION_WINDOW: u32 = 1024 * 1024;
 const MAX_RESETS: usize = 100;
-const ACCEPT_BACK_OFF: Duration = Duration::from_millis(50);
+const USER_TIMEOUT_BEYOND_STALL: Duration = Duration::from_secs(15);
+const BEFORE_RESET: Duration = Duration::from_millis(100);

@@ -14,9 +14,8 @@ use std::time::Duration;
 use bytes::Buf;
 use hyper::body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
+use prometheus::IntCounter;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
-use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 
 use super::Tunnel;
@@ -24,6 +23,8 @@ use super::bad_request_head::{Explain, RejectionRewriter};
 use super::continues::{ContinueSignal, Continues};
 use super::framing::RequestFraming;
 use super::lingering_close::LingeringClose;
+use super::panics::caught;
+use super::socket::{self, ClientStream};
 use crate::clock::{Clock, Stamp};
 
 /// Phase of one connection, updated by its IO and its requests.
@@ -48,6 +49,9 @@ pub(super) struct ConnectionPhase {
     is_http2_agreed: AtomicBool,
     /// Cut rather than closed, so that its last response does not look complete.
     is_cut: AtomicBool,
+    /// The next flush looks whether the client is still there.
+    looks: AtomicBool,
+    panics: IntCounter,
     /// What became of it after a 101.
     tunnel: OnceLock<Tunnel>,
 }
@@ -63,7 +67,7 @@ pub(super) struct PhaseDeadlines {
 
 impl ConnectionPhase {
     /// A new connection: its first head is due `header` after `accepted`.
-    pub(super) fn new(clock: Clock, accepted: Stamp) -> Self {
+    pub(super) fn new(clock: Clock, accepted: Stamp, panics: IntCounter) -> Self {
         Self {
             clock,
             requests: AtomicU32::new(0),
@@ -77,6 +81,8 @@ impl ConnectionPhase {
             ambiguous: AtomicU64::new(0),
             is_http2_agreed: AtomicBool::new(false),
             is_cut: AtomicBool::new(false),
+            looks: AtomicBool::new(false),
+            panics,
             tunnel: OnceLock::new(),
         }
     }
@@ -113,7 +119,7 @@ impl ConnectionPhase {
     pub(super) fn next_check(&self, deadlines: &PhaseDeadlines) -> Option<Stamp> {
         let now = self.clock.now();
         if self.requests.load(Ordering::Relaxed) > 0 {
-            return Some(now.after(deadlines.header));
+            return Some(now.after(LOOK_EVERY));
         }
         let since = Stamp::from_nanos(self.since.load(Ordering::Relaxed));
         if self.is_reading_head.load(Ordering::Relaxed) {
@@ -121,6 +127,21 @@ impl ConnectionPhase {
         }
         // A head may begin meanwhile: check again before it can be overdue.
         Some(since.after(deadlines.idle)).filter(|at| *at > now).map(|at| at.min(now.after(deadlines.header)))
+    }
+
+    /// Whether a request is under way, so that its client may have left unnoticed: hyper reads nothing while bytes of a
+    /// further request wait in its buffer.
+    pub(super) fn is_to_be_looked_at(&self) -> bool {
+        let is_busy = !self.is_between_requests() && !self.http2.is_cancelled();
+        if is_busy {
+            self.looks.store(true, Ordering::Relaxed);
+        }
+        is_busy
+    }
+
+    /// Whether it is to be cut rather than closed.
+    pub(super) fn is_cut(&self) -> bool {
+        self.is_cut.load(Ordering::Relaxed)
     }
 
     /// ALPN chose HTTP/2.
@@ -189,6 +210,11 @@ impl Busy {
         EndGuard(Some(Arc::clone(&self.phase)))
     }
 
+    /// Its handling panicked.
+    pub(super) fn note_panic(&self) {
+        self.phase.panics.inc();
+    }
+
     /// Behind this response the connection is a tunnel.
     pub(super) fn becomes(&self, tunnel: Tunnel) {
         // A connection becomes one once at most.
@@ -221,25 +247,6 @@ impl Drop for EndGuard {
     }
 }
 
-/// A socket that can be closed by a reset instead of an orderly end.
-pub(super) trait Resets {
-    /// Makes the coming close a reset.
-    fn reset_on_close(&self);
-}
-
-impl Resets for TcpStream {
-    fn reset_on_close(&self) {
-        // A socket that is gone already needs none.
-        let _ = socket2::SockRef::from(self).set_linger(Some(Duration::ZERO));
-    }
-}
-
-impl Resets for TlsStream<TcpStream> {
-    fn reset_on_close(&self) {
-        self.get_ref().0.reset_on_close();
-    }
-}
-
 pin_project! {
     /// A response body that keeps its connection busy until it is dropped.
     #[derive(Debug)]
@@ -259,24 +266,37 @@ impl<B> BusyBody<B> {
     }
 }
 
-impl<B: Body<Data: Buf>> Body for BusyBody<B> {
+impl<B> Body for BusyBody<B>
+where
+    B: Body<Data: Buf, Error: Into<BodyError>>,
+{
     type Data = B::Data;
-    type Error = B::Error;
+    type Error = BodyError;
 
     fn poll_frame(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
+    ) -> Poll<Option<Result<Frame<B::Data>, BodyError>>> {
         let mut this = self.project();
-        let polled = this.body.as_mut().poll_frame(cx);
-        let is_last = matches!(polled, Poll::Ready(None)) || (polled.is_ready() && this.body.is_end_stream());
-        if is_last && !matches!(polled, Poll::Ready(Some(Err(_)))) {
+        let polled = match caught(|| this.body.as_mut().poll_frame(cx)) {
+            Ok(polled) => polled,
+            Err(panicked) => {
+                this.busy.note_panic();
+                return Poll::Ready(Some(Err(panicked.into())));
+            }
+        };
+        let is_last = match &polled {
+            Poll::Pending => return Poll::Pending,
+            Poll::Ready(None) => true,
+            Poll::Ready(Some(frame)) => frame.is_ok() && this.body.is_end_stream(),
+        };
+        if is_last {
             this.end.ended();
+            if let Some(handed) = this.handed.take() {
+                handed.cancel();
+            }
         }
-        if is_last && let Some(handed) = this.handed.take() {
-            handed.cancel();
-        }
-        polled
+        polled.map(|frame| frame.map(|frame| frame.map_err(Into::into)))
     }
 
     fn is_end_stream(&self) -> bool {
@@ -288,10 +308,12 @@ impl<B: Body<Data: Buf>> Body for BusyBody<B> {
     }
 }
 
+type BodyError = Box<dyn std::error::Error + Send + Sync>;
+
 pin_project! {
     /// Reports reads to the phase and replaces hyper's bare rejections.
     #[derive(Debug)]
-    pub(super) struct PhaseIo<S: Resets> {
+    pub(super) struct PhaseIo<S: ClientStream> {
         #[pin]
         stream: S,
         phase: Arc<ConnectionPhase>,
@@ -301,16 +323,16 @@ pin_project! {
         close: LingeringClose,
     }
 
-    impl<S: Resets> PinnedDrop for PhaseIo<S> {
+    impl<S: ClientStream> PinnedDrop for PhaseIo<S> {
         fn drop(this: Pin<&mut Self>) {
             if this.phase.is_cut.load(Ordering::Relaxed) {
-                this.stream.reset_on_close();
+                socket::reset_on_close(this.stream.socket());
             }
         }
     }
 }
 
-impl<S: Resets> PhaseIo<S> {
+impl<S: ClientStream> PhaseIo<S> {
     /// Wraps a stream; `explain` makes the responses to rejected heads, `signal` asks for `100 Continue` over HTTP/2.
     pub(super) fn new(
         stream: S,
@@ -329,7 +351,7 @@ impl<S: Resets> PhaseIo<S> {
     }
 }
 
-impl<S: AsyncRead + Resets> AsyncRead for PhaseIo<S> {
+impl<S: ClientStream> AsyncRead for PhaseIo<S> {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = self.project();
         let before = buf.filled().len();
@@ -365,13 +387,19 @@ fn take_over(
     Some(length)
 }
 
-impl<S: AsyncRead + AsyncWrite + Resets> AsyncWrite for PhaseIo<S> {
+impl<S: ClientStream> AsyncWrite for PhaseIo<S> {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         self.poll_write_vectored(cx, &[io::IoSlice::new(buf)])
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let mut this = self.project();
+        if this.phase.looks.load(Ordering::Relaxed) {
+            this.phase.looks.store(false, Ordering::Relaxed);
+            if socket::has_left(this.stream.socket()) {
+                return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
+            }
+        }
         ready!(this.rewriter.poll_written(this.stream.as_mut(), cx))?;
         if this.phase.http2.is_cancelled() {
             this.continues.queue();
@@ -414,6 +442,9 @@ impl<S: AsyncRead + AsyncWrite + Resets> AsyncWrite for PhaseIo<S> {
     }
 }
 
+/// How often a connection with a request under way is looked at.
+const LOOK_EVERY: Duration = Duration::from_secs(2);
+
 /// HTTP/2 client preface (RFC 9113 §3.4).
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
@@ -426,7 +457,7 @@ mod tests {
 
     fn begun() -> ConnectionPhase {
         let clock = Clock::start();
-        ConnectionPhase::new(clock, clock.now())
+        ConnectionPhase::new(clock, clock.now(), IntCounter::new("panics", "p").unwrap())
     }
 
     async fn pass(seconds: u64) {

@@ -12,6 +12,7 @@ mod engine_spans;
 mod fixture;
 pub mod instance;
 pub(crate) mod judgement;
+pub mod line_writer;
 pub mod metrics;
 pub mod otlp;
 pub(crate) mod record_guard;
@@ -273,7 +274,7 @@ impl Observer {
         }
     }
 
-    /// Writes and exports queued data, for at most about twice `limit`.
+    /// Writes and exports queued data, for at most about `limit`.
     pub async fn shutdown(self: &Arc<Self>, limit: Duration) {
         self.stop.cancel();
         // First, because records that wait for their engine's spans still have a line to log.

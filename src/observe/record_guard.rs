@@ -90,12 +90,13 @@ impl Drop for RecordGuard {
         let Some(mut shared) = self.record.take() else { return };
         let Some(record) = Arc::get_mut(&mut shared) else { return };
         record.at.end = self.clock.now();
-        if !self.is_settled && std::thread::panicking() {
+        let has_panicked = !self.is_settled && std::thread::panicking();
+        if has_panicked {
             record.outcome = Outcome::Failed;
             record.error = Some(Failure::Internal.code());
         }
         if !self.has_head && !self.is_settled {
-            record.status = 499;
+            record.status = if has_panicked { Failure::Internal.status().as_u16() } else { 499 };
         }
         if let Some(permit) = self.permit.take() {
             permit.settle(&shared);

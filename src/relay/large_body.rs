@@ -1,16 +1,20 @@
 //! A unary answer too large to be held: relayed as it comes, and aborted if it breaks off.
+//!
+//! hyper drops a body as soon as it has as many bytes as `content-length` says, without asking for the end: so the answer
+//! is complete with its last byte.
 
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
+use http::StatusCode;
 use hyper::body::Incoming;
 use hyper::body::{Body, Frame};
 
 use super::aborting::Aborted;
 use super::watch::{Expiry, StreamWatch};
-use crate::error::{Failure, Timer};
+use crate::error::{Failure, ReplicaFailure, Timer};
 use crate::fleet::pick::Pick;
 use crate::observe::record_guard::RecordGuard;
 use crate::record::Outcome;
@@ -25,27 +29,24 @@ pub struct LargeBody {
     guard: RecordGuard,
     watch: Arc<StreamWatch>,
     pick: Box<Pick>,
+    status: StatusCode,
+    is_ended: bool,
 }
 
 impl LargeBody {
-    /// What was read already, the rest with its connection, and what lives as long as the answer.
+    /// What was read already, the rest with its connection, and what lives as long as the answer, whose head is sent.
     #[must_use]
     pub fn new(
         first: Bytes,
         rest: Incoming,
         lease: Lease,
-        guard: RecordGuard,
+        mut guard: RecordGuard,
         watch: Arc<StreamWatch>,
         pick: Box<Pick>,
     ) -> Self {
-        Self {
-            first: Some(first).filter(|bytes| !bytes.is_empty()),
-            rest,
-            lease: Some(lease),
-            guard,
-            watch,
-            pick,
-        }
+        let status = StatusCode::from_u16(guard.record().status).unwrap_or_default();
+        let first = Some(first).filter(|bytes| !bytes.is_empty());
+        Self { first, rest, lease: Some(lease), guard, watch, pick, status, is_ended: false }
     }
 
     /// Polled by hyper: the next frame, the end, or the abort.
@@ -54,13 +55,19 @@ impl LargeBody {
         if let Some(first) = self.first.take() {
             return self.hand(first);
         }
+        if self.is_ended {
+            return Poll::Ready(None);
+        }
         if let Poll::Ready(expiry) = self.watch.poll_expiry(cx) {
             let failure = match expiry {
                 Expiry::Deadline(Timer::ClientStall) => {
                     return self.abort(Outcome::Canceled, "timeout_client_stall");
                 }
                 Expiry::Deadline(_) => "timeout_total",
-                Expiry::ReplicaSilent => "replica_failed",
+                Expiry::ReplicaSilent => {
+                    let replica = Arc::clone(&self.pick.replica.served.replica);
+                    return self.replica_failed(&ReplicaFailure::Silent { replica });
+                }
                 Expiry::DrainOver => Failure::DrainCut.code(),
             };
             return self.abort(Outcome::Failed, failure);
@@ -68,8 +75,14 @@ impl LargeBody {
         loop {
             match Pin::new(&mut self.rest).poll_frame(cx) {
                 Poll::Pending => return Poll::Pending,
-                Poll::Ready(None) => return self.complete(),
-                Poll::Ready(Some(Err(_))) => return self.abort(Outcome::Failed, "replica_failed"),
+                Poll::Ready(None) => {
+                    self.complete();
+                    return Poll::Ready(None);
+                }
+                Poll::Ready(Some(Err(_))) => {
+                    let replica = Arc::clone(&self.pick.replica.served.replica);
+                    return self.replica_failed(&ReplicaFailure::Truncated { replica });
+                }
                 Poll::Ready(Some(Ok(frame))) => {
                     if let Ok(data) = frame.into_data() {
                         return self.hand(data);
@@ -84,19 +97,34 @@ impl LargeBody {
         let now = self.guard.clock().now();
         self.watch.restart_silence(now);
         self.watch.waits_for_client(now);
+        if self.rest.is_end_stream() {
+            self.complete();
+        }
         Poll::Ready(Some(Ok(Frame::data(data))))
     }
 
-    fn complete(&mut self) -> Poll<Option<Result<Frame<Bytes>, Aborted>>> {
-        self.guard.settle(Outcome::Ok, None);
-        self.pick.answered(self.guard.clock().now());
+    fn complete(&mut self) {
+        self.is_ended = true;
+        if self.status.is_server_error() {
+            self.guard.settle(Outcome::Failed, Some("replica_error"));
+        } else if self.status.is_client_error() {
+            self.guard.settle(Outcome::ClientError, Some("engine_rejected"));
+        } else {
+            self.guard.settle(Outcome::Ok, None);
+            self.pick.answered(self.guard.clock().now());
+        }
         if let Some(lease) = self.lease.take() {
             lease.give_back();
         }
-        Poll::Ready(None)
+    }
+
+    fn replica_failed(&mut self, why: &ReplicaFailure) -> Poll<Option<Result<Frame<Bytes>, Aborted>>> {
+        self.pick.pool.failed(&self.pick.replica, why, self.pick.prompt, self.guard.clock().now());
+        self.abort(Outcome::Failed, "replica_failed")
     }
 
     fn abort(&mut self, outcome: Outcome, code: &'static str) -> Poll<Option<Result<Frame<Bytes>, Aborted>>> {
+        self.is_ended = true;
         self.guard.settle(outcome, Some(code));
         self.lease = None;
         Poll::Ready(Some(Err(Aborted)))

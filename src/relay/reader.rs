@@ -159,7 +159,7 @@ impl StreamReader {
             if self.poll_read(cx).is_pending() {
                 self.looked_at = self.resume();
                 self.watch.waits_for_replica();
-                self.timeline.caught_up();
+                self.timeline.found_nothing(self.looked_at);
                 return Poll::Pending;
             }
             read_at = Some(self.looked_at);

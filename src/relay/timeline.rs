@@ -6,8 +6,9 @@
 //! while it lasts; only what needs the final token count (inter-token latency without counts in the stream)
 //! waits for the end.
 //!
-//! A stamp is an arrival only while we are polled. Bytes that waited because a slow client held us up are stamped late:
-//! neither the gap before nor the gap after such an event is observed.
+//! A stamp is an arrival only while we are polled. A gap in which a slow client held us up is not observed, nor are those
+//! beside events that waited meanwhile: hyper reads on only when it is polled, so what waited in the socket comes after
+//! a poll that found nothing. Only when nothing came for a while are stamps arrivals again.
 
 use std::time::Duration;
 
@@ -32,6 +33,10 @@ pub struct Timeline {
     content_events: u64,
     longest_gap: Duration,
     is_behind: bool,
+    /// Since when, while behind, there was nothing to read.
+    found_nothing: Moment,
+    /// When the client took bytes again.
+    resumed: Moment,
     longest_gap_at: Moment,
     first_byte: Moment,
     blocked: Duration,
@@ -103,7 +108,8 @@ impl Timeline {
         self.last_token = Moment(at);
         self.content_events = self.content_events.saturating_add(1);
 
-        let is_late = self.is_behind;
+        let is_late = self.is_behind && !self.is_caught_up(at);
+        self.is_behind = is_late;
         let Some(before) = self
             .choice(choice)
             .map(|clock| std::mem::replace(clock, ChoiceClock { last: Moment(at), is_late }))
@@ -161,7 +167,7 @@ impl Timeline {
     /// events has one arrival, so that the gap across the break is one observation.
     pub fn join(&mut self, leg: &Self) {
         self.paused = Moment::NEVER;
-        self.caught_up();
+        self.is_behind = false;
         let (Some(first), Some(last)) = (leg.first_token.get(), leg.last_token.get()) else { return };
         for event in 0..leg.content_events.min(BATCH as u64) {
             self.content(if event == 0 { first } else { last }, 0, None);
@@ -183,12 +189,24 @@ impl Timeline {
         }
         self.blocked += held;
         self.is_behind = true;
+        (self.resumed, self.found_nothing) = (Moment(now), Moment::NEVER);
+        self.choice.is_late = true;
+        self.more_choices.iter_mut().for_each(|clock| clock.is_late = true);
         Some(held)
     }
 
-    /// Nothing more of the replica is there to be read: from here on stamps are arrivals again.
-    pub fn caught_up(&mut self) {
-        self.is_behind = false;
+    /// A poll found nothing of the replica to read.
+    #[inline]
+    pub fn found_nothing(&mut self, now: Stamp) {
+        if self.is_behind {
+            self.found_nothing = Moment(now);
+        }
+    }
+
+    /// Whether what arrives now has not waited.
+    fn is_caught_up(&self, now: Stamp) -> bool {
+        let since = |moment: Moment| moment.get().map_or(Duration::ZERO, |at| now.since(at));
+        since(self.found_nothing) >= HELD_UP || since(self.resumed) >= BACKLOG
     }
 
     /// Arrival of the first byte.
@@ -259,6 +277,8 @@ const BATCH: usize = 64;
 const FLUSH_EVERY: Duration = Duration::from_secs(1);
 /// A busy core polls a few milliseconds late without any client being slow.
 const HELD_UP: Duration = Duration::from_millis(5);
+/// Longer than it takes to read what buffers hold.
+const BACKLOG: Duration = Duration::from_millis(100);
 const MAX_CHOICES: usize = 1023;
 const NANOS_BITS: u32 = 40;
 const MAX_NANOS: u64 = (1 << NANOS_BITS) - 1;
@@ -355,9 +375,10 @@ mod tests {
         timeline.content(ms(40), 0, None);
         timeline.pause(ms(40));
         assert_eq!(timeline.resume(ms(1040)), Some(Duration::from_secs(1)));
+        timeline.found_nothing(ms(1040));
         timeline.content(ms(1040), 0, None);
         timeline.content(ms(1041), 0, None);
-        timeline.caught_up();
+        timeline.found_nothing(ms(1041));
         timeline.content(ms(1055), 0, None);
         timeline.content(ms(1075), 0, None);
         timeline.finish(ms(1075), None, |gaps| seen.merge(gaps));
@@ -367,15 +388,25 @@ mod tests {
     }
 
     #[test]
-    fn a_client_that_was_slow_while_the_replica_was_silent_hides_nothing() {
-        let mut timeline = Timeline::default();
-        let mut seen = Seen::default();
-        timeline.content(ms(0), 0, None);
-        timeline.pause(ms(0));
-        timeline.resume(ms(10));
-        timeline.caught_up();
-        timeline.content(ms(20), 0, None);
-        timeline.finish(ms(20), None, |gaps| seen.merge(gaps));
-        assert_eq!(seen.icl, [20]);
+    fn stamps_are_arrivals_again_when_nothing_waits_any_more_or_the_backlog_is_read() {
+        for (quiet, step, observed) in [(true, 20, 2), (false, 1, 100)] {
+            let (mut timeline, mut seen) = (Timeline::default(), Seen::default());
+            timeline.content(ms(0), 0, None);
+            timeline.pause(ms(0));
+            timeline.resume(ms(3000));
+            for n in 0..if quiet { 3 } else { 200 } {
+                if quiet {
+                    timeline.found_nothing(ms(3000 + n * step));
+                }
+                timeline.content(ms(3010 + n * step), 0, None);
+            }
+            timeline.finish(ms(4000), None, |gaps| seen.merge(gaps));
+            assert!(
+                seen.icl.iter().all(|gap| *gap == step),
+                "the three seconds are the client's: {:?}",
+                seen.icl
+            );
+            assert!(seen.icl.len().abs_diff(observed) < 12, "{}", seen.icl.len());
+        }
     }
 }

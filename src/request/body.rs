@@ -1,35 +1,31 @@
 //! Reads a request body whole, bounded in size, in time and in what all bodies hold together.
 //!
 //! The body is kept as bytes and forwarded as read: framing never crosses, and a retry needs all of it. A client that
-//! declares more than the limit is refused before it uploads (its `Expect` is not answered).
+//! declares more than the limit is refused before it uploads (its `Expect` is not answered). Memory is charged for
+//! what is there, not for what a head declares, and an upload has a deadline and a minimum rate.
 
+use std::error::Error as _;
 use std::future::poll_fn;
+use std::io;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use http::{HeaderMap, header};
 use http_body_util::BodyExt;
-use hyper::body::{Body, Incoming};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use hyper::body::{Body, Frame, Incoming};
 
+use super::body_memory::Charge;
+use crate::clock::{Clock, Stamp};
 use crate::error::Failure;
 
-/// The memory that all request bodies share (`server.body_memory`).
-#[derive(Clone, Debug)]
-pub struct BodyMemory {
-    free: Arc<Semaphore>,
-    total_units: u32,
-}
-
-/// A body in memory; its share of [`BodyMemory`] is released with it.
+/// A body in memory; its charge is released with it.
 #[derive(Debug)]
 pub struct HeldBody {
     /// As the client sent it.
     pub bytes: Bytes,
-    _share: Option<OwnedSemaphorePermit>,
+    charge: Charge,
 }
 
 /// Bounds of one read.
@@ -39,52 +35,87 @@ pub struct BodyLimits {
     pub size: usize,
     /// Longest pause between two pieces.
     pub stall: Duration,
+    /// From the head to the last byte, for a body that is slower than `min_rate`.
+    pub timeout: Duration,
+    /// Bytes a second after the first [`RATE_GRACE`]; 0 is no minimum.
+    pub min_rate: u64,
 }
 
 impl HeldBody {
     /// A request without a body.
     #[must_use]
     pub fn empty() -> Self {
-        Self { bytes: Bytes::new(), _share: None }
+        Self { bytes: Bytes::new(), charge: Charge::default() }
+    }
+
+    /// Charges a second body of the same size, for the copy that a splice makes.
+    ///
+    /// # Errors
+    /// 503 `body_memory`.
+    pub async fn charge_copy(&mut self) -> Result<(), Failure> {
+        self.charge.add(self.bytes.len()).await
+    }
+
+    /// Gives back what [`Self::charge_copy`] took: no copy was needed.
+    pub fn without_copy(&mut self) {
+        self.charge.give_back(self.bytes.len());
     }
 }
 
-impl BodyMemory {
-    /// `bytes` for all bodies together, in units of 1 KiB.
-    #[must_use]
-    pub fn new(bytes: usize) -> Self {
-        let total_units = units(bytes).max(1);
-        Self { free: Arc::new(Semaphore::new(total_units as usize)), total_units }
-    }
-
-    async fn take(&self, bytes: usize) -> Result<OwnedSemaphorePermit, Failure> {
-        let wanted = units(bytes).min(self.total_units);
-        if let Ok(share) = Arc::clone(&self.free).try_acquire_many_owned(wanted) {
-            return Ok(share);
-        }
-        Box::pin(tokio::time::timeout(WAIT_FOR_MEMORY, Arc::clone(&self.free).acquire_many_owned(wanted)))
-            .await
-            .ok()
-            .and_then(Result::ok)
-            .ok_or(Failure::BodyMemory)
-    }
-}
-
-/// Reads the whole body.
+/// Reads the whole body of a request whose head came at `head`.
 ///
 /// # Errors
-/// 413 over the limit, 503 without memory, 408 when the client pauses for too long, 400 when it breaks off.
-pub async fn read(body: &mut Incoming, memory: &BodyMemory, limits: BodyLimits) -> Result<HeldBody, Failure> {
+/// 413 over the limit, 503 without memory, 408 when the client is too slow, 499 when it leaves, 400 for bad framing.
+pub async fn read(
+    body: &mut Incoming,
+    charge: Charge,
+    limits: BodyLimits,
+    clock: Clock,
+    head: Stamp,
+) -> Result<HeldBody, Failure> {
     let declared = body.size_hint().exact().map(|n| usize::try_from(n).unwrap_or(usize::MAX));
-    match declared {
-        // HTTP/2 can declare nothing and send something all the same.
-        Some(0) if !body.is_end_stream() => read_declared(body, 0, memory, limits).await,
-        Some(0) => Ok(HeldBody::empty()),
-        Some(n) if n > limits.size => Err(Failure::BodyTooLarge { limit: limits.size }),
-        Some(n) => read_declared(body, n, memory, limits).await,
-        // Boxed: rare, and its state would be most of what every request's future carries around.
-        None => Box::pin(read_chunked(body, memory, limits)).await,
+    if declared.is_some_and(|n| n > limits.size) {
+        return Err(Failure::BodyTooLarge { limit: limits.size });
     }
+    // HTTP/2 can declare nothing and send something all the same.
+    if declared == Some(0) && body.is_end_stream() {
+        return Ok(HeldBody::empty());
+    }
+    let mut upload = Upload { body, charge, limits, clock, head, waited: Duration::ZERO, received: 0 };
+    let Some(first) = upload.next().await? else { return Ok(HeldBody::empty()) };
+    if declared == Some(first.len()) {
+        // The usual case: one piece, no copy.
+        upload.charge(first.len()).await?;
+        return Ok(HeldBody { bytes: first, charge: upload.charge });
+    }
+    // Boxed: rare, and its state would be most of what every request's future carries around.
+    Box::pin(upload.rest(first, declared)).await
+}
+
+/// Discards the body of a refused request if it is small and comes at once, so that its connection can go on; whether it
+/// was read to its end. A large one is left to the connection's close.
+pub async fn is_discarded(mut body: Incoming) -> bool {
+    let is_small = body.size_hint().upper().is_some_and(|n| n <= MAX_DISCARDED);
+    if !is_small {
+        return false;
+    }
+    let to_end = async { while let Some(Ok(_)) = body.frame().await {} };
+    let _ = tokio::time::timeout(DISCARD_FOR, to_end).await;
+    body.is_end_stream()
+}
+
+/// Discards what a client still sends of a body whose request is refused, within the bounds of a lingering close.
+pub async fn discard(mut body: Incoming) {
+    let mut left = LINGER_BYTES;
+    let to_end = async {
+        while let Ok(Some(Ok(frame))) = tokio::time::timeout(LINGER_PAUSE, body.frame()).await {
+            left = left.saturating_sub(frame.data_ref().map_or(0, Bytes::len));
+            if left == 0 {
+                return;
+            }
+        }
+    };
+    let _ = tokio::time::timeout(LINGER, to_end).await;
 }
 
 /// Checks the head's framing and coding, beyond what hyper does (RFC 9110 §10.1.1, RFC 9112 §3.2 and §6.1).
@@ -135,86 +166,117 @@ fn check_host(version: http::Version, uri: &http::Uri, headers: &HeaderMap) -> R
     }
 }
 
-async fn read_declared(
-    body: &mut Incoming,
-    len: usize,
-    memory: &BodyMemory,
+/// A body on its way in.
+struct Upload<'b> {
+    body: &'b mut Incoming,
+    charge: Charge,
     limits: BodyLimits,
-) -> Result<HeldBody, Failure> {
-    let share = memory.take(len).await?;
-    let Some(first) = next_piece(body, limits.stall).await? else {
-        return if len == 0 { Ok(HeldBody::empty()) } else { Err(broken_off()) };
-    };
-    if first.len() == len {
-        // The usual case: one piece, no copy.
-        return Ok(HeldBody { bytes: first, _share: Some(share) });
-    }
-    let mut whole = BytesMut::with_capacity(len);
-    whole.extend_from_slice(&first);
-    while let Some(piece) = next_piece(body, limits.stall).await? {
-        whole.extend_from_slice(&piece);
-    }
-    Ok(HeldBody { bytes: whole.freeze(), _share: Some(share) })
+    clock: Clock,
+    head: Stamp,
+    /// Time in which the client waited for us: for memory.
+    waited: Duration,
+    received: u64,
 }
 
-async fn read_chunked(
-    body: &mut Incoming,
-    memory: &BodyMemory,
-    limits: BodyLimits,
-) -> Result<HeldBody, Failure> {
-    let mut whole = BytesMut::new();
-    let mut share: Option<OwnedSemaphorePermit> = None;
-    let mut held = 0;
-    while let Some(piece) = next_piece(body, limits.stall).await? {
-        if whole.len().saturating_add(piece.len()) > limits.size {
-            return Err(Failure::BodyTooLarge { limit: limits.size });
-        }
-        while held < whole.len() + piece.len() {
-            let more = memory.take(STEP).await?;
-            held += STEP;
-            match &mut share {
-                Some(share) => share.merge(more),
-                none => *none = Some(more),
+impl Upload<'_> {
+    /// Reads on from the `first` piece. Memory grows with what has come, to at most twice of it.
+    async fn rest(mut self, first: Bytes, declared: Option<usize>) -> Result<HeldBody, Failure> {
+        let mut whole = Vec::new();
+        let mut piece = Some(first);
+        while let Some(bytes) = piece {
+            let len = whole.len() + bytes.len();
+            if len > self.limits.size {
+                return Err(Failure::BodyTooLarge { limit: self.limits.size });
             }
+            if len > whole.capacity() {
+                let most = declared.unwrap_or(self.limits.size).max(len);
+                let capacity = len.max(whole.capacity() * 2).next_multiple_of(STEP).min(most);
+                self.charge(capacity - whole.capacity()).await?;
+                whole.reserve_exact(capacity - whole.len());
+            }
+            whole.extend_from_slice(&bytes);
+            piece = self.next().await?;
         }
-        whole.extend_from_slice(&piece);
+        Ok(HeldBody { bytes: whole.into(), charge: self.charge })
     }
-    Ok(HeldBody { bytes: whole.freeze(), _share: share })
-}
 
-async fn next_piece(body: &mut Incoming, stall: Duration) -> Result<Option<Bytes>, Failure> {
-    loop {
-        // Mostly it came with the head; only a pause needs a timer.
-        let frame = match poll_fn(|cx| Poll::Ready(Pin::new(&mut *body).poll_frame(cx))).await {
-            Poll::Ready(frame) => frame,
-            Poll::Pending => Box::pin(tokio::time::timeout(stall, body.frame()))
-                .await
-                .map_err(|_| Failure::BodyStalled { after: stall })?,
-        };
-        match frame {
-            None => return Ok(None),
-            Some(Err(_)) => return Err(broken_off()),
-            Some(Ok(frame)) => {
-                // Trailers are dropped: they never become headers.
-                if let Ok(data) = frame.into_data() {
-                    return Ok(Some(data));
+    async fn charge(&mut self, bytes: usize) -> Result<(), Failure> {
+        if self.charge.try_add(bytes) {
+            return Ok(());
+        }
+        let asked = self.clock.now();
+        let charged = Box::pin(self.charge.add(bytes)).await;
+        self.waited += self.clock.now().since(asked);
+        charged
+    }
+
+    async fn next(&mut self) -> Result<Option<Bytes>, Failure> {
+        loop {
+            // Mostly it came with the head; only a pause needs a timer.
+            let frame = match poll_fn(|cx| Poll::Ready(Pin::new(&mut *self.body).poll_frame(cx))).await {
+                Poll::Ready(frame) => frame,
+                Poll::Pending => Box::pin(self.awaited()).await?,
+            };
+            match frame {
+                None => return Ok(None),
+                Some(Err(error)) => return Err(of_upload(&error)),
+                Some(Ok(frame)) => {
+                    // Trailers are dropped: they never become headers.
+                    if let Ok(data) = frame.into_data() {
+                        self.received += data.len() as u64;
+                        return Ok(Some(data));
+                    }
                 }
             }
         }
     }
+
+    async fn awaited(&mut self) -> Result<Option<Result<Frame<Bytes>, hyper::Error>>, Failure> {
+        let (at, late) = self.deadline(self.clock.now());
+        let frame = tokio::time::timeout_at(self.clock.instant(at), self.body.frame());
+        frame.await.map_err(|_| late)
+    }
+
+    /// Until when the next piece is due, and what is wrong if it does not come.
+    fn deadline(&self, now: Stamp) -> (Stamp, Failure) {
+        let BodyLimits { stall, timeout, min_rate, .. } = self.limits;
+        let paid_for = self.received.saturating_mul(1000).checked_div(min_rate).map(Duration::from_millis);
+        let began = self.head.after(self.waited);
+        let paused = (now.after(stall), Failure::BodyStalled { after: stall });
+        let slow = paid_for.map(|span| (began.after(RATE_GRACE + span), Failure::BodyTooSlow { min_rate }));
+        let overdue =
+            (began.after(timeout.max(paid_for.unwrap_or_default())), Failure::BodyTimeout { after: timeout });
+        let all = [Some(overdue), slow, Some(paused)];
+        let mut earliest = all.into_iter().flatten();
+        let first = earliest.next().unwrap_or((now, Failure::BodyStalled { after: stall }));
+        earliest.fold(first, |found, other| if other.0 < found.0 { other } else { found })
+    }
 }
 
-fn broken_off() -> Failure {
-    Failure::bad_request("the request body is malformed or broke off before its end", None)
+/// An upload that ended early: a framing error is the client's mistake, anything else means that it left.
+fn of_upload(error: &hyper::Error) -> Failure {
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let is_framing = match (error.downcast_ref::<io::Error>(), error.downcast_ref::<h2::Error>()) {
+            (Some(io), _) => matches!(io.kind(), io::ErrorKind::InvalidData | io::ErrorKind::InvalidInput),
+            (None, Some(h2)) => !h2.is_remote() && !h2.is_io(),
+            (None, None) => false,
+        };
+        if is_framing {
+            return Failure::bad_request("the framing of the request body is malformed", None);
+        }
+        cause = error.source();
+    }
+    Failure::ClientLeft
 }
 
-fn units(bytes: usize) -> u32 {
-    u32::try_from(bytes.div_ceil(UNIT)).unwrap_or(u32::MAX).min((Semaphore::MAX_PERMITS >> 1) as u32)
-}
-
-const UNIT: usize = 1024;
 const STEP: usize = 64 * 1024;
-const WAIT_FOR_MEMORY: Duration = Duration::from_secs(5);
+const MAX_DISCARDED: u64 = 64 * 1024;
+const DISCARD_FOR: Duration = Duration::from_millis(100);
+const LINGER: Duration = Duration::from_secs(30);
+const LINGER_PAUSE: Duration = Duration::from_secs(2);
+const LINGER_BYTES: usize = 64 << 20;
+const RATE_GRACE: Duration = Duration::from_secs(5);
 
 #[cfg(test)]
 mod tests {

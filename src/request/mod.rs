@@ -4,6 +4,7 @@
 //! forwarded as they came.
 
 pub mod body;
+pub mod body_memory;
 mod canonical;
 pub mod chain;
 pub mod class;

@@ -1,11 +1,12 @@
 //! The tenant of a request: by its client certificate, its API key, or its bearer token.
 //!
-//! Only SHA-256 digests of keys are held. A key is compared with all of them in constant time, so that timing
-//! reveals neither how close a guess was nor whose key it resembles. What is no known key may be a token ([`super::jwt`]).
+//! Only SHA-256 digests of keys are held, in a map by digest: what a look-up's time tells about digests tells nothing
+//! about keys, as nobody can choose the digest of a guess. What is no known key may be a token ([`super::jwt`]).
 //! Neither ever enters an error or a log.
 //!
 //! Without configured tenants every request belongs to `default` and no key is required; the credential is the engine's then.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -13,7 +14,6 @@ use http::HeaderMap;
 use http::header::AUTHORIZATION;
 use http::request::Parts;
 use sha2::{Digest, Sha256};
-use subtle::{ConditionallySelectable, ConstantTimeEq};
 
 use super::jwt::{TokenFault, TokenKeys, looks_like_token};
 use crate::config;
@@ -24,8 +24,8 @@ use crate::listener::ClientNames;
 #[derive(Clone, Debug)]
 pub struct Tenants {
     tenants: Vec<TenantRef>,
-    /// Digest and index into `tenants`.
-    keys: Vec<([u8; 32], u64)>,
+    /// Index into `tenants` by digest.
+    keys: HashMap<[u8; 32], usize>,
     /// Keys of the token issuer.
     tokens: Arc<TokenKeys>,
     /// The tenant of every request where none are configured.
@@ -107,10 +107,10 @@ impl Tenants {
     #[must_use]
     pub fn new(configured: &[config::Tenant]) -> Self {
         let tenants: Vec<_> = configured.iter().cloned().map(|tenant| TenantRef(Arc::new(tenant))).collect();
-        let keys = (0..)
-            .zip(configured)
-            .flat_map(|(index, tenant)| tenant.key_digests.iter().map(move |digest| (*digest, index)))
-            .collect();
+        let digests = configured.iter().enumerate();
+        let keys =
+            digests.flat_map(|(at, tenant)| tenant.key_digests.iter().map(move |digest| (*digest, at)));
+        let keys = keys.collect();
         let default = tenants.is_empty().then(default_tenant);
         Self { tenants, keys, tokens: Arc::default(), default }
     }
@@ -170,11 +170,7 @@ impl Tenants {
     }
 
     fn of_key(&self, digest: &[u8; 32]) -> Option<TenantRef> {
-        let mut found = NO_TENANT;
-        for (known, index) in &self.keys {
-            found.conditional_assign(index, known.ct_eq(digest));
-        }
-        self.tenants.get(usize::try_from(found).unwrap_or(usize::MAX)).cloned()
+        self.keys.get(digest).and_then(|at| self.tenants.get(*at)).cloned()
     }
 }
 
@@ -213,8 +209,6 @@ const API_KEY: &str = "x-api-key";
 
 const BEARER: &[u8] = b"Bearer ";
 
-/// An index of no tenant.
-const NO_TENANT: u64 = u64::MAX;
 const KEYS_RETRY_AFTER: Duration = Duration::from_secs(2);
 
 #[cfg(test)]

@@ -5,7 +5,7 @@
 //!       +  o · (prefill − copy)             delay of those who come next
 //!       +  0.3 · (decode − 1.2 · least)⁺    own answer and what it adds to those there, beyond the best replica's
 //!       +  b · (harm + excess)              streams pushed over their bound on TPOT
-//!       +  l · (late + 0.1 · over)          the chance that this first token misses its bound, and by how much
+//!       +  l · late                         the chance that this first token misses its bound
 //! ```
 //!
 //! A hit is worth what it saves, twice, and more where a queue stands (`backlog`). What many prompts share is computed once
@@ -92,7 +92,7 @@ impl<'a> Stakes<'a> {
         terms.cost = terms.seconds() - copy
             + self.prices.others_wait * (terms.prefill - copy)
             + self.prices.broken * (terms.harm + terms.excess)
-            + self.prices.late * (terms.late + LATE_EXCESS * fast_max(used - 1.0, 0.0));
+            + self.prices.late * terms.late;
         terms
     }
 
@@ -179,8 +179,6 @@ const MISS_AT: f64 = 0.9;
 const MISS_WITHIN: f64 = 0.1;
 /// Less than one in a thousand misses, which is worth a hundredth of a second.
 const SURELY_KEPT: f64 = 0.2;
-/// What a first token that takes twice its bound costs beyond one that just misses it.
-const LATE_EXCESS: f64 = 0.1;
 /// Streams of others for each of ours that are believed.
 const MOST_OTHERS: f64 = 8.0;
 

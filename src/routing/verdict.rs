@@ -58,7 +58,7 @@ pub(super) fn judge(
         return Some(Verdict::Place(decision));
     };
     let has_time = aim.waited + predicted < bound.mul_f64(aim.patience.clamp(0.0, 1.0));
-    if has_time && aim.slo.tpot.is_some() && decision.terms.harm > tolerated_harm(aim.waited) {
+    if has_time && aim.slo.tpot.is_some() && decision.terms.harm > TOLERATED_HARM {
         return Some(Verdict::Hold { until: aim.now.after(LOOK_AGAIN) });
     }
     Some(Verdict::Place(decision))
@@ -67,15 +67,7 @@ pub(super) fn judge(
 /// How much of its bound on TTFT a request may spend waiting for a moment in which it breaks no stream, the predicted wait
 /// included.
 pub(super) const PATIENCE: f64 = 0.8;
-/// Streams expected to be broken by a placement, below which it is not worth a wait: the more, the longer it has waited.
-fn tolerated_harm(waited: Duration) -> f64 {
-    TOLERATED_HARM + TOLERATED_PER_SECOND * waited.as_secs_f64()
-}
-
 /// Streams that a placement may be expected to break before it is worth a wait.
 pub const TOLERATED_HARM: f64 = 0.07;
-/// Nearly three times what a second is worth at the price of a stream (`backlog`). Without it prompts of tens of thousands of tokens,
-/// whose bounds are long, are held for seconds.
-const TOLERATED_PER_SECOND: f64 = 0.28;
 /// Half a decoding step: the picture does not change faster.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);

@@ -316,6 +316,7 @@ client_stall = "5s"
                 tally["left"] += 1
             elif status in (429, 503):
                 tally["refused"] += 1
+                await asyncio.sleep(0.5)  # As `retry-after` asks.
             elif status != 200:
                 tally["failed"] += 1
             elif is_whole and not has_error:
@@ -343,9 +344,15 @@ client_stall = "5s"
                 await asyncio.sleep(rng.uniform(0.2, 2.0))
                 replica.start()
             elif what < 0.8:
-                fault = dict(kind=rng.choice(kinds), after_events=rng.randrange(8), probability=0.5, duration_ms=rng.randrange(200, 2500))
+                kind = rng.choice(kinds)
+                fault = dict(kind=kind, after_events=rng.randrange(8), probability=0.5, duration_ms=rng.randrange(200, 2500))
                 await asyncio.to_thread(replica.fault, **fault)
                 faults["injected"] += 1
+                if kind == "engine_death":
+                    # A dead core stays dead: its process is replaced, as its supervisor would.
+                    await asyncio.sleep(rng.uniform(0.5, 2.0))
+                    replica.kill()
+                    replica.start()
             else:
                 # By SIGHUP and by the file's change in turn; the file is replaced, as editors do.
                 reloaded += 1
@@ -381,7 +388,8 @@ client_stall = "5s"
         replica.kill()
     for line in wrong[:5]:
         print("  wrong:", line, file=sys.stderr)
-    is_well = not wrong and not left and counted == tally["sent"] and growth < 16 and code == 0
+    has_served = tally["ok"] > 10 * (tally["failed"] + tally["refused"])
+    is_well = has_served and not wrong and not left and counted == tally["sent"] and growth < 16 and code == 0
     return (
         f"{minutes:g} minutes, {clients} clients, 4 replicas; {faults['killed']} kills, {faults['injected']} faults, {faults['reloads']} reloads",
         f"{tally['sent']} requests: {tally['ok']} whole, {tally['left']} left by their client, {tally['broken']} broken and said so, "

@@ -77,6 +77,26 @@ impl Gateway {
         self.app.gateway.requests.load(Ordering::Relaxed)
     }
 
+    /// A series of `/metrics`, by the start of its line; 0 if it does not exist.
+    pub fn counted(&self, series: &str) -> f64 {
+        let page = self.app.gateway.observer.metrics().render(&[]);
+        let value = page.lines().find_map(|line| line.strip_prefix(series)?.rsplit(' ').next()?.parse().ok());
+        value.unwrap_or(0.0)
+    }
+
+    /// Ended requests of one outcome.
+    pub fn outcomes(&self, outcome: &str, code: &str) -> f64 {
+        let page = self.app.gateway.observer.metrics().render(&[]);
+        let is_it = |line: &&str| {
+            line.starts_with("tokenway_requests_total{")
+                && line.contains(&format!("outcome=\"{outcome}\""))
+                && line.contains(&format!("code=\"{code}\""))
+        };
+        let values =
+            page.lines().filter(is_it).filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok());
+        values.sum()
+    }
+
     /// A request of an unsuspicious client is served.
     pub async fn is_well(&self) {
         let reply = raw::ask(self.addr(), "/v1/chat/completions", CHAT).await;
@@ -121,6 +141,8 @@ fn server() -> Server {
         tls: None,
         body_limit: 1 << 20,
         body_memory: 64 << 20,
+        body_timeout: Duration::from_secs(60),
+        body_min_rate: 16 << 10,
         header_timeout: LIMIT,
         keep_alive: LIMIT,
         tls_handshake_timeout: LIMIT,

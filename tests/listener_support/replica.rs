@@ -125,6 +125,10 @@ impl Script {
                 "flood" => flood(&mut socket).await?,
                 "gated" => self.gated(&mut socket).await?,
                 "silent" => return wait_for_end(&mut socket).await,
+                "broken" => return broken(&mut socket).await,
+                "large" => socket.write_all(&large("200 OK", LARGE)).await.ok()?,
+                "large-error" => socket.write_all(&large("500 Error", LARGE)).await.ok()?,
+                "large-cut" => return socket.write_all(&large("200 OK", LARGE * 3 / 4)).await.ok(),
                 _ => socket.write_all(unary().as_bytes()).await.ok()?,
             }
         }
@@ -155,6 +159,22 @@ async fn flood(socket: &mut TcpStream) -> Option<()> {
     loop {
         socket.write_all(&event).await.ok()?;
     }
+}
+
+/// One event, then the end of the connection inside the body.
+async fn broken(socket: &mut TcpStream) -> Option<()> {
+    socket.write_all(SSE_HEAD.as_bytes()).await.ok()?;
+    socket.write_all(&chunk(&event("first"))).await.ok()
+}
+
+/// Bytes of a `large` answer.
+pub const LARGE: usize = 2 << 20;
+
+/// An answer of [`LARGE`] bytes, of which only some are sent.
+fn large(status: &str, sent: usize) -> Vec<u8> {
+    let head =
+        format!("HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {LARGE}\r\n\r\n");
+    [head.as_bytes(), &vec![b' '; sent]].concat()
 }
 
 async fn wait_for_end(socket: &mut TcpStream) -> Option<()> {

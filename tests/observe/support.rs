@@ -64,6 +64,8 @@ fn server() -> Server {
         tls: None,
         body_limit: 1,
         body_memory: 1,
+        body_timeout: Duration::from_secs(60),
+        body_min_rate: 16 << 10,
         header_timeout: second,
         keep_alive: second,
         tls_handshake_timeout: second,

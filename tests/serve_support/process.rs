@@ -3,7 +3,9 @@
 use std::io::{BufRead as _, BufReader, Read};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
@@ -76,6 +78,7 @@ pub struct Pipe {
 struct Lines {
     read: Mutex<Vec<String>>,
     more: Condvar,
+    is_held: AtomicBool,
 }
 
 impl Pipe {
@@ -86,9 +89,17 @@ impl Pipe {
             for line in BufReader::new(pipe).lines().map_while(Result::ok) {
                 writing.read.lock().push(line);
                 writing.more.notify_all();
+                while writing.is_held.load(Ordering::Relaxed) {
+                    std::thread::sleep(Duration::from_millis(20));
+                }
             }
         });
         Self { lines, reader: Some(reader) }
+    }
+
+    /// Reads nothing more: whoever writes will block or drop.
+    pub fn hold(&self) {
+        self.lines.is_held.store(true, Ordering::Relaxed);
     }
 
     pub fn lines(&self) -> Vec<String> {

@@ -91,6 +91,8 @@ fn server() -> Server {
         tls: None,
         body_limit: 1 << 20,
         body_memory: 64 << 20,
+        body_timeout: Duration::from_secs(60),
+        body_min_rate: 16 << 10,
         header_timeout: Duration::from_secs(10),
         keep_alive: Duration::from_secs(75),
         tls_handshake_timeout: Duration::from_secs(5),

@@ -36,6 +36,8 @@ pub(super) fn server(root: &Section<'_>, has_tenants: bool) -> Server {
         tls: section.get("tls").and_then(|item| tls(&item)),
         body_limit,
         body_memory,
+        body_timeout: positive("body_timeout", Duration::from_secs(60)),
+        body_min_rate: section.parse("body_min_rate", &SIZE).map_or(16 << 10, |bytes| bytes as u64),
         header_timeout: positive("header_timeout", Duration::from_secs(10)),
         keep_alive: positive("keep_alive", Duration::from_secs(75)),
         tls_handshake_timeout: positive("tls_handshake_timeout", Duration::from_secs(5)),

@@ -25,8 +25,8 @@ pub struct Feed {
 
 pub(super) enum FeedMessage {
     Ended(EndedRequest),
-    /// Writes the baselines and confirms it.
-    Save(oneshot::Sender<()>),
+    /// Writes the baselines, confirms it and ends the task.
+    End(oneshot::Sender<()>),
 }
 
 /// One ended request.
@@ -74,9 +74,9 @@ impl Feed {
         &self.board
     }
 
-    /// Asks the task to write the baselines; false where it is gone or overloaded.
-    pub(super) fn save(&self, done: oneshot::Sender<()>) -> bool {
-        self.sender.try_send(FeedMessage::Save(done)).is_ok()
+    /// Asks the task to write the baselines and to end; false where it is gone or overloaded.
+    pub(super) fn end(&self, done: oneshot::Sender<()>) -> bool {
+        self.sender.try_send(FeedMessage::End(done)).is_ok()
     }
 }
 

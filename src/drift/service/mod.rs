@@ -125,10 +125,11 @@ impl DriftService {
                     self.observe(&request);
                     has_taken = true;
                 }
-                Some(FeedMessage::Save(done)) => {
+                Some(FeedMessage::End(done)) => {
                     self.save().await;
                     // Nobody may be waiting any more.
                     let _ = done.send(());
+                    return;
                 }
                 None => return,
             }
@@ -217,10 +218,10 @@ impl DriftService {
     }
 }
 
-/// Writes the baselines, within `limit`.
+/// Writes the baselines, within `limit`, and ends the task.
 pub async fn end(feed: &Feed, limit: Duration) {
     let (done, saved) = oneshot::channel();
-    if feed.save(done) {
+    if feed.end(done) {
         // Past the limit the last hour of the baselines is lost, which is no harm.
         let _ = tokio::time::timeout(limit, saved).await;
     }

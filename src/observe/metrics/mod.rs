@@ -18,6 +18,7 @@ mod targets;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use dashmap::DashMap;
@@ -79,6 +80,8 @@ pub struct Metrics {
     rejected: Memo<&'static str, IntCounter>,
     spans_dropped: Memo<&'static str, IntCounter>,
     engine_spans: Memo<&'static str, IntCounter>,
+    /// Of the process' log, once there is one.
+    log_drops: Mutex<Option<Arc<LogDrops>>>,
     prefix: PrefixTokens,
 }
 
@@ -135,6 +138,7 @@ impl Metrics {
             rejected: Memo::default(),
             spans_dropped: Memo::default(),
             engine_spans: Memo::default(),
+            log_drops: Mutex::default(),
             prefix,
         };
         metrics.start_at_zero(build);
@@ -152,6 +156,9 @@ impl Metrics {
         }
         for result in ["success", "failure"] {
             self.process.config_reloads.get(&[result]);
+        }
+        for (reason, _) in LogDrops::default().take() {
+            self.process.log_dropped.get(&[reason]);
         }
         for result in DeliveryResult::ALL {
             self.drift.webhook.get(&[result.as_str()]);
@@ -319,6 +326,23 @@ impl Metrics {
         self.process.access_log_dropped.inc_by(lines);
     }
 
+    /// Counts from now on the log's lines that are not written.
+    pub fn count_log_drops(&self, drops: Arc<LogDrops>) {
+        *self.log_drops.lock() = Some(drops);
+    }
+
+    /// 1 while new connections wait because of `server.max_connections`.
+    #[must_use]
+    pub fn connections_waiting(&self) -> IntGauge {
+        self.process.connections_waiting.clone()
+    }
+
+    /// Counts panics while requests are served.
+    #[must_use]
+    pub fn panics(&self) -> IntCounter {
+        self.process.panics.clone()
+    }
+
     /// Counts a request as in flight while the guard lives.
     #[must_use]
     pub fn request_inflight(&self) -> GaugeGuard {
@@ -344,6 +368,11 @@ impl Metrics {
         for (pool, replica) in gone {
             self.by_stream.retain(|key, _| key.pool != pool || key.replica != replica);
             self.by_replica.remove(&(pool, replica));
+        }
+        if let Some(drops) = &*self.log_drops.lock() {
+            for (reason, lines) in drops.take() {
+                self.process.log_dropped.get(&[reason]).inc_by(lines);
+            }
         }
         let oldest = self.waiting.lock().first_key_value().map(|(since, _)| *since);
         let waited = oldest.map_or(Duration::ZERO, |since| self.clock.now().since(since));
@@ -405,6 +434,24 @@ fn key_of(record: &Record) -> RequestKey {
         tenant: Arc::clone(&record.tenant),
         revision: record.served().map_or_else(|| "none".into(), |served| Arc::clone(&served.revision)),
         class: record.class,
+    }
+}
+
+/// Lines of the log on stderr that were not written, since the last scrape.
+#[derive(Debug, Default)]
+pub struct LogDrops {
+    /// The writer could not keep up.
+    pub queue_full: AtomicU64,
+    /// stderr is closed, or its disk is full.
+    pub write_failed: AtomicU64,
+    /// More lines of one place in the code than its rate limit allows.
+    pub rate: AtomicU64,
+}
+
+impl LogDrops {
+    fn take(&self) -> [(&'static str, u64); 3] {
+        [("queue_full", &self.queue_full), ("write_failed", &self.write_failed), ("rate", &self.rate)]
+            .map(|(reason, lines)| (reason, lines.swap(0, Ordering::Relaxed)))
     }
 }
 

@@ -82,6 +82,9 @@ pub(super) struct Process {
     pub(super) spans_dropped: Family<IntCounterVec>,
     pub(super) engine_spans: Family<IntCounterVec>,
     pub(super) access_log_dropped: IntCounter,
+    pub(super) log_dropped: Family<IntCounterVec>,
+    pub(super) connections_waiting: IntGauge,
+    pub(super) panics: IntCounter,
     pub(super) config_reloads: Family<IntCounterVec>,
     pub(super) last_reload_successful: Gauge,
     pub(super) build_info: GaugeVec,
@@ -409,6 +412,19 @@ impl Process {
             access_log_dropped: maker.counter(
                 "tokenway_access_log_dropped_total",
                 "Access-log lines lost to a full queue or a failed write.",
+            ),
+            log_dropped: maker.counters(
+                "tokenway_log_dropped_total",
+                "Lines of the log on stderr that were not written: queue_full or write_failed, or rate (more than a few a second of one kind).",
+                &["reason"],
+            ),
+            connections_waiting: maker.gauge(
+                "tokenway_connections_waiting",
+                "1 while new connections wait because server.max_connections is reached.",
+            ),
+            panics: maker.counter(
+                "tokenway_panics_total",
+                "Requests that a bug of the gateway ended (500, or a broken response).",
             ),
             config_reloads: maker.counters(
                 "tokenway_config_reloads_total",

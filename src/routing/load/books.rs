@@ -13,7 +13,6 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 use super::Placement;
-use super::arrivals::Arrivals;
 use super::concurrency::Concurrency;
 use crate::clock::Stamp;
 use crate::routing::float::span;
@@ -103,7 +102,6 @@ pub(super) struct Books {
     is_disturbed: bool,
     /// Together in one step of the engine; may still grow.
     group: Option<Lesson>,
-    arrivals: Arrivals,
     /// Streams with a bound that no curve knows yet.
     fresh: u32,
     /// Answers without a stream that are taken to be computed and have not ended.
@@ -139,7 +137,6 @@ impl Books {
     pub(super) fn enter(&mut self, placement: &Placement) -> u64 {
         let id = self.next_id;
         self.next_id += 1;
-        self.arrivals.note(placement.at, placement.work.tokens);
         self.waiting.push_back(Waiting { id, placement: *placement });
         id
     }
@@ -287,11 +284,6 @@ impl Books {
         if self.waiting.is_empty() {
             self.concurrency.rested();
         }
-    }
-
-    /// Prompt tokens a second that were sent of late.
-    pub(super) fn arriving(&self) -> f64 {
-        self.arrivals.per_second()
     }
 
     /// Streams with a bound that began after the last refresh.

@@ -5,7 +5,6 @@
 //! until the end; every end drops the guard. Decisions read published sums without a lock; the lock of the [`books`] is
 //! taken three times in a request's life and by [`ReplicaLoad::refresh`]. Work of others is [`super::foreign`].
 
-mod arrivals;
 mod books;
 mod concurrency;
 
@@ -34,8 +33,6 @@ pub struct ReplicaLoad {
     /// Those whose time per token is bounded and whose first token came after the last refresh.
     fresh: AtomicU32,
     head_tokens: AtomicU32,
-    /// As bits of a float.
-    arriving: AtomicU32,
     tokens: AtomicU64,
     attention: AtomicU64,
     head_attention: AtomicU64,
@@ -68,8 +65,6 @@ pub struct LoadView {
     pub head_since: Stamp,
     /// Tokens in the context of running streams.
     pub context: u64,
-    /// Prompt tokens a second that were sent there of late.
-    pub arriving: f32,
 }
 
 impl LoadView {
@@ -123,7 +118,6 @@ impl ReplicaLoad {
             head: Work { tokens: count(&self.head_tokens), attention: read(&self.head_attention) },
             head_since: Stamp::from_nanos(read(&self.head_since)),
             context: read(&self.context),
-            arriving: f32::from_bits(self.arriving.load(Ordering::Relaxed)),
         }
     }
 
@@ -208,7 +202,6 @@ impl ReplicaLoad {
         self.head_since.store(head.since.as_nanos(), Ordering::Relaxed);
         self.context.store(books.context(), Ordering::Relaxed);
         self.fresh.store(books.fresh(), Ordering::Relaxed);
-        self.arriving.store((books.arriving() as f32).to_bits(), Ordering::Relaxed);
         self.limit.store(books.concurrency().limit(), Ordering::Relaxed);
         self.peak.store(books.concurrency().peak(), Ordering::Relaxed);
     }
@@ -334,8 +327,8 @@ mod tests {
         drop(second);
         assert_eq!(counts(&load), (1, 0, 0), "a request without any token releases both");
         drop(first);
-        let LoadView { head_since, arriving, .. } = load.view();
-        assert_eq!(load.view(), LoadView { head_since, arriving, ..LoadView::default() });
+        let LoadView { head_since, .. } = load.view();
+        assert_eq!(load.view(), LoadView { head_since, ..LoadView::default() });
     }
 
     #[test]

@@ -47,7 +47,7 @@ pub struct Terms {
     pub ahead: Tokens,
     /// Own prompt, as far as it is to be computed.
     pub work: Work,
-    /// Seconds until the engine gets to it, and for those that come meanwhile.
+    /// Seconds until the engine gets to it.
     pub wait: f64,
     /// Seconds to compute it.
     pub prefill: f64,
@@ -175,10 +175,6 @@ impl Estimate {
         let steps = fast_min(float(own.awaiting) + queue.foreign.waiting, in_a_step);
         let ahead = self.slowness * (steps * nominal + pool.work(&others));
         let wait = fast_max(lag * ahead - fast_min(queue.head_age, lag * head), 0.0);
-        // Who comes while this one waits is computed in the same step, as far as that goes.
-        let room = fast_max(STEP_TOKENS as f64 - float(others.tokens) - float(work.tokens), 0.0);
-        let joining = fast_min(wait * f64::from(own.arriving), room);
-        let wait = wait + lag * self.slowness * pool.tokens(joining);
         let prefill = lag * self.slowness * pool.work(&work);
         // Prompts are computed while they wait for places: the slower of the two is what counts.
         let in_place = self.service + prefill;
@@ -307,19 +303,6 @@ mod tests {
         ];
         for (name, own, foreign, head_age, limit, expected) in cases {
             assert_eq!(ttft_ms(&own, &foreign, head_age, limit), expected, "{name}");
-        }
-    }
-
-    #[test]
-    fn who_waits_pays_for_those_that_come_meanwhile_as_far_as_a_step_takes_them() {
-        let busy = |tokens, arriving| LoadView { arriving, ..own(1, tokens) };
-        let cases = [
-            ("nobody waits", LoadView { arriving: 200.0, ..own(0, 0) }, 60),
-            ("half a second of arrivals", busy(480, 200.0), 20 + 480 + 100 + 50),
-            ("the step has room for 86 tokens", busy(3980, 1000.0), 20 + 3980 + 86 + 50),
-        ];
-        for (name, own, expected) in cases {
-            assert_eq!(ttft_ms(&own, &Foreign::default(), 0.0, None), expected, "{name}");
         }
     }
 

@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use crate::clock::Stamp;
 
-/// Blocks with which hits ended, by hash; those that fall on one place displace each other.
+/// Blocks with which hits ended, by hash; in a full bucket the one that was seen last the longest ago goes.
 #[derive(Debug)]
-pub(super) struct SharedEnds(Box<[End]>);
+pub(super) struct SharedEnds(Box<[[End; WAYS]]>);
 
 /// Written without a lock: two writers at once lose a hit or count one for another block, which costs a worse guess.
 #[derive(Debug, Default)]
@@ -23,17 +23,15 @@ struct End {
 
 impl Default for SharedEnds {
     fn default() -> Self {
-        Self((0..ENDS).map(|_| End::default()).collect())
+        Self((0..BUCKETS).map(|_| Default::default()).collect())
     }
 }
 
 impl SharedEnds {
     /// Hits that ended with this block, older ones for less.
     pub(super) fn hits(&self, block: u64, now: Stamp) -> f64 {
-        let Some(end) = self.of(block) else { return 0.0 };
-        if end.block.load(Ordering::Relaxed) != block {
-            return 0.0;
-        }
+        let mut ends = self.bucket(block).iter();
+        let Some(end) = ends.find(|end| end.block.load(Ordering::Relaxed) == block) else { return 0.0 };
         let age = now.since(Stamp::from_nanos(end.at.load(Ordering::Relaxed)));
         let hits = f64::from(f32::from_bits(end.hits.load(Ordering::Relaxed)));
         hits * (-age.as_secs_f64() / MEMORY.as_secs_f64()).exp()
@@ -41,20 +39,23 @@ impl SharedEnds {
 
     /// A hit ended with this block.
     pub(super) fn note(&self, block: u64, now: Stamp) {
-        let Some(end) = self.of(block) else { return };
+        let is_it = |end: &&End| end.block.load(Ordering::Relaxed) == block;
+        let oldest = || self.bucket(block).iter().min_by_key(|end| end.at.load(Ordering::Relaxed));
+        let Some(end) = self.bucket(block).iter().find(is_it).or_else(oldest) else { return };
         let hits = self.hits(block, now) + 1.0;
         end.block.store(block, Ordering::Relaxed);
         end.hits.store((hits as f32).to_bits(), Ordering::Relaxed);
         end.at.store(now.as_nanos(), Ordering::Relaxed);
     }
 
-    fn of(&self, block: u64) -> Option<&End> {
-        self.0.get(block as usize % ENDS)
+    fn bucket(&self, block: u64) -> &[End] {
+        self.0.get(block as usize % BUCKETS).map_or(&[], |bucket| bucket.as_slice())
     }
 }
 
-/// Ends that are remembered: 24 KiB a pool.
-const ENDS: usize = 1024;
+/// 96 KiB a pool.
+const BUCKETS: usize = 1024;
+const WAYS: usize = 4;
 /// How long a hit says something of the next ones: far less than a cache takes to be filled anew.
 const MEMORY: Duration = Duration::from_secs(10);
 
@@ -78,10 +79,12 @@ mod tests {
     }
 
     #[test]
-    fn blocks_of_one_place_do_not_take_each_others_hits() {
+    fn blocks_of_one_bucket_do_not_take_each_others_hits() {
         let ends = SharedEnds::default();
-        (0..10).for_each(|_| ends.note(7, at(1)));
-        ends.note(7 + ENDS as u64, at(1));
-        assert_eq!((ends.hits(7, at(1)), ends.hits(7 + ENDS as u64, at(1))), (0.0, 1.0));
+        let block = |n: u64| 7 + n * BUCKETS as u64;
+        (0..10).for_each(|_| ends.note(block(0), at(1)));
+        (1..=WAYS as u64).for_each(|n| ends.note(block(n), at(1 + n)));
+        assert_eq!(ends.hits(block(0), at(5)), 0.0, "the oldest made room");
+        (1..=WAYS as u64).for_each(|n| assert!(ends.hits(block(n), at(5)) > 0.6, "{n}"));
     }
 }

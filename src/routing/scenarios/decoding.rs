@@ -50,6 +50,42 @@ fn a_replica_whose_steps_are_over_the_bound_is_dearer_the_more_it_has() {
 }
 
 #[test]
+fn an_engine_that_reports_nonsense_is_neither_chosen_for_ever_nor_never() {
+    let figures = [f64::NAN, -7.0, f64::INFINITY, f64::NEG_INFINITY, 1e300, -0.0];
+    for policy in [PolicyName::Latency, PolicyName::Prefix, PolicyName::LeastLoaded] {
+        for bad in figures {
+            let mut fleet = Fleet::experienced(4);
+            fleet.policy = named(policy);
+            for n in 0..200 {
+                let (blocks, tokens) = [(0, 0), (u64::MAX, u64::MAX), (n, 1)][n as usize % 3];
+                let page = EnginePage {
+                    // Counters fall, too.
+                    running: Some(if n % 2 == 0 { bad } else { (200 - n) as f64 }),
+                    waiting: Some(bad),
+                    kv_cache_usage: Some(bad),
+                    block_tokens: Some(tokens),
+                    total_blocks: Some(blocks),
+                    batch_limit: None,
+                };
+                fleet.now = fleet.now.after(Duration::from_millis(10));
+                fleet.targets[2].scraped(page, fleet.now);
+                fleet.dispatcher.learn_capacity(&fleet.targets[2], bad);
+                fleet.dispatcher.model.observe_service(2, fleet.now, Duration::ZERO, Some(Tokens(0)));
+            }
+            let last = EnginePage {
+                running: Some(bad),
+                waiting: Some(bad),
+                kv_cache_usage: Some(bad),
+                ..EnginePage::default()
+            };
+            fleet.targets[2].scraped(last, fleet.now);
+            let counts = fleet.burst((0..80).map(|n| Text::session(n, 0, 16)));
+            assert!(counts.iter().all(|n| (8..=35).contains(n)), "{policy:?}, {bad}: {counts:?}");
+        }
+    }
+}
+
+#[test]
 fn a_request_without_a_bound_on_its_stream_is_never_held() {
     let mut fleet = Fleet::experienced(1);
     let _streams = fleet.streams(0, 8, 1);

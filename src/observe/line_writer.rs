@@ -1,0 +1,243 @@
+//! Lines to a file or standard stream, written by a thread of their own.
+//!
+//! Whoever has a line appends it to a bounded buffer and goes on; a stalled pipe, a full disk or a closed pipe drops lines
+//! and counts them. For the access log and the log on stderr.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
+
+/// Queues lines for the writer, which ends when this is dropped.
+#[derive(Debug)]
+pub struct LineWriter {
+    queue: Arc<LineQueue>,
+}
+
+/// What happens to lines that cannot be written.
+pub trait LostLines: Send + 'static {
+    /// Counts lines that a failed write lost.
+    fn lost(&self, lines: u64);
+
+    /// The first of a series of failed writes.
+    fn failed(&self, error: &io::Error);
+}
+
+/// The file or standard stream of a log, unbuffered.
+#[derive(Debug)]
+pub struct LogOutput {
+    file: File,
+    path: Option<PathBuf>,
+}
+
+impl LogOutput {
+    /// The process' standard output.
+    ///
+    /// # Errors
+    /// When its descriptor cannot be duplicated.
+    pub fn stdout() -> io::Result<Self> {
+        Ok(Self { file: File::from(io::stdout().as_fd().try_clone_to_owned()?), path: None })
+    }
+
+    /// The process' standard error.
+    ///
+    /// # Errors
+    /// When its descriptor cannot be duplicated.
+    pub fn stderr() -> io::Result<Self> {
+        Ok(Self { file: File::from(io::stderr().as_fd().try_clone_to_owned()?), path: None })
+    }
+
+    /// A file, to be appended to.
+    ///
+    /// # Errors
+    /// When it cannot be opened.
+    pub fn file(path: &Path) -> io::Result<Self> {
+        Ok(Self { file: append(path)?, path: Some(path.to_owned()) })
+    }
+}
+
+impl LineWriter {
+    /// Starts the writer's thread.
+    ///
+    /// # Errors
+    /// No thread can be started.
+    pub fn start(name: &str, output: LogOutput, lost: impl LostLines) -> io::Result<Self> {
+        let queue = Arc::new(LineQueue::default());
+        let writer = Writer { queue: Arc::clone(&queue), output, lost, is_torn: false };
+        std::thread::Builder::new().name(name.into()).spawn(move || writer.run())?;
+        Ok(Self { queue })
+    }
+
+    /// Queues a line, its newline included; false if there is no room.
+    #[must_use]
+    pub fn add(&self, line: &[u8]) -> bool {
+        self.queue.change(|pending| pending.lines.add(line))
+    }
+
+    /// Reopens the file, for rotation; pending lines go to the new one.
+    pub fn reopen(&self) {
+        self.queue.change(|pending| pending.reopens = true);
+    }
+
+    /// Blocks until queued lines are written, at most for `limit`.
+    pub fn flush(&self, limit: Duration) {
+        let (done, is_done) = sync_channel(1);
+        self.queue.change(|pending| pending.flushed.push(done));
+        // A stalled pipe is given up.
+        let _ = is_done.recv_timeout(limit);
+    }
+}
+
+impl Drop for LineWriter {
+    fn drop(&mut self) {
+        self.queue.change(|pending| pending.is_closed = true);
+    }
+}
+
+/// From those who have lines to the writer.
+#[derive(Debug, Default)]
+struct LineQueue {
+    pending: Mutex<WriterWork>,
+    wake: Condvar,
+}
+
+/// Work for the writer.
+#[derive(Debug, Default)]
+struct WriterWork {
+    lines: LineBatch,
+    reopens: bool,
+    flushed: Vec<SyncSender<()>>,
+    is_closed: bool,
+    /// The writer sleeps and has to be woken.
+    is_idle: bool,
+}
+
+#[derive(Debug, Default)]
+struct LineBatch {
+    text: Vec<u8>,
+    count: u64,
+}
+
+impl LineQueue {
+    /// Adds work, and wakes the writer if it sleeps.
+    fn change<T>(&self, add: impl FnOnce(&mut WriterWork) -> T) -> T {
+        let mut pending = self.pending.lock();
+        let added = add(&mut pending);
+        let was_idle = std::mem::take(&mut pending.is_idle);
+        drop(pending);
+        if was_idle {
+            self.wake.notify_one();
+        }
+        added
+    }
+
+    /// Waits for work and takes it; swaps `lines`, which is empty, with the pending ones.
+    fn take(&self, lines: &mut LineBatch) -> WriterWork {
+        let mut pending = self.pending.lock();
+        while pending.is_nothing() {
+            pending.is_idle = true;
+            self.wake.wait(&mut pending);
+        }
+        std::mem::swap(&mut pending.lines, lines);
+        WriterWork {
+            reopens: std::mem::take(&mut pending.reopens),
+            flushed: std::mem::take(&mut pending.flushed),
+            is_closed: pending.is_closed,
+            ..WriterWork::default()
+        }
+    }
+}
+
+impl LineBatch {
+    /// Appends a line, if there is room.
+    fn add(&mut self, line: &[u8]) -> bool {
+        let has_room = self.text.len() + line.len() <= MAX_PENDING_BYTES;
+        if has_room {
+            self.text.extend_from_slice(line);
+            self.count += 1;
+        }
+        has_room
+    }
+}
+
+impl WriterWork {
+    fn is_nothing(&self) -> bool {
+        self.lines.count == 0 && !self.reopens && self.flushed.is_empty() && !self.is_closed
+    }
+}
+
+struct Writer<L> {
+    queue: Arc<LineQueue>,
+    output: LogOutput,
+    lost: L,
+    /// A failed write may have left a partial line: the next write starts with a newline.
+    is_torn: bool,
+}
+
+impl<L: LostLines> Writer<L> {
+    fn run(mut self) {
+        let mut lines = LineBatch::default();
+        loop {
+            let rest = self.queue.take(&mut lines);
+            if rest.reopens {
+                self.reopen();
+            }
+            self.write(&mut lines);
+            for flushed in rest.flushed {
+                // The receiver may have timed out.
+                let _ = flushed.try_send(());
+            }
+            if rest.is_closed {
+                return;
+            }
+            // Waiting for each line would cost the requests' threads a wake-up, a system call, per line.
+            std::thread::sleep(BATCH_INTERVAL);
+        }
+    }
+
+    fn reopen(&mut self) {
+        let Some(path) = &self.output.path else { return };
+        match append(path) {
+            Ok(file) => {
+                self.output.file = file;
+                self.is_torn = false;
+            }
+            Err(error) => tracing::error!(path = %path.display(), %error, "log file not reopened"),
+        }
+    }
+
+    /// Writes the lines and empties the batch.
+    fn write(&mut self, lines: &mut LineBatch) {
+        let count = std::mem::take(&mut lines.count);
+        if count == 0 {
+            return;
+        }
+        let torn = if self.is_torn { self.output.file.write_all(b"\n") } else { Ok(()) };
+        match torn.and_then(|()| self.output.file.write_all(&lines.text)) {
+            Ok(()) => self.is_torn = false,
+            Err(error) => {
+                if !self.is_torn {
+                    self.lost.failed(&error);
+                }
+                self.is_torn = true;
+                self.lost.lost(count);
+            }
+        }
+        lines.text.clear();
+        lines.text.shrink_to(USUAL_BATCH);
+    }
+}
+
+fn append(path: &Path) -> io::Result<File> {
+    OpenOptions::new().append(true).create(true).open(path)
+}
+
+/// Bytes waiting for the writer, about 4,000 lines; as much again may be in the process of being written.
+const MAX_PENDING_BYTES: usize = 4 << 20;
+const USUAL_BATCH: usize = 256 << 10;
+const BATCH_INTERVAL: Duration = Duration::from_millis(2);
