@@ -452,7 +452,6 @@ fn a_stream_that_breaks_at_any_byte_goes_on_as_if_it_had_not() {
         ("chat_stream_token_ids", Dialect::Chat, "content"),
         ("chat_stream_interval4", Dialect::Chat, "content"),
         ("chat_stream_stop", Dialect::Chat, "content"),
-        ("chat_stream_queued_keepalive", Dialect::Chat, "content"),
         ("completions_stream", Dialect::Completions, "text"),
         ("completions_stream_usage", Dialect::Completions, "text"),
     ];

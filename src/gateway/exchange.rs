@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use super::attempt::{AttemptError, UpstreamResponse};
 use super::degrade::degrade;
-use super::hedge;
-use super::outbound::{Flight, Identity, Outbound};
+use super::hedge::{self, Flown, Other};
+use super::outbound::{ActiveAttempt, Flight, Identity, Outbound};
 use super::picker::{self, PickOutcome, QueueWait};
 use super::prepare::Prepared;
 use super::waiting::Waits;
@@ -19,7 +19,6 @@ use crate::error::{Failure, ReplicaFailure, Timer};
 use crate::fleet::pick::Pick;
 use crate::observe::record_guard::RecordGuard;
 use crate::record::AttemptCause;
-use crate::relay::watch::StreamWatch;
 
 /// A prepared request and everything its attempts need.
 #[derive(Debug)]
@@ -46,15 +45,6 @@ pub struct ExchangeResult {
     pub prepared: Box<Prepared>,
     /// Its head.
     pub incoming: Box<IncomingRequest>,
-}
-
-/// The attempt whose response is relayed; lives until the end of the body.
-#[derive(Debug)]
-pub struct ActiveAttempt {
-    /// The chosen replica with the load reserved on it.
-    pub pick: Box<Pick>,
-    /// State shared with the watchdog.
-    pub watch: Arc<StreamWatch>,
 }
 
 impl Exchange {
@@ -181,7 +171,15 @@ impl Exchange {
         let cause = self.cause();
         let identity = Identity::of(self.guard.record());
         let flight = self.outbound(&identity).launch(pick, cause);
-        let (flight, result) = hedge::fly(self, flight, &identity).await;
+        let due = hedge::due(&self.prepared, cause, &flight);
+        let flown = hedge::fly(&self.outbound(&identity), flight, due, &self.tried).await;
+        let Flown { flight, landed: result, other } = flown;
+        if let Some(Other { entry, failed }) = other {
+            if let Some((flight, failed)) = &failed {
+                self.note_failed(flight, failed);
+            }
+            self.guard.record().attempts.push(entry);
+        }
         self.note_attempt(&flight, &result);
         let active = flight.into_active();
         match result {

@@ -7,38 +7,16 @@
 use std::pin::pin;
 use std::sync::Arc;
 
-use parking_lot::Mutex;
-
 use super::Gateway;
 use super::attempt::{AttemptError, UpstreamResponse};
-use super::exchange::Exchange;
-use super::outbound::{Flight, Identity};
-use super::picker::{self, PickContext, PickOutcome};
+use super::outbound::{Flight, Outbound};
+use super::picker::{self, PickContext, PickOutcome, Tried};
 use super::prepare::Prepared;
 use crate::clock::Stamp;
 use crate::config::HedgeAfter;
 use crate::fleet::pick::Pick;
-use crate::record::AttemptCause;
-
-/// Hedges that a route may still make.
-#[derive(Debug, Default)]
-pub struct HedgeBudget(Mutex<f64>);
-
-impl HedgeBudget {
-    fn deposit(&self, share: f64) {
-        let mut balance = self.0.lock();
-        *balance = (*balance + share).min(MAX_BALANCE);
-    }
-
-    fn withdraw(&self) -> bool {
-        let mut balance = self.0.lock();
-        let is_granted = *balance >= 1.0;
-        if is_granted {
-            *balance -= 1.0;
-        }
-        is_granted
-    }
-}
+use crate::fleet::pool::PoolState;
+use crate::record::{self, AttemptCause};
 
 /// What an attempt came to.
 type Landed = Result<UpstreamResponse, AttemptError>;
@@ -57,26 +35,47 @@ enum Race {
     SecondAfter { first: Landed, second: Landed },
 }
 
-/// Flies the first attempt, and a second one where it is overdue. Returns the one that counts, with what it came to; the other is noted.
-pub(super) async fn fly(exchange: &mut Exchange, mut first: Flight, identity: &Identity) -> (Flight, Landed) {
-    let Some(due) = due(exchange, &first) else {
+/// What became of a request's attempt, and of a second one where that was made.
+pub(super) struct Flown {
+    /// The attempt that counts.
+    pub(super) flight: Flight,
+    /// What it came to.
+    pub(super) landed: Landed,
+    /// The one that does not.
+    pub(super) other: Option<Other>,
+}
+
+/// The attempt of a hedge that does not count.
+pub(super) struct Other {
+    /// For the record.
+    pub(super) entry: record::Attempt,
+    /// Where it failed by itself.
+    pub(super) failed: Option<(Flight, Landed)>,
+}
+
+/// Flies the first attempt, and a second one where it is overdue.
+pub(super) async fn fly(
+    outbound: &Outbound<'_>,
+    mut first: Flight,
+    due: Option<Stamp>,
+    tried: &Tried,
+) -> Flown {
+    let Some(due) = due else {
         let landed = first.land().await;
-        return (first, landed);
+        return Flown { flight: first, landed, other: None };
     };
     // Boxed: few routes hedge, and the two attempts' state would be in every request's future.
-    let (second, race) = Box::pin(race(exchange, &mut first, due, identity)).await;
-    settle(exchange, first, second, race)
+    let (second, race) = Box::pin(race(outbound, &mut first, due, tried)).await;
+    settle(&outbound.incoming.gateway, first, second, race)
 }
 
 /// When the first token is overdue; `None` where the request is not to be hedged.
-fn due(exchange: &mut Exchange, first: &Flight) -> Option<Stamp> {
-    let hedge = exchange.prepared.route.config.hedge?;
-    let is_first = exchange.guard.record().attempts.is_empty();
-    let Prepared { route, shows_first_token, pinned, .. } = &*exchange.prepared;
-    if !is_first || !shows_first_token || pinned.is_some() {
+pub(super) fn due(prepared: &Prepared, cause: AttemptCause, first: &Flight) -> Option<Stamp> {
+    let hedge = prepared.route.config.hedge?;
+    if cause != AttemptCause::First || !prepared.shows_first_token || prepared.pinned.is_some() {
         return None;
     }
-    route.hedges.deposit(hedge.budget);
+    prepared.route.hedges.deposit(hedge.budget);
     let assignment = &first.pick()?.assignment;
     let wait = match hedge.after {
         HedgeAfter::Delay(delay) => delay,
@@ -86,15 +85,15 @@ fn due(exchange: &mut Exchange, first: &Flight) -> Option<Stamp> {
 }
 
 async fn race(
-    exchange: &mut Exchange,
+    outbound: &Outbound<'_>,
     first: &mut Flight,
     due: Stamp,
-    identity: &Identity,
+    tried: &Tried,
 ) -> (Option<Flight>, Race) {
-    let clock = exchange.gateway().clock;
+    let gateway = &outbound.incoming.gateway;
     let (pool, tried) = {
         let Some(pick) = first.pick() else { return (None, Race::Alone(first.land().await)) };
-        let mut tried = exchange.tried.clone();
+        let mut tried = tried.clone();
         picker::note_tried(&mut tried, pick);
         (Arc::clone(&pick.pool), tried)
     };
@@ -103,15 +102,15 @@ async fn race(
     let landed = tokio::select! {
         biased;
         landed = one.as_mut() => Some(landed),
-        () = tokio::time::sleep_until(clock.instant(due)) => None,
+        () = tokio::time::sleep_until(gateway.clock.instant(due)) => None,
     };
     if let Some(landed) = landed {
         return (None, Race::Alone(landed));
     }
-    let Some(pick) = second(exchange.gateway(), &exchange.prepared, &pool, &tried) else {
+    let Some(pick) = second(gateway, outbound.prepared, &pool, &tried) else {
         return (None, Race::Alone(one.await));
     };
-    let mut flight = exchange.outbound(identity).launch(pick, AttemptCause::Hedge);
+    let mut flight = outbound.launch(pick, AttemptCause::Hedge);
     let race = {
         let mut two = pin!(flight.land());
         // Both arms are cancel-safe: whichever is left is polled on, or given up for good.
@@ -135,8 +134,8 @@ async fn race(
 fn second(
     gateway: &Arc<Gateway>,
     prepared: &Prepared,
-    pool: &Arc<crate::fleet::pool::PoolState>,
-    tried: &picker::Tried,
+    pool: &Arc<PoolState>,
+    tried: &Tried,
 ) -> Option<Box<Pick>> {
     if pool.poisoned_for(prepared.prompt.chain.whole(), gateway.clock.now()).is_some()
         || gateway.drain.refuses()
@@ -152,60 +151,38 @@ fn second(
     }
 }
 
-/// Notes the attempt that does not count, before the one that does.
-fn settle(exchange: &mut Exchange, first: Flight, second: Option<Flight>, race: Race) -> (Flight, Landed) {
+/// Which attempt counts, and what is noted of the other.
+fn settle(gateway: &Gateway, first: Flight, second: Option<Flight>, race: Race) -> Flown {
     let Some(second) = second else {
-        return match race {
-            Race::Alone(landed) | Race::First(landed) | Race::Second(landed) => (first, landed),
-            Race::FirstAfter { first: landed, .. } | Race::SecondAfter { first: landed, .. } => {
-                (first, landed)
-            }
-        };
+        let (Race::Alone(landed)
+        | Race::First(landed)
+        | Race::Second(landed)
+        | Race::FirstAfter { first: landed, .. }
+        | Race::SecondAfter { first: landed, .. }) = race;
+        return Flown { flight: first, landed, other: None };
     };
-    let now = exchange.gateway().clock.now();
-    let (result, lost, winner, landed) = match race {
-        Race::Alone(landed) | Race::First(landed) => ("lost", second.lost_entry(now), first, landed),
+    let now = gateway.clock.now();
+    let (result, flight, landed, other) = match race {
+        Race::Alone(landed) | Race::First(landed) => {
+            ("lost", first, landed, Other { entry: second.lost_entry(now), failed: None })
+        }
         Race::Second(landed) => {
             if let Some(pick) = first.pick() {
                 // It was overdue, which is known for certain.
                 pick.assignment.censored(now);
             }
-            ("won", first.lost_entry(now), second, landed)
+            ("won", second, landed, Other { entry: first.lost_entry(now), failed: None })
         }
         Race::FirstAfter { second: failed, first: landed } => {
             let entry = second.entry(&failed, now);
-            exchange.note_failed(&second, &failed);
-            ("failed", entry, first, landed)
+            ("failed", first, landed, Other { entry, failed: Some((second, failed)) })
         }
         Race::SecondAfter { first: failed, second: landed } => {
             let entry = first.entry(&failed, now);
-            exchange.note_failed(&first, &failed);
-            (if landed.is_ok() { "won" } else { "failed" }, entry, second, landed)
+            let result = if landed.is_ok() { "won" } else { "failed" };
+            (result, second, landed, Other { entry, failed: Some((first, failed)) })
         }
     };
-    exchange.gateway().observer.metrics().hedged(result);
-    exchange.guard.record().attempts.push(lost);
-    (winner, landed)
-}
-
-/// A burst of overdue requests must not double the load of a fleet that is slow for everybody.
-const MAX_BALANCE: f64 = 10.0;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn hedges_are_paid_for_by_requests_that_came_before() {
-        let budget = HedgeBudget::default();
-        let mut granted = 0;
-        for _ in 0..1000 {
-            budget.deposit(0.02);
-            granted += u32::from(budget.withdraw());
-        }
-        assert!((19..=20).contains(&granted), "{granted} of 1000");
-        (0..100_000).for_each(|_| budget.deposit(0.02));
-        let burst = (0..100).filter(|_| budget.withdraw()).count();
-        assert_eq!(burst, 10);
-    }
+    gateway.observer.metrics().hedged(result);
+    Flown { flight, landed, other: Some(other) }
 }

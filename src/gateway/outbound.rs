@@ -11,7 +11,6 @@ use http::{HeaderValue, Request};
 use http_body_util::Full;
 
 use super::attempt::{AttemptError, AttemptTimes, Deadlines, UpstreamAttempt, UpstreamResponse};
-use super::exchange::ActiveAttempt;
 use super::prepare::Prepared;
 use super::{Gateway, IncomingRequest};
 use crate::clock::Stamp;
@@ -19,7 +18,7 @@ use crate::fleet::pick::Pick;
 use crate::record::{self, AttemptCause, Record, Served};
 use crate::relay::reader::StreamShape;
 use crate::relay::usage_filter::AskedUsage;
-use crate::relay::watch::StreamDeadlines;
+use crate::relay::watch::{StreamDeadlines, StreamWatch};
 use crate::request::dialect::Dialect;
 use crate::request::trace_context::{self, Trace};
 use crate::upstream::headers::{self, Credential, Upstream};
@@ -71,6 +70,15 @@ pub struct Flight {
     cause: AttemptCause,
     /// `None` once it has been handed on.
     active: Option<ActiveAttempt>,
+}
+
+/// The attempt whose response is relayed; lives until the end of the body.
+#[derive(Debug)]
+pub struct ActiveAttempt {
+    /// The chosen replica with the load reserved on it.
+    pub pick: Box<Pick>,
+    /// State shared with the watchdog.
+    pub watch: Arc<StreamWatch>,
 }
 
 impl Outbound<'_> {

@@ -7,9 +7,9 @@ use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
 
 use super::attempt::{BufferedResponse, UpstreamResponse, is_event_stream};
-use super::exchange::{ActiveAttempt, Exchange, ExchangeResult};
+use super::exchange::{Exchange, ExchangeResult};
 use super::migration::ReplicaSuccessor;
-use super::outbound::Identity;
+use super::outbound::{ActiveAttempt, Identity};
 use super::prepare::Prepared;
 use super::{Gateway, IncomingRequest, request_id};
 use crate::digits;

@@ -5,7 +5,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::hedge::HedgeBudget;
+use super::hedge_budget::HedgeBudget;
 use crate::config::{Config, ModelMatch, Route, Slo};
 use crate::error::Failure;
 use crate::fleet::pool::PoolState;

@@ -17,8 +17,8 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio_util::sync::CancellationToken;
 
 use super::attempt::{BufferedResponse, UpstreamResponse, no_connection};
-use super::exchange::{ActiveAttempt, Exchange, ExchangeResult};
-use super::outbound::Identity;
+use super::exchange::{Exchange, ExchangeResult};
+use super::outbound::{ActiveAttempt, Identity};
 use super::picker::{self, PickOutcome};
 use super::{Gateway, reply};
 use crate::admission::Rules;
