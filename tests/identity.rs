@@ -17,6 +17,7 @@ use parking_lot::Mutex;
 use rcgen::KeyPair;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
+use tokenway::clock::Clock;
 use tokenway::config::{Config, Endpoint, Jwks, Jwt, Tenant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
@@ -48,7 +49,8 @@ impl SigningKey {
 
     /// A token for an hour with these claims on top.
     fn token(&self, claims: Value) -> String {
-        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();
+        let clock = Clock::start();
+        let now = clock.wall(clock.now()).duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();
         let mut all = json!({"iss": "https://issuer", "aud": "tokenway", "exp": now + 3600});
         all.as_object_mut().unwrap().extend(claims.as_object().unwrap().clone());
         let mut header = Header::new(Algorithm::ES256);

@@ -32,7 +32,7 @@ fn whole(texts: &[&str]) -> String {
 }
 
 /// Whether a request failed; an attempt may have.
-pub fn has_failed(page: &str) -> bool {
+pub(crate) fn has_failed(page: &str) -> bool {
     page.lines()
         .any(|line| line.starts_with("tokenway_requests_total{") && line.contains("outcome=\"failed\""))
 }
