@@ -5,6 +5,7 @@
 //! the same code decides live and in simulated time. [`PoolQueue`] runs one for the live gateway, where tasks sleep until
 //! they are called. Nothing in here chooses a replica.
 
+mod outlook;
 mod pace;
 mod queue;
 mod refusal;
@@ -16,9 +17,10 @@ mod usage;
 #[cfg(test)]
 mod tests;
 
-pub use self::queue::{Entered, Position, Share, Stay, WaitQueue, WaitReason, Waiter};
+pub use self::outlook::{Outlook, Stay};
+pub use self::queue::{Entered, Position, Share, WaitQueue, WaitReason, Waiter};
 pub use self::refusal::Refusal;
-pub use self::ruling::{Outlook, Rules, Ruling, rule};
+pub use self::ruling::{Rules, Ruling, rule};
 pub use self::tenant::{TenantLimiter, TenantPermit};
 pub use self::ticket::{PoolQueue, ROUND_EVERY, Ticket, TurnOnDrop};
 

@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use super::ruling::Outlook;
+use super::outlook::Outlook;
 use crate::clock::Stamp;
 
 /// Work placed over time with a backlog, both forgotten exponentially.

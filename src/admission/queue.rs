@@ -13,8 +13,8 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
+use super::outlook::{Outlook, Stay};
 use super::pace::Pace;
-use super::ruling::Outlook;
 use super::usage::{UsageKey, Usages};
 use super::{MAX_STAYS, Refusal};
 use crate::clock::Stamp;
@@ -29,15 +29,6 @@ pub enum WaitReason {
     Late,
     /// No replica is ready.
     NoReplica,
-}
-
-/// Why a called request was not placed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stay {
-    /// No replica has room: none of the others can be placed either.
-    NoRoom,
-    /// For a reason of its own.
-    Own,
 }
 
 /// Whose request it is, and what part of the fleet is theirs.

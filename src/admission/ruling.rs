@@ -8,7 +8,7 @@
 
 use std::time::Duration;
 
-use super::queue::Stay;
+use super::outlook::{Outlook, Stay};
 use crate::clock::Stamp;
 use crate::config::{Degrade, QueueLimits};
 use crate::routing::{Decision, Judged, Verdict};
@@ -35,25 +35,6 @@ pub enum Ruling {
     Queue(Outlook, Stay),
     /// Hand it to the route of `[route.degrade]`.
     Degrade,
-}
-
-/// Prediction for a waiting request.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Outlook {
-    /// When this was predicted.
-    pub at: Stamp,
-    /// Time until a replica has room, if nobody else waits.
-    pub drain: Duration,
-    /// Time that it takes of one replica.
-    pub work: Duration,
-    /// Replicas that may take it.
-    pub replicas: usize,
-    /// The longest wait that it may begin; `None`: it has no bound, or one that cannot be met. Best effort.
-    pub slack: Option<Duration>,
-    /// When it is sent at the latest to meet its bound; of best effort, when it was read.
-    pub latest: Stamp,
-    /// Its TTFT bound; zero without one.
-    pub bound: Duration,
 }
 
 /// Applies the rules to a request that routing has just judged; `is_shared` says whether the pool queues. `ahead` is the

@@ -13,8 +13,8 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use super::Refusal;
-use super::queue::{Entered, Lane, Position, Stay, WaitQueue, WaitReason, Waiter};
-use super::ruling::Outlook;
+use super::outlook::{Outlook, Stay};
+use super::queue::{Entered, Lane, Position, WaitQueue, WaitReason, Waiter};
 use crate::clock::Stamp;
 
 /// The queue of one pool; it outlives reloads with its pool.
