@@ -32,7 +32,7 @@ use crate::fleet::registry::Fleet;
 use crate::gateway::table::RoutingTable;
 use crate::gateway::{Gateway, Service};
 use crate::identity;
-use crate::listener::tls::{TlsError, TlsSlot};
+use crate::listener::tls::{TlsError, TlsSlot, expiry};
 use crate::listener::{self, ConnectionLimits, ListenerCounters, Serving};
 use crate::observe::Observer;
 use crate::relay::watch::Watchdog;
@@ -106,6 +106,7 @@ impl App {
         control: Handle,
     ) -> Result<Self, StartError> {
         let tls = config.server.tls.as_ref().map(TlsSlot::load).transpose()?;
+        note_expiry(&observer, &config);
         let addr = config.server.listen;
         let failed = |source| StartError::Listen { addr, source };
         let socket = listener::bind(addr).map_err(failed)?;
@@ -169,6 +170,7 @@ impl App {
         if let (Some(slot), Some(tls)) = (&self.tls, &config.server.tls) {
             slot.reload(tls)?;
         }
+        note_expiry(&self.gateway.observer, &config);
         self.fleet.secure(&config)?;
         self.tokens.configure(config.jwt.as_ref());
         let pools = self.fleet.apply(&config);
@@ -246,3 +248,10 @@ fn hint(error: &io::Error) -> &'static str {
 /// For the error events of streams that the end of the drain cut.
 const ERROR_EVENT_GRACE: Duration = Duration::from_secs(2);
 const DROP_GRACE: Duration = Duration::from_millis(50);
+/// Exports when the data port's certificate expires.
+fn note_expiry(observer: &Observer, config: &Config) {
+    let Some(tls) = &config.server.tls else { return };
+    if let Some(at) = expiry(&tls.cert) {
+        observer.metrics().certificate_expiry(&tls.cert.to_string_lossy(), at);
+    }
+}

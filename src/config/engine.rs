@@ -92,8 +92,6 @@ pub struct EngineProfile {
     pub health_path: Arc<str>,
     /// The engine's list of models, in the form of OpenAI.
     pub models_path: Arc<str>,
-    /// Whether the first chunk of a chat (its role) comes with the first token: then it ends the prefill.
-    pub role_marks_first_token: bool,
     /// Series with one of these labels and another value are left out: copies of what another rank tells.
     pub only: Vec<(Arc<str>, Arc<str>)>,
     /// Sources of each figure, the preferred one first.
@@ -166,21 +164,19 @@ impl EngineKind {
             metrics_port: None,
             health_path: "/health".into(),
             models_path: "/v1/models".into(),
-            role_marks_first_token: false,
             only: Vec::new(),
             sources: Vec::new(),
         };
         match self {
-            Self::Vllm => EngineProfile { role_marks_first_token: true, sources: table(VLLM), ..generic },
+            Self::Vllm => EngineProfile { sources: table(VLLM), ..generic },
             Self::Sglang => {
                 let only = [("tp_rank", "0"), ("pp_rank", "0"), ("priority", "")];
                 let only = only.map(|(label, value)| (label.into(), value.into())).into();
-                EngineProfile { role_marks_first_token: true, only, sources: table(SGLANG), ..generic }
+                EngineProfile { only, sources: table(SGLANG), ..generic }
             }
             Self::RayServe => EngineProfile {
                 metrics_port: Some(8080),
                 health_path: "/-/healthz".into(),
-                role_marks_first_token: true,
                 sources: table(RAY_SERVE),
                 ..generic
             },

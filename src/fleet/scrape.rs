@@ -95,7 +95,6 @@ impl Scraper {
             }
             Err(_) => return true,
         }
-        self.connected(is_own_port);
         true
     }
 
@@ -127,7 +126,8 @@ impl Scraper {
             self.pool.died(replica, self.clock.now());
             replica.target.restarted();
         }
-        if before.as_ref().is_some_and(|before| before.work_done != scraped.work_done) {
+        let done = before.as_ref().and_then(|before| before.work_done).zip(scraped.work_done);
+        if done.is_some_and(|(old, new)| old != new) {
             replica.vitals.engine_moved(self.clock.now());
         }
         let page = EnginePage {
@@ -135,7 +135,12 @@ impl Scraper {
             waiting: figures.get(Figure::Waiting),
             kv_cache_usage: figures.kv_cache_usage(),
             block_tokens: figures.count(Figure::BlockTokens),
-            total_blocks: figures.count(Figure::KvBlocks),
+            // Without prefix caching nothing that it computed is found again.
+            total_blocks: if figures.get(Figure::PrefixCaching) == Some(0.0) {
+                Some(0)
+            } else {
+                figures.count(Figure::KvBlocks)
+            },
             batch_limit: figures.count(Figure::BatchLimit),
         };
         replica.target.scraped(page, self.clock.now());

@@ -48,7 +48,7 @@ use crate::admission::TenantLimiter;
 use crate::clock::Clock;
 use crate::digits;
 use crate::error::{ErrorShape, Failure};
-use crate::listener::{Handler, HeadFault, KillSwitch};
+use crate::listener::{Handler, HeadFault, KillSwitch, Peer};
 use crate::observe::Observer;
 use crate::observe::metrics::GaugeGuard;
 use crate::observe::record_guard::RecordGuard;
@@ -164,15 +164,16 @@ impl Handler for Service {
         response
     }
 
-    fn opened(&self) -> Arc<ClientConnection> {
+    fn opened(&self, peer: Peer) -> Arc<ClientConnection> {
         let _open = self.0.observer.metrics().open_connection();
-        Arc::new(ClientConnection { bodies: self.0.memory.of_connection(), _open })
+        Arc::new(ClientConnection { peer, bodies: self.0.memory.of_connection(), _open })
     }
 }
 
 /// What the requests of one client connection share.
 #[derive(Debug)]
 pub struct ClientConnection {
+    peer: Peer,
     /// Memory of their bodies.
     bodies: Arc<BodyBudget>,
     _open: GaugeGuard,
@@ -206,6 +207,9 @@ impl IncomingRequest {
                 *response
             }
             Ok(mut guard) => {
+                let Peer { address, is_tls } = self.connection.peer;
+                let client = &mut guard.record().client;
+                (client.address, client.is_tls) = (address, is_tls);
                 let prepared = prepare::prepare(&mut self, table, &mut guard).await;
                 match prepared {
                     Ok(prepared) => {

@@ -17,6 +17,7 @@ pub mod tls;
 
 use std::convert::Infallible;
 use std::future::poll_fn;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
@@ -75,7 +76,16 @@ pub trait Handler: Clone + Send + Sync + 'static {
     fn panicked(&self) -> Response<Self::Body>;
 
     /// A connection was opened.
-    fn opened(&self) -> Self::Connection;
+    fn opened(&self, peer: Peer) -> Self::Connection;
+}
+
+/// Who is at the other end of a connection.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Peer {
+    /// Its address; `None` where the socket does not tell.
+    pub address: Option<IpAddr>,
+    /// Whether it speaks TLS.
+    pub is_tls: bool,
 }
 
 /// Settings and shared state of an accept loop.
@@ -171,7 +181,9 @@ pub async fn accept_loop<H: Handler>(listener: TcpListener, serving: Serving, ha
             next = acceptor.next() => next,
         };
         socket::configure(&socket, serving.limits.user_timeout);
-        let accepted = Accepted::new(&serving, &handler, permit);
+        let address = socket.peer_addr().ok().map(|peer| peer.ip().to_canonical());
+        let peer = Peer { address, is_tls: serving.tls.is_some() };
+        let accepted = Accepted::new(&serving, &handler, peer, permit);
         match &serving.tls {
             None => serving.tracker.spawn(serve_stream(socket, accepted)),
             Some(tls) => serving.tracker.spawn(serve_tls(socket, Arc::clone(tls), accepted)),
@@ -191,7 +203,7 @@ struct Accepted<H: Handler> {
 }
 
 impl<H: Handler> Accepted<H> {
-    fn new(serving: &Serving, handler: &H, _permit: OwnedSemaphorePermit) -> Self {
+    fn new(serving: &Serving, handler: &H, peer: Peer, _permit: OwnedSemaphorePermit) -> Self {
         let panics = serving.counters.panics.clone();
         Self {
             serving: serving.clone(),
@@ -199,7 +211,7 @@ impl<H: Handler> Accepted<H> {
             phase: Arc::new(ConnectionPhase::new(serving.clock, serving.clock.now(), panics)),
             client: None,
             _permit,
-            connection: handler.opened(),
+            connection: handler.opened(peer),
         }
     }
 }

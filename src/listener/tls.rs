@@ -5,6 +5,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
 use arc_swap::ArcSwap;
 use rustls::RootCertStore;
@@ -15,6 +16,8 @@ use thiserror::Error;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
+
+use x509_parser::prelude::{FromDer, X509Certificate};
 
 use crate::config::Tls;
 
@@ -87,6 +90,15 @@ fn server_config(tls: &Tls) -> Result<Arc<rustls::ServerConfig>, TlsError> {
     let mut config = builder.with_single_cert(certificates(&tls.cert)?, private_key(&tls.key)?)?;
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     Ok(Arc::new(config))
+}
+
+/// When the first certificate of a PEM file, the server's own, expires; `None` where that cannot be read.
+#[must_use]
+pub fn expiry(path: &Path) -> Option<SystemTime> {
+    let all = certificates(path).ok()?;
+    let (_, own) = X509Certificate::from_der(all.first()?).ok()?;
+    let seconds = u64::try_from(own.validity().not_after.timestamp()).ok()?;
+    Some(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds))
 }
 
 /// The certificates of a PEM file, at least one.

@@ -22,8 +22,6 @@ pub(super) fn engine(pool: &Section<'_>) -> (EngineKind, EngineProfile) {
     profile.metrics_port = section.integer("metrics_port", 1..=65_535).or(profile.metrics_port);
     profile.health_path = section.parse("health_path", &PATH).unwrap_or(profile.health_path);
     profile.models_path = section.parse("models_path", &PATH).unwrap_or(profile.models_path);
-    let marks = section.boolean("role_marks_first_token");
-    profile.role_marks_first_token = marks.unwrap_or(profile.role_marks_first_token);
     if let Some(item) = section.get("only") {
         if !matches!(item.value, DeValue::Table(_)) {
             item.wrong_type("a table", "write labels and the value to keep: { tp_rank = \"0\" }");
