@@ -739,6 +739,7 @@ const CONTROL_PATHS: &[&str] = &[
     "/v1/chat/completions/",
     "/v1//chat/completions",
     "/v1/chat/completions/../../../sleep",
+    "/sleep?x=/v1/chat/completions",
     "/v1/chat/completions/%2e%2e/%2e%2e/%2e%2e/sleep",
     "/v1/chat/%2e/completions",
     "/%76%31/chat/completions",
@@ -749,6 +750,5 @@ const CONTROL_PATHS: &[&str] = &[
     "/v1/chat/completions%20",
     "/v1\\chat\\completions",
     "/v1/models/",
-    "/v1/models/m",
     "/health/",
 ];
