@@ -28,6 +28,7 @@ use crate::listener;
 use crate::observe::metrics::BuildInfo;
 use crate::observe::spans::Background;
 use crate::observe::{Surroundings, Tap, instance};
+use crate::request::dialect::SERVED;
 
 /// Why the gateway did not run.
 #[derive(Debug, thiserror::Error)]
@@ -251,7 +252,7 @@ impl Running {
             version = BUILD.version,
             data = format!("{scheme}://{}", self.app.data),
             admin = format!("http://{}", self.admin),
-            paths = PATHS,
+            paths = paths(),
             extra_paths = ?config.server.extra_paths,
             admin_paths = "/metrics /healthz /readyz / /api",
             pools = config.pools.len(), replicas, ?routes, ?policies,
@@ -282,6 +283,9 @@ const BUILD: BuildInfo = BuildInfo {
         None => "unknown",
     },
 };
-const PATHS: &str = "/v1/chat/completions /v1/completions /v1/responses /v1/messages /v1/messages/count_tokens \
-    /v1/embeddings /v1/rerank /rerank /v1/score /score /v1/classify /pooling /tokenize /detokenize /v1/models \
-    /health /version";
+
+/// The paths of the data port, for the start's log line.
+fn paths() -> String {
+    let served = SERVED.iter().map(|(path, _)| *path);
+    served.chain(["/v1/models", "/v1/models/{id}", "/health", "/version"]).collect::<Vec<_>>().join(" ")
+}
