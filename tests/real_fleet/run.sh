@@ -11,11 +11,12 @@
 #   ENGINE_TESTS  tests/ of the unpacked sdist of vLLM (pip download --no-deps --no-binary :all: vllm==…)   (default: skipped)
 #   OUT           directory for logs and results              (default: a new temporary one)
 #
-# Start the replicas with --enable-prompt-tokens-details and --enable-request-id-headers. What is not installed
+# Start the replicas with --enable-prompt-tokens-details and --enable-request-id-headers, and with
+# VLLM_ENABLE_RESPONSES_API_STORE=1 for stored responses. What is not installed
 # (openai, anthropic, vllm, promtool, prometheus) is skipped, and the table says so. Ends only what it started.
 set -euo pipefail
 
-[ $# -gt 0 ] || { sed -n '2,16s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+[ $# -gt 0 ] || { sed -n '2,17s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
 python=${PYTHON:-python3}
