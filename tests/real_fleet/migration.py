@@ -22,7 +22,7 @@ import openai
 import checks
 import wire
 
-TOKENS = 160
+TOKENS = 700
 
 
 def processes(parent):
