@@ -84,10 +84,6 @@ pub struct Life {
 #[derive(Clone, Copy, Debug)]
 pub struct ScrapedCounters {
     pub counters: EngineCounters,
-    /// Tokens and steps so far.
-    pub work_done: Option<f64>,
-    /// Prompt tokens looked up in the engine's prefix cache, and those found there.
-    pub cache: Option<(f64, f64)>,
     /// Start of the process, where it is told.
     pub process_start: Option<f64>,
 }

@@ -114,19 +114,14 @@ impl Scraper {
             generated: figures.get(Figure::GeneratedTokens),
             ttft: figures.get(Figure::TtftSum).zip(figures.get(Figure::TtftCount)),
         };
-        let scraped = ScrapedCounters {
-            counters,
-            work_done: figures.get(Figure::GeneratedTokens),
-            cache: figures.get(Figure::CacheQueries).zip(figures.get(Figure::CacheHits)),
-            process_start: figures.get(Figure::ProcessStart),
-        };
+        let scraped = ScrapedCounters { counters, process_start: figures.get(Figure::ProcessStart) };
         let before = replica.scraped.swap(Some(Arc::new(scraped)));
         // A restarted process has an empty cache.
         if before.as_ref().is_some_and(|before| scraped.is_of_another_process(before)) {
             self.pool.died(replica, self.clock.now());
             replica.target.restarted();
         }
-        let done = before.as_ref().and_then(|before| before.work_done).zip(scraped.work_done);
+        let done = before.as_ref().and_then(|before| before.counters.generated).zip(counters.generated);
         if done.is_some_and(|(old, new)| old != new) {
             replica.vitals.engine_moved(self.clock.now());
         }

@@ -21,24 +21,7 @@ import time
 import checks
 import stream
 import wire
-
-
-def processes(parent):
-    """Names of a process's descendants by pid."""
-    found, children = {}, {}
-    for entry in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            text = open(f"/proc/{entry}/stat").read()
-        except OSError:
-            continue
-        name, fields = text[text.index("(") + 1:text.rindex(")")], text.rsplit(")", 1)[1].split()
-        children.setdefault(int(fields[1]), []).append((int(entry), name))
-    waiting = [parent]
-    while waiting:
-        for pid, name in children.get(waiting.pop(), []):
-            found[pid] = name
-            waiting.append(pid)
-    return found
+from processes import processes
 
 
 FAULTS = {
