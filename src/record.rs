@@ -172,6 +172,8 @@ pub struct DecisionSummary {
     pub predicted_hit: Tokens,
     /// Number of replicas compared.
     pub candidates: u16,
+    /// The chosen replica had become warm a short while ago (slow start): its TTFT says little about its revision.
+    pub is_cold: bool,
     /// The best candidates, cheapest first; empty where the policy does not predict, and for most requests under high
     /// load.
     pub weighed: Box<[Weighed]>,

@@ -350,10 +350,6 @@ fn faults_of_pools() {
         (pool("replicas = [{ ur = \"http://a:1\" }]"), "f.toml:3:13: pool.replicas has no \"url\""),
         (pool("dns = \"http://a:1\""), "f.toml:3:1: dns is not supported yet"),
         (
-            pool("replicas = [{ url = \"http://a:1\", zone = \"a\" }]"),
-            "f.toml:3:35: zone is not supported yet",
-        ),
-        (
             with_pool(ONE_POOL) + "[[route]]\nmodel = \"*\"\npools = [\"p\"]\n",
             "f.toml:4:1: two pools are named \"p\"",
         ),
@@ -361,7 +357,6 @@ fn faults_of_pools() {
             with_pool("[pool.probe]\nkind = \"completon\"\n"),
             "f.toml:5:8: unknown probe kind \"completon\"; did you mean \"completion\"?",
         ),
-        (with_pool("[pool.warmup]\nrequests = 5\n"), "f.toml:4:7: warmup is not supported yet"),
     ] {
         assert_eq!(diagnostics(&text)[0], expected, "{text}");
     }

@@ -89,6 +89,7 @@ fn pool(pool: &Pool) -> Json {
         json!({
             "name": &*replica.name,
             "url": replica.endpoint.to_string(),
+            "zone": replica.zone.as_deref(),
         })
     });
     json!({
@@ -108,6 +109,16 @@ fn pool(pool: &Pool) -> Json {
             "timeout": seconds(pool.probe.timeout),
             "kind": format!("{:?}", pool.probe.kind).to_lowercase(),
         },
+        "warmup": {
+            "requests": pool.warmup.requests,
+            "timeout": seconds(pool.warmup.timeout),
+            "slow_start": seconds(pool.warmup.slow_start),
+            "lengths": pool.warmup.lengths.iter().map(|one| format!("{one:?}").to_lowercase()).collect::<Vec<_>>(),
+            "prompts": pool.warmup.prompts.len(),
+            "features": pool.warmup.features.iter().map(|one| format!("{one:?}").to_lowercase()).collect::<Vec<_>>(),
+        },
+        "keep_alive": pool.keep_alive.map(|interval| json!({ "interval": seconds(interval) })),
+        "lora": { "load": pool.lora.load, "adapters": pool.lora.adapters.keys().map(|name| &**name).collect::<Vec<_>>() },
         "ejection": { "max_share": pool.max_ejected_share },
     })
 }

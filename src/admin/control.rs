@@ -27,6 +27,11 @@ pub trait Control: Send + Sync {
     /// What `tokenway check` would print; the old configuration stays.
     fn reload(&self) -> Result<Vec<String>, String>;
 
+    /// Has replicas of a pool warmed up again, one of them or all; returns the names of those that it concerns.
+    fn warm_up(&self, _pool: &str, _replica: Option<&str>) -> Vec<Arc<str>> {
+        Vec::new()
+    }
+
     /// Starts to drain, as SIGTERM does.
     fn drain(&self);
 

@@ -27,6 +27,10 @@ pub(super) enum AdminError {
     InvalidLevel(String),
     #[error("{0}")]
     InvalidConfig(String),
+    #[error("say which pool: {{\"pool\":\"name\",\"replica\":\"name\"}}")]
+    NoPool,
+    #[error("no such pool or replica; /api/fleet lists them")]
+    UnknownReplica,
     #[error("the reload broke off")]
     ReloadFailed,
     #[error("too many requests at once; try again")]
@@ -47,6 +51,8 @@ impl AdminError {
             Self::MethodNotAllowed { .. } => (StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed"),
             Self::InvalidWindow => (StatusCode::BAD_REQUEST, "invalid_window"),
             Self::InvalidBody => (StatusCode::BAD_REQUEST, "invalid_body"),
+            Self::NoPool => (StatusCode::BAD_REQUEST, "invalid_body"),
+            Self::UnknownReplica => (StatusCode::NOT_FOUND, "unknown_replica"),
             Self::InvalidLevel(_) => (StatusCode::BAD_REQUEST, "invalid_level"),
             Self::InvalidConfig(_) => (StatusCode::UNPROCESSABLE_ENTITY, "invalid_config"),
             Self::ReloadFailed => (StatusCode::INTERNAL_SERVER_ERROR, "reload_failed"),

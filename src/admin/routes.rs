@@ -52,6 +52,7 @@ pub(super) fn router(admin: Arc<AdminState>) -> Router {
     let actions = Router::new()
         .route("/api/reload", post(actions::reload))
         .route("/api/drain", post(actions::drain))
+        .route("/api/warm-up", post(actions::warm_up))
         .route("/api/log-level", get(actions::log_level).post(actions::set_log_level))
         .layer(DefaultBodyLimit::max(MAX_BODY))
         .layer(RequestBodyTimeoutLayer::new(BODY_TIMEOUT));

@@ -3,6 +3,7 @@
 //! JSON is built by hand from the shared types, so that a field added to one does not become part of the API unnoticed.
 //! Durations are seconds.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -18,7 +19,7 @@ use serde_json::{Value, json};
 use super::error::AdminError;
 use super::{AdminState, config_view};
 use crate::drift::detectors::Finding;
-use crate::fleet::status::{PoolCalibration, ReplicaState, ReplicaStatus};
+use crate::fleet::status::{LifeStatus, PoolCalibration, ReplicaState, ReplicaStatus};
 use crate::observe::judgement::Judgement;
 use crate::observe::metrics::Exposition;
 use crate::observe::slo::Missed;
@@ -75,6 +76,8 @@ fn replica(status: &ReplicaStatus, calibrations: &[PoolCalibration]) -> Value {
         "url": &*status.url,
         "state": status.state.as_str(),
         "reason": &*status.reason,
+        "life": life(&status.life),
+        "zone": status.life.zone.as_deref(),
         "failure_ratio": status.failure_ratio,
         "traffic_share": status.traffic_share,
         "on_trial": status.is_on_trial,
@@ -87,6 +90,25 @@ fn replica(status: &ReplicaStatus, calibrations: &[PoolCalibration]) -> Value {
         "scrape_failures": status.failures.scrapes,
         "probe_failures": status.failures.probes,
         "calibration": known.map(calibration),
+    })
+}
+
+/// State changes by the state entered; cold starts in seconds.
+fn life(life: &LifeStatus) -> Value {
+    let entered = ReplicaState::ALL.iter().zip(life.entered);
+    json!({
+        "since": life.since.as_secs_f64(),
+        "entered": entered.map(|(state, count)| (state.as_str(), count)).collect::<BTreeMap<_, _>>(),
+        "in_slow_start": life.is_in_slow_start,
+        "cold_starts": life.cold_starts,
+        "last_cold_start": life.latest_cold_starts.last().map(Duration::as_secs_f64),
+        "lacks": life.lacks.iter().map(|model| &**model).collect::<Vec<_>>(),
+        "warm_up": life.warm_up.as_ref().map(|report| json!({
+            "requests": report.requests,
+            "took": report.took.as_secs_f64(),
+            "slowest": report.slowest.as_secs_f64(),
+            "problems": report.problems,
+        })),
     })
 }
 
@@ -222,6 +244,7 @@ fn decision(observer: &Observer, record: &Record) -> Option<Value> {
         "policy": decision.policy,
         "reason": decision.reason,
         "candidates": decision.candidates,
+        "cold": decision.is_cold,
         "replica": record.served().map(|served| &*served.replica),
         "waited": decision.waited.as_secs_f64(),
         "predicted_ttft": decision.predicted_ttft.map(|ttft| ttft.as_secs_f64()),

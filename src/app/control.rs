@@ -90,6 +90,10 @@ impl Control for Controls {
         result
     }
 
+    fn warm_up(&self, pool: &str, replica: Option<&str>) -> Vec<Arc<str>> {
+        self.app.fleet.warm_up(pool, replica)
+    }
+
     fn drain(&self) {
         self.drain.notify_one();
     }

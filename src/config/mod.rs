@@ -13,6 +13,7 @@ pub mod paths;
 pub mod reload;
 mod slo;
 mod telemetry;
+mod warmup;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -24,6 +25,7 @@ use std::time::Duration;
 pub use self::auth::{Jwks, Jwt};
 pub use self::engine::{EngineKind, EngineProfile, Figure, FigureSource};
 pub use self::slo::{ItlBounds, Slo, TtftBound};
+pub use self::warmup::{Lora, WarmUp, WarmUpFeature, WarmUpLength};
 pub use self::telemetry::{AccessLog, EngineSpansConfig, Otlp, OtlpProtocol, Sampling, Telemetry};
 use crate::stage::StageBudget;
 use crate::units::Tokens;
@@ -244,6 +246,12 @@ pub struct Pool {
     pub queue_target: Option<NonZeroU64>,
     /// `[pool.probe]`
     pub probe: Probe,
+    /// `[pool.warmup]`
+    pub warmup: WarmUp,
+    /// `pool.keep_alive.interval`: idle replicas are asked this often.
+    pub keep_alive: Option<Duration>,
+    /// `pool.lora`
+    pub lora: Lora,
     /// `pool.ejection.max_share`, 0 to 1.
     pub max_ejected_share: f64,
 }
@@ -275,6 +283,8 @@ pub struct ReplicaSpec {
     pub name: Arc<str>,
     /// Base URL, parsed.
     pub endpoint: Endpoint,
+    /// Where it runs, for people and labels.
+    pub zone: Option<Arc<str>>,
 }
 
 /// The base URL of a replica, taken apart.

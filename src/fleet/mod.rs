@@ -5,16 +5,22 @@
 
 pub(crate) mod answers;
 pub mod metrics_text;
+mod cold;
+pub(crate) mod life;
 mod model_list;
 mod outliers;
 pub(crate) mod pick;
 mod poison;
 pub(crate) mod pool;
 mod probe;
+mod promise;
+mod prove;
 pub(crate) mod registry;
 pub(crate) mod replica;
 mod scrape;
+mod slow_start;
 mod speed;
 pub mod status;
 pub(crate) mod unasked;
 pub(crate) mod vitals;
+mod warmup;

@@ -17,7 +17,9 @@ use super::pool::PoolState;
 use super::probe::Prober;
 use super::replica::{Replica, ReplicaParts};
 use super::scrape::Scraper;
-use super::status::{PoolCalibration, ReplicaState, ReplicaStatus};
+use super::life::Event;
+use super::promise::Promised;
+use super::status::{PoolCalibration, ReplicaStatus};
 use crate::clock::Clock;
 use crate::config::{Config, MAX_REPLICAS, Pool, ReplicaSpec};
 use crate::listener::tls::TlsError;
@@ -99,6 +101,7 @@ impl Fleet {
             .map(|pool| {
                 let state = before.iter().find(|p| p.name == pool.name).cloned();
                 let state = state.unwrap_or_else(|| self.open(pool));
+                state.promised.store(Arc::new(Promised::of(config, pool)));
                 self.apply_pool(&state, pool, &before);
                 state.queue.share(config.queues(pool));
                 state
@@ -142,6 +145,20 @@ impl Fleet {
         all
     }
 
+    /// Has replicas of a pool warmed up again, one of them or all; returns the names of those that it concerns.
+    pub fn warm_up(&self, pool: &str, replica: Option<&str>) -> Vec<Arc<str>> {
+        let pools = self.pools.load();
+        let replicas = pools.iter().filter(|state| &*state.name == pool).flat_map(|state| {
+            state.replicas().iter().map(Arc::clone).collect::<Vec<_>>()
+        });
+        let chosen = replicas.filter(|one| replica.is_none_or(|name| &*one.name() == name));
+        let warmed = chosen.map(|one| {
+            one.warm_again();
+            one.name()
+        });
+        warmed.collect()
+    }
+
     /// How well each pool's TTFT is predicted. Sorts the samples of every replica: for the admin API, not for loops.
     pub fn calibrations(&self) -> Vec<PoolCalibration> {
         let of_pool = |pool: &Arc<PoolState>| PoolCalibration {
@@ -161,6 +178,7 @@ impl Fleet {
         for spec in &config.replicas {
             if let Some(kept) = before.iter().find(|replica| replica.endpoint == spec.endpoint) {
                 kept.relabel(served(config, spec));
+                kept.set_zone(spec.zone.clone());
                 kept.connections.set_limit(config.max_connections.get());
                 after.push(Arc::clone(kept));
                 continue;
@@ -173,7 +191,8 @@ impl Fleet {
             let elsewhere = former.iter().filter(|pool| !Arc::ptr_eq(pool, state));
             if let Some(old) = elsewhere.flat_map(|pool| ready_at(pool, spec)).next() {
                 replica.models.store(old.models.load_full());
-                replica.enter(ReplicaState::Ready, "was ready in another pool");
+                replica.warmth.adopted(self.clock.now());
+                replica.happened(Event::Adopted, "was ready in another pool");
             }
             after.push(replica);
         }
@@ -206,6 +225,8 @@ impl Fleet {
                 config.max_connections.get(),
             ),
             endpoint,
+            zone: spec.zone.clone(),
+            clock,
         });
         let prober = Prober {
             pool: Arc::clone(pool),
@@ -262,6 +283,7 @@ const SLOTS: usize = 2 * MAX_REPLICAS;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fleet::status::ReplicaState;
     use crate::config::check::check_str;
 
     #[tokio::test]
@@ -293,7 +315,7 @@ mod tests {
         let fleet = fleet();
         let url = "http://127.0.0.9:1";
         let one = apply(&fleet, "p", "", &format!("\"{url}\"")).replicas()[0].clone();
-        one.enter(ReplicaState::Ready, "answered");
+        one.happened(Event::Adopted, "answered");
         let named = format!("{{ url = \"{url}\", name = \"gpu\" }}");
         let pool = apply(&fleet, "p", "revision = \"r2\"\nmax_connections = 7", &named);
         assert!(Arc::ptr_eq(&one, &pool.replicas()[0]));
@@ -312,11 +334,11 @@ mod tests {
         let fleet = fleet();
         let pool = apply(&fleet, "p", "", "\"http://127.0.0.9:1\"");
         let old = pool.replicas()[0].clone();
-        old.enter(ReplicaState::Ready, "answered");
+        old.happened(Event::Adopted, "answered");
         apply(&fleet, "p", "", "\"http://127.0.0.9:2\"");
         assert!(pool.is_ready() && pool.replicas().len() == 2);
         let new = pool.replicas()[0].clone();
-        new.enter(ReplicaState::Ready, "answered");
+        new.happened(Event::Adopted, "answered");
         while pool.replicas().len() == 2 {
             tokio::time::sleep(LOOK_EVERY).await;
         }

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use http::StatusCode;
 
+use super::life::Event;
 use super::metrics_text;
 use super::pool::PoolState;
 use super::replica::{Replica, ScrapedCounters};
@@ -118,9 +119,15 @@ impl Scraper {
         let before = replica.scraped.swap(Some(Arc::new(scraped)));
         // A restarted process has an empty cache.
         if before.as_ref().is_some_and(|before| scraped.is_of_another_process(before)) {
-            self.pool.died(replica, self.clock.now());
+            self.pool.forgets(replica, self.clock.now());
             replica.target.restarted();
+            if self.is_newest(scraped.process_start) {
+                replica.warmth.lost(replica.vitals.refused_since().unwrap_or_else(|| self.clock.now()));
+                replica.happened(Event::Restarted, "its process is another one");
+                replica.vitals.check_now.notify_one();
+            }
         }
+        self.note_process(scraped.process_start);
         let done = before.as_ref().and_then(|before| before.counters.generated).zip(counters.generated);
         if done.is_some_and(|(old, new)| old != new) {
             replica.vitals.engine_moved(self.clock.now());
@@ -140,6 +147,20 @@ impl Scraper {
         };
         replica.target.scraped(page, self.clock.now());
         self.pool.dispatcher.learn_capacity(&replica.target, self.pool.ratio.bytes_per_token());
+    }
+
+    /// Whether this process started after all that were seen: behind a URL of several processes old and new ones alternate, and
+    /// none of them is a restart.
+    fn is_newest(&self, start: Option<f64>) -> bool {
+        let newest = f64::from_bits(self.replica.newest_process.load(Ordering::Relaxed));
+        start.is_some_and(|start| newest > 0.0 && start > newest + START_TOLERANCE)
+    }
+
+    fn note_process(&self, start: Option<f64>) {
+        let newest = &self.replica.newest_process;
+        if let Some(start) = start.filter(|start| *start > f64::from_bits(newest.load(Ordering::Relaxed))) {
+            newest.store(start.to_bits(), Ordering::Relaxed);
+        }
     }
 
     /// Says once what the engine does not tell.

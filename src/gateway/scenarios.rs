@@ -30,9 +30,10 @@ use super::{DrainFlag, Gateway};
 use crate::admission::TenantLimiter;
 use crate::clock::{Clock, Stamp};
 use crate::config::{Config, PolicyName};
+use crate::fleet::life::Event;
 use crate::fleet::pick::Pick;
 use crate::fleet::registry::Fleet;
-use crate::fleet::status::ReplicaState;
+
 use crate::observe::metrics::BuildInfo;
 use crate::observe::record_guard::RecordGuard;
 use crate::observe::spans::Background;
@@ -152,7 +153,7 @@ impl Live {
                 tokio::task::yield_now().await;
             }
         });
-        replicas.iter().for_each(|replica| replica.enter(ReplicaState::Ready, "simulated"));
+        replicas.iter().for_each(|replica| replica.happened(Event::Adopted, "simulated"));
         Self {
             runtime,
             gateway,

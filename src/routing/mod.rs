@@ -299,6 +299,7 @@ impl Decision {
             predicted_ttft: self.predicted_ttft.map(|from_now| waited + from_now),
             predicted_hit: self.hit,
             candidates: self.candidates,
+            is_cold: false,
             weighed: Box::default(),
         }
     }

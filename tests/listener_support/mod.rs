@@ -173,6 +173,7 @@ fn pool(replica: SocketAddr) -> Pool {
                 port: replica.port(),
                 base_path: "".into(),
             },
+            zone: None,
         }],
         tls: None,
         engine_api_key: None,
@@ -186,6 +187,9 @@ fn pool(replica: SocketAddr) -> Pool {
             kind: ProbeKind::Completion,
             prompt: "hi".into(),
         },
+        warmup: Default::default(),
+        keep_alive: None,
+        lora: Default::default(),
         max_ejected_share: 0.5,
     }
 }

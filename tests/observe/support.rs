@@ -20,7 +20,7 @@ use tokenway::admin::{Control, Readiness};
 use tokenway::app::observers::Observers;
 use tokenway::clock::{Clock, Stamp};
 use tokenway::config::*;
-use tokenway::fleet::status::{OwnFailures, PoolCalibration, ReplicaState, ReplicaStatus};
+use tokenway::fleet::status::{LifeStatus, OwnFailures, PoolCalibration, ReplicaState, ReplicaStatus};
 use tokenway::observe::metrics::BuildInfo;
 use tokenway::observe::spans::Background;
 use tokenway::observe::{Observer, Surroundings};
@@ -89,7 +89,7 @@ fn pool() -> Pool {
         revision_info: [].into(),
         engine: EngineKind::Vllm,
         engine_profile: Arc::new(EngineKind::Vllm.profile()),
-        replicas: vec![ReplicaSpec { name: "gpu-a:8000".into(), endpoint }],
+        replicas: vec![ReplicaSpec { name: "gpu-a:8000".into(), endpoint, zone: None }],
         tls: None,
         engine_api_key: None,
         scrape_interval: Duration::from_secs(1),
@@ -102,6 +102,9 @@ fn pool() -> Pool {
             kind: ProbeKind::Auto,
             prompt: "hi".into(),
         },
+        warmup: Default::default(),
+        keep_alive: None,
+        lora: Default::default(),
         max_ejected_share: 0.5,
     }
 }
@@ -213,6 +216,7 @@ pub(crate) fn record() -> Record {
             predicted_ttft: Some(Duration::from_millis(150)),
             predicted_hit: Tokens(64),
             candidates: 2,
+            is_cold: false,
             weighed: Box::default(),
         }),
         tokens: TokenCounts { input: Some(Tokens(100)), cached: Some(Tokens(64)), output: Some(Tokens(21)) },
@@ -274,6 +278,7 @@ pub(crate) fn status(state: ReplicaState, has_signals: bool) -> ReplicaStatus {
         url: "http://gpu-a:8000".into(),
         state,
         reason: "proved".into(),
+        life: LifeStatus::default(),
         failure_ratio: 0.0,
         traffic_share: 1.0,
         is_on_trial: false,

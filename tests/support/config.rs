@@ -33,7 +33,11 @@ pub fn of(replicas: &[&Replica]) -> Config {
 }
 
 pub fn pool(name: &str, replicas: &[&Replica]) -> Pool {
-    let spec = |replica: &&Replica| ReplicaSpec { name: replica.name().into(), endpoint: replica.endpoint() };
+    let spec = |replica: &&Replica| ReplicaSpec {
+        name: replica.name().into(),
+        endpoint: replica.endpoint(),
+        zone: None,
+    };
     Pool {
         name: name.into(),
         revision: name.into(),
@@ -54,6 +58,9 @@ pub fn pool(name: &str, replicas: &[&Replica]) -> Pool {
             kind: ProbeKind::Completion,
             prompt: "hi".into(),
         },
+        warmup: Default::default(),
+        keep_alive: None,
+        lora: Default::default(),
         max_ejected_share: 0.5,
     }
 }

@@ -21,6 +21,7 @@ mod telemetry;
 mod tenant;
 mod unbuilt;
 mod values;
+mod warmup;
 
 use std::cell::RefCell;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};

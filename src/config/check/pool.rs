@@ -13,7 +13,7 @@ use crate::config::{Endpoint, MAX_REPLICAS, Pool, PoolIdentity, PoolTls, Probe, 
 use super::section::{Item, Section};
 use super::server::{holds_certificate, holds_key, max_connections, pem_file};
 use super::values::{ENDPOINT, NAME, POSITIVE_DURATION};
-use super::{engine, secret, unbuilt};
+use super::{engine, secret, unbuilt, warmup};
 
 /// Reads every `[[pool]]`.
 pub(super) fn pools(root: &Section<'_>) -> Vec<Pool> {
@@ -56,6 +56,9 @@ fn pool(section: &Section<'_>) -> Pool {
         max_num_seqs: positive("max_num_seqs"),
         queue_target: positive("queue_target"),
         probe: probe(section),
+        warmup: warmup::warmup(section),
+        keep_alive: warmup::keep_alive(section),
+        lora: warmup::lora(section),
         max_ejected_share: ejection.ratio("max_share").unwrap_or(0.5),
         name,
     }
@@ -104,14 +107,14 @@ fn replicas(pool: &Section<'_>, name: &str) -> Vec<ReplicaSpec> {
 fn replica(item: &Item<'_>) -> Option<ReplicaSpec> {
     if !matches!(item.value, DeValue::Table(_)) {
         let endpoint = item.parse(&ENDPOINT)?;
-        return Some(ReplicaSpec { name: default_name(&endpoint), endpoint });
+        return Some(ReplicaSpec { name: default_name(&endpoint), endpoint, zone: None });
     }
     let section = item.section("pool.replicas")?;
     let endpoint = section.require("url", &ENDPOINT);
     let name = section.parse("name", &NAME);
-    unbuilt::refuse(&section, unbuilt::REPLICA);
+    let zone = section.parse("zone", &NAME);
     let endpoint = endpoint?;
-    Some(ReplicaSpec { name: name.unwrap_or_else(|| default_name(&endpoint)), endpoint })
+    Some(ReplicaSpec { name: name.unwrap_or_else(|| default_name(&endpoint)), endpoint, zone })
 }
 
 fn default_name(endpoint: &Endpoint) -> Arc<str> {

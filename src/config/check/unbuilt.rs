@@ -60,22 +60,7 @@ pub(super) const POOL: &[Unbuilt] = &[
     Unbuilt::key("dns", LIST_REPLICAS),
     Unbuilt::key("file", LIST_REPLICAS),
     Unbuilt::table("kubernetes", &["namespace", "service", "port"], LIST_REPLICAS),
-    Unbuilt::table(
-        "warmup",
-        &["requests", "slow_start"],
-        "remove [pool.warmup]; a replica takes traffic once a probe proved it",
-    )
-    .unless(&[("requests", "4"), ("slow_start", "30s")]),
-    Unbuilt::table(
-        "keep_alive",
-        &["interval"],
-        "remove [pool.keep_alive]; [pool.probe] asks idle replicas every interval",
-    ),
 ];
-
-/// Of a replica.
-pub(super) const REPLICA: &[Unbuilt] =
-    &[Unbuilt::key("zone", "remove it; replicas are chosen without regard to zones")];
 
 /// Of a route.
 pub(super) const ROUTE: &[Unbuilt] = &[Unbuilt::table(

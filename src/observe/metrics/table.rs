@@ -9,7 +9,7 @@ use prometheus::{
     Registry,
 };
 
-use super::buckets::Edges;
+use super::buckets::{self, Edges};
 use super::family::Family;
 
 /// Labels of what is reported by tenant.
@@ -54,6 +54,9 @@ pub(super) struct ReplicaFamilies {
     pub(super) scrape_failures: Family<IntCounterVec>,
     pub(super) probe_failures: Family<IntCounterVec>,
     pub(super) state: Family<GaugeVec>,
+    pub(super) state_changes: Family<IntCounterVec>,
+    pub(super) info: Family<GaugeVec>,
+    pub(super) cold_start: Family<HistogramVec>,
     pub(super) requests: Family<IntCounterVec>,
 }
 
@@ -309,6 +312,22 @@ impl ReplicaFamilies {
                 "tokenway_replica_state",
                 "1 for the current state of the replica, 0 for the others.",
                 STATE,
+            ),
+            state_changes: maker.counters(
+                "tokenway_replica_state_changes_total",
+                "How often the replica entered the state.",
+                STATE,
+            ),
+            info: maker.gauges(
+                "tokenway_replica_info",
+                "Always 1; facts of the replica in its labels.",
+                &["pool", "replica", "revision", "zone"],
+            ),
+            cold_start: maker.histograms(
+                "tokenway_cold_start_seconds",
+                "From the discovery of a replica, or the first refused connect, to the end of its warm-up.",
+                &["pool"],
+                buckets::COLD_START,
             ),
             requests: maker.counters(
                 "tokenway_replica_requests_total",
