@@ -179,7 +179,10 @@ async fn adapters_are_loaded_where_that_is_allowed_and_asked_for_where_they_are(
     for _ in 0..4 {
         let reply = gateway.post("/v1/chat/completions", &CHAT.replace("tiny", "sql")).await;
         assert_eq!(reply.status(), 200);
-        assert!(reply.head.header("x-tokenway-decision").is_some_and(|text| text.contains("adapter")), "{reply:?}");
+        assert!(
+            reply.head.header("x-tokenway-decision").is_some_and(|text| text.contains("adapter")),
+            "{reply:?}"
+        );
     }
     assert_eq!((with.count(), without.count()), (4, 0));
 }

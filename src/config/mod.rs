@@ -25,8 +25,8 @@ use std::time::Duration;
 pub use self::auth::{Jwks, Jwt};
 pub use self::engine::{EngineKind, EngineProfile, Figure, FigureSource};
 pub use self::slo::{ItlBounds, Slo, TtftBound};
-pub use self::warmup::{Lora, WarmUp, WarmUpFeature, WarmUpLength};
 pub use self::telemetry::{AccessLog, EngineSpansConfig, Otlp, OtlpProtocol, Sampling, Telemetry};
+pub use self::warmup::{Lora, WarmUp, WarmUpFeature, WarmUpLength};
 use crate::stage::StageBudget;
 use crate::units::Tokens;
 

@@ -185,12 +185,8 @@ impl LifeCycle {
     pub(super) fn new(now: Stamp) -> Self {
         let mut entered = [0; ReplicaState::ALL.len()];
         entered[0] = 1;
-        let passage = Passage {
-            state: ReplicaState::Discovered,
-            reason: "not asked yet".into(),
-            since: now,
-            entered,
-        };
+        let passage =
+            Passage { state: ReplicaState::Discovered, reason: "not asked yet".into(), since: now, entered };
         Self { at: AtomicU8::new(0), now: Mutex::new(passage) }
     }
 
@@ -260,18 +256,32 @@ mod tests {
         assert_eq!(
             walk(ReplicaState::Discovered, &life),
             [
-                "starting", "starting", "probing", "warming", "ready", "unreachable", "starting", "probing",
-                "warming", "ready"
+                "starting",
+                "starting",
+                "probing",
+                "warming",
+                "ready",
+                "unreachable",
+                "starting",
+                "probing",
+                "warming",
+                "ready"
             ]
         );
-        assert_eq!(walk(ReplicaState::Ready, &[Removed, Refused, Released]), ["draining", "draining", "gone"]);
+        assert_eq!(
+            walk(ReplicaState::Ready, &[Removed, Refused, Released]),
+            ["draining", "draining", "gone"]
+        );
     }
 
     #[test]
     fn one_that_was_away_or_sick_comes_back_by_a_probe() {
         use Event::{Proved, Refused, Sick, Unproved};
         assert_eq!(walk(ReplicaState::Ready, &[Sick, Unproved, Proved]), ["ejected", "ejected", "ready"]);
-        assert_eq!(walk(ReplicaState::Ready, &[Refused, Unproved, Proved]), ["unreachable", "ejected", "ready"]);
+        assert_eq!(
+            walk(ReplicaState::Ready, &[Refused, Unproved, Proved]),
+            ["unreachable", "ejected", "ready"]
+        );
     }
 
     #[test]
@@ -280,7 +290,10 @@ mod tests {
             for event in EVENTS {
                 let next = state.after(event);
                 if next == Some(ReplicaState::Ready) && state != ReplicaState::Ready {
-                    assert!(matches!(event, Event::Proved | Event::Warmed | Event::Adopted), "{state:?} {event:?}");
+                    assert!(
+                        matches!(event, Event::Proved | Event::Warmed | Event::Adopted),
+                        "{state:?} {event:?}"
+                    );
                 }
                 if matches!(state, ReplicaState::Draining | ReplicaState::Gone) {
                     assert!(matches!(next, None | Some(ReplicaState::Gone)), "{state:?} {event:?}");
@@ -295,7 +308,10 @@ mod tests {
         let life = LifeCycle::new(at(0));
         assert_eq!(life.apply(Event::Warmed, "never", at(1)), None);
         let change = life.apply(Event::Asked, "asked", at(2)).unwrap();
-        assert_eq!((change.from.as_str(), change.to.as_str(), change.after.as_secs()), ("discovered", "starting", 2));
+        assert_eq!(
+            (change.from.as_str(), change.to.as_str(), change.after.as_secs()),
+            ("discovered", "starting", 2)
+        );
         assert_eq!(life.apply(Event::Refused, "connect refused", at(3)), None);
         let passage = life.passage();
         assert_eq!((&*passage.reason, passage.since), ("connect refused", at(2)));

@@ -4,9 +4,9 @@
 //! reads.
 
 pub(crate) mod answers;
-pub mod metrics_text;
 mod cold;
 pub(crate) mod life;
+pub mod metrics_text;
 mod model_list;
 mod outliers;
 pub(crate) mod pick;

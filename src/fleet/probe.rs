@@ -144,14 +144,15 @@ impl Prober {
             if self.replica.is_ready() && config.keep_alive.is_some_and(is_idle) {
                 return Some(Due::KeepAlive);
             }
+            if idle < left {
+                continue;
+            }
             let now = self.clock.now();
-            let is_early = idle < left;
-            if !is_early && !(self.replica.is_ready() && now.since(self.replica.vitals.last_answer()) < interval) {
+            let is_proved = now.since(self.replica.vitals.last_answer()) < interval;
+            if !self.replica.is_ready() || !is_proved {
                 return Some(Due::Probe);
             }
-            if !is_early {
-                rhythm.looked = now;
-            }
+            rhythm.looked = now;
         }
     }
 

@@ -61,7 +61,10 @@ impl Prober {
                 continue;
             }
             let body = json!({ "lora_name": &**name, "lora_path": &**source }).to_string();
-            let call = Call { timeout: config.warmup.timeout.max(config.probe.timeout), ..self.call(config, path, Some(&body)) };
+            let call = Call {
+                timeout: config.warmup.timeout.max(config.probe.timeout),
+                ..self.call(config, path, Some(&body))
+            };
             let answer = call.send(&self.connector).await;
             let is_loaded = matches!(&answer, Ok((status, _)) if status.is_success());
             let (pool, replica) = (&self.pool.name, self.replica.name());
@@ -160,7 +163,12 @@ impl Prober {
         }
     }
 
-    async fn send_own(&self, config: &Pool, request: &WarmUpRequest, timeout: Duration) -> Result<(), CallError> {
+    async fn send_own(
+        &self,
+        config: &Pool,
+        request: &WarmUpRequest,
+        timeout: Duration,
+    ) -> Result<(), CallError> {
         let call = Call { timeout, ..self.call(config, request.path, Some(&request.body)) };
         let (status, _) = call.send(&self.connector).await?;
         if !status.is_success() {

@@ -13,12 +13,12 @@ use http::HeaderValue;
 use parking_lot::Mutex;
 use tokio_util::task::TaskTracker;
 
+use super::life::Event;
 use super::pool::PoolState;
 use super::probe::Prober;
+use super::promise::Promised;
 use super::replica::{Replica, ReplicaParts};
 use super::scrape::Scraper;
-use super::life::Event;
-use super::promise::Promised;
 use super::status::{PoolCalibration, ReplicaStatus};
 use crate::clock::Clock;
 use crate::config::{Config, MAX_REPLICAS, Pool, ReplicaSpec};
@@ -148,9 +148,10 @@ impl Fleet {
     /// Has replicas of a pool warmed up again, one of them or all; returns the names of those that it concerns.
     pub fn warm_up(&self, pool: &str, replica: Option<&str>) -> Vec<Arc<str>> {
         let pools = self.pools.load();
-        let replicas = pools.iter().filter(|state| &*state.name == pool).flat_map(|state| {
-            state.replicas().iter().map(Arc::clone).collect::<Vec<_>>()
-        });
+        let replicas = pools
+            .iter()
+            .filter(|state| &*state.name == pool)
+            .flat_map(|state| state.replicas().iter().map(Arc::clone).collect::<Vec<_>>());
         let chosen = replicas.filter(|one| replica.is_none_or(|name| &*one.name() == name));
         let warmed = chosen.map(|one| {
             one.warm_again();
@@ -283,8 +284,8 @@ const SLOTS: usize = 2 * MAX_REPLICAS;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fleet::status::ReplicaState;
     use crate::config::check::check_str;
+    use crate::fleet::status::ReplicaState;
 
     #[tokio::test]
     async fn a_reload_may_replace_every_replica_of_the_largest_pool() {

@@ -16,9 +16,7 @@ use super::answers::Answers;
 use super::cold::Warmth;
 use super::life::{Event, LifeCycle};
 use super::speed::Speed;
-use super::status::{
-    EngineCounters, LifeStatus, OwnFailures, ReplicaState, ReplicaStatus, WarmUpReport,
-};
+use super::status::{EngineCounters, LifeStatus, OwnFailures, ReplicaState, ReplicaStatus, WarmUpReport};
 use super::unasked::UnaskedStream;
 use super::vitals::Vitals;
 use crate::clock::{Clock, Stamp};

@@ -119,7 +119,8 @@ mod tests {
     /// first tokens take `factor` times as long during all of it.
     fn p99(policy: PolicyName, factor: f64) -> f64 {
         let (dispatcher, policy) = (Dispatcher::new(4), policies::named(policy));
-        let targets: Vec<Target> = (0..4).map(|slot| Target::new(slot, rendezvous::identity(0, &[slot as u8]))).collect();
+        let targets: Vec<Target> =
+            (0..4).map(|slot| Target::new(slot, rendezvous::identity(0, &[slot as u8]))).collect();
         let limits = EngineLimits { scrape_interval: Duration::from_secs(1), batch_limit: None };
         let mut random = fastrand::Rng::with_seed(7);
         let mut slow = SlowStart::begin(at(0), Duration::from_secs(30));

@@ -66,9 +66,10 @@ fn plain(what: &'static str, kind: ProbeKind, model: &str, prompt: &str) -> Warm
         ProbeKind::Rerank => {
             ("/rerank", json!({ "model": model, "query": "warm-up", "documents": [prompt] }))
         }
-        _ => {
-            ("/v1/completions", json!({ "model": model, "prompt": prompt, "max_tokens": DECODED, "temperature": 0 }))
-        }
+        _ => (
+            "/v1/completions",
+            json!({ "model": model, "prompt": prompt, "max_tokens": DECODED, "temperature": 0 }),
+        ),
     };
     request(what, path, &body)
 }
@@ -110,9 +111,8 @@ fn words(tokens: u64) -> String {
     (0..tokens.max(1)).map(word).collect::<Vec<_>>().join(" ")
 }
 
-const WORDS: [&str; 16] = [
-    "the", "of", "and", "to", "in", "is", "it", "on", "as", "at", "by", "we", "or", "an", "be", "so",
-];
+const WORDS: [&str; 16] =
+    ["the", "of", "and", "to", "in", "is", "it", "on", "as", "at", "by", "we", "or", "an", "be", "so"];
 /// Fits into any engine's context.
 const MAX_SHORT: u64 = 64;
 const KEEP_ALIVE_TOKENS: u64 = 16;
@@ -142,7 +142,15 @@ mod tests {
         let what: Vec<_> = all.iter().map(|one| one.what).collect();
         assert_eq!(
             what,
-            ["short prompt", "short prompt", "long prompt", "long prompt", "system prompt", "logprobs", "guided"]
+            [
+                "short prompt",
+                "short prompt",
+                "long prompt",
+                "long prompt",
+                "system prompt",
+                "logprobs",
+                "guided"
+            ]
         );
         assert_ne!(all[0].body, all[1].body, "the second would be answered from the cache of the first");
         let words = |at: usize| all[at].body.split(' ').count();

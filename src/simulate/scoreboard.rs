@@ -156,8 +156,8 @@ fn quantile(histogram: &Histogram<u64>, quantile: f64) -> Option<Duration> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fleet::status::{LifeStatus, OwnFailures};
     use crate::fleet::status::ReplicaState;
+    use crate::fleet::status::{LifeStatus, OwnFailures};
     use crate::record::{Gap, Served};
     use crate::request::class::Class;
 

@@ -76,15 +76,8 @@ pub enum Reason {
 
 impl Reason {
     /// Every reason.
-    pub const ALL: [Self; 7] = [
-        Self::Prefix,
-        Self::Load,
-        Self::Session,
-        Self::RoundRobin,
-        Self::Tie,
-        Self::Only,
-        Self::Adapter,
-    ];
+    pub const ALL: [Self; 7] =
+        [Self::Prefix, Self::Load, Self::Session, Self::RoundRobin, Self::Tie, Self::Only, Self::Adapter];
 
     /// The label's value.
     #[must_use]
