@@ -585,7 +585,7 @@ async fn the_verdict_and_the_history_show_an_incident_and_the_stream_tells_it() 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_browser_gets_the_page_without_the_token_and_nothing_else() {
     let (address, ..) = admin(Some("s3cret")).await;
-    for path in ["/", "/page.js", "/page.css"] {
+    for path in ["/", "/page.js", "/page.css", "/page/chart.js", "/favicon.svg"] {
         let (status, head, body) = get(address, path).await;
         assert_eq!(status, 200, "{path}");
         assert!(head.contains("content-security-policy: default-src 'none'; script-src 'self'"), "{head}");

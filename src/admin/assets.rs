@@ -10,8 +10,21 @@ use xxhash_rust::xxh3::Xxh3;
 use super::AdminState;
 
 /// Path, content type and text of every file.
-const ASSETS: &[(&str, &str, &str)] =
-    &[("/page.css", CSS, include_str!("page/page.css")), ("/page.js", JS, include_str!("page/page.js"))];
+const ASSETS: &[(&str, &str, &str)] = &[
+    ("/favicon.svg", "image/svg+xml", include_str!("page/favicon.svg")),
+    ("/page.css", CSS, include_str!("page/page.css")),
+    ("/page.js", JS, include_str!("page/page.js")),
+    ("/page/api.js", JS, include_str!("page/api.js")),
+    ("/page/canaries.js", JS, include_str!("page/canaries.js")),
+    ("/page/chart.js", JS, include_str!("page/chart.js")),
+    ("/page/dom.js", JS, include_str!("page/dom.js")),
+    ("/page/drift.js", JS, include_str!("page/drift.js")),
+    ("/page/replicas.js", JS, include_str!("page/replicas.js")),
+    ("/page/requests.js", JS, include_str!("page/requests.js")),
+    ("/page/routes.js", JS, include_str!("page/routes.js")),
+    ("/page/theme.js", JS, include_str!("page/theme.js")),
+    ("/page/waterfall.js", JS, include_str!("page/waterfall.js")),
+];
 const PAGE: &str = include_str!("page/page.html");
 const JS: &str = "text/javascript; charset=utf-8";
 const CSS: &str = "text/css; charset=utf-8";

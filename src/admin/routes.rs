@@ -134,7 +134,7 @@ const ON_EVERY_RESPONSE: [(HeaderName, &str); 4] = [
     (REFERRER_POLICY, "no-referrer"),
     (
         CONTENT_SECURITY_POLICY,
-        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
          base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     ),
 ];
