@@ -94,7 +94,8 @@ impl History {
     #[must_use]
     pub fn kept(&self, now: Stamp) -> Vec<Kept> {
         let mut kept: Vec<Kept> = self.0.iter().flat_map(|route| route.worst.lock().read(now)).collect();
-        kept.sort_by_key(|kept| std::cmp::Reverse(kept.record.at.end));
+        // By the root span where two ended at once, so that the order is the same each time.
+        kept.sort_by_key(|kept| std::cmp::Reverse((kept.record.at.end, kept.record.trace.root)));
         kept
     }
 }
