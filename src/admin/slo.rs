@@ -165,12 +165,12 @@ pub(super) async fn history(
     let (clock, config) = (admin.observer.clock(), admin.control.config());
     let now = clock.now();
     let newest = step.slot(now);
-    let numbers: Vec<u64> = (newest.saturating_sub(SLOTS as u64 - 1)..=newest).collect();
-    let times = numbers.iter().map(|number| {
-        let start = Stamp::from_nanos(number * step.seconds() * 1_000_000_000);
-        let since = clock.wall(start).duration_since(std::time::UNIX_EPOCH);
-        since.map_or(0.0, |since| since.as_secs_f64())
-    });
+    // Slots before the start of this process are there too, and empty.
+    let ages = (0..SLOTS as u64).rev();
+    let numbers: Vec<Option<u64>> = ages.clone().map(|age| newest.checked_sub(age)).collect();
+    let start = Stamp::from_nanos(newest * step.seconds() * 1_000_000_000);
+    let start = clock.wall(start).duration_since(std::time::UNIX_EPOCH).unwrap_or_default().as_secs_f64();
+    let times = ages.map(|age| start - (age * step.seconds()) as f64);
     let routes = admin.observer.history().routes();
     let wanted =
         routes.iter().filter(|(name, _)| query.route.as_deref().is_none_or(|route| route == &**name));
@@ -187,13 +187,13 @@ pub(super) async fn history(
 }
 
 /// The slots of these numbers; empty where nothing was counted.
-fn by_number(route: &RouteHistory, step: Step, numbers: &[u64], now: Stamp) -> Vec<Slot> {
+fn by_number(route: &RouteHistory, step: Step, numbers: &[Option<u64>], now: Stamp) -> Vec<Slot> {
     let mut kept = route.slots(step, numbers.len(), now).into_iter().peekable();
-    let slot_of = |number: &u64| {
-        while kept.peek().is_some_and(|(at, _)| at < number) {
+    let slot_of = |number: &Option<u64>| {
+        while kept.peek().is_some_and(|(at, _)| Some(*at) < *number) {
             kept.next();
         }
-        kept.next_if(|(at, _)| at == number).map(|(_, slot)| slot).unwrap_or_default()
+        kept.next_if(|(at, _)| Some(*at) == *number).map(|(_, slot)| slot).unwrap_or_default()
     };
     numbers.iter().map(slot_of).collect()
 }

@@ -98,7 +98,7 @@ def config(incident, ports, data, admin):
         if replicas:
             listed = ", ".join(replicas)
             text += f'[[pool]]\nname = "{revision}"\nrevision = "{revision}"\nscrape_interval = "500ms"\nreplicas = [{listed}]\n'
-    used = [f'{{ pool = "{name}", weight = {3 if name == "v1" else 1} }}' for name, r in pools.items() if r]
+    used = [f'{{ name = "{name}", weight = {3 if name == "v1" else 1} }}' for name, r in pools.items() if r]
     text += f'[[route]]\nname = "chat"\nmodel = "sim"\nslo = "interactive"\npools = [{", ".join(used)}]\n{incident.route}\n'
     for tenant in ("acme", "flood"):
         digest = hashlib.sha256(f"key-{tenant}".encode()).hexdigest()

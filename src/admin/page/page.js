@@ -1,4 +1,4 @@
-// Start, token, and the rhythm: the verdict comes live, charts every ten seconds, lists every few.
+// Start, token, and the rhythm: the verdict comes live, charts and lists every few seconds.
 
 import { Unauthorized, dropToken, follow, hasToken, load, setToken } from "./page/api.js";
 import * as canaries from "./page/canaries.js";
@@ -11,7 +11,7 @@ import * as theme from "./page/theme.js";
 
 let step = "10s", slo = null, history = null, running = null;
 const due = { history: 0, fleet: 0, requests: 0, drift: 0, canaries: 0 };
-const EVERY = { history: 10, fleet: 2, requests: 5, drift: 10, canaries: 5 };
+const EVERY = { history: 5, fleet: 2, requests: 5, drift: 10, canaries: 5 };
 
 function banner(text) {
   byId("banner").textContent = text ?? "";
@@ -37,7 +37,7 @@ function verdict() {
 }
 
 const PARTS = {
-  history: async () => { history = await load(`/history?step=${step}`); routes.show(slo, history); },
+  history: async () => { history = await load(`/history?step=${step}`); },
   fleet: async () => replicas.show(await load("/fleet")),
   requests: async () => { requests.routes(slo.routes.map((route) => route.route)); await requests.show(); },
   drift: async () => drift.show(await load("/drift"), acted("drift")),
@@ -71,6 +71,7 @@ function shown(next) {
   verdict();
   const own = document.documentElement.dataset.page;
   banner(own === slo.page ? undefined : `This page came from another build than the gateway that answers now (version ${slo.version}): reload it.`);
+  routes.show(slo, history);
   refresh().catch(failed);
 }
 
@@ -107,7 +108,7 @@ function start() {
     byId(`range-${range}`).addEventListener("click", () => {
       step = range;
       for (const other of ["10s", "1m"]) byId(`range-${other}`).setAttribute("aria-pressed", String(other === range));
-      PARTS.history().catch(failed);
+      PARTS.history().then(() => routes.show(slo, history)).catch(failed);
     });
   }
   byId("login").addEventListener("submit", (event) => {

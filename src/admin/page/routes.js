@@ -45,15 +45,22 @@ function reasons(history) {
   return el("p", { class: "quiet" }, `Misses in this range: ${missed.length === 0 ? "none" : missed.join(", ")}.`);
 }
 
+/** Charts by route, of the history that is shown: drawn again only with a new one. */
+let drawn = new Map(), drawnOf = null;
+
+function past(route, history) {
+  if (drawnOf !== history) [drawn, drawnOf] = [new Map(), history];
+  const known = history?.routes.find((of) => of.route === route);
+  if (!known) return [];
+  if (!drawn.has(route)) drawn.set(route, [budgets(known), charts(known, history.times), reasons(known)]);
+  return drawn.get(route);
+}
+
 export function show(slo, history) {
-  const cards = slo.routes.map((route) => {
-    const past = history?.routes.find((known) => known.route === route.route);
-    return el("article", { class: "card", "aria-label": `route ${route.route}` },
-      el("div", { class: "row" }, el("h3", {}, route.route), el("span", { class: "pill", "data-status": route.status }, WORDS[route.status])),
-      route.sentence === slo.sentence ? undefined : el("p", { class: "sentence" }, route.sentence),
-      el("dl", {}, ...figures(route)),
-      past && budgets(past), past && charts(past, history.times), past && reasons(past));
-  });
+  const cards = slo.routes.map((route) => el("article", { class: "card", "aria-label": `route ${route.route}` },
+    el("div", { class: "row" }, el("h3", {}, route.route), el("span", { class: "pill", "data-status": route.status }, WORDS[route.status])),
+    route.sentence === slo.sentence ? undefined : el("p", { class: "sentence" }, route.sentence),
+    el("dl", {}, ...figures(route)), ...past(route.route, history)));
   put(byId("route-cards"), ...cards);
 }
 
