@@ -47,8 +47,8 @@ impl SlowStart {
         if is_slow {
             self.answers = 0;
             self.share = FIRST_SHARE;
-        } else if self.answers == 0 {
-            // Nothing is known but that it answered its warm-up.
+        } else if self.answers < PROOF {
+            // Little is known but that it answered its warm-up.
             self.share = by_time.powi(2).max(self.share);
         } else {
             self.share = by_answers.max(by_time).min(self.share * MAX_RISE).max(self.share);
@@ -57,9 +57,12 @@ impl SlowStart {
     }
 }
 
-/// A quarter of a percent of a pool of four: its p99 is that of the others, whatever these requests take.
-const FIRST_SHARE: f64 = 0.01;
+/// A quarter of a percent of all requests where an idle replica would get every one of them: the pool's p99 is that of the
+/// others, whatever these take.
+const FIRST_SHARE: f64 = 0.0025;
 const ANSWERS_PER_DOUBLING: f64 = 2.0;
+/// Answers that tell its speed.
+const PROOF: u32 = 4;
 /// From one look to the next.
 const MAX_RISE: f64 = 1.5;
 /// Times its peers' TTFT or ITL up to which it is as good as they are.
@@ -72,7 +75,9 @@ mod tests {
     use super::*;
     use crate::config::PolicyName;
     use crate::record::SloBounds;
-    use crate::routing::{Ask, Dispatcher, EngineLimits, Prompt, SlotSet, Target, policies, rendezvous};
+    use crate::routing::{
+        Ask, Assignment, Dispatcher, EngineLimits, Prompt, SlotSet, Target, policies, rendezvous,
+    };
     use crate::units::Tokens;
 
     fn at(millis: u64) -> Stamp {
@@ -124,14 +129,25 @@ mod tests {
         let limits = EngineLimits { scrape_interval: Duration::from_secs(1), batch_limit: None };
         let mut random = fastrand::Rng::with_seed(7);
         let mut slow = SlowStart::begin(at(0), Duration::from_secs(30));
-        let (mut means, mut ttfts, mut flying) = ([0.2; 4], Vec::new(), Vec::new());
+        let (mut means, mut ttfts, mut flying) = ([None; 4], Vec::new(), Vec::new());
+        let slowness =
+            |means: &[Option<f64>; 4]| means[3].zip(means[0]).map_or(1.0, |(own, usual)| own / usual);
         for n in 0..12_000_u64 {
             let now = at(n * 5);
             if n % 40 == 0 {
-                slow = slow.and_then(|slow| slow.looked(means[3] / means[0], now));
+                slow = slow.and_then(|slow| slow.looked(slowness(&means), now));
                 targets[3].set_standing(1.0, slow.map_or(1.0, |slow| slow.share()));
             }
-            flying.retain(|(end, _)| *end > now);
+            flying.retain(|(end, slot, ttft, _): &(Stamp, usize, f64, Assignment)| {
+                if *end <= now {
+                    let mean = means[*slot].get_or_insert(*ttft);
+                    *mean += 0.2 * (*ttft - *mean);
+                    if let (3, Some(slow)) = (*slot, &mut slow) {
+                        slow.answered();
+                    }
+                }
+                *end > now
+            });
             let ask = Ask {
                 prompt: Prompt { chain: &[], block_end: &|_| 0, bytes: 400, tokens: Tokens(100) },
                 session: None,
@@ -147,11 +163,7 @@ mod tests {
             let jitter: f64 = (0..12).map(|_| random.f64()).sum::<f64>() - 6.0;
             let ttft = 0.2 * (0.3 * jitter).exp() * if slot == 3 { factor } else { 1.0 };
             ttfts.push(ttft);
-            means[slot] += 0.1 * (ttft - means[slot]);
-            if let (3, Some(slow)) = (slot, &mut slow) {
-                slow.answered();
-            }
-            flying.push((now.after(Duration::from_secs_f64(ttft)), assignment));
+            flying.push((now.after(Duration::from_secs_f64(ttft)), slot, ttft, assignment));
         }
         ttfts.sort_by(f64::total_cmp);
         ttfts[ttfts.len() * 99 / 100]

@@ -128,7 +128,7 @@ mod tests {
             ("[pool.warmup]\nlengths = [\"shrot\"]", "f.toml:5:12: unknown prompt class \"shrot\""),
             ("[pool.warmup]\nfeatures = [\"tools\"]", "f.toml:5:13: unknown warm-up feature \"tools\""),
             ("[pool.warmup]\nrequests = 65", "f.toml:5:12: requests is out of range"),
-            ("[pool.keep_alive]", "f.toml:4:2: [pool.keep_alive] has no \"interval\""),
+            ("[pool.keep_alive]", "f.toml:4:1: [pool.keep_alive] has no \"interval\""),
             ("lora = { load = true }", "f.toml:4:8: pool.lora names no adapters"),
         ] {
             let told = check(text).unwrap_err();
