@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::*;
-use crate::fleet::status::OwnFailures;
+use crate::fleet::status::{LifeStatus, OwnFailures};
 use crate::observe::history::Part;
 use crate::routing::EngineSignals;
 
