@@ -9,6 +9,7 @@ mod actions;
 mod config_view;
 mod control;
 mod error;
+mod replicas;
 mod routes;
 mod views;
 

@@ -28,7 +28,7 @@ use tower_http::compression::predicate::{DefaultPredicate, Predicate, SizeAbove}
 use tower_http::timeout::RequestBodyTimeoutLayer;
 
 use super::error::AdminError;
-use super::{AdminState, access, actions, views};
+use super::{AdminState, access, actions, replicas, views};
 
 /// Every path with its handler.
 pub(super) fn router(admin: Arc<AdminState>) -> Router {
@@ -51,6 +51,7 @@ pub(super) fn router(admin: Arc<AdminState>) -> Router {
         .route("/api/config", get(views::config));
     let actions = Router::new()
         .route("/api/reload", post(actions::reload))
+        .route("/api/replicas", post(replicas::change))
         .route("/api/drain", post(actions::drain))
         .route("/api/log-level", get(actions::log_level).post(actions::set_log_level))
         .layer(DefaultBodyLimit::max(MAX_BODY))

@@ -16,6 +16,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::error::AdminError;
+use super::replicas::source;
 use super::{AdminState, config_view};
 use crate::drift::detectors::Finding;
 use crate::fleet::status::{PoolCalibration, ReplicaState, ReplicaStatus};
@@ -48,6 +49,7 @@ pub(super) async fn ready(State(admin): State<Arc<AdminState>>) -> (StatusCode, 
 pub(super) async fn metrics(State(admin): State<Arc<AdminState>>, headers: HeaderMap) -> impl IntoResponse {
     let accept = headers.get(ACCEPT).and_then(|accept| accept.to_str().ok());
     let exposition = Exposition::wanted(accept);
+    admin.observer.metrics().set_sources(&admin.control.sources());
     let page = admin.observer.metrics().render_as(&admin.control.replicas(), exposition);
     ([(CONTENT_TYPE, exposition.content_type())], page)
 }
@@ -61,7 +63,9 @@ pub(super) async fn fleet(State(admin): State<Arc<AdminState>>) -> Json<Value> {
         .iter()
         .map(|pool| json!({ "pool": &*pool.pool, "calibration": pool.whole.as_ref().map(calibration) }))
         .collect::<Vec<_>>();
-    Json(json!({ "replicas": replicas, "pools": pools }))
+    let sources = admin.control.sources();
+    let sources = sources.iter().map(source).collect::<Vec<_>>();
+    Json(json!({ "replicas": replicas, "pools": pools, "sources": sources }))
 }
 
 fn replica(status: &ReplicaStatus, calibrations: &[PoolCalibration]) -> Value {

@@ -23,7 +23,7 @@ use crate::admin::{self, AdminState, Control};
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::config::load::{ConfigError, Source};
-use crate::config::reload::{Watcher, watch_file};
+use crate::config::watch::{Watcher, watch_file};
 use crate::listener;
 use crate::observe::metrics::BuildInfo;
 use crate::observe::spans::Background;

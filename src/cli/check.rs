@@ -43,7 +43,18 @@ pub fn run(
 
 fn summarise(config: &Config, out: &mut dyn Write) -> io::Result<()> {
     for pool in &config.pools {
-        writeln!(out, "  pool {} (revision {}): {} replicas", pool.name, pool.revision, pool.replicas.len())?;
+        write!(out, "  pool {} (revision {}): {} replicas", pool.name, pool.revision, pool.replicas.len())?;
+        for source in pool.discovery.describe() {
+            write!(out, ", and those of {source}")?;
+        }
+        writeln!(out)?;
+        if let Some(file) = pool.discovery.file.as_ref().filter(|file| !file.is_file()) {
+            writeln!(
+                out,
+                "  warning: {} cannot be read yet; the pool has no replicas of it until then",
+                file.display()
+            )?;
+        }
     }
     for route in &config.routes {
         let model = match &route.model {

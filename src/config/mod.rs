@@ -6,6 +6,8 @@
 mod auth;
 pub mod check;
 pub mod diagnostics;
+mod discovery;
+mod endpoint;
 mod engine;
 pub mod load;
 mod otel;
@@ -13,6 +15,7 @@ pub mod paths;
 pub mod reload;
 mod slo;
 mod telemetry;
+pub mod watch;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -22,6 +25,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use self::auth::{Jwks, Jwt};
+pub use self::discovery::{DataParallel, Discovery, DnsRecords, DnsSource, KubernetesSource, ServicePort};
+pub use self::endpoint::{parse_endpoint, parse_name};
 pub use self::engine::{EngineKind, EngineProfile, Figure, FigureSource};
 pub use self::slo::{ItlBounds, Slo, TtftBound};
 pub use self::telemetry::{AccessLog, EngineSpansConfig, Otlp, OtlpProtocol, Sampling, Telemetry};
@@ -228,8 +233,12 @@ pub struct Pool {
     pub engine: EngineKind,
     /// Where that engine's figures come from: `[pool.engine_profile]` over the built-in profile.
     pub engine_profile: Arc<EngineProfile>,
-    /// 1 to [`MAX_REPLICAS`], with distinct URLs and names.
+    /// Up to [`MAX_REPLICAS`], with distinct URLs and names; none only where it has another source.
     pub replicas: Vec<ReplicaSpec>,
+    /// `dns`, `file` and `kubernetes`: further replicas, found while running.
+    pub discovery: Discovery,
+    /// Engines behind each URL.
+    pub data_parallel: DataParallel,
     /// TLS of `https` replicas; `None` trusts the system's certificate store.
     pub tls: Option<PoolTls>,
     /// Sent upstream instead of the client's credential.

@@ -4,6 +4,7 @@
 //! reads.
 
 pub(crate) mod answers;
+pub mod discovery;
 pub mod metrics_text;
 mod model_list;
 mod outliers;

@@ -33,6 +33,10 @@ use crate::upstream::pool::ConnectionPool;
 pub struct Replica {
     served: ArcSwap<Served>,
     pub endpoint: Endpoint,
+    /// Its place among the engines of its URL, where each of them is a target of its own.
+    pub rank: Option<Rank>,
+    /// What tells its process from an earlier one at the same URL, where its source says.
+    pub instance: Option<Arc<str>>,
     /// Value of the `Host` header.
     pub host: HeaderValue,
     /// The endpoint as text.
@@ -62,6 +66,9 @@ pub struct Replica {
     /// Index into [`ReplicaState::ALL`].
     state: AtomicU8,
     reason: Mutex<Arc<str>>,
+    /// It gets no new requests whatever its probes say; its source or an operator said so.
+    is_held: AtomicBool,
+    held_for: ArcSwapOption<&'static str>,
     /// Ejections since it was last proved well.
     ejections: AtomicU32,
     /// Failed requests ejected it: it comes back on trial.
@@ -78,6 +85,15 @@ pub struct Life {
     pub slot: usize,
     /// How often it had become ready.
     pub number: u32,
+}
+
+/// One of several engines behind one URL (data parallelism).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rank {
+    /// From 0: the value of `X-data-parallel-rank`.
+    pub index: u32,
+    /// Engines behind the URL.
+    pub of: u32,
 }
 
 /// Counters of one scrape.
@@ -107,6 +123,10 @@ pub struct ReplicaParts {
     pub slot: usize,
     pub served: Served,
     pub endpoint: Endpoint,
+    /// Place among the engines of the endpoint.
+    pub rank: Option<Rank>,
+    /// Id of the process, where its source tells one.
+    pub instance: Option<Arc<str>>,
     /// Value of the `Host` header.
     pub host: HeaderValue,
     pub connections: Arc<ConnectionPool>,
@@ -117,8 +137,10 @@ impl Replica {
     pub fn new(parts: ReplicaParts) -> Arc<Self> {
         let url: Arc<str> = parts.endpoint.to_string().into();
         Arc::new(Self {
-            target: Target::new(parts.slot, rendezvous::identity(0, url.as_bytes())),
+            target: Target::new(parts.slot, identity(&url, parts.rank)),
             url,
+            rank: parts.rank,
+            instance: parts.instance,
             served: ArcSwap::from_pointee(parts.served),
             endpoint: parts.endpoint,
             host: parts.host,
@@ -135,6 +157,8 @@ impl Replica {
             removed: CancellationToken::new(),
             state: AtomicU8::new(0),
             reason: Mutex::new("not probed yet".into()),
+            is_held: AtomicBool::new(false),
+            held_for: ArcSwapOption::empty(),
             ejections: AtomicU32::new(0),
             was_sick: AtomicBool::new(false),
             rests_until: AtomicU64::new(0),
@@ -169,7 +193,17 @@ impl Replica {
 
     /// Whether it takes new requests.
     pub fn is_ready(&self) -> bool {
-        self.state() == ReplicaState::Ready
+        self.state() == ReplicaState::Ready && !self.is_held.load(Ordering::Relaxed)
+    }
+
+    /// Takes new requests away for as long as there is a reason; streams, probes and scrapes go on.
+    pub fn hold(&self, reason: Option<&'static str>) {
+        if self.is_held.swap(reason.is_some(), Ordering::Relaxed) != reason.is_some() {
+            self.held_for.store(reason.map(Arc::new));
+            let served = self.served();
+            let (pool, replica) = (&*served.pool, &*served.replica);
+            tracing::info!(pool, replica, reason = reason.unwrap_or("released"), "replica held or released");
+        }
     }
 
     /// Changes the state and logs the change; from `Draining` does nothing.
@@ -265,13 +299,15 @@ impl Replica {
         let signals = self.target.signals(now, limits);
         let load = self.target.load.view();
         let served = self.served.load();
+        let held = self.held_for.load();
+        let held = held.as_ref().filter(|_| self.state() == ReplicaState::Ready);
         ReplicaStatus {
             pool: Arc::clone(&served.pool),
             revision: Arc::clone(&served.revision),
             replica: Arc::clone(&served.replica),
             url: Arc::clone(&self.url),
-            state: self.state(),
-            reason: Arc::clone(&self.reason.lock()),
+            state: if held.is_some() { ReplicaState::Draining } else { self.state() },
+            reason: held.map_or_else(|| Arc::clone(&self.reason.lock()), |reason| (***reason).into()),
             failure_ratio: self.answers.failure_rate(now).unwrap_or_default(),
             traffic_share: self.target.share(),
             is_on_trial: self.answers.is_on_trial(),
@@ -287,6 +323,14 @@ impl Replica {
             connections: self.connections.open(),
             models: self.models.load().iter().map(|m| Arc::clone(&m.id)).collect(),
         }
+    }
+}
+
+/// Ranks of one URL are told apart where keys are spread over replicas.
+fn identity(url: &str, rank: Option<Rank>) -> u64 {
+    match rank {
+        Some(rank) => rendezvous::identity(0, format!("{url}#{}", rank.index).as_bytes()),
+        None => rendezvous::identity(0, url.as_bytes()),
     }
 }
 

@@ -161,6 +161,7 @@ impl Outbound<'_> {
                 tracestate: trace.state.as_deref().and_then(|s| HeaderValue::from_str(s).ok()),
                 credential,
                 via: &self.gateway().via,
+                rank: pick.replica.rank.map(|rank| rank.index),
             },
         );
         request

@@ -57,9 +57,6 @@ impl Unbuilt {
 
 /// Of a pool.
 pub(super) const POOL: &[Unbuilt] = &[
-    Unbuilt::key("dns", LIST_REPLICAS),
-    Unbuilt::key("file", LIST_REPLICAS),
-    Unbuilt::table("kubernetes", &["namespace", "service", "port"], LIST_REPLICAS),
     Unbuilt::table(
         "warmup",
         &["requests", "slow_start"],
@@ -97,5 +94,3 @@ pub(super) const ROUTE: &[Unbuilt] = &[Unbuilt::table(
 pub(super) const TELEMETRY: &[Unbuilt] =
     &[Unbuilt::key("content", "remove it; spans carry no prompt and no answer text")
         .unless(&[("content", "false")])];
-
-const LIST_REPLICAS: &str = "list the replicas: replicas = [\"http://127.0.0.1:8001\"]";

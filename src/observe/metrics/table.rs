@@ -512,4 +512,40 @@ impl DriftFamilies {
     }
 }
 
+/// Families of the sources of replicas.
+pub(super) struct DiscoveryFamilies {
+    pub(super) targets: Family<GaugeVec>,
+    pub(super) age: Family<GaugeVec>,
+    pub(super) failing: Family<GaugeVec>,
+    pub(super) failures: Family<IntCounterVec>,
+}
+
+impl DiscoveryFamilies {
+    pub(super) fn new(maker: &Maker<'_>) -> Self {
+        const SOURCE: &[&str] = &["pool", "source"];
+        Self {
+            targets: maker.gauges(
+                "tokenway_discovery_targets",
+                "Replicas that a source of the pool names.",
+                SOURCE,
+            ),
+            age: maker.gauges(
+                "tokenway_discovery_age_seconds",
+                "Since the last good answer of a source; 0 for the configuration's own list.",
+                SOURCE,
+            ),
+            failing: maker.gauges(
+                "tokenway_discovery_failing",
+                "1 while a source fails and its last known replicas stay in force.",
+                SOURCE,
+            ),
+            failures: maker.counters(
+                "tokenway_discovery_failures_total",
+                "Times that a source did not answer, or not with a list of replicas.",
+                SOURCE,
+            ),
+        }
+    }
+}
+
 const TABLE_IS_VALID: &str = "invariant: the table's names and labels are valid and distinct (tested)";
