@@ -6,6 +6,7 @@
 //! address.
 
 use std::collections::{BTreeMap, HashMap};
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use serde::{Deserialize, Deserializer};
@@ -157,7 +158,8 @@ impl Slices {
     }
 
     fn entry(&self, endpoint: SliceEndpoint, port: u16, is_v4: bool) -> Option<Entry> {
-        let host: Arc<str> = endpoint.addresses.into_iter().next()?.into();
+        let address: IpAddr = endpoint.addresses.into_iter().next()?.parse().ok()?;
+        let host: Arc<str> = address.to_string().into();
         let conditions = endpoint.conditions;
         let is_terminating = conditions.terminating.unwrap_or(false);
         let is_serving = conditions.serving.or(conditions.ready).unwrap_or(true);
