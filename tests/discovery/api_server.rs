@@ -12,13 +12,13 @@ use tokio::sync::mpsc;
 use crate::support::until;
 
 /// The answer to one GET.
-pub enum Answer {
+pub(crate) enum Answer {
     Page(u16, String),
     /// A watch that goes on until its sender says how it ends.
     Watch(mpsc::Receiver<Feed>),
 }
 
-pub enum Feed {
+pub(crate) enum Feed {
     Event(String),
     /// In order.
     End,
@@ -26,8 +26,8 @@ pub enum Feed {
     Drop,
 }
 
-pub struct ApiServer {
-    pub address: SocketAddr,
+pub(crate) struct ApiServer {
+    pub(crate) address: SocketAddr,
     state: Arc<State>,
 }
 
@@ -38,7 +38,7 @@ struct State {
 }
 
 impl ApiServer {
-    pub async fn start() -> Self {
+    pub(crate) async fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let (address, state) = (listener.local_addr().unwrap(), Arc::<State>::default());
         let accepting = Arc::clone(&state);
@@ -50,23 +50,23 @@ impl ApiServer {
         Self { address, state }
     }
 
-    pub fn next(&self, answer: Answer) {
+    pub(crate) fn next(&self, answer: Answer) {
         self.state.answers.lock().push_back(answer);
     }
 
     /// The next GET is a watch, which the sender feeds.
-    pub fn next_watch(&self) -> mpsc::Sender<Feed> {
+    pub(crate) fn next_watch(&self) -> mpsc::Sender<Feed> {
         let (feed, events) = mpsc::channel(16);
         self.next(Answer::Watch(events));
         feed
     }
 
     /// Targets of the requests so far.
-    pub fn asked(&self) -> Vec<String> {
+    pub(crate) fn asked(&self) -> Vec<String> {
         self.state.asked.lock().clone()
     }
 
-    pub async fn asked_times(&self, count: usize) {
+    pub(crate) async fn asked_times(&self, count: usize) {
         until("the API server is asked", || self.asked().len() >= count).await;
     }
 }

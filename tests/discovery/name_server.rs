@@ -8,7 +8,7 @@ use tokio::net::UdpSocket;
 
 /// What it says to every question of a type.
 #[derive(Clone, Debug)]
-pub enum Says {
+pub(crate) enum Says {
     /// A records; no others.
     Addresses(Vec<Ipv4Addr>),
     /// SRV records: priority, port, host.
@@ -19,14 +19,14 @@ pub enum Says {
     Failure,
 }
 
-pub struct NameServer {
-    pub address: SocketAddr,
+pub(crate) struct NameServer {
+    pub(crate) address: SocketAddr,
     says: Arc<Mutex<(Says, u32)>>,
     questions: Arc<Mutex<usize>>,
 }
 
 impl NameServer {
-    pub async fn start(says: Says, ttl: u32) -> Self {
+    pub(crate) async fn start(says: Says, ttl: u32) -> Self {
         let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let address = socket.local_addr().unwrap();
         let (says, questions) = (Arc::new(Mutex::new((says, ttl))), Arc::<Mutex<usize>>::default());
@@ -42,11 +42,11 @@ impl NameServer {
         Self { address, says, questions }
     }
 
-    pub fn says(&self, says: Says) {
+    pub(crate) fn says(&self, says: Says) {
         self.says.lock().0 = says;
     }
 
-    pub fn questions(&self) -> usize {
+    pub(crate) fn questions(&self) -> usize {
         *self.questions.lock()
     }
 }
