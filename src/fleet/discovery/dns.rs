@@ -171,5 +171,5 @@ const MAX_TTL: Duration = Duration::from_secs(300);
 /// Of one try at one server.
 const TIMEOUT: Duration = Duration::from_secs(2);
 /// Doubled for each failure in a row.
-const FIRST_RETRY: Duration = Duration::from_secs(1);
-const MAX_RETRY: Duration = Duration::from_secs(15);
+const FIRST_RETRY: Duration = Duration::from_millis(500);
+const MAX_RETRY: Duration = Duration::from_secs(10);
