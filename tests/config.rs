@@ -11,7 +11,8 @@ use std::time::Duration;
 
 use tokenway::config::check::check_str;
 use tokenway::config::load::{Source, load};
-use tokenway::config::reload::{reload, watch_file};
+use tokenway::config::reload::reload;
+use tokenway::config::watch::watch_file;
 use tokenway::config::{
     AccessLog, Config, Figure, FigureSource, MAX_REPLICAS, ModelMatch, OtlpProtocol, Overrides, PolicyName,
     ProbeKind, paths,
