@@ -188,7 +188,8 @@ impl Estimate {
             prefill,
             slot_wait,
             turn: fast_max(prefill, places.map_or(step, |limit| in_place / float(limit))),
-            base: lag * step + if is_idle { self.way } else { 0.0 },
+            // A request is on its way while others are computed.
+            base: lag * step + fast_max(self.way - wait - slot_wait, 0.0),
             ..Terms::default()
         }
     }
