@@ -12,14 +12,14 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
+use super::cache_counters::CacheReport;
 use super::float::span;
 use super::prefix_index::{PrefixIndex, capacity_of};
-use super::cache_counters::CacheReport;
 use super::target::{EngineLimits, Target};
 use super::verdict::{Aim, PATIENCE, Verdict, judge};
 use super::{
-    Candidate, Decision, Lesson, LoadGuard, Pace, Placement, Policy, PoolModel, Prompt, Query, SlotSet, Terms,
-    Waiting, cheapest, longest,
+    Candidate, Decision, Lesson, LoadGuard, Pace, Placement, Policy, PoolModel, Prompt, Query, SlotSet,
+    Terms, Waiting, cheapest, longest,
 };
 use crate::clock::Stamp;
 use crate::record::SloBounds;
