@@ -3,8 +3,8 @@
 //! ```text
 //! cost  =  wait + base + prefill − copy     predicted TTFT, without what a shared prefix will save others
 //!       +  o · (work − copy)                delay of those who come next: prefill at the pool's usual speed
-//!       +  0.05 · (decode − 1.2 · least)⁺    own answer and what it adds to those there, beyond the best's
-//!       +  b · (harm + excess)              streams pushed over their bound on TPOT
+//!       +  0.15 · (decode − 1.2 · least)⁺    own answer and what it adds to those there, beyond the best's
+//!       +  b · harm                         streams pushed over their bound on TPOT
 //!       +  l · late                         the chance that this first token misses its bound
 //! ```
 //!
@@ -84,11 +84,10 @@ impl<'a> Stakes<'a> {
         };
         let mut terms = estimate.terms(&self.pool, &queue, work);
         let steps = self.steps(candidate, &load, &estimate);
-        terms.decode = self.pool.output * (steps.after + candidate.requests * steps.added() / 2.0);
+        terms.decode = self.pool.output * (steps.after + candidate.requests * steps.added / 2.0);
         terms.harm = self.harm(candidate, &terms, &load, estimate.step(load.context));
         // Streams that lose their bound by the steps alone are not harmed, and no wait gives them slack.
         terms.harm *= 1.0 - chance_of_miss(steps.after / self.tpot);
-        terms.excess = self.excess(candidate, &steps);
         let used = (self.waited + terms.seconds()) * self.per_bound;
         terms.late = chance_of_miss(used);
         let copied = self.copied(candidate, &work);
@@ -97,7 +96,7 @@ impl<'a> Stakes<'a> {
         let usual = self.usual * self.pool.work(&work) * (1.0 - self.used_by_others * copied);
         terms.cost = terms.seconds() - copy
             + self.prices.others_wait * usual
-            + self.prices.broken * (terms.harm + terms.excess)
+            + self.prices.broken * terms.harm
             + self.prices.late * terms.late
             + FAILURE * (1.0 - candidate.success);
         terms
@@ -117,18 +116,7 @@ impl<'a> Stakes<'a> {
         let sequence = estimate.sequence(&self.pool, context);
         let unseen = fast_max(candidate.requests - float(load.decoding()), 0.0);
         let before = estimate.step(load.context) + unseen * sequence;
-        Steps { before, after: before + sequence }
-    }
-
-    /// Streams that steps alone push over the bound: this answer, and by what it adds to each step those there. Where all of them
-    /// are lost already, one more is all that can be: then decoding and waiting decide.
-    #[inline]
-    fn excess(&self, candidate: &Candidate<'_>, steps: &Steps) -> f64 {
-        if self.tpot.is_infinite() {
-            return 0.0;
-        }
-        let [before, after] = [steps.before, steps.after].map(|step| chance_of_miss(step / self.tpot));
-        after + candidate.requests * (after - before)
+        Steps { after: before + sequence, added: sequence }
     }
 
     /// Streams that this prefill is expected to push over their bound.
@@ -153,16 +141,12 @@ impl<'a> Stakes<'a> {
     }
 }
 
-/// Seconds of a decoding step without a request and with it.
+/// A decoding step, in seconds.
 struct Steps {
-    before: f64,
+    /// With the request.
     after: f64,
-}
-
-impl Steps {
-    fn added(&self) -> f64 {
-        self.after - self.before
-    }
+    /// What it adds.
+    added: f64,
 }
 
 fn seconds_between(earlier: Stamp, later: Stamp) -> f64 {
@@ -176,7 +160,7 @@ fn chance_of_miss(used: f64) -> f64 {
 }
 
 /// What a second of decoding is worth beside a second of waiting for the first token.
-const DECODE: f64 = 0.05;
+const DECODE: f64 = 0.15;
 /// Decoding that takes so much longer than at the best replica is no reason to wait for another: predictions err by as much, and
 /// chance evens it out.
 const UNNOTICED: f64 = 1.2;

@@ -43,8 +43,7 @@ fn a_replica_whose_steps_are_over_the_bound_is_dearer_the_more_it_has() {
         candidates.iter().map(|candidate| candidate.cost).collect()
     });
     let [some, many, none] = costs[..] else { panic!("three replicas") };
-    assert!(none > 9.0, "its own stream is lost: {none} s");
-    assert!(some > none && many > some, "{none} {some} {many}");
+    assert!(some > none + 0.1 && many > some + 0.1, "{none} {some} {many}");
     assert_eq!(fleet.decide(&text).unwrap().slot, 2);
     assert!(matches!(fleet.judge(&text).unwrap(), Verdict::Place(_)), "no wait would help");
 }
