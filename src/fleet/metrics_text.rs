@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use super::replica::Rank;
 use crate::config::{EngineProfile, Figure, FigureSource};
+use crate::routing::CacheFigures;
 
 /// Figures of one page.
 #[derive(Clone, Debug, PartialEq)]
@@ -124,6 +125,14 @@ impl EngineFigures {
             (all > 0.0).then(|| used / all)
         };
         self.get(Figure::KvCacheUsage).or_else(by_blocks).filter(|usage| *usage <= 1.0)
+    }
+
+    /// What the prefix cache found: by its totals, or else by the share that the engine tells.
+    #[must_use]
+    pub fn cache(&self) -> Option<CacheFigures> {
+        let totals = self.get(Figure::CacheQueries).zip(self.get(Figure::CacheHits));
+        let by_totals = totals.map(|(queries, hits)| CacheFigures::Totals { queries, hits });
+        by_totals.or_else(|| self.get(Figure::CacheHitRatio).map(CacheFigures::Share))
     }
 
     /// What the profile expects and the page does not have.

@@ -180,9 +180,10 @@ impl Scraper {
                 figures.count(Figure::KvBlocks)
             },
             batch_limit: figures.count(Figure::BatchLimit),
+            cache: figures.cache(),
         };
         replica.target.scraped(page, self.clock.now());
-        self.pool.dispatcher.learn_capacity(&replica.target, self.pool.ratio.bytes_per_token());
+        self.pool.dispatcher.learn_cache(&replica.target, self.pool.ratio.bytes_per_token());
     }
 
     /// Says once what the engine does not tell.

@@ -9,6 +9,7 @@
 
 mod backlog;
 mod batch_limit;
+mod cache_counters;
 mod dispatcher;
 mod float;
 mod foreign;
@@ -35,6 +36,7 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 pub use self::backlog::Waiting;
+pub use self::cache_counters::CacheFigures;
 pub use self::dispatcher::{Ask, Assignment, Dispatcher, Judged};
 pub use self::foreign::Foreign;
 pub use self::hazard::{Curve, POINTS};
