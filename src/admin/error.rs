@@ -27,6 +27,10 @@ pub(super) enum AdminError {
     InvalidLevel(String),
     #[error("{0}")]
     InvalidConfig(String),
+    #[error("no finding of this id holds")]
+    UnknownFinding,
+    #[error("{0}")]
+    InvalidMute(String),
     #[error("the reload broke off")]
     ReloadFailed,
     #[error("too many requests at once; try again")]
@@ -48,6 +52,8 @@ impl AdminError {
             Self::InvalidWindow => (StatusCode::BAD_REQUEST, "invalid_window"),
             Self::InvalidBody => (StatusCode::BAD_REQUEST, "invalid_body"),
             Self::InvalidLevel(_) => (StatusCode::BAD_REQUEST, "invalid_level"),
+            Self::UnknownFinding => (StatusCode::NOT_FOUND, "unknown_finding"),
+            Self::InvalidMute(_) => (StatusCode::BAD_REQUEST, "invalid_mute"),
             Self::InvalidConfig(_) => (StatusCode::UNPROCESSABLE_ENTITY, "invalid_config"),
             Self::ReloadFailed => (StatusCode::INTERNAL_SERVER_ERROR, "reload_failed"),
             Self::Overloaded => (StatusCode::SERVICE_UNAVAILABLE, "overloaded"),

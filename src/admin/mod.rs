@@ -8,6 +8,7 @@ mod access;
 mod actions;
 mod config_view;
 mod control;
+mod drift;
 mod error;
 mod routes;
 mod views;

@@ -28,7 +28,7 @@ use tower_http::compression::predicate::{DefaultPredicate, Predicate, SizeAbove}
 use tower_http::timeout::RequestBodyTimeoutLayer;
 
 use super::error::AdminError;
-use super::{AdminState, access, actions, views};
+use super::{AdminState, access, actions, drift, views};
 
 /// Every path with its handler.
 pub(super) fn router(admin: Arc<AdminState>) -> Router {
@@ -47,10 +47,11 @@ pub(super) fn router(admin: Arc<AdminState>) -> Router {
         .route("/api/routes", get(views::routes))
         .route("/api/latency", get(views::latency))
         .route("/api/decisions", get(views::decisions))
-        .route("/api/drift", get(views::drift))
+        .route("/api/drift", get(drift::findings))
         .route("/api/config", get(views::config));
     let actions = Router::new()
         .route("/api/reload", post(actions::reload))
+        .merge(drift::actions())
         .route("/api/drain", post(actions::drain))
         .route("/api/log-level", get(actions::log_level).post(actions::set_log_level))
         .layer(DefaultBodyLimit::max(MAX_BODY))

@@ -4,7 +4,7 @@
 //! Durations are seconds.
 
 use std::sync::Arc;
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::Duration;
 
 use axum::Json;
 use axum::extract::rejection::QueryRejection;
@@ -17,7 +17,6 @@ use serde_json::{Value, json};
 
 use super::error::AdminError;
 use super::{AdminState, config_view};
-use crate::drift::detectors::Finding;
 use crate::fleet::status::{PoolCalibration, ReplicaState, ReplicaStatus};
 use crate::observe::judgement::Judgement;
 use crate::observe::metrics::Exposition;
@@ -183,23 +182,6 @@ fn percentiles(values: &Percentiles) -> Value {
         "p99.9": values.p999,
         "max": values.max,
     })
-}
-
-/// `/api/drift`
-pub(super) async fn drift(State(admin): State<Arc<AdminState>>) -> Json<Value> {
-    let found = admin.drift.board().read();
-    Json(json!({
-        "series": found.series,
-        "active": found.active.iter().map(finding).collect::<Vec<_>>(),
-        "recent": found.recent.iter().map(finding).collect::<Vec<_>>(),
-    }))
-}
-
-fn finding(finding: &Finding) -> Value {
-    let mut json = finding.to_json();
-    let at = Duration::try_from_secs_f64(finding.at).unwrap_or_default();
-    json["time"] = rfc3339::utc(UNIX_EPOCH + at).into();
-    json
 }
 
 /// `/api/decisions`

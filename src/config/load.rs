@@ -63,6 +63,7 @@ pub fn load(
         Source::Upstreams(endpoints) => check_with("--upstream", &file_of(endpoints)?, env, overrides)?,
     };
     apply(overrides, &mut config)?;
+    config.drift.state = config.drift.state.settled(config.admin.listen, source, env);
     Ok(config)
 }
 

@@ -24,6 +24,8 @@ pub(super) struct Symptoms {
     pub(super) is_median_flat: bool,
     /// Requests, as a ratio.
     pub(super) load: Option<f64>,
+    /// Median inter-token latency, as a ratio.
+    pub(super) itl: Option<f64>,
     /// Share of prompts that are long for this route, now and in the baseline of days.
     pub(super) long_prompts: Option<(f64, f64)>,
     /// By how much the share of slow requests grew over days.
@@ -35,24 +37,18 @@ pub(super) struct Symptoms {
 impl Symptoms {
     /// Every cause that something speaks for.
     pub(super) fn diagnose(&self, kind: Kind) -> Causes {
-        let mut cases = Vec::new();
+        let mut cases = self.of_place(kind);
         let is_about_ttft = matches!(kind, Kind::TtftDoubled | Kind::TtftShift | Kind::TtftP99OverSlo);
-        if kind == Kind::ReplicaSlow || (self.replicas >= 2 && self.affected == 1) {
-            let counts = |case: Case| {
-                case.with("replicas_affected", self.affected as f64).with("replicas_compared", self.replicas as f64)
-            };
-            cases.push(counts(Case::new(Diagnosis::Replica, ALONE)));
-        } else if self.has_slow_replica && is_about_ttft {
-            cases.push(Case::new(Diagnosis::Replica, SLOW_REPLICA).with("slow_replicas", 1.0));
-        }
-        if let Some(age) = self.revision_age.filter(|age| *age < kind.revision_suspect_for()) {
-            cases.push(Case::new(Diagnosis::Revision, NEW_REVISION).with("since_revision_seconds", age));
-        }
         if is_about_ttft || matches!(kind, Kind::ItlShift | Kind::ItlJitter) {
             cases.extend(of_changes(&self.changes));
         }
         if is_about_ttft && let Some(load) = self.load.filter(|load| *load > MORE_LOAD) {
             cases.push(Case::new(Diagnosis::Capacity, graded(load / MORE_LOAD)).with("load_ratio", load));
+        }
+        let is_busier = exceeds(self.load, MORE_LOAD);
+        if is_about_ttft && self.changes.is_empty() && !is_busier {
+            let itl = self.itl.filter(|itl| *itl > UNCHANGED);
+            cases.extend(itl.map(|itl| Case::new(Diagnosis::Contention, SLOWER_STEPS).with("itl_ratio", itl)));
         }
         if kind == Kind::AvailabilityHour && let Some(load) = self.load.filter(|load| *load > PEAK_HOUR) {
             cases.push(Case::new(Diagnosis::Capacity, TAIL_ALONE).with("load_of_this_hour_ratio", load));
@@ -62,6 +58,23 @@ impl Symptoms {
             cases.push(Case::new(Diagnosis::InfrastructureVariability, TAIL_ALONE).with("p50_is_flat", 1.0));
         }
         Causes::of(cases)
+    }
+
+    /// One replica, or a new revision.
+    fn of_place(&self, kind: Kind) -> Vec<Case> {
+        let mut cases = Vec::new();
+        if kind == Kind::ReplicaSlow || (self.replicas >= 2 && self.affected == 1) {
+            let counts = |case: Case| {
+                case.with("replicas_affected", self.affected as f64).with("replicas_compared", self.replicas as f64)
+            };
+            cases.push(counts(Case::new(Diagnosis::Replica, ALONE)));
+        } else if self.has_slow_replica && kind.is_of_ttft() {
+            cases.push(Case::new(Diagnosis::Replica, SLOW_REPLICA).with("slow_replicas", 1.0));
+        }
+        if let Some(age) = self.revision_age.filter(|age| *age < kind.revision_suspect_for()) {
+            cases.push(Case::new(Diagnosis::Revision, NEW_REVISION).with("since_revision_seconds", age));
+        }
+        cases
     }
 
     /// More long prompts than before, enough of them to account for the slow requests.
@@ -299,7 +312,7 @@ fn graded(times: f64) -> f64 {
 }
 
 /// The median of what is known.
-pub(super) fn middle(changes: &[SignalChange], pick: fn(&SignalChange) -> Option<f64>) -> Option<f64> {
+fn middle(changes: &[SignalChange], pick: fn(&SignalChange) -> Option<f64>) -> Option<f64> {
     median(&changes.iter().filter_map(pick).collect::<Vec<_>>())
 }
 
@@ -313,7 +326,10 @@ fn is_below(value: Option<f64>, bound: f64) -> bool {
 
 impl Kind {
     fn is_of_ttft(self) -> bool {
-        matches!(self, Self::TtftTailDrift | Self::TtftDrift | Self::TtftShift | Self::TtftP99OverSlo)
+        matches!(
+            self,
+            Self::TtftTailDrift | Self::TtftDrift | Self::TtftShift | Self::TtftP99OverSlo | Self::TtftDoubled
+        )
     }
 
     /// Seconds for which a new revision is taken for the cause.

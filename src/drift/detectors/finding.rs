@@ -3,6 +3,7 @@
 //! Kinds and diagnoses are closed sets, because they become labels. Evidence is names and values that can be checked, no
 //! prose.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -160,7 +161,7 @@ impl Diagnosis {
 }
 
 /// A series, or one replica of it.
-#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct SeriesName {
     /// Route name.
     pub route: Arc<str>,
@@ -205,7 +206,7 @@ pub struct Finding {
     /// The most likely cause and the next, each with its numbers.
     pub causes: Causes,
     /// What was found: numbers and names, in order of importance.
-    pub evidence: Vec<(&'static str, Fact)>,
+    pub evidence: Vec<(Cow<'static, str>, Fact)>,
     /// Somebody has said so: it is known.
     pub is_acknowledged: bool,
 }
@@ -239,8 +240,8 @@ impl Finding {
     }
 
     /// What was found and what speaks for the cause.
-    pub fn facts(&self) -> impl Iterator<Item = (&'static str, Fact)> {
-        let found = self.evidence.iter().map(|(name, fact)| (*name, fact.clone()));
+    pub fn facts(&self) -> impl Iterator<Item = (&str, Fact)> {
+        let found = self.evidence.iter().map(|(name, fact)| (&**name, fact.clone()));
         let of_cause = self.causes.first.iter().flat_map(|case| &case.facts);
         found.chain(of_cause.map(|(name, value)| (*name, Fact::Number(*value))))
     }
@@ -284,11 +285,11 @@ impl Fact {
 
 /// Evidence as it is being gathered.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Evidence(pub(super) Vec<(&'static str, Fact)>);
+pub(super) struct Evidence(pub(super) Vec<(Cow<'static, str>, Fact)>);
 
 impl Evidence {
     pub(super) fn with(mut self, name: &'static str, fact: impl Into<Fact>) -> Self {
-        self.0.push((name, fact.into()));
+        self.0.push((Cow::Borrowed(name), fact.into()));
         self
     }
 

@@ -63,7 +63,7 @@ type Minutes = VecDeque<(i64, Signals)>;
 
 /// Medians of each replica before something began.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
-pub struct Snapshot(Vec<(Arc<str>, Signals)>);
+pub struct Snapshot(Vec<(String, Signals)>);
 
 /// How one replica's signals changed, by their medians.
 #[derive(Clone, Copy, Debug, Default)]
@@ -115,7 +115,7 @@ impl SignalHistory {
     /// How they differ from `before`; replicas that are not in it cannot be compared.
     pub(super) fn changes_from(&self, before: &Snapshot, minute: i64) -> Vec<SignalChange> {
         let change = |(name, minutes): &(Arc<str>, Minutes)| {
-            let (_, before) = before.0.iter().find(|(known, _)| known == name)?;
+            let (_, before) = before.0.iter().find(|(known, _)| **known == **name)?;
             let now = between(minutes, minute - NOW, minute);
             let started_ago = started_ago(minutes, minute);
             (!now.is_empty()).then(|| SignalChange { before: *before, now: medians(&now), started_ago })
@@ -128,7 +128,7 @@ impl SignalHistory {
     pub fn before(&self, minute: i64) -> Snapshot {
         let usual = |(name, minutes): &(Arc<str>, Minutes)| {
             let before = between(minutes, i64::MIN, minute);
-            (before.len() >= MIN_MINUTES_BEFORE).then(|| (Arc::clone(name), medians(&before)))
+            (before.len() >= MIN_MINUTES_BEFORE).then(|| (name.to_string(), medians(&before)))
         };
         Snapshot(self.replicas.iter().filter_map(usual).collect())
     }
