@@ -40,13 +40,8 @@ pub(crate) enum Setting {
     Forgetful,
 }
 
-pub(crate) const SETTINGS: [Setting; 5] = [
-    Setting::Ordinary,
-    Setting::TwoReplicas,
-    Setting::EightReplicas,
-    Setting::Restarted,
-    Setting::Forgetful,
-];
+pub(crate) const SETTINGS: [Setting; 5] =
+    [Setting::Ordinary, Setting::TwoReplicas, Setting::EightReplicas, Setting::Restarted, Setting::Forgetful];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {

@@ -121,7 +121,10 @@ fn delay_of(case: &DelayCase, seed: u64) -> f64 {
 
 /// Faults in simulated engines, and what is said of each.
 fn diagnosis(report: &mut Report) -> io::Result<()> {
-    writeln!(report.out, "diagnosis seven minutes after a fault, {FLEETS} fleets each: right / unknown / wrong")?;
+    writeln!(
+        report.out,
+        "diagnosis seven minutes after a fault, {FLEETS} fleets each: right / unknown / wrong"
+    )?;
     let (mut right, mut wrong, mut all) = (0, 0, 0);
     for (fault, expected) in FAULTS {
         write!(report.out, "{:<13}", format!("{fault:?}"))?;

@@ -61,17 +61,26 @@ fn date(seconds: f64) -> String {
 }
 
 /// POST `/api/drift/{id}/acknowledge`
-async fn acknowledge(State(admin): State<Arc<AdminState>>, Path(id): Path<String>) -> Result<Json<Value>, AdminError> {
+async fn acknowledge(
+    State(admin): State<Arc<AdminState>>,
+    Path(id): Path<String>,
+) -> Result<Json<Value>, AdminError> {
     answer(admin.drift.acknowledge(&id, true).await)
 }
 
 /// DELETE `/api/drift/{id}/acknowledge`
-async fn forget(State(admin): State<Arc<AdminState>>, Path(id): Path<String>) -> Result<Json<Value>, AdminError> {
+async fn forget(
+    State(admin): State<Arc<AdminState>>,
+    Path(id): Path<String>,
+) -> Result<Json<Value>, AdminError> {
     answer(admin.drift.acknowledge(&id, false).await)
 }
 
 /// POST `/api/drift/{id}/reset`
-async fn reset(State(admin): State<Arc<AdminState>>, Path(id): Path<String>) -> Result<Json<Value>, AdminError> {
+async fn reset(
+    State(admin): State<Arc<AdminState>>,
+    Path(id): Path<String>,
+) -> Result<Json<Value>, AdminError> {
     answer(admin.drift.reset(&id).await)
 }
 
@@ -96,7 +105,8 @@ async fn mute(
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Json<Value>, AdminError> {
     let body = body.map_err(|_| AdminError::InvalidBody)?;
-    let request: MuteRequest = serde_json::from_slice(&body).map_err(|error| AdminError::InvalidMute(error.to_string()))?;
+    let request: MuteRequest =
+        serde_json::from_slice(&body).map_err(|error| AdminError::InvalidMute(error.to_string()))?;
     let kind = match request.kind.as_deref() {
         None => None,
         Some(name) => Some(Kind::parse(name).ok_or_else(|| {
@@ -106,7 +116,9 @@ async fn mute(
     };
     let length = parse_duration(&request.r#for).map_err(AdminError::InvalidMute)?;
     if length > MAX_MUTE {
-        return Err(AdminError::InvalidMute("for is more than 30 days: mute again when they are over".to_owned()));
+        return Err(AdminError::InvalidMute(
+            "for is more than 30 days: mute again when they are over".to_owned(),
+        ));
     }
     let until = admin.drift.now() + length.as_secs_f64();
     let mute = Mute { route: request.route, kind, until };

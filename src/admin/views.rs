@@ -4,7 +4,6 @@
 //! Durations are seconds.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::Json;
 use axum::extract::rejection::QueryRejection;

@@ -123,7 +123,12 @@ fn read(text: &[u8]) -> Result<CheckedLine<'_>, String> {
     if !line.t.is_finite() || line.t.abs() > MAX_SECONDS {
         return Err("t must be a number of seconds".to_owned());
     }
-    for (name, value) in [("ttft", line.ttft), ("itl", line.itl), ("predicted", line.predicted), ("prompt_tokens", line.prompt_tokens)] {
+    for (name, value) in [
+        ("ttft", line.ttft),
+        ("itl", line.itl),
+        ("predicted", line.predicted),
+        ("prompt_tokens", line.prompt_tokens),
+    ] {
         if value.is_some_and(|value| value < 0.0) {
             return Err(format!("{name} must not be negative"));
         }

@@ -24,8 +24,8 @@ use std::time::Duration;
 
 pub use self::auth::{Jwks, Jwt};
 pub use self::engine::{EngineKind, EngineProfile, Figure, FigureSource};
-pub use self::state::DriftState;
 pub use self::slo::{ItlBounds, Slo, TtftBound};
+pub use self::state::DriftState;
 pub use self::telemetry::{AccessLog, EngineSpansConfig, Otlp, OtlpProtocol, Sampling, Telemetry};
 use crate::stage::StageBudget;
 use crate::units::Tokens;
@@ -79,7 +79,14 @@ pub struct Drift {
 impl Default for Drift {
     fn default() -> Self {
         const DAY: Duration = Duration::from_secs(86_400);
-        Self { block: DAY, from: DAY * 35, to: DAY * 7, availability: 0.999, webhook: None, state: DriftState::Default }
+        Self {
+            block: DAY,
+            from: DAY * 35,
+            to: DAY * 7,
+            availability: 0.999,
+            webhook: None,
+            state: DriftState::Default,
+        }
     }
 }
 

@@ -31,7 +31,12 @@ impl DriftState {
     }
 
     /// A place for what was not said.
-    pub(super) fn settled(self, admin: SocketAddr, source: &Source, env: &dyn Fn(&str) -> Option<String>) -> Self {
+    pub(super) fn settled(
+        self,
+        admin: SocketAddr,
+        source: &Source,
+        env: &dyn Fn(&str) -> Option<String>,
+    ) -> Self {
         if self != Self::Default || admin.port() == 0 {
             return self;
         }
@@ -59,9 +64,20 @@ mod tests {
     fn the_state_is_where_the_machine_keeps_states() {
         let file = Source::File("/etc/tokenway/gateway.toml".into());
         let none = Source::Upstreams(Vec::new());
-        let table: [(&[(&str, &str)], &Source, u16, Option<&str>); 6] = [
-            (&[("STATE_DIRECTORY", "/var/lib/tw:/x"), ("HOME", "/root")], &file, 9090, Some("/var/lib/tw/drift-9090.json")),
-            (&[("XDG_STATE_HOME", "/s"), ("HOME", "/root")], &none, 9090, Some("/s/tokenway/drift-9090.json")),
+        type Case<'a> = (&'a [(&'a str, &'a str)], &'a Source, u16, Option<&'a str>);
+        let table: [Case<'_>; 6] = [
+            (
+                &[("STATE_DIRECTORY", "/var/lib/tw:/x"), ("HOME", "/root")],
+                &file,
+                9090,
+                Some("/var/lib/tw/drift-9090.json"),
+            ),
+            (
+                &[("XDG_STATE_HOME", "/s"), ("HOME", "/root")],
+                &none,
+                9090,
+                Some("/s/tokenway/drift-9090.json"),
+            ),
             (&[("HOME", "/root")], &file, 9191, Some("/root/.local/state/tokenway/drift-9191.json")),
             (&[], &file, 9090, Some("/etc/tokenway/drift-9090.json")),
             (&[("HOME", "")], &none, 9090, None),

@@ -60,7 +60,8 @@ impl Causes {
     /// nothing speaks for it any more and something speaks for another.
     pub(super) fn revise(&mut self, later: Self) {
         let Some(new) = &later.first else { return };
-        let still = |old: &Case| [&later.first, &later.runner_up].into_iter().flatten().any(|c| c.cause == old.cause);
+        let still =
+            |old: &Case| [&later.first, &later.runner_up].into_iter().flatten().any(|c| c.cause == old.cause);
         if self.first.as_ref().is_none_or(|old| new.weight >= old.weight || !still(old)) {
             *self = later;
         }

@@ -48,9 +48,12 @@ impl Symptoms {
         let is_busier = exceeds(self.load, MORE_LOAD);
         if is_about_ttft && self.changes.is_empty() && !is_busier {
             let itl = self.itl.filter(|itl| *itl > UNCHANGED);
-            cases.extend(itl.map(|itl| Case::new(Diagnosis::Contention, SLOWER_STEPS).with("itl_ratio", itl)));
+            cases
+                .extend(itl.map(|itl| Case::new(Diagnosis::Contention, SLOWER_STEPS).with("itl_ratio", itl)));
         }
-        if kind == Kind::AvailabilityHour && let Some(load) = self.load.filter(|load| *load > PEAK_HOUR) {
+        if kind == Kind::AvailabilityHour
+            && let Some(load) = self.load.filter(|load| *load > PEAK_HOUR)
+        {
             cases.push(Case::new(Diagnosis::Capacity, TAIL_ALONE).with("load_of_this_hour_ratio", load));
         }
         cases.extend(self.of_days());
@@ -65,7 +68,8 @@ impl Symptoms {
         let mut cases = Vec::new();
         if kind == Kind::ReplicaSlow || (self.replicas >= 2 && self.affected == 1) {
             let counts = |case: Case| {
-                case.with("replicas_affected", self.affected as f64).with("replicas_compared", self.replicas as f64)
+                case.with("replicas_affected", self.affected as f64)
+                    .with("replicas_compared", self.replicas as f64)
             };
             cases.push(counts(Case::new(Diagnosis::Replica, ALONE)));
         } else if self.has_slow_replica && kind.is_of_ttft() {
@@ -120,6 +124,7 @@ struct Fleet {
     prompt: Option<f64>,
     output: Option<f64>,
     hit_rate: Option<f64>,
+    kv_usage: Option<f64>,
     kv_cache: Option<f64>,
     ttft: Option<f64>,
     itl: Option<f64>,
@@ -141,6 +146,7 @@ impl Fleet {
             prompt: pooled_ratio(changes, |s| s.prompt),
             output: pooled_ratio(changes, |s| s.output),
             hit_rate: pooled_ratio(changes, |s| s.hit_rate),
+            kv_usage: middle(changes, |change| change.now.kv_cache_usage),
             kv_cache: middle(changes, |change| change.ratio(|s| s.kv_cache_usage)),
             ttft: middle(changes, |change| change.ratio(|s| s.ttft)),
             itl: middle(changes, |change| change.ratio(|s| s.itl)),
@@ -194,7 +200,9 @@ fn of_one(changes: &[SignalChange]) -> Option<Case> {
         let mut values: Vec<f64> = changes.iter().filter_map(|change| change.ratio(signal)).collect();
         values.sort_by(f64::total_cmp);
         match values[..] {
-            [.., rest, highest] if highest > by && rest < UNCHANGED && highest / rest > by => Some((highest, rest)),
+            [.., rest, highest] if highest > by && rest < UNCHANGED && highest / rest > by => {
+                Some((highest, rest))
+            }
             _ => None,
         }
     };
@@ -216,8 +224,7 @@ fn of_engines(changes: &[SignalChange]) -> Option<Case> {
     let is_cold =
         |change: &SignalChange| change.started_ago.is_some() && is_below(change.ratio(|s| s.hit_rate), COLD);
     let started = changes.iter().filter(|change| change.started_ago.is_some()).count();
-    let is_configured =
-        last_start >= WARM_AFTER && started == changes.len() && !changes.iter().any(is_cold);
+    let is_configured = last_start >= WARM_AFTER && started == changes.len() && !changes.iter().any(is_cold);
     let cause = if is_configured { Diagnosis::Configuration } else { Diagnosis::ColdStarts };
     let case = Case::new(cause, RESTARTED)
         .with("replicas_restarted", started as f64)
@@ -235,7 +242,8 @@ fn of_load(fleet: &Fleet) -> Option<Case> {
         return Some(case(graded(fleet.load / MORE_LOAD)));
     }
     // The gateway itself holds requests back, and engines decode as ever: there is less room than there was.
-    let is_held = exceeds(fleet.share(["admit_rise", "admit_rise"]), MOST_OF_IT) && exceeds(fleet.ttft, SLOWER);
+    let is_held =
+        exceeds(fleet.share(["admit_rise", "admit_rise"]), MOST_OF_IT) && exceeds(fleet.ttft, SLOWER);
     (is_held && !exceeds(fleet.itl, UNCHANGED)).then(|| case(PARTLY))
 }
 
@@ -252,7 +260,8 @@ fn of_mix(fleet: &Fleet) -> Option<Case> {
     if longest > LONGER {
         return Some(tell(Case::new(Diagnosis::TrafficMix, graded(longest / LONGER))));
     }
-    let shares_less = is_below(fleet.hit_rate, COLD) && !exceeds(fleet.kv_cache, FULLER_WHEN_FULL);
+    // Misses with cache to spare: prefixes were not evicted, they are others.
+    let shares_less = is_below(fleet.hit_rate, COLD) && is_below(fleet.kv_usage, SPARE);
     (shares_less && exceeds(fleet.ttft, UNCHANGED)).then(|| tell(Case::new(Diagnosis::TrafficMix, PARTLY)))
 }
 
@@ -261,9 +270,11 @@ fn of_cache(changes: &[SignalChange], fleet: &Fleet) -> Option<Case> {
     let most = |holds: fn(&SignalChange) -> bool| {
         2 * changes.iter().filter(|change| holds(change)).count() > changes.len()
     };
-    // Prefixes that no longer hit while the cache is fuller than before were evicted.
+    // Prefixes that no longer hit while running requests hold most of the cache were evicted.
     let is_evicting = most(|change| {
-        exceeds(change.ratio(|s| s.kv_cache_usage), FULLER) && is_below(change.ratio(|s| s.hit_rate), EVICTED)
+        exceeds(change.now.kv_cache_usage, SPARE)
+            && exceeds(change.ratio(|s| s.kv_cache_usage), FULLER)
+            && is_below(change.ratio(|s| s.hit_rate), EVICTED)
     });
     let preemptions = middle(changes, |change| change.difference(|s| s.preemptions));
     let is_full = most(|change| {
@@ -275,7 +286,7 @@ fn of_cache(changes: &[SignalChange], fleet: &Fleet) -> Option<Case> {
     let is_short = is_evicting || exceeds(preemptions, PREEMPTIONS) || (is_full && is_held_up);
     let case = || {
         Case::new(Diagnosis::KvPressure, SHORT_CACHE)
-            .with("kv_cache_usage", middle(changes, |change| change.now.kv_cache_usage))
+            .with("kv_cache_usage", fleet.kv_usage)
             .with("kv_cache_usage_ratio", fleet.kv_cache)
             .with("hit_rate_ratio", fleet.hit_rate)
             .with("preemptions_change", preemptions)
@@ -296,13 +307,16 @@ fn of_the_way(changes: &[SignalChange], fleet: &Fleet) -> Option<Case> {
         Some(ratio) => ratio <= UNCHANGED && !exceeds(fleet.share(["admit_rise", "admit_rise"]), MOST_OF_IT),
         None => exceeds(on_the_way, MOST_OF_IT),
     };
-    let case = Case::new(Diagnosis::PreprocessingOrNetwork, ON_THE_WAY).with("engine_ttft_ratio", engine_ttft);
+    let case =
+        Case::new(Diagnosis::PreprocessingOrNetwork, ON_THE_WAY).with("engine_ttft_ratio", engine_ttft);
     is_there.then(|| fleet.tell(case.with("ttft_ratio", fleet.ttft)))
 }
 
 /// The same work takes longer.
 fn of_decoding(fleet: &Fleet) -> Option<Case> {
-    let case = Case::new(Diagnosis::Contention, SLOWER_STEPS).with("itl_ratio", fleet.itl).with("load_ratio", fleet.load);
+    let case = Case::new(Diagnosis::Contention, SLOWER_STEPS)
+        .with("itl_ratio", fleet.itl)
+        .with("load_ratio", fleet.load);
     exceeds(fleet.itl, UNCHANGED).then(|| fleet.tell(case))
 }
 
@@ -328,7 +342,11 @@ impl Kind {
     fn is_of_ttft(self) -> bool {
         matches!(
             self,
-            Self::TtftTailDrift | Self::TtftDrift | Self::TtftShift | Self::TtftP99OverSlo | Self::TtftDoubled
+            Self::TtftTailDrift
+                | Self::TtftDrift
+                | Self::TtftShift
+                | Self::TtftP99OverSlo
+                | Self::TtftDoubled
         )
     }
 
@@ -380,6 +398,8 @@ const EVICTED: f64 = 0.8;
 const PREEMPTIONS: f64 = 0.5;
 /// Share of the KV cache in use that hardly leaves room for another prompt.
 const FULL: f64 = 0.8;
+/// Share of the KV cache in use below which nothing is evicted for want of room.
+const SPARE: f64 = 0.3;
 /// Requests waiting in an engine, now minus before.
 const WAITING: f64 = 0.5;
 /// Share of a rise that decides.
@@ -436,7 +456,7 @@ mod tests {
         let connecting = with(slow(2.0, 1.0), |now| now.connect = Some(0.1));
         let longer = with(slow(2.0, 1.2), |now| now.prompt = Some(1600.0));
         let chattier = with(slow(2.0, 1.2), |now| now.output = Some(500.0));
-        let fresher = with(slow(1.5, 1.0), |now| now.hit_rate = Some(0.2));
+        let fresher = with(slow(1.5, 1.0), |now| (now.hit_rate, now.kv_cache_usage) = (Some(0.2), Some(0.2)));
         let held = with(slow(2.0, 1.0), |now| now.held = Some(0.1));
         let table = [
             (vec![slow(2.0, 1.6); 4], Diagnosis::Contention),
@@ -467,7 +487,10 @@ mod tests {
         let (first, next) = (causes.first.unwrap(), causes.runner_up.unwrap());
         assert!(first.facts.contains(&("load_ratio", 1.6)), "{first:?}");
         assert_eq!(next.cause, Diagnosis::Contention);
-        assert!(next.facts.iter().any(|(name, value)| *name == "itl_ratio" && (value - 1.3).abs() < 1e-9), "{next:?}");
+        assert!(
+            next.facts.iter().any(|(name, value)| *name == "itl_ratio" && (value - 1.3).abs() < 1e-9),
+            "{next:?}"
+        );
     }
 
     #[test]

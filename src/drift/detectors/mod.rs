@@ -171,8 +171,10 @@ impl Detectors {
 
     /// Ends the finding `id` and forgets what it was compared with; `None` where it does not hold.
     pub fn reset(&mut self, id: &str) -> Option<Finding> {
-        let (series, found) =
-            self.series.iter_mut().find_map(|series| series.active.remove(id).map(|found| (series, found)))?;
+        let (series, found) = self
+            .series
+            .iter_mut()
+            .find_map(|series| series.active.remove(id).map(|found| (series, found)))?;
         series.forget_baseline(found.kind, &self.settings);
         Some(found)
     }

@@ -5,8 +5,8 @@
 use std::sync::Arc;
 
 use super::Settings;
-use super::availability::{BadHour, BudgetBurn};
 use super::active::ActiveFinding;
+use super::availability::{BadHour, BudgetBurn};
 use super::diagnose::Symptoms;
 use super::finding::{Evidence, Fact, Finding, Kind, SeriesName};
 use super::recent::Doubling;
@@ -257,7 +257,13 @@ fn minute_of(at: f64) -> i64 {
 }
 
 /// A finding about one replica.
-fn of_replica(series: &RouteSeries, at: f64, kind: Kind, replica: usize, evidence: Evidence) -> ActiveFinding {
+fn of_replica(
+    series: &RouteSeries,
+    at: f64,
+    kind: Kind,
+    replica: usize,
+    evidence: Evidence,
+) -> ActiveFinding {
     let name = series.replica_names.get(replica).cloned();
     let affected = Affected { judged: series.replicas.len(), names: name.clone().into_iter().collect() };
     let symptoms = Symptoms { replicas: affected.judged, affected: 1, ..Symptoms::default() };

@@ -162,7 +162,9 @@ fn restore_series(saved: &SavedSeries, now: f64, settings: &Settings) -> RouteSe
     series.burn = saved.burn.clone().up_to(now);
     series.hours_of_day = saved.hours_of_day.clone().up_to(now);
     let findings = saved.findings.iter().filter(|finding| finding.at <= now && finding.last_seen <= now);
-    series.active.restore(findings.take(MAX_FINDINGS).map(|finding| restore_finding(saved, finding)).collect());
+    series
+        .active
+        .restore(findings.take(MAX_FINDINGS).map(|finding| restore_finding(saved, finding)).collect());
     restore_blocks(&mut series.itl.blocks, &saved.itl, latest);
     series.ttft.hours = restore_hours(&saved.ttft_hours, now);
     series.itl.hours = restore_hours(&saved.itl_hours, now);
@@ -200,7 +202,11 @@ fn save_finding(active: &ActiveFinding) -> SavedFinding {
         last_seen: active.last_seen,
         kind: finding.kind,
         replica: finding.series.replica.as_deref().map(str::to_owned),
-        cause: finding.causes.first.as_ref().map(|case| SavedCause { cause: case.cause, weight: case.weight }),
+        cause: finding
+            .causes
+            .first
+            .as_ref()
+            .map(|case| SavedCause { cause: case.cause, weight: case.weight }),
         evidence: finding.evidence.iter().map(|(name, fact)| (name.to_string(), fact.into())).collect(),
         acknowledged: finding.is_acknowledged,
         before: active.before.clone(),

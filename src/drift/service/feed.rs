@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 use tokio::sync::{mpsc, oneshot};
 
 use super::board::Board;
-use super::orders::Order;
+use super::orders::{Busy, Order};
 use crate::clock::{Clock, Stamp};
 use crate::drift::detectors::{NOT_SERVED, Observation, SeriesName};
 use crate::fleet::status::ReplicaStatus;
@@ -25,6 +25,10 @@ pub struct Feed {
     fleet: Arc<OnceLock<FleetSource>>,
 }
 
+#[expect(
+    clippy::large_enum_variant,
+    reason = "nearly all are the large one, and a box each would cost every request"
+)]
 pub(super) enum FeedMessage {
     Ended(EndedRequest),
     /// Somebody says something of a finding.
@@ -87,8 +91,8 @@ impl Feed {
         self.send(FeedMessage::End(done)).is_ok()
     }
 
-    pub(super) fn send(&self, message: FeedMessage) -> Result<(), mpsc::error::TrySendError<FeedMessage>> {
-        self.sender.try_send(message)
+    pub(super) fn send(&self, message: FeedMessage) -> Result<(), Busy> {
+        self.sender.try_send(message).map_err(|_| Busy)
     }
 
     /// Seconds since the Unix epoch.

@@ -47,7 +47,7 @@ impl Feed {
 
     async fn order<T>(&self, order: impl FnOnce(oneshot::Sender<T>) -> Order) -> Result<T, Busy> {
         let (answer, answered) = oneshot::channel();
-        self.send(FeedMessage::Order(order(answer))).map_err(|_| Busy)?;
+        self.send(FeedMessage::Order(order(answer)))?;
         answered.await.map_err(|_| Busy)
     }
 }

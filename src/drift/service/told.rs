@@ -19,7 +19,11 @@ pub(super) struct Told {
 }
 
 impl Told {
-    pub(super) fn new(metrics: Arc<Metrics>, webhook: Option<Webhook>, events: Option<FindingEvents>) -> Self {
+    pub(super) fn new(
+        metrics: Arc<Metrics>,
+        webhook: Option<Webhook>,
+        events: Option<FindingEvents>,
+    ) -> Self {
         Self { metrics, webhook, events, mutes: Vec::new(), known: HashMap::new() }
     }
 
