@@ -3,10 +3,9 @@
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
+use axum::Json;
 use axum::extract::rejection::BytesRejection;
 use axum::extract::{Path, State};
-use axum::routing::post;
-use axum::{Json, Router};
 use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -18,18 +17,7 @@ use crate::drift::detectors::{Finding, Kind, Mute};
 use crate::drift::service::Busy;
 use crate::observe::rfc3339;
 
-/// POST paths, below `/api/drift` and `/api/v1/drift`.
-pub(super) fn actions() -> Router<Arc<AdminState>> {
-    let below = |prefix: &str| {
-        Router::new()
-            .route(&format!("{prefix}/{{id}}/acknowledge"), post(acknowledge).delete(forget))
-            .route(&format!("{prefix}/{{id}}/reset"), post(reset))
-            .route(&format!("{prefix}/mute"), post(mute))
-    };
-    below("/api/drift").merge(below("/api/v1/drift"))
-}
-
-/// GET `/api/drift`
+/// GET `/drift`
 pub(super) async fn findings(State(admin): State<Arc<AdminState>>) -> Json<Value> {
     let found = admin.drift.board().read();
     let now = admin.drift.now();
@@ -60,24 +48,29 @@ fn date(seconds: f64) -> String {
     rfc3339::utc(UNIX_EPOCH + Duration::try_from_secs_f64(seconds).unwrap_or_default())
 }
 
-/// POST `/api/drift/{id}/acknowledge`
-async fn acknowledge(
-    State(admin): State<Arc<AdminState>>,
-    Path(id): Path<String>,
-) -> Result<Json<Value>, AdminError> {
-    answer(admin.drift.acknowledge(&id, true).await)
+/// Body of `acknowledge`.
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct AcknowledgeRequest {
+    undo: bool,
 }
 
-/// DELETE `/api/drift/{id}/acknowledge`
-async fn forget(
+/// POST `/drift/{id}/acknowledge`: `{"undo":true}` takes it back.
+pub(super) async fn acknowledge(
     State(admin): State<Arc<AdminState>>,
     Path(id): Path<String>,
+    body: Result<Bytes, BytesRejection>,
 ) -> Result<Json<Value>, AdminError> {
-    answer(admin.drift.acknowledge(&id, false).await)
+    let body = body.map_err(|_| AdminError::InvalidBody)?;
+    let request: AcknowledgeRequest = match &body[..] {
+        [] => AcknowledgeRequest::default(),
+        text => serde_json::from_slice(text).map_err(|_| AdminError::InvalidBody)?,
+    };
+    answer(admin.drift.acknowledge(&id, !request.undo).await)
 }
 
-/// POST `/api/drift/{id}/reset`
-async fn reset(
+/// POST `/drift/{id}/reset`
+pub(super) async fn reset(
     State(admin): State<Arc<AdminState>>,
     Path(id): Path<String>,
 ) -> Result<Json<Value>, AdminError> {
@@ -98,9 +91,9 @@ struct MuteRequest {
     r#for: String,
 }
 
-/// POST `/api/drift/mute`: `{"route":"chat","kind":"ttft_shift","for":"2h"}`; without a route or a kind it is every one, and `"0s"`
+/// POST `/drift/mute`: `{"route":"chat","kind":"ttft_shift","for":"2h"}`; without a route or a kind it is every one, and `"0s"`
 /// ends it.
-async fn mute(
+pub(super) async fn mute(
     State(admin): State<Arc<AdminState>>,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Json<Value>, AdminError> {

@@ -120,15 +120,17 @@ async fn ask(args: &DriftArgs) -> Result<Json, DriftOrderError> {
 
 fn request_of(order: Option<&DriftOrder>) -> (Method, String, Option<Json>) {
     match order {
-        None => (Method::GET, "/api/drift".to_owned(), None),
+        None => (Method::GET, "/api/v1/drift".to_owned(), None),
         Some(DriftOrder::Ack { id, undo }) => {
-            let method = if *undo { Method::DELETE } else { Method::POST };
-            (method, format!("/api/drift/{}/acknowledge", segment(id)), None)
+            let body = json!({ "undo": undo });
+            (Method::POST, format!("/api/v1/drift/{}/acknowledge", segment(id)), Some(body))
         }
-        Some(DriftOrder::Reset { id }) => (Method::POST, format!("/api/drift/{}/reset", segment(id)), None),
+        Some(DriftOrder::Reset { id }) => {
+            (Method::POST, format!("/api/v1/drift/{}/reset", segment(id)), None)
+        }
         Some(DriftOrder::Mute { route, kind, r#for }) => {
             let body = json!({ "route": route, "kind": kind, "for": r#for });
-            (Method::POST, "/api/drift/mute".to_owned(), Some(body))
+            (Method::POST, "/api/v1/drift/mute".to_owned(), Some(body))
         }
     }
 }
@@ -224,6 +226,6 @@ mod tests {
     #[test]
     fn an_id_cannot_leave_its_place_in_the_path() {
         let reset = DriftOrder::Reset { id: "../drain?x".to_owned() };
-        assert_eq!(request_of(Some(&reset)).1, "/api/drift/drainx/reset");
+        assert_eq!(request_of(Some(&reset)).1, "/api/v1/drift/drainx/reset");
     }
 }
