@@ -6,8 +6,6 @@
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-use super::load::Source;
-
 /// `drift.state`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum DriftState {
@@ -48,10 +46,10 @@ impl DriftState {
             .map(first)
             .or_else(|| Some(PathBuf::from(set("XDG_STATE_HOME")?).join("tokenway")))
             .or_else(|| Some(PathBuf::from(set("HOME")?).join(".local/state/tokenway")));
-        match (directory, source) {
+        match (directory, file) {
             (Some(directory), _) => Self::At(directory.join(name)),
-            (None, Source::File(file)) => Self::At(file.with_file_name(name)),
-            (None, _) => Self::Default,
+            (None, Some(file)) => Self::At(file.with_file_name(name)),
+            (None, None) => Self::Default,
         }
     }
 }
@@ -62,9 +60,8 @@ mod tests {
 
     #[test]
     fn the_state_is_where_the_machine_keeps_states() {
-        let file = Source::File("/etc/tokenway/gateway.toml".into());
-        let none = Source::Upstreams(Vec::new());
-        type Case<'a> = (&'a [(&'a str, &'a str)], &'a Source, u16, Option<&'a str>);
+        let file = Some(Path::new("/etc/tokenway/gateway.toml"));
+        type Case<'a> = (&'a [(&'a str, &'a str)], Option<&'a Path>, u16, Option<&'a str>);
         let table: [Case<'_>; 6] = [
             (
                 &[("STATE_DIRECTORY", "/var/lib/tw:/x"), ("HOME", "/root")],
@@ -78,19 +75,19 @@ mod tests {
                 9090,
                 Some("/s/tokenway/drift-9090.json"),
             ),
-            (&[("HOME", "/root")], &file, 9191, Some("/root/.local/state/tokenway/drift-9191.json")),
-            (&[], &file, 9090, Some("/etc/tokenway/drift-9090.json")),
-            (&[("HOME", "")], &none, 9090, None),
-            (&[("HOME", "/root")], &file, 0, None),
+            (&[("HOME", "/root")], file, 9191, Some("/root/.local/state/tokenway/drift-9191.json")),
+            (&[], file, 9090, Some("/etc/tokenway/drift-9090.json")),
+            (&[("HOME", "")], None, 9090, None),
+            (&[("HOME", "/root")], file, 0, None),
         ];
-        for (variables, source, port, expected) in table {
+        for (variables, file, port, expected) in table {
             let env = |name: &str| {
                 variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
             };
-            let state = DriftState::Default.settled(([127, 0, 0, 1], port).into(), source, &env);
+            let state = DriftState::Default.settled(([127, 0, 0, 1], port).into(), file, &env);
             assert_eq!(state.path(), expected.map(Path::new), "{variables:?}");
         }
-        let off = DriftState::Off.settled(([127, 0, 0, 1], 9090).into(), &file, &|_| Some("/x".to_owned()));
+        let off = DriftState::Off.settled(([127, 0, 0, 1], 9090).into(), file, &|_| Some("/x".to_owned()));
         assert_eq!(off, DriftState::Off);
     }
 }

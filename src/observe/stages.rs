@@ -145,7 +145,9 @@ impl StageCursor {
         }
         let queue = match attempt.map(|attempt| (attempt.expected, attempt.ahead)) {
             Some((Some(expected), _)) => queue_of(wait, expected),
-            Some((None, ahead)) if ahead > 0.0 => wait.mul_f64(f64::from(ahead) / f64::from(ahead + 1.0)).min(wait),
+            Some((None, ahead)) if ahead > 0.0 => {
+                wait.mul_f64(f64::from(ahead) / f64::from(ahead + 1.0)).min(wait)
+            }
             _ => return self.push(Stage::Prefill, wait, StageSource::Estimated),
         };
         self.push(Stage::EngineQueue, queue, StageSource::Estimated);

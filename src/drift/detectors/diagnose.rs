@@ -4,8 +4,8 @@
 //! there it makes a [`Case`] with the numbers. First where the time went (the stages of requests), then engines' queues and
 //! caches, what kind of requests came, one replica against its peers, the revision. Without evidence: `unknown`.
 
-use super::cause::{Case, Causes};
-use super::finding::{Diagnosis, Kind};
+use super::cause::{Case, Causes, Diagnosis};
+use super::finding::Kind;
 use super::scale::median;
 use super::signals::{SignalChange, SignalHistory, Signals};
 

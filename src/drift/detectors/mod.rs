@@ -33,9 +33,9 @@ use std::sync::Arc;
 
 use self::active::ActiveFindings;
 use self::blocks::BlockHistory;
-pub use self::cause::{Case, Causes};
+pub use self::cause::{Case, Causes, Diagnosis};
 pub use self::diagnose::{diagnose_against, diagnose_signals};
-pub use self::finding::{Diagnosis, Fact, Finding, Kind, SeriesName};
+pub use self::finding::{Fact, Finding, Kind, SeriesName};
 pub use self::mute::Mute;
 pub(crate) use self::mute::put as put_mute;
 pub use self::observation::{NOT_SERVED, Observation};

@@ -9,7 +9,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::board::Board;
 use super::orders::{Busy, Order};
 use crate::clock::{Clock, Stamp};
-use crate::drift::detectors::{NOT_SERVED, Observation, SeriesName};
+use crate::drift::detectors::{Finding, Mute, NOT_SERVED, Observation, SeriesName};
 use crate::fleet::status::ReplicaStatus;
 use crate::observe::Tap;
 use crate::observe::metrics::Metrics;
@@ -93,6 +93,36 @@ impl Feed {
 
     pub(super) fn send(&self, message: FeedMessage) -> Result<(), Busy> {
         self.sender.try_send(message).map_err(|_| Busy)
+    }
+
+    /// Somebody knows of the finding `id`: nobody is told of it any more. `None` where it does not hold.
+    ///
+    /// # Errors
+    /// [`Busy`].
+    pub async fn acknowledge(&self, id: &str, is_acknowledged: bool) -> Result<Option<Finding>, Busy> {
+        self.order(|answer| Order::Acknowledge(id.to_owned(), is_acknowledged, answer)).await
+    }
+
+    /// Ends the finding `id` and takes what is now for usual. `None` where it does not hold.
+    ///
+    /// # Errors
+    /// [`Busy`].
+    pub async fn reset(&self, id: &str) -> Result<Option<Finding>, Busy> {
+        self.order(|answer| Order::Reset(id.to_owned(), answer)).await
+    }
+
+    /// Tells nobody of such findings; one that is over already ends the mute before it.
+    ///
+    /// # Errors
+    /// [`Busy`].
+    pub async fn mute(&self, mute: Mute) -> Result<(), Busy> {
+        self.order(|answer| Order::Mute(mute, answer)).await
+    }
+
+    async fn order<T>(&self, order: impl FnOnce(oneshot::Sender<T>) -> Order) -> Result<T, Busy> {
+        let (answer, answered) = oneshot::channel();
+        self.send(FeedMessage::Order(order(answer)))?;
+        answered.await.map_err(|_| Busy)
     }
 
     /// Seconds since the Unix epoch.

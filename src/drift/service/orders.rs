@@ -2,7 +2,6 @@
 
 use tokio::sync::oneshot;
 
-use super::feed::{Feed, FeedMessage};
 use crate::drift::detectors::{Finding, Mute};
 
 /// One order, with the way back for its answer.
@@ -19,35 +18,3 @@ pub(super) enum Order {
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("drift detection is busy")]
 pub struct Busy;
-
-impl Feed {
-    /// Somebody knows of the finding `id`: nobody is told of it any more. `None` where it does not hold.
-    ///
-    /// # Errors
-    /// [`Busy`].
-    pub async fn acknowledge(&self, id: &str, is_acknowledged: bool) -> Result<Option<Finding>, Busy> {
-        self.order(|answer| Order::Acknowledge(id.to_owned(), is_acknowledged, answer)).await
-    }
-
-    /// Ends the finding `id` and takes what is now for usual. `None` where it does not hold.
-    ///
-    /// # Errors
-    /// [`Busy`].
-    pub async fn reset(&self, id: &str) -> Result<Option<Finding>, Busy> {
-        self.order(|answer| Order::Reset(id.to_owned(), answer)).await
-    }
-
-    /// Tells nobody of such findings; `None` of a duration ends that. Returns the mute as it was understood.
-    ///
-    /// # Errors
-    /// [`Busy`].
-    pub async fn mute(&self, mute: Mute) -> Result<(), Busy> {
-        self.order(|answer| Order::Mute(mute, answer)).await
-    }
-
-    async fn order<T>(&self, order: impl FnOnce(oneshot::Sender<T>) -> Order) -> Result<T, Busy> {
-        let (answer, answered) = oneshot::channel();
-        self.send(FeedMessage::Order(order(answer)))?;
-        answered.await.map_err(|_| Busy)
-    }
-}
