@@ -65,7 +65,7 @@ mod tests {
         let table: [Case<'_>; 6] = [
             (
                 &[("STATE_DIRECTORY", "/var/lib/tw:/x"), ("HOME", "/root")],
-                &file,
+                file,
                 9090,
                 Some("/var/lib/tw/drift-9090.json"),
             ),
