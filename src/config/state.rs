@@ -60,8 +60,8 @@ mod tests {
 
     #[test]
     fn the_state_is_where_the_machine_keeps_states() {
-        let file = Some(Path::new("/etc/tokenway/gateway.toml"));
         type Case<'a> = (&'a [(&'a str, &'a str)], Option<&'a Path>, u16, Option<&'a str>);
+        let file = Some(Path::new("/etc/tokenway/gateway.toml"));
         let table: [Case<'_>; 6] = [
             (
                 &[("STATE_DIRECTORY", "/var/lib/tw:/x"), ("HOME", "/root")],
@@ -69,12 +69,7 @@ mod tests {
                 9090,
                 Some("/var/lib/tw/drift-9090.json"),
             ),
-            (
-                &[("XDG_STATE_HOME", "/s"), ("HOME", "/root")],
-                &none,
-                9090,
-                Some("/s/tokenway/drift-9090.json"),
-            ),
+            (&[("XDG_STATE_HOME", "/s"), ("HOME", "/root")], None, 9090, Some("/s/tokenway/drift-9090.json")),
             (&[("HOME", "/root")], file, 9191, Some("/root/.local/state/tokenway/drift-9191.json")),
             (&[], file, 9090, Some("/etc/tokenway/drift-9090.json")),
             (&[("HOME", "")], None, 9090, None),
