@@ -32,7 +32,7 @@ impl DriftState {
     pub(super) fn settled(
         self,
         admin: SocketAddr,
-        source: &Source,
+        file: Option<&Path>,
         env: &dyn Fn(&str) -> Option<String>,
     ) -> Self {
         if self != Self::Default || admin.port() == 0 {
