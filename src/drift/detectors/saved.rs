@@ -161,10 +161,8 @@ fn restore_series(saved: &SavedSeries, now: f64, settings: &Settings) -> RouteSe
     series.predecessor = saved.predecessor.as_deref().map(Arc::from);
     series.burn = saved.burn.clone().up_to(now);
     series.hours_of_day = saved.hours_of_day.clone().up_to(now);
-    let findings = saved.findings.iter().filter(|finding| finding.at <= now && finding.last_seen <= now);
-    series
-        .active
-        .restore(findings.take(MAX_FINDINGS).map(|finding| restore_finding(saved, finding)).collect());
+    let findings = saved.findings.iter().take(MAX_FINDINGS);
+    series.active.restore(findings.map(|finding| restore_finding(saved, finding, now)).collect());
     restore_blocks(&mut series.itl.blocks, &saved.itl, latest);
     series.ttft.hours = restore_hours(&saved.ttft_hours, now);
     series.itl.hours = restore_hours(&saved.itl_hours, now);
@@ -178,10 +176,10 @@ fn restore_series(saved: &SavedSeries, now: f64, settings: &Settings) -> RouteSe
     series
 }
 
-fn restore_finding(series: &SavedSeries, saved: &SavedFinding) -> ActiveFinding {
+fn restore_finding(series: &SavedSeries, saved: &SavedFinding, now: f64) -> ActiveFinding {
     let first = saved.cause.map(|known| Case::new(known.cause, known.weight));
     let finding = Finding {
-        at: saved.at,
+        at: saved.at.min(now),
         kind: saved.kind,
         series: SeriesName {
             route: series.route.as_str().into(),
@@ -192,7 +190,8 @@ fn restore_finding(series: &SavedSeries, saved: &SavedFinding) -> ActiveFinding 
         evidence: saved.evidence.iter().map(|(name, fact)| (Cow::Owned(name.clone()), fact.into())).collect(),
         is_acknowledged: saved.acknowledged,
     };
-    ActiveFinding { finding, last_seen: saved.last_seen, before: saved.before.clone(), bound: saved.bound }
+    let last_seen = saved.last_seen.min(now);
+    ActiveFinding { finding, last_seen, before: saved.before.clone(), bound: saved.bound }
 }
 
 fn save_finding(active: &ActiveFinding) -> SavedFinding {
