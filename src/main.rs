@@ -33,6 +33,7 @@ fn main() -> ExitCode {
             let env = |name: &str| std::env::var(name).ok();
             done(cli::replay::run(&args, &env, &mut std::io::stdout(), &mut std::io::stderr()))
         }
+        Command::Drift(args) => done(cli::drift::run(&args, &mut std::io::stdout())),
         Command::Top(_) => done(cli::refuse_unbuilt("top", &mut std::io::stderr())),
     };
     flush_log();

@@ -261,7 +261,7 @@ fn drift(drift: &Drift) -> Json {
         "baseline": { "from": seconds(drift.from), "to": seconds(drift.to) },
         "availability": drift.availability,
         "webhook": drift.webhook.as_ref().map(ToString::to_string),
-        "state": drift.state.as_ref().map(|path| path.display().to_string()),
+        "state": drift.state.path().map(|path| path.display().to_string()),
     })
 }
 

@@ -37,6 +37,10 @@ pub(super) enum AdminError {
     InvalidReplica(String),
     #[error("{0}")]
     UnknownReplica(String),
+    #[error("no finding of this id holds")]
+    UnknownFinding,
+    #[error("{0}")]
+    InvalidMute(String),
     #[error("the reload broke off")]
     ReloadFailed,
     #[error("too many requests at once; try again")]
@@ -60,6 +64,8 @@ impl AdminError {
             Self::UnknownRequest => (StatusCode::NOT_FOUND, "unknown_request"),
             Self::InvalidBody => (StatusCode::BAD_REQUEST, "invalid_body"),
             Self::InvalidLevel(_) => (StatusCode::BAD_REQUEST, "invalid_level"),
+            Self::UnknownFinding => (StatusCode::NOT_FOUND, "unknown_finding"),
+            Self::InvalidMute(_) => (StatusCode::BAD_REQUEST, "invalid_mute"),
             Self::InvalidConfig(_) => (StatusCode::UNPROCESSABLE_ENTITY, "invalid_config"),
             Self::InvalidReplica(_) => (StatusCode::BAD_REQUEST, "invalid_replica"),
             Self::UnknownReplica(_) => (StatusCode::NOT_FOUND, "unknown_replica"),

@@ -9,6 +9,7 @@ mod actions;
 mod assets;
 mod config_view;
 mod control;
+mod drift;
 mod error;
 mod latency;
 mod live;

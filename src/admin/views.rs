@@ -4,7 +4,6 @@
 //! Durations are seconds.
 
 use std::sync::Arc;
-use std::time::{Duration, UNIX_EPOCH};
 
 use axum::Json;
 use axum::extract::State;
@@ -15,7 +14,6 @@ use serde_json::{Value, json};
 
 use super::replicas::source;
 use super::{AdminState, config_view};
-use crate::drift::detectors::Finding;
 use crate::fleet::status::{PoolCalibration, ReplicaState, ReplicaStatus};
 use crate::observe::judgement::Judgement;
 use crate::observe::metrics::Exposition;
@@ -138,23 +136,6 @@ pub(super) async fn routes(State(admin): State<Arc<AdminState>>) -> Json<Value> 
         })
     });
     Json(json!({ "routes": routes.collect::<Vec<_>>() }))
-}
-
-/// `/api/drift`
-pub(super) async fn drift(State(admin): State<Arc<AdminState>>) -> Json<Value> {
-    let found = admin.drift.board().read();
-    Json(json!({
-        "series": found.series,
-        "active": found.active.iter().map(finding).collect::<Vec<_>>(),
-        "recent": found.recent.iter().map(finding).collect::<Vec<_>>(),
-    }))
-}
-
-fn finding(finding: &Finding) -> Value {
-    let mut json = finding.to_json();
-    let at = Duration::try_from_secs_f64(finding.at).unwrap_or_default();
-    json["time"] = rfc3339::utc(UNIX_EPOCH + at).into();
-    json
 }
 
 /// `/api/decisions`

@@ -5,6 +5,7 @@
 
 pub mod check;
 pub mod demo;
+pub mod drift;
 pub mod replay;
 pub mod replay_drift;
 pub mod serve;
@@ -18,6 +19,7 @@ use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
 use self::check::CheckArgs;
 use self::demo::DemoArgs;
+use self::drift::DriftArgs;
 use self::replay::ReplayArgs;
 use self::serve::ServeArgs;
 use self::sim::SimArgs;
@@ -46,6 +48,8 @@ pub enum Command {
     Demo(DemoArgs),
     /// Simulated vLLM replicas on given ports
     Sim(SimArgs),
+    /// Findings of drift: list, acknowledge, reset, mute
+    Drift(DriftArgs),
     /// Run recorded requests in simulated time
     Replay(ReplayArgs),
     /// Show a gateway in the terminal

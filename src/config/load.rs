@@ -63,6 +63,11 @@ pub fn load(
         Source::Upstreams(endpoints) => check_with("--upstream", &file_of(endpoints)?, env, overrides)?,
     };
     apply(overrides, &mut config)?;
+    let file = match source {
+        Source::File(path) => Some(path.as_path()),
+        Source::Upstreams(_) => None,
+    };
+    config.drift.state = config.drift.state.settled(config.admin.listen, file, env);
     Ok(config)
 }
 

@@ -14,6 +14,7 @@ mod otel;
 pub mod paths;
 pub mod reload;
 mod slo;
+mod state;
 mod telemetry;
 pub mod watch;
 
@@ -29,6 +30,7 @@ pub use self::discovery::{DataParallel, Discovery, DnsRecords, DnsSource, Kubern
 pub use self::endpoint::{parse_endpoint, parse_name};
 pub use self::engine::{EngineKind, EngineProfile, Figure, FigureSource};
 pub use self::slo::{ItlBounds, Slo, TtftBound};
+pub use self::state::DriftState;
 pub use self::telemetry::{AccessLog, EngineSpansConfig, Otlp, OtlpProtocol, Sampling, Telemetry};
 use crate::stage::StageBudget;
 use crate::units::Tokens;
@@ -75,14 +77,21 @@ pub struct Drift {
     pub availability: f64,
     /// Where findings are posted, in Alertmanager's form.
     pub webhook: Option<Endpoint>,
-    /// Where baselines are kept over restarts.
-    pub state: Option<PathBuf>,
+    /// Where baselines and findings are kept over restarts.
+    pub state: DriftState,
 }
 
 impl Default for Drift {
     fn default() -> Self {
         const DAY: Duration = Duration::from_secs(86_400);
-        Self { block: DAY, from: DAY * 35, to: DAY * 7, availability: 0.999, webhook: None, state: None }
+        Self {
+            block: DAY,
+            from: DAY * 35,
+            to: DAY * 7,
+            availability: 0.999,
+            webhook: None,
+            state: DriftState::Default,
+        }
     }
 }
 

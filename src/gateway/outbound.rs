@@ -221,6 +221,7 @@ impl Flight {
             status: None,
             error: None,
             expected: self.pick().and_then(|pick| pick.assignment.expected()),
+            ahead: self.pick().map_or(0.0, |pick| pick.assignment.ahead()),
         }
     }
 

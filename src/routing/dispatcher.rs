@@ -261,10 +261,12 @@ impl<'a> Judged<'a> {
             tpot: aim.slo.tpot,
             is_stream: self.shows_first_token,
         };
-        let load = LoadGuard::reserve(self.candidates.get(decision.at)?.load, placement);
+        let chosen = self.candidates.get(decision.at)?;
+        let ahead = chosen.ahead();
+        let load = LoadGuard::reserve(chosen.load, placement);
         self.dispatcher.index.note_longest(longest(&prompt, &self.candidates), aim.now);
         self.dispatcher.index.insert(decision.slot, &prompt);
-        Some(Assignment { dispatcher: Arc::clone(self.dispatcher), decision, at: aim.now, load })
+        Some(Assignment { dispatcher: Arc::clone(self.dispatcher), decision, at: aim.now, ahead, load })
     }
 }
 
@@ -276,6 +278,7 @@ pub struct Assignment {
     pub decision: Decision,
     /// When.
     pub at: Stamp,
+    ahead: f32,
     load: LoadGuard,
 }
 
@@ -341,6 +344,12 @@ impl Assignment {
     pub fn cache_reported(&self, cached: Tokens) {
         self.dispatcher.answers_tell_cached.store(true, Ordering::Relaxed);
         self.dispatcher.index.reported(self.decision.slot, self.decision.hit, cached);
+    }
+
+    /// Requests that waited there before it; see [`Candidate::ahead`].
+    #[must_use]
+    pub fn ahead(&self) -> f32 {
+        self.ahead
     }
 
     /// The predicted wait in its parts; `None` where nothing was learned yet.

@@ -215,6 +215,14 @@ pub struct Candidate<'a> {
 }
 
 impl<'a> Candidate<'a> {
+    /// Requests without a first token there: ours, others' by the last scrape, and one more where the batch is full.
+    #[must_use]
+    pub fn ahead(&self) -> f32 {
+        let is_full = self.batch_limit.is_some_and(|limit| self.running() >= limit as f64);
+        let awaiting = self.load.view().awaiting as f64 + self.foreign.waiting;
+        awaiting as f32 + f32::from(u8::from(is_full))
+    }
+
     /// Requests that are being decoded there, everybody's.
     #[inline]
     #[must_use]

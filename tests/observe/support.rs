@@ -179,6 +179,7 @@ fn attempt(span: u64, error: Option<&'static str>) -> Attempt {
         status: error.is_none().then_some(200),
         error,
         expected: None,
+        ahead: 0.0,
     }
 }
 

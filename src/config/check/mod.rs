@@ -80,6 +80,14 @@ pub fn parse_endpoint(text: &str) -> Result<Endpoint, String> {
     (values::ENDPOINT.parse)(text)
 }
 
+/// Reads a duration as the file has it, zero included.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn parse_duration(text: &str) -> Result<std::time::Duration, String> {
+    values::duration(text)
+}
+
 /// Reads a URL that is used as it is, as a flag gives it.
 ///
 /// # Errors

@@ -103,7 +103,7 @@ pub(super) const DIGEST: Form<[u8; 32]> = Form {
     parse: digest,
 };
 
-fn duration(text: &str) -> Result<Duration, String> {
+pub(super) fn duration(text: &str) -> Result<Duration, String> {
     let not_one = || format!("\"{text}\" is not a duration");
     let (number, unit) = split_unit(text);
     let nanos_per_unit = match unit {

@@ -447,6 +447,7 @@ pub(super) struct Targets {
     pub(super) slo: Family<GaugeVec>,
     pub(super) queue: Family<GaugeVec>,
     pub(super) availability: Gauge,
+    pub(super) config_info: GaugeVec,
 }
 
 impl Targets {
@@ -454,6 +455,10 @@ impl Targets {
         let availability = Gauge::new(
             "tokenway_availability_target_ratio",
             "Configured share of requests that should succeed.",
+        );
+        let config = Opts::new(
+            "tokenway_config_info",
+            "The configuration that runs, without secrets, as a hash; the value is always 1.",
         );
         Self {
             slo: maker.gauges(
@@ -467,6 +472,7 @@ impl Targets {
                 &["pool"],
             ),
             availability: maker.register(availability.expect(TABLE_IS_VALID)),
+            config_info: maker.register(GaugeVec::new(config, &["hash"]).expect(TABLE_IS_VALID)),
         }
     }
 }
