@@ -58,6 +58,8 @@ const PURE: &[&str] = &[
     "relay/usage_filter",
     "config/check",
     "drift/detectors",
+    "admin/verdict",
+    "observe/history",
     "simulate/product_router",
 ];
 
