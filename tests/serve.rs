@@ -288,6 +288,10 @@ fn top_and_explain_ask_a_running_gateway() {
     let (code, out, err) = Process::run(&["explain", &gateway.admin, id]);
     assert_eq!(code, 0, "{err}");
     assert!(out.contains("Why replica 127.0.0.1:"), "{out}");
+    assert!(out.contains("Where the time went"), "{out}");
+    let trace = out.lines().find_map(|line| line.strip_prefix("trace ")).unwrap();
+    let (code, by_trace, _) = Process::run(&["explain", &gateway.admin, trace]);
+    assert_eq!((code, by_trace), (0, out));
     let (code, _, err) = Process::run(&["explain", &gateway.admin, "no-such-request"]);
     assert!(code == 1 && err.contains("no request \"no-such-request\" is kept"), "{err}");
     let (code, _, err) = Process::run(&["top", &gateway.data]);
