@@ -164,9 +164,8 @@ fn an_unknown_key_fits_nowhere_that_the_checker_refuses_it() {
             let Some(Value::Object(table)) = changed.pointer_mut(&pointer(&way)) else { continue };
             table.insert("zzz".to_owned(), json!("10ms"));
             let text = as_toml(&changed);
-            let is_meant = |message: &str| {
-                message.contains("unknown key \"zzz\"") || message.contains("zzz: expected ")
-            };
+            let is_meant =
+                |message: &str| message.contains("unknown key \"zzz\"") || message.contains("zzz: expected ");
             let refused = said(&text, is_meant);
             let by_schema = !all_faults(&schema, &text, false).is_empty();
             assert_eq!(refused, by_schema, "{way:?}");
