@@ -13,6 +13,7 @@ pub mod load;
 mod otel;
 pub mod paths;
 pub mod reload;
+pub mod schema;
 mod slo;
 mod state;
 mod telemetry;
@@ -463,6 +464,8 @@ pub struct Overrides {
     pub served_model_name: Option<Arc<str>>,
     /// `telemetry.otlp.endpoint`, a base URL.
     pub otlp_endpoint: Option<String>,
+    /// A secret or PEM file that is not on this machine is a warning: for checks on machines that have none.
+    pub allow_missing_secrets: bool,
 }
 
 /// A pool of a route.

@@ -136,7 +136,8 @@ impl EngineFigures {
     }
 
     /// What the profile expects and the page does not have.
-    pub(super) fn absent(&self, profile: &EngineProfile) -> Vec<&'static str> {
+    #[must_use]
+    pub fn absent(&self, profile: &EngineProfile) -> Vec<&'static str> {
         let is_absent = |figure: Figure| match figure {
             Figure::KvCacheUsage | Figure::KvBlocksUsed => self.kv_cache_usage().is_none(),
             // One tells what the two others do.

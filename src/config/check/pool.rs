@@ -12,6 +12,7 @@ use crate::config::{Endpoint, MAX_REPLICAS, Pool, PoolIdentity, PoolTls, Probe, 
 
 use super::section::{Item, Section};
 use super::server::{holds_certificate, holds_key, max_connections, pem_file};
+use super::shape::Kind;
 use super::values::{ENDPOINT, NAME, POSITIVE_DURATION};
 use super::{discovery, engine, secret, unbuilt};
 
@@ -104,6 +105,7 @@ fn replicas(pool: &Section<'_>, name: &str) -> Vec<ReplicaSpec> {
 }
 
 fn replica(item: &Item<'_>) -> Option<ReplicaSpec> {
+    item.accepts([Kind::Text { hint: ENDPOINT.hint }, Kind::Section { header: "pool.replicas" }]);
     if !matches!(item.value, DeValue::Table(_)) {
         let endpoint = item.parse(&ENDPOINT)?;
         return Some(ReplicaSpec { name: default_name(&endpoint), endpoint });

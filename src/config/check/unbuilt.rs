@@ -4,9 +4,8 @@
 //! than a canary that never judges. A value that changes nothing (a switch that is off, defaults written out)
 //! passes. When a part is built, its entry here goes and its reader comes.
 
-use toml::de::DeValue;
-
 use super::section::{Item, Section};
+use super::shape::Kind;
 
 /// A key whose part is not built.
 pub(super) struct Unbuilt {
@@ -21,11 +20,20 @@ pub(super) struct Unbuilt {
 /// Refuses the keys of a section that need an unbuilt feature.
 pub(super) fn refuse(section: &Section<'_>, parts: &[Unbuilt]) {
     for part in parts {
+        let is_table = !part.known.is_empty();
+        if !is_table {
+            section.record(part.key, Kind::Unbuilt);
+        }
         let Some(item) = section.get(part.key) else { continue };
-        let is_table = matches!(item.value, DeValue::Table(_)) && !part.known.is_empty();
         let opened = if is_table { item.section(part.key) } else { None };
+        if is_table && opened.is_none() {
+            continue;
+        }
         for key in part.known {
-            opened.as_ref().and_then(|inner| inner.get(key));
+            if let Some(inner) = &opened {
+                inner.get(key);
+                inner.record(key, Kind::Unbuilt);
+            }
         }
         let is_harmless = match opened {
             Some(inner) => !part.harmless.is_empty() && inner.items().all(|item| part.allows(&item)),
