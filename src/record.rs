@@ -133,6 +133,9 @@ pub struct Attempt {
     pub error: Option<&'static str>,
     /// Predicted wait at the engine; `None` before its model is learned.
     pub expected: Option<ExpectedWait>,
+    /// Requests that waited at the replica when it was chosen: ours without a first token, others' by the last scrape, and one
+    /// more where the batch was full.
+    pub ahead: f32,
 }
 
 /// Predicted parts of the wait for the first token.

@@ -39,7 +39,7 @@ pub(super) async fn warm_up(
     let pool = asked["pool"].as_str().ok_or(AdminError::NoPool)?;
     let replicas = admin.control.warm_up(pool, asked["replica"].as_str());
     if replicas.is_empty() {
-        return Err(AdminError::UnknownReplica);
+        return Err(AdminError::UnknownReplica("no such pool or replica; /api/fleet lists them".to_owned()));
     }
     tracing::info!(pool, ?replicas, "warm-up requested on the admin port");
     let names = replicas.iter().map(|name| &**name).collect::<Vec<_>>();

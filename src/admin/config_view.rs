@@ -9,8 +9,8 @@ use std::time::Duration;
 use serde_json::{Map, Value as Json, json};
 
 use crate::config::{
-    AccessLog, Config, Degrade, Drift, Hedge, HedgeAfter, Jwt, Pool, PoolTls, QueueLimits, Route, Secret,
-    Slo, Telemetry, Tenant, Timeouts, Tls,
+    AccessLog, Config, DataParallel, Degrade, Drift, Hedge, HedgeAfter, Jwt, Pool, PoolTls, QueueLimits,
+    Route, Secret, Slo, Telemetry, Tenant, Timeouts, Tls,
 };
 use crate::stage::{Stage, StageBudget};
 
@@ -98,6 +98,11 @@ fn pool(pool: &Pool) -> Json {
         "revision_info": pool.revision_info,
         "engine": pool.engine.as_str(),
         "replicas": replicas.collect::<Vec<_>>(),
+        "discovery": pool.discovery.describe(),
+        "data_parallel": match pool.data_parallel {
+            DataParallel::Auto => json!("auto"),
+            DataParallel::Ranks(count) => json!(count.get()),
+        },
         "tls": pool.tls.as_ref().map(pool_tls),
         "engine_api_key": masked(pool.engine_api_key.as_ref()),
         "scrape_interval": seconds(pool.scrape_interval),
@@ -267,7 +272,7 @@ fn drift(drift: &Drift) -> Json {
         "baseline": { "from": seconds(drift.from), "to": seconds(drift.to) },
         "availability": drift.availability,
         "webhook": drift.webhook.as_ref().map(ToString::to_string),
-        "state": drift.state.as_ref().map(|path| path.display().to_string()),
+        "state": drift.state.path().map(|path| path.display().to_string()),
     })
 }
 

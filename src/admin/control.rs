@@ -4,13 +4,23 @@
 
 use std::sync::Arc;
 
-use crate::config::Config;
+use crate::config::{Config, ReplicaSpec};
+use crate::fleet::discovery::{ChangeError, ReplicaChange, SourceStatus};
 use crate::fleet::status::{PoolCalibration, ReplicaStatus};
 
 /// The gateway, as the admin port sees it. Calls are short; [`reload`](Self::reload) may read files.
 pub trait Control: Send + Sync {
     /// Every replica as it is now.
     fn replicas(&self) -> Vec<ReplicaStatus>;
+
+    /// Every source of replicas.
+    fn sources(&self) -> Vec<SourceStatus>;
+
+    /// Adds, drains or removes a replica; returns its pool, name and URL.
+    ///
+    /// # Errors
+    /// [`ChangeError`]; nothing has changed then.
+    fn change_replica(&self, change: &ReplicaChange) -> Result<(Arc<str>, ReplicaSpec), ChangeError>;
 
     /// How well predicted times fit what came, by pool.
     fn calibrations(&self) -> Vec<PoolCalibration>;

@@ -5,7 +5,6 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::{Duration, UNIX_EPOCH};
 
 use axum::Json;
 use axum::extract::State;
@@ -14,8 +13,8 @@ use http::header::{ACCEPT, CONTENT_TYPE};
 use http::{HeaderMap, StatusCode};
 use serde_json::{Value, json};
 
+use super::replicas::source;
 use super::{AdminState, config_view};
-use crate::drift::detectors::Finding;
 use crate::fleet::status::{LifeStatus, PoolCalibration, ReplicaState, ReplicaStatus};
 use crate::observe::judgement::Judgement;
 use crate::observe::metrics::Exposition;
@@ -45,6 +44,7 @@ pub(super) async fn ready(State(admin): State<Arc<AdminState>>) -> (StatusCode, 
 pub(super) async fn metrics(State(admin): State<Arc<AdminState>>, headers: HeaderMap) -> impl IntoResponse {
     let accept = headers.get(ACCEPT).and_then(|accept| accept.to_str().ok());
     let exposition = Exposition::wanted(accept);
+    admin.observer.metrics().set_sources(&admin.control.sources());
     let page = admin.observer.metrics().render_as(&admin.control.replicas(), exposition);
     ([(CONTENT_TYPE, exposition.content_type())], page)
 }
@@ -58,7 +58,9 @@ pub(super) async fn fleet(State(admin): State<Arc<AdminState>>) -> Json<Value> {
         .iter()
         .map(|pool| json!({ "pool": &*pool.pool, "calibration": pool.whole.as_ref().map(calibration) }))
         .collect::<Vec<_>>();
-    Json(json!({ "replicas": replicas, "pools": pools }))
+    let sources = admin.control.sources();
+    let sources = sources.iter().map(source).collect::<Vec<_>>();
+    Json(json!({ "replicas": replicas, "pools": pools, "sources": sources }))
 }
 
 fn replica(status: &ReplicaStatus, calibrations: &[PoolCalibration]) -> Value {
@@ -156,23 +158,6 @@ pub(super) async fn routes(State(admin): State<Arc<AdminState>>) -> Json<Value> 
         })
     });
     Json(json!({ "routes": routes.collect::<Vec<_>>() }))
-}
-
-/// `/api/drift`
-pub(super) async fn drift(State(admin): State<Arc<AdminState>>) -> Json<Value> {
-    let found = admin.drift.board().read();
-    Json(json!({
-        "series": found.series,
-        "active": found.active.iter().map(finding).collect::<Vec<_>>(),
-        "recent": found.recent.iter().map(finding).collect::<Vec<_>>(),
-    }))
-}
-
-fn finding(finding: &Finding) -> Value {
-    let mut json = finding.to_json();
-    let at = Duration::try_from_secs_f64(finding.at).unwrap_or_default();
-    json["time"] = rfc3339::utc(UNIX_EPOCH + at).into();
-    json
 }
 
 /// `/api/decisions`

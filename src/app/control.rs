@@ -10,7 +10,8 @@ use super::App;
 use super::launch::Launch;
 use super::observers::Observers;
 use crate::admin::{Control, Readiness};
-use crate::config::Config;
+use crate::config::{Config, ReplicaSpec};
+use crate::fleet::discovery::{ChangeError, ReplicaChange, SourceStatus};
 use crate::fleet::status::{PoolCalibration, ReplicaStatus};
 
 /// The gateway as signals and the admin port see it.
@@ -62,6 +63,14 @@ impl Controls {
 impl Control for Controls {
     fn replicas(&self) -> Vec<ReplicaStatus> {
         self.app.fleet.statuses()
+    }
+
+    fn sources(&self) -> Vec<SourceStatus> {
+        self.app.fleet.sources()
+    }
+
+    fn change_replica(&self, change: &ReplicaChange) -> Result<(Arc<str>, ReplicaSpec), ChangeError> {
+        self.app.fleet.change(change)
     }
 
     fn calibrations(&self) -> Vec<PoolCalibration> {

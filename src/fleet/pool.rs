@@ -45,6 +45,8 @@ pub struct PoolState {
     pub(super) replicas: ArcSwap<Vec<Arc<Replica>>>,
     /// What its routes promise of it.
     pub(super) promised: ArcSwap<Promised>,
+    /// Those that left and whose streams have not ended.
+    pub(super) draining: ArcSwap<Vec<Arc<Replica>>>,
     poison: PoisonPrompts,
 }
 
@@ -61,6 +63,7 @@ impl PoolState {
             config: ArcSwap::from_pointee(config.clone()),
             replicas: ArcSwap::default(),
             promised: ArcSwap::default(),
+            draining: ArcSwap::default(),
             poison: PoisonPrompts::default(),
         })
     }
@@ -78,6 +81,7 @@ impl PoolState {
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut looked_at = Stamp::default();
         while self.retired.run_until_cancelled(ticks.tick()).await.is_some() {
+            self.sweep();
             let replicas = self.replicas();
             let targets = replicas.iter().map(|replica| &replica.target);
             let ready = replicas.iter().filter(|replica| replica.is_ready()).map(|replica| &replica.target);
@@ -89,6 +93,39 @@ impl PoolState {
                 self.compare(&replicas, now);
             }
         }
+    }
+
+    /// Retires replicas; they are listed until their streams have ended.
+    pub(super) fn drain(&self, replicas: Vec<Arc<Replica>>) {
+        replicas.iter().for_each(|replica| replica.retire());
+        let is_busy = |replica: &Arc<Replica>| replica.target.load.inflight() > 0;
+        let busy: Vec<_> = replicas.into_iter().filter(is_busy).collect();
+        if !busy.is_empty() {
+            self.draining.rcu(|before| before.iter().chain(&busy).cloned().collect::<Vec<_>>());
+        }
+    }
+
+    /// Lets those go whose streams have ended.
+    fn sweep(&self) {
+        let draining = self.draining.load();
+        let is_busy = |replica: &&Arc<Replica>| replica.target.load.inflight() > 0;
+        if draining.is_empty() || draining.iter().all(|replica| is_busy(&replica)) {
+            return;
+        }
+        for replica in draining.iter().filter(|replica| !is_busy(replica)) {
+            let served = replica.served();
+            tracing::info!(pool = %served.pool, replica = %served.replica, "replica is gone: its streams have ended");
+        }
+        drop(draining);
+        self.draining.rcu(|before| before.iter().filter(is_busy).cloned().collect::<Vec<_>>());
+    }
+
+    /// Every replica, also those that left; of two with one name the one that did not.
+    pub(super) fn listed(&self) -> Vec<Arc<Replica>> {
+        let replicas = self.replicas.load();
+        let draining = self.draining.load();
+        let is_apart = |left: &&Arc<Replica>| !replicas.iter().any(|replica| replica.name() == left.name());
+        draining.iter().filter(is_apart).chain(replicas.iter()).cloned().collect()
     }
 
     /// The configuration that was applied last.

@@ -341,6 +341,7 @@ impl Prober {
             path,
             body,
             timeout: config.probe.timeout,
+            rank: self.replica.rank.map(|rank| rank.index),
         }
     }
 }

@@ -30,6 +30,10 @@ use crate::upstream::pool::ConnectionPool;
 pub struct Replica {
     served: ArcSwap<Served>,
     pub endpoint: Endpoint,
+    /// Its place among the engines of its URL, where each of them is a target of its own.
+    pub rank: Option<Rank>,
+    /// What tells its process from an earlier one at the same URL, where its source says.
+    pub instance: Option<Arc<str>>,
     /// Value of the `Host` header.
     pub host: HeaderValue,
     /// The endpoint as text.
@@ -56,6 +60,9 @@ pub struct Replica {
     pub unasked: ArcSwapOption<UnaskedStream>,
     /// Cancelled when the configuration drops it: probes and scrapes end.
     pub removed: CancellationToken,
+    /// It gets no new requests whatever its probes say; its source or an operator said so.
+    is_held: AtomicBool,
+    held_for: ArcSwapOption<&'static str>,
     /// What it was before it took traffic, and for a while after.
     pub(super) warmth: Warmth,
     /// The last warm-up.
@@ -87,6 +94,15 @@ pub struct Life {
     pub number: u32,
 }
 
+/// One of several engines behind one URL (data parallelism).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rank {
+    /// From 0: the value of `X-data-parallel-rank`.
+    pub index: u32,
+    /// Engines behind the URL.
+    pub of: u32,
+}
+
 /// Counters of one scrape.
 #[derive(Clone, Copy, Debug)]
 pub struct ScrapedCounters {
@@ -114,6 +130,10 @@ pub struct ReplicaParts {
     pub slot: usize,
     pub served: Served,
     pub endpoint: Endpoint,
+    /// Place among the engines of the endpoint.
+    pub rank: Option<Rank>,
+    /// Id of the process, where its source tells one.
+    pub instance: Option<Arc<str>>,
     /// Value of the `Host` header.
     pub host: HeaderValue,
     pub connections: Arc<ConnectionPool>,
@@ -127,8 +147,10 @@ impl Replica {
         let url: Arc<str> = parts.endpoint.to_string().into();
         let now = parts.clock.now();
         Arc::new(Self {
-            target: Target::new(parts.slot, rendezvous::identity(0, url.as_bytes())),
+            target: Target::new(parts.slot, identity(&url, parts.rank)),
             url,
+            rank: parts.rank,
+            instance: parts.instance,
             served: ArcSwap::from_pointee(parts.served),
             endpoint: parts.endpoint,
             host: parts.host,
@@ -143,6 +165,8 @@ impl Replica {
             models: ArcSwap::default(),
             unasked: ArcSwapOption::empty(),
             removed: CancellationToken::new(),
+            is_held: AtomicBool::new(false),
+            held_for: ArcSwapOption::empty(),
             warmth: Warmth::new(now),
             warm_up: ArcSwapOption::empty(),
             lacks: ArcSwap::from_pointee(Arc::from([])),
@@ -184,7 +208,17 @@ impl Replica {
 
     /// Whether it takes new requests.
     pub fn is_ready(&self) -> bool {
-        self.state() == ReplicaState::Ready
+        self.state() == ReplicaState::Ready && !self.is_held.load(Ordering::Relaxed)
+    }
+
+    /// Takes new requests away for as long as there is a reason; streams, probes and scrapes go on.
+    pub fn hold(&self, reason: Option<&'static str>) {
+        if self.is_held.swap(reason.is_some(), Ordering::Relaxed) != reason.is_some() {
+            self.held_for.store(reason.map(Arc::new));
+            let served = self.served();
+            let (pool, replica) = (&*served.pool, &*served.replica);
+            tracing::info!(pool, replica, reason = reason.unwrap_or("released"), "replica held or released");
+        }
     }
 
     /// Takes an event of its life, with the reason that people are told, and logs a change of state.
@@ -299,6 +333,8 @@ impl Replica {
         let signals = self.target.signals(now, limits);
         let load = self.target.load.view();
         let served = self.served.load();
+        let held = self.held_for.load();
+        let held = held.as_ref().filter(|_| self.state() == ReplicaState::Ready);
         let passage = self.life.passage();
         let cold_starts = self.warmth.cold_starts();
         let life = LifeStatus {
@@ -316,8 +352,8 @@ impl Replica {
             revision: Arc::clone(&served.revision),
             replica: Arc::clone(&served.replica),
             url: Arc::clone(&self.url),
-            state: passage.state,
-            reason: passage.reason,
+            state: if held.is_some() { ReplicaState::Draining } else { passage.state },
+            reason: held.map_or(passage.reason, |reason| (***reason).into()),
             life,
             failure_ratio: self.answers.failure_rate(now).unwrap_or_default(),
             traffic_share: self.target.share(),
@@ -340,6 +376,14 @@ impl Replica {
 impl Drop for Replica {
     fn drop(&mut self) {
         self.happened(Event::Released, "its last stream has ended");
+    }
+}
+
+/// Ranks of one URL are told apart where keys are spread over replicas.
+fn identity(url: &str, rank: Option<Rank>) -> u64 {
+    match rank {
+        Some(rank) => rendezvous::identity(0, format!("{url}#{}", rank.index).as_bytes()),
+        None => rendezvous::identity(0, url.as_bytes()),
     }
 }
 

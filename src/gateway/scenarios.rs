@@ -286,7 +286,7 @@ impl Router for Live {
         let replicas = pool.replicas();
         let target = &replicas[replica].target;
         target.scraped(page(gauges), self.live(at));
-        pool.dispatcher.learn_capacity(target, pool.ratio.bytes_per_token());
+        pool.dispatcher.learn_cache(target, pool.ratio.bytes_per_token());
     }
 
     fn reconsider(&mut self, fleet: &mut dyn SimFleet) {
@@ -314,6 +314,7 @@ fn page(gauges: &Gauges) -> EnginePage {
         block_tokens: Some(gauges.block_size),
         total_blocks: Some(gauges.num_blocks),
         batch_limit: None,
+        cache: None,
     }
 }
 

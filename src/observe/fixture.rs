@@ -40,6 +40,7 @@ fn attempt() -> Attempt {
         status: Some(200),
         error: None,
         expected: None,
+        ahead: 0.0,
     }
 }
 

@@ -162,6 +162,8 @@ fn pool(replica: SocketAddr) -> Pool {
     Pool {
         name: "default".into(),
         revision: "default".into(),
+        discovery: Default::default(),
+        data_parallel: Default::default(),
         revision_info: BTreeMap::new(),
         engine: EngineKind::Vllm,
         engine_profile: Arc::new(EngineKind::Vllm.profile()),

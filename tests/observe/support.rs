@@ -20,6 +20,7 @@ use tokenway::admin::{Control, Readiness};
 use tokenway::app::observers::Observers;
 use tokenway::clock::{Clock, Stamp};
 use tokenway::config::*;
+use tokenway::fleet::discovery::{ChangeError, ReplicaChange, SourceStatus};
 use tokenway::fleet::status::{LifeStatus, OwnFailures, PoolCalibration, ReplicaState, ReplicaStatus};
 use tokenway::observe::metrics::BuildInfo;
 use tokenway::observe::spans::Background;
@@ -86,6 +87,8 @@ fn pool() -> Pool {
     Pool {
         name: "llama".into(),
         revision: "v1".into(),
+        discovery: Default::default(),
+        data_parallel: Default::default(),
         revision_info: [].into(),
         engine: EngineKind::Vllm,
         engine_profile: Arc::new(EngineKind::Vllm.profile()),
@@ -179,6 +182,7 @@ fn attempt(span: u64, error: Option<&'static str>) -> Attempt {
         status: error.is_none().then_some(200),
         error,
         expected: None,
+        ahead: 0.0,
     }
 }
 
@@ -392,6 +396,22 @@ impl Gateway {
 impl Control for Gateway {
     fn replicas(&self) -> Vec<ReplicaStatus> {
         vec![status(ReplicaState::Ready, true)]
+    }
+
+    fn sources(&self) -> Vec<SourceStatus> {
+        vec![SourceStatus {
+            pool: "main".into(),
+            source: "dns",
+            targets: 3,
+            age: Some(Duration::from_secs(7)),
+            failing: Some((Duration::from_secs(5), "timed out".into())),
+            failures: 2,
+        }]
+    }
+
+    fn change_replica(&self, change: &ReplicaChange) -> Result<(Arc<str>, ReplicaSpec), ChangeError> {
+        let replica = change.name.clone().unwrap_or_default();
+        Err(ChangeError::UnknownReplica { pool: "main".into(), replica })
     }
 
     fn calibrations(&self) -> Vec<PoolCalibration> {

@@ -41,6 +41,8 @@ pub fn pool(name: &str, replicas: &[&Replica]) -> Pool {
     Pool {
         name: name.into(),
         revision: name.into(),
+        discovery: Default::default(),
+        data_parallel: Default::default(),
         revision_info: BTreeMap::new(),
         engine: EngineKind::Vllm,
         engine_profile: Arc::new(EngineKind::Vllm.profile()),

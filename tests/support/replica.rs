@@ -115,7 +115,11 @@ struct State {
 impl Replica {
     /// Starts one that answers every request with a short chat stream.
     pub async fn start() -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        Self::start_on(TcpListener::bind("127.0.0.1:0").await.unwrap())
+    }
+
+    /// Starts one on a socket of the test's choice.
+    pub fn start_on(listener: TcpListener) -> Self {
         let state = Arc::new(State {
             scripts: Mutex::default(),
             standing: Mutex::new(wire::chat_stream(&["a", "b"])),

@@ -4,9 +4,8 @@
 //! than a canary that never judges. A value that changes nothing (a switch that is off, defaults written out)
 //! passes. When a part is built, its entry here goes and its reader comes.
 
-use toml::de::DeValue;
-
 use super::section::{Item, Section};
+use super::shape::Kind;
 
 /// A key whose part is not built.
 pub(super) struct Unbuilt {
@@ -21,11 +20,20 @@ pub(super) struct Unbuilt {
 /// Refuses the keys of a section that need an unbuilt feature.
 pub(super) fn refuse(section: &Section<'_>, parts: &[Unbuilt]) {
     for part in parts {
+        let is_table = !part.known.is_empty();
+        if !is_table {
+            section.record(part.key, Kind::Unbuilt);
+        }
         let Some(item) = section.get(part.key) else { continue };
-        let is_table = matches!(item.value, DeValue::Table(_)) && !part.known.is_empty();
         let opened = if is_table { item.section(part.key) } else { None };
+        if is_table && opened.is_none() {
+            continue;
+        }
         for key in part.known {
-            opened.as_ref().and_then(|inner| inner.get(key));
+            if let Some(inner) = &opened {
+                inner.get(key);
+                inner.record(key, Kind::Unbuilt);
+            }
         }
         let is_harmless = match opened {
             Some(inner) => !part.harmless.is_empty() && inner.items().all(|item| part.allows(&item)),
@@ -55,13 +63,6 @@ impl Unbuilt {
     }
 }
 
-/// Of a pool.
-pub(super) const POOL: &[Unbuilt] = &[
-    Unbuilt::key("dns", LIST_REPLICAS),
-    Unbuilt::key("file", LIST_REPLICAS),
-    Unbuilt::table("kubernetes", &["namespace", "service", "port"], LIST_REPLICAS),
-];
-
 /// Of a route.
 pub(super) const ROUTE: &[Unbuilt] = &[Unbuilt::table(
     "canary",
@@ -82,5 +83,3 @@ pub(super) const ROUTE: &[Unbuilt] = &[Unbuilt::table(
 pub(super) const TELEMETRY: &[Unbuilt] =
     &[Unbuilt::key("content", "remove it; spans carry no prompt and no answer text")
         .unless(&[("content", "false")])];
-
-const LIST_REPLICAS: &str = "list the replicas: replicas = [\"http://127.0.0.1:8001\"]";

@@ -5,6 +5,7 @@
 //! to our page.
 
 mod buckets;
+mod discovery;
 mod drift;
 mod exemplars;
 mod family;
@@ -37,7 +38,8 @@ use self::replicas::{KnownReplicas, ReplicaKey};
 use self::series::{ReplicaSeries, RequestFamilies, RequestKey, RequestSeries};
 pub use self::series::{StreamHistograms, StreamKey};
 use self::table::{
-    DriftFamilies, Maker, Process, ReplicaFamilies, RouteFamilies, Targets, TenantFamilies, Totals,
+    DiscoveryFamilies, DriftFamilies, Maker, Process, ReplicaFamilies, RouteFamilies, Targets,
+    TenantFamilies, Totals,
 };
 use crate::clock::{Clock, Stamp};
 use crate::config::Config;
@@ -64,6 +66,7 @@ pub struct Metrics {
     process: Process,
     drift: DriftFamilies,
     targets: Targets,
+    discovery: DiscoveryFamilies,
     by_request: DashMap<RequestKey, Arc<RequestSeries>, RandomState>,
     by_stream: DashMap<StreamKey, Arc<StreamHistograms>, RandomState>,
     by_replica: DashMap<ReplicaKey, Arc<ReplicaSeries>, RandomState>,
@@ -112,6 +115,7 @@ impl Metrics {
         let replicas = ReplicaFamilies::new(&maker, &edges);
         let process = Process::new(&maker);
         let (drift, targets) = (DriftFamilies::new(&maker), Targets::new(&maker));
+        let discovery = DiscoveryFamilies::new(&maker);
         // Fails without /proc: then there are no process_* metrics.
         let _ = registry.register(Box::new(ProcessCollector::for_self()));
         let metrics = Self {
@@ -123,6 +127,7 @@ impl Metrics {
             process,
             drift,
             targets,
+            discovery,
             by_request: DashMap::default(),
             by_stream: DashMap::default(),
             by_replica: DashMap::default(),

@@ -466,6 +466,7 @@ pub(super) struct Targets {
     pub(super) slo: Family<GaugeVec>,
     pub(super) queue: Family<GaugeVec>,
     pub(super) availability: Gauge,
+    pub(super) config_info: GaugeVec,
 }
 
 impl Targets {
@@ -473,6 +474,10 @@ impl Targets {
         let availability = Gauge::new(
             "tokenway_availability_target_ratio",
             "Configured share of requests that should succeed.",
+        );
+        let config = Opts::new(
+            "tokenway_config_info",
+            "The configuration that runs, without secrets, as a hash; the value is always 1.",
         );
         Self {
             slo: maker.gauges(
@@ -486,6 +491,7 @@ impl Targets {
                 &["pool"],
             ),
             availability: maker.register(availability.expect(TABLE_IS_VALID)),
+            config_info: maker.register(GaugeVec::new(config, &["hash"]).expect(TABLE_IS_VALID)),
         }
     }
 }
@@ -526,6 +532,42 @@ impl DriftFamilies {
                 "tokenway_drift_events_total",
                 "Findings as OTLP events: sent, failed, or dropped by a full queue.",
                 &["result"],
+            ),
+        }
+    }
+}
+
+/// Families of the sources of replicas.
+pub(super) struct DiscoveryFamilies {
+    pub(super) targets: Family<GaugeVec>,
+    pub(super) age: Family<GaugeVec>,
+    pub(super) failing: Family<GaugeVec>,
+    pub(super) failures: Family<IntCounterVec>,
+}
+
+impl DiscoveryFamilies {
+    pub(super) fn new(maker: &Maker<'_>) -> Self {
+        const SOURCE: &[&str] = &["pool", "source"];
+        Self {
+            targets: maker.gauges(
+                "tokenway_discovery_targets",
+                "Replicas that a source of the pool names.",
+                SOURCE,
+            ),
+            age: maker.gauges(
+                "tokenway_discovery_age_seconds",
+                "Since the last good answer of a source; 0 for the configuration's own list.",
+                SOURCE,
+            ),
+            failing: maker.gauges(
+                "tokenway_discovery_failing",
+                "1 while a source fails and its last known replicas stay in force.",
+                SOURCE,
+            ),
+            failures: maker.counters(
+                "tokenway_discovery_failures_total",
+                "Times that a source did not answer, or not with a list of replicas.",
+                SOURCE,
             ),
         }
     }

@@ -1,0 +1,86 @@
+//! The tasks that ask a pool's sources, and how they report.
+//!
+//! A source whose configuration stays the same over a reload goes on; one that changed is asked anew while the replicas of
+//! its old form stay until the new one answers.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use super::membership::Membership;
+use super::roster::{Found, SourceKind};
+use super::{dns, file, kubernetes};
+use crate::config::{Discovery, DnsSource, KubernetesSource};
+
+/// A source that is being asked; dropping it ends its task.
+#[derive(Debug)]
+pub(super) struct Running {
+    pub(super) source: Source,
+    _stop: DropGuard,
+}
+
+/// A source as configured.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Source {
+    Dns(DnsSource),
+    File(PathBuf),
+    Kubernetes(KubernetesSource),
+}
+
+impl Source {
+    /// The sources of a pool.
+    pub(super) fn all(discovery: &Discovery) -> impl Iterator<Item = Self> {
+        let Discovery { dns, file, kubernetes } = discovery.clone();
+        let all = [dns.map(Self::Dns), file.map(Self::File), kubernetes.map(Self::Kubernetes)];
+        all.into_iter().flatten()
+    }
+
+    pub(super) fn kind(&self) -> SourceKind {
+        match self {
+            Self::Dns(_) => SourceKind::Dns,
+            Self::File(_) => SourceKind::File,
+            Self::Kubernetes(_) => SourceKind::Kubernetes,
+        }
+    }
+
+    /// Starts to ask it.
+    pub(super) fn start(self, membership: &Arc<Membership>) -> Running {
+        let stop = CancellationToken::new();
+        let report = Report { membership: Arc::clone(membership), kind: self.kind() };
+        let source = self.clone();
+        let asking = async move {
+            match source {
+                Self::Dns(source) => dns::run(source, report).await,
+                Self::File(path) => file::run(path, report).await,
+                Self::Kubernetes(source) => kubernetes::run(source, report).await,
+            }
+        };
+        membership.spawn(stop.clone().run_until_cancelled_owned(asking));
+        Running { source: self, _stop: stop.drop_guard() }
+    }
+}
+
+/// How a source's task says what it learned.
+#[derive(Debug)]
+pub(super) struct Report {
+    pub(super) membership: Arc<Membership>,
+    kind: SourceKind,
+}
+
+impl Report {
+    /// The whole list, as of now.
+    pub(super) fn answered(&self, targets: Vec<Found>) {
+        self.membership.answered(self.kind, targets);
+    }
+
+    /// It did not answer, or what it said makes no sense: the last list stays.
+    pub(super) fn failed(&self, error: &str) {
+        self.membership.failed(self.kind, error);
+    }
+
+    /// It says that there is nothing of the name, which resolvers say too easily.
+    pub(super) fn absent(&self, error: &str) {
+        self.membership.absent(self.kind, error);
+    }
+}
