@@ -103,8 +103,14 @@ impl AdminClient {
     /// # Errors
     /// [`AskError`].
     pub async fn get(&self, path: &str) -> Result<Value, AskError> {
-        let call =
-            Call { endpoint: &self.endpoint, key: self.token.as_ref(), path, body: None, timeout: TIMEOUT };
+        let call = Call {
+            endpoint: &self.endpoint,
+            key: self.token.as_ref(),
+            path,
+            body: None,
+            rank: None,
+            timeout: TIMEOUT,
+        };
         let (status, body) = call
             .send(&self.connector)
             .await

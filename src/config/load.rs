@@ -80,7 +80,7 @@ pub fn load_with_warnings(
         Source::Upstreams(_) => None,
     };
     let config = &mut checked.config;
-    config.drift.state = config.drift.state.settled(config.admin.listen, file, env);
+    config.drift.state = config.drift.state.clone().settled(config.admin.listen, file, env);
     Ok(checked)
 }
 

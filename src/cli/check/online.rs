@@ -101,7 +101,7 @@ impl Answer {
         let profile = &pool.engine_profile;
         let get = async |endpoint: &Endpoint, path: &str| {
             let key = pool.engine_api_key.as_ref();
-            Call { endpoint, key, path, body: None, timeout: TIMEOUT }.send(connector).await
+            Call { endpoint, key, path, body: None, rank: None, timeout: TIMEOUT }.send(connector).await
         };
         let page = get(endpoint, &profile.models_path).await;
         let is_there = self.read_models(&profile.models_path, page, wanted);
