@@ -99,7 +99,7 @@ fn life(life: &LifeStatus) -> Value {
         "entered": entered.map(|(state, count)| (state.as_str(), count)).collect::<BTreeMap<_, _>>(),
         "in_slow_start": life.is_in_slow_start,
         "cold_starts": life.cold_starts,
-        "last_cold_start": life.latest_cold_starts.last().map(Duration::as_secs_f64),
+        "last_cold_start": life.latest_cold_starts.last().map(std::time::Duration::as_secs_f64),
         "lacks": life.lacks.iter().map(|model| &**model).collect::<Vec<_>>(),
         "warm_up": life.warm_up.as_ref().map(|report| json!({
             "requests": report.requests,

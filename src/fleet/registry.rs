@@ -202,7 +202,7 @@ impl Fleet {
 #[cfg(test)]
 mod tests {
     use super::super::discovery::membership::LOOK_EVERY;
-    use super::super::status::ReplicaState;
+    use super::super::life::Event;
     use super::*;
     use crate::config::MAX_REPLICAS;
     use crate::config::check::check_str;

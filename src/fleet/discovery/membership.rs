@@ -27,7 +27,6 @@ use crate::fleet::pool::PoolState;
 use crate::fleet::probe::Prober;
 use crate::fleet::replica::{Rank, Replica, ReplicaParts};
 use crate::fleet::scrape::Scraper;
-use crate::fleet::status::ReplicaState;
 use crate::record::Served;
 use crate::routing::SlotSet;
 use crate::upstream::connect::Connector;
