@@ -57,6 +57,11 @@ endure *args:
     cargo build --release --locked
     python3 tests/endure/endure.py target/release/tokenway {{args}}
 
+# The page in a browser before scripted incidents, some seven minutes, `--only "slow replica"` less; needs Chromium and `pip install playwright`.
+page *args:
+    cargo build --locked
+    python3 tests/page/incidents.py target/debug/tokenway {{args}}
+
 # The checks against real vLLM replicas that you have running.
 real-fleet +urls:
     tests/real_fleet/run.sh {{urls}}

@@ -16,6 +16,9 @@ pub(super) fn find(figures: &RouteFigures, slot: &Slot, cause: Option<&Cause>) -
     let mut found: Vec<Outlier> = figures.replicas.iter().filter_map(not_ready).collect();
     found.extend(figures.replicas.iter().filter_map(|status| silent(status, figures)));
     add(&mut found, compare(slot, Dimension::Replica, cause));
+    for status in &figures.replicas {
+        add(&mut found, demoted(status));
+    }
     if let Some(cause) = cause {
         add(&mut found, longest_queue(&figures.replicas, cause));
         add(&mut found, compare(slot, Dimension::Revision, Some(cause)));
@@ -62,6 +65,18 @@ fn silent(status: &ReplicaStatus, figures: &RouteFigures) -> Option<Outlier> {
             format!("has {} requests in flight and nothing came of it for a minute", status.inflight),
         )
     })
+}
+
+/// Gets little traffic, because it fails more or is slower than its pool's others.
+fn demoted(status: &ReplicaStatus) -> Option<Outlier> {
+    let is_it = status.state == ReplicaState::Ready && (status.traffic_share < DEMOTED || status.is_on_trial);
+    let why = match status.failure_ratio {
+        ratio if ratio >= 0.05 => format!(": {} of its last answers failed", share(ratio)),
+        _ if status.is_on_trial => ": it is on trial after failures".to_owned(),
+        _ => ": it is slower than its pool's others".to_owned(),
+    };
+    let evidence = || format!("is given {} of its ordinary traffic{why}", share(status.traffic_share));
+    is_it.then(|| replica(status, evidence()))
 }
 
 /// The one whose requests fail, miss or take longer in the blamed stage than those of the others.
@@ -177,6 +192,8 @@ fn grown(figures: &RouteFigures, dimension: Dimension) -> Option<Outlier> {
 }
 
 const MAX_OUTLIERS: usize = 6;
+/// Share of its ordinary traffic.
+const DEMOTED: f64 = 0.5;
 const MIN_EVENTS: u32 = 3;
 const FAILURES_OF_ONE: f64 = 0.6;
 const SLOWER: f64 = 1.6;
