@@ -60,7 +60,7 @@ INCIDENTS = [
     Incident("frozen replica", ["chat", "r2"], during=freeze),
     Incident(
         "engine queue",
-        ["chat", "engine_queue", "2 replicas alike|stands out"],
+        ["chat", "engine_queue", "2 replicas|stands out"],
         ({"max-num-seqs": 2}, {"max-num-seqs": 2}),
         traffic=lambda calm: {"rate": 3.0 if calm else 25.0},
     ),

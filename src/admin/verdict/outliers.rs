@@ -117,8 +117,8 @@ fn is_slower(part: &Part, others: &[&Part], stage: Stage) -> Option<(f64, String
     };
     let (own, mut rest) = (of(part)?, others.iter().filter_map(|other| of(other)).collect::<Vec<_>>());
     rest.sort_by(f64::total_cmp);
-    // The lower median: with two others that differ, the better one is what can be expected.
-    let usual = *rest.get(rest.len().checked_sub(1)? / 2)?;
+    // The upper median: where two of three are slow, neither stands out.
+    let usual = *rest.get(rest.len() / 2)?;
     let is_it = own >= SLOWER * usual && own - usual >= MIN_DIFFERENCE.min(usual * 2.0).max(NOISE);
     let (what, in_mean) = match stage {
         Stage::Decode if part.itl.1 > 0 => ("a token", "takes"),

@@ -165,9 +165,17 @@ fn an_overload_is_nobodys_fault() {
     let figures = figures(slot(TTFT, &all), vec![ready("r1", 20.0), ready("r2", 19.0)]);
     names_only(
         &figures,
-        &["27 of 27 misses in engine_queue", "39 requests wait in the engines", "all 2 replicas alike"],
+        &["27 of 27 misses in engine_queue", "39 requests wait in the engines", "shared by all 2 replicas"],
         &["stands out"],
     );
+}
+
+#[test]
+fn where_two_of_three_are_slow_neither_stands_out() {
+    let queue = |slow| (Stage::EngineQueue, slow, 0.1);
+    let all = [did("r1", 3, 14, queue(2.2)), did("r2", 3, 13, queue(2.0)), did("r3", 16, 1, queue(1.2))];
+    let figures = figures(slot(TTFT, &all), vec![ready("r1", 6.0), ready("r2", 5.0), ready("r3", 0.0)]);
+    names_only(&figures, &["28 of 28 misses in engine_queue", "shared by all 3 replicas"], &["stands out"]);
 }
 
 #[test]
