@@ -62,6 +62,11 @@ page *args:
     cargo build --locked
     python3 tests/page/incidents.py target/debug/tokenway {{args}}
 
+# Everyday faults over sockets: sick and slow replicas, few descriptors, reloads, restarts; 12 minutes, `--only sick` less.
+everyday *args:
+    cargo build --release --locked
+    python3 tests/endure/everyday.py target/release/tokenway {{args}}
+
 # The checks against real vLLM replicas that you have running.
 real-fleet +urls:
     tests/real_fleet/run.sh {{urls}}
