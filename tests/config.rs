@@ -384,7 +384,7 @@ fn sources_of_replicas_are_checked_without_asking_them() {
         ("dns = { server = \"127.0.0.1:53\" }", "f.toml:3:7: pool.dns has no \"url\""),
         (
             "dns = { url = \"http://a:1\", server = \"127.0.0.1\" }",
-            "f.toml:3:39: \"127.0.0.1\" is no address with a port",
+            "f.toml:3:38: \"127.0.0.1\" is no address with a port",
         ),
         ("file = \"\"", "f.toml:3:8: file is empty"),
         ("file = \"r.yaml\"", "f.toml:3:8: \"r.yaml\" does not end in .json, the one form that is read"),

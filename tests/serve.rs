@@ -130,7 +130,7 @@ fn wrong_command_lines_end_with_2_and_say_what_is_wrong() {
         (&["serve", "--upstream", "http://a:1", "--log-level", "loud"], "\"loud\" is not a log level"),
         (&["serve", "--upstream", "http://a:1", "--listen", "80"], "--listen"),
         (&["replay", "trace.jsonl"], "--config"),
-        (&["top", "http://127.0.0.1:9090"], "not supported yet"),
+        (&["top"], "<URL>"),
     ];
     for (args, said) in cases {
         let (code, out, err) = Process::run(args);

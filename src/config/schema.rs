@@ -190,8 +190,13 @@ extra_paths = [\"/v1/custom\"]
 trust_headers = [\"x-tenant\"]
 [[pool]]
 name = \"p\"
-replicas = [\"http://127.0.0.1:1\"]
+replicas = [{ url = \"http://127.0.0.1:1\", zone = \"a\" }]
+dns = { url = \"http://a:1\", server = \"127.0.0.1:53\" }
+kubernetes = { namespace = \"n\", service = \"s\", port = \"http\", scheme = \"http\", api = \"http://127.0.0.1:1\" }
 revision_info = { image = \"i\" }
+[pool.warmup]
+prompts = [\"p\"]
+features = [\"logprobs\"]
 [pool.engine_profile]
 batch_limit = [\"m\"]
 [telemetry.otlp]

@@ -10,7 +10,8 @@ use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use tokio_util::task::TaskTracker;
 
-use super::discovery::membership::{Means, Membership, SLOTS};
+use super::discovery::means::Means;
+use super::discovery::membership::{Membership, SLOTS};
 use super::discovery::{ChangeError, ReplicaChange, SourceStatus};
 use super::pool::PoolState;
 use super::promise::Promised;

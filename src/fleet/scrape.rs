@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use http::StatusCode;
 
-use super::discovery::membership::Membership;
+use super::discovery::means::Means;
+use super::discovery::report::Roll;
 use super::life::Event;
 use super::metrics_text;
 use super::pool::PoolState;
@@ -25,7 +26,7 @@ use crate::upstream::connect::Connector;
 /// Scrapes the page of one URL.
 #[derive(Debug)]
 pub(super) struct Scraper {
-    membership: Arc<Membership>,
+    roll: Arc<dyn Roll>,
     pool: Arc<PoolState>,
     /// The first of them, for what is the URL's affair.
     replica: Arc<Replica>,
@@ -38,14 +39,14 @@ pub(super) struct Scraper {
 impl Scraper {
     /// For the targets of one URL; `None` without any.
     pub(super) fn new(
-        membership: Arc<Membership>,
+        roll: Arc<dyn Roll>,
+        pool: &Arc<PoolState>,
         targets: Vec<Arc<Replica>>,
-        connector: &Connector,
-        clock: Clock,
+        means: &Means,
     ) -> Option<Self> {
         let replica = Arc::clone(targets.first()?);
-        let (pool, connector) = (Arc::clone(&membership.pool), connector.clone());
-        Some(Self { membership, pool, replica, targets, connector, clock })
+        let (pool, connector) = (Arc::clone(pool), means.connector.clone());
+        Some(Self { roll, pool, replica, targets, connector, clock: means.clock })
     }
 
     /// The scrape loop, until the replica is removed.
@@ -140,7 +141,7 @@ impl Scraper {
             let ranks = metrics_text::ranks(page);
             // One engine again is what a restarted process shows, too, while its others start.
             if ranks > 1 {
-                self.membership.saw_ranks(&self.replica.endpoint, ranks);
+                Arc::clone(&self.roll).saw_ranks(&self.replica.endpoint, ranks);
             }
         }
     }

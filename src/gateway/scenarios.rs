@@ -363,7 +363,7 @@ fn scenario(bounds: Bounds, load: f64) -> Scenario {
     let cost = CostModel { jitter: 0.2, ..qwen_32b_on_two_h100().cost };
     Scenario {
         engine: EngineConfig { cost, ..qwen_32b_on_two_h100() },
-        demand: Demand { replicas: 4, load, seed: 5 },
+        demand: Demand { replicas: 4, load, seed: 2 },
         slow: vec![(2, 2.0)],
         scrape_interval: Duration::from_secs(1),
         bounds,

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
-use super::foreign::sane_total;
+use super::float::sane_total;
 use crate::units::Tokens;
 
 /// The prefix cache by an engine's page.

@@ -49,17 +49,10 @@ pub(super) fn sane(figure: f64) -> Option<f64> {
     (0.0..=MOST_REQUESTS).contains(&figure).then_some(figure)
 }
 
-/// A counter of tokens; `None` for what cannot be one.
-pub(super) fn sane_total(figure: f64) -> Option<f64> {
-    (0.0..=MOST_TOKENS).contains(&figure).then_some(figure)
-}
-
 /// Seconds. A queue's content is replaced within seconds; two of them are two scrapes at the default interval.
 const HALF_TRUST: f64 = 2.0;
 /// What an engine claims beyond this is no figure.
 const MOST_REQUESTS: f64 = 100_000.0;
-/// Beyond this a float does not count single tokens.
-const MOST_TOKENS: f64 = 9e15;
 
 #[cfg(test)]
 mod tests {

@@ -105,7 +105,7 @@ fn old_figures_and_another_version_are_said() {
     known.trouble = Some("http://127.0.0.1:9090 does not answer: connect refused\nhint: x".to_owned());
     known.snapshot.as_mut().unwrap().slo["version"] = json!("9.9.9");
     let (text, _) = drawn(&known, &mut Looking::default(), (260, 8));
-    assert!(text.contains("the gateway's version is 9.9.9, this is"), "{text}");
+    assert!(text.contains("gateway is version 9.9.9, this is"), "{text}");
     assert!(
         text.contains("OLD FIGURES: http://127.0.0.1:9090 does not answer: connect refused; trying again"),
         "{text}"

@@ -10,6 +10,7 @@ use toml::de::DeValue;
 use crate::config::{DataParallel, Discovery, DnsRecords, DnsSource, KubernetesSource, ServicePort};
 
 use super::section::{Item, Section};
+use super::shape::Kind;
 use super::values::{ENDPOINT, Form};
 
 /// Reads the sources of a pool.
@@ -24,6 +25,7 @@ pub(super) fn discovery(pool: &Section<'_>) -> Discovery {
 /// Reads `data_parallel`.
 pub(super) fn data_parallel(pool: &Section<'_>) -> DataParallel {
     let Some(item) = pool.get("data_parallel") else { return DataParallel::Auto };
+    item.accepts([Kind::Word(vec!["auto"]), Kind::Integer { least: 1, most: i64::from(MAX_RANKS) }]);
     if item.is_written("auto") {
         return DataParallel::Auto;
     }

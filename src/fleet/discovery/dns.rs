@@ -13,8 +13,8 @@ use hickory_resolver::net::NetError;
 use hickory_resolver::net::runtime::TokioRuntimeProvider;
 use hickory_resolver::proto::rr::{RData, Record, RecordType};
 
+use super::report::Report;
 use super::roster::Found;
-use super::sources::Report;
 use crate::config::{DnsRecords, DnsSource, Endpoint, ReplicaSpec};
 
 /// Asks until the task is dropped.

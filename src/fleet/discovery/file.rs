@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::file_sd;
-use super::sources::Report;
+use super::report::Report;
 use crate::config::watch::watch_file;
 
 /// Reads until the task is dropped.

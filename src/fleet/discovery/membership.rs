@@ -14,12 +14,12 @@ use arc_swap::ArcSwap;
 use http::HeaderValue;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
-use tokio_util::task::TaskTracker;
 
+use super::means::Means;
+use super::report::Roll;
 use super::roster::{Member, Roster, SourceKind};
 use super::sources::{Running, Source};
 use super::{ChangeError, ReplicaAction, ReplicaChange, SourceStatus};
-use crate::clock::Clock;
 use crate::config::{Endpoint, MAX_REPLICAS, Pool, ReplicaSpec, parse_endpoint, parse_name};
 use crate::fleet::discovery::roster::Found;
 use crate::fleet::life::Event;
@@ -29,17 +29,7 @@ use crate::fleet::replica::{Rank, Replica, ReplicaParts};
 use crate::fleet::scrape::Scraper;
 use crate::record::Served;
 use crate::routing::SlotSet;
-use crate::upstream::connect::Connector;
 use crate::upstream::pool::ConnectionPool;
-
-/// What replicas and sources run on.
-#[derive(Clone, Debug)]
-pub(in crate::fleet) struct Means {
-    pub(in crate::fleet) connector: Connector,
-    pub(in crate::fleet) clock: Clock,
-    pub(in crate::fleet) tracker: TaskTracker,
-    pub(in crate::fleet) tasks: tokio::runtime::Handle,
-}
 
 /// The members of one pool.
 #[derive(Debug)]
@@ -101,7 +91,7 @@ impl Membership {
         running.retain(|running| wanted.contains(&running.source));
         for source in wanted {
             if !running.iter().any(|running| running.source == source) {
-                let started = source.start(self);
+                let started = source.start(Arc::clone(self) as Arc<dyn Roll>, &self.means);
                 running.push(started);
             }
         }
@@ -111,71 +101,6 @@ impl Membership {
     pub(in crate::fleet) fn retire(&self) {
         self.running.lock().clear();
         self.pool.retire();
-    }
-
-    /// Runs a source's task beside the data path.
-    pub(super) fn spawn(&self, task: impl Future<Output = Option<()>> + Send + 'static) {
-        self.means.tracker.spawn_on(task, &self.means.tasks);
-    }
-
-    /// Opens connections for sources.
-    pub(super) fn connector(&self) -> Connector {
-        self.means.connector.clone()
-    }
-
-    /// A source named its replicas.
-    pub(super) fn answered(self: &Arc<Self>, kind: SourceKind, targets: Vec<Found>) {
-        let mut roster = self.roster.lock();
-        let failing = roster.sources().find(|(known, _)| *known == kind).and_then(|(_, s)| s.failing.clone());
-        let now = self.means.clock.now();
-        if let Some((since, error)) = failing {
-            let (pool, source, seconds) = (&*self.pool.name, kind.as_str(), now.since(since).as_secs());
-            tracing::info!(pool, source, seconds, %error, "replicas are discovered again");
-        }
-        if roster.answered(kind, targets, now) {
-            let targets = roster.targets(kind).len();
-            tracing::debug!(pool = &*self.pool.name, source = kind.as_str(), targets, "discovered replicas");
-            self.match_roster(&mut roster, Cause::Changed);
-        }
-    }
-
-    /// A source failed.
-    pub(super) fn failed(&self, kind: SourceKind, error: &str) {
-        let mut roster = self.roster.lock();
-        if roster.failed(kind, error, self.means.clock.now()) {
-            let (pool, source, kept) = (&*self.pool.name, kind.as_str(), roster.targets(kind).len());
-            tracing::warn!(pool, source, error, kept, "cannot discover replicas: the last known ones stay");
-        }
-    }
-
-    /// A source says that it has none, which it says too easily.
-    pub(super) fn absent(self: &Arc<Self>, kind: SourceKind, error: &str) {
-        self.failed(kind, error);
-        let mut roster = self.roster.lock();
-        let targets = roster.targets(kind);
-        let replicas = self.pool.replicas();
-        let is_its = |replica: &Replica| targets.iter().any(|found| found.spec.endpoint == replica.endpoint);
-        let is_any_ready = replicas.iter().any(|replica| replica.is_ready() && is_its(replica));
-        let now = self.means.clock.now();
-        if roster.believes_absence(kind, is_any_ready, now) && roster.answered(kind, Vec::new(), now) {
-            let (pool, source) = (&*self.pool.name, kind.as_str());
-            tracing::warn!(
-                pool,
-                source,
-                "no replicas for a minute, and none of the last known ones is ready: they leave"
-            );
-            self.match_roster(&mut roster, Cause::Changed);
-        }
-    }
-
-    /// The metrics page of a URL shows so many engines.
-    pub(in crate::fleet) fn saw_ranks(self: &Arc<Self>, endpoint: &Endpoint, ranks: u32) {
-        let mut roster = self.roster.lock();
-        if roster.saw_ranks(endpoint, ranks) {
-            let (pool, url) = (&*self.pool.name, endpoint.to_string());
-            tracing::info!(pool, url, ranks, "engines behind one URL: each is a target of its own");
-            self.match_roster(&mut roster, Cause::Changed);
-        }
     }
 
     /// An operator changes the pool; returns name and URL of the replica.
@@ -406,7 +331,9 @@ impl Membership {
             self.means.tracker.spawn_on(prober.run(), &self.means.tasks);
         }
         // One page tells of all engines of a URL.
-        if let Some(scraper) = Scraper::new(Arc::clone(self), started.clone(), connector, self.means.clock) {
+        if let Some(scraper) =
+            Scraper::new(Arc::clone(self) as Arc<dyn Roll>, &self.pool, started.clone(), &self.means)
+        {
             self.means.tracker.spawn_on(scraper.run(), &self.means.tasks);
         }
         started
@@ -420,6 +347,59 @@ impl Membership {
                 left_out,
                 "a pool has at most {MAX_REPLICAS} replicas: use several pools for one route"
             );
+        }
+    }
+}
+
+impl Roll for Membership {
+    fn answered(self: Arc<Self>, kind: SourceKind, targets: Vec<Found>) {
+        let mut roster = self.roster.lock();
+        let failing = roster.sources().find(|(known, _)| *known == kind).and_then(|(_, s)| s.failing.clone());
+        let now = self.means.clock.now();
+        if let Some((since, error)) = failing {
+            let (pool, source, seconds) = (&*self.pool.name, kind.as_str(), now.since(since).as_secs());
+            tracing::info!(pool, source, seconds, %error, "replicas are discovered again");
+        }
+        if roster.answered(kind, targets, now) {
+            let targets = roster.targets(kind).len();
+            tracing::debug!(pool = &*self.pool.name, source = kind.as_str(), targets, "discovered replicas");
+            self.match_roster(&mut roster, Cause::Changed);
+        }
+    }
+
+    fn failed(&self, kind: SourceKind, error: &str) {
+        let mut roster = self.roster.lock();
+        if roster.failed(kind, error, self.means.clock.now()) {
+            let (pool, source, kept) = (&*self.pool.name, kind.as_str(), roster.targets(kind).len());
+            tracing::warn!(pool, source, error, kept, "cannot discover replicas: the last known ones stay");
+        }
+    }
+
+    fn absent(self: Arc<Self>, kind: SourceKind, error: &str) {
+        self.failed(kind, error);
+        let mut roster = self.roster.lock();
+        let targets = roster.targets(kind);
+        let replicas = self.pool.replicas();
+        let is_its = |replica: &Replica| targets.iter().any(|found| found.spec.endpoint == replica.endpoint);
+        let is_any_ready = replicas.iter().any(|replica| replica.is_ready() && is_its(replica));
+        let now = self.means.clock.now();
+        if roster.believes_absence(kind, is_any_ready, now) && roster.answered(kind, Vec::new(), now) {
+            let (pool, source) = (&*self.pool.name, kind.as_str());
+            tracing::warn!(
+                pool,
+                source,
+                "no replicas for a minute, and none of the last known ones is ready: they leave"
+            );
+            self.match_roster(&mut roster, Cause::Changed);
+        }
+    }
+
+    fn saw_ranks(self: Arc<Self>, endpoint: &Endpoint, ranks: u32) {
+        let mut roster = self.roster.lock();
+        if roster.saw_ranks(endpoint, ranks) {
+            let (pool, url) = (&*self.pool.name, endpoint.to_string());
+            tracing::info!(pool, url, ranks, "engines behind one URL: each is a target of its own");
+            self.match_roster(&mut roster, Cause::Changed);
         }
     }
 }

@@ -7,7 +7,9 @@ mod dns;
 mod file;
 mod file_sd;
 mod kubernetes;
+pub(in crate::fleet) mod means;
 pub mod membership;
+pub(in crate::fleet) mod report;
 pub mod roster;
 mod sources;
 

@@ -1,4 +1,4 @@
-//! The tasks that ask a pool's sources, and how they report.
+//! The tasks that ask a pool's sources.
 //!
 //! A source whose configuration stays the same over a reload goes on; one that changed is asked anew while the replicas of
 //! its old form stay until the new one answers.
@@ -8,8 +8,9 @@ use std::sync::Arc;
 
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::membership::Membership;
-use super::roster::{Found, SourceKind};
+use super::means::Means;
+use super::report::{Report, Roll};
+use super::roster::SourceKind;
 use super::{dns, file, kubernetes};
 use crate::config::{Discovery, DnsSource, KubernetesSource};
 
@@ -45,9 +46,9 @@ impl Source {
     }
 
     /// Starts to ask it.
-    pub(super) fn start(self, membership: &Arc<Membership>) -> Running {
+    pub(super) fn start(self, roll: Arc<dyn Roll>, means: &Means) -> Running {
         let stop = CancellationToken::new();
-        let report = Report { membership: Arc::clone(membership), kind: self.kind() };
+        let report = Report { roll, kind: self.kind(), connector: means.connector.clone() };
         let source = self.clone();
         let asking = async move {
             match source {
@@ -56,31 +57,7 @@ impl Source {
                 Self::Kubernetes(source) => kubernetes::run(source, report).await,
             }
         };
-        membership.spawn(stop.clone().run_until_cancelled_owned(asking));
+        means.tracker.spawn_on(stop.clone().run_until_cancelled_owned(asking), &means.tasks);
         Running { source: self, _stop: stop.drop_guard() }
-    }
-}
-
-/// How a source's task says what it learned.
-#[derive(Debug)]
-pub(super) struct Report {
-    pub(super) membership: Arc<Membership>,
-    kind: SourceKind,
-}
-
-impl Report {
-    /// The whole list, as of now.
-    pub(super) fn answered(&self, targets: Vec<Found>) {
-        self.membership.answered(self.kind, targets);
-    }
-
-    /// It did not answer, or what it said makes no sense: the last list stays.
-    pub(super) fn failed(&self, error: &str) {
-        self.membership.failed(self.kind, error);
-    }
-
-    /// It says that there is nothing of the name, which resolvers say too easily.
-    pub(super) fn absent(&self, error: &str) {
-        self.membership.absent(self.kind, error);
     }
 }

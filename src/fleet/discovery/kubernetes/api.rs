@@ -10,8 +10,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{Request, StatusCode, header};
 use serde::Deserialize;
-use thiserror::Error;
 
+use super::error::{ApiError, Refusal};
 use super::events::Events;
 use super::slices::Slice;
 use crate::config::{Endpoint, KubernetesSource, PoolTls};
@@ -25,24 +25,6 @@ pub(super) struct Api {
     endpoint: Endpoint,
     connector: Connector,
     path: String,
-}
-
-/// Why the API told nothing.
-#[derive(Debug, Error)]
-pub(super) enum ApiError {
-    /// The version that a watch began from is too old: 410.
-    #[error("the watch expired")]
-    Expired,
-    /// Not in a cluster, or files of the service account cannot be read.
-    #[error("{0}")]
-    Credentials(String),
-    /// The server refuses.
-    #[error("the API server answered {status}: {message}")]
-    Refused { status: StatusCode, message: String },
-    #[error("API server: {0}")]
-    Call(#[from] CallError),
-    #[error("the API server's answer makes no sense: {0}")]
-    Protocol(String),
 }
 
 /// One page of a list.
@@ -59,14 +41,6 @@ pub(super) struct ListMetadata {
     pub(super) resource_version: String,
     #[serde(rename = "continue")]
     pub(super) rest: Option<String>,
-}
-
-/// What the server says where it refuses.
-#[derive(Debug, Default, Deserialize)]
-pub(super) struct Refusal {
-    #[serde(default)]
-    pub(super) message: String,
-    pub(super) code: Option<u16>,
 }
 
 impl Api {

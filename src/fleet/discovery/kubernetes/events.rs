@@ -3,8 +3,8 @@
 use bytes::BytesMut;
 use serde::Deserialize;
 
-use super::api::{ApiError, Refusal};
-use super::slices::Slice;
+use super::error::{ApiError, Refusal};
+use super::slices::{Event, Slice};
 use crate::upstream::call::CallError;
 use crate::upstream::streamed::Answer;
 
@@ -13,27 +13,6 @@ use crate::upstream::streamed::Answer;
 pub(super) struct Events {
     answer: Answer,
     read: BytesMut,
-}
-
-/// One event.
-#[derive(Debug)]
-pub(super) enum Event {
-    /// A slice is new or has changed.
-    Changed(Slice),
-    /// A slice is gone.
-    Deleted(Slice),
-    /// Nothing changed up to this version.
-    Bookmark(String),
-}
-
-impl Event {
-    /// The version that the watch has reached.
-    pub(super) fn version(&self) -> Option<&str> {
-        match self {
-            Self::Changed(slice) | Self::Deleted(slice) => slice.metadata.resource_version.as_deref(),
-            Self::Bookmark(version) => Some(version),
-        }
-    }
 }
 
 #[derive(Deserialize)]

@@ -6,14 +6,16 @@
 //! `slices`' affair; the cluster's address and credentials are `api`'s.
 
 mod api;
+mod error;
 mod events;
 mod slices;
 
 use std::time::Duration;
 
-use self::api::{Api, ApiError, WATCH_FOR};
+use self::api::{Api, WATCH_FOR};
+use self::error::ApiError;
 use self::slices::Slices;
-use super::sources::Report;
+use super::report::Report;
 use crate::config::KubernetesSource;
 
 /// Follows the slices until the task is dropped.
@@ -56,7 +58,7 @@ struct Following {
 impl Following {
     /// Lists where that is needed, and watches until the watch ends.
     async fn follow(&mut self) -> Result<(), ApiError> {
-        let api = Api::open(&self.source, &self.report.membership.connector()).await?;
+        let api = Api::open(&self.source, &self.report.connector).await?;
         let version = match self.version.take() {
             Some(version) => version,
             None => self.list(&api).await?,

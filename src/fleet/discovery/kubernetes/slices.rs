@@ -11,9 +11,29 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Deserializer};
 
-use super::events::Event;
 use crate::config::{Endpoint, KubernetesSource, ReplicaSpec, ServicePort, parse_name};
 use crate::fleet::discovery::roster::Found;
+
+/// One event of a watch.
+#[derive(Debug)]
+pub(super) enum Event {
+    /// A slice is new or has changed.
+    Changed(Slice),
+    /// A slice is gone.
+    Deleted(Slice),
+    /// Nothing changed up to this version.
+    Bookmark(String),
+}
+
+impl Event {
+    /// The version that the watch has reached.
+    pub(super) fn version(&self) -> Option<&str> {
+        match self {
+            Self::Changed(slice) | Self::Deleted(slice) => slice.metadata.resource_version.as_deref(),
+            Self::Bookmark(version) => Some(version),
+        }
+    }
+}
 
 /// An EndpointSlice, as far as it is read.
 #[derive(Debug, Deserialize)]
