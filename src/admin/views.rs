@@ -74,6 +74,7 @@ fn replica(status: &ReplicaStatus, calibrations: &[PoolCalibration]) -> Value {
         "url": &*status.url,
         "state": status.state.as_str(),
         "reason": &*status.reason,
+        "since": status.life.since.as_secs_f64(),
         "life": life(&status.life),
         "zone": status.life.zone.as_deref(),
         "failure_ratio": status.failure_ratio,
@@ -91,11 +92,10 @@ fn replica(status: &ReplicaStatus, calibrations: &[PoolCalibration]) -> Value {
     })
 }
 
-/// State changes by the state entered; cold starts in seconds.
+/// State changes by the state entered; cold starts in seconds. `since` beside it: seconds in the present state.
 fn life(life: &LifeStatus) -> Value {
     let entered = ReplicaState::ALL.iter().zip(life.entered);
     json!({
-        "since": life.since.as_secs_f64(),
         "entered": entered.map(|(state, count)| (state.as_str(), count)).collect::<BTreeMap<_, _>>(),
         "in_slow_start": life.is_in_slow_start,
         "cold_starts": life.cold_starts,

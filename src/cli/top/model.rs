@@ -210,12 +210,7 @@ fn counts(value: &Value) -> Option<String> {
 
 /// How long a replica is in its state, where the gateway says so.
 fn since(replica: &Value) -> String {
-    match (&replica["in_state"], &replica["since"]) {
-        (Value::Number(_), _) => seconds(&replica["in_state"]),
-        (_, Value::Number(_)) => seconds(&replica["since"]),
-        (_, Value::String(at)) => at.get(11..19).unwrap_or(at).to_owned(),
-        _ => String::new(),
-    }
+    if replica["since"].is_number() { seconds(&replica["since"]) } else { String::new() }
 }
 
 fn plain(value: &Value) -> String {
