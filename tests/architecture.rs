@@ -31,6 +31,7 @@ const MODULES: &[&str] = &[
     "gateway",
     "identity",
     "drift",
+    "rollout",
     "admin",
     "simulate",
     "app",
@@ -58,6 +59,8 @@ const PURE: &[&str] = &[
     "relay/usage_filter",
     "config/check",
     "drift/detectors",
+    "rollout/judge",
+    "rollout/plan",
     "simulate/product_router",
 ];
 

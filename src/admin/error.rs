@@ -27,6 +27,10 @@ pub(super) enum AdminError {
     InvalidLevel(String),
     #[error("{0}")]
     InvalidConfig(String),
+    #[error("{0}")]
+    NoCanary(String),
+    #[error("{0}")]
+    CanaryState(String),
     #[error("the reload broke off")]
     ReloadFailed,
     #[error("too many requests at once; try again")]
@@ -49,6 +53,8 @@ impl AdminError {
             Self::InvalidBody => (StatusCode::BAD_REQUEST, "invalid_body"),
             Self::InvalidLevel(_) => (StatusCode::BAD_REQUEST, "invalid_level"),
             Self::InvalidConfig(_) => (StatusCode::UNPROCESSABLE_ENTITY, "invalid_config"),
+            Self::NoCanary(_) => (StatusCode::NOT_FOUND, "no_canary"),
+            Self::CanaryState(_) => (StatusCode::CONFLICT, "canary_state"),
             Self::ReloadFailed => (StatusCode::INTERNAL_SERVER_ERROR, "reload_failed"),
             Self::Overloaded => (StatusCode::SERVICE_UNAVAILABLE, "overloaded"),
             Self::Timeout => (StatusCode::SERVICE_UNAVAILABLE, "timeout"),

@@ -6,6 +6,7 @@
 
 mod access;
 mod actions;
+mod canaries;
 mod config_view;
 mod control;
 mod error;
@@ -29,6 +30,7 @@ pub use self::control::{Control, Readiness};
 use crate::drift::service::Feed;
 use crate::listener::{Acceptor, ConnectionLimit};
 use crate::observe::Observer;
+use crate::rollout::service as rollouts;
 
 /// State of every handler.
 pub struct AdminState {
@@ -38,6 +40,8 @@ pub struct AdminState {
     pub observer: Arc<Observer>,
     /// Drift detection.
     pub drift: Arc<Feed>,
+    /// Canaries.
+    pub rollouts: Arc<rollouts::Feed>,
 }
 
 /// Serves the admin port until `shutdown`; connections are tasks of `tracker`.

@@ -28,7 +28,7 @@ use tower_http::compression::predicate::{DefaultPredicate, Predicate, SizeAbove}
 use tower_http::timeout::RequestBodyTimeoutLayer;
 
 use super::error::AdminError;
-use super::{AdminState, access, actions, views};
+use super::{AdminState, access, actions, canaries, views};
 
 /// Every path with its handler.
 pub(super) fn router(admin: Arc<AdminState>) -> Router {
@@ -48,10 +48,15 @@ pub(super) fn router(admin: Arc<AdminState>) -> Router {
         .route("/api/latency", get(views::latency))
         .route("/api/decisions", get(views::decisions))
         .route("/api/drift", get(views::drift))
+        .route("/api/canaries", get(canaries::list))
         .route("/api/config", get(views::config));
     let actions = Router::new()
         .route("/api/reload", post(actions::reload))
         .route("/api/drain", post(actions::drain))
+        .route("/api/canaries/promote", post(canaries::promote))
+        .route("/api/canaries/rollback", post(canaries::rollback))
+        .route("/api/canaries/pause", post(canaries::pause))
+        .route("/api/canaries/resume", post(canaries::resume))
         .route("/api/log-level", get(actions::log_level).post(actions::set_log_level))
         .layer(DefaultBodyLimit::max(MAX_BODY))
         .layer(RequestBodyTimeoutLayer::new(BODY_TIMEOUT));

@@ -22,6 +22,7 @@ use crate::config::check::parse_endpoint;
 use crate::config::load::{Source, load};
 use crate::config::{AccessLog, Config, Endpoint, Overrides};
 use crate::observe::Tap;
+use crate::observe::metrics::StreamKey;
 use crate::record::{FirstToken, Gaps, Record};
 use crate::simulate::DemoStats;
 
@@ -132,8 +133,8 @@ impl Tap for Scores {
         self.0.record_first_token(first);
     }
 
-    fn gaps(&self, replica: &Arc<str>, gaps: &Gaps<'_>) {
-        self.0.record_gaps(replica, gaps);
+    fn gaps(&self, stream: &StreamKey, gaps: &Gaps<'_>) {
+        self.0.record_gaps(&stream.replica, gaps);
     }
 
     fn record(&self, record: &Record) {

@@ -4,6 +4,7 @@
 //! watches the file. The data path sees only the types of this module.
 
 mod auth;
+mod canary;
 pub mod check;
 pub mod diagnostics;
 mod engine;
@@ -22,6 +23,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use self::auth::{Jwks, Jwt};
+pub use self::canary::{Canary, CanaryStep, OnBreach, QuantileRatios};
 pub use self::engine::{EngineKind, EngineProfile, Figure, FigureSource};
 pub use self::slo::{ItlBounds, Slo, TtftBound};
 pub use self::telemetry::{AccessLog, EngineSpansConfig, Otlp, OtlpProtocol, Sampling, Telemetry};
@@ -370,6 +372,8 @@ pub struct Route {
     pub queue: Option<QueueLimits>,
     /// `[route.degrade]`
     pub degrade: Option<Degrade>,
+    /// `[route.canary]`
+    pub canary: Option<Canary>,
 }
 
 /// `[route.queue]`: bounds of the route's part of its pool's queue.

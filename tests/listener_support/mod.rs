@@ -213,6 +213,7 @@ fn route() -> Route {
         },
         queue: None,
         degrade: None,
+        canary: None,
     }
 }
 

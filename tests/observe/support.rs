@@ -130,6 +130,7 @@ fn route() -> Route {
         },
         queue: None,
         degrade: None,
+        canary: None,
     }
 }
 

@@ -82,6 +82,7 @@ pub fn route(model: &str, pools: &[usize]) -> Route {
         },
         queue: None,
         degrade: None,
+        canary: None,
     }
 }
 

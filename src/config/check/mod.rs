@@ -7,6 +7,7 @@
 mod admission;
 mod auth;
 mod bounds;
+mod canary;
 mod drift;
 mod engine;
 mod hedge;

@@ -77,22 +77,6 @@ pub(super) const POOL: &[Unbuilt] = &[
 pub(super) const REPLICA: &[Unbuilt] =
     &[Unbuilt::key("zone", "remove it; replicas are chosen without regard to zones")];
 
-/// Of a route.
-pub(super) const ROUTE: &[Unbuilt] = &[Unbuilt::table(
-    "canary",
-    &[
-        "pool",
-        "steps",
-        "max_cold_start",
-        "max_ttft_ratio",
-        "max_itl_ratio",
-        "max_error_ratio_increase",
-        "false_rollback_rate",
-        "on_breach",
-    ],
-    "remove [route.canary]; split traffic by the weights of the route's pools",
-)];
-
 /// Of the telemetry.
 pub(super) const TELEMETRY: &[Unbuilt] =
     &[Unbuilt::key("content", "remove it; spans carry no prompt and no answer text")

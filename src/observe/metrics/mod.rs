@@ -5,6 +5,7 @@
 //! to our page.
 
 mod buckets;
+mod canary;
 mod drift;
 mod exemplars;
 mod family;
@@ -29,6 +30,7 @@ use prometheus::{IntCounter, IntGauge, Registry, TextEncoder};
 use std::hash::RandomState;
 
 use self::buckets::Edges;
+pub use self::canary::CanaryGauges;
 pub use self::drift::{DeliveryResult, FindingLabels};
 use self::exemplars::{Exemplar, Exemplars};
 use self::memo::Memo;
@@ -37,7 +39,8 @@ use self::replicas::{KnownReplicas, ReplicaKey};
 use self::series::{ReplicaSeries, RequestFamilies, RequestKey, RequestSeries};
 pub use self::series::{StreamHistograms, StreamKey};
 use self::table::{
-    DriftFamilies, Maker, Process, ReplicaFamilies, RouteFamilies, Targets, TenantFamilies, Totals,
+    CanaryFamilies, DriftFamilies, Maker, Process, ReplicaFamilies, RouteFamilies, Targets, TenantFamilies,
+    Totals,
 };
 use crate::clock::{Clock, Stamp};
 use crate::config::Config;
@@ -63,6 +66,7 @@ pub struct Metrics {
     totals: Totals,
     process: Process,
     drift: DriftFamilies,
+    canaries: CanaryFamilies,
     targets: Targets,
     by_request: DashMap<RequestKey, Arc<RequestSeries>, RandomState>,
     by_stream: DashMap<StreamKey, Arc<StreamHistograms>, RandomState>,
@@ -111,6 +115,7 @@ impl Metrics {
         };
         let replicas = ReplicaFamilies::new(&maker, &edges);
         let process = Process::new(&maker);
+        let canaries = CanaryFamilies::new(&maker);
         let (drift, targets) = (DriftFamilies::new(&maker), Targets::new(&maker));
         // Fails without /proc: then there are no process_* metrics.
         let _ = registry.register(Box::new(ProcessCollector::for_self()));
@@ -122,6 +127,7 @@ impl Metrics {
             totals,
             process,
             drift,
+            canaries,
             targets,
             by_request: DashMap::default(),
             by_stream: DashMap::default(),
@@ -162,6 +168,7 @@ impl Metrics {
         }
         for result in DeliveryResult::ALL {
             self.drift.webhook.get(&[result.as_str()]);
+            self.canaries.webhook.get(&[result.as_str()]);
             self.drift_events(result, 0);
         }
         for reason in DropReason::ALL {
