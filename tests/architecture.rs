@@ -61,6 +61,8 @@ const PURE: &[&str] = &[
     "drift/detectors",
     "rollout/judge",
     "rollout/plan",
+    "admin/verdict",
+    "observe/history",
     "simulate/product_router",
 ];
 

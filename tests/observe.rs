@@ -380,11 +380,11 @@ async fn admin_of(
 ) -> (SocketAddr, Arc<Gateway>, Arc<Observer>) {
     config.pools[0].engine_api_key = Some(Secret::new("hunter2"));
     config.admin.token = token.map(Secret::new);
-    let Observers { observer, drift } = observers(&config);
+    let Observers { observer, drift, rollouts } = observers(&config);
     let gateway = Arc::new(Gateway::new(config));
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    let state = AdminState { control: gateway.clone(), observer: Arc::clone(&observer), drift };
+    let state = AdminState { control: gateway.clone(), observer: Arc::clone(&observer), drift, rollouts };
     let tracker = TaskTracker::new();
     let serving = serve(listener, Arc::new(state), tracker.clone(), CancellationToken::new());
     tracker.spawn(serving);
@@ -440,9 +440,161 @@ async fn the_admin_api_tells_what_happened() {
     assert_eq!(latency["series"][0]["duration"]["count"], 1);
     assert_eq!(latency["series"][0]["icl"]["count"], 2);
     assert_eq!(json("/api/decisions").await["decisions"][0]["reason"], "prefix");
+    let latency = json("/api/v1/latency?window=1m&by=stage&route=chat").await;
+    let of_stage = |name| latency["series"].as_array().unwrap().iter().find(|s| s["stage"] == name).cloned();
+    assert!(
+        (of_stage("decode").unwrap()["duration"]["p50"].as_f64().unwrap() / 1.09 - 1.0).abs() < 0.01,
+        "{latency}"
+    );
+    assert_eq!(json("/api/v1/latency?tenant=acme").await["series"][0]["ttft"]["count"], 1);
+    assert_eq!(json("/api/v1/latency?tenant=nobody").await["series"], serde_json::json!([]));
+    for wrong in ["by=colour", "by=tenant&class=short", "colour=red", "step=1m"] {
+        assert_eq!(get(address, &format!("/api/v1/latency?{wrong}")).await.0, 400, "{wrong}");
+    }
     let config = json("/api/config").await;
     assert_eq!(config["pool"][0]["engine_api_key"], "***");
     assert!(!config.to_string().contains("hunter2"), "{config}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_path_of_the_api_has_a_version_and_is_in_the_index() {
+    let (address, _gateway, observer) = admin(None).await;
+    one_request(&observer);
+    let json = async |path: &str| -> serde_json::Value {
+        let (status, _, body) = get(address, path).await;
+        assert_eq!(status, 200, "{path}");
+        serde_json::from_str(&body).unwrap()
+    };
+    for path in ["/api/v1", "/api/v1/", "/api/"] {
+        assert_eq!(json(path).await["api"], "v1", "{path}");
+    }
+    let index = json("/api/v1/").await;
+    let document = json("/api/v1/openapi.json").await;
+    assert_eq!(document["openapi"], "3.1.0");
+    for endpoint in index["endpoints"].as_array().unwrap() {
+        let (path, method) = (endpoint["path"].as_str().unwrap(), endpoint["method"].as_str().unwrap());
+        assert!(document["paths"][path][method.to_lowercase()].is_object(), "{method} {path}");
+        if method != "GET" || path.ends_with("/events") {
+            continue;
+        }
+        let path = path.replace("{id}", "req-1");
+        let (status, _, versioned) = get(address, &path).await;
+        assert_eq!(status, 200, "{path}");
+        let unversioned = get(address, &path.replace("/v1", "")).await;
+        assert_eq!(unversioned.0, 200, "{path}");
+        if ["/routes", "/requests", "/requests/req-1", "/config"].iter().any(|end| path.ends_with(end)) {
+            assert_eq!(unversioned.2, versioned, "{path}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slow_request_is_kept_with_its_stages_attempts_and_decision() {
+    let (address, _gateway, observer) = admin(None).await;
+    let mut slow = record();
+    slow.request_id = "slow-1".into();
+    slow.slo.ttft = Some(Duration::from_millis(50));
+    observer.record(&Arc::new(slow));
+    for i in 0..30 {
+        let mut failed = record();
+        failed.request_id = format!("failed-{i}").into();
+        failed.outcome = Outcome::Failed;
+        failed.trace.root = i;
+        observer.record(&Arc::new(failed));
+    }
+    let json = async |path: &str| -> serde_json::Value {
+        let (status, _, body) = get(address, path).await;
+        assert_eq!(status, 200, "{path}: {body}");
+        serde_json::from_str(&body).unwrap()
+    };
+    let shown = json("/api/v1/requests/slow-1").await;
+    assert_eq!(
+        (&shown["kept"], &shown["slo_missed"], &shown["slo_missed_in"]),
+        (&"slow".into(), &"ttft".into(), &"prefill".into())
+    );
+    assert_eq!(shown["slow"], 4.0, "four times its bound");
+    let stages = shown["stages"].as_array().unwrap();
+    let sum: f64 = stages.iter().map(|stage| stage["duration"].as_f64().unwrap()).sum();
+    assert!((sum - 1.3).abs() < 1e-9, "{shown}");
+    assert_eq!(shown["attempts_made"][0]["error"], "connect_refused");
+    assert_eq!(shown["decision"]["policy"], "latency");
+    assert_eq!(json("/api/v1/requests?outcome=ok").await["requests"].as_array().unwrap().len(), 1);
+    assert_eq!(json("/api/v1/requests?tenant=nobody").await["requests"].as_array().unwrap().len(), 0);
+    // Ten of a kind are kept, and each page goes on where the one before ended.
+    let (mut seen, mut next) = (Vec::new(), String::new());
+    loop {
+        let page = json(&format!("/api/v1/requests?outcome=failed&limit=4{next}")).await;
+        seen.extend(page["requests"].as_array().unwrap().iter().map(|r| r["request_id"].to_string()));
+        match page["next"].as_str() {
+            Some(cursor) => next = format!("&after={cursor}"),
+            None => break,
+        }
+    }
+    let distinct: std::collections::BTreeSet<_> = seen.iter().collect();
+    assert_eq!((seen.len(), distinct.len()), (10, 10), "{seen:?}");
+    for wrong in ["limit=0", "limit=501", "after=xyz", "missed=perhaps"] {
+        assert_eq!(get(address, &format!("/api/v1/requests?{wrong}")).await.0, 400, "{wrong}");
+    }
+    assert_eq!(get(address, "/api/v1/requests/unheard-of").await.0, 404);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_verdict_and_the_history_show_an_incident_and_the_stream_tells_it() {
+    let (address, _gateway, observer) = admin(None).await;
+    for i in 0..20 {
+        observer.first_token(&first_token());
+        let mut late = record();
+        late.slo.ttft = Some(Duration::from_millis(if i < 12 { 50 } else { 500 }));
+        observer.record(&Arc::new(late));
+    }
+    let json = async |path: &str| -> serde_json::Value {
+        serde_json::from_str(&get(address, path).await.2).unwrap()
+    };
+    let slo = json("/api/v1/slo").await;
+    assert_eq!(slo["status"], "bad", "{slo}");
+    let sentence = slo["sentence"].as_str().unwrap();
+    for word in ["chat: TTFT p99 20", "12 of 12 misses in ", "gpu-a:8000"] {
+        assert!(sentence.contains(word), "{word} in {sentence}");
+    }
+    assert_eq!(slo["routes"][0]["goodput"]["missed"], 12);
+    assert_eq!(slo["routes"][0]["burn"]["5m"], 60.0);
+    let history = json("/api/v1/history?step=10s&route=chat").await;
+    let sum = |column: &serde_json::Value| {
+        column.as_array().unwrap().iter().filter_map(|v| v.as_f64()).sum::<f64>()
+    };
+    assert_eq!(
+        history["routes"][0]["judged"].as_array().unwrap().len(),
+        history["times"].as_array().unwrap().len()
+    );
+    assert_eq!(sum(&history["routes"][0]["judged"]), 20.0);
+    assert_eq!(sum(&history["routes"][0]["missed"]["ttft"]), 12.0);
+    assert_eq!(get(address, "/api/v1/history?step=1d").await.0, 400);
+
+    let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
+    let request = format!("GET /api/v1/events HTTP/1.1\r\nhost: {address}\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut heard = Vec::new();
+    while String::from_utf8_lossy(&heard).matches("event: slo").count() < 2 {
+        let read = tokio::io::AsyncReadExt::read_buf(&mut stream, &mut heard);
+        let read = tokio::time::timeout(Duration::from_secs(30), read).await.expect("in time").unwrap();
+        assert!(read > 0, "the stream goes on");
+    }
+    assert!(String::from_utf8_lossy(&heard).contains("content-type: text/event-stream"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_browser_gets_the_page_without_the_token_and_nothing_else() {
+    let (address, ..) = admin(Some("s3cret")).await;
+    for path in ["/", "/page.js", "/page.css", "/page/chart.js", "/favicon.svg"] {
+        let (status, head, body) = get(address, path).await;
+        assert_eq!(status, 200, "{path}");
+        assert!(head.contains("content-security-policy: default-src 'none'; script-src 'self'"), "{head}");
+        assert!(!body.contains("{fingerprint}"), "{path}");
+    }
+    for path in ["/metrics", "/api/v1/", "/api/v1/slo", "/api/v1/events", "/api/fleet", "/api/v1/requests/x"]
+    {
+        assert_eq!(get(address, path).await.0, 401, "{path}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

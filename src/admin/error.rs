@@ -21,6 +21,12 @@ pub(super) enum AdminError {
     MethodNotAllowed { allowed: String },
     #[error("window is 1m, 5m or 1h")]
     InvalidWindow,
+    #[error("{0}")]
+    InvalidQuery(String),
+    #[error(
+        "no request of that id is kept: it was neither slow, failed, refused nor among the last decisions"
+    )]
+    UnknownRequest,
     #[error("the body is late, broken or too long")]
     InvalidBody,
     #[error("{0}")]
@@ -50,6 +56,8 @@ impl AdminError {
             Self::UnknownPath => (StatusCode::NOT_FOUND, "unknown_path"),
             Self::MethodNotAllowed { .. } => (StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed"),
             Self::InvalidWindow => (StatusCode::BAD_REQUEST, "invalid_window"),
+            Self::InvalidQuery(_) => (StatusCode::BAD_REQUEST, "invalid_query"),
+            Self::UnknownRequest => (StatusCode::NOT_FOUND, "unknown_request"),
             Self::InvalidBody => (StatusCode::BAD_REQUEST, "invalid_body"),
             Self::InvalidLevel(_) => (StatusCode::BAD_REQUEST, "invalid_level"),
             Self::InvalidConfig(_) => (StatusCode::UNPROCESSABLE_ENTITY, "invalid_config"),

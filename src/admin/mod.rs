@@ -6,11 +6,18 @@
 
 mod access;
 mod actions;
+mod assets;
 mod canaries;
 mod config_view;
 mod control;
 mod error;
+mod latency;
+mod live;
+mod openapi;
+mod requests;
 mod routes;
+mod slo;
+mod verdict;
 mod views;
 
 use std::sync::Arc;
@@ -27,6 +34,7 @@ use tokio_util::task::TaskTracker;
 use tower::ServiceBuilder;
 
 pub use self::control::{Control, Readiness};
+use self::live::Live;
 use crate::drift::service::Feed;
 use crate::listener::{Acceptor, ConnectionLimit};
 use crate::observe::Observer;
@@ -53,7 +61,8 @@ pub async fn serve(
 ) {
     let limit = ConnectionLimit { connections: MAX_CONNECTIONS, name: "the admin port", waiting: None };
     let mut acceptor = Acceptor::new(listener, limit, admin.observer.clock());
-    let service = ServiceBuilder::new().map_response(routes::finish).service(routes::router(admin));
+    let live = Live::start(Arc::clone(&admin), tracker.clone(), shutdown.clone());
+    let service = ServiceBuilder::new().map_response(routes::finish).service(routes::router(admin, live));
     let service = TowerToHyperService::new(service);
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(IDLE_TIMEOUT);

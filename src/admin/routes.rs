@@ -1,21 +1,21 @@
 //! Paths of the admin port, and the layers around their handlers.
 //!
-//! Each group of routes has bounds of its own: health is open and unbounded, everything else passes `access` first.
-//! A group of streams would come without the timeout.
+//! Each group of routes has bounds of its own: health and the page's files are open, everything else passes `access` first;
+//! streams come without the timeout.
 
 use std::any::Any;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::error_handling::HandleErrorLayer;
-use axum::extract::DefaultBodyLimit;
+use axum::extract::{DefaultBodyLimit, State};
 use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
-use axum::routing::{MethodRouter, get, post};
+use axum::routing::{get, post};
 use axum::{BoxError, Router};
 use http::StatusCode;
 use http::header::{
-    ALLOW, CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderName, HeaderValue, REFERRER_POLICY,
+    ALLOW, CACHE_CONTROL, CONTENT_SECURITY_POLICY, HeaderName, HeaderValue, REFERRER_POLICY,
     X_CONTENT_TYPE_OPTIONS,
 };
 use tower::ServiceBuilder;
@@ -28,57 +28,73 @@ use tower_http::compression::predicate::{DefaultPredicate, Predicate, SizeAbove}
 use tower_http::timeout::RequestBodyTimeoutLayer;
 
 use super::error::AdminError;
-use super::{AdminState, access, actions, canaries, views};
+use super::live::Live;
+use super::{AdminState, access, actions, assets, canaries, latency, openapi, requests, slo, views};
 
 /// Every path with its handler.
-pub(super) fn router(admin: Arc<AdminState>) -> Router {
+pub(super) fn router(admin: Arc<AdminState>, live: Arc<Live>) -> Router {
     let health = Router::new()
         .route("/healthz", get(views::alive))
         .route("/health", get(views::alive))
         .route("/liveness", get(views::alive))
         .route("/readyz", get(views::ready))
         .route("/readiness", get(views::ready));
-    let reads = Router::new()
-        .route("/", asset("text/html; charset=utf-8", include_str!("page/page.html")))
-        .route("/page.css", asset("text/css; charset=utf-8", include_str!("page/page.css")))
-        .route("/page.js", asset("text/javascript; charset=utf-8", include_str!("page/page.js")))
-        .route("/metrics", get(views::metrics))
-        .route("/api/fleet", get(views::fleet))
-        .route("/api/routes", get(views::routes))
-        .route("/api/latency", get(views::latency))
-        .route("/api/decisions", get(views::decisions))
-        .route("/api/drift", get(views::drift))
-        .route("/api/canaries", get(canaries::list))
-        .route("/api/config", get(views::config));
-    let actions = Router::new()
-        .route("/api/reload", post(actions::reload))
-        .route("/api/drain", post(actions::drain))
-        .route("/api/canaries/promote", post(canaries::promote))
-        .route("/api/canaries/rollback", post(canaries::rollback))
-        .route("/api/canaries/pause", post(canaries::pause))
-        .route("/api/canaries/resume", post(canaries::resume))
-        .route("/api/log-level", get(actions::log_level).post(actions::set_log_level))
-        .layer(DefaultBodyLimit::max(MAX_BODY))
-        .layer(RequestBodyTimeoutLayer::new(BODY_TIMEOUT));
     // A page of 9 MB becomes 0.6 MB in 15 ms; gzip's default level makes 0.4 MB in 90 ms, on a runtime with
     // one worker.
     let compression = CompressionLayer::new()
         .quality(CompressionLevel::Fastest)
         .compress_when(DefaultPredicate::new().and(SizeAbove::new(MIN_COMPRESSED)));
-    bounded(reads, MAX_READS, READ_TIMEOUT)
-        .merge(bounded(actions, MAX_ACTIONS, ACTION_TIMEOUT))
+    // Versioned, and as it was before the API had a version.
+    let under =
+        |api: Router<Arc<AdminState>>| Router::new().nest("/api", api.clone()).nest(openapi::BASE, api);
+    let plain = Router::new()
+        .route("/metrics", get(views::metrics))
+        .route("/api/v1/", get(openapi::index))
+        .route("/api/", get(openapi::index));
+    bounded(plain.merge(under(reads())), MAX_READS, READ_TIMEOUT)
+        .merge(bounded(under(actions()), MAX_ACTIONS, ACTION_TIMEOUT))
+        .merge(under(streams(live)))
         .fallback(async || AdminError::UnknownPath)
         .layer(from_fn_with_state(Arc::clone(&admin), access::guard))
         .merge(health)
+        .merge(assets::router())
         .layer(ServiceBuilder::new().layer(CatchPanicLayer::custom(panicked)).layer(compression))
         .with_state(admin)
 }
 
-fn asset<S: Clone + Send + Sync + 'static>(
-    content_type: &'static str,
-    text: &'static str,
-) -> MethodRouter<S> {
-    get(async move || ([(CONTENT_TYPE, content_type)], text))
+/// What only reads. Each endpoint has its line in `openapi/table.rs`.
+fn reads() -> Router<Arc<AdminState>> {
+    Router::new()
+        .route("/", get(openapi::index))
+        .route("/openapi.json", get(openapi::document))
+        .route("/slo", get(slo::slo))
+        .route("/history", get(slo::history))
+        .route("/latency", get(latency::latency))
+        .route("/requests", get(requests::requests))
+        .route("/requests/{id}", get(requests::request))
+        .route("/fleet", get(views::fleet))
+        .route("/routes", get(views::routes))
+        .route("/decisions", get(views::decisions))
+        .route("/drift", get(views::drift))
+        .route("/canaries", get(canaries::list))
+        .route("/config", get(views::config))
+}
+
+/// What changes the gateway.
+fn actions() -> Router<Arc<AdminState>> {
+    Router::new()
+        .route("/reload", post(actions::reload))
+        .route("/drain", post(actions::drain))
+        .route("/canaries/{route}/{action}", post(canaries::act))
+        .route("/log-level", get(actions::log_level).post(actions::set_log_level))
+        .layer(DefaultBodyLimit::max(MAX_BODY))
+        .layer(RequestBodyTimeoutLayer::new(BODY_TIMEOUT))
+}
+
+/// What does not end by itself: without a timeout, bounded by [`Live`].
+fn streams(live: Arc<Live>) -> Router<Arc<AdminState>> {
+    let events = async move |State(admin): State<Arc<AdminState>>| live.subscribe(&admin);
+    Router::new().route("/events", get(events))
 }
 
 /// Refuses more than `max` requests of the group at once and ends those that wait for longer than `timeout`.
@@ -120,7 +136,7 @@ const ON_EVERY_RESPONSE: [(HeaderName, &str); 4] = [
     (REFERRER_POLICY, "no-referrer"),
     (
         CONTENT_SECURITY_POLICY,
-        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
          base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     ),
 ];

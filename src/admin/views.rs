@@ -7,15 +7,12 @@ use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
 use axum::Json;
-use axum::extract::rejection::QueryRejection;
-use axum::extract::{Query, State};
+use axum::extract::State;
 use axum::response::IntoResponse;
 use http::header::{ACCEPT, CONTENT_TYPE};
 use http::{HeaderMap, StatusCode};
-use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::error::AdminError;
 use super::{AdminState, config_view};
 use crate::drift::detectors::Finding;
 use crate::fleet::status::{PoolCalibration, ReplicaState, ReplicaStatus};
@@ -23,7 +20,6 @@ use crate::observe::judgement::Judgement;
 use crate::observe::metrics::Exposition;
 use crate::observe::slo::Missed;
 use crate::observe::stages::Stage;
-use crate::observe::windows::{Percentiles, Window};
 use crate::observe::{Observer, rfc3339};
 use crate::record::{Record, Weighed};
 use crate::routing::Calibration;
@@ -140,51 +136,6 @@ pub(super) async fn routes(State(admin): State<Arc<AdminState>>) -> Json<Value> 
     Json(json!({ "routes": routes.collect::<Vec<_>>() }))
 }
 
-/// Query of `/api/latency`.
-#[derive(Deserialize)]
-pub(super) struct LatencyQuery {
-    window: Option<String>,
-}
-
-/// `/api/latency?window=1m|5m|1h`
-pub(super) async fn latency(
-    State(admin): State<Arc<AdminState>>,
-    query: Result<Query<LatencyQuery>, QueryRejection>,
-) -> Result<Json<Value>, AdminError> {
-    let Query(query) = query.map_err(|_| AdminError::InvalidWindow)?;
-    let window = query.window.as_deref().unwrap_or("5m");
-    let window = Window::parse(window).ok_or(AdminError::InvalidWindow)?;
-    let observer = &admin.observer;
-    let series = observer.windows().read(window, observer.clock().now());
-    let series = series.iter().map(|view| {
-        json!({
-            "route": &*view.key.route,
-            "model": &*view.key.model,
-            "revision": &*view.key.revision,
-            "ttft": percentiles(&view.ttft),
-            "icl": percentiles(&view.icl),
-            "itl": percentiles(&view.itl),
-            "duration": percentiles(&view.duration),
-        })
-    });
-    Ok(Json(json!({ "window": window.as_str(), "series": series.collect::<Vec<_>>() })))
-}
-
-fn percentiles(values: &Percentiles) -> Value {
-    if values.count == 0 {
-        return json!({ "count": 0 });
-    }
-    json!({
-        "count": values.count,
-        "p50": values.p50,
-        "p90": values.p90,
-        "p95": values.p95,
-        "p99": values.p99,
-        "p99.9": values.p999,
-        "max": values.max,
-    })
-}
-
 /// `/api/drift`
 pub(super) async fn drift(State(admin): State<Arc<AdminState>>) -> Json<Value> {
     let found = admin.drift.board().read();
@@ -237,7 +188,8 @@ fn decision(observer: &Observer, record: &Record) -> Option<Value> {
     }))
 }
 
-fn weighed(candidate: &Weighed) -> Value {
+/// A candidate of a decision.
+pub(super) fn weighed(candidate: &Weighed) -> Value {
     json!({
         "replica": &*candidate.replica,
         "predicted_ttft": candidate.predicted_ttft.as_secs_f64(),

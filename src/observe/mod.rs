@@ -1,6 +1,6 @@
 //! Observers of the data path: they read first tokens, gaps and records, and never influence a request.
 //!
-//! [`Observer`] is the entry point; it feeds metrics, latency windows, the decision ring, the access log and spans. Every
+//! [`Observer`] is the entry point; it feeds metrics, latency windows, the history, the decision ring, the access log and spans. Every
 //! call is synchronous, short and bounded; an observer that cannot keep up drops and counts.
 
 mod access_log;
@@ -10,11 +10,13 @@ mod decisions;
 mod engine_spans;
 #[cfg(test)]
 mod fixture;
+pub mod history;
 pub mod instance;
 pub(crate) mod judgement;
 pub mod line_writer;
 pub mod metrics;
 pub mod otlp;
+pub mod parts;
 pub(crate) mod record_guard;
 pub mod rfc3339;
 pub(crate) mod slo;
@@ -34,9 +36,11 @@ use self::access_log::AccessLogger;
 use self::decisions::Decisions;
 pub use self::engine_spans::EngineSpansError;
 use self::engine_spans::{EngineSpans, Settled};
+use self::history::{History, RouteHistory};
 use self::judgement::Judgement;
 use self::metrics::{BuildInfo, Metrics, StreamKey};
 use self::otlp::{Collector, CollectorError};
+use self::parts::Parts;
 use self::spans::{Seen, Spans};
 use self::windows::{Measure, WindowKey, Windows};
 use crate::clock::Clock;
@@ -144,6 +148,8 @@ impl Observer {
             metrics: Arc::clone(&metrics),
             spans: spans.clone(),
             access_log: access_log.clone(),
+            parts: Parts::default(),
+            history: History::default(),
         });
         let engine_spans = telemetry
             .engine_spans
@@ -187,6 +193,16 @@ impl Observer {
         &self.windows
     }
 
+    /// The same by tenant, class or stage.
+    pub fn parts(&self) -> &Parts {
+        &self.settled.parts
+    }
+
+    /// The last hour by route.
+    pub fn history(&self) -> &History {
+        &self.settled.history
+    }
+
     /// The ring of the last routing decisions.
     pub fn decisions(&self) -> &Decisions {
         &self.decisions
@@ -216,6 +232,7 @@ impl Observer {
         StreamSeries {
             metrics: self.metrics.stream_series(key),
             windows: self.windows.series(&window),
+            history: self.settled.history.route(&key.route),
             taps: Arc::clone(&self.taps),
             key: key.clone(),
             clock: self.clock,
@@ -227,7 +244,9 @@ impl Observer {
         self.metrics.first_token(first);
         let key = WindowKey::new(&first.route, &first.model, &first.served.revision);
         let ttft = std::iter::once(first.ttft);
-        self.windows.series(&key).observe(Measure::Ttft, ttft, self.clock.now());
+        let now = self.clock.now();
+        self.windows.series(&key).observe(Measure::Ttft, ttft, now);
+        self.settled.history.route(&first.route).first_token(first, now);
         for tap in &*self.taps {
             tap.first_token(first);
         }
@@ -246,7 +265,7 @@ impl Observer {
         let waits = self.engine_spans.as_ref().is_some_and(|engine_spans| engine_spans.takes(record, keep));
         self.metrics.record(record, &judgement, !waits);
         if !waits {
-            self.settled.log(record, &judgement);
+            self.settled.keep(record, &judgement);
         }
         if keep && !waits {
             self.settled.export(record);
@@ -264,6 +283,9 @@ impl Observer {
         let series = self.windows.series(&key);
         let is_tail = series.is_beyond_p99(record.ttft(), record.duration());
         series.observe(Measure::Duration, std::iter::once(record.duration()), record.at.end);
+        if let Some(tpot) = record.tpot() {
+            series.observe(Measure::Tpot, std::iter::once(tpot), record.at.end);
+        }
         is_tail
     }
 
@@ -316,6 +338,7 @@ const P99_INTERVAL: Duration = Duration::from_secs(5);
 pub struct StreamSeries {
     metrics: Arc<metrics::StreamHistograms>,
     windows: Arc<windows::WindowSeries>,
+    history: Arc<RouteHistory>,
     taps: Arc<[Arc<dyn Tap>]>,
     key: StreamKey,
     clock: Clock,
@@ -325,7 +348,9 @@ impl StreamSeries {
     /// Observes gaps in metrics, windows and taps.
     pub fn gaps(&self, gaps: &Gaps<'_>) {
         self.metrics.gaps(gaps);
-        self.windows.gaps(gaps, self.clock.now());
+        let now = self.clock.now();
+        self.windows.gaps(gaps, now);
+        self.history.gaps(&self.replica, gaps, now);
         for tap in &*self.taps {
             tap.gaps(&self.key, gaps);
         }

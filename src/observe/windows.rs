@@ -70,6 +70,8 @@ pub enum Measure {
     Icl,
     /// That gap, shared over the tokens of the later event.
     Itl,
+    /// Mean time per output token of a stream.
+    Tpot,
     /// From the head of a request to its end.
     Duration,
 }
@@ -104,6 +106,8 @@ pub struct SeriesView {
     pub icl: Percentiles,
     /// Of [`Measure::Itl`].
     pub itl: Percentiles,
+    /// Of [`Measure::Tpot`].
+    pub tpot: Percentiles,
     /// Of [`Measure::Duration`].
     pub duration: Percentiles,
 }
@@ -147,6 +151,7 @@ impl Windows {
                 ttft: series.ttft.lock().read(window, now),
                 icl: series.icl.lock().read(window, now),
                 itl: series.itl.lock().read(window, now),
+                tpot: series.tpot.lock().read(window, now),
                 duration: series.duration.lock().read(window, now),
             })
             .filter(|view| view.ttft.count + view.icl.count + view.itl.count + view.duration.count > 0)
@@ -162,6 +167,7 @@ pub struct WindowSeries {
     ttft: Mutex<Rings>,
     icl: Mutex<Rings>,
     itl: Mutex<Rings>,
+    tpot: Mutex<Rings>,
     duration: Mutex<Rings>,
     p99: P99,
 }
@@ -224,35 +230,47 @@ impl WindowSeries {
             Measure::Ttft => &self.ttft,
             Measure::Icl => &self.icl,
             Measure::Itl => &self.itl,
+            Measure::Tpot => &self.tpot,
             Measure::Duration => &self.duration,
         };
-        let mut rings = rings.lock();
-        let current = rings.current(now);
+        rings.lock().observe(values, now);
+    }
+}
+
+/// The current slot, and a ring of full slots for each window.
+pub(super) struct Rings {
+    current: Option<(u64, Histogram<u32>)>,
+    windows: [Ring; 3],
+    /// Significant digits of its histograms.
+    digits: u8,
+}
+
+impl Default for Rings {
+    fn default() -> Self {
+        Self::new(DIGITS)
+    }
+}
+
+impl Rings {
+    pub(super) fn new(digits: u8) -> Self {
+        Self { current: None, windows: SLOTS.map(Ring::new), digits }
+    }
+
+    /// Observes each value as often as its count says.
+    pub(super) fn observe(&mut self, values: impl Iterator<Item = (Duration, u32)>, now: Stamp) {
+        let current = self.current(now);
         for (value, times) in values {
             let units = u64::try_from(value.as_micros() / UNIT_MICROS).unwrap_or(u64::MAX).min(MAX_UNITS);
             // Infallible: values are clamped and the histogram resizes.
             let _ = current.record_n(units, times);
         }
     }
-}
 
-/// The current slot, and a ring of full slots for each window.
-struct Rings {
-    current: Option<(u64, Histogram<u32>)>,
-    windows: [Ring; 3],
-}
-
-impl Default for Rings {
-    fn default() -> Self {
-        Self { current: None, windows: SLOTS.map(Ring::new) }
-    }
-}
-
-impl Rings {
     /// The current slot's histogram. A slightly older stamp of another thread counts into it as well.
     fn current(&mut self, now: Stamp) -> &mut Histogram<u32> {
         let number = number(now);
-        let (held, histogram) = self.current.get_or_insert_with(|| (number, empty()));
+        let digits = self.digits;
+        let (held, histogram) = self.current.get_or_insert_with(|| (number, empty(digits)));
         if number > *held {
             for window in &mut self.windows {
                 window.fold(*held, histogram);
@@ -263,8 +281,8 @@ impl Rings {
         histogram
     }
 
-    fn read(&self, window: Window, now: Stamp) -> Percentiles {
-        let mut merged = empty();
+    pub(super) fn read(&self, window: Window, now: Stamp) -> Percentiles {
+        let mut merged = empty(self.digits);
         if let Some(ring) = self.windows.get(window as usize) {
             ring.read(number(now), self.current.as_ref(), &mut merged);
         }
@@ -291,7 +309,7 @@ impl Ring {
         let number = short / self.factor;
         let at = usize::try_from(number).unwrap_or(0) % self.slots.len();
         let Some(slot) = self.slots.get_mut(at) else { return };
-        let (held, histogram) = slot.get_or_insert_with(|| (number, empty()));
+        let (held, histogram) = slot.get_or_insert_with(|| (number, empty(full.sigfig())));
         if *held != number {
             histogram.reset();
             *held = number;
@@ -316,8 +334,8 @@ fn number(now: Stamp) -> u64 {
     now.as_nanos() / SHORT_SLOT_NANOS
 }
 
-fn empty() -> Histogram<u32> {
-    Histogram::new(DIGITS).expect("invariant: three significant digits are valid")
+fn empty(digits: u8) -> Histogram<u32> {
+    Histogram::new(digits).expect("invariant: one to five significant digits are valid")
 }
 
 fn percentiles(histogram: &Histogram<u32>) -> Percentiles {

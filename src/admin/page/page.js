@@ -1,42 +1,126 @@
-// Shows /api/fleet and /api/latency, once every two seconds. Text is set as text: nothing of it is markup.
-"use strict";
+// Start, token, and the rhythm: the verdict comes live, charts and lists every few seconds.
 
-function fill(id, rows) {
-  const body = document.getElementById(id);
-  body.replaceChildren(...rows.map((cells) => {
-    const row = document.createElement("tr");
-    for (const cell of cells) {
-      const data = document.createElement("td");
-      data.textContent = cell ?? "–";
-      row.append(data);
-    }
-    return row;
-  }));
+import { Unauthorized, dropToken, follow, hasToken, load, setToken } from "./page/api.js";
+import * as canaries from "./page/canaries.js";
+import { byId, number, percent, put, terms } from "./page/dom.js";
+import * as drift from "./page/drift.js";
+import * as replicas from "./page/replicas.js";
+import * as requests from "./page/requests.js";
+import * as routes from "./page/routes.js";
+import * as theme from "./page/theme.js";
+
+let step = "10s", slo = null, history = null, running = null;
+const due = { history: 0, fleet: 0, requests: 0, drift: 0, canaries: 0 };
+const EVERY = { history: 5, fleet: 2, requests: 5, drift: 10, canaries: 5 };
+
+function banner(text) {
+  byId("banner").textContent = text ?? "";
+  byId("banner").hidden = !text;
 }
 
-const milliseconds = (seconds) => seconds === undefined ? undefined : `${(seconds * 1000).toFixed(1)} ms`;
-const percent = (share) => share === undefined ? undefined : `${(share * 100).toFixed(0)} %`;
-
-async function load(path) {
-  const answer = await fetch(path);
-  if (!answer.ok) throw new Error(`${path}: ${answer.status}`);
-  return answer.json();
+function verdict() {
+  byId("verdict").dataset.status = slo.status;
+  const word = { ok: "✓ Within SLO", bad: "✕ SLO missed", unknown: "? Too little to judge" }[slo.status];
+  if (byId("word").textContent !== word) byId("word").textContent = word;
+  if (byId("sentence").textContent !== slo.sentence) byId("sentence").textContent = slo.sentence;
+  const sum = (of) => slo.routes.reduce((total, route) => total + of(route), 0);
+  const judged = sum((route) => route.goodput.judged);
+  const burns = slo.routes.map((route) => route.burn["5m"]).filter((burn) => burn !== null);
+  put(byId("figures"), ...terms([
+    ["goodput", `${number(sum((route) => route.goodput.per_second), 1)}/s`],
+    ["within SLO", judged > 0 ? percent(sum((route) => route.goodput.good) / judged, 1) : "–"],
+    ["worst burn, 5 m", burns.length > 0 ? `${number(Math.max(...burns), 1)}×` : "–"],
+    ["replicas ready", `${slo.replicas.ready} of ${slo.replicas.all}`],
+  ]));
+  document.title = `${{ ok: "✓", bad: "✕", unknown: "?" }[slo.status]} Tokenway`;
+  byId("version").textContent = `version ${slo.version}`;
 }
 
-async function show() {
-  const status = document.getElementById("status");
+const PARTS = {
+  history: async () => { history = await load(`/history?step=${step}`); },
+  fleet: async () => replicas.show(await load("/fleet")),
+  requests: async () => { requests.routes(slo.routes.map((route) => route.route)); await requests.show(); },
+  drift: async () => drift.show(await load("/drift"), acted("drift")),
+  canaries: async () => canaries.show(acted("canaries")),
+};
+
+/** Waits for an action, then draws its part again. */
+const acted = (part) => async (action) => {
   try {
-    const [fleet, latency] = await Promise.all([load("api/fleet"), load("api/latency?window=5m")]);
-    fill("replicas", fleet.replicas.map((r) => [r.pool, r.replica, r.on_trial ? "ready, on trial" : r.state, r.reason, r.inflight,
-      r.signals?.running, r.signals?.waiting, percent(r.signals?.kv_cache_usage)]));
-    fill("latency", latency.series.map((s) => [s.route, s.revision, s.duration.count,
-      milliseconds(s.ttft.p50), milliseconds(s.ttft["p99"]), milliseconds(s.icl.p50), milliseconds(s.icl["p99"])]));
-    const ready = fleet.replicas.filter((r) => r.state === "ready").length;
-    status.textContent = `${ready} of ${fleet.replicas.length} replicas ready`;
+    await action;
+    await PARTS[part]();
   } catch (error) {
-    status.textContent = `no answer from the gateway (${error.message})`;
+    failed(error);
   }
-  setTimeout(show, 2000);
+};
+
+function failed(error) {
+  if (error instanceof Unauthorized) login(error);
+  else banner(error.message);
 }
 
-show();
+async function refresh() {
+  const now = performance.now() / 1000;
+  const parts = Object.keys(due).filter((part) => due[part] <= now && !document.hidden);
+  for (const part of parts) due[part] = now + EVERY[part];
+  await Promise.all(parts.map((part) => PARTS[part]()));
+}
+
+function shown(next) {
+  slo = next;
+  verdict();
+  const own = document.documentElement.dataset.page;
+  banner(own === slo.page ? undefined : `This page came from another build than the gateway that answers now (version ${slo.version}): reload it.`);
+  routes.show(slo, history);
+  refresh().catch(failed);
+}
+
+function login(error) {
+  running?.abort();
+  running = null;
+  byId("content").hidden = true;
+  byId("login").hidden = false;
+  byId("login-error").textContent = hasToken() ? error.message : "";
+  dropToken();
+  byId("token").focus();
+}
+
+async function run() {
+  running = new AbortController();
+  const { signal } = running;
+  while (!signal.aborted) {
+    try {
+      await follow(shown, { signal, onMode: (mode) => { byId("live").textContent = mode; } });
+    } catch (error) {
+      if (signal.aborted) return;
+      if (error instanceof Unauthorized) return login(error);
+      byId("live").textContent = "no connection";
+      banner(`No answer from the gateway (${error.message}); what stands here is old.`);
+      await new Promise((resolve) => setTimeout(resolve, 2000));
+    }
+  }
+}
+
+function start() {
+  theme.start();
+  requests.start(failed);
+  for (const range of ["10s", "1m"]) {
+    byId(`range-${range}`).addEventListener("click", () => {
+      step = range;
+      for (const other of ["10s", "1m"]) byId(`range-${other}`).setAttribute("aria-pressed", String(other === range));
+      PARTS.history().then(() => routes.show(slo, history)).catch(failed);
+    });
+  }
+  byId("login").addEventListener("submit", (event) => {
+    event.preventDefault();
+    setToken(byId("token").value);
+    byId("token").value = "";
+    byId("login").hidden = true;
+    byId("content").hidden = false;
+    for (const part of Object.keys(due)) due[part] = 0;
+    run();
+  });
+  run();
+}
+
+start();

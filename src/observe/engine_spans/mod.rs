@@ -24,10 +24,13 @@ use tokio_util::sync::CancellationToken;
 use self::forward::Forward;
 use self::join::{Join, Offered, Ready};
 use super::access_log::AccessLogger;
+use super::history::History;
 use super::judgement::Judgement;
 use super::metrics::{JoinResult, Metrics};
 use super::otlp::{Collector, CollectorError};
+use super::parts::Parts;
 use super::spans::{Background, Spans};
+use super::windows::WindowKey;
 use crate::clock::Clock;
 use crate::record::Record;
 
@@ -52,6 +55,8 @@ pub(super) struct Settled {
     pub(super) metrics: Arc<Metrics>,
     pub(super) spans: Option<Arc<Spans>>,
     pub(super) access_log: Option<Arc<AccessLogger>>,
+    pub(super) parts: Parts,
+    pub(super) history: History,
 }
 
 impl Settled {
@@ -59,14 +64,19 @@ impl Settled {
     fn publish(&self, Ready { record, keep }: &Ready) {
         let judgement = Judgement::of(record);
         self.metrics.settled(record, &judgement);
-        self.log(record, &judgement);
+        self.keep(record, &judgement);
         if *keep {
             self.export(record);
         }
     }
 
-    /// Writes the record's line.
-    pub(super) fn log(&self, record: &Record, judgement: &Judgement) {
+    /// Writes the record's line and adds it to the history.
+    pub(super) fn keep(&self, record: &Arc<Record>, judgement: &Judgement) {
+        if let Some(served) = record.served() {
+            let key = WindowKey::new(&record.route, &record.model, &served.revision);
+            self.parts.record(&key, record, &judgement.stages);
+        }
+        self.history.record(record, judgement);
         if let Some(log) = &self.access_log {
             log.record(record, judgement);
         }

@@ -1,0 +1,79 @@
+//! `/api/events`: the verdict once a second, as server-sent events.
+//!
+//! Computed once for all subscribers and only while there are any. Subscribers are limited; one that does not read loses
+//! events, not memory: it holds one. Streams end with the admin port.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use http::header::CONTENT_TYPE;
+use http_body_util::channel::Channel;
+use tokio::sync::{Semaphore, watch};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::error::AdminError;
+use super::{AdminState, slo};
+
+/// Where events come from.
+pub(super) struct Live {
+    events: watch::Sender<Bytes>,
+    subscribers: Arc<Semaphore>,
+    tracker: TaskTracker,
+    shutdown: CancellationToken,
+}
+
+impl Live {
+    /// Starts to publish until `shutdown`.
+    pub(super) fn start(
+        admin: Arc<AdminState>,
+        tracker: TaskTracker,
+        shutdown: CancellationToken,
+    ) -> Arc<Self> {
+        let live = Arc::new(Self {
+            events: watch::Sender::default(),
+            subscribers: Arc::new(Semaphore::new(MAX_SUBSCRIBERS)),
+            tracker: tracker.clone(),
+            shutdown,
+        });
+        tracker.spawn(Arc::clone(&live).publish(admin));
+        live
+    }
+
+    async fn publish(self: Arc<Self>, admin: Arc<AdminState>) {
+        while self.shutdown.run_until_cancelled(tokio::time::sleep(INTERVAL)).await.is_some() {
+            if self.events.receiver_count() > 0 {
+                self.events.send_replace(event(&admin));
+            }
+        }
+    }
+
+    /// A stream of events, the first at once.
+    pub(super) fn subscribe(&self, admin: &AdminState) -> Result<Response, AdminError> {
+        let permit = Arc::clone(&self.subscribers).try_acquire_owned().map_err(|_| AdminError::Overloaded)?;
+        let mut events = self.events.subscribe();
+        let (mut sender, body) = Channel::<Bytes>::new(1);
+        let (first, shutdown) = (event(admin), self.shutdown.clone());
+        self.tracker.spawn(async move {
+            let forward = async {
+                let mut next = first;
+                while sender.send_data(next).await.is_ok() && events.changed().await.is_ok() {
+                    next = events.borrow_and_update().clone();
+                }
+            };
+            shutdown.run_until_cancelled(forward).await;
+            drop(permit);
+        });
+        Ok(([(CONTENT_TYPE, "text/event-stream")], Body::new(body)).into_response())
+    }
+}
+
+fn event(admin: &AdminState) -> Bytes {
+    format!("event: slo\ndata: {}\n\n", slo::summary(admin)).into()
+}
+
+const INTERVAL: Duration = Duration::from_secs(1);
+const MAX_SUBSCRIBERS: usize = 16;

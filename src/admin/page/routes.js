@@ -1,0 +1,67 @@
+// A card for each route: verdict, figures, charts.
+
+import { heat, lines, stacked } from "./chart.js";
+import { byId, el, number, percent, put, seconds, terms } from "./dom.js";
+
+const STAGES = ["read", "admit", "route", "connect", "engine_queue", "prefill", "decode", "engine_other", "relay"];
+
+function figures(route) {
+  const { goodput, burn, ttft, itl, bound } = route;
+  return terms([
+    ["within SLO", percent(goodput.share, 1)],
+    ["goodput", `${number(goodput.per_second, 1)}/s`],
+    ["burn 1 m · 5 m · 1 h", ["1m", "5m", "1h"].map((window) => (burn[window] === null ? "–" : `${number(burn[window], 1)}×`)).join(" · ")],
+    ["TTFT p50 · p99", `${seconds(ttft.p50)} · ${seconds(ttft.p99)}`],
+    ["TTFT bound", seconds(bound.ttft)],
+    ["ITL p50 · p99", `${seconds(itl.p50)} · ${seconds(itl.p99)}`],
+  ]);
+}
+
+/** Stages whose p95 is over their budget somewhere, and by how much lately. */
+function budgets(history) {
+  const rows = Object.entries(history.budget).map(([stage, share]) => {
+    const p95 = history.stages[stage]?.p95.findLast((value) => value !== null);
+    return [stage, el("span", { class: p95 > share ? "over" : "" }, `p95 ${seconds(p95)} of ${seconds(share)}`)];
+  });
+  return rows.length === 0 ? undefined : el("dl", { "aria-label": "Stages and their budgets" }, ...terms(rows));
+}
+
+function charts(history, times) {
+  const of = (values) => STAGES.filter((stage) => values[stage]).map((stage) => [stage, stage, values[stage]]);
+  const means = Object.fromEntries(Object.entries(history.stages).map(([stage, figures]) => [stage, figures.mean]));
+  const missed = of(history.missed_in);
+  return el("div", { class: "charts" },
+    lines("Time to first token", times, [["p50", history.ttft.p50], ["p95", history.ttft.p95], ["p99", history.ttft.p99]], history.ttft_bound, seconds),
+    heat("First tokens by time", times, history.heat.edges, history.heat.counts, history.ttft_bound.findLast((value) => value !== null), seconds),
+    stacked("Misses by stage", times, missed, (value) => number(value)),
+    stacked("Mean time by stage", times, of(means).filter(([stage]) => stage !== "decode" && stage !== "relay"), seconds),
+    lines("Inter-token latency", times, [["p50", history.itl.p50], ["p99", history.itl.p99]], undefined, seconds),
+    stacked("Decoding, mean", times, of(means).filter(([stage]) => stage === "decode" || stage === "relay"), seconds));
+}
+
+function reasons(history) {
+  const sums = Object.entries(history.missed).map(([reason, counts]) => [reason, counts.reduce((sum, count) => sum + count, 0)]);
+  const missed = sums.filter(([, count]) => count > 0).map(([reason, count]) => `${count} ${reason}`);
+  return el("p", { class: "quiet" }, `Misses in this range: ${missed.length === 0 ? "none" : missed.join(", ")}.`);
+}
+
+/** Charts by route, of the history that is shown: drawn again only with a new one. */
+let drawn = new Map(), drawnOf = null;
+
+function past(route, history) {
+  if (drawnOf !== history) [drawn, drawnOf] = [new Map(), history];
+  const known = history?.routes.find((of) => of.route === route);
+  if (!known) return [];
+  if (!drawn.has(route)) drawn.set(route, [budgets(known), charts(known, history.times), reasons(known)]);
+  return drawn.get(route);
+}
+
+export function show(slo, history) {
+  const cards = slo.routes.map((route) => el("article", { class: "card", "aria-label": `route ${route.route}` },
+    el("div", { class: "row" }, el("h3", {}, route.route), el("span", { class: "pill", "data-status": route.status }, WORDS[route.status])),
+    route.sentence === slo.sentence ? undefined : el("p", { class: "sentence" }, route.sentence),
+    el("dl", {}, ...figures(route)), ...past(route.route, history)));
+  put(byId("route-cards"), ...cards);
+}
+
+export const WORDS = { ok: "✓ within SLO", bad: "✕ SLO missed", unknown: "? too little to judge" };

@@ -1,0 +1,243 @@
+//! `/api/requests`: the slowest and the failed of the last hour, and each with its stages, attempts and decision.
+//!
+//! No text of a prompt or an answer is kept anywhere, so there is none here.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Json;
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Path, Query, State};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::AdminState;
+use super::error::AdminError;
+use super::views::weighed;
+use crate::observe::history::{Kept, Why};
+use crate::observe::judgement::Judgement;
+use crate::observe::slo::Missed;
+use crate::observe::stages::Stage;
+use crate::observe::{Observer, rfc3339};
+use crate::record::{Attempt, AttemptCause, Record};
+
+/// Query of `/api/requests`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RequestsQuery {
+    route: Option<String>,
+    tenant: Option<String>,
+    revision: Option<String>,
+    replica: Option<String>,
+    outcome: Option<String>,
+    stage: Option<String>,
+    missed: Option<bool>,
+    limit: Option<usize>,
+    after: Option<String>,
+}
+
+/// `/api/requests`
+pub(super) async fn requests(
+    State(admin): State<Arc<AdminState>>,
+    query: Result<Query<RequestsQuery>, QueryRejection>,
+) -> Result<Json<Value>, AdminError> {
+    let Query(query) = query.map_err(|error| AdminError::InvalidQuery(error.body_text()))?;
+    let limit = query.limit.unwrap_or(DEFAULT_LIMIT);
+    if limit == 0 || limit > MAX_LIMIT {
+        return Err(AdminError::InvalidQuery(format!("limit is 1 to {MAX_LIMIT}")));
+    }
+    let observer = &admin.observer;
+    let kept = observer.history().kept(observer.clock().now());
+    let after = query.after.as_deref().map(parse_cursor).transpose()?;
+    let mut page: Vec<(&Kept, Judgement)> = kept
+        .iter()
+        .filter(|kept| after.is_none_or(|after| cursor_of(&kept.record) < after))
+        .map(|kept| (kept, Judgement::of(&kept.record)))
+        .filter(|(kept, judgement)| query.wants(&kept.record, judgement))
+        .take(limit + 1)
+        .collect();
+    let has_more = page.len() > limit;
+    page.truncate(limit);
+    let next = page.last().filter(|_| has_more).map(|(kept, _)| {
+        let (end, id) = cursor_of(&kept.record);
+        format!("{end:x}.{id:x}")
+    });
+    let shown: Vec<Value> = page.iter().map(|(kept, judgement)| summary(observer, kept, judgement)).collect();
+    Ok(Json(json!({ "requests": shown, "next": next })))
+}
+
+/// `/api/requests/{id}`
+pub(super) async fn request(
+    State(admin): State<Arc<AdminState>>,
+    Path(id): Path<String>,
+) -> Result<Json<Value>, AdminError> {
+    let observer = &admin.observer;
+    let kept = observer.history().kept(observer.clock().now());
+    let of_hour = kept.into_iter().find(|kept| *kept.record.request_id == *id);
+    let found = of_hour.map(|kept| (Arc::clone(&kept.record), Some(kept))).or_else(|| {
+        let mut latest = observer.decisions().latest().into_iter();
+        latest.find(|record| *record.request_id == *id).map(|record| (record, None))
+    });
+    let (record, kept) = found.ok_or(AdminError::UnknownRequest)?;
+    let kept = kept.unwrap_or(Kept { record: Arc::clone(&record), slow: 0.0, why: Why::Slow });
+    Ok(Json(detail(observer, &kept)))
+}
+
+impl RequestsQuery {
+    fn wants(&self, record: &Record, judgement: &Judgement) -> bool {
+        let is = |wanted: &Option<String>, label: Option<&str>| {
+            wanted.as_deref().is_none_or(|wanted| label == Some(wanted))
+        };
+        let tried =
+            |wanted: &String| record.attempts.iter().any(|attempt| *attempt.served.replica == **wanted);
+        is(&self.route, Some(&record.route))
+            && is(&self.tenant, Some(&record.tenant))
+            && is(&self.revision, Some(record.revision()))
+            && is(&self.outcome, Some(record.outcome.as_str()))
+            && is(&self.stage, judgement.blamed.map(Stage::as_str))
+            && self.replica.as_ref().is_none_or(tried)
+            && self.missed.is_none_or(|missed| missed == judgement.missed().is_some())
+    }
+}
+
+/// Place in the list, which is newest first: the end, and the root span where two ended at once.
+fn cursor_of(record: &Record) -> (u64, u64) {
+    (record.at.end.as_nanos(), record.trace.root)
+}
+
+fn parse_cursor(text: &str) -> Result<(u64, u64), AdminError> {
+    let parsed = text
+        .split_once('.')
+        .and_then(|(end, id)| Some((u64::from_str_radix(end, 16).ok()?, u64::from_str_radix(id, 16).ok()?)));
+    parsed.ok_or_else(|| AdminError::InvalidQuery("after is the next of the page before".to_owned()))
+}
+
+fn summary(observer: &Observer, kept: &Kept, judgement: &Judgement) -> Value {
+    let record = &kept.record;
+    json!({
+        "request_id": &*record.request_id,
+        "time": rfc3339::utc(observer.clock().wall(record.at.head)),
+        "route": &*record.route,
+        "model": &*record.model,
+        "tenant": &*record.tenant,
+        "class": record.class.as_str(),
+        "revision": record.revision(),
+        "replica": record.served().map(|served| &*served.replica),
+        "outcome": record.outcome.as_str(),
+        "status": record.status,
+        "error": record.error,
+        "ttft": seconds(record.ttft()),
+        "tpot": seconds(record.tpot()),
+        "duration": record.duration().as_secs_f64(),
+        "slow": kept.slow,
+        "kept": kept.why.as_str(),
+        "slo_missed": judgement.missed().map(Missed::as_str),
+        "slo_missed_in": judgement.blamed.map(Stage::as_str),
+        "attempts": record.attempts.len(),
+    })
+}
+
+fn detail(observer: &Observer, kept: &Kept) -> Value {
+    let (record, judgement) = (&kept.record, Judgement::of(&kept.record));
+    let mut json = summary(observer, kept, &judgement);
+    let more = json!({
+        "trace_id": format!("{:032x}", record.trace.trace_id),
+        "bounds": {
+            "ttft": seconds(record.slo.ttft),
+            "itl": record.slo.itl.iter().map(|(p, bound)| (format!("p{p}"), bound.as_secs_f64().into())).collect::<serde_json::Map<_, _>>(),
+            "tpot": seconds(record.slo.tpot),
+            "e2e": seconds(record.slo.e2e),
+        },
+        "prompt_tokens": record.tokens.input.map(|tokens| tokens.0),
+        "estimated_prompt_tokens": record.estimated_input.0,
+        "cached_tokens": record.tokens.cached.map(|tokens| tokens.0),
+        "output_tokens": record.tokens.output.map(|tokens| tokens.0),
+        "stream": record.is_stream,
+        "held": record.held.as_secs_f64(),
+        "relay_blocked": record.relay_blocked.as_secs_f64(),
+        "longest_gap": record.longest_gap.as_secs_f64(),
+        "longest_gap_at": record.longest_gap_at.map(|at| at.since(record.at.head).as_secs_f64()),
+        "first_token_at": record.at.first_token.map(|at| at.since(record.at.head).as_secs_f64()),
+        "migrations": record.migrations,
+        "migration_refused": record.migration_refused,
+        "degraded_from": record.degraded_from.as_deref(),
+        "stages": stages(record, &judgement),
+        "attempts_made": record.attempts.iter().map(|made| attempt(record, made)).collect::<Vec<_>>(),
+        "decision": decision(record),
+    });
+    if let (Value::Object(json), Value::Object(more)) = (&mut json, more) {
+        json.extend(more);
+    }
+    json
+}
+
+/// One after the other: each starts where the one before ends.
+fn stages(record: &Record, judgement: &Judgement) -> Vec<Value> {
+    let mut start = Duration::ZERO;
+    let stages = judgement.stages.iter().map(|time| {
+        let budget = record.stage_budget.as_ref().and_then(|budget| budget.share(time.stage));
+        let shown = json!({
+            "stage": time.stage.as_str(),
+            "start": start.as_secs_f64(),
+            "duration": time.duration.as_secs_f64(),
+            "source": time.source.as_str(),
+            "budget": seconds(budget),
+            "over_budget": judgement.over_budget.contains(&time.stage),
+        });
+        start += time.duration;
+        shown
+    });
+    stages.collect()
+}
+
+fn attempt(record: &Record, attempt: &Attempt) -> Value {
+    let since_head = |at: crate::clock::Stamp| at.since(record.at.head).as_secs_f64();
+    json!({
+        "replica": &*attempt.served.replica,
+        "pool": &*attempt.served.pool,
+        "revision": &*attempt.served.revision,
+        "cause": match attempt.cause {
+            AttemptCause::First => "first",
+            AttemptCause::Retry => "retry",
+            AttemptCause::Hedge => "hedge",
+            AttemptCause::Migration => "migration",
+        },
+        "start": since_head(attempt.start),
+        "connected": attempt.connected.map(since_head),
+        "head": attempt.head.map(since_head),
+        "end": since_head(attempt.end),
+        "status": attempt.status,
+        "error": attempt.error,
+        "canceled": attempt.is_canceled,
+        "expected_queue": attempt.expected.map(|expected| expected.queue.as_secs_f64()),
+        "expected_prefill": attempt.expected.map(|expected| expected.prefill.as_secs_f64()),
+    })
+}
+
+fn decision(record: &Record) -> Option<Value> {
+    let decision = record.decision.as_ref()?;
+    let chosen = record.attempts.first().map(|attempt| &attempt.served.replica);
+    let candidates = decision.weighed.iter().map(|candidate| {
+        let mut json = weighed(candidate);
+        json["chosen"] = (Some(&candidate.replica) == chosen).into();
+        json
+    });
+    Some(json!({
+        "policy": decision.policy,
+        "reason": decision.reason,
+        "replica": chosen.map(|replica| &**replica),
+        "candidates": decision.candidates,
+        "waited": decision.waited.as_secs_f64(),
+        "predicted_ttft": seconds(decision.predicted_ttft),
+        "predicted_hit_tokens": decision.predicted_hit.0,
+        "explained": !decision.weighed.is_empty(),
+        "weighed": candidates.collect::<Vec<_>>(),
+    }))
+}
+
+fn seconds(span: Option<Duration>) -> Option<f64> {
+    span.map(|span| span.as_secs_f64())
+}
+
+const DEFAULT_LIMIT: usize = 50;
+const MAX_LIMIT: usize = 500;

@@ -1,0 +1,267 @@
+//! `/api/slo` and `/api/history`: the verdict over each route, and its figures of the last hour.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Query, State};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use super::error::AdminError;
+use super::verdict::{self, Outlier, RouteFigures, Verdict};
+use super::{AdminState, assets};
+use crate::clock::Stamp;
+use crate::config::{Config, Route};
+use crate::fleet::status::{ReplicaState, ReplicaStatus};
+use crate::observe::history::{
+    Dimension, LogHistogram, REASONS, RouteHistory, SLOTS, Slot, Step, heat_edges,
+};
+use crate::observe::rfc3339;
+use crate::stage::Stage;
+
+/// `/api/slo`
+pub(super) async fn slo(State(admin): State<Arc<AdminState>>) -> Json<Value> {
+    Json(summary(&admin))
+}
+
+/// The verdict over all routes, as `/api/slo` and the live events show it.
+pub(super) fn summary(admin: &AdminState) -> Value {
+    let (clock, config) = (admin.observer.clock(), admin.control.config());
+    let (now, fleet) = (clock.now(), admin.control.replicas());
+    let figures: Vec<RouteFigures> =
+        config.routes.iter().map(|route| figures(admin, &config, route, &fleet, now)).collect();
+    let verdicts: Vec<Verdict> = figures.iter().map(verdict::judge).collect();
+    let (status, sentence) = verdict::overall(&verdicts);
+    let not_ready = fleet.iter().filter(|status| status.state != ReplicaState::Ready).map(|status| {
+        json!({
+            "replica": &*status.replica,
+            "pool": &*status.pool,
+            "state": status.state.as_str(),
+            "reason": &*status.reason,
+        })
+    });
+    json!({
+        "version": env!("CARGO_PKG_VERSION"),
+        "page": assets::fingerprint(),
+        "time": rfc3339::utc(clock.wall(now)),
+        "status": status.as_str(),
+        "sentence": sentence,
+        "routes": figures.iter().zip(&verdicts).map(|(figures, verdict)| route(figures, verdict)).collect::<Vec<_>>(),
+        "replicas": {
+            "all": fleet.len(),
+            "ready": fleet.iter().filter(|status| status.state == ReplicaState::Ready).count(),
+            "not_ready": not_ready.take(MAX_NOT_READY).collect::<Vec<_>>(),
+        },
+    })
+}
+
+fn figures(
+    admin: &AdminState,
+    config: &Config,
+    route: &Route,
+    fleet: &[ReplicaStatus],
+    now: Stamp,
+) -> RouteFigures {
+    let history = admin.observer.history().route(&route.name);
+    let mut figures = RouteFigures { route: Arc::clone(&route.name), ..RouteFigures::default() };
+    let newest = Step::TenSeconds.slot(now);
+    for (number, slot) in history.slots(Step::TenSeconds, SLOTS - 1, now) {
+        let age = newest.saturating_sub(number);
+        if age <= IN_MINUTE {
+            figures.minute.merge(&slot);
+        } else {
+            figures.before.0.merge(&slot);
+            figures.before.1 += Step::TenSeconds.seconds() as f64;
+        }
+        if age <= IN_FIVE {
+            figures.five.merge(&slot);
+        }
+    }
+    figures.hour = merged(&history, Step::Minute, now);
+    let pools = route.pools.iter().filter_map(|weighted| config.pools.get(weighted.pool));
+    let names: Vec<_> = pools.map(|pool| &pool.name).collect();
+    figures.replicas = fleet.iter().filter(|status| names.contains(&&status.pool)).cloned().collect();
+    figures
+}
+
+fn merged(history: &RouteHistory, step: Step, now: Stamp) -> Slot {
+    let mut sum = Slot::default();
+    for (_, slot) in history.slots(step, SLOTS - 1, now) {
+        sum.merge(&slot);
+    }
+    sum
+}
+
+fn route(figures: &RouteFigures, verdict: &Verdict) -> Value {
+    let (slot, seconds) = verdict::window(figures);
+    let named = |names: &[&str], counts: &[u32]| -> Map<String, Value> {
+        let all = names.iter().zip(counts).filter(|(_, count)| **count > 0);
+        all.map(|(name, count)| ((*name).to_owned(), (*count).into())).collect()
+    };
+    json!({
+        "route": &*figures.route,
+        "status": verdict.status.as_str(),
+        "sentence": verdict.sentence,
+        "window": verdict.window,
+        "goodput": {
+            "share": verdict::missed_share(slot).map(|share| 1.0 - share),
+            "per_second": f64::from(slot.good) / seconds as f64,
+            "requests": slot.requests,
+            "judged": slot.judged(),
+            "good": slot.good,
+            "missed": slot.all_missed(),
+        },
+        "burn": {
+            "1m": verdict::burn(&figures.minute),
+            "5m": verdict::burn(&figures.five),
+            "1h": verdict::burn(&figures.hour),
+        },
+        "ttft": quantiles(&slot.ttft),
+        "itl": quantiles(&slot.itl),
+        "bound": { "ttft": slot.bound.mean() },
+        "missed": named(&REASONS, &slot.missed),
+        "missed_in": named(&Stage::ALL.map(Stage::as_str), &slot.missed_in),
+        "cause": verdict.cause.as_ref().map(|cause| json!({
+            "stage": cause.stage.as_str(),
+            "misses": cause.misses,
+            "share": f64::from(cause.misses) / f64::from(slot.all_missed().max(1)),
+            "reason": cause.reason,
+            "by_scrape": cause.is_by_scrape,
+            "replicas": verdict.outliers.iter().filter(|o| o.dimension == Dimension::Replica).map(outlier).collect::<Vec<_>>(),
+        })),
+        "standing_out": verdict.outliers.iter().map(outlier).collect::<Vec<_>>(),
+    })
+}
+
+fn outlier(outlier: &Outlier) -> Value {
+    json!({
+        "dimension": outlier.dimension.as_str(),
+        "name": &*outlier.name,
+        "evidence": outlier.evidence,
+    })
+}
+
+fn quantiles(values: &LogHistogram) -> Value {
+    json!({ "count": values.count(), "p50": values.quantile(0.5), "p95": values.quantile(0.95), "p99": values.quantile(0.99) })
+}
+
+/// Query of `/api/history`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct HistoryQuery {
+    step: Option<String>,
+    route: Option<String>,
+}
+
+/// `/api/history`
+pub(super) async fn history(
+    State(admin): State<Arc<AdminState>>,
+    query: Result<Query<HistoryQuery>, QueryRejection>,
+) -> Result<Json<Value>, AdminError> {
+    let Query(query) = query.map_err(|error| AdminError::InvalidQuery(error.body_text()))?;
+    let step = Step::parse(query.step.as_deref().unwrap_or("1m"))
+        .ok_or_else(|| AdminError::InvalidQuery("step is 10s or 1m".to_owned()))?;
+    let (clock, config) = (admin.observer.clock(), admin.control.config());
+    let now = clock.now();
+    let newest = step.slot(now);
+    // Slots before the start of this process are there too, and empty.
+    let ages = (0..SLOTS as u64).rev();
+    let numbers: Vec<Option<u64>> = ages.clone().map(|age| newest.checked_sub(age)).collect();
+    let start = Stamp::from_nanos(newest * step.seconds() * 1_000_000_000);
+    let start = clock.wall(start).duration_since(std::time::UNIX_EPOCH).unwrap_or_default().as_secs_f64();
+    let times = ages.map(|age| start - (age * step.seconds()) as f64);
+    let routes = admin.observer.history().routes();
+    let wanted =
+        routes.iter().filter(|(name, _)| query.route.as_deref().is_none_or(|route| route == &**name));
+    let routes = wanted.map(|(name, route)| {
+        let slots = by_number(route, step, &numbers, now);
+        let configured = config.routes.iter().find(|route| route.name == *name);
+        columns(name, configured, &slots)
+    });
+    Ok(Json(json!({
+        "step": step.seconds(),
+        "times": times.collect::<Vec<_>>(),
+        "routes": routes.collect::<Vec<_>>(),
+    })))
+}
+
+/// The slots of these numbers; empty where nothing was counted.
+fn by_number(route: &RouteHistory, step: Step, numbers: &[Option<u64>], now: Stamp) -> Vec<Slot> {
+    let mut kept = route.slots(step, numbers.len(), now).into_iter().peekable();
+    let slot_of = |number: &Option<u64>| {
+        while kept.peek().is_some_and(|(at, _)| Some(*at) < *number) {
+            kept.next();
+        }
+        kept.next_if(|(at, _)| Some(*at) == *number).map(|(_, slot)| slot).unwrap_or_default()
+    };
+    numbers.iter().map(slot_of).collect()
+}
+
+/// One list for each figure, with a value for each slot.
+fn columns(name: &str, route: Option<&Route>, slots: &[Slot]) -> Value {
+    let each = |figure: &dyn Fn(&Slot) -> Value| -> Value { slots.iter().map(figure).collect() };
+    let quantile = |of: &dyn Fn(&Slot) -> &LogHistogram, q: f64| each(&|slot| json!(of(slot).quantile(q)));
+    let counts = |at: usize, of: &dyn Fn(&Slot) -> &[u32]| each(&|slot| json!(of(slot).get(at)));
+    let reasons: Map<String, Value> = REASONS
+        .iter()
+        .enumerate()
+        .map(|(at, reason)| ((*reason).to_owned(), counts(at, &|slot| &slot.missed)))
+        .collect();
+    let missed_in: Map<String, Value> = Stage::ALL
+        .iter()
+        .enumerate()
+        .filter(|(at, _)| slots.iter().any(|slot| slot.missed_in.get(*at).is_some_and(|n| *n > 0)))
+        .map(|(at, stage)| (stage.as_str().to_owned(), counts(at, &|slot| &slot.missed_in)))
+        .collect();
+    let budget: Map<String, Value> = route
+        .and_then(|route| route.stage_budget.as_deref())
+        .map(|budget| {
+            let shares = Stage::ALL.into_iter().filter_map(|stage| Some((stage, budget.share(stage)?)));
+            shares.map(|(stage, share)| (stage.as_str().to_owned(), share.as_secs_f64().into())).collect()
+        })
+        .unwrap_or_default();
+    let ttft = |slot: &Slot| -> Value { json!(slot.ttft.heat()) };
+    json!({
+        "route": name,
+        "ttft_bound": each(&|slot| json!(slot.bound.mean())),
+        "budget": budget,
+        "requests": each(&|slot| slot.requests.into()),
+        "judged": each(&|slot| slot.judged().into()),
+        "good": each(&|slot| slot.good.into()),
+        "ttft": {
+            "p50": quantile(&|slot| &slot.ttft, 0.5),
+            "p95": quantile(&|slot| &slot.ttft, 0.95),
+            "p99": quantile(&|slot| &slot.ttft, 0.99),
+        },
+        "itl": { "p50": quantile(&|slot| &slot.itl, 0.5), "p99": quantile(&|slot| &slot.itl, 0.99) },
+        "missed": reasons,
+        "missed_in": missed_in,
+        "stages": stages(slots),
+        "heat": { "edges": heat_edges(), "counts": each(&ttft) },
+    })
+}
+
+/// Mean, median and p95 of each stage that occurred.
+fn stages(slots: &[Slot]) -> Map<String, Value> {
+    let of = |at: usize, figure: &dyn Fn(&LogHistogram) -> Option<f64>| -> Value {
+        slots.iter().map(|slot| json!(slot.stages.get(at).and_then(figure))).collect()
+    };
+    let occurred = |at: usize| slots.iter().any(|slot| slot.stages.get(at).is_some_and(|s| s.count() > 0));
+    let stages = Stage::ALL.iter().enumerate().filter(|(at, _)| occurred(*at));
+    stages
+        .map(|(at, stage)| {
+            let figures = json!({
+                "mean": of(at, &LogHistogram::mean),
+                "p50": of(at, &|values| values.quantile(0.5)),
+                "p95": of(at, &|values| values.quantile(0.95)),
+            });
+            (stage.as_str().to_owned(), figures)
+        })
+        .collect()
+}
+
+/// Slots of 10 s before the current one.
+const IN_MINUTE: u64 = 6;
+const IN_FIVE: u64 = 30;
+const MAX_NOT_READY: usize = 50;

@@ -1,0 +1,190 @@
+//! What is wrong, in one sentence: route, stage, and who stands out; pure.
+//!
+//! A route is bad when more than 1 % of its requests missed their SLO over five minutes, at least five of them, and the
+//! last minute still does: the thresholds of the alert for TTFT p99. Where nothing can be measured it is unknown. The cause
+//! is the stage that most misses are blamed on; [`outliers`] compares those who took part, [`sentence`] words it.
+
+mod outliers;
+mod sentence;
+
+use std::sync::Arc;
+
+use crate::fleet::status::{ReplicaState, ReplicaStatus};
+use crate::observe::history::{Dimension, REASONS, Slot};
+use crate::stage::Stage;
+
+/// Figures of one route.
+#[derive(Default)]
+pub(super) struct RouteFigures {
+    /// Label `route`.
+    pub(super) route: Arc<str>,
+    /// Last minute.
+    pub(super) minute: Slot,
+    /// Last five minutes.
+    pub(super) five: Slot,
+    /// Last hour.
+    pub(super) hour: Slot,
+    /// The nine minutes before the last one, and how many seconds of them had requests.
+    pub(super) before: (Slot, f64),
+    /// Replicas of its pools as they are now.
+    pub(super) replicas: Vec<ReplicaStatus>,
+}
+
+/// Whether a route keeps its SLO.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Status {
+    Ok,
+    Bad,
+    /// Too few requests.
+    Unknown,
+}
+
+impl Status {
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Bad => "bad",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
+/// Where the misses come from.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Cause {
+    /// The stage that most misses are blamed on.
+    pub(super) stage: Stage,
+    /// Misses blamed on it.
+    pub(super) misses: u32,
+    /// The most frequent reason of a miss.
+    pub(super) reason: &'static str,
+    /// Blamed by the engines' queues as scraped: the gateway has not learned to split the wait yet.
+    pub(super) is_by_scrape: bool,
+}
+
+/// Somebody who differs from the others, with the numbers that say so.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Outlier {
+    pub(super) dimension: Dimension,
+    pub(super) name: Arc<str>,
+    pub(super) evidence: String,
+}
+
+/// Verdict over one route.
+#[derive(Clone, Debug)]
+pub(super) struct Verdict {
+    pub(super) route: Arc<str>,
+    pub(super) status: Status,
+    pub(super) sentence: String,
+    /// Length of the window that the figures are from, in seconds.
+    pub(super) window: u64,
+    pub(super) cause: Option<Cause>,
+    pub(super) outliers: Vec<Outlier>,
+}
+
+/// Judges one route.
+pub(super) fn judge(figures: &RouteFigures) -> Verdict {
+    let status = status(figures);
+    let (slot, window) = window(figures);
+    let cause = cause(slot, &figures.replicas);
+    let outliers = outliers::find(figures, slot, cause.as_ref());
+    let sentence = sentence::of_route(figures, status, slot, cause.as_ref(), &outliers);
+    Verdict { route: Arc::clone(&figures.route), status, sentence, window, cause, outliers }
+}
+
+/// The last minute, if enough went wrong in it, or if it has enough requests while nothing did; else the last five.
+pub(super) fn window(figures: &RouteFigures) -> (&Slot, u64) {
+    let (minute, five) = (&figures.minute, &figures.five);
+    let is_enough =
+        minute.all_missed() >= MIN_MISSES || (five.all_missed() == 0 && minute.judged() >= MIN_JUDGED);
+    if is_enough { (minute, 60) } else { (five, 300) }
+}
+
+/// Share of misses among the judged; `None` without any.
+pub(super) fn missed_share(slot: &Slot) -> Option<f64> {
+    (slot.judged() > 0).then(|| f64::from(slot.all_missed()) / f64::from(slot.judged()))
+}
+
+/// Misses as a multiple of those that the SLO allows.
+pub(super) fn burn(slot: &Slot) -> Option<f64> {
+    missed_share(slot).map(|share| share / ALLOWED_SHARE)
+}
+
+fn status(figures: &RouteFigures) -> Status {
+    let is_ready = |status: &ReplicaStatus| status.state == ReplicaState::Ready;
+    if !figures.replicas.is_empty() && !figures.replicas.iter().any(is_ready) {
+        return Status::Bad;
+    }
+    let (minute, five) = (&figures.minute, &figures.five);
+    let is_over = |slot: &Slot| missed_share(slot).is_some_and(|share| share > ALLOWED_SHARE);
+    let goes_on = minute.judged() < MIN_JUDGED || is_over(minute);
+    if five.all_missed() >= MIN_MISSES && is_over(five) && goes_on {
+        Status::Bad
+    } else if five.judged() < MIN_JUDGED {
+        Status::Unknown
+    } else {
+        Status::Ok
+    }
+}
+
+fn cause(slot: &Slot, replicas: &[ReplicaStatus]) -> Option<Cause> {
+    let (most, misses) = largest(&slot.missed_in)?;
+    let (reason, _) = largest(&slot.missed)?;
+    let stage = *Stage::ALL.get(most)?;
+    // Until a replica's speed is learned, a wait for its first token counts as prefill.
+    let is_by_scrape = stage == Stage::Prefill && engines_waiting(replicas) >= QUEUED * replicas.len() as f64;
+    let stage = if is_by_scrape { Stage::EngineQueue } else { stage };
+    Some(Cause { stage, misses, reason: REASONS.get(reason).copied().unwrap_or("error"), is_by_scrape })
+}
+
+/// Requests that wait in the engines, as last scraped.
+fn engines_waiting(replicas: &[ReplicaStatus]) -> f64 {
+    replicas.iter().filter_map(|status| status.signals.as_ref()?.waiting).sum()
+}
+
+fn largest(counts: &[u32]) -> Option<(usize, u32)> {
+    // The first of equals.
+    let counts = counts.iter().copied().enumerate();
+    counts.rev().max_by_key(|(_, count)| *count).filter(|(_, count)| *count > 0)
+}
+
+/// One sentence over all routes.
+pub(super) fn overall(verdicts: &[Verdict]) -> (Status, String) {
+    let of = |status| verdicts.iter().filter(move |verdict| verdict.status == status);
+    let bad: Vec<_> = of(Status::Bad).collect();
+    match &bad[..] {
+        [] => {}
+        [one] => return (Status::Bad, one.sentence.clone()),
+        [first, rest @ ..] => {
+            let others: Vec<&str> = rest.iter().map(|verdict| &*verdict.route).collect();
+            return (Status::Bad, format!("{}. Also bad: {}", first.sentence, others.join(", ")));
+        }
+    }
+    let hints: Vec<String> = verdicts
+        .iter()
+        .filter(|verdict| !verdict.outliers.is_empty())
+        .map(|verdict| verdict.sentence.clone())
+        .collect();
+    let ok = of(Status::Ok).count();
+    let status = if ok > 0 { Status::Ok } else { Status::Unknown };
+    let text = match (ok, verdicts.len()) {
+        (_, 0) => "no route is configured".to_owned(),
+        (0, _) => "too few requests to judge".to_owned(),
+        (1, 1) => "the route keeps its SLO".to_owned(),
+        (ok, all) if ok == all => format!("all {all} routes keep their SLO"),
+        (ok, all) => {
+            format!("{ok} of {all} routes keep their SLO, the others have too few requests to judge")
+        }
+    };
+    if hints.is_empty() { (status, text) } else { (status, format!("{text}. {}", hints.join(". "))) }
+}
+
+/// A p99 bound allows this share of misses.
+const ALLOWED_SHARE: f64 = 0.01;
+const MIN_MISSES: u32 = 5;
+const MIN_JUDGED: u32 = 5;
+/// Waiting requests per replica that make a wait a queue's.
+const QUEUED: f64 = 2.0;
+
+#[cfg(test)]
+mod tests;

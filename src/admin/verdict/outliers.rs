@@ -1,0 +1,189 @@
+//! Who differs from the others: a replica, a revision, a tenant that floods, a class of prompts that grows; pure.
+//!
+//! A replica or revision is compared with the others of the same route, a tenant and a class with their own share before
+//! the last minute. Whoever does not differ is not named: then the cause is shared.
+
+use std::sync::Arc;
+
+use super::sentence::{seconds, share};
+use super::{Cause, Outlier, RouteFigures};
+use crate::fleet::status::{ReplicaState, ReplicaStatus};
+use crate::observe::history::{Dimension, Part, Slot};
+use crate::stage::Stage;
+
+/// Outliers, the replicas first.
+pub(super) fn find(figures: &RouteFigures, slot: &Slot, cause: Option<&Cause>) -> Vec<Outlier> {
+    let mut found: Vec<Outlier> = figures.replicas.iter().filter_map(not_ready).collect();
+    found.extend(figures.replicas.iter().filter_map(|status| silent(status, figures)));
+    add(&mut found, compare(slot, Dimension::Replica, cause));
+    if let Some(cause) = cause {
+        add(&mut found, longest_queue(&figures.replicas, cause));
+        add(&mut found, compare(slot, Dimension::Revision, Some(cause)));
+        let is_load =
+            [Stage::Admit, Stage::EngineQueue, Stage::Prefill, Stage::Decode].contains(&cause.stage);
+        if is_load {
+            add(&mut found, grown(figures, Dimension::Tenant));
+            add(&mut found, grown(figures, Dimension::Class));
+        }
+    }
+    found.truncate(MAX_OUTLIERS);
+    found
+}
+
+/// Adds one that is not named yet.
+fn add(found: &mut Vec<Outlier>, more: Option<Outlier>) {
+    let is_new = |more: &Outlier| {
+        !found.iter().any(|known| known.dimension == more.dimension && known.name == more.name)
+    };
+    let more = more.filter(is_new);
+    found.extend(more);
+}
+
+fn replica(status: &ReplicaStatus, evidence: String) -> Outlier {
+    Outlier { dimension: Dimension::Replica, name: Arc::clone(&status.replica), evidence }
+}
+
+fn not_ready(status: &ReplicaStatus) -> Option<Outlier> {
+    let state = status.state;
+    let is_out = !matches!(state, ReplicaState::Ready | ReplicaState::Draining);
+    is_out.then(|| replica(status, format!("is {}: {}", state.as_str(), status.reason)))
+}
+
+/// Has requests, and nothing came of it for a minute while it did before.
+fn silent(status: &ReplicaStatus, figures: &RouteFigures) -> Option<Outlier> {
+    let part = |slot: &Slot| slot.parts.get(&(Dimension::Replica, Arc::clone(&status.replica))).cloned();
+    let is_busy = |part: &Part| part.requests > 0 || part.itl.1 > 0;
+    let now = part(&figures.minute).is_some_and(|part| is_busy(&part));
+    let before = part(&figures.before.0).is_some_and(|part| is_busy(&part));
+    let is_silent = status.state == ReplicaState::Ready && status.inflight >= 2 && !now && before;
+    is_silent.then(|| {
+        replica(
+            status,
+            format!("has {} requests in flight and nothing came of it for a minute", status.inflight),
+        )
+    })
+}
+
+/// The one whose requests fail, miss or take longer in the blamed stage than those of the others.
+fn compare(slot: &Slot, dimension: Dimension, cause: Option<&Cause>) -> Option<Outlier> {
+    let parts: Vec<(&Arc<str>, &Part)> = slot
+        .parts
+        .iter()
+        .filter(|((of, _), _)| *of == dimension)
+        .map(|((_, name), part)| (name, part))
+        .collect();
+    let found = parts.iter().filter_map(|(name, part)| {
+        let others: Vec<&Part> =
+            parts.iter().filter(|(other, _)| other != name).map(|(_, part)| *part).collect();
+        if others.is_empty() {
+            return None;
+        }
+        let (strength, evidence) = fails(part, &others)
+            .or_else(|| is_slower(part, &others, cause?.stage))
+            .or_else(|| misses_more(part, &others, cause?.stage))?;
+        Some((strength, Outlier { dimension, name: Arc::clone(name), evidence }))
+    });
+    found.max_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, outlier)| outlier)
+}
+
+fn fails(part: &Part, others: &[&Part]) -> Option<(f64, String)> {
+    let all = others.iter().map(|other| other.failures).sum::<u32>() + part.failures;
+    let is_it = part.failures >= MIN_EVENTS && f64::from(part.failures) >= FAILURES_OF_ONE * f64::from(all);
+    is_it.then(|| {
+        (f64::from(part.failures) * 100.0, format!("{} of {all} failed attempts are its own", part.failures))
+    })
+}
+
+fn is_slower(part: &Part, others: &[&Part], stage: Stage) -> Option<(f64, String)> {
+    let of = |part: &Part| -> Option<f64> {
+        let enough = part.stage_requests.get(stage as usize).is_some_and(|n| *n >= MIN_EVENTS);
+        let itl = (stage == Stage::Decode).then(|| part.mean_itl()).flatten();
+        itl.or_else(|| part.mean(stage).filter(|_| enough))
+    };
+    let (own, mut rest) = (of(part)?, others.iter().filter_map(|other| of(other)).collect::<Vec<_>>());
+    rest.sort_by(f64::total_cmp);
+    // The lower median: with two others that differ, the better one is what can be expected.
+    let usual = *rest.get(rest.len().checked_sub(1)? / 2)?;
+    let is_it = own >= SLOWER * usual && own - usual >= MIN_DIFFERENCE.min(usual * 2.0).max(NOISE);
+    let (what, in_mean) = match stage {
+        Stage::Decode if part.itl.1 > 0 => ("a token", "takes"),
+        _ => (stage.as_str(), "needs on average"),
+    };
+    is_it.then(|| {
+        let evidence = if in_mean == "takes" {
+            format!("takes {} for {what}, the others {}", seconds(own), seconds(usual))
+        } else {
+            format!("has {} of {what} on average, the others {}", seconds(own), seconds(usual))
+        };
+        (own / usual.max(1e-4), evidence)
+    })
+}
+
+fn misses_more(part: &Part, others: &[&Part], stage: Stage) -> Option<(f64, String)> {
+    let missed = |part: &Part| part.missed_in.get(stage as usize).copied().unwrap_or(0);
+    let rate = |missed: u32, judged: u32| f64::from(missed) / f64::from(judged.max(1));
+    let own = rate(missed(part), part.judged);
+    let rest = rate(others.iter().map(|o| missed(o)).sum(), others.iter().map(|o| o.judged).sum());
+    let is_it = missed(part) >= MIN_EVENTS && own >= 2.0 * rest && own - rest >= 0.1;
+    is_it.then(|| {
+        (own / rest.max(0.01), format!("misses {} of its requests, the others {}", share(own), share(rest)))
+    })
+}
+
+/// The replica with a queue while the others have none.
+fn longest_queue(replicas: &[ReplicaStatus], cause: &Cause) -> Option<Outlier> {
+    if cause.stage != Stage::EngineQueue || replicas.len() < 2 {
+        return None;
+    }
+    let waiting = |status: &ReplicaStatus| status.signals.as_ref().and_then(|signals| signals.waiting);
+    let mut queues: Vec<(f64, &ReplicaStatus)> =
+        replicas.iter().filter_map(|status| Some((waiting(status)?, status))).collect();
+    queues.sort_by(|a, b| b.0.total_cmp(&a.0));
+    let [(longest, status), (next, _), ..] = &queues[..] else { return None };
+    let is_it = *longest >= MIN_QUEUE && *longest >= 3.0 * next.max(1.0);
+    is_it.then(|| replica(status, format!("has {longest:.0} waiting in its engine, the next {next:.0}")))
+}
+
+/// The tenant or class whose share of the prompt tokens has at least doubled to a large one, while the load as a whole grew.
+fn grown(figures: &RouteFigures, dimension: Dimension) -> Option<Outlier> {
+    let (before, before_seconds) = (&figures.before.0, figures.before.1);
+    let tokens = |slot: &Slot| -> Vec<(Arc<str>, f64)> {
+        let of_kind = slot.parts.iter().filter(|((of, _), _)| *of == dimension);
+        of_kind.map(|((_, name), part)| (Arc::clone(name), part.prompt_tokens as f64)).collect()
+    };
+    let (now, past) = (tokens(&figures.minute), tokens(before));
+    let sum = |all: &[(Arc<str>, f64)]| all.iter().map(|(_, tokens)| tokens).sum::<f64>();
+    let (all_now, all_past) = (sum(&now), sum(&past));
+    if before.requests < MIN_BEFORE || all_now <= 0.0 || all_past <= 0.0 {
+        return None;
+    }
+    let per_second = |tokens: f64, seconds: f64| tokens / seconds.max(1.0);
+    now.iter()
+        .filter_map(|(name, tokens)| {
+            let earlier = past.iter().find(|(known, _)| known == name).map_or(0.0, |(_, tokens)| *tokens);
+            let (own, was) = (tokens / all_now, earlier / all_past);
+            let rate_grew = per_second(*tokens, 60.0) >= 2.0 * per_second(earlier, before_seconds);
+            let is_it = own >= LARGE_SHARE && (own >= 2.0 * was || own - was >= 0.25) && rate_grew;
+            let evidence = || match dimension {
+                Dimension::Class => {
+                    format!("prompts are {} of the prompt tokens, {} before", share(own), share(was))
+                }
+                _ => format!("sends {} of the prompt tokens, {} before", share(own), share(was)),
+            };
+            is_it.then(|| (own, Outlier { dimension, name: Arc::clone(name), evidence: evidence() }))
+        })
+        .max_by(|a, b| a.0.total_cmp(&b.0))
+        .map(|(_, outlier)| outlier)
+}
+
+const MAX_OUTLIERS: usize = 6;
+const MIN_EVENTS: u32 = 3;
+const FAILURES_OF_ONE: f64 = 0.6;
+const SLOWER: f64 = 1.6;
+/// Seconds.
+const MIN_DIFFERENCE: f64 = 0.05;
+/// Seconds: below, a difference is nobody's concern.
+const NOISE: f64 = 0.003;
+const MIN_QUEUE: f64 = 4.0;
+const MIN_BEFORE: u32 = 10;
+const LARGE_SHARE: f64 = 0.35;

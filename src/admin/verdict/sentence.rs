@@ -1,0 +1,120 @@
+//! The verdict in words: figures first, then stage, then who stands out.
+
+use super::{Cause, MIN_JUDGED, Outlier, RouteFigures, Status, engines_waiting};
+use crate::fleet::status::ReplicaState;
+use crate::observe::history::{Dimension, Slot};
+use crate::stage::Stage;
+
+/// What is to be said of a route.
+pub(super) fn of_route(
+    figures: &RouteFigures,
+    status: Status,
+    slot: &Slot,
+    cause: Option<&Cause>,
+    outliers: &[Outlier],
+) -> String {
+    let route = &figures.route;
+    let is_ready = figures.replicas.iter().any(|status| status.state == ReplicaState::Ready);
+    let mut parts = Vec::new();
+    match (status, cause) {
+        (Status::Bad, _) if !is_ready => parts.push("no replica is ready".to_owned()),
+        (Status::Bad, Some(cause)) => {
+            parts.push(headline(slot, cause));
+            parts.push(blame(slot, cause));
+        }
+        (Status::Bad, None) | (Status::Unknown, None) => parts.push(few(figures)),
+        (Status::Unknown, Some(_)) => {
+            parts.push(format!(
+                "{} of {} requests missed their SLO, too few to judge",
+                slot.all_missed(),
+                slot.judged()
+            ));
+        }
+        (Status::Ok, _) => parts.push(good(figures)),
+    }
+    if status == Status::Bad && cause.is_some_and(|cause| cause.stage == Stage::EngineQueue) {
+        let waiting = engines_waiting(&figures.replicas);
+        if waiting >= 1.0 {
+            parts.push(format!("{waiting:.0} requests wait in the engines"));
+        }
+    }
+    parts.extend(who(figures, status, outliers));
+    format!("{route}: {}", parts.join("; "))
+}
+
+fn headline(slot: &Slot, cause: &Cause) -> String {
+    let (missed, judged) = (slot.all_missed(), slot.judged());
+    let of = |what: &str| format!("{missed} of {judged} requests {what}");
+    match cause.reason {
+        "ttft" => match (slot.ttft.quantile(0.99), slot.bound.mean()) {
+            (Some(p99), Some(bound)) => format!("TTFT p99 {} against {}", seconds(p99), seconds(bound)),
+            _ => of("had no first token in time"),
+        },
+        "itl" | "tpot" => match slot.itl.quantile(0.99) {
+            Some(p99) => {
+                format!("{}, ITL p99 {}", of("were slower per token than their SLO allows"), seconds(p99))
+            }
+            None => of("were slower per token than their SLO allows"),
+        },
+        "refused" => of("were refused or missed their SLO"),
+        "error" => of("failed or missed their SLO"),
+        _ => of("took longer than their SLO allows"),
+    }
+}
+
+fn blame(slot: &Slot, cause: &Cause) -> String {
+    let by = if cause.is_by_scrape { " (by the engines' own count)" } else { "" };
+    format!("{} of {} misses in {}{by}", cause.misses, slot.all_missed(), cause.stage.as_str())
+}
+
+fn few(figures: &RouteFigures) -> String {
+    match figures.five.judged() {
+        0 => "no requests in the last five minutes".to_owned(),
+        judged if judged < MIN_JUDGED => {
+            format!("{judged} requests in the last five minutes, too few to judge")
+        }
+        judged => format!("{judged} requests in the last five minutes"),
+    }
+}
+
+fn good(figures: &RouteFigures) -> String {
+    let (five, minute) = (&figures.five, &figures.minute);
+    let missed = five.all_missed();
+    let met = format!("{} of {} requests within their SLO", five.good, five.judged());
+    if missed > 0 && minute.all_missed() == 0 { format!("{met}, no miss in the last minute") } else { met }
+}
+
+/// Names whoever stands out, else says that nobody does.
+fn who(figures: &RouteFigures, status: Status, outliers: &[Outlier]) -> Vec<String> {
+    let named = outliers.iter().map(|outlier| match outlier.dimension {
+        Dimension::Class => format!("{} {}", outlier.name, outlier.evidence),
+        Dimension::Replica => format!("replica {} stands out: {}", outlier.name, outlier.evidence),
+        Dimension::Revision => format!("revision {} stands out: {}", outlier.name, outlier.evidence),
+        Dimension::Tenant => format!("tenant {} {}", outlier.name, outlier.evidence),
+    });
+    let mut named: Vec<String> = named.collect();
+    let has_replica = outliers.iter().any(|outlier| outlier.dimension == Dimension::Replica);
+    if status == Status::Bad && !has_replica {
+        let alike = match &figures.replicas[..] {
+            [] => return named,
+            [one] => format!("its only replica is {}", one.replica),
+            all => format!("all {} replicas alike", all.len()),
+        };
+        named.insert(0, alike);
+    }
+    named
+}
+
+/// Two or three significant digits with their unit.
+pub(super) fn seconds(value: f64) -> String {
+    match value {
+        value if value >= 99.5 => format!("{value:.0} s"),
+        value if value >= 0.9995 => format!("{value:.1} s"),
+        value if value >= 0.00995 => format!("{:.0} ms", value * 1e3),
+        value => format!("{:.1} ms", value * 1e3),
+    }
+}
+
+pub(super) fn share(value: f64) -> String {
+    format!("{:.0} %", value * 100.0)
+}

@@ -1,0 +1,282 @@
+//! Scripted incidents: figures as the history would have them, and what the sentence has to name.
+
+use std::time::Duration;
+
+use super::*;
+use crate::fleet::status::OwnFailures;
+use crate::observe::history::Part;
+use crate::routing::EngineSignals;
+
+/// What one replica did in a window.
+struct Did {
+    replica: &'static str,
+    good: u32,
+    missed: u32,
+    /// Stage of its misses, and seconds in it of a missed and of a good request.
+    stage: (Stage, f64, f64),
+}
+
+fn did(replica: &'static str, good: u32, missed: u32, stage: (Stage, f64, f64)) -> Did {
+    Did { replica, good, missed, stage }
+}
+
+/// A slot with these replicas; `reason` is an index into `REASONS`.
+fn slot(reason: usize, all: &[Did]) -> Slot {
+    let mut slot = Slot::default();
+    for Did { replica, good, missed, stage: (stage, slow, fast) } in all {
+        let at = *stage as usize;
+        slot.requests += good + missed;
+        slot.good += good;
+        slot.missed[reason] += missed;
+        slot.missed_in[at] += missed;
+        let part = slot.parts.entry((Dimension::Replica, (*replica).into())).or_default();
+        part.requests += good + missed;
+        part.judged += good + missed;
+        part.missed_in[at] += missed;
+        part.stage_requests[at] += good + missed;
+        part.stage_seconds[at] += f64::from(*missed) * slow + f64::from(*good) * fast;
+        let bound = Duration::from_secs(2);
+        slot.bound.add(bound, good + missed);
+        slot.ttft.add(Duration::from_secs_f64(*slow), *missed);
+        slot.ttft.add(Duration::from_secs_f64(*fast), *good);
+    }
+    slot
+}
+
+fn ready(replica: &str, waiting: f64) -> ReplicaStatus {
+    let signals = EngineSignals {
+        age: Duration::from_millis(200),
+        running: Some(8.0),
+        waiting: Some(waiting),
+        kv_cache_usage: Some(0.4),
+        batch_limit: None,
+        block_tokens: None,
+        total_blocks: None,
+    };
+    ReplicaStatus {
+        pool: "llama".into(),
+        revision: "v1".into(),
+        replica: replica.into(),
+        url: "http://r".into(),
+        state: ReplicaState::Ready,
+        reason: "proved".into(),
+        failure_ratio: 0.0,
+        traffic_share: 1.0,
+        is_on_trial: false,
+        inflight: 3,
+        inflight_prompt_tokens: 0,
+        signals: Some(signals),
+        counters: None,
+        absent: Arc::from([]),
+        failures: OwnFailures::default(),
+        connections: 1,
+        models: vec![],
+    }
+}
+
+fn ejected(replica: &str, reason: &str) -> ReplicaStatus {
+    ReplicaStatus { state: ReplicaState::Ejected, reason: reason.into(), ..ready(replica, 0.0) }
+}
+
+/// The route `chat`, with the same slot as last minute and as last five.
+fn figures(slot: Slot, replicas: Vec<ReplicaStatus>) -> RouteFigures {
+    RouteFigures {
+        route: "chat".into(),
+        minute: slot.clone(),
+        five: slot.clone(),
+        hour: slot,
+        before: (Slot::default(), 540.0),
+        replicas,
+    }
+}
+
+fn tokens(slot: &mut Slot, dimension: Dimension, shares: &[(&str, u64)]) {
+    for (name, tokens) in shares {
+        let part = Part { requests: 10, prompt_tokens: *tokens, ..Part::default() };
+        slot.parts.insert((dimension, (*name).into()), part);
+    }
+}
+
+const TTFT: usize = 2;
+const ITL: usize = 3;
+const ERROR: usize = 0;
+const REFUSED: usize = 1;
+
+#[track_caller]
+fn names(figures: &RouteFigures, all: &[&str]) {
+    let verdict = judge(figures);
+    for word in all {
+        assert!(verdict.sentence.contains(word), "{word:?} is not in: {}", verdict.sentence);
+    }
+}
+
+#[track_caller]
+fn names_only(figures: &RouteFigures, all: &[&str], others: &[&str]) {
+    names(figures, all);
+    let sentence = judge(figures).sentence;
+    for word in others {
+        assert!(!sentence.contains(word), "{word:?} is in: {sentence}");
+    }
+}
+
+#[test]
+fn a_slow_replica_is_named_with_its_stage() {
+    let prefill = |slow| (Stage::Prefill, slow, 0.4);
+    let all =
+        [did("r1", 30, 0, prefill(3.0)), did("r2", 4, 26, prefill(6.0)), did("r3", 28, 1, prefill(2.2))];
+    let figures = figures(slot(TTFT, &all), vec![ready("r1", 0.0), ready("r2", 0.0), ready("r3", 0.0)]);
+    assert_eq!(judge(&figures).status, Status::Bad);
+    names_only(
+        &figures,
+        &["chat: TTFT p99 ", "against 2.0 s", "27 of 27 misses in prefill", "replica r2 stands out"],
+        &["r1", "r3"],
+    );
+}
+
+#[test]
+fn a_sick_replica_is_named_by_its_failures() {
+    let all = [did("r1", 30, 0, (Stage::Decode, 1.0, 1.0)), did("r2", 5, 12, (Stage::Connect, 0.1, 0.1))];
+    let mut sick = slot(ERROR, &all);
+    sick.parts.get_mut(&(Dimension::Replica, "r2".into())).unwrap().failures = 20;
+    let figures = figures(sick, vec![ready("r1", 0.0), ready("r2", 0.0)]);
+    names_only(
+        &figures,
+        &["12 of 47 requests failed", "in connect", "replica r2 stands out: 20 of 20 failed attempts"],
+        &["r1"],
+    );
+}
+
+#[test]
+fn an_overload_is_nobodys_fault() {
+    let queue = (Stage::EngineQueue, 12.0, 1.0);
+    let all = [did("r1", 3, 14, queue), did("r2", 3, 13, queue)];
+    let figures = figures(slot(TTFT, &all), vec![ready("r1", 20.0), ready("r2", 19.0)]);
+    names_only(
+        &figures,
+        &["27 of 27 misses in engine_queue", "39 requests wait in the engines", "all 2 replicas alike"],
+        &["stands out"],
+    );
+}
+
+#[test]
+fn a_queue_that_only_one_engine_has_is_named_though_the_gateway_has_learned_nothing() {
+    let prefill = (Stage::Prefill, 9.0, 1.0);
+    let all = [did("r1", 10, 2, prefill), did("r2", 2, 10, prefill)];
+    let figures = figures(slot(TTFT, &all), vec![ready("r1", 1.0), ready("r2", 26.0)]);
+    names(&figures, &["misses in engine_queue (by the engines' own count)", "replica r2 stands out"]);
+}
+
+#[test]
+fn a_flood_is_named_with_its_tenant_or_class() {
+    let queue = (Stage::EngineQueue, 8.0, 1.0);
+    let mut now = slot(TTFT, &[did("r1", 10, 14, queue), did("r2", 12, 13, queue)]);
+    tokens(&mut now, Dimension::Tenant, &[("acme", 90_000), ("umbrella", 9_000), ("initech", 10_000)]);
+    tokens(&mut now, Dimension::Class, &[("long", 95_000), ("short", 14_000)]);
+    let mut before = slot(TTFT, &[did("r1", 200, 0, queue)]);
+    tokens(&mut before, Dimension::Tenant, &[("acme", 90_000), ("umbrella", 80_000), ("initech", 90_000)]);
+    tokens(&mut before, Dimension::Class, &[("long", 60_000), ("short", 200_000)]);
+    let mut figures = figures(now, vec![ready("r1", 9.0), ready("r2", 8.0)]);
+    figures.before = (before, 540.0);
+    names(
+        &figures,
+        &[
+            "engine_queue",
+            "tenant acme sends 83 % of the prompt tokens, 35 % before",
+            "long prompts are 87 %",
+        ],
+    );
+}
+
+#[test]
+fn a_frozen_replica_is_named_when_it_is_ejected_and_before() {
+    let relay = (Stage::Decode, 5.0, 1.0);
+    let good = slot(TTFT, &[did("r1", 40, 0, relay)]);
+    let mut figures = figures(good, vec![ready("r1", 0.0), ejected("r2", "silent: 3 streams")]);
+    assert_eq!(judge(&figures).status, Status::Ok);
+    names(&figures, &["replica r2 stands out: is ejected: silent: 3 streams"]);
+    figures.replicas[1] = ready("r2", 0.0);
+    figures.before.0 = slot(TTFT, &[did("r1", 40, 0, relay), did("r2", 40, 0, relay)]);
+    names(&figures, &["replica r2 stands out: has 3 requests in flight and nothing came of it"]);
+}
+
+#[test]
+fn a_slow_canary_is_named_with_revision_and_replica() {
+    let decode = |slow, fast| (Stage::Decode, slow, fast);
+    let all = [did("r1", 40, 0, decode(2.0, 2.0)), did("c1", 2, 9, decode(9.0, 8.0))];
+    let mut now = slot(ITL, &all);
+    for (name, of) in [("v1", "r1"), ("v2", "c1")] {
+        let part = now.parts[&(Dimension::Replica, of.into())].clone();
+        now.parts.insert((Dimension::Revision, name.into()), part);
+    }
+    let figures = figures(now, vec![ready("r1", 0.0), ready("c1", 0.0)]);
+    names(
+        &figures,
+        &[
+            "were slower per token",
+            "9 of 9 misses in decode",
+            "replica c1 stands out",
+            "revision v2 stands out",
+        ],
+    );
+}
+
+#[test]
+fn refusals_and_slow_connections_are_told_by_their_stage() {
+    let admit = (Stage::Admit, 1.0, 0.1);
+    let figures_of = |slot| figures(slot, vec![ready("r1", 0.0), ready("r2", 0.0)]);
+    let full = slot(REFUSED, &[did("r1", 20, 15, admit), did("r2", 20, 15, admit)]);
+    names(&figures_of(full), &["30 of 70 requests were refused", "30 of 30 misses in admit"]);
+    let connect = |slow| (Stage::Connect, slow, 0.001);
+    let far = slot(TTFT, &[did("r1", 40, 0, connect(3.0)), did("r2", 1, 20, connect(3.0))]);
+    names(
+        &figures_of(far),
+        &["20 of 20 misses in connect", "replica r2 stands out: has 2.9 s of connect on average"],
+    );
+}
+
+#[test]
+fn decoding_that_is_slow_on_one_replica_is_told_by_its_tokens() {
+    let decode = (Stage::Decode, 4.0, 2.0);
+    let mut now = slot(ITL, &[did("r1", 30, 1, decode), did("r2", 12, 14, decode)]);
+    for (name, itl) in [("r1", 0.02), ("r2", 0.11)] {
+        now.parts.get_mut(&(Dimension::Replica, name.into())).unwrap().itl = (itl * 500.0, 500);
+    }
+    now.itl.add(Duration::from_millis(110), 500);
+    let figures = figures(now, vec![ready("r1", 0.0), ready("r2", 0.0)]);
+    names(&figures, &["ITL p99 1", "replica r2 stands out: takes 110 ms for a token, the others 20 ms"]);
+}
+
+#[test]
+fn a_route_without_a_ready_replica_is_bad_whatever_its_figures() {
+    let figures = figures(Slot::default(), vec![ejected("r1", "connect_refused")]);
+    assert_eq!(judge(&figures).status, Status::Bad);
+    names(&figures, &["chat: no replica is ready", "replica r1 stands out: is ejected: connect_refused"]);
+}
+
+#[test]
+fn too_little_is_unknown_and_what_is_over_is_over() {
+    let quiet = figures(Slot::default(), vec![ready("r1", 0.0)]);
+    assert_eq!(judge(&quiet).status, Status::Unknown);
+    names(&quiet, &["no requests in the last five minutes"]);
+    let prefill = (Stage::Prefill, 6.0, 0.4);
+    let few = figures(slot(TTFT, &[did("r1", 1, 3, prefill)]), vec![ready("r1", 0.0)]);
+    assert_eq!(judge(&few).status, Status::Unknown);
+    let mut over = figures(slot(TTFT, &[did("r1", 50, 20, prefill)]), vec![ready("r1", 0.0)]);
+    over.minute = slot(TTFT, &[did("r1", 50, 0, prefill)]);
+    assert_eq!(judge(&over).status, Status::Ok);
+    names(&over, &["50 of 70 requests within their SLO, no miss in the last minute"]);
+}
+
+#[test]
+fn an_ordinary_day_names_nobody() {
+    let all = [
+        did("r1", 400, 1, (Stage::Prefill, 2.1, 0.4)),
+        did("r2", 390, 2, (Stage::Prefill, 2.2, 0.45)),
+        did("r3", 410, 1, (Stage::Prefill, 2.1, 0.38)),
+    ];
+    let figures = figures(slot(TTFT, &all), vec![ready("r1", 0.0), ready("r2", 1.0), ready("r3", 0.0)]);
+    let verdict = judge(&figures);
+    assert_eq!((verdict.status, verdict.outliers.len()), (Status::Ok, 0), "{}", verdict.sentence);
+    let (status, sentence) = overall(&[verdict]);
+    assert_eq!((status, &*sentence), (Status::Ok, "the route keeps its SLO"));
+}

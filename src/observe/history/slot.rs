@@ -1,0 +1,312 @@
+//! What is counted of one route in one slot of time: percentiles, misses by reason and stage, stages, and who took part.
+//!
+//! Parts (replica, revision, tenant, class) have sums only, so that hundreds of them fit.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::histogram::LogHistogram;
+use crate::observe::judgement::Judgement;
+use crate::observe::slo::SloVerdict;
+use crate::record::Record;
+use crate::stage::Stage;
+
+/// What a part is one of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Dimension {
+    /// Label `replica`.
+    Replica,
+    /// Label `revision`.
+    Revision,
+    /// Label `tenant`.
+    Tenant,
+    /// Label `class`.
+    Class,
+}
+
+impl Dimension {
+    /// Name in the admin API.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Replica => "replica",
+            Self::Revision => "revision",
+            Self::Tenant => "tenant",
+            Self::Class => "class",
+        }
+    }
+}
+
+/// Counts of one replica, revision, tenant or class.
+#[derive(Clone, Debug, Default)]
+pub struct Part {
+    /// Ended requests.
+    pub requests: u32,
+    /// Those that count for the SLO.
+    pub judged: u32,
+    /// Attempts that failed, retried ones included; of a replica only.
+    pub failures: u32,
+    /// Prompt tokens.
+    pub prompt_tokens: u64,
+    /// Misses by the stage that is blamed, in the order of [`Stage::ALL`].
+    pub missed_in: [u32; STAGES],
+    /// Seconds in each stage.
+    pub stage_seconds: [f64; STAGES],
+    /// Requests that reached each stage.
+    pub stage_requests: [u32; STAGES],
+    /// Seconds and number of inter-token latencies; of a replica only.
+    pub itl: (f64, u64),
+}
+
+impl Part {
+    /// Requests that missed their SLO.
+    #[must_use]
+    pub fn missed(&self) -> u32 {
+        self.missed_in.iter().sum()
+    }
+
+    /// Mean seconds in a stage, of the requests that reached it.
+    #[must_use]
+    pub fn mean(&self, stage: Stage) -> Option<f64> {
+        let at = stage as usize;
+        let requests = *self.stage_requests.get(at)?;
+        (requests > 0).then(|| self.stage_seconds.get(at).copied().unwrap_or(0.0) / f64::from(requests))
+    }
+
+    /// Mean inter-token latency in seconds.
+    #[must_use]
+    pub fn mean_itl(&self) -> Option<f64> {
+        (self.itl.1 > 0).then(|| self.itl.0 / self.itl.1 as f64)
+    }
+
+    fn merge(&mut self, other: &Self) {
+        self.requests += other.requests;
+        self.judged += other.judged;
+        self.failures += other.failures;
+        self.prompt_tokens += other.prompt_tokens;
+        add_all(&mut self.missed_in, &other.missed_in);
+        add_all(&mut self.stage_requests, &other.stage_requests);
+        for (sum, more) in self.stage_seconds.iter_mut().zip(&other.stage_seconds) {
+            *sum += more;
+        }
+        self.itl = (self.itl.0 + other.itl.0, self.itl.1 + other.itl.1);
+    }
+}
+
+/// Counts of one route in one slot.
+#[derive(Clone, Debug, Default)]
+pub struct Slot {
+    /// Ended requests.
+    pub requests: u32,
+    /// Requests that met their SLO.
+    pub good: u32,
+    /// Misses, in the order of [`REASONS`].
+    pub missed: [u32; REASONS.len()],
+    /// Misses by the stage that is blamed, in the order of [`Stage::ALL`].
+    pub missed_in: [u32; STAGES],
+    /// Time to first token.
+    pub ttft: LogHistogram,
+    /// Bounds on TTFT of the ended requests: they differ where a bound grows with the prompt.
+    pub bound: LogHistogram,
+    /// Inter-token latency.
+    pub itl: LogHistogram,
+    /// Stages, in the order of [`Stage::ALL`].
+    pub stages: [LogHistogram; STAGES],
+    /// Who took part.
+    pub parts: HashMap<(Dimension, Arc<str>), Part>,
+}
+
+impl Slot {
+    /// Requests that count for the SLO.
+    #[must_use]
+    pub fn judged(&self) -> u32 {
+        self.good + self.all_missed()
+    }
+
+    /// Requests that missed their SLO.
+    #[must_use]
+    pub fn all_missed(&self) -> u32 {
+        self.missed.iter().sum()
+    }
+
+    /// Adds everything of another slot.
+    pub fn merge(&mut self, other: &Self) {
+        self.requests += other.requests;
+        self.good += other.good;
+        add_all(&mut self.missed, &other.missed);
+        add_all(&mut self.missed_in, &other.missed_in);
+        self.ttft.merge(&other.ttft);
+        self.bound.merge(&other.bound);
+        self.itl.merge(&other.itl);
+        for (stage, more) in self.stages.iter_mut().zip(&other.stages) {
+            stage.merge(more);
+        }
+        for (key, part) in &other.parts {
+            self.parts.entry(key.clone()).or_default().merge(part);
+        }
+    }
+
+    pub(super) fn itl(&mut self, replica: &Arc<str>, itl: Duration, tokens: u32) {
+        self.itl.add(itl, tokens);
+        let part = self.part(Dimension::Replica, replica);
+        part.itl.0 += itl.as_secs_f64() * f64::from(tokens);
+        part.itl.1 += u64::from(tokens);
+    }
+
+    pub(super) fn record(&mut self, record: &Record, judgement: &Judgement) {
+        self.requests += 1;
+        if let Some(bound) = record.slo.ttft.filter(|_| record.is_stream) {
+            self.bound.add(bound, 1);
+        }
+        let missed = match judgement.verdict {
+            SloVerdict::Met => {
+                self.good += 1;
+                None
+            }
+            SloVerdict::Missed(missed) => Some(missed),
+            SloVerdict::NotCounted => None,
+        };
+        let blamed = judgement.blamed.unwrap_or(Stage::Route) as usize;
+        if let Some(missed) = missed {
+            count(&mut self.missed, missed as usize);
+            count(&mut self.missed_in, blamed);
+        }
+        for time in &judgement.stages {
+            if let Some(stage) = self.stages.get_mut(time.stage as usize) {
+                stage.add(time.duration, 1);
+            }
+        }
+        let class: Arc<str> = record.class.as_str().into();
+        let (replica, revision) = served(record).unzip();
+        let dimensions = [
+            (Dimension::Replica, replica),
+            (Dimension::Revision, revision),
+            (Dimension::Tenant, Some(&record.tenant)),
+            (Dimension::Class, Some(&class)),
+        ];
+        for (dimension, name) in dimensions {
+            let Some(name) = name else { continue };
+            let part = self.part(dimension, name);
+            part.requests += 1;
+            part.judged += u32::from(judgement.verdict != SloVerdict::NotCounted);
+            part.prompt_tokens += record.tokens.input.unwrap_or(record.estimated_input).0;
+            if missed.is_some() {
+                count(&mut part.missed_in, blamed);
+            }
+            for time in &judgement.stages {
+                count(&mut part.stage_requests, time.stage as usize);
+                if let Some(sum) = part.stage_seconds.get_mut(time.stage as usize) {
+                    *sum += time.duration.as_secs_f64();
+                }
+            }
+        }
+        for failed in record.attempts.iter().filter(|attempt| attempt.error.is_some()) {
+            self.part(Dimension::Replica, &failed.served.replica).failures += 1;
+        }
+    }
+
+    /// The part of that name; past [`MAX_PARTS`] new ones share `other`.
+    fn part(&mut self, dimension: Dimension, name: &Arc<str>) -> &mut Part {
+        let key = (dimension, Arc::clone(name));
+        let is_known = self.parts.len() < MAX_PARTS || self.parts.contains_key(&key);
+        self.parts.entry(if is_known { key } else { (dimension, "other".into()) }).or_default()
+    }
+}
+
+/// Replica and revision that a request's time is charged to: of its longest attempt, which is the last one unless that
+/// came after a long wait elsewhere.
+fn served(record: &Record) -> Option<(&Arc<str>, &Arc<str>)> {
+    let attempt = record.attempts.iter().max_by_key(|attempt| attempt.end.since(attempt.start))?;
+    Some((&attempt.served.replica, &attempt.served.revision))
+}
+
+fn count(counts: &mut [u32], at: usize) {
+    if let Some(count) = counts.get_mut(at) {
+        *count += 1;
+    }
+}
+
+fn add_all(sums: &mut [u32], more: &[u32]) {
+    for (sum, more) in sums.iter_mut().zip(more) {
+        *sum += more;
+    }
+}
+
+const STAGES: usize = Stage::ALL.len();
+/// Reasons of misses, in the order of their counts.
+pub const REASONS: [&str; 6] = ["error", "refused", "ttft", "itl", "tpot", "e2e"];
+const MAX_PARTS: usize = 256;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::observe::fixture;
+    use crate::observe::slo::Missed;
+    use crate::record::{Outcome, SloBounds};
+
+    #[test]
+    fn the_reasons_stand_where_their_misses_are_counted() {
+        use Missed::{E2e, Error, Itl, Refused, Tpot, Ttft};
+        for missed in [Error, Refused, Ttft, Itl, Tpot, E2e] {
+            assert_eq!(REASONS[missed as usize], missed.as_str());
+        }
+    }
+
+    #[test]
+    fn a_miss_is_counted_for_the_route_and_for_everyone_who_took_part() {
+        let mut slot = Slot::default();
+        let mut late = fixture::stream();
+        late.slo = SloBounds { ttft: Some(Duration::from_millis(100)), ..SloBounds::default() };
+        slot.record(&late, &Judgement::of(&late));
+        let good = fixture::stream();
+        slot.record(&good, &Judgement::of(&good));
+        let mut left = fixture::stream();
+        left.outcome = Outcome::ClientError;
+        slot.record(&left, &Judgement::of(&left));
+        assert_eq!((slot.requests, slot.judged(), slot.good), (3, 2, 1));
+        assert_eq!(slot.missed[Missed::Ttft as usize], 1);
+        assert_eq!(slot.missed_in[Stage::Prefill as usize], 1);
+        let part = |dimension, name: &str| slot.parts[&(dimension, name.into())].clone();
+        for (dimension, name) in [
+            (Dimension::Replica, "gpu-a:8000"),
+            (Dimension::Revision, "v1"),
+            (Dimension::Tenant, "acme"),
+            (Dimension::Class, "short"),
+        ] {
+            let part = part(dimension, name);
+            assert_eq!((part.requests, part.judged, part.missed(), part.prompt_tokens), (3, 2, 1, 300));
+            assert!((part.mean(Stage::Prefill).unwrap() - 0.195).abs() < 1e-9);
+        }
+        let mut twice = slot.clone();
+        twice.merge(&slot);
+        assert_eq!((twice.judged(), twice.all_missed()), (4, 2));
+        assert_eq!(twice.parts[&(Dimension::Tenant, "acme".into())].missed(), 2);
+    }
+
+    #[test]
+    fn a_failed_attempt_is_charged_to_its_replica_though_another_answered() {
+        let mut slot = Slot::default();
+        let mut retried = fixture::stream();
+        let mut failed = retried.attempts[0].clone();
+        failed.served.replica = "gpu-b:8000".into();
+        failed.error = Some("connect_refused");
+        failed.end = failed.start;
+        retried.attempts.insert(0, failed);
+        slot.record(&retried, &Judgement::of(&retried));
+        let replica = |name: &str| slot.parts[&(Dimension::Replica, name.into())].clone();
+        assert_eq!((replica("gpu-b:8000").failures, replica("gpu-b:8000").requests), (1, 0));
+        assert_eq!((replica("gpu-a:8000").failures, replica("gpu-a:8000").requests), (0, 1));
+    }
+
+    #[test]
+    fn parts_are_bounded() {
+        let (mut slot, mut record) = (Slot::default(), fixture::stream());
+        for i in 0..1000 {
+            record.tenant = format!("t{i}").into();
+            slot.record(&record, &Judgement::of(&record));
+        }
+        assert!(slot.parts.len() <= MAX_PARTS + 4);
+        assert!(slot.parts[&(Dimension::Tenant, "other".into())].requests > 700);
+    }
+}

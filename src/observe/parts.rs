@@ -1,0 +1,205 @@
+//! The same windows split by tenant, by class of prompt and by stage; pure, time is an argument.
+//!
+//! One part at a time: a series for every combination of tenant, class and stage would be tenants × 27 of them. Two
+//! significant digits (1 %), because there are many; series are limited, so memory is bounded.
+
+use std::hash::RandomState;
+use std::sync::Arc;
+use std::time::Duration;
+
+use dashmap::DashMap;
+use parking_lot::Mutex;
+
+use super::stages::StageTime;
+use super::windows::{Percentiles, Rings, Window, WindowKey};
+use crate::clock::Stamp;
+use crate::record::Record;
+use crate::request::class::Class;
+use crate::stage::Stage;
+
+/// What a series is split by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum SplitBy {
+    /// Label `tenant`.
+    Tenant,
+    /// Label `class`.
+    Class,
+    /// Label `stage`: only the duration is measured.
+    Stage,
+}
+
+impl SplitBy {
+    /// Every split.
+    pub const ALL: [Self; 3] = [Self::Tenant, Self::Class, Self::Stage];
+
+    /// Name in the admin API.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Tenant => "tenant",
+            Self::Class => "class",
+            Self::Stage => "stage",
+        }
+    }
+}
+
+/// One tenant, class or stage.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Part {
+    Tenant(Arc<str>),
+    Class(Class),
+    Stage(Stage),
+}
+
+impl Part {
+    fn split(&self) -> SplitBy {
+        match self {
+            Self::Tenant(_) => SplitBy::Tenant,
+            Self::Class(_) => SplitBy::Class,
+            Self::Stage(_) => SplitBy::Stage,
+        }
+    }
+
+    fn name(&self) -> Arc<str> {
+        match self {
+            Self::Tenant(name) => Arc::clone(name),
+            Self::Class(class) => class.as_str().into(),
+            Self::Stage(stage) => stage.as_str().into(),
+        }
+    }
+}
+
+/// Percentiles of one part in one window.
+#[derive(Clone, Debug)]
+pub struct PartView {
+    /// Labels of the series that it is part of.
+    pub key: WindowKey,
+    /// The tenant, class or stage.
+    pub name: Arc<str>,
+    /// Time to first token; empty for a stage.
+    pub ttft: Percentiles,
+    /// Mean time per output token; empty for a stage.
+    pub tpot: Percentiles,
+    /// Of the request, or of the stage.
+    pub duration: Percentiles,
+}
+
+/// The parts of all series.
+#[derive(Default)]
+pub struct Parts(DashMap<(WindowKey, Part), Arc<PartSeries>, RandomState>);
+
+struct PartSeries {
+    ttft: Mutex<Rings>,
+    tpot: Mutex<Rings>,
+    duration: Mutex<Rings>,
+}
+
+impl Parts {
+    /// Adds an ended request to its tenant, its class and its stages.
+    pub fn record(&self, key: &WindowKey, record: &Record, stages: &[StageTime]) {
+        let now = record.at.end;
+        for part in [Part::Tenant(Arc::clone(&record.tenant)), Part::Class(record.class)] {
+            let series = self.series(key, part);
+            observe(&series.ttft, record.ttft(), now);
+            observe(&series.tpot, record.tpot(), now);
+            observe(&series.duration, Some(record.duration()), now);
+        }
+        for time in stages {
+            observe(&self.series(key, Part::Stage(time.stage)).duration, Some(time.duration), now);
+        }
+    }
+
+    /// Every part of one kind with values in the window that ends `now`, ordered by series and name.
+    #[must_use]
+    pub fn read(&self, by: SplitBy, window: Window, now: Stamp) -> Vec<PartView> {
+        // Collected first: merging histograms must not keep a shard of the map locked.
+        let of_kind = self.0.iter().filter(|entry| entry.key().1.split() == by);
+        let all: Vec<_> = of_kind.map(|entry| (entry.key().clone(), Arc::clone(entry.value()))).collect();
+        let mut views: Vec<_> = all
+            .into_iter()
+            .map(|((key, part), series)| PartView {
+                key,
+                name: part.name(),
+                ttft: series.ttft.lock().read(window, now),
+                tpot: series.tpot.lock().read(window, now),
+                duration: series.duration.lock().read(window, now),
+            })
+            .filter(|view| view.duration.count > 0)
+            .collect();
+        views.sort_by(|a, b| (&a.key, &a.name).cmp(&(&b.key, &b.name)));
+        views
+    }
+
+    /// The series of a part; past [`MAX_TENANTS`] new tenants, and past [`MAX_SERIES`] new series, share one named `other`.
+    fn series(&self, key: &WindowKey, part: Part) -> Arc<PartSeries> {
+        let wanted = (key.clone(), part);
+        if let Some(series) = self.0.get(&wanted) {
+            return Arc::clone(&series);
+        }
+        let (key, part) = wanted;
+        let other = || Arc::<str>::from("other");
+        let is_tenant = matches!(part, Part::Tenant(_));
+        let wanted = if self.0.len() >= MAX_SERIES {
+            let key = WindowKey { route: other(), model: other(), revision: other() };
+            (key, if is_tenant { Part::Tenant(other()) } else { part })
+        } else if is_tenant && self.0.len() >= MAX_TENANTS {
+            (key, Part::Tenant(other()))
+        } else {
+            (key, part)
+        };
+        Arc::clone(&self.0.entry(wanted).or_insert_with(|| {
+            let rings = || Mutex::new(Rings::new(DIGITS));
+            Arc::new(PartSeries { ttft: rings(), tpot: rings(), duration: rings() })
+        }))
+    }
+}
+
+fn observe(rings: &Mutex<Rings>, value: Option<Duration>, now: Stamp) {
+    if let Some(value) = value {
+        rings.lock().observe(std::iter::once((value, 1)), now);
+    }
+}
+
+const DIGITS: u8 = 2;
+/// Series from which on new tenants share one.
+const MAX_TENANTS: usize = 192;
+/// Series of all parts but those named `other`.
+const MAX_SERIES: usize = 384;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::observe::fixture;
+    use crate::observe::stages::stages;
+
+    #[test]
+    fn a_request_counts_for_its_tenant_its_class_and_each_of_its_stages() {
+        let (parts, record) = (Parts::default(), fixture::stream());
+        let key = WindowKey::new(&record.route, &record.model, &"v1".into());
+        parts.record(&key, &record, &stages(&record));
+        let read = |by| parts.read(by, Window::Minute, record.at.end);
+        let [tenant] = &read(SplitBy::Tenant)[..] else { panic!("one tenant") };
+        assert_eq!((&*tenant.name, tenant.ttft.count, tenant.tpot.count), ("acme", 1, 1));
+        assert!((tenant.ttft.p99 / 0.2 - 1.0).abs() < 0.01, "{tenant:?}");
+        assert_eq!(&*read(SplitBy::Class)[0].name, "short");
+        let of_stages = read(SplitBy::Stage);
+        assert_eq!(of_stages.len(), 7);
+        let prefill = of_stages.iter().find(|view| &*view.name == "prefill").unwrap();
+        assert!((prefill.duration.p50 / 0.195 - 1.0).abs() < 0.01, "{prefill:?}");
+        assert_eq!(prefill.ttft.count, 0);
+    }
+
+    #[test]
+    fn tenants_past_the_limit_share_a_series() {
+        let (parts, mut record) = (Parts::default(), fixture::stream());
+        let key = WindowKey::new(&record.route, &record.model, &"v1".into());
+        for i in 0..1000 {
+            record.tenant = format!("t{i}").into();
+            parts.record(&key, &record, &[]);
+        }
+        let tenants = parts.read(SplitBy::Tenant, Window::Minute, record.at.end);
+        assert!(tenants.len() <= MAX_TENANTS + 1, "{}", tenants.len());
+        let other = tenants.iter().find(|view| &*view.name == "other").unwrap();
+        assert!(other.duration.count > 800);
+    }
+}
