@@ -27,6 +27,9 @@ fn main() -> ExitCode {
             let env = |name: &str| std::env::var(name).ok();
             done(cli::check::run(&args, &env, &mut std::io::stdout(), &mut std::io::stderr()))
         }
+        Command::Canary(args) => {
+            done(cli::canary::run(&args, &mut std::io::stdout(), &mut std::io::stderr()))
+        }
         Command::Demo(args) => done(showcase::run(&args, log)),
         Command::Sim(args) => done(simulate(&args)),
         Command::Replay(args) => {

@@ -415,8 +415,8 @@ fn faults_of_routes_and_tenants() {
             "f.toml:6:26: unknown permission \"priorty\"; did you mean \"priority\"?",
         ),
         (
-            "[[route]]\nmodel = \"m\"\n[route.canary]\npool = \"q\"\nsteps = [{ weight = 10, soak = \"1m\" }]\n",
-            "f.toml:7:8: unknown pool \"q\"",
+            "[[route]]\nmodel = \"m\"\n[route.canary]\npool = \"another\"\nsteps = [{ weight = 10, soak = \"1m\" }]\n",
+            "f.toml:7:8: unknown pool \"another\"",
         ),
         (
             "[[tenant]]\nname = \"t\"\nkey_sha256 = [\"9f86d081884c7d65…\"]\n",
@@ -457,12 +457,13 @@ fn faults_of_canaries() {
         ("pool = \"b\"".to_owned(), Some("f.toml:10:1: [route.canary] has no steps")),
         ("pool = \"b\"\nsteps = []".to_owned(), Some("f.toml:12:9: a canary needs at least one step")),
         (
-            "pool = \"b\"\nsteps = [{ weight = 20, soak = \"1m\" }, { weight = 20, soak = \"1m\" }]".to_owned(),
+            "pool = \"b\"\nsteps = [{ weight = 20, soak = \"1m\" }, { weight = 20, soak = \"1m\" }]"
+                .to_owned(),
             Some("f.toml:12:51: weights of canary steps must increase"),
         ),
         (
             "pool = \"b\"\nsteps = [{ weight = 120, soak = \"1m\" }]".to_owned(),
-            Some("f.toml:12:21: weight must be from 1 to 100"),
+            Some("f.toml:12:21: weight is out of range"),
         ),
         (
             format!("pool = \"a\"\n{step}"),

@@ -326,7 +326,7 @@ async fn a_finding_goes_out_as_an_event_and_its_series_traces_are_kept() {
     let mut config = config();
     config.telemetry.otlp = Some(collector.otlp());
     config.telemetry.sampling.keep_drift = true;
-    let Observers { observer, drift, rollouts } = observers(&config);
+    let Observers { observer, drift, .. } = observers(&config);
     outage(&observer);
     tokio::time::timeout(Duration::from_secs(60), async {
         while collector.logs.lock().is_empty() {
@@ -366,7 +366,7 @@ async fn a_collector_that_hangs_costs_counted_events() {
     let mut config = config();
     let timeout = Duration::from_millis(50);
     config.telemetry.otlp = Some(tokenway::config::Otlp { timeout, ..collector.otlp() });
-    let Observers { observer, drift, rollouts } = observers(&config);
+    let Observers { observer, drift, .. } = observers(&config);
     outage(&observer);
     tokio::time::timeout(Duration::from_secs(60), async {
         let failed = || {

@@ -17,7 +17,9 @@ fn main() {
     let seeds: u64 = std::env::args().skip(1).find_map(|arg| arg.parse().ok()).unwrap_or(1000);
     let config = check_str("bench", FILE, &|_| None).unwrap();
     let bounds = config.routes[0].canary.clone().unwrap();
-    println!("| revision | canary requests at most | stopped | median | p90 | p99 | by |\n|---|---|---|---|---|---|---|");
+    println!(
+        "| revision | canary requests at most | stopped | median | p90 | p99 | by |\n|---|---|---|---|---|---|---|"
+    );
     for (revision, requests) in [
         (Revision::Fine, 20_000),
         (Revision::Tail, 20_000),
@@ -25,7 +27,8 @@ fn main() {
         (Revision::Failing, 20_000),
         (Revision::SlowTokens, 20_000),
     ] {
-        let ends: Vec<_> = (0..seeds).filter_map(|seed| run(&bounds, revision, seed, requests).stopped).collect();
+        let ends: Vec<_> =
+            (0..seeds).filter_map(|seed| run(&bounds, revision, seed, requests).stopped).collect();
         let mut when: Vec<u64> = ends.iter().map(|(requests, _)| *requests).collect();
         when.sort_unstable();
         let at = |share: f64| {
@@ -37,7 +40,11 @@ fn main() {
         tests.dedup();
         println!(
             "| {revision:?} | {requests} | {} of {seeds} | {} | {} | {} | {} |",
-            ends.len(), at(0.5), at(0.9), at(0.99), tests.join(", ")
+            ends.len(),
+            at(0.5),
+            at(0.9),
+            at(0.99),
+            tests.join(", ")
         );
     }
 }

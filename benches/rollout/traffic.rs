@@ -3,6 +3,7 @@
 //! TTFT is lognormal with p50 60 ms and p99 180 ms for short prompts, longer in proportion for longer ones. Load multiplies both
 //! arms alike (a walk from minute to minute and bursts of seconds); besides, every replica stalls on its own, once in ten
 //! minutes for three seconds, in which all is three times slower: such a cluster falls on one arm alone.
+#![allow(dead_code, unreachable_pub, missing_docs, reason = "shared by the bench and the tests")]
 
 use tokenway::config::Canary;
 use tokenway::request::class::Class;
@@ -35,7 +36,7 @@ pub fn run(bounds: &Canary, revision: Revision, seed: u64, requests: u64) -> End
     let mut random = fastrand::Rng::with_seed(seed);
     let mut judge = Judge::new(bounds, &SavedEvidence::default());
     let mut load = Load::default();
-    let (mut now, mut of_canary) = (0.0, 0);
+    let (mut now, mut looked, mut of_canary) = (0.0, 0.0, 0);
     while of_canary < requests {
         now += -(1.0 - random.f64()).ln() / 100.0;
         let arm = if random.f64() < 0.1 { Arm::Canary } else { Arm::Baseline };
@@ -57,11 +58,16 @@ pub fn run(bounds: &Canary, revision: Revision, seed: u64, requests: u64) -> End
             judge.observe(now, Measure::Ttft, class, seen(ttft, 1.0));
             let slower = if is_new && revision == Revision::SlowTokens { 1.4 } else { 1.0 };
             let step = 0.02 * factor.sqrt() * slower;
-            for _ in 0..8 {
+            for _ in 0..2 {
                 judge.observe(now, Measure::Itl, class, seen(step * (0.25 * normal(&mut random)).exp(), 1.0));
             }
         }
-        if is_new && let Some(breach) = judge.breach() {
+        // Evidence changes with each block.
+        if now < looked + 1.0 {
+            continue;
+        }
+        looked = now;
+        if let Some(breach) = judge.breach() {
             return Ending { stopped: Some((of_canary, breach.test)) };
         }
     }

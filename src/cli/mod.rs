@@ -3,6 +3,7 @@
 //! Every flag has a `TOKENWAY_…` variable, and a flag wins over a variable. One file for each subcommand; exit codes
 //! are 0 (success), 1 (failure) and 2 (usage error). Parsing has no effects: nothing is loaded or printed here.
 
+pub mod canary;
 pub mod check;
 pub mod demo;
 pub mod replay;
@@ -16,6 +17,7 @@ use std::io::{self, Write};
 
 use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
+use self::canary::CanaryArgs;
 use self::check::CheckArgs;
 use self::demo::DemoArgs;
 use self::replay::ReplayArgs;
@@ -42,6 +44,8 @@ pub enum Command {
     Serve(ServeArgs),
     /// Check a configuration file and say what is wrong with it
     Check(CheckArgs),
+    /// Show the canaries of a gateway; promote, roll back, pause or resume one
+    Canary(CanaryArgs),
     /// Simulated fleet, gateway and traffic in one process: no GPU, no configuration
     Demo(DemoArgs),
     /// Simulated vLLM replicas on given ports

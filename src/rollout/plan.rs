@@ -117,9 +117,9 @@ impl Plan {
             OnBreach::Rollback => self.enter(RolloutState::RolledBack, reason),
             OnBreach::Pause => {
                 self.is_off = true;
-                self.enter(RolloutState::Paused, reason)
+                self.enter(RolloutState::Paused, reason);
             }
-        };
+        }
     }
 
     /// An operator acts; returns whether what was judged so far is to be forgotten.
@@ -131,11 +131,9 @@ impl Plan {
         let refused = |what: &str| Err(format!("a canary that is {} cannot be {what}", from.as_str()));
         match (action, from) {
             (Action::Promote, RolloutState::Promoted) | (Action::Rollback, RolloutState::RolledBack) => {}
-            (Action::Promote, _) => drop(self.enter(RolloutState::Promoted, "promoted by hand")),
-            (Action::Rollback, _) => drop(self.enter(RolloutState::RolledBack, "rolled back by hand")),
-            (Action::Pause, RolloutState::Running) => {
-                drop(self.enter(RolloutState::Paused, "paused by hand"))
-            }
+            (Action::Promote, _) => self.enter(RolloutState::Promoted, "promoted by hand"),
+            (Action::Rollback, _) => self.enter(RolloutState::RolledBack, "rolled back by hand"),
+            (Action::Pause, RolloutState::Running) => self.enter(RolloutState::Paused, "paused by hand"),
             (Action::Resume, RolloutState::Paused) => {
                 let was_off = std::mem::take(&mut self.is_off);
                 self.enter(RolloutState::Running, "resumed by hand");
@@ -148,11 +146,61 @@ impl Plan {
         Ok(false)
     }
 
-    fn enter(&mut self, state: RolloutState, reason: &str) -> bool {
+    fn enter(&mut self, state: RolloutState, reason: &str) {
         self.state = state;
         reason.clone_into(&mut self.reason);
-        true
     }
 }
 
 const ALL_STEPS: &str = "all steps held";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::check::check_str;
+
+    fn canary(more: &str) -> Canary {
+        let text = format!(
+            "[[pool]]\nname = \"a\"\nreplicas = [\"http://127.0.0.1:1\"]\n[[pool]]\nname = \"b\"\n\
+             replicas = [\"http://127.0.0.1:2\"]\n[[route]]\nmodel = \"m\"\npools = [\"a\"]\n[route.canary]\npool = \"b\"\n\
+             steps = [{{ weight = 10, soak = \"1m\" }}, {{ weight = 50, soak = \"2m\" }}]\n{more}"
+        );
+        check_str("f", &text, &|_| None).unwrap().routes[0].canary.clone().unwrap()
+    }
+
+    #[test]
+    fn steps_end_with_soak_and_answers_and_the_last_one_promotes() {
+        let (canary, mut plan) = (canary("min_requests = 10\n"), Plan::default());
+        let minute = Duration::from_secs(60);
+        assert_eq!(plan.share(&canary), 1000);
+        assert!(!plan.soak(&canary, minute), "nobody asked it anything");
+        plan.answers = 10;
+        assert!(plan.soak(&canary, Duration::ZERO));
+        assert_eq!((plan.step, plan.share(&canary), plan.soaked), (1, 5000, 0.0));
+        plan.answers = 10;
+        assert!(!plan.soak(&canary, minute));
+        assert!(plan.soak(&canary, minute));
+        assert_eq!((plan.state, plan.share(&canary)), (RolloutState::Promoted, 10_000));
+        plan.breach(&canary, "late");
+        assert_eq!(plan.state, RolloutState::Promoted, "what is over is over");
+    }
+
+    #[test]
+    fn a_breach_takes_the_traffic_and_a_paused_one_may_come_back() {
+        let (final_one, mut plan) = (canary(""), Plan::default());
+        plan.breach(&final_one, "ttft_p99");
+        assert_eq!(
+            (plan.state, plan.share(&final_one), &*plan.reason),
+            (RolloutState::RolledBack, 0, "ttft_p99")
+        );
+        assert!(plan.act(Action::Resume).is_err() && plan.act(Action::Pause).is_err());
+        let (pausing, mut plan) = (canary("on_breach = \"pause\"\n"), Plan::default());
+        plan.breach(&pausing, "errors");
+        assert_eq!((plan.state, plan.share(&pausing)), (RolloutState::Paused, 0));
+        assert_eq!(plan.act(Action::Resume), Ok(true), "what was held against it is forgotten");
+        assert_eq!(plan.share(&pausing), 1000);
+        assert_eq!(plan.act(Action::Pause), Ok(false));
+        assert_eq!(plan.share(&pausing), 1000, "by hand it keeps its step");
+        assert_eq!(plan.act(Action::Resume), Ok(false));
+    }
+}

@@ -198,11 +198,7 @@ impl Rollout {
                 arm: arm(&status.pool).filter(|_| status.state != ReplicaState::Draining)?,
                 name: Arc::clone(&status.replica),
                 is_ready: status.state == ReplicaState::Ready,
-                waiting: status
-                    .signals
-                    .as_ref()
-                    .and_then(|signals| signals.waiting)
-                    .map(|waiting| waiting as f64),
+                waiting: status.signals.as_ref().and_then(|signals| signals.waiting),
             })
         };
         fleet.iter().filter_map(seen).collect()
