@@ -350,7 +350,7 @@ impl StreamSeries {
         self.metrics.gaps(gaps);
         let now = self.clock.now();
         self.windows.gaps(gaps, now);
-        self.history.gaps(&self.replica, gaps, now);
+        self.history.gaps(&self.key.replica, gaps, now);
         for tap in &*self.taps {
             tap.gaps(&self.key, gaps);
         }

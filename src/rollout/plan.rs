@@ -93,7 +93,8 @@ impl Plan {
         }
         self.soaked += passed.as_secs_f64();
         let Some(step) = canary.steps.get(self.step) else {
-            return self.enter(RolloutState::Promoted, ALL_STEPS);
+            self.enter(RolloutState::Promoted, ALL_STEPS);
+            return true;
         };
         if self.soaked < step.soak.as_secs_f64() || self.answers < canary.min_requests {
             return false;

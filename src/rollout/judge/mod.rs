@@ -1,6 +1,6 @@
 //! The judge of a canary: sequential and anytime-valid. Pure.
 //!
-//! Every bound is a test of its own, over blocks of one second: quantiles of TTFT, ITL and TPOT (`tail`), failed attempts and
+//! Every bound is a test of its own, over blocks of half a second: quantiles of TTFT, ITL and TPOT (`tail`), failed attempts and
 //! missed SLOs (`rate`). Each may stop the canary as soon as its evidence reaches the number of tests divided by
 //! `false_rollback_rate`, so that all of them together stop a revision within its bounds with that probability at most. Where
 //! the statistics come from is in `docs/rollouts.md`.
@@ -251,4 +251,4 @@ const ALL_CLASSES: [Class; CLASSES] = [Class::None, Class::Short, Class::Medium,
 /// Prompt classes, the unknown one included.
 const CLASSES: usize = 4;
 /// Seconds. What happens within one is one event.
-const BLOCK: f64 = 1.0;
+const BLOCK: f64 = 0.5;

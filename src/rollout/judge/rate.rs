@@ -37,7 +37,9 @@ impl RateTest {
             }
         }
         if requests > 0.0 {
-            self.wealth.bet_on_mean(excess / requests - self.increase, &STAKES);
+            // At most 1 below zero, whatever the allowance is: no block is a bet of everything.
+            let difference = (excess / requests - self.increase) / (1.0 + self.increase);
+            self.wealth.bet_on_mean(difference, &STAKES);
         }
     }
 

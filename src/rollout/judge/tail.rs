@@ -94,8 +94,8 @@ impl TailTest {
 
     /// Logarithm of the evidence against the canary.
     pub(super) fn evidence(&self) -> f64 {
-        let by_class = self.wealth.by_class.iter().map(|wealth| (0.5 / CLASSES as f64, wealth));
-        Wealth::mean(std::iter::once((0.5, &self.wealth.pooled)).chain(by_class))
+        let by_class = self.wealth.by_class.iter().map(|wealth| (0.4 / CLASSES as f64, wealth));
+        Wealth::mean(std::iter::once((0.6, &self.wealth.pooled)).chain(by_class))
     }
 
     pub(super) fn wealth(&self) -> TailWealth {

@@ -38,8 +38,8 @@ impl Wealth {
 
 /// Odds of bets that the canary is slower.
 pub(super) const SLOWER: [f64; 4] = [1.5, 2.5, 4.0, 8.0];
-/// Stakes on differences; below 1 / 2, so that no block is a bet of everything.
-pub(super) const STAKES: [f64; 4] = [0.05, 0.15, 0.3, 0.49];
+/// Stakes on differences, below 1.
+pub(super) const STAKES: [f64; 4] = [0.1, 0.3, 0.6, 0.95];
 
 #[cfg(test)]
 mod tests {
