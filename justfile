@@ -57,6 +57,11 @@ endure *args:
     cargo build --release --locked
     python3 tests/endure/endure.py target/release/tokenway {{args}}
 
+# Everyday faults over sockets: sick and slow replicas, few descriptors, reloads, restarts; 12 minutes, `--only sick` less.
+everyday *args:
+    cargo build --release --locked
+    python3 tests/endure/everyday.py target/release/tokenway {{args}}
+
 # The checks against real vLLM replicas that you have running.
 real-fleet +urls:
     tests/real_fleet/run.sh {{urls}}

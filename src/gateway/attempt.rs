@@ -221,7 +221,11 @@ impl UpstreamAttempt {
         let watch = Arc::clone(&self.watch);
         let mut reader = Box::new(StreamReader::new(body, lease, watch, shape, self.clock));
         match poll_fn(|cx| reader.poll_hold(cx)).await {
-            HoldOutcome::Released => Ok(UpstreamResponse::Stream { head, reader }),
+            // Relayed as it is, like any other 500; of a replica on trial another may do better.
+            HoldOutcome::ErrorEvent if self.replica.answers.is_on_trial() => {
+                Err(failed(ReplicaFailure::ErrorEvent { replica }))
+            }
+            HoldOutcome::Released | HoldOutcome::ErrorEvent => Ok(UpstreamResponse::Stream { head, reader }),
             HoldOutcome::EngineDead => Err(failed(ReplicaFailure::EngineDown { replica, is_orderly: false })),
             HoldOutcome::ShuttingDown => {
                 Err(failed(ReplicaFailure::EngineDown { replica, is_orderly: true }))

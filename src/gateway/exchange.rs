@@ -109,10 +109,13 @@ impl Exchange {
             self.waits.note_admitted(&self.incoming.gateway);
             self.note_decision(&pick);
             match self.attempt(pick).await {
-                Ok(answered) => {
-                    self.note_blame(&answered);
-                    return Ok(answered);
-                }
+                Ok(answered) => match self.blamed(&answered) {
+                    Some(failure) if self.may_retry_from_trial(&failure, &answered.1.pick) => {
+                        answered.1.watch.close();
+                        last = Some(Ok(answered));
+                    }
+                    _ => return Ok(answered),
+                },
                 Err((AttemptError::Overdue(failure) | AttemptError::Ours(failure), _)) => {
                     return Err(failure);
                 }
@@ -132,13 +135,20 @@ impl Exchange {
         }
     }
 
-    /// Holds a relayed error against the replica, where it is the replica's.
-    fn note_blame(&self, (answer, active): &(UpstreamResponse, ActiveAttempt)) {
-        let UpstreamResponse::Buffered(answer) = answer else { return };
-        let pick = &active.pick;
-        if let Some(failure) = blame::of_answer(answer, pick, &self.prepared) {
-            pick.pool.failed(&pick.replica, &failure, pick.prompt, self.incoming.gateway.clock.now());
+    /// What an answer that is good enough to relay says against its replica.
+    fn blamed(&self, (answer, active): &(UpstreamResponse, ActiveAttempt)) -> Option<ReplicaFailure> {
+        let UpstreamResponse::Buffered(answer) = answer else { return None };
+        blame::of_answer(answer, &active.pick, &self.prepared)
+    }
+
+    /// Counts the failure. An error of a replica on trial is more likely the replica's than the request's, so another replica
+    /// may show which: the client of a trial is no guinea pig.
+    fn may_retry_from_trial(&mut self, failure: &ReplicaFailure, pick: &Pick) -> bool {
+        if pick.replica.answers.is_on_trial() {
+            return self.may_retry(failure, pick);
         }
+        pick.pool.failed(&pick.replica, failure, pick.prompt, self.incoming.gateway.clock.now());
+        false
     }
 
     async fn wait(&mut self, hold: QueueWait) -> Result<(), Failure> {

@@ -84,6 +84,8 @@ pub enum HoldOutcome {
     EngineDead,
     /// The engine said that it is going down, as asked to: another replica may answer.
     ShuttingDown,
+    /// The engine reported another error before any content.
+    ErrorEvent,
     /// The stream broke off before any content.
     Broken,
 }
@@ -355,7 +357,7 @@ fn held_error(error: EngineError) -> HoldOutcome {
     match error.kind {
         EngineErrorKind::EngineDead => HoldOutcome::EngineDead,
         EngineErrorKind::ShuttingDown => HoldOutcome::ShuttingDown,
-        EngineErrorKind::Other => HoldOutcome::Released,
+        EngineErrorKind::Other => HoldOutcome::ErrorEvent,
     }
 }
 

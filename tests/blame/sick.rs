@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokenway::config::{Config, PolicyName};
-use tokenway::fleet::status::ReplicaState;
+use tokenway::fleet::status::{ReplicaState, ReplicaStatus};
 
 use super::support::replica::{Gate, Replica, Step};
 use super::support::{Gateway, config, until, wire};
@@ -79,6 +79,36 @@ async fn two_sick_of_four_are_both_left_and_a_healed_one_comes_back_on_trial() {
     failed(&gateway, 60).await;
     assert!(of(0).state == ReplicaState::Ready && !of(0).is_on_trial, "{:?}", of(0));
     gateway.idle().await;
+}
+
+#[tokio::test]
+async fn a_trial_that_fails_is_answered_by_another_replica() {
+    for name in FAULTS {
+        let mut replicas = Vec::new();
+        for _ in 0..4 {
+            replicas.push(Replica::start().await);
+        }
+        let mut config = config::of(&replicas.iter().collect::<Vec<_>>());
+        config.routes[0].policy = PolicyName::RoundRobin;
+        // Its probes are fine: it is back on trial all the time.
+        config.pools[0].probe.interval = Duration::from_millis(20);
+        config.retry.min_per_second = 1000;
+        let gateway = Gateway::start(config).await;
+        replicas[0].always(fault(name));
+        let of_sick = || gateway.replicas().into_iter().find(|r| *r.replica == *replicas[0].name()).unwrap();
+        let is_known = |sick: ReplicaStatus| sick.is_on_trial || sick.state != ReplicaState::Ready;
+        let mut cost = 0;
+        while !is_known(of_sick()) && cost < 10 {
+            cost += failed(&gateway, 1).await;
+        }
+        let before = replicas[0].count();
+        let mut asked = 0;
+        while replicas[0].count() < before + 3 && asked < 5_000 {
+            assert_eq!(failed(&gateway, 1).await, 0, "{name}, request {asked}");
+            asked += 1;
+        }
+        assert!(asked < 5_000, "{name}: it was not tried again");
+    }
 }
 
 #[tokio::test]

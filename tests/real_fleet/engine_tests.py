@@ -5,7 +5,7 @@
         --target straight=http://127.0.0.1:8001 --target one=http://127.0.0.1:8080 [FILE ...]
 
 `SDIST` is `pip download --no-deps --no-binary :all: vllm==0.32.0`, unpacked; it is not kept here. The interpreter needs vllm,
-pytest, pytest-asyncio and pytest-timeout. The first target is the measure: every test that passes there has to
+pytest, pytest-asyncio, pytest-timeout and tblib. The first target is the measure: every test that passes there has to
 pass at each other. Start the engines with every model name that the tests use (`--names` prints them).
 """
 import argparse
@@ -113,6 +113,9 @@ def main():
             # What fails at the engine itself says nothing of a gateway.
             cases = passed
     measure, *others = all_results
+    if "PASSED" not in all_results[measure].values():
+        print(f"{measure}: nothing passes, so nothing is compared: see {out / measure}.log")
+        return 1
     is_same = True
     for test, status in all_results[measure].items():
         for other in others:
