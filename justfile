@@ -57,6 +57,11 @@ endure *args:
     cargo build --release --locked
     python3 tests/endure/endure.py target/release/tokenway {{args}}
 
+# The page in a browser before scripted incidents, some seven minutes, `--only "slow replica"` less; needs Chromium and `pip install playwright`.
+page *args:
+    cargo build --locked
+    python3 tests/page/incidents.py target/debug/tokenway {{args}}
+
 # Everyday faults over sockets: sick and slow replicas, few descriptors, reloads, restarts; 12 minutes, `--only sick` less.
 everyday *args:
     cargo build --release --locked

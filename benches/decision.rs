@@ -64,6 +64,7 @@ impl Fleet {
             block_tokens: Some(16),
             total_blocks: Some(50_000),
             batch_limit: None,
+            cache: None,
         };
         targets.iter().for_each(|target| target.scraped(page, NOW));
         Self { dispatcher, targets, _busy: busy }

@@ -1,8 +1,10 @@
 //! The only file that reads clocks.
 //!
 //! Latencies are differences of [`Stamp`]s: monotonic nanoseconds since the process' [`Clock`] was anchored, so that a
-//! step of the wall clock does not show in them. Wall time is derived from the anchor, for spans and the access log only.
+//! step of the wall clock does not show in them. Wall time is derived from the anchor, for spans and the access log only;
+//! [`Clock::follow_wall`] keeps it to the machine's over weeks, through NTP's corrections and suspends.
 
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use tokio::time::Instant;
@@ -42,6 +44,8 @@ impl Stamp {
 pub struct Clock {
     anchor: Instant,
     wall: SystemTime,
+    /// Nanoseconds to add to the wall time. One for the life of the process, so that a clock stays a plain value.
+    correction: &'static AtomicI64,
 }
 
 impl Clock {
@@ -49,7 +53,8 @@ impl Clock {
     #[must_use]
     #[expect(clippy::disallowed_methods, reason = "this file is where clocks are read")]
     pub fn start() -> Self {
-        Self { anchor: Instant::now(), wall: SystemTime::now() }
+        let correction = Box::leak(Box::new(AtomicI64::new(0)));
+        Self { anchor: Instant::now(), wall: SystemTime::now(), correction }
     }
 
     /// The monotonic time now.
@@ -60,15 +65,69 @@ impl Clock {
         Stamp(u64::try_from(passed.as_nanos()).unwrap_or(u64::MAX))
     }
 
-    /// Wall time of a stamp, `anchor + stamp`: steps of the wall clock after the start do not show.
+    /// Wall time of a stamp, `anchor + stamp + correction`.
     #[must_use]
     pub fn wall(&self, stamp: Stamp) -> SystemTime {
-        self.wall + Duration::from_nanos(stamp.0)
+        let uncorrected = self.wall + Duration::from_nanos(stamp.0);
+        let correction = self.correction.load(Ordering::Relaxed);
+        let by = Duration::from_nanos(correction.unsigned_abs());
+        if correction < 0 { uncorrected - by } else { uncorrected + by }
+    }
+
+    /// Compares wall times with the machine's clock and corrects them; to be called every `interval`. Ahead they jump; back
+    /// they only run slower, so that what ends later is never written down as earlier.
+    #[expect(clippy::disallowed_methods, reason = "this file is where clocks are read")]
+    pub fn follow_wall(&self, interval: Duration) {
+        let (shown, actual) = (self.wall(self.now()), SystemTime::now());
+        let error = match actual.duration_since(shown) {
+            Ok(behind) => nanos(behind),
+            Err(ahead) => -nanos(ahead.duration()),
+        };
+        self.correction.fetch_add(step(error, interval), Ordering::Relaxed);
     }
 
     /// The tokio instant of a stamp, for timers.
     #[must_use]
     pub fn instant(&self, stamp: Stamp) -> Instant {
         self.anchor + Duration::from_nanos(stamp.0)
+    }
+}
+
+/// The part of an error in nanoseconds that is corrected now.
+fn step(error: i64, interval: Duration) -> i64 {
+    error.max(-(nanos(interval) / SLOWEST))
+}
+
+fn nanos(span: Duration) -> i64 {
+    i64::try_from(span.as_nanos()).unwrap_or(i64::MAX)
+}
+
+/// Wall time that is ahead runs slower by one part in this many.
+const SLOWEST: i64 = 2;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wall_time_jumps_ahead_and_never_back() {
+        let clock = Clock::start();
+        let at = clock.now();
+        let first = clock.wall(at);
+        let hour = 3_600_000_000_000;
+        clock.correction.fetch_add(step(hour, Duration::from_secs(10)), Ordering::Relaxed);
+        assert_eq!(clock.wall(at), first + Duration::from_secs(3600), "an hour of suspend");
+        // An hour back: half of the time that passes, until it is made up for.
+        let mut shown = clock.wall(at);
+        let mut left = -hour;
+        for tick in 1..=720_u64 {
+            let by = step(left, Duration::from_secs(10));
+            clock.correction.fetch_add(by, Ordering::Relaxed);
+            left -= by;
+            let next = clock.wall(at.after(Duration::from_secs(10 * tick)));
+            assert!(next > shown, "tick {tick}");
+            shown = next;
+        }
+        assert_eq!((left, shown), (0, first + Duration::from_secs(7200)));
     }
 }

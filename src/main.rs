@@ -1,11 +1,13 @@
 //! The `tokenway` binary: parses the command line, makes one call per subcommand, ends with 0, 1 or 2.
 
-use std::io::Write as _;
+use std::io::{IsTerminal as _, Write as _};
 use std::process::ExitCode;
 
 use tokenway::app::logging;
 use tokenway::app::process::{self, Launch};
+use tokenway::cli::style::Style;
 use tokenway::cli::{self, Cli, Command, EXIT_FAILED, EXIT_OK, showcase, sim};
+use tokenway::config::schema::json_schema;
 
 /// A request may end on another thread than it began on, and memory freed elsewhere goes back under a lock in the
 /// system's allocator.
@@ -25,18 +27,31 @@ fn main() -> ExitCode {
         }
         Command::Check(args) => {
             let env = |name: &str| std::env::var(name).ok();
-            done(cli::check::run(&args, &env, &mut std::io::stdout(), &mut std::io::stderr()))
+            let is_terminal = std::io::stdout().is_terminal() && std::io::stderr().is_terminal();
+            let style = Style::for_terminal(is_terminal, &env);
+            done(cli::check::run(&args, &env, (&mut std::io::stdout(), &mut std::io::stderr()), style))
         }
         Command::Canary(args) => {
             done(cli::canary::run(&args, &mut std::io::stdout(), &mut std::io::stderr()))
         }
+        Command::Schema => done(writeln!(std::io::stdout(), "{:#}", json_schema())),
+        Command::Completions(args) => done(cli::completions::run(&args, &mut std::io::stdout())),
         Command::Demo(args) => done(showcase::run(&args, log)),
         Command::Sim(args) => done(simulate(&args)),
         Command::Replay(args) => {
             let env = |name: &str| std::env::var(name).ok();
             done(cli::replay::run(&args, &env, &mut std::io::stdout(), &mut std::io::stderr()))
         }
-        Command::Top(_) => done(cli::refuse_unbuilt("top", &mut std::io::stderr())),
+        Command::Drift(args) => done(cli::drift::run(&args, &mut std::io::stdout())),
+        Command::Top(args) => {
+            let env = |name: &str| std::env::var(name).ok();
+            done(cli::top::run(&args, &env, (&mut std::io::stdout(), &mut std::io::stderr())))
+        }
+        Command::Explain(args) => {
+            let env = |name: &str| std::env::var(name).ok();
+            let style = Style::of(&std::io::stdout(), &env);
+            done(cli::explain::run(&args, &env, (&mut std::io::stdout(), &mut std::io::stderr()), style))
+        }
     };
     flush_log();
     ExitCode::from(code)

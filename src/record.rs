@@ -133,6 +133,9 @@ pub struct Attempt {
     pub error: Option<&'static str>,
     /// Predicted wait at the engine; `None` before its model is learned.
     pub expected: Option<ExpectedWait>,
+    /// Requests that waited at the replica when it was chosen: ours without a first token, others' by the last scrape, and one
+    /// more where the batch was full.
+    pub ahead: f32,
 }
 
 /// Predicted parts of the wait for the first token.
@@ -172,6 +175,8 @@ pub struct DecisionSummary {
     pub predicted_hit: Tokens,
     /// Number of replicas compared.
     pub candidates: u16,
+    /// The chosen replica had become warm a short while ago (slow start): its TTFT says little about its revision.
+    pub is_cold: bool,
     /// The best candidates, cheapest first; empty where the policy does not predict, and for most requests under high
     /// load.
     pub weighed: Box<[Weighed]>,

@@ -18,7 +18,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use tokenway::drift::detectors::{Diagnosis, Finding, Kind, SeriesName};
+use tokenway::drift::detectors::{Causes, Finding, Kind, SeriesName};
 use tokenway::fleet::status::ReplicaState;
 use tokenway::observe::metrics::{DeliveryResult, StreamKey};
 use tokenway::record::{Gap, Gaps, Outcome, Record};
@@ -56,10 +56,12 @@ fn page() -> String {
         at: 0.0,
         kind: Kind::TtftTailDrift,
         series: SeriesName { route: "chat".into(), revision: "v1".into(), replica: None },
-        diagnosis: Diagnosis::InfrastructureVariability,
+        causes: Causes::default(),
         evidence: Vec::new(),
+        is_acknowledged: false,
     };
     metrics.drift_found(finding.labels());
+    metrics.drift_shown(finding.labels());
     metrics.certificate_expiry("server.pem", SystemTime::UNIX_EPOCH + Duration::from_secs(2_000_000_000));
     metrics.render(&[support::status(ReplicaState::Ready, true)])
 }

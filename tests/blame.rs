@@ -55,7 +55,7 @@ async fn a_prompt_that_was_in_flight_at_two_replica_deaths_is_refused() {
     }
     let poison = CHAT.replace("hi", "die");
     assert_eq!(gateway.post(PATH, &poison).await.code(), "replica_failed");
-    let dead = || gateway.replicas().iter().filter(|r| r.state == ReplicaState::Ejected).count();
+    let dead = || gateway.replicas().iter().filter(|r| r.state == ReplicaState::Unreachable).count();
     until("two replicas are found dead", || dead() == 2).await;
     let reply = gateway.post(PATH, &poison).await;
     assert_eq!((reply.status(), &*reply.code()), (503, "suspected_poison"));
@@ -100,7 +100,7 @@ async fn one_death_counts_once_however_many_streams_of_a_prompt_it_took() {
         clients.push(client);
     }
     gate.cancel();
-    until("the replica is found dead", || gateway.state_of(&bad) == ReplicaState::Ejected).await;
+    until("the replica is found dead", || gateway.state_of(&bad) == ReplicaState::Unreachable).await;
     later.cancel();
     for mut client in clients {
         assert!(!client.rest().await.is_complete);

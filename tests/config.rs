@@ -11,7 +11,8 @@ use std::time::Duration;
 
 use tokenway::config::check::check_str;
 use tokenway::config::load::{Source, load};
-use tokenway::config::reload::{reload, watch_file};
+use tokenway::config::reload::reload;
+use tokenway::config::watch::watch_file;
 use tokenway::config::{
     AccessLog, Config, Figure, FigureSource, MAX_REPLICAS, ModelMatch, OtlpProtocol, Overrides, PolicyName,
     ProbeKind, paths,
@@ -348,11 +349,6 @@ fn faults_of_pools() {
         (pool("replicas = \"http://a:1\""), "f.toml:3:12: replicas: expected a list, found a string"),
         (pool("replicas = [7]"), "f.toml:3:13: replicas: expected a URL, found a whole number"),
         (pool("replicas = [{ ur = \"http://a:1\" }]"), "f.toml:3:13: pool.replicas has no \"url\""),
-        (pool("dns = \"http://a:1\""), "f.toml:3:1: dns is not supported yet"),
-        (
-            pool("replicas = [{ url = \"http://a:1\", zone = \"a\" }]"),
-            "f.toml:3:35: zone is not supported yet",
-        ),
         (
             with_pool(ONE_POOL) + "[[route]]\nmodel = \"*\"\npools = [\"p\"]\n",
             "f.toml:4:1: two pools are named \"p\"",
@@ -361,9 +357,60 @@ fn faults_of_pools() {
             with_pool("[pool.probe]\nkind = \"completon\"\n"),
             "f.toml:5:8: unknown probe kind \"completon\"; did you mean \"completion\"?",
         ),
-        (with_pool("[pool.warmup]\nrequests = 5\n"), "f.toml:4:7: warmup is not supported yet"),
     ] {
         assert_eq!(diagnostics(&text)[0], expected, "{text}");
+    }
+}
+
+#[test]
+fn sources_of_replicas_are_checked_without_asking_them() {
+    let pool = |rest: &str| format!("[[pool]]\nname = \"p\"\n{rest}\n");
+    for (rest, expected) in [
+        ("dns = \"http://a\"", "f.toml:3:7: \"http://a\" has no port, and address records tell none"),
+        ("dns = \"a:1\"", "f.toml:3:7: \"a:1\" does not start with http:// or https://"),
+        (
+            "dns = \"http://10.0.0.1:1\"",
+            "f.toml:3:7: \"http://10.0.0.1:1\" is an address, not a name to look up",
+        ),
+        (
+            "dns = \"srv+http://a:1\"",
+            "f.toml:3:7: \"srv+http://a:1\" has a port, which SRV records bring along",
+        ),
+        ("dns = \"\"", "f.toml:3:7: \"\" is not a URL"),
+        (
+            "dns = \"https://a:1\"",
+            "f.toml:3:7: replicas found by address have no name that a certificate could hold",
+        ),
+        ("dns = { server = \"127.0.0.1:53\" }", "f.toml:3:7: pool.dns has no \"url\""),
+        (
+            "dns = { url = \"http://a:1\", server = \"127.0.0.1\" }",
+            "f.toml:3:38: \"127.0.0.1\" is no address with a port",
+        ),
+        ("file = \"\"", "f.toml:3:8: file is empty"),
+        ("file = \"r.yaml\"", "f.toml:3:8: \"r.yaml\" does not end in .json, the one form that is read"),
+        ("kubernetes = { service = \"s\" }", "f.toml:3:14: pool.kubernetes has no \"namespace\""),
+        (
+            "kubernetes = { namespace = \"n\", service = \"a/b\" }",
+            "f.toml:3:43: \"a/b\" is not a name that Kubernetes has",
+        ),
+        (
+            "kubernetes = { namespace = \"n\", service = \"s\", port = 0 }",
+            "f.toml:3:55: port is out of range",
+        ),
+        ("dns = \"http://a:1\"\ndata_parallel = 0", "f.toml:4:17: data_parallel is out of range"),
+    ] {
+        assert_eq!(diagnostics(&pool(rest))[0], expected, "{rest}");
+    }
+    for rest in [
+        "dns = \"http://a.b:1/base\"",
+        "dns = \"srv+https://_http._tcp.a.b\"\nreplicas = []",
+        "dns = \"https://a:1\"\ntls = { server_name = \"a\" }",
+        "file = \"no-such-file.json\"\ndata_parallel = \"auto\"",
+        "kubernetes = { namespace = \"n\", service = \"s\", port = \"http\" }\ndata_parallel = 4",
+        "kubernetes = { namespace = \"n\", service = \"s\" }",
+    ] {
+        let text = pool(rest);
+        assert!(check_str("f.toml", &text, &|_| None).is_ok(), "{text}");
     }
 }
 

@@ -19,7 +19,7 @@ use serde_json::Value as Json;
 use tokenway::admin::{AdminState, serve};
 use tokenway::app::observers::Observers;
 use tokenway::cli::replay_drift::{self, ReplayDriftError};
-use tokenway::config::{Config, Endpoint};
+use tokenway::config::{Config, DriftState, Endpoint};
 use tokenway::observe::Observer;
 use tokenway::record::{Outcome, Record};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -41,6 +41,7 @@ struct Line {
     replica: &'static str,
     ttft: f64,
     itl: f64,
+    prompt: u32,
     outcome: &'static str,
 }
 
@@ -60,6 +61,7 @@ fn month(seed: u64, change: impl Fn(&mut Line, f64, f64)) -> String {
             replica: ["a", "b", "c", "d"][random.usize(..4)],
             ttft: 0.06 * (0.472 * normal).exp(),
             itl: 0.02 * (0.9 + 0.2 * random.f64()),
+            prompt: 500 + random.u32(..500),
             outcome: "ok",
         };
         change(&mut line, day, normal);
@@ -67,8 +69,8 @@ fn month(seed: u64, change: impl Fn(&mut Line, f64, f64)) -> String {
         writeln!(
             text,
             "{{\"t\":{:.3},\"route\":\"chat\",\"revision\":\"{}\",\"replica\":\"{}\",\"ttft\":{ttft},\"itl\":{:.5},\
-             \"outcome\":\"{}\"}}",
-            line.t, line.revision, line.replica, line.itl, line.outcome
+             \"prompt_tokens\":{},\"outcome\":\"{}\"}}",
+            line.t, line.revision, line.replica, line.itl, line.prompt, line.outcome
         )
         .unwrap();
     }
@@ -110,6 +112,23 @@ fn a_tail_that_grows_for_eleven_days_is_found_in_the_first_eight() {
     assert_eq!(finding["series"]["route"], "chat");
     assert_eq!(finding["evidence"]["p50"], "flat", "{finding}");
     assert!(finding["evidence"]["baseline_days"].as_f64().unwrap() >= 7.0, "{finding}");
+}
+
+#[test]
+fn a_tail_that_more_long_prompts_account_for_is_a_change_of_traffic_and_ends_with_it() {
+    let trace = month(8, |line, day, normal| {
+        let long = if (14.0..20.0).contains(&day) { 0.05 } else { 0.01 };
+        if (normal * 1e4).rem_euclid(1.0) < long {
+            line.ttft += 0.4;
+            line.prompt = 16_000;
+        }
+    });
+    let found = replay(&trace).unwrap();
+    let (finding, _) = first(&found, "ttft_tail_drift").unwrap_or_else(|| panic!("{found:?}"));
+    assert_eq!(finding["diagnosis"], "traffic_mix", "{finding}");
+    assert_eq!(finding["runner_up"]["diagnosis"], "infrastructure_variability");
+    let evidence = |name: &str| finding["evidence"][name].as_f64().unwrap();
+    assert!(evidence("long_prompt_share") > 1.25 * evidence("long_prompt_share_before"), "{finding}");
 }
 
 #[test]
@@ -172,7 +191,8 @@ fn jitter_of_tokens_is_told_from_slow_tokens() {
     });
     let found = replay(&trace).unwrap();
     let (finding, _) = first(&found, "itl_jitter").unwrap_or_else(|| panic!("{found:?}"));
-    assert_eq!(finding["diagnosis"], "kv_pressure");
+    // Requests alone do not tell what held the tokens up.
+    assert_eq!((&finding["diagnosis"], &finding["runner_up"]), (&"unknown".into(), &Json::Null));
 }
 
 #[test]
@@ -290,13 +310,76 @@ async fn a_finding_reaches_the_webhook_the_admin_api_and_the_metrics() {
         value(&page, r#"tokenway_drift_webhook_posts_total{result="sent"}"#).is_some_and(|sent| sent >= 1.0)
     })
     .await;
+    let id = drift["active"][0]["id"].as_str().unwrap().to_owned();
+    assert_eq!(alert["labels"]["finding"], id.as_str());
+    assert!(alert["labels"]["instance"].is_string() && alert["labels"]["diagnosis"].is_null(), "{alert}");
+
+    // Known: its alert ends and its gauge goes, and it is shown all the same.
+    assert_eq!(post(admin, &format!("/api/drift/{id}/acknowledge"), "").await, 200);
+    let (_, _, body) = get(admin, "/api/drift").await;
+    let shown: Json = serde_json::from_str(&body).unwrap();
+    assert_eq!(shown["active"][0]["acknowledged"], true, "{body}");
+    assert_eq!(value(&observer.metrics().render(&[]), &format!("tokenway_drift_active{labels}")), None);
+    until(|| {
+        let last = bodies.lock().last().cloned().unwrap_or_default();
+        let posted: Json = serde_json::from_str(last.split_once("\r\n\r\n").unwrap().1).unwrap();
+        // Before, the end was minutes ahead of the start.
+        posted[0]["endsAt"].as_str() < alert["endsAt"].as_str()
+    })
+    .await;
+    assert_eq!(post(admin, "/api/drift/0000/reset", "").await, 404);
+    assert_eq!(post(admin, "/api/v1/drift/mute", r#"{"route":"chat","for":"1h"}"#).await, 200);
+    assert_eq!(post(admin, "/api/drift/mute", r#"{"kind":"slowness","for":"1h"}"#).await, 400);
+    let (_, _, body) = get(admin, "/api/drift").await;
+    let shown: Json = serde_json::from_str(&body).unwrap();
+    assert_eq!(
+        (&shown["active"][0]["muted"], &shown["mutes"][0]["route"]),
+        (&true.into(), &"chat".into()),
+        "{body}"
+    );
+    assert_eq!(post(admin, &format!("/api/drift/{id}/reset"), "").await, 200);
+    let (_, _, body) = get(admin, "/api/drift").await;
+    assert_eq!(serde_json::from_str::<Json>(&body).unwrap()["active"], serde_json::json!([]), "{body}");
     stop.cancel();
+}
+
+/// The status of a POST to the admin port.
+async fn post(admin: SocketAddr, path: &str, body: &str) -> u16 {
+    let mut stream = tokio::net::TcpStream::connect(admin).await.unwrap();
+    let length = body.len();
+    let head = format!(
+        "POST {path} HTTP/1.1\r\nhost: localhost\r\nx-tokenway-admin: 1\r\ncontent-length: {length}\r\n\
+         connection: close\r\n\r\n{body}"
+    );
+    stream.write_all(head.as_bytes()).await.unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).await.unwrap();
+    text.split(' ').nth(1).unwrap().parse().unwrap()
+}
+
+#[tokio::test]
+async fn a_broken_state_is_moved_aside_and_findings_survive_a_restart() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("sub/drift.json");
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(&path, "{\"version\":1,").unwrap();
+    let mut config = config();
+    config.drift.state = DriftState::At(path.clone());
+    let before = observers(&config);
+    outage(&before.observer);
+    until(|| !before.drift.board().read().active.is_empty()).await;
+    before.shutdown(Duration::from_secs(5)).await;
+    assert!(path.with_file_name("drift.json.corrupt").exists());
+    let after = observers(&config);
+    until(|| !after.drift.board().read().active.is_empty()).await;
+    let ids = [&before, &after].map(|one| one.drift.board().read().active[0].id());
+    assert_eq!(ids[0], ids[1]);
 }
 
 #[tokio::test]
 async fn a_webhook_that_hangs_holds_nothing_up() {
     let (address, _, connections) = webhook(None).await;
-    let Observers { observer, drift, rollouts } = observers(&with_webhook(address));
+    let Observers { observer, drift, .. } = observers(&with_webhook(address));
     outage(&observer);
     tokio::time::timeout(Duration::from_secs(60), async {
         while connections.load(Ordering::SeqCst) == 0 {

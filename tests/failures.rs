@@ -242,7 +242,7 @@ async fn a_refused_connection_goes_to_the_next_replica_and_the_replica_is_left_u
     pair.bad.stop_listening().await;
     let reply = pair.gateway.post(PATH, CHAT).await;
     assert_eq!((reply.status(), reply.text()), (200, &*clean()));
-    assert_eq!(pair.gateway.state_of(&pair.bad), ReplicaState::Ejected);
+    assert_eq!(pair.gateway.state_of(&pair.bad), ReplicaState::Unreachable);
     for _ in 0..4 {
         assert_eq!(pair.gateway.post(PATH, CHAT).await.status(), 200);
     }
@@ -260,11 +260,11 @@ async fn when_nobody_is_left_the_client_learns_it() {
     assert_eq!((reply.status(), &*reply.code()), (502, "replica_failed"));
     assert!(reply.json()["error"]["message"].as_str().unwrap().contains("refused"), "{}", reply.text());
 
-    until("the replica is left", || gateway.state_of(&replica) == ReplicaState::Ejected).await;
+    until("the replica is left", || gateway.state_of(&replica) == ReplicaState::Unreachable).await;
     let reply = gateway.post(PATH, CHAT).await;
     assert_eq!((reply.status(), &*reply.code()), (503, "no_ready_replica"));
     assert_eq!(reply.json()["error"]["type"], "overloaded_error");
-    assert!(reply.text().contains("1 ejected"), "{}", reply.text());
+    assert!(reply.text().contains("1 unreachable"), "{}", reply.text());
     assert!(reply.head.header("retry-after").is_some());
     assert_eq!(gateway.call("GET", "/health").await.status(), 503);
 

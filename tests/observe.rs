@@ -618,6 +618,15 @@ async fn the_admin_port_acts_only_for_whom_it_may() {
     let debug = (200, r#"{"level":"debug"}"#.to_owned());
     assert_eq!(post("/api/log-level", csrf, r#"{"level":"debug"}"#).await, debug);
     assert_eq!(post("/api/log-level", csrf, "trace").await.0, 200);
+    for (body, status, told) in [
+        ("{}", 400, "invalid_replica"),
+        (r#"{"action":"stop","name":"a"}"#, 400, "unknown action"),
+        (r#"{"action":"drain","name":"a"}"#, 404, "unknown_replica"),
+    ] {
+        let (got, text) = post("/api/replicas", csrf, body).await;
+        assert!(got == status && text.contains(told), "{body}: {got} {text}");
+    }
+    assert_eq!(post("/api/replicas", "", r#"{"action":"drain","name":"a"}"#).await.0, 403);
     assert_eq!(gateway.level.lock().as_str(), "trace");
     let rebound = "GET /api/fleet HTTP/1.1\r\nhost: evil.example\r\nconnection: close\r\n\r\n";
     assert_eq!(request(address, rebound).await.0, 403);

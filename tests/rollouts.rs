@@ -1,6 +1,11 @@
 //! Canaries from outside: the binary in front of two simulated revisions, and the judge on synthetic traffic.
 
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation fails the test")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "a failed expectation fails the test"
+)]
 
 #[allow(dead_code, unreachable_pub, reason = "shared with the other tests of the binary")]
 mod serve_support;
@@ -36,6 +41,13 @@ fn verdicts(revision: Revision, seeds: u64, requests: u64) -> Vec<(u64, &'static
     let mut found: Vec<_> =
         (0..seeds).filter_map(|seed| run(&bounds, revision, seed, requests).stopped).collect();
     found.sort_unstable();
+    let at = |share: f64| found.get((share * seeds as f64) as usize).map(|(requests, _)| *requests);
+    println!(
+        "{revision:?}: {} of {seeds} stopped within {requests} canary requests, median {:?}, p90 {:?}",
+        found.len(),
+        at(0.5),
+        at(0.9)
+    );
     found
 }
 

@@ -258,7 +258,7 @@ async fn a_follow_up_to_a_response_that_nobody_has_is_404_and_says_so() {
     maker.always(vec![Step::Close]);
     let first = gateway.post(RESPONSES, &follow_up("resp_1")).await;
     assert_eq!(first.status(), 502, "its replica is asked, and no other");
-    until("the replica is left", || gateway.state_of(maker) == ReplicaState::Ejected).await;
+    until("the replica is left", || gateway.state_of(maker) == ReplicaState::Unreachable).await;
     let reply = gateway.post(RESPONSES, &follow_up("resp_1")).await;
     assert_eq!((reply.status(), &*reply.code()), (404, "previous_response_not_found"));
     assert!(one.count() + two.count() <= asked + 1);

@@ -130,7 +130,7 @@ fn wrong_command_lines_end_with_2_and_say_what_is_wrong() {
         (&["serve", "--upstream", "http://a:1", "--log-level", "loud"], "\"loud\" is not a log level"),
         (&["serve", "--upstream", "http://a:1", "--listen", "80"], "--listen"),
         (&["replay", "trace.jsonl"], "--config"),
-        (&["top", "http://127.0.0.1:9090"], "not supported yet"),
+        (&["top"], "<URL>"),
     ];
     for (args, said) in cases {
         let (code, out, err) = Process::run(args);
@@ -222,13 +222,80 @@ fn the_demo_prints_its_addresses_and_tables_and_ends_by_itself() {
     let ports = ["--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"];
     let (code, out, err) = Process::run(&[&["demo", "--duration", "3s"], &ports[..]].concat());
     assert_eq!(code, 0, "{err}");
-    for address in
-        ["gateway   http://127.0.0.1:", "admin     http://127.0.0.1:", "replica 3 http://127.0.0.1:"]
-    {
+    for address in [
+        "page      http://127.0.0.1:",
+        "gateway   http://127.0.0.1:",
+        "admin     http://127.0.0.1:",
+        "replica 3 http://127.0.0.1:",
+    ] {
         assert!(out.contains(address), "{out}");
     }
     assert!(out.matches("\nclients: sent ").count() >= 2, "{out}");
     assert!(out.contains("\nreplica               requests"), "{out}");
+}
+
+/// The first command of the README, as it stands there.
+#[test]
+fn the_readme_begins_with_the_demo() {
+    let readme = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/README.md")).unwrap();
+    let (_, block) = readme.split_once("```sh\n").unwrap();
+    let first = block.lines().next().unwrap();
+    let (command, _) = first.split_once('#').unwrap();
+    let args: Vec<&str> =
+        command.trim().strip_prefix("cargo run --release --locked -- ").unwrap().split(' ').collect();
+    let ports = ["--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0", "--duration", "2s"];
+    let (code, out, err) = Process::run(&[&args[..], &ports[..]].concat());
+    assert_eq!(code, 0, "{err}");
+    assert!(out.contains("\nclients: sent "), "{out}");
+}
+
+#[test]
+fn the_demo_tells_each_act_with_figures_before_and_after() {
+    let ports = ["--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"];
+    let mut demo = Process::start(&[&["demo", "--story"], &ports[..]].concat());
+    demo.out.line_with("1 of 4: another policy");
+    demo.signal("INT");
+    assert_eq!(demo.exit_code(), 0, "{:?}", demo.out.lines());
+}
+
+#[test]
+fn schema_completions_and_check_are_for_tools() {
+    let (code, out, _) = Process::run(&["schema"]);
+    let schema: serde_json::Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((code, &schema["properties"]["pool"]["type"]), (0, &"array".into()));
+    let (code, out, _) = Process::run(&["completions", "bash"]);
+    assert!(code == 0 && out.contains("_tokenway"), "{out}");
+    let fleet = Fleet::start(&[]);
+    let folder = TempDir::new().unwrap();
+    let file = folder.path().join("gateway.toml");
+    replace(&file, &format!("[[pool]]\nname = \"p\"\nreplicas = {}\n", fleet.toml()));
+    let (code, out, err) = Process::run(&["check", "--online", "--json", file.to_str().unwrap()]);
+    let report: serde_json::Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((code, &report["replicas"][1]["models"][0]), (0, &"sim".into()), "{out}{err}");
+}
+
+#[test]
+fn top_and_explain_ask_a_running_gateway() {
+    let fleet = Fleet::start(&[]);
+    let gateway = Gateway::in_front_of(&fleet, &[]);
+    assert_eq!(post_chat(&gateway.data, &chat("sim", PROMPT, 4), KEY).status, 200);
+    let (code, out, err) = Process::run(&["top", &gateway.admin]);
+    assert_eq!(code, 0, "{err}");
+    assert!(out.contains("Replicas (2)\n") && out.contains("  ready"), "{out}");
+    let (_, out, _) = Process::run(&["top", "--json", &gateway.admin]);
+    let seen: serde_json::Value = serde_json::from_str(&out).unwrap();
+    let id = seen["requests"]["requests"][0]["request_id"].as_str().unwrap();
+    let (code, out, err) = Process::run(&["explain", &gateway.admin, id]);
+    assert_eq!(code, 0, "{err}");
+    assert!(out.contains("Why replica 127.0.0.1:"), "{out}");
+    assert!(out.contains("Where the time went"), "{out}");
+    let trace = out.lines().find_map(|line| line.strip_prefix("trace ")).unwrap();
+    let (code, by_trace, _) = Process::run(&["explain", &gateway.admin, trace]);
+    assert_eq!((code, by_trace), (0, out));
+    let (code, _, err) = Process::run(&["explain", &gateway.admin, "no-such-request"]);
+    assert!(code == 1 && err.contains("no request \"no-such-request\" is kept"), "{err}");
+    let (code, _, err) = Process::run(&["top", &gateway.data]);
+    assert!(code == 1 && err.contains("no admin port"), "{err}");
 }
 
 /// A copy of an example whose replicas are ports that refuse, and the files that it names.

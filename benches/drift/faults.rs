@@ -7,21 +7,41 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use tokenway::drift::detectors::{Diagnosis, SignalHistory, Signals, diagnose_signals};
+use tokenway::drift::detectors::{Diagnosis, SignalHistory, Signals, diagnose_against, diagnose_signals};
 use tokenway_sim::engine::{CostModel, Engine, EngineConfig, EngineEvent, Job, JobId};
 use tokenway_sim::time::Stamp;
 
-use crate::traffic::REPLICAS;
-
 /// A fault and its diagnosis.
-pub(crate) const FAULTS: [(Fault, Diagnosis); 6] = [
+pub(crate) const FAULTS: [(Fault, Diagnosis); 12] = [
     (Fault::Contention, Diagnosis::Contention),
     (Fault::KvPressure, Diagnosis::KvPressure),
     (Fault::OneSlow, Diagnosis::Replica),
     (Fault::ConfigChange, Diagnosis::Configuration),
     (Fault::MoreLoad, Diagnosis::Capacity),
     (Fault::ColdStarts, Diagnosis::ColdStarts),
+    (Fault::LongPrompts, Diagnosis::TrafficMix),
+    (Fault::LongAnswers, Diagnosis::TrafficMix),
+    (Fault::SharesLess, Diagnosis::TrafficMix),
+    (Fault::Network, Diagnosis::PreprocessingOrNetwork),
+    (Fault::QuietHours, Diagnosis::Unknown),
+    (Fault::Nothing, Diagnosis::Unknown),
 ];
+
+/// What else is the case while the fault is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Setting {
+    /// Four replicas, all of it seen by one gateway.
+    Ordinary,
+    TwoReplicas,
+    EightReplicas,
+    /// The gateway restarts three minutes into the fault, with its state file.
+    Restarted,
+    /// And without one.
+    Forgetful,
+}
+
+pub(crate) const SETTINGS: [Setting; 5] =
+    [Setting::Ordinary, Setting::TwoReplicas, Setting::EightReplicas, Setting::Restarted, Setting::Forgetful];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
@@ -36,27 +56,52 @@ pub(crate) enum Fault {
     MoreLoad,
     /// Engines restart one after the other, with empty caches and slow first minutes.
     ColdStarts,
+    /// Prompts of half as long again to three times the length, at the same rate.
+    LongPrompts,
+    /// Answers of twice to four times the length.
+    LongAnswers,
+    /// Prompts begin differently: few prefixes are shared.
+    SharesLess,
+    /// Every request takes longer to arrive at its engine.
+    Network,
+    /// Half the traffic, as at a weekend.
+    QuietHours,
+    Nothing,
 }
 
 /// The diagnosis, seven minutes after the fault.
-pub(crate) fn diagnose(fault: Fault, seed: u64) -> Option<Diagnosis> {
-    let mut fleet = Fleet::new(seed);
+pub(crate) fn diagnose(fault: Fault, setting: Setting, seed: u64) -> Diagnosis {
+    let replicas = match setting {
+        Setting::TwoReplicas => 2,
+        Setting::EightReplicas => 8,
+        _ => 4,
+    };
+    let mut fleet = Fleet::new(seed, replicas);
     let mut history = SignalHistory::default();
     for minute in 0..BEFORE {
         fleet.minute(minute, &mut history);
     }
+    let before = history.before(BEFORE as i64 - 1);
     fleet.inject(fault);
     for minute in BEFORE..BEFORE + AFTER {
         // A rolling restart: each minute another engine starts, and compiles while it serves.
         if fault == Fault::ColdStarts {
-            let one = (minute - BEFORE) as usize % REPLICAS.len();
+            let one = (minute - BEFORE) as usize % replicas;
             fleet.engines.iter_mut().for_each(|engine| engine.set_slowdown(1.0));
             fleet.restart(one);
             fleet.engines[one].set_slowdown(5.0);
         }
+        if matches!(setting, Setting::Restarted | Setting::Forgetful) && minute == BEFORE + RESTARTS_AFTER {
+            history = SignalHistory::default();
+        }
         fleet.minute(minute, &mut history);
     }
-    diagnose_signals(&history, (BEFORE + AFTER - 1) as i64)
+    let now = (BEFORE + AFTER - 1) as i64;
+    let causes = match setting {
+        Setting::Forgetful => diagnose_signals(&history, now),
+        _ => diagnose_against(&history, &before, now),
+    };
+    causes.diagnosis()
 }
 
 struct Fleet {
@@ -68,12 +113,19 @@ struct Fleet {
     prefixes: Vec<Vec<u32>>,
     /// Requests per second.
     rate: f64,
+    /// Tokens of a prompt beyond its prefix, and of an answer: least and range.
+    own: (usize, usize),
+    output: (usize, usize),
+    /// Seconds on the way to an engine.
+    way: f64,
+    names: Vec<String>,
     next_token: u32,
 }
 
 struct LiveRequest {
     sent: Stamp,
     prompt: u64,
+    output: u64,
     last_token: Option<Stamp>,
 }
 
@@ -85,6 +137,11 @@ struct ReplicaMinute {
     gaps: Vec<f64>,
     prompt_tokens: f64,
     cached_tokens: f64,
+    output_tokens: f64,
+    /// Sums over the requests: by the gateway's model of the engine, as long as it says.
+    queue: f64,
+    prefill: f64,
+    connect: f64,
     /// Of the engine's counter, at the minute's start.
     preemptions_before: u64,
     has_started: bool,
@@ -94,7 +151,7 @@ struct ReplicaMinute {
 }
 
 impl Fleet {
-    fn new(seed: u64) -> Self {
+    fn new(seed: u64, replicas: usize) -> Self {
         let mut random = fastrand::Rng::with_seed(seed);
         let config = EngineConfig {
             max_num_seqs: 16 + random.usize(..17),
@@ -106,13 +163,26 @@ impl Fleet {
             num_blocks: 3_000 + random.u64(..1_000),
             ..EngineConfig::default()
         };
-        let replicas = REPLICAS.len();
         let engines = (0..replicas as u64).map(|at| Engine::new(config.clone(), seed * 7 + at)).collect();
         let mut prefix = || (0..320 + random.usize(..320)).map(|_| random.u32(..)).collect();
         let prefixes = (0..64).map(|_| prefix()).collect();
-        let rate = 3.5 + 1.5 * random.f64();
+        let rate = (3.5 + 1.5 * random.f64()) * replicas as f64 / 4.0;
         let minutes = (0..replicas).map(|_| ReplicaMinute::default()).collect();
-        Self { random, config, engines, live: HashMap::new(), minutes, prefixes, rate, next_token: 0 }
+        let names = (0..replicas).map(|replica| format!("r{replica}")).collect();
+        Self {
+            random,
+            config,
+            engines,
+            live: HashMap::new(),
+            minutes,
+            prefixes,
+            rate,
+            own: (60, 240),
+            output: (20, 100),
+            way: 0.001,
+            names,
+            next_token: 0,
+        }
     }
 
     /// One minute of traffic; its signals go to the history.
@@ -131,8 +201,9 @@ impl Fleet {
                 self.send(stamp(at));
             }
         }
-        for (replica, name) in REPLICAS.iter().enumerate() {
-            history.add(minute as i64, name, &self.signals(replica), REPLICAS.len());
+        for replica in 0..self.engines.len() {
+            let signals = self.signals(replica);
+            history.add(minute as i64, &self.names[replica], &signals, self.names.len());
         }
     }
 
@@ -150,8 +221,17 @@ impl Fleet {
         let next = ReplicaMinute { preemptions_before: preemptions, ..ReplicaMinute::default() };
         let minute = std::mem::replace(&mut self.minutes[replica], next);
         let scrapes = 60.0 / SCRAPE_EVERY;
+        let firsts = minute.ttft.len() as f64;
+        let mean = |sum: f64| (firsts > 0.0).then(|| sum / firsts);
         Signals {
             requests: minute.requests,
+            held: mean(0.0),
+            connect: mean(minute.connect),
+            queue: mean(minute.queue),
+            prefill: mean(minute.prefill),
+            other: mean(0.0),
+            prompt: mean(minute.prompt_tokens),
+            output: mean(minute.output_tokens),
             ttft: quantile(minute.ttft, 0.5),
             itl_tail: quantile(minute.gaps.clone(), 0.99),
             itl: quantile(minute.gaps, 0.5),
@@ -170,7 +250,8 @@ impl Fleet {
         let replica = self.choose(prefix);
         self.minutes[replica].requests += 1.0;
         if let Ok(id) = self.engines[replica].submit(now, &job) {
-            let request = LiveRequest { sent: now, prompt: job.prompt as u64, last_token: None };
+            let (prompt, output) = (job.prompt as u64, (job.tokens.len() - job.prompt) as u64);
+            let request = LiveRequest { sent: now, prompt, output, last_token: None };
             self.live.insert((replica, id), request);
         }
     }
@@ -180,8 +261,8 @@ impl Fleet {
         let skewed = self.random.f64() * self.random.f64();
         let prefix = (skewed * self.prefixes.len() as f64) as usize;
         let mut tokens = self.prefixes[prefix].clone();
-        let own = 60 + self.random.usize(..240);
-        let output = 20 + self.random.usize(..100);
+        let own = self.own.0 + self.random.usize(..self.own.1);
+        let output = self.output.0 + self.random.usize(..self.output.1);
         tokens.extend((0..own + output).map(|_| {
             self.next_token = self.next_token.wrapping_add(1);
             self.next_token
@@ -193,8 +274,8 @@ impl Fleet {
     /// The prefix's home, unless another replica has much less to do.
     fn choose(&self, prefix: usize) -> usize {
         let load = |at: usize| self.live.keys().filter(|(replica, _)| *replica == at).count();
-        let home = prefix % REPLICAS.len();
-        let idle = (0..REPLICAS.len()).min_by_key(|at| load(*at)).unwrap_or(home);
+        let home = prefix % self.engines.len();
+        let idle = (0..self.engines.len()).min_by_key(|at| load(*at)).unwrap_or(home);
         if load(home) > load(idle) + 6 { idle } else { home }
     }
 
@@ -211,9 +292,19 @@ impl Fleet {
         let minute = &mut self.minutes[replica];
         match request.last_token.replace(event.at) {
             None => {
-                minute.ttft.push(event.at.since(request.sent).as_secs_f64());
+                let wait = event.at.since(request.sent).as_secs_f64();
+                let uncached = request.prompt.saturating_sub(event.cached) as f64;
+                let cost = &self.config.cost;
+                let expected = uncached / cost.prefill_tokens_per_second + cost.step.as_secs_f64();
+                // What goes beyond the expectation and its error is the queue's, as `observe::stages` has it.
+                let queue = (wait - 1.5 * expected).max(0.0);
+                minute.ttft.push(wait + self.way);
+                minute.connect += self.way;
+                minute.queue += queue;
+                minute.prefill += wait - queue;
                 minute.prompt_tokens += request.prompt as f64;
                 minute.cached_tokens += event.cached as f64;
+                minute.output_tokens += request.output as f64;
             }
             Some(last) => minute.gaps.push(event.at.since(last).as_secs_f64()),
         }
@@ -226,11 +317,12 @@ impl Fleet {
         let factor = 1.5 + self.random.f64();
         match fault {
             Fault::Contention => {
-                let hosts = 3 + self.random.usize(..2);
+                let most = (self.engines.len() * 3).div_ceil(4);
+                let hosts = most + self.random.usize(..=self.engines.len() - most);
                 self.engines.iter_mut().take(hosts).for_each(|engine| engine.set_slowdown(factor));
             }
             Fault::OneSlow => {
-                let one = self.random.usize(..REPLICAS.len());
+                let one = self.random.usize(..self.engines.len());
                 self.engines[one].set_slowdown(factor);
             }
             Fault::KvPressure => {
@@ -246,15 +338,31 @@ impl Fleet {
                 }
                 self.replace(true);
             }
+            Fault::LongPrompts => self.stretch_prompts(factor),
+            Fault::LongAnswers => self.output.1 = (self.output.1 as f64 * 2.0 * factor) as usize,
+            Fault::SharesLess => {
+                let prefix = self.prefixes[0].len();
+                self.prefixes.iter_mut().for_each(|prefix| prefix.truncate(16));
+                self.own.0 += prefix;
+            }
+            Fault::Network => self.way += 0.05 * factor,
+            Fault::QuietHours => self.rate *= 0.4 + 0.2 * self.random.f64(),
+            Fault::Nothing => {}
             Fault::MoreLoad => self.rate *= 1.6 + 0.6 * self.random.f64(),
             // Minute by minute: see `diagnose`.
             Fault::ColdStarts => {}
         }
     }
 
+    fn stretch_prompts(&mut self, factor: f64) {
+        let shared = self.prefixes.iter().map(Vec::len).sum::<usize>() / self.prefixes.len();
+        let whole = shared + self.own.0 + self.own.1 / 2;
+        self.own.0 += (whole as f64 * (factor - 1.0)) as usize;
+    }
+
     /// New engines by the changed configuration; `is_restart` as far as the gateway sees.
     fn replace(&mut self, is_restart: bool) {
-        for replica in 0..REPLICAS.len() {
+        for replica in 0..self.engines.len() {
             self.engines[replica] = Engine::new(self.config.clone(), self.random.u64(..));
             self.live.retain(|(at, _), _| *at != replica);
             self.minutes[replica].preemptions_before = 0;
@@ -283,5 +391,7 @@ fn stamp(seconds: f64) -> Stamp {
 /// Minutes before the fault, and until the diagnosis.
 const BEFORE: u64 = 25;
 const AFTER: u64 = 7;
+/// Minutes of the fault after which the gateway restarts.
+const RESTARTS_AFTER: u64 = 3;
 /// Seconds.
 const SCRAPE_EVERY: f64 = 5.0;

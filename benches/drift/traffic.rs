@@ -109,6 +109,7 @@ impl Route {
                 replica: REPLICAS[replica],
                 ttft: Some(self.disturbed(&mut random, at, ttft, replica)),
                 itl: Some(0.02 * (0.3 * normal(&mut random)).exp()),
+                prompt: None,
                 predicted: None,
                 ttft_bound: Some(0.5),
                 outcome: if random.f64() < 0.0005 { Outcome::Failed } else { Outcome::Ok },

@@ -29,6 +29,23 @@ pub(super) async fn drain(State(admin): State<Arc<AdminState>>) -> (StatusCode, 
     (StatusCode::ACCEPTED, Json(json!({ "status": "draining" })))
 }
 
+/// POST `/api/warm-up`: `{"pool":"p","replica":"r"}`; without a replica, all of the pool.
+pub(super) async fn warm_up(
+    State(admin): State<Arc<AdminState>>,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<(StatusCode, Json<Value>), AdminError> {
+    let body = body.map_err(|_| AdminError::InvalidBody)?;
+    let asked = serde_json::from_slice::<Value>(&body).unwrap_or_default();
+    let pool = asked["pool"].as_str().ok_or(AdminError::NoPool)?;
+    let replicas = admin.control.warm_up(pool, asked["replica"].as_str());
+    if replicas.is_empty() {
+        return Err(AdminError::UnknownReplica("no such pool or replica; /api/fleet lists them".to_owned()));
+    }
+    tracing::info!(pool, ?replicas, "warm-up requested on the admin port");
+    let names = replicas.iter().map(|name| &**name).collect::<Vec<_>>();
+    Ok((StatusCode::ACCEPTED, Json(json!({ "status": "warming", "replicas": names }))))
+}
+
 /// GET `/api/log-level`
 pub(super) async fn log_level(State(admin): State<Arc<AdminState>>) -> Json<Value> {
     Json(json!({ "level": admin.control.log_level() }))

@@ -9,8 +9,8 @@ use std::time::Duration;
 use serde_json::{Map, Value as Json, json};
 
 use crate::config::{
-    AccessLog, Canary, Config, Degrade, Drift, Hedge, HedgeAfter, Jwt, Pool, PoolTls, QuantileRatios,
-    QueueLimits, Route, Secret, Slo, Telemetry, Tenant, Timeouts, Tls,
+    AccessLog, Canary, Config, DataParallel, Degrade, Drift, Hedge, HedgeAfter, Jwt, Pool, PoolTls,
+    QuantileRatios, QueueLimits, Route, Secret, Slo, Telemetry, Tenant, Timeouts, Tls,
 };
 use crate::stage::{Stage, StageBudget};
 
@@ -89,6 +89,7 @@ fn pool(pool: &Pool) -> Json {
         json!({
             "name": &*replica.name,
             "url": replica.endpoint.to_string(),
+            "zone": replica.zone.as_deref(),
         })
     });
     json!({
@@ -97,6 +98,11 @@ fn pool(pool: &Pool) -> Json {
         "revision_info": pool.revision_info,
         "engine": pool.engine.as_str(),
         "replicas": replicas.collect::<Vec<_>>(),
+        "discovery": pool.discovery.describe(),
+        "data_parallel": match pool.data_parallel {
+            DataParallel::Auto => json!("auto"),
+            DataParallel::Ranks(count) => json!(count.get()),
+        },
         "tls": pool.tls.as_ref().map(pool_tls),
         "engine_api_key": masked(pool.engine_api_key.as_ref()),
         "scrape_interval": seconds(pool.scrape_interval),
@@ -108,6 +114,16 @@ fn pool(pool: &Pool) -> Json {
             "timeout": seconds(pool.probe.timeout),
             "kind": format!("{:?}", pool.probe.kind).to_lowercase(),
         },
+        "warmup": {
+            "requests": pool.warmup.requests,
+            "timeout": seconds(pool.warmup.timeout),
+            "slow_start": seconds(pool.warmup.slow_start),
+            "lengths": pool.warmup.lengths.iter().map(|one| format!("{one:?}").to_lowercase()).collect::<Vec<_>>(),
+            "prompts": pool.warmup.prompts.len(),
+            "features": pool.warmup.features.iter().map(|one| format!("{one:?}").to_lowercase()).collect::<Vec<_>>(),
+        },
+        "keep_alive": pool.keep_alive.map(|interval| json!({ "interval": seconds(interval) })),
+        "lora": { "load": pool.lora.load, "adapters": pool.lora.adapters.keys().map(|name| &**name).collect::<Vec<_>>() },
         "ejection": { "max_share": pool.max_ejected_share },
     })
 }
@@ -278,7 +294,7 @@ fn drift(drift: &Drift) -> Json {
         "baseline": { "from": seconds(drift.from), "to": seconds(drift.to) },
         "availability": drift.availability,
         "webhook": drift.webhook.as_ref().map(ToString::to_string),
-        "state": drift.state.as_ref().map(|path| path.display().to_string()),
+        "state": drift.state.path().map(|path| path.display().to_string()),
     })
 }
 

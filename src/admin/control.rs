@@ -4,13 +4,23 @@
 
 use std::sync::Arc;
 
-use crate::config::Config;
+use crate::config::{Config, ReplicaSpec};
+use crate::fleet::discovery::{ChangeError, ReplicaChange, SourceStatus};
 use crate::fleet::status::{PoolCalibration, ReplicaStatus};
 
 /// The gateway, as the admin port sees it. Calls are short; [`reload`](Self::reload) may read files.
 pub trait Control: Send + Sync {
     /// Every replica as it is now.
     fn replicas(&self) -> Vec<ReplicaStatus>;
+
+    /// Every source of replicas.
+    fn sources(&self) -> Vec<SourceStatus>;
+
+    /// Adds, drains or removes a replica; returns its pool, name and URL.
+    ///
+    /// # Errors
+    /// [`ChangeError`]; nothing has changed then.
+    fn change_replica(&self, change: &ReplicaChange) -> Result<(Arc<str>, ReplicaSpec), ChangeError>;
 
     /// How well predicted times fit what came, by pool.
     fn calibrations(&self) -> Vec<PoolCalibration>;
@@ -26,6 +36,11 @@ pub trait Control: Send + Sync {
     /// # Errors
     /// What `tokenway check` would print; the old configuration stays.
     fn reload(&self) -> Result<Vec<String>, String>;
+
+    /// Has replicas of a pool warmed up again, one of them or all; returns the names of those that it concerns.
+    fn warm_up(&self, _pool: &str, _replica: Option<&str>) -> Vec<Arc<str>> {
+        Vec::new()
+    }
 
     /// Starts to drain, as SIGTERM does.
     fn drain(&self);

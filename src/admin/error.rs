@@ -37,6 +37,16 @@ pub(super) enum AdminError {
     NoCanary(String),
     #[error("{0}")]
     CanaryState(String),
+    #[error("{0}")]
+    InvalidReplica(String),
+    #[error("{0}")]
+    UnknownReplica(String),
+    #[error("no finding of this id holds")]
+    UnknownFinding,
+    #[error("{0}")]
+    InvalidMute(String),
+    #[error("say which pool: {{\"pool\":\"name\",\"replica\":\"name\"}}")]
+    NoPool,
     #[error("the reload broke off")]
     ReloadFailed,
     #[error("too many requests at once; try again")]
@@ -59,10 +69,15 @@ impl AdminError {
             Self::InvalidQuery(_) => (StatusCode::BAD_REQUEST, "invalid_query"),
             Self::UnknownRequest => (StatusCode::NOT_FOUND, "unknown_request"),
             Self::InvalidBody => (StatusCode::BAD_REQUEST, "invalid_body"),
+            Self::NoPool => (StatusCode::BAD_REQUEST, "invalid_body"),
             Self::InvalidLevel(_) => (StatusCode::BAD_REQUEST, "invalid_level"),
+            Self::UnknownFinding => (StatusCode::NOT_FOUND, "unknown_finding"),
+            Self::InvalidMute(_) => (StatusCode::BAD_REQUEST, "invalid_mute"),
             Self::InvalidConfig(_) => (StatusCode::UNPROCESSABLE_ENTITY, "invalid_config"),
             Self::NoCanary(_) => (StatusCode::NOT_FOUND, "no_canary"),
             Self::CanaryState(_) => (StatusCode::CONFLICT, "canary_state"),
+            Self::InvalidReplica(_) => (StatusCode::BAD_REQUEST, "invalid_replica"),
+            Self::UnknownReplica(_) => (StatusCode::NOT_FOUND, "unknown_replica"),
             Self::ReloadFailed => (StatusCode::INTERNAL_SERVER_ERROR, "reload_failed"),
             Self::Overloaded => (StatusCode::SERVICE_UNAVAILABLE, "overloaded"),
             Self::Timeout => (StatusCode::SERVICE_UNAVAILABLE, "timeout"),

@@ -73,10 +73,13 @@ pub(super) async fn request(
 ) -> Result<Json<Value>, AdminError> {
     let observer = &admin.observer;
     let kept = observer.history().kept(observer.clock().now());
-    let of_hour = kept.into_iter().find(|kept| *kept.record.request_id == *id);
+    // Traces are found by their id too: it is what a span or an exemplar has.
+    let trace = if id.len() == 32 { u128::from_str_radix(&id, 16).ok() } else { None };
+    let is_it = |record: &Record| *record.request_id == *id || trace == Some(record.trace.trace_id);
+    let of_hour = kept.into_iter().find(|kept| is_it(&kept.record));
     let found = of_hour.map(|kept| (Arc::clone(&kept.record), Some(kept))).or_else(|| {
         let mut latest = observer.decisions().latest().into_iter();
-        latest.find(|record| *record.request_id == *id).map(|record| (record, None))
+        latest.find(|record| is_it(record)).map(|record| (record, None))
     });
     let (record, kept) = found.ok_or(AdminError::UnknownRequest)?;
     let kept = kept.unwrap_or(Kept { record: Arc::clone(&record), slow: 0.0, why: Why::Slow });

@@ -29,7 +29,9 @@ use tower_http::timeout::RequestBodyTimeoutLayer;
 
 use super::error::AdminError;
 use super::live::Live;
-use super::{AdminState, access, actions, assets, canaries, latency, openapi, requests, slo, views};
+use super::{
+    AdminState, access, actions, assets, canaries, drift, latency, openapi, replicas, requests, slo, views,
+};
 
 /// Every path with its handler.
 pub(super) fn router(admin: Arc<AdminState>, live: Arc<Live>) -> Router {
@@ -75,8 +77,8 @@ fn reads() -> Router<Arc<AdminState>> {
         .route("/fleet", get(views::fleet))
         .route("/routes", get(views::routes))
         .route("/decisions", get(views::decisions))
-        .route("/drift", get(views::drift))
         .route("/canaries", get(canaries::list))
+        .route("/drift", get(drift::findings))
         .route("/config", get(views::config))
 }
 
@@ -84,8 +86,13 @@ fn reads() -> Router<Arc<AdminState>> {
 fn actions() -> Router<Arc<AdminState>> {
     Router::new()
         .route("/reload", post(actions::reload))
+        .route("/replicas", post(replicas::change))
         .route("/drain", post(actions::drain))
         .route("/canaries/{route}/{action}", post(canaries::act))
+        .route("/warm-up", post(actions::warm_up))
+        .route("/drift/mute", post(drift::mute))
+        .route("/drift/{id}/acknowledge", post(drift::acknowledge))
+        .route("/drift/{id}/reset", post(drift::reset))
         .route("/log-level", get(actions::log_level).post(actions::set_log_level))
         .layer(DefaultBodyLimit::max(MAX_BODY))
         .layer(RequestBodyTimeoutLayer::new(BODY_TIMEOUT))

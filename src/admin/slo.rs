@@ -47,7 +47,7 @@ pub(super) fn summary(admin: &AdminState) -> Value {
         "time": rfc3339::utc(clock.wall(now)),
         "status": status.as_str(),
         "sentence": sentence,
-        "routes": figures.iter().zip(&verdicts).map(|(figures, verdict)| route(figures, verdict)).collect::<Vec<_>>(),
+        "routes": figures.iter().zip(&verdicts).map(|(figures, verdict)| route(figures, verdict, now)).collect::<Vec<_>>(),
         "replicas": {
             "all": fleet.len(),
             "ready": fleet.iter().filter(|status| status.state == ReplicaState::Ready).count(),
@@ -93,8 +93,11 @@ fn merged(history: &RouteHistory, step: Step, now: Stamp) -> Slot {
     sum
 }
 
-fn route(figures: &RouteFigures, verdict: &Verdict) -> Value {
-    let (slot, seconds) = verdict::window(figures);
+fn route(figures: &RouteFigures, verdict: &Verdict, now: Stamp) -> Value {
+    let (slot, _) = verdict::window(figures);
+    // The window has its whole slots and the current one, and no more than this process has lived.
+    let current = now.as_nanos() % (Step::TenSeconds.seconds() * 1_000_000_000);
+    let seconds = (verdict.window as f64 + current as f64 / 1e9).min(now.as_nanos() as f64 / 1e9).max(1.0);
     let named = |names: &[&str], counts: &[u32]| -> Map<String, Value> {
         let all = names.iter().zip(counts).filter(|(_, count)| **count > 0);
         all.map(|(name, count)| ((*name).to_owned(), (*count).into())).collect()
@@ -106,7 +109,7 @@ fn route(figures: &RouteFigures, verdict: &Verdict) -> Value {
         "window": verdict.window,
         "goodput": {
             "share": verdict::missed_share(slot).map(|share| 1.0 - share),
-            "per_second": f64::from(slot.good) / seconds as f64,
+            "per_second": f64::from(slot.good) / seconds,
             "requests": slot.requests,
             "judged": slot.judged(),
             "good": slot.good,

@@ -3,8 +3,8 @@
 //! JSON is built by hand from the shared types, so that a field added to one does not become part of the API unnoticed.
 //! Durations are seconds.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::{Duration, UNIX_EPOCH};
 
 use axum::Json;
 use axum::extract::State;
@@ -13,9 +13,9 @@ use http::header::{ACCEPT, CONTENT_TYPE};
 use http::{HeaderMap, StatusCode};
 use serde_json::{Value, json};
 
+use super::replicas::source;
 use super::{AdminState, config_view};
-use crate::drift::detectors::Finding;
-use crate::fleet::status::{PoolCalibration, ReplicaState, ReplicaStatus};
+use crate::fleet::status::{LifeStatus, PoolCalibration, ReplicaState, ReplicaStatus};
 use crate::observe::judgement::Judgement;
 use crate::observe::metrics::Exposition;
 use crate::observe::slo::Missed;
@@ -44,6 +44,7 @@ pub(super) async fn ready(State(admin): State<Arc<AdminState>>) -> (StatusCode, 
 pub(super) async fn metrics(State(admin): State<Arc<AdminState>>, headers: HeaderMap) -> impl IntoResponse {
     let accept = headers.get(ACCEPT).and_then(|accept| accept.to_str().ok());
     let exposition = Exposition::wanted(accept);
+    admin.observer.metrics().set_sources(&admin.control.sources());
     let page = admin.observer.metrics().render_as(&admin.control.replicas(), exposition);
     ([(CONTENT_TYPE, exposition.content_type())], page)
 }
@@ -57,7 +58,9 @@ pub(super) async fn fleet(State(admin): State<Arc<AdminState>>) -> Json<Value> {
         .iter()
         .map(|pool| json!({ "pool": &*pool.pool, "calibration": pool.whole.as_ref().map(calibration) }))
         .collect::<Vec<_>>();
-    Json(json!({ "replicas": replicas, "pools": pools }))
+    let sources = admin.control.sources();
+    let sources = sources.iter().map(source).collect::<Vec<_>>();
+    Json(json!({ "replicas": replicas, "pools": pools, "sources": sources }))
 }
 
 fn replica(status: &ReplicaStatus, calibrations: &[PoolCalibration]) -> Value {
@@ -71,6 +74,8 @@ fn replica(status: &ReplicaStatus, calibrations: &[PoolCalibration]) -> Value {
         "url": &*status.url,
         "state": status.state.as_str(),
         "reason": &*status.reason,
+        "life": life(&status.life),
+        "zone": status.life.zone.as_deref(),
         "failure_ratio": status.failure_ratio,
         "traffic_share": status.traffic_share,
         "on_trial": status.is_on_trial,
@@ -83,6 +88,25 @@ fn replica(status: &ReplicaStatus, calibrations: &[PoolCalibration]) -> Value {
         "scrape_failures": status.failures.scrapes,
         "probe_failures": status.failures.probes,
         "calibration": known.map(calibration),
+    })
+}
+
+/// State changes by the state entered; cold starts in seconds.
+fn life(life: &LifeStatus) -> Value {
+    let entered = ReplicaState::ALL.iter().zip(life.entered);
+    json!({
+        "since": life.since.as_secs_f64(),
+        "entered": entered.map(|(state, count)| (state.as_str(), count)).collect::<BTreeMap<_, _>>(),
+        "in_slow_start": life.is_in_slow_start,
+        "cold_starts": life.cold_starts,
+        "last_cold_start": life.latest_cold_starts.last().map(std::time::Duration::as_secs_f64),
+        "lacks": life.lacks.iter().map(|model| &**model).collect::<Vec<_>>(),
+        "warm_up": life.warm_up.as_ref().map(|report| json!({
+            "requests": report.requests,
+            "took": report.took.as_secs_f64(),
+            "slowest": report.slowest.as_secs_f64(),
+            "problems": report.problems,
+        })),
     })
 }
 
@@ -136,23 +160,6 @@ pub(super) async fn routes(State(admin): State<Arc<AdminState>>) -> Json<Value> 
     Json(json!({ "routes": routes.collect::<Vec<_>>() }))
 }
 
-/// `/api/drift`
-pub(super) async fn drift(State(admin): State<Arc<AdminState>>) -> Json<Value> {
-    let found = admin.drift.board().read();
-    Json(json!({
-        "series": found.series,
-        "active": found.active.iter().map(finding).collect::<Vec<_>>(),
-        "recent": found.recent.iter().map(finding).collect::<Vec<_>>(),
-    }))
-}
-
-fn finding(finding: &Finding) -> Value {
-    let mut json = finding.to_json();
-    let at = Duration::try_from_secs_f64(finding.at).unwrap_or_default();
-    json["time"] = rfc3339::utc(UNIX_EPOCH + at).into();
-    json
-}
-
 /// `/api/decisions`
 pub(super) async fn decisions(State(admin): State<Arc<AdminState>>) -> Json<Value> {
     let latest = admin.observer.decisions().latest();
@@ -173,6 +180,7 @@ fn decision(observer: &Observer, record: &Record) -> Option<Value> {
         "policy": decision.policy,
         "reason": decision.reason,
         "candidates": decision.candidates,
+        "cold": decision.is_cold,
         "replica": record.served().map(|served| &*served.replica),
         "waited": decision.waited.as_secs_f64(),
         "predicted_ttft": decision.predicted_ttft.map(|ttft| ttft.as_secs_f64()),

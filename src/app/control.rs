@@ -10,7 +10,8 @@ use super::App;
 use super::launch::Launch;
 use super::observers::Observers;
 use crate::admin::{Control, Readiness};
-use crate::config::Config;
+use crate::config::{Config, ReplicaSpec};
+use crate::fleet::discovery::{ChangeError, ReplicaChange, SourceStatus};
 use crate::fleet::status::{PoolCalibration, ReplicaStatus};
 
 /// The gateway as signals and the admin port see it.
@@ -65,6 +66,14 @@ impl Control for Controls {
         self.app.fleet.statuses()
     }
 
+    fn sources(&self) -> Vec<SourceStatus> {
+        self.app.fleet.sources()
+    }
+
+    fn change_replica(&self, change: &ReplicaChange) -> Result<(Arc<str>, ReplicaSpec), ChangeError> {
+        self.app.fleet.change(change)
+    }
+
     fn calibrations(&self) -> Vec<PoolCalibration> {
         self.app.fleet.calibrations()
     }
@@ -89,6 +98,10 @@ impl Control for Controls {
         let result = self.load_and_apply();
         self.observers.observer.metrics().config_reload(result.is_ok());
         result
+    }
+
+    fn warm_up(&self, pool: &str, replica: Option<&str>) -> Vec<Arc<str>> {
+        self.app.fleet.warm_up(pool, replica)
     }
 
     fn drain(&self) {

@@ -23,7 +23,7 @@ use crate::admin::{self, AdminState, Control};
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::config::load::{ConfigError, Source};
-use crate::config::reload::{Watcher, watch_file};
+use crate::config::watch::{Watcher, watch_file};
 use crate::listener;
 use crate::observe::metrics::BuildInfo;
 use crate::observe::spans::Background;
@@ -179,6 +179,7 @@ impl Running {
         let stop_admin = CancellationToken::new();
         let serving = admin::serve(socket, Arc::new(state), tracker.clone(), stop_admin.clone());
         tracker.spawn_on(serving, runtimes.control.handle());
+        tracker.spawn_on(follow_wall(clock, stop_admin.clone()), runtimes.control.handle());
         Ok(Self { app, observers, admin, launch, control, stop_admin, tracker })
     }
 
@@ -272,12 +273,21 @@ impl Running {
     }
 }
 
+/// Keeps wall times to the machine's clock until `stop`.
+async fn follow_wall(clock: Clock, stop: CancellationToken) {
+    // Cancel-safe: the correction is made between two waits.
+    while stop.run_until_cancelled(tokio::time::sleep(FOLLOW_WALL_EVERY)).await.is_some() {
+        clock.follow_wall(FOLLOW_WALL_EVERY);
+    }
+}
+
 async fn second_signal(signals: &mut mpsc::Receiver<Signal>) {
     while let Some(Signal::Reload) = signals.recv().await {}
 }
 
 /// As [`Shutdown::grace`], after a second signal.
 const CUT_GRACE: Duration = Duration::from_millis(50);
+const FOLLOW_WALL_EVERY: Duration = Duration::from_secs(10);
 const THREADS_GRACE: Duration = Duration::from_millis(20);
 const BUILD: BuildInfo = BuildInfo {
     version: env!("CARGO_PKG_VERSION"),

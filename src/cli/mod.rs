@@ -1,28 +1,39 @@
 //! The command line: flags, subcommands and environment variables, parsed into types.
 //!
-//! Every flag has a `TOKENWAY_…` variable, and a flag wins over a variable. One file for each subcommand; exit codes
+//! What runs has a `TOKENWAY_…` variable for every flag, and a flag wins over it; what only looks has none. One file for each subcommand; exit codes
 //! are 0 (success), 1 (failure) and 2 (usage error). Parsing has no effects: nothing is loaded or printed here.
 
+pub mod admin_client;
 pub mod canary;
 pub mod check;
+pub mod completions;
 pub mod demo;
+pub mod drift;
+pub mod explain;
+mod older;
 pub mod replay;
 pub mod replay_drift;
 pub mod serve;
 pub mod showcase;
 pub mod sim;
+mod story;
+pub mod style;
+pub mod top;
 
 use std::ffi::OsString;
-use std::io::{self, Write};
 
-use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
+use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
 use self::canary::CanaryArgs;
 use self::check::CheckArgs;
+use self::completions::CompletionsArgs;
 use self::demo::DemoArgs;
+use self::drift::DriftArgs;
+use self::explain::ExplainArgs;
 use self::replay::ReplayArgs;
 use self::serve::ServeArgs;
 use self::sim::SimArgs;
+use self::top::TopArgs;
 use crate::app::logging::LogLevel;
 
 /// A latency-aware inference gateway: a drop-in OpenAI endpoint in front of a fleet of vLLM replicas.
@@ -50,18 +61,18 @@ pub enum Command {
     Demo(DemoArgs),
     /// Simulated vLLM replicas on given ports
     Sim(SimArgs),
+    /// Findings of drift: list, acknowledge, reset, mute
+    Drift(DriftArgs),
     /// Run recorded requests in simulated time
     Replay(ReplayArgs),
-    /// Show a gateway in the terminal
-    #[command(hide = true)]
-    Top(UnbuiltArgs),
-}
-
-/// Any arguments, for subcommands that are not built.
-#[derive(Args, Debug)]
-pub struct UnbuiltArgs {
-    #[arg(trailing_var_arg = true, allow_hyphen_values = true, hide = true)]
-    rest: Vec<OsString>,
+    /// Show a running gateway in the terminal: routes, replicas, slow requests, findings
+    Top(TopArgs),
+    /// Explain one request of a running gateway: where its time went and why that replica
+    Explain(ExplainArgs),
+    /// Print the JSON Schema of the configuration file, for editors
+    Schema,
+    /// Print completions for a shell
+    Completions(CompletionsArgs),
 }
 
 impl Cli {
@@ -81,15 +92,6 @@ impl Cli {
         }
         Ok(cli)
     }
-}
-
-/// Answers a subcommand that is not built.
-///
-/// # Errors
-/// When `err` cannot be written.
-pub fn refuse_unbuilt(subcommand: &str, err: &mut dyn Write) -> io::Result<u8> {
-    writeln!(err, "error: `tokenway {subcommand}` is not supported yet")?;
-    Ok(EXIT_USAGE)
 }
 
 /// Success.
@@ -169,13 +171,35 @@ mod tests {
         }
     }
 
+    /// `TOKENWAY_UPDATE_DOCS=1` writes the document instead.
     #[test]
-    fn what_is_not_built_is_said_plainly_and_not_in_the_help() {
+    fn the_document_shows_every_subcommand_as_its_help_does() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/cli.md");
+        let document = std::fs::read_to_string(path).unwrap();
+        let marker = "<!-- generated from --help -->\n";
+        let (before, _) = document.split_once(marker).unwrap();
+        let mut expected = format!("{before}{marker}");
+        for command in Cli::command().get_subcommands() {
+            let name = command.get_name();
+            let mut shown = command.clone().term_width(100).bin_name(format!("tokenway {name}"));
+            let help = shown.render_long_help().to_string();
+            let lines: Vec<_> = help.trim().lines().map(str::trim_end).collect();
+            expected.push_str(&format!("\n## tokenway {name}\n\n```text\n{}\n```\n", lines.join("\n")));
+        }
+        if std::env::var_os("TOKENWAY_UPDATE_DOCS").is_some() {
+            std::fs::write(path, &expected).unwrap();
+        }
+        assert!(
+            std::fs::read_to_string(path).unwrap() == expected,
+            "docs/cli.md is not what --help says: TOKENWAY_UPDATE_DOCS=1 cargo test --lib the_document_shows"
+        );
+    }
+
+    #[test]
+    fn every_subcommand_is_in_the_help() {
         let help = Cli::command().render_long_help().to_string();
-        assert!(!help.contains("  top "), "{help}");
-        Cli::read(["tokenway", "top", "x", "--config", "y"]).unwrap();
-        let mut said = Vec::new();
-        assert_eq!(refuse_unbuilt("top", &mut said).unwrap(), 2);
-        assert_eq!(String::from_utf8(said).unwrap(), "error: `tokenway top` is not supported yet\n");
+        for name in ["serve", "check", "demo", "sim", "replay", "top", "explain", "schema", "completions"] {
+            assert!(help.contains(&format!("  {name} ")), "{name}: {help}");
+        }
     }
 }

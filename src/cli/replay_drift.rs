@@ -99,6 +99,8 @@ struct TraceLine<'a> {
     itl: Option<f64>,
     #[serde(default)]
     predicted: Option<f64>,
+    #[serde(default)]
+    prompt_tokens: Option<f64>,
     #[serde(borrow)]
     outcome: Cow<'a, str>,
 }
@@ -121,7 +123,12 @@ fn read(text: &[u8]) -> Result<CheckedLine<'_>, String> {
     if !line.t.is_finite() || line.t.abs() > MAX_SECONDS {
         return Err("t must be a number of seconds".to_owned());
     }
-    for (name, value) in [("ttft", line.ttft), ("itl", line.itl), ("predicted", line.predicted)] {
+    for (name, value) in [
+        ("ttft", line.ttft),
+        ("itl", line.itl),
+        ("predicted", line.predicted),
+        ("prompt_tokens", line.prompt_tokens),
+    ] {
         if value.is_some_and(|value| value < 0.0) {
             return Err(format!("{name} must not be negative"));
         }
@@ -146,6 +153,7 @@ impl CheckedLine<'_> {
             replica: &line.replica,
             ttft: line.ttft,
             itl: line.itl,
+            prompt: line.prompt_tokens,
             predicted: line.predicted,
             ttft_bound: ttft_bound(config, &line.route),
             outcome: self.outcome,

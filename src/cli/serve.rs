@@ -57,6 +57,7 @@ impl ServeArgs {
             policy: self.policy,
             served_model_name: self.served_model_name.as_deref().map(Into::into),
             otlp_endpoint: self.otlp_endpoint.clone(),
+            allow_missing_secrets: false,
         }
     }
 

@@ -3,57 +3,74 @@
 //! The gateway is the same that `serve` runs, started from the same kind of configuration. The fleet and its
 //! clients have a runtime of their own, so that their work is not mistaken for the gateway's.
 
-use std::io::{self, Write};
+use std::io::{self, IsTerminal as _, Write};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokenway_sim::server::SimReplica;
-use tokenway_sim::traffic::{TrafficStats, run_traffic};
+use tokenway_sim::traffic::{TrafficStats, TrafficSummary, run_traffic};
 use tokio::runtime::Builder;
+use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::demo::{DemoArgs, print_tables};
+use super::story::{ConfigFile, Meter, Stage};
+use super::style::Style;
+use super::{EXIT_FAILED, EXIT_OK};
 use crate::app::logging::LogFilter;
 use crate::app::process::{Launch, RunError, Running, Runtimes, Shutdown};
 use crate::app::signals;
 use crate::config::check::parse_endpoint;
 use crate::config::load::{Source, load};
-use crate::config::{AccessLog, Config, Endpoint, Overrides};
+use crate::config::{AccessLog, Config, Overrides};
 use crate::observe::Tap;
 use crate::observe::metrics::StreamKey;
 use crate::record::{FirstToken, Gaps, Record};
-use crate::simulate::DemoStats;
+use crate::simulate::{DemoRow, DemoStats};
 
-/// Runs the demo until its duration is over or a signal comes.
+/// Runs the demo until its duration or its script is over or a signal comes. The result is the exit code.
 ///
 /// # Errors
 /// When ports cannot be had or standard output cannot be written.
-pub fn run(args: &DemoArgs, log: LogFilter) -> Result<(), RunError> {
+pub fn run(args: &DemoArgs, log: LogFilter) -> Result<u8, RunError> {
     let runtimes = Runtimes::start()?;
     let sim_runtime =
         Builder::new_multi_thread().worker_threads(1).thread_name("simulation").enable_all().build()?;
     let (tracker, over) = (TaskTracker::new(), CancellationToken::new());
     let fleet = sim_runtime.block_on(args.start_fleet(&tracker, &over))?;
-    let scores = Arc::new(DemoStats::default());
+    let scores = Arc::new(Scores::default());
     let result = runtimes.data.block_on(async {
-        let (source, overrides) = launch_source(args, &fleet)?;
+        let file = ConfigFile::create(&fleet, "latency")?;
+        let source = Source::File(file.path().to_owned());
+        let overrides = overrides(args);
         let config = Arc::new(configured(&source, &overrides)?);
         let launch = Launch { source, overrides, log };
-        let tap: Arc<dyn Tap> = Arc::new(Scores(Arc::clone(&scores)));
+        let tap: Arc<dyn Tap> = Arc::clone(&scores) as _;
         let running = Running::start(launch, config, &runtimes, Some(tap))?;
         announce(&running, &fleet)?;
         let clients = Arc::new(TrafficStats::default());
         until_ready(&running).await;
         let traffic = args.traffic(format!("http://{}", running.app.data));
-        let sending = run_traffic(traffic, Arc::clone(&clients), tracker.clone(), over.clone());
+        let sending = run_traffic(traffic.clone(), Arc::clone(&clients), tracker.clone(), over.clone());
         tracker.spawn_on(sending, sim_runtime.handle());
         watch_for_end(args.duration, &over, &tracker)?;
-        let rows = || (scores.rows(&running.app.fleet.statuses()), clients.summary());
-        print_tables(&mut io::stdout(), rows, over.clone()).await?;
+        let stage = Stage {
+            fleet,
+            meter: Arc::clone(&scores.meter),
+            traffic,
+            simulation: sim_runtime.handle().clone(),
+            tracker: tracker.clone(),
+            over: over.clone(),
+            file,
+            admin: parse_endpoint(&format!("http://{}", running.admin)).map_err(io::Error::other)?,
+            style: Style::of(&io::stdout(), &|name| std::env::var(name).ok()),
+        };
+        let rows = || (scores.rows.rows(&running.app.fleet.statuses()), clients.summary());
+        let code = show(args, &stage, rows).await?;
         running.shutdown(Shutdown::interrupt(), std::future::pending()).await;
-        Ok(())
+        Ok(code)
     });
     over.cancel();
     sim_runtime.shutdown_timeout(Duration::from_secs(1));
@@ -61,16 +78,60 @@ pub fn run(args: &DemoArgs, log: LogFilter) -> Result<(), RunError> {
     result
 }
 
-/// The fleet's URLs as the source, the demo's flags as overrides.
-fn launch_source(args: &DemoArgs, fleet: &[SimReplica]) -> Result<(Source, Overrides), RunError> {
-    let endpoints: Result<Vec<Endpoint>, String> = fleet.iter().map(|r| parse_endpoint(&r.url())).collect();
-    let source = Source::Upstreams(endpoints.map_err(io::Error::other)?);
-    let overrides = Overrides {
-        listen: Some(args.listen),
-        admin_listen: Some(args.admin_listen),
-        ..Overrides::default()
-    };
-    Ok((source, overrides))
+fn overrides(args: &DemoArgs) -> Overrides {
+    Overrides { listen: Some(args.listen), admin_listen: Some(args.admin_listen), ..Overrides::default() }
+}
+
+/// Tables, the story, or one after the other, until the demo is over.
+async fn show(
+    args: &DemoArgs,
+    stage: &Stage,
+    mut rows: impl FnMut() -> (Vec<DemoRow>, TrafficSummary) + Send,
+) -> io::Result<u8> {
+    let mut out = io::stdout();
+    if args.script {
+        let played = stage.play(&mut out).await?;
+        stage.over.cancel();
+        return Ok(if played == Some(true) { EXIT_OK } else { EXIT_FAILED });
+    }
+    let mut enter = enter_key(&stage.over)?;
+    let mut tells_story = args.story;
+    while !stage.over.is_cancelled() {
+        if std::mem::take(&mut tells_story) {
+            stage.play(&mut out).await?;
+        }
+        let tables_end = stage.over.child_token();
+        let tables = print_tables(&mut out, &mut rows, tables_end.clone());
+        tokio::pin!(tables);
+        // Both arms are cancel-safe: the tables go on below.
+        let wants_story = tokio::select! {
+            done = &mut tables => { done?; false }
+            Some(()) = enter.recv() => true,
+        };
+        if wants_story {
+            tables_end.cancel();
+            tables.await?;
+            tells_story = true;
+        }
+    }
+    Ok(EXIT_OK)
+}
+
+/// Tells of every line that is entered, on a terminal.
+fn enter_key(over: &CancellationToken) -> io::Result<mpsc::Receiver<()>> {
+    let (sender, receiver) = mpsc::channel(1);
+    let over = over.clone();
+    if io::stdin().is_terminal() && io::stdout().is_terminal() {
+        // A read of a terminal cannot be canceled: the thread ends with the process.
+        std::thread::Builder::new().name("enter".to_owned()).spawn(move || {
+            let mut line = String::new();
+            while !over.is_cancelled() && io::stdin().read_line(&mut line).is_ok_and(|read| read > 0) {
+                // A second Enter while the story is told is one too many.
+                let _ = sender.try_send(());
+            }
+        })?;
+    }
+    Ok(receiver)
 }
 
 /// As `serve` would have it, but for the access log: standard output belongs to the tables.
@@ -83,6 +144,7 @@ fn configured(source: &Source, overrides: &Overrides) -> Result<Config, RunError
 fn announce(running: &Running, fleet: &[SimReplica]) -> io::Result<()> {
     let mut out = io::stdout();
     let admin: SocketAddr = running.admin;
+    writeln!(out, "page      http://{admin}/   (open it in a browser; or: tokenway top http://{admin})")?;
     writeln!(out, "gateway   http://{}   (OpenAI API)", running.app.data)?;
     writeln!(out, "admin     http://{admin}   (/metrics, /readyz, /api/fleet, /api/latency?window=1m)")?;
     for (n, replica) in fleet.iter().enumerate() {
@@ -94,6 +156,12 @@ fn announce(running: &Running, fleet: &[SimReplica]) -> io::Result<()> {
         out,
         "            -d '{{\"model\":\"sim\",\"stream\":true,\"messages\":[{{\"role\":\"user\",\"content\":\"hello\"}}]}}'\n"
     )?;
+    if io::stdin().is_terminal() && io::stdout().is_terminal() {
+        writeln!(
+            out,
+            "Enter starts a story: another policy, a sick replica, drift, overload. Ctrl-C ends.\n"
+        )?;
+    }
     out.flush()
 }
 
@@ -125,20 +193,25 @@ fn watch_for_end(limit: Option<Duration>, over: &CancellationToken, tracker: &Ta
     Ok(())
 }
 
-/// Lets the table see what the gateway's observers see.
-struct Scores(Arc<DemoStats>);
+/// Lets table and story see what the gateway's observers see.
+#[derive(Default)]
+struct Scores {
+    rows: DemoStats,
+    meter: Arc<Meter>,
+}
 
 impl Tap for Scores {
     fn first_token(&self, first: &FirstToken) {
-        self.0.record_first_token(first);
+        self.rows.record_first_token(first);
     }
 
     fn gaps(&self, stream: &StreamKey, gaps: &Gaps<'_>) {
-        self.0.record_gaps(&stream.replica, gaps);
+        self.rows.record_gaps(&stream.replica, gaps);
     }
 
     fn record(&self, record: &Record) {
-        self.0.record_end(record);
+        self.rows.record_end(record);
+        self.meter.record(record);
     }
 }
 

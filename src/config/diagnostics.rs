@@ -90,6 +90,11 @@ impl Diagnostics {
         Self(vec![diagnostic])
     }
 
+    /// The faults in the order of the file, to keep.
+    pub(crate) fn into_vec(self) -> Vec<Diagnostic> {
+        self.0
+    }
+
     /// The faults in the order of the file.
     pub fn iter(&self) -> impl Iterator<Item = &Diagnostic> {
         self.0.iter()

@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::check::{ADMIN_TOKEN_HINT, check_with};
+use super::check::{ADMIN_TOKEN_HINT, Checked, check_with};
 use super::diagnostics::{Diagnostic, Diagnostics, Fault};
 use super::{Config, Endpoint, ModelMatch, Overrides};
 
@@ -55,15 +55,33 @@ pub fn load(
     overrides: &Overrides,
     env: &dyn Fn(&str) -> Option<String>,
 ) -> Result<Config, ConfigError> {
-    let mut config = match source {
+    load_with_warnings(source, overrides, env).map(|checked| checked.config)
+}
+
+/// Like [`load`], with what is worth a look.
+///
+/// # Errors
+/// As [`load`].
+pub fn load_with_warnings(
+    source: &Source,
+    overrides: &Overrides,
+    env: &dyn Fn(&str) -> Option<String>,
+) -> Result<Checked, ConfigError> {
+    let mut checked = match source {
         Source::File(path) => {
             let text = read(path)?;
             check_with(&path.to_string_lossy(), &text, env, overrides)?
         }
         Source::Upstreams(endpoints) => check_with("--upstream", &file_of(endpoints)?, env, overrides)?,
     };
-    apply(overrides, &mut config)?;
-    Ok(config)
+    apply(overrides, &mut checked.config)?;
+    let file = match source {
+        Source::File(path) => Some(path.as_path()),
+        Source::Upstreams(_) => None,
+    };
+    let config = &mut checked.config;
+    config.drift.state = config.drift.state.clone().settled(config.admin.listen, file, env);
+    Ok(checked)
 }
 
 fn read(path: &Path) -> Result<String, ConfigError> {
@@ -178,6 +196,7 @@ mod tests {
             policy: Some(PolicyName::RoundRobin),
             served_model_name: Some("mine".into()),
             otlp_endpoint: Some("http://flag:4318".into()),
+            ..Overrides::default()
         };
         let env = |name: &str| (name == "OTEL_EXPORTER_OTLP_ENDPOINT").then(|| "http://env:4318".to_owned());
         let config = load(&upstreams(&["http://a:1"]), &overrides, &env).unwrap();

@@ -7,13 +7,19 @@ mod auth;
 mod canary;
 pub mod check;
 pub mod diagnostics;
+mod discovery;
+mod endpoint;
 mod engine;
 pub mod load;
 mod otel;
 pub mod paths;
 pub mod reload;
+pub mod schema;
 mod slo;
+mod state;
 mod telemetry;
+mod warmup;
+pub mod watch;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -24,9 +30,13 @@ use std::time::Duration;
 
 pub use self::auth::{Jwks, Jwt};
 pub use self::canary::{Canary, CanaryStep, OnBreach, QuantileRatios};
+pub use self::discovery::{DataParallel, Discovery, DnsRecords, DnsSource, KubernetesSource, ServicePort};
+pub use self::endpoint::{parse_endpoint, parse_name};
 pub use self::engine::{EngineKind, EngineProfile, Figure, FigureSource};
 pub use self::slo::{ItlBounds, Slo, TtftBound};
+pub use self::state::DriftState;
 pub use self::telemetry::{AccessLog, EngineSpansConfig, Otlp, OtlpProtocol, Sampling, Telemetry};
+pub use self::warmup::{Lora, WarmUp, WarmUpFeature, WarmUpLength};
 use crate::stage::StageBudget;
 use crate::units::Tokens;
 
@@ -72,14 +82,21 @@ pub struct Drift {
     pub availability: f64,
     /// Where findings are posted, in Alertmanager's form.
     pub webhook: Option<Endpoint>,
-    /// Where baselines are kept over restarts.
-    pub state: Option<PathBuf>,
+    /// Where baselines and findings are kept over restarts.
+    pub state: DriftState,
 }
 
 impl Default for Drift {
     fn default() -> Self {
         const DAY: Duration = Duration::from_secs(86_400);
-        Self { block: DAY, from: DAY * 35, to: DAY * 7, availability: 0.999, webhook: None, state: None }
+        Self {
+            block: DAY,
+            from: DAY * 35,
+            to: DAY * 7,
+            availability: 0.999,
+            webhook: None,
+            state: DriftState::Default,
+        }
     }
 }
 
@@ -230,8 +247,12 @@ pub struct Pool {
     pub engine: EngineKind,
     /// Where that engine's figures come from: `[pool.engine_profile]` over the built-in profile.
     pub engine_profile: Arc<EngineProfile>,
-    /// 1 to [`MAX_REPLICAS`], with distinct URLs and names.
+    /// Up to [`MAX_REPLICAS`], with distinct URLs and names; none only where it has another source.
     pub replicas: Vec<ReplicaSpec>,
+    /// `dns`, `file` and `kubernetes`: further replicas, found while running.
+    pub discovery: Discovery,
+    /// Engines behind each URL.
+    pub data_parallel: DataParallel,
     /// TLS of `https` replicas; `None` trusts the system's certificate store.
     pub tls: Option<PoolTls>,
     /// Sent upstream instead of the client's credential.
@@ -246,6 +267,12 @@ pub struct Pool {
     pub queue_target: Option<NonZeroU64>,
     /// `[pool.probe]`
     pub probe: Probe,
+    /// `[pool.warmup]`
+    pub warmup: WarmUp,
+    /// `pool.keep_alive.interval`: idle replicas are asked this often.
+    pub keep_alive: Option<Duration>,
+    /// `pool.lora`
+    pub lora: Lora,
     /// `pool.ejection.max_share`, 0 to 1.
     pub max_ejected_share: f64,
 }
@@ -277,6 +304,8 @@ pub struct ReplicaSpec {
     pub name: Arc<str>,
     /// Base URL, parsed.
     pub endpoint: Endpoint,
+    /// Where it runs, for people and labels.
+    pub zone: Option<Arc<str>>,
 }
 
 /// The base URL of a replica, taken apart.
@@ -449,6 +478,8 @@ pub struct Overrides {
     pub served_model_name: Option<Arc<str>>,
     /// `telemetry.otlp.endpoint`, a base URL.
     pub otlp_endpoint: Option<String>,
+    /// A secret or PEM file that is not on this machine is a warning: for checks on machines that have none.
+    pub allow_missing_secrets: bool,
 }
 
 /// A pool of a route.

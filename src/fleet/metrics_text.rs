@@ -9,7 +9,9 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use super::replica::Rank;
 use crate::config::{EngineProfile, Figure, FigureSource};
+use crate::routing::CacheFigures;
 
 /// Figures of one page.
 #[derive(Clone, Debug, PartialEq)]
@@ -25,6 +27,37 @@ struct Found<'p> {
 /// Parses a page.
 #[must_use]
 pub fn parse(page: &str, profile: &EngineProfile) -> EngineFigures {
+    read(page, profile, &|_| true)
+}
+
+/// Figures of one of the engines of a page.
+#[must_use]
+pub fn parse_rank(page: &str, profile: &EngineProfile, rank: Rank) -> EngineFigures {
+    // What has no such label is told for the process as a whole.
+    let is_own = |labels: &str| engine(labels).is_none_or(|engine| engine == rank.index);
+    let mut figures = read(page, profile, &is_own);
+    let blocks = &mut figures.0[Figure::KvBlocks as usize];
+    // Every rank of vLLM tells the blocks of all.
+    *blocks = blocks.map(|blocks| (blocks / f64::from(rank.of)).floor());
+    figures
+}
+
+/// How many engines of vLLM a page shows; 1 where their labels are not 0, 1, …: what is no index cannot be asked for.
+#[must_use]
+pub fn ranks(page: &str) -> u32 {
+    let of_series = |line: &str| engine(series(line.strip_prefix(RUNNING)?)?.0);
+    let mut found: Vec<u32> = page.lines().filter_map(of_series).collect();
+    found.sort_unstable();
+    found.dedup();
+    let is_counted = found.iter().zip(0..).all(|(rank, index)| *rank == index);
+    if is_counted { u32::try_from(found.len()).unwrap_or(1).clamp(1, MAX_RANKS) } else { 1 }
+}
+
+fn engine(labels: &str) -> Option<u32> {
+    label(labels, "engine")?.parse().ok()
+}
+
+fn read(page: &str, profile: &EngineProfile, is_own: &dyn Fn(&str) -> bool) -> EngineFigures {
     let mut found: Vec<Found<'_>> = Vec::new();
     let mut by_name: HashMap<&str, Vec<usize>> = HashMap::new();
     for source in profile.sources.iter().flat_map(|(_, sources)| sources) {
@@ -40,7 +73,7 @@ pub fn parse(page: &str, profile: &EngineProfile) -> EngineFigures {
         let name = line.split(['{', ' ', '\t']).next().unwrap_or_default();
         let Some(wanted) = by_name.get(name) else { continue };
         let Some((labels, value)) = series(&line[name.len()..]) else { continue };
-        if is_copy(labels, profile) {
+        if is_copy(labels, profile) || !is_own(labels) {
             continue;
         }
         for at in wanted {
@@ -94,8 +127,17 @@ impl EngineFigures {
         self.get(Figure::KvCacheUsage).or_else(by_blocks).filter(|usage| *usage <= 1.0)
     }
 
+    /// What the prefix cache found: by its totals, or else by the share that the engine tells.
+    #[must_use]
+    pub fn cache(&self) -> Option<CacheFigures> {
+        let totals = self.get(Figure::CacheQueries).zip(self.get(Figure::CacheHits));
+        let by_totals = totals.map(|(queries, hits)| CacheFigures::Totals { queries, hits });
+        by_totals.or_else(|| self.get(Figure::CacheHitRatio).map(CacheFigures::Share))
+    }
+
     /// What the profile expects and the page does not have.
-    pub(super) fn absent(&self, profile: &EngineProfile) -> Vec<&'static str> {
+    #[must_use]
+    pub fn absent(&self, profile: &EngineProfile) -> Vec<&'static str> {
         let is_absent = |figure: Figure| match figure {
             Figure::KvCacheUsage | Figure::KvBlocksUsed => self.kv_cache_usage().is_none(),
             // One tells what the two others do.
@@ -182,6 +224,9 @@ fn number(text: &str) -> Option<f64> {
     }
 }
 
+const RUNNING: &str = "vllm:num_requests_running";
+const MAX_RANKS: u32 = 64;
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -213,6 +258,28 @@ mod tests {
             vllm:kv_cache_usage_perc{engine=\"0\"} 0.25\nvllm:kv_cache_usage_perc{engine=\"1\"} 0.75\n";
         let (figures, _) = read(EngineKind::Vllm, page);
         assert_eq!((figures.get(F::Running), figures.kv_cache_usage()), (Some(5.0), Some(0.5)));
+    }
+
+    #[test]
+    fn each_engine_of_a_page_has_its_own_figures() {
+        use Figure as F;
+        let two = include_str!("../../tests/fixtures/vllm/metrics_dp2.txt");
+        let one = include_str!("../../tests/fixtures/vllm/metrics_under_load.txt");
+        assert_eq!((ranks(two), ranks(one), ranks("")), (2, 1, 1));
+        let hybrid = "vllm:num_requests_running{engine=\"4\"} 0\nvllm:num_requests_running{engine=\"5\"} 0\n";
+        assert_eq!(ranks(hybrid), 1);
+        let profile = EngineKind::Vllm.profile();
+        let page = "vllm:num_requests_running{engine=\"0\"} 3\nvllm:num_requests_running{engine=\"1\"} 2\n\
+            vllm:kv_cache_usage_perc{engine=\"0\"} 0.25\nvllm:kv_cache_usage_perc{engine=\"1\"} 0.75\n\
+            process_start_time_seconds 17\n";
+        for (index, running, usage) in [(0, 3.0, 0.25), (1, 2.0, 0.75)] {
+            let figures = parse_rank(page, &profile, Rank { index, of: 2 });
+            assert_eq!((figures.get(F::Running), figures.kv_cache_usage()), (Some(running), Some(usage)));
+            assert_eq!(figures.get(F::ProcessStart), Some(17.0));
+            let figures = parse_rank(two, &profile, Rank { index, of: 2 });
+            assert_eq!(figures.get(F::KvBlocks), Some(8_192.0));
+            assert!(figures.absent(&profile).is_empty());
+        }
     }
 
     #[test]

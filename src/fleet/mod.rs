@@ -4,6 +4,9 @@
 //! reads.
 
 pub(crate) mod answers;
+mod cold;
+pub mod discovery;
+pub(crate) mod life;
 pub mod metrics_text;
 mod model_list;
 mod outliers;
@@ -11,10 +14,14 @@ pub(crate) mod pick;
 mod poison;
 pub(crate) mod pool;
 mod probe;
+mod promise;
+mod prove;
 pub(crate) mod registry;
 pub(crate) mod replica;
 mod scrape;
+mod slow_start;
 mod speed;
 pub mod status;
 pub(crate) mod unasked;
 pub(crate) mod vitals;
+mod warmup;

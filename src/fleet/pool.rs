@@ -12,11 +12,12 @@ use smallvec::SmallVec;
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
+use super::life::{Event, ReplicaState};
 use super::outliers::{Standing, fails_alone, lower_median};
 use super::poison::PoisonPrompts;
+use super::promise::Promised;
 use super::replica::Replica;
 use super::speed::{LOOK_EVERY, Lasting};
-use super::status::ReplicaState;
 use super::vitals::BUSY_FOR;
 use crate::admission::PoolQueue;
 use crate::clock::{Clock, Stamp};
@@ -42,6 +43,10 @@ pub struct PoolState {
     retired: CancellationToken,
     pub(super) config: ArcSwap<Pool>,
     pub(super) replicas: ArcSwap<Vec<Arc<Replica>>>,
+    /// What its routes promise of it.
+    pub(super) promised: ArcSwap<Promised>,
+    /// Those that left and whose streams have not ended.
+    pub(super) draining: ArcSwap<Vec<Arc<Replica>>>,
     poison: PoisonPrompts,
 }
 
@@ -57,6 +62,8 @@ impl PoolState {
             retired: CancellationToken::new(),
             config: ArcSwap::from_pointee(config.clone()),
             replicas: ArcSwap::default(),
+            promised: ArcSwap::default(),
+            draining: ArcSwap::default(),
             poison: PoisonPrompts::default(),
         })
     }
@@ -74,6 +81,7 @@ impl PoolState {
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut looked_at = Stamp::default();
         while self.retired.run_until_cancelled(ticks.tick()).await.is_some() {
+            self.sweep();
             let replicas = self.replicas();
             let targets = replicas.iter().map(|replica| &replica.target);
             let ready = replicas.iter().filter(|replica| replica.is_ready()).map(|replica| &replica.target);
@@ -85,6 +93,39 @@ impl PoolState {
                 self.compare(&replicas, now);
             }
         }
+    }
+
+    /// Retires replicas; they are listed until their streams have ended.
+    pub(super) fn drain(&self, replicas: Vec<Arc<Replica>>) {
+        replicas.iter().for_each(|replica| replica.retire());
+        let is_busy = |replica: &Arc<Replica>| replica.target.load.inflight() > 0;
+        let busy: Vec<_> = replicas.into_iter().filter(is_busy).collect();
+        if !busy.is_empty() {
+            self.draining.rcu(|before| before.iter().chain(&busy).cloned().collect::<Vec<_>>());
+        }
+    }
+
+    /// Lets those go whose streams have ended.
+    fn sweep(&self) {
+        let draining = self.draining.load();
+        let is_busy = |replica: &&Arc<Replica>| replica.target.load.inflight() > 0;
+        if draining.is_empty() || draining.iter().all(|replica| is_busy(&replica)) {
+            return;
+        }
+        for replica in draining.iter().filter(|replica| !is_busy(replica)) {
+            let served = replica.served();
+            tracing::info!(pool = %served.pool, replica = %served.replica, "replica is gone: its streams have ended");
+        }
+        drop(draining);
+        self.draining.rcu(|before| before.iter().filter(is_busy).cloned().collect::<Vec<_>>());
+    }
+
+    /// Every replica, also those that left; of two with one name the one that did not.
+    pub(super) fn listed(&self) -> Vec<Arc<Replica>> {
+        let replicas = self.replicas.load();
+        let draining = self.draining.load();
+        let is_apart = |left: &&Arc<Replica>| !replicas.iter().any(|replica| replica.name() == left.name());
+        draining.iter().filter(is_apart).chain(replicas.iter()).cloned().collect()
     }
 
     /// The configuration that was applied last.
@@ -131,12 +172,12 @@ impl PoolState {
         replica.answers.failed(now);
         let (price, usual) = self.beside_others(replica, |other| other.answers.price(now));
         let standing = Standing::of(price, usual, 1.0);
-        replica.target.set_standing(standing.success, standing.share);
+        replica.set_standing(standing.success, standing.share);
         let (own, peers) = self.beside_others(replica, |other| other.answers.failure_rate(now));
         let is_sick = is_down || is_on_trial || fails_alone(own, peers);
         if is_sick && replica.is_ready() && self.may_eject() {
             if is_refused {
-                replica.enter(ReplicaState::Ejected, &failure.to_string());
+                replica.happened(Event::Refused, &failure.to_string());
             } else {
                 replica.eject(&failure.to_string(), Duration::ZERO, now);
             }
@@ -182,7 +223,11 @@ impl PoolState {
             let lasting = replica.speed.looked(slowness);
             let counts = if lasting == Lasting::Ordinary { 1.0 } else { slowness };
             let standing = Standing::of(own, peers, counts);
-            replica.target.set_standing(standing.success, standing.share);
+            let is_slow_start_over = replica.warmth.looked(slowness, now);
+            replica.set_standing(standing.success, standing.share);
+            if is_slow_start_over {
+                tracing::info!(pool = %self.name, replica = %replica.name(), "replica gets its full share");
+            }
             if lasting == Lasting::TooSlow && self.may_eject() {
                 let reason = format!("{slowness:.0} times as slow as the pool's others");
                 replica.eject(&reason, SLOW_REST, now);
@@ -201,15 +246,45 @@ impl PoolState {
     fn may_eject(&self) -> bool {
         let replicas = self.replicas.load();
         let ready = replicas.iter().filter(|r| r.is_ready()).count();
-        let ejected = replicas.iter().filter(|r| r.state() == ReplicaState::Ejected).count();
+        let ejected = replicas.iter().filter(|r| r.state().is_left()).count();
         let size = replicas.len().max(1) as f64;
         ready > 1 && (ejected + 1) as f64 / size <= self.config.load().max_ejected_share.max(1.0 / size)
     }
 
     /// The prober found a replica's process gone: its cache with it, and the prompts in flight when it broke are suspects.
     pub(super) fn died(&self, replica: &Replica, now: Stamp) {
+        self.forgets(replica, now);
+        // Its successor counts from zero: that is no second restart.
+        replica.scraped.store(None);
+        replica.warmth.lost(replica.vitals.refused_since().unwrap_or(now));
+    }
+
+    /// Another process answers at a replica: nothing of the former one's cache is there.
+    pub(super) fn forgets(&self, replica: &Replica, now: Stamp) {
         self.dispatcher.forget(replica.slot());
         self.poison.confirm(replica.slot(), now);
+    }
+
+    /// A replica passed its warm-up, as far as it had to: it takes traffic, slowly at first where others served before.
+    pub(super) fn warmed(&self, replica: &Replica, reason: &str, now: Stamp) {
+        // It may have restarted meanwhile.
+        if !matches!(replica.state(), ReplicaState::Warming | ReplicaState::Ready) {
+            return;
+        }
+        let cold = replica.warmth.cold();
+        let served_before = |other: &Arc<Replica>| {
+            let before = other.warmth.warm_since().zip(cold).is_some_and(|(warm, cold)| warm <= cold.since);
+            other.slot() != replica.slot() && other.is_ready() && before
+        };
+        let joins = self.replicas.load().iter().any(served_before);
+        let took = replica.warmth.warmed(now, joins, self.config.load().warmup.slow_start);
+        replica.speed.forget();
+        replica.set_standing(1.0, 1.0);
+        replica.happened(Event::Warmed, reason);
+        if let Some(took) = took {
+            let seconds = took.as_secs_f64();
+            tracing::info!(pool = %self.name, replica = %replica.name(), seconds, "cold start");
+        }
     }
 
     /// How much longer a prompt is refused, if it was in flight at two replica deaths.

@@ -12,10 +12,10 @@ use std::time::Duration;
 use http::StatusCode;
 use serde_json::json;
 
+use super::life::{Event, ReplicaState};
 use super::model_list;
 use super::pool::PoolState;
 use super::replica::Replica;
-use super::status::ReplicaState;
 use super::unasked::UnaskedStream;
 use super::vitals::{BUSY_FOR, REFUSED_TWICE};
 use crate::clock::{Clock, Stamp};
@@ -32,7 +32,7 @@ pub(super) struct Prober {
     pub clock: Clock,
 }
 
-enum ProbeResult {
+pub(super) enum ProbeResult {
     Answered(ProbeKind),
     Refused,
     /// 503 or 429.
@@ -47,35 +47,75 @@ impl Prober {
     /// The probe loop, until the replica is removed.
     pub(super) async fn run(self) {
         let mut known: Option<ProbeKind> = None;
-        let mut misses = 0_u32;
+        let now = self.clock.now();
+        let mut rhythm = Rhythm { misses: 0, looked: now, kept: now };
+        let mut due = Due::Probe;
         loop {
             let config = self.pool.config();
-            let sent = self.clock.now();
-            let result = self.probe(&config, &mut known).await;
-            if matches!(result, ProbeResult::Answered(ProbeKind::Completion)) && !self.replica.is_ready() {
-                self.learn_unasked(&config).await;
-            }
-            let is_proved = matches!(result, ProbeResult::Answered(_));
-            self.replica.probe_failures.fetch_add(u64::from(!is_proved), Ordering::Relaxed);
-            misses = match result {
-                ProbeResult::Answered(_) => 0,
-                ProbeResult::NotSent => misses,
-                _ => misses.saturating_add(1),
+            let turn = async {
+                match due {
+                    Due::KeepAlive => {
+                        self.keep_warm(&config, known.unwrap_or(config.probe.kind)).await;
+                        rhythm.kept = self.clock.now();
+                    }
+                    Due::Probe => {
+                        self.turn(&config, &mut known, &mut rhythm.misses).await;
+                        rhythm.looked = self.clock.now();
+                    }
+                }
             };
-            self.apply(&result, misses, sent);
-            if self.wait(misses).await.is_none() {
+            if self.replica.removed.run_until_cancelled(turn).await.is_none() {
                 return;
+            }
+            match self.wait(&mut rhythm).await {
+                Some(next) => due = next,
+                None => return,
             }
         }
     }
 
-    /// Waits until the next probe is due; `None` once the replica is removed.
-    async fn wait(&self, misses: u32) -> Option<()> {
+    /// One probe, and what it leads to: proofs and warm-up before traffic.
+    async fn turn(&self, config: &Pool, known: &mut Option<ProbeKind>, misses: &mut u32) {
+        let replica = &self.replica;
+        let warms_again = self.begin_again();
+        replica.happened(Event::Asked, "asked");
+        let sent = self.clock.now();
+        let mut result = self.probe(config, known).await;
+        if let ProbeResult::Answered(kind) = result
+            && !replica.is_ready()
+        {
+            if kind == ProbeKind::Completion {
+                self.learn_unasked(config).await;
+            }
+            result = self.prove(config, kind).await;
+        }
+        let is_proved = matches!(result, ProbeResult::Answered(_));
+        replica.probe_failures.fetch_add(u64::from(!is_proved), Ordering::Relaxed);
+        *misses = match result {
+            ProbeResult::Answered(_) => 0,
+            ProbeResult::NotSent => *misses,
+            _ => misses.saturating_add(1),
+        };
+        self.apply(&result, *misses, sent);
+        if let ProbeResult::Answered(kind) = result
+            && (warms_again || replica.state() == ReplicaState::Warming)
+            && let Err(lost) = self.warm_up(config, kind).await
+        {
+            *misses = 1;
+            self.apply(&lost, *misses, sent);
+        }
+    }
+
+    /// Waits until something is due; `None` once the replica is removed.
+    async fn wait(&self, rhythm: &mut Rhythm) -> Option<Due> {
+        let misses = rhythm.misses;
         loop {
-            let interval = self.pool.config().probe.interval;
-            let pause = match self.replica.state() {
+            let config = self.pool.config();
+            let interval = config.probe.interval;
+            let state = self.replica.state();
+            let pause = match state {
                 ReplicaState::Ready if misses == 0 => interval,
-                ReplicaState::Ejected if misses == 0 => self.replica.hold_off(interval, self.clock.now()),
+                _ if state.is_left() && misses == 0 => self.replica.hold_off(interval, self.clock.now()),
                 // Requests there wait to learn whether their process is gone.
                 _ if self.replica.vitals.refused_since().is_some()
                     && self.replica.target.load.inflight() > 0 =>
@@ -84,22 +124,45 @@ impl Prober {
                 }
                 _ => (FIRST_RETRY * 2_u32.saturating_pow(misses.min(6))).min(interval),
             };
+            let left = pause.saturating_sub(self.clock.now().since(rhythm.looked));
+            let idle = config.keep_alive.map_or(left, |interval| self.until_idle(interval, rhythm.kept));
             // Each arm is cancel-safe: a notification not taken stays stored.
             let is_forced = tokio::select! {
                 () = self.replica.removed.cancelled() => return None,
                 () = self.replica.vitals.check_now.notified() => true,
-                () = tokio::time::sleep(pause) => false,
+                () = tokio::time::sleep(left.min(idle)) => false,
             };
-            if self.replica.state() == ReplicaState::Ejected && is_forced && misses == 0 {
+            if self.replica.state().is_left() && is_forced && misses == 0 {
                 // Just ejected by failed requests: an immediate probe would reinstate it at once.
                 let hold_off = self.replica.hold_off(interval, self.clock.now());
                 self.replica.removed.run_until_cancelled(tokio::time::sleep(hold_off)).await?;
             }
-            let proved = self.clock.now().since(self.replica.vitals.last_answer()) < interval;
-            if is_forced || !self.replica.is_ready() || !proved {
-                return Some(());
+            if is_forced {
+                return Some(Due::Probe);
             }
+            let is_idle = |interval| self.until_idle(interval, rhythm.kept).is_zero();
+            if self.replica.is_ready() && config.keep_alive.is_some_and(is_idle) {
+                return Some(Due::KeepAlive);
+            }
+            if idle < left {
+                continue;
+            }
+            let now = self.clock.now();
+            let is_proved = now.since(self.replica.vitals.last_answer()) < interval;
+            if !self.replica.is_ready() || !is_proved {
+                return Some(Due::Probe);
+            }
+            rhythm.looked = now;
         }
+    }
+
+    /// How long until nobody has asked it for `interval`, its own keep-alive included.
+    fn until_idle(&self, interval: Duration, kept: Stamp) -> Duration {
+        let last = self.replica.vitals.last_answer().max(kept);
+        if self.replica.target.load.inflight() > 0 || !self.replica.is_ready() {
+            return interval;
+        }
+        interval.saturating_sub(self.clock.now().since(last))
     }
 
     fn apply(&self, result: &ProbeResult, misses: u32, sent: Stamp) {
@@ -113,7 +176,8 @@ impl Prober {
                     _ if replica.is_due_for_trial() => "answered; on trial after failed requests",
                     _ => "answered",
                 };
-                replica.enter(ReplicaState::Ready, reason);
+                let is_cold = replica.warmth.cold().is_some();
+                replica.happened(if is_cold { Event::ProvedCold } else { Event::Proved }, reason);
             }
             ProbeResult::Refused => {
                 replica.vitals.refused(now);
@@ -121,15 +185,15 @@ impl Prober {
                 if replica.target.load.inflight() == 0 || replica.vitals.is_gone(REFUSED_TWICE) {
                     self.pool.died(replica, now);
                 }
-                replica.enter(ReplicaState::Ejected, "connect refused");
+                replica.happened(Event::Refused, "connect refused");
             }
             ProbeResult::TimedOut => {
                 replica.vitals.frozen(sent);
                 let is_still = replica.vitals.frozen_since().is_some();
-                if replica.state() == ReplicaState::Probing {
-                    replica.enter(ReplicaState::Probing, "probe not answered in time");
+                if replica.state().is_coming() {
+                    replica.happened(Event::Unproved, "probe not answered in time");
                 } else if misses >= MISSES_TO_EJECT && is_still && !self.is_computing(now) {
-                    replica.enter(ReplicaState::Ejected, "probe not answered in time, and nothing moves");
+                    replica.happened(Event::Unproved, "probe not answered in time, and nothing moves");
                 } else {
                     replica.answers.pause(now, self.pool.config().probe.timeout);
                 }
@@ -139,16 +203,13 @@ impl Prober {
                 match replica.state() {
                     ReplicaState::Ready if is_moving => replica.answers.refused(now),
                     ReplicaState::Ready if misses < MISSES_TO_EJECT => {}
-                    ReplicaState::Probing => replica.enter(ReplicaState::Probing, why),
-                    _ => replica.enter(ReplicaState::Ejected, why),
+                    _ => replica.happened(Event::Unproved, why),
                 }
             }
             ProbeResult::NotSent => {}
             ProbeResult::Failed(why) => {
-                if replica.state() == ReplicaState::Probing {
-                    replica.enter(ReplicaState::Probing, why);
-                } else if misses >= MISSES_TO_EJECT {
-                    replica.enter(ReplicaState::Ejected, why);
+                if replica.state().is_coming() || misses >= MISSES_TO_EJECT {
+                    replica.happened(Event::Unproved, why);
                 }
             }
         }
@@ -186,7 +247,11 @@ impl Prober {
 
     async fn ask(&self, config: &Pool, kind: ProbeKind) -> ProbeResult {
         let models = self.replica.models.load_full();
-        let model = models.first().map_or("", |m| &*m.id);
+        self.ask_for(config, kind, models.first().map_or("", |m| &*m.id)).await
+    }
+
+    /// Asks for the least that proves that this model is answered.
+    pub(super) async fn ask_for(&self, config: &Pool, kind: ProbeKind, model: &str) -> ProbeResult {
         let (path, body) = match kind {
             ProbeKind::Completion | ProbeKind::Auto => {
                 ("/v1/completions", json!({ "model": model, "prompt": config.probe.prompt, "max_tokens": 1 }))
@@ -243,29 +308,59 @@ impl Prober {
         self.replica.unasked.store(unasked.map(Arc::new));
     }
 
+    fn spoke(&self) {
+        if self.replica.warmth.cold().is_some() {
+            self.replica.happened(Event::Listens, "listens again");
+        }
+        self.replica.happened(Event::Spoke, "answers HTTP");
+    }
+
     /// Reads `/v1/models`; an engine without it is probed all the same.
-    async fn list_models(&self, config: &Pool) -> Result<(), ProbeResult> {
+    pub(super) async fn list_models(&self, config: &Pool) -> Result<(), ProbeResult> {
         match self.call(config, &config.engine_profile.models_path, None).send(&self.connector).await {
             Ok((StatusCode::OK, body)) => {
+                self.spoke();
                 self.replica.models.store(Arc::new(model_list::parse(&body)));
                 Ok(())
             }
-            Ok(_) | Err(CallError::Broken(_)) => Ok(()),
+            Ok((StatusCode::SERVICE_UNAVAILABLE, _)) | Err(CallError::Broken(_)) => Ok(()),
+            Ok(_) => {
+                self.spoke();
+                Ok(())
+            }
             Err(CallError::Refused) => Err(ProbeResult::Refused),
             Err(CallError::Timeout) => Err(ProbeResult::TimedOut),
             Err(CallError::NoResources) => Err(ProbeResult::NotSent),
         }
     }
 
-    fn call<'a>(&'a self, config: &'a Pool, path: &'a str, body: Option<&'a str>) -> Call<'a> {
+    pub(super) fn call<'a>(&'a self, config: &'a Pool, path: &'a str, body: Option<&'a str>) -> Call<'a> {
         Call {
             endpoint: &self.replica.endpoint,
             key: config.engine_api_key.as_ref(),
             path,
             body,
             timeout: config.probe.timeout,
+            rank: self.replica.rank.map(|rank| rank.index),
         }
     }
+}
+
+/// What the loop does next.
+#[derive(Clone, Copy)]
+enum Due {
+    Probe,
+    KeepAlive,
+}
+
+/// What the loop has done.
+struct Rhythm {
+    /// Probes in a row without an answer.
+    misses: u32,
+    /// The last probe, or when it was not needed.
+    looked: Stamp,
+    /// The last keep-alive.
+    kept: Stamp,
 }
 
 const AUTO_ORDER: [ProbeKind; 4] =

@@ -1,30 +1,26 @@
 //! All pools and their replicas, across reloads.
 //!
-//! A replica is its URL: a reload that changes its name, its pool's revision or limits leaves state, connections and everything
-//! learned as they are; under another pool it starts ready where it was ready before. Those no longer configured drain: their
-//! streams run to the end, their tasks stop. Where all of a pool are replaced, the old ones serve until a new one is ready.
+//! A reload opens and drops pools and hands each its configuration; who belongs to a pool, and how replicas join and leave it, is
+//! [`super::discovery`]'s affair. Under another pool a replica starts ready where it was ready before.
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use http::HeaderValue;
 use parking_lot::Mutex;
 use tokio_util::task::TaskTracker;
 
+use super::discovery::means::Means;
+use super::discovery::membership::{Membership, SLOTS};
+use super::discovery::{ChangeError, ReplicaChange, SourceStatus};
 use super::pool::PoolState;
-use super::probe::Prober;
-use super::replica::{Replica, ReplicaParts};
-use super::scrape::Scraper;
-use super::status::{PoolCalibration, ReplicaState, ReplicaStatus};
+use super::promise::Promised;
+use super::replica::Replica;
+use super::status::{PoolCalibration, ReplicaStatus};
 use crate::clock::Clock;
-use crate::config::{Config, MAX_REPLICAS, Pool, ReplicaSpec};
+use crate::config::{Config, Pool, ReplicaSpec};
 use crate::listener::tls::TlsError;
-use crate::record::Served;
-use crate::routing::SlotSet;
 use crate::upstream::connect::Connector;
-use crate::upstream::pool::ConnectionPool;
 
 /// All pools.
 #[derive(Debug)]
@@ -34,8 +30,10 @@ pub struct Fleet {
     tracker: TaskTracker,
     tasks: tokio::runtime::Handle,
     pools: ArcSwap<Vec<Arc<PoolState>>>,
+    /// Of the same pools, in the same order.
+    memberships: ArcSwap<Vec<Arc<Membership>>>,
     /// Pools that the last configuration dropped, until requests see the new one.
-    dropped: Mutex<Vec<Arc<PoolState>>>,
+    dropped: Mutex<Vec<Arc<Membership>>>,
     /// By pool: each has TLS settings of its own.
     connectors: Mutex<HashMap<Arc<str>, Connector>>,
 }
@@ -55,6 +53,7 @@ impl Fleet {
             tracker,
             tasks,
             pools: ArcSwap::default(),
+            memberships: ArcSwap::default(),
             dropped: Mutex::default(),
             connectors: Mutex::default(),
         }
@@ -92,23 +91,26 @@ impl Fleet {
     /// Opens and changes pools until they match a configuration; returns them in its order. Those that it drops serve until
     /// [`Fleet::retire_dropped`].
     pub fn apply(&self, config: &Config) -> Arc<Vec<Arc<PoolState>>> {
-        let before = self.pools.load_full();
-        let after: Vec<Arc<PoolState>> = config
+        let former = self.pools.load_full();
+        let before = self.memberships.load_full();
+        let after: Vec<Arc<Membership>> = config
             .pools
             .iter()
             .map(|pool| {
-                let state = before.iter().find(|p| p.name == pool.name).cloned();
+                let state = before.iter().find(|known| known.pool.name == pool.name).cloned();
                 let state = state.unwrap_or_else(|| self.open(pool));
-                self.apply_pool(&state, pool, &before);
-                state.queue.share(config.queues(pool));
+                state.pool.promised.store(Arc::new(Promised::of(config, pool)));
+                state.configure(pool, &former);
+                state.pool.queue.share(config.queues(pool));
                 state
             })
             .collect();
         let gone = before.iter().filter(|p| !after.iter().any(|a| Arc::ptr_eq(a, p)));
         self.dropped.lock().extend(gone.cloned());
-        let after = Arc::new(after);
-        self.pools.store(Arc::clone(&after));
-        after
+        let pools: Arc<Vec<_>> = Arc::new(after.iter().map(|known| Arc::clone(&known.pool)).collect());
+        self.memberships.store(Arc::new(after));
+        self.pools.store(Arc::clone(&pools));
+        pools
     }
 
     /// Retires the pools that the last configuration dropped: no request can choose them any more.
@@ -120,15 +122,43 @@ impl Fleet {
 
     /// Ends every task of the fleet.
     pub fn retire(&self) {
-        for pool in self.pools.load().iter() {
-            pool.retire();
+        for membership in self.memberships.load().iter() {
+            membership.retire();
         }
     }
 
-    fn open(&self, config: &Pool) -> Arc<PoolState> {
+    fn open(&self, config: &Pool) -> Arc<Membership> {
         let pool = PoolState::new(config, SLOTS);
         self.tracker.spawn_on(Arc::clone(&pool).refresh(self.clock), &self.tasks);
-        pool
+        let means = Means {
+            connector: self.connector_of(&pool.name),
+            clock: self.clock,
+            tracker: self.tracker.clone(),
+            tasks: self.tasks.clone(),
+        };
+        Membership::new(pool, means)
+    }
+
+    /// State of every source of replicas.
+    pub fn sources(&self) -> Vec<SourceStatus> {
+        self.memberships.load().iter().flat_map(|membership| membership.sources()).collect()
+    }
+
+    /// An operator changes a pool; returns the pool's name and the replica.
+    ///
+    /// # Errors
+    /// [`ChangeError`]; nothing has changed then.
+    pub fn change(&self, change: &ReplicaChange) -> Result<(Arc<str>, ReplicaSpec), ChangeError> {
+        let memberships = self.memberships.load();
+        let membership = match (&change.pool, memberships.as_slice()) {
+            (None, [only]) => Some(only),
+            (None, _) => None,
+            (Some(name), all) => all.iter().find(|known| *known.pool.name == **name),
+        };
+        let names = || memberships.iter().map(|known| &*known.pool.name).collect::<Vec<_>>().join(", ");
+        let unknown = || ChangeError::UnknownPool(change.pool.clone().unwrap_or_default(), names());
+        let membership = membership.ok_or_else(unknown)?;
+        Ok((Arc::clone(&membership.pool.name), membership.change(change)?))
     }
 
     /// Status of every replica.
@@ -137,9 +167,24 @@ impl Fleet {
         let mut all = Vec::new();
         for pool in self.pools.load().iter() {
             let limits = pool.engine_limits();
-            all.extend(pool.replicas.load().iter().map(|replica| replica.status(now, &limits)));
+            all.extend(pool.listed().iter().map(|replica| replica.status(now, &limits)));
         }
         all
+    }
+
+    /// Has replicas of a pool warmed up again, one of them or all; returns the names of those that it concerns.
+    pub fn warm_up(&self, pool: &str, replica: Option<&str>) -> Vec<Arc<str>> {
+        let pools = self.pools.load();
+        let replicas = pools
+            .iter()
+            .filter(|state| &*state.name == pool)
+            .flat_map(|state| state.replicas().iter().map(Arc::clone).collect::<Vec<_>>());
+        let chosen = replicas.filter(|one| replica.is_none_or(|name| &*one.name() == name));
+        let warmed = chosen.map(|one| {
+            one.warm_again();
+            one.name()
+        });
+        warmed.collect()
     }
 
     /// How well each pool's TTFT is predicted. Sorts the samples of every replica: for the admin API, not for loops.
@@ -153,116 +198,16 @@ impl Fleet {
         };
         self.pools.load().iter().map(of_pool).collect()
     }
-
-    fn apply_pool(&self, state: &Arc<PoolState>, config: &Pool, former: &[Arc<PoolState>]) {
-        state.config.store(Arc::new(config.clone()));
-        let before = state.replicas.load_full();
-        let mut after: Vec<Arc<Replica>> = Vec::with_capacity(config.replicas.len());
-        for spec in &config.replicas {
-            if let Some(kept) = before.iter().find(|replica| replica.endpoint == spec.endpoint) {
-                kept.relabel(served(config, spec));
-                kept.connections.set_limit(config.max_connections.get());
-                after.push(Arc::clone(kept));
-                continue;
-            }
-            let used: SlotSet = before.iter().chain(&after).map(|r| r.slot()).collect();
-            let slot = (0..SLOTS).find(|slot| !used.contains(*slot));
-            let slot = slot.expect("invariant: config::check bounds a pool to half of its slots");
-            state.dispatcher.forget(slot);
-            let replica = self.start(state, config, spec, slot);
-            let elsewhere = former.iter().filter(|pool| !Arc::ptr_eq(pool, state));
-            if let Some(old) = elsewhere.flat_map(|pool| ready_at(pool, spec)).next() {
-                replica.models.store(old.models.load_full());
-                replica.enter(ReplicaState::Ready, "was ready in another pool");
-            }
-            after.push(replica);
-        }
-        let is_gone = |replica: &&Arc<Replica>| !after.iter().any(|a| Arc::ptr_eq(a, replica));
-        let gone: Vec<_> = before.iter().filter(is_gone).cloned().collect();
-        let is_bridged = gone.iter().any(|old| old.is_ready()) && !after.iter().any(|new| new.is_ready());
-        if is_bridged {
-            after.extend(gone);
-            state.replicas.store(Arc::new(after));
-            self.tracker.spawn_on(hand_over(Arc::clone(state)), &self.tasks);
-        } else {
-            state.replicas.store(Arc::new(after));
-            gone.iter().for_each(|replica| replica.retire());
-        }
-    }
-
-    fn start(&self, pool: &Arc<PoolState>, config: &Pool, spec: &ReplicaSpec, slot: usize) -> Arc<Replica> {
-        let endpoint = spec.endpoint.clone();
-        let host = HeaderValue::from_str(&endpoint.authority());
-        let (connector, clock) = (self.connector_of(&pool.name), self.clock);
-        let replica = Replica::new(ReplicaParts {
-            slot,
-            served: served(config, spec),
-            // `config::check` lets only hosts through that are valid authorities.
-            host: host.unwrap_or_else(|_| HeaderValue::from_static("replica")),
-            connections: ConnectionPool::new(
-                endpoint.clone(),
-                connector.clone(),
-                clock,
-                config.max_connections.get(),
-            ),
-            endpoint,
-        });
-        let prober = Prober {
-            pool: Arc::clone(pool),
-            replica: Arc::clone(&replica),
-            connector: connector.clone(),
-            clock,
-        };
-        let scraper = Scraper { pool: Arc::clone(pool), replica: Arc::clone(&replica), connector, clock };
-        self.tracker.spawn_on(prober.run(), &self.tasks);
-        self.tracker.spawn_on(scraper.run(), &self.tasks);
-        replica
-    }
 }
-
-fn served(config: &Pool, spec: &ReplicaSpec) -> Served {
-    Served {
-        pool: Arc::clone(&config.name),
-        revision: Arc::clone(&config.revision),
-        replica: Arc::clone(&spec.name),
-        engine: config.engine.as_str().into(),
-        host: Arc::clone(&spec.endpoint.host),
-        port: spec.endpoint.port,
-    }
-}
-
-fn ready_at(pool: &PoolState, spec: &ReplicaSpec) -> Option<Arc<Replica>> {
-    pool.replicas().iter().find(|old| old.endpoint == spec.endpoint && old.is_ready()).cloned()
-}
-
-/// Retires the replicas that the configuration dropped once one that it has is ready, or after [`HAND_OVER`].
-async fn hand_over(pool: Arc<PoolState>) {
-    let is_configured =
-        |replica: &Replica| pool.config.load().replicas.iter().any(|spec| spec.endpoint == replica.endpoint);
-    let has_successor =
-        || pool.replicas.load().iter().any(|replica| is_configured(replica) && replica.is_ready());
-    let waits = async {
-        while !has_successor() {
-            tokio::time::sleep(LOOK_EVERY).await;
-        }
-    };
-    let _ = tokio::time::timeout(HAND_OVER, waits).await;
-    let all = pool.replicas();
-    let (stay, gone): (Vec<_>, Vec<_>) = all.iter().cloned().partition(|replica| is_configured(replica));
-    pool.replicas.store(Arc::new(stay));
-    gone.iter().for_each(|replica| replica.retire());
-}
-
-/// How long replicas serve on that no configuration has any more, where none of their successors is ready.
-const HAND_OVER: Duration = Duration::from_secs(60);
-const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// Replicas of one configuration, and of the one before it.
-const SLOTS: usize = 2 * MAX_REPLICAS;
 
 #[cfg(test)]
 mod tests {
+    use super::super::discovery::membership::LOOK_EVERY;
+    use super::super::life::Event;
     use super::*;
+    use crate::config::MAX_REPLICAS;
     use crate::config::check::check_str;
+    use crate::fleet::status::ReplicaState;
 
     #[tokio::test]
     async fn a_reload_may_replace_every_replica_of_the_largest_pool() {
@@ -293,7 +238,7 @@ mod tests {
         let fleet = fleet();
         let url = "http://127.0.0.9:1";
         let one = apply(&fleet, "p", "", &format!("\"{url}\"")).replicas()[0].clone();
-        one.enter(ReplicaState::Ready, "answered");
+        one.happened(Event::Adopted, "answered");
         let named = format!("{{ url = \"{url}\", name = \"gpu\" }}");
         let pool = apply(&fleet, "p", "revision = \"r2\"\nmax_connections = 7", &named);
         assert!(Arc::ptr_eq(&one, &pool.replicas()[0]));
@@ -312,11 +257,11 @@ mod tests {
         let fleet = fleet();
         let pool = apply(&fleet, "p", "", "\"http://127.0.0.9:1\"");
         let old = pool.replicas()[0].clone();
-        old.enter(ReplicaState::Ready, "answered");
+        old.happened(Event::Adopted, "answered");
         apply(&fleet, "p", "", "\"http://127.0.0.9:2\"");
         assert!(pool.is_ready() && pool.replicas().len() == 2);
         let new = pool.replicas()[0].clone();
-        new.enter(ReplicaState::Ready, "answered");
+        new.happened(Event::Adopted, "answered");
         while pool.replicas().len() == 2 {
             tokio::time::sleep(LOOK_EVERY).await;
         }

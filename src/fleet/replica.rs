@@ -1,15 +1,10 @@
 //! One replica: identity, state machine, and the shared values that the data path reads.
 //!
-//! ```text
-//! Probing ──a probe is answered──▶ Ready ──failures, or a failed probe──▶ Ejected
-//!                                    ▲                                      │
-//!                                    └────────a probe is answered───────────┘
-//! ```
-//! One that traffic proved sick comes back on trial. `Draining` is entered when the configuration drops the replica, and is
-//! final. Name and labels may change with the configuration; state, connections and everything learned stay.
+//! What states it passes is [`super::life`]'s affair. One that traffic proved sick comes back on trial. Name and labels may change
+//! with the configuration; state, connections and everything learned stay.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use arc_swap::{ArcSwap, ArcSwapOption};
@@ -18,11 +13,13 @@ use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
 use super::answers::Answers;
+use super::cold::Warmth;
+use super::life::{Event, LifeCycle};
 use super::speed::Speed;
-use super::status::{EngineCounters, OwnFailures, ReplicaState, ReplicaStatus};
+use super::status::{EngineCounters, LifeStatus, OwnFailures, ReplicaState, ReplicaStatus, WarmUpReport};
 use super::unasked::UnaskedStream;
 use super::vitals::Vitals;
-use crate::clock::Stamp;
+use crate::clock::{Clock, Stamp};
 use crate::config::Endpoint;
 use crate::record::Served;
 use crate::routing::{EngineLimits, Target, rendezvous};
@@ -33,6 +30,10 @@ use crate::upstream::pool::ConnectionPool;
 pub struct Replica {
     served: ArcSwap<Served>,
     pub endpoint: Endpoint,
+    /// Its place among the engines of its URL, where each of them is a target of its own.
+    pub rank: Option<Rank>,
+    /// What tells its process from an earlier one at the same URL, where its source says.
+    pub instance: Option<Arc<str>>,
     /// Value of the `Host` header.
     pub host: HeaderValue,
     /// The endpoint as text.
@@ -59,9 +60,22 @@ pub struct Replica {
     pub unasked: ArcSwapOption<UnaskedStream>,
     /// Cancelled when the configuration drops it: probes and scrapes end.
     pub removed: CancellationToken,
-    /// Index into [`ReplicaState::ALL`].
-    state: AtomicU8,
-    reason: Mutex<Arc<str>>,
+    /// It gets no new requests whatever its probes say; its source or an operator said so.
+    is_held: AtomicBool,
+    held_for: ArcSwapOption<&'static str>,
+    /// What it was before it took traffic, and for a while after.
+    pub(super) warmth: Warmth,
+    /// The last warm-up.
+    pub(super) warm_up: ArcSwapOption<WarmUpReport>,
+    /// Promised models that its engine does not list.
+    pub(super) lacks: ArcSwap<Arc<[Arc<str>]>>,
+    /// Start of the newest process that its page told, seconds since 1970 as bits; 0 where none is told.
+    pub(super) newest_process: AtomicU64,
+    /// It was asked for that it be warmed up again.
+    pub(super) warm_again: AtomicBool,
+    zone: Mutex<Option<Arc<str>>>,
+    life: LifeCycle,
+    clock: Clock,
     /// Ejections since it was last proved well.
     ejections: AtomicU32,
     /// Failed requests ejected it: it comes back on trial.
@@ -78,6 +92,15 @@ pub struct Life {
     pub slot: usize,
     /// How often it had become ready.
     pub number: u32,
+}
+
+/// One of several engines behind one URL (data parallelism).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rank {
+    /// From 0: the value of `X-data-parallel-rank`.
+    pub index: u32,
+    /// Engines behind the URL.
+    pub of: u32,
 }
 
 /// Counters of one scrape.
@@ -107,18 +130,27 @@ pub struct ReplicaParts {
     pub slot: usize,
     pub served: Served,
     pub endpoint: Endpoint,
+    /// Place among the engines of the endpoint.
+    pub rank: Option<Rank>,
+    /// Id of the process, where its source tells one.
+    pub instance: Option<Arc<str>>,
     /// Value of the `Host` header.
     pub host: HeaderValue,
     pub connections: Arc<ConnectionPool>,
+    pub zone: Option<Arc<str>>,
+    pub clock: Clock,
 }
 
 impl Replica {
-    /// A replica in state `Probing`.
+    /// A replica in state `Discovered`.
     pub fn new(parts: ReplicaParts) -> Arc<Self> {
         let url: Arc<str> = parts.endpoint.to_string().into();
+        let now = parts.clock.now();
         Arc::new(Self {
-            target: Target::new(parts.slot, rendezvous::identity(0, url.as_bytes())),
+            target: Target::new(parts.slot, identity(&url, parts.rank)),
             url,
+            rank: parts.rank,
+            instance: parts.instance,
             served: ArcSwap::from_pointee(parts.served),
             endpoint: parts.endpoint,
             host: parts.host,
@@ -133,8 +165,16 @@ impl Replica {
             models: ArcSwap::default(),
             unasked: ArcSwapOption::empty(),
             removed: CancellationToken::new(),
-            state: AtomicU8::new(0),
-            reason: Mutex::new("not probed yet".into()),
+            is_held: AtomicBool::new(false),
+            held_for: ArcSwapOption::empty(),
+            warmth: Warmth::new(now),
+            warm_up: ArcSwapOption::empty(),
+            lacks: ArcSwap::from_pointee(Arc::from([])),
+            newest_process: AtomicU64::new(0),
+            warm_again: AtomicBool::new(false),
+            zone: Mutex::new(parts.zone),
+            life: LifeCycle::new(now),
+            clock: parts.clock,
             ejections: AtomicU32::new(0),
             was_sick: AtomicBool::new(false),
             rests_until: AtomicU64::new(0),
@@ -163,28 +203,32 @@ impl Replica {
     }
 
     pub fn state(&self) -> ReplicaState {
-        let at = usize::from(self.state.load(Ordering::Acquire));
-        ReplicaState::ALL.get(at).copied().unwrap_or(ReplicaState::Probing)
+        self.life.state()
     }
 
     /// Whether it takes new requests.
     pub fn is_ready(&self) -> bool {
-        self.state() == ReplicaState::Ready
+        self.state() == ReplicaState::Ready && !self.is_held.load(Ordering::Relaxed)
     }
 
-    /// Changes the state and logs the change; from `Draining` does nothing.
-    pub fn enter(&self, state: ReplicaState, reason: &str) {
-        let before = self.state();
-        if before == ReplicaState::Draining {
-            return;
+    /// Takes new requests away for as long as there is a reason; streams, probes and scrapes go on.
+    pub fn hold(&self, reason: Option<&'static str>) {
+        if self.is_held.swap(reason.is_some(), Ordering::Relaxed) != reason.is_some() {
+            self.held_for.store(reason.map(Arc::new));
+            let served = self.served();
+            let (pool, replica) = (&*served.pool, &*served.replica);
+            tracing::info!(pool, replica, reason = reason.unwrap_or("released"), "replica held or released");
         }
-        *self.reason.lock() = reason.into();
-        if before == state {
-            return;
+    }
+
+    /// Takes an event of its life, with the reason that people are told, and logs a change of state.
+    pub(crate) fn happened(&self, event: Event, reason: &str) {
+        let now = self.clock.now();
+        if matches!(event, Event::Refused | Event::Unproved) {
+            self.warmth.not_yet();
         }
-        let code = ReplicaState::ALL.iter().position(|s| *s == state).unwrap_or(0);
-        self.state.store(u8::try_from(code).unwrap_or(0), Ordering::Release);
-        match state {
+        let Some(change) = self.life.apply(event, reason, now) else { return };
+        match change.to {
             ReplicaState::Ready => {
                 if self.was_sick.swap(false, Ordering::Relaxed) {
                     self.answers.begin_trial();
@@ -193,19 +237,21 @@ impl Replica {
                 }
                 self.lives.fetch_add(1, Ordering::Relaxed);
             }
-            ReplicaState::Ejected => {
+            ReplicaState::Ejected | ReplicaState::Unreachable => {
                 if self.answers.is_on_trial() {
                     self.was_sick.store(true, Ordering::Relaxed);
                 }
                 self.ejections.fetch_add(1, Ordering::Relaxed);
                 self.connections.drain();
             }
+            ReplicaState::Probing if event == Event::Restarted => self.connections.drain(),
             _ => {}
         }
         let served = self.served();
         tracing::info!(
             pool = %served.pool, replica = %served.replica,
-            from = before.as_str(), to = state.as_str(), reason, "replica changed state"
+            from = change.from.as_str(), to = change.to.as_str(), after = change.after.as_secs_f64(), reason,
+            "replica changed state"
         );
     }
 
@@ -216,7 +262,7 @@ impl Replica {
 
     /// Drains it and ends its tasks: it is no longer configured.
     pub fn retire(&self) {
-        self.enter(ReplicaState::Draining, "no longer configured");
+        self.happened(Event::Removed, "no longer part of the fleet");
         self.removed.cancel();
         self.connections.drain();
     }
@@ -225,7 +271,7 @@ impl Replica {
     pub fn eject(&self, reason: &str, rest: Duration, now: Stamp) {
         self.was_sick.store(true, Ordering::Relaxed);
         self.rests_until.store(now.after(rest).as_nanos(), Ordering::Relaxed);
-        self.enter(ReplicaState::Ejected, reason);
+        self.happened(Event::Sick, reason);
     }
 
     /// Whether failed requests ejected it, so that it comes back on trial.
@@ -233,8 +279,30 @@ impl Replica {
         self.was_sick.load(Ordering::Relaxed)
     }
 
+    /// Sets what its answers are worth beside the others', slow start included.
+    pub(super) fn set_standing(&self, success: f64, share: f64) {
+        self.target.set_standing(success, share * self.warmth.share());
+    }
+
+    /// Whether it became warm a short while ago, so that what it answers says little about its pool.
+    pub fn is_in_slow_start(&self) -> bool {
+        self.warmth.is_in_slow_start()
+    }
+
+    /// Has it warmed up again, as soon as its prober comes to it.
+    pub fn warm_again(&self) {
+        self.warm_again.store(true, Ordering::Relaxed);
+        self.vitals.check_now.notify_one();
+    }
+
+    /// Takes another zone from now on.
+    pub(super) fn set_zone(&self, zone: Option<Arc<str>>) {
+        *self.zone.lock() = zone;
+    }
+
     /// A first token or a whole answer came.
     pub fn succeeded(&self, now: Stamp) {
+        self.warmth.answered();
         let is_proved = self.answers.good(now) || !self.answers.is_on_trial();
         if is_proved && self.is_ready() && self.ejections.load(Ordering::Relaxed) != 0 {
             self.ejections.store(0, Ordering::Relaxed);
@@ -265,13 +333,28 @@ impl Replica {
         let signals = self.target.signals(now, limits);
         let load = self.target.load.view();
         let served = self.served.load();
+        let held = self.held_for.load();
+        let held = held.as_ref().filter(|_| self.state() == ReplicaState::Ready);
+        let passage = self.life.passage();
+        let cold_starts = self.warmth.cold_starts();
+        let life = LifeStatus {
+            since: now.since(passage.since),
+            entered: passage.entered,
+            cold_starts: cold_starts.count,
+            latest_cold_starts: cold_starts.latest.iter().copied().collect(),
+            is_in_slow_start: self.is_in_slow_start(),
+            warm_up: self.warm_up.load_full(),
+            lacks: Arc::clone(&self.lacks.load()),
+            zone: self.zone.lock().clone(),
+        };
         ReplicaStatus {
             pool: Arc::clone(&served.pool),
             revision: Arc::clone(&served.revision),
             replica: Arc::clone(&served.replica),
             url: Arc::clone(&self.url),
-            state: self.state(),
-            reason: Arc::clone(&self.reason.lock()),
+            state: if held.is_some() { ReplicaState::Draining } else { passage.state },
+            reason: held.map_or(passage.reason, |reason| (***reason).into()),
+            life,
             failure_ratio: self.answers.failure_rate(now).unwrap_or_default(),
             traffic_share: self.target.share(),
             is_on_trial: self.answers.is_on_trial(),
@@ -287,6 +370,20 @@ impl Replica {
             connections: self.connections.open(),
             models: self.models.load().iter().map(|m| Arc::clone(&m.id)).collect(),
         }
+    }
+}
+
+impl Drop for Replica {
+    fn drop(&mut self) {
+        self.happened(Event::Released, "its last stream has ended");
+    }
+}
+
+/// Ranks of one URL are told apart where keys are spread over replicas.
+fn identity(url: &str, rank: Option<Rank>) -> u64 {
+    match rank {
+        Some(rank) => rendezvous::identity(0, format!("{url}#{}", rank.index).as_bytes()),
+        None => rendezvous::identity(0, url.as_bytes()),
     }
 }
 

@@ -1,4 +1,4 @@
-//! Scrapes one engine's metrics page: one request at a time, jittered, with a timeout.
+//! Scrapes the metrics page of one URL: one request at a time, jittered, with a timeout.
 //!
 //! A failed scrape makes signals old, never bad: a slow page does not make a replica count as saturated. A refused
 //! connect is passed to the prober at once, and whether the engine's counters moved is evidence against a freeze. Where the page is
@@ -10,26 +10,45 @@ use std::time::Duration;
 
 use http::StatusCode;
 
+use super::discovery::means::Means;
+use super::discovery::report::Roll;
+use super::life::Event;
 use super::metrics_text;
 use super::pool::PoolState;
 use super::replica::{Replica, ScrapedCounters};
 use super::status::EngineCounters;
 use crate::clock::Clock;
-use crate::config::{Endpoint, EngineProfile, Figure};
+use crate::config::{DataParallel, Endpoint, EngineKind, EngineProfile, Figure, Pool};
 use crate::routing::EnginePage;
 use crate::upstream::call::{Call, CallError, KeptConnection};
 use crate::upstream::connect::Connector;
 
-/// Scrapes one replica.
+/// Scrapes the page of one URL.
 #[derive(Debug)]
 pub(super) struct Scraper {
-    pub pool: Arc<PoolState>,
-    pub replica: Arc<Replica>,
-    pub connector: Connector,
-    pub clock: Clock,
+    roll: Arc<dyn Roll>,
+    pool: Arc<PoolState>,
+    /// The first of them, for what is the URL's affair.
+    replica: Arc<Replica>,
+    /// Every target of the URL, in the order of its ranks.
+    targets: Vec<Arc<Replica>>,
+    connector: Connector,
+    clock: Clock,
 }
 
 impl Scraper {
+    /// For the targets of one URL; `None` without any.
+    pub(super) fn new(
+        roll: Arc<dyn Roll>,
+        pool: &Arc<PoolState>,
+        targets: Vec<Arc<Replica>>,
+        means: &Means,
+    ) -> Option<Self> {
+        let replica = Arc::clone(targets.first()?);
+        let (pool, connector) = (Arc::clone(pool), means.connector.clone());
+        Some(Self { roll, pool, replica, targets, connector, clock: means.clock })
+    }
+
     /// The scrape loop, until the replica is removed.
     pub(super) async fn run(self) {
         let mut kept = KeptConnection::default();
@@ -69,6 +88,7 @@ impl Scraper {
             path,
             body: None,
             timeout: interval.max(MIN_TIMEOUT),
+            rank: None,
         };
         let answer = call.send_on(&self.connector, kept).await;
         if !matches!(answer, Ok((StatusCode::OK, _))) {
@@ -80,16 +100,24 @@ impl Scraper {
             self.connected(is_own_port);
         }
         match answer {
-            Ok((StatusCode::OK, page)) => self.apply(&String::from_utf8_lossy(&page), profile),
+            Ok((StatusCode::OK, page)) => {
+                let page = String::from_utf8_lossy(&page);
+                self.find_ranks(&page, &config);
+                for replica in &self.targets {
+                    self.apply(replica, &page, profile);
+                }
+            }
             Ok(_) => {
                 let expected: Vec<_> = profile.sources.iter().map(|(figure, _)| figure.as_str()).collect();
                 self.note_absent(&expected);
                 return false;
             }
             Err(CallError::Refused) if is_own_port => {
-                self.replica.vitals.refused(self.clock.now());
-                if self.replica.is_ready() {
-                    self.replica.vitals.check_now.notify_one();
+                for replica in &self.targets {
+                    replica.vitals.refused(self.clock.now());
+                    if replica.is_ready() {
+                        replica.vitals.check_now.notify_one();
+                    }
                 }
                 return true;
             }
@@ -99,16 +127,33 @@ impl Scraper {
     }
 
     fn connected(&self, is_own_port: bool) {
-        if is_own_port && self.replica.vitals.refused_since().is_some() {
-            self.replica.vitals.connected();
-            self.replica.vitals.check_now.notify_one();
+        for replica in self.targets.iter().filter(|_| is_own_port) {
+            if replica.vitals.refused_since().is_some() {
+                replica.vitals.connected();
+                replica.vitals.check_now.notify_one();
+            }
         }
     }
 
-    fn apply(&self, page: &str, profile: &EngineProfile) {
-        let figures = metrics_text::parse(page, profile);
-        self.note_absent(&figures.absent(profile));
-        let replica = &self.replica;
+    /// A page of several engines makes each of them a target, unless the configuration says how many there are.
+    fn find_ranks(&self, page: &str, config: &Pool) {
+        if config.engine == EngineKind::Vllm && config.data_parallel == DataParallel::Auto {
+            let ranks = metrics_text::ranks(page);
+            // One engine again is what a restarted process shows, too, while its others start.
+            if ranks > 1 {
+                Arc::clone(&self.roll).saw_ranks(&self.replica.endpoint, ranks);
+            }
+        }
+    }
+
+    fn apply(&self, replica: &Arc<Replica>, page: &str, profile: &EngineProfile) {
+        let figures = match replica.rank {
+            Some(rank) => metrics_text::parse_rank(page, profile, rank),
+            None => metrics_text::parse(page, profile),
+        };
+        if Arc::ptr_eq(replica, &self.replica) {
+            self.note_absent(&figures.absent(profile));
+        }
         let counters = EngineCounters {
             preemptions: figures.get(Figure::Preemptions),
             generated: figures.get(Figure::GeneratedTokens),
@@ -118,9 +163,15 @@ impl Scraper {
         let before = replica.scraped.swap(Some(Arc::new(scraped)));
         // A restarted process has an empty cache.
         if before.as_ref().is_some_and(|before| scraped.is_of_another_process(before)) {
-            self.pool.died(replica, self.clock.now());
+            self.pool.forgets(replica, self.clock.now());
             replica.target.restarted();
+            if self.is_newest(scraped.process_start) {
+                replica.warmth.lost(replica.vitals.refused_since().unwrap_or_else(|| self.clock.now()));
+                replica.happened(Event::Restarted, "its process is another one");
+                replica.vitals.check_now.notify_one();
+            }
         }
+        self.note_process(scraped.process_start);
         let done = before.as_ref().and_then(|before| before.counters.generated).zip(counters.generated);
         if done.is_some_and(|(old, new)| old != new) {
             replica.vitals.engine_moved(self.clock.now());
@@ -137,9 +188,24 @@ impl Scraper {
                 figures.count(Figure::KvBlocks)
             },
             batch_limit: figures.count(Figure::BatchLimit),
+            cache: figures.cache(),
         };
         replica.target.scraped(page, self.clock.now());
-        self.pool.dispatcher.learn_capacity(&replica.target, self.pool.ratio.bytes_per_token());
+        self.pool.dispatcher.learn_cache(&replica.target, self.pool.ratio.bytes_per_token());
+    }
+
+    /// Whether this process started after all that were seen: behind a URL of several processes old and new ones alternate, and
+    /// none of them is a restart.
+    fn is_newest(&self, start: Option<f64>) -> bool {
+        let newest = f64::from_bits(self.replica.newest_process.load(Ordering::Relaxed));
+        start.is_some_and(|start| newest > 0.0 && start > newest + START_TOLERANCE)
+    }
+
+    fn note_process(&self, start: Option<f64>) {
+        let newest = &self.replica.newest_process;
+        if let Some(start) = start.filter(|start| *start > f64::from_bits(newest.load(Ordering::Relaxed))) {
+            newest.store(start.to_bits(), Ordering::Relaxed);
+        }
     }
 
     /// Says once what the engine does not tell.

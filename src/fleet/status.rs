@@ -1,36 +1,10 @@
 //! State of a replica at one moment, for metrics, admin API and demo.
 
 use std::sync::Arc;
+use std::time::Duration;
 
+pub use super::life::ReplicaState;
 use crate::routing::{Calibration, EngineSignals};
-
-/// The replica's state, as the label `state` names it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum ReplicaState {
-    /// No probe was answered yet.
-    Probing,
-    /// Gets new requests.
-    Ready,
-    /// Gets no new requests after failures; reinstated by a probe.
-    Ejected,
-    /// No longer configured: its streams run to their end.
-    Draining,
-}
-
-impl ReplicaState {
-    /// Every state: `tokenway_replica_state{state}` has a series for each.
-    pub const ALL: [Self; 4] = [Self::Probing, Self::Ready, Self::Ejected, Self::Draining];
-
-    /// Value of the label `state`.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Probing => "probing",
-            Self::Ready => "ready",
-            Self::Ejected => "ejected",
-            Self::Draining => "draining",
-        }
-    }
-}
 
 /// State of one replica.
 #[derive(Clone, Debug)]
@@ -47,6 +21,8 @@ pub struct ReplicaStatus {
     pub state: ReplicaState,
     /// Cause of the last state change, for people (`connect refused`, `unproven`, …).
     pub reason: Arc<str>,
+    /// What it went through.
+    pub life: LifeStatus,
     /// Failed answers as a fraction of all of late, newer ones weighing more.
     pub failure_ratio: f64,
     /// Fraction of its ordinary traffic that it gets: below 1 while it fails more, or is slower, than its pool's others.
@@ -100,4 +76,38 @@ pub struct EngineCounters {
     pub generated: Option<f64>,
     /// Sum and count of times to first token.
     pub ttft: Option<(f64, f64)>,
+}
+
+/// What a replica went through since it was configured.
+#[derive(Clone, Debug, Default)]
+pub struct LifeStatus {
+    /// How long it has been in its state.
+    pub since: Duration,
+    /// How often it entered each of [`ReplicaState::ALL`].
+    pub entered: [u64; ReplicaState::ALL.len()],
+    /// Cold starts so far, ...
+    pub cold_starts: u64,
+    /// ... and how long the latest of them took, the newest last: from discovery or the first refusal to the end of warm-up.
+    pub latest_cold_starts: Vec<Duration>,
+    /// Its share of the traffic still rises.
+    pub is_in_slow_start: bool,
+    /// The last warm-up.
+    pub warm_up: Option<Arc<WarmUpReport>>,
+    /// Models and adapters that its routes promise and that its engine does not list.
+    pub lacks: Arc<[Arc<str>]>,
+    /// `zone` of its configuration.
+    pub zone: Option<Arc<str>>,
+}
+
+/// What came of a warm-up.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct WarmUpReport {
+    /// Requests that were sent.
+    pub requests: u32,
+    /// From the first to the last answer.
+    pub took: Duration,
+    /// The slowest answer.
+    pub slowest: Duration,
+    /// What was not answered as it should be, a few words each.
+    pub problems: Vec<String>,
 }

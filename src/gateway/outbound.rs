@@ -161,6 +161,7 @@ impl Outbound<'_> {
                 tracestate: trace.state.as_deref().and_then(|s| HeaderValue::from_str(s).ok()),
                 credential,
                 via: &self.gateway().via,
+                rank: pick.replica.rank.map(|rank| rank.index),
             },
         );
         request
@@ -220,6 +221,7 @@ impl Flight {
             status: None,
             error: None,
             expected: self.pick().and_then(|pick| pick.assignment.expected()),
+            ahead: self.pick().map_or(0.0, |pick| pick.assignment.ahead()),
         }
     }
 

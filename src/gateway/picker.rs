@@ -14,7 +14,7 @@ use crate::fleet::pick::Pick;
 use crate::fleet::pool::PoolState;
 use crate::fleet::replica::Replica;
 use crate::record::{DecisionSummary, Weighed};
-use crate::routing::{self, Ask, Candidate, Judged, SlotSet, Terms};
+use crate::routing::{self, Ask, Candidate, Judged, Reason, SlotSet, Terms};
 
 /// The replicas that a request has tried, by pool.
 pub type Tried = smallvec::SmallVec<[(Arc<str>, SlotSet); 1]>;
@@ -179,13 +179,18 @@ fn choose(
     }
     let is_explained = judged.predicts() && gateway.explain_limiter.is_due(now);
     let weighed = if is_explained { weighed(&judged, &replicas) } else { Box::default() };
-    let assignment = judged.assign()?;
+    let mut assignment = judged.assign()?;
     let replica = Arc::clone(replicas.iter().find(|r| r.slot() == assignment.decision.slot)?);
+    let has_adapter = |model: &Arc<str>| has_preferred && lacked_elsewhere(&replicas, model);
+    if assignment.decision.reason == Reason::Only && request.model.as_ref().is_some_and(has_adapter) {
+        assignment.decision.reason = Reason::Adapter;
+    }
+    let is_cold = replica.is_in_slow_start();
     Some(PickOutcome::Take(Box::new(Pick {
         turn: TurnOnDrop(Arc::clone(&pool.queue)),
         pool: Arc::clone(pool),
         replica,
-        decision: DecisionSummary { weighed, ..assignment.decision.summary(ask.waited) },
+        decision: DecisionSummary { weighed, is_cold, ..assignment.decision.summary(ask.waited) },
         assignment,
         size: request.prompt.size,
         prompt: chain.whole(),
@@ -195,6 +200,11 @@ fn choose(
 /// Whether a replica that lists its models does not list this one, while another one of its pool does.
 fn is_missing(pool: &PoolState, replica: &Replica, model: &str) -> bool {
     !replica.models.load().is_empty() && !replica.lists(model) && pool.others_list(replica, model)
+}
+
+/// Whether another ready replica lists models, but not this one.
+fn lacked_elsewhere(replicas: &[Arc<Replica>], model: &str) -> bool {
+    replicas.iter().any(|other| other.is_ready() && !other.models.load().is_empty() && !other.lists(model))
 }
 
 /// Cost terms of the cheapest candidates, by replica name.

@@ -244,6 +244,9 @@ fn whole(
             gateway.pins.remember(&record.tenant, id, &active.pick.replica.url);
         }
         active.pick.learn(facts.tokens);
+        if let Some(output) = facts.tokens.output {
+            active.pick.assignment.served_whole(now, output);
+        }
         record_facts(record, &facts);
     }
     ReplyBody::Whole(Some(body), Some(Box::new(guard)))

@@ -30,9 +30,10 @@ use super::{DrainFlag, Gateway};
 use crate::admission::TenantLimiter;
 use crate::clock::{Clock, Stamp};
 use crate::config::{Config, PolicyName};
+use crate::fleet::life::Event;
 use crate::fleet::pick::Pick;
 use crate::fleet::registry::Fleet;
-use crate::fleet::status::ReplicaState;
+
 use crate::observe::metrics::BuildInfo;
 use crate::observe::record_guard::RecordGuard;
 use crate::observe::spans::Background;
@@ -152,7 +153,7 @@ impl Live {
                 tokio::task::yield_now().await;
             }
         });
-        replicas.iter().for_each(|replica| replica.enter(ReplicaState::Ready, "simulated"));
+        replicas.iter().for_each(|replica| replica.happened(Event::Adopted, "simulated"));
         Self {
             runtime,
             gateway,
@@ -285,7 +286,7 @@ impl Router for Live {
         let replicas = pool.replicas();
         let target = &replicas[replica].target;
         target.scraped(page(gauges), self.live(at));
-        pool.dispatcher.learn_capacity(target, pool.ratio.bytes_per_token());
+        pool.dispatcher.learn_cache(target, pool.ratio.bytes_per_token());
     }
 
     fn reconsider(&mut self, fleet: &mut dyn SimFleet) {
@@ -313,6 +314,7 @@ fn page(gauges: &Gauges) -> EnginePage {
         block_tokens: Some(gauges.block_size),
         total_blocks: Some(gauges.num_blocks),
         batch_limit: None,
+        cache: None,
     }
 }
 
@@ -362,7 +364,7 @@ fn scenario(bounds: Bounds, load: f64) -> Scenario {
     let cost = CostModel { jitter: 0.2, ..qwen_32b_on_two_h100().cost };
     Scenario {
         engine: EngineConfig { cost, ..qwen_32b_on_two_h100() },
-        demand: Demand { replicas: 4, load, seed: 5 },
+        demand: Demand { replicas: 4, load, seed: 2 },
         slow: vec![(2, 2.0)],
         scrape_interval: Duration::from_secs(1),
         bounds,

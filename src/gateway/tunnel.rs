@@ -127,6 +127,7 @@ async fn ask(exchange: &mut Exchange, pick: &Pick) -> Result<(Response<Incoming>
         status: result.as_ref().ok().map(|(answer, _)| answer.status().as_u16()),
         error: result.as_ref().err().map(Failure::code),
         expected: pick.assignment.expected(),
+        ahead: pick.assignment.ahead(),
     });
     result
 }

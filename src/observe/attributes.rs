@@ -154,6 +154,9 @@ fn decision<'a>(record: &'a Record, emit: &mut impl FnMut(AttributeKey, Attribut
     emit(key!("tokenway.decision.policy"), AttributeValue::Name(decision.policy));
     emit(key!("tokenway.decision.reason"), AttributeValue::Name(decision.reason));
     emit(key!("tokenway.decision.candidates"), AttributeValue::Int(i64::from(decision.candidates)));
+    if decision.is_cold {
+        emit(key!("tokenway.decision.cold"), AttributeValue::Bool(true));
+    }
     if let Some(predicted) = decision.predicted_ttft {
         emit(key!("tokenway.decision.predicted_ttft"), AttributeValue::Span(predicted));
     }

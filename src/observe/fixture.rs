@@ -40,6 +40,7 @@ fn attempt() -> Attempt {
         status: Some(200),
         error: None,
         expected: None,
+        ahead: 0.0,
     }
 }
 
@@ -83,6 +84,7 @@ pub(crate) fn stream() -> Record {
             predicted_ttft: Some(Duration::from_millis(150)),
             predicted_hit: Tokens(64),
             candidates: 2,
+            is_cold: false,
             weighed: Box::default(),
         }),
         tokens: TokenCounts { input: Some(Tokens(100)), cached: Some(Tokens(64)), output: Some(Tokens(21)) },

@@ -2,14 +2,14 @@
 //!
 //! Stages are contiguous from head to end, so they add up to the duration however the request ended: the rest goes to
 //! the stage in which it ended. The wait for the first token is split by the engine's reported times (`measured`), else
-//! by the predicted ones, else it is all `prefill` (both `estimated`).
+//! by the predicted ones, else, before anything was learned, by how many requests waited at the replica (both `estimated`).
 
 use std::time::Duration;
 
 use smallvec::SmallVec;
 
 use crate::clock::Stamp;
-use crate::record::{EngineTimes, ExpectedWait, Record};
+use crate::record::{Attempt, EngineTimes, ExpectedWait, Record};
 pub(crate) use crate::stage::Stage;
 
 /// Whether a duration was measured or inferred (label `source`).
@@ -71,9 +71,8 @@ pub(crate) fn at_the_engine(record: &Record) -> StageTimes {
     let at = &record.at;
     let (Some(connected), Some(first)) = (at.connected, at.first_token) else { return StageTimes::new() };
     let mut cursor = StageCursor { at: connected, end: first, times: StageTimes::new() };
-    let expected = record.attempts.last().and_then(|attempt| attempt.expected);
     let wait = cursor.until(first);
-    cursor.wait(wait, record.engine.as_ref(), expected);
+    cursor.wait(wait, record.engine.as_ref(), record.attempts.last());
     cursor.times
 }
 
@@ -81,8 +80,7 @@ pub(crate) fn at_the_engine(record: &Record) -> StageTimes {
 fn stream(record: &Record, cursor: &mut StageCursor) {
     let at = &record.at;
     let wait = cursor.until(at.first_token.unwrap_or(at.end));
-    let expected = record.attempts.last().and_then(|attempt| attempt.expected);
-    cursor.wait(wait, record.engine.as_ref(), expected);
+    cursor.wait(wait, record.engine.as_ref(), record.attempts.last());
     if at.last_token.is_none() {
         return;
     }
@@ -136,19 +134,24 @@ impl StageCursor {
     }
 
     /// Splits the wait for the first token.
-    fn wait(&mut self, wait: Duration, engine: Option<&EngineTimes>, expected: Option<ExpectedWait>) {
+    fn wait(&mut self, wait: Duration, engine: Option<&EngineTimes>, attempt: Option<&Attempt>) {
         if let Some((queue, prefill)) = engine.and_then(|times| Some((times.queue?, times.own_prefill()?))) {
             let queue = queue.min(wait);
             let prefill = prefill.min(wait - queue);
             self.push(Stage::EngineQueue, queue, StageSource::Measured);
             self.push(Stage::Prefill, prefill, StageSource::Measured);
             self.push(Stage::EngineOther, wait - queue - prefill, StageSource::Measured);
-        } else if let Some(queue) = expected.map(|expected| queue_of(wait, expected)) {
-            self.push(Stage::EngineQueue, queue, StageSource::Estimated);
-            self.push(Stage::Prefill, wait - queue, StageSource::Estimated);
-        } else {
-            self.push(Stage::Prefill, wait, StageSource::Estimated);
+            return;
         }
+        let queue = match attempt.map(|attempt| (attempt.expected, attempt.ahead)) {
+            Some((Some(expected), _)) => queue_of(wait, expected),
+            Some((None, ahead)) if ahead > 0.0 => {
+                wait.mul_f64(f64::from(ahead) / f64::from(ahead + 1.0)).min(wait)
+            }
+            _ => return self.push(Stage::Prefill, wait, StageSource::Estimated),
+        };
+        self.push(Stage::EngineQueue, queue, StageSource::Estimated);
+        self.push(Stage::Prefill, wait - queue, StageSource::Estimated);
     }
 }
 
@@ -244,6 +247,19 @@ mod tests {
             assert_eq!(millis(Stage::EngineOther), other, "case {case}");
             assert_eq!(of(Stage::Prefill).unwrap().source.as_str(), source, "case {case}");
             assert_eq!(sum(&record), record.duration(), "case {case}");
+        }
+    }
+
+    #[test]
+    fn before_anything_is_learned_those_who_waited_there_first_share_the_wait() {
+        for (ahead, queue) in [(0.0, None), (1.0, Some(97)), (12.0, Some(180))] {
+            let mut record = fixture::stream();
+            record.attempts[0].ahead = ahead;
+            let seen = stages(&record);
+            let found = seen.iter().find(|time| time.stage == Stage::EngineQueue);
+            assert_eq!(found.map(|time| time.duration.as_millis()), queue, "{ahead} ahead");
+            assert!(found.is_none_or(|time| time.source == StageSource::Estimated));
+            assert_eq!(sum(&record), record.duration());
         }
     }
 

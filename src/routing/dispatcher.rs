@@ -7,17 +7,19 @@
 //! it is learned through the [`Assignment`]. [`Dispatcher::refresh`] is due every [`super::REFRESH_EVERY`].
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use smallvec::SmallVec;
 
+use super::cache_counters::CacheReport;
+use super::float::span;
 use super::prefix_index::{PrefixIndex, capacity_of};
 use super::target::{EngineLimits, Target};
 use super::verdict::{Aim, PATIENCE, Verdict, judge};
 use super::{
-    Candidate, Decision, LoadGuard, Placement, Policy, PoolModel, Prompt, Query, SlotSet, Terms, Waiting,
-    cheapest, longest,
+    Candidate, Decision, Lesson, LoadGuard, Pace, Placement, Policy, PoolModel, Prompt, Query, SlotSet,
+    Terms, Waiting, cheapest, longest,
 };
 use crate::clock::Stamp;
 use crate::record::SloBounds;
@@ -32,6 +34,8 @@ pub struct Dispatcher {
     pub model: PoolModel,
     /// When a replica of the pool last answered; zero before the first answer.
     last_answer: AtomicU64,
+    /// Whether answers name their cached tokens.
+    answers_tell_cached: AtomicBool,
 }
 
 /// One request that asks for a replica.
@@ -71,6 +75,7 @@ impl Dispatcher {
             index: PrefixIndex::new(slots),
             model: PoolModel::new(slots),
             last_answer: AtomicU64::new(0),
+            answers_tell_cached: AtomicBool::new(false),
         })
     }
 
@@ -138,12 +143,21 @@ impl Dispatcher {
         }
     }
 
-    /// The index holds for a target as much as its engine can cache, by the engine's newest page.
-    pub fn learn_capacity(&self, target: &Target, bytes_per_token: f64) {
+    /// By the engine's newest page: the index holds for a target as much as its engine can cache, and its hits are worth what
+    /// they were worth of late, where answers do not tell.
+    pub fn learn_cache(&self, target: &Target, bytes_per_token: f64) {
         let page = target.page();
         let size = page.and_then(|page| page.total_blocks.zip(page.block_tokens));
         if let Some((blocks, tokens)) = size {
             self.index.set_capacity(target.slot, capacity_of(blocks, tokens, bytes_per_token));
+        }
+        if self.answers_tell_cached.load(Ordering::Relaxed) {
+            return;
+        }
+        if let Some(CacheReport { requests, promised, found }) = target.cache_report() {
+            for _ in 0..requests.min(MAX_REPORTS) {
+                self.index.reported(target.slot, promised, found);
+            }
         }
     }
 
@@ -247,10 +261,12 @@ impl<'a> Judged<'a> {
             tpot: aim.slo.tpot,
             is_stream: self.shows_first_token,
         };
-        let load = LoadGuard::reserve(self.candidates.get(decision.at)?.load, placement);
+        let chosen = self.candidates.get(decision.at)?;
+        let ahead = chosen.ahead();
+        let load = LoadGuard::reserve(chosen.load, placement);
         self.dispatcher.index.note_longest(longest(&prompt, &self.candidates), aim.now);
         self.dispatcher.index.insert(decision.slot, &prompt);
-        Some(Assignment { dispatcher: Arc::clone(self.dispatcher), decision, at: aim.now, load })
+        Some(Assignment { dispatcher: Arc::clone(self.dispatcher), decision, at: aim.now, ahead, load })
     }
 }
 
@@ -262,6 +278,7 @@ pub struct Assignment {
     pub decision: Decision,
     /// When.
     pub at: Stamp,
+    ahead: f32,
     load: LoadGuard,
 }
 
@@ -299,6 +316,24 @@ impl Assignment {
         }
     }
 
+    /// The whole answer came at once, so its first token was not seen. Its time is shared out as it was predicted, and prefill and
+    /// decoding are taken to have been slower, or faster, alike.
+    pub fn served_whole(&self, now: Stamp, output: Tokens) {
+        let (slot, model, terms) = (self.decision.slot, &self.dispatcher.model, &self.decision.terms);
+        let step = model.estimate(slot, now).itl(self.load.context());
+        let decoding = step.as_secs_f64() * output.saturating_sub(Tokens(1)).0 as f64;
+        let expected = terms.seconds() + decoding;
+        if expected <= 0.0 {
+            return;
+        }
+        let slower = now.since(self.at).as_secs_f64() / expected;
+        let (busy, was_idle) = (span(slower * (terms.prefill + terms.base)), terms.wait <= 0.0);
+        let context = self.load.context();
+        model.observe(slot, &Lesson { work: terms.work, busy, was_idle, context, at: now });
+        model.observe_pace(slot, now, Pace { per_token: slower * step.as_secs_f64(), context });
+        model.observe_service(slot, now, span(slower * decoding), Some(output));
+    }
+
     /// The stream is complete: it held a place in the batch since `first_token`.
     pub fn served(&self, first_token: Stamp, now: Stamp, output: Option<Tokens>) {
         let held = now.since(first_token);
@@ -307,7 +342,14 @@ impl Assignment {
 
     /// The engine reported how much of the prompt it found in its cache.
     pub fn cache_reported(&self, cached: Tokens) {
+        self.dispatcher.answers_tell_cached.store(true, Ordering::Relaxed);
         self.dispatcher.index.reported(self.decision.slot, self.decision.hit, cached);
+    }
+
+    /// Requests that waited there before it; see [`Candidate::ahead`].
+    #[must_use]
+    pub fn ahead(&self) -> f32 {
+        self.ahead
     }
 
     /// The predicted wait in its parts; `None` where nothing was learned yet.
@@ -316,3 +358,6 @@ impl Assignment {
         self.dispatcher.model.expected(&self.decision.terms)
     }
 }
+
+/// Of one page: as many answers would not teach more.
+const MAX_REPORTS: u64 = 64;

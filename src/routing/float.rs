@@ -26,5 +26,12 @@ pub(super) fn span(seconds: f64) -> Duration {
     Duration::try_from_secs_f64(seconds.max(0.0)).map_or(MAX_SPAN, |span| span.min(MAX_SPAN))
 }
 
+/// A counter of tokens; `None` for what cannot be one.
+pub(super) fn sane_total(figure: f64) -> Option<f64> {
+    (0.0..=MOST_TOKENS).contains(&figure).then_some(figure)
+}
+
 /// Longer than any deadline.
 pub(super) const MAX_SPAN: Duration = Duration::from_secs(3600);
+/// Beyond this a float does not count single tokens.
+const MOST_TOKENS: f64 = 9e15;

@@ -9,6 +9,7 @@
 
 mod backlog;
 mod batch_limit;
+mod cache_counters;
 mod dispatcher;
 mod float;
 mod foreign;
@@ -35,6 +36,7 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 pub use self::backlog::Waiting;
+pub use self::cache_counters::CacheFigures;
 pub use self::dispatcher::{Ask, Assignment, Dispatcher, Judged};
 pub use self::foreign::Foreign;
 pub use self::hazard::{Curve, POINTS};
@@ -213,6 +215,14 @@ pub struct Candidate<'a> {
 }
 
 impl<'a> Candidate<'a> {
+    /// Requests without a first token there: ours, others' by the last scrape, and one more where the batch is full.
+    #[must_use]
+    pub fn ahead(&self) -> f32 {
+        let is_full = self.batch_limit.is_some_and(|limit| self.running() >= limit as f64);
+        let awaiting = self.load.view().awaiting as f64 + self.foreign.waiting;
+        awaiting as f32 + f32::from(u8::from(is_full))
+    }
+
     /// Requests that are being decoded there, everybody's.
     #[inline]
     #[must_use]
@@ -299,6 +309,7 @@ impl Decision {
             predicted_ttft: self.predicted_ttft.map(|from_now| waited + from_now),
             predicted_hit: self.hit,
             candidates: self.candidates,
+            is_cold: false,
             weighed: Box::default(),
         }
     }

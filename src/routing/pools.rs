@@ -29,7 +29,10 @@ impl CanaryShare {
 
 /// Shares of all canaries by route and pool. They outlive a reload, and are zero until somebody sets them.
 #[derive(Debug, Default)]
-pub struct CanaryShares(Mutex<HashMap<(Arc<str>, Arc<str>), Arc<CanaryShare>>>);
+pub struct CanaryShares(Mutex<HashMap<CanaryKey, Arc<CanaryShare>>>);
+
+/// Names of the route and the pool.
+type CanaryKey = (Arc<str>, Arc<str>);
 
 impl CanaryShares {
     /// That of one canary.

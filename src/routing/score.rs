@@ -2,9 +2,9 @@
 //!
 //! ```text
 //! cost  =  wait + base + prefill − copy     predicted TTFT, without what a shared prefix will save others
-//!       +  o · (prefill − copy)             delay of those who come next
-//!       +  0.3 · (decode − 1.2 · least)⁺    own answer and what it adds to those there, beyond the best replica's
-//!       +  b · (harm + excess)              streams pushed over their bound on TPOT
+//!       +  o · (work − copy)                delay of those who come next: prefill at the pool's usual speed
+//!       +  0.15 · (decode − 1.2 · least)⁺    own answer and what it adds to those there, beyond the best's
+//!       +  b · harm                         streams pushed over their bound on TPOT
 //!       +  l · late                         the chance that this first token misses its bound
 //! ```
 //!
@@ -24,6 +24,8 @@ use crate::units::Tokens;
 pub(super) struct Stakes<'a> {
     query: &'a Query<'a>,
     pool: PoolView,
+    /// Slowness of an average replica.
+    usual: f64,
     prices: Pressure,
     /// Seconds that it has waited, and one over its TTFT bound; the bound is infinite where it has none.
     waited: f64,
@@ -44,6 +46,7 @@ impl<'a> Stakes<'a> {
         Self {
             query,
             pool: query.model.view(),
+            usual: query.model.usual_slowness(),
             prices: query.model.pressure(query.aim.queues_late),
             waited: query.aim.waited.as_secs_f64(),
             per_bound: slo.ttft.map_or(0.0, |bound| 1.0 / bound.as_secs_f64().max(1e-3)),
@@ -81,17 +84,19 @@ impl<'a> Stakes<'a> {
         };
         let mut terms = estimate.terms(&self.pool, &queue, work);
         let steps = self.steps(candidate, &load, &estimate);
-        terms.decode = self.pool.output * (steps.after + candidate.requests * steps.added() / 2.0);
+        terms.decode = self.pool.output * (steps.after + candidate.requests * steps.added / 2.0);
         terms.harm = self.harm(candidate, &terms, &load, estimate.step(load.context));
         // Streams that lose their bound by the steps alone are not harmed, and no wait gives them slack.
         terms.harm *= 1.0 - chance_of_miss(steps.after / self.tpot);
-        terms.excess = self.excess(candidate, &steps, terms.prefill);
         let used = (self.waited + terms.seconds()) * self.per_bound;
         terms.late = chance_of_miss(used);
-        let copy = terms.prefill * self.used_by_others * self.copied(candidate, &work);
+        let copied = self.copied(candidate, &work);
+        let copy = terms.prefill * self.used_by_others * copied;
+        // A slow replica's second is not the fleet's: what others could have had of it is work, at the pool's usual speed.
+        let usual = self.usual * self.pool.work(&work) * (1.0 - self.used_by_others * copied);
         terms.cost = terms.seconds() - copy
-            + self.prices.others_wait * (terms.prefill - copy)
-            + self.prices.broken * (terms.harm + terms.excess)
+            + self.prices.others_wait * usual
+            + self.prices.broken * terms.harm
             + self.prices.late * terms.late
             + FAILURE * (1.0 - candidate.success);
         terms
@@ -111,20 +116,7 @@ impl<'a> Stakes<'a> {
         let sequence = estimate.sequence(&self.pool, context);
         let unseen = fast_max(candidate.requests - float(load.decoding()), 0.0);
         let before = estimate.step(load.context) + unseen * sequence;
-        Steps { before, after: before + sequence }
-    }
-
-    /// What steps alone push over the bound: this answer, and the streams there that it slows. Grows past the bound, so that a
-    /// replica that is already too slow is never without a price.
-    #[inline]
-    fn excess(&self, candidate: &Candidate<'_>, steps: &Steps, prefill: f64) -> f64 {
-        if self.tpot.is_infinite() {
-            return 0.0;
-        }
-        let (before, after) = (steps.before / self.tpot, steps.after / self.tpot);
-        let over = |used: f64| fast_max(used - 1.0, 0.0);
-        let stalled = chance_of_miss(before) * prefill / (self.tpot * self.pool.output);
-        chance_of_miss(after) + over(after) + candidate.requests * (over(after) - over(before) + stalled)
+        Steps { after: before + sequence, added: sequence }
     }
 
     /// Streams that this prefill is expected to push over their bound.
@@ -149,16 +141,12 @@ impl<'a> Stakes<'a> {
     }
 }
 
-/// Seconds of a decoding step without a request and with it.
+/// A decoding step, in seconds.
 struct Steps {
-    before: f64,
+    /// With the request.
     after: f64,
-}
-
-impl Steps {
-    fn added(&self) -> f64 {
-        self.after - self.before
-    }
+    /// What it adds.
+    added: f64,
 }
 
 fn seconds_between(earlier: Stamp, later: Stamp) -> f64 {
@@ -172,7 +160,7 @@ fn chance_of_miss(used: f64) -> f64 {
 }
 
 /// What a second of decoding is worth beside a second of waiting for the first token.
-const DECODE: f64 = 0.3;
+const DECODE: f64 = 0.15;
 /// Decoding that takes so much longer than at the best replica is no reason to wait for another: predictions err by as much, and
 /// chance evens it out.
 const UNNOTICED: f64 = 1.2;

@@ -11,6 +11,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use super::batch_limit::BatchLimit;
+use super::cache_counters::{CacheFigures, CacheReport};
 use super::foreign::sane;
 use super::predictor::EngineCache;
 use super::{EngineSignals, Foreign, ReplicaLoad};
@@ -47,6 +48,8 @@ pub struct EnginePage {
     pub total_blocks: Option<u64>,
     /// Requests that it runs at once at most.
     pub batch_limit: Option<u64>,
+    /// What its prefix cache found.
+    pub cache: Option<CacheFigures>,
 }
 
 /// What the configuration says of a pool's engines.
@@ -146,6 +149,11 @@ impl Target {
         self.seen.lock().page
     }
 
+    /// What its counters say of the hits that were promised since the last call.
+    pub(super) fn cache_report(&self) -> Option<CacheReport> {
+        self.load.promises.compare(self.page()?.cache?)
+    }
+
     /// The newest figures; absent when too old.
     #[must_use]
     pub fn signals(&self, now: Stamp, limits: &EngineLimits) -> Option<EngineSignals> {
@@ -200,6 +208,7 @@ impl EnginePage {
             block_tokens: above_zero(self.block_tokens, MOST_BLOCK_TOKENS),
             total_blocks: above_zero(self.total_blocks, MOST_BLOCKS),
             batch_limit: above_zero(self.batch_limit, MOST_BLOCKS),
+            cache: self.cache,
         }
     }
 }
@@ -266,6 +275,7 @@ mod tests {
                 block_tokens: huge,
                 total_blocks: huge,
                 batch_limit: huge,
+                cache: Some(CacheFigures::Share(odd)),
             };
             target.scraped(page, at(1));
             let told = target.told(at(1), &LIMITS).unwrap();

@@ -365,10 +365,11 @@ impl Router for ProductRouter {
             block_tokens: Some(gauges.block_size),
             total_blocks: Some(gauges.num_blocks),
             batch_limit: None,
+            cache: None,
         };
         if let Some(target) = self.targets.get(replica) {
             target.scraped(page, live(at));
-            self.dispatcher.learn_capacity(target, BYTES_PER_TOKEN as f64);
+            self.dispatcher.learn_cache(target, BYTES_PER_TOKEN as f64);
         }
     }
 

@@ -156,8 +156,8 @@ fn quantile(histogram: &Histogram<u64>, quantile: f64) -> Option<Duration> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fleet::status::OwnFailures;
     use crate::fleet::status::ReplicaState;
+    use crate::fleet::status::{LifeStatus, OwnFailures};
     use crate::record::{Gap, Served};
     use crate::request::class::Class;
 
@@ -169,6 +169,7 @@ mod tests {
             url: "http://x".into(),
             state: ReplicaState::Ready,
             reason: "".into(),
+            life: LifeStatus::default(),
             failure_ratio: 0.0,
             traffic_share: 1.0,
             is_on_trial: false,

@@ -14,6 +14,7 @@ use hyper::client::conn::http1::SendRequest;
 use thiserror::Error;
 
 use super::connect::{AbortOnDrop, Connector, UpstreamBody, is_local};
+use super::headers::DATA_PARALLEL_RANK;
 use crate::config::{Endpoint, Secret};
 
 /// A request to an HTTP API below an endpoint's base path; carries `x-tokenway-probe: 1`.
@@ -29,6 +30,8 @@ pub struct Call<'a> {
     pub body: Option<&'a str>,
     /// For connect and answer together.
     pub timeout: Duration,
+    /// Data-parallel engine behind the endpoint that is to answer; `None` leaves the choice to it.
+    pub rank: Option<u32>,
 }
 
 /// Why an own request got no answer.
@@ -103,6 +106,9 @@ impl Call<'_> {
         if let Some(key) = self.key {
             request = request.header(header::AUTHORIZATION, format!("Bearer {}", key.reveal()));
         }
+        if let Some(rank) = self.rank {
+            request = request.header(DATA_PARALLEL_RANK, rank);
+        }
         request.body(Bytes::copy_from_slice(self.body.unwrap_or_default().as_bytes()))
     }
 }
@@ -145,13 +151,14 @@ impl KeptConnection {
     }
 }
 
+/// A connection that closes with its user.
 #[derive(Debug)]
-struct Open {
-    sender: SendRequest<UpstreamBody>,
+pub(super) struct Open {
+    pub(super) sender: SendRequest<UpstreamBody>,
     _closes: AbortOnDrop,
 }
 
-async fn connect(connector: &Connector, endpoint: &Endpoint) -> Result<Open, CallError> {
+pub(super) async fn connect(connector: &Connector, endpoint: &Endpoint) -> Result<Open, CallError> {
     let connection = connector.connect(endpoint).await.map_err(|error| match error.kind() {
         io::ErrorKind::ConnectionRefused => CallError::Refused,
         _ if is_local(&error) => CallError::NoResources,
@@ -168,7 +175,10 @@ async fn ask(open: &mut Open, request: Request<Bytes>) -> Result<Response<Bytes>
     Ok(Response::from_parts(head, body.to_bytes()))
 }
 
-fn addressed(mut request: Request<Bytes>, endpoint: &Endpoint) -> Result<Request<Bytes>, CallError> {
+pub(super) fn addressed(
+    mut request: Request<Bytes>,
+    endpoint: &Endpoint,
+) -> Result<Request<Bytes>, CallError> {
     let host = HeaderValue::try_from(endpoint.authority()).map_err(broken)?;
     request.headers_mut().insert(header::HOST, host);
     let path = request.uri().path_and_query().cloned();
@@ -176,7 +186,7 @@ fn addressed(mut request: Request<Bytes>, endpoint: &Endpoint) -> Result<Request
     Ok(request)
 }
 
-fn broken(error: impl std::fmt::Display) -> CallError {
+pub(super) fn broken(error: impl std::fmt::Display) -> CallError {
     CallError::Broken(error.to_string())
 }
 

@@ -27,6 +27,8 @@ pub(crate) struct Upstream<'a> {
     pub credential: Credential<'a>,
     /// Entry appended to `Via`.
     pub via: &'a HeaderValue,
+    /// Engine behind the URL that the request was routed to; `None` leaves the client's choice, or the engine's.
+    pub rank: Option<u32>,
 }
 
 /// Handling of the client's credential.
@@ -60,6 +62,9 @@ pub(crate) fn upstream_request(client: &HeaderMap, ours: Upstream<'_>) -> Header
     }
     if let Some(value) = ours.tracestate {
         out.insert(TRACESTATE, value);
+    }
+    if let Some(rank) = ours.rank {
+        out.insert(DATA_PARALLEL_RANK, HeaderValue::from(rank));
     }
     if let Credential::Replace(key) = ours.credential
         && let Ok(mut value) = HeaderValue::from_str(&format!("Bearer {}", key.reveal()))
@@ -172,6 +177,8 @@ fn nominated(headers: &HeaderMap) -> SmallVec<[HeaderName; 2]> {
 }
 
 pub(crate) const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+/// Of vLLM: index of the data-parallel engine that is to answer.
+pub(crate) const DATA_PARALLEL_RANK: HeaderName = HeaderName::from_static("x-data-parallel-rank");
 
 #[cfg(test)]
 mod tests {
@@ -194,6 +201,7 @@ mod tests {
                 tracestate: None,
                 credential,
                 via: &via,
+                rank: None,
             },
         )
     }

@@ -6,3 +6,4 @@ pub mod connect;
 pub(crate) mod headers;
 pub(crate) mod pool;
 mod resolve;
+pub(crate) mod streamed;

@@ -196,7 +196,7 @@ async fn a_prompt_that_was_answered_is_no_poison_however_many_replicas_are_resta
             let reply = gateway.post(PATH, CHAT).await;
             assert_eq!(reply.status(), 200, "{}", reply.text());
         }
-        until("it is found dead", || gateway.state_of(replica) == ReplicaState::Ejected).await;
+        until("it is found dead", || gateway.state_of(replica) == ReplicaState::Unreachable).await;
         replica.listen_again().await;
         gateway.ready().await;
     }

@@ -162,6 +162,8 @@ fn pool(replica: SocketAddr) -> Pool {
     Pool {
         name: "default".into(),
         revision: "default".into(),
+        discovery: Default::default(),
+        data_parallel: Default::default(),
         revision_info: BTreeMap::new(),
         engine: EngineKind::Vllm,
         engine_profile: Arc::new(EngineKind::Vllm.profile()),
@@ -173,6 +175,7 @@ fn pool(replica: SocketAddr) -> Pool {
                 port: replica.port(),
                 base_path: "".into(),
             },
+            zone: None,
         }],
         tls: None,
         engine_api_key: None,
@@ -186,6 +189,9 @@ fn pool(replica: SocketAddr) -> Pool {
             kind: ProbeKind::Completion,
             prompt: "hi".into(),
         },
+        warmup: Default::default(),
+        keep_alive: None,
+        lora: Default::default(),
         max_ejected_share: 0.5,
     }
 }

@@ -20,7 +20,8 @@ use tokenway::admin::{Control, Readiness};
 use tokenway::app::observers::Observers;
 use tokenway::clock::{Clock, Stamp};
 use tokenway::config::*;
-use tokenway::fleet::status::{OwnFailures, PoolCalibration, ReplicaState, ReplicaStatus};
+use tokenway::fleet::discovery::{ChangeError, ReplicaChange, SourceStatus};
+use tokenway::fleet::status::{LifeStatus, OwnFailures, PoolCalibration, ReplicaState, ReplicaStatus};
 use tokenway::observe::metrics::BuildInfo;
 use tokenway::observe::spans::Background;
 use tokenway::observe::{Observer, Surroundings};
@@ -86,10 +87,12 @@ fn pool() -> Pool {
     Pool {
         name: "llama".into(),
         revision: "v1".into(),
+        discovery: Default::default(),
+        data_parallel: Default::default(),
         revision_info: [].into(),
         engine: EngineKind::Vllm,
         engine_profile: Arc::new(EngineKind::Vllm.profile()),
-        replicas: vec![ReplicaSpec { name: "gpu-a:8000".into(), endpoint }],
+        replicas: vec![ReplicaSpec { name: "gpu-a:8000".into(), endpoint, zone: None }],
         tls: None,
         engine_api_key: None,
         scrape_interval: Duration::from_secs(1),
@@ -102,6 +105,9 @@ fn pool() -> Pool {
             kind: ProbeKind::Auto,
             prompt: "hi".into(),
         },
+        warmup: Default::default(),
+        keep_alive: None,
+        lora: Default::default(),
         max_ejected_share: 0.5,
     }
 }
@@ -177,6 +183,7 @@ fn attempt(span: u64, error: Option<&'static str>) -> Attempt {
         status: error.is_none().then_some(200),
         error,
         expected: None,
+        ahead: 0.0,
     }
 }
 
@@ -214,6 +221,7 @@ pub(crate) fn record() -> Record {
             predicted_ttft: Some(Duration::from_millis(150)),
             predicted_hit: Tokens(64),
             candidates: 2,
+            is_cold: false,
             weighed: Box::default(),
         }),
         tokens: TokenCounts { input: Some(Tokens(100)), cached: Some(Tokens(64)), output: Some(Tokens(21)) },
@@ -275,6 +283,7 @@ pub(crate) fn status(state: ReplicaState, has_signals: bool) -> ReplicaStatus {
         url: "http://gpu-a:8000".into(),
         state,
         reason: "proved".into(),
+        life: LifeStatus::default(),
         failure_ratio: 0.0,
         traffic_share: 1.0,
         is_on_trial: false,
@@ -388,6 +397,22 @@ impl Gateway {
 impl Control for Gateway {
     fn replicas(&self) -> Vec<ReplicaStatus> {
         vec![status(ReplicaState::Ready, true)]
+    }
+
+    fn sources(&self) -> Vec<SourceStatus> {
+        vec![SourceStatus {
+            pool: "main".into(),
+            source: "dns",
+            targets: 3,
+            age: Some(Duration::from_secs(7)),
+            failing: Some((Duration::from_secs(5), "timed out".into())),
+            failures: 2,
+        }]
+    }
+
+    fn change_replica(&self, change: &ReplicaChange) -> Result<(Arc<str>, ReplicaSpec), ChangeError> {
+        let replica = change.name.clone().unwrap_or_default();
+        Err(ChangeError::UnknownReplica { pool: "main".into(), replica })
     }
 
     fn calibrations(&self) -> Vec<PoolCalibration> {

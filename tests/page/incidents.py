@@ -60,13 +60,13 @@ INCIDENTS = [
     Incident("frozen replica", ["chat", "r2"], during=freeze),
     Incident(
         "engine queue",
-        ["chat", "engine_queue", "2 replicas alike|stands out"],
+        ["chat", "engine_queue", "2 replicas|stands out"],
         ({"max-num-seqs": 2}, {"max-num-seqs": 2}),
         traffic=lambda calm: {"rate": 3.0 if calm else 25.0},
     ),
     Incident(
         "long prompts",
-        ["chat", "engine_queue|prefill", "long prompts are"],
+        ["chat", "engine_queue|prefill", "prompts are"],
         ({}, {}),
         traffic=lambda calm: {"rate": 5.0, "long": 0.02 if calm else 0.7},
     ),
@@ -176,6 +176,7 @@ async def screenshots(page, folder, name):
         for scheme in ("light", "dark"):
             await page.set_viewport_size({"width": width, "height": 900})
             await page.emulate_media(color_scheme=scheme)
+            await page.evaluate("scrollTo(0, 0)")
             wide = await page.evaluate("document.documentElement.scrollWidth")
             if wide > width:
                 print(f"  {name}: the page is {wide} wide at {width}")

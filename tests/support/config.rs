@@ -33,10 +33,16 @@ pub fn of(replicas: &[&Replica]) -> Config {
 }
 
 pub fn pool(name: &str, replicas: &[&Replica]) -> Pool {
-    let spec = |replica: &&Replica| ReplicaSpec { name: replica.name().into(), endpoint: replica.endpoint() };
+    let spec = |replica: &&Replica| ReplicaSpec {
+        name: replica.name().into(),
+        endpoint: replica.endpoint(),
+        zone: None,
+    };
     Pool {
         name: name.into(),
         revision: name.into(),
+        discovery: Default::default(),
+        data_parallel: Default::default(),
         revision_info: BTreeMap::new(),
         engine: EngineKind::Vllm,
         engine_profile: Arc::new(EngineKind::Vllm.profile()),
@@ -54,6 +60,9 @@ pub fn pool(name: &str, replicas: &[&Replica]) -> Pool {
             kind: ProbeKind::Completion,
             prompt: "hi".into(),
         },
+        warmup: Default::default(),
+        keep_alive: None,
+        lora: Default::default(),
         max_ejected_share: 0.5,
     }
 }

@@ -109,12 +109,17 @@ struct State {
     flooded: AtomicUsize,
     connections: AtomicUsize,
     probed: AtomicUsize,
+    own: Mutex<Vec<Received>>,
 }
 
 impl Replica {
     /// Starts one that answers every request with a short chat stream.
     pub async fn start() -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        Self::start_on(TcpListener::bind("127.0.0.1:0").await.unwrap())
+    }
+
+    /// Starts one on a socket of the test's choice.
+    pub fn start_on(listener: TcpListener) -> Self {
         let state = Arc::new(State {
             scripts: Mutex::default(),
             standing: Mutex::new(wire::chat_stream(&["a", "b"])),
@@ -130,6 +135,7 @@ impl Replica {
             flooded: AtomicUsize::new(0),
             connections: AtomicUsize::new(0),
             probed: AtomicUsize::new(0),
+            own: Mutex::default(),
         });
         let this = Self { addr: listener.local_addr().unwrap(), state };
         this.listen_on(listener);
@@ -230,6 +236,11 @@ impl Replica {
         self.state.probed.load(Ordering::SeqCst)
     }
 
+    /// Own POST requests of the gateway that came so far: probes, warm-up, keep-alive.
+    pub fn own(&self) -> Vec<Received> {
+        self.state.own.lock().clone()
+    }
+
     /// Bytes that a flood could write.
     pub fn flooded(&self) -> usize {
         self.state.flooded.load(Ordering::SeqCst)
@@ -293,6 +304,7 @@ async fn answer_own(state: &State, socket: &mut TcpStream, request: &Received) {
     let is_frozen = *state.probes.lock() == Probes::CompletionsUnanswered;
     if request.line().starts_with("POST") {
         state.probed.fetch_add(1, Ordering::SeqCst);
+        state.own.lock().push(request.clone());
         if is_frozen {
             return closed(socket).await;
         }

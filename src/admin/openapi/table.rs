@@ -137,7 +137,6 @@ pub(in crate::admin) const ENDPOINTS: &[Endpoint] = &[
     ),
     get("/routes", "Every route", "Pools with weight and ready replicas.", &[]),
     get("/decisions", "The last 200 decisions", "Newest first, with each candidate's cost.", &[]),
-    get("/drift", "Findings of drift detection", "Active and recent ones with diagnosis and evidence.", &[]),
     get(
         "/canaries",
         "Every canary",
@@ -154,16 +153,63 @@ pub(in crate::admin) const ENDPOINTS: &[Endpoint] = &[
         ],
         ..post("/canaries/{route}/{action}", "Act on a canary", "409 where its state does not allow it.")
     },
+    get(
+        "/drift",
+        "Findings of drift detection",
+        "Active and recent ones with diagnosis, evidence and runner-up; what is muted.",
+        &[],
+    ),
     get("/config", "The configuration that runs", "Secrets are masked.", &[]),
     get("/log-level", "The log filter", "", &[]),
     Endpoint {
         body: Some("`{\"level\": \"debug\"}`, or a filter such as `tokenway::upstream=trace,info`"),
         ..post("/log-level", "Set the log filter", "Until the next restart.")
     },
+    Endpoint {
+        body: Some("`{\"pool\": \"p\", \"replica\": \"r\"}`; without a replica, all of the pool"),
+        ..post(
+            "/warm-up",
+            "Warm replicas up again",
+            "One leaves the traffic for it if another of its pool is ready. 404 for names that are none.",
+        )
+    },
     post(
         "/reload",
         "Read the configuration again",
         "`restart` names changed keys that need a restart. 422 with what is wrong.",
     ),
+    Endpoint {
+        body: Some(
+            "`{\"action\": \"add\" | \"drain\" | \"remove\", \"pool\": …, \"url\": …}`, or `name` of a known replica",
+        ),
+        ..post(
+            "/replicas",
+            "Add, drain or remove a replica",
+            "Until the next restart; streams run to their end.",
+        )
+    },
+    Endpoint {
+        parameters: &[in_path("id", "`id` of the finding")],
+        body: Some("Nothing, or `{\"undo\": true}` to take it back"),
+        ..post(
+            "/drift/{id}/acknowledge",
+            "Somebody knows of a finding",
+            "No more alerts of it while it lasts.",
+        )
+    },
+    Endpoint {
+        parameters: &[in_path("id", "`id` of the finding")],
+        ..post("/drift/{id}/reset", "A finding is over", "What is now is usual: its baseline begins anew.")
+    },
+    Endpoint {
+        body: Some(
+            "`{\"route\": \"chat\", \"kind\": \"ttft_shift\", \"for\": \"2h\"}`; without route or kind it is all of them, `0s` ends it",
+        ),
+        ..post(
+            "/drift/mute",
+            "No alerts of such findings for a while",
+            "They are found and shown all the same.",
+        )
+    },
     Endpoint { status: "202", ..post("/drain", "Drain and stop", "As SIGTERM does.") },
 ];

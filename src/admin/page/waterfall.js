@@ -50,9 +50,12 @@ function attempts(request) {
 function decision(request) {
   const made = request.decision;
   if (!made) return el("p", { class: "quiet" }, "No replica was chosen.");
-  const outcome = `Predicted TTFT ${seconds(made.predicted_ttft)}, it was ${seconds(request.ttft)}; expected ${made.predicted_hit_tokens} cached tokens, the engine reports ${request.cached_tokens ?? "none"}.`;
+  const predicted = made.predicted_ttft === null ? "TTFT" : `Predicted TTFT ${seconds(made.predicted_ttft)}, it`;
+  const outcome = `${predicted} was ${seconds(request.ttft)}; expected ${made.predicted_hit_tokens} cached tokens, the engine reports ${request.cached_tokens ?? "none"}.`;
   const said = el("p", {}, `${made.policy} chose ${made.replica ?? "–"} of ${made.candidates} for ${made.reason}. ${outcome}`);
-  if (made.weighed.length === 0) return el("div", {}, said, el("p", { class: "quiet" }, "Under load only some decisions list their candidates."));
+  if (made.weighed.length === 0) return el("div", {}, said, el("p", { class: "quiet" }, made.predicted_ttft === null
+    ? "This policy predicts nothing, so its candidates have no cost."
+    : "Under load only some decisions list their candidates."));
   const heads = ["candidate", "predicted TTFT", "wait", "prefill", "cached tokens", "streams harmed", "chance to be late", "cost"];
   const rows = made.weighed.map((candidate) => el("tr", { class: candidate.chosen ? "chosen" : undefined }, ...cells([
     ["candidate", candidate.chosen ? `${candidate.replica} (chosen)` : candidate.replica],

@@ -128,13 +128,21 @@ fn status(figures: &RouteFigures) -> Status {
 }
 
 fn cause(slot: &Slot, replicas: &[ReplicaStatus]) -> Option<Cause> {
-    let (most, misses) = largest(&slot.missed_in)?;
     let (reason, _) = largest(&slot.missed)?;
+    let reason = *REASONS.get(reason)?;
+    let (most, misses) = largest(&slot.missed_in)?;
     let stage = *Stage::ALL.get(most)?;
+    // Who is refused at once has spent microseconds in each stage: which was the longest says nothing.
+    let before_routing = [Stage::Read, Stage::Admit, Stage::Route];
+    if reason == "refused" && before_routing.contains(&stage) {
+        let of_stage = |stage: &Stage| slot.missed_in.get(*stage as usize).copied().unwrap_or(0);
+        let misses = before_routing.iter().map(of_stage).sum();
+        return Some(Cause { stage: Stage::Admit, misses, reason, is_by_scrape: false });
+    }
     // Until a replica's speed is learned, a wait for its first token counts as prefill.
     let is_by_scrape = stage == Stage::Prefill && engines_waiting(replicas) >= QUEUED * replicas.len() as f64;
     let stage = if is_by_scrape { Stage::EngineQueue } else { stage };
-    Some(Cause { stage, misses, reason: REASONS.get(reason).copied().unwrap_or("error"), is_by_scrape })
+    Some(Cause { stage, misses, reason, is_by_scrape })
 }
 
 /// Requests that wait in the engines, as last scraped.

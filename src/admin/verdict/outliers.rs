@@ -16,6 +16,9 @@ pub(super) fn find(figures: &RouteFigures, slot: &Slot, cause: Option<&Cause>) -
     let mut found: Vec<Outlier> = figures.replicas.iter().filter_map(not_ready).collect();
     found.extend(figures.replicas.iter().filter_map(|status| silent(status, figures)));
     add(&mut found, compare(slot, Dimension::Replica, cause));
+    for status in &figures.replicas {
+        add(&mut found, demoted(status));
+    }
     if let Some(cause) = cause {
         add(&mut found, longest_queue(&figures.replicas, cause));
         add(&mut found, compare(slot, Dimension::Revision, Some(cause)));
@@ -64,6 +67,18 @@ fn silent(status: &ReplicaStatus, figures: &RouteFigures) -> Option<Outlier> {
     })
 }
 
+/// Gets little traffic, because it fails more or is slower than its pool's others.
+fn demoted(status: &ReplicaStatus) -> Option<Outlier> {
+    let is_it = status.state == ReplicaState::Ready && (status.traffic_share < DEMOTED || status.is_on_trial);
+    let why = match status.failure_ratio {
+        ratio if ratio >= 0.05 => format!(": {} of its last answers failed", share(ratio)),
+        _ if status.is_on_trial => ": it is on trial after failures".to_owned(),
+        _ => ": it is slower than its pool's others".to_owned(),
+    };
+    let evidence = || format!("is given {} of its ordinary traffic{why}", share(status.traffic_share));
+    is_it.then(|| replica(status, evidence()))
+}
+
 /// The one whose requests fail, miss or take longer in the blamed stage than those of the others.
 fn compare(slot: &Slot, dimension: Dimension, cause: Option<&Cause>) -> Option<Outlier> {
     let parts: Vec<(&Arc<str>, &Part)> = slot
@@ -102,8 +117,8 @@ fn is_slower(part: &Part, others: &[&Part], stage: Stage) -> Option<(f64, String
     };
     let (own, mut rest) = (of(part)?, others.iter().filter_map(|other| of(other)).collect::<Vec<_>>());
     rest.sort_by(f64::total_cmp);
-    // The lower median: with two others that differ, the better one is what can be expected.
-    let usual = *rest.get(rest.len().checked_sub(1)? / 2)?;
+    // The upper median: where two of three are slow, neither stands out.
+    let usual = *rest.get(rest.len() / 2)?;
     let is_it = own >= SLOWER * usual && own - usual >= MIN_DIFFERENCE.min(usual * 2.0).max(NOISE);
     let (what, in_mean) = match stage {
         Stage::Decode if part.itl.1 > 0 => ("a token", "takes"),
@@ -177,6 +192,8 @@ fn grown(figures: &RouteFigures, dimension: Dimension) -> Option<Outlier> {
 }
 
 const MAX_OUTLIERS: usize = 6;
+/// Share of its ordinary traffic.
+const DEMOTED: f64 = 0.5;
 const MIN_EVENTS: u32 = 3;
 const FAILURES_OF_ONE: f64 = 0.6;
 const SLOWER: f64 = 1.6;

@@ -98,7 +98,7 @@ fn who(figures: &RouteFigures, status: Status, outliers: &[Outlier]) -> Vec<Stri
         let alike = match &figures.replicas[..] {
             [] => return named,
             [one] => format!("its only replica is {}", one.replica),
-            all => format!("all {} replicas alike", all.len()),
+            all => format!("shared by all {} replicas", all.len()),
         };
         named.insert(0, alike);
     }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::*;
-use crate::fleet::status::OwnFailures;
+use crate::fleet::status::{LifeStatus, OwnFailures};
 use crate::observe::history::Part;
 use crate::routing::EngineSignals;
 
@@ -60,6 +60,7 @@ fn ready(replica: &str, waiting: f64) -> ReplicaStatus {
         url: "http://r".into(),
         state: ReplicaState::Ready,
         reason: "proved".into(),
+        life: LifeStatus::default(),
         failure_ratio: 0.0,
         traffic_share: 1.0,
         is_on_trial: false,
@@ -147,15 +148,35 @@ fn a_sick_replica_is_named_by_its_failures() {
 }
 
 #[test]
+fn a_replica_that_routing_avoids_is_named_though_nobody_waits() {
+    let all = [did("r1", 60, 0, (Stage::Prefill, 0.4, 0.4)), did("r2", 2, 0, (Stage::Prefill, 0.4, 0.4))];
+    let sick = ReplicaStatus { traffic_share: 0.07, failure_ratio: 0.4, ..ready("r2", 0.0) };
+    let figures = figures(slot(TTFT, &all), vec![ready("r1", 0.0), sick]);
+    assert_eq!(judge(&figures).status, Status::Ok);
+    names(
+        &figures,
+        &["replica r2 stands out: is given 7 % of its ordinary traffic: 40 % of its last answers failed"],
+    );
+}
+
+#[test]
 fn an_overload_is_nobodys_fault() {
     let queue = (Stage::EngineQueue, 12.0, 1.0);
     let all = [did("r1", 3, 14, queue), did("r2", 3, 13, queue)];
     let figures = figures(slot(TTFT, &all), vec![ready("r1", 20.0), ready("r2", 19.0)]);
     names_only(
         &figures,
-        &["27 of 27 misses in engine_queue", "39 requests wait in the engines", "all 2 replicas alike"],
+        &["27 of 27 misses in engine_queue", "39 requests wait in the engines", "shared by all 2 replicas"],
         &["stands out"],
     );
+}
+
+#[test]
+fn where_two_of_three_are_slow_neither_stands_out() {
+    let queue = |slow| (Stage::EngineQueue, slow, 0.1);
+    let all = [did("r1", 3, 14, queue(2.2)), did("r2", 3, 13, queue(2.0)), did("r3", 16, 1, queue(1.2))];
+    let figures = figures(slot(TTFT, &all), vec![ready("r1", 6.0), ready("r2", 5.0), ready("r3", 0.0)]);
+    names_only(&figures, &["28 of 28 misses in engine_queue", "shared by all 3 replicas"], &["stands out"]);
 }
 
 #[test]
@@ -222,9 +243,10 @@ fn a_slow_canary_is_named_with_revision_and_replica() {
 
 #[test]
 fn refusals_and_slow_connections_are_told_by_their_stage() {
-    let admit = (Stage::Admit, 1.0, 0.1);
+    // Refused at once: microseconds of routing are the longest stage of some.
+    let (admit, route) = ((Stage::Admit, 1.0, 0.1), (Stage::Route, 0.00001, 0.00001));
     let figures_of = |slot| figures(slot, vec![ready("r1", 0.0), ready("r2", 0.0)]);
-    let full = slot(REFUSED, &[did("r1", 20, 15, admit), did("r2", 20, 15, admit)]);
+    let full = slot(REFUSED, &[did("r1", 20, 15, admit), did("r2", 20, 15, route)]);
     names(&figures_of(full), &["30 of 70 requests were refused", "30 of 30 misses in admit"]);
     let connect = |slow| (Stage::Connect, slow, 0.001);
     let far = slot(TTFT, &[did("r1", 40, 0, connect(3.0)), did("r2", 1, 20, connect(3.0))]);

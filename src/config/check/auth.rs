@@ -3,10 +3,12 @@
 use std::time::Duration;
 
 use jsonwebtoken::Algorithm;
+use toml::de::DeValue;
 
 use crate::config::{Jwks, Jwt};
 
 use super::section::{Item, Section};
+use super::shape::Kind;
 use super::values::{DURATION, ENDPOINT, POSITIVE_DURATION};
 
 /// Reads `[auth]`.
@@ -24,9 +26,7 @@ pub(super) fn jwt(root: &Section<'_>) -> Option<Jwt> {
         return None;
     }
     for (key, hint) in [("issuer", ISSUER_HINT), ("audience", AUDIENCE_HINT), ("jwks", JWKS_HINT)] {
-        if section.get(key).is_none() {
-            section.fault(format!("[auth.jwt] has no \"{key}\""), hint);
-        }
+        section.expect(key, hint);
     }
     if root.list("tenant").is_empty() {
         section.fault(
@@ -39,10 +39,11 @@ pub(super) fn jwt(root: &Section<'_>) -> Option<Jwt> {
 
 fn audience(section: &Section<'_>) -> Vec<String> {
     let Some(item) = section.get("audience") else { return Vec::new() };
+    item.accepts([Kind::Text { hint: "" }, Kind::List]);
     let of = |item: &Item<'_>| item.text().map(str::to_owned);
-    let list = match item.value.as_str() {
-        Some(one) => vec![one.to_owned()],
-        None => item.list().iter().filter_map(of).collect(),
+    let list: Vec<String> = match item.value {
+        DeValue::String(_) => of(&item).into_iter().collect(),
+        _ => item.list().iter().filter_map(of).collect(),
     };
     if list.iter().all(String::is_empty) {
         item.fault("audience is empty", AUDIENCE_HINT);

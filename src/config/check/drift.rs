@@ -5,9 +5,9 @@
 
 use std::time::Duration;
 
-use crate::config::Drift;
+use crate::config::{Drift, DriftState};
 
-use super::section::Section;
+use super::section::{Item, Section};
 use super::values::{ENDPOINT, POSITIVE_DURATION};
 
 /// Reads `[drift]`.
@@ -37,8 +37,16 @@ pub(super) fn drift(root: &Section<'_>) -> Drift {
         to,
         availability,
         webhook: section.parse("webhook", &ENDPOINT),
-        state: section.get("state").and_then(|item| Some(item.checking.directory.join(item.text()?))),
+        state: section.get("state").map_or(DriftState::Default, state),
     }
+}
+
+/// A path, or `false` for none.
+fn state(item: Item<'_>) -> DriftState {
+    if item.value.as_bool() == Some(false) {
+        return DriftState::Off;
+    }
+    item.text().map_or(DriftState::Default, |path| DriftState::At(item.checking.directory.join(path)))
 }
 
 fn contradiction(block: Duration, from: Duration, to: Duration) -> Option<String> {

@@ -7,6 +7,7 @@ use toml::de::DeValue;
 use crate::config::{EngineKind, EngineProfile, Figure, FigureSource};
 
 use super::section::{Item, Section};
+use super::shape::Kind;
 use super::values::Form;
 
 /// The engine of a pool, with what its configuration says otherwise.
@@ -40,6 +41,7 @@ pub(super) fn engine(pool: &Section<'_>) -> (EngineKind, EngineProfile) {
 
 /// One source, several, or none.
 fn sources(item: &Item<'_>) -> Vec<FigureSource> {
+    item.accepts([Kind::Text { hint: SOURCE.hint }, Kind::Number, Kind::List]);
     match item.value {
         DeValue::Array(_) => item.list().iter().filter_map(source).collect(),
         _ => source(item).into_iter().collect(),
@@ -47,6 +49,7 @@ fn sources(item: &Item<'_>) -> Vec<FigureSource> {
 }
 
 fn source(item: &Item<'_>) -> Option<FigureSource> {
+    item.accepts([Kind::Text { hint: SOURCE.hint }, Kind::Number]);
     match item.value {
         DeValue::Integer(_) | DeValue::Float(_) => {
             let number = item.number("a number", SOURCE.hint)?;

@@ -8,22 +8,25 @@ mod admission;
 mod auth;
 mod bounds;
 mod canary;
+mod discovery;
 mod drift;
 mod engine;
 mod hedge;
+mod lint;
 mod pool;
 mod route;
 mod secret;
 mod section;
 mod server;
+pub(super) mod shape;
 mod slo;
 mod stage_budget;
 mod telemetry;
 mod tenant;
 mod unbuilt;
 mod values;
+mod warmup;
 
-use std::cell::RefCell;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
 
@@ -31,7 +34,8 @@ use toml::de::DeTable;
 
 use self::section::{Checking, Section};
 pub(super) use self::server::ADMIN_TOKEN_HINT;
-use super::diagnostics::{Diagnostics, Fault};
+use self::shape::Shapes;
+use super::diagnostics::{Diagnostic, Diagnostics, Fault};
 use super::{Config, Endpoint, Overrides, Secret};
 
 /// Checks the text of a file that was called `file_name`; `env` looks up environment variables.
@@ -43,7 +47,16 @@ pub fn check_str(
     text: &str,
     env: &dyn Fn(&str) -> Option<String>,
 ) -> Result<Config, Diagnostics> {
-    check_with(file_name, text, env, &Overrides::default())
+    check_with(file_name, text, env, &Overrides::default()).map(|checked| checked.config)
+}
+
+/// A configuration without faults.
+#[derive(Debug)]
+pub struct Checked {
+    /// The configuration.
+    pub config: Config,
+    /// What is hardly meant as it is written, in the order of the file.
+    pub warnings: Vec<Diagnostic>,
 }
 
 /// Like [`check_str`], for a text that flags win over.
@@ -52,7 +65,7 @@ pub(super) fn check_with(
     text: &str,
     env: &dyn Fn(&str) -> Option<String>,
     overrides: &Overrides,
-) -> Result<Config, Diagnostics> {
+) -> Result<Checked, Diagnostics> {
     let (tree, errors) = DeTable::parse_recoverable(text);
     let faults: Vec<_> = errors
         .iter()
@@ -62,14 +75,29 @@ pub(super) fn check_with(
         return Err(faults);
     }
     let directory = Path::new(file_name).parent().unwrap_or_else(|| Path::new(""));
-    let checking =
-        Checking { directory, env, overrides, faults: RefCell::default(), known: RefCell::default() };
-    let config = read(&Section::open(&checking, "a configuration", 0..0, Some(tree.get_ref())));
+    let checking = Checking::new(directory, env, overrides);
+    let root = Section::open(&checking, ROOT, 0..0, Some(tree.get_ref()));
+    let config = read(&root);
+    lint::lint(&root, &config);
+    drop(root);
     let faults = checking.faults.take();
     match Diagnostics::from_faults(file_name, text, faults) {
         Some(faults) => Err(faults),
-        None => Ok(config),
+        None => {
+            let warnings = Diagnostics::from_faults(file_name, text, checking.warnings.take());
+            Ok(Checked { config, warnings: warnings.map(Diagnostics::into_vec).unwrap_or_default() })
+        }
     }
+}
+
+/// What the keys of these texts are read as; faults do not matter.
+pub(super) fn shapes_of(texts: &[&str]) -> Shapes {
+    let overrides = Overrides::default();
+    let checking = Checking::new(Path::new(""), &|_| None, &overrides);
+    for tree in texts.iter().filter_map(|text| DeTable::parse(text).ok()) {
+        read(&Section::open(&checking, ROOT, 0..0, Some(tree.get_ref())));
+    }
+    checking.shapes.take()
 }
 
 /// Reads the base URL of a replica, as a flag gives it.
@@ -78,6 +106,14 @@ pub(super) fn check_with(
 /// What is wrong with it.
 pub fn parse_endpoint(text: &str) -> Result<Endpoint, String> {
     (values::ENDPOINT.parse)(text)
+}
+
+/// Reads a duration as the file has it, zero included.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn parse_duration(text: &str) -> Result<std::time::Duration, String> {
+    values::duration(text)
 }
 
 /// Reads a URL that is used as it is, as a flag gives it.
@@ -129,6 +165,8 @@ fn seed(root: &Section<'_>) -> Secret {
 const DEFAULT_LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8080);
 /// `admin.listen` of a file that does not say.
 const DEFAULT_ADMIN_LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9090);
+/// How messages call the whole of a file.
+pub(super) const ROOT: &str = "a configuration";
 const TOML_HINT: &str = "this is not TOML: look for a missing quote, bracket or equals sign";
 
 #[cfg(test)]
@@ -143,17 +181,8 @@ mod tests {
         let pool_tls = "[[pool]]\ntls = { ca = \"a\", cert = \"c\", key = \"k\", server_name = \"n\" }\n";
         let fixture = include_str!("../../../tests/fixtures/every-key.toml").replace("[server]\n", tls);
         let fixture = &fixture.replace("[[pool]]\n", pool_tls);
-        let tree = DeTable::parse(fixture).unwrap();
-        let checking = Checking {
-            directory: Path::new(""),
-            env: &|_| None,
-            overrides: &Overrides::default(),
-            faults: RefCell::default(),
-            known: RefCell::default(),
-        };
-        read(&Section::open(&checking, "a configuration", 0..0, Some(tree.get_ref())));
-        let known = checking.known.take();
-        for (header, key) in known {
+        let shapes = shapes_of(&[fixture]);
+        for (header, key) in shapes.keys() {
             for (name, text) in [("config/reference.toml", reference), ("every-key.toml", fixture)] {
                 let forms = [format!("{key} = "), format!("[{key}]"), format!("[{key}."), format!(".{key}]")];
                 assert!(forms.iter().any(|form| text.contains(form)), "{key} of {header} is not in {name}");

@@ -12,8 +12,9 @@ use crate::config::{Endpoint, MAX_REPLICAS, Pool, PoolIdentity, PoolTls, Probe, 
 
 use super::section::{Item, Section};
 use super::server::{holds_certificate, holds_key, max_connections, pem_file};
+use super::shape::Kind;
 use super::values::{ENDPOINT, NAME, POSITIVE_DURATION};
-use super::{engine, secret, unbuilt};
+use super::{discovery, engine, secret, warmup};
 
 /// Reads every `[[pool]]`.
 pub(super) fn pools(root: &Section<'_>) -> Vec<Pool> {
@@ -36,7 +37,6 @@ pub(super) fn pools(root: &Section<'_>) -> Vec<Pool> {
 }
 
 fn pool(section: &Section<'_>) -> Pool {
-    unbuilt::refuse(section, unbuilt::POOL);
     let name = section.require("name", &NAME).unwrap_or_else(|| format!("#{}", section.span.start).into());
     let positive = |key| section.integer(key, 1..=i64::MAX).and_then(NonZeroU64::new);
     let ejection = section.section("ejection", "[pool.ejection]");
@@ -47,6 +47,8 @@ fn pool(section: &Section<'_>) -> Pool {
         engine,
         engine_profile: Arc::new(engine_profile),
         replicas: replicas(section, &name),
+        discovery: discovery::discovery(section),
+        data_parallel: discovery::data_parallel(section),
         tls: section.get("tls").and_then(|item| tls(&item)),
         engine_api_key: section.get("engine_api_key").and_then(|item| secret::read(&item)),
         scrape_interval: section
@@ -56,6 +58,9 @@ fn pool(section: &Section<'_>) -> Pool {
         max_num_seqs: positive("max_num_seqs"),
         queue_target: positive("queue_target"),
         probe: probe(section),
+        warmup: warmup::warmup(section),
+        keep_alive: warmup::keep_alive(section),
+        lora: warmup::lora(section),
         max_ejected_share: ejection.ratio("max_share").unwrap_or(0.5),
         name,
     }
@@ -75,7 +80,7 @@ fn replicas(pool: &Section<'_>, name: &str) -> Vec<ReplicaSpec> {
     let is_elsewhere = ["dns", "file", "kubernetes"].iter().any(|key| pool.get(key).is_some());
     match pool.get("replicas") {
         None if !is_elsewhere => pool.fault("[[pool]] has no replicas", ENDPOINT_HINT),
-        Some(list) if list.value.as_array().is_some_and(|list| list.is_empty()) => {
+        Some(list) if !is_elsewhere && list.value.as_array().is_some_and(|list| list.is_empty()) => {
             list.fault("a pool needs at least one replica", ENDPOINT_HINT);
         }
         Some(list) if items.len() > MAX_REPLICAS => list.fault(
@@ -102,16 +107,17 @@ fn replicas(pool: &Section<'_>, name: &str) -> Vec<ReplicaSpec> {
 }
 
 fn replica(item: &Item<'_>) -> Option<ReplicaSpec> {
+    item.accepts([Kind::Text { hint: ENDPOINT.hint }, Kind::Section { header: "pool.replicas" }]);
     if !matches!(item.value, DeValue::Table(_)) {
         let endpoint = item.parse(&ENDPOINT)?;
-        return Some(ReplicaSpec { name: default_name(&endpoint), endpoint });
+        return Some(ReplicaSpec { name: default_name(&endpoint), endpoint, zone: None });
     }
     let section = item.section("pool.replicas")?;
     let endpoint = section.require("url", &ENDPOINT);
     let name = section.parse("name", &NAME);
-    unbuilt::refuse(&section, unbuilt::REPLICA);
+    let zone = section.parse("zone", &NAME);
     let endpoint = endpoint?;
-    Some(ReplicaSpec { name: name.unwrap_or_else(|| default_name(&endpoint)), endpoint })
+    Some(ReplicaSpec { name: name.unwrap_or_else(|| default_name(&endpoint)), endpoint, zone })
 }
 
 fn default_name(endpoint: &Endpoint) -> Arc<str> {

@@ -10,6 +10,7 @@ use toml::de::DeValue;
 use crate::config::{ClientMay, ModelMatch, PolicyName, Pool, Route, Slo, Timeouts, WeightedPool};
 
 use super::section::{Item, Section};
+use super::shape::Kind;
 use super::values::{MODEL, NAME};
 use super::{admission, bounds, canary, hedge, stage_budget};
 
@@ -145,6 +146,7 @@ fn pools(route: &Section<'_>, known: &[Pool]) -> Vec<WeightedPool> {
 }
 
 fn weighted_pool(item: &Item<'_>, known: &[Pool]) -> Option<WeightedPool> {
+    item.accepts([Kind::Text { hint: "" }, Kind::Section { header: "route.pools" }]);
     let (named, weight) = if let DeValue::Table(_) = item.value {
         let section = item.section("route.pools")?;
         let weight = section.integer("weight", 0..=1_000_000);

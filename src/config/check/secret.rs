@@ -29,18 +29,20 @@ fn is_reference(text: &str) -> bool {
 
 fn resolve(item: &Item<'_>, text: &str) -> Option<Secret> {
     let value = if let Some(name) = text.strip_prefix("env:") {
-        let value = (item.checking.env)(name);
-        if value.is_none() {
-            item.fault(format!("environment variable {name} is not set"), HINT);
+        match (item.checking.env)(name) {
+            Some(value) => value,
+            None => {
+                let message = format!("environment variable {name} is not set");
+                return item.missing(message, HINT, Secret::new(STAND_IN));
+            }
         }
-        value?
     } else {
         let path = item.checking.directory.join(text.strip_prefix("file:")?);
         match std::fs::read_to_string(&path) {
             Ok(content) => content.trim_end_matches(['\r', '\n']).to_owned(),
             Err(error) => {
-                item.fault(format!("cannot read {}: {error}", path.display()), HINT);
-                return None;
+                let message = format!("cannot read {}: {error}", path.display());
+                return item.missing(message, HINT, Secret::new(STAND_IN));
             }
         }
     };
@@ -51,4 +53,6 @@ fn resolve(item: &Item<'_>, text: &str) -> Option<Secret> {
     Some(Secret::new(value))
 }
 
+/// Of a secret that is not on the machine where a file is checked; nothing is ever sent with it.
+const STAND_IN: &str = "missing";
 const HINT: &str = "name where it is kept: \"env:NAME\" or \"file:PATH\"";

@@ -8,7 +8,7 @@
 //! string-or-table value only that "no variant matched".
 
 use std::cell::RefCell;
-use std::collections::{BTreeSet, HashSet};
+use std::collections::HashSet;
 use std::ops::{Range, RangeInclusive};
 use std::path::Path;
 use std::sync::Arc;
@@ -18,6 +18,7 @@ use toml::de::{DeTable, DeValue};
 use crate::config::Overrides;
 use crate::config::diagnostics::{Fault, did_you_mean};
 
+use super::shape::{Kind, Place, Shapes, Within};
 use super::values::Form;
 
 /// One check of one file: its inputs and its findings.
@@ -30,11 +31,39 @@ pub(super) struct Checking<'a> {
     pub(super) overrides: &'a Overrides,
     /// Faults found so far.
     pub(super) faults: RefCell<Vec<(Range<usize>, Fault)>>,
-    /// Every requested key, with the header of its section.
-    pub(super) known: RefCell<BTreeSet<(&'static str, &'static str)>>,
+    /// What is worth a look and no fault.
+    pub(super) warnings: RefCell<Vec<(Range<usize>, Fault)>>,
+    /// Every requested key, with what it was read as.
+    pub(super) shapes: RefCell<Shapes>,
 }
 
-impl Checking<'_> {
+impl<'a> Checking<'a> {
+    /// A check that has found nothing yet.
+    pub(super) fn new(
+        directory: &'a Path,
+        env: &'a dyn Fn(&str) -> Option<String>,
+        overrides: &'a Overrides,
+    ) -> Self {
+        Self {
+            directory,
+            env,
+            overrides,
+            faults: RefCell::default(),
+            warnings: RefCell::default(),
+            shapes: RefCell::default(),
+        }
+    }
+
+    /// Notes what is no fault and yet hardly meant.
+    pub(super) fn warn(&self, span: &Range<usize>, fault: Fault) {
+        self.warnings.borrow_mut().push((span.clone(), fault));
+    }
+
+    /// Notes what a place is read as.
+    fn record(&self, place: Place<'_>, kind: Kind) {
+        self.shapes.borrow_mut().record(place, kind);
+    }
+
     /// Notes a fault.
     pub(super) fn report(&self, span: &Range<usize>, fault: Fault) {
         self.faults.borrow_mut().push((span.clone(), fault));
@@ -71,7 +100,13 @@ impl<'a> Section<'a> {
 
     /// Every key that is there.
     pub(super) fn items(&self) -> impl Iterator<Item = Item<'a>> + use<'a> {
-        entries(self.checking, self.table)
+        let header = self.header;
+        entries(self.checking, self.table, move |key| Place { header, key, within: Within::Itself })
+    }
+
+    /// Notes what a key is read as, whether it is there or not.
+    pub(super) fn record(&self, key: &'static str, kind: Kind) {
+        self.checking.record(Place { header: self.header, key, within: Within::Itself }, kind);
     }
 
     /// The value of a key.
@@ -82,19 +117,27 @@ impl<'a> Section<'a> {
 
     /// A value written as text in some form.
     pub(super) fn parse<T>(&self, key: &'static str, form: &Form<T>) -> Option<T> {
+        self.record(key, Kind::Text { hint: form.hint });
         self.get(key)?.parse(form)
     }
 
     /// Like [`Section::parse`], for a key without which the section means nothing.
     pub(super) fn require<T>(&self, key: &'static str, form: &Form<T>) -> Option<T> {
-        if self.get(key).is_none() {
-            self.fault(format!("{} has no \"{key}\"", self.header), form.hint);
-        }
+        self.expect(key, form.hint);
         self.parse(key, form)
+    }
+
+    /// Reports a key that is missing; `hint` says how to write it.
+    pub(super) fn expect(&self, key: &'static str, hint: &str) {
+        self.checking.shapes.borrow_mut().require(self.header, key);
+        if self.get(key).is_none() {
+            self.fault(format!("{} has no \"{key}\"", self.header), hint);
+        }
     }
 
     /// `true` or `false`.
     pub(super) fn boolean(&self, key: &'static str) -> Option<bool> {
+        self.record(key, Kind::Boolean);
         let item = self.get(key)?;
         let value = item.value.as_bool();
         if value.is_none() {
@@ -109,13 +152,15 @@ impl<'a> Section<'a> {
         key: &'static str,
         bounds: RangeInclusive<i64>,
     ) -> Option<T> {
+        self.record(key, Kind::Integer { least: *bounds.start(), most: *bounds.end() });
         self.get(key)?.integer(bounds)
     }
 
     /// A share from 0 to 1.
     pub(super) fn ratio(&self, key: &'static str) -> Option<f64> {
+        self.record(key, Kind::Ratio);
         let item = self.get(key)?;
-        let number = item.number("a number from 0 to 1", "write a share without quotes: 0.1")?;
+        let number = item.any_number("a number from 0 to 1", "write a share without quotes: 0.1")?;
         let share = Some(number).filter(|n| (0.0..=1.0).contains(n));
         if share.is_none() {
             item.fault(format!("{key} must be from 0 to 1"), "write a share of the whole: 0.1 is a tenth");
@@ -125,11 +170,13 @@ impl<'a> Section<'a> {
 
     /// The entries of a list; none where the key is absent.
     pub(super) fn list(&self, key: &'static str) -> Vec<Item<'a>> {
+        self.record(key, Kind::List);
         self.get(key).map(|item| item.list()).unwrap_or_default()
     }
 
     /// A section below this one.
     pub(super) fn section(&self, key: &'static str, header: &'static str) -> Section<'a> {
+        self.record(key, Kind::Section { header });
         let absent = || Section::open(self.checking, header, self.span.clone(), None);
         self.get(key).and_then(|item| item.section(header)).unwrap_or_else(absent)
     }
@@ -163,7 +210,10 @@ impl Drop for Section<'_> {
             let message = did_you_mean(message, item.key, &requested);
             item.fault_at_key(message, format!("{} knows: {}", self.header, requested.join(", ")));
         }
-        self.checking.known.borrow_mut().extend(requested.into_iter().map(|key| (self.header, key)));
+        let mut shapes = self.checking.shapes.borrow_mut();
+        for key in requested {
+            shapes.know(self.header, key);
+        }
     }
 }
 
@@ -174,6 +224,8 @@ pub(super) struct Item<'a> {
     pub(super) checking: &'a Checking<'a>,
     /// Its key; that of the list for an entry of a list.
     pub(super) key: &'a str,
+    /// Which key of the schema it is a value of.
+    place: Place<'a>,
     /// The place of the value.
     pub(super) span: Range<usize>,
     /// The value.
@@ -182,8 +234,13 @@ pub(super) struct Item<'a> {
 }
 
 impl<'a> Item<'a> {
+    fn record(&self, kind: Kind) {
+        self.checking.record(self.place, kind);
+    }
+
     /// A value written as text in some form.
     pub(super) fn parse<T>(&self, form: &Form<T>) -> Option<T> {
+        self.record(Kind::Text { hint: form.hint });
         let Some(text) = self.value.as_str() else {
             self.wrong_type(form.noun, form.hint);
             return None;
@@ -199,6 +256,11 @@ impl<'a> Item<'a> {
 
     /// Plain text.
     pub(super) fn text(&self) -> Option<&'a str> {
+        self.record(Kind::Text { hint: "" });
+        self.plain_text()
+    }
+
+    fn plain_text(&self) -> Option<&'a str> {
         let text = self.value.as_str();
         if text.is_none() {
             self.wrong_type("a string", "put it into quotes");
@@ -208,6 +270,11 @@ impl<'a> Item<'a> {
 
     /// A number; `expected` and `hint` are for a value of another type.
     pub(super) fn number(&self, expected: &str, hint: &str) -> Option<f64> {
+        self.record(Kind::Number);
+        self.any_number(expected, hint)
+    }
+
+    fn any_number(&self, expected: &str, hint: &str) -> Option<f64> {
         match self.value {
             DeValue::Float(float) => float.as_str().parse().ok(),
             DeValue::Integer(integer) => integer.as_str().parse().ok(),
@@ -237,7 +304,8 @@ impl<'a> Item<'a> {
 
     /// One of a fixed set of words.
     pub(super) fn one_of<T: Copy>(&self, what: &str, known: &[(&'static str, T)]) -> Option<T> {
-        let text = self.text()?;
+        self.record(Kind::Word(known.iter().map(|(word, _)| *word).collect()));
+        let text = self.plain_text()?;
         let found = known.iter().find(|(word, _)| *word == text).map(|(_, value)| *value);
         if found.is_none() {
             let words: Vec<_> = known.iter().map(|(word, _)| *word).collect();
@@ -262,6 +330,7 @@ impl<'a> Item<'a> {
 
     /// The entries of a list.
     pub(super) fn list(&self) -> Vec<Item<'a>> {
+        self.record(Kind::List);
         let Some(array) = self.value.as_array() else {
             self.wrong_type("a list", "put it into brackets: [ … ]");
             return Vec::new();
@@ -269,6 +338,7 @@ impl<'a> Item<'a> {
         let entry = |value: &'a toml::Spanned<DeValue<'a>>| Item {
             span: value.span(),
             value: value.get_ref(),
+            place: Place { within: Within::List, ..self.place },
             ..self.clone()
         };
         array.iter().map(entry).collect()
@@ -276,11 +346,41 @@ impl<'a> Item<'a> {
 
     /// The entries of a table whose keys are free.
     pub(super) fn entries(&self) -> impl Iterator<Item = Item<'a>> + use<'a> {
-        entries(self.checking, self.value.as_table())
+        self.record(Kind::Table);
+        let place = Place { within: Within::Table, ..self.place };
+        entries(self.checking, self.value.as_table(), move |_| place)
+    }
+
+    /// The value of a key of a table, or the entry of a list at a place, without reading it: for warnings.
+    pub(super) fn peek(&self, key: &str, at: usize) -> Option<Item<'a>> {
+        let array = self.value.as_array();
+        if let Some(value) = array.and_then(|array| array.get(at)) {
+            return Item { span: value.span(), value: value.get_ref(), ..self.clone() }.peek(key, 0);
+        }
+        let place = self.place;
+        entries(self.checking, self.value.as_table(), move |_| place).find(|item| item.key == key)
+    }
+
+    /// Notes the types that it may have, where which one it has decides how it is read.
+    pub(super) fn accepts(&self, kinds: impl IntoIterator<Item = Kind>) {
+        for kind in kinds {
+            self.record(kind);
+        }
+    }
+
+    /// Reports a secret that is not on this machine; `None` unless that is tolerated.
+    pub(super) fn missing<T>(&self, message: String, hint: &'static str, stand_in: T) -> Option<T> {
+        if self.checking.overrides.allow_missing_secrets {
+            self.checking.warn(&self.span, Fault::new(message, "the gateway does not start without it"));
+            return Some(stand_in);
+        }
+        self.fault(message, hint);
+        None
     }
 
     /// The value as a section.
     pub(super) fn section(&self, header: &'static str) -> Option<Section<'a>> {
+        self.record(Kind::Section { header });
         let table = self.value.as_table();
         if table.is_none() {
             self.wrong_type("a table", format!("write {header} as a table, as in config/reference.toml"));
@@ -330,13 +430,18 @@ impl<'a> Item<'a> {
     }
 }
 
-fn entries<'a>(
+fn entries<'a, F>(
     checking: &'a Checking<'a>,
     table: Option<&'a DeTable<'a>>,
-) -> impl Iterator<Item = Item<'a>> + use<'a> {
+    place: F,
+) -> impl Iterator<Item = Item<'a>> + use<'a, F>
+where
+    F: Fn(&'a str) -> Place<'a>,
+{
     table.into_iter().flatten().map(move |(key, value)| Item {
         checking,
         key: key.get_ref(),
+        place: place(key.get_ref()),
         key_span: key.span(),
         span: value.span(),
         value: value.get_ref(),

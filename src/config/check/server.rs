@@ -86,9 +86,7 @@ fn tls(item: &Item<'_>) -> Option<Tls> {
     let cert = pem_file(&section, "cert", holds_certificate);
     let key = pem_file(&section, "key", holds_key);
     for required in ["cert", "key"] {
-        if section.get(required).is_none() {
-            section.fault(format!("server.tls has no \"{required}\""), TLS_HINT);
-        }
+        section.expect(required, TLS_HINT);
     }
     let client_ca = pem_file(&section, "client_ca", holds_certificate);
     Some(Tls { cert: cert?, key: key?, client_ca })
@@ -104,7 +102,10 @@ pub(super) fn pem_file(
     let path = section.checking.directory.join(item.text()?);
     let fault = match std::fs::read(&path) {
         Ok(pem) => holds(&pem).err().map(|fault| format!("{} {fault}", path.display())),
-        Err(error) => Some(format!("cannot read {}: {error}", path.display())),
+        Err(error) => {
+            let message = format!("cannot read {}: {error}", path.display());
+            return item.missing(message, TLS_HINT, ()).map(|()| path);
+        }
     };
     if let Some(message) = fault {
         item.fault(message, TLS_HINT);

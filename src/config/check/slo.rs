@@ -13,6 +13,7 @@ use toml::de::DeValue;
 use crate::config::{ItlBounds, Slo, TtftBound};
 
 use super::section::{Item, Section};
+use super::shape::Kind;
 use super::values::{DURATION, POSITIVE_DURATION};
 
 /// Reads `[slo.*]`. A class that the file has is what the file says, none of its default bounds stays.
@@ -56,6 +57,7 @@ fn bounds(section: &Section<'_>) -> Slo {
 }
 
 fn ttft(item: &Item<'_>) -> Option<TtftBound> {
+    item.accepts([Kind::Text { hint: POSITIVE_DURATION.hint }, Kind::Section { header: "slo.*.ttft" }]);
     if !matches!(item.value, DeValue::Table(_)) {
         let base = item.parse(&POSITIVE_DURATION)?;
         return Some(TtftBound { base, per_prompt_token: Duration::ZERO });

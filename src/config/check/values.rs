@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use http::HeaderValue;
 
-use crate::config::{Endpoint, paths};
+use crate::config::endpoint::absolute_url;
+use crate::config::{Endpoint, parse_endpoint, parse_name, paths};
 
 /// One way to write a value.
 pub(super) struct Form<T> {
@@ -40,8 +41,11 @@ pub(super) const ADDRESS: Form<SocketAddr> = Form {
 };
 
 /// The base URL of a replica.
-pub(super) const ENDPOINT: Form<Endpoint> =
-    Form { noun: "a URL", hint: "write scheme, host and port: \"http://127.0.0.1:8000\"", parse: endpoint };
+pub(super) const ENDPOINT: Form<Endpoint> = Form {
+    noun: "a URL",
+    hint: "write scheme, host and port: \"http://127.0.0.1:8000\"",
+    parse: parse_endpoint,
+};
 
 /// A URL that requests are sent to as it is.
 pub(super) const HTTP_URL: Form<String> = Form {
@@ -54,7 +58,7 @@ pub(super) const HTTP_URL: Form<String> = Form {
 pub(super) const NAME: Form<Arc<str>> = Form {
     noun: "a name",
     hint: "use 1 to 128 visible ASCII characters without spaces, quotes, commas or semicolons",
-    parse: name,
+    parse: parse_name,
 };
 
 /// The name of a model, as engines give it.
@@ -99,7 +103,7 @@ pub(super) const DIGEST: Form<[u8; 32]> = Form {
     parse: digest,
 };
 
-fn duration(text: &str) -> Result<Duration, String> {
+pub(super) fn duration(text: &str) -> Result<Duration, String> {
     let not_one = || format!("\"{text}\" is not a duration");
     let (number, unit) = split_unit(text);
     let nanos_per_unit = match unit {
@@ -159,51 +163,6 @@ fn split_unit(text: &str) -> (&str, &str) {
 
 fn decimal(digits: &str) -> Option<f64> {
     digits.starts_with(|c: char| c.is_ascii_digit()).then(|| digits.parse().ok())?
-}
-
-fn endpoint(text: &str) -> Result<Endpoint, String> {
-    let uri = absolute_url(text)?;
-    let is_tls = uri.scheme_str() == Some("https");
-    let base_path = uri.path().trim_end_matches('/');
-    if base_path == "/v1" || base_path.ends_with("/v1") {
-        return Err(format!("\"{text}\" must end before /v1, which clients' paths bring along"));
-    }
-    let host = uri.host().unwrap_or_default().trim_start_matches('[').trim_end_matches(']');
-    Ok(Endpoint {
-        is_tls,
-        host: host.to_ascii_lowercase().into(),
-        port: uri.port_u16().unwrap_or(if is_tls { 443 } else { 80 }),
-        base_path: base_path.into(),
-    })
-}
-
-fn absolute_url(text: &str) -> Result<http::Uri, String> {
-    let uri: http::Uri = text.parse().map_err(|_| format!("\"{text}\" is not a URL"))?;
-    let Some(authority) = uri.authority().filter(|_| matches!(uri.scheme_str(), Some("http" | "https")))
-    else {
-        return Err(format!("\"{text}\" does not start with http:// or https://"));
-    };
-    if authority.as_str().contains('@') {
-        return Err("a URL must not carry a user or a password".to_owned());
-    }
-    if uri.query().is_some() || text.contains('#') {
-        return Err(format!("\"{text}\" must have no query and no fragment"));
-    }
-    let after_host = authority.as_str().strip_prefix(authority.host()).unwrap_or_default();
-    let has_port = after_host.strip_prefix(':').map(|port| port.parse::<u16>().is_ok_and(|port| port > 0));
-    if has_port == Some(false) {
-        return Err(format!("\"{text}\" has no port between 1 and 65535"));
-    }
-    if authority.host().is_empty() {
-        return Err(format!("\"{text}\" has no host"));
-    }
-    Ok(uri)
-}
-
-fn name(text: &str) -> Result<Arc<str>, String> {
-    let fits = (1..=128).contains(&text.len())
-        && text.chars().all(|c| c.is_ascii_graphic() && !matches!(c, '"' | '\'' | '\\' | ',' | ';'));
-    if fits { Ok(text.into()) } else { Err(format!("{text:?} is not a name")) }
 }
 
 fn extra_path(text: &str) -> Result<String, String> {
@@ -286,35 +245,6 @@ mod tests {
         }
         for text in ["", "32", "0B", "1TiBs", "-1B", "99999999999GiB"] {
             assert!(size(text).is_err(), "{text}");
-        }
-    }
-
-    #[test]
-    fn endpoints_are_taken_apart() {
-        for (text, shown) in [
-            ("http://127.0.0.1:8001", "http://127.0.0.1:8001"),
-            ("http://gpu-1/", "http://gpu-1:80"),
-            ("https://GPU.example/base/", "https://gpu.example:443/base"),
-            ("http://[::1]:8000", "http://[::1]:8000"),
-        ] {
-            assert_eq!(endpoint(text).unwrap().to_string(), shown, "{text}");
-        }
-        for text in [
-            "",
-            "127.0.0.1:8001",
-            "ftp://a:1",
-            "http://",
-            "http://u:p@a:1",
-            "http://a:1?x=1",
-            "http://a:1#x",
-            "http://a:99999",
-            "http://a:0",
-            "http://a:",
-            "http://:80",
-            "http://a:1/v1",
-            "http://a b:1",
-        ] {
-            assert!(endpoint(text).is_err(), "{text}");
         }
     }
 

@@ -1,32 +1,45 @@
-//! Findings that hold: each is reported once and kept until it has not been seen for its kind's hold time.
+//! Findings that hold: each is reported once and kept until it has recovered, or was not seen for its kind's hold time.
 
+use super::blocks::BlockHistory;
 use super::finding::{Finding, Kind};
+use super::signals::Snapshot;
+use super::slow::{self, TailBound};
 
 /// Findings of one series that hold.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ActiveFindings(Vec<ActiveFinding>);
 
+/// A finding that holds, with what it takes to look at it again.
 #[derive(Clone, Debug)]
-struct ActiveFinding {
-    finding: Finding,
-    last_seen: f64,
+pub(super) struct ActiveFinding {
+    pub(super) finding: Finding,
+    pub(super) last_seen: f64,
+    /// The signals of replicas before it began.
+    pub(super) before: Snapshot,
+    /// Of a drift over days: what its tail is held against, whatever the baseline becomes.
+    pub(super) bound: Option<TailBound>,
 }
 
 impl ActiveFindings {
     /// Pushes findings that are not active yet to `out`, renews the others.
-    pub(super) fn raise(&mut self, found: impl IntoIterator<Item = Finding>, out: &mut Vec<Finding>) {
-        for finding in found {
-            let last_seen = finding.at;
+    pub(super) fn raise(&mut self, found: impl IntoIterator<Item = ActiveFinding>, out: &mut Vec<Finding>) {
+        for found in found {
             let is_same = |active: &&mut ActiveFinding| {
-                active.finding.kind == finding.kind && active.finding.series.replica == finding.series.replica
+                let (old, new) = (&active.finding, &found.finding);
+                old.kind == new.kind && old.series.replica == new.series.replica
             };
             if let Some(active) = self.0.iter_mut().find(is_same) {
-                active.last_seen = last_seen;
+                active.last_seen = found.last_seen;
             } else {
-                out.push(finding.clone());
-                self.0.push(ActiveFinding { finding, last_seen });
+                out.push(found.finding.clone());
+                self.0.push(found);
             }
         }
+    }
+
+    /// Takes up what was saved.
+    pub(super) fn restore(&mut self, found: Vec<ActiveFinding>) {
+        self.0 = found;
     }
 
     /// Renews findings of a kind that go on.
@@ -35,9 +48,29 @@ impl ActiveFindings {
         same.for_each(|active| active.last_seen = at);
     }
 
+    /// Ends drifts over days whose tail is back, renews those whose tail is not.
+    pub(super) fn recover(&mut self, at: f64, ttft: &BlockHistory, itl: &BlockHistory) {
+        self.0.retain_mut(|active| {
+            let Some(bound) = &active.bound else { return true };
+            let blocks = if active.finding.kind == Kind::ItlDrift { itl } else { ttft };
+            match slow::goes_on(blocks, bound) {
+                Some(true) => active.last_seen = at,
+                Some(false) => return false,
+                None => {}
+            }
+            true
+        });
+    }
+
     /// Drops what was not seen for its hold time.
     pub(super) fn expire(&mut self, at: f64) {
         self.0.retain(|active| at - active.last_seen <= active.finding.kind.hold());
+    }
+
+    /// Drops the finding with this name; whether it was there.
+    pub(super) fn remove(&mut self, id: &str) -> Option<Finding> {
+        let at = self.0.iter().position(|active| active.finding.id() == id)?;
+        Some(self.0.remove(at).finding)
     }
 
     pub(super) fn count(&self, kind: Kind) -> usize {
@@ -46,5 +79,13 @@ impl ActiveFindings {
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &Finding> {
         self.0.iter().map(|active| &active.finding)
+    }
+
+    pub(super) fn entries(&self) -> &[ActiveFinding] {
+        &self.0
+    }
+
+    pub(super) fn entries_mut(&mut self) -> &mut [ActiveFinding] {
+        &mut self.0
     }
 }

@@ -6,11 +6,13 @@
 
 use std::collections::VecDeque;
 
+use serde::{Deserialize, Serialize};
+
 use super::hours::{HOUR, hour_index};
 use super::scale::ln_binomial_tail;
 
 /// Requests and failures.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Serialize)]
 pub(super) struct Count {
     pub(super) all: u64,
     pub(super) bad: u64,
@@ -40,10 +42,11 @@ impl std::iter::Sum for Count {
 }
 
 /// Minutes of the last three days.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub(super) struct BurnWindows {
     minutes: VecDeque<(i64, Count)>,
     /// Whether anything failed since it was last judged.
+    #[serde(skip)]
     is_due: bool,
 }
 
@@ -61,6 +64,13 @@ pub(super) struct BudgetBurn {
 }
 
 impl BurnWindows {
+    /// Without what lies after `now`, in order: it comes from a file.
+    pub(super) fn up_to(mut self, now: f64) -> Self {
+        self.minutes.retain(|(index, _)| *index <= minute_index(now));
+        self.minutes.make_contiguous().sort_by_key(|(index, _)| *index);
+        self
+    }
+
     /// Takes one request.
     pub(super) fn add(&mut self, at: f64, is_bad: bool) {
         let index = minute_index(at);
@@ -105,7 +115,7 @@ impl BurnWindows {
 }
 
 /// Failures by hour of the day, for each of the last seven days.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
 pub(super) struct HoursOfDay {
     /// By hour of the day: day and count, oldest first.
     hours: Vec<VecDeque<(i64, Count)>>,
@@ -131,6 +141,17 @@ pub(super) struct BadHour {
 }
 
 impl HoursOfDay {
+    /// As [`BurnWindows::up_to`].
+    pub(super) fn up_to(mut self, now: f64) -> Self {
+        let (today, _) = day_and_hour(now);
+        self.hours.resize(24, VecDeque::new());
+        for days in &mut self.hours {
+            days.retain(|(day, _)| *day <= today);
+            days.make_contiguous().sort_by_key(|(day, _)| *day);
+        }
+        self
+    }
+
     /// Takes one request.
     pub(super) fn add(&mut self, at: f64, is_bad: bool) {
         let (day, hour) = day_and_hour(at);

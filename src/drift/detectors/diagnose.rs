@@ -1,10 +1,11 @@
 //! From what changed to its most likely cause.
 //!
-//! A decision list, most specific first: which replicas, which revision, then what else changed at the same time. Every
-//! rule compares now with before, never with an absolute figure, so that it holds for any fleet. Where nothing speaks for
-//! a cause the diagnosis is `unknown`: a wrong cause costs an hour of somebody's night.
+//! Each rule compares now with before, never with an absolute figure, so that it holds for any fleet; where its evidence is
+//! there it makes a [`Case`] with the numbers. First where the time went (the stages of requests), then engines' queues and
+//! caches, what kind of requests came, one replica against its peers, the revision. Without evidence: `unknown`.
 
-use super::finding::{Diagnosis, Kind};
+use super::cause::{Case, Causes, Diagnosis};
+use super::finding::Kind;
 use super::scale::median;
 use super::signals::{SignalChange, SignalHistory, Signals};
 
@@ -19,122 +20,313 @@ pub(super) struct Symptoms {
     pub(super) has_slow_replica: bool,
     /// Seconds since the revision was first seen, where the route had another before.
     pub(super) revision_age: Option<f64>,
+    /// The tail alone has grown.
     pub(super) is_median_flat: bool,
     /// Requests, as a ratio.
     pub(super) load: Option<f64>,
     /// Median inter-token latency, as a ratio.
     pub(super) itl: Option<f64>,
+    /// Share of prompts that are long for this route, now and in the baseline of days.
+    pub(super) long_prompts: Option<(f64, f64)>,
+    /// By how much the share of slow requests grew over days.
+    pub(super) more_slow: Option<f64>,
     /// Signals of the replicas, where there are any.
     pub(super) changes: Vec<SignalChange>,
 }
 
 impl Symptoms {
-    /// The most likely cause.
-    pub(super) fn diagnose(&self, kind: Kind) -> Diagnosis {
+    /// Every cause that something speaks for.
+    pub(super) fn diagnose(&self, kind: Kind) -> Causes {
+        let mut cases = self.of_place(kind);
         let is_about_ttft = matches!(kind, Kind::TtftDoubled | Kind::TtftShift | Kind::TtftP99OverSlo);
-        if (self.replicas >= 2 && self.affected == 1) || (self.has_slow_replica && is_about_ttft) {
-            return Diagnosis::Replica;
+        if is_about_ttft || matches!(kind, Kind::ItlShift | Kind::ItlJitter) {
+            cases.extend(of_changes(&self.changes));
         }
-        if self.revision_age.is_some_and(|age| age < kind.revision_suspect_for()) {
-            return Diagnosis::Revision;
+        if is_about_ttft && let Some(load) = self.load.filter(|load| *load > MORE_LOAD) {
+            cases.push(Case::new(Diagnosis::Capacity, graded(load / MORE_LOAD)).with("load_ratio", load));
         }
-        let is_of_minutes = is_about_ttft || matches!(kind, Kind::ItlShift | Kind::ItlJitter);
-        if let Some(cause) = of_changes(&self.changes).filter(|_| is_of_minutes) {
-            return cause;
+        let is_busier = exceeds(self.load, MORE_LOAD);
+        if is_about_ttft && self.changes.is_empty() && !is_busier {
+            let itl = self.itl.filter(|itl| *itl > UNCHANGED);
+            cases
+                .extend(itl.map(|itl| Case::new(Diagnosis::Contention, SLOWER_STEPS).with("itl_ratio", itl)));
         }
-        match kind {
-            Kind::ReplicaSlow => Diagnosis::Replica,
-            Kind::ItlJitter | Kind::ItlDrift => Diagnosis::KvPressure,
-            Kind::AvailabilityHour if exceeds(self.load, PEAK_HOUR) => Diagnosis::Capacity,
-            Kind::AvailabilityBurn | Kind::AvailabilityHour => Diagnosis::Unknown,
-            _ if self.is_median_flat => Diagnosis::InfrastructureVariability,
-            _ if exceeds(self.load, MORE_LOAD) => Diagnosis::Capacity,
-            _ => Diagnosis::Contention,
+        if kind == Kind::AvailabilityHour
+            && let Some(load) = self.load.filter(|load| *load > PEAK_HOUR)
+        {
+            cases.push(Case::new(Diagnosis::Capacity, TAIL_ALONE).with("load_of_this_hour_ratio", load));
         }
+        cases.extend(self.of_days());
+        if kind.is_of_ttft() && self.is_median_flat {
+            cases.push(Case::new(Diagnosis::InfrastructureVariability, TAIL_ALONE).with("p50_is_flat", 1.0));
+        }
+        Causes::of(cases)
+    }
+
+    /// One replica, or a new revision.
+    fn of_place(&self, kind: Kind) -> Vec<Case> {
+        let mut cases = Vec::new();
+        if kind == Kind::ReplicaSlow || (self.replicas >= 2 && self.affected == 1) {
+            let counts = |case: Case| {
+                case.with("replicas_affected", self.affected as f64)
+                    .with("replicas_compared", self.replicas as f64)
+            };
+            cases.push(counts(Case::new(Diagnosis::Replica, ALONE)));
+        } else if self.has_slow_replica && kind.is_of_ttft() {
+            cases.push(Case::new(Diagnosis::Replica, SLOW_REPLICA).with("slow_replicas", 1.0));
+        }
+        if let Some(age) = self.revision_age.filter(|age| *age < kind.revision_suspect_for()) {
+            cases.push(Case::new(Diagnosis::Revision, NEW_REVISION).with("since_revision_seconds", age));
+        }
+        cases
+    }
+
+    /// More long prompts than before, enough of them to account for the slow requests.
+    fn of_days(&self) -> Option<Case> {
+        let ((now, before), more_slow) = (self.long_prompts?, self.more_slow?);
+        let is_enough = now >= MORE_LONG * before && now - before >= more_slow / 2.0;
+        let case = || {
+            Case::new(Diagnosis::TrafficMix, MEASURED)
+                .with("long_prompt_share", now)
+                .with("long_prompt_share_before", before)
+        };
+        is_enough.then(case)
     }
 }
 
-/// What the signals of all replicas together point to, as of `minute`; `None` where they point to nothing.
+/// What the signals of all replicas together point to, as of `minute`.
 #[must_use]
-pub fn diagnose_signals(history: &SignalHistory, minute: i64) -> Option<Diagnosis> {
-    of_changes(&history.changes(minute))
+pub fn diagnose_signals(history: &SignalHistory, minute: i64) -> Causes {
+    Causes::of(of_changes(&history.changes(minute)))
 }
 
-fn of_changes(changes: &[SignalChange]) -> Option<Diagnosis> {
+/// The same, against what was before the trouble began: history alone forgets it after hours, and at a restart.
+#[must_use]
+pub fn diagnose_against(history: &SignalHistory, before: &super::signals::Snapshot, minute: i64) -> Causes {
+    Causes::of(of_changes(&history.changes_from(before, minute)))
+}
+
+fn of_changes(changes: &[SignalChange]) -> Vec<Case> {
     if changes.is_empty() {
+        return Vec::new();
+    }
+    let fleet = Fleet::of(changes);
+    [of_one(changes), of_engines(changes), of_load(&fleet), of_mix(&fleet), of_cache(changes, &fleet)]
+        .into_iter()
+        .chain([of_the_way(changes, &fleet), of_decoding(&fleet)])
+        .flatten()
+        .collect()
+}
+
+/// The fleet as a whole.
+struct Fleet {
+    load: f64,
+    prompt: Option<f64>,
+    output: Option<f64>,
+    hit_rate: Option<f64>,
+    kv_usage: Option<f64>,
+    kv_cache: Option<f64>,
+    ttft: Option<f64>,
+    itl: Option<f64>,
+    waiting: Option<f64>,
+    /// By how many seconds the mean of each stage grew.
+    rise: [(&'static str, Option<f64>); 5],
+}
+
+impl Fleet {
+    fn of(changes: &[SignalChange]) -> Self {
+        let requests = |pick: fn(&SignalChange) -> f64| changes.iter().map(pick).sum::<f64>();
+        let before = requests(|change| change.before.requests);
+        let load = if before > 0.0 { requests(|change| change.now.requests) / before } else { 1.0 };
+        let grew = |signal: fn(&Signals) -> Option<f64>| {
+            median(&changes.iter().filter_map(|change| change.difference(signal)).collect::<Vec<_>>())
+        };
+        Self {
+            load,
+            prompt: pooled_ratio(changes, |s| s.prompt),
+            output: pooled_ratio(changes, |s| s.output),
+            hit_rate: pooled_ratio(changes, |s| s.hit_rate),
+            kv_usage: middle(changes, |change| change.now.kv_cache_usage),
+            kv_cache: middle(changes, |change| change.ratio(|s| s.kv_cache_usage)),
+            ttft: middle(changes, |change| change.ratio(|s| s.ttft)),
+            itl: middle(changes, |change| change.ratio(|s| s.itl)),
+            waiting: middle(changes, |change| change.difference(|s| s.waiting)),
+            rise: [
+                ("admit_rise", grew(|s| s.held)),
+                ("connect_rise", grew(|s| s.connect)),
+                ("engine_queue_rise", grew(|s| s.queue)),
+                ("prefill_rise", grew(|s| s.prefill)),
+                ("engine_other_rise", grew(|s| s.other)),
+            ],
+        }
+    }
+
+    /// Share of the rise of the wait for the first token that went into these stages.
+    fn share(&self, stages: [&str; 2]) -> Option<f64> {
+        let known = || self.rise.iter().filter_map(|(name, rise)| Some((*name, (*rise)?.max(0.0))));
+        let all: f64 = known().map(|(_, rise)| rise).sum();
+        let own: f64 = known().filter(|(name, _)| stages.contains(name)).map(|(_, rise)| rise).sum();
+        (all > 0.0).then_some(own / all)
+    }
+
+    /// The stages, for people: where the time went is evidence for every cause.
+    fn tell(&self, case: Case) -> Case {
+        self.rise.iter().fold(case, |case, (name, rise)| case.with(name, *rise))
+    }
+
+    fn is_busier(&self) -> bool {
+        self.load > MORE_LOAD
+    }
+}
+
+/// The mean of a signal over all requests, now over before.
+fn pooled_ratio(changes: &[SignalChange], signal: fn(&Signals) -> Option<f64>) -> Option<f64> {
+    let mean = |pick: fn(&SignalChange) -> &Signals| {
+        let known = || changes.iter().map(pick).filter_map(|s| Some((s.requests, signal(s)?)));
+        let requests: f64 = known().map(|(requests, _)| requests).sum();
+        (requests > 0.0).then(|| known().map(|(requests, value)| requests * value).sum::<f64>() / requests)
+    };
+    let (now, before) = (mean(|change| &change.now)?, mean(|change| &change.before)?);
+    (before > 0.0).then(|| now / before)
+}
+
+/// One replica is slower and no other is. A slow replica decodes slowly; affinity sends the others' work around it, so that
+/// TTFT alone may blur.
+fn of_one(changes: &[SignalChange]) -> Option<Case> {
+    if changes.iter().any(|change| change.started_ago.is_some()) {
         return None;
     }
-    of_engines(changes).or_else(|| of_load(changes)).or_else(|| of_time(changes))
+    let stands_out = |signal: fn(&Signals) -> Option<f64>, by: f64| {
+        let mut values: Vec<f64> = changes.iter().filter_map(|change| change.ratio(signal)).collect();
+        values.sort_by(f64::total_cmp);
+        match values[..] {
+            [.., rest, highest] if highest > by && rest < UNCHANGED && highest / rest > by => {
+                Some((highest, rest))
+            }
+            _ => None,
+        }
+    };
+    let case = |(name, peers): (&'static str, &'static str), (highest, rest): (f64, f64)| {
+        Case::new(Diagnosis::Replica, ONE_STANDS_OUT).with(name, highest).with(peers, rest)
+    };
+    let by_itl = || Some(case(("itl_ratio", "itl_ratio_of_peers"), stands_out(|s| s.itl, OUTLIER_ITL)?));
+    by_itl().or_else(|| Some(case(("ttft_ratio", "ttft_ratio_of_peers"), stands_out(|s| s.ttft, SLOWER)?)))
 }
 
-/// Which engines changed: one alone, by their configuration, or by a restart.
-fn of_engines(changes: &[SignalChange]) -> Option<Diagnosis> {
-    let last_start = changes.iter().filter_map(|change| change.started_ago).min();
-    if last_start.is_none() && has_outlier(changes) {
-        return Some(Diagnosis::Replica);
-    }
+/// Engines that were configured otherwise, or restarted.
+fn of_engines(changes: &[SignalChange]) -> Option<Case> {
     let mut batch_limits = changes.iter().filter_map(|change| change.ratio(|s| s.batch_limit));
-    if batch_limits.any(|ratio| (ratio - 1.0).abs() > 0.01) {
-        return Some(Diagnosis::Configuration);
+    if let Some(ratio) = batch_limits.find(|ratio| (ratio - 1.0).abs() > 0.01) {
+        return Some(Case::new(Diagnosis::Configuration, MEASURED_SETTING).with("batch_limit_ratio", ratio));
     }
+    let last_start = changes.iter().filter_map(|change| change.started_ago).min()?;
     // A start of minutes ago is cold; what is slow long after it, with warm caches everywhere, was configured so.
     let is_cold =
         |change: &SignalChange| change.started_ago.is_some() && is_below(change.ratio(|s| s.hit_rate), COLD);
-    let has_restarted = changes.iter().all(|change| change.started_ago.is_some());
-    let is_configured = last_start? >= WARM_AFTER && has_restarted && !changes.iter().any(is_cold);
-    Some(if is_configured { Diagnosis::Configuration } else { Diagnosis::ColdStarts })
+    let started = changes.iter().filter(|change| change.started_ago.is_some()).count();
+    let is_configured = last_start >= WARM_AFTER && started == changes.len() && !changes.iter().any(is_cold);
+    let cause = if is_configured { Diagnosis::Configuration } else { Diagnosis::ColdStarts };
+    let case = Case::new(cause, RESTARTED)
+        .with("replicas_restarted", started as f64)
+        .with("minutes_since_start", last_start as f64);
+    Some(case.with("hit_rate_ratio", pooled_ratio(changes, |s| s.hit_rate)))
 }
 
-/// More requests, or too little cache for them.
-fn of_load(changes: &[SignalChange]) -> Option<Diagnosis> {
-    let load = changes.iter().map(|change| change.ratio(|s| Some(s.requests)).unwrap_or(1.0)).sum::<f64>();
-    if load > MORE_LOAD * changes.len() as f64 {
-        return Some(Diagnosis::Capacity);
+/// More requests.
+fn of_load(fleet: &Fleet) -> Option<Case> {
+    let case = |weight| {
+        let case = Case::new(Diagnosis::Capacity, weight).with("load_ratio", fleet.load);
+        fleet.tell(case.with("waiting_change", fleet.waiting))
+    };
+    if fleet.is_busier() {
+        return Some(case(graded(fleet.load / MORE_LOAD)));
     }
+    // The gateway itself holds requests back, and engines decode as ever: there is less room than there was.
+    let is_held =
+        exceeds(fleet.share(["admit_rise", "admit_rise"]), MOST_OF_IT) && exceeds(fleet.ttft, SLOWER);
+    (is_held && !exceeds(fleet.itl, UNCHANGED)).then(|| case(PARTLY))
+}
+
+/// Other requests: longer prompts, longer answers, fewer shared prefixes.
+fn of_mix(fleet: &Fleet) -> Option<Case> {
+    let longest = [fleet.prompt, fleet.output].into_iter().flatten().fold(1.0, f64::max);
+    let tell = |case: Case| {
+        fleet.tell(
+            case.with("prompt_tokens_ratio", fleet.prompt)
+                .with("output_tokens_ratio", fleet.output)
+                .with("hit_rate_ratio", fleet.hit_rate),
+        )
+    };
+    if longest > LONGER {
+        return Some(tell(Case::new(Diagnosis::TrafficMix, graded(longest / LONGER))));
+    }
+    // Misses with cache to spare: prefixes were not evicted, they are others.
+    let shares_less = is_below(fleet.hit_rate, COLD) && is_below(fleet.kv_usage, SPARE);
+    (shares_less && exceeds(fleet.ttft, UNCHANGED)).then(|| tell(Case::new(Diagnosis::TrafficMix, PARTLY)))
+}
+
+/// Too little KV cache: prefixes evicted, sequences preempted, prompts held up with places in the batch to spare.
+fn of_cache(changes: &[SignalChange], fleet: &Fleet) -> Option<Case> {
     let most = |holds: fn(&SignalChange) -> bool| {
         2 * changes.iter().filter(|change| holds(change)).count() > changes.len()
     };
-    // Prefixes that no longer hit while the cache is fuller than before were evicted.
+    // Prefixes that no longer hit while running requests hold most of the cache were evicted.
     let is_evicting = most(|change| {
-        exceeds(change.ratio(|s| s.kv_cache_usage), FULLER) && is_below(change.ratio(|s| s.hit_rate), EVICTED)
+        exceeds(change.now.kv_cache_usage, SPARE)
+            && exceeds(change.ratio(|s| s.kv_cache_usage), FULLER)
+            && is_below(change.ratio(|s| s.hit_rate), EVICTED)
     });
-    let is_preempting = exceeds(middle(changes, |change| change.difference(|s| s.preemptions)), PREEMPTIONS);
-    // Prompts that wait for cache with places in the batch to spare are short of cache as well.
+    let preemptions = middle(changes, |change| change.difference(|s| s.preemptions));
     let is_full = most(|change| {
         exceeds(change.now.kv_cache_usage, FULL)
             && exceeds(change.ratio(|s| s.kv_cache_usage), FULLER_WHEN_FULL)
     });
-    let is_held_up = exceeds(middle(changes, |change| change.difference(|s| s.waiting)), WAITING)
-        || exceeds(middle(changes, |change| change.ratio(|s| s.itl_tail)), SLOWER);
-    (is_evicting || is_preempting || (is_full && is_held_up)).then_some(Diagnosis::KvPressure)
-}
-
-/// Where the time goes: in front of the engines, or in their decoding.
-fn of_time(changes: &[SignalChange]) -> Option<Diagnosis> {
-    let engine_ttft = middle(changes, |change| change.ratio(|s| s.engine_ttft));
-    let is_slower = exceeds(middle(changes, |change| change.ratio(|s| s.ttft)), SLOWER);
-    if is_slower && !exceeds(engine_ttft, UNCHANGED) {
-        let connect = middle(changes, |change| Some(change.difference(|s| s.connect)? / change.now.ttft?));
-        if engine_ttft.is_some() || exceeds(connect, MIN_CONNECT_SHARE) {
-            return Some(Diagnosis::PreprocessingOrNetwork);
-        }
-    }
-    exceeds(middle(changes, |change| change.ratio(|s| s.itl)), UNCHANGED).then_some(Diagnosis::Contention)
-}
-
-/// Whether one replica is slower and no other is. A slow replica decodes slowly; affinity sends the others' work around it,
-/// so that TTFT alone may blur.
-fn has_outlier(changes: &[SignalChange]) -> bool {
-    let stands_out = |signal: fn(&Signals) -> Option<f64>, by: f64| {
-        let mut values: Vec<f64> = changes.iter().filter_map(|change| change.ratio(signal)).collect();
-        values.sort_by(f64::total_cmp);
-        matches!(values[..], [.., rest, highest] if highest > by && rest < UNCHANGED && highest / rest > by)
+    let itl_tail = middle(changes, |change| change.ratio(|s| s.itl_tail));
+    let is_held_up = exceeds(fleet.waiting, WAITING) || exceeds(itl_tail, SLOWER);
+    let is_short = is_evicting || exceeds(preemptions, PREEMPTIONS) || (is_full && is_held_up);
+    let case = || {
+        Case::new(Diagnosis::KvPressure, SHORT_CACHE)
+            .with("kv_cache_usage", fleet.kv_usage)
+            .with("kv_cache_usage_ratio", fleet.kv_cache)
+            .with("hit_rate_ratio", fleet.hit_rate)
+            .with("preemptions_change", preemptions)
+            .with("waiting_change", fleet.waiting)
+            .with("itl_p99_ratio", itl_tail)
     };
-    stands_out(|s| s.itl, OUTLIER_ITL) || stands_out(|s| s.ttft, SLOWER)
+    is_short.then(case)
+}
+
+/// The time goes in front of the engines: connecting, HTTP, tokenising; the engines' own TTFT is what it was.
+fn of_the_way(changes: &[SignalChange], fleet: &Fleet) -> Option<Case> {
+    if !exceeds(fleet.ttft, SLOWER) {
+        return None;
+    }
+    let engine_ttft = middle(changes, |change| change.ratio(|s| s.engine_ttft));
+    let on_the_way = fleet.share(["connect_rise", "engine_other_rise"]);
+    let is_there = match engine_ttft {
+        Some(ratio) => ratio <= UNCHANGED && !exceeds(fleet.share(["admit_rise", "admit_rise"]), MOST_OF_IT),
+        None => exceeds(on_the_way, MOST_OF_IT),
+    };
+    let case =
+        Case::new(Diagnosis::PreprocessingOrNetwork, ON_THE_WAY).with("engine_ttft_ratio", engine_ttft);
+    is_there.then(|| fleet.tell(case.with("ttft_ratio", fleet.ttft)))
+}
+
+/// The same work takes longer.
+fn of_decoding(fleet: &Fleet) -> Option<Case> {
+    let case = Case::new(Diagnosis::Contention, SLOWER_STEPS)
+        .with("itl_ratio", fleet.itl)
+        .with("load_ratio", fleet.load);
+    exceeds(fleet.itl, UNCHANGED).then(|| fleet.tell(case))
+}
+
+/// The weight of a cause that brings others with it, by how far beyond its bound it is.
+fn graded(times: f64) -> f64 {
+    MEASURED + (0.1 * (times - 1.0)).clamp(0.0, 0.06)
 }
 
 /// The median of what is known.
-pub(super) fn middle(changes: &[SignalChange], pick: fn(&SignalChange) -> Option<f64>) -> Option<f64> {
+fn middle(changes: &[SignalChange], pick: fn(&SignalChange) -> Option<f64>) -> Option<f64> {
     median(&changes.iter().filter_map(pick).collect::<Vec<_>>())
 }
 
@@ -147,20 +339,50 @@ fn is_below(value: Option<f64>, bound: f64) -> bool {
 }
 
 impl Kind {
+    fn is_of_ttft(self) -> bool {
+        matches!(
+            self,
+            Self::TtftTailDrift
+                | Self::TtftDrift
+                | Self::TtftShift
+                | Self::TtftP99OverSlo
+                | Self::TtftDoubled
+        )
+    }
+
     /// Seconds for which a new revision is taken for the cause.
     fn revision_suspect_for(self) -> f64 {
         match self {
-            Self::TtftTailDrift | Self::TtftDrift | Self::ResidualDrift | Self::ItlDrift => 9.0 * 86_400.0,
+            Self::TtftTailDrift | Self::TtftDrift | Self::ItlDrift => 9.0 * 86_400.0,
             Self::AvailabilityHour => 3.0 * 86_400.0,
             _ => 12.0 * 3600.0,
         }
     }
 }
 
+// Weights: a cause above another brings the other's symptoms with it (a restart empties caches, load fills queues and caches
+// and slows decoding), never the other way round.
+const ALONE: f64 = 0.95;
+const ONE_STANDS_OUT: f64 = 0.92;
+const SLOW_REPLICA: f64 = 0.91;
+const MEASURED_SETTING: f64 = 0.9;
+const NEW_REVISION: f64 = 0.87;
+const RESTARTED: f64 = 0.85;
+const MEASURED: f64 = 0.76;
+const SHORT_CACHE: f64 = 0.75;
+const PARTLY: f64 = 0.72;
+const ON_THE_WAY: f64 = 0.7;
+const SLOWER_STEPS: f64 = 0.65;
+const TAIL_ALONE: f64 = 0.6;
+
 /// Requests now over before: more than the swing of ten minutes.
 const MORE_LOAD: f64 = 1.3;
 /// Requests of an hour of the day over those of the mean hour.
 const PEAK_HOUR: f64 = 1.1;
+/// Mean length of prompts or answers now over before.
+const LONGER: f64 = 1.25;
+/// Share of long prompts, over that of days before.
+const MORE_LONG: f64 = 1.25;
 /// Latency now over before.
 const SLOWER: f64 = 1.3;
 const UNCHANGED: f64 = 1.15;
@@ -176,10 +398,12 @@ const EVICTED: f64 = 0.8;
 const PREEMPTIONS: f64 = 0.5;
 /// Share of the KV cache in use that hardly leaves room for another prompt.
 const FULL: f64 = 0.8;
+/// Share of the KV cache in use below which nothing is evicted for want of room.
+const SPARE: f64 = 0.3;
 /// Requests waiting in an engine, now minus before.
 const WAITING: f64 = 0.5;
-/// Share of TTFT by which connecting takes longer.
-const MIN_CONNECT_SHARE: f64 = 0.3;
+/// Share of a rise that decides.
+const MOST_OF_IT: f64 = 0.5;
 /// Minutes after which a start no longer explains slowness.
 const WARM_AFTER: i64 = 5;
 
@@ -191,7 +415,13 @@ mod tests {
         requests: 10.0,
         ttft: Some(0.1),
         engine_ttft: Some(0.1),
+        held: Some(0.0),
         connect: Some(0.0),
+        queue: Some(0.02),
+        prefill: Some(0.07),
+        other: Some(0.01),
+        prompt: Some(1000.0),
+        output: Some(200.0),
         itl: Some(0.02),
         itl_tail: Some(0.02),
         hit_rate: Some(0.5),
@@ -223,19 +453,61 @@ mod tests {
         let changed = with(slow(2.0, 0.9), |now| now.batch_limit = Some(4.0));
         let changed = SignalChange { started_ago: Some(6), ..changed };
         let outside = with(slow(2.0, 1.0), |now| now.engine_ttft = Some(0.1));
+        let connecting = with(slow(2.0, 1.0), |now| now.connect = Some(0.1));
+        let longer = with(slow(2.0, 1.2), |now| now.prompt = Some(1600.0));
+        let chattier = with(slow(2.0, 1.2), |now| now.output = Some(500.0));
+        let fresher = with(slow(1.5, 1.0), |now| (now.hit_rate, now.kv_cache_usage) = (Some(0.2), Some(0.2)));
+        let held = with(slow(2.0, 1.0), |now| now.held = Some(0.1));
         let table = [
-            (vec![slow(2.0, 1.6); 4], Some(Diagnosis::Contention)),
-            (vec![slow(1.0, 1.0), slow(1.0, 1.0), slow(1.9, 1.7), slow(1.1, 1.0)], Some(Diagnosis::Replica)),
-            (vec![busy; 4], Some(Diagnosis::Capacity)),
-            (vec![preempted; 4], Some(Diagnosis::KvPressure)),
-            (vec![cold; 4], Some(Diagnosis::ColdStarts)),
-            (vec![changed; 4], Some(Diagnosis::Configuration)),
-            (vec![outside; 4], Some(Diagnosis::PreprocessingOrNetwork)),
-            (vec![slow(2.0, 1.0); 4], None),
-            (Vec::new(), None),
+            (vec![slow(2.0, 1.6); 4], Diagnosis::Contention),
+            (vec![slow(1.0, 1.0), slow(1.0, 1.0), slow(1.9, 1.7), slow(1.1, 1.0)], Diagnosis::Replica),
+            (vec![busy; 4], Diagnosis::Capacity),
+            (vec![preempted; 4], Diagnosis::KvPressure),
+            (vec![cold; 4], Diagnosis::ColdStarts),
+            (vec![changed; 4], Diagnosis::Configuration),
+            (vec![outside; 4], Diagnosis::PreprocessingOrNetwork),
+            (vec![connecting; 4], Diagnosis::PreprocessingOrNetwork),
+            (vec![longer; 4], Diagnosis::TrafficMix),
+            (vec![chattier; 4], Diagnosis::TrafficMix),
+            (vec![fresher; 4], Diagnosis::TrafficMix),
+            (vec![held; 4], Diagnosis::Capacity),
+            (vec![slow(2.0, 1.0); 4], Diagnosis::Unknown),
+            (Vec::new(), Diagnosis::Unknown),
         ];
         for (changes, expected) in table {
-            assert_eq!(of_changes(&changes), expected, "{changes:?}");
+            let causes = Causes::of(of_changes(&changes));
+            assert_eq!(causes.diagnosis(), expected, "{causes:?}");
         }
+    }
+
+    #[test]
+    fn the_runner_up_is_told_with_its_numbers() {
+        let busy = with(slow(3.0, 1.3), |now| (now.requests, now.waiting) = (16.0, Some(9.0)));
+        let causes = Causes::of(of_changes(&[busy; 4]));
+        let (first, next) = (causes.first.unwrap(), causes.runner_up.unwrap());
+        assert!(first.facts.contains(&("load_ratio", 1.6)), "{first:?}");
+        assert_eq!(next.cause, Diagnosis::Contention);
+        assert!(
+            next.facts.iter().any(|(name, value)| *name == "itl_ratio" && (value - 1.3).abs() < 1e-9),
+            "{next:?}"
+        );
+    }
+
+    #[test]
+    fn no_kind_has_a_cause_of_its_own() {
+        for kind in Kind::ALL.into_iter().filter(|kind| *kind != Kind::ReplicaSlow) {
+            assert_eq!(Symptoms::default().diagnose(kind).diagnosis(), Diagnosis::Unknown, "{kind:?}");
+        }
+    }
+
+    #[test]
+    fn a_tail_that_long_prompts_account_for_is_a_change_of_mix() {
+        let flat = Symptoms { is_median_flat: true, more_slow: Some(0.01), ..Symptoms::default() };
+        let diagnosis = |long_prompts| {
+            Symptoms { long_prompts, ..flat.clone() }.diagnose(Kind::TtftTailDrift).diagnosis()
+        };
+        assert_eq!(diagnosis(Some((0.14, 0.10))), Diagnosis::TrafficMix);
+        assert_eq!(diagnosis(Some((0.102, 0.10))), Diagnosis::InfrastructureVariability);
+        assert_eq!(diagnosis(None), Diagnosis::InfrastructureVariability);
     }
 }

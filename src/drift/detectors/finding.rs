@@ -3,21 +3,24 @@
 //! Kinds and diagnoses are closed sets, because they become labels. Evidence is names and values that can be checked, no
 //! prose.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value as Json, json};
+use xxhash_rust::xxh3::xxh3_64;
 
+use super::cause::{Causes, Diagnosis};
 use crate::observe::metrics::FindingLabels;
 
 /// Kind of a finding (label `kind`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Kind {
     /// The slowest TTFTs grow over days, the median does not.
     TtftTailDrift,
     /// TTFT as a whole grows over days.
     TtftDrift,
-    /// TTFT over its prediction grows over days, in the tail.
-    ResidualDrift,
     /// Inter-token latency grows over days, in the tail.
     ItlDrift,
     /// TTFT at twice its baseline, for minutes.
@@ -39,13 +42,33 @@ pub enum Kind {
 }
 
 impl Kind {
+    /// Every kind.
+    pub const ALL: [Self; 11] = [
+        Self::TtftTailDrift,
+        Self::TtftDrift,
+        Self::ItlDrift,
+        Self::TtftDoubled,
+        Self::TtftShift,
+        Self::ItlShift,
+        Self::ItlJitter,
+        Self::TtftP99OverSlo,
+        Self::AvailabilityBurn,
+        Self::AvailabilityHour,
+        Self::ReplicaSlow,
+    ];
+
+    /// The kind of this label.
+    #[must_use]
+    pub fn parse(label: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.as_str() == label)
+    }
+
     /// The label's value.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
             Self::TtftTailDrift => "ttft_tail_drift",
             Self::TtftDrift => "ttft_drift",
-            Self::ResidualDrift => "residual_drift",
             Self::ItlDrift => "itl_drift",
             Self::TtftDoubled => "ttft_doubled",
             Self::TtftShift => "ttft_shift",
@@ -67,61 +90,24 @@ impl Kind {
     /// Whether it develops over days.
     #[must_use]
     pub fn is_of_days(self) -> bool {
-        self.hold() >= 86_400.0
+        self.is_drift() || self == Self::AvailabilityHour
     }
 
-    /// Seconds for which it stays active after it was last seen.
+    /// Whether it is a tail that grows from day to day.
+    pub(super) fn is_drift(self) -> bool {
+        matches!(self, Self::TtftTailDrift | Self::TtftDrift | Self::ItlDrift)
+    }
+
+    /// Seconds for which it stays active after it was last seen. A drift ends by recovery; this long after it can no longer be
+    /// judged, because nothing comes.
     pub(super) fn hold(self) -> f64 {
         match self {
-            Self::TtftTailDrift | Self::TtftDrift | Self::ResidualDrift | Self::ItlDrift => 14.0 * 86_400.0,
+            Self::TtftTailDrift | Self::TtftDrift | Self::ItlDrift => 2.0 * 86_400.0,
             Self::TtftDoubled | Self::TtftP99OverSlo | Self::AvailabilityBurn => 1800.0,
             Self::TtftShift | Self::ItlShift | Self::ItlJitter => 6.0 * 3600.0,
-            Self::AvailabilityHour => 7.0 * 86_400.0,
+            // Judged once a day.
+            Self::AvailabilityHour => 25.0 * 3600.0,
             Self::ReplicaSlow => 3600.0,
-        }
-    }
-}
-
-/// The most likely cause (label `diagnosis`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Diagnosis {
-    /// The tail alone, on all replicas: network, noisy neighbours, garbage collection, name resolution.
-    InfrastructureVariability,
-    /// All engines changed at once without a new revision: one of their settings.
-    Configuration,
-    /// The same work takes longer at stable load: contention, throttling, batching.
-    Contention,
-    /// The KV cache is short: preemption, eviction.
-    KvPressure,
-    /// One replica alone.
-    Replica,
-    /// All at once with a new revision.
-    Revision,
-    /// More work than capacity: queues grow.
-    Capacity,
-    /// Replicas that start cold.
-    ColdStarts,
-    /// Time spent before the engine: preprocessing, network.
-    PreprocessingOrNetwork,
-    /// Nothing known explains it.
-    Unknown,
-}
-
-impl Diagnosis {
-    /// The label's value.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::InfrastructureVariability => "infrastructure_variability",
-            Self::Configuration => "configuration",
-            Self::Contention => "contention",
-            Self::KvPressure => "kv_pressure",
-            Self::Replica => "replica",
-            Self::Revision => "revision",
-            Self::Capacity => "capacity",
-            Self::ColdStarts => "cold_starts",
-            Self::PreprocessingOrNetwork => "preprocessing_or_network",
-            Self::Unknown => "unknown",
         }
     }
 }
@@ -169,13 +155,30 @@ pub struct Finding {
     pub kind: Kind,
     /// Where.
     pub series: SeriesName,
-    /// The most likely cause.
-    pub diagnosis: Diagnosis,
-    /// Numbers and names, in order of importance.
-    pub evidence: Vec<(&'static str, Fact)>,
+    /// The most likely cause and the next, each with its numbers.
+    pub causes: Causes,
+    /// What was found: numbers and names, in order of importance.
+    pub evidence: Vec<(Cow<'static, str>, Fact)>,
+    /// Somebody has said so: it is known.
+    pub is_acknowledged: bool,
 }
 
 impl Finding {
+    /// The most likely cause.
+    #[must_use]
+    pub fn diagnosis(&self) -> Diagnosis {
+        self.causes.diagnosis()
+    }
+
+    /// What it is about, as a name: the same for every gateway, after a restart, and if it comes again.
+    #[must_use]
+    pub fn id(&self) -> String {
+        let SeriesName { route, revision, replica } = &self.series;
+        let replica = replica.as_deref().unwrap_or_default();
+        let text = format!("{}\n{route}\n{revision}\n{replica}", self.kind.as_str());
+        format!("{:016x}", xxh3_64(text.as_bytes()))
+    }
+
     /// Labels of its metrics.
     #[must_use]
     pub fn labels(&self) -> FindingLabels<'_> {
@@ -184,16 +187,29 @@ impl Finding {
             revision: &self.series.revision,
             replica: self.series.replica.as_deref(),
             kind: self.kind.as_str(),
-            diagnosis: self.diagnosis.as_str(),
+            diagnosis: self.diagnosis().as_str(),
         }
+    }
+
+    /// What was found and what speaks for the cause.
+    pub fn facts(&self) -> impl Iterator<Item = (&str, Fact)> {
+        let found = self.evidence.iter().map(|(name, fact)| (&**name, fact.clone()));
+        let of_cause = self.causes.first.iter().flat_map(|case| &case.facts);
+        found.chain(of_cause.map(|(name, value)| (*name, Fact::Number(*value))))
     }
 
     /// As in the admin API and in `replay --drift`.
     #[must_use]
     pub fn to_json(&self) -> Json {
         let evidence: Map<String, Json> =
-            self.evidence.iter().map(|(name, fact)| ((*name).to_owned(), fact.to_json())).collect();
+            self.facts().map(|(name, fact)| (name.to_owned(), fact.to_json())).collect();
+        let runner_up = self.causes.runner_up.as_ref().map(|case| {
+            let facts: Map<String, Json> =
+                case.facts.iter().map(|(name, value)| ((*name).to_owned(), json!(value))).collect();
+            json!({ "diagnosis": case.cause.as_str(), "evidence": facts })
+        });
         json!({
+            "id": self.id(),
             "t": self.at,
             "kind": self.kind.as_str(),
             "series": {
@@ -201,8 +217,10 @@ impl Finding {
                 "revision": &*self.series.revision,
                 "replica": self.series.replica.as_deref(),
             },
-            "diagnosis": self.diagnosis.as_str(),
+            "diagnosis": self.diagnosis().as_str(),
             "evidence": evidence,
+            "runner_up": runner_up,
+            "acknowledged": self.is_acknowledged,
         })
     }
 }
@@ -219,11 +237,11 @@ impl Fact {
 
 /// Evidence as it is being gathered.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Evidence(pub(super) Vec<(&'static str, Fact)>);
+pub(super) struct Evidence(pub(super) Vec<(Cow<'static, str>, Fact)>);
 
 impl Evidence {
     pub(super) fn with(mut self, name: &'static str, fact: impl Into<Fact>) -> Self {
-        self.0.push((name, fact.into()));
+        self.0.push((Cow::Borrowed(name), fact.into()));
         self
     }
 

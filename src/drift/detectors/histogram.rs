@@ -43,6 +43,11 @@ impl Dense {
         self.total
     }
 
+    /// Values in this bin and above.
+    pub(super) fn count_from(&self, bin: usize) -> u64 {
+        self.counts.iter().skip(bin).map(|count| u64::from(*count)).sum()
+    }
+
     /// The closed form; the bins start at zero again.
     pub(super) fn take(&mut self) -> Sparse {
         let used = self.counts.iter_mut().enumerate().filter(|(_, count)| **count > 0);

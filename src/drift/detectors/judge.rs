@@ -7,9 +7,7 @@ use super::hours::hour_index;
 use super::replicas::{self, QUARTER};
 use super::series::RouteSeries;
 use super::slow::{self, MedianMove, SlowDrift};
-use super::thresholds::{
-    ITL_SHIFT, SLOW_SCORE, SLOW_SCORE_BESIDE_RESIDUALS, SLOW_SCORE_ITL, SLOW_SCORE_REPLICA, TTFT_SHIFT,
-};
+use super::thresholds::{ITL_SHIFT, SLOW_SCORE, SLOW_SCORE_ITL, TTFT_SHIFT};
 use super::{report, shift};
 
 /// Lets time pass until `at`, judges what is due and pushes what is new to `out`.
@@ -21,7 +19,7 @@ pub(super) fn tick(series: &mut RouteSeries, at: f64, settings: &Settings, out: 
     let quarter = (at / QUARTER).floor() as i64;
     if series.judged.quarter.replace(quarter).is_some_and(|judged| judged < quarter) {
         let slow = replicas::judge(&mut series.replicas, quarter - 1);
-        let found: Vec<Finding> = slow.iter().map(|slow| report::slow_replica(series, at, slow)).collect();
+        let found: Vec<_> = slow.iter().map(|slow| report::slow_replica(series, at, slow)).collect();
         series.active.raise(found, out);
     }
     let hour = hour_index(at);
@@ -34,6 +32,10 @@ pub(super) fn tick(series: &mut RouteSeries, at: f64, settings: &Settings, out: 
     shifts(series, at, out);
     days(series, at, settings, out);
     series.active.expire(at);
+    let minute = (at / 60.0).floor() as i64;
+    if series.judged.minute.replace(minute) != Some(minute) {
+        report::look_again(series, at);
+    }
 }
 
 /// What shows within minutes.
@@ -81,7 +83,7 @@ fn shifts(series: &mut RouteSeries, at: f64, out: &mut Vec<Finding>) {
 
 /// Tails over days, when a part of a block was closed.
 fn days(series: &mut RouteSeries, at: f64, settings: &Settings, out: &mut Vec<Finding>) {
-    let route = [&mut series.ttft.blocks, &mut series.residual, &mut series.itl.blocks];
+    let route = [&mut series.ttft.blocks, &mut series.prompts, &mut series.itl.blocks];
     let replicas = series.replicas.iter_mut().map(|replica| &mut replica.blocks);
     route.into_iter().chain(replicas).for_each(|blocks| blocks.advance(at));
     let part = series.ttft.blocks.last_closed();
@@ -89,39 +91,14 @@ fn days(series: &mut RouteSeries, at: f64, settings: &Settings, out: &mut Vec<Fi
         return;
     }
     series.judged.part = part;
-    let found = match slow_ttft(series, settings) {
-        Some((kind, drift)) => vec![report::slow_drift(series, at, kind, &drift, settings)],
-        None => days_of_replicas(series, at, settings),
-    };
+    let is_known = [Kind::TtftTailDrift, Kind::TtftDrift].iter().any(|kind| series.active.count(*kind) > 0);
+    let drift = slow::judge(&series.ttft.blocks, &settings.slow(SLOW_SCORE)).filter(|_| !is_known);
+    let found = drift.map(|drift| report::slow_drift(series, at, ttft_kind(&drift), &drift, settings));
     series.active.raise(found, out);
     let drift = slow::judge(&series.itl.blocks, &settings.slow(SLOW_SCORE_ITL));
     let found = drift.map(|drift| report::slow_drift(series, at, Kind::ItlDrift, &drift, settings));
     series.active.raise(found, out);
-}
-
-/// The drift of TTFT, or of TTFT over its prediction where there is one.
-fn slow_ttft(series: &RouteSeries, settings: &Settings) -> Option<(Kind, SlowDrift)> {
-    let score = if series.is_predicted() { SLOW_SCORE_BESIDE_RESIDUALS } else { SLOW_SCORE };
-    if let Some(drift) = slow::judge(&series.ttft.blocks, &settings.slow(score)) {
-        return Some((ttft_kind(&drift), drift));
-    }
-    if !series.is_predicted() {
-        return None;
-    }
-    Some((Kind::ResidualDrift, slow::judge(&series.residual, &settings.slow(SLOW_SCORE))?))
-}
-
-fn days_of_replicas(series: &RouteSeries, at: f64, settings: &Settings) -> Vec<Finding> {
-    let is_known = [Kind::TtftTailDrift, Kind::TtftDrift].iter().any(|kind| series.active.count(*kind) > 0);
-    if series.replicas.len() < 2 || is_known {
-        return Vec::new();
-    }
-    let setup = settings.slow(SLOW_SCORE_REPLICA);
-    let found = series.replicas.iter().enumerate().filter_map(|(index, replica)| {
-        let drift = slow::judge(&replica.blocks, &setup)?;
-        Some(report::slow_drift_of_replica(series, at, ttft_kind(&drift), index, &drift))
-    });
-    found.collect()
+    series.active.recover(at, &series.ttft.blocks, &series.itl.blocks);
 }
 
 fn ttft_kind(drift: &SlowDrift) -> Kind {

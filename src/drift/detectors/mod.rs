@@ -8,11 +8,13 @@
 mod active;
 mod availability;
 mod blocks;
+mod cause;
 mod diagnose;
 mod finding;
 mod histogram;
 mod hours;
 mod judge;
+mod mute;
 mod observation;
 mod recent;
 mod replicas;
@@ -31,12 +33,15 @@ use std::sync::Arc;
 
 use self::active::ActiveFindings;
 use self::blocks::BlockHistory;
-pub use self::diagnose::diagnose_signals;
-pub use self::finding::{Diagnosis, Fact, Finding, Kind, SeriesName};
+pub use self::cause::{Case, Causes, Diagnosis};
+pub use self::diagnose::{diagnose_against, diagnose_signals};
+pub use self::finding::{Fact, Finding, Kind, SeriesName};
+pub use self::mute::Mute;
+pub(crate) use self::mute::put as put_mute;
 pub use self::observation::{NOT_SERVED, Observation};
 pub use self::saved::Saved;
 use self::series::RouteSeries;
-pub use self::signals::{SignalHistory, Signals};
+pub use self::signals::{SignalHistory, Signals, Snapshot};
 use self::slow::SlowSetup;
 
 /// Baseline, error budget and bounds of the detectors.
@@ -154,6 +159,24 @@ impl Detectors {
     /// Findings that hold now.
     pub fn active(&self) -> impl Iterator<Item = &Finding> {
         self.series.iter().map(|series| &series.active).flat_map(ActiveFindings::iter)
+    }
+
+    /// Somebody knows of the finding `id`, or does no longer; `None` where it does not hold.
+    pub fn acknowledge(&mut self, id: &str, is_acknowledged: bool) -> Option<Finding> {
+        let all = self.series.iter_mut().flat_map(|series| series.active.entries_mut());
+        let found = &mut all.into_iter().find(|active| active.finding.id() == id)?.finding;
+        found.is_acknowledged = is_acknowledged;
+        Some(found.clone())
+    }
+
+    /// Ends the finding `id` and forgets what it was compared with; `None` where it does not hold.
+    pub fn reset(&mut self, id: &str) -> Option<Finding> {
+        let (series, found) = self
+            .series
+            .iter_mut()
+            .find_map(|series| series.active.remove(id).map(|found| (series, found)))?;
+        series.forget_baseline(found.kind, &self.settings);
+        Some(found)
     }
 
     /// The number of series with a baseline.

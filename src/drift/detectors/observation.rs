@@ -22,6 +22,8 @@ pub struct Observation<'a> {
     pub ttft: Option<f64>,
     /// Mean inter-token latency of the stream.
     pub itl: Option<f64>,
+    /// Tokens of its prompt.
+    pub prompt: Option<f64>,
     /// Predicted TTFT.
     pub predicted: Option<f64>,
     /// The SLO's bound on TTFT for this request.

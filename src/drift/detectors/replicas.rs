@@ -83,6 +83,12 @@ impl ReplicaHistory {
         self.usual.iter().copied()
     }
 
+    /// What it is like now is usual.
+    pub(super) fn reset(&mut self) {
+        self.usual.clear();
+        (self.slow_quarters, self.is_slow) = (0, false);
+    }
+
     /// Takes them from there.
     pub(super) fn restore_usual(&mut self, usual: &[(f64, f64)]) {
         self.usual = usual.iter().rev().take(MAX_USUAL_HOURS).rev().copied().collect();
@@ -145,9 +151,6 @@ pub(super) fn judge(replicas: &mut [ReplicaHistory], quarter: i64) -> Vec<SlowRe
         replica.is_slow &= excess.is_some();
         if let Some(excess) = excess.filter(|_| replica.slow_quarters >= MIN_SLOW_QUARTERS) {
             replica.is_slow = true;
-            if replica.slow_quarters > MAX_SLOW_QUARTERS {
-                replica.usual.clear();
-            }
             let (now, others) = (own.ln.exp(), others.exp());
             slow.push(SlowReplica { replica: index, now, others, ratio: excess.exp() });
         } else if replica.slow_quarters == 0 && quarter.rem_euclid(QUARTERS_PER_HOUR) == 0 {
@@ -167,8 +170,6 @@ const QUARTERS_PER_HOUR: i64 = 4;
 const MIN_REQUESTS: u64 = 30;
 /// A finding takes two quarters in a row.
 const MIN_SLOW_QUARTERS: u32 = 2;
-/// A week: after it this is what the replica is like.
-const MAX_SLOW_QUARTERS: u32 = 7 * 96;
 /// A week of usual hours; from six on they are known.
 const MAX_USUAL_HOURS: usize = 7 * 24;
 const MIN_USUAL_HOURS: usize = 6;

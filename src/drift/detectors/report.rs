@@ -5,8 +5,9 @@
 use std::sync::Arc;
 
 use super::Settings;
+use super::active::ActiveFinding;
 use super::availability::{BadHour, BudgetBurn};
-use super::diagnose::{Symptoms, middle};
+use super::diagnose::Symptoms;
 use super::finding::{Evidence, Fact, Finding, Kind, SeriesName};
 use super::recent::Doubling;
 use super::replicas::{ReplicaHistory, SlowReplica};
@@ -16,7 +17,7 @@ use super::slo::{ALLOWED_SHARE, SloBreach};
 use super::slow::{self, MedianMove, SlowDrift};
 use super::thresholds::SLOW_SCORE_AFFECTED;
 
-pub(super) fn doubling(series: &mut RouteSeries, at: f64, doubling: &Doubling) -> Finding {
+pub(super) fn doubling(series: &mut RouteSeries, at: f64, doubling: &Doubling) -> ActiveFinding {
     let min_rise = (doubling.now / doubling.baseline).ln() / 2.0;
     let affected = Affected::now(series, min_rise).confirmed(series, at, doubling.window);
     let symptoms = symptoms(series, at, &affected);
@@ -32,7 +33,7 @@ pub(super) fn doubling(series: &mut RouteSeries, at: f64, doubling: &Doubling) -
     finding(series, at, Kind::TtftDoubled, &symptoms, evidence, affected)
 }
 
-pub(super) fn slo_breach(series: &mut RouteSeries, at: f64, breach: &SloBreach) -> Finding {
+pub(super) fn slo_breach(series: &mut RouteSeries, at: f64, breach: &SloBreach) -> ActiveFinding {
     let affected = Affected::now(series, MIN_RISE.ln()).confirmed(series, at, CONFIRMING_WINDOW);
     let mut symptoms = symptoms(series, at, &affected);
     let ttft = series.ttft.ratio(at);
@@ -46,14 +47,14 @@ pub(super) fn slo_breach(series: &mut RouteSeries, at: f64, breach: &SloBreach) 
     finding(series, at, Kind::TtftP99OverSlo, &symptoms, evidence, affected)
 }
 
-pub(super) fn ttft_shift(series: &mut RouteSeries, at: f64, shift: &Shift) -> Finding {
+pub(super) fn ttft_shift(series: &mut RouteSeries, at: f64, shift: &Shift) -> ActiveFinding {
     let affected = Affected::for_an_hour(series).confirmed(series, at, CONFIRMING_WINDOW);
     let mut symptoms = symptoms(series, at, &affected);
     symptoms.is_median_flat = shift.part == ShiftedPart::Tail;
     finding(series, at, Kind::TtftShift, &symptoms, shift_evidence(shift), affected)
 }
 
-pub(super) fn itl_shift(series: &mut RouteSeries, at: f64, shift: &Shift) -> Finding {
+pub(super) fn itl_shift(series: &mut RouteSeries, at: f64, shift: &Shift) -> ActiveFinding {
     let affected = Affected::default();
     let symptoms = symptoms(series, at, &affected);
     let kind = match shift.part {
@@ -77,7 +78,7 @@ fn shift_evidence(shift: &Shift) -> Evidence {
         .with("baseline_hours", shift.baseline_hours as f64)
 }
 
-pub(super) fn slow_replica(series: &RouteSeries, at: f64, slow: &SlowReplica) -> Finding {
+pub(super) fn slow_replica(series: &RouteSeries, at: f64, slow: &SlowReplica) -> ActiveFinding {
     let evidence = Evidence::default()
         .with("ttft_p50", slow.now)
         .with("peers_p50", slow.others)
@@ -92,7 +93,7 @@ pub(super) fn slow_drift(
     kind: Kind,
     drift: &SlowDrift,
     settings: &Settings,
-) -> Finding {
+) -> ActiveFinding {
     let affected = match kind {
         Kind::ItlDrift => Affected::default(),
         _ => Affected::for_days(series, settings),
@@ -101,17 +102,10 @@ pub(super) fn slow_drift(
     symptoms.is_median_flat = drift.median == MedianMove::Flat;
     // The load of minutes does not explain a drift of days.
     symptoms.load = None;
-    finding(series, at, kind, &symptoms, drift_evidence(drift), affected)
-}
-
-pub(super) fn slow_drift_of_replica(
-    series: &RouteSeries,
-    at: f64,
-    kind: Kind,
-    replica: usize,
-    drift: &SlowDrift,
-) -> Finding {
-    of_replica(series, at, kind, replica, drift_evidence(drift))
+    symptoms.long_prompts = slow::large_share(&series.prompts, &settings.slow(0.0));
+    symptoms.more_slow = Some((drift.exceedance_ratio - 1.0) * (1.0 - drift.quantile));
+    let found = finding(series, at, kind, &symptoms, drift_evidence(drift), affected);
+    ActiveFinding { bound: Some(drift.bound), ..found }
 }
 
 fn drift_evidence(drift: &SlowDrift) -> Evidence {
@@ -132,7 +126,7 @@ fn drift_evidence(drift: &SlowDrift) -> Evidence {
         .with("baseline_days", drift.baseline_blocks as f64)
 }
 
-pub(super) fn budget_burn(series: &mut RouteSeries, at: f64, burn: &BudgetBurn) -> Finding {
+pub(super) fn budget_burn(series: &mut RouteSeries, at: f64, burn: &BudgetBurn) -> ActiveFinding {
     let affected = Affected::failing(series, burn.count.bad as f64 / burn.count.all.max(1) as f64);
     let symptoms = symptoms(series, at, &affected);
     let evidence = Evidence::default()
@@ -144,7 +138,7 @@ pub(super) fn budget_burn(series: &mut RouteSeries, at: f64, burn: &BudgetBurn) 
     finding(series, at, Kind::AvailabilityBurn, &symptoms, evidence, affected)
 }
 
-pub(super) fn bad_hour(series: &mut RouteSeries, at: f64, bad: &BadHour) -> Finding {
+pub(super) fn bad_hour(series: &mut RouteSeries, at: f64, bad: &BadHour) -> ActiveFinding {
     let affected = Affected::default();
     let mut symptoms = symptoms(series, at, &affected);
     symptoms.load = Some(series.hours_of_day.load_ratio(bad.hour));
@@ -230,21 +224,52 @@ fn symptoms(series: &mut RouteSeries, at: f64, affected: &Affected) -> Symptoms 
         affected: affected.names.len(),
         has_slow_replica: series.active.count(Kind::ReplicaSlow) == 1,
         revision_age: series.predecessor.as_ref().map(|_| at - series.first_seen),
-        is_median_flat: false,
         load: series.ttft.recent.load_ratio(at, &series.ttft.hours),
         itl: series.itl.ratio(at),
-        changes: series.signals.changes((at / 60.0).floor() as i64),
+        ..Symptoms::default()
     }
 }
 
+/// Diagnoses what lasts anew, by the signals of now against those before it began.
+pub(super) fn look_again(series: &mut RouteSeries, at: f64) {
+    let lasting: Vec<(usize, Kind)> = series
+        .active
+        .entries()
+        .iter()
+        .enumerate()
+        .filter(|(_, active)| active.finding.kind.has_signals() && active.finding.at < at)
+        .map(|(index, active)| (index, active.finding.kind))
+        .collect();
+    for (index, kind) in lasting {
+        let affected = match kind {
+            Kind::ItlShift | Kind::ItlJitter => Affected::default(),
+            _ => Affected::now(series, MIN_RISE.ln()).confirmed(series, at, CONFIRMING_WINDOW),
+        };
+        let mut symptoms = symptoms(series, at, &affected);
+        let Some(active) = series.active.entries_mut().get_mut(index) else { continue };
+        symptoms.changes = series.signals.changes_from(&active.before, minute_of(at));
+        active.finding.causes.revise(symptoms.diagnose(kind));
+    }
+}
+
+fn minute_of(at: f64) -> i64 {
+    (at / 60.0).floor() as i64
+}
+
 /// A finding about one replica.
-fn of_replica(series: &RouteSeries, at: f64, kind: Kind, replica: usize, evidence: Evidence) -> Finding {
+fn of_replica(
+    series: &RouteSeries,
+    at: f64,
+    kind: Kind,
+    replica: usize,
+    evidence: Evidence,
+) -> ActiveFinding {
     let name = series.replica_names.get(replica).cloned();
     let affected = Affected { judged: series.replicas.len(), names: name.clone().into_iter().collect() };
     let symptoms = Symptoms { replicas: affected.judged, affected: 1, ..Symptoms::default() };
-    let mut finding = finding(series, at, kind, &symptoms, evidence, affected);
-    finding.series.replica = name;
-    finding
+    let mut found = finding(series, at, kind, &symptoms, evidence, affected);
+    found.finding.series.replica = name;
+    found
 }
 
 fn finding(
@@ -254,16 +279,10 @@ fn finding(
     symptoms: &Symptoms,
     evidence: Evidence,
     affected: Affected,
-) -> Finding {
-    let changes = &symptoms.changes;
-    let mut evidence = evidence
-        .maybe("load_ratio", symptoms.load)
-        .maybe("itl_p50_ratio", symptoms.itl)
-        .maybe("waiting_change", middle(changes, |change| change.difference(|s| s.waiting)))
-        .maybe("hit_rate_ratio", middle(changes, |change| change.ratio(|s| s.hit_rate)))
-        .maybe("preemptions_change", middle(changes, |change| change.difference(|s| s.preemptions)))
-        .maybe("kv_cache_usage", middle(changes, |change| change.now.kv_cache_usage))
-        .maybe("engine_ttft_ratio", middle(changes, |change| change.ratio(|s| s.engine_ttft)));
+) -> ActiveFinding {
+    let before = series.signals.before(minute_of(at) - kind.began_before());
+    let changes = series.signals.changes_from(&before, minute_of(at));
+    let mut evidence = evidence;
     if affected.judged > 0 {
         evidence = evidence
             .with("replicas_judged", affected.judged as f64)
@@ -272,16 +291,28 @@ fn finding(
     if let (Some(before), Some(age)) = (&series.predecessor, symptoms.revision_age) {
         evidence = evidence.with("revision_before", &**before).with("revision_age_seconds", age);
     }
-    Finding {
-        at,
-        kind,
-        series: SeriesName {
-            route: Arc::clone(&series.route),
-            revision: Arc::clone(&series.revision),
-            replica: None,
-        },
-        diagnosis: symptoms.diagnose(kind),
-        evidence: evidence.0,
+    let series = SeriesName {
+        route: Arc::clone(&series.route),
+        revision: Arc::clone(&series.revision),
+        replica: None,
+    };
+    let causes = Symptoms { changes, ..symptoms.clone() }.diagnose(kind);
+    let finding = Finding { at, kind, series, causes, evidence: evidence.0, is_acknowledged: false };
+    ActiveFinding { finding, last_seen: at, before, bound: None }
+}
+
+impl Kind {
+    /// Whether the signals of the last hours speak of it.
+    fn has_signals(self) -> bool {
+        !self.is_of_days() && !matches!(self, Self::AvailabilityBurn | Self::ReplicaSlow)
+    }
+
+    /// Minutes before it is found, in which it may have begun.
+    fn began_before(self) -> i64 {
+        match self {
+            Self::TtftShift | Self::ItlShift | Self::ItlJitter => 130,
+            _ => 10,
+        }
     }
 }
 

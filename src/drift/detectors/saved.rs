@@ -1,15 +1,26 @@
 //! The baselines of all detectors as plain values, for a file.
 //!
-//! Only what takes days to learn is saved: blocks, hours, what is usual for a replica; not windows of minutes, not
-//! findings. What is read back is checked: no part of the future, no empty part, no unknown bin.
+//! Saved is what takes longer than minutes to learn: blocks, hours, what is usual for a replica, error budgets, and the
+//! findings that hold, with what they are held against. What is read back is checked: no part of the future, no empty part,
+//! no unknown bin.
+
+use std::borrow::Cow;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use super::active::ActiveFinding;
+use super::availability::{BurnWindows, HoursOfDay};
 use super::blocks::{BlockHistory, PARTS};
+use super::cause::{Case, Causes, SavedCause};
+use super::finding::{Fact, Finding, Kind, SeriesName};
 use super::histogram::{BINS, Sparse};
 use super::hours::{HourHistory, HourSummary, hour_index};
+use super::mute::Mute;
 use super::replicas::ReplicaHistory;
 use super::series::RouteSeries;
+use super::signals::Snapshot;
+use super::slow::TailBound;
 use super::{Detectors, Settings};
 
 /// Baselines of all series.
@@ -19,6 +30,9 @@ pub struct Saved {
     /// Seconds; other blocks are other baselines.
     block: f64,
     series: Vec<SavedSeries>,
+    /// What nobody is told of, for a while.
+    #[serde(default)]
+    pub(crate) mutes: Vec<Mute>,
 }
 
 #[derive(Debug, Deserialize, Serialize)]
@@ -29,10 +43,32 @@ struct SavedSeries {
     last_seen: f64,
     ttft: Vec<SavedPart>,
     ttft_hours: Vec<HourSummary>,
-    residual: Vec<SavedPart>,
+    #[serde(default)]
+    prompts: Vec<SavedPart>,
     itl: Vec<SavedPart>,
     itl_hours: Vec<HourSummary>,
     replicas: Vec<SavedReplica>,
+    #[serde(default)]
+    predecessor: Option<String>,
+    #[serde(default)]
+    burn: BurnWindows,
+    #[serde(default)]
+    hours_of_day: HoursOfDay,
+    #[serde(default)]
+    findings: Vec<SavedFinding>,
+}
+
+#[derive(Debug, Deserialize, Serialize)]
+struct SavedFinding {
+    at: f64,
+    last_seen: f64,
+    kind: Kind,
+    replica: Option<String>,
+    cause: Option<SavedCause>,
+    evidence: Vec<(String, SavedFact)>,
+    acknowledged: bool,
+    before: Snapshot,
+    bound: Option<TailBound>,
 }
 
 #[derive(Debug, Deserialize, Serialize)]
@@ -45,6 +81,34 @@ struct SavedReplica {
 /// Index of a part, and its bins with their counts.
 type SavedPart = (i64, Vec<(u16, u32)>);
 
+#[derive(Debug, Deserialize, Serialize)]
+#[serde(untagged)]
+enum SavedFact {
+    Number(f64),
+    Word(String),
+    Names(Vec<String>),
+}
+
+impl From<&Fact> for SavedFact {
+    fn from(fact: &Fact) -> Self {
+        match fact {
+            Fact::Number(number) => Self::Number(*number),
+            Fact::Word(word) => Self::Word(word.to_string()),
+            Fact::Names(names) => Self::Names(names.iter().map(ToString::to_string).collect()),
+        }
+    }
+}
+
+impl From<&SavedFact> for Fact {
+    fn from(saved: &SavedFact) -> Self {
+        match saved {
+            SavedFact::Number(number) => Self::Number(*number),
+            SavedFact::Word(word) => Self::Word(word.as_str().into()),
+            SavedFact::Names(names) => Self::Names(names.iter().map(|name| name.as_str().into()).collect()),
+        }
+    }
+}
+
 impl Detectors {
     /// What is worth keeping over a restart.
     #[must_use]
@@ -56,7 +120,7 @@ impl Detectors {
             last_seen: series.last_seen,
             ttft: save_blocks(&series.ttft.blocks),
             ttft_hours: series.ttft.hours.past().copied().collect(),
-            residual: save_blocks(&series.residual),
+            prompts: save_blocks(&series.prompts),
             itl: save_blocks(&series.itl.blocks),
             itl_hours: series.itl.hours.past().copied().collect(),
             replicas: series
@@ -65,8 +129,12 @@ impl Detectors {
                 .zip(&series.replicas)
                 .map(|(name, replica)| save_replica(name, replica))
                 .collect(),
+            predecessor: series.predecessor.as_deref().map(str::to_owned),
+            burn: series.burn.clone(),
+            hours_of_day: series.hours_of_day.clone(),
+            findings: series.active.entries().iter().map(save_finding).collect(),
         });
-        Saved { version: VERSION, block: self.settings.block, series: series.collect() }
+        Saved { version: VERSION, block: self.settings.block, series: series.collect(), mutes: Vec::new() }
     }
 
     /// Takes up what was saved, before anything is observed; returns the number of series. `now` bounds what is believed:
@@ -89,7 +157,12 @@ fn restore_series(saved: &SavedSeries, now: f64, settings: &Settings) -> RouteSe
     series.last_seen = saved.last_seen.min(now);
     let latest = (now * PARTS as f64 / settings.block).floor() as i64;
     restore_blocks(&mut series.ttft.blocks, &saved.ttft, latest);
-    restore_blocks(&mut series.residual, &saved.residual, latest);
+    restore_blocks(&mut series.prompts, &saved.prompts, latest);
+    series.predecessor = saved.predecessor.as_deref().map(Arc::from);
+    series.burn = saved.burn.clone().up_to(now);
+    series.hours_of_day = saved.hours_of_day.clone().up_to(now);
+    let findings = saved.findings.iter().take(MAX_FINDINGS);
+    series.active.restore(findings.map(|finding| restore_finding(saved, finding, now)).collect());
     restore_blocks(&mut series.itl.blocks, &saved.itl, latest);
     series.ttft.hours = restore_hours(&saved.ttft_hours, now);
     series.itl.hours = restore_hours(&saved.itl_hours, now);
@@ -101,6 +174,43 @@ fn restore_series(saved: &SavedSeries, now: f64, settings: &Settings) -> RouteSe
         }
     }
     series
+}
+
+fn restore_finding(series: &SavedSeries, saved: &SavedFinding, now: f64) -> ActiveFinding {
+    let first = saved.cause.map(|known| Case::new(known.cause, known.weight));
+    let finding = Finding {
+        at: saved.at.min(now),
+        kind: saved.kind,
+        series: SeriesName {
+            route: series.route.as_str().into(),
+            revision: series.revision.as_str().into(),
+            replica: saved.replica.as_deref().map(Arc::from),
+        },
+        causes: Causes { first, runner_up: None },
+        evidence: saved.evidence.iter().map(|(name, fact)| (Cow::Owned(name.clone()), fact.into())).collect(),
+        is_acknowledged: saved.acknowledged,
+    };
+    let last_seen = saved.last_seen.min(now);
+    ActiveFinding { finding, last_seen, before: saved.before.clone(), bound: saved.bound }
+}
+
+fn save_finding(active: &ActiveFinding) -> SavedFinding {
+    let finding = &active.finding;
+    SavedFinding {
+        at: finding.at,
+        last_seen: active.last_seen,
+        kind: finding.kind,
+        replica: finding.series.replica.as_deref().map(str::to_owned),
+        cause: finding
+            .causes
+            .first
+            .as_ref()
+            .map(|case| SavedCause { cause: case.cause, weight: case.weight }),
+        evidence: finding.evidence.iter().map(|(name, fact)| (name.to_string(), fact.into())).collect(),
+        acknowledged: finding.is_acknowledged,
+        before: active.before.clone(),
+        bound: active.bound,
+    }
 }
 
 fn restore_hours(saved: &[HourSummary], now: f64) -> HourHistory {
@@ -133,6 +243,8 @@ fn save_replica(name: &str, replica: &ReplicaHistory) -> SavedReplica {
 }
 
 const VERSION: u32 = 1;
+/// Findings of a series that are believed: one of each kind, and one for each replica.
+const MAX_FINDINGS: usize = 128;
 
 #[cfg(test)]
 mod tests {
@@ -154,6 +266,7 @@ mod tests {
                 replica: if random.bool() { "a" } else { "b" },
                 ttft: Some(ttft),
                 itl: Some(0.02),
+                prompt: None,
                 predicted: None,
                 ttft_bound: None,
                 outcome: Outcome::Ok,
@@ -174,6 +287,26 @@ mod tests {
         assert_eq!(run(&mut after, 3.0 * DAY, 3.0 * DAY + 600.0, 2.0), ["ttft_doubled"]);
         let mut forgetful = Detectors::new(Settings::default());
         assert_eq!(run(&mut forgetful, 3.0 * DAY, 3.0 * DAY + 600.0, 2.0), [""; 0]);
+    }
+
+    #[test]
+    fn a_finding_survives_a_restart_with_what_was_said_of_it() {
+        let mut before = Detectors::new(Settings::default());
+        assert_eq!(run(&mut before, 0.0, 3.0 * DAY, 1.0), [""; 0]);
+        assert_eq!(run(&mut before, 3.0 * DAY, 3.0 * DAY + 600.0, 2.0), ["ttft_doubled"]);
+        let id = before.active().next().unwrap().id();
+        assert!(before.acknowledge(&id, true).is_some());
+        let text = serde_json::to_string(&before.save()).unwrap();
+        let mut after = Detectors::new(Settings::default());
+        after.restore(serde_json::from_str(&text).unwrap(), 3.0 * DAY + 600.0);
+        let known = after.active().next().unwrap();
+        assert_eq!((known.id(), known.is_acknowledged), (id.clone(), true));
+        let evidence = &before.active().next().unwrap().evidence;
+        assert!(known.evidence.iter().map(|(name, _)| name).eq(evidence.iter().map(|(name, _)| name)));
+        assert_eq!(run(&mut after, 3.0 * DAY + 600.0, 3.0 * DAY + 900.0, 2.0), [""; 0], "it is known");
+        assert!(after.reset(&id).is_some_and(|ended| ended.id() == id));
+        assert_eq!(after.active().count(), 0);
+        assert_eq!(run(&mut after, 3.0 * DAY + 900.0, 3.0 * DAY + 3600.0, 2.0), [""; 0], "this is usual now");
     }
 
     #[test]

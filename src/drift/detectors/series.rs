@@ -9,13 +9,13 @@ use super::Settings;
 use super::active::ActiveFindings;
 use super::availability::{BurnWindows, HoursOfDay};
 use super::blocks::BlockHistory;
+use super::finding::Kind;
 use super::hours::HourHistory;
 use super::observation::Observation;
 use super::recent::RecentWindow;
 use super::replicas::ReplicaHistory;
 use super::signals::SignalHistory;
 use super::slo::SloSlots;
-use super::thresholds::MIN_PREDICTED;
 
 /// A series and all that is known of it.
 #[derive(Clone, Debug)]
@@ -27,11 +27,8 @@ pub(super) struct RouteSeries {
     /// The revision whose baselines it inherited.
     pub(super) predecessor: Option<Arc<str>>,
     pub(super) ttft: Measure,
-    /// TTFT over its prediction.
-    pub(super) residual: BlockHistory,
-    /// Requests with a TTFT, and those of them that had a prediction; halved now and then.
-    with_ttft: f64,
-    with_prediction: f64,
+    /// Lengths of prompts, in thousands of tokens.
+    pub(super) prompts: BlockHistory,
     pub(super) itl: Measure,
     pub(super) slo: SloSlots,
     pub(super) burn: BurnWindows,
@@ -53,7 +50,7 @@ pub(super) struct Measure {
 }
 
 impl Measure {
-    fn new(blocks: BlockHistory) -> Self {
+    pub(super) fn new(blocks: BlockHistory) -> Self {
         Self { blocks, hours: HourHistory::default(), recent: RecentWindow::default() }
     }
 
@@ -81,6 +78,7 @@ impl Measure {
 /// Indices of what the slower detectors have judged last.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct JudgedUntil {
+    pub(super) minute: Option<i64>,
     pub(super) quarter: Option<i64>,
     pub(super) hour: Option<i64>,
     pub(super) ttft_hour: Option<i64>,
@@ -97,9 +95,7 @@ impl RouteSeries {
             last_seen: at,
             predecessor: None,
             ttft: Measure::new(settings.blocks()),
-            residual: settings.blocks(),
-            with_ttft: 0.0,
-            with_prediction: 0.0,
+            prompts: settings.blocks(),
             itl: Measure::new(settings.blocks()),
             slo: SloSlots::default(),
             burn: BurnWindows::default(),
@@ -118,7 +114,7 @@ impl RouteSeries {
         Self {
             predecessor: Some(Arc::clone(&self.revision)),
             ttft: self.ttft.successor(),
-            residual: self.residual.clone(),
+            prompts: self.prompts.clone(),
             itl: self.itl.successor(),
             ..Self::new(&self.route, revision, at, settings)
         }
@@ -140,15 +136,13 @@ impl RouteSeries {
         if let Some(itl) = observation.itl {
             self.itl.add(at, itl, replica, None);
         }
+        if let Some(prompt) = observation.prompt {
+            self.prompts.add(at, prompt / 1000.0);
+        }
         let Some(ttft) = observation.ttft else { return };
         self.ttft.add(at, ttft, replica, observation.predicted);
         if let Some(replica) = self.replicas.get_mut(replica) {
             replica.add(at, ttft);
-        }
-        self.with_ttft += 1.0;
-        if let Some(predicted) = observation.predicted.filter(|predicted| *predicted > 0.0) {
-            self.with_prediction += 1.0;
-            self.residual.add(at, ttft / predicted);
         }
         if let Some(bound) = observation.ttft_bound {
             self.slo.add(at, ttft, bound);
@@ -171,9 +165,19 @@ impl RouteSeries {
         index
     }
 
-    /// Whether most requests have a prediction.
-    pub(super) fn is_predicted(&self) -> bool {
-        self.with_prediction >= MIN_PREDICTED * self.with_ttft
+    /// What a finding of this kind compares with is forgotten: what is now becomes usual.
+    pub(super) fn forget_baseline(&mut self, kind: Kind, settings: &Settings) {
+        match kind {
+            Kind::TtftTailDrift | Kind::TtftDrift | Kind::TtftDoubled | Kind::TtftShift => {
+                self.ttft = Measure::new(settings.blocks());
+                self.replicas.iter_mut().for_each(|replica| replica.blocks = settings.blocks());
+            }
+            Kind::ItlDrift | Kind::ItlShift | Kind::ItlJitter => self.itl = Measure::new(settings.blocks()),
+            Kind::TtftP99OverSlo => self.slo = SloSlots::default(),
+            Kind::AvailabilityBurn => self.burn = BurnWindows::default(),
+            Kind::AvailabilityHour => self.hours_of_day = HoursOfDay::default(),
+            Kind::ReplicaSlow => self.replicas.iter_mut().for_each(ReplicaHistory::reset),
+        }
     }
 
     /// Once an hour: what is old counts half.
@@ -182,12 +186,5 @@ impl RouteSeries {
             replica.recent_requests /= 2.0;
             replica.recent_failures /= 2.0;
         }
-        if self.with_ttft > MAX_PREDICTION_COUNT {
-            self.with_ttft /= 2.0;
-            self.with_prediction /= 2.0;
-        }
     }
 }
-
-/// Requests over which the share of predicted ones is taken.
-const MAX_PREDICTION_COUNT: f64 = 1e6;

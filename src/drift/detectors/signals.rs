@@ -7,10 +7,12 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 use super::scale::median;
 
 /// One replica in one minute; `None` is unknown, durations are in seconds.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Serialize)]
 pub struct Signals {
     /// Requests that it answered.
     pub requests: f64,
@@ -18,8 +20,20 @@ pub struct Signals {
     pub ttft: Option<f64>,
     /// Mean time to first token by the engine's own histogram.
     pub engine_ttft: Option<f64>,
-    /// Median time to connect.
+    /// Means of the stages before the first token: held in the gateway, connecting, ...
+    pub held: Option<f64>,
+    /// To connect.
     pub connect: Option<f64>,
+    /// In the engine's queue.
+    pub queue: Option<f64>,
+    /// Computing the prompt.
+    pub prefill: Option<f64>,
+    /// ... at the engine and in none of its own figures.
+    pub other: Option<f64>,
+    /// Mean length of prompts, in tokens.
+    pub prompt: Option<f64>,
+    /// Mean length of answers, in tokens.
+    pub output: Option<f64>,
     /// Median inter-token latency.
     pub itl: Option<f64>,
     /// 99th percentile of inter-token latency.
@@ -46,6 +60,10 @@ pub struct SignalHistory {
 
 /// Minutes of one replica, by index.
 type Minutes = VecDeque<(i64, Signals)>;
+
+/// Medians of each replica before something began.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+pub struct Snapshot(Vec<(String, Signals)>);
 
 /// How one replica's signals changed, by their medians.
 #[derive(Clone, Copy, Debug, Default)]
@@ -91,14 +109,28 @@ impl SignalHistory {
 
     /// How each replica's last five minutes, up to `minute`, differ from those before.
     pub(super) fn changes(&self, minute: i64) -> Vec<SignalChange> {
-        let change = |(_, minutes): &(Arc<str>, Minutes)| {
+        self.changes_from(&self.before(minute - NOW - GAP), minute)
+    }
+
+    /// How they differ from `before`; replicas that are not in it cannot be compared.
+    pub(super) fn changes_from(&self, before: &Snapshot, minute: i64) -> Vec<SignalChange> {
+        let change = |(name, minutes): &(Arc<str>, Minutes)| {
+            let (_, before) = before.0.iter().find(|(known, _)| **known == **name)?;
             let now = between(minutes, minute - NOW, minute);
-            let before = between(minutes, minute - MAX_MINUTES, minute - NOW - GAP);
-            let is_known = !now.is_empty() && before.len() >= MIN_MINUTES_BEFORE;
             let started_ago = started_ago(minutes, minute);
-            is_known.then(|| SignalChange { before: medians(&before), now: medians(&now), started_ago })
+            (!now.is_empty()).then(|| SignalChange { before: *before, now: medians(&now), started_ago })
         };
         self.replicas.iter().filter_map(change).collect()
+    }
+
+    /// What was usual up to `minute`, as far as it is remembered.
+    #[must_use]
+    pub fn before(&self, minute: i64) -> Snapshot {
+        let usual = |(name, minutes): &(Arc<str>, Minutes)| {
+            let before = between(minutes, i64::MIN, minute);
+            (before.len() >= MIN_MINUTES_BEFORE).then(|| (name.to_string(), medians(&before)))
+        };
+        Snapshot(self.replicas.iter().filter_map(usual).collect())
     }
 }
 
@@ -119,7 +151,13 @@ fn medians(minutes: &[&Signals]) -> Signals {
         requests: of(|s| Some(s.requests)).unwrap_or_default(),
         ttft: of(|s| s.ttft),
         engine_ttft: of(|s| s.engine_ttft),
+        held: of(|s| s.held),
         connect: of(|s| s.connect),
+        queue: of(|s| s.queue),
+        prefill: of(|s| s.prefill),
+        other: of(|s| s.other),
+        prompt: of(|s| s.prompt),
+        output: of(|s| s.output),
         itl: of(|s| s.itl),
         itl_tail: of(|s| s.itl_tail),
         hit_rate: of(|s| s.hit_rate),

@@ -8,6 +8,8 @@
 
 use std::ops::Range;
 
+use serde::{Deserialize, Serialize};
+
 use super::blocks::BlockHistory;
 use super::histogram::{Dense, edge};
 use super::scale::{Prior, median, robust};
@@ -31,6 +33,7 @@ pub(super) struct SlowDrift {
     pub(super) window: usize,
     /// The quantile whose exceedances were counted.
     pub(super) quantile: f64,
+    pub(super) bound: TailBound,
     /// Its value in the baseline, in seconds.
     pub(super) baseline: f64,
     /// Its value in the last two blocks, in seconds.
@@ -42,6 +45,31 @@ pub(super) struct SlowDrift {
     pub(super) median_ratio: f64,
     /// Blocks in the baseline.
     pub(super) baseline_blocks: usize,
+}
+
+/// A tail that was found to grow: what it is held against until it is back.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize)]
+pub(super) struct TailBound {
+    /// The bin from which requests are counted.
+    bin: usize,
+    /// Their share in the baseline.
+    share: f64,
+}
+
+/// Whether the last two blocks still have more slow requests than before the drift; `None` where too few came.
+pub(super) fn goes_on(blocks: &BlockHistory, bound: &TailBound) -> Option<bool> {
+    let recent = pooled(blocks, 0..2);
+    let expected = recent.total() as f64 * bound.share;
+    (expected >= MIN_EXPECTED).then(|| recent.count_from(bound.bin) as f64 > CLEAR_EFFECT * expected)
+}
+
+/// The share of values that are large for the baseline (its largest tenth), in the last two blocks and in the baseline.
+pub(super) fn large_share(blocks: &BlockHistory, setup: &SlowSetup) -> Option<(f64, f64)> {
+    let age = blocks.age();
+    let to = setup.to.min(age / 2);
+    let (recent, before) = (pooled(blocks, 0..2), pooled(blocks, to..setup.from.min(age)));
+    let (bin, share) = before.tail(0.1)?;
+    (recent.total() > 0).then(|| (recent.count_from(bin) as f64 / recent.total() as f64, share))
 }
 
 /// Whether the 90 % interval of the median's change lies within 5 %, excludes no change, or neither.
@@ -93,6 +121,7 @@ pub(super) fn judge(blocks: &BlockHistory, setup: &SlowSetup) -> Option<SlowDrif
         score,
         window,
         quantile: tail.quantile,
+        bound: TailBound { bin: tail.bin, share: tail.share },
         baseline: edge(tail.bin),
         now: pooled(blocks, 0..2).ln_quantile(tail.quantile)?.exp(),
         exceedance_ratio: effect.exp(),
@@ -199,6 +228,8 @@ const MAX_DAYS: usize = 7;
 const MAX_DAY: f64 = 2.3;
 /// Mean exceedances of the last two days over the baseline's.
 const MIN_EFFECT: f64 = 1.65;
+/// A drift that was found is over below this.
+const CLEAR_EFFECT: f64 = 1.25;
 /// Where days are more even than this scale, `MIN_EFFECT` is many scales of noise and chance seldom reaches it: the
 /// score may be lower by this much for each unit of scale.
 const EVEN_DAYS: f64 = 0.31;

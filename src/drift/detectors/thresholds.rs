@@ -40,13 +40,9 @@ pub(super) const NEW_REPLICA_SLOW: Threshold = Threshold { min_ratio: 1.6, ..REP
 
 /// Score of a drift of TTFT over days; `docs/drift.md` says what each score costs in false alarms.
 pub(super) const SLOW_SCORE: f64 = 3.1;
-/// Where residuals are judged too, raw TTFT must be further out: it moves with every change of prompts and load.
-pub(super) const SLOW_SCORE_BESIDE_RESIDUALS: f64 = 3.6;
 pub(super) const SLOW_SCORE_ITL: f64 = 3.6;
-/// Higher than a route's: every replica is another chance of a false alarm.
-pub(super) const SLOW_SCORE_REPLICA: f64 = 3.6;
 /// While the series drifts, a lower score names the replicas that do.
 pub(super) const SLOW_SCORE_AFFECTED: f64 = 1.0;
 
-/// Share of the requests that must have a prediction before comparisons with predictions count.
+/// Share of the requests that must have a prediction before it explains them.
 pub(super) const MIN_PREDICTED: f64 = 0.8;

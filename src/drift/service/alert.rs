@@ -10,8 +10,9 @@ use serde_json::{Value as Json, json};
 use crate::drift::detectors::Finding;
 use crate::observe::rfc3339;
 
-/// One alert of the gateway `instance`; it ends at `until` unless it is repeated. With `instance` among its labels, the
-/// end of one gateway's finding does not end another's.
+/// One alert of the gateway `instance`; it ends at `until` unless it is repeated. With `instance` among its labels the end of
+/// one gateway's finding does not end another's; `finding` is the same for all of them, to group by. The diagnosis is none of
+/// the labels: it may change while the finding holds, and would make another alert of it.
 pub(super) fn alert(finding: &Finding, instance: &str, until: f64) -> Json {
     let series = &finding.series;
     let mut labels = json!({
@@ -19,7 +20,7 @@ pub(super) fn alert(finding: &Finding, instance: &str, until: f64) -> Json {
         "service": "tokenway",
         "instance": instance,
         "kind": finding.kind.as_str(),
-        "diagnosis": finding.diagnosis.as_str(),
+        "finding": finding.id(),
         "severity": if finding.kind.is_urgent() { "critical" } else { "warning" },
         "route": &*series.route,
         "revision": &*series.revision,
@@ -31,11 +32,13 @@ pub(super) fn alert(finding: &Finding, instance: &str, until: f64) -> Json {
         }
         None => format!("route {} on revision {}", series.route, series.revision),
     };
-    let summary = format!("{} at {place}: {}", finding.kind.as_str(), finding.diagnosis.as_str());
+    let summary = format!("{} at {place}: {}", finding.kind.as_str(), finding.diagnosis().as_str());
     json!({
         "labels": labels,
         "annotations": {
             "summary": summary,
+            "diagnosis": finding.diagnosis().as_str(),
+            "runner_up": finding.causes.runner_up.as_ref().map_or("none", |case| case.cause.as_str()),
             "evidence": finding.to_json()["evidence"].to_string(),
         },
         "startsAt": date(finding.at),

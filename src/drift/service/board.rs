@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 
-use crate::drift::detectors::{Finding, NOT_SERVED, SeriesName};
+use crate::drift::detectors::{Finding, Mute, NOT_SERVED, SeriesName};
 use crate::record::Record;
 
 /// Findings of a running gateway.
@@ -34,6 +34,8 @@ pub struct Found {
     pub recent: VecDeque<Finding>,
     /// The number of series with a baseline.
     pub series: usize,
+    /// What nobody is told of, for a while.
+    pub mutes: Vec<Mute>,
 }
 
 impl Board {
@@ -47,6 +49,10 @@ impl Board {
         let mut found = self.found.lock();
         found.recent.push_front(finding);
         found.recent.truncate(MAX_RECENT);
+    }
+
+    pub(super) fn muted(&self, mutes: Vec<Mute>) {
+        self.found.lock().mutes = mutes;
     }
 
     /// Takes the findings that hold; returns those that have ended.

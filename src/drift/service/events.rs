@@ -91,7 +91,7 @@ fn logger() -> SdkLogger {
 fn fill(event: &mut SdkLogRecord, finding: &Finding, severity: Severity, at: f64) {
     let series = &finding.series;
     let state = if severity == Severity::Info { "ended" } else { "found" };
-    let (kind, diagnosis) = (finding.kind.as_str(), finding.diagnosis.as_str());
+    let (kind, diagnosis) = (finding.kind.as_str(), finding.diagnosis().as_str());
     event.set_event_name("tokenway.drift");
     event.set_timestamp(time(at));
     event.set_observed_timestamp(time(at));
@@ -105,8 +105,8 @@ fn fill(event: &mut SdkLogRecord, finding: &Finding, severity: Severity, at: f64
     if let Some(replica) = &series.replica {
         event.add_attribute("tokenway.replica", replica.to_string());
     }
-    for (name, fact) in &finding.evidence {
-        event.add_attribute(format!("tokenway.drift.evidence.{name}"), value(fact));
+    for (name, fact) in finding.facts() {
+        event.add_attribute(format!("tokenway.drift.evidence.{name}"), value(&fact));
     }
     let replica = series.replica.as_ref().map_or_else(String::new, |replica| format!(", replica {replica}"));
     let body = format!(
@@ -135,7 +135,7 @@ const MAX_QUEUED: usize = 64;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::drift::detectors::{Diagnosis, Kind, SeriesName};
+    use crate::drift::detectors::{Causes, Kind, SeriesName};
 
     #[test]
     fn a_finding_becomes_an_event_with_its_evidence() {
@@ -143,8 +143,9 @@ mod tests {
             at: 1_700_000_000.5,
             kind: Kind::TtftDoubled,
             series: SeriesName { route: "chat".into(), revision: "r1".into(), replica: Some("a".into()) },
-            diagnosis: Diagnosis::Contention,
-            evidence: vec![("ratio", 2.5.into()), ("replicas", Fact::Names(vec!["a".into()]))],
+            causes: Causes::default(),
+            evidence: vec![("ratio".into(), 2.5.into()), ("replicas".into(), Fact::Names(vec!["a".into()]))],
+            is_acknowledged: false,
         };
         let mut event = logger().create_log_record();
         fill(&mut event, &finding, Severity::Error, finding.at);

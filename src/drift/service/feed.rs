@@ -7,11 +7,13 @@ use std::sync::{Arc, OnceLock};
 use tokio::sync::{mpsc, oneshot};
 
 use super::board::Board;
+use super::orders::{Busy, Order};
 use crate::clock::{Clock, Stamp};
-use crate::drift::detectors::{NOT_SERVED, Observation, SeriesName};
+use crate::drift::detectors::{Finding, Mute, NOT_SERVED, Observation, SeriesName};
 use crate::fleet::status::ReplicaStatus;
 use crate::observe::Tap;
 use crate::observe::metrics::Metrics;
+use crate::observe::stages::{Stage, StageTimes, stages};
 use crate::record::{Outcome, Record};
 
 /// Hands records over.
@@ -23,8 +25,14 @@ pub struct Feed {
     fleet: Arc<OnceLock<FleetSource>>,
 }
 
+#[expect(
+    clippy::large_enum_variant,
+    reason = "nearly all are the large one, and a box each would cost every request"
+)]
 pub(super) enum FeedMessage {
     Ended(EndedRequest),
+    /// Somebody says something of a finding.
+    Order(Order),
     /// Writes the baselines, confirms it and ends the task.
     End(oneshot::Sender<()>),
 }
@@ -40,9 +48,13 @@ pub(super) struct EndedRequest {
     pub(super) itl: Option<f64>,
     predicted: Option<f64>,
     ttft_bound: Option<f64>,
-    pub(super) connect: Option<f64>,
+    /// Seconds by stage before the first token.
+    pub(super) stages: [Option<f64>; STAGES.len()],
+    /// Prompt tokens, by the engine or estimated.
+    pub(super) prompt: Option<f64>,
+    pub(super) output: Option<f64>,
     /// Prompt tokens, and those of them that were cached.
-    pub(super) prompt: Option<(f64, f64)>,
+    pub(super) cached: Option<(f64, f64)>,
     outcome: Outcome,
 }
 
@@ -76,7 +88,47 @@ impl Feed {
 
     /// Asks the task to write the baselines and to end; false where it is gone or overloaded.
     pub(super) fn end(&self, done: oneshot::Sender<()>) -> bool {
-        self.sender.try_send(FeedMessage::End(done)).is_ok()
+        self.send(FeedMessage::End(done)).is_ok()
+    }
+
+    pub(super) fn send(&self, message: FeedMessage) -> Result<(), Busy> {
+        self.sender.try_send(message).map_err(|_| Busy)
+    }
+
+    /// Somebody knows of the finding `id`: nobody is told of it any more. `None` where it does not hold.
+    ///
+    /// # Errors
+    /// [`Busy`].
+    pub async fn acknowledge(&self, id: &str, is_acknowledged: bool) -> Result<Option<Finding>, Busy> {
+        self.order(|answer| Order::Acknowledge(id.to_owned(), is_acknowledged, answer)).await
+    }
+
+    /// Ends the finding `id` and takes what is now for usual. `None` where it does not hold.
+    ///
+    /// # Errors
+    /// [`Busy`].
+    pub async fn reset(&self, id: &str) -> Result<Option<Finding>, Busy> {
+        self.order(|answer| Order::Reset(id.to_owned(), answer)).await
+    }
+
+    /// Tells nobody of such findings; one that is over already ends the mute before it.
+    ///
+    /// # Errors
+    /// [`Busy`].
+    pub async fn mute(&self, mute: Mute) -> Result<(), Busy> {
+        self.order(|answer| Order::Mute(mute, answer)).await
+    }
+
+    async fn order<T>(&self, order: impl FnOnce(oneshot::Sender<T>) -> Order) -> Result<T, Busy> {
+        let (answer, answered) = oneshot::channel();
+        self.send(FeedMessage::Order(order(answer)))?;
+        answered.await.map_err(|_| Busy)
+    }
+
+    /// Seconds since the Unix epoch.
+    #[must_use]
+    pub fn now(&self) -> f64 {
+        seconds(self.clock, self.clock.now())
     }
 }
 
@@ -97,7 +149,9 @@ impl Tap for Feed {
 impl EndedRequest {
     fn of(record: &Record, clock: Clock) -> Self {
         let seconds = |span: std::time::Duration| span.as_secs_f64();
-        let answered = record.attempts.last().filter(|attempt| attempt.error.is_none());
+        let is_answered = record.ttft().is_some();
+        let times = if is_answered { stages(record) } else { StageTimes::default() };
+        let of = |stage| times.iter().find(|time| time.stage == stage).map(|time| seconds(time.duration));
         let gaps = record.content_events.saturating_sub(1);
         // Without a token count the mean gap between events stands for it: drift is a comparison with itself.
         let mean_gap = || {
@@ -112,8 +166,10 @@ impl EndedRequest {
             itl: record.tpot().map(seconds).or_else(mean_gap),
             predicted: record.decision.as_ref().and_then(|d| d.predicted_ttft).map(seconds),
             ttft_bound: record.slo.ttft.map(seconds),
-            connect: answered.and_then(|attempt| Some(seconds(attempt.connected?.since(attempt.start)))),
-            prompt: record.tokens.input.zip(record.tokens.cached).map(|(a, b)| (a.0 as f64, b.0 as f64)),
+            stages: STAGES.map(|stage| if is_answered { Some(of(stage).unwrap_or(0.0)) } else { None }),
+            prompt: Some(record.tokens.input.unwrap_or(record.estimated_input).0 as f64).filter(|n| *n > 0.0),
+            output: record.tokens.output.map(|tokens| tokens.0 as f64),
+            cached: record.tokens.input.zip(record.tokens.cached).map(|(a, b)| (a.0 as f64, b.0 as f64)),
             outcome: record.outcome,
         }
     }
@@ -134,12 +190,17 @@ impl EndedRequest {
             replica,
             ttft: self.ttft,
             itl: self.itl,
+            prompt: self.prompt,
             predicted: self.predicted,
             ttft_bound: self.ttft_bound,
             outcome: self.outcome,
         }
     }
 }
+
+/// Stages before the first token, in the order of `Signals`: in the gateway, on the way, at the engine.
+pub(super) const STAGES: [Stage; 5] =
+    [Stage::Admit, Stage::Connect, Stage::EngineQueue, Stage::Prefill, Stage::EngineOther];
 
 /// Seconds since the Unix epoch.
 pub(super) fn seconds(clock: Clock, stamp: Stamp) -> f64 {

@@ -5,7 +5,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::feed::EndedRequest;
+use super::feed::{EndedRequest, STAGES};
 use crate::drift::detectors::{SeriesName, Signals};
 use crate::fleet::status::{EngineCounters, ReplicaState, ReplicaStatus};
 
@@ -30,9 +30,31 @@ struct ReplicaMinute {
     requests: f64,
     ttft: Vec<f64>,
     itl: Vec<f64>,
-    connect: Vec<f64>,
-    prompt: f64,
+    stages: [Mean; STAGES.len()],
+    prompt: Mean,
+    output: Mean,
+    /// Prompt tokens where the engine told how many of them were cached.
+    told: f64,
     cached: f64,
+}
+
+/// A mean in the making.
+#[derive(Clone, Copy, Debug, Default)]
+struct Mean {
+    sum: f64,
+    count: f64,
+}
+
+impl Mean {
+    fn add(&mut self, value: Option<f64>) {
+        if let Some(value) = value {
+            (self.sum, self.count) = (self.sum + value, self.count + 1.0);
+        }
+    }
+
+    fn value(self) -> Option<f64> {
+        (self.count > 0.0).then(|| self.sum / self.count)
+    }
 }
 
 impl MinuteSignals {
@@ -43,15 +65,14 @@ impl MinuteSignals {
         }
         let minute = self.replicas.entry(name).or_default();
         minute.requests += 1.0;
-        for (values, value) in [
-            (&mut minute.ttft, request.ttft),
-            (&mut minute.itl, request.itl),
-            (&mut minute.connect, request.connect),
-        ] {
+        for (values, value) in [(&mut minute.ttft, request.ttft), (&mut minute.itl, request.itl)] {
             values.extend(value.filter(|_| values.len() < MAX_VALUES));
         }
-        if let Some((prompt, cached)) = request.prompt {
-            minute.prompt += prompt;
+        minute.stages.iter_mut().zip(request.stages).for_each(|(mean, time)| mean.add(time));
+        minute.prompt.add(request.prompt);
+        minute.output.add(request.output);
+        if let Some((prompt, cached)) = request.cached {
+            minute.told += prompt;
             minute.cached += cached;
         }
     }
@@ -86,14 +107,21 @@ impl MinuteSignals {
         let before = key.and_then(|key| self.before.get(&key));
         let counters = status.and_then(|status| status.counters).zip(before.and_then(|b| b.counters));
         let is_ready = status.is_some_and(|status| status.state == ReplicaState::Ready);
+        let [held, connect, queue, prefill, other] = minute.stages.map(Mean::value);
         Signals {
             requests: minute.requests,
+            held,
+            connect,
+            queue,
+            prefill,
+            other,
+            prompt: minute.prompt.value(),
+            output: minute.output.value(),
             ttft: quantile(minute.ttft, 0.5),
             engine_ttft: counters.and_then(|(now, before)| mean_ttft(&now, &before)),
-            connect: quantile(minute.connect, 0.5),
             itl_tail: quantile(minute.itl.clone(), 0.99),
             itl: quantile(minute.itl, 0.5),
-            hit_rate: (minute.prompt > 0.0).then(|| minute.cached / minute.prompt),
+            hit_rate: (minute.told > 0.0).then(|| minute.cached / minute.told),
             waiting: engine.and_then(|engine| engine.waiting),
             kv_cache_usage: engine.and_then(|engine| engine.kv_cache_usage),
             preemptions: counters

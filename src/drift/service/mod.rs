@@ -9,7 +9,9 @@ mod board;
 mod events;
 mod feed;
 mod minutes;
+mod orders;
 mod state;
+mod told;
 mod webhook;
 
 use std::path::PathBuf;
@@ -23,8 +25,11 @@ pub use self::events::FindingEvents;
 pub use self::feed::Feed;
 use self::feed::{EndedRequest, FeedMessage, FleetSource};
 use self::minutes::MinuteSignals;
+pub use self::orders::Busy;
+use self::orders::Order;
+use self::told::Told;
 use self::webhook::Webhook;
-use super::detectors::{Detectors, Finding, Settings};
+use super::detectors::{Detectors, Finding, Settings, put_mute};
 use crate::clock::Clock;
 use crate::config::Drift;
 use crate::observe::Surroundings;
@@ -69,12 +74,12 @@ pub fn start(
         fleet: feed.fleet(),
         detectors: Detectors::new(Settings::from(config)),
         board,
-        metrics: Arc::clone(metrics),
-        webhook,
-        events,
+        told: Told::new(Arc::clone(metrics), webhook, events),
         clock,
-        state: config.state.clone(),
+        state: config.state.path().map(PathBuf::from),
         new: Vec::new(),
+        is_dirty: false,
+        is_write_failing: false,
     };
     background.tasks.spawn_on(service.run(receiver), &background.runtime);
     Ok(feed)
@@ -86,12 +91,13 @@ struct DriftService {
     minutes: MinuteSignals,
     fleet: Arc<OnceLock<FleetSource>>,
     board: Arc<Board>,
-    metrics: Arc<Metrics>,
-    webhook: Option<Webhook>,
-    events: Option<FindingEvents>,
+    told: Told,
     clock: Clock,
     state: Option<PathBuf>,
     new: Vec<Finding>,
+    /// A finding came, went or was spoken of since the last save.
+    is_dirty: bool,
+    is_write_failing: bool,
 }
 
 impl DriftService {
@@ -114,7 +120,7 @@ impl DriftService {
                 _ = tick.tick() => {
                     ticks += 1;
                     self.advance();
-                    if ticks.is_multiple_of(TICKS_PER_SAVE) {
+                    if ticks.is_multiple_of(TICKS_PER_SAVE) || (self.is_dirty && ticks.is_multiple_of(12)) {
                         self.save().await;
                     }
                     continue;
@@ -125,6 +131,7 @@ impl DriftService {
                     self.observe(&request);
                     has_taken = true;
                 }
+                Some(FeedMessage::Order(order)) => self.obey(order),
                 Some(FeedMessage::End(done)) => {
                     self.save().await;
                     // Nobody may be waiting any more.
@@ -156,37 +163,38 @@ impl DriftService {
 
     /// Publishes new findings and those that have ended.
     fn publish(&mut self) {
+        let now = self.now();
         for finding in self.new.drain(..) {
-            tracing::warn!(
-                kind = finding.kind.as_str(), diagnosis = finding.diagnosis.as_str(),
-                route = %finding.series.route, revision = %finding.series.revision,
-                replica = finding.series.replica.as_deref(), finding = %finding.to_json(),
-                "drift found"
-            );
-            self.metrics.drift_found(finding.labels());
-            if let Some(webhook) = &self.webhook {
-                webhook.raised(&finding);
-            }
-            if let Some(events) = &self.events {
-                events.found(&finding);
-            }
+            self.told.found(&finding, now);
             self.board.found(finding);
+            self.is_dirty = true;
         }
         let active: Vec<Finding> = self.detectors.active().cloned().collect();
-        let now = self.now();
+        self.told.settle(&active, now);
         for ended in self.board.settle(active, self.detectors.series(), now) {
-            tracing::info!(
-                kind = ended.kind.as_str(), route = %ended.series.route, revision = %ended.series.revision,
-                replica = ended.series.replica.as_deref(), "drift ended"
-            );
-            self.metrics.drift_ended(ended.labels());
-            if let Some(webhook) = &self.webhook {
-                webhook.ended(&ended);
+            self.told.ended(&ended, now);
+            self.is_dirty = true;
+        }
+    }
+
+    fn obey(&mut self, order: Order) {
+        let now = self.now();
+        // Whoever asked may be gone.
+        match order {
+            Order::Acknowledge(id, is_acknowledged, answer) => {
+                let _ = answer.send(self.detectors.acknowledge(&id, is_acknowledged));
             }
-            if let Some(events) = &self.events {
-                events.ended(&ended, now);
+            Order::Reset(id, answer) => {
+                let _ = answer.send(self.detectors.reset(&id));
+            }
+            Order::Mute(mute, answer) => {
+                put_mute(&mut self.told.mutes, mute, now);
+                self.board.muted(self.told.mutes.clone());
+                let _ = answer.send(());
             }
         }
+        self.is_dirty = true;
+        self.publish();
     }
 
     /// Seconds since the Unix epoch.
@@ -196,24 +204,42 @@ impl DriftService {
 
     async fn load(&mut self) {
         let Some(path) = self.state.clone() else { return };
+        let shown = path.display().to_string();
         let read = tokio::task::spawn_blocking(move || state::read(&path)).await;
-        match read {
-            Ok(Ok(Some(saved))) => {
-                let series = self.detectors.restore(saved, self.now());
-                tracing::info!(series, "drift baselines restored");
+        let saved = match read {
+            Ok(Ok(Some(saved))) => saved,
+            Ok(Ok(None)) => return,
+            Ok(Err(error)) => {
+                tracing::error!(%error, path = shown, "the state of drift detection cannot be read: it starts empty");
+                return;
             }
-            Ok(Ok(None)) => {}
-            Ok(Err(error)) => tracing::warn!(%error, "drift.state cannot be read: baselines start empty"),
-            Err(error) => tracing::warn!(%error, "drift.state was not read: baselines start empty"),
-        }
+            Err(error) => {
+                tracing::error!(%error, path = shown, "the state of drift detection was not read: it starts empty");
+                return;
+            }
+        };
+        self.told.mutes.clone_from(&saved.mutes);
+        self.board.muted(saved.mutes.clone());
+        let now = self.now();
+        let series = self.detectors.restore(saved, now);
+        let findings = self.detectors.active().count();
+        tracing::info!(series, findings, path = shown, "drift baselines restored");
+        self.publish();
     }
 
-    async fn save(&self) {
+    async fn save(&mut self) {
         let Some(path) = self.state.clone() else { return };
-        let saved = self.detectors.save();
+        self.is_dirty = false;
+        let mut saved = self.detectors.save();
+        saved.mutes.clone_from(&self.told.mutes);
+        let shown = path.display().to_string();
         let written = tokio::task::spawn_blocking(move || state::write(&path, &saved)).await;
-        if let Ok(Err(error)) = written {
-            tracing::warn!(%error, "drift.state cannot be written: baselines will not survive a restart");
+        match written {
+            Ok(Err(error)) if !std::mem::replace(&mut self.is_write_failing, true) => {
+                tracing::warn!(%error, path = shown, "drift.state cannot be written: baselines will not survive a restart");
+            }
+            Ok(Ok(())) => self.is_write_failing = false,
+            _ => {}
         }
     }
 }

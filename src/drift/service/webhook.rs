@@ -125,7 +125,14 @@ impl Poster {
     }
 
     async fn post(&self, body: &str) {
-        let call = Call { endpoint: &self.endpoint, key: None, path: "", body: Some(body), timeout: TIMEOUT };
+        let call = Call {
+            endpoint: &self.endpoint,
+            key: None,
+            path: "",
+            body: Some(body),
+            timeout: TIMEOUT,
+            rank: None,
+        };
         let result = match call.send(&self.connector).await {
             Ok((status, _)) if status.is_success() => DeliveryResult::Sent,
             Ok((status, _)) => self.failed(&refused(status)),

@@ -116,18 +116,12 @@ impl RouteHistory {
     /// Counts gaps of a stream that `replica` serves.
     pub fn gaps(&self, replica: &Arc<str>, gaps: &Gaps<'_>, now: Stamp) {
         let at_once = gaps.gaps.iter().filter_map(|gap| Some((gap.length, gap.tokens?)));
-        let mut shares = at_once
-            .chain(gaps.late_itl.iter().copied())
-            .filter_map(|(gap, tokens)| {
-                let tokens = tokens.min(MAX_TOKENS_PER_EVENT);
-                Some((gap.checked_div(tokens)?, tokens))
-            })
-            .peekable();
-        if shares.peek().is_some() {
-            let mut rings = self.rings.lock();
-            for (itl, tokens) in shares {
-                rings.each(now, |slot| slot.itl(replica, itl, tokens));
-            }
+        let shares = at_once.chain(gaps.late_itl.iter().copied()).filter_map(|(gap, tokens)| {
+            let tokens = tokens.min(MAX_TOKENS_PER_EVENT);
+            Some((gap.checked_div(tokens)?, tokens))
+        });
+        if shares.clone().next().is_some() {
+            self.rings.lock().each(now, |slot| slot.gaps(replica, shares.clone()));
         }
     }
 

@@ -147,11 +147,16 @@ impl Slot {
         }
     }
 
-    pub(super) fn itl(&mut self, replica: &Arc<str>, itl: Duration, tokens: u32) {
-        self.itl.add(itl, tokens);
+    /// Adds inter-token latencies, each as often as its tokens.
+    pub(super) fn gaps(&mut self, replica: &Arc<str>, shares: impl Iterator<Item = (Duration, u32)>) {
+        let mut sum = (0.0, 0);
+        for (itl, tokens) in shares {
+            self.itl.add(itl, tokens);
+            sum.0 += itl.as_secs_f64() * f64::from(tokens);
+            sum.1 += u64::from(tokens);
+        }
         let part = self.part(Dimension::Replica, replica);
-        part.itl.0 += itl.as_secs_f64() * f64::from(tokens);
-        part.itl.1 += u64::from(tokens);
+        part.itl = (part.itl.0 + sum.0, part.itl.1 + sum.1);
     }
 
     pub(super) fn record(&mut self, record: &Record, judgement: &Judgement) {

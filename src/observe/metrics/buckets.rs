@@ -67,6 +67,10 @@ const STAGE: &[f64] = &[
 ];
 const RATIO: &[f64] = &[0.1, 0.25, 0.5, 0.67, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.25, 1.5, 2.0, 4.0, 10.0];
 
+/// Of cold starts: a process that was there already, a model in memory, one that is downloaded.
+pub(super) const COLD_START: &[f64] =
+    &[0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 45.0, 60.0, 90.0, 120.0, 180.0, 300.0, 600.0, 1200.0, 1800.0];
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -47,15 +47,18 @@ impl DeliveryResult {
 }
 
 impl Metrics {
-    /// Counts a finding and marks it as active.
+    /// Counts a finding.
     pub fn drift_found(&self, finding: FindingLabels<'_>) {
-        let labels = finding.values();
-        self.drift.findings.get(&labels).inc();
-        self.drift.active.set(&labels, Some(1.0));
+        self.drift.findings.get(&finding.values()).inc();
     }
 
-    /// A finding is over: removes its series, so that their number does not grow with time.
-    pub fn drift_ended(&self, finding: FindingLabels<'_>) {
+    /// Marks a finding as active.
+    pub fn drift_shown(&self, finding: FindingLabels<'_>) {
+        self.drift.active.set(&finding.values(), Some(1.0));
+    }
+
+    /// A finding is over, known or muted: removes its series, so that their number does not grow with time.
+    pub fn drift_hidden(&self, finding: FindingLabels<'_>) {
         self.drift.active.remove(&finding.values());
     }
 

@@ -6,6 +6,7 @@
 
 mod buckets;
 mod canary;
+mod discovery;
 mod drift;
 mod exemplars;
 mod family;
@@ -39,8 +40,8 @@ use self::replicas::{KnownReplicas, ReplicaKey};
 use self::series::{ReplicaSeries, RequestFamilies, RequestKey, RequestSeries};
 pub use self::series::{StreamHistograms, StreamKey};
 use self::table::{
-    CanaryFamilies, DriftFamilies, Maker, Process, ReplicaFamilies, RouteFamilies, Targets, TenantFamilies,
-    Totals,
+    CanaryFamilies, DiscoveryFamilies, DriftFamilies, Maker, Process, ReplicaFamilies, RouteFamilies,
+    Targets, TenantFamilies, Totals,
 };
 use crate::clock::{Clock, Stamp};
 use crate::config::Config;
@@ -68,6 +69,7 @@ pub struct Metrics {
     drift: DriftFamilies,
     canaries: CanaryFamilies,
     targets: Targets,
+    discovery: DiscoveryFamilies,
     by_request: DashMap<RequestKey, Arc<RequestSeries>, RandomState>,
     by_stream: DashMap<StreamKey, Arc<StreamHistograms>, RandomState>,
     by_replica: DashMap<ReplicaKey, Arc<ReplicaSeries>, RandomState>,
@@ -117,6 +119,7 @@ impl Metrics {
         let process = Process::new(&maker);
         let canaries = CanaryFamilies::new(&maker);
         let (drift, targets) = (DriftFamilies::new(&maker), Targets::new(&maker));
+        let discovery = DiscoveryFamilies::new(&maker);
         // Fails without /proc: then there are no process_* metrics.
         let _ = registry.register(Box::new(ProcessCollector::for_self()));
         let metrics = Self {
@@ -129,6 +132,7 @@ impl Metrics {
             drift,
             canaries,
             targets,
+            discovery,
             by_request: DashMap::default(),
             by_stream: DashMap::default(),
             by_replica: DashMap::default(),

@@ -19,7 +19,18 @@ pub(super) type ReplicaKey = (Arc<str>, Arc<str>);
 
 /// Replicas that have series, and when they were last part of the fleet.
 #[derive(Default)]
-pub(super) struct KnownReplicas(HashMap<ReplicaKey, Stamp>);
+pub(super) struct KnownReplicas(HashMap<ReplicaKey, Known>);
+
+/// What the page has of one replica.
+#[derive(Default)]
+struct Known {
+    /// When it was last part of the fleet.
+    last: Stamp,
+    /// Cold starts that were observed.
+    cold_starts: u64,
+    /// Revision and zone as labels.
+    info: Option<(Arc<str>, Arc<str>)>,
+}
 
 impl KnownReplicas {
     /// Sets every gauge from `fleet`; returns the replicas whose other series are to be removed.
@@ -32,15 +43,18 @@ impl KnownReplicas {
         for status in fleet {
             let key = (Arc::clone(&status.pool), Arc::clone(&status.replica));
             set(families, &key, Some(status));
-            self.0.insert(key, now);
+            let known = self.0.entry(key).or_default();
+            known.last = now;
+            known.observe(families, status);
         }
         let mut gone = Vec::new();
-        self.0.retain(|key, last| {
-            if *last == now {
+        self.0.retain(|key, known| {
+            if known.last == now {
                 return true;
             }
-            if now.since(*last) > KEPT_AFTER_LEAVING {
+            if now.since(known.last) > KEPT_AFTER_LEAVING {
                 remove(families, key);
+                known.remove_info(families, key);
                 gone.push(key.clone());
                 return false;
             }
@@ -52,7 +66,34 @@ impl KnownReplicas {
 
     /// Adds a replica that has series before the first scrape.
     pub(super) fn note(&mut self, key: ReplicaKey, now: Stamp) {
-        self.0.entry(key).or_insert(now);
+        self.0.entry(key).or_insert(Known { last: now, ..Known::default() });
+    }
+}
+
+impl Known {
+    /// Observes the cold starts since the last page, and sets the facts of the replica.
+    fn observe(&mut self, families: &ReplicaFamilies, status: &ReplicaStatus) {
+        let life = &status.life;
+        // One whose name was another's before starts to count anew.
+        let new = life.cold_starts.checked_sub(self.cold_starts).unwrap_or(life.cold_starts);
+        self.cold_starts = life.cold_starts;
+        let new = usize::try_from(new).unwrap_or(usize::MAX);
+        for took in life.latest_cold_starts.iter().rev().take(new) {
+            families.cold_start.get(&[&status.pool]).observe(took.as_secs_f64());
+        }
+        let zone = life.zone.clone().unwrap_or_else(|| "none".into());
+        let info = (Arc::clone(&status.revision), zone);
+        if self.info.as_ref() != Some(&info) {
+            self.remove_info(families, &(Arc::clone(&status.pool), Arc::clone(&status.replica)));
+            families.info.set(&[&status.pool, &status.replica, &info.0, &info.1], Some(1.0));
+            self.info = Some(info);
+        }
+    }
+
+    fn remove_info(&mut self, families: &ReplicaFamilies, (pool, replica): &ReplicaKey) {
+        if let Some((revision, zone)) = self.info.take() {
+            families.info.remove(&[pool, replica, &revision, &zone]);
+        }
     }
 }
 
@@ -68,11 +109,14 @@ fn set(families: &ReplicaFamilies, (pool, replica): &ReplicaKey, status: Option<
             families.preemptions.set_total(&labels, preemptions as u64);
         }
     }
-    for state in ReplicaState::ALL {
-        let is_in = status.is_some_and(|status| status.state == state);
-        families.state.set(&[pool, replica, state.as_str()], Some(f64::from(u8::from(is_in))));
+    let current = status.map_or(ReplicaState::Gone, |status| status.state);
+    for (at, state) in ReplicaState::ALL.into_iter().enumerate() {
+        let labels: [&str; 3] = [pool, replica, state.as_str()];
+        families.state.set(&labels, Some(f64::from(u8::from(current == state))));
+        if let Some(entered) = status.and_then(|status| status.life.entered.get(at)) {
+            families.state_changes.set_total(&labels, *entered);
+        }
     }
-    families.state.set(&[pool, replica, GONE], Some(f64::from(u8::from(status.is_none()))));
 }
 
 fn set_signals(families: &ReplicaFamilies, labels: &[&str; 2], signals: Option<&EngineSignals>) {
@@ -94,13 +138,11 @@ fn remove(families: &ReplicaFamilies, (pool, replica): &ReplicaKey) {
     families.itl.remove(&labels);
     for state in ReplicaState::ALL {
         families.state.remove(&[pool, replica, state.as_str()]);
+        families.state_changes.remove(&[pool, replica, state.as_str()]);
     }
-    families.state.remove(&[pool, replica, GONE]);
     for outcome in Outcome::ALL {
         families.requests.remove(&[pool, replica, outcome.as_str()]);
     }
 }
 
-/// State of a replica that left the fleet.
-const GONE: &str = "gone";
 const KEPT_AFTER_LEAVING: Duration = Duration::from_secs(300);

@@ -9,7 +9,7 @@ use prometheus::{
     Registry,
 };
 
-use super::buckets::Edges;
+use super::buckets::{self, Edges};
 use super::family::Family;
 
 /// Labels of what is reported by tenant.
@@ -54,6 +54,9 @@ pub(super) struct ReplicaFamilies {
     pub(super) scrape_failures: Family<IntCounterVec>,
     pub(super) probe_failures: Family<IntCounterVec>,
     pub(super) state: Family<GaugeVec>,
+    pub(super) state_changes: Family<IntCounterVec>,
+    pub(super) info: Family<GaugeVec>,
+    pub(super) cold_start: Family<HistogramVec>,
     pub(super) requests: Family<IntCounterVec>,
 }
 
@@ -310,6 +313,22 @@ impl ReplicaFamilies {
                 "1 for the current state of the replica, 0 for the others.",
                 STATE,
             ),
+            state_changes: maker.counters(
+                "tokenway_replica_state_changes_total",
+                "How often the replica entered the state.",
+                STATE,
+            ),
+            info: maker.gauges(
+                "tokenway_replica_info",
+                "Always 1; facts of the replica in its labels.",
+                &["pool", "replica", "revision", "zone"],
+            ),
+            cold_start: maker.histograms(
+                "tokenway_cold_start_seconds",
+                "From the discovery of a replica, or the first refused connect, to the end of its warm-up.",
+                &["pool"],
+                buckets::COLD_START,
+            ),
             requests: maker.counters(
                 "tokenway_replica_requests_total",
                 "Attempts at the replica, by how they ended; one that was tried again elsewhere has failed.",
@@ -447,6 +466,7 @@ pub(super) struct Targets {
     pub(super) slo: Family<GaugeVec>,
     pub(super) queue: Family<GaugeVec>,
     pub(super) availability: Gauge,
+    pub(super) config_info: GaugeVec,
 }
 
 impl Targets {
@@ -454,6 +474,10 @@ impl Targets {
         let availability = Gauge::new(
             "tokenway_availability_target_ratio",
             "Configured share of requests that should succeed.",
+        );
+        let config = Opts::new(
+            "tokenway_config_info",
+            "The configuration that runs, without secrets, as a hash; the value is always 1.",
         );
         Self {
             slo: maker.gauges(
@@ -467,6 +491,7 @@ impl Targets {
                 &["pool"],
             ),
             availability: maker.register(availability.expect(TABLE_IS_VALID)),
+            config_info: maker.register(GaugeVec::new(config, &["hash"]).expect(TABLE_IS_VALID)),
         }
     }
 }
@@ -553,6 +578,42 @@ impl CanaryFamilies {
                 "tokenway_canary_webhook_posts_total",
                 "Reports to the webhooks of canaries: sent, failed, or dropped by a full queue.",
                 &["result"],
+            ),
+        }
+    }
+}
+
+/// Families of the sources of replicas.
+pub(super) struct DiscoveryFamilies {
+    pub(super) targets: Family<GaugeVec>,
+    pub(super) age: Family<GaugeVec>,
+    pub(super) failing: Family<GaugeVec>,
+    pub(super) failures: Family<IntCounterVec>,
+}
+
+impl DiscoveryFamilies {
+    pub(super) fn new(maker: &Maker<'_>) -> Self {
+        const SOURCE: &[&str] = &["pool", "source"];
+        Self {
+            targets: maker.gauges(
+                "tokenway_discovery_targets",
+                "Replicas that a source of the pool names.",
+                SOURCE,
+            ),
+            age: maker.gauges(
+                "tokenway_discovery_age_seconds",
+                "Since the last good answer of a source; 0 for the configuration's own list.",
+                SOURCE,
+            ),
+            failing: maker.gauges(
+                "tokenway_discovery_failing",
+                "1 while a source fails and its last known replicas stay in force.",
+                SOURCE,
+            ),
+            failures: maker.counters(
+                "tokenway_discovery_failures_total",
+                "Times that a source did not answer, or not with a list of replicas.",
+                SOURCE,
             ),
         }
     }

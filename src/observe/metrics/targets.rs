@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use xxhash_rust::xxh3::xxh3_64;
+
 use super::Metrics;
 use crate::config::{Config, Slo};
 
@@ -9,6 +11,10 @@ impl Metrics {
     /// Sets the targets of a configuration; those of removed routes and pools stay until a restart.
     pub fn set_targets(&self, config: &Config) {
         let targets = &self.targets;
+        // Secrets are left out of what a configuration prints.
+        let hash = format!("{:016x}", xxh3_64(format!("{config:?}").as_bytes()));
+        targets.config_info.reset();
+        targets.config_info.with_label_values(&[&hash]).set(1.0);
         targets.availability.set(config.drift.availability);
         for pool in &config.pools {
             targets.queue.set(&[&pool.name], pool.queue_target.map(|target| target.get() as f64));

@@ -42,15 +42,21 @@ async fn deliver(
         let mut result = DeliveryResult::Failed;
         for wait in WAITS {
             tokio::time::sleep(wait).await;
-            let call =
-                Call { endpoint: &endpoint, key: None, path: "", body: Some(&report), timeout: TIMEOUT };
+            let call = Call {
+                endpoint: &endpoint,
+                key: None,
+                path: "",
+                body: Some(&report),
+                rank: None,
+                timeout: TIMEOUT,
+            };
             match call.send(&connector).await {
                 Ok((status, _)) if status.is_success() => {
                     result = DeliveryResult::Sent;
                     break;
                 }
                 Ok((status, _)) => {
-                    tracing::warn!(%status, webhook = %endpoint, "a canary's report was refused")
+                    tracing::warn!(%status, webhook = %endpoint, "a canary's report was refused");
                 }
                 Err(error) => {
                     tracing::warn!(%error, webhook = %endpoint, "a canary's report was not delivered");

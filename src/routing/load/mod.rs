@@ -17,6 +17,7 @@ use parking_lot::Mutex;
 pub(super) use self::books::Known;
 use self::books::{Books, Pulse};
 pub use self::books::{Lesson, Pace, Refreshed};
+use super::cache_counters::CacheCounters;
 use super::hazard::{self, POINTS};
 use super::work::Work;
 use crate::clock::Stamp;
@@ -45,6 +46,8 @@ pub struct ReplicaLoad {
     /// Sequences that ran at once so far.
     peak: AtomicU32,
     books: Mutex<Books>,
+    /// Hits that its requests were promised, for the comparison with the engine's counters.
+    pub(super) promises: CacheCounters,
 }
 
 /// A [`ReplicaLoad`] at one moment.
@@ -147,6 +150,7 @@ impl ReplicaLoad {
         let mut books = self.books.lock();
         books.forget_concurrency();
         self.publish(&books);
+        self.promises.restarted();
     }
 
     /// Running streams that a stall of `more` seconds would push over their bound, on top of one that comes `anyway`.
@@ -225,6 +229,7 @@ impl LoadGuard {
         load.bounded.fetch_add(u32::from(placement.tpot.is_some()), Ordering::Relaxed);
         load.tokens.fetch_add(placement.work.tokens, Ordering::Relaxed);
         load.attention.fetch_add(placement.work.attention, Ordering::Relaxed);
+        load.promises.sent(placement.prompt, placement.prompt.saturating_sub(Tokens(placement.work.tokens)));
         let mut books = load.books.lock();
         let id = books.enter(&placement);
         load.publish(&books);
@@ -249,6 +254,11 @@ impl LoadGuard {
     #[inline]
     pub fn progress(&self, tokens: u64, now: Stamp) {
         self.pulse.beat(tokens, now);
+    }
+
+    /// Tokens in the context of the replica's running streams.
+    pub(super) fn context(&self) -> u64 {
+        self.load.context()
     }
 
     /// It gave up without a token: how long the engine had been at it, if it was its turn.

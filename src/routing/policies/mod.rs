@@ -70,12 +70,14 @@ pub enum Reason {
     Tie,
     /// There was no other.
     Only,
+    /// It was the only one that has the adapter or model that was asked for.
+    Adapter,
 }
 
 impl Reason {
     /// Every reason.
-    pub const ALL: [Self; 6] =
-        [Self::Prefix, Self::Load, Self::Session, Self::RoundRobin, Self::Tie, Self::Only];
+    pub const ALL: [Self; 7] =
+        [Self::Prefix, Self::Load, Self::Session, Self::RoundRobin, Self::Tie, Self::Only, Self::Adapter];
 
     /// The label's value.
     #[must_use]
@@ -87,6 +89,7 @@ impl Reason {
             Self::RoundRobin => "round_robin",
             Self::Tie => "tie",
             Self::Only => "only",
+            Self::Adapter => "adapter",
         }
     }
 }

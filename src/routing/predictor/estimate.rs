@@ -63,8 +63,6 @@ pub struct Terms {
     pub late: f64,
     /// Seconds of decoding: its own answer, and what that adds to the streams there. Compared with the best candidate's.
     pub decode: f64,
-    /// By how much steps alone push its answer and the streams there over their bound: streams, each by its share of the bound.
-    pub excess: f64,
     /// What a policy made of it, in seconds; least wins.
     pub cost: f64,
 }
@@ -188,7 +186,8 @@ impl Estimate {
             prefill,
             slot_wait,
             turn: fast_max(prefill, places.map_or(step, |limit| in_place / float(limit))),
-            base: lag * step + if is_idle { self.way } else { 0.0 },
+            // A request is on its way while others are computed.
+            base: lag * step + fast_max(self.way - wait - slot_wait, 0.0),
             ..Terms::default()
         }
     }

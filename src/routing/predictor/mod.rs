@@ -20,7 +20,7 @@ use self::pool::PoolCell;
 use self::replica::Cell;
 use super::backlog::{Backlog, Pressure, Waiting};
 use super::float::span;
-use super::load::{Known, Lesson, ReplicaLoad};
+use super::load::{Known, Lesson, Pace, ReplicaLoad};
 use super::work::Work;
 use crate::clock::Stamp;
 use crate::record::ExpectedWait;
@@ -111,6 +111,13 @@ impl PoolModel {
         }
     }
 
+    /// How long the tokens of an answer took.
+    pub(super) fn observe_pace(&self, slot: usize, now: Stamp, pace: Pace) {
+        let Some(replica) = self.replicas.get(slot) else { return };
+        replica.observe_paces(now, &[pace], &self.pool.average());
+        self.pool.observe_paces(&[pace]);
+    }
+
     /// Asks the streams of a replica how far they are, if that is due, and learns from it. To be called every few
     /// milliseconds for every replica with work, beside the request path. Returns the tokens that its running streams have
     /// brought, for [`super::PrefixIndex::set_pinned`]; `None` where nothing was due.
@@ -142,6 +149,12 @@ impl PoolModel {
     /// How many prompts wait at each of the replicas that are ready, of ours and of others. To be told every few milliseconds.
     pub fn note_backlog(&self, now: Stamp, replicas: impl Iterator<Item = Waiting>) {
         self.backlog.note(now, replicas);
+    }
+
+    /// Slowness of an average replica of the pool.
+    #[inline]
+    pub(super) fn usual_slowness(&self) -> f64 {
+        self.pool.usual_slowness()
     }
 
     #[inline]

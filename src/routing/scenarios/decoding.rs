@@ -39,12 +39,11 @@ fn a_replica_whose_steps_are_over_the_bound_is_dearer_the_more_it_has() {
     let tpot = Some(Duration::from_millis(15));
     fleet.aim.slo = SloBounds { tpot, ..SloBounds::default() };
     let costs: Vec<_> = fleet.ask(&text, |_, query, candidates| {
-        let stakes = Stakes::of(query, candidates);
-        candidates.iter().map(|candidate| stakes.terms(candidate)).collect()
+        Stakes::of(query, candidates).price(candidates);
+        candidates.iter().map(|candidate| candidate.cost).collect()
     });
     let [some, many, none] = costs[..] else { panic!("three replicas") };
-    assert!(none.excess > 1.0, "{none:?}");
-    assert!(some.excess > none.excess && many.excess > some.excess, "{some:?} {many:?}");
+    assert!(some > none + 0.1 && many > some + 0.1, "{none} {some} {many}");
     assert_eq!(fleet.decide(&text).unwrap().slot, 2);
     assert!(matches!(fleet.judge(&text).unwrap(), Verdict::Place(_)), "no wait would help");
 }
@@ -66,10 +65,11 @@ fn an_engine_that_reports_nonsense_is_neither_chosen_for_ever_nor_never() {
                     block_tokens: Some(tokens),
                     total_blocks: Some(blocks),
                     batch_limit: None,
+                    cache: Some(CacheFigures::Totals { queries: (200 - n) as f64, hits: bad }),
                 };
                 fleet.now = fleet.now.after(Duration::from_millis(10));
                 fleet.targets[2].scraped(page, fleet.now);
-                fleet.dispatcher.learn_capacity(&fleet.targets[2], bad);
+                fleet.dispatcher.learn_cache(&fleet.targets[2], bad);
                 fleet.dispatcher.model.observe_service(2, fleet.now, Duration::ZERO, Some(Tokens(0)));
             }
             let last = EnginePage {

@@ -1,5 +1,6 @@
 //! What people see of routing: whole decisions against a small fleet whose engines answer by a known line.
 
+mod cold;
 mod decoding;
 mod slo;
 
@@ -21,6 +22,7 @@ struct Fleet {
     excluded: SlotSet,
     session: Option<u64>,
     aim: Aim,
+    shows_first_token: bool,
     now: Stamp,
 }
 
@@ -67,6 +69,7 @@ impl Fleet {
             excluded: SlotSet::new(),
             session: None,
             aim: Aim::default(),
+            shows_first_token: true,
             now: Stamp::default(),
         }
     }
@@ -102,7 +105,7 @@ impl Fleet {
             slo: crate::record::SloBounds::default(),
             waited: self.aim.waited,
             queues_late: false,
-            shows_first_token: true,
+            shows_first_token: self.shows_first_token,
             tried: &self.excluded,
         };
         let judged = self.dispatcher.judge(&*self.policy, &ask, &LIMITS, self.now, self.targets.iter());

@@ -69,7 +69,7 @@ impl Fleet {
         self.dispatcher.model.note_backlog(self.now, self.targets.iter().map(waiting));
     }
 
-    fn refresh(&self) {
+    pub(super) fn refresh(&self) {
         self.targets.iter().for_each(|target| {
             self.dispatcher.model.refresh(target.slot, &target.load, self.now);
         });

@@ -1,0 +1,67 @@
+//! POST `/api/replicas`: an operator adds, drains or removes a replica; and the sources of replicas for `/api/fleet`.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use axum::extract::rejection::BytesRejection;
+use bytes::Bytes;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::AdminState;
+use super::error::AdminError;
+use crate::fleet::discovery::{ChangeError, ReplicaAction, ReplicaChange, SourceStatus};
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Body {
+    action: String,
+    pool: Option<String>,
+    url: Option<String>,
+    #[serde(alias = "replica")]
+    name: Option<String>,
+}
+
+/// `{"action":"add","pool":"main","url":"http://gpu-9:8000"}`
+pub(super) async fn change(
+    State(admin): State<Arc<AdminState>>,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Json<Value>, AdminError> {
+    let body = body.map_err(|_| AdminError::InvalidBody)?;
+    let body: Body = serde_json::from_slice(&body)
+        .map_err(|error| AdminError::InvalidReplica(format!("{error}; {FORM}")))?;
+    let (action, status) = match body.action.as_str() {
+        "add" => (ReplicaAction::Add, "added"),
+        "drain" => (ReplicaAction::Drain, "draining"),
+        "remove" => (ReplicaAction::Remove, "removed"),
+        other => return Err(AdminError::InvalidReplica(format!("unknown action {other:?}; {FORM}"))),
+    };
+    let Body { pool, url, name, .. } = body;
+    let change = ReplicaChange { action, pool, url, name };
+    let (pool, replica) = admin.control.change_replica(&change).map_err(|error| match error {
+        ChangeError::Invalid(why) => AdminError::InvalidReplica(why),
+        unknown => AdminError::UnknownReplica(unknown.to_string()),
+    })?;
+    Ok(Json(json!({
+        "status": status,
+        "pool": &*pool,
+        "replica": &*replica.name,
+        "url": replica.endpoint.to_string(),
+    })))
+}
+
+/// One source of a pool's replicas.
+pub(super) fn source(status: &SourceStatus) -> Value {
+    json!({
+        "pool": &*status.pool,
+        "source": status.source,
+        "targets": status.targets,
+        "age": status.age.map(|age| age.as_secs_f64()),
+        "failing_for": status.failing.as_ref().map(|(span, _)| span.as_secs_f64()),
+        "error": status.failing.as_ref().map(|(_, error)| &**error),
+        "failures": status.failures,
+    })
+}
+
+const FORM: &str = "send {\"action\":\"add\"|\"drain\"|\"remove\",\"pool\":\"…\",\"url\":\"http://host:port\"}, or \"name\" of a known replica";

@@ -1,0 +1,178 @@
+//! Reads the admin API of a running gateway, for `top` and `explain`.
+//!
+//! Each failure says what to do: a wrong address, a missing token and a gateway of another version are different things.
+
+use std::time::Duration;
+
+use clap::Args;
+use http::StatusCode;
+use serde_json::Value;
+use tokio_util::task::TaskTracker;
+
+use crate::config::check::parse_endpoint;
+use crate::config::{Endpoint, Secret};
+use crate::upstream::call::{Call, CallError};
+use crate::upstream::connect::Connector;
+
+/// Which gateway, and how to be let in.
+#[derive(Args, Clone, Debug)]
+pub struct AdminArgs {
+    /// URL of the gateway's admin port
+    #[arg(value_name = "URL", value_parser = endpoint)]
+    pub url: Endpoint,
+    /// Its admin.token: env:NAME, file:PATH or the token itself
+    #[arg(long, env = "TOKENWAY_ADMIN_TOKEN", hide_env_values = true, value_name = "TOKEN")]
+    pub token: Option<String>,
+}
+
+/// A connection to one gateway.
+#[derive(Clone, Debug)]
+pub struct AdminClient {
+    endpoint: Endpoint,
+    token: Option<Secret>,
+    connector: Connector,
+}
+
+/// Why the gateway did not tell.
+#[derive(Debug, thiserror::Error)]
+pub enum AskError {
+    /// The token is named and not there.
+    #[error("the token: {0}")]
+    NoToken(String),
+    /// TLS cannot be set up.
+    #[error("TLS: {0}")]
+    Tls(#[from] rustls::Error),
+    /// Nothing answers.
+    #[error("{url} does not answer: {error}\nhint: give the admin port, {DEFAULT}, not the data port")]
+    Unreachable {
+        /// Where.
+        url: String,
+        /// Why.
+        error: CallError,
+    },
+    /// It wants a token, or another one.
+    #[error(
+        "{url} does not accept the token\nhint: --token env:NAME or file:PATH, or TOKENWAY_ADMIN_TOKEN: what admin.token says"
+    )]
+    Forbidden {
+        /// Where.
+        url: String,
+    },
+    /// The path is unknown there.
+    #[error("{url} has no {path}: it is an older tokenway than this ({}), or no admin port of one", env!("CARGO_PKG_VERSION"))]
+    NoSuchPath {
+        /// Where.
+        url: String,
+        /// What was asked for.
+        path: String,
+    },
+    /// What was asked for is not there; the gateway's own words.
+    #[error("{0}")]
+    NotFound(String),
+    /// Anything else.
+    #[error("{url} answered {status}: {message}")]
+    Status {
+        /// Where.
+        url: String,
+        /// The status.
+        status: u16,
+        /// The gateway's own words.
+        message: String,
+    },
+}
+
+impl AdminClient {
+    /// A client; `env` looks up environment variables for the token.
+    ///
+    /// # Errors
+    /// When the token is not where it is said to be.
+    pub fn new(args: &AdminArgs, env: &dyn Fn(&str) -> Option<String>) -> Result<Self, AskError> {
+        let token = args.token.as_deref().map(|token| read_token(token, env)).transpose()?;
+        let connector = Connector::new(TaskTracker::new())?;
+        Ok(Self { endpoint: args.url.clone(), token, connector })
+    }
+
+    /// The gateway's URL.
+    #[must_use]
+    pub fn url(&self) -> String {
+        self.endpoint.to_string()
+    }
+
+    /// Reads a path of `/api/v1`.
+    ///
+    /// # Errors
+    /// [`AskError`].
+    pub async fn get(&self, path: &str) -> Result<Value, AskError> {
+        let call = Call {
+            endpoint: &self.endpoint,
+            key: self.token.as_ref(),
+            path,
+            body: None,
+            rank: None,
+            timeout: TIMEOUT,
+        };
+        let (status, body) = call
+            .send(&self.connector)
+            .await
+            .map_err(|error| AskError::Unreachable { url: self.url(), error })?;
+        let json: Option<Value> = serde_json::from_slice(&body).ok();
+        let error = json.as_ref().map(|json| &json["error"]);
+        let code = error.and_then(|error| error["code"].as_str()).unwrap_or_default().to_owned();
+        let message = error.and_then(|error| error["message"].as_str()).unwrap_or_default().to_owned();
+        let url = self.url();
+        match (status, json) {
+            (StatusCode::OK, Some(json)) => Ok(json),
+            (StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN, _) => Err(AskError::Forbidden { url }),
+            (StatusCode::NOT_FOUND, _) if code.starts_with("unknown_") && code != "unknown_path" => {
+                Err(AskError::NotFound(message))
+            }
+            (StatusCode::NOT_FOUND | StatusCode::OK, _) => {
+                Err(AskError::NoSuchPath { url, path: path.to_owned() })
+            }
+            (status, _) => Err(AskError::Status { url, status: status.as_u16(), message }),
+        }
+    }
+}
+
+fn read_token(token: &str, env: &dyn Fn(&str) -> Option<String>) -> Result<Secret, AskError> {
+    let value = if let Some(name) = token.strip_prefix("env:") {
+        env(name).ok_or_else(|| AskError::NoToken(format!("environment variable {name} is not set")))?
+    } else if let Some(path) = token.strip_prefix("file:") {
+        std::fs::read_to_string(path)
+            .map_err(|error| AskError::NoToken(format!("cannot read {path}: {error}")))?
+    } else {
+        token.to_owned()
+    };
+    Ok(Secret::new(value.trim_end_matches(['\r', '\n'])))
+}
+
+fn endpoint(text: &str) -> Result<Endpoint, String> {
+    if text.contains("://") { parse_endpoint(text) } else { parse_endpoint(&format!("http://{text}")) }
+}
+
+const TIMEOUT: Duration = Duration::from_secs(5);
+const DEFAULT: &str = "http://127.0.0.1:9090 by default";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_is_named_or_given() {
+        let env = |name: &str| (name == "T").then(|| "from env\n".to_owned());
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "from file\n").unwrap();
+        let path = format!("file:{}", file.path().display());
+        for (given, token) in [("env:T", "from env"), (path.as_str(), "from file"), ("plain", "plain")] {
+            assert_eq!(read_token(given, &env).unwrap().reveal(), token);
+        }
+        let error = read_token("env:U", &env).unwrap_err().to_string();
+        assert_eq!(error, "the token: environment variable U is not set");
+    }
+
+    #[test]
+    fn a_url_may_leave_out_its_scheme() {
+        assert_eq!(endpoint("127.0.0.1:9090").unwrap().to_string(), "http://127.0.0.1:9090");
+        assert_eq!(endpoint("https://gw.example").unwrap().to_string(), "https://gw.example:443");
+    }
+}

@@ -1,0 +1,145 @@
+//! `tokenway check FILE`: everything that is wrong with a file, or a summary of what it says.
+//!
+//! Faults end with exit code 1; warnings do not, unless they are denied. `--online` also asks every listed replica.
+
+mod online;
+mod show;
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+
+use clap::Args;
+use serde_json::{Value, json};
+
+use self::online::Answer;
+use self::show::Severity;
+use super::style::{Paint, Style};
+use super::{EXIT_FAILED, EXIT_OK};
+use crate::config::Overrides;
+use crate::config::check::Checked;
+use crate::config::diagnostics::Diagnostic;
+use crate::config::load::{ConfigError, Source, load_with_warnings};
+
+/// Arguments of `tokenway check`.
+#[derive(Args, Debug)]
+pub struct CheckArgs {
+    /// Configuration file
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+    /// Write one JSON object to stdout: ok, errors, warnings, summary, replicas
+    #[arg(long)]
+    json: bool,
+    /// Also ask every listed replica: is it there, which models it serves, whether its metrics have what routing reads
+    #[arg(long)]
+    online: bool,
+    /// Secrets and PEM files that are not on this machine are warnings: for CI
+    #[arg(long)]
+    allow_missing_secrets: bool,
+    /// Warnings are faults
+    #[arg(long)]
+    deny_warnings: bool,
+}
+
+/// What a check found.
+#[derive(Debug, Default)]
+struct Report {
+    errors: Vec<Diagnostic>,
+    /// Of a file that cannot be read.
+    failure: Option<String>,
+    checked: Option<Checked>,
+    answers: Vec<Answer>,
+}
+
+/// Checks the file: the summary goes to `out`, faults go to `err`. The result is the exit code.
+///
+/// # Errors
+/// When `out` or `err` cannot be written.
+pub fn run(
+    args: &CheckArgs,
+    env: &dyn Fn(&str) -> Option<String>,
+    (out, err): (&mut dyn Write, &mut dyn Write),
+    style: Style,
+) -> io::Result<u8> {
+    let overrides = Overrides { allow_missing_secrets: args.allow_missing_secrets, ..Overrides::default() };
+    let mut report = match load_with_warnings(&Source::File(args.file.clone()), &overrides, env) {
+        Ok(checked) => Report { checked: Some(checked), ..Report::default() },
+        Err(ConfigError::Invalid(faults)) => {
+            Report { errors: faults.iter().cloned().collect(), ..Report::default() }
+        }
+        Err(other) => Report { failure: Some(other.to_string()), ..Report::default() },
+    };
+    if let Some(checked) = report.checked.as_ref().filter(|_| args.online) {
+        report.answers = online::ask_all(&checked.config)?;
+    }
+    let is_ok = report.is_ok(args.deny_warnings);
+    if args.json {
+        let text = report.json(args, is_ok);
+        writeln!(out, "{text:#}")?;
+    } else {
+        report.tell(args, style, is_ok, (out, err))?;
+    }
+    Ok(if is_ok { EXIT_OK } else { EXIT_FAILED })
+}
+
+impl Report {
+    fn warnings(&self) -> &[Diagnostic] {
+        self.checked.as_ref().map(|checked| checked.warnings.as_slice()).unwrap_or_default()
+    }
+
+    fn is_ok(&self, denies_warnings: bool) -> bool {
+        let passes_warnings = !denies_warnings || self.warnings().is_empty();
+        let do_replicas = self.answers.iter().all(|answer| answer.problems.is_empty());
+        self.checked.is_some() && do_replicas && passes_warnings
+    }
+
+    fn json(&self, args: &CheckArgs, is_ok: bool) -> Value {
+        let mut errors: Vec<_> = self.errors.iter().map(show::as_json).collect();
+        errors.extend(self.failure.iter().map(|message| json!({ "message": message })));
+        let mut json = json!({
+            "file": args.file.display().to_string(),
+            "ok": is_ok,
+            "errors": errors,
+            "warnings": self.warnings().iter().map(show::as_json).collect::<Vec<_>>(),
+            "summary": self.checked.as_ref().map(|checked| show::summary_json(&checked.config)),
+        });
+        if args.online {
+            json["replicas"] = self.answers.iter().map(Answer::json).collect();
+        }
+        json
+    }
+
+    fn tell(
+        &self,
+        args: &CheckArgs,
+        style: Style,
+        is_ok: bool,
+        (out, err): (&mut dyn Write, &mut dyn Write),
+    ) -> io::Result<()> {
+        if let Some(failure) = &self.failure {
+            writeln!(err, "{}", style.paint(Paint::Error, failure))?;
+        }
+        let errors = self.errors.iter().map(|error| (Severity::Error, error));
+        let warnings = self.warnings().iter().map(|warning| (Severity::Warning, warning));
+        for (at, (severity, found)) in errors.chain(warnings).enumerate() {
+            if at > 0 {
+                writeln!(err)?;
+            }
+            show::diagnostic(err, style, severity, found)?;
+        }
+        let Some(checked) = &self.checked else { return Ok(()) };
+        let verdict = match (is_ok, self.warnings().len()) {
+            (true, 0) => style.paint(Paint::Good, "ok"),
+            (true, n) => style.paint(Paint::Warning, &format!("ok, {}", show::counted(n, "warning"))),
+            (false, _) => style.paint(Paint::Error, "not ok"),
+        };
+        writeln!(out, "{}: {verdict}", args.file.display())?;
+        show::summary(&checked.config, out)?;
+        for answer in &self.answers {
+            answer.tell(style, out)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

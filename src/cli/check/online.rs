@@ -1,0 +1,233 @@
+//! `tokenway check --online`: asks every listed replica what the configuration takes for granted.
+//!
+//! Two reads a replica, its models and its metrics, on connections of their own; no inference. What is missing for
+//! requests to be answered is a problem, what routing would only like to know is a note.
+
+use std::io::{self, Write};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::StatusCode;
+use serde_json::{Value, json};
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+use tokio_util::task::TaskTracker;
+
+use super::show::counted;
+use crate::cli::style::{Paint, Style};
+use crate::config::{Config, Endpoint, ModelMatch, Pool};
+use crate::fleet::metrics_text;
+use crate::upstream::call::{Call, CallError};
+use crate::upstream::connect::Connector;
+
+/// What one replica answered.
+#[derive(Debug, Default)]
+pub(super) struct Answer {
+    pool: Arc<str>,
+    replica: Arc<str>,
+    url: String,
+    models: Vec<String>,
+    /// Requests to it would fail.
+    pub(super) problems: Vec<String>,
+    /// Routing would know less.
+    notes: Vec<String>,
+}
+
+/// Asks all replicas; the answers are in the order of the file.
+///
+/// # Errors
+/// When there is no runtime or no TLS.
+pub(super) fn ask_all(config: &Config) -> io::Result<Vec<Answer>> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let connector = Connector::new(TaskTracker::new()).map_err(io::Error::other)?;
+        let permits = Arc::new(Semaphore::new(MAX_AT_ONCE));
+        let mut asked = JoinSet::new();
+        for (at, pool) in config.pools.iter().enumerate() {
+            let wanted: Arc<[Wanted]> = wanted(config, at).into();
+            let secured = connector.separate();
+            let tls = connector.read(pool.tls.as_ref()).map(|tls| secured.secure(tls));
+            let tls_fault = tls.err().map(|fault| fault.to_string());
+            for (place, replica) in pool.replicas.iter().enumerate() {
+                let mut answer = Answer {
+                    pool: Arc::clone(&pool.name),
+                    replica: Arc::clone(&replica.name),
+                    url: replica.endpoint.to_string(),
+                    problems: tls_fault.iter().cloned().collect(),
+                    ..Answer::default()
+                };
+                let (pool, endpoint, wanted) = (pool.clone(), replica.endpoint.clone(), Arc::clone(&wanted));
+                let (permits, connector) = (Arc::clone(&permits), secured.clone());
+                asked.spawn(async move {
+                    // The semaphore is never closed.
+                    let _permit = permits.acquire().await;
+                    if answer.problems.is_empty() {
+                        answer.ask(&pool, &endpoint, &wanted, &connector).await;
+                    }
+                    ((at, place), answer)
+                });
+            }
+        }
+        let mut answers = asked.join_all().await;
+        answers.sort_by_key(|(place, _)| *place);
+        Ok(answers.into_iter().map(|(_, answer)| answer).collect())
+    })
+}
+
+/// A model that a route asks its replicas for.
+#[derive(Debug)]
+struct Wanted {
+    route: Arc<str>,
+    model: Arc<str>,
+}
+
+fn wanted(config: &Config, pool: usize) -> Vec<Wanted> {
+    let uses =
+        config.routes.iter().filter(|route| route.pools.iter().any(|w| w.pool == pool && w.weight > 0));
+    uses.filter_map(|route| {
+        let named = match &route.model {
+            ModelMatch::Named(model) => Some(model),
+            ModelMatch::Any => None,
+        };
+        let model = route.upstream_model.as_ref().or(named)?;
+        Some(Wanted { route: Arc::clone(&route.name), model: Arc::clone(model) })
+    })
+    .collect()
+}
+
+impl Answer {
+    async fn ask(&mut self, pool: &Pool, endpoint: &Endpoint, wanted: &[Wanted], connector: &Connector) {
+        let profile = &pool.engine_profile;
+        let get = async |endpoint: &Endpoint, path: &str| {
+            let key = pool.engine_api_key.as_ref();
+            Call { endpoint, key, path, body: None, rank: None, timeout: TIMEOUT }.send(connector).await
+        };
+        let page = get(endpoint, &profile.models_path).await;
+        let is_there = self.read_models(&profile.models_path, page, wanted);
+        let Some(path) = profile.metrics_path.as_deref().filter(|_| is_there) else { return };
+        let elsewhere =
+            profile.metrics_port.map(|port| Endpoint { port, base_path: "".into(), ..endpoint.clone() });
+        match get(elsewhere.as_ref().unwrap_or(endpoint), path).await {
+            Ok((StatusCode::OK, page)) => {
+                let absent = metrics_text::parse(&String::from_utf8_lossy(&page), profile).absent(profile);
+                if !absent.is_empty() {
+                    self.notes.push(format!("{path} does not have: {}", absent.join(", ")));
+                }
+            }
+            Ok((status, _)) => {
+                self.notes.push(format!("{path} answered {}: load is not seen", status.as_u16()));
+            }
+            Err(error) => self.notes.push(format!("{path}: {error}: load is not seen")),
+        }
+    }
+
+    /// Whether anything answered.
+    fn read_models(
+        &mut self,
+        path: &str,
+        page: Result<(StatusCode, Bytes), CallError>,
+        wanted: &[Wanted],
+    ) -> bool {
+        let page = match page {
+            Err(error) => {
+                self.problems.push(error.to_string());
+                return false;
+            }
+            Ok((StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN, _)) => {
+                self.problems.push(format!("{path} refuses the key: set engine_api_key of the pool"));
+                return true;
+            }
+            Ok((StatusCode::OK, page)) => page,
+            Ok((status, _)) => {
+                let note = format!("{path} answered {}: models are not known", status.as_u16());
+                self.notes.push(note);
+                return true;
+            }
+        };
+        let page: Value = serde_json::from_slice(&page).unwrap_or_default();
+        let ids = page["data"].as_array().into_iter().flatten().filter_map(|model| model["id"].as_str());
+        self.models = ids.map(str::to_owned).collect();
+        for Wanted { route, model } in wanted {
+            if !self.models.iter().any(|served| **served == **model) {
+                let served = self.models.join(", ");
+                let problem = format!("does not serve \"{model}\" of route \"{route}\"; it serves: {served}");
+                self.problems.push(problem);
+            }
+        }
+        true
+    }
+
+    /// As JSON.
+    pub(super) fn json(&self) -> Value {
+        json!({
+            "pool": &*self.pool,
+            "replica": &*self.replica,
+            "url": self.url,
+            "ok": self.problems.is_empty(),
+            "models": self.models,
+            "problems": self.problems,
+            "notes": self.notes,
+        })
+    }
+
+    /// As text: a line, and one for each problem and note.
+    pub(super) fn tell(&self, style: Style, out: &mut dyn Write) -> io::Result<()> {
+        let verdict = match self.problems.is_empty() {
+            true => style.paint(Paint::Good, "answers"),
+            false => style.paint(Paint::Error, "does not do"),
+        };
+        let models = match self.models.as_slice() {
+            [] => String::new(),
+            [one] => format!(", serves {one}"),
+            several => format!(", serves {} ({})", counted(several.len(), "model"), several.join(", ")),
+        };
+        writeln!(out, "  replica {} of pool {} at {}: {verdict}{models}", self.replica, self.pool, self.url)?;
+        for problem in &self.problems {
+            writeln!(out, "    {}", style.paint(Paint::Error, problem))?;
+        }
+        for note in &self.notes {
+            writeln!(out, "    {}", style.paint(Paint::Warning, note))?;
+        }
+        Ok(())
+    }
+}
+
+const TIMEOUT: Duration = Duration::from_secs(5);
+const MAX_AT_ONCE: usize = 32;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::check::check_str;
+    use tokenway_sim::server::{SimConfig, start};
+    use tokio_util::sync::CancellationToken;
+
+    #[test]
+    fn replicas_say_what_they_serve_and_the_missing_ones_are_named() {
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let (tracker, over) = (TaskTracker::new(), CancellationToken::new());
+        let free = "127.0.0.1:0".parse().unwrap();
+        let sim = runtime.block_on(start(SimConfig::default(), free, &tracker, over)).unwrap();
+        let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let config = |model: &str| {
+            let text = format!(
+                "[[pool]]\nname = \"p\"\nreplicas = [\"{}\", \"http://{closed}\"]\n[[route]]\nmodel = \"{model}\"\n",
+                sim.url()
+            );
+            check_str("f.toml", &text, &|_| None).unwrap()
+        };
+        let answers = ask_all(&config("sim")).unwrap();
+        assert_eq!(
+            (answers[0].problems.as_slice(), answers[0].models.as_slice()),
+            (&[][..], &["sim".to_owned()][..])
+        );
+        assert_eq!(answers[1].problems, ["connect refused"]);
+        let other = ask_all(&config("llama")).unwrap();
+        assert_eq!(other[0].problems, ["does not serve \"llama\" of route \"llama\"; it serves: sim"]);
+        let mut out = Vec::new();
+        other[0].tell(Style::Plain, &mut out).unwrap();
+        assert!(String::from_utf8(out).unwrap().contains("does not do, serves sim\n    does not serve"));
+    }
+}

@@ -1,0 +1,147 @@
+//! `tokenway check` by its output.
+
+use std::fs;
+
+use super::*;
+
+struct Said {
+    code: u8,
+    out: String,
+    err: String,
+}
+
+fn check_with(content: &str, change: impl FnOnce(&mut CheckArgs), style: Style) -> Said {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("gateway.toml");
+    fs::write(&file, content).unwrap();
+    let mut args =
+        CheckArgs { file, json: false, online: false, allow_missing_secrets: false, deny_warnings: false };
+    change(&mut args);
+    let (mut out, mut err) = (Vec::new(), Vec::new());
+    let code = run(&args, &|_| None, (&mut out, &mut err), style).unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    Said { code, out: text(out), err: text(err) }
+}
+
+fn check(content: &str) -> Said {
+    check_with(content, |_| {}, Style::Plain)
+}
+
+const ONE_POOL: &str = "[[pool]]\nname = \"p\"\nreplicas = [\"http://127.0.0.1:1\"]\n";
+
+#[test]
+fn a_good_file_is_summed_up() {
+    let said = check(ONE_POOL);
+    assert_eq!((said.code, said.err.as_str()), (0, ""));
+    let start = "gateway.toml: ok\n  pool p (revision p): 1 replica\n  route *: model * to p";
+    assert!(said.out.contains(start), "{}", said.out);
+}
+
+#[test]
+fn a_bad_file_is_explained_on_stderr() {
+    let said = check("[server]\nlisten = \"nowhere\"\n");
+    assert_eq!((said.code, said.out.as_str()), (1, ""));
+    let err = said.err;
+    assert!(err.contains("gateway.toml:2:10: \"nowhere\" is not an IP address with a port\n"), "{err}");
+    assert!(err.contains(" 2 | listen = \"nowhere\"\n   |          ^^^^^^^^^\nhint: "), "{err}");
+}
+
+#[test]
+fn colour_changes_no_word() {
+    let bad = "[server]\nlisten = \"nowhere\"\n[retry]\nbudget = 2\n";
+    let colored = check_with(bad, |_| {}, Style::Colored).err;
+    assert!(colored.contains("\u{1b}[1;31m"), "{colored}");
+    let mut plain = String::new();
+    let mut is_code = false;
+    for c in colored.chars() {
+        match c {
+            '\u{1b}' => is_code = true,
+            'm' if is_code => is_code = false,
+            _ if is_code => {}
+            c => plain.push(c),
+        }
+    }
+    let words = |text: &str| {
+        text.lines().map(|line| line.rsplit('/').next().unwrap_or_default().to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(words(&plain), words(&check(bad).err));
+}
+
+#[test]
+fn json_has_errors_with_places_or_a_summary() {
+    let json = |said: &Said| serde_json::from_str::<Value>(&said.out).unwrap();
+    let bad = check_with("[server]\nlisten = \"nowhere\"\n", |args| args.json = true, Style::Plain);
+    let read = json(&bad);
+    assert_eq!((bad.code, &read["ok"]), (1, &json!(false)));
+    let listen = &read["errors"][1];
+    assert_eq!((&listen["line"], &listen["column"]), (&json!(2), &json!(10)));
+    assert_eq!(bad.err, "");
+    let good = check_with(ONE_POOL, |args| args.json = true, Style::Plain);
+    let read = json(&good);
+    assert_eq!((good.code, &read["ok"]), (0, &json!(true)));
+    assert_eq!(read["summary"]["pools"][0]["replicas"], 1);
+    let missing = check_with(
+        "",
+        |args| {
+            args.json = true;
+            args.file = "/nowhere.toml".into();
+        },
+        Style::Plain,
+    );
+    assert!(json(&missing)["errors"][0]["message"].as_str().unwrap().contains("cannot read it"));
+}
+
+#[test]
+fn a_setting_without_an_effect_is_a_warning() {
+    let tenant = "[[tenant]]\nname = \"t\"\nkey_sha256 = []\nclient_names = [\"c\"]\nweight = 3\n";
+    let unused = "[[pool]]\nname = \"q\"\nreplicas = [\"http://127.0.0.1:1\"]\ntls = {}\n[[route]]\nmodel = \"m\"\npools = [\"p\"]\n\
+                  timeouts = { first_token = \"1s\" }\nhedge = { after = \"2s\" }\n[slo.gold]\ne2e = \"1s\"\n";
+    let said = check(&format!("{ONE_POOL}{unused}{tenant}"));
+    assert_eq!(said.code, 0, "{}", said.err);
+    for warning in [
+        "gateway.toml:5:8: warning: no route uses pool \"q\"",
+        "gateway.toml:6:12: warning: http://127.0.0.1:1 is in pools \"p\" and \"q\"",
+        "gateway.toml:7:7: warning: pool.tls has no effect",
+        "timeouts.first_token (1s) of route \"m\" ends requests before their ttft bound (2s)",
+        "hedge has no effect: route \"m\" has one replica",
+        "no route uses the slo class \"gold\"",
+        "weight and priority of tenant \"t\" have no effect",
+        "client_names of tenant \"t\" have no effect",
+    ] {
+        assert!(said.err.contains(warning), "{warning}\n{}", said.err);
+    }
+    assert!(said.out.contains("gateway.toml: ok, 8 warnings\n"), "{}", said.out);
+    let denied = check_with(&format!("{ONE_POOL}{tenant}"), |args| args.deny_warnings = true, Style::Plain);
+    assert_eq!(denied.code, 1);
+}
+
+#[test]
+fn what_is_shipped_has_no_warnings() {
+    let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/config");
+    for name in ["reference.toml", "minimal.toml", "two-pools.toml", "tls.toml"] {
+        let change = |args: &mut CheckArgs| {
+            args.file = format!("{directory}/{name}").into();
+            args.allow_missing_secrets = true;
+        };
+        let said = check_with("", change, Style::Plain);
+        assert_eq!(said.code, 0, "{name}: {}", said.err);
+        let meant =
+            said.err.lines().filter(|line| line.contains("warning: ") && !line.contains("cannot read"));
+        assert_eq!(meant.count(), 0, "{name}: {}", said.err);
+    }
+}
+
+#[test]
+fn a_secret_that_is_elsewhere_is_a_warning_where_that_is_allowed() {
+    let file = format!(
+        "[admin]\ntoken = \"env:NOT_SET_HERE\"\n[server]\ntls = {{ cert = \"no.pem\", key = \"no.key\" }}\n{ONE_POOL}"
+    );
+    let said = check(&file);
+    assert_eq!(said.code, 1);
+    let said = check_with(&file, |args| args.allow_missing_secrets = true, Style::Plain);
+    assert_eq!(said.code, 0, "{}", said.err);
+    assert!(said.err.contains("warning: environment variable NOT_SET_HERE is not set"), "{}", said.err);
+    assert!(said.err.contains("no.key"), "{}", said.err);
+    let wrong = format!("[admin]\ntoken = \"in the file\"\n{ONE_POOL}");
+    assert_eq!(check_with(&wrong, |args| args.allow_missing_secrets = true, Style::Plain).code, 1);
+}

@@ -1,0 +1,82 @@
+//! `tokenway explain URL ID`: where the time of one request went, and why it went to that replica.
+//!
+//! Reads `/api/v1/requests/{id}` of a running gateway; `text` makes it readable.
+
+pub(crate) mod text;
+
+use std::io::{self, Write};
+
+use clap::Args;
+
+use super::admin_client::{AdminArgs, AdminClient, AskError};
+use super::older;
+use super::style::Style;
+use super::{EXIT_FAILED, EXIT_OK};
+
+/// Arguments of `tokenway explain`.
+#[derive(Args, Debug)]
+pub struct ExplainArgs {
+    #[command(flatten)]
+    admin: AdminArgs,
+    /// The request: its x-request-id, or the id of its trace
+    #[arg(value_name = "ID", value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    id: String,
+    /// Write what the gateway knows as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Asks the gateway and writes the explanation to `out`. The result is the exit code.
+///
+/// # Errors
+/// When `out` or `err` cannot be written.
+pub fn run(
+    args: &ExplainArgs,
+    env: &dyn Fn(&str) -> Option<String>,
+    (out, err): (&mut dyn Write, &mut dyn Write),
+    style: Style,
+) -> io::Result<u8> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let asked = async {
+        let client = AdminClient::new(&args.admin, env)?;
+        match client.get(&format!("/api/v1/requests/{}", encoded(&args.id))).await {
+            Err(AskError::NoSuchPath { .. }) => older::request(&client, &args.id).await,
+            answer => answer,
+        }
+    };
+    match runtime.block_on(asked) {
+        Ok(request) if args.json => writeln!(out, "{request:#}").map(|()| EXIT_OK),
+        Ok(request) => write!(out, "{}", text::explanation(&request, style)).map(|()| EXIT_OK),
+        Err(AskError::NotFound(_)) => {
+            writeln!(err, "error: no request \"{}\" is kept at {}", args.id, args.admin.url)?;
+            writeln!(err, "hint: {KEPT}")?;
+            Ok(EXIT_FAILED)
+        }
+        Err(error) => {
+            writeln!(err, "error: {error}")?;
+            Ok(EXIT_FAILED)
+        }
+    }
+}
+
+/// The id as a segment of a path.
+fn encoded(id: &str) -> String {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.' | b'~');
+    id.bytes()
+        .map(|byte| if is_plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") })
+        .collect()
+}
+
+const KEPT: &str = "a gateway keeps, in memory, the latest requests and, for an hour, the slowest and the failed of each route; \
+    older ones are in the access log and, where it kept them, in traces. With several gateways, ask the one that answered";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn any_id_is_one_segment() {
+        assert_eq!(encoded("chat-1_a.b~c"), "chat-1_a.b~c");
+        assert_eq!(encoded("a/b?c é"), "a%2Fb%3Fc%20%C3%A9");
+    }
+}

@@ -1,0 +1,206 @@
+//! The four acts: what each does, how long it is watched, and what has to be true of the figures.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokenway_sim::server::{Fault, FaultKind};
+use tokenway_sim::traffic::{TrafficConfig, TrafficStats, run_traffic};
+
+use super::meter::Figures;
+use super::{Stage, TTFT_BOUND, Verdict};
+
+/// One act, as it is announced.
+pub(super) struct Act {
+    pub(super) kind: Kind,
+    pub(super) title: &'static str,
+    pub(super) happens: &'static str,
+    pub(super) look_at: &'static str,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Kind {
+    Policy,
+    SickReplica,
+    Drift,
+    Overload,
+}
+
+pub(super) const ALL: &[Act] = &[
+    Act {
+        kind: Kind::Policy,
+        title: "another policy",
+        happens: "Requests go round robin, as behind a load balancer. Then the file says policy = \"latency\", and the gateway\n\
+                  loads it without dropping a stream: conversations go where their prompt is cached.",
+        look_at: "the cached share and TTFT by replica; /api/decisions says why each request went where",
+    },
+    Act {
+        kind: Kind::SickReplica,
+        title: "a sick replica",
+        happens: "The first replica becomes six times as slow. It still answers every health check.",
+        look_at: "its requests in flight and its share of the traffic; nobody has to take it out",
+    },
+    Act {
+        kind: Kind::Drift,
+        title: "drift",
+        happens: "All replicas become four times as slow, as after a bad driver or a throttled GPU. No routing helps.",
+        look_at: "the stage that is blamed for late requests; after a minute or two a finding at /api/drift",
+    },
+    Act {
+        kind: Kind::Overload,
+        title: "overload",
+        happens: "Ten times the traffic for a few seconds. What could not begin in time is refused at once with 429 and\n\
+                  retry-after, so that what is admitted is in time.",
+        look_at: "refused requests against failed ones, and TTFT of those that are answered",
+    },
+];
+
+/// Plays an act: the figures before and after, and what they have to say.
+pub(super) async fn play(stage: &Stage, kind: Kind) -> io::Result<(Figures, Figures, Vec<Verdict>)> {
+    match kind {
+        Kind::Policy => policy(stage).await,
+        Kind::SickReplica => sick_replica(stage).await,
+        Kind::Drift => drift(stage).await,
+        Kind::Overload => overload(stage).await,
+    }
+}
+
+async fn policy(stage: &Stage) -> io::Result<(Figures, Figures, Vec<Verdict>)> {
+    stage.switch_policy("round_robin").await?;
+    let before = watch(stage, SETTLE, WATCH).await;
+    stage.switch_policy("latency").await?;
+    let after = watch(stage, SETTLE, WATCH).await;
+    let verdicts = vec![
+        verdict(
+            after.hit_share() > before.hit_share(),
+            format!(
+                "{:.0} % of the prompt tokens are cached, {:.0} % before",
+                after.hit_share() * 100.0,
+                before.hit_share() * 100.0
+            ),
+        ),
+        shorter("the median first token", &before, &after),
+        none_failed(&after),
+    ];
+    Ok((before, after, verdicts))
+}
+
+async fn sick_replica(stage: &Stage) -> io::Result<(Figures, Figures, Vec<Verdict>)> {
+    let before = watch(stage, Duration::ZERO, SHORT_WATCH).await;
+    let Some(sick) = stage.fleet.first() else { return Err(io::Error::other("the demo has no replica")) };
+    sick.set_fault(Fault { factor: 6.0, ..Fault::new(FaultKind::Slow) }).await;
+    let after = watch(stage, SHORT_SETTLE, SHORT_WATCH).await;
+    sick.clear_faults().await?;
+    let name = sick.addr().to_string();
+    let fair = 1.0 / stage.fleet.len() as f64;
+    let verdicts = vec![
+        verdict(
+            after.share_of(&name) < fair / 2.0 || stage.fleet.len() == 1,
+            format!(
+                "the sick replica answers {:.0} % of the requests, {:.0} % before; a fair share is {:.0} %",
+                after.share_of(&name) * 100.0,
+                before.share_of(&name) * 100.0,
+                fair * 100.0
+            ),
+        ),
+        none_failed(&after),
+    ];
+    Ok((before, after, verdicts))
+}
+
+async fn drift(stage: &Stage) -> io::Result<(Figures, Figures, Vec<Verdict>)> {
+    let before = watch(stage, SHORT_SETTLE, SHORT_WATCH).await;
+    for replica in &stage.fleet {
+        replica.set_fault(Fault { factor: 4.0, ..Fault::new(FaultKind::Slow) }).await;
+    }
+    let after = watch(stage, SHORT_SETTLE, SHORT_WATCH).await;
+    for replica in &stage.fleet {
+        replica.clear_faults().await?;
+    }
+    let longer = after.ttft(0.5).zip(before.ttft(0.5));
+    let (missed, in_engine) = (after.missed(), after.missed_in_engine());
+    let verdicts = vec![
+        verdict(
+            longer.is_some_and(|(after, before)| after > before.mul_f64(1.5))
+                || after.refused > before.refused,
+            format!(
+                "the median first token takes {}, {} before",
+                said(after.ttft(0.5)),
+                said(before.ttft(0.5))
+            ),
+        ),
+        verdict(
+            missed == 0 || in_engine * 2 > missed,
+            format!(
+                "{in_engine} of {missed} late requests are blamed on a stage of the engine, not on the gateway"
+            ),
+        ),
+    ];
+    Ok((before, after, verdicts))
+}
+
+async fn overload(stage: &Stage) -> io::Result<(Figures, Figures, Vec<Verdict>)> {
+    let before = watch(stage, SETTLE, SHORT_WATCH).await;
+    let burst = TrafficConfig {
+        rate: stage.traffic.rate * 10.0,
+        seed: stage.traffic.seed.wrapping_add(1),
+        max_in_flight: 2_000,
+        ..stage.traffic.clone()
+    };
+    let end = stage.over.child_token();
+    let stats = Arc::new(TrafficStats::default());
+    let sending = run_traffic(burst, stats, stage.tracker.clone(), end.clone());
+    stage.tracker.spawn_on(sending, &stage.simulation);
+    let after = watch(stage, Duration::ZERO, SHORT_WATCH).await;
+    end.cancel();
+    let p95 = after.ttft(0.95);
+    let verdicts = vec![
+        verdict(
+            after.refused > 0 && after.failed == 0,
+            format!(
+                "{} of {} requests are refused at once, {} fail",
+                after.refused,
+                after.all(),
+                after.failed
+            ),
+        ),
+        verdict(
+            p95.is_some_and(|p95| p95 < TTFT_BOUND * 2),
+            format!(
+                "19 of 20 first tokens of the others come within {}; the bound is {TTFT_BOUND:?}",
+                said(p95)
+            ),
+        ),
+    ];
+    Ok((before, after, verdicts))
+}
+
+/// Lets the fleet settle, then measures.
+async fn watch(stage: &Stage, settle: Duration, watch: Duration) -> Figures {
+    tokio::time::sleep(settle).await;
+    stage.meter.take();
+    tokio::time::sleep(watch).await;
+    stage.meter.take()
+}
+
+fn verdict(is_true: bool, text: String) -> Verdict {
+    Verdict { is_true, text }
+}
+
+fn shorter(what: &str, before: &Figures, after: &Figures) -> Verdict {
+    let is_true = after.ttft(0.5).zip(before.ttft(0.5)).is_some_and(|(after, before)| after < before);
+    verdict(is_true, format!("{what} takes {}, {} before", said(after.ttft(0.5)), said(before.ttft(0.5))))
+}
+
+fn none_failed(after: &Figures) -> Verdict {
+    verdict(after.failed == 0, format!("{} of {} requests failed", after.failed, after.all()))
+}
+
+fn said(ttft: Option<Duration>) -> String {
+    ttft.map_or_else(|| "forever".to_owned(), |ttft| format!("{:.0} ms", ttft.as_secs_f64() * 1e3))
+}
+
+const SETTLE: Duration = Duration::from_secs(5);
+const WATCH: Duration = Duration::from_secs(9);
+const SHORT_SETTLE: Duration = Duration::from_secs(4);
+const SHORT_WATCH: Duration = Duration::from_secs(8);

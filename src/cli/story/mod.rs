@@ -1,0 +1,149 @@
+//! The story of `tokenway demo --story`: four things that happen to a fleet, with the figures before and after.
+//!
+//! Each act says what happens and where to look, waits until it shows, and judges whether it did what it says; with
+//! `--script` the judgement is the exit code. The whole takes less than ninety seconds.
+
+mod acts;
+mod meter;
+
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Method, Request};
+use tokenway_sim::server::SimReplica;
+use tokenway_sim::traffic::TrafficConfig;
+use tokio::runtime::Handle;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+pub(super) use self::meter::Meter;
+use super::style::{Paint, Style};
+use crate::config::Endpoint;
+use crate::upstream::call::exchange;
+use crate::upstream::connect::Connector;
+
+/// What the acts act on.
+pub(super) struct Stage {
+    pub(super) fleet: Vec<SimReplica>,
+    pub(super) meter: Arc<Meter>,
+    /// Ordinary traffic of the demo; overload adds to it.
+    pub(super) traffic: TrafficConfig,
+    /// Where the simulation runs.
+    pub(super) simulation: Handle,
+    pub(super) tracker: TaskTracker,
+    pub(super) over: CancellationToken,
+    pub(super) file: ConfigFile,
+    pub(super) admin: Endpoint,
+    pub(super) style: Style,
+}
+
+/// One judged statement of an act.
+#[derive(Debug, PartialEq)]
+struct Verdict {
+    is_true: bool,
+    text: String,
+}
+
+impl Stage {
+    /// Plays all acts. Whether every one did what it says; `None` when the demo was ended before.
+    ///
+    /// # Errors
+    /// When `out` cannot be written, or the gateway does not take a configuration.
+    pub(super) async fn play(&self, out: &mut (dyn Write + Send)) -> io::Result<Option<bool>> {
+        let mut all_true = true;
+        for (at, act) in acts::ALL.iter().enumerate() {
+            let title = format!("── {} of {}: {} ", at + 1, acts::ALL.len(), act.title);
+            writeln!(out, "\n{}", self.style.paint(Paint::Bold, &format!("{title:─<90}")))?;
+            writeln!(out, "{}", act.happens)?;
+            writeln!(out, "look at  {}", act.look_at)?;
+            out.flush()?;
+            let Some(played) = self.over.run_until_cancelled(acts::play(self, act.kind)).await else {
+                return Ok(None);
+            };
+            let (before, after, verdicts) = played?;
+            writeln!(out, "before   {before}\nafter    {after}")?;
+            for Verdict { is_true, text } in verdicts {
+                all_true &= is_true;
+                let (paint, word) = if is_true { (Paint::Good, "ok") } else { (Paint::Error, "NOT SO") };
+                writeln!(out, "{:<8} {text}", self.style.paint(paint, word))?;
+            }
+            out.flush()?;
+        }
+        let (paint, said) = match all_true {
+            true => (Paint::Good, "Each act did what it says."),
+            false => (Paint::Error, "Not every act did what it says: is this machine busy?"),
+        };
+        writeln!(out, "\n{}", self.style.paint(paint, said))?;
+        Ok(Some(all_true))
+    }
+
+    /// Writes another policy into the file and has the gateway load it, as an operator would.
+    async fn switch_policy(&self, policy: &str) -> io::Result<()> {
+        self.file.write(&self.fleet, policy)?;
+        let connector = Connector::new(self.tracker.clone()).map_err(io::Error::other)?;
+        let request = Request::builder()
+            .method(Method::POST)
+            .uri("/api/reload")
+            .header("x-tokenway-admin", "1")
+            .body(Bytes::new())
+            .map_err(io::Error::other)?;
+        let answer =
+            exchange(&connector, &self.admin, request, RELOAD_TIMEOUT).await.map_err(io::Error::other)?;
+        if answer.status().is_success() {
+            return Ok(());
+        }
+        Err(io::Error::other(format!(
+            "the gateway did not reload: {}",
+            String::from_utf8_lossy(answer.body())
+        )))
+    }
+}
+
+/// The demo's configuration; removed with this value.
+#[derive(Debug)]
+pub(super) struct ConfigFile(PathBuf);
+
+impl ConfigFile {
+    /// A file in the system's directory for such, readable by nobody else.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub(super) fn create(fleet: &[SimReplica], policy: &str) -> io::Result<Self> {
+        use std::os::unix::fs::OpenOptionsExt as _;
+        let name = format!("tokenway-demo-{}-{:08x}.toml", std::process::id(), fastrand::u32(..));
+        let file = Self(std::env::temp_dir().join(name));
+        std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&file.0)?;
+        file.write(fleet, policy)?;
+        Ok(file)
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.0
+    }
+
+    fn write(&self, fleet: &[SimReplica], policy: &str) -> io::Result<()> {
+        let urls: Vec<String> = fleet.iter().map(SimReplica::url).collect();
+        // Admission is by prediction, which the other policies do not have.
+        let queue = if policy == "latency" { "[route.queue]\n" } else { "" };
+        let text = format!(
+            "[slo.demo]\nttft = \"{}ms\"\n[[pool]]\nname = \"default\"\nreplicas = {urls:?}\n\
+             [[route]]\nmodel = \"sim\"\npolicy = \"{policy}\"\nslo = \"demo\"\n{queue}",
+            TTFT_BOUND.as_millis()
+        );
+        std::fs::write(&self.0, text)
+    }
+}
+
+impl Drop for ConfigFile {
+    fn drop(&mut self) {
+        // Left behind it does no harm.
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// Bound on TTFT in the demo: what a loaded fleet keeps with a warm cache, and misses without.
+const TTFT_BOUND: Duration = Duration::from_millis(1000);
+const RELOAD_TIMEOUT: Duration = Duration::from_secs(5);

@@ -1,0 +1,77 @@
+//! Colour on terminals: only there, and not where `NO_COLOR` or `TERM=dumb` says otherwise.
+
+use std::io::IsTerminal;
+
+/// Whether text is coloured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Style {
+    /// Text as it is.
+    Plain,
+    /// With ANSI colours.
+    Colored,
+}
+
+/// What a piece of text is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Paint {
+    /// A fault.
+    Error,
+    /// Worth a look.
+    Warning,
+    /// All right.
+    Good,
+    /// Beside the matter.
+    Faint,
+    /// What the eye looks for.
+    Bold,
+}
+
+impl Style {
+    /// That of an output; `env` looks up environment variables.
+    pub fn of(output: &impl IsTerminal, env: &dyn Fn(&str) -> Option<String>) -> Self {
+        Self::for_terminal(output.is_terminal(), env)
+    }
+
+    /// That of an output which is a terminal or not.
+    pub fn for_terminal(is_terminal: bool, env: &dyn Fn(&str) -> Option<String>) -> Self {
+        let is_refused = env("NO_COLOR").is_some_and(|value| !value.is_empty())
+            || env("TERM").is_some_and(|terminal| terminal == "dumb");
+        if is_terminal && !is_refused { Self::Colored } else { Self::Plain }
+    }
+
+    /// The text, coloured where that is wanted.
+    #[must_use]
+    pub fn paint(self, paint: Paint, text: &str) -> String {
+        let code = match (self, paint) {
+            (Self::Plain, _) => return text.to_owned(),
+            (_, Paint::Error) => "1;31",
+            (_, Paint::Warning) => "1;33",
+            (_, Paint::Good) => "32",
+            (_, Paint::Faint) => "2",
+            (_, Paint::Bold) => "1",
+        };
+        format!("\u{1b}[{code}m{text}\u{1b}[0m")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn colour_is_for_terminals_that_want_it() {
+        let none = |_: &str| None;
+        assert_eq!(Style::for_terminal(true, &none), Style::Colored);
+        assert_eq!(Style::for_terminal(false, &none), Style::Plain);
+        for (name, value, style) in [
+            ("NO_COLOR", "1", Style::Plain),
+            ("NO_COLOR", "", Style::Colored),
+            ("TERM", "dumb", Style::Plain),
+        ] {
+            let env = |asked: &str| (asked == name).then(|| value.to_owned());
+            assert_eq!(Style::for_terminal(true, &env), style, "{name}={value}");
+        }
+        assert_eq!(Style::Plain.paint(Paint::Error, "x"), "x");
+        assert_eq!(Style::Colored.paint(Paint::Good, "x"), "\u{1b}[32mx\u{1b}[0m");
+    }
+}

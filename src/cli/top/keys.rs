@@ -1,0 +1,176 @@
+//! What keys do to the view: pure, from a key and a state to the next state.
+
+use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+
+use super::model::{Snapshot, Table};
+
+/// One of the four tables.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Tab {
+    #[default]
+    Routes,
+    Replicas,
+    Requests,
+    Findings,
+}
+
+impl Tab {
+    pub(super) const ALL: [Self; 4] = [Self::Routes, Self::Replicas, Self::Requests, Self::Findings];
+
+    pub(super) fn title(self) -> &'static str {
+        match self {
+            Self::Routes => "Routes",
+            Self::Replicas => "Replicas",
+            Self::Requests => "Slow and failed",
+            Self::Findings => "Findings",
+        }
+    }
+
+    pub(super) fn table(self, snapshot: &Snapshot) -> Table {
+        match self {
+            Self::Routes => snapshot.routes(),
+            Self::Replicas => snapshot.replicas(),
+            Self::Requests => snapshot.requests(),
+            Self::Findings => snapshot.findings(),
+        }
+    }
+
+    fn beside(self, step: usize) -> Self {
+        let at = Self::ALL.iter().position(|tab| *tab == self).unwrap_or(0);
+        Self::ALL.get((at + step) % Self::ALL.len()).copied().unwrap_or(self)
+    }
+}
+
+/// What the operator looks at.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Looking {
+    pub(super) tab: Tab,
+    /// Selected row, among those that the filter leaves.
+    pub(super) row: usize,
+    /// Column to sort by; `None` as the gateway lists them.
+    pub(super) sort: Option<usize>,
+    pub(super) is_reversed: bool,
+    pub(super) is_paused: bool,
+    pub(super) filter: String,
+    /// Whether keys go into the filter.
+    pub(super) is_typing: bool,
+    pub(super) is_over: bool,
+}
+
+impl Looking {
+    /// Applies one key.
+    pub(super) fn press(&mut self, key: KeyEvent) {
+        if key.kind == KeyEventKind::Release {
+            return;
+        }
+        if key.modifiers.contains(KeyModifiers::CONTROL) && key.code == KeyCode::Char('c') {
+            self.is_over = true;
+        } else if self.is_typing {
+            self.type_into_filter(key.code);
+        } else {
+            self.steer(key.code);
+        }
+    }
+
+    fn type_into_filter(&mut self, key: KeyCode) {
+        match key {
+            KeyCode::Enter => self.is_typing = false,
+            KeyCode::Esc => {
+                self.is_typing = false;
+                self.filter.clear();
+            }
+            KeyCode::Backspace => {
+                self.filter.pop();
+            }
+            KeyCode::Char(c) if self.filter.len() < MAX_FILTER => self.filter.push(c),
+            _ => {}
+        }
+        self.row = 0;
+    }
+
+    fn steer(&mut self, key: KeyCode) {
+        match key {
+            KeyCode::Char('q') => self.is_over = true,
+            KeyCode::Esc => self.filter.clear(),
+            KeyCode::Tab | KeyCode::Right | KeyCode::Char('l') => self.show(self.tab.beside(1)),
+            KeyCode::BackTab | KeyCode::Left | KeyCode::Char('h') => {
+                self.show(self.tab.beside(Tab::ALL.len() - 1));
+            }
+            KeyCode::Char(c @ '1'..='4') => {
+                let at = c as usize - '1' as usize;
+                if let Some(tab) = Tab::ALL.get(at) {
+                    self.show(*tab);
+                }
+            }
+            // The view keeps the row within the table.
+            KeyCode::Down | KeyCode::Char('j') => self.row = self.row.saturating_add(1),
+            KeyCode::Up | KeyCode::Char('k') => self.row = self.row.saturating_sub(1),
+            KeyCode::Home | KeyCode::Char('g') => self.row = 0,
+            KeyCode::End | KeyCode::Char('G') => self.row = usize::MAX,
+            KeyCode::Char('s') => self.sort = Some(self.sort.map_or(0, |column| column + 1)),
+            KeyCode::Char('r') => self.is_reversed = !self.is_reversed,
+            KeyCode::Char('p' | ' ') => self.is_paused = !self.is_paused,
+            KeyCode::Char('/') => self.is_typing = true,
+            _ => {}
+        }
+    }
+
+    fn show(&mut self, tab: Tab) {
+        self.tab = tab;
+        self.row = 0;
+        self.sort = None;
+        self.is_reversed = false;
+    }
+
+    /// The table of the tab: filtered, sorted, and the selected row within it.
+    pub(super) fn table(&mut self, snapshot: &Snapshot) -> Table {
+        let mut table = self.tab.table(snapshot);
+        let wanted = self.filter.to_lowercase();
+        table.rows.retain(|row| row.cells.iter().any(|cell| cell.to_lowercase().contains(&wanted)));
+        if let Some(column) = self.sort.map(|column| column % table.columns.len()) {
+            self.sort = Some(column);
+            let cell = |row: &super::model::Row| row.cells.get(column).cloned().unwrap_or_default();
+            table.rows.sort_by(|a, b| compare(&cell(a), &cell(b)));
+        }
+        if self.is_reversed {
+            table.rows.reverse();
+        }
+        self.row = self.row.min(table.rows.len().saturating_sub(1));
+        table
+    }
+}
+
+/// Figures by their size, largest first; words in their order.
+fn compare(a: &str, b: &str) -> std::cmp::Ordering {
+    match (figure(a), figure(b)) {
+        (Some(a), Some(b)) => b.total_cmp(&a),
+        (Some(_), None) => std::cmp::Ordering::Less,
+        (None, Some(_)) => std::cmp::Ordering::Greater,
+        (None, None) => a.cmp(b),
+    }
+}
+
+/// "1.20 s" and "300 ms" in one unit.
+fn figure(text: &str) -> Option<f64> {
+    let (number, unit) = text.split_once(' ').unwrap_or((text, ""));
+    let number: f64 = number.parse().ok()?;
+    match unit {
+        "ms" => Some(number / 1e3),
+        "" | "s" | "%" => Some(number),
+        _ => None,
+    }
+}
+
+const MAX_FILTER: usize = 60;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_of_both_units_sort_together() {
+        let mut cells = ["20 ms", "1.20 s", "-", "300 ms"];
+        cells.sort_by(|a, b| compare(a, b));
+        assert_eq!(cells, ["1.20 s", "300 ms", "20 ms", "-"]);
+    }
+}

@@ -1,0 +1,178 @@
+//! `tokenway top URL`: routes, replicas, slow requests and findings of a running gateway, on a terminal.
+//!
+//! One task asks the gateway every second, the main thread draws and reads keys. Without a terminal, or with `--once`,
+//! the same tables are written once as text. The terminal is restored however the program ends: key, signal or panic.
+
+mod keys;
+mod model;
+mod view;
+
+use std::io::{self, IsTerminal as _, Write};
+use std::time::Duration;
+
+use clap::Args;
+use ratatui::crossterm::event::{self, Event};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use self::keys::{Looking, Tab};
+use self::model::Snapshot;
+use self::view::Known;
+use super::admin_client::{AdminArgs, AdminClient, AskError};
+use super::older;
+use super::style::Style;
+use super::{EXIT_FAILED, EXIT_OK};
+use crate::app::signals;
+
+/// Arguments of `tokenway top`.
+#[derive(Args, Debug)]
+pub struct TopArgs {
+    #[command(flatten)]
+    admin: AdminArgs,
+    /// Write the tables once, as text; so it is where stdout is no terminal
+    #[arg(long)]
+    once: bool,
+    /// Write what the gateway says once, as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Shows the gateway until a key or a signal ends it. The result is the exit code.
+///
+/// # Errors
+/// When there is no terminal to draw on, or output cannot be written.
+pub fn run(
+    args: &TopArgs,
+    env: &dyn Fn(&str) -> Option<String>,
+    (out, err): (&mut dyn Write, &mut dyn Write),
+) -> io::Result<u8> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+    let client = match AdminClient::new(&args.admin, env) {
+        Ok(client) => client,
+        Err(error) => return failed(err, &error),
+    };
+    // A wrong address, token or version is told at once, not on a screen that waits.
+    let first = match runtime.block_on(ask(&client)) {
+        Ok(first) => first,
+        Err(error) => return failed(err, &error),
+    };
+    if args.json {
+        writeln!(out, "{:#}", first.json(&client.url()))?;
+        return Ok(EXIT_OK);
+    }
+    if args.once || !io::stdout().is_terminal() || !io::stdin().is_terminal() {
+        write!(out, "{}", plain(&client.url(), &first))?;
+        return Ok(EXIT_OK);
+    }
+    let is_colored = Style::for_terminal(true, env) == Style::Colored;
+    let over = CancellationToken::new();
+    let known = Known { url: client.url(), snapshot: Some(first), trouble: None };
+    let (sender, receiver) = watch::channel(known);
+    let asking = runtime.spawn(keep_asking(client, sender, over.clone()));
+    let ending = runtime.spawn(end_on_signal(over.clone()));
+    let shown = show(&receiver, &over, is_colored);
+    over.cancel();
+    let _ = runtime.block_on(async { (asking.await, ending.await) });
+    shown.map(|()| EXIT_OK)
+}
+
+fn failed(err: &mut dyn Write, error: &AskError) -> io::Result<u8> {
+    writeln!(err, "error: {error}")?;
+    Ok(EXIT_FAILED)
+}
+
+async fn ask(client: &AdminClient) -> Result<Snapshot, AskError> {
+    let slo = match client.get("/api/v1/slo").await {
+        Err(AskError::NoSuchPath { .. }) => {
+            return Ok(Snapshot {
+                slo: older::slo(client).await?,
+                fleet: client.get("/api/fleet").await?,
+                requests: older::requests(client).await?,
+                drift: client.get("/api/drift").await?,
+            });
+        }
+        slo => slo?,
+    };
+    Ok(Snapshot {
+        slo,
+        fleet: client.get("/api/v1/fleet").await?,
+        requests: client.get("/api/v1/requests?limit=100").await?,
+        drift: client.get("/api/v1/drift").await?,
+    })
+}
+
+async fn keep_asking(client: AdminClient, known: watch::Sender<Known>, over: CancellationToken) {
+    // Sleeping is cancel-safe; an answer that is not awaited is not needed.
+    while over.run_until_cancelled(tokio::time::sleep(INTERVAL)).await.is_some() {
+        let Some(answer) = over.run_until_cancelled(ask(&client)).await else { return };
+        known.send_modify(|known| match answer {
+            Ok(snapshot) => {
+                known.snapshot = Some(snapshot);
+                known.trouble = None;
+            }
+            Err(error) => known.trouble = Some(error.to_string()),
+        });
+    }
+}
+
+async fn end_on_signal(over: CancellationToken) {
+    if let Ok(mut signals) = signals::listen() {
+        over.run_until_cancelled(signals.recv()).await;
+    }
+    over.cancel();
+}
+
+/// Draws and reads keys. `try_init` also restores the terminal on a panic.
+fn show(known: &watch::Receiver<Known>, over: &CancellationToken, is_colored: bool) -> io::Result<()> {
+    let mut terminal = ratatui::try_init()?;
+    let mut looking = Looking::default();
+    let mut shown = known.borrow().clone();
+    let result = loop {
+        if over.is_cancelled() || looking.is_over {
+            break Ok(());
+        }
+        if !looking.is_paused {
+            shown = known.borrow().clone();
+        }
+        let drawn = terminal.draw(|frame| view::draw(frame, &shown, &mut looking, is_colored));
+        let key = drawn.and_then(|_| Ok(if event::poll(FRAME)? { Some(event::read()?) } else { None }));
+        match key {
+            Ok(Some(Event::Key(key))) => looking.press(key),
+            // The next frame has the new size.
+            Ok(_) => {}
+            Err(error) => break Err(error),
+        }
+    };
+    ratatui::try_restore()?;
+    result
+}
+
+/// The four tables as text.
+fn plain(url: &str, snapshot: &Snapshot) -> String {
+    let mut text = format!("tokenway {url} version {}\n{}\n", snapshot.version(), snapshot.sentence().1);
+    for tab in Tab::ALL {
+        let table = tab.table(snapshot);
+        text.push_str(&format!("\n{} ({})\n", tab.title(), table.rows.len()));
+        if table.rows.is_empty() {
+            text.push_str(&format!("  {}\n", table.empty));
+            continue;
+        }
+        let names: Vec<String> = table.columns.iter().map(|(name, _)| (*name).to_owned()).collect();
+        for cells in std::iter::once(&names).chain(table.rows.iter().map(|row| &row.cells)) {
+            let padded = cells.iter().zip(table.columns).map(|(cell, (_, width))| {
+                let width = usize::from(*width);
+                format!("{cell:<width$}")
+            });
+            let line = Vec::from_iter(padded).join("  ");
+            text.push_str(&format!("  {}\n", line.trim_end()));
+        }
+    }
+    text
+}
+
+const INTERVAL: Duration = Duration::from_secs(1);
+/// Longest wait for a key before the screen is drawn again.
+const FRAME: Duration = Duration::from_millis(200);
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,139 @@
+//! The screen: a verdict, tabs, one table, a line of keys. A pure function of what is known and looked at.
+
+use ratatui::Frame;
+use ratatui::layout::{Constraint, Layout, Rect};
+use ratatui::style::{Color, Modifier, Style};
+use ratatui::text::{Line, Span};
+use ratatui::widgets::{Cell, Paragraph, Row, Table, TableState};
+
+use super::keys::{Looking, Tab};
+use super::model::{Health, Snapshot};
+
+/// What is known of the gateway.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Known {
+    /// Its URL.
+    pub(super) url: String,
+    /// The last answers; `None` before the first.
+    pub(super) snapshot: Option<Snapshot>,
+    /// Why there are no newer ones.
+    pub(super) trouble: Option<String>,
+}
+
+/// Draws the screen.
+pub(super) fn draw(frame: &mut Frame<'_>, known: &Known, looking: &mut Looking, is_colored: bool) {
+    let paint = Painter { is_colored };
+    let areas = Layout::vertical([
+        Constraint::Length(2),
+        Constraint::Length(1),
+        Constraint::Min(0),
+        Constraint::Length(1),
+    ]);
+    let [verdict, tabs, body, keys] = areas.areas(frame.area());
+    frame.render_widget(Paragraph::new(paint.verdict(known)), verdict);
+    frame.render_widget(Paragraph::new(paint.tabs(known, looking)), tabs);
+    match &known.snapshot {
+        Some(snapshot) => paint.table(frame, body, snapshot, looking),
+        None => {
+            let said = known.trouble.as_deref().unwrap_or("asking the gateway …");
+            frame.render_widget(Paragraph::new(said.to_owned()), body);
+        }
+    }
+    frame.render_widget(Paragraph::new(paint.keys(looking)), keys);
+}
+
+struct Painter {
+    is_colored: bool,
+}
+
+impl Painter {
+    fn of(&self, health: Health) -> Style {
+        let color = match health {
+            Health::Good => Color::Green,
+            Health::Doubtful => Color::Yellow,
+            Health::Bad => Color::Red,
+            Health::Idle => Color::DarkGray,
+        };
+        if self.is_colored { Style::new().fg(color) } else { Style::new() }
+    }
+
+    fn verdict(&self, known: &Known) -> Vec<Line<'static>> {
+        let bold = Style::new().add_modifier(Modifier::BOLD);
+        let mut first = vec![Span::styled("tokenway ", bold), Span::raw(known.url.clone())];
+        let Some(snapshot) = &known.snapshot else { return vec![Line::from(first)] };
+        let own = env!("CARGO_PKG_VERSION");
+        if snapshot.version() != own {
+            let said =
+                format!("  gateway is version {}, this is {own}: figures may be missing", snapshot.version());
+            first.push(Span::styled(said, self.of(Health::Doubtful)));
+        }
+        if let Some(trouble) = &known.trouble {
+            let cause = trouble.lines().next().unwrap_or_default();
+            first.push(Span::styled(
+                format!("  OLD FIGURES: {cause}; trying again"),
+                self.of(Health::Bad).add_modifier(Modifier::BOLD),
+            ));
+        }
+        let (health, sentence) = snapshot.sentence();
+        let sign = match health {
+            Health::Good => "● ",
+            Health::Doubtful => "▲ ",
+            Health::Bad => "■ ",
+            Health::Idle => "○ ",
+        };
+        let style = self.of(health).add_modifier(Modifier::BOLD);
+        vec![Line::from(first), Line::from(vec![Span::styled(sign, style), Span::styled(sentence, style)])]
+    }
+
+    fn tabs(&self, known: &Known, looking: &Looking) -> Line<'static> {
+        let mut spans = Vec::new();
+        for (at, tab) in Tab::ALL.into_iter().enumerate() {
+            let rows = known.snapshot.as_ref().map_or(0, |snapshot| tab.table(snapshot).rows.len());
+            let title = format!(" {} {} ({rows}) ", at + 1, tab.title());
+            let style =
+                if tab == looking.tab { Style::new().add_modifier(Modifier::REVERSED) } else { Style::new() };
+            spans.push(Span::styled(title, style));
+            spans.push(Span::raw(" "));
+        }
+        Line::from(spans)
+    }
+
+    fn table(&self, frame: &mut Frame<'_>, area: Rect, snapshot: &Snapshot, looking: &mut Looking) {
+        let table = looking.table(snapshot);
+        if table.rows.is_empty() {
+            let said = if looking.filter.is_empty() { table.empty } else { "nothing matches the filter" };
+            frame.render_widget(Paragraph::new(said), area);
+            return;
+        }
+        let sorted = looking.sort;
+        let header = table.columns.iter().enumerate().map(|(at, (name, _))| {
+            let mark = if sorted == Some(at) { "↓" } else { "" };
+            Cell::from(format!("{name}{mark}"))
+        });
+        let header = Row::new(header).style(Style::new().add_modifier(Modifier::BOLD));
+        let last = table.columns.len().saturating_sub(1);
+        let widths = table.columns.iter().enumerate().map(|(at, (_, width))| {
+            if at == last { Constraint::Fill(1) } else { Constraint::Length(*width) }
+        });
+        let rows = table.rows.iter().map(|row| Row::new(row.cells.clone()).style(self.of(row.health)));
+        let shown = Table::new(rows, Vec::from_iter(widths))
+            .header(header)
+            .row_highlight_style(Style::new().add_modifier(Modifier::REVERSED));
+        let mut state = TableState::default().with_selected(looking.row);
+        frame.render_stateful_widget(shown, area, &mut state);
+    }
+
+    fn keys(&self, looking: &Looking) -> Line<'static> {
+        if looking.is_typing {
+            return Line::from(format!("filter: {}▏  enter keeps it, esc clears it", looking.filter));
+        }
+        let mut said = String::from("q quit  tab next  ↑↓ row  s sort  r reverse  p pause  / filter");
+        if !looking.filter.is_empty() {
+            said = format!("{said}   [filter: {}, esc clears it]", looking.filter);
+        }
+        if looking.is_paused {
+            said.push_str("   [paused]");
+        }
+        Line::from(Span::styled(said, self.of(Health::Idle)))
+    }
+}

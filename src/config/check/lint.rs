@@ -1,0 +1,161 @@
+//! Warnings: what a file says without a fault, and yet can hardly be meant.
+//!
+//! A warning names a setting that has no effect, or a bound that can never be the one that is missed. What is a matter of
+//! taste is none, so that a file without warnings is worth having.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use crate::config::diagnostics::Fault;
+use crate::config::{Config, Jwks, Route, Slo};
+
+use super::section::Section;
+
+/// Warns of what `config`, read from this file without faults, can hardly mean.
+pub(super) fn lint(root: &Section<'_>, config: &Config) {
+    let lint = Lint { root, config };
+    lint.pools();
+    lint.routes();
+    lint.tenants();
+    lint.classes();
+    lint.key_set();
+}
+
+struct Lint<'l, 'a> {
+    root: &'l Section<'a>,
+    config: &'l Config,
+}
+
+impl Lint<'_, '_> {
+    fn warn(&self, span: Range<usize>, message: String, hint: &str) {
+        self.root.checking.warn(&span, Fault::new(message, hint));
+    }
+
+    /// The place of a key of a section, or of the section where it has no such key.
+    fn place(&self, section: &'static str, at: usize, keys: &[&str]) -> Range<usize> {
+        let Some(item) = self.root.get(section) else { return self.root.span.clone() };
+        let found = keys.iter().find_map(|key| item.peek(key, at));
+        found.map_or(item.span, |found| found.span)
+    }
+
+    fn pools(&self) {
+        let mut homes = HashMap::new();
+        for (at, pool) in self.config.pools.iter().enumerate() {
+            let is_used = |route: &Route| route.pools.iter().any(|weighted| weighted.pool == at);
+            if !self.config.routes.iter().any(is_used) {
+                let message =
+                    format!("no route uses pool \"{}\": its replicas are probed and idle", pool.name);
+                self.warn(self.place("pool", at, &["name"]), message, "name it in the pools of a route");
+            }
+            if pool.tls.is_some()
+                && !pool.replicas.is_empty()
+                && pool.replicas.iter().all(|r| !r.endpoint.is_tls)
+            {
+                let message = "pool.tls has no effect: no replica of the pool has an https URL".to_owned();
+                self.warn(self.place("pool", at, &["tls"]), message, "write https:// URLs, or remove tls");
+            }
+            for replica in &pool.replicas {
+                if let Some(other) =
+                    homes.insert(&replica.endpoint, &pool.name).filter(|other| **other != pool.name)
+                {
+                    let message = format!(
+                        "{} is in pools \"{other}\" and \"{}\": each takes it for its own and counts half its load",
+                        replica.endpoint, pool.name
+                    );
+                    let place = self.place("pool", at, &["replicas"]);
+                    self.warn(place, message, "list a replica in one pool; several routes may use that pool");
+                }
+            }
+        }
+    }
+
+    fn routes(&self) {
+        for (at, route) in self.config.routes.iter().enumerate() {
+            let slo = self.config.slo.get(&route.slo).copied().unwrap_or_default();
+            self.deadlines(at, route, slo);
+            let replicas: Vec<_> =
+                route.pools.iter().filter_map(|weighted| self.config.pools.get(weighted.pool)).collect();
+            let is_alone = replicas.len() == 1 && replicas.iter().all(|pool| pool.replicas.len() == 1);
+            if route.hedge.is_some() && is_alone {
+                let message = format!("hedge has no effect: route \"{}\" has one replica", route.name);
+                self.warn(self.place("route", at, &["hedge"]), message, "add a replica, or remove hedge");
+            }
+        }
+    }
+
+    fn deadlines(&self, at: usize, route: &Route, slo: Slo) {
+        let place = || self.place("route", at, &["timeouts", "slo", "name", "model"]);
+        let (ttft, first_token) = (slo.ttft.map(|bound| bound.base), route.timeouts.first_token);
+        if let Some(ttft) = ttft.filter(|ttft| *ttft >= first_token) {
+            let message = format!(
+                "timeouts.first_token ({first_token:?}) of route \"{}\" ends requests before their ttft bound ({ttft:?})",
+                route.name
+            );
+            self.warn(place(), message, "raise the timeout well above the bound of the SLO class");
+        }
+        let total = route.timeouts.total;
+        if let Some(e2e) = slo.e2e.filter(|e2e| *e2e >= total) {
+            let message = format!(
+                "timeouts.total ({total:?}) of route \"{}\" ends requests before their e2e bound ({e2e:?})",
+                route.name
+            );
+            self.warn(place(), message, "raise the timeout well above the bound of the SLO class");
+        }
+    }
+
+    fn tenants(&self) {
+        let config = self.config;
+        if config.tenants.is_empty() && !config.server.trust_headers.is_empty() {
+            let message = "trust_headers has no effect: there is no [[tenant]]".to_owned();
+            let place = self.place("server", 0, &["trust_headers"]);
+            self.warn(place, message, "add the tenants that the headers name, or remove it");
+        }
+        let has_queue = config.routes.iter().any(|route| route.queue.is_some());
+        let checks_clients = config.server.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some());
+        for (at, tenant) in config.tenants.iter().enumerate() {
+            let name = &tenant.name;
+            if !has_queue && (tenant.weight != 1 || tenant.priority != 0) {
+                let message =
+                    format!("weight and priority of tenant \"{name}\" have no effect: nothing waits");
+                let place = self.place("tenant", at, &["weight", "priority"]);
+                self.warn(place, message, "add [route.queue] to a route, or remove them");
+            }
+            if !checks_clients && !tenant.client_names.is_empty() {
+                let message = format!(
+                    "client_names of tenant \"{name}\" have no effect: no client shows a certificate"
+                );
+                let place = self.place("tenant", at, &["client_names"]);
+                self.warn(place, message, "set client_ca in server.tls, or remove them");
+            }
+        }
+    }
+
+    fn classes(&self) {
+        let config = self.config;
+        if config.routes.iter().any(|route| route.client_may.slo_class) {
+            return;
+        }
+        for class in config.slo.keys().filter(|class| !BUILT_IN.contains(&class.as_ref())) {
+            if !config.routes.iter().any(|route| route.slo == *class) {
+                let message =
+                    format!("no route uses the slo class \"{class}\", and no client may ask for one");
+                let hint =
+                    "name it in a route: slo = \"…\", or let clients ask: client_may = [\"slo_class\"]";
+                self.warn(self.place("slo", 0, &[class.as_ref()]), message, hint);
+            }
+        }
+    }
+
+    fn key_set(&self) {
+        let Some(jwt) = &self.config.jwt else { return };
+        let Jwks::Url { endpoint, .. } = &jwt.jwks else { return };
+        let is_here = matches!(&*endpoint.host, "localhost" | "127.0.0.1" | "::1");
+        if !endpoint.is_tls && !is_here {
+            let message = format!("the keys that tokens are checked with come from {endpoint} without TLS");
+            let place = self.place("auth", 0, &["jwt"]);
+            self.warn(place, message, "anyone on the way can add a key: use https://, or file:");
+        }
+    }
+}
+
+const BUILT_IN: &[&str] = &["interactive", "standard", "batch"];

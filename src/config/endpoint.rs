@@ -1,0 +1,98 @@
+//! URLs and names of replicas as people and files write them.
+//!
+//! Beside `check`, because sources of replicas bring new ones while the gateway runs.
+
+use std::sync::Arc;
+
+use super::Endpoint;
+
+/// Reads the base URL of a replica.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn parse_endpoint(text: &str) -> Result<Endpoint, String> {
+    let uri = absolute_url(text)?;
+    let is_tls = uri.scheme_str() == Some("https");
+    let base_path = uri.path().trim_end_matches('/');
+    if base_path == "/v1" || base_path.ends_with("/v1") {
+        return Err(format!("\"{text}\" must end before /v1, which clients' paths bring along"));
+    }
+    let host = uri.host().unwrap_or_default().trim_start_matches('[').trim_end_matches(']');
+    Ok(Endpoint {
+        is_tls,
+        host: host.to_ascii_lowercase().into(),
+        port: uri.port_u16().unwrap_or(if is_tls { 443 } else { 80 }),
+        base_path: base_path.into(),
+    })
+}
+
+/// Reads a URL that has a host and neither user nor query.
+///
+/// # Errors
+/// What is wrong with it.
+pub(super) fn absolute_url(text: &str) -> Result<http::Uri, String> {
+    let uri: http::Uri = text.parse().map_err(|_| format!("\"{text}\" is not a URL"))?;
+    let Some(authority) = uri.authority().filter(|_| matches!(uri.scheme_str(), Some("http" | "https")))
+    else {
+        return Err(format!("\"{text}\" does not start with http:// or https://"));
+    };
+    if authority.as_str().contains('@') {
+        return Err("a URL must not carry a user or a password".to_owned());
+    }
+    if uri.query().is_some() || text.contains('#') {
+        return Err(format!("\"{text}\" must have no query and no fragment"));
+    }
+    let after_host = authority.as_str().strip_prefix(authority.host()).unwrap_or_default();
+    let has_port = after_host.strip_prefix(':').map(|port| port.parse::<u16>().is_ok_and(|port| port > 0));
+    if has_port == Some(false) {
+        return Err(format!("\"{text}\" has no port between 1 and 65535"));
+    }
+    if authority.host().is_empty() {
+        return Err(format!("\"{text}\" has no host"));
+    }
+    Ok(uri)
+}
+
+/// Reads a name that goes into headers, labels and logs.
+///
+/// # Errors
+/// When it is none.
+pub fn parse_name(text: &str) -> Result<Arc<str>, String> {
+    let fits = (1..=128).contains(&text.len())
+        && text.chars().all(|c| c.is_ascii_graphic() && !matches!(c, '"' | '\'' | '\\' | ',' | ';'));
+    if fits { Ok(text.into()) } else { Err(format!("{text:?} is not a name")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn endpoints_are_taken_apart() {
+        for (text, shown) in [
+            ("http://127.0.0.1:8001", "http://127.0.0.1:8001"),
+            ("http://gpu-1/", "http://gpu-1:80"),
+            ("https://GPU.example/base/", "https://gpu.example:443/base"),
+            ("http://[::1]:8000", "http://[::1]:8000"),
+        ] {
+            assert_eq!(parse_endpoint(text).unwrap().to_string(), shown, "{text}");
+        }
+        for text in [
+            "",
+            "127.0.0.1:8001",
+            "ftp://a:1",
+            "http://",
+            "http://u:p@a:1",
+            "http://a:1?x=1",
+            "http://a:1#x",
+            "http://a:99999",
+            "http://a:0",
+            "http://a:",
+            "http://:80",
+            "http://a:1/v1",
+            "http://a b:1",
+        ] {
+            assert!(parse_endpoint(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! Where a gateway keeps what it learns over days, unless `drift.state` says.
+//!
+//! A place of the service manager, else the user's state directory, else beside the file. The name has the admin port, so
+//! that two gateways of one machine have one each; a gateway on a port that the system picks has none.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+/// `drift.state`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum DriftState {
+    /// Not said: see [`DriftState::settled`].
+    #[default]
+    Default,
+    /// Kept nowhere.
+    Off,
+    /// In this file.
+    At(PathBuf),
+}
+
+impl DriftState {
+    /// The file, where there is one.
+    #[must_use]
+    pub fn path(&self) -> Option<&Path> {
+        match self {
+            Self::At(path) => Some(path),
+            Self::Default | Self::Off => None,
+        }
+    }
+
+    /// A place for what was not said.
+    pub(super) fn settled(
+        self,
+        admin: SocketAddr,
+        file: Option<&Path>,
+        env: &dyn Fn(&str) -> Option<String>,
+    ) -> Self {
+        if self != Self::Default || admin.port() == 0 {
+            return self;
+        }
+        let name = format!("drift-{}.json", admin.port());
+        // systemd gives several directories separated by colons.
+        let first = |paths: String| PathBuf::from(paths.split(':').next().unwrap_or_default());
+        let set = |name: &str| env(name).filter(|value| !value.is_empty());
+        let directory = set("STATE_DIRECTORY")
+            .map(first)
+            .or_else(|| Some(PathBuf::from(set("XDG_STATE_HOME")?).join("tokenway")))
+            .or_else(|| Some(PathBuf::from(set("HOME")?).join(".local/state/tokenway")));
+        match (directory, file) {
+            (Some(directory), _) => Self::At(directory.join(name)),
+            (None, Some(file)) => Self::At(file.with_file_name(name)),
+            (None, None) => Self::Default,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_state_is_where_the_machine_keeps_states() {
+        type Case<'a> = (&'a [(&'a str, &'a str)], Option<&'a Path>, u16, Option<&'a str>);
+        let file = Some(Path::new("/etc/tokenway/gateway.toml"));
+        let table: [Case<'_>; 6] = [
+            (
+                &[("STATE_DIRECTORY", "/var/lib/tw:/x"), ("HOME", "/root")],
+                file,
+                9090,
+                Some("/var/lib/tw/drift-9090.json"),
+            ),
+            (&[("XDG_STATE_HOME", "/s"), ("HOME", "/root")], None, 9090, Some("/s/tokenway/drift-9090.json")),
+            (&[("HOME", "/root")], file, 9191, Some("/root/.local/state/tokenway/drift-9191.json")),
+            (&[], file, 9090, Some("/etc/tokenway/drift-9090.json")),
+            (&[("HOME", "")], None, 9090, None),
+            (&[("HOME", "/root")], file, 0, None),
+        ];
+        for (variables, file, port, expected) in table {
+            let env = |name: &str| {
+                variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
+            };
+            let state = DriftState::Default.settled(([127, 0, 0, 1], port).into(), file, &env);
+            assert_eq!(state.path(), expected.map(Path::new), "{variables:?}");
+        }
+        let off = DriftState::Off.settled(([127, 0, 0, 1], 9090).into(), file, &|_| Some("/x".to_owned()));
+        assert_eq!(off, DriftState::Off);
+    }
+}

@@ -1,0 +1,36 @@
+//! Mutes: findings of a route and a kind that nobody is told of for a while. They are found and shown all the same.
+
+use serde::{Deserialize, Serialize};
+
+use super::finding::{Finding, Kind};
+
+/// Silence about some findings.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+pub struct Mute {
+    /// Name of the route; `None` is every route.
+    pub route: Option<String>,
+    /// `None` is every kind.
+    pub kind: Option<Kind>,
+    /// Seconds since the epoch.
+    pub until: f64,
+}
+
+impl Mute {
+    /// Whether it is about this finding, at `at`.
+    #[must_use]
+    pub fn covers(&self, finding: &Finding, at: f64) -> bool {
+        let is_route = self.route.as_deref().is_none_or(|route| *route == *finding.series.route);
+        at < self.until && is_route && self.kind.is_none_or(|kind| kind == finding.kind)
+    }
+}
+
+/// Puts a mute in place of the one about the same findings; one that has ended is forgotten.
+pub(crate) fn put(mutes: &mut Vec<Mute>, mute: Mute, at: f64) {
+    mutes.retain(|old| (&old.route, old.kind) != (&mute.route, mute.kind) && at < old.until);
+    if at < mute.until && mutes.len() < MAX_MUTES {
+        mutes.push(mute);
+    }
+}
+
+/// A mute a route and kind.
+const MAX_MUTES: usize = 1024;

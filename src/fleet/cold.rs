@@ -1,0 +1,146 @@
+//! Whether a replica's process is warm: since when it is not, how long that took, and its slow start afterwards.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use super::slow_start::SlowStart;
+use crate::clock::Stamp;
+
+/// How warm one replica is.
+#[derive(Debug)]
+pub(super) struct Warmth {
+    inner: Mutex<Inner>,
+    /// Whether `inner` has a slow start, for the data path.
+    is_slow: AtomicBool,
+}
+
+#[derive(Debug)]
+struct Inner {
+    /// `None` once it is warm.
+    cold: Option<Cold>,
+    /// When its process became warm.
+    warm_since: Option<Stamp>,
+    slow_start: Option<SlowStart>,
+    cold_starts: ColdStarts,
+}
+
+/// A process that is not warm.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Cold {
+    /// It was discovered, or connects were refused first.
+    pub(super) since: Stamp,
+    /// It was seen loading or gone: it did not run before we came.
+    was_awaited: bool,
+}
+
+/// Cold starts that came to their end.
+#[derive(Clone, Debug, Default)]
+pub(super) struct ColdStarts {
+    pub(super) count: u64,
+    /// The newest last.
+    pub(super) latest: VecDeque<Duration>,
+}
+
+impl Warmth {
+    /// A replica that is discovered now.
+    pub(super) fn new(now: Stamp) -> Self {
+        let inner = Inner {
+            cold: Some(Cold { since: now, was_awaited: false }),
+            warm_since: None,
+            slow_start: None,
+            cold_starts: ColdStarts::default(),
+        };
+        Self { inner: Mutex::new(inner), is_slow: AtomicBool::new(false) }
+    }
+
+    /// Since when it has been cold.
+    pub(super) fn cold(&self) -> Option<Cold> {
+        self.inner.lock().cold
+    }
+
+    /// When its process became warm; `None` while it is not.
+    pub(super) fn warm_since(&self) -> Option<Stamp> {
+        self.inner.lock().warm_since
+    }
+
+    /// An own request found nobody, or no working engine.
+    pub(super) fn not_yet(&self) {
+        if let Some(cold) = &mut self.inner.lock().cold {
+            cold.was_awaited = true;
+        }
+    }
+
+    /// Its process is gone, or another one.
+    pub(super) fn lost(&self, since: Stamp) {
+        let mut inner = self.inner.lock();
+        inner.cold.get_or_insert(Cold { since, was_awaited: true });
+        (inner.warm_since, inner.slow_start) = (None, None);
+        self.is_slow.store(false, Ordering::Relaxed);
+    }
+
+    /// It is warm already, as another part of the fleet knows.
+    pub(super) fn adopted(&self, now: Stamp) {
+        let mut inner = self.inner.lock();
+        (inner.cold, inner.warm_since) = (None, Some(now));
+    }
+
+    /// It is warm. `joins`: others served before it, so that its time counts as a cold start in any case, and its share of the
+    /// traffic rises over `span`. Returns how long a cold start took.
+    pub(super) fn warmed(&self, now: Stamp, joins: bool, span: Duration) -> Option<Duration> {
+        let mut inner = self.inner.lock();
+        let cold = inner.cold.take();
+        inner.warm_since = Some(now);
+        inner.slow_start = if joins { SlowStart::begin(now, span) } else { None };
+        self.is_slow.store(inner.slow_start.is_some(), Ordering::Relaxed);
+        let took = cold.filter(|cold| joins || cold.was_awaited).map(|cold| now.since(cold.since))?;
+        inner.cold_starts.count += 1;
+        inner.cold_starts.latest.push_back(took);
+        if inner.cold_starts.latest.len() > KEPT {
+            inner.cold_starts.latest.pop_front();
+        }
+        Some(took)
+    }
+
+    pub(super) fn cold_starts(&self) -> ColdStarts {
+        self.inner.lock().cold_starts.clone()
+    }
+
+    pub(super) fn is_in_slow_start(&self) -> bool {
+        self.is_slow.load(Ordering::Relaxed)
+    }
+
+    /// Fraction of its ordinary traffic: below 1 in slow start.
+    pub(super) fn share(&self) -> f64 {
+        if !self.is_in_slow_start() {
+            return 1.0;
+        }
+        self.inner.lock().slow_start.map_or(1.0, |slow| slow.share())
+    }
+
+    /// A request was answered.
+    pub(super) fn answered(&self) {
+        if self.is_in_slow_start()
+            && let Some(slow) = &mut self.inner.lock().slow_start
+        {
+            slow.answered();
+        }
+    }
+
+    /// Takes a look at its slowness beside its peers; returns whether that ended its slow start.
+    pub(super) fn looked(&self, slowness: f64, now: Stamp) -> bool {
+        if !self.is_in_slow_start() {
+            return false;
+        }
+        let mut inner = self.inner.lock();
+        inner.slow_start = inner.slow_start.and_then(|slow| slow.looked(slowness, now));
+        let is_over = inner.slow_start.is_none();
+        self.is_slow.store(!is_over, Ordering::Relaxed);
+        is_over
+    }
+}
+
+/// Between two scrapes of our metrics there are fewer.
+const KEPT: usize = 16;

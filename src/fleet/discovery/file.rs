@@ -1,0 +1,42 @@
+//! Replicas from a file in the form of Prometheus' `file_sd`, read again whenever its content changes.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::file_sd;
+use super::report::Report;
+use crate::config::watch::watch_file;
+
+/// Reads until the task is dropped.
+pub(super) async fn run(path: PathBuf, report: Report) {
+    let watching = watch_file(&path);
+    let (_watcher, mut changes) = match watching {
+        Ok((watcher, changes)) => (Some(watcher), Some(changes)),
+        Err(error) => {
+            tracing::warn!(%error, path = %path.display(), "cannot watch: reading every five seconds");
+            (None, None)
+        }
+    };
+    loop {
+        match tokio::fs::read(&path).await {
+            Ok(text) => match file_sd::parse(&text) {
+                Ok(targets) => report.answered(targets),
+                Err(error) => report.failed(&format!("{}: {error}", path.display())),
+            },
+            Err(error) => report.failed(&format!("{}: cannot read it: {error}", path.display())),
+        }
+        let changed = async {
+            let has_changed = match &mut changes {
+                Some(changes) => changes.changed().await.is_ok(),
+                None => false,
+            };
+            if !has_changed {
+                std::future::pending::<()>().await;
+            }
+        };
+        // A file that vanished makes no change of content: the poll says so.
+        let _ = tokio::time::timeout(POLL, changed).await;
+    }
+}
+
+const POLL: Duration = Duration::from_secs(5);

@@ -1,0 +1,168 @@
+//! The Kubernetes API as far as it is needed: list and watch the EndpointSlices of one Service.
+//!
+//! In a cluster address, token and CA are those of the pod's service account; the token is read for every request, because the
+//! kubelet replaces it. Nothing here knows what a slice means.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Request, StatusCode, header};
+use serde::Deserialize;
+
+use super::error::{ApiError, Refusal};
+use super::events::Events;
+use super::slices::Slice;
+use crate::config::{Endpoint, KubernetesSource, PoolTls};
+use crate::upstream::call::CallError;
+use crate::upstream::connect::Connector;
+use crate::upstream::streamed::{Answer, open};
+
+/// The API server, for one Service.
+#[derive(Debug)]
+pub(super) struct Api {
+    endpoint: Endpoint,
+    connector: Connector,
+    path: String,
+}
+
+/// One page of a list.
+#[derive(Debug, Deserialize)]
+pub(super) struct Page {
+    pub(super) metadata: ListMetadata,
+    #[serde(default)]
+    pub(super) items: Vec<Slice>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct ListMetadata {
+    pub(super) resource_version: String,
+    #[serde(rename = "continue")]
+    pub(super) rest: Option<String>,
+}
+
+impl Api {
+    /// Finds the server; reads the CA of the cluster.
+    pub(super) async fn open(source: &KubernetesSource, connector: &Connector) -> Result<Self, ApiError> {
+        let path = format!("/apis/discovery.k8s.io/v1/namespaces/{}/endpointslices", source.namespace);
+        let path = format!("{path}?labelSelector=kubernetes.io%2Fservice-name%3D{}", source.service);
+        let endpoint = source.api.clone().map_or_else(in_cluster, Ok)?;
+        let connector = connector.separate();
+        let ca = PathBuf::from(ACCOUNT).join("ca.crt");
+        if endpoint.is_tls {
+            // Outside of a cluster the system's store; what the pool trusts is for its engines.
+            let has_ca = tokio::fs::try_exists(&ca).await.unwrap_or(false);
+            let tls = PoolTls { ca: has_ca.then_some(ca), ..PoolTls::default() };
+            let tls = connector.read(Some(&tls)).map_err(|error| ApiError::Credentials(error.to_string()))?;
+            connector.secure(tls);
+        }
+        Ok(Self { endpoint, connector, path })
+    }
+
+    /// A page of the list; `rest` is the token of the page before.
+    pub(super) async fn list(&self, rest: Option<&str>) -> Result<Page, ApiError> {
+        let rest = rest.map(|rest| format!("&continue={}", escaped(rest))).unwrap_or_default();
+        let mut answer = self.get(&format!("{}&limit=500{rest}", self.path)).await?;
+        let mut page = Vec::new();
+        let whole = async {
+            while let Some(chunk) = answer.chunk().await? {
+                if page.len() + chunk.len() > MAX_PAGE {
+                    return Err(ApiError::Protocol("a page of the list is too long".into()));
+                }
+                page.extend_from_slice(&chunk);
+            }
+            Ok(())
+        };
+        tokio::time::timeout(LIST_TIMEOUT, whole).await.map_err(|_| CallError::Timeout)??;
+        serde_json::from_slice(&page).map_err(|error| ApiError::Protocol(error.to_string()))
+    }
+
+    /// Everything that changes after `version`.
+    pub(super) async fn watch(&self, version: &str) -> Result<Events, ApiError> {
+        let seconds = WATCH_FOR.as_secs();
+        let version = escaped(version);
+        let query =
+            format!("watch=1&allowWatchBookmarks=true&timeoutSeconds={seconds}&resourceVersion={version}");
+        let answer = self.get(&format!("{}&{query}", self.path)).await?;
+        Ok(Events::new(answer))
+    }
+
+    async fn get(&self, path: &str) -> Result<Answer, ApiError> {
+        let mut request = Request::get(format!("{}{path}", self.endpoint.base_path))
+            .header(header::ACCEPT, "application/json");
+        // Never in the clear.
+        if self.endpoint.is_tls
+            && let Some(token) = token().await?
+        {
+            request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
+        }
+        let request = request.body(Bytes::new()).map_err(|error| ApiError::Protocol(error.to_string()))?;
+        let mut answer = open(&self.connector, &self.endpoint, request, HEAD_TIMEOUT).await?;
+        match answer.status() {
+            StatusCode::OK => Ok(answer),
+            StatusCode::GONE => Err(ApiError::Expired),
+            status => {
+                let text = answer.chunk().await.ok().flatten().unwrap_or_default();
+                let refusal: Refusal = serde_json::from_slice(&text).unwrap_or_default();
+                Err(ApiError::Refused { status, message: refusal.message })
+            }
+        }
+    }
+}
+
+fn in_cluster() -> Result<Endpoint, ApiError> {
+    let read = |name: &str| {
+        std::env::var(name).map_err(|_| {
+            ApiError::Credentials(format!(
+                "{name} is not set: this is no pod; say kubernetes.api = \"https://…\""
+            ))
+        })
+    };
+    let host: Arc<str> = read("KUBERNETES_SERVICE_HOST")?.into();
+    let port = read("KUBERNETES_SERVICE_PORT")?;
+    let port = port.parse().map_err(|_| ApiError::Credentials(format!("{port:?} is no port")))?;
+    Ok(Endpoint { is_tls: true, host, port, base_path: "".into() })
+}
+
+async fn token() -> Result<Option<String>, ApiError> {
+    let path = PathBuf::from(ACCOUNT).join("token");
+    match tokio::fs::read_to_string(&path).await {
+        Ok(token) => Ok(Some(token.trim().to_owned())),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(ApiError::Credentials(format!("{}: {error}", path.display()))),
+    }
+}
+
+/// A value in a query (RFC 3986): versions and tokens are opaque.
+fn escaped(value: &str) -> String {
+    let mut text = String::with_capacity(value.len());
+    for byte in value.bytes() {
+        if byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b'~') {
+            text.push(char::from(byte));
+        } else {
+            text.push_str(&format!("%{byte:02X}"));
+        }
+    }
+    text
+}
+
+/// Where a pod finds its credentials.
+const ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
+const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
+const LIST_TIMEOUT: Duration = Duration::from_secs(60);
+/// After this the server ends the watch.
+pub(super) const WATCH_FOR: Duration = Duration::from_secs(290);
+const MAX_PAGE: usize = 64 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_pass_through_a_query_unharmed() {
+        assert_eq!(escaped("a-1_b.c~"), "a-1_b.c~");
+        assert_eq!(escaped("eyJ2+/=&é"), "eyJ2%2B%2F%3D%26%C3%A9");
+    }
+}

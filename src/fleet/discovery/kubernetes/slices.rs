@@ -1,0 +1,289 @@
+//! EndpointSlices and what they say about replicas. Pure.
+//!
+//! A Service has several slices, an endpoint may for a moment stand in two of them, and a pod with two families of addresses
+//! stands in slices of both: it is one replica, by its IPv4 address. One that is `terminating` leaves: its streams run to
+//! their end. Absent conditions mean `ready` (the API's rule). The name is the pod's, and its uid tells a new pod at an old
+//! address.
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use serde::{Deserialize, Deserializer};
+
+use crate::config::{Endpoint, KubernetesSource, ReplicaSpec, ServicePort, parse_name};
+use crate::fleet::discovery::roster::Found;
+
+/// One event of a watch.
+#[derive(Debug)]
+pub(super) enum Event {
+    /// A slice is new or has changed.
+    Changed(Slice),
+    /// A slice is gone.
+    Deleted(Slice),
+    /// Nothing changed up to this version.
+    Bookmark(String),
+}
+
+impl Event {
+    /// The version that the watch has reached.
+    pub(super) fn version(&self) -> Option<&str> {
+        match self {
+            Self::Changed(slice) | Self::Deleted(slice) => slice.metadata.resource_version.as_deref(),
+            Self::Bookmark(version) => Some(version),
+        }
+    }
+}
+
+/// An EndpointSlice, as far as it is read.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Slice {
+    pub(super) metadata: Metadata,
+    #[serde(default)]
+    address_type: String,
+    #[serde(default, deserialize_with = "or_null")]
+    endpoints: Vec<SliceEndpoint>,
+    #[serde(default, deserialize_with = "or_null")]
+    ports: Vec<SlicePort>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Metadata {
+    #[serde(default)]
+    name: String,
+    pub(super) resource_version: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct SliceEndpoint {
+    #[serde(default, deserialize_with = "or_null")]
+    addresses: Vec<String>,
+    #[serde(default, deserialize_with = "or_null")]
+    conditions: Conditions,
+    target_ref: Option<TargetRef>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+struct Conditions {
+    ready: Option<bool>,
+    serving: Option<bool>,
+    terminating: Option<bool>,
+}
+
+#[derive(Debug, Deserialize)]
+struct TargetRef {
+    name: Option<String>,
+    uid: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+struct SlicePort {
+    name: Option<String>,
+    port: Option<u16>,
+}
+
+/// The API writes `null` for what is empty.
+fn or_null<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(from: D) -> Result<T, D::Error> {
+    Option::<T>::deserialize(from).map(Option::unwrap_or_default)
+}
+
+/// The slices of one Service.
+#[derive(Debug)]
+pub(super) struct Slices {
+    source: KubernetesSource,
+    by_name: BTreeMap<String, Vec<Entry>>,
+}
+
+#[derive(Debug, PartialEq)]
+struct Entry {
+    found: Found,
+    /// Kept, because its entry in one slice wins over an older one in another.
+    is_terminating: bool,
+    is_v4: bool,
+}
+
+impl Slices {
+    /// None yet.
+    pub(super) fn new(source: KubernetesSource) -> Self {
+        Self { source, by_name: BTreeMap::new() }
+    }
+
+    /// A list says what there is, and with that what is no more.
+    pub(super) fn replace(&mut self, slices: Vec<Slice>) {
+        self.by_name = slices.into_iter().map(|slice| self.entries(slice)).collect();
+    }
+
+    /// Takes in an event.
+    pub(super) fn apply(&mut self, event: Event) {
+        match event {
+            Event::Changed(slice) => {
+                let (name, entries) = self.entries(slice);
+                self.by_name.insert(name, entries);
+            }
+            Event::Deleted(slice) => {
+                self.by_name.remove(&slice.metadata.name);
+            }
+            Event::Bookmark(_) => {}
+        }
+    }
+
+    /// The replicas, in a stable order.
+    pub(super) fn targets(&self) -> Vec<Found> {
+        let mut by_pod: HashMap<&str, &Entry> = HashMap::new();
+        let mut alone: HashMap<&Endpoint, &Entry> = HashMap::new();
+        for entry in self.by_name.values().flatten() {
+            match entry.found.instance.as_deref() {
+                Some(pod) => {
+                    by_pod.entry(pod).and_modify(|known| *known = preferred(known, entry)).or_insert(entry);
+                }
+                None => {
+                    let endpoint = &entry.found.spec.endpoint;
+                    alone
+                        .entry(endpoint)
+                        .and_modify(|known| *known = preferred(known, entry))
+                        .or_insert(entry);
+                }
+            }
+        }
+        let stays = by_pod.into_values().chain(alone.into_values()).filter(|entry| !entry.is_terminating);
+        let mut targets: Vec<Found> = stays.map(|entry| entry.found.clone()).collect();
+        // By URL as well: an address goes to another pod before the slice of the first one is updated.
+        targets.sort_by(|a, b| {
+            (&a.spec.name, &*a.spec.endpoint.host).cmp(&(&b.spec.name, &*b.spec.endpoint.host))
+        });
+        targets
+    }
+
+    fn entries(&self, slice: Slice) -> (String, Vec<Entry>) {
+        let is_v4 = slice.address_type != "IPv6";
+        let port = match &self.source.port {
+            ServicePort::Number(port) => Some(*port),
+            ServicePort::Named(name) => {
+                let is_it = |port: &&SlicePort| port.name.as_deref() == Some(name);
+                slice.ports.iter().find(is_it).and_then(|port| port.port)
+            }
+            ServicePort::Only => match slice.ports.as_slice() {
+                [port] => port.port,
+                _ => None,
+            },
+        };
+        let entry = |endpoint: SliceEndpoint| self.entry(endpoint, port?, is_v4);
+        // Names of hosts (addressType FQDN) are not addresses of pods.
+        let is_usable = slice.address_type != "FQDN";
+        let endpoints = slice.endpoints.into_iter().filter(|_| is_usable);
+        (slice.metadata.name, endpoints.filter_map(entry).collect())
+    }
+
+    fn entry(&self, endpoint: SliceEndpoint, port: u16, is_v4: bool) -> Option<Entry> {
+        let address: IpAddr = endpoint.addresses.into_iter().next()?.parse().ok()?;
+        let host: Arc<str> = address.to_string().into();
+        let conditions = endpoint.conditions;
+        let is_terminating = conditions.terminating.unwrap_or(false);
+        let is_serving = conditions.serving.or(conditions.ready).unwrap_or(true);
+        let place = Endpoint { is_tls: self.source.is_tls, host, port, base_path: "".into() };
+        let (name, uid) = endpoint.target_ref.map_or((None, None), |pod| (pod.name, pod.uid));
+        let name = name.and_then(|name| parse_name(&name).ok()).unwrap_or_else(|| place.authority().into());
+        let spec = ReplicaSpec { name, endpoint: place, zone: None };
+        Some(Entry {
+            found: Found { spec, instance: uid.map(Into::into), is_serving },
+            is_terminating,
+            is_v4,
+        })
+    }
+}
+
+/// Of two entries of one endpoint: what leaves is leaving whatever an older entry says, and IPv4 before IPv6.
+fn preferred<'e>(one: &'e Entry, other: &'e Entry) -> &'e Entry {
+    let rank = |entry: &Entry| (entry.is_terminating, entry.is_v4, entry.found.is_serving);
+    if rank(other) > rank(one) { other } else { one }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn source(port: ServicePort) -> KubernetesSource {
+        let (namespace, service) = ("models".into(), "vllm".into());
+        KubernetesSource { namespace, service, port, is_tls: false, api: None }
+    }
+
+    fn slice(name: &str, family: &str, endpoints: &[Value]) -> Slice {
+        serde_json::from_value(json!({
+            "metadata": { "name": name, "resourceVersion": "5" },
+            "addressType": family,
+            "ports": [{ "name": "http", "port": 8000 }, { "name": "metrics", "port": 9000 }],
+            "endpoints": endpoints,
+        }))
+        .unwrap()
+    }
+
+    fn pod(name: &str, address: &str, conditions: Value) -> Value {
+        json!({
+            "addresses": [address],
+            "conditions": conditions,
+            "targetRef": { "kind": "Pod", "name": name, "uid": format!("uid-{name}") },
+        })
+    }
+
+    fn shown(slices: &Slices) -> Vec<String> {
+        let mark = |found: &Found| if found.is_serving { "" } else { "!" };
+        let show = |f: &Found| format!("{} {}{}", f.spec.name, f.spec.endpoint.authority(), mark(f));
+        slices.targets().iter().map(show).collect()
+    }
+
+    #[test]
+    fn slices_are_merged_and_conditions_count() {
+        let mut slices = Slices::new(source(ServicePort::Named("http".into())));
+        slices.replace(vec![
+            slice(
+                "s1",
+                "IPv4",
+                &[
+                    pod("a", "10.0.0.1", json!({ "ready": true, "serving": true, "terminating": false })),
+                    pod("b", "10.0.0.2", json!({ "ready": false, "serving": false })),
+                    pod("c", "10.0.0.3", json!({ "ready": false, "serving": true, "terminating": true })),
+                ],
+            ),
+            slice("s2", "IPv4", &[pod("d", "10.0.0.4", json!({})), pod("a", "10.0.0.1", json!({}))]),
+            slice("s6", "IPv6", &[pod("a", "fd00::1", json!({})), pod("e", "fd00::2", json!({}))]),
+        ]);
+        let all = ["a 10.0.0.1:8000", "b 10.0.0.2:8000!", "d 10.0.0.4:8000", "e [fd00::2]:8000"];
+        assert_eq!(shown(&slices), all);
+        slices.apply(Event::Deleted(slice("s2", "IPv4", &[])));
+        assert_eq!(shown(&slices), ["a 10.0.0.1:8000", "b 10.0.0.2:8000!", "e [fd00::2]:8000"]);
+        let leaving = pod("a", "10.0.0.1", json!({ "terminating": true, "serving": true }));
+        slices.apply(Event::Changed(slice("s1", "IPv4", &[leaving])));
+        assert_eq!(shown(&slices), ["e [fd00::2]:8000"], "its IPv6 address does not bring it back");
+        slices.apply(Event::Bookmark("9".into()));
+        slices.replace(vec![]);
+        assert!(shown(&slices).is_empty());
+    }
+
+    #[test]
+    fn the_port_is_a_number_a_name_or_the_only_one() {
+        for (port, expected) in [
+            (ServicePort::Number(7), Some(7)),
+            (ServicePort::Named("metrics".into()), Some(9000)),
+            (ServicePort::Named("grpc".into()), None),
+            (ServicePort::Only, None),
+        ] {
+            let mut slices = Slices::new(source(port.clone()));
+            slices.replace(vec![slice("s", "IPv4", &[pod("a", "10.0.0.1", Value::Null)])]);
+            assert_eq!(slices.targets().first().map(|f| f.spec.endpoint.port), expected, "{port:?}");
+        }
+    }
+
+    #[test]
+    fn an_endpoint_without_a_pod_is_named_by_its_address() {
+        let mut slices = Slices::new(source(ServicePort::Number(80)));
+        let bare = json!({ "addresses": ["10.1.1.1"], "conditions": null });
+        slices.replace(vec![slice("s", "IPv4", std::slice::from_ref(&bare)), slice("t", "IPv4", &[bare])]);
+        assert_eq!(shown(&slices), ["10.1.1.1:80 10.1.1.1:80"]);
+        assert_eq!(slices.targets()[0].instance, None);
+    }
+}

@@ -1,0 +1,49 @@
+//! How those that learn of replicas say so: the tasks of sources, and scrapes that see several engines behind one URL.
+
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use super::roster::{Found, SourceKind};
+use crate::config::Endpoint;
+use crate::upstream::connect::Connector;
+
+/// The members of a pool, as those see them that report.
+pub(in crate::fleet) trait Roll: Debug + Send + Sync {
+    /// A source named its replicas.
+    fn answered(self: Arc<Self>, kind: SourceKind, targets: Vec<Found>);
+
+    /// A source failed: its last list stays.
+    fn failed(&self, kind: SourceKind, error: &str);
+
+    /// A source says that it has none, which it says too easily.
+    fn absent(self: Arc<Self>, kind: SourceKind, error: &str);
+
+    /// The metrics page of a URL shows so many engines.
+    fn saw_ranks(self: Arc<Self>, endpoint: &Endpoint, ranks: u32);
+}
+
+/// What a source's task reports to.
+#[derive(Debug)]
+pub(super) struct Report {
+    pub(super) roll: Arc<dyn Roll>,
+    pub(super) kind: SourceKind,
+    /// Opens connections to the source.
+    pub(super) connector: Connector,
+}
+
+impl Report {
+    /// The whole list, as of now.
+    pub(super) fn answered(&self, targets: Vec<Found>) {
+        Arc::clone(&self.roll).answered(self.kind, targets);
+    }
+
+    /// It did not answer, or what it said makes no sense: the last list stays.
+    pub(super) fn failed(&self, error: &str) {
+        self.roll.failed(self.kind, error);
+    }
+
+    /// It says that there is nothing of the name, which resolvers say too easily.
+    pub(super) fn absent(&self, error: &str) {
+        Arc::clone(&self.roll).absent(self.kind, error);
+    }
+}

@@ -1,0 +1,391 @@
+//! Who belongs to a pool: the answers of its sources, and what operators said, merged into one list. Pure.
+//!
+//! Sources are asked in the order of [`SourceKind::ALL`]; the first that names a URL describes it, so a replica that two of
+//! them name is one. A failure changes nothing but what is said about its source. An empty answer counts where the source
+//! knows what it says (a file, the Kubernetes API); the absence of a DNS name is believed only once it has lasted for
+//! [`ABSENT_FOR`] and no replica that it had is ready: resolvers lose names more often than fleets lose all their replicas.
+
+use std::collections::{HashMap, HashSet};
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::clock::Stamp;
+use crate::config::{DataParallel, Endpoint, MAX_REPLICAS, ReplicaSpec};
+
+/// A source of replicas.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum SourceKind {
+    /// `pool.replicas`
+    Static,
+    /// `POST /api/replicas`
+    Admin,
+    /// `pool.file`
+    File,
+    /// `pool.dns`
+    Dns,
+    /// `pool.kubernetes`
+    Kubernetes,
+}
+
+impl SourceKind {
+    /// Every source; an earlier one describes a replica that several name.
+    pub const ALL: [Self; 5] = [Self::Static, Self::Admin, Self::File, Self::Dns, Self::Kubernetes];
+
+    /// Whether it is the gateway's own word, which has no age.
+    pub(super) fn is_ours(self) -> bool {
+        matches!(self, Self::Static | Self::Admin)
+    }
+
+    /// Value of the label `source`.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Static => "static",
+            Self::Admin => "admin",
+            Self::File => "file",
+            Self::Dns => "dns",
+            Self::Kubernetes => "kubernetes",
+        }
+    }
+}
+
+/// A replica as a source describes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// Name and URL.
+    pub spec: ReplicaSpec,
+    /// What tells this process from an earlier one at the same URL, such as the id of a pod.
+    pub instance: Option<Arc<str>>,
+    /// Whether its orchestrator lets it have traffic.
+    pub is_serving: bool,
+}
+
+impl From<ReplicaSpec> for Found {
+    fn from(spec: ReplicaSpec) -> Self {
+        Self { spec, instance: None, is_serving: true }
+    }
+}
+
+/// One URL that belongs to the pool.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Member {
+    /// Name and URL.
+    pub(crate) spec: ReplicaSpec,
+    /// As [`Found::instance`].
+    pub(crate) instance: Option<Arc<str>>,
+    /// Why it gets no new requests, whatever its probes say.
+    pub(crate) held: Option<&'static str>,
+    /// Engines behind the URL that are targets of their own; 1 where the URL is one target.
+    pub(crate) ranks: u32,
+}
+
+/// What is known of one source.
+#[derive(Clone, Debug, Default)]
+pub struct SourceState {
+    /// Of its last good answer.
+    pub targets: Arc<[Found]>,
+    /// When that was.
+    pub answered: Option<Stamp>,
+    /// Since when it has failed without a good answer in between, and how, for people.
+    pub failing: Option<(Stamp, Arc<str>)>,
+    /// Failures so far.
+    pub failures: u64,
+}
+
+/// What operators made of a replica.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Away {
+    Drained,
+    Removed,
+}
+
+/// The sources of one pool and what they said.
+#[derive(Debug, Default)]
+pub(crate) struct Roster {
+    sources: HashMap<SourceKind, SourceState>,
+    away: HashMap<Endpoint, Away>,
+    added: Vec<ReplicaSpec>,
+    /// Engines that metrics pages show.
+    seen_ranks: HashMap<Endpoint, u32>,
+    data_parallel: DataParallel,
+}
+
+/// The pool's replicas by all of its sources.
+#[derive(Debug, Default)]
+pub(crate) struct Lineup {
+    pub(crate) members: Vec<Member>,
+    /// Replicas that the pool has no room for.
+    pub(crate) left_out: usize,
+}
+
+impl Roster {
+    /// Takes over a configuration: its list, and how ranks are told.
+    pub(crate) fn configure(&mut self, replicas: &[ReplicaSpec], data_parallel: DataParallel, now: Stamp) {
+        self.data_parallel = data_parallel;
+        let targets: Arc<[Found]> = replicas.iter().cloned().map(Found::from).collect();
+        let state = SourceState { targets, answered: Some(now), ..SourceState::default() };
+        self.sources.insert(SourceKind::Static, state);
+    }
+
+    /// A source is no longer configured: its replicas leave.
+    pub(crate) fn forget(&mut self, kind: SourceKind) {
+        self.sources.remove(&kind);
+    }
+
+    /// A source is configured; until it answers, replicas of the source that stood in its place stay.
+    pub(crate) fn open(&mut self, kind: SourceKind) {
+        self.sources.entry(kind).or_default();
+    }
+
+    /// A good answer. Returns whether it differs from the one before.
+    pub(crate) fn answered(&mut self, kind: SourceKind, targets: Vec<Found>, now: Stamp) -> bool {
+        let Some(state) = self.sources.get_mut(&kind) else { return false };
+        state.answered = Some(now);
+        state.failing = None;
+        let is_new = *state.targets != *targets;
+        if is_new {
+            state.targets = targets.into();
+        }
+        is_new
+    }
+
+    /// A failure: what the source said last stays in force. Returns whether it is the first since its last good answer.
+    pub(crate) fn failed(&mut self, kind: SourceKind, error: &str, now: Stamp) -> bool {
+        let Some(state) = self.sources.get_mut(&kind) else { return false };
+        state.failures += 1;
+        let since = state.failing.as_ref().map(|(since, _)| *since);
+        state.failing = Some((since.unwrap_or(now), error.into()));
+        since.is_none()
+    }
+
+    /// Whether a source that says nothing but "there is none" may be believed by now.
+    pub(crate) fn believes_absence(&self, kind: SourceKind, is_any_ready: bool, now: Stamp) -> bool {
+        let Some(state) = self.sources.get(&kind) else { return false };
+        let lasted = state.failing.as_ref().is_some_and(|(since, _)| now.since(*since) >= ABSENT_FOR);
+        !state.targets.is_empty() && lasted && !is_any_ready
+    }
+
+    /// What a source named last.
+    pub(crate) fn targets(&self, kind: SourceKind) -> Arc<[Found]> {
+        self.sources.get(&kind).map(|state| Arc::clone(&state.targets)).unwrap_or_default()
+    }
+
+    /// Every source, in order.
+    pub(crate) fn sources(&self) -> impl Iterator<Item = (SourceKind, &SourceState)> {
+        SourceKind::ALL.into_iter().filter_map(|kind| Some((kind, self.sources.get(&kind)?)))
+    }
+
+    /// A metrics page shows this many engines. Returns whether that is news.
+    pub(crate) fn saw_ranks(&mut self, endpoint: &Endpoint, ranks: u32) -> bool {
+        if self.data_parallel != DataParallel::Auto {
+            return false;
+        }
+        self.seen_ranks.insert(endpoint.clone(), ranks) != Some(ranks)
+    }
+
+    /// An operator adds a replica, or lets one that is drained or removed take part again.
+    pub(crate) fn add(&mut self, spec: ReplicaSpec, now: Stamp) {
+        self.away.remove(&spec.endpoint);
+        let is_known = self.sources.values().any(|state| names(&state.targets, &spec.endpoint));
+        if !is_known {
+            self.added.push(spec);
+            self.publish_added(now);
+        }
+    }
+
+    /// An operator takes a replica's new requests away; it stays listed.
+    pub(crate) fn drain(&mut self, endpoint: &Endpoint) {
+        self.away.insert(endpoint.clone(), Away::Drained);
+    }
+
+    /// An operator takes a replica out, also where another source still names it.
+    pub(crate) fn remove(&mut self, endpoint: &Endpoint, now: Stamp) {
+        self.added.retain(|spec| spec.endpoint != *endpoint);
+        self.publish_added(now);
+        if self.sources.values().any(|state| names(&state.targets, endpoint)) {
+            self.away.insert(endpoint.clone(), Away::Removed);
+        } else {
+            self.away.remove(endpoint);
+        }
+    }
+
+    fn publish_added(&mut self, now: Stamp) {
+        self.open(SourceKind::Admin);
+        let targets = self.added.iter().cloned().map(Found::from).collect();
+        self.answered(SourceKind::Admin, targets, now);
+    }
+
+    /// The replicas of the pool.
+    pub(crate) fn lineup(&mut self) -> Lineup {
+        let mut seen: HashSet<&Endpoint> = HashSet::new();
+        let mut names: HashSet<Arc<str>> = HashSet::new();
+        let mut lineup = Lineup::default();
+        let mut targets = 0;
+        for kind in SourceKind::ALL {
+            let Some(state) = self.sources.get(&kind) else { continue };
+            // Where nobody serves, by the orchestrator's probes, ours decide: under overload all of its probes fail at once.
+            let any_serves = state.targets.iter().any(|found| found.is_serving);
+            for found in state.targets.iter() {
+                let away = self.away.get(&found.spec.endpoint);
+                if !seen.insert(&found.spec.endpoint) || away == Some(&Away::Removed) {
+                    continue;
+                }
+                let ranks = ranks_of(self.data_parallel, &self.seen_ranks, &found.spec.endpoint);
+                targets += ranks as usize;
+                if targets > MAX_REPLICAS {
+                    lineup.left_out += 1;
+                    continue;
+                }
+                let held = match away {
+                    Some(_) => Some(DRAINED),
+                    None if any_serves && !found.is_serving => Some(NOT_SERVING),
+                    None => None,
+                };
+                let spec = unique(&found.spec, &mut names);
+                lineup.members.push(Member { spec, instance: found.instance.clone(), held, ranks });
+            }
+        }
+        let seen: HashSet<Endpoint> = seen.into_iter().cloned().collect();
+        self.seen_ranks.retain(|endpoint, _| seen.contains(endpoint));
+        self.away.retain(|endpoint, _| seen.contains(endpoint));
+        lineup
+    }
+}
+
+fn names(targets: &[Found], endpoint: &Endpoint) -> bool {
+    targets.iter().any(|found| found.spec.endpoint == *endpoint)
+}
+
+fn ranks_of(configured: DataParallel, seen: &HashMap<Endpoint, u32>, endpoint: &Endpoint) -> u32 {
+    match configured {
+        DataParallel::Ranks(count) => count.get(),
+        DataParallel::Auto => {
+            seen.get(endpoint).copied().and_then(NonZeroU32::new).map_or(1, NonZeroU32::get)
+        }
+    }
+}
+
+/// A name that another replica has gives way to the URL.
+fn unique(spec: &ReplicaSpec, names: &mut HashSet<Arc<str>>) -> ReplicaSpec {
+    if names.insert(Arc::clone(&spec.name)) {
+        return spec.clone();
+    }
+    let name: Arc<str> = spec.endpoint.to_string().into();
+    names.insert(Arc::clone(&name));
+    ReplicaSpec { name, endpoint: spec.endpoint.clone(), zone: spec.zone.clone() }
+}
+
+/// How long a name has to be gone before that is believed.
+pub(super) const ABSENT_FOR: Duration = Duration::from_secs(60);
+const DRAINED: &str = "drained on the admin port";
+const NOT_SERVING: &str = "not serving, says its orchestrator";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(seconds: u64) -> Stamp {
+        Stamp::from_nanos(seconds * 1_000_000_000)
+    }
+
+    fn spec(name: &str, host: &str) -> ReplicaSpec {
+        let endpoint = Endpoint { is_tls: false, host: host.into(), port: 8000, base_path: "".into() };
+        ReplicaSpec { name: name.into(), endpoint, zone: None }
+    }
+
+    fn found(name: &str, host: &str) -> Found {
+        spec(name, host).into()
+    }
+
+    fn roster(kinds: &[SourceKind]) -> Roster {
+        let mut roster = Roster::default();
+        kinds.iter().for_each(|kind| roster.open(*kind));
+        roster
+    }
+
+    fn shown(roster: &mut Roster) -> Vec<String> {
+        let member =
+            |m: &Member| format!("{}@{}{}", m.spec.name, m.spec.endpoint.host, m.held.map_or("", |_| "!"));
+        roster.lineup().members.iter().map(member).collect()
+    }
+
+    #[test]
+    fn a_replica_that_two_sources_name_is_one_and_names_stay_unique() {
+        let mut roster = roster(&[SourceKind::Dns, SourceKind::File]);
+        roster.configure(&[spec("a", "h1")], DataParallel::Auto, at(0));
+        roster.answered(SourceKind::Dns, vec![found("h1:8000", "h1"), found("a", "h2")], at(1));
+        roster.answered(SourceKind::File, vec![found("b", "h3"), found("c", "h2")], at(1));
+        assert_eq!(shown(&mut roster), ["a@h1", "b@h3", "c@h2"]);
+        roster.answered(SourceKind::File, vec![found("a", "h3")], at(2));
+        assert_eq!(shown(&mut roster), ["a@h1", "http://h3:8000@h3", "http://h2:8000@h2"]);
+    }
+
+    #[test]
+    fn a_failure_keeps_the_last_answer_and_an_absence_has_to_last() {
+        let mut roster = roster(&[SourceKind::Dns]);
+        assert!(roster.answered(SourceKind::Dns, vec![found("a", "h1")], at(0)));
+        assert!(!roster.answered(SourceKind::Dns, vec![found("a", "h1")], at(5)), "nothing new");
+        assert!(roster.failed(SourceKind::Dns, "timed out", at(10)), "the first one is said");
+        assert!(!roster.failed(SourceKind::Dns, "no such name", at(20)));
+        assert_eq!(shown(&mut roster), ["a@h1"]);
+        let state = roster.sources().next().unwrap().1.clone();
+        assert_eq!((state.failures, state.failing.unwrap().0, state.answered), (2, at(10), Some(at(5))));
+        for (is_ready, seconds, believed) in [(false, 69, false), (true, 200, false), (false, 70, true)] {
+            assert_eq!(
+                roster.believes_absence(SourceKind::Dns, is_ready, at(seconds)),
+                believed,
+                "{seconds}"
+            );
+        }
+        assert!(roster.answered(SourceKind::Dns, vec![], at(80)));
+        assert!(shown(&mut roster).is_empty());
+    }
+
+    #[test]
+    fn operators_add_drain_remove_and_bring_back() {
+        let mut roster = roster(&[]);
+        roster.configure(&[spec("a", "h1"), spec("b", "h2")], DataParallel::Auto, at(0));
+        roster.add(spec("c", "h3"), at(1));
+        roster.add(spec("twice", "h3"), at(1));
+        roster.drain(&spec("", "h1").endpoint);
+        roster.remove(&spec("", "h2").endpoint, at(1));
+        assert_eq!(shown(&mut roster), ["a@h1!", "c@h3"]);
+        roster.add(spec("x", "h2"), at(2));
+        roster.add(spec("x", "h1"), at(2));
+        roster.remove(&spec("", "h3").endpoint, at(2));
+        assert_eq!(shown(&mut roster), ["a@h1", "b@h2"], "under the names that the file gives");
+        roster.drain(&spec("", "h1").endpoint);
+        roster.configure(&[spec("b", "h2")], DataParallel::Auto, at(3));
+        assert_eq!(shown(&mut roster), ["b@h2"]);
+        roster.configure(&[spec("a", "h1")], DataParallel::Auto, at(4));
+        assert_eq!(shown(&mut roster), ["a@h1"], "what left the file is drained no more");
+    }
+
+    #[test]
+    fn one_that_does_not_serve_is_held_unless_none_does() {
+        let mut roster = roster(&[SourceKind::Kubernetes]);
+        let idle = |host| Found { is_serving: false, ..found(host, host) };
+        roster.answered(SourceKind::Kubernetes, vec![found("a", "a"), idle("b")], at(0));
+        assert_eq!(shown(&mut roster), ["a@a", "b@b!"]);
+        roster.answered(SourceKind::Kubernetes, vec![idle("a"), idle("b")], at(0));
+        assert_eq!(shown(&mut roster), ["a@a", "b@b"]);
+    }
+
+    #[test]
+    fn ranks_come_from_the_file_or_the_page_and_count_against_the_pool_s_room() {
+        let mut roster = roster(&[]);
+        let many: Vec<_> =
+            (0..MAX_REPLICAS + 3).map(|at| spec(&format!("r{at}"), &format!("h{at}"))).collect();
+        roster.configure(&many, DataParallel::Auto, at(0));
+        let lineup = roster.lineup();
+        assert_eq!((lineup.members.len(), lineup.left_out), (MAX_REPLICAS, 3));
+        let first = &many[0].endpoint;
+        assert!(roster.saw_ranks(first, 2) && !roster.saw_ranks(first, 2));
+        let lineup = roster.lineup();
+        assert_eq!((lineup.members[0].ranks, lineup.members[1].ranks, lineup.left_out), (2, 1, 4));
+        roster.configure(&many[..1], DataParallel::Ranks(NonZeroU32::MIN), at(1));
+        assert!(!roster.saw_ranks(first, 4));
+        assert_eq!(roster.lineup().members[0].ranks, 1);
+    }
+}

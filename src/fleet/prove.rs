@@ -1,0 +1,204 @@
+//! What a prober asks beyond its probe: proofs of all that is promised, warm-up, keep-alive.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use serde_json::json;
+
+use super::life::Event;
+use super::probe::{ProbeResult, Prober};
+use super::status::WarmUpReport;
+use super::warmup::{self, WarmUpRequest};
+use crate::config::{EngineKind, Pool, ProbeKind};
+use crate::request::fields;
+use crate::request::prompt::RequestPrompt;
+use crate::routing::Prompt;
+use crate::units::Tokens;
+use crate::upstream::call::{Call, CallError};
+
+impl Prober {
+    /// Asks for every promised model and adapter, after its probe was answered. Adapters that may be loaded are.
+    pub(super) async fn prove(&self, config: &Pool, kind: ProbeKind) -> ProbeResult {
+        if kind == ProbeKind::Health {
+            return ProbeResult::Answered(kind);
+        }
+        if self.load_adapters(config).await
+            && let Err(failed) = self.list_models(config).await
+        {
+            return failed;
+        }
+        let proofs = self.pool.promised.load().proofs(&self.replica.models.load());
+        self.note_lacks(&proofs.lacks);
+        for model in &proofs.all {
+            match self.ask_for(config, kind, model).await {
+                ProbeResult::Answered(_) => {}
+                ProbeResult::Failed(why) => return ProbeResult::Failed(format!("model {model}: {why}")),
+                other => return other,
+            }
+        }
+        let mut last = ProbeResult::Answered(kind);
+        for model in &proofs.any {
+            match self.ask_for(config, kind, model).await {
+                ProbeResult::Failed(why) => {
+                    last = ProbeResult::Failed(format!("serves none of the models promised; {model}: {why}"));
+                }
+                answered => return answered,
+            }
+        }
+        last
+    }
+
+    /// Asks its engine to load the pool's adapters that it does not list; returns whether it loaded any.
+    async fn load_adapters(&self, config: &Pool) -> bool {
+        let path = match config.engine {
+            EngineKind::Sglang => "/load_lora_adapter",
+            _ => "/v1/load_lora_adapter",
+        };
+        let mut has_loaded = false;
+        for (name, source) in config.lora.adapters.iter().filter(|_| config.lora.load) {
+            if self.replica.lists(name) {
+                continue;
+            }
+            let body = json!({ "lora_name": &**name, "lora_path": &**source }).to_string();
+            let call = Call {
+                timeout: config.warmup.timeout.max(config.probe.timeout),
+                ..self.call(config, path, Some(&body))
+            };
+            let answer = call.send(&self.connector).await;
+            let is_loaded = matches!(&answer, Ok((status, _)) if status.is_success());
+            let (pool, replica) = (&self.pool.name, self.replica.name());
+            if is_loaded {
+                tracing::info!(%pool, %replica, adapter = %name, "engine loaded an adapter");
+            } else {
+                let answer = answer.map_or_else(|error| error.to_string(), |(status, _)| status.to_string());
+                tracing::warn!(%pool, %replica, adapter = %name, answer, "engine did not load an adapter");
+            }
+            has_loaded |= is_loaded;
+        }
+        has_loaded
+    }
+
+    /// Says once what is promised and not there.
+    fn note_lacks(&self, lacks: &[Arc<str>]) {
+        if ***self.replica.lacks.load() == *lacks {
+            return;
+        }
+        self.replica.lacks.store(Arc::new(lacks.into()));
+        if !lacks.is_empty() {
+            let (pool, replica) = (&self.pool.name, self.replica.name());
+            let models = lacks.join(", ");
+            tracing::warn!(%pool, %replica, models, "replica does not list models that its routes promise");
+        }
+    }
+
+    /// Begins another warm-up where one was asked for: outside of the traffic if another replica takes it meanwhile.
+    pub(super) fn begin_again(&self) -> bool {
+        if !self.replica.warm_again.swap(false, Ordering::Relaxed) || !self.replica.is_ready() {
+            return false;
+        }
+        let others = self.pool.replicas();
+        if others.iter().any(|other| other.slot() != self.replica.slot() && other.is_ready()) {
+            self.replica.happened(Event::WarmAgain, "to be warmed up again");
+        }
+        true
+    }
+
+    /// Sends the warm-up; then it takes traffic. What fails is reported, and only a refused connect is an error.
+    pub(super) async fn warm_up(&self, config: &Pool, kind: ProbeKind) -> Result<(), ProbeResult> {
+        let requests = {
+            let promised = self.pool.promised.load();
+            warmup::requests(&config.warmup, &promised.classes, kind, &self.base_model())
+        };
+        let began = self.clock.now();
+        let mut report = WarmUpReport::default();
+        for (at, request) in requests.iter().enumerate() {
+            let left = config.warmup.timeout.saturating_sub(self.clock.now().since(began));
+            if left.is_zero() {
+                report.problems.push(format!("{} requests were left out", requests.len() - at));
+                break;
+            }
+            self.send_one(config, request, left, &mut report).await?;
+        }
+        report.took = self.clock.now().since(began);
+        let reason = match report.problems.as_slice() {
+            [] => "answered its warm-up".to_owned(),
+            problems => format!("warm-up: {}", problems.join("; ")),
+        };
+        if !report.problems.is_empty() {
+            let (pool, replica) = (&self.pool.name, self.replica.name());
+            tracing::warn!(%pool, %replica, problems = report.problems.join("; "), "warm-up was not answered as it should be");
+        }
+        self.replica.warm_up.store(Some(Arc::new(report)));
+        self.pool.warmed(&self.replica, &reason, self.clock.now());
+        Ok(())
+    }
+
+    async fn send_one(
+        &self,
+        config: &Pool,
+        request: &WarmUpRequest,
+        left: Duration,
+        report: &mut WarmUpReport,
+    ) -> Result<(), ProbeResult> {
+        let sent = self.clock.now();
+        report.requests += 1;
+        let problem = match self.send_own(config, request, left).await {
+            Ok(()) => None,
+            Err(CallError::Refused) => return Err(ProbeResult::Refused),
+            Err(error) => Some(format!("{}: {error}", request.what)),
+        };
+        report.slowest = report.slowest.max(self.clock.now().since(sent));
+        if let Some(problem) = problem.filter(|problem| !report.problems.contains(problem)) {
+            report.problems.push(problem);
+        }
+        Ok(())
+    }
+
+    /// Sends what keeps an idle replica warm.
+    pub(super) async fn keep_warm(&self, config: &Pool, kind: ProbeKind) {
+        for request in warmup::keep_alive(&config.warmup, kind, &self.base_model()) {
+            // Whether it works is the probe's affair.
+            let _ = self.send_own(config, &request, config.probe.timeout).await;
+        }
+    }
+
+    async fn send_own(
+        &self,
+        config: &Pool,
+        request: &WarmUpRequest,
+        timeout: Duration,
+    ) -> Result<(), CallError> {
+        let call = Call { timeout, ..self.call(config, request.path, Some(&request.body)) };
+        let (status, _) = call.send(&self.connector).await?;
+        if !status.is_success() {
+            return Err(CallError::Broken(status.to_string()));
+        }
+        self.note_cached(request);
+        Ok(())
+    }
+
+    /// Notes a prompt that clients share in the prefix index: its replica holds it now.
+    fn note_cached(&self, request: &WarmUpRequest) {
+        let Some(dialect) = request.shared_prompt else { return };
+        let Ok(fields) = fields::parse(dialect, request.body.as_bytes()) else { return };
+        let model = self.base_model();
+        let read = RequestPrompt::read(dialect, &fields, &model, &self.pool.promised.load().seed);
+        let chain = &read.chain;
+        let block_end = |block| chain.block_end_bytes(block);
+        let prompt = Prompt {
+            chain: chain.hashes(),
+            block_end: &block_end,
+            bytes: chain.bytes(),
+            tokens: Tokens(chain.bytes() / 4),
+        };
+        self.pool.dispatcher.index.insert(self.replica.slot(), &prompt);
+    }
+
+    /// The first model that is no adapter, else the first.
+    fn base_model(&self) -> Arc<str> {
+        let models = self.replica.models.load();
+        let base = models.iter().find(|model| model.is_base).or(models.first());
+        base.map_or_else(|| "".into(), |model| Arc::clone(&model.id))
+    }
+}

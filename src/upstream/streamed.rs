@@ -1,0 +1,63 @@
+//! Own requests whose answer goes on for minutes: read piece by piece, on a connection that ends with them.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Request, StatusCode};
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+
+use super::call::{CallError, Open, addressed, broken, connect};
+use super::connect::Connector;
+use crate::config::Endpoint;
+
+/// An answer that is being read; dropping it closes its connection.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    status: StatusCode,
+    body: Incoming,
+    _open: Open,
+}
+
+/// Sends a request and waits for the head of the answer, at most `timeout`. Sets `Host`; of the URI only path and query are
+/// used.
+///
+/// # Errors
+/// [`CallError`]; a status is an answer, whatever it is.
+pub(crate) async fn open(
+    connector: &Connector,
+    endpoint: &Endpoint,
+    request: Request<Bytes>,
+    timeout: Duration,
+) -> Result<Answer, CallError> {
+    let request = addressed(request, endpoint)?;
+    let answer = async {
+        let mut open = connect(connector, endpoint).await?;
+        open.sender.ready().await.map_err(broken)?;
+        let response = open.sender.send_request(request.map(Full::new)).await.map_err(broken)?;
+        let (head, body) = response.into_parts();
+        Ok(Answer { status: head.status, body, _open: open })
+    };
+    tokio::time::timeout(timeout, answer).await.unwrap_or(Err(CallError::Timeout))
+}
+
+impl Answer {
+    /// Its status.
+    #[must_use]
+    pub(crate) fn status(&self) -> StatusCode {
+        self.status
+    }
+
+    /// The next piece of the body; `None` at its end.
+    ///
+    /// # Errors
+    /// When the connection breaks.
+    pub(crate) async fn chunk(&mut self) -> Result<Option<Bytes>, CallError> {
+        while let Some(frame) = self.body.frame().await {
+            if let Ok(data) = frame.map_err(broken)?.into_data() {
+                return Ok(Some(data));
+            }
+        }
+        Ok(None)
+    }
+}

@@ -1,0 +1,188 @@
+//! The life of a replica as its pool's clients and operators see it: proof and warm-up before traffic, restarts, slow start,
+//! keep-alive.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation fails the test")]
+
+mod support;
+
+use std::time::Duration;
+
+use support::replica::{Gate, Probes, Replica, Step};
+use support::{Gateway, config, until, wire};
+use tokenway::config::{Config, Lora, WarmUp, WarmUpFeature, WarmUpLength};
+use tokenway::fleet::status::{ReplicaState, ReplicaStatus};
+
+const CHAT: &str = r#"{"model":"tiny","stream":true,"messages":[{"role":"user","content":"hi"}]}"#;
+
+fn with_warm_up(replicas: &[&Replica]) -> Config {
+    let mut config = config::of(replicas);
+    config.pools[0].warmup = WarmUp {
+        requests: 3,
+        timeout: Duration::from_secs(5),
+        slow_start: Duration::from_secs(600),
+        lengths: vec![WarmUpLength::Short],
+        ..WarmUp::default()
+    };
+    config
+}
+
+async fn ask(gateway: &Gateway, times: usize) {
+    for _ in 0..times {
+        assert_eq!(gateway.post("/v1/chat/completions", CHAT).await.status(), 200);
+    }
+}
+
+fn status(gateway: &Gateway, replica: &Replica) -> ReplicaStatus {
+    gateway.replicas().into_iter().find(|status| *status.replica == *replica.name()).unwrap()
+}
+
+/// How often it entered a state.
+fn entered(gateway: &Gateway, replica: &Replica, state: ReplicaState) -> u64 {
+    let at = ReplicaState::ALL.iter().position(|one| *one == state).unwrap();
+    status(gateway, replica).life.entered[at]
+}
+
+fn warm_ups(replica: &Replica) -> usize {
+    replica.own().iter().filter(|request| request.text().contains("\"max_tokens\":4")).count()
+}
+
+#[tokio::test]
+async fn green_health_gets_no_traffic_before_a_real_answer_and_its_warm_up() {
+    let (warm, cold) = (Replica::start().await, Replica::start().await);
+    cold.probes(Probes::CompletionsUnanswered);
+    let gateway = Gateway::start_unready(with_warm_up(&[&warm, &cold]));
+    until("one is ready", || gateway.state_of(&warm) == ReplicaState::Ready).await;
+    ask(&gateway, 10).await;
+    assert_eq!((warm.count(), cold.count()), (10, 0));
+    until("its probe failed", || status(&gateway, &cold).failures.probes > 0).await;
+    assert_eq!(gateway.state_of(&cold), ReplicaState::Probing);
+    assert_eq!((warm_ups(&warm), warm_ups(&cold)), (3, 0));
+    cold.probes(Probes::Answered);
+    gateway.ready().await;
+    assert_eq!(warm_ups(&cold), 3);
+    let life = status(&gateway, &cold).life;
+    assert_eq!((life.cold_starts, life.warm_up.unwrap().requests), (1, 3));
+    assert_eq!(status(&gateway, &warm).life.cold_starts, 0, "it ran before we came");
+}
+
+#[tokio::test]
+async fn a_newcomer_gets_little_traffic_at_first_and_the_decision_says_that_it_is_cold() {
+    let (warm, cold) = (Replica::start().await, Replica::start().await);
+    cold.stop_listening().await;
+    let gateway = Gateway::start_unready(with_warm_up(&[&warm, &cold]));
+    until("one is ready", || gateway.state_of(&warm) == ReplicaState::Ready).await;
+    until("the other is refused", || status(&gateway, &cold).failures.probes > 0).await;
+    assert_eq!(gateway.state_of(&cold), ReplicaState::Starting);
+    cold.listen_again().await;
+    gateway.ready().await;
+    // Its cold start began when it was discovered, before the other was warm.
+    assert!(status(&gateway, &cold).life.cold_starts == 1);
+    // Now it restarts while the other serves.
+    let failures = status(&gateway, &cold).failures.probes;
+    cold.stop_listening().await;
+    ask(&gateway, 4).await;
+    until("its process is found gone", || status(&gateway, &cold).failures.probes > failures).await;
+    assert_eq!(gateway.state_of(&cold), ReplicaState::Unreachable);
+    let before = (cold.count(), warm_ups(&cold));
+    cold.listen_again().await;
+    gateway.ready().await;
+    assert_eq!(warm_ups(&cold), before.1 + 3, "warm-up comes first");
+    for state in [ReplicaState::Starting, ReplicaState::Probing, ReplicaState::Warming] {
+        assert_eq!(entered(&gateway, &cold, state), 2, "{}", state.as_str());
+    }
+    let now = status(&gateway, &cold);
+    assert!(now.life.is_in_slow_start && now.traffic_share < 0.1 && now.life.cold_starts == 2, "{now:?}");
+    ask(&gateway, 60).await;
+    assert!(cold.count() - before.0 < 30, "{} of 60", cold.count() - before.0);
+    gateway.idle().await;
+}
+
+#[tokio::test]
+async fn a_failing_feature_is_reported_and_holds_nobody_back() {
+    let replica = Replica::start().await;
+    let mut config = with_warm_up(&[&replica]);
+    config.pools[0].warmup.features = vec![WarmUpFeature::Logprobs, WarmUpFeature::Guided];
+    config.pools[0].warmup.prompts = vec!["You are terse.".into()];
+    config.pools[0].warmup.slow_start = Duration::ZERO;
+    let gateway = Gateway::start(config).await;
+    let report = status(&gateway, &replica).life.warm_up.unwrap();
+    assert_eq!((report.requests, report.problems.len()), (6, 0));
+    let own = replica.own();
+    assert!(own.iter().all(|request| request.header("x-tokenway-probe") == Some("1")));
+    for expected in ["You are terse.", "\"logprobs\":5", "json_schema"] {
+        assert!(own.iter().any(|request| request.text().contains(expected)), "{expected}");
+    }
+    assert_eq!(replica.count(), 0);
+}
+
+#[tokio::test]
+async fn a_replica_is_warmed_up_again_when_it_is_asked_for() {
+    let (one, other) = (Replica::start().await, Replica::start().await);
+    let gateway = Gateway::start(with_warm_up(&[&one, &other])).await;
+    let warmed = (warm_ups(&one), warm_ups(&other));
+    assert_eq!(gateway.app.fleet.warm_up("default", Some(&one.name())).len(), 1);
+    until("it is warmed up again", || warm_ups(&one) == warmed.0 + 3).await;
+    gateway.ready().await;
+    assert_eq!(entered(&gateway, &one, ReplicaState::Warming), 2, "it leaves the traffic for it");
+    assert_eq!(warm_ups(&other), warmed.1);
+    assert!(gateway.app.fleet.warm_up("default", Some("nobody")).is_empty());
+    assert!(gateway.app.fleet.warm_up("nobody", None).is_empty());
+}
+
+#[tokio::test]
+async fn keep_alive_asks_only_replicas_that_nobody_else_asks() {
+    let (idle, busy) = (Replica::start().await, Replica::start().await);
+    let mut config = config::of(&[&idle, &busy]);
+    config.pools[0].keep_alive = Some(Duration::from_millis(50));
+    let gateway = Gateway::start(config).await;
+    until("both are kept warm", || idle.probed() > 3 && busy.probed() > 3).await;
+    let gate = Gate::new();
+    let script = wire::begun_then(
+        "a",
+        [Step::Wait(gate.clone()), wire::event(wire::FINISH), wire::event(wire::DONE), Step::End],
+    );
+    busy.always(script.clone());
+    idle.always(wire::chat_stream(&["a"]));
+    // Round robin: one of two streams goes to each.
+    let mut clients = [gateway.client().await, gateway.client().await];
+    for client in &mut clients {
+        client.post("/v1/chat/completions", &[], CHAT.as_bytes()).await;
+    }
+    busy.got(1).await;
+    until("it streams", || status(&gateway, &busy).inflight == 1).await;
+    // One that was on its way may still come.
+    let rounds = idle.probed();
+    until("the idle one is kept warm", || idle.probed() > rounds + 1).await;
+    let (of_busy, rounds) = (busy.probed(), idle.probed());
+    until("the idle one is kept warm", || idle.probed() > rounds + 4).await;
+    assert_eq!(busy.probed(), of_busy);
+    gate.cancel();
+    until("it is kept warm again", || busy.probed() > of_busy).await;
+}
+
+#[tokio::test]
+async fn adapters_are_loaded_where_that_is_allowed_and_asked_for_where_they_are() {
+    let (with, without) = (Replica::start().await, Replica::start().await);
+    let listed = r#"{"object":"list","data":[{"id":"tiny","object":"model"},{"id":"sql","object":"model","parent":"tiny"}]}"#;
+    with.lists(listed);
+    let mut config = config::of(&[&with, &without]);
+    config.pools[0].lora = Lora { load: true, adapters: [("sql".into(), "/adapters/sql".into())].into() };
+    let gateway = Gateway::start(config).await;
+    let loads = |replica: &Replica| {
+        let own = replica.own();
+        own.iter().filter(|one| one.line().starts_with("POST /v1/load_lora_adapter ")).count()
+    };
+    assert_eq!((loads(&with), loads(&without)), (0, 1));
+    let load = without.own().into_iter().find(|one| one.line().contains("load_lora")).unwrap();
+    assert_eq!(load.text(), r#"{"lora_name":"sql","lora_path":"/adapters/sql"}"#);
+    assert!(with.own().iter().any(|one| one.text().contains(r#""model":"sql""#)), "it was proved");
+    assert_eq!(&*status(&gateway, &without).life.lacks, [std::sync::Arc::from("sql")]);
+    for _ in 0..4 {
+        let reply = gateway.post("/v1/chat/completions", &CHAT.replace("tiny", "sql")).await;
+        assert_eq!(reply.status(), 200);
+        assert!(
+            reply.head.header("x-tokenway-decision").is_some_and(|text| text.contains("adapter")),
+            "{reply:?}"
+        );
+    }
+    assert_eq!((with.count(), without.count()), (4, 0));
+}
