@@ -25,8 +25,12 @@ pub(super) fn discovery(pool: &Section<'_>) -> Discovery {
 /// Reads `data_parallel`.
 pub(super) fn data_parallel(pool: &Section<'_>) -> DataParallel {
     let Some(item) = pool.get("data_parallel") else { return DataParallel::Auto };
-    item.accepts([Kind::Word(vec!["auto"]), Kind::Integer { least: 1, most: i64::from(MAX_RANKS) }]);
+    item.accepts([Kind::Word(vec!["auto"]), Kind::Integer { least: 1, most: MAX_RANKS }]);
     if item.is_written("auto") {
+        return DataParallel::Auto;
+    }
+    if matches!(item.value, DeValue::String(_)) {
+        item.fault("data_parallel is \"auto\" or a number of engines", "write a number without quotes");
         return DataParallel::Auto;
     }
     let count = pool.integer::<u32>("data_parallel", 1..=MAX_RANKS).and_then(NonZeroU32::new);
