@@ -35,6 +35,7 @@ pub mod observe;
 pub mod record;
 pub mod relay;
 pub mod request;
+pub mod rollout;
 pub mod routing;
 pub mod simulate;
 pub mod stage;

@@ -31,6 +31,9 @@ fn main() -> ExitCode {
             let style = Style::for_terminal(is_terminal, &env);
             done(cli::check::run(&args, &env, (&mut std::io::stdout(), &mut std::io::stderr()), style))
         }
+        Command::Canary(args) => {
+            done(cli::canary::run(&args, &mut std::io::stdout(), &mut std::io::stderr()))
+        }
         Command::Schema => done(writeln!(std::io::stdout(), "{:#}", json_schema())),
         Command::Completions(args) => done(cli::completions::run(&args, &mut std::io::stdout())),
         Command::Demo(args) => done(showcase::run(&args, log)),

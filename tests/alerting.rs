@@ -20,7 +20,7 @@ use std::time::{Duration, SystemTime};
 
 use tokenway::drift::detectors::{Causes, Finding, Kind, SeriesName};
 use tokenway::fleet::status::ReplicaState;
-use tokenway::observe::metrics::{DeliveryResult, StreamKey};
+use tokenway::observe::metrics::{CanaryGauges, DeliveryResult, StreamKey};
 use tokenway::record::{Gap, Gaps, Outcome, Record};
 use tokenway::stage::{Stage, StageBudget};
 
@@ -62,6 +62,12 @@ fn page() -> String {
     };
     metrics.drift_found(finding.labels());
     metrics.drift_shown(finding.labels());
+    metrics.canary(&CanaryGauges {
+        labels: ["chat", "new", "r2"],
+        states: [("running", false), ("paused", false), ("promoted", false), ("rolled_back", true)],
+        share: 0.0,
+        evidence: &[("ttft_p99", 1.0)],
+    });
     metrics.certificate_expiry("server.pem", SystemTime::UNIX_EPOCH + Duration::from_secs(2_000_000_000));
     metrics.render(&[support::status(ReplicaState::Ready, true)])
 }

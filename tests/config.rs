@@ -462,8 +462,8 @@ fn faults_of_routes_and_tenants() {
             "f.toml:6:26: unknown permission \"priorty\"; did you mean \"priority\"?",
         ),
         (
-            "[[route]]\nmodel = \"m\"\n[route.canary]\npool = \"q\"\n",
-            "f.toml:6:8: canary is not supported yet",
+            "[[route]]\nmodel = \"m\"\n[route.canary]\npool = \"another\"\nsteps = [{ weight = 10, soak = \"1m\" }]\n",
+            "f.toml:7:8: unknown pool \"another\"",
         ),
         (
             "[[tenant]]\nname = \"t\"\nkey_sha256 = [\"9f86d081884c7d65…\"]\n",
@@ -487,6 +487,56 @@ fn faults_of_routes_and_tenants() {
     }
     let twice = format!("[[tenant]]\nname = \"t\"\nkey_sha256 = [\"{digest}\", \"{digest}\"]\n");
     assert_told(&with_pool(&twice), &["f.toml:6:83: this key is listed already"]);
+}
+
+#[test]
+fn faults_of_canaries() {
+    let step = "steps = [{ weight = 10, soak = \"1m\" }]";
+    let canary = |lines: &str| {
+        format!(
+            "[[pool]]\nname = \"a\"\nreplicas = [\"http://127.0.0.1:1\"]\n[[pool]]\nname = \"b\"\n\
+             replicas = [\"http://127.0.0.1:2\"]\n[[route]]\nmodel = \"m\"\npools = [\"a\"]\n[route.canary]\n{lines}\n"
+        )
+    };
+    for (lines, expected) in [
+        (format!("pool = \"b\"\n{step}"), None),
+        (format!("pool = \"b\"\n{step}\nmax_ttft_ratio = {{ p99 = 1.0 }}"), None),
+        ("pool = \"b\"".to_owned(), Some("f.toml:10:1: [route.canary] has no steps")),
+        ("pool = \"b\"\nsteps = []".to_owned(), Some("f.toml:12:9: a canary needs at least one step")),
+        (
+            "pool = \"b\"\nsteps = [{ weight = 20, soak = \"1m\" }, { weight = 20, soak = \"1m\" }]"
+                .to_owned(),
+            Some("f.toml:12:51: weights of canary steps must increase"),
+        ),
+        (
+            "pool = \"b\"\nsteps = [{ weight = 120, soak = \"1m\" }]".to_owned(),
+            Some("f.toml:12:21: weight is out of range"),
+        ),
+        (
+            format!("pool = \"a\"\n{step}"),
+            Some("f.toml:10:1: the canary has no baseline: the route has no other pool with a weight"),
+        ),
+        (
+            format!("pool = \"b\"\n{step}\nsoak = \"1m\""),
+            Some("f.toml:13:1: unknown key \"soak\" in [route.canary]"),
+        ),
+        (
+            format!("pool = \"b\"\n{step}\non_breach = \"stop\""),
+            Some("f.toml:13:13: unknown action \"stop\""),
+        ),
+        (
+            format!("pool = \"b\"\n{step}\nmax_ttft_ratio = {{ p99 = 0.9 }}"),
+            Some("f.toml:13:26: p99 must be from 1 to 100: it is a multiple of the baseline"),
+        ),
+        (
+            format!("pool = \"b\"\n{step}\nfalse_rollback_rate = 0"),
+            Some("f.toml:13:23: false_rollback_rate must be from 0.000001 to 0.5"),
+        ),
+    ] {
+        let faults = check_str("f.toml", &canary(&lines), &|_| None).err();
+        let first = faults.and_then(|faults| faults.iter().next().map(ToString::to_string));
+        assert_eq!(first.as_deref().and_then(|text| text.lines().next()), expected, "{lines}");
+    }
 }
 
 #[test]

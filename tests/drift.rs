@@ -267,7 +267,7 @@ fn outage(observer: &Observer) {
 async fn a_finding_reaches_the_webhook_the_admin_api_and_the_metrics() {
     let (address, bodies, _) = webhook(Some(200)).await;
     let config = with_webhook(address);
-    let Observers { observer, drift } = observers(&config);
+    let Observers { observer, drift, rollouts } = observers(&config);
     outage(&observer);
     // Judged every five seconds.
     let posted = || bodies.lock().iter().any(|body| body.contains("availability_burn"));
@@ -293,6 +293,7 @@ async fn a_finding_reaches_the_webhook_the_admin_api_and_the_metrics() {
         control: Arc::new(support::Gateway::new(config)),
         observer: Arc::clone(&observer),
         drift,
+        rollouts,
     };
     let (tracker, stop) = (TaskTracker::new(), CancellationToken::new());
     tracker.spawn(serve(listener, Arc::new(state), tracker.clone(), stop.clone()));
@@ -378,7 +379,7 @@ async fn a_broken_state_is_moved_aside_and_findings_survive_a_restart() {
 #[tokio::test]
 async fn a_webhook_that_hangs_holds_nothing_up() {
     let (address, _, connections) = webhook(None).await;
-    let Observers { observer, drift } = observers(&with_webhook(address));
+    let Observers { observer, drift, .. } = observers(&with_webhook(address));
     outage(&observer);
     tokio::time::timeout(Duration::from_secs(60), async {
         while connections.load(Ordering::SeqCst) == 0 {
@@ -408,7 +409,7 @@ async fn a_finding_goes_out_as_an_event_and_its_series_traces_are_kept() {
     let mut config = config();
     config.telemetry.otlp = Some(collector.otlp());
     config.telemetry.sampling.keep_drift = true;
-    let Observers { observer, drift } = observers(&config);
+    let Observers { observer, drift, .. } = observers(&config);
     outage(&observer);
     tokio::time::timeout(Duration::from_secs(60), async {
         while collector.logs.lock().is_empty() {
@@ -448,7 +449,7 @@ async fn a_collector_that_hangs_costs_counted_events() {
     let mut config = config();
     let timeout = Duration::from_millis(50);
     config.telemetry.otlp = Some(tokenway::config::Otlp { timeout, ..collector.otlp() });
-    let Observers { observer, drift } = observers(&config);
+    let Observers { observer, drift, .. } = observers(&config);
     outage(&observer);
     tokio::time::timeout(Duration::from_secs(60), async {
         let failed = || {

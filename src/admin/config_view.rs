@@ -9,8 +9,8 @@ use std::time::Duration;
 use serde_json::{Map, Value as Json, json};
 
 use crate::config::{
-    AccessLog, Config, DataParallel, Degrade, Drift, Hedge, HedgeAfter, Jwt, Pool, PoolTls, QueueLimits,
-    Route, Secret, Slo, Telemetry, Tenant, Timeouts, Tls,
+    AccessLog, Canary, Config, DataParallel, Degrade, Drift, Hedge, HedgeAfter, Jwt, Pool, PoolTls,
+    QuantileRatios, QueueLimits, Route, Secret, Slo, Telemetry, Tenant, Timeouts, Tls,
 };
 use crate::stage::{Stage, StageBudget};
 
@@ -152,6 +152,7 @@ fn route(config: &Config, route: &Route) -> Json {
         "stage_budget": route.stage_budget.as_deref().map(stage_budget),
         "timeouts": timeouts(&route.timeouts),
         "queue": route.queue.as_ref().map(queue),
+        "canary": route.canary.as_ref().map(|canary| canary_of(config, canary)),
         "degrade": route.degrade.as_ref().map(|degrade| degrade_to(config, degrade)),
     })
 }
@@ -170,6 +171,27 @@ fn queue(queue: &QueueLimits) -> Json {
         "max_bytes": queue.max_bytes,
         "max_wait": seconds(queue.max_wait),
         "isolate_long": queue.isolate_long,
+    })
+}
+
+fn canary_of(config: &Config, canary: &Canary) -> Json {
+    let ratios = |ratios: QuantileRatios| json!({ "p50": ratios.p50, "p99": ratios.p99 });
+    let steps = canary.steps.iter().map(|step| json!({ "weight": step.weight, "soak": seconds(step.soak) }));
+    json!({
+        "pool": config.pools.get(canary.pool).map(|pool| &*pool.name),
+        "steps": steps.collect::<Vec<_>>(),
+        "max_cold_start": canary.max_cold_start.map(seconds),
+        "max_ttft_ratio": ratios(canary.max_ttft_ratio),
+        "max_itl_ratio": ratios(canary.max_itl_ratio),
+        "max_tpot_ratio": ratios(canary.max_tpot_ratio),
+        "max_error_ratio_increase": canary.max_error_ratio_increase,
+        "max_goodput_decrease": canary.max_goodput_decrease,
+        "max_queue_ratio": canary.max_queue_ratio,
+        "false_rollback_rate": canary.false_rollback_rate,
+        "on_breach": canary.on_breach.as_str(),
+        "min_requests": canary.min_requests,
+        "webhook": canary.webhook.as_ref().map(ToString::to_string),
+        "state": canary.state.as_ref().map(|path| path.display().to_string()),
     })
 }
 

@@ -34,6 +34,10 @@ pub(super) enum AdminError {
     #[error("{0}")]
     InvalidConfig(String),
     #[error("{0}")]
+    NoCanary(String),
+    #[error("{0}")]
+    CanaryState(String),
+    #[error("{0}")]
     InvalidReplica(String),
     #[error("{0}")]
     UnknownReplica(String),
@@ -70,6 +74,8 @@ impl AdminError {
             Self::UnknownFinding => (StatusCode::NOT_FOUND, "unknown_finding"),
             Self::InvalidMute(_) => (StatusCode::BAD_REQUEST, "invalid_mute"),
             Self::InvalidConfig(_) => (StatusCode::UNPROCESSABLE_ENTITY, "invalid_config"),
+            Self::NoCanary(_) => (StatusCode::NOT_FOUND, "no_canary"),
+            Self::CanaryState(_) => (StatusCode::CONFLICT, "canary_state"),
             Self::InvalidReplica(_) => (StatusCode::BAD_REQUEST, "invalid_replica"),
             Self::UnknownReplica(_) => (StatusCode::NOT_FOUND, "unknown_replica"),
             Self::ReloadFailed => (StatusCode::INTERNAL_SERVER_ERROR, "reload_failed"),

@@ -7,6 +7,7 @@
 mod access;
 mod actions;
 mod assets;
+mod canaries;
 mod config_view;
 mod control;
 mod drift;
@@ -39,6 +40,7 @@ use self::live::Live;
 use crate::drift::service::Feed;
 use crate::listener::{Acceptor, ConnectionLimit};
 use crate::observe::Observer;
+use crate::rollout::service as rollouts;
 
 /// State of every handler.
 pub struct AdminState {
@@ -48,6 +50,8 @@ pub struct AdminState {
     pub observer: Arc<Observer>,
     /// Drift detection.
     pub drift: Arc<Feed>,
+    /// Canaries.
+    pub rollouts: Arc<rollouts::Feed>,
 }
 
 /// Serves the admin port until `shutdown`; connections are tasks of `tracker`.

@@ -29,7 +29,9 @@ use tower_http::timeout::RequestBodyTimeoutLayer;
 
 use super::error::AdminError;
 use super::live::Live;
-use super::{AdminState, access, actions, assets, drift, latency, openapi, replicas, requests, slo, views};
+use super::{
+    AdminState, access, actions, assets, canaries, drift, latency, openapi, replicas, requests, slo, views,
+};
 
 /// Every path with its handler.
 pub(super) fn router(admin: Arc<AdminState>, live: Arc<Live>) -> Router {
@@ -75,6 +77,7 @@ fn reads() -> Router<Arc<AdminState>> {
         .route("/fleet", get(views::fleet))
         .route("/routes", get(views::routes))
         .route("/decisions", get(views::decisions))
+        .route("/canaries", get(canaries::list))
         .route("/drift", get(drift::findings))
         .route("/config", get(views::config))
 }
@@ -85,6 +88,7 @@ fn actions() -> Router<Arc<AdminState>> {
         .route("/reload", post(actions::reload))
         .route("/replicas", post(replicas::change))
         .route("/drain", post(actions::drain))
+        .route("/canaries/{route}/{action}", post(canaries::act))
         .route("/warm-up", post(actions::warm_up))
         .route("/drift/mute", post(drift::mute))
         .route("/drift/{id}/acknowledge", post(drift::acknowledge))

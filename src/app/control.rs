@@ -55,6 +55,7 @@ impl Controls {
         let config = Arc::new(new.config);
         self.app.reload(Arc::clone(&config)).map_err(|error| format!("certificates: {error}"))?;
         self.observers.observer.reconfigure(&config);
+        self.observers.rollouts.reconfigure(&config);
         self.config.store(config);
         Ok(new.warnings)
     }

@@ -38,6 +38,7 @@ use crate::observe::Observer;
 use crate::relay::watch::Watchdog;
 use crate::request::body_memory::BodyMemory;
 use crate::request::jwt::TokenKeys;
+use crate::routing::CanaryShares;
 use crate::upstream::connect::Connector;
 
 /// The running data path: listener, gateway, fleet.
@@ -122,6 +123,7 @@ impl App {
         fleet.secure(&config)?;
         let pools = fleet.apply(&config);
         let watchdog = Watchdog::new(clock);
+        let canaries = Arc::<CanaryShares>::default();
         let gateway = Arc::new(Gateway {
             clock,
             memory: BodyMemory::new(config.server.body_memory, config.server.body_limit),
@@ -129,8 +131,11 @@ impl App {
             explain_limiter: crate::gateway::explain_limiter::ExplainLimiter::default(),
             tenants: TenantLimiter::default(),
             table: ArcSwap::from_pointee(
-                RoutingTable::new(Arc::clone(&config), pools).with_tokens(Arc::clone(&tokens)),
+                RoutingTable::new(Arc::clone(&config), pools)
+                    .with_tokens(Arc::clone(&tokens))
+                    .with_canaries(&canaries),
             ),
+            canaries,
             observer,
             watchdog: Arc::clone(&watchdog),
             pins: Arc::default(),
@@ -174,7 +179,9 @@ impl App {
         self.fleet.secure(&config)?;
         self.tokens.configure(config.jwt.as_ref());
         let pools = self.fleet.apply(&config);
-        let table = RoutingTable::new(config, pools).with_tokens(Arc::clone(&self.tokens));
+        let table = RoutingTable::new(config, pools)
+            .with_tokens(Arc::clone(&self.tokens))
+            .with_canaries(&self.gateway.canaries);
         self.gateway.table.store(Arc::new(table));
         self.fleet.retire_dropped();
         Ok(())

@@ -6,6 +6,7 @@ use std::time::Duration;
 use crate::config::Config;
 use crate::drift::service::{self, DriftError, Feed};
 use crate::observe::{ObserveError, Observer, Surroundings, Tap};
+use crate::rollout::service as rollouts;
 
 /// The running observers.
 #[derive(Clone)]
@@ -14,6 +15,8 @@ pub struct Observers {
     pub observer: Arc<Observer>,
     /// Input of drift detection.
     pub drift: Arc<Feed>,
+    /// Input of the canaries' judges.
+    pub rollouts: Arc<rollouts::Feed>,
 }
 
 /// Why an observer cannot start.
@@ -25,6 +28,9 @@ pub enum ObserversError {
     /// The drift webhook or the OTLP export of findings cannot start.
     #[error(transparent)]
     Drift(#[from] DriftError),
+    /// The webhook of canaries cannot be set up.
+    #[error("route.canary.webhook: tls: {0}")]
+    Rollouts(#[from] rustls::Error),
 }
 
 impl Observers {
@@ -42,14 +48,20 @@ impl Observers {
         let drift =
             Arc::new(service::start(&config.drift, &around, observer.metrics(), observer.collector())?);
         observer.add_tap(Arc::clone(&drift) as Arc<dyn Tap>);
+        let rollouts = Arc::new(rollouts::start(config, &around, observer.metrics())?);
+        observer.add_tap(Arc::clone(&rollouts) as Arc<dyn Tap>);
         if let Some(tap) = tap {
             observer.add_tap(tap);
         }
-        Ok(Self { observer: Arc::new(observer), drift })
+        Ok(Self { observer: Arc::new(observer), drift, rollouts })
     }
 
     /// Writes and exports queued data, for at most about `limit`.
     pub async fn shutdown(&self, limit: Duration) {
-        tokio::join!(self.observer.shutdown(limit), service::end(&self.drift, limit));
+        tokio::join!(
+            self.observer.shutdown(limit),
+            service::end(&self.drift, limit),
+            rollouts::end(&self.rollouts, limit)
+        );
     }
 }

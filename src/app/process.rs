@@ -166,12 +166,15 @@ impl Running {
         let app = Arc::new(App::start(Arc::clone(&config), observer, clock, control_runtime)?);
         let fleet = Arc::clone(&app.fleet);
         observers.drift.set_fleet(move || fleet.statuses());
+        let fleet = Arc::clone(&app.fleet);
+        observers.rollouts.attach(Arc::clone(&app.gateway.canaries), move || fleet.statuses());
         let launch = Arc::new(launch);
         let control = Controls::new(Arc::clone(&app), observers.clone(), Arc::clone(&launch), config);
         let state = AdminState {
             control: Arc::clone(&control) as Arc<dyn Control>,
             observer: Arc::clone(&observers.observer),
             drift: Arc::clone(&observers.drift),
+            rollouts: Arc::clone(&observers.rollouts),
         };
         let stop_admin = CancellationToken::new();
         let serving = admin::serve(socket, Arc::new(state), tracker.clone(), stop_admin.clone());

@@ -4,6 +4,7 @@
 //! are 0 (success), 1 (failure) and 2 (usage error). Parsing has no effects: nothing is loaded or printed here.
 
 pub mod admin_client;
+pub mod canary;
 pub mod check;
 pub mod completions;
 pub mod demo;
@@ -23,6 +24,7 @@ use std::ffi::OsString;
 
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
+use self::canary::CanaryArgs;
 use self::check::CheckArgs;
 use self::completions::CompletionsArgs;
 use self::demo::DemoArgs;
@@ -53,6 +55,8 @@ pub enum Command {
     Serve(ServeArgs),
     /// Check a configuration file and say what is wrong with it
     Check(CheckArgs),
+    /// Show the canaries of a gateway; promote, roll back, pause or resume one
+    Canary(CanaryArgs),
     /// Simulated fleet, gateway and traffic in one process: no GPU, no configuration
     Demo(DemoArgs),
     /// Simulated vLLM replicas on given ports

@@ -26,6 +26,7 @@ use crate::config::check::parse_endpoint;
 use crate::config::load::{Source, load};
 use crate::config::{AccessLog, Config, Overrides};
 use crate::observe::Tap;
+use crate::observe::metrics::StreamKey;
 use crate::record::{FirstToken, Gaps, Record};
 use crate::simulate::{DemoRow, DemoStats};
 
@@ -204,8 +205,8 @@ impl Tap for Scores {
         self.rows.record_first_token(first);
     }
 
-    fn gaps(&self, replica: &Arc<str>, gaps: &Gaps<'_>) {
-        self.rows.record_gaps(replica, gaps);
+    fn gaps(&self, stream: &StreamKey, gaps: &Gaps<'_>) {
+        self.rows.record_gaps(&stream.replica, gaps);
     }
 
     fn record(&self, record: &Record) {

@@ -4,6 +4,7 @@
 //! watches the file. The data path sees only the types of this module.
 
 mod auth;
+mod canary;
 pub mod check;
 pub mod diagnostics;
 mod discovery;
@@ -28,6 +29,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use self::auth::{Jwks, Jwt};
+pub use self::canary::{Canary, CanaryStep, OnBreach, QuantileRatios};
 pub use self::discovery::{DataParallel, Discovery, DnsRecords, DnsSource, KubernetesSource, ServicePort};
 pub use self::endpoint::{parse_endpoint, parse_name};
 pub use self::engine::{EngineKind, EngineProfile, Figure, FigureSource};
@@ -399,6 +401,8 @@ pub struct Route {
     pub queue: Option<QueueLimits>,
     /// `[route.degrade]`
     pub degrade: Option<Degrade>,
+    /// `[route.canary]`
+    pub canary: Option<Canary>,
 }
 
 /// `[route.queue]`: bounds of the route's part of its pool's queue.

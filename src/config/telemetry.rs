@@ -90,6 +90,8 @@ pub struct Sampling {
     pub keep_retry: bool,
     /// `drift`: keep all of a series for which drift was found, while it holds.
     pub keep_drift: bool,
+    /// `canary`: keep all that a canary served while it is judged.
+    pub keep_canary: bool,
     /// `max_per_second`: at most this many traces a second; callers' own sampled ones come on top.
     pub max_per_second: u32,
 }

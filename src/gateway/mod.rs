@@ -59,6 +59,7 @@ use crate::relay::watch::Watchdog;
 use crate::request::body;
 use crate::request::body_memory::{BodyBudget, BodyMemory};
 use crate::request::dialect::Dialect;
+use crate::routing::CanaryShares;
 use crate::upstream::headers::{self, X_REQUEST_ID};
 
 /// State shared by all requests.
@@ -84,6 +85,8 @@ pub struct Gateway {
     pub via: HeaderValue,
     /// Phase of the shutdown drain.
     pub drain: DrainFlag,
+    /// Shares of the routes' canaries, set by their rollouts.
+    pub canaries: Arc<CanaryShares>,
     /// Requests whose record is still open.
     pub requests: Arc<AtomicU64>,
     /// Tracks tasks spawned on behalf of requests, so that shutdown waits for them.

@@ -327,6 +327,7 @@ fn gateway(config: &Arc<Config>, runtime: tokio::runtime::Handle) -> Gateway {
     let fleet = Fleet::new(Connector::new(tracker.clone()).unwrap(), clock, tracker.clone(), runtime);
     let pools = fleet.apply(config);
     Gateway {
+        canaries: Arc::default(),
         clock,
         table: ArcSwap::from_pointee(RoutingTable::new(Arc::clone(config), pools)),
         observer: Arc::new(observer),

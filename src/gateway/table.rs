@@ -13,7 +13,7 @@ use crate::record::SloBounds;
 use crate::request::chain::ChainSeed;
 use crate::request::jwt::TokenKeys;
 use crate::request::tenant::{TenantRef, Tenants};
-use crate::routing::{Policy, PoolWheel, policies};
+use crate::routing::{CanaryShares, Policy, PoolWheel, policies};
 use crate::units::Tokens;
 
 /// Routes, pools and tenants of one configuration.
@@ -84,6 +84,21 @@ impl RoutingTable {
         self
     }
 
+    /// The same, with the canaries' shares as they are set from here on.
+    #[must_use]
+    pub fn with_canaries(mut self, shares: &CanaryShares) -> Self {
+        for route in self.routes.iter_mut().filter_map(Arc::get_mut) {
+            let Some(canary) = &route.config.canary else { continue };
+            let place = route.config.pools.iter().position(|weighted| weighted.pool == canary.pool);
+            let pool = self.config.pools.get(canary.pool);
+            if let (Some(place), Some(pool)) = (place, pool) {
+                let weights = PoolWheel::new(route.config.pools.iter().map(|weighted| weighted.weight));
+                route.wheel = weights.with_canary(place, shares.of(&route.config.name, &pool.name));
+            }
+        }
+        self
+    }
+
     /// The route of a model, else the route `*`.
     #[must_use]
     pub fn route_of(&self, model: &str) -> Option<&Arc<RouteState>> {
@@ -127,10 +142,10 @@ impl RouteState {
         by_model || tenant.may_use(&self.config.name)
     }
 
-    /// Whether a pool with a weight above 0 is ready.
+    /// Whether a pool that gets requests is ready.
     #[must_use]
     pub fn is_ready(&self) -> bool {
-        self.pools.iter().any(|(pool, weight)| *weight > 0 && pool.is_ready())
+        self.pools.iter().enumerate().any(|(place, (pool, _))| self.wheel.uses(place) && pool.is_ready())
     }
 
     /// The engines' name of the model: `upstream_model`, else the only base model that they list, if that differs from the

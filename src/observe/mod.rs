@@ -52,12 +52,16 @@ use crate::request::trace_context::{Trace, trace_of};
 pub trait Tap: Send + Sync {
     /// Called at a request's first content event.
     fn first_token(&self, _first: &FirstToken) {}
-    /// Called with gaps of a stream that `replica` serves.
-    fn gaps(&self, _replica: &Arc<str>, _gaps: &Gaps<'_>) {}
+    /// Called with gaps of a stream.
+    fn gaps(&self, _stream: &StreamKey, _gaps: &Gaps<'_>) {}
     /// Called at a request's end.
     fn record(&self, record: &Record);
     /// Whether to keep the trace of an ended request.
     fn wants_trace(&self, _record: &Record) -> bool {
+        false
+    }
+    /// Whether a canary that is being judged served the request.
+    fn is_canary(&self, _record: &Record) -> bool {
         false
     }
 }
@@ -230,7 +234,7 @@ impl Observer {
             windows: self.windows.series(&window),
             history: self.settled.history.route(&key.route),
             taps: Arc::clone(&self.taps),
-            replica: Arc::clone(&key.replica),
+            key: key.clone(),
             clock: self.clock,
         }
     }
@@ -252,7 +256,11 @@ impl Observer {
     pub fn record(&self, record: &Arc<Record>) {
         let judgement = Judgement::of(record);
         let is_tail = self.note_duration(record);
-        let seen = Seen { is_tail, is_drifting: self.taps.iter().any(|tap| tap.wants_trace(record)) };
+        let seen = Seen {
+            is_tail,
+            is_drifting: self.taps.iter().any(|tap| tap.wants_trace(record)),
+            is_canary: self.taps.iter().any(|tap| tap.is_canary(record)),
+        };
         let keep = self.spans.as_ref().is_some_and(|spans| spans.keeps(record, &judgement, seen));
         let waits = self.engine_spans.as_ref().is_some_and(|engine_spans| engine_spans.takes(record, keep));
         self.metrics.record(record, &judgement, !waits);
@@ -332,7 +340,7 @@ pub struct StreamSeries {
     windows: Arc<windows::WindowSeries>,
     history: Arc<RouteHistory>,
     taps: Arc<[Arc<dyn Tap>]>,
-    replica: Arc<str>,
+    key: StreamKey,
     clock: Clock,
 }
 
@@ -342,9 +350,9 @@ impl StreamSeries {
         self.metrics.gaps(gaps);
         let now = self.clock.now();
         self.windows.gaps(gaps, now);
-        self.history.gaps(&self.replica, gaps, now);
+        self.history.gaps(&self.key.replica, gaps, now);
         for tap in &*self.taps {
-            tap.gaps(&self.replica, gaps);
+            tap.gaps(&self.key, gaps);
         }
     }
 }

@@ -42,7 +42,7 @@ pub use self::foreign::Foreign;
 pub use self::hazard::{Curve, POINTS};
 pub use self::load::{Lesson, LoadGuard, LoadView, Pace, Placement, REFRESH_EVERY, Refreshed, ReplicaLoad};
 pub use self::policies::{Choice, Eligible, Policy, Reason};
-pub use self::pools::PoolWheel;
+pub use self::pools::{CanaryShare, CanaryShares, PoolWheel};
 use self::predictor::EngineCache;
 pub use self::predictor::{Calibration, Estimate, PoolModel, PoolView, Terms};
 use self::prefix_index::Hits;

@@ -4,14 +4,55 @@
 //! the sessions that it must); everything else is dealt out evenly, so that a canary of 10 % gets one request in
 //! ten, not a random number of them. It chooses pools, never replicas.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use parking_lot::Mutex;
 
 use super::rendezvous;
+
+/// The share of a route's new requests that its canary gets; changes take effect with the next request.
+#[derive(Debug, Default)]
+pub struct CanaryShare(AtomicU32);
+
+impl CanaryShare {
+    /// Sets it, in ten thousandths.
+    pub fn set(&self, share: u32) {
+        self.0.store(share.min(WHOLE), Ordering::Relaxed);
+    }
+
+    fn get(&self) -> u32 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// Shares of all canaries by route and pool. They outlive a reload, and are zero until somebody sets them.
+#[derive(Debug, Default)]
+pub struct CanaryShares(Mutex<HashMap<CanaryKey, Arc<CanaryShare>>>);
+
+/// Names of the route and the pool.
+type CanaryKey = (Arc<str>, Arc<str>);
+
+impl CanaryShares {
+    /// That of one canary.
+    #[must_use]
+    pub fn of(&self, route: &Arc<str>, pool: &Arc<str>) -> Arc<CanaryShare> {
+        Arc::clone(self.0.lock().entry((Arc::clone(route), Arc::clone(pool))).or_default())
+    }
+
+    /// Forgets the others.
+    pub fn retain(&self, is_known: impl Fn(&str, &str) -> bool) {
+        self.0.lock().retain(|(route, pool), _| is_known(route, pool));
+    }
+}
 
 /// The pools of one route with their weights.
 #[derive(Debug)]
 pub struct PoolWheel {
     weights: Box<[u32]>,
+    /// Place of the canary's pool; its share goes before the weights.
+    canary: Option<(usize, Arc<CanaryShare>)>,
     turn: AtomicU64,
 }
 
@@ -19,23 +60,50 @@ impl PoolWheel {
     /// A wheel over pools in the order of the route.
     #[must_use]
     pub fn new(weights: impl IntoIterator<Item = u32>) -> Self {
-        Self { weights: weights.into_iter().collect(), turn: AtomicU64::new(0) }
+        Self { weights: weights.into_iter().collect(), canary: None, turn: AtomicU64::new(0) }
+    }
+
+    /// The same with a canary, which gets its share whatever its weight; the others divide the rest by their weights.
+    #[must_use]
+    pub fn with_canary(mut self, place: usize, share: Arc<CanaryShare>) -> Self {
+        self.canary = Some((place, share));
+        self
+    }
+
+    /// Whether a pool gets requests as things are.
+    #[must_use]
+    pub fn uses(&self, place: usize) -> bool {
+        self.shares().any(|(pool, weight)| pool == place && weight > 0)
+    }
+
+    /// Weights with the canary's share applied.
+    fn shares(&self) -> impl Iterator<Item = (usize, u64)> {
+        let canary = self.canary.as_ref().map(|(place, share)| (*place, u64::from(share.get())));
+        let weights = || self.weights.iter().map(|weight| u64::from(*weight)).enumerate();
+        let baseline: u64 =
+            weights().filter(|(pool, _)| canary.is_none_or(|(c, _)| c != *pool)).map(|(_, w)| w).sum();
+        weights().map(move |(pool, weight)| match canary {
+            None => (pool, weight),
+            Some((place, share)) if place == pool => (pool, share * baseline),
+            Some((_, share)) => (pool, (u64::from(WHOLE) - share) * weight),
+        })
     }
 
     /// The place of the chosen pool among the route's; `None` when no pool with a weight is available.
     #[must_use]
     pub fn choose(&self, session: Option<u64>, is_available: impl Fn(usize) -> bool) -> Option<usize> {
-        let open = || {
-            self.weights
-                .iter()
-                .enumerate()
-                .filter(|(pool, weight)| **weight > 0 && is_available(*pool))
-                .map(|(pool, weight)| (pool, u64::from(*weight)))
-        };
-        match session {
+        let open = || self.shares().filter(|(pool, weight)| *weight > 0 && is_available(*pool));
+        let chosen = match session {
             Some(key) => by_session(key, open()),
             None => by_turn(self.turn.fetch_add(GOLDEN, Ordering::Relaxed), open),
-        }
+        };
+        // A promoted canary that is down: what it replaced is better than an error, for as long as it is there.
+        let is_promoted = || self.canary.as_ref().is_some_and(|(_, share)| share.get() == WHOLE);
+        chosen.or_else(|| {
+            let mut left =
+                self.weights.iter().enumerate().filter(|(_, weight)| **weight > 0 && is_promoted());
+            left.find(|(pool, _)| is_available(*pool)).map(|(pool, _)| pool)
+        })
     }
 }
 
@@ -61,6 +129,8 @@ fn by_turn<I: Iterator<Item = (usize, u64)>>(turn: u64, open: impl Fn() -> I) ->
     None
 }
 
+/// All requests.
+const WHOLE: u32 = 10_000;
 /// 2^64 divided by the golden ratio: multiples of it fill the circle as evenly as any sequence does.
 const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
 
@@ -100,6 +170,28 @@ mod tests {
             let new = after.choose(Some(session), |_| true);
             assert!(old == new || new == Some(1), "session {session} moved from {old:?} to {new:?}");
         }
+    }
+
+    #[test]
+    fn a_canary_gets_its_share_and_the_others_divide_the_rest() {
+        let share = Arc::new(CanaryShare::default());
+        let wheel = PoolWheel::new([30, 90, 0]).with_canary(2, Arc::clone(&share));
+        assert_eq!(counts(&wheel, 100, Some)[2], 0);
+        assert!(!wheel.uses(2) && wheel.uses(0));
+        share.set(2000);
+        let found = counts(&wheel, 1000, |_| None);
+        for (count, due) in found.iter().zip([200.0, 600.0, 200.0]) {
+            assert!((*count as f64 - due).abs() <= 4.0, "{found:?}");
+        }
+        let before: Vec<_> = (0..1000).map(|s| wheel.choose(Some(s), |_| true)).collect();
+        share.set(5000);
+        let after: Vec<_> = (0..1000).map(|s| wheel.choose(Some(s), |_| true)).collect();
+        assert!(before.iter().zip(&after).all(|(a, b)| a == b || *b == Some(2)));
+        share.set(10_000);
+        assert_eq!(counts(&wheel, 100, |_| None), [0, 0, 100]);
+        assert_eq!(wheel.choose(None, |pool| pool != 2), Some(0), "what it replaced takes over");
+        share.set(0);
+        assert_eq!(wheel.choose(None, |pool| pool == 2), None);
     }
 
     #[test]

@@ -219,6 +219,7 @@ fn route() -> Route {
         },
         queue: None,
         degrade: None,
+        canary: None,
     }
 }
 

@@ -136,6 +136,7 @@ fn route() -> Route {
         },
         queue: None,
         degrade: None,
+        canary: None,
     }
 }
 

@@ -91,6 +91,7 @@ pub fn route(model: &str, pools: &[usize]) -> Route {
         },
         queue: None,
         degrade: None,
+        canary: None,
     }
 }
 

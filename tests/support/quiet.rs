@@ -17,6 +17,7 @@ pub(super) fn telemetry() -> Telemetry {
             keep_tail: false,
             keep_retry: false,
             keep_drift: false,
+            keep_canary: false,
         },
     }
 }

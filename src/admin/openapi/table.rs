@@ -138,6 +138,22 @@ pub(in crate::admin) const ENDPOINTS: &[Endpoint] = &[
     get("/routes", "Every route", "Pools with weight and ready replicas.", &[]),
     get("/decisions", "The last 200 decisions", "Newest first, with each candidate's cost.", &[]),
     get(
+        "/canaries",
+        "Every canary",
+        "State, step, evidence of each test (1 stops it) and the report of the last breach.",
+        &[],
+    ),
+    Endpoint {
+        parameters: &[
+            in_path("route", "Name of the route"),
+            Parameter {
+                values: &["promote", "rollback", "pause", "resume"],
+                ..in_path("action", "What becomes of its canary")
+            },
+        ],
+        ..post("/canaries/{route}/{action}", "Act on a canary", "409 where its state does not allow it.")
+    },
+    get(
         "/drift",
         "Findings of drift detection",
         "Active and recent ones with diagnosis, evidence and runner-up; what is muted.",

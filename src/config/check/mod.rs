@@ -7,6 +7,7 @@
 mod admission;
 mod auth;
 mod bounds;
+mod canary;
 mod discovery;
 mod drift;
 mod engine;

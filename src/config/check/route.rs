@@ -12,7 +12,7 @@ use crate::config::{ClientMay, ModelMatch, PolicyName, Pool, Route, Slo, Timeout
 use super::section::{Item, Section};
 use super::shape::Kind;
 use super::values::{MODEL, NAME};
-use super::{admission, bounds, hedge, stage_budget, unbuilt};
+use super::{admission, bounds, canary, hedge, stage_budget};
 
 /// What routes refer to.
 pub(super) struct Referred<'a> {
@@ -62,7 +62,6 @@ pub(super) fn routes(root: &Section<'_>, referred: &Referred<'_>) -> Vec<Route> 
 }
 
 fn route(section: &Section<'_>, referred: &Referred<'_>) -> Route {
-    unbuilt::refuse(section, unbuilt::ROUTE);
     let model = section.require("model", &MODEL).unwrap_or_else(|| format!("#{}", section.span.start).into());
     let name = match section.parse("name", &NAME) {
         Some(name) => name,
@@ -74,12 +73,14 @@ fn route(section: &Section<'_>, referred: &Referred<'_>) -> Route {
         .unwrap_or(PolicyName::Latency);
     let class = slo(section, referred.slo);
     let slo = referred.slo.get(&class).copied().unwrap_or_default();
+    let mut pools = pools(section, referred.pools);
+    let canary = canary::canary(section, referred.pools, &mut pools);
     Route {
         name,
         model: if &*model == "*" { ModelMatch::Any } else { ModelMatch::Named(model) },
         upstream_model: section.parse("upstream_model", &MODEL),
         required: section.boolean("required").unwrap_or(true),
-        pools: pools(section, referred.pools),
+        pools,
         policy,
         slo: class,
         client_may: client_may(section),
@@ -91,6 +92,7 @@ fn route(section: &Section<'_>, referred: &Referred<'_>) -> Route {
         queue: admission::queue(section),
         // All routes are known before one can be named.
         degrade: None,
+        canary,
     }
 }
 
@@ -111,6 +113,7 @@ fn catch_all(referred: &Referred<'_>) -> Route {
         timeouts: referred.timeouts,
         queue: None,
         degrade: None,
+        canary: None,
     }
 }
 

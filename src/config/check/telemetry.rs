@@ -124,6 +124,7 @@ fn sampling(section: &Section<'_>) -> Sampling {
             keep_tail: true,
             keep_retry: true,
             keep_drift: true,
+            keep_canary: true,
             max_per_second,
         };
     };
@@ -135,6 +136,7 @@ fn sampling(section: &Section<'_>) -> Sampling {
         keep_tail: kept.contains(&Keep::Tail),
         keep_retry: kept.contains(&Keep::Retry),
         keep_drift: kept.contains(&Keep::Drift),
+        keep_canary: kept.contains(&Keep::Canary),
         max_per_second,
     }
 }
@@ -147,8 +149,7 @@ enum Keep {
     Tail,
     Retry,
     Drift,
-    /// Of a part that is not built: nothing has this reason yet.
-    Later,
+    Canary,
 }
 
 const KEEP: &[(&str, Keep)] = &[
@@ -156,7 +157,7 @@ const KEEP: &[(&str, Keep)] = &[
     ("slo_miss", Keep::SloMiss),
     ("retry", Keep::Retry),
     ("tail", Keep::Tail),
-    ("canary", Keep::Later),
+    ("canary", Keep::Canary),
     ("drift", Keep::Drift),
 ];
 const PROTOCOLS: &[(&str, OtlpProtocol)] =

@@ -5,6 +5,7 @@
 //! to our page.
 
 mod buckets;
+mod canary;
 mod discovery;
 mod drift;
 mod exemplars;
@@ -30,6 +31,7 @@ use prometheus::{IntCounter, IntGauge, Registry, TextEncoder};
 use std::hash::RandomState;
 
 use self::buckets::Edges;
+pub use self::canary::CanaryGauges;
 pub use self::drift::{DeliveryResult, FindingLabels};
 use self::exemplars::{Exemplar, Exemplars};
 use self::memo::Memo;
@@ -38,8 +40,8 @@ use self::replicas::{KnownReplicas, ReplicaKey};
 use self::series::{ReplicaSeries, RequestFamilies, RequestKey, RequestSeries};
 pub use self::series::{StreamHistograms, StreamKey};
 use self::table::{
-    DiscoveryFamilies, DriftFamilies, Maker, Process, ReplicaFamilies, RouteFamilies, Targets,
-    TenantFamilies, Totals,
+    CanaryFamilies, DiscoveryFamilies, DriftFamilies, Maker, Process, ReplicaFamilies, RouteFamilies,
+    Targets, TenantFamilies, Totals,
 };
 use crate::clock::{Clock, Stamp};
 use crate::config::Config;
@@ -65,6 +67,7 @@ pub struct Metrics {
     totals: Totals,
     process: Process,
     drift: DriftFamilies,
+    canaries: CanaryFamilies,
     targets: Targets,
     discovery: DiscoveryFamilies,
     by_request: DashMap<RequestKey, Arc<RequestSeries>, RandomState>,
@@ -114,6 +117,7 @@ impl Metrics {
         };
         let replicas = ReplicaFamilies::new(&maker, &edges);
         let process = Process::new(&maker);
+        let canaries = CanaryFamilies::new(&maker);
         let (drift, targets) = (DriftFamilies::new(&maker), Targets::new(&maker));
         let discovery = DiscoveryFamilies::new(&maker);
         // Fails without /proc: then there are no process_* metrics.
@@ -126,6 +130,7 @@ impl Metrics {
             totals,
             process,
             drift,
+            canaries,
             targets,
             discovery,
             by_request: DashMap::default(),
@@ -167,6 +172,7 @@ impl Metrics {
         }
         for result in DeliveryResult::ALL {
             self.drift.webhook.get(&[result.as_str()]);
+            self.canaries.webhook.get(&[result.as_str()]);
             self.drift_events(result, 0);
         }
         for reason in DropReason::ALL {

@@ -537,6 +537,52 @@ impl DriftFamilies {
     }
 }
 
+/// Families of rollouts.
+pub(super) struct CanaryFamilies {
+    pub(super) state: Family<GaugeVec>,
+    pub(super) share: Family<GaugeVec>,
+    pub(super) evidence: Family<GaugeVec>,
+    pub(super) breaches: Family<IntCounterVec>,
+    pub(super) dropped: IntCounter,
+    pub(super) webhook: Family<IntCounterVec>,
+}
+
+impl CanaryFamilies {
+    pub(super) fn new(maker: &Maker<'_>) -> Self {
+        Self {
+            state: maker.gauges(
+                "tokenway_canary_state",
+                "1 for the state of a route's canary, 0 for its other states.",
+                &["route", "pool", "revision", "state"],
+            ),
+            share: maker.gauges(
+                "tokenway_canary_share_ratio",
+                "Share of the route's new requests that its canary gets.",
+                &["route", "pool", "revision"],
+            ),
+            evidence: maker.gauges(
+                "tokenway_canary_evidence_ratio",
+                "Evidence against the canary by test, as a fraction of what stops it: 1 is a breach.",
+                &["route", "pool", "revision", "test"],
+            ),
+            breaches: maker.counters(
+                "tokenway_canary_breaches_total",
+                "Canaries stopped because they broke a bound, by the bound.",
+                &["route", "pool", "revision", "reason"],
+            ),
+            dropped: maker.counter(
+                "tokenway_canary_observations_dropped_total",
+                "Observations that the judges of canaries missed because their queue was full.",
+            ),
+            webhook: maker.counters(
+                "tokenway_canary_webhook_posts_total",
+                "Reports to the webhooks of canaries: sent, failed, or dropped by a full queue.",
+                &["result"],
+            ),
+        }
+    }
+}
+
 /// Families of the sources of replicas.
 pub(super) struct DiscoveryFamilies {
     pub(super) targets: Family<GaugeVec>,

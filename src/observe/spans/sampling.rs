@@ -15,6 +15,8 @@ pub struct Seen {
     pub is_tail: bool,
     /// Its series drifts, or did until just now.
     pub is_drifting: bool,
+    /// A canary that is being judged served it.
+    pub is_canary: bool,
 }
 
 /// Whether the spans of an ended request are to be exported.
@@ -25,6 +27,7 @@ pub fn keep(record: &Record, judgement: &Judgement, seen: Seen, sampling: &Sampl
         || (sampling.keep_slo_miss && judgement.missed().is_some())
         || (sampling.keep_tail && seen.is_tail)
         || (sampling.keep_drift && seen.is_drifting)
+        || (sampling.keep_canary && seen.is_canary)
         || (sampling.keep_retry && record.attempts.len() > 1)
         || in_share(record.trace.trace_id, sampling.routine)
 }
@@ -57,6 +60,7 @@ mod tests {
             keep_tail: all,
             keep_retry: all,
             keep_drift: all,
+            keep_canary: all,
             max_per_second: u32::MAX,
         }
     }

@@ -1,0 +1,50 @@
+//! `cargo bench --bench rollout`: how often the judge of canaries is wrong, and how soon it is right.
+//!
+//! A thousand revisions of each kind by default; `cargo bench --bench rollout -- 100` runs fewer. The figures are in
+//! `docs/rollouts.md`.
+#![allow(missing_docs, clippy::print_stdout, clippy::unwrap_used, reason = "a program of its own")]
+
+mod traffic;
+
+use tokenway::config::check::check_str;
+use traffic::{Revision, run};
+
+const FILE: &str = "[[pool]]\nname = \"old\"\nreplicas = [\"http://127.0.0.1:1\"]\n[[pool]]\nname = \"new\"\n\
+    replicas = [\"http://127.0.0.1:2\"]\n[[route]]\nmodel = \"m\"\npools = [\"old\"]\n[route.canary]\npool = \"new\"\n\
+    steps = [{ weight = 10, soak = \"1h\" }]\n";
+
+fn main() {
+    let seeds: u64 = std::env::args().skip(1).find_map(|arg| arg.parse().ok()).unwrap_or(1000);
+    let config = check_str("bench", FILE, &|_| None).unwrap();
+    let bounds = config.routes[0].canary.clone().unwrap();
+    println!(
+        "| revision | canary requests at most | stopped | median | p90 | p99 | by |\n|---|---|---|---|---|---|---|"
+    );
+    for (revision, requests) in [
+        (Revision::Fine, 20_000),
+        (Revision::Tail, 20_000),
+        (Revision::LongPrompts, 20_000),
+        (Revision::Failing, 20_000),
+        (Revision::SlowTokens, 20_000),
+    ] {
+        let ends: Vec<_> =
+            (0..seeds).filter_map(|seed| run(&bounds, revision, seed, requests).stopped).collect();
+        let mut when: Vec<u64> = ends.iter().map(|(requests, _)| *requests).collect();
+        when.sort_unstable();
+        let at = |share: f64| {
+            let rank = (share * seeds as f64) as usize;
+            when.get(rank).map_or("never".to_owned(), u64::to_string)
+        };
+        let mut tests: Vec<_> = ends.iter().map(|(_, test)| *test).collect();
+        tests.sort_unstable();
+        tests.dedup();
+        println!(
+            "| {revision:?} | {requests} | {} of {seeds} | {} | {} | {} | {} |",
+            ends.len(),
+            at(0.5),
+            at(0.9),
+            at(0.99),
+            tests.join(", ")
+        );
+    }
+}

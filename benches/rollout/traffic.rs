@@ -1,0 +1,126 @@
+//! Synthetic traffic of a route with a canary: drifting, overdispersed, with stalls of single replicas.
+//!
+//! TTFT is lognormal with p50 60 ms and p99 180 ms for short prompts, longer in proportion for longer ones. Load multiplies both
+//! arms alike (a walk from minute to minute and bursts of seconds); besides, every replica stalls on its own, once in ten
+//! minutes for three seconds, in which all is three times slower: such a cluster falls on one arm alone.
+#![allow(dead_code, unreachable_pub, missing_docs, reason = "shared by the bench and the tests")]
+
+use tokenway::config::Canary;
+use tokenway::request::class::Class;
+use tokenway::rollout::judge::{Arm, Judge, Measure, Observed, SavedEvidence};
+
+/// What the new revision does.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Revision {
+    /// The same as the old one.
+    Fine,
+    /// p99 of TTFT times 1.5, p50 as before.
+    Tail,
+    /// Long prompts take twice as long.
+    LongPrompts,
+    /// As fast as before, and one request in twenty fails.
+    Failing,
+    /// Tokens take 1.4 times as long.
+    SlowTokens,
+}
+
+/// How one canary ended.
+#[derive(Clone, Debug)]
+pub struct Ending {
+    /// Canary requests before the verdict, and the test that gave it; `None` if it was within its bounds to the end.
+    pub stopped: Option<(u64, &'static str)>,
+}
+
+/// Runs a canary at a tenth of 100 requests a second for at most `requests` requests of its own.
+pub fn run(bounds: &Canary, revision: Revision, seed: u64, requests: u64) -> Ending {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let mut judge = Judge::new(bounds, &SavedEvidence::default());
+    let mut load = Load::default();
+    let (mut now, mut looked, mut of_canary) = (0.0, 0.0, 0);
+    while of_canary < requests {
+        now += -(1.0 - random.f64()).ln() / 100.0;
+        let arm = if random.f64() < 0.1 { Arm::Canary } else { Arm::Baseline };
+        let replica = if arm == Arm::Canary { 9 } else { random.usize(..9) };
+        let factor = load.at(now, &mut random) * load.stall(replica, now, &mut random);
+        let is_new = arm == Arm::Canary;
+        let class = match random.f64() {
+            x if x < 0.5 => Class::Short,
+            x if x < 0.8 => Class::Medium,
+            _ => Class::Long,
+        };
+        of_canary += u64::from(is_new);
+        let is_failed = random.f64() < if is_new && revision == Revision::Failing { 0.05 } else { 0.002 };
+        judge.attempt(now, class, arm, is_failed);
+        judge.slo(now, class, arm, is_failed);
+        if !is_failed {
+            let ttft = factor * ttft(class, revision, is_new, &mut random);
+            let seen = |value, count| Observed { arm, value, count, is_censored: false };
+            judge.observe(now, Measure::Ttft, class, seen(ttft, 1.0));
+            let slower = if is_new && revision == Revision::SlowTokens { 1.4 } else { 1.0 };
+            let step = 0.02 * factor.sqrt() * slower;
+            for _ in 0..2 {
+                judge.observe(now, Measure::Itl, class, seen(step * (0.25 * normal(&mut random)).exp(), 1.0));
+            }
+        }
+        // Evidence changes with each block.
+        if now < looked + 1.0 {
+            continue;
+        }
+        looked = now;
+        if let Some(breach) = judge.breach() {
+            return Ending { stopped: Some((of_canary, breach.test)) };
+        }
+    }
+    Ending { stopped: None }
+}
+
+fn ttft(class: Class, revision: Revision, is_new: bool, random: &mut fastrand::Rng) -> f64 {
+    // ln(3) / 2.3263 and ln(4.5) / 2.3263: p99 at three and at four and a half times the median.
+    let sigma = if is_new && revision == Revision::Tail { 0.6466 } else { 0.4723 };
+    let median = match class {
+        Class::Long if is_new && revision == Revision::LongPrompts => 0.72,
+        Class::Long => 0.36,
+        Class::Medium => 0.12,
+        Class::Short | Class::None => 0.06,
+    };
+    median * (sigma * normal(random)).exp()
+}
+
+fn normal(random: &mut fastrand::Rng) -> f64 {
+    (-2.0 * (1.0 - random.f64()).ln()).sqrt() * (std::f64::consts::TAU * random.f64()).cos()
+}
+
+/// What slows requests beside the revision.
+#[derive(Default)]
+struct Load {
+    minute: f64,
+    walk: f64,
+    burst_until: f64,
+    burst: f64,
+    stalls: [f64; 10],
+    second: [f64; 10],
+}
+
+impl Load {
+    fn at(&mut self, now: f64, random: &mut fastrand::Rng) -> f64 {
+        while self.minute < now {
+            self.minute += 60.0;
+            self.walk = 0.97 * self.walk + 0.15 * normal(random);
+        }
+        if now > self.burst_until {
+            self.burst_until = now + 5.0 + 20.0 * random.f64();
+            self.burst = 0.2 * normal(random);
+        }
+        (self.walk + self.burst).exp()
+    }
+
+    fn stall(&mut self, replica: usize, now: f64, random: &mut fastrand::Rng) -> f64 {
+        if now >= self.second[replica] {
+            self.second[replica] = now + 1.0;
+            if random.f64() < 1.0 / 600.0 {
+                self.stalls[replica] = now + 3.0;
+            }
+        }
+        if now < self.stalls[replica] { 3.0 } else { 1.0 }
+    }
+}

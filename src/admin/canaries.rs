@@ -1,0 +1,41 @@
+//! Handlers of canaries: the list, and what an operator does to one.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::{Path, State};
+use serde_json::{Value, json};
+
+use super::AdminState;
+use super::error::AdminError;
+use crate::rollout::plan::Action;
+use crate::rollout::service::{ActError, RolloutView};
+
+/// GET `/canaries`
+pub(super) async fn list(State(admin): State<Arc<AdminState>>) -> Json<Value> {
+    let canaries: Vec<_> = admin.rollouts.board().read().iter().map(RolloutView::to_json).collect();
+    Json(json!({ "canaries": canaries }))
+}
+
+/// POST `/canaries/{route}/{action}`
+pub(super) async fn act(
+    State(admin): State<Arc<AdminState>>,
+    Path((route, action)): Path<(String, String)>,
+) -> Result<Json<Value>, AdminError> {
+    let action = match action.as_str() {
+        "promote" => Action::Promote,
+        "rollback" => Action::Rollback,
+        "pause" => Action::Pause,
+        "resume" => Action::Resume,
+        _ => return Err(AdminError::UnknownPath),
+    };
+    tracing::info!(?action, route, "canary: asked for on the admin port");
+    admin.rollouts.act(&route, action).await.map_err(|error| match error {
+        ActError::NoCanary(_) => AdminError::NoCanary(error.to_string()),
+        ActError::State(message) => AdminError::CanaryState(message),
+        ActError::NoAnswer => AdminError::Overloaded,
+    })?;
+    let now = admin.rollouts.board().read();
+    let view = now.iter().find(|canary| *canary.route == *route).map(RolloutView::to_json);
+    Ok(Json(json!({ "canary": view })))
+}

@@ -1,0 +1,77 @@
+//! `[route.canary]`, as checked.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::Endpoint;
+
+/// `[route.canary]`: a revision that takes the route over step by step, as long as it is no worse than the others.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Canary {
+    /// Index into [`Config::pools`](super::Config::pools) of the new revision; one of the route's pools.
+    pub pool: usize,
+    /// At least one, with increasing weights.
+    pub steps: Vec<CanaryStep>,
+    /// Longest time from the first sight of a replica until it is ready.
+    pub max_cold_start: Option<Duration>,
+    /// Bounds on TTFT, as multiples of the baseline's.
+    pub max_ttft_ratio: QuantileRatios,
+    /// Bounds on ITL.
+    pub max_itl_ratio: QuantileRatios,
+    /// Bounds on TPOT.
+    pub max_tpot_ratio: QuantileRatios,
+    /// By how much the share of failed attempts may be above the baseline's, 0 to 1.
+    pub max_error_ratio_increase: f64,
+    /// By how much the share of requests within their SLO may be below the baseline's, 0 to 1.
+    pub max_goodput_decrease: f64,
+    /// Bound on the standing queue per replica, as a multiple of the baseline's.
+    pub max_queue_ratio: f64,
+    /// Probability that a revision within all bounds is rolled back, over the whole rollout.
+    pub false_rollback_rate: f64,
+    /// What a breach does.
+    pub on_breach: OnBreach,
+    /// Answers of the canary without which no step ends.
+    pub min_requests: u64,
+    /// Where reports of breaches, and ends of rollouts, are posted.
+    pub webhook: Option<Endpoint>,
+    /// Where the rollout is kept over restarts.
+    pub state: Option<PathBuf>,
+}
+
+/// One step of a canary.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CanaryStep {
+    /// The canary's share of the route's requests in percent, 1 to 100.
+    pub weight: u32,
+    /// How long it keeps it.
+    pub soak: Duration,
+}
+
+/// Bounds by quantile; `None` is not judged.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct QuantileRatios {
+    /// Of the median.
+    pub p50: Option<f64>,
+    /// Of the 99th percentile.
+    pub p99: Option<f64>,
+}
+
+/// `route.canary.on_breach`
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnBreach {
+    /// Traffic goes back, for good.
+    Rollback,
+    /// Traffic goes back until somebody resumes, promotes or rolls back.
+    Pause,
+}
+
+impl OnBreach {
+    /// Its name in TOML.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Rollback => "rollback",
+            Self::Pause => "pause",
+        }
+    }
+}

@@ -1,0 +1,55 @@
+//! The last values of one arm in one class, for thresholds and for the report.
+
+use std::collections::VecDeque;
+
+/// A bounded window of values.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Samples {
+    values: VecDeque<f32>,
+    since: u32,
+    /// Sorted, of some values ago.
+    sorted: Vec<f32>,
+}
+
+impl Samples {
+    #[allow(clippy::cast_possible_truncation, reason = "seven digits of a latency are enough")]
+    pub(super) fn add(&mut self, value: f64) {
+        if self.values.len() == MAX {
+            self.values.pop_front();
+        }
+        self.values.push_back(value as f32);
+        self.since += 1;
+    }
+
+    /// Sorts what has come, where that is enough to change something.
+    pub(super) fn refresh(&mut self) {
+        if self.since > 0 && (self.since >= REFRESH_EVERY || self.sorted.len() < MIN) {
+            self.sort();
+        }
+    }
+
+    pub(super) fn sort(&mut self) {
+        self.since = 0;
+        self.sorted.clear();
+        self.sorted.extend(&self.values);
+        self.sorted.sort_unstable_by(f32::total_cmp);
+    }
+
+    /// A quantile as of the last [`refresh`](Self::refresh); `None` of too few values: a 99th percentile needs two hundred.
+    pub(super) fn quantile(&self, quantile: f64) -> Option<f64> {
+        let needed = (2.0 / (1.0 - quantile)).max(MIN as f64);
+        if (self.sorted.len() as f64) < needed { None } else { self.rank(quantile) }
+    }
+
+    /// A quantile of whatever there is.
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a rank within the list")]
+    pub(super) fn rank(&self, quantile: f64) -> Option<f64> {
+        let last = self.sorted.len().checked_sub(1)?;
+        let at = (quantile * last as f64).round() as usize;
+        self.sorted.get(at.min(last)).map(|value| f64::from(*value))
+    }
+}
+
+const MAX: usize = 4096;
+const MIN: usize = 50;
+const REFRESH_EVERY: u32 = 128;

@@ -1,0 +1,207 @@
+//! The steps of a rollout, and who may change them. Pure.
+//!
+//! ```text
+//! running ─ last soak over, or promote ─> promoted
+//!    │  ^
+//!    │  └─ resume ─ paused <─ pause, or a breach with on_breach = "pause"
+//!    └─ breach, or rollback ─> rolled_back
+//! ```
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::config::{Canary, OnBreach};
+
+/// State of a rollout.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RolloutState {
+    /// It walks its steps.
+    #[default]
+    Running,
+    /// It keeps its step until somebody acts.
+    Paused,
+    /// It has all traffic.
+    Promoted,
+    /// It has none.
+    RolledBack,
+}
+
+impl RolloutState {
+    /// Every state.
+    pub const ALL: [Self; 4] = [Self::Running, Self::Paused, Self::Promoted, Self::RolledBack];
+
+    /// Its name in the API and as a label.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Running => "running",
+            Self::Paused => "paused",
+            Self::Promoted => "promoted",
+            Self::RolledBack => "rolled_back",
+        }
+    }
+}
+
+/// What an operator may do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// All traffic to the canary, now.
+    Promote,
+    /// All traffic back, now.
+    Rollback,
+    /// Stay at this step.
+    Pause,
+    /// Go on.
+    Resume,
+}
+
+/// Where a rollout is; what is kept over restarts.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Plan {
+    /// Its state.
+    pub state: RolloutState,
+    /// Index into the steps.
+    pub step: usize,
+    /// Seconds of this step's soak that are over.
+    pub soaked: f64,
+    /// Answers of the canary in this step.
+    pub answers: u64,
+    /// Why it is in its state, for people.
+    pub reason: String,
+    /// A breach took its traffic, and it may come back.
+    pub is_off: bool,
+}
+
+impl Plan {
+    /// The canary's share of new requests, in ten thousandths.
+    #[must_use]
+    pub fn share(&self, canary: &Canary) -> u32 {
+        match self.state {
+            RolloutState::Promoted => 10_000,
+            RolloutState::RolledBack => 0,
+            _ if self.is_off => 0,
+            _ => canary.steps.get(self.step).map_or(0, |step| step.weight * 100),
+        }
+    }
+
+    /// Time has passed in which the canary could answer; returns whether the step ended.
+    pub fn soak(&mut self, canary: &Canary, passed: Duration) -> bool {
+        if self.state != RolloutState::Running {
+            return false;
+        }
+        self.soaked += passed.as_secs_f64();
+        let Some(step) = canary.steps.get(self.step) else {
+            self.enter(RolloutState::Promoted, ALL_STEPS);
+            return true;
+        };
+        if self.soaked < step.soak.as_secs_f64() || self.answers < canary.min_requests {
+            return false;
+        }
+        (self.soaked, self.answers) = (0.0, 0);
+        self.step += 1;
+        if self.step >= canary.steps.len() {
+            self.enter(RolloutState::Promoted, ALL_STEPS);
+        } else {
+            self.reason = format!("step {} of {}", self.step + 1, canary.steps.len());
+        }
+        true
+    }
+
+    /// A bound was broken.
+    pub fn breach(&mut self, canary: &Canary, reason: &str) {
+        if self.state != RolloutState::Running {
+            return;
+        }
+        match canary.on_breach {
+            OnBreach::Rollback => self.enter(RolloutState::RolledBack, reason),
+            OnBreach::Pause => {
+                self.is_off = true;
+                self.enter(RolloutState::Paused, reason);
+            }
+        }
+    }
+
+    /// An operator acts; returns whether what was judged so far is to be forgotten.
+    ///
+    /// # Errors
+    /// Where the state does not allow it.
+    pub fn act(&mut self, action: Action) -> Result<bool, String> {
+        let from = self.state;
+        let refused = |what: &str| Err(format!("a canary that is {} cannot be {what}", from.as_str()));
+        match (action, from) {
+            (Action::Promote, RolloutState::Promoted) | (Action::Rollback, RolloutState::RolledBack) => {}
+            (Action::Promote, _) => self.enter(RolloutState::Promoted, "promoted by hand"),
+            (Action::Rollback, _) => self.enter(RolloutState::RolledBack, "rolled back by hand"),
+            (Action::Pause, RolloutState::Running) => self.enter(RolloutState::Paused, "paused by hand"),
+            (Action::Resume, RolloutState::Paused) => {
+                let was_off = std::mem::take(&mut self.is_off);
+                self.enter(RolloutState::Running, "resumed by hand");
+                return Ok(was_off);
+            }
+            (Action::Pause, RolloutState::Paused) | (Action::Resume, RolloutState::Running) => {}
+            (Action::Pause, _) => return refused("paused"),
+            (Action::Resume, _) => return refused("resumed"),
+        }
+        Ok(false)
+    }
+
+    fn enter(&mut self, state: RolloutState, reason: &str) {
+        self.state = state;
+        reason.clone_into(&mut self.reason);
+    }
+}
+
+const ALL_STEPS: &str = "all steps held";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::check::check_str;
+
+    fn canary(more: &str) -> Canary {
+        let text = format!(
+            "[[pool]]\nname = \"a\"\nreplicas = [\"http://127.0.0.1:1\"]\n[[pool]]\nname = \"b\"\n\
+             replicas = [\"http://127.0.0.1:2\"]\n[[route]]\nmodel = \"m\"\npools = [\"a\"]\n[route.canary]\npool = \"b\"\n\
+             steps = [{{ weight = 10, soak = \"1m\" }}, {{ weight = 50, soak = \"2m\" }}]\n{more}"
+        );
+        check_str("f", &text, &|_| None).unwrap().routes[0].canary.clone().unwrap()
+    }
+
+    #[test]
+    fn steps_end_with_soak_and_answers_and_the_last_one_promotes() {
+        let (canary, mut plan) = (canary("min_requests = 10\n"), Plan::default());
+        let minute = Duration::from_secs(60);
+        assert_eq!(plan.share(&canary), 1000);
+        assert!(!plan.soak(&canary, minute), "nobody asked it anything");
+        plan.answers = 10;
+        assert!(plan.soak(&canary, Duration::ZERO));
+        assert_eq!((plan.step, plan.share(&canary), plan.soaked), (1, 5000, 0.0));
+        plan.answers = 10;
+        assert!(!plan.soak(&canary, minute));
+        assert!(plan.soak(&canary, minute));
+        assert_eq!((plan.state, plan.share(&canary)), (RolloutState::Promoted, 10_000));
+        plan.breach(&canary, "late");
+        assert_eq!(plan.state, RolloutState::Promoted, "what is over is over");
+    }
+
+    #[test]
+    fn a_breach_takes_the_traffic_and_a_paused_one_may_come_back() {
+        let (final_one, mut plan) = (canary(""), Plan::default());
+        plan.breach(&final_one, "ttft_p99");
+        assert_eq!(
+            (plan.state, plan.share(&final_one), &*plan.reason),
+            (RolloutState::RolledBack, 0, "ttft_p99")
+        );
+        assert!(plan.act(Action::Resume).is_err() && plan.act(Action::Pause).is_err());
+        let (pausing, mut plan) = (canary("on_breach = \"pause\"\n"), Plan::default());
+        plan.breach(&pausing, "errors");
+        assert_eq!((plan.state, plan.share(&pausing)), (RolloutState::Paused, 0));
+        assert_eq!(plan.act(Action::Resume), Ok(true), "what was held against it is forgotten");
+        assert_eq!(plan.share(&pausing), 1000);
+        assert_eq!(plan.act(Action::Pause), Ok(false));
+        assert_eq!(plan.share(&pausing), 1000, "by hand it keeps its step");
+        assert_eq!(plan.act(Action::Resume), Ok(false));
+    }
+}

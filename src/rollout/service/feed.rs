@@ -1,0 +1,203 @@
+//! From first tokens, gaps and records to the judges, over a bounded channel.
+//!
+//! Requests of routes without a running canary cost one look at an empty list. What does not fit is dropped and counted.
+
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use tokio::sync::{mpsc, oneshot};
+
+use super::Attached;
+use super::board::Board;
+use crate::config::Config;
+use crate::observe::Tap;
+use crate::observe::judgement::Judgement;
+use crate::observe::metrics::{Metrics, StreamKey};
+use crate::observe::slo::SloVerdict;
+use crate::record::{FirstToken, Gaps, Outcome, Record};
+use crate::request::class::Class;
+use crate::rollout::judge::Arm;
+use crate::rollout::plan::Action;
+
+/// Hands observations and commands over.
+pub struct Feed {
+    pub(super) observations: mpsc::Sender<Observation>,
+    pub(super) commands: mpsc::Sender<Command>,
+    pub(super) watched: Arc<ArcSwap<Vec<Watched>>>,
+    pub(super) board: Arc<Board>,
+    pub(super) metrics: Arc<Metrics>,
+    pub(super) gateway: Arc<OnceLock<Attached>>,
+}
+
+/// A canary that is being judged.
+#[derive(Clone, Debug)]
+pub(super) struct Watched {
+    pub(super) route: Arc<str>,
+    pub(super) pool: Arc<str>,
+}
+
+/// Something of a route with a canary.
+pub(super) struct Observation {
+    pub(super) route: Arc<str>,
+    pub(super) class: Class,
+    pub(super) seen: Seen,
+}
+
+pub(super) enum Seen {
+    FirstToken {
+        arm: Arm,
+        ttft: f64,
+    },
+    /// Gaps in seconds, with the tokens that each stands for.
+    Gaps {
+        arm: Arm,
+        gaps: Vec<(f64, f64)>,
+    },
+    Ended(Box<Ended>),
+}
+
+/// One ended request.
+pub(super) struct Ended {
+    /// Attempts that ended by themselves: whose, and whether they failed.
+    pub(super) attempts: Vec<(Arm, bool)>,
+    pub(super) arm: Arm,
+    /// Waited for its first token until its end.
+    pub(super) censored_ttft: Option<f64>,
+    pub(super) ttft: Option<f64>,
+    pub(super) tpot: Option<f64>,
+    pub(super) is_slo_missed: Option<bool>,
+    pub(super) error: Option<&'static str>,
+    pub(super) request_id: Arc<str>,
+    pub(super) trace_id: u128,
+    pub(super) replica: Arc<str>,
+}
+
+pub(super) enum Command {
+    Act {
+        route: Arc<str>,
+        action: Action,
+        done: oneshot::Sender<Result<(), ActError>>,
+    },
+    Configure(Arc<Config>),
+    /// Writes the state, confirms it and ends the task.
+    End(oneshot::Sender<()>),
+}
+
+/// Why an action had no effect.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ActError {
+    /// The route is not known or has no canary.
+    #[error("route {0} has no canary")]
+    NoCanary(String),
+    /// Its state does not allow it.
+    #[error("{0}")]
+    State(String),
+    /// The task is gone or did not answer in time.
+    #[error("the rollouts do not answer")]
+    NoAnswer,
+}
+
+impl Feed {
+    /// Rollouts as they are, for the admin API.
+    #[must_use]
+    pub fn board(&self) -> &Board {
+        &self.board
+    }
+
+    /// Acts on the canary of a route.
+    ///
+    /// # Errors
+    /// [`ActError`]
+    pub async fn act(&self, route: &str, action: Action) -> Result<(), ActError> {
+        let (done, answer) = oneshot::channel();
+        let command = Command::Act { route: route.into(), action, done };
+        self.commands.try_send(command).map_err(|_| ActError::NoAnswer)?;
+        match tokio::time::timeout(ANSWER_TIMEOUT, answer).await {
+            Ok(Ok(result)) => result,
+            _ => Err(ActError::NoAnswer),
+        }
+    }
+
+    /// Takes the canaries of another configuration.
+    pub fn reconfigure(&self, config: &Arc<Config>) {
+        if self.commands.try_send(Command::Configure(Arc::clone(config))).is_err() {
+            tracing::warn!(
+                "the rollouts are busy: canaries of the new configuration begin with the next reload"
+            );
+        }
+    }
+
+    fn arm(&self, route: &str, pool: &str) -> Option<Arm> {
+        let watched = self.watched.load();
+        let of_route = watched.iter().find(|watched| *watched.route == *route)?;
+        Some(if *of_route.pool == *pool { Arm::Canary } else { Arm::Baseline })
+    }
+
+    fn send(&self, route: &Arc<str>, class: Class, seen: Seen) {
+        let observation = Observation { route: Arc::clone(route), class, seen };
+        if self.observations.try_send(observation).is_err() {
+            self.metrics.canary_dropped();
+        }
+    }
+}
+
+impl Tap for Feed {
+    fn first_token(&self, first: &FirstToken) {
+        if let Some(arm) = self.arm(&first.route, &first.served.pool) {
+            self.send(&first.route, first.class, Seen::FirstToken { arm, ttft: first.ttft.as_secs_f64() });
+        }
+    }
+
+    fn gaps(&self, stream: &StreamKey, gaps: &Gaps<'_>) {
+        let Some(arm) = self.arm(&stream.route, &stream.pool) else { return };
+        let per_token = |gap: Duration, tokens: u32| {
+            let tokens = f64::from(tokens.max(1));
+            (gap.as_secs_f64() / tokens, tokens)
+        };
+        let known = gaps.gaps.iter().filter_map(|gap| Some(per_token(gap.length, gap.tokens?)));
+        let late = gaps.late_itl.iter().map(|(gap, tokens)| per_token(*gap, *tokens));
+        let gaps: Vec<_> = known.chain(late).collect();
+        if !gaps.is_empty() {
+            self.send(&stream.route, stream.class, Seen::Gaps { arm, gaps });
+        }
+    }
+
+    fn record(&self, record: &Record) {
+        let Some(served) = record.served() else { return };
+        let Some(arm) = self.arm(&record.route, &served.pool) else { return };
+        let arm_of = |pool: &str| self.arm(&record.route, pool).unwrap_or(arm);
+        let last = record.attempts.len().saturating_sub(1);
+        let is_over = record.outcome != Outcome::Canceled;
+        let attempts = record.attempts.iter().enumerate().filter(|(_, attempt)| !attempt.is_canceled);
+        let attempts = attempts.filter_map(|(at, attempt)| {
+            let is_failed =
+                attempt.error.is_some() || (at == last && is_over && record.outcome != Outcome::Ok);
+            (is_failed || (at == last && is_over)).then(|| (arm_of(&attempt.served.pool), is_failed))
+        });
+        let waited = || Some(record.at.end.since(record.at.read?).as_secs_f64());
+        let ended = Ended {
+            attempts: attempts.collect(),
+            arm,
+            censored_ttft: if record.is_stream && record.at.first_token.is_none() { waited() } else { None },
+            ttft: record.ttft().map(|ttft| ttft.as_secs_f64()),
+            tpot: record.tpot().map(|tpot| tpot.as_secs_f64()),
+            is_slo_missed: match Judgement::of(record).verdict {
+                SloVerdict::Met => Some(false),
+                SloVerdict::Missed(_) => Some(true),
+                SloVerdict::NotCounted => None,
+            },
+            error: record.error,
+            request_id: Arc::clone(&record.request_id),
+            trace_id: record.trace.trace_id,
+            replica: Arc::clone(&served.replica),
+        };
+        self.send(&record.route, record.class, Seen::Ended(Box::new(ended)));
+    }
+
+    fn is_canary(&self, record: &Record) -> bool {
+        record.served().is_some_and(|served| self.arm(&record.route, &served.pool) == Some(Arm::Canary))
+    }
+}
+
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);

@@ -1,0 +1,286 @@
+//! The task around the rollouts: takes observations, walks the steps, sets the shares that the data path reads.
+//!
+//! It owns every rollout; first tokens, records and commands come over bounded channels. A verdict is reached within a quarter of a
+//! second of its evidence, and the share is an atomic that the next request reads.
+
+mod board;
+mod feed;
+mod rollout;
+mod state;
+mod webhook;
+
+use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::MissedTickBehavior;
+
+pub use self::board::{Board, RolloutView};
+pub use self::feed::{ActError, Feed};
+use self::feed::{Command, Observation, Watched};
+use self::rollout::Rollout;
+use self::state::Saved;
+use self::webhook::Webhook;
+use crate::clock::{Clock, Stamp};
+use crate::config::Config;
+use crate::fleet::status::ReplicaStatus;
+use crate::observe::Surroundings;
+use crate::observe::metrics::{CanaryGauges, Metrics};
+use crate::rollout::plan::RolloutState;
+use crate::routing::CanaryShares;
+
+/// Starts the rollouts of a configuration. Nothing is shared out before [`Feed::attach`].
+///
+/// # Errors
+/// When the TLS of webhooks cannot be set up.
+pub fn start(config: &Config, around: &Surroundings, metrics: &Arc<Metrics>) -> Result<Feed, rustls::Error> {
+    let (observations, seen) = mpsc::channel(MAX_QUEUED);
+    let (commands, asked) = mpsc::channel(MAX_COMMANDS);
+    let feed = Feed {
+        observations,
+        commands,
+        watched: Arc::default(),
+        board: Arc::default(),
+        metrics: Arc::clone(metrics),
+        gateway: Arc::default(),
+    };
+    let clock = around.clock;
+    let mut service = RolloutService {
+        rollouts: Vec::new(),
+        watched: Arc::clone(&feed.watched),
+        board: Arc::clone(&feed.board),
+        gateway: Arc::clone(&feed.gateway),
+        metrics: Arc::clone(metrics),
+        webhook: Webhook::start(around, metrics)?,
+        clock,
+        began: clock.now(),
+        last: clock.now(),
+    };
+    service.take(config);
+    around.background.tasks.spawn_on(service.run(seen, asked), &around.background.runtime);
+    Ok(feed)
+}
+
+/// Writes the state, within `limit`, and ends the task.
+pub async fn end(feed: &Feed, limit: Duration) {
+    let (done, saved) = oneshot::channel();
+    if feed.commands.try_send(Command::End(done)).is_ok() {
+        // Past the limit some seconds of soak are lost.
+        let _ = tokio::time::timeout(limit, saved).await;
+    }
+}
+
+/// What rollouts need of the data path.
+pub(super) struct Attached {
+    shares: Arc<CanaryShares>,
+    fleet: Box<dyn Fn() -> Vec<ReplicaStatus> + Send + Sync>,
+}
+
+impl Feed {
+    /// Connects the rollouts with the data path: from here on canaries get their shares. Only the first has effect.
+    pub fn attach(
+        &self,
+        shares: Arc<CanaryShares>,
+        fleet: impl Fn() -> Vec<ReplicaStatus> + Send + Sync + 'static,
+    ) {
+        for view in self.board().read() {
+            shares.of(&view.route, &view.pool).set(view.share);
+        }
+        let _ = self.gateway.set(Attached { shares, fleet: Box::new(fleet) });
+    }
+}
+
+/// The task that owns the rollouts.
+struct RolloutService {
+    rollouts: Vec<Rollout>,
+    watched: Arc<ArcSwap<Vec<Watched>>>,
+    board: Arc<Board>,
+    gateway: Arc<OnceLock<Attached>>,
+    metrics: Arc<Metrics>,
+    webhook: Webhook,
+    clock: Clock,
+    began: Stamp,
+    last: Stamp,
+}
+
+impl RolloutService {
+    async fn run(mut self, mut seen: mpsc::Receiver<Observation>, mut asked: mpsc::Receiver<Command>) {
+        let mut tick = tokio::time::interval(TICK);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut ticks = 0_u32;
+        loop {
+            // Both arms are cancel-safe: a command or a tick is taken whole or not at all.
+            let command = tokio::select! {
+                command = asked.recv() => command,
+                _ = tick.tick() => {
+                    ticks = ticks.wrapping_add(1);
+                    // Observations wait for the tick: a receiver that always waits would be woken by every one, at the
+                    // cost of the request that it comes from.
+                    self.drain(&mut seen);
+                    self.advance();
+                    self.save(ticks.is_multiple_of(TICKS_PER_SAVE)).await;
+                    continue;
+                }
+            };
+            match command {
+                Some(Command::Act { route, action, done }) => {
+                    let result = self.act(&route, action);
+                    self.save(false).await;
+                    // Nobody may be waiting any more.
+                    let _ = done.send(result);
+                }
+                Some(Command::Configure(config)) => self.take(&config),
+                Some(Command::End(done)) => {
+                    self.save(true).await;
+                    let _ = done.send(());
+                    return;
+                }
+                None => return,
+            }
+        }
+    }
+
+    /// Takes the canaries of a configuration. Those of the same revision go on; their bounds and steps are the new ones.
+    fn take(&mut self, config: &Config) {
+        let mut old = std::mem::take(&mut self.rollouts);
+        for route in &config.routes {
+            let Some(canary) = &route.canary else { continue };
+            let kept = old.iter().find(|rollout| rollout.route == route.name).map(Rollout::save);
+            let saved = kept.or_else(|| read(canary.state.as_ref(), &route.name));
+            if let Some(rollout) = Rollout::new(config, route, canary, saved) {
+                old.retain(|old| !old.is_same(&rollout) || old.pool != rollout.pool);
+                self.rollouts.push(rollout);
+            }
+        }
+        for gone in &old {
+            self.metrics.canary_gone(&gauges(&gone.view(), &evidence(&gone.view())));
+        }
+        if let Some(attached) = self.gateway.get() {
+            let is_known = |route: &str, pool: &str| {
+                self.rollouts.iter().any(|rollout| *rollout.route == *route && *rollout.pool == *pool)
+            };
+            attached.shares.retain(is_known);
+        }
+        self.publish();
+    }
+
+    fn act(&mut self, route: &str, action: crate::rollout::plan::Action) -> Result<(), ActError> {
+        let rollout = self.rollouts.iter_mut().find(|rollout| *rollout.route == *route);
+        let rollout = rollout.ok_or_else(|| ActError::NoCanary(route.to_owned()))?;
+        rollout.act(action).map_err(ActError::State)?;
+        tracing::info!(route, revision = %rollout.revision, state = rollout.plan.state.as_str(), "canary changed by hand");
+        self.publish();
+        Ok(())
+    }
+
+    fn drain(&mut self, seen: &mut mpsc::Receiver<Observation>) {
+        let now = self.clock.now().since(self.began).as_secs_f64();
+        for _ in 0..MAX_QUEUED {
+            let Ok(observation) = seen.try_recv() else { return };
+            if let Some(rollout) = self.rollouts.iter_mut().find(|r| r.route == observation.route) {
+                rollout.observe(now, &observation);
+            }
+        }
+    }
+
+    fn advance(&mut self) {
+        let now = self.clock.now();
+        let passed = now.since(self.last).min(MAX_PASSED);
+        self.last = now;
+        let Some(attached) = self.gateway.get() else { return };
+        if self.rollouts.is_empty() {
+            return;
+        }
+        let fleet =
+            if self.rollouts.iter().any(Rollout::is_judged) { (attached.fleet)() } else { Vec::new() };
+        let seconds = now.since(self.began).as_secs_f64();
+        for rollout in &mut self.rollouts {
+            let before = rollout.plan.state;
+            let breach = rollout.advance(seconds, passed, &fleet);
+            if rollout.plan.state == before {
+                continue;
+            }
+            // First the traffic, then the talk.
+            attached.shares.of(&rollout.route, &rollout.pool).set(rollout.plan.share(&rollout.canary));
+            let report = rollout.write_report(self.clock.wall(now));
+            let (route, revision, state) = (&rollout.route, &rollout.revision, rollout.plan.state.as_str());
+            if let Some(reason) = &breach {
+                tracing::error!(%route, %revision, state, reason, %report, "canary broke a bound");
+                let test = reason.split(':').next().unwrap_or_default();
+                self.metrics.canary_breach([route, &rollout.pool, revision], test);
+            } else {
+                tracing::info!(%route, %revision, state, "canary has all traffic");
+            }
+            if let Some(endpoint) = &rollout.canary.webhook {
+                self.webhook.send(endpoint, report.to_string());
+            }
+        }
+        self.publish();
+    }
+
+    /// Shares, watched routes, board and gauges as the rollouts are now.
+    fn publish(&self) {
+        let views: Vec<RolloutView> = self.rollouts.iter().map(Rollout::view).collect();
+        for view in &views {
+            if let Some(attached) = self.gateway.get() {
+                attached.shares.of(&view.route, &view.pool).set(view.share);
+            }
+            self.metrics.canary(&gauges(view, &evidence(view)));
+        }
+        let watched: Vec<Watched> = self
+            .rollouts
+            .iter()
+            .filter(|rollout| rollout.is_judged())
+            .map(|rollout| Watched { route: Arc::clone(&rollout.route), pool: Arc::clone(&rollout.pool) })
+            .collect();
+        self.watched.store(watched.into());
+        self.board.set(views);
+    }
+
+    /// Writes what changed; with `all`, the soaks and the evidence as well.
+    async fn save(&mut self, all: bool) {
+        for rollout in &mut self.rollouts {
+            let is_due = std::mem::take(&mut rollout.is_dirty) || (all && rollout.is_judged());
+            let Some(path) = rollout.canary.state.clone().filter(|_| is_due) else { continue };
+            let saved = rollout.save();
+            let written = tokio::task::spawn_blocking(move || state::write(&path, &saved)).await;
+            if let Ok(Err(error)) = written {
+                tracing::warn!(%error, route = %rollout.route, "route.canary.state cannot be written");
+            }
+        }
+    }
+}
+
+/// Files are small, and a canary's share depends on it: read before the first request.
+fn read(path: Option<&PathBuf>, route: &str) -> Option<Saved> {
+    match state::read(path?) {
+        Ok(saved) => saved,
+        Err(error) => {
+            tracing::warn!(%error, route, "route.canary.state cannot be read: the canary begins anew");
+            None
+        }
+    }
+}
+
+fn evidence(view: &RolloutView) -> Vec<(&'static str, f64)> {
+    view.evidence.iter().map(|evidence| (evidence.test, evidence.share.max(0.0))).collect()
+}
+
+fn gauges<'a>(view: &'a RolloutView, evidence: &'a [(&'static str, f64)]) -> CanaryGauges<'a> {
+    CanaryGauges {
+        labels: [&view.route, &view.pool, &view.revision],
+        states: RolloutState::ALL.map(|state| (state.as_str(), state == view.state)),
+        share: f64::from(view.share) / 10_000.0,
+        evidence,
+    }
+}
+
+const MAX_QUEUED: usize = 16_384;
+const MAX_COMMANDS: usize = 16;
+const TICK: Duration = Duration::from_millis(250);
+/// A stopped process has not soaked.
+const MAX_PASSED: Duration = Duration::from_secs(2);
+/// Five seconds.
+const TICKS_PER_SAVE: u32 = 20;

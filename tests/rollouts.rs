@@ -1,0 +1,253 @@
+//! Canaries from outside: the binary in front of two simulated revisions, and the judge on synthetic traffic.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "a failed expectation fails the test"
+)]
+
+#[allow(dead_code, unreachable_pub, reason = "shared with the other tests of the binary")]
+mod serve_support;
+#[path = "../benches/rollout/traffic.rs"]
+#[allow(dead_code, reason = "shared with the bench")]
+mod traffic;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use serde_json::Value as Json;
+use tempfile::TempDir;
+use tokenway::config::Canary;
+use tokenway::config::check::check_str;
+
+use serve_support::client::{connect, exchange, request};
+use serve_support::{Fleet, Gateway, chat, get, post_chat, replace, until};
+use traffic::{Revision, run};
+
+fn defaults() -> Canary {
+    let text = "[[pool]]\nname = \"a\"\nreplicas = [\"http://127.0.0.1:1\"]\n[[pool]]\nname = \"b\"\n\
+                replicas = [\"http://127.0.0.1:2\"]\n[[route]]\nmodel = \"m\"\npools = [\"a\"]\n[route.canary]\npool = \"b\"\n\
+                steps = [{ weight = 10, soak = \"1h\" }]\n";
+    check_str("f.toml", text, &|_| None).unwrap().routes[0].canary.clone().unwrap()
+}
+
+/// Canary requests until the verdict, sorted; those without one are left out.
+fn verdicts(revision: Revision, seeds: u64, requests: u64) -> Vec<(u64, &'static str)> {
+    let bounds = defaults();
+    let mut found: Vec<_> =
+        (0..seeds).filter_map(|seed| run(&bounds, revision, seed, requests).stopped).collect();
+    found.sort_unstable();
+    let at = |share: f64| found.get((share * seeds as f64) as usize).map(|(requests, _)| *requests);
+    println!(
+        "{revision:?}: {} of {seeds} stopped within {requests} canary requests, median {:?}, p90 {:?}",
+        found.len(),
+        at(0.5),
+        at(0.9)
+    );
+    found
+}
+
+#[test]
+fn fine_revisions_stay_under_drifting_overdispersed_load() {
+    let stopped = verdicts(Revision::Fine, 30, 4000);
+    assert!(stopped.len() <= 1, "{stopped:?}");
+}
+
+#[test]
+fn a_longer_tail_is_found_in_2465_requests_at_the_median_not_in_the_2000_of_the_goal() {
+    let found = verdicts(Revision::Tail, 24, 10_000);
+    assert!(found.len() >= 23, "{found:?}");
+    // The goal is 2,000 and is missed: 2,465 were measured.
+    assert!(found[12].0 <= 2465, "{found:?}");
+    assert!(found.iter().all(|(_, test)| *test == "ttft_p99"), "{found:?}");
+}
+
+#[test]
+fn what_is_slow_for_long_prompts_only_is_found_in_four_thousand_requests() {
+    let found = verdicts(Revision::LongPrompts, 20, 4000);
+    assert_eq!(found.len(), 20, "{found:?}");
+}
+
+#[test]
+fn a_fast_but_failing_revision_and_slow_tokens_are_found() {
+    let found = verdicts(Revision::Failing, 10, 10_000);
+    assert!(found.len() == 10 && found.iter().all(|(_, test)| *test == "errors"), "{found:?}");
+    let found = verdicts(Revision::SlowTokens, 10, 4000);
+    assert!(found.len() == 10 && found.iter().all(|(_, test)| *test == "itl_p99"), "{found:?}");
+}
+
+/// Clients that ask until they are stopped, each answer complete or counted as failed.
+struct Clients {
+    stop: Arc<AtomicBool>,
+    failed: Arc<AtomicU64>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Clients {
+    fn start(data: &str) -> Self {
+        let (stop, failed) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let threads = (0..6).map(|client| {
+            let (stop, failed, data) = (Arc::clone(&stop), Arc::clone(&failed), data.to_owned());
+            std::thread::spawn(move || {
+                let mut request = 0_u32;
+                while !stop.load(Ordering::Relaxed) {
+                    request += 1;
+                    let answer = post_chat(&data, &chat("sim", &format!("{client} {request}"), 6), "key");
+                    if answer.status != 200 || !answer.is_complete_stream() {
+                        failed.fetch_add(1, Ordering::Relaxed);
+                    }
+                }
+            })
+        });
+        let threads = threads.collect();
+        Self { stop, failed, threads }
+    }
+
+    /// Ends them; returns the number of failed requests.
+    fn stop(self) -> u64 {
+        self.stop.store(true, Ordering::Relaxed);
+        self.threads.into_iter().for_each(|thread| thread.join().unwrap());
+        self.failed.load(Ordering::Relaxed)
+    }
+}
+
+fn file(folder: &Path, old: &Fleet, new: &Fleet, canary: &str) -> std::path::PathBuf {
+    let file = folder.join("gateway.toml");
+    let text = format!(
+        "[[pool]]\nname = \"old\"\nreplicas = {}\n[[pool]]\nname = \"new\"\nrevision = \"r2\"\n\
+         revision_info = {{ image = \"vllm:2\" }}\nreplicas = {}\n[[route]]\nname = \"chat\"\nmodel = \"sim\"\npools = [\"old\"]\n\
+         [route.canary]\npool = \"new\"\nstate = \"canary.json\"\n{canary}\n",
+        old.toml(),
+        new.toml()
+    );
+    replace(&file, &text);
+    file
+}
+
+fn canary(gateway: &Gateway) -> Json {
+    let listed: Json = serde_json::from_str(&get(&gateway.admin, "/api/canaries").body).unwrap();
+    listed["canaries"][0].clone()
+}
+
+/// Waits for longer than other tests of the binary do: evidence takes its time.
+fn wait_for(what: &str, gateway: &Gateway, holds: impl Fn(&Json) -> bool) -> Json {
+    let deadline = Instant::now() + Duration::from_secs(120);
+    loop {
+        let now = canary(gateway);
+        if holds(&now) {
+            return now;
+        }
+        assert!(Instant::now() < deadline, "waited in vain: {what}: {now}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+fn act(gateway: &Gateway, action: &str) -> (u16, String) {
+    let path = format!("/api/canaries/chat/{action}");
+    let answer =
+        exchange(connect(&gateway.admin).unwrap(), &request("POST", &path, "x-tokenway-admin: 1\r\n", ""));
+    (answer.status, answer.body)
+}
+
+fn stop(mut gateway: Gateway) {
+    gateway.process.signal("INT");
+    assert_eq!(gateway.process.exit_code(), 0);
+}
+
+#[test]
+fn a_slow_revision_is_rolled_back_with_a_report_and_stays_so_over_a_restart() {
+    let (old, new) = (Fleet::start(&[]), Fleet::start(&["--step-ms", "60"]));
+    let folder = TempDir::new().unwrap();
+    let file = file(folder.path(), &old, &new, "steps = [{ weight = 30, soak = \"1h\" }]");
+    let gateway = Gateway::with_file(&file);
+    gateway.wait_ready();
+    let clients = Clients::start(&gateway.data);
+    let stopped = wait_for("the verdict", &gateway, |canary| canary["state"] != "running");
+    assert_eq!(clients.stop(), 0, "nobody notices");
+    assert_eq!(stopped["state"], "rolled_back", "{stopped}");
+    assert_eq!(
+        (&stopped["route"], &stopped["pool"], &stopped["revision"]),
+        (&"chat".into(), &"new".into(), &"r2".into())
+    );
+    let report = &stopped["report"];
+    assert_eq!(report["revision_info"]["image"], "vllm:2");
+    assert!(report["worst_requests"][0]["trace_id"].is_string(), "{report}");
+    assert!(
+        report["percentiles"].as_array().unwrap().iter().any(|line| {
+            line["measure"] == "itl" && line["canary"]["p50"].as_f64() > line["baseline"]["p50"].as_f64()
+        }),
+        "{report}"
+    );
+    let before = canary(&gateway)["requests"].clone();
+    for _ in 0..20 {
+        assert_eq!(post_chat(&gateway.data, &chat("sim", "after", 2), "key").status, 200);
+    }
+    assert_eq!(gateway.metric("tokenway_canary_breaches_total"), 1.0);
+    stop(gateway);
+
+    let gateway = Gateway::with_file(&file);
+    gateway.wait_ready();
+    let again = canary(&gateway);
+    assert_eq!((&again["state"], &again["reason"]), (&stopped["state"], &stopped["reason"]));
+    assert_eq!(again["requests"], before);
+    assert_eq!(act(&gateway, "resume").0, 409, "rolled back is final for the revision");
+    stop(gateway);
+}
+
+#[test]
+fn a_fine_revision_is_promoted_over_a_restart_in_the_middle_without_a_failed_request() {
+    let (old, new) = (Fleet::start(&[]), Fleet::start(&[]));
+    let folder = TempDir::new().unwrap();
+    let steps = "steps = [{ weight = 20, soak = \"2s\" }, { weight = 50, soak = \"3s\" }]\n\
+                 max_ttft_ratio = { p99 = 3.0 }\nmax_itl_ratio = { p99 = 3.0 }";
+    let file = file(folder.path(), &old, &new, steps);
+    let gateway = Gateway::with_file(&file);
+    gateway.wait_ready();
+    let clients = Clients::start(&gateway.data);
+    wait_for("the second step", &gateway, |canary| canary["step"] == 2);
+    assert_eq!(clients.stop(), 0);
+    stop(gateway);
+
+    let gateway = Gateway::with_file(&file);
+    gateway.wait_ready();
+    assert_eq!((&canary(&gateway)["step"], &canary(&gateway)["state"]), (&2.into(), &"running".into()));
+    let clients = Clients::start(&gateway.data);
+    let promoted = wait_for("the promotion", &gateway, |canary| canary["state"] != "running");
+    assert_eq!(clients.stop(), 0);
+    assert_eq!((&promoted["state"], &promoted["weight"]), (&"promoted".into(), &100.0.into()), "{promoted}");
+    let answer = post_chat(&gateway.data, &chat("sim", "hello", 2), "key");
+    assert_eq!(answer.status, 200);
+    stop(gateway);
+}
+
+#[test]
+fn an_operator_pauses_resumes_promotes_and_rolls_back() {
+    let (old, new) = (Fleet::start(&[]), Fleet::start(&[]));
+    let folder = TempDir::new().unwrap();
+    let file = file(folder.path(), &old, &new, "steps = [{ weight = 10, soak = \"1h\" }]");
+    let gateway = Gateway::with_file(&file);
+    gateway.wait_ready();
+    for (action, state) in
+        [("pause", "paused"), ("resume", "running"), ("promote", "promoted"), ("rollback", "rolled_back")]
+    {
+        let (status, body) = act(&gateway, action);
+        assert_eq!(status, 200, "{action}: {body}");
+        assert_eq!(canary(&gateway)["state"], state);
+    }
+    assert_eq!(act(&gateway, "explode").0, 404);
+    let url = format!("http://{}", gateway.admin);
+    let (code, out, _) = serve_support::Process::run(&["canary", &url, "promote"]);
+    assert_eq!(code, 0);
+    assert!(out.contains("chat") && out.contains("promoted"), "{out}");
+    let (code, _, err) = serve_support::Process::run(&["canary", &url, "pause", "--route", "chat"]);
+    assert_eq!(code, 1);
+    assert!(err.contains("cannot be paused"), "{err}");
+    until("the gauge", || {
+        get(&gateway.admin, "/metrics").body.contains("state=\"promoted\"} 1").then_some(())
+    });
+    stop(gateway);
+}
