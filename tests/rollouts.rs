@@ -4,13 +4,13 @@
     clippy::unwrap_used,
     clippy::panic,
     clippy::print_stdout,
+    clippy::disallowed_methods,
     reason = "a failed expectation fails the test"
 )]
 
-#[allow(dead_code, unreachable_pub, reason = "shared with the other tests of the binary")]
+#[allow(unused_imports, reason = "shared with the other tests of the binary")]
 mod serve_support;
 #[path = "../benches/rollout/traffic.rs"]
-#[allow(dead_code, reason = "shared with the bench")]
 mod traffic;
 
 use std::path::Path;
