@@ -569,6 +569,67 @@ async def conformance(options):
     return "h2spec over TLS", f"{passed} of {total} passed, {skipped} skipped, {failed} failed", failed == 0 and code == 0
 
 
+async def large_bodies(options):
+    """Streams of one engine while another one's clients upload prompts of token ids."""
+    engine, other = (Replica(options.binary, port) for port in free_ports(2))
+    other.command += ["--model", "uploads"]
+    engine.start()
+    other.start()
+    pools = f'pools = ["p"]\n[[pool]]\nname = "u"\nreplicas = ["http://127.0.0.1:{other.port}"]\n[[route]]\nmodel = "uploads"\npools = ["u"]\n'
+    gateway = Gateway(options.binary, [engine], rest=pools)
+    folder = tempfile.TemporaryDirectory()
+    body = pathlib.Path(folder.name) / "body"
+    ids = ",".join(str(100_000 + at % 50_000) for at in range(31 * (1 << 20) // 7))
+    body.write_text('{"model":"uploads","max_tokens":1,"prompt":[' + ids + "]}")
+
+    async def gap(port):
+        """Longest wait of four streams between two reads, in seconds."""
+        async def stream(at):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(request({"model": "sim", "stream": True, "max_tokens": 300, "messages": [{"role": "user", "content": f"hello {at}"}]}))
+            await read_head(reader)
+            last, longest = time.monotonic(), 0.0
+            async for _ in chunks(reader):
+                longest, last = max(longest, time.monotonic() - last), time.monotonic()
+            writer.close()
+            return longest
+        return max(await asyncio.gather(*(stream(at) for at in range(4))))
+
+    def upload(port):
+        url = f"http://127.0.0.1:{port}/v1/completions"
+        return subprocess.Popen([sys.executable, "-c", UPLOAD, url, str(body)], stdout=subprocess.PIPE, text=True)
+
+    figures, statuses = {}, []
+    for name, streams, uploads in [("gateway", gateway.data, gateway.data), ("straight", engine.port, other.port)]:
+        for with_uploads in (False, True):
+            longest = []
+            for _ in range(options.rounds):
+                processes = [upload(uploads) for _ in range(3)] if with_uploads else []
+                longest.append(await gap(streams) * 1000)
+                statuses += [process.communicate()[0] for process in processes]
+            figures[name, with_uploads] = sorted(longest)
+    code = gateway.stop()
+    engine.kill()
+    other.kill()
+    without, beside = (statistics.median(figures["gateway", key]) for key in (False, True))
+    told = "; ".join(
+        f"{name}{' beside the uploads' if key else ''} {statistics.median(longest):.0f} ({longest[0]:.0f} to {longest[-1]:.0f}) ms"
+        for (name, key), longest in figures.items())
+    return (f"four streams beside three bodies of 31 MiB of token ids for another engine, {options.rounds} rounds",
+            f"longest gap, median: {told}; answers {sorted(set(statuses))}; exit {code}",
+            beside <= 2 * without and code == 0)
+
+
+# A process of its own: what an upload costs its client must not look like a gap. 400 is "too long": the engine has read it.
+UPLOAD = """import sys, urllib.error, urllib.request
+request = urllib.request.Request(sys.argv[1], open(sys.argv[2], "rb").read(), {"content-type": "application/json"})
+try:
+    print(urllib.request.urlopen(request, timeout=60).status, end="")
+except urllib.error.HTTPError as error:
+    print(error.code, end="")
+"""
+
+
 async def load(options):
     """h2load, if it is there."""
     if not tool("h2load"):
@@ -587,7 +648,7 @@ async def load(options):
             " 100000 succeeded" in run.stdout and not left and code == 0)
 
 
-RUNS = {"conformance": conformance, "load": load, "floods": floods, "loris": slow_loris, "readers": readers, "soak": soak}
+RUNS = {"conformance": conformance, "load": load, "bodies": large_bodies, "floods": floods, "loris": slow_loris, "readers": readers, "soak": soak}
 
 
 def write(path, command, rows):
@@ -605,6 +666,7 @@ def main():
     parser.add_argument("--minutes", type=float, default=30, help="length of the soak")
     parser.add_argument("--clients", type=int, default=48, help="concurrent clients of the soak")
     parser.add_argument("--readers", type=int, default=10_000, help="slow readers, as far as RLIMIT_NOFILE allows")
+    parser.add_argument("--rounds", type=int, default=7, help="rounds of the large bodies")
     parser.add_argument("--flood-seconds", type=int, default=5, help="length of each flood")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", help="comma-separated: " + ", ".join(RUNS))
