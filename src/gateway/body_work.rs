@@ -82,15 +82,17 @@ const MAX_EAGER: usize = 4 << 20;
 mod tests {
     use std::sync::mpsc;
 
+    use tokio_util::task::TaskTracker;
+
     use super::*;
 
     #[tokio::test]
     async fn shorter_bodies_do_not_wait_for_the_largest_and_a_panic_comes_through() {
-        let work = BodyWork::default();
+        let (work, tasks) = (BodyWork::default(), TaskTracker::new());
         let (release, held) = mpsc::channel::<()>();
         let waits = {
             let work = work.clone();
-            tokio::spawn(async move { work.run(MAX_EAGER + 1, move || held.recv().is_ok()).await })
+            tasks.spawn(async move { work.run(MAX_EAGER + 1, move || held.recv().is_ok()).await })
         };
         // The test's runtime has one thread: what came back did not wait for the one above.
         for bytes in [0, MAX_INLINE, MAX_INLINE + 1, MAX_EAGER] {
@@ -101,10 +103,10 @@ mod tests {
         assert!(waits.await.unwrap().unwrap());
         for bytes in [MAX_EAGER, MAX_EAGER + 1] {
             let work = work.clone();
-            let panic = tokio::spawn(async move { work.run(bytes, || -> u8 { panic!("too much") }).await });
+            let panic = tasks.spawn(async move { work.run(bytes, || -> u8 { panic!("too much") }).await });
             assert!(panic.await.unwrap_err().is_panic(), "as on the task itself");
-            // Its place is free again.
         }
+        // Its place is free again.
         assert_eq!(work.run(MAX_EAGER + 1, || 7).await.unwrap(), 7);
     }
 }

@@ -130,7 +130,9 @@ impl Outbound<'_> {
         }
         let has_several_choices = self.prepared.has_several_choices;
         let Some(unasked) = pick.replica.unasked.load_full() else {
-            return Some(AskedUsage { has_several_choices, ..AskedUsage::default() });
+            // What counts in every chunk does so because it was asked to.
+            let is_sure = self.prepared.asks_running;
+            return Some(AskedUsage { has_several_choices, is_sure, ..AskedUsage::default() });
         };
         let fingerprint = unasked.fingerprint.clone();
         (!unasked.sends_usage).then_some(AskedUsage { has_several_choices, fingerprint, is_sure: true })

@@ -57,6 +57,8 @@ pub struct Prepared {
     pub shows_first_token: bool,
     /// Whether the gateway asked for usage, of which the client is to see nothing.
     pub asks_usage: bool,
+    /// Whether it asked for the usage of every chunk, of which the client is to see nothing either.
+    pub asks_running: bool,
     /// Whether its stream may have several choices.
     pub has_several_choices: bool,
     /// `echo` of completions.
@@ -408,7 +410,10 @@ pub(super) fn classify(
     let model = upstream_model.or(client_model);
     let prompt = RequestPrompt::read(dialect, fields, model.unwrap_or_default(), &table.seed);
     let tokens = route.pools.first().map_or(Tokens(0), |(pool, _)| prompt.size.tokens(&pool.ratio));
-    let edits = Edits { model: upstream_model, ask_usage: route.config.ask_usage };
+    // How many tokens a broken stream had: several may come in one event. Looked at only where needed: a prompt may be long.
+    let may_migrate = route.config.migrate && fields.is_stream && fields.previous_response_id.is_none();
+    let ask_running = may_migrate && !has_several_choices(fields);
+    let edits = Edits { model: upstream_model, ask_usage: route.config.ask_usage, ask_running };
     let spliced = splice(dialect, body, fields, edits);
     let is_stream = fields.is_stream && dialect.generates();
     let class = class_of(&table.config.classes, tokens);
@@ -422,6 +427,7 @@ pub(super) fn classify(
         is_stream,
         shows_first_token: is_stream || !dialect.generates(),
         asks_usage: spliced.asks_usage,
+        asks_running: spliced.asks_running,
         has_several_choices: spliced.asks_usage && has_several_choices(fields),
         echo: echo(fields),
         model: model.map(Arc::from),

@@ -24,6 +24,7 @@ use crate::relay::heartbeat::HeartbeatBody;
 use crate::relay::large_body::LargeBody;
 use crate::relay::migration::Migration;
 use crate::relay::stream::{StreamBody, record_facts};
+use crate::relay::transcript::Transcript;
 use crate::relay::usage;
 use crate::upstream::headers::{X_REQUEST_ID, strip_length, strip_response};
 
@@ -206,8 +207,9 @@ impl Request {
         let Self { prepared, incoming } = self;
         let may_migrate = prepared.route.config.migrate && prepared.is_stream && prepared.pinned.is_none();
         may_migrate.then(|| {
+            let running = prepared.asks_running;
             let successor = ReplicaSuccessor::new(incoming, prepared, Identity::of(record));
-            Migration::new(record.dialect, successor)
+            Migration::new(Transcript::new(record.dialect, running), successor)
         })
     }
 }

@@ -11,7 +11,6 @@ use crate::error::{Failure, Timer};
 use crate::fleet::pick::Pick;
 use crate::record;
 use crate::request::continuation::{Continuation, Obstacle, Progress};
-use crate::request::dialect::Dialect;
 
 /// Finds another replica for a stream and asks it to go on.
 pub trait Successor: Send {
@@ -70,8 +69,8 @@ pub struct Migration {
 impl Migration {
     /// For a stream that begins.
     #[must_use]
-    pub fn new(dialect: Dialect, successor: Box<dyn Successor>) -> Box<Self> {
-        Box::new(Self { transcript: Transcript::new(dialect), successor: Some(successor), pending: None })
+    pub fn new(transcript: Transcript, successor: Box<dyn Successor>) -> Box<Self> {
+        Box::new(Self { transcript, successor: Some(successor), pending: None })
     }
 
     /// Frees the prompt as soon as the stream cannot be continued any more.

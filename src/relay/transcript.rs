@@ -1,9 +1,11 @@
 //! What the client of a stream was told so far, and the continuation of the stream by another engine, made to fit it.
 //!
-//! Pure: whole SSE events in, events for the client out. The first engine's events pass unchanged and are read on the way. A later
-//! one's get the first one's id, `created` and model, lose the second role chunk, and their token counts become the whole
+//! Pure: whole SSE events in, events for the client out. The first engine's events are read on the way and pass unchanged, but for
+//! the running token counts that the gateway, not the client, asked for: those are taken out. A later one's get the first one's id, `created` and model, lose the second role chunk, and their token counts become the whole
 //! answer's. Only streams of routes with `migrate` have one; what it keeps is bounded and never leaves it but in the request that
 //! continues the stream.
+
+use std::ops::Range;
 
 use bytes::{Bytes, BytesMut};
 
@@ -23,6 +25,8 @@ pub struct Transcript {
     head: Option<Box<Head>>,
     told: Told,
     obstacle: Option<Obstacle>,
+    /// The usage of chunks with choices was asked for by the gateway.
+    hides_running: bool,
     /// `None` until the stream was continued.
     leg: Option<Leg>,
 }
@@ -60,21 +64,23 @@ struct Leg {
 }
 
 impl Transcript {
-    /// Of a stream that begins.
+    /// Of a stream that begins; with `hides_running` the client sees no usage beside choices.
     #[must_use]
-    pub fn new(dialect: Dialect) -> Self {
+    pub fn new(dialect: Dialect, hides_running: bool) -> Self {
         let obstacle =
             (!matches!(dialect, Dialect::Chat | Dialect::Completions)).then_some(Obstacle::Dialect);
         let told = Told { ids: Some(TokenIds::default()), ..Told::default() };
-        Self { boundaries: Boundaries::default(), joined: Vec::new(), head: None, told, obstacle, leg: None }
+        let (boundaries, joined) = (Boundaries::default(), Vec::new());
+        Self { boundaries, joined, head: None, told, obstacle, hides_running, leg: None }
     }
 
     /// Takes whole events of the engine and gives what goes to the client.
     pub fn pass(&mut self, events: Bytes) -> Bytes {
-        if self.obstacle.is_some() && self.leg.is_none() {
+        let is_edited = self.leg.is_some() || self.hides_running;
+        if self.obstacle.is_some() && !is_edited {
             return events;
         }
-        let mut out = self.leg.is_some().then(|| BytesMut::with_capacity(events.len()));
+        let mut out = is_edited.then(|| BytesMut::with_capacity(events.len()));
         let mut joined = std::mem::take(&mut self.joined);
         let mut start = self.boundaries.begin(&events);
         while let Some(end) = self.boundaries.next_end(&events, start) {
@@ -152,7 +158,8 @@ impl Transcript {
     }
 
     fn event(&mut self, raw: &[u8], joined: &mut Vec<u8>, out: Option<&mut BytesMut>) {
-        let data = SseFields::of(without_bom(raw), joined).data;
+        let event = without_bom(raw);
+        let data = SseFields::of(event, joined).data;
         let data = data.and_then(|data| std::str::from_utf8(data).ok()).filter(|data| data.starts_with('{'));
         let Some((data, chunk)) = data.and_then(|data| Some((data, Chunk::read(data).ok()?))) else {
             if let Some(out) = out {
@@ -161,13 +168,27 @@ impl Transcript {
             return;
         };
         let new_text = self.note(&chunk);
-        let (Some(out), Some(leg)) = (out, &self.leg) else { return };
+        let Some(out) = out else { return };
+        let hidden = if self.hides_running { chunk.running(data) } else { None };
+        let Some(leg) = &self.leg else {
+            // Everything else of the event stands as it was read.
+            match hidden.and_then(|hidden| within(raw, data, hidden.at)) {
+                Some(hidden) => {
+                    out.extend_from_slice(raw.get(..hidden.start).unwrap_or_default());
+                    out.extend_from_slice(raw.get(hidden.end..).unwrap_or_default());
+                }
+                None => out.extend_from_slice(raw),
+            }
+            return;
+        };
         if chunk.is_role_only() {
             return;
         }
         let mut edits = chunk.edits(data, self.head.as_deref(), new_text.as_deref());
-        if let Some(usage) = chunk.usage {
-            self.add_up(usage, leg.given, &mut edits);
+        match (hidden, chunk.usage) {
+            (Some(hidden), _) => edits.push(hidden),
+            (None, Some(usage)) => self.add_up(usage, leg.given, &mut edits),
+            (None, None) => {}
         }
         edits.sort_by_key(|edit| edit.at.start);
         out.extend_from_slice(b"data: ");
@@ -296,6 +317,14 @@ fn unrepeated<'t>(repeats: &mut String, text: &'t str) -> &'t str {
     fresh
 }
 
+/// A range of `data` as one of `raw`; `None` where the data of several lines was joined.
+fn within(raw: &[u8], data: &str, at: Range<usize>) -> Option<Range<usize>> {
+    let (outer, inner) = (raw.as_ptr_range(), data.as_bytes().as_ptr_range());
+    let by = (outer.start <= inner.start && inner.end <= outer.end)
+        .then(|| inner.start.addr() - outer.start.addr())?;
+    Some(at.start + by..at.end + by)
+}
+
 fn numbers(array: Raw<'_>) -> Vec<u64> {
     let inner = array.text().trim_matches(['[', ']']);
     inner.split(',').filter_map(|number| number.trim().parse().ok()).collect()
@@ -308,6 +337,8 @@ struct Chunk<'a> {
     created: Option<Raw<'a>>,
     model: Option<Raw<'a>>,
     usage: Option<Raw<'a>>,
+    /// Where the member `usage` begins.
+    usage_key: Option<usize>,
     prompt_token_ids: Option<Raw<'a>>,
     choice: Option<ChunkChoice<'a>>,
     choices: u32,
@@ -337,7 +368,10 @@ impl<'a> Chunk<'a> {
                 "id" => &mut chunk.id,
                 "created" => &mut chunk.created,
                 "model" => &mut chunk.model,
-                "usage" => &mut chunk.usage,
+                "usage" => {
+                    chunk.usage_key = Some(key.span().start);
+                    &mut chunk.usage
+                }
                 "prompt_token_ids" => &mut chunk.prompt_token_ids,
                 "choices" if value.ahead() == JsonKind::Array => {
                     return value.array(|item| {
@@ -355,6 +389,21 @@ impl<'a> Chunk<'a> {
         })?;
         cursor.end()?;
         Ok(chunk)
+    }
+
+    /// Takes out the usage of a chunk with choices, with the comma that goes with it.
+    fn running(&self, data: &str) -> Option<Edit> {
+        let (start, end) = (self.usage_key?, self.usage?.span().end);
+        if self.choices == 0 {
+            return None;
+        }
+        let before = data.get(..start)?.trim_end();
+        if before.ends_with(',') {
+            return Some(Edit::replace(before.len() - 1..end, ""));
+        }
+        let rest = data.get(end..)?;
+        let comma = rest.find(|c: char| !c.is_ascii_whitespace()).filter(|at| rest[*at..].starts_with(','));
+        Some(Edit::replace(start..comma.map_or(end, |at| end + at + 1), ""))
     }
 
     fn obstacle(&self) -> Option<Obstacle> {
@@ -489,7 +538,7 @@ mod tests {
     }
 
     fn told(dialect: Dialect, events: &str) -> (Transcript, Result<(String, u64), Obstacle>) {
-        let mut transcript = Transcript::new(dialect);
+        let mut transcript = Transcript::new(dialect, false);
         assert_eq!(pass(&mut transcript, events), events, "what the first engine says passes as it is");
         let progress = transcript.progress().map(|told| (told.text, told.tokens));
         (transcript, progress)
@@ -527,6 +576,48 @@ mod tests {
             let (text, tokens) = told(Dialect::Chat, &events).1.unwrap();
             assert_eq!((&*text, tokens), expected, "{name}");
         }
+    }
+
+    #[test]
+    fn running_counts_that_only_the_gateway_wanted_are_taken_out() {
+        let usage = r#""usage":{"prompt_tokens":9,"total_tokens":13,"completion_tokens":4,"x":null}"#;
+        let behind = say("a", "x").replace("]}\n", &format!("],{usage}}}\n"));
+        let between = say("a", "x").replace("]}\n", &format!("], {usage},\"system_fingerprint\":\"f\"}}\n"));
+        let first = say("a", "x").replace("{\"id\"", &format!("{{{usage} , \"id\""));
+        let whole = format!("data: {{\"id\":\"a\",\"choices\":[],{usage}}}\n\n");
+        let call = chunk("a", r#"{"tool_calls":[{"index":0}]}"#, "");
+        let called = call.replace("]}\n", &format!("],{usage}}}\n"));
+        for (event, expected) in [
+            (&behind, say("a", "x")),
+            (&between, say("a", "x").replace("]}\n", "],\"system_fingerprint\":\"f\"}\n")),
+            (&first, say("a", "x").replace("{\"id\"", "{ \"id\"")),
+            (&whole, whole.clone()),
+            (&called, call),
+        ] {
+            let mut transcript = Transcript::new(Dialect::Chat, true);
+            assert_eq!(pass(&mut transcript, event), expected);
+            let mut shown = Transcript::new(Dialect::Chat, false);
+            assert_eq!(&pass(&mut shown, event), event);
+        }
+        let mut transcript = Transcript::new(Dialect::Chat, true);
+        let events = called.clone() + ": ping\n\n" + &behind + "data: [DONE]\n\n";
+        let expected =
+            called.replace(&format!(",{usage}"), "") + ": ping\n\n" + &say("a", "x") + "data: [DONE]\n\n";
+        assert_eq!(
+            pass(&mut transcript, &events),
+            expected,
+            "also of a stream that nobody can continue any more"
+        );
+
+        let mut transcript = Transcript::new(Dialect::Chat, true);
+        pass(&mut transcript, &behind);
+        assert_eq!(transcript.progress().unwrap().tokens, 4, "one event of four tokens");
+        transcript.continued(Continuation { body: Bytes::new(), repeats: String::new(), tokens: 4 });
+        assert_eq!(
+            pass(&mut transcript, &behind.replace("\"a\"", "\"b\"")),
+            say("a", "x").replace("m-b", "m-a")
+        );
+        assert_eq!(transcript.progress().unwrap().tokens, 8);
     }
 
     #[test]

@@ -1,12 +1,13 @@
-//! The two edits that a request body may get: the model's name and `stream_options.include_usage`.
+//! The edits that a request body may get: the model's name and, of `stream_options`, `include_usage` and `continuous_usage_stats`.
 //!
-//! Both are splices on the raw bytes at places that the parse has found; every other byte stays the client's, so
+//! All are splices on the raw bytes at places that the parse has found; every other byte stays the client's, so
 //! unknown fields survive, in their order and with their white space. A body that needs no edit
 //! is the same `Bytes`, not a copy.
 
 use std::ops::Range;
 
 use bytes::Bytes;
+use smallvec::SmallVec;
 
 use crate::request::dialect::Dialect;
 use crate::request::fields::{Fields, ModelAt};
@@ -19,6 +20,8 @@ pub struct Edits<'a> {
     pub model: Option<&'a str>,
     /// Ask for usage in streams.
     pub ask_usage: bool,
+    /// Ask for it with every chunk as well.
+    pub ask_running: bool,
 }
 
 /// A body ready to be sent.
@@ -28,21 +31,20 @@ pub struct Spliced {
     pub body: Bytes,
     /// The usage was asked for by us: the client is to see nothing of it.
     pub asks_usage: bool,
+    /// The usage of every chunk was asked for by us: likewise.
+    pub asks_running: bool,
 }
 
 /// Applies the edits to a body; `fields` must have been parsed from it.
 #[must_use]
 pub fn splice(dialect: Dialect, body: &Bytes, fields: &Fields<'_>, edits: Edits<'_>) -> Spliced {
-    let usage = if edits.ask_usage { ask_usage(dialect, body, fields) } else { None };
-    let model = edits.model.and_then(|model| rename(fields, model));
-    let asks_usage = usage.is_some();
-    let body = match (usage, model) {
-        (None, None) => body.clone(),
-        (Some(one), None) | (None, Some(one)) => apply(body, &[one]),
-        (Some(one), Some(other)) if one.at.start < other.at.start => apply(body, &[one, other]),
-        (Some(one), Some(other)) => apply(body, &[other, one]),
-    };
-    Spliced { body, asks_usage }
+    let asked =
+        if edits.ask_usage { ask_usage(dialect, body, fields, edits.ask_running) } else { Asked::default() };
+    let mut all = asked.edits;
+    all.extend(edits.model.and_then(|model| rename(fields, model)));
+    all.sort_by_key(|edit| edit.at.start);
+    let body = if all.is_empty() { body.clone() } else { apply(body, &all) };
+    Spliced { body, asks_usage: asked.usage, asks_running: asked.running }
 }
 
 /// Bytes in place of a range of the body.
@@ -72,49 +74,75 @@ fn rename(fields: &Fields<'_>, model: &str) -> Option<Edit> {
     }
 }
 
-/// `None` where usage is not to be asked for, or the client has asked for it already. Never beside
+/// What is asked for that the client did not ask for.
+#[derive(Debug, Default)]
+struct Asked {
+    usage: bool,
+    running: bool,
+    edits: SmallVec<[Edit; 3]>,
+}
+
+/// Nothing where usage is not to be asked for, or the client has asked for it already. Never where the client wants
 /// `continuous_usage_stats`: an engine that counts nothing without `include_usage` would then count in every chunk.
-fn ask_usage(dialect: Dialect, body: &Bytes, fields: &Fields<'_>) -> Option<Edit> {
+fn ask_usage(dialect: Dialect, body: &Bytes, fields: &Fields<'_>, running: bool) -> Asked {
     if !fields.is_stream || !matches!(dialect, Dialect::Chat | Dialect::Completions) {
-        return None;
+        return Asked::default();
     }
+    let whole = if running { RUNNING } else { USAGE };
+    let by = |edit| Asked { usage: true, running, edits: SmallVec::from_iter([edit]) };
     let Some(options) = fields.stream_options else {
         // A body with `stream` in it is an object with a member, so a comma may follow.
-        let open = memchr::memchr(b'{', body)?;
-        return Some(Edit::insert(open + 1, r#""stream_options":{"include_usage":true},"#));
+        let open = memchr::memchr(b'{', body);
+        return open.map_or_else(Asked::default, |open| {
+            by(Edit::insert(open + 1, &format!("\"stream_options\":{{{whole}}},")))
+        });
     };
     match options.kind() {
-        JsonKind::Null => Some(Edit::replace(options.span(), r#"{"include_usage":true}"#)),
-        JsonKind::Object => ask_in_options(options).ok().flatten(),
+        JsonKind::Null => by(Edit::replace(options.span(), &format!("{{{whole}}}"))),
+        JsonKind::Object => ask_in_options(options, running).unwrap_or_default(),
         // The engine will say what is wrong with it.
-        _ => None,
+        _ => Asked::default(),
     }
 }
 
-fn ask_in_options(options: Raw<'_>) -> Result<Option<Edit>, JsonError> {
+fn ask_in_options(options: Raw<'_>, running: bool) -> Result<Asked, JsonError> {
     let mut is_empty = true;
     // Of duplicates the engine takes the last.
-    let (mut include_usage, mut has_continuous) = (None, false);
+    let (mut include_usage, mut continuous) = (None, None);
     options.cursor().object(|key, cursor| {
         is_empty = false;
         let value = cursor.value()?;
         match key.string().as_deref() {
             Some("include_usage") => include_usage = Some(value),
-            Some("continuous_usage_stats") => has_continuous = !matches!(value.text(), "false" | "null"),
+            Some("continuous_usage_stats") => continuous = Some(value),
             _ => {}
         }
         Ok::<_, JsonError>(())
     })?;
-    if has_continuous {
-        return Ok(None);
+    let is_off = |value: Raw<'_>| matches!(value.text(), "false" | "null");
+    if continuous.is_some_and(|value| !is_off(value)) {
+        return Ok(Asked::default());
     }
-    Ok(match include_usage {
-        Some(value) if matches!(value.text(), "false" | "null") => Some(Edit::replace(value.span(), "true")),
-        Some(_) => None,
-        None if is_empty => Some(Edit::replace(options.span(), r#"{"include_usage":true}"#)),
-        None => Some(Edit::insert(options.span().start + 1, r#""include_usage":true,"#)),
-    })
+    // No comma may follow what is alone.
+    if is_empty {
+        let whole = if running { RUNNING } else { USAGE };
+        let edit = Edit::replace(options.span(), &format!("{{{whole}}}"));
+        return Ok(Asked { usage: true, running, edits: SmallVec::from_iter([edit]) });
+    }
+    let usage = include_usage.is_none_or(is_off);
+    let mut asked = Asked { usage, running, edits: SmallVec::new() };
+    for (is_asked, value, member) in [(usage, include_usage, USAGE), (running, continuous, CONTINUOUS)] {
+        asked.edits.extend(is_asked.then(|| match value {
+            Some(value) => Edit::replace(value.span(), "true"),
+            None => Edit::insert(options.span().start + 1, &format!("{member},")),
+        }));
+    }
+    Ok(asked)
 }
+
+const USAGE: &str = r#""include_usage":true"#;
+const CONTINUOUS: &str = r#""continuous_usage_stats":true"#;
+const RUNNING: &str = r#""include_usage":true,"continuous_usage_stats":true"#;
 
 /// Applies edits that are in order and do not overlap, in one allocation.
 pub(crate) fn apply(body: &[u8], edits: &[Edit]) -> Bytes {
@@ -138,7 +166,7 @@ mod tests {
     use super::*;
     use crate::request::fields::parse;
 
-    const ASK: Edits<'_> = Edits { model: None, ask_usage: true };
+    const ASK: Edits<'_> = Edits { model: None, ask_usage: true, ask_running: false };
 
     fn spliced(dialect: Dialect, body: &str, edits: Edits<'_>) -> (String, bool) {
         let body = Bytes::copy_from_slice(body.as_bytes());
@@ -183,6 +211,40 @@ mod tests {
     }
 
     #[test]
+    fn running_counts_are_asked_for_beside_it() {
+        let (u, c) = (USAGE, CONTINUOUS);
+        let ask = Edits { ask_running: true, ..ASK };
+        for (options, expected, asks) in [
+            (None, format!(r#"{{{u},{c}}}"#), (true, true)),
+            (Some("null"), format!(r#"{{{u},{c}}}"#), (true, true)),
+            (Some("{ }"), format!(r#"{{{u},{c}}}"#), (true, true)),
+            (Some(r#"{"include_usage":true}"#), format!(r#"{{{c},"include_usage":true}}"#), (false, true)),
+            (
+                Some(r#"{"continuous_usage_stats":false,"include_usage":null}"#),
+                format!("{{{c},{u}}}"),
+                (true, true),
+            ),
+            (Some(r#"{"x":1}"#), format!(r#"{{{u},{c},"x":1}}"#), (true, true)),
+            (Some(r#"{"continuous_usage_stats":true}"#), format!("{{{c}}}"), (false, false)),
+            (Some("5"), "5".to_owned(), (false, false)),
+        ] {
+            let body = match options {
+                Some(options) => format!(r#"{{"stream":true,"stream_options":{options}}}"#),
+                None => r#"{"stream":true}"#.to_owned(),
+            };
+            let body = Bytes::from(body);
+            let spliced = splice(Dialect::Chat, &body, &parse(Dialect::Chat, &body).unwrap(), ask);
+            let sent: Value = serde_json::from_slice(&spliced.body).unwrap();
+            assert_eq!(
+                sent["stream_options"],
+                serde_json::from_str::<Value>(&expected).unwrap(),
+                "{options:?}"
+            );
+            assert_eq!((spliced.asks_usage, spliced.asks_running), asks, "{options:?}");
+        }
+    }
+
+    #[test]
     fn everything_else_stays_byte_for_byte() {
         for (dialect, body) in [
             (Dialect::Chat, r#"{"stream":false}"#),
@@ -208,7 +270,7 @@ mod tests {
     fn an_unchanged_body_is_not_copied() {
         let body = Bytes::from_static(br#"{"model":"m","stream":true}"#);
         let fields = parse(Dialect::Chat, &body).unwrap();
-        let edits = Edits { model: Some("m"), ask_usage: false };
+        let edits = Edits { model: Some("m"), ask_usage: false, ask_running: false };
         assert_eq!(splice(Dialect::Chat, &body, &fields, edits).body.as_ptr(), body.as_ptr());
     }
 
@@ -220,14 +282,14 @@ mod tests {
             (r#"{"x":1}"#, "b", r#"{"x":1}"#),
             (r#"{"model":null}"#, "b", r#"{"model":null}"#),
         ] {
-            let edits = Edits { model: Some(model), ask_usage: true };
+            let edits = Edits { model: Some(model), ask_usage: true, ask_running: false };
             assert_eq!(spliced(Dialect::Chat, body, edits), (expected.to_owned(), false), "{body}");
         }
     }
 
     #[test]
     fn both_edits_go_together_in_any_order() {
-        let edits = Edits { model: Some("longer"), ask_usage: true };
+        let edits = Edits { model: Some("longer"), ..ASK };
         for (body, expected) in [
             (
                 r#"{"model":"a","stream":true,"stream_options":null}"#,
@@ -269,7 +331,7 @@ mod tests {
                 body["stream_options"] = options;
             }
             let text = if pretty { serde_json::to_string_pretty(&body) } else { serde_json::to_string(&body) }.unwrap();
-            let edits = Edits { model: model.as_deref(), ask_usage: true };
+            let edits = Edits { model: model.as_deref(), ..ASK };
             let (after, asked) = spliced(Dialect::Chat, &text, edits);
 
             let options = &body["stream_options"];
@@ -305,7 +367,7 @@ mod tests {
             for text in [format!("{{\"stream\":true,\"stream_options\":{{{options}}}}}"), format!("{{\"stream\":true{options}}}")] {
                 let body = Bytes::from(text);
                 if let Ok(fields) = parse(Dialect::Chat, &body) {
-                    let edits = Edits { model: Some("new"), ask_usage: true };
+                    let edits = Edits { model: Some("new"), ..ASK };
                     let after = splice(Dialect::Chat, &body, &fields, edits).body;
                     prop_assert!(parse(Dialect::Chat, &after).is_ok());
                 }

@@ -156,6 +156,45 @@ async fn limits_shrink_and_counts_add_up() {
 }
 
 #[tokio::test]
+async fn several_tokens_in_one_event_are_counted_and_the_client_sees_nothing_of_it() {
+    let counted = |event: &str, prompt: u64, tokens: u64| {
+        let usage = format!(
+            "],\"usage\":{{\"prompt_tokens\":{prompt},\"total_tokens\":{},\"completion_tokens\":{tokens}}}}}",
+            prompt + tokens
+        );
+        event.replace("]}", &usage)
+    };
+    let first =
+        [counted(wire::ROLE, 9, 0), counted(&wire::content("he"), 9, 3), counted(&wire::content("y"), 9, 5)];
+    let mut script = vec![wire::sse_head()];
+    script.extend(first.iter().map(wire::event));
+    script.push(Step::Close);
+    let asking = |config: &mut Config| {
+        config.routes[0].migrate = true;
+        config.routes[0].ask_usage = true;
+    };
+    let pair = Pair::start_with(asking, script).await;
+    let last = wire::chat_events(&[" you"]);
+    let mut then: Vec<String> = last
+        .iter()
+        .map(|event| if event.contains("[DONE]") { event.clone() } else { counted(event, 14, 2) })
+        .collect();
+    let at = then.len() - 1;
+    then.insert(
+        at,
+        wire::USAGE
+            .replace("\"prompt_tokens\":9,\"total_tokens\":11", "\"prompt_tokens\":14,\"total_tokens\":16"),
+    );
+    pair.good.next(wire::stream(&then));
+    let reply = pair.post(&CHAT.replace("\"stream\":true", "\"stream\":true,\"max_tokens\":7")).await;
+    assert_eq!(reply.text(), whole(&["he", "y", " you"]));
+    let sent = sent(&pair.good);
+    assert_eq!(sent["max_tokens"], 2, "of seven tokens five were told in two events");
+    let options = json!({"include_usage": true, "continuous_usage_stats": true});
+    assert_eq!(sent["stream_options"], options);
+}
+
+#[tokio::test]
 async fn completions_go_on_from_a_longer_prompt() {
     let text = |id: &str, text: &str, finish: &str| {
         format!(
