@@ -87,6 +87,7 @@ async fn failures_before_the_first_content_are_retried_elsewhere_and_not_seen() 
         ("engine died", then(&[wire::event(wire::ENGINE_DEAD), wire::event(wire::DONE), Step::End])),
         ("engine died at once", wire::stream([wire::ENGINE_DEAD, wire::DONE])),
         ("engine shut down", then(&[wire::event(wire::ABORTED), wire::event(wire::DONE), Step::End])),
+        ("ended in order with nothing told", then(&[wire::event(wire::DONE), Step::End])),
         ("502", wire::json(502, "bad gateway")),
         ("503", wire::json(503, r#"{"error":{}}"#)),
         ("504", wire::json(504, "")),

@@ -129,6 +129,7 @@ impl StreamReader {
     pub fn poll_hold(&mut self, cx: &mut Context<'_>) -> Poll<HoldOutcome> {
         loop {
             match self.ending {
+                Some(StreamEnd::Complete) if self.is_no_answer() => return Poll::Ready(HoldOutcome::Broken),
                 Some(StreamEnd::Complete) => return Poll::Ready(HoldOutcome::Released),
                 Some(StreamEnd::Failed(error)) => return Poll::Ready(held_error(error)),
                 Some(StreamEnd::Unfinished | StreamEnd::Truncated) => {
@@ -146,6 +147,10 @@ impl StreamReader {
                 return Poll::Pending;
             }
         }
+    }
+
+    fn is_no_answer(&self) -> bool {
+        self.timeline.first_token().is_none() && self.scanner.state().gives_no_reason()
     }
 
     /// The next bytes for the client, or the end. The clock is read once: for what was read, or for having found

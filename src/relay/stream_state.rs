@@ -109,6 +109,13 @@ impl StreamState {
         }
     }
 
+    /// Whether an end of the stream without any content is no answer: a completion is nothing for a reason, which it tells.
+    /// A vLLM that is ended by SIGTERM closes the streams that still waited so, with `[DONE]`.
+    #[must_use]
+    pub fn gives_no_reason(&self) -> bool {
+        matches!(self.dialect, Dialect::Chat | Dialect::Completions) && !self.is_finished()
+    }
+
     /// Whether every choice has its finish reason.
     #[must_use]
     pub fn is_finished(&self) -> bool {

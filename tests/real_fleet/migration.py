@@ -23,7 +23,7 @@ import checks
 import wire
 from processes import processes
 
-TOKENS = 700
+TOKENS = 4000
 
 
 def below(pid, sent):
