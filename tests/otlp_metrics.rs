@@ -1,5 +1,7 @@
 //! Export of metrics by OTLP, against a scripted collector.
 
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation fails the test")]
+
 #[allow(dead_code, reason = "of what the observer tests share, these need a part")]
 #[path = "observe/support.rs"]
 mod support;
@@ -70,7 +72,7 @@ impl Receiver {
                         let mut answer = ExportMetricsServiceResponse::default();
                         match meets {
                             Meets::Takes => {
-                                sink.lock().push((head.headers.clone(), decoded(&head.headers, &body)))
+                                sink.lock().push((head.headers.clone(), decoded(&head.headers, &body)));
                             }
                             Meets::Answers(code) => {
                                 let response = http::Response::builder().status(code);

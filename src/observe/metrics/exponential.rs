@@ -11,7 +11,6 @@ use std::time::Duration;
 
 use dashmap::DashMap;
 
-use super::series::StreamKey;
 use crate::record::{FirstToken, Record};
 use crate::request::class::Class;
 
@@ -120,7 +119,11 @@ impl ExponentialKey {
         Self {
             operation: first.operation,
             provider: Some(Arc::clone(&first.served.engine)),
-            ..Self::of_stream(&StreamKey::from(first))
+            route: Arc::clone(&first.route),
+            model: Arc::clone(&first.model),
+            revision: Arc::clone(&first.served.revision),
+            class: first.class,
+            error: None,
         }
     }
 
@@ -134,19 +137,6 @@ impl ExponentialKey {
             revision: served.map_or_else(|| "none".into(), |served| Arc::clone(&served.revision)),
             class: record.class,
             error: record.error,
-        }
-    }
-
-    /// Operation and engine are not known of a gap, and not needed.
-    pub(super) fn of_stream(key: &StreamKey) -> Self {
-        Self {
-            operation: "",
-            provider: None,
-            route: Arc::clone(&key.route),
-            model: Arc::clone(&key.model),
-            revision: Arc::clone(&key.revision),
-            class: key.class,
-            error: None,
         }
     }
 }

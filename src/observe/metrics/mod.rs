@@ -203,7 +203,7 @@ impl Metrics {
             return Arc::clone(&series);
         }
         let replica = self.replica_series(&key.pool, &key.replica);
-        let exponential = self.exponentials.as_ref().map(|all| all.series(&ExponentialKey::of_stream(key)));
+        let exponential = self.exponentials.as_ref().map(|all| all.series(&ExponentialKey::from(key)));
         let series = Arc::new(StreamHistograms::new(key, &self.requests.by_route, replica, exponential));
         if self.by_stream.len() < CACHED_SERIES {
             self.by_stream.insert(key.clone(), Arc::clone(&series));

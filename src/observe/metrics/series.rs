@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use prometheus::{Histogram, IntCounter, IntCounterVec};
 
-use super::exponential::ExponentialSeries;
+use super::exponential::{ExponentialKey, ExponentialSeries};
 use super::family::Family;
 use super::memo::Memo;
 use super::table::{ReplicaFamilies, RouteFamilies, TenantFamilies};
@@ -62,6 +62,21 @@ impl StreamKey {
 impl From<&FirstToken> for StreamKey {
     fn from(first: &FirstToken) -> Self {
         Self::new(&first.route, &first.model, first.class, &first.served)
+    }
+}
+
+/// Operation and engine are not known of a gap, and not needed.
+impl From<&StreamKey> for ExponentialKey {
+    fn from(key: &StreamKey) -> Self {
+        Self {
+            operation: "",
+            provider: None,
+            route: Arc::clone(&key.route),
+            model: Arc::clone(&key.model),
+            revision: Arc::clone(&key.revision),
+            class: key.class,
+            error: None,
+        }
     }
 }
 

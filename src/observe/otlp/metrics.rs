@@ -129,13 +129,13 @@ impl Task {
             // Cancel-safe: nothing happens while it sleeps.
             let is_last = closing.run_until_cancelled(tokio::time::sleep(interval)).await.is_none();
             // An export that hangs must not keep the last one waiting.
-            let export = self.export();
+            let export = Box::pin(self.export());
             if is_last {
                 export.await;
                 return;
             }
             if closing.run_until_cancelled(export).await.is_none() {
-                self.export().await;
+                Box::pin(self.export()).await;
                 return;
             }
         }
