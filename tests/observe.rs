@@ -18,6 +18,7 @@ use tokenway::fleet::status::ReplicaState;
 use tokenway::observe::Observer;
 use tokenway::observe::metrics::{Exposition, StreamKey};
 use tokenway::record::{Gap, Gaps, Outcome, Record};
+use tokenway::request::class::Class;
 use tokio::io::AsyncWriteExt;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -823,7 +824,7 @@ async fn a_page_with_150_tenants_is_at_most_1500_kb_and_150_kb_on_the_wire() {
     std::io::Write::write_all(&mut gzip, page.as_bytes()).unwrap();
     let wire = gzip.finish().unwrap().len();
     let samples = page.lines().filter(|line| !line.starts_with('#')).count();
-    println!("{samples} samples, {} bytes, {wire} bytes with gzip", page.len());
+    eprintln!("{samples} samples, {} bytes, {wire} bytes with gzip", page.len());
     assert!(page.contains(r#"tenant="tenant-149""#), "counters have their tenant");
     assert!(page.len() <= 1_500_000 && wire <= 150_000, "{samples} samples, {} and {wire}", page.len());
 }
