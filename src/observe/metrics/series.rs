@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use prometheus::{Histogram, IntCounter, IntCounterVec};
 
+use super::exponential::{ExponentialKey, ExponentialSeries};
 use super::family::Family;
 use super::memo::Memo;
 use super::table::{ReplicaFamilies, RouteFamilies, TenantFamilies};
@@ -64,16 +65,38 @@ impl From<&FirstToken> for StreamKey {
     }
 }
 
+/// Operation and engine are not known of a gap, and not needed.
+impl From<&StreamKey> for ExponentialKey {
+    fn from(key: &StreamKey) -> Self {
+        Self {
+            operation: "",
+            provider: None,
+            route: Arc::clone(&key.route),
+            model: Arc::clone(&key.model),
+            revision: Arc::clone(&key.revision),
+            class: key.class,
+            error: None,
+        }
+    }
+}
+
+impl RequestKey {
+    /// Label `revision` of what no replica served.
+    pub(super) const NO_REVISION: &str = "none";
+}
+
 /// Families that requests are counted in.
 pub(super) struct RequestFamilies {
     pub(super) by_tenant: TenantFamilies,
     pub(super) by_route: RouteFamilies,
     /// Whether stages are told apart by tenant.
     pub(super) stages_by_tenant: bool,
+    /// Whether TTFT is.
+    pub(super) ttft_by_tenant: bool,
 }
 
-/// Label `tenant` of stages that are not told apart by tenant.
-const ALL_TENANTS: &str = "all";
+/// Label `tenant` of histograms that are not told apart by tenant.
+pub(super) const ALL_TENANTS: &str = "all";
 
 /// Handles of one [`RequestKey`].
 pub(super) struct RequestSeries {
@@ -116,7 +139,11 @@ impl RequestSeries {
     }
 
     pub(super) fn first_token(&self, ttft: Duration) {
-        let handle = self.ttft.get_or_init(|| self.families.by_tenant.ttft.get(&self.tenant_labels()));
+        let handle = self.ttft.get_or_init(|| {
+            let [route, model, tenant, revision, class] = self.tenant_labels();
+            let tenant = if self.families.ttft_by_tenant { tenant } else { ALL_TENANTS };
+            self.families.by_tenant.ttft.get(&[route, model, tenant, revision, class])
+        });
         handle.observe(ttft.as_secs_f64());
     }
 
@@ -268,12 +295,18 @@ pub struct StreamHistograms {
     icl: Histogram,
     itl: Histogram,
     replica: Arc<ReplicaSeries>,
+    exponential: Option<Arc<ExponentialSeries>>,
 }
 
 impl StreamHistograms {
-    pub(super) fn new(key: &StreamKey, families: &RouteFamilies, replica: Arc<ReplicaSeries>) -> Self {
+    pub(super) fn new(
+        key: &StreamKey,
+        families: &RouteFamilies,
+        replica: Arc<ReplicaSeries>,
+        exponential: Option<Arc<ExponentialSeries>>,
+    ) -> Self {
         let labels: [&str; 4] = [&key.route, &key.model, &key.revision, key.class.as_str()];
-        Self { icl: families.icl.get(&labels), itl: families.itl.get(&labels), replica }
+        Self { icl: families.icl.get(&labels), itl: families.itl.get(&labels), replica, exponential }
     }
 
     /// Observes a batch: one ICL per gap, one ITL per token once the tokens are known.
@@ -292,6 +325,9 @@ impl StreamHistograms {
     fn tokens(&self, gap: Duration, tokens: u32) {
         let tokens = tokens.min(MAX_TOKENS_PER_EVENT);
         let Some(each) = gap.checked_div(tokens) else { return };
+        if let Some(exponential) = &self.exponential {
+            exponential.itl.observe_n(each, tokens.into());
+        }
         for _ in 0..tokens {
             self.itl.observe(each.as_secs_f64());
             self.replica.itl.observe(each.as_secs_f64());
