@@ -58,11 +58,10 @@ fn fine_revisions_stay_under_drifting_overdispersed_load() {
 }
 
 #[test]
-fn a_longer_tail_is_found_in_2465_requests_at_the_median_not_in_the_2000_of_the_goal() {
+fn a_longer_tail_is_found_within_two_thousand_requests_at_the_median() {
     let found = verdicts(Revision::Tail, 24, 10_000);
     assert!(found.len() >= 23, "{found:?}");
-    // The goal is 2,000 and is missed: 2,465 were measured.
-    assert!(found[12].0 <= 2465, "{found:?}");
+    assert!(found[12].0 <= 2000, "{found:?}");
     assert!(found.iter().all(|(_, test)| *test == "ttft_p99"), "{found:?}");
 }
 
