@@ -35,19 +35,15 @@ impl Block {
 
     /// Takes another class in.
     pub(super) fn add(&mut self, other: &Self) {
-        for level in 0..LEVELS {
-            let (Some(exceeded), Some(surplus), Some(share)) =
-                (self.exceeded.get_mut(level), self.surplus.get_mut(level), self.share.get_mut(level))
-            else {
-                return;
-            };
-            let (more, its_surplus, its_share) =
-                (other.exceeded[level], other.surplus[level], other.share[level]);
+        let own = self.exceeded.iter_mut().zip(&mut self.surplus).zip(&mut self.share);
+        let others = other.exceeded.iter().zip(&other.surplus).zip(&other.share);
+        for (((exceeded, surplus), share), ((more, its_surplus), its_share)) in own.zip(others) {
             let total = *exceeded + more;
             if total > 0.0 {
                 *share = (*share * *exceeded + its_share * more) / total;
             }
-            (*exceeded, *surplus) = (total, *surplus + its_surplus);
+            *exceeded = total;
+            *surplus += its_surplus;
         }
     }
 }
