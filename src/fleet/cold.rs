@@ -152,3 +152,29 @@ impl Warmth {
 
 /// Between two scrapes of our metrics there are fewer.
 const KEPT: usize = 16;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(seconds: u64) -> Stamp {
+        Stamp::from_nanos(seconds * 1_000_000_000)
+    }
+
+    #[test]
+    fn first_answers_after_a_cold_start_are_cold_even_without_a_slow_start() {
+        let span = Duration::from_secs(30);
+        let first = Warmth::new(at(1));
+        first.not_yet();
+        assert_eq!(first.warmed(at(20), false, span), Some(Duration::from_secs(19)));
+        assert!(!first.is_in_slow_start() && first.is_cold(at(49)) && !first.is_cold(at(50)));
+
+        let found_running = Warmth::new(at(1));
+        assert_eq!(found_running.warmed(at(2), false, span), None);
+        assert!(!found_running.is_cold(at(3)), "it was up before the gateway came");
+
+        let joining = Warmth::new(at(1));
+        joining.warmed(at(2), true, span);
+        assert!(joining.is_cold(at(3)) && joining.is_in_slow_start());
+    }
+}
