@@ -175,7 +175,7 @@ pub struct DecisionSummary {
     pub predicted_hit: Tokens,
     /// Number of replicas compared.
     pub candidates: u16,
-    /// The chosen replica had become warm a short while ago (slow start): its TTFT says little about its revision.
+    /// The chosen replica had become warm a short while ago: its TTFT says little about its revision.
     pub is_cold: bool,
     /// The best candidates, cheapest first; empty where the policy does not predict, and for most requests under high
     /// load.
@@ -465,6 +465,8 @@ pub struct FirstToken {
     pub ttft: Duration,
     /// TTFT predicted at the decision; `None` where the policy does not predict.
     pub predicted: Option<Duration>,
+    /// Its replica had become warm a short while ago.
+    pub is_cold: bool,
 }
 
 /// A gap between two content events of one choice.

@@ -421,7 +421,7 @@ fn a_pool_has_no_more_replicas_than_the_fleet_can_hold() {
         format!("[[pool]]\nname = \"p\"\nreplicas = [{}]\n", urls.join(", "))
     };
     assert_eq!(checked(&pool(MAX_REPLICAS)).pools[0].replicas.len(), MAX_REPLICAS);
-    assert_told(&pool(600), &["f.toml:3:12: pool \"p\" has 600 replicas, more than 512"]);
+    assert_told(&pool(2_100), &["f.toml:3:12: pool \"p\" has 2100 replicas, more than 2048"]);
 }
 
 #[test]

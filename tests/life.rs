@@ -186,3 +186,43 @@ async fn adapters_are_loaded_where_that_is_allowed_and_asked_for_where_they_are(
     }
     assert_eq!((with.count(), without.count()), (4, 0));
 }
+
+#[tokio::test]
+async fn requests_for_an_adapter_go_where_the_engine_holds_it() {
+    let (one, other) = (Replica::start().await, Replica::start().await);
+    let listed = r#"{"object":"list","data":[{"id":"tiny","object":"model"},{"id":"sql","object":"model","parent":"tiny"}]}"#;
+    let page = |running: &str| {
+        let lora = format!("max_lora=\"1\",running_lora_adapters=\"{running}\",waiting_lora_adapters=\"\"");
+        format!(
+            "vllm:num_requests_running 0\nvllm:num_requests_waiting 0\nvllm:lora_requests_info{{{lora}}} 1.7e9\n"
+        )
+    };
+    for replica in [&one, &other] {
+        replica.lists(listed);
+        replica.show_page(Some(&page("")));
+    }
+    let gateway = Gateway::start(config::of(&[&one, &other])).await;
+    let held = |replica: &Replica| -> Vec<String> {
+        status(&gateway, replica).adapters.iter().map(|name| name.to_string()).collect()
+    };
+    let ask_sql = async || {
+        let reply = gateway.post("/v1/chat/completions", &CHAT.replace("tiny", "sql")).await;
+        assert_eq!(reply.status(), 200);
+        reply.head.header("x-tokenway-decision").unwrap_or_default().to_owned()
+    };
+    for (holder, before) in [(&other, 0), (&one, 4)] {
+        holder.show_page(Some(&page("sql")));
+        until("the page was read", || held(holder) == vec!["sql".to_owned()]).await;
+        if before > 0 {
+            other.show_page(Some(&page("code")));
+            until("it was pushed out", || held(&other) == vec!["code".to_owned()]).await;
+        }
+        let had = holder.count();
+        for _ in 0..4 {
+            let decision = ask_sql().await;
+            assert!(decision.contains("reason=adapter"), "{decision}");
+        }
+        assert_eq!(holder.count() - had, 4);
+    }
+    gateway.idle().await;
+}

@@ -58,11 +58,10 @@ fn fine_revisions_stay_under_drifting_overdispersed_load() {
 }
 
 #[test]
-fn a_longer_tail_is_found_in_2465_requests_at_the_median_not_in_the_2000_of_the_goal() {
+fn a_longer_tail_is_found_within_two_thousand_requests_at_the_median() {
     let found = verdicts(Revision::Tail, 24, 10_000);
     assert!(found.len() >= 23, "{found:?}");
-    // The goal is 2,000 and is missed: 2,465 were measured.
-    assert!(found[12].0 <= 2465, "{found:?}");
+    assert!(found[12].0 <= 2000, "{found:?}");
     assert!(found.iter().all(|(_, test)| *test == "ttft_p99"), "{found:?}");
 }
 
@@ -151,6 +150,43 @@ fn act(gateway: &Gateway, action: &str) -> (u16, String) {
     let answer =
         exchange(connect(&gateway.admin).unwrap(), &request("POST", &path, "x-tokenway-admin: 1\r\n", ""));
     (answer.status, answer.body)
+}
+
+#[test]
+fn the_turns_of_a_conversation_stay_on_one_revision_without_a_session_id() {
+    let (old, new) = (Fleet::start(&[]), Fleet::start(&[]));
+    let folder = TempDir::new().unwrap();
+    let file = file(folder.path(), &old, &new, "steps = [{ weight = 50, soak = \"1h\" }]");
+    let text = std::fs::read_to_string(&file).unwrap();
+    replace(&file, &format!("[server]\nroute_info_headers = true\n{text}"));
+    let gateway = Gateway::with_file(&file);
+    gateway.wait_ready();
+    until("the canary serves", || {
+        let listed: Json = serde_json::from_str(&get(&gateway.admin, "/api/fleet").body).unwrap();
+        let all = listed["replicas"].as_array().unwrap().clone();
+        all.iter().all(|replica| replica["state"] == "ready").then_some(())
+    });
+    let mut of_canary = 0;
+    for conversation in 0..16 {
+        let mut messages = vec![
+            serde_json::json!({ "role": "system", "content": "the same for all" }),
+            serde_json::json!({ "role": "user", "content": format!("question {conversation}") }),
+        ];
+        let mut revisions = Vec::new();
+        for turn in 0..3 {
+            let body =
+                serde_json::json!({ "model": "sim", "stream": true, "max_tokens": 2, "messages": messages });
+            let answer = post_chat(&gateway.data, &body.to_string(), "key");
+            assert_eq!(answer.status, 200);
+            revisions.push(answer.head.to_lowercase().contains("x-tokenway-revision: r2"));
+            messages.push(serde_json::json!({ "role": "assistant", "content": format!("answer {turn}") }));
+            messages.push(serde_json::json!({ "role": "user", "content": format!("and {turn}?") }));
+        }
+        assert!(revisions.iter().all(|one| *one == revisions[0]), "{conversation}: {revisions:?}");
+        of_canary += usize::from(revisions[0]);
+    }
+    assert!((1..16).contains(&of_canary), "{of_canary} of 16 conversations");
+    stop(gateway);
 }
 
 fn stop(mut gateway: Gateway) {

@@ -84,6 +84,7 @@ fn replica(status: &ReplicaStatus, calibrations: &[PoolCalibration]) -> Value {
         "inflight_prompt_tokens": status.inflight_prompt_tokens,
         "connections": status.connections,
         "models": status.models.iter().map(|model| &**model).collect::<Vec<_>>(),
+        "adapters": status.adapters.iter().map(|adapter| &**adapter).collect::<Vec<_>>(),
         "signals": status.signals.as_ref().map(signals),
         "absent_figures": &*status.absent,
         "scrape_failures": status.failures.scrapes,

@@ -114,7 +114,7 @@ impl Config {
 }
 
 /// Replicas of one pool. The fleet has twice as many slots, because a reload may replace all of them at once.
-pub const MAX_REPLICAS: usize = 512;
+pub const MAX_REPLICAS: usize = 2_048;
 
 /// A value that never shows in `Debug`, logs or the admin API.
 #[derive(Clone, PartialEq, Eq)]

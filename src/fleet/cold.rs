@@ -1,7 +1,7 @@
 //! Whether a replica's process is warm: since when it is not, how long that took, and its slow start afterwards.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -15,6 +15,8 @@ pub(super) struct Warmth {
     inner: Mutex<Inner>,
     /// Whether `inner` has a slow start, for the data path.
     is_slow: AtomicBool,
+    /// Answers before this are those of a process that came up a short while ago.
+    fresh_until: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -53,7 +55,7 @@ impl Warmth {
             slow_start: None,
             cold_starts: ColdStarts::default(),
         };
-        Self { inner: Mutex::new(inner), is_slow: AtomicBool::new(false) }
+        Self { inner: Mutex::new(inner), is_slow: AtomicBool::new(false), fresh_until: AtomicU64::new(0) }
     }
 
     /// Since when it has been cold.
@@ -96,6 +98,7 @@ impl Warmth {
         inner.slow_start = if joins { SlowStart::begin(now, span) } else { None };
         self.is_slow.store(inner.slow_start.is_some(), Ordering::Relaxed);
         let took = cold.filter(|cold| joins || cold.was_awaited).map(|cold| now.since(cold.since))?;
+        self.fresh_until.store(now.after(span).as_nanos(), Ordering::Relaxed);
         inner.cold_starts.count += 1;
         inner.cold_starts.latest.push_back(took);
         if inner.cold_starts.latest.len() > KEPT {
@@ -110,6 +113,11 @@ impl Warmth {
 
     pub(super) fn is_in_slow_start(&self) -> bool {
         self.is_slow.load(Ordering::Relaxed)
+    }
+
+    /// In slow start, or no longer than its span after a cold start without one: nobody served before it.
+    pub(super) fn is_cold(&self, now: Stamp) -> bool {
+        self.is_in_slow_start() || now.as_nanos() < self.fresh_until.load(Ordering::Relaxed)
     }
 
     /// Fraction of its ordinary traffic: below 1 in slow start.
@@ -144,3 +152,29 @@ impl Warmth {
 
 /// Between two scrapes of our metrics there are fewer.
 const KEPT: usize = 16;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(seconds: u64) -> Stamp {
+        Stamp::from_nanos(seconds * 1_000_000_000)
+    }
+
+    #[test]
+    fn first_answers_after_a_cold_start_are_cold_even_without_a_slow_start() {
+        let span = Duration::from_secs(30);
+        let first = Warmth::new(at(1));
+        first.not_yet();
+        assert_eq!(first.warmed(at(20), false, span), Some(Duration::from_secs(19)));
+        assert!(!first.is_in_slow_start() && first.is_cold(at(49)) && !first.is_cold(at(50)));
+
+        let found_running = Warmth::new(at(1));
+        assert_eq!(found_running.warmed(at(2), false, span), None);
+        assert!(!found_running.is_cold(at(3)), "it was up before the gateway came");
+
+        let joining = Warmth::new(at(1));
+        joining.warmed(at(2), true, span);
+        assert!(joining.is_cold(at(3)) && joining.is_in_slow_start());
+    }
+}

@@ -53,6 +53,43 @@ pub fn ranks(page: &str) -> u32 {
     if is_counted { u32::try_from(found.len()).unwrap_or(1).clamp(1, MAX_RANKS) } else { 1 }
 }
 
+/// What a page of vLLM says about LoRA adapters.
+#[derive(Clone, Copy, Debug)]
+pub struct LoraRequests<'p> {
+    running: &'p str,
+    waiting: &'p str,
+    /// Adapters that it keeps at a time.
+    pub max: usize,
+}
+
+impl<'p> LoraRequests<'p> {
+    /// Those of running requests, then those of waiting ones.
+    pub fn adapters(&self) -> impl Iterator<Item = &'p str> {
+        let names = self.running.split(',').chain(self.waiting.split(','));
+        names.map(str::trim).filter(|name| !name.is_empty())
+    }
+}
+
+/// The adapters of one engine of a page, or of its only one; `None` where it tells nothing of adapters. Old label sets stay on
+/// the page, so that the newest counts: the value is a time.
+#[must_use]
+pub fn lora_requests(page: &str, rank: Option<Rank>) -> Option<LoraRequests<'_>> {
+    let mut newest: Option<(f64, LoraRequests<'_>)> = None;
+    for line in page.lines() {
+        let Some((labels, at)) = line.strip_prefix(LORA).and_then(series) else { continue };
+        let is_own = rank.is_none_or(|rank| engine(labels).is_none_or(|engine| engine == rank.index));
+        let Some(max) = label(labels, "max_lora").and_then(|max| max.parse().ok()).filter(|_| is_own) else {
+            continue;
+        };
+        if newest.as_ref().is_none_or(|(before, _)| at >= *before) {
+            let names = |name| label(labels, name).unwrap_or_default();
+            let (running, waiting) = (names("running_lora_adapters"), names("waiting_lora_adapters"));
+            newest = Some((at, LoraRequests { running, waiting, max }));
+        }
+    }
+    newest.map(|(_, told)| told)
+}
+
 fn engine(labels: &str) -> Option<u32> {
     label(labels, "engine")?.parse().ok()
 }
@@ -225,6 +262,7 @@ fn number(text: &str) -> Option<f64> {
 }
 
 const RUNNING: &str = "vllm:num_requests_running";
+const LORA: &str = "vllm:lora_requests_info";
 const MAX_RANKS: u32 = 64;
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 //! Control plane: probes, scrapes and state changes are published as immutable snapshots and atomics that the data path
 //! reads.
 
+pub(crate) mod adapters;
 pub(crate) mod answers;
 mod cold;
 pub mod discovery;

@@ -36,6 +36,30 @@ pub(super) fn lower_median(values: &mut [f64]) -> Option<f64> {
     Some(*median)
 }
 
+/// A figure of all replicas of a pool, for what is usual among the others of each: sorted once, not once for each.
+#[derive(Debug)]
+pub(super) struct Peers(Vec<f64>);
+
+impl Peers {
+    /// Of the replicas that have the figure.
+    pub(super) fn of(figures: impl Iterator<Item = f64>) -> Self {
+        let mut sorted: Vec<f64> = figures.collect();
+        sorted.sort_unstable_by(f64::total_cmp);
+        Self(sorted)
+    }
+
+    /// The lower median of the others' figures, for a replica whose own is among them, if it has one.
+    pub(super) fn beside(&self, own: Option<f64>) -> Option<f64> {
+        let Some(own) = own else {
+            let middle = self.0.len().checked_sub(1)? / 2;
+            return self.0.get(middle).copied();
+        };
+        let middle = self.0.len().checked_sub(2)? / 2;
+        let place = self.0.partition_point(|figure| figure.total_cmp(&own).is_lt());
+        self.0.get(if middle < place { middle } else { middle + 1 }).copied()
+    }
+}
+
 /// Times its peers' TTFT or ITL from which a replica gets less than its share.
 pub(super) const SLOW: f64 = 3.0;
 /// Times its peers' TTFT or ITL from which it is ejected, if that lasts.
@@ -64,6 +88,21 @@ mod tests {
     fn the_slow_get_less_and_twice_the_time_is_ordinary() {
         assert_eq!(Standing::of(0.0, 0.0, 2.0), GOOD);
         assert!(Standing::of(0.0, 0.0, 10.0).share <= 0.1);
+    }
+
+    #[test]
+    fn peers_are_the_lower_median_of_the_others() {
+        for size in 1..8_usize {
+            let figures: Vec<f64> = (0..size).map(|at| ((at * 5) % 7 / 2) as f64).collect();
+            let peers = Peers::of(figures.iter().copied());
+            for at in 0..size {
+                let mut others = figures.clone();
+                let own = others.swap_remove(at);
+                assert_eq!(peers.beside(Some(own)), lower_median(&mut others), "{at} of {figures:?}");
+            }
+            assert_eq!(peers.beside(None), lower_median(&mut figures.clone()));
+        }
+        assert_eq!(Peers::of(std::iter::empty()).beside(None), None);
     }
 
     #[test]

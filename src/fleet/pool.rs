@@ -5,6 +5,7 @@
 
 use std::num::NonZeroU64;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -13,7 +14,7 @@ use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
 use super::life::{Event, ReplicaState};
-use super::outliers::{Standing, fails_alone, lower_median};
+use super::outliers::{Peers, Standing, fails_alone, lower_median};
 use super::poison::PoisonPrompts;
 use super::promise::Promised;
 use super::replica::Replica;
@@ -48,6 +49,8 @@ pub struct PoolState {
     /// Those that left and whose streams have not ended.
     pub(super) draining: ArcSwap<Vec<Arc<Replica>>>,
     poison: PoisonPrompts,
+    /// Some engine told which LoRA adapters it holds.
+    tells_adapters: AtomicBool,
 }
 
 impl PoolState {
@@ -65,6 +68,7 @@ impl PoolState {
             promised: ArcSwap::default(),
             draining: ArcSwap::default(),
             poison: PoisonPrompts::default(),
+            tells_adapters: AtomicBool::new(false),
         })
     }
 
@@ -215,11 +219,15 @@ impl PoolState {
 
     /// Compares every replica with the others: what its answers are worth, and whether it is too slow to stay.
     fn compare(&self, replicas: &[Arc<Replica>], now: Stamp) {
-        let speeds: SmallVec<[Speeds; 16]> =
-            replicas.iter().map(|replica| self.speeds(replica, now)).collect();
-        for (at, replica) in replicas.iter().enumerate().filter(|(_, replica)| replica.is_ready()) {
-            let (own, peers) = self.beside_others(replica, |other| other.answers.price(now));
-            let slowness = slowness(&speeds, at);
+        let speeds: Vec<Speeds> = replicas.iter().map(|replica| self.speeds(replica, now)).collect();
+        let prices: Vec<Option<f64>> = replicas.iter().map(|replica| replica.answers.price(now)).collect();
+        let priced = Peers::of(prices.iter().copied().flatten());
+        let ttfts = Peers::of(speeds.iter().filter_map(|speeds| speeds.ttft));
+        let itls = Peers::of(speeds.iter().filter_map(|speeds| speeds.itl));
+        let each = replicas.iter().zip(&speeds).zip(&prices);
+        for ((replica, speeds), price) in each.filter(|((replica, _), _)| replica.is_ready()) {
+            let (own, peers) = (price.unwrap_or_default(), priced.beside(*price).unwrap_or_default());
+            let slowness = slowness(speeds, &ttfts, &itls);
             let lasting = replica.speed.looked(slowness);
             let counts = if lasting == Lasting::Ordinary { 1.0 } else { slowness };
             let standing = Standing::of(own, peers, counts);
@@ -262,6 +270,7 @@ impl PoolState {
     /// Another process answers at a replica: nothing of the former one's cache is there.
     pub(super) fn forgets(&self, replica: &Replica, now: Stamp) {
         self.dispatcher.forget(replica.slot());
+        replica.adapters.forget();
         self.poison.confirm(replica.slot(), now);
     }
 
@@ -292,6 +301,15 @@ impl PoolState {
         self.poison.refused_for(prompt, now)
     }
 
+    pub(super) fn note_adapters(&self) {
+        self.tells_adapters.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether any of its engines tells which LoRA adapters it holds.
+    pub fn tells_adapters(&self) -> bool {
+        self.tells_adapters.load(Ordering::Relaxed)
+    }
+
     /// Limits of its engines as configured.
     pub fn engine_limits(&self) -> EngineLimits {
         let config = self.config.load();
@@ -310,16 +328,13 @@ struct Speeds {
 }
 
 /// Times what is usual among the others, by the worse of the two figures; 1 where there is nothing to compare.
-fn slowness(speeds: &[Speeds], at: usize) -> f64 {
-    let beside = |figure: fn(&Speeds) -> Option<f64>, least: f64| {
-        let own = speeds.get(at).and_then(figure)?;
-        let others = speeds.iter().enumerate().filter(|(other, _)| *other != at);
-        let mut others: SmallVec<[f64; 16]> = others.filter_map(|(_, speeds)| figure(speeds)).collect();
-        let usual = lower_median(&mut others)?;
-        Some((own + least) / (usual + least))
+fn slowness(own: &Speeds, ttfts: &Peers, itls: &Peers) -> f64 {
+    let beside = |own: Option<f64>, peers: &Peers, least: f64| {
+        let usual = peers.beside(Some(own?))?;
+        Some((own? + least) / (usual + least))
     };
-    let ttft = beside(|speeds| speeds.ttft, NEGLIGIBLE_TTFT).unwrap_or(1.0);
-    let worst = ttft.max(beside(|speeds| speeds.itl, NEGLIGIBLE_ITL).unwrap_or(1.0));
+    let ttft = beside(own.ttft, ttfts, NEGLIGIBLE_TTFT).unwrap_or(1.0);
+    let worst = ttft.max(beside(own.itl, itls, NEGLIGIBLE_ITL).unwrap_or(1.0));
     if worst.is_finite() { worst } else { 1.0 }
 }
 

@@ -12,6 +12,7 @@ use http::HeaderValue;
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
+use super::adapters::Adapters;
 use super::answers::Answers;
 use super::cold::Warmth;
 use super::life::{Event, LifeCycle};
@@ -56,6 +57,8 @@ pub struct Replica {
     pub probe_failures: AtomicU64,
     /// As listed by `/v1/models` of the engine.
     pub models: ArcSwap<Vec<EngineModel>>,
+    /// LoRA adapters that its engine is known to hold.
+    pub adapters: Adapters,
     /// What its engine puts into a stream that asks for nothing; `None` until a probe told.
     pub unasked: ArcSwapOption<UnaskedStream>,
     /// Cancelled when the configuration drops it: probes and scrapes end.
@@ -163,6 +166,7 @@ impl Replica {
             scrape_failures: AtomicU64::new(0),
             probe_failures: AtomicU64::new(0),
             models: ArcSwap::default(),
+            adapters: Adapters::default(),
             unasked: ArcSwapOption::empty(),
             removed: CancellationToken::new(),
             is_held: AtomicBool::new(false),
@@ -284,7 +288,12 @@ impl Replica {
         self.target.set_standing(success, share * self.warmth.share());
     }
 
-    /// Whether it became warm a short while ago, so that what it answers says little about its pool.
+    /// Whether it became warm a short while ago, so that the time of its first tokens says little about its pool.
+    pub fn is_cold(&self, now: Stamp) -> bool {
+        self.warmth.is_cold(now)
+    }
+
+    /// Whether it gets less than its share because it became warm a short while ago.
     pub fn is_in_slow_start(&self) -> bool {
         self.warmth.is_in_slow_start()
     }
@@ -369,6 +378,7 @@ impl Replica {
             },
             connections: self.connections.open(),
             models: self.models.load().iter().map(|m| Arc::clone(&m.id)).collect(),
+            adapters: self.adapters.held(),
         }
     }
 }

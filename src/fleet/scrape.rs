@@ -105,6 +105,9 @@ impl Scraper {
                 self.find_ranks(&page, &config);
                 for replica in &self.targets {
                     self.apply(replica, &page, profile);
+                    if config.engine == EngineKind::Vllm {
+                        self.note_adapters(replica, &page);
+                    }
                 }
             }
             Ok(_) => {
@@ -192,6 +195,13 @@ impl Scraper {
         };
         replica.target.scraped(page, self.clock.now());
         self.pool.dispatcher.learn_cache(&replica.target, self.pool.ratio.bytes_per_token());
+    }
+
+    fn note_adapters(&self, replica: &Replica, page: &str) {
+        if let Some(told) = metrics_text::lora_requests(page, replica.rank) {
+            replica.adapters.seen(&told);
+            self.pool.note_adapters();
+        }
     }
 
     /// Whether this process started after all that were seen: behind a URL of several processes old and new ones alternate, and

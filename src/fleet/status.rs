@@ -45,6 +45,8 @@ pub struct ReplicaStatus {
     pub connections: u64,
     /// Listed by the engine, adapters included.
     pub models: Vec<Arc<str>>,
+    /// LoRA adapters that its engine is known to hold, the latest used first.
+    pub adapters: Vec<Arc<str>>,
 }
 
 /// How well one pool's TTFT is predicted; `None` before the first comparison.

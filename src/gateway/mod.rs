@@ -4,6 +4,7 @@
 //! then [`prepare`] (read, identify, classify, admit), [`exchange`] (pick, send, retry) and [`reply`] (relay).
 //! The record is filled on the way and published when the response body is dropped.
 
+mod adapters;
 pub mod attempt;
 mod blame;
 pub mod body_work;

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Gateway;
+use super::adapters::adapter_to_keep_to;
 use super::prepare::Prepared;
 use crate::admission::{Outlook, Ruling, Stay, TurnOnDrop, WaitReason, Waiter, rule};
 use crate::clock::Stamp;
@@ -86,7 +87,7 @@ pub fn pick(gateway: &Gateway, request: &Prepared, context: PickContext<'_>) -> 
         (Some(pinned), _) => pools.iter().position(|(pool, _)| holds(pool, pinned)),
         (None, 1) => Some(0),
         (None, _) if context.pool.is_some_and(is_open) => context.pool,
-        (None, _) => request.route.wheel.choose(request.session, is_open),
+        (None, _) => request.route.wheel.choose(request.session.or(request.conversation), is_open),
     }?;
     choose(gateway, request, at, context, now)
 }
@@ -152,7 +153,9 @@ fn choose(
         shows_first_token: request.shows_first_token,
         tried: tried_in(context.tried, pool).unwrap_or(&none),
     };
-    let targets = replicas.iter().filter(may_take).map(|replica| &replica.target);
+    let adapter = adapter_to_keep_to(pool, request, &replicas, |r| may_take(r) && is_untried(r));
+    let holds = |r: &&Arc<Replica>| adapter.is_none_or(|adapter| r.adapters.holds(adapter));
+    let targets = replicas.iter().filter(|r| may_take(r) && holds(r)).map(|replica| &replica.target);
     let policy = &*request.route.policy;
     let judged = pool.dispatcher.judge(policy, &ask, &pool.engine_limits(), now, targets)?;
     let mut seen = None;
@@ -182,10 +185,11 @@ fn choose(
     let mut assignment = judged.assign()?;
     let replica = Arc::clone(replicas.iter().find(|r| r.slot() == assignment.decision.slot)?);
     let has_adapter = |model: &Arc<str>| has_preferred && lacked_elsewhere(&replicas, model);
-    if assignment.decision.reason == Reason::Only && request.model.as_ref().is_some_and(has_adapter) {
+    let is_only = assignment.decision.reason == Reason::Only;
+    if adapter.is_some() || is_only && request.model.as_ref().is_some_and(has_adapter) {
         assignment.decision.reason = Reason::Adapter;
     }
-    let is_cold = replica.is_in_slow_start();
+    let is_cold = replica.is_cold(now);
     Some(PickOutcome::Take(Box::new(Pick {
         turn: TurnOnDrop(Arc::clone(&pool.queue)),
         pool: Arc::clone(pool),

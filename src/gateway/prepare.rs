@@ -25,6 +25,7 @@ use crate::relay::stream_state::Echo;
 use crate::request::body::{self, BodyLimits, HeldBody};
 use crate::request::class::Class;
 use crate::request::class::class_of;
+use crate::request::conversation::conversation;
 use crate::request::dialect::{BodyForm, Dialect};
 use crate::request::fields::{self, FieldError, Fields};
 use crate::request::json::{JsonError, JsonKind, Raw};
@@ -69,6 +70,8 @@ pub struct Prepared {
     pub timeouts: Timeouts,
     /// Hash of `x-session-id`.
     pub session: Option<u64>,
+    /// What its conversation's turns have in common, on a route with a canary.
+    pub conversation: Option<u64>,
     /// The replica that stores `previous_response_id`: the only one that can serve it.
     pub pinned: Option<Arc<Replica>>,
     /// When the body was read: deadlines count from here.
@@ -433,6 +436,7 @@ pub(super) fn classify(
         model: model.map(Arc::from),
         timeouts: route.config.timeouts,
         session: None,
+        conversation: route.config.canary.as_ref().and_then(|_| conversation(fields)),
         pinned: None,
         read: Stamp::default(),
         slo: SloBounds::default(),

@@ -189,6 +189,7 @@ impl StreamBody {
             served: Served::clone(&self.pick.replica.served()),
             ttft: at.since(read),
             predicted: self.pick.decision.predicted_ttft,
+            is_cold: self.pick.decision.is_cold,
         };
         self.guard.observer().first_token(&first);
     }

@@ -181,6 +181,7 @@ mod tests {
             failures: OwnFailures::default(),
             connections: 0,
             models: Vec::new(),
+            adapters: Vec::new(),
         }
     }
 
@@ -202,6 +203,7 @@ mod tests {
             },
             ttft: Duration::from_millis(ms),
             predicted: None,
+            is_cold: false,
         }
     }
 

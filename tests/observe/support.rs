@@ -263,6 +263,7 @@ pub(crate) fn first_token() -> FirstToken {
         served: served(),
         ttft: Duration::from_millis(200),
         predicted: Some(Duration::from_millis(150)),
+        is_cold: false,
     }
 }
 
@@ -296,6 +297,7 @@ pub(crate) fn status(state: ReplicaState, has_signals: bool) -> ReplicaStatus {
         failures: OwnFailures::default(),
         connections: 4,
         models: vec!["llama".into()],
+        adapters: Vec::new(),
     }
 }
 

@@ -72,6 +72,7 @@ fn ready(replica: &str, waiting: f64) -> ReplicaStatus {
         failures: OwnFailures::default(),
         connections: 1,
         models: vec![],
+        adapters: vec![],
     }
 }
 

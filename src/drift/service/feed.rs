@@ -149,7 +149,9 @@ impl Tap for Feed {
 impl EndedRequest {
     fn of(record: &Record, clock: Clock) -> Self {
         let seconds = |span: std::time::Duration| span.as_secs_f64();
-        let is_answered = record.ttft().is_some();
+        // The first answers of a process that has just become warm tell of its start (`cold_starts`), not of its speed.
+        let is_cold = record.decision.as_ref().is_some_and(|decision| decision.is_cold);
+        let is_answered = record.ttft().is_some() && !is_cold;
         let times = if is_answered { stages(record) } else { StageTimes::default() };
         let of = |stage| times.iter().find(|time| time.stage == stage).map(|time| seconds(time.duration));
         let gaps = record.content_events.saturating_sub(1);
@@ -162,7 +164,7 @@ impl EndedRequest {
             at: self::seconds(clock, record.at.end),
             route: Arc::clone(&record.route),
             served: record.served().map(|s| (Arc::clone(&s.revision), Arc::clone(&s.replica))),
-            ttft: record.ttft().map(seconds),
+            ttft: record.ttft().filter(|_| !is_cold).map(seconds),
             itl: record.tpot().map(seconds).or_else(mean_gap),
             predicted: record.decision.as_ref().and_then(|d| d.predicted_ttft).map(seconds),
             ttft_bound: record.slo.ttft.map(seconds),

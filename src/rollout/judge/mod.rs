@@ -5,6 +5,7 @@
 //! `false_rollback_rate`, so that all of them together stop a revision within its bounds with that probability at most. Where
 //! the statistics come from is in `docs/rollouts.md`.
 
+mod baseline;
 pub mod fleet;
 mod rate;
 mod samples;
@@ -13,6 +14,7 @@ mod wealth;
 
 use serde::{Deserialize, Serialize};
 
+use self::baseline::Baseline;
 use self::rate::RateTest;
 use self::samples::Samples;
 use self::tail::{Bound, TailTest, TailWealth};
@@ -96,8 +98,10 @@ pub struct Judge {
     tails: Vec<(&'static str, Measure, Bound, TailTest)>,
     errors: (f64, RateTest),
     goodput: (f64, RateTest),
-    /// By measure, arm and class.
-    samples: [[[Samples; CLASSES]; 2]; 3],
+    /// By measure.
+    baseline: [Baseline; 3],
+    /// The canary's, by measure and class.
+    canary: [[Samples; CLASSES]; 3],
     block_ends: f64,
     /// Log of the evidence that stops the canary.
     limit: f64,
@@ -132,7 +136,8 @@ impl Judge {
                 RateTest::new(canary.max_error_ratio_increase, saved.errors),
             ),
             goodput: (canary.max_goodput_decrease, RateTest::new(canary.max_goodput_decrease, saved.goodput)),
-            samples: Default::default(),
+            baseline: Default::default(),
+            canary: Default::default(),
             block_ends: 0.0,
             limit: (tests / canary.false_rollback_rate).ln(),
         }
@@ -146,13 +151,21 @@ impl Judge {
                 test.observe(class as usize, observed);
             }
         }
-        let samples = self
-            .samples
-            .get_mut(measure as usize)
-            .and_then(|arms| arms.get_mut(observed.arm as usize))
-            .and_then(|classes| classes.get_mut(class as usize));
-        if let Some(samples) = samples.filter(|_| !observed.is_censored) {
-            samples.add(observed.value);
+        if observed.is_censored {
+            return;
+        }
+        let (measure, class) = (measure as usize, class as usize);
+        match observed.arm {
+            Arm::Baseline => {
+                if let Some(baseline) = self.baseline.get_mut(measure) {
+                    baseline.add(class, observed.value);
+                }
+            }
+            Arm::Canary => {
+                if let Some(samples) = self.canary.get_mut(measure).and_then(|of| of.get_mut(class)) {
+                    samples.add(observed.value);
+                }
+            }
         }
     }
 
@@ -174,12 +187,10 @@ impl Judge {
             return;
         }
         self.block_ends = now + BLOCK;
-        for measure in &mut self.samples {
-            measure[Arm::Baseline as usize].iter_mut().for_each(Samples::refresh);
-        }
+        self.baseline.iter_mut().for_each(Baseline::refresh);
         for (_, measure, _, test) in &mut self.tails {
-            if let Some(samples) = self.samples.get(*measure as usize) {
-                test.close(&samples[Arm::Baseline as usize]);
+            if let Some(baseline) = self.baseline.get(*measure as usize) {
+                test.close(baseline);
             }
         }
         self.errors.1.close();
@@ -209,8 +220,9 @@ impl Judge {
     #[must_use]
     pub fn compared(&mut self) -> Vec<Compared> {
         let mut compared = Vec::new();
-        for (measure, [baseline, canary]) in Measure::ALL.into_iter().zip(&mut self.samples) {
-            for (class, (baseline, canary)) in ALL_CLASSES.into_iter().zip(baseline.iter_mut().zip(canary)) {
+        let arms = self.baseline.iter_mut().zip(&mut self.canary);
+        for (measure, (baseline, canary)) in Measure::ALL.into_iter().zip(arms) {
+            for (class, (baseline, canary)) in ALL_CLASSES.into_iter().zip(baseline.samples().zip(canary)) {
                 let percentiles = |samples: &mut Samples| {
                     samples.sort();
                     Some([samples.rank(0.5)?, samples.rank(0.9)?, samples.rank(0.99)?])

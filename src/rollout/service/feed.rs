@@ -144,6 +144,10 @@ impl Feed {
 
 impl Tap for Feed {
     fn first_token(&self, first: &FirstToken) {
+        // Loading, compiling and empty caches are no property of a revision.
+        if first.is_cold {
+            return;
+        }
         if let Some(arm) = self.arm(&first.route, &first.served.pool) {
             self.send(&first.route, first.class, Seen::FirstToken { arm, ttft: first.ttft.as_secs_f64() });
         }
@@ -169,6 +173,7 @@ impl Tap for Feed {
         let arm_of = |pool: &str| self.arm(&record.route, pool).unwrap_or(arm);
         let last = record.attempts.len().saturating_sub(1);
         let is_over = record.outcome != Outcome::Canceled;
+        let is_cold = record.decision.as_ref().is_some_and(|decision| decision.is_cold);
         let attempts = record.attempts.iter().enumerate().filter(|(_, attempt)| !attempt.is_canceled);
         let attempts = attempts.filter_map(|(at, attempt)| {
             let is_failed =
@@ -179,7 +184,11 @@ impl Tap for Feed {
         let ended = Ended {
             attempts: attempts.collect(),
             arm,
-            censored_ttft: if record.is_stream && record.at.first_token.is_none() { waited() } else { None },
+            censored_ttft: if record.is_stream && record.at.first_token.is_none() && !is_cold {
+                waited()
+            } else {
+                None
+            },
             ttft: record.ttft().map(|ttft| ttft.as_secs_f64()),
             tpot: record.tpot().map(|tpot| tpot.as_secs_f64()),
             is_slo_missed: match Judgement::of(record).verdict {
