@@ -122,7 +122,13 @@ impl PoolQueue {
     /// Whether no request waits.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.len.load(Ordering::Relaxed) == 0
+        self.len() == 0
+    }
+
+    /// Requests that wait, held ones included.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len.load(Ordering::Relaxed)
     }
 
     /// Begins rounds until the queue is empty. Once `is_closed`, each calls every request that waits for room.

@@ -56,6 +56,7 @@ impl Controls {
         self.app.reload(Arc::clone(&config)).map_err(|error| format!("certificates: {error}"))?;
         self.observers.observer.reconfigure(&config);
         self.observers.rollouts.reconfigure(&config);
+        self.observers.scale.configure(&config);
         self.config.store(config);
         Ok(new.warnings)
     }

@@ -5,6 +5,7 @@
 
 pub(crate) mod answers;
 mod cold;
+pub mod demand;
 pub mod discovery;
 pub(crate) mod life;
 pub mod metrics_text;

@@ -31,6 +31,7 @@ pub struct Exchange {
     pub(super) tried: picker::Tried,
     retried_unsent: u32,
     retried_started: bool,
+    is_counted: bool,
     pub(super) waits: Waits,
 }
 
@@ -58,6 +59,7 @@ impl Exchange {
             tried: picker::Tried::new(),
             retried_unsent: 0,
             retried_started: false,
+            is_counted: false,
             waits: Waits::default(),
         })
     }
@@ -81,11 +83,13 @@ impl Exchange {
     async fn answer(&mut self) -> Result<(UpstreamResponse, ActiveAttempt), Failure> {
         let mut last: Option<Result<(UpstreamResponse, ActiveAttempt), Failure>> = None;
         loop {
-            let pick = match picker::pick(
+            let picked = picker::pick(
                 &self.incoming.gateway,
                 &self.prepared,
                 self.waits.pick_context(&self.tried),
-            ) {
+            );
+            self.note_arrival(picked.as_ref());
+            let pick = match picked {
                 Some(PickOutcome::Take(pick)) => pick,
                 Some(PickOutcome::Wait(hold)) => {
                     self.wait(hold).await?;
@@ -132,6 +136,23 @@ impl Exchange {
                     last = Some(result);
                 }
             }
+        }
+    }
+
+    /// Counts the request as demand on a pool, once: on the one that it was given first, or else on the route's first.
+    fn note_arrival(&mut self, picked: Option<&PickOutcome>) {
+        if std::mem::replace(&mut self.is_counted, true) {
+            return;
+        }
+        let pool = match picked {
+            Some(PickOutcome::Take(pick)) => Some(&pick.pool),
+            Some(PickOutcome::Wait(hold)) => {
+                self.prepared.route.pools.get(hold.pool.unwrap_or(0)).map(|(pool, _)| pool)
+            }
+            Some(PickOutcome::Degrade) | None => self.prepared.route.pools.first().map(|(pool, _)| pool),
+        };
+        if let Some(pool) = pool {
+            pool.arrivals.note();
         }
     }
 
@@ -243,6 +264,7 @@ impl Exchange {
         record.at.routed.get_or_insert(pick.assignment.at);
         if record.decision.is_none() {
             record.decision = Some(pick.decision.clone());
+            pick.pool.arrivals.placed(&pick.assignment.decision.terms.work);
             pick.pool.retries.deposit(&self.prepared.table.config.retry);
         }
     }

@@ -13,6 +13,7 @@ mod family;
 mod memo;
 mod openmetrics;
 mod replicas;
+mod scale;
 mod series;
 mod table;
 mod targets;
@@ -32,6 +33,7 @@ use std::hash::RandomState;
 
 use self::buckets::Edges;
 pub use self::canary::CanaryGauges;
+pub use self::scale::PoolGauges;
 pub use self::drift::{DeliveryResult, FindingLabels};
 use self::exemplars::{Exemplar, Exemplars};
 use self::memo::Memo;
@@ -40,7 +42,7 @@ use self::replicas::{KnownReplicas, ReplicaKey};
 use self::series::{ReplicaSeries, RequestFamilies, RequestKey, RequestSeries};
 pub use self::series::{StreamHistograms, StreamKey};
 use self::table::{
-    CanaryFamilies, DiscoveryFamilies, DriftFamilies, Maker, Process, ReplicaFamilies, RouteFamilies,
+    CanaryFamilies, DiscoveryFamilies, DriftFamilies, Maker, Process, ReplicaFamilies, RouteFamilies, ScaleFamilies,
     Targets, TenantFamilies, Totals,
 };
 use crate::clock::{Clock, Stamp};
@@ -68,6 +70,7 @@ pub struct Metrics {
     process: Process,
     drift: DriftFamilies,
     canaries: CanaryFamilies,
+    scale: ScaleFamilies,
     targets: Targets,
     discovery: DiscoveryFamilies,
     by_request: DashMap<RequestKey, Arc<RequestSeries>, RandomState>,
@@ -117,7 +120,7 @@ impl Metrics {
         };
         let replicas = ReplicaFamilies::new(&maker, &edges);
         let process = Process::new(&maker);
-        let canaries = CanaryFamilies::new(&maker);
+        let (canaries, scale) = (CanaryFamilies::new(&maker), ScaleFamilies::new(&maker));
         let (drift, targets) = (DriftFamilies::new(&maker), Targets::new(&maker));
         let discovery = DiscoveryFamilies::new(&maker);
         // Fails without /proc: then there are no process_* metrics.
@@ -131,6 +134,7 @@ impl Metrics {
             process,
             drift,
             canaries,
+            scale,
             targets,
             discovery,
             by_request: DashMap::default(),
