@@ -40,5 +40,6 @@ pub mod rollout;
 pub mod routing;
 pub mod simulate;
 pub mod stage;
+pub mod state_file;
 pub mod units;
 pub mod upstream;

@@ -32,7 +32,8 @@ fn main() -> ExitCode {
             done(cli::check::run(&args, &env, (&mut std::io::stdout(), &mut std::io::stderr()), style))
         }
         Command::Canary(args) => {
-            done(cli::canary::run(&args, &mut std::io::stdout(), &mut std::io::stderr()))
+            let env = |name: &str| std::env::var(name).ok();
+            done(cli::canary::run(&args, &env, (&mut std::io::stdout(), &mut std::io::stderr())))
         }
         Command::Schema => done(writeln!(std::io::stdout(), "{:#}", json_schema())),
         Command::Completions(args) => done(cli::completions::run(&args, &mut std::io::stdout())),
@@ -42,7 +43,10 @@ fn main() -> ExitCode {
             let env = |name: &str| std::env::var(name).ok();
             done(cli::replay::run(&args, &env, &mut std::io::stdout(), &mut std::io::stderr()))
         }
-        Command::Drift(args) => done(cli::drift::run(&args, &mut std::io::stdout())),
+        Command::Drift(args) => {
+            let env = |name: &str| std::env::var(name).ok();
+            done(cli::drift::run(&args, &env, (&mut std::io::stdout(), &mut std::io::stderr())))
+        }
         Command::Top(args) => {
             let env = |name: &str| std::env::var(name).ok();
             done(cli::top::run(&args, &env, (&mut std::io::stdout(), &mut std::io::stderr())))

@@ -17,6 +17,7 @@ const MODULES: &[&str] = &[
     "clock",
     "stage",
     "digits",
+    "state_file",
     "error",
     "config",
     "listener",

@@ -1,17 +1,18 @@
-//! Reads the admin API of a running gateway, for `top` and `explain`.
+//! A client of the admin API of a running gateway, for the subcommands that look at one or steer it.
 //!
 //! Each failure says what to do: a wrong address, a missing token and a gateway of another version are different things.
 
 use std::time::Duration;
 
+use bytes::Bytes;
 use clap::Args;
-use http::StatusCode;
+use http::{Method, Request, StatusCode, header};
 use serde_json::Value;
 use tokio_util::task::TaskTracker;
 
 use crate::config::check::parse_endpoint;
 use crate::config::{Endpoint, Secret};
-use crate::upstream::call::{Call, CallError};
+use crate::upstream::call::{CallError, exchange};
 use crate::upstream::connect::Connector;
 
 /// Which gateway, and how to be let in.
@@ -39,6 +40,9 @@ pub enum AskError {
     /// The token is named and not there.
     #[error("the token: {0}")]
     NoToken(String),
+    /// The token or the path does not fit into a request.
+    #[error("cannot be asked for: {0}")]
+    Request(#[from] http::Error),
     /// TLS cannot be set up.
     #[error("TLS: {0}")]
     Tls(#[from] rustls::Error),
@@ -103,25 +107,41 @@ impl AdminClient {
     /// # Errors
     /// [`AskError`].
     pub async fn get(&self, path: &str) -> Result<Value, AskError> {
-        let call = Call {
-            endpoint: &self.endpoint,
-            key: self.token.as_ref(),
-            path,
-            body: None,
-            rank: None,
-            timeout: TIMEOUT,
-        };
-        let (status, body) = call
-            .send(&self.connector)
+        self.ask(Method::GET, path, Bytes::new()).await
+    }
+
+    /// Changes something.
+    ///
+    /// # Errors
+    /// [`AskError`].
+    pub async fn post(&self, path: &str, body: Option<&Value>) -> Result<Value, AskError> {
+        let body = body.map_or_else(Bytes::new, |body| Bytes::from(body.to_string()));
+        self.ask(Method::POST, path, body).await
+    }
+
+    async fn ask(&self, method: Method, path: &str, body: Bytes) -> Result<Value, AskError> {
+        // The header tells a change from a form on a stranger's web page.
+        let mut request = Request::builder()
+            .method(method)
+            .uri(format!("{}{path}", self.endpoint.base_path))
+            .header("x-tokenway-admin", "1");
+        if !body.is_empty() {
+            request = request.header(header::CONTENT_TYPE, "application/json");
+        }
+        if let Some(token) = &self.token {
+            request = request.header(header::AUTHORIZATION, format!("Bearer {}", token.reveal()));
+        }
+        let answer = exchange(&self.connector, &self.endpoint, request.body(body)?, TIMEOUT)
             .await
             .map_err(|error| AskError::Unreachable { url: self.url(), error })?;
+        let (status, body) = (answer.status(), answer.into_body());
         let json: Option<Value> = serde_json::from_slice(&body).ok();
         let error = json.as_ref().map(|json| &json["error"]);
         let code = error.and_then(|error| error["code"].as_str()).unwrap_or_default().to_owned();
         let message = error.and_then(|error| error["message"].as_str()).unwrap_or_default().to_owned();
         let url = self.url();
         match (status, json) {
-            (StatusCode::OK, Some(json)) => Ok(json),
+            (status, Some(json)) if status.is_success() => Ok(json),
             (StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN, _) => Err(AskError::Forbidden { url }),
             (StatusCode::NOT_FOUND, _) if code.starts_with("unknown_") && code != "unknown_path" => {
                 Err(AskError::NotFound(message))
@@ -132,6 +152,14 @@ impl AdminClient {
             (status, _) => Err(AskError::Status { url, status: status.as_u16(), message }),
         }
     }
+}
+
+/// A name as one segment of a path.
+pub fn segment(name: &str) -> String {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.' | b'~');
+    name.bytes()
+        .map(|byte| if is_plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") })
+        .collect()
 }
 
 fn read_token(token: &str, env: &dyn Fn(&str) -> Option<String>) -> Result<Secret, AskError> {
@@ -150,7 +178,7 @@ fn endpoint(text: &str) -> Result<Endpoint, String> {
     if text.contains("://") { parse_endpoint(text) } else { parse_endpoint(&format!("http://{text}")) }
 }
 
-const TIMEOUT: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(10);
 const DEFAULT: &str = "http://127.0.0.1:9090 by default";
 
 #[cfg(test)]
@@ -168,6 +196,14 @@ mod tests {
         }
         let error = read_token("env:U", &env).unwrap_err().to_string();
         assert_eq!(error, "the token: environment variable U is not set");
+    }
+
+    #[test]
+    fn a_name_cannot_leave_its_segment() {
+        assert_eq!(segment("meta/llama 8b"), "meta%2Fllama%208b");
+        assert_eq!(segment("chat-1.0_x~"), "chat-1.0_x~");
+        assert_eq!(segment("a/b?c é"), "a%2Fb%3Fc%20%C3%A9");
+        assert_eq!(segment("../drain?x"), "..%2Fdrain%3Fx");
     }
 
     #[test]

@@ -1,31 +1,24 @@
 //! `tokenway canary URL [ACTION]`: shows the canaries of a gateway, or acts on one, over its admin port.
 
-use std::io::{self, Read as _, Write};
-use std::net::{TcpStream, ToSocketAddrs as _};
-use std::time::Duration;
+use std::io::{self, Write};
 
 use clap::{Args, ValueEnum};
 use serde_json::Value as Json;
 
+use super::admin_client::{AdminArgs, AdminClient, AskError, segment};
 use super::{EXIT_FAILED, EXIT_OK};
-use crate::config::Endpoint;
-use crate::config::check::parse_endpoint;
 
 /// Arguments of `canary`.
 #[derive(Args, Debug)]
 pub struct CanaryArgs {
-    /// URL of the gateway's admin port, such as http://127.0.0.1:9090
-    #[arg(value_name = "URL", value_parser = parse_endpoint, env = "TOKENWAY_CANARY_URL")]
-    url: Endpoint,
+    #[command(flatten)]
+    admin: AdminArgs,
     /// What becomes of the canary; without it canaries are listed
     #[arg(value_name = "ACTION")]
     action: Option<CanaryAction>,
     /// The canary's route; not needed where only one route has one
-    #[arg(long, env = "TOKENWAY_CANARY_ROUTE", value_name = "ROUTE")]
+    #[arg(long, value_name = "ROUTE")]
     route: Option<String>,
-    /// The admin token
-    #[arg(long, env = "TOKENWAY_ADMIN_TOKEN", hide_env_values = true, value_name = "TOKEN")]
-    token: Option<String>,
 }
 
 /// What an operator may do.
@@ -41,32 +34,43 @@ enum CanaryAction {
     Resume,
 }
 
-/// Runs the subcommand.
+/// Why nothing was shown or done.
+#[derive(Debug, thiserror::Error)]
+enum CanaryError {
+    #[error(transparent)]
+    Ask(#[from] AskError),
+    #[error("this gateway has no canary")]
+    NoCanary,
+    #[error("several routes have a canary: name one with --route")]
+    Several,
+}
+
+/// Asks the gateway and prints its canaries. The result is the exit code.
 ///
 /// # Errors
 /// When `out` or `err` cannot be written.
-pub fn run(args: &CanaryArgs, out: &mut dyn Write, err: &mut dyn Write) -> io::Result<u8> {
-    match answer(args) {
-        Ok(text) => {
-            write!(out, "{text}")?;
-            Ok(EXIT_OK)
-        }
-        Err(message) => {
-            writeln!(err, "error: {message}")?;
-            Ok(EXIT_FAILED)
-        }
+pub fn run(
+    args: &CanaryArgs,
+    env: &dyn Fn(&str) -> Option<String>,
+    (out, err): (&mut dyn Write, &mut dyn Write),
+) -> io::Result<u8> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    match runtime.block_on(carry_out(args, env)) {
+        Ok(text) => write!(out, "{text}").map(|()| EXIT_OK),
+        Err(error) => writeln!(err, "error: {error}").map(|()| EXIT_FAILED),
     }
 }
 
-fn answer(args: &CanaryArgs) -> Result<String, String> {
-    let listed = call(args, "GET", "/api/v1/canaries")?;
-    let canaries = listed["canaries"].as_array().cloned().unwrap_or_default();
-    let Some(action) = args.action else { return Ok(table(&canaries)) };
-    let route = match (&args.route, &*canaries) {
-        (Some(route), _) => route.clone(),
-        (None, [only]) => only["route"].as_str().unwrap_or_default().to_owned(),
-        (None, []) => return Err("this gateway has no canary".to_owned()),
-        (None, _) => return Err("several routes have a canary: name one with --route".to_owned()),
+async fn carry_out(args: &CanaryArgs, env: &dyn Fn(&str) -> Option<String>) -> Result<String, CanaryError> {
+    let client = AdminClient::new(&args.admin, env)?;
+    let listed = client.get("/api/v1/canaries").await?;
+    let canaries = listed["canaries"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let Some(action) = args.action else { return Ok(table(canaries)) };
+    let route = match (&args.route, canaries) {
+        (Some(route), _) => route.as_str(),
+        (None, [only]) => only["route"].as_str().unwrap_or_default(),
+        (None, []) => return Err(CanaryError::NoCanary),
+        (None, _) => return Err(CanaryError::Several),
     };
     let action = match action {
         CanaryAction::Promote => "promote",
@@ -74,7 +78,7 @@ fn answer(args: &CanaryArgs) -> Result<String, String> {
         CanaryAction::Pause => "pause",
         CanaryAction::Resume => "resume",
     };
-    let done = call(args, "POST", &format!("/api/v1/canaries/{}/{action}", escaped(&route)))?;
+    let done = client.post(&format!("/api/v1/canaries/{}/{action}", segment(route)), None).await?;
     Ok(table(std::slice::from_ref(&done["canary"])))
 }
 
@@ -93,61 +97,4 @@ fn table(canaries: &[Json]) -> String {
         )
     };
     if canaries.is_empty() { "no canaries\n".to_owned() } else { canaries.iter().map(line).collect() }
-}
-
-/// One request on a connection of its own.
-fn call(args: &CanaryArgs, method: &str, path: &str) -> Result<Json, String> {
-    if args.url.is_tls {
-        return Err("the admin port speaks plain HTTP: write http://".to_owned());
-    }
-    let failed = |error: io::Error| format!("{}: {error}", args.url);
-    let text = send(args, method, path).map_err(failed)?;
-    let (head, body) = text.split_once("\r\n\r\n").ok_or_else(|| format!("{}: no HTTP answer", args.url))?;
-    let json: Json =
-        serde_json::from_str(body).map_err(|_| format!("{}: not a gateway's admin port", args.url))?;
-    let is_good = head.split(' ').nth(1).is_some_and(|status| status.starts_with('2'));
-    if is_good { Ok(json) } else { Err(json["error"]["message"].as_str().unwrap_or("refused").to_owned()) }
-}
-
-fn send(args: &CanaryArgs, method: &str, path: &str) -> io::Result<String> {
-    let unknown = || io::Error::new(io::ErrorKind::NotFound, "no such host");
-    let address = (&*args.url.host, args.url.port).to_socket_addrs()?.next().ok_or_else(unknown)?;
-    let mut stream = TcpStream::connect_timeout(&address, TIMEOUT)?;
-    stream.set_read_timeout(Some(TIMEOUT))?;
-    stream.set_write_timeout(Some(TIMEOUT))?;
-    let token =
-        args.token.as_ref().map_or_else(String::new, |token| format!("authorization: Bearer {token}\r\n"));
-    // HTTP/1.0: the answer ends with the connection and has no chunks.
-    write!(
-        stream,
-        "{method} {}{path} HTTP/1.0\r\nhost: {}\r\nx-tokenway-admin: 1\r\ncontent-length: 0\r\n{token}\r\n",
-        args.url.base_path,
-        args.url.authority()
-    )?;
-    let mut text = String::new();
-    stream.take(MAX_ANSWER).read_to_string(&mut text)?;
-    Ok(text)
-}
-
-/// A route's name as one segment of a path.
-fn escaped(route: &str) -> String {
-    let escape = |byte: u8| match byte {
-        b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => char::from(byte).to_string(),
-        _ => format!("%{byte:02X}"),
-    };
-    route.bytes().map(escape).collect()
-}
-
-const TIMEOUT: Duration = Duration::from_secs(10);
-const MAX_ANSWER: u64 = 16 << 20;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_route_is_one_segment() {
-        assert_eq!(escaped("meta/llama 8b"), "meta%2Fllama%208b");
-        assert_eq!(escaped("chat-1.0_x~"), "chat-1.0_x~");
-    }
 }

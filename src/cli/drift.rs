@@ -1,28 +1,18 @@
 //! `tokenway drift URL`: lists findings, and says of them that they are known, over, or not to be told of.
 
 use std::io::{self, Write};
-use std::time::Duration;
 
-use bytes::Bytes;
 use clap::{Args, Subcommand};
-use http::{Method, Request, StatusCode, header};
 use serde_json::{Value as Json, json};
-use tokio_util::task::TaskTracker;
 
-use crate::config::Endpoint;
-use crate::config::check::parse_endpoint;
-use crate::upstream::call::{CallError, exchange};
-use crate::upstream::connect::Connector;
+use super::admin_client::{AdminArgs, AdminClient, AskError, segment};
+use super::{EXIT_FAILED, EXIT_OK};
 
 /// Arguments of `tokenway drift`.
 #[derive(Args, Clone, Debug)]
 pub struct DriftArgs {
-    /// Admin port of the gateway
-    #[arg(value_name = "URL", value_parser = parse_endpoint)]
-    url: Endpoint,
-    /// Token of the admin port
-    #[arg(long, env = "TOKENWAY_ADMIN_TOKEN", value_name = "TOKEN", hide_env_values = true)]
-    token: Option<String>,
+    #[command(flatten)]
+    admin: AdminArgs,
     #[command(subcommand)]
     order: Option<DriftOrder>,
 }
@@ -57,87 +47,39 @@ enum DriftOrder {
     },
 }
 
-/// Why nothing was listed or said.
-#[derive(Debug, thiserror::Error)]
-pub enum DriftOrderError {
-    /// The gateway did not answer.
-    #[error("{url}: {error}")]
-    Call {
-        /// Its admin port.
-        url: Endpoint,
-        /// Why.
-        error: CallError,
-    },
-    /// It refused.
-    #[error("{url} answered {status}: {message}")]
-    Refused {
-        /// Its admin port.
-        url: Endpoint,
-        /// With what.
-        status: StatusCode,
-        /// In its words.
-        message: String,
-    },
-    /// TLS of the client.
-    #[error("tls: {0}")]
-    Tls(#[from] rustls::Error),
-    /// The request cannot be written.
-    #[error("{0}")]
-    Request(#[from] http::Error),
-    /// No runtime, or nothing to print to.
-    #[error("{0}")]
-    Io(#[from] io::Error),
-}
-
-/// Asks the gateway and prints what it says.
+/// Asks the gateway and prints what it says. The result is the exit code.
 ///
 /// # Errors
-/// [`DriftOrderError`].
-pub fn run(args: &DriftArgs, out: &mut dyn Write) -> Result<(), DriftOrderError> {
+/// When `out` or `err` cannot be written.
+pub fn run(
+    args: &DriftArgs,
+    env: &dyn Fn(&str) -> Option<String>,
+    (out, err): (&mut dyn Write, &mut dyn Write),
+) -> io::Result<u8> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let answer = runtime.block_on(ask(args))?;
-    print(args.order.as_ref(), &answer, out)?;
-    Ok(())
+    let answer = AdminClient::new(&args.admin, env)
+        .and_then(|client| runtime.block_on(carry_out(&client, args.order.as_ref())));
+    match answer {
+        Ok(answer) => print(args.order.as_ref(), &answer, out).map(|()| EXIT_OK),
+        Err(error) => writeln!(err, "error: {error}").map(|()| EXIT_FAILED),
+    }
 }
 
-async fn ask(args: &DriftArgs) -> Result<Json, DriftOrderError> {
-    let (method, path, body) = request_of(args.order.as_ref());
-    let mut request = Request::builder().method(method).uri(path).header("x-tokenway-admin", "1");
-    if let Some(token) = &args.token {
-        request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
-    }
-    let request = request.body(Bytes::from(body.map_or_else(String::new, |body| body.to_string())))?;
-    let connector = Connector::new(TaskTracker::new())?;
-    let answer = exchange(&connector, &args.url, request, TIMEOUT).await;
-    let answer = answer.map_err(|error| DriftOrderError::Call { url: args.url.clone(), error })?;
-    let body: Json = serde_json::from_slice(answer.body()).unwrap_or_default();
-    if answer.status().is_success() {
-        return Ok(body);
-    }
-    let message = body["error"]["message"].as_str().unwrap_or("no gateway's answer").to_owned();
-    Err(DriftOrderError::Refused { url: args.url.clone(), status: answer.status(), message })
-}
-
-fn request_of(order: Option<&DriftOrder>) -> (Method, String, Option<Json>) {
+async fn carry_out(client: &AdminClient, order: Option<&DriftOrder>) -> Result<Json, AskError> {
     match order {
-        None => (Method::GET, "/api/v1/drift".to_owned(), None),
+        None => client.get("/api/v1/drift").await,
         Some(DriftOrder::Ack { id, undo }) => {
-            let body = json!({ "undo": undo });
-            (Method::POST, format!("/api/v1/drift/{}/acknowledge", segment(id)), Some(body))
+            let path = format!("/api/v1/drift/{}/acknowledge", segment(id));
+            client.post(&path, Some(&json!({ "undo": undo }))).await
         }
         Some(DriftOrder::Reset { id }) => {
-            (Method::POST, format!("/api/v1/drift/{}/reset", segment(id)), None)
+            client.post(&format!("/api/v1/drift/{}/reset", segment(id)), None).await
         }
         Some(DriftOrder::Mute { route, kind, r#for }) => {
-            let body = json!({ "route": route, "kind": kind, "for": r#for });
-            (Method::POST, "/api/v1/drift/mute".to_owned(), Some(body))
+            let mute = json!({ "route": route, "kind": kind, "for": r#for });
+            client.post("/api/v1/drift/mute", Some(&mute)).await
         }
     }
-}
-
-/// An id is hexadecimal; what else was typed must not become another path.
-fn segment(id: &str) -> String {
-    id.chars().filter(char::is_ascii_alphanumeric).collect()
 }
 
 fn print(order: Option<&DriftOrder>, answer: &Json, out: &mut dyn Write) -> io::Result<()> {
@@ -202,8 +144,6 @@ fn facts(out: &mut dyn Write, what: &str, facts: &Json) -> io::Result<()> {
     writeln!(out, "  {what}: {}", facts.join(", "))
 }
 
-const TIMEOUT: Duration = Duration::from_secs(10);
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -221,11 +161,5 @@ mod tests {
         let expected = "00ff ttft_doubled chat/r1: capacity (since 2026-01-01T00:00:00Z, acknowledged)\n  \
                         evidence: ratio 2.5, replicas [\"a\"]\n  else contention: itl_ratio 1.25\n";
         assert_eq!(String::from_utf8(out).unwrap(), expected);
-    }
-
-    #[test]
-    fn an_id_cannot_leave_its_place_in_the_path() {
-        let reset = DriftOrder::Reset { id: "../drain?x".to_owned() };
-        assert_eq!(request_of(Some(&reset)).1, "/api/v1/drift/drainx/reset");
     }
 }

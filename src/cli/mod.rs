@@ -10,7 +10,6 @@ pub mod completions;
 pub mod demo;
 pub mod drift;
 pub mod explain;
-mod older;
 pub mod replay;
 pub mod replay_drift;
 pub mod serve;
@@ -198,7 +197,19 @@ mod tests {
     #[test]
     fn every_subcommand_is_in_the_help() {
         let help = Cli::command().render_long_help().to_string();
-        for name in ["serve", "check", "demo", "sim", "replay", "top", "explain", "schema", "completions"] {
+        for name in [
+            "serve",
+            "check",
+            "canary",
+            "demo",
+            "sim",
+            "drift",
+            "replay",
+            "top",
+            "explain",
+            "schema",
+            "completions",
+        ] {
             assert!(help.contains(&format!("  {name} ")), "{name}: {help}");
         }
     }

@@ -8,8 +8,7 @@ use std::io::{self, Write};
 
 use clap::Args;
 
-use super::admin_client::{AdminArgs, AdminClient, AskError};
-use super::older;
+use super::admin_client::{AdminArgs, AdminClient, AskError, segment};
 use super::style::Style;
 use super::{EXIT_FAILED, EXIT_OK};
 
@@ -39,10 +38,7 @@ pub fn run(
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let asked = async {
         let client = AdminClient::new(&args.admin, env)?;
-        match client.get(&format!("/api/v1/requests/{}", encoded(&args.id))).await {
-            Err(AskError::NoSuchPath { .. }) => older::request(&client, &args.id).await,
-            answer => answer,
-        }
+        client.get(&format!("/api/v1/requests/{}", segment(&args.id))).await
     };
     match runtime.block_on(asked) {
         Ok(request) if args.json => writeln!(out, "{request:#}").map(|()| EXIT_OK),
@@ -59,24 +55,5 @@ pub fn run(
     }
 }
 
-/// The id as a segment of a path.
-fn encoded(id: &str) -> String {
-    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.' | b'~');
-    id.bytes()
-        .map(|byte| if is_plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") })
-        .collect()
-}
-
 const KEPT: &str = "a gateway keeps, in memory, the latest requests and, for an hour, the slowest and the failed of each route; \
     older ones are in the access log and, where it kept them, in traces. With several gateways, ask the one that answered";
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn any_id_is_one_segment() {
-        assert_eq!(encoded("chat-1_a.b~c"), "chat-1_a.b~c");
-        assert_eq!(encoded("a/b?c é"), "a%2Fb%3Fc%20%C3%A9");
-    }
-}

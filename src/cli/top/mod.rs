@@ -19,7 +19,6 @@ use self::keys::{Looking, Tab};
 use self::model::Snapshot;
 use self::view::Known;
 use super::admin_client::{AdminArgs, AdminClient, AskError};
-use super::older;
 use super::style::Style;
 use super::{EXIT_FAILED, EXIT_OK};
 use crate::app::signals;
@@ -82,19 +81,8 @@ fn failed(err: &mut dyn Write, error: &AskError) -> io::Result<u8> {
 }
 
 async fn ask(client: &AdminClient) -> Result<Snapshot, AskError> {
-    let slo = match client.get("/api/v1/slo").await {
-        Err(AskError::NoSuchPath { .. }) => {
-            return Ok(Snapshot {
-                slo: older::slo(client).await?,
-                fleet: client.get("/api/fleet").await?,
-                requests: older::requests(client).await?,
-                drift: client.get("/api/drift").await?,
-            });
-        }
-        slo => slo?,
-    };
     Ok(Snapshot {
-        slo,
+        slo: client.get("/api/v1/slo").await?,
         fleet: client.get("/api/v1/fleet").await?,
         requests: client.get("/api/v1/requests?limit=100").await?,
         drift: client.get("/api/v1/drift").await?,

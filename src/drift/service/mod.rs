@@ -10,7 +10,6 @@ mod events;
 mod feed;
 mod minutes;
 mod orders;
-mod state;
 mod told;
 mod webhook;
 
@@ -29,12 +28,13 @@ pub use self::orders::Busy;
 use self::orders::Order;
 use self::told::Told;
 use self::webhook::Webhook;
-use super::detectors::{Detectors, Finding, Settings, put_mute};
+use super::detectors::{Detectors, Finding, Saved, Settings, put_mute};
 use crate::clock::Clock;
 use crate::config::Drift;
 use crate::observe::Surroundings;
 use crate::observe::metrics::Metrics;
 use crate::observe::otlp::{Collector, CollectorError};
+use crate::state_file;
 
 /// Why drift detection cannot start.
 #[derive(Debug, thiserror::Error)]
@@ -205,7 +205,7 @@ impl DriftService {
     async fn load(&mut self) {
         let Some(path) = self.state.clone() else { return };
         let shown = path.display().to_string();
-        let read = tokio::task::spawn_blocking(move || state::read(&path)).await;
+        let read = tokio::task::spawn_blocking(move || state_file::read::<Saved>(&path)).await;
         let saved = match read {
             Ok(Ok(Some(saved))) => saved,
             Ok(Ok(None)) => return,
@@ -233,7 +233,7 @@ impl DriftService {
         let mut saved = self.detectors.save();
         saved.mutes.clone_from(&self.told.mutes);
         let shown = path.display().to_string();
-        let written = tokio::task::spawn_blocking(move || state::write(&path, &saved)).await;
+        let written = tokio::task::spawn_blocking(move || state_file::write(&path, &saved)).await;
         match written {
             Ok(Err(error)) if !std::mem::replace(&mut self.is_write_failing, true) => {
                 tracing::warn!(%error, path = shown, "drift.state cannot be written: baselines will not survive a restart");

@@ -30,6 +30,7 @@ use crate::observe::Surroundings;
 use crate::observe::metrics::{CanaryGauges, Metrics};
 use crate::rollout::plan::RolloutState;
 use crate::routing::CanaryShares;
+use crate::state_file;
 
 /// Starts the rollouts of a configuration. Nothing is shared out before [`Feed::attach`].
 ///
@@ -245,7 +246,7 @@ impl RolloutService {
             let is_due = std::mem::take(&mut rollout.is_dirty) || (all && rollout.is_judged());
             let Some(path) = rollout.canary.state.clone().filter(|_| is_due) else { continue };
             let saved = rollout.save();
-            let written = tokio::task::spawn_blocking(move || state::write(&path, &saved)).await;
+            let written = tokio::task::spawn_blocking(move || state_file::write(&path, &saved)).await;
             if let Ok(Err(error)) = written {
                 tracing::warn!(%error, route = %rollout.route, "route.canary.state cannot be written");
             }
@@ -255,7 +256,7 @@ impl RolloutService {
 
 /// Files are small, and a canary's share depends on it: read before the first request.
 fn read(path: Option<&PathBuf>, route: &str) -> Option<Saved> {
-    match state::read(path?) {
+    match state_file::read(path?) {
         Ok(saved) => saved,
         Err(error) => {
             tracing::warn!(%error, route, "route.canary.state cannot be read: the canary begins anew");

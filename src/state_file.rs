@@ -1,0 +1,83 @@
+//! Files that keep state over restarts.
+//!
+//! A lost or broken file stops nothing: its owner starts empty, and the broken file is kept under another name. A file is
+//! written beside its place and renamed, so that a crash leaves the old one.
+
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Read as _, Write as _};
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+/// Reads a file; `None` where there is none. One that is no such state is moved aside, so that the next write does not
+/// destroy it.
+///
+/// # Errors
+/// A file that cannot be read, or that was moved aside.
+pub fn read<T: DeserializeOwned>(path: &Path) -> io::Result<Option<T>> {
+    let file = match File::open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    let mut text = Vec::new();
+    file.take(MAX_BYTES).read_to_end(&mut text)?;
+    match serde_json::from_slice(&text) {
+        Ok(state) => Ok(Some(state)),
+        Err(error) => {
+            let aside = with_suffix(path, ".corrupt");
+            let place = match fs::rename(path, &aside) {
+                Ok(()) => format!("kept as {}", aside.display()),
+                Err(error) => format!("cannot be moved aside: {error}"),
+            };
+            Err(io::Error::new(io::ErrorKind::InvalidData, format!("corrupt ({error}), {place}")))
+        }
+    }
+}
+
+/// Writes a file, whole or not at all, and its directory where there is none.
+///
+/// # Errors
+/// A directory or file that cannot be written.
+pub fn write<T: Serialize>(path: &Path, state: &T) -> io::Result<()> {
+    let beside = with_suffix(path, ".new");
+    if let Some(directory) = path.parent().filter(|directory| !directory.as_os_str().is_empty()) {
+        fs::create_dir_all(directory)?;
+    }
+    let mut file = BufWriter::new(File::create(&beside)?);
+    serde_json::to_writer(&mut file, state)?;
+    file.flush()?;
+    file.get_ref().sync_all()?;
+    fs::rename(beside, path)
+}
+
+fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(suffix);
+    name.into()
+}
+
+/// Longer than any file of ours.
+const MAX_BYTES: u64 = 256 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_file_is_none_and_a_broken_one_is_moved_aside() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("below/state.json");
+        assert!(read::<Vec<u8>>(&path).unwrap().is_none());
+        write(&path, &[1, 2]).unwrap();
+        fs::write(&path, "[1,").unwrap();
+        let said = read::<Vec<u8>>(&path).unwrap_err().to_string();
+        assert!(said.contains("corrupt") && said.contains("state.json.corrupt"), "{said}");
+        assert!(read::<Vec<u8>>(&path).unwrap().is_none(), "it is out of the way");
+        write(&path, &[3]).unwrap();
+        assert_eq!(read::<Vec<u8>>(&path).unwrap(), Some(vec![3]));
+        let kept = fs::read_dir(path.parent().unwrap()).unwrap().count();
+        assert_eq!(kept, 2, "the state and the corrupt one");
+    }
+}
