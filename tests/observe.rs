@@ -380,11 +380,12 @@ async fn admin_of(
 ) -> (SocketAddr, Arc<Gateway>, Arc<Observer>) {
     config.pools[0].engine_api_key = Some(Secret::new("hunter2"));
     config.admin.token = token.map(Secret::new);
-    let Observers { observer, drift, rollouts } = observers(&config);
+    let Observers { observer, drift, rollouts, scale } = observers(&config);
     let gateway = Arc::new(Gateway::new(config));
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    let state = AdminState { control: gateway.clone(), observer: Arc::clone(&observer), drift, rollouts };
+    let state =
+        AdminState { control: gateway.clone(), observer: Arc::clone(&observer), drift, rollouts, scale };
     let tracker = TaskTracker::new();
     let serving = serve(listener, Arc::new(state), tracker.clone(), CancellationToken::new());
     tracker.spawn(serving);

@@ -30,7 +30,8 @@ use tower_http::timeout::RequestBodyTimeoutLayer;
 use super::error::AdminError;
 use super::live::Live;
 use super::{
-    AdminState, access, actions, assets, canaries, drift, latency, openapi, replicas, requests, scale, slo, views,
+    AdminState, access, actions, assets, canaries, drift, latency, openapi, replicas, requests, scale, slo,
+    views,
 };
 
 /// Every path with its handler.

@@ -58,17 +58,16 @@ impl Forecast {
         // The lower bound of a Poisson count.
         let at_least = (recent - CHANCE * recent.sqrt()) / recently.max(MIN_SECONDS);
         let rate = (count / seconds).max(at_least);
-        let growth = self.slope(horizon) * horizon.min(MAX_HORIZON);
+        let slope = TRENDS.iter().map(|buckets| self.slope(*buckets)).fold(0.0, f64::max);
+        let growth = slope * horizon.min(MAX_HORIZON);
         Expected { rate, growth: growth.clamp(0.0, rate * MAX_GROWTH) }
     }
 
-    /// Requests a second that each second adds, by least squares over about as long as is looked ahead, less what chance makes of
-    /// it.
-    fn slope(&self, horizon: f64) -> f64 {
-        let window = (horizon / BUCKET).ceil().clamp(MINUTE as f64, MAX_BUCKETS as f64) as usize;
+    /// Requests a second that each second adds, by least squares over the newest buckets, less what chance makes of it.
+    fn slope(&self, window: usize) -> f64 {
         let rates: Vec<f64> = self.buckets.iter().rev().take(window).map(|count| count / BUCKET).collect();
         let n = rates.len() as f64;
-        if rates.len() < MINUTE {
+        if rates.len() < window {
             return 0.0;
         }
         // The newest is at 0, those before it are negative.
@@ -76,7 +75,8 @@ impl Forecast {
         let mean_at = at(0) - BUCKET * (n - 1.0) / 2.0;
         let mean = rates.iter().sum::<f64>() / n;
         let spread: f64 = (0..rates.len()).map(|b| (at(b) - mean_at).powi(2)).sum();
-        let slope = rates.iter().enumerate().map(|(b, rate)| (at(b) - mean_at) * (rate - mean)).sum::<f64>() / spread;
+        let slope =
+            rates.iter().enumerate().map(|(b, rate)| (at(b) - mean_at) * (rate - mean)).sum::<f64>() / spread;
         let residual = |(b, rate): (usize, &f64)| (rate - mean - slope * (at(b) - mean_at)).powi(2);
         let scatter = rates.iter().enumerate().map(residual).sum::<f64>() / (n - 2.0);
         // Residuals of few requests may be small by chance: never less than Poisson's.
@@ -91,6 +91,8 @@ const BUCKET: f64 = 5.0;
 const MINUTE: usize = 12;
 const QUARTER: usize = 3;
 const MAX_BUCKETS: usize = 120;
+/// Buckets over which a trend is looked for: a steep one shows within a minute, a slow one takes ten to stand out from chance.
+const TRENDS: [usize; 3] = [MINUTE, 36, MAX_BUCKETS];
 /// Rates are not known sooner.
 const MIN_SECONDS: f64 = 5.0;
 /// A trend is not trusted for longer.
@@ -152,6 +154,9 @@ mod tests {
         forecast.note(100.0, 5.0);
         forecast.note(1e9, 5.0);
         let found = forecast.expected(1e9, 1e9);
-        assert!(found.rate.is_finite() && found.rate < 1.5 && forecast.buckets.len() <= MAX_BUCKETS, "{found:?}");
+        assert!(
+            found.rate.is_finite() && found.rate < 1.5 && forecast.buckets.len() <= MAX_BUCKETS,
+            "{found:?}"
+        );
     }
 }

@@ -112,7 +112,10 @@ pub fn outcome(load: &Load, n: usize) -> Result<Outcome, Limit> {
         prefill_utilisation: utilisation,
         concurrency: peak,
         step: pace,
-        ttft_p99: way + prefill + pace + late_wait(utilisation, prefill + step + per_sequence * mean, engines),
+        ttft_p99: way
+            + prefill
+            + pace
+            + late_wait(utilisation, prefill + step + per_sequence * mean, engines),
     })
 }
 

@@ -121,7 +121,11 @@ impl Scaler {
             predicted_ttft: load.predicted_ttft,
             ..Terms::default()
         };
-        let inflight: f64 = load.engines.iter().map(|engine| engine.inflight.max(engine.running.unwrap_or(0.0) as u64) as f64).sum();
+        let inflight: f64 = load
+            .engines
+            .iter()
+            .map(|engine| engine.inflight.max(engine.running.unwrap_or(0.0) as u64) as f64)
+            .sum();
         if arrived > 0 || inflight + waiting > 0.0 || self.active.is_none() {
             self.active = Some(now);
         }
@@ -135,17 +139,24 @@ impl Scaler {
         let (least, most) = terms.bounds;
         // What is sick and still there counts for the orchestrator and not for us; but if all are, more would be as sick.
         let beside = if terms.ready == 0 { 0 } else { terms.ejected };
-        let floor = if seen.is_idle { 0 } else { usize::from(seen.is_asked || terms.ready + terms.starting > 0) };
+        let floor =
+            if seen.is_idle { 0 } else { usize::from(seen.is_asked || terms.ready + terms.starting > 0) };
         let needed = if seen.is_idle { 0 } else { needed.max(floor) };
         let asked = (needed + if needed > 0 { beside } else { 0 }).clamp(least, most);
         let highest = self.highest(now, asked, target.scale.scale_down_after.as_secs_f64());
         let replicas = if seen.is_idle { asked } else { highest }.clamp(least, most);
         let kept = target.scale.scale_down_after.as_secs_f64();
         let reason = match () {
-            () if seen.is_idle && replicas == least => format!("no request for {:.0} s", target.scale.idle_after.as_secs_f64()),
+            () if seen.is_idle && replicas == least => {
+                format!("no request for {:.0} s", target.scale.idle_after.as_secs_f64())
+            }
             () if seen.is_first && terms.load.is_none() => format!("{why}: as many as there are"),
-            () if asked == most && needed + beside > most => format!("{why}; max_replicas allows no more than {most}"),
-            () if replicas > asked => format!("{replicas} were needed within the last {kept:.0} s; now {why}"),
+            () if asked == most && needed + beside > most => {
+                format!("{why}; max_replicas allows no more than {most}")
+            }
+            () if replicas > asked => {
+                format!("{replicas} were needed within the last {kept:.0} s; now {why}")
+            }
             () if asked > needed + beside => format!("min_replicas, or a window, asks for {least}; {why}"),
             () if beside > 0 => format!("{why}; and {beside} ejected serve nothing"),
             () => why,
@@ -155,7 +166,13 @@ impl Scaler {
     }
 
     /// Replicas that load needs, and why.
-    fn needed(&mut self, now: f64, load: &PoolLoad, target: &Target, mut terms: Terms) -> (usize, String, Terms) {
+    fn needed(
+        &mut self,
+        now: f64,
+        load: &PoolLoad,
+        target: &Target,
+        mut terms: Terms,
+    ) -> (usize, String, Terms) {
         let ready: Vec<&EngineLoad> = load.engines.iter().filter(|engine| engine.is_ready()).collect();
         let per_replica = load.engines_per_replica.max(1);
         let Some(typical) = load.typical else {
@@ -175,7 +192,8 @@ impl Scaler {
             (!all.is_empty()).then(|| all.iter().sum::<f64>() / all.len() as f64)
         };
         let prompt = Tokens(typical.uncached as u64);
-        let strictest = target.ttft.iter().map(|bound| bound.for_prompt(prompt).as_secs_f64()).min_by(f64::total_cmp);
+        let strictest =
+            target.ttft.iter().map(|bound| bound.for_prompt(prompt).as_secs_f64()).min_by(f64::total_cmp);
         let judged = Load {
             rate: terms.rate.rate + terms.foreign_rate,
             typical,
@@ -190,7 +208,8 @@ impl Scaler {
         let typical = crate::routing::Typical { output: typical.output * terms.unexplained, ..typical };
         let rate = judged.rate + terms.rate.growth + terms.backlog_rate;
         let judged = Load { rate, typical, ..judged };
-        let most = terms.bounds.1.saturating_mul(per_replica);
+        // One more than is allowed says that what is allowed is not enough.
+        let most = (terms.bounds.1 + 1).saturating_mul(per_replica);
         let (by_model, limit) = needed(&judged, most);
         terms.load = Some(judged);
         let serving = ready.iter().map(|engine| engine.share.clamp(0.0, 1.0)).sum::<f64>();
@@ -204,7 +223,16 @@ impl Scaler {
         let engines = by_model.max(by_ttft).min(most);
         let replicas = engines.div_ceil(per_replica);
         let why = if by_ttft > by_model {
-            format!("predicted TTFT is {pressure:.1} times the bound for {WINDOW:.0} s: {replicas} for {serving:.1} that serve")
+            format!(
+                "predicted TTFT is {pressure:.1} times the bound for {WINDOW:.0} s: {replicas} for {serving:.1} that serve"
+            )
+        } else if replicas > terms.bounds.1 {
+            format!(
+                "{:.2} requests a second need more than {}: {}",
+                judged.rate,
+                terms.bounds.1,
+                limit.as_str()
+            )
         } else if limit == Limit::None {
             format!("{:.2} requests a second: {}", judged.rate, limit.as_str())
         } else {
@@ -218,7 +246,8 @@ impl Scaler {
         let running = |engine: &&EngineLoad| engine.running.unwrap_or(engine.inflight as f64);
         let running = self.running.note(now, ready.iter().map(running).sum());
         let spread = |outcome: Outcome| outcome.concurrency * ready.len() as f64;
-        let Some(explained) = outcome(judged, ready.len()).ok().map(spread).filter(|_| !ready.is_empty()) else {
+        let Some(explained) = outcome(judged, ready.len()).ok().map(spread).filter(|_| !ready.is_empty())
+        else {
             return 1.0;
         };
         let explained = self.explained.note(now, explained);

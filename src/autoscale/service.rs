@@ -121,11 +121,14 @@ impl ScaleService {
                 let (replicas, reason) = (wanted.replicas, &*wanted.reason);
                 tracing::info!(%pool, replicas, was, reason, "wanted number of replicas changed");
             }
-            self.metrics.pool(pool, Some(&PoolGauges {
-                desired: wanted.replicas as f64,
-                predicted_ttft: wanted.terms.predicted_ttft.map(|ttft| ttft.as_secs_f64()),
-                waiting: wanted.terms.waiting_per_replica,
-            }));
+            self.metrics.pool(
+                pool,
+                Some(&PoolGauges {
+                    desired: wanted.replicas as f64,
+                    predicted_ttft: wanted.terms.predicted_ttft.map(|ttft| ttft.as_secs_f64()),
+                    waiting: wanted.terms.waiting_per_replica,
+                }),
+            );
         }
         for (gone, _) in before.iter().filter(|(pool, _)| !wanted.iter().any(|(name, _)| name == pool)) {
             self.metrics.pool(gone, None);
@@ -136,10 +139,10 @@ impl ScaleService {
 /// What the pools of a configuration are held to. The requests that degrade come from routes whose bounds count there.
 fn targets(config: &Config) -> HashMap<Arc<str>, Target> {
     let of = |(at, pool): (usize, &crate::config::Pool)| {
-        let leads_here = |route: &&crate::config::Route| route.pools.iter().any(|weighted| weighted.pool == at);
-        let classes = || {
-            config.routes.iter().filter(leads_here).filter_map(|route| config.slo.get(&route.slo))
-        };
+        let leads_here =
+            |route: &&crate::config::Route| route.pools.iter().any(|weighted| weighted.pool == at);
+        let classes =
+            || config.routes.iter().filter(leads_here).filter_map(|route| config.slo.get(&route.slo));
         let target = Target {
             scale: pool.scale.clone(),
             ttft: classes().filter_map(|slo| slo.ttft).collect(),

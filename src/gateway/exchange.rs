@@ -83,11 +83,8 @@ impl Exchange {
     async fn answer(&mut self) -> Result<(UpstreamResponse, ActiveAttempt), Failure> {
         let mut last: Option<Result<(UpstreamResponse, ActiveAttempt), Failure>> = None;
         loop {
-            let picked = picker::pick(
-                &self.incoming.gateway,
-                &self.prepared,
-                self.waits.pick_context(&self.tried),
-            );
+            let picked =
+                picker::pick(&self.incoming.gateway, &self.prepared, self.waits.pick_context(&self.tried));
             self.note_arrival(picked.as_ref());
             let pick = match picked {
                 Some(PickOutcome::Take(pick)) => pick,

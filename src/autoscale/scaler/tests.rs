@@ -138,7 +138,10 @@ fn a_prediction_that_stays_over_the_bound_asks_for_more_whatever_the_model_says(
     pool.run(100, 1);
     pool.load.predicted_ttft = Some(Duration::from_secs(30));
     let wanted = pool.run(100, 1);
-    assert!(wanted[5] < 8 && wanted[30] == 8 && wanted[99] == 8, "no more than twice what serves: {wanted:?}");
+    assert!(
+        wanted[5] < 8 && wanted[30] == 8 && wanted[99] == 8,
+        "no more than twice what serves: {wanted:?}"
+    );
     pool.load.predicted_ttft = Some(Duration::from_millis(100));
     assert!(pool.run(400, 1)[399] < 4);
 }
@@ -189,7 +192,8 @@ fn figures_of_nonsense_do_no_harm() {
     for odd in [f64::NAN, f64::INFINITY, -1.0, 1e300] {
         let mut pool = Pool::new(2, Scale { max_replicas: 9, ..Scale::default() });
         for engine in &mut pool.load.engines {
-            (engine.running, engine.waiting, engine.context, engine.share) = (Some(odd), Some(odd), Some(odd), odd);
+            (engine.running, engine.waiting, engine.context, engine.share) =
+                (Some(odd), Some(odd), Some(odd), odd);
         }
         for _ in 0..60 {
             let wanted = pool.second(5);

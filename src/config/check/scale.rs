@@ -32,7 +32,10 @@ pub(super) fn scale(pool: &Section<'_>) -> Scale {
     if scale.windows.iter().any(|window| window.min_replicas > scale.max_replicas)
         && let Some(item) = section.get("windows")
     {
-        item.fault("a window asks for more than max_replicas", "raise max_replicas, or lower the window's number");
+        item.fault(
+            "a window asks for more than max_replicas",
+            "raise max_replicas, or lower the window's number",
+        );
     }
     scale
 }
@@ -40,7 +43,10 @@ pub(super) fn scale(pool: &Section<'_>) -> Scale {
 fn windows(section: &Section<'_>) -> Vec<ScaleWindow> {
     let items = section.list("windows");
     if let Some(item) = items.get(MAX_WINDOWS) {
-        item.fault(format!("more than {MAX_WINDOWS} windows"), "a cron expression can name several hours and days");
+        item.fault(
+            format!("more than {MAX_WINDOWS} windows"),
+            "a cron expression can name several hours and days",
+        );
     }
     let mut windows = Vec::new();
     for item in &items {
@@ -111,9 +117,16 @@ mod tests {
         let at = |day: u64, hour: u64, minute: u64| {
             SystemTime::UNIX_EPOCH + Duration::from_secs(day * 86_400 + hour * 3600 + minute * 60)
         };
-        for (day, hour, minute, expected) in
-            [(0, 7, 0, 0), (0, 7, 58, 4), (0, 8, 0, 4), (0, 12, 0, 4), (0, 17, 59, 4), (0, 18, 0, 0), (2, 12, 0, 0), (4, 9, 0, 4)]
-        {
+        for (day, hour, minute, expected) in [
+            (0, 7, 0, 0),
+            (0, 7, 58, 4),
+            (0, 8, 0, 4),
+            (0, 12, 0, 4),
+            (0, 17, 59, 4),
+            (0, 18, 0, 0),
+            (2, 12, 0, 0),
+            (4, 9, 0, 4),
+        ] {
             assert_eq!(scale.least(at(day, hour, minute), lead), expected, "day {day} {hour}:{minute}");
         }
     }
@@ -123,7 +136,10 @@ mod tests {
         for (text, expected) in [
             ("[pool.scale]\nmin_replicas = -1", "f.toml:5:16: min_replicas is out of range"),
             ("[pool.scale]\nmax_replicas = 0", "f.toml:5:16: max_replicas is out of range"),
-            ("[pool.scale]\nmin_replicas = 4\nmax_replicas = 2", "f.toml:5:16: min_replicas is above max_replicas"),
+            (
+                "[pool.scale]\nmin_replicas = 4\nmax_replicas = 2",
+                "f.toml:5:16: min_replicas is above max_replicas",
+            ),
             ("[pool.scale]\nidle_after = \"0s\"", "f.toml:5:14: "),
             ("[pool.scale]\nmin_replica = 1", "f.toml:5:1: unknown key \"min_replica\""),
             (

@@ -33,17 +33,17 @@ use std::hash::RandomState;
 
 use self::buckets::Edges;
 pub use self::canary::CanaryGauges;
-pub use self::scale::PoolGauges;
 pub use self::drift::{DeliveryResult, FindingLabels};
 use self::exemplars::{Exemplar, Exemplars};
 use self::memo::Memo;
 pub use self::openmetrics::Exposition;
 use self::replicas::{KnownReplicas, ReplicaKey};
+pub use self::scale::PoolGauges;
 use self::series::{ReplicaSeries, RequestFamilies, RequestKey, RequestSeries};
 pub use self::series::{StreamHistograms, StreamKey};
 use self::table::{
-    CanaryFamilies, DiscoveryFamilies, DriftFamilies, Maker, Process, ReplicaFamilies, RouteFamilies, ScaleFamilies,
-    Targets, TenantFamilies, Totals,
+    CanaryFamilies, DiscoveryFamilies, DriftFamilies, Maker, Process, ReplicaFamilies, RouteFamilies,
+    ScaleFamilies, Targets, TenantFamilies, Totals,
 };
 use crate::clock::{Clock, Stamp};
 use crate::config::Config;
