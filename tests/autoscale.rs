@@ -31,7 +31,7 @@ fn manifest(name: &str) -> String {
 
 #[test]
 fn the_wanted_number_is_told_with_its_reason_and_its_terms() {
-    let (fleet, folder) = (Fleet::start(&["--replicas", "2"]), TempDir::new().unwrap());
+    let (fleet, folder) = (Fleet::start(&[]), TempDir::new().unwrap());
     let file = folder.path().join("gateway.toml");
     let text = |scale: &str| {
         format!("[[pool]]\nname = \"llama-8b\"\nreplicas = {}\n[pool.scale]\n{scale}\n", fleet.toml())

@@ -475,7 +475,8 @@ async fn every_path_of_the_api_has_a_version_and_is_in_the_index() {
     for endpoint in index["endpoints"].as_array().unwrap() {
         let (path, method) = (endpoint["path"].as_str().unwrap(), endpoint["method"].as_str().unwrap());
         assert!(document["paths"][path][method.to_lowercase()].is_object(), "{method} {path}");
-        if method != "GET" || path.ends_with("/events") {
+        // What a pool should have is told where there is a fleet: tests/autoscale.rs.
+        if method != "GET" || path.ends_with("/events") || path.contains("{pool}") {
             continue;
         }
         let path = path.replace("{id}", "req-1");

@@ -140,6 +140,12 @@ fn scale(scale: &Scale) -> Json {
         "scale_down_after": seconds(scale.scale_down_after),
         "cold_start": seconds(scale.cold_start),
         "windows": windows.collect::<Vec<_>>(),
+        "wait": {
+            "max_requests": scale.wait.max_requests,
+            "max_bytes": scale.wait.max_bytes,
+            "max_wait": seconds(scale.wait.max_wait),
+            "heartbeat": scale.wait.heartbeat.map(seconds),
+        },
     })
 }
 

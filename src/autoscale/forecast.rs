@@ -98,7 +98,7 @@ const MIN_SECONDS: f64 = 5.0;
 /// A trend is not trusted for longer.
 const MAX_HORIZON: f64 = 600.0;
 /// Nor for more than this multiple of the rate.
-const MAX_GROWTH: f64 = 1.0;
+const MAX_GROWTH: f64 = 0.5;
 /// Standard deviations that are taken for chance.
 const CHANCE: f64 = 2.0;
 

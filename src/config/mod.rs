@@ -34,7 +34,7 @@ pub use self::canary::{Canary, CanaryStep, OnBreach, QuantileRatios};
 pub use self::discovery::{DataParallel, Discovery, DnsRecords, DnsSource, KubernetesSource, ServicePort};
 pub use self::endpoint::{parse_endpoint, parse_name};
 pub use self::engine::{EngineKind, EngineProfile, Figure, FigureSource};
-pub use self::scale::{Scale, ScaleWindow};
+pub use self::scale::{ColdWait, Scale, ScaleWindow};
 pub use self::slo::{ItlBounds, Slo, TtftBound};
 pub use self::state::DriftState;
 pub use self::telemetry::{AccessLog, EngineSpansConfig, Otlp, OtlpProtocol, Sampling, Telemetry};

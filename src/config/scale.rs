@@ -22,6 +22,32 @@ pub struct Scale {
     pub cold_start: Duration,
     /// More replicas at certain hours.
     pub windows: Vec<ScaleWindow>,
+    /// `[pool.scale.wait]`: how requests wait while a pool that may scale to zero has no ready replica.
+    pub wait: ColdWait,
+}
+
+/// `[pool.scale.wait]`
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ColdWait {
+    /// Requests of one route that may wait; 0 refuses at once.
+    pub max_requests: usize,
+    /// Bytes of their bodies.
+    pub max_bytes: usize,
+    /// Longest wait.
+    pub max_wait: Duration,
+    /// Interval of SSE comments to waiting streams; `None` is off.
+    pub heartbeat: Option<Duration>,
+}
+
+impl Default for ColdWait {
+    fn default() -> Self {
+        Self {
+            max_requests: 1000,
+            max_bytes: 256 << 20,
+            max_wait: Duration::from_secs(600),
+            heartbeat: Some(Duration::from_secs(15)),
+        }
+    }
 }
 
 impl Default for Scale {
@@ -33,6 +59,7 @@ impl Default for Scale {
             scale_down_after: Duration::from_secs(300),
             cold_start: Duration::from_secs(120),
             windows: Vec::new(),
+            wait: ColdWait::default(),
         }
     }
 }
@@ -64,6 +91,12 @@ impl ScaleWindow {
 }
 
 impl Scale {
+    /// How requests wait for the first replica; `None` where the pool is not to be without one.
+    #[must_use]
+    pub fn cold_wait(&self) -> Option<&ColdWait> {
+        (self.min_replicas == 0 && self.wait.max_requests > 0).then_some(&self.wait)
+    }
+
     /// The least number from now until `lead` later, so that replicas are warm when a window begins.
     #[must_use]
     pub fn least(&self, now: SystemTime, lead: Duration) -> usize {

@@ -1,10 +1,8 @@
 //! Demand on a pool and what serves it, at one moment: the input of autoscaling.
 //!
-//! Plain figures; nothing here decides. Requests are counted when they first ask for the pool, those that are refused later
-//! included: what was not served is demand as well.
+//! Plain figures; nothing here decides.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::life::ReplicaState;
@@ -13,39 +11,8 @@ use super::registry::Fleet;
 use super::replica::Replica;
 use crate::admission::{Outlook, Share, WaitReason, Waiter};
 use crate::clock::Stamp;
-use crate::routing::{Ask, Prompt, SlotSet, Typical, Verdict, Work, policies};
+use crate::routing::{Ask, Prompt, SlotSet, Typical, Verdict, policies};
 use crate::units::Tokens;
-
-/// Requests that asked for a pool, since it was opened, and the mean work of those that were placed of late.
-#[derive(Debug, Default)]
-pub struct Arrivals {
-    count: AtomicU64,
-    placed: AtomicU64,
-    /// Means as bits of floats: tokens and attention of uncached prompts.
-    tokens: AtomicU64,
-    attention: AtomicU64,
-}
-
-impl Arrivals {
-    /// A request asks for the pool for the first time.
-    pub fn note(&self) {
-        self.count.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// A request was placed with so much to compute. Concurrent calls may lose an observation, which a mean can spare.
-    pub fn placed(&self, work: &Work) {
-        let weight = (1.0 / (self.placed.fetch_add(1, Ordering::Relaxed) + 1) as f64).max(LEARNED);
-        for (cell, seen) in [(&self.tokens, work.tokens), (&self.attention, work.attention)] {
-            let mean = f64::from_bits(cell.load(Ordering::Relaxed));
-            cell.store((mean + weight * (seen as f64 - mean)).to_bits(), Ordering::Relaxed);
-        }
-    }
-
-    fn mean_work(&self) -> Work {
-        let read = |cell: &AtomicU64| f64::from_bits(cell.load(Ordering::Relaxed)) as u64;
-        Work { tokens: read(&self.tokens), attention: read(&self.attention) }
-    }
-}
 
 /// One pool at one moment.
 #[derive(Clone, Debug, Default)]
@@ -125,7 +92,7 @@ impl PoolState {
         let typical = self.dispatcher.model.typical(&self.arrivals.mean_work(), contexts, now);
         PoolLoad {
             pool: Arc::clone(&self.name),
-            arrivals: self.arrivals.count.load(Ordering::Relaxed),
+            arrivals: self.arrivals.count(),
             queued: self.queue.len() as u64,
             engines_per_replica: (replicas.len() / urls.len().max(1)).max(1),
             predicted_ttft: typical.and_then(|typical| self.predicted_ttft(&typical, now)),
@@ -195,6 +162,3 @@ fn engine(replica: &Replica, now: Stamp, limits: &crate::routing::EngineLimits) 
         latest_cold_starts,
     }
 }
-
-/// Weight of one request in the mean.
-const LEARNED: f64 = 1.0 / 128.0;

@@ -4,6 +4,7 @@
 //! reads.
 
 pub(crate) mod answers;
+mod arrivals;
 mod cold;
 pub mod demand;
 pub mod discovery;

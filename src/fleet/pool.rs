@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
-use super::demand::Arrivals;
+use super::arrivals::Arrivals;
 use super::life::{Event, ReplicaState};
 use super::outliers::{Standing, fails_alone, lower_median};
 use super::poison::PoisonPrompts;

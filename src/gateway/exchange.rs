@@ -14,6 +14,7 @@ use super::picker::{self, PickOutcome, QueueWait};
 use super::prepare::Prepared;
 use super::waiting::Waits;
 use super::{Gateway, IncomingRequest, blame};
+use crate::admission::WaitReason;
 use crate::clock::Stamp;
 use crate::error::{Failure, ReplicaFailure, Timer};
 use crate::fleet::pick::Pick;
@@ -170,8 +171,14 @@ impl Exchange {
     }
 
     async fn wait(&mut self, hold: QueueWait) -> Result<(), Failure> {
+        let began = self.incoming.gateway.clock.now();
         // Boxed: most requests never wait and should not carry this future's state.
-        Box::pin(self.waits.wait(hold, &self.incoming.gateway, &self.prepared, &mut self.guard)).await
+        Box::pin(self.waits.wait(hold, &self.incoming.gateway, &self.prepared, &mut self.guard)).await?;
+        if hold.reason == WaitReason::NoReplica && self.prepared.cold_wait().is_some() {
+            // Nobody could have answered meanwhile.
+            self.prepared.timeouts.first_token += self.incoming.gateway.clock.now().since(began);
+        }
+        Ok(())
     }
 
     /// Counts the failure against the replica; whether the retry rule allows another attempt.

@@ -7,6 +7,7 @@
 pub mod attempt;
 mod blame;
 pub mod body_work;
+mod cold;
 mod cors;
 mod degrade;
 pub mod exchange;

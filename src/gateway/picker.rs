@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Gateway;
+use super::cold;
 use super::prepare::Prepared;
 use crate::admission::{Outlook, Ruling, Stay, TurnOnDrop, WaitReason, Waiter, rule};
 use crate::clock::Stamp;
@@ -70,6 +71,8 @@ pub struct PickContext<'a> {
     pub pool: Option<usize>,
     /// Whether it waits for room: then it was called because it is the first in order.
     pub is_late: bool,
+    /// Whether it waits for the first replica of a pool.
+    pub is_cold: bool,
 }
 
 /// Picks among the ready replicas not tried yet; `None` if there is none.
@@ -123,6 +126,11 @@ fn choose(
     let (pool, _) = request.route.pools.get(at)?;
     let none = SlotSet::new();
     let replicas = pool.replicas();
+    if context.tried.is_empty()
+        && let Some(wait) = cold::turn(request, pool, context.is_cold, now)
+    {
+        return Some(PickOutcome::Wait(wait));
+    }
     let is_untried =
         |replica: &Replica| tried_in(context.tried, pool).is_none_or(|t| !t.contains(replica.slot()));
     let is_preferred = |replica: &&Arc<Replica>| {

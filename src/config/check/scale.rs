@@ -4,10 +4,10 @@ use std::str::FromStr;
 
 use croner::Cron;
 
-use crate::config::{MAX_REPLICAS, Scale, ScaleWindow};
+use crate::config::{ColdWait, MAX_REPLICAS, Scale, ScaleWindow};
 
 use super::section::Section;
-use super::values::{Form, POSITIVE_DURATION};
+use super::values::{DURATION, Form, POSITIVE_DURATION, SIZE};
 
 /// Reads `[pool.scale]`.
 pub(super) fn scale(pool: &Section<'_>) -> Scale {
@@ -23,6 +23,7 @@ pub(super) fn scale(pool: &Section<'_>) -> Scale {
             .unwrap_or(default.scale_down_after),
         cold_start: section.parse("cold_start", &POSITIVE_DURATION).unwrap_or(default.cold_start),
         windows: windows(&section),
+        wait: wait(&section),
     };
     if scale.min_replicas > scale.max_replicas
         && let Some(item) = section.get("min_replicas").or_else(|| section.get("max_replicas"))
@@ -38,6 +39,18 @@ pub(super) fn scale(pool: &Section<'_>) -> Scale {
         );
     }
     scale
+}
+
+fn wait(scale: &Section<'_>) -> ColdWait {
+    let section = scale.section("wait", "[pool.scale.wait]");
+    let default = ColdWait::default();
+    let heartbeat = section.parse("heartbeat", &DURATION);
+    ColdWait {
+        max_requests: section.integer("max_requests", 0..=1_000_000).unwrap_or(default.max_requests),
+        max_bytes: section.parse("max_bytes", &SIZE).unwrap_or(default.max_bytes),
+        max_wait: section.parse("max_wait", &POSITIVE_DURATION).unwrap_or(default.max_wait),
+        heartbeat: heartbeat.map_or(default.heartbeat, |every| (!every.is_zero()).then_some(every)),
+    }
 }
 
 fn windows(section: &Section<'_>) -> Vec<ScaleWindow> {
@@ -141,6 +154,7 @@ mod tests {
                 "f.toml:5:16: min_replicas is above max_replicas",
             ),
             ("[pool.scale]\nidle_after = \"0s\"", "f.toml:5:14: "),
+            ("[pool.scale.wait]\nmax_wait = \"0s\"", "f.toml:5:12: "),
             ("[pool.scale]\nmin_replica = 1", "f.toml:5:1: unknown key \"min_replica\""),
             (
                 "[pool.scale]\nwindows = [{ start = \"0 25 * * *\", end = \"0 8 * * *\", min_replicas = 2 }]",
