@@ -167,6 +167,8 @@ impl Running {
         let fleet = Arc::clone(&app.fleet);
         observers.drift.set_fleet(move || fleet.statuses());
         let fleet = Arc::clone(&app.fleet);
+        observers.observer.set_fleet(move || fleet.statuses());
+        let fleet = Arc::clone(&app.fleet);
         observers.rollouts.attach(Arc::clone(&app.gateway.canaries), move || fleet.statuses());
         let fleet = Arc::clone(&app.fleet);
         observers.scale.attach(move || fleet.loads(clock.now()));
@@ -264,6 +266,7 @@ impl Running {
             admin_paths = "/metrics /healthz /readyz / /api",
             pools = config.pools.len(), replicas, ?routes, ?policies,
             open_files,
+            otlp_metrics = config.telemetry.otlp_metrics.as_ref().map_or("off", |o| &*o.endpoint),
             otlp = config.telemetry.otlp.as_ref().map_or("off", |o| &*o.traces_endpoint),
             "tokenway is listening"
         );
