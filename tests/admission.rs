@@ -539,7 +539,10 @@ async fn requests_wait_for_a_pool_at_zero_and_are_let_go_as_the_first_replica_co
     }
     waiting(&gateway, 12).await;
     assert_eq!(gateway.call("GET", "/health").await.status(), 200, "it takes requests");
-    soon("a comment", early[0].read_until(": ")).await;
+    for client in &mut early {
+        assert_eq!(client.head().await.status, 200);
+        client.read_until(": heartbeat").await;
+    }
 
     replica.listen_again().await;
     replica.got(4).await;
@@ -549,7 +552,8 @@ async fn requests_wait_for_a_pool_at_zero_and_are_let_go_as_the_first_replica_co
     assert_eq!(replica.count(), 4, "the others wait for their turn, and who comes later behind them");
     gate.cancel();
     for client in &mut early {
-        assert!(client.rest().await.is_complete);
+        let body = client.rest().await;
+        assert!(body.is_complete && String::from_utf8_lossy(&body.bytes).contains("[DONE]"));
     }
     assert_eq!(late.reply().await.status(), 200);
     assert!(replica.received().last().unwrap().text().contains("late"));

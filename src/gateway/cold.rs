@@ -6,10 +6,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::picker::QueueWait;
 use super::prepare::Prepared;
 use crate::admission::{Stay, WaitReason, Waiter};
-use crate::clock::Stamp;
 use crate::config::{ColdWait, QueueLimits};
 use crate::fleet::pool::PoolState;
 
@@ -42,15 +40,15 @@ impl Prepared {
     }
 }
 
-/// The wait of a request for its turn after a cold start; `None` if it need not. `waits`: it waits for a replica already; the others go behind.
-pub(super) fn turn(request: &Prepared, pool: &Arc<PoolState>, waits: bool, now: Stamp) -> Option<QueueWait> {
+/// Whether a request waits for its turn after a cold start, and whether others may be called meanwhile; `None` if it need not.
+/// `waits`: it waits for a replica already; the others go behind.
+pub(super) fn turn(request: &Prepared, pool: &Arc<PoolState>, waits: bool) -> Option<Stay> {
     let (first, _) = request.route.pools.first()?;
     let others = first.queue.waiting_for_replica();
     if others == 0 || request.cold_wait().is_none() || (waits && has_room(pool)) {
         return None;
     }
-    let stay = if request.route.pools.len() == 1 { Stay::NoRoom } else { Stay::Own };
-    Some(QueueWait { stay, ..QueueWait::for_replica(now, request.read) })
+    Some(if request.route.pools.len() == 1 { Stay::NoRoom } else { Stay::Own })
 }
 
 /// Whether a ready replica has computed nearly all that it was sent, and has a place in its batch.

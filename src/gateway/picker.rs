@@ -127,9 +127,9 @@ fn choose(
     let none = SlotSet::new();
     let replicas = pool.replicas();
     if context.tried.is_empty()
-        && let Some(wait) = cold::turn(request, pool, context.is_cold, now)
+        && let Some(stay) = cold::turn(request, pool, context.is_cold)
     {
-        return Some(PickOutcome::Wait(wait));
+        return Some(PickOutcome::Wait(QueueWait { stay, ..QueueWait::for_replica(now, request.read) }));
     }
     let is_untried =
         |replica: &Replica| tried_in(context.tried, pool).is_none_or(|t| !t.contains(replica.slot()));
