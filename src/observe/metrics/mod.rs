@@ -20,6 +20,7 @@ mod scale;
 mod series;
 mod table;
 mod targets;
+mod zero;
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -44,7 +45,7 @@ use self::memo::Memo;
 pub use self::openmetrics::Exposition;
 use self::replicas::{KnownReplicas, ReplicaKey};
 pub use self::scale::PoolGauges;
-use self::series::{ReplicaSeries, RequestFamilies, RequestKey, RequestSeries};
+use self::series::{ALL_TENANTS, ReplicaSeries, RequestFamilies, RequestKey, RequestSeries};
 pub use self::series::{StreamHistograms, StreamKey};
 use self::table::{
     CanaryFamilies, DiscoveryFamilies, DriftFamilies, Maker, Process, ReplicaFamilies, RouteFamilies,
@@ -120,6 +121,7 @@ impl Metrics {
             by_tenant: TenantFamilies::new(&maker, &edges),
             by_route: RouteFamilies::new(&maker, &edges),
             stages_by_tenant: config.telemetry.stages_by_tenant,
+            ttft_by_tenant: config.telemetry.ttft_by_tenant,
         };
         let totals = Totals::new(&maker, &edges);
         let prefix = PrefixTokens {
@@ -168,6 +170,7 @@ impl Metrics {
         };
         metrics.start_at_zero(build);
         metrics.set_targets(config);
+        metrics.foresee(config);
         metrics
     }
 
@@ -461,7 +464,8 @@ impl Metrics {
         self.exemplars.note(exemplars::DURATION, &mut labels, &self.edges.duration, duration);
         if let Some(ttft) = record.ttft() {
             let [a, b, c, d] = labels;
-            let mut labels = [a, b, c, d, ("tenant", &*record.tenant)];
+            let tenant = if self.requests.ttft_by_tenant { &*record.tenant } else { ALL_TENANTS };
+            let mut labels = [a, b, c, d, ("tenant", tenant)];
             self.exemplars.note(exemplars::TTFT, &mut labels, &self.edges.ttft, exemplar(ttft));
         }
     }
@@ -494,7 +498,9 @@ fn key_of(record: &Record) -> RequestKey {
         route: Arc::clone(&record.route),
         model: Arc::clone(&record.model),
         tenant: Arc::clone(&record.tenant),
-        revision: record.served().map_or_else(|| "none".into(), |served| Arc::clone(&served.revision)),
+        revision: record
+            .served()
+            .map_or_else(|| RequestKey::NO_REVISION.into(), |served| Arc::clone(&served.revision)),
         class: record.class,
     }
 }
