@@ -21,6 +21,7 @@
 pub mod admin;
 pub mod admission;
 pub mod app;
+pub mod autoscale;
 pub mod cli;
 pub mod clock;
 pub mod config;

@@ -11,7 +11,9 @@ use std::time::Duration;
 use support::client::{Client, Reply};
 use support::replica::{Gate, Replica, Step};
 use support::{Gateway, config, soon, until, wire};
-use tokenway::config::{Config, Degrade, PolicyName, QueueLimits, Slo, Tenant, TenantLimits, TtftBound};
+use tokenway::config::{
+    ColdWait, Config, Degrade, PolicyName, QueueLimits, Scale, Slo, Tenant, TenantLimits, TtftBound,
+};
 use tokenway::fleet::status::ReplicaState;
 use tokenway::units::Tokens;
 
@@ -512,4 +514,69 @@ async fn all_routes_of_a_pool_wait_in_one_queue_batch_last_and_priorities_first(
     gateway.idle().await;
     assert_eq!(sum(&gateway, "tokenway_queue_requests", &[]), 0.0);
     assert_eq!(sum(&gateway, "tokenway_queue_bytes", &[]), 0.0);
+}
+
+/// A gateway in front of a pool that may scale to zero and has no replica now.
+fn at_zero(replica: &Replica, wait: ColdWait) -> Gateway {
+    let mut config = config::of(&[replica]);
+    config.pools[0].scale = Scale { min_replicas: 0, wait, ..Scale::default() };
+    // Of no effect while nobody could answer.
+    config.routes[0].timeouts.first_token = Duration::from_secs(5);
+    Gateway::start_unready(config)
+}
+
+#[tokio::test]
+async fn requests_wait_for_a_pool_at_zero_and_are_let_go_as_the_first_replica_computes_them() {
+    let replica = Replica::start().await;
+    replica.stop_listening().await;
+    let wait = ColdWait { heartbeat: Some(Duration::from_millis(20)), ..ColdWait::default() };
+    let gateway = at_zero(&replica, wait);
+    let gate = Gate::new();
+    replica.always([vec![Step::Wait(gate.clone())], wire::chat_stream(&["warm"])].concat());
+    let mut early = Vec::new();
+    for n in 0..12 {
+        early.push(sent(&gateway, &chat("tiny", &format!("early {n}"))).await);
+    }
+    waiting(&gateway, 12).await;
+    assert_eq!(gateway.call("GET", "/health").await.status(), 200, "it takes requests");
+    for client in &mut early {
+        assert_eq!(client.head().await.status, 200);
+        client.read_until(": heartbeat").await;
+    }
+
+    replica.listen_again().await;
+    replica.got(4).await;
+    until("it is ready", || gateway.state_of(&replica) == ReplicaState::Ready).await;
+    let mut late = sent(&gateway, &chat("tiny", "late")).await;
+    waiting(&gateway, 9).await;
+    assert_eq!(replica.count(), 4, "the others wait for their turn, and who comes later behind them");
+    gate.cancel();
+    for client in &mut early {
+        let body = client.rest().await;
+        assert!(body.is_complete && String::from_utf8_lossy(&body.bytes).contains("[DONE]"));
+    }
+    assert_eq!(late.reply().await.status(), 200);
+    assert!(replica.received().last().unwrap().text().contains("late"));
+    gateway.idle().await;
+    assert_eq!(admissions(&gateway, "queue", "no_ready_replica"), 13.0);
+}
+
+#[tokio::test]
+async fn the_wait_for_a_pool_at_zero_is_bounded() {
+    let replica = Replica::start().await;
+    replica.stop_listening().await;
+    let gateway = at_zero(&replica, ColdWait { max_requests: 2, ..ColdWait::default() });
+    let _waiting = [sent(&gateway, &chat("tiny", "1")).await, sent(&gateway, &chat("tiny", "2")).await];
+    waiting(&gateway, 2).await;
+    let reply = gateway.post(PATH, &chat("tiny", "one too many")).await;
+    assert_eq!((reply.status(), &*reply.code()), (503, "no_ready_replica"));
+    for wait in [
+        ColdWait { max_wait: Duration::from_millis(30), ..ColdWait::default() },
+        ColdWait { max_bytes: 10, ..ColdWait::default() },
+        ColdWait { max_requests: 0, ..ColdWait::default() },
+    ] {
+        let gateway = at_zero(&replica, wait);
+        let reply = gateway.post(PATH, &chat("tiny", "in vain")).await;
+        assert_eq!((reply.status(), &*reply.code()), (503, "no_ready_replica"), "{wait:?}");
+    }
 }

@@ -267,7 +267,7 @@ fn outage(observer: &Observer) {
 async fn a_finding_reaches_the_webhook_the_admin_api_and_the_metrics() {
     let (address, bodies, _) = webhook(Some(200)).await;
     let config = with_webhook(address);
-    let Observers { observer, drift, rollouts } = observers(&config);
+    let Observers { observer, drift, rollouts, scale } = observers(&config);
     outage(&observer);
     // Judged every five seconds.
     let posted = || bodies.lock().iter().any(|body| body.contains("availability_burn"));
@@ -294,6 +294,7 @@ async fn a_finding_reaches_the_webhook_the_admin_api_and_the_metrics() {
         observer: Arc::clone(&observer),
         drift,
         rollouts,
+        scale,
     };
     let (tracker, stop) = (TaskTracker::new(), CancellationToken::new());
     tracker.spawn(serve(listener, Arc::new(state), tracker.clone(), stop.clone()));

@@ -10,7 +10,7 @@ use serde_json::{Map, Value as Json, json};
 
 use crate::config::{
     AccessLog, Canary, Config, DataParallel, Degrade, Drift, Hedge, HedgeAfter, Jwt, Pool, PoolTls,
-    QuantileRatios, QueueLimits, Route, Secret, Slo, Telemetry, Tenant, Timeouts, Tls,
+    QuantileRatios, QueueLimits, Route, Scale, Secret, Slo, Telemetry, Tenant, Timeouts, Tls,
 };
 use crate::stage::{Stage, StageBudget};
 
@@ -125,6 +125,27 @@ fn pool(pool: &Pool) -> Json {
         "keep_alive": pool.keep_alive.map(|interval| json!({ "interval": seconds(interval) })),
         "lora": { "load": pool.lora.load, "adapters": pool.lora.adapters.keys().map(|name| &**name).collect::<Vec<_>>() },
         "ejection": { "max_share": pool.max_ejected_share },
+        "scale": scale(&pool.scale),
+    })
+}
+
+fn scale(scale: &Scale) -> Json {
+    let windows = scale.windows.iter().map(|window| {
+        json!({ "start": window.start.as_str(), "end": window.end.as_str(), "min_replicas": window.min_replicas })
+    });
+    json!({
+        "min_replicas": scale.min_replicas,
+        "max_replicas": scale.max_replicas,
+        "idle_after": seconds(scale.idle_after),
+        "scale_down_after": seconds(scale.scale_down_after),
+        "cold_start": seconds(scale.cold_start),
+        "windows": windows.collect::<Vec<_>>(),
+        "wait": {
+            "max_requests": scale.wait.max_requests,
+            "max_bytes": scale.wait.max_bytes,
+            "max_wait": seconds(scale.wait.max_wait),
+            "heartbeat": scale.wait.heartbeat.map(seconds),
+        },
     })
 }
 

@@ -41,6 +41,8 @@ pub(super) enum AdminError {
     InvalidReplica(String),
     #[error("{0}")]
     UnknownReplica(String),
+    #[error("there is no pool {0}; there are {1}")]
+    UnknownPool(String, String),
     #[error("no finding of this id holds")]
     UnknownFinding,
     #[error("{0}")]
@@ -78,6 +80,7 @@ impl AdminError {
             Self::CanaryState(_) => (StatusCode::CONFLICT, "canary_state"),
             Self::InvalidReplica(_) => (StatusCode::BAD_REQUEST, "invalid_replica"),
             Self::UnknownReplica(_) => (StatusCode::NOT_FOUND, "unknown_replica"),
+            Self::UnknownPool(..) => (StatusCode::NOT_FOUND, "unknown_pool"),
             Self::ReloadFailed => (StatusCode::INTERNAL_SERVER_ERROR, "reload_failed"),
             Self::Overloaded => (StatusCode::SERVICE_UNAVAILABLE, "overloaded"),
             Self::Timeout => (StatusCode::SERVICE_UNAVAILABLE, "timeout"),

@@ -18,6 +18,7 @@ mod openapi;
 mod replicas;
 mod requests;
 mod routes;
+mod scale;
 mod slo;
 mod verdict;
 mod views;
@@ -52,6 +53,8 @@ pub struct AdminState {
     pub drift: Arc<Feed>,
     /// Canaries.
     pub rollouts: Arc<rollouts::Feed>,
+    /// Replicas that each pool should have.
+    pub scale: Arc<crate::autoscale::service::Board>,
 }
 
 /// Serves the admin port until `shutdown`; connections are tasks of `tracker`.

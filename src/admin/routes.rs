@@ -30,7 +30,8 @@ use tower_http::timeout::RequestBodyTimeoutLayer;
 use super::error::AdminError;
 use super::live::Live;
 use super::{
-    AdminState, access, actions, assets, canaries, drift, latency, openapi, replicas, requests, slo, views,
+    AdminState, access, actions, assets, canaries, drift, latency, openapi, replicas, requests, scale, slo,
+    views,
 };
 
 /// Every path with its handler.
@@ -78,6 +79,7 @@ fn reads() -> Router<Arc<AdminState>> {
         .route("/routes", get(views::routes))
         .route("/decisions", get(views::decisions))
         .route("/canaries", get(canaries::list))
+        .route("/pools/{pool}/scale", get(scale::scale))
         .route("/drift", get(drift::findings))
         .route("/config", get(views::config))
 }

@@ -24,6 +24,8 @@ pub struct PoolQueue {
     /// Waiting requests, so that an empty queue costs one load.
     len: AtomicUsize,
     is_shared: AtomicBool,
+    /// Of those, the ones that wait for the first replica.
+    cold: AtomicUsize,
 }
 
 #[derive(Debug)]
@@ -60,6 +62,7 @@ impl PoolQueue {
             state: Mutex::new(state),
             len: AtomicUsize::new(0),
             is_shared: AtomicBool::new(false),
+            cold: AtomicUsize::new(0),
         })
     }
 
@@ -91,6 +94,9 @@ impl PoolQueue {
             call.notify.notify_one();
         }
         let (reason, lane) = (waiter.reason, waiter.lane());
+        if reason == WaitReason::NoReplica {
+            self.cold.fetch_add(1, Ordering::Relaxed);
+        }
         Ok((Ticket { queue: Arc::clone(self), position, reason, lane, call }, is_first))
     }
 
@@ -122,7 +128,19 @@ impl PoolQueue {
     /// Whether no request waits.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.len.load(Ordering::Relaxed) == 0
+        self.len() == 0
+    }
+
+    /// Requests that wait, held ones included.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len.load(Ordering::Relaxed)
+    }
+
+    /// Requests that wait for a pool without a ready replica, or for their turn after that.
+    #[must_use]
+    pub fn waiting_for_replica(&self) -> usize {
+        self.cold.load(Ordering::Relaxed)
     }
 
     /// Begins rounds until the queue is empty. Once `is_closed`, each calls every request that waits for room.
@@ -186,6 +204,12 @@ impl Ticket {
         self.reason == WaitReason::Late
     }
 
+    /// Whether it waits for the first replica.
+    #[must_use]
+    pub fn is_for_replica(&self) -> bool {
+        self.reason == WaitReason::NoReplica
+    }
+
     /// Waits until the request is to retry routing. Cancel-safe: an unawaited call wakes the next wait.
     ///
     /// # Errors
@@ -208,6 +232,9 @@ impl Ticket {
 
 impl Drop for Ticket {
     fn drop(&mut self) {
+        if self.is_for_replica() {
+            self.queue.cold.fetch_sub(1, Ordering::Relaxed);
+        }
         self.queue.call(|waiting| waiting.leave(self.position));
     }
 }

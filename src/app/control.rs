@@ -56,6 +56,7 @@ impl Controls {
         self.app.reload(Arc::clone(&config)).map_err(|error| format!("certificates: {error}"))?;
         self.observers.observer.reconfigure(&config);
         self.observers.rollouts.reconfigure(&config);
+        self.observers.scale.configure(&config);
         self.config.store(config);
         Ok(new.warnings)
     }
@@ -84,7 +85,7 @@ impl Control for Controls {
             reasons.push("draining".to_owned());
         }
         let table = self.app.gateway.table.load();
-        for route in table.routes.iter().filter(|r| r.config.required && !r.is_ready()) {
+        for route in table.routes.iter().filter(|r| r.config.required && !r.takes_requests()) {
             reasons.push(format!("route {} has no ready replica: {}", route.config.name, route.states()));
         }
         Readiness { reasons }

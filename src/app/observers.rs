@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::autoscale::service as autoscale;
 use crate::config::Config;
 use crate::drift::service::{self, DriftError, Feed};
 use crate::observe::{ObserveError, Observer, Surroundings, Tap};
@@ -17,6 +18,8 @@ pub struct Observers {
     pub drift: Arc<Feed>,
     /// Input of the canaries' judges.
     pub rollouts: Arc<rollouts::Feed>,
+    /// Replicas that each pool should have.
+    pub scale: Arc<autoscale::Board>,
 }
 
 /// Why an observer cannot start.
@@ -50,14 +53,16 @@ impl Observers {
         observer.add_tap(Arc::clone(&drift) as Arc<dyn Tap>);
         let rollouts = Arc::new(rollouts::start(config, &around, observer.metrics())?);
         observer.add_tap(Arc::clone(&rollouts) as Arc<dyn Tap>);
+        let scale = autoscale::start(config, &around, observer.metrics());
         if let Some(tap) = tap {
             observer.add_tap(tap);
         }
-        Ok(Self { observer: Arc::new(observer), drift, rollouts })
+        Ok(Self { observer: Arc::new(observer), drift, rollouts, scale })
     }
 
     /// Writes and exports queued data, for at most about `limit`.
     pub async fn shutdown(&self, limit: Duration) {
+        self.scale.end();
         tokio::join!(
             self.observer.shutdown(limit),
             service::end(&self.drift, limit),

@@ -170,6 +170,8 @@ impl Running {
         observers.observer.set_fleet(move || fleet.statuses());
         let fleet = Arc::clone(&app.fleet);
         observers.rollouts.attach(Arc::clone(&app.gateway.canaries), move || fleet.statuses());
+        let fleet = Arc::clone(&app.fleet);
+        observers.scale.attach(move || fleet.loads(clock.now()));
         let launch = Arc::new(launch);
         let control = Controls::new(Arc::clone(&app), observers.clone(), Arc::clone(&launch), config);
         let state = AdminState {
@@ -177,6 +179,7 @@ impl Running {
             observer: Arc::clone(&observers.observer),
             drift: Arc::clone(&observers.drift),
             rollouts: Arc::clone(&observers.rollouts),
+            scale: Arc::clone(&observers.scale),
         };
         let stop_admin = CancellationToken::new();
         let serving = admin::serve(socket, Arc::new(state), tracker.clone(), stop_admin.clone());

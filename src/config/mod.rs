@@ -14,6 +14,7 @@ pub mod load;
 mod otel;
 pub mod paths;
 pub mod reload;
+mod scale;
 pub mod schema;
 mod slo;
 mod state;
@@ -33,6 +34,7 @@ pub use self::canary::{Canary, CanaryStep, OnBreach, QuantileRatios};
 pub use self::discovery::{DataParallel, Discovery, DnsRecords, DnsSource, KubernetesSource, ServicePort};
 pub use self::endpoint::{parse_endpoint, parse_name};
 pub use self::engine::{EngineKind, EngineProfile, Figure, FigureSource};
+pub use self::scale::{ColdWait, Scale, ScaleWindow};
 pub use self::slo::{ItlBounds, Slo, TtftBound};
 pub use self::state::DriftState;
 pub use self::telemetry::{
@@ -277,6 +279,8 @@ pub struct Pool {
     pub lora: Lora,
     /// `pool.ejection.max_share`, 0 to 1.
     pub max_ejected_share: f64,
+    /// `[pool.scale]`
+    pub scale: Scale,
 }
 
 /// `pool.tls`: TLS towards `https` replicas.

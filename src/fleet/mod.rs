@@ -5,7 +5,9 @@
 
 pub(crate) mod adapters;
 pub(crate) mod answers;
+mod arrivals;
 mod cold;
+pub mod demand;
 pub mod discovery;
 pub(crate) mod life;
 pub mod metrics_text;

@@ -13,6 +13,7 @@ use smallvec::SmallVec;
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
+use super::arrivals::Arrivals;
 use super::life::{Event, ReplicaState};
 use super::outliers::{Peers, Standing, fails_alone, lower_median};
 use super::poison::PoisonPrompts;
@@ -41,6 +42,8 @@ pub struct PoolState {
     pub retries: RetryBudget,
     /// Requests of all its routes that wait.
     pub queue: Arc<PoolQueue>,
+    /// Requests that asked for it.
+    pub arrivals: Arrivals,
     retired: CancellationToken,
     pub(super) config: ArcSwap<Pool>,
     pub(super) replicas: ArcSwap<Vec<Arc<Replica>>>,
@@ -62,6 +65,7 @@ impl PoolState {
             ratio: TokenRatio::default(),
             retries: RetryBudget::default(),
             queue: PoolQueue::new(),
+            arrivals: Arrivals::default(),
             retired: CancellationToken::new(),
             config: ArcSwap::from_pointee(config.clone()),
             replicas: ArcSwap::default(),

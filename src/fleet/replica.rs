@@ -298,6 +298,12 @@ impl Replica {
         self.warmth.is_in_slow_start()
     }
 
+    /// Cold starts so far, and how long the latest of them took, the newest last.
+    pub(super) fn cold_starts(&self) -> (u64, Vec<Duration>) {
+        let cold_starts = self.warmth.cold_starts();
+        (cold_starts.count, cold_starts.latest.into_iter().collect())
+    }
+
     /// Has it warmed up again, as soon as its prober comes to it.
     pub fn warm_again(&self) {
         self.warm_again.store(true, Ordering::Relaxed);

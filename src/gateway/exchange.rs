@@ -14,6 +14,7 @@ use super::picker::{self, PickOutcome, QueueWait};
 use super::prepare::Prepared;
 use super::waiting::Waits;
 use super::{Gateway, IncomingRequest, blame};
+use crate::admission::WaitReason;
 use crate::clock::Stamp;
 use crate::error::{Failure, ReplicaFailure, Timer};
 use crate::fleet::pick::Pick;
@@ -31,6 +32,7 @@ pub struct Exchange {
     pub(super) tried: picker::Tried,
     retried_unsent: u32,
     retried_started: bool,
+    is_counted: bool,
     pub(super) waits: Waits,
 }
 
@@ -58,6 +60,7 @@ impl Exchange {
             tried: picker::Tried::new(),
             retried_unsent: 0,
             retried_started: false,
+            is_counted: false,
             waits: Waits::default(),
         })
     }
@@ -81,11 +84,10 @@ impl Exchange {
     async fn answer(&mut self) -> Result<(UpstreamResponse, ActiveAttempt), Failure> {
         let mut last: Option<Result<(UpstreamResponse, ActiveAttempt), Failure>> = None;
         loop {
-            let pick = match picker::pick(
-                &self.incoming.gateway,
-                &self.prepared,
-                self.waits.pick_context(&self.tried),
-            ) {
+            let picked =
+                picker::pick(&self.incoming.gateway, &self.prepared, self.waits.pick_context(&self.tried));
+            self.note_arrival(picked.as_ref());
+            let pick = match picked {
                 Some(PickOutcome::Take(pick)) => pick,
                 Some(PickOutcome::Wait(hold)) => {
                     self.wait(hold).await?;
@@ -135,6 +137,23 @@ impl Exchange {
         }
     }
 
+    /// Counts the request as demand on a pool, once: on the one that it was given first, or else on the route's first.
+    fn note_arrival(&mut self, picked: Option<&PickOutcome>) {
+        if std::mem::replace(&mut self.is_counted, true) {
+            return;
+        }
+        let pool = match picked {
+            Some(PickOutcome::Take(pick)) => Some(&pick.pool),
+            Some(PickOutcome::Wait(hold)) => {
+                self.prepared.route.pools.get(hold.pool.unwrap_or(0)).map(|(pool, _)| pool)
+            }
+            Some(PickOutcome::Degrade) | None => self.prepared.route.pools.first().map(|(pool, _)| pool),
+        };
+        if let Some(pool) = pool {
+            pool.arrivals.note();
+        }
+    }
+
     /// What an answer that is good enough to relay says against its replica.
     fn blamed(&self, (answer, active): &(UpstreamResponse, ActiveAttempt)) -> Option<ReplicaFailure> {
         let UpstreamResponse::Buffered(answer) = answer else { return None };
@@ -152,8 +171,14 @@ impl Exchange {
     }
 
     async fn wait(&mut self, hold: QueueWait) -> Result<(), Failure> {
+        let began = self.incoming.gateway.clock.now();
         // Boxed: most requests never wait and should not carry this future's state.
-        Box::pin(self.waits.wait(hold, &self.incoming.gateway, &self.prepared, &mut self.guard)).await
+        Box::pin(self.waits.wait(hold, &self.incoming.gateway, &self.prepared, &mut self.guard)).await?;
+        if hold.reason == WaitReason::NoReplica && self.prepared.cold_wait().is_some() {
+            // Nobody could have answered meanwhile.
+            self.prepared.timeouts.first_token += self.incoming.gateway.clock.now().since(began);
+        }
+        Ok(())
     }
 
     /// Counts the failure against the replica; whether the retry rule allows another attempt.
@@ -243,6 +268,7 @@ impl Exchange {
         record.at.routed.get_or_insert(pick.assignment.at);
         if record.decision.is_none() {
             record.decision = Some(pick.decision.clone());
+            pick.pool.arrivals.placed(&pick.assignment.decision.terms.work);
             pick.pool.retries.deposit(&self.prepared.table.config.retry);
         }
     }

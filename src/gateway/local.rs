@@ -11,7 +11,7 @@ use super::table::RoutingTable;
 pub fn health(table: &RoutingTable, is_draining: bool) -> Response<Bytes> {
     let (status, text) = if is_draining {
         (StatusCode::SERVICE_UNAVAILABLE, "draining")
-    } else if table.routes.iter().any(|r| r.is_ready()) {
+    } else if table.routes.iter().any(|r| r.takes_requests()) {
         (StatusCode::OK, "ok")
     } else {
         (StatusCode::SERVICE_UNAVAILABLE, "no route is ready")

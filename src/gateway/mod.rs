@@ -8,6 +8,7 @@ mod adapters;
 pub mod attempt;
 mod blame;
 pub mod body_work;
+mod cold;
 mod cors;
 mod degrade;
 pub mod exchange;

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use super::Gateway;
 use super::adapters::adapter_to_keep_to;
+use super::cold;
 use super::prepare::Prepared;
 use crate::admission::{Outlook, Ruling, Stay, TurnOnDrop, WaitReason, Waiter, rule};
 use crate::clock::Stamp;
@@ -71,6 +72,8 @@ pub struct PickContext<'a> {
     pub pool: Option<usize>,
     /// Whether it waits for room: then it was called because it is the first in order.
     pub is_late: bool,
+    /// Whether it waits for the first replica of a pool.
+    pub is_cold: bool,
 }
 
 /// Picks among the ready replicas not tried yet; `None` if there is none.
@@ -124,6 +127,11 @@ fn choose(
     let (pool, _) = request.route.pools.get(at)?;
     let none = SlotSet::new();
     let replicas = pool.replicas();
+    if context.tried.is_empty()
+        && let Some(stay) = cold::turn(request, pool, context.is_cold)
+    {
+        return Some(PickOutcome::Wait(QueueWait { stay, ..QueueWait::for_replica(now, request.read) }));
+    }
     let is_untried =
         |replica: &Replica| tried_in(context.tried, pool).is_none_or(|t| !t.contains(replica.slot()));
     let is_preferred = |replica: &&Arc<Replica>| {

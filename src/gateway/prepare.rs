@@ -138,7 +138,8 @@ impl Prepared {
 
     /// Whether it may wait in the queue until a replica is ready.
     pub(super) fn may_wait_for_replica(&self) -> bool {
-        self.pinned.is_none() && self.rules.queue.is_some_and(|queue| queue.max_requests > 0)
+        let queues = self.rules.queue.is_some_and(|queue| queue.max_requests > 0);
+        self.pinned.is_none() && (queues || self.cold_wait().is_some())
     }
 
     /// Sets the bounds of an SLO class.

@@ -31,7 +31,9 @@ use crate::upstream::headers::{X_REQUEST_ID, strip_length, strip_response};
 /// Runs an exchange and builds its response; with a heartbeat the head may be sent before the engine answers.
 pub async fn respond(mut exchange: Box<Exchange>) -> Response<ReplyBody> {
     let gateway = Arc::clone(exchange.gateway());
-    let heartbeat = exchange.prepared.table.config.server.heartbeat.filter(|_| exchange.prepared.is_stream);
+    let prepared = &exchange.prepared;
+    let heartbeat = prepared.table.config.server.heartbeat.into_iter().chain(prepared.cold_heartbeat()).min();
+    let heartbeat = heartbeat.filter(|_| prepared.is_stream);
     let Some(every) = heartbeat else {
         return response(&gateway, exchange.run().await);
     };

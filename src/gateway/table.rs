@@ -148,6 +148,11 @@ impl RouteState {
         self.pools.iter().enumerate().any(|(place, (pool, _))| self.wheel.uses(place) && pool.is_ready())
     }
 
+    /// Whether a request is answered now, or after the cold start of a pool that may scale to zero.
+    pub fn takes_requests(&self) -> bool {
+        self.is_ready() || self.pools.iter().any(|(pool, _)| pool.config().scale.cold_wait().is_some())
+    }
+
     /// The engines' name of the model: `upstream_model`, else the only base model that they list, if that differs from the
     /// route's own name (`--served-model-name`). `None` if the client's name is theirs.
     #[must_use]

@@ -31,7 +31,8 @@ impl Waits {
     /// The state that the next pick depends on.
     pub(super) fn pick_context<'a>(&self, tried: &'a Tried) -> PickContext<'a> {
         let is_late = self.ticket.as_ref().is_some_and(|(ticket, _)| ticket.is_late());
-        PickContext { tried, pool: self.pool, is_late }
+        let is_cold = self.ticket.as_ref().is_some_and(|(ticket, _)| ticket.is_for_replica());
+        PickContext { tried, pool: self.pool, is_late, is_cold }
     }
 
     /// Forgets the waits on the previous route, after a degrade.
@@ -100,7 +101,7 @@ impl Waits {
         prepared: &Prepared,
     ) -> Result<(), Failure> {
         self.pool = hold.pool;
-        let waiter = Waiter { outlook: hold.outlook, ..prepared.waiter(hold.reason) };
+        let waiter = Waiter { outlook: hold.outlook, ..prepared.waiter_for(hold.reason) };
         match &self.ticket {
             Some((ticket, _)) if ticket.suits(&waiter, queue) => {
                 ticket.stays(hold.stay);
@@ -144,6 +145,11 @@ impl Waits {
         let deadlines = prepared.deadlines();
         let timeout = |timer, Deadline { at, after }| (at, EndOfWait::Timeout(timer, after));
         let mut ends = vec![timeout(Timer::Total, deadlines.total)];
+        if let Some(cold) = prepared.cold_wait().filter(|_| hold.reason == WaitReason::NoReplica) {
+            let since = self.late_since.unwrap_or(prepared.read);
+            ends.push((since.after(cold.max_wait), EndOfWait::MaxWait(cold.max_wait)));
+            return first_of(ends, deadlines.total.at);
+        }
         ends.extend(deadlines.first_token.map(|deadline| timeout(Timer::FirstToken, deadline)));
         if let Some(queue) = prepared.rules.queue.filter(|_| hold.reason != WaitReason::Held) {
             let since = self.late_since.unwrap_or(prepared.read);
@@ -152,8 +158,7 @@ impl Waits {
                 ends.push((hold.outlook.latest, EndOfWait::Late));
             }
         }
-        let first = ends.into_iter().min_by_key(|(at, _)| *at);
-        first.unwrap_or((deadlines.total.at, EndOfWait::Late))
+        first_of(ends, deadlines.total.at)
     }
 
     fn failure(
@@ -198,6 +203,10 @@ enum EndOfWait {
     MaxWait(Duration),
     /// It can no longer meet its bound on TTFT.
     Late,
+}
+
+fn first_of(ends: Vec<(Stamp, EndOfWait)>, total: Stamp) -> (Stamp, EndOfWait) {
+    ends.into_iter().min_by_key(|(at, _)| *at).unwrap_or((total, EndOfWait::Late))
 }
 
 /// The queue of the pool that it waits for; without a ready pool that of the route's first.

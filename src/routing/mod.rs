@@ -44,7 +44,7 @@ pub use self::load::{Lesson, LoadGuard, LoadView, Pace, Placement, REFRESH_EVERY
 pub use self::policies::{Choice, Eligible, Policy, Reason};
 pub use self::pools::{CanaryShare, CanaryShares, PoolWheel};
 use self::predictor::EngineCache;
-pub use self::predictor::{Calibration, Estimate, PoolModel, PoolView, Terms};
+pub use self::predictor::{Calibration, Estimate, PoolModel, PoolView, Terms, Typical};
 use self::prefix_index::Hits;
 pub use self::prefix_index::PrefixIndex;
 use self::score::Stakes;

@@ -193,6 +193,7 @@ fn pool(replica: SocketAddr) -> Pool {
         keep_alive: None,
         lora: Default::default(),
         max_ejected_share: 0.5,
+        scale: Default::default(),
     }
 }
 

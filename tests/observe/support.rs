@@ -109,6 +109,7 @@ fn pool() -> Pool {
         keep_alive: None,
         lora: Default::default(),
         max_ejected_share: 0.5,
+        scale: Default::default(),
     }
 }
 

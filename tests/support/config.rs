@@ -64,6 +64,7 @@ pub fn pool(name: &str, replicas: &[&Replica]) -> Pool {
         keep_alive: None,
         lora: Default::default(),
         max_ejected_share: 0.5,
+        scale: Default::default(),
     }
 }
 

@@ -143,6 +143,12 @@ pub(in crate::admin) const ENDPOINTS: &[Endpoint] = &[
         "State, step, evidence of each test (1 stops it) and the report of the last breach.",
         &[],
     ),
+    get(
+        "/pools/{pool}/scale",
+        "Replicas that a pool should have",
+        "For autoscalers: desired_replicas, with the reason in words and the terms that it was computed from.",
+        &[in_path("pool", "Name of the pool")],
+    ),
     Endpoint {
         parameters: &[
             in_path("route", "Name of the route"),

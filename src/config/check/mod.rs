@@ -15,6 +15,7 @@ mod hedge;
 mod lint;
 mod pool;
 mod route;
+mod scale;
 mod secret;
 mod section;
 mod server;

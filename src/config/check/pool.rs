@@ -14,7 +14,7 @@ use super::section::{Item, Section};
 use super::server::{holds_certificate, holds_key, max_connections, pem_file};
 use super::shape::Kind;
 use super::values::{ENDPOINT, NAME, POSITIVE_DURATION};
-use super::{discovery, engine, secret, warmup};
+use super::{discovery, engine, scale, secret, warmup};
 
 /// Reads every `[[pool]]`.
 pub(super) fn pools(root: &Section<'_>) -> Vec<Pool> {
@@ -62,6 +62,7 @@ fn pool(section: &Section<'_>) -> Pool {
         keep_alive: warmup::keep_alive(section),
         lora: warmup::lora(section),
         max_ejected_share: ejection.ratio("max_share").unwrap_or(0.5),
+        scale: scale::scale(section),
         name,
     }
 }

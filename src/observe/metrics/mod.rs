@@ -16,6 +16,7 @@ mod memo;
 mod openmetrics;
 mod otlp;
 mod replicas;
+mod scale;
 mod series;
 mod table;
 mod targets;
@@ -43,11 +44,12 @@ use self::exponential::{ExponentialKey, Exponentials};
 use self::memo::Memo;
 pub use self::openmetrics::Exposition;
 use self::replicas::{KnownReplicas, ReplicaKey};
+pub use self::scale::PoolGauges;
 use self::series::{ALL_TENANTS, ReplicaSeries, RequestFamilies, RequestKey, RequestSeries};
 pub use self::series::{StreamHistograms, StreamKey};
 use self::table::{
     CanaryFamilies, DiscoveryFamilies, DriftFamilies, Maker, Process, ReplicaFamilies, RouteFamilies,
-    Targets, TenantFamilies, Totals,
+    ScaleFamilies, Targets, TenantFamilies, Totals,
 };
 use crate::clock::{Clock, Stamp};
 use crate::config::Config;
@@ -74,6 +76,7 @@ pub struct Metrics {
     process: Process,
     drift: DriftFamilies,
     canaries: CanaryFamilies,
+    scale: ScaleFamilies,
     targets: Targets,
     discovery: DiscoveryFamilies,
     by_request: DashMap<RequestKey, Arc<RequestSeries>, RandomState>,
@@ -128,7 +131,7 @@ impl Metrics {
         };
         let replicas = ReplicaFamilies::new(&maker, &edges);
         let process = Process::new(&maker);
-        let canaries = CanaryFamilies::new(&maker);
+        let (canaries, scale) = (CanaryFamilies::new(&maker), ScaleFamilies::new(&maker));
         let (drift, targets) = (DriftFamilies::new(&maker), Targets::new(&maker));
         let discovery = DiscoveryFamilies::new(&maker);
         // Fails without /proc: then there are no process_* metrics.
@@ -142,6 +145,7 @@ impl Metrics {
             process,
             drift,
             canaries,
+            scale,
             targets,
             discovery,
             by_request: DashMap::default(),

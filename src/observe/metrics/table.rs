@@ -590,6 +590,36 @@ impl CanaryFamilies {
     }
 }
 
+/// Families of pools, for autoscalers.
+pub(super) struct ScaleFamilies {
+    pub(super) desired: Family<GaugeVec>,
+    pub(super) predicted_ttft: Family<GaugeVec>,
+    pub(super) waiting: Family<GaugeVec>,
+}
+
+impl ScaleFamilies {
+    pub(super) fn new(maker: &Maker<'_>) -> Self {
+        const POOL: &[&str] = &["pool"];
+        Self {
+            desired: maker.gauges(
+                "tokenway_desired_replicas",
+                "Replicas that the pool should have to hold its SLO, computed with its cold start in mind.",
+                POOL,
+            ),
+            predicted_ttft: maker.gauges(
+                "tokenway_pool_predicted_ttft_seconds",
+                "TTFT predicted for a mean request that arrived now; absent without a ready replica.",
+                POOL,
+            ),
+            waiting: maker.gauges(
+                "tokenway_pool_waiting_per_replica",
+                "Requests waiting in the gateway and at the engines, for each ready replica.",
+                POOL,
+            ),
+        }
+    }
+}
+
 /// Families of the sources of replicas.
 pub(super) struct DiscoveryFamilies {
     pub(super) targets: Family<GaugeVec>,

@@ -10,6 +10,7 @@ mod estimate;
 mod fit;
 mod pool;
 mod replica;
+mod typical;
 
 use std::time::Duration;
 
@@ -18,6 +19,7 @@ pub(crate) use self::estimate::{EngineCache, Queue};
 pub use self::estimate::{Estimate, PoolView, Terms};
 use self::pool::PoolCell;
 use self::replica::Cell;
+pub use self::typical::Typical;
 use super::backlog::{Backlog, Pressure, Waiting};
 use super::float::span;
 use super::load::{Known, Lesson, Pace, ReplicaLoad};

@@ -1,0 +1,246 @@
+//! What `n` replicas would mean for a load, and the smallest `n` that holds every bound. Pure.
+//!
+//! An engine does two things at once. It computes prompts, one after the other: a server with utilisation `rate × prefill / n`.
+//! And it decodes: by Little's law `rate × time in the batch` sequences run, whose steps take longer the more of them there are and the
+//! more of each step prompts take. Both answers come in closed form, so every `n` is tried until one holds.
+
+use crate::routing::Typical;
+
+/// A pool's load, and what it is held to. Seconds and requests.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Load {
+    /// Requests a second.
+    pub rate: f64,
+    /// Costs of one of them.
+    pub typical: Typical,
+    /// Sequences that one engine runs at once, where known.
+    pub batch_limit: Option<f64>,
+    /// Tokens that fit into one engine's KV cache, where known, ...
+    pub cache_tokens: Option<f64>,
+    /// ... and those that one running sequence holds.
+    pub context: f64,
+    /// Bound on TTFT.
+    pub ttft: Option<f64>,
+    /// Bound on TPOT.
+    pub tpot: Option<f64>,
+}
+
+/// What a number of replicas is predicted to mean.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Outcome {
+    /// Fraction of time that each replica computes prompts.
+    pub prefill_utilisation: f64,
+    /// Sequences running on each replica, fluctuation included (two standard deviations of the pool's).
+    pub concurrency: f64,
+    /// Seconds between two tokens.
+    pub step: f64,
+    /// TTFT that 99 % of requests stay within, in seconds.
+    pub ttft_p99: f64,
+}
+
+/// What would break first with one replica less.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Limit {
+    /// Even one replica has capacity to spare.
+    None,
+    /// Prompts would take all of the engines' time.
+    Prefill,
+    /// Decoding could not keep up.
+    Decode,
+    /// The batch would be full.
+    Batch,
+    /// The KV cache would be full.
+    Cache,
+    /// More than 1 % of first tokens would be late.
+    Ttft,
+    /// Tokens would come too slowly.
+    Tpot,
+}
+
+impl Limit {
+    /// For people.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::None => "one replica has capacity to spare",
+            Self::Prefill => "prompts would keep the engines busy all of the time",
+            Self::Decode => "decoding would not keep up",
+            Self::Batch => "the batches would be full",
+            Self::Cache => "the KV caches would be full",
+            Self::Ttft => "more than 1 % of first tokens would miss the bound on TTFT",
+            Self::Tpot => "tokens would miss the bound on TPOT",
+        }
+    }
+}
+
+/// The smallest number of engines, from 1 to `most`, that holds every bound, and what one less would break. `most` where none does.
+#[must_use]
+pub fn needed(load: &Load, most: usize) -> (usize, Limit) {
+    let mut broken = Limit::None;
+    for n in 1..=most.max(1) {
+        match outcome(load, n).and_then(|outcome| within(load, &outcome)) {
+            Ok(()) => return (n, broken),
+            Err(limit) => broken = limit,
+        }
+    }
+    (most.max(1), broken)
+}
+
+/// What `n` engines mean for a load.
+///
+/// # Errors
+/// The limit at which no steady state exists.
+pub fn outcome(load: &Load, n: usize) -> Result<Outcome, Limit> {
+    let engines = n.max(1) as f64;
+    let Typical { prefill, step, per_sequence, output, way, .. } = load.typical;
+    let rate = load.rate.max(0.0) / engines;
+    let utilisation = rate * prefill;
+    if utilisation >= MAX_UTILISATION {
+        return Err(Limit::Prefill);
+    }
+    // Concurrency c = rate × output × (step + per_sequence × c) / (1 − utilisation), solved for c.
+    let tokens = rate * output;
+    let spare = 1.0 - utilisation - tokens * per_sequence;
+    if spare <= 1.0 - MAX_UTILISATION {
+        return Err(Limit::Decode);
+    }
+    let mean = tokens * step / spare;
+    // Arrivals are Poisson at best: the pool's concurrency has a standard deviation of its square root.
+    let peak = mean + SAFETY_DEVIATIONS * (mean / engines).sqrt();
+    let pace = (step + per_sequence * peak) / (1.0 - utilisation);
+    Ok(Outcome {
+        prefill_utilisation: utilisation,
+        concurrency: peak,
+        step: pace,
+        ttft_p99: way
+            + prefill
+            + pace
+            + late_wait(utilisation, prefill + step + per_sequence * mean, engines),
+    })
+}
+
+/// Whether every bound holds.
+fn within(load: &Load, outcome: &Outcome) -> Result<(), Limit> {
+    if load.batch_limit.is_some_and(|limit| outcome.concurrency > limit) {
+        return Err(Limit::Batch);
+    }
+    if load.cache_tokens.is_some_and(|tokens| outcome.concurrency * load.context > tokens * MAX_CACHE_USAGE) {
+        return Err(Limit::Cache);
+    }
+    if load.tpot.is_some_and(|bound| outcome.step > bound) {
+        return Err(Limit::Tpot);
+    }
+    // A bound that an idle engine misses is not held by more of them.
+    let idle = load.typical.way + load.typical.prefill + load.typical.step;
+    if load.ttft.is_some_and(|bound| outcome.ttft_p99 > bound.max(idle * UNBOUND_SLACK)) {
+        return Err(Limit::Ttft);
+    }
+    Ok(())
+}
+
+/// The wait that 1 % of prompts exceed, in seconds: those before them, in a queue before `engines` servers of this utilisation with
+/// a mean service of `service` seconds. The mean wait is Sakasegawa's for M/G/n, its tail an exponential.
+fn late_wait(utilisation: f64, service: f64, engines: f64) -> f64 {
+    if utilisation <= 0.0 || service <= 0.0 {
+        return 0.0;
+    }
+    let waits = utilisation.powf((2.0 * (engines + 1.0)).sqrt() - 1.0);
+    if waits <= LATE_SHARE {
+        return 0.0;
+    }
+    let of_those = service * VARIABILITY / (engines * (1.0 - utilisation));
+    of_those * (waits / LATE_SHARE).ln()
+}
+
+/// Above this there is no steady state to speak of, whatever the bounds.
+const MAX_UTILISATION: f64 = 0.9;
+/// Square-root staffing: capacity for the mean and so many standard deviations.
+const SAFETY_DEVIATIONS: f64 = 2.0;
+/// Above this share of the KV cache engines preempt.
+const MAX_CACHE_USAGE: f64 = 0.9;
+/// Share of first tokens that may be late.
+const LATE_SHARE: f64 = 0.01;
+/// (1 + squared coefficient of variation) / 2 of prompts' lengths: that of an exponential and half as much again.
+const VARIABILITY: f64 = 1.5;
+/// A bound that even an idle engine does not hold is taken for this multiple of what that takes.
+const UNBOUND_SLACK: f64 = 2.0;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// 100 ms of prefill, 200 tokens at 10 ms and 0.5 ms more for each sequence.
+    fn load(rate: f64) -> Load {
+        let typical = Typical {
+            uncached: 1000.0,
+            output: 200.0,
+            prefill: 0.1,
+            step: 0.01,
+            per_sequence: 0.0005,
+            way: 0.01,
+            service: 3.0,
+        };
+        Load { rate, typical, context: 1100.0, ..Load::default() }
+    }
+
+    #[test]
+    fn more_load_never_needs_fewer_replicas_and_each_bound_can_be_the_one_that_counts() {
+        let bounded = |rate| Load { ttft: Some(1.0), tpot: Some(0.03), ..load(rate) };
+        let all: Vec<usize> = (0..200).map(|rate| needed(&bounded(f64::from(rate) / 2.0), 512).0).collect();
+        assert!(all.is_sorted(), "{all:?}");
+        assert_eq!((all[0], needed(&bounded(0.0), 512).1), (1, Limit::None));
+        // One replica decodes 5 × 200 tokens a second at most: 10 ms of step for 20 sequences at once.
+        let limits = |load: Load| needed(&load, 512).1;
+        assert_eq!(limits(load(20.0)), Limit::Decode);
+        assert_eq!(limits(Load { batch_limit: Some(4.0), ..load(20.0) }), Limit::Batch);
+        assert_eq!(limits(Load { cache_tokens: Some(5_000.0), ..load(20.0) }), Limit::Cache);
+        assert_eq!(limits(Load { tpot: Some(0.013), ..load(20.0) }), Limit::Tpot);
+        assert_eq!(limits(Load { ttft: Some(0.25), ..load(20.0) }), Limit::Ttft);
+        let long = Typical { prefill: 2.0, output: 2.0, ..load(0.0).typical };
+        assert_eq!(limits(Load { typical: long, ..load(20.0) }), Limit::Prefill);
+    }
+
+    #[test]
+    fn little_s_law_holds_in_what_is_predicted() {
+        let load = load(10.0);
+        let found = outcome(&load, 4).unwrap();
+        let mean = {
+            // Without the fluctuation: c + 2 √(c / 4) = peak.
+            let root = (found.concurrency + 0.25).sqrt() - 0.5;
+            root * root
+        };
+        let pace = (0.01 + 0.0005 * mean) / (1.0 - found.prefill_utilisation);
+        assert!((mean - 10.0 / 4.0 * 200.0 * pace).abs() < 1e-6, "{mean} {pace}");
+        assert!((found.prefill_utilisation - 0.25).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_large_pool_needs_less_slack_than_a_small_one() {
+        let per_replica = |rate: f64| {
+            let load = Load { ttft: Some(0.5), batch_limit: Some(16.0), ..load(rate) };
+            rate / needed(&load, 512).0 as f64
+        };
+        assert!(per_replica(100.0) > 1.15 * per_replica(4.0), "{} {}", per_replica(100.0), per_replica(4.0));
+    }
+
+    #[test]
+    fn nothing_that_can_be_measured_gives_nonsense() {
+        let figures = [0.0, 1e-12, 1.0, 1e12];
+        for rate in figures {
+            for prefill in figures {
+                for output in figures {
+                    let typical = Typical { prefill, output, ..load(0.0).typical };
+                    let load = Load { rate, typical, ttft: Some(0.0), tpot: Some(0.0), ..load(0.0) };
+                    let (n, _) = needed(&load, 7);
+                    assert!((1..=7).contains(&n));
+                    if let Ok(found) = outcome(&load, n) {
+                        let all = [found.prefill_utilisation, found.concurrency, found.step, found.ttft_p99];
+                        assert!(all.iter().all(|figure| figure.is_finite()), "{found:?}");
+                    }
+                }
+            }
+        }
+        // A bound that no number of replicas holds does not want the fleet's end.
+        assert!(needed(&Load { ttft: Some(0.001), ..load(5.0) }, 512).0 < 10);
+    }
+}

@@ -1,0 +1,358 @@
+//! From one pool's load over time to the number of replicas to ask for. Pure: time is an argument.
+//!
+//! Up at once, down slowly: what is asked for is the highest number that was needed within `scale_down_after`. Ejected
+//! replicas exist and serve nothing, so as many are asked for beside those that are needed. Before anything is measured the number that
+//! is there is kept.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use super::forecast::{Expected, Forecast};
+use super::judge::{Limit, Load, Outcome, needed, outcome};
+use crate::config::{Scale, TtftBound};
+use crate::fleet::demand::{EngineLoad, PoolLoad};
+use crate::fleet::status::ReplicaState;
+use crate::units::Tokens;
+
+/// What a pool is held to.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Target {
+    /// `[pool.scale]`
+    pub scale: Scale,
+    /// Bounds on TTFT of its routes' SLO classes.
+    pub ttft: Vec<TtftBound>,
+    /// The strictest bound on TPOT of its routes.
+    pub tpot: Option<Duration>,
+}
+
+/// What is asked for, and why.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Wanted {
+    /// Replicas to ask for.
+    pub replicas: usize,
+    /// What load alone needs now, before bounds and the stabilisation window.
+    pub needed: usize,
+    /// Why, for people.
+    pub reason: String,
+    /// The figures behind it.
+    pub terms: Terms,
+}
+
+/// Figures behind a number.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Terms {
+    /// The least and the most that may be asked for, with the windows that are open or soon will be.
+    pub bounds: (usize, usize),
+    /// Replicas that serve.
+    pub ready: usize,
+    /// Replicas that are to come.
+    pub starting: usize,
+    /// Replicas that exist and were ejected.
+    pub ejected: usize,
+    /// Requests a second of this gateway.
+    pub rate: Expected,
+    /// Requests a second of others, by what runs at the engines.
+    pub foreign_rate: f64,
+    /// Requests a second that are added to work off those that wait.
+    pub backlog_rate: f64,
+    /// Requests that wait, in the gateway and at the engines: the least of late.
+    pub waiting: f64,
+    /// The same now, for each ready replica.
+    pub waiting_per_replica: f64,
+    /// How long a replica takes to become warm.
+    pub cold_start: Duration,
+    /// Whether that was measured.
+    pub is_cold_start_measured: bool,
+    /// What is judged; `None` before anything is measured.
+    pub load: Option<Load>,
+    /// How many times as many sequences run as `load` explains; at least 1.
+    pub unexplained: f64,
+    /// What the wanted number is predicted to mean.
+    pub outcome: Option<Outcome>,
+    /// TTFT that a mean request would meet now.
+    pub predicted_ttft: Option<Duration>,
+}
+
+/// One pool over time.
+#[derive(Debug, Default)]
+pub struct Scaler {
+    forecast: Forecast,
+    arrivals: Option<u64>,
+    /// When a request came or ran last.
+    active: Option<f64>,
+    /// (seconds, needed), falling: the head is the highest within the window.
+    past: VecDeque<(f64, usize)>,
+    /// (seconds, waiting), rising: the head is the least of late.
+    waiting: VecDeque<(f64, f64)>,
+    /// The same of predicted TTFT over its bound.
+    pressure: VecDeque<(f64, f64)>,
+    /// Means over about a minute.
+    running: Mean,
+    explained: Mean,
+    foreign: Mean,
+    cold_starts: ColdStarts,
+}
+
+impl Scaler {
+    /// Takes a look at `now` seconds, which never fall.
+    pub fn look(&mut self, now: f64, wall: SystemTime, load: &PoolLoad, target: &Target) -> Wanted {
+        let scale = &target.scale;
+        let before = self.arrivals.replace(load.arrivals);
+        let arrived = before.map_or(0, |before| load.arrivals.saturating_sub(before));
+        self.forecast.note(now, arrived as f64);
+        self.cold_starts.note(&load.engines);
+        let (cold_start, is_cold_start_measured) =
+            self.cold_starts.typical().map_or((scale.cold_start, false), |measured| (measured, true));
+        let ready: Vec<&EngineLoad> = load.engines.iter().filter(|engine| engine.is_ready()).collect();
+        let count = |is_it: fn(ReplicaState) -> bool| load.engines.iter().filter(|e| is_it(e.state)).count();
+        let waiting = load.queued as f64 + ready.iter().filter_map(|engine| engine.waiting).sum::<f64>();
+        let terms = Terms {
+            bounds: (scale.least(wall, cold_start), scale.max_replicas),
+            ready: ready.len().div_ceil(load.engines_per_replica),
+            starting: count(ReplicaState::is_coming).div_ceil(load.engines_per_replica),
+            ejected: count(|state| state == ReplicaState::Ejected).div_ceil(load.engines_per_replica),
+            rate: self.forecast.expected(now, cold_start.as_secs_f64()),
+            waiting: least_of(&mut self.waiting, now, waiting),
+            waiting_per_replica: waiting / ready.len().max(1) as f64,
+            cold_start,
+            is_cold_start_measured,
+            unexplained: 1.0,
+            predicted_ttft: load.predicted_ttft,
+            ..Terms::default()
+        };
+        let inflight: f64 = load
+            .engines
+            .iter()
+            .map(|engine| engine.inflight.max(engine.running.unwrap_or(0.0) as u64) as f64)
+            .sum();
+        if arrived > 0 || inflight + waiting > 0.0 || self.active.is_none() {
+            self.active = Some(now);
+        }
+        let is_idle = now - self.active.unwrap_or(now) >= scale.idle_after.as_secs_f64();
+        let is_asked = arrived > 0 || inflight + waiting > 0.0;
+        self.decide(now, load, target, terms, Activity { is_idle, is_asked, is_first: before.is_none() })
+    }
+
+    fn decide(&mut self, now: f64, load: &PoolLoad, target: &Target, terms: Terms, seen: Activity) -> Wanted {
+        let (needed, why, terms) = self.needed(now, load, target, terms);
+        let (least, most) = terms.bounds;
+        // What is sick and still there counts for the orchestrator and not for us; but if all are, more would be as sick.
+        let beside = if terms.ready == 0 { 0 } else { terms.ejected };
+        let floor =
+            if seen.is_idle { 0 } else { usize::from(seen.is_asked || terms.ready + terms.starting > 0) };
+        let needed = if seen.is_idle { 0 } else { needed.max(floor) };
+        let asked = (needed + if needed > 0 { beside } else { 0 }).clamp(least, most);
+        let highest = self.highest(now, asked, target.scale.scale_down_after.as_secs_f64());
+        let replicas = if seen.is_idle { asked } else { highest }.clamp(least, most);
+        let kept = target.scale.scale_down_after.as_secs_f64();
+        let reason = match () {
+            () if seen.is_idle && replicas == least => {
+                format!("no request for {:.0} s", target.scale.idle_after.as_secs_f64())
+            }
+            () if seen.is_first && terms.load.is_none() => format!("{why}: as many as there are"),
+            () if asked == most && needed + beside > most => {
+                format!("{why}; max_replicas allows no more than {most}")
+            }
+            () if replicas > asked => {
+                format!("{replicas} were needed within the last {kept:.0} s; now {why}")
+            }
+            () if asked > needed + beside => format!("min_replicas, or a window, asks for {least}; {why}"),
+            () if beside > 0 => format!("{why}; and {beside} ejected serve nothing"),
+            () => why,
+        };
+        let outcome = terms.load.as_ref().and_then(|load| outcome(load, replicas.max(1)).ok());
+        Wanted { replicas, needed, reason, terms: Terms { outcome, ..terms } }
+    }
+
+    /// Replicas that load needs, and why.
+    fn needed(
+        &mut self,
+        now: f64,
+        load: &PoolLoad,
+        target: &Target,
+        mut terms: Terms,
+    ) -> (usize, String, Terms) {
+        let ready: Vec<&EngineLoad> = load.engines.iter().filter(|engine| engine.is_ready()).collect();
+        let per_replica = load.engines_per_replica.max(1);
+        let Some(typical) = load.typical else {
+            let there = terms.ready + terms.starting;
+            return (there, "no answer has been measured yet".to_owned(), terms);
+        };
+        // What runs beyond our own: other gateways, or clients that go around us.
+        let beyond = |engine: &&EngineLoad| {
+            let told = engine.running.unwrap_or(0.0) + engine.waiting.unwrap_or(0.0);
+            (told - engine.inflight as f64).max(0.0)
+        };
+        let foreign = self.foreign.note(now, ready.iter().map(beyond).sum());
+        terms.foreign_rate = if typical.service > 0.0 { foreign / typical.service } else { 0.0 };
+        terms.backlog_rate = terms.waiting / terms.cold_start.as_secs_f64().clamp(MIN_DRAIN, MAX_DRAIN);
+        let mean = |figure: fn(&EngineLoad) -> Option<f64>| {
+            let all: Vec<f64> = ready.iter().filter_map(|engine| figure(engine)).collect();
+            (!all.is_empty()).then(|| all.iter().sum::<f64>() / all.len() as f64)
+        };
+        let prompt = Tokens(typical.uncached as u64);
+        let strictest =
+            target.ttft.iter().map(|bound| bound.for_prompt(prompt).as_secs_f64()).min_by(f64::total_cmp);
+        let judged = Load {
+            rate: terms.rate.rate + terms.foreign_rate,
+            typical,
+            batch_limit: mean(|engine| engine.batch_limit.map(|limit| limit as f64)),
+            cache_tokens: mean(|engine| engine.cache_tokens.map(|tokens| tokens as f64)),
+            context: mean(|engine| engine.context).unwrap_or(typical.uncached + typical.output / 2.0),
+            ttft: strictest,
+            tpot: target.tpot.map(|bound| bound.as_secs_f64()),
+        };
+        terms.unexplained = self.unexplained(now, &judged, &ready);
+        // Answers are longer, or steps slower, than was learned.
+        let typical = crate::routing::Typical { output: typical.output * terms.unexplained, ..typical };
+        let rate = judged.rate + terms.rate.growth + terms.backlog_rate;
+        let judged = Load { rate, typical, ..judged };
+        // One more than is allowed says that what is allowed is not enough.
+        let most = (terms.bounds.1 + 1).saturating_mul(per_replica);
+        let (by_model, limit) = needed(&judged, most);
+        terms.load = Some(judged);
+        let serving = ready.iter().map(|engine| engine.share.clamp(0.0, 1.0)).sum::<f64>();
+        // What the model does not know shows in the prediction: more than is there, at most twice as much at a time.
+        let pressure = match (strictest, load.predicted_ttft) {
+            (Some(bound), Some(predicted)) if bound > 0.0 => predicted.as_secs_f64() / bound,
+            _ => 0.0,
+        };
+        let pressure = least_of(&mut self.pressure, now, pressure).min(MAX_STEP);
+        let by_ttft = if pressure > 1.0 { (serving * pressure).ceil() as usize } else { 0 };
+        let engines = by_model.max(by_ttft).min(most);
+        let replicas = engines.div_ceil(per_replica);
+        let why = if by_ttft > by_model {
+            format!(
+                "predicted TTFT is {pressure:.1} times the bound for {WINDOW:.0} s: {replicas} for {serving:.1} that serve"
+            )
+        } else if replicas > terms.bounds.1 {
+            format!(
+                "{:.2} requests a second need more than {}: {}",
+                judged.rate,
+                terms.bounds.1,
+                limit.as_str()
+            )
+        } else if limit == Limit::None {
+            format!("{:.2} requests a second: {}", judged.rate, limit.as_str())
+        } else {
+            format!("{:.2} requests a second need {replicas}: with fewer {}", judged.rate, limit.as_str())
+        };
+        (replicas, why, terms)
+    }
+
+    /// How many times as many sequences run as the model explains, over about a minute: 1 to [`MAX_UNEXPLAINED`].
+    fn unexplained(&mut self, now: f64, judged: &Load, ready: &[&EngineLoad]) -> f64 {
+        let running = |engine: &&EngineLoad| engine.running.unwrap_or(engine.inflight as f64);
+        let running = self.running.note(now, ready.iter().map(running).sum());
+        let spread = |outcome: Outcome| outcome.concurrency * ready.len() as f64;
+        let Some(explained) = outcome(judged, ready.len()).ok().map(spread).filter(|_| !ready.is_empty())
+        else {
+            return 1.0;
+        };
+        let explained = self.explained.note(now, explained);
+        if running < FEW { 1.0 } else { (running / explained.max(FEW)).clamp(1.0, MAX_UNEXPLAINED) }
+    }
+
+    /// Notes a number; the highest within `kept` seconds.
+    fn highest(&mut self, now: f64, asked: usize, kept: f64) -> usize {
+        while self.past.back().is_some_and(|(_, before)| *before <= asked) {
+            self.past.pop_back();
+        }
+        self.past.push_back((now, asked));
+        while self.past.front().is_some_and(|(at, _)| now - at > kept) {
+            self.past.pop_front();
+        }
+        self.past.front().map_or(asked, |(_, highest)| *highest)
+    }
+}
+
+/// What a look saw.
+#[derive(Clone, Copy, Debug)]
+struct Activity {
+    /// No request for long enough to scale to zero.
+    is_idle: bool,
+    /// Somebody asks now.
+    is_asked: bool,
+    /// The first look at the pool.
+    is_first: bool,
+}
+
+/// Notes a value; the least within [`WINDOW`]: what stands, and not what passes. 0 until the window is full.
+fn least_of(past: &mut VecDeque<(f64, f64)>, now: f64, value: f64) -> f64 {
+    let value = if value.is_finite() { value.max(0.0) } else { 0.0 };
+    if past.is_empty() {
+        past.push_back((now, 0.0));
+    }
+    while past.back().is_some_and(|(_, before)| *before >= value && *before > 0.0) {
+        past.pop_back();
+    }
+    past.push_back((now, value));
+    while past.front().is_some_and(|(at, _)| now - at > WINDOW) {
+        past.pop_front();
+    }
+    past.front().map_or(value, |(_, least)| *least)
+}
+
+/// An exponential mean over about a minute.
+#[derive(Clone, Copy, Debug, Default)]
+struct Mean {
+    at: Option<f64>,
+    mean: f64,
+}
+
+impl Mean {
+    fn note(&mut self, now: f64, value: f64) -> f64 {
+        if value.is_finite() {
+            let weight = self.at.map_or(1.0, |before| 1.0 - (-(now - before).max(0.0) / MINUTE).exp());
+            self.mean += weight * (value - self.mean);
+            self.at = Some(now);
+        }
+        self.mean
+    }
+}
+
+/// Cold starts of late, over all replicas.
+#[derive(Debug, Default)]
+struct ColdStarts {
+    counted: HashMap<Arc<str>, u64>,
+    latest: VecDeque<Duration>,
+}
+
+impl ColdStarts {
+    fn note(&mut self, engines: &[EngineLoad]) {
+        self.counted.retain(|name, _| engines.iter().any(|engine| engine.replica == *name));
+        for engine in engines {
+            let before = self.counted.insert(Arc::clone(&engine.replica), engine.cold_starts).unwrap_or(0);
+            let new = usize::try_from(engine.cold_starts.saturating_sub(before)).unwrap_or(usize::MAX);
+            self.latest.extend(engine.latest_cold_starts.iter().rev().take(new));
+        }
+        while self.latest.len() > KEPT_COLD_STARTS {
+            self.latest.pop_front();
+        }
+    }
+
+    /// The longest but one in ten: a forecast that reaches too far costs less than one that is too short.
+    fn typical(&self) -> Option<Duration> {
+        let mut sorted: Vec<_> = self.latest.iter().copied().collect();
+        sorted.sort_unstable();
+        sorted.get((sorted.len() * 9).div_ceil(10).checked_sub(1)?).copied()
+    }
+}
+
+/// Seconds in which what is least counts as standing.
+const WINDOW: f64 = 15.0;
+const MINUTE: f64 = 60.0;
+/// Seconds in which a backlog is to be worked off.
+const MIN_DRAIN: f64 = 15.0;
+const MAX_DRAIN: f64 = 120.0;
+/// At most so many times as many as serve for late first tokens: what is asked for shows its effect only after a cold start.
+const MAX_STEP: f64 = 2.0;
+/// A model that is off by more has learned nothing.
+const MAX_UNEXPLAINED: f64 = 3.0;
+/// Running sequences that say nothing.
+const FEW: f64 = 4.0;
+const KEPT_COLD_STARTS: usize = 20;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,216 @@
+//! The scaler over simulated time, on loads written by hand.
+
+use std::time::{Duration, SystemTime};
+
+use super::*;
+use crate::routing::Typical;
+
+/// A pool whose engines do what they are told; seconds pass by [`Pool::run`].
+struct Pool {
+    scaler: Scaler,
+    target: Target,
+    load: PoolLoad,
+    now: f64,
+}
+
+impl Pool {
+    fn new(ready: usize, scale: Scale) -> Self {
+        let typical = Typical {
+            uncached: 1000.0,
+            output: 200.0,
+            prefill: 0.1,
+            step: 0.01,
+            per_sequence: 0.0005,
+            way: 0.01,
+            service: 3.0,
+        };
+        let load = PoolLoad {
+            pool: "p".into(),
+            engines_per_replica: 1,
+            typical: Some(typical),
+            engines: (0..ready).map(|n| engine(n, ReplicaState::Ready)).collect(),
+            ..PoolLoad::default()
+        };
+        let bound = TtftBound { base: Duration::from_secs(1), per_prompt_token: Duration::ZERO };
+        let target = Target { scale, ttft: vec![bound], tpot: None };
+        Self { scaler: Scaler::default(), target, load, now: 0.0 }
+    }
+
+    /// So many seconds at a rate; returns what was wanted each second.
+    fn run(&mut self, seconds: u32, rate: u64) -> Vec<usize> {
+        (0..seconds).map(|_| self.second(rate).replicas).collect()
+    }
+
+    fn second(&mut self, rate: u64) -> Wanted {
+        self.now += 1.0;
+        self.load.arrivals += rate;
+        self.scaler.look(self.now, SystemTime::UNIX_EPOCH, &self.load, &self.target)
+    }
+}
+
+fn engine(n: usize, state: ReplicaState) -> EngineLoad {
+    EngineLoad {
+        replica: format!("r{n}").into(),
+        state,
+        share: 1.0,
+        inflight: 0,
+        running: None,
+        waiting: None,
+        batch_limit: None,
+        cache_tokens: None,
+        context: None,
+        cold_starts: 0,
+        latest_cold_starts: Vec::new(),
+    }
+}
+
+fn changes(wanted: &[usize]) -> usize {
+    wanted.windows(2).filter(|pair| pair[0] != pair[1]).count()
+}
+
+#[test]
+fn up_comes_at_once_and_down_after_the_window() {
+    let mut pool = Pool::new(4, Scale::default());
+    let calm = pool.run(200, 8);
+    assert!(changes(&calm[60..]) == 0 && (2..=5).contains(&calm[199]), "{calm:?}");
+    let up = pool.run(60, 40);
+    assert!(up[20] > 2 * calm[199], "{up:?}");
+    let down = pool.run(700, 8);
+    assert!(down[240] >= up[59] && down[699] == calm[199], "{down:?}");
+    assert!(down.is_sorted_by(|before, after| before >= after), "{down:?}");
+}
+
+#[test]
+fn ejected_replicas_serve_nothing_unless_all_are() {
+    let mut pool = Pool::new(4, Scale::default());
+    let before = *pool.run(200, 10).last().unwrap();
+    pool.load.engines[0].state = ReplicaState::Ejected;
+    let wanted = pool.second(10);
+    assert_eq!(wanted.replicas, before + 1);
+    assert!(wanted.reason.ends_with("and 1 ejected serve nothing"), "{}", wanted.reason);
+    pool.load.engines.iter_mut().for_each(|engine| engine.state = ReplicaState::Ejected);
+    assert_eq!(pool.second(10).needed, before, "what all have in common more replicas would have too");
+}
+
+#[test]
+fn without_a_measurement_the_number_that_is_there_is_kept() {
+    let mut pool = Pool::new(3, Scale::default());
+    pool.load.typical = None;
+    pool.load.engines[2].state = ReplicaState::Starting;
+    let wanted = pool.second(50);
+    assert_eq!(wanted.replicas, 3);
+    assert_eq!(wanted.reason, "no answer has been measured yet: as many as there are");
+}
+
+#[test]
+fn an_idle_pool_goes_to_zero_only_where_it_may_and_a_request_brings_it_back_at_once() {
+    let idle = |min_replicas| {
+        let mut pool =
+            Pool::new(1, Scale { min_replicas, idle_after: Duration::from_secs(60), ..Scale::default() });
+        pool.run(20, 1);
+        let wanted = pool.run(400, 0);
+        (pool, wanted)
+    };
+    assert_eq!(idle(1).1[399], 1);
+    let (mut pool, wanted) = idle(0);
+    assert_eq!((wanted[50], wanted[60]), (1, 0), "{wanted:?}");
+    pool.load.engines.clear();
+    assert_eq!(pool.second(0).replicas, 0);
+    pool.load.queued = 1;
+    assert_eq!(pool.second(0).replicas, 1);
+    let mut fresh = Pool::new(0, Scale { min_replicas: 0, ..Scale::default() });
+    fresh.load.typical = None;
+    assert_eq!(fresh.second(0).replicas, 0, "a gateway that starts beside an empty pool wakes nobody");
+    assert_eq!(fresh.second(1).replicas, 1);
+}
+
+#[test]
+fn requests_that_hang_keep_a_pool_awake() {
+    let mut pool =
+        Pool::new(1, Scale { min_replicas: 0, idle_after: Duration::from_secs(60), ..Scale::default() });
+    pool.load.engines[0].inflight = 1;
+    assert!(pool.run(900, 0).iter().all(|wanted| *wanted == 1));
+}
+
+#[test]
+fn a_prediction_that_stays_over_the_bound_asks_for_more_whatever_the_model_says() {
+    let mut pool = Pool::new(4, Scale::default());
+    pool.run(100, 1);
+    pool.load.predicted_ttft = Some(Duration::from_secs(30));
+    let wanted = pool.run(100, 1);
+    assert!(
+        wanted[5] < 8 && wanted[30] == 8 && wanted[99] == 8,
+        "no more than twice what serves: {wanted:?}"
+    );
+    pool.load.predicted_ttft = Some(Duration::from_millis(100));
+    assert!(pool.run(400, 1)[399] < 4);
+}
+
+#[test]
+fn more_running_than_is_explained_counts() {
+    let mut pool = Pool::new(4, Scale::default());
+    let before = pool.run(300, 8)[299];
+    pool.load.engines.iter_mut().for_each(|engine| {
+        (engine.inflight, engine.running) = (20, Some(20.0));
+    });
+    assert!(pool.run(300, 8)[299] > before);
+}
+
+#[test]
+fn bounds_hold_whatever_comes() {
+    let scale = Scale { min_replicas: 2, max_replicas: 5, ..Scale::default() };
+    let mut pool = Pool::new(2, scale);
+    assert!(pool.run(100, 0).iter().all(|wanted| *wanted == 2));
+    let wanted = (0..100).map(|_| pool.second(1000)).last().unwrap();
+    assert_eq!(wanted.replicas, 5);
+    assert!(wanted.reason.ends_with("max_replicas allows no more than 5"), "{}", wanted.reason);
+}
+
+#[test]
+fn the_cold_start_that_was_measured_is_the_one_that_counts() {
+    let mut pool = Pool::new(2, Scale::default());
+    assert_eq!(pool.second(1).terms.cold_start, Duration::from_secs(120));
+    pool.load.engines[1].cold_starts = 2;
+    pool.load.engines[1].latest_cold_starts = vec![Duration::from_secs(30), Duration::from_secs(45)];
+    let terms = pool.second(1).terms;
+    assert_eq!((terms.cold_start, terms.is_cold_start_measured), (Duration::from_secs(45), true));
+    pool.load.engines.clear();
+    assert_eq!(pool.second(1).terms.cold_start, Duration::from_secs(45), "known after it has left");
+}
+
+#[test]
+fn two_ranks_behind_a_url_are_one_replica() {
+    let mut pool = Pool::new(8, Scale::default());
+    let alone = pool.run(200, 20)[199];
+    let mut pool = Pool::new(8, Scale::default());
+    pool.load.engines_per_replica = 2;
+    assert_eq!(pool.run(200, 20)[199], alone.div_ceil(2));
+}
+
+#[test]
+fn figures_of_nonsense_do_no_harm() {
+    for odd in [f64::NAN, f64::INFINITY, -1.0, 1e300] {
+        let mut pool = Pool::new(2, Scale { max_replicas: 9, ..Scale::default() });
+        for engine in &mut pool.load.engines {
+            (engine.running, engine.waiting, engine.context, engine.share) =
+                (Some(odd), Some(odd), Some(odd), odd);
+        }
+        for _ in 0..60 {
+            let wanted = pool.second(5);
+            assert!((1..=9).contains(&wanted.replicas), "{odd}");
+        }
+    }
+}
+
+#[test]
+fn names_that_come_and_go_are_not_kept() {
+    let mut pool = Pool::new(0, Scale::default());
+    for n in 0..1000 {
+        pool.load.engines = vec![engine(n, ReplicaState::Ready)];
+        pool.load.engines[0].cold_starts = 1;
+        pool.load.engines[0].latest_cold_starts = vec![Duration::from_secs(10)];
+        pool.second(1);
+    }
+    assert_eq!(pool.scaler.cold_starts.counted.len(), 1);
+    assert_eq!(pool.scaler.cold_starts.latest.len(), KEPT_COLD_STARTS);
+}

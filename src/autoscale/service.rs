@@ -1,0 +1,213 @@
+//! The task around the scalers: looks at every pool once a second and publishes what to ask for.
+//!
+//! A pool without replicas is looked at four times a second, so that a request that waits for one is seen at once.
+
+use std::collections::HashMap;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use parking_lot::Mutex;
+use serde_json::{Value as Json, json};
+use tokio::time::MissedTickBehavior;
+use tokio_util::sync::CancellationToken;
+
+use super::scaler::{Scaler, Target, Wanted};
+use crate::clock::{Clock, Stamp};
+use crate::config::Config;
+use crate::fleet::demand::PoolLoad;
+use crate::observe::Surroundings;
+use crate::observe::metrics::{Metrics, PoolGauges};
+
+/// What each pool should have.
+#[derive(Default)]
+pub struct Board {
+    pools: Mutex<Vec<(Arc<str>, Wanted)>>,
+    targets: ArcSwap<HashMap<Arc<str>, Target>>,
+    loads: OnceLock<Loads>,
+    ended: CancellationToken,
+}
+
+type Loads = Box<dyn Fn() -> Vec<PoolLoad> + Send + Sync>;
+
+impl Board {
+    /// What a pool should have; `None` where there is no such pool, or nobody has looked at it yet.
+    #[must_use]
+    pub fn of(&self, pool: &str) -> Option<Wanted> {
+        let pools = self.pools.lock();
+        pools.iter().find(|(name, _)| **name == *pool).map(|(_, wanted)| wanted.clone())
+    }
+
+    /// Connects the scalers with the fleet. Only the first call has effect.
+    pub fn attach(&self, loads: impl Fn() -> Vec<PoolLoad> + Send + Sync + 'static) {
+        // A second caller would be a second fleet, of which there is none.
+        let _ = self.loads.set(Box::new(loads));
+    }
+
+    /// Ends the task.
+    pub fn end(&self) {
+        self.ended.cancel();
+    }
+
+    /// Takes the pools of another configuration.
+    pub fn configure(&self, config: &Config) {
+        self.targets.store(Arc::new(targets(config)));
+    }
+}
+
+/// Starts the task. Nothing is looked at before [`Board::attach`].
+#[must_use]
+pub fn start(config: &Config, around: &Surroundings, metrics: &Arc<Metrics>) -> Arc<Board> {
+    let board = Arc::<Board>::default();
+    board.configure(config);
+    let service = ScaleService {
+        board: Arc::clone(&board),
+        metrics: Arc::clone(metrics),
+        scalers: HashMap::new(),
+        clock: around.clock,
+        began: around.clock.now(),
+        looks: 0,
+    };
+    around.background.tasks.spawn_on(service.run(), &around.background.runtime);
+    board
+}
+
+/// The task that owns the scalers.
+struct ScaleService {
+    board: Arc<Board>,
+    metrics: Arc<Metrics>,
+    scalers: HashMap<Arc<str>, Scaler>,
+    clock: Clock,
+    began: Stamp,
+    looks: u64,
+}
+
+impl ScaleService {
+    async fn run(mut self) {
+        let mut tick = tokio::time::interval(LOOK_EVERY / LOOKS_AT_ZERO);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let ended = self.board.ended.clone();
+        // Cancel-safe: a tick is taken whole or not at all.
+        while ended.run_until_cancelled(tick.tick()).await.is_some() {
+            self.look();
+        }
+    }
+
+    fn look(&mut self) {
+        let board = Arc::clone(&self.board);
+        let is_due = self.looks.is_multiple_of(u64::from(LOOKS_AT_ZERO));
+        self.looks += 1;
+        let has_empty = || board.pools.lock().iter().any(|(_, wanted)| wanted.terms.ready == 0);
+        let Some(loads) = board.loads.get().filter(|_| is_due || has_empty()) else { return };
+        let now = self.clock.now();
+        let (seconds, wall) = (now.since(self.began).as_secs_f64(), self.clock.wall(now));
+        let targets = board.targets.load();
+        let mut wanted: Vec<(Arc<str>, Wanted)> = Vec::new();
+        for load in loads() {
+            let Some(target) = targets.get(&load.pool) else { continue };
+            let scaler = self.scalers.entry(Arc::clone(&load.pool)).or_default();
+            wanted.push((Arc::clone(&load.pool), scaler.look(seconds, wall, &load, target)));
+        }
+        self.scalers.retain(|pool, _| wanted.iter().any(|(name, _)| name == pool));
+        let before = std::mem::replace(&mut *board.pools.lock(), wanted.clone());
+        self.publish(&before, &wanted);
+    }
+
+    fn publish(&self, before: &[(Arc<str>, Wanted)], wanted: &[(Arc<str>, Wanted)]) {
+        for (pool, wanted) in wanted {
+            let known = before.iter().find(|(name, _)| name == pool);
+            let was = known.map(|(_, before)| before.replicas);
+            if was.is_some_and(|was| was != wanted.replicas) {
+                let (replicas, reason) = (wanted.replicas, &*wanted.reason);
+                tracing::info!(%pool, replicas, was, reason, "wanted number of replicas changed");
+            }
+            self.metrics.pool(
+                pool,
+                Some(&PoolGauges {
+                    desired: wanted.replicas as f64,
+                    predicted_ttft: wanted.terms.predicted_ttft.map(|ttft| ttft.as_secs_f64()),
+                    waiting: wanted.terms.waiting_per_replica,
+                }),
+            );
+        }
+        for (gone, _) in before.iter().filter(|(pool, _)| !wanted.iter().any(|(name, _)| name == pool)) {
+            self.metrics.pool(gone, None);
+        }
+    }
+}
+
+/// What the pools of a configuration are held to. The requests that degrade come from routes whose bounds count there.
+fn targets(config: &Config) -> HashMap<Arc<str>, Target> {
+    let of = |(at, pool): (usize, &crate::config::Pool)| {
+        let leads_here =
+            |route: &&crate::config::Route| route.pools.iter().any(|weighted| weighted.pool == at);
+        let classes =
+            || config.routes.iter().filter(leads_here).filter_map(|route| config.slo.get(&route.slo));
+        let target = Target {
+            scale: pool.scale.clone(),
+            ttft: classes().filter_map(|slo| slo.ttft).collect(),
+            tpot: classes().filter_map(|slo| slo.tpot).min(),
+        };
+        (Arc::clone(&pool.name), target)
+    };
+    config.pools.iter().enumerate().map(of).collect()
+}
+
+impl Wanted {
+    /// As `/api/v1/pools/{pool}/scale` tells it: flat where an autoscaler looks, with the terms beside.
+    #[must_use]
+    pub fn to_json(&self, pool: &str) -> Json {
+        let terms = &self.terms;
+        let seconds = |span: Option<Duration>| span.map(|span| span.as_secs_f64());
+        let load = terms.load.map(|load| {
+            json!({
+                "rate": load.rate,
+                "prefill": load.typical.prefill,
+                "output_tokens": load.typical.output,
+                "decode_step": load.typical.step,
+                "decode_step_per_sequence": load.typical.per_sequence,
+                "batch_limit": load.batch_limit,
+                "cache_tokens": load.cache_tokens,
+                "context_tokens": load.context,
+                "ttft_bound": load.ttft,
+                "tpot_bound": load.tpot,
+            })
+        });
+        let outcome = terms.outcome.map(|outcome| {
+            json!({
+                "prefill_utilisation": outcome.prefill_utilisation,
+                "running_per_replica": outcome.concurrency,
+                "itl": outcome.step,
+                "ttft_p99": outcome.ttft_p99,
+            })
+        });
+        json!({
+            "pool": pool,
+            "desired_replicas": self.replicas,
+            "needed_replicas": self.needed,
+            "ready_replicas": terms.ready,
+            "starting_replicas": terms.starting,
+            "ejected_replicas": terms.ejected,
+            "min_replicas": terms.bounds.0,
+            "max_replicas": terms.bounds.1,
+            "waiting_per_replica": terms.waiting_per_replica,
+            "predicted_ttft": seconds(terms.predicted_ttft),
+            "reason": self.reason,
+            "terms": {
+                "arrival_rate": terms.rate.rate,
+                "arrival_growth": terms.rate.growth,
+                "foreign_rate": terms.foreign_rate,
+                "backlog_rate": terms.backlog_rate,
+                "standing_waiting": terms.waiting,
+                "cold_start": terms.cold_start.as_secs_f64(),
+                "cold_start_measured": terms.is_cold_start_measured,
+                "unexplained_running": terms.unexplained,
+                "load": load,
+                "predicted": outcome,
+            },
+        })
+    }
+}
+
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+const LOOKS_AT_ZERO: u32 = 4;
