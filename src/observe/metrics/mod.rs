@@ -47,8 +47,8 @@ pub use self::scale::PoolGauges;
 use self::series::{ReplicaSeries, RequestFamilies, RequestKey, RequestSeries};
 pub use self::series::{StreamHistograms, StreamKey};
 use self::table::{
-    CanaryFamilies, DiscoveryFamilies, DriftFamilies, Maker, Process, ReplicaFamilies, RouteFamilies,
-    ScaleFamilies, Targets, TenantFamilies, Totals,
+    CanaryFamilies, DegradeFamilies, DiscoveryFamilies, DriftFamilies, Maker, Process, ReplicaFamilies,
+    RouteFamilies, ScaleFamilies, Targets, TenantFamilies, Totals,
 };
 use crate::clock::{Clock, Stamp};
 use crate::config::Config;
@@ -76,6 +76,7 @@ pub struct Metrics {
     drift: DriftFamilies,
     canaries: CanaryFamilies,
     scale: ScaleFamilies,
+    degrade: DegradeFamilies,
     targets: Targets,
     discovery: DiscoveryFamilies,
     by_request: DashMap<RequestKey, Arc<RequestSeries>, RandomState>,
@@ -130,6 +131,7 @@ impl Metrics {
         let replicas = ReplicaFamilies::new(&maker, &edges);
         let process = Process::new(&maker);
         let (canaries, scale) = (CanaryFamilies::new(&maker), ScaleFamilies::new(&maker));
+        let degrade = DegradeFamilies::new(&maker);
         let (drift, targets) = (DriftFamilies::new(&maker), Targets::new(&maker));
         let discovery = DiscoveryFamilies::new(&maker);
         // Fails without /proc: then there are no process_* metrics.
@@ -144,6 +146,7 @@ impl Metrics {
             drift,
             canaries,
             scale,
+            degrade,
             targets,
             discovery,
             by_request: DashMap::default(),
