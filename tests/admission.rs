@@ -275,7 +275,7 @@ async fn degrading(queue: Option<QueueLimits>, tenants: Vec<Tenant>) -> (Gateway
     config.pools.push(config::pool("small", &[&small]));
     config.routes = vec![config::route("tiny", &[0]), config::route("small", &[1])];
     strict(&mut config, queue);
-    config.routes[0].degrade = Some(Degrade { to: 1, over: 1.5 });
+    config.routes[0].degrade = Some(Degrade::above(1.5, 1));
     config.routes[1].upstream_model = Some("meta/small".into());
     config.tenants = tenants;
     let gateway = Gateway::start(config).await;
@@ -302,6 +302,47 @@ async fn another_route_answers_what_would_be_far_too_late() {
         let directly = gateway.post(PATH, &chat("small", "x")).await;
         assert_eq!(directly.head.header("x-tokenway-degraded-from"), None);
     }
+}
+
+#[tokio::test]
+async fn a_route_that_degrades_says_so_and_who_is_not_meant_stays() {
+    use sha2::Digest;
+    let tenant = |name: &str, priority| Tenant {
+        name: name.into(),
+        key_digests: vec![sha2::Sha256::digest(name.as_bytes()).into()],
+        priority,
+        ..Tenant::default()
+    };
+    let (large, small) = (Replica::start().await, Replica::start().await);
+    let mut config = config::of(&[&large]);
+    config.pools.push(config::pool("small", &[&small]));
+    config.routes = vec![config::route("tiny", &[0]), config::route("small", &[1])];
+    strict(&mut config, None);
+    let named = Some(vec!["free".into(), "urgent".into()]);
+    let min_dwell = Duration::from_secs(2);
+    config.routes[0].degrade =
+        Some(Degrade { tenants: named, max_priority: Some(0), min_dwell, ..Degrade::above(1.5, 1) });
+    config.tenants = vec![tenant("free", 0), tenant("paid", 0), tenant("urgent", 1)];
+    let gateway = Gateway::start(config).await;
+    large.always(slow());
+    for key in ["paid", "urgent", "free"] {
+        for n in 0..8 {
+            let reply = post_by(&gateway, key, PATH, &chat("tiny", &format!("{key} {n}"))).await;
+            assert_eq!(reply.status(), 200);
+            gateway.idle().await;
+        }
+        assert_eq!(small.count() > 0, key == "free", "{key}: {}", small.count());
+    }
+    let degraded = small.count() as f64;
+    let labels = [r#"route="tiny""#, r#"to="small""#];
+    assert_eq!(sum(&gateway, "tokenway_degraded_requests_total", &labels), degraded);
+    let changes = |state: &str| {
+        let state = format!("state=\"{state}\"");
+        sum(&gateway, "tokenway_degrade_transitions_total", &[r#"route="tiny""#, &*state])
+    };
+    until("it is over", || changes("off") == 1.0).await;
+    assert_eq!(changes("on"), 1.0, "once, whatever the number of requests");
+    assert_eq!(sum(&gateway, "tokenway_degrade_active", &[r#"route="tiny""#]), 0.0);
 }
 
 async fn until_degraded(gateway: &Gateway, large: &Replica, small: &Replica) {

@@ -112,7 +112,7 @@ fn every_key_parses_and_what_is_not_built_is_refused_at_its_line() {
         });
     let config = check_str("f.toml", &built, &env).unwrap_or_else(|faults| panic!("{faults}"));
     assert_eq!(config.admin.token.unwrap().reveal(), "value of TOKENWAY_ADMIN_TOKEN");
-    assert_eq!(config.routes[0].degrade.map(|degrade| (degrade.to, degrade.over)), Some((1, 1.5)));
+    assert_eq!(config.routes[0].degrade.as_ref().map(|degrade| (degrade.to, degrade.over)), Some((1, 1.5)));
     let as_written = config.routes[0].queue;
     let empty = checked(&with_pool("[[route]]\nmodel = \"m\"\n[route.queue]\n"));
     assert_eq!(empty.routes[0].queue, as_written, "an empty section means the defaults");

@@ -218,7 +218,16 @@ fn canary_of(config: &Config, canary: &Canary) -> Json {
 
 fn degrade_to(config: &Config, degrade: &Degrade) -> Json {
     let to = config.routes.get(degrade.to).map(|route| &*route.name);
-    json!({ "to": to, "when": { "predicted_ttft_over_slo": degrade.over } })
+    json!({
+        "to": to,
+        "when": {
+            "predicted_ttft_over_slo": degrade.over,
+            "tenants": degrade.tenants.as_ref().map(|names| names.iter().map(|name| &**name).collect::<Vec<_>>()),
+            "max_priority": degrade.max_priority,
+        },
+        "until": { "predicted_ttft_over_slo": degrade.until },
+        "min_dwell": seconds(degrade.min_dwell),
+    })
 }
 
 fn stage_budget(budget: &StageBudget) -> Json {

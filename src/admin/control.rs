@@ -25,6 +25,11 @@ pub trait Control: Send + Sync {
     /// How well predicted times fit what came, by pool.
     fn calibrations(&self) -> Vec<PoolCalibration>;
 
+    /// Whether a route's requests are degraded now; `None` without a `[route.degrade]`.
+    fn is_degrading(&self, _route: &str) -> Option<bool> {
+        None
+    }
+
     /// Whether the gateway should get traffic.
     fn readiness(&self) -> Readiness;
 

@@ -155,6 +155,7 @@ pub(super) async fn routes(State(admin): State<Arc<AdminState>>) -> Json<Value> 
             "policy": route.policy.as_str(),
             "slo": &*route.slo,
             "required": route.required,
+            "is_degrading": admin.control.is_degrading(&route.name),
             "pools": pools.collect::<Vec<_>>(),
         })
     });

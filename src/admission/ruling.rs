@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use super::outlook::{Outlook, Stay};
 use crate::clock::Stamp;
-use crate::config::{Degrade, QueueLimits};
+use crate::config::QueueLimits;
 use crate::routing::{Decision, Judged, Verdict};
 
 /// Admission rules of a route, as they apply to one request.
@@ -19,9 +19,18 @@ pub struct Rules {
     /// `[route.queue]`; `None` refuses nobody.
     pub queue: Option<QueueLimits>,
     /// `[route.degrade]`, where this request may use it.
-    pub degrade: Option<Degrade>,
+    pub degrade: Option<DegradeRule>,
     /// TTFT bound of an empty prompt; zero without a bound.
     pub base_ttft: Duration,
+}
+
+/// `[route.degrade]`, as it applies to one request.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct DegradeRule {
+    /// Index of the other route.
+    pub to: usize,
+    /// Above this multiple of the TTFT bound.
+    pub over: f64,
 }
 
 /// Decision of admission on one request.
@@ -63,7 +72,7 @@ pub fn rule(
     let own = seconds(decision.terms.prefill + decision.terms.base);
     let predicted = aim.waited + own + seconds(decision.terms.wait).max(ahead.unwrap_or_default());
     let is_over =
-        |degrade: &Degrade| aim.slo.ttft.is_some_and(|bound| predicted > bound.mul_f64(degrade.over));
+        |degrade: &DegradeRule| aim.slo.ttft.is_some_and(|bound| predicted > bound.mul_f64(degrade.over));
     if rules.degrade.as_ref().is_some_and(is_over) && !judged.is_let_in() {
         return Ruling::Degrade;
     }

@@ -79,6 +79,12 @@ impl Control for Controls {
         self.app.fleet.calibrations()
     }
 
+    fn is_degrading(&self, route: &str) -> Option<bool> {
+        let table = self.app.gateway.table.load();
+        let route = table.routes.iter().find(|known| *known.config.name == *route)?;
+        route.is_degrading(self.app.gateway.clock.now())
+    }
+
     fn readiness(&self) -> Readiness {
         let mut reasons = Vec::new();
         if self.app.gateway.drain.is_on() {

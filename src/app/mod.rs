@@ -158,6 +158,8 @@ impl App {
                 panics: gateway.observer.metrics().panics(),
             },
         };
+        let degrading = crate::gateway::degrade::watch(Arc::clone(&gateway));
+        tracker.spawn(stopped.clone().run_until_cancelled_owned(degrading));
         let (draining, closing) = (serving.draining.clone(), serving.closing.clone());
         let cut_off = serving.cut_off.clone();
         let service = Service(Arc::clone(&gateway));
@@ -181,7 +183,8 @@ impl App {
         let pools = self.fleet.apply(&config);
         let table = RoutingTable::new(config, pools)
             .with_tokens(Arc::clone(&self.tokens))
-            .with_canaries(&self.gateway.canaries);
+            .with_canaries(&self.gateway.canaries)
+            .with_degrading(&self.gateway.table.load());
         self.gateway.table.store(Arc::new(table));
         self.fleet.retire_dropped();
         Ok(())

@@ -443,12 +443,36 @@ pub enum HedgeAfter {
 }
 
 /// `[route.degrade]`: fallback route.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Degrade {
     /// Index into [`Config::routes`]: another route, which names one model and leads back to no route before it.
     pub to: usize,
-    /// `when.predicted_ttft_over_slo`: above this multiple of the TTFT bound, at least 1.
+    /// `when.predicted_ttft_over_slo`: it begins above this multiple of the TTFT bound, at least 1.
     pub over: f64,
+    /// `when.tenants`: only requests of these; `None` is all.
+    pub tenants: Option<Vec<Arc<str>>>,
+    /// `when.max_priority`: only requests of this priority or a lower one.
+    pub max_priority: Option<i32>,
+    /// `until.predicted_ttft_over_slo`: once it has begun, above this multiple; 1 to `over`.
+    pub until: f64,
+    /// It is over when nothing was above `until` for so long.
+    pub min_dwell: Duration,
+}
+
+impl Degrade {
+    /// To this route above this multiple of the bound, for everybody.
+    #[must_use]
+    pub fn above(over: f64, to: usize) -> Self {
+        let (tenants, max_priority) = (None, None);
+        Self { to, over, tenants, max_priority, until: 1.0, min_dwell: Duration::from_secs(10) }
+    }
+
+    /// Whether it is for requests of this tenant and priority.
+    #[must_use]
+    pub fn is_for(&self, tenant: &str, priority: i32) -> bool {
+        let is_of = self.tenants.as_ref().is_none_or(|tenants| tenants.iter().any(|one| **one == *tenant));
+        is_of && self.max_priority.is_none_or(|most| priority <= most)
+    }
 }
 
 /// Which models a route takes.

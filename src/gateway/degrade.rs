@@ -4,11 +4,15 @@
 //! route's; the session and the time of arrival stay. It happens at most once per request: the other route's own
 //! `[route.degrade]` does not apply.
 
+use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::Gateway;
 use super::prepare::{self, Classified, Prepared};
 use super::table::RouteState;
+use crate::admission::{DegradeRule, Rules};
+use crate::clock::Stamp;
 use crate::config::ModelMatch;
 use crate::observe::record_guard::RecordGuard;
 use crate::request::body::HeldBody;
@@ -27,6 +31,8 @@ pub(super) async fn degrade(
         return false;
     };
     gateway.observer.metrics().admission("degrade", "predicted_ttft");
+    prepared.route.degrading.note(gateway.clock.now());
+    gateway.observer.metrics().degraded(&prepared.route.config.name, &classified.prepared.route.config.name);
     let record = guard.record();
     let mut after = classified.note(record);
     after.timeouts.total = after.timeouts.total.min(prepared.timeouts.total);
@@ -61,3 +67,46 @@ async fn classified_for(
     };
     gateway.body_work.run(before.held.bytes.len(), work).await.ok()?
 }
+
+/// The rules of a request as they are at this moment.
+pub(super) fn rules(request: &Prepared, now: Stamp) -> Rules {
+    let own = |rule: DegradeRule| {
+        let degrade = request.route.config.degrade.as_ref()?;
+        let is_on = degrade.is_for(&request.share.tenant, request.share.priority);
+        let over =
+            if request.route.degrading.is_on(now, degrade.min_dwell) { degrade.until } else { degrade.over };
+        is_on.then_some(DegradeRule { over, ..rule })
+    };
+    Rules { degrade: request.rules.degrade.and_then(own), ..request.rules }
+}
+
+/// Logs and counts every change of a route's state, forever.
+pub async fn watch(gateway: Arc<Gateway>) {
+    let mut known: HashMap<Arc<str>, bool> = HashMap::new();
+    loop {
+        tokio::time::sleep(LOOK_EVERY).await;
+        let (table, now) = (gateway.table.load_full(), gateway.clock.now());
+        let metrics = gateway.observer.metrics();
+        let is_left = |route: &Arc<str>| table.routes.iter().any(|known| known.config.name == *route);
+        known.retain(|route, _| {
+            let keeps = is_left(route);
+            if !keeps {
+                metrics.degrade_active(route, None);
+            }
+            keeps
+        });
+        for route in &table.routes {
+            let Some(is_on) = route.is_degrading(now) else { continue };
+            let name = &route.config.name;
+            metrics.degrade_active(name, Some(is_on));
+            if known.insert(Arc::clone(name), is_on).unwrap_or(false) != is_on {
+                let state = if is_on { "on" } else { "off" };
+                tracing::warn!(route = %name, state, "route.degrade changed");
+                metrics.degrade_changed(name, state);
+            }
+        }
+    }
+}
+
+/// Below the shortest `min_dwell`, so that no change is missed.
+const LOOK_EVERY: Duration = Duration::from_millis(500);

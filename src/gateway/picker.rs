@@ -9,6 +9,7 @@ use std::time::Duration;
 use super::Gateway;
 use super::adapters::adapter_to_keep_to;
 use super::cold;
+use super::degrade;
 use super::prepare::Prepared;
 use crate::admission::{Outlook, Ruling, Stay, TurnOnDrop, WaitReason, Waiter, rule};
 use crate::clock::Stamp;
@@ -175,7 +176,7 @@ fn choose(
     };
     let wait =
         |reason, stay, outlook| Some(PickOutcome::Wait(QueueWait { reason, stay, pool: Some(at), outlook }));
-    match rule(&request.rules, &judged, pool.queue.is_shared(), ahead) {
+    match rule(&degrade::rules(request, now), &judged, pool.queue.is_shared(), ahead) {
         Ruling::Hold => {
             let (slack, latest) = (Some(Duration::ZERO), request.deadline());
             let outlook = Outlook { at: now, slack, latest, ..Outlook::default() };

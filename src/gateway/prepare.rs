@@ -13,9 +13,9 @@ use super::attempt::{Deadline, Deadlines};
 use super::models::unescaped;
 use super::table::{RouteState, RoutingTable, shortened};
 use super::{Gateway, IncomingRequest, cors, given_request_id, is_harmless_id, stored};
-use crate::admission::{Outlook, Rules, Share, WaitReason, Waiter};
+use crate::admission::{DegradeRule, Outlook, Rules, Share, WaitReason, Waiter};
 use crate::clock::Stamp;
-use crate::config::{MAX_PRIORITY, ModelMatch, Timeouts};
+use crate::config::{Degrade, MAX_PRIORITY, ModelMatch, Timeouts};
 use crate::error::Failure;
 use crate::fleet::replica::Replica;
 use crate::listener::ContinueSignal;
@@ -274,7 +274,8 @@ impl ReadRequest {
             None => stored,
         };
         drop(fields);
-        prepared.rules.degrade = route.config.degrade.filter(|degrade| {
+        let rule = |degrade: &Degrade| DegradeRule { to: degrade.to, over: degrade.over };
+        prepared.rules.degrade = route.config.degrade.as_ref().map(rule).filter(|degrade| {
             let to = table.routes.get(degrade.to);
             // A stored response exists on its own replica only.
             prepared.pinned.is_none()

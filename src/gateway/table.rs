@@ -5,7 +5,9 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use super::degrading::Degrading;
 use super::hedge_budget::HedgeBudget;
+use crate::clock::Stamp;
 use crate::config::{Config, ModelMatch, Route, Slo};
 use crate::error::Failure;
 use crate::fleet::pool::PoolState;
@@ -46,6 +48,8 @@ pub struct RouteState {
     pub wheel: PoolWheel,
     /// Hedges that it may still make; a reload begins anew.
     pub hedges: HedgeBudget,
+    /// Whether its requests are degraded.
+    pub degrading: Arc<Degrading>,
 }
 
 impl RoutingTable {
@@ -59,6 +63,7 @@ impl RoutingTable {
                 policy: policies::named(route.policy),
                 wheel: PoolWheel::new(route.pools.iter().map(|w| w.weight)),
                 hedges: HedgeBudget::default(),
+                degrading: Arc::default(),
                 pools: route.pools.iter().filter_map(weighted).collect(),
                 config: route.clone(),
             })
@@ -81,6 +86,18 @@ impl RoutingTable {
     #[must_use]
     pub fn with_tokens(mut self, tokens: Arc<TokenKeys>) -> Self {
         self.tenants = self.tenants.with_tokens(tokens);
+        self
+    }
+
+    /// The same; routes that are known go on degrading as they did.
+    #[must_use]
+    pub fn with_degrading(mut self, before: &Self) -> Self {
+        for route in self.routes.iter_mut().filter_map(Arc::get_mut) {
+            let known = before.routes.iter().find(|known| known.config.name == route.config.name);
+            if let Some(known) = known {
+                route.degrading = Arc::clone(&known.degrading);
+            }
+        }
         self
     }
 
@@ -140,6 +157,12 @@ impl RouteState {
     pub fn is_visible_to(&self, tenant: &TenantRef) -> bool {
         let by_model = matches!(&self.config.model, ModelMatch::Named(model) if tenant.may_use(model));
         by_model || tenant.may_use(&self.config.name)
+    }
+
+    /// Whether its requests are degraded now; `None` without a `[route.degrade]`.
+    #[must_use]
+    pub fn is_degrading(&self, now: Stamp) -> Option<bool> {
+        self.config.degrade.as_ref().map(|degrade| self.degrading.is_on(now, degrade.min_dwell))
     }
 
     /// Whether a pool that gets requests is ready.

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::config::{Degrade, ModelMatch, PolicyName, QueueLimits, Route, Slo};
+use crate::config::{Degrade, MAX_PRIORITY, ModelMatch, PolicyName, QueueLimits, Route, Slo};
 
 use super::section::{Item, Section};
 use super::values::{DURATION, SIZE};
@@ -37,7 +37,12 @@ pub(super) fn queue(route: &Section<'_>) -> Option<QueueLimits> {
 }
 
 /// Reads every `[route.degrade]`, now that all routes are known, and says what cannot work.
-pub(super) fn resolve(sections: &[Section<'_>], routes: &mut [Route], slo: &BTreeMap<Arc<str>, Slo>) {
+pub(super) fn resolve(
+    sections: &[Section<'_>],
+    routes: &mut [Route],
+    slo: &BTreeMap<Arc<str>, Slo>,
+    tenants: &[&str],
+) {
     let mut found = Vec::new();
     for (at, section) in sections.iter().enumerate() {
         let Some(route) = routes.get(at) else { continue };
@@ -53,11 +58,11 @@ pub(super) fn resolve(sections: &[Section<'_>], routes: &mut [Route], slo: &BTre
             );
         }
         let Some(inner) = item.section("[route.degrade]") else { continue };
-        let over = over(&inner);
+        let read = conditions(&inner, tenants);
         if let Some((to, item)) = target(&inner, at, routes) {
             found.push((at, item));
             if let Some(route) = routes.get_mut(at) {
-                route.degrade = Some(Degrade { to, over });
+                route.degrade = Some(Degrade { to, ..read });
             }
         }
     }
@@ -116,17 +121,47 @@ pub(super) fn route_named(item: &Item<'_>, name: &str, routes: &[Route]) -> Opti
     }
 }
 
-/// `when.predicted_ttft_over_slo`
-fn over(section: &Section<'_>) -> f64 {
+/// When it begins, for whom, and when it ends.
+fn conditions(section: &Section<'_>, known: &[&str]) -> Degrade {
     let when = section.section("when", "route.degrade.when");
-    let Some(item) = when.get("predicted_ttft_over_slo") else {
+    let over = multiple(&when).unwrap_or_else(|| {
         section.fault(
             "[route.degrade] does not say when",
             "write when = { predicted_ttft_over_slo = 1.5 }: above one and a half times its bound",
         );
-        return 1.0;
+        1.0
+    });
+    let names = when.list("tenants");
+    let named = |item: &Item<'_>| {
+        let name = item.text()?;
+        item.place_of("tenant", name, known).map(|_| Arc::from(name))
     };
-    let Some(number) = item.number("a number", "write it without quotes: 1.5") else { return 1.0 };
+    let tenants = when.get("tenants").map(|_| names.iter().filter_map(named).collect());
+    let most = i64::from(MAX_PRIORITY);
+    let max_priority = when.integer("max_priority", -most..=most);
+    let until_section = section.section("until", "route.degrade.until");
+    let until = multiple(&until_section).unwrap_or(1.0);
+    if until > over
+        && let Some(item) = until_section.get("predicted_ttft_over_slo")
+    {
+        item.fault(
+            "until is above when, so that it would end before it begins",
+            "write a lower multiple: 1.0",
+        );
+    }
+    let min_dwell = section.parse("min_dwell", &DURATION).unwrap_or(Duration::from_secs(10));
+    if min_dwell < Duration::from_secs(1)
+        && let Some(item) = section.get("min_dwell")
+    {
+        item.fault("min_dwell is below 1s", "min_dwell = \"10s\"");
+    }
+    Degrade { tenants, max_priority, until, min_dwell, ..Degrade::above(over, 0) }
+}
+
+/// `predicted_ttft_over_slo`; `None` where it is absent.
+fn multiple(section: &Section<'_>) -> Option<f64> {
+    let item = section.get("predicted_ttft_over_slo")?;
+    let Some(number) = item.number("a number", "write it without quotes: 1.5") else { return Some(1.0) };
     let is_valid = number.is_finite() && number >= 1.0;
     if !is_valid {
         item.fault(
@@ -134,11 +169,11 @@ fn over(section: &Section<'_>) -> f64 {
             "1.5 is one and a half times the bound on TTFT",
         );
     }
-    if is_valid { number } else { 1.0 }
+    Some(if is_valid { number } else { 1.0 })
 }
 
 fn leads_back(start: usize, routes: &[Route]) -> bool {
-    let next = |at: usize| routes.get(at).and_then(|route| route.degrade).map(|degrade| degrade.to);
+    let next = |at: usize| routes.get(at).and_then(|route| route.degrade.as_ref()).map(|degrade| degrade.to);
     // A walk that is longer than there are routes is in a circle that began later.
     std::iter::successors(next(start), |at| next(*at)).take(routes.len()).any(|at| at == start)
 }
@@ -223,6 +258,39 @@ mod tests {
                 Err(faults) => faults.iter().map(first_line).collect(),
             };
             assert_eq!(found, expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn faults_of_the_conditions_to_degrade() {
+        let when = "when = { predicted_ttft_over_slo = 1.5 }";
+        let two = |first: &str, second: &str| {
+            format!("[[route]]\nmodel = \"a\"\n{first}\n[[route]]\nmodel = \"b\"\n{second}\n")
+        };
+        for (rest, expected) in [
+            (
+                two(
+                    &format!(
+                        "[route.degrade]\nto = \"b\"\n{when}\nuntil = {{ predicted_ttft_over_slo = 2.0 }}"
+                    ),
+                    "",
+                ),
+                &["f.toml:9:37: until is above when, so that it would end before it begins"],
+            ),
+            (
+                two(&format!("[route.degrade]\nto = \"b\"\n{when}\nmin_dwell = \"10ms\""), ""),
+                &["f.toml:9:13: min_dwell is below 1s"],
+            ),
+            (
+                two(
+                    "[route.degrade]\nto = \"b\"\nwhen = { predicted_ttft_over_slo = 1.5, tenants = [\"x\"] }",
+                    "",
+                ),
+                &["f.toml:8:52: unknown tenant \"x\""],
+            ),
+        ] {
+            let faults = check_str("f.toml", &format!("{ONE_POOL}{rest}"), &|_| None).unwrap_err();
+            assert_eq!(faults.iter().map(first_line).collect::<Vec<_>>(), expected, "{rest}");
         }
     }
 }

@@ -45,7 +45,7 @@ pub(super) fn routes(root: &Section<'_>, referred: &Referred<'_>) -> Vec<Route> 
         }
         routes.push(route);
     }
-    admission::resolve(&sections, &mut routes, referred.slo);
+    admission::resolve(&sections, &mut routes, referred.slo, &tenant_names(root));
     if root.get("route").is_none() {
         match referred.pools {
             [] => {}
@@ -94,6 +94,14 @@ fn route(section: &Section<'_>, referred: &Referred<'_>) -> Route {
         degrade: None,
         canary,
     }
+}
+
+/// Names of the tenants, which are read later: they name routes.
+fn tenant_names<'a>(root: &Section<'a>) -> Vec<&'a str> {
+    let list = root.get("tenant").and_then(|item| item.value.as_array());
+    let name =
+        |tenant: &'a toml::Spanned<DeValue<'a>>| tenant.get_ref().as_table()?.get("name")?.get_ref().as_str();
+    list.into_iter().flatten().filter_map(name).collect()
 }
 
 fn catch_all(referred: &Referred<'_>) -> Route {

@@ -48,8 +48,8 @@ pub use self::scale::PoolGauges;
 use self::series::{ALL_TENANTS, ReplicaSeries, RequestFamilies, RequestKey, RequestSeries};
 pub use self::series::{StreamHistograms, StreamKey};
 use self::table::{
-    CanaryFamilies, DiscoveryFamilies, DriftFamilies, Maker, Process, ReplicaFamilies, RouteFamilies,
-    ScaleFamilies, Targets, TenantFamilies, Totals,
+    CanaryFamilies, DegradeFamilies, DiscoveryFamilies, DriftFamilies, Maker, Process, ReplicaFamilies,
+    RouteFamilies, ScaleFamilies, Targets, TenantFamilies, Totals,
 };
 use crate::clock::{Clock, Stamp};
 use crate::config::Config;
@@ -77,6 +77,7 @@ pub struct Metrics {
     drift: DriftFamilies,
     canaries: CanaryFamilies,
     scale: ScaleFamilies,
+    degrade: DegradeFamilies,
     targets: Targets,
     discovery: DiscoveryFamilies,
     by_request: DashMap<RequestKey, Arc<RequestSeries>, RandomState>,
@@ -132,6 +133,7 @@ impl Metrics {
         let replicas = ReplicaFamilies::new(&maker, &edges);
         let process = Process::new(&maker);
         let (canaries, scale) = (CanaryFamilies::new(&maker), ScaleFamilies::new(&maker));
+        let degrade = DegradeFamilies::new(&maker);
         let (drift, targets) = (DriftFamilies::new(&maker), Targets::new(&maker));
         let discovery = DiscoveryFamilies::new(&maker);
         // Fails without /proc: then there are no process_* metrics.
@@ -146,6 +148,7 @@ impl Metrics {
             drift,
             canaries,
             scale,
+            degrade,
             targets,
             discovery,
             by_request: DashMap::default(),

@@ -590,6 +590,35 @@ impl CanaryFamilies {
     }
 }
 
+/// Families of `[route.degrade]`.
+pub(super) struct DegradeFamilies {
+    pub(super) active: Family<GaugeVec>,
+    pub(super) transitions: Family<IntCounterVec>,
+    pub(super) requests: Family<IntCounterVec>,
+}
+
+impl DegradeFamilies {
+    pub(super) fn new(maker: &Maker<'_>) -> Self {
+        Self {
+            active: maker.gauges(
+                "tokenway_degrade_active",
+                "1 while the route hands requests to the route of [route.degrade].",
+                &["route"],
+            ),
+            transitions: maker.counters(
+                "tokenway_degrade_transitions_total",
+                "Times that a route began (on) or ended (off) to degrade.",
+                &["route", "state"],
+            ),
+            requests: maker.counters(
+                "tokenway_degraded_requests_total",
+                "Requests handed to another route.",
+                &["route", "to"],
+            ),
+        }
+    }
+}
+
 /// Families of pools, for autoscalers.
 pub(super) struct ScaleFamilies {
     pub(super) desired: Family<GaugeVec>,
