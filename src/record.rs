@@ -457,6 +457,8 @@ pub struct FirstToken {
     pub tenant: Arc<str>,
     /// Label `class`.
     pub class: Class,
+    /// `gen_ai.operation.name`, or the API's own word.
+    pub operation: &'static str,
     /// The replica that serves it.
     pub served: Served,
     /// From the last request byte.

@@ -274,9 +274,18 @@ fn telemetry(telemetry: &Telemetry) -> Json {
             "timeout": seconds(otlp.timeout),
         })
     });
+    let metrics = telemetry.otlp_metrics.as_ref().map(|otlp| {
+        json!({
+            "endpoint": without_userinfo(&otlp.endpoint),
+            "protocol": otlp.protocol.as_str(),
+            "interval": seconds(otlp.interval),
+            "temporality": otlp.temporality.as_str(),
+        })
+    });
     json!({
         "access_log": access_log,
         "otlp": otlp,
+        "otlp_metrics": metrics,
         "engine_spans": telemetry.engine_spans.map(|spans| spans.listen.to_string()),
         "sampling": {
             "routine": telemetry.sampling.routine,

@@ -167,6 +167,8 @@ impl Running {
         let fleet = Arc::clone(&app.fleet);
         observers.drift.set_fleet(move || fleet.statuses());
         let fleet = Arc::clone(&app.fleet);
+        observers.observer.set_fleet(move || fleet.statuses());
+        let fleet = Arc::clone(&app.fleet);
         observers.rollouts.attach(Arc::clone(&app.gateway.canaries), move || fleet.statuses());
         let launch = Arc::new(launch);
         let control = Controls::new(Arc::clone(&app), observers.clone(), Arc::clone(&launch), config);
@@ -261,6 +263,7 @@ impl Running {
             admin_paths = "/metrics /healthz /readyz / /api",
             pools = config.pools.len(), replicas, ?routes, ?policies,
             open_files,
+            otlp_metrics = config.telemetry.otlp_metrics.as_ref().map_or("off", |o| &*o.endpoint),
             otlp = config.telemetry.otlp.as_ref().map_or("off", |o| &*o.traces_endpoint),
             "tokenway is listening"
         );

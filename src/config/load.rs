@@ -208,6 +208,24 @@ mod tests {
     }
 
     #[test]
+    fn metrics_go_beside_the_spans_where_they_are_asked_for() {
+        let metrics = |env: &[(&str, &str)], flag: Option<&str>| {
+            let env = |name: &str| env.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).into());
+            let overrides = Overrides { otlp_endpoint: flag.map(Into::into), ..Overrides::default() };
+            let config = load(&upstreams(&["http://a:1"]), &overrides, &env).unwrap();
+            config.telemetry.otlp_metrics.map(|otlp| otlp.endpoint)
+        };
+        let base = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://env:4318");
+        let asked = ("OTEL_METRICS_EXPORTER", "otlp");
+        let exact = ("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "http://env:1/exact");
+        assert_eq!(metrics(&[base], None), None, "spans alone, as before");
+        assert_eq!(metrics(&[base, asked], None).as_deref(), Some("http://env:4318/v1/metrics"));
+        assert_eq!(metrics(&[exact], None).as_deref(), Some("http://env:1/exact"));
+        assert_eq!(metrics(&[exact], Some("http://f:1")).as_deref(), Some("http://f:1/v1/metrics"));
+        assert_eq!(metrics(&[asked], None).as_deref(), Some("http://127.0.0.1:4318/v1/metrics"));
+    }
+
+    #[test]
     fn flags_that_do_not_fit_are_refused() {
         let open = Overrides { admin_listen: Some("0.0.0.0:2".parse().unwrap()), ..Overrides::default() };
         let error = load(&upstreams(&["http://a:1"]), &open, &no_env).unwrap_err().to_string();

@@ -35,7 +35,9 @@ pub use self::endpoint::{parse_endpoint, parse_name};
 pub use self::engine::{EngineKind, EngineProfile, Figure, FigureSource};
 pub use self::slo::{ItlBounds, Slo, TtftBound};
 pub use self::state::DriftState;
-pub use self::telemetry::{AccessLog, EngineSpansConfig, Otlp, OtlpProtocol, Sampling, Telemetry};
+pub use self::telemetry::{
+    AccessLog, EngineSpansConfig, Otlp, OtlpMetrics, OtlpProtocol, Sampling, Telemetry, Temporality,
+};
 pub use self::warmup::{Lora, WarmUp, WarmUpFeature, WarmUpLength};
 use crate::stage::StageBudget;
 use crate::units::Tokens;

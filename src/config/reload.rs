@@ -53,6 +53,7 @@ fn keep_fixed(config: &mut Config, old: &Config) -> Vec<String> {
     fixed.keep("routing.seed", &mut config.seed, &old.seed);
     fixed.keep("telemetry.access_log", &mut telemetry.access_log, &old.telemetry.access_log);
     fixed.keep("[telemetry.otlp]", &mut telemetry.otlp, &old.telemetry.otlp);
+    fixed.keep("telemetry.otlp.metrics", &mut telemetry.otlp_metrics, &old.telemetry.otlp_metrics);
     fixed.keep("[telemetry.engine_spans]", &mut telemetry.engine_spans, &old.telemetry.engine_spans);
     let by_tenant = &mut telemetry.stages_by_tenant;
     fixed.keep("telemetry.stages_by_tenant", by_tenant, &old.telemetry.stages_by_tenant);

@@ -11,6 +11,8 @@ pub struct Telemetry {
     pub access_log: AccessLog,
     /// OTLP export, if configured (by file, flag or `OTEL_EXPORTER_OTLP_*`).
     pub otlp: Option<Otlp>,
+    /// OTLP export of metrics, if asked for.
+    pub otlp_metrics: Option<OtlpMetrics>,
     /// `[telemetry.engine_spans]`
     pub engine_spans: Option<EngineSpansConfig>,
     /// `[telemetry.sampling]`
@@ -45,6 +47,46 @@ pub struct Otlp {
     pub headers: Vec<(http::HeaderName, http::HeaderValue)>,
     /// For one export.
     pub timeout: Duration,
+}
+
+/// `[telemetry.otlp]` with `metrics = true`, or the environment's word for it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OtlpMetrics {
+    /// For HTTP the full URL (`/v1/metrics` appended already), for gRPC the collector's.
+    pub endpoint: String,
+    /// How metrics are sent.
+    pub protocol: OtlpProtocol,
+    /// Headers of the export requests.
+    pub headers: Vec<(http::HeaderName, http::HeaderValue)>,
+    /// For one export.
+    pub timeout: Duration,
+    /// Between two exports.
+    pub interval: Duration,
+    /// Whether exports are compressed.
+    pub is_gzip: bool,
+    /// What counters and histograms count from.
+    pub temporality: Temporality,
+}
+
+/// `OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE`
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Temporality {
+    /// Totals since the start of the process.
+    #[default]
+    Cumulative,
+    /// What came since the last export that arrived.
+    Delta,
+}
+
+impl Temporality {
+    /// Its name in OpenTelemetry.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Cumulative => "cumulative",
+            Self::Delta => "delta",
+        }
+    }
 }
 
 /// `telemetry.otlp.protocol`

@@ -39,12 +39,14 @@ use self::engine_spans::{EngineSpans, Settled};
 use self::history::{History, RouteHistory};
 use self::judgement::Judgement;
 use self::metrics::{BuildInfo, Metrics, StreamKey};
+use self::otlp::metrics::MetricsExport;
 use self::otlp::{Collector, CollectorError};
 use self::parts::Parts;
 use self::spans::{Seen, Spans};
 use self::windows::{Measure, WindowKey, Windows};
 use crate::clock::Clock;
 use crate::config::Config;
+use crate::fleet::status::ReplicaStatus;
 use crate::record::{FirstToken, Gaps, Record};
 use crate::request::trace_context::{Trace, trace_of};
 
@@ -112,6 +114,7 @@ pub struct Observer {
     spans: Option<Arc<Spans>>,
     settled: Arc<Settled>,
     engine_spans: Option<EngineSpans>,
+    metrics_export: Option<MetricsExport>,
     routine_at_start: f64,
     taps: Arc<[Arc<dyn Tap>]>,
     clock: Clock,
@@ -124,14 +127,19 @@ impl Observer {
     /// # Errors
     /// The access log cannot be opened or the OTLP exporter refuses its configuration.
     pub fn start(config: &Config, around: Surroundings) -> Result<Self, ObserveError> {
-        let Surroundings { clock, build, background, instance } = around;
-        let metrics = Arc::new(Metrics::new(config, build, clock));
+        let metrics = Arc::new(Metrics::new(config, around.build, around.clock));
         let telemetry = &config.telemetry;
+        let metrics_export = telemetry
+            .otlp_metrics
+            .as_ref()
+            .map(|otlp| MetricsExport::start(otlp, &around, &metrics))
+            .transpose()?;
+        let Surroundings { clock, build, background, instance } = around;
         let access_log = AccessLogger::start(&telemetry.access_log, clock, &metrics)?.map(Arc::new);
         let collector = telemetry
             .otlp
             .as_ref()
-            .map(|otlp| Collector::new(otlp, build, &instance, &background))
+            .map(|otlp| Collector::new(otlp, build, &instance, &background, clock))
             .transpose()?;
         let spans = collector
             .as_ref()
@@ -166,6 +174,7 @@ impl Observer {
             spans,
             settled,
             engine_spans,
+            metrics_export,
             routine_at_start: telemetry.sampling.routine,
             taps: Arc::default(),
             clock,
@@ -186,6 +195,13 @@ impl Observer {
     /// The OTLP collector, where one is configured.
     pub fn collector(&self) -> Option<&Collector> {
         self.collector.as_ref()
+    }
+
+    /// Takes the source of replicas for the export of metrics.
+    pub fn set_fleet(&self, fleet: impl Fn() -> Vec<ReplicaStatus> + Send + Sync + 'static) {
+        if let Some(export) = &self.metrics_export {
+            export.set_fleet(fleet);
+        }
     }
 
     /// Latency percentiles of the last minute, five minutes and hour.
@@ -317,9 +333,17 @@ impl Observer {
                 log.flush(limit);
             }
         });
-        if let Some(spans) = &self.spans {
-            spans.shutdown(limit).await;
-        }
+        let spans = async {
+            if let Some(spans) = &self.spans {
+                spans.shutdown(limit).await;
+            }
+        };
+        let metrics = async {
+            if let Some(export) = &self.metrics_export {
+                export.shutdown(limit).await;
+            }
+        };
+        tokio::join!(spans, metrics);
         // An error means that the flush panicked: nothing left to do.
         let _ = log.await;
     }

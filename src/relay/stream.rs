@@ -185,6 +185,7 @@ impl StreamBody {
             model: Arc::clone(&record.model),
             tenant: Arc::clone(&record.tenant),
             class: record.class,
+            operation: record.dialect.operation(),
             served: Served::clone(&self.pick.replica.served()),
             ttft: at.since(read),
             predicted: self.pick.decision.predicted_ttft,

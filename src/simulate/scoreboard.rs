@@ -191,6 +191,7 @@ mod tests {
             model: name.clone(),
             tenant: name.clone(),
             class: Class::Short,
+            operation: "chat",
             served: Served {
                 pool: name.clone(),
                 revision: name.clone(),

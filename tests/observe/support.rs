@@ -259,6 +259,7 @@ pub(crate) fn first_token() -> FirstToken {
         model: "llama".into(),
         tenant: "acme".into(),
         class: Class::Short,
+        operation: "chat",
         served: served(),
         ttft: Duration::from_millis(200),
         predicted: Some(Duration::from_millis(150)),

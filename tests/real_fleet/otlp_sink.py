@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Receives OTLP over HTTP and writes one JSON line per export: trace ids and attribute names.
+"""Receives OTLP over HTTP and writes one JSON line per export: trace ids and attribute names, or the names of metrics.
 
 With the package opentelemetry-proto the message is decoded; without it the 16 bytes after each trace-id tag are
 taken, which is all that the check needs.
@@ -12,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 try:
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+    from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 except ImportError:
     ExportTraceServiceRequest = None
 
@@ -30,6 +31,20 @@ def guessed(body):
     return traces, names
 
 
+def metrics(body):
+    """Kind and sum (counts of histograms) of every metric."""
+    if ExportTraceServiceRequest is None:
+        return {}
+    message = ExportMetricsServiceRequest.FromString(body)
+    found = {}
+    for metric in (m for r in message.resource_metrics for scope in r.scope_metrics for m in scope.metrics):
+        kind = metric.WhichOneof("data")
+        points = getattr(metric, kind).data_points
+        histogram = kind in ("histogram", "exponential_histogram")
+        found[metric.name] = [kind, sum(p.count if histogram else p.as_double or p.as_int for p in points)]
+    return found
+
+
 class Sink(BaseHTTPRequestHandler):
     out = None
 
@@ -37,8 +52,11 @@ class Sink(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("content-length", 0)))
         if self.headers.get("content-encoding") == "gzip":
             body = gzip.decompress(body)
-        traces, names = (decoded if ExportTraceServiceRequest else guessed)(body)
-        line = {"path": self.path, "traces": sorted(traces), "names": sorted(names)}
+        if self.path.endswith("/metrics"):
+            line = {"path": self.path, "traces": [], "names": [], "metrics": metrics(body)}
+        else:
+            traces, names = (decoded if ExportTraceServiceRequest else guessed)(body)
+            line = {"path": self.path, "traces": sorted(traces), "names": sorted(names)}
         self.out.write(json.dumps(line) + "\n")
         self.out.flush()
         self.send_response(200)

@@ -213,16 +213,20 @@ def rotel(binary, protocol, directory):
             stdout=open(directory / f"{name}-agent.log", "w"), stderr=subprocess.STDOUT),
     ]
     port = grpc if protocol == "grpc" else http
-    run = Run(binary, name, f'[telemetry.otlp]\nendpoint = "http://127.0.0.1:{port}"\nprotocol = "{protocol}"\n', directory)
+    otlp = f'[telemetry.otlp]\nendpoint = "http://127.0.0.1:{port}"\nprotocol = "{protocol}"\nmetrics = true\nmetrics_interval = "1s"\n'
+    run = Run(binary, name, otlp, directory)
     try:
         run.ask()
         traces = lambda: {t for line in out.read_text().splitlines() for t in json.loads(line)["traces"]}
         names = lambda: {n for line in out.read_text().splitlines() for n in json.loads(line)["names"]}
         want = {"tokenway.ttft", "tokenway.stage.engine_queue", "gen_ai.latency.time_in_queue", "gen_ai.usage.output_tokens"}
         wait_for("traces in the sink", lambda: len(traces()) >= REQUESTS and want <= names())
+        counted = lambda: {k: v for line in out.read_text().splitlines() for k, v in json.loads(line).get("metrics", {}).items()}
+        ttft = wait_for("metrics in the sink", lambda: (counted().get("gen_ai.server.time_to_first_token") or [None, 0])[1] >= REQUESTS and counted())
         stages = run.measured()
         verdict = "ok" if {"engine_queue", "prefill"} <= set(stages) else "FAIL"
-        row(name, verdict, f"{len(traces())} traces, {REQUESTS} asked; ours and the engine's spans; measured, mean ms: {stages}; dropped {run.dropped():.0f}")
+        row(name, verdict, f"{len(traces())} traces, {REQUESTS} asked; ours and the engine's spans; measured, mean ms: {stages}; dropped {run.dropped():.0f}; "
+            f"{len(ttft)} metrics, ttft {ttft['gen_ai.server.time_to_first_token']}, itl {ttft['tokenway.inter_token_latency']}")
     finally:
         run.stop()
         for process in started:

@@ -8,6 +8,7 @@ pub(super) fn telemetry() -> Telemetry {
         stages_by_tenant: true,
         access_log: AccessLog::Off,
         otlp: None,
+        otlp_metrics: None,
         engine_spans: None,
         sampling: Sampling {
             max_per_second: u32::MAX,

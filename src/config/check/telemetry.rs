@@ -10,8 +10,9 @@ use std::time::Duration;
 use http::{HeaderName, HeaderValue};
 use toml::de::DeValue;
 
+use crate::config::otel::metrics::{MetricsExporter, metrics_endpoint};
 use crate::config::otel::{self, Exporter};
-use crate::config::{AccessLog, EngineSpansConfig, Otlp, OtlpProtocol, Sampling, Telemetry};
+use crate::config::{AccessLog, EngineSpansConfig, Otlp, OtlpMetrics, OtlpProtocol, Sampling, Telemetry};
 
 use super::section::{Item, Section};
 use super::values::{ADDRESS, HTTP_URL, POSITIVE_DURATION};
@@ -21,9 +22,11 @@ use super::{secret, unbuilt};
 pub(super) fn telemetry(root: &Section<'_>, tenants: usize) -> Telemetry {
     let section = root.section("telemetry", "[telemetry]");
     unbuilt::refuse(&section, unbuilt::TELEMETRY);
+    let otlp = OtlpSection::read(&section.section("otlp", "[telemetry.otlp]"));
     Telemetry {
         access_log: section.get("access_log").and_then(|item| access_log(&item)).unwrap_or(AccessLog::Stdout),
-        otlp: otlp(&section.section("otlp", "[telemetry.otlp]")),
+        otlp: otlp.spans(Exporter::from_env(root.checking.env)),
+        otlp_metrics: otlp.metrics(MetricsExporter::from_env(root.checking.env)),
         engine_spans: engine_spans(&section.section("engine_spans", "[telemetry.engine_spans]")),
         sampling: sampling(&section.section("sampling", "[telemetry.sampling]")),
         stages_by_tenant: section.boolean("stages_by_tenant").unwrap_or(tenants <= MAX_TENANTS_BY_STAGE),
@@ -44,29 +47,74 @@ fn access_log(item: &Item<'_>) -> Option<AccessLog> {
     })
 }
 
-fn otlp(section: &Section<'_>) -> Option<Otlp> {
-    let endpoint = section.parse("endpoint", &HTTP_URL);
-    let protocol = section.get("protocol").and_then(|item| item.one_of("protocol", PROTOCOLS));
-    let headers = section.get("headers").map(|item| headers(&item));
-    let timeout = section.parse("timeout", &POSITIVE_DURATION);
-    let exporter = Exporter::from_env(section.checking.env);
-    let protocol = protocol.or(exporter.protocol).unwrap_or_default();
-    let given = section.checking.overrides.otlp_endpoint.clone().or(endpoint);
-    let of_env = if given.is_none() { exporter.logs_endpoint(protocol) } else { None };
-    let traces_endpoint = match given {
-        Some(base) => otel::traces_endpoint(&base, protocol),
-        None if section.is_present() => exporter
-            .endpoint(protocol)
-            .unwrap_or_else(|| otel::traces_endpoint(default_base(protocol), protocol)),
-        None => exporter.endpoint(protocol)?,
-    };
-    Some(Otlp {
-        logs_endpoint: of_env.or_else(|| otel::logs_endpoint(&traces_endpoint, protocol)),
-        traces_endpoint,
-        protocol,
-        headers: headers.unwrap_or(exporter.headers),
-        timeout: timeout.or(exporter.timeout).unwrap_or(DEFAULT_EXPORT_TIMEOUT),
-    })
+/// `[telemetry.otlp]` as it is written.
+struct OtlpSection {
+    is_present: bool,
+    /// The flag's, else the file's.
+    endpoint: Option<String>,
+    protocol: Option<OtlpProtocol>,
+    headers: Option<Vec<(HeaderName, HeaderValue)>>,
+    timeout: Option<Duration>,
+    metrics: Option<bool>,
+    metrics_interval: Option<Duration>,
+}
+
+impl OtlpSection {
+    fn read(section: &Section<'_>) -> Self {
+        let endpoint = section.parse("endpoint", &HTTP_URL);
+        Self {
+            is_present: section.is_present(),
+            endpoint: section.checking.overrides.otlp_endpoint.clone().or(endpoint),
+            protocol: section.get("protocol").and_then(|item| item.one_of("protocol", PROTOCOLS)),
+            headers: section.get("headers").map(|item| headers(&item)),
+            timeout: section.parse("timeout", &POSITIVE_DURATION),
+            metrics: section.boolean("metrics"),
+            metrics_interval: section.parse("metrics_interval", &POSITIVE_DURATION),
+        }
+    }
+
+    fn spans(&self, exporter: Exporter) -> Option<Otlp> {
+        let protocol = self.protocol.or(exporter.protocol).unwrap_or_default();
+        let of_env = if self.endpoint.is_none() { exporter.logs_endpoint(protocol) } else { None };
+        let traces_endpoint = match &self.endpoint {
+            Some(base) => otel::traces_endpoint(base, protocol),
+            None if self.is_present => exporter
+                .endpoint(protocol)
+                .unwrap_or_else(|| otel::traces_endpoint(default_base(protocol), protocol)),
+            None => exporter.endpoint(protocol)?,
+        };
+        Some(Otlp {
+            logs_endpoint: of_env.or_else(|| otel::logs_endpoint(&traces_endpoint, protocol)),
+            traces_endpoint,
+            protocol,
+            headers: self.headers.clone().unwrap_or(exporter.headers),
+            timeout: self.timeout.or(exporter.timeout).unwrap_or(DEFAULT_EXPORT_TIMEOUT),
+        })
+    }
+
+    /// Beside the spans, unless the environment alone says where.
+    fn metrics(&self, exporter: MetricsExporter) -> Option<OtlpMetrics> {
+        if self.metrics.or(exporter.is_wanted) != Some(true) {
+            return None;
+        }
+        let protocol = self.protocol.or(exporter.protocol).unwrap_or_default();
+        let endpoint = match (&self.endpoint, exporter.endpoint) {
+            (Some(base), _) => metrics_endpoint(base, protocol),
+            (None, Some(exact)) => exact,
+            (None, None) => {
+                metrics_endpoint(exporter.base.as_deref().unwrap_or(default_base(protocol)), protocol)
+            }
+        };
+        Some(OtlpMetrics {
+            endpoint,
+            protocol,
+            headers: self.headers.clone().unwrap_or(exporter.headers),
+            timeout: self.timeout.or(exporter.timeout).unwrap_or(DEFAULT_EXPORT_TIMEOUT),
+            interval: self.metrics_interval.or(exporter.interval).unwrap_or(DEFAULT_EXPORT_INTERVAL),
+            is_gzip: exporter.is_gzip,
+            temporality: exporter.temporality,
+        })
+    }
 }
 
 fn engine_spans(section: &Section<'_>) -> Option<EngineSpansConfig> {
@@ -167,3 +215,5 @@ const DEFAULT_ENGINE_SPANS_PORT: u16 = 4319;
 /// Above it, histograms by tenant and stage would be most of the metrics page.
 const MAX_TENANTS_BY_STAGE: usize = 20;
 const DEFAULT_EXPORT_TIMEOUT: Duration = Duration::from_secs(10);
+/// The default of OpenTelemetry.
+const DEFAULT_EXPORT_INTERVAL: Duration = Duration::from_secs(60);

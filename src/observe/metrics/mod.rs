@@ -6,12 +6,15 @@
 
 mod buckets;
 mod canary;
+mod delta;
 mod discovery;
 mod drift;
 mod exemplars;
+mod exponential;
 mod family;
 mod memo;
 mod openmetrics;
+mod otlp;
 mod replicas;
 mod series;
 mod table;
@@ -32,8 +35,10 @@ use std::hash::RandomState;
 
 use self::buckets::Edges;
 pub use self::canary::CanaryGauges;
+pub(super) use self::delta::since;
 pub use self::drift::{DeliveryResult, FindingLabels};
 use self::exemplars::{Exemplar, Exemplars};
+use self::exponential::{ExponentialKey, Exponentials};
 use self::memo::Memo;
 pub use self::openmetrics::Exposition;
 use self::replicas::{KnownReplicas, ReplicaKey};
@@ -79,6 +84,10 @@ pub struct Metrics {
     rendering: Mutex<()>,
     edges: Edges,
     exemplars: Exemplars,
+    /// Where metrics are exported by OTLP.
+    exponentials: Option<Exponentials>,
+    /// When counting began.
+    started: Stamp,
     decisions: Memo<(&'static str, &'static str), IntCounter>,
     admissions: Memo<(&'static str, &'static str), IntCounter>,
     retries: Memo<&'static str, IntCounter>,
@@ -141,6 +150,8 @@ impl Metrics {
             rendering: Mutex::default(),
             edges,
             exemplars: Exemplars::default(),
+            exponentials: config.telemetry.otlp_metrics.as_ref().map(|_| Exponentials::default()),
+            started: clock.now(),
             decisions: Memo::default(),
             admissions: Memo::default(),
             retries: Memo::default(),
@@ -175,6 +186,9 @@ impl Metrics {
             self.canaries.webhook.get(&[result.as_str()]);
             self.drift_events(result, 0);
         }
+        for result in [DeliveryResult::Sent, DeliveryResult::Failed] {
+            self.process.otlp_exports.get(&[result.as_str()]);
+        }
         for reason in DropReason::ALL {
             self.spans_dropped(reason, 0);
         }
@@ -189,7 +203,8 @@ impl Metrics {
             return Arc::clone(&series);
         }
         let replica = self.replica_series(&key.pool, &key.replica);
-        let series = Arc::new(StreamHistograms::new(key, &self.requests.by_route, replica));
+        let exponential = self.exponentials.as_ref().map(|all| all.series(&ExponentialKey::from(key)));
+        let series = Arc::new(StreamHistograms::new(key, &self.requests.by_route, replica, exponential));
         if self.by_stream.len() < CACHED_SERIES {
             self.by_stream.insert(key.clone(), Arc::clone(&series));
         }
@@ -206,6 +221,9 @@ impl Metrics {
             class: first.class,
         };
         self.request_series(key).first_token(first.ttft);
+        if let Some(all) = &self.exponentials {
+            all.series(&ExponentialKey::of_first_token(first)).ttft.observe(first.ttft);
+        }
         let ttft = first.ttft.as_secs_f64();
         self.replica_series(&first.served.pool, &first.served.replica).ttft.observe(ttft);
         if let Some(predicted) = first.predicted.map(|p| p.as_secs_f64()).filter(|p| *p > 0.0) {
@@ -220,6 +238,13 @@ impl Metrics {
         series.record(record, judgement);
         if is_settled {
             series.settled(judgement);
+        }
+        if let Some(all) = &self.exponentials {
+            let series = all.series(&ExponentialKey::of_record(record));
+            series.duration.observe(record.duration());
+            if let Some(tpot) = record.tpot() {
+                series.tpot.observe(tpot);
+            }
         }
         self.count_attempts(record);
         self.count_decision(record);
@@ -373,6 +398,35 @@ impl Metrics {
 
     /// The page in the format that the scraper accepts.
     pub fn render_as(&self, fleet: &[ReplicaStatus], exposition: Exposition) -> String {
+        let families = self.gather(fleet);
+        match exposition {
+            Exposition::OpenMetrics => openmetrics::encode(&families, &self.exemplars),
+            Exposition::Plain => TextEncoder::new().encode_to_string(&families).unwrap_or_else(|error| {
+                tracing::error!(%error, "metrics could not be encoded");
+                String::new()
+            }),
+        }
+    }
+
+    /// The same for OTLP, cumulative since the start.
+    pub(super) fn otlp(
+        &self,
+        fleet: &[ReplicaStatus],
+    ) -> Vec<opentelemetry_proto::tonic::metrics::v1::Metric> {
+        let families = self.gather(fleet);
+        let exponentials = self.exponentials.as_ref().map(Exponentials::all).unwrap_or_default();
+        let span =
+            otlp::Span { start: self.clock.wall(self.started), now: self.clock.wall(self.clock.now()) };
+        otlp::metrics(&families, &exponentials, span)
+    }
+
+    /// Counts an export of metrics.
+    pub(super) fn otlp_export(&self, result: DeliveryResult) {
+        self.process.otlp_exports.get(&[result.as_str()]).inc();
+    }
+
+    /// Every family, with the gauges of `fleet`.
+    fn gather(&self, fleet: &[ReplicaStatus]) -> Vec<prometheus::proto::MetricFamily> {
         // Concurrent scrapes would remove gauges from each other's pages.
         let _one_at_a_time = self.rendering.lock();
         let gone = self.known_replicas.lock().update(&self.replicas, fleet, self.clock.now());
@@ -388,14 +442,7 @@ impl Metrics {
         let oldest = self.waiting.lock().first_key_value().map(|(since, _)| *since);
         let waited = oldest.map_or(Duration::ZERO, |since| self.clock.now().since(since));
         self.totals.queue_oldest.set(waited.as_secs_f64());
-        let families = self.registry.gather();
-        match exposition {
-            Exposition::OpenMetrics => openmetrics::encode(&families, &self.exemplars),
-            Exposition::Plain => TextEncoder::new().encode_to_string(&families).unwrap_or_else(|error| {
-                tracing::error!(%error, "metrics could not be encoded");
-                String::new()
-            }),
-        }
+        self.registry.gather()
     }
 
     /// Makes the trace of a request the exemplar of its buckets; only for requests whose spans are kept.

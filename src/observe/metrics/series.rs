@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use prometheus::{Histogram, IntCounter, IntCounterVec};
 
+use super::exponential::{ExponentialKey, ExponentialSeries};
 use super::family::Family;
 use super::memo::Memo;
 use super::table::{ReplicaFamilies, RouteFamilies, TenantFamilies};
@@ -61,6 +62,21 @@ impl StreamKey {
 impl From<&FirstToken> for StreamKey {
     fn from(first: &FirstToken) -> Self {
         Self::new(&first.route, &first.model, first.class, &first.served)
+    }
+}
+
+/// Operation and engine are not known of a gap, and not needed.
+impl From<&StreamKey> for ExponentialKey {
+    fn from(key: &StreamKey) -> Self {
+        Self {
+            operation: "",
+            provider: None,
+            route: Arc::clone(&key.route),
+            model: Arc::clone(&key.model),
+            revision: Arc::clone(&key.revision),
+            class: key.class,
+            error: None,
+        }
     }
 }
 
@@ -268,12 +284,18 @@ pub struct StreamHistograms {
     icl: Histogram,
     itl: Histogram,
     replica: Arc<ReplicaSeries>,
+    exponential: Option<Arc<ExponentialSeries>>,
 }
 
 impl StreamHistograms {
-    pub(super) fn new(key: &StreamKey, families: &RouteFamilies, replica: Arc<ReplicaSeries>) -> Self {
+    pub(super) fn new(
+        key: &StreamKey,
+        families: &RouteFamilies,
+        replica: Arc<ReplicaSeries>,
+        exponential: Option<Arc<ExponentialSeries>>,
+    ) -> Self {
         let labels: [&str; 4] = [&key.route, &key.model, &key.revision, key.class.as_str()];
-        Self { icl: families.icl.get(&labels), itl: families.itl.get(&labels), replica }
+        Self { icl: families.icl.get(&labels), itl: families.itl.get(&labels), replica, exponential }
     }
 
     /// Observes a batch: one ICL per gap, one ITL per token once the tokens are known.
@@ -292,6 +314,9 @@ impl StreamHistograms {
     fn tokens(&self, gap: Duration, tokens: u32) {
         let tokens = tokens.min(MAX_TOKENS_PER_EVENT);
         let Some(each) = gap.checked_div(tokens) else { return };
+        if let Some(exponential) = &self.exponential {
+            exponential.itl.observe_n(each, tokens.into());
+        }
         for _ in 0..tokens {
             self.itl.observe(each.as_secs_f64());
             self.replica.itl.observe(each.as_secs_f64());

@@ -10,6 +10,7 @@ use prometheus::{
 };
 
 use super::buckets::{self, Edges};
+use super::exponential::{ExponentialHistogram, ExponentialSeries};
 use super::family::Family;
 
 /// Labels of what is reported by tenant.
@@ -84,6 +85,7 @@ pub(super) struct Process {
     pub(super) open_connections: IntGauge,
     pub(super) spans_dropped: Family<IntCounterVec>,
     pub(super) engine_spans: Family<IntCounterVec>,
+    pub(super) otlp_exports: Family<IntCounterVec>,
     pub(super) access_log_dropped: IntCounter,
     pub(super) log_dropped: Family<IntCounterVec>,
     pub(super) connections_waiting: IntGauge,
@@ -428,6 +430,11 @@ impl Process {
                 "Joins of engines' spans with records: joined, missing (no span came), unmatched (no record came).",
                 &["result"],
             ),
+            otlp_exports: maker.counters(
+                "tokenway_otlp_metric_exports_total",
+                "Exports of metrics by OTLP: sent or failed.",
+                &["result"],
+            ),
             access_log_dropped: maker.counter(
                 "tokenway_access_log_dropped_total",
                 "Access-log lines lost to a full queue or a failed write.",
@@ -618,5 +625,44 @@ impl DiscoveryFamilies {
         }
     }
 }
+
+/// A histogram that only OTLP carries.
+pub(super) struct ExponentialMeasure {
+    pub(super) name: &'static str,
+    pub(super) help: &'static str,
+    pub(super) pick: fn(&ExponentialSeries) -> &ExponentialHistogram,
+}
+
+/// Under the names of the semantic conventions for GenAI where they have one.
+pub(super) const EXPONENTIAL: [ExponentialMeasure; 4] = [
+    ExponentialMeasure {
+        name: "gen_ai.server.time_to_first_token",
+        help: "From the last byte of the request to the first content event.",
+        pick: |series| &series.ttft,
+    },
+    ExponentialMeasure {
+        name: "gen_ai.server.time_per_output_token",
+        help: "From the first to the last content event, divided by the output tokens after the first.",
+        pick: |series| &series.tpot,
+    },
+    ExponentialMeasure {
+        name: "gen_ai.server.request.duration",
+        help: "From the parsed request head to the last byte handed to the client's connection.",
+        pick: |series| &series.duration,
+    },
+    ExponentialMeasure {
+        name: "tokenway.inter_token_latency",
+        help: "Gap between two content events, divided by the tokens of the later one.",
+        pick: |series| &series.itl,
+    },
+];
+
+/// Families of the page that OTLP carries as [`EXPONENTIAL`] instead.
+pub(super) const REPLACED_BY_EXPONENTIAL: [&str; 4] = [
+    "tokenway_time_to_first_token_seconds",
+    "tokenway_time_per_output_token_seconds",
+    "tokenway_request_duration_seconds",
+    "tokenway_inter_token_latency_seconds",
+];
 
 const TABLE_IS_VALID: &str = "invariant: the table's names and labels are valid and distinct (tested)";

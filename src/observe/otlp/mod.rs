@@ -5,6 +5,7 @@
 //! thread without a reactor or ignore the limit of a shutdown. Each signal has a task on the telemetry runtime instead,
 //! behind a bounded queue of its own.
 
+pub(super) mod metrics;
 mod tls;
 
 use std::fmt;
@@ -34,6 +35,7 @@ use tonic::transport::Channel;
 
 use super::Background;
 use super::metrics::BuildInfo;
+use crate::clock::{Clock, Stamp};
 use crate::config::{Endpoint, Otlp, OtlpProtocol};
 use crate::upstream::call::{CallError, exchange};
 use crate::upstream::connect::Connector;
@@ -58,9 +60,18 @@ pub enum CollectorError {
 /// The configured collector. Makes exporters, each with a connection of its own.
 pub struct Collector {
     otlp: Otlp,
+    route: Route,
+    resource: Resource,
+}
+
+/// How the exports of one configuration travel.
+struct Route {
+    protocol: OtlpProtocol,
+    headers: Headers,
+    timeout: Duration,
     connector: Connector,
     background: Background,
-    resource: Resource,
+    clock: Clock,
 }
 
 enum Transport {
@@ -78,10 +89,17 @@ impl Collector {
         build: BuildInfo,
         instance: &str,
         background: &Background,
+        clock: Clock,
     ) -> Result<Self, CollectorError> {
-        let connector = tls::connector(background.tasks.clone())?;
-        let (otlp, background) = (otlp.clone(), background.clone());
-        Ok(Self { otlp, connector, background, resource: resource(build, instance) })
+        let route = Route {
+            protocol: otlp.protocol,
+            headers: Headers(otlp.headers.iter().cloned().collect()),
+            timeout: otlp.timeout,
+            connector: tls::connector("TRACES_", background.tasks.clone())?,
+            background: background.clone(),
+            clock,
+        };
+        Ok(Self { otlp: otlp.clone(), route, resource: resource(build, instance) })
     }
 
     /// An exporter of spans.
@@ -90,7 +108,7 @@ impl Collector {
     /// The endpoint or a variable of the environment is unusable.
     pub fn spans(&self) -> Result<(SpanExporter, Health), CollectorError> {
         let url = &*self.otlp.traces_endpoint;
-        let (transport, health) = self.transport(url, "spans")?;
+        let (transport, health) = self.route.transport(url, "spans")?;
         let mut exporter = match transport {
             Transport::Http(http) => SpanExporter::builder()
                 .with_http()
@@ -116,7 +134,7 @@ impl Collector {
     /// The endpoint or a variable of the environment is unusable.
     pub fn logs(&self) -> Result<Option<(LogExporter, Health)>, CollectorError> {
         let Some(url) = self.otlp.logs_endpoint.as_deref() else { return Ok(None) };
-        let (transport, health) = self.transport(url, "log records")?;
+        let (transport, health) = self.route.transport(url, "log records")?;
         let mut exporter = match transport {
             Transport::Http(http) => LogExporter::builder()
                 .with_http()
@@ -142,7 +160,7 @@ impl Collector {
     /// The endpoint is unusable.
     pub(super) fn forwarder(&self) -> Result<(Forwarder, Health), CollectorError> {
         let url = &*self.otlp.traces_endpoint;
-        let (transport, health) = self.transport(url, "spans of engines")?;
+        let (transport, health) = self.route.transport(url, "spans of engines")?;
         let forwarder = match transport {
             Transport::Http(http) => Forwarder::Http(http, url.to_owned()),
             Transport::Grpc(channel, headers) => {
@@ -151,13 +169,15 @@ impl Collector {
         };
         Ok((forwarder, health))
     }
+}
 
+impl Route {
     /// A transport to `url`, which leaves the cause of a failure where the `Health` finds it.
     fn transport(&self, url: &str, what: &'static str) -> Result<(Transport, Health), CollectorError> {
-        let (connector, endpoint, timeout) = (self.connector.clone(), endpoint(url)?, self.otlp.timeout);
-        let health = Health { what, timeout, cause: Cause::default(), is_failing: false };
-        let headers = Headers(self.otlp.headers.iter().cloned().collect());
-        let transport = match self.otlp.protocol {
+        let (connector, endpoint, timeout) = (self.connector.clone(), endpoint(url)?, self.timeout);
+        let health = Health::new(what, timeout, self.clock);
+        let headers = self.headers.clone();
+        let transport = match self.protocol {
             OtlpProtocol::Http => {
                 let cause = health.cause.clone();
                 Transport::Http(Http { connector, endpoint, headers, timeout, cause })
@@ -171,7 +191,7 @@ impl Collector {
     fn channel(&self, endpoint: Endpoint) -> Result<Channel, tonic::transport::Error> {
         // Pings find out that a collector has vanished: unanswered exports alone keep a connection for a quarter of an hour.
         let origin = tonic::transport::Endpoint::from_shared(endpoint.to_string())?
-            .connect_timeout(self.otlp.timeout)
+            .connect_timeout(self.timeout)
             .http2_keep_alive_interval(PING_AFTER)
             .keep_alive_timeout(PING_AFTER);
         let connector = self.connector.offering_http2();
@@ -185,18 +205,24 @@ impl Collector {
     }
 }
 
-/// Bounds exports in time and logs why they fail: once when they begin to, once when they work again.
+/// Bounds exports in time and logs why they fail: at once, then once a minute, and when they work again.
 pub struct Health {
     what: &'static str,
     timeout: Duration,
     cause: Cause,
-    is_failing: bool,
+    clock: Clock,
+    /// Of the last warning; `None` while exports work and that was said.
+    warned: Option<Stamp>,
 }
 
 /// Why the last request over HTTP got no answer. The SDK only passes on that there was none.
 type Cause = Arc<Mutex<Option<String>>>;
 
 impl Health {
+    fn new(what: &'static str, timeout: Duration, clock: Clock) -> Self {
+        Self { what, timeout, cause: Cause::default(), clock, warned: None }
+    }
+
     /// Awaits an export; returns whether it arrived.
     pub async fn watch<E: fmt::Display>(&mut self, export: impl Future<Output = Result<(), E>>) -> bool {
         let failure = match tokio::time::timeout(self.timeout, export).await {
@@ -204,16 +230,21 @@ impl Health {
             Ok(Err(error)) => Some(self.cause.lock().take().unwrap_or_else(|| error.to_string())),
             Err(_) => Some(format!("no answer within {:?}", self.timeout)),
         };
-        let was_failing = std::mem::replace(&mut self.is_failing, failure.is_some());
-        let what = self.what;
-        match failure {
-            Some(error) if !was_failing => {
+        let (what, now) = (self.what, self.clock.now());
+        let is_silent = self.warned.is_none_or(|at| now.since(at) >= REPEAT_WARNING);
+        match &failure {
+            Some(error) if is_silent => {
                 tracing::warn!(error, what, "OTLP export fails; what it loses is counted");
+                self.warned = Some(now);
             }
-            None if was_failing => tracing::info!(what, "OTLP export works again"),
+            // A collector that fails now and then is not announced each time.
+            None if self.warned.is_some() && is_silent => {
+                tracing::info!(what, "OTLP export works again");
+                self.warned = None;
+            }
             _ => {}
         }
-        !self.is_failing
+        failure.is_none()
     }
 }
 
@@ -321,6 +352,8 @@ fn resource(build: BuildInfo, instance: &str) -> Resource {
     if is_named { builder.build() } else { builder.with_service_name("tokenway").build() }
 }
 
+/// Between two warnings about the same exports.
+const REPEAT_WARNING: Duration = Duration::from_secs(60);
 /// Silence on a gRPC connection that waits for an answer, before a ping and then for its answer.
 const PING_AFTER: Duration = Duration::from_secs(5);
 /// Content type of OTLP over HTTP.

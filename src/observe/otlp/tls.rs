@@ -1,5 +1,5 @@
 //! TLS towards the collector, from the files that `OTEL_EXPORTER_OTLP_CERTIFICATE`, `…_CLIENT_CERTIFICATE` and
-//! `…_CLIENT_KEY` name (`…_TRACES_…` first). The SDK leaves them to its caller; our configuration has no key for them.
+//! `…_CLIENT_KEY` name (`…_TRACES_…` or `…_METRICS_…` first). The SDK leaves them to its caller; our configuration has no key for them.
 
 use std::path::PathBuf;
 
@@ -27,7 +27,8 @@ pub enum CollectorTlsError {
 }
 
 /// A connector with these certificates, or with the system's and none of its own.
-pub(super) fn connector(tracker: TaskTracker) -> Result<Connector, CollectorTlsError> {
+pub(super) fn connector(signal: &str, tracker: TaskTracker) -> Result<Connector, CollectorTlsError> {
+    let file = |what| file(signal, what);
     let roots = match file("CERTIFICATE") {
         Some(path) => {
             let mut roots = RootCertStore::empty();
@@ -54,8 +55,9 @@ fn certificates(path: PathBuf) -> Result<Vec<CertificateDer<'static>>, Collector
     read.map_err(|source| CollectorTlsError::File { path, source })
 }
 
-fn file(what: &str) -> Option<PathBuf> {
+/// `signal`: `TRACES_` or `METRICS_`.
+fn file(signal: &str, what: &str) -> Option<PathBuf> {
     let of =
         |prefix| std::env::var_os(format!("OTEL_EXPORTER_OTLP_{prefix}{what}")).filter(|p| !p.is_empty());
-    of("TRACES_").or_else(|| of("")).map(PathBuf::from)
+    of(signal).or_else(|| of("")).map(PathBuf::from)
 }

@@ -1,7 +1,9 @@
-//! The standard `OTEL_…` variables, as far as they concern the export of spans.
+//! The standard `OTEL_…` variables, as far as they concern the export of spans; [`metrics`] has those of metrics.
 //!
 //! They are the weakest source: whatever a flag or the file says wins. Values that make no sense are left out with a
 //! warning, as the OpenTelemetry specification requires, because the environment is often set by another party.
+
+pub(super) mod metrics;
 
 use std::time::Duration;
 
@@ -93,7 +95,7 @@ fn protocol(name: &str) -> Option<OtlpProtocol> {
 fn is_http(url: &str) -> bool {
     let fits = url.parse::<http::Uri>().is_ok_and(|uri| matches!(uri.scheme_str(), Some("http" | "https")));
     if !fits {
-        tracing::warn!("an OTEL_EXPORTER_OTLP_… endpoint is not an http or https URL: no spans are exported");
+        tracing::warn!("an OTEL_EXPORTER_OTLP_… endpoint is not an http or https URL: left out");
     }
     fits
 }

@@ -1,0 +1,166 @@
+//! The standard `OTEL_…` variables, as far as they concern the export of metrics.
+
+use std::time::Duration;
+
+use http::{HeaderName, HeaderValue};
+
+use super::{headers, is_http, protocol, timeout};
+use crate::config::{OtlpProtocol, Temporality};
+
+/// What the environment says about the OTLP export of metrics.
+#[derive(Debug, Default)]
+pub(in crate::config) struct MetricsExporter {
+    /// Whether metrics are asked for, or explicitly not; `None` where nothing is said about metrics alone.
+    pub(in crate::config) is_wanted: Option<bool>,
+    /// `OTEL_EXPORTER_OTLP_METRICS_ENDPOINT`: used as it is.
+    pub(in crate::config) endpoint: Option<String>,
+    /// `OTEL_EXPORTER_OTLP_ENDPOINT`.
+    pub(in crate::config) base: Option<String>,
+    /// How.
+    pub(in crate::config) protocol: Option<OtlpProtocol>,
+    /// Headers of an export.
+    pub(in crate::config) headers: Vec<(HeaderName, HeaderValue)>,
+    /// For one export.
+    pub(in crate::config) timeout: Option<Duration>,
+    /// Between two exports.
+    pub(in crate::config) interval: Option<Duration>,
+    /// Whether exports are compressed.
+    pub(in crate::config) is_gzip: bool,
+    /// Totals since the start, or since the export before.
+    pub(in crate::config) temporality: Temporality,
+}
+
+impl MetricsExporter {
+    /// Reads the variables; one that is empty counts as unset.
+    pub(in crate::config) fn from_env(env: &dyn Fn(&str) -> Option<String>) -> Self {
+        let set =
+            |name: &str| env(name).map(|value| value.trim().to_owned()).filter(|value| !value.is_empty());
+        let of = |key: &str| {
+            set(&format!("OTEL_EXPORTER_OTLP_METRICS_{key}"))
+                .or_else(|| set(&format!("OTEL_EXPORTER_OTLP_{key}")))
+        };
+        let is_off = set("OTEL_SDK_DISABLED").is_some_and(|value| value.eq_ignore_ascii_case("true"));
+        let exporter = set("OTEL_METRICS_EXPORTER");
+        let url = |name: &str| set(name).filter(|_| !is_off).filter(|url| is_http(url));
+        let endpoint = url("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT");
+        // By the specification the default is to export. Nobody who sends only spans today should get metrics by an update.
+        let is_wanted = match exporter.as_deref() {
+            _ if is_off => Some(false),
+            Some("none") => Some(false),
+            Some(list) if list.split(',').any(|name| name.trim() == "otlp") => Some(true),
+            _ => endpoint.is_some().then_some(true),
+        };
+        Self {
+            is_wanted,
+            endpoint,
+            base: url("OTEL_EXPORTER_OTLP_ENDPOINT"),
+            protocol: of("PROTOCOL").and_then(|name| protocol(&name)),
+            headers: of("HEADERS").map(|list| headers(&list)).unwrap_or_default(),
+            timeout: of("TIMEOUT").and_then(|millis| timeout(&millis)),
+            interval: set("OTEL_METRIC_EXPORT_INTERVAL").and_then(|millis| interval(&millis)),
+            is_gzip: of("COMPRESSION").is_some_and(|name| is_gzip(&name)),
+            temporality: set("OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE")
+                .and_then(|name| temporality(&name))
+                .unwrap_or_default(),
+        }
+    }
+}
+
+/// The URL that takes metrics, of a base URL or of the URL of traces.
+pub(in crate::config) fn metrics_endpoint(base: &str, protocol: OtlpProtocol) -> String {
+    let base = base.trim_end_matches('/').trim_end_matches(super::TRACES_PATH);
+    match protocol {
+        OtlpProtocol::Grpc => base.trim_end_matches(METRICS_PATH).to_owned(),
+        OtlpProtocol::Http if base.ends_with(METRICS_PATH) => base.to_owned(),
+        OtlpProtocol::Http => format!("{base}{METRICS_PATH}"),
+    }
+}
+
+fn interval(millis: &str) -> Option<Duration> {
+    let parsed = millis.parse().ok().filter(|millis| (100..=3_600_000).contains(millis));
+    if parsed.is_none() {
+        tracing::warn!(
+            "OTEL_METRIC_EXPORT_INTERVAL is no number of milliseconds from 100 to an hour: left out"
+        );
+    }
+    parsed.map(Duration::from_millis)
+}
+
+fn is_gzip(name: &str) -> bool {
+    if !matches!(name, "gzip" | "none") {
+        tracing::warn!("OTEL_EXPORTER_OTLP_COMPRESSION is neither gzip nor none: left out");
+    }
+    name == "gzip"
+}
+
+fn temporality(name: &str) -> Option<Temporality> {
+    match name.to_ascii_lowercase().as_str() {
+        "cumulative" => Some(Temporality::Cumulative),
+        // They differ in up-down counters, and there are none.
+        "delta" | "lowmemory" => Some(Temporality::Delta),
+        _ => {
+            tracing::warn!(
+                "OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE is none of cumulative, delta, lowmemory: left out"
+            );
+            None
+        }
+    }
+}
+
+const METRICS_PATH: &str = "/v1/metrics";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(variables: &[(&str, &str)]) -> MetricsExporter {
+        MetricsExporter::from_env(&|name| {
+            variables.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned())
+        })
+    }
+
+    #[test]
+    fn metrics_are_exported_where_something_asks_for_them() {
+        let base = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://c:4318");
+        let cases: [(&[_], _); 6] = [
+            (&[base], None),
+            (&[base, ("OTEL_METRICS_EXPORTER", "otlp")], Some(true)),
+            (&[base, ("OTEL_METRICS_EXPORTER", "none")], Some(false)),
+            (&[base, ("OTEL_METRICS_EXPORTER", "prometheus")], None),
+            (&[("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "http://m:1/x")], Some(true)),
+            (&[("OTEL_METRICS_EXPORTER", "otlp"), ("OTEL_SDK_DISABLED", "true")], Some(false)),
+        ];
+        for (variables, wanted) in cases {
+            assert_eq!(read(variables).is_wanted, wanted, "{variables:?}");
+        }
+    }
+
+    #[test]
+    fn the_variables_of_metrics_go_before_those_of_all_signals() {
+        let read = read(&[
+            ("OTEL_EXPORTER_OTLP_TIMEOUT", "10"),
+            ("OTEL_EXPORTER_OTLP_METRICS_TIMEOUT", "2500"),
+            ("OTEL_EXPORTER_OTLP_COMPRESSION", "none"),
+            ("OTEL_EXPORTER_OTLP_METRICS_COMPRESSION", "gzip"),
+            ("OTEL_EXPORTER_OTLP_HEADERS", "x-a=1"),
+            ("OTEL_METRIC_EXPORT_INTERVAL", "15000"),
+            ("OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE", "Delta"),
+        ]);
+        assert_eq!(read.timeout, Some(Duration::from_millis(2500)));
+        assert_eq!(read.interval, Some(Duration::from_secs(15)));
+        assert_eq!((read.is_gzip, read.temporality), (true, Temporality::Delta));
+        assert_eq!(read.headers.len(), 1);
+    }
+
+    #[test]
+    fn metrics_go_beside_the_spans() {
+        for (base, protocol, expected) in [
+            ("http://c:4318", OtlpProtocol::Http, "http://c:4318/v1/metrics"),
+            ("http://c:4318/v1/traces", OtlpProtocol::Http, "http://c:4318/v1/metrics"),
+            ("http://c:4318/x/", OtlpProtocol::Http, "http://c:4318/x/v1/metrics"),
+            ("http://c:4317", OtlpProtocol::Grpc, "http://c:4317"),
+        ] {
+            assert_eq!(metrics_endpoint(base, protocol), expected);
+        }
+    }
+}
