@@ -241,7 +241,7 @@ impl ProductRouter {
             late_since = late_since.or(Some(now));
         }
         let wait = Wait { end: self.end(&waiter, late_since), request, waiter, position, late_since };
-        if wait.end <= now {
+        if timer(wait.end) <= now {
             return self.give_up(id, &wait, now);
         }
         if wait.end < FAR {
@@ -305,11 +305,15 @@ impl ProductRouter {
         Tokens(request.prompt) > self.medium
     }
 
-    fn round(&mut self, fleet: &mut dyn Fleet) {
-        self.next_round = Some(timer(live(fleet.now()).after(ROUND_EVERY)));
+    /// Begins a round; one that finds the queue empty ends the series.
+    fn round(&mut self, now: Stamp) {
+        if self.queue.is_empty() {
+            self.next_round = None;
+            return;
+        }
+        self.next_round = Some(timer(now.after(ROUND_EVERY)));
         self.called.clear();
         self.called.extend(self.queue.tick());
-        self.retry_called(fleet);
     }
 
     /// A first token or an end may have made room. Each counts, as at the gateway: several at once are several rounds.
@@ -400,14 +404,11 @@ impl Router for ProductRouter {
             let (all, ready) = (self.targets.iter(), self.targets.iter());
             self.dispatcher.refresh(all, ready, &self.limits, BYTES_PER_TOKEN as f64, now);
         }
-        self.expire(now);
+        // Before waits end: at the gateway a round begins first where both are due at once.
         if self.next_round.is_some_and(|at| at <= now) {
-            if self.queue.is_empty() {
-                self.next_round = None;
-            } else {
-                self.round(fleet);
-            }
+            self.round(now);
         }
+        self.expire(now);
         self.retry_called(fleet);
     }
 
