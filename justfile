@@ -67,6 +67,11 @@ everyday *args:
     cargo build --release --locked
     python3 tests/endure/everyday.py target/release/tokenway {{args}}
 
+# Clients that do it wrong: heads, framing, bodies, targets, leaving in each phase, TLS; about a minute, `--only tables` less.
+clients *args:
+    cargo build --release --locked
+    python3 tests/endure/clients.py target/release/tokenway {{args}}
+
 # The checks against real vLLM replicas that you have running.
 real-fleet +urls:
     tests/real_fleet/run.sh {{urls}}

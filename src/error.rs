@@ -282,6 +282,9 @@ pub enum Failure {
          connection was closed"
     )]
     AmbiguousFraming,
+    /// Clear text on a TLS port.
+    #[error("this port speaks TLS: ask with https://; the connection was closed")]
+    ClearText,
     /// Request target over hyper's limit.
     #[error("the request target is over 65534 bytes; what is long belongs into the body")]
     UriTooLong,
@@ -326,6 +329,7 @@ impl Failure {
             Self::UnknownPath => (S::NOT_FOUND, "unknown_path", INVALID),
             Self::MalformedHead => (S::BAD_REQUEST, "malformed_head", INVALID),
             Self::AmbiguousFraming => (S::BAD_REQUEST, "ambiguous_framing", INVALID),
+            Self::ClearText => (S::BAD_REQUEST, "tls_required", INVALID),
             Self::UriTooLong => (S::URI_TOO_LONG, "uri_too_long", INVALID),
             Self::HeadTooLarge => (S::REQUEST_HEADER_FIELDS_TOO_LARGE, "head_too_large", INVALID),
             Self::MethodNotAllowed { .. } => (S::METHOD_NOT_ALLOWED, "method_not_allowed", INVALID),

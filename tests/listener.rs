@@ -198,6 +198,10 @@ async fn heads_that_break_http_rules_are_refused() {
         assert_eq!(reply.status, *status, "{what}: {reply:?}");
         assert!(!reply.code().is_empty(), "{what}: {reply:?}");
     }
+    let models = raw::exchange(gateway.addr(), "GET /v1/models HTTP/1.1\r\n\r\n".to_owned()).await;
+    assert_eq!((models.status, models.code().as_str()), (400, "invalid_request"), "{models:?}");
+    let health = raw::exchange(gateway.addr(), "GET /health HTTP/1.1\r\n\r\n".to_owned()).await;
+    assert_eq!(health.status, 200, "load balancers may leave the host out: {health:?}");
     assert!(gateway.replica.seen().is_empty());
 }
 

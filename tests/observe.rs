@@ -16,8 +16,9 @@ use tokenway::app::observers::Observers;
 use tokenway::config::{AccessLog, Otlp, Secret};
 use tokenway::fleet::status::ReplicaState;
 use tokenway::observe::Observer;
-use tokenway::observe::metrics::StreamKey;
+use tokenway::observe::metrics::{Exposition, StreamKey};
 use tokenway::record::{Gap, Gaps, Outcome, Record};
+use tokenway::request::class::Class;
 use tokio::io::AsyncWriteExt;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -758,4 +759,72 @@ async fn requests_that_hang_hold_up_neither_reads_nor_health() {
     hanging.clear();
     let free = async { while get(address, "/api/log-level").await.0 != 200 {} };
     tokio::time::timeout(Duration::from_secs(4), free).await.expect("in time");
+}
+
+#[tokio::test]
+async fn the_first_failure_of_a_route_is_an_increase() {
+    let observer = observer(&config());
+    let counts = |page: &str| {
+        let failed = r#"tokenway_requests_total{class="short",code="502",model="llama",outcome="failed",revision="v1",route="chat",tenant="default"}"#;
+        let refused = r#"tokenway_requests_total{class="short",code="503",model="llama",outcome="refused",revision="none",route="chat",tenant="default"}"#;
+        let missed = r#"tokenway_slo_missed_requests_total{class="short",model="llama",reason="ttft",revision="v1",route="chat",tenant="default"}"#;
+        let good = r#"tokenway_goodput_requests_total{class="short",model="llama",revision="v1",route="chat",tenant="default"}"#;
+        [failed, refused, missed, good].map(|series| value(page, series))
+    };
+    assert_eq!(counts(&observer.metrics().render(&[])), [Some(0.0); 4]);
+    let mut failed = record();
+    failed.tenant = "default".into();
+    (failed.outcome, failed.status, failed.error) = (Outcome::Failed, 502, Some("replica_failed"));
+    observer.record(&Arc::new(failed));
+    assert_eq!(counts(&observer.metrics().render(&[])), [Some(1.0), Some(0.0), Some(0.0), Some(0.0)]);
+}
+
+/// Two revisions, two classes, and of every tenant all that can happen to it.
+fn a_busy_day(observer: &Observer, tenants: usize) {
+    let outcomes = [
+        (Outcome::Ok, 200),
+        (Outcome::Failed, 502),
+        (Outcome::Failed, 504),
+        (Outcome::Refused, 429),
+        (Outcome::ClientError, 400),
+        (Outcome::Canceled, 499),
+    ];
+    for tenant in 0..tenants {
+        for (revision, class) in ["v1", "v2"].iter().flat_map(|r| [(*r, Class::Short), (*r, Class::Long)]) {
+            let mut first = first_token();
+            (first.tenant, first.class) = (format!("tenant-{tenant:03}").into(), class);
+            first.served.revision = revision.into();
+            observer.first_token(&first);
+            for (outcome, status) in outcomes {
+                let mut ended = record();
+                (ended.tenant, ended.class) = (Arc::clone(&first.tenant), class);
+                (ended.outcome, ended.status) = (outcome, status);
+                for attempt in &mut ended.attempts {
+                    attempt.served.revision = revision.into();
+                }
+                observer.record(&Arc::new(ended.clone()));
+                if outcome == Outcome::Ok {
+                    ended.slo.ttft = Some(Duration::from_millis(1));
+                    observer.record(&Arc::new(ended));
+                }
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_page_with_150_tenants_is_at_most_1500_kb_and_150_kb_on_the_wire() {
+    let mut config = config();
+    config.telemetry.stages_by_tenant = false;
+    config.telemetry.ttft_by_tenant = false;
+    let observer = observer(&config);
+    a_busy_day(&observer, 150);
+    let page = observer.metrics().render_as(&[], Exposition::OpenMetrics);
+    let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    std::io::Write::write_all(&mut gzip, page.as_bytes()).unwrap();
+    let wire = gzip.finish().unwrap().len();
+    let samples = page.lines().filter(|line| !line.starts_with('#')).count();
+    eprintln!("{samples} samples, {} bytes, {wire} bytes with gzip", page.len());
+    assert!(page.contains(r#"tenant="tenant-149""#), "counters have their tenant");
+    assert!(page.len() <= 1_500_000 && wire <= 150_000, "{samples} samples, {} and {wire}", page.len());
 }

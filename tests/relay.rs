@@ -312,6 +312,7 @@ async fn bad_requests_are_refused_before_any_replica_sees_them() {
         ("POST", PATH, r#"{"model":"tiny","stream":true,"stream":false}"#, 400, "invalid_request"),
         ("POST", PATH, r#"{"model":"tiny",}"#, 400, "invalid_request"),
         ("POST", PATH, "[]", 400, "invalid_request"),
+        ("POST", PATH, r#"{"model":"tiny","temperature":NaN}"#, 400, "invalid_request"),
         ("POST", PATH, r#"{"messages":[]}"#, 400, "missing_model"),
         ("POST", PATH, "", 400, "missing_model"),
         ("POST", PATH, r#"{"model":"nobody's"}"#, 404, "model_not_found"),

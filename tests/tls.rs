@@ -168,13 +168,14 @@ async fn a_protocol_that_is_not_offered_ends_the_handshake() {
 }
 
 #[tokio::test]
-async fn clear_text_on_a_tls_port_is_not_served() {
+async fn clear_text_on_a_tls_port_is_told_so_and_not_served() {
     let files = Files::new();
     let gateway = Gateway::with(|c| c.server.tls = Some(files.tls(false))).await;
     let mut client = Client::connect(gateway.addr()).await;
     client.send(post(CHAT_PATH, "", CHAT)).await;
-    let answer = client.rest().await;
-    assert!(!answer.starts_with(b"HTTP/"), "{:?}", String::from_utf8_lossy(&answer));
+    let answer = client.reply().await;
+    assert_eq!((answer.status, answer.code().as_str()), (400, "tls_required"), "{answer:?}");
+    assert!(client.is_closed().await);
     assert!(gateway.replica.seen().is_empty());
 }
 

@@ -245,7 +245,7 @@ fn columns(name: &str, route: Option<&Route>, slots: &[Slot]) -> Value {
     })
 }
 
-/// Mean, median and p95 of each stage that occurred.
+/// Mean, median, p95 and p99 of each stage that occurred.
 fn stages(slots: &[Slot]) -> Map<String, Value> {
     let of = |at: usize, figure: &dyn Fn(&LogHistogram) -> Option<f64>| -> Value {
         slots.iter().map(|slot| json!(slot.stages.get(at).and_then(figure))).collect()
@@ -258,6 +258,7 @@ fn stages(slots: &[Slot]) -> Map<String, Value> {
                 "mean": of(at, &LogHistogram::mean),
                 "p50": of(at, &|values| values.quantile(0.5)),
                 "p95": of(at, &|values| values.quantile(0.95)),
+                "p99": of(at, &|values| values.quantile(0.99)),
             });
             (stage.as_str().to_owned(), figures)
         })

@@ -57,6 +57,8 @@ fn keep_fixed(config: &mut Config, old: &Config) -> Vec<String> {
     fixed.keep("[telemetry.engine_spans]", &mut telemetry.engine_spans, &old.telemetry.engine_spans);
     let by_tenant = &mut telemetry.stages_by_tenant;
     fixed.keep("telemetry.stages_by_tenant", by_tenant, &old.telemetry.stages_by_tenant);
+    let by_tenant = &mut telemetry.ttft_by_tenant;
+    fixed.keep("telemetry.ttft_by_tenant", by_tenant, &old.telemetry.ttft_by_tenant);
     // Baselines are cut into blocks; other blocks are other baselines.
     fixed.keep("[drift]", &mut config.drift, &old.drift);
     fixed.warnings

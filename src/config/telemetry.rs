@@ -19,6 +19,8 @@ pub struct Telemetry {
     pub sampling: Sampling,
     /// Whether stages are told apart by tenant; the default up to 20 configured tenants.
     pub stages_by_tenant: bool,
+    /// Whether the histogram of TTFT is told apart by tenant; the same default.
+    pub ttft_by_tenant: bool,
 }
 
 /// `telemetry.access_log`

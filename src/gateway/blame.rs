@@ -20,7 +20,10 @@ pub(super) fn of_answer(
     let is_bad = match status {
         StatusCode::NOT_IMPLEMENTED => false,
         StatusCode::TOO_MANY_REQUESTS => true,
-        StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => pick.pool.config().engine_api_key.is_some(),
+        // The key was ours, or none: the client's own stays with us where tenants are configured.
+        StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
+            pick.pool.config().engine_api_key.is_some() || prepared.table.tenants.ask_for_keys()
+        }
         StatusCode::NOT_FOUND => {
             let is_elsewhere = |model| pick.pool.others_list(&pick.replica, model);
             names_missing_model(&answer.body) && prepared.model.as_deref().is_some_and(is_elsewhere)

@@ -149,6 +149,7 @@ impl Handler for Service {
             HeadFault::UriTooLong => Failure::UriTooLong,
             HeadFault::TooLarge => Failure::HeadTooLarge,
             HeadFault::Ambiguous => Failure::AmbiguousFraming,
+            HeadFault::ClearText => Failure::ClearText,
         };
         self.0.observer.metrics().http_rejected(failure.code());
         reply::unreadable(&failure)
@@ -310,8 +311,11 @@ impl Gateway {
         match parts.uri.path() {
             "/health" => local::health(table, self.drain.is_on()),
             "/version" => local::version(),
-            path => prepare::tenant_of(table, parts, self.wall_now())
-                .map_err(|fault| fault.failure())
+            // Load balancers may ask for the two above without a host.
+            path => body::check_head(parts.version, &parts.uri, &parts.headers)
+                .and_then(|()| {
+                    prepare::tenant_of(table, parts, self.wall_now()).map_err(|fault| fault.failure())
+                })
                 .and_then(|tenant| models::respond(table, &tenant, path))
                 .unwrap_or_else(|failure| failed(&failure)),
         }

@@ -23,6 +23,8 @@ pub enum HeadFault {
     TooLarge,
     /// Both `Content-Length` and `Transfer-Encoding` (RFC 9112 §6.3): 400. hyper accepts it; the listener does not.
     Ambiguous,
+    /// Clear text on a TLS port: 400.
+    ClearText,
 }
 
 /// Makes the response to a rejected head.
@@ -95,7 +97,8 @@ fn bare_rejection(written: &[u8]) -> Option<HeadFault> {
     }
 }
 
-fn on_the_wire(response: &Response<Bytes>) -> Bytes {
+/// An HTTP/1.1 response that ends its connection.
+pub(super) fn on_the_wire(response: &Response<Bytes>) -> Bytes {
     let status = response.status();
     let reason = status.canonical_reason().unwrap_or_default();
     let mut wire = BytesMut::new();

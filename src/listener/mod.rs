@@ -5,6 +5,7 @@
 
 mod accept;
 mod bad_request_head;
+mod clear_text;
 mod client_names;
 mod continues;
 pub mod framing;
@@ -220,15 +221,21 @@ async fn serve_tls<H: Handler>(socket: TcpStream, tls: Arc<TlsSlot>, mut accepte
     let limits = &accepted.serving.limits;
     // The first head is due from accept, so a handshake cannot take longer than that.
     let bound = limits.tls_handshake_timeout.min(limits.header_timeout);
-    let handshake = tokio::time::timeout(bound, tls.accept(socket));
+    let handshake = tokio::time::timeout(bound, async {
+        if clear_text::begins(&socket).await? { Ok(Err(socket)) } else { tls.accept(socket).await.map(Ok) }
+    });
     let Some(shaken) = accepted.serving.cut_off.run_until_cancelled(handshake).await else { return };
     match shaken {
-        Ok(Ok(stream)) => {
+        Ok(Ok(Ok(stream))) => {
             accepted.client = ClientNames::of(&stream);
             if stream.get_ref().1.alpn_protocol() == Some(b"h2") {
                 accepted.phase.agree_http2();
             }
             serve_stream(stream, accepted).await;
+        }
+        Ok(Ok(Err(socket))) => {
+            let refusal = accepted.handler.reject(HeadFault::ClearText);
+            let _ = tokio::time::timeout(bound, clear_text::refuse(socket, &refusal)).await;
         }
         Ok(Err(error)) => tracing::debug!(%error, "tls handshake failed"),
         Err(_) => tracing::debug!("tls handshake timed out"),

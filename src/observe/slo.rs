@@ -84,7 +84,13 @@ fn waited_for_first_token(record: &Record) -> Option<Duration> {
 /// The longest of the stages that a missed bound covers.
 pub(crate) fn blamed(record: &Record, missed: Missed, stages: &[StageTime]) -> Option<Stage> {
     match missed {
-        Missed::Error | Missed::Refused | Missed::E2e => longest(stages, |_| true),
+        Missed::E2e => longest(stages, |_| true),
+        // Refused or failed within a millisecond, reading the request took longest and explains nothing.
+        Missed::Error => longest(stages, |stage| stage != Stage::Read),
+        // Our own decision, made between two stamps whose distance says nothing: by its reason, not by time.
+        Missed::Refused if record.error == Some(NO_REPLICA) => Some(Stage::Route),
+        Missed::Refused if record.attempts.is_empty() => Some(Stage::Admit),
+        Missed::Refused => longest(stages, |stage| !matches!(stage, Stage::Read | Stage::Relay)),
         Missed::Ttft => longest(stages, Stage::is_before_first_token),
         // Gaps blocked by the client are in no percentile.
         Missed::Itl => Some(Stage::Decode),
@@ -106,6 +112,9 @@ pub(crate) fn over_budget(record: &Record, stages: &[StageTime]) -> SmallVec<[St
 fn longest(stages: &[StageTime], counts: impl Fn(Stage) -> bool) -> Option<Stage> {
     stages.iter().filter(|time| counts(time.stage)).max_by_key(|time| time.duration).map(|time| time.stage)
 }
+
+/// Code of the error of a request for which no replica is ready.
+const NO_REPLICA: &str = "no_ready_replica";
 
 #[cfg(test)]
 mod tests {
@@ -173,6 +182,24 @@ mod tests {
         assert_eq!(blame(&record, Missed::Ttft), Some(Stage::EngineQueue));
         record.at.routed = None;
         assert_eq!(blame(&record, Missed::Refused), Some(Stage::Route));
+    }
+
+    #[test]
+    fn a_request_that_is_refused_at_once_is_not_blamed_on_reading_it() {
+        let mut refused = Record { outcome: Outcome::Refused, ..fixture::stream() };
+        let read = refused.at.read.unwrap();
+        refused.at = crate::record::Moments {
+            head: refused.at.head,
+            read: Some(read),
+            end: read.after(Duration::from_micros(20)),
+            ..crate::record::Moments::default()
+        };
+        refused.attempts = Vec::new();
+        assert_eq!(blamed(&refused, Missed::Refused, &stages(&refused)), Some(Stage::Admit));
+        refused.at.admitted = Some(read);
+        assert_eq!(blamed(&refused, Missed::Refused, &stages(&refused)), Some(Stage::Admit), "while picking");
+        refused.error = Some("no_ready_replica");
+        assert_eq!(blamed(&refused, Missed::Refused, &stages(&refused)), Some(Stage::Route));
     }
 
     #[test]

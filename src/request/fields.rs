@@ -284,16 +284,33 @@ impl<'a> FieldReader<'a> {
         if std::mem::replace(&mut self.has_stream, true) {
             return Err(FieldError::Duplicate { field: "stream" });
         }
-        self.fields.is_stream = match value.text() {
-            "true" => true,
-            "false" | "null" => false,
-            _ => return Err(FieldError::WrongType { field: "stream", expected: "true or false" }),
-        };
+        let wrong = FieldError::WrongType { field: "stream", expected: "true or false" };
+        self.fields.is_stream = value.kind() != JsonKind::Null && truth(&value).ok_or(wrong)?;
         Ok(())
     }
 
     fn finish(self) -> Fields<'a> {
         Fields { choices: self.choices.unwrap_or(1), ..self.fields }
+    }
+}
+
+/// What the engine takes for true and false: vLLM's fields are pydantic's, in its lax mode.
+fn truth(value: &Raw<'_>) -> Option<bool> {
+    const TRUE: [&str; 6] = ["true", "1", "yes", "on", "t", "y"];
+    const FALSE: [&str; 6] = ["false", "0", "no", "off", "f", "n"];
+    match value.kind() {
+        JsonKind::Bool => Some(value.text() == "true"),
+        JsonKind::Number => match value.text() {
+            "1" | "1.0" => Some(true),
+            "0" | "0.0" => Some(false),
+            _ => None,
+        },
+        JsonKind::Str => {
+            let word = value.string()?;
+            let is_among = |words: [&str; 6]| words.iter().any(|known| word.eq_ignore_ascii_case(known));
+            if is_among(TRUE) { Some(true) } else { is_among(FALSE).then_some(false) }
+        }
+        _ => None,
     }
 }
 
@@ -336,6 +353,15 @@ mod tests {
     }
 
     #[test]
+    fn stream_is_what_the_engine_takes_it_for() {
+        for (value, is_stream) in
+            [("1", true), ("\"yes\"", true), (r#""Tru\u0065""#, true), ("0.0", false), ("\"OFF\"", false)]
+        {
+            assert_eq!(chat(&format!(r#"{{"stream":{value}}}"#)).unwrap().is_stream, is_stream, "{value}");
+        }
+    }
+
+    #[test]
     fn of_other_duplicates_the_last_counts() {
         assert_eq!(chat(r#"{"n":2,"n":3}"#).unwrap().choices, 3);
     }
@@ -351,8 +377,9 @@ mod tests {
             ("nonsense", format!("{malformed}expected a value at line 1 column 1"), None),
             (r#"{"model":3}"#, "`model` must be a string".to_owned(), Some("model")),
             (r#"{"model":"\ud800"}"#, "`model` must be a string".to_owned(), Some("model")),
-            (r#"{"stream":"yes"}"#, "`stream` must be true or false".to_owned(), Some("stream")),
-            (r#"{"stream":1}"#, "`stream` must be true or false".to_owned(), Some("stream")),
+            (r#"{"stream":"maybe"}"#, "`stream` must be true or false".to_owned(), Some("stream")),
+            (r#"{"stream":2}"#, "`stream` must be true or false".to_owned(), Some("stream")),
+            (r#"{"stream":[]}"#, "`stream` must be true or false".to_owned(), Some("stream")),
             (r#"{"model":"a","model":"a"}"#, "`model` is given more than once".to_owned(), Some("model")),
             (
                 r#"{"model":"a","mod\u0065l":null}"#,

@@ -559,7 +559,7 @@ async def conformance(options):
     subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost", "-keyout", key, "-out", pem],
                    check=True, capture_output=True)
     gateway = Gateway(options.binary, [replica], f'tls = {{ cert = "{pem}", key = "{key}" }}\n')
-    run = subprocess.run([tool("h2spec"), "-p", str(gateway.data), "-t", "-k", "-P", "/version", "-o", "5"], capture_output=True, text=True)
+    run = subprocess.run([tool("h2spec"), "-p", str(gateway.data), "-t", "-k", "-P", CHAT, "-o", "5"], capture_output=True, text=True)
     summary = re.findall(r"(\d+) tests?, (\d+) passed, (\d+) skipped, (\d+) failed", run.stdout)
     code = gateway.stop()
     replica.kill()

@@ -56,7 +56,7 @@ def kill(fleet):
 INCIDENTS = [
     Incident("slow replica", ["chat", "r2", "prefill|engine_queue"], ({}, SLOW, {}), route='policy = "round_robin"'),
     Incident("sick replica", ["chat", "r2"], ({}, {"api-key": "wrong"}, {})),
-    Incident("dead replica", ["chat", "r2", "ejected|failed attempts"], during=kill),
+    Incident("dead replica", ["chat", "r2", "unreachable|ejected|failed attempts"], during=kill),
     Incident("frozen replica", ["chat", "r2"], during=freeze),
     Incident(
         "engine queue",

@@ -6,6 +6,7 @@ use tokenway::config::{AccessLog, Sampling, Telemetry};
 pub(super) fn telemetry() -> Telemetry {
     Telemetry {
         stages_by_tenant: true,
+        ttft_by_tenant: true,
         access_log: AccessLog::Off,
         otlp: None,
         otlp_metrics: None,

@@ -63,6 +63,14 @@ export function lines(title, times, series, bound, text) {
   return figure(title, keys, spoken, ...frame(times, max, text), ...drawn);
 }
 
+/** A line for each stage in its colour; `parts` are (class, name, values). */
+export function byStage(title, times, parts, text) {
+  const max = nice(Math.max(0, ...parts.flatMap(([, , values]) => values).filter((value) => value !== null)) * 1.05);
+  const drawn = parts.map(([kind, , values]) => svg("path", { class: `line s-${kind}`, "stroke-linecap": "round", d: path(values, max) }));
+  const spoken = parts.map(([, name, values]) => `${name} ${text(last(values))}`).join(", ");
+  return figure(title, parts.map(([kind, name]) => [`t-${kind}`, name]), spoken || "nothing above 1 ms", ...frame(times, max, text), ...drawn);
+}
+
 /** Columns with parts on top of each other; `parts` are (class, name, values). */
 export function stacked(title, times, parts, text) {
   const n = times.length;

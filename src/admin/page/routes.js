@@ -1,6 +1,6 @@
 // A card for each route: verdict, figures, charts.
 
-import { heat, lines, stacked } from "./chart.js";
+import { byStage, heat, lines, stacked } from "./chart.js";
 import { byId, el, number, percent, put, seconds, terms } from "./dom.js";
 
 const STAGES = ["read", "admit", "route", "connect", "engine_queue", "prefill", "decode", "engine_other", "relay"];
@@ -28,16 +28,30 @@ function budgets(history) {
 
 function charts(history, times) {
   const of = (values) => STAGES.filter((stage) => values[stage]).map((stage) => [stage, stage, values[stage]]);
-  const means = Object.fromEntries(Object.entries(history.stages).map(([stage, figures]) => [stage, figures.mean]));
+  // Never sums of percentiles: a p99 of each stage is a line, they need not be of the same request.
+  const stages = (quantile) => of(Object.fromEntries(Object.entries(history.stages).map(([stage, figures]) => [stage, figures[quantile]])))
+    .filter(([stage, , values]) => stage !== "decode" && stage !== "relay" && values.some((value) => value >= SHOWN_FROM));
   const missed = of(history.missed_in);
   return el("div", { class: "charts" },
     lines("Time to first token", times, [["p50", history.ttft.p50], ["p95", history.ttft.p95], ["p99", history.ttft.p99]], history.ttft_bound, seconds),
     heat("First tokens by time", times, history.heat.edges, history.heat.counts, history.ttft_bound.findLast((value) => value !== null), seconds),
     stacked("Misses by stage", times, missed, (value) => number(value)),
-    stacked("Mean time by stage", times, of(means).filter(([stage]) => stage !== "decode" && stage !== "relay"), seconds),
+    byStage("p50 of each stage before the first token", times, stages("p50"), seconds),
+    byStage("p95 of each stage before the first token", times, stages("p95"), seconds),
+    byStage("p99 of each stage before the first token", times, stages("p99"), seconds),
     lines("Inter-token latency", times, [["p50", history.itl.p50], ["p99", history.itl.p99]], undefined, seconds),
-    stacked("Decoding, mean", times, of(means).filter(([stage]) => stage === "decode" || stage === "relay"), seconds));
+    decoding("decode", "Decoding", times, history), decoding("relay", "Slow clients (relay)", times, history));
 }
+
+/** Percentiles of a stage that lasts as long as the answer. */
+function decoding(stage, title, times, history) {
+  const figures = history.stages[stage];
+  if (!figures) return undefined;
+  return lines(title, times, [["p50", figures.p50], ["p95", figures.p95], ["p99", figures.p99]], undefined, seconds);
+}
+
+/** Seconds: a stage that never took longer is no line. */
+const SHOWN_FROM = 0.001;
 
 function reasons(history) {
   const sums = Object.entries(history.missed).map(([reason, counts]) => [reason, counts.reduce((sum, count) => sum + count, 0)]);

@@ -4,6 +4,7 @@
 //! the last minute. Whoever does not differ is not named: then the cause is shared.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::sentence::{seconds, share};
 use super::{Cause, Outlier, RouteFigures};
@@ -49,7 +50,13 @@ fn replica(status: &ReplicaStatus, evidence: String) -> Outlier {
 fn not_ready(status: &ReplicaStatus) -> Option<Outlier> {
     let state = status.state;
     let is_out = !matches!(state, ReplicaState::Ready | ReplicaState::Draining);
-    is_out.then(|| replica(status, format!("is {}: {}", state.as_str(), status.reason)))
+    // One that joins is no fault; one that does not get through its start, or was there before, is.
+    let was_ready = ReplicaState::ALL
+        .iter()
+        .zip(status.life.entered)
+        .any(|(state, n)| *state == ReplicaState::Ready && n > 0);
+    let is_newcomer = state.is_coming() && !was_ready && status.life.since < JOINS_WITHIN;
+    (is_out && !is_newcomer).then(|| replica(status, format!("is {}: {}", state.as_str(), status.reason)))
 }
 
 /// Has requests, and nothing came of it for a minute while it did before.
@@ -191,6 +198,8 @@ fn grown(figures: &RouteFigures, dimension: Dimension) -> Option<Outlier> {
         .map(|(_, outlier)| outlier)
 }
 
+/// In one state of its start: a large model takes minutes to load.
+const JOINS_WITHIN: Duration = Duration::from_secs(600);
 const MAX_OUTLIERS: usize = 6;
 /// Share of its ordinary traffic.
 const DEMOTED: f64 = 0.5;

@@ -302,3 +302,19 @@ fn an_ordinary_day_names_nobody() {
     let (status, sentence) = overall(&[verdict]);
     assert_eq!((status, &*sentence), (Status::Ok, "the route keeps its SLO"));
 }
+
+#[test]
+fn a_newcomer_that_loads_is_not_named_and_one_that_never_gets_ready_is() {
+    let warming = |since: u64, was_ready: u64| {
+        let mut life = LifeStatus { since: Duration::from_secs(since), ..LifeStatus::default() };
+        let place = ReplicaState::ALL.iter().position(|state| *state == ReplicaState::Ready);
+        life.entered[place.unwrap()] = was_ready;
+        ReplicaStatus { state: ReplicaState::Warming, life, ..ready("r2", 0.0) }
+    };
+    for (status, is_named) in [(warming(60, 0), false), (warming(3600, 0), true), (warming(60, 1), true)] {
+        let all = [did("r1", 60, 0, (Stage::Prefill, 0.4, 0.4))];
+        let figures = figures(slot(TTFT, &all), vec![ready("r1", 0.0), status]);
+        let sentence = judge(&figures).sentence;
+        assert_eq!(sentence.contains("r2"), is_named, "{sentence}");
+    }
+}

@@ -24,7 +24,7 @@ pub(super) struct Figures {
     prompt_tokens: u64,
     cached_tokens: u64,
     by_replica: BTreeMap<String, u64>,
-    /// Requests that missed the SLO, by the stage to blame.
+    /// Requests that missed the SLO and were not refused, by the stage to blame.
     missed_in: BTreeMap<&'static str, u64>,
 }
 
@@ -49,7 +49,8 @@ impl Meter {
         if let Some(served) = record.served() {
             *figures.by_replica.entry(served.replica.to_string()).or_default() += 1;
         }
-        if judgement.missed().is_some() {
+        // Those that were refused are counted on their own.
+        if judgement.missed().is_some() && record.outcome != Outcome::Refused {
             let stage = judgement.blamed.map_or("unknown", |stage| stage.as_str());
             *figures.missed_in.entry(stage).or_default() += 1;
         }
@@ -87,7 +88,7 @@ impl Figures {
         self.by_replica.get(replica).copied().unwrap_or(0) as f64 / all.max(1) as f64
     }
 
-    /// Requests that missed the SLO.
+    /// Requests that missed the SLO and were not refused.
     pub(super) fn missed(&self) -> u64 {
         self.missed_in.values().sum()
     }

@@ -29,7 +29,8 @@ pub(super) fn telemetry(root: &Section<'_>, tenants: usize) -> Telemetry {
         otlp_metrics: otlp.metrics(MetricsExporter::from_env(root.checking.env)),
         engine_spans: engine_spans(&section.section("engine_spans", "[telemetry.engine_spans]")),
         sampling: sampling(&section.section("sampling", "[telemetry.sampling]")),
-        stages_by_tenant: section.boolean("stages_by_tenant").unwrap_or(tenants <= MAX_TENANTS_BY_STAGE),
+        stages_by_tenant: section.boolean("stages_by_tenant").unwrap_or(tenants <= MAX_TENANTS_IN_HISTOGRAMS),
+        ttft_by_tenant: section.boolean("ttft_by_tenant").unwrap_or(tenants <= MAX_TENANTS_IN_HISTOGRAMS),
     }
 }
 
@@ -212,8 +213,8 @@ const PROTOCOLS: &[(&str, OtlpProtocol)] =
     &[("http", OtlpProtocol::Http), ("http/protobuf", OtlpProtocol::Http), ("grpc", OtlpProtocol::Grpc)];
 /// Beside the usual ports of a collector, which may be on the same machine.
 const DEFAULT_ENGINE_SPANS_PORT: u16 = 4319;
-/// Above it, histograms by tenant and stage would be most of the metrics page.
-const MAX_TENANTS_BY_STAGE: usize = 20;
+/// Above it, histograms by tenant would be most of the metrics page.
+const MAX_TENANTS_IN_HISTOGRAMS: usize = 20;
 const DEFAULT_EXPORT_TIMEOUT: Duration = Duration::from_secs(10);
 /// The default of OpenTelemetry.
 const DEFAULT_EXPORT_INTERVAL: Duration = Duration::from_secs(60);

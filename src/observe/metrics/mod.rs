@@ -19,6 +19,7 @@ mod replicas;
 mod series;
 mod table;
 mod targets;
+mod zero;
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -42,7 +43,7 @@ use self::exponential::{ExponentialKey, Exponentials};
 use self::memo::Memo;
 pub use self::openmetrics::Exposition;
 use self::replicas::{KnownReplicas, ReplicaKey};
-use self::series::{ReplicaSeries, RequestFamilies, RequestKey, RequestSeries};
+use self::series::{ALL_TENANTS, ReplicaSeries, RequestFamilies, RequestKey, RequestSeries};
 pub use self::series::{StreamHistograms, StreamKey};
 use self::table::{
     CanaryFamilies, DiscoveryFamilies, DriftFamilies, Maker, Process, ReplicaFamilies, RouteFamilies,
@@ -117,6 +118,7 @@ impl Metrics {
             by_tenant: TenantFamilies::new(&maker, &edges),
             by_route: RouteFamilies::new(&maker, &edges),
             stages_by_tenant: config.telemetry.stages_by_tenant,
+            ttft_by_tenant: config.telemetry.ttft_by_tenant,
         };
         let totals = Totals::new(&maker, &edges);
         let prefix = PrefixTokens {
@@ -164,6 +166,7 @@ impl Metrics {
         };
         metrics.start_at_zero(build);
         metrics.set_targets(config);
+        metrics.foresee(config);
         metrics
     }
 
@@ -457,7 +460,8 @@ impl Metrics {
         self.exemplars.note(exemplars::DURATION, &mut labels, &self.edges.duration, duration);
         if let Some(ttft) = record.ttft() {
             let [a, b, c, d] = labels;
-            let mut labels = [a, b, c, d, ("tenant", &*record.tenant)];
+            let tenant = if self.requests.ttft_by_tenant { &*record.tenant } else { ALL_TENANTS };
+            let mut labels = [a, b, c, d, ("tenant", tenant)];
             self.exemplars.note(exemplars::TTFT, &mut labels, &self.edges.ttft, exemplar(ttft));
         }
     }
@@ -490,7 +494,9 @@ fn key_of(record: &Record) -> RequestKey {
         route: Arc::clone(&record.route),
         model: Arc::clone(&record.model),
         tenant: Arc::clone(&record.tenant),
-        revision: record.served().map_or_else(|| "none".into(), |served| Arc::clone(&served.revision)),
+        revision: record
+            .served()
+            .map_or_else(|| RequestKey::NO_REVISION.into(), |served| Arc::clone(&served.revision)),
         class: record.class,
     }
 }

@@ -80,16 +80,23 @@ impl From<&StreamKey> for ExponentialKey {
     }
 }
 
+impl RequestKey {
+    /// Label `revision` of what no replica served.
+    pub(super) const NO_REVISION: &str = "none";
+}
+
 /// Families that requests are counted in.
 pub(super) struct RequestFamilies {
     pub(super) by_tenant: TenantFamilies,
     pub(super) by_route: RouteFamilies,
     /// Whether stages are told apart by tenant.
     pub(super) stages_by_tenant: bool,
+    /// Whether TTFT is.
+    pub(super) ttft_by_tenant: bool,
 }
 
-/// Label `tenant` of stages that are not told apart by tenant.
-const ALL_TENANTS: &str = "all";
+/// Label `tenant` of histograms that are not told apart by tenant.
+pub(super) const ALL_TENANTS: &str = "all";
 
 /// Handles of one [`RequestKey`].
 pub(super) struct RequestSeries {
@@ -132,7 +139,11 @@ impl RequestSeries {
     }
 
     pub(super) fn first_token(&self, ttft: Duration) {
-        let handle = self.ttft.get_or_init(|| self.families.by_tenant.ttft.get(&self.tenant_labels()));
+        let handle = self.ttft.get_or_init(|| {
+            let [route, model, tenant, revision, class] = self.tenant_labels();
+            let tenant = if self.families.ttft_by_tenant { tenant } else { ALL_TENANTS };
+            self.families.by_tenant.ttft.get(&[route, model, tenant, revision, class])
+        });
         handle.observe(ttft.as_secs_f64());
     }
 
