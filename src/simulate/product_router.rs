@@ -225,9 +225,9 @@ impl ProductRouter {
                 if let Some(wait) = before {
                     self.leave(id, &wait);
                 }
-                self.next_round.get_or_insert_with(|| timer(now.after(ROUND_EVERY)));
                 match self.queue.enter(&waiter, id) {
                     Ok(Entered { position, evicted }) => {
+                        self.next_round.get_or_insert_with(|| timer(now.after(ROUND_EVERY)));
                         for (gone, refusal) in evicted {
                             self.evict(gone, refusal, now);
                         }
@@ -241,12 +241,8 @@ impl ProductRouter {
             late_since = late_since.or(Some(now));
         }
         let wait = Wait { end: self.end(&waiter, late_since), request, waiter, position, late_since };
-        if wait.end <= now {
-            let outlook = wait.waiter.outlook;
-            let retry_after = self.queue.promise(&outlook, outlook.drain);
-            let (slack, bound) = (Duration::ZERO, outlook.bound);
-            self.refuse(id, Refusal::Late { wait: outlook.drain, slack, bound, retry_after }, now);
-            return self.leave(id, &wait);
+        if timer(wait.end) <= now {
+            return self.give_up(id, &wait, now);
         }
         if wait.end < FAR {
             self.ends.insert((wait.end, id));
@@ -257,6 +253,15 @@ impl ProductRouter {
     fn leave(&mut self, id: RequestId, wait: &Wait) {
         self.called.extend(self.queue.leave(wait.position));
         self.ends.remove(&(wait.end, id));
+    }
+
+    /// Refuses a request whose wait is over.
+    fn give_up(&mut self, id: RequestId, wait: &Wait, now: Stamp) {
+        let outlook = wait.waiter.outlook;
+        let retry_after = self.queue.promise(&outlook, outlook.drain);
+        let (slack, bound) = (Duration::ZERO, outlook.bound);
+        self.refuse(id, Refusal::Late { wait: outlook.drain, slack, bound, retry_after }, now);
+        self.leave(id, wait);
     }
 
     fn evict(&mut self, id: RequestId, refusal: Refusal, now: Stamp) {
@@ -291,11 +296,7 @@ impl ProductRouter {
         while let Some((end, id)) = self.ends.first().copied().filter(|(end, _)| timer(*end) <= now) {
             self.ends.remove(&(end, id));
             if let Some(wait) = self.waiting.remove(&id) {
-                let outlook = wait.waiter.outlook;
-                let retry_after = self.queue.promise(&outlook, outlook.drain);
-                let (slack, bound) = (Duration::ZERO, outlook.bound);
-                self.refuse(id, Refusal::Late { wait: outlook.drain, slack, bound, retry_after }, now);
-                self.leave(id, &wait);
+                self.give_up(id, &wait, now);
             }
         }
     }
@@ -304,18 +305,32 @@ impl ProductRouter {
         Tokens(request.prompt) > self.medium
     }
 
-    fn round(&mut self, fleet: &mut dyn Fleet) {
-        self.next_round = Some(timer(live(fleet.now()).after(ROUND_EVERY)));
+    /// Begins a round; one that finds the queue empty ends the series.
+    fn round(&mut self, now: Stamp) {
+        if self.queue.is_empty() {
+            self.next_round = None;
+            return;
+        }
+        self.next_round = Some(timer(now.after(ROUND_EVERY)));
         self.called.clear();
         self.called.extend(self.queue.tick());
-        self.retry_called(fleet);
     }
 
-    /// Retries routing for every called request.
+    /// A first token or an end may have made room. Each counts, as at the gateway: several at once are several rounds.
+    fn turn(&mut self) {
+        if !self.queue.is_empty() {
+            self.called.extend(self.queue.turn());
+        }
+    }
+
+    /// Retries routing for every called request whose wait is not over.
     fn retry_called(&mut self, fleet: &mut dyn Fleet) {
+        let now = live(fleet.now());
         while let Some(id) = self.called.pop_front() {
-            if let Some(wait) = self.waiting.remove(&id) {
-                self.place(wait.request.clone(), Some(wait), fleet);
+            match self.waiting.remove(&id) {
+                Some(wait) if wait.end <= now => self.give_up(id, &wait, now),
+                Some(wait) => self.place(wait.request.clone(), Some(wait), fleet),
+                None => {}
             }
         }
     }
@@ -338,6 +353,7 @@ impl Router for ProductRouter {
         let Some(stream) = self.streams.get_mut(&request) else { return };
         stream.assignment.first_token(live(at));
         (stream.first_token, stream.tokens) = (Some(live(at)), 1);
+        self.turn();
     }
 
     fn token(&mut self, request: RequestId, at: SimStamp) {
@@ -355,6 +371,8 @@ impl Router for ProductRouter {
         if let Some(first) = stream.first_token {
             stream.assignment.served(first, live(end.at), Some(Tokens(end.output)));
         }
+        drop(stream);
+        self.turn();
     }
 
     fn scraped(&mut self, replica: usize, at: SimStamp, gauges: &Gauges) {
@@ -386,22 +404,16 @@ impl Router for ProductRouter {
             let (all, ready) = (self.targets.iter(), self.targets.iter());
             self.dispatcher.refresh(all, ready, &self.limits, BYTES_PER_TOKEN as f64, now);
         }
-        self.expire(now);
+        // Before waits end: at the gateway a round begins first where both are due at once.
         if self.next_round.is_some_and(|at| at <= now) {
-            if self.queue.is_empty() {
-                self.next_round = None;
-            } else {
-                self.round(fleet);
-            }
+            self.round(now);
         }
+        self.expire(now);
         self.retry_called(fleet);
     }
 
     fn reconsider(&mut self, fleet: &mut dyn Fleet) {
-        if !self.queue.is_empty() {
-            self.called.extend(self.queue.turn());
-            self.retry_called(fleet);
-        }
+        self.retry_called(fleet);
     }
 
     fn decisions(&self) -> Option<u64> {

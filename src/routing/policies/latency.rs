@@ -1,7 +1,7 @@
 //! Least predicted cost: affinity, queue depth, speed and harm to others in one unit, time. The default.
 //!
 //! What a choice costs is made up in [`crate::routing::score`]. Costs that differ by less than predictions err are a tie: the
-//! replica with less running wins it, then the one with fewer requests. Only among equals does the rendezvous hash of the
+//! replica where fewer prompts wait wins it, then the one with less running. Only among equals does the rendezvous hash of the
 //! session, or else of the prompt's first block, decide: several gateways agree without talking. A pool that has answered
 //! nothing yet has no costs worth comparing: its replicas take turns.
 
@@ -48,7 +48,7 @@ impl Policy for Latency {
             if candidate.cost <= enough {
                 near += 1;
                 // Requests of others fade with age: loads differ by fractions of a request.
-                let load = (candidate.running().round() as u64, candidate.requests.round() as u64);
+                let load = (candidate.ahead().round() as u64, candidate.running().round() as u64);
                 let order = (Reverse(load), rendezvous::rank(key, candidate.identity));
                 if best.is_none_or(|(highest, _, _)| order >= highest) {
                     best = Some((order, at, candidate.hit));

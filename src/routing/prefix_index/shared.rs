@@ -56,8 +56,9 @@ impl SharedEnds {
 /// 96 KiB a pool.
 const BUCKETS: usize = 1024;
 const WAYS: usize = 4;
-/// How long a hit says something of the next ones: far less than a cache takes to be filled anew.
-const MEMORY: Duration = Duration::from_secs(10);
+/// How long a hit says something of the next ones: about as long as a copy is kept and used. With 10 s, one replica of four never gets
+/// the system prompt of short chats, since each copy has to pay for itself before its time.
+const MEMORY: Duration = Duration::from_secs(60);
 
 #[cfg(test)]
 mod tests {
@@ -73,7 +74,7 @@ mod tests {
         assert_eq!(ends.hits(7, at(1)), 0.0);
         (0..10).for_each(|_| ends.note(7, at(1)));
         assert_eq!(ends.hits(7, at(1)), 10.0);
-        let later = ends.hits(7, at(11));
+        let later = ends.hits(7, at(61));
         assert!((3.5..4.0).contains(&later), "{later}");
         assert!(ends.hits(7, at(6_000)) < 1e-6);
     }

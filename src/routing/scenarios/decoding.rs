@@ -29,6 +29,27 @@ fn chats_behind_one_system_prompt_spread_by_what_their_answers_cost() {
 }
 
 #[test]
+fn short_chats_behind_one_system_prompt_use_every_replica_alike() {
+    let mut fleet = Fleet::experienced(4);
+    let (mut running, mut sent) = (std::collections::VecDeque::new(), [0; 4]);
+    for n in 0..480 {
+        let (decision, mut guard) = fleet.dispatch(&Text::session(n, 16, 1));
+        fleet.now = fleet.now.after(Duration::from_millis(50));
+        guard.first_token(fleet.now);
+        running.push_back(guard);
+        // Answers of four seconds, six requests a second.
+        if running.len() > 24 {
+            running.pop_front();
+        }
+        fleet.now = fleet.now.after(Duration::from_millis(117));
+        if n >= 240 {
+            sent[decision.slot] += 1;
+        }
+    }
+    assert!(sent.iter().all(|n| (54..=66).contains(n)), "{sent:?}");
+}
+
+#[test]
 fn a_replica_whose_steps_are_over_the_bound_is_dearer_the_more_it_has() {
     let mut fleet = talkative(3);
     let text = Text::session(1, 64, 1);
