@@ -199,7 +199,7 @@ impl Scraper {
 
     fn note_adapters(&self, replica: &Replica, page: &str) {
         if let Some(told) = metrics_text::lora_requests(page, replica.rank) {
-            replica.adapters.seen(&told);
+            replica.adapters.seen(told.adapters(), told.max);
             self.pool.note_adapters();
         }
     }

@@ -93,6 +93,12 @@ pub fn pick(gateway: &Gateway, request: &Prepared, context: PickContext<'_>) -> 
         (None, _) if context.pool.is_some_and(is_open) => context.pool,
         (None, _) => request.route.wheel.choose(request.session.or(request.conversation), is_open),
     }?;
+    let (pool, _) = request.route.pools.get(at)?;
+    if context.tried.is_empty()
+        && let Some(stay) = cold::turn(request, pool, context.is_cold)
+    {
+        return Some(PickOutcome::Wait(QueueWait { stay, ..QueueWait::for_replica(now, request.read) }));
+    }
     choose(gateway, request, at, context, now)
 }
 
@@ -128,11 +134,6 @@ fn choose(
     let (pool, _) = request.route.pools.get(at)?;
     let none = SlotSet::new();
     let replicas = pool.replicas();
-    if context.tried.is_empty()
-        && let Some(stay) = cold::turn(request, pool, context.is_cold)
-    {
-        return Some(PickOutcome::Wait(QueueWait { stay, ..QueueWait::for_replica(now, request.read) }));
-    }
     let is_untried =
         |replica: &Replica| tried_in(context.tried, pool).is_none_or(|t| !t.contains(replica.slot()));
     let is_preferred = |replica: &&Arc<Replica>| {
