@@ -159,10 +159,16 @@ fn depth(text: &str) -> usize {
 
 /// A spliced body is the client's JSON but for the two fields.
 pub fn splice(data: &[u8]) {
+    for ask_running in [false, true] {
+        splice_with(data, ask_running);
+    }
+}
+
+fn splice_with(data: &[u8], ask_running: bool) {
     let Some((dialect, body)) = dialect_of(data) else { return };
     let body = Bytes::copy_from_slice(body);
     let Ok(fields) = fields::parse(dialect, &body) else { return };
-    let edits = Edits { model: Some("engine/\"model\""), ask_usage: true };
+    let edits = Edits { model: Some("engine/\"model\""), ask_usage: true, ask_running };
     let after = spliced(dialect, &body, &fields, edits);
     let (Ok(mut before), Ok(mut result)) =
         (serde_json::from_slice::<Value>(&body), serde_json::from_slice::<Value>(&after.body))
@@ -179,6 +185,10 @@ pub fn splice(data: &[u8]) {
     }
     if after.asks_usage {
         assert_eq!(result["stream_options"]["include_usage"], true);
+    }
+    if after.asks_running {
+        assert_eq!(result["stream_options"]["include_usage"], true);
+        assert_eq!(result["stream_options"]["continuous_usage_stats"], true);
     }
     for json in [&mut before, &mut result] {
         json.as_object_mut().unwrap().retain(|key, _| !matches!(key.as_str(), "model" | "stream_options"));
