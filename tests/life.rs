@@ -201,7 +201,9 @@ async fn requests_for_an_adapter_go_where_the_engine_holds_it() {
         replica.lists(listed);
         replica.show_page(Some(&page("")));
     }
-    let gateway = Gateway::start(config::of(&[&one, &other])).await;
+    let mut config = config::of(&[&one, &other]);
+    config.pools[0].scrape_interval = Duration::from_millis(20);
+    let gateway = Gateway::start(config).await;
     let held = |replica: &Replica| -> Vec<String> {
         status(&gateway, replica).adapters.iter().map(|name| name.to_string()).collect()
     };
