@@ -121,11 +121,18 @@ impl Warmth {
     }
 
     /// Fraction of its ordinary traffic: below 1 in slow start.
-    pub(super) fn share(&self) -> f64 {
+    pub(super) fn share(&self, now: Stamp) -> f64 {
         if !self.is_in_slow_start() {
             return 1.0;
         }
-        self.inner.lock().slow_start.map_or(1.0, |slow| slow.share())
+        self.inner.lock().slow_start.map_or(1.0, |slow| slow.share(now))
+    }
+
+    /// It was chosen for a request.
+    pub(super) fn chosen(&self, now: Stamp) {
+        if let Some(slow) = &mut self.inner.lock().slow_start {
+            slow.chosen(now);
+        }
     }
 
     /// A request was answered.

@@ -180,7 +180,7 @@ impl PoolState {
         replica.answers.failed(now);
         let (price, usual) = self.beside_others(replica, |other| other.answers.price(now));
         let standing = Standing::of(price, usual, 1.0);
-        replica.set_standing(standing.success, standing.share);
+        replica.set_standing(standing.success, standing.share, now);
         let (own, peers) = self.beside_others(replica, |other| other.answers.failure_rate(now));
         let is_sick = is_down || is_on_trial || fails_alone(own, peers);
         if is_sick && replica.is_ready() && self.may_eject() {
@@ -236,7 +236,7 @@ impl PoolState {
             let counts = if lasting == Lasting::Ordinary { 1.0 } else { slowness };
             let standing = Standing::of(own, peers, counts);
             let is_slow_start_over = replica.warmth.looked(slowness, now);
-            replica.set_standing(standing.success, standing.share);
+            replica.set_standing(standing.success, standing.share, now);
             if is_slow_start_over {
                 tracing::info!(pool = %self.name, replica = %replica.name(), "replica gets its full share");
             }
@@ -292,7 +292,7 @@ impl PoolState {
         let joins = self.replicas.load().iter().any(served_before);
         let took = replica.warmth.warmed(now, joins, self.config.load().warmup.slow_start);
         replica.speed.forget();
-        replica.set_standing(1.0, 1.0);
+        replica.set_standing(1.0, 1.0, now);
         replica.happened(Event::Warmed, reason);
         if let Some(took) = took {
             let seconds = took.as_secs_f64();

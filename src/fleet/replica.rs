@@ -284,8 +284,16 @@ impl Replica {
     }
 
     /// Sets what its answers are worth beside the others', slow start included.
-    pub(super) fn set_standing(&self, success: f64, share: f64) {
-        self.target.set_standing(success, share * self.warmth.share());
+    pub(super) fn set_standing(&self, success: f64, share: f64, now: Stamp) {
+        self.target.set_standing(success, share * self.warmth.share(now));
+    }
+
+    /// It was chosen for a request: in slow start one trial at a time.
+    pub fn chosen(&self, now: Stamp) {
+        if self.is_in_slow_start() {
+            self.warmth.chosen(now);
+            self.target.set_standing(self.target.success(), self.warmth.share(now));
+        }
     }
 
     /// Whether it became warm a short while ago, so that the time of its first tokens says little about its pool.

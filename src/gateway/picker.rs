@@ -199,6 +199,7 @@ fn choose(
     if adapter.is_some() || is_only && request.model.as_ref().is_some_and(has_adapter) {
         assignment.decision.reason = Reason::Adapter;
     }
+    replica.chosen(now);
     let is_cold = replica.is_cold(now);
     Some(PickOutcome::Take(Box::new(Pick {
         turn: TurnOnDrop(Arc::clone(&pool.queue)),
