@@ -4,7 +4,7 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokenway::config::{Config, PolicyName};
+use tokenway::config::{Config, PolicyName, Tenant};
 use tokenway::fleet::status::{ReplicaState, ReplicaStatus};
 
 use super::support::replica::{Gate, Replica, Step};
@@ -64,6 +64,29 @@ async fn a_replica_that_fails_fast_costs_a_handful_of_requests() {
             gateway.idle().await;
         }
     }
+}
+
+#[tokio::test]
+async fn a_replica_that_wants_another_key_than_ours_is_left() {
+    use sha2::Digest;
+    let mut replicas = Vec::new();
+    for _ in 0..4 {
+        replicas.push(Replica::start().await);
+    }
+    let mut config = config::of(&replicas.iter().collect::<Vec<_>>());
+    let key_digests = vec![sha2::Sha256::digest(b"key").into()];
+    config.tenants = vec![Tenant { name: "a".into(), key_digests, ..Tenant::default() }];
+    let gateway = Gateway::start(config).await;
+    replicas[0].always(wire::json(401, r#"{"error":"Unauthorized"}"#));
+    let mut refused = 0;
+    for request in 0..60 {
+        let mut client = gateway.client().await;
+        let body = CHAT.replace("hi", &format!("request {request}"));
+        client.post(PATH, &[("authorization", "Bearer key")], body.as_bytes()).await;
+        refused += usize::from(client.reply().await.status() != 200);
+    }
+    assert!((1..=8).contains(&refused), "{refused} of 60 refused: the client's key stays with the gateway");
+    gateway.idle().await;
 }
 
 #[tokio::test]

@@ -33,6 +33,8 @@ pub(super) struct Rollout {
     requests: [u64; 2],
     worst: Vec<Worst>,
     report: Option<Json>,
+    /// The canary had a ready replica at the last look.
+    is_served: bool,
 }
 
 /// A request of the canary that went badly.
@@ -70,6 +72,7 @@ impl Rollout {
             requests: saved.requests,
             worst: Vec::new(),
             report: saved.report,
+            is_served: true,
         })
     }
 
@@ -180,8 +183,8 @@ impl Rollout {
             self.is_dirty = true;
             return breach;
         }
-        let serves = replicas.iter().any(|replica| replica.arm == Arm::Canary && replica.is_ready);
-        if serves && self.plan.soak(&self.canary, passed) {
+        self.is_served = replicas.iter().any(|replica| replica.arm == Arm::Canary && replica.is_ready);
+        if self.is_served && self.plan.soak(&self.canary, passed) {
             self.is_dirty = true;
         }
         None
@@ -242,6 +245,10 @@ impl Rollout {
 
     pub(super) fn view(&self) -> RolloutView {
         let steps = self.canary.steps.len();
+        let mut reason = self.plan.reason.clone();
+        if self.is_judged() && !self.is_served {
+            reason.push_str("; no replica of it is ready, so it gets no request and its soak stands still");
+        }
         RolloutView {
             route: Arc::clone(&self.route),
             pool: Arc::clone(&self.pool),
@@ -251,7 +258,7 @@ impl Rollout {
             share: self.plan.share(&self.canary),
             soaked: self.plan.soaked,
             requests: self.requests,
-            reason: self.plan.reason.clone(),
+            reason,
             evidence: self.judge.evidence(),
             report: self.report.clone(),
         }
