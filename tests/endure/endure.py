@@ -612,12 +612,14 @@ async def large_bodies(options):
     engine.kill()
     other.kill()
     without, beside = (statistics.median(figures["gateway", key]) for key in (False, True))
+    # Engines, clients and uploads share the machine's cores: what they cost each other without a gateway is not its doing.
+    others = statistics.median(figures["straight", True])
     told = "; ".join(
         f"{name}{' beside the uploads' if key else ''} {statistics.median(longest):.0f} ({longest[0]:.0f} to {longest[-1]:.0f}) ms"
         for (name, key), longest in figures.items())
     return (f"four streams beside three bodies of 31 MiB of token ids for another engine, {options.rounds} rounds",
             f"longest gap, median: {told}; answers {sorted(set(statuses))}; exit {code}",
-            beside <= 2 * without and code == 0)
+            beside <= max(2 * without, 1.25 * others) and code == 0)
 
 
 # A process of its own: what an upload costs its client must not look like a gap. 400 is "too long": the engine has read it.

@@ -200,13 +200,13 @@ async def prefill(options):
 
 
 async def streams(options):
-    """5,000 quiet streams on two replicas, the default configuration."""
+    """Many quiet streams on two replicas, the default configuration."""
     replicas = await fleet(2)
     one = await gateway(options, replicas)
     began = time.monotonic()
     body = chat(0, max_tokens=4, gap=5)
     tasks = []
-    for _ in range(5000):
+    for _ in range(options.streams):
         tasks.append(asyncio.create_task(outcome(one.data, body)))
         if len(tasks) % 50 == 0:
             await asyncio.sleep(0.05)
@@ -216,8 +216,8 @@ async def streams(options):
     whole = sum(good for good, _ in answers)
     left = await asyncio.to_thread(one.left_behind)
     await asyncio.to_thread(one.stop)
-    yield ("5,000 streams at once on two replicas", f"{whole} whole in {time.monotonic() - began:.0f} s; RSS {rss / 2**20:.0f} MiB; left behind: {left or 'nothing'}",
-           whole == 5000 and not left)
+    yield (f"{options.streams:,} streams at once on two replicas", f"{whole} whole in {time.monotonic() - began:.0f} s; RSS {rss / 2**20:.0f} MiB; left behind: {left or 'nothing'}",
+           whole == options.streams and not left)
 
 
 async def descriptors(options):
@@ -333,6 +333,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("binary")
     parser.add_argument("--only", default=",".join(RUNS), help=f"of {', '.join(RUNS)}")
+    parser.add_argument("--streams", type=int, default=5000, help="streams at once; each takes a descriptor here and two in the gateway")
     parser.add_argument("--write", metavar="FILE", help="replaces the rows between the `everyday` marks of this file")
     options = parser.parse_args()
     options.binary = os.path.abspath(options.binary)

@@ -95,7 +95,7 @@ async def restart(args):
         at = time.monotonic()
         await gateway.until("it is back", lambda: gateway.states().get(victim) == "ready")
         took = time.monotonic() - at
-        await asyncio.sleep(10)
+        await asyncio.sleep(60)
         await load.stop()
     finally:
         gateway.stop()
@@ -107,10 +107,16 @@ async def restart(args):
     early = [line for line in there if left < line["time"] < ready and line.get("tokenway.outcome") == "ok" and after(line) > left]
     late = [line for line in there if line["time"] > ready]
     print(f"restart: {load.whole} whole, {len(load.failed)} failed; back after {took:.0f} s; begun there meanwhile {len(early)}, since {len(late)}")
+    shares = [sum(plus(ready, at) <= after(line) < plus(ready, at + 10) for line in late) for at in range(0, 60, 10)]
+    print(f"  of these came in each ten seconds since: {shares}")
     print("  " + " → ".join(f"{line['to']} ({line['reason']})" for line in changes[-8:]))
     for failure in load.failed[:5]:
         print("   ", *failure)
     return not load.failed and not early and late, started
+
+
+def plus(at, seconds):
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.mktime(time.strptime(at[:19], "%Y-%m-%dT%H:%M:%S")) + seconds))
 
 
 def after(line):
