@@ -128,6 +128,11 @@ impl Warmth {
         self.inner.lock().slow_start.map_or(1.0, |slow| slow.share(now))
     }
 
+    /// The same for people: without the trials, which would show as all or nothing.
+    pub(super) fn lasting_share(&self) -> f64 {
+        self.inner.lock().slow_start.map_or(1.0, |slow| slow.lasting_share())
+    }
+
     /// It was chosen for a request.
     pub(super) fn chosen(&self, now: Stamp) {
         if let Some(slow) = &mut self.inner.lock().slow_start {

@@ -379,7 +379,7 @@ impl Replica {
             reason: held.map_or(passage.reason, |reason| (***reason).into()),
             life,
             failure_ratio: self.answers.failure_rate(now).unwrap_or_default(),
-            traffic_share: self.target.share(),
+            traffic_share: self.target.share().min(self.warmth.lasting_share()),
             is_on_trial: self.answers.is_on_trial(),
             inflight: load.inflight,
             inflight_prompt_tokens: load.waiting_tokens().0,

@@ -44,6 +44,11 @@ impl SlowStart {
         if !self.is_trying && now >= self.next_trial { 1.0 } else { self.share }
     }
 
+    /// The same without trials.
+    pub(super) fn lasting_share(&self) -> f64 {
+        self.share
+    }
+
     /// It was chosen for a request.
     pub(super) fn chosen(&mut self, now: Stamp) {
         if !self.is_trying && now >= self.next_trial {
