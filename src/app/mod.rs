@@ -7,6 +7,7 @@ mod control;
 mod launch;
 pub mod logging;
 pub mod observers;
+mod memory_limit;
 mod open_files;
 pub mod process;
 pub mod signals;
@@ -126,7 +127,7 @@ impl App {
         let canaries = Arc::<CanaryShares>::default();
         let gateway = Arc::new(Gateway {
             clock,
-            memory: BodyMemory::new(config.server.body_memory, config.server.body_limit),
+            memory: BodyMemory::new(memory_limit::fitting_body_memory(&config), config.server.body_limit),
             body_work: crate::gateway::body_work::BodyWork::default(),
             explain_limiter: crate::gateway::explain_limiter::ExplainLimiter::default(),
             tenants: TenantLimiter::default(),

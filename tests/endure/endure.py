@@ -70,7 +70,7 @@ class Replica:
 class Gateway:
     """The gateway under test with a file of its own."""
 
-    def __init__(self, binary, replicas, server="", rest=""):
+    def __init__(self, binary, replicas, server="", rest="", telemetry='access_log = "off"'):
         self.data, self.admin = free_ports(2)
         self.folder = tempfile.TemporaryDirectory(prefix="endure-")
         self.file = pathlib.Path(self.folder.name) / "gateway.toml"
@@ -82,7 +82,7 @@ drain_delay = "0s"
 [admin]
 listen = "127.0.0.1:{self.admin}"
 [telemetry]
-access_log = "off"
+{telemetry}
 [[pool]]
 name = "p"
 replicas = [{urls}]

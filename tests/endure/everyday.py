@@ -109,9 +109,9 @@ async def fleet(count):
     return replicas
 
 
-async def gateway(options, replicas, rest="", server="", launcher=None):
+async def gateway(options, replicas, rest="", server="", launcher=None, **more):
     """Started in a thread: the replicas of this process have to answer its probes meanwhile."""
-    return await asyncio.to_thread(Gateway, launcher or options.binary, replicas, server, rest)
+    return await asyncio.to_thread(Gateway, launcher or options.binary, replicas, server, rest, **more)
 
 
 def chat(number, **more):
