@@ -21,6 +21,7 @@ use arc_swap::ArcSwap;
 use http::HeaderValue;
 use thiserror::Error;
 use tokio::runtime::Handle;
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -135,6 +136,7 @@ impl App {
                     .with_tokens(Arc::clone(&tokens))
                     .with_canaries(&canaries),
             ),
+            table_changed: Notify::new(),
             canaries,
             observer,
             watchdog: Arc::clone(&watchdog),
@@ -186,6 +188,7 @@ impl App {
             .with_canaries(&self.gateway.canaries)
             .with_degrading(&self.gateway.table.load());
         self.gateway.table.store(Arc::new(table));
+        self.gateway.table_changed.notify_one();
         self.fleet.retire_dropped();
         Ok(())
     }

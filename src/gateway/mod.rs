@@ -40,6 +40,7 @@ use http::request::Parts;
 use http::{HeaderValue, Method, Request, Response};
 use hyper::body::{Body as _, Incoming};
 use hyper::upgrade::OnUpgrade;
+use tokio::sync::Notify;
 use tokio_util::task::TaskTracker;
 
 use self::body_work::BodyWork;
@@ -72,6 +73,8 @@ pub struct Gateway {
     pub clock: Clock,
     /// Routes, pools and tenants of the current configuration; loaded once per request.
     pub table: ArcSwap<RoutingTable>,
+    /// Another table was stored: for the one task that waits for it.
+    pub table_changed: Notify,
     /// Publishes records.
     pub observer: Arc<Observer>,
     /// Enforces deadlines.
