@@ -30,7 +30,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use self::auth::{Jwks, Jwt};
-pub use self::canary::{Canary, CanaryStep, OnBreach, QuantileRatios};
+pub use self::canary::{Canary, CanaryShadow, CanaryStep, OnBreach, QuantileRatios};
 pub use self::discovery::{DataParallel, Discovery, DnsRecords, DnsSource, KubernetesSource, ServicePort};
 pub use self::endpoint::{parse_endpoint, parse_name};
 pub use self::engine::{EngineKind, EngineProfile, Figure, FigureSource};

@@ -329,6 +329,7 @@ fn gateway(config: &Arc<Config>, runtime: tokio::runtime::Handle) -> Gateway {
     let pools = fleet.apply(config);
     Gateway {
         canaries: Arc::default(),
+        shadows: Arc::default(),
         clock,
         table: ArcSwap::from_pointee(RoutingTable::new(Arc::clone(config), pools)),
         table_changed: Notify::new(),

@@ -548,6 +548,9 @@ impl DriftFamilies {
 pub(super) struct CanaryFamilies {
     pub(super) state: Family<GaugeVec>,
     pub(super) share: Family<GaugeVec>,
+    pub(super) shadow_share: Family<GaugeVec>,
+    pub(super) shadow_requests: Family<IntCounterVec>,
+    pub(super) shadow_ttft: Family<HistogramVec>,
     pub(super) evidence: Family<GaugeVec>,
     pub(super) breaches: Family<IntCounterVec>,
     pub(super) dropped: IntCounter,
@@ -555,7 +558,7 @@ pub(super) struct CanaryFamilies {
 }
 
 impl CanaryFamilies {
-    pub(super) fn new(maker: &Maker<'_>) -> Self {
+    pub(super) fn new(maker: &Maker<'_>, edges: &Edges) -> Self {
         Self {
             state: maker.gauges(
                 "tokenway_canary_state",
@@ -566,6 +569,22 @@ impl CanaryFamilies {
                 "tokenway_canary_share_ratio",
                 "Share of the route's new requests that its canary gets.",
                 &["route", "pool", "revision"],
+            ),
+            shadow_share: maker.gauges(
+                "tokenway_canary_shadow_share_ratio",
+                "Share of the route's new requests of which its canary gets copies.",
+                &["route", "pool", "revision"],
+            ),
+            shadow_requests: maker.counters(
+                "tokenway_canary_shadow_requests_total",
+                "Copies of requests for a canary, by how they ended, or why they were not sent.",
+                &["route", "pool", "revision", "outcome"],
+            ),
+            shadow_ttft: maker.histograms(
+                "tokenway_canary_shadow_time_to_first_token_seconds",
+                "From the copy of a request for a canary to its first content event.",
+                &["route", "pool", "revision"],
+                &edges.ttft,
             ),
             evidence: maker.gauges(
                 "tokenway_canary_evidence_ratio",
