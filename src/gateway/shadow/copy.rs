@@ -108,7 +108,7 @@ impl Copy {
         }
         match result {
             Ok(UpstreamResponse::Stream { reader, .. }) => {
-                self.read(&gateway, reader, &mut active.pick).await
+                self.read(&gateway, reader, &mut active.pick).await;
             }
             Ok(UpstreamResponse::Buffered(answer)) => self.whole(&answer, &mut active.pick, now),
             // More than anybody wants to read: its head says whether it is an answer.
