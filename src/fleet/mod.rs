@@ -9,6 +9,7 @@ mod arrivals;
 mod cold;
 pub mod demand;
 pub mod discovery;
+pub mod gpu;
 pub(crate) mod life;
 pub mod metrics_text;
 mod model_list;

@@ -209,8 +209,17 @@ fn of_one(changes: &[SignalChange]) -> Option<Case> {
     let case = |(name, peers): (&'static str, &'static str), (highest, rest): (f64, f64)| {
         Case::new(Diagnosis::Replica, ONE_STANDS_OUT).with(name, highest).with(peers, rest)
     };
-    let by_itl = || Some(case(("itl_ratio", "itl_ratio_of_peers"), stands_out(|s| s.itl, OUTLIER_ITL)?));
-    by_itl().or_else(|| Some(case(("ttft_ratio", "ttft_ratio_of_peers"), stands_out(|s| s.ttft, SLOWER)?)))
+    // Why it may be slow: evidence, and no ground for the diagnosis.
+    let is_throttled = |signal: fn(&Signals) -> Option<f64>| {
+        let ratio = |change: &&SignalChange| change.ratio(signal).unwrap_or_default();
+        let slowest = changes.iter().max_by(|a, b| ratio(a).total_cmp(&ratio(b)));
+        slowest.and_then(|change| change.now.gpu_throttled)
+    };
+    let found = |names, signal: fn(&Signals) -> Option<f64>, by| {
+        Some(case(names, stands_out(signal, by)?).with("gpu_clocks_throttled", is_throttled(signal)))
+    };
+    found(("itl_ratio", "itl_ratio_of_peers"), |s| s.itl, OUTLIER_ITL)
+        .or_else(|| found(("ttft_ratio", "ttft_ratio_of_peers"), |s| s.ttft, SLOWER))
 }
 
 /// Engines that were configured otherwise, or restarted.
