@@ -9,8 +9,8 @@ use std::time::Duration;
 use serde_json::{Map, Value as Json, json};
 
 use crate::config::{
-    AccessLog, Canary, CanaryShadow, Config, DataParallel, Dcgm, Degrade, Drift, Hedge, HedgeAfter, Jwt, Pool, PoolTls,
-    QuantileRatios, QueueLimits, Route, Scale, Secret, Slo, Telemetry, Tenant, Timeouts, Tls,
+    AccessLog, Canary, CanaryShadow, Config, DataParallel, Dcgm, Degrade, Drift, Hedge, HedgeAfter, Jwt,
+    Pool, PoolTls, QuantileRatios, QueueLimits, Route, Scale, Secret, Slo, Telemetry, Tenant, Timeouts, Tls,
 };
 use crate::stage::{Stage, StageBudget};
 
