@@ -438,6 +438,7 @@ mod tests {
         kv_cache_usage: Some(0.5),
         preemptions: Some(0.0),
         batch_limit: Some(16.0),
+        gpu_throttled: None,
         has_started: false,
     };
 
