@@ -491,6 +491,22 @@ mod tests {
     }
 
     #[test]
+    fn lowered_clocks_of_the_slow_replica_are_told_and_decide_nothing() {
+        let throttled = |ttft, itl, gpu| with(slow(ttft, itl), |now| now.gpu_throttled = gpu);
+        let others = [throttled(1.0, 1.0, Some(0.0)), throttled(1.1, 1.0, None)];
+        let facts = |gpu| {
+            let changes = [others[0], throttled(1.9, 1.7, gpu), others[1]];
+            let case = Causes::of(of_changes(&changes)).first.unwrap();
+            assert_eq!(case.cause, Diagnosis::Replica);
+            case.facts
+        };
+        assert!(facts(Some(1.0)).contains(&("gpu_clocks_throttled", 1.0)));
+        assert!(facts(None).iter().all(|(name, _)| *name != "gpu_clocks_throttled"));
+        let all = vec![throttled(1.0, 1.0, Some(1.0)); 3];
+        assert_eq!(Causes::of(of_changes(&all)).diagnosis(), Diagnosis::Unknown);
+    }
+
+    #[test]
     fn the_runner_up_is_told_with_its_numbers() {
         let busy = with(slow(3.0, 1.3), |now| (now.requests, now.waiting) = (16.0, Some(9.0)));
         let causes = Causes::of(of_changes(&[busy; 4]));
