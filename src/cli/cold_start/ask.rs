@@ -67,7 +67,7 @@ impl Asker {
                 let mut is_broken = false;
                 scanner.feed(&bytes, |event, _| match event {
                     Event::Content { .. } => {
-                        first_token = first_token.or(Some(self.clock.now().since(began)))
+                        first_token = first_token.or(Some(self.clock.now().since(began)));
                     }
                     Event::Error(_) => is_broken = true,
                     _ => {}

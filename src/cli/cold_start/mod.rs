@@ -98,7 +98,7 @@ pub fn run(
 }
 
 /// Says what happens.
-type Say<'s> = &'s mut (dyn FnMut(&str) -> io::Result<()>);
+type Say<'s> = &'s mut dyn FnMut(&str) -> io::Result<()>;
 
 async fn of_gateway(
     args: &ColdStartArgs,

@@ -15,7 +15,7 @@ use crate::app::logging::LogFilter;
 use crate::app::process::{Launch, RunError, Running, Runtimes, Shutdown};
 use crate::cli::admin_client::{AdminClient, endpoint};
 use crate::config::load::{Source, load};
-use crate::config::{AccessLog, Overrides};
+use crate::config::{AccessLog, DriftState, Overrides};
 
 /// A simulated replica as its orchestrator sees it.
 struct Simulated {
@@ -58,7 +58,7 @@ pub(super) fn measure(
         let overrides = Overrides { listen: Some(any), admin_listen: Some(any), ..Overrides::default() };
         let mut config = load(&source, &overrides, &|_| None)?;
         config.telemetry.access_log = AccessLog::Off;
-        config.drift.state = None;
+        config.drift.state = DriftState::Off;
         config.pools.iter_mut().for_each(|pool| pool.scale.min_replicas = 0);
         let running = Running::start(Launch { source, overrides, log }, Arc::new(config), &runtimes, None)?;
         let simulated = Simulated { replica, load: args.gateway.load };
