@@ -10,6 +10,7 @@ mod cold;
 pub mod demand;
 pub mod discovery;
 pub mod gpu;
+mod gpu_scrape;
 pub(crate) mod life;
 pub mod metrics_text;
 mod model_list;

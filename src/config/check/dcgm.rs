@@ -23,15 +23,11 @@ pub(super) fn dcgm(item: &Item<'_>) -> Option<Dcgm> {
 }
 
 fn labels(item: &Item<'_>) -> Vec<(Arc<str>, Vec<Arc<str>>)> {
-    item.accepts([Kind::Section { header: "pool.dcgm.labels" }]);
     if !matches!(item.value, DeValue::Table(_)) {
         item.wrong_type("a table", LABELS_HINT);
     }
-    let values = |entry: &Item<'_>| match entry.value {
-        DeValue::Array(_) => entry.list().iter().filter_map(|one| Some(one.text()?.into())).collect(),
-        _ => entry.text().map(Into::into).into_iter().collect(),
-    };
-    item.entries().map(|entry| (entry.key.into(), values(&entry))).collect()
+    let values = |text: &str| text.split(',').map(|value| value.trim().into()).collect();
+    item.entries().filter_map(|entry| Some((entry.key.into(), values(entry.text()?)))).collect()
 }
 
 fn url(text: &str) -> Result<Arc<str>, String> {
@@ -46,4 +42,4 @@ const URL: Form<Arc<str>> = Form {
     parse: url,
 };
 const LABELS_HINT: &str =
-    "write which GPUs are the replica's: labels = { gpu = [\"0\", \"1\"] }, or { pod = \"{replica}\" }";
+    "write which GPUs are the replica's: labels = { gpu = \"0,1\" }, or { pod = \"{replica}\" }";

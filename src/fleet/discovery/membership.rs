@@ -22,7 +22,7 @@ use super::sources::{Running, Source};
 use super::{ChangeError, ReplicaAction, ReplicaChange, SourceStatus};
 use crate::config::{Endpoint, MAX_REPLICAS, Pool, ReplicaSpec, parse_endpoint, parse_name};
 use crate::fleet::discovery::roster::Found;
-use crate::fleet::gpu::GpuScraper;
+use crate::fleet::gpu_scrape::GpuScraper;
 use crate::fleet::life::Event;
 use crate::fleet::pool::PoolState;
 use crate::fleet::probe::Prober;

@@ -16,7 +16,7 @@ use super::super::outbound::{Identity, Outbound};
 use super::super::picker;
 use super::super::prepare::Prepared;
 use super::super::{Gateway, IncomingRequest};
-use super::Place;
+use super::shares::Place;
 use crate::clock::Stamp;
 use crate::error::{Failure, ReplicaFailure, Timer};
 use crate::fleet::pick::Pick;
