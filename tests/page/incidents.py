@@ -53,7 +53,7 @@ INCIDENTS = [
         fault=lambda fleet: fleet.fault(1, "slow", factor=9), route='policy = "round_robin"',
     ),
     # Of a replica that is out, its state and the reason for it stand where the stage of the misses would.
-    Incident("dead replica", ["chat", "r2 stands out", "unreachable|ejected|probing"], DOWN, fault=lambda fleet: fleet.crash(1)),
+    Incident("dead replica", ["chat", "r2 stands out", "unreachable|ejected|probing|starting"], DOWN, fault=lambda fleet: fleet.crash(1)),
     Incident("frozen engine", ["chat", "r2 stands out", "is ejected|is probing|nothing came of it"], DOWN, fault=lambda fleet: fleet.fault(1, "freeze")),
     Incident(
         "sick replica", ["chat", "r2 stands out", "failed|answered 500|ejected"], f"{DOWN}|{DEMOTED}|RetriesHigh",

@@ -79,17 +79,26 @@ fn silent(status: &ReplicaStatus, figures: &RouteFigures) -> Option<Outlier> {
 
 /// Gets little traffic, because it fails more or is slower than its pool's others; slow start alone is no fault.
 fn demoted(status: &ReplicaStatus, figures: &RouteFigures) -> Option<Outlier> {
-    let is_little = status.traffic_share < DEMOTED && !status.life.is_in_slow_start;
+    let is_failing = status.failure_ratio >= FAILING;
+    let little = if is_failing { DEMOTED } else { DEMOTED_AS_SLOW };
+    let is_little = status.traffic_share < little && !status.life.is_in_slow_start;
     if status.state != ReplicaState::Ready || !(is_little || status.is_on_trial) {
         return None;
     }
     let why = match status.failure_ratio {
-        ratio if ratio >= 0.05 => format!("{} of its last answers failed", share(ratio)),
-        _ if status.is_on_trial => "it is on trial after failures".to_owned(),
-        _ => slowest_stage(&status.replica, &figures.five)
-            .map_or_else(|| "it is slower than its pool's others".to_owned(), |where_| format!("it {where_}")),
+        ratio if is_failing => format!("{} of its last answers failed", share(ratio)),
+        _ if status.is_on_trial => "its failures had ejected it, and it is on trial".to_owned(),
+        _ => slowest_stage(&status.replica, &figures.five).map_or_else(
+            || "it is slower than its pool's others".to_owned(),
+            |where_| format!("it {where_}"),
+        ),
     };
-    Some(replica(status, format!("is given {} of its ordinary traffic: {why}", share(status.traffic_share))))
+    let evidence = if is_little {
+        format!("is given {} of its ordinary traffic: {why}", share(status.traffic_share))
+    } else {
+        format!("gets one request at a time: {why}")
+    };
+    Some(replica(status, evidence))
 }
 
 /// The stage in which a replica differs most from the others, with the numbers.
@@ -99,7 +108,8 @@ fn slowest_stage(replica: &Arc<str>, slot: &Slot) -> Option<String> {
     let others: Vec<&Part> =
         parts.iter().filter(|(name, _)| *name != replica).map(|(_, part)| *part).collect();
     let of_replica = [Stage::Connect, Stage::EngineQueue, Stage::Prefill, Stage::Decode, Stage::EngineOther];
-    let found = of_replica.into_iter().filter_map(|stage| is_slower(own, &others, stage));
+    let matters = |stage: &Stage| *stage == Stage::Decode || own.mean(*stage) >= Some(MIN_DIFFERENCE);
+    let found = of_replica.into_iter().filter(matters).filter_map(|stage| is_slower(own, &others, stage));
     found.max_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, evidence)| evidence)
 }
 
@@ -111,6 +121,10 @@ fn parts_of(slot: &Slot, dimension: Dimension) -> Vec<(&Arc<str>, &Part)> {
 /// The one whose requests fail, miss or take longer in the blamed stage than those of the others.
 fn compare(slot: &Slot, dimension: Dimension, cause: Option<&Cause>) -> Option<Outlier> {
     let parts = parts_of(slot, dimension);
+    // What the gateway itself takes is no replica's, whatever requests happened to go there next.
+    let stage = cause
+        .map(|cause| cause.stage)
+        .filter(|stage| !matches!(stage, Stage::Read | Stage::Admit | Stage::Route | Stage::Relay));
     let found = parts.iter().filter_map(|(name, part)| {
         let others: Vec<&Part> =
             parts.iter().filter(|(other, _)| other != name).map(|(_, part)| *part).collect();
@@ -118,8 +132,8 @@ fn compare(slot: &Slot, dimension: Dimension, cause: Option<&Cause>) -> Option<O
             return None;
         }
         let (strength, evidence) = fails(part, &others)
-            .or_else(|| is_slower(part, &others, cause?.stage))
-            .or_else(|| misses_more(part, &others, cause?.stage))?;
+            .or_else(|| is_slower(part, &others, stage?))
+            .or_else(|| misses_more(part, &others, stage?))?;
         Some((strength, Outlier { dimension, name: Arc::clone(name), evidence }))
     });
     found.max_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, outlier)| outlier)
@@ -222,6 +236,10 @@ const FOUND_WITHIN: Duration = Duration::from_secs(20);
 const MAX_OUTLIERS: usize = 6;
 /// Share of its ordinary traffic.
 const DEMOTED: f64 = 0.5;
+/// The same for one that only is slower: routing weighs that from moment to moment.
+const DEMOTED_AS_SLOW: f64 = 0.25;
+/// Share of its last answers.
+const FAILING: f64 = 0.05;
 const MIN_EVENTS: u32 = 3;
 const FAILURES_OF_ONE: f64 = 0.6;
 const SLOWER: f64 = 1.6;

@@ -170,7 +170,8 @@ fn a_replica_that_is_avoided_is_named_with_what_is_slow_and_one_in_slow_start_is
         judge(&figures(now.clone(), vec![ready("r1", 0.0), of.clone()])).sentence
     };
     let sentence = said(&now, &avoided);
-    let expected = "replica r2 stands out: is given 10 % of its ordinary traffic: it has 2.9 s of prefill on average";
+    let expected =
+        "replica r2 stands out: is given 10 % of its ordinary traffic: it has 3.0 s of prefill on average";
     assert!(sentence.contains(expected), "{sentence}");
     for (name, itl) in [("r1", 0.02), ("r2", 0.9)] {
         now.parts.get_mut(&(Dimension::Replica, name.into())).unwrap().itl = (itl * 500.0, 500);
