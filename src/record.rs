@@ -301,6 +301,8 @@ pub struct Record {
     pub migration_refused: Option<&'static str>,
     /// The requested route, where the request was degraded to another.
     pub degraded_from: Option<Arc<str>>,
+    /// The client's request that this one is a copy of, for a canary: no client sees its answer.
+    pub shadow_of: Option<Box<Original>>,
     /// Times reported by the engine.
     pub engine: Option<EngineTimes>,
     /// The route's budget by stage.
@@ -315,6 +317,17 @@ pub struct Record {
     pub bytes_in: u64,
     /// Bytes of the response body handed to the client's connection.
     pub bytes_out: u64,
+}
+
+/// A request of which a canary gets a copy.
+#[derive(Clone, Debug)]
+pub struct Original {
+    /// `x-request-id`
+    pub request_id: Arc<str>,
+    /// Its trace.
+    pub trace_id: u128,
+    /// Span id of its root span.
+    pub span: u64,
 }
 
 /// Who sent a request, and how (HTTP server conventions of OpenTelemetry).
@@ -408,6 +421,7 @@ impl Record {
             migrations: 0,
             migration_refused: None,
             degraded_from: None,
+            shadow_of: None,
             engine: None,
             stage_budget: None,
             response_id: None,
@@ -436,6 +450,12 @@ impl Record {
     /// From the parsed head to the end.
     pub fn duration(&self) -> Duration {
         self.at.end.since(self.at.head)
+    }
+
+    /// Whether its own tenant's limits refused it: the gateway and the fleet had room, so it says nothing about them.
+    pub fn is_over_own_limit(&self) -> bool {
+        let is_limit = |code| ["concurrency", "requests_per_minute", "tokens_per_minute"].contains(&code);
+        self.outcome == Outcome::Refused && self.error.is_some_and(is_limit)
     }
 
     /// Time per output token: (last − first content event) / (output tokens − 1). `None` below two tokens.
