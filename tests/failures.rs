@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation fails the test")]
 
+#[path = "failures/bugs.rs"]
+mod bugs;
 #[path = "failures/hedge.rs"]
 mod hedge;
 #[path = "failures/matrix.rs"]

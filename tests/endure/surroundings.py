@@ -221,8 +221,8 @@ async def memory(options):
     async def client(number, text):
         try:
             status = (await asyncio.wait_for(ask(one.data, {**chat(number, max_tokens=8), "messages": [{"role": "user", "content": text}]}), 60))[0]
-        except (OSError, asyncio.IncompleteReadError, asyncio.TimeoutError):
-            status = "none"
+        except (OSError, asyncio.IncompleteReadError, asyncio.TimeoutError) as error:
+            status = type(error).__name__
         answers[status] = answers.get(status, 0) + 1
 
     tasks, began = [], time.monotonic()

@@ -23,7 +23,7 @@ use tokenway::config::Config;
 use tokenway::fleet::status::{ReplicaState, ReplicaStatus};
 use tokenway::observe::metrics::BuildInfo;
 use tokenway::observe::spans::Background;
-use tokenway::observe::{Observer, Surroundings};
+use tokenway::observe::{Observer, Surroundings, Tap};
 use tokio::runtime::Handle;
 use tokio_util::task::TaskTracker;
 
@@ -47,8 +47,13 @@ impl Gateway {
 
     /// Starts one whose replicas may never become ready.
     pub fn start_unready(config: Config) -> Self {
+        Self::start_observed(config, None)
+    }
+
+    /// The same, with another reader of its records.
+    pub fn start_observed(config: Config, tap: Option<Arc<dyn Tap>>) -> Self {
         let clock = Clock::start();
-        let observer = observer(&config, clock);
+        let observer = observer(&config, clock, tap);
         let app = App::start(Arc::new(config), observer, clock, Handle::current()).unwrap();
         Self { app: Arc::new(app) }
     }
@@ -105,11 +110,13 @@ impl Gateway {
     }
 }
 
-fn observer(config: &Config, clock: Clock) -> Arc<Observer> {
+fn observer(config: &Config, clock: Clock, tap: Option<Arc<dyn Tap>>) -> Arc<Observer> {
     let background = Background { runtime: Handle::current(), tasks: TaskTracker::new() };
     let build = BuildInfo { version: "test", revision: "test" };
     let around = Surroundings { clock, build, background, instance: "test".into() };
-    Arc::new(Observer::start(config, around).unwrap())
+    let mut observer = Observer::start(config, around).unwrap();
+    tap.into_iter().for_each(|tap| observer.add_tap(tap));
+    Arc::new(observer)
 }
 
 /// Waits for a condition.
