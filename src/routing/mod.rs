@@ -52,7 +52,7 @@ pub use self::signals::EngineSignals;
 pub use self::slots::SlotSet;
 use self::target::Told;
 pub use self::target::{EngineLimits, EnginePage, Target};
-pub use self::verdict::{Aim, TOLERATED_HARM, Verdict};
+pub use self::verdict::{Aim, Verdict};
 pub use self::work::Work;
 use crate::record::DecisionSummary;
 use crate::units::Tokens;
