@@ -23,8 +23,6 @@ pub struct Aim {
     pub slo: SloBounds,
     /// The share of its TTFT bound that it may be held for the sake of running streams; 0 never holds it.
     pub patience: f64,
-    /// Whether its route keeps those that will be late in the gateway, until they can be answered.
-    pub queues_late: bool,
     /// Whether a replica of the pool has answered before.
     pub has_answers: bool,
 }
