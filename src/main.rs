@@ -35,6 +35,10 @@ fn main() -> ExitCode {
             let env = |name: &str| std::env::var(name).ok();
             done(cli::canary::run(&args, &env, (&mut std::io::stdout(), &mut std::io::stderr())))
         }
+        Command::ColdStart(args) => {
+            let env = |name: &str| std::env::var(name).ok();
+            done(cli::cold_start::run(&args, log, &env, (&mut std::io::stdout(), &mut std::io::stderr())))
+        }
         Command::Schema => done(writeln!(std::io::stdout(), "{:#}", json_schema())),
         Command::Completions(args) => done(cli::completions::run(&args, &mut std::io::stdout())),
         Command::Demo(args) => done(showcase::run(&args, log)),

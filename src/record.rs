@@ -301,6 +301,8 @@ pub struct Record {
     pub migration_refused: Option<&'static str>,
     /// The requested route, where the request was degraded to another.
     pub degraded_from: Option<Arc<str>>,
+    /// The client's request that this one is a copy of, for a canary: no client sees its answer.
+    pub shadow_of: Option<Box<Original>>,
     /// Times reported by the engine.
     pub engine: Option<EngineTimes>,
     /// The route's budget by stage.
@@ -315,6 +317,17 @@ pub struct Record {
     pub bytes_in: u64,
     /// Bytes of the response body handed to the client's connection.
     pub bytes_out: u64,
+}
+
+/// A request of which a canary gets a copy.
+#[derive(Clone, Debug)]
+pub struct Original {
+    /// `x-request-id`
+    pub request_id: Arc<str>,
+    /// Its trace.
+    pub trace_id: u128,
+    /// Span id of its root span.
+    pub span: u64,
 }
 
 /// Who sent a request, and how (HTTP server conventions of OpenTelemetry).
@@ -408,6 +421,7 @@ impl Record {
             migrations: 0,
             migration_refused: None,
             degraded_from: None,
+            shadow_of: None,
             engine: None,
             stage_budget: None,
             response_id: None,

@@ -66,6 +66,7 @@ fn page() -> String {
         labels: ["chat", "new", "r2"],
         states: [("running", false), ("paused", false), ("promoted", false), ("rolled_back", true)],
         share: 0.0,
+        shadow_share: 0.0,
         evidence: &[("ttft_p99", 1.0)],
     });
     metrics.certificate_expiry("server.pem", SystemTime::UNIX_EPOCH + Duration::from_secs(2_000_000_000));

@@ -17,7 +17,7 @@ use saphyr::{LoadableYamlNode, Yaml};
 use serde_json::Value as Json;
 use tempfile::TempDir;
 
-use serve_support::{Fleet, Gateway, chat, get, post_chat, replace, until};
+use serve_support::{Fleet, Gateway, Process, chat, get, post_chat, replace, until};
 
 fn scale(gateway: &Gateway, pool: &str) -> (u16, Json) {
     let answer = get(&gateway.admin, &format!("/api/v1/pools/{pool}/scale"));
@@ -105,4 +105,21 @@ fn the_manifests_are_yaml_and_ask_for_what_there_is() {
     let rules = rules.and_then(|text| text.as_str()).unwrap();
     let rules = &Yaml::load_from_str(rules).unwrap()[0];
     assert!(get(rules, "externalRules.0.metricsQuery").starts_with("max(tokenway_desired_replicas{"));
+}
+
+#[test]
+fn a_deliberate_scale_to_zero_is_measured_on_the_simulation_and_only_where_a_pool_scales_so() {
+    let (code, out, err) =
+        Process::run(&["--log-level", "off", "cold-start", "--sim", "--load", "1s", "--json"]);
+    assert_eq!(code, 0, "{err}");
+    let report: Json = serde_json::from_str(&out).unwrap();
+    let seconds = |key: &str| report[key].as_f64().unwrap();
+    assert!(seconds("first_ttft") >= 1.0 && seconds("first_ttft") > seconds("warm_ttft"), "{report}");
+    assert!(seconds("cold_start") > 0.0 && seconds("added") > 0.0, "{report}");
+
+    let fleet = Fleet::start(&[]);
+    let gateway = Gateway::in_front_of(&fleet, &[]);
+    let (code, _, err) = Process::run(&["cold-start", &format!("http://{}", gateway.admin)]);
+    assert_eq!(code, 1);
+    assert!(err.contains("min_replicas = 0"), "{err}");
 }

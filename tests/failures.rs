@@ -8,6 +8,8 @@ mod hedge;
 mod matrix;
 #[path = "failures/migration.rs"]
 mod migration;
+#[path = "failures/shadow.rs"]
+mod shadow;
 mod support;
 
 use std::time::Duration;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use support::replica::{Gate, Probes, Replica, Step};
 use support::{Gateway, config, until, wire};
-use tokenway::config::{Config, Lora, WarmUp, WarmUpFeature, WarmUpLength};
+use tokenway::config::{Config, Dcgm, Lora, WarmUp, WarmUpFeature, WarmUpLength};
 use tokenway::fleet::status::{ReplicaState, ReplicaStatus};
 
 const CHAT: &str = r#"{"model":"tiny","stream":true,"messages":[{"role":"user","content":"hi"}]}"#;
@@ -227,4 +227,44 @@ async fn requests_for_an_adapter_go_where_the_engine_holds_it() {
         assert_eq!(holder.count() - had, 4);
     }
     gateway.idle().await;
+}
+
+/// A replica of one GPU of two, as dcgm-exporter tells of both.
+const GPUS: &str = "DCGM_FI_DEV_GPU_UTIL{gpu=\"0\",UUID=\"GPU-a\",Hostname=\"n\"} 10\n\
+    DCGM_FI_DEV_GPU_UTIL{gpu=\"1\",UUID=\"GPU-b\",Hostname=\"n\"} 98\n\
+    DCGM_FI_DEV_FB_USED{gpu=\"1\",UUID=\"GPU-b\",Hostname=\"n\"} 2\n\
+    DCGM_FI_DEV_CLOCKS_EVENT_REASONS{gpu=\"1\",UUID=\"GPU-b\",Hostname=\"n\"} 64\n";
+
+#[tokio::test]
+async fn figures_of_a_replica_s_gpus_are_shown_where_an_exporter_tells_them_and_absent_elsewhere() {
+    let (told, untold, exporter) = (Replica::start().await, Replica::start().await, Replica::start().await);
+    exporter.show_page(Some(GPUS));
+    let mut config = config::of(&[&told, &untold]);
+    let dcgm = |url: String| Dcgm { url: url.into(), labels: vec![("gpu".into(), vec!["1".into()])] };
+    config.pools[0].dcgm.pool = Some(dcgm(format!("http://{{host}}:{}/metrics", exporter.addr.port())));
+    config.pools[0].dcgm.replicas.insert(untold.name().into(), dcgm("http://{host}:1/metrics".to_owned()));
+    let gateway = Gateway::start(config).await;
+    until("the exporter was asked", || status(&gateway, &told).gpu.is_some()).await;
+    let figures = status(&gateway, &told).gpu.unwrap();
+    assert_eq!((figures.gpus, figures.utilization, figures.memory_used), (1, Some(0.98), Some(2_097_152.0)));
+    assert_eq!((figures.memory_free, figures.xid), (None, None));
+    assert!(status(&gateway, &untold).gpu.is_none());
+    let page = gateway.app.gateway.observer.metrics().render(&gateway.replicas());
+    let series = |name: &str, replica: &Replica| {
+        let labels = format!("{name}{{pool=\"default\",replica=\"{}\"", replica.name());
+        let line = page.lines().find(|line| line.starts_with(&labels));
+        line.map(|line| line.rsplit_once(' ').unwrap().1.to_owned())
+    };
+    assert_eq!(series("tokenway_replica_gpu_utilization_ratio", &told).as_deref(), Some("0.98"));
+    assert_eq!(series("tokenway_replica_gpu_utilization_ratio", &untold), None, "absent, not zero");
+    assert_eq!(series("tokenway_replica_gpu_xid", &told), None);
+    let throttled: Vec<_> =
+        page.lines().filter(|line| line.starts_with("tokenway_replica_gpu_clocks_throttled{")).collect();
+    assert!(
+        throttled.len() == 5
+            && throttled.iter().all(|line| line.ends_with(" 1") == line.contains("hw_thermal")),
+        "{throttled:?}"
+    );
+    ask(&gateway, 10).await;
+    assert_eq!((told.count(), untold.count()), (5, 5), "nothing is routed by them");
 }

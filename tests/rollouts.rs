@@ -234,6 +234,86 @@ fn a_slow_revision_is_rolled_back_with_a_report_and_stays_so_over_a_restart() {
     stop(gateway);
 }
 
+/// Requests of one route and pool, from the page of metrics.
+fn requests_at(gateway: &Gateway, revision: &str) -> f64 {
+    let page = get(&gateway.admin, "/metrics").body;
+    let of_revision = format!("revision=\"{revision}\"");
+    let lines = page
+        .lines()
+        .filter(|line| line.starts_with("tokenway_requests_total{") && line.contains(&of_revision));
+    lines.map(|line| line.rsplit_once(' ').unwrap().1.parse::<f64>().unwrap()).sum()
+}
+
+#[test]
+fn a_slow_revision_is_rolled_back_at_its_shadow_step_before_any_client_got_it() {
+    let (old, new) = (Fleet::start(&[]), Fleet::start(&["--step-ms", "60"]));
+    let folder = TempDir::new().unwrap();
+    let steps = "shadow = { weight = 50, soak = \"1h\" }\nsteps = [{ weight = 30, soak = \"1h\" }]";
+    let file = file(folder.path(), &old, &new, steps);
+    let gateway = Gateway::with_file(&file);
+    gateway.wait_ready();
+    let url = format!("http://{}", gateway.admin);
+    let (code, out, _) = serve_support::Process::run(&["canary", &url]);
+    assert_eq!(code, 0);
+    assert!(out.contains("state=running step=0/1 weight=0% shadow=50%"), "{out}");
+    let clients = Clients::start(&gateway.data);
+    let stopped = wait_for("the verdict", &gateway, |canary| canary["state"] != "running");
+    assert_eq!(clients.stop(), 0, "nobody notices");
+    assert_eq!((&stopped["state"], &stopped["step"]), (&"rolled_back".into(), &0.into()), "{stopped}");
+    assert_eq!(stopped["requests"]["canary"], 0);
+    assert!(stopped["requests"]["shadow"].as_u64() > Some(0), "{stopped}");
+    let report = &stopped["report"];
+    assert_eq!(
+        (&report["step"], &report["shadow_weight"], &report["weight"]),
+        (&0.into(), &50.into(), &0.into())
+    );
+    assert!(report["worst_requests"][0]["request_id"].as_str().unwrap().ends_with("-shadow"), "{report}");
+    assert_eq!(requests_at(&gateway, "r2"), 0.0);
+    assert!(requests_at(&gateway, "old") > 0.0);
+    stop(gateway);
+}
+
+#[test]
+fn a_fine_revision_goes_on_from_its_shadow_step_to_clients_over_a_restart_in_between() {
+    let (old, new) = (Fleet::start(&[]), Fleet::start(&[]));
+    let folder = TempDir::new().unwrap();
+    let steps = "shadow = { weight = 30, soak = \"4s\" }\nsteps = [{ weight = 40, soak = \"1h\" }]\n\
+                 max_ttft_ratio = { p99 = 3.0 }\nmax_itl_ratio = { p99 = 3.0 }";
+    let file = file(folder.path(), &old, &new, steps);
+    let gateway = Gateway::with_file(&file);
+    gateway.wait_ready();
+    let clients = Clients::start(&gateway.data);
+    let before = wait_for("copies", &gateway, |canary| {
+        canary["soaked"].as_f64() > Some(1.0) && canary["requests"]["shadow"] != 0
+    });
+    assert_eq!(clients.stop(), 0);
+    assert_eq!(
+        (&before["state"], &before["step"], &before["requests"]["canary"]),
+        (&"running".into(), &0.into(), &0.into())
+    );
+    assert_eq!(requests_at(&gateway, "r2"), 0.0);
+    stop(gateway);
+
+    let gateway = Gateway::with_file(&file);
+    gateway.wait_ready();
+    let again = canary(&gateway);
+    assert!(again["requests"]["shadow"].as_u64() >= before["requests"]["shadow"].as_u64(), "{again}");
+    assert!(again["soaked"].as_f64() >= before["soaked"].as_f64(), "{again}");
+    let clients = Clients::start(&gateway.data);
+    let first = wait_for("the first step", &gateway, |canary| {
+        canary["step"] == 1 && canary["requests"]["canary"] != 0
+    });
+    assert_eq!(clients.stop(), 0);
+    assert_eq!((&first["weight"], &first["shadow_weight"]), (&40.0.into(), &0.0.into()), "{first}");
+    assert!(requests_at(&gateway, "r2") > 0.0);
+    stop(gateway);
+
+    let gateway = Gateway::with_file(&file);
+    gateway.wait_ready();
+    assert_eq!(canary(&gateway)["step"], 1, "the shadow step is over for good");
+    stop(gateway);
+}
+
 #[test]
 fn a_fine_revision_is_promoted_over_a_restart_in_the_middle_without_a_failed_request() {
     let (old, new) = (Fleet::start(&[]), Fleet::start(&[]));

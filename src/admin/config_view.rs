@@ -9,8 +9,8 @@ use std::time::Duration;
 use serde_json::{Map, Value as Json, json};
 
 use crate::config::{
-    AccessLog, Canary, Config, DataParallel, Degrade, Drift, Hedge, HedgeAfter, Jwt, Pool, PoolTls,
-    QuantileRatios, QueueLimits, Route, Scale, Secret, Slo, Telemetry, Tenant, Timeouts, Tls,
+    AccessLog, Canary, CanaryShadow, Config, DataParallel, Dcgm, Degrade, Drift, Hedge, HedgeAfter, Jwt,
+    Pool, PoolTls, QuantileRatios, QueueLimits, Route, Scale, Secret, Slo, Telemetry, Tenant, Timeouts, Tls,
 };
 use crate::stage::{Stage, StageBudget};
 
@@ -90,6 +90,7 @@ fn pool(pool: &Pool) -> Json {
             "name": &*replica.name,
             "url": replica.endpoint.to_string(),
             "zone": replica.zone.as_deref(),
+            "dcgm": pool.dcgm.replicas.get(&replica.name).map(dcgm),
         })
     });
     json!({
@@ -109,6 +110,7 @@ fn pool(pool: &Pool) -> Json {
         "max_connections": pool.max_connections,
         "max_num_seqs": pool.max_num_seqs,
         "queue_target": pool.queue_target,
+        "dcgm": pool.dcgm.pool.as_ref().map(dcgm),
         "probe": {
             "interval": seconds(pool.probe.interval),
             "timeout": seconds(pool.probe.timeout),
@@ -200,6 +202,7 @@ fn canary_of(config: &Config, canary: &Canary) -> Json {
     let steps = canary.steps.iter().map(|step| json!({ "weight": step.weight, "soak": seconds(step.soak) }));
     json!({
         "pool": config.pools.get(canary.pool).map(|pool| &*pool.name),
+        "shadow": canary.shadow.as_ref().map(shadow),
         "steps": steps.collect::<Vec<_>>(),
         "max_cold_start": canary.max_cold_start.map(seconds),
         "max_ttft_ratio": ratios(canary.max_ttft_ratio),
@@ -214,6 +217,22 @@ fn canary_of(config: &Config, canary: &Canary) -> Json {
         "webhook": canary.webhook.as_ref().map(ToString::to_string),
         "state": canary.state.as_ref().map(|path| path.display().to_string()),
     })
+}
+
+fn shadow(shadow: &CanaryShadow) -> Json {
+    json!({
+        "weight": shadow.weight,
+        "soak": seconds(shadow.soak),
+        "max_concurrent": shadow.max_concurrent,
+        "max_bytes": shadow.max_bytes,
+    })
+}
+
+fn dcgm(dcgm: &Dcgm) -> Json {
+    let labels = dcgm.labels.iter().map(|(name, values)| {
+        (name.to_string(), values.iter().map(|value| &**value).collect::<Vec<_>>().into())
+    });
+    json!({ "url": &*dcgm.url, "labels": labels.collect::<Map<_, _>>() })
 }
 
 fn degrade_to(config: &Config, degrade: &Degrade) -> Json {

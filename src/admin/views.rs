@@ -15,7 +15,9 @@ use serde_json::{Value, json};
 
 use super::replicas::source;
 use super::{AdminState, config_view};
-use crate::fleet::status::{LifeStatus, PoolCalibration, ReplicaState, ReplicaStatus};
+use crate::fleet::status::{
+    GpuFigures, LifeStatus, PoolCalibration, ReplicaState, ReplicaStatus, Throttling,
+};
 use crate::observe::judgement::Judgement;
 use crate::observe::metrics::Exposition;
 use crate::observe::slo::Missed;
@@ -87,6 +89,7 @@ fn replica(status: &ReplicaStatus, calibrations: &[PoolCalibration]) -> Value {
         "adapters": status.adapters.iter().map(|adapter| &**adapter).collect::<Vec<_>>(),
         "signals": status.signals.as_ref().map(signals),
         "absent_figures": &*status.absent,
+        "gpu": status.gpu.as_ref().map(gpu),
         "scrape_failures": status.failures.scrapes,
         "probe_failures": status.failures.probes,
         "calibration": known.map(calibration),
@@ -131,6 +134,21 @@ fn signals(signals: &EngineSignals) -> Value {
         "batch_limit": signals.batch_limit,
         "block_tokens": signals.block_tokens,
         "total_blocks": signals.total_blocks,
+    })
+}
+
+fn gpu(figures: &GpuFigures) -> Value {
+    let reasons = |throttling: Throttling| {
+        let holding = throttling.each().filter(|(_, holds)| *holds);
+        holding.map(|(reason, _)| reason).collect::<Vec<_>>()
+    };
+    json!({
+        "gpus": figures.gpus,
+        "utilization": figures.utilization,
+        "memory_used_bytes": figures.memory_used,
+        "memory_free_bytes": figures.memory_free,
+        "clocks_throttled": figures.throttling.map(reasons),
+        "xid": figures.xid,
     })
 }
 

@@ -21,6 +21,7 @@ use arc_swap::ArcSwap;
 use http::HeaderValue;
 use thiserror::Error;
 use tokio::runtime::Handle;
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -29,6 +30,7 @@ use crate::admission::TenantLimiter;
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::fleet::registry::Fleet;
+use crate::gateway::shadow::Shadows;
 use crate::gateway::table::RoutingTable;
 use crate::gateway::{Gateway, Service};
 use crate::identity;
@@ -124,6 +126,7 @@ impl App {
         let pools = fleet.apply(&config);
         let watchdog = Watchdog::new(clock);
         let canaries = Arc::<CanaryShares>::default();
+        let shadows = Arc::new(Shadows::new(stopped.clone()));
         let gateway = Arc::new(Gateway {
             clock,
             memory: BodyMemory::new(config.server.body_memory, config.server.body_limit),
@@ -133,8 +136,11 @@ impl App {
             table: ArcSwap::from_pointee(
                 RoutingTable::new(Arc::clone(&config), pools)
                     .with_tokens(Arc::clone(&tokens))
-                    .with_canaries(&canaries),
+                    .with_canaries(&canaries)
+                    .with_shadows(&shadows),
             ),
+            shadows,
+            table_changed: Notify::new(),
             canaries,
             observer,
             watchdog: Arc::clone(&watchdog),
@@ -184,8 +190,10 @@ impl App {
         let table = RoutingTable::new(config, pools)
             .with_tokens(Arc::clone(&self.tokens))
             .with_canaries(&self.gateway.canaries)
+            .with_shadows(&self.gateway.shadows)
             .with_degrading(&self.gateway.table.load());
         self.gateway.table.store(Arc::new(table));
+        self.gateway.table_changed.notify_one();
         self.fleet.retire_dropped();
         Ok(())
     }

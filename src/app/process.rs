@@ -169,7 +169,8 @@ impl Running {
         let fleet = Arc::clone(&app.fleet);
         observers.observer.set_fleet(move || fleet.statuses());
         let fleet = Arc::clone(&app.fleet);
-        observers.rollouts.attach(Arc::clone(&app.gateway.canaries), move || fleet.statuses());
+        let (shares, shadows) = (Arc::clone(&app.gateway.canaries), Arc::clone(&app.gateway.shadows));
+        observers.rollouts.attach(shares, shadows, move || fleet.statuses());
         let fleet = Arc::clone(&app.fleet);
         observers.scale.attach(move || fleet.loads(clock.now()));
         let launch = Arc::new(launch);

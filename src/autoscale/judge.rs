@@ -165,22 +165,26 @@ const VARIABILITY: f64 = 1.5;
 /// A bound that even an idle engine does not hold is taken for this multiple of what that takes.
 const UNBOUND_SLACK: f64 = 2.0;
 
+/// 100 ms of prefill, 200 tokens at 10 ms and 0.5 ms more for each sequence.
+#[cfg(test)]
+pub(super) fn typical() -> Typical {
+    Typical {
+        uncached: 1000.0,
+        output: 200.0,
+        prefill: 0.1,
+        step: 0.01,
+        per_sequence: 0.0005,
+        way: 0.01,
+        service: 3.0,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// 100 ms of prefill, 200 tokens at 10 ms and 0.5 ms more for each sequence.
     fn load(rate: f64) -> Load {
-        let typical = Typical {
-            uncached: 1000.0,
-            output: 200.0,
-            prefill: 0.1,
-            step: 0.01,
-            per_sequence: 0.0005,
-            way: 0.01,
-            service: 3.0,
-        };
-        Load { rate, typical, context: 1100.0, ..Load::default() }
+        Load { rate, typical: typical(), context: 1100.0, ..Load::default() }
     }
 
     #[test]

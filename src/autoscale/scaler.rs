@@ -131,11 +131,20 @@ impl Scaler {
         }
         let is_idle = now - self.active.unwrap_or(now) >= scale.idle_after.as_secs_f64();
         let is_asked = arrived > 0 || inflight + waiting > 0.0;
-        self.decide(now, load, target, terms, Activity { is_idle, is_asked, is_first: before.is_none() })
+        let seen = Activity { is_idle, is_asked, is_first: before.is_none() };
+        let (needed, why, terms) = self.needed(now, load, &ready, target, terms);
+        self.decide(now, needed, why, target, terms, seen)
     }
 
-    fn decide(&mut self, now: f64, load: &PoolLoad, target: &Target, terms: Terms, seen: Activity) -> Wanted {
-        let (needed, why, terms) = self.needed(now, load, target, terms);
+    fn decide(
+        &mut self,
+        now: f64,
+        needed: usize,
+        why: String,
+        target: &Target,
+        terms: Terms,
+        seen: Activity,
+    ) -> Wanted {
         let (least, most) = terms.bounds;
         // What is sick and still there counts for the orchestrator and not for us; but if all are, more would be as sick.
         let beside = if terms.ready == 0 { 0 } else { terms.ejected };
@@ -143,9 +152,9 @@ impl Scaler {
             if seen.is_idle { 0 } else { usize::from(seen.is_asked || terms.ready + terms.starting > 0) };
         let needed = if seen.is_idle { 0 } else { needed.max(floor) };
         let asked = (needed + if needed > 0 { beside } else { 0 }).clamp(least, most);
-        let highest = self.highest(now, asked, target.scale.scale_down_after.as_secs_f64());
-        let replicas = if seen.is_idle { asked } else { highest }.clamp(least, most);
         let kept = target.scale.scale_down_after.as_secs_f64();
+        let highest = self.highest(now, asked, kept);
+        let replicas = if seen.is_idle { asked } else { highest }.clamp(least, most);
         let reason = match () {
             () if seen.is_idle && replicas == least => {
                 format!("no request for {:.0} s", target.scale.idle_after.as_secs_f64())
@@ -170,10 +179,10 @@ impl Scaler {
         &mut self,
         now: f64,
         load: &PoolLoad,
+        ready: &[&EngineLoad],
         target: &Target,
         mut terms: Terms,
     ) -> (usize, String, Terms) {
-        let ready: Vec<&EngineLoad> = load.engines.iter().filter(|engine| engine.is_ready()).collect();
         let per_replica = load.engines_per_replica.max(1);
         let Some(typical) = load.typical else {
             let there = terms.ready + terms.starting;
@@ -203,7 +212,7 @@ impl Scaler {
             ttft: strictest,
             tpot: target.tpot.map(|bound| bound.as_secs_f64()),
         };
-        terms.unexplained = self.unexplained(now, &judged, &ready);
+        terms.unexplained = self.unexplained(now, &judged, ready);
         // Answers are longer, or steps slower, than was learned.
         let typical = crate::routing::Typical { output: typical.output * terms.unexplained, ..typical };
         let rate = judged.rate + terms.rate.growth + terms.backlog_rate;

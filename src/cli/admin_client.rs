@@ -91,9 +91,21 @@ impl AdminClient {
     /// # Errors
     /// When the token is not where it is said to be.
     pub fn new(args: &AdminArgs, env: &dyn Fn(&str) -> Option<String>) -> Result<Self, AskError> {
-        let token = args.token.as_deref().map(|token| read_token(token, env)).transpose()?;
+        Self::at(&args.url, args.token.as_deref(), env)
+    }
+
+    /// A client of the gateway at `url`.
+    ///
+    /// # Errors
+    /// When the token is not where it is said to be.
+    pub fn at(
+        url: &Endpoint,
+        token: Option<&str>,
+        env: &dyn Fn(&str) -> Option<String>,
+    ) -> Result<Self, AskError> {
+        let token = token.map(|token| read_token(token, env)).transpose()?;
         let connector = Connector::new(TaskTracker::new())?;
-        Ok(Self { endpoint: args.url.clone(), token, connector })
+        Ok(Self { endpoint: url.clone(), token, connector })
     }
 
     /// The gateway's URL.
@@ -162,7 +174,7 @@ pub fn segment(name: &str) -> String {
         .collect()
 }
 
-fn read_token(token: &str, env: &dyn Fn(&str) -> Option<String>) -> Result<Secret, AskError> {
+pub(super) fn read_token(token: &str, env: &dyn Fn(&str) -> Option<String>) -> Result<Secret, AskError> {
     let value = if let Some(name) = token.strip_prefix("env:") {
         env(name).ok_or_else(|| AskError::NoToken(format!("environment variable {name} is not set")))?
     } else if let Some(path) = token.strip_prefix("file:") {
@@ -174,7 +186,7 @@ fn read_token(token: &str, env: &dyn Fn(&str) -> Option<String>) -> Result<Secre
     Ok(Secret::new(value.trim_end_matches(['\r', '\n'])))
 }
 
-fn endpoint(text: &str) -> Result<Endpoint, String> {
+pub(super) fn endpoint(text: &str) -> Result<Endpoint, String> {
     if text.contains("://") { parse_endpoint(text) } else { parse_endpoint(&format!("http://{text}")) }
 }
 

@@ -85,14 +85,18 @@ async fn carry_out(args: &CanaryArgs, env: &dyn Fn(&str) -> Option<String>) -> R
 fn table(canaries: &[Json]) -> String {
     let line = |canary: &Json| {
         let text = |key: &str| canary[key].as_str().unwrap_or("-").to_owned();
+        let shadow = match canary["shadow_weight"].as_f64() {
+            Some(weight) if weight > 0.0 => format!(" shadow={weight}%"),
+            _ => String::new(),
+        };
         format!(
-            "{} revision={} state={} step={}/{} weight={}% {}\n",
+            "{} revision={} state={} step={}/{} weight={}%{shadow} {}\n",
             text("route"),
             text("revision"),
             text("state"),
             canary["step"],
             canary["steps"],
-            canary["weight"],
+            canary["weight"].as_f64().unwrap_or_default(),
             text("reason")
         )
     };

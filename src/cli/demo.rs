@@ -170,7 +170,7 @@ fn milliseconds(span: Option<Duration>, decimals: usize) -> String {
 }
 
 /// A number of seconds, or a number with `ms`, `s`, `m` or `h`.
-fn duration(text: &str) -> Result<Duration, &'static str> {
+pub(super) fn duration(text: &str) -> Result<Duration, &'static str> {
     let unit_at = text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len());
     let (number, unit) = text.split_at(unit_at);
     let factor = match unit {

@@ -10,6 +10,8 @@ use super::Endpoint;
 pub struct Canary {
     /// Index into [`Config::pools`](super::Config::pools) of the new revision; one of the route's pools.
     pub pool: usize,
+    /// Step zero: it gets copies of requests, of whose answers clients see nothing.
+    pub shadow: Option<CanaryShadow>,
     /// At least one, with increasing weights.
     pub steps: Vec<CanaryStep>,
     /// Longest time from the first sight of a replica until it is ready.
@@ -45,6 +47,19 @@ pub struct CanaryStep {
     pub weight: u32,
     /// How long it keeps it.
     pub soak: Duration,
+}
+
+/// `route.canary.shadow`
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CanaryShadow {
+    /// Share of the baseline's requests that is copied, in percent, 1 to 100.
+    pub weight: u32,
+    /// How long.
+    pub soak: Duration,
+    /// Copies under way at a time.
+    pub max_concurrent: usize,
+    /// Bytes of their bodies together.
+    pub max_bytes: usize,
 }
 
 /// Bounds by quantile; `None` is not judged.

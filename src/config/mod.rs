@@ -6,6 +6,7 @@
 mod auth;
 mod canary;
 pub mod check;
+mod dcgm;
 pub mod diagnostics;
 mod discovery;
 mod endpoint;
@@ -30,7 +31,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use self::auth::{Jwks, Jwt};
-pub use self::canary::{Canary, CanaryStep, OnBreach, QuantileRatios};
+pub use self::canary::{Canary, CanaryShadow, CanaryStep, OnBreach, QuantileRatios};
+pub use self::dcgm::{Dcgm, DcgmSources};
 pub use self::discovery::{DataParallel, Discovery, DnsRecords, DnsSource, KubernetesSource, ServicePort};
 pub use self::endpoint::{parse_endpoint, parse_name};
 pub use self::engine::{EngineKind, EngineProfile, Figure, FigureSource};
@@ -263,6 +265,8 @@ pub struct Pool {
     pub engine_api_key: Option<Secret>,
     /// Period of the scrapes of one replica.
     pub scrape_interval: Duration,
+    /// Where the figures of the replicas' GPUs are.
+    pub dcgm: DcgmSources,
     /// Limit of connections to one replica.
     pub max_connections: NonZeroUsize,
     /// The engine's batch limit; `None` learns it.

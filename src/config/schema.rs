@@ -190,7 +190,8 @@ extra_paths = [\"/v1/custom\"]
 trust_headers = [\"x-tenant\"]
 [[pool]]
 name = \"p\"
-replicas = [{ url = \"http://127.0.0.1:1\", zone = \"a\" }]
+replicas = [{ url = \"http://127.0.0.1:1\", zone = \"a\", dcgm = \"http://a:9400/metrics\" }]
+dcgm = { url = \"http://a:9400/metrics\", labels = { gpu = \"0\" } }
 dns = { url = \"http://a:1\", server = \"127.0.0.1:53\" }
 kubernetes = { namespace = \"n\", service = \"s\", port = \"http\", scheme = \"http\", api = \"http://127.0.0.1:1\" }
 revision_info = { image = \"i\" }

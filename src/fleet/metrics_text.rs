@@ -212,7 +212,7 @@ fn is_copy(labels: &str, profile: &EngineProfile) -> bool {
 }
 
 /// Splits `{labels} value timestamp` into labels and value; `None` for what is malformed.
-fn series(rest: &str) -> Option<(&str, f64)> {
+pub(super) fn series(rest: &str) -> Option<(&str, f64)> {
     let (labels, rest) = match rest.strip_prefix('{') {
         Some(inner) => inner.split_at(closing(inner)?),
         None => ("", rest),
@@ -233,7 +233,7 @@ fn closing(labels: &str) -> Option<usize> {
 }
 
 /// The value of a label, escapes as they stand.
-fn label<'l>(labels: &'l str, name: &str) -> Option<&'l str> {
+pub(super) fn label<'l>(labels: &'l str, name: &str) -> Option<&'l str> {
     let mut rest = labels;
     loop {
         let (key, after) = rest.split_once("=\"")?;

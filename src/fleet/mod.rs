@@ -9,6 +9,8 @@ mod arrivals;
 mod cold;
 pub mod demand;
 pub mod discovery;
+pub mod gpu;
+mod gpu_scrape;
 pub(crate) mod life;
 pub mod metrics_text;
 mod model_list;

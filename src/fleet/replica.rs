@@ -15,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 use super::adapters::Adapters;
 use super::answers::Answers;
 use super::cold::Warmth;
+use super::gpu::GpuReading;
 use super::life::{Event, LifeCycle};
 use super::speed::Speed;
 use super::status::{EngineCounters, LifeStatus, OwnFailures, ReplicaState, ReplicaStatus, WarmUpReport};
@@ -51,6 +52,8 @@ pub struct Replica {
     pub scraped: ArcSwapOption<ScrapedCounters>,
     /// Figures that are expected of the engine and that its page does not have.
     pub absent: ArcSwap<Arc<[&'static str]>>,
+    /// Figures of its GPUs.
+    pub(super) gpu: ArcSwapOption<GpuReading>,
     /// Scrapes without a page.
     pub scrape_failures: AtomicU64,
     /// Probes without the answer of a working engine.
@@ -163,6 +166,7 @@ impl Replica {
             speed: Speed::default(),
             scraped: ArcSwapOption::empty(),
             absent: ArcSwap::from_pointee(Arc::from([])),
+            gpu: ArcSwapOption::empty(),
             scrape_failures: AtomicU64::new(0),
             probe_failures: AtomicU64::new(0),
             models: ArcSwap::default(),
@@ -386,6 +390,7 @@ impl Replica {
             signals,
             counters: signals.and_then(|_| Some(self.scraped.load().as_ref()?.counters)),
             absent: Arc::clone(&self.absent.load()),
+            gpu: self.gpu.load().as_ref().and_then(|reading| reading.figures(now)),
             failures: OwnFailures {
                 scrapes: self.scrape_failures.load(Ordering::Relaxed),
                 probes: self.probe_failures.load(Ordering::Relaxed),

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use super::gpu::{GpuFigures, Throttling};
 pub use super::life::ReplicaState;
 use crate::routing::{Calibration, EngineSignals};
 
@@ -39,6 +40,8 @@ pub struct ReplicaStatus {
     pub counters: Option<EngineCounters>,
     /// Figures that its engine's profile expects and its page does not have, by their keys in `[pool.engine_profile]`.
     pub absent: Arc<[&'static str]>,
+    /// Figures of its GPUs, where `pool.dcgm` says where they are; absent when too old.
+    pub gpu: Option<GpuFigures>,
     /// Scrapes and probes without an answer, since the replica was configured.
     pub failures: OwnFailures,
     /// Open upstream connections, idle ones included.

@@ -84,10 +84,17 @@ pub(super) fn rules(request: &Prepared, now: Stamp) -> Rules {
 pub async fn watch(gateway: Arc<Gateway>) {
     let mut known: HashMap<Arc<str>, bool> = HashMap::new();
     loop {
+        let degrades = |route: &Arc<RouteState>| route.config.degrade.is_some();
+        if known.is_empty() && !gateway.table.load().routes.iter().any(degrades) {
+            gateway.table_changed.notified().await;
+            continue;
+        }
         tokio::time::sleep(LOOK_EVERY).await;
         let (table, now) = (gateway.table.load_full(), gateway.clock.now());
         let metrics = gateway.observer.metrics();
-        let is_left = |route: &Arc<str>| table.routes.iter().any(|known| known.config.name == *route);
+        let is_left = |route: &Arc<str>| {
+            table.routes.iter().any(|known| known.config.name == *route && degrades(known))
+        };
         known.retain(|route, _| {
             let keeps = is_left(route);
             if !keeps {

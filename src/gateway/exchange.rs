@@ -13,7 +13,7 @@ use super::outbound::{ActiveAttempt, Flight, Identity, Outbound};
 use super::picker::{self, PickOutcome, QueueWait};
 use super::prepare::Prepared;
 use super::waiting::Waits;
-use super::{Gateway, IncomingRequest, blame};
+use super::{Gateway, IncomingRequest, blame, shadow};
 use crate::admission::WaitReason;
 use crate::clock::Stamp;
 use crate::error::{Failure, ReplicaFailure, Timer};
@@ -110,6 +110,7 @@ impl Exchange {
             };
             self.waits.note_admitted(&self.incoming.gateway);
             self.note_decision(&pick);
+            shadow::offer(&self.incoming, &self.prepared, self.guard.record(), &pick);
             match self.attempt(pick).await {
                 Ok(answered) => match self.blamed(&answered) {
                     Some(failure) if self.may_retry_from_trial(&failure, &answered.1.pick) => {

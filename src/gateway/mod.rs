@@ -25,6 +25,7 @@ pub mod prepare;
 pub mod reply;
 #[cfg(test)]
 mod scenarios;
+pub mod shadow;
 mod stored;
 pub mod table;
 mod tunnel;
@@ -40,12 +41,14 @@ use http::request::Parts;
 use http::{HeaderValue, Method, Request, Response};
 use hyper::body::{Body as _, Incoming};
 use hyper::upgrade::OnUpgrade;
+use tokio::sync::Notify;
 use tokio_util::task::TaskTracker;
 
 use self::body_work::BodyWork;
 use self::cors::CorsGrant;
 use self::exchange::Exchange;
 use self::explain_limiter::ExplainLimiter;
+use self::shadow::Shadows;
 use self::table::RoutingTable;
 use crate::admission::TenantLimiter;
 use crate::clock::Clock;
@@ -72,6 +75,8 @@ pub struct Gateway {
     pub clock: Clock,
     /// Routes, pools and tenants of the current configuration; loaded once per request.
     pub table: ArcSwap<RoutingTable>,
+    /// Another table was stored: for the one task that waits for it.
+    pub table_changed: Notify,
     /// Publishes records.
     pub observer: Arc<Observer>,
     /// Enforces deadlines.
@@ -90,6 +95,8 @@ pub struct Gateway {
     pub drain: DrainFlag,
     /// Shares of the routes' canaries, set by their rollouts.
     pub canaries: Arc<CanaryShares>,
+    /// Copies of requests for canaries at their shadow step.
+    pub shadows: Arc<Shadows>,
     /// Requests whose record is still open.
     pub requests: Arc<AtomicU64>,
     /// Tracks tasks spawned on behalf of requests, so that shutdown waits for them.
@@ -172,7 +179,7 @@ impl Handler for Service {
     }
 
     fn opened(&self, peer: Peer) -> Arc<ClientConnection> {
-        let _open = self.0.observer.metrics().open_connection();
+        let _open = Some(self.0.observer.metrics().open_connection());
         Arc::new(ClientConnection { peer, bodies: self.0.memory.of_connection(), _open })
     }
 }
@@ -183,7 +190,8 @@ pub struct ClientConnection {
     peer: Peer,
     /// Memory of their bodies.
     bodies: Arc<BodyBudget>,
-    _open: GaugeGuard,
+    /// `None` where there is no connection: requests of our own.
+    _open: Option<GaugeGuard>,
 }
 
 /// A request as received: parsed head, unread body.
@@ -198,6 +206,21 @@ pub struct IncomingRequest {
 }
 
 impl IncomingRequest {
+    /// Its head again, for a request of our own that neither holds the client's connection nor ends with it.
+    fn copied(&self) -> Box<Self> {
+        let (mut parts, ()) = Request::new(()).into_parts();
+        (parts.method, parts.uri, parts.version) =
+            (self.parts.method.clone(), self.parts.uri.clone(), self.parts.version);
+        parts.headers.clone_from(&self.parts.headers);
+        let connection = ClientConnection {
+            peer: self.connection.peer,
+            bodies: self.gateway.memory.of_connection(),
+            _open: None,
+        };
+        let (gateway, kill) = (Arc::clone(&self.gateway), KillSwitch::default());
+        Box::new(Self { gateway, parts, body: None, kill, connection: Arc::new(connection) })
+    }
+
     /// Serves one request, from its head to its response.
     async fn answer(mut self: Box<Self>) -> Response<ReplyBody> {
         let gateway = Arc::clone(&self.gateway);

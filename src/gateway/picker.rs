@@ -102,6 +102,17 @@ pub fn pick(gateway: &Gateway, request: &Prepared, context: PickContext<'_>) -> 
     choose(gateway, request, at, context, now)
 }
 
+/// Picks among the ready replicas of the pool at this place for a copy of a request, which waits for nobody; `None` if it is not to
+/// be sent.
+pub(super) fn pick_for_copy(gateway: &Gateway, request: &Prepared, at: usize) -> Option<Box<Pick>> {
+    let tried = Tried::new();
+    let context = PickContext { tried: &tried, pool: Some(at), is_late: false, is_cold: false };
+    match choose(gateway, request, at, context, gateway.clock.now())? {
+        PickOutcome::Take(pick) => Some(pick),
+        PickOutcome::Wait(_) | PickOutcome::Degrade => None,
+    }
+}
+
 fn tried_in<'t>(tried: &'t Tried, pool: &PoolState) -> Option<&'t SlotSet> {
     tried.iter().find(|(name, _)| *name == pool.name).map(|(_, slots)| slots)
 }

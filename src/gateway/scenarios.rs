@@ -18,6 +18,7 @@ use tokenway_sim::replay::{
 };
 use tokenway_sim::time::Stamp as SimStamp;
 use tokio::runtime::{Builder, Runtime};
+use tokio::sync::Notify;
 use tokio_util::task::TaskTracker;
 
 use super::body_work::BodyWork;
@@ -332,8 +333,10 @@ fn gateway(config: &Arc<Config>, runtime: tokio::runtime::Handle) -> Gateway {
     let pools = fleet.apply(config);
     Gateway {
         canaries: Arc::default(),
+        shadows: Arc::default(),
         clock,
         table: ArcSwap::from_pointee(RoutingTable::new(Arc::clone(config), pools)),
+        table_changed: Notify::new(),
         observer: Arc::new(observer),
         watchdog: Watchdog::new(clock),
         memory: BodyMemory::new(config.server.body_memory, config.server.body_limit),

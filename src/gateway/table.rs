@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use super::degrading::Degrading;
 use super::hedge_budget::HedgeBudget;
+use super::shadow::{Shadow, Shadows};
 use crate::clock::Stamp;
 use crate::config::{Config, ModelMatch, Route, Slo};
 use crate::error::Failure;
@@ -50,6 +51,8 @@ pub struct RouteState {
     pub hedges: HedgeBudget,
     /// Whether its requests are degraded.
     pub degrading: Arc<Degrading>,
+    /// Copies of its requests for its canary.
+    pub shadow: Option<Arc<Shadow>>,
 }
 
 impl RoutingTable {
@@ -64,6 +67,7 @@ impl RoutingTable {
                 wheel: PoolWheel::new(route.pools.iter().map(|w| w.weight)),
                 hedges: HedgeBudget::default(),
                 degrading: Arc::default(),
+                shadow: None,
                 pools: route.pools.iter().filter_map(weighted).collect(),
                 config: route.clone(),
             })
@@ -112,6 +116,19 @@ impl RoutingTable {
                 let weights = PoolWheel::new(route.config.pools.iter().map(|weighted| weighted.weight));
                 route.wheel = weights.with_canary(place, shares.of(&route.config.name, &pool.name));
             }
+        }
+        self
+    }
+
+    /// The same, with the shadow steps of canaries as they are set from here on.
+    #[must_use]
+    pub fn with_shadows(mut self, shadows: &Shadows) -> Self {
+        for route in self.routes.iter_mut().filter_map(Arc::get_mut) {
+            let Some(canary) = route.config.canary.as_ref().filter(|canary| canary.shadow.is_some()) else {
+                continue;
+            };
+            let pool = self.config.pools.get(canary.pool);
+            route.shadow = pool.map(|pool| shadows.of(&route.config.name, &pool.name));
         }
         self
     }

@@ -19,6 +19,7 @@ pub mod otlp;
 pub mod parts;
 pub(crate) mod record_guard;
 pub mod rfc3339;
+mod shadow;
 pub(crate) mod slo;
 pub mod spans;
 pub(crate) mod stages;
@@ -42,6 +43,7 @@ use self::metrics::{BuildInfo, Metrics, StreamKey};
 use self::otlp::metrics::MetricsExport;
 use self::otlp::{Collector, CollectorError};
 use self::parts::Parts;
+pub use self::shadow::Shadowed;
 use self::spans::{Seen, Spans};
 use self::windows::{Measure, WindowKey, Windows};
 use crate::clock::Clock;
@@ -58,6 +60,8 @@ pub trait Tap: Send + Sync {
     fn gaps(&self, _stream: &StreamKey, _gaps: &Gaps<'_>) {}
     /// Called at a request's end.
     fn record(&self, record: &Record);
+    /// Called with what is seen of a copy that a canary got of a request.
+    fn shadow(&self, _seen: &Shadowed<'_>) {}
     /// Whether to keep the trace of an ended request.
     fn wants_trace(&self, _record: &Record) -> bool {
         false

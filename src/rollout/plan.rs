@@ -1,6 +1,7 @@
 //! The steps of a rollout, and who may change them. Pure.
 //!
 //! ```text
+//! running: copies of requests where a shadow step is configured, then the steps
 //! running ─ last soak over, or promote ─> promoted
 //!    │  ^
 //!    │  └─ resume ─ paused <─ pause, or a breach with on_breach = "pause"
@@ -64,6 +65,9 @@ pub struct Plan {
     pub state: RolloutState,
     /// Index into the steps.
     pub step: usize,
+    /// The shadow step, which comes before them, is over.
+    #[serde(default)]
+    pub is_past_shadow: bool,
     /// Seconds of this step's soak that are over.
     pub soaked: f64,
     /// Answers of the canary in this step.
@@ -75,13 +79,35 @@ pub struct Plan {
 }
 
 impl Plan {
+    /// A plan before its first step.
+    #[must_use]
+    pub fn new(canary: &Canary) -> Self {
+        let mut plan = Self::default();
+        plan.reason = if plan.is_shadow(canary) { SHADOW.to_owned() } else { plan.place(canary) };
+        plan
+    }
+
+    /// Whether it is at the shadow step, whatever its state.
+    #[must_use]
+    pub fn is_shadow(&self, canary: &Canary) -> bool {
+        canary.shadow.is_some() && !self.is_past_shadow && self.step == 0
+    }
+
+    /// The share of new requests of which the canary gets copies, in ten thousandths.
+    #[must_use]
+    pub fn shadow_share(&self, canary: &Canary) -> u32 {
+        let is_on = matches!(self.state, RolloutState::Running | RolloutState::Paused) && !self.is_off;
+        let shadow = canary.shadow.filter(|_| is_on && self.is_shadow(canary));
+        shadow.map_or(0, |shadow| shadow.weight * 100)
+    }
+
     /// The canary's share of new requests, in ten thousandths.
     #[must_use]
     pub fn share(&self, canary: &Canary) -> u32 {
         match self.state {
             RolloutState::Promoted => 10_000,
             RolloutState::RolledBack => 0,
-            _ if self.is_off => 0,
+            _ if self.is_off || self.is_shadow(canary) => 0,
             _ => canary.steps.get(self.step).map_or(0, |step| step.weight * 100),
         }
     }
@@ -92,21 +118,29 @@ impl Plan {
             return false;
         }
         self.soaked += passed.as_secs_f64();
-        let Some(step) = canary.steps.get(self.step) else {
+        let shadow = canary.shadow.filter(|_| self.is_shadow(canary)).map(|shadow| shadow.soak);
+        // One that has had requests does not go back to copies, whatever is configured later.
+        self.is_past_shadow = shadow.is_none();
+        let Some(soak) = shadow.or(canary.steps.get(self.step).map(|step| step.soak)) else {
             self.enter(RolloutState::Promoted, ALL_STEPS);
             return true;
         };
-        if self.soaked < step.soak.as_secs_f64() || self.answers < canary.min_requests {
+        if self.soaked < soak.as_secs_f64() || self.answers < canary.min_requests {
             return false;
         }
         (self.soaked, self.answers) = (0.0, 0);
-        self.step += 1;
+        self.is_past_shadow = true;
+        self.step += usize::from(shadow.is_none());
         if self.step >= canary.steps.len() {
             self.enter(RolloutState::Promoted, ALL_STEPS);
         } else {
-            self.reason = format!("step {} of {}", self.step + 1, canary.steps.len());
+            self.reason = self.place(canary);
         }
         true
+    }
+
+    fn place(&self, canary: &Canary) -> String {
+        format!("step {} of {}", self.step + 1, canary.steps.len())
     }
 
     /// A bound was broken.
@@ -154,6 +188,7 @@ impl Plan {
 }
 
 const ALL_STEPS: &str = "all steps held";
+const SHADOW: &str = "shadow: copies of requests";
 
 #[cfg(test)]
 mod tests {
@@ -184,6 +219,42 @@ mod tests {
         assert_eq!((plan.state, plan.share(&canary)), (RolloutState::Promoted, 10_000));
         plan.breach(&canary, "late");
         assert_eq!(plan.state, RolloutState::Promoted, "what is over is over");
+    }
+
+    #[test]
+    fn the_shadow_step_comes_first_has_no_share_and_is_left_for_the_first_step() {
+        let canary = canary("shadow = { weight = 5, soak = \"1m\" }\nmin_requests = 10\n");
+        let mut plan = Plan::new(&canary);
+        assert_eq!((plan.share(&canary), plan.shadow_share(&canary)), (0, 500));
+        assert!(plan.act(Action::Pause).is_ok());
+        assert_eq!((plan.share(&canary), plan.shadow_share(&canary)), (0, 500), "it stays at its step");
+        assert!(plan.act(Action::Resume).is_ok());
+        let minute = Duration::from_secs(60);
+        assert!(!plan.soak(&canary, minute), "no copy was answered");
+        let saved = serde_json::to_string(&plan).unwrap();
+        let mut plan: Plan = serde_json::from_str(&saved).unwrap();
+        plan.answers = 10;
+        assert!(plan.soak(&canary, Duration::ZERO));
+        assert_eq!((plan.step, plan.share(&canary), plan.shadow_share(&canary)), (0, 1000, 0));
+        assert_eq!((&*plan.reason, plan.answers, plan.soaked), ("step 1 of 2", 0, 0.0));
+        plan.answers = 10;
+        assert!(plan.soak(&canary, minute));
+        assert_eq!((plan.step, plan.share(&canary)), (1, 5000));
+
+        let mut slow = Plan::new(&canary);
+        slow.breach(&canary, "ttft_p99");
+        assert_eq!(
+            (slow.state, slow.share(&canary), slow.shadow_share(&canary)),
+            (RolloutState::RolledBack, 0, 0)
+        );
+    }
+
+    #[test]
+    fn a_shadow_step_that_is_configured_late_does_not_take_a_canary_back_to_it() {
+        let (before, after) = (canary(""), canary("shadow = { weight = 5, soak = \"1m\" }\n"));
+        let mut plan = Plan::new(&before);
+        plan.soak(&before, Duration::from_secs(1));
+        assert_eq!((plan.share(&after), plan.shadow_share(&after)), (1000, 0));
     }
 
     #[test]

@@ -178,6 +178,7 @@ mod tests {
             signals: None,
             counters: None,
             absent: Arc::from([]),
+            gpu: None,
             failures: OwnFailures::default(),
             connections: 0,
             models: Vec::new(),

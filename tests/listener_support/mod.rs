@@ -179,6 +179,7 @@ fn pool(replica: SocketAddr) -> Pool {
         }],
         tls: None,
         engine_api_key: None,
+        dcgm: Default::default(),
         scrape_interval: Duration::from_secs(60),
         max_connections: NonZeroUsize::new(256).unwrap(),
         max_num_seqs: None,

@@ -50,6 +50,7 @@ pub fn pool(name: &str, replicas: &[&Replica]) -> Pool {
         tls: None,
         engine_api_key: None,
         // Own requests come out of turn when there is a reason; their routine is not what is tested here.
+        dcgm: Default::default(),
         scrape_interval: Duration::from_secs(60),
         max_connections: NonZeroUsize::new(64).unwrap(),
         max_num_seqs: None,

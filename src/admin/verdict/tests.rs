@@ -69,6 +69,7 @@ fn ready(replica: &str, waiting: f64) -> ReplicaStatus {
         signals: Some(signals),
         counters: None,
         absent: Arc::from([]),
+        gpu: None,
         failures: OwnFailures::default(),
         connections: 1,
         models: vec![],

@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime};
 
 use super::*;
-use crate::routing::Typical;
+use crate::autoscale::judge::typical;
 
 /// A pool whose engines do what they are told; seconds pass by [`Pool::run`].
 struct Pool {
@@ -15,19 +15,10 @@ struct Pool {
 
 impl Pool {
     fn new(ready: usize, scale: Scale) -> Self {
-        let typical = Typical {
-            uncached: 1000.0,
-            output: 200.0,
-            prefill: 0.1,
-            step: 0.01,
-            per_sequence: 0.0005,
-            way: 0.01,
-            service: 3.0,
-        };
         let load = PoolLoad {
             pool: "p".into(),
             engines_per_replica: 1,
-            typical: Some(typical),
+            typical: Some(typical()),
             engines: (0..ready).map(|n| engine(n, ReplicaState::Ready)).collect(),
             ..PoolLoad::default()
         };

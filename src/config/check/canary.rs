@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use crate::config::{Canary, CanaryStep, OnBreach, Pool, QuantileRatios, WeightedPool};
+use crate::config::{Canary, CanaryShadow, CanaryStep, OnBreach, Pool, QuantileRatios, WeightedPool};
 
 use super::section::{Item, Section};
-use super::values::{ENDPOINT, NAME, POSITIVE_DURATION};
+use super::values::{ENDPOINT, NAME, POSITIVE_DURATION, SIZE};
 
 /// Reads `[route.canary]`. The canary's pool becomes one of the route's `pools`, if it is not yet.
 pub(super) fn canary(route: &Section<'_>, known: &[Pool], pools: &mut Vec<WeightedPool>) -> Option<Canary> {
@@ -27,6 +27,7 @@ pub(super) fn canary(route: &Section<'_>, known: &[Pool], pools: &mut Vec<Weight
     let max_tpot_ratio = bounds("max_tpot_ratio", "route.canary.max_tpot_ratio", one(None));
     let canary = Canary {
         pool: 0,
+        shadow: shadow(&section),
         steps,
         max_cold_start: section.parse("max_cold_start", &POSITIVE_DURATION),
         max_ttft_ratio,
@@ -92,6 +93,19 @@ fn steps(section: &Section<'_>) -> Vec<CanaryStep> {
     steps
 }
 
+fn shadow(section: &Section<'_>) -> Option<CanaryShadow> {
+    section.get("shadow")?;
+    let inner = section.section("shadow", "route.canary.shadow");
+    let weight = inner.integer("weight", 1..=100);
+    if inner.is_present() && inner.get("weight").is_none() {
+        inner.fault("the shadow step has no weight", SHADOW_HINT);
+    }
+    let soak = inner.require("soak", &POSITIVE_DURATION);
+    let max_concurrent = inner.integer("max_concurrent", 1..=10_000).unwrap_or(DEFAULT_COPIES);
+    let max_bytes = inner.parse("max_bytes", &SIZE).unwrap_or(DEFAULT_COPIED_BYTES);
+    Some(CanaryShadow { weight: weight?, soak: soak?, max_concurrent, max_bytes })
+}
+
 fn ratios(section: &Section<'_>) -> QuantileRatios {
     let of = |key| section.get(key).and_then(|item| ratio(&item));
     QuantileRatios { p50: of("p50"), p99: of("p99") }
@@ -123,5 +137,8 @@ fn false_rollback_rate(section: &Section<'_>) -> f64 {
 
 const ON_BREACH: &[(&str, OnBreach)] = &[("rollback", OnBreach::Rollback), ("pause", OnBreach::Pause)];
 const STEPS_HINT: &str = "write increasing weights in percent: steps = [{ weight = 10, soak = \"10m\" }, { weight = 50, soak = \"24h\" }]";
+const SHADOW_HINT: &str = "write how many percent of the requests are copied, and for how long: shadow = { weight = 5, soak = \"10m\" }";
+const DEFAULT_COPIES: usize = 32;
+const DEFAULT_COPIED_BYTES: usize = 32 << 20;
 const DEFAULT_RATE: f64 = 0.01;
 const MIN_RATE: f64 = 1e-6;

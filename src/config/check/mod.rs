@@ -8,6 +8,7 @@ mod admission;
 mod auth;
 mod bounds;
 mod canary;
+mod dcgm;
 mod discovery;
 mod drift;
 mod engine;

@@ -8,8 +8,11 @@ use std::time::Duration;
 use rustls::pki_types::ServerName;
 use toml::de::DeValue;
 
-use crate::config::{Endpoint, MAX_REPLICAS, Pool, PoolIdentity, PoolTls, Probe, ProbeKind, ReplicaSpec};
+use crate::config::{
+    Dcgm, DcgmSources, Endpoint, MAX_REPLICAS, Pool, PoolIdentity, PoolTls, Probe, ProbeKind, ReplicaSpec,
+};
 
+use super::dcgm::dcgm;
 use super::section::{Item, Section};
 use super::server::{holds_certificate, holds_key, max_connections, pem_file};
 use super::shape::Kind;
@@ -41,12 +44,15 @@ fn pool(section: &Section<'_>) -> Pool {
     let positive = |key| section.integer(key, 1..=i64::MAX).and_then(NonZeroU64::new);
     let ejection = section.section("ejection", "[pool.ejection]");
     let (engine, engine_profile) = engine::engine(section);
+    let mut own_dcgm = BTreeMap::new();
+    let replicas = replicas(section, &name, &mut own_dcgm);
     Pool {
         revision: section.parse("revision", &NAME).unwrap_or_else(|| name.clone()),
         revision_info: revision_info(section),
         engine,
         engine_profile: Arc::new(engine_profile),
-        replicas: replicas(section, &name),
+        dcgm: DcgmSources { pool: section.get("dcgm").and_then(|item| dcgm(&item)), replicas: own_dcgm },
+        replicas,
         discovery: discovery::discovery(section),
         data_parallel: discovery::data_parallel(section),
         tls: section.get("tls").and_then(|item| tls(&item)),
@@ -76,7 +82,7 @@ fn revision_info(section: &Section<'_>) -> BTreeMap<String, String> {
     item.entries().filter_map(fact).collect()
 }
 
-fn replicas(pool: &Section<'_>, name: &str) -> Vec<ReplicaSpec> {
+fn replicas(pool: &Section<'_>, name: &str, own_dcgm: &mut BTreeMap<Arc<str>, Dcgm>) -> Vec<ReplicaSpec> {
     let items = pool.list("replicas");
     let is_elsewhere = ["dns", "file", "kubernetes"].iter().any(|key| pool.get(key).is_some());
     match pool.get("replicas") {
@@ -93,7 +99,8 @@ fn replicas(pool: &Section<'_>, name: &str) -> Vec<ReplicaSpec> {
     let (mut names, mut endpoints) = (HashSet::new(), HashSet::new());
     let mut replicas = Vec::new();
     for item in &items {
-        let Some(replica) = replica(item) else { continue };
+        let Some((replica, dcgm)) = replica(item) else { continue };
+        own_dcgm.extend(dcgm.map(|dcgm| (Arc::clone(&replica.name), dcgm)));
         if !endpoints.insert(replica.endpoint.clone()) {
             item.fault(format!("{} is listed twice", replica.endpoint), "list each replica once");
         } else if !names.insert(replica.name.clone()) {
@@ -107,18 +114,20 @@ fn replicas(pool: &Section<'_>, name: &str) -> Vec<ReplicaSpec> {
     replicas
 }
 
-fn replica(item: &Item<'_>) -> Option<ReplicaSpec> {
+fn replica(item: &Item<'_>) -> Option<(ReplicaSpec, Option<Dcgm>)> {
     item.accepts([Kind::Text { hint: ENDPOINT.hint }, Kind::Section { header: "pool.replicas" }]);
     if !matches!(item.value, DeValue::Table(_)) {
         let endpoint = item.parse(&ENDPOINT)?;
-        return Some(ReplicaSpec { name: default_name(&endpoint), endpoint, zone: None });
+        return Some((ReplicaSpec { name: default_name(&endpoint), endpoint, zone: None }, None));
     }
     let section = item.section("pool.replicas")?;
     let endpoint = section.require("url", &ENDPOINT);
     let name = section.parse("name", &NAME);
     let zone = section.parse("zone", &NAME);
+    let dcgm = section.get("dcgm").and_then(|item| dcgm(&item));
     let endpoint = endpoint?;
-    Some(ReplicaSpec { name: name.unwrap_or_else(|| default_name(&endpoint)), endpoint, zone })
+    let name = name.unwrap_or_else(|| default_name(&endpoint));
+    Some((ReplicaSpec { name, endpoint, zone }, dcgm))
 }
 
 fn default_name(endpoint: &Endpoint) -> Arc<str> {

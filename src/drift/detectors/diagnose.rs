@@ -209,8 +209,17 @@ fn of_one(changes: &[SignalChange]) -> Option<Case> {
     let case = |(name, peers): (&'static str, &'static str), (highest, rest): (f64, f64)| {
         Case::new(Diagnosis::Replica, ONE_STANDS_OUT).with(name, highest).with(peers, rest)
     };
-    let by_itl = || Some(case(("itl_ratio", "itl_ratio_of_peers"), stands_out(|s| s.itl, OUTLIER_ITL)?));
-    by_itl().or_else(|| Some(case(("ttft_ratio", "ttft_ratio_of_peers"), stands_out(|s| s.ttft, SLOWER)?)))
+    // Why it may be slow: evidence, and no ground for the diagnosis.
+    let is_throttled = |signal: fn(&Signals) -> Option<f64>| {
+        let ratio = |change: &&SignalChange| change.ratio(signal).unwrap_or_default();
+        let slowest = changes.iter().max_by(|a, b| ratio(a).total_cmp(&ratio(b)));
+        slowest.and_then(|change| change.now.gpu_throttled)
+    };
+    let found = |names, signal: fn(&Signals) -> Option<f64>, by| {
+        Some(case(names, stands_out(signal, by)?).with("gpu_clocks_throttled", is_throttled(signal)))
+    };
+    found(("itl_ratio", "itl_ratio_of_peers"), |s| s.itl, OUTLIER_ITL)
+        .or_else(|| found(("ttft_ratio", "ttft_ratio_of_peers"), |s| s.ttft, SLOWER))
 }
 
 /// Engines that were configured otherwise, or restarted.
@@ -429,6 +438,7 @@ mod tests {
         kv_cache_usage: Some(0.5),
         preemptions: Some(0.0),
         batch_limit: Some(16.0),
+        gpu_throttled: None,
         has_started: false,
     };
 
@@ -478,6 +488,22 @@ mod tests {
             let causes = Causes::of(of_changes(&changes));
             assert_eq!(causes.diagnosis(), expected, "{causes:?}");
         }
+    }
+
+    #[test]
+    fn lowered_clocks_of_the_slow_replica_are_told_and_decide_nothing() {
+        let throttled = |ttft, itl, gpu| with(slow(ttft, itl), |now| now.gpu_throttled = gpu);
+        let others = [throttled(1.0, 1.0, Some(0.0)), throttled(1.1, 1.0, None)];
+        let facts = |gpu| {
+            let changes = [others[0], throttled(1.9, 1.7, gpu), others[1]];
+            let case = Causes::of(of_changes(&changes)).first.unwrap();
+            assert_eq!(case.cause, Diagnosis::Replica);
+            case.facts
+        };
+        assert!(facts(Some(1.0)).contains(&("gpu_clocks_throttled", 1.0)));
+        assert!(facts(None).iter().all(|(name, _)| *name != "gpu_clocks_throttled"));
+        let all = vec![throttled(1.0, 1.0, Some(1.0)); 3];
+        assert_eq!(Causes::of(of_changes(&all)).diagnosis(), Diagnosis::Unknown);
     }
 
     #[test]

@@ -79,11 +79,14 @@ fn shift_evidence(shift: &Shift) -> Evidence {
 }
 
 pub(super) fn slow_replica(series: &RouteSeries, at: f64, slow: &SlowReplica) -> ActiveFinding {
+    let name = series.replica_names.get(slow.replica);
+    let gpu_throttled = name.and_then(|name| series.signals.gpu_throttled(name, minute_of(at)));
     let evidence = Evidence::default()
         .with("ttft_p50", slow.now)
         .with("peers_p50", slow.others)
         .with("ratio", slow.ratio)
-        .with("window_seconds", 3600.0);
+        .with("window_seconds", 3600.0)
+        .maybe("gpu_clocks_throttled", gpu_throttled);
     of_replica(series, at, Kind::ReplicaSlow, slow.replica, evidence)
 }
 

@@ -48,6 +48,8 @@ pub struct Signals {
     pub preemptions: Option<f64>,
     /// Most requests that it runs at once.
     pub batch_limit: Option<f64>,
+    /// Whether clocks of its GPUs were lowered, 1 or 0, where a DCGM exporter tells.
+    pub gpu_throttled: Option<f64>,
     /// Whether it (re)started.
     pub has_started: bool,
 }
@@ -123,6 +125,12 @@ impl SignalHistory {
         self.replicas.iter().filter_map(change).collect()
     }
 
+    /// Whether clocks of a replica's GPUs are lowered in the minutes up to `minute`.
+    pub(super) fn gpu_throttled(&self, replica: &str, minute: i64) -> Option<f64> {
+        let (_, minutes) = self.replicas.iter().find(|(name, _)| **name == *replica)?;
+        medians(&between(minutes, minute - NOW, minute)).gpu_throttled
+    }
+
     /// What was usual up to `minute`, as far as it is remembered.
     #[must_use]
     pub fn before(&self, minute: i64) -> Snapshot {
@@ -165,6 +173,7 @@ fn medians(minutes: &[&Signals]) -> Signals {
         kv_cache_usage: of(|s| s.kv_cache_usage),
         preemptions: of(|s| s.preemptions),
         batch_limit: of(|s| s.batch_limit),
+        gpu_throttled: of(|s| s.gpu_throttled),
         has_started: false,
     }
 }

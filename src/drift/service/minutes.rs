@@ -128,6 +128,9 @@ impl MinuteSignals {
                 .and_then(|(now, before)| Some(now.preemptions? - before.preemptions?))
                 .filter(|n| *n >= 0.0),
             batch_limit: engine.and_then(|engine| engine.batch_limit).map(|limit| limit as f64),
+            gpu_throttled: status
+                .and_then(|status| status.gpu?.throttling)
+                .map(|throttling| f64::from(u8::from(throttling.is_any()))),
             has_started: is_ready && before.is_some_and(|before| !before.is_ready),
         }
     }

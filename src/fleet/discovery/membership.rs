@@ -22,6 +22,7 @@ use super::sources::{Running, Source};
 use super::{ChangeError, ReplicaAction, ReplicaChange, SourceStatus};
 use crate::config::{Endpoint, MAX_REPLICAS, Pool, ReplicaSpec, parse_endpoint, parse_name};
 use crate::fleet::discovery::roster::Found;
+use crate::fleet::gpu_scrape::GpuScraper;
 use crate::fleet::life::Event;
 use crate::fleet::pool::PoolState;
 use crate::fleet::probe::Prober;
@@ -330,6 +331,13 @@ impl Membership {
             };
             self.means.tracker.spawn_on(prober.run(), &self.means.tasks);
         }
+        let gpus = GpuScraper {
+            pool: Arc::clone(&self.pool),
+            targets: started.clone(),
+            connector: self.means.connector.clone(),
+            clock: self.means.clock,
+        };
+        self.means.tracker.spawn_on(gpus.run(), &self.means.tasks);
         // One page tells of all engines of a URL.
         if let Some(scraper) =
             Scraper::new(Arc::clone(self) as Arc<dyn Roll>, &self.pool, started.clone(), &self.means)

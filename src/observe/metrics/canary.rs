@@ -1,5 +1,7 @@
 //! Metrics of rollouts.
 
+use std::time::Duration;
+
 use super::Metrics;
 use super::drift::DeliveryResult;
 
@@ -12,6 +14,8 @@ pub struct CanaryGauges<'a> {
     pub states: [(&'static str, bool); 4],
     /// Share of new requests, 0 to 1.
     pub share: f64,
+    /// Share of new requests of which it gets copies, 0 to 1.
+    pub shadow_share: f64,
     /// Evidence by test (label `test`).
     pub evidence: &'a [(&'static str, f64)],
 }
@@ -24,6 +28,7 @@ impl Metrics {
             self.canaries.state.set(&[route, pool, revision, state], Some(f64::from(u8::from(is_it))));
         }
         self.canaries.share.set(&rollout.labels, Some(rollout.share));
+        self.canaries.shadow_share.set(&rollout.labels, Some(rollout.shadow_share));
         for (test, evidence) in rollout.evidence {
             self.canaries.evidence.set(&[route, pool, revision, test], Some(*evidence));
         }
@@ -36,9 +41,21 @@ impl Metrics {
             self.canaries.state.remove(&[route, pool, revision, state]);
         }
         self.canaries.share.remove(&rollout.labels);
+        self.canaries.shadow_share.remove(&rollout.labels);
         for (test, _) in rollout.evidence {
             self.canaries.evidence.remove(&[route, pool, revision, test]);
         }
+    }
+
+    /// Counts a copy of a request for a canary. Labels `route`, `pool` and `revision`.
+    pub fn shadow_request(&self, labels: [&str; 3], outcome: &str) {
+        let [route, pool, revision] = labels;
+        self.canaries.shadow_requests.get(&[route, pool, revision, outcome]).inc();
+    }
+
+    /// The first token of a copy came.
+    pub fn shadow_first_token(&self, labels: [&str; 3], ttft: Duration) {
+        self.canaries.shadow_ttft.get(&labels).observe(ttft.as_secs_f64());
     }
 
     /// Counts a breach of a bound.

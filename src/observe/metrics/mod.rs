@@ -132,7 +132,7 @@ impl Metrics {
         };
         let replicas = ReplicaFamilies::new(&maker, &edges);
         let process = Process::new(&maker);
-        let (canaries, scale) = (CanaryFamilies::new(&maker), ScaleFamilies::new(&maker));
+        let (canaries, scale) = (CanaryFamilies::new(&maker, &edges), ScaleFamilies::new(&maker));
         let degrade = DegradeFamilies::new(&maker);
         let (drift, targets) = (DriftFamilies::new(&maker), Targets::new(&maker));
         let discovery = DiscoveryFamilies::new(&maker);

@@ -8,9 +8,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::table::ReplicaFamilies;
+use super::table::{GpuFamilies, ReplicaFamilies};
 use crate::clock::Stamp;
-use crate::fleet::status::{ReplicaState, ReplicaStatus};
+use crate::fleet::status::{GpuFigures, ReplicaState, ReplicaStatus};
 use crate::record::Outcome;
 use crate::routing::EngineSignals;
 
@@ -102,6 +102,7 @@ fn set(families: &ReplicaFamilies, (pool, replica): &ReplicaKey, status: Option<
     let labels: [&str; 2] = [pool, replica];
     families.inflight.set(&labels, Some(status.map_or(0.0, |status| status.inflight as f64)));
     set_signals(families, &labels, status.and_then(|status| status.signals.as_ref()));
+    set_gpu(&families.gpu, &labels, status.and_then(|status| status.gpu.as_ref()));
     if let Some(status) = status {
         families.scrape_failures.set_total(&labels, status.failures.scrapes);
         families.probe_failures.set_total(&labels, status.failures.probes);
@@ -127,9 +128,23 @@ fn set_signals(families: &ReplicaFamilies, labels: &[&str; 2], signals: Option<&
     families.scrape_age.set(labels, signals.map(|s| s.age.as_secs_f64()));
 }
 
+fn set_gpu(families: &GpuFamilies, labels: &[&str; 2], gpu: Option<&GpuFigures>) {
+    families.utilization.set(labels, gpu.and_then(|gpu| gpu.utilization));
+    families.memory_used.set(labels, gpu.and_then(|gpu| gpu.memory_used));
+    families.memory_free.set(labels, gpu.and_then(|gpu| gpu.memory_free));
+    families.xid.set(labels, gpu.and_then(|gpu| gpu.xid).map(f64::from));
+    let throttling = gpu.and_then(|gpu| gpu.throttling);
+    let [pool, replica] = *labels;
+    for (reason, holds) in throttling.unwrap_or_default().each() {
+        let value = throttling.map(|_| f64::from(u8::from(holds)));
+        families.throttled.set(&[pool, replica, reason], value);
+    }
+}
+
 fn remove(families: &ReplicaFamilies, (pool, replica): &ReplicaKey) {
     let labels: [&str; 2] = [pool, replica];
     set_signals(families, &labels, None);
+    set_gpu(&families.gpu, &labels, None);
     families.inflight.remove(&labels);
     families.preemptions.remove(&labels);
     families.scrape_failures.remove(&labels);

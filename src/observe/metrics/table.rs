@@ -59,6 +59,16 @@ pub(super) struct ReplicaFamilies {
     pub(super) info: Family<GaugeVec>,
     pub(super) cold_start: Family<HistogramVec>,
     pub(super) requests: Family<IntCounterVec>,
+    pub(super) gpu: GpuFamilies,
+}
+
+/// Figures of replicas' GPUs.
+pub(super) struct GpuFamilies {
+    pub(super) utilization: Family<GaugeVec>,
+    pub(super) memory_used: Family<GaugeVec>,
+    pub(super) memory_free: Family<GaugeVec>,
+    pub(super) throttled: Family<GaugeVec>,
+    pub(super) xid: Family<GaugeVec>,
 }
 
 /// Families with few labels or none, about requests.
@@ -260,6 +270,35 @@ impl RouteFamilies {
     }
 }
 
+impl GpuFamilies {
+    fn new(maker: &Maker<'_>) -> Self {
+        let gauges = |name, help| maker.gauges(name, help, REPLICA);
+        Self {
+            utilization: gauges(
+                "tokenway_replica_gpu_utilization_ratio",
+                "Mean share of time in which a kernel ran on the replica's GPUs, 0 to 1 (DCGM).",
+            ),
+            memory_used: gauges(
+                "tokenway_replica_gpu_memory_used_bytes",
+                "Framebuffer in use on the replica's GPUs (DCGM).",
+            ),
+            memory_free: gauges(
+                "tokenway_replica_gpu_memory_free_bytes",
+                "Framebuffer that is free on the replica's GPUs (DCGM).",
+            ),
+            throttled: maker.gauges(
+                "tokenway_replica_gpu_clocks_throttled",
+                "1 while clocks of a GPU of the replica are lowered for the reason, else 0 (DCGM).",
+                &["pool", "replica", "reason"],
+            ),
+            xid: gauges(
+                "tokenway_replica_gpu_xid",
+                "The last XID error of a GPU of the replica; 0 without one (DCGM).",
+            ),
+        }
+    }
+}
+
 impl ReplicaFamilies {
     pub(super) fn new(maker: &Maker<'_>, edges: &Edges) -> Self {
         const STATE: &[&str] = &["pool", "replica", "state"];
@@ -336,6 +375,7 @@ impl ReplicaFamilies {
                 "Attempts at the replica, by how they ended; one that was tried again elsewhere has failed.",
                 OUTCOME,
             ),
+            gpu: GpuFamilies::new(maker),
         }
     }
 }
@@ -548,6 +588,9 @@ impl DriftFamilies {
 pub(super) struct CanaryFamilies {
     pub(super) state: Family<GaugeVec>,
     pub(super) share: Family<GaugeVec>,
+    pub(super) shadow_share: Family<GaugeVec>,
+    pub(super) shadow_requests: Family<IntCounterVec>,
+    pub(super) shadow_ttft: Family<HistogramVec>,
     pub(super) evidence: Family<GaugeVec>,
     pub(super) breaches: Family<IntCounterVec>,
     pub(super) dropped: IntCounter,
@@ -555,7 +598,7 @@ pub(super) struct CanaryFamilies {
 }
 
 impl CanaryFamilies {
-    pub(super) fn new(maker: &Maker<'_>) -> Self {
+    pub(super) fn new(maker: &Maker<'_>, edges: &Edges) -> Self {
         Self {
             state: maker.gauges(
                 "tokenway_canary_state",
@@ -566,6 +609,22 @@ impl CanaryFamilies {
                 "tokenway_canary_share_ratio",
                 "Share of the route's new requests that its canary gets.",
                 &["route", "pool", "revision"],
+            ),
+            shadow_share: maker.gauges(
+                "tokenway_canary_shadow_share_ratio",
+                "Share of the route's new requests of which its canary gets copies.",
+                &["route", "pool", "revision"],
+            ),
+            shadow_requests: maker.counters(
+                "tokenway_canary_shadow_requests_total",
+                "Copies of requests for a canary, by how they ended, or why they were not sent.",
+                &["route", "pool", "revision", "outcome"],
+            ),
+            shadow_ttft: maker.histograms(
+                "tokenway_canary_shadow_time_to_first_token_seconds",
+                "From the copy of a request for a canary to its first content event.",
+                &["route", "pool", "revision"],
+                &edges.ttft,
             ),
             evidence: maker.gauges(
                 "tokenway_canary_evidence_ratio",

@@ -6,7 +6,9 @@
 
 use std::time::{Duration, SystemTime};
 
-use opentelemetry::trace::{Event, SpanContext, SpanId, SpanKind, Status, TraceFlags, TraceId, TraceState};
+use opentelemetry::trace::{
+    Event, Link, SpanContext, SpanId, SpanKind, Status, TraceFlags, TraceId, TraceState,
+};
 use opentelemetry::{Array, InstrumentationScope, KeyValue, StringValue, Value as OtelValue};
 use opentelemetry_sdk::trace::{SpanData, SpanEvents, SpanLinks};
 
@@ -14,7 +16,7 @@ use crate::clock::{Clock, Stamp};
 use crate::observe::attributes::{self, AttributeValue};
 use crate::observe::judgement::Judgement;
 use crate::observe::stages::{Stage, StageTime, stages};
-use crate::record::{Attempt, Outcome, Record};
+use crate::record::{Attempt, Original, Outcome, Record};
 use crate::request::trace_context::new_span_id;
 
 /// How many spans [`spans`] makes at most.
@@ -61,6 +63,12 @@ pub(super) fn spans(record: &Record, clock: &Clock) -> Vec<SpanData> {
     spans
 }
 
+/// Of the request that a copy was made of.
+fn original_span(original: &Original) -> SpanContext {
+    let (trace, span) = (TraceId::from(original.trace_id), SpanId::from(original.span));
+    SpanContext::new(trace, span, TraceFlags::default(), false, TraceState::default())
+}
+
 struct Build<'a> {
     record: &'a Record,
     clock: &'a Clock,
@@ -92,6 +100,11 @@ impl<'a> Build<'a> {
             span.attributes.push(key_value(key.name, value));
         });
         span.attributes.push(KeyValue::new("tokenway.request_id", record.request_id.to_string()));
+        if let Some(original) = &record.shadow_of {
+            span.span_kind = SpanKind::Internal;
+            span.links.links.push(Link::new(original_span(original), Vec::new(), 0));
+            span.attributes.push(KeyValue::new("tokenway.shadow_of", original.request_id.to_string()));
+        }
         span.events.events = self.events();
         if record.outcome == Outcome::Failed || record.status >= 500 {
             span.status = Status::error(record.error.unwrap_or("failed"));

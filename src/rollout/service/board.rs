@@ -23,14 +23,18 @@ pub struct RolloutView {
     pub revision: Arc<str>,
     /// Its state.
     pub state: RolloutState,
-    /// Step from 1 on, and how many there are.
+    /// Step from 1 on, 0 for the shadow step, and how many there are.
     pub step: (usize, usize),
     /// Its share of new requests, in ten thousandths.
     pub share: u32,
+    /// Share of new requests of which it gets copies, in ten thousandths.
+    pub shadow_share: u32,
     /// Seconds of the step's soak that are over.
     pub soaked: f64,
     /// Requests of baseline and canary.
     pub requests: [u64; 2],
+    /// Copies that it has answered.
+    pub shadowed: u64,
     /// Why it is in its state.
     pub reason: String,
     /// Evidence of each test.
@@ -66,8 +70,9 @@ impl RolloutView {
             "step": self.step.0,
             "steps": self.step.1,
             "weight": f64::from(self.share) / 100.0,
+            "shadow_weight": f64::from(self.shadow_share) / 100.0,
             "soaked": self.soaked,
-            "requests": { "baseline": self.requests[0], "canary": self.requests[1] },
+            "requests": { "baseline": self.requests[0], "canary": self.requests[1], "shadow": self.shadowed },
             "reason": self.reason,
             "tests": evidence.collect::<Vec<_>>(),
             "report": self.report,

@@ -11,10 +11,10 @@ use tokio::sync::{mpsc, oneshot};
 use super::Attached;
 use super::board::Board;
 use crate::config::Config;
-use crate::observe::Tap;
 use crate::observe::judgement::Judgement;
 use crate::observe::metrics::{Metrics, StreamKey};
 use crate::observe::slo::SloVerdict;
+use crate::observe::{Shadowed, Tap};
 use crate::record::{FirstToken, Gaps, Outcome, Record};
 use crate::request::class::Class;
 use crate::rollout::judge::Arm;
@@ -62,6 +62,8 @@ pub(super) struct Ended {
     /// Attempts that ended by themselves: whose, and whether they failed.
     pub(super) attempts: Vec<(Arm, bool)>,
     pub(super) arm: Arm,
+    /// A copy, of whose answer a client saw nothing.
+    pub(super) is_shadow: bool,
     /// Waited for its first token until its end.
     pub(super) censored_ttft: Option<f64>,
     pub(super) ttft: Option<f64>,
@@ -184,6 +186,7 @@ impl Tap for Feed {
         let ended = Ended {
             attempts: attempts.collect(),
             arm,
+            is_shadow: record.shadow_of.is_some(),
             censored_ttft: if record.is_stream && record.at.first_token.is_none() && !is_cold {
                 waited()
             } else {
@@ -202,6 +205,14 @@ impl Tap for Feed {
             replica: Arc::clone(&served.replica),
         };
         self.send(&record.route, record.class, Seen::Ended(Box::new(ended)));
+    }
+
+    fn shadow(&self, seen: &Shadowed<'_>) {
+        match seen {
+            Shadowed::FirstToken(first) => self.first_token(first),
+            Shadowed::Gaps(stream, gaps) => self.gaps(stream, gaps),
+            Shadowed::Ended(record) => self.record(record),
+        }
     }
 
     fn is_canary(&self, record: &Record) -> bool {

@@ -26,6 +26,7 @@ use self::webhook::Webhook;
 use crate::clock::{Clock, Stamp};
 use crate::config::Config;
 use crate::fleet::status::ReplicaStatus;
+use crate::gateway::shadow::Shadows;
 use crate::observe::Surroundings;
 use crate::observe::metrics::{CanaryGauges, Metrics};
 use crate::rollout::plan::RolloutState;
@@ -76,6 +77,7 @@ pub async fn end(feed: &Feed, limit: Duration) {
 /// What rollouts need of the data path.
 pub(super) struct Attached {
     shares: Arc<CanaryShares>,
+    shadows: Arc<Shadows>,
     fleet: Box<dyn Fn() -> Vec<ReplicaStatus> + Send + Sync>,
 }
 
@@ -84,12 +86,22 @@ impl Feed {
     pub fn attach(
         &self,
         shares: Arc<CanaryShares>,
+        shadows: Arc<Shadows>,
         fleet: impl Fn() -> Vec<ReplicaStatus> + Send + Sync + 'static,
     ) {
+        let attached = Attached { shares, shadows, fleet: Box::new(fleet) };
         for view in self.board().read() {
-            shares.of(&view.route, &view.pool).set(view.share);
+            attached.deal(&view);
         }
-        let _ = self.gateway.set(Attached { shares, fleet: Box::new(fleet) });
+        let _ = self.gateway.set(attached);
+    }
+}
+
+impl Attached {
+    /// Gives a canary its share of requests, and of copies.
+    fn deal(&self, view: &RolloutView) {
+        self.shares.of(&view.route, &view.pool).set(view.share);
+        self.shadows.of(&view.route, &view.pool).set_share(view.shadow_share);
     }
 }
 
@@ -163,6 +175,7 @@ impl RolloutService {
                 self.rollouts.iter().any(|rollout| *rollout.route == *route && *rollout.pool == *pool)
             };
             attached.shares.retain(is_known);
+            attached.shadows.retain(is_known);
         }
         self.publish();
     }
@@ -204,7 +217,7 @@ impl RolloutService {
                 continue;
             }
             // First the traffic, then the talk.
-            attached.shares.of(&rollout.route, &rollout.pool).set(rollout.plan.share(&rollout.canary));
+            attached.deal(&rollout.view());
             let report = rollout.write_report(self.clock.wall(now));
             let (route, revision, state) = (&rollout.route, &rollout.revision, rollout.plan.state.as_str());
             if let Some(reason) = &breach {
@@ -226,7 +239,7 @@ impl RolloutService {
         let views: Vec<RolloutView> = self.rollouts.iter().map(Rollout::view).collect();
         for view in &views {
             if let Some(attached) = self.gateway.get() {
-                attached.shares.of(&view.route, &view.pool).set(view.share);
+                attached.deal(view);
             }
             self.metrics.canary(&gauges(view, &evidence(view)));
         }
@@ -274,6 +287,7 @@ fn gauges<'a>(view: &'a RolloutView, evidence: &'a [(&'static str, f64)]) -> Can
         labels: [&view.route, &view.pool, &view.revision],
         states: RolloutState::ALL.map(|state| (state.as_str(), state == view.state)),
         share: f64::from(view.share) / 10_000.0,
+        shadow_share: f64::from(view.shadow_share) / 10_000.0,
         evidence,
     }
 }

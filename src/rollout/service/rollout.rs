@@ -31,6 +31,7 @@ pub(super) struct Rollout {
     judge: Judge,
     fleet: FleetWatch,
     requests: [u64; 2],
+    shadowed: u64,
     worst: Vec<Worst>,
     report: Option<Json>,
     /// The canary had a ready replica at the last look.
@@ -51,10 +52,7 @@ impl Rollout {
         let baseline = others.filter_map(|weighted| Some(Arc::clone(&config.pools.get(weighted.pool)?.name)));
         let info = json!(pool.revision_info);
         let identity = format!("{}\n{}\n{}\n{info}", route.name, pool.name, pool.revision);
-        let fresh = || Saved {
-            plan: Plan { reason: format!("step 1 of {}", canary.steps.len()), ..Plan::default() },
-            ..Saved::default()
-        };
+        let fresh = || Saved { plan: Plan::new(canary), ..Saved::default() };
         let mut saved = saved.filter(|saved| saved.identity == identity).unwrap_or_else(fresh);
         saved.plan.step = saved.plan.step.min(canary.steps.len());
         Some(Self {
@@ -70,6 +68,7 @@ impl Rollout {
             identity,
             fleet: FleetWatch::default(),
             requests: saved.requests,
+            shadowed: saved.shadowed,
             worst: Vec::new(),
             report: saved.report,
             is_served: true,
@@ -88,6 +87,7 @@ impl Rollout {
             plan: self.plan.clone(),
             evidence: self.judge.save(),
             requests: self.requests,
+            shadowed: self.shadowed,
             report: self.report.clone(),
         }
     }
@@ -142,13 +142,16 @@ impl Rollout {
     }
 
     fn count(&mut self, ended: &Ended, class: &str) {
-        if let Some(requests) = self.requests.get_mut(ended.arm as usize) {
+        if ended.is_shadow {
+            self.shadowed += 1;
+        } else if let Some(requests) = self.requests.get_mut(ended.arm as usize) {
             *requests += 1;
         }
         if ended.arm != Arm::Canary {
             return;
         }
-        self.plan.answers += 1;
+        // A copy may end after its step.
+        self.plan.answers += u64::from(ended.is_shadow == self.plan.is_shadow(&self.canary));
         let slow = ended.ttft.or(ended.censored_ttft).unwrap_or_default();
         let badness = if ended.error.is_some() { MAX_SECONDS + slow } else { slow };
         let place = self.worst.partition_point(|worst| worst.badness > badness);
@@ -162,6 +165,7 @@ impl Rollout {
             "class": class,
             "ttft": ended.ttft,
             "error": ended.error,
+            "shadow": ended.is_shadow,
         });
         self.worst.insert(place, Worst { badness, told });
         self.worst.truncate(MAX_WORST);
@@ -224,6 +228,7 @@ impl Rollout {
             .iter()
             .map(|test| json!({ "test": test.test, "bound": test.bound, "evidence": test.share }))
             .collect();
+        let is_shadow = self.plan.is_shadow(&self.canary);
         let report = json!({
             "at": rfc3339::utc(at),
             "route": &*self.route,
@@ -231,16 +236,22 @@ impl Rollout {
             "revision": &*self.revision,
             "revision_info": self.info,
             "state": self.plan.state.as_str(),
-            "step": self.plan.step + 1,
-            "weight": self.canary.steps.get(self.plan.step).map(|step| step.weight),
+            "step": self.place(),
+            "weight": if is_shadow { Some(0) } else { self.canary.steps.get(self.plan.step).map(|step| step.weight) },
+            "shadow_weight": self.canary.shadow.filter(|_| is_shadow).map(|shadow| shadow.weight),
             "reason": self.plan.reason,
-            "requests": { "baseline": self.requests[0], "canary": self.requests[1] },
+            "requests": { "baseline": self.requests[0], "canary": self.requests[1], "shadow": self.shadowed },
             "tests": tests,
             "percentiles": compared,
             "worst_requests": self.worst.iter().map(|worst| &worst.told).collect::<Vec<_>>(),
         });
         self.report = Some(report.clone());
         report
+    }
+
+    /// Number of its step, 0 for the shadow step.
+    fn place(&self) -> usize {
+        if self.plan.is_shadow(&self.canary) { 0 } else { self.plan.step + 1 }
     }
 
     pub(super) fn view(&self) -> RolloutView {
@@ -254,10 +265,12 @@ impl Rollout {
             pool: Arc::clone(&self.pool),
             revision: Arc::clone(&self.revision),
             state: self.plan.state,
-            step: ((self.plan.step + 1).min(steps), steps),
+            step: (self.place().min(steps), steps),
             share: self.plan.share(&self.canary),
+            shadow_share: self.plan.shadow_share(&self.canary),
             soaked: self.plan.soaked,
             requests: self.requests,
+            shadowed: self.shadowed,
             reason,
             evidence: self.judge.evidence(),
             report: self.report.clone(),

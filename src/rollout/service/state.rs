@@ -17,6 +17,9 @@ pub(super) struct Saved {
     pub(super) evidence: SavedEvidence,
     /// Requests of baseline and canary.
     pub(super) requests: [u64; 2],
+    /// Copies that the canary has answered.
+    #[serde(default)]
+    pub(super) shadowed: u64,
     /// Of the last breach.
     pub(super) report: Option<Json>,
 }

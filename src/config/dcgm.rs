@@ -1,0 +1,57 @@
+//! `pool.dcgm`: where the figures of the replicas' GPUs are.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::Endpoint;
+use super::endpoint::parse_endpoint;
+
+/// NVIDIA DCGM exporters of a pool.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DcgmSources {
+    /// Of every replica that has none of its own.
+    pub pool: Option<Dcgm>,
+    /// Of single ones, by name.
+    pub replicas: BTreeMap<Arc<str>, Dcgm>,
+}
+
+impl DcgmSources {
+    /// That of a replica.
+    #[must_use]
+    pub fn of(&self, replica: &str) -> Option<&Dcgm> {
+        self.replicas.get(replica).or(self.pool.as_ref())
+    }
+}
+
+/// One exporter's page, and what on it is about a replica.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Dcgm {
+    /// URL of the page; may have `{host}` and `{replica}`.
+    pub url: Arc<str>,
+    /// Labels of the replica's GPUs with the values that each may have, which may have `{replica}`; none: every GPU of the page.
+    pub labels: Vec<(Arc<str>, Vec<Arc<str>>)>,
+}
+
+impl Dcgm {
+    /// The page of a replica.
+    ///
+    /// # Errors
+    /// What is wrong with the URL.
+    pub fn endpoint(&self, host: &str, replica: &str) -> Result<Endpoint, String> {
+        // An IPv6 address stands in brackets in a URL.
+        let host = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
+        let url = self.url.replace("{host}", &host).replace("{replica}", replica);
+        if url.contains(['{', '}']) {
+            return Err(format!("\"{}\" has a placeholder other than {{host}} and {{replica}}", self.url));
+        }
+        parse_endpoint(&url)
+    }
+
+    /// Whether a series with these labels is about a GPU of the replica; `label` tells their values.
+    pub fn is_of<'l>(&self, replica: &str, label: impl Fn(&str) -> Option<&'l str>) -> bool {
+        self.labels.iter().all(|(name, values)| {
+            let value = label(name);
+            values.iter().any(|wanted| value == Some(&*wanted.replace("{replica}", replica)))
+        })
+    }
+}

@@ -1,0 +1,334 @@
+//! One copy of a request, from its making to the end of its answer, which is read and thrown away.
+//!
+//! It is sent and timed by what sends and times clients' requests, so that the two can be compared. What differs: one attempt, no
+//! queue, and no failure of a copy is held against a replica outside of the judge, because the suspicion of a poisonous prompt, or an ejection,
+//! would reach clients.
+
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::task::Poll;
+
+use http::HeaderMap;
+use serde::Deserialize;
+
+use super::super::attempt::{AttemptError, BufferedResponse, UpstreamResponse};
+use super::super::outbound::{Identity, Outbound};
+use super::super::picker;
+use super::super::prepare::Prepared;
+use super::super::{Gateway, IncomingRequest};
+use super::shares::Place;
+use crate::clock::Stamp;
+use crate::error::{Failure, ReplicaFailure, Timer};
+use crate::fleet::pick::Pick;
+use crate::observe::metrics::StreamKey;
+use crate::record::{AttemptCause, ClientInfo, FirstToken, Opening, Original, Outcome, Record, Served};
+use crate::relay::reader::{Next, StreamReader};
+use crate::relay::stream::record_facts;
+use crate::relay::stream_state::StreamEnd;
+use crate::relay::usage;
+use crate::relay::watch::Expiry;
+use crate::request::body::HeldBody;
+use crate::request::dialect::Dialect;
+
+/// A copy before it is sent.
+pub(super) struct Copy {
+    incoming: Box<IncomingRequest>,
+    prepared: Box<Prepared>,
+    record: Record,
+    /// Place of the canary's pool in the route.
+    at: usize,
+    /// Given back when the copy is over.
+    _place: Place,
+}
+
+impl Copy {
+    pub(super) fn new(
+        incoming: &IncomingRequest,
+        prepared: &Prepared,
+        record: &Record,
+        at: usize,
+        place: Place,
+    ) -> Self {
+        let gateway = &incoming.gateway;
+        let now = gateway.clock.now();
+        let opening = Opening {
+            client: ClientInfo { method: incoming.parts.method.clone(), ..ClientInfo::default() },
+            request_id: format!("{}-shadow", record.request_id).into(),
+            trace: gateway.observer.trace_of(&HeaderMap::new()),
+            dialect: record.dialect,
+            path: Arc::clone(&record.path),
+            head: now,
+        };
+        let original = Original {
+            request_id: Arc::clone(&record.request_id),
+            trace_id: record.trace.trace_id,
+            span: record.trace.root,
+        };
+        let mut copied = Record::open(opening);
+        copied.at.read = Some(now);
+        copied.shadow_of = Some(Box::new(original));
+        copied.route = Arc::clone(&record.route);
+        copied.model = Arc::clone(&record.model);
+        copied.requested_model.clone_from(&record.requested_model);
+        copied.tenant = Arc::clone(&record.tenant);
+        copied.slo_class = Arc::clone(&record.slo_class);
+        (copied.slo, copied.class, copied.is_stream) = (record.slo, record.class, record.is_stream);
+        (copied.estimated_input, copied.bytes_in) = (record.estimated_input, record.bytes_in);
+        let prepared = Box::new(prepared.copied(now));
+        Self { incoming: incoming.copied(), prepared, record: copied, at, _place: place }
+    }
+
+    pub(super) async fn run(mut self) {
+        let gateway = Arc::clone(&self.incoming.gateway);
+        if self.record.dialect == Dialect::Responses && !is_stateless(&self.prepared.body) {
+            return self.not_sent("stored");
+        }
+        let Some(pick) = picker::pick_for_copy(&gateway, &self.prepared, self.at) else {
+            return self.not_sent("no_replica");
+        };
+        self.record.at.routed = Some(pick.assignment.at);
+        self.record.decision = Some(pick.decision.clone());
+        let identity = Identity::of(&self.record);
+        let outbound = Outbound {
+            incoming: &self.incoming,
+            prepared: &self.prepared,
+            identity: &identity,
+            body: &self.prepared.body,
+            deadlines: self.prepared.deadlines(),
+        };
+        let mut flight = outbound.launch(pick, AttemptCause::First);
+        let result = flight.land().await;
+        let now = gateway.clock.now();
+        (self.record.at.connected, self.record.at.first_byte) =
+            (flight.times().connected, flight.times().head);
+        self.record.attempts.push(flight.entry(&result, now));
+        let mut active = flight.into_active();
+        if let Ok(answer) = &result {
+            self.record.status = answer.status().as_u16();
+        }
+        match result {
+            Ok(UpstreamResponse::Stream { reader, .. }) => {
+                self.read(&gateway, reader, &mut active.pick).await;
+            }
+            Ok(UpstreamResponse::Buffered(answer)) => self.whole(&answer, &mut active.pick, now),
+            // More than anybody wants to read: its head says whether it is an answer.
+            Ok(UpstreamResponse::Large { .. }) => self.settle_by_status(),
+            Err(AttemptError::Replica(failure, _)) => self.fail(&Failure::Replica(failure)),
+            Err(AttemptError::Overdue(failure)) => {
+                active.pick.assignment.censored(now);
+                self.fail(&failure);
+            }
+            Err(AttemptError::Ours(_)) => {
+                active.watch.close();
+                return self.not_sent("local_resources");
+            }
+        }
+        active.watch.close();
+        self.record.at.end = gateway.clock.now();
+        gateway.observer.shadow_record(&Arc::new(self.record));
+    }
+
+    /// Counts a copy that no replica got.
+    fn not_sent(&self, reason: &'static str) {
+        let Some((pool, _)) = self.prepared.route.pools.get(self.at) else { return };
+        let config = pool.config();
+        let labels = [&*self.record.route, &*config.name, &*config.revision];
+        self.incoming.gateway.observer.metrics().shadow_request(labels, reason);
+    }
+
+    fn fail(&mut self, failure: &Failure) {
+        (self.record.outcome, self.record.error) = (Outcome::of(failure), Some(failure.code()));
+    }
+
+    fn settle_by_status(&mut self) {
+        (self.record.outcome, self.record.error) = match self.record.status {
+            500.. => (Outcome::Failed, Some("replica_error")),
+            400.. => (Outcome::ClientError, Some("engine_rejected")),
+            _ => (Outcome::Ok, None),
+        };
+    }
+
+    fn whole(&mut self, answer: &BufferedResponse, pick: &mut Pick, now: Stamp) {
+        self.settle_by_status();
+        if self.record.outcome != Outcome::Ok {
+            return;
+        }
+        if !self.record.dialect.generates() {
+            return pick.first_token(now);
+        }
+        let facts = usage::of_unary(self.record.dialect, &answer.body);
+        pick.learn(facts.tokens);
+        if let Some(output) = facts.tokens.output {
+            pick.assignment.served_whole(now, output);
+        }
+        record_facts(&mut self.record, &facts);
+    }
+
+    /// Reads a stream to its end.
+    async fn read(&mut self, gateway: &Gateway, mut reader: Box<StreamReader>, pick: &mut Pick) {
+        let served = pick.replica.served();
+        let key = StreamKey::new(&self.record.route, &self.record.model, self.record.class, &served);
+        let observer = &gateway.observer;
+        self.note_first_token(gateway, &reader, pick);
+        let end = loop {
+            if let Some(expiry) = reader.watch.expiry() {
+                break Err(expiry);
+            }
+            // A read is taken whole or not at all; the watchdog wakes this task where it has to end.
+            let next = poll_fn(|cx| match reader.poll_next(cx) {
+                Poll::Ready(next) => Poll::Ready(Ok(next)),
+                Poll::Pending => reader.watch.poll_expiry(cx).map(Err),
+            });
+            match next.await {
+                Ok(Next::Bytes(_, at)) => {
+                    self.note_first_token(gateway, &reader, pick);
+                    pick.assignment.progress(reader.timeline.content_events(), at);
+                    if reader.timeline.should_flush(at) {
+                        reader.timeline.flush(at, |gaps| observer.shadow_gaps(&key, &gaps));
+                    }
+                }
+                Ok(Next::End(end)) => break Ok(end),
+                Err(expiry) => break Err(expiry),
+            }
+        };
+        let now = gateway.clock.now();
+        let facts = &reader.scanner.state().answer;
+        if let Ok(StreamEnd::Complete) = end {
+            self.record.outcome = Outcome::Ok;
+            pick.learn(facts.tokens);
+            if let Some(began) = reader.timeline.first_token() {
+                pick.assignment.served(began, now, facts.tokens.output);
+            }
+        } else {
+            self.fail(&self.failure(end, &served));
+        }
+        record_facts(&mut self.record, facts);
+        let output = facts.tokens.output.map(|n| n.0);
+        reader.timeline.finish(now, output, |gaps| observer.shadow_gaps(&key, &gaps));
+        self.record.at.last_token = reader.timeline.last_token();
+        self.record.content_events = reader.timeline.content_events();
+        (self.record.longest_gap, self.record.longest_gap_at) = reader.timeline.longest_gap();
+    }
+
+    fn note_first_token(&mut self, gateway: &Gateway, reader: &StreamReader, pick: &mut Pick) {
+        let Some(at) = reader.timeline.first_token().filter(|_| self.record.at.first_token.is_none()) else {
+            return;
+        };
+        reader.watch.decodes(at);
+        pick.first_token(at);
+        let record = &mut self.record;
+        record.at.first_token = Some(at);
+        gateway.observer.shadow_first_token(&FirstToken {
+            route: Arc::clone(&record.route),
+            model: Arc::clone(&record.model),
+            tenant: Arc::clone(&record.tenant),
+            class: record.class,
+            operation: record.dialect.operation(),
+            served: Served::clone(&pick.replica.served()),
+            ttft: at.since(record.at.head),
+            predicted: pick.decision.predicted_ttft,
+            is_cold: pick.decision.is_cold,
+        });
+    }
+
+    fn failure(&self, end: Result<StreamEnd, Expiry>, served: &Served) -> Failure {
+        let replica = Arc::clone(&served.replica);
+        let timeouts = &self.prepared.timeouts;
+        match end {
+            Ok(StreamEnd::Failed(_)) => Failure::Replica(ReplicaFailure::ErrorEvent { replica }),
+            Ok(_) => Failure::Replica(ReplicaFailure::Truncated { replica }),
+            Err(Expiry::ReplicaSilent) => Failure::Replica(ReplicaFailure::Silent { replica }),
+            Err(Expiry::DrainOver) => Failure::DrainCut,
+            Err(Expiry::Deadline(timer)) => {
+                let after = match timer {
+                    Timer::FirstToken => timeouts.first_token,
+                    Timer::InterToken => timeouts.inter_token,
+                    _ => timeouts.total,
+                };
+                Failure::Timeout { timer, after }
+            }
+        }
+    }
+}
+
+impl Prepared {
+    /// The same request again, at this moment: outside of every queue, without other routes, and without the body as it was received.
+    fn copied(&self, now: Stamp) -> Self {
+        Self {
+            table: Arc::clone(&self.table),
+            route: Arc::clone(&self.route),
+            body: self.body.clone(),
+            held: HeldBody::empty(),
+            prompt: self.prompt.clone(),
+            echo: self.echo.clone(),
+            model: self.model.clone(),
+            pinned: None,
+            read: now,
+            rules: crate::admission::Rules::default(),
+            share: self.share.clone(),
+            ..*self
+        }
+    }
+}
+
+/// What says of a response whether it changes anything.
+#[derive(Deserialize)]
+struct Stored {
+    /// Absent means true.
+    #[serde(default)]
+    store: Option<bool>,
+    #[serde(default)]
+    background: Option<bool>,
+    #[serde(default)]
+    previous_response_id: Option<serde::de::IgnoredAny>,
+    #[serde(default)]
+    tools: Option<Vec<Tool>>,
+}
+
+#[derive(Deserialize)]
+struct Tool {
+    r#type: String,
+}
+
+/// Whether a request of the Responses API leaves nothing behind: its answer is not stored and no tool runs at the server.
+fn is_stateless(body: &[u8]) -> bool {
+    let Some(asked) = body.get(..body.len().min(MAX_PARSED)).filter(|part| part.len() == body.len()) else {
+        return false;
+    };
+    let Ok(asked) = serde_json::from_slice::<Stored>(asked) else { return false };
+    let is_left_to_the_client = |tool: &Tool| matches!(&*tool.r#type, "function" | "custom");
+    asked.store == Some(false)
+        && asked.background != Some(true)
+        && asked.previous_response_id.is_none()
+        && asked.tools.iter().flatten().all(is_left_to_the_client)
+}
+
+/// Bytes of a body that are parsed on a worker of the data path.
+const MAX_PARSED: usize = 1 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_responses_that_leave_nothing_behind_are_copied() {
+        for (body, expected) in [
+            (r#"{"model":"m","input":"x","store":false}"#, true),
+            (
+                r#"{"input":"x","store":false,"previous_response_id":null,"tools":[{"type":"function","name":"f"}]}"#,
+                true,
+            ),
+            (r#"{"model":"m","input":"x"}"#, false),
+            (r#"{"input":"x","store":true}"#, false),
+            (r#"{"input":"x","store":false,"background":true}"#, false),
+            (r#"{"input":"x","store":false,"previous_response_id":"resp_1"}"#, false),
+            (r#"{"input":"x","store":false,"tools":[{"type":"function"},{"type":"mcp"}]}"#, false),
+            (r#"{"input":"x","store":0}"#, false),
+            ("not json", false),
+        ] {
+            assert_eq!(is_stateless(body.as_bytes()), expected, "{body}");
+        }
+        let long = format!(r#"{{"store":false,"input":"{}"}}"#, "x".repeat(MAX_PARSED));
+        assert!(!is_stateless(long.as_bytes()));
+    }
+}

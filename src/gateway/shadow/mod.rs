@@ -1,0 +1,67 @@
+//! Copies of requests for a canary at its shadow step (`route.canary.shadow`).
+//!
+//! A share of the requests that go to the route's other pools is sent to the canary as well. The client's request knows nothing of its
+//! copy: it waits for nothing, fails by nothing, and what the copy's answer says goes to the judge of the canary alone. A copy holds
+//! one of a bounded number of places and its body's bytes; without room for either it is not made, and counted.
+
+mod copy;
+mod shares;
+
+use std::sync::Arc;
+
+use self::copy::Copy;
+pub use self::shares::{Shadow, Shadows};
+use super::IncomingRequest;
+use super::prepare::Prepared;
+use crate::fleet::pick::Pick;
+use crate::record::Record;
+use crate::request::dialect::Dialect;
+
+/// Copies a request that is about to be sent to `pick`, if it is one of those that the canary gets copies of.
+pub(super) fn offer(incoming: &IncomingRequest, prepared: &Prepared, record: &Record, pick: &Pick) {
+    let Some(shadow) = &prepared.route.shadow else { return };
+    let route = &prepared.route;
+    let Some(canary) = &route.config.canary else { return };
+    let Some(limits) = &canary.shadow else { return };
+    let is_first = record.attempts.is_empty();
+    if !is_first || !may_be_copied(prepared, record.dialect) || incoming.gateway.drain.is_on() {
+        return;
+    }
+    let at = route.config.pools.iter().position(|weighted| weighted.pool == canary.pool);
+    let Some((at, (pool, _))) = at.and_then(|at| Some((at, route.pools.get(at)?))) else { return };
+    if Arc::ptr_eq(pool, &pick.pool) || !shadow.is_due(prepared.session.or(prepared.conversation)) {
+        return;
+    }
+    let gateway = &incoming.gateway;
+    match shadow.reserve(limits, prepared.body.len()) {
+        Ok(place) => {
+            let copy = Copy::new(incoming, prepared, record, at, place);
+            gateway.tasks.spawn(gateway.shadows.stop.clone().run_until_cancelled_owned(copy.run()));
+        }
+        Err(reason) => {
+            let config = pool.config();
+            gateway
+                .observer
+                .metrics()
+                .shadow_request([&route.config.name, &config.name, &config.revision], reason);
+        }
+    }
+}
+
+/// Whether a request changes nothing at its engine, and may be asked twice: no answer that is stored or belongs to a stored one, no
+/// socket, nothing that is relayed without being understood. Of responses the body decides ([`copy`]).
+fn may_be_copied(prepared: &Prepared, dialect: Dialect) -> bool {
+    let is_known = matches!(
+        dialect,
+        Dialect::Chat
+            | Dialect::Completions
+            | Dialect::Messages
+            | Dialect::Responses
+            | Dialect::Embeddings
+            | Dialect::Rerank
+            | Dialect::Score
+            | Dialect::Classify
+            | Dialect::Pooling
+    );
+    is_known && prepared.pinned.is_none()
+}

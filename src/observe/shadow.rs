@@ -1,0 +1,57 @@
+//! Copies of requests for canaries, as observers see them.
+//!
+//! No client sees their answers, so none of the metrics, windows and logs of requests has them: only their own two metrics, the judges of
+//! canaries, and spans of their own trace that link to the original's.
+
+use std::sync::Arc;
+
+use super::Observer;
+use super::judgement::Judgement;
+use super::metrics::StreamKey;
+use super::spans::Seen;
+use crate::record::{FirstToken, Gaps, Record};
+
+/// Something seen of a copy.
+#[derive(Clone, Copy, Debug)]
+pub enum Shadowed<'a> {
+    /// Its first content event.
+    FirstToken(&'a FirstToken),
+    /// Gaps of its stream.
+    Gaps(&'a StreamKey, &'a Gaps<'a>),
+    /// Its end.
+    Ended(&'a Record),
+}
+
+impl Observer {
+    /// Observes a copy's first content event.
+    pub fn shadow_first_token(&self, first: &FirstToken) {
+        let served = &first.served;
+        self.metrics.shadow_first_token([&first.route, &served.pool, &served.revision], first.ttft);
+        self.tell(&Shadowed::FirstToken(first));
+    }
+
+    /// Observes gaps of a copy's stream.
+    pub fn shadow_gaps(&self, stream: &StreamKey, gaps: &Gaps<'_>) {
+        self.tell(&Shadowed::Gaps(stream, gaps));
+    }
+
+    /// Observes a copy's end.
+    pub fn shadow_record(&self, record: &Arc<Record>) {
+        if let Some(served) = record.served() {
+            let labels = [&*record.route, &*served.pool, &*served.revision];
+            self.metrics.shadow_request(labels, record.outcome.as_str());
+        }
+        let seen = Seen { is_canary: self.taps.iter().any(|tap| tap.is_canary(record)), ..Seen::default() };
+        let spans = self.spans.as_ref();
+        if let Some(spans) = spans.filter(|spans| spans.keeps(record, &Judgement::of(record), seen)) {
+            spans.queue(record);
+        }
+        self.tell(&Shadowed::Ended(record));
+    }
+
+    fn tell(&self, seen: &Shadowed<'_>) {
+        for tap in &*self.taps {
+            tap.shadow(seen);
+        }
+    }
+}
