@@ -452,6 +452,12 @@ impl Record {
         self.at.end.since(self.at.head)
     }
 
+    /// Whether its own tenant's limits refused it: the gateway and the fleet had room, so it says nothing about them.
+    pub fn is_over_own_limit(&self) -> bool {
+        let is_limit = |code| ["concurrency", "requests_per_minute", "tokens_per_minute"].contains(&code);
+        self.outcome == Outcome::Refused && self.error.is_some_and(is_limit)
+    }
+
     /// Time per output token: (last − first content event) / (output tokens − 1). `None` below two tokens.
     pub fn tpot(&self) -> Option<Duration> {
         let steps = self.tokens.output?.0.checked_sub(1).filter(|n| *n > 0)?;

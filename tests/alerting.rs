@@ -9,6 +9,9 @@
 #[allow(dead_code, reason = "shared with the tests of the observers")]
 mod support;
 
+#[path = "alerting/ordinary.rs"]
+mod ordinary;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::Write as _;
@@ -298,6 +301,61 @@ fn every_alert_opens_a_section_of_the_runbook() {
         let (_, section) = link.trim_matches('"').split_once("docs/runbook.md#").unwrap();
         assert!(headings.contains(section), "{section} is no section of {headings:?}");
     }
+}
+
+/// Runs promtool on these days; what each said where an alert fired.
+fn ordinary(days: &[ordinary::Day]) -> Vec<String> {
+    let (page, directory) = (page(), tempfile::tempdir().unwrap());
+    let exported = exported(&page);
+    let edges = |name: &str| -> Vec<String> {
+        let of_name = page.lines().filter(|line| line.starts_with(&format!("{name}_bucket{{")));
+        let mut edges: Vec<String> = Vec::new();
+        for line in of_name {
+            let (_, le) = line.split_once("le=\"").unwrap();
+            let le = le.split('"').next().unwrap().to_owned();
+            if !edges.contains(&le) {
+                edges.push(le);
+            }
+        }
+        assert!(edges.len() > 5, "{name}: {edges:?}");
+        edges
+    };
+    let (ttft, overhead) =
+        (edges("tokenway_time_to_first_token_seconds"), edges("tokenway_gateway_overhead_seconds"));
+    let writer = ordinary::Writer { ttft_edges: &ttft, overhead_edges: &overhead };
+    fs::copy(kit("prometheus/rules.yml"), directory.path().join("rules.yml")).unwrap();
+    let mut wrong = Vec::new();
+    for (seed, day) in days.iter().enumerate() {
+        let (test, used) = writer.test(day, seed as u64);
+        for (name, labels) in used.iter().filter(|(name, _)| *name != "up") {
+            let known = exported.get(name).unwrap_or_else(|| panic!("no metric {name}"));
+            assert!(labels.is_subset(known), "{name} has not all of {labels:?}");
+        }
+        let path = directory.path().join("day.yml");
+        fs::write(&path, test).unwrap();
+        let Some((is_good, said)) = promtool(&["test", "rules", path.to_str().unwrap()]) else { break };
+        if !is_good {
+            wrong.push(format!("{}: {said}", day.name));
+        }
+    }
+    wrong
+}
+
+#[tokio::test]
+async fn ordinary_days_raise_no_alert() {
+    assert_eq!(ordinary::STATES, ReplicaState::ALL.map(ReplicaState::as_str));
+    let days = ordinary::days();
+    assert_eq!(days.len(), 30);
+    let some: Vec<_> = days.into_iter().filter(|day| day.name == "much at once, one gateway").collect();
+    let wrong = ordinary(&some);
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[tokio::test]
+#[ignore = "minutes: cargo test --test alerting -- --ignored"]
+async fn thirty_ordinary_days_raise_no_alert() {
+    let wrong = ordinary(&ordinary::days());
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
 /// The rules' tests with every series of one gateway exported by `gateways` of them.

@@ -77,6 +77,7 @@ const CONTRACT: &[(&str, &str, f64)] = &[
     ("tokenway_replica_time_to_first_token_seconds_count", "{REPLICA}", 1.0),
     ("tokenway_replica_inter_token_latency_seconds_count", "{REPLICA}", 5.0),
     ("tokenway_replica_inflight", "{REPLICA}", 3.0),
+    ("tokenway_replica_traffic_share_ratio", "{REPLICA}", 1.0),
     ("tokenway_replica_queue_depth", "{REPLICA}", 5.0),
     ("tokenway_replica_running", "{REPLICA}", 7.0),
     ("tokenway_replica_kv_cache_usage_ratio", "{REPLICA}", 0.25),

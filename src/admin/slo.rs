@@ -78,6 +78,7 @@ fn figures(
             figures.five.merge(&slot);
         }
     }
+    figures.uptime = now.since(Stamp::from_nanos(0));
     figures.hour = merged(&history, Step::Minute, now);
     let pools = route.pools.iter().filter_map(|weighted| config.pools.get(weighted.pool));
     let names: Vec<_> = pools.map(|pool| &pool.name).collect();

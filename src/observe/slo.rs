@@ -1,7 +1,7 @@
 //! Whether a request met its SLO; pure.
 //!
 //! Goodput counts requests that met every bound measurable for them. Failed and refused requests are misses; client
-//! errors are not counted, nor are streams that the client left before a bound was missed. A miss is blamed on the stage
+//! errors are not counted, nor what a tenant's own limits refuse, nor streams that the client left before a bound was missed. A miss is blamed on the stage
 //! with the largest share of the time that the missed bound covers.
 
 use std::time::Duration;
@@ -42,7 +42,7 @@ pub enum SloVerdict {
     /// Every measurable bound was met.
     Met,
     Missed(Missed),
-    /// The client's own error or early leave.
+    /// The client's own error or early leave, or its tenant's limit.
     NotCounted,
 }
 
@@ -50,6 +50,7 @@ pub enum SloVerdict {
 pub(crate) fn verdict(record: &Record) -> SloVerdict {
     match record.outcome {
         Outcome::Failed => SloVerdict::Missed(Missed::Error),
+        Outcome::Refused if record.is_over_own_limit() => SloVerdict::NotCounted,
         Outcome::Refused => SloVerdict::Missed(Missed::Refused),
         Outcome::ClientError => SloVerdict::NotCounted,
         Outcome::Ok => missed_bound(record).map_or(SloVerdict::Met, SloVerdict::Missed),
@@ -86,6 +87,10 @@ pub(crate) fn blamed(record: &Record, missed: Missed, stages: &[StageTime]) -> O
     match missed {
         Missed::E2e => longest(stages, |_| true),
         // Refused or failed within a millisecond, reading the request took longest and explains nothing.
+        // The attempt failed, not the decision to make it, however short it was.
+        Missed::Error if !record.attempts.is_empty() => {
+            longest(stages, |stage| !matches!(stage, Stage::Read | Stage::Admit | Stage::Route))
+        }
         Missed::Error => longest(stages, |stage| stage != Stage::Read),
         // Our own decision, made between two stamps whose distance says nothing: by its reason, not by time.
         Missed::Refused if record.error == Some(NO_REPLICA) => Some(Stage::Route),
@@ -182,6 +187,34 @@ mod tests {
         assert_eq!(blame(&record, Missed::Ttft), Some(Stage::EngineQueue));
         record.at.routed = None;
         assert_eq!(blame(&record, Missed::Refused), Some(Stage::Route));
+    }
+
+    #[test]
+    fn a_tenants_own_limit_is_no_miss_and_a_full_queue_is() {
+        let refused = |code| Record { outcome: Outcome::Refused, error: Some(code), ..fixture::stream() };
+        for code in ["concurrency", "requests_per_minute", "tokens_per_minute"] {
+            assert_eq!(verdict(&refused(code)), SloVerdict::NotCounted, "{code}");
+        }
+        for code in ["max_requests", "max_wait", "ttft", NO_REPLICA] {
+            assert_eq!(verdict(&refused(code)), SloVerdict::Missed(Missed::Refused), "{code}");
+        }
+    }
+
+    #[test]
+    fn a_failed_attempt_is_not_blamed_on_the_decision_to_make_it() {
+        let mut failed = Record { outcome: Outcome::Failed, ..fixture::stream() };
+        let at = |micros| failed.at.head.after(Duration::from_micros(micros));
+        failed.at = crate::record::Moments {
+            head: failed.at.head,
+            read: Some(at(50)),
+            admitted: Some(at(60)),
+            routed: Some(at(900)),
+            connected: Some(at(950)),
+            end: at(1200),
+            ..crate::record::Moments::default()
+        };
+        let blamed = blamed(&failed, Missed::Error, &stages(&failed)).unwrap();
+        assert!(!matches!(blamed, Stage::Read | Stage::Admit | Stage::Route), "{blamed:?}");
     }
 
     #[test]

@@ -12,6 +12,9 @@ import * as theme from "./page/theme.js";
 let step = "10s", slo = null, history = null, running = null;
 const due = { history: 0, fleet: 0, requests: 0, drift: 0, canaries: 0 };
 const EVERY = { history: 5, fleet: 2, requests: 5, drift: 10, canaries: 5 };
+/** Seconds after the last look, when requests have missed their SLO since. */
+const EVERY_WITH_MISSES = { history: 2, requests: 1 };
+let misses = "";
 
 function banner(text) {
   byId("banner").textContent = text ?? "";
@@ -37,7 +40,7 @@ function verdict() {
 }
 
 const PARTS = {
-  history: async () => { history = await load(`/history?step=${step}`); },
+  history: async () => { history = await load(`/history?step=${step}`); routes.show(slo, history); },
   fleet: async () => replicas.show(await load("/fleet")),
   requests: async () => { requests.routes(slo.routes.map((route) => route.route)); await requests.show(); },
   drift: async () => drift.show(await load("/drift"), acted("drift")),
@@ -59,6 +62,14 @@ function failed(error) {
   else banner(error.message);
 }
 
+/** What lists and counts misses must not lag behind the verdict that speaks of them. */
+function hurry() {
+  const counted = slo.routes.map((route) => `${route.route} ${route.status} ${route.goodput.missed}`).join("\n");
+  if (counted === misses) return;
+  misses = counted;
+  for (const [part, seconds] of Object.entries(EVERY_WITH_MISSES)) due[part] -= EVERY[part] - seconds;
+}
+
 async function refresh() {
   const now = performance.now() / 1000;
   const parts = Object.keys(due).filter((part) => due[part] <= now && !document.hidden);
@@ -72,6 +83,7 @@ function shown(next) {
   const own = document.documentElement.dataset.page;
   banner(own === slo.page ? undefined : `This page came from another build than the gateway that answers now (version ${slo.version}): reload it.`);
   routes.show(slo, history);
+  hurry();
   refresh().catch(failed);
 }
 
@@ -108,7 +120,7 @@ function start() {
     byId(`range-${range}`).addEventListener("click", () => {
       step = range;
       for (const other of ["10s", "1m"]) byId(`range-${other}`).setAttribute("aria-pressed", String(other === range));
-      PARTS.history().then(() => routes.show(slo, history)).catch(failed);
+      PARTS.history().catch(failed);
     });
   }
   byId("login").addEventListener("submit", (event) => {

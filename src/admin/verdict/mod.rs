@@ -8,6 +8,7 @@ mod outliers;
 mod sentence;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::fleet::status::{ReplicaState, ReplicaStatus};
 use crate::observe::history::{Dimension, REASONS, Slot};
@@ -26,6 +27,8 @@ pub(super) struct RouteFigures {
     pub(super) hour: Slot,
     /// The nine minutes before the last one, and how many seconds of them had requests.
     pub(super) before: (Slot, f64),
+    /// How long the gateway has run.
+    pub(super) uptime: Duration,
     /// Replicas of its pools as they are now.
     pub(super) replicas: Vec<ReplicaStatus>,
 }
@@ -87,7 +90,9 @@ pub(super) fn judge(figures: &RouteFigures) -> Verdict {
     let status = status(figures);
     let (slot, window) = window(figures);
     let cause = cause(slot, &figures.replicas);
-    let outliers = outliers::find(figures, slot, cause.as_ref());
+    // While the SLO is kept, differences in time are noise or nobody's concern: only who fails, or is out, is named.
+    let to_explain = cause.as_ref().filter(|_| status != Status::Ok);
+    let outliers = outliers::find(figures, slot, to_explain);
     let sentence = sentence::of_route(figures, status, slot, cause.as_ref(), &outliers);
     Verdict { route: Arc::clone(&figures.route), status, sentence, window, cause, outliers }
 }

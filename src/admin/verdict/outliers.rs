@@ -14,11 +14,12 @@ use crate::stage::Stage;
 
 /// Outliers, the replicas first.
 pub(super) fn find(figures: &RouteFigures, slot: &Slot, cause: Option<&Cause>) -> Vec<Outlier> {
-    let mut found: Vec<Outlier> = figures.replicas.iter().filter_map(not_ready).collect();
+    let mut found: Vec<Outlier> =
+        figures.replicas.iter().filter_map(|status| not_ready(status, figures.uptime)).collect();
     found.extend(figures.replicas.iter().filter_map(|status| silent(status, figures)));
     add(&mut found, compare(slot, Dimension::Replica, cause));
     for status in &figures.replicas {
-        add(&mut found, demoted(status));
+        add(&mut found, demoted(status, figures));
     }
     if let Some(cause) = cause {
         add(&mut found, longest_queue(&figures.replicas, cause));
@@ -47,7 +48,7 @@ fn replica(status: &ReplicaStatus, evidence: String) -> Outlier {
     Outlier { dimension: Dimension::Replica, name: Arc::clone(&status.replica), evidence }
 }
 
-fn not_ready(status: &ReplicaStatus) -> Option<Outlier> {
+fn not_ready(status: &ReplicaStatus, uptime: Duration) -> Option<Outlier> {
     let state = status.state;
     let is_out = !matches!(state, ReplicaState::Ready | ReplicaState::Draining);
     // One that joins is no fault; one that does not get through its start, or was there before, is.
@@ -55,7 +56,9 @@ fn not_ready(status: &ReplicaStatus) -> Option<Outlier> {
         .iter()
         .zip(status.life.entered)
         .any(|(state, n)| *state == ReplicaState::Ready && n > 0);
-    let is_newcomer = state.is_coming() && !was_ready && status.life.since < JOINS_WITHIN;
+    let was_there_at_start = status.life.since + FOUND_WITHIN >= uptime;
+    let joins_within = if was_there_at_start { FOUND_WITHIN } else { JOINS_WITHIN };
+    let is_newcomer = state.is_coming() && !was_ready && status.life.since < joins_within;
     (is_out && !is_newcomer).then(|| replica(status, format!("is {}: {}", state.as_str(), status.reason)))
 }
 
@@ -74,26 +77,54 @@ fn silent(status: &ReplicaStatus, figures: &RouteFigures) -> Option<Outlier> {
     })
 }
 
-/// Gets little traffic, because it fails more or is slower than its pool's others.
-fn demoted(status: &ReplicaStatus) -> Option<Outlier> {
-    let is_it = status.state == ReplicaState::Ready && (status.traffic_share < DEMOTED || status.is_on_trial);
+/// Gets little traffic, because it fails more or is slower than its pool's others; slow start alone is no fault.
+fn demoted(status: &ReplicaStatus, figures: &RouteFigures) -> Option<Outlier> {
+    let is_failing = status.failure_ratio >= FAILING;
+    let little = if is_failing { DEMOTED } else { DEMOTED_AS_SLOW };
+    let is_little = status.traffic_share < little && !status.life.is_in_slow_start;
+    if status.state != ReplicaState::Ready || !(is_little || status.is_on_trial) {
+        return None;
+    }
     let why = match status.failure_ratio {
-        ratio if ratio >= 0.05 => format!(": {} of its last answers failed", share(ratio)),
-        _ if status.is_on_trial => ": it is on trial after failures".to_owned(),
-        _ => ": it is slower than its pool's others".to_owned(),
+        ratio if is_failing => format!("{} of its last answers failed", share(ratio)),
+        _ if status.is_on_trial => "its failures had ejected it, and it is on trial".to_owned(),
+        _ => slowest_stage(&status.replica, &figures.five).map_or_else(
+            || "it is slower than its pool's others".to_owned(),
+            |where_| format!("it {where_}"),
+        ),
     };
-    let evidence = || format!("is given {} of its ordinary traffic{why}", share(status.traffic_share));
-    is_it.then(|| replica(status, evidence()))
+    let evidence = if is_little {
+        format!("is given {} of its ordinary traffic: {why}", share(status.traffic_share))
+    } else {
+        format!("gets one request at a time: {why}")
+    };
+    Some(replica(status, evidence))
+}
+
+/// The stage in which a replica differs most from the others, with the numbers.
+fn slowest_stage(replica: &Arc<str>, slot: &Slot) -> Option<String> {
+    let parts = parts_of(slot, Dimension::Replica);
+    let (_, own) = parts.iter().find(|(name, _)| *name == replica)?;
+    let others: Vec<&Part> =
+        parts.iter().filter(|(name, _)| *name != replica).map(|(_, part)| *part).collect();
+    let of_replica = [Stage::Connect, Stage::EngineQueue, Stage::Prefill, Stage::Decode, Stage::EngineOther];
+    let matters = |stage: &Stage| *stage == Stage::Decode || own.mean(*stage) >= Some(MIN_DIFFERENCE);
+    let found = of_replica.into_iter().filter(matters).filter_map(|stage| is_slower(own, &others, stage));
+    found.max_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, evidence)| evidence)
+}
+
+fn parts_of(slot: &Slot, dimension: Dimension) -> Vec<(&Arc<str>, &Part)> {
+    let of_kind = slot.parts.iter().filter(|((of, _), _)| *of == dimension);
+    of_kind.map(|((_, name), part)| (name, part)).collect()
 }
 
 /// The one whose requests fail, miss or take longer in the blamed stage than those of the others.
 fn compare(slot: &Slot, dimension: Dimension, cause: Option<&Cause>) -> Option<Outlier> {
-    let parts: Vec<(&Arc<str>, &Part)> = slot
-        .parts
-        .iter()
-        .filter(|((of, _), _)| *of == dimension)
-        .map(|((_, name), part)| (name, part))
-        .collect();
+    let parts = parts_of(slot, dimension);
+    // What the gateway itself takes is no replica's, whatever requests happened to go there next.
+    let stage = cause
+        .map(|cause| cause.stage)
+        .filter(|stage| !matches!(stage, Stage::Read | Stage::Admit | Stage::Route | Stage::Relay));
     let found = parts.iter().filter_map(|(name, part)| {
         let others: Vec<&Part> =
             parts.iter().filter(|(other, _)| other != name).map(|(_, part)| *part).collect();
@@ -101,8 +132,8 @@ fn compare(slot: &Slot, dimension: Dimension, cause: Option<&Cause>) -> Option<O
             return None;
         }
         let (strength, evidence) = fails(part, &others)
-            .or_else(|| is_slower(part, &others, cause?.stage))
-            .or_else(|| misses_more(part, &others, cause?.stage))?;
+            .or_else(|| is_slower(part, &others, stage?))
+            .or_else(|| misses_more(part, &others, stage?))?;
         Some((strength, Outlier { dimension, name: Arc::clone(name), evidence }))
     });
     found.max_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, outlier)| outlier)
@@ -200,9 +231,15 @@ fn grown(figures: &RouteFigures, dimension: Dimension) -> Option<Outlier> {
 
 /// In one state of its start: a large model takes minutes to load.
 const JOINS_WITHIN: Duration = Duration::from_secs(600);
+/// The same where the gateway has just started: it finds a fleet that serves, and whoever does not is no newcomer.
+const FOUND_WITHIN: Duration = Duration::from_secs(20);
 const MAX_OUTLIERS: usize = 6;
 /// Share of its ordinary traffic.
 const DEMOTED: f64 = 0.5;
+/// The same for one that only is slower: routing weighs that from moment to moment.
+const DEMOTED_AS_SLOW: f64 = 0.25;
+/// Share of its last answers.
+const FAILING: f64 = 0.05;
 const MIN_EVENTS: u32 = 3;
 const FAILURES_OF_ONE: f64 = 0.6;
 const SLOWER: f64 = 1.6;

@@ -89,6 +89,7 @@ fn figures(slot: Slot, replicas: Vec<ReplicaStatus>) -> RouteFigures {
         five: slot.clone(),
         hour: slot,
         before: (Slot::default(), 540.0),
+        uptime: Duration::from_secs(86_400),
         replicas,
     }
 }
@@ -159,6 +160,28 @@ fn a_replica_that_routing_avoids_is_named_though_nobody_waits() {
         &figures,
         &["replica r2 stands out: is given 7 % of its ordinary traffic: 40 % of its last answers failed"],
     );
+}
+
+#[test]
+fn a_replica_that_is_avoided_is_named_with_what_is_slow_and_one_in_slow_start_is_not() {
+    let prefill = (Stage::Prefill, 0.4, 0.4);
+    let mut now = slot(TTFT, &[did("r1", 60, 0, prefill), did("r2", 4, 0, (Stage::Prefill, 3.0, 3.0))]);
+    let avoided = ReplicaStatus { traffic_share: 0.1, ..ready("r2", 0.0) };
+    let said = |now: &Slot, of: &ReplicaStatus| {
+        judge(&figures(now.clone(), vec![ready("r1", 0.0), of.clone()])).sentence
+    };
+    let sentence = said(&now, &avoided);
+    let expected =
+        "replica r2 stands out: is given 10 % of its ordinary traffic: it has 3.0 s of prefill on average";
+    assert!(sentence.contains(expected), "{sentence}");
+    for (name, itl) in [("r1", 0.02), ("r2", 0.9)] {
+        now.parts.get_mut(&(Dimension::Replica, name.into())).unwrap().itl = (itl * 500.0, 500);
+    }
+    let sentence = said(&now, &avoided);
+    assert!(sentence.contains("it takes 900 ms for a token, the others 20 ms"), "{sentence}");
+    let life = LifeStatus { is_in_slow_start: true, ..LifeStatus::default() };
+    let sentence = said(&now, &ReplicaStatus { life, ..avoided });
+    assert!(!sentence.contains("r2"), "{sentence}");
 }
 
 #[test]
@@ -303,6 +326,33 @@ fn an_ordinary_day_names_nobody() {
     assert_eq!((verdict.status, verdict.outliers.len()), (Status::Ok, 0), "{}", verdict.sentence);
     let (status, sentence) = overall(&[verdict]);
     assert_eq!((status, &*sentence), (Status::Ok, "the route keeps its SLO"));
+}
+
+#[test]
+fn a_replica_that_a_restarted_gateway_does_not_find_is_named() {
+    for (since, is_named) in [(5, false), (25, true)] {
+        let life = LifeStatus { since: Duration::from_secs(since), ..LifeStatus::default() };
+        let dead = ReplicaStatus {
+            state: ReplicaState::Starting,
+            reason: "connect refused".into(),
+            life,
+            ..ready("r2", 0.0)
+        };
+        let all = [did("r1", 60, 0, (Stage::Prefill, 0.4, 0.4))];
+        let mut figures = figures(slot(TTFT, &all), vec![ready("r1", 0.0), dead]);
+        figures.uptime = Duration::from_secs(since + 1);
+        let sentence = judge(&figures).sentence;
+        assert_eq!(sentence.contains("r2 stands out: is starting: connect refused"), is_named, "{sentence}");
+    }
+}
+
+#[test]
+fn while_the_slo_is_kept_a_difference_in_time_names_nobody() {
+    let queue = |slow| (Stage::EngineQueue, slow, 0.1);
+    let all = [did("r1", 400, 2, queue(12.0)), did("r2", 400, 1, queue(1.2))];
+    let figures = figures(slot(TTFT, &all), vec![ready("r1", 0.0), ready("r2", 0.0)]);
+    let verdict = judge(&figures);
+    assert_eq!((verdict.status, verdict.outliers.len()), (Status::Ok, 0), "{}", verdict.sentence);
 }
 
 #[test]

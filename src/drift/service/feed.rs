@@ -172,7 +172,8 @@ impl EndedRequest {
             prompt: Some(record.tokens.input.unwrap_or(record.estimated_input).0 as f64).filter(|n| *n > 0.0),
             output: record.tokens.output.map(|tokens| tokens.0 as f64),
             cached: record.tokens.input.zip(record.tokens.cached).map(|(a, b)| (a.0 as f64, b.0 as f64)),
-            outcome: record.outcome,
+            // Refused by its tenant's own limits, it says as little of the route as a client's error.
+            outcome: if record.is_over_own_limit() { Outcome::ClientError } else { record.outcome },
         }
     }
 

@@ -101,6 +101,7 @@ impl Known {
 fn set(families: &ReplicaFamilies, (pool, replica): &ReplicaKey, status: Option<&ReplicaStatus>) {
     let labels: [&str; 2] = [pool, replica];
     families.inflight.set(&labels, Some(status.map_or(0.0, |status| status.inflight as f64)));
+    families.traffic_share.set(&labels, status.map(|status| status.traffic_share));
     set_signals(families, &labels, status.and_then(|status| status.signals.as_ref()));
     set_gpu(&families.gpu, &labels, status.and_then(|status| status.gpu.as_ref()));
     if let Some(status) = status {
@@ -146,6 +147,7 @@ fn remove(families: &ReplicaFamilies, (pool, replica): &ReplicaKey) {
     set_signals(families, &labels, None);
     set_gpu(&families.gpu, &labels, None);
     families.inflight.remove(&labels);
+    families.traffic_share.remove(&labels);
     families.preemptions.remove(&labels);
     families.scrape_failures.remove(&labels);
     families.probe_failures.remove(&labels);

@@ -46,6 +46,7 @@ pub(super) struct ReplicaFamilies {
     pub(super) ttft: Family<HistogramVec>,
     pub(super) itl: Family<HistogramVec>,
     pub(super) inflight: Family<GaugeVec>,
+    pub(super) traffic_share: Family<GaugeVec>,
     pub(super) queue_depth: Family<GaugeVec>,
     pub(super) running: Family<GaugeVec>,
     pub(super) kv_cache_usage: Family<GaugeVec>,
@@ -319,6 +320,10 @@ impl ReplicaFamilies {
             inflight: gauges(
                 "tokenway_replica_inflight",
                 "Requests of this gateway in flight at the replica.",
+            ),
+            traffic_share: gauges(
+                "tokenway_replica_traffic_share_ratio",
+                "Fraction of its ordinary traffic that the replica gets: below 1 in slow start, or while it fails more or is slower than its pool's others.",
             ),
             queue_depth: gauges("tokenway_replica_queue_depth", "Requests waiting in the engine's queue."),
             running: gauges("tokenway_replica_running", "Requests running in the engine's batch."),
