@@ -12,7 +12,8 @@ use super::float::fast_max;
 use super::{Foreign, LoadView};
 use crate::clock::Stamp;
 
-/// Prompts that wait, for each replica but the one with the longest queue, with chance taken out. Noted beside the request path, read by every decision.
+/// Prompts that wait, for each replica but the one with the longest queue, with chance taken out. Noted beside the request
+/// path, read by every decision.
 #[derive(Debug, Default)]
 pub(super) struct Backlog {
     /// As bits of a float.
@@ -62,13 +63,15 @@ impl Waiting {
     }
 }
 
-/// Seconds in which the queue that decisions know of follows one that grows, ...
+/// Seconds in which the queue that decisions know of follows one that grows: prices that change with every bunch change the
+/// mind of every decision, ...
 const RISING: f64 = 10.0;
-/// ... and one that shrinks.
+/// ... and one that shrinks. As slow as it rises, streams are given away for a queue that has gone.
 const FALLING: f64 = 5.0;
-/// A second of prefill costs those who come next about as much as it costs us, ...
+/// Seconds for each second of prefill: it costs those who come next about as much as it costs us, ...
 const OTHERS_WAIT: f64 = 1.0;
-/// ... and the more the longer the queue: it delays those in it, those who come meanwhile, and evicts what they would have hit.
+/// ... and so many more for each prompt that waits at a replica: it delays those in the queue, those who come meanwhile, and
+/// evicts what they would have hit.
 const OTHERS_IN_QUEUE: f64 = 50.0;
 /// Prompts for each replica at which the price begins to go with the queue and no longer with its square.
 const FEW: f64 = 2.0;

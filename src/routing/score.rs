@@ -157,18 +157,20 @@ fn chance_of_miss(used: f64) -> f64 {
     if used < SURELY_KEPT { 0.0 } else { 1.0 / (1.0 + ((MISS_AT - used) / MISS_WITHIN).exp()) }
 }
 
-/// What a second of decoding is worth beside a second of waiting for the first token.
+/// Seconds of waiting for the first token that a second of decoding is worth: an answer is read while it comes.
 const DECODE: f64 = 0.15;
-/// Decoding that takes so much longer than at the best replica is no reason to wait for another: predictions err by as much, and
+/// Decoding that takes so many times as long as at the best replica is no reason to wait for another: predictions err by as much, and
 /// chance evens it out.
 const UNNOTICED: f64 = 1.2;
 /// Seconds that a missed bound is worth, and a failed answer: its client waits for all of it again, at the least.
 const MISS: f64 = 10.0;
+/// Share of the bound at which a miss is as likely as not: predictions err by a tenth, ...
 const MISS_AT: f64 = 0.9;
+/// ... and shares of the bound over which it becomes e times as likely.
 const MISS_WITHIN: f64 = 0.1;
-/// Less than one in a thousand misses, which is worth a hundredth of a second.
+/// Share of the bound below which less than one in a thousand misses, which is worth a hundredth of a second.
 const SURELY_KEPT: f64 = 0.2;
-/// Streams of others for each of ours that are believed.
+/// Streams of others for each of ours that are believed, at most: nobody turns a prompt away by claims alone.
 const MOST_OTHERS: f64 = 8.0;
 
 #[cfg(test)]

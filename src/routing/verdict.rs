@@ -61,5 +61,6 @@ pub(super) fn judge(
 /// How much of its bound on TTFT a request may spend waiting for a moment in which it breaks no stream, the predicted wait
 /// included.
 pub(super) const PATIENCE: f64 = 0.8;
-/// Streams that a placement may be expected to break before it is worth a wait.
+/// Streams that a placement may be expected to break before it is worth a wait. With 1 first tokens come sooner in
+/// most traffic, and twice as many requests miss on conversations and tools near capacity.
 const TOLERATED_HARM: f64 = 0.07;

@@ -230,7 +230,7 @@ const PER_ATTENTION: f64 = 1e8;
 const LATE_FROM: f64 = 1.5;
 /// ... and these seconds more.
 const LATE_AFTER: f64 = 0.1;
-/// Beyond this there is nothing to be learned from waiting longer.
+/// Times as slow as it was: beyond this there is nothing to be learned from waiting longer.
 const MOST_LAG: f64 = 16.0;
 
 #[cfg(test)]
