@@ -277,7 +277,7 @@ fn a_slow_revision_is_rolled_back_at_its_shadow_step_before_any_client_got_it() 
 fn a_fine_revision_goes_on_from_its_shadow_step_to_clients_over_a_restart_in_between() {
     let (old, new) = (Fleet::start(&[]), Fleet::start(&[]));
     let folder = TempDir::new().unwrap();
-    let steps = "shadow = { weight = 30, soak = \"4s\" }\nsteps = [{ weight = 40, soak = \"1h\" }]\n\
+    let steps = "shadow = { weight = 30, soak = \"4s\", min_requests = 20 }\nsteps = [{ weight = 40, soak = \"1h\" }]\n\
                  max_ttft_ratio = { p99 = 3.0 }\nmax_itl_ratio = { p99 = 3.0 }";
     let file = file(folder.path(), &old, &new, steps);
     let gateway = Gateway::with_file(&file);

@@ -223,6 +223,7 @@ fn shadow(shadow: &CanaryShadow) -> Json {
     json!({
         "weight": shadow.weight,
         "soak": seconds(shadow.soak),
+        "min_requests": shadow.min_requests,
         "max_concurrent": shadow.max_concurrent,
         "max_bytes": shadow.max_bytes,
     })

@@ -56,6 +56,8 @@ pub struct CanaryShadow {
     pub weight: u32,
     /// How long.
     pub soak: Duration,
+    /// Answered copies without which it does not end.
+    pub min_requests: u64,
     /// Copies under way at a time.
     pub max_concurrent: usize,
     /// Bytes of their bodies together.

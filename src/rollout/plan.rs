@@ -118,14 +118,16 @@ impl Plan {
             return false;
         }
         self.soaked += passed.as_secs_f64();
-        let shadow = canary.shadow.filter(|_| self.is_shadow(canary)).map(|shadow| shadow.soak);
+        let shadow = canary.shadow.filter(|_| self.is_shadow(canary));
         // One that has had requests does not go back to copies, whatever is configured later.
         self.is_past_shadow = shadow.is_none();
-        let Some(soak) = shadow.or(canary.steps.get(self.step).map(|step| step.soak)) else {
+        let of_step = || Some((canary.steps.get(self.step)?.soak, canary.min_requests));
+        let Some((soak, answers)) = shadow.map(|shadow| (shadow.soak, shadow.min_requests)).or_else(of_step)
+        else {
             self.enter(RolloutState::Promoted, ALL_STEPS);
             return true;
         };
-        if self.soaked < soak.as_secs_f64() || self.answers < canary.min_requests {
+        if self.soaked < soak.as_secs_f64() || self.answers < answers {
             return false;
         }
         (self.soaked, self.answers) = (0.0, 0);
@@ -223,7 +225,7 @@ mod tests {
 
     #[test]
     fn the_shadow_step_comes_first_has_no_share_and_is_left_for_the_first_step() {
-        let canary = canary("shadow = { weight = 5, soak = \"1m\" }\nmin_requests = 10\n");
+        let canary = canary("shadow = { weight = 5, soak = \"1m\", min_requests = 20 }\nmin_requests = 10\n");
         let mut plan = Plan::new(&canary);
         assert_eq!((plan.share(&canary), plan.shadow_share(&canary)), (0, 500));
         assert!(plan.act(Action::Pause).is_ok());
@@ -234,6 +236,8 @@ mod tests {
         let saved = serde_json::to_string(&plan).unwrap();
         let mut plan: Plan = serde_json::from_str(&saved).unwrap();
         plan.answers = 10;
+        assert!(!plan.soak(&canary, Duration::ZERO), "not enough copies for a verdict");
+        plan.answers = 20;
         assert!(plan.soak(&canary, Duration::ZERO));
         assert_eq!((plan.step, plan.share(&canary), plan.shadow_share(&canary)), (0, 1000, 0));
         assert_eq!((&*plan.reason, plan.answers, plan.soaked), ("step 1 of 2", 0, 0.0));

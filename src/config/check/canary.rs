@@ -101,9 +101,10 @@ fn shadow(section: &Section<'_>) -> Option<CanaryShadow> {
         inner.fault("the shadow step has no weight", SHADOW_HINT);
     }
     let soak = inner.require("soak", &POSITIVE_DURATION);
+    let min_requests = inner.integer("min_requests", 0..=1_000_000_000).unwrap_or(DEFAULT_SHADOWED);
     let max_concurrent = inner.integer("max_concurrent", 1..=10_000).unwrap_or(DEFAULT_COPIES);
     let max_bytes = inner.parse("max_bytes", &SIZE).unwrap_or(DEFAULT_COPIED_BYTES);
-    Some(CanaryShadow { weight: weight?, soak: soak?, max_concurrent, max_bytes })
+    Some(CanaryShadow { weight: weight?, soak: soak?, min_requests, max_concurrent, max_bytes })
 }
 
 fn ratios(section: &Section<'_>) -> QuantileRatios {
@@ -138,6 +139,8 @@ fn false_rollback_rate(section: &Section<'_>) -> f64 {
 const ON_BREACH: &[(&str, OnBreach)] = &[("rollback", OnBreach::Rollback), ("pause", OnBreach::Pause)];
 const STEPS_HINT: &str = "write increasing weights in percent: steps = [{ weight = 10, soak = \"10m\" }, { weight = 50, soak = \"24h\" }]";
 const SHADOW_HINT: &str = "write how many percent of the requests are copied, and for how long: shadow = { weight = 5, soak = \"10m\" }";
+/// No client waits for the end of the step, so it can afford what a verdict mostly takes.
+const DEFAULT_SHADOWED: u64 = 200;
 const DEFAULT_COPIES: usize = 32;
 const DEFAULT_COPIED_BYTES: usize = 32 << 20;
 const DEFAULT_RATE: f64 = 0.01;

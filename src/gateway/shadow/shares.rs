@@ -137,8 +137,13 @@ mod tests {
 
     #[test]
     fn copies_and_their_bytes_are_bounded_and_given_back() {
-        let limits =
-            CanaryShadow { weight: 5, soak: Duration::from_secs(1), max_concurrent: 2, max_bytes: 100 };
+        let limits = CanaryShadow {
+            weight: 5,
+            soak: Duration::from_secs(1),
+            min_requests: 1,
+            max_concurrent: 2,
+            max_bytes: 100,
+        };
         let shadow = Arc::new(Shadow::default());
         let first = shadow.reserve(&limits, 60).unwrap();
         assert_eq!(shadow.reserve(&limits, 60).unwrap_err(), "over_max_bytes");
