@@ -1,19 +1,23 @@
 #!/usr/bin/env python3
 """What each constant of the latency policy does: halved and doubled, on cells of the matrix.
 
-    python3 benches/routing/sensitivity.py [--binary TUNABLE] [--seeds 2]
+    python3 benches/routing/sensitivity.py [--binary TUNABLE] [--seeds 1] [--files score.rs,backlog.rs]      to docs/results/sensitivity.md
 
-The product has no knobs for this. A copy of the sources under target/sensitivity gets each constant of CONSTANTS replaced by a value
-read from the environment and is built once; nothing in the checkout changes. Printed are the geometric means over the cells of
-each time against the constant as it is, the violations in points, and the worst cell's largest time.
+The product has no knobs for this. A copy of the sources under target/sensitivity gets each constant of CONSTANTS multiplied by a
+factor read from the environment and is built once, without optimisation across crates; nothing in the checkout changes. Written are
+the geometric means over the cells of each time against the constant as it is, the violations in points, and the worst cells.
+Where a share of the past is kept at each observation (`kept`), what is forgotten is halved and doubled.
 """
 import argparse
+import concurrent.futures
+import datetime
 import math
 import os
 import pathlib
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 
 import judge
@@ -22,61 +26,111 @@ import traffic
 
 ROOT = pathlib.Path(__file__).parents[2]
 COPY = ROOT / "target/sensitivity"
-# File under src/routing: the constants in it.
+RESULTS = ROOT / "docs/results/sensitivity.md"
+# File under src/routing: the constants in it. Not here are sizes of tables, limits on nonsense, and what only the other policies use.
 CONSTANTS = {
-    "score.rs": ["DECODE", "UNNOTICED", "MISS_AT", "MISS_WITHIN"],
-    "backlog.rs": ["MOST_OF_ONE", "OTHERS_WAIT", "OTHERS_IN_QUEUE", "MISS", "MISSED_ANYWAY", "FEW"],
-    "standing.rs": ["HALF_A_WINDOW", "RISING", "FALLING"],
+    "score.rs": ["DECODE", "UNNOTICED", "MISS", "MISS_AT", "MISS_WITHIN", "MOST_OTHERS"],
+    "backlog.rs": ["RISING", "FALLING", "OTHERS_WAIT", "OTHERS_IN_QUEUE", "FEW"],
     "policies/latency.rs": ["NEAR", "ERROR"],
-    "predictor/estimate.rs": ["LATE_FROM", "LATE_AFTER", "MOST_LAG"],
-    "predictor/replica.rs": ["ALIKE", "HALF_TRUST"],
-    "prefix_index/shared.rs": ["MEMORY"],
     "verdict.rs": ["PATIENCE", "TOLERATED_HARM"],
     "foreign.rs": ["HALF_TRUST"],
+    "work.rs": ["STEP_TOKENS"],
+    "target.rs": ["FULL"],
+    "batch_limit.rs": ["FULL_CACHE", "ENOUGH"],
+    "predictor/estimate.rs": ["LATE_FROM", "LATE_AFTER", "MOST_LAG"],
+    "predictor/fit.rs": ["SCALE_WEIGHT", "FREE_OBSERVATIONS", "JITTER"],
+    "predictor/pool.rs": ["UNSEEN_RATES", "UNSEEN_SERVICE", "UNSEEN_UNCACHED", "SHAPE", "ALIKE_AT_FIRST", "WAY_LEARNED",
+                          "PUBLISH_EVERY"],
+    "predictor/replica.rs": ["SPEED", "STEPS", "LEARNED", "HALF_TRUST", "ALIKE"],
+    "prefix_index/allowance.rs": ["EXACT", "SLACK", "SHRINK", "TOLERATED", "LEAST_SHARE", "BELIEVED", "LEARNED"],
+    "prefix_index/beyond.rs": ["STEP", "MOST"],
+    "prefix_index/shared.rs": ["MEMORY"],
+    "load/concurrency.rs": ["ENOUGH", "TRIED_EVERY"],
+    "load/books.rs": ["ONE_STEP", "PACE_OVER"],
+    "hazard/lengths.rs": ["REMEMBERED", "PRIOR_ANSWERS", "PRIOR_MEAN"],
 }
-# Kinds, engines, fleets, loads and classes in which each constant has something to do.
+# Constants that other files read as well.
+READERS = {"PATIENCE": ["dispatcher.rs"], "STEP_TOKENS": ["load/books.rs", "predictor/estimate.rs"]}
+# Kinds, engines, fleets, loads and classes in which each constant has something to do, and how many requests a run has at least.
 CELLS = [matrix.Cell(*cell) for cell in [
-    ("chat", "32b", "4", 0.7, "standard"),
     ("rag", "32b", "4-one-slow", 0.7, "standard"),
     ("tenants", "32b", "4", 0.95, "standard"),
     ("documents", "32b", "4", 0.95, "standard"),
-    ("completion", "70b", "8-half-slow", 0.95, "standard"),
-    ("flash", "32b", "4", 0.95, "standard"),
-    ("agents", "32b", "4", 0.7, "interactive"),
+    ("books", "32b", "4-one-slow", 0.7, "standard"),
     ("unshared", "70b", "4", 0.7, "interactive"),
-    ("bursts", "32b", "4", 0.7, "standard"),
-    ("embeddings", "8b", "4-one-slow", 0.7, "interactive"),
 ]]
+REQUESTS, MIN_MINUTES = 1000, 1
 
 
 def key(file, name):
-    return f"TUNE_{file.removesuffix('.rs').replace('/', '_')}_{name}".upper()
+    return f"TUNE_{file.removesuffix('.rs').replace('/', '_')}_{name.replace('.', '_')}".upper()
+
+
+def factor(file, name):
+    return f'std::env::var("{key(file, name)}").ok().and_then(|text| text.parse::<f64>().ok()).unwrap_or(1.0)'
+
+
+def scaled(file, name, kind, value):
+    """The constant's value times its factor, as an expression."""
+    own = factor(file, name)
+    if kind == "f64":
+        return f"({value}) * {own}"
+    if kind == "Duration":
+        return f"({value}).mul_f64({own})"
+    if kind.startswith("["):
+        return f"({value}).map(|each| each * {own})"
+    if kind == "Memory":
+        fields = [f"{field}: {memory(file, name, field, number)}" for field, number in re.findall(r"(\w+): ([\w.:]+)", value)]
+        return f"Memory {{ {', '.join(fields)} }}"
+    rounded = "" if kind == "f32" else ".round()"
+    return f"(f64::from({value}_{kind}) * {own}){rounded} as {kind}" if kind in ("f32", "u32") else f"(({value}) as f64 * {own}).round() as {kind}"
+
+
+def memory(file, name, field, number):
+    own = factor(file, f"{name}.{field}")
+    if field == "kept":
+        return f"{number} + (1.0 - {number}) * (1.0 - {own})"
+    return number if "MAX" in number else f"({number} as f64 * {own})" + (".round() as i32" if field == "change" else "")
+
+
+def without_imports(source, change):
+    """The source with everything changed but its imports, its comments and its tests."""
+    body, tests, rest = source.partition("#[cfg(test)]\nmod tests")
+    parts = re.split(r"(^(?:pub(?:\([a-z:]+\))? )?use [^;]+;|^\s*//.*$)", body, flags=re.M)
+    return "".join(part if at % 2 else change(part) for at, part in enumerate(parts)) + tests + rest
+
+
+def called(source, name):
+    return without_imports(source, lambda part: re.sub(rf"(?<!\w){name}(?![\w(])", f"{name}()", part))
 
 
 def tunable(source, file, name):
-    """The source with the constant read from the environment, and the constant's value."""
-    found = re.search(rf"^((?:pub(?:\([a-z]+\))? )?)const {name}: (f64|Duration) = ([^;]+);", source, re.M)
+    """The source with the constant times its factor, and what can be tuned of it: {name: value as it is written}."""
+    found = re.search(rf"^((?:pub(?:\([a-z:]+\))? )?)const {name}: ([^=]+) = ([^;]+);", source, re.M)
     how, kind, value = found.groups()
-    span = re.match(r"Duration::from_(secs|millis)\((\d+)\)", value)
-    number = float(value) if not span else float(span[2]) / (1000 if span[1] == "millis" else 1)
-    wrap = "Duration::from_secs_f64" if span else ""
-    read = (f"#[allow(non_snake_case)]\n{how}fn {name}() -> {kind} {{\n    static CELL: std::sync::OnceLock<{kind}> = "
-            f"std::sync::OnceLock::new();\n    *CELL.get_or_init(|| {wrap}(std::env::var(\"{key(file, name)}\").ok()"
-            f".and_then(|text| text.parse().ok()).unwrap_or({number!r})))\n}}")
-    source = source.replace(found[0], read)
-    return re.sub(rf"(?<![A-Za-z_\"`\[]){name}(?![A-Za-z_(\"`\]])", f"{name}()", source), number
+    source = called(source.replace(found[0], "\0"), name)
+    read = (f"#[allow(non_snake_case, missing_docs)]\n{how}fn {name}() -> {kind} {{\n    static CELL: std::sync::OnceLock<{kind}> = "
+            f"std::sync::OnceLock::new();\n    *CELL.get_or_init(|| {scaled(file, name, kind, value)})\n}}")
+    fields = re.findall(r"(\w+): ([\w.:]+)", value) if kind == "Memory" else []
+    values = {f"{name}.{field}": number for field, number in fields if "MAX" not in number} or {name: value}
+    return source.replace("\0", read), values
 
 
 def constants(folder, write):
     """Every constant with its value: {(file, name): value}; with `write`, made tunable in the folder."""
     found = {}
+    sources = {}
+    read = lambda file: sources.setdefault(file, (folder / "src/routing" / file).read_text())
     for file, names in CONSTANTS.items():
-        path = folder / "src/routing" / file
-        source = path.read_text()
         for name in names:
-            source, found[file, name] = tunable(source, file, name)
-        if write:
-            path.write_text(source)
+            sources[file], values = tunable(read(file), file, name)
+            found |= {(file, part): value for part, value in values.items()}
+    for name, files in READERS.items():
+        for file in files:
+            sources[file] = called(read(file), name)
+    if write:
+        for file, source in sources.items():
+            (folder / "src/routing" / file).write_text(source)
     return found
 
 
@@ -87,70 +141,88 @@ def build():
     archive = subprocess.run(["git", "archive", "HEAD"], cwd=ROOT, stdout=subprocess.PIPE, check=True).stdout
     subprocess.run(["tar", "x"], cwd=COPY, input=archive, check=True)
     constants(COPY, write=True)
-    # Used by their names from another file.
-    path = COPY / "src/routing/dispatcher.rs"
-    path.write_text(re.sub(r"\bPATIENCE }", "PATIENCE() }", path.read_text()))
-    subprocess.run(["cargo", "build", "--release", "--bin", "tokenway"], cwd=COPY, check=True)
+    quick = {"CARGO_PROFILE_RELEASE_LTO": "off", "CARGO_PROFILE_RELEASE_CODEGEN_UNITS": "16"}
+    subprocess.run(["cargo", "build", "--release", "--bin", "tokenway"], cwd=COPY, env=os.environ | quick, check=True)
     return COPY / "target/release/tokenway"
 
 
-def runs(binary, traces, seeds):
-    """The figures of every cell under every seed, with the environment as it is."""
-    found = {}
-    for cell in CELLS:
-        replicas, slow = matrix.FLEETS[cell.fleet]
-        flags = ["--replicas", str(replicas), "--signals-age", "1s", "--threads", "1", "--json", "--engine",
-                 str(matrix.engine_file(cell.engine)), "--config", str(matrix.FOLDER / f"{cell.slo}.toml")]
-        for replica, factor in slow.items():
-            flags += ["--slow", f"{replica}={factor}"]
-        found[cell] = [matrix.replay(binary, traces[cell, seed], ["latency"], [*flags, "--seeds", str(seed)])["latency"]
-                       for seed in range(1, seeds + 1)]
-    return found
+def traced(folder, cell, seed):
+    """A trace of one cell in a file."""
+    replicas, slow = matrix.FLEETS[cell.fleet]
+    at = round(cell.load * matrix.rate(cell.kind, cell.engine) * (replicas - sum(1 - 1 / by for by in slow.values())) / replicas, 3)
+    minutes = max(MIN_MINUTES, min(traffic.KINDS[cell.kind].minutes, REQUESTS / at / 60))
+    path = pathlib.Path(folder) / f"{cell.kind}-{seed}.jsonl"
+    path.write_text(traffic.text(traffic.requests(cell.kind, at, minutes, seed)))
+    return str(path)
 
 
-def made_traces(folder, seeds):
-    """The trace of each cell and seed, as the matrix would have it."""
-    made = {}
-    for cell in CELLS:
-        replicas, slow = matrix.FLEETS[cell.fleet]
-        equal = replicas - sum(1 - 1 / factor for factor in slow.values())
-        at = round(cell.load * matrix.rate(cell.kind, cell.engine) * equal / replicas, 3)
-        for seed in range(1, seeds + 1):
-            made[cell, seed] = str(pathlib.Path(folder) / f"{cell.kind}-{seed}.jsonl")
-            text = traffic.text(traffic.requests(cell.kind, at, traffic.KINDS[cell.kind].minutes, seed))
-            pathlib.Path(made[cell, seed]).write_text(text)
-    return made
+def run(binary, trace, cell, seed, tuned):
+    """The figures of one cell with these factors: {key: factor}."""
+    replicas, slow = matrix.FLEETS[cell.fleet]
+    flags = ["--replicas", str(replicas), "--seeds", str(seed), "--signals-age", "1s", "--threads", "1", "--json",
+             "--engine", str(matrix.engine_file(cell.engine)), "--config", str(matrix.FOLDER / f"{cell.slo}.toml")]
+    for replica, by in slow.items():
+        flags += ["--slow", f"{replica}={by}"]
+    os.environ.update(tuned)
+    try:
+        return matrix.replay(binary, trace, ["latency"], flags)["latency"]
+    finally:
+        for name in tuned:
+            del os.environ[name]
 
 
-def row(name, value, factor, found, usual):
+def row(name, value, by, found, usual):
     """One line of the table: the change against `usual`."""
     ratio = lambda cell, figure: judge.mean(found[cell], figure) / max(judge.mean(usual[cell], figure), 1e-9)
     change = lambda ratio: f"{100 * (ratio - 1):+.1f}"
     means = [math.exp(sum(math.log(ratio(cell, figure)) for cell in CELLS) / len(CELLS)) for figure in judge.TIMES]
-    points = [100 * (judge.mean(found[cell], "violations") - judge.mean(usual[cell], "violations")) for cell in CELLS]
+    points = {cell: 100 * (judge.mean(found[cell], "violations") - judge.mean(usual[cell], "violations")) for cell in CELLS}
+    if all(found[cell] == usual[cell] for cell in CELLS):
+        return [f"`{name}`", value, by, "nothing", *[""] * 6]
     worst, figure = max(((cell, figure) for cell in CELLS for figure in judge.TIMES), key=lambda at: ratio(*at))
-    largest = max(range(len(CELLS)), key=lambda at: points[at])
-    return [f"`{name}`", f"{value * factor:g}", *map(change, means), f"{sum(points) / len(points):+.2f}",
-            f"{CELLS[largest].kind} {points[largest]:+.2f}", f"{worst.kind} {figure[:-2].replace('_', ' ')} {change(ratio(worst, figure))}"]
+    most = max(CELLS, key=points.get)
+    return [f"`{name}`", value, by, *map(change, means), f"{sum(points.values()) / len(points):+.2f}",
+            f"{most.kind} {points[most]:+.2f}", f"{worst.kind} {figure[:-2].replace('_', ' ')} {change(ratio(worst, figure))}"]
+
+
+def report(rows, args):
+    cells = "; ".join(str(cell) for cell in CELLS)
+    files = "" if args.files == list(CONSTANTS) else f" --files {','.join(args.files)}"
+    head = ["constant", "is", "times", "TTFT p50, %", "p90, %", "p99, %", "TPOT p99, %", "violations, points", "most violations",
+            "worst time, %"]
+    return "\n".join([
+        "# What each constant of `latency` does", "", "Generated by `benches/routing/sensitivity.py`; do not edit.", "",
+        f"Measured {datetime.date.today()} with `python3 benches/routing/sensitivity.py --seeds {args.seeds}{files}`: "
+        f"geometric means over {len(CELLS)} cells against the constant as it is, {args.seeds} seed{'s' * (args.seeds > 1)}. Units and reasons "
+        "stand at the constants.", "",
+        f"Cells: {cells}.", "", *matrix.table(head, rows)])
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--binary", help="a tunable copy that was built before")
-    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    parser.add_argument("--files", type=lambda text: text.split(","), default=list(CONSTANTS), help="those of src/routing to be tuned")
+    parser.add_argument("--out", type=pathlib.Path, default=RESULTS)
     args = parser.parse_args()
     binary = args.binary or str(build())
-    rows = []
-    with tempfile.TemporaryDirectory() as folder:
-        traces = made_traces(folder, args.seeds)
-        usual = runs(binary, traces, args.seeds)
-        for (file, name), value in constants(ROOT, write=False).items():
-            for factor in (0.5, 2):
-                os.environ[key(file, name)] = repr(value * factor)
-                rows.append(row(f"{file} {name}", value, factor, runs(binary, traces, args.seeds), usual))
-            del os.environ[key(file, name)]
-    print("\n".join(matrix.table(["constant", "is", "TTFT p50, %", "p90, %", "p99, %", "TPOT p99, %", "violations, points",
-                                   "most violations", "worst time, %"], rows)))
+    known = constants(ROOT, write=False)
+    tunings = [((file, name), by) for file, name in known if file in args.files for by in ("0.5", "2")]
+    with tempfile.TemporaryDirectory() as folder, concurrent.futures.ProcessPoolExecutor(args.jobs) as pool:
+        cells = [(cell, seed) for cell in CELLS for seed in range(1, args.seeds + 1)]
+        traces = list(pool.map(traced, [folder] * len(cells), *zip(*cells)))
+        jobs = [(binary, trace, *cell, {key(*at): by} if at else {})
+                for at, by in [(None, "1"), *tunings] for trace, cell in zip(traces, cells)]
+        done = []
+        for figures in pool.map(run, *zip(*jobs)):
+            done.append({name: value for name, value in figures.items() if name in ("violations", *judge.TIMES)})
+            if len(done) % (20 * len(cells)) == 0:
+                print(f"{len(done)} of {len(jobs)} runs", file=sys.stderr, flush=True)
+    each = lambda at: {cell: done[at * len(cells):][i * args.seeds:(i + 1) * args.seeds] for i, cell in enumerate(CELLS)}
+    usual = each(0)
+    rows = [row(f"{file} {name}", known[file, name], by, each(at), usual) for at, ((file, name), by) in enumerate(tunings, 1)]
+    args.out.write_text(report(rows, args))
 
 
 if __name__ == "__main__":

@@ -56,7 +56,7 @@ pub fn rule(
     ahead: impl FnOnce(&Outlook) -> Option<Duration>,
 ) -> Ruling {
     let decision = match judged.verdict() {
-        Verdict::Hold { .. } => return Ruling::Hold,
+        Verdict::Hold => return Ruling::Hold,
         Verdict::Place(decision) => decision,
     };
     if decision.predicted_ttft.is_none() || !(is_shared || rules.degrade.is_some()) {

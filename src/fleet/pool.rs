@@ -93,9 +93,8 @@ impl PoolState {
             let replicas = self.replicas();
             let targets = replicas.iter().map(|replica| &replica.target);
             let ready = replicas.iter().filter(|replica| replica.is_ready()).map(|replica| &replica.target);
-            let bytes_per_token = self.ratio.bytes_per_token();
             let now = clock.now();
-            self.dispatcher.refresh(targets, ready, &self.engine_limits(), bytes_per_token, now);
+            self.dispatcher.refresh(targets, ready, &self.engine_limits(), now);
             if now.since(looked_at) >= LOOK_EVERY {
                 looked_at = now;
                 self.compare(&replicas, now);

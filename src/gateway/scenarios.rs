@@ -153,6 +153,10 @@ impl Live {
             while gateway.clock.now() < Stamp::default().after(zero) {
                 tokio::task::yield_now().await;
             }
+            // What ticks does so from zero on, as in replay.
+            for _ in 0..SETTLE {
+                tokio::task::yield_now().await;
+            }
         });
         replicas.iter().for_each(|replica| replica.happened(Event::Adopted, "simulated"));
         Self {
@@ -281,7 +285,7 @@ impl Router for Live {
     }
 
     fn scraped(&mut self, replica: usize, at: SimStamp, gauges: &Gauges) {
-        self.advance(at);
+        // Time stands still until every replica is read: what is due at this moment comes after them.
         let table = self.gateway.table.load_full();
         let pool = &table.pools[0];
         let replicas = pool.replicas();
@@ -433,8 +437,7 @@ fn live_and_replay_hold_queue_and_refuse_the_same_requests() {
 /// Polls after which every woken task has run.
 const SETTLE: usize = 8;
 const REQUESTS: u64 = 200;
-/// Known to agree; with seed 3 replay still sends one request that waited in a round that the gateway does not have.
-const SEEDS: u64 = 2;
+const SEEDS: u64 = 5;
 const BYTES_PER_TOKEN: u64 = 4;
 /// The resolution of the runtime's timers.
 const TIMER_NANOS: u64 = 1_000_000;

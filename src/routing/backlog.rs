@@ -7,35 +7,47 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
-use smallvec::SmallVec;
 
-use super::float::fast_min;
-use super::standing::Standing;
+use super::float::fast_max;
 use super::{Foreign, LoadView};
 use crate::clock::Stamp;
 
-/// Prompts that wait for good, for each replica but the one with the longest queue. Noted beside the request path, read by every decision.
+/// Prompts that wait, for each replica but the one with the longest queue, with chance taken out. Noted beside the request
+/// path, read by every decision.
 #[derive(Debug, Default)]
 pub(super) struct Backlog {
+    /// As bits of a float.
     standing: AtomicU64,
-    past: Mutex<Standing>,
+    noted: Mutex<Stamp>,
 }
 
 impl Backlog {
     pub(super) fn note(&self, now: Stamp, replicas: impl Iterator<Item = Waiting>) {
-        let mut queues: SmallVec<[f64; 64]> = replicas.map(|Waiting(prompts)| prompts).collect();
-        queues.sort_unstable_by(f64::total_cmp);
+        let (mut all, mut longest, mut count) = (0.0, 0.0, 0.0);
+        for Waiting(prompts) in replicas {
+            (all, longest, count) = (all + prompts, fast_max(prompts, longest), count + 1.0);
+        }
         // A long queue beside short ones is for the other replicas to relieve: the fleet has time.
-        let others = queues.get(..queues.len().saturating_sub(1)).unwrap_or_default();
-        let most = MOST_OF_ONE * (1.0 + others.first().copied().unwrap_or(0.0));
-        let waiting: f64 = others.iter().map(|prompts| fast_min(*prompts, most)).sum();
-        let standing = self.past.lock().note(now, waiting / others.len().max(1) as f64);
-        self.standing.store(standing.to_bits(), Ordering::Relaxed);
+        let waiting = (all - longest) / fast_max(count - 1.0, 1.0);
+        let passed = now.since(std::mem::replace(&mut self.noted.lock(), now)).as_secs_f64();
+        let standing = self.standing();
+        // Bunches of arrivals make a queue that is gone a moment later: it would be wrong to pay for it.
+        let settling = if waiting > standing { RISING } else { FALLING };
+        let settled = standing + (1.0 - (-passed / settling).exp()) * (waiting - standing);
+        self.standing.store(settled.to_bits(), Ordering::Relaxed);
     }
 
     #[inline]
-    pub(super) fn pressure(&self, queues_late: bool) -> Pressure {
-        Pressure::of(f64::from_bits(self.standing.load(Ordering::Relaxed)), queues_late)
+    fn standing(&self) -> f64 {
+        f64::from_bits(self.standing.load(Ordering::Relaxed))
+    }
+
+    /// Seconds that others lose by a second of computing. A prompt or two that wait say little; beyond that it goes with the
+    /// queue.
+    #[inline]
+    pub(super) fn others_wait(&self) -> f64 {
+        let backlog = self.standing();
+        OTHERS_WAIT + OTHERS_IN_QUEUE * backlog * backlog / (FEW + backlog)
     }
 }
 
@@ -51,92 +63,67 @@ impl Waiting {
     }
 }
 
-/// What a backlog does to the prices of a decision.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Pressure {
-    /// Seconds that others lose by a second of computing.
-    pub(super) others_wait: f64,
-    /// What one broken stream is worth, in seconds.
-    pub(super) broken: f64,
-    /// What one late first token is worth, in seconds.
-    pub(super) late: f64,
-}
-
-impl Pressure {
-    /// A prompt or two that wait say little; beyond that the prices go with the queue. In a long one many are late whatever is
-    /// done, and time that is spent on sparing this one makes more of them. The same goes for streams, unless the late wait
-    /// in the gateway: then streams can be spared under any load.
-    fn of(backlog: f64, queues_late: bool) -> Self {
-        let queue = backlog * backlog / (FEW + backlog);
-        let hopeless = 1.0 + MISSED_ANYWAY * queue;
-        Self {
-            others_wait: OTHERS_WAIT + OTHERS_IN_QUEUE * queue,
-            broken: if queues_late { MISS } else { MISS / hopeless },
-            late: MISS / hopeless,
-        }
-    }
-}
-
-/// What one replica counts for at most, for each prompt at the one with the fewest and one more.
-const MOST_OF_ONE: f64 = 4.0;
-/// A second of prefill costs those who come next about as much as it costs us, ...
+/// Seconds in which the queue that decisions know of follows one that grows: prices that change with every bunch change the
+/// mind of every decision, ...
+const RISING: f64 = 10.0;
+/// ... and one that shrinks. As slow as it rises, streams are given away for a queue that has gone.
+const FALLING: f64 = 5.0;
+/// Seconds for each second of prefill: it costs those who come next about as much as it costs us, ...
 const OTHERS_WAIT: f64 = 1.0;
-/// ... and the more the longer the queue: it delays those in it, those who come meanwhile, and evicts what they would have hit.
+/// ... and so many more for each prompt that waits at a replica: it delays those in the queue, those who come meanwhile, and
+/// evicts what they would have hit.
 const OTHERS_IN_QUEUE: f64 = 50.0;
-/// What one missed SLO is worth, in seconds, where nobody waits.
-const MISS: f64 = 10.0;
-/// How fast that falls with the queue.
-const MISSED_ANYWAY: f64 = 12.0;
-/// Prompts for each replica at which prices begin to go with the queue and no longer with its square.
+/// Prompts for each replica at which the price begins to go with the queue and no longer with its square.
 const FEW: f64 = 2.0;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// The prices where so many have waited for a minute.
-    fn noted(waiting: &[f64]) -> Pressure {
-        standing(waiting).pressure(false)
-    }
-
-    fn standing(waiting: &[f64]) -> Backlog {
+    /// The price where so many have waited for a minute.
+    fn noted(waiting: &[f64]) -> f64 {
         let backlog = Backlog::default();
         for turn in 1..600 {
             backlog.note(Stamp::from_nanos(turn * 100_000_000), waiting.iter().map(|&n| Waiting(n)));
         }
-        backlog
+        backlog.others_wait()
     }
 
     #[test]
     fn nobody_waits_and_nobody_is_there() {
-        assert_eq!(noted(&[0.0; 3]), Backlog::default().pressure(false));
-        assert_eq!(noted(&[]), Backlog::default().pressure(false));
-        assert_eq!(noted(&[]).others_wait, OTHERS_WAIT);
+        for nobody in [noted(&[0.0; 3]), noted(&[]), Backlog::default().others_wait()] {
+            assert_eq!(nobody, OTHERS_WAIT);
+        }
     }
 
     #[test]
-    fn the_longer_the_queue_the_dearer_is_work_and_the_cheaper_a_miss() {
-        let pressures: Vec<_> = [0.0, 0.5, 2.0, 20.0, 200.0].map(|n| noted(&[n, n])).into();
-        for pair in pressures.windows(2) {
-            assert!(pair[1].others_wait > pair[0].others_wait, "{pair:?}");
-            assert!(pair[1].late < pair[0].late && pair[1].broken < pair[0].broken, "{pair:?}");
-        }
-        assert!(pressures[1].others_wait < 6.5, "a single prompt for two is no overload");
+    fn the_longer_the_queue_the_dearer_is_work() {
+        let prices = [0.0, 0.5, 2.0, 20.0, 200.0].map(|n| noted(&[n, n]));
+        assert!(prices.is_sorted(), "{prices:?}");
+        assert!(
+            prices[1] < 6.5 && prices[1] < prices[2],
+            "a single prompt for two is no overload: {prices:?}"
+        );
     }
 
     #[test]
     fn one_long_queue_is_no_overload_of_the_fleet() {
         assert_eq!(noted(&[500.0, 0.0]), noted(&[0.0, 0.0]));
-        let [hot, all] = [noted(&[500.0, 500.0, 0.0, 0.0]), noted(&[5.0; 4])];
-        assert!(hot.others_wait < all.others_wait / 2.0, "{hot:?}, {all:?}");
     }
 
     #[test]
-    fn streams_stay_dear_where_the_late_wait_in_the_gateway() {
-        let backlog = standing(&[50.0; 2]);
-        assert_eq!(backlog.pressure(true).broken, MISS);
-        assert!(backlog.pressure(false).broken < MISS / 10.0);
-        assert_eq!(backlog.pressure(true).others_wait, backlog.pressure(false).others_wait);
+    fn a_bunch_of_arrivals_costs_little_and_a_queue_that_has_gone_is_forgotten() {
+        let backlog = Backlog::default();
+        let waits = |from: u64, seconds: u64, prompts: f64| {
+            for turn in from * 100..(from + seconds) * 100 {
+                backlog.note(Stamp::from_nanos(turn * 10_000_000), [Waiting(prompts); 2].into_iter());
+            }
+            backlog.standing()
+        };
+        waits(0, 60, 0.0);
+        assert!(waits(60, 1, 4.0) < 0.5);
+        assert!(waits(61, 60, 4.0) > 3.9);
+        assert!(waits(121, 30, 0.0) < 0.1);
     }
 
     #[test]

@@ -97,14 +97,8 @@ impl Dispatcher {
         // What nobody has measured is no reason to wait; and a request that was tried elsewhere has waited enough.
         let is_let_in = !ask.tried.is_empty() || !self.model.is_taught();
         let patience = if is_let_in { 0.0 } else { PATIENCE };
-        let aim = Aim {
-            now,
-            waited: ask.waited,
-            slo: ask.slo,
-            patience,
-            queues_late: ask.queues_late,
-            has_answers: self.silence(now).is_some(),
-        };
+        let aim =
+            Aim { now, waited: ask.waited, slo: ask.slo, patience, has_answers: self.silence(now).is_some() };
         let query = Query {
             prompt: ask.prompt,
             session: ask.session,
@@ -125,21 +119,18 @@ impl Dispatcher {
     }
 
     /// Asks the streams of every target how far they are and notes the backlog: due every [`super::REFRESH_EVERY`], beside
-    /// the request path. `ready` are those of `targets` that take requests; `bytes_per_token` is of the pool's model.
+    /// the request path. `ready` are those of `targets` that take requests.
     pub fn refresh<'t>(
         &self,
         targets: impl Iterator<Item = &'t Target>,
         ready: impl Iterator<Item = &'t Target>,
         limits: &EngineLimits,
-        bytes_per_token: f64,
         now: Stamp,
     ) {
         let waiting = |target: &Target| Waiting::at(&target.load.view(), &target.foreign(now, limits));
         self.model.note_backlog(now, ready.map(waiting));
         for target in targets {
-            if let Some(generated) = self.model.refresh(target.slot, &target.load, now) {
-                self.index.set_pinned(target.slot, capacity_of(generated.0, 1, bytes_per_token));
-            }
+            self.model.refresh(target.slot, &target.load, now);
         }
     }
 

@@ -49,7 +49,7 @@ pub(super) fn sane(figure: f64) -> Option<f64> {
     (0.0..=MOST_REQUESTS).contains(&figure).then_some(figure)
 }
 
-/// Seconds. A queue's content is replaced within seconds; two of them are two scrapes at the default interval.
+/// Seconds after which news counts half. A queue's content is replaced within seconds; two of them are two scrapes at the default interval.
 const HALF_TRUST: f64 = 2.0;
 /// What an engine claims beyond this is no figure.
 const MOST_REQUESTS: f64 = 100_000.0;

@@ -25,7 +25,6 @@ mod scenarios;
 mod score;
 mod signals;
 mod slots;
-mod standing;
 pub mod target;
 mod verdict;
 mod work;
@@ -43,7 +42,6 @@ pub use self::hazard::{Curve, POINTS};
 pub use self::load::{Lesson, LoadGuard, LoadView, Pace, Placement, REFRESH_EVERY, Refreshed, ReplicaLoad};
 pub use self::policies::{Choice, Eligible, Policy, Reason};
 pub use self::pools::{CanaryShare, CanaryShares, PoolWheel};
-use self::predictor::EngineCache;
 pub use self::predictor::{Calibration, Estimate, PoolModel, PoolView, Terms, Typical};
 use self::prefix_index::Hits;
 pub use self::prefix_index::PrefixIndex;
@@ -52,7 +50,7 @@ pub use self::signals::EngineSignals;
 pub use self::slots::SlotSet;
 use self::target::Told;
 pub use self::target::{EngineLimits, EnginePage, Target};
-pub use self::verdict::{Aim, TOLERATED_HARM, Verdict};
+pub use self::verdict::{Aim, Verdict};
 pub use self::work::Work;
 use crate::record::DecisionSummary;
 use crate::units::Tokens;
@@ -198,8 +196,8 @@ pub struct Candidate<'a> {
     pub success: f64,
     /// Fraction of its ordinary traffic that it should get.
     pub share: f64,
-    /// The engine's KV cache, where known.
-    cache: Option<EngineCache>,
+    /// Running sequences leave the engine's KV cache no room for the next prompt.
+    is_cache_full: bool,
     /// Found by [`decide`]: prompt tokens believed to be cached there.
     pub hit: Tokens,
     /// Found by [`decide`]: leading blocks of the prompt's chain that it is believed to hold.
@@ -244,7 +242,7 @@ impl<'a> Candidate<'a> {
             block_tokens: DEFAULT_BLOCK_TOKENS,
             success: 1.0,
             share: 1.0,
-            cache: None,
+            is_cache_full: false,
             hit: Tokens(0),
             blocks: 0,
             cost: 0.0,
@@ -271,7 +269,7 @@ impl<'a> Candidate<'a> {
             requests: self.requests + told.foreign.requests,
             batch_limit: self.batch_limit.or(told.batch_limit),
             block_tokens: told.block_tokens.unwrap_or(DEFAULT_BLOCK_TOKENS),
-            cache: told.cache,
+            is_cache_full: told.is_cache_full,
             ..self
         }
     }

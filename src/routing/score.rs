@@ -4,15 +4,14 @@
 //! cost  =  wait + base + prefill − copy     predicted TTFT, without what a shared prefix will save others
 //!       +  o · (work − copy)                delay of those who come next: prefill at the pool's usual speed
 //!       +  0.15 · (decode − 1.2 · least)⁺    own answer and what it adds to those there, beyond the best's
-//!       +  b · harm                         streams pushed over their bound on TPOT
-//!       +  l · late                         the chance that this first token misses its bound
+//!       +  10 s · (harm + late + failure)   streams pushed over their bound on TPOT, the chance that this first token misses
+//!                                           its bound, and that there is no answer
 //! ```
 //!
 //! A hit is worth what it saves, twice, and more where a queue stands (`backlog`). What many prompts share is computed once
 //! more on behalf of all that will find it there: one of them pays its share only. A prompt goes where the streams can bear
 //! it; absent bounds cost nothing.
 
-use super::backlog::Pressure;
 use super::float::{fast_max, fast_min, float};
 use super::hazard::FRESH_SPARE;
 use super::predictor::Queue;
@@ -26,7 +25,8 @@ pub(super) struct Stakes<'a> {
     pool: PoolView,
     /// Slowness of an average replica.
     usual: f64,
-    prices: Pressure,
+    /// Seconds that others lose by a second of computing.
+    others_wait: f64,
     /// Seconds that it has waited, and one over its TTFT bound; the bound is infinite where it has none.
     waited: f64,
     per_bound: f64,
@@ -47,7 +47,7 @@ impl<'a> Stakes<'a> {
             query,
             pool: query.model.view(),
             usual: query.model.usual_slowness(),
-            prices: query.model.pressure(query.aim.queues_late),
+            others_wait: query.model.others_wait(),
             waited: query.aim.waited.as_secs_f64(),
             per_bound: slo.ttft.map_or(0.0, |bound| 1.0 / bound.as_secs_f64().max(1e-3)),
             tpot: slo.tpot.map_or(f64::INFINITY, |bound| bound.as_secs_f64()),
@@ -79,7 +79,7 @@ impl<'a> Stakes<'a> {
             own: &load,
             foreign: &candidate.foreign,
             batch_limit: candidate.batch_limit,
-            cache: candidate.cache,
+            is_cache_full: candidate.is_cache_full,
             head_age: seconds_between(load.head_since, now),
         };
         let mut terms = estimate.terms(&self.pool, &queue, work);
@@ -95,10 +95,8 @@ impl<'a> Stakes<'a> {
         // A slow replica's second is not the fleet's: what others could have had of it is work, at the pool's usual speed.
         let usual = self.usual * self.pool.work(&work) * (1.0 - self.used_by_others * copied);
         terms.cost = terms.seconds() - copy
-            + self.prices.others_wait * usual
-            + self.prices.broken * terms.harm
-            + self.prices.late * terms.late
-            + FAILURE * (1.0 - candidate.success);
+            + self.others_wait * usual
+            + MISS * (terms.harm + terms.late + 1.0 - candidate.success);
         terms
     }
 
@@ -159,18 +157,20 @@ fn chance_of_miss(used: f64) -> f64 {
     if used < SURELY_KEPT { 0.0 } else { 1.0 / (1.0 + ((MISS_AT - used) / MISS_WITHIN).exp()) }
 }
 
-/// What a second of decoding is worth beside a second of waiting for the first token.
+/// Seconds of waiting for the first token that a second of decoding is worth: an answer is read while it comes.
 const DECODE: f64 = 0.15;
-/// Decoding that takes so much longer than at the best replica is no reason to wait for another: predictions err by as much, and
+/// Decoding that takes so many times as long as at the best replica is no reason to wait for another: predictions err by as much, and
 /// chance evens it out.
 const UNNOTICED: f64 = 1.2;
-/// Seconds that a failed answer costs: its client waits for all of it again, at the least.
-const FAILURE: f64 = 10.0;
+/// Seconds that a missed bound is worth, and a failed answer: its client waits for all of it again, at the least.
+const MISS: f64 = 10.0;
+/// Share of the bound at which a miss is as likely as not: predictions err by a tenth, ...
 const MISS_AT: f64 = 0.9;
+/// ... and shares of the bound over which it becomes e times as likely.
 const MISS_WITHIN: f64 = 0.1;
-/// Less than one in a thousand misses, which is worth a hundredth of a second.
+/// Share of the bound below which less than one in a thousand misses, which is worth a hundredth of a second.
 const SURELY_KEPT: f64 = 0.2;
-/// Streams of others for each of ours that are believed.
+/// Streams of others for each of ours that are believed, at most: nobody turns a prompt away by claims alone.
 const MOST_OTHERS: f64 = 8.0;
 
 #[cfg(test)]

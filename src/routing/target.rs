@@ -13,7 +13,6 @@ use parking_lot::Mutex;
 use super::batch_limit::BatchLimit;
 use super::cache_counters::{CacheFigures, CacheReport};
 use super::foreign::sane;
-use super::predictor::EngineCache;
 use super::{EngineSignals, Foreign, ReplicaLoad};
 use crate::clock::Stamp;
 
@@ -67,7 +66,8 @@ pub(super) struct Told {
     pub(super) foreign: Foreign,
     pub(super) batch_limit: Option<u64>,
     pub(super) block_tokens: Option<u64>,
-    pub(super) cache: Option<EngineCache>,
+    /// Running sequences leave its KV cache no room for the next prompt.
+    pub(super) is_cache_full: bool,
 }
 
 #[derive(Debug, Default)]
@@ -83,7 +83,6 @@ struct Published {
     /// Zero where not known.
     block_tokens: AtomicU32,
     batch_limit: AtomicU64,
-    cache_tokens: AtomicU64,
 }
 
 /// Beside the request path.
@@ -180,14 +179,12 @@ impl Target {
         }
         let foreign = Foreign { requests: float(foreign), waiting: float(foreign_waiting) };
         let known = |cell: &AtomicU64| Some(cell.load(Ordering::Relaxed)).filter(|n| *n > 0);
-        let usage = float(&self.published.kv_cache_usage);
-        let tokens = known(&self.published.cache_tokens).filter(|_| !usage.is_nan());
         let block_tokens = self.published.block_tokens.load(Ordering::Relaxed);
         Some(Told {
             foreign: foreign.aged(age),
             batch_limit: limits.batch_limit.or_else(|| known(&self.published.batch_limit)),
             block_tokens: (block_tokens > 0).then_some(u64::from(block_tokens)),
-            cache: tokens.map(|tokens| EngineCache { tokens: tokens as f64, usage }),
+            is_cache_full: float(&self.published.kv_cache_usage) >= FULL,
         })
     }
 
@@ -219,10 +216,9 @@ impl Published {
         store(&self.foreign, foreign.requests);
         store(&self.foreign_waiting, foreign.waiting);
         store(&self.kv_cache_usage, page.kv_cache_usage.unwrap_or(f64::NAN));
-        let (block, blocks) = (page.block_tokens.unwrap_or(0), page.total_blocks.unwrap_or(0));
+        let block = page.block_tokens.unwrap_or(0);
         self.block_tokens.store(u32::try_from(block).unwrap_or(0), Ordering::Relaxed);
         self.batch_limit.store(batch_limit.unwrap_or(0), Ordering::Relaxed);
-        self.cache_tokens.store(blocks.saturating_mul(block), Ordering::Relaxed);
         self.at.store(now.as_nanos().saturating_add(1), Ordering::Release);
     }
 }
@@ -231,6 +227,8 @@ fn float(cell: &AtomicU32) -> f64 {
     f64::from(f32::from_bits(cell.load(Ordering::Relaxed)))
 }
 
+/// From this share on, running sequences leave a KV cache no room for the next prompt.
+const FULL: f64 = 0.9;
 /// Scrape intervals after which figures are absent rather than stale.
 pub const MAX_AGE: u32 = 10;
 /// Larger ones are no blocks, ...
@@ -256,7 +254,7 @@ mod tests {
         target.scraped(page, at(5));
         let told = target.told(at(5), &LIMITS).unwrap();
         assert_eq!((told.foreign.requests, told.foreign.waiting), (4.0, 1.0));
-        assert!(told.cache.is_none() && told.batch_limit.is_none() && told.block_tokens.is_none());
+        assert!(!told.is_cache_full && told.batch_limit.is_none() && told.block_tokens.is_none());
         assert!(target.told(at(15), &LIMITS).is_some() && target.told(at(16), &LIMITS).is_none());
         assert!(target.signals(at(15), &LIMITS).is_some() && target.signals(at(16), &LIMITS).is_none());
         target.restarted();
@@ -280,7 +278,7 @@ mod tests {
             target.scraped(page, at(1));
             let told = target.told(at(1), &LIMITS).unwrap();
             assert_eq!(told.foreign, Foreign::default(), "{odd}");
-            assert!(told.cache.is_none() && told.batch_limit.is_none() && told.block_tokens.is_none());
+            assert!(!told.is_cache_full && told.batch_limit.is_none() && told.block_tokens.is_none());
         }
     }
 }

@@ -402,7 +402,7 @@ impl Router for ProductRouter {
         if self.next_refresh <= now {
             self.next_refresh = now.after(REFRESH_EVERY);
             let (all, ready) = (self.targets.iter(), self.targets.iter());
-            self.dispatcher.refresh(all, ready, &self.limits, BYTES_PER_TOKEN as f64, now);
+            self.dispatcher.refresh(all, ready, &self.limits, now);
         }
         // Before waits end: at the gateway a round begins first where both are due at once.
         if self.next_round.is_some_and(|at| at <= now) {

@@ -45,18 +45,18 @@ TTFT, TPOT, DOWN, DEMOTED = "TtftP99OverSlo", "TpotOverSlo", "ReplicaDown", "Rep
 
 INCIDENTS = [
     Incident(
-        "slow replica", ["chat", "engine_queue|prefill|decode|for a token", "replica r2 stands out"], f"{TTFT}|{TPOT}|{DEMOTED}", ({"max-num-seqs": 4},) * 3,
+        "slow replica", ["chat", "engine_queue|prefill|decode|for a token|times as slow", "replica r2 stands out"], f"{TTFT}|{TPOT}|{DEMOTED}", ({"max-num-seqs": 4},) * 3,
         fault=lambda fleet: fleet.fault(1, "slow", factor=15), route='policy = "round_robin"',
     ),
     Incident(
-        "slow decoding", ["chat", "decode|for a token", "replica r2 stands out"], f"{TPOT}|{DEMOTED}",
+        "slow decoding", ["chat", "decode|for a token|times as slow", "replica r2 stands out"], f"{TPOT}|{DEMOTED}",
         fault=lambda fleet: fleet.fault(1, "slow", factor=9), route='policy = "round_robin"',
     ),
     # Of a replica that is out, its state and the reason for it stand where the stage of the misses would.
     Incident("dead replica", ["chat", "r2 stands out", "unreachable|ejected|probing|starting"], DOWN, fault=lambda fleet: fleet.crash(1)),
     Incident("frozen engine", ["chat", "r2 stands out", "is ejected|is probing|nothing came of it"], DOWN, fault=lambda fleet: fleet.fault(1, "freeze")),
     Incident(
-        "sick replica", ["chat", "r2 stands out", "failed|answered 500|ejected"], f"{DOWN}|{DEMOTED}|RetriesHigh",
+        "sick replica", ["chat", "r2 stands out", "failed|answered 500|ejected"], f"{DOWN}|{DEMOTED}|ReplicaFailing",
         fault=lambda fleet: fleet.fault(1, "error_500", probability=0.6),
     ),
     Incident("engine queue", ["chat", "engine_queue", "2 replicas|stands out"], TTFT, (NARROW, NARROW), rate=3.0, load={"rate": 25.0}),

@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::feed::{EndedRequest, STAGES};
+use crate::config::MAX_REPLICAS;
 use crate::drift::detectors::{SeriesName, Signals};
 use crate::fleet::status::{EngineCounters, ReplicaState, ReplicaStatus};
 
@@ -85,10 +86,10 @@ impl MinuteSignals {
         }
         self.index = index;
         let minutes = std::mem::take(&mut self.replicas);
+        let by_name: HashMap<_, _> = fleet.iter().map(|s| ((&s.revision, &s.replica), s)).collect();
         let signals = minutes.into_iter().map(|(name, minute)| {
-            let status = fleet
-                .iter()
-                .find(|s| s.revision == name.revision && Some(&s.replica) == name.replica.as_ref());
+            let status =
+                name.replica.as_ref().and_then(|replica| by_name.get(&(&name.revision, replica)).copied());
             let signals = self.signals(minute, status);
             (name, signals)
         });
@@ -147,5 +148,4 @@ fn quantile(mut values: Vec<f64>, q: f64) -> Option<f64> {
     values.get((values.len().saturating_sub(1) as f64 * q) as usize).copied()
 }
 
-const MAX_REPLICAS: usize = 512;
 const MAX_VALUES: usize = 256;

@@ -105,6 +105,10 @@ fn set(families: &ReplicaFamilies, (pool, replica): &ReplicaKey, status: Option<
     set_signals(families, &labels, status.and_then(|status| status.signals.as_ref()));
     set_gpu(&families.gpu, &labels, status.and_then(|status| status.gpu.as_ref()));
     if let Some(status) = status {
+        // From the start at 0: of a series that begins with its first failure `increase()` does not see that one.
+        for outcome in [Outcome::Ok, Outcome::Failed] {
+            families.requests.get(&[pool, replica, outcome.as_str()]);
+        }
         families.scrape_failures.set_total(&labels, status.failures.scrapes);
         families.probe_failures.set_total(&labels, status.failures.probes);
         if let Some(preemptions) = status.counters.and_then(|counters| counters.preemptions) {

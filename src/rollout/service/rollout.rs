@@ -188,10 +188,16 @@ impl Rollout {
             return breach;
         }
         self.is_served = replicas.iter().any(|replica| replica.arm == Arm::Canary && replica.is_ready);
-        if self.is_served && self.plan.soak(&self.canary, passed) {
+        if self.is_served && !self.is_suspect() && self.plan.soak(&self.canary, passed) {
             self.is_dirty = true;
         }
         None
+    }
+
+    /// Whether it is at its shadow step with some evidence against it: no client waits, so that the judge may take the time for a
+    /// verdict. Evidence against a revision within its bounds falls again.
+    fn is_suspect(&self) -> bool {
+        self.plan.is_shadow(&self.canary) && self.judge.evidence().iter().any(|test| test.share >= SUSPECT)
     }
 
     fn replicas(&self, fleet: &[ReplicaStatus]) -> Vec<ReplicaSeen> {
@@ -260,6 +266,9 @@ impl Rollout {
         if self.is_judged() && !self.is_served {
             reason.push_str("; no replica of it is ready, so it gets no request and its soak stands still");
         }
+        if self.is_judged() && self.is_suspect() {
+            reason.push_str("; its soak stands still while there is evidence against it");
+        }
         RolloutView {
             route: Arc::clone(&self.route),
             pool: Arc::clone(&self.pool),
@@ -278,6 +287,8 @@ impl Rollout {
     }
 }
 
+/// Evidence, as a fraction of a verdict, at which the shadow step goes on.
+const SUSPECT: f64 = 0.25;
 /// Requests in a report.
 const MAX_WORST: usize = 10;
 /// Failed requests are worse than slow ones.

@@ -94,15 +94,16 @@ fn edge(bin: usize) -> f32 {
     octave.exp2() * (1.0 + quarter)
 }
 
+/// Bins of a quarter of an octave: finer ones would be empty.
 const SUB_BITS: usize = 2;
 /// Answers of up to a million tokens.
 const BINS: usize = 21 << SUB_BITS;
 const MOST: u64 = 1 << 20;
-/// Answers that are remembered.
+/// Answers that are remembered: some minutes of a busy pool.
 const REMEMBERED: usize = 1024;
-/// The stand-in counts like this many answers, ...
+/// The stand-in counts like this many answers: a few of one's own are no distribution, ...
 const PRIOR_ANSWERS: f32 = 8.0;
-/// ... of this mean length.
+/// ... of this mean length in tokens, a chat's.
 const PRIOR_MEAN: f32 = 256.0;
 
 #[cfg(test)]

@@ -104,8 +104,9 @@ const STALLS: [f32; POINTS] = {
 
 /// Points of a curve: none, 10 ms, 20 ms, … 164 s.
 pub const POINTS: usize = 16;
-/// The slack per token for which the curve of a fresh stream is made: any other only stretches it.
+/// Seconds of slack per token for which the curve of a fresh stream is made: any other only stretches it.
 pub(super) const FRESH_SPARE: f64 = 0.1;
+/// Seconds: a stall of less than a decoding step harms nobody.
 const FIRST: f32 = 0.01;
 /// The last point in units of the first stall.
 const LAST: f32 = (1 << (POINTS - 2)) as f32;

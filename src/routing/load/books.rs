@@ -82,8 +82,6 @@ pub(in crate::routing) struct Known<'a> {
 #[derive(Debug, Default)]
 pub struct Refreshed {
     pub(super) computed: Computed,
-    /// Tokens that running streams have brought: they fill the engine's cache beside the prompts.
-    pub generated: u64,
     /// Paces of streams since they were last asked.
     pub paces: SmallVec<[Pace; 8]>,
     /// A lesson that no later first token will add to.
@@ -305,7 +303,6 @@ impl Books {
             let tokens = stream.counted;
             let at = stream.pulse.at.load(Ordering::Relaxed);
             let (tokens_before, at_before) = stream.asked;
-            found.generated += tokens;
             stream.is_fresh = false;
             if tokens >= tokens_before + PACE_OVER && at > at_before {
                 let per_token = (at - at_before) as f64 * 1e-9 / (tokens - tokens_before) as f64;

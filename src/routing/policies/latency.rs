@@ -68,7 +68,7 @@ impl Policy for Latency {
     }
 }
 
-/// Seconds below which two costs say the same, ...
+/// Seconds below which two costs say the same: a part of a decoding step, ...
 const NEAR: f64 = 0.005;
 /// ... and the share of the predicted TTFT below which they do.
 const ERROR: f64 = 0.03;

@@ -88,6 +88,7 @@ impl Ledger {
     }
 }
 
+/// Predictions that are compared: enough for a p90, few enough to follow a change.
 const REMEMBERED: usize = 256;
 /// Answers before the tails of the ratio mean anything.
 const ENOUGH: usize = 32;

@@ -51,7 +51,7 @@ pub struct Terms {
     pub wait: f64,
     /// Seconds to compute it.
     pub prefill: f64,
-    /// Seconds of the wait that are for a place in a full batch or a full cache.
+    /// Seconds of the wait that are for a place in a full batch.
     pub slot_wait: f64,
     /// Seconds of the way and of the step it comes with.
     pub base: f64,
@@ -86,8 +86,8 @@ pub(crate) struct Queue<'a> {
     pub(crate) foreign: &'a Foreign,
     /// Sequences that the engine runs at once, where known.
     pub(crate) batch_limit: Option<u64>,
-    /// The engine's cache, where known.
-    pub(crate) cache: Option<EngineCache>,
+    /// Running sequences leave the engine's KV cache no room for the next prompt.
+    pub(crate) is_cache_full: bool,
     /// Seconds since the head of the queue is computed.
     pub(crate) head_age: f64,
 }
@@ -96,18 +96,8 @@ impl Queue<'_> {
     /// Whether a prompt has to wait until others make room, however fast the engine is.
     fn is_full(&self) -> bool {
         let present = float(self.own.inflight) + self.foreign.requests;
-        self.batch_limit.is_some_and(|limit| present >= float(limit))
-            || self.cache.is_some_and(|cache| cache.usage >= FULL)
+        self.is_cache_full || self.batch_limit.is_some_and(|limit| present >= float(limit))
     }
-}
-
-/// An engine's KV cache as it was last told.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct EngineCache {
-    /// Tokens that fit.
-    pub(crate) tokens: f64,
-    /// Share of it that running sequences need.
-    pub(crate) usage: f64,
 }
 
 /// What makes the engine busy until a first token: a step, the context that it drags along, tokens, attention.
@@ -176,8 +166,7 @@ impl Estimate {
         let prefill = lag * self.slowness * pool.work(&work);
         // Prompts are computed while they wait for places: the slower of the two is what counts.
         let in_place = self.service + prefill;
-        let for_place = fast_max(slot_wait(queue, in_place), self.cache_wait(queue, &work));
-        let slot_wait = fast_max(for_place - wait, 0.0);
+        let slot_wait = fast_max(slot_wait(queue, in_place) - wait, 0.0);
         let places = queue.batch_limit.filter(|limit| *limit > 0);
         Terms {
             ahead: Tokens(others.tokens),
@@ -222,20 +211,6 @@ impl Estimate {
             Work::default()
         }
     }
-
-    /// A full cache gives back what its sequences hold within the time that they stay; a prompt that does not fit beside
-    /// them and those before it waits for that.
-    fn cache_wait(&self, queue: &Queue<'_>, work: &Work) -> f64 {
-        let Some(cache) = queue.cache.filter(|cache| cache.tokens > 0.0) else { return 0.0 };
-        let used = cache.tokens * cache.usage;
-        let wanted = float(queue.own.waiting.tokens) + float(work.tokens);
-        let lacking = wanted - (cache.tokens - used);
-        if lacking > 0.0 {
-            fast_min(lacking / fast_max(used, cache.tokens * 0.1), MOST_TURNS) * self.service
-        } else {
-            0.0
-        }
-    }
 }
 
 /// A full batch gives a place free every `in_place / limit`; whoever stands further back waits for more.
@@ -255,12 +230,8 @@ const PER_ATTENTION: f64 = 1e8;
 const LATE_FROM: f64 = 1.5;
 /// ... and these seconds more.
 const LATE_AFTER: f64 = 0.1;
-/// Beyond this there is nothing to be learned from waiting longer.
+/// Times as slow as it was: beyond this there is nothing to be learned from waiting longer.
 const MOST_LAG: f64 = 16.0;
-/// From this share on, running sequences leave a cache no room for the next prompt.
-const FULL: f64 = 0.9;
-/// A cache is filled anew so many times at most: beyond that it is a guess.
-const MOST_TURNS: f64 = 10.0;
 
 #[cfg(test)]
 mod tests {
@@ -283,7 +254,7 @@ mod tests {
     }
 
     fn ttft_ms(own: &LoadView, foreign: &Foreign, head_age: f64, limit: Option<u64>) -> u128 {
-        let queue = Queue { own, foreign, batch_limit: limit, cache: None, head_age };
+        let queue = Queue { own, foreign, batch_limit: limit, is_cache_full: false, head_age };
         let terms = estimate().terms(&pool(), &queue, Work::of(Tokens(30), Tokens(0)));
         (terms.ttft() + Duration::from_micros(1)).as_millis()
     }
@@ -302,25 +273,6 @@ mod tests {
         ];
         for (name, own, foreign, head_age, limit, expected) in cases {
             assert_eq!(ttft_ms(&own, &foreign, head_age, limit), expected, "{name}");
-        }
-    }
-
-    #[test]
-    fn a_prompt_that_does_not_fit_waits_for_what_holds_the_cache() {
-        let wait = |tokens: f64, usage: f64| {
-            let cache = Some(EngineCache { tokens, usage });
-            let (own, foreign) = (own(0, 0), Foreign::default());
-            let queue = Queue { own: &own, foreign: &foreign, batch_limit: None, cache, head_age: 0.0 };
-            estimate().terms(&pool(), &queue, Work::of(Tokens(1000), Tokens(0))).wait
-        };
-        for (tokens, usage, seconds) in
-            [(10_000.0, 0.5, 0.0), (10_000.0, 1.0, 0.4), (1000.0, 1.0, 4.0), (0.0, 1.0, 0.0)]
-        {
-            assert!(
-                (wait(tokens, usage) - seconds).abs() < 1e-9,
-                "{tokens} {usage}: {}",
-                wait(tokens, usage)
-            );
         }
     }
 

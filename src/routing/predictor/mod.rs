@@ -15,12 +15,12 @@ mod typical;
 use std::time::Duration;
 
 pub use self::calibration::Calibration;
-pub(crate) use self::estimate::{EngineCache, Queue};
+pub(crate) use self::estimate::Queue;
 pub use self::estimate::{Estimate, PoolView, Terms};
 use self::pool::PoolCell;
 use self::replica::Cell;
 pub use self::typical::Typical;
-use super::backlog::{Backlog, Pressure, Waiting};
+use super::backlog::{Backlog, Waiting};
 use super::float::span;
 use super::load::{Known, Lesson, Pace, ReplicaLoad};
 use super::work::Work;
@@ -121,13 +121,9 @@ impl PoolModel {
     }
 
     /// Asks the streams of a replica how far they are, if that is due, and learns from it. To be called every few
-    /// milliseconds for every replica with work, beside the request path. Returns the tokens that its running streams have
-    /// brought, for [`super::PrefixIndex::set_pinned`]; `None` where nothing was due.
-    pub fn refresh(&self, slot: usize, load: &ReplicaLoad, now: Stamp) -> Option<Tokens> {
-        if !load.is_stale(now) {
-            return None;
-        }
-        let replica = self.replicas.get(slot)?;
+    /// milliseconds for every replica with work, beside the request path.
+    pub fn refresh(&self, slot: usize, load: &ReplicaLoad, now: Stamp) {
+        let Some(replica) = self.replicas.get(slot).filter(|_| load.is_stale(now)) else { return };
         let (own, view) = (self.estimate(slot, now), self.pool.view());
         let context = load.context();
         let found = load.refresh(
@@ -145,7 +141,6 @@ impl PoolModel {
             replica.observe_paces(now, &found.paces, &self.pool.average());
             self.pool.observe_paces(&found.paces);
         }
-        Some(Tokens(found.generated))
     }
 
     /// How many prompts wait at each of the replicas that are ready, of ours and of others. To be told every few milliseconds.
@@ -159,9 +154,10 @@ impl PoolModel {
         self.pool.usual_slowness()
     }
 
+    /// Seconds that others lose by a second of computing.
     #[inline]
-    pub(super) fn pressure(&self, queues_late: bool) -> Pressure {
-        self.backlog.pressure(queues_late)
+    pub(super) fn others_wait(&self) -> f64 {
+        self.backlog.others_wait()
     }
 
     /// A predicted wait in its two parts; `None` where nothing was learned yet.
@@ -236,7 +232,8 @@ mod tests {
 
     fn predicted_ms(model: &PoolModel, slot: usize, now: Stamp) -> u128 {
         let (own, foreign) = (LoadView::default(), Foreign::default());
-        let queue = Queue { own: &own, foreign: &foreign, batch_limit: None, cache: None, head_age: 0.0 };
+        let queue =
+            Queue { own: &own, foreign: &foreign, batch_limit: None, is_cache_full: false, head_age: 0.0 };
         let estimate = model.estimate(slot, now);
         estimate.terms(&model.view(), &queue, work(1000)).ttft().as_millis()
     }

@@ -195,13 +195,17 @@ const UNSEEN_RATES: [f64; CAUSES] = [0.025, 0.004, 0.1, 0.1];
 const UNSEEN_AVERAGE: [f64; AVERAGES] = [0.01, UNSEEN_STEP[0], UNSEEN_STEP[1], 1.0];
 const AVERAGES: usize = 4;
 const SLOWNESS: usize = 3;
+/// Seconds of a step of decoding, and more per 100,000 tokens of context.
 const UNSEEN_STEP: [f64; 2] = [0.02, 0.004];
+/// Seconds that a request holds its place, until the first has ended.
 const UNSEEN_SERVICE: f64 = 2.0;
+/// Tokens of a prompt that are computed, until one was.
 const UNSEEN_UNCACHED: f64 = 500.0;
 /// Shapes change when a pool's replicas are replaced: some five hundred answers are remembered.
 const SHAPE: Memory = Memory { kept: 0.998, prior: 0.3, outlier: 2.0, change: 8 };
 /// Answers of the pool before its replicas are told apart.
 const ALIKE_AT_FIRST: u32 = 16;
+/// Share of each answer in the mean way: twenty answers.
 const WAY_LEARNED: f64 = 0.05;
-/// Answers between two looks at how long they are.
+/// Answers between two looks at how long they are: a look walks all bins.
 const PUBLISH_EVERY: u32 = 8;

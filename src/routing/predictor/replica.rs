@@ -176,12 +176,14 @@ pub(super) fn load(cell: &AtomicU64) -> f64 {
 
 /// An answer older than some twenty others counts for a third.
 const SPEED: Memory = Memory { kept: 0.95, prior: 0.1, outlier: 2.0, change: 3 };
+/// Paces come in dozens a second: some hundred are remembered, and stalls are cut by the lower tail, not as a change.
 const STEPS: Memory = Memory { kept: 0.99, prior: 0.5, outlier: 2.0, change: i32::MAX };
-/// Share of each answer in the running means.
+/// Share of each answer in the running means: twenty answers, as for speed.
 const LEARNED: f64 = 0.05;
-/// An answer of so many seconds ago counts half, the pool's the other half.
+/// Seconds after which an answer counts half, the pool's the other half: who was slow is tried again within minutes.
 const HALF_TRUST: f64 = 60.0;
-/// What twenty answers of an engine whose steps vary by a third tell of its speed errs by as much.
+/// Share of the usual slowness within which a replica is as the others: what twenty answers of an engine whose steps vary by
+/// a third tell errs by as much.
 const ALIKE: f64 = 0.15;
 /// No replica is a thousand times faster than its pool.
 const LEAST_SLOWNESS: f64 = 1e-3;

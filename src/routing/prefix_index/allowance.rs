@@ -13,28 +13,22 @@
 pub(super) struct Allowance {
     /// The whole cache, as the engine tells.
     nominal: u64,
-    /// Taken by tokens of running sequences.
-    pinned: u64,
     share: f64,
     credit: f64,
 }
 
 impl Allowance {
     pub(super) fn new(nominal: u64) -> Self {
-        Self { nominal, pinned: 0, share: 1.0, credit: 1.0 }
+        Self { nominal, share: 1.0, credit: 1.0 }
     }
 
     pub(super) fn set_nominal(&mut self, nominal: u64) {
         self.nominal = nominal;
     }
 
-    pub(super) fn set_pinned(&mut self, pinned: u64) {
-        self.pinned = pinned;
-    }
-
     /// What it may hold.
     pub(super) fn weight(&self) -> u64 {
-        ((self.nominal as f64 * self.share) as u64).saturating_sub(self.pinned)
+        (self.nominal as f64 * self.share) as u64
     }
 
     /// The part of a hit in the index that is worth believing.
@@ -51,13 +45,11 @@ impl Allowance {
         let predicted = predicted as f64;
         let is_short = confirmed < predicted * EXACT - SLACK;
         let found = if is_short { confirmed / predicted } else { 1.0 };
-        // Large predictions say more about the cache than small ones.
-        self.credit += LEARNED * (predicted / FULL_CREDIT).min(1.0) * (found - self.credit);
-        let weight = SHRINK * (predicted / FULL_SHARE).min(1.0);
+        self.credit += LEARNED * (found - self.credit);
         self.share = if is_short {
-            (self.share * (1.0 - weight * (1.0 - found))).max(LEAST_SHARE)
+            (self.share * (1.0 - SHRINK * (1.0 - found))).max(LEAST_SHARE)
         } else {
-            (self.share + weight * TOLERATED).min(1.0)
+            (self.share + SHRINK * TOLERATED).min(1.0)
         };
         is_short
     }
@@ -72,20 +64,16 @@ impl Allowance {
 const EXACT: f64 = 0.85;
 /// ... give or take a block of the largest engines.
 const SLACK: f64 = 128.0;
-/// What a report of nothing shrinks the capacity by, ...
+/// What a report of nothing shrinks the capacity by.
 const SHRINK: f64 = 0.02;
-/// ... when so many tokens were predicted.
-const FULL_SHARE: f64 = 4096.0;
 /// The share of predicted tokens that may be lacking for ever without the capacity shrinking.
 const TOLERATED: f64 = 0.2;
 /// Below this it is not the capacity that is wrong: credit does the rest.
 const LEAST_SHARE: f64 = 0.25;
 /// Above this a hit is taken at its word.
 const BELIEVED: f64 = 0.95;
-/// Share of a report in the running mean, ...
+/// Share of a report in the running mean.
 const LEARNED: f64 = 0.05;
-/// ... when so many tokens were predicted.
-const FULL_CREDIT: f64 = 512.0;
 
 #[cfg(test)]
 mod tests {
@@ -135,16 +123,5 @@ mod tests {
     fn claims_beyond_what_was_sent_gain_nothing() {
         let liar = after([(1000, u64::MAX); 1000]);
         assert_eq!((liar.weight(), liar.credit()), (10_000, 1.0));
-    }
-
-    #[test]
-    fn running_sequences_take_their_share() {
-        let mut allowance = Allowance::new(10_000);
-        allowance.set_pinned(3000);
-        assert_eq!(allowance.weight(), 7000);
-        allowance.set_pinned(30_000);
-        assert_eq!(allowance.weight(), 0);
-        allowance.forget();
-        assert_eq!(allowance.weight(), 10_000);
     }
 }

@@ -142,11 +142,6 @@ impl PrefixIndex {
         self.allow(slot, |allowance| allowance.set_nominal((blocks as u64).min(MOST_WEIGHT)));
     }
 
-    /// Sets how much of it running sequences hold beyond their prompts, in blocks.
-    pub fn set_pinned(&self, slot: usize, blocks: usize) {
-        self.allow(slot, |allowance| allowance.set_pinned(blocks as u64));
-    }
-
     /// Tokens that engines usually find cached beyond the blocks that a lookup finds.
     #[inline]
     pub(super) fn beyond(&self) -> Tokens {

@@ -56,7 +56,7 @@ impl SharedEnds {
 /// 96 KiB a pool.
 const BUCKETS: usize = 1024;
 const WAYS: usize = 4;
-/// How long a hit says something of the next ones: about as long as a copy is kept and used. With 10 s, one replica of four never gets
+/// For how long a hit says something of the next ones: about as long as a copy is kept and used. With 10 s, one replica of four never gets
 /// the system prompt of short chats, since each copy has to pay for itself before its time.
 const MEMORY: Duration = Duration::from_secs(60);
 
