@@ -67,6 +67,11 @@ everyday *args:
     cargo build --release --locked
     python3 tests/endure/everyday.py target/release/tokenway {{args}}
 
+# The machine around: clocks that jump, a cgroup of 256 MiB, connections closed under it, SIGTERM, TLS scanners; 20 minutes, `--only drain` less.
+surroundings *args:
+    cargo build --release --locked
+    python3 tests/endure/surroundings.py target/release/tokenway {{args}}
+
 # Clients that do it wrong: heads, framing, bodies, targets, leaving in each phase, TLS; about a minute, `--only tables` less.
 clients *args:
     cargo build --release --locked

@@ -91,7 +91,11 @@ mod tests {
         write(root.path(), "memory/inner/memory.limit_in_bytes", &format!("{none}\n"));
         let of = |cgroups| of_cgroups(root.path(), cgroups);
         assert_eq!(of("3:cpu,cpuacct:/\n2:memory:/inner\n"), Some(256 << 20));
-        assert_eq!(of("2:memory:/docker/of-the-host\n"), Some(256 << 20), "the container's own group is the root");
+        assert_eq!(
+            of("2:memory:/docker/of-the-host\n"),
+            Some(256 << 20),
+            "the container's own group is the root"
+        );
         assert_eq!(of("3:cpu,cpuacct:/\n"), None);
         assert_eq!(of("nonsense"), None);
     }

@@ -6,8 +6,8 @@
 mod control;
 mod launch;
 pub mod logging;
-pub mod observers;
 mod memory_limit;
+pub mod observers;
 mod open_files;
 pub mod process;
 pub mod signals;
