@@ -1,7 +1,7 @@
 //! Whether a request met its SLO; pure.
 //!
 //! Goodput counts requests that met every bound measurable for them. Failed and refused requests are misses; client
-//! errors are not counted, nor what a tenant's own limits refuse, nor streams that the client left before a bound was missed. A miss is blamed on the stage
+//! errors are not judged, nor what a tenant's own limits refuse, nor streams that the client left before a bound was missed. A miss is blamed on the stage
 //! with the largest share of the time that the missed bound covers.
 
 use std::time::Duration;

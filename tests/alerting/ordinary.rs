@@ -218,7 +218,7 @@ impl Writer<'_> {
             if is_limited { poisson(day.rate * 0.3 / day.gateways as f64, random) as f64 } else { 0.0 };
         let none = "route=\"chat\", model=\"m\", tenant=\"flood\", revision=\"none\", class=\"short\"";
         gateway.add("tokenway_requests_total", format!("{none}, outcome=\"refused\", code=\"429\""), limited);
-        gateway.add("tokenway_slo_missed_requests_total", format!("{none}, reason=\"refused\""), 0.0);
+        gateway.add("tokenway_slo_missed_requests_total", format!("{none}, reason=\"refused\""), limited);
         for (name, labels) in [
             ("tokenway_access_log_dropped_total", ""),
             ("tokenway_spans_dropped_total", "reason=\"queue_full\""),

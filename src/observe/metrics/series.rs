@@ -179,13 +179,14 @@ impl RequestSeries {
         requests.inc();
         // Created at zero: a goodput of 0 must be visible, not absent.
         let goodput = self.goodput.get_or_init(|| by_tenant.goodput.get(&self.tenant_labels()));
-        match judgement.verdict {
-            SloVerdict::Met => goodput.inc(),
-            SloVerdict::Missed(missed) => {
-                let labels = [route, model, tenant, revision, class, missed.as_str()];
-                self.missed.get(missed, || by_tenant.slo_missed.get(&labels)).inc();
-            }
-            SloVerdict::NotCounted => {}
+        if judgement.verdict == SloVerdict::Met {
+            goodput.inc();
+        }
+        // Tenants see what their limits refused in their own series; it says nothing of a stage, and so is in no series by stage.
+        let of_limit = record.is_over_own_limit().then_some(Missed::Refused);
+        if let Some(missed) = judgement.missed().or(of_limit) {
+            let labels = [route, model, tenant, revision, class, missed.as_str()];
+            self.missed.get(missed, || by_tenant.slo_missed.get(&labels)).inc();
         }
     }
 
