@@ -120,7 +120,9 @@ fn ask_in_options(options: Raw<'_>, running: bool) -> Result<Asked, JsonError> {
         Ok::<_, JsonError>(())
     })?;
     let is_off = |value: Raw<'_>| matches!(value.text(), "false" | "null");
-    if continuous.is_some_and(|value| !is_off(value)) {
+    // The engine will say what is wrong with a value that is neither on nor off.
+    let is_odd = |value: Raw<'_>| !is_off(value) && value.text() != "true";
+    if continuous.is_some_and(|value| !is_off(value)) || include_usage.is_some_and(is_odd) {
         return Ok(Asked::default());
     }
     // No comma may follow what is alone.
@@ -226,6 +228,7 @@ mod tests {
             ),
             (Some(r#"{"x":1}"#), format!(r#"{{{u},{c},"x":1}}"#), (true, true)),
             (Some(r#"{"continuous_usage_stats":true}"#), format!("{{{c}}}"), (false, false)),
+            (Some(r#"{"include_usage":"yes"}"#), r#"{"include_usage":"yes"}"#.to_owned(), (false, false)),
             (Some("5"), "5".to_owned(), (false, false)),
         ] {
             let body = match options {
