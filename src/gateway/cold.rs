@@ -22,12 +22,10 @@ impl Prepared {
 
     /// Interval of comments to its client while it waits for the first replica.
     pub(super) fn cold_heartbeat(&self) -> Option<Duration> {
-        if self.route.is_ready()
-            && self.route.pools.iter().all(|(pool, _)| pool.queue.waiting_for_replica() == 0)
-        {
-            return None;
-        }
-        self.cold_wait()?.heartbeat
+        let every = self.cold_wait()?.heartbeat?;
+        let is_awake = self.route.is_ready()
+            && self.route.pools.iter().all(|(pool, _)| pool.queue.waiting_for_replica() == 0);
+        (!is_awake).then_some(every)
     }
 
     /// As [`Prepared::waiter`], with the limits that hold without a replica.
