@@ -9,7 +9,7 @@
 #[derive(Debug)]
 pub struct RequestFraming {
     state: State,
-    /// Start of the current line, at most [`LINE_KEPT`] bytes of it.
+    /// Start of the current line without the padding of numbers, at most [`LINE_KEPT`] bytes of it.
     line: Vec<u8>,
     head: Head,
     heads: u64,
@@ -86,14 +86,35 @@ impl RequestFraming {
     fn read_line<'b>(&mut self, bytes: &'b [u8]) -> &'b [u8] {
         let end = memchr::memchr(b'\n', bytes);
         let part = bytes.get(..end.unwrap_or(bytes.len())).unwrap_or_default();
-        let room = LINE_KEPT.saturating_sub(self.line.len()).min(part.len());
-        self.line.extend_from_slice(part.get(..room).unwrap_or_default());
+        self.keep(part);
         let Some(end) = end else { return &[] };
         let line = std::mem::take(&mut self.line);
         self.state = self.after_line(line.strip_suffix(b"\r").unwrap_or(&line));
         self.line = line;
         self.line.clear();
         bytes.get(end + 1..).unwrap_or_default()
+    }
+
+    /// Keeps a piece of the current line as far as there is room: of one with a number without what pads it, in any amount.
+    fn keep(&mut self, part: &[u8]) {
+        let room = LINE_KEPT.saturating_sub(self.line.len());
+        let first = self.line.first().or(part.first());
+        let has_number = self.state == State::ChunkSize || first.is_some_and(|byte| byte | 0x20 == b'c');
+        if part.len() <= room || !has_number {
+            self.line.extend_from_slice(part.get(..room.min(part.len())).unwrap_or_default());
+            return;
+        }
+        let kept = std::mem::take(&mut self.line);
+        for byte in kept.iter().chain(part) {
+            let is_padding = match byte {
+                b' ' | b'\t' => self.line.ends_with(b":"),
+                b'0' => self.line == b"0" || self.line.ends_with(b":0"),
+                _ => false,
+            };
+            if !is_padding && self.line.len() < LINE_KEPT {
+                self.line.push(*byte);
+            }
+        }
     }
 
     fn after_line(&mut self, line: &[u8]) -> State {
@@ -205,6 +226,19 @@ mod tests {
             BOTH.len()
         );
         assert_eq!(first(&[&chunk, GET]), None);
+    }
+
+    #[test]
+    fn a_padded_number_is_followed_however_long_its_line_is() {
+        for padding in ["\t".repeat(200), format!(" {}", "0".repeat(200)), " ".repeat(70) + &"0".repeat(70)] {
+            let body = format!("POST / HTTP/1.1\r\nhost: a\r\nContent-Length:{padding}5\r\n\r\nhello");
+            assert_eq!(first(&[&body, BOTH]), Some(2), "{padding:?}");
+        }
+        let zeros = "0".repeat(200);
+        let chunks = format!(
+            "POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n{zeros}5\r\nhello\r\n{zeros}\r\n\r\n"
+        );
+        assert_eq!(first(&[&chunks, BOTH]), Some(2));
     }
 
     #[test]
