@@ -29,18 +29,17 @@ COPY = ROOT / "target/sensitivity"
 RESULTS = ROOT / "docs/results/sensitivity.md"
 # File under src/routing: the constants in it. Not here are sizes of tables, limits on nonsense, and what only the other policies use.
 CONSTANTS = {
-    "score.rs": ["DECODE", "UNNOTICED", "MISS", "MISS_AT", "MISS_WITHIN", "MOST_OTHERS"],
+    "score.rs": ["DECODE", "UNNOTICED", "MISS", "MISS_AT", "MISS_WITHIN"],
     "backlog.rs": ["RISING", "FALLING", "OTHERS_WAIT", "OTHERS_IN_QUEUE", "FEW"],
     "policies/latency.rs": ["NEAR", "ERROR"],
     "verdict.rs": ["PATIENCE", "TOLERATED_HARM"],
     "foreign.rs": ["HALF_TRUST"],
     "work.rs": ["STEP_TOKENS"],
     "target.rs": ["FULL"],
-    "batch_limit.rs": ["FULL_CACHE", "ENOUGH"],
-    "predictor/estimate.rs": ["LATE_FROM", "LATE_AFTER", "MOST_LAG"],
-    "predictor/fit.rs": ["SCALE_WEIGHT", "FREE_OBSERVATIONS", "JITTER"],
-    "predictor/pool.rs": ["UNSEEN_RATES", "UNSEEN_SERVICE", "UNSEEN_UNCACHED", "SHAPE", "ALIKE_AT_FIRST", "WAY_LEARNED",
-                          "PUBLISH_EVERY"],
+    "batch_limit.rs": ["ENOUGH"],
+    "predictor/estimate.rs": ["LATE_FROM", "LATE_AFTER"],
+    "predictor/fit.rs": ["SCALE_WEIGHT", "FREE_OBSERVATIONS", "JITTER", "OUTLIER", "CHANGE"],
+    "predictor/pool.rs": ["UNSEEN_RATES", "UNSEEN_UNCACHED", "SHAPE", "ALIKE_AT_FIRST", "PUBLISH_EVERY"],
     "predictor/replica.rs": ["SPEED", "STEPS", "LEARNED", "HALF_TRUST", "ALIKE"],
     "prefix_index/allowance.rs": ["EXACT", "SLACK", "SHRINK", "TOLERATED", "LEAST_SHARE", "BELIEVED", "LEARNED"],
     "prefix_index/beyond.rs": ["STEP", "MOST"],
@@ -50,7 +49,8 @@ CONSTANTS = {
     "hazard/lengths.rs": ["REMEMBERED", "PRIOR_ANSWERS", "PRIOR_MEAN"],
 }
 # Constants that other files read as well.
-READERS = {"PATIENCE": ["dispatcher.rs"], "STEP_TOKENS": ["load/books.rs", "predictor/estimate.rs"]}
+READERS = {"PATIENCE": ["dispatcher.rs"], "FULL": ["batch_limit.rs"], "LEARNED": ["predictor/pool.rs"],
+           "STEP_TOKENS": ["load/books.rs", "predictor/estimate.rs"]}
 # Kinds, engines, fleets, loads and classes in which each constant has something to do, and how many requests a run has at least.
 CELLS = [matrix.Cell(*cell) for cell in [
     ("rag", "32b", "4-one-slow", 0.7, "standard"),
@@ -90,7 +90,7 @@ def memory(file, name, field, number):
     own = factor(file, f"{name}.{field}")
     if field == "kept":
         return f"{number} + (1.0 - {number}) * (1.0 - {own})"
-    return number if "MAX" in number else f"({number} as f64 * {own})" + (".round() as i32" if field == "change" else "")
+    return f"({number} * {own})"
 
 
 def without_imports(source, change):
@@ -112,7 +112,7 @@ def tunable(source, file, name):
     read = (f"#[allow(non_snake_case, missing_docs)]\n{how}fn {name}() -> {kind} {{\n    static CELL: std::sync::OnceLock<{kind}> = "
             f"std::sync::OnceLock::new();\n    *CELL.get_or_init(|| {scaled(file, name, kind, value)})\n}}")
     fields = re.findall(r"(\w+): ([\w.:]+)", value) if kind == "Memory" else []
-    values = {f"{name}.{field}": number for field, number in fields if "MAX" not in number} or {name: value}
+    values = {f"{name}.{field}": number for field, number in fields} or {name: value}
     return source.replace("\0", read), values
 
 

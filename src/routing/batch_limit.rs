@@ -4,6 +4,8 @@
 //! out again and again before it is believed, and forgotten as soon as more are seen to run: prompts that fill
 //! an engine's steps look the same for a while.
 
+use super::target::FULL;
+
 /// What the pages of one engine have shown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct BatchLimit {
@@ -19,7 +21,7 @@ impl BatchLimit {
     pub(super) fn seeing(self, running: f64, waiting: f64, kv_cache_usage: f64) -> Self {
         // A cast saturates, and takes NaN for zero.
         let running = running as u64;
-        let is_full = running > 0 && waiting >= 1.0 && kv_cache_usage < FULL_CACHE;
+        let is_full = running > 0 && waiting >= 1.0 && kv_cache_usage < FULL;
         match running.cmp(&self.most) {
             std::cmp::Ordering::Greater => Self { most: running, sightings: u32::from(is_full) },
             std::cmp::Ordering::Equal if is_full => {
@@ -36,8 +38,6 @@ impl BatchLimit {
     }
 }
 
-/// From this share of its cache on, requests may wait for that.
-const FULL_CACHE: f64 = 0.9;
 /// Pages before it is believed: some seconds with a queue.
 const ENOUGH: u32 = 5;
 

@@ -125,7 +125,7 @@ impl<'a> Stakes<'a> {
         // Streams of others are taken to be like ours.
         let theirs = candidate.foreign.requests - candidate.foreign.waiting;
         let running = if theirs > 0.0 {
-            f64::from(running) * (1.0 + (theirs / load.decoding().max(1) as f64).min(MOST_OTHERS))
+            f64::from(running) * (1.0 + theirs / load.decoding().max(1) as f64)
         } else {
             f64::from(running)
         };
@@ -170,8 +170,6 @@ const MISS_AT: f64 = 0.9;
 const MISS_WITHIN: f64 = 0.1;
 /// Share of the bound below which less than one in a thousand misses, which is worth a hundredth of a second.
 const SURELY_KEPT: f64 = 0.2;
-/// Streams of others for each of ours that are believed, at most: nobody turns a prompt away by claims alone.
-const MOST_OTHERS: f64 = 8.0;
 
 #[cfg(test)]
 mod tests {

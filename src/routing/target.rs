@@ -228,7 +228,7 @@ fn float(cell: &AtomicU32) -> f64 {
 }
 
 /// From this share on, running sequences leave a KV cache no room for the next prompt.
-const FULL: f64 = 0.9;
+pub(super) const FULL: f64 = 0.9;
 /// Scrape intervals after which figures are absent rather than stale.
 pub const MAX_AGE: u32 = 10;
 /// Larger ones are no blocks, ...

@@ -19,17 +19,13 @@ pub(super) struct Fit<const N: usize> {
     memory: Memory,
 }
 
-/// How long observations count, and what is an outlier.
+/// How long observations count.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Memory {
     /// What is kept of the past at each observation.
     pub(super) kept: f64,
     /// How many observations the shape of the prior counts for.
     pub(super) prior: f64,
-    /// An observation further off than this factor is cut to it, ...
-    pub(super) outlier: f64,
-    /// ... unless so many come in a row on one side.
-    pub(super) change: i32,
 }
 
 impl<const N: usize> Fit<N> {
@@ -88,15 +84,14 @@ impl<const N: usize> Fit<N> {
     }
 
     fn tame(&mut self, seconds: f64, expected: f64) -> f64 {
-        let Memory { outlier, change, .. } = self.memory;
-        let (low, high) = (expected / outlier - JITTER, expected * outlier + JITTER);
+        let (low, high) = (expected / OUTLIER - JITTER, expected * OUTLIER + JITTER);
         if self.observed < FREE_OBSERVATIONS || (low..=high).contains(&seconds) {
             self.streak = 0;
             return seconds;
         }
         let side = if seconds > high { 1 } else { -1 };
         self.streak = if self.streak.signum() == side { self.streak + side } else { side };
-        if self.streak.abs() < change {
+        if self.streak.abs() < CHANGE {
             return seconds.clamp(low.max(0.0), high);
         }
         *self = Self::new(self.memory);
@@ -118,6 +113,10 @@ const LEAST_FACTOR: f64 = 1e-4;
 const LEAST: f64 = 1e-12;
 /// The first observations are never cut: the prior may be off by far more than an outlier.
 const FREE_OBSERVATIONS: u32 = 4;
+/// An observation further off than this factor is cut to it, ...
+const OUTLIER: f64 = 2.0;
+/// ... unless so many come in a row on one side.
+const CHANGE: i32 = 5;
 /// Seconds that say nothing: scheduling, the network. Keeps the weight of tiny answers in bounds.
 const JITTER: f64 = 0.005;
 
@@ -125,7 +124,7 @@ const JITTER: f64 = 0.005;
 mod tests {
     use super::*;
 
-    const MEMORY: Memory = Memory { kept: 0.95, prior: 0.1, outlier: 2.0, change: 3 };
+    const MEMORY: Memory = Memory { kept: 0.95, prior: 0.1 };
     /// Seconds of base, seconds per thousand tokens.
     const PRIOR: [f64; 2] = [0.05, 0.1];
 

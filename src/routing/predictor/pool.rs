@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use super::calibration::{Calibration, Ledger};
 use super::estimate::{CAUSES, Estimate, PoolView, causes};
 use super::fit::{Fit, Memory};
-use super::replica::{StepFit, load};
+use super::replica::{LEARNED, StepFit, load};
 use crate::routing::hazard::lengths::{Lengths, Survival};
 use crate::routing::hazard::{Curve, FRESH_SPARE, POINTS, Running};
 use crate::routing::load::{Lesson, Pace};
@@ -86,7 +86,7 @@ impl PoolCell {
         Estimate {
             slowness,
             way,
-            service: UNSEEN_SERVICE,
+            service: load(&self.output) * step,
             mean_uncached: UNSEEN_UNCACHED,
             step: [step, per_context],
         }
@@ -135,7 +135,7 @@ impl PoolCell {
         self.has_learned.store(true, Ordering::Relaxed);
         let causes = causes(1.0, lesson.context, &lesson.work);
         learner.shape.observe(&causes, seconds, &UNSEEN_RATES);
-        learner.way += WAY_LEARNED * (by.way - learner.way);
+        learner.way += LEARNED * (by.way - learner.way);
         let rates = learner.shape.rates(&UNSEEN_RATES);
         for (cell, rate) in self.rates.iter().zip(rates) {
             cell.store(rate.to_bits(), Ordering::Relaxed);
@@ -197,15 +197,11 @@ const AVERAGES: usize = 4;
 const SLOWNESS: usize = 3;
 /// Seconds of a step of decoding, and more per 100,000 tokens of context.
 const UNSEEN_STEP: [f64; 2] = [0.02, 0.004];
-/// Seconds that a request holds its place, until the first has ended.
-const UNSEEN_SERVICE: f64 = 2.0;
 /// Tokens of a prompt that are computed, until one was.
 const UNSEEN_UNCACHED: f64 = 500.0;
 /// Shapes change when a pool's replicas are replaced: some five hundred answers are remembered.
-const SHAPE: Memory = Memory { kept: 0.998, prior: 0.3, outlier: 2.0, change: 8 };
+const SHAPE: Memory = Memory { kept: 0.998, prior: 0.3 };
 /// Answers of the pool before its replicas are told apart.
 const ALIKE_AT_FIRST: u32 = 16;
-/// Share of each answer in the mean way: twenty answers.
-const WAY_LEARNED: f64 = 0.05;
 /// Answers between two looks at how long they are: a look walks all bins.
 const PUBLISH_EVERY: u32 = 8;

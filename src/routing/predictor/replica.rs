@@ -175,11 +175,11 @@ pub(super) fn load(cell: &AtomicU64) -> f64 {
 }
 
 /// An answer older than some twenty others counts for a third.
-const SPEED: Memory = Memory { kept: 0.95, prior: 0.1, outlier: 2.0, change: 3 };
-/// Paces come in dozens a second: some hundred are remembered, and stalls are cut by the lower tail, not as a change.
-const STEPS: Memory = Memory { kept: 0.99, prior: 0.5, outlier: 2.0, change: i32::MAX };
+const SPEED: Memory = Memory { kept: 0.95, prior: 0.1 };
+/// Paces come in dozens a second: some hundred are remembered.
+const STEPS: Memory = Memory { kept: 0.99, prior: 0.5 };
 /// Share of each answer in the running means: twenty answers, as for speed.
-const LEARNED: f64 = 0.05;
+pub(super) const LEARNED: f64 = 0.05;
 /// Seconds after which an answer counts half, the pool's the other half: who was slow is tried again within minutes.
 const HALF_TRUST: f64 = 60.0;
 /// Share of the usual slowness within which a replica is as the others: what twenty answers of an engine whose steps vary by

@@ -142,6 +142,20 @@ fn who_has_time_is_held_while_streams_are_fragile_and_placed_once_they_are_not()
 }
 
 #[test]
+fn nobody_is_held_where_a_queue_stands() {
+    let mut fleet = Fleet::experienced(2);
+    let _streams = [fleet.streams(0, 8, 1), fleet.streams(1, 8, 1)];
+    fleet.aim = aim(1_000_000);
+    let long = Text::session(1, 0, 64);
+    assert!(matches!(fleet.judge(&long).unwrap(), Verdict::Hold));
+    let queue = fleet.overload(20);
+    assert!(matches!(fleet.judge(&long).unwrap(), Verdict::Place(_)), "forty others would wait as well");
+    drop(queue);
+    fleet.time_passes(60);
+    assert!(matches!(fleet.judge(&long).unwrap(), Verdict::Hold), "the queue is gone");
+}
+
+#[test]
 fn without_bounds_nothing_is_held() {
     for policy in PolicyName::ALL {
         let fleet = Fleet::new(policy, 2);
