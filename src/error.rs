@@ -64,13 +64,9 @@ pub enum ReplicaFailure {
     /// Connecting failed otherwise: nothing was sent.
     #[error("no connection to replica {replica}: {kind}")]
     Unreachable { replica: Arc<str>, kind: std::io::ErrorKind },
-    /// The connection closed before the response head; the engine may have started on the request.
+    /// The connection closed before the response head.
     #[error("replica {replica} closed the connection before the response head")]
-    ClosedBeforeHead {
-        replica: Arc<str>,
-        /// hyper returned the request unwritten.
-        is_unsent: bool,
-    },
+    ClosedBeforeHead { replica: Arc<str>, closed: Closed },
     /// The response ended early.
     #[error("replica {replica} broke off in the middle of the answer")]
     Truncated { replica: Arc<str> },
@@ -108,6 +104,17 @@ pub enum ReplicaFailure {
     NoFreeConnection { replica: Arc<str>, after: Duration },
 }
 
+/// What the engine did when it closed a connection before the response head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Closed {
+    /// It had closed before anything was written.
+    Unsent,
+    /// It was closing an idle connection when the request came; new ones it takes.
+    Idle,
+    /// It may have started on the request.
+    Asked,
+}
+
 impl ReplicaFailure {
     /// Whether the request was certainly not sent.
     pub fn is_unsent(&self) -> bool {
@@ -116,9 +123,14 @@ impl ReplicaFailure {
             | Self::ConnectTimeout { .. }
             | Self::Unreachable { .. }
             | Self::NoFreeConnection { .. } => true,
-            Self::ClosedBeforeHead { is_unsent, .. } => *is_unsent,
+            Self::ClosedBeforeHead { closed, .. } => *closed == Closed::Unsent,
             _ => false,
         }
+    }
+
+    /// Whether the end of an idle connection was all that happened, which says nothing against the replica.
+    pub fn is_idle_close(&self) -> bool {
+        matches!(self, Self::ClosedBeforeHead { closed: Closed::Unsent | Closed::Idle, .. })
     }
 
     /// Whether the replica turned the request away at once, as a full queue does.
@@ -130,7 +142,7 @@ impl ReplicaFailure {
     pub fn may_be_a_crash(&self) -> bool {
         matches!(
             self,
-            Self::ClosedBeforeHead { is_unsent: false, .. }
+            Self::ClosedBeforeHead { closed: Closed::Asked, .. }
                 | Self::Truncated { .. }
                 | Self::EngineDown { is_orderly: false, .. }
         )

@@ -18,6 +18,10 @@ use support::{Gateway, config, until, wire};
 const CHAT: &str = r#"{"model":"tiny","stream":true,"messages":[{"role":"user","content":"hi"}]}"#;
 const PATH: &str = "/v1/chat/completions";
 
+/// How long a connection is left alone before an engine may close it: what the engine in the test does then is scripted, so that
+/// a longer wait changes nothing.
+const IDLE: Duration = Duration::from_millis(300);
+
 /// A gateway whose next request goes to the first of the two replicas it returns.
 async fn pair(edit: impl FnOnce(&mut Config)) -> (Gateway, Replica, Replica) {
     let (one, two) = (Replica::start().await, Replica::start().await);
@@ -160,6 +164,49 @@ async fn a_connection_that_the_engine_closed_while_it_was_idle_is_nobody_s_failu
         gateway.idle().await;
     }
     assert_eq!(replica.count(), 20);
+}
+
+#[tokio::test]
+async fn a_connection_that_the_engine_closes_under_a_request_is_nobody_s_failure() {
+    let replica = Replica::start().await;
+    let mut config = config::of(&[&replica]);
+    config.retry.budget = 0.0;
+    config.retry.min_per_second = 0;
+    let gateway = Gateway::start(config).await;
+    for closing in [Step::Reset, Step::Close] {
+        // The first answer leaves its connection idle; the next request meets the engine's close.
+        replica.next(wire::chat_stream(&["a"])).next(vec![closing]);
+        for _ in 0..2 {
+            let reply = gateway.post(PATH, CHAT).await;
+            assert_eq!((reply.status(), reply.body.is_complete), (200, true));
+            gateway.idle().await;
+            tokio::time::sleep(IDLE).await;
+        }
+    }
+    assert_eq!((replica.count(), gateway.state_of(&replica)), (6, ReplicaState::Ready));
+}
+
+#[tokio::test]
+async fn a_replica_that_dies_over_a_request_on_an_idle_connection_is_blamed() {
+    let (replica, other) = (Replica::start().await, Replica::start().await);
+    let gateway = Gateway::start(config::of(&[&replica, &other])).await;
+    for replica in [&replica, &other] {
+        replica.next(wire::chat_stream(&["a"])).always(vec![Step::StopListening, Step::Reset]);
+    }
+    while replica.count() + other.count() < 2 {
+        assert_eq!(gateway.post(PATH, CHAT).await.status(), 200);
+    }
+    gateway.idle().await;
+    let poison = CHAT.replace("hi", "die");
+    tokio::time::sleep(IDLE).await;
+    assert_eq!(gateway.post(PATH, &poison).await.status(), 502);
+    let dead = || gateway.replicas().iter().filter(|r| r.state == ReplicaState::Unreachable).count();
+    until("both replicas are found dead", || dead() == 2).await;
+    for replica in [&replica, &other] {
+        replica.listen_again().await;
+    }
+    until("both replicas are back", || dead() == 0).await;
+    assert_eq!(gateway.post(PATH, &poison).await.code(), "suspected_poison");
 }
 
 #[tokio::test]

@@ -159,7 +159,7 @@ impl PoolState {
     /// the pool's others, by one failure while on trial, or at once where it refuses connections or reports a dead engine; but
     /// never the last ready one, and never more than `pool.ejection.max_share` of the pool.
     pub fn failed(&self, replica: &Replica, failure: &ReplicaFailure, prompt: u64, now: Stamp) {
-        if matches!(failure, ReplicaFailure::NoFreeConnection { .. }) {
+        if matches!(failure, ReplicaFailure::NoFreeConnection { .. }) || failure.is_idle_close() {
             return;
         }
         if failure.is_refusal() && self.is_busy(replica, now) {

@@ -18,7 +18,7 @@ use memchr::memmem::Finder;
 use tokio::time::Instant;
 
 use crate::clock::{Clock, Stamp};
-use crate::error::{Failure, ReplicaFailure, Timer};
+use crate::error::{Closed, Failure, ReplicaFailure, Timer};
 use crate::fleet::replica::Replica;
 use crate::relay::reader::{HoldOutcome, StreamReader, StreamShape};
 use crate::relay::usage::{self, EngineErrorKind};
@@ -26,7 +26,7 @@ use crate::relay::watch::{Expiry, StreamWatch};
 use crate::request::dialect::{BodyForm, Dialect};
 use crate::upstream::connect::is_local;
 use crate::upstream::headers;
-use crate::upstream::pool::{CheckoutError, Lease};
+use crate::upstream::pool::{CheckoutError, Lease, Reuse};
 
 /// A request on its way to one replica.
 #[derive(Debug)]
@@ -43,6 +43,8 @@ pub struct UpstreamAttempt {
     pub deadlines: Deadlines,
     /// Whether the client asked for a stream.
     pub is_stream: bool,
+    /// Whether it is the request's first: later ones take no connection that has been idle.
+    pub is_first: bool,
     /// The process' clock.
     pub clock: Clock,
 }
@@ -142,9 +144,9 @@ impl UpstreamAttempt {
 
     async fn exchange(&mut self, times: &mut AttemptTimes) -> Result<UpstreamResponse, AttemptError> {
         let deadline = self.clock.instant(self.clock.now().after(self.deadlines.connect));
-        let mut lease = self.checkout(deadline).await?;
+        let lease = self.checkout(deadline).await?;
         times.connected = Some(self.clock.now());
-        let response = self.response(&mut lease).await.map_err(failed)?;
+        let (response, lease) = self.response(lease, deadline).await.map_err(failed)?;
         times.head = Some(self.clock.now());
         let (head, body) = response.into_parts();
         if let Some(what) = headers::response_fault(&head) {
@@ -170,23 +172,46 @@ impl UpstreamAttempt {
     async fn checkout(&self, deadline: Instant) -> Result<Lease, AttemptError> {
         let replica = self.replica.name();
         let after = self.deadlines.connect;
-        let lease = self.replica.connections.checkout(deadline).await;
+        let reuse = if self.is_first { Reuse::Idle } else { Reuse::Warm };
+        let lease = self.replica.connections.checkout(reuse, deadline).await;
         lease.map_err(|error| match no_connection(error, replica, after) {
             Failure::Replica(failure) => failed(failure),
             ours => AttemptError::Ours(ours),
         })
     }
 
-    async fn response(&mut self, lease: &mut Lease) -> Result<http::Response<Incoming>, ReplicaFailure> {
+    async fn response(
+        &mut self,
+        mut lease: Lease,
+        deadline: Instant,
+    ) -> Result<(http::Response<Incoming>, Lease), ReplicaFailure> {
         let replica = self.replica.name();
-        let closed =
-            move |is_unsent| ReplicaFailure::ClosedBeforeHead { replica: Arc::clone(&replica), is_unsent };
-        let connection = lease.connection().ok_or_else(|| closed(true))?;
-        connection
-            .sender
-            .try_send_request(std::mem::take(&mut self.request))
-            .await
-            .map_err(|mut error| closed(error.take_message().is_some()))
+        let Some(connection) = lease.connection() else {
+            return Err(ReplicaFailure::ClosedBeforeHead { replica, closed: Closed::Unsent });
+        };
+        let sent = self.clock.now();
+        let mut error = match connection.sender.try_send_request(std::mem::take(&mut self.request)).await {
+            Ok(response) => return Ok((response, lease)),
+            Err(error) => error,
+        };
+        let closed = if error.take_message().is_some() {
+            Closed::Unsent
+        } else if lease.was_idle() && self.clock.now().since(sent) < CLOSING {
+            drop(lease);
+            Box::pin(self.how_closed(deadline)).await
+        } else {
+            Closed::Asked
+        };
+        Err(ReplicaFailure::ClosedBeforeHead { replica, closed })
+    }
+
+    /// What the close of an idle connection was, right after a request was written to it: an engine that ends idle connections
+    /// tells nobody before (RFC 9112, section 9.5), and takes new ones; one that crashed does not.
+    async fn how_closed(&self, deadline: Instant) -> Closed {
+        match self.replica.connections.fresh(deadline).await {
+            Ok(_) => Closed::Idle,
+            Err(_) => Closed::Asked,
+        }
     }
 
     /// The content type of a success that no engine sends: a page of whatever else listens there. A stream is answered by
@@ -348,6 +373,8 @@ pub(super) fn is_event_stream(headers: &HeaderMap) -> bool {
         .is_some_and(|v| v.as_bytes().get(..17).is_some_and(|v| v.eq_ignore_ascii_case(b"text/event-stream")))
 }
 
+/// How soon after a request its idle connection ends if the engine had closed it before: a round trip, also a far one.
+const CLOSING: Duration = Duration::from_millis(100);
 /// Characters of a foreign content type that an error message shows.
 const MAX_TYPE: usize = 64;
 /// Largest unary response, in bytes, that is buffered whole, so that a truncated one can be retried.

@@ -30,6 +30,8 @@ pub struct Exchange {
     /// Its open record.
     pub guard: RecordGuard,
     pub(super) tried: picker::Tried,
+    /// What had been tried before a replica closed an idle connection: it takes the request too where no other does.
+    untried: Option<picker::Tried>,
     retried_unsent: u32,
     retried_started: bool,
     is_counted: bool,
@@ -58,6 +60,7 @@ impl Exchange {
             prepared,
             guard,
             tried: picker::Tried::new(),
+            untried: None,
             retried_unsent: 0,
             retried_started: false,
             is_counted: false,
@@ -106,7 +109,13 @@ impl Exchange {
                     self.wait(QueueWait::for_replica(now, self.prepared.read)).await?;
                     continue;
                 }
-                None => return last.unwrap_or_else(|| Err(self.prepared.no_ready_replica())),
+                None => match self.untried.take() {
+                    Some(tried) => {
+                        self.tried = tried;
+                        continue;
+                    }
+                    None => return last.unwrap_or_else(|| Err(self.prepared.no_ready_replica())),
+                },
             };
             self.waits.note_admitted(&self.incoming.gateway);
             self.note_decision(&pick);
@@ -186,18 +195,18 @@ impl Exchange {
     pub(super) fn may_retry(&mut self, failure: &ReplicaFailure, pick: &Pick) -> bool {
         let gateway = &self.incoming.gateway;
         let now = gateway.clock.now();
-        let was_returned = matches!(failure, ReplicaFailure::ClosedBeforeHead { is_unsent: true, .. });
-        if !was_returned {
-            pick.pool.failed(&pick.replica, failure, pick.prompt, now);
-            picker::note_tried(&mut self.tried, pick);
+        pick.pool.failed(&pick.replica, failure, pick.prompt, now);
+        if failure.is_idle_close() {
+            self.untried.get_or_insert_with(|| self.tried.clone());
         }
+        picker::note_tried(&mut self.tried, pick);
         let retry = &self.prepared.table.config.retry;
         if failure.is_unsent() {
             self.retried_unsent += 1;
             return self.retried_unsent <= retry.attempts;
         }
         let is_first = !std::mem::replace(&mut self.retried_started, true);
-        is_first && retry.attempts > 0 && pick.pool.retries.withdraw(retry, now)
+        is_first && retry.attempts > 0 && (failure.is_idle_close() || pick.pool.retries.withdraw(retry, now))
     }
 
     async fn attempt(

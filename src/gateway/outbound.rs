@@ -103,6 +103,7 @@ impl Outbound<'_> {
             shape: self.shape(&pick),
             watch: Arc::clone(&watch),
             is_stream: self.prepared.is_stream,
+            is_first: cause == AttemptCause::First,
             deadlines: self.deadlines,
             clock: gateway.clock,
         });

@@ -23,7 +23,7 @@ use super::picker::{self, PickOutcome};
 use super::{Gateway, reply};
 use crate::admission::Rules;
 use crate::clock::Clock;
-use crate::error::{Failure, ReplicaFailure, Timer};
+use crate::error::{Closed, Failure, ReplicaFailure, Timer};
 use crate::fleet::pick::Pick;
 use crate::listener::{KillSwitch, Tunnel};
 use crate::observe::record_guard::RecordGuard;
@@ -101,7 +101,7 @@ async fn ask(exchange: &mut Exchange, pick: &Pick) -> Result<(Response<Incoming>
         connected = Some(clock.now());
         let mut request = exchange.outbound(&identity).request(pick, span);
         write_upgrade(request.headers_mut());
-        let closed = Failure::Replica(ReplicaFailure::ClosedBeforeHead { replica, is_unsent: false });
+        let closed = Failure::Replica(ReplicaFailure::ClosedBeforeHead { replica, closed: Closed::Asked });
         let Some(connection) = lease.connection() else { return Err(closed) };
         let answer =
             tokio::time::timeout(timeouts.first_token, connection.sender.send_request(request)).await;

@@ -32,6 +32,15 @@ pub struct ConnectionPool {
     open: AtomicU64,
 }
 
+/// Which connections a checkout may reuse.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reuse {
+    /// Any that the engine has not closed.
+    Idle,
+    /// Only those in use a moment ago, which no engine closes.
+    Warm,
+}
+
 /// Why no connection could be leased.
 #[derive(Debug)]
 pub enum CheckoutError {
@@ -81,23 +90,26 @@ impl ConnectionPool {
     ///
     /// # Errors
     /// [`CheckoutError`] at `deadline` or when connecting fails.
-    pub async fn checkout(self: &Arc<Self>, deadline: Instant) -> Result<Lease, CheckoutError> {
+    pub async fn checkout(self: &Arc<Self>, reuse: Reuse, deadline: Instant) -> Result<Lease, CheckoutError> {
         let permit = self.permit(deadline).await?;
-        while let Some(mut connection) = self.take_idle() {
+        while let Some(Idle { mut connection, since }) = self.take_idle(reuse) {
             if is_usable(&mut connection).await {
-                return Ok(self.lease(connection, permit));
+                let was_idle = self.clock.now().since(since) >= EARLIEST_CLOSE;
+                return Ok(self.lease(connection, permit, was_idle));
             }
             self.forget(&connection);
         }
         // Boxed because it is rare and its state would be most of every request's future.
-        match Box::pin(timeout_at(deadline, self.connector.connect(&self.endpoint))).await {
-            Ok(Ok(connection)) => {
-                self.open.fetch_add(1, Ordering::Relaxed);
-                Ok(self.lease(connection, permit))
-            }
-            Ok(Err(error)) => Err(CheckoutError::Io(error)),
-            Err(_) => Err(CheckoutError::Timeout),
-        }
+        Box::pin(self.connected(permit, deadline, self.connector.connect(&self.endpoint))).await
+    }
+
+    /// A new connection, whatever is idle: what shows that the replica still takes any.
+    ///
+    /// # Errors
+    /// [`CheckoutError`] at `deadline` or when connecting fails.
+    pub async fn fresh(self: &Arc<Self>, deadline: Instant) -> Result<Lease, CheckoutError> {
+        let permit = self.permit(deadline).await?;
+        self.connected(permit, deadline, self.connector.connect(&self.endpoint)).await
     }
 
     /// A connection of its own for a request whose response may switch protocols; it never returns to the pool.
@@ -106,10 +118,19 @@ impl ConnectionPool {
     /// [`CheckoutError`] at `deadline` or when connecting fails.
     pub async fn upgradable(self: &Arc<Self>, deadline: Instant) -> Result<Lease, CheckoutError> {
         let permit = self.permit(deadline).await?;
-        match timeout_at(deadline, self.connector.connect_upgradable(&self.endpoint)).await {
+        self.connected(permit, deadline, self.connector.connect_upgradable(&self.endpoint)).await
+    }
+
+    async fn connected(
+        self: &Arc<Self>,
+        permit: OwnedSemaphorePermit,
+        deadline: Instant,
+        connect: impl Future<Output = io::Result<Connection>>,
+    ) -> Result<Lease, CheckoutError> {
+        match timeout_at(deadline, connect).await {
             Ok(Ok(connection)) => {
                 self.open.fetch_add(1, Ordering::Relaxed);
-                Ok(self.lease(connection, permit))
+                Ok(self.lease(connection, permit, false))
             }
             Ok(Err(error)) => Err(CheckoutError::Io(error)),
             Err(_) => Err(CheckoutError::Timeout),
@@ -148,19 +169,25 @@ impl ConnectionPool {
         self.open.load(Ordering::Relaxed)
     }
 
-    fn take_idle(&self) -> Option<Connection> {
+    fn take_idle(&self, reuse: Reuse) -> Option<Idle> {
         let now = self.clock.now();
+        let is_taken = |idle: &mut Idle| reuse == Reuse::Idle || now.since(idle.since) < EARLIEST_CLOSE;
         loop {
-            let idle = self.idle.lock().pop()?;
+            let idle = self.idle.lock().pop_if(is_taken)?;
             if idle.is_fresh(now) && !idle.connection.sender.is_closed() {
-                return Some(idle.connection);
+                return Some(idle);
             }
             self.forget(&idle.connection);
         }
     }
 
-    fn lease(self: &Arc<Self>, connection: Connection, permit: OwnedSemaphorePermit) -> Lease {
-        Lease { connection: Some(connection), pool: Arc::clone(self), permit: Some(permit) }
+    fn lease(
+        self: &Arc<Self>,
+        connection: Connection,
+        permit: OwnedSemaphorePermit,
+        was_idle: bool,
+    ) -> Lease {
+        Lease { connection: Some(connection), was_idle, pool: Arc::clone(self), permit: Some(permit) }
     }
 
     fn forget(&self, connection: &Connection) {
@@ -174,6 +201,7 @@ impl ConnectionPool {
 #[derive(Debug)]
 pub struct Lease {
     connection: Option<Connection>,
+    was_idle: bool,
     pool: Arc<ConnectionPool>,
     permit: Option<OwnedSemaphorePermit>,
 }
@@ -181,6 +209,11 @@ pub struct Lease {
 impl Lease {
     pub fn connection(&mut self) -> Option<&mut Connection> {
         self.connection.as_mut()
+    }
+
+    /// Whether it was idle so long before that the engine may be closing it at this moment.
+    pub fn was_idle(&self) -> bool {
+        self.was_idle
     }
 
     /// Returns the connection to the pool; only after the response was read to its end.
@@ -228,6 +261,9 @@ impl Idle {
 }
 
 const SETTLE: Duration = Duration::from_millis(20);
+
+/// No engine or sidecar that is known closes connections that were idle for less.
+const EARLIEST_CLOSE: Duration = Duration::from_millis(200);
 
 // uvicorn closes idle connections after exactly 5 s; staying below it avoids the race of our request with its FIN.
 const IDLE_BELOW_ENGINE_KEEP_ALIVE: Duration = Duration::from_secs(4);
