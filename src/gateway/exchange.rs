@@ -119,7 +119,7 @@ impl Exchange {
             };
             self.waits.note_admitted(&self.incoming.gateway);
             self.note_decision(&pick);
-            shadow::offer(&self.incoming, &self.prepared, self.guard.record(), &pick);
+            shadow::offer(&self.incoming, &self.prepared, &mut self.guard, &pick);
             match self.attempt(pick).await {
                 Ok(answered) => match self.blamed(&answered) {
                     Some(failure) if self.may_retry_from_trial(&failure, &answered.1.pick) => {

@@ -6,6 +6,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use tokio_util::sync::CancellationToken;
+
 use crate::admission::TenantPermit;
 use crate::clock::Clock;
 use crate::error::Failure;
@@ -23,6 +25,7 @@ pub struct RecordGuard {
     is_settled: bool,
     open: Arc<AtomicU64>,
     permit: Option<TenantPermit>,
+    copy: Option<CancellationToken>,
     _inflight: GaugeGuard,
 }
 
@@ -39,6 +42,7 @@ impl RecordGuard {
             is_settled: false,
             open: Arc::clone(open),
             permit: None,
+            copy: None,
             _inflight: observer.metrics().request_inflight(),
         }
     }
@@ -60,6 +64,11 @@ impl RecordGuard {
     /// Its tenant's permit, settled when the request has ended.
     pub fn permit(&mut self, permit: Option<TenantPermit>) {
         self.permit = permit;
+    }
+
+    /// What ends with the request if its client leaves: the copy of it that a canary got.
+    pub fn ends_with_client(&mut self, copy: CancellationToken) {
+        self.copy = Some(copy);
     }
 
     /// The response head goes out with this status, which a client that leaves no longer changes.
@@ -97,6 +106,9 @@ impl Drop for RecordGuard {
         }
         if !self.has_head && !self.is_settled {
             record.status = if has_panicked { Failure::Internal.status().as_u16() } else { 499 };
+        }
+        if let Some(copy) = self.copy.take().filter(|_| record.outcome == Outcome::Canceled) {
+            copy.cancel();
         }
         if let Some(permit) = self.permit.take() {
             permit.settle(&shared);

@@ -188,3 +188,37 @@ async fn what_an_engine_keeps_is_not_copied_and_without_a_share_nothing_is() {
     shadowed.gateway.idle().await;
     assert_eq!(shadowed.canary.count(), 1);
 }
+
+#[tokio::test]
+async fn a_copy_ends_when_its_client_leaves_and_is_held_against_nobody() {
+    let shadowed = Shadowed::start(", max_concurrent = 1").await;
+    let silent = || vec![wire::sse_head(), wire::event(wire::ROLE), Step::Hang];
+    let begun = || wire::begun_then("x", [Step::Hang]);
+    for (done, (script, said)) in (1..).zip([(silent(), None), (begun(), Some("\"x\""))]) {
+        shadowed.baseline.next(if said.is_some() { begun() } else { silent() });
+        shadowed.canary.next(script);
+        let mut client = shadowed.gateway.client().await;
+        client.post(PATH, &[], CHAT.as_bytes()).await;
+        shadowed.canary.got(done).await;
+        if let Some(said) = said {
+            client.head().await;
+            client.read_until(said).await;
+            let seen = "tokenway_canary_shadow_time_to_first_token_seconds_count{pool=\"new\",revision=\"new\",route=\"*\"} 1";
+            until("the copy's first token", || shadowed.page().contains(seen)).await;
+        }
+        drop(client);
+        shadowed.baseline.abandoned(done).await;
+        shadowed.canary.abandoned(done).await;
+        shadowed.copied("canceled", done as u64).await;
+    }
+    assert_eq!((shadowed.copies("failed"), shadowed.copies("ok")), (0, 0));
+    assert_eq!(shadowed.gateway.state_of(&shadowed.canary), ReplicaState::Ready);
+
+    // Its place is free again; and a copy outlives its client's answer, once that is complete.
+    shadowed.canary.next(wire::begun_then("slow", [Step::Hang]));
+    assert_eq!(shadowed.gateway.post(PATH, CHAT).await.text(), clean());
+    shadowed.canary.got(3).await;
+    shadowed.gateway.post(PATH, CHAT).await;
+    shadowed.copied("over_max_concurrent", 1).await;
+    shadowed.canary.abandoned(2).await;
+}

@@ -201,4 +201,5 @@ def main():
     sys.exit(not asyncio.run(run(parser.parse_args())))
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -24,6 +24,15 @@ def decoded(body):
     return {s.trace_id.hex() for s in spans}, names
 
 
+def links(body):
+    """Trace and span id of every root span, and of the spans that it links to."""
+    if ExportTraceServiceRequest is None:
+        return []
+    message = ExportTraceServiceRequest.FromString(body)
+    spans = (s for r in message.resource_spans for scope in r.scope_spans for s in scope.spans)
+    return [[s.trace_id.hex(), s.span_id.hex(), [[link.trace_id.hex(), link.span_id.hex()] for link in s.links]] for s in spans if not s.parent_span_id]
+
+
 def guessed(body):
     # Field 1 of a Span, 16 bytes long: tag 0x0a, length 0x10.
     traces = {body[m.end():m.end() + 16].hex() for m in re.finditer(rb"\x0a\x10", body)}
@@ -56,7 +65,7 @@ class Sink(BaseHTTPRequestHandler):
             line = {"path": self.path, "traces": [], "names": [], "metrics": metrics(body)}
         else:
             traces, names = (decoded if ExportTraceServiceRequest else guessed)(body)
-            line = {"path": self.path, "traces": sorted(traces), "names": sorted(names)}
+            line = {"path": self.path, "traces": sorted(traces), "names": sorted(names), "roots": links(body)}
         self.out.write(json.dumps(line) + "\n")
         self.out.flush()
         self.send_response(200)

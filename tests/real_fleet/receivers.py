@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Sends the gateway's spans to receivers that others wrote, and an engine's spans through the gateway.
 
-    python3 tests/real_fleet/receivers.py --gateway target/release/tokenway [--only rotel-http,rotel-grpc,mlflow]
+    python3 tests/real_fleet/receivers.py --gateway target/release/tokenway [--only rotel-http,rotel-grpc,links,mlflow]
     python3 tests/real_fleet/receivers.py --gateway … --engine http://127.0.0.1:8001 --spans 4319
 
 Needs, in the interpreter's environment, the packages rotel (an OpenTelemetry agent), mlflow, opentelemetry-sdk,
@@ -234,6 +234,70 @@ def rotel(binary, protocol, directory):
             process.wait()
 
 
+def links(binary, directory):
+    """Gateway with a shadow step -> rotel -> a sink: the root span of every copy links to its original's."""
+    agent = next(iter(pathlib.Path(importlib.util.find_spec("rotel").origin).parent.glob("rotel-agent")))
+    data, admin, old, new, http, sink = free_ports(6)
+    out, config = directory / "links.jsonl", directory / "links.toml"
+    config.write_text(f"""
+[server]
+listen = "127.0.0.1:{data}"
+[admin]
+listen = "127.0.0.1:{admin}"
+[[pool]]
+name = "old"
+replicas = ["http://127.0.0.1:{old}"]
+[[pool]]
+name = "new"
+replicas = ["http://127.0.0.1:{new}"]
+[[route]]
+model = "tiny"
+pools = ["old"]
+[route.canary]
+pool = "new"
+shadow = {{ weight = 100, soak = "1h" }}
+steps = [{{ weight = 10, soak = "1h" }}]
+[telemetry.sampling]
+routine = 1.0
+keep = ["canary"]
+[telemetry.otlp]
+endpoint = "http://127.0.0.1:{http}"
+protocol = "http"
+""")
+    engines = [ThreadingHTTPServer(("127.0.0.1", port), Engine) for port in (old, new)]
+    for engine in engines:
+        threading.Thread(target=engine.serve_forever, daemon=True).start()
+    log = open(directory / "links-gateway.log", "w")
+    started = [
+        subprocess.Popen([sys.executable, HERE / "otlp_sink.py", "--port", str(sink), "--out", str(out)]),
+        subprocess.Popen([agent, "start", "--otlp-http-endpoint", f"127.0.0.1:{http}", "--otlp-grpc-endpoint", f"127.0.0.1:{free_ports(1)[0]}",
+                          "--exporter", "otlp", "--otlp-exporter-protocol", "http", "--otlp-exporter-endpoint", f"http://127.0.0.1:{sink}"],
+                         stdout=open(directory / "links-agent.log", "w"), stderr=subprocess.STDOUT),
+        subprocess.Popen([binary, "serve", "--config", str(config)], stderr=log, stdout=log),
+    ]
+    try:
+        ready = lambda: get(f"http://127.0.0.1:{admin}/api/fleet").count(b'"state":"ready"') == 2 and get(f"http://127.0.0.1:{admin}/readyz")
+        wait_for("both are ready", ready)
+        copies = lambda: json.loads(get(f"http://127.0.0.1:{admin}/api/canaries"))["canaries"][0]
+        wait_for("the shadow step has begun", lambda: copies()["shadow_weight"])
+        body = json.dumps({"model": "tiny", "stream": True, "max_tokens": 8, "messages": [{"role": "user", "content": "hi"}]}).encode()
+        for _ in range(REQUESTS):
+            ask = urllib.request.Request(f"http://127.0.0.1:{data}/v1/chat/completions", body, {"content-type": "application/json"})
+            with urllib.request.urlopen(ask, timeout=30) as answer:
+                assert b"[DONE]" in answer.read()
+        roots = lambda: {(t, s): [tuple(link) for link in to] for line in out.read_text().splitlines() for t, s, to in json.loads(line)["roots"]}
+        found = wait_for("originals and copies in the sink", lambda: len(roots()) >= 2 * REQUESTS and roots())
+        linked = {root: to for root, to in found.items() if to}
+        good = len(linked) == REQUESTS and all(len(to) == 1 and to[0] in found and not found[to[0]] for to in linked.values())
+        row("links", "ok" if good else "FAIL", f"{len(found)} root spans of {REQUESTS} requests; {len(linked)} link to another's, each to one of its own: {good}")
+    finally:
+        for process in reversed(started):
+            process.terminate()
+            process.wait()
+        for engine in engines:
+            engine.shutdown()
+
+
 def mlflow(binary, directory):
     """Gateway -> MLflow tracking server, read back through its own client."""
     import mlflow as client
@@ -270,7 +334,7 @@ def mlflow(binary, directory):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--gateway", required=True)
-    parser.add_argument("--only", default="rotel-http,rotel-grpc,mlflow")
+    parser.add_argument("--only", default="rotel-http,rotel-grpc,links,mlflow")
     parser.add_argument("--engine", help="a real replica in place of the stand-in")
     parser.add_argument("--spans", type=int, default=4319, help="port to which that replica exports its spans")
     args = parser.parse_args()
@@ -280,6 +344,7 @@ def main():
     checks = {
         "rotel-http": ("rotel", lambda: rotel(args.gateway, "http", directory)),
         "rotel-grpc": ("rotel", lambda: rotel(args.gateway, "grpc", directory)),
+        "links": ("rotel", lambda: links(args.gateway, directory)),
         "mlflow": ("mlflow", lambda: mlflow(args.gateway, directory)),
     }
     for name in args.only.split(","):

@@ -1,12 +1,13 @@
 //! What a check found, as text for people and as JSON for tools.
 
 use std::io::{self, Write};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 
 use crate::cli::style::{Paint, Style};
 use crate::config::diagnostics::Diagnostic;
-use crate::config::{Config, ModelMatch};
+use crate::config::{Canary, Config, ModelMatch, OnBreach};
 
 /// Whether a finding stops the gateway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,6 +85,9 @@ pub(super) fn summary(config: &Config, out: &mut dyn Write) -> io::Result<()> {
             .collect();
         let (policy, pools, slo) = (route.policy.as_str(), pools.join(" and "), &route.slo);
         writeln!(out, "  route {}: model {model} to {pools}, policy {policy}, slo {slo}", route.name)?;
+        if let Some(canary) = &route.canary {
+            canary_steps(config, canary, out)?;
+        }
     }
     for tenant in &config.tenants {
         let keys = counted(tenant.key_digests.len(), "key");
@@ -92,9 +96,54 @@ pub(super) fn summary(config: &Config, out: &mut dyn Write) -> io::Result<()> {
     writeln!(out, "  data on {}, admin on {}", config.server.listen, config.admin.listen)
 }
 
+/// What a canary gets, step by step, and what becomes of a breach.
+fn canary_steps(config: &Config, canary: &Canary, out: &mut dyn Write) -> io::Result<()> {
+    let Some(pool) = config.pools.get(canary.pool) else { return Ok(()) };
+    write!(out, "    canary {} (revision {}): ", pool.name, pool.revision)?;
+    if let Some(shadow) = &canary.shadow {
+        let (weight, soak) = (shadow.weight, duration(shadow.soak));
+        write!(out, "copies of {weight} % for {soak}, at least {} of them; then ", shadow.min_requests)?;
+    }
+    for step in &canary.steps {
+        write!(out, "{} % for {}, ", step.weight, duration(step.soak))?;
+    }
+    let on_breach = match canary.on_breach {
+        OnBreach::Rollback => "is rolled back",
+        OnBreach::Pause => "is paused",
+    };
+    writeln!(out, "then all; on a breach it {on_breach}")
+}
+
+/// As the configuration writes it, in its largest unit without a rest.
+fn duration(duration: Duration) -> String {
+    match (duration.as_secs(), duration.subsec_millis()) {
+        (0, millis) => format!("{millis}ms"),
+        (secs, 0) if secs.is_multiple_of(3600) => format!("{}h", secs / 3600),
+        (secs, 0) if secs.is_multiple_of(60) => format!("{}m", secs / 60),
+        (secs, 0) => format!("{secs}s"),
+        _ => format!("{duration:?}"),
+    }
+}
+
 /// "1 replica", "2 replicas".
 pub(super) fn counted(n: usize, what: &str) -> String {
     format!("{n} {what}{}", if n == 1 { "" } else { "s" })
+}
+
+fn canary_json(config: &Config, canary: &Canary) -> Value {
+    let shadow = canary.shadow.map(|shadow| {
+        let (soak, least) = (shadow.soak.as_secs_f64(), shadow.min_requests);
+        json!({ "weight": shadow.weight, "soak_seconds": soak, "min_requests": least })
+    });
+    let steps = canary
+        .steps
+        .iter()
+        .map(|step| json!({ "weight": step.weight, "soak_seconds": step.soak.as_secs_f64() }));
+    json!({
+        "pool": config.pools.get(canary.pool).map(|pool| &*pool.name),
+        "shadow": shadow,
+        "steps": steps.collect::<Vec<_>>(),
+    })
 }
 
 /// [`summary`] as JSON.
@@ -115,6 +164,7 @@ pub(super) fn summary_json(config: &Config) -> Value {
                 "pools": pools.iter().map(|pool| &*pool.name).collect::<Vec<_>>(),
                 "policy": route.policy.as_str(),
                 "slo": &*route.slo,
+                "canary": route.canary.as_ref().map(|canary| canary_json(config, canary)),
             })
         })
         .collect();

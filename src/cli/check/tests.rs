@@ -145,3 +145,24 @@ fn a_secret_that_is_elsewhere_is_a_warning_where_that_is_allowed() {
     let wrong = format!("[admin]\ntoken = \"in the file\"\n{ONE_POOL}");
     assert_eq!(check_with(&wrong, |args| args.allow_missing_secrets = true, Style::Plain).code, 1);
 }
+
+#[test]
+fn a_canary_is_summed_up_with_its_shadow_step() {
+    let pools = "[[pool]]\nname = \"old\"\nreplicas = [\"http://127.0.0.1:1\"]\n[[pool]]\nname = \"new\"\nrevision = \"r2\"\n\
+                 replicas = [\"http://127.0.0.1:2\"]\n[[route]]\nmodel = \"m\"\npools = [\"old\"]\n[route.canary]\npool = \"new\"\n";
+    let steps = "steps = [{ weight = 10, soak = \"10m\" }, { weight = 50, soak = \"24h\" }]\n";
+    let shadow = "shadow = { weight = 5, soak = \"90s\" }\n";
+    let with = check(&format!("{pools}{shadow}{steps}"));
+    let line = "    canary new (revision r2): copies of 5 % for 90s, at least 200 of them; then 10 % for 10m, 50 % for 24h, then all; \
+                on a breach it is rolled back\n";
+    assert!(with.out.contains(line), "{}{}", with.out, with.err);
+    let without = check(&format!("{pools}{steps}on_breach = \"pause\"\n"));
+    let line =
+        "    canary new (revision r2): 10 % for 10m, 50 % for 24h, then all; on a breach it is paused\n";
+    assert!(without.out.contains(line), "{}{}", without.out, without.err);
+    let told = check_with(&format!("{pools}{shadow}{steps}"), |args| args.json = true, Style::Plain).out;
+    let told: Value = serde_json::from_str(&told).unwrap();
+    let canary = &told["summary"]["routes"][0]["canary"];
+    assert_eq!((&canary["pool"], &canary["shadow"]["weight"]), (&json!("new"), &json!(5)), "{told}");
+    assert_eq!(canary["steps"][1], json!({ "weight": 50, "soak_seconds": 86400.0 }), "{told}");
+}

@@ -1,7 +1,7 @@
 //! One copy of a request, from its making to the end of its answer, which is read and thrown away.
 //!
 //! It is sent and timed by what sends and times clients' requests, so that the two can be compared. What differs: one attempt, no
-//! queue, and no failure of a copy is held against a replica outside of the judge, because the suspicion of a poisonous prompt, or an ejection,
+//! queue, an end when the client of the original leaves, and no failure of a copy is held against a replica outside of the judge, because the suspicion of a poisonous prompt, or an ejection,
 //! would reach clients.
 
 use std::future::poll_fn;
@@ -10,6 +10,7 @@ use std::task::Poll;
 
 use http::HeaderMap;
 use serde::Deserialize;
+use tokio_util::sync::CancellationToken;
 
 use super::super::attempt::{AttemptError, BufferedResponse, UpstreamResponse};
 use super::super::outbound::{Identity, Outbound};
@@ -39,6 +40,8 @@ pub(super) struct Copy {
     at: usize,
     /// Given back when the copy is over.
     _place: Place,
+    /// Cancelled when the client of the original leaves.
+    left: CancellationToken,
 }
 
 impl Copy {
@@ -46,8 +49,8 @@ impl Copy {
         incoming: &IncomingRequest,
         prepared: &Prepared,
         record: &Record,
-        at: usize,
-        place: Place,
+        (at, place): (usize, Place),
+        left: CancellationToken,
     ) -> Self {
         let gateway = &incoming.gateway;
         let now = gateway.clock.now();
@@ -75,7 +78,7 @@ impl Copy {
         (copied.slo, copied.class, copied.is_stream) = (record.slo, record.class, record.is_stream);
         (copied.estimated_input, copied.bytes_in) = (record.estimated_input, record.bytes_in);
         let prepared = Box::new(prepared.copied(now));
-        Self { incoming: incoming.copied(), prepared, record: copied, at, _place: place }
+        Self { incoming: incoming.copied(), prepared, record: copied, at, _place: place, left }
     }
 
     pub(super) async fn run(mut self) {
@@ -97,10 +100,16 @@ impl Copy {
             deadlines: self.prepared.deadlines(),
         };
         let mut flight = outbound.launch(pick, AttemptCause::First);
-        let result = flight.land().await;
+        let result = self.left.run_until_cancelled(flight.land()).await;
         let now = gateway.clock.now();
         (self.record.at.connected, self.record.at.first_byte) =
             (flight.times().connected, flight.times().head);
+        let Some(result) = result else {
+            self.record.attempts.push(flight.lost_entry(now));
+            self.fail(&Failure::ClientLeft);
+            self.record.at.end = now;
+            return gateway.observer.shadow_record(&Arc::new(self.record));
+        };
         self.record.attempts.push(flight.entry(&result, now));
         let mut active = flight.into_active();
         if let Ok(answer) = &result {
@@ -170,16 +179,24 @@ impl Copy {
         let key = StreamKey::new(&self.record.route, &self.record.model, self.record.class, &served);
         let observer = &gateway.observer;
         self.note_first_token(gateway, &reader, pick);
+        let left = self.left.clone().cancelled_owned();
+        tokio::pin!(left);
+        // `None`: the client of the original left.
         let end = loop {
             if let Some(expiry) = reader.watch.expiry() {
-                break Err(expiry);
+                break Some(Err(expiry));
             }
             // A read is taken whole or not at all; the watchdog wakes this task where it has to end.
             let next = poll_fn(|cx| match reader.poll_next(cx) {
                 Poll::Ready(next) => Poll::Ready(Ok(next)),
                 Poll::Pending => reader.watch.poll_expiry(cx).map(Err),
             });
-            match next.await {
+            let next = tokio::select! {
+                biased;
+                () = &mut left => break None,
+                next = next => next,
+            };
+            match next {
                 Ok(Next::Bytes(_, at)) => {
                     self.note_first_token(gateway, &reader, pick);
                     pick.assignment.progress(reader.timeline.content_events(), at);
@@ -187,20 +204,21 @@ impl Copy {
                         reader.timeline.flush(at, |gaps| observer.shadow_gaps(&key, &gaps));
                     }
                 }
-                Ok(Next::End(end)) => break Ok(end),
-                Err(expiry) => break Err(expiry),
+                Ok(Next::End(end)) => break Some(Ok(end)),
+                Err(expiry) => break Some(Err(expiry)),
             }
         };
         let now = gateway.clock.now();
         let facts = &reader.scanner.state().answer;
-        if let Ok(StreamEnd::Complete) = end {
+        if let Some(Ok(StreamEnd::Complete)) = end {
             self.record.outcome = Outcome::Ok;
             pick.learn(facts.tokens);
             if let Some(began) = reader.timeline.first_token() {
                 pick.assignment.served(began, now, facts.tokens.output);
             }
         } else {
-            self.fail(&self.failure(end, &served));
+            let failure = end.map_or(Failure::ClientLeft, |end| self.failure(end, &served));
+            self.fail(&failure);
         }
         record_facts(&mut self.record, facts);
         let output = facts.tokens.output.map(|n| n.0);

@@ -2,27 +2,31 @@
 //!
 //! A share of the requests that go to the route's other pools is sent to the canary as well. The client's request knows nothing of its
 //! copy: it waits for nothing, fails by nothing, and what the copy's answer says goes to the judge of the canary alone. A copy holds
-//! one of a bounded number of places and its body's bytes; without room for either it is not made, and counted.
+//! one of a bounded number of places and its body's bytes; without room for either it is not made, and counted. It ends when the
+//! client leaves before its own answer is complete: nobody wants either any more, and the canary would bear load that the baseline is rid of.
 
 mod copy;
 mod shares;
 
 use std::sync::Arc;
 
+use tokio_util::sync::CancellationToken;
+
 use self::copy::Copy;
 pub use self::shares::{Shadow, Shadows};
 use super::IncomingRequest;
 use super::prepare::Prepared;
 use crate::fleet::pick::Pick;
-use crate::record::Record;
+use crate::observe::record_guard::RecordGuard;
 use crate::request::dialect::Dialect;
 
 /// Copies a request that is about to be sent to `pick`, if it is one of those that the canary gets copies of.
-pub(super) fn offer(incoming: &IncomingRequest, prepared: &Prepared, record: &Record, pick: &Pick) {
+pub(super) fn offer(incoming: &IncomingRequest, prepared: &Prepared, guard: &mut RecordGuard, pick: &Pick) {
     let Some(shadow) = &prepared.route.shadow else { return };
     let route = &prepared.route;
     let Some(canary) = &route.config.canary else { return };
     let Some(limits) = &canary.shadow else { return };
+    let record = guard.record();
     let is_first = record.attempts.is_empty();
     if !is_first || !may_be_copied(prepared, record.dialect) || incoming.gateway.drain.is_on() {
         return;
@@ -35,7 +39,9 @@ pub(super) fn offer(incoming: &IncomingRequest, prepared: &Prepared, record: &Re
     let gateway = &incoming.gateway;
     match shadow.reserve(limits, prepared.body.len()) {
         Ok(place) => {
-            let copy = Copy::new(incoming, prepared, record, at, place);
+            let left = CancellationToken::new();
+            let copy = Copy::new(incoming, prepared, record, (at, place), left.clone());
+            guard.ends_with_client(left);
             gateway.tasks.spawn(gateway.shadows.stop.clone().run_until_cancelled_owned(copy.run()));
         }
         Err(reason) => {

@@ -172,6 +172,10 @@ impl Tap for Feed {
     fn record(&self, record: &Record) {
         let Some(served) = record.served() else { return };
         let Some(arm) = self.arm(&record.route, &served.pool) else { return };
+        // A copy that was given up, unanswered, with its client: of clients that leave their own requests as early nothing is known either.
+        if record.attempts.last().is_some_and(|last| last.is_canceled) {
+            return;
+        }
         let arm_of = |pool: &str| self.arm(&record.route, pool).unwrap_or(arm);
         let last = record.attempts.len().saturating_sub(1);
         let is_over = record.outcome != Outcome::Canceled;
