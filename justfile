@@ -72,6 +72,11 @@ surroundings *args:
     cargo build --release --locked
     python3 tests/endure/surroundings.py target/release/tokenway {{args}}
 
+# What one connection, stream, byte of a body and tenant takes; two minutes, `--only streams` less.
+memory *args:
+    cargo build --release --locked
+    python3 tests/endure/memory.py target/release/tokenway {{args}}
+
 # Clients that do it wrong: heads, framing, bodies, targets, leaving in each phase, TLS; about a minute, `--only tables` less.
 clients *args:
     cargo build --release --locked

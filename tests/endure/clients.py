@@ -25,9 +25,9 @@ import sys
 import tempfile
 import time
 
-from endure import CHAT, Gateway, chunks, free_ports, frame
+from endure import CHAT, PROMPT, Gateway, chunks, free_ports, frame
 
-GOOD = {"model": "sim", "max_tokens": 3, "messages": [{"role": "user", "content": "hi"}]}
+GOOD = {"model": "sim", "max_tokens": 3, "messages": [{"role": "user", "content": PROMPT}]}
 LAX_TRUE = (True, 1, "yes", "true", "on", "1", "t", "y", "True")  # What pydantic takes for true, and so vLLM.
 
 

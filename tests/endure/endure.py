@@ -27,6 +27,9 @@ import time
 import urllib.request
 
 CHAT = "/v1/chat/completions"
+# What every client of these runs sends, and no page, log line or file of the gateway may tell.
+KEY, PROMPT = "sk-canary-of-a-client", "canary of a prompt"
+CANARIES = (KEY, PROMPT)
 
 
 # ---- processes ----------------------------------------------------------------------------------------------------
@@ -70,10 +73,11 @@ class Replica:
 class Gateway:
     """The gateway under test with a file of its own."""
 
-    def __init__(self, binary, replicas, server="", rest="", telemetry='access_log = "off"'):
+    def __init__(self, binary, replicas, server="", rest="", telemetry=None):
         self.data, self.admin = free_ports(2)
         self.folder = tempfile.TemporaryDirectory(prefix="endure-")
         self.file = pathlib.Path(self.folder.name) / "gateway.toml"
+        telemetry = telemetry or f'access_log = "{self.folder.name}/access.jsonl"'
         urls = ", ".join(f'"http://127.0.0.1:{replica.port}"' for replica in replicas)
         self.text = f"""[server]
 listen = "127.0.0.1:{self.data}"
@@ -139,11 +143,22 @@ model = "sim"
                 return left
             time.sleep(0.2)
 
+    def told(self):
+        """Those of CANARIES that a page of the admin port, a log line or a file of the gateway's tells."""
+        paths = [path for path in json.loads(self.get("/api/v1/openapi.json")[1] or '{"paths":{}}')["paths"] if "{" not in path and "events" not in path]
+        pages = {path: self.get(path)[1].encode() for path in ["/metrics", "/", *paths]}
+        files = {path.name: path.read_bytes() for path in pathlib.Path(self.folder.name).iterdir() if path.is_file() and path != self.file}
+        return {f"{canary} in {place}" for place, text in {**pages, **files}.items() for canary in CANARIES if canary.encode() in text}
+
     def stop(self):
-        """Ends it by SIGTERM; the exit code."""
+        """Ends it by SIGTERM; the exit code. Raises where it told what is nobody's business."""
+        told = self.told()
         self.process.send_signal(signal.SIGTERM)
         try:
-            return self.process.wait(40)
+            code = self.process.wait(40)
+            if told := told | self.told():
+                raise RuntimeError(f"the gateway told {', '.join(sorted(told))}")
+            return code
         except subprocess.TimeoutExpired:
             self.process.kill()
             return "no exit"
@@ -164,7 +179,7 @@ def wait(holds, what, seconds=30):
 
 def request(body, version="1.1", path=CHAT):
     body = json.dumps(body).encode()
-    head = f"POST {path} HTTP/{version}\r\nhost: endure\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    head = f"POST {path} HTTP/{version}\r\nhost: endure\r\nauthorization: Bearer {KEY}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
     return head.encode() + body
 
 
@@ -283,7 +298,7 @@ total = "40s"
 client_stall = "5s"
 """)
     prompts = [{"model": "sim", "max_tokens": 8 + number % 57, "messages": [
-        {"role": "user", "content": f"prompt {number} " + "word " * (number * 7 % 400)}]} for number in range(40)]
+        {"role": "user", "content": f"{PROMPT} {number} " + "word " * (number * 7 % 400)}]} for number in range(40)]
     # The replicas' seeds are the same: a prompt has one right answer.
     right = [(await ask(replicas[0].port, prompt))[1] for prompt in prompts]
     tally = dict(ok=0, left=0, failed=0, broken=0, refused=0, wrong=0, sent=0)
@@ -410,7 +425,7 @@ async def readers(options):
     before, opened, ended = gateway.rss(), 0, 0
     peak, answered = before, 0
     # Each reader asks for a stream that its buffers cannot hold; `n` makes an event large.
-    body = {"model": "sim", "stream": True, "max_tokens": 4000, "messages": [{"role": "user", "content": "read slowly"}]}
+    body = {"model": "sim", "stream": True, "max_tokens": 4000, "messages": [{"role": "user", "content": f"{PROMPT}: read slowly"}]}
     sockets = []
     async with Bystander(gateway) as bystander:
         for at in range(count):
@@ -586,7 +601,7 @@ async def large_bodies(options):
         """Longest wait of four streams between two reads, in seconds."""
         async def stream(at):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(request({"model": "sim", "stream": True, "max_tokens": 300, "messages": [{"role": "user", "content": f"hello {at}"}]}))
+            writer.write(request({"model": "sim", "stream": True, "max_tokens": 300, "messages": [{"role": "user", "content": f"{PROMPT}: hello {at}"}]}))
             await read_head(reader)
             last, longest = time.monotonic(), 0.0
             async for _ in chunks(reader):

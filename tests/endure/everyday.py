@@ -10,7 +10,6 @@ Run it on a machine that has nothing else to do: failures are counted, and a sta
 import argparse
 import asyncio
 import contextlib
-import datetime
 import json
 import os
 import pathlib
@@ -19,7 +18,8 @@ import signal
 import sys
 import time
 
-from endure import CHAT, Gateway, ask, free_ports
+import rows
+from endure import CHAT, PROMPT, Gateway, ask, free_ports
 
 RATE = 60  # requests a second
 BEFORE, AROUND, AFTER = 5, 10, 12  # seconds
@@ -117,7 +117,7 @@ async def gateway(options, replicas, rest="", server="", launcher=None, **more):
 def chat(number, **more):
     """Each twelve chats share one prompt, behind one system prompt for all."""
     return {"model": "sim", "stream": True, "max_tokens": TOKENS, "messages": [
-        {"role": "system", "content": "be brief " * 300}, {"role": "user", "content": f"question {number // 12}"}], **more}
+        {"role": "system", "content": PROMPT + " be brief" * 300}, {"role": "user", "content": f"question {number // 12}"}], **more}
 
 
 async def outcome(port, body):
@@ -346,28 +346,10 @@ def main():
     options.launcher = str(launcher)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    rows, is_well = [], True
-
-    async def run_all():
-        nonlocal is_well
-        for name in options.only.split(","):
-            async for what, came, well in RUNS[name](options):
-                rows.append((what, came if well else f"**missed**: {came}"))
-                print(f"{'ok  ' if well else 'FAIL'} {what}: {came}", flush=True)
-                is_well &= well
     try:
-        asyncio.run(run_all())
+        return rows.run(RUNS, options, "everyday")
     finally:
         launcher.unlink()
-    if options.write:
-        page = pathlib.Path(options.write)
-        text = page.read_text()
-        head, _, rest = text.partition("<!-- everyday -->\n")
-        _, _, tail = rest.partition("<!-- /everyday -->")
-        table = "\n".join(["| what happens | what came of it |", "|---|---|", *(f"| {what} | {came} |" for what, came in rows)])
-        day = datetime.date.today().isoformat()
-        page.write_text(f"{head}<!-- everyday -->\n{day}, release build, `tests/endure/everyday.py BINARY`:\n\n{table}\n<!-- /everyday -->{tail}")
-    return 0 if is_well else 1
 
 
 if __name__ == "__main__":

@@ -24,7 +24,8 @@ import sys
 import tempfile
 import time
 
-from endure import Gateway, Replica, ask, free_ports
+import rows
+from endure import PROMPT, Gateway, Replica, ask, free_ports
 from everyday import Scripted, chat, fleet, gateway, outcome, paced
 
 LIBFAKETIME = "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1"
@@ -227,7 +228,7 @@ async def memory(options):
 
     tasks, began = [], time.monotonic()
     while time.monotonic() - began < 15:
-        tasks.append(asyncio.create_task(client(len(tasks), f"question {len(tasks)} " * 40)))
+        tasks.append(asyncio.create_task(client(len(tasks), f"{PROMPT} {len(tasks)} " * 40)))
         await asyncio.sleep(0.008)
     await asyncio.gather(*tasks)
     overload, answers = dict(answers), {}
@@ -292,26 +293,8 @@ def main():
     options.binary = os.path.abspath(options.binary)
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    rows, is_well = [], True
-
-    async def run_all():
-        nonlocal is_well
-        for name in options.only.split(","):
-            async for what, came, well in RUNS[name](options):
-                rows.append((what, came if well else f"**missed**: {came}"))
-                print(f"{'ok  ' if well else 'FAIL'} {what}: {came}", flush=True)
-                is_well &= well
-    with tempfile.TemporaryDirectory(prefix="surroundings-") as folder:
-        options.folder = folder
-        asyncio.run(run_all())
-    if options.write:
-        page = pathlib.Path(options.write)
-        head, _, rest = page.read_text().partition("<!-- surroundings -->\n")
-        _, _, tail = rest.partition("<!-- /surroundings -->")
-        table = "\n".join(["| what happens | what came of it |", "|---|---|", *(f"| {what} | {came} |" for what, came in rows)])
-        day = datetime.date.today().isoformat()
-        page.write_text(f"{head}<!-- surroundings -->\n{day}, release build, `tests/endure/surroundings.py BINARY`:\n\n{table}\n<!-- /surroundings -->{tail}")
-    return 0 if is_well else 1
+    with tempfile.TemporaryDirectory(prefix="surroundings-") as options.folder:
+        return rows.run(RUNS, options, "surroundings")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,27 @@
+"""Runs that yield rows (what happens, what came of it, whether that is well): printed as they come, and written into a page."""
+
+import asyncio
+import datetime
+import pathlib
+
+
+def run(runs, options, mark):
+    """Runs those of `options.only`; the exit code. `mark`: the script, and the place of its rows in `options.write`."""
+    rows, is_well = [], True
+
+    async def run_all():
+        nonlocal is_well
+        for name in options.only.split(","):
+            async for what, came, well in runs[name](options):
+                rows.append((what, came if well else f"**missed**: {came}"))
+                print(f"{'ok  ' if well else 'FAIL'} {what}: {came}", flush=True)
+                is_well &= well
+    asyncio.run(run_all())
+    if options.write:
+        page = pathlib.Path(options.write)
+        head, _, rest = page.read_text().partition(f"<!-- {mark} -->\n")
+        _, _, tail = rest.partition(f"<!-- /{mark} -->")
+        table = "\n".join(["| what happens | what came of it |", "|---|---|", *(f"| {what} | {came} |" for what, came in rows)])
+        day = datetime.date.today().isoformat()
+        page.write_text(f"{head}<!-- {mark} -->\n{day}, release build, `tests/endure/{mark}.py BINARY`:\n\n{table}\n<!-- /{mark} -->{tail}")
+    return 0 if is_well else 1
