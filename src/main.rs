@@ -71,15 +71,22 @@ fn simulate(args: &sim::SimArgs) -> Result<(), sim::SimError> {
 }
 
 /// The exit code of a subcommand; what went wrong is said on stderr.
-fn done<T: Into<Exit>, E: std::fmt::Display>(result: Result<T, E>) -> u8 {
+fn done<T: Into<Exit>, E: std::error::Error + 'static>(result: Result<T, E>) -> u8 {
     match result {
         Ok(code) => code.into().0,
+        // The reader has what it wanted, as `head` does.
+        Err(error) if is_closed_pipe(&error) => EXIT_OK,
         Err(error) => {
             // Without a stderr there is nobody to tell.
             let _ = writeln!(std::io::stderr(), "error: {error}");
             EXIT_FAILED
         }
     }
+}
+
+fn is_closed_pipe(error: &(dyn std::error::Error + 'static)) -> bool {
+    let io = error.downcast_ref::<std::io::Error>();
+    io.is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
 }
 
 struct Exit(u8);

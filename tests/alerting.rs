@@ -12,6 +12,9 @@ mod support;
 #[path = "alerting/ordinary.rs"]
 mod ordinary;
 
+#[path = "alerting/runbook.rs"]
+mod runbook;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::Write as _;
@@ -197,14 +200,14 @@ async fn every_query_asks_for_what_the_gateway_exports() {
     let exported = exported(&page());
     let (of_rules, recorded) = rules();
     let mut wrong = Vec::new();
-    for query in of_rules.iter().chain(&dashboards()) {
+    for query in of_rules.iter().chain(&dashboards()).chain(&runbook::queries()) {
         let found = selectors(&unquoted(&query.text));
-        let is_about_up = query.text.contains("up{job=\"tokenway\"}");
+        let is_about_up = query.text.contains("up{job=\"tokenway\"}") || query.text.starts_with("up ");
         assert!(!found.is_empty() || is_about_up, "{}: no metric in {}", query.place, query.text);
         let mut known = BTreeSet::from(["instance", "job"].map(str::to_owned));
         for (name, labels) in found {
             if recorded.contains(&name) {
-                known.extend(["route", "revision", "outcome", "reason"].map(str::to_owned));
+                known.extend(["route", "revision", "outcome", "reason", "pool", "replica"].map(str::to_owned));
                 continue;
             }
             let Some(of_name) = exported.get(&name) else {
@@ -250,13 +253,13 @@ fn promtool(args: &[&str]) -> Option<(bool, String)> {
 }
 
 #[test]
-fn promtool_reads_the_rules_and_every_panel() {
+fn promtool_reads_the_rules_every_panel_and_the_runbook() {
     let rules = kit("prometheus/rules.yml");
     let Some((is_good, said)) = promtool(&["check", "rules", rules.to_str().unwrap()]) else { return };
     assert!(is_good, "{said}");
-    // Queries of panels are checked by the same parser, as rules that record them.
+    // Queries of panels and of the runbook are checked by the same parser, as rules that record them.
     let mut file = String::from("groups:\n- name: panels\n  rules:\n");
-    for (at, query) in dashboards().iter().enumerate() {
+    for (at, query) in dashboards().iter().chain(&runbook::queries()).enumerate() {
         let text = serde_json::Value::from(query.text.as_str());
         file.push_str(&format!("  # {}\n  - record: panel:{at}\n    expr: {text}\n", query.place));
     }
@@ -304,7 +307,7 @@ fn every_alert_opens_a_section_of_the_runbook() {
 }
 
 /// Runs promtool on these days; what each said where an alert fired.
-fn ordinary(days: &[ordinary::Day]) -> Vec<String> {
+fn ordinary(days: &[ordinary::Day], first_seed: u64) -> Vec<String> {
     let (page, directory) = (page(), tempfile::tempdir().unwrap());
     let exported = exported(&page);
     let edges = |name: &str| -> Vec<String> {
@@ -325,8 +328,8 @@ fn ordinary(days: &[ordinary::Day]) -> Vec<String> {
     let writer = ordinary::Writer { ttft_edges: &ttft, overhead_edges: &overhead };
     fs::copy(kit("prometheus/rules.yml"), directory.path().join("rules.yml")).unwrap();
     let mut wrong = Vec::new();
-    for (seed, day) in days.iter().enumerate() {
-        let (test, used) = writer.test(day, seed as u64);
+    for (seed, day) in (first_seed..).zip(days) {
+        let (test, used) = writer.test(day, seed);
         for (name, labels) in used.iter().filter(|(name, _)| *name != "up") {
             let known = exported.get(name).unwrap_or_else(|| panic!("no metric {name}"));
             assert!(labels.is_subset(known), "{name} has not all of {labels:?}");
@@ -347,14 +350,22 @@ async fn ordinary_days_raise_no_alert() {
     let days = ordinary::days();
     assert_eq!(days.len(), 30);
     let some: Vec<_> = days.into_iter().filter(|day| day.name == "much at once, one gateway").collect();
-    let wrong = ordinary(&some);
+    let wrong = ordinary(&some, 0);
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
 #[tokio::test]
 #[ignore = "minutes: cargo test --test alerting -- --ignored"]
 async fn thirty_ordinary_days_raise_no_alert() {
-    let wrong = ordinary(&ordinary::days());
+    let wrong = ordinary(&ordinary::days(), 0);
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[tokio::test]
+#[ignore = "minutes: cargo test --test alerting -- --ignored"]
+async fn days_of_other_mixes_and_seeds_raise_no_alert() {
+    let mut wrong = ordinary(&ordinary::days(), 1000);
+    wrong.extend(ordinary(&ordinary::drawn(20, 20), 2000));
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 

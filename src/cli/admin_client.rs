@@ -56,7 +56,7 @@ pub enum AskError {
     },
     /// It wants a token, or another one.
     #[error(
-        "{url} does not accept the token\nhint: --token env:NAME or file:PATH, or TOKENWAY_ADMIN_TOKEN: what admin.token says"
+        "{url} wants its admin token\nhint: --token env:NAME or file:PATH, or TOKENWAY_ADMIN_TOKEN: what admin.token says"
     )]
     Forbidden {
         /// Where.

@@ -2,7 +2,8 @@
 //!
 //! A small model writes what gateways would export on such a day, minute by minute: Poisson arrivals with the load of the hour, misses
 //! and failures within what the SLO allows, and the states that replicas, pools and gateways pass in deploys, restarts,
-//! scale-downs and retirements. Names, labels and bucket edges are those of a real page.
+//! scale-downs and retirements. Names, labels and bucket edges are those of a real page. Days drawn by a seed (`drawn`) are mixes
+//! that no rule was made with.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -30,7 +31,7 @@ impl Replica {
 }
 
 /// What happens on a day; times in minutes.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) enum Event {
     /// Gateways start again one after the other, each away for half a minute.
     GatewayRestart(usize),
@@ -56,11 +57,13 @@ pub(crate) enum Event {
     Hiccup(usize),
     /// One scrape of a gateway fails.
     MissedScrape(usize),
+    /// All day this fraction of the answers is late: within what the bound on the p99 allows, but not by much.
+    NearBound(f64),
 }
 
 /// One day, or more.
 pub(crate) struct Day {
-    pub(crate) name: &'static str,
+    pub(crate) name: String,
     pub(crate) gateways: usize,
     pub(crate) hours: usize,
     /// Requests a minute at noon of a working day.
@@ -73,8 +76,8 @@ pub(crate) struct Day {
 #[rustfmt::skip]
 pub(crate) fn days() -> Vec<Day> {
     use Event::{Burst, EngineRestart, GatewayPods, GatewayRestart, Hiccup, LongPrompts, MissedScrape, Rollout, ScaleDown, ScaleUp, TenantLimited, ToZero};
-    let day = |name, gateways, rate, weekday, events| Day { name, gateways, hours: 24, rate, weekday, events };
-    let long = |name, gateways, rate, weekday, events| Day { name, gateways, hours: 50, rate, weekday, events };
+    let day = |name: &str, gateways, rate, weekday, events| Day { name: name.to_owned(), gateways, hours: 24, rate, weekday, events };
+    let long = |name: &str, gateways, rate, weekday, events| Day { name: name.to_owned(), gateways, hours: 50, rate, weekday, events };
     let at = |hour: usize| hour * HOUR;
     vec![
         day("nothing happens", 1, 300.0, 1, vec![]),
@@ -108,6 +111,38 @@ pub(crate) fn days() -> Vec<Day> {
         day("much at once", 3, 1800.0, 4, vec![Rollout(at(9), 5), TenantLimited(at(9), 90), MissedScrape(at(10)), Burst(at(14), 30, 1.8), ScaleUp(at(14), 2, 6), GatewayPods(at(17)), ScaleDown(at(22), 1)]),
         day("much at once, one gateway", 1, 200.0, 4, vec![EngineRestart(at(4), 3), LongPrompts(at(10), 120, 1.5), GatewayRestart(at(11)), Hiccup(at(12)), Rollout(at(15), 5), ScaleDown(at(20), 1)]),
     ]
+}
+
+/// Days whose size, weekday, load and events are drawn; none of them was looked at when the rules were made.
+pub(crate) fn drawn(seed: u64, count: usize) -> Vec<Day> {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let mut day = |n: usize| {
+        let gateways = random.usize(1..=3);
+        let rate = 20.0 * 100.0_f64.powf(random.f64());
+        let mut kinds: Vec<usize> = (0..11).collect();
+        random.shuffle(&mut kinds);
+        kinds.truncate(random.usize(1..=5));
+        let mut at = || random.usize(HOUR..22 * HOUR);
+        let events: Vec<Event> = kinds
+            .iter()
+            .map(|kind| match kind {
+                0 => Event::GatewayRestart(at()),
+                1 => Event::GatewayPods(at()),
+                2 => Event::EngineRestart(at(), 2 + at() % 4),
+                3 => Event::ScaleDown(at(), 1 + at() % 2),
+                4 => Event::ScaleUp(at(), 1 + at() % 2, 3 + at() % 6),
+                5 => Event::Rollout(at(), 3 + at() % 10),
+                6 => Event::TenantLimited(at(), 60 + at() % 300),
+                7 => Event::Burst(at(), 20 + at() % 60, 1.5 + (at() % 10) as f64 / 10.0),
+                8 => Event::LongPrompts(at(), 30 + at() % 200, 1.2 + (at() % 6) as f64 / 10.0),
+                9 => Event::Hiccup(at()),
+                _ => Event::NearBound(0.002 + (at() % 6) as f64 / 1000.0),
+            })
+            .collect();
+        let name = format!("drawn {seed}.{n}: {gateways} gateways, {rate:.0} a minute, {events:?}");
+        Day { name, gateways, hours: 24, rate, weekday: n % 7, events }
+    };
+    (0..count).map(|n| day(n)).collect()
 }
 
 /// Series of a day: name with labels, and a value for each minute where it was scraped.
@@ -192,7 +227,15 @@ impl Writer<'_> {
                 )
             };
             let (failed, ttft, tpot, canceled) =
-                (some(0.0001 + 0.001 * trouble), some(0.002 + 0.004 * trouble), some(0.001), some(0.01));
+                (some(0.0001 + 0.001 * trouble), some(day.late() + 0.004 * trouble), some(0.001), some(0.01));
+            for (reason, stage, n) in
+                [("error", "connect", failed), ("ttft", "engine_queue", ttft), ("tpot", "decode", tpot)]
+            {
+                let of = format!(
+                    "route=\"chat\", model=\"m\", revision=\"{revision}\", class=\"short\", reason=\"{reason}\", stage=\"{stage}\""
+                );
+                gateway.add("tokenway_slo_missed_by_stage_total", of, n);
+            }
             let slow = day.slowness(minute) * (1.0 + 0.6 * load * load);
             gateway.add("tokenway_requests_total", of(", outcome=\"failed\", code=\"502\""), failed);
             gateway.add("tokenway_slo_missed_requests_total", of(", reason=\"error\""), failed);
@@ -238,6 +281,13 @@ impl Writer<'_> {
                 "unreachable" | "ejected" => (0, poisson(attempts * 0.05, random)),
                 _ => (0, 0),
             };
+            // Fuller batches and younger processes are slower, and no two replicas are alike.
+            let own = 0.8 + 0.1 * (name.bytes().last().unwrap_or_default() % 6) as f64;
+            let young = if replica.share < 1.0 { 1.5 } else { 1.0 };
+            let (tokens, itl) = (40.0 * ok as f64, 0.02 * own * young * (1.0 + 0.6 * load * load));
+            let labels = format!("pool=\"{pool}\", replica=\"{name}\"");
+            gateway.add("tokenway_replica_inter_token_latency_seconds_count", labels.clone(), tokens);
+            gateway.add("tokenway_replica_inter_token_latency_seconds_sum", labels, tokens * itl);
             gateway.add("tokenway_replica_requests_total", of("ok"), ok as f64);
             gateway.add("tokenway_replica_requests_total", of("failed"), failed as f64);
         }
@@ -333,6 +383,12 @@ impl Day {
             _ => 1.0,
         });
         by_hour * if is_weekend { 0.35 } else { 1.0 } * more.product::<f64>()
+    }
+
+    /// Fraction of the answers that are late when nothing happens.
+    fn late(&self) -> f64 {
+        let of = |event: &Event| if let Event::NearBound(late) = *event { Some(late) } else { None };
+        self.events.iter().find_map(of).unwrap_or(0.002)
     }
 
     fn slowness(&self, minute: usize) -> f64 {

@@ -10,8 +10,9 @@ nothing of the time before. Replicas are simulated, traffic is real, the browser
 others are asked for the sentence that their pages show. Prometheus evaluates the shipped rules (alerts.py says how its time runs).
 
 An incident passes when every gateway's sentence has the words, it stands on the first screen, the list of missed requests is not
-empty beside it, one of the alerts that the kind should raise fires, and none fired in the calm before. It also fails on an error
-in the console, on a request to any other host, and where the first paint takes longer than 200 ms. Half an hour; not in CI.
+empty beside it, one of the alerts that the kind should raise fires, and none fired in the calm before. Then the runbook is followed
+(runbook.py): what its queries answer names the cause as well. It also fails on an error in the console, on a request to any other
+host, and where the first paint takes longer than 200 ms. Half an hour; not in CI.
 """
 
 import argparse
@@ -25,56 +26,77 @@ import time
 from alerts import Prometheus
 from fleet import Fleet, Traffic, free_port, read
 from playwright.async_api import async_playwright
+from runbook import Look, State
 
 
 class Incident:
     """What the fleet is, what goes wrong (`fault` to the fleet, `load` of the traffic), what is to be said and which alerts are due.
 
-    A choice of words or alerts is written `one|other`. `memory` are words that only a gateway can say that has seen the calm.
+    A choice of words or alerts is written `one|other`. `memory` are words that only a gateway can say that has seen the calm. `looks` are
+    those of the runbook that name the cause.
     """
 
-    def __init__(self, kind, words, alerts, replicas=({}, {}, {}), fault=None, load=None, memory=(), rate=6.0, long=0.0, route="", canary=False):
-        self.kind, self.words, self.alerts, self.replicas = kind, words, alerts, replicas
+    def __init__(self, kind, words, alerts, looks, replicas=({}, {}, {}), fault=None, load=None, memory=(), rate=6.0, long=0.0, route="", canary=False):
+        self.kind, self.words, self.alerts, self.looks, self.replicas = kind, words, alerts, looks, replicas
         self.fault, self.load, self.memory, self.rate = fault, load or {}, memory, rate
         self.long, self.route, self.canary = long, route, canary
 
 
 NARROW = {"max-num-seqs": 2}
 SLOW = {"prefill-rate": 300, "step-ms": 40}
-TTFT, TPOT, DOWN, DEMOTED = "TtftP99OverSlo", "TpotOverSlo", "ReplicaDown", "ReplicaDemoted"
+TTFT, TPOT, DOWN, DEMOTED, DRAGS = "TtftP99OverSlo", "TpotOverSlo", "ReplicaDown", "ReplicaDemoted", "ReplicaSlow"
+MISSES, TOKEN_MEAN, REVISIONS = "slo_missed_by_stage_total[15m]", "inter_token_latency_seconds_sum[5m]", "(route, revision, le)"
+DEPTH = "max by (pool, replica) (tokenway_replica_queue_depth)"
 
 INCIDENTS = [
     Incident(
-        "slow replica", ["chat", "engine_queue|prefill|decode|for a token|times as slow", "replica r2 stands out"], f"{TTFT}|{TPOT}|{DEMOTED}", ({"max-num-seqs": 4},) * 3,
+        "slow replica", ["chat", "engine_queue|prefill|decode|for a token|times as slow", "replica r2 stands out"], f"{TTFT}|{TPOT}|{DEMOTED}|{DRAGS}|{DOWN}",
+        [Look(MISSES, {"route": "chat", "stage": "engine_queue|prefill|decode"}), Look(TOKEN_MEAN, {"replica": "r2"})], ({"max-num-seqs": 4},) * 3,
         fault=lambda fleet: fleet.fault(1, "slow", factor=15), route='policy = "round_robin"',
     ),
     Incident(
-        "slow decoding", ["chat", "decode|for a token|times as slow", "replica r2 stands out"], f"{TPOT}|{DEMOTED}",
+        "slow decoding", ["chat", "decode|for a token|times as slow", "replica r2 stands out"], f"{TPOT}|{DEMOTED}|{DRAGS}|{DOWN}",
+        [Look('{reason=~"tpot|itl"}[15m]', {"route": "chat", "stage": "decode"}), Look(TOKEN_MEAN, {"replica": "r2"})],
         fault=lambda fleet: fleet.fault(1, "slow", factor=9), route='policy = "round_robin"',
     ),
     # Of a replica that is out, its state and the reason for it stand where the stage of the misses would.
-    Incident("dead replica", ["chat", "r2 stands out", "unreachable|ejected|probing|starting"], DOWN, fault=lambda fleet: fleet.crash(1)),
-    Incident("frozen engine", ["chat", "r2 stands out", "is ejected|is probing|nothing came of it"], DOWN, fault=lambda fleet: fleet.fault(1, "freeze")),
+    Incident(
+        "dead replica", ["chat", "r2 stands out", "unreachable|ejected|probing|starting"], DOWN,
+        [State("r2", "(unreachable|ejected|probing|starting): .*refused")], fault=lambda fleet: fleet.crash(1),
+    ),
+    Incident(
+        "frozen engine", ["chat", "r2 stands out", "is ejected|is probing|nothing came of it"], DOWN,
+        [State("r2", "ejected|probing")], fault=lambda fleet: fleet.fault(1, "freeze"),
+    ),
     Incident(
         "sick replica", ["chat", "r2 stands out", "failed|answered 500|ejected"], f"{DOWN}|{DEMOTED}|ReplicaFailing",
+        [Look("sum by (pool, replica, outcome)", {"replica": "r2"}, {"outcome": "failed"})],
         fault=lambda fleet: fleet.fault(1, "error_500", probability=0.6),
     ),
-    Incident("engine queue", ["chat", "engine_queue", "2 replicas|stands out"], TTFT, (NARROW, NARROW), rate=3.0, load={"rate": 25.0}),
     Incident(
-        "long prompts", ["chat", "engine_queue|prefill", "2 replicas|stands out"], TTFT, ({}, {}), rate=5.0, long=0.02,
+        "engine queue", ["chat", "engine_queue", "2 replicas|stands out"], TTFT,
+        [Look(MISSES, {"route": "chat", "stage": "engine_queue"}), Look(DEPTH, {"replica": "r1|r2"})], (NARROW, NARROW), rate=3.0, load={"rate": 25.0},
+    ),
+    Incident(
+        "long prompts", ["chat", "engine_queue|prefill", "2 replicas|stands out"], TTFT,
+        [Look(MISSES, {"route": "chat", "stage": "engine_queue|prefill"}), Look("sum by (route, class)", {"class": "medium|long"})], ({}, {}), rate=5.0, long=0.02,
         load={"long": 0.7}, memory=["prompts are"],
     ),
     Incident(
         "one tenant's flood", ["chat", "engine_queue|prefill|admit", "2 replicas|stands out"], TTFT,
+        [Look(MISSES, {"route": "chat", "stage": "engine_queue|prefill|admit"}), Look("sum by (route, tenant)", {"tenant": "flood"})],
         ({"max-num-seqs": 4},) * 2, rate=4.0, load={"rate": 25.0, "flood": 0.9}, memory=["tenant flood"],
     ),
     Incident(
-        "slow canary", ["chat", "r3", "revision v2"], f"{TTFT}|{TPOT}", ({}, {}, SLOW), rate=8.0,
+        "slow canary", ["chat", "r3", "revision v2"], f"{TTFT}|{TPOT}",
+        [Look(REVISIONS, {"route": "chat", "revision": "v2"}), Look(TOKEN_MEAN, {"replica": "r3"})], ({}, {}, SLOW), rate=8.0,
         fault=lambda fleet: fleet.deploy_canary(), canary=True,
     ),
     Incident(
-        "gateway queue full", ["chat", "refused", "admit"], "GoodputLow|ErrorBudgetBurnFast", (NARROW, NARROW), rate=3.0, load={"rate": 30.0},
-        route='[route.queue]\nmax_requests = 4\nmax_wait = "1s"',
+        "gateway queue full", ["chat", "refused", "admit"], "GoodputLow|ErrorBudgetBurnFast",
+        [Look("(increase(tokenway_slo_missed_requests_total[15m])", {"route": "chat", "reason": "refused"}),
+         Look("sum by (decision, reason)", {"reason": "max_requests|max_wait|ttft"}, {"decision": "refuse"})],
+        (NARROW, NARROW), rate=3.0, load={"rate": 30.0}, route='[route.queue]\nmax_requests = 4\nmax_wait = "1s"',
     ),
 ]
 
@@ -146,12 +168,24 @@ class Run:
                 await asyncio.sleep(0.5)
         if named is not None and fired is not None and not await self.still(page):
             self.problems.append(f"no longer named {time.monotonic() - began:.0f} s later")
+        self.problems += [f"runbook: {wrong}" for wrong in await self.follow(fleet, prometheus)]
         if named is None:
             self.problems.append(f"not named: {await sentences(fleet)}")
         if fired is None:
             self.problems.append(f"no {self.incident.alerts}")
         after = lambda seconds: "never" if seconds is None else f"after {seconds:.0f} s"
         return f"named {after(named)}, alert {after(fired)} ({', '.join(sorted(alerts)) or 'none'})\n     {said}"
+
+    async def follow(self, fleet, prometheus):
+        """What the looks of the runbook do not name, within a few scrapes."""
+        wrong = []
+        for _ in range(10):
+            wrong = [await asyncio.to_thread(look.wrong, prometheus, fleet) for look in self.incident.looks]
+            wrong = [one for one in wrong if one is not None]
+            if not wrong:
+                break
+            await asyncio.sleep(0.5)
+        return wrong
 
     async def still(self, page):
         """Whether the page says it at some time of the next seconds: while the incident lasts it has to go on saying it."""

@@ -175,7 +175,7 @@ impl Answer {
     pub(super) fn tell(&self, style: Style, out: &mut dyn Write) -> io::Result<()> {
         let verdict = match self.problems.is_empty() {
             true => style.paint(Paint::Good, "answers"),
-            false => style.paint(Paint::Error, "does not do"),
+            false => style.paint(Paint::Error, "not usable"),
         };
         let models = match self.models.as_slice() {
             [] => String::new(),
@@ -228,6 +228,6 @@ mod tests {
         assert_eq!(other[0].problems, ["does not serve \"llama\" of route \"llama\"; it serves: sim"]);
         let mut out = Vec::new();
         other[0].tell(Style::Plain, &mut out).unwrap();
-        assert!(String::from_utf8(out).unwrap().contains("does not do, serves sim\n    does not serve"));
+        assert!(String::from_utf8(out).unwrap().contains("not usable, serves sim\n    does not serve"));
     }
 }

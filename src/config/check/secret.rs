@@ -33,7 +33,7 @@ fn resolve(item: &Item<'_>, text: &str) -> Option<Secret> {
             Some(value) => value,
             None => {
                 let message = format!("environment variable {name} is not set");
-                return item.missing(message, HINT, Secret::new(STAND_IN));
+                return item.missing(message, SET_IT, Secret::new(STAND_IN));
             }
         }
     } else {
@@ -55,4 +55,5 @@ fn resolve(item: &Item<'_>, text: &str) -> Option<Secret> {
 
 /// Of a secret that is not on the machine where a file is checked; nothing is ever sent with it.
 const STAND_IN: &str = "missing";
+const SET_IT: &str = "set it; where a file is only checked, --allow-missing-secrets does without";
 const HINT: &str = "name where it is kept: \"env:NAME\" or \"file:PATH\"";

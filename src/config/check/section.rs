@@ -204,7 +204,10 @@ impl<'a> Section<'a> {
 
 impl Drop for Section<'_> {
     fn drop(&mut self) {
-        let requested = self.requested.take();
+        // Readers may ask for a key several times.
+        let mut requested = self.requested.take();
+        let mut seen = HashSet::new();
+        requested.retain(|key| seen.insert(*key));
         for item in self.items().filter(|item| !requested.contains(&item.key)) {
             let message = format!("unknown key \"{}\" in {}", item.key, self.header);
             let message = did_you_mean(message, item.key, &requested);
