@@ -207,7 +207,8 @@ async fn every_query_asks_for_what_the_gateway_exports() {
         let mut known = BTreeSet::from(["instance", "job"].map(str::to_owned));
         for (name, labels) in found {
             if recorded.contains(&name) {
-                known.extend(["route", "revision", "outcome", "reason", "pool", "replica"].map(str::to_owned));
+                known
+                    .extend(["route", "revision", "outcome", "reason", "pool", "replica"].map(str::to_owned));
                 continue;
             }
             let Some(of_name) = exported.get(&name) else {

@@ -116,7 +116,7 @@ pub(crate) fn days() -> Vec<Day> {
 /// Days whose size, weekday, load and events are drawn; none of them was looked at when the rules were made.
 pub(crate) fn drawn(seed: u64, count: usize) -> Vec<Day> {
     let mut random = fastrand::Rng::with_seed(seed);
-    let mut day = |n: usize| {
+    let day = |n: usize| {
         let gateways = random.usize(1..=3);
         let rate = 20.0 * 100.0_f64.powf(random.f64());
         let mut kinds: Vec<usize> = (0..11).collect();
@@ -142,7 +142,7 @@ pub(crate) fn drawn(seed: u64, count: usize) -> Vec<Day> {
         let name = format!("drawn {seed}.{n}: {gateways} gateways, {rate:.0} a minute, {events:?}");
         Day { name, gateways, hours: 24, rate, weekday: n % 7, events }
     };
-    (0..count).map(|n| day(n)).collect()
+    (0..count).map(day).collect()
 }
 
 /// Series of a day: name with labels, and a value for each minute where it was scraped.
