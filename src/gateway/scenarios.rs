@@ -428,7 +428,7 @@ fn live_and_replay_hold_queue_and_refuse_the_same_requests() {
     for seed in 1..=SEEDS {
         let sent = both(PolicyName::Latency, "ttft = \"300ms\"\ntpot = \"30ms\"", queue, 3.0, seed);
         let overtakes = sent[0].windows(2).filter(|pair| pair[0].0 > pair[1].0).count();
-        assert!(overtakes > 20, "{overtakes} requests that waited were overtaken");
+        assert!(overtakes > 10, "{overtakes} requests that waited were overtaken");
         assert!(sent[0].len() < REQUESTS as usize, "some were refused");
         assert_alike(&format!("three times the load, seed {seed}"), sent);
     }
