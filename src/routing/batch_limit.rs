@@ -4,8 +4,6 @@
 //! out again and again before it is believed, and forgotten as soon as more are seen to run: prompts that fill
 //! an engine's steps look the same for a while.
 
-use super::target::FULL;
-
 /// What the pages of one engine have shown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct BatchLimit {
@@ -38,6 +36,8 @@ impl BatchLimit {
     }
 }
 
+/// From this share on, running sequences leave a KV cache no room for the next prompt.
+pub(super) const FULL: f64 = 0.9;
 /// Pages before it is believed: some seconds with a queue.
 const ENOUGH: u32 = 5;
 

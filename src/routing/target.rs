@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use super::batch_limit::BatchLimit;
+use super::batch_limit::{BatchLimit, FULL};
 use super::cache_counters::{CacheFigures, CacheReport};
 use super::foreign::sane;
 use super::{EngineSignals, Foreign, ReplicaLoad};
@@ -227,8 +227,6 @@ fn float(cell: &AtomicU32) -> f64 {
     f64::from(f32::from_bits(cell.load(Ordering::Relaxed)))
 }
 
-/// From this share on, running sequences leave a KV cache no room for the next prompt.
-pub(super) const FULL: f64 = 0.9;
 /// Scrape intervals after which figures are absent rather than stale.
 pub const MAX_AGE: u32 = 10;
 /// Larger ones are no blocks, ...
