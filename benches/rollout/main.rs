@@ -22,6 +22,7 @@ fn main() {
     );
     for (revision, requests) in [
         (Revision::Fine, 20_000),
+        (Revision::Noise, 20_000),
         (Revision::Tail, 20_000),
         (Revision::LongPrompts, 20_000),
         (Revision::Failing, 20_000),

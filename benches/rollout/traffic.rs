@@ -22,6 +22,9 @@ pub enum Revision {
     Failing,
     /// Tokens take 1.4 times as long.
     SlowTokens,
+    /// The same as the old one, under mixed noise: single replicas stall six times as often, one request in fifty takes five times as
+    /// long, failures come in bursts for both alike, and the share of long prompts swings from hour to hour.
+    Noise,
 }
 
 /// How one canary ended.
@@ -35,7 +38,8 @@ pub struct Ending {
 pub fn run(bounds: &Canary, revision: Revision, seed: u64, requests: u64) -> Ending {
     let mut random = fastrand::Rng::with_seed(seed);
     let mut judge = Judge::new(bounds, &SavedEvidence::default());
-    let mut load = Load::default();
+    let often = if revision == Revision::Noise { 6.0 } else { 1.0 };
+    let mut load = Load { stalls_per_second: often / 600.0, ..Load::default() };
     let (mut now, mut looked, mut of_canary) = (0.0, 0.0, 0);
     while of_canary < requests {
         now += -(1.0 - random.f64()).ln() / 100.0;
@@ -43,13 +47,21 @@ pub fn run(bounds: &Canary, revision: Revision, seed: u64, requests: u64) -> End
         let replica = if arm == Arm::Canary { 9 } else { random.usize(..9) };
         let factor = load.at(now, &mut random) * load.stall(replica, now, &mut random);
         let is_new = arm == Arm::Canary;
+        let is_noisy = revision == Revision::Noise;
+        let swing = if is_noisy { 0.3 * (now / 900.0).sin() } else { 0.0 };
         let class = match random.f64() {
-            x if x < 0.5 => Class::Short,
-            x if x < 0.8 => Class::Medium,
+            x if x < 0.5 + swing => Class::Short,
+            x if x < 0.8 + swing / 2.0 => Class::Medium,
             _ => Class::Long,
         };
         of_canary += u64::from(is_new);
-        let is_failed = random.f64() < if is_new && revision == Revision::Failing { 0.05 } else { 0.002 };
+        let failing = match revision {
+            Revision::Failing if is_new => 0.05,
+            Revision::Noise if now % 600.0 < 10.0 => 0.1,
+            _ => 0.002,
+        };
+        let is_failed = random.f64() < failing;
+        let factor = if is_noisy && random.f64() < 0.02 { 5.0 * factor } else { factor };
         judge.attempt(now, class, arm, is_failed);
         judge.slo(now, class, arm, is_failed);
         if !is_failed {
@@ -97,6 +109,8 @@ struct Load {
     walk: f64,
     burst_until: f64,
     burst: f64,
+    /// Of each replica.
+    stalls_per_second: f64,
     stalls: [f64; 10],
     second: [f64; 10],
 }
@@ -117,7 +131,7 @@ impl Load {
     fn stall(&mut self, replica: usize, now: f64, random: &mut fastrand::Rng) -> f64 {
         if now >= self.second[replica] {
             self.second[replica] = now + 1.0;
-            if random.f64() < 1.0 / 600.0 {
+            if random.f64() < self.stalls_per_second {
                 self.stalls[replica] = now + 3.0;
             }
         }

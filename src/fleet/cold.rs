@@ -140,6 +140,11 @@ impl Warmth {
         }
     }
 
+    /// Whether what was learned of its speed is to be forgotten, see [`SlowStart::is_retrial_due`].
+    pub(super) fn is_retrial_due(&self, now: Stamp) -> bool {
+        self.is_in_slow_start() && self.inner.lock().slow_start.is_some_and(|slow| slow.is_retrial_due(now))
+    }
+
     /// A request was answered.
     pub(super) fn answered(&self) {
         if self.is_in_slow_start()

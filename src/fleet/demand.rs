@@ -11,7 +11,7 @@ use super::registry::Fleet;
 use super::replica::Replica;
 use crate::admission::{Outlook, Share, WaitReason, Waiter};
 use crate::clock::Stamp;
-use crate::routing::{Ask, Prompt, SlotSet, Typical, Verdict, policies};
+use crate::routing::{Ask, Dispatcher, EngineLimits, Prompt, SlotSet, Target, Typical, Verdict, policies};
 use crate::units::Tokens;
 
 /// One pool at one moment.
@@ -101,46 +101,60 @@ impl PoolState {
         }
     }
 
-    /// What a mean request would meet that arrives now, behind all that wait.
     fn predicted_ttft(&self, typical: &Typical, now: Stamp) -> Option<Duration> {
-        let tokens = Tokens(typical.uncached as u64);
-        let tried = SlotSet::new();
-        let ask = Ask {
-            prompt: Prompt { chain: &[], block_end: &|_| 0, bytes: 0, tokens },
-            session: None,
-            slo: crate::record::SloBounds::default(),
-            waited: Duration::ZERO,
-            queues_late: false,
-            shows_first_token: true,
-            tried: &tried,
-        };
         let replicas = self.replicas();
         let targets = replicas.iter().filter(|replica| replica.is_ready()).map(|replica| &replica.target);
-        let policy = policies::named(crate::config::PolicyName::Latency);
-        let judged = self.dispatcher.judge(&*policy, &ask, &self.engine_limits(), now, targets)?;
-        let Verdict::Place(decision) = judged.verdict() else { return None };
-        let terms = &decision.terms;
-        let seconds = |seconds: f64| Duration::try_from_secs_f64(seconds.max(0.0)).ok();
-        let last = Waiter {
-            reason: WaitReason::Late,
-            route: Arc::clone(&self.name),
-            share: Share { tenant: "".into(), weight: 1, priority: i32::MIN },
-            limits: None,
-            is_long: false,
-            bytes: 0,
-            outlook: Outlook {
-                at: now,
-                work: seconds(terms.turn)?,
-                replicas: judged.candidates().len(),
-                ..Outlook::default()
-            },
-        };
-        let ahead = self.queue.ahead(&last).unwrap_or_default();
-        Some(seconds(terms.prefill + terms.base)? + seconds(terms.wait)?.max(ahead))
+        let ahead = |last: &Waiter| self.queue.ahead(last);
+        predicted_ttft(&self.dispatcher, &self.engine_limits(), targets, ahead, typical, now)
     }
 }
 
-fn engine(replica: &Replica, now: Stamp, limits: &crate::routing::EngineLimits) -> EngineLoad {
+/// What a mean request would meet that arrives now at one of `targets`, behind all that wait: `ahead` says how long they take.
+pub(crate) fn predicted_ttft<'t>(
+    dispatcher: &Arc<Dispatcher>,
+    limits: &EngineLimits,
+    targets: impl Iterator<Item = &'t Target>,
+    ahead: impl FnOnce(&Waiter) -> Option<Duration>,
+    typical: &Typical,
+    now: Stamp,
+) -> Option<Duration> {
+    let tokens = Tokens(typical.uncached as u64);
+    let tried = SlotSet::new();
+    let ask = Ask {
+        prompt: Prompt { chain: &[], block_end: &|_| 0, bytes: 0, tokens },
+        session: None,
+        slo: crate::record::SloBounds::default(),
+        waited: Duration::ZERO,
+        queues_late: false,
+        shows_first_token: true,
+        tried: &tried,
+    };
+    // Collected, so that they may be lent for as short as the question.
+    let targets: Vec<&Target> = targets.collect();
+    let policy = policies::named(crate::config::PolicyName::Latency);
+    let judged = dispatcher.judge(&*policy, &ask, limits, now, targets.into_iter())?;
+    let Verdict::Place(decision) = judged.verdict() else { return None };
+    let terms = &decision.terms;
+    let seconds = |seconds: f64| Duration::try_from_secs_f64(seconds.max(0.0)).ok();
+    let last = Waiter {
+        reason: WaitReason::Late,
+        route: "".into(),
+        share: Share { tenant: "".into(), weight: 1, priority: i32::MIN },
+        limits: None,
+        is_long: false,
+        bytes: 0,
+        outlook: Outlook {
+            at: now,
+            work: seconds(terms.turn)?,
+            replicas: judged.candidates().len(),
+            ..Outlook::default()
+        },
+    };
+    let ahead = ahead(&last).unwrap_or_default();
+    Some(seconds(terms.prefill + terms.base)? + seconds(terms.wait)?.max(ahead))
+}
+
+fn engine(replica: &Replica, now: Stamp, limits: &EngineLimits) -> EngineLoad {
     let signals = replica.target.signals(now, limits);
     let view = replica.target.load.view();
     let blocks = signals.and_then(|signals| signals.total_blocks.zip(signals.block_tokens));

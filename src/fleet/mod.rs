@@ -5,7 +5,7 @@
 
 pub(crate) mod adapters;
 pub(crate) mod answers;
-mod arrivals;
+pub(crate) mod arrivals;
 mod cold;
 pub mod demand;
 pub mod discovery;
@@ -14,7 +14,7 @@ mod gpu_scrape;
 pub(crate) mod life;
 pub mod metrics_text;
 mod model_list;
-mod outliers;
+pub(crate) mod outliers;
 pub(crate) mod pick;
 mod poison;
 pub(crate) mod pool;
@@ -24,8 +24,8 @@ mod prove;
 pub(crate) mod registry;
 pub(crate) mod replica;
 mod scrape;
-mod slow_start;
-mod speed;
+pub(crate) mod slow_start;
+pub(crate) mod speed;
 pub mod status;
 pub(crate) mod unasked;
 pub(crate) mod vitals;

@@ -5,17 +5,17 @@
 
 /// What a replica's recent answers are worth to routing.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Standing {
+pub(crate) struct Standing {
     /// Probability that it answers, relative to its peers, 0 to 1.
-    pub(super) success: f64,
+    pub(crate) success: f64,
     /// Fraction of its ordinary traffic that it should get, above 0, up to 1.
-    pub(super) share: f64,
+    pub(crate) share: f64,
 }
 
 impl Standing {
     /// From its failure rate and slowness (1 is ordinary), and those of its peers.
     #[must_use]
-    pub(super) fn of(failures: f64, peers: f64, slowness: f64) -> Self {
+    pub(crate) fn of(failures: f64, peers: f64, slowness: f64) -> Self {
         let excess = (failures - peers).clamp(0.0, 1.0);
         let by_failures = (1.0 - 2.0 * excess).max(0.0).powi(2);
         let by_speed = if slowness >= SLOW { 1.0 / slowness } else { 1.0 };
@@ -25,12 +25,12 @@ impl Standing {
 
 /// Whether failures are reason to eject: they leave those of the peers behind, beyond chance.
 #[must_use]
-pub(super) fn fails_alone(failures: f64, peers: f64) -> bool {
+pub(crate) fn fails_alone(failures: f64, peers: f64) -> bool {
     failures >= EJECT_FROM + 2.0 * peers
 }
 
 /// The lower median; `None` of nothing. Reorders the values.
-pub(super) fn lower_median(values: &mut [f64]) -> Option<f64> {
+pub(crate) fn lower_median(values: &mut [f64]) -> Option<f64> {
     let middle = values.len().checked_sub(1)? / 2;
     let (_, median, _) = values.select_nth_unstable_by(middle, f64::total_cmp);
     Some(*median)
@@ -38,18 +38,18 @@ pub(super) fn lower_median(values: &mut [f64]) -> Option<f64> {
 
 /// A figure of all replicas of a pool, for what is usual among the others of each: sorted once, not once for each.
 #[derive(Debug)]
-pub(super) struct Peers(Vec<f64>);
+pub(crate) struct Peers(Vec<f64>);
 
 impl Peers {
     /// Of the replicas that have the figure.
-    pub(super) fn of(figures: impl Iterator<Item = f64>) -> Self {
+    pub(crate) fn of(figures: impl Iterator<Item = f64>) -> Self {
         let mut sorted: Vec<f64> = figures.collect();
         sorted.sort_unstable_by(f64::total_cmp);
         Self(sorted)
     }
 
     /// The lower median of the others' figures, for a replica whose own is among them, if it has one.
-    pub(super) fn beside(&self, own: Option<f64>) -> Option<f64> {
+    pub(crate) fn beside(&self, own: Option<f64>) -> Option<f64> {
         let Some(own) = own else {
             let middle = self.0.len().checked_sub(1)? / 2;
             return self.0.get(middle).copied();
@@ -60,10 +60,31 @@ impl Peers {
     }
 }
 
+/// How slow one replica is, in seconds: a typical first token, and each further one.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Speeds {
+    pub(crate) ttft: Option<f64>,
+    pub(crate) itl: Option<f64>,
+}
+
+/// Times what is usual among the others, by the worse of the two figures; 1 where there is nothing to compare.
+pub(crate) fn slowness(own: &Speeds, ttfts: &Peers, itls: &Peers) -> f64 {
+    let beside = |own: Option<f64>, peers: &Peers, least: f64| {
+        let usual = peers.beside(Some(own?))?;
+        Some((own? + least) / (usual + least))
+    };
+    let ttft = beside(own.ttft, ttfts, NEGLIGIBLE_TTFT).unwrap_or(1.0);
+    let worst = ttft.max(beside(own.itl, itls, NEGLIGIBLE_ITL).unwrap_or(1.0));
+    if worst.is_finite() { worst } else { 1.0 }
+}
+
 /// Times its peers' TTFT or ITL from which a replica gets less than its share.
-pub(super) const SLOW: f64 = 3.0;
+pub(crate) const SLOW: f64 = 3.0;
 /// Times its peers' TTFT or ITL from which it is ejected, if that lasts.
-pub(super) const TOO_SLOW: f64 = 8.0;
+pub(crate) const TOO_SLOW: f64 = 8.0;
+/// Seconds of which nobody is aware: a few times as much is no outlier.
+const NEGLIGIBLE_TTFT: f64 = 0.02;
+const NEGLIGIBLE_ITL: f64 = 0.002;
 /// Three failures in a row after good answers, or a quarter of all.
 const EJECT_FROM: f64 = 0.25;
 /// Some requests always go there, or it could never show that it is well.

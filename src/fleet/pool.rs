@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::arrivals::Arrivals;
 use super::life::{Event, ReplicaState};
-use super::outliers::{Peers, Standing, fails_alone, lower_median};
+use super::outliers::{Peers, Speeds, Standing, fails_alone, lower_median, slowness};
 use super::poison::PoisonPrompts;
 use super::promise::Promised;
 use super::replica::Replica;
@@ -235,6 +235,9 @@ impl PoolState {
             let counts = if lasting == Lasting::Ordinary { 1.0 } else { slowness };
             let standing = Standing::of(own, peers, counts);
             let is_slow_start_over = replica.warmth.looked(slowness, now);
+            if replica.warmth.is_retrial_due(now) {
+                self.dispatcher.model.forget(replica.slot());
+            }
             replica.set_standing(standing.success, standing.share, now);
             if is_slow_start_over {
                 tracing::info!(pool = %self.name, replica = %replica.name(), "replica gets its full share");
@@ -323,27 +326,6 @@ impl PoolState {
     }
 }
 
-/// How slow one replica is, in seconds: a typical first token, and each further one.
-#[derive(Clone, Copy, Debug, Default)]
-struct Speeds {
-    ttft: Option<f64>,
-    itl: Option<f64>,
-}
-
-/// Times what is usual among the others, by the worse of the two figures; 1 where there is nothing to compare.
-fn slowness(own: &Speeds, ttfts: &Peers, itls: &Peers) -> f64 {
-    let beside = |own: Option<f64>, peers: &Peers, least: f64| {
-        let usual = peers.beside(Some(own?))?;
-        Some((own? + least) / (usual + least))
-    };
-    let ttft = beside(own.ttft, ttfts, NEGLIGIBLE_TTFT).unwrap_or(1.0);
-    let worst = ttft.max(beside(own.itl, itls, NEGLIGIBLE_ITL).unwrap_or(1.0));
-    if worst.is_finite() { worst } else { 1.0 }
-}
-
-/// Seconds of which nobody is aware: a few times as much is no outlier.
-const NEGLIGIBLE_TTFT: f64 = 0.02;
-const NEGLIGIBLE_ITL: f64 = 0.002;
 /// What slowed it down does not pass at once, and its cache is lost with each absence.
 const SLOW_REST: Duration = Duration::from_secs(60);
 /// A listener that was closed so long before its streams broke was shut down in order.

@@ -11,7 +11,7 @@ use crate::clock::Stamp;
 
 /// One slow start under way.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct SlowStart {
+pub(crate) struct SlowStart {
     began: Stamp,
     /// Longest time that it takes.
     span: Duration,
@@ -27,7 +27,7 @@ pub(super) struct SlowStart {
 
 impl SlowStart {
     /// A replica that becomes ready now; `None` where it gets all of its share at once.
-    pub(super) fn begin(now: Stamp, span: Duration) -> Option<Self> {
+    pub(crate) fn begin(now: Stamp, span: Duration) -> Option<Self> {
         (!span.is_zero()).then_some(Self {
             began: now,
             span,
@@ -40,31 +40,42 @@ impl SlowStart {
     }
 
     /// Fraction of its ordinary traffic that it should get now: all of it while a trial is due.
-    pub(super) fn share(&self, now: Stamp) -> f64 {
+    pub(crate) fn share(&self, now: Stamp) -> f64 {
         if !self.is_trying && now >= self.next_trial { 1.0 } else { self.share }
     }
 
     /// The same without trials.
-    pub(super) fn lasting_share(&self) -> f64 {
+    pub(crate) fn lasting_share(&self) -> f64 {
         self.share
     }
 
     /// It was chosen for a request.
-    pub(super) fn chosen(&mut self, now: Stamp) {
+    pub(crate) fn chosen(&mut self, now: Stamp) {
         if !self.is_trying && now >= self.next_trial {
             self.is_trying = true;
             self.next_trial = now.after(self.distance);
         }
     }
 
+    /// Whether a trial is due of one that was slow when it was last tried: its trial is a fair one only where what was learned
+    /// from its slow answers is forgotten first, or a policy that predicts would never choose it.
+    pub(crate) fn is_retrial_due(&self, now: Stamp) -> bool {
+        self.was_slow() && !self.is_trying && now >= self.next_trial
+    }
+
+    /// It was slow when it was last tried.
+    fn was_slow(&self) -> bool {
+        self.distance > TRIAL
+    }
+
     /// A request was answered there.
-    pub(super) fn answered(&mut self) {
+    pub(crate) fn answered(&mut self) {
         self.answers = self.answers.saturating_add(1);
         self.is_trying = false;
     }
 
     /// Notes how slow it is beside its peers (1 is ordinary); `None` when slow start is over.
-    pub(super) fn looked(mut self, slowness: f64, now: Stamp) -> Option<Self> {
+    pub(crate) fn looked(mut self, slowness: f64, now: Stamp) -> Option<Self> {
         let elapsed = now.since(self.began);
         let is_slow = slowness > TOLERATED;
         if elapsed >= self.span * if is_slow { EXTENDED } else { 1 } {
@@ -76,10 +87,13 @@ impl SlowStart {
         self.is_trying &= now < self.next_trial.after(TRIAL_LIMIT);
         if is_slow {
             if self.answers > 0 {
-                self.distance = (self.distance * 2).min(MAX_DISTANCE);
+                self.distance = (self.distance * 2).clamp(SLOW_TRIAL, MAX_DISTANCE);
                 self.next_trial = self.next_trial.max(now.after(self.distance));
             }
             self.answers = 0;
+            self.share = FIRST_SHARE;
+        } else if self.was_slow() && self.answers == 0 {
+            // It seems ordinary because what was learned of it is forgotten.
             self.share = FIRST_SHARE;
         } else if self.answers < PROOF {
             // Little is known but that it answered its warm-up.
@@ -100,8 +114,9 @@ const ANSWERS_PER_DOUBLING: f64 = 2.0;
 const PROOF: u32 = 4;
 /// From one trial to the next at least, while it is as fast as its peers.
 const TRIAL: Duration = Duration::from_millis(250);
-/// The same while it is slow: six trials in a minute, too few for the p99 of a pool of any size.
-const MAX_DISTANCE: Duration = Duration::from_secs(16);
+/// The same while it is slow, doubled with each: six trials in its first minute, which the p99 of thirty requests a second hardly sees.
+const SLOW_TRIAL: Duration = Duration::from_secs(1);
+const MAX_DISTANCE: Duration = Duration::from_secs(32);
 /// The longest that one trial keeps others from being made.
 const TRIAL_LIMIT: Duration = Duration::from_secs(5);
 /// From one look to the next.

@@ -80,7 +80,7 @@ fn count(looks: &AtomicU32, is_so: bool) -> u32 {
 }
 
 /// Between two looks.
-pub(super) const LOOK_EVERY: Duration = Duration::from_millis(200);
+pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(200);
 /// Three seconds.
 const SLOW_AFTER: u32 = 15;
 /// Ten seconds.

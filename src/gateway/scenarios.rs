@@ -77,6 +77,10 @@ impl SimFleet for RecordingFleet<'_> {
     fn engines(&self) -> &[tokenway_sim::engine::Engine] {
         self.fleet.engines()
     }
+
+    fn engine(&mut self, replica: usize) -> Option<&mut tokenway_sim::engine::Engine> {
+        self.fleet.engine(replica)
+    }
 }
 
 impl<R: Router> Router for RecordingRouter<R> {
@@ -371,7 +375,7 @@ fn scenario(bounds: Bounds, load: f64, seed: u64) -> Scenario {
     let cost = CostModel { jitter: 0.2, ..qwen_32b_on_two_h100().cost };
     Scenario {
         engine: EngineConfig { cost, ..qwen_32b_on_two_h100() },
-        demand: Demand { replicas: 4, load, seed },
+        demand: Demand { replicas: 4, load, seed, is_whole: false },
         slow: vec![(2, 2.0)],
         scrape_interval: Duration::from_secs(1),
         bounds,

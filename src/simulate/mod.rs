@@ -2,10 +2,13 @@
 //!
 //! The data path must not import this module or that crate.
 
+mod elastic;
 #[cfg(test)]
 mod overload;
 mod product_router;
 mod scoreboard;
+mod standings;
 
+pub use elastic::{Conductor, Elastic, ElasticFleet, Judged, Life};
 pub use product_router::{ProductRouter, ReplayedRoute};
 pub use scoreboard::{DemoRow, DemoStats};

@@ -117,7 +117,12 @@ impl Case {
         let ttft = Some(TtftBound { base, per_prompt_token: Duration::ZERO });
         let scenario = Scenario {
             engine,
-            demand: Demand { replicas: self.replicas, load: 4.0 / self.replicas as f64, seed: 3 },
+            demand: Demand {
+                replicas: self.replicas,
+                load: 4.0 / self.replicas as f64,
+                seed: 3,
+                is_whole: false,
+            },
             slow: Vec::new(),
             scrape_interval: Duration::from_secs(1),
             bounds: Bounds { ttft: Some(base), ..Bounds::default() },

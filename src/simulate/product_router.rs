@@ -11,12 +11,14 @@ use tokenway_sim::engine::Gauges;
 use tokenway_sim::replay::{Arrival, Ended, Fleet, RequestId, Router};
 use tokenway_sim::time::Stamp as SimStamp;
 
+use super::standings::{Pace, Standings};
 use crate::admission::{
     Entered, Outlook, Position, ROUND_EVERY, Refusal, Rules, Ruling, Share, Stay, WaitQueue, WaitReason,
     Waiter, rule,
 };
 use crate::clock::Stamp;
 use crate::config::{PolicyName, QueueLimits, Slo};
+use crate::fleet::arrivals::Arrivals;
 use crate::record::SloBounds;
 use crate::routing::{
     Ask, Assignment, Dispatcher, EngineLimits, EnginePage, Policy, Prompt, REFRESH_EVERY, SlotSet, Target,
@@ -30,12 +32,12 @@ pub struct ProductRouter {
     rules: Rules,
     /// Longer prompts, in tokens, are of class `long`.
     medium: Tokens,
-    limits: EngineLimits,
-    dispatcher: Arc<Dispatcher>,
-    targets: Vec<Target>,
+    pub(super) limits: EngineLimits,
+    pub(super) dispatcher: Arc<Dispatcher>,
+    pub(super) targets: Vec<Target>,
     untried: SlotSet,
     streams: HashMap<RequestId, SimulatedStream>,
-    queue: WaitQueue<RequestId>,
+    pub(super) queue: WaitQueue<RequestId>,
     waiting: HashMap<RequestId, Wait>,
     /// When each wait ends at the latest.
     ends: BTreeSet<(Stamp, RequestId)>,
@@ -44,6 +46,8 @@ pub struct ProductRouter {
     /// `None` while the queue is not driven: a round that finds it empty ends the series.
     next_round: Option<Stamp>,
     decisions: u64,
+    pub(super) standings: Standings,
+    pub(super) arrivals: Arrivals,
     /// Whose each request is.
     share: fn(&Arrival) -> Share,
     #[cfg(test)]
@@ -69,6 +73,7 @@ struct SimulatedStream {
     assignment: Assignment,
     first_token: Option<Stamp>,
     tokens: u64,
+    pace: Pace,
 }
 
 /// A waiting request.
@@ -112,6 +117,8 @@ impl ProductRouter {
             next_refresh: Stamp::default(),
             next_round: None,
             decisions: 0,
+            standings: Standings::new(replicas),
+            arrivals: Arrivals::default(),
         }
     }
 
@@ -127,6 +134,11 @@ impl ProductRouter {
         &self.refusals
     }
 
+    /// Where a request is served.
+    pub(super) fn slot_of(&self, request: RequestId) -> Option<usize> {
+        Some(self.streams.get(&request)?.assignment.decision.slot)
+    }
+
     /// Sends, queues or refuses a request; `before` is its wait so far.
     fn place(&mut self, request: Arrival, before: Option<Wait>, fleet: &mut dyn Fleet) {
         let now = live(fleet.now());
@@ -135,8 +147,16 @@ impl ProductRouter {
         self.decisions += 1;
         match self.judge(&request, is_late, now) {
             SimulatedPlacement::Send(assignment) => {
-                fleet.send(id, assignment.decision.slot, assignment.decision.predicted_ttft);
-                self.streams.insert(id, SimulatedStream { assignment, first_token: None, tokens: 0 });
+                let slot = assignment.decision.slot;
+                if let Some(target) = self.targets.get(slot) {
+                    self.standings.chosen(target, now);
+                }
+                self.arrivals.placed(&assignment.decision.terms.work);
+                fleet.send(id, slot, assignment.decision.predicted_ttft);
+                self.streams.insert(
+                    id,
+                    SimulatedStream { assignment, first_token: None, tokens: 0, pace: Pace::default() },
+                );
                 if let Some(wait) = before {
                     self.called.extend(self.queue.placed(wait.position, now));
                     self.ends.remove(&(wait.end, id));
@@ -168,7 +188,7 @@ impl ProductRouter {
             shows_first_token: true,
             tried: &self.untried,
         };
-        let targets = self.targets.iter();
+        let targets = self.targets.iter().filter(|target| self.standings.is_in(target.slot));
         let Some(judged) = self.dispatcher.judge(&*self.policy, &ask, &self.limits, now, targets) else {
             return SimulatedPlacement::Refuse;
         };
@@ -345,6 +365,7 @@ enum SimulatedPlacement {
 
 impl Router for ProductRouter {
     fn arrive(&mut self, request: Arrival, fleet: &mut dyn Fleet) {
+        self.arrivals.note();
         self.place(request, None, fleet);
         self.retry_called(fleet);
     }
@@ -353,6 +374,7 @@ impl Router for ProductRouter {
         let Some(stream) = self.streams.get_mut(&request) else { return };
         stream.assignment.first_token(live(at));
         (stream.first_token, stream.tokens) = (Some(live(at)), 1);
+        self.standings.first_token(stream.assignment.decision.slot, &mut stream.pace, live(at));
         self.turn();
     }
 
@@ -360,6 +382,7 @@ impl Router for ProductRouter {
         let Some(stream) = self.streams.get_mut(&request) else { return };
         stream.tokens += 1;
         stream.assignment.progress(stream.tokens, live(at));
+        self.standings.token(stream.assignment.decision.slot, &mut stream.pace, live(at));
     }
 
     fn ended(&mut self, request: RequestId, end: &Ended) {
@@ -393,7 +416,8 @@ impl Router for ProductRouter {
 
     fn next_tick(&self) -> Option<SimStamp> {
         let end = self.ends.first().map(|(end, _)| timer(*end));
-        let next = self.next_round.into_iter().chain(end).fold(self.next_refresh, Stamp::min);
+        let other = self.next_round.into_iter().chain(end).chain(self.standings.next_look());
+        let next = other.fold(self.next_refresh, Stamp::min);
         Some(SimStamp::from_nanos(next.as_nanos()))
     }
 
@@ -401,9 +425,10 @@ impl Router for ProductRouter {
         let now = live(fleet.now());
         if self.next_refresh <= now {
             self.next_refresh = now.after(REFRESH_EVERY);
-            let (all, ready) = (self.targets.iter(), self.targets.iter());
-            self.dispatcher.refresh(all, ready, &self.limits, now);
+            let ready = self.targets.iter().filter(|target| self.standings.is_in(target.slot));
+            self.dispatcher.refresh(self.targets.iter(), ready, &self.limits, now);
         }
+        self.standings.look(&self.dispatcher, &self.targets, now);
         // Before waits end: at the gateway a round begins first where both are due at once.
         if self.next_round.is_some_and(|at| at <= now) {
             self.round(now);
@@ -464,7 +489,7 @@ mod tests {
         let scenario = Scenario {
             engine,
             // At this load a fleet of any size gets the trace at its own pace, once.
-            demand: Demand { replicas, load: 4.0 / replicas as f64, seed: 1 },
+            demand: Demand { replicas, load: 4.0 / replicas as f64, seed: 1, is_whole: false },
             slow: Vec::new(),
             scrape_interval: Duration::from_millis(50),
             bounds: Bounds { ttft: Some(ttft), tpot, ..Bounds::default() },

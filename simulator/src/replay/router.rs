@@ -53,6 +53,9 @@ pub trait Fleet {
 
     /// The true state of every replica's engine.
     fn engines(&self) -> &[Engine];
+
+    /// One of them, for who starts, slows down or restarts it. Work is sent by [`Fleet::send`] alone.
+    fn engine(&mut self, replica: usize) -> Option<&mut Engine>;
 }
 
 /// Names one request of a run: its place in the order of arrival.

@@ -217,6 +217,10 @@ impl Fleet for Run<'_> {
     fn engines(&self) -> &[Engine] {
         &self.engines
     }
+
+    fn engine(&mut self, replica: usize) -> Option<&mut Engine> {
+        self.engines.get_mut(replica)
+    }
 }
 
 fn index(job: JobId) -> usize {

@@ -26,7 +26,7 @@ fn scenario(replicas: usize) -> Scenario {
     Scenario {
         engine: engine(),
         // At this load a fleet of any size gets the trace at its own pace, once.
-        demand: Demand { replicas, load: 4.0 / replicas as f64, seed: 1 },
+        demand: Demand { replicas, load: 4.0 / replicas as f64, seed: 1, is_whole: false },
         slow: Vec::new(),
         scrape_interval: Duration::from_millis(50),
         bounds: Bounds {

@@ -20,6 +20,8 @@ pub struct Demand {
     pub load: f64,
     /// Of the shifts between copies and of the engines.
     pub seed: u64,
+    /// The trace is all of the fleet's traffic, whatever its size: one copy of it, from its first request on, at `load` times its pace.
+    pub is_whole: bool,
 }
 
 /// One request of a run, before it arrives.
@@ -36,13 +38,14 @@ pub(super) struct Planned<'a> {
 /// Every request of a run in the order of arrival.
 #[must_use]
 pub(super) fn plan<'a>(trace: &'a Trace, demand: &Demand) -> Vec<Planned<'a>> {
-    let copies = (demand.replicas / REPLICAS_PER_COPY).max(1);
+    let copies = if demand.is_whole { 1 } else { (demand.replicas / REPLICAS_PER_COPY).max(1) };
     let fit = demand.replicas as f64 / (copies * REPLICAS_PER_COPY) as f64;
-    let speed = (demand.load * fit).max(1e-6);
+    let speed = (demand.load * if demand.is_whole { 1.0 } else { fit }).max(1e-6);
     let mut random = fastrand::Rng::with_seed(demand.seed);
     let mut all = Vec::with_capacity(copies * trace.requests.len());
     for copy in 0..copies {
         let phase = (copy as f64 + (random.f64() - 0.5) * SHIFT_SPREAD) / copies as f64;
+        let phase = if demand.is_whole { 0.0 } else { phase };
         let shift = trace.duration.mul_f64(phase.rem_euclid(1.0));
         for (serial, request) in (0u64..).zip(&trace.requests) {
             let at = request.at + shift + trace.grain.mul_f64(random.f64());
@@ -133,7 +136,7 @@ mod tests {
     }
 
     fn demand(replicas: usize, load: f64) -> Demand {
-        Demand { replicas, load, seed: 1 }
+        Demand { replicas, load, seed: 1, is_whole: false }
     }
 
     #[test]
@@ -147,6 +150,16 @@ mod tests {
             assert!(all.windows(2).all(|pair| pair[0].at <= pair[1].at));
             let last = all.last().unwrap().at.since(Stamp::default()).as_secs_f64();
             assert!(last <= seconds, "{replicas} replicas at load {load}: {last} s");
+        }
+    }
+
+    #[test]
+    fn a_whole_trace_keeps_its_own_pace_in_front_of_any_fleet() {
+        let trace = trace();
+        for replicas in [1, 9] {
+            let all = plan(&trace, &Demand { is_whole: true, ..demand(replicas, 1.0) });
+            let seconds: Vec<u64> = all.iter().map(|a| a.at.as_nanos() / 1_000_000_000).collect();
+            assert_eq!(seconds, [0, 5, 9]);
         }
     }
 

@@ -45,6 +45,10 @@ impl Fleet for Idle {
     fn engines(&self) -> &[Engine] {
         &self.engines
     }
+
+    fn engine(&mut self, replica: usize) -> Option<&mut Engine> {
+        self.engines.get_mut(replica)
+    }
 }
 
 struct Bench {

@@ -85,7 +85,12 @@ impl Plan {
         let (entrant, setting) = (&self.entrants[cell.entrant], &self.settings[cell.setting]);
         let scenario = Scenario {
             engine: setting.engine.clone(),
-            demand: Demand { replicas: setting.replicas, load: setting.load, seed: cell.seed },
+            demand: Demand {
+                replicas: setting.replicas,
+                load: setting.load,
+                seed: cell.seed,
+                is_whole: false,
+            },
             slow: setting.slow.clone(),
             scrape_interval: setting.scrape_interval,
             bounds: bounds(&entrant.slo),
