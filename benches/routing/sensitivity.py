@@ -35,8 +35,7 @@ CONSTANTS = {
     "verdict.rs": ["PATIENCE", "TOLERATED_HARM"],
     "foreign.rs": ["HALF_TRUST"],
     "work.rs": ["STEP_TOKENS"],
-    "target.rs": ["FULL"],
-    "batch_limit.rs": ["ENOUGH"],
+    "batch_limit.rs": ["FULL", "ENOUGH"],
     "predictor/estimate.rs": ["LATE_FROM", "LATE_AFTER"],
     "predictor/fit.rs": ["SCALE_WEIGHT", "FREE_OBSERVATIONS", "JITTER", "OUTLIER", "CHANGE"],
     "predictor/pool.rs": ["UNSEEN_RATES", "UNSEEN_UNCACHED", "SHAPE", "ALIKE_AT_FIRST", "PUBLISH_EVERY"],
@@ -49,7 +48,7 @@ CONSTANTS = {
     "hazard/lengths.rs": ["REMEMBERED", "PRIOR_ANSWERS", "PRIOR_MEAN"],
 }
 # Constants that other files read as well.
-READERS = {"PATIENCE": ["dispatcher.rs"], "FULL": ["batch_limit.rs"], "LEARNED": ["predictor/pool.rs"],
+READERS = {"PATIENCE": ["dispatcher.rs"], "FULL": ["target.rs"], "LEARNED": ["predictor/pool.rs"],
            "STEP_TOKENS": ["load/books.rs", "predictor/estimate.rs"]}
 # Kinds, engines, fleets, loads and classes in which each constant has something to do, and how many requests a run has at least.
 CELLS = [matrix.Cell(*cell) for cell in [
