@@ -1,7 +1,7 @@
 //! `cargo bench --bench rollout`: how often the judge of canaries is wrong, and how soon it is right.
 //!
-//! A thousand revisions of each kind by default; `cargo bench --bench rollout -- 100` runs fewer. The figures are in
-//! `docs/rollouts.md`.
+//! A thousand revisions of each kind by default. `cargo bench --bench rollout -- 100` runs fewer, `-- 500..1000 Noise` those seeds of one
+//! kind. The figures are in `docs/rollouts.md`.
 #![allow(missing_docs, clippy::print_stdout, clippy::unwrap_used, reason = "a program of its own")]
 
 mod traffic;
@@ -14,7 +14,12 @@ const FILE: &str = "[[pool]]\nname = \"old\"\nreplicas = [\"http://127.0.0.1:1\"
     steps = [{ weight = 10, soak = \"1h\" }]\n";
 
 fn main() {
-    let seeds: u64 = std::env::args().skip(1).find_map(|arg| arg.parse().ok()).unwrap_or(1000);
+    let args: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with('-')).collect();
+    let seeds = args.first().map_or(0..1000, |text| match text.split_once("..") {
+        Some((from, to)) => from.parse().unwrap()..to.parse().unwrap(),
+        None => 0..text.parse().unwrap(),
+    });
+    let count = seeds.end - seeds.start;
     let config = check_str("bench", FILE, &|_| None).unwrap();
     let bounds = config.routes[0].canary.clone().unwrap();
     println!(
@@ -28,19 +33,22 @@ fn main() {
         (Revision::Failing, 20_000),
         (Revision::SlowTokens, 20_000),
     ] {
+        if args.get(1).is_some_and(|kind| *kind != format!("{revision:?}")) {
+            continue;
+        }
         let ends: Vec<_> =
-            (0..seeds).filter_map(|seed| run(&bounds, revision, seed, requests).stopped).collect();
+            seeds.clone().filter_map(|seed| run(&bounds, revision, seed, requests).stopped).collect();
         let mut when: Vec<u64> = ends.iter().map(|(requests, _)| *requests).collect();
         when.sort_unstable();
         let at = |share: f64| {
-            let rank = (share * seeds as f64) as usize;
+            let rank = (share * count as f64) as usize;
             when.get(rank).map_or("never".to_owned(), u64::to_string)
         };
         let mut tests: Vec<_> = ends.iter().map(|(_, test)| *test).collect();
         tests.sort_unstable();
         tests.dedup();
         println!(
-            "| {revision:?} | {requests} | {} of {seeds} | {} | {} | {} | {} |",
+            "| {revision:?} | {requests} | {} of {count} | {} | {} | {} | {} |",
             ends.len(),
             at(0.5),
             at(0.9),
