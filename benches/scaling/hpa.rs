@@ -82,11 +82,22 @@ struct Load {
     targets: [f64; 3],
 }
 
-pub fn print(files: &[String]) {
+/// `args`: files of traces, and cold starts in seconds where not all are wanted.
+pub fn print(args: &[String]) {
+    let (mut cold_starts, mut files) = (Vec::new(), Vec::new());
+    for arg in args {
+        match arg.parse() {
+            Ok(seconds) => cold_starts.push(seconds),
+            Err(_) => files.push(arg.clone()),
+        }
+    }
+    if cold_starts.is_empty() {
+        cold_starts = vec![60, 180, 300];
+    }
     println!("| load | cold start | scaled by | missed SLOs | replica-hours | most replicas |");
     println!("|---|---|---|---|---|---|");
-    for load in loads(files) {
-        for cold_start in [60, 180, 300] {
+    for load in loads(&files) {
+        for &cold_start in &cold_starts {
             let mut rivals =
                 vec![("Tokenway".to_owned(), None), ("HPA, 5 waiting".to_owned(), Some((true, 5.0)))];
             rivals.extend(

@@ -1,7 +1,7 @@
 //! `cargo bench --bench scaling`: replicas that come and go, in simulated time.
 //!
 //! `-- cold`: what a cold replica adds to the p99 of its pool in its first minute, beside the simplest rivals.
-//! `-- hpa [TRACE…]`: missed SLOs and replica-hours of the scaler and of Kubernetes' HPA, on a daily curve and on recorded traces.
+//! `-- hpa [SECONDS…] [TRACE…]`: missed SLOs and replica-hours of the scaler and of Kubernetes' HPA, on a daily curve and on recorded traces.
 //! The figures are in `docs/fleet.md` and `docs/autoscaling.md`.
 #![allow(
     missing_docs,

@@ -97,6 +97,9 @@ impl Prober {
             _ => misses.saturating_add(1),
         };
         self.apply(&result, *misses, sent);
+        if *misses == MISSES_TO_WARN && replica.state() == ReplicaState::Probing {
+            self.warn_of_misses(*misses);
+        }
         if let ProbeResult::Answered(kind) = result
             && (warms_again || replica.state() == ReplicaState::Warming)
             && let Err(lost) = self.warm_up(config, kind).await
@@ -104,6 +107,12 @@ impl Prober {
             *misses = 1;
             self.apply(&lost, *misses, sent);
         }
+    }
+
+    /// It answers HTTP and no probe: no change of state would ever say so.
+    fn warn_of_misses(&self, failures: u32) {
+        let (pool, replica, reason) = (&self.pool.name, self.replica.name(), self.replica.reason());
+        tracing::warn!(%pool, %replica, failures, %reason, "replica answers no probe: it gets no traffic until it does");
     }
 
     /// Waits until something is due; `None` once the replica is removed.
@@ -368,5 +377,7 @@ const AUTO_ORDER: [ProbeKind; 4] =
 /// Doubled for each miss in a row, up to the probe interval.
 const FIRST_RETRY: Duration = Duration::from_millis(250);
 const MISSES_TO_EJECT: u32 = 2;
+/// In a row, of one that never answered: with the default interval most of a minute.
+const MISSES_TO_WARN: u32 = 10;
 /// Without evidence, no prompt is computed for longer: half of the default of `timeouts.first_token`.
 const LONG_PREFILL: Duration = Duration::from_secs(30);

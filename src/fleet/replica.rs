@@ -214,6 +214,11 @@ impl Replica {
         self.life.state()
     }
 
+    /// Why it is in its state.
+    pub(super) fn reason(&self) -> Arc<str> {
+        self.life.passage().reason
+    }
+
     /// Whether it takes new requests.
     pub fn is_ready(&self) -> bool {
         self.state() == ReplicaState::Ready && !self.is_held.load(Ordering::Relaxed)

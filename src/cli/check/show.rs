@@ -77,11 +77,20 @@ pub(super) fn summary(config: &Config, out: &mut dyn Write) -> io::Result<()> {
             ModelMatch::Any => "*",
             ModelMatch::Named(model) => model,
         };
+        let all: f64 = route.pools.iter().map(|weighted| f64::from(weighted.weight)).sum();
         let pools: Vec<_> = route
             .pools
             .iter()
             .filter_map(|weighted| Some((config.pools.get(weighted.pool)?, weighted.weight)))
-            .map(|(pool, weight)| format!("{} (weight {weight})", pool.name))
+            .map(|(pool, weight)| {
+                // Weights need not add up to 100, and what they come to is what matters.
+                let percent = 100.0 * f64::from(weight) / all;
+                if route.pools.len() > 1 {
+                    format!("{} ({percent:.1} %)", pool.name)
+                } else {
+                    pool.name.to_string()
+                }
+            })
             .collect();
         let (policy, pools, slo) = (route.policy.as_str(), pools.join(" and "), &route.slo);
         writeln!(out, "  route {}: model {model} to {pools}, policy {policy}, slo {slo}", route.name)?;

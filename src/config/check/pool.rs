@@ -174,7 +174,7 @@ fn probe(pool: &Section<'_>) -> Probe {
 
 const POOL_TLS_HINT: &str = "all are optional, cert and key go together: \
     tls = { ca = \"engines.pem\", cert = \"gateway.pem\", key = \"gateway.key\", server_name = \"vllm.internal\" }";
-const ENDPOINT_HINT: &str = "list the replicas: replicas = [\"http://127.0.0.1:8000\"]";
+const ENDPOINT_HINT: &str = "list the replicas: replicas = [\"http://127.0.0.1:8000\"], or name where they are found: dns, file, kubernetes";
 const PROBE_KINDS: &[(&str, ProbeKind)] = &[
     ("auto", ProbeKind::Auto),
     ("completion", ProbeKind::Completion),
