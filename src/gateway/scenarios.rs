@@ -430,7 +430,7 @@ fn live_and_replay_choose_the_same_replicas() {
 fn live_and_replay_hold_queue_and_refuse_the_same_requests() {
     let queue = "[route.queue]\nmax_requests = 20\nmax_wait = \"2s\"";
     for seed in 1..=SEEDS {
-        let sent = both(PolicyName::Latency, "ttft = \"300ms\"\ntpot = \"30ms\"", queue, 3.0, seed);
+        let sent = both(PolicyName::Latency, "ttft = \"300ms\"\ntpot = \"60ms\"", queue, 3.0, seed);
         let overtakes = sent[0].windows(2).filter(|pair| pair[0].0 > pair[1].0).count();
         assert!(overtakes > 10, "{overtakes} requests that waited were overtaken");
         assert!(sent[0].len() < REQUESTS as usize, "some were refused");

@@ -88,6 +88,7 @@ impl<'a> Stakes<'a> {
         terms.harm = self.harm(candidate, &terms, &load, estimate.step(load.context));
         // Streams that lose their bound by the steps alone are not harmed, and no wait gives them slack.
         terms.harm *= 1.0 - chance_of_miss(steps.after / self.tpot);
+        terms.slack = fast_max(1.0 - steps.after / self.tpot, 0.0);
         let used = (self.waited + terms.seconds()) * self.per_bound;
         terms.late = chance_of_miss(used);
         let copied = self.copied(candidate, &work);

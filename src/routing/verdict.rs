@@ -52,9 +52,9 @@ pub(super) fn judge(
         return Some(Verdict::Place(decision));
     };
     let has_time = aim.waited + predicted < bound.mul_f64(aim.patience.clamp(0.0, 1.0));
-    // Where a queue stands, a replica that is left idle for a moment delays all of it.
-    let tolerated = TOLERATED_HARM * query.model.others_wait();
-    if has_time && aim.slo.tpot.is_some() && decision.terms.harm > tolerated {
+    // A wait helps only as far as streams gain by it: each token wins them what a step leaves of the bound.
+    let saved = decision.terms.harm * decision.terms.slack;
+    if has_time && aim.slo.tpot.is_some() && saved > TOLERATED_HARM {
         return Some(Verdict::Hold);
     }
     Some(Verdict::Place(decision))
@@ -63,6 +63,6 @@ pub(super) fn judge(
 /// How much of its bound on TTFT a request may spend waiting for a moment in which it breaks no stream, the predicted wait
 /// included.
 pub(super) const PATIENCE: f64 = 0.8;
-/// Streams that a placement may be expected to break before it is worth a wait, where nobody else waits. With 1 first tokens come sooner in
-/// most traffic, and twice as many requests miss on conversations and tools near capacity.
+/// Streams that a wait must be expected to save before it is worth one. Above one stream first tokens come sooner in most traffic,
+/// and twice as many requests miss on conversations and tools near capacity.
 const TOLERATED_HARM: f64 = 0.07;

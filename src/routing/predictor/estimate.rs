@@ -59,6 +59,8 @@ pub struct Terms {
     pub turn: f64,
     /// Streams that it is expected to push over their bound.
     pub harm: f64,
+    /// Share of its bound on the time per token that a decoding step there leaves; all of it without one.
+    pub slack: f64,
     /// The chance that its own first token is late.
     pub late: f64,
     /// Seconds of decoding: its own answer, and what that adds to the streams there. Compared with the best candidate's.

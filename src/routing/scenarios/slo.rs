@@ -142,17 +142,16 @@ fn who_has_time_is_held_while_streams_are_fragile_and_placed_once_they_are_not()
 }
 
 #[test]
-fn nobody_is_held_where_a_queue_stands() {
-    let mut fleet = Fleet::experienced(2);
-    let _streams = [fleet.streams(0, 8, 1), fleet.streams(1, 8, 1)];
-    fleet.aim = aim(1_000_000);
+fn nobody_is_held_for_streams_that_gain_nothing_by_a_wait() {
+    let mut fleet = Fleet::experienced(1);
+    let _streams = fleet.streams(0, 8, 1);
     let long = Text::session(1, 0, 64);
-    assert!(matches!(fleet.judge(&long).unwrap(), Verdict::Hold));
-    let queue = fleet.overload(20);
-    assert!(matches!(fleet.judge(&long).unwrap(), Verdict::Place(_)), "forty others would wait as well");
-    drop(queue);
-    fleet.time_passes(60);
-    assert!(matches!(fleet.judge(&long).unwrap(), Verdict::Hold), "the queue is gone");
+    for (tpot, is_held) in [(50, true), (30, true), (20, false)] {
+        fleet.aim = aim(4000);
+        fleet.aim.slo.tpot = Some(ms(tpot));
+        let verdict = fleet.judge(&long).unwrap();
+        assert_eq!(matches!(verdict, Verdict::Hold), is_held, "steps of 20 ms, bound of {tpot}: {verdict:?}");
+    }
 }
 
 #[test]
