@@ -1,13 +1,14 @@
 //! Warnings: what a file says without a fault, and yet can hardly be meant.
 //!
-//! A warning names a setting that has no effect, or a bound that can never be the one that is missed. What is a matter of
+//! A warning names a setting that has no effect, a bound that can never be the one that is missed, or a rollout that ends unjudged. What is a matter of
 //! taste is none, so that a file without warnings is worth having.
 
 use std::collections::HashMap;
 use std::ops::Range;
+use std::time::Duration;
 
 use crate::config::diagnostics::Fault;
-use crate::config::{Config, Jwks, Route, Slo};
+use crate::config::{Canary, Config, Jwks, Route, Slo};
 
 use super::section::Section;
 
@@ -80,6 +81,22 @@ impl Lint<'_, '_> {
                 let message = format!("hedge has no effect: route \"{}\" has one replica", route.name);
                 self.warn(self.place("route", at, &["hedge"]), message, "add a replica, or remove hedge");
             }
+            if let Some(canary) = &route.canary {
+                self.steps(at, route, canary);
+            }
+        }
+    }
+
+    /// Steps that may be over before the judge can tell.
+    fn steps(&self, at: usize, route: &Route, canary: &Canary) {
+        let soaks: Duration = canary.steps.iter().map(|step| step.soak).sum();
+        if soaks < SHORT_ROLLOUT && canary.min_requests < FEW_REQUESTS {
+            let message = format!(
+                "the canary of route \"{}\" gets all traffic after {soaks:?}, judged or not: a verdict takes hundreds of its requests",
+                route.name
+            );
+            let hint = "let its steps soak for longer, or set min_requests = 200 in [route.canary]";
+            self.warn(self.place("route", at, &["canary"]), message, hint);
         }
     }
 
@@ -159,3 +176,6 @@ impl Lint<'_, '_> {
 }
 
 const BUILT_IN: &[&str] = &["interactive", "standard", "batch"];
+/// In less time few routes get the requests that a verdict takes.
+const SHORT_ROLLOUT: Duration = Duration::from_secs(300);
+const FEW_REQUESTS: u64 = 200;
