@@ -36,8 +36,6 @@ pub struct Signals {
     pub output: Option<f64>,
     /// Median inter-token latency.
     pub itl: Option<f64>,
-    /// 99th percentile of inter-token latency.
-    pub itl_tail: Option<f64>,
     /// Share of prompt tokens that came from the prefix cache.
     pub hit_rate: Option<f64>,
     /// Requests that wait in the engine.
@@ -46,8 +44,6 @@ pub struct Signals {
     pub kv_cache_usage: Option<f64>,
     /// Sequences preempted.
     pub preemptions: Option<f64>,
-    /// Most requests that it runs at once.
-    pub batch_limit: Option<f64>,
     /// Whether clocks of its GPUs were lowered, 1 or 0, where a DCGM exporter tells.
     pub gpu_throttled: Option<f64>,
     /// Whether it (re)started.
@@ -167,12 +163,10 @@ fn medians(minutes: &[&Signals]) -> Signals {
         prompt: of(|s| s.prompt),
         output: of(|s| s.output),
         itl: of(|s| s.itl),
-        itl_tail: of(|s| s.itl_tail),
         hit_rate: of(|s| s.hit_rate),
         waiting: of(|s| s.waiting),
         kv_cache_usage: of(|s| s.kv_cache_usage),
         preemptions: of(|s| s.preemptions),
-        batch_limit: of(|s| s.batch_limit),
         gpu_throttled: of(|s| s.gpu_throttled),
         has_started: false,
     }

@@ -120,7 +120,6 @@ impl MinuteSignals {
             output: minute.output.value(),
             ttft: quantile(minute.ttft, 0.5),
             engine_ttft: counters.and_then(|(now, before)| mean_ttft(&now, &before)),
-            itl_tail: quantile(minute.itl.clone(), 0.99),
             itl: quantile(minute.itl, 0.5),
             hit_rate: (minute.told > 0.0).then(|| minute.cached / minute.told),
             waiting: engine.and_then(|engine| engine.waiting),
@@ -128,7 +127,6 @@ impl MinuteSignals {
             preemptions: counters
                 .and_then(|(now, before)| Some(now.preemptions? - before.preemptions?))
                 .filter(|n| *n >= 0.0),
-            batch_limit: engine.and_then(|engine| engine.batch_limit).map(|limit| limit as f64),
             gpu_throttled: status
                 .and_then(|status| status.gpu?.throttling)
                 .map(|throttling| f64::from(u8::from(throttling.is_any()))),
