@@ -238,6 +238,7 @@ impl Fleet {
             waiting: Some(minute.waiting / scrapes),
             kv_cache_usage: Some(minute.kv_cache_usage / scrapes),
             preemptions: Some(preemptions.saturating_sub(minute.preemptions_before) as f64),
+            batch_limit: Some(self.config.max_num_seqs as f64),
             has_started: minute.has_started,
             ..Signals::default()
         }

@@ -77,6 +77,8 @@ pub enum Grounds {
     Restarted,
     /// The revision is new.
     NewRevision,
+    /// A setting of the engines is another.
+    Setting,
     /// A replica is known to be slow.
     SlowReplica,
     /// The signals of one replica stand out.

@@ -221,6 +221,10 @@ fn of_one(changes: &[SignalChange]) -> Option<Case> {
 
 /// Engines that were configured otherwise, or restarted.
 fn of_engines(changes: &[SignalChange]) -> Option<Case> {
+    let mut batch_limits = changes.iter().filter_map(|change| change.ratio(|s| s.batch_limit));
+    if let Some(ratio) = batch_limits.find(|ratio| (ratio - 1.0).abs() > 0.01) {
+        return Some(Case::new(Diagnosis::Configuration, Grounds::Setting).with("batch_limit_ratio", ratio));
+    }
     let last_start = changes.iter().filter_map(|change| change.started_ago).min()?;
     let started = changes.iter().filter(|change| change.started_ago.is_some()).count();
     // A start of minutes ago is cold; what all of them are long after it was configured so.
@@ -396,6 +400,7 @@ mod tests {
         waiting: Some(0.0),
         kv_cache_usage: Some(0.5),
         preemptions: Some(0.0),
+        batch_limit: Some(16.0),
         gpu_throttled: None,
         has_started: false,
     };
@@ -419,6 +424,7 @@ mod tests {
         let cold = with(slow(2.0, 1.0), |now| now.hit_rate = Some(0.1));
         let cold = SignalChange { started_ago: Some(2), ..cold };
         let changed = SignalChange { started_ago: Some(6), ..slow(2.0, 0.9) };
+        let limited = with(slow(2.0, 0.9), |now| now.batch_limit = Some(4.0));
         let outside = with(slow(2.0, 1.0), |now| now.engine_ttft = Some(0.1));
         let connecting = with(slow(2.0, 1.0), |now| now.connect = Some(0.1));
         let longer = with(slow(2.0, 1.2), |now| now.prompt = Some(1600.0));
@@ -432,6 +438,7 @@ mod tests {
             (vec![preempted; 4], Diagnosis::KvPressure),
             (vec![cold; 4], Diagnosis::ColdStarts),
             (vec![changed; 4], Diagnosis::Configuration),
+            (vec![limited; 4], Diagnosis::Configuration),
             (vec![outside; 4], Diagnosis::PreprocessingOrNetwork),
             (vec![connecting; 4], Diagnosis::PreprocessingOrNetwork),
             (vec![longer; 4], Diagnosis::TrafficMix),

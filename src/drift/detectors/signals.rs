@@ -44,6 +44,8 @@ pub struct Signals {
     pub kv_cache_usage: Option<f64>,
     /// Sequences preempted.
     pub preemptions: Option<f64>,
+    /// Most requests that it runs at once.
+    pub batch_limit: Option<f64>,
     /// Whether clocks of its GPUs were lowered, 1 or 0, where a DCGM exporter tells.
     pub gpu_throttled: Option<f64>,
     /// Whether it (re)started.
@@ -167,6 +169,7 @@ fn medians(minutes: &[&Signals]) -> Signals {
         waiting: of(|s| s.waiting),
         kv_cache_usage: of(|s| s.kv_cache_usage),
         preemptions: of(|s| s.preemptions),
+        batch_limit: of(|s| s.batch_limit),
         gpu_throttled: of(|s| s.gpu_throttled),
         has_started: false,
     }
