@@ -20,6 +20,7 @@ pub(super) fn find(figures: &RouteFigures, slot: &Slot, cause: Option<&Cause>) -
     add(&mut found, compare(slot, Dimension::Replica, cause));
     for status in &figures.replicas {
         add(&mut found, demoted(status, figures));
+        add(&mut found, back(status));
     }
     if let Some(cause) = cause {
         add(&mut found, longest_queue(&figures.replicas, cause));
@@ -52,14 +53,25 @@ fn not_ready(status: &ReplicaStatus, uptime: Duration) -> Option<Outlier> {
     let state = status.state;
     let is_out = !matches!(state, ReplicaState::Ready | ReplicaState::Draining);
     // One that joins is no fault; one that does not get through its start, or was there before, is.
-    let was_ready = ReplicaState::ALL
-        .iter()
-        .zip(status.life.entered)
-        .any(|(state, n)| *state == ReplicaState::Ready && n > 0);
+    let was_ready = times_in(status, ReplicaState::Ready) > 0;
     let was_there_at_start = status.life.since + FOUND_WITHIN >= uptime;
     let joins_within = if was_there_at_start { FOUND_WITHIN } else { JOINS_WITHIN };
     let is_newcomer = state.is_coming() && !was_ready && status.life.since < joins_within;
     (is_out && !is_newcomer).then(|| replica(status, format!("is {}: {}", state.as_str(), status.reason)))
+}
+
+/// How often it has come into a state since it was found.
+fn times_in(status: &ReplicaStatus, state: ReplicaState) -> u64 {
+    let counts = ReplicaState::ALL.iter().zip(status.life.entered);
+    counts.filter(|(of, _)| **of == state).map(|(_, times)| times).sum()
+}
+
+/// Was ejected and is back: until it has shown that it stays, users are served by the others and the fault may still be there.
+fn back(status: &ReplicaStatus) -> Option<Outlier> {
+    let ejections = times_in(status, ReplicaState::Ejected);
+    let is_back = status.state == ReplicaState::Ready && ejections > 0 && status.life.since < SETTLED;
+    let seconds = status.life.since.as_secs();
+    is_back.then(|| replica(status, format!("is back for {seconds} s after ejection {ejections}")))
 }
 
 /// Has requests, and nothing came of it for a minute while it did before.
@@ -232,6 +244,8 @@ const JOINS_WITHIN: Duration = Duration::from_secs(600);
 /// The same where the gateway has just started: it finds a fleet that serves, and whoever does not is no newcomer.
 const FOUND_WITHIN: Duration = Duration::from_secs(20);
 const MAX_OUTLIERS: usize = 6;
+/// Some ejections long.
+const SETTLED: Duration = Duration::from_secs(120);
 /// Share of its ordinary traffic.
 const DEMOTED: f64 = 0.5;
 /// The same for one that only is slower: routing weighs that from moment to moment.

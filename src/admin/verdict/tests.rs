@@ -246,6 +246,22 @@ fn a_frozen_replica_is_named_when_it_is_ejected_and_before() {
 }
 
 #[test]
+fn a_replica_that_comes_back_from_an_ejection_is_named_until_it_stays() {
+    let good = slot(TTFT, &[did("r1", 40, 0, (Stage::Prefill, 0.4, 0.4))]);
+    let back = |state, since| {
+        let entered = ReplicaState::ALL.map(|of| u64::from(of == state));
+        let life = LifeStatus { entered, since: Duration::from_secs(since), ..LifeStatus::default() };
+        judge(&figures(good.clone(), vec![ready("r1", 0.0), ReplicaStatus { life, ..ready("r2", 0.0) }]))
+            .sentence
+    };
+    let sentence = back(ReplicaState::Ejected, 12);
+    assert!(sentence.contains("replica r2 stands out: is back for 12 s after ejection 1"), "{sentence}");
+    for sentence in [back(ReplicaState::Ejected, 180), back(ReplicaState::Unreachable, 12)] {
+        assert!(!sentence.contains("r2"), "{sentence}");
+    }
+}
+
+#[test]
 fn a_slow_canary_is_named_with_revision_and_replica() {
     let decode = |slow, fast| (Stage::Decode, slow, fast);
     let all = [did("r1", 40, 0, decode(2.0, 2.0)), did("c1", 2, 9, decode(9.0, 8.0))];
