@@ -233,7 +233,6 @@ impl Fleet {
             prompt: mean(minute.prompt_tokens),
             output: mean(minute.output_tokens),
             ttft: quantile(minute.ttft, 0.5),
-            itl_tail: quantile(minute.gaps.clone(), 0.99),
             itl: quantile(minute.gaps, 0.5),
             hit_rate: (minute.prompt_tokens > 0.0).then(|| minute.cached_tokens / minute.prompt_tokens),
             waiting: Some(minute.waiting / scrapes),

@@ -4,7 +4,7 @@
 //! there it makes a [`Case`] with the numbers. First where the time went (the stages of requests), then engines' queues and
 //! caches, what kind of requests came, one replica against its peers, the revision. Without evidence: `unknown`.
 
-use super::cause::{Case, Causes, Diagnosis};
+use super::cause::{Case, Causes, Diagnosis, Grounds};
 use super::finding::Kind;
 use super::scale::median;
 use super::signals::{SignalChange, SignalHistory, Signals};
@@ -43,22 +43,27 @@ impl Symptoms {
             cases.extend(of_changes(&self.changes));
         }
         if is_about_ttft && let Some(load) = self.load.filter(|load| *load > MORE_LOAD) {
-            cases.push(Case::new(Diagnosis::Capacity, graded(load / MORE_LOAD)).with("load_ratio", load));
+            cases.push(Case::new(Diagnosis::Capacity, Grounds::OtherTraffic).with("load_ratio", load));
         }
         let is_busier = exceeds(self.load, MORE_LOAD);
         if is_about_ttft && self.changes.is_empty() && !is_busier {
             let itl = self.itl.filter(|itl| *itl > UNCHANGED);
-            cases
-                .extend(itl.map(|itl| Case::new(Diagnosis::Contention, SLOWER_STEPS).with("itl_ratio", itl)));
+            cases.extend(
+                itl.map(|itl| Case::new(Diagnosis::Contention, Grounds::SlowerSteps).with("itl_ratio", itl)),
+            );
         }
         if kind == Kind::AvailabilityHour
             && let Some(load) = self.load.filter(|load| *load > PEAK_HOUR)
         {
-            cases.push(Case::new(Diagnosis::Capacity, TAIL_ALONE).with("load_of_this_hour_ratio", load));
+            cases.push(
+                Case::new(Diagnosis::Capacity, Grounds::TailAlone).with("load_of_this_hour_ratio", load),
+            );
         }
         cases.extend(self.of_days());
         if kind.is_of_ttft() && self.is_median_flat {
-            cases.push(Case::new(Diagnosis::InfrastructureVariability, TAIL_ALONE).with("p50_is_flat", 1.0));
+            cases.push(
+                Case::new(Diagnosis::InfrastructureVariability, Grounds::TailAlone).with("p50_is_flat", 1.0),
+            );
         }
         Causes::of(cases)
     }
@@ -71,12 +76,14 @@ impl Symptoms {
                 case.with("replicas_affected", self.affected as f64)
                     .with("replicas_compared", self.replicas as f64)
             };
-            cases.push(counts(Case::new(Diagnosis::Replica, ALONE)));
+            cases.push(counts(Case::new(Diagnosis::Replica, Grounds::Alone)));
         } else if self.has_slow_replica && kind.is_of_ttft() {
-            cases.push(Case::new(Diagnosis::Replica, SLOW_REPLICA).with("slow_replicas", 1.0));
+            cases.push(Case::new(Diagnosis::Replica, Grounds::SlowReplica).with("slow_replicas", 1.0));
         }
         if let Some(age) = self.revision_age.filter(|age| *age < kind.revision_suspect_for()) {
-            cases.push(Case::new(Diagnosis::Revision, NEW_REVISION).with("since_revision_seconds", age));
+            cases.push(
+                Case::new(Diagnosis::Revision, Grounds::NewRevision).with("since_revision_seconds", age),
+            );
         }
         cases
     }
@@ -86,7 +93,7 @@ impl Symptoms {
         let ((now, before), more_slow) = (self.long_prompts?, self.more_slow?);
         let is_enough = now >= MORE_LONG * before && now - before >= more_slow / 2.0;
         let case = || {
-            Case::new(Diagnosis::TrafficMix, MEASURED)
+            Case::new(Diagnosis::TrafficMix, Grounds::OtherTraffic)
                 .with("long_prompt_share", now)
                 .with("long_prompt_share_before", before)
         };
@@ -190,52 +197,40 @@ fn pooled_ratio(changes: &[SignalChange], signal: fn(&Signals) -> Option<f64>) -
     (before > 0.0).then(|| now / before)
 }
 
-/// One replica is slower and no other is. A slow replica decodes slowly; affinity sends the others' work around it, so that
-/// TTFT alone may blur.
+/// One replica is slower and no other is. A slow replica decodes slowly; TTFT does not tell, because affinity sends the others'
+/// work around it.
 fn of_one(changes: &[SignalChange]) -> Option<Case> {
     if changes.iter().any(|change| change.started_ago.is_some()) {
         return None;
     }
-    let stands_out = |signal: fn(&Signals) -> Option<f64>, by: f64| {
-        let mut values: Vec<f64> = changes.iter().filter_map(|change| change.ratio(signal)).collect();
-        values.sort_by(f64::total_cmp);
-        match values[..] {
-            [.., rest, highest] if highest > by && rest < UNCHANGED && highest / rest > by => {
-                Some((highest, rest))
-            }
-            _ => None,
-        }
-    };
-    let case = |(name, peers): (&'static str, &'static str), (highest, rest): (f64, f64)| {
-        Case::new(Diagnosis::Replica, ONE_STANDS_OUT).with(name, highest).with(peers, rest)
-    };
+    let mut ratios: Vec<f64> = changes.iter().filter_map(|change| change.ratio(|s| s.itl)).collect();
+    ratios.sort_by(f64::total_cmp);
+    let [.., rest, highest] = ratios[..] else { return None };
+    if highest <= OUTLIER_ITL || rest >= UNCHANGED || highest / rest <= OUTLIER_ITL {
+        return None;
+    }
     // Why it may be slow: evidence, and no ground for the diagnosis.
-    let is_throttled = |signal: fn(&Signals) -> Option<f64>| {
-        let ratio = |change: &&SignalChange| change.ratio(signal).unwrap_or_default();
-        let slowest = changes.iter().max_by(|a, b| ratio(a).total_cmp(&ratio(b)));
-        slowest.and_then(|change| change.now.gpu_throttled)
-    };
-    let found = |names, signal: fn(&Signals) -> Option<f64>, by| {
-        Some(case(names, stands_out(signal, by)?).with("gpu_clocks_throttled", is_throttled(signal)))
-    };
-    found(("itl_ratio", "itl_ratio_of_peers"), |s| s.itl, OUTLIER_ITL)
-        .or_else(|| found(("ttft_ratio", "ttft_ratio_of_peers"), |s| s.ttft, SLOWER))
+    let ratio = |change: &&SignalChange| change.ratio(|s| s.itl).unwrap_or_default();
+    let slowest = changes.iter().max_by(|a, b| ratio(a).total_cmp(&ratio(b)));
+    let case = Case::new(Diagnosis::Replica, Grounds::StandsOut)
+        .with("itl_ratio", highest)
+        .with("itl_ratio_of_peers", rest)
+        .with("gpu_clocks_throttled", slowest.and_then(|change| change.now.gpu_throttled));
+    Some(case)
 }
 
 /// Engines that were configured otherwise, or restarted.
 fn of_engines(changes: &[SignalChange]) -> Option<Case> {
     let mut batch_limits = changes.iter().filter_map(|change| change.ratio(|s| s.batch_limit));
     if let Some(ratio) = batch_limits.find(|ratio| (ratio - 1.0).abs() > 0.01) {
-        return Some(Case::new(Diagnosis::Configuration, MEASURED_SETTING).with("batch_limit_ratio", ratio));
+        return Some(Case::new(Diagnosis::Configuration, Grounds::Setting).with("batch_limit_ratio", ratio));
     }
     let last_start = changes.iter().filter_map(|change| change.started_ago).min()?;
-    // A start of minutes ago is cold; what is slow long after it, with warm caches everywhere, was configured so.
-    let is_cold =
-        |change: &SignalChange| change.started_ago.is_some() && is_below(change.ratio(|s| s.hit_rate), COLD);
     let started = changes.iter().filter(|change| change.started_ago.is_some()).count();
-    let is_configured = last_start >= WARM_AFTER && started == changes.len() && !changes.iter().any(is_cold);
+    // A start of minutes ago is cold; what all of them are long after it was configured so.
+    let is_configured = last_start >= WARM_AFTER && started == changes.len();
     let cause = if is_configured { Diagnosis::Configuration } else { Diagnosis::ColdStarts };
-    let case = Case::new(cause, RESTARTED)
+    let case = Case::new(cause, Grounds::Restarted)
         .with("replicas_restarted", started as f64)
         .with("minutes_since_start", last_start as f64);
     Some(case.with("hit_rate_ratio", pooled_ratio(changes, |s| s.hit_rate)))
@@ -243,17 +238,17 @@ fn of_engines(changes: &[SignalChange]) -> Option<Case> {
 
 /// More requests.
 fn of_load(fleet: &Fleet) -> Option<Case> {
-    let case = |weight| {
-        let case = Case::new(Diagnosis::Capacity, weight).with("load_ratio", fleet.load);
+    let case = |grounds| {
+        let case = Case::new(Diagnosis::Capacity, grounds).with("load_ratio", fleet.load);
         fleet.tell(case.with("waiting_change", fleet.waiting))
     };
     if fleet.is_busier() {
-        return Some(case(graded(fleet.load / MORE_LOAD)));
+        return Some(case(Grounds::OtherTraffic));
     }
     // The gateway itself holds requests back, and engines decode as ever: there is less room than there was.
     let is_held =
         exceeds(fleet.share(["admit_rise", "admit_rise"]), MOST_OF_IT) && exceeds(fleet.ttft, SLOWER);
-    (is_held && !exceeds(fleet.itl, UNCHANGED)).then(|| case(PARTLY))
+    (is_held && !exceeds(fleet.itl, UNCHANGED)).then(|| case(Grounds::Partly))
 }
 
 /// Other requests: longer prompts, longer answers, fewer shared prefixes.
@@ -267,14 +262,15 @@ fn of_mix(fleet: &Fleet) -> Option<Case> {
         )
     };
     if longest > LONGER {
-        return Some(tell(Case::new(Diagnosis::TrafficMix, graded(longest / LONGER))));
+        return Some(tell(Case::new(Diagnosis::TrafficMix, Grounds::OtherTraffic)));
     }
     // Misses with cache to spare: prefixes were not evicted, they are others.
     let shares_less = is_below(fleet.hit_rate, COLD) && is_below(fleet.kv_usage, SPARE);
-    (shares_less && exceeds(fleet.ttft, UNCHANGED)).then(|| tell(Case::new(Diagnosis::TrafficMix, PARTLY)))
+    (shares_less && exceeds(fleet.ttft, UNCHANGED))
+        .then(|| tell(Case::new(Diagnosis::TrafficMix, Grounds::Partly)))
 }
 
-/// Too little KV cache: prefixes evicted, sequences preempted, prompts held up with places in the batch to spare.
+/// Too little KV cache: prefixes evicted, sequences preempted.
 fn of_cache(changes: &[SignalChange], fleet: &Fleet) -> Option<Case> {
     let most = |holds: fn(&SignalChange) -> bool| {
         2 * changes.iter().filter(|change| holds(change)).count() > changes.len()
@@ -286,21 +282,14 @@ fn of_cache(changes: &[SignalChange], fleet: &Fleet) -> Option<Case> {
             && is_below(change.ratio(|s| s.hit_rate), EVICTED)
     });
     let preemptions = middle(changes, |change| change.difference(|s| s.preemptions));
-    let is_full = most(|change| {
-        exceeds(change.now.kv_cache_usage, FULL)
-            && exceeds(change.ratio(|s| s.kv_cache_usage), FULLER_WHEN_FULL)
-    });
-    let itl_tail = middle(changes, |change| change.ratio(|s| s.itl_tail));
-    let is_held_up = exceeds(fleet.waiting, WAITING) || exceeds(itl_tail, SLOWER);
-    let is_short = is_evicting || exceeds(preemptions, PREEMPTIONS) || (is_full && is_held_up);
+    let is_short = is_evicting || exceeds(preemptions, PREEMPTIONS);
     let case = || {
-        Case::new(Diagnosis::KvPressure, SHORT_CACHE)
+        Case::new(Diagnosis::KvPressure, Grounds::ShortCache)
             .with("kv_cache_usage", fleet.kv_usage)
             .with("kv_cache_usage_ratio", fleet.kv_cache)
             .with("hit_rate_ratio", fleet.hit_rate)
             .with("preemptions_change", preemptions)
             .with("waiting_change", fleet.waiting)
-            .with("itl_p99_ratio", itl_tail)
     };
     is_short.then(case)
 }
@@ -316,22 +305,17 @@ fn of_the_way(changes: &[SignalChange], fleet: &Fleet) -> Option<Case> {
         Some(ratio) => ratio <= UNCHANGED && !exceeds(fleet.share(["admit_rise", "admit_rise"]), MOST_OF_IT),
         None => exceeds(on_the_way, MOST_OF_IT),
     };
-    let case =
-        Case::new(Diagnosis::PreprocessingOrNetwork, ON_THE_WAY).with("engine_ttft_ratio", engine_ttft);
+    let case = Case::new(Diagnosis::PreprocessingOrNetwork, Grounds::OnTheWay)
+        .with("engine_ttft_ratio", engine_ttft);
     is_there.then(|| fleet.tell(case.with("ttft_ratio", fleet.ttft)))
 }
 
 /// The same work takes longer.
 fn of_decoding(fleet: &Fleet) -> Option<Case> {
-    let case = Case::new(Diagnosis::Contention, SLOWER_STEPS)
+    let case = Case::new(Diagnosis::Contention, Grounds::SlowerSteps)
         .with("itl_ratio", fleet.itl)
         .with("load_ratio", fleet.load);
     exceeds(fleet.itl, UNCHANGED).then(|| fleet.tell(case))
-}
-
-/// The weight of a cause that brings others with it, by how far beyond its bound it is.
-fn graded(times: f64) -> f64 {
-    MEASURED + (0.1 * (times - 1.0)).clamp(0.0, 0.06)
 }
 
 /// The median of what is known.
@@ -369,21 +353,6 @@ impl Kind {
     }
 }
 
-// Weights: a cause above another brings the other's symptoms with it (a restart empties caches, load fills queues and caches
-// and slows decoding), never the other way round.
-const ALONE: f64 = 0.95;
-const ONE_STANDS_OUT: f64 = 0.92;
-const SLOW_REPLICA: f64 = 0.91;
-const MEASURED_SETTING: f64 = 0.9;
-const NEW_REVISION: f64 = 0.87;
-const RESTARTED: f64 = 0.85;
-const MEASURED: f64 = 0.76;
-const SHORT_CACHE: f64 = 0.75;
-const PARTLY: f64 = 0.72;
-const ON_THE_WAY: f64 = 0.7;
-const SLOWER_STEPS: f64 = 0.65;
-const TAIL_ALONE: f64 = 0.6;
-
 /// Requests now over before: more than the swing of ten minutes.
 const MORE_LOAD: f64 = 1.3;
 /// Requests of an hour of the day over those of the mean hour.
@@ -397,20 +366,15 @@ const SLOWER: f64 = 1.3;
 const UNCHANGED: f64 = 1.15;
 /// Inter-token latency of one replica, while the others' is unchanged.
 const OUTLIER_ITL: f64 = 1.2;
-/// KV cache in use, now over before: of a cache that evicts, and of a full one that is short.
+/// KV cache in use, now over before, of a cache that evicts.
 const FULLER: f64 = 1.5;
-const FULLER_WHEN_FULL: f64 = 1.1;
 /// Hit rate now over before: of a cold cache, and of one that is too small.
 const COLD: f64 = 0.7;
 const EVICTED: f64 = 0.8;
 /// Preemptions per minute and replica, now minus before.
 const PREEMPTIONS: f64 = 0.5;
-/// Share of the KV cache in use that hardly leaves room for another prompt.
-const FULL: f64 = 0.8;
 /// Share of the KV cache in use below which nothing is evicted for want of room.
 const SPARE: f64 = 0.3;
-/// Requests waiting in an engine, now minus before.
-const WAITING: f64 = 0.5;
 /// Share of a rise that decides.
 const MOST_OF_IT: f64 = 0.5;
 /// Minutes after which a start no longer explains slowness.
@@ -432,7 +396,6 @@ mod tests {
         prompt: Some(1000.0),
         output: Some(200.0),
         itl: Some(0.02),
-        itl_tail: Some(0.02),
         hit_rate: Some(0.5),
         waiting: Some(0.0),
         kv_cache_usage: Some(0.5),
@@ -457,11 +420,11 @@ mod tests {
     #[test]
     fn causes_by_what_moved_with_it() {
         let busy = with(slow(3.0, 1.3), |now| (now.requests, now.waiting) = (16.0, Some(9.0)));
-        let preempted = with(slow(1.6, 1.0), |now| (now.preemptions, now.itl_tail) = (Some(4.0), Some(0.12)));
+        let preempted = with(slow(1.6, 1.0), |now| now.preemptions = Some(4.0));
         let cold = with(slow(2.0, 1.0), |now| now.hit_rate = Some(0.1));
         let cold = SignalChange { started_ago: Some(2), ..cold };
-        let changed = with(slow(2.0, 0.9), |now| now.batch_limit = Some(4.0));
-        let changed = SignalChange { started_ago: Some(6), ..changed };
+        let changed = SignalChange { started_ago: Some(6), ..slow(2.0, 0.9) };
+        let limited = with(slow(2.0, 0.9), |now| now.batch_limit = Some(4.0));
         let outside = with(slow(2.0, 1.0), |now| now.engine_ttft = Some(0.1));
         let connecting = with(slow(2.0, 1.0), |now| now.connect = Some(0.1));
         let longer = with(slow(2.0, 1.2), |now| now.prompt = Some(1600.0));
@@ -475,6 +438,7 @@ mod tests {
             (vec![preempted; 4], Diagnosis::KvPressure),
             (vec![cold; 4], Diagnosis::ColdStarts),
             (vec![changed; 4], Diagnosis::Configuration),
+            (vec![limited; 4], Diagnosis::Configuration),
             (vec![outside; 4], Diagnosis::PreprocessingOrNetwork),
             (vec![connecting; 4], Diagnosis::PreprocessingOrNetwork),
             (vec![longer; 4], Diagnosis::TrafficMix),

@@ -33,7 +33,7 @@ use std::sync::Arc;
 
 use self::active::ActiveFindings;
 use self::blocks::BlockHistory;
-pub use self::cause::{Case, Causes, Diagnosis};
+pub use self::cause::{Case, Causes, Diagnosis, Grounds};
 pub use self::diagnose::{diagnose_against, diagnose_signals};
 pub use self::finding::{Fact, Finding, Kind, SeriesName};
 pub use self::mute::Mute;

@@ -177,7 +177,7 @@ fn restore_series(saved: &SavedSeries, now: f64, settings: &Settings) -> RouteSe
 }
 
 fn restore_finding(series: &SavedSeries, saved: &SavedFinding, now: f64) -> ActiveFinding {
-    let first = saved.cause.map(|known| Case::new(known.cause, known.weight));
+    let first = saved.cause.map(|known| Case::new(known.cause, known.grounds));
     let finding = Finding {
         at: saved.at.min(now),
         kind: saved.kind,
@@ -205,7 +205,7 @@ fn save_finding(active: &ActiveFinding) -> SavedFinding {
             .causes
             .first
             .as_ref()
-            .map(|case| SavedCause { cause: case.cause, weight: case.weight }),
+            .map(|case| SavedCause { cause: case.cause, grounds: case.grounds }),
         evidence: finding.evidence.iter().map(|(name, fact)| (name.to_string(), fact.into())).collect(),
         acknowledged: finding.is_acknowledged,
         before: active.before.clone(),

@@ -36,8 +36,6 @@ pub struct Signals {
     pub output: Option<f64>,
     /// Median inter-token latency.
     pub itl: Option<f64>,
-    /// 99th percentile of inter-token latency.
-    pub itl_tail: Option<f64>,
     /// Share of prompt tokens that came from the prefix cache.
     pub hit_rate: Option<f64>,
     /// Requests that wait in the engine.
@@ -167,7 +165,6 @@ fn medians(minutes: &[&Signals]) -> Signals {
         prompt: of(|s| s.prompt),
         output: of(|s| s.output),
         itl: of(|s| s.itl),
-        itl_tail: of(|s| s.itl_tail),
         hit_rate: of(|s| s.hit_rate),
         waiting: of(|s| s.waiting),
         kv_cache_usage: of(|s| s.kv_cache_usage),

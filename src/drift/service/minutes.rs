@@ -120,7 +120,6 @@ impl MinuteSignals {
             output: minute.output.value(),
             ttft: quantile(minute.ttft, 0.5),
             engine_ttft: counters.and_then(|(now, before)| mean_ttft(&now, &before)),
-            itl_tail: quantile(minute.itl.clone(), 0.99),
             itl: quantile(minute.itl, 0.5),
             hit_rate: (minute.told > 0.0).then(|| minute.cached / minute.told),
             waiting: engine.and_then(|engine| engine.waiting),
