@@ -125,7 +125,7 @@ pub struct Attempt {
     pub connected: Option<Stamp>,
     /// The response head had arrived.
     pub head: Option<Stamp>,
-    /// The attempt was over.
+    /// It had failed, or its response could be relayed: see `Record::end_of`.
     pub end: Stamp,
     /// Status of the replica's response head.
     pub status: Option<u16>,
@@ -386,6 +386,19 @@ pub struct Opening {
 }
 
 impl Record {
+    /// The attempt whose response went to the client.
+    #[must_use]
+    pub fn answered(&self) -> Option<&Attempt> {
+        self.attempts.last().filter(|attempt| attempt.error.is_none() && attempt.head.is_some())
+    }
+
+    /// When the replica was done with it: with the last byte where its response went to the client.
+    #[must_use]
+    pub fn end_of(&self, attempt: &Attempt) -> Stamp {
+        let is_answered = self.answered().is_some_and(|answered| answered.span == attempt.span);
+        if is_answered { self.at.end } else { attempt.end }
+    }
+
     /// The record of a request that ends right after its head: canceled, with status 499.
     #[must_use]
     pub fn open(opening: Opening) -> Self {

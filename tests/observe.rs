@@ -521,6 +521,10 @@ async fn a_slow_request_is_kept_with_its_stages_attempts_and_decision() {
     let sum: f64 = stages.iter().map(|stage| stage["duration"].as_f64().unwrap()).sum();
     assert!((sum - 1.3).abs() < 1e-9, "{shown}");
     assert_eq!(shown["attempts_made"][0]["error"], "connect_refused");
+    assert_eq!(
+        shown["attempts_made"][1]["end"], shown["duration"],
+        "the one that was answered lasts to the last byte"
+    );
     assert_eq!(shown["decision"]["policy"], "latency");
     assert_eq!(json("/api/v1/requests?outcome=ok").await["requests"].as_array().unwrap().len(), 1);
     assert_eq!(json("/api/v1/requests?tenant=nobody").await["requests"].as_array().unwrap().len(), 0);

@@ -208,7 +208,7 @@ fn attempt(record: &Record, attempt: &Attempt) -> Value {
         "start": since_head(attempt.start),
         "connected": attempt.connected.map(since_head),
         "head": attempt.head.map(since_head),
-        "end": since_head(attempt.end),
+        "end": since_head(record.end_of(attempt)),
         "status": attempt.status,
         "error": attempt.error,
         "canceled": attempt.is_canceled,

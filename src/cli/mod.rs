@@ -64,7 +64,7 @@ pub enum Command {
     Demo(DemoArgs),
     /// Simulated vLLM replicas on given ports
     Sim(SimArgs),
-    /// Findings of drift: list, acknowledge, reset, mute
+    /// List findings of drift; with a command: acknowledge, reset, mute
     Drift(DriftArgs),
     /// Run recorded requests in simulated time
     Replay(ReplayArgs),

@@ -181,7 +181,7 @@ fn attempt(span: u64, error: Option<&'static str>) -> Attempt {
         start: at(12),
         connected: Some(at(15)),
         head: Some(at(20)),
-        end: at(1300),
+        end: at(200),
         status: error.is_none().then_some(200),
         error,
         expected: None,

@@ -22,7 +22,7 @@ use crate::request::trace_context::new_span_id;
 /// How many spans [`spans`] makes at most.
 pub(super) fn span_count(record: &Record) -> u64 {
     let ours = [record.at.admitted, record.at.routed].iter().flatten().count();
-    let at_the_replica = Build::answered(record).map_or(0, |_| stages_at_the_replica(record).count());
+    let at_the_replica = record.answered().map_or(0, |_| stages_at_the_replica(record).count());
     1 + (ours + record.attempts.len() + at_the_replica) as u64
 }
 
@@ -50,7 +50,7 @@ pub(super) fn spans(record: &Record, clock: &Clock) -> Vec<SpanData> {
         spans.push(build.stage("route", admitted, routed));
     }
     spans.extend(record.attempts.iter().map(|attempt| build.attempt(attempt)));
-    if let Some(answered) = Build::answered(record) {
+    if let Some(answered) = record.answered() {
         // Stages follow each other without a hole, to the end of the request.
         let times = stages_at_the_replica(record);
         let mut start = answered.connected.unwrap_or(answered.start);
@@ -125,11 +125,6 @@ impl<'a> Build<'a> {
         span
     }
 
-    /// The attempt whose response went to the client.
-    fn answered(record: &'a Record) -> Option<&'a Attempt> {
-        record.attempts.last().filter(|attempt| attempt.error.is_none() && attempt.head.is_some())
-    }
-
     /// A stage at the replica, below its attempt.
     fn replica_stage(&self, attempt: &Attempt, time: &StageTime, (start, end): (Stamp, Stamp)) -> SpanData {
         let mut span = self.span(new_span_id(), SpanId::from(attempt.span), start, end);
@@ -141,9 +136,8 @@ impl<'a> Build<'a> {
     /// One try; the one that was answered lasts to the last byte of the response.
     fn attempt(&self, attempt: &Attempt) -> SpanData {
         let served = &attempt.served;
-        let is_answered = Self::answered(self.record).is_some_and(|answered| answered.span == attempt.span);
-        let end = if is_answered { self.record.at.end } else { attempt.end };
-        let mut span = self.span(attempt.span, self.root_id(), attempt.start, end);
+        let is_answered = self.record.answered().is_some_and(|answered| answered.span == attempt.span);
+        let mut span = self.span(attempt.span, self.root_id(), attempt.start, self.record.end_of(attempt));
         span.name = "attempt".into();
         span.span_kind = SpanKind::Client;
         span.attributes = vec![
