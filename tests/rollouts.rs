@@ -36,10 +36,10 @@ fn defaults() -> Canary {
 }
 
 /// Canary requests until the verdict, sorted; those without one are left out.
-fn verdicts(revision: Revision, seeds: u64, requests: u64) -> Vec<(u64, &'static str)> {
+fn verdicts(revision: Revision, rate: f64, seeds: u64, requests: u64) -> Vec<(u64, &'static str)> {
     let bounds = defaults();
     let mut found: Vec<_> =
-        (0..seeds).filter_map(|seed| run(&bounds, revision, seed, requests).stopped).collect();
+        (0..seeds).filter_map(|seed| run(&bounds, revision, rate, seed, requests).stopped).collect();
     found.sort_unstable();
     let at = |share: f64| found.get((share * seeds as f64) as usize).map(|(requests, _)| *requests);
     println!(
@@ -53,13 +53,13 @@ fn verdicts(revision: Revision, seeds: u64, requests: u64) -> Vec<(u64, &'static
 
 #[test]
 fn fine_revisions_stay_under_drifting_overdispersed_load() {
-    let stopped = verdicts(Revision::Fine, 30, 4000);
+    let stopped = verdicts(Revision::Fine, 100.0, 30, 4000);
     assert!(stopped.len() <= 1, "{stopped:?}");
 }
 
 #[test]
 fn a_longer_tail_is_found_within_two_thousand_requests_at_the_median() {
-    let found = verdicts(Revision::Tail, 24, 10_000);
+    let found = verdicts(Revision::Tail, 100.0, 24, 10_000);
     assert!(found.len() >= 23, "{found:?}");
     assert!(found[12].0 <= 2000, "{found:?}");
     assert!(found.iter().all(|(_, test)| *test == "ttft_p99"), "{found:?}");
@@ -67,16 +67,26 @@ fn a_longer_tail_is_found_within_two_thousand_requests_at_the_median() {
 
 #[test]
 fn what_is_slow_for_long_prompts_only_is_found_in_four_thousand_requests() {
-    let found = verdicts(Revision::LongPrompts, 20, 4000);
+    let found = verdicts(Revision::LongPrompts, 100.0, 20, 4000);
     assert_eq!(found.len(), 20, "{found:?}");
 }
 
 #[test]
 fn a_fast_but_failing_revision_and_slow_tokens_are_found() {
-    let found = verdicts(Revision::Failing, 10, 10_000);
+    let found = verdicts(Revision::Failing, 100.0, 10, 10_000);
     assert!(found.len() == 10 && found.iter().all(|(_, test)| *test == "errors"), "{found:?}");
-    let found = verdicts(Revision::SlowTokens, 10, 4000);
+    let found = verdicts(Revision::SlowTokens, 100.0, 10, 4000);
     assert!(found.len() == 10 && found.iter().all(|(_, test)| *test == "itl_p99"), "{found:?}");
+}
+
+#[test]
+fn with_two_requests_a_second_a_broken_or_stuck_revision_is_found_in_some_dozen_and_a_fine_one_stays() {
+    let found = verdicts(Revision::Broken, 2.0, 10, 25);
+    assert!(found.len() == 10 && found.iter().all(|(_, test)| *test == "errors"), "{found:?}");
+    let found = verdicts(Revision::Stuck, 2.0, 10, 80);
+    assert_eq!(found.len(), 10, "{found:?}");
+    let stopped = verdicts(Revision::Fine, 2.0, 20, 1000);
+    assert!(stopped.is_empty(), "{stopped:?}");
 }
 
 /// Clients that ask until they are stopped, each answer complete or counted as failed.

@@ -23,21 +23,24 @@ fn main() {
     let config = check_str("bench", FILE, &|_| None).unwrap();
     let bounds = config.routes[0].canary.clone().unwrap();
     println!(
-        "| revision | canary requests at most | stopped | median | p90 | p99 | by |\n|---|---|---|---|---|---|---|"
+        "| revision | requests/s | canary requests at most | stopped | median | p90 | p99 | by |\n|---|---|---|---|---|---|---|---|"
     );
-    for (revision, requests) in [
-        (Revision::Fine, 20_000),
-        (Revision::Noise, 20_000),
-        (Revision::Tail, 20_000),
-        (Revision::LongPrompts, 20_000),
-        (Revision::Failing, 20_000),
-        (Revision::SlowTokens, 20_000),
+    for (revision, rate, requests) in [
+        (Revision::Fine, 100.0, 20_000),
+        (Revision::Noise, 100.0, 20_000),
+        (Revision::Tail, 100.0, 20_000),
+        (Revision::LongPrompts, 100.0, 20_000),
+        (Revision::Failing, 100.0, 20_000),
+        (Revision::SlowTokens, 100.0, 20_000),
+        (Revision::Fine, 2.0, 3_000),
+        (Revision::Stuck, 2.0, 3_000),
+        (Revision::Broken, 2.0, 3_000),
     ] {
         if args.get(1).is_some_and(|kind| *kind != format!("{revision:?}")) {
             continue;
         }
         let ends: Vec<_> =
-            seeds.clone().filter_map(|seed| run(&bounds, revision, seed, requests).stopped).collect();
+            seeds.clone().filter_map(|seed| run(&bounds, revision, rate, seed, requests).stopped).collect();
         let mut when: Vec<u64> = ends.iter().map(|(requests, _)| *requests).collect();
         when.sort_unstable();
         let at = |share: f64| {
@@ -48,7 +51,7 @@ fn main() {
         tests.sort_unstable();
         tests.dedup();
         println!(
-            "| {revision:?} | {requests} | {} of {count} | {} | {} | {} | {} |",
+            "| {revision:?} | {rate} | {requests} | {} of {count} | {} | {} | {} | {} |",
             ends.len(),
             at(0.5),
             at(0.9),

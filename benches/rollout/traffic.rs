@@ -20,6 +20,10 @@ pub enum Revision {
     LongPrompts,
     /// As fast as before, and one request in twenty fails.
     Failing,
+    /// Every request fails.
+    Broken,
+    /// First tokens take forty times as long.
+    Stuck,
     /// Tokens take 1.4 times as long.
     SlowTokens,
     /// The same as the old one, under mixed noise: single replicas stall six times as often, one request in fifty takes five times as
@@ -34,15 +38,15 @@ pub struct Ending {
     pub stopped: Option<(u64, &'static str)>,
 }
 
-/// Runs a canary at a tenth of 100 requests a second for at most `requests` requests of its own.
-pub fn run(bounds: &Canary, revision: Revision, seed: u64, requests: u64) -> Ending {
+/// Runs a canary at a tenth of so many requests a second for at most `requests` requests of its own.
+pub fn run(bounds: &Canary, revision: Revision, rate: f64, seed: u64, requests: u64) -> Ending {
     let mut random = fastrand::Rng::with_seed(seed);
     let mut judge = Judge::new(bounds, &SavedEvidence::default());
     let often = if revision == Revision::Noise { 6.0 } else { 1.0 };
     let mut load = Load { stalls_per_second: often / 600.0, ..Load::default() };
     let (mut now, mut looked, mut of_canary) = (0.0, 0.0, 0);
     while of_canary < requests {
-        now += -(1.0 - random.f64()).ln() / 100.0;
+        now += -(1.0 - random.f64()).ln() / rate;
         let arm = if random.f64() < 0.1 { Arm::Canary } else { Arm::Baseline };
         let replica = if arm == Arm::Canary { 9 } else { random.usize(..9) };
         let factor = load.at(now, &mut random) * load.stall(replica, now, &mut random);
@@ -57,6 +61,7 @@ pub fn run(bounds: &Canary, revision: Revision, seed: u64, requests: u64) -> End
         of_canary += u64::from(is_new);
         let failing = match revision {
             Revision::Failing if is_new => 0.05,
+            Revision::Broken if is_new => 1.0,
             Revision::Noise if now % 600.0 < 10.0 => 0.1,
             _ => 0.002,
         };
@@ -95,7 +100,8 @@ fn ttft(class: Class, revision: Revision, is_new: bool, random: &mut fastrand::R
         Class::Medium => 0.12,
         Class::Short | Class::None => 0.06,
     };
-    median * (sigma * normal(random)).exp()
+    let slow = if is_new && revision == Revision::Stuck { 40.0 } else { 1.0 };
+    slow * median * (sigma * normal(random)).exp()
 }
 
 fn normal(random: &mut fastrand::Rng) -> f64 {

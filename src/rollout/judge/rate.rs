@@ -30,8 +30,10 @@ impl RateTest {
 
     pub(super) fn close(&mut self) {
         let (mut requests, mut excess) = (0.0, 0.0);
-        for [baseline, canary] in std::mem::take(&mut self.block) {
-            if baseline.0 > 0.0 {
+        for arms in &mut self.block {
+            // With little traffic a block lasts until both have come.
+            if arms.iter().all(|(requests, _)| *requests > 0.0) {
+                let [baseline, canary] = std::mem::take(arms);
                 requests += canary.0;
                 excess += canary.1 - canary.0 * baseline.1 / baseline.0;
             }

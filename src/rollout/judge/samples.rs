@@ -51,5 +51,6 @@ impl Samples {
 }
 
 const MAX: usize = 4096;
-const MIN: usize = 50;
+/// What a median needs. A threshold may be rough: both are held against the same one.
+const MIN: usize = 16;
 const REFRESH_EVERY: u32 = 128;

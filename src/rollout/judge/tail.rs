@@ -95,14 +95,15 @@ impl TailTest {
     pub(super) fn close(&mut self, baseline: &Baseline) {
         let odds = self.bound.odds();
         let mut pooled = Block::default();
-        for (counts, wealth) in std::mem::take(&mut self.block).iter().zip(&mut self.wealth.by_class) {
-            let share = counts.requests[1] / (counts.requests[0] + counts.requests[1]);
-            // Without both of them nothing is compared.
-            if share > 0.0 && share < 1.0 {
-                let block = Block::of(counts.exceeded, share);
-                wealth.bet_on_odds(&block, odds);
-                pooled.add(&block);
+        for (counts, wealth) in self.block.iter_mut().zip(&mut self.wealth.by_class) {
+            // Without both of them nothing is compared: with little traffic a block lasts until both have come.
+            if counts.requests.contains(&0.0) {
+                continue;
             }
+            let Counts { requests: [baseline, canary], exceeded } = std::mem::take(counts);
+            let block = Block::of(exceeded, canary / (baseline + canary));
+            wealth.bet_on_odds(&block, odds);
+            pooled.add(&block);
         }
         self.wealth.pooled.bet_on_odds(&pooled, odds);
         let quantiles = self.bound.quantiles();
