@@ -52,6 +52,17 @@ class State:
         return f"GW/api/fleet says {said} of {self.replica}, not {self.words}"
 
 
+class Either:
+    """One of these looks names it."""
+
+    def __init__(self, *looks):
+        self.looks = looks
+
+    def wrong(self, prometheus, fleet):
+        wrong = [look.wrong(prometheus, fleet) for look in self.looks]
+        return None if None in wrong else "; ".join(wrong)
+
+
 def replicas(view):
     """Every object with a replica's name, wherever it stands."""
     if isinstance(view, dict):
