@@ -146,14 +146,18 @@ async fn a_replica_whose_connections_are_all_taken_is_busy_and_not_left() {
     gateway.idle().await;
 }
 
+/// Nothing is retried as started work: a failure that was sent again for free shows as none.
+fn without_retries(replica: &Replica) -> Config {
+    let mut config = config::of(&[replica]);
+    config.retry.budget = 0.0;
+    config.retry.min_per_second = 0;
+    config
+}
+
 #[tokio::test]
 async fn a_connection_that_the_engine_closed_while_it_was_idle_is_nobody_s_failure() {
     let replica = Replica::start().await;
-    let mut config = config::of(&[&replica]);
-    // Nothing may be retried as started work, so each such failure would show.
-    config.retry.budget = 0.0;
-    config.retry.min_per_second = 0;
-    let gateway = Gateway::start(config).await;
+    let gateway = Gateway::start(without_retries(&replica)).await;
     let mut once = wire::chat_stream(&["a"]);
     once.push(Step::Close);
     replica.always(once);
@@ -169,10 +173,7 @@ async fn a_connection_that_the_engine_closed_while_it_was_idle_is_nobody_s_failu
 #[tokio::test]
 async fn a_connection_that_the_engine_closes_under_a_request_is_nobody_s_failure() {
     let replica = Replica::start().await;
-    let mut config = config::of(&[&replica]);
-    config.retry.budget = 0.0;
-    config.retry.min_per_second = 0;
-    let gateway = Gateway::start(config).await;
+    let gateway = Gateway::start(without_retries(&replica)).await;
     for closing in [Step::Reset, Step::Close] {
         // The first answer leaves its connection idle; the next request meets the engine's close.
         replica.next(wire::chat_stream(&["a"])).next(vec![closing]);

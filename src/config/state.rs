@@ -64,21 +64,16 @@ mod tests {
         let file = Some(Path::new("/etc/tokenway/gateway.toml"));
         let table: [Case<'_>; 6] = [
             (
-                &[("STATE_DIRECTORY", "/var/lib/tw:/x"), ("HOME", "/home/u")],
+                &[("STATE_DIRECTORY", "/var/lib/tw:/x"), ("HOME", "/h/u")],
                 file,
                 9090,
                 Some("/var/lib/tw/drift-9090.json"),
             ),
-            (
-                &[("XDG_STATE_HOME", "/s"), ("HOME", "/home/u")],
-                None,
-                9090,
-                Some("/s/tokenway/drift-9090.json"),
-            ),
-            (&[("HOME", "/home/u")], file, 9191, Some("/home/u/.local/state/tokenway/drift-9191.json")),
+            (&[("XDG_STATE_HOME", "/s"), ("HOME", "/h/u")], None, 9090, Some("/s/tokenway/drift-9090.json")),
+            (&[("HOME", "/h/u")], file, 9191, Some("/h/u/.local/state/tokenway/drift-9191.json")),
             (&[], file, 9090, Some("/etc/tokenway/drift-9090.json")),
             (&[("HOME", "")], None, 9090, None),
-            (&[("HOME", "/home/u")], file, 0, None),
+            (&[("HOME", "/h/u")], file, 0, None),
         ];
         for (variables, file, port, expected) in table {
             let env = |name: &str| {

@@ -11,7 +11,9 @@ use super::registry::Fleet;
 use super::replica::Replica;
 use crate::admission::{Outlook, Share, WaitReason, Waiter};
 use crate::clock::Stamp;
-use crate::routing::{Ask, Dispatcher, EngineLimits, Prompt, SlotSet, Target, Typical, Verdict, policies};
+use crate::routing::{
+    Ask, Dispatcher, EngineLimits, EngineSignals, Prompt, SlotSet, Target, Typical, Verdict, policies,
+};
 use crate::units::Tokens;
 
 /// One pool at one moment.
@@ -61,6 +63,36 @@ pub struct EngineLoad {
 }
 
 impl EngineLoad {
+    /// What is known of a replica's engine; `signals` are those of its last page.
+    pub(crate) fn of(
+        replica: Arc<str>,
+        state: ReplicaState,
+        target: &Target,
+        signals: Option<EngineSignals>,
+        limits: &EngineLimits,
+        cold_starts: (u64, Vec<Duration>),
+    ) -> Self {
+        let view = target.load.view();
+        let blocks = signals.and_then(|signals| signals.total_blocks.zip(signals.block_tokens));
+        let (cold_starts, latest_cold_starts) = cold_starts;
+        Self {
+            replica,
+            state,
+            share: target.share(),
+            inflight: view.inflight,
+            running: signals.and_then(|signals| signals.running),
+            waiting: signals.and_then(|signals| signals.waiting),
+            batch_limit: signals
+                .and_then(|signals| signals.batch_limit)
+                .or(limits.batch_limit)
+                .or_else(|| target.load.batch_limit()),
+            cache_tokens: blocks.map(|(blocks, tokens)| blocks.saturating_mul(tokens)),
+            context: (view.decoding() > 0).then(|| view.context as f64 / view.decoding() as f64),
+            cold_starts,
+            latest_cold_starts,
+        }
+    }
+
     /// Whether it serves.
     #[must_use]
     pub fn is_ready(&self) -> bool {
@@ -156,23 +188,5 @@ pub(crate) fn predicted_ttft<'t>(
 
 fn engine(replica: &Replica, now: Stamp, limits: &EngineLimits) -> EngineLoad {
     let signals = replica.target.signals(now, limits);
-    let view = replica.target.load.view();
-    let blocks = signals.and_then(|signals| signals.total_blocks.zip(signals.block_tokens));
-    let (cold_starts, latest_cold_starts) = replica.cold_starts();
-    EngineLoad {
-        replica: replica.name(),
-        state: replica.state(),
-        share: replica.target.share(),
-        inflight: view.inflight,
-        running: signals.and_then(|signals| signals.running),
-        waiting: signals.and_then(|signals| signals.waiting),
-        batch_limit: signals
-            .and_then(|signals| signals.batch_limit)
-            .or(limits.batch_limit)
-            .or_else(|| replica.target.load.batch_limit()),
-        cache_tokens: blocks.map(|(blocks, tokens)| blocks.saturating_mul(tokens)),
-        context: (view.decoding() > 0).then(|| view.context as f64 / view.decoding() as f64),
-        cold_starts,
-        latest_cold_starts,
-    }
+    EngineLoad::of(replica.name(), replica.state(), &replica.target, signals, limits, replica.cold_starts())
 }

@@ -25,12 +25,12 @@ impl Standing {
 
 /// Whether failures are reason to eject: they leave those of the peers behind, beyond chance.
 #[must_use]
-pub(crate) fn fails_alone(failures: f64, peers: f64) -> bool {
+pub(super) fn fails_alone(failures: f64, peers: f64) -> bool {
     failures >= EJECT_FROM + 2.0 * peers
 }
 
 /// The lower median; `None` of nothing. Reorders the values.
-pub(crate) fn lower_median(values: &mut [f64]) -> Option<f64> {
+pub(super) fn lower_median(values: &mut [f64]) -> Option<f64> {
     let middle = values.len().checked_sub(1)? / 2;
     let (_, median, _) = values.select_nth_unstable_by(middle, f64::total_cmp);
     Some(*median)
@@ -79,9 +79,9 @@ pub(crate) fn slowness(own: &Speeds, ttfts: &Peers, itls: &Peers) -> f64 {
 }
 
 /// Times its peers' TTFT or ITL from which a replica gets less than its share.
-pub(crate) const SLOW: f64 = 3.0;
+pub(super) const SLOW: f64 = 3.0;
 /// Times its peers' TTFT or ITL from which it is ejected, if that lasts.
-pub(crate) const TOO_SLOW: f64 = 8.0;
+pub(super) const TOO_SLOW: f64 = 8.0;
 /// Seconds of which nobody is aware: a few times as much is no outlier.
 const NEGLIGIBLE_TTFT: f64 = 0.02;
 const NEGLIGIBLE_ITL: f64 = 0.002;

@@ -78,7 +78,6 @@ pub struct Elastic<C> {
     slots: Vec<Slot>,
     random: fastrand::Rng,
     next_turn: Stamp,
-    arrivals: u64,
     requests: HashMap<RequestId, Judged>,
     /// Replicas that existed, times seconds.
     replica_seconds: f64,
@@ -104,7 +103,6 @@ impl<C: Conductor> Elastic<C> {
             slots: (0..fleet.most).map(slot).collect(),
             random: fastrand::Rng::with_seed(fleet.seed),
             next_turn: Stamp::default(),
-            arrivals: 0,
             requests: HashMap::new(),
             replica_seconds: 0.0,
             quick_again: Vec::new(),
@@ -191,22 +189,26 @@ impl<C: Conductor> Elastic<C> {
     fn load(&self, now: Stamp) -> PoolLoad {
         let router = &self.router;
         let with = self.slots.iter().zip(&router.targets).filter(|(slot, _)| slot.life != Life::Off);
-        let engines: Vec<EngineLoad> = with.map(|(slot, target)| self.engine(slot, target, now)).collect();
+        let engines: Vec<(usize, EngineLoad)> =
+            with.map(|(slot, target)| (target.slot, self.engine(slot, target, now))).collect();
         let ready = || {
             let all = self.slots.iter().zip(&router.targets);
             all.filter(|(slot, _)| slot.life == Life::Ready).map(|(_, target)| target)
         };
-        let contexts = ready().map(|target| (target.slot, context(target)));
+        let contexts = engines
+            .iter()
+            .filter(|(_, engine)| engine.is_ready())
+            .map(|(slot, engine)| (*slot, engine.context));
         let typical = router.dispatcher.model.typical(&router.arrivals.mean_work(), contexts, now);
         let ahead = |last: &crate::admission::Waiter| router.queue.ahead(last);
         let ttft = |typical| predicted_ttft(&router.dispatcher, &router.limits, ready(), ahead, typical, now);
         PoolLoad {
             pool: "p".into(),
-            arrivals: self.arrivals,
+            arrivals: router.arrivals.count(),
             queued: router.queue.len() as u64,
             engines_per_replica: 1,
             predicted_ttft: typical.as_ref().and_then(ttft),
-            engines,
+            engines: engines.into_iter().map(|(_, engine)| engine).collect(),
             typical,
         }
     }
@@ -214,27 +216,14 @@ impl<C: Conductor> Elastic<C> {
     fn engine(&self, slot: &Slot, target: &Target, now: Stamp) -> EngineLoad {
         let limits = &self.router.limits;
         let signals = target.signals(now, limits).filter(|_| slot.life == Life::Ready);
-        let blocks = signals.and_then(|signals| signals.total_blocks.zip(signals.block_tokens));
-        EngineLoad {
-            replica: format!("r{}-{}", target.slot, slot.started.as_nanos()).into(),
-            state: match slot.life {
-                Life::Ready => ReplicaState::Ready,
-                Life::Draining => ReplicaState::Draining,
-                Life::Starting(_) | Life::Off => ReplicaState::Starting,
-            },
-            share: target.share(),
-            inflight: target.load.view().inflight,
-            running: signals.and_then(|signals| signals.running),
-            waiting: signals.and_then(|signals| signals.waiting),
-            batch_limit: signals
-                .and_then(|signals| signals.batch_limit)
-                .or(limits.batch_limit)
-                .or_else(|| target.load.batch_limit()),
-            cache_tokens: blocks.map(|(blocks, tokens)| blocks.saturating_mul(tokens)),
-            context: context(target),
-            cold_starts: slot.cold_starts.len() as u64,
-            latest_cold_starts: slot.cold_starts.clone(),
-        }
+        let name = format!("r{}-{}", target.slot, slot.started.as_nanos()).into();
+        let state = match slot.life {
+            Life::Ready => ReplicaState::Ready,
+            Life::Draining => ReplicaState::Draining,
+            Life::Starting(_) | Life::Off => ReplicaState::Starting,
+        };
+        let cold_starts = (slot.cold_starts.len() as u64, slot.cold_starts.clone());
+        EngineLoad::of(name, state, target, signals, limits, cold_starts)
     }
 
     /// Replicas whose slow first answers are over are as quick as others.
@@ -249,7 +238,6 @@ impl<C: Conductor> Elastic<C> {
 
 impl<C: Conductor> Router for Elastic<C> {
     fn arrive(&mut self, request: Arrival, fleet: &mut dyn Fleet) {
-        self.arrivals += 1;
         let arrived = live(request.at).since(Stamp::default());
         self.requests.insert(request.id, Judged { arrived, answered: None });
         self.router.arrive(request, fleet);
@@ -306,11 +294,6 @@ impl<C: Conductor> Router for Elastic<C> {
 
 fn live(at: SimStamp) -> Stamp {
     Stamp::from_nanos(at.as_nanos())
-}
-
-fn context(target: &Target) -> Option<f64> {
-    let view = target.load.view();
-    (view.decoding() > 0).then(|| view.context as f64 / view.decoding() as f64)
 }
 
 #[cfg(test)]

@@ -7,13 +7,11 @@ Scripted replicas and the gateway run on loopback, with the standard library. Ea
 Run it on a machine that has nothing else to do: failures are counted, and a starved client counts as one.
 """
 
-import argparse
 import asyncio
 import contextlib
 import json
-import os
 import pathlib
-import resource
+import random
 import signal
 import sys
 import time
@@ -107,6 +105,14 @@ async def fleet(count):
     for replica in replicas:
         await replica.start()
     return replicas
+
+
+def launcher(options, *lines):
+    """A script that starts the binary after some shell lines."""
+    path = pathlib.Path(options.folder) / f"launch-{random.getrandbits(32):08x}.sh"
+    path.write_text("\n".join(["#!/bin/sh", *lines]) + f'\nexec {options.binary} "$@"\n')
+    path.chmod(0o755)
+    return str(path)
 
 
 async def gateway(options, replicas, rest="", server="", launcher=None, **more):
@@ -223,7 +229,8 @@ async def streams(options):
 async def descriptors(options):
     """128 descriptors, 200 clients."""
     replicas = await fleet(2)
-    one = await gateway(options, replicas, launcher=options.launcher)
+    # The gateway itself raises a soft limit: this takes the hard one away.
+    one = await gateway(options, replicas, launcher=launcher(options, "ulimit -n 128"))
     began, used = time.monotonic(), one.cpu()
     answers = await asyncio.gather(*(outcome(one.data, chat(number, gap=0.05)) for number in range(200)))
     used = (one.cpu() - used) / (time.monotonic() - began)
@@ -331,26 +338,5 @@ async def bodies(options):
 RUNS = {run.__name__: run for run in (sick, slow, prefill, streams, descriptors, reload, full, restarts, bodies)}
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("binary")
-    parser.add_argument("--only", default=",".join(RUNS), help=f"of {', '.join(RUNS)}")
-    parser.add_argument("--streams", type=int, default=5000, help="streams at once; each takes a descriptor here and two in the gateway")
-    parser.add_argument("--write", metavar="FILE", help="replaces the rows between the `everyday` marks of this file")
-    options = parser.parse_args()
-    options.binary = os.path.abspath(options.binary)
-    # The soft limit is raised by the gateway itself: a launcher takes the hard one away.
-    launcher = pathlib.Path("/tmp") / f"everyday-{os.getpid()}.sh"
-    launcher.write_text(f'#!/bin/sh\nulimit -n 128\nexec {options.binary} "$@"\n')
-    launcher.chmod(0o755)
-    options.launcher = str(launcher)
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    try:
-        return rows.run(RUNS, options, "everyday")
-    finally:
-        launcher.unlink()
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(rows.main(RUNS, "everyday", __doc__, [("streams", 5000, "streams at once; each takes a descriptor here and two in the gateway")]))

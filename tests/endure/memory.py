@@ -7,15 +7,11 @@ Scripted replicas and the gateway run on loopback, with the standard library and
 takes much more than when this was written, or if anything is left behind. What a cached block takes is asserted by a unit test of the index.
 """
 
-import argparse
 import asyncio
 import hashlib
-import os
-import resource
 import ssl
 import subprocess
 import sys
-import tempfile
 
 import rows
 from endure import KEY, ask, request
@@ -131,19 +127,5 @@ async def tenants(options):
 RUNS = {run.__name__: run for run in (connections, streams, bodies, tenants)}
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("binary")
-    parser.add_argument("--only", default=",".join(RUNS), help=f"of {', '.join(RUNS)}")
-    parser.add_argument("--count", type=int, default=4000, help="connections and streams at once")
-    parser.add_argument("--write", metavar="FILE", help="replaces the rows between the `memory` marks of this file")
-    options = parser.parse_args()
-    options.binary = os.path.abspath(options.binary)
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    with tempfile.TemporaryDirectory(prefix="memory-") as options.folder:
-        return rows.run(RUNS, options, "memory")
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(rows.main(RUNS, "memory", __doc__, [("count", 4000, "connections and streams at once")]))

@@ -1,8 +1,27 @@
 """Runs that yield rows (what happens, what came of it, whether that is well): printed as they come, and written into a page."""
 
+import argparse
 import asyncio
 import datetime
+import os
 import pathlib
+import resource
+import tempfile
+
+
+def main(runs, mark, purpose, numbers):
+    """The command line of a script with such runs; the exit code. `numbers`: its own options, each a name, a default and what it counts."""
+    parser = argparse.ArgumentParser(description=purpose, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("binary", type=os.path.abspath)
+    parser.add_argument("--only", default=",".join(runs), help=f"of {', '.join(runs)}")
+    for name, default, what in numbers:
+        parser.add_argument(f"--{name}", type=int, default=default, help=what)
+    parser.add_argument("--write", metavar="FILE", help=f"replaces the rows between the `{mark}` marks of this file")
+    options = parser.parse_args()
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    with tempfile.TemporaryDirectory(prefix=f"{mark}-") as options.folder:
+        return run(runs, options, mark)
 
 
 def run(runs, options, mark):

@@ -7,7 +7,6 @@ Scripted replicas and the gateway run on loopback, with the standard library; fa
 where they are installed, and `memory` needs a cgroup (v1 or v2) that it may write to. Each run prints a row; the exit code is 1 if one failed.
 """
 
-import argparse
 import asyncio
 import contextlib
 import datetime
@@ -16,27 +15,17 @@ import os
 import pathlib
 import random
 import re
-import resource
 import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 
 import rows
 from endure import PROMPT, Gateway, Replica, ask, free_ports
-from everyday import Scripted, chat, fleet, gateway, outcome, paced
+from everyday import Scripted, chat, fleet, gateway, launcher, outcome, paced
 
 LIBFAKETIME = "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1"
-
-
-def launcher(options, *lines):
-    """A script that starts the binary after some shell lines."""
-    path = pathlib.Path(options.folder) / f"launch-{random.getrandbits(32):08x}.sh"
-    path.write_text("\n".join(["#!/bin/sh", *lines]) + f'\nexec {options.binary} "$@"\n')
-    path.chmod(0o755)
-    return str(path)
 
 
 class Closing(Scripted):
@@ -281,21 +270,9 @@ async def handshakes(options):
 RUNS = {run.__name__: run for run in (reuse, retries, drain, clock, memory, handshakes)}
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("binary")
-    parser.add_argument("--only", default=",".join(RUNS), help=f"of {', '.join(RUNS)}")
-    parser.add_argument("--requests", type=int, default=10_000, help="requests of each row of `reuse`")
-    parser.add_argument("--streams", type=int, default=1000, help="live streams at SIGTERM")
-    parser.add_argument("--memory", type=int, default=256, help="MiB of the cgroup")
-    parser.add_argument("--write", metavar="FILE", help="replaces the rows between the `surroundings` marks of this file")
-    options = parser.parse_args()
-    options.binary = os.path.abspath(options.binary)
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    with tempfile.TemporaryDirectory(prefix="surroundings-") as options.folder:
-        return rows.run(RUNS, options, "surroundings")
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(rows.main(RUNS, "surroundings", __doc__, [
+        ("requests", 10_000, "requests of each row of `reuse`"),
+        ("streams", 1000, "live streams at SIGTERM"),
+        ("memory", 256, "MiB of the cgroup"),
+    ]))

@@ -71,7 +71,7 @@ fn back(status: &ReplicaStatus) -> Option<Outlier> {
     let ejections = times_in(status, ReplicaState::Ejected);
     let is_back = status.state == ReplicaState::Ready && ejections > 0 && status.life.since < SETTLED;
     let seconds = status.life.since.as_secs();
-    is_back.then(|| replica(status, format!("is back for {seconds} s after ejection {ejections}")))
+    is_back.then(|| replica(status, format!("was ejected ({ejections} so far), and is back for {seconds} s")))
 }
 
 /// Has requests, and nothing came of it for a minute while it did before.

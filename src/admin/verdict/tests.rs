@@ -255,7 +255,10 @@ fn a_replica_that_comes_back_from_an_ejection_is_named_until_it_stays() {
             .sentence
     };
     let sentence = back(ReplicaState::Ejected, 12);
-    assert!(sentence.contains("replica r2 stands out: is back for 12 s after ejection 1"), "{sentence}");
+    assert!(
+        sentence.contains("replica r2 stands out: was ejected (1 so far), and is back for 12 s"),
+        "{sentence}"
+    );
     for sentence in [back(ReplicaState::Ejected, 180), back(ReplicaState::Unreachable, 12)] {
         assert!(!sentence.contains("r2"), "{sentence}");
     }

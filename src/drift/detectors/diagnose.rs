@@ -265,7 +265,7 @@ fn of_mix(fleet: &Fleet) -> Option<Case> {
         return Some(tell(Case::new(Diagnosis::TrafficMix, Grounds::OtherTraffic)));
     }
     // Misses with cache to spare: prefixes were not evicted, they are others.
-    let shares_less = is_below(fleet.hit_rate, COLD) && is_below(fleet.kv_usage, SPARE);
+    let shares_less = is_below(fleet.hit_rate, SHARES_LESS) && is_below(fleet.kv_usage, SPARE);
     (shares_less && exceeds(fleet.ttft, UNCHANGED))
         .then(|| tell(Case::new(Diagnosis::TrafficMix, Grounds::Partly)))
 }
@@ -368,8 +368,8 @@ const UNCHANGED: f64 = 1.15;
 const OUTLIER_ITL: f64 = 1.2;
 /// KV cache in use, now over before, of a cache that evicts.
 const FULLER: f64 = 1.5;
-/// Hit rate now over before: of a cold cache, and of one that is too small.
-const COLD: f64 = 0.7;
+/// Hit rate now over before: of prompts that share less, and of a cache that is too small.
+const SHARES_LESS: f64 = 0.7;
 const EVICTED: f64 = 0.8;
 /// Preemptions per minute and replica, now minus before.
 const PREEMPTIONS: f64 = 0.5;
