@@ -48,7 +48,7 @@ CONSTANTS = {
     "hazard/lengths.rs": ["REMEMBERED", "PRIOR_ANSWERS", "PRIOR_MEAN"],
 }
 # Constants that other files read as well.
-READERS = {"PATIENCE": ["dispatcher.rs"], "FULL": ["target.rs"], "LEARNED": ["predictor/pool.rs"],
+READERS = {"PATIENCE": ["dispatcher.rs"], "LEARNED": ["predictor/pool.rs"],
            "STEP_TOKENS": ["load/books.rs", "predictor/estimate.rs"]}
 # Kinds, engines, fleets, loads and classes in which each constant has something to do, and how many requests a run has at least.
 CELLS = [matrix.Cell(*cell) for cell in [

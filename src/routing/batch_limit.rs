@@ -36,8 +36,8 @@ impl BatchLimit {
     }
 }
 
-/// From this share on, running sequences leave a KV cache no room for the next prompt.
-pub(super) const FULL: f64 = 0.9;
+/// From this share on, running sequences leave a KV cache no room for the next prompt: that is what others wait for.
+const FULL: f64 = 0.9;
 /// Pages before it is believed: some seconds with a queue.
 const ENOUGH: u32 = 5;
 

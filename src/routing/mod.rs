@@ -196,8 +196,6 @@ pub struct Candidate<'a> {
     pub success: f64,
     /// Fraction of its ordinary traffic that it should get.
     pub share: f64,
-    /// Running sequences leave the engine's KV cache no room for the next prompt.
-    is_cache_full: bool,
     /// Found by [`decide`]: prompt tokens believed to be cached there.
     pub hit: Tokens,
     /// Found by [`decide`]: leading blocks of the prompt's chain that it is believed to hold.
@@ -242,7 +240,6 @@ impl<'a> Candidate<'a> {
             block_tokens: DEFAULT_BLOCK_TOKENS,
             success: 1.0,
             share: 1.0,
-            is_cache_full: false,
             hit: Tokens(0),
             blocks: 0,
             cost: 0.0,
@@ -269,7 +266,6 @@ impl<'a> Candidate<'a> {
             requests: self.requests + told.foreign.requests,
             batch_limit: self.batch_limit.or(told.batch_limit),
             block_tokens: told.block_tokens.unwrap_or(DEFAULT_BLOCK_TOKENS),
-            is_cache_full: told.is_cache_full,
             ..self
         }
     }

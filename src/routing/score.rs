@@ -79,7 +79,6 @@ impl<'a> Stakes<'a> {
             own: &load,
             foreign: &candidate.foreign,
             batch_limit: candidate.batch_limit,
-            is_cache_full: candidate.is_cache_full,
             head_age: seconds_between(load.head_since, now),
         };
         let mut terms = estimate.terms(&self.pool, &queue, work);

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use super::batch_limit::{BatchLimit, FULL};
+use super::batch_limit::BatchLimit;
 use super::cache_counters::{CacheFigures, CacheReport};
 use super::foreign::sane;
 use super::{EngineSignals, Foreign, ReplicaLoad};
@@ -66,8 +66,6 @@ pub(super) struct Told {
     pub(super) foreign: Foreign,
     pub(super) batch_limit: Option<u64>,
     pub(super) block_tokens: Option<u64>,
-    /// Running sequences leave its KV cache no room for the next prompt.
-    pub(super) is_cache_full: bool,
 }
 
 #[derive(Debug, Default)]
@@ -78,8 +76,6 @@ struct Published {
     /// Work of others then, as bits of floats.
     foreign: AtomicU32,
     foreign_waiting: AtomicU32,
-    /// As bits of a float; NaN where not told.
-    kv_cache_usage: AtomicU32,
     /// Zero where not known.
     block_tokens: AtomicU32,
     batch_limit: AtomicU64,
@@ -184,7 +180,6 @@ impl Target {
             foreign: foreign.aged(age),
             batch_limit: limits.batch_limit.or_else(|| known(&self.published.batch_limit)),
             block_tokens: (block_tokens > 0).then_some(u64::from(block_tokens)),
-            is_cache_full: float(&self.published.kv_cache_usage) >= FULL,
         })
     }
 
@@ -215,7 +210,6 @@ impl Published {
         let store = |cell: &AtomicU32, value: f64| cell.store((value as f32).to_bits(), Ordering::Relaxed);
         store(&self.foreign, foreign.requests);
         store(&self.foreign_waiting, foreign.waiting);
-        store(&self.kv_cache_usage, page.kv_cache_usage.unwrap_or(f64::NAN));
         let block = page.block_tokens.unwrap_or(0);
         self.block_tokens.store(u32::try_from(block).unwrap_or(0), Ordering::Relaxed);
         self.batch_limit.store(batch_limit.unwrap_or(0), Ordering::Relaxed);
@@ -252,7 +246,7 @@ mod tests {
         target.scraped(page, at(5));
         let told = target.told(at(5), &LIMITS).unwrap();
         assert_eq!((told.foreign.requests, told.foreign.waiting), (4.0, 1.0));
-        assert!(!told.is_cache_full && told.batch_limit.is_none() && told.block_tokens.is_none());
+        assert!(told.batch_limit.is_none() && told.block_tokens.is_none());
         assert!(target.told(at(15), &LIMITS).is_some() && target.told(at(16), &LIMITS).is_none());
         assert!(target.signals(at(15), &LIMITS).is_some() && target.signals(at(16), &LIMITS).is_none());
         target.restarted();
@@ -276,7 +270,7 @@ mod tests {
             target.scraped(page, at(1));
             let told = target.told(at(1), &LIMITS).unwrap();
             assert_eq!(told.foreign, Foreign::default(), "{odd}");
-            assert!(!told.is_cache_full && told.batch_limit.is_none() && told.block_tokens.is_none());
+            assert!(told.batch_limit.is_none() && told.block_tokens.is_none());
         }
     }
 }

@@ -88,8 +88,6 @@ pub(crate) struct Queue<'a> {
     pub(crate) foreign: &'a Foreign,
     /// Sequences that the engine runs at once, where known.
     pub(crate) batch_limit: Option<u64>,
-    /// Running sequences leave the engine's KV cache no room for the next prompt.
-    pub(crate) is_cache_full: bool,
     /// Seconds since the head of the queue is computed.
     pub(crate) head_age: f64,
 }
@@ -98,7 +96,7 @@ impl Queue<'_> {
     /// Whether a prompt has to wait until others make room, however fast the engine is.
     fn is_full(&self) -> bool {
         let present = float(self.own.inflight) + self.foreign.requests;
-        self.is_cache_full || self.batch_limit.is_some_and(|limit| present >= float(limit))
+        self.batch_limit.is_some_and(|limit| present >= float(limit))
     }
 }
 
@@ -254,7 +252,7 @@ mod tests {
     }
 
     fn ttft_ms(own: &LoadView, foreign: &Foreign, head_age: f64, limit: Option<u64>) -> u128 {
-        let queue = Queue { own, foreign, batch_limit: limit, is_cache_full: false, head_age };
+        let queue = Queue { own, foreign, batch_limit: limit, head_age };
         let terms = estimate().terms(&pool(), &queue, Work::of(Tokens(30), Tokens(0)));
         (terms.ttft() + Duration::from_micros(1)).as_millis()
     }

@@ -36,10 +36,10 @@ impl Allowance {
         if self.credit > BELIEVED { 1.0 } else { self.credit }
     }
 
-    /// A replica reported how much of a prediction it found. True when it may hold less now.
-    pub(super) fn reported(&mut self, predicted: u64, cached: u64) -> bool {
+    /// A replica reported how much of a prediction it found.
+    pub(super) fn reported(&mut self, predicted: u64, cached: u64) {
         if predicted == 0 {
-            return false;
+            return;
         }
         let confirmed = cached.min(predicted) as f64;
         let predicted = predicted as f64;
@@ -51,7 +51,6 @@ impl Allowance {
         } else {
             (self.share + SHRINK * TOLERATED).min(1.0)
         };
-        is_short
     }
 
     /// It starts anew with an empty cache.

@@ -156,7 +156,7 @@ impl PrefixIndex {
         if predicted > Tokens(0) && self.credit(slot) >= 1.0 {
             self.beyond.reported(predicted, cached);
         }
-        self.allow(slot, |allowance| _ = allowance.reported(promised.0, cached.0));
+        self.allow(slot, |allowance| allowance.reported(promised.0, cached.0));
     }
 
     /// Forgets all that a replica held: it restarted, slept, or the slot has a new owner.
