@@ -199,6 +199,37 @@ def one(name, command, ready, url, args):
             "engine_asked": asked, "engine_hit": hit, "requests": seen, "predictions": pairs}
 
 
+def blocks(runs):
+    """First tokens of each router by repetition and ten seconds of it: what came close together was slow for the same reasons."""
+    found = {}
+    for run in runs:
+        for request in run["requests"]:
+            if not request["error"]:
+                block = found.setdefault((run["rep"], int(request["at"] // 10)), {})
+                block.setdefault(run["router"], []).append(request["ttft"])
+    return found
+
+
+def ratios(runs):
+    """TTFT of `latency` over each other router's in the repetitions that both have, with 95 % intervals: a thousand resamples of blocks."""
+    dice = random.Random(1)
+    for name in dict.fromkeys(run["router"] for run in runs if run["router"] != "latency"):
+        both = [block for block in blocks(runs).values() if name in block and "latency" in block]
+        if not both:
+            continue
+
+        def ratio(chosen, share):
+            ours, theirs = ([ttft for block in chosen for ttft in block[router]] for router in ("latency", name))
+            return stream.percentile(ours, share) / stream.percentile(theirs, share)
+
+        told = []
+        for share in (0.5, 0.9, 0.99):
+            again = [ratio(dice.choices(both, k=len(both)), share) for _ in range(1000)]
+            low, high = stream.percentile(again, 0.025), stream.percentile(again, 0.975)
+            told.append(f"p{100 * share:.0f} {ratio(both, share):.2f} ({low:.2f} to {high:.2f})")
+        print(f"\n`latency` over {name}: TTFT {', '.join(told)}; blocks of ten seconds: {len(both)}")
+
+
 def table(path):
     runs = [json.loads(line) for line in open(path)]
     ms = lambda values, share: f"{1e3 * stream.percentile(values, share):.0f}" if values else "-"
@@ -217,6 +248,7 @@ def table(path):
         cores = [mean([b for run in mine for b in run["busy"]]), mean([run["router_cpu"] for run in mine]), mean([run["others"] for run in mine])]
         print(f"| {name} | {len(mine)} | {len(asked)} | {len(asked) - len(good)} | {hit} | {usage} | {ms(ttft, .5)} | {ms(ttft, .9)} | {ms(ttft, .99)} | {each} "
               f"| {checks.share(within, len(asked))} | {' | '.join(cores)} |")
+    ratios(runs)
     pairs = [p for run in runs if run["router"] == "latency" for p in run["predictions"]]
     error = [abs(p["predicted"] - p["actual"]) / p["actual"] for p in pairs]
     if error:
