@@ -5,7 +5,7 @@
 mod support;
 
 use support::replica::Replica;
-use support::{Gateway, config};
+use support::{Gateway, config, soon};
 use tokenway::config::{ModelMatch, Tenant};
 
 /// The names of all series of the gateway's own metrics, without those of its process.
@@ -30,8 +30,13 @@ async fn ten_thousand_random_models_tenants_and_paths_add_no_series() {
     with_tenants.tenants.push(known);
     let asks_for_keys = Gateway::start(with_tenants).await;
 
-    round(&gateway, 0).await;
     round(&asks_for_keys, 0).await;
+    soon("the stages of an engine, estimated once an answer has taught how fast it is", async {
+        while !series(&gateway).iter().any(|series| series.contains("engine_queue")) {
+            round(&gateway, 0).await;
+        }
+    })
+    .await;
     let before = (series(&gateway), series(&asks_for_keys));
     assert!(before.0.len() > 100, "{:?}", before.0);
     tokio::join!(

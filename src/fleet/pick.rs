@@ -45,12 +45,12 @@ impl Pick {
     }
 
     /// Learns bytes per token and the cached share from the engine's `usage`.
-    pub fn learn(&self, tokens: TokenCounts) {
+    pub fn learn(&mut self, tokens: TokenCounts) {
         if let Some(input) = tokens.input {
             self.size.teach(&self.pool.ratio, input);
         }
         if let Some(cached) = tokens.cached {
-            self.assignment.cache_reported(cached);
+            self.assignment.cache_reported(tokens.input, cached);
         }
     }
 }

@@ -19,7 +19,7 @@ use super::target::{EngineLimits, Target};
 use super::verdict::{Aim, PATIENCE, Verdict, judge};
 use super::{
     Candidate, Decision, Lesson, LoadGuard, Pace, Placement, Policy, PoolModel, Prompt, Query, SlotSet,
-    Terms, Waiting, cheapest, longest,
+    Terms, Waiting, Work, cheapest, longest,
 };
 use crate::clock::Stamp;
 use crate::record::SloBounds;
@@ -257,7 +257,8 @@ impl<'a> Judged<'a> {
         let load = LoadGuard::reserve(chosen.load, placement);
         self.dispatcher.index.note_longest(longest(&prompt, &self.candidates), aim.now);
         self.dispatcher.index.insert(decision.slot, &prompt);
-        Some(Assignment { dispatcher: Arc::clone(self.dispatcher), decision, at: aim.now, ahead, load })
+        let (dispatcher, computed) = (Arc::clone(self.dispatcher), decision.terms.work);
+        Some(Assignment { dispatcher, decision, at: aim.now, ahead, load, prompt: prompt.tokens, computed })
     }
 }
 
@@ -271,18 +272,19 @@ pub struct Assignment {
     pub at: Stamp,
     ahead: f32,
     load: LoadGuard,
+    prompt: Tokens,
+    /// What the engine computed of the prompt: as predicted until the answer tells.
+    computed: Work,
 }
 
 impl Assignment {
-    /// The first token came: the prompt is computed, and the wait for it is an observation.
+    /// The first token came: the prompt is computed, and the wait for it is an observation as soon as the answer has told how much
+    /// of the prompt was cached.
     pub fn first_token(&mut self, now: Stamp) {
         self.dispatcher.answered(now);
-        let (slot, model) = (self.decision.slot, &self.dispatcher.model);
-        if let Some(lesson) = self.load.first_token(now) {
-            model.observe(slot, &lesson);
-        }
+        self.load.first_token(now);
         if let Some(predicted) = self.decision.predicted_ttft {
-            model.compare(slot, predicted, now.since(self.at));
+            self.dispatcher.model.compare(self.decision.slot, predicted, now.since(self.at));
         }
     }
 
@@ -311,16 +313,17 @@ impl Assignment {
     /// decoding are taken to have been slower, or faster, alike.
     pub fn served_whole(&self, now: Stamp, output: Tokens) {
         let (slot, model, terms) = (self.decision.slot, &self.dispatcher.model, &self.decision.terms);
+        let prefill = terms.prefill * model.view().ratio(&self.computed, &terms.work);
         let step = model.estimate(slot, now).itl(self.load.context());
         let decoding = step.as_secs_f64() * output.saturating_sub(Tokens(1)).0 as f64;
-        let expected = terms.seconds() + decoding;
+        let expected = terms.wait + prefill + terms.base + decoding;
         if expected <= 0.0 {
             return;
         }
         let slower = now.since(self.at).as_secs_f64() / expected;
-        let (busy, was_idle) = (span(slower * (terms.prefill + terms.base)), terms.wait <= 0.0);
+        let (busy, was_idle) = (span(slower * (prefill + terms.base)), terms.wait <= 0.0);
         let context = self.load.context();
-        model.observe(slot, &Lesson { work: terms.work, busy, was_idle, context, at: now });
+        model.observe(slot, &Lesson { work: self.computed, busy, was_idle, context, at: now });
         model.observe_pace(slot, now, Pace { per_token: slower * step.as_secs_f64(), context });
         model.observe_service(slot, now, span(slower * decoding), Some(output));
     }
@@ -331,9 +334,12 @@ impl Assignment {
         self.dispatcher.model.observe_service(self.decision.slot, now, held, output);
     }
 
-    /// The engine reported how much of the prompt it found in its cache.
-    pub fn cache_reported(&self, cached: Tokens) {
+    /// The engine reported how much of the prompt it found in its cache, of how many tokens where it told that too.
+    pub fn cache_reported(&mut self, prompt: Option<Tokens>, cached: Tokens) {
+        let prompt = prompt.unwrap_or(self.prompt);
+        self.computed = Work::of(prompt.saturating_sub(cached), cached);
         self.dispatcher.answers_tell_cached.store(true, Ordering::Relaxed);
+        self.load.computed(self.computed);
         self.dispatcher.index.reported(self.decision.slot, self.decision.hit, cached);
     }
 

@@ -6,6 +6,8 @@ mod elastic;
 #[cfg(test)]
 mod overload;
 mod product_router;
+#[cfg(test)]
+mod restarts;
 mod scoreboard;
 mod standings;
 

@@ -386,10 +386,10 @@ impl Router for ProductRouter {
     }
 
     fn ended(&mut self, request: RequestId, end: &Ended) {
-        let Some(stream) = self.streams.remove(&request) else { return };
+        let Some(mut stream) = self.streams.remove(&request) else { return };
         if end.output > 0 {
             self.dispatcher.answered(live(end.at));
-            stream.assignment.cache_reported(Tokens(end.cached));
+            stream.assignment.cache_reported(None, Tokens(end.cached));
         }
         if let Some(first) = stream.first_token {
             stream.assignment.served(first, live(end.at), Some(Tokens(end.output)));

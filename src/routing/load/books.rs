@@ -3,14 +3,16 @@
 //!
 //! The engine computes prompts first come first served, so the time between two first tokens is what the second prompt
 //! took: rates can be learned from that without knowing how long anybody waited. First tokens that come in one step of
-//! the engine come together and are one lesson. Bounded by the requests in flight.
+//! the engine come together and are one lesson. How much of a prompt was computed, an answer tells at its end only: after a
+//! restart of the gateway, or beside another one, caches hold what nobody here knows of, and an engine that found it there would
+//! seem ten times as fast as it is. So lessons of a fast engine wait for the ends of their answers. Bounded by the requests in flight.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 
 use super::Placement;
 use super::concurrency::Concurrency;
@@ -84,8 +86,8 @@ pub struct Refreshed {
     pub(super) computed: Computed,
     /// Paces of streams since they were last asked.
     pub paces: SmallVec<[Pace; 8]>,
-    /// A lesson that no later first token will add to.
-    pub lesson: Option<Lesson>,
+    /// What was learned of the engine's speed.
+    pub lessons: SmallVec<[Lesson; 4]>,
 }
 
 #[derive(Debug, Default)]
@@ -99,7 +101,9 @@ pub(super) struct Books {
     /// The head of the queue left without a token.
     is_disturbed: bool,
     /// Together in one step of the engine; may still grow.
-    group: Option<Lesson>,
+    group: Option<Group>,
+    /// Of earlier steps: they wait for what their answers tell.
+    untold: Vec<Group>,
     /// Streams with a bound that no curve knows yet.
     fresh: u32,
     /// Answers without a stream that are taken to be computed and have not ended.
@@ -107,6 +111,14 @@ pub(super) struct Books {
     concurrency: Concurrency,
     /// When a place in a full batch last came free.
     last_free: Stamp,
+}
+
+/// Prompts that were computed in one step of the engine.
+#[derive(Debug)]
+struct Group {
+    lesson: Lesson,
+    /// Those whose answers go on.
+    open: SmallVec<[Waiting; 2]>,
 }
 
 #[derive(Debug)]
@@ -154,18 +166,13 @@ impl Books {
         Head { work, since }
     }
 
-    /// A prompt has its first token. Returns the lesson that is complete by now, and whose prompts are computed: its own,
-    /// and those of answers without a stream that were sent before it.
-    pub(super) fn first_token(
-        &mut self,
-        id: u64,
-        now: Stamp,
-        pulse: &Arc<Pulse>,
-    ) -> (Option<Lesson>, Computed) {
+    /// A prompt has its first token. Returns whose prompts are computed: its own, and those of answers without a stream that
+    /// were sent before it.
+    pub(super) fn first_token(&mut self, id: u64, now: Stamp, pulse: &Arc<Pulse>) -> Computed {
         let context = self.context;
         let mut computed = Computed::new();
         let Some(at) = self.waiting.iter().position(|waiting| waiting.id == id) else {
-            return (None, computed);
+            return computed;
         };
         let was_disturbed = std::mem::take(&mut self.is_disturbed);
         let mut ahead = 0;
@@ -177,30 +184,34 @@ impl Books {
             }
             !is_computed
         });
-        let Some(placement) = computed.last().copied() else { return (None, computed) };
+        let Some(placement) = computed.last().copied() else { return computed };
         self.silent += u32::try_from(computed.len() - 1).unwrap_or(u32::MAX);
         // An engine that runs all it can turns to a prompt when another sequence ends.
         let since = placement.at.max(self.last_first_token).max(self.last_free);
-        let complete = match &mut self.group {
+        let own = Waiting { id, placement };
+        match &mut self.group {
             // The same step: the engine computed them side by side.
-            Some(group) if now.since(group.at) <= reach(group) && placement.at <= group.at => {
-                group.work += placement.work;
-                group.busy += now.since(group.at);
-                group.at = group.at.max(now);
-                None
+            Some(Group { lesson, open })
+                if now.since(lesson.at) <= reach(lesson) && placement.at <= lesson.at =>
+            {
+                lesson.work += placement.work;
+                lesson.busy += now.since(lesson.at);
+                lesson.at = lesson.at.max(now);
+                open.push(own);
             }
-            group if computed.len() > 1 => group.take(),
-            group => std::mem::replace(
-                group,
-                (!was_disturbed).then_some(Lesson {
+            group => {
+                self.untold.extend(group.take());
+                let lesson = Lesson {
                     work: placement.work,
                     busy: now.since(since),
                     was_idle: placement.at >= self.last_first_token,
                     context,
                     at: now,
-                }),
-            ),
-        };
+                };
+                let is_lesson = computed.len() == 1 && !was_disturbed;
+                *group = is_lesson.then(|| Group { lesson, open: smallvec![own] });
+            }
+        }
         self.last_first_token = self.last_first_token.max(now);
         pulse.beat(1, now);
         self.fresh += u32::from(placement.tpot.is_some());
@@ -217,7 +228,18 @@ impl Books {
         self.context = self.context.saturating_add(placement.prompt.0).saturating_add(1);
         self.concurrency.began(self.running());
         self.note_rest();
-        (complete, computed)
+        computed
+    }
+
+    /// An answer told what was computed of its prompt.
+    pub(super) fn computed(&mut self, id: u64, work: Work) {
+        for Group { lesson, open } in self.untold.iter_mut().chain(&mut self.group) {
+            if let Some(at) = open.iter().position(|one| one.id == id) {
+                let placement = open.swap_remove(at).placement;
+                lesson.work = lesson.work - placement.work + work;
+                return;
+            }
+        }
     }
 
     /// How long a prompt that got no token has kept the engine busy: its lesson, if it is the one being computed.
@@ -249,6 +271,9 @@ impl Books {
     /// A stream ended.
     pub(super) fn end(&mut self, id: u64) {
         let Some(at) = self.streams.iter().position(|stream| stream.id == id) else { return };
+        for group in self.untold.iter_mut().chain(&mut self.group) {
+            group.open.retain(|one| one.id != id);
+        }
         let running = self.running();
         let gone = self.streams.swap_remove(at);
         self.fresh -= u32::from(gone.is_fresh);
@@ -317,8 +342,21 @@ impl Books {
             }
         }
         self.fresh = 0;
-        found.lesson = self.group.take_if(|group| now.since(group.at) > reach(group));
+        found.lessons = self.take_lessons(now, known.seconds);
         (curve, found)
+    }
+
+    /// Lessons of which nothing more will be told, or that have waited for it long enough. What took longer than expected is learned at
+    /// once: no cache makes an engine slower.
+    fn take_lessons(&mut self, now: Stamp, seconds: &dyn Fn(&Work) -> f64) -> SmallVec<[Lesson; 4]> {
+        let is_idle = self.streams.is_empty() && self.waiting.is_empty();
+        let is_over = |group: &Lesson| is_idle || now.since(group.at) > reach(group);
+        self.untold.extend(self.group.take_if(|group| is_over(&group.lesson)));
+        let is_told = |Group { lesson, open }: &mut Group| {
+            let is_slow = lesson.busy.as_secs_f64() >= seconds(&lesson.work);
+            open.is_empty() || is_slow || now.since(lesson.at) > TOLD_WITHIN
+        };
+        self.untold.extract_if(.., is_told).map(|group| group.lesson).collect()
     }
 
     /// Tokens in the context of running streams by now.
@@ -358,5 +396,8 @@ fn reach(group: &Lesson) -> Duration {
 
 /// Arrivals of one step's tokens differ by what writing and reading them takes.
 const ONE_STEP: Duration = Duration::from_millis(3);
+/// After which a lesson counts as it was predicted: of the speed of an engine that fell behind, a route with long answers has to know sooner
+/// than these end.
+const TOLD_WITHIN: Duration = Duration::from_secs(10);
 /// Tokens over which a pace is taken, so that a step more or less does not show.
 const PACE_OVER: u64 = 8;

@@ -237,17 +237,21 @@ impl LoadGuard {
         Self { load: Arc::clone(load), id, pulse: Arc::default(), is_awaiting: true }
     }
 
-    /// The first token came: the prompt is computed. Returns a lesson, if one is complete. Further calls do nothing.
-    pub fn first_token(&mut self, now: Stamp) -> Option<Lesson> {
+    /// The first token came: the prompt is computed. Further calls do nothing.
+    pub fn first_token(&mut self, now: Stamp) {
         if !std::mem::take(&mut self.is_awaiting) {
-            return None;
+            return;
         }
         let mut books = self.load.books.lock();
-        let (lesson, computed) = books.first_token(self.id, now, &self.pulse);
+        let computed = books.first_token(self.id, now, &self.pulse);
         self.load.publish(&books);
         drop(books);
         computed.iter().for_each(|placement| self.load.release(placement));
-        lesson
+    }
+
+    /// The engine told what it computed of the prompt.
+    pub(super) fn computed(&self, work: Work) {
+        self.load.books.lock().computed(self.id, work);
     }
 
     /// The stream has brought so many tokens by now. Two plain stores: fit for every event.
@@ -368,13 +372,34 @@ mod tests {
         let load = ReplicaLoad::new();
         let mut guards: Vec<_> =
             [700, 50, 60, 900].map(|tokens| LoadGuard::reserve(&load, placed(100, tokens))).into();
-        let mut lessons = Vec::new();
         for (guard, at) in guards.iter_mut().zip([200, 300, 301, 500]) {
-            lessons.extend(guard.first_token(ms(at)));
+            guard.first_token(ms(at));
         }
-        lessons.extend(refresh(&load, 600).lesson);
+        drop(guards);
+        let lessons = refresh(&load, 600).lessons;
         let seen: Vec<_> = lessons.iter().map(|l| (l.work.tokens, l.busy.as_millis(), l.was_idle)).collect();
         assert_eq!(seen, [(700, 100, true), (110, 101, false), (900, 199, false)]);
+    }
+
+    #[test]
+    fn a_lesson_waits_until_its_answers_have_told_what_was_computed() {
+        let load = ReplicaLoad::new();
+        let mut guards: Vec<_> =
+            [7000, 500, 9000, 700].map(|tokens| LoadGuard::reserve(&load, placed(100, tokens))).into();
+        for (guard, at) in guards.iter_mut().zip([200, 201, 500, 600]) {
+            guard.first_token(ms(at));
+        }
+        let learned = |at| refresh(&load, at).lessons.iter().map(|l| l.work.tokens).collect::<Vec<_>>();
+        assert_eq!(learned(650), [700], "it took longer than expected, and all others go on");
+        guards[0].computed(Work::of(Tokens(2000), Tokens(5000)));
+        assert!(learned(700).is_empty(), "the other one of its step goes on");
+        drop(guards.remove(1));
+        assert_eq!(learned(800), [2500]);
+        assert!(learned(10_500).is_empty());
+        assert_eq!(learned(10_501), [9000], "a long answer is not waited for");
+        guards[1].computed(Work::default());
+        drop(guards);
+        assert!(learned(11_000).is_empty(), "each is learned once");
     }
 
     #[test]

@@ -137,6 +137,12 @@ impl PoolView {
         self.rates[2] * tokens
     }
 
+    /// How much longer one piece of work takes than another.
+    pub(crate) fn ratio(&self, work: &Work, other: &Work) -> f64 {
+        let other = self.work(other);
+        if other > 0.0 { self.work(work) / other } else { 1.0 }
+    }
+
     /// Nominal seconds of work, without the steps.
     #[inline]
     pub(crate) fn work(&self, work: &Work) -> f64 {

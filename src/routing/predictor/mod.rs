@@ -134,7 +134,7 @@ impl PoolModel {
                 seconds: &|work| own.slowness * view.seconds(1.0, context, work),
             },
         );
-        if let Some(lesson) = &found.lesson {
+        for lesson in &found.lessons {
             self.observe(slot, lesson);
         }
         if !found.paces.is_empty() {

@@ -122,7 +122,8 @@ impl Cell {
         for (cell, figure) in self.published.iter().zip(figures) {
             cell.store(figure.to_bits(), Ordering::Relaxed);
         }
-        self.learned_at.store(at.as_nanos().saturating_add(1), Ordering::Release);
+        // Lessons come late, and not in their order.
+        self.learned_at.fetch_max(at.as_nanos().saturating_add(1), Ordering::Release);
         own
     }
 }

@@ -36,7 +36,7 @@ impl Fleet {
         let placement = Placement { at: self.now, tpot, is_stream: true, ..Placement::default() };
         let mut guards: Vec<_> =
             (0..count).map(|_| LoadGuard::reserve(&self.targets[slot].load, placement)).collect();
-        guards.iter_mut().for_each(|guard| _ = guard.first_token(self.now));
+        guards.iter_mut().for_each(|guard| guard.first_token(self.now));
         let last = self.now.after(ms(20 * (tokens - 1)));
         guards.iter().for_each(|guard| guard.progress(tokens, last));
         self.now = self.now.max(last);
