@@ -14,6 +14,7 @@ routers rotates with --rep. With --pids (one of each replica: its process group)
 """
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import random
@@ -153,6 +154,20 @@ def start(command, ready):
     sys.exit(f"{command[0]} is not ready; its log is {log.name}")
 
 
+@contextlib.contextmanager
+def running(command, ready):
+    """The process and the file of its access log; it is stopped at the end, whatever happens."""
+    process, access = start(command, ready)
+    try:
+        yield process, access
+    finally:
+        process.terminate()
+        try:
+            process.wait(40)
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+
 def predictions(access, since):
     """Pairs of predicted and actual TTFT, of requests that were read after `since`."""
     pairs = []
@@ -173,8 +188,7 @@ def predictions(access, since):
 def one(name, command, ready, url, args):
     for replica in args.replicas:
         wire.empty_cache(replica)
-    process, access = start(command, ready)
-    try:
+    with running(command, ready) as (process, access):
         warm = argparse.Namespace(**vars(args) | {"sessions": 8, "span": 4, "turns": 2, "think": 1})
         asyncio.run(sessions(url, warm, "warm"))
         groups = [int(pid) for pid in args.pids.split(",") if pid]
@@ -188,12 +202,6 @@ def one(name, command, ready, url, args):
         others = round((machine_seconds() - machine) / took - sum(busy), 3)
         asked, hit = (read(c) - b for c, b in zip(counters, before))
         time.sleep(1.5)  # The access log is written behind the answers.
-    finally:
-        process.terminate()
-        try:
-            process.wait(40)
-        except subprocess.TimeoutExpired:
-            process.kill()
     pairs = predictions(access, since) if name.startswith("latency") else []
     return {"router": name, "rep": args.rep, "replicas": len(args.replicas), "took": round(took, 2), "busy": busy[:len(groups)], "router_cpu": busy[-2], "others": others,
             "engine_asked": asked, "engine_hit": hit, "requests": seen, "predictions": pairs}
@@ -212,9 +220,9 @@ def blocks(runs):
 
 def ratios(runs):
     """TTFT of `latency` over each other router's in the repetitions that both have, with 95 % intervals: a thousand resamples of blocks."""
-    dice = random.Random(1)
+    dice, all_blocks = random.Random(1), blocks(runs).values()
     for name in dict.fromkeys(run["router"] for run in runs if run["router"] != "latency"):
-        both = [block for block in blocks(runs).values() if name in block and "latency" in block]
+        both = [block for block in all_blocks if name in block and "latency" in block]
         if not both:
             continue
 

@@ -29,19 +29,15 @@ def main():
         wire.empty_cache(replica)
     url, found = routers.commands(args)
     command, ready = found["latency"]
-    process, _ = routers.start(command, ready)
-    asyncio.run(routers.sessions(url, args, "known"))
-    process.terminate()
-    process.wait(40)
-    process, access = routers.start(command, ready)
-    asyncio.run(routers.sessions(url, args, "known"))
-    time.sleep(1.2)  # The access log has whole seconds for since.
-    since = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime())
-    fresh = argparse.Namespace(**vars(args) | {"turns": 1})
-    asyncio.run(routers.sessions(url, fresh, "fresh"))
-    time.sleep(1.5)  # The access log is written behind the answers.
-    process.terminate()
-    process.wait(40)
+    with routers.running(command, ready):
+        asyncio.run(routers.sessions(url, args, "known"))
+    with routers.running(command, ready) as (_, access):
+        asyncio.run(routers.sessions(url, args, "known"))
+        time.sleep(1.2)  # `since` has whole seconds.
+        since = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime())
+        fresh = argparse.Namespace(**vars(args) | {"turns": 1})
+        asyncio.run(routers.sessions(url, fresh, "fresh"))
+        time.sleep(1.5)  # The access log is written behind the answers.
     ratios = [pair["actual"] / pair["predicted"] for pair in routers.predictions(access, since)]
     print(f"{len(ratios)} first tokens, actual over predicted: p50 {stream.percentile(ratios, 0.5):.2f}, p90 {stream.percentile(ratios, 0.9):.2f}; "
           f"the first ten {', '.join(f'{ratio:.2f}' for ratio in ratios[:10])}")

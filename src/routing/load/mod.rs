@@ -322,6 +322,15 @@ mod tests {
         load.refresh(ms(at_ms), &Known { step: 0.02, survival: &survival, seconds: &seconds })
     }
 
+    /// Prompts of so many tokens that are sent together at 100 ms, and when each has its first token.
+    fn answered<const N: usize>(load: &Arc<ReplicaLoad>, prompts: [(u64, u64); N]) -> Vec<LoadGuard> {
+        let mut guards = prompts.map(|(tokens, _)| LoadGuard::reserve(load, placed(100, tokens)));
+        for (guard, (_, at)) in guards.iter_mut().zip(prompts) {
+            guard.first_token(ms(at));
+        }
+        guards.into()
+    }
+
     #[test]
     fn what_a_decision_reads_is_two_cache_lines() {
         assert_eq!(std::mem::offset_of!(ReplicaLoad, refreshed), 128);
@@ -370,12 +379,7 @@ mod tests {
     #[test]
     fn the_time_between_two_first_tokens_is_what_the_second_prompt_took() {
         let load = ReplicaLoad::new();
-        let mut guards: Vec<_> =
-            [700, 50, 60, 900].map(|tokens| LoadGuard::reserve(&load, placed(100, tokens))).into();
-        for (guard, at) in guards.iter_mut().zip([200, 300, 301, 500]) {
-            guard.first_token(ms(at));
-        }
-        drop(guards);
+        drop(answered(&load, [(700, 200), (50, 300), (60, 301), (900, 500)]));
         let lessons = refresh(&load, 600).lessons;
         let seen: Vec<_> = lessons.iter().map(|l| (l.work.tokens, l.busy.as_millis(), l.was_idle)).collect();
         assert_eq!(seen, [(700, 100, true), (110, 101, false), (900, 199, false)]);
@@ -384,11 +388,7 @@ mod tests {
     #[test]
     fn a_lesson_waits_until_its_answers_have_told_what_was_computed() {
         let load = ReplicaLoad::new();
-        let mut guards: Vec<_> =
-            [7000, 500, 9000, 700].map(|tokens| LoadGuard::reserve(&load, placed(100, tokens))).into();
-        for (guard, at) in guards.iter_mut().zip([200, 201, 500, 600]) {
-            guard.first_token(ms(at));
-        }
+        let mut guards = answered(&load, [(7000, 200), (500, 201), (9000, 500), (700, 600)]);
         let learned = |at| refresh(&load, at).lessons.iter().map(|l| l.work.tokens).collect::<Vec<_>>();
         assert_eq!(learned(650), [700], "it took longer than expected, and all others go on");
         guards[0].computed(Work::of(Tokens(2000), Tokens(5000)));
