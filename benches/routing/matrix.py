@@ -4,6 +4,7 @@
     python3 benches/routing/matrix.py BINARY                     all of it, to docs/results/matrix.md
     python3 benches/routing/matrix.py BINARY --quick             the known weak spots and some strong ones
     python3 benches/routing/matrix.py BINARY --kinds chat,rag    also --engines, --fleets, --classes
+    python3 benches/routing/matrix.py BINARY --sample 64 --first-seed 91    cells and traces that nothing was chosen on
     python3 benches/routing/matrix.py BINARY --first-table       how evenly chats behind one system prompt are spread
 
 A cell is one kind, engine, fleet, load and class; all policies run it under the same seeds, each seed with a trace of its
@@ -21,6 +22,7 @@ import hashlib
 import json
 import os
 import pathlib
+import random
 import subprocess
 import sys
 import tempfile
@@ -96,10 +98,12 @@ def cells(args):
     kinds, engines, fleets = args.kinds or list(traffic.KINDS), args.engines or list(capacity.ENGINES), args.fleets or list(FLEETS)
     every = [Cell(kind, engine, fleet, load, slo)
              for kind in kinds for engine in engines for fleet in fleets for load in LOADS for slo in args.classes or CLASSES]
-    if not args.quick:
-        return [cell for cell in every if int(digest(cell), 16) % args.every == 0]
-    matches = lambda cell: any(all(want in ("*", have) for want, have in zip(row, cell)) for row in QUICK)
-    return [cell for cell in every if matches(cell)]
+    is_quick = lambda cell: any(all(want in ("*", have) for want, have in zip(row, cell)) for row in QUICK)
+    if args.quick:
+        return [cell for cell in every if is_quick(cell)]
+    if args.sample:
+        return random.Random(args.first_seed).sample([cell for cell in every if not is_quick(cell)], args.sample)
+    return every
 
 
 def digest(*parts):
@@ -178,7 +182,7 @@ def run_all(wanted, args):
     with concurrent.futures.ProcessPoolExecutor(args.jobs) as pool:
         pairs = sorted({(cell.kind, cell.engine) for cell in wanted})
         list(pool.map(rate, *zip(*pairs)))
-        jobs = [(cell, seed) for cell in wanted for seed in range(1, args.seeds + 1)]
+        jobs = [(cell, seed) for cell in wanted for seed in range(args.first_seed, args.first_seed + args.seeds)]
         results = pool.map(run, *zip(*jobs), [binaries] * len(jobs))
         for count, ((cell, seed), runs) in enumerate(zip(jobs, results), 1):
             if count % 10 == 0 or count == len(jobs):
@@ -289,8 +293,9 @@ def main():
     parser.add_argument("--engines", type=names(list(capacity.ENGINES)))
     parser.add_argument("--fleets", type=names(list(FLEETS)))
     parser.add_argument("--classes", type=names(CLASSES))
-    parser.add_argument("--every", type=int, default=1, metavar="N", help="a sample: about each Nth cell")
+    parser.add_argument("--sample", type=int, metavar="N", help="so many cells, drawn from those that --quick has not")
     parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--first-seed", type=int, default=1, help="of the traces, and of the draw")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--peers-of", metavar="BINARY", help="run other projects' policies with this binary")
     parser.add_argument("--out", type=pathlib.Path)
@@ -299,7 +304,7 @@ def main():
         text = first_table(args)
     else:
         text = report(run_all(cells(args), args), args)
-    is_whole = not (args.first_table or args.quick or args.every > 1 or args.kinds or args.engines or args.fleets or args.classes)
+    is_whole = not (args.first_table or args.quick or args.sample or args.kinds or args.engines or args.fleets or args.classes)
     out = args.out or (RESULTS if is_whole else None)
     if out:
         out.write_text(text)

@@ -244,7 +244,7 @@ fn weighed(judged: &Judged<'_>, replicas: &[Arc<Replica>]) -> Box<[Weighed]> {
             predicted_hit: candidate.hit,
             wait: terms.wait,
             prefill: terms.prefill,
-            harm: terms.harm,
+            harm: terms.harm + terms.slowed,
             late: terms.late,
             cost: terms.cost,
         })

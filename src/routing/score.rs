@@ -4,8 +4,10 @@
 //! cost  =  wait + base + prefill − copy     predicted TTFT, without what a shared prefix will save others
 //!       +  o · (work − copy)                delay of those who come next: prefill at the pool's usual speed
 //!       +  0.15 · (decode − 1.2 · least)⁺    own answer and what it adds to those there, beyond the best's
-//!       +  10 s · (harm + late + failure)   streams pushed over their bound on TPOT, the chance that this first token misses
-//!                                           its bound, and that there is no answer
+//!       +  10 s · (harm + slowed + late + excess + failure)
+//!                                           streams that its prefill and its decoding push over their bound on TPOT, itself
+//!                                           included, the chance that this first token misses its bound, by how many
+//!                                           bounds, and the chance that there is no answer
 //! ```
 //!
 //! A hit is worth what it saves, twice, and more where a queue stands (`backlog`). What many prompts share is computed once
@@ -58,13 +60,19 @@ impl<'a> Stakes<'a> {
 
     /// Prices every candidate.
     pub(super) fn price(&self, candidates: &mut [Candidate<'_>]) {
-        let mut least = f64::INFINITY;
+        let (mut with_room, mut of_all) = (f64::INFINITY, f64::INFINITY);
         for candidate in candidates.iter_mut() {
             let terms = self.terms(candidate);
             (candidate.cost, candidate.ttft, candidate.decode) = (terms.cost, terms.seconds(), terms.decode);
             candidate.wait = terms.wait;
-            least = fast_min(terms.decode, least);
+            of_all = fast_min(terms.decode, of_all);
+            if terms.slot_wait <= 0.0 {
+                with_room = fast_min(terms.decode, with_room);
+            }
         }
+        // The speed of a full batch is taken: whoever waits for a place there keeps the next one from it, and as many are left to
+        // the slower replicas as before.
+        let least = if with_room < f64::INFINITY { with_room } else { of_all };
         for candidate in candidates {
             candidate.cost += DECODE * fast_max(candidate.decode - UNNOTICED * least, 0.0);
         }
@@ -84,19 +92,25 @@ impl<'a> Stakes<'a> {
         let mut terms = estimate.terms(&self.pool, &queue, work);
         let steps = self.steps(candidate, &load, &estimate);
         terms.decode = self.pool.output * (steps.after + candidate.requests * steps.added / 2.0);
-        terms.harm = self.harm(candidate, &terms, &load, estimate.step(load.context));
-        // Streams that lose their bound by the steps alone are not harmed, and no wait gives them slack.
-        terms.harm *= 1.0 - chance_of_miss(steps.after / self.tpot);
+        let lost = chance_of_miss(steps.after / self.tpot);
+        // Itself, and as much as its sequence adds to the chances of each stream there: by the slope of the chance.
+        let added = steps.added / self.tpot * lost * (1.0 - lost) / MISS_WITHIN;
+        terms.slowed = lost + running(candidate, &load) * added;
+        // Streams that lose their bound by the steps alone lose it once, ...
+        terms.harm = self.harm(candidate, &terms, &load, estimate.step(load.context)) * (1.0 - lost);
+        // ... and no wait gives them slack.
         terms.slack = fast_max(1.0 - steps.after / self.tpot, 0.0);
         let used = (self.waited + terms.seconds()) * self.per_bound;
         terms.late = chance_of_miss(used);
+        // What is late anyway may be later still: each bound more is another one missed.
+        let excess = fast_max(used - 1.0, 0.0);
         let copied = self.copied(candidate, &work);
         let copy = terms.prefill * self.used_by_others * copied;
         // A slow replica's second is not the fleet's: what others could have had of it is work, at the pool's usual speed.
         let usual = self.usual * self.pool.work(&work) * (1.0 - self.used_by_others * copied);
         terms.cost = terms.seconds() - copy
             + self.others_wait * usual
-            + MISS * (terms.harm + terms.late + 1.0 - candidate.success);
+            + MISS * (terms.harm + terms.slowed + terms.late + excess + 1.0 - candidate.success);
         terms
     }
 
@@ -121,21 +135,16 @@ impl<'a> Stakes<'a> {
     #[inline]
     fn harm(&self, candidate: &Candidate<'_>, terms: &Terms, load: &LoadView, step: f64) -> f64 {
         let anyway = (terms.wait - terms.slot_wait) as f32;
-        let running = candidate.load.harm(anyway, terms.prefill as f32);
+        let ours = f64::from(candidate.load.harm(anyway, terms.prefill as f32));
         // Streams of others are taken to be like ours.
-        let theirs = candidate.foreign.requests - candidate.foreign.waiting;
-        let running = if theirs > 0.0 {
-            f64::from(running) * (1.0 + theirs / load.decoding().max(1) as f64)
-        } else {
-            f64::from(running)
-        };
+        let harmed = ours * (1.0 + theirs(candidate) / fast_max(float(load.decoding()), 1.0));
         if load.bounded == 0 {
-            return running;
+            return harmed;
         }
         // Those that wait will have begun when this one is computed: without any slack, and bounded as this one is.
         let spare = self.tpot - step;
         let stall = if spare > 0.0 { terms.prefill * FRESH_SPARE / spare } else { 0.0 };
-        running + load.bounded as f64 * f64::from(self.pool.fresh.at(stall as f32))
+        harmed + load.bounded as f64 * f64::from(self.pool.fresh.at(stall as f32))
     }
 }
 
@@ -145,6 +154,18 @@ struct Steps {
     after: f64,
     /// What it adds.
     added: f64,
+}
+
+/// Streams that run there, everybody's.
+#[inline]
+fn running(candidate: &Candidate<'_>, load: &LoadView) -> f64 {
+    float(load.decoding()) + theirs(candidate)
+}
+
+/// Streams of others that run there.
+#[inline]
+fn theirs(candidate: &Candidate<'_>) -> f64 {
+    fast_max(candidate.foreign.requests - candidate.foreign.waiting, 0.0)
 }
 
 fn seconds_between(earlier: Stamp, later: Stamp) -> f64 {

@@ -57,8 +57,10 @@ pub struct Terms {
     pub base: f64,
     /// Seconds of the replica that it takes: its prefill, or its share of the places in the batch where those are scarcer.
     pub turn: f64,
-    /// Streams that it is expected to push over their bound.
+    /// Streams that its prefill is expected to push over their bound on the time per token.
     pub harm: f64,
+    /// Streams that it is expected to push over it by longer steps, itself included.
+    pub slowed: f64,
     /// Share of its bound on the time per token that a decoding step there leaves; all of it without one.
     pub slack: f64,
     /// The chance that its own first token is late.

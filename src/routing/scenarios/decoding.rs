@@ -59,14 +59,74 @@ fn a_replica_whose_steps_are_over_the_bound_is_dearer_the_more_it_has() {
     // A step of 20 ms at least: no stream there can be in time, however many there are.
     let tpot = Some(Duration::from_millis(15));
     fleet.aim.slo = SloBounds { tpot, ..SloBounds::default() };
-    let costs: Vec<_> = fleet.ask(&text, |_, query, candidates| {
-        Stakes::of(query, candidates).price(candidates);
-        candidates.iter().map(|candidate| candidate.cost).collect()
-    });
+    let costs = costs(&fleet, &text);
     let [some, many, none] = costs[..] else { panic!("three replicas") };
     assert!(some > none + 0.1 && many > some + 0.1, "{none} {some} {many}");
     assert_eq!(fleet.decide(&text).unwrap().slot, 2);
     assert!(matches!(fleet.judge(&text).unwrap(), Verdict::Place(_)), "no wait would help");
+}
+
+/// What the replicas would cost, whatever runs there, without a limit on how many do.
+fn costs(fleet: &Fleet, text: &Text) -> Vec<f64> {
+    fleet.ask(text, |_, query, candidates| {
+        candidates.iter_mut().for_each(|candidate| candidate.batch_limit = None);
+        Stakes::of(query, candidates).price(candidates);
+        candidates.iter().map(|candidate| candidate.cost).collect()
+    })
+}
+
+/// The streams of a replica come at this pace.
+fn at_pace(fleet: &Fleet, slot: usize, per_token: f64) {
+    for _ in 0..200 {
+        fleet.dispatcher.model.observe_pace(slot, fleet.now, Pace { per_token, context: 0 });
+    }
+}
+
+#[test]
+fn nobody_waits_for_the_speed_of_a_full_batch() {
+    let mut fleet = talkative(2);
+    at_pace(&fleet, 0, 0.02);
+    at_pace(&fleet, 1, 0.08);
+    let text = Text::session(1, 64, 1);
+    (0..2).for_each(|slot| fleet.dispatcher.index.insert(slot, &text.prompt()));
+    let _most = fleet.streams(0, 7, 10);
+    assert_eq!(fleet.decide(&text).unwrap().slot, 0, "answers are four times as fast");
+    let _last = fleet.streams(0, 1, 10);
+    assert_eq!(fleet.decide(&text).unwrap().slot, 1, "others take that speed; here is a place");
+    let _full = fleet.streams(1, 8, 10);
+    assert_eq!(fleet.decide(&text).unwrap().slot, 0, "everybody waits");
+}
+
+#[test]
+fn streams_that_just_keep_their_bound_get_no_more_company() {
+    let mut fleet = Fleet::experienced(2);
+    at_pace(&fleet, 0, 0.02);
+    at_pace(&fleet, 1, 0.06);
+    let text = Text::session(1, 16, 1);
+    (0..2).for_each(|slot| fleet.dispatcher.index.insert(slot, &text.prompt()));
+    let _streams = fleet.streams(0, 150, 10);
+    for (tpot_ms, best) in [(80, 0), (24, 1)] {
+        let tpot = Some(Duration::from_millis(tpot_ms));
+        fleet.aim.slo = SloBounds { tpot, ..SloBounds::default() };
+        let costs = costs(&fleet, &text);
+        assert!(costs[best] < costs[1 - best], "bound of {tpot_ms} ms: {costs:?}");
+    }
+}
+
+#[test]
+fn what_is_late_anyway_is_not_made_much_later_for_one_stream() {
+    let mut fleet = Fleet::experienced(2);
+    let _fragile = fleet.streams(0, 1, 1);
+    let queue = |slot: usize, tokens| {
+        let work = Work::of(Tokens(tokens), Tokens(0));
+        let placement = Placement { at: fleet.now, work, is_stream: true, ..Placement::default() };
+        LoadGuard::reserve(&fleet.targets[slot].load, placement)
+    };
+    // Two seconds and eight.
+    let _queues = [queue(0, 20_000), queue(1, 80_000)];
+    let (ttft, tpot) = (Some(Duration::from_secs(1)), Some(Duration::from_millis(50)));
+    fleet.aim.slo = SloBounds { ttft, tpot, ..SloBounds::default() };
+    assert_eq!(fleet.decide(&Text::session(1, 0, 64)).unwrap().slot, 0);
 }
 
 #[test]
