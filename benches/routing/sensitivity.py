@@ -29,7 +29,8 @@ COPY = ROOT / "target/sensitivity"
 RESULTS = ROOT / "docs/results/sensitivity.md"
 # File under src/routing: the constants in it. Not here are sizes of tables, limits on nonsense, and what only the other policies use.
 CONSTANTS = {
-    "score.rs": ["DECODE", "UNNOTICED", "MISS", "MISS_AT", "MISS_WITHIN"],
+    "score.rs": ["DECODE", "UNNOTICED", "MISS"],
+    "bound.rs": ["LATE_AT", "LATE_WITHIN", "LATER", "SLOW_AT", "SLOW_WITHIN", "SLOWER"],
     "backlog.rs": ["RISING", "FALLING", "OTHERS_WAIT", "OTHERS_IN_QUEUE", "FEW"],
     "policies/latency.rs": ["NEAR", "ERROR"],
     "verdict.rs": ["PATIENCE", "TOLERATED_HARM"],

@@ -9,6 +9,7 @@
 
 mod backlog;
 mod batch_limit;
+mod bound;
 mod cache_counters;
 mod dispatcher;
 mod float;

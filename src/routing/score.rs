@@ -4,16 +4,17 @@
 //! cost  =  wait + base + prefill − copy     predicted TTFT, without what a shared prefix will save others
 //!       +  o · (work − copy)                delay of those who come next: prefill at the pool's usual speed
 //!       +  0.15 · (decode − 1.2 · least)⁺    own answer and what it adds to those there, beyond the best's
-//!       +  10 s · (harm + slowed + late + excess + failure)
+//!       +  10 s · (harm + slowed + late + failure)
 //!                                           streams that its prefill and its decoding push over their bound on TPOT, itself
-//!                                           included, the chance that this first token misses its bound, by how many
-//!                                           bounds, and the chance that there is no answer
+//!                                           included, the chance that this first token misses its bound, the more where by
+//!                                           more (`bound`), and the chance that there is no answer
 //! ```
 //!
 //! A hit is worth what it saves, twice, and more where a queue stands (`backlog`). What many prompts share is computed once
 //! more on behalf of all that will find it there: one of them pays its share only. A prompt goes where the streams can bear
 //! it; absent bounds cost nothing.
 
+use super::bound::Bound;
 use super::float::{fast_max, fast_min, float};
 use super::hazard::FRESH_SPARE;
 use super::predictor::Queue;
@@ -91,26 +92,25 @@ impl<'a> Stakes<'a> {
         };
         let mut terms = estimate.terms(&self.pool, &queue, work);
         let steps = self.steps(candidate, &load, &estimate);
-        terms.decode = self.pool.output * (steps.after + candidate.requests * steps.added / 2.0);
-        let lost = chance_of_miss(steps.after / self.tpot);
-        // Itself, and as much as its sequence adds to the chances of each stream there: by the slope of the chance.
-        let added = steps.added / self.tpot * lost * (1.0 - lost) / MISS_WITHIN;
-        terms.slowed = lost + running(candidate, &load) * added;
+        terms.decode = self.pool.answers.output * (steps.after + candidate.requests * steps.added / 2.0);
+        let slow = Bound::on_tpot().missed(steps.after / self.tpot);
+        // Itself, and what its sequence adds to each of the streams there.
+        let slower = running(candidate, &load) * steps.added / self.tpot;
+        terms.slowed = self.pool.answers.goes_on * (slow.price() + slower * slow.slope());
         // Streams that lose their bound by the steps alone lose it once, ...
-        terms.harm = self.harm(candidate, &terms, &load, estimate.step(load.context)) * (1.0 - lost);
+        terms.harm = self.harm(candidate, &terms, &load, estimate.step(load.context)) * (1.0 - slow.chance);
         // ... and no wait gives them slack.
         terms.slack = fast_max(1.0 - steps.after / self.tpot, 0.0);
         let used = (self.waited + terms.seconds()) * self.per_bound;
-        terms.late = chance_of_miss(used);
-        // What is late anyway may be later still: each bound more is another one missed.
-        let excess = fast_max(used - 1.0, 0.0);
+        let late = Bound::on_ttft().missed(used);
+        terms.late = late.chance;
         let copied = self.copied(candidate, &work);
         let copy = terms.prefill * self.used_by_others * copied;
         // A slow replica's second is not the fleet's: what others could have had of it is work, at the pool's usual speed.
         let usual = self.usual * self.pool.work(&work) * (1.0 - self.used_by_others * copied);
         terms.cost = terms.seconds() - copy
             + self.others_wait * usual
-            + MISS * (terms.harm + terms.slowed + terms.late + excess + 1.0 - candidate.success);
+            + MISS * (terms.harm + terms.slowed + late.price() + 1.0 - candidate.success);
         terms
     }
 
@@ -124,7 +124,7 @@ impl<'a> Stakes<'a> {
     /// others are taken to be like this one.
     #[inline]
     fn steps(&self, candidate: &Candidate<'_>, load: &LoadView, estimate: &Estimate) -> Steps {
-        let context = float(self.query.prompt.tokens.0) + self.pool.output / 2.0;
+        let context = float(self.query.prompt.tokens.0) + self.pool.answers.output / 2.0;
         let sequence = estimate.sequence(&self.pool, context);
         let unseen = fast_max(candidate.requests - float(load.decoding()), 0.0);
         let before = estimate.step(load.context) + unseen * sequence;
@@ -172,12 +172,6 @@ fn seconds_between(earlier: Stamp, later: Stamp) -> f64 {
     later.as_nanos().saturating_sub(earlier.as_nanos()) as f64 * 1e-9
 }
 
-/// Predictions err by about a tenth: what takes nine tenths of the bound misses it every other time.
-fn chance_of_miss(used: f64) -> f64 {
-    // Far from the bound there is nothing to work out, and most are.
-    if used < SURELY_KEPT { 0.0 } else { 1.0 / (1.0 + ((MISS_AT - used) / MISS_WITHIN).exp()) }
-}
-
 /// Seconds of waiting for the first token that a second of decoding is worth: an answer is read while it comes.
 const DECODE: f64 = 0.15;
 /// Decoding that takes so many times as long as at the best replica is no reason to wait for another: predictions err by as much, and
@@ -185,24 +179,3 @@ const DECODE: f64 = 0.15;
 const UNNOTICED: f64 = 1.2;
 /// Seconds that a missed bound is worth, and a failed answer: its client waits for all of it again, at the least.
 const MISS: f64 = 10.0;
-/// Share of the bound at which a miss is as likely as not: predictions err by a tenth, ...
-const MISS_AT: f64 = 0.9;
-/// ... and shares of the bound over which it becomes e times as likely.
-const MISS_WITHIN: f64 = 0.1;
-/// Share of the bound below which less than one in a thousand misses, which is worth a hundredth of a second.
-const SURELY_KEPT: f64 = 0.2;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn late_is_a_matter_of_degree() {
-        for (used, least, most) in
-            [(0.0, 0.0, 0.001), (0.5, 0.0, 0.05), (0.9, 0.49, 0.51), (1.0, 0.7, 0.8), (9.0, 0.999, 1.0)]
-        {
-            let chance = chance_of_miss(used);
-            assert!((least..=most).contains(&chance), "{used} of the bound: {chance}");
-        }
-    }
-}

@@ -21,8 +21,16 @@ pub struct PoolView {
     rates: [f64; CAUSES],
     /// What a stall does to a stream that has just begun.
     pub(crate) fresh: Curve,
-    /// Mean tokens of an answer.
+    pub(crate) answers: Answers,
+}
+
+/// What is known of an answer before it is there.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Answers {
+    /// Mean tokens.
     pub(crate) output: f64,
+    /// Chance, 0 to 1, that it has more than one: an embedding has no time per token.
+    pub(crate) goes_on: f64,
 }
 
 /// What is known of one replica's speed.
@@ -114,10 +122,10 @@ pub(super) fn causes(steps: f64, context: u64, work: &Work) -> [f64; CAUSES] {
 
 impl PoolView {
     /// From seconds per cause, see [`causes`]: divided once here, not for every candidate.
-    pub(super) fn new(rates: &[f64; CAUSES], fresh: Curve, output: f64) -> Self {
+    pub(super) fn new(rates: &[f64; CAUSES], fresh: Curve, answers: Answers) -> Self {
         let [step, context, tokens, attention] = rates;
         let rates = [*step, context / PER_CONTEXT, tokens / PER_TOKENS, attention / PER_ATTENTION];
-        Self { rates, fresh, output }
+        Self { rates, fresh, answers }
     }
 
     /// Nominal seconds of work, the steps it comes with included.
@@ -246,7 +254,7 @@ mod tests {
     use crate::routing::float::MAX_SPAN;
 
     fn pool() -> PoolView {
-        PoolView::new(&[0.02, 0.0, 1.0, 0.0], Curve::NONE, 256.0)
+        PoolView::new(&[0.02, 0.0, 1.0, 0.0], Curve::NONE, Answers { output: 256.0, goes_on: 1.0 })
     }
 
     fn estimate() -> Estimate {

@@ -9,7 +9,7 @@ use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 
 use super::calibration::{Calibration, Ledger};
-use super::estimate::{CAUSES, Estimate, PoolView, causes};
+use super::estimate::{Answers, CAUSES, Estimate, PoolView, causes};
 use super::fit::{Fit, Memory};
 use super::replica::{LEARNED, StepFit, load};
 use crate::routing::hazard::lengths::{Lengths, Survival};
@@ -24,6 +24,8 @@ pub(super) struct PoolCell {
     fresh: [AtomicU32; POINTS],
     /// Mean tokens of an answer.
     output: AtomicU64,
+    /// Share of answers that have more than one.
+    goes_on: AtomicU64,
     average: [AtomicU64; AVERAGES],
     has_learned: AtomicBool,
     survival: ArcSwap<Survival>,
@@ -51,6 +53,7 @@ impl Default for PoolCell {
             rates: UNSEEN_RATES.map(|rate| AtomicU64::new(rate.to_bits())),
             fresh: Default::default(),
             output: AtomicU64::new(0),
+            goes_on: AtomicU64::new(0),
             average: UNSEEN_AVERAGE.map(|figure| AtomicU64::new(figure.to_bits())),
             has_learned: AtomicBool::new(false),
             survival: ArcSwap::from_pointee(lengths.survival()),
@@ -76,7 +79,7 @@ impl PoolCell {
         PoolView::new(
             &self.rates.each_ref().map(load),
             Curve::from_points(self.fresh.each_ref().map(point)),
-            load(&self.output),
+            Answers { output: load(&self.output), goes_on: load(&self.goes_on) },
         )
     }
 
@@ -181,7 +184,9 @@ impl PoolCell {
         let fresh = Running { tokens: 1.0, elapsed: 0.0, bound: FRESH_SPARE as f32, step: 0.0 };
         let survival = self.survival.load();
         curve.add(&fresh, &survival);
-        self.output.store(f64::from(survival.mean()).to_bits(), Ordering::Relaxed);
+        for (cell, figure) in [(&self.output, survival.mean()), (&self.goes_on, survival.at(2.0))] {
+            cell.store(f64::from(figure).to_bits(), Ordering::Relaxed);
+        }
         for (cell, point) in self.fresh.iter().zip(curve.points()) {
             cell.store(point.to_bits(), Ordering::Relaxed);
         }

@@ -40,7 +40,7 @@ impl PoolModel {
         let (mut sum, mut count) = (Typical::default(), 0.0);
         for (slot, context) in replicas {
             let own = self.estimate(slot, now);
-            let context = context.unwrap_or(mean.tokens as f64 + view.output / 2.0);
+            let context = context.unwrap_or(mean.tokens as f64 + view.answers.output / 2.0);
             sum.prefill += own.slowness * view.work(mean);
             sum.step += own.step(0);
             sum.per_sequence += own.sequence(&view, context);
@@ -51,7 +51,7 @@ impl PoolModel {
         let of = |sum: f64| if count > 0.0 { (sum / count).max(0.0) } else { 0.0 };
         let typical = Typical {
             uncached: mean.tokens as f64,
-            output: view.output.max(1.0),
+            output: view.answers.output.max(1.0),
             prefill: of(sum.prefill),
             step: of(sum.step),
             per_sequence: of(sum.per_sequence),

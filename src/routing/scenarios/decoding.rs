@@ -105,11 +105,11 @@ fn streams_that_just_keep_their_bound_get_no_more_company() {
     let text = Text::session(1, 16, 1);
     (0..2).for_each(|slot| fleet.dispatcher.index.insert(slot, &text.prompt()));
     let _streams = fleet.streams(0, 150, 10);
-    for (tpot_ms, best) in [(80, 0), (24, 1)] {
-        let tpot = Some(Duration::from_millis(tpot_ms));
-        fleet.aim.slo = SloBounds { tpot, ..SloBounds::default() };
+    let step = fleet.dispatcher.model.estimate(0, fleet.now).itl(0);
+    for (tpot, best) in [(4 * step, 0), (step, 1)] {
+        fleet.aim.slo = SloBounds { tpot: Some(tpot), ..SloBounds::default() };
         let costs = costs(&fleet, &text);
-        assert!(costs[best] < costs[1 - best], "bound of {tpot_ms} ms: {costs:?}");
+        assert!(costs[best] < costs[1 - best], "bound of {tpot:?}: {costs:?}");
     }
 }
 
