@@ -195,7 +195,7 @@ pub struct Weighed {
     pub wait: f64,
     /// Seconds to compute the prompt.
     pub prefill: f64,
-    /// Expected number of streams pushed over their bound on time per token.
+    /// Expected number of streams pushed over their bound on time per token, the request's own included.
     pub harm: f64,
     /// Probability, 0 to 1, that the first token is later than its bound.
     pub late: f64,
