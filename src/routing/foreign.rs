@@ -7,6 +7,7 @@
 
 use std::time::Duration;
 
+use super::float::fast_max;
 use super::load::LoadView;
 
 /// Foreign requests on a replica, weighted by how fresh the news of them is.
@@ -33,6 +34,13 @@ impl Foreign {
         // Of the engine's waiting ones as many as possible are taken to be ours: we know that ours wait.
         let waiting = waiting.map_or(0.0, |waiting| (waiting - awaiting).clamp(0.0, requests));
         Self { requests, waiting }
+    }
+
+    /// Those that are being decoded.
+    #[inline]
+    #[must_use]
+    pub(super) fn running(self) -> f64 {
+        fast_max(self.requests - self.waiting, 0.0)
     }
 
     /// What is left of it by news of this age: half at [`HALF_TRUST`], a tenth at nine times that.

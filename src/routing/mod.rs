@@ -224,7 +224,7 @@ impl<'a> Candidate<'a> {
     #[inline]
     #[must_use]
     pub fn running(&self) -> f64 {
-        self.load.view().decoding() as f64 + (self.foreign.requests - self.foreign.waiting).max(0.0)
+        self.load.view().decoding() as f64 + self.foreign.running()
     }
 
     /// A candidate of which the engine has told nothing (yet, or any more).

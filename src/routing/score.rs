@@ -95,7 +95,8 @@ impl<'a> Stakes<'a> {
         terms.decode = self.pool.answers.output * (steps.after + candidate.requests * steps.added / 2.0);
         let slow = Bound::on_tpot().missed(steps.after / self.tpot);
         // Itself, and what its sequence adds to each of the streams there.
-        let slower = running(candidate, &load) * steps.added / self.tpot;
+        let running = float(load.decoding()) + candidate.foreign.running();
+        let slower = running * steps.added / self.tpot;
         terms.slowed = self.pool.answers.goes_on * (slow.price() + slower * slow.slope());
         // Streams that lose their bound by the steps alone lose it once, ...
         terms.harm = self.harm(candidate, &terms, &load, estimate.step(load.context)) * (1.0 - slow.chance);
@@ -137,7 +138,7 @@ impl<'a> Stakes<'a> {
         let anyway = (terms.wait - terms.slot_wait) as f32;
         let ours = f64::from(candidate.load.harm(anyway, terms.prefill as f32));
         // Streams of others are taken to be like ours.
-        let harmed = ours * (1.0 + theirs(candidate) / fast_max(float(load.decoding()), 1.0));
+        let harmed = ours * (1.0 + candidate.foreign.running() / fast_max(float(load.decoding()), 1.0));
         if load.bounded == 0 {
             return harmed;
         }
@@ -154,18 +155,6 @@ struct Steps {
     after: f64,
     /// What it adds.
     added: f64,
-}
-
-/// Streams that run there, everybody's.
-#[inline]
-fn running(candidate: &Candidate<'_>, load: &LoadView) -> f64 {
-    float(load.decoding()) + theirs(candidate)
-}
-
-/// Streams of others that run there.
-#[inline]
-fn theirs(candidate: &Candidate<'_>) -> f64 {
-    fast_max(candidate.foreign.requests - candidate.foreign.waiting, 0.0)
 }
 
 fn seconds_between(earlier: Stamp, later: Stamp) -> f64 {
