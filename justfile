@@ -72,6 +72,11 @@ surroundings *args:
     cargo build --release --locked
     python3 tests/endure/surroundings.py target/release/tokenway {{args}}
 
+# Honest traffic of three tenants beside a hostile one and a fleet that fails, drawn at random; an hour, `--minutes 2` less.
+strangers *args:
+    cargo build --release --locked
+    python3 tests/endure/strangers.py target/release/tokenway {{args}}
+
 # What one connection, stream, byte of a body and tenant takes; two minutes, `--only streams` less.
 memory *args:
     cargo build --release --locked
