@@ -638,6 +638,12 @@ async fn the_admin_port_acts_only_for_whom_it_may() {
     assert_eq!(gateway.level.lock().as_str(), "trace");
     let rebound = "GET /api/fleet HTTP/1.1\r\nhost: evil.example\r\nconnection: close\r\n\r\n";
     assert_eq!(request(address, rebound).await.0, 403);
+    for path in ["/healthz", "/metrics", "/", "/api/fleet"] {
+        let two = format!(
+            "GET {path} HTTP/1.1\r\nhost: localhost\r\nhost: evil.example\r\nconnection: close\r\n\r\n"
+        );
+        assert_eq!(request(address, &two).await.0, 400, "{path}");
+    }
 
     let (address, ..) = admin(Some("s3cret")).await;
     assert_eq!(get(address, "/metrics").await.0, 401);

@@ -30,6 +30,14 @@ pub(super) async fn guard(
     Ok(next.run(request).await)
 }
 
+/// Middleware: two readers of one request must not see two hosts (RFC 9112 §3.2).
+pub(super) async fn one_host(request: Request, next: Next) -> Result<Response, AdminError> {
+    if request.headers().get_all(HOST).iter().nth(1).is_some() {
+        return Err(AdminError::SeveralHosts);
+    }
+    Ok(next.run(request).await)
+}
+
 fn check(token: Option<&Secret>, method: &Method, headers: &HeaderMap) -> Result<(), AdminError> {
     match token {
         Some(token) if !has_token(headers, token) => return Err(AdminError::InvalidToken),

@@ -13,6 +13,8 @@ pub(super) enum AdminError {
     InvalidToken,
     #[error("without a token the admin port is reached as localhost or by its address only")]
     ForeignHost,
+    #[error("more than one host header")]
+    SeveralHosts,
     #[error("POST needs the header x-tokenway-admin: 1")]
     MissingHeader,
     #[error("the admin port has no such path")]
@@ -64,6 +66,7 @@ impl AdminError {
         match self {
             Self::InvalidToken => (StatusCode::UNAUTHORIZED, "invalid_token"),
             Self::ForeignHost => (StatusCode::FORBIDDEN, "foreign_host"),
+            Self::SeveralHosts => (StatusCode::BAD_REQUEST, "invalid_request"),
             Self::MissingHeader => (StatusCode::FORBIDDEN, "missing_header"),
             Self::UnknownPath => (StatusCode::NOT_FOUND, "unknown_path"),
             Self::MethodNotAllowed { .. } => (StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed"),

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use axum::error_handling::HandleErrorLayer;
 use axum::extract::{DefaultBodyLimit, State};
-use axum::middleware::from_fn_with_state;
+use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{BoxError, Router};
@@ -61,6 +61,7 @@ pub(super) fn router(admin: Arc<AdminState>, live: Arc<Live>) -> Router {
         .layer(from_fn_with_state(Arc::clone(&admin), access::guard))
         .merge(health)
         .merge(assets::router())
+        .layer(from_fn(access::one_host))
         .layer(ServiceBuilder::new().layer(CatchPanicLayer::custom(panicked)).layer(compression))
         .with_state(admin)
 }

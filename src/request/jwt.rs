@@ -246,7 +246,9 @@ impl KeySet {
         };
         for key in self.keys.iter().filter(fits) {
             match jsonwebtoken::decode::<Map<String, Value>>(token, &key.key, &validation) {
-                Ok(data) => return Ok(data.claims),
+                // The library takes a list with the issuer in it, too (RFC 7519 §4.1.1 has one string).
+                Ok(data) if data.claims.get("iss").is_some_and(Value::is_string) => return Ok(data.claims),
+                Ok(_) => last = TokenFault::Issuer,
                 Err(error) => last = fault(&error),
             }
             // Without a key id several keys may fit.
@@ -434,6 +436,7 @@ mod tests {
             (with("nbf", json!(NOW + 61)), Err(F::TooEarly)),
             (with("iss", json!("https://other")), Err(F::Issuer)),
             (with("iss", json!(null)), Err(F::Issuer)),
+            (with("iss", json!(["https://issuer"])), Err(F::Issuer)),
             (with("aud", json!("other")), Err(F::Audience)),
             (with("aud", json!(null)), Err(F::Audience)),
             (with("tenant", json!(null)), Err(F::Tenant)),
