@@ -48,6 +48,30 @@ async fn the_last_ready_replica_is_never_left_for_failed_requests_alone() {
 }
 
 #[tokio::test]
+async fn failures_aimed_at_a_replica_by_a_stored_response_do_not_eject_it() {
+    let (one, two) = (Replica::start().await, Replica::start().await);
+    let gateway = Gateway::start(config::of(&[&one, &two])).await;
+    let made = |id: &str| wire::json(200, &format!(r#"{{"id":"{id}","object":"response"}}"#));
+    for id in ["resp_1", "resp_2"] {
+        for replica in [&one, &two] {
+            replica.always(made(id));
+        }
+        assert_eq!(gateway.post("/v1/responses", r#"{"model":"tiny","input":"hi"}"#).await.status(), 200);
+    }
+    for replica in [&one, &two] {
+        replica.always(wire::json(500, "{}"));
+    }
+    for id in ["resp_1", "resp_2"] {
+        let body = format!(r#"{{"model":"tiny","input":"x","previous_response_id":"{id}"}}"#);
+        for _ in 0..12 {
+            assert_eq!(gateway.post("/v1/responses", &body).await.status(), 500);
+            assert!(gateway.replicas().iter().all(|replica| replica.state == ReplicaState::Ready));
+        }
+    }
+    assert!(one.count() > 12 && two.count() > 12, "each was aimed at");
+}
+
+#[tokio::test]
 async fn a_prompt_that_was_in_flight_at_two_replica_deaths_is_refused() {
     let replicas = [Replica::start().await, Replica::start().await, Replica::start().await];
     let all: Vec<&Replica> = replicas.iter().collect();

@@ -9,6 +9,7 @@ use super::pool::PoolState;
 use super::replica::Replica;
 use crate::admission::TurnOnDrop;
 use crate::clock::Stamp;
+use crate::error::ReplicaFailure;
 use crate::record::{DecisionSummary, TokenCounts};
 use crate::request::prompt_size::PromptSize;
 use crate::routing::Assignment;
@@ -27,6 +28,8 @@ pub struct Pick {
     pub size: PromptSize,
     /// Hash of the whole prompt, to find prompts that kill engines.
     pub prompt: u64,
+    /// Its request can go nowhere else: a stored response lives there.
+    pub is_pinned: bool,
 }
 
 impl Pick {
@@ -42,6 +45,11 @@ impl Pick {
         self.pool.dispatcher.answered(now);
         self.replica.vitals.answered(now);
         self.pool.succeeded(self.prompt);
+    }
+
+    /// Its request failed there.
+    pub fn failed(&self, failure: &ReplicaFailure, now: Stamp) {
+        self.pool.failed(&self.replica, failure, self.prompt, self.is_pinned, now);
     }
 
     /// Learns bytes per token and the cached share from the engine's `usage`.

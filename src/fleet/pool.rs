@@ -157,8 +157,16 @@ impl PoolState {
 
     /// A request failed at a replica. From the first failure on it gets less traffic. It is ejected once it fails more than
     /// the pool's others, by one failure while on trial, or at once where it refuses connections or reports a dead engine; but
-    /// never the last ready one, and never more than `pool.ejection.max_share` of the pool.
-    pub fn failed(&self, replica: &Replica, failure: &ReplicaFailure, prompt: u64, now: Stamp) {
+    /// never the last ready one, and never more than `pool.ejection.max_share` of the pool. A request that could go nowhere else
+    /// (`is_pinned`) has no peers to be compared with, and its client chose the replica: it only has the replica probed.
+    pub fn failed(
+        &self,
+        replica: &Replica,
+        failure: &ReplicaFailure,
+        prompt: u64,
+        is_pinned: bool,
+        now: Stamp,
+    ) {
         if matches!(failure, ReplicaFailure::NoFreeConnection { .. }) || failure.is_idle_close() {
             return;
         }
@@ -175,6 +183,13 @@ impl PoolState {
             replica.vitals.refused(now);
         }
         let is_down = is_refused || matches!(failure, ReplicaFailure::EngineDown { .. });
+        if is_pinned && !is_down {
+            replica.vitals.suspect(now);
+            if broke {
+                replica.vitals.check_now.notify_one();
+            }
+            return;
+        }
         let is_on_trial = replica.answers.is_on_trial();
         replica.answers.failed(now);
         let (price, usual) = self.beside_others(replica, |other| other.answers.price(now));

@@ -111,7 +111,7 @@ impl ReplicaSuccessor {
             active.watch.close();
             match result {
                 Err(AttemptError::Replica(failure, _)) => {
-                    active.pick.pool.failed(&active.pick.replica, &failure, active.pick.prompt, now);
+                    active.pick.failed(&failure, now);
                     picker::note_tried(tried, &active.pick);
                 }
                 Err(AttemptError::Ours(failure)) => {

@@ -220,6 +220,7 @@ fn choose(
         assignment,
         size: request.prompt.size,
         prompt: chain.whole(),
+        is_pinned: request.pinned.is_some(),
     })))
 }
 

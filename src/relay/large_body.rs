@@ -119,7 +119,7 @@ impl LargeBody {
     }
 
     fn replica_failed(&mut self, why: &ReplicaFailure) -> Poll<Option<Result<Frame<Bytes>, Aborted>>> {
-        self.pick.pool.failed(&self.pick.replica, why, self.pick.prompt, self.guard.clock().now());
+        self.pick.failed(why, self.guard.clock().now());
         self.abort(Outcome::Failed, "replica_failed")
     }
 
