@@ -431,6 +431,37 @@ async fn a_broken_messages_stream_ends_with_an_event_of_its_kind() {
 }
 
 #[tokio::test]
+async fn work_that_acts_at_the_engine_is_sent_once() {
+    let stored = r#"{"model":"tiny","input":"hi","store":true}"#;
+    let background = r#"{"model":"tiny","input":"hi","background":true}"#;
+    let plain = r#"{"model":"tiny","input":"hi","store":false}"#;
+    let cut = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 9\r\n\r\n{".to_vec();
+    let extra = |config: &mut Config| config.server.extra_paths = vec!["/v1/custom".into()];
+    for (path, body, is_once) in [
+        ("/v1/responses", stored, true),
+        ("/v1/responses", background, true),
+        ("/v1/custom", r#"{"model":"tiny"}"#, true),
+        ("/v1/responses", plain, false),
+    ] {
+        for (script, status) in [
+            (vec![Step::Reset], 502),
+            (wire::json(503, "{}"), 503),
+            (vec![Step::Raw(cut.clone()), Step::Close], 502),
+        ] {
+            let pair = Pair::start_with(extra, script).await;
+            pair.good.always(wire::json(200, r#"{"id":"resp_1","object":"response"}"#));
+            let reply = pair.gateway.post(path, body).await;
+            assert_eq!(reply.status(), if is_once { status } else { 200 }, "{path} {body}");
+            assert_eq!(pair.good.count(), if is_once { 1 } else { 2 }, "{path} {body}");
+        }
+        let pair = Pair::start_with(extra, Vec::new()).await;
+        pair.good.always(wire::json(200, "{}"));
+        pair.bad.stop_listening().await;
+        assert_eq!(pair.gateway.post(path, body).await.status(), 200, "it was not sent: {path} {body}");
+    }
+}
+
+#[tokio::test]
 async fn a_broken_responses_stream_ends_with_response_failed_and_the_next_number() {
     let created = "event: response.created\ndata: {\"type\":\"response.created\",\"sequence_number\":0,\
                    \"response\":{\"id\":\"resp_1\",\"model\":\"tiny\"}}\n\n";

@@ -43,8 +43,9 @@ pub struct UpstreamAttempt {
     pub deadlines: Deadlines,
     /// Whether the client asked for a stream.
     pub is_stream: bool,
-    /// Whether it is the request's first: later ones take no connection that has been idle.
-    pub is_first: bool,
+    /// Whether it takes a connection that has been idle, which the engine may be about to close: a request's first attempt does, if
+    /// it may be repeated.
+    pub takes_idle: bool,
     /// The process' clock.
     pub clock: Clock,
 }
@@ -172,7 +173,7 @@ impl UpstreamAttempt {
     async fn checkout(&self, deadline: Instant) -> Result<Lease, AttemptError> {
         let replica = self.replica.name();
         let after = self.deadlines.connect;
-        let reuse = if self.is_first { Reuse::Idle } else { Reuse::Warm };
+        let reuse = if self.takes_idle { Reuse::Idle } else { Reuse::Warm };
         let lease = self.replica.connections.checkout(reuse, deadline).await;
         lease.map_err(|error| match no_connection(error, replica, after) {
             Failure::Replica(failure) => failed(failure),

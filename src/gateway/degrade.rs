@@ -56,6 +56,7 @@ async fn classified_for(
     gateway: &Gateway,
 ) -> Option<Classified> {
     let (table, body) = (Arc::clone(&before.table), before.held.bytes.clone());
+    let tenant = Arc::clone(&before.share.tenant);
     let work = move || {
         let fields = prepare::parse(dialect, &body).ok()?;
         let named = match &to.config.model {
@@ -63,7 +64,7 @@ async fn classified_for(
             ModelMatch::Any => None,
         };
         let model = to.engine_model().or(named);
-        Some(prepare::classify(&table, &to, dialect, &fields, model, &body))
+        Some(prepare::classify(&table, &to, dialect, &fields, model, &body, &tenant))
     };
     gateway.body_work.run(before.held.bytes.len(), work).await.ok()?
 }

@@ -1,7 +1,7 @@
 //! Pick, send, retry: from a prepared request to a response worth relaying, or a failure.
 //!
 //! The retry rule: a request known not to have been sent may use all of `retry.attempts`; one that may have started is
-//! retried once at most, within the retry budget. Deadlines run over all attempts. An exchange owns all its state, so that
+//! retried once at most, within the retry budget, and not at all if it acts at the engine. Deadlines run over all attempts. An exchange owns all its state, so that
 //! it can also run inside a response body, behind heartbeats.
 
 use std::sync::Arc;
@@ -176,7 +176,7 @@ impl Exchange {
         if pick.replica.answers.is_on_trial() {
             return self.may_retry(failure, pick);
         }
-        pick.pool.failed(&pick.replica, failure, pick.prompt, self.incoming.gateway.clock.now());
+        pick.failed(failure, self.incoming.gateway.clock.now());
         false
     }
 
@@ -195,7 +195,7 @@ impl Exchange {
     pub(super) fn may_retry(&mut self, failure: &ReplicaFailure, pick: &Pick) -> bool {
         let gateway = &self.incoming.gateway;
         let now = gateway.clock.now();
-        pick.pool.failed(&pick.replica, failure, pick.prompt, now);
+        pick.failed(failure, now);
         if failure.is_idle_close() {
             self.untried.get_or_insert_with(|| self.tried.clone());
         }
@@ -204,6 +204,9 @@ impl Exchange {
         if failure.is_unsent() {
             self.retried_unsent += 1;
             return self.retried_unsent <= retry.attempts;
+        }
+        if self.prepared.is_sent_once {
+            return false;
         }
         let is_first = !std::mem::replace(&mut self.retried_started, true);
         is_first && retry.attempts > 0 && (failure.is_idle_close() || pick.pool.retries.withdraw(retry, now))
@@ -248,7 +251,7 @@ impl Exchange {
     pub(super) fn note_failed(&mut self, flight: &Flight, result: &Result<UpstreamResponse, AttemptError>) {
         let now = self.incoming.gateway.clock.now();
         if let (Some(pick), Err(AttemptError::Replica(failure, _))) = (flight.pick(), result) {
-            pick.pool.failed(&pick.replica, failure, pick.prompt, now);
+            pick.failed(failure, now);
             picker::note_tried(&mut self.tried, pick);
         }
     }
@@ -259,7 +262,7 @@ impl Exchange {
         let Failure::Timeout { timer: Timer::FirstToken, after } = failure else { return };
         if now.since(pick.assignment.at) >= *after / 2 {
             let why = ReplicaFailure::Silent { replica: pick.replica.name() };
-            pick.pool.failed(&pick.replica, &why, pick.prompt, now);
+            pick.failed(&why, now);
         }
     }
 

@@ -72,7 +72,8 @@ pub(super) async fn fly(
 /// When the first token is overdue; `None` where the request is not to be hedged.
 pub(super) fn due(prepared: &Prepared, cause: AttemptCause, first: &Flight) -> Option<Stamp> {
     let hedge = prepared.route.config.hedge?;
-    if cause != AttemptCause::First || !prepared.shows_first_token || prepared.pinned.is_some() {
+    let is_bound = prepared.pinned.is_some() || prepared.is_sent_once;
+    if cause != AttemptCause::First || !prepared.shows_first_token || is_bound {
         return None;
     }
     prepared.route.hedges.deposit(hedge.budget);

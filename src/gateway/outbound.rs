@@ -103,7 +103,7 @@ impl Outbound<'_> {
             shape: self.shape(&pick),
             watch: Arc::clone(&watch),
             is_stream: self.prepared.is_stream,
-            is_first: cause == AttemptCause::First,
+            takes_idle: cause == AttemptCause::First && !self.prepared.is_sent_once,
             deadlines: self.deadlines,
             clock: gateway.clock,
         });
@@ -150,7 +150,9 @@ impl Outbound<'_> {
         };
         let parts = &self.incoming.parts;
         let has_body = !self.body.is_empty() || parts.method == http::Method::POST;
-        let id = HeaderValue::from_str(request_id);
+        let prepared = self.prepared;
+        let own_id = prepared.table.own_id(self.identity.dialect, &prepared.share.tenant, request_id);
+        let id = HeaderValue::from_str(own_id.as_deref().unwrap_or(request_id));
         let mut request = Request::new(Full::new(self.body.clone()));
         *request.method_mut() = parts.method.clone();
         *request.uri_mut() = target(&pick.replica.endpoint.base_path, &parts.uri);

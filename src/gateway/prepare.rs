@@ -74,6 +74,9 @@ pub struct Prepared {
     pub conversation: Option<u64>,
     /// The replica that stores `previous_response_id`: the only one that can serve it.
     pub pinned: Option<Arc<Replica>>,
+    /// Sent twice it would act twice: a stored or background response, a POST on `server.extra_paths` (RFC 9110 §9.2.2). It is
+    /// retried only where it is known not to have been sent, and never hedged.
+    pub is_sent_once: bool,
     /// When the body was read: deadlines count from here.
     pub read: Stamp,
     /// Bounds of its SLO class, for its prompt length.
@@ -220,6 +223,7 @@ pub async fn prepare(
     let mut prepared = seen.classified.ok_or(Failure::Internal)?.note(record);
     prepared.share = share_of(&tenant);
     prepared.read = read;
+    prepared.is_sent_once |= dialect == Dialect::Extra && !parts.method.is_safe();
     admit(gateway, prepared, guard, &tenant, &parts.headers)
 }
 
@@ -258,7 +262,11 @@ impl ReadRequest {
             fields.model = query_model(&uri)?.map(Cow::Owned);
         }
         seen.requested_model = fields.model.as_deref().map(|name| cut(name, MAX_MODEL_NAME).into());
-        seen.request_id = fields.request_id.as_deref().filter(|id| is_harmless_id(id)).map(Into::into);
+        seen.request_id = fields
+            .request_id
+            .and_then(|raw| raw.string())
+            .filter(|id| is_harmless_id(id))
+            .map(|id| (&*id).into());
         let (route, stored) = match dialect {
             _ if is_preflight => (table.some_route().ok_or(Failure::Internal)?, None),
             Dialect::StoredResponse => {
@@ -267,7 +275,8 @@ impl ReadRequest {
             }
             _ => (find_route(&table, &tenant, &fields)?, None),
         };
-        let mut classified = classify(&table, route, dialect, &fields, route.engine_model(), &held.bytes);
+        let model = route.engine_model();
+        let mut classified = classify(&table, route, dialect, &fields, model, &held.bytes, tenant.name());
         let prepared = &mut classified.prepared;
         prepared.pinned = match fields.previous_response_id.as_deref() {
             Some(id) => Some(stored::previous(&gateway, &tenant, route, id)?),
@@ -328,9 +337,11 @@ pub(super) fn tenant_of(
     parts: &Parts,
     now: SystemTime,
 ) -> Result<TenantRef, AuthError> {
-    let trusted = table.config.server.trust_headers.iter().find_map(|name| parts.headers.get(name));
-    match trusted {
-        Some(name) if table.tenants.ask_for_keys() => {
+    let names = &table.config.server.trust_headers;
+    let mut trusted = names.iter().flat_map(|name| parts.headers.get_all(name));
+    match (trusted.next(), trusted.next()) {
+        (Some(_), Some(_)) if table.tenants.ask_for_keys() => Err(AuthError::SeveralNames),
+        (Some(name), None) if table.tenants.ask_for_keys() => {
             table.tenants.named(name.as_bytes()).ok_or(AuthError::UntrustedName)
         }
         _ => table.tenants.identify(parts, now),
@@ -409,6 +420,7 @@ pub(super) fn classify(
     fields: &Fields<'_>,
     upstream_model: Option<Arc<str>>,
     body: &Bytes,
+    tenant: &str,
 ) -> Classified {
     let client_model = fields.model.as_deref();
     let upstream_model = upstream_model.as_deref();
@@ -418,7 +430,15 @@ pub(super) fn classify(
     // How many tokens a broken stream had: several may come in one event. Looked at only where needed: a prompt may be long.
     let may_migrate = route.config.migrate && fields.is_stream && fields.previous_response_id.is_none();
     let ask_running = may_migrate && !has_several_choices(fields);
-    let edits = Edits { model: upstream_model, ask_usage: route.config.ask_usage, ask_running };
+    // An engine says what is wrong with an id that is no string.
+    let chosen_id = fields.request_id.and_then(|raw| raw.escaped());
+    let own_id = chosen_id.and_then(|id| table.own_id(dialect, tenant, id));
+    let edits = Edits {
+        model: upstream_model,
+        request_id: own_id.as_deref(),
+        ask_usage: route.config.ask_usage,
+        ask_running,
+    };
     let spliced = splice(dialect, body, fields, edits);
     let is_stream = fields.is_stream && dialect.generates();
     let class = class_of(&table.config.classes, tokens);
@@ -440,6 +460,7 @@ pub(super) fn classify(
         session: None,
         conversation: route.config.canary.as_ref().and_then(|_| conversation(fields)),
         pinned: None,
+        is_sent_once: dialect.is_stateful() && fields.is_stored,
         read: Stamp::default(),
         slo: SloBounds::default(),
         is_long: class == Class::Long,

@@ -207,7 +207,10 @@ impl Request {
     /// What its stream needs to be continued elsewhere, on a route with `migrate`; else the request is not kept.
     fn migration(self, record: &Record) -> Option<Box<Migration>> {
         let Self { prepared, incoming } = self;
-        let may_migrate = prepared.route.config.migrate && prepared.is_stream && prepared.pinned.is_none();
+        let may_migrate = prepared.route.config.migrate
+            && prepared.is_stream
+            && prepared.pinned.is_none()
+            && !prepared.is_sent_once;
         may_migrate.then(|| {
             let running = prepared.asks_running;
             let successor = ReplicaSuccessor::new(incoming, prepared, Identity::of(record));

@@ -208,8 +208,9 @@ impl Live {
         let route = Arc::clone(&table.routes[0]);
         let body = bytes::Bytes::from_static(br#"{"model":"m","prompt":"p"}"#);
         let fields = prepare::parse(Dialect::Completions, &body).unwrap();
-        let mut prepared = prepare::classify(&table, &route, Dialect::Completions, &fields, None, &body)
-            .note(guard.record());
+        let mut prepared =
+            prepare::classify(&table, &route, Dialect::Completions, &fields, None, &body, "default")
+                .note(guard.record());
         prepared.prompt.chain =
             PrefixChain::of_hashes(arrival.chain.clone(), arrival.prompt * BYTES_PER_TOKEN);
         prepared.tokens = Tokens(arrival.prompt);

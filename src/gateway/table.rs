@@ -14,8 +14,9 @@ use crate::error::Failure;
 use crate::fleet::pool::PoolState;
 use crate::record::SloBounds;
 use crate::request::chain::ChainSeed;
+use crate::request::dialect::Dialect;
 use crate::request::jwt::TokenKeys;
-use crate::request::tenant::{TenantRef, Tenants};
+use crate::request::tenant::{TenantRef, Tenants, own_response_id};
 use crate::routing::{CanaryShares, Policy, PoolWheel, policies};
 use crate::units::Tokens;
 
@@ -158,6 +159,12 @@ impl RoutingTable {
     #[must_use]
     pub fn some_route(&self) -> Option<&Arc<RouteState>> {
         self.routes.iter().find(|route| route.is_ready()).or(self.routes.first())
+    }
+
+    /// The engine's id for what a client named `chosen`: where there are tenants and the engine stores its answer under that id.
+    #[must_use]
+    pub fn own_id(&self, dialect: Dialect, tenant: &str, chosen: &str) -> Option<String> {
+        (dialect.is_stateful() && self.tenants.ask_for_keys()).then(|| own_response_id(tenant, chosen))
     }
 
     /// The bounds of an SLO class for a prompt length; an unknown class has no bounds.

@@ -32,7 +32,7 @@ use crate::relay::body::ReplyBody;
 use crate::relay::watch::{Expiry, StreamDeadlines, StreamWatch};
 use crate::relay::ws_frames::{self, Frames};
 use crate::request::trace_context;
-use crate::upstream::headers::{strip_response, write_upgrade};
+use crate::upstream::headers::{strip_response, switches_to_websocket, write_upgrade};
 use crate::upstream::pool::Lease;
 
 /// Shakes hands with a replica; the response is its own, or our failure.
@@ -101,12 +101,16 @@ async fn ask(exchange: &mut Exchange, pick: &Pick) -> Result<(Response<Incoming>
         connected = Some(clock.now());
         let mut request = exchange.outbound(&identity).request(pick, span);
         write_upgrade(request.headers_mut());
+        let name = Arc::clone(&replica);
         let closed = Failure::Replica(ReplicaFailure::ClosedBeforeHead { replica, closed: Closed::Asked });
         let Some(connection) = lease.connection() else { return Err(closed) };
         let answer =
             tokio::time::timeout(timeouts.first_token, connection.sender.send_request(request)).await;
         match answer {
-            Ok(Ok(answer)) => Ok((answer, lease)),
+            Ok(Ok(answer)) => match switch_fault(&answer) {
+                None => Ok((answer, lease)),
+                Some(what) => Err(Failure::Replica(ReplicaFailure::InvalidHead { replica: name, what })),
+            },
             Ok(Err(_)) => Err(closed),
             Err(_) => Err(Failure::Timeout { timer: Timer::FirstToken, after: timeouts.first_token }),
         }
@@ -130,6 +134,13 @@ async fn ask(exchange: &mut Exchange, pick: &Pick) -> Result<(Response<Incoming>
         ahead: pick.assignment.ahead(),
     });
     result
+}
+
+/// What is wrong with an answer that switches protocols.
+fn switch_fault(answer: &Response<Incoming>) -> Option<&'static str> {
+    let is_other =
+        answer.status() == StatusCode::SWITCHING_PROTOCOLS && !switches_to_websocket(answer.headers());
+    is_other.then_some("switched to another protocol than websocket (101)")
 }
 
 /// Any other answer than 101 is relayed like that of an ordinary request.
@@ -323,7 +334,7 @@ impl RealtimeTunnel {
             (Ended::Engine, _) => {
                 let replica = self.pick.replica.name();
                 let failure = ReplicaFailure::Truncated { replica };
-                self.pick.pool.failed(&self.pick.replica, &failure, self.pick.prompt, now);
+                self.pick.failed(&failure, now);
                 Failure::Replica(failure)
             }
         };

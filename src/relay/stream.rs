@@ -209,7 +209,7 @@ impl StreamBody {
                 // What the engine blames on the request says nothing about the replica.
                 if !error.code.is_some_and(|code| (400..500).contains(&code)) {
                     let (now, why) = (self.guard.clock().now(), ReplicaFailure::ErrorEvent { replica });
-                    self.pick.pool.failed(&self.pick.replica, &why, self.pick.prompt, now);
+                    self.pick.failed(&why, now);
                 }
                 return None;
             }
@@ -382,11 +382,11 @@ impl StreamBody {
     fn blame(&self, failure: &Failure) {
         let now = self.guard.clock().now();
         match failure {
-            Failure::Replica(why) => self.pick.pool.failed(&self.pick.replica, why, self.pick.prompt, now),
+            Failure::Replica(why) => self.pick.failed(why, now),
             Failure::Timeout { timer: Timer::InterToken, .. } => {
                 let replica = self.pick.replica.name();
                 let why = ReplicaFailure::Silent { replica };
-                self.pick.pool.failed(&self.pick.replica, &why, self.pick.prompt, now);
+                self.pick.failed(&why, now);
             }
             _ => {}
         }

@@ -33,8 +33,10 @@ pub struct Fields<'a> {
     pub cache_salt: Option<Cow<'a, str>>,
     /// `previous_response_id`: pins the request to the replica that made it.
     pub previous_response_id: Option<Cow<'a, str>>,
-    /// `request_id`: the client's own, where it sends no header.
-    pub request_id: Option<Cow<'a, str>>,
+    /// `request_id` as it stands in the body: the client's own, where it sends no header.
+    pub request_id: Option<Raw<'a>>,
+    /// `store` or `background` is true: of responses, what the engine makes stays there.
+    pub is_stored: bool,
     /// What the engine makes its prompt of.
     pub prompt: PromptFields<'a>,
 }
@@ -240,7 +242,8 @@ impl<'a> FieldReader<'a> {
             "echo" => fields.echo = value.text() == "true",
             "cache_salt" => fields.cache_salt = value.string(),
             "previous_response_id" => fields.previous_response_id = value.string(),
-            "request_id" => fields.request_id = value.string(),
+            "request_id" => fields.request_id = value.non_null(),
+            "store" | "background" => fields.is_stored |= truth(&value) == Some(true),
             key => self.prompt_member(key, value),
         }
         Ok(())

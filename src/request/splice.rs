@@ -1,4 +1,5 @@
-//! The edits that a request body may get: the model's name and, of `stream_options`, `include_usage` and `continuous_usage_stats`.
+//! The edits that a request body may get: the model's name, the id of a response, and, of `stream_options`, `include_usage` and
+//! `continuous_usage_stats`.
 //!
 //! All are splices on the raw bytes at places that the parse has found; every other byte stays the client's, so
 //! unknown fields survive, in their order and with their white space. A body that needs no edit
@@ -18,6 +19,8 @@ use crate::request::json::{JsonError, JsonKind, Raw};
 pub struct Edits<'a> {
     /// The engine's name of the model, where it differs from the client's.
     pub model: Option<&'a str>,
+    /// The engine's id of the response, where the client chose one.
+    pub request_id: Option<&'a str>,
     /// Ask for usage in streams.
     pub ask_usage: bool,
     /// Ask for it with every chunk as well.
@@ -42,6 +45,8 @@ pub fn splice(dialect: Dialect, body: &Bytes, fields: &Fields<'_>, edits: Edits<
         if edits.ask_usage { ask_usage(dialect, body, fields, edits.ask_running) } else { Asked::default() };
     let mut all = asked.edits;
     all.extend(edits.model.and_then(|model| rename(fields, model)));
+    let chosen = fields.request_id.zip(edits.request_id);
+    all.extend(chosen.map(|(raw, id)| Edit::replace(raw.span(), &format!("\"{id}\""))));
     all.sort_by_key(|edit| edit.at.start);
     let body = if all.is_empty() { body.clone() } else { apply(body, &all) };
     Spliced { body, asks_usage: asked.usage, asks_running: asked.running }
@@ -168,7 +173,7 @@ mod tests {
     use super::*;
     use crate::request::fields::parse;
 
-    const ASK: Edits<'_> = Edits { model: None, ask_usage: true, ask_running: false };
+    const ASK: Edits<'_> = Edits { model: None, request_id: None, ask_usage: true, ask_running: false };
 
     fn spliced(dialect: Dialect, body: &str, edits: Edits<'_>) -> (String, bool) {
         let body = Bytes::copy_from_slice(body.as_bytes());
@@ -273,7 +278,7 @@ mod tests {
     fn an_unchanged_body_is_not_copied() {
         let body = Bytes::from_static(br#"{"model":"m","stream":true}"#);
         let fields = parse(Dialect::Chat, &body).unwrap();
-        let edits = Edits { model: Some("m"), ask_usage: false, ask_running: false };
+        let edits = Edits { model: Some("m"), ..Edits::default() };
         assert_eq!(splice(Dialect::Chat, &body, &fields, edits).body.as_ptr(), body.as_ptr());
     }
 
@@ -285,7 +290,7 @@ mod tests {
             (r#"{"x":1}"#, "b", r#"{"x":1}"#),
             (r#"{"model":null}"#, "b", r#"{"model":null}"#),
         ] {
-            let edits = Edits { model: Some(model), ask_usage: true, ask_running: false };
+            let edits = Edits { model: Some(model), ..ASK };
             assert_eq!(spliced(Dialect::Chat, body, edits), (expected.to_owned(), false), "{body}");
         }
     }

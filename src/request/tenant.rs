@@ -17,6 +17,7 @@ use sha2::{Digest, Sha256};
 
 use super::jwt::{TokenFault, TokenKeys, looks_like_token};
 use crate::config;
+use crate::digits;
 use crate::error::Failure;
 use crate::listener::ClientNames;
 
@@ -74,6 +75,9 @@ pub enum AuthError {
     /// A trusted header with the name of no tenant.
     #[error("the trusted header (server.trust_headers) names no tenant")]
     UntrustedName,
+    /// More than one trusted header: which of them the proxy wrote cannot be told.
+    #[error("the trusted header (server.trust_headers) is given more than once")]
+    SeveralNames,
     /// A bearer token that is not accepted.
     #[error(transparent)]
     Token(#[from] TokenFault),
@@ -172,6 +176,18 @@ impl Tenants {
     fn of_key(&self, digest: &[u8; 32]) -> Option<TenantRef> {
         self.keys.get(digest).and_then(|at| self.tenants.get(*at)).cloned()
     }
+}
+
+/// The id under which an engine stores a response whose client chose `id`: the tenant's own, so that no tenant can name another's. The
+/// same choice of one tenant stays the same id.
+#[must_use]
+pub fn own_response_id(tenant: &str, id: &str) -> String {
+    // A tenant's name has no line end.
+    let digest = Sha256::new().chain_update(tenant).chain_update("\n").chain_update(id).finalize();
+    let half = digest.first_chunk().copied().map(u128::from_be_bytes);
+    let mut own = Vec::from(*b"resp_");
+    digits::hex(&mut own, half.unwrap_or_default(), 32);
+    String::from_utf8(own).unwrap_or_default()
 }
 
 fn default_tenant() -> TenantRef {

@@ -89,6 +89,13 @@ pub(crate) fn is_websocket(client: &HeaderMap) -> bool {
     has(header::CONNECTION, "upgrade") && has(header::UPGRADE, "websocket")
 }
 
+/// Whether a response with status 101 switches to WebSocket and nothing else (RFC 6455 §4.1).
+pub(crate) fn switches_to_websocket(response: &HeaderMap) -> bool {
+    let mut upgrades = response.get_all(header::UPGRADE).iter();
+    let is_websocket = |v: &HeaderValue| v.as_bytes().trim_ascii().eq_ignore_ascii_case(b"websocket");
+    upgrades.next().is_some_and(is_websocket) && upgrades.next().is_none() && self::is_websocket(response)
+}
+
 /// Adds the hop's own fields of a WebSocket handshake, in either direction.
 pub(crate) fn write_upgrade(headers: &mut HeaderMap) {
     headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));

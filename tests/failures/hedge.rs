@@ -91,3 +91,12 @@ async fn the_budget_is_a_share_of_the_requests_without_a_floor() {
     assert_eq!(reply.text(), clean());
     assert_eq!((pair.good_requests(), hedges(&pair.gateway)), (0, [0, 0, 0]));
 }
+
+#[tokio::test]
+async fn a_response_that_is_stored_is_not_asked_for_twice() {
+    let answer = wire::json(200, r#"{"id":"resp_1","object":"response"}"#);
+    let pair = pair(1.0, [vec![Step::Tick; 12], answer].concat()).await;
+    let body = r#"{"model":"tiny","input":"hi","stream":true,"background":true,"store":true}"#;
+    assert_eq!(pair.gateway.post("/v1/responses", body).await.status(), 200);
+    assert_eq!((pair.good.count(), hedges(&pair.gateway)), (1, [0, 0, 0]));
+}

@@ -6,7 +6,7 @@ use sha2::{Digest, Sha256};
 use tokenway::config::Tenant;
 
 use crate::support::client::{Client, Reply};
-use crate::support::replica::{Gate, Replica, Step};
+use crate::support::replica::{Gate, Received, Replica, Step};
 use crate::support::{Gateway, config, until, wire};
 
 const CHAT: &str = "/v1/chat/completions";
@@ -156,6 +156,10 @@ async fn a_trusted_header_counts_on_every_path_and_a_preflight_needs_no_key() {
         assert_eq!(call(&gateway, "GET", path, &[("x-tenant", "nobody")], b"").await.status(), 401, "{path}");
         assert_eq!(call(&gateway, "GET", path, &KEYED, b"").await.status(), 200, "{path}");
         assert_eq!(call(&gateway, "GET", path, &[], b"").await.status(), 401, "{path}");
+        for twice in [[("x-tenant", "b"), ("x-tenant", "a")], [("x-tenant", "a"), ("x-tenant", "a")]] {
+            let reply = call(&gateway, "GET", path, &twice, b"").await;
+            assert_eq!((reply.status(), &*reply.code()), (401, "invalid_api_key"), "{path} {twice:?}");
+        }
     }
     let preflight = [("origin", "https://app.example"), ("access-control-request-method", "POST")];
     let allowed = "HTTP/1.1 200 OK\r\naccess-control-allow-origin: *\r\ncontent-length: 2\r\n\r\nOK";
@@ -324,6 +328,56 @@ async fn a_stored_response_is_read_cancelled_and_continued_where_its_tenant_made
     }
     assert_eq!(call(&gateway, "DELETE", "/v1/responses/resp_1/cancel", &KEYED, b"").await.status(), 405);
     gateway.idle().await;
+}
+
+#[tokio::test]
+async fn a_response_id_that_a_client_chooses_is_its_tenants_own() {
+    let replica = Replica::start().await;
+    let mut config = config::of(&[&replica]);
+    config.tenants = tenants();
+    let gateway = Gateway::start(config).await;
+    let body = r#"{"model":"tiny","input":"hi", "request\u005fid" : "resp_1","n":1}"#;
+    let id_of = |received: &Received| {
+        let sent: serde_json::Value = serde_json::from_slice(&received.body).unwrap();
+        sent["request_id"].as_str().unwrap().to_owned()
+    };
+    // As vLLM does: the answer is stored under the id of the body.
+    let post = async |key: &str, chosen_by_header: bool| {
+        let headers = [("authorization", key), ("x-request-id", "resp_1")];
+        let headers = if chosen_by_header { &headers[..] } else { &headers[..1] };
+        replica.next(wire::json(200, r#"{"id":"resp_of_the_engine","object":"response"}"#));
+        let reply = call(&gateway, "POST", "/v1/responses", headers, body.as_bytes()).await;
+        assert_eq!(reply.status(), 200);
+        assert_eq!(reply.head.header("x-request-id"), Some("resp_1"), "what the client sees is its own");
+        let received = replica.received().pop().unwrap();
+        let id = id_of(&received);
+        assert_eq!(received.text(), body.replace("resp_1", &id), "nothing else changes");
+        assert_ne!(received.header("x-request-id"), Some("resp_1"));
+        id
+    };
+    let of_a = post("Bearer ka", false).await;
+    assert!(of_a.starts_with("resp_") && of_a.len() == 37, "{of_a}");
+    assert_eq!(post("Bearer ka", true).await, of_a, "one tenant's choice stays one id");
+    assert_ne!(post("Bearer kb", true).await, of_a);
+
+    replica.always(wire::json(200, "{}"));
+    let path = "/v1/responses/resp_of_the_engine";
+    for (key, status) in [("Bearer ka", 200), ("Bearer kb", 404)] {
+        let reply = call(&gateway, "GET", path, &[("authorization", key)], b"").await;
+        assert_eq!(reply.status(), status, "who had an id first keeps it: {key}");
+    }
+    for odd in [r#"{"model":"tiny","request_id":7}"#, r#"{"model":"tiny","request_id":null}"#] {
+        call(&gateway, "POST", "/v1/responses", &KEYED, odd.as_bytes()).await;
+        assert_eq!(replica.received().pop().unwrap().text(), odd, "the engine says what is wrong with it");
+    }
+    let chat = r#"{"model":"tiny","request_id":"mine"}"#;
+    call(&gateway, "POST", CHAT, &KEYED, chat.as_bytes()).await;
+    assert_eq!(replica.received().pop().unwrap().text(), chat, "nothing is stored under it");
+
+    let open = Gateway::start(config::of(&[&replica])).await;
+    call(&open, "POST", "/v1/responses", &[], body.as_bytes()).await;
+    let received = replica.received().pop().unwrap();
+    assert_eq!((received.text(), received.header("x-request-id")), (body, Some("resp_1")));
 }
 
 #[tokio::test]
@@ -502,6 +556,22 @@ async fn a_client_that_leaves_its_websocket_ends_it_at_the_engine() {
     let client = websocket(&gateway, "/v1/realtime").await;
     drop(client);
     replica.abandoned(1).await;
+    gateway.idle().await;
+}
+
+#[tokio::test]
+async fn a_switch_to_anything_but_websocket_is_502() {
+    let replica = Replica::start().await;
+    let gateway = Gateway::start(config::of(&[&replica])).await;
+    for upgrade in
+        ["upgrade: h2c\r\n", "", "upgrade: websocket, h2c\r\n", "upgrade: websocket\r\nupgrade: h2c\r\n"]
+    {
+        let switch =
+            format!("HTTP/1.1 101 Switching Protocols\r\n{upgrade}connection: Upgrade\r\n\r\nsecret words");
+        replica.always(vec![Step::Raw(switch.into_bytes()), Step::Hang]);
+        let reply = call(&gateway, "GET", "/v1/realtime", &UPGRADE, b"").await;
+        assert_eq!((reply.status(), &*reply.code()), (502, "replica_failed"), "{upgrade:?}");
+    }
     gateway.idle().await;
 }
 
