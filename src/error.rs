@@ -262,7 +262,7 @@ pub enum Failure {
     #[error("no ready replica for route {route}: {detail}")]
     NoReadyReplica {
         route: Arc<str>,
-        /// Number of replicas in each state.
+        /// Why.
         detail: String,
         /// Until the next probe.
         retry_after: Duration,
@@ -522,7 +522,7 @@ mod tests {
     fn retry_after_is_whole_seconds_rounded_up() {
         let failure = Failure::NoReadyReplica {
             route: "chat".into(),
-            detail: "2 ejected".into(),
+            detail: "http://gpu-1:8000: connection refused (3 tries)".into(),
             retry_after: Duration::from_millis(1200),
         };
         let mut headers = http::HeaderMap::new();

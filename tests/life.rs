@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use support::replica::{Gate, Probes, Replica, Step};
 use support::{Gateway, config, until, wire};
-use tokenway::config::{Config, Dcgm, Lora, WarmUp, WarmUpFeature, WarmUpLength};
+use tokenway::config::{Config, Dcgm, Lora, ProbeKind, WarmUp, WarmUpFeature, WarmUpLength};
 use tokenway::fleet::status::{ReplicaState, ReplicaStatus};
 
 const CHAT: &str = r#"{"model":"tiny","stream":true,"messages":[{"role":"user","content":"hi"}]}"#;
@@ -62,6 +62,42 @@ async fn green_health_gets_no_traffic_before_a_real_answer_and_its_warm_up() {
     let life = status(&gateway, &cold).life;
     assert_eq!((life.cold_starts, life.warm_up.unwrap().requests), (1, 3));
     assert_eq!(status(&gateway, &warm).life.cold_starts, 0, "it ran before we came");
+}
+
+#[tokio::test]
+async fn a_success_that_is_no_answer_proves_nothing_whatever_the_kind_of_probe() {
+    let html = ("text/html", "<html><body>It works!</body></html>");
+    let bodies = [
+        html,
+        ("application/json", r#"{"error":{"message":"boom","type":"server_error","code":500}}"#),
+        ("application/json", ""),
+        ("application/json", r#"{"status":"ok"}"#),
+        ("application/json", r#"{"id":"c","choices":[{"index":0,"te"#),
+        ("application/json", r#"{"choices":[],"data":[],"results":[]}"#),
+    ];
+    for kind in [ProbeKind::Auto, ProbeKind::Completion, ProbeKind::Embedding, ProbeKind::Rerank] {
+        let mut replicas = Vec::new();
+        for (content_type, body) in bodies {
+            let replica = Replica::start().await;
+            replica.probes(Probes::Says(content_type, body));
+            replicas.push(replica);
+        }
+        let well = Replica::start().await;
+        let mut all: Vec<&Replica> = replicas.iter().collect();
+        all.push(&well);
+        let mut config = config::of(&all);
+        config.pools[0].probe.kind = kind;
+        let gateway = Gateway::start_unready(config);
+        until("the engine is ready", || gateway.state_of(&well) == ReplicaState::Ready).await;
+        for replica in &replicas {
+            until("its probe was judged", || status(&gateway, replica).failures.probes > 0).await;
+            let seen = status(&gateway, replica);
+            assert_eq!(seen.state, ReplicaState::Probing, "{kind:?}: {}", seen.reason);
+            assert!(seen.reason.contains("answered 200 OK with"), "{kind:?}: {}", seen.reason);
+        }
+        ask(&gateway, 7).await;
+        assert_eq!(well.count(), 7);
+    }
 }
 
 #[tokio::test]
@@ -126,6 +162,58 @@ async fn a_replica_is_warmed_up_again_when_it_is_asked_for() {
     assert_eq!(warm_ups(&other), warmed.1);
     assert!(gateway.app.fleet.warm_up("default", Some("nobody")).is_empty());
     assert!(gateway.app.fleet.warm_up("nobody", None).is_empty());
+}
+
+/// The list of an engine that serves this model.
+fn listing(model: &str) -> String {
+    format!(r#"{{"object":"list","data":[{{"id":"{model}","object":"model"}}]}}"#)
+}
+
+#[tokio::test]
+async fn a_replica_that_comes_back_with_another_model_gets_nothing_and_changes_nobody_s_requests() {
+    // The route's name is the engines' own, or stands for the only model that they list.
+    for usual in ["tiny", "org/tiny-3.0"] {
+        let (first, second) = (Replica::start().await, Replica::start().await);
+        for replica in [&first, &second] {
+            replica.lists(&listing(usual));
+        }
+        let mut config = config::of(&[&first, &second]);
+        config.routes = vec![config::route("tiny", &[0])];
+        config.pools[0].probe.interval = Duration::from_millis(50);
+        let gateway = Gateway::start(config).await;
+        ask(&gateway, 2).await;
+        first.stop_listening().await;
+        until("its process is gone", || gateway.state_of(&first) == ReplicaState::Unreachable).await;
+        first.lists(&listing("other"));
+        first.listen_again().await;
+        let seen = || status(&gateway, &first);
+        until("its list is read", || seen().reason.contains("serves other")).await;
+        assert_eq!(seen().state, ReplicaState::Probing);
+        assert_eq!(*seen().reason, format!("serves other, and its pool's other replicas {usual}"));
+        assert_eq!(&*seen().life.lacks, [std::sync::Arc::from("tiny")]);
+        let before = (first.count(), second.count());
+        ask(&gateway, 10).await;
+        assert_eq!((first.count(), second.count()), (before.0, before.1 + 10));
+        for request in second.received() {
+            assert!(request.text().contains(&format!("\"model\":\"{usual}\"")), "{}", request.text());
+        }
+        // The right one is not missed for long: it serves as soon as it is back.
+        first.lists(&listing(usual));
+        gateway.ready().await;
+    }
+}
+
+#[tokio::test]
+async fn a_ready_replica_whose_list_changes_is_left() {
+    let (first, second) = (Replica::start().await, Replica::start().await);
+    let mut config = config::of(&[&first, &second]);
+    config.routes = vec![config::route("tiny", &[0])];
+    config.pools[0].probe.interval = Duration::from_millis(50);
+    let gateway = Gateway::start(config).await;
+    first.lists(&listing("other"));
+    until("it is left", || gateway.state_of(&first) == ReplicaState::Ejected).await;
+    ask(&gateway, 4).await;
+    assert_eq!((first.count(), second.count()), (0, 4));
 }
 
 #[tokio::test]

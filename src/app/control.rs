@@ -92,7 +92,11 @@ impl Control for Controls {
         }
         let table = self.app.gateway.table.load();
         for route in table.routes.iter().filter(|r| r.config.required && !r.takes_requests()) {
-            reasons.push(format!("route {} has no ready replica: {}", route.config.name, route.states()));
+            reasons.push(format!(
+                "route {} has no ready replica: {}",
+                route.config.name,
+                route.why_unready()
+            ));
         }
         Readiness { reasons }
     }

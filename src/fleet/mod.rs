@@ -19,6 +19,7 @@ pub(crate) mod pick;
 mod poison;
 pub(crate) mod pool;
 mod probe;
+mod probe_answer;
 mod promise;
 mod prove;
 pub(crate) mod registry;

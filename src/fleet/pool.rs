@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, ArcSwapOption};
 use smallvec::SmallVec;
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
@@ -17,7 +17,7 @@ use super::arrivals::Arrivals;
 use super::life::{Event, ReplicaState};
 use super::outliers::{Peers, Speeds, Standing, fails_alone, lower_median, slowness};
 use super::poison::PoisonPrompts;
-use super::promise::Promised;
+use super::promise::{EngineNames, List, Promised, Proofs};
 use super::replica::Replica;
 use super::speed::{LOOK_EVERY, Lasting};
 use super::vitals::BUSY_FOR;
@@ -49,6 +49,10 @@ pub struct PoolState {
     pub(super) replicas: ArcSwap<Vec<Arc<Replica>>>,
     /// What its routes promise of it.
     pub(super) promised: ArcSwap<Promised>,
+    /// What its engines call what is promised.
+    engine_names: ArcSwap<EngineNames>,
+    /// Why its sources name no replicas, for people.
+    pub(super) trouble: ArcSwapOption<String>,
     /// Those that left and whose streams have not ended.
     pub(super) draining: ArcSwap<Vec<Arc<Replica>>>,
     poison: PoisonPrompts,
@@ -70,6 +74,8 @@ impl PoolState {
             config: ArcSwap::from_pointee(config.clone()),
             replicas: ArcSwap::default(),
             promised: ArcSwap::default(),
+            engine_names: ArcSwap::default(),
+            trouble: ArcSwapOption::empty(),
             draining: ArcSwap::default(),
             poison: PoisonPrompts::default(),
             tells_adapters: AtomicBool::new(false),
@@ -150,6 +156,24 @@ impl PoolState {
         self.replicas.load().iter().any(|r| r.is_ready())
     }
 
+    /// Why none of its replicas takes requests, in a phrase for people.
+    pub fn why_unready(&self) -> String {
+        let replicas = self.replicas.load();
+        if replicas.is_empty() {
+            let trouble = self.trouble.load();
+            return match trouble.as_ref() {
+                Some(trouble) => trouble.to_string(),
+                None => format!("pool {} has no replicas", self.name),
+            };
+        }
+        let mut reasons: Vec<String> =
+            replicas.iter().take(MAX_REASONS).map(|one| one.why_unready()).collect();
+        if let Some(more) = replicas.len().checked_sub(MAX_REASONS + 1) {
+            reasons.push(format!("and {} more", more + 1));
+        }
+        reasons.join("; ")
+    }
+
     /// A replica gave the whole answer to this prompt.
     pub fn succeeded(&self, prompt: u64) {
         self.poison.answered(prompt);
@@ -221,6 +245,33 @@ impl PoolState {
         is_moving
     }
 
+    /// What its engines call the model of a route without `upstream_model`; `None` where they do not tell.
+    pub fn engine_name(&self, model: &str) -> Option<Arc<str>> {
+        self.engine_names.load().get(model).cloned()
+    }
+
+    /// Publishes what its engines call what is promised: as those list it that take traffic, or all where none does.
+    pub(super) fn settle_names(&self) {
+        let replicas = self.replicas.load();
+        let ready = lists(replicas.iter().filter(|replica| replica.is_ready()));
+        let former = self.engine_names.load();
+        let names =
+            if ready.is_empty() { self.names_by_all() } else { self.promised.load().names(&ready, &former) };
+        if names != **former {
+            self.engine_names.store(Arc::new(names));
+        }
+    }
+
+    /// What this replica has to prove beside its pool's others.
+    pub(super) fn proofs(&self, replica: &Replica) -> Proofs {
+        let (used, by_all) = (self.engine_names.load(), self.names_by_all());
+        self.promised.load().proofs(&replica.models.load(), [&used, &by_all])
+    }
+
+    fn names_by_all(&self) -> EngineNames {
+        self.promised.load().names(&lists(self.replicas.load().iter()), &self.engine_names.load())
+    }
+
     /// Whether another ready replica lists a model that this one answered not to have.
     pub fn others_list(&self, replica: &Replica, model: &str) -> bool {
         let replicas = self.replicas.load();
@@ -237,6 +288,7 @@ impl PoolState {
 
     /// Compares every replica with the others: what its answers are worth, and whether it is too slow to stay.
     fn compare(&self, replicas: &[Arc<Replica>], now: Stamp) {
+        self.settle_names();
         let speeds: Vec<Speeds> = replicas.iter().map(|replica| self.speeds(replica, now)).collect();
         let prices: Vec<Option<f64>> = replicas.iter().map(|replica| replica.answers.price(now)).collect();
         let priced = Peers::of(prices.iter().copied().flatten());
@@ -341,6 +393,12 @@ impl PoolState {
     }
 }
 
+fn lists<'r>(replicas: impl Iterator<Item = &'r Arc<Replica>>) -> Vec<List> {
+    replicas.map(|replica| replica.models.load_full()).filter(|models| !models.is_empty()).collect()
+}
+
+/// Replicas of which an error message says why they take no requests.
+const MAX_REASONS: usize = 3;
 /// What slowed it down does not pass at once, and its cache is lost with each absence.
 const SLOW_REST: Duration = Duration::from_secs(60);
 /// A listener that was closed so long before its streams broke was shut down in order.

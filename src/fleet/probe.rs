@@ -2,7 +2,7 @@
 //!
 //! A frozen engine core still answers `/health`, `/metrics` and `/v1/models` in milliseconds; a completion times out.
 //! `auto` tries a one-token completion, an embedding, a rerank and, last, `GET /health`, and remembers the first that
-//! the engine answers. Probes are skipped while live responses prove the replica. A full queue, and a prompt that the engine is
+//! the engine answers; a success without what was asked for ([`super::probe_answer`]) is none. Probes are skipped while live responses prove the replica. A full queue, and a prompt that the engine is
 //! busy with, keep probes from being answered too: neither is a reason to leave while anything moves.
 
 use std::sync::Arc;
@@ -15,6 +15,7 @@ use serde_json::json;
 use super::life::{Event, ReplicaState};
 use super::model_list;
 use super::pool::PoolState;
+use super::probe_answer;
 use super::replica::Replica;
 use super::unasked::UnaskedStream;
 use super::vitals::{BUSY_FOR, REFUSED_TWICE};
@@ -40,6 +41,8 @@ pub(super) enum ProbeResult {
     TimedOut,
     /// The gateway has no descriptor left: nothing was learned.
     NotSent,
+    /// A success that is no engine's answer.
+    NoAnswer(String),
     Failed(String),
 }
 
@@ -81,23 +84,28 @@ impl Prober {
         replica.happened(Event::Asked, "asked");
         let sent = self.clock.now();
         let mut result = self.probe(config, known).await;
-        if let ProbeResult::Answered(kind) = result
-            && !replica.is_ready()
-        {
-            if kind == ProbeKind::Completion {
-                self.learn_unasked(config).await;
+        let mut is_another = false;
+        if let ProbeResult::Answered(kind) = result {
+            if !replica.is_ready() {
+                if kind == ProbeKind::Completion {
+                    self.learn_unasked(config).await;
+                }
+                result = self.prove(config, kind).await;
+            } else if let Some(another) = self.serves_another() {
+                (result, is_another) = (ProbeResult::Failed(another), true);
             }
-            result = self.prove(config, kind).await;
         }
         let is_proved = matches!(result, ProbeResult::Answered(_));
         replica.probe_failures.fetch_add(u64::from(!is_proved), Ordering::Relaxed);
         *misses = match result {
             ProbeResult::Answered(_) => 0,
             ProbeResult::NotSent => *misses,
+            _ if is_another => MISSES_TO_EJECT.max(*misses),
             _ => misses.saturating_add(1),
         };
+        replica.misses.store(*misses, Ordering::Relaxed);
         self.apply(&result, *misses, sent);
-        if *misses == MISSES_TO_WARN && replica.state() == ReplicaState::Probing {
+        if *misses == MISSES_TO_WARN && replica.state().is_coming() {
             self.warn_of_misses(*misses);
         }
         if let ProbeResult::Answered(kind) = result
@@ -109,10 +117,10 @@ impl Prober {
         }
     }
 
-    /// It answers HTTP and no probe: no change of state would ever say so.
+    /// It has answered no probe yet, and no change of state would ever say so.
     fn warn_of_misses(&self, failures: u32) {
         let (pool, replica, reason) = (&self.pool.name, self.replica.name(), self.replica.reason());
-        tracing::warn!(%pool, %replica, failures, %reason, "replica answers no probe: it gets no traffic until it does");
+        tracing::warn!(%pool, %replica, failures, %reason, "replica has answered no probe yet: it gets no traffic until it does");
     }
 
     /// Waits until something is due; `None` once the replica is removed.
@@ -194,7 +202,7 @@ impl Prober {
                 if replica.target.load.inflight() == 0 || replica.vitals.is_gone(REFUSED_TWICE) {
                     self.pool.died(replica, now);
                 }
-                replica.happened(Event::Refused, "connect refused");
+                replica.happened(Event::Refused, "connection refused");
             }
             ProbeResult::TimedOut => {
                 replica.vitals.frozen(sent);
@@ -216,7 +224,7 @@ impl Prober {
                 }
             }
             ProbeResult::NotSent => {}
-            ProbeResult::Failed(why) => {
+            ProbeResult::NoAnswer(why) | ProbeResult::Failed(why) => {
                 if replica.state().is_coming() || misses >= MISSES_TO_EJECT {
                     replica.happened(Event::Unproved, why);
                 }
@@ -241,13 +249,22 @@ impl Prober {
         };
         let mut last = ProbeResult::Failed("no probe was answered".into());
         for kind in kinds {
+            // What serves inference paths without answers is no engine, however healthy it is.
+            if kinds.len() > 1 && *kind == ProbeKind::Health && matches!(last, ProbeResult::NoAnswer(_)) {
+                break;
+            }
             match self.ask(config, *kind).await {
                 ProbeResult::Answered(kind) => {
                     // `/health` is the last resort: try the real probes again next time.
                     *known = (kind != ProbeKind::Health).then_some(kind);
                     return ProbeResult::Answered(kind);
                 }
-                ProbeResult::Failed(why) => last = ProbeResult::Failed(why),
+                failed @ ProbeResult::NoAnswer(_) => last = failed,
+                failed @ ProbeResult::Failed(_) => {
+                    if !matches!(last, ProbeResult::NoAnswer(_)) {
+                        last = failed;
+                    }
+                }
                 unreachable => return unreachable,
             }
         }
@@ -277,7 +294,10 @@ impl Prober {
         let body = body.to_string();
         let call = self.call(config, path, (kind != ProbeKind::Health).then_some(body.as_str()));
         match call.send(&self.connector).await {
-            Ok((status, _)) if status.is_success() => ProbeResult::Answered(kind),
+            Ok((status, body)) if status.is_success() => match probe_answer::fault(kind, &body) {
+                None => ProbeResult::Answered(kind),
+                Some(fault) => ProbeResult::NoAnswer(format!("probe {path} answered {status} with {fault}")),
+            },
             Ok((status @ (StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS), _)) => {
                 ProbeResult::Busy(format!("probe {path} answered {status}"))
             }
@@ -330,6 +350,7 @@ impl Prober {
             Ok((StatusCode::OK, body)) => {
                 self.spoke();
                 self.replica.models.store(Arc::new(model_list::parse(&body)));
+                self.pool.settle_names();
                 Ok(())
             }
             Ok((StatusCode::SERVICE_UNAVAILABLE, _)) | Err(CallError::Broken(_)) => Ok(()),
@@ -377,7 +398,7 @@ const AUTO_ORDER: [ProbeKind; 4] =
 /// Doubled for each miss in a row, up to the probe interval.
 const FIRST_RETRY: Duration = Duration::from_millis(250);
 const MISSES_TO_EJECT: u32 = 2;
-/// In a row, of one that never answered: with the default interval most of a minute.
-const MISSES_TO_WARN: u32 = 10;
+/// In a row, of one that has not answered yet: some four seconds of refused connects.
+const MISSES_TO_WARN: u32 = 5;
 /// Without evidence, no prompt is computed for longer: half of the default of `timeouts.first_token`.
 const LONG_PREFILL: Duration = Duration::from_secs(30);

@@ -1,5 +1,10 @@
-//! What a pool promises through its routes: the models and adapters for which a replica has to prove that it answers.
+//! What a pool promises through its routes: the models and adapters for which a replica has to prove that it answers, and what
+//! its engines call them.
+//!
+//! A route's name may stand for the only model that an engine lists. What it stands for is the pool's affair: what most replicas
+//! list, so that one that comes back with another model neither renames the requests of all nor gets any of them.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::replica::EngineModel;
@@ -33,7 +38,15 @@ pub(super) struct Proofs {
     pub(super) any: Vec<Arc<str>>,
     /// Promised, and not listed.
     pub(super) lacks: Vec<Arc<str>>,
+    /// Its only model is not what its pool's other replicas serve: how people are told.
+    pub(super) other: Option<String>,
 }
+
+/// What a pool's engines call the models that routes name without `upstream_model`.
+pub(super) type EngineNames = HashMap<Arc<str>, Arc<str>>;
+
+/// The models of one replica, as listed.
+pub(super) type List = Arc<Vec<EngineModel>>;
 
 impl Default for Promised {
     fn default() -> Self {
@@ -66,30 +79,77 @@ impl Promised {
         Self { models, classes: config.classes, seed: ChainSeed::new(&config.seed) }
     }
 
+    /// The engines' names by these lists: for each promise the one that most lists have. A tie goes to the promised name itself,
+    /// then to the `former` one.
+    pub(super) fn names(&self, lists: &[List], former: &EngineNames) -> EngineNames {
+        let of_promise = |promise: &Promise| {
+            let mut votes: Vec<(&Arc<str>, usize)> = Vec::new();
+            for name in lists.iter().filter_map(|list| name_in(list, &promise.name)) {
+                match votes.iter_mut().find(|(known, _)| *known == name) {
+                    Some((_, count)) => *count += 1,
+                    None => votes.push((name, 1)),
+                }
+            }
+            let rank = |name: &Arc<str>, count: usize| {
+                (count, *name == promise.name, former.get(&promise.name) == Some(name))
+            };
+            // The first of equals: `max_by_key` would take the last.
+            let most = votes.iter().rev().max_by_key(|(name, count)| rank(name, *count))?;
+            Some((Arc::clone(&promise.name), Arc::clone(most.0)))
+        };
+        self.models.iter().filter(|promise| !promise.is_exact).filter_map(of_promise).collect()
+    }
+
     /// What a replica that lists these models has to prove, its first model aside, which every probe asks for. One that lists
-    /// nothing proves what its probe does.
-    pub(super) fn proofs(&self, listed: &[EngineModel]) -> Proofs {
+    /// nothing proves what its probe does. `names` are those that its pool uses now, or would by what all replicas list.
+    pub(super) fn proofs(&self, listed: &[EngineModel], names: [&EngineNames; 2]) -> Proofs {
         let Some(first) = listed.first() else { return Proofs::default() };
         let mut proofs = Proofs::default();
-        let is_only_base = listed.iter().filter(|model| model.is_base).count() == 1;
         let mut is_proved = self.models.is_empty();
         for promise in &self.models {
             if promise.name == first.id {
                 is_proved = true;
-            } else if listed.iter().any(|model| model.id == promise.name) {
+                continue;
+            }
+            if listed.iter().any(|model| model.id == promise.name) {
                 proofs.all.push(Arc::clone(&promise.name));
-            } else if is_only_base && !promise.is_exact {
-                // The route's name stands for the only model that there is.
-                is_proved = true;
-            } else {
-                proofs.lacks.push(Arc::clone(&promise.name));
+                continue;
+            }
+            proofs.lacks.push(Arc::clone(&promise.name));
+            let only = name_in(listed, &promise.name).filter(|_| !promise.is_exact);
+            let expected = names.map(|names| names.get(&promise.name));
+            match (only, expected[0].or(expected[1])) {
+                (Some(only), Some(usual)) if !expected.contains(&Some(only)) => {
+                    proofs.other = Some(format!("serves {only}, and its pool's other replicas {usual}"));
+                }
+                (Some(_), _) => {
+                    // The route's name stands for the only model that there is.
+                    is_proved = true;
+                    proofs.lacks.pop();
+                }
+                // Some engines take names that they do not list.
+                (None, _) => proofs.any.push(Arc::clone(&promise.name)),
             }
         }
-        if !is_proved && proofs.all.is_empty() {
-            // Some engines take names that they do not list.
-            proofs.any.clone_from(&proofs.lacks);
+        if is_proved || !proofs.all.is_empty() {
+            proofs.any.clear();
+            proofs.other = None;
+        } else if !proofs.any.is_empty() {
+            proofs.other = None;
         }
         proofs
+    }
+}
+
+/// What a replica with this list calls a promised model: that name itself, else its only base model.
+fn name_in<'l>(list: &'l [EngineModel], promise: &str) -> Option<&'l Arc<str>> {
+    if let Some(same) = list.iter().find(|model| *model.id == *promise) {
+        return Some(&same.id);
+    }
+    let mut bases = list.iter().filter(|model| model.is_base);
+    match (bases.next(), bases.next()) {
+        (Some(only), None) => Some(&only.id),
+        _ => None,
     }
 }
 
@@ -111,7 +171,8 @@ mod tests {
     fn proofs(routes: &str, models: &[(&str, bool)]) -> [Vec<String>; 3] {
         let text = format!("[[pool]]\nname = \"p\"\nreplicas = [\"http://127.0.0.1:1\"]\n{routes}");
         let config = check_str("f.toml", &text, &|_| None).unwrap();
-        let proofs = Promised::of(&config, &config.pools[0]).proofs(&listed(models));
+        let proofs =
+            Promised::of(&config, &config.pools[0]).proofs(&listed(models), [&EngineNames::new(); 2]);
         [proofs.all, proofs.any, proofs.lacks]
             .map(|names| names.iter().map(|name| name.to_string()).collect())
     }
@@ -130,5 +191,35 @@ mod tests {
         let other = route("gpt").replace("pools", "upstream_model = \"c\"\npools");
         assert_eq!(proofs(&other, &[a]), [vec![], vec!["c".to_owned()], vec!["c".to_owned()]]);
         assert_eq!(proofs(&other, &[]), none, "an engine without a list");
+    }
+    #[test]
+    fn what_most_replicas_list_is_what_a_name_stands_for_and_the_odd_one_serves_nothing() {
+        let text = "[[pool]]\nname = \"p\"\nreplicas = [\"http://127.0.0.1:1\"]\n\
+                    [[route]]\nmodel = \"chat\"\npools = [\"p\"]\n";
+        let config = check_str("f.toml", text, &|_| None).unwrap();
+        let promised = Promised::of(&config, &config.pools[0]);
+        let list = |name: &str| -> List { Arc::new(listed(&[(name, true)])) };
+        let chosen = |lists: &[&str], former: Option<&str>| {
+            let former = former.map(|name| (Arc::from("chat"), Arc::from(name))).into_iter().collect();
+            let lists: Vec<List> = lists.iter().map(|name| list(name)).collect();
+            promised.names(&lists, &former).get("chat").map(ToString::to_string)
+        };
+        for (lists, former, expected) in [
+            (&["m", "other", "m"][..], None, Some("m")),
+            (&["other", "m"], Some("m"), Some("m")),
+            (&["other", "m"], None, Some("other")),
+            (&["other", "chat"], Some("other"), Some("chat")),
+            (&["other", "other", "chat"], None, Some("other")),
+            (&[], Some("m"), None),
+        ] {
+            assert_eq!(chosen(lists, former).as_deref(), expected, "{lists:?} {former:?}");
+        }
+        let names: EngineNames = [(Arc::from("chat"), Arc::from("m"))].into();
+        let odd = promised.proofs(&list("other"), [&names, &names]);
+        assert_eq!(odd.other.as_deref(), Some("serves other, and its pool's other replicas m"));
+        assert_eq!((odd.lacks.as_slice(), odd.any.len()), (&[Arc::from("chat")][..], 0));
+        for good in ["m", "chat"] {
+            assert_eq!(promised.proofs(&list(good), [&names, &names]), Proofs::default(), "{good}");
+        }
     }
 }

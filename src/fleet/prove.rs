@@ -28,25 +28,37 @@ impl Prober {
         {
             return failed;
         }
-        let proofs = self.pool.promised.load().proofs(&self.replica.models.load());
+        let proofs = self.pool.proofs(&self.replica);
         self.note_lacks(&proofs.lacks);
+        if let Some(other) = proofs.other {
+            return ProbeResult::Failed(other);
+        }
         for model in &proofs.all {
             match self.ask_for(config, kind, model).await {
                 ProbeResult::Answered(_) => {}
-                ProbeResult::Failed(why) => return ProbeResult::Failed(format!("model {model}: {why}")),
+                ProbeResult::NoAnswer(why) | ProbeResult::Failed(why) => {
+                    return ProbeResult::Failed(format!("model {model}: {why}"));
+                }
                 other => return other,
             }
         }
         let mut last = ProbeResult::Answered(kind);
         for model in &proofs.any {
             match self.ask_for(config, kind, model).await {
-                ProbeResult::Failed(why) => {
+                ProbeResult::NoAnswer(why) | ProbeResult::Failed(why) => {
                     last = ProbeResult::Failed(format!("serves none of the models promised; {model}: {why}"));
                 }
                 answered => return answered,
             }
         }
         last
+    }
+
+    /// What it serves instead of its pool's model, which a restart behind the same address may have brought.
+    pub(super) fn serves_another(&self) -> Option<String> {
+        let proofs = self.pool.proofs(&self.replica);
+        self.note_lacks(&proofs.lacks);
+        proofs.other
     }
 
     /// Asks its engine to load the pool's adapters that it does not list; returns whether it loaded any.

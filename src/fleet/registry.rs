@@ -101,6 +101,7 @@ impl Fleet {
                 let state = state.unwrap_or_else(|| self.open(pool));
                 state.pool.promised.store(Arc::new(Promised::of(config, pool)));
                 state.configure(pool, &former);
+                state.pool.settle_names();
                 state.pool.queue.share(config.queues(pool));
                 state
             })

@@ -58,6 +58,8 @@ pub struct Replica {
     pub scrape_failures: AtomicU64,
     /// Probes without the answer of a working engine.
     pub probe_failures: AtomicU64,
+    /// The same, in a row.
+    pub(super) misses: AtomicU32,
     /// As listed by `/v1/models` of the engine.
     pub models: ArcSwap<Vec<EngineModel>>,
     /// LoRA adapters that its engine is known to hold.
@@ -169,6 +171,7 @@ impl Replica {
             gpu: ArcSwapOption::empty(),
             scrape_failures: AtomicU64::new(0),
             probe_failures: AtomicU64::new(0),
+            misses: AtomicU32::new(0),
             models: ArcSwap::default(),
             adapters: Adapters::default(),
             unasked: ArcSwapOption::empty(),
@@ -217,6 +220,21 @@ impl Replica {
     /// Why it is in its state.
     pub(super) fn reason(&self) -> Arc<str> {
         self.life.passage().reason
+    }
+
+    /// Why it takes no requests: `http://gpu-1:8000: connection refused (3 tries)`.
+    pub(super) fn why_unready(&self) -> String {
+        let reason = match (self.state(), self.held_for.load_full()) {
+            (ReplicaState::Ready, Some(held)) => (*held).into(),
+            (ReplicaState::Ready, None) => "ready".into(),
+            _ => self.reason(),
+        };
+        let tries = match self.misses.load(Ordering::Relaxed) {
+            0 => String::new(),
+            1 => " (1 try)".to_owned(),
+            misses => format!(" ({misses} tries)"),
+        };
+        format!("{}: {reason}{tries}", self.url)
     }
 
     /// Whether it takes new requests.

@@ -20,7 +20,7 @@ pub struct ReplicaStatus {
     pub url: Arc<str>,
     /// Step of the state machine.
     pub state: ReplicaState,
-    /// Cause of the last state change, for people (`connect refused`, `unproven`, …).
+    /// Cause of the last state change, for people (`connection refused`, `unproven`, …).
     pub reason: Arc<str>,
     /// What it went through.
     pub life: LifeStatus,

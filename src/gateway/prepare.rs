@@ -134,7 +134,7 @@ impl Prepared {
         let probe = self.route.pools.first().map(|(pool, _)| pool.config().probe.interval);
         Failure::NoReadyReplica {
             route: Arc::clone(&self.route.config.name),
-            detail: self.route.states(),
+            detail: self.route.why_unready(),
             retry_after: probe.unwrap_or(Duration::from_secs(1)).min(MAX_RETRY_AFTER),
         }
     }

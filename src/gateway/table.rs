@@ -200,7 +200,7 @@ impl RouteState {
         self.is_ready() || self.pools.iter().any(|(pool, _)| pool.config().scale.cold_wait().is_some())
     }
 
-    /// The engines' name of the model: `upstream_model`, else the only base model that they list, if that differs from the
+    /// The engines' name of the model: `upstream_model`, else what most replicas of its first pool list, if that differs from the
     /// route's own name (`--served-model-name`). `None` if the client's name is theirs.
     #[must_use]
     pub fn engine_model(&self) -> Option<Arc<str>> {
@@ -208,19 +208,8 @@ impl RouteState {
         if let Some(given) = &self.config.upstream_model {
             return Some(Arc::clone(given));
         }
-        // The first replica that lists any: nearly always the first.
-        let models = self.pools.iter().find_map(|(pool, _)| {
-            let replicas = pool.replicas();
-            replicas.iter().map(|replica| replica.models.load_full()).find(|models| !models.is_empty())
-        })?;
-        if models.iter().any(|model| model.id == *name) {
-            return None;
-        }
-        let mut bases = models.iter().filter(|model| model.is_base);
-        match (bases.next(), bases.next()) {
-            (Some(only), None) => Some(Arc::clone(&only.id)),
-            _ => None,
-        }
+        let engine_name = self.pools.iter().find_map(|(pool, _)| pool.engine_name(name))?;
+        (engine_name != *name).then_some(engine_name)
     }
 
     /// Whether a ready replica lists the model.
@@ -233,20 +222,11 @@ impl RouteState {
         })
     }
 
-    /// Replica counts by state, for error messages: `2 ejected, 1 probing`.
+    /// Why no replica takes its requests, in a phrase for people.
     #[must_use]
-    pub fn states(&self) -> String {
-        let mut counts: Vec<(&'static str, u32)> = Vec::new();
-        for replica in
-            self.pools.iter().flat_map(|(pool, _)| pool.replicas().iter().cloned().collect::<Vec<_>>())
-        {
-            let state = replica.state().as_str();
-            match counts.iter_mut().find(|(s, _)| *s == state) {
-                Some((_, n)) => *n += 1,
-                None => counts.push((state, 1)),
-            }
-        }
-        counts.iter().map(|(state, n)| format!("{n} {state}")).collect::<Vec<_>>().join(", ")
+    pub fn why_unready(&self) -> String {
+        let used = self.pools.iter().enumerate().filter(|(place, _)| self.wheel.uses(*place));
+        used.map(|(_, (pool, _))| pool.why_unready()).collect::<Vec<_>>().join("; ")
     }
 }
 

@@ -38,7 +38,7 @@ pub struct Call<'a> {
 #[derive(Debug, Error)]
 pub enum CallError {
     /// The listener is gone.
-    #[error("connect refused")]
+    #[error("connection refused")]
     Refused,
     /// No answer in time.
     #[error("no answer in time")]

@@ -86,6 +86,8 @@ pub enum Probes {
     Answered,
     /// Green health and no completions: a frozen core.
     CompletionsUnanswered,
+    /// 200 with this content type and body, whatever is asked for by POST.
+    Says(&'static str, &'static str),
 }
 
 /// A scripted replica.
@@ -301,12 +303,17 @@ async fn serve(state: Arc<State>, mut socket: TcpStream) {
 }
 
 async fn answer_own(state: &State, socket: &mut TcpStream, request: &Received) {
-    let is_frozen = *state.probes.lock() == Probes::CompletionsUnanswered;
+    let probes = *state.probes.lock();
     if request.line().starts_with("POST") {
         state.probed.fetch_add(1, Ordering::SeqCst);
         state.own.lock().push(request.clone());
-        if is_frozen {
-            return closed(socket).await;
+        match probes {
+            Probes::Answered => {}
+            Probes::CompletionsUnanswered => return closed(socket).await,
+            Probes::Says(content_type, body) => {
+                let _ = socket.write_all(&wire::whole(200, content_type, body)).await;
+                return;
+            }
         }
     }
     let page = state.page.lock().clone();
@@ -320,7 +327,9 @@ async fn answer_own(state: &State, socket: &mut TcpStream, request: &Received) {
         },
         "GET /v1/models HTTP/1.1" => state.models.lock().clone(),
         _ if request.text().contains("\"stream\":true") => state.unasked.lock().clone(),
-        _ => "{}".to_owned(),
+        "POST /v1/embeddings HTTP/1.1" => r#"{"data":[{"index":0,"embedding":[0.5]}]}"#.to_owned(),
+        "POST /rerank HTTP/1.1" => r#"{"results":[{"index":0,"relevance_score":0.5}]}"#.to_owned(),
+        _ => r#"{"choices":[{"index":0,"text":"a","finish_reason":"length"}]}"#.to_owned(),
     };
     let _ = socket.write_all(&wire::whole(200, "application/json", &body)).await;
 }

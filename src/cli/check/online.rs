@@ -223,7 +223,7 @@ mod tests {
             (answers[0].problems.as_slice(), answers[0].models.as_slice()),
             (&[][..], &["sim".to_owned()][..])
         );
-        assert_eq!(answers[1].problems, ["connect refused"]);
+        assert_eq!(answers[1].problems, ["connection refused"]);
         let other = ask_all(&config("llama")).unwrap();
         assert_eq!(other[0].problems, ["does not serve \"llama\" of route \"llama\"; it serves: sim"]);
         let mut out = Vec::new();
