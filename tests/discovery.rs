@@ -72,7 +72,7 @@ fn source(gateway: &Gateway, name: &str) -> SourceStatus {
 }
 
 fn change(action: ReplicaAction, url: &str) -> ReplicaChange {
-    ReplicaChange { action, pool: None, url: Some(url.to_owned()), name: None }
+    ReplicaChange { action, pool: None, url: Some(url.to_owned()), name: None, zone: None }
 }
 
 #[tokio::test]
@@ -186,6 +186,104 @@ async fn a_file_that_is_rewritten_under_traffic_fails_no_request() {
     traffic.goes_on().await;
     traffic.end();
     assert_eq!(names(&gateway).len(), 2);
+}
+
+#[tokio::test]
+async fn a_source_that_suddenly_names_none_keeps_the_replicas_that_answer_until_an_operator_or_a_successor() {
+    let (one, two) = (Replica::start().await, Replica::start().await);
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("replicas.json");
+    write(&path, &[&one, &two]);
+    let discovery = Discovery { file: Some(path.clone()), ..Discovery::default() };
+    let gateway = Gateway::start_unready(discovering(discovery));
+    has(&gateway, &[&one.name(), &two.name()]).await;
+    assert_eq!(source(&gateway, "file").kept, 0);
+
+    write(&path, &[]);
+    until("the empty list is read", || source(&gateway, "file").targets == 0).await;
+    has(&gateway, &[&one.name(), &two.name()]).await;
+    assert_eq!(source(&gateway, "file").kept, 2);
+    for _ in 0..4 {
+        assert_eq!(gateway.post(PATH, CHAT).await.status(), 200);
+    }
+    let metrics = gateway.app.gateway.observer.metrics();
+    metrics.set_sources(&gateway.app.fleet.sources());
+    let page = metrics.render(&gateway.replicas());
+    assert!(page.contains("tokenway_discovery_kept_replicas{pool=\"default\",source=\"file\"} 2"), "{page}");
+
+    // An operator's word counts at once, for each.
+    let fleet = &gateway.app.fleet;
+    let url = |replica: &Replica| format!("http://{}", replica.name());
+    fleet.change(&change(ReplicaAction::Drain, &url(&one))).unwrap();
+    has(&gateway, &[&two.name()]).await;
+
+    // A successor that is ready ends it.
+    let three = Replica::start().await;
+    write(&path, &[&three]);
+    has(&gateway, &[&three.name()]).await;
+    assert_eq!(source(&gateway, "file").kept, 0);
+    let by_name = ReplicaChange { name: Some(three.name()), url: None, ..change(ReplicaAction::Remove, "") };
+    fleet.change(&by_name).unwrap();
+    has(&gateway, &[]).await;
+    let refused = gateway.post(PATH, CHAT).await;
+    assert_eq!(refused.status(), 503);
+    assert!(
+        refused.text().contains("no ready replica for route *: pool default has no replicas"),
+        "{}",
+        refused.text()
+    );
+}
+
+#[tokio::test]
+async fn addresses_that_never_answered_take_no_replica_away_that_answers() {
+    let pods = pods(2).await;
+    let port = pods[0].addr.port();
+    let server = NameServer::start(Says::Addresses(vec![host(1), host(2)]), 1).await;
+    let (name, base_path) = ("vllm.models.test".into(), "".into());
+    let records = DnsRecords::Addresses { port };
+    let dns = DnsSource { name, is_tls: false, records, base_path, server: Some(server.address) };
+    let gateway = Gateway::start_unready(discovering(Discovery { dns: Some(dns), ..Discovery::default() }));
+    let of = |at| format!("{}:{port}", host(at));
+    has(&gateway, &[&of(1), &of(2)]).await;
+    server.says(Says::Addresses(vec![host(9)]));
+    until("the wrong address was tried", || {
+        gateway.replicas().iter().any(|r| *r.replica == *of(9) && r.failures.probes > 1)
+    })
+    .await;
+    assert_eq!(source(&gateway, "dns").kept, 2);
+    for _ in 0..4 {
+        assert_eq!(gateway.post(PATH, CHAT).await.status(), 200);
+    }
+    server.says(Says::Addresses(vec![host(2)]));
+    has(&gateway, &[&of(2)]).await;
+    assert_eq!(source(&gateway, "dns").kept, 0);
+}
+
+#[tokio::test]
+async fn a_refusal_says_why_nothing_is_ready() {
+    let gone = Replica::start().await;
+    gone.stop_listening().await;
+    let gateway = Gateway::start_unready(config::of(&[&gone]));
+    until("it was tried", || gateway.replicas()[0].failures.probes > 1).await;
+    let text = gateway.post(PATH, CHAT).await.text().to_owned();
+    let why = format!("no ready replica for route *: http://{}: connection refused (", gone.name());
+    assert!(text.contains(&why) && text.contains(" tries)"), "{text}");
+
+    let mut config = config::of(&[&gone]);
+    config.pools[0].replicas[0].endpoint.host = "no-such-name.invalid".into();
+    let gateway = Gateway::start_unready(config);
+    until("the name was looked up", || gateway.replicas()[0].failures.probes > 0).await;
+    let text = gateway.post(PATH, CHAT).await.text().to_owned();
+    assert!(text.contains("no-such-name.invalid") && text.contains("lookup"), "{text}");
+
+    let server = NameServer::start(Says::NoSuchName, 1).await;
+    let records = DnsRecords::Addresses { port: 1 };
+    let name = "vllm.models.test".into();
+    let dns = DnsSource { name, is_tls: false, records, base_path: "".into(), server: Some(server.address) };
+    let gateway = Gateway::start_unready(discovering(Discovery { dns: Some(dns), ..Discovery::default() }));
+    until("the name was asked for", || source(&gateway, "dns").failing.is_some()).await;
+    let text = gateway.post(PATH, CHAT).await.text().to_owned();
+    assert!(text.contains("for route *: dns: no such name: vllm.models.test"), "{text}");
 }
 
 fn slice(version: &str, pods: &[(u8, Value)]) -> Value {
@@ -353,6 +451,10 @@ async fn operators_add_drain_and_remove_while_streams_run() {
     for (change, told) in [
         (change(ReplicaAction::Drain, "http://127.0.0.1:1"), "has no replica"),
         (change(ReplicaAction::Add, "127.0.0.1:1"), "does not start with http://"),
+        (
+            ReplicaChange { name: Some(one.name()), ..change(ReplicaAction::Add, "http://127.0.0.1:1") },
+            "has a replica \"127.0.0.1:",
+        ),
         (
             ReplicaChange { pool: Some("other".into()), ..by_name },
             "unknown pool \"other\"; name one of: default",

@@ -42,6 +42,8 @@ pub(super) enum AdminError {
     #[error("{0}")]
     InvalidReplica(String),
     #[error("{0}")]
+    NameTaken(String),
+    #[error("{0}")]
     UnknownReplica(String),
     #[error("there is no pool {0}; there are {1}")]
     UnknownPool(String, String),
@@ -82,6 +84,7 @@ impl AdminError {
             Self::NoCanary(_) => (StatusCode::NOT_FOUND, "no_canary"),
             Self::CanaryState(_) => (StatusCode::CONFLICT, "canary_state"),
             Self::InvalidReplica(_) => (StatusCode::BAD_REQUEST, "invalid_replica"),
+            Self::NameTaken(_) => (StatusCode::CONFLICT, "name_taken"),
             Self::UnknownReplica(_) => (StatusCode::NOT_FOUND, "unknown_replica"),
             Self::UnknownPool(..) => (StatusCode::NOT_FOUND, "unknown_pool"),
             Self::ReloadFailed => (StatusCode::INTERNAL_SERVER_ERROR, "reload_failed"),

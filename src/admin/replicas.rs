@@ -21,6 +21,7 @@ struct Body {
     url: Option<String>,
     #[serde(alias = "replica")]
     name: Option<String>,
+    zone: Option<String>,
 }
 
 /// `{"action":"add","pool":"main","url":"http://gpu-9:8000"}`
@@ -37,10 +38,11 @@ pub(super) async fn change(
         "remove" => (ReplicaAction::Remove, "removed"),
         other => return Err(AdminError::InvalidReplica(format!("unknown action {other:?}; {FORM}"))),
     };
-    let Body { pool, url, name, .. } = body;
-    let change = ReplicaChange { action, pool, url, name };
+    let Body { pool, url, name, zone, .. } = body;
+    let change = ReplicaChange { action, pool, url, name, zone };
     let (pool, replica) = admin.control.change_replica(&change).map_err(|error| match error {
         ChangeError::Invalid(why) => AdminError::InvalidReplica(why),
+        taken @ ChangeError::NameTaken { .. } => AdminError::NameTaken(taken.to_string()),
         unknown => AdminError::UnknownReplica(unknown.to_string()),
     })?;
     Ok(Json(json!({
@@ -61,6 +63,7 @@ pub(super) fn source(status: &SourceStatus) -> Value {
         "failing_for": status.failing.as_ref().map(|(span, _)| span.as_secs_f64()),
         "error": status.failing.as_ref().map(|(_, error)| &**error),
         "failures": status.failures,
+        "kept": status.kept,
     })
 }
 

@@ -413,6 +413,7 @@ impl Control for Gateway {
             age: Some(Duration::from_secs(7)),
             failing: Some((Duration::from_secs(5), "timed out".into())),
             failures: 2,
+            kept: 0,
         }]
     }
 

@@ -30,8 +30,10 @@ pub(super) async fn run(source: DnsSource, report: Report) {
             }
             Err(error) => {
                 misses += 1;
-                if error.is_no_records_found() {
-                    report.absent(&error.to_string());
+                if error.is_nx_domain() {
+                    report.absent(&format!("no such name: {}", asking.source.name));
+                } else if error.is_no_records_found() {
+                    report.absent(&format!("no records of {}", asking.source.name));
                 } else {
                     report.failed(&error.to_string());
                     // The system's configuration may have changed.

@@ -2,8 +2,9 @@
 //!
 //! A replica is its URL, and with data parallelism its rank there: whatever else changes about it, state, connections and
 //! everything learned stay, unless the source says that it is another process. Those that left drain: their streams run to the
-//! end. Where all of a pool are replaced, the old ones serve until a new one is ready. Each change publishes one new list; its
-//! cost is linear in the size of the pool, with a small constant.
+//! end. A source never takes the last replicas that answer: they serve until a new one is ready, until they answer no more, or
+//! until an operator says so. Each change publishes one new list; its cost is linear in the size of the pool, with a small
+//! constant.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,7 +18,7 @@ use smallvec::SmallVec;
 
 use super::means::Means;
 use super::report::Roll;
-use super::roster::{Member, Roster, SourceKind};
+use super::roster::{Member, Roster, SourceKind, SourceState};
 use super::sources::{Running, Source};
 use super::{ChangeError, ReplicaAction, ReplicaChange, SourceStatus};
 use crate::config::{Endpoint, MAX_REPLICAS, Pool, ReplicaSpec, parse_endpoint, parse_name};
@@ -39,11 +40,18 @@ pub(crate) struct Membership {
     means: Means,
     roster: Mutex<Roster>,
     running: Mutex<Vec<Running>>,
-    /// Slots of replicas that left and serve until a new one is ready.
-    leaving: ArcSwap<SlotSet>,
+    leaving: ArcSwap<Leaving>,
     is_handing_over: AtomicBool,
     /// As the log said last.
     left_out: AtomicUsize,
+}
+
+/// Replicas that left and serve until a new one is ready.
+#[derive(Debug, Default)]
+struct Leaving {
+    slots: SlotSet,
+    /// The configuration dropped them: they go after [`HAND_OVER`], whether they answer or not.
+    is_configured: bool,
 }
 
 /// Why the list is made anew.
@@ -51,8 +59,10 @@ pub(crate) struct Membership {
 enum Cause<'a> {
     /// A configuration; `former` are the pools of the one before.
     Configured { former: &'a [Arc<PoolState>] },
-    /// A source, a metrics page or an operator.
+    /// A source or a metrics page.
     Changed,
+    /// An operator; what was taken out goes at once.
+    Ordered { taken_out: Option<&'a Endpoint> },
     /// Those that left have waited long enough for their successors.
     HandedOver,
 }
@@ -120,7 +130,9 @@ impl Membership {
             Some(url) => found.spec.endpoint == *url,
             None => name.as_ref().is_some_and(|name| found.spec.name == *name),
         });
-        let known = known.map(|found| found.spec.clone());
+        let known = known
+            .map(|found| found.spec.clone())
+            .or_else(|| self.leaving_spec(url.as_ref(), name.as_deref()));
         let unknown = || ChangeError::UnknownReplica {
             pool: self.pool.name.to_string(),
             replica: change.url.clone().or_else(|| change.name.clone()).unwrap_or_default(),
@@ -129,7 +141,8 @@ impl Membership {
             (_, Some(known), _) => known,
             (ReplicaAction::Add, None, Some(endpoint)) => {
                 let name = name.unwrap_or_else(|| endpoint.authority().into());
-                ReplicaSpec { name, endpoint, zone: None }
+                let zone = change.zone.as_deref().map(Into::into);
+                ReplicaSpec { name, endpoint, zone }
             }
             _ => return Err(unknown()),
         };
@@ -141,6 +154,16 @@ impl Membership {
                         "the pool has {before} replicas, as many as it may"
                     )));
                 }
+                let members = roster.lineup().members;
+                let has_name =
+                    |member: &&Member| member.spec.name == spec.name && member.spec.endpoint != spec.endpoint;
+                if let Some(holder) = members.iter().find(has_name) {
+                    return Err(ChangeError::NameTaken {
+                        pool: self.pool.name.to_string(),
+                        name: spec.name.to_string(),
+                        url: holder.spec.endpoint.to_string(),
+                    });
+                }
                 roster.add(spec.clone(), now);
             }
             ReplicaAction::Drain => roster.drain(&spec.endpoint),
@@ -148,21 +171,44 @@ impl Membership {
         }
         let (pool, replica) = (&*self.pool.name, &*spec.name);
         tracing::info!(pool, replica, action = ?change.action, "replica changed on the admin port");
-        self.match_roster(&mut roster, Cause::Changed);
+        let taken_out = (change.action != ReplicaAction::Add).then_some(&spec.endpoint);
+        self.match_roster(&mut roster, Cause::Ordered { taken_out });
         Ok(spec)
+    }
+
+    /// A replica that no source names any more and that serves on.
+    fn leaving_spec(&self, url: Option<&Endpoint>, name: Option<&str>) -> Option<ReplicaSpec> {
+        let leaving = self.leaving.load();
+        let replicas = self.pool.replicas.load();
+        let is_it = |replica: &&Arc<Replica>| {
+            leaving.slots.contains(replica.slot())
+                && url.map_or_else(|| Some(&*replica.name()) == name, |url| replica.endpoint == *url)
+        };
+        let found = replicas.iter().find(is_it)?;
+        Some(ReplicaSpec { name: found.name(), endpoint: found.endpoint.clone(), zone: None })
+    }
+
+    /// Replicas that serve on although the sources name them no more.
+    fn kept(&self) -> usize {
+        let leaving = self.leaving.load();
+        if leaving.is_configured {
+            return 0;
+        }
+        self.pool.replicas.load().iter().filter(|replica| leaving.slots.contains(replica.slot())).count()
     }
 
     /// State of every source.
     pub(in crate::fleet) fn sources(&self) -> Vec<SourceStatus> {
-        let now = self.means.clock.now();
+        let (now, kept) = (self.means.clock.now(), self.kept());
         let roster = self.roster.lock();
-        let of = |(kind, state): (SourceKind, &super::roster::SourceState)| SourceStatus {
+        let of = |(kind, state): (SourceKind, &SourceState)| SourceStatus {
             pool: Arc::clone(&self.pool.name),
             source: kind.as_str(),
             targets: state.targets.len(),
             age: state.answered.map(|at| if kind.is_ours() { Duration::ZERO } else { now.since(at) }),
             failing: state.failing.as_ref().map(|(since, error)| (now.since(*since), Arc::clone(error))),
             failures: state.failures,
+            kept: if kind.is_ours() { 0 } else { kept },
         };
         roster.sources().map(of).collect()
     }
@@ -207,48 +253,81 @@ impl Membership {
     fn publish(self: &Arc<Self>, before: &[Arc<Replica>], mut after: Vec<Arc<Replica>>, cause: Cause<'_>) {
         let stays: SlotSet = after.iter().map(|replica| replica.slot()).collect();
         let gone: Vec<_> = before.iter().filter(|old| !stays.contains(old.slot())).cloned().collect();
-        let has_ready = |replicas: &[Arc<Replica>]| replicas.iter().any(|replica| replica.is_ready());
-        let is_bridged = !matches!(cause, Cause::HandedOver)
-            && !after.is_empty()
-            && has_ready(&gone)
-            && !has_ready(&after);
+        let (mut at_once, gone): (Vec<_>, Vec<_>) = gone.into_iter().partition(|old| match cause {
+            Cause::Ordered { taken_out } => taken_out == Some(&old.endpoint),
+            _ => false,
+        });
+        let leaving = self.leaving.load();
+        let may_serve = |old: &Arc<Replica>| old.is_ready() || leaving.slots.contains(old.slot());
+        let is_bridged = gone.iter().any(may_serve)
+            && !has_ready(&after)
+            && match cause {
+                Cause::HandedOver => false,
+                Cause::Configured { .. } => !after.is_empty(),
+                Cause::Changed | Cause::Ordered { .. } => true,
+            };
         if is_bridged {
-            self.leaving.store(Arc::new(gone.iter().map(|replica| replica.slot()).collect()));
-            after.extend(gone);
-            self.pool.replicas.store(Arc::new(after));
-            if !self.is_handing_over.swap(true, Ordering::AcqRel) {
-                let task = Arc::clone(self).hand_over();
-                self.means.tracker.spawn_on(task, &self.means.tasks);
+            let slots: SlotSet = gone.iter().map(|replica| replica.slot()).collect();
+            let is_configured = match cause {
+                Cause::Configured { .. } => true,
+                _ => leaving.is_configured,
+            };
+            let is_news = leaving.slots != slots;
+            self.leaving.store(Arc::new(Leaving { slots, is_configured }));
+            if is_news && !is_configured {
+                let (pool, kept, named) = (&*self.pool.name, gone.len(), after.len());
+                tracing::warn!(
+                    pool,
+                    kept,
+                    named,
+                    "the sources of a pool name no replica that is ready: those that are serve on"
+                );
             }
+            after.extend(gone);
         } else {
             self.leaving.store(Arc::default());
-            self.pool.replicas.store(Arc::new(after));
-            self.pool.drain(gone);
+            at_once.extend(gone);
+        }
+        self.pool.replicas.store(Arc::new(after));
+        self.pool.drain(at_once);
+        if is_bridged && !self.is_handing_over.swap(true, Ordering::AcqRel) {
+            let task = Arc::clone(self).hand_over();
+            self.means.tracker.spawn_on(task, &self.means.tasks);
         }
     }
 
-    /// Lets those that left go once one of the others is ready, or after [`HAND_OVER`].
+    /// Lets those that left go once one of the others is ready; after [`HAND_OVER`] also when they answer no more, or if the
+    /// configuration dropped them.
     async fn hand_over(self: Arc<Self>) {
+        let began = self.means.clock.now();
         let is_over = || {
             let leaving = self.leaving.load();
-            let is_ready = |replica: &Arc<Replica>| replica.is_ready() && !leaving.contains(replica.slot());
-            leaving.is_empty() || self.pool.replicas.load().iter().any(is_ready)
+            let replicas = self.pool.replicas.load();
+            let is_old = |replica: &&Arc<Replica>| leaving.slots.contains(replica.slot());
+            let mut old = replicas.iter().filter(is_old).peekable();
+            let mut new = replicas.iter().filter(|replica| !is_old(replica));
+            let has_time = self.means.clock.now().since(began) < HAND_OVER;
+            old.peek().is_none()
+                || new.any(|replica| replica.is_ready())
+                || !has_time && (leaving.is_configured || !old.any(|replica| replica.is_ready()))
         };
-        let waits = async {
-            while !is_over() {
-                tokio::time::sleep(LOOK_EVERY).await;
+        loop {
+            {
+                let mut roster = self.roster.lock();
+                if is_over() {
+                    self.is_handing_over.store(false, Ordering::Release);
+                    return self.match_roster(&mut roster, Cause::HandedOver);
+                }
             }
-        };
-        let _ = tokio::time::timeout(HAND_OVER, waits).await;
-        self.is_handing_over.store(false, Ordering::Release);
-        self.match_roster(&mut self.roster.lock(), Cause::HandedOver);
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
     }
 
     /// There is no room for a third generation: the first goes, ready successors or not.
     fn without_leaving(&self, before: &[Arc<Replica>]) -> Arc<Vec<Arc<Replica>>> {
         let leaving = self.leaving.swap(Arc::default());
         let (gone, stay): (Vec<_>, Vec<_>) =
-            before.iter().cloned().partition(|replica| leaving.contains(replica.slot()));
+            before.iter().cloned().partition(|replica| leaving.slots.contains(replica.slot()));
         let stay = Arc::new(stay);
         self.pool.replicas.store(Arc::clone(&stay));
         self.pool.drain(gone);
@@ -270,8 +349,8 @@ impl Membership {
         }
         if is_configured {
             known.connections.set_limit(config.max_connections.get());
-            known.set_zone(member.spec.zone.clone());
         }
+        known.set_zone(member.spec.zone.clone());
         known.hold(member.held);
     }
 
@@ -347,6 +426,15 @@ impl Membership {
         started
     }
 
+    /// What clients are told where the pool has no replica.
+    fn note_trouble(&self, roster: &Roster) {
+        let failing = |(kind, state): (SourceKind, &SourceState)| {
+            state.failing.as_ref().map(|(_, error)| format!("{}: {error}", kind.as_str()))
+        };
+        let trouble: Vec<String> = roster.sources().filter_map(failing).collect();
+        self.pool.trouble.store((!trouble.is_empty()).then(|| Arc::new(trouble.join("; "))));
+    }
+
     fn note_left_out(&self, left_out: usize) {
         if self.left_out.swap(left_out, Ordering::Relaxed) != left_out && left_out > 0 {
             let pool = &*self.pool.name;
@@ -368,7 +456,9 @@ impl Roll for Membership {
             let (pool, source, seconds) = (&*self.pool.name, kind.as_str(), now.since(since).as_secs());
             tracing::info!(pool, source, seconds, %error, "replicas are discovered again");
         }
-        if roster.answered(kind, targets, now) {
+        let is_new = roster.answered(kind, targets, now);
+        self.note_trouble(&roster);
+        if is_new {
             let targets = roster.targets(kind).len();
             tracing::debug!(pool = &*self.pool.name, source = kind.as_str(), targets, "discovered replicas");
             self.match_roster(&mut roster, Cause::Changed);
@@ -381,6 +471,7 @@ impl Roll for Membership {
             let (pool, source, kept) = (&*self.pool.name, kind.as_str(), roster.targets(kind).len());
             tracing::warn!(pool, source, error, kept, "cannot discover replicas: the last known ones stay");
         }
+        self.note_trouble(&roster);
     }
 
     fn absent(self: Arc<Self>, kind: SourceKind, error: &str) {
@@ -455,6 +546,10 @@ impl FreeSlots {
     }
 }
 
+fn has_ready(replicas: &[Arc<Replica>]) -> bool {
+    replicas.iter().any(|replica| replica.is_ready())
+}
+
 fn is_it(known: &Replica, member: &Member) -> bool {
     known.rank.map_or(1, |rank| rank.of) == member.ranks && is_same_instance(known, member)
 }
@@ -489,7 +584,7 @@ fn served(config: &Pool, spec: &ReplicaSpec, name: Arc<str>) -> Served {
     }
 }
 
-/// How long replicas serve on that no source names any more, where none of their successors is ready.
+/// How long replicas serve on at least that are named no more, where none of their successors is ready.
 const HAND_OVER: Duration = Duration::from_secs(60);
 pub(in crate::fleet) const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// Replicas of one configuration, and of the one before it.

@@ -33,6 +33,8 @@ pub struct SourceStatus {
     pub failing: Option<(Duration, Arc<str>)>,
     /// Failures so far.
     pub failures: u64,
+    /// Replicas of the pool that serve although its sources name them no more, because nothing that they name is ready.
+    pub kept: usize,
 }
 
 /// A change of the fleet on the admin port.
@@ -46,6 +48,8 @@ pub struct ReplicaChange {
     pub url: Option<String>,
     /// Name of a known replica, or of the one to add.
     pub name: Option<String>,
+    /// Zone of the one to add.
+    pub zone: Option<String>,
 }
 
 /// What an operator does with a replica.
@@ -72,6 +76,16 @@ pub enum ChangeError {
         pool: String,
         /// As it was named.
         replica: String,
+    },
+    /// Another replica has the name.
+    #[error("pool {pool:?} has a replica {name:?} already: {url}")]
+    NameTaken {
+        /// Name of the pool.
+        pool: String,
+        /// As it was given.
+        name: String,
+        /// URL of the replica that has it.
+        url: String,
     },
     /// The URL or the name cannot be used.
     #[error("{0}")]

@@ -106,6 +106,8 @@ pub(crate) struct Roster {
     sources: HashMap<SourceKind, SourceState>,
     away: HashMap<Endpoint, Away>,
     added: Vec<ReplicaSpec>,
+    /// Names that were given last.
+    given: HashMap<Endpoint, Arc<str>>,
     /// Engines that metrics pages show.
     seen_ranks: HashMap<Endpoint, u32>,
     data_parallel: DataParallel,
@@ -219,7 +221,6 @@ impl Roster {
     /// The replicas of the pool.
     pub(crate) fn lineup(&mut self) -> Lineup {
         let mut seen: HashSet<&Endpoint> = HashSet::new();
-        let mut names: HashSet<Arc<str>> = HashSet::new();
         let mut lineup = Lineup::default();
         let mut targets = 0;
         for kind in SourceKind::ALL {
@@ -242,10 +243,11 @@ impl Roster {
                     None if any_serves && !found.is_serving => Some(NOT_SERVING),
                     None => None,
                 };
-                let spec = unique(&found.spec, &mut names);
+                let spec = found.spec.clone();
                 lineup.members.push(Member { spec, instance: found.instance.clone(), held, ranks });
             }
         }
+        self.given = uniquely_named(&mut lineup.members, &self.given);
         let seen: HashSet<Endpoint> = seen.into_iter().cloned().collect();
         self.seen_ranks.retain(|endpoint, _| seen.contains(endpoint));
         self.away.retain(|endpoint, _| seen.contains(endpoint));
@@ -266,14 +268,22 @@ fn ranks_of(configured: DataParallel, seen: &HashMap<Endpoint, u32>, endpoint: &
     }
 }
 
-/// A name that another replica has gives way to the URL.
-fn unique(spec: &ReplicaSpec, names: &mut HashSet<Arc<str>>) -> ReplicaSpec {
-    if names.insert(Arc::clone(&spec.name)) {
-        return spec.clone();
+/// Gives every member a name of its own: one that serves under its name keeps it, and a newcomer with the same one is called
+/// by its URL.
+fn uniquely_named(
+    members: &mut [Member],
+    given: &HashMap<Endpoint, Arc<str>>,
+) -> HashMap<Endpoint, Arc<str>> {
+    let keeps = |member: &Member| given.get(&member.spec.endpoint) == Some(&member.spec.name);
+    let mut names: HashSet<Arc<str>> =
+        members.iter().filter(|member| keeps(member)).map(|member| Arc::clone(&member.spec.name)).collect();
+    for member in members.iter_mut() {
+        if !keeps(member) && !names.insert(Arc::clone(&member.spec.name)) {
+            member.spec.name = member.spec.endpoint.to_string().into();
+            names.insert(Arc::clone(&member.spec.name));
+        }
     }
-    let name: Arc<str> = spec.endpoint.to_string().into();
-    names.insert(Arc::clone(&name));
-    ReplicaSpec { name, endpoint: spec.endpoint.clone(), zone: spec.zone.clone() }
+    members.iter().map(|member| (member.spec.endpoint.clone(), Arc::clone(&member.spec.name))).collect()
 }
 
 /// How long a name has to be gone before that is believed.
@@ -319,6 +329,15 @@ mod tests {
         assert_eq!(shown(&mut roster), ["a@h1", "b@h3", "c@h2"]);
         roster.answered(SourceKind::File, vec![found("a", "h3")], at(2));
         assert_eq!(shown(&mut roster), ["a@h1", "http://h3:8000@h3", "http://h2:8000@h2"]);
+        roster.open(SourceKind::Admin);
+        roster.answered(SourceKind::File, vec![found("gpu", "h3")], at(3));
+        assert_eq!(shown(&mut roster), ["a@h1", "gpu@h3", "http://h2:8000@h2"]);
+        roster.add(spec("gpu", "h4"), at(3));
+        assert_eq!(
+            shown(&mut roster),
+            ["a@h1", "http://h4:8000@h4", "gpu@h3", "http://h2:8000@h2"],
+            "one that serves keeps its name"
+        );
     }
 
     #[test]

@@ -719,6 +719,7 @@ pub(super) struct DiscoveryFamilies {
     pub(super) age: Family<GaugeVec>,
     pub(super) failing: Family<GaugeVec>,
     pub(super) failures: Family<IntCounterVec>,
+    pub(super) kept: Family<GaugeVec>,
 }
 
 impl DiscoveryFamilies {
@@ -743,6 +744,11 @@ impl DiscoveryFamilies {
             failures: maker.counters(
                 "tokenway_discovery_failures_total",
                 "Times that a source did not answer, or not with a list of replicas.",
+                SOURCE,
+            ),
+            kept: maker.gauges(
+                "tokenway_discovery_kept_replicas",
+                "Replicas of the pool that serve although its sources name them no more: nothing that they name is ready.",
                 SOURCE,
             ),
         }
