@@ -58,6 +58,7 @@ fn page() -> String {
     metrics.admission("admit", "ready");
     metrics.http_rejected("header_timeout");
     metrics.drift_webhook(DeliveryResult::Failed);
+    metrics.set_sources(&[support::source()]);
     let finding = Finding {
         at: 0.0,
         kind: Kind::TtftTailDrift,

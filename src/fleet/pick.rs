@@ -4,6 +4,7 @@
 //! assignment is dropped with the pick, and the pick with the body.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::pool::PoolState;
 use super::replica::Replica;
@@ -52,6 +53,23 @@ impl Pick {
         self.pool.failed(&self.replica, failure, self.prompt, self.is_pinned, now);
     }
 
+    /// The attempt was given up: sent at `sent`, it has brought nothing, neither a first token nor, if `is_whole`, an answer at once.
+    /// That is a failure of the replica where nothing has moved there since, another replica has answered meanwhile, and the wait
+    /// was clearly longer than is usual in the pool: a client that is merely impatient says nothing.
+    pub fn given_up(&self, sent: Stamp, is_whole: bool, now: Stamp) {
+        let (replica, waited) = (&self.replica, now.since(sent));
+        if waited < SHORTEST_SILENCE || replica.vitals.last_sign() >= sent {
+            return;
+        }
+        let usual = self.pool.dispatcher.model.usual_wait(&self.assignment.decision.terms, is_whole);
+        let answered =
+            |other: &Arc<Replica>| other.slot() != replica.slot() && other.vitals.last_answer() >= sent;
+        if waited.as_secs_f64() > SILENT_FROM * usual && self.pool.replicas().iter().any(answered) {
+            let silent = ReplicaFailure::Silent { replica: replica.name() };
+            self.failed(&silent, now);
+        }
+    }
+
     /// Learns bytes per token and the cached share from the engine's `usage`.
     pub fn learn(&mut self, tokens: TokenCounts) {
         if let Some(input) = tokens.input {
@@ -62,3 +80,8 @@ impl Pick {
         }
     }
 }
+
+/// Times the usual wait from which silence speaks against a replica, ...
+const SILENT_FROM: f64 = 3.0;
+/// ... and no sooner: gateways, networks and engines pause for longer than a first token takes.
+const SHORTEST_SILENCE: Duration = Duration::from_secs(1);

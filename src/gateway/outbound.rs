@@ -68,6 +68,8 @@ pub struct Flight {
     times: AttemptTimes,
     span: u64,
     cause: AttemptCause,
+    /// An answer or a failure came.
+    has_landed: bool,
     /// `None` once it has been handed on.
     active: Option<ActiveAttempt>,
 }
@@ -108,7 +110,7 @@ impl Outbound<'_> {
             clock: gateway.clock,
         });
         let times = AttemptTimes { start, ..AttemptTimes::default() };
-        Flight { attempt, times, span, cause, active: Some(ActiveAttempt { pick, watch }) }
+        Flight { attempt, times, span, cause, has_landed: false, active: Some(ActiveAttempt { pick, watch }) }
     }
 
     fn gateway(&self) -> &Arc<Gateway> {
@@ -179,7 +181,9 @@ impl Flight {
     /// # Errors
     /// [`AttemptError`], as [`UpstreamAttempt::send`].
     pub async fn land(&mut self) -> Result<UpstreamResponse, AttemptError> {
-        self.attempt.send(&mut self.times).await
+        let landed = self.attempt.send(&mut self.times).await;
+        self.has_landed = true;
+        landed
     }
 
     /// The chosen replica.
@@ -239,8 +243,12 @@ impl Flight {
 
 impl Drop for Flight {
     fn drop(&mut self) {
-        if let Some(active) = &self.active {
-            active.watch.close();
+        let Some(active) = &self.active else { return };
+        active.watch.close();
+        // Dropped in mid-air: its client left, or another attempt of the request spoke first.
+        if let Some(sent) = self.times.connected.filter(|_| !self.has_landed) {
+            let is_whole = !self.attempt.is_stream;
+            active.pick.given_up(sent, is_whole, self.attempt.clock.now());
         }
     }
 }

@@ -285,3 +285,59 @@ async fn a_lower_limit_of_connections_is_in_force_after_a_reload() {
     }
     gateway.idle().await;
 }
+
+/// Asks at once, each for so long as its client waits; returns how many got nothing.
+async fn impatient(gateway: &Arc<Gateway>, requests: std::ops::Range<usize>) -> usize {
+    let mut all = tokio::task::JoinSet::new();
+    for request in requests {
+        let gateway = Arc::clone(gateway);
+        all.spawn(async move {
+            let body = CHAT.replace("hi", &format!("request {request}"));
+            tokio::time::timeout(Duration::from_millis(1500), gateway.post(PATH, &body)).await.is_ok()
+        });
+    }
+    all.join_all().await.into_iter().filter(|is_answered| !is_answered).count()
+}
+
+#[tokio::test]
+async fn a_replica_that_hangs_while_impatient_clients_leave_is_left_by_round_robin() {
+    let (gateway, replicas) = four(PolicyName::RoundRobin).await;
+    // Its probes are fine.
+    let [hung, ..] = replicas.as_slice() else { panic!("four replicas") };
+    hung.always(vec![Step::Hang]);
+    let gateway = Arc::new(gateway);
+    let mut asked = 0;
+    while gateway.state_of(hung) == ReplicaState::Ready && asked < 64 {
+        impatient(&gateway, asked..asked + 16).await;
+        asked += 16;
+    }
+    let status = gateway.replicas().into_iter().find(|status| *status.replica == *hung.name()).unwrap();
+    assert!(status.life.entered[5] > 0, "never ejected: {status:?}");
+    // A trial now and then, at growing distances, and not every fourth request.
+    let before = hung.count();
+    let mut lost = 0;
+    for request in 0..60 {
+        lost += impatient(&gateway, 1000 + request..1001 + request).await;
+    }
+    assert!(hung.count() - before <= 6 && lost <= 6, "{lost} of 60, {} there", hung.count() - before);
+    gateway.idle().await;
+}
+
+#[tokio::test]
+async fn impatient_clients_of_a_replica_that_works_speak_against_nobody() {
+    let (gateway, replicas) = four(PolicyName::RoundRobin).await;
+    let [busy, ..] = replicas.as_slice() else { panic!("four replicas") };
+    // One stream moves there, and everybody else waits.
+    let moving = std::iter::repeat_n([Step::Tick, wire::event(wire::content("x"))], 400).flatten();
+    busy.next(wire::begun_then("x", moving.chain([Step::Hang])));
+    busy.always(vec![Step::Hang]);
+    let mut stream = gateway.client().await;
+    stream.post(PATH, &[], CHAT.as_bytes()).await;
+    stream.head().await;
+    let gateway = Arc::new(gateway);
+    assert!(impatient(&gateway, 0..24).await > 4);
+    assert!(busy.count() > 4);
+    assert_eq!(gateway.state_of(busy), ReplicaState::Ready);
+    drop(stream);
+    gateway.idle().await;
+}

@@ -305,6 +305,19 @@ pub(crate) fn status(state: ReplicaState, has_signals: bool) -> ReplicaStatus {
 }
 
 /// The value of a series on a page of metrics.
+/// A source of replicas that fails.
+pub(crate) fn source() -> SourceStatus {
+    SourceStatus {
+        pool: "main".into(),
+        source: "dns",
+        targets: 3,
+        age: Some(Duration::from_secs(7)),
+        failing: Some((Duration::from_secs(5), "timed out".into())),
+        failures: 2,
+        kept: 0,
+    }
+}
+
 pub(crate) fn value(page: &str, series: &str) -> Option<f64> {
     page.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' ')?.parse().ok())
 }
@@ -406,15 +419,7 @@ impl Control for Gateway {
     }
 
     fn sources(&self) -> Vec<SourceStatus> {
-        vec![SourceStatus {
-            pool: "main".into(),
-            source: "dns",
-            targets: 3,
-            age: Some(Duration::from_secs(7)),
-            failing: Some((Duration::from_secs(5), "timed out".into())),
-            failures: 2,
-            kept: 0,
-        }]
+        vec![source()]
     }
 
     fn change_replica(&self, change: &ReplicaChange) -> Result<(Arc<str>, ReplicaSpec), ChangeError> {

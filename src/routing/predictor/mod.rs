@@ -168,6 +168,15 @@ impl PoolModel {
             .then(|| ExpectedWait { queue: span(terms.wait), prefill: span(terms.prefill + terms.base) })
     }
 
+    /// Seconds in which an average replica of the pool gives the first token of a request that was to meet `terms`, or its whole answer.
+    #[must_use]
+    pub fn usual_wait(&self, terms: &Terms, is_whole: bool) -> f64 {
+        let (usual, view) = (self.pool.average(), self.pool.view());
+        let ahead = view.work(&Work::of(terms.ahead, Tokens(0)));
+        let decoding = if is_whole { usual.service } else { 0.0 };
+        usual.slowness * (ahead + view.seconds(1.0, 0, &terms.work)) + usual.way + decoding
+    }
+
     /// The replica restarted or the slot has a new owner: back to the pool's average.
     pub fn forget(&self, slot: usize) {
         if let Some(cell) = self.replicas.get(slot) {
