@@ -116,7 +116,7 @@ fn change(app: &App, round: usize) -> Result<(), Box<dyn std::error::Error>> {
     let which = round / 2;
     let (pool, at) = (which % POOLS, which / POOLS % EACH);
     let (name, url) = (Some(format!("p{pool}")), Some(url(pool, at)));
-    app.fleet.change(&ReplicaChange { action, pool: name, url, name: None })?;
+    app.fleet.change(&ReplicaChange { action, pool: name, url, name: None, zone: None })?;
     Ok(())
 }
 

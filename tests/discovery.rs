@@ -108,15 +108,15 @@ async fn addresses_of_a_name_are_replicas_and_a_name_server_that_fails_takes_non
 }
 
 #[tokio::test]
-async fn srv_records_bring_host_and_port() {
+async fn srv_records_bring_host_and_port_and_their_targets_are_asked_of_the_same_server() {
     let replica = Replica::start().await;
     let port = replica.addr.port();
-    let says = Says::Services(vec![(0, port, "localhost"), (9, 1, "spare.test")]);
+    let says = Says::Services(vec![(0, port, "gpu-1.models.test"), (9, 1, "spare.test")]);
     let server = NameServer::start(says, 60).await;
     let (name, records) = ("_http._tcp.vllm.models.test".into(), DnsRecords::Services);
     let dns = DnsSource { name, is_tls: false, records, base_path: "".into(), server: Some(server.address) };
     let gateway = Gateway::start_unready(discovering(Discovery { dns: Some(dns), ..Discovery::default() }));
-    has(&gateway, &[&format!("localhost:{port}")]).await;
+    has(&gateway, &[&format!("gpu-1.models.test:{port}")]).await;
     assert_eq!(gateway.post(PATH, CHAT).await.status(), 200);
 }
 
@@ -210,6 +210,12 @@ async fn a_source_that_suddenly_names_none_keeps_the_replicas_that_answer_until_
     metrics.set_sources(&gateway.app.fleet.sources());
     let page = metrics.render(&gateway.replicas());
     assert!(page.contains("tokenway_discovery_kept_replicas{pool=\"default\",source=\"file\"} 2"), "{page}");
+
+    // A reload that does not touch the source changes nothing about that.
+    let mut reloaded = discovering(Discovery { file: Some(path.clone()), ..Discovery::default() });
+    reloaded.pools[0].revision = "r2".into();
+    gateway.app.reload(Arc::new(reloaded)).unwrap();
+    assert_eq!(names(&gateway).len(), 2);
 
     // An operator's word counts at once, for each.
     let fleet = &gateway.app.fleet;

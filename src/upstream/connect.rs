@@ -6,7 +6,7 @@
 //! chance after [`SECOND_FAMILY_AFTER`] (RFC 8305).
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -133,6 +133,11 @@ impl Connector {
 
     fn with_tls(&self, tls: ClientTls) -> Self {
         Self { tls: Arc::new(ArcSwap::from_pointee(tls)), ..self.clone() }
+    }
+
+    /// Connects to a host by these addresses from now on: another name server than the system's knows them.
+    pub(crate) fn tell(&self, host: &Arc<str>, addresses: Vec<IpAddr>) {
+        self.resolver.tell(host, addresses);
     }
 
     /// A connector that is secured by itself from now on.

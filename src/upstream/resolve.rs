@@ -25,10 +25,12 @@ pub(super) struct Resolver {
     tracker: TaskTracker,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Host {
     answer: watch::Sender<Option<Answer>>,
     is_asking: AtomicBool,
+    /// A discovery source tells the addresses: the system is not asked.
+    is_told: AtomicBool,
 }
 
 #[derive(Clone, Debug)]
@@ -59,9 +61,10 @@ impl Resolver {
         let entry = self.entry(host);
         let now = self.clock.now();
         let known = entry.answer.borrow().clone();
+        let is_told = entry.is_told.load(Ordering::Acquire);
         match known {
-            Some(Answer { at, result: Ok(addresses) }) if now.since(at) < STALE_FOR => {
-                if now.since(at) >= FRESH_FOR {
+            Some(Answer { at, result: Ok(addresses) }) if is_told || now.since(at) < STALE_FOR => {
+                if !is_told && now.since(at) >= FRESH_FOR {
                     self.ask(host, &entry);
                 }
                 return Ok(addresses);
@@ -83,9 +86,16 @@ impl Resolver {
         }
     }
 
+    /// The addresses of a name, by a name server that the system does not ask: from now on it is not looked up.
+    pub(super) fn tell(&self, host: &Arc<str>, addresses: Vec<IpAddr>) {
+        let entry = self.entry(host);
+        entry.answer.send_replace(Some(Answer { at: self.clock.now(), result: Ok(addresses.into()) }));
+        entry.is_told.store(true, Ordering::Release);
+    }
+
     fn entry(&self, host: &Arc<str>) -> Arc<Host> {
         let mut hosts = self.hosts.lock();
-        let fresh = || Arc::new(Host { answer: watch::Sender::new(None), is_asking: AtomicBool::new(false) });
+        let fresh = || Arc::new(Host::default());
         Arc::clone(hosts.entry(Arc::clone(host)).or_insert_with(fresh))
     }
 
@@ -165,7 +175,10 @@ mod tests {
         let name: Arc<str> = "localhost".into();
         let (one, two) = tokio::join!(resolver.resolve(&name), resolver.resolve(&name));
         assert!(Arc::ptr_eq(&one.unwrap(), &two.unwrap()), "two look-ups for one name");
-        assert!(resolver.resolve(&"no-such-name.invalid".into()).await.is_err());
+        let unknown: Arc<str> = "no-such-name.invalid".into();
+        assert!(resolver.resolve(&unknown).await.is_err());
+        resolver.tell(&unknown, vec![IpAddr::from([127, 0, 0, 9])]);
+        assert_eq!(*resolver.resolve(&unknown).await.unwrap(), [IpAddr::from([127, 0, 0, 9])]);
     }
 
     #[test]

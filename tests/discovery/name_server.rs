@@ -11,7 +11,7 @@ use tokio::net::UdpSocket;
 pub(crate) enum Says {
     /// A records; no others.
     Addresses(Vec<Ipv4Addr>),
-    /// SRV records: priority, port, host.
+    /// SRV records: priority, port, host; every host is at 127.0.0.1.
     Services(Vec<(u16, u16, &'static str)>),
     /// The name does not exist.
     NoSuchName,
@@ -59,6 +59,7 @@ fn answer(query: &[u8], (says, ttl): &(Says, u32)) -> Vec<u8> {
     let (code, data): (u8, Vec<Vec<u8>>) = match says {
         Says::Addresses(all) if kind == A => (0, all.iter().map(|one| one.octets().to_vec()).collect()),
         Says::Services(all) if kind == SRV => (0, all.iter().map(service).collect()),
+        Says::Services(_) if kind == A => (0, vec![vec![127, 0, 0, 1]]),
         Says::NoSuchName => (3, Vec::new()),
         Says::Failure => (2, Vec::new()),
         _ => (0, Vec::new()),

@@ -1,8 +1,8 @@
 //! Replicas from DNS: every address of a headless Service's name, or every SRV record.
 //!
 //! A name is looked up again when the shortest TTL of its answer ends, within [`MIN_TTL`] and [`MAX_TTL`]. The system's
-//! `resolv.conf` says whom to ask and which domains to search, unless the source names a server. Requests to a replica found
-//! by address need no further look-up.
+//! `resolv.conf` says whom to ask and which domains to search, unless the source names a server, which then is asked for the
+//! targets of SRV records as well. Requests to a replica found by address need no further look-up.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -16,13 +16,14 @@ use hickory_resolver::proto::rr::{RData, Record, RecordType};
 use super::report::Report;
 use super::roster::Found;
 use crate::config::{DnsRecords, DnsSource, Endpoint, ReplicaSpec};
+use crate::upstream::connect::Connector;
 
 /// Asks until the task is dropped.
 pub(super) async fn run(source: DnsSource, report: Report) {
     let mut asking = Asking { source, resolver: None, last: Families::default() };
     let mut misses = 0_u32;
     loop {
-        let pause = match asking.ask().await {
+        let pause = match asking.ask(&report.connector).await {
             Ok(Answer { targets, ttl }) => {
                 misses = 0;
                 report.answered(targets);
@@ -66,14 +67,14 @@ struct Answer {
 }
 
 impl Asking {
-    async fn ask(&mut self) -> Result<Answer, NetError> {
+    async fn ask(&mut self, connector: &Connector) -> Result<Answer, NetError> {
         let resolver = match self.resolver.take() {
             Some(resolver) => resolver,
             None => resolver_of(&self.source)?,
         };
         let answer = match self.source.records {
             DnsRecords::Addresses { port } => self.addresses(&resolver, port).await,
-            DnsRecords::Services => self.services(&resolver).await,
+            DnsRecords::Services => self.services(&resolver, connector).await,
         };
         self.resolver = Some(resolver);
         answer
@@ -105,7 +106,7 @@ impl Asking {
         Ok(Answer { targets, ttl })
     }
 
-    async fn services(&self, resolver: &TokioResolver) -> Result<Answer, NetError> {
+    async fn services(&self, resolver: &TokioResolver, connector: &Connector) -> Result<Answer, NetError> {
         let answer = resolver.lookup(&*self.source.name, RecordType::SRV).await?;
         let mut found: Vec<(u16, String, u16)> = answer.answers().iter().filter_map(service).collect();
         // RFC 2782: those of a higher number are for when no lower one can be reached.
@@ -113,9 +114,28 @@ impl Asking {
         found.retain(|(priority, ..)| Some(*priority) == first);
         found.sort_unstable();
         found.dedup();
-        let targets = found.iter().map(|(_, host, port)| target(&self.source, host, *port)).collect();
+        let targets: Vec<Found> =
+            found.iter().map(|(_, host, port)| target(&self.source, host, *port)).collect();
+        if self.source.server.is_some() {
+            // Whoever asks another server for the records asks it for their targets too: the system may not know them.
+            for host in targets.iter().map(|found| &found.spec.endpoint.host) {
+                let addresses = addresses_of(resolver, host).await;
+                if !addresses.is_empty() {
+                    connector.tell(host, addresses);
+                }
+            }
+        }
         Ok(Answer { targets, ttl: shortest_ttl(answer.answers()) })
     }
+}
+
+/// Of both families; none where the server does not tell, which leaves what it told before in force.
+async fn addresses_of(resolver: &TokioResolver, host: &str) -> Vec<IpAddr> {
+    let host = format!("{}.", host.trim_end_matches('.'));
+    let (v4, v6) =
+        tokio::join!(resolver.lookup(&*host, RecordType::A), resolver.lookup(&*host, RecordType::AAAA));
+    let answers = [v4, v6].into_iter().flatten();
+    answers.flat_map(|answer| answer.answers().iter().filter_map(address).collect::<Vec<_>>()).collect()
 }
 
 fn resolver_of(source: &DnsSource) -> Result<TokioResolver, NetError> {

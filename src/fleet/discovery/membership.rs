@@ -259,17 +259,21 @@ impl Membership {
         });
         let leaving = self.leaving.load();
         let may_serve = |old: &Arc<Replica>| old.is_ready() || leaving.slots.contains(old.slot());
+        // What a reload does not touch goes on as it was: the source that named them no more is still there.
+        let is_kept = leaving.slots != SlotSet::default()
+            && !leaving.is_configured
+            && Source::all(&self.pool.config().discovery).next().is_some();
         let is_bridged = gone.iter().any(may_serve)
             && !has_ready(&after)
             && match cause {
                 Cause::HandedOver => false,
-                Cause::Configured { .. } => !after.is_empty(),
+                Cause::Configured { .. } => !after.is_empty() || is_kept,
                 Cause::Changed | Cause::Ordered { .. } => true,
             };
         if is_bridged {
             let slots: SlotSet = gone.iter().map(|replica| replica.slot()).collect();
             let is_configured = match cause {
-                Cause::Configured { .. } => true,
+                Cause::Configured { .. } => !is_kept,
                 _ => leaving.is_configured,
             };
             let is_news = leaving.slots != slots;

@@ -79,9 +79,9 @@ impl Api {
         serde_json::from_slice(&page).map_err(|error| ApiError::Protocol(error.to_string()))
     }
 
-    /// Everything that changes after `version`.
-    pub(super) async fn watch(&self, version: &str) -> Result<Events, ApiError> {
-        let seconds = WATCH_FOR.as_secs();
+    /// Everything that changes after `version` within `span`.
+    pub(super) async fn watch(&self, version: &str, span: Duration) -> Result<Events, ApiError> {
+        let seconds = span.as_secs();
         let version = escaped(version);
         let query =
             format!("watch=1&allowWatchBookmarks=true&timeoutSeconds={seconds}&resourceVersion={version}");
@@ -150,10 +150,10 @@ fn escaped(value: &str) -> String {
 
 /// Where a pod finds its credentials.
 const ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
-const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
+const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 const LIST_TIMEOUT: Duration = Duration::from_secs(60);
-/// After this the server ends the watch.
-pub(super) const WATCH_FOR: Duration = Duration::from_secs(290);
+/// After this the server ends the watch, with a bookmark: short, because a server that is frozen says nothing either.
+pub(super) const WATCH_FOR: Duration = Duration::from_secs(40);
 const MAX_PAGE: usize = 64 << 20;
 
 #[cfg(test)]

@@ -64,6 +64,7 @@ struct SliceEndpoint {
     #[serde(default, deserialize_with = "or_null")]
     conditions: Conditions,
     target_ref: Option<TargetRef>,
+    zone: Option<String>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -186,7 +187,8 @@ impl Slices {
         let place = Endpoint { is_tls: self.source.is_tls, host, port, base_path: "".into() };
         let (name, uid) = endpoint.target_ref.map_or((None, None), |pod| (pod.name, pod.uid));
         let name = name.and_then(|name| parse_name(&name).ok()).unwrap_or_else(|| place.authority().into());
-        let spec = ReplicaSpec { name, endpoint: place, zone: None };
+        let zone = endpoint.zone.filter(|zone| !zone.is_empty()).map(Into::into);
+        let spec = ReplicaSpec { name, endpoint: place, zone };
         Some(Entry {
             found: Found { spec, instance: uid.map(Into::into), is_serving },
             is_terminating,
@@ -227,6 +229,7 @@ mod tests {
             "addresses": [address],
             "conditions": conditions,
             "targetRef": { "kind": "Pod", "name": name, "uid": format!("uid-{name}") },
+            "zone": "eu-1a",
         })
     }
 
@@ -284,6 +287,8 @@ mod tests {
         let bare = json!({ "addresses": ["10.1.1.1"], "conditions": null });
         slices.replace(vec![slice("s", "IPv4", std::slice::from_ref(&bare)), slice("t", "IPv4", &[bare])]);
         assert_eq!(shown(&slices), ["10.1.1.1:80 10.1.1.1:80"]);
-        assert_eq!(slices.targets()[0].instance, None);
+        assert_eq!((&slices.targets()[0].instance, &slices.targets()[0].spec.zone), (&None, &None));
+        slices.replace(vec![slice("s", "IPv4", &[pod("a", "10.0.0.1", Value::Null)])]);
+        assert_eq!(slices.targets()[0].spec.zone.as_deref(), Some("eu-1a"));
     }
 }
