@@ -63,6 +63,10 @@ fn the_wanted_number_is_told_with_its_reason_and_its_terms() {
     });
     let (status, unknown) = scale(&gateway, "llama-9b");
     assert_eq!((status, &unknown["error"]["code"]), (404, &"unknown_pool".into()), "{unknown}");
+
+    let url = format!("http://{}", gateway.admin);
+    let (code, _, err) = Process::run(&["canary", &url, "promote", "--route", "nope"]);
+    assert_eq!((code, &*err), (1, "error: route nope has no canary\n"));
 }
 
 #[test]
@@ -105,6 +109,32 @@ fn the_manifests_are_yaml_and_ask_for_what_there_is() {
     let rules = rules.and_then(|text| text.as_str()).unwrap();
     let rules = &Yaml::load_from_str(rules).unwrap()[0];
     assert!(get(rules, "externalRules.0.metricsQuery").starts_with("max(tokenway_desired_replicas{"));
+}
+
+#[test]
+fn the_gateway_s_manifest_stays_in_its_service_while_any_model_is_ready_and_makes_what_others_ask_for() {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("config/kubernetes/tokenway.yaml");
+    let text = fs::read_to_string(path).unwrap();
+    let documents = Yaml::load_from_str(&text).unwrap();
+    let of_kind = |kind: &str| -> Vec<String> {
+        let name = |document: &Yaml<'_>| {
+            let is_it = document.as_mapping_get("kind")?.as_str()? == kind;
+            let metadata = document.as_mapping_get("metadata")?;
+            let text = |key: &str| Some(metadata.as_mapping_get(key)?.as_str()?.to_owned());
+            is_it.then_some(format!("{}.{}", text("name")?, text("namespace")?))
+        };
+        documents.iter().filter_map(name).collect()
+    };
+    assert_eq!(of_kind("PodDisruptionBudget"), ["tokenway.models"]);
+    assert_eq!(of_kind("Service"), ["tokenway.models", "tokenway-admin.models"]);
+    assert!(manifest("keda-metrics-api.yaml").contains("http://tokenway-admin.models.svc:9090/"));
+    assert!(text.contains("readinessProbe: { httpGet: { path: /health, port: http } }"));
+    // The Secret that it mounts is made by a command that it gives.
+    assert!(text.contains("secretName: tokenway }") && text.contains("create secret generic tokenway "));
+    for of_container in ["runAsNonRoot: true", "readOnlyRootFilesystem: true", "drop: [\"ALL\"]", "limits: {"]
+    {
+        assert!(text.contains(of_container), "{of_container}");
+    }
 }
 
 #[test]

@@ -47,6 +47,8 @@ pub(super) enum AdminError {
     UnknownReplica(String),
     #[error("there is no pool {0}; there are {1}")]
     UnknownPool(String, String),
+    #[error("pool {0} was not looked at yet: ask again in a second")]
+    NotLookedAt(String),
     #[error("no finding of this id holds")]
     UnknownFinding,
     #[error("{0}")]
@@ -87,6 +89,7 @@ impl AdminError {
             Self::NameTaken(_) => (StatusCode::CONFLICT, "name_taken"),
             Self::UnknownReplica(_) => (StatusCode::NOT_FOUND, "unknown_replica"),
             Self::UnknownPool(..) => (StatusCode::NOT_FOUND, "unknown_pool"),
+            Self::NotLookedAt(_) => (StatusCode::SERVICE_UNAVAILABLE, "not_looked_at"),
             Self::ReloadFailed => (StatusCode::INTERNAL_SERVER_ERROR, "reload_failed"),
             Self::Overloaded => (StatusCode::SERVICE_UNAVAILABLE, "overloaded"),
             Self::Timeout => (StatusCode::SERVICE_UNAVAILABLE, "timeout"),

@@ -14,11 +14,13 @@ pub(super) async fn scale(
     State(admin): State<Arc<AdminState>>,
     Path(pool): Path<String>,
 ) -> Result<Json<Value>, AdminError> {
-    let is_known = admin.control.config().pools.iter().any(|known| *known.name == *pool);
     let wanted = admin.scale.of(&pool).ok_or_else(|| {
         let config = admin.control.config();
-        let names = config.pools.iter().map(|pool| &*pool.name).collect::<Vec<_>>().join(", ");
-        if is_known { AdminError::Overloaded } else { AdminError::UnknownPool(pool.clone(), names) }
+        let names: Vec<&str> = config.pools.iter().map(|pool| &*pool.name).collect();
+        match names.contains(&&*pool) {
+            true => AdminError::NotLookedAt(pool.clone()),
+            false => AdminError::UnknownPool(pool.clone(), names.join(", ")),
+        }
     })?;
     Ok(Json(wanted.to_json(&pool)))
 }

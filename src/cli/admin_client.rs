@@ -155,7 +155,8 @@ impl AdminClient {
         match (status, json) {
             (status, Some(json)) if status.is_success() => Ok(json),
             (StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN, _) => Err(AskError::Forbidden { url }),
-            (StatusCode::NOT_FOUND, _) if code.starts_with("unknown_") && code != "unknown_path" => {
+            // Another program, or another version, has no such path; this one says what it lacks.
+            (StatusCode::NOT_FOUND, _) if !["", "unknown_path"].contains(&code.as_str()) => {
                 Err(AskError::NotFound(message))
             }
             (StatusCode::NOT_FOUND | StatusCode::OK, _) => {
