@@ -66,7 +66,7 @@ fn the_wanted_number_is_told_with_its_reason_and_its_terms() {
 
     let url = format!("http://{}", gateway.admin);
     let (code, _, err) = Process::run(&["canary", &url, "promote", "--route", "nope"]);
-    assert_eq!((code, &*err), (1, "error: route nope has no canary\n"));
+    assert_eq!((code, &*err), (1, "error: route nope has no canary"));
 }
 
 #[test]
