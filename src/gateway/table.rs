@@ -161,6 +161,12 @@ impl RoutingTable {
         self.routes.iter().find(|route| route.is_ready()).or(self.routes.first())
     }
 
+    /// Whether it matters which model an engine finds in a body: tenants may be kept from some, and several routes are several models.
+    #[must_use]
+    pub fn has_several_models(&self) -> bool {
+        self.tenants.ask_for_keys() || self.routes.len() > 1
+    }
+
     /// The engine's id for what a client named `chosen`: where there are tenants and the engine stores its answer under that id.
     #[must_use]
     pub fn own_id(&self, dialect: Dialect, tenant: &str, chosen: &str) -> Option<String> {

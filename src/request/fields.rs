@@ -9,8 +9,6 @@
 
 use std::borrow::Cow;
 
-use smallvec::SmallVec;
-
 use crate::request::dialect::{BodyForm, Dialect};
 use crate::request::json::{Cursor, JsonError, JsonKind, Raw};
 
@@ -140,59 +138,60 @@ impl FieldError {
     }
 }
 
-/// Reads the fields of a JSON request body. Of an opaque one `model` alone is read, and what is not a JSON object has none.
+/// Reads the fields of a JSON request body; of an opaque one `model` alone.
 ///
 /// # Errors
 /// The first thing that is wrong with the body, without any of its text.
 pub fn parse<'a>(dialect: Dialect, body: &'a [u8]) -> Result<Fields<'a>, FieldError> {
     match dialect.body_form() {
         BodyForm::Json => parse_object(body),
-        BodyForm::Multipart => Ok(Fields { choices: 1, ..Fields::default() }),
+        BodyForm::Multipart => Ok(none()),
         BodyForm::Opaque => parse_opaque(body),
     }
 }
 
+/// The fields of a body that has none.
+#[must_use]
+pub fn none() -> Fields<'static> {
+    Fields { choices: 1, ..Fields::default() }
+}
+
 fn parse_opaque(body: &[u8]) -> Result<Fields<'_>, FieldError> {
-    let none = Fields { choices: 1, ..Fields::default() };
-    let Ok(text) = std::str::from_utf8(body) else { return Ok(none) };
-    let mut cursor = Cursor::new(text);
-    let mut models: SmallVec<[Raw<'_>; 2]> = SmallVec::new();
-    let read = cursor.object(|key, cursor| {
+    let mut reading = FieldReader::default();
+    walk(body, |key, cursor| {
         let value = cursor.value()?;
         if key.string().as_deref() == Some("model") {
-            models.push(value);
+            reading.model(value).map_err(Stop::Field)?;
         }
-        Ok::<_, JsonError>(())
-    });
-    if read.and_then(|()| cursor.end()).is_err() {
-        return Ok(none);
-    }
-    match models.as_slice() {
-        [] => Ok(none),
-        [model] => Ok(Fields {
-            model_at: model.escaped().map(|_| ModelAt::Json(model.span())),
-            model: model.string(),
-            ..none
-        }),
-        _ => Err(FieldError::Duplicate { field: "model" }),
-    }
+        Ok(())
+    })?;
+    Ok(reading.finish())
 }
 
 fn parse_object(body: &[u8]) -> Result<Fields<'_>, FieldError> {
+    let mut reading = FieldReader::default();
+    walk(body, |key, cursor| reading.member(key, cursor))?;
+    Ok(reading.finish())
+}
+
+/// Visits the members of a body that is a JSON object.
+fn walk<'a>(
+    body: &'a [u8],
+    member: impl FnMut(Raw<'a>, &mut Cursor<'a>) -> Result<(), Stop>,
+) -> Result<(), FieldError> {
     let text = std::str::from_utf8(body).map_err(|e| {
         let (line, column) = place(body, e.valid_up_to());
         FieldError::NotUtf8 { line, column }
     })?;
     let mut cursor = Cursor::new(text);
-    let mut reading = FieldReader::default();
     let read = if cursor.ahead() == JsonKind::Object {
-        cursor.object(|key, cursor| reading.member(key, cursor))
+        cursor.object(member)
     } else {
         // A scalar and a text that is not JSON are different errors.
         cursor.value().map_err(Stop::from).and(Err(Stop::Field(FieldError::NotAnObject)))
     };
     match read.and_then(|()| Ok(cursor.end()?)) {
-        Ok(()) => Ok(reading.finish()),
+        Ok(()) => Ok(()),
         Err(Stop::Field(error)) => Err(error),
         Err(Stop::Json(JsonError { at, problem })) => {
             let (line, column) = place(body, at);
@@ -408,12 +407,11 @@ mod tests {
     }
 
     #[test]
-    fn an_extra_path_may_carry_anything() {
-        assert!(parse(Dialect::Extra, b"--boundary\r\n\xff").unwrap().model.is_none());
-        assert_eq!(parse(Dialect::Extra, br#"{"model":"m"}"#).unwrap().model.as_deref(), Some("m"));
-        assert!(parse(Dialect::Extra, br#"{"model":"m","model":"n"}"#).is_err());
-        let odd =
-            parse(Dialect::Extra, br#"{"stream":1,"stream":2,"model":3,"n":7,"messages":[1]}"#).unwrap();
+    fn of_an_extra_path_s_body_the_model_alone_is_read() {
+        let extra = |body: &'static [u8]| parse(Dialect::Extra, body);
+        assert_eq!(extra(br#"{"model":"m"}"#).unwrap().model.as_deref(), Some("m"));
+        assert!(extra(br#"{"model":"m","model":"n"}"#).is_err() && extra(b"--boundary\r\n\xff").is_err());
+        let odd = extra(br#"{"stream":1,"stream":2,"n":7,"messages":[1]}"#).unwrap();
         assert!(odd.model.is_none() && odd.prompt.messages.is_none() && odd.choices == 1);
     }
 

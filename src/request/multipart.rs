@@ -2,35 +2,41 @@
 //!
 //! Audio comes in such bodies. They are forwarded as they came; only the part named `model` is looked at, and where
 //! the route maps the name its value is what a rename replaces. The walk is bounded in parts and in header bytes of each.
+//! Heads that parsers read differently (a parameter twice, RFC 8187's `name*`, escapes, folded lines) are errors.
 
 use std::borrow::Cow;
 
 use http::{HeaderMap, header};
 use memchr::memmem::{self, Finder};
 
-use crate::request::fields::{FieldError, Fields, ModelAt};
+use crate::request::fields::{self, FieldError, Fields, ModelAt};
 
-/// The boundary that a request's `content-type` gives; `None` for any other type than `multipart/form-data`.
+/// The boundary that a request's `content-type` gives; `None` for any other type than `multipart/form-data`. It is empty, with which
+/// nothing can be read, where the type gives none, or could be read in two ways.
 #[must_use]
 pub fn boundary(headers: &HeaderMap) -> Option<&str> {
-    let value = headers.get(header::CONTENT_TYPE)?.to_str().ok()?;
+    let mut types = headers.get_all(header::CONTENT_TYPE).iter();
+    let value = types.next()?.to_str().ok()?;
     let kind = value.split(';').next().unwrap_or_default();
     if !kind.trim().eq_ignore_ascii_case("multipart/form-data") {
         return None;
     }
-    // Without one the body cannot be read: an empty boundary says so.
-    Some(parameter(value, "boundary").unwrap_or_default())
+    let is_known = |charset: &[u8]| CHARSETS.iter().any(|known| charset.eq_ignore_ascii_case(known));
+    let is_clear = types.next().is_none()
+        && parameter(value.as_bytes(), "charset").is_ok_and(|charset| charset.is_none_or(is_known));
+    let boundary = parameter(value.as_bytes(), "boundary").ok().flatten().filter(|_| is_clear);
+    Some(boundary.and_then(|boundary| std::str::from_utf8(boundary).ok()).unwrap_or_default())
 }
 
 /// Reads the fields of a form.
 ///
 /// # Errors
-/// A body that does not have the boundary's form, or two parts named `model`.
+/// A body that does not have the boundary's form, a part whose head has two readings, or two parts named `model`.
 pub fn parse<'a>(boundary: &str, body: &'a [u8]) -> Result<Fields<'a>, FieldError> {
     if !(1..=MAX_BOUNDARY).contains(&boundary.len()) {
-        return Err(form("has no boundary of 1 to 70 characters in its content-type"));
+        return Err(form("needs a content-type with one boundary of 1 to 70 characters"));
     }
-    let mut fields = Fields { choices: 1, ..Fields::default() };
+    let mut fields = fields::none();
     let delimiter = [b"\r\n--", boundary.as_bytes()].concat();
     let finder = Finder::new(&delimiter);
     let mut at = first_part(&delimiter, &finder, body)?;
@@ -41,6 +47,9 @@ pub fn parse<'a>(boundary: &str, body: &'a [u8]) -> Result<Fields<'a>, FieldErro
         }
         // White space may follow a boundary (RFC 2046 §5.1.1).
         let line_end = memmem::find(rest, b"\r\n").ok_or(form("ends inside a part"))?;
+        if !rest.get(..line_end).unwrap_or_default().trim_ascii().is_empty() {
+            return Err(form("has its boundary inside a line"));
+        }
         let head = rest.get(line_end..).unwrap_or_default();
         let head_len = match head.get(..head.len().min(MAX_PART_HEAD)).map(|h| memmem::find(h, b"\r\n\r\n")) {
             Some(Some(len)) => len,
@@ -49,7 +58,7 @@ pub fn parse<'a>(boundary: &str, body: &'a [u8]) -> Result<Fields<'a>, FieldErro
         let start = at + line_end + head_len + 4;
         let value = body.get(start..).unwrap_or_default();
         let length = finder.find(value).ok_or(form("ends inside a part"))?;
-        if is_model(head.get(..head_len).unwrap_or_default()) {
+        if name_of(head.get(..head_len).unwrap_or_default())? == Some(b"model") {
             model(&mut fields, value.get(..length).unwrap_or_default(), start)?;
         }
         at = start + length + delimiter.len();
@@ -77,36 +86,78 @@ fn model<'a>(fields: &mut Fields<'a>, value: &'a [u8], start: usize) -> Result<(
     Ok(())
 }
 
-/// Whether a part's head names it `model`.
-fn is_model(head: &[u8]) -> bool {
-    head.split(|byte| *byte == b'\n').any(|line| {
-        let Ok(line) = std::str::from_utf8(line) else { return false };
-        let Some((name, value)) = line.trim().split_once(':') else { return false };
-        name.trim().eq_ignore_ascii_case("content-disposition") && parameter(value, "name") == Some("model")
-    })
+/// The name that a part's head gives it.
+fn name_of(head: &[u8]) -> Result<Option<&[u8]>, FieldError> {
+    let mut disposition = None;
+    let mut lines = head.split(|byte| *byte == b'\n').peekable();
+    while let Some(line) = lines.next() {
+        let is_last = lines.peek().is_none();
+        let line = if is_last { line } else { line.strip_suffix(b"\r").ok_or(AMBIGUOUS)? };
+        if line.contains(&b'\r') || line.first().is_some_and(u8::is_ascii_whitespace) {
+            return Err(AMBIGUOUS);
+        }
+        let Some(colon) = memchr::memchr(b':', line) else { continue };
+        let (name, value) = line.split_at(colon);
+        if name.trim_ascii().eq_ignore_ascii_case(b"content-disposition")
+            && disposition.replace(value).is_some()
+        {
+            return Err(AMBIGUOUS);
+        }
+    }
+    disposition.map_or(Ok(None), |value| parameter(value, "name"))
 }
 
 /// The value of a header's parameter, without its quotes.
-fn parameter<'v>(value: &'v str, name: &str) -> Option<&'v str> {
-    let (_, mut rest) = value.split_once(';')?;
-    loop {
-        let (key, given) = rest.split_once('=')?;
-        let given = given.trim_start();
-        let (text, after) = match given.strip_prefix('"') {
-            Some(quoted) => quoted.split_once('"')?,
-            None => given.split_at(given.find(';').unwrap_or(given.len())),
+///
+/// # Errors
+/// Where the parameter is given twice or in its extended form, or where a value is not simply quoted or unquoted.
+fn parameter<'v>(value: &'v [u8], name: &str) -> Result<Option<&'v [u8]>, FieldError> {
+    let mut found = None;
+    let mut rest = after(value, b';').unwrap_or_default().trim_ascii();
+    while !rest.is_empty() {
+        let equals = memchr::memchr(b'=', rest).ok_or(AMBIGUOUS)?;
+        let (key, given) = rest.split_at(equals);
+        let (key, given) = (key.trim_ascii(), given.get(1..).unwrap_or_default().trim_ascii_start());
+        let (text, behind) = match given.strip_prefix(b"\"") {
+            Some(quoted) => {
+                let end = memchr::memchr(b'"', quoted).ok_or(AMBIGUOUS)?;
+                let behind = quoted.get(end + 1..).unwrap_or_default().trim_ascii();
+                (quoted.get(..end).unwrap_or_default(), behind)
+            }
+            None => {
+                let end = memchr::memchr(b';', given).unwrap_or(given.len());
+                let (text, behind) = given.split_at(end);
+                (text.trim_ascii_end(), behind)
+            }
         };
-        if key.trim().eq_ignore_ascii_case(name) {
-            return Some(text.trim_end());
+        let is_odd =
+            text.contains(&b'\\') || key.contains(&b';') || !given.starts_with(b"\"") && text.contains(&b'"');
+        if is_odd || !(behind.is_empty() || behind.starts_with(b";")) {
+            return Err(AMBIGUOUS);
         }
-        rest = after.split_once(';')?.1;
+        let own = key.get(..name.len()).is_some_and(|start| start.eq_ignore_ascii_case(name.as_bytes()));
+        match key.get(name.len()..) {
+            Some(b"") if own && found.replace(text).is_none() => {}
+            Some(b"" | [b'*', ..]) if own => return Err(AMBIGUOUS),
+            _ => {}
+        }
+        rest = behind.get(1..).unwrap_or_default().trim_ascii();
     }
+    Ok(found)
+}
+
+/// What stands behind the first of these bytes.
+fn after(text: &[u8], byte: u8) -> Option<&[u8]> {
+    memchr::memchr(byte, text).and_then(|at| text.get(at + 1..))
 }
 
 fn form(problem: &'static str) -> FieldError {
     FieldError::Form { problem }
 }
 
+const AMBIGUOUS: FieldError = FieldError::Form { problem: "has a part whose head can be read in two ways" };
+/// In which names and values are read here; an engine takes any that its Python knows.
+const CHARSETS: [&[u8]; 2] = [b"utf-8", b"us-ascii"];
 /// RFC 2046 §5.1.1.
 const MAX_BOUNDARY: usize = 70;
 const MAX_PARTS: usize = 1000;
@@ -139,7 +190,15 @@ mod tests {
         };
         assert_eq!(of("multipart/form-data; boundary=abc").as_deref(), Some("abc"));
         assert_eq!(of("Multipart/Form-Data;charset=utf-8; Boundary=\"a b;c\"").as_deref(), Some("a b;c"));
-        assert_eq!(of("multipart/form-data").as_deref(), Some(""));
+        for unclear in [
+            "multipart/form-data",
+            "multipart/form-data; boundary=a; boundary=b",
+            "multipart/form-data; boundary=a; boundary*=utf-8''b",
+            "multipart/form-data; boundary=a; charset=utf-7",
+        ] {
+            assert_eq!(of(unclear).as_deref(), Some(""), "{unclear}");
+        }
+        assert_eq!(of("multipart/form-data; charset=UTF-8; boundary=a").as_deref(), Some("a"));
         assert_eq!(of("application/json; boundary=abc"), None);
         assert_eq!(boundary(&HeaderMap::new()), None);
     }
@@ -164,6 +223,43 @@ mod tests {
         }
         assert_eq!(model_of(&format!("{file}--b--\r\n")), Ok(None));
         assert_eq!(model_of("--b--\r\n"), Ok(None));
+    }
+
+    #[test]
+    fn a_head_with_two_readings_is_refused() {
+        let of = |head: &str| model_of(&format!("{}--b--", part(head, "whisper")));
+        let disposition = "content-disposition: form-data; ";
+        for head in [
+            "name=\"x\"; name=\"model\"",
+            "name=\"model\"; name=\"x\"",
+            "name=\"x\"; name*=utf-8''model",
+            "name*0=\"mo\"; name*1=\"del\"",
+            "name=\"x\"\r\ncontent-disposition: form-data; name=\"model\"",
+            "name=\"x\"\n; name=\"model\"",
+            "name=\"x\"\r\n ; name=\"model\"",
+            r#"filename="a\"; name="x"; name="model""#,
+            r#"name="x\"; y="; z="1"#,
+            "name=\"x\"y; name=model",
+            "x; name=model",
+        ] {
+            assert_eq!(of(&format!("{disposition}{head}")), Err(AMBIGUOUS), "{head}");
+        }
+        for (head, model) in [
+            ("name=\"model \"", None),
+            ("name=\"file\"; filename*=utf-8''model", None),
+            ("NAME = model ; filename=\"a;b=c\";", Some("whisper".to_owned())),
+        ] {
+            assert_eq!(of(&format!("{disposition}{head}")), Ok(model), "{head}");
+        }
+        let latin = [
+            b"--b\r\n".as_slice(),
+            disposition.as_bytes(),
+            b"filename=\"\xe9\"; name=model\r\n\r\nw\r\n--b--",
+        ];
+        let latin = latin.concat();
+        assert_eq!(parse("b", &latin).unwrap().model.as_deref(), Some("w"));
+        let inside = format!("--bx\r\n{disposition}name=model\r\n\r\nw\r\n--b--");
+        assert_eq!(model_of(&inside), Err(form("has its boundary inside a line")));
     }
 
     #[test]

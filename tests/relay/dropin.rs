@@ -259,6 +259,59 @@ async fn a_form_names_its_model_and_passes_untouched() {
 }
 
 #[tokio::test]
+async fn a_body_that_an_engine_may_read_otherwise_is_refused_where_models_matter() {
+    let replica = Replica::start().await;
+    replica.always(wire::json(200, "{}"));
+    let mut config = config::of(&[&replica]);
+    config.server.extra_paths = vec!["/v1/custom".into()];
+    let drop_in = Gateway::start(config.clone()).await;
+    config.routes = vec![config::route("mine", &[0]), config::route("theirs", &[0])];
+    config.tenants = tenants();
+    config.tenants[1].routes = Some(vec!["mine".into()]);
+    let strict = Gateway::start(config).await;
+    let send = async |gateway: &Gateway, path: &str, kind: &str, body: &[u8]| {
+        let mut client = gateway.client().await;
+        let length = body.len().to_string();
+        let headers = [("authorization", "Bearer kb"), ("content-type", kind), ("content-length", &*length)];
+        client.post_framed(path, &headers, body).await;
+        client.reply().await
+    };
+    let (json, form) = ("application/json", "multipart/form-data; boundary=B");
+    let part = |name: &str| {
+        format!("--B\r\ncontent-disposition: form-data; {name}\r\n\r\ntheirs\r\n--B--\r\n").into_bytes()
+    };
+    let deep = format!(r#"{{"model":"theirs","x":{}{}}}"#, "[".repeat(200), "]".repeat(200));
+    let utf16: Vec<u8> = r#"{"model":"theirs"}"#.encode_utf16().flat_map(u16::to_le_bytes).collect();
+    for (path, kind, body) in [
+        ("/v1/custom", json, b"\xef\xbb\xbf{\"model\":\"theirs\"}".to_vec()),
+        ("/v1/custom", json, utf16),
+        ("/v1/custom", json, br#"{"model":"theirs","x":NaN}"#.to_vec()),
+        ("/v1/custom", json, deep.into_bytes()),
+        ("/v1/custom", json, br#"[{"model":"theirs"}]"#.to_vec()),
+        ("/v1/custom", "application/x-www-form-urlencoded", b"model=theirs".to_vec()),
+        ("/v1/custom", form, part("name=\"x\"; name=\"model\"")),
+        ("/v1/audio/transcriptions", form, part("name=\"x\"; name=\"model\"")),
+        ("/v1/audio/transcriptions", form, part("name=\"x\"; name*=utf-8''model")),
+        ("/v1/audio/transcriptions", "multipart/form-data; boundary=C; boundary=B", part("name=model")),
+        ("/v1/audio/transcriptions", "application/x-www-form-urlencoded", b"model=theirs".to_vec()),
+    ] {
+        let refused = send(&strict, path, kind, &body).await;
+        let shown = String::from_utf8_lossy(&body).into_owned();
+        assert_eq!((refused.status(), &*refused.code()), (400, "invalid_request"), "{path} {kind} {shown}");
+        assert_eq!(replica.count(), 0, "{path} {kind} {shown}");
+    }
+    let hidden = send(&strict, "/v1/custom", form, br#" {"model":"theirs"}"#).await;
+    assert_eq!((hidden.status(), &*hidden.code()), (404, "model_not_found"), "JSON under a form's type");
+    for body in [&b""[..], br#"{"x":1}"#, br#"{"model":"mine"}"#] {
+        assert_eq!(send(&strict, "/v1/custom", json, body).await.status(), 200);
+    }
+    for body in [&b"\xff\x00 any bytes"[..], b"[1]", br#"{"x":NaN}"#] {
+        assert_eq!(send(&drop_in, "/v1/custom", json, body).await.status(), 200, "one model for everybody");
+        assert_eq!(replica.received().pop().unwrap().body, body);
+    }
+}
+
+#[tokio::test]
 async fn a_request_without_a_model_goes_to_the_only_route_it_can_mean() {
     let replica = Replica::start().await;
     replica.always(wire::json(200, "{}"));
@@ -522,9 +575,12 @@ async fn a_websocket_is_a_tunnel_that_counts_as_load() {
     assert!(client.is_closed().await);
     gateway.idle().await;
 
-    for (target, status, code) in
-        [("/v1/realtime", 400, "missing_model"), ("/v1/realtime?model=nobody", 404, "model_not_found")]
-    {
+    for (target, status, code) in [
+        ("/v1/realtime", 400, "missing_model"),
+        ("/v1/realtime?model=nobody", 404, "model_not_found"),
+        ("/v1/realtime?model=tiny&%6dodel=other", 400, "invalid_request"),
+        ("/v1/realtime?mod%65l=nobody", 404, "model_not_found"),
+    ] {
         let reply = call(&gateway, "GET", target, &UPGRADE, b"").await;
         assert_eq!((reply.status(), &*reply.code()), (status, code));
     }
