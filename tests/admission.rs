@@ -440,15 +440,15 @@ async fn a_tenants_rates_hold_on_every_path_over_a_reload_and_for_nobody_else() 
 }
 
 #[tokio::test]
-async fn a_tenants_tokens_are_charged_by_estimate_and_a_prompt_beyond_a_minutes_never_passes() {
+async fn a_tenants_tokens_are_charged_by_estimate_and_no_estimate_refuses_for_good() {
     let replica = Replica::start().await;
     let mut config = config::of(&[&replica]);
     config.tenants = two_tenants(TenantLimits { tokens_per_minute: Some(400), ..TenantLimits::default() });
     let gateway = Gateway::start(config).await;
-    let long = chat("tiny", &"many words ".repeat(400));
-    let reply = post_by(&gateway, "a", PATH, &long).await;
+    let counted = format!(r#"{{"model":"tiny","prompt":[{}7]}}"#, "7,".repeat(400));
+    let reply = post_by(&gateway, "a", "/v1/completions", &counted).await;
     assert_eq!((reply.status(), &*reply.code()), (429, "tokens_per_minute"), "{}", reply.text());
-    assert_eq!(reply.head.header("retry-after"), None, "waiting does not help");
+    assert_eq!(reply.head.header("retry-after"), None, "waiting does not help where the tokens are known");
     let gate = Gate::new();
     let mut statuses = Vec::new();
     let mut open = Vec::new();
@@ -468,6 +468,39 @@ async fn a_tenants_tokens_are_charged_by_estimate_and_a_prompt_beyond_a_minutes_
     let admitted = statuses.iter().filter(|status| **status == 200).count();
     assert!((2..=5).contains(&admitted), "{statuses:?}");
     assert!(statuses.iter().all(|status| matches!(status, 200 | 429)), "{statuses:?}");
+}
+
+#[tokio::test]
+async fn prompts_of_one_script_do_not_change_what_another_is_estimated_at() {
+    let replica = Replica::start().await;
+    let mut config = config::of(&[&replica]);
+    config.tenants = two_tenants(TenantLimits { tokens_per_minute: Some(2000), ..TenantLimits::default() });
+    let gateway = Gateway::start(config).await;
+    let counted = |tokens: usize| {
+        let answer = r#"{"id":"c","object":"chat.completion","choices":[{"index":0,"finish_reason":"stop","message":{"role":"assistant","content":"x"}}]"#;
+        wire::json(200, &format!(r#"{answer},"usage":{{"prompt_tokens":{tokens},"completion_tokens":1}}}}"#))
+    };
+    let unary = |text: &str| chat("tiny", text).replace(r#""stream":true,"#, "");
+    for script in ["\u{1f600}", r"\ud83d\ude00", "                "] {
+        replica.always(counted(if script.starts_with(' ') { 300 } else { 1500 }));
+        for _ in 0..40 {
+            assert_eq!(post_by(&gateway, "b", PATH, &unary(&script.repeat(500))).await.status(), 200);
+        }
+    }
+    let english = "many words of plain English text, ".repeat(132);
+    replica.always(counted(1125));
+    let first = post_by(&gateway, "a", PATH, &unary(&english)).await;
+    assert_eq!(first.status(), 200, "{}", first.text());
+    let second = post_by(&gateway, "a", PATH, &unary(&english)).await;
+    assert_eq!((second.status(), &*second.code()), (429, "tokens_per_minute"));
+    let message = second.json()["error"]["message"].as_str().unwrap().to_owned();
+    let tokens: u64 =
+        message.split("this request's ").nth(1).unwrap().split(' ').next().unwrap().parse().unwrap();
+    assert!((900..1400).contains(&tokens), "{message}");
+    // Far above a minute's allowance by the estimate: it waits, and is not sent away.
+    let third = post_by(&gateway, "a", PATH, &unary(&english.repeat(4))).await;
+    assert_eq!(third.status(), 429);
+    assert!(third.head.header("retry-after").is_some(), "{}", third.text());
 }
 
 #[tokio::test]

@@ -67,6 +67,29 @@ async fn a_long_prompt_comes_back_to_its_cache_by_default() {
 }
 
 #[tokio::test]
+async fn sessions_go_by_the_seed_alike_on_every_gateway_that_has_it() {
+    let replicas = [Replica::start().await, Replica::start().await];
+    let start = async |seed: &str| {
+        let mut config = config::of(&[&replicas[0], &replicas[1]]);
+        config.seed = tokenway::config::Secret::new(seed);
+        config.routes[0].policy = PolicyName::Session;
+        Gateway::start(config).await
+    };
+    let homes = async |gateway: &Gateway| {
+        let mut homes = Vec::new();
+        for session in 0..24 {
+            let mut client = gateway.client().await;
+            client.post(PATH, &[("x-session-id", &*session.to_string())], CHAT.as_bytes()).await;
+            homes.push(replica_of(&client.reply().await));
+        }
+        homes
+    };
+    let one = homes(&start("a").await).await;
+    assert_eq!(one, homes(&start("a").await).await, "another gateway");
+    assert_ne!(one, homes(&start("b").await).await, "who does not know the seed cannot aim");
+}
+
+#[tokio::test]
 async fn a_session_stays_with_its_replica() {
     let (one, two) = (Replica::start().await, Replica::start().await);
     let gateway = Gateway::start(with_policy(&[&one, &two], PolicyName::Session)).await;

@@ -21,7 +21,7 @@ pub use self::outlook::{Outlook, Stay};
 pub use self::queue::{Entered, Position, Share, WaitQueue, WaitReason, Waiter};
 pub use self::refusal::Refusal;
 pub use self::ruling::{DegradeRule, Rules, Ruling, rule};
-pub use self::tenant::{TenantLimiter, TenantPermit};
+pub use self::tenant::{PromptTokens, TenantLimiter, TenantPermit};
 pub use self::ticket::{PoolQueue, ROUND_EVERY, Ticket, TurnOnDrop};
 
 /// Calls of one round.

@@ -30,6 +30,15 @@ struct TenantUse {
     inflight: u32,
 }
 
+/// How long a prompt is, for a limit.
+#[derive(Clone, Copy, Debug)]
+pub struct PromptTokens {
+    /// Counted or estimated.
+    pub tokens: Tokens,
+    /// The client sent token ids; else it is an estimate.
+    pub is_counted: bool,
+}
+
 /// A tenant's request that was let in.
 #[derive(Debug)]
 pub struct TenantPermit {
@@ -40,14 +49,15 @@ pub struct TenantPermit {
 }
 
 impl TenantLimiter {
-    /// Lets a request with so many prompt tokens in; `None` for a tenant without limits.
+    /// Lets a request with so many prompt tokens in, counted or estimated; `None` for a tenant without limits. An estimate is never
+    /// reason to refuse for good: one of more than a minute's tokens waits for a minute's, and is charged for all that it used.
     ///
     /// # Errors
     /// The limit that it would exceed. It is charged for nothing then.
     pub fn admit(
         &self,
         tenant: &Tenant,
-        prompt: Tokens,
+        prompt: PromptTokens,
         now: Stamp,
     ) -> Result<Option<TenantPermit>, Failure> {
         let limits = tenant.limits;
@@ -56,16 +66,16 @@ impl TenantLimiter {
         }
         let state = Arc::clone(self.tenants.lock().entry(Arc::clone(&tenant.name)).or_default());
         let mut used = state.lock();
-        used.check(&limits, prompt.0, now).map_err(|refusal| refusal.failure(&tenant.name))?;
+        used.check(&limits, prompt, now).map_err(|refusal| refusal.failure(&tenant.name))?;
         used.inflight += 1;
         if let Some(per_minute) = limits.requests_per_minute {
             used.requests.charge(1, per_minute, now);
         }
         if let Some(per_minute) = limits.tokens_per_minute {
-            used.tokens.charge(prompt.0, per_minute, now);
+            used.tokens.charge(prompt.tokens.0, per_minute, now);
         }
         drop(used);
-        Ok(Some(TenantPermit { state, limits, charged: prompt.0 }))
+        Ok(Some(TenantPermit { state, limits, charged: prompt.tokens.0 }))
     }
 
     /// Requests in flight of a tenant with limits.
@@ -105,7 +115,7 @@ fn tokens_of(record: &Record) -> u64 {
 }
 
 impl TenantUse {
-    fn check(&self, limits: &TenantLimits, prompt: u64, now: Stamp) -> Result<(), LimitReached> {
+    fn check(&self, limits: &TenantLimits, prompt: PromptTokens, now: Stamp) -> Result<(), LimitReached> {
         if let Some(max) = limits.concurrency.filter(|max| self.inflight >= *max) {
             return Err(LimitReached::Concurrency { max });
         }
@@ -114,10 +124,11 @@ impl TenantUse {
             wait.map_err(|wait| LimitReached::Requests { per_minute, wait })?;
         }
         if let Some(per_minute) = limits.tokens_per_minute {
-            if prompt > per_minute {
+            let PromptTokens { tokens: Tokens(prompt), is_counted } = prompt;
+            if is_counted && prompt > per_minute {
                 return Err(LimitReached::TooLarge { prompt, per_minute });
             }
-            let wait = self.tokens.wait(prompt, per_minute, now);
+            let wait = self.tokens.wait(prompt.min(per_minute), per_minute, now);
             wait.map_err(|wait| LimitReached::Tokens { prompt, per_minute, wait })?;
         }
         Ok(())
@@ -164,7 +175,7 @@ impl LimitReached {
             Self::TooLarge { prompt, per_minute } => (
                 "tokens_per_minute",
                 format!(
-                    "the prompt has about {prompt} tokens, more than tenant {tenant} may send in a minute \
+                    "the prompt has {prompt} tokens, more than tenant {tenant} may send in a minute \
                      (tenant.limits.tokens_per_minute = {per_minute}); send a shorter one"
                 ),
                 None,
@@ -253,7 +264,17 @@ mod tests {
         prompt: u64,
         now: Stamp,
     ) -> Result<TenantPermit, (String, Option<u64>)> {
-        match limiter.admit(tenant, Tokens(prompt), now) {
+        admit_as(limiter, tenant, prompt, false, now)
+    }
+
+    fn admit_as(
+        limiter: &TenantLimiter,
+        tenant: &Tenant,
+        prompt: u64,
+        is_counted: bool,
+        now: Stamp,
+    ) -> Result<TenantPermit, (String, Option<u64>)> {
+        match limiter.admit(tenant, PromptTokens { tokens: Tokens(prompt), is_counted }, now) {
             Ok(permit) => Ok(permit.unwrap()),
             Err(failure) => {
                 assert!(failure.to_string().contains("acme"), "{failure}");
@@ -292,7 +313,15 @@ mod tests {
         // 1,200 of 600: in debt.
         assert_eq!(admit(&limiter, &tenant, 100, at(0)).unwrap_err(), ("tokens_per_minute".into(), Some(70)));
         drop(admit(&limiter, &tenant, 100, at(70)).unwrap());
-        assert_eq!(admit(&limiter, &tenant, 601, at(999)).unwrap_err(), ("tokens_per_minute".into(), None));
+        let counted = admit_as(&limiter, &tenant, 601, true, at(999));
+        assert_eq!(counted.unwrap_err(), ("tokens_per_minute".into(), None), "it never fits");
+        used(admit(&limiter, &tenant, 60, at(999)).unwrap(), Outcome::Ok, 60, 0);
+        let wait = admit(&limiter, &tenant, 6000, at(999)).unwrap_err();
+        assert_eq!(wait, ("tokens_per_minute".into(), Some(6)), "an estimate may be wrong");
+        let wrong = admit(&limiter, &tenant, 6000, at(1005)).unwrap();
+        assert_eq!(admit(&limiter, &tenant, 1, at(1005)).unwrap_err().1, Some(541));
+        used(wrong, Outcome::Ok, 599, 0);
+        drop(admit(&limiter, &tenant, 1, at(1006)).unwrap());
     }
 
     #[test]

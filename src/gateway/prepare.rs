@@ -13,7 +13,7 @@ use super::attempt::{Deadline, Deadlines};
 use super::models::unescaped;
 use super::table::{RouteState, RoutingTable, shortened};
 use super::{Gateway, IncomingRequest, cors, given_request_id, is_harmless_id, stored};
-use crate::admission::{DegradeRule, Outlook, Rules, Share, WaitReason, Waiter};
+use crate::admission::{DegradeRule, Outlook, PromptTokens, Rules, Share, WaitReason, Waiter};
 use crate::clock::Stamp;
 use crate::config::{Degrade, MAX_PRIORITY, ModelMatch, Timeouts};
 use crate::error::Failure;
@@ -33,7 +33,6 @@ use crate::request::multipart;
 use crate::request::prompt::RequestPrompt;
 use crate::request::splice::{Edits, splice};
 use crate::request::tenant::{AuthError, TenantRef};
-use crate::routing::rendezvous;
 use crate::units::Tokens;
 use crate::upstream::headers::{is_looping, is_websocket};
 
@@ -68,7 +67,7 @@ pub struct Prepared {
     pub model: Option<Arc<str>>,
     /// The route's timeouts, `total` lowered by `x-request-timeout`.
     pub timeouts: Timeouts,
-    /// Hash of `x-session-id`.
+    /// Hash of `x-session-id` under `routing.seed`.
     pub session: Option<u64>,
     /// What its conversation's turns have in common, on a route with a canary.
     pub conversation: Option<u64>,
@@ -253,9 +252,16 @@ impl ReadRequest {
     /// Parses the body, finds its route and makes what is sent upstream. `seen` gets what is known, also of a failure.
     fn understand(self, seen: &mut Understood) -> Result<(), Failure> {
         let Self { gateway, table, tenant, dialect, uri, boundary, is_preflight, held } = self;
-        let mut fields = match &boundary {
-            Some(boundary) => parse_form(dialect, boundary, &held.bytes)?,
-            None => parse(dialect, &held.bytes)?,
+        let mut fields = match read_fields(dialect, boundary.as_deref(), &held.bytes) {
+            // Where there is one model, the engine may find in a body what it can.
+            Err(error)
+                if dialect.body_form() != BodyForm::Json
+                    && !matches!(error, FieldError::Duplicate { .. })
+                    && !table.has_several_models() =>
+            {
+                fields::none()
+            }
+            read => read.map_err(bad_field)?,
         };
         if dialect == Dialect::Realtime {
             // It has no body: what follows the handshake is between client and engine.
@@ -349,27 +355,38 @@ pub(super) fn tenant_of(
 }
 
 pub(super) fn parse(dialect: Dialect, body: &[u8]) -> Result<Fields<'_>, Failure> {
-    if body.is_empty() {
-        return Ok(Fields { choices: 1, ..Fields::default() });
-    }
-    fields::parse(dialect, body).map_err(bad_field)
+    if body.is_empty() { Ok(fields::none()) } else { fields::parse(dialect, body).map_err(bad_field) }
 }
 
-/// The fields of a form; a form on an opaque path that cannot be read has none.
-fn parse_form<'b>(dialect: Dialect, boundary: &str, body: &'b [u8]) -> Result<Fields<'b>, Failure> {
-    match multipart::parse(boundary, body) {
-        Err(FieldError::Form { .. }) if dialect.body_form() == BodyForm::Opaque => parse(dialect, &[]),
-        parsed => parsed.map_err(bad_field),
+/// The fields of a body of any form. What follows its content type on an opaque path is known to the engine alone: JSON may stand
+/// where the type says form.
+fn read_fields<'b>(
+    dialect: Dialect,
+    boundary: Option<&str>,
+    body: &'b [u8],
+) -> Result<Fields<'b>, FieldError> {
+    match (dialect.body_form(), boundary) {
+        _ if body.is_empty() => Ok(fields::none()),
+        (BodyForm::Json, _) | (BodyForm::Opaque, None) => fields::parse(dialect, body),
+        (BodyForm::Multipart, boundary) => multipart::parse(boundary.unwrap_or_default(), body),
+        (BodyForm::Opaque, Some(boundary)) => multipart::parse(boundary, body).or_else(|error| {
+            if body.trim_ascii_start().starts_with(b"{") { fields::parse(dialect, body) } else { Err(error) }
+        }),
     }
 }
 
 /// `model` of a query.
 fn query_model(uri: &http::Uri) -> Result<Option<String>, Failure> {
     let pairs = uri.query().into_iter().flat_map(|query| query.split('&'));
-    let mut models = pairs.filter_map(|pair| pair.strip_prefix("model="));
+    // As the engine decodes a query: `+` is a space, in names as in values.
+    let decoded = |text: &str| unescaped(&text.replace('+', " "));
+    let mut models = pairs.filter_map(|pair| {
+        let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+        (decoded(name) == "model").then_some(value)
+    });
     match (models.next(), models.next()) {
         (_, Some(_)) => Err(bad_field(FieldError::Duplicate { field: "model" })),
-        (model, None) => Ok(model.map(unescaped)),
+        (model, None) => Ok(model.map(decoded)),
     }
 }
 
@@ -442,6 +459,7 @@ pub(super) fn classify(
     let spliced = splice(dialect, body, fields, edits);
     let is_stream = fields.is_stream && dialect.generates();
     let class = class_of(&table.config.classes, tokens);
+    let conversation = route.config.canary.as_ref().and_then(|_| conversation(fields));
     let prepared = Box::new(Prepared {
         table: Arc::clone(table),
         route: Arc::clone(route),
@@ -458,7 +476,7 @@ pub(super) fn classify(
         model: model.map(Arc::from),
         timeouts: route.config.timeouts,
         session: None,
-        conversation: route.config.canary.as_ref().and_then(|_| conversation(fields)),
+        conversation: conversation.map(|turns| table.seed.hash(&turns.to_le_bytes())),
         pinned: None,
         is_sent_once: dialect.is_stateful() && fields.is_stored,
         read: Stamp::default(),
@@ -555,13 +573,15 @@ fn admit(
     record.slo = prepared.slo;
     record.slo_class = class;
     record.stage_budget.clone_from(&route.config.stage_budget);
-    prepared.session = headers.get(X_SESSION_ID).map(|v| rendezvous::identity(0, v.as_bytes()));
+    prepared.session = headers.get(X_SESSION_ID).map(|v| prepared.table.seed.hash(v.as_bytes()));
     let now = gateway.clock.now();
     let prompt = prepared.prompt.chain.whole();
     if let Some(left) = route.pools.iter().find_map(|(pool, _)| pool.poisoned_for(prompt, now)) {
         return Err(Failure::SuspectedPoison { retry_after: left });
     }
-    guard.permit(gateway.tenants.admit(tenant.config(), prepared.tokens, now)?);
+    let is_counted = prepared.prompt.size.exact_tokens.is_some();
+    let tokens = PromptTokens { tokens: prepared.tokens, is_counted };
+    guard.permit(gateway.tenants.admit(tenant.config(), tokens, now)?);
     guard.record().at.admitted = Some(now);
     Ok(prepared)
 }

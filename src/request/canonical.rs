@@ -13,6 +13,7 @@ use crate::request::chain::{ChainBuilder, ChainSeed, FINE_BLOCK, PrefixChain, Ro
 use crate::request::dialect::Dialect;
 use crate::request::fields::Fields;
 use crate::request::json::{Cursor, JsonError, JsonKind, Raw};
+use crate::request::makeup::Makeup;
 use crate::request::prompt_size::PromptSize;
 use crate::units::Tokens;
 
@@ -23,13 +24,16 @@ pub(super) struct PromptWalk<'s> {
     media: u32,
     token_ids: u64,
     is_text: bool,
+    makeup: Makeup,
+    /// Bytes of the texts in it.
+    text_bytes: u64,
 }
 
 impl<'s> PromptWalk<'s> {
     /// A walk that starts an empty chain with room for about `bytes` bytes.
     pub(super) fn new(seed: &'s ChainSeed, root: Root<'_>, bytes: usize) -> Self {
         let chain = ChainBuilder::new(seed, root).with_room_for(bytes);
-        Self { chain, seed, media: 0, token_ids: 0, is_text: false }
+        Self { chain, seed, media: 0, token_ids: 0, is_text: false, makeup: Makeup::default(), text_bytes: 0 }
     }
 
     /// Feeds the prompt of a request. A fault is possible only in fields that were not validated.
@@ -71,10 +75,11 @@ impl<'s> PromptWalk<'s> {
     }
 
     /// What the walk has found.
-    pub(super) fn finish(self) -> (PrefixChain, PromptSize) {
+    pub(super) fn finish(mut self) -> (PrefixChain, PromptSize) {
         let exact_tokens = Some(Tokens(self.token_ids)).filter(|n| n.0 > 0 && !self.is_text);
         let chain = self.chain.finish();
-        let size = PromptSize { bytes: chain.bytes(), media: self.media, exact_tokens };
+        self.makeup.add_bytes(chain.bytes() - self.text_bytes);
+        let size = PromptSize { bytes: chain.bytes(), makeup: self.makeup, media: self.media, exact_tokens };
         (chain, size)
     }
 
@@ -263,6 +268,8 @@ impl<'s> PromptWalk<'s> {
 
     fn text(&mut self, text: &str) {
         self.is_text = true;
+        self.makeup.add(text);
+        self.text_bytes += text.len() as u64;
         self.chain.feed(text.as_bytes());
     }
 

@@ -31,7 +31,9 @@ impl ChainSeed {
         Self { seed: xxh3_64_with_seed(text, 0), secret }
     }
 
-    pub(super) fn hash(&self, bytes: &[u8]) -> u64 {
+    /// A hash that nobody without the seed can aim.
+    #[must_use]
+    pub fn hash(&self, bytes: &[u8]) -> u64 {
         xxh3_64_with_seed(bytes, self.seed)
     }
 

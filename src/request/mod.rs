@@ -14,6 +14,7 @@ pub mod dialect;
 pub mod fields;
 pub mod json;
 pub mod jwt;
+pub mod makeup;
 pub mod multipart;
 pub mod prompt;
 pub mod prompt_size;

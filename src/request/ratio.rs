@@ -1,32 +1,79 @@
 //! Bytes per token of one model, learned from the engine's `usage`.
 //!
-//! The gateway has no tokenizer; this one number turns prompt bytes into estimated tokens. It starts at four,
-//! moves quickly at first and slowly later, and is moved little by short prompts, whose token count is mostly
-//! chat template. Token-id prompts never come here: they are counted.
+//! The gateway has no tokenizer; these numbers turn prompt bytes into estimated tokens. Each kind of text has its own
+//! ([`Makeup`]), so that prompts in one script do not change the estimates of prompts in another. They start at four, move quickly
+//! at first and slowly later, and are moved little by short prompts, whose token count is mostly chat template. Token-id prompts
+//! never come here: they are counted.
 
+use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::request::makeup::{KINDS, LETTERS, Makeup};
 use crate::units::Tokens;
 
-/// A learned ratio; lock-free for readers and writers.
-#[derive(Debug)]
-pub struct TokenRatio(AtomicU64);
+/// Learned ratios; lock-free for readers and writers.
+#[derive(Debug, Default)]
+pub struct TokenRatio {
+    kinds: [Learning; KINDS],
+    /// Of all prompts together.
+    mean: Learning,
+}
 
-impl Default for TokenRatio {
+impl TokenRatio {
+    /// Learns from a text prompt that the engine counted as `tokens`. What no tokenizer could have counted (images, counting
+    /// errors) is ignored.
+    pub fn observe(&self, text: &Makeup, tokens: Tokens) {
+        let sample = text.kinds().iter().sum::<u64>() as f32 / tokens.0 as f32;
+        if !PLAUSIBLE.contains(&sample) {
+            return;
+        }
+        let share = (tokens.0 as f32 / FULL_WEIGHT_TOKENS).min(1.0);
+        self.mean.learn(sample, share);
+        let expected = self.tokens(text);
+        let factor = (expected / tokens.0 as f64) as f32;
+        for ((at, learning), bytes) in self.kinds.iter().enumerate().zip(text.kinds()) {
+            let ratio = learning.ratio();
+            // Each kind answers for as much of the difference as it was expected to have of the tokens.
+            let part = (*bytes as f64 / f64::from(ratio) / expected) as f32;
+            let plausible = if at == LETTERS { WORDS } else { PLAUSIBLE };
+            learning.learn((ratio * factor).clamp(*plausible.start(), *plausible.end()), share * part);
+        }
+    }
+
+    /// Tokens in a text, at least one unless it is empty.
+    #[must_use]
+    pub fn estimate(&self, text: &Makeup) -> Tokens {
+        Tokens(self.tokens(text).ceil() as u64)
+    }
+
+    /// The mean over all prompts.
+    #[must_use]
+    pub fn bytes_per_token(&self) -> f64 {
+        f64::from(self.mean.ratio())
+    }
+
+    fn tokens(&self, text: &Makeup) -> f64 {
+        let each = self.kinds.iter().zip(text.kinds());
+        each.map(|(learning, bytes)| *bytes as f64 / f64::from(learning.ratio())).sum()
+    }
+}
+
+/// One learned ratio.
+#[derive(Debug)]
+struct Learning(AtomicU64);
+
+impl Default for Learning {
     fn default() -> Self {
         Self(AtomicU64::new(Learned { ratio: INITIAL, weight: 0.0 }.pack()))
     }
 }
 
-impl TokenRatio {
-    /// Learns from a text prompt of `bytes` canonical bytes that the engine counted as `tokens`. What no tokenizer
-    /// could have counted (images, counting errors) is ignored.
-    pub fn observe(&self, bytes: u64, tokens: Tokens) {
-        let sample = bytes as f32 / tokens.0 as f32;
-        if !PLAUSIBLE.contains(&sample) {
-            return;
-        }
-        let share = (tokens.0 as f32 / FULL_WEIGHT_TOKENS).min(1.0);
+impl Learning {
+    fn ratio(&self) -> f32 {
+        Learned::unpack(self.0.load(Ordering::Relaxed)).ratio
+    }
+
+    fn learn(&self, sample: f32, share: f32) {
         let learn = |bits| {
             let Learned { ratio, weight } = Learned::unpack(bits);
             let weight = (weight + share).min(MEMORY);
@@ -35,18 +82,6 @@ impl TokenRatio {
             Some(Learned { ratio, weight }.pack())
         };
         let _never_refused = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, learn);
-    }
-
-    /// Tokens in a text of `bytes` bytes, at least one unless it is empty.
-    #[must_use]
-    pub fn estimate(&self, bytes: u64) -> Tokens {
-        Tokens((bytes as f64 / self.bytes_per_token()).ceil() as u64)
-    }
-
-    /// The ratio as it stands.
-    #[must_use]
-    pub fn bytes_per_token(&self) -> f64 {
-        f64::from(Learned::unpack(self.0.load(Ordering::Relaxed)).ratio)
     }
 }
 
@@ -71,7 +106,10 @@ impl Learned {
 const INITIAL: f32 = 4.0;
 
 /// Below lie prompts that are all template, above none that a tokenizer makes.
-const PLAUSIBLE: std::ops::RangeInclusive<f32> = 0.5..=24.0;
+const PLAUSIBLE: RangeInclusive<f32> = 0.5..=24.0;
+
+/// Of letters: random ones at one end, long words at the other.
+const WORDS: RangeInclusive<f32> = 2.0..=6.0;
 
 /// A prompt of this many tokens counts in full.
 const FULL_WEIGHT_TOKENS: f32 = 512.0;
@@ -83,31 +121,67 @@ const MEMORY: f32 = 50.0;
 mod tests {
     use super::*;
 
+    fn of(text: &str) -> Makeup {
+        let mut makeup = Makeup::default();
+        makeup.add(text);
+        makeup
+    }
+
+    fn letters(bytes: u64) -> Makeup {
+        let mut makeup = Makeup::default();
+        makeup.add_bytes(bytes);
+        makeup
+    }
+
     #[test]
     fn starts_at_four_and_rounds_up() {
         let ratio = TokenRatio::default();
         for (bytes, tokens) in [(0, 0), (1, 1), (4, 1), (5, 2), (4096, 1024)] {
-            assert_eq!(ratio.estimate(bytes), Tokens(tokens), "{bytes}");
+            assert_eq!(ratio.estimate(&letters(bytes)), Tokens(tokens), "{bytes}");
         }
     }
 
     #[test]
     fn converges_on_what_the_engine_counts() {
         let ratio = TokenRatio::default();
+        let near = |tokens, to: u64| ratio.estimate(&letters(tokens)).0.abs_diff(to) < 30;
         for _ in 0..100 {
-            ratio.observe(6000, Tokens(2000));
+            ratio.observe(&letters(6000), Tokens(2000));
         }
-        assert!((ratio.bytes_per_token() - 3.0).abs() < 0.05, "{ratio:?}");
+        assert!(near(6000, 2000) && (ratio.bytes_per_token() - 3.0).abs() < 0.05, "{ratio:?}");
         for _ in 0..300 {
-            ratio.observe(10_000, Tokens(2000));
+            ratio.observe(&letters(10_000), Tokens(2000));
         }
-        assert!((ratio.bytes_per_token() - 5.0).abs() < 0.05, "{ratio:?}");
+        assert!(near(10_000, 2000) && (ratio.bytes_per_token() - 5.0).abs() < 0.05, "{ratio:?}");
+    }
+
+    #[test]
+    fn one_script_says_nothing_of_another() {
+        let english = of(&"The quick brown fox jumps over the lazy dog. ".repeat(100));
+        let chinese = of(&"\u{654f}\u{6377}\u{7684}\u{68d5}".repeat(400));
+        let (emoji, spaces) = (of(&"\u{1f600}".repeat(1000)), of(&" ".repeat(8000)));
+        let all = [(&english, 1000), (&chinese, 1600), (&emoji, 3000), (&spaces, 400)];
+        let ratio = TokenRatio::default();
+        for (text, tokens) in all {
+            for _ in 0..200 {
+                ratio.observe(text, Tokens(tokens));
+            }
+        }
+        for (text, tokens) in [(&english, 1000_u64), (&chinese, 1600), (&emoji, 3000)] {
+            let estimate = ratio.estimate(text).0;
+            assert!(estimate.abs_diff(tokens) * 5 <= tokens, "{estimate} of {tokens}: {ratio:?}");
+        }
+        // Tokens that no text has: what it is made of bounds what others can make of it.
+        for _ in 0..500 {
+            ratio.observe(&english, Tokens(240));
+        }
+        assert!(ratio.estimate(&english).0 >= 500, "{ratio:?}");
     }
 
     #[test]
     fn short_prompts_move_it_little() {
         let ratio = TokenRatio::default();
-        ratio.observe(10, Tokens(10));
+        ratio.observe(&letters(10), Tokens(10));
         assert!((ratio.bytes_per_token() - 4.0).abs() < 0.1, "{ratio:?}");
     }
 
@@ -115,7 +189,7 @@ mod tests {
     fn absurd_counts_are_ignored() {
         let ratio = TokenRatio::default();
         for (bytes, tokens) in [(0, 0), (0, 5), (5, 0), (u64::MAX, 1), (1, u64::MAX), (u64::MAX, 0)] {
-            ratio.observe(bytes, Tokens(tokens));
+            ratio.observe(&letters(bytes), Tokens(tokens));
         }
         assert!((ratio.bytes_per_token() - 4.0).abs() < f64::EPSILON);
     }

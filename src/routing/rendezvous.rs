@@ -6,9 +6,8 @@
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// What a replica's name or a session id becomes: computed once, ranked often.
-///
-/// The seed is `routing.seed`, the same on all gateways, so that a client cannot aim at a replica.
+/// What a replica's name becomes: computed once, ranked often, the same on all gateways. Keys (of sessions and prompts) are hashed
+/// under `routing.seed`, so that a client cannot aim at a replica.
 #[must_use]
 pub fn identity(seed: u64, name: &[u8]) -> u64 {
     xxh3_64_with_seed(name, seed)

@@ -1,6 +1,7 @@
 //! Warnings: what a file says without a fault, and yet can hardly be meant.
 //!
-//! A warning names a setting that has no effect, a bound that can never be the one that is missed, or a rollout that ends unjudged. What is a matter of
+//! A warning names a setting that has no effect, a bound that can never be the one that is missed, a rollout that ends unjudged, or a default that tenants can turn
+//! against each other. What is a matter of
 //! taste is none, so that a file without warnings is worth having.
 
 use std::collections::HashMap;
@@ -10,6 +11,7 @@ use std::time::Duration;
 use crate::config::diagnostics::Fault;
 use crate::config::{Canary, Config, Jwks, Route, Slo};
 
+use super::DEFAULT_SEED;
 use super::section::Section;
 
 /// Warns of what `config`, read from this file without faults, can hardly mean.
@@ -126,6 +128,11 @@ impl Lint<'_, '_> {
             let message = "trust_headers has no effect: there is no [[tenant]]".to_owned();
             let place = self.place("server", 0, &["trust_headers"]);
             self.warn(place, message, "add the tenants that the headers name, or remove it");
+        }
+        if config.tenants.len() > 1 && config.seed.reveal() == DEFAULT_SEED {
+            let message = "routing.seed is no secret: a tenant can compute to which replica and which side of a canary others' sessions go";
+            let hint = "set routing.seed = \"env:NAME\" or \"file:PATH\", the same on all gateways";
+            self.warn(self.place("routing", 0, &["seed"]), message.to_owned(), hint);
         }
         let has_queue = config.routes.iter().any(|route| route.queue.is_some());
         let checks_clients = config.server.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some());

@@ -160,9 +160,11 @@ fn read(root: &Section<'_>) -> Config {
 fn seed(root: &Section<'_>) -> Secret {
     let section = root.section("routing", "[routing]");
     let seed = section.get("seed").and_then(|item| secret::read_or_plain(&item));
-    seed.unwrap_or_else(|| Secret::new("tokenway"))
+    seed.unwrap_or_else(|| Secret::new(DEFAULT_SEED))
 }
 
+/// `routing.seed` of a file that does not say: the same on all gateways, and no secret.
+const DEFAULT_SEED: &str = "tokenway";
 /// `server.listen` of a file that does not say.
 const DEFAULT_LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8080);
 /// `admin.listen` of a file that does not say.
