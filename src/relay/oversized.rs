@@ -1,19 +1,21 @@
 //! Events too long to be kept whole, judged by their first and last 64 KiB.
 //!
 //! Nothing an engine sends in ordinary work is that long; a whole response repeated at the end of a responses stream
-//! may be. Keys are searched for as text, which is safe without the JSON around them: inside a string a quote is
-//! escaped, so `"usage":` can only be a key.
+//! may be, with the tools and the metadata of its request in it. So a key counts only where it stands at its depth: from the head
+//! brackets are counted forwards, from the tail backwards.
 
 use crate::relay::frame::SseFields;
 use crate::relay::stream_state::{Event, StreamState};
 use crate::request::dialect::Dialect;
-use crate::request::json::{Cursor, Raw};
+use crate::request::json::{Cursor, JsonError, JsonKind, Raw};
 
 /// Reads an event of which `head` and `tail` are known.
 pub(super) fn read(state: &mut StreamState, head: &[u8], tail: &[u8], emit: &mut dyn FnMut(Event)) {
     let mut joined = Vec::new();
-    let name = String::from_utf8_lossy(SseFields::of(head, &mut joined).name);
-    let (head, tail) = (String::from_utf8_lossy(head), String::from_utf8_lossy(tail));
+    let fields = SseFields::of(head, &mut joined);
+    let name = String::from_utf8_lossy(fields.name);
+    let head = String::from_utf8_lossy(fields.data.unwrap_or_default());
+    let tail = String::from_utf8_lossy(tail);
     match state.dialect() {
         Dialect::Chat | Dialect::Completions => chunk(state, &head, &tail, emit),
         Dialect::Messages | Dialect::Responses => typed(state, &name, &head, &tail, emit),
@@ -22,29 +24,65 @@ pub(super) fn read(state: &mut StreamState, head: &[u8], tail: &[u8], emit: &mut
 }
 
 fn chunk(state: &mut StreamState, head: &str, tail: &str, emit: &mut dyn FnMut(Event)) {
-    let error = value_of("error", head);
-    if error.is_some() {
-        return state.error(error, emit);
+    let start = ChunkStart::read(head);
+    if start.error.is_some() {
+        return state.error(start.error, emit);
     }
-    let choice = value_of("index", head).and_then(|index| index.text().parse().ok()).unwrap_or(0);
     // What fills a megabyte is text; the only such text that is not generated is a prompt's echo.
-    if head.contains("\"choices\"") && state.ends_echo(choice) {
-        emit(Event::Content { choice, tokens: None });
+    if start.has_choices && state.ends_echo(start.choice) {
+        emit(Event::Content { choice: start.choice, tokens: None });
     }
-    if let Some(reason) = value_of("finish_reason", tail).filter(|reason| reason.string().is_some()) {
-        state.finish(choice, reason, emit);
+    let reason = value_of("finish_reason", CHOICE, tail).filter(|reason| reason.string().is_some());
+    if let Some(reason) = reason {
+        state.finish(start.choice, reason, emit);
     }
-    state.answer.note_usage(value_of("usage", tail));
+    state.answer.note_usage(value_of("usage", EVENT, tail));
+}
+
+/// What the beginning of a chunk tells.
+#[derive(Default)]
+struct ChunkStart<'a> {
+    error: Option<Raw<'a>>,
+    has_choices: bool,
+    choice: u32,
+}
+
+impl<'a> ChunkStart<'a> {
+    fn read(head: &'a str) -> Self {
+        let mut start = Self::default();
+        // It ends in a fault, where the event was cut: what was read before is no less true.
+        let _ = Cursor::new(head).object(|key, value| {
+            match key.escaped().unwrap_or_default() {
+                "error" => start.error = value.value()?.non_null(),
+                "choices" if value.ahead() == JsonKind::Array => {
+                    start.has_choices = true;
+                    value.array(|choice| {
+                        choice.object(|key, value| {
+                            if key.escaped() == Some("index") {
+                                start.choice = value.value()?.text().parse().unwrap_or(0);
+                            }
+                            Ok::<_, JsonError>(())
+                        })
+                    })?;
+                }
+                _ => {}
+            }
+            Ok::<_, JsonError>(())
+        });
+        start
+    }
 }
 
 fn typed(state: &mut StreamState, name: &str, head: &str, tail: &str, emit: &mut dyn FnMut(Event)) {
-    let kind = match value_of("type", tail).and_then(|kind| kind.string()) {
+    let [own_kind, number] =
+        ["type", "sequence_number"].map(|key| value_of(key, EVENT, tail).or_else(|| member_of(key, head)));
+    let kind = match own_kind.and_then(|kind| kind.string()) {
         Some(kind) if name.is_empty() => kind,
         _ => name.into(),
     };
     if matches!(&*kind, "response.completed" | "response.incomplete") {
-        state.answer.note_usage(value_of("usage", tail));
-        state.answer.note_status(value_of("status", tail), None);
+        state.answer.note_usage(value_of("usage", RESPONSE, tail));
+        state.answer.note_status(value_of("status", RESPONSE, tail), None);
         emit(Event::Finish { choice: 0 });
         state.done(emit);
     } else if kind.ends_with(".delta") || kind == "content_block_delta" {
@@ -52,16 +90,86 @@ fn typed(state: &mut StreamState, name: &str, head: &str, tail: &str, emit: &mut
     } else {
         emit(Event::Other);
     }
-    if let Some(number) = [tail, head].iter().find_map(|end| value_of("sequence_number", end)) {
+    if let Some(number) = number {
         state.next_sequence = number.text().parse::<u64>().unwrap_or(0).saturating_add(1);
     }
 }
 
-/// The value of the last such key that stands whole in `text`.
-fn value_of<'a>(key: &str, text: &'a str) -> Option<Raw<'a>> {
-    let key = format!("\"{key}\"");
-    text.rmatch_indices(&key).find_map(|(at, _)| {
-        let value = text.get(at + key.len()..)?.trim_start().strip_prefix(':')?;
-        Cursor::new(value).value().ok()
-    })
+/// A member of the object whose beginning is `head`.
+fn member_of<'a>(name: &str, head: &'a str) -> Option<Raw<'a>> {
+    let mut found = None;
+    // As above.
+    let _ = Cursor::new(head).object(|key, value| {
+        if key.escaped() == Some(name) {
+            found = Some(value.value()?);
+        }
+        Ok::<_, JsonError>(())
+    });
+    found
+}
+
+/// The value of the last such key in `tail`, the end of an event, that stands within `depth` brackets. Behind the end of the
+/// JSON there is no string, so quotes and brackets can be counted from there.
+fn value_of<'a>(name: &str, depth: usize, tail: &'a str) -> Option<Raw<'a>> {
+    let bytes = tail.as_bytes();
+    let mut open = 0_usize;
+    // Where the string ends that is being walked through.
+    let mut string_end = None;
+    for (at, byte) in bytes.iter().enumerate().rev() {
+        let before = bytes.get(..at).unwrap_or_default();
+        match (byte, string_end) {
+            (b'"', _) if before.iter().rev().take_while(|byte| **byte == b'\\').count() % 2 == 1 => {}
+            (b'"', None) => string_end = Some(at),
+            (b'"', Some(end)) => {
+                string_end = None;
+                let rest = tail.get(end + 1..).unwrap_or_default().trim_start();
+                if open == depth
+                    && tail.get(at + 1..end) == Some(name)
+                    && let Some(value) = rest.strip_prefix(':')
+                {
+                    return Cursor::new(value.trim_start()).value().ok();
+                }
+            }
+            (_, Some(_)) => {}
+            (b'}' | b']', None) => open += 1,
+            (b'{' | b'[', None) => open = open.checked_sub(1)?,
+            _ => {}
+        }
+    }
+    None
+}
+
+/// Brackets around the members of an event, of a response inside it, of a choice inside it.
+const EVENT: usize = 1;
+const RESPONSE: usize = 2;
+const CHOICE: usize = 3;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_counts_at_its_depth_only_wherever_the_tail_begins() {
+        let tools = r#"[{"name":"\"usage\":{","parameters":{"usage":{"input_tokens":1},"status":"x"}}]"#;
+        let event = format!(
+            r#"{{"response":{{"tools":{tools},"status":"completed","text":{{"status":"y"}},"usage":{{"input_tokens":7}},"user":"}}]\\"}} ,"sequence_number" : 8 }}"#
+        );
+        let whole = event.clone() + "\n\n";
+        for start in (0..whole.len()).filter(|start| whole.is_char_boundary(*start)) {
+            let tail = &whole[start..];
+            let told = |name, depth| value_of(name, depth, tail).map(|value| value.text());
+            for (name, depth, expected) in [
+                ("usage", RESPONSE, r#"{"input_tokens":7}"#),
+                ("status", RESPONSE, r#""completed""#),
+                ("sequence_number", EVENT, "8"),
+            ] {
+                let is_there = event.rfind(&format!("\"{name}\"")).is_some_and(|at| start <= at);
+                let found = told(name, depth);
+                assert!(found.is_none() || found == Some(expected), "{name} from {start}: {found:?}");
+                assert!(found.is_some() || !is_there || name == "status", "{name} from {start}");
+            }
+            assert_eq!(told("usage", EVENT), None);
+        }
+        assert_eq!(value_of("status", RESPONSE, &whole).unwrap().text(), r#""completed""#);
+    }
 }
