@@ -88,6 +88,16 @@ async fn only_end_to_end_headers_reach_the_replica() {
 }
 
 #[tokio::test]
+async fn a_cookie_that_came_in_pieces_is_one_field_upstream() {
+    let replica = Replica::start().await;
+    let gateway = Gateway::start(config::of(&[&replica])).await;
+    let mut client = gateway.client().await;
+    client.post(PATH, &[("cookie", "a=1"), ("cookie", "b=2; c=3")], UNARY.as_bytes()).await;
+    assert_eq!(client.reply().await.status(), 200);
+    assert_eq!(replica.only().header("cookie"), Some("a=1; b=2; c=3"));
+}
+
+#[tokio::test]
 async fn the_client_s_credential_is_forwarded_replaced_or_removed() {
     let replica = Replica::start().await;
     let cases = [
@@ -191,6 +201,33 @@ async fn a_unary_answer_passes_with_its_status_and_headers() {
     assert_eq!(reply.head.header("content-type"), Some("application/json"));
     assert_eq!(reply.head.header("x-accel-buffering"), None);
     gateway.idle().await;
+}
+
+#[tokio::test]
+async fn an_answer_may_have_hundreds_of_headers() {
+    let replica = Replica::start().await;
+    let gateway = Gateway::start(config::of(&[&replica])).await;
+    let fields: String = (0..990).map(|at| format!("x-field-{at}: {at}\r\n")).collect();
+    let answer =
+        format!("HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n{fields}content-length: 2\r\n\r\n{{}}");
+    replica.next(vec![Step::Raw(answer.into_bytes())]);
+    let reply = gateway.post(PATH, UNARY).await;
+    assert_eq!((reply.status(), replica.count()), (200, 1));
+    assert_eq!(reply.head.header("x-field-989"), Some("989"));
+}
+
+#[tokio::test]
+async fn a_205_has_no_content_and_the_next_answer_is_the_next() {
+    let replica = Replica::start().await;
+    let gateway = Gateway::start(config::of(&[&replica])).await;
+    replica.next(vec![Step::Raw(wire::whole(205, "application/json", "{\"a\":1}"))]);
+    let mut client = gateway.client().await;
+    for (status, body) in [(205, ""), (200, "{}")] {
+        client.post(PATH, &[], UNARY.as_bytes()).await;
+        let reply = client.reply().await;
+        assert_eq!((reply.status(), reply.text(), reply.body.is_complete), (status, body, true));
+        replica.next(wire::json(200, "{}"));
+    }
 }
 
 #[tokio::test]

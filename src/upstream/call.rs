@@ -5,6 +5,7 @@
 //! None of them enters a request metric.
 
 use std::io;
+use std::pin::pin;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -86,8 +87,7 @@ impl Call<'_> {
             kept.put(open);
             Ok(answer)
         };
-        let answer = tokio::time::timeout(self.timeout, answer).await.unwrap_or(Err(CallError::Timeout))?;
-        let (head, body) = answer.into_parts();
+        let (head, body) = in_time(self.timeout, answer).await?.into_parts();
         Ok((head.status, body))
     }
 
@@ -129,7 +129,22 @@ pub async fn exchange(
         let mut open = connect(connector, endpoint).await?;
         ask(&mut open, request).await
     };
-    tokio::time::timeout(timeout, answer).await.unwrap_or(Err(CallError::Timeout))
+    in_time(timeout, answer).await
+}
+
+/// Waits for an answer, and a moment longer: after the gateway stood still (SIGSTOP, a paused machine) the timer is over before
+/// anybody has looked at what the socket holds.
+async fn in_time<T>(
+    timeout: Duration,
+    answer: impl Future<Output = Result<T, CallError>>,
+) -> Result<T, CallError> {
+    let mut answer = pin!(answer);
+    for span in [timeout, LOOK] {
+        if let Ok(answer) = tokio::time::timeout(span, answer.as_mut()).await {
+            return answer;
+        }
+    }
+    Err(CallError::Timeout)
 }
 
 /// A connection that the calls of one caller share, one after the other.
@@ -192,3 +207,5 @@ pub(super) fn broken(error: impl std::fmt::Display) -> CallError {
 
 const PROBE: HeaderName = HeaderName::from_static("x-tokenway-probe");
 const MAX_ANSWER: usize = 8 << 20;
+/// Long enough to read what has come.
+const LOOK: Duration = Duration::from_millis(50);

@@ -207,7 +207,7 @@ impl Connector {
     /// What the socket, TLS or the handshake said.
     pub async fn connect_upgradable(&self, endpoint: &Endpoint) -> io::Result<Connection> {
         let io = TokioIo::new(self.open(endpoint).await?);
-        let (sender, connection) = http1::handshake(io).await.map_err(io::Error::other)?;
+        let (sender, connection) = http1().handshake(io).await.map_err(io::Error::other)?;
         let task = self.tracker.spawn(async move {
             let _ = connection.with_upgrades().await;
         });
@@ -273,17 +273,19 @@ impl Connector {
     where
         TokioIo<S>: hyper::rt::Read + hyper::rt::Write + Unpin + Send + 'static,
     {
-        let (sender, connection) = http1::Builder::new()
-            .max_buf_size(MAX_READ_BUFFER)
-            .handshake(io)
-            .await
-            .map_err(io::Error::other)?;
+        let (sender, connection) = http1().handshake(io).await.map_err(io::Error::other)?;
         // Its errors also reach the request in flight, which knows what they mean.
         let task = self.tracker.spawn(async move {
             let _ = connection.await;
         });
         Ok(Connection { sender, task: task.abort_handle() })
     }
+}
+
+fn http1() -> http1::Builder {
+    let mut http = http1::Builder::new();
+    http.max_buf_size(MAX_READ_BUFFER).max_headers(MAX_HEADERS);
+    http
 }
 
 async fn connect_in_turn(addresses: &[SocketAddr]) -> io::Result<TcpStream> {
@@ -349,4 +351,7 @@ const LOG_EVERY: Duration = Duration::from_secs(10);
 // Of Linux and the BSDs alike; the standard library has no kind of its own for them.
 const ENFILE: i32 = 23;
 const EMFILE: i32 = 24;
+/// Bytes of an answer's head, and of a read.
 const MAX_READ_BUFFER: usize = 64 * 1024;
+/// Fields of an answer's head: as many short ones as its bytes are likely to hold.
+const MAX_HEADERS: usize = 1000;

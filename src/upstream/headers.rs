@@ -52,6 +52,7 @@ pub(crate) fn upstream_request(client: &HeaderMap, ours: Upstream<'_>) -> Header
             out.append(name, value.clone());
         }
     }
+    join_cookies(&mut out);
     out.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
     if let Some(len) = ours.body_len {
         out.insert(header::CONTENT_LENGTH, HeaderValue::from(len));
@@ -74,6 +75,15 @@ pub(crate) fn upstream_request(client: &HeaderMap, ours: Upstream<'_>) -> Header
     }
     out.append(header::VIA, ours.via.clone());
     out
+}
+
+/// HTTP/2 clients may send a cookie in pieces, which HTTP/1.1 has in one line (RFC 9113 §8.2.3).
+fn join_cookies(headers: &mut HeaderMap) {
+    let pieces: Vec<&[u8]> = headers.get_all(header::COOKIE).iter().map(HeaderValue::as_bytes).collect();
+    let whole = (pieces.len() > 1).then(|| HeaderValue::from_bytes(&pieces.join(&b"; "[..])));
+    if let Some(Ok(whole)) = whole {
+        headers.insert(header::COOKIE, whole);
+    }
 }
 
 /// Whether a request asks to become a WebSocket (RFC 6455 §4.1).
