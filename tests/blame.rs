@@ -12,7 +12,7 @@ use std::time::Duration;
 use tokenway::config::Config;
 use tokenway::fleet::status::ReplicaState;
 
-use support::replica::{Gate, Replica, Step};
+use support::replica::{Gate, Probes, Replica, Step};
 use support::{Gateway, config, until, wire};
 
 const CHAT: &str = r#"{"model":"tiny","stream":true,"messages":[{"role":"user","content":"hi"}]}"#;
@@ -232,6 +232,116 @@ async fn a_replica_that_dies_over_a_request_on_an_idle_connection_is_blamed() {
     }
     until("both replicas are back", || dead() == 0).await;
     assert_eq!(gateway.post(PATH, &poison).await.code(), "suspected_poison");
+}
+
+/// A unary request of each API whose answer may quote client and model.
+fn unary_paths() -> [(&'static str, &'static str); 4] {
+    let messages = r#"{"model":"tiny","max_tokens":9,"messages":[{"role":"user","content":"hi"}]}"#;
+    [
+        (PATH, messages),
+        ("/v1/completions", r#"{"model":"tiny","prompt":"hi"}"#),
+        ("/v1/messages", messages),
+        ("/v1/responses", r#"{"model":"tiny","input":"hi"}"#),
+    ]
+}
+
+#[tokio::test]
+async fn words_of_a_client_or_a_model_make_no_answer_a_failure() {
+    let aborted = r#"{"finish_reason":"abort"}"#;
+    let answers = [
+        format!(
+            r#"{{"id":"r","status":"completed","metadata":{aborted},"tools":[{{"parameters":{aborted}}}]}}"#
+        ),
+        format!(
+            r#"{{"id":"m","stop_reason":"tool_use","content":[{{"type":"tool_use","input":{aborted}}}]}}"#
+        ),
+        format!(
+            r#"{{"id":"c","choices":[{{"message":{{"content":"a","x":{aborted}}},"finish_reason":"stop"}}],"x":{aborted}}}"#
+        ),
+    ];
+    for (path, request) in unary_paths() {
+        let (gateway, one, two) = pair(|_| ()).await;
+        for answer in &answers {
+            for replica in [&one, &two] {
+                replica.always(wire::json(200, answer));
+            }
+            for _ in 0..2 {
+                let reply = gateway.post(path, request).await;
+                assert_eq!((reply.status(), reply.text()), (200, &**answer), "{path}");
+            }
+        }
+        assert_eq!(one.count() + two.count(), 7, "{path}: nothing is generated twice");
+        assert!(gateway.replicas().iter().all(|r| r.state == ReplicaState::Ready), "{path}");
+        gateway.idle().await;
+    }
+}
+
+#[tokio::test]
+async fn an_engine_s_error_that_quotes_somebody_ejects_nobody_and_is_relayed() {
+    let quotes = [
+        "Invalid grammar: \\\"the pool is draining\\\"",
+        "EngineDeadError, said the prompt",
+        "boom: EngineCore encountered an issue. See stack trace (above) for the root cause.",
+        "cannot schedule new futures after shutdown, shutting down",
+    ];
+    let (gateway, one, two) = pair(|_| ()).await;
+    for code in [400, 500] {
+        for quote in quotes {
+            let error =
+                format!(r#"{{"error":{{"message":"{quote}","type":"x","param":null,"code":{code}}}}}"#);
+            let event = format!("data: {error}\n\n");
+            let told = [
+                (200, [&event, wire::DONE].concat(), wire::stream([&*event, wire::DONE])),
+                (500, error.clone(), wire::json(500, &error)),
+            ];
+            for (status, text, script) in told {
+                for replica in [&one, &two] {
+                    replica.always(script.clone());
+                }
+                for _ in 0..2 {
+                    let reply = gateway.post(PATH, CHAT).await;
+                    assert_eq!((reply.status(), reply.text()), (status, &*text), "{quote}");
+                }
+            }
+            // How often it fails is another matter.
+            for replica in [&one, &two] {
+                replica.always(wire::chat_stream(&["a"]));
+            }
+            for _ in 0..40 {
+                assert_eq!(gateway.post(PATH, CHAT).await.status(), 200);
+            }
+            assert!(gateway.replicas().iter().all(|r| r.state == ReplicaState::Ready), "{code}: {quote}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_engine_that_says_that_it_is_dead_is_left_when_its_probe_fails_too() {
+    let told = [
+        wire::stream([wire::ENGINE_DEAD, wire::DONE]),
+        wire::json(500, wire::SHUTTING_DOWN),
+        wire::stream([wire::ROLE, wire::ABORTED, wire::DONE]),
+    ];
+    for told in told {
+        let (gateway, bad, good) = pair(|_| ()).await;
+        let before = bad.probed();
+        bad.next(told.clone());
+        assert_eq!(gateway.post(PATH, CHAT).await.status(), 200);
+        assert_eq!((bad.count(), good.count()), (1, 2), "answered elsewhere");
+        until("a probe is sent at once", || bad.probed() > before).await;
+        assert_eq!(gateway.state_of(&bad), ReplicaState::Ready, "the probe was answered");
+
+        bad.probes(Probes::Says("application/json", r#"{"error":{}}"#));
+        bad.always(told);
+        let mut asked = 0;
+        while gateway.state_of(&bad) != ReplicaState::Ejected && asked < 5_000 {
+            let reply = gateway.post(PATH, &CHAT.replace("hi", &format!("request {asked}"))).await;
+            assert!(reply.text().contains("[DONE]") && !reply.text().contains("error"), "{}", reply.text());
+            asked += 1;
+        }
+        assert_eq!(gateway.state_of(&bad), ReplicaState::Ejected);
+        gateway.idle().await;
+    }
 }
 
 #[tokio::test]

@@ -413,6 +413,88 @@ async fn a_stream_that_finished_without_done_is_complete() {
 }
 
 #[tokio::test]
+async fn a_stream_is_complete_with_its_own_end_whatever_becomes_of_its_body() {
+    let plain = |_: &mut Config| {};
+    let asking = |config: &mut Config| config.routes[0].ask_usage = true;
+    let migrating = |config: &mut Config| config.routes[0].migrate = true;
+    let configs: [&dyn Fn(&mut Config); 3] = [&plain, &asking, &migrating];
+    let empty = [wire::ROLE.to_owned(), wire::FINISH.to_owned(), wire::DONE.to_owned()];
+    for configure in configs {
+        for events in [wire::chat_events(&["x"]), empty.to_vec()] {
+            for then in [Step::Hang, Step::Reset, Step::Close] {
+                let mut script = wire::stream(&events);
+                script.pop();
+                script.push(then.clone());
+                let pair = Pair::start_with(configure, script).await;
+                let reply = pair.post(CHAT).await;
+                assert_eq!((reply.text(), reply.body.is_complete), (&*events.concat(), true), "{then:?}");
+                assert_eq!(pair.good_requests(), 0);
+                assert_eq!(pair.gateway.state_of(&pair.bad), ReplicaState::Ready);
+                let page = pair.gateway.app.gateway.observer.metrics().render(&[]);
+                assert!(!migration::has_failed(&page), "{then:?}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_at_the_stream_s_end_got_its_answer() {
+    let mut script = wire::chat_stream(&["x"]);
+    script.pop();
+    script.push(Step::Hang);
+    let pair = Pair::start(script).await;
+    let mut client = pair.gateway.client().await;
+    client.post(PATH, &[], CHAT.as_bytes()).await;
+    client.head().await;
+    client.read_until(wire::DONE).await;
+    drop(client);
+    pair.gateway.idle().await;
+    let page = pair.gateway.app.gateway.observer.metrics().render(&[]);
+    assert!(page.contains("outcome=\"ok\"") && !page.contains("outcome=\"canceled\""));
+}
+
+#[tokio::test]
+async fn the_last_content_reaches_the_client_of_an_engine_that_falls_silent_behind_it() {
+    let last = wire::content("c").replace("\"finish_reason\":null", "\"finish_reason\":\"stop\"");
+    for then in [Step::Hang, Step::Reset] {
+        let asking = |config: &mut Config| {
+            config.routes[0].ask_usage = true;
+            config.routes[0].timeouts.inter_token = Duration::from_millis(300);
+        };
+        let script = wire::begun_then("a", [wire::event(&last), then]);
+        let pair = Pair::start_with(asking, script).await;
+        let reply = pair.post(CHAT).await;
+        let relayed = [wire::ROLE, &wire::content("a"), &last].concat();
+        assert!(reply.text().starts_with(&relayed), "{}", reply.text());
+        assert!(reply.text()[relayed.len()..].starts_with("data: {\"error\""), "{}", reply.text());
+        assert!(!reply.body.is_complete);
+    }
+}
+
+#[tokio::test]
+async fn what_an_engine_rejects_after_content_is_told_in_its_own_words() {
+    let error = "data: {\"error\": {\"message\":\"bad regex\",\"type\":\"BadRequestError\",\"param\":null,\"code\":400}}\n\n";
+    let (head, tail) = error.split_at(25);
+    for migrate in [false, true] {
+        for pieces in [vec![error.to_owned()], vec![head.to_owned(), tail.to_owned()]] {
+            let configure = |config: &mut Config| config.routes[0].migrate = migrate;
+            let mut script = wire::begun("x");
+            script.extend(pieces.iter().map(wire::event));
+            script.extend([wire::event(wire::DONE), Step::End]);
+            let pair = Pair::start_with(configure, script).await;
+            let reply = pair.post(CHAT).await;
+            assert_eq!(reply.text(), [wire::ROLE, &wire::content("x"), error].concat());
+            assert!(!reply.body.is_complete, "half an answer does not look whole");
+            assert_eq!((pair.good_requests(), pair.gateway.state_of(&pair.bad)), (0, ReplicaState::Ready));
+            let page = pair.gateway.app.gateway.observer.metrics().render(&[]);
+            assert!(page.contains("outcome=\"client_error\"") && !migration::has_failed(&page));
+            let status = pair.gateway.replicas().into_iter().find(|r| *r.replica == *pair.bad.name());
+            assert_eq!(status.unwrap().failure_ratio, 0.0, "it is not the replica's fault");
+        }
+    }
+}
+
+#[tokio::test]
 async fn a_broken_messages_stream_ends_with_an_event_of_its_kind() {
     let start = "event: message_start\ndata: {\"type\":\"message_start\",\"message\":{\"id\":\"msg_1\"}}\n\n";
     let delta = "event: content_block_delta\ndata: {\"type\":\"content_block_delta\",\"index\":0,\

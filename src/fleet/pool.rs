@@ -180,9 +180,10 @@ impl PoolState {
     }
 
     /// A request failed at a replica. From the first failure on it gets less traffic. It is ejected once it fails more than
-    /// the pool's others, by one failure while on trial, or at once where it refuses connections or reports a dead engine; but
-    /// never the last ready one, and never more than `pool.ejection.max_share` of the pool. A request that could go nowhere else
-    /// (`is_pinned`) has no peers to be compared with, and its client chose the replica: it only has the replica probed.
+    /// the pool's others, by one failure while on trial, or at once where it refuses connections; but never the last ready one,
+    /// and never more than `pool.ejection.max_share` of the pool. Where an answer says that its engine is down, a probe decides.
+    /// A request that could go nowhere else (`is_pinned`) has no peers to be compared with, and its client chose the replica: it
+    /// only has the replica probed.
     pub fn failed(
         &self,
         replica: &Replica,
@@ -206,13 +207,13 @@ impl PoolState {
         if is_refused {
             replica.vitals.refused(now);
         }
-        let is_down = is_refused || matches!(failure, ReplicaFailure::EngineDown { .. });
-        if is_pinned && !is_down {
-            replica.vitals.suspect(now);
-            if broke {
-                replica.vitals.check_now.notify_one();
-            }
-            return;
+        let has_it_probed = || match failure {
+            ReplicaFailure::EngineDown { .. } => replica.vitals.reported_down(),
+            _ if is_refused || broke => replica.vitals.check_now.notify_one(),
+            _ => replica.vitals.suspect(now),
+        };
+        if is_pinned && !is_refused {
+            return has_it_probed();
         }
         let is_on_trial = replica.answers.is_on_trial();
         replica.answers.failed(now);
@@ -220,7 +221,7 @@ impl PoolState {
         let standing = Standing::of(price, usual, 1.0);
         replica.set_standing(standing.success, standing.share, now);
         let (own, peers) = self.beside_others(replica, |other| other.answers.failure_rate(now));
-        let is_sick = is_down || is_on_trial || fails_alone(own, peers);
+        let is_sick = is_refused || is_on_trial || fails_alone(own, peers);
         if is_sick && replica.is_ready() && self.may_eject() {
             if is_refused {
                 replica.happened(Event::Refused, &failure.to_string());
@@ -228,10 +229,8 @@ impl PoolState {
                 replica.eject(&failure.to_string(), Duration::ZERO, now);
             }
             replica.vitals.check_now.notify_one();
-        } else if is_down || broke {
-            replica.vitals.check_now.notify_one();
         } else {
-            replica.vitals.suspect(now);
+            has_it_probed();
         }
     }
 

@@ -225,7 +225,8 @@ impl Prober {
             }
             ProbeResult::NotSent => {}
             ProbeResult::NoAnswer(why) | ProbeResult::Failed(why) => {
-                if replica.state().is_coming() || misses >= MISSES_TO_EJECT {
+                let is_expected = replica.vitals.is_reported_down();
+                if replica.state().is_coming() || misses >= MISSES_TO_EJECT || is_expected {
                     replica.happened(Event::Unproved, why);
                 }
             }

@@ -4,7 +4,7 @@
 //! whether the engine's own counters move. Only several of them together end a stream early: busy is not down, and
 //! healthy is not working.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::sync::Notify;
@@ -21,6 +21,7 @@ pub struct Vitals {
     refused_to: AtomicU64,
     frozen_at: AtomicU64,
     suspected_at: AtomicU64,
+    is_reported_down: AtomicBool,
     /// Wakes the prober ahead of its interval.
     pub check_now: Notify,
 }
@@ -80,6 +81,17 @@ impl Vitals {
         }
     }
 
+    /// An answer told that its engine is dead or shutting down: a probe is to decide, at once.
+    pub fn reported_down(&self) {
+        self.is_reported_down.store(true, Ordering::Relaxed);
+        self.check_now.notify_one();
+    }
+
+    /// Whether an answer told that its engine is down, and no probe was answered since.
+    pub fn is_reported_down(&self) -> bool {
+        self.is_reported_down.load(Ordering::Relaxed)
+    }
+
     /// A connect succeeded: somebody listens.
     pub fn connected(&self) {
         self.refused_from.store(0, Ordering::Relaxed);
@@ -90,6 +102,7 @@ impl Vitals {
     pub fn cleared(&self) {
         self.connected();
         self.frozen_at.store(0, Ordering::Relaxed);
+        self.is_reported_down.store(false, Ordering::Relaxed);
     }
 
     /// First of the refused connects, unless one succeeded since.

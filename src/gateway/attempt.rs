@@ -155,7 +155,7 @@ impl UpstreamAttempt {
             return Err(failed(ReplicaFailure::InvalidHead { replica, what }));
         }
         let head = Box::new(head);
-        if head.status.is_success() {
+        if head.status.is_success() && head.status != StatusCode::RESET_CONTENT {
             if self.is_relayed_from_head(&head, &body) {
                 return Ok(UpstreamResponse::Large { head, first: Bytes::new(), rest: body, lease });
             }
@@ -248,10 +248,14 @@ impl UpstreamAttempt {
         let mut reader = Box::new(StreamReader::new(body, lease, watch, shape, self.clock));
         match poll_fn(|cx| reader.poll_hold(cx)).await {
             // Relayed as it is, like any other 500; of a replica on trial another may do better.
-            HoldOutcome::ErrorEvent if self.replica.answers.is_on_trial() => {
+            HoldOutcome::ErrorEvent(error)
+                if self.replica.answers.is_on_trial() && !error.is_of_request() =>
+            {
                 Err(failed(ReplicaFailure::ErrorEvent { replica }))
             }
-            HoldOutcome::Released | HoldOutcome::ErrorEvent => Ok(UpstreamResponse::Stream { head, reader }),
+            HoldOutcome::Released | HoldOutcome::ErrorEvent(_) => {
+                Ok(UpstreamResponse::Stream { head, reader })
+            }
             HoldOutcome::EngineDead => Err(failed(ReplicaFailure::EngineDown { replica, is_orderly: false })),
             HoldOutcome::ShuttingDown => {
                 Err(failed(ReplicaFailure::EngineDown { replica, is_orderly: true }))
@@ -262,7 +266,7 @@ impl UpstreamAttempt {
 
     async fn whole(
         &self,
-        head: Box<response::Parts>,
+        mut head: Box<response::Parts>,
         mut body: Incoming,
         lease: Lease,
     ) -> Result<UpstreamResponse, AttemptError> {
@@ -273,6 +277,10 @@ impl UpstreamAttempt {
             let frame =
                 frame.map_err(|_| failed(ReplicaFailure::Truncated { replica: Arc::clone(&replica) }))?;
             let Ok(data) = frame.into_data() else { continue };
+            if head.status == StatusCode::RESET_CONTENT {
+                // It has no content, whatever came (RFC 9110 §15.3.6).
+                continue;
+            }
             match &mut more {
                 None if first.is_empty() => first = data,
                 None => more = Some(BytesMut::from_iter(first.iter().chain(&data).copied())),
@@ -285,8 +293,11 @@ impl UpstreamAttempt {
             }
         }
         lease.give_back();
+        if head.status == StatusCode::RESET_CONTENT {
+            headers::strip_length(&mut head.headers);
+        }
         let answer = BufferedResponse { head, body: more.map_or(first, BytesMut::freeze) };
-        if is_aborted(&answer) {
+        if is_aborted(&answer, self.shape.dialect) {
             return Err(failed(ReplicaFailure::EngineDown { replica, is_orderly: true }));
         }
         match retriable(&answer, self.shape.dialect, replica) {
@@ -337,8 +348,8 @@ fn of_expiry(expiry: Expiry, deadlines: &Deadlines, replica: Arc<str>) -> Attemp
     }
 }
 
-/// The failure of a response that another replica should be tried for: 502, 503, 504, and a 500 whose error type says that the
-/// engine is dead or shutting down. Any other 500 is relayed.
+/// The failure of a response that another replica should be tried for: 502, 503, 504, and a 500 whose message is that of an
+/// engine that is dead or shutting down. Any other 500 is relayed.
 fn retriable(answer: &BufferedResponse, dialect: Dialect, replica: Arc<str>) -> Option<ReplicaFailure> {
     match answer.head.status {
         StatusCode::BAD_GATEWAY | StatusCode::SERVICE_UNAVAILABLE | StatusCode::GATEWAY_TIMEOUT => {
@@ -360,11 +371,14 @@ fn retriable(answer: &BufferedResponse, dialect: Dialect, replica: Arc<str>) -> 
     }
 }
 
-/// Whether the engine aborted the request at shutdown: vLLM then returns the truncated completion with 200 and
-/// `finish_reason: "abort"`. The pattern cannot occur in generated text, where its quotes would be escaped.
-fn is_aborted(answer: &BufferedResponse) -> bool {
-    static ABORTED: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(br#""finish_reason":"abort""#));
-    answer.head.status.is_success() && ABORTED.find(&answer.body).is_some()
+/// Whether the engine gave the request up at shutdown: vLLM then returns the truncated completion with 200. The word alone says
+/// nothing, as an answer may hold it wherever a client or a model put it.
+fn is_aborted(answer: &BufferedResponse, dialect: Dialect) -> bool {
+    static WORD: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(br#""abort""#));
+    matches!(dialect, Dialect::Chat | Dialect::Completions)
+        && answer.head.status.is_success()
+        && WORD.find(&answer.body).is_some()
+        && usage::of_unary(dialect, &answer.body).is_aborted()
 }
 
 /// Whether a response is a stream of server-sent events.

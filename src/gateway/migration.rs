@@ -55,10 +55,11 @@ impl ReplicaSuccessor {
         let mut attempts = Vec::new();
         let next = match self.continuation(progress, &pool).await {
             Err(reason) => Err(NoSuccessor::because(reason)),
-            Ok(by) => {
+            Ok(None) => Ok(None),
+            Ok(Some(by)) => {
                 self.prepared.tokens = Tokens(self.prompt.0.saturating_add(by.tokens));
                 match self.attempts(&by, &pool, &mut tried, &mut attempts).await {
-                    Ok((reader, pick)) => Ok(Box::new(NextLeg { reader, pick, by, successor: self })),
+                    Ok((reader, pick)) => Ok(Some(Box::new(NextLeg { reader, pick, by, successor: self }))),
                     Err(none) => Err(none),
                 }
             }
@@ -71,7 +72,7 @@ impl ReplicaSuccessor {
         &mut self,
         progress: Progress,
         pool: &PoolState,
-    ) -> Result<Continuation, &'static str> {
+    ) -> Result<Option<Continuation>, &'static str> {
         self.left = self.left.checked_sub(1).ok_or("limit")?;
         let gateway = &self.incoming.gateway;
         let prompt = self.prepared.prompt.chain.whole();

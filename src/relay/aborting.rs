@@ -28,7 +28,7 @@ impl AbortingBody {
     /// Sends `event`, then aborts.
     #[must_use]
     pub fn new(event: Bytes) -> Self {
-        Self { event: Some(event), grace: None }
+        Self { event: Some(event).filter(|event| !event.is_empty()), grace: None }
     }
 
     /// The event, then [`Aborted`] after [`FLUSH_GRACE`].

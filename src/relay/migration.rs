@@ -25,8 +25,8 @@ pub type PendingLeg = Pin<Box<dyn Future<Output = Succession> + Send>>;
 pub struct Succession {
     /// Attempts that were made, in order; the last one is that of `next`, if there is one.
     pub attempts: Vec<record::Attempt>,
-    /// The continued stream, or why there is none.
-    pub next: Result<Box<NextLeg>, NoSuccessor>,
+    /// The continued stream, or why there is none; `Ok(None)` where the answer has all the tokens that it may have.
+    pub next: Result<Option<Box<NextLeg>>, NoSuccessor>,
 }
 
 /// The part of a stream that another replica gives.

@@ -85,7 +85,7 @@ pub enum HoldOutcome {
     /// The engine said that it is going down, as asked to: another replica may answer.
     ShuttingDown,
     /// The engine reported another error before any content.
-    ErrorEvent,
+    ErrorEvent(EngineError),
     /// The stream broke off before any content.
     Broken,
 }
@@ -128,7 +128,8 @@ impl StreamReader {
     /// Reads on, holding everything back, until the head may go out.
     pub fn poll_hold(&mut self, cx: &mut Context<'_>) -> Poll<HoldOutcome> {
         loop {
-            match self.ending {
+            let is_done = self.scanner.state().is_done();
+            match self.ending.or_else(|| is_done.then(|| self.scanner.finish(true))) {
                 Some(StreamEnd::Complete) if self.is_no_answer() => return Poll::Ready(HoldOutcome::Broken),
                 Some(StreamEnd::Complete) => return Poll::Ready(HoldOutcome::Released),
                 Some(StreamEnd::Failed(error)) => return Poll::Ready(held_error(error)),
@@ -211,15 +212,38 @@ impl StreamReader {
         }
     }
 
-    /// Closes the connection, unless the answer was read to its end. What was not relayed is lost.
-    pub fn close(&mut self) {
+    /// Closes the connection, unless the answer was read to its end. Returns what was read for the client and not taken.
+    pub fn close(&mut self) -> Bytes {
         self.lease = None;
-        if self.next.take().is_some() {
-            self.more.clear();
-            self.has_more = false;
-            // The scanner is ahead of the client, who may be anywhere.
-            self.tail = Some(LineState::MidLine);
+        self.release_finish();
+        if self.filter.as_mut().and_then(|filter| filter.unfinished()).is_some() {
+            // Of the event that it had begun the client has nothing.
+            self.tail = Some(LineState::Boundary);
         }
+        let mut left = self.take().unwrap_or_default();
+        while let Some(more) = self.take() {
+            left = [left, more].concat().into();
+        }
+        left
+    }
+
+    /// Whether the stream's own end was read, so that nothing is missing, whatever becomes of its body.
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        let state = self.scanner.state();
+        state.is_done() && state.answer.error.is_none()
+    }
+
+    /// Whether the body ended, or was ended: what is left to take is all there is.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        self.ending.is_some()
+    }
+
+    /// Whether everything that was read was taken.
+    #[must_use]
+    pub fn is_taken(&self) -> bool {
+        self.next.is_none()
     }
 
     /// Whether the client has got a finish reason for every choice: only the stream's terminator can be missing.
@@ -294,14 +318,19 @@ impl StreamReader {
         }
         let tail = self.scanner.tail();
         let timeline = &mut self.timeline;
-        let (mut has_content, mut broken, mut before) = (false, None, 0);
+        let (mut has_content, mut is_done, mut broken, mut before) = (false, false, None, 0);
         let fed = self.scanner.feed(&data, |event, end| {
             match event {
                 Event::Content { choice, tokens } if broken.is_none() => {
                     timeline.content(now, choice, tokens);
                     has_content = true;
                 }
-                Event::Error(error) => broken = broken.or(Some((error, before))),
+                Event::Done => is_done = true,
+                Event::Error(error) => {
+                    // What the engine blames on the request is the client's to read.
+                    let told = if error.is_of_request() { end } else { before };
+                    broken = broken.or(Some((error, told)));
+                }
                 _ => {}
             }
             before = end;
@@ -309,8 +338,11 @@ impl StreamReader {
         if has_content {
             self.watch.progressed(now);
         }
+        if is_done {
+            self.watch.only_body_left(now);
+        }
         match broken {
-            // After content an engine's error is a broken stream: ours takes its place, without a `[DONE]`.
+            // After content an engine's error is a broken stream, without a `[DONE]`: ours takes its place.
             Some((error, at)) if had_content || has_content => {
                 let before = self.whole_of(data.slice(..at), at);
                 self.stop(before, tail);
@@ -362,7 +394,7 @@ fn held_error(error: EngineError) -> HoldOutcome {
     match error.kind {
         EngineErrorKind::EngineDead => HoldOutcome::EngineDead,
         EngineErrorKind::ShuttingDown => HoldOutcome::ShuttingDown,
-        EngineErrorKind::Other => HoldOutcome::ErrorEvent,
+        EngineErrorKind::Other => HoldOutcome::ErrorEvent(error),
     }
 }
 

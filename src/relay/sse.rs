@@ -338,7 +338,7 @@ mod tests {
         let half = "data: {\"choices\":[{\"index\":0,\"finish_reason\":\"stop\"}]}\n\n";
         let rest = "data: {\"choices\":[{\"index\":1,\"finish_reason\":\"stop\"}]}\n\n";
         let done = "data: [DONE]\n\n";
-        let died = "data: {\"error\":{\"message\":\"EngineCore encountered an issue.\",\"code\":500}}\n\n";
+        let died = "data: {\"error\":{\"message\":\"EngineCore encountered an issue. See stack trace (above) for the root cause.\",\"code\":500}}\n\n";
         let aborted = "data: {\"choices\":[{\"index\":0,\"delta\":{},\"finish_reason\":\"abort\"}]}\n\n";
         let cases = [
             (Chat, [open, done, ""], true, StreamEnd::Complete),
@@ -362,7 +362,7 @@ mod tests {
             (
                 Messages,
                 [
-                    "event: error\ndata: {\"type\":\"error\",\"error\":{\"message\":\"EngineDeadError\"}}\n\n",
+                    "event: error\ndata: {\"type\":\"error\",\"error\":{\"message\":\"Background loop has errored already.\"}}\n\n",
                     "",
                     "",
                 ],

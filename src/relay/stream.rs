@@ -110,7 +110,7 @@ impl StreamBody {
                 std::task::ready!(self.poll_migration(cx));
                 continue;
             }
-            if let Some(expiry) = self.reader.watch.expiry().filter(|_| !self.is_cut) {
+            if let Some(expiry) = self.reader.watch.expiry().filter(|_| !self.reader.has_ended()) {
                 self.fail(&self.failure_of(expiry));
                 continue;
             }
@@ -121,6 +121,7 @@ impl StreamBody {
                 }
                 Poll::Ready(Next::End(end)) => match self.end(end) {
                     Some(failure) => self.fail(&failure),
+                    None if self.broken.is_some() => {}
                     None => return Poll::Ready(None),
                 },
                 Poll::Pending => match self.poll_expiry(cx) {
@@ -202,15 +203,22 @@ impl StreamBody {
                 self.complete();
                 return None;
             }
-            // An error before any content is the engine's whole answer: relayed as it is, but no success.
-            StreamEnd::Failed(error) if !self.has_first_token => {
+            // What the engine blames on the request says nothing about the replica. It is relayed as it is; half an answer before
+            // it must not look complete.
+            StreamEnd::Failed(error) if error.is_of_request() => {
+                self.is_settled = true;
+                self.guard.settle(Outcome::ClientError, Some("engine_rejected"));
+                if self.has_first_token {
+                    self.broken = Some(Box::new(AbortingBody::new(Bytes::new())));
+                }
+                return None;
+            }
+            // Any other error before content is the engine's whole answer: relayed as it is, but no success.
+            StreamEnd::Failed(_) if !self.has_first_token => {
                 self.is_settled = true;
                 self.guard.settle(Outcome::Failed, Some("replica_error"));
-                // What the engine blames on the request says nothing about the replica.
-                if !error.code.is_some_and(|code| (400..500).contains(&code)) {
-                    let (now, why) = (self.guard.clock().now(), ReplicaFailure::ErrorEvent { replica });
-                    self.pick.failed(&why, now);
-                }
+                let (now, why) = (self.guard.clock().now(), ReplicaFailure::ErrorEvent { replica });
+                self.pick.failed(&why, now);
                 return None;
             }
             StreamEnd::Failed(error) if error.kind != EngineErrorKind::Other => {
@@ -279,6 +287,10 @@ impl StreamBody {
 
     /// The stream broke: goes on elsewhere where that is possible, else ends the answer with an error event.
     fn fail(&mut self, failure: &Failure) {
+        if self.reader.is_whole() {
+            // Nothing follows a stream's own end, and a body that is left open behind it is nobody's failure.
+            return self.reader.conclude(Bytes::new());
+        }
         if self.migration.is_some() && self.has_first_token && migration::is_curable(failure) {
             if self.reader.has_told_finish() {
                 // The answer is whole: nobody needs to be asked for its terminator.
@@ -306,7 +318,8 @@ impl StreamBody {
             (record.response_id, record.response_model) = (id, model);
         }
         self.reader.watch.close();
-        self.reader.close();
+        // What the client does not have yet is generated again.
+        drop(self.reader.close());
     }
 
     /// The attempt that was answered has failed after all.
@@ -323,7 +336,8 @@ impl StreamBody {
         let (Succession { attempts, next }, broken_by) = std::task::ready!(migration.poll(cx));
         self.guard.record().attempts.extend(attempts);
         match next {
-            Ok(next) => self.continue_with(*next),
+            Ok(Some(next)) => self.continue_with(*next),
+            Ok(None) => self.end_at_limit(),
             Err(none) => {
                 self.guard.record().migration_refused = Some(none.reason);
                 // It is charged already.
@@ -358,14 +372,24 @@ impl StreamBody {
         self.guard.observer().metrics().migrated();
     }
 
+    /// Only the finish of the answer was lost.
+    fn end_at_limit(&mut self) {
+        let dialect = self.guard.record().dialect;
+        let last = self.migration.as_ref().map(|migration| migration.transcript.end_at_limit(dialect));
+        self.is_cut = true;
+        self.reader.conclude(last.unwrap_or_default());
+    }
+
     /// Ends the answer with an error event and charges the failure.
     fn break_off(&mut self, failure: &Failure) {
         self.charge(failure);
         let dialect = self.guard.record().dialect;
-        self.reader.close();
+        let left = self.reader.close();
+        let left = self.fitted(left).unwrap_or_default();
+        self.bytes_out += left.len() as u64;
         let error = DialectError::new(failure, dialect.error_shape());
         let event = error_event::event(dialect, &error, &self.reader.event_context());
-        self.broken = Some(Box::new(AbortingBody::new(event)));
+        self.broken = Some(Box::new(AbortingBody::new([left, event].concat().into())));
     }
 
     fn charge(&mut self, failure: &Failure) {
@@ -399,7 +423,14 @@ impl Drop for StreamBody {
         // A client that was cut from outside never polled again: its failure is not charged yet. One that left while a replica was
         // looked for was not.
         let is_pending = self.migration.as_ref().is_some_and(|migration| migration.is_pending());
-        if let Some(expiry) = self.reader.watch.expiry().filter(|_| !is_pending) {
+        let expiry = self.reader.watch.expiry().filter(|_| !is_pending);
+        let is_stalled = expiry == Some(Expiry::Deadline(Timer::ClientStall));
+        if self.reader.is_whole() && self.reader.is_taken() && !is_stalled {
+            // Clients leave at the stream's own end, before that of its body.
+            if !self.is_settled {
+                self.complete();
+            }
+        } else if let Some(expiry) = expiry {
             let failure = self.failure_of(expiry);
             self.charge(&failure);
         }
@@ -426,6 +457,9 @@ impl Drop for StreamBody {
             (record.migrations > 0).then(|| (record.response_id.take(), record.response_model.take()));
         record_facts(record, &self.reader.scanner.state().answer);
         record.tokens = tokens;
+        if self.is_cut && record.finish_reasons.is_empty() {
+            record.finish_reasons.push("length".into());
+        }
         if let Some((id, model)) = first {
             (record.response_id, record.response_model) = (id, model);
         }

@@ -7,7 +7,7 @@
 
 use smallvec::SmallVec;
 
-use crate::relay::usage::{AnswerFacts, EngineError};
+use crate::relay::usage::{ABORTED, AnswerFacts, EngineError};
 use crate::request::dialect::Dialect;
 use crate::request::json::Raw;
 
@@ -127,14 +127,23 @@ impl StreamState {
         emit(Event::Done);
     }
 
+    /// Whether the stream's own end came: what follows it changes nothing.
+    #[must_use]
+    pub fn is_done(&self) -> bool {
+        self.is_done
+    }
+
     /// An engine's error object or message; `None` where it reported a failure without one.
     pub(super) fn error(&mut self, error: Option<Raw<'_>>, emit: &mut dyn FnMut(Event)) {
+        if self.is_done {
+            return emit(Event::Other);
+        }
         emit(Event::Error(self.answer.note_error(error)));
     }
 
     pub(super) fn finish(&mut self, choice: u32, reason: Raw<'_>, emit: &mut dyn FnMut(Event)) {
         self.answer.note_finish(Some(reason));
-        if reason.text() == ABORTED {
+        if reason.escaped() == Some(ABORTED) && !self.is_done {
             return emit(Event::Error(self.answer.note_abort()));
         }
         if let Some(state) = self.choice(choice) {
@@ -277,6 +286,4 @@ impl<'a> ContentValues<'a> {
     }
 }
 
-/// vLLM ends streams like this when it shuts down, with `[DONE]` and a complete body; the answer is incomplete all the same.
-const ABORTED: &str = "\"abort\"";
 const MAX_CHOICES: usize = 1024;

@@ -21,6 +21,8 @@ use crate::units::Tokens;
 #[derive(Debug)]
 pub struct Transcript {
     boundaries: Boundaries,
+    /// The last event was replaced, and its line end may go on: with an LF that is dropped.
+    drops_line_feed: bool,
     joined: Vec<u8>,
     head: Option<Box<Head>>,
     told: Told,
@@ -71,7 +73,16 @@ impl Transcript {
             (!matches!(dialect, Dialect::Chat | Dialect::Completions)).then_some(Obstacle::Dialect);
         let told = Told { ids: Some(TokenIds::default()), ..Told::default() };
         let (boundaries, joined) = (Boundaries::default(), Vec::new());
-        Self { boundaries, joined, head: None, told, obstacle, hides_running, leg: None }
+        Self {
+            boundaries,
+            drops_line_feed: false,
+            joined,
+            head: None,
+            told,
+            obstacle,
+            hides_running,
+            leg: None,
+        }
     }
 
     /// Takes whole events of the engine and gives what goes to the client.
@@ -83,10 +94,15 @@ impl Transcript {
         let mut out = is_edited.then(|| BytesMut::with_capacity(events.len()));
         let mut joined = std::mem::take(&mut self.joined);
         let mut start = self.boundaries.begin(&events);
+        if let Some(out) = out.as_mut().filter(|_| !self.drops_line_feed) {
+            out.extend_from_slice(events.get(..start).unwrap_or_default());
+        }
+        self.drops_line_feed &= events.is_empty();
         while let Some(end) = self.boundaries.next_end(&events, start) {
             let raw = events.get(start..end).unwrap_or_default();
             start = end;
             self.event(raw, &mut joined, out.as_mut());
+            self.drops_line_feed &= end == events.len();
         }
         self.joined = joined;
         // What never ended is not whole: it comes from the end of a body, and passes.
@@ -123,9 +139,28 @@ impl Transcript {
         })
     }
 
+    /// The end of a stream that has all the tokens that it may have, as its engine would have told it.
+    #[must_use]
+    pub fn end_at_limit(&self, dialect: Dialect) -> Bytes {
+        let (object, choice) = match dialect {
+            Dialect::Completions => ("text_completion", "\"text\":\"\""),
+            _ => ("chat.completion.chunk", "\"delta\":{}"),
+        };
+        let mut event = "data: {".to_owned();
+        if let Some(head) = &self.head {
+            for (name, value) in [("id", &head.id), ("created", &head.created), ("model", &head.model)] {
+                event.extend(value.iter().flat_map(|value| ["\"", name, "\":", value, ","]));
+            }
+        }
+        event.extend(["\"object\":\"", object, "\",\"choices\":[{\"index\":0,", choice]);
+        event.push_str(",\"finish_reason\":\"length\"}]}\n\ndata: [DONE]\n\n");
+        event.into()
+    }
+
     /// Another engine continues the stream from here.
     pub fn continued(&mut self, by: Continuation) {
         self.boundaries = Boundaries::default();
+        self.drops_line_feed = false;
         let told = &mut self.told;
         let is_exact = told
             .ids
@@ -181,6 +216,7 @@ impl Transcript {
             }
             return;
         };
+        self.drops_line_feed = raw.last() == Some(&b'\r');
         if chunk.is_role_only() {
             return;
         }
@@ -548,6 +584,30 @@ mod tests {
         let (mut transcript, _) = told(Dialect::Chat, &(chunk("a", ROLE, "") + &say("a", text)));
         transcript.continued(Continuation { body: Bytes::new(), repeats: repeats.to_owned(), tokens });
         transcript
+    }
+
+    #[test]
+    fn line_ends_of_two_bytes_stay_whole_however_the_reads_are_cut() {
+        use crate::relay::whole_events::WholeEvents;
+        let usage = ",\"usage\":{\"prompt_tokens\":9}}\n";
+        let events = [chunk("a", ROLE, ""), say("a", "x").replace("}\n", usage), ": ping\n\n".to_owned()];
+        let stream = (events.concat() + &say("a", "y")).replace('\n', "\r\n");
+        let whole = pass(&mut Transcript::new(Dialect::Chat, true), &stream);
+        assert!(!whole.contains("usage") && whole.contains("\r\n\r\n"), "{whole:?}");
+        for size in 1..stream.len() {
+            let (mut transcript, mut boundaries) =
+                (Transcript::new(Dialect::Chat, true), Boundaries::default());
+            let (mut cutter, mut passed) = (WholeEvents::default(), Vec::new());
+            for read in stream.as_bytes().chunks(size) {
+                let (mut start, mut end) = (boundaries.begin(read), 0);
+                while let Some(next) = boundaries.next_end(read, start) {
+                    (start, end) = (next, next);
+                }
+                passed.extend(transcript.pass(cutter.cut(Bytes::copy_from_slice(read), end)));
+            }
+            passed.extend(transcript.pass(cutter.rest()));
+            assert_eq!(String::from_utf8(passed).unwrap(), whole, "reads of {size}");
+        }
     }
 
     #[test]

@@ -156,6 +156,12 @@ impl AnswerFacts {
         }
     }
 
+    /// Whether the engine gave the request up: told by the finish reason of a choice.
+    #[must_use]
+    pub fn is_aborted(&self) -> bool {
+        self.finish_reasons.iter().any(|reason| **reason == *ABORTED)
+    }
+
     /// The engine gave up a request that its client still waits for.
     pub(super) fn note_abort(&mut self) -> EngineError {
         *self.error.get_or_insert(EngineError { kind: EngineErrorKind::ShuttingDown, code: None })
@@ -171,27 +177,28 @@ impl AnswerFacts {
 impl EngineError {
     /// Reads an error object, or a bare message.
     fn of(error: Raw<'_>) -> Self {
-        if let Some(message) = error.string() {
-            return Self { kind: EngineErrorKind::of_message(&message), code: None };
-        }
-        let [message, code] = error.members(["message", "code"]);
+        let [message, code] =
+            if error.string().is_some() { [Some(error), None] } else { error.members(["message", "code"]) };
         let message = message.and_then(|message| message.string()).unwrap_or_default();
         let code = code.and_then(|code| code.text().trim_matches('"').parse().ok());
-        Self { kind: EngineErrorKind::of_message(&message), code }
+        Self { kind: EngineErrorKind::of(&message, code), code }
+    }
+
+    /// Whether the engine blames the request.
+    #[must_use]
+    pub fn is_of_request(&self) -> bool {
+        self.code.is_some_and(|code| (400..500).contains(&code))
     }
 }
 
 impl EngineErrorKind {
-    /// Judges an engine's error message.
-    #[must_use]
-    pub fn of_message(message: &str) -> Self {
-        let has = |needle: &str| message.contains(needle);
-        if DEAD.iter().any(|needle| has(needle)) {
-            Self::EngineDead
-        } else if STOPPING.iter().any(|needle| has(needle)) {
-            Self::ShuttingDown
-        } else {
-            Self::Other
+    /// Judges an engine's error by its code and its whole message: a message may quote the client or the model.
+    fn of(message: &str, code: Option<u16>) -> Self {
+        match message {
+            _ if code.is_some_and(|code| code < 500) => Self::Other,
+            DEAD | DEAD_V0 => Self::EngineDead,
+            STOPPING | EXITING => Self::ShuttingDown,
+            _ => Self::Other,
         }
     }
 }
@@ -275,8 +282,14 @@ fn millis(value: Raw<'_>) -> Option<Duration> {
 const MAX_NAME_LEN: usize = 256;
 const MAX_REASON_LEN: usize = 64;
 const MAX_REASONS: usize = 8;
-const DEAD: [&str; 3] = ["EngineCore encountered an issue", "EngineDeadError", "Background loop has errored"];
-const STOPPING: [&str; 3] = ["cannot schedule new futures after", "shutting down", "is draining"];
+/// The `EngineDeadError` of vLLM, and that of its former engine.
+const DEAD: &str = "EngineCore encountered an issue. See stack trace (above) for the root cause.";
+const DEAD_V0: &str = "Background loop has errored already.";
+/// What Python's executors say to the API server of an engine that is going down.
+const STOPPING: &str = "cannot schedule new futures after shutdown";
+const EXITING: &str = "cannot schedule new futures after interpreter shutdown";
+/// Finish reason with which vLLM ends what it does not finish when it shuts down, with `[DONE]` and a complete body.
+pub(super) const ABORTED: &str = "abort";
 
 #[cfg(test)]
 mod tests {
@@ -317,10 +330,11 @@ mod tests {
         use EngineErrorKind::{EngineDead, Other, ShuttingDown};
         let cases = [
             (
-                r#"{"error":{"message":"EngineCore encountered an issue. See","code":500}}"#,
+                r#"{"error":{"message":"EngineCore encountered an issue. See stack trace (above) for the root cause.","code":500}}"#,
                 EngineDead,
                 Some(500),
             ),
+            (r#"{"error":"cannot schedule new futures after interpreter shutdown"}"#, ShuttingDown, None),
             (
                 r#"{"error":{"message":"cannot schedule new futures after shutdown","code":500}}"#,
                 ShuttingDown,
@@ -328,8 +342,13 @@ mod tests {
             ),
             (r#"{"error":{"message":"bad \"x\"","code":"429"}}"#, Other, Some(429)),
             (
-                r#"{"type":"error","error":{"type":"api_error","message":"EngineDeadError"}}"#,
-                EngineDead,
+                r#"{"error":{"message":"cannot schedule new futures after shutdown","code":400}}"#,
+                Other,
+                Some(400),
+            ),
+            (
+                r#"{"type":"error","error":{"type":"api_error","message":"EngineDeadError: the pool is draining"}}"#,
+                Other,
                 None,
             ),
             (r#"{"error":"overloaded"}"#, Other, None),

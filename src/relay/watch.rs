@@ -47,9 +47,13 @@ pub struct StreamWatch {
     is_decoding: AtomicBool,
     is_over: AtomicBool,
     wants_flush: AtomicBool,
+    /// The stream's own end came, and its body goes on.
+    is_told: AtomicBool,
     expiry: OnceLock<Expiry>,
     kill: KillSwitch,
     deadlines: StreamDeadlines,
+    /// For how long the gateway stood still meanwhile, in nanoseconds.
+    stood_still: AtomicU64,
 }
 
 /// Deadlines of one stream.
@@ -98,6 +102,12 @@ impl StreamWatch {
         self.vitals.answered(now);
     }
 
+    /// The stream's own end came. Its body gets [`QUIET`] to end, too, so that its connection can be used again.
+    pub fn only_body_left(&self, now: Stamp) {
+        self.restart_silence(now);
+        self.is_told.store(true, Ordering::Release);
+    }
+
     /// The stream ended: the watchdog drops it at its next check.
     pub fn close(&self) {
         self.is_over.store(true, Ordering::Relaxed);
@@ -124,15 +134,26 @@ impl StreamWatch {
         self.expiry.get().copied()
     }
 
+    /// Moves every deadline: the gateway stood still, and what came meanwhile waits in its sockets.
+    fn postpone(&self, by: Duration, now: Stamp) {
+        for cell in [&self.moved, &self.handed] {
+            let moved = Stamp::from_nanos(cell.load(Ordering::Relaxed)).after(by).min(now);
+            cell.fetch_max(moved.as_nanos(), Ordering::Relaxed);
+        }
+        self.stood_still.fetch_add(u64::try_from(by.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
     fn check(&self, now: Stamp, drain_over: bool) {
         // The stamps are written before the flags that make them count.
         let is_waiting = self.is_waiting.load(Ordering::Acquire);
         let is_decoding = self.is_decoding.load(Ordering::Acquire);
+        let stood_still = Duration::from_nanos(self.stood_still.load(Ordering::Relaxed));
+        let is_past = |at: Stamp| now >= at.after(stood_still);
         let expiry = if drain_over {
             Some(Expiry::DrainOver)
-        } else if now >= self.deadlines.total_at {
+        } else if is_past(self.deadlines.total_at) {
             Some(Expiry::Deadline(Timer::Total))
-        } else if !is_decoding && self.deadlines.first_token_at.is_some_and(|at| now >= at) {
+        } else if !is_decoding && self.deadlines.first_token_at.is_some_and(is_past) {
             Some(Expiry::Deadline(Timer::FirstToken))
         } else if is_waiting {
             self.check_silence(now, is_decoding)
@@ -158,6 +179,9 @@ impl StreamWatch {
         if (FLUSH_AFTER..FLUSH_AFTER + 2 * TICK).contains(&silence) {
             self.wants_flush.store(true, Ordering::Relaxed);
             self.waker.wake();
+        }
+        if self.is_told.load(Ordering::Acquire) {
+            return (silence >= QUIET).then_some(Expiry::Deadline(Timer::InterToken));
         }
         if is_decoding && silence >= inter_token {
             return Some(Expiry::Deadline(Timer::InterToken));
@@ -220,6 +244,8 @@ impl Watchdog {
             is_decoding: AtomicBool::new(false),
             is_over: AtomicBool::new(false),
             wants_flush: AtomicBool::new(false),
+            is_told: AtomicBool::new(false),
+            stood_still: AtomicU64::new(0),
             expiry: OnceLock::new(),
             waker: AtomicWaker::new(),
         });
@@ -248,20 +274,26 @@ impl Watchdog {
     pub async fn run(self: Arc<Self>) {
         let mut tick = tokio::time::interval(TICK);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut before = self.clock.now();
         loop {
             tick.tick().await;
-            self.look();
+            let now = self.clock.now();
+            self.look(std::mem::replace(&mut before, now), now);
         }
     }
 
-    /// Checks every stream once and drops the ended ones.
-    fn look(&self) {
-        let now = self.clock.now();
+    /// Checks every stream once and drops the ended ones. When it was done `before` tells whether the gateway stood still since: the
+    /// machine was paused, or the process.
+    fn look(&self, before: Stamp, now: Stamp) {
+        let late = now.since(before).saturating_sub(2 * TICK);
         let drain_over = self.drain_over.load(Ordering::Relaxed);
         for shard in &self.shards {
             shard.lock().retain(|watch| {
                 let goes_on = !watch.is_over.load(Ordering::Relaxed);
                 if goes_on {
+                    if !late.is_zero() {
+                        watch.postpone(late, now);
+                    }
                     watch.check(now, drain_over);
                 }
                 goes_on
@@ -382,6 +414,39 @@ mod tests {
         vitals.progressed(at(20));
         watch.check(at(22), false);
         assert_eq!(watch.expiry(), None);
+    }
+
+    #[test]
+    fn a_gateway_that_stood_still_moves_every_deadline_by_as_long() {
+        let second = 1_000_000_000;
+        let (dog, watch, ..) = watched(10);
+        watch.decodes(at(50));
+        let (waiting_dog, waiting, ..) = watched(10);
+        let (stalled_dog, stalled, ..) = watched(1000);
+        stalled.decodes(at(50));
+        stalled.waits_for_client(at(50));
+        for (dog, watch, left) in [(dog, watch, 10), (waiting_dog, waiting, 250), (stalled_dog, stalled, 60)]
+        {
+            dog.look(at(50), at(50));
+            dog.look(at(50), at(2050));
+            // Two ticks of lateness are ordinary.
+            let due = Stamp::from_nanos((2050 + left) * second - 100_000_000);
+            dog.look(Stamp::from_nanos(due.as_nanos() - 1), Stamp::from_nanos(due.as_nanos() - 1));
+            assert_eq!(watch.expiry(), None, "{left} s left");
+            dog.look(due, at(2050 + left));
+            assert!(watch.expiry().is_some(), "{left} s left");
+        }
+    }
+
+    #[test]
+    fn a_body_that_is_left_open_behind_its_stream_gets_a_moment() {
+        let (_dog, watch, ..) = watched(30);
+        watch.decodes(at(10));
+        watch.only_body_left(at(20));
+        watch.check(Stamp::from_nanos(20_900_000_000), false);
+        assert_eq!(watch.expiry(), None);
+        watch.check(at(21), false);
+        assert!(watch.expiry().is_some());
     }
 
     #[test]

@@ -98,11 +98,15 @@ impl From<JsonError> for Obstacle {
     }
 }
 
-/// The request that continues the answer to `body`.
+/// The request that continues the answer to `body`; `None` where the answer has all the tokens that it may have.
 ///
 /// # Errors
 /// Why it cannot be continued.
-pub fn continuation(dialect: Dialect, body: &Bytes, progress: &Progress) -> Result<Continuation, Obstacle> {
+pub fn continuation(
+    dialect: Dialect,
+    body: &Bytes,
+    progress: &Progress,
+) -> Result<Option<Continuation>, Obstacle> {
     let text = std::str::from_utf8(body).map_err(|_| Obstacle::Unreadable)?;
     let request = Request::read(text)?;
     request.check()?;
@@ -113,11 +117,14 @@ pub fn continuation(dialect: Dialect, body: &Bytes, progress: &Progress) -> Resu
     };
     if edits.is_empty() {
         // Nothing to build on: the answer begins anew, and what the client has of it is left out.
-        return Ok(Continuation { body: body.clone(), repeats, tokens: 0 });
+        return Ok(Some(Continuation { body: body.clone(), repeats, tokens: 0 }));
+    }
+    if request.limit(dialect)?.is_some_and(|limit| limit <= progress.all_tokens) {
+        return Ok(None);
     }
     request.shrink(dialect, tokens, &mut edits)?;
     edits.sort_by_key(|edit| edit.at.start);
-    Ok(Continuation { body: apply(body, &edits), repeats, tokens })
+    Ok(Some(Continuation { body: apply(body, &edits), repeats, tokens }))
 }
 
 type Growth = (Vec<Edit>, String, u64);
@@ -244,6 +251,19 @@ impl<'a> Request<'a> {
         Ok((vec![edit], String::new(), progress.all_tokens))
     }
 
+    /// The most tokens that its answer may have, where the request says it.
+    fn limit(&self, dialect: Dialect) -> Result<Option<u64>, Obstacle> {
+        let own = self.max_completion_tokens.and_then(Raw::non_null);
+        match own.or(self.max_tokens.and_then(Raw::non_null)) {
+            Some(limit) => limit.text().parse().map(Some).map_err(|_| Obstacle::PromptShape),
+            // The only dialect where a limit that is not given is one all the same.
+            None => {
+                Ok((dialect == Dialect::Completions && !self.has_max_tokens)
+                    .then_some(COMPLETIONS_MAX_TOKENS))
+            }
+        }
+    }
+
     /// Lowers the limits on the length by the `tokens` that exist.
     fn shrink(&self, dialect: Dialect, tokens: u64, edits: &mut Vec<Edit>) -> Result<(), Obstacle> {
         let limits = [(self.max_tokens, 1), (self.max_completion_tokens, 1), (self.min_tokens, 0)];
@@ -253,7 +273,6 @@ impl<'a> Request<'a> {
             let left = limit.saturating_sub(tokens).max(least.min(limit));
             edits.push(Edit::replace(raw.span(), &left.to_string()));
         }
-        // The only dialect where a limit that is not given is one all the same.
         if dialect == Dialect::Completions && !self.has_max_tokens {
             let left = COMPLETIONS_MAX_TOKENS.saturating_sub(tokens).max(1);
             edits.push(Edit::insert(self.open, &format!("\"max_tokens\":{left},")));
@@ -340,7 +359,9 @@ mod tests {
 
     fn of(dialect: Dialect, body: &str, progress: &Progress) -> Result<(String, String, u64), Obstacle> {
         let body = Bytes::copy_from_slice(body.as_bytes());
-        let continuation = continuation(dialect, &body, progress)?;
+        let Some(continuation) = continuation(dialect, &body, progress)? else {
+            return Ok(("nothing".to_owned(), String::new(), 0));
+        };
         let text = String::from_utf8(continuation.body.to_vec()).unwrap();
         serde_json::from_str::<serde_json::Value>(&text).unwrap();
         Ok((text, continuation.repeats, continuation.tokens))
@@ -358,8 +379,8 @@ mod tests {
                 r#" {"add_generation_prompt":false, "messages" : [ {"role":"user","content":"]"} ,{"role":"assistant","content":"a \"b\"\n"}] ,"max_tokens" : 7,"continue_final_message":true,"min_tokens":0}"#,
             ),
             (
-                r#"{"continue_final_message":true,"add_generation_prompt":false,"messages":[{"role":"assistant","content":"so"}],"max_completion_tokens":3,"max_tokens":null}"#,
-                r#"{"continue_final_message":true,"add_generation_prompt":false,"messages":[{"role":"assistant","content":"soa \"b\"\n"}],"max_completion_tokens":1,"max_tokens":null}"#,
+                r#"{"continue_final_message":true,"add_generation_prompt":false,"messages":[{"role":"assistant","content":"so"}],"max_completion_tokens":4,"max_tokens":1}"#,
+                r#"{"continue_final_message":true,"add_generation_prompt":false,"messages":[{"role":"assistant","content":"soa \"b\"\n"}],"max_completion_tokens":1,"max_tokens":1}"#,
             ),
         ] {
             let expected = expected.replace("\\n\"", "\"");
@@ -388,7 +409,6 @@ mod tests {
                 told("é\"", 2),
                 r#"{"prompt":["\u0061é\""],"max_tokens":null}"#,
             ),
-            (r#"{"max_tokens":2,"prompt":"a"}"#, told("x", 7), r#"{"max_tokens":1,"prompt":"ax"}"#),
             (r#"{"max_tokens":9,"prompt":"a"}"#, exact.clone(), r#"{"max_tokens":7,"prompt":[1,2,30,4]}"#),
             (r#"{"max_tokens":9,"prompt":[1,2]}"#, exact.clone(), r#"{"max_tokens":7,"prompt":[1,2,30,4]}"#),
             (
@@ -404,6 +424,28 @@ mod tests {
             let expected = expected.replace("é\"\"", "é\\\"\"");
             let (after, repeats, _) = of(Dialect::Completions, body, &progress).unwrap();
             assert_eq!((&*after, &*repeats), (&*expected, ""), "{body}");
+        }
+    }
+
+    #[test]
+    fn an_answer_with_all_the_tokens_it_may_have_needs_no_more_of_them() {
+        let chat = |limit: &str| format!(r#"{{"messages":[{{"role":"user","content":"hi"}}]{limit}}}"#);
+        let completions = |limit: &str| format!(r#"{{"prompt":"a"{limit}}}"#);
+        let space = Progress { tokens: 5, ..told("x ", 6) };
+        for (dialect, body, progress, is_complete) in [
+            (Dialect::Chat, chat(r#","max_tokens":6"#), told("x", 6), true),
+            (Dialect::Chat, chat(r#","max_tokens":6"#), space, true),
+            (Dialect::Chat, chat(r#","max_tokens":6"#), told("x", 5), false),
+            (Dialect::Chat, chat(r#","max_tokens":6,"max_completion_tokens":7"#), told("x", 6), false),
+            (Dialect::Chat, chat(r#","max_tokens":6,"max_completion_tokens":null"#), told("x", 6), true),
+            (Dialect::Chat, chat(""), told("x", 6000), false),
+            (Dialect::Completions, completions(r#","max_tokens":2"#), told("x", 7), true),
+            (Dialect::Completions, completions(""), told("x", 16), true),
+            (Dialect::Completions, completions(""), told("x", 15), false),
+            (Dialect::Completions, completions(r#","max_tokens":null"#), told("x", 16), false),
+        ] {
+            let (after, ..) = of(dialect, &body, &progress).unwrap();
+            assert_eq!(after == "nothing", is_complete, "{body}: {after}");
         }
     }
 

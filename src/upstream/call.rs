@@ -5,7 +5,6 @@
 //! None of them enters a request metric.
 
 use std::io;
-use std::pin::pin;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -138,7 +137,7 @@ async fn in_time<T>(
     timeout: Duration,
     answer: impl Future<Output = Result<T, CallError>>,
 ) -> Result<T, CallError> {
-    let mut answer = pin!(answer);
+    let mut answer = Box::pin(answer);
     for span in [timeout, LOOK] {
         if let Ok(answer) = tokio::time::timeout(span, answer.as_mut()).await {
             return answer;

@@ -91,6 +91,21 @@ async fn a_stream_that_was_cut_behind_its_finish_reason_ends_without_another_rep
 }
 
 #[tokio::test]
+async fn a_stream_that_lost_only_its_finish_has_no_token_more_than_was_asked_for() {
+    let pair = pair(wire::begun_then("he", [wire::event(wire::content("llo")), Step::Close])).await;
+    let reply = pair.post(&CHAT.replace("\"stream\":true", "\"stream\":true,\"max_tokens\":2")).await;
+    let relayed = [wire::ROLE, &wire::content("he"), &wire::content("llo")].concat();
+    let last = reply.text().strip_prefix(&*relayed).and_then(|last| last.strip_suffix(wire::DONE)).unwrap();
+    let last: Value = serde_json::from_str(last.strip_prefix("data: ").unwrap()).unwrap();
+    assert_eq!((&last["id"], &last["model"]), (&json!("c1"), &json!("tiny")));
+    assert_eq!(last["choices"], json!([{"index": 0, "delta": {}, "finish_reason": "length"}]));
+    assert!(reply.body.is_complete);
+    assert_eq!(pair.good_requests(), 0);
+    let page = pair.gateway.app.gateway.observer.metrics().render(&[]);
+    assert!(!has_failed(&page) && page.contains("reason=\"length\""));
+}
+
+#[tokio::test]
 async fn what_cannot_be_continued_ends_as_on_other_routes() {
     let call = wire::content("x").replace(
         "\"content\":\"x\"",

@@ -660,8 +660,13 @@ fn the_compatibility_page_lists_every_path_and_names_a_test_for_every_difference
     expected.sort_unstable();
     listed.sort_unstable();
     assert_eq!(listed, expected);
-    let tests =
-        [include_str!("dropin.rs"), include_str!("../relay.rs"), include_str!("../listener.rs")].concat();
+    let tests = [
+        include_str!("dropin.rs"),
+        include_str!("../relay.rs"),
+        include_str!("../listener.rs"),
+        include_str!("../failures.rs"),
+    ]
+    .concat();
     let rows = section("## Where an answer differs\n").lines().filter(|line| line.starts_with("| ")).skip(1);
     for row in rows {
         let test = row.trim_end_matches(" |").rsplit("| `").next().unwrap().trim_end_matches('`');

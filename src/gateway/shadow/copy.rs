@@ -210,7 +210,7 @@ impl Copy {
         };
         let now = gateway.clock.now();
         let facts = &reader.scanner.state().answer;
-        if let Some(Ok(StreamEnd::Complete)) = end {
+        if reader.is_whole() || matches!(end, Some(Ok(StreamEnd::Complete))) {
             self.record.outcome = Outcome::Ok;
             pick.learn(facts.tokens);
             if let Some(began) = reader.timeline.first_token() {
