@@ -63,6 +63,7 @@ impl Fleet {
             kv_cache_usage: Some(0.5),
             block_tokens: Some(16),
             total_blocks: Some(50_000),
+            is_caching_off: false,
             batch_limit: None,
             cache: None,
         };

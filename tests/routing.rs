@@ -90,6 +90,32 @@ async fn sessions_go_by_the_seed_alike_on_every_gateway_that_has_it() {
 }
 
 #[tokio::test]
+async fn engines_without_prefix_caching_share_the_prompts_that_begin_alike() {
+    for policy in [PolicyName::Prefix, PolicyName::Latency] {
+        let replicas = [Replica::start().await, Replica::start().await, Replica::start().await];
+        for replica in &replicas {
+            let page = wire::METRICS.replace("{block", "{enable_prefix_caching=\"False\",block");
+            replica.show_page(Some(&page));
+        }
+        let gateway = Gateway::start(with_policy(&replicas.each_ref(), policy)).await;
+        until("the pages were read", || gateway.replicas().iter().all(|r| r.signals.is_some())).await;
+        let prefix = "lorem ipsum ".repeat(1_000);
+        for at in 0..60 {
+            let reply = gateway.post(PATH, &prompt(&prefix, &at.to_string())).await;
+            let decision = reply.head.header("x-tokenway-decision").unwrap();
+            assert!(!decision.contains("reason=prefix"), "{decision}");
+            gateway.idle().await;
+        }
+        let counts = replicas.each_ref().map(Replica::count);
+        // What they are learned to take varies with the machine.
+        let least = if policy == PolicyName::Latency { 1 } else { 20 };
+        assert!(counts.iter().all(|count| *count >= least), "{policy:?}: {counts:?}");
+        let blocks = gateway.replicas()[0].signals.and_then(|signals| signals.total_blocks);
+        assert_eq!(blocks, Some(1000), "its KV cache is as large as ever");
+    }
+}
+
+#[tokio::test]
 async fn a_session_stays_with_its_replica() {
     let (one, two) = (Replica::start().await, Replica::start().await);
     let gateway = Gateway::start(with_policy(&[&one, &two], PolicyName::Session)).await;

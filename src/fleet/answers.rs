@@ -1,7 +1,8 @@
 //! How one replica has answered of late: failure rate, back-off after refusals, trial after an ejection.
 //!
 //! A replica that fails fast looks idle. So failures lower its share of the traffic long before they eject it, and an
-//! ejected replica that passes its probe gets a trial share until live answers prove it. Pure: time is an argument.
+//! ejected replica that passes its probe gets a trial share until live answers prove it. What fails with one prompt alone is
+//! that prompt's doing as likely as the replica's, and counts when another prompt has failed there. Pure: time is an argument.
 //! What the figures mean beside the pool's other replicas is [`super::outliers`]' affair.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -30,6 +31,10 @@ struct Recent {
     is_known: bool,
     failures_in_a_row: u32,
     refusals_in_a_row: u32,
+    /// The prompt that failed last, and when.
+    last_failed: Option<(u64, Stamp)>,
+    /// Whether that failure does not count yet.
+    is_withheld: bool,
 }
 
 impl Answers {
@@ -50,15 +55,16 @@ impl Answers {
         next == 0
     }
 
-    /// A request failed there. Returns the failures in a row.
-    pub fn failed(&self, now: Stamp) -> u32 {
+    /// A request with this prompt failed there. Returns the failures in a row that count.
+    pub fn failed(&self, prompt: u64, now: Stamp) -> u32 {
         let in_a_row = {
             let mut recent = self.recent.lock();
-            recent.note(now, 1.0);
-            recent.failures_in_a_row += 1;
+            recent.failed(prompt, now);
             recent.failures_in_a_row
         };
-        self.back_off(now, in_a_row);
+        if in_a_row > 0 {
+            self.back_off(now, in_a_row);
+        }
         in_a_row
     }
 
@@ -119,6 +125,20 @@ impl Answers {
 }
 
 impl Recent {
+    fn failed(&mut self, prompt: u64, now: Stamp) {
+        let before = self.last_failed.replace((prompt, now));
+        match before.filter(|(_, at)| now.since(*at) < RATE_FADES_IN) {
+            Some((before, _)) if before == prompt => {}
+            Some(_) => {
+                for _ in 0..=u32::from(std::mem::take(&mut self.is_withheld)) {
+                    self.note(now, 1.0);
+                    self.failures_in_a_row += 1;
+                }
+            }
+            None => self.is_withheld = true,
+        }
+    }
+
     fn note(&mut self, now: Stamp, failure: f64) {
         let (rate, price) = (self.rate_at(now), self.price_at(now));
         self.rate = rate + LEARNED * (failure - rate);
@@ -165,8 +185,8 @@ mod tests {
     fn failures_raise_the_rate_and_time_and_good_answers_lower_it() {
         let answers = Answers::default();
         assert_eq!(answers.failure_rate(at(0)), None);
-        for _ in 0..3 {
-            answers.failed(at(0));
+        for prompt in 0..3 {
+            answers.failed(prompt, at(0));
         }
         let after_three = answers.failure_rate(at(0)).unwrap();
         assert!((0.27..0.28).contains(&after_three), "{after_three}");
@@ -177,7 +197,24 @@ mod tests {
             answers.good(at(0));
         }
         assert!(answers.failure_rate(at(0)).unwrap() < 0.1);
-        assert_eq!(answers.failed(at(0)), 1);
+        assert_eq!(answers.failed(9, at(0)), 1);
+    }
+
+    #[test]
+    fn failures_count_once_a_second_prompt_fails() {
+        let answers = Answers::default();
+        answers.good(at(0));
+        for n in 0..20 {
+            assert_eq!(answers.failed(7, at(n)), 0, "one client's request");
+        }
+        assert!(answers.price(at(20)) == Some(0.0) && answers.takes(at(20), 0));
+        assert_eq!(answers.failed(8, at(30)), 2);
+        assert!(answers.price(at(30)).unwrap() > 0.18 && !answers.takes(at(31), 0));
+        assert_eq!(answers.failed(9, at(30)), 3);
+        let rare = Answers::default();
+        for minute in 0..5 {
+            assert_eq!(rare.failed(minute, at(minute * 61_000)), 0, "not within a minute");
+        }
     }
 
     #[test]
@@ -198,7 +235,7 @@ mod tests {
     #[test]
     fn a_trial_lets_one_in_then_two_then_all() {
         let answers = Answers::default();
-        answers.failed(at(0));
+        answers.failed(1, at(0));
         answers.begin_trial();
         assert!(answers.takes(at(1), 0) && !answers.takes(at(1), 1));
         assert!(!answers.good(at(1)));

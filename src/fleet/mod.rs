@@ -26,7 +26,6 @@ pub(crate) mod registry;
 pub(crate) mod replica;
 mod scrape;
 pub(crate) mod slow_start;
-pub(crate) mod speed;
 pub mod status;
 pub(crate) mod unasked;
 pub(crate) mod vitals;

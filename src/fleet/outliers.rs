@@ -1,25 +1,28 @@
-//! Which replica stands out among its pool's: pure comparison of failure rates and speeds.
+//! Which replica stands out among its pool's: pure comparison of failure rates, and of speeds for those in slow start.
 //!
 //! What all replicas answer alike says nothing about any of them, so every figure is taken relative to the lower median
 //! of the others: with half of a pool sick, the healthy half is still the measure.
 
+use std::time::Duration;
+
+use crate::clock::Stamp;
+use crate::routing::PoolModel;
+
 /// What a replica's recent answers are worth to routing.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Standing {
+pub(super) struct Standing {
     /// Probability that it answers, relative to its peers, 0 to 1.
-    pub(crate) success: f64,
+    pub(super) success: f64,
     /// Fraction of its ordinary traffic that it should get, above 0, up to 1.
-    pub(crate) share: f64,
+    pub(super) share: f64,
 }
 
 impl Standing {
-    /// From its failure rate and slowness (1 is ordinary), and those of its peers.
+    /// From its failure rate and that of its peers.
     #[must_use]
-    pub(crate) fn of(failures: f64, peers: f64, slowness: f64) -> Self {
+    pub(super) fn of(failures: f64, peers: f64) -> Self {
         let excess = (failures - peers).clamp(0.0, 1.0);
-        let by_failures = (1.0 - 2.0 * excess).max(0.0).powi(2);
-        let by_speed = if slowness >= SLOW { 1.0 / slowness } else { 1.0 };
-        Self { success: 1.0 - excess, share: (by_failures * by_speed).max(MIN_SHARE) }
+        Self { success: 1.0 - excess, share: (1.0 - 2.0 * excess).max(0.0).powi(2).max(MIN_SHARE) }
     }
 }
 
@@ -67,6 +70,13 @@ pub(crate) struct Speeds {
     pub(crate) itl: Option<f64>,
 }
 
+impl Speeds {
+    /// What the pool's model knows of the replica in `slot`.
+    pub(crate) fn of(model: &PoolModel, slot: usize, now: Stamp) -> Self {
+        Self { ttft: model.typical_ttft(slot, now), itl: model.typical_itl(slot, now) }
+    }
+}
+
 /// Times what is usual among the others, by the worse of the two figures; 1 where there is nothing to compare.
 pub(crate) fn slowness(own: &Speeds, ttfts: &Peers, itls: &Peers) -> f64 {
     let beside = |own: Option<f64>, peers: &Peers, least: f64| {
@@ -78,10 +88,8 @@ pub(crate) fn slowness(own: &Speeds, ttfts: &Peers, itls: &Peers) -> f64 {
     if worst.is_finite() { worst } else { 1.0 }
 }
 
-/// Times its peers' TTFT or ITL from which a replica gets less than its share.
-pub(super) const SLOW: f64 = 3.0;
-/// Times its peers' TTFT or ITL from which it is ejected, if that lasts.
-pub(super) const TOO_SLOW: f64 = 8.0;
+/// Between two comparisons of a pool's replicas.
+pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(200);
 /// Seconds of which nobody is aware: a few times as much is no outlier.
 const NEGLIGIBLE_TTFT: f64 = 0.02;
 const NEGLIGIBLE_ITL: f64 = 0.002;
@@ -94,21 +102,13 @@ const MIN_SHARE: f64 = 0.02;
 mod tests {
     use super::*;
 
-    const GOOD: Standing = Standing { success: 1.0, share: 1.0 };
-
     #[test]
-    fn the_first_failure_costs_share_and_what_peers_do_too_costs_none() {
-        let first = Standing::of(0.1, 0.0, 1.0);
-        assert!((0.6..0.7).contains(&first.share) && (first.success - 0.9).abs() < 1e-9, "{first:?}");
-        assert_eq!(Standing::of(1.0, 0.0, 1.0), Standing { success: 0.0, share: MIN_SHARE });
-        assert_eq!(Standing::of(0.4, 0.4, 1.0), GOOD);
+    fn failures_cost_share_and_what_peers_do_too_costs_none() {
+        let some = Standing::of(0.1, 0.0);
+        assert!((0.6..0.7).contains(&some.share) && (some.success - 0.9).abs() < 1e-9, "{some:?}");
+        assert_eq!(Standing::of(1.0, 0.0), Standing { success: 0.0, share: MIN_SHARE });
+        assert_eq!(Standing::of(0.4, 0.4), Standing { success: 1.0, share: 1.0 });
         assert!(fails_alone(0.271, 0.0) && !fails_alone(0.271, 0.19) && !fails_alone(1.0, 0.5));
-    }
-
-    #[test]
-    fn the_slow_get_less_and_twice_the_time_is_ordinary() {
-        assert_eq!(Standing::of(0.0, 0.0, 2.0), GOOD);
-        assert!(Standing::of(0.0, 0.0, 10.0).share <= 0.1);
     }
 
     #[test]

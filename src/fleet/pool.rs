@@ -15,11 +15,10 @@ use tokio_util::sync::CancellationToken;
 
 use super::arrivals::Arrivals;
 use super::life::{Event, ReplicaState};
-use super::outliers::{Peers, Speeds, Standing, fails_alone, lower_median, slowness};
+use super::outliers::{LOOK_EVERY, Peers, Speeds, Standing, fails_alone, lower_median, slowness};
 use super::poison::PoisonPrompts;
 use super::promise::{EngineNames, List, Promised, Proofs};
 use super::replica::Replica;
-use super::speed::{LOOK_EVERY, Lasting};
 use super::vitals::BUSY_FOR;
 use crate::admission::PoolQueue;
 use crate::clock::{Clock, Stamp};
@@ -179,9 +178,9 @@ impl PoolState {
         self.poison.answered(prompt);
     }
 
-    /// A request failed at a replica. From the first failure on it gets less traffic. It is ejected once it fails more than
-    /// the pool's others, by one failure while on trial, or at once where it refuses connections; but never the last ready one,
-    /// and never more than `pool.ejection.max_share` of the pool. Where an answer says that its engine is down, a probe decides.
+    /// A request failed at a replica. From the second prompt on that fails there it gets less traffic. It is ejected once it fails
+    /// more than the pool's others, by one failure while on trial, or at once where it refuses connections; but never the last ready
+    /// one, and never more than `pool.ejection.max_share` of the pool. Where an answer says that its engine is down, a probe decides.
     /// A request that could go nowhere else (`is_pinned`) has no peers to be compared with, and its client chose the replica: it
     /// only has the replica probed.
     pub fn failed(
@@ -216,9 +215,9 @@ impl PoolState {
             return has_it_probed();
         }
         let is_on_trial = replica.answers.is_on_trial();
-        replica.answers.failed(now);
+        replica.answers.failed(prompt, now);
         let (price, usual) = self.beside_others(replica, |other| other.answers.price(now));
-        let standing = Standing::of(price, usual, 1.0);
+        let standing = Standing::of(price, usual);
         replica.set_standing(standing.success, standing.share, now);
         let (own, peers) = self.beside_others(replica, |other| other.answers.failure_rate(now));
         let is_sick = is_refused || is_on_trial || fails_alone(own, peers);
@@ -226,7 +225,7 @@ impl PoolState {
             if is_refused {
                 replica.happened(Event::Refused, &failure.to_string());
             } else {
-                replica.eject(&failure.to_string(), Duration::ZERO, now);
+                replica.eject(&failure.to_string());
             }
             replica.vitals.check_now.notify_one();
         } else {
@@ -285,7 +284,8 @@ impl PoolState {
         (figure(replica).unwrap_or_default(), lower_median(&mut rates).unwrap_or_default())
     }
 
-    /// Compares every replica with the others: what its answers are worth, and whether it is too slow to stay.
+    /// Compares every replica with the others: what its answers are worth, and how fast it is while it is in slow start. After
+    /// that speed is for prediction alone to price.
     fn compare(&self, replicas: &[Arc<Replica>], now: Stamp) {
         self.settle_names();
         let speeds: Vec<Speeds> = replicas.iter().map(|replica| self.speeds(replica, now)).collect();
@@ -296,22 +296,14 @@ impl PoolState {
         let each = replicas.iter().zip(&speeds).zip(&prices);
         for ((replica, speeds), price) in each.filter(|((replica, _), _)| replica.is_ready()) {
             let (own, peers) = (price.unwrap_or_default(), priced.beside(*price).unwrap_or_default());
-            let slowness = slowness(speeds, &ttfts, &itls);
-            let lasting = replica.speed.looked(slowness);
-            let counts = if lasting == Lasting::Ordinary { 1.0 } else { slowness };
-            let standing = Standing::of(own, peers, counts);
-            let is_slow_start_over = replica.warmth.looked(slowness, now);
+            let standing = Standing::of(own, peers);
+            let is_slow_start_over = replica.warmth.looked(slowness(speeds, &ttfts, &itls), now);
             if replica.warmth.is_retrial_due(now) {
                 self.dispatcher.model.forget(replica.slot());
             }
             replica.set_standing(standing.success, standing.share, now);
             if is_slow_start_over {
                 tracing::info!(pool = %self.name, replica = %replica.name(), "replica gets its full share");
-            }
-            if lasting == Lasting::TooSlow && self.may_eject() {
-                let reason = format!("{slowness:.0} times as slow as the pool's others");
-                replica.eject(&reason, SLOW_REST, now);
-                replica.speed.forget();
             }
         }
     }
@@ -320,7 +312,7 @@ impl PoolState {
         if !replica.is_ready() {
             return Speeds::default();
         }
-        Speeds { ttft: self.dispatcher.model.typical_ttft(replica.slot(), now), itl: replica.speed.itl(now) }
+        Speeds::of(&self.dispatcher.model, replica.slot(), now)
     }
 
     fn may_eject(&self) -> bool {
@@ -359,7 +351,6 @@ impl PoolState {
         };
         let joins = self.replicas.load().iter().any(served_before);
         let took = replica.warmth.warmed(now, joins, self.config.load().warmup.slow_start);
-        replica.speed.forget();
         replica.set_standing(1.0, 1.0, now);
         replica.happened(Event::Warmed, reason);
         if let Some(took) = took {
@@ -398,7 +389,5 @@ fn lists<'r>(replicas: impl Iterator<Item = &'r Arc<Replica>>) -> Vec<List> {
 
 /// Replicas of which an error message says why they take no requests.
 const MAX_REASONS: usize = 3;
-/// What slowed it down does not pass at once, and its cache is lost with each absence.
-const SLOW_REST: Duration = Duration::from_secs(60);
 /// A listener that was closed so long before its streams broke was shut down in order.
 const SHUTDOWN_LEAD: Duration = Duration::from_millis(300);

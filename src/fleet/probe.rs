@@ -132,7 +132,7 @@ impl Prober {
             let state = self.replica.state();
             let pause = match state {
                 ReplicaState::Ready if misses == 0 => interval,
-                _ if state.is_left() && misses == 0 => self.replica.hold_off(interval, self.clock.now()),
+                _ if state.is_left() && misses == 0 => self.replica.hold_off(interval),
                 // Requests there wait to learn whether their process is gone.
                 _ if self.replica.vitals.refused_since().is_some()
                     && self.replica.target.load.inflight() > 0 =>
@@ -151,7 +151,7 @@ impl Prober {
             };
             if self.replica.state().is_left() && is_forced && misses == 0 {
                 // Just ejected by failed requests: an immediate probe would reinstate it at once.
-                let hold_off = self.replica.hold_off(interval, self.clock.now());
+                let hold_off = self.replica.hold_off(interval);
                 self.replica.removed.run_until_cancelled(tokio::time::sleep(hold_off)).await?;
             }
             if is_forced {

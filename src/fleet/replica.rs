@@ -17,7 +17,6 @@ use super::answers::Answers;
 use super::cold::Warmth;
 use super::gpu::GpuReading;
 use super::life::{Event, LifeCycle};
-use super::speed::Speed;
 use super::status::{EngineCounters, LifeStatus, OwnFailures, ReplicaState, ReplicaStatus, WarmUpReport};
 use super::unasked::UnaskedStream;
 use super::vitals::Vitals;
@@ -44,8 +43,6 @@ pub struct Replica {
     pub vitals: Arc<Vitals>,
     /// How it answered of late.
     pub answers: Answers,
-    /// How fast its streams move of late.
-    pub speed: Speed,
     /// Load and signals as routing reads them.
     pub target: Target,
     /// Counters of the last scrape.
@@ -88,8 +85,6 @@ pub struct Replica {
     ejections: AtomicU32,
     /// Failed requests ejected it: it comes back on trial.
     was_sick: AtomicBool,
-    /// An ejected replica is not probed before this.
-    rests_until: AtomicU64,
     lives: AtomicU32,
 }
 
@@ -165,7 +160,6 @@ impl Replica {
             connections: parts.connections,
             vitals: Arc::new(Vitals::default()),
             answers: Answers::default(),
-            speed: Speed::default(),
             scraped: ArcSwapOption::empty(),
             absent: ArcSwap::from_pointee(Arc::from([])),
             gpu: ArcSwapOption::empty(),
@@ -188,7 +182,6 @@ impl Replica {
             clock: parts.clock,
             ejections: AtomicU32::new(0),
             was_sick: AtomicBool::new(false),
-            rests_until: AtomicU64::new(0),
             lives: AtomicU32::new(0),
         })
     }
@@ -298,10 +291,9 @@ impl Replica {
         self.connections.drain();
     }
 
-    /// Live requests proved it sick: no new ones until a probe is answered, after `rest` at the earliest, and few at first.
-    pub fn eject(&self, reason: &str, rest: Duration, now: Stamp) {
+    /// Failed requests proved it sick: no new ones until a probe is answered, and few at first.
+    pub fn eject(&self, reason: &str) {
         self.was_sick.store(true, Ordering::Relaxed);
-        self.rests_until.store(now.after(rest).as_nanos(), Ordering::Relaxed);
         self.happened(Event::Sick, reason);
     }
 
@@ -360,12 +352,11 @@ impl Replica {
     }
 
     /// Delay of the first probe after an ejection: 500 ms, doubled for each ejection since it was last proved well, at
-    /// most `interval`, or the rest that it was given. Keeps a replica that passes probes but fails requests from flapping.
+    /// most `interval`. Keeps a replica that passes probes but fails requests from flapping.
     #[must_use]
-    pub fn hold_off(&self, interval: Duration, now: Stamp) -> Duration {
+    pub fn hold_off(&self, interval: Duration) -> Duration {
         let doublings = self.ejections.load(Ordering::Relaxed).clamp(1, 8) - 1;
-        let rest = Stamp::from_nanos(self.rests_until.load(Ordering::Relaxed)).since(now);
-        (FIRST_HOLD_OFF * (1 << doublings)).min(interval).max(rest)
+        (FIRST_HOLD_OFF * (1 << doublings)).min(interval)
     }
 
     /// Whether it takes another request now: ready, and neither in a back-off nor at the limit of its trial.

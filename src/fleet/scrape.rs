@@ -184,12 +184,8 @@ impl Scraper {
             waiting: figures.get(Figure::Waiting),
             kv_cache_usage: figures.kv_cache_usage(),
             block_tokens: figures.count(Figure::BlockTokens),
-            // Without prefix caching nothing that it computed is found again.
-            total_blocks: if figures.get(Figure::PrefixCaching) == Some(0.0) {
-                Some(0)
-            } else {
-                figures.count(Figure::KvBlocks)
-            },
+            total_blocks: figures.count(Figure::KvBlocks),
+            is_caching_off: figures.get(Figure::PrefixCaching) == Some(0.0),
             batch_limit: figures.count(Figure::BatchLimit),
             cache: figures.cache(),
         };

@@ -166,11 +166,8 @@ impl StreamBody {
     }
 
     fn flush(&mut self, now: Stamp) {
-        let (series, pace, speed) = (&self.series, &mut self.pace, &self.pick.replica.speed);
-        self.reader.timeline.flush(now, |gaps| {
-            speed.note(gaps.gaps, now);
-            observe(series, pace, &gaps);
-        });
+        let (series, pace) = (&self.series, &mut self.pace);
+        self.reader.timeline.flush(now, |gaps| observe(series, pace, &gaps));
     }
 
     fn note_first_token(&mut self) {
@@ -435,16 +432,13 @@ impl Drop for StreamBody {
             self.charge(&failure);
         }
         let now = self.guard.clock().now();
-        let (series, pace, speed) = (&self.series, &mut self.pace, &self.pick.replica.speed);
+        let (series, pace) = (&self.series, &mut self.pace);
         let mut tokens = self.reader.scanner.state().answer.tokens;
         if let Some(migration) = &self.migration {
             tokens = migration.transcript.whole(tokens);
         }
         let output = tokens.output.map(|n| n.0);
-        self.reader.timeline.finish(now, output, |gaps| {
-            speed.note(gaps.gaps, now);
-            observe(series, pace, &gaps);
-        });
+        self.reader.timeline.finish(now, output, |gaps| observe(series, pace, &gaps));
         let timeline = &self.reader.timeline;
         let record = self.guard.record();
         record.bytes_out += self.bytes_out;

@@ -99,8 +99,11 @@ impl Dispatcher {
         let patience = if is_let_in { 0.0 } else { PATIENCE };
         let aim =
             Aim { now, waited: ask.waited, slo: ask.slo, patience, has_answers: self.silence(now).is_some() };
+        // Prompts that begin alike have nothing to gain from one another.
+        let caches_nothing = candidates.iter().all(|one| self.index.credit(one.slot) <= 0.0);
+        let chain = if caches_nothing { &[] } else { ask.prompt.chain };
         let query = Query {
-            prompt: ask.prompt,
+            prompt: Prompt { chain, ..ask.prompt },
             session: ask.session,
             aim,
             model: &self.model,
@@ -134,12 +137,13 @@ impl Dispatcher {
         }
     }
 
-    /// By the engine's newest page: the index holds for a target as much as its engine can cache, and its hits are worth what
-    /// they were worth of late, where answers do not tell.
+    /// By the engine's newest page: the index holds for a target as much as its engine can cache, nothing where caching is off,
+    /// and its hits are worth what they were worth of late, where answers do not tell.
     pub fn learn_cache(&self, target: &Target, bytes_per_token: f64) {
-        let page = target.page();
-        let size = page.and_then(|page| page.total_blocks.zip(page.block_tokens));
-        if let Some((blocks, tokens)) = size {
+        let page = target.page().unwrap_or_default();
+        if page.is_caching_off {
+            self.index.set_capacity(target.slot, 0);
+        } else if let Some((blocks, tokens)) = page.total_blocks.zip(page.block_tokens) {
             self.index.set_capacity(target.slot, capacity_of(blocks, tokens, bytes_per_token));
         }
         if self.answers_tell_cached.load(Ordering::Relaxed) {

@@ -45,6 +45,8 @@ pub struct EnginePage {
     pub block_tokens: Option<u64>,
     /// KV blocks of the engine.
     pub total_blocks: Option<u64>,
+    /// Whether it finds nothing again of what it computed, and says so.
+    pub is_caching_off: bool,
     /// Requests that it runs at once at most.
     pub batch_limit: Option<u64>,
     /// What its prefix cache found.
@@ -199,6 +201,7 @@ impl EnginePage {
             kv_cache_usage: self.kv_cache_usage.filter(|usage| (0.0..=1.0).contains(usage)),
             block_tokens: above_zero(self.block_tokens, MOST_BLOCK_TOKENS),
             total_blocks: above_zero(self.total_blocks, MOST_BLOCKS),
+            is_caching_off: self.is_caching_off,
             batch_limit: above_zero(self.batch_limit, MOST_BLOCKS),
             cache: self.cache,
         }
@@ -264,6 +267,7 @@ mod tests {
                 kv_cache_usage: Some(odd),
                 block_tokens: huge,
                 total_blocks: huge,
+                is_caching_off: false,
                 batch_limit: huge,
                 cache: Some(CacheFigures::Share(odd)),
             };

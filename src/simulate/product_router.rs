@@ -11,7 +11,7 @@ use tokenway_sim::engine::Gauges;
 use tokenway_sim::replay::{Arrival, Ended, Fleet, RequestId, Router};
 use tokenway_sim::time::Stamp as SimStamp;
 
-use super::standings::{Pace, Standings};
+use super::standings::Standings;
 use crate::admission::{
     Entered, Outlook, Position, ROUND_EVERY, Refusal, Rules, Ruling, Share, Stay, WaitQueue, WaitReason,
     Waiter, rule,
@@ -73,7 +73,6 @@ struct SimulatedStream {
     assignment: Assignment,
     first_token: Option<Stamp>,
     tokens: u64,
-    pace: Pace,
 }
 
 /// A waiting request.
@@ -153,10 +152,7 @@ impl ProductRouter {
                 }
                 self.arrivals.placed(&assignment.decision.terms.work);
                 fleet.send(id, slot, assignment.decision.predicted_ttft);
-                self.streams.insert(
-                    id,
-                    SimulatedStream { assignment, first_token: None, tokens: 0, pace: Pace::default() },
-                );
+                self.streams.insert(id, SimulatedStream { assignment, first_token: None, tokens: 0 });
                 if let Some(wait) = before {
                     self.called.extend(self.queue.placed(wait.position, now));
                     self.ends.remove(&(wait.end, id));
@@ -374,7 +370,7 @@ impl Router for ProductRouter {
         let Some(stream) = self.streams.get_mut(&request) else { return };
         stream.assignment.first_token(live(at));
         (stream.first_token, stream.tokens) = (Some(live(at)), 1);
-        self.standings.first_token(stream.assignment.decision.slot, &mut stream.pace, live(at));
+        self.standings.first_token(stream.assignment.decision.slot);
         self.turn();
     }
 
@@ -382,7 +378,6 @@ impl Router for ProductRouter {
         let Some(stream) = self.streams.get_mut(&request) else { return };
         stream.tokens += 1;
         stream.assignment.progress(stream.tokens, live(at));
-        self.standings.token(stream.assignment.decision.slot, &mut stream.pace, live(at));
     }
 
     fn ended(&mut self, request: RequestId, end: &Ended) {
@@ -405,6 +400,7 @@ impl Router for ProductRouter {
             kv_cache_usage: Some(gauges.kv_cache_usage),
             block_tokens: Some(gauges.block_size),
             total_blocks: Some(gauges.num_blocks),
+            is_caching_off: false,
             batch_limit: None,
             cache: None,
         };

@@ -1,4 +1,4 @@
-//! Which replicas of a simulated fleet are in use, and how much of its share each gets: slow start and demotion as in the product's pools.
+//! Which replicas of a simulated fleet are in use, and how much of its share each gets: slow start as in the product's pools.
 //!
 //! Replicas that were there from the start have all of their share until another one joins: replays of fleets that do not change
 //! are not touched by any of it.
@@ -6,10 +6,8 @@
 use std::time::Duration;
 
 use crate::clock::Stamp;
-use crate::fleet::outliers::{Peers, Speeds, Standing, slowness};
+use crate::fleet::outliers::{LOOK_EVERY, Peers, Speeds, slowness};
 use crate::fleet::slow_start::SlowStart;
-use crate::fleet::speed::{LOOK_EVERY, Lasting, Speed};
-use crate::record::Gap;
 use crate::routing::{Dispatcher, Target};
 
 /// Standing of every replica.
@@ -24,21 +22,12 @@ pub(super) struct Standings {
 struct One {
     is_in: bool,
     slow_start: Option<SlowStart>,
-    speed: Speed,
-}
-
-/// Gaps of one stream since they were merged.
-#[derive(Debug, Default)]
-pub(super) struct Pace {
-    last: Stamp,
-    merged: Stamp,
-    tokens: u32,
 }
 
 impl Standings {
     /// All are in.
     pub(super) fn new(replicas: usize) -> Self {
-        let one = |_| One { is_in: true, slow_start: None, speed: Speed::default() };
+        let one = |_| One { is_in: true, slow_start: None };
         Self { each: (0..replicas).map(one).collect(), next_look: None }
     }
 
@@ -49,7 +38,7 @@ impl Standings {
     /// A replica becomes ready beside others, or among nobody where `span` is zero.
     pub(super) fn joins(&mut self, target: &Target, span: Duration, now: Stamp) {
         let Some(one) = self.each.get_mut(target.slot) else { return };
-        *one = One { is_in: true, slow_start: SlowStart::begin(now, span), speed: Speed::default() };
+        *one = One { is_in: true, slow_start: SlowStart::begin(now, span) };
         target.set_standing(1.0, one.slow_start.map_or(1.0, |slow| slow.share(now)));
         self.next_look.get_or_insert(now);
     }
@@ -68,23 +57,10 @@ impl Standings {
         }
     }
 
-    pub(super) fn first_token(&mut self, slot: usize, pace: &mut Pace, at: Stamp) {
-        *pace = Pace { last: at, merged: at, tokens: 0 };
+    pub(super) fn first_token(&mut self, slot: usize) {
         if let Some(slow) = self.each.get_mut(slot).and_then(|one| one.slow_start.as_mut()) {
             slow.answered();
         }
-    }
-
-    /// A later token; about once a second the stream's pace is noted.
-    pub(super) fn token(&mut self, slot: usize, pace: &mut Pace, at: Stamp) {
-        (pace.last, pace.tokens) = (at, pace.tokens + 1);
-        if self.next_look.is_none() || at.since(pace.merged) < Duration::from_secs(1) {
-            return;
-        }
-        if let Some(one) = self.each.get(slot) {
-            one.speed.note(&[Gap { length: at.since(pace.merged), tokens: Some(pace.tokens) }], at);
-        }
-        (pace.merged, pace.tokens) = (at, 0);
     }
 
     pub(super) fn next_look(&self) -> Option<Stamp> {
@@ -98,7 +74,7 @@ impl Standings {
         }
         self.next_look = Some(now.after(LOOK_EVERY));
         let speeds = |(slot, one): (usize, &One)| match one.is_in {
-            true => Speeds { ttft: dispatcher.model.typical_ttft(slot, now), itl: one.speed.itl(now) },
+            true => Speeds::of(&dispatcher.model, slot, now),
             false => Speeds::default(),
         };
         let speeds: Vec<Speeds> = self.each.iter().enumerate().map(speeds).collect();
@@ -109,13 +85,11 @@ impl Standings {
                 continue;
             }
             let slowness = slowness(speeds, &ttfts, &itls);
-            let counts = if one.speed.looked(slowness) == Lasting::Ordinary { 1.0 } else { slowness };
             one.slow_start = one.slow_start.and_then(|slow| slow.looked(slowness, now));
             if one.slow_start.is_some_and(|slow| slow.is_retrial_due(now)) {
                 dispatcher.model.forget(target.slot);
             }
-            let share = Standing::of(0.0, 0.0, counts).share;
-            target.set_standing(1.0, share * one.slow_start.map_or(1.0, |slow| slow.share(now)));
+            target.set_standing(1.0, one.slow_start.map_or(1.0, |slow| slow.share(now)));
         }
     }
 }

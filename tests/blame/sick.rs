@@ -38,10 +38,10 @@ async fn four(policy: PolicyName) -> (Gateway, Vec<Replica>) {
     (Gateway::start(config).await, replicas)
 }
 
-/// Failed answers of so many requests, one after the other.
-async fn failed(gateway: &Gateway, requests: usize) -> usize {
+/// Failed answers of these requests, one after the other, each with a prompt of its own.
+async fn failed(gateway: &Gateway, requests: std::ops::Range<usize>) -> usize {
     let mut failed = 0;
-    for request in 0..requests {
+    for request in requests {
         let reply = gateway.post(PATH, &CHAT.replace("hi", &format!("request {request}"))).await;
         failed += usize::from(
             reply.status() != 200 || !reply.text().contains("[DONE]") || reply.text().contains("error"),
@@ -55,10 +55,10 @@ async fn a_replica_that_fails_fast_costs_a_handful_of_requests() {
     for policy in [PolicyName::RoundRobin, PolicyName::LeastLoaded, PolicyName::Latency] {
         for name in FAULTS {
             let (gateway, replicas) = four(policy).await;
-            assert_eq!(failed(&gateway, 20).await, 0, "{name}");
+            assert_eq!(failed(&gateway, 0..20).await, 0, "{name}");
             replicas[0].always(fault(name));
             let before = replicas[0].count();
-            let failed = failed(&gateway, 120).await;
+            let failed = failed(&gateway, 20..140).await;
             let seen = replicas[0].count() - before;
             assert!(failed <= 8 && seen <= 20, "{policy:?}, {name}: {failed} failed, {seen} went there");
             gateway.idle().await;
@@ -95,11 +95,11 @@ async fn two_sick_of_four_are_both_left_and_a_healed_one_comes_back_on_trial() {
     for replica in &replicas[..2] {
         replica.always(fault("500"));
     }
-    assert!(failed(&gateway, 120).await <= 16);
+    assert!(failed(&gateway, 20..140).await <= 16);
     replicas[0].always(wire::chat_stream(&["a"]));
     let of = |at: usize| gateway.replicas().into_iter().find(|r| *r.replica == *replicas[at].name()).unwrap();
     until("it comes back", || of(0).state == ReplicaState::Ready).await;
-    failed(&gateway, 60).await;
+    failed(&gateway, 140..200).await;
     assert!(of(0).state == ReplicaState::Ready && !of(0).is_on_trial, "{:?}", of(0));
     gateway.idle().await;
 }
@@ -120,14 +120,15 @@ async fn a_trial_that_fails_is_answered_by_another_replica() {
         replicas[0].always(fault(name));
         let of_sick = || gateway.replicas().into_iter().find(|r| *r.replica == *replicas[0].name()).unwrap();
         let is_known = |sick: ReplicaStatus| sick.is_on_trial || sick.state != ReplicaState::Ready;
-        let mut cost = 0;
+        let (mut cost, mut sent) = (0, 0);
         while !is_known(of_sick()) && cost < 10 {
-            cost += failed(&gateway, 1).await;
+            sent += 1;
+            cost += failed(&gateway, sent..sent + 1).await;
         }
         let before = replicas[0].count();
         let mut asked = 0;
         while replicas[0].count() < before + 3 && asked < 5_000 {
-            assert_eq!(failed(&gateway, 1).await, 0, "{name}, request {asked}");
+            assert_eq!(failed(&gateway, asked..asked + 1).await, 0, "{name}, request {asked}");
             asked += 1;
         }
         assert!(asked < 5_000, "{name}: it was not tried again");
@@ -149,6 +150,64 @@ async fn what_one_client_gets_and_what_all_replicas_answer_says_nothing_about_an
                 assert_eq!(replica.state, ReplicaState::Ready, "{policy:?} {status}: {replica:?}");
                 assert!(status == 500 || replica.traffic_share == 1.0, "{policy:?} {status}: {replica:?}");
             }
+        }
+    }
+}
+
+/// Where each of the conversations goes with its next turn.
+async fn homes(gateway: &Gateway, turn: usize) -> Vec<String> {
+    let mut homes = Vec::new();
+    for conversation in 0..12 {
+        let history = format!("{conversation} lorem ipsum ").repeat(400);
+        let body = CHAT.replace("hi", &format!("{history}{}", " and then?".repeat(turn)));
+        let reply = gateway.post(PATH, &body).await;
+        homes.push(reply.head.header("x-tokenway-replica").unwrap().to_owned());
+        gateway.idle().await;
+    }
+    homes
+}
+
+#[tokio::test]
+async fn one_request_that_fails_moves_no_conversation_from_its_cache() {
+    let (gateway, replicas) = four(PolicyName::Prefix).await;
+    homes(&gateway, 0).await;
+    let before = homes(&gateway, 1).await;
+    let home = before.first().unwrap();
+    let sick = replicas.iter().find(|replica| replica.name() == *home).unwrap();
+    // A client whose request always fails asks again and again.
+    let history = "0 lorem ipsum ".repeat(400);
+    for _ in 0..3 {
+        sick.next(fault("500"));
+        let reply = gateway.post(PATH, &CHAT.replace("hi", &format!("{history} divide by zero"))).await;
+        assert_eq!((reply.status(), reply.head.header("x-tokenway-replica")), (500, Some(&**home)));
+        gateway.idle().await;
+    }
+    assert_eq!(homes(&gateway, 2).await, before);
+    let shares = gateway.replicas().into_iter().map(|replica| replica.traffic_share);
+    assert!(shares.into_iter().all(|share| share == 1.0));
+}
+
+#[tokio::test]
+async fn a_replica_whose_tokens_are_slow_is_neither_ejected_nor_passed_over() {
+    let (gateway, replicas) = four(PolicyName::RoundRobin).await;
+    let stream = |ticks: usize| {
+        let token = [vec![Step::Tick; ticks], vec![wire::event(wire::content("x"))]].concat();
+        let tokens = std::iter::repeat_n(token, 480 / ticks).flatten();
+        let end = [wire::event(wire::FINISH), wire::event(wire::DONE), Step::End];
+        wire::begun_then("x", tokens.chain(end))
+    };
+    let mut clients = Vec::new();
+    for (replica, ticks) in replicas.iter().zip([120, 4, 4, 4]) {
+        replica.next(stream(ticks));
+        let mut client = gateway.client().await;
+        client.post(PATH, &[], CHAT.as_bytes()).await;
+        client.head().await;
+        clients.push(client);
+    }
+    for mut client in clients {
+        assert!(client.rest().await.is_complete);
+        for replica in gateway.replicas() {
+            assert_eq!((replica.state, replica.traffic_share), (ReplicaState::Ready, 1.0), "{replica:?}");
         }
     }
 }
@@ -181,7 +240,7 @@ async fn a_full_queue_is_busy_while_streams_move_there_and_a_failure_without() {
         clients.push(client);
     }
     replicas[0].always(wire::json(503, r#"{"error":{"message":"queue is full"}}"#));
-    assert_eq!(failed(&gateway, 60).await, 0, "another replica takes what it refuses");
+    assert_eq!(failed(&gateway, 140..200).await, 0, "another replica takes what it refuses");
     assert_eq!(gateway.state_of(&replicas[0]), ReplicaState::Ready);
     gate.cancel();
     for mut client in clients {

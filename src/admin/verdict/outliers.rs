@@ -19,7 +19,7 @@ pub(super) fn find(figures: &RouteFigures, slot: &Slot, cause: Option<&Cause>) -
     found.extend(figures.replicas.iter().filter_map(|status| silent(status, figures)));
     add(&mut found, compare(slot, Dimension::Replica, cause));
     for status in &figures.replicas {
-        add(&mut found, demoted(status, figures));
+        add(&mut found, demoted(status));
         add(&mut found, back(status));
     }
     if let Some(cause) = cause {
@@ -89,19 +89,16 @@ fn silent(status: &ReplicaStatus, figures: &RouteFigures) -> Option<Outlier> {
     })
 }
 
-/// Gets little traffic, because it fails more or is slower than its pool's others; slow start alone is no fault.
-fn demoted(status: &ReplicaStatus, figures: &RouteFigures) -> Option<Outlier> {
+/// Gets little traffic, because it fails more than its pool's others; slow start alone is no fault.
+fn demoted(status: &ReplicaStatus) -> Option<Outlier> {
     let is_failing = status.failure_ratio >= FAILING;
-    let little = if is_failing { DEMOTED } else { DEMOTED_AS_SLOW };
-    let is_little = status.traffic_share < little && !status.life.is_in_slow_start;
+    let is_little = is_failing && status.traffic_share < DEMOTED && !status.life.is_in_slow_start;
     if status.state != ReplicaState::Ready || !(is_little || status.is_on_trial) {
         return None;
     }
     let why = match status.failure_ratio {
         ratio if is_failing => format!("{} of its last answers failed", share(ratio)),
-        _ if status.is_on_trial => "its failures had ejected it, and it is on trial".to_owned(),
-        // Its share lags behind its speed: without a stage in which it is slow now, nothing speaks against it.
-        _ => format!("it {}", slowest_stage(&status.replica, &figures.five)?),
+        _ => "its failures had ejected it, and it is on trial".to_owned(),
     };
     let evidence = if is_little {
         format!("is given {} of its ordinary traffic: {why}", share(status.traffic_share))
@@ -109,18 +106,6 @@ fn demoted(status: &ReplicaStatus, figures: &RouteFigures) -> Option<Outlier> {
         format!("gets one request at a time: {why}")
     };
     Some(replica(status, evidence))
-}
-
-/// The stage in which a replica differs most from the others, with the numbers.
-fn slowest_stage(replica: &Arc<str>, slot: &Slot) -> Option<String> {
-    let parts = parts_of(slot, Dimension::Replica);
-    let (_, own) = parts.iter().find(|(name, _)| *name == replica)?;
-    let others: Vec<&Part> =
-        parts.iter().filter(|(name, _)| *name != replica).map(|(_, part)| *part).collect();
-    let of_replica = [Stage::Connect, Stage::EngineQueue, Stage::Prefill, Stage::Decode, Stage::EngineOther];
-    let matters = |stage: &Stage| *stage == Stage::Decode || own.mean(*stage) >= Some(MIN_DIFFERENCE);
-    let found = of_replica.into_iter().filter(matters).filter_map(|stage| is_slower(own, &others, stage));
-    found.max_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, evidence)| evidence)
 }
 
 fn parts_of(slot: &Slot, dimension: Dimension) -> Vec<(&Arc<str>, &Part)> {
@@ -248,8 +233,6 @@ const MAX_OUTLIERS: usize = 6;
 const SETTLED: Duration = Duration::from_secs(120);
 /// Share of its ordinary traffic.
 const DEMOTED: f64 = 0.5;
-/// The same for one that only is slower: routing weighs that from moment to moment.
-const DEMOTED_AS_SLOW: f64 = 0.25;
 /// Share of its last answers.
 const FAILING: f64 = 0.05;
 const MIN_EVENTS: u32 = 3;

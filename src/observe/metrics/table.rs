@@ -323,7 +323,7 @@ impl ReplicaFamilies {
             ),
             traffic_share: gauges(
                 "tokenway_replica_traffic_share_ratio",
-                "Fraction of its ordinary traffic that the replica gets: below 1 in slow start, or while it fails more or is slower than its pool's others.",
+                "Fraction of its ordinary traffic that the replica gets: below 1 in slow start, or while it fails more than its pool's others.",
             ),
             queue_depth: gauges("tokenway_replica_queue_depth", "Requests waiting in the engine's queue."),
             running: gauges("tokenway_replica_running", "Requests running in the engine's batch."),

@@ -202,6 +202,14 @@ impl PoolModel {
         Some(own.slowness * self.pool.view().seconds(1.0, 0, &mean) + own.way)
     }
 
+    /// Seconds of a decoding step at the replica in `slot`; `None` until its own answers tell how fast it is.
+    #[must_use]
+    pub fn typical_itl(&self, slot: usize, now: Stamp) -> Option<f64> {
+        let cell = self.replicas.get(slot)?;
+        cell.slowness()?;
+        Some(cell.estimate(now, self.pool.usual_slowness())?.step(0))
+    }
+
     /// How well predictions fit: of the replica in `slot`, or of the whole pool. `None` before the first.
     #[must_use]
     pub fn calibration(&self, slot: Option<usize>) -> Option<Calibration> {

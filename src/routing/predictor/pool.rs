@@ -43,6 +43,7 @@ struct Learner {
     /// Sum of the logarithms of slowness of the replicas that are known, and how many they are.
     slowness: (f64, u32),
     way: f64,
+    mean_uncached: f64,
     ledger: Ledger,
 }
 
@@ -65,6 +66,7 @@ impl Default for PoolCell {
                 taught: 0,
                 slowness: (0.0, 0),
                 way: UNSEEN_AVERAGE[0],
+                mean_uncached: UNSEEN_AVERAGE[UNCACHED],
                 ledger: Ledger::default(),
             }),
         };
@@ -85,12 +87,12 @@ impl PoolCell {
 
     /// A replica of which nothing is known yet.
     pub(super) fn average(&self) -> Estimate {
-        let [way, step, per_context, slowness] = self.average.each_ref().map(load);
+        let [way, step, per_context, slowness, mean_uncached] = self.average.each_ref().map(load);
         Estimate {
             slowness,
             way,
             service: load(&self.output) * step,
-            mean_uncached: UNSEEN_UNCACHED,
+            mean_uncached,
             step: [step, per_context],
         }
     }
@@ -143,6 +145,9 @@ impl PoolCell {
         for (cell, rate) in self.rates.iter().zip(rates) {
             cell.store(rate.to_bits(), Ordering::Relaxed);
         }
+        let uncached = &mut learner.mean_uncached;
+        *uncached += LEARNED * (lesson.work.tokens as f64 - *uncached);
+        self.average[UNCACHED].store(uncached.to_bits(), Ordering::Relaxed);
         self.average[0].store(learner.way.to_bits(), Ordering::Relaxed);
     }
 
@@ -196,14 +201,13 @@ impl PoolCell {
 /// Seconds before any answer at all: a mid-sized model on one data-centre GPU. Only ratios matter then: alike for all.
 /// A step, 100,000 tokens of context, 1,000 tokens, attention of 10,000 tokens to 10,000.
 const UNSEEN_RATES: [f64; CAUSES] = [0.025, 0.004, 0.1, 0.1];
-/// The way, a step of decoding, slowness.
-const UNSEEN_AVERAGE: [f64; AVERAGES] = [0.01, UNSEEN_STEP[0], UNSEEN_STEP[1], 1.0];
-const AVERAGES: usize = 4;
+/// The way, a step of decoding, slowness, tokens of a prompt that are computed.
+const UNSEEN_AVERAGE: [f64; AVERAGES] = [0.01, UNSEEN_STEP[0], UNSEEN_STEP[1], 1.0, 500.0];
+const AVERAGES: usize = 5;
 const SLOWNESS: usize = 3;
+const UNCACHED: usize = 4;
 /// Seconds of a step of decoding, and more per 100,000 tokens of context.
 const UNSEEN_STEP: [f64; 2] = [0.02, 0.004];
-/// Tokens of a prompt that are computed, until one was.
-const UNSEEN_UNCACHED: f64 = 500.0;
 /// Shapes change when a pool's replicas are replaced: some five hundred answers are remembered.
 const SHAPE: Memory = Memory { kept: 0.998, prior: 0.3 };
 /// Answers of the pool before its replicas are told apart.

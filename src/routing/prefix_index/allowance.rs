@@ -33,6 +33,9 @@ impl Allowance {
 
     /// The part of a hit in the index that is worth believing.
     pub(super) fn credit(&self) -> f64 {
+        if self.nominal == 0 {
+            return 0.0;
+        }
         if self.credit > BELIEVED { 1.0 } else { self.credit }
     }
 

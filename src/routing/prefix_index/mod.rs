@@ -92,7 +92,7 @@ impl PrefixIndex {
         }
     }
 
-    /// What a hit on this replica is worth: 1, or less where its reports fall short of predictions.
+    /// What a hit on this replica is worth: 1, or less where its reports fall short of predictions; 0 where it caches nothing.
     #[must_use]
     pub fn credit(&self, slot: usize) -> f64 {
         let credit = self.credits.get(slot).map_or(1.0, |bits| f32::from_bits(bits.load(Ordering::Relaxed)));

@@ -145,6 +145,7 @@ fn an_engine_that_reports_nonsense_is_neither_chosen_for_ever_nor_never() {
                     kv_cache_usage: Some(bad),
                     block_tokens: Some(tokens),
                     total_blocks: Some(blocks),
+                    is_caching_off: false,
                     batch_limit: None,
                     cache: Some(CacheFigures::Totals { queries: (200 - n) as f64, hits: bad }),
                 };
