@@ -3,6 +3,8 @@
 //! Emitted once, from the drop of the response body, so that every end is recorded: complete, client gone, replica gone,
 //! panic. Observers have no other input about a request but its first token and its gaps.
 
+mod decision;
+
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,6 +17,8 @@ use crate::request::dialect::Dialect;
 use crate::request::trace_context::Trace;
 use crate::stage::StageBudget;
 use crate::units::Tokens;
+
+pub use self::decision::{Addends, DecisionSummary, Weighed};
 
 /// How a request ended (label `outcome`); the five add up to the requests whose head was accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -158,49 +162,6 @@ pub struct EngineTimes {
     pub first_token: Option<Duration>,
     /// From the first to the last token.
     pub generation: Option<Duration>,
-}
-
-/// A routing decision, for headers, logs and calibration.
-#[derive(Clone, Debug)]
-pub struct DecisionSummary {
-    /// Label `policy`.
-    pub policy: &'static str,
-    /// Label `reason`: what made the chosen replica win.
-    pub reason: &'static str,
-    /// From the arrival of the request to the decision.
-    pub waited: Duration,
-    /// Predicted TTFT at the chosen replica, `waited` included; `None` where the policy does not predict.
-    pub predicted_ttft: Option<Duration>,
-    /// Prompt tokens expected in the chosen replica's cache.
-    pub predicted_hit: Tokens,
-    /// Number of replicas compared.
-    pub candidates: u16,
-    /// The chosen replica had become warm a short while ago: its TTFT says little about its revision.
-    pub is_cold: bool,
-    /// The best candidates, cheapest first; empty where the policy does not predict, and for most requests under high
-    /// load.
-    pub weighed: Box<[Weighed]>,
-}
-
-/// A candidate of a decision with the terms of its cost.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Weighed {
-    /// Label `replica`.
-    pub replica: Arc<str>,
-    /// Predicted TTFT from the arrival of the request.
-    pub predicted_ttft: Duration,
-    /// Prompt tokens expected in its cache.
-    pub predicted_hit: Tokens,
-    /// Seconds until the engine starts on the prompt.
-    pub wait: f64,
-    /// Seconds to compute the prompt.
-    pub prefill: f64,
-    /// Expected number of streams pushed over their bound on time per token, the request's own included.
-    pub harm: f64,
-    /// Probability, 0 to 1, that the first token is later than its bound.
-    pub late: f64,
-    /// Total cost; the lowest wins.
-    pub cost: f64,
 }
 
 /// Times of the steps of a request; `None` where it was not reached.

@@ -66,6 +66,37 @@ async fn a_long_prompt_comes_back_to_its_cache_by_default() {
     assert!(decision.starts_with("policy=latency; reason=prefix; predicted_ttft_ms="), "{decision}");
 }
 
+/// A number of `x-tokenway-decision`.
+fn figure(decision: &str, name: &str) -> f64 {
+    let found = decision.split("; ").find_map(|part| part.strip_prefix(name)?.strip_prefix('='));
+    found.map_or(0.0, |number| number.parse().unwrap())
+}
+
+#[tokio::test]
+async fn a_decision_adds_up_and_says_why() {
+    let (one, two) = (Replica::start().await, Replica::start().await);
+    let gateway = Gateway::start(with_policy(&[&one, &two], PolicyName::Latency)).await;
+    for tail in ["a", "b"] {
+        gateway.post(PATH, &prompt(&"lorem ipsum ".repeat(1000), tail)).await;
+        gateway.idle().await;
+    }
+    let reply = gateway.post(PATH, &prompt(&"lorem ipsum ".repeat(1000), "c")).await;
+    let decision = reply.head.header("x-tokenway-decision").unwrap();
+    let parts = ["wait", "prefill", "base", "others", "decoding", "harm", "late", "failure"];
+    let sum: f64 = parts.iter().map(|part| figure(decision, &format!("{part}_ms"))).sum();
+    let cost = figure(decision, "cost_ms");
+    assert!(cost > 0.0 && (cost - sum).abs() < 0.5, "{decision}");
+    let (chosen, other) = if replica_of(&reply) == one.name() { (&one, &two) } else { (&two, &one) };
+    let names = format!("why=\"{} over {}: ", chosen.name(), other.name());
+    assert!(decision.contains(&names) && decision.contains(" less "), "{decision}");
+    gateway.idle().await;
+    let record = gateway.app.gateway.observer.decisions().latest().remove(0);
+    for candidate in &record.decision.as_ref().unwrap().weighed {
+        let sum: f64 = candidate.cost.named().iter().map(|(_, seconds)| seconds).sum();
+        assert!((candidate.cost.total() - sum).abs() < 1e-9, "{candidate:?}");
+    }
+}
+
 #[tokio::test]
 async fn sessions_go_by_the_seed_alike_on_every_gateway_that_has_it() {
     let replicas = [Replica::start().await, Replica::start().await];

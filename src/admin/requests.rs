@@ -220,11 +220,6 @@ fn attempt(record: &Record, attempt: &Attempt) -> Value {
 fn decision(record: &Record) -> Option<Value> {
     let decision = record.decision.as_ref()?;
     let chosen = record.attempts.first().map(|attempt| &attempt.served.replica);
-    let candidates = decision.weighed.iter().map(|candidate| {
-        let mut json = weighed(candidate);
-        json["chosen"] = (Some(&candidate.replica) == chosen).into();
-        json
-    });
     Some(json!({
         "policy": decision.policy,
         "reason": decision.reason,
@@ -234,7 +229,8 @@ fn decision(record: &Record) -> Option<Value> {
         "predicted_ttft": seconds(decision.predicted_ttft),
         "predicted_hit_tokens": decision.predicted_hit.0,
         "explained": !decision.weighed.is_empty(),
-        "weighed": candidates.collect::<Vec<_>>(),
+        "why": decision.why(),
+        "weighed": decision.weighed.iter().map(weighed).collect::<Vec<_>>(),
     }))
 }
 

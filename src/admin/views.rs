@@ -212,21 +212,25 @@ fn decision(observer: &Observer, record: &Record) -> Option<Value> {
         "slo_missed": judgement.missed().map(Missed::as_str),
         "slo_missed_in": judgement.blamed.map(Stage::as_str),
         "over_budget": judgement.over_budget.iter().map(|stage| stage.as_str()).collect::<Vec<_>>(),
+        "why": decision.why(),
         "weighed": decision.weighed.iter().map(weighed).collect::<Vec<_>>(),
     }))
 }
 
 /// A candidate of a decision.
 pub(super) fn weighed(candidate: &Weighed) -> Value {
+    let cost = candidate.cost.named().into_iter().map(|(name, seconds)| (name.to_owned(), seconds.into()));
     json!({
         "replica": &*candidate.replica,
         "predicted_ttft": candidate.predicted_ttft.as_secs_f64(),
         "predicted_hit_tokens": candidate.predicted_hit.0,
-        "wait": candidate.wait,
-        "prefill": candidate.prefill,
+        "chosen": candidate.is_chosen,
+        "wait": candidate.cost.wait,
+        "prefill": candidate.cost.prefill,
         "harm": candidate.harm,
         "late": candidate.late,
-        "cost": candidate.cost,
+        "cost": candidate.cost.total(),
+        "cost_seconds": Value::Object(cost.collect()),
     })
 }
 

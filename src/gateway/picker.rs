@@ -17,7 +17,7 @@ use crate::fleet::pick::Pick;
 use crate::fleet::pool::PoolState;
 use crate::fleet::replica::Replica;
 use crate::record::{DecisionSummary, Weighed};
-use crate::routing::{self, Ask, Candidate, Judged, Reason, SlotSet, Terms};
+use crate::routing::{self, Ask, Candidate, Judged, Reason, SlotSet, Terms, Verdict};
 
 /// The replicas that a request has tried, by pool.
 pub type Tried = smallvec::SmallVec<[(Arc<str>, SlotSet); 1]>;
@@ -237,14 +237,14 @@ fn lacked_elsewhere(replicas: &[Arc<Replica>], model: &str) -> bool {
 /// Cost terms of the cheapest candidates, by replica name.
 fn weighed(judged: &Judged<'_>, replicas: &[Arc<Replica>]) -> Box<[Weighed]> {
     let waited = judged.aim().waited;
+    let Verdict::Place(decision) = judged.verdict() else { return Box::default() };
     let named = |(candidate, terms): (&Candidate<'_>, Terms)| {
         let replica = replicas.iter().find(|r| r.slot() == candidate.slot)?;
         Some(Weighed {
             replica: replica.name(),
+            is_chosen: candidate.slot == decision.slot,
             predicted_ttft: waited + terms.ttft(),
             predicted_hit: candidate.hit,
-            wait: terms.wait,
-            prefill: terms.prefill,
             harm: terms.harm + terms.slowed,
             late: terms.late,
             cost: terms.cost,

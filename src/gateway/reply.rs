@@ -1,5 +1,6 @@
 //! From the result of an exchange to the client's response: status, headers, body.
 
+use std::io::Write as _;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -16,7 +17,7 @@ use crate::digits;
 use crate::error::{ErrorShape, Failure, ReplicaFailure};
 use crate::observe::record_guard::RecordGuard;
 use crate::observe::stages::{StageSource, at_the_engine};
-use crate::record::{Outcome, Record};
+use crate::record::{DecisionSummary, Outcome, Record, cut};
 use crate::relay::aborting::AbortingBody;
 use crate::relay::body::ReplyBody;
 use crate::relay::error_event;
@@ -301,10 +302,22 @@ pub(super) fn write_route_info(headers: &mut HeaderMap, record: &Record) {
         }
         value.extend_from_slice(b"; candidates=");
         digits::int(&mut value, u64::from(decision.candidates));
+        write_cost(&mut value, decision);
         if let Ok(value) = HeaderValue::try_from(value) {
             headers.insert(X_TOKENWAY_DECISION, value);
         }
     }
+}
+
+/// What the chosen replica cost, as a sum, and why it was the best; only where its candidates were kept.
+fn write_cost(value: &mut Vec<u8>, decision: &DecisionSummary) {
+    let (Some(chosen), Some(why)) = (decision.chosen(), decision.why()) else { return };
+    // Writing into memory does not fail.
+    let _ = write!(value, "; cost_ms={:.1}", chosen.cost.total() * 1e3);
+    for (name, seconds) in chosen.cost.named().into_iter().filter(|(_, seconds)| *seconds != 0.0) {
+        let _ = write!(value, "; {name}_ms={:.1}", seconds * 1e3);
+    }
+    let _ = write!(value, "; why=\"{}\"", cut(&why, MAX_WHY).replace(['"', '\\'], "'"));
 }
 
 /// `Server-Timing` (W3C): duration of each stage reached, in milliseconds.
@@ -345,6 +358,8 @@ fn server_timing(record: &Record) -> Vec<u8> {
     value
 }
 
+/// Bytes of `why` in the decision's header: names of replicas may be long.
+const MAX_WHY: usize = 256;
 /// Upper bound of the headers added to a response.
 const OWN_HEADERS: usize = 9;
 const X_TOKENWAY_REPLICA: HeaderName = HeaderName::from_static("x-tokenway-replica");

@@ -17,11 +17,14 @@ use super::stages::Stage;
 pub(super) enum AttributeValue<'a> {
     /// Text from outside, which may need escapes.
     Str(&'a str),
+    /// The same, made for the purpose.
+    Text(String),
     /// A constant of ours that needs no escapes.
     Name(&'static str),
     Int(i64),
     /// Written as seconds.
     Span(Duration),
+    Number(f64),
     Bool(bool),
     Address(IpAddr),
     List(SmallVec<[&'a str; 4]>),
@@ -160,6 +163,13 @@ fn decision<'a>(record: &'a Record, emit: &mut impl FnMut(AttributeKey, Attribut
     if let Some(predicted) = decision.predicted_ttft {
         emit(key!("tokenway.decision.predicted_ttft"), AttributeValue::Span(predicted));
     }
+    if let (Some(chosen), Some(why)) = (decision.chosen(), decision.why()) {
+        emit(key!("tokenway.decision.why"), AttributeValue::Text(why));
+        emit(key!("tokenway.decision.cost"), AttributeValue::Number(chosen.cost.total()));
+        for (name, seconds) in chosen.cost.named().into_iter().filter(|(_, seconds)| *seconds != 0.0) {
+            emit(addend_key(name), AttributeValue::Number(seconds));
+        }
+    }
 }
 
 /// Time by stage, and missed bounds.
@@ -188,6 +198,19 @@ fn judged<'a>(
     if !judgement.over_budget.is_empty() {
         let stages = judgement.over_budget.iter().map(|stage| stage.as_str()).collect();
         emit(key!("tokenway.stage.over_budget"), AttributeValue::List(stages));
+    }
+}
+
+fn addend_key(name: &str) -> AttributeKey {
+    match name {
+        "wait" => key!("tokenway.decision.cost.wait"),
+        "prefill" => key!("tokenway.decision.cost.prefill"),
+        "base" => key!("tokenway.decision.cost.base"),
+        "others" => key!("tokenway.decision.cost.others"),
+        "decoding" => key!("tokenway.decision.cost.decoding"),
+        "harm" => key!("tokenway.decision.cost.harm"),
+        "late" => key!("tokenway.decision.cost.late"),
+        _ => key!("tokenway.decision.cost.failure"),
     }
 }
 

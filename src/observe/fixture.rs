@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use crate::clock::Stamp;
 use crate::record::{
-    Attempt, ClientInfo, DecisionSummary, Moments, Opening, Outcome, Record, Served, TokenCounts, Weighed,
+    Addends, Attempt, ClientInfo, DecisionSummary, Moments, Opening, Outcome, Record, Served, TokenCounts,
+    Weighed,
 };
 use crate::request::class::Class;
 use crate::request::dialect::Dialect;
@@ -107,10 +108,9 @@ pub(crate) fn weighed() -> Weighed {
         replica: "a".into(),
         predicted_ttft: Duration::from_millis(150),
         predicted_hit: Tokens(64),
-        wait: 0.01,
-        prefill: 0.1,
+        is_chosen: true,
         harm: 0.0,
         late: 0.0,
-        cost: 0.3,
+        cost: Addends { wait: 0.01, prefill: 0.1, others: 0.19, ..Addends::default() },
     }
 }

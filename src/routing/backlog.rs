@@ -37,18 +37,18 @@ impl Backlog {
         self.standing.store(settled.to_bits(), Ordering::Relaxed);
     }
 
+    /// Standing queue of the fleet, in prompts per replica.
     #[inline]
-    fn standing(&self) -> f64 {
+    pub(super) fn standing(&self) -> f64 {
         f64::from_bits(self.standing.load(Ordering::Relaxed))
     }
+}
 
-    /// Seconds that others lose by a second of computing. A prompt or two that wait say little; beyond that it goes with the
-    /// queue.
-    #[inline]
-    pub(super) fn others_wait(&self) -> f64 {
-        let backlog = self.standing();
-        OTHERS_WAIT + OTHERS_IN_QUEUE * backlog * backlog / (FEW + backlog)
-    }
+/// Seconds that others lose by a second of computing where so many prompts wait. A prompt or two say little; beyond that it goes
+/// with the queue.
+#[inline]
+pub(super) fn others_wait(prompts: f64) -> f64 {
+    OTHERS_WAIT + OTHERS_IN_QUEUE * prompts * prompts / (FEW + prompts)
 }
 
 /// Prompts that wait at one replica: ours and those of others.
@@ -86,12 +86,12 @@ mod tests {
         for turn in 1..600 {
             backlog.note(Stamp::from_nanos(turn * 100_000_000), waiting.iter().map(|&n| Waiting(n)));
         }
-        backlog.others_wait()
+        others_wait(backlog.standing())
     }
 
     #[test]
     fn nobody_waits_and_nobody_is_there() {
-        for nobody in [noted(&[0.0; 3]), noted(&[]), Backlog::default().others_wait()] {
+        for nobody in [noted(&[0.0; 3]), noted(&[]), others_wait(Backlog::default().standing())] {
             assert_eq!(nobody, OTHERS_WAIT);
         }
     }

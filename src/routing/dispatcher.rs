@@ -241,7 +241,8 @@ impl<'a> Judged<'a> {
     /// The candidates that came closest, the cheapest first: what a log can hold of a decision.
     #[must_use]
     pub fn cheapest(&self) -> SmallVec<[(&Candidate<'a>, Terms); super::MAX_LOGGED]> {
-        cheapest(&self.query, &self.candidates)
+        let Verdict::Place(decision) = &self.verdict else { return SmallVec::new() };
+        cheapest(&self.query, &self.candidates, decision.at)
     }
 
     /// Acts on the decision: reserves the load and notes the prompt. `None` where the verdict is to hold the request.

@@ -67,15 +67,18 @@ pub fn decide(policy: &dyn Policy, query: &Query<'_>, candidates: &mut [Candidat
     }
     let passed_over = passed_over(query, candidates);
     let eligible = Eligible::new(candidates, passed_over.as_ref().unwrap_or(query.excluded));
-    let choice = match eligible.count() {
+    let mut choice = match eligible.count() {
         0 => return None,
         1 => Choice { at: eligible.iter().next()?.0, reason: Reason::Only },
         _ => policy.choose(query, &eligible)?,
     };
     let count = eligible.count();
     let winner = candidates.get(choice.at)?;
+    if choice.reason == Reason::Prefix && policy.predicts() && !stakes.is_won_by_hit(winner, &eligible) {
+        choice.reason = Reason::Load;
+    }
     // What it will meet is worth knowing however it was chosen.
-    let terms = Terms { cost: winner.cost, ..stakes.terms(winner) };
+    let terms = stakes.terms(winner);
     Some(Decision {
         at: choice.at,
         slot: winner.slot,
@@ -207,8 +210,8 @@ pub struct Candidate<'a> {
     pub ttft: f64,
     /// Found by [`decide`] where the policy predicts: seconds until the engine begins on it.
     pub wait: f64,
-    /// Found by [`decide`] where the policy predicts: seconds of decoding, see [`Terms::decode`].
-    decode: f64,
+    /// Found by [`decide`] where the policy predicts: what its decoding costs, beside the best candidate's.
+    decoding: f64,
 }
 
 impl<'a> Candidate<'a> {
@@ -245,7 +248,7 @@ impl<'a> Candidate<'a> {
             blocks: 0,
             cost: 0.0,
             ttft: 0.0,
-            decode: 0.0,
+            decoding: 0.0,
             wait: 0.0,
         }
     }
@@ -310,20 +313,27 @@ impl Decision {
     }
 }
 
-/// What the candidates that came closest would have meant, the cheapest first: what a log can hold of a decision.
+/// What the candidates that came closest and the chosen one would have meant, the cheapest first: what a log can hold of a decision.
 #[must_use]
 pub fn cheapest<'c, 'a>(
     query: &Query<'_>,
     candidates: &'c [Candidate<'a>],
+    chosen: usize,
 ) -> SmallVec<[(&'c Candidate<'a>, Terms); MAX_LOGGED]> {
     let stakes = Stakes::of(query, candidates);
     let mut best: SmallVec<[(&Candidate<'_>, Terms); MAX_LOGGED]> = SmallVec::new();
     for candidate in candidates {
-        let at = best.partition_point(|(_, other)| other.cost <= candidate.cost);
+        let at = best.partition_point(|(other, _)| other.cost <= candidate.cost);
         if at < MAX_LOGGED {
             best.truncate(MAX_LOGGED - 1);
-            best.insert(at, (candidate, Terms { cost: candidate.cost, ..stakes.terms(candidate) }));
+            best.insert(at, (candidate, stakes.terms(candidate)));
         }
+    }
+    if let Some(chosen) = candidates.get(chosen)
+        && best.iter().all(|(one, _)| one.slot != chosen.slot)
+    {
+        best.pop();
+        best.push((chosen, stakes.terms(chosen)));
     }
     best
 }

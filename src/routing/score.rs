@@ -14,12 +14,14 @@
 //! more on behalf of all that will find it there: one of them pays its share only. A prompt goes where the streams can bear
 //! it; absent bounds cost nothing.
 
+use super::backlog::others_wait;
 use super::bound::Bound;
 use super::float::{fast_max, fast_min, float};
 use super::hazard::FRESH_SPARE;
 use super::predictor::Queue;
-use super::{Candidate, Estimate, LoadView, PoolView, Query, Terms, Work, longest};
+use super::{Candidate, Eligible, Estimate, LoadView, PoolView, Query, Terms, Work, longest};
 use crate::clock::Stamp;
+use crate::record::Addends;
 use crate::units::Tokens;
 
 /// What is at stake for one request, the same at every candidate.
@@ -28,8 +30,8 @@ pub(super) struct Stakes<'a> {
     pool: PoolView,
     /// Slowness of an average replica.
     usual: f64,
-    /// Seconds that others lose by a second of computing.
-    others_wait: f64,
+    /// Prompts that wait per replica of the fleet.
+    standing: f64,
     /// Seconds that it has waited, and one over its TTFT bound; the bound is infinite where it has none.
     waited: f64,
     per_bound: f64,
@@ -50,7 +52,7 @@ impl<'a> Stakes<'a> {
             query,
             pool: query.model.view(),
             usual: query.model.usual_slowness(),
-            others_wait: query.model.others_wait(),
+            standing: query.model.standing_queue(),
             waited: query.aim.waited.as_secs_f64(),
             per_bound: slo.ttft.map_or(0.0, |bound| 1.0 / bound.as_secs_f64().max(1e-3)),
             tpot: slo.tpot.map_or(f64::INFINITY, |bound| bound.as_secs_f64()),
@@ -63,8 +65,10 @@ impl<'a> Stakes<'a> {
     pub(super) fn price(&self, candidates: &mut [Candidate<'_>]) {
         let (mut with_room, mut of_all) = (f64::INFINITY, f64::INFINITY);
         for candidate in candidates.iter_mut() {
+            candidate.decoding = 0.0;
             let terms = self.terms(candidate);
-            (candidate.cost, candidate.ttft, candidate.decode) = (terms.cost, terms.seconds(), terms.decode);
+            (candidate.cost, candidate.ttft, candidate.decoding) =
+                (terms.cost.total(), terms.seconds(), terms.decode);
             candidate.wait = terms.wait;
             of_all = fast_min(terms.decode, of_all);
             if terms.slot_wait <= 0.0 {
@@ -75,11 +79,12 @@ impl<'a> Stakes<'a> {
         // the slower replicas as before.
         let least = if with_room < f64::INFINITY { with_room } else { of_all };
         for candidate in candidates {
-            candidate.cost += DECODE * fast_max(candidate.decode - UNNOTICED * least, 0.0);
+            candidate.decoding = DECODE * fast_max(candidate.decoding - UNNOTICED * least, 0.0);
+            candidate.cost += candidate.decoding;
         }
     }
 
-    /// What the request would meet at a candidate, and what that costs but for its decoding, whose price is a comparison.
+    /// What the request would meet at a candidate, and what that costs: its decoding what [`Self::price`] found, a comparison.
     pub(super) fn terms(&self, candidate: &Candidate<'_>) -> Terms {
         let now = self.query.aim.now;
         let (estimate, load) = (self.query.model.estimate(candidate.slot, now), candidate.load.view());
@@ -109,10 +114,26 @@ impl<'a> Stakes<'a> {
         let copy = terms.prefill * self.used_by_others * copied;
         // A slow replica's second is not the fleet's: what others could have had of it is work, at the pool's usual speed.
         let usual = self.usual * self.pool.work(&work) * (1.0 - self.used_by_others * copied);
-        terms.cost = terms.seconds() - copy
-            + self.others_wait * usual
-            + MISS * (terms.harm + terms.slowed + late.price() + 1.0 - candidate.success);
+        terms.cost = Addends {
+            wait: terms.wait,
+            prefill: terms.prefill,
+            base: terms.base,
+            others: others_wait(self.standing) * usual - copy,
+            decoding: candidate.decoding,
+            harm: MISS * (terms.harm + terms.slowed),
+            late: MISS * late.price(),
+            failure: MISS * (1.0 - candidate.success),
+        };
         terms
+    }
+
+    /// Whether a candidate would have lost, or tied, without the tokens that it has cached beyond those of every other.
+    pub(super) fn is_won_by_hit(&self, winner: &Candidate<'_>, others: &Eligible<'_>) -> bool {
+        let others = || others.iter().map(|(_, one)| one).filter(|one| one.slot != winner.slot);
+        let hit = others().map(|other| other.hit).min().unwrap_or(winner.hit);
+        let without = self.terms(&Candidate { hit, ..*winner });
+        let enough = without.cost.total() + tolerance(without.seconds());
+        others().any(|other| other.cost <= enough)
     }
 
     /// The share of what is to be computed there that another replica has.
@@ -149,6 +170,11 @@ impl<'a> Stakes<'a> {
     }
 }
 
+/// By how much two costs may differ and say the same.
+pub(super) fn tolerance(ttft: f64) -> f64 {
+    fast_max(NEAR, ERROR * ttft)
+}
+
 /// A decoding step, in seconds.
 struct Steps {
     /// With the request.
@@ -168,3 +194,7 @@ const DECODE: f64 = 0.15;
 const UNNOTICED: f64 = 1.2;
 /// Seconds that a missed bound is worth, and a failed answer: its client waits for all of it again, at the least.
 const MISS: f64 = 10.0;
+/// Seconds below which two costs say the same: a part of a decoding step, ...
+const NEAR: f64 = 0.005;
+/// ... and the share of the predicted TTFT below which they do.
+const ERROR: f64 = 0.03;

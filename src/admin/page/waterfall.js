@@ -56,18 +56,19 @@ function decision(request) {
   if (made.weighed.length === 0) return el("div", {}, said, el("p", { class: "quiet" }, made.predicted_ttft === null
     ? "This policy predicts nothing, so its candidates have no cost."
     : "Under load only some decisions list their candidates."));
-  const heads = ["candidate", "predicted TTFT", "wait", "prefill", "cached tokens", "streams harmed", "chance to be late", "cost"];
+  const addends = ["wait", "prefill", "base", "others", "decoding", "harm", "late", "failure"];
+  const heads = ["candidate", "predicted TTFT", "cached tokens", "streams harmed", "chance to be late", ...addends.map((name) => `${name}, s`), "cost, s"];
   const rows = made.weighed.map((candidate) => el("tr", { class: candidate.chosen ? "chosen" : undefined }, ...cells([
     ["candidate", candidate.chosen ? `${candidate.replica} (chosen)` : candidate.replica],
     ["predicted TTFT", seconds(candidate.predicted_ttft)],
-    ["wait", seconds(candidate.wait)],
-    ["prefill", seconds(candidate.prefill)],
     ["cached tokens", number(candidate.predicted_hit_tokens)],
     ["streams harmed", number(candidate.harm, 2)],
     ["chance to be late", number(candidate.late, 2)],
-    ["cost", number(candidate.cost, 3)],
+    ...addends.map((name) => [`${name}, s`, number(candidate.cost_seconds[name], 3)]),
+    ["cost, s", number(candidate.cost, 3)],
   ])));
-  return el("div", {}, said, table("Candidates, cheapest first", heads, rows));
+  const why = made.why ? [el("p", {}, `${made.why}.`)] : [];
+  return el("div", {}, said, ...why, table("Candidates, cheapest first: the seconds add up to the cost", heads, rows));
 }
 
 export function detail(request) {

@@ -1,6 +1,6 @@
 //! A request as text: what happened, a waterfall of its stages, the decision with its terms, the attempts.
 //!
-//! Pure: from the gateway's JSON to lines of at most 110 columns. A field that is missing, as from a gateway of another
+//! Pure: from the gateway's JSON to lines of at most 130 columns. A field that is missing, as from a gateway of another
 //! version, is left out.
 
 use std::fmt::Write as _;
@@ -137,32 +137,30 @@ impl Text<'_> {
         if weighed.is_empty() {
             writeln!(out, "  its candidates were not kept: the policy predicts nothing, or load was high")?;
         } else {
-            writeln!(
-                out,
-                "    {:<24} {:>9} {:>9} {:>9} {:>6} {:>6} {:>8} {:>7}",
-                "candidate", "predicted", "wait", "prefill", "late", "harm", "cached", "cost"
-            )?;
+            write!(out, "    {:<24} {:>9} {:>7}", "candidate", "predicted", "cached")?;
+            ADDENDS.iter().try_for_each(|name| write!(out, " {name:>8}"))?;
+            writeln!(out, " {:>8}", "= cost")?;
         }
         for candidate in weighed {
-            let number = |key: &str| candidate[key].as_f64();
-            let seconds = |key: &str| number(key).map_or_else(|| "-".to_owned(), time);
-            let figure = |key: &str, digits: usize| {
-                number(key).map_or_else(|| "-".to_owned(), |value| format!("{value:.digits$}"))
+            let figure = |value: &Value, digits: usize| {
+                value.as_f64().map_or_else(|| "-".to_owned(), |value| format!("{value:.digits$}"))
             };
             let is_chosen = candidate["chosen"] == true;
-            let line = format!(
-                "  {} {:<24} {:>9} {:>9} {:>9} {:>6} {:>6} {:>8} {:>7}",
+            let mut line = format!(
+                "  {} {:<24} {:>9} {:>7}",
                 if is_chosen { "*" } else { " " },
                 candidate["replica"].as_str().unwrap_or("?"),
-                seconds("predicted_ttft"),
-                seconds("wait"),
-                seconds("prefill"),
-                figure("late", 2),
-                figure("harm", 2),
-                figure("predicted_hit_tokens", 0),
-                figure("cost", 3),
+                candidate["predicted_ttft"].as_f64().map_or_else(|| "-".to_owned(), time),
+                figure(&candidate["predicted_hit_tokens"], 0),
             );
+            for name in ADDENDS {
+                write!(line, " {:>8}", figure(&candidate["cost_seconds"][name], 3))?;
+            }
+            write!(line, " {:>8}", figure(&candidate["cost"], 3))?;
             writeln!(out, "{}", self.style.paint(if is_chosen { Paint::Bold } else { Paint::Faint }, &line))?;
+        }
+        if let Some(why) = decision["why"].as_str() {
+            writeln!(out, "  {why}; the columns before the cost are its parts, in seconds")?;
         }
         self.outcome(decision, out)
     }
@@ -234,6 +232,8 @@ pub(crate) fn time(seconds: f64) -> String {
 }
 
 const BAR: usize = 40;
+/// Parts of a cost, in seconds.
+const ADDENDS: [&str; 8] = ["wait", "prefill", "base", "others", "decoding", "harm", "late", "failure"];
 
 #[cfg(test)]
 mod tests {
@@ -251,14 +251,15 @@ mod tests {
             "missed its SLO: ttft, most of it in engine_queue\n",
             "  engine_queue     1.00 s   33 %  █████████████···························  (estimated) over its budget of 150 ms\n",
             "Why replica gpu-2\n  policy latency, reason load, 2 candidates, decided 0.4 ms after arrival\n",
-            "  * gpu-2                       400 ms    300 ms    100 ms   0.20   0.00      128   0.410\n",
+            "  * gpu-2                       400 ms     128    0.300    0.100    0.000    0.010    0.000    0.000    0.000    0.000    0.410\n",
+            "  gpu-2 over gpu-1: 1.0 s less risk of a late first token; the columns before the cost are its parts, in seconds\n",
             "  predicted first token after 400 ms, it came after 1.20 s: 3.0 times as long\n",
             "  first     gpu-1                    from 1.0 ms, end 10 ms  connect_refused\n",
             "  retry     gpu-2                    from 10 ms, connected 11 ms, response head 1.10 s, end 3.00 s, status 200\n",
         ] {
             assert!(text.contains(part), "{part}\n---\n{text}");
         }
-        assert!(text.lines().all(|line| line.chars().count() <= 120), "{text}");
+        assert!(text.lines().all(|line| line.chars().count() <= 130), "{text}");
     }
 
     #[test]
@@ -281,11 +282,14 @@ mod tests {
                 {"stage": "decode", "start": 1.001, "duration": 1.999, "source": "measured", "budget": null, "over_budget": false}
             ],
             "decision": {"policy": "latency", "reason": "load", "replica": "gpu-2", "candidates": 2, "waited": 0.0004,
-                "predicted_ttft": 0.4, "weighed": [
-                {"replica": "gpu-2", "predicted_ttft": 0.4, "wait": 0.3, "prefill": 0.1, "harm": 0.0, "late": 0.2,
-                 "predicted_hit_tokens": 128, "cost": 0.41, "chosen": true},
-                {"replica": "gpu-1", "predicted_ttft": 0.9, "wait": 0.8, "prefill": 0.1, "harm": 0.5, "late": 0.9,
-                 "predicted_hit_tokens": 0, "cost": 1.8, "chosen": false}]},
+                "predicted_ttft": 0.4,
+                "why": "gpu-2 over gpu-1: 1.0 s less risk of a late first token", "weighed": [
+                {"replica": "gpu-2", "predicted_ttft": 0.4, "harm": 0.0, "late": 0.0, "predicted_hit_tokens": 128,
+                 "cost": 0.41, "cost_seconds": {"wait": 0.3, "prefill": 0.1, "base": 0.0, "others": 0.01, "decoding": 0.0,
+                 "harm": 0.0, "late": 0.0, "failure": 0.0}, "chosen": true},
+                {"replica": "gpu-1", "predicted_ttft": 0.9, "harm": 0.0, "late": 0.1, "predicted_hit_tokens": 0,
+                 "cost": 1.9, "cost_seconds": {"wait": 0.8, "prefill": 0.1, "base": 0.0, "others": 0.0, "decoding": 0.0,
+                 "harm": 0.0, "late": 1.0, "failure": 0.0}, "chosen": false}]},
             "attempts_made": [
                 {"replica": "gpu-1", "cause": "first", "start": 0.001, "end": 0.01, "error": "connect_refused", "canceled": false},
                 {"replica": "gpu-2", "cause": "retry", "start": 0.01, "connected": 0.011, "head": 1.1, "end": 3.0, "status": 200}]}"#;

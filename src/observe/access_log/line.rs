@@ -31,6 +31,11 @@ pub(super) fn write(out: &mut Vec<u8>, record: &Record, judgement: &Judgement, c
 fn write_value(out: &mut Vec<u8>, value: &AttributeValue<'_>) {
     match value {
         AttributeValue::Str(text) => write_text(out, text),
+        AttributeValue::Text(text) => write_text(out, text),
+        AttributeValue::Number(number) => {
+            // Writing into memory does not fail.
+            let _ = write!(out, "{number:.6}");
+        }
         AttributeValue::Int(number) => {
             if *number < 0 {
                 out.push(b'-');

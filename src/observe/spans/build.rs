@@ -213,6 +213,8 @@ impl<'a> Build<'a> {
 fn key_value(name: &'static str, value: AttributeValue<'_>) -> KeyValue {
     let value = match value {
         AttributeValue::Str(text) => OtelValue::from(text.to_owned()),
+        AttributeValue::Text(text) => OtelValue::from(text),
+        AttributeValue::Number(number) => OtelValue::from(number),
         AttributeValue::Name(name) => OtelValue::from(name),
         AttributeValue::Int(number) => OtelValue::from(number),
         AttributeValue::Span(span) => OtelValue::from(span.as_secs_f64()),

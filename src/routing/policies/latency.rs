@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::{Choice, Eligible, LeastLoaded, Policy, Reason};
 use crate::config::PolicyName;
-use crate::routing::float::fast_max;
+use crate::routing::score::tolerance;
 use crate::routing::{Query, rendezvous};
 use crate::units::Tokens;
 
@@ -40,7 +40,7 @@ impl Policy for Latency {
             .or(query.prompt.root())
             .unwrap_or_else(|| self.turn.fetch_add(1, Ordering::Relaxed));
         let (first, cheapest) = eligible.iter().min_by(|(_, a), (_, b)| a.cost.total_cmp(&b.cost))?;
-        let enough = cheapest.cost + fast_max(NEAR, ERROR * cheapest.ttft);
+        let enough = cheapest.cost + tolerance(cheapest.ttft);
         let (mut near, mut best) = (0, None);
         let (mut longest, mut shortest) = (Tokens(0), Tokens(u64::MAX));
         for (at, candidate) in eligible.iter() {
@@ -67,8 +67,3 @@ impl Policy for Latency {
         Some(Choice { at, reason })
     }
 }
-
-/// Seconds below which two costs say the same: a part of a decoding step, ...
-const NEAR: f64 = 0.005;
-/// ... and the share of the predicted TTFT below which they do.
-const ERROR: f64 = 0.03;

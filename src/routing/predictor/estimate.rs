@@ -7,6 +7,7 @@
 use std::time::Duration;
 
 use super::fit::dot;
+use crate::record::Addends;
 use crate::routing::float::{fast_max, fast_min, float, span};
 use crate::routing::foreign::Foreign;
 use crate::routing::hazard::Curve;
@@ -75,8 +76,8 @@ pub struct Terms {
     pub late: f64,
     /// Seconds of decoding: its own answer, and what that adds to the streams there. Compared with the best candidate's.
     pub decode: f64,
-    /// What a policy made of it, in seconds; least wins.
-    pub cost: f64,
+    /// What a policy makes of it; least wins.
+    pub cost: Addends,
 }
 
 impl Terms {

@@ -154,10 +154,10 @@ impl PoolModel {
         self.pool.usual_slowness()
     }
 
-    /// Seconds that others lose by a second of computing.
+    /// Standing queue of the fleet, in prompts per replica.
     #[inline]
-    pub(super) fn others_wait(&self) -> f64 {
-        self.backlog.others_wait()
+    pub(super) fn standing_queue(&self) -> f64 {
+        self.backlog.standing()
     }
 
     /// A predicted wait in its two parts; `None` where nothing was learned yet.

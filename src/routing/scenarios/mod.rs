@@ -75,7 +75,16 @@ impl Fleet {
     }
 
     fn decide(&self, text: &Text) -> Option<Decision> {
-        self.ask(text, decide)
+        self.ask(text, |policy, query, candidates| {
+            let decision = decide(policy, query, candidates)?;
+            if policy.predicts() {
+                for (candidate, terms) in cheapest(query, candidates, decision.at) {
+                    let sum: f64 = terms.cost.named().iter().map(|(_, seconds)| seconds).sum();
+                    assert!((sum - candidate.cost).abs() < 1e-9 * sum.abs().max(1.0), "{terms:?}");
+                }
+            }
+            Some(decision)
+        })
     }
 
     fn judge(&self, text: &Text) -> Option<Verdict> {
@@ -142,6 +151,19 @@ fn page(running: f64, waiting: f64) -> EnginePage {
 
 const LIMITS: EngineLimits =
     EngineLimits { scrape_interval: Duration::from_secs(3600), batch_limit: Some(8) };
+
+#[test]
+fn a_hit_is_the_reason_only_where_it_decided() {
+    let fleet = Fleet::experienced(2);
+    let home = fleet.dispatch(&Text::session(1, 0, 40)).0.slot;
+    let other = 1 - home;
+    let longer = Text::session(1, 0, 44);
+    assert_eq!(fleet.decide(&longer).map(|d| (d.slot, d.reason)), Some((home, Reason::Prefix)));
+    let work = Work::of(Tokens(100_000), Tokens(0));
+    let placement = Placement { at: fleet.now, work, is_stream: true, ..Placement::default() };
+    let _busy = LoadGuard::reserve(&fleet.targets[other].load, placement);
+    assert_eq!(fleet.decide(&longer).map(|d| (d.slot, d.reason)), Some((home, Reason::Load)));
+}
 
 #[test]
 fn a_conversation_stays_where_its_prefix_is() {

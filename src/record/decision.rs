@@ -1,0 +1,204 @@
+//! Why a request went where it did: what each replica would have cost, as a sum that can be checked.
+
+use std::fmt::{self, Display, Formatter};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::units::Tokens;
+
+/// A routing decision, for headers, logs and calibration.
+#[derive(Clone, Debug)]
+pub struct DecisionSummary {
+    /// Label `policy`.
+    pub policy: &'static str,
+    /// Label `reason`: what made the chosen replica win.
+    pub reason: &'static str,
+    /// From the arrival of the request to the decision.
+    pub waited: Duration,
+    /// Predicted TTFT at the chosen replica, `waited` included; `None` where the policy does not predict.
+    pub predicted_ttft: Option<Duration>,
+    /// Prompt tokens expected in the chosen replica's cache.
+    pub predicted_hit: Tokens,
+    /// Number of replicas compared.
+    pub candidates: u16,
+    /// The chosen replica had become warm a short while ago: its TTFT says little about its revision.
+    pub is_cold: bool,
+    /// The best candidates and the chosen one, cheapest first; empty where the policy does not predict, and for most requests
+    /// under high load.
+    pub weighed: Box<[Weighed]>,
+}
+
+/// A candidate of a decision with the terms of its cost.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Weighed {
+    /// Label `replica`.
+    pub replica: Arc<str>,
+    /// Whether the request went there.
+    pub is_chosen: bool,
+    /// Predicted TTFT from the arrival of the request.
+    pub predicted_ttft: Duration,
+    /// Prompt tokens expected in its cache.
+    pub predicted_hit: Tokens,
+    /// Expected number of streams pushed over their bound on time per token, the request's own included.
+    pub harm: f64,
+    /// Probability, 0 to 1, that the first token is later than its bound.
+    pub late: f64,
+    /// What the choice costs.
+    pub cost: Addends,
+}
+
+/// The cost of a choice in its parts, all in seconds: the least sum wins.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Addends {
+    /// Until the engine starts on the prompt.
+    pub wait: f64,
+    /// To compute the prompt.
+    pub prefill: f64,
+    /// The step that it is computed in, and the round trip.
+    pub base: f64,
+    /// Delay of the requests that come next, less what they will reuse.
+    pub others: f64,
+    /// Price of slower decoding than at the best replica.
+    pub decoding: f64,
+    /// Price of the streams pushed over their bound on time per token.
+    pub harm: f64,
+    /// Price of the chance that the first token is late, and of by how much.
+    pub late: f64,
+    /// Price of the chance that there is no answer.
+    pub failure: f64,
+}
+
+impl Addends {
+    /// Each with its name in JSON, logs and headers.
+    #[must_use]
+    pub fn named(&self) -> [(&'static str, f64); 8] {
+        let Self { wait, prefill, base, others, decoding, harm, late, failure } = *self;
+        [
+            ("wait", wait),
+            ("prefill", prefill),
+            ("base", base),
+            ("others", others),
+            ("decoding", decoding),
+            ("harm", harm),
+            ("late", late),
+            ("failure", failure),
+        ]
+    }
+
+    /// The cost.
+    #[inline]
+    #[must_use]
+    pub fn total(&self) -> f64 {
+        let Self { wait, prefill, base, others, decoding, harm, late, failure } = *self;
+        wait + prefill + base + others + decoding + harm + late + failure
+    }
+}
+
+impl DecisionSummary {
+    /// The candidate that was chosen; `None` where the candidates were not kept.
+    #[must_use]
+    pub fn chosen(&self) -> Option<&Weighed> {
+        self.weighed.iter().find(|one| one.is_chosen)
+    }
+
+    /// One sentence on why the chosen replica won over the next best; `None` where the candidates were not kept, or there is one.
+    #[must_use]
+    pub fn why(&self) -> Option<String> {
+        let chosen = self.chosen()?;
+        let other = self.weighed.iter().find(|one| !one.is_chosen)?;
+        let (here, there) = (&chosen.replica, &other.replica);
+        let less = other.cost.total() - chosen.cost.total();
+        if self.reason == "tie" {
+            return Some(format!(
+                "{here} over {there}: a tie, their costs differ by {}",
+                Seconds(less.abs())
+            ));
+        }
+        if less < 0.0 {
+            let less = Seconds(-less);
+            return Some(format!(
+                "{here}, though {there} costs {less} less: {there} takes part of its traffic only"
+            ));
+        }
+        let differences = other.cost.named().into_iter().zip(chosen.cost.named());
+        let largest = differences
+            .map(|((name, there), (_, here))| (name, there - here))
+            .max_by(|(_, one), (_, another)| one.total_cmp(another));
+        let (name, less) = largest?;
+        Some(format!("{here} over {there}: {} less {}", Seconds(less), in_words(name)))
+    }
+}
+
+/// An addend as a sentence names it.
+fn in_words(addend: &str) -> &str {
+    match addend {
+        "wait" => "waiting",
+        "base" => "step and round trip",
+        "others" => "delay of those who come next",
+        "harm" => "harm to running streams",
+        "late" => "risk of a late first token",
+        "failure" => "risk of no answer",
+        other => other,
+    }
+}
+
+/// `2.1 s`, `35 ms`.
+struct Seconds(f64);
+
+impl Display for Seconds {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            seconds if seconds >= 1.0 => write!(f, "{seconds:.1} s"),
+            seconds if seconds >= 0.01 => write!(f, "{:.0} ms", seconds * 1e3),
+            seconds => write!(f, "{:.1} ms", seconds * 1e3),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn weighed(replica: &str, is_chosen: bool, cost: Addends) -> Weighed {
+        Weighed {
+            replica: replica.into(),
+            is_chosen,
+            predicted_ttft: Duration::from_millis(300),
+            predicted_hit: Tokens(0),
+            harm: 0.0,
+            late: 0.0,
+            cost,
+        }
+    }
+
+    fn why(reason: &'static str, weighed: Vec<Weighed>) -> Option<String> {
+        let decision = DecisionSummary {
+            policy: "latency",
+            reason,
+            waited: Duration::ZERO,
+            predicted_ttft: Some(Duration::from_millis(300)),
+            predicted_hit: Tokens(0),
+            candidates: 2,
+            is_cold: false,
+            weighed: weighed.into(),
+        };
+        decision.why()
+    }
+
+    #[test]
+    fn a_sentence_names_the_largest_difference_to_the_runner_up() {
+        let near = Addends { wait: 0.1, prefill: 0.5, late: 0.02, ..Addends::default() };
+        let far = Addends { wait: 2.2, prefill: 0.2, late: 0.03, ..Addends::default() };
+        assert!((far.total() - 2.43).abs() < 1e-9);
+        assert_eq!(far.named().iter().map(|(_, seconds)| seconds).sum::<f64>(), far.total());
+        let (r1, r2) = (weighed("r1", true, near), weighed("r2", false, far));
+        assert_eq!(why("load", vec![r1.clone(), r2.clone()]).unwrap(), "r1 over r2: 2.1 s less waiting");
+        assert_eq!(
+            why("load", vec![weighed("r2", false, near), weighed("r1", true, far)]).unwrap(),
+            "r1, though r2 costs 1.8 s less: r2 takes part of its traffic only"
+        );
+        let tied = vec![weighed("r2", false, near), weighed("r1", true, near)];
+        assert_eq!(why("tie", tied).unwrap(), "r1 over r2: a tie, their costs differ by 0.0 ms");
+        assert_eq!(why("only", vec![r1]), None, "nobody to compare with");
+    }
+}
