@@ -34,7 +34,7 @@ pub struct AnswerFacts {
 pub struct EngineError {
     /// What it means for a retry.
     pub kind: EngineErrorKind,
-    /// Its `code`, where that is a status.
+    /// Its `code`, where that is a status; 400 where there is none and its `type` blames the request.
     pub code: Option<u16>,
 }
 
@@ -177,10 +177,15 @@ impl AnswerFacts {
 impl EngineError {
     /// Reads an error object, or a bare message.
     fn of(error: Raw<'_>) -> Self {
-        let [message, code] =
-            if error.string().is_some() { [Some(error), None] } else { error.members(["message", "code"]) };
+        let [message, code, kind] = match error.string() {
+            Some(_) => [Some(error), None, None],
+            None => error.members(["message", "code", "type"]),
+        };
         let message = message.and_then(|message| message.string()).unwrap_or_default();
         let code = code.and_then(|code| code.text().trim_matches('"').parse().ok());
+        // Errors of the messages API have no code.
+        let kind = kind.and_then(|kind| kind.escaped()).filter(|kind| REJECTIONS.contains(kind));
+        let code = code.or(kind.map(|_| 400));
         Self { kind: EngineErrorKind::of(&message, code), code }
     }
 
@@ -288,6 +293,8 @@ const DEAD_V0: &str = "Background loop has errored already.";
 /// What Python's executors say to the API server of an engine that is going down.
 const STOPPING: &str = "cannot schedule new futures after shutdown";
 const EXITING: &str = "cannot schedule new futures after interpreter shutdown";
+/// Types of errors that are the request's: of Anthropic, and as vLLM writes it.
+const REJECTIONS: [&str; 2] = ["invalid_request_error", "BadRequestError"];
 /// Finish reason with which vLLM ends what it does not finish when it shuts down, with `[DONE]` and a complete body.
 pub(super) const ABORTED: &str = "abort";
 
@@ -341,6 +348,7 @@ mod tests {
                 Some(500),
             ),
             (r#"{"error":{"message":"bad \"x\"","code":"429"}}"#, Other, Some(429)),
+            (r#"{"type":"error","error":{"type":"invalid_request_error","message":"x"}}"#, Other, Some(400)),
             (
                 r#"{"error":{"message":"cannot schedule new futures after shutdown","code":400}}"#,
                 Other,
