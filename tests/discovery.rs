@@ -431,9 +431,11 @@ async fn operators_add_drain_and_remove_while_streams_run() {
 
     let fleet = &gateway.app.fleet;
     let url = |replica: &Replica| format!("http://{}", replica.name());
-    let (pool, added) = fleet.change(&change(ReplicaAction::Add, &url(&two))).unwrap();
+    let add = ReplicaChange { zone: Some("eu-1a".into()), ..change(ReplicaAction::Add, &url(&two)) };
+    let (pool, added) = fleet.change(&add).unwrap();
     assert_eq!((&*pool, &*added.name), ("default", &*two.name()));
     has(&gateway, &[&one.name(), &two.name()]).await;
+    assert_eq!(gateway.replicas()[1].life.zone.as_deref(), Some("eu-1a"));
     fleet.change(&change(ReplicaAction::Drain, &url(&one))).unwrap();
     assert_eq!(gateway.state_of(&one), ReplicaState::Draining);
     for _ in 0..4 {

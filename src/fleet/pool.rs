@@ -262,8 +262,13 @@ impl PoolState {
 
     /// What this replica has to prove beside its pool's others.
     pub(super) fn proofs(&self, replica: &Replica) -> Proofs {
-        let (used, by_all) = (self.engine_names.load(), self.names_by_all());
-        self.promised.load().proofs(&replica.models.load(), [&used, &by_all])
+        let (promised, used) = (self.promised.load(), self.engine_names.load());
+        let models = replica.models.load();
+        let proofs = promised.proofs(&models, [&used, &used]);
+        if proofs.other.is_none() {
+            return proofs;
+        }
+        promised.proofs(&models, [&used, &self.names_by_all()])
     }
 
     fn names_by_all(&self) -> EngineNames {

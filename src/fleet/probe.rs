@@ -16,7 +16,7 @@ use super::life::{Event, ReplicaState};
 use super::model_list;
 use super::pool::PoolState;
 use super::probe_answer;
-use super::replica::Replica;
+use super::replica::{EngineModel, Replica};
 use super::unasked::UnaskedStream;
 use super::vitals::{BUSY_FOR, REFUSED_TWICE};
 use crate::clock::{Clock, Stamp};
@@ -91,7 +91,9 @@ impl Prober {
                     self.learn_unasked(config).await;
                 }
                 result = self.prove(config, kind).await;
-            } else if let Some(another) = self.serves_another() {
+            } else if kind != ProbeKind::Health
+                && let Some(another) = self.serves_another()
+            {
                 (result, is_another) = (ProbeResult::Failed(another), true);
             }
         }
@@ -350,8 +352,13 @@ impl Prober {
         match self.call(config, &config.engine_profile.models_path, None).send(&self.connector).await {
             Ok((StatusCode::OK, body)) => {
                 self.spoke();
-                self.replica.models.store(Arc::new(model_list::parse(&body)));
-                self.pool.settle_names();
+                let before = self.replica.models.swap(Arc::new(model_list::parse(&body)));
+                let ids = |models: &[EngineModel]| {
+                    models.iter().map(|model| Arc::clone(&model.id)).collect::<Vec<_>>()
+                };
+                if ids(&before) != ids(&self.replica.models.load()) {
+                    self.pool.settle_names();
+                }
                 Ok(())
             }
             Ok((StatusCode::SERVICE_UNAVAILABLE, _)) | Err(CallError::Broken(_)) => Ok(()),
