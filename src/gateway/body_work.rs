@@ -1,8 +1,9 @@
 //! Where the work on a body runs: small ones at once, large ones off the async workers.
 //!
-//! To parse, hash and splice 32 MiB takes long enough to be seen as a pause by every stream of the same worker. Such
-//! bodies are therefore worked on by threads that no stream waits for; the largest a few at a time and behind every other
-//! thread, so that streams and shorter prompts keep a core.
+//! To parse, hash and splice 1 MiB takes long enough to be seen as a pause by every stream of the same worker. Such
+//! bodies are therefore worked on by threads behind every other thread, a few at a time in the order in which they came,
+//! so that streams and shorter prompts keep the cores. The largest have a queue of their own: medium ones do not wait
+//! for them.
 
 use std::num::NonZeroUsize;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -13,17 +14,19 @@ use tokio::sync::{Semaphore, oneshot};
 
 use crate::error::Failure;
 
-/// Bounds the work on large bodies.
+/// Bounds the work on bodies that are not small.
 #[derive(Clone, Debug)]
 pub struct BodyWork {
-    threads: Arc<Semaphore>,
+    medium: Arc<Semaphore>,
+    large: Arc<Semaphore>,
 }
 
 impl Default for BodyWork {
-    /// Half of the cores, at least one.
+    /// Half of the cores for each size, at least one.
     fn default() -> Self {
         let cores = thread::available_parallelism().map_or(1, NonZeroUsize::get);
-        Self { threads: Arc::new(Semaphore::new((cores / 2).max(1))) }
+        let threads = || Arc::new(Semaphore::new((cores / 2).max(1)));
+        Self { medium: threads(), large: threads() }
     }
 }
 
@@ -45,19 +48,16 @@ impl BodyWork {
             // Nobody waits where the client has left.
             let _ = told.send(catch_unwind(AssertUnwindSafe(work)));
         };
-        if bytes <= MAX_EAGER {
-            tokio::task::spawn_blocking(work);
-        } else {
-            // The semaphore is never closed. The thread holds the permit, also when nobody waits for it any more.
-            let permit = Arc::clone(&self.threads).acquire_owned().await.map_err(|_| Failure::Draining)?;
-            // A thread of its own: what steps back cannot step forward again, so one of the runtime's would stay slow.
-            let thread = thread::Builder::new().name("large-body".to_owned()).spawn(move || {
-                step_back();
-                work();
-                drop(permit);
-            });
-            thread.map_err(|_| Failure::Internal)?;
-        }
+        let threads = if bytes <= MAX_MEDIUM { &self.medium } else { &self.large };
+        // The semaphore is never closed. The thread holds the permit, also when nobody waits for it any more.
+        let permit = Arc::clone(threads).acquire_owned().await.map_err(|_| Failure::Draining)?;
+        // A thread of its own: what steps back cannot step forward again, so one of the runtime's would stay slow.
+        let thread = thread::Builder::new().name("body".to_owned()).spawn(move || {
+            step_back();
+            work();
+            drop(permit);
+        });
+        thread.map_err(|_| Failure::Internal)?;
         done.await.map_err(|_| Failure::Internal)?.map_err(|panic| resume_unwind(panic))
     }
 }
@@ -66,20 +66,21 @@ impl BodyWork {
 fn step_back() {
     #[cfg(target_os = "linux")]
     // Where it is not allowed the work is merely done at the usual priority.
-    let _ = rustix::process::setpriority_process(None, LARGE_BODY_NICENESS);
+    let _ = rustix::process::setpriority_process(None, NICENESS);
 }
 
 /// Of nice(2): a tenth of the time of a thread of the usual niceness, 0, that wants the same core.
 #[cfg(target_os = "linux")]
-const LARGE_BODY_NICENESS: i32 = 10;
+const NICENESS: i32 = 10;
 
 /// Bodies up to this size are worked on where they are: 256 KiB take 2 ms as token ids, 0.2 ms as text.
 const MAX_INLINE: usize = 256 << 10;
 /// Bodies up to this size, 30 ms of work at most, do not wait for larger ones.
-const MAX_EAGER: usize = 4 << 20;
+const MAX_MEDIUM: usize = 4 << 20;
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
     use std::sync::mpsc;
 
     use tokio_util::task::TaskTracker;
@@ -87,26 +88,49 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn shorter_bodies_do_not_wait_for_the_largest_and_a_panic_comes_through() {
+    async fn each_size_has_its_threads_and_a_panic_comes_through() {
         let (work, tasks) = (BodyWork::default(), TaskTracker::new());
         let (release, held) = mpsc::channel::<()>();
         let waits = {
             let work = work.clone();
-            tasks.spawn(async move { work.run(MAX_EAGER + 1, move || held.recv().is_ok()).await })
+            tasks.spawn(async move { work.run(MAX_MEDIUM + 1, move || held.recv().is_ok()).await })
         };
         // The test's runtime has one thread: what came back did not wait for the one above.
-        for bytes in [0, MAX_INLINE, MAX_INLINE + 1, MAX_EAGER] {
+        for bytes in [0, MAX_INLINE, MAX_INLINE + 1, MAX_MEDIUM] {
             assert_eq!(work.run(bytes, move || bytes).await.unwrap(), bytes);
         }
         assert!(!waits.is_finished());
         release.send(()).unwrap();
         assert!(waits.await.unwrap().unwrap());
-        for bytes in [MAX_EAGER, MAX_EAGER + 1] {
+        for bytes in [MAX_MEDIUM, MAX_MEDIUM + 1] {
             let work = work.clone();
             let panic = tasks.spawn(async move { work.run(bytes, || -> u8 { panic!("too much") }).await });
             assert!(panic.await.unwrap_err().is_panic(), "as on the task itself");
         }
         // Its place is free again.
-        assert_eq!(work.run(MAX_EAGER + 1, || 7).await.unwrap(), 7);
+        assert_eq!(work.run(MAX_MEDIUM + 1, || 7).await.unwrap(), 7);
+    }
+
+    #[tokio::test]
+    async fn medium_bodies_are_worked_on_a_few_at_a_time_and_in_order() {
+        let (work, tasks) =
+            (BodyWork { medium: Arc::new(Semaphore::new(1)), ..BodyWork::default() }, TaskTracker::new());
+        let running = Arc::new(AtomicUsize::new(0));
+        let (done, order) = mpsc::channel();
+        for n in 0..8 {
+            let (work, running, done) = (work.clone(), Arc::clone(&running), done.clone());
+            tasks.spawn(async move {
+                let alone = move || {
+                    let others = running.fetch_add(1, Ordering::SeqCst);
+                    thread::yield_now();
+                    running.fetch_sub(1, Ordering::SeqCst);
+                    done.send((n, others)).unwrap();
+                };
+                work.run(MAX_INLINE + 1, alone).await.unwrap();
+            });
+        }
+        tasks.close();
+        tasks.wait().await;
+        assert!(order.try_iter().eq((0..8).map(|n| (n, 0))));
     }
 }
