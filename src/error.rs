@@ -217,6 +217,9 @@ pub enum Failure {
     /// The body came slower than `server.body_min_rate`.
     #[error("the request body came slower than {min_rate} bytes a second (server.body_min_rate)")]
     BodyTooSlow { min_rate: u64 },
+    /// The body came slowly while others waited for the memory that it held.
+    #[error("the request body came so slowly that its memory went to others (server.body_memory)")]
+    BodyEvicted,
     /// The body was not complete in time.
     #[error("the request body was not complete within {} (server.body_timeout)", Seconds(*.after))]
     BodyTimeout { after: Duration },
@@ -354,6 +357,7 @@ impl Failure {
             Self::BodyTooLarge { .. } => (S::PAYLOAD_TOO_LARGE, "body_limit", INVALID),
             Self::BodyMemory => (S::SERVICE_UNAVAILABLE, "body_memory", OVERLOADED),
             Self::BodyStalled { .. } => (S::REQUEST_TIMEOUT, "timeout_client_stall", "timeout_error"),
+            Self::BodyEvicted => (S::REQUEST_TIMEOUT, "body_memory", "timeout_error"),
             Self::BodyTooSlow { .. } => (S::REQUEST_TIMEOUT, "body_min_rate", "timeout_error"),
             Self::BodyTimeout { .. } => (S::REQUEST_TIMEOUT, "body_timeout", "timeout_error"),
             // Nobody reads it; the status is that of the record.
@@ -467,6 +471,7 @@ impl Failure {
             | Self::BodyMemory
             | Self::BodyStalled { .. }
             | Self::BodyTooSlow { .. }
+            | Self::BodyEvicted
             | Self::BodyTimeout { .. }
             | Self::ClientLeft => {
                 headers.insert(header::CONNECTION, HeaderValue::from_static("close"));

@@ -497,6 +497,33 @@ async fn half_uploads_that_fill_the_memory_finish_one_after_the_other() {
 }
 
 #[tokio::test]
+async fn small_requests_pass_while_uploads_hold_the_memory() {
+    let gateway = Gateway::with(|c| {
+        c.server.body_limit = 1 << 20;
+        c.server.body_memory = 4 << 20;
+    })
+    .await;
+    let head = format!("POST {CHAT_PATH} HTTP/1.1\r\nhost: a\r\ncontent-length: {}\r\n\r\n", 1 << 20);
+    let unfinished = head + &" ".repeat((1 << 20) - 1);
+    let mut hogs = tokio::task::JoinSet::new();
+    for _ in 0..8 {
+        let (mut hog, unfinished) = (Client::connect(gateway.addr()).await, unfinished.clone());
+        hogs.spawn(async move {
+            hog.send(unfinished).await;
+            hog.reply().await.status
+        });
+    }
+    until("all are being read", || gateway.open_requests() == 8).await;
+    for _ in 0..8 {
+        let mut client = Client::connect(gateway.addr()).await;
+        for _ in 0..8 {
+            client.send(post(CHAT_PATH, "", CHAT)).await;
+            assert_eq!(client.reply().await.status, 200);
+        }
+    }
+}
+
+#[tokio::test]
 async fn a_slow_upload_gets_a_408_that_says_which_limit() {
     let stalled = |change: fn(&mut tokenway::config::Config)| async move {
         let gateway = Gateway::with(change).await;

@@ -14,6 +14,7 @@ use listener_support::frames::{
     window_update,
 };
 use listener_support::raw::Client;
+use listener_support::replica::MEDIUM;
 use listener_support::{CHAT, Gateway, STREAM, until};
 
 const CHAT_PATH: &str = "/v1/chat/completions";
@@ -90,6 +91,53 @@ async fn an_answer_that_nobody_takes_ends_alone_after_keep_alive() {
     until("only the stream is left", || gateway.open_requests() == 1).await;
     gateway.replica.let_go(3);
     assert!(body(&mut client, 1).await.ends_with("[DONE]\n\n"));
+}
+
+#[tokio::test]
+async fn answers_of_any_kind_that_nobody_takes_end_by_client_stall() {
+    let gateway = Gateway::with(|c| c.routes[0].timeouts.client_stall = Duration::from_millis(300)).await;
+    let mut client = Connection::open(gateway.addr()).await;
+    // SETTINGS_INITIAL_WINDOW_SIZE: nothing may be sent on any stream.
+    client.send(&frame(SETTINGS, 0, 0, &[0, 4, 0, 0, 0, 0])).await;
+    let scripts = [("unary", CHAT), ("medium", CHAT), ("large", CHAT), ("flood", STREAM)];
+    for (n, (script, body)) in scripts.into_iter().enumerate() {
+        client.post(1 + 2 * n as u32, script, body).await;
+    }
+    let mut cut = Vec::new();
+    while cut.len() < 4 {
+        let frame = client.next().await.expect("the connection stays open");
+        if frame.kind == RST_STREAM {
+            cut.push(frame.stream);
+        }
+    }
+    cut.sort_unstable();
+    assert_eq!(cut, [1, 3, 5, 7]);
+    until("nothing is left behind", || gateway.open_requests() == 0 && gateway.replica.busy() == 0).await;
+    assert_eq!(gateway.outcomes("canceled", "200"), 4.0);
+    assert_eq!(gateway.counted("tokenway_timeouts_total{timer=\"client_stall\"}"), 4.0);
+}
+
+#[tokio::test]
+async fn a_held_answer_comes_whole_through_small_windows_with_and_without_memory_for_it() {
+    for body_memory in [64 << 20, 1 << 20] {
+        let gateway = Gateway::with(|c| c.server.body_memory = body_memory).await;
+        let mut client = Connection::open(gateway.addr()).await;
+        client.post(1, "medium", CHAT).await;
+        assert!(is_ok(&client.until(HEADERS, 1).await));
+        let mut taken = 0;
+        loop {
+            let frame = client.until(DATA, 1).await;
+            taken += frame.payload.len();
+            if frame.ends_stream() {
+                break;
+            }
+            let more = u32::try_from(frame.payload.len()).unwrap();
+            client.send(&[window_update(0, more), window_update(1, more)].concat()).await;
+        }
+        assert_eq!(taken, MEDIUM);
+        until("it is over", || gateway.open_requests() == 0).await;
+        assert_eq!(gateway.outcomes("ok", "200"), 1.0);
+    }
 }
 
 #[tokio::test]

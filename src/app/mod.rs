@@ -130,7 +130,11 @@ impl App {
         let shadows = Arc::new(Shadows::new(stopped.clone()));
         let gateway = Arc::new(Gateway {
             clock,
-            memory: BodyMemory::new(memory_limit::fitting_body_memory(&config), config.server.body_limit),
+            memory: BodyMemory::new(
+                memory_limit::fitting_body_memory(&config),
+                config.server.body_limit,
+                clock,
+            ),
             body_work: crate::gateway::body_work::BodyWork::default(),
             explain_limiter: crate::gateway::explain_limiter::ExplainLimiter::default(),
             tenants: TenantLimiter::default(),

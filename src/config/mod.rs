@@ -153,11 +153,11 @@ pub struct Server {
     pub tls: Option<Tls>,
     /// Largest request body, in bytes; larger ones get 413.
     pub body_limit: usize,
-    /// Sum of all request bodies in memory, in bytes.
+    /// Sum of all request bodies in memory and of the answers that are held for their clients, in bytes.
     pub body_memory: usize,
     /// From a head to the last byte of its body, unless the body keeps to `body_min_rate`.
     pub body_timeout: Duration,
-    /// Bytes a second that an upload has to bring on average, after its first five seconds; 0 is no minimum.
+    /// Bytes a second that an upload has to bring over the last ten seconds, after its first five; 0 is no minimum.
     pub body_min_rate: u64,
     /// From the first byte of a head to its end.
     pub header_timeout: Duration,

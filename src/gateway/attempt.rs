@@ -1,7 +1,7 @@
 //! One attempt at one replica: connect, send, wait until the response is worth relaying.
 //!
 //! vLLM answers 200 at once, even to a request that is still queued, so a stream's head is held back until the first
-//! content event: until then another replica can be tried. Unary responses are buffered whole (up to [`MAX_BUFFERED`]) for
+//! content event: until then another replica can be tried. Unary responses are buffered whole (see [`AnswerBuffer`]) for
 //! the same reason. Dropping the future closes the connection, which aborts the request in the engine.
 
 use std::future::poll_fn;
@@ -9,7 +9,7 @@ use std::io;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Request, StatusCode, header, response};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Body as _;
@@ -17,12 +17,14 @@ use hyper::body::Incoming;
 use memchr::memmem::Finder;
 use tokio::time::Instant;
 
+use super::answer_buffer::AnswerBuffer;
 use crate::clock::{Clock, Stamp};
 use crate::error::{Closed, Failure, ReplicaFailure, Timer};
 use crate::fleet::replica::Replica;
 use crate::relay::reader::{HoldOutcome, StreamReader, StreamShape};
 use crate::relay::usage::{self, EngineErrorKind};
 use crate::relay::watch::{Expiry, StreamWatch};
+use crate::request::body_memory::AnswerBudgets;
 use crate::request::dialect::{BodyForm, Dialect};
 use crate::upstream::connect::is_local;
 use crate::upstream::headers;
@@ -46,6 +48,8 @@ pub struct UpstreamAttempt {
     /// Whether it takes a connection that has been idle, which the engine may be about to close: a request's first attempt does, if
     /// it may be repeated.
     pub takes_idle: bool,
+    /// Memory of a unary answer.
+    pub answer_memory: AnswerBudgets,
     /// The process' clock.
     pub clock: Clock,
 }
@@ -82,7 +86,7 @@ pub enum UpstreamResponse {
         /// The bytes held back and the rest of the body.
         reader: Box<StreamReader>,
     },
-    /// A unary response above [`MAX_BUFFERED`], or a body that may last whose content is unknown.
+    /// A unary response that is not buffered whole, or a body that may last whose content is unknown.
     Large {
         /// Status and headers as the engine sent them.
         head: Box<response::Parts>,
@@ -271,8 +275,7 @@ impl UpstreamAttempt {
         lease: Lease,
     ) -> Result<UpstreamResponse, AttemptError> {
         let replica = self.replica.name();
-        let mut first = Bytes::new();
-        let mut more: Option<BytesMut> = None;
+        let mut answer = AnswerBuffer::new(&self.answer_memory, body.size_hint().exact());
         while let Some(frame) = body.frame().await {
             let frame =
                 frame.map_err(|_| failed(ReplicaFailure::Truncated { replica: Arc::clone(&replica) }))?;
@@ -281,22 +284,15 @@ impl UpstreamAttempt {
                 // It has no content, whatever came (RFC 9110 §15.3.6).
                 continue;
             }
-            match &mut more {
-                None if first.is_empty() => first = data,
-                None => more = Some(BytesMut::from_iter(first.iter().chain(&data).copied())),
-                Some(more) => more.extend_from_slice(&data),
-            }
-            let held = more.as_ref().map_or(first.len(), BytesMut::len);
-            if held > MAX_BUFFERED && !body.is_end_stream() {
-                let first = more.map_or(first, BytesMut::freeze);
-                return Ok(UpstreamResponse::Large { head, first, rest: body, lease });
+            if !answer.take(data) && !body.is_end_stream() {
+                return Ok(UpstreamResponse::Large { head, first: answer.freeze(), rest: body, lease });
             }
         }
         lease.give_back();
         if head.status == StatusCode::RESET_CONTENT {
             headers::strip_length(&mut head.headers);
         }
-        let answer = BufferedResponse { head, body: more.map_or(first, BytesMut::freeze) };
+        let answer = BufferedResponse { head, body: answer.freeze() };
         if is_aborted(&answer, self.shape.dialect) {
             return Err(failed(ReplicaFailure::EngineDown { replica, is_orderly: true }));
         }
@@ -392,5 +388,3 @@ pub(super) fn is_event_stream(headers: &HeaderMap) -> bool {
 const CLOSING: Duration = Duration::from_millis(100);
 /// Characters of a foreign content type that an error message shows.
 const MAX_TYPE: usize = 64;
-/// Largest unary response, in bytes, that is buffered whole, so that a truncated one can be retried.
-const MAX_BUFFERED: usize = 1 << 20;

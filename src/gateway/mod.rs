@@ -5,6 +5,7 @@
 //! The record is filled on the way and published when the response body is dropped.
 
 mod adapters;
+mod answer_buffer;
 pub mod attempt;
 mod blame;
 pub mod body_work;
@@ -169,11 +170,11 @@ impl Handler for Service {
         let failure = Failure::Internal;
         let response = reply::unreadable(&failure);
         tracing::error!(request_id = ?response.headers().get(X_REQUEST_ID), "serving a request panicked");
-        response.map(|body| ReplyBody::Whole(Some(body), None))
+        response.map(ReplyBody::own)
     }
 
     fn refuse(&self, fault: HeadFault) -> Response<ReplyBody> {
-        let mut response = self.reject(fault).map(|body| ReplyBody::Whole(Some(body), None));
+        let mut response = self.reject(fault).map(ReplyBody::own);
         response.headers_mut().insert(http::header::CONNECTION, HeaderValue::from_static("close"));
         response
     }

@@ -104,6 +104,7 @@ impl Outbound<'_> {
             request: self.request(&pick, span),
             shape: self.shape(&pick),
             watch: Arc::clone(&watch),
+            answer_memory: self.prepared.held.answer_budgets(),
             is_stream: self.prepared.is_stream,
             takes_idle: cause == AttemptCause::First && !self.prepared.is_sent_once,
             deadlines: self.deadlines,

@@ -27,6 +27,7 @@ use crate::relay::migration::Migration;
 use crate::relay::stream::{StreamBody, record_facts};
 use crate::relay::transcript::Transcript;
 use crate::relay::usage;
+use crate::relay::whole_body::WholeBody;
 use crate::upstream::headers::{X_REQUEST_ID, strip_length, strip_response};
 
 /// Runs an exchange and builds its response; with a heartbeat the head may be sent before the engine answers.
@@ -60,7 +61,7 @@ pub async fn respond(mut exchange: Box<Exchange>) -> Response<ReplyBody> {
 /// A local response (no inference path): no record is made.
 #[must_use]
 pub fn local(response: Response<Bytes>, parts: &Parts) -> Response<ReplyBody> {
-    with_own_headers(response, &parts.headers).map(|body| ReplyBody::Whole(Some(body), None))
+    with_own_headers(response, &parts.headers).map(ReplyBody::own)
 }
 
 /// The response to a request head that does not parse, with a generated request id.
@@ -101,7 +102,7 @@ pub fn failure(mut guard: RecordGuard, failure: &Failure) -> Response<ReplyBody>
     let mut response = failure_bytes(failure, record.dialect.error_shape());
     write_own_headers(response.headers_mut(), record);
     record.bytes_out = response.body().len() as u64;
-    response.map(|body| ReplyBody::Whole(Some(body), Some(Box::new(guard))))
+    response.map(|body| ReplyBody::Whole(WholeBody::new(body, Some(Box::new(guard)))))
 }
 
 /// The response to a finished exchange.
@@ -112,7 +113,8 @@ pub(super) fn response(gateway: &Arc<Gateway>, exchanged: ExchangeResult) -> Res
         Err(failed) => {
             let mut response = failure(guard, &failed);
             if prepared.table.config.server.route_info_headers
-                && let ReplyBody::Whole(_, Some(guard)) = response.body_mut()
+                && let ReplyBody::Whole(body) = response.body_mut()
+                && let Some(guard) = body.guard()
             {
                 let mut headers = HeaderMap::new();
                 write_route_info(&mut headers, guard.record());
@@ -165,6 +167,8 @@ fn relay(
     answer: UpstreamResponse,
     request: Request,
 ) -> (HeaderMap, ReplyBody) {
+    // A body may never be polled: over HTTP/2 its window may be closed from the start.
+    active.watch.waits_for_client(gateway.clock.now());
     let table = Arc::clone(&request.prepared.table);
     let server = &table.config.server;
     let timeouts = request.prepared.timeouts;
@@ -227,7 +231,6 @@ fn whole(
     answer: BufferedResponse,
 ) -> ReplyBody {
     let BufferedResponse { head, body } = answer;
-    active.watch.close();
     let now = gateway.clock.now();
     let status = head.status;
     if status.is_server_error() {
@@ -257,7 +260,7 @@ fn whole(
         }
         record_facts(record, &facts);
     }
-    ReplyBody::Whole(Some(body), Some(Box::new(guard)))
+    ReplyBody::Whole(WholeBody::watched(body, guard, active.watch))
 }
 
 /// Headers of every response, errors included: `x-request-id`, `server-timing`.

@@ -345,7 +345,7 @@ fn gateway(config: &Arc<Config>, runtime: tokio::runtime::Handle) -> Gateway {
         table_changed: Notify::new(),
         observer: Arc::new(observer),
         watchdog: Watchdog::new(clock),
-        memory: BodyMemory::new(config.server.body_memory, config.server.body_limit),
+        memory: BodyMemory::new(config.server.body_memory, config.server.body_limit, clock),
         body_work: BodyWork::default(),
         tenants: TenantLimiter::default(),
         pins: Arc::default(),

@@ -214,7 +214,7 @@ fn open(gateway: &Arc<Gateway>, mut exchange: Exchange, shaken: Shaken) -> Respo
         let _over = guard;
         tunnel.run(client, engine).await;
     });
-    let mut response = Response::new(ReplyBody::Whole(None, None));
+    let mut response = Response::new(ReplyBody::own(bytes::Bytes::new()));
     *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
     *response.headers_mut() = headers;
     response.extensions_mut().insert(Tunnel(over));

@@ -87,6 +87,12 @@ impl RecordGuard {
         }
     }
 
+    /// The client did not get all of the answer, whose end is settled.
+    pub fn cut_short(&mut self, outcome: Outcome, error: Option<&'static str>) {
+        let record = self.record();
+        (record.outcome, record.error) = (outcome, error);
+    }
+
     /// Sets a failure as the end of the request; only the first end has effect.
     pub fn fail(&mut self, failure: &Failure) {
         self.settle(Outcome::of(failure), Some(failure.code()));

@@ -16,14 +16,15 @@ use super::error_event::{self, DialectError, EventContext};
 use super::heartbeat::{HeartbeatBody, HeartbeatPoll};
 use super::large_body::LargeBody;
 use super::stream::StreamBody;
+use super::whole_body::WholeBody;
 use crate::error::Failure;
 use crate::observe::record_guard::RecordGuard;
 
 /// The body of a response to a client.
 #[derive(Debug)]
 pub enum ReplyBody {
-    /// In memory; the guard reports when hyper lets go of it.
-    Whole(Option<Bytes>, Option<Box<RecordGuard>>),
+    /// In memory.
+    Whole(WholeBody),
     /// A stream of an engine.
     Stream(Box<StreamBody>),
     /// A large unary answer.
@@ -35,6 +36,12 @@ pub enum ReplyBody {
 }
 
 impl ReplyBody {
+    /// An answer of ours without a record.
+    #[must_use]
+    pub fn own(bytes: Bytes) -> Self {
+        Self::Whole(WholeBody::new(bytes, None))
+    }
+
     /// The body of a request that failed after its head went out.
     #[must_use]
     pub fn failed(mut guard: RecordGuard, failure: &Failure) -> Self {
@@ -48,9 +55,7 @@ impl ReplyBody {
     fn poll(&mut self, cx: &mut Context<'_>) -> Polled {
         loop {
             let polled = match self {
-                Self::Whole(body, _) => {
-                    return Poll::Ready(body.take().filter(|b| !b.is_empty()).map(|b| Ok(Frame::data(b))));
-                }
+                Self::Whole(whole) => return Poll::Ready(whole.take().map(|piece| Ok(Frame::data(piece)))),
                 Self::Stream(stream) => return stream.poll(cx),
                 Self::Large(large) => return large.poll(cx),
                 Self::Broken(broken, _) => return broken.poll(cx),
@@ -73,12 +78,12 @@ impl Body for ReplyBody {
     }
 
     fn is_end_stream(&self) -> bool {
-        matches!(self, Self::Whole(body, _) if body.as_ref().is_none_or(Bytes::is_empty))
+        matches!(self, Self::Whole(whole) if whole.left() == 0)
     }
 
     fn size_hint(&self) -> SizeHint {
         match self {
-            Self::Whole(body, _) => SizeHint::with_exact(body.as_ref().map_or(0, |b| b.len() as u64)),
+            Self::Whole(whole) => SizeHint::with_exact(whole.left() as u64),
             _ => SizeHint::default(),
         }
     }

@@ -14,7 +14,7 @@ use hyper::body::{Body, Frame};
 
 use super::aborting::Aborted;
 use super::watch::{Expiry, StreamWatch};
-use crate::error::{Failure, ReplicaFailure, Timer};
+use crate::error::ReplicaFailure;
 use crate::fleet::pick::Pick;
 use crate::observe::record_guard::RecordGuard;
 use crate::record::Outcome;
@@ -59,18 +59,11 @@ impl LargeBody {
             return Poll::Ready(None);
         }
         if let Poll::Ready(expiry) = self.watch.poll_expiry(cx) {
-            let failure = match expiry {
-                Expiry::Deadline(Timer::ClientStall) => {
-                    return self.abort(Outcome::Canceled, "timeout_client_stall");
-                }
-                Expiry::Deadline(_) => "timeout_total",
-                Expiry::ReplicaSilent => {
-                    let replica = self.pick.replica.name();
-                    return self.replica_failed(&ReplicaFailure::Silent { replica });
-                }
-                Expiry::DrainOver => Failure::DrainCut.code(),
-            };
-            return self.abort(Outcome::Failed, failure);
+            if expiry == Expiry::ReplicaSilent {
+                let replica = self.pick.replica.name();
+                return self.replica_failed(&ReplicaFailure::Silent { replica });
+            }
+            return self.abort(expiry.outcome(), expiry.code());
         }
         loop {
             match Pin::new(&mut self.rest).poll_frame(cx) {
@@ -134,5 +127,9 @@ impl LargeBody {
 impl Drop for LargeBody {
     fn drop(&mut self) {
         self.watch.close();
+        // A client that was cut from outside never polled again.
+        if let Some(expiry) = self.watch.expiry() {
+            self.guard.settle(expiry.outcome(), Some(expiry.code()));
+        }
     }
 }

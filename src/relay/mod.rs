@@ -34,5 +34,6 @@ mod typed;
 pub mod usage;
 pub mod usage_filter;
 pub mod watch;
+pub mod whole_body;
 pub mod whole_events;
 pub mod ws_frames;

@@ -15,9 +15,10 @@ use atomic_waker::AtomicWaker;
 use parking_lot::Mutex;
 
 use crate::clock::{Clock, Stamp};
-use crate::error::Timer;
+use crate::error::{Failure, Timer};
 use crate::fleet::vitals::{REFUSED_TWICE, Vitals};
 use crate::listener::KillSwitch;
+use crate::record::Outcome;
 
 /// Why a stream has to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +29,24 @@ pub enum Expiry {
     ReplicaSilent,
     /// The drain is over.
     DrainOver,
+}
+
+impl Expiry {
+    /// How a request ends that has to: a client that takes nothing is no failure.
+    #[must_use]
+    pub fn outcome(self) -> Outcome {
+        if self == Self::Deadline(Timer::ClientStall) { Outcome::Canceled } else { Outcome::Failed }
+    }
+
+    /// The code of its failure.
+    #[must_use]
+    pub fn code(self) -> &'static str {
+        match self {
+            Self::Deadline(timer) => timer.code(),
+            Self::ReplicaSilent => "replica_failed",
+            Self::DrainOver => Failure::DrainCut.code(),
+        }
+    }
 }
 
 /// What one stream and the watchdog share. What an event touches comes first and fits one cache line: between two

@@ -2,7 +2,8 @@
 //!
 //! The body is kept as bytes and forwarded as read: framing never crosses, and a retry needs all of it. A client that
 //! declares more than the limit is refused before it uploads (its `Expect` is not answered). Memory is charged for
-//! what is there, not for what a head declares, and an upload has a deadline and a minimum rate.
+//! what is there, not for what a head declares. An upload has a deadline and a minimum rate, and ends where others need
+//! its memory more.
 
 use std::error::Error as _;
 use std::future::poll_fn;
@@ -16,7 +17,8 @@ use http::{HeaderMap, header};
 use http_body_util::BodyExt;
 use hyper::body::{Body, Frame, Incoming};
 
-use super::body_memory::Charge;
+use super::body_memory::{AnswerBudgets, Charge};
+use super::uploads::UploadEntry;
 use crate::clock::{Clock, Stamp};
 use crate::error::Failure;
 
@@ -37,7 +39,7 @@ pub struct BodyLimits {
     pub stall: Duration,
     /// From the head to the last byte, for a body that is slower than `min_rate`.
     pub timeout: Duration,
-    /// Bytes a second after the first [`RATE_GRACE`]; 0 is no minimum.
+    /// Bytes a second over the last [`RATE_BURST`]; 0 is no minimum.
     pub min_rate: u64,
 }
 
@@ -46,6 +48,12 @@ impl HeldBody {
     #[must_use]
     pub fn empty() -> Self {
         Self { bytes: Bytes::new(), charge: Charge::default() }
+    }
+
+    /// The budgets of what answers it.
+    #[must_use]
+    pub fn answer_budgets(&self) -> AnswerBudgets {
+        self.charge.of_answer()
     }
 
     /// Charges a second body of the same size, for the copy that a splice makes.
@@ -79,10 +87,14 @@ pub async fn read(
     }
     // HTTP/2 can declare nothing and send something all the same.
     if declared == Some(0) && body.is_end_stream() {
-        return Ok(HeldBody::empty());
+        return Ok(HeldBody { bytes: Bytes::new(), charge });
     }
-    let mut upload = Upload { body, charge, limits, clock, head, waited: Duration::ZERO, received: 0 };
-    let Some(first) = upload.next().await? else { return Ok(HeldBody::empty()) };
+    let paid = PaidTime { until: head.after(RATE_GRACE) };
+    let mut upload =
+        Upload { body, charge, limits, clock, head, paid, waited: Duration::ZERO, received: 0, entry: None };
+    let Some(first) = upload.next().await? else {
+        return Ok(HeldBody { bytes: Bytes::new(), charge: upload.charge });
+    };
     if declared == Some(first.len()) {
         // The usual case: one piece, no copy.
         upload.charge(first.len()).await?;
@@ -173,17 +185,40 @@ struct Upload<'b> {
     limits: BodyLimits,
     clock: Clock,
     head: Stamp,
+    paid: PaidTime,
     /// Time in which the client waited for us: for memory.
     waited: Duration,
     received: u64,
+    /// `None` until a second piece is awaited.
+    entry: Option<UploadEntry>,
+}
+
+/// The minimum rate as a token bucket of at most [`RATE_BURST`], kept as the time at which it is empty.
+#[derive(Clone, Copy, Debug)]
+struct PaidTime {
+    until: Stamp,
+}
+
+impl PaidTime {
+    fn pay(&mut self, bytes: usize, min_rate: u64, now: Stamp) {
+        let span = time_for(bytes as u64, min_rate).unwrap_or_default();
+        self.until = self.until.after(span).min(now.after(RATE_BURST));
+    }
+}
+
+/// The time for which so many bytes are enough; `None` without a minimum rate.
+fn time_for(bytes: u64, min_rate: u64) -> Option<Duration> {
+    bytes.saturating_mul(1000).checked_div(min_rate).map(Duration::from_millis)
 }
 
 impl Upload<'_> {
     /// Reads on from the `first` piece. Memory grows with what has come, to at most twice of it.
     async fn rest(mut self, first: Bytes, declared: Option<usize>) -> Result<HeldBody, Failure> {
+        self.entry = self.charge.enter();
         let mut whole = Vec::new();
         let mut piece = Some(first);
         while let Some(bytes) = piece {
+            self.note(bytes.len())?;
             let len = whole.len() + bytes.len();
             if len > self.limits.size {
                 return Err(Failure::BodyTooLarge { limit: self.limits.size });
@@ -200,13 +235,34 @@ impl Upload<'_> {
         Ok(HeldBody { bytes: whole.into(), charge: self.charge })
     }
 
+    /// A piece came: it pays for the time until the next.
+    fn note(&mut self, bytes: usize) -> Result<(), Failure> {
+        self.paid.pay(bytes, self.limits.min_rate, self.clock.now());
+        match &self.entry {
+            Some(entry) if entry.evicted().is_cancelled() => Err(Failure::BodyEvicted),
+            Some(entry) => {
+                entry.received(bytes);
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    }
+
     async fn charge(&mut self, bytes: usize) -> Result<(), Failure> {
         if self.charge.try_add(bytes) {
             return Ok(());
         }
+        if let Some(entry) = &self.entry {
+            entry.waits_for_gateway(true);
+        }
         let asked = self.clock.now();
         let charged = Box::pin(self.charge.add(bytes)).await;
-        self.waited += self.clock.now().since(asked);
+        let waited = self.clock.now().since(asked);
+        self.waited += waited;
+        self.paid.until = self.paid.until.after(waited);
+        if let Some(entry) = &self.entry {
+            entry.waits_for_gateway(false);
+        }
         charged
     }
 
@@ -234,16 +290,20 @@ impl Upload<'_> {
     async fn awaited(&mut self) -> Result<Option<Result<Frame<Bytes>, hyper::Error>>, Failure> {
         let (at, late) = self.deadline(self.clock.now());
         let frame = tokio::time::timeout_at(self.clock.instant(at), self.body.frame());
-        frame.await.map_err(|_| late)
+        let frame = match &self.entry {
+            Some(entry) => entry.evicted().run_until_cancelled(frame).await.ok_or(Failure::BodyEvicted)?,
+            None => frame.await,
+        };
+        frame.map_err(|_| late)
     }
 
     /// Until when the next piece is due, and what is wrong if it does not come.
     fn deadline(&self, now: Stamp) -> (Stamp, Failure) {
         let BodyLimits { stall, timeout, min_rate, .. } = self.limits;
-        let paid_for = self.received.saturating_mul(1000).checked_div(min_rate).map(Duration::from_millis);
+        let paid_for = time_for(self.received, min_rate);
         let began = self.head.after(self.waited);
         let paused = (now.after(stall), Failure::BodyStalled { after: stall });
-        let slow = paid_for.map(|span| (began.after(RATE_GRACE + span), Failure::BodyTooSlow { min_rate }));
+        let slow = paid_for.map(|_| (self.paid.until, Failure::BodyTooSlow { min_rate }));
         let overdue =
             (began.after(timeout.max(paid_for.unwrap_or_default())), Failure::BodyTimeout { after: timeout });
         let all = [Some(overdue), slow, Some(paused)];
@@ -276,7 +336,10 @@ const DISCARD_FOR: Duration = Duration::from_millis(100);
 const LINGER: Duration = Duration::from_secs(30);
 const LINGER_PAUSE: Duration = Duration::from_secs(2);
 const LINGER_BYTES: usize = 64 << 20;
+/// What a body has until its first piece.
 const RATE_GRACE: Duration = Duration::from_secs(5);
+/// What came at once pays for no more than this.
+const RATE_BURST: Duration = Duration::from_secs(10);
 
 #[cfg(test)]
 mod tests {
@@ -312,5 +375,23 @@ mod tests {
         assert_eq!(check("/x", &[host.clone(), (EXPECT, "cake")]), 417);
         assert_eq!(check("/x", &[host, (EXPECT, "100-continue"), (EXPECT, "cake")]), 417);
         assert_eq!(check("/x", &[(HOST, "user@a")]), 400);
+    }
+
+    #[test]
+    fn what_came_at_once_pays_for_seconds_and_a_steady_upload_for_itself() {
+        let at = |ms| Stamp::default().after(Duration::from_millis(ms));
+        let begun = PaidTime { until: at(5000) };
+        let mut burst = begun;
+        burst.pay(31 << 20, 16 << 10, at(2000));
+        assert_eq!(burst.until, at(12_000));
+        let (mut steady, mut slow) = (begun, begun);
+        for second in 1..=100 {
+            steady.pay(16 << 10, 16 << 10, at(second * 1000));
+            slow.pay(15 << 10, 16 << 10, at(second * 1000));
+        }
+        assert!(steady.until > at(100_000) && slow.until < at(100_000));
+        let mut free = begun;
+        free.pay(1, 0, at(1000));
+        assert_eq!(time_for(1, 0), None);
     }
 }

@@ -117,8 +117,12 @@ impl TokenKeys {
         self.reconfigured.notified().await;
     }
 
-    /// Asks for the keys and waits until an attempt was made, for at most [`WAIT_FOR_KEYS`].
+    /// Asks for the keys and waits until an attempt was made, for at most [`WAIT_FOR_KEYS`]; not at all where
+    /// [`MAX_WAITING`] wait already, because nobody has read their bodies yet.
     pub async fn refreshed(&self) {
+        if self.attempts.receiver_count() >= MAX_WAITING {
+            return;
+        }
         let mut attempts = self.attempts.subscribe();
         self.wanted.notify_one();
         let _ = tokio::time::timeout(WAIT_FOR_KEYS, attempts.changed()).await;
@@ -331,6 +335,7 @@ const MAX_KEYS: usize = 64;
 const MAX_VERIFIED: usize = 10_000;
 /// How long a request waits for a key that its token names.
 const WAIT_FOR_KEYS: Duration = Duration::from_secs(2);
+const MAX_WAITING: usize = 1024;
 
 #[cfg(test)]
 mod tests {
@@ -498,5 +503,14 @@ mod tests {
         assert_eq!(set(json!([secret, issuer.jwk()])), Ok(1));
         assert_eq!(KeySet::parse(b"{}").unwrap_err(), KeySetError::Malformed);
         assert_eq!(KeySet::parse(b"<html>").unwrap_err(), KeySetError::Malformed);
+    }
+    #[tokio::test(start_paused = true)]
+    async fn requests_wait_for_keys_up_to_a_number() {
+        let keys = TokenKeys::default();
+        let refreshed = || tokio::time::timeout(WAIT_FOR_KEYS / 2, keys.refreshed());
+        let waiting: Vec<_> = (0..MAX_WAITING).map(|_| keys.attempts.subscribe()).collect();
+        assert!(refreshed().await.is_ok(), "not waited for");
+        drop(waiting);
+        assert!(refreshed().await.is_err());
     }
 }

@@ -22,3 +22,4 @@ pub mod ratio;
 pub mod splice;
 pub mod tenant;
 pub mod trace_context;
+mod uploads;

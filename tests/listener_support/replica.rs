@@ -126,9 +126,10 @@ impl Script {
                 "gated" => self.gated(&mut socket).await?,
                 "silent" => return wait_for_end(&mut socket).await,
                 "broken" => return broken(&mut socket).await,
-                "large" => socket.write_all(&large("200 OK", LARGE)).await.ok()?,
-                "large-error" => socket.write_all(&large("500 Error", LARGE)).await.ok()?,
-                "large-cut" => return socket.write_all(&large("200 OK", LARGE * 3 / 4)).await.ok(),
+                "medium" => socket.write_all(&large("200 OK", MEDIUM, MEDIUM)).await.ok()?,
+                "large" => socket.write_all(&large("200 OK", LARGE, LARGE)).await.ok()?,
+                "large-error" => socket.write_all(&large("500 Error", LARGE, LARGE)).await.ok()?,
+                "large-cut" => return socket.write_all(&large("200 OK", LARGE, LARGE * 3 / 4)).await.ok(),
                 _ => socket.write_all(unary().as_bytes()).await.ok()?,
             }
         }
@@ -170,10 +171,13 @@ async fn broken(socket: &mut TcpStream) -> Option<()> {
 /// Bytes of a `large` answer.
 pub const LARGE: usize = 2 << 20;
 
-/// An answer of [`LARGE`] bytes, of which only some are sent.
-fn large(status: &str, sent: usize) -> Vec<u8> {
+/// Bytes of a `medium` answer: one that is held whole where there is memory.
+pub const MEDIUM: usize = 900_000;
+
+/// An answer of `length` bytes, of which only some are sent.
+fn large(status: &str, length: usize, sent: usize) -> Vec<u8> {
     let head =
-        format!("HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {LARGE}\r\n\r\n");
+        format!("HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n");
     [head.as_bytes(), &vec![b' '; sent]].concat()
 }
 

@@ -1,0 +1,77 @@
+//! A body that is in memory: handed over in pieces, for as long as its client takes them.
+//!
+//! Over HTTP/2 a piece waits for its window, so an answer that nobody takes stays here: `client_stall` and `total` count
+//! for it as for a stream. What it holds is charged to the memory of bodies where it is more than a piece.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::watch::StreamWatch;
+use crate::observe::record_guard::RecordGuard;
+use crate::record::Outcome;
+
+/// The body of an answer of ours, or of a unary answer that was read whole.
+#[derive(Debug)]
+pub struct WholeBody {
+    rest: Bytes,
+    has_begun: bool,
+    /// Reports when hyper lets go of the body.
+    guard: Option<Box<RecordGuard>>,
+    watch: Option<Arc<StreamWatch>>,
+}
+
+impl WholeBody {
+    /// An answer of ours.
+    #[must_use]
+    pub fn new(bytes: Bytes, guard: Option<Box<RecordGuard>>) -> Self {
+        Self { rest: bytes, has_begun: false, guard, watch: None }
+    }
+
+    /// The answer of an engine, while the watch waits for its client.
+    #[must_use]
+    pub fn watched(bytes: Bytes, guard: RecordGuard, watch: Arc<StreamWatch>) -> Self {
+        Self { rest: bytes, has_begun: false, guard: Some(Box::new(guard)), watch: Some(watch) }
+    }
+
+    /// Its record.
+    pub fn guard(&mut self) -> Option<&mut RecordGuard> {
+        self.guard.as_deref_mut()
+    }
+
+    /// The next piece.
+    pub(super) fn take(&mut self) -> Option<Bytes> {
+        if self.rest.is_empty() {
+            return None;
+        }
+        if self.has_begun
+            && let (Some(watch), Some(guard)) = (&self.watch, &self.guard)
+        {
+            watch.waits_for_client(guard.clock().now());
+        }
+        self.has_begun = true;
+        Some(self.rest.split_to(self.rest.len().min(PIECE)))
+    }
+
+    /// Bytes that were not taken yet.
+    pub(super) fn left(&self) -> usize {
+        self.rest.len()
+    }
+}
+
+impl Drop for WholeBody {
+    fn drop(&mut self) {
+        let (Some(watch), Some(guard)) = (&self.watch, &mut self.guard) else { return };
+        watch.close();
+        // Untouched, it answers a HEAD.
+        let has_left = self.has_begun && !self.rest.is_empty();
+        match watch.expiry() {
+            Some(expiry) => guard.cut_short(expiry.outcome(), Some(expiry.code())),
+            None if has_left => guard.cut_short(Outcome::Canceled, None),
+            None => {}
+        }
+    }
+}
+
+/// Bytes that hyper gets at once.
+pub const PIECE: usize = 64 * 1024;
