@@ -19,7 +19,7 @@ use tokenway::observe::Observer;
 use tokenway::observe::metrics::{Exposition, StreamKey};
 use tokenway::record::{Gap, Gaps, Outcome, Record};
 use tokenway::request::class::Class;
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -583,7 +583,7 @@ async fn the_verdict_and_the_history_show_an_incident_and_the_stream_tells_it() 
     stream.write_all(request.as_bytes()).await.unwrap();
     let mut heard = Vec::new();
     while String::from_utf8_lossy(&heard).matches("event: slo").count() < 2 {
-        let read = tokio::io::AsyncReadExt::read_buf(&mut stream, &mut heard);
+        let read = stream.read_buf(&mut heard);
         let read = tokio::time::timeout(Duration::from_secs(30), read).await.expect("in time").unwrap();
         assert!(read > 0, "the stream goes on");
     }
@@ -772,6 +772,21 @@ async fn requests_that_hang_hold_up_neither_reads_nor_health() {
     hanging.clear();
     let free = async { while get(address, "/api/log-level").await.0 != 200 {} };
     tokio::time::timeout(Duration::from_secs(4), free).await.expect("in time");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_without_a_request_make_room_for_health() {
+    let (address, ..) = admin(None).await;
+    let mut silent = Vec::new();
+    for _ in 0..200 {
+        silent.push(tokio::net::TcpStream::connect(address).await.unwrap());
+    }
+    for path in ["/healthz", "/readyz", "/metrics"] {
+        assert!(matches!(get(address, path).await.0, 200 | 503), "{path}");
+    }
+    // The one that was idle the longest was closed.
+    let closed = async { silent[0].read(&mut [0]).await.unwrap() };
+    assert_eq!(tokio::time::timeout(Duration::from_secs(4), closed).await.expect("in time"), 0);
 }
 
 #[tokio::test]

@@ -1,8 +1,8 @@
 //! The admin port: metrics, health, the JSON API and a dashboard.
 //!
-//! HTTP/1.1 on a listener and a runtime of its own, so that it answers while the data port is saturated. `routes` maps
-//! paths to handlers and stacks the layers around them; here is the listener: a bounded number of connections, each of
-//! which has to send heads and take responses in time.
+//! On a runtime of its own, so that it answers while the data port is saturated. `routes` maps paths to handlers and
+//! stacks the layers around them; here are the bounds of its connections: those without a request make room for new
+//! ones, and of those with one some are kept for health.
 
 mod access;
 mod actions;
@@ -26,20 +26,26 @@ mod views;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hyper::server::conn::http1;
-use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::server::graceful::GracefulShutdown;
-use hyper_util::service::TowerToHyperService;
-use socket2::SockRef;
-use tokio::net::{TcpListener, TcpStream};
+use axum::Router;
+use axum::body::Body;
+use axum::response::IntoResponse;
+use bytes::Bytes;
+use http::header::{CONNECTION, HeaderValue};
+use http::{Request, Response, StatusCode};
+use hyper::body::Incoming;
+use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use tower::ServiceBuilder;
+use tower::ServiceExt;
 
 pub use self::control::{Control, Readiness};
+use self::error::AdminError;
 use self::live::Live;
 use crate::drift::service::Feed;
-use crate::listener::{Acceptor, ConnectionLimit};
+use crate::listener::{
+    self, Acceptor, ConnectionLimit, ConnectionLimits, Handler, HeadFault, KillSwitch, ListenerCounters,
+    Peer, Serving,
+};
 use crate::observe::Observer;
 use crate::rollout::service as rollouts;
 
@@ -64,61 +70,81 @@ pub async fn serve(
     tracker: TaskTracker,
     shutdown: CancellationToken,
 ) {
-    let limit = ConnectionLimit { connections: MAX_CONNECTIONS, name: "the admin port", waiting: None };
-    let mut acceptor = Acceptor::new(listener, limit, admin.observer.clock());
-    let live = Live::start(Arc::clone(&admin), tracker.clone(), shutdown.clone());
-    let service = ServiceBuilder::new().map_response(routes::finish).service(routes::router(admin, live));
-    let service = TowerToHyperService::new(service);
-    let mut http = http1::Builder::new();
-    http.timer(TokioTimer::new()).header_read_timeout(IDLE_TIMEOUT);
-    let (draining, cut_off) = (GracefulShutdown::new(), CancellationToken::new());
-    while let Some((stream, permit)) = shutdown.run_until_cancelled(acceptor.next()).await {
-        // Best effort: a failure costs latency, or a connection held for longer.
-        let _ = stream.set_nodelay(true);
-        let _ = bound_writes(&stream, WRITE_TIMEOUT);
-        let connection = draining.watch(http.serve_connection(TokioIo::new(stream), service.clone()));
-        let cut_off = cut_off.clone();
-        tracker.spawn(async move {
-            if let Some(Err(error)) = cut_off.run_until_cancelled(connection).await {
-                tracing::debug!(%error, "admin connection");
-            }
-            drop(permit);
-        });
-    }
-    drop(acceptor);
+    let clock = admin.observer.clock();
+    let limit = ConnectionLimit {
+        connections: MAX_CONNECTIONS,
+        name: "the admin port",
+        waiting: None,
+        closes_idle: true,
+    };
+    let acceptor = Acceptor::new(listener, limit, clock);
+    let connections = TaskTracker::new();
+    let serving = Serving {
+        limits: ConnectionLimits {
+            header_timeout: HEADER_TIMEOUT,
+            keep_alive: KEEP_ALIVE,
+            tls_handshake_timeout: HEADER_TIMEOUT,
+            user_timeout: WRITE_TIMEOUT,
+        },
+        tls: None,
+        clock,
+        tracker: connections.clone(),
+        draining: CancellationToken::new(),
+        closing: CancellationToken::new(),
+        stopped: shutdown.clone(),
+        cut_off: CancellationToken::new(),
+        counters: ListenerCounters { panics: admin.observer.metrics().panics() },
+    };
+    let live = Live::start(Arc::clone(&admin), tracker, shutdown);
+    listener::accept_loop(acceptor, serving.clone(), Service(routes::router(admin, live))).await;
     // Idle connections close at once, busy ones after their response.
-    let _ = tokio::time::timeout(SHUTDOWN_GRACE, draining.shutdown()).await;
-    cut_off.cancel();
+    serving.closing.cancel();
+    connections.close();
+    let _ = tokio::time::timeout(SHUTDOWN_GRACE, connections.wait()).await;
+    serving.cut_off.cancel();
 }
 
-/// Breaks a connection whose peer acknowledges nothing, or keeps its window closed, for `timeout`. hyper has no timeout
-/// for writes, and a scraper that stops reading would hold a page in memory and one of few connections.
-fn bound_writes(stream: &TcpStream, timeout: Duration) -> std::io::Result<()> {
-    SockRef::from(stream).set_tcp_user_timeout(Some(timeout))
+/// The listener's handler.
+#[derive(Clone)]
+struct Service(Router);
+
+impl Handler for Service {
+    type Body = Body;
+    type Connection = ();
+
+    async fn handle(&self, request: Request<Incoming>, _: KillSwitch, (): &()) -> Response<Body> {
+        let Ok(response) = self.0.clone().oneshot(request).await;
+        routes::finish(response)
+    }
+
+    fn reject(&self, fault: HeadFault) -> Response<Bytes> {
+        let mut response = Response::default();
+        *response.status_mut() = match fault {
+            HeadFault::UriTooLong => StatusCode::URI_TOO_LONG,
+            HeadFault::TooLarge => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+            HeadFault::Malformed | HeadFault::Ambiguous | HeadFault::ClearText => StatusCode::BAD_REQUEST,
+        };
+        response
+    }
+
+    fn refuse(&self, fault: HeadFault) -> Response<Body> {
+        let mut response = self.reject(fault).map(Body::from);
+        response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+        response
+    }
+
+    fn panicked(&self) -> Response<Body> {
+        AdminError::Panicked.into_response()
+    }
+
+    fn opened(&self, _: Peer) {}
 }
 
-const MAX_CONNECTIONS: usize = 64;
-/// From the end of a request to the end of the next one's head; above the scrape intervals in use.
-const IDLE_TIMEOUT: Duration = Duration::from_secs(75);
+/// More than [`routes`] lets have a response under way: the rest is for health.
+const MAX_CONNECTIONS: usize = 80;
+const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
+/// From the end of a response to the start of the next head; above the scrape intervals in use.
+const KEEP_ALIVE: Duration = Duration::from_secs(75);
+/// Without an acknowledgement: a scraper that stops reading would hold a page in memory and a connection.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(2);
-
-#[cfg(test)]
-mod tests {
-    use std::io::ErrorKind;
-
-    use tokio::io::AsyncWriteExt;
-
-    use super::*;
-
-    #[tokio::test]
-    async fn a_write_that_nobody_reads_fails_in_the_end() {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let _client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
-        let (mut stream, _) = listener.accept().await.unwrap();
-        bound_writes(&stream, Duration::from_millis(200)).unwrap();
-        let page = vec![0; 64 * 1024 * 1024];
-        let written = tokio::time::timeout(Duration::from_secs(30), stream.write_all(&page)).await;
-        assert_eq!(written.expect("in time").unwrap_err().kind(), ErrorKind::TimedOut);
-    }
-}

@@ -7,9 +7,10 @@ use std::any::Any;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::body::Body;
 use axum::error_handling::HandleErrorLayer;
-use axum::extract::{DefaultBodyLimit, State};
-use axum::middleware::{from_fn, from_fn_with_state};
+use axum::extract::{DefaultBodyLimit, Request, State};
+use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{BoxError, Router};
@@ -18,6 +19,8 @@ use http::header::{
     ALLOW, CACHE_CONTROL, CONTENT_SECURITY_POLICY, HeaderName, HeaderValue, REFERRER_POLICY,
     X_CONTENT_TYPE_OPTIONS,
 };
+use http_body_util::BodyExt;
+use tokio::sync::Semaphore;
 use tower::ServiceBuilder;
 use tower::limit::GlobalConcurrencyLimitLayer;
 use tower::load_shed::error::Overloaded;
@@ -59,6 +62,7 @@ pub(super) fn router(admin: Arc<AdminState>, live: Arc<Live>) -> Router {
         .merge(under(streams(live)))
         .fallback(async || AdminError::UnknownPath)
         .layer(from_fn_with_state(Arc::clone(&admin), access::guard))
+        .layer(from_fn_with_state(Arc::new(Semaphore::new(MAX_RESPONSES)), under_way))
         .merge(health)
         .merge(assets::router())
         .layer(from_fn(access::one_host))
@@ -119,6 +123,19 @@ fn bounded(group: Router<Arc<AdminState>>, max: usize, timeout: Duration) -> Rou
     )
 }
 
+/// Bounds the responses under way, to the last byte that their clients take.
+async fn under_way(State(places): State<Arc<Semaphore>>, request: Request, next: Next) -> Response {
+    let Ok(place) = places.try_acquire_owned() else { return AdminError::Overloaded.into_response() };
+    let response = next.run(request).await;
+    // The body owns the closure, and it the place.
+    response.map(|body| {
+        Body::new(body.map_err(move |error| {
+            let _held = &place;
+            error
+        }))
+    })
+}
+
 async fn out_of_bounds(error: BoxError) -> AdminError {
     if error.is::<Overloaded>() { AdminError::Overloaded } else { AdminError::Timeout }
 }
@@ -152,6 +169,8 @@ const ON_EVERY_RESPONSE: [(HeaderName, &str); 4] = [
 ];
 /// Bytes; below, gzip may well add to them.
 const MIN_COMPRESSED: u64 = 1024;
+/// Of what is not health.
+const MAX_RESPONSES: usize = 64;
 const MAX_READS: usize = 32;
 const READ_TIMEOUT: Duration = Duration::from_secs(10);
 const MAX_ACTIONS: usize = 8;

@@ -36,7 +36,7 @@ use crate::gateway::table::RoutingTable;
 use crate::gateway::{Gateway, Service};
 use crate::identity;
 use crate::listener::tls::{TlsError, TlsSlot, expiry};
-use crate::listener::{self, ConnectionLimits, ListenerCounters, Serving};
+use crate::listener::{self, Acceptor, ConnectionLimit, ConnectionLimits, ListenerCounters, Serving};
 use crate::observe::Observer;
 use crate::relay::watch::Watchdog;
 use crate::request::body_memory::BodyMemory;
@@ -156,7 +156,7 @@ impl App {
             tasks: tracker.clone(),
         });
         let serving = Serving {
-            limits: ConnectionLimits::new(&config, open_files::fitting_connections(&config)),
+            limits: ConnectionLimits::new(&config),
             tls: tls.clone(),
             clock,
             tracker: tracker.clone(),
@@ -164,18 +164,22 @@ impl App {
             closing: CancellationToken::new(),
             stopped: stopped.clone(),
             cut_off: CancellationToken::new(),
-            counters: ListenerCounters {
-                waiting: gateway.observer.metrics().connections_waiting(),
-                panics: gateway.observer.metrics().panics(),
-            },
+            counters: ListenerCounters { panics: gateway.observer.metrics().panics() },
         };
+        let limit = ConnectionLimit {
+            connections: open_files::fitting_connections(&config),
+            name: "server.max_connections",
+            waiting: Some(gateway.observer.metrics().connections_waiting()),
+            closes_idle: false,
+        };
+        let acceptor = Acceptor::new(socket, limit, clock);
         let degrading = crate::gateway::degrade::watch(Arc::clone(&gateway));
         tracker.spawn(stopped.clone().run_until_cancelled_owned(degrading));
         let (draining, closing) = (serving.draining.clone(), serving.closing.clone());
         let cut_off = serving.cut_off.clone();
         let service = Service(Arc::clone(&gateway));
         tracker.spawn(stopped.clone().run_until_cancelled_owned(watchdog.run()));
-        tracker.spawn(listener::accept_loop(socket, serving, service));
+        tracker.spawn(listener::accept_loop(acceptor, serving, service));
         Ok(Self { gateway, fleet, data, tls, tokens, tracker, draining, closing, stopped, cut_off })
     }
 

@@ -1,18 +1,22 @@
 //! Accepting connections: how many, and what happens at a limit.
 //!
 //! Past `server.max_connections` clients wait in the socket's backlog, and without file descriptors nobody gets in:
-//! both look like a hang from outside, so both are said, once a minute.
+//! both look like a hang from outside, so both are said, once a minute. A port that must answer closes idle connections
+//! instead.
 
 use std::io;
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use prometheus::IntGauge;
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use super::KillSwitch;
+use super::phase::ConnectionPhase;
 use crate::clock::{Clock, Stamp};
 
 /// Binds a port with `SO_REUSEADDR`, for quick restarts.
@@ -37,6 +41,23 @@ pub struct ConnectionLimit {
     pub name: &'static str,
     /// 1 while it is reached.
     pub waiting: Option<IntGauge>,
+    /// Whether a connection without a request makes room for the next one, the longest idle first.
+    pub closes_idle: bool,
+}
+
+/// Open connections with what closes them.
+#[derive(Debug, Default)]
+pub(super) struct OpenConnections(Mutex<Vec<(Weak<ConnectionPhase>, KillSwitch)>>);
+
+impl OpenConnections {
+    fn close_idlest(&self) {
+        let open = self.0.lock();
+        let idle = open.iter().filter_map(|(phase, kill)| Some((phase.upgrade()?.idle_since()?, kill)));
+        if let Some((_, kill)) = idle.filter(|(_, kill)| !kill.is_cancelled()).min_by_key(|(since, _)| *since)
+        {
+            kill.cancel();
+        }
+    }
 }
 
 /// Accepts connections up to a limit.
@@ -45,6 +66,7 @@ pub struct Acceptor {
     listener: TcpListener,
     free: Arc<Semaphore>,
     limit: ConnectionLimit,
+    open: OpenConnections,
     clock: Clock,
     full_said: Option<Stamp>,
     failure_said: Option<Stamp>,
@@ -56,7 +78,17 @@ impl Acceptor {
     #[must_use]
     pub fn new(listener: TcpListener, limit: ConnectionLimit, clock: Clock) -> Self {
         let free = Arc::new(Semaphore::new(limit.connections));
-        Self { listener, free, limit, clock, full_said: None, failure_said: None, failures: 0 }
+        let open = OpenConnections::default();
+        Self { listener, free, limit, open, clock, full_said: None, failure_said: None, failures: 0 }
+    }
+
+    /// A connection was opened, which may have to make room.
+    pub(super) fn opened(&self, phase: &Arc<ConnectionPhase>, kill: &KillSwitch) {
+        if self.limit.closes_idle {
+            let mut open = self.open.0.lock();
+            open.retain(|(phase, _)| phase.strong_count() > 0);
+            open.push((Arc::downgrade(phase), Arc::clone(kill)));
+        }
     }
 
     /// The next connection and its permit. Cancel-safe: both are returned or neither is taken.
@@ -77,6 +109,9 @@ impl Acceptor {
         if let Ok(permit) = Arc::clone(&self.free).try_acquire_owned() {
             return permit;
         }
+        if self.limit.closes_idle {
+            return self.permit_of_idlest().await;
+        }
         if is_due(&mut self.full_said, self.clock.now()) {
             tracing::warn!(
                 limit = self.limit.connections,
@@ -86,6 +121,17 @@ impl Acceptor {
         }
         let _waiting = self.limit.waiting.as_ref().map(Raised::new);
         Arc::clone(&self.free).acquire_owned().await.expect("invariant: the semaphore is never closed")
+    }
+
+    async fn permit_of_idlest(&self) -> OwnedSemaphorePermit {
+        loop {
+            self.open.close_idlest();
+            // Where none is idle, one may be soon.
+            let permit = tokio::time::timeout(CLOSE_EVERY, Arc::clone(&self.free).acquire_owned());
+            if let Ok(Ok(permit)) = permit.await {
+                return permit;
+            }
+        }
     }
 
     /// EMFILE and the like persist for a while: do not spin, and do not fill the log.
@@ -123,6 +169,7 @@ fn is_due(said: &mut Option<Stamp>, now: Stamp) -> bool {
 }
 
 const BACKLOG: i32 = 4096;
+const CLOSE_EVERY: Duration = Duration::from_millis(50);
 const SAY_EVERY: Duration = Duration::from_secs(60);
 const FIRST_BACK_OFF: Duration = Duration::from_millis(10);
 const MAX_BACK_OFF: Duration = Duration::from_millis(500);

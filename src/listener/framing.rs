@@ -62,6 +62,12 @@ impl RequestFraming {
         self.first_ambiguous
     }
 
+    /// Heads that have begun, the current one included; past a framing that cannot be followed there may be any number.
+    pub(super) fn heads_begun(&self) -> u64 {
+        let is_in_head = self.state == State::HeadLine && (self.head.lines > 0 || !self.line.is_empty());
+        if self.state == State::Lost { u64::MAX } else { self.heads + u64::from(is_in_head) }
+    }
+
     /// Takes bytes as they were read.
     pub fn read(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() && self.state != State::Lost {

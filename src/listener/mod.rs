@@ -1,4 +1,4 @@
-//! The data listener: accepts connections and serves HTTP/1.1 and HTTP/2 on them.
+//! The listener of a port: accepts connections and serves HTTP/1.1 and HTTP/2 on them.
 //!
 //! HTTP/2 by ALPN under TLS and by prior knowledge in clear text. Every wait is bounded: the handshake, a head from its
 //! first byte, the time between requests. What a request is answered with is up to a [`Handler`].
@@ -28,8 +28,8 @@ use http::{Method, Request, Response, Version, header};
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
-use prometheus::{IntCounter, IntGauge};
-use tokio::net::{TcpListener, TcpStream};
+use prometheus::IntCounter;
+use tokio::net::TcpStream;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -92,7 +92,7 @@ pub struct Peer {
 /// Settings and shared state of an accept loop.
 #[derive(Clone, Debug)]
 pub struct Serving {
-    /// Timeouts and the number of connections.
+    /// Timeouts.
     pub limits: ConnectionLimits,
     /// Reloadable certificates; `None` is clear text.
     pub tls: Option<Arc<TlsSlot>>,
@@ -115,27 +115,27 @@ pub struct Serving {
 /// What the listener itself counts.
 #[derive(Clone, Debug)]
 pub struct ListenerCounters {
-    /// 1 while connections wait because `server.max_connections` is reached.
-    pub waiting: IntGauge,
     /// Requests whose handling or whose response body panicked.
     pub panics: IntCounter,
 }
 
-/// Limits of `[server]` that the listener enforces.
+/// Timeouts of connections.
 #[derive(Clone, Copy, Debug)]
 pub struct ConnectionLimits {
-    header_timeout: Duration,
-    keep_alive: Duration,
-    tls_handshake_timeout: Duration,
-    max_connections: usize,
+    /// A head from its first byte, the first one from accept.
+    pub header_timeout: Duration,
+    /// Between two requests.
+    pub keep_alive: Duration,
+    /// A TLS handshake.
+    pub tls_handshake_timeout: Duration,
     /// Longest time without an acknowledgement of what was sent (TCP_USER_TIMEOUT).
-    user_timeout: Duration,
+    pub user_timeout: Duration,
 }
 
 impl ConnectionLimits {
-    /// What the configuration says, with the number of connections that the file descriptors allow.
+    /// What the configuration says of the data port.
     #[must_use]
-    pub fn new(config: &Config, max_connections: usize) -> Self {
+    pub fn new(config: &Config) -> Self {
         let server = &config.server;
         // A client that keeps its window closed is the watchdog's, which counts it: this one comes later.
         let stall = config.routes.iter().map(|route| route.timeouts.client_stall).max().unwrap_or_default();
@@ -143,7 +143,6 @@ impl ConnectionLimits {
             header_timeout: server.header_timeout,
             keep_alive: server.keep_alive,
             tls_handshake_timeout: server.tls_handshake_timeout,
-            max_connections,
             user_timeout: stall + USER_TIMEOUT_BEYOND_STALL,
         }
     }
@@ -168,13 +167,7 @@ struct StreamSignals {
 }
 
 /// Accepts connections until [`Serving::stopped`] is cancelled.
-pub async fn accept_loop<H: Handler>(listener: TcpListener, serving: Serving, handler: H) {
-    let limit = ConnectionLimit {
-        connections: serving.limits.max_connections,
-        name: "server.max_connections",
-        waiting: Some(serving.counters.waiting.clone()),
-    };
-    let mut acceptor = Acceptor::new(listener, limit, serving.clock);
+pub async fn accept_loop<H: Handler>(mut acceptor: Acceptor, serving: Serving, handler: H) {
     loop {
         // Both arms are cancel-safe.
         let (socket, permit) = tokio::select! {
@@ -185,6 +178,7 @@ pub async fn accept_loop<H: Handler>(listener: TcpListener, serving: Serving, ha
         let address = socket.peer_addr().ok().map(|peer| peer.ip().to_canonical());
         let peer = Peer { address, is_tls: serving.tls.is_some() };
         let accepted = Accepted::new(&serving, &handler, peer, permit);
+        acceptor.opened(&accepted.phase, &accepted.kill);
         match &serving.tls {
             None => serving.tracker.spawn(serve_stream(socket, accepted)),
             Some(tls) => serving.tracker.spawn(serve_tls(socket, Arc::clone(tls), accepted)),
@@ -197,6 +191,7 @@ struct Accepted<H: Handler> {
     serving: Serving,
     handler: H,
     phase: Arc<ConnectionPhase>,
+    kill: KillSwitch,
     /// Of its certificate (mutual TLS).
     client: Option<ClientNames>,
     _permit: OwnedSemaphorePermit,
@@ -210,6 +205,7 @@ impl<H: Handler> Accepted<H> {
             serving: serving.clone(),
             handler: handler.clone(),
             phase: Arc::new(ConnectionPhase::new(serving.clock, serving.clock.now(), panics)),
+            kill: KillSwitch::default(),
             client: None,
             _permit,
             connection: handler.opened(peer),
@@ -245,12 +241,11 @@ async fn serve_tls<H: Handler>(socket: TcpStream, tls: Arc<TlsSlot>, mut accepte
 /// Serves one connection to its end. Its task is this one future: each level of futures around it would cost every
 /// event of its streams a cache line.
 async fn serve_stream<H: Handler, S: ClientStream>(stream: S, accepted: Accepted<H>) {
-    let Accepted { serving, handler, phase, client, _permit, connection: shared } = accepted;
+    let Accepted { serving, handler, phase, kill, client, _permit, connection: shared } = accepted;
     let rejecting = handler.clone();
     let explain = Arc::new(move |fault| rejecting.reject(fault));
     let go_on = ContinueSignal::default();
     let io = TokioIo::new(PhaseIo::new(stream, Arc::clone(&phase), explain, go_on.clone()));
-    let kill = KillSwitch::default();
     let connection_kill = Arc::clone(&kill);
     let (service_phase, continuing) = (Arc::clone(&phase), go_on.clone());
     let service = hyper::service::service_fn(move |mut request: Request<Incoming>| {
@@ -367,8 +362,12 @@ async fn interruption(
     let deadlines = serving.limits.into();
     let overdue = async {
         while let Some(at) = phase.next_check(&deadlines) {
-            tokio::time::sleep_until(serving.clock.instant(at)).await;
-            if phase.is_to_be_looked_at() {
+            // Both arms only wait.
+            let is_due = tokio::select! {
+                () = tokio::time::sleep_until(serving.clock.instant(at)) => true,
+                () = phase.pipelined() => false,
+            };
+            if is_due && phase.is_to_be_looked_at() {
                 return Interruption::Look;
             }
         }

@@ -16,6 +16,7 @@ use hyper::body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 use prometheus::IntCounter;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use super::Tunnel;
@@ -49,6 +50,8 @@ pub(super) struct ConnectionPhase {
     is_http2_agreed: AtomicBool,
     /// Cut rather than closed, so that its last response does not look complete.
     is_cut: AtomicBool,
+    /// Bytes came behind a request that is not answered yet.
+    pipelined: Notify,
     /// The next flush looks whether the client is still there.
     looks: AtomicBool,
     panics: IntCounter,
@@ -81,6 +84,7 @@ impl ConnectionPhase {
             ambiguous: AtomicU64::new(0),
             is_http2_agreed: AtomicBool::new(false),
             is_cut: AtomicBool::new(false),
+            pipelined: Notify::new(),
             looks: AtomicBool::new(false),
             panics,
             tunnel: OnceLock::new(),
@@ -129,6 +133,20 @@ impl ConnectionPhase {
         Some(since.after(deadlines.idle)).filter(|at| *at > now).map(|at| at.min(now.after(deadlines.header)))
     }
 
+    /// Waits until a client pipelines: its next check is due sooner than a head or an idle time would be.
+    pub(super) async fn pipelined(&self) {
+        self.pipelined.notified().await;
+    }
+
+    /// Takes note of the heads that have begun: those behind the next request, or behind one that is under way, are in
+    /// hyper's buffer, which reads nothing then.
+    fn note_heads(&self, begun: u64) {
+        let next = self.total.load(Ordering::Relaxed) + u64::from(self.is_between_requests());
+        if begun > next {
+            self.pipelined.notify_one();
+        }
+    }
+
     /// Whether a request is under way, so that its client may have left unnoticed: hyper reads nothing while bytes of a
     /// further request wait in its buffer.
     pub(super) fn is_to_be_looked_at(&self) -> bool {
@@ -137,6 +155,11 @@ impl ConnectionPhase {
             self.looks.store(true, Ordering::Relaxed);
         }
         is_busy
+    }
+
+    /// Since when it has had no request; `None` while one is under way.
+    pub(super) fn idle_since(&self) -> Option<Stamp> {
+        self.is_between_requests().then(|| Stamp::from_nanos(self.since.load(Ordering::Relaxed)))
     }
 
     /// Whether it is to be cut rather than closed.
@@ -367,6 +390,7 @@ impl<S: ClientStream> AsyncRead for PhaseIo<S> {
                 if let Some(number) = this.framing.first_ambiguous() {
                     this.phase.ambiguous.store(number, Ordering::Relaxed);
                 }
+                this.phase.note_heads(this.framing.heads_begun());
             } else {
                 this.continues.read(bytes);
             }

@@ -60,3 +60,24 @@ pub(super) fn reset_on_close(socket: &TcpStream) {
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(30);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 const KEEPALIVE_PROBES: u32 = 3;
+
+#[cfg(test)]
+mod tests {
+    use std::io::ErrorKind;
+
+    use tokio::io::AsyncWriteExt;
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_write_that_nobody_reads_fails_in_the_end() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let _client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (mut stream, _) = listener.accept().await.unwrap();
+        configure(&stream, Duration::from_millis(200));
+        let page = vec![0; 64 * 1024 * 1024];
+        let written = tokio::time::timeout(Duration::from_secs(30), stream.write_all(&page)).await;
+        assert_eq!(written.expect("in time").unwrap_err().kind(), ErrorKind::TimedOut);
+    }
+}
