@@ -16,6 +16,7 @@ use tokenway::config::{
 };
 use tokenway::fleet::status::ReplicaState;
 use tokenway::units::Tokens;
+use tokio::sync::Semaphore;
 
 const PATH: &str = "/v1/chat/completions";
 const QUEUE: QueueLimits = QueueLimits {
@@ -588,6 +589,89 @@ async fn all_routes_of_a_pool_wait_in_one_queue_batch_last_and_priorities_first(
     gateway.idle().await;
     assert_eq!(sum(&gateway, "tokenway_queue_requests", &[]), 0.0);
     assert_eq!(sum(&gateway, "tokenway_queue_bytes", &[]), 0.0);
+}
+
+#[tokio::test]
+async fn without_a_section_requests_are_ordered_and_none_is_refused_not_even_by_a_drain() {
+    let replica = Replica::start().await;
+    let mut config = config::of(&[&replica]);
+    config.pools[0].max_num_seqs = NonZeroU64::new(1);
+    let (base, per_prompt_token) = (Duration::from_millis(10), Duration::from_secs(10));
+    let ttft = Some(TtftBound { base, per_prompt_token });
+    config.slo.insert("patient".into(), Slo { ttft, ..Slo::default() });
+    let route = &mut config.routes[0];
+    (route.policy, route.slo) = (PolicyName::Latency, "patient".into());
+    route.client_may.priority = true;
+    let gateway = Gateway::start(config).await;
+    taught(&gateway, &replica).await;
+    let gate = Gate::new();
+    replica.next([vec![Step::Wait(gate.clone())], wire::chat_stream(&["first"])].concat());
+    let before = replica.count();
+    let mut open = vec![sent(&gateway, &chat("tiny", "first")).await];
+    replica.got(before + 1).await;
+    for (n, (text, priority)) in [("low", "-1"), ("ordinary", "0"), ("high", "5")].into_iter().enumerate() {
+        let mut client = gateway.client().await;
+        client.post(PATH, &[("x-priority", priority)], chat("tiny", text).as_bytes()).await;
+        open.push(client);
+        waiting(&gateway, n + 1).await;
+    }
+    assert_eq!(replica.count(), before + 1, "they wait here, not in the engine");
+    let drain = gateway.app.drain(Duration::ZERO);
+    let answers = async {
+        gate.cancel();
+        for client in &mut open {
+            assert_eq!(client.reply().await.status(), 200);
+        }
+    };
+    soon("the drain is over", async { tokio::join!(drain, answers) }).await;
+    assert_eq!(order(&replica, before), ["first", "high", "ordinary", "low"]);
+    assert_eq!(sum(&gateway, "tokenway_queue_requests", &[]), 0.0);
+}
+
+/// Requests at five times what an engine of two places can do, which tells nobody of them: how many were answered, and how many of
+/// these in time.
+async fn at_five_times_the_load(answer: Vec<Step>, is_stream: bool) -> (usize, usize) {
+    let replica = Replica::start().await;
+    let work = [vec![Step::Take(Arc::new(Semaphore::new(2)))], vec![Step::Tick; 5]].concat();
+    replica.always([work, answer].concat());
+    let bound = Duration::from_millis(600);
+    let mut config = config::of(&[&replica]);
+    strict(&mut config, Some(QUEUE));
+    let ttft = Some(TtftBound { base: bound, per_prompt_token: Duration::ZERO });
+    config.slo.insert("strict".into(), Slo { ttft, ..Slo::default() });
+    let gateway = Gateway::start(config).await;
+    let mut calls = tokio::task::JoinSet::new();
+    for n in 0..500 {
+        let mut client = gateway.client().await;
+        let body = chat("tiny", &format!("question {n}")).replace("true", &is_stream.to_string());
+        let clock = gateway.app.gateway.clock;
+        calls.spawn(async move {
+            let began = clock.now();
+            client.post(PATH, &[], body.as_bytes()).await;
+            // The head is held until the first content.
+            let (status, after) = (client.head().await.status, clock.now().since(began));
+            client.rest().await;
+            (status, after)
+        });
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let ended = soon("all are answered or refused", calls.join_all()).await;
+    let answered: Vec<_> = ended.into_iter().filter(|(status, _)| *status == 200).collect();
+    let in_time = answered.iter().filter(|(_, after)| *after <= bound).count();
+    (answered.len(), in_time)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_admitted_on_an_engine_of_two_places_is_in_time_streamed_or_whole() {
+    let whole = r#"{"id":"c1","object":"chat.completion","model":"tiny","choices":[{"index":0,"message":{"role":"assistant","content":"a b"},
+        "finish_reason":"stop"}],"usage":{"prompt_tokens":9,"total_tokens":11,"completion_tokens":2}}"#;
+    for (answer, is_stream) in [(wire::chat_stream(&["a", "b"]), true), (wire::json(200, whole), false)] {
+        let (answered, in_time) = at_five_times_the_load(answer, is_stream).await;
+        let what = format!("stream {is_stream}: {in_time} of {answered} in time");
+        eprintln!("{what}");
+        assert!(answered >= 50, "{what}");
+        assert!(in_time * 10 >= answered * 9, "{what}");
+    }
 }
 
 /// A gateway in front of a pool that may scale to zero and has no replica now.

@@ -282,10 +282,12 @@ impl<T: Clone> WaitQueue<T> {
         self.begin_round()
     }
 
-    /// Handles of all requests but the held ones.
-    pub fn late(&self) -> impl Iterator<Item = &T> {
+    /// Handles of the requests that a gateway which drains does not wait for: those that may be refused, and those without a replica.
+    pub fn refusable(&self) -> impl Iterator<Item = &T> {
         let all = self.flows.iter().flat_map(|flow| flow.waiting.values());
-        all.filter(|entry| entry.reason != WaitReason::Held).map(|entry| &entry.call)
+        let is_refusable =
+            |entry: &&QueueEntry<T>| entry.usage.is_some() || entry.reason == WaitReason::NoReplica;
+        all.filter(is_refusable).map(|entry| &entry.call)
     }
 
     /// Whether no request waits, held ones included.

@@ -1,9 +1,9 @@
 //! Admission rules: place, hold, queue or degrade a request, from routing's TTFT prediction and the route's policy. Pure.
 //!
-//! In a pool that queues, a request is sent when a replica begins on it at once or nearly so, and otherwise waits in the
-//! gateway: there the order is ours, and what was sent keeps its prediction. Who would miss its bound because of those
-//! before it is refused; who would miss it on an idle replica as well has no slack to lose and waits as best effort, with the
-//! requests that have no bound. Predictions must be falsifiable: a pool without a first token for [`UNPROVED_AFTER`] that has
+//! A request is sent when a replica begins on it at once or nearly so, and otherwise waits in the gateway: there the order is
+//! ours, and what was sent keeps its prediction. Where no route of the pool has a `[route.queue]` only our own prompts are waited
+//! for, and nobody is refused: who cannot meet its bound any more waits as best effort, with the requests that have none. Where one
+//! has, who would miss its bound because of those before it is refused, and who would miss it on an idle replica as well is best effort. Predictions must be falsifiable: a pool without a first token for [`UNPROVED_AFTER`] that has
 //! an idle replica gets the request whatever is predicted; otherwise one bad observation would close the route for good.
 
 use std::time::Duration;
@@ -46,28 +46,29 @@ pub enum Ruling {
     Degrade,
 }
 
-/// Applies the rules to a request that routing has just judged; `is_shared` says whether the pool queues. `ahead` is the
-/// predicted wait behind those that are before it in the queue, `None` if none is: asked once, because it takes a lock.
+/// Applies the rules to a request that routing has just judged; `is_strict`: a route of the pool has a `[route.queue]`. `ahead` is
+/// the predicted wait behind those that are before it in the queue, `None` if none is: asked once, because it takes a lock.
 #[must_use]
 pub fn rule(
     rules: &Rules,
     judged: &Judged<'_>,
-    is_shared: bool,
+    is_strict: bool,
     ahead: impl FnOnce(&Outlook) -> Option<Duration>,
 ) -> Ruling {
     let decision = match judged.verdict() {
         Verdict::Hold => return Ruling::Hold,
         Verdict::Place(decision) => decision,
     };
-    if decision.predicted_ttft.is_none() || !(is_shared || rules.degrade.is_some()) {
+    if decision.predicted_ttft.is_none() {
         return Ruling::Place;
     }
-    if judged.was_tried() || (judged.is_let_in() && !is_shared) || is_unproved(judged) {
+    if judged.was_tried() || (judged.is_let_in() && !is_strict) || is_unproved(judged) {
         return Ruling::Place;
     }
     let lookahead = lookahead(rules);
-    let outlook = outlook(rules, judged, decision, lookahead);
-    let ahead = if is_shared { ahead(&outlook) } else { None };
+    let margin = if is_strict { judged.margin() } else { 1.0 };
+    let outlook = outlook(rules, judged, decision, Spare { lookahead, margin });
+    let ahead = ahead(&outlook);
     let aim = judged.aim();
     let own = seconds(decision.terms.prefill + decision.terms.base);
     let predicted = aim.waited + own + seconds(decision.terms.wait).max(ahead.unwrap_or_default());
@@ -76,28 +77,38 @@ pub fn rule(
     if rules.degrade.as_ref().is_some_and(is_over) && !judged.is_let_in() {
         return Ruling::Degrade;
     }
-    if !is_shared {
-        return Ruling::Place;
-    }
-    let has_room = judged.has_room(lookahead);
+    let has_room = if is_strict { judged.has_room(lookahead) } else { judged.runs_dry(lookahead) };
     let is_in_time = aim.slo.ttft.is_none_or(|bound| predicted <= bound.mul_f64(SAFETY));
     // A late answer is better than none, but not where nobody may wait at all; and what nobody measured refuses nobody.
     let may_be_late = outlook.slack.is_none() && rules.queue.is_none_or(|queue| queue.max_requests > 0);
-    if has_room && ahead.is_none() && (is_in_time || may_be_late || judged.is_let_in()) {
+    if has_room && ahead.is_none() && (!is_strict || is_in_time || may_be_late || judged.is_let_in()) {
         return Ruling::Place;
     }
     Ruling::Queue(outlook, if has_room { Stay::Own } else { Stay::NoRoom })
 }
 
-fn outlook(rules: &Rules, judged: &Judged<'_>, decision: &Decision, lookahead: Duration) -> Outlook {
-    let aim = judged.aim();
-    let terms = &decision.terms;
-    let own = seconds(terms.prefill + terms.base);
+/// What is allowed for.
+#[derive(Clone, Copy)]
+struct Spare {
+    /// See [`lookahead`].
+    lookahead: Duration,
+    /// By how much first tokens come later than predicted.
+    margin: f64,
+}
+
+fn outlook(rules: &Rules, judged: &Judged<'_>, decision: &Decision, spare: Spare) -> Outlook {
+    let (aim, terms, lookahead) = (judged.aim(), &decision.terms, spare.lookahead);
     let bound = aim.slo.ttft.unwrap_or_default();
-    let spent = aim.waited + own;
+    let (first, whole) = (terms.prefill + terms.base, terms.prefill + terms.base + terms.decode);
+    // Without a stream the answer is seen at its end: it is to be there by then where the bound has time for all of it.
+    let is_whole = !judged.shows_first_token() && seconds(whole) <= bound.mul_f64(SAFETY);
+    let own = seconds(if is_whole { whole } else { first });
+    // What is sent is begun on within the lookahead, but what predictions err by has to fit in as well.
+    let spent = aim.waited + own.mul_f64(spare.margin);
     let left = |share: f64| bound.mul_f64(share).saturating_sub(spent);
     // What an untaught model predicts is no reason to refuse.
-    let can_be_met = own <= bound.mul_f64(SAFETY) && (rules.queue.is_some() || !left(SAFETY).is_zero());
+    // Where nobody is refused, who has little time left goes behind those that have more: what is begun on at the last moment is late.
+    let can_be_met = own <= bound.mul_f64(SAFETY) && (rules.queue.is_some() || !left(ENTER).is_zero());
     let knows = !judged.is_let_in();
     let slack = can_be_met.then(|| if knows { left(ENTER).saturating_sub(lookahead) } else { left(SAFETY) });
     let read = Stamp::from_nanos(aim.now.as_nanos().saturating_sub(span_nanos(aim.waited)));
@@ -137,7 +148,8 @@ fn span_nanos(span: Duration) -> u64 {
 
 /// Fraction of its bound up to which a request counts as in time; the rest is a margin for prediction error.
 const SAFETY: f64 = 0.9;
-/// Fraction of its bound within which a request must be predicted to be answered to begin to wait: what waits may err.
+/// Fraction of its bound within which a request must be predicted to be answered to begin to wait, or to go before best effort: what
+/// waits may err.
 const ENTER: f64 = 0.75;
 /// Fraction of the empty-prompt bound that a request waits at a replica at most.
 const LOOKAHEAD: f64 = 0.1;

@@ -23,7 +23,7 @@ pub struct PoolQueue {
     state: Mutex<QueueState>,
     /// Waiting requests, so that an empty queue costs one load.
     len: AtomicUsize,
-    is_shared: AtomicBool,
+    is_strict: AtomicBool,
     /// Of those, the ones that wait for the first replica.
     cold: AtomicUsize,
 }
@@ -61,20 +61,20 @@ impl PoolQueue {
         Arc::new(Self {
             state: Mutex::new(state),
             len: AtomicUsize::new(0),
-            is_shared: AtomicBool::new(false),
+            is_strict: AtomicBool::new(false),
             cold: AtomicUsize::new(0),
         })
     }
 
-    /// Says whether any route of the pool has a `[route.queue]`: only then do its requests wait for room.
-    pub fn share(&self, is_shared: bool) {
-        self.is_shared.store(is_shared, Ordering::Relaxed);
+    /// Says whether any route of the pool has a `[route.queue]`.
+    pub fn set_strict(&self, is_strict: bool) {
+        self.is_strict.store(is_strict, Ordering::Relaxed);
     }
 
-    /// Whether requests of the pool wait for room.
+    /// Whether requests of the pool may be refused; otherwise they are ordered only.
     #[must_use]
-    pub fn is_shared(&self) -> bool {
-        self.is_shared.load(Ordering::Relaxed)
+    pub fn is_strict(&self) -> bool {
+        self.is_strict.load(Ordering::Relaxed)
     }
 
     /// Adds a request. The flag is true if no task drives the queue: the caller must then spawn [`PoolQueue::drive`].
@@ -143,7 +143,7 @@ impl PoolQueue {
         self.cold.load(Ordering::Relaxed)
     }
 
-    /// Begins rounds until the queue is empty. Once `is_closed`, each calls every request that waits for room.
+    /// Begins rounds until the queue is empty. Once `is_closed`, each calls every request that the gateway does not wait for then.
     pub async fn drive(self: Arc<Self>, is_closed: impl Fn() -> bool) {
         let mut driver = Driver { queue: &self, is_done: false };
         loop {
@@ -155,7 +155,7 @@ impl PoolQueue {
                 return;
             }
             if is_closed() {
-                state.waiting.late().for_each(|call| call.notify.notify_one());
+                state.waiting.refusable().for_each(|call| call.notify.notify_one());
             }
             drop(state);
             self.call(WaitQueue::tick);

@@ -107,7 +107,7 @@ impl Default for Drift {
 }
 
 impl Config {
-    /// Whether requests of a pool wait for room: one of its routes has a `[route.queue]`.
+    /// Whether requests of a pool may be refused: one of its routes has a `[route.queue]`.
     #[must_use]
     pub fn queues(&self, pool: &Pool) -> bool {
         let is_it = |weighted: &WeightedPool| {
@@ -407,7 +407,7 @@ pub struct Route {
     pub hedge: Option<Hedge>,
     /// `[timeouts]` with this route's overrides.
     pub timeouts: Timeouts,
-    /// `[route.queue]`: admission by prediction; `None` refuses nobody.
+    /// `[route.queue]`: admission by prediction; `None` orders requests and refuses none.
     pub queue: Option<QueueLimits>,
     /// `[route.degrade]`
     pub degrade: Option<Degrade>,

@@ -102,7 +102,7 @@ impl Fleet {
                 state.pool.promised.store(Arc::new(Promised::of(config, pool)));
                 state.configure(pool, &former);
                 state.pool.settle_names();
-                state.pool.queue.share(config.queues(pool));
+                state.pool.queue.set_strict(config.queues(pool));
                 state
             })
             .collect();

@@ -158,6 +158,7 @@ fn choose(
         None if has_preferred => is_preferred(replica),
         None => replica.is_ready(),
     };
+    let is_strict = pool.queue.is_strict();
     let chain = &request.prompt.chain;
     let block_end = |block| chain.block_end_bytes(block);
     let ask = Ask {
@@ -170,7 +171,7 @@ fn choose(
         session: request.session,
         slo: request.slo,
         waited: now.since(request.read),
-        queues_late: pool.queue.is_shared(),
+        queues_late: is_strict,
         shows_first_token: request.shows_first_token,
         tried: tried_in(context.tried, pool).unwrap_or(&none),
     };
@@ -188,13 +189,15 @@ fn choose(
     };
     let wait =
         |reason, stay, outlook| Some(PickOutcome::Wait(QueueWait { reason, stay, pool: Some(at), outlook }));
-    match rule(&degrade::rules(request, now), &judged, pool.queue.is_shared(), ahead) {
-        Ruling::Hold => {
-            let (slack, latest) = (Some(Duration::ZERO), request.deadline());
-            let outlook = Outlook { at: now, slack, latest, ..Outlook::default() };
-            return wait(WaitReason::Held, Stay::Own, outlook);
+    match rule(&degrade::rules(request, now), &judged, is_strict, ahead) {
+        Ruling::Hold => return wait(WaitReason::Held, Stay::Own, held(request, now)),
+        // Its answer lies at one replica: there is no other order than that of this replica's queue.
+        Ruling::Queue(..) if request.pinned.is_some() && !is_strict => {}
+        Ruling::Queue(outlook, stay) => {
+            // Others may go where this one may not.
+            let is_free = replicas.iter().any(|r| r.is_open(now) && !(may_take(&r) && holds(&r)));
+            return wait(WaitReason::Late, if is_free { Stay::Own } else { stay }, outlook);
         }
-        Ruling::Queue(outlook, stay) => return wait(WaitReason::Late, stay, outlook),
         Ruling::Degrade => return Some(PickOutcome::Degrade),
         Ruling::Place => {}
     }
@@ -222,6 +225,11 @@ fn choose(
         prompt: chain.whole(),
         is_pinned: request.pinned.is_some(),
     })))
+}
+
+/// Outlook of a request that is held for the sake of running streams.
+fn held(request: &Prepared, now: Stamp) -> Outlook {
+    Outlook { at: now, slack: Some(Duration::ZERO), latest: request.deadline(), ..Outlook::default() }
 }
 
 /// Whether a replica that lists its models does not list this one, while another one of its pool does.

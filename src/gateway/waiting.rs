@@ -68,7 +68,12 @@ impl Waits {
         if record.at.routed.is_none() {
             record.held += now.since(began);
         }
-        if hold.reason != WaitReason::Held && gateway.drain.refuses() {
+        let is_refusable = match hold.reason {
+            WaitReason::Held => false,
+            WaitReason::Late => prepared.rules.queue.is_some(),
+            WaitReason::NoReplica => true,
+        };
+        if is_refusable && gateway.drain.refuses() {
             return Err(Failure::Draining);
         }
         match called {

@@ -49,7 +49,7 @@ pub struct Ask<'a> {
     pub slo: SloBounds,
     /// Since the last byte of the request was read: what the TTFT bound counts from.
     pub waited: Duration,
-    /// Whether its route keeps requests that will be late in the gateway, until they can be answered.
+    /// Whether requests of its pool may be refused: then no more are sent than places in the batch were seen.
     pub queues_late: bool,
     /// Whether its first token will be seen.
     pub shows_first_token: bool,
@@ -200,6 +200,18 @@ impl<'a> Judged<'a> {
         matches!(self.verdict, Verdict::Place(decision) if decision.predicted_ttft.is_some())
     }
 
+    /// Whether its first token will be seen: otherwise its client waits for the whole answer.
+    #[must_use]
+    pub fn shows_first_token(&self) -> bool {
+        self.shows_first_token
+    }
+
+    /// By how much first tokens come later than predicted, one in ten excepted; 1 while too little is known.
+    #[must_use]
+    pub fn margin(&self) -> f64 {
+        self.query.model.ratio_within(0.9).unwrap_or(1.0).max(1.0)
+    }
+
     /// What the request needs.
     #[must_use]
     pub fn aim(&self) -> &Aim {
@@ -224,6 +236,16 @@ impl<'a> Judged<'a> {
         let tried = self.query.excluded;
         let has_room = |one: &Candidate<'_>| one.may_run_more() && one.wait <= lookahead.as_secs_f64();
         self.candidates.iter().any(|one| !tried.contains(one.slot) && has_room(one))
+    }
+
+    /// Whether a replica has so little of ours left to begin on that it should be sent more: the one that was chosen, or another that
+    /// takes its ordinary traffic.
+    #[must_use]
+    pub fn runs_dry(&self, lookahead: Duration) -> bool {
+        let Verdict::Place(decision) = &self.verdict else { return false };
+        let is_open = |at: usize, one: &Candidate<'_>| at == decision.at || one.share >= 1.0;
+        let is_short = |one: &Candidate<'_>| one.own_wait <= lookahead.as_secs_f64();
+        self.candidates.iter().enumerate().any(|(at, one)| is_open(at, one) && is_short(one))
     }
 
     /// Whether the request was tried at a replica before.

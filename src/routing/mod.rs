@@ -210,6 +210,8 @@ pub struct Candidate<'a> {
     pub ttft: f64,
     /// Found by [`decide`] where the policy predicts: seconds until the engine begins on it.
     pub wait: f64,
+    /// Found by [`decide`] where the policy predicts: see [`Terms::own_wait`].
+    own_wait: f64,
     /// Found by [`decide`] where the policy predicts: what its decoding costs, beside the best candidate's.
     decoding: f64,
 }
@@ -250,6 +252,7 @@ impl<'a> Candidate<'a> {
             ttft: 0.0,
             decoding: 0.0,
             wait: 0.0,
+            own_wait: 0.0,
         }
     }
 

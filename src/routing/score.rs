@@ -69,7 +69,7 @@ impl<'a> Stakes<'a> {
             let terms = self.terms(candidate);
             (candidate.cost, candidate.ttft, candidate.decoding) =
                 (terms.cost.total(), terms.seconds(), terms.decode);
-            candidate.wait = terms.wait;
+            (candidate.wait, candidate.own_wait) = (terms.wait, terms.own_wait);
             of_all = fast_min(terms.decode, of_all);
             if terms.slot_wait <= 0.0 {
                 with_room = fast_min(terms.decode, with_room);

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use tokenway_sim::engine::{CostModel, EngineConfig, Gauges};
 use tokenway_sim::replay::{
-    Arrival, Bounds, Demand, Ended, Fleet, RequestId, Router, Scenario, Trace, qwen_32b_on_two_h100, run,
+    Arrival, Bounds, Demand, Ended, Figures, Fleet, RequestId, Router, Scenario, Trace, qwen_32b_on_two_h100,
+    run,
 };
 use tokenway_sim::time::Stamp as SimStamp;
 
@@ -229,6 +230,74 @@ fn who_comes_back_after_retry_after_is_mostly_admitted() {
     let in_time = returned.iter().filter(|fate| fate.ttft().is_some_and(|ttft| ttft <= BOUND)).count();
     eprintln!("{in_time} of {} came back and were answered in time", returned.len());
     assert!(share(in_time, returned.len()) > 0.7, "{in_time} of {}", returned.len());
+}
+
+/// A route without `[route.queue]` on four engines of the default kind: documents first, chats after.
+fn documents_then_chats(documents: &[(f64, u64)], chats: &[(f64, u64)]) -> (Vec<Fate>, Figures) {
+    let line = |(ms, prompt): &(f64, u64)| {
+        format!("{{\"timestamp\": {ms:.0}, \"input_length\": {prompt}, \"output_length\": 60}}\n")
+    };
+    let arrivals = merged(vec![documents.to_vec(), chats.to_vec()]);
+    let trace = Trace::read(&arrivals.iter().map(line).collect::<String>()).unwrap();
+    let (base, per_prompt_token) = (Duration::from_secs(2), Duration::from_micros(150));
+    let scenario = Scenario {
+        engine: qwen_32b_on_two_h100(),
+        demand: Demand { replicas: 4, load: 1.0, seed: 3, is_whole: true },
+        slow: Vec::new(),
+        scrape_interval: Duration::from_secs(1),
+        bounds: Bounds { ttft: Some(base), ttft_per_prompt_token: per_prompt_token, ..Bounds::default() },
+    };
+    let route = ReplayedRoute {
+        policy: PolicyName::Latency,
+        slo: Slo { ttft: Some(TtftBound { base, per_prompt_token }), ..Slo::default() },
+        queue: None,
+        medium: Tokens(8192),
+        limits: EngineLimits { scrape_interval: Duration::from_secs(1), batch_limit: None },
+    };
+    let mut watched =
+        Watched { router: ProductRouter::new(&route, 4), fates: HashMap::new(), batch: NO_BATCH };
+    let figures = run(&trace, &scenario, &mut watched);
+    assert!(watched.router.refusals().is_empty());
+    let mut fates: Vec<_> = watched.fates.into_values().collect();
+    fates.sort_by_key(|fate| fate.arrived);
+    (fates, figures)
+}
+
+const DOCUMENT: u64 = 12_000;
+const SHORT: u64 = 400;
+
+#[test]
+fn overload_without_a_queue_section_ends_with_its_cause_and_refuses_nobody() {
+    // About 120 % of what four replicas can prefill.
+    let documents = poisson(6.0, 0.0, 90.0, DOCUMENT, 5);
+    let chats = poisson(40.0, 90.0, 130.0, SHORT, 6);
+    let (fates, _) = documents_then_chats(&documents, &chats);
+    assert!(fates.iter().all(|fate| fate.first_token.is_some()), "all are answered");
+    let bound = |prompt: u64| Duration::from_micros(2_000_000 + 150 * prompt);
+    let is_late = |fate: &&Fate| fate.ttft().is_none_or(|ttft| ttft > bound(fate.prompt));
+    let late = |from: u64, prompt| {
+        let of = fates.iter().filter(|f| f.prompt == prompt && f.arrived.as_nanos() >= from * 1_000_000_000);
+        (of.clone().filter(is_late).count(), of.count())
+    };
+    let what = format!(
+        "late: {:?} documents, {:?} chats, {:?} chats after ten seconds",
+        late(0, DOCUMENT),
+        late(0, SHORT),
+        late(100, SHORT)
+    );
+    eprintln!("{what}");
+    let (missed, all) = late(100, SHORT);
+    assert!(share(missed, all) < 0.01, "{what}");
+    let (missed, all) = late(0, DOCUMENT);
+    assert!(share(missed, all) < 0.5, "{what}");
+}
+
+#[test]
+fn nobody_waits_in_the_gateway_where_nothing_overflows() {
+    let documents = poisson(1.5, 0.0, 30.0, DOCUMENT, 5);
+    let (fates, figures) = documents_then_chats(&documents, &poisson(20.0, 0.0, 30.0, SHORT, 6));
+    assert!(fates.iter().all(|fate| fate.first_token.is_some()), "all are answered");
+    assert!(figures.held_share < 0.01, "{figures:?}");
 }
 
 const FLOOD: u64 = 4_000;

@@ -61,7 +61,7 @@ pub struct ReplayedRoute {
     pub policy: PolicyName,
     /// Bounds of its requests.
     pub slo: Slo,
-    /// `[route.queue]`; `None` places late requests as well.
+    /// `[route.queue]`; `None` orders requests and refuses none.
     pub queue: Option<QueueLimits>,
     /// `classes.medium`: longer prompts, in tokens, are of class `long`.
     pub medium: Tokens,
@@ -526,17 +526,13 @@ mod tests {
             isolate_long: true,
         };
         let with = |queue: Option<QueueLimits>| ran(&trace, PolicyName::Latency, queue, 1);
+        // At most half of them can be in time.
         let open = with(None);
         assert_eq!(open.refused, 0.0, "without a queue no request is refused");
+        assert!(open.goodput > 0.4, "those that can be in time go first: {open:?}");
         for queue in [queue(0, 5), queue(100, 1), queue(2, 60)] {
             let closed = with(Some(queue));
-            assert!(closed.refused > 0.2, "{queue:?}: {closed:?}");
-            assert!(
-                closed.goodput > open.goodput + 0.2,
-                "{queue:?}: {} and {}",
-                closed.goodput,
-                open.goodput
-            );
+            assert!(closed.refused > 0.2 && closed.goodput > 0.3, "{queue:?}: {closed:?}");
             assert_eq!(closed.failed, 0.0);
         }
     }

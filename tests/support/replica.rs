@@ -16,6 +16,7 @@ use socket2::SockRef;
 use tokenway::config::Endpoint;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use super::{until, wire};
@@ -33,6 +34,8 @@ pub enum Step {
     Expect(Vec<u8>),
     /// Goes on when the gate is opened.
     Wait(Gate),
+    /// Goes on when one of the engine's places is free, and has it until the script is over.
+    Take(Arc<Semaphore>),
     /// Waits for ten milliseconds: the pace of a stream, never a means to be in time.
     Tick,
     /// Does nothing until the gateway closes the connection.
@@ -335,6 +338,7 @@ async fn answer_own(state: &State, socket: &mut TcpStream, request: &Received) {
 }
 
 async fn run(state: &State, socket: &mut TcpStream, script: Vec<Step>) -> After {
+    let mut place = None;
     for step in script {
         let written = match step {
             Step::Raw(bytes) => socket.write_all(&bytes).await,
@@ -352,6 +356,10 @@ async fn run(state: &State, socket: &mut TcpStream, script: Vec<Step>) -> After 
                 () = gate.cancelled() => Ok(()),
                 () = closed(socket) => return After::Abandoned,
             },
+            Step::Take(places) => {
+                place = places.acquire_owned().await.ok();
+                Ok(())
+            }
             Step::Tick => {
                 tokio::time::sleep(Duration::from_millis(10)).await;
                 Ok(())
@@ -370,6 +378,7 @@ async fn run(state: &State, socket: &mut TcpStream, script: Vec<Step>) -> After 
             return After::Abandoned;
         }
     }
+    drop(place);
     After::Reusable
 }
 

@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use crate::config::diagnostics::Fault;
-use crate::config::{Canary, Config, Jwks, Route, Slo};
+use crate::config::{Canary, Config, Jwks, PolicyName, Route, Slo};
 
 use super::DEFAULT_SEED;
 use super::section::Section;
@@ -134,15 +134,15 @@ impl Lint<'_, '_> {
             let hint = "set routing.seed = \"env:NAME\" or \"file:PATH\", the same on all gateways";
             self.warn(self.place("routing", 0, &["seed"]), message.to_owned(), hint);
         }
-        let has_queue = config.routes.iter().any(|route| route.queue.is_some());
+        let has_order = config.routes.iter().any(|route| route.policy == PolicyName::Latency);
         let checks_clients = config.server.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some());
         for (at, tenant) in config.tenants.iter().enumerate() {
             let name = &tenant.name;
-            if !has_queue && (tenant.weight != 1 || tenant.priority != 0) {
+            if !has_order && (tenant.weight != 1 || tenant.priority != 0) {
                 let message =
                     format!("weight and priority of tenant \"{name}\" have no effect: nothing waits");
                 let place = self.place("tenant", at, &["weight", "priority"]);
-                self.warn(place, message, "add [route.queue] to a route, or remove them");
+                self.warn(place, message, "use policy latency on a route, or remove them");
             }
             if !checks_clients && !tenant.client_names.is_empty() {
                 let message = format!(

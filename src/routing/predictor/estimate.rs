@@ -62,6 +62,8 @@ pub struct Terms {
     pub prefill: f64,
     /// Seconds of the wait that are for a place in a full batch.
     pub slot_wait: f64,
+    /// Seconds until the engine has begun on our own prompts there; none where others have several times as much waiting.
+    pub own_wait: f64,
     /// Seconds of the way and of the step it comes with.
     pub base: f64,
     /// Seconds of the replica that it takes: its prefill, or its share of the places in the batch where those are scarcer.
@@ -185,17 +187,39 @@ impl Estimate {
         let in_place = self.service + prefill;
         let slot_wait = fast_max(slot_wait(queue, in_place) - wait, 0.0);
         let places = queue.batch_limit.filter(|limit| *limit > 0);
+        let own_wait = self.own_wait(pool, queue, Served { lag, head, in_place });
         Terms {
             ahead: Tokens(others.tokens),
             work,
             wait: wait + slot_wait,
             prefill,
             slot_wait,
+            own_wait,
             turn: fast_max(prefill, places.map_or(step, |limit| in_place / float(limit))),
             // A request is on its way while others are computed.
             base: lag * step + fast_max(self.way - wait - slot_wait, 0.0),
             ..Terms::default()
         }
+    }
+
+    /// See [`Terms::own_wait`]. What others sent cannot be ordered here, and who waits behind it in the gateway loses its turn to them.
+    #[inline]
+    fn own_wait(&self, pool: &PoolView, queue: &Queue<'_>, served: Served) -> f64 {
+        let own = queue.own;
+        if own.awaiting == 0 {
+            return 0.0;
+        }
+        let Served { lag, head, in_place } = served;
+        let places = queue.batch_limit.filter(|limit| *limit > 0 && queue.is_full());
+        let per_place = places.map_or(0.0, |limit| in_place / float(limit));
+        let in_a_step = 1.0 + float(own.waiting.tokens) * (1.0 / STEP_TOKENS as f64);
+        let steps = fast_min(float(own.awaiting), in_a_step) * pool.step(own.context);
+        let begun = fast_min(queue.head_age, lag * head);
+        let ahead = lag * self.slowness * (steps + pool.work(&own.waiting)) - begun;
+        let ours = fast_max(ahead, float(own.awaiting) * per_place);
+        let waiting = queue.foreign.waiting;
+        let theirs = fast_max(lag * self.slowness * pool.work(&self.work_of(waiting)), waiting * per_place);
+        if ours * OTHERS_PART > theirs { fast_max(ours, 0.0) } else { 0.0 }
     }
 
     /// Predicted time between two tokens of a stream, with so many tokens in the context of all of them.
@@ -237,6 +261,17 @@ fn slot_wait(queue: &Queue<'_>, in_place: f64) -> f64 {
     fast_max(present + 1.0 - limit, 0.0) * in_place / limit
 }
 
+/// How fast a replica serves what is there.
+#[derive(Clone, Copy)]
+struct Served {
+    /// By how much it is overdue, 1 if it is not.
+    lag: f64,
+    /// Seconds that its first step takes.
+    head: f64,
+    /// Seconds for which a request has a place in its batch.
+    in_place: f64,
+}
+
 /// How many causes a prefill's time has.
 pub(super) const CAUSES: usize = 4;
 // Units in which the causes are of one order: then rates are found in a few rounds.
@@ -247,6 +282,9 @@ const PER_ATTENTION: f64 = 1e8;
 const LATE_FROM: f64 = 1.5;
 /// ... and these seconds more.
 const LATE_AFTER: f64 = 0.1;
+/// Where others have more than so many times as much waiting as we have, holding back would give them our turn. Up to three more
+/// gateways that do the same each keep to their part.
+const OTHERS_PART: f64 = 3.0;
 
 #[cfg(test)]
 mod tests {
@@ -299,6 +337,21 @@ mod tests {
         assert!(on_time < 100 && overdue > 200, "{on_time} ms, {overdue} ms");
         let hung = ttft_ms(&busy, &Foreign::default(), 500.0, None);
         assert!(hung > 50 * overdue && hung < MAX_SPAN.as_millis(), "{hung} ms");
+    }
+
+    #[test]
+    fn only_our_own_prompts_are_waited_for_and_only_while_others_leave_us_our_part() {
+        let own_wait = |own: &LoadView, waiting: f64, limit| {
+            let foreign = Foreign { requests: waiting, waiting };
+            let queue = Queue { own, foreign: &foreign, batch_limit: limit, head_age: 0.0 };
+            estimate().terms(&pool(), &queue, Work::default()).own_wait
+        };
+        let busy = LoadView { head_since: Stamp::from_nanos(1), ..own(2, 500) };
+        assert_eq!(own_wait(&own(0, 0), 900.0, Some(8)), 0.0, "nothing of ours waits there");
+        assert!((own_wait(&busy, 0.0, None) - 0.522).abs() < 0.01, "{}", own_wait(&busy, 0.0, None));
+        assert_eq!(own_wait(&busy, 2.0, None), own_wait(&busy, 0.0, None), "others have less waiting");
+        assert_eq!(own_wait(&busy, 40.0, None), 0.0, "others have eight times as much waiting");
+        assert!(own_wait(&busy, 0.0, Some(2)) > 3.9, "two wait for two places of four seconds");
     }
 
     #[test]
