@@ -45,7 +45,7 @@ impl Fleet {
                 let work = Work::of(Tokens(300 + 70 * n), Tokens(0));
                 let tpot = Some(Duration::from_millis(100));
                 let prompt = Tokens(4000);
-                let placement = Placement { at: NOW, work, prompt, tpot, is_stream: true };
+                let placement = Placement { at: NOW, work, prompt, tpot, is_stream: true, has_media: false };
                 let mut guard = LoadGuard::reserve(load, placement);
                 if n < STREAMS {
                     guard.first_token(NOW.after(Duration::from_millis(40 * n)));
@@ -63,6 +63,7 @@ impl Fleet {
             kv_cache_usage: Some(0.5),
             block_tokens: Some(16),
             total_blocks: Some(50_000),
+            is_caching_off: false,
             is_caching_off: false,
             batch_limit: None,
             cache: None,
@@ -98,6 +99,9 @@ impl Fleet {
             waited: Duration::ZERO,
             queues_late: false,
             shows_first_token: true,
+            conversation: None,
+            sampling: tokenway::routing::Sampling::default(),
+            has_media: false,
             tried: &SlotSet::new(),
         };
         let judged = self.dispatcher.judge(policy, &ask, &LIMITS, now, self.targets.iter());

@@ -141,6 +141,9 @@ fn decisions(app: &App, clock: Clock) -> f64 {
             waited: Duration::ZERO,
             queues_late: false,
             shows_first_token: true,
+            conversation: None,
+            sampling: tokenway::routing::Sampling::default(),
+            has_media: false,
             tried: &tried,
         };
         for pool in pools.iter().take(1) {

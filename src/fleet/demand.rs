@@ -159,6 +159,9 @@ pub(crate) fn predicted_ttft<'t>(
         waited: Duration::ZERO,
         queues_late: false,
         shows_first_token: true,
+        conversation: None,
+        sampling: crate::routing::Sampling::default(),
+        has_media: false,
         tried: &tried,
     };
     // Collected, so that they may be lent for as short as the question.

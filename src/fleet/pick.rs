@@ -75,8 +75,8 @@ impl Pick {
         if let Some(input) = tokens.input {
             self.size.teach(&self.pool.ratio, input);
         }
-        if let Some(cached) = tokens.cached {
-            self.assignment.cache_reported(tokens.input, cached);
+        if tokens.input.or(tokens.cached).is_some() {
+            self.assignment.prompt_reported(tokens.input, tokens.cached);
         }
     }
 }

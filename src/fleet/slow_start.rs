@@ -253,6 +253,9 @@ mod tests {
                 waited: Duration::ZERO,
                 queues_late: false,
                 shows_first_token: true,
+                conversation: None,
+                sampling: crate::routing::Sampling::default(),
+                has_media: false,
                 tried: &SlotSet::new(),
             };
             let judged = dispatcher.judge(&*policy, &ask, &limits, now, targets.iter()).unwrap();

@@ -91,7 +91,10 @@ pub fn pick(gateway: &Gateway, request: &Prepared, context: PickContext<'_>) -> 
         (Some(pinned), _) => pools.iter().position(|(pool, _)| holds(pool, pinned)),
         (None, 1) => Some(0),
         (None, _) if context.pool.is_some_and(is_open) => context.pool,
-        (None, _) => request.route.wheel.choose(request.session.or(request.conversation), is_open),
+        (None, _) => {
+            let conversation = request.conversation.filter(|_| request.route.config.canary.is_some());
+            request.route.wheel.choose(request.session.or(conversation), is_open)
+        }
     }?;
     let (pool, _) = request.route.pools.get(at)?;
     if context.tried.is_empty()
@@ -173,6 +176,9 @@ fn choose(
         waited: now.since(request.read),
         queues_late: is_strict,
         shows_first_token: request.shows_first_token,
+        conversation: request.conversation,
+        sampling: request.sampling,
+        has_media: request.prompt.size.media > 0,
         tried: tried_in(context.tried, pool).unwrap_or(&none),
     };
     let adapter = adapter_to_keep_to(pool, request, &replicas, |r| may_take(r) && is_untried(r));

@@ -33,6 +33,7 @@ use crate::request::multipart;
 use crate::request::prompt::RequestPrompt;
 use crate::request::splice::{Edits, splice};
 use crate::request::tenant::{AuthError, TenantRef};
+use crate::routing::Sampling;
 use crate::units::Tokens;
 use crate::upstream::headers::{is_looping, is_websocket};
 
@@ -69,8 +70,10 @@ pub struct Prepared {
     pub timeouts: Timeouts,
     /// Hash of `x-session-id` under `routing.seed`.
     pub session: Option<u64>,
-    /// What its conversation's turns have in common, on a route with a canary.
+    /// What its conversation's turns have in common.
     pub conversation: Option<u64>,
+    /// What it says of its answer.
+    pub sampling: Sampling,
     /// The replica that stores `previous_response_id`: the only one that can serve it.
     pub pinned: Option<Arc<Replica>>,
     /// Sent twice it would act twice: a stored or background response, a POST on `server.extra_paths` (RFC 9110 §9.2.2). It is
@@ -459,7 +462,7 @@ pub(super) fn classify(
     let spliced = splice(dialect, body, fields, edits);
     let is_stream = fields.is_stream && dialect.generates();
     let class = class_of(&table.config.classes, tokens);
-    let conversation = route.config.canary.as_ref().and_then(|_| conversation(fields));
+    let conversation = conversation(fields);
     let prepared = Box::new(Prepared {
         table: Arc::clone(table),
         route: Arc::clone(route),
@@ -477,6 +480,7 @@ pub(super) fn classify(
         timeouts: route.config.timeouts,
         session: None,
         conversation: conversation.map(|turns| table.seed.hash(&turns.to_le_bytes())),
+        sampling: Sampling { max_tokens: fields.max_tokens.map(Tokens), n: fields.choices },
         pinned: None,
         is_sent_once: dialect.is_stateful() && fields.is_stored,
         read: Stamp::default(),

@@ -285,7 +285,7 @@ impl Router for Live {
         stream.pick.answered(at);
         stream.pick.learn(TokenCounts { cached: Some(Tokens(end.cached)), ..TokenCounts::default() });
         if let Some(first) = stream.first_token {
-            stream.pick.assignment.served(first, at, Some(Tokens(end.output)));
+            stream.pick.assignment.served(first, at, Some(Tokens(end.output)), stream.tokens);
         }
     }
 

@@ -154,7 +154,7 @@ impl StreamBody {
         if !self.has_first_token {
             self.note_first_token();
         }
-        let events = self.reader.timeline.content_events().saturating_sub(self.events_before);
+        let events = self.leg_events() / self.reader.timeline.choices();
         self.pick.assignment.progress(events, now);
         if self.reader.timeline.should_flush(now) {
             self.flush(now);
@@ -163,6 +163,11 @@ impl StreamBody {
         self.reader.watch.waits_for_client(now);
         self.bytes_out += bytes.len() as u64;
         Poll::Ready(Some(Ok(Frame::data(bytes))))
+    }
+
+    /// Content events of the present replica.
+    fn leg_events(&self) -> u64 {
+        self.reader.timeline.content_events().saturating_sub(self.events_before)
     }
 
     fn flush(&mut self, now: Stamp) {
@@ -249,7 +254,8 @@ impl StreamBody {
             }
         };
         if let Some(began) = began {
-            self.pick.assignment.served(began, now, facts.tokens.output);
+            let output = facts.tokens.output;
+            self.pick.assignment.served(began, now, output, self.leg_events());
         }
         self.remember_response();
     }

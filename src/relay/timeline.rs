@@ -234,6 +234,13 @@ impl Timeline {
         self.content_events
     }
 
+    /// Choices that brought content, at least one.
+    #[must_use]
+    #[inline]
+    pub fn choices(&self) -> u64 {
+        1 + self.more_choices.len() as u64
+    }
+
     /// Longest observed gap of one choice, and when it ended.
     #[must_use]
     pub fn longest_gap(&self) -> (Duration, Option<Stamp>) {

@@ -78,7 +78,8 @@ impl<'s> PromptWalk<'s> {
     pub(super) fn finish(mut self) -> (PrefixChain, PromptSize) {
         let exact_tokens = Some(Tokens(self.token_ids)).filter(|n| n.0 > 0 && !self.is_text);
         let chain = self.chain.finish();
-        self.makeup.add_bytes(chain.bytes() - self.text_bytes);
+        let media = u64::from(self.media) * MEDIA_BYTES as u64;
+        self.makeup.add_bytes(chain.bytes().saturating_sub(self.text_bytes + media));
         let size = PromptSize { bytes: chain.bytes(), makeup: self.makeup, media: self.media, exact_tokens };
         (chain, size)
     }
@@ -302,5 +303,5 @@ const MEDIA: u8 = 0x1a;
 /// Not UTF-8, and as wide as a token id.
 const NEXT_TEXT: &[u8] = &[0xff; 4];
 
-/// What an image, a sound or a file counts for: about a thousand tokens.
+/// What an image, a sound or a file counts for in the chain, whatever its own length.
 const MEDIA_BYTES: usize = 4096;

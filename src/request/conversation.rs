@@ -15,17 +15,29 @@ pub fn conversation(fields: &Fields<'_>) -> Option<u64> {
     if turns.kind() != JsonKind::Array {
         return None;
     }
-    let (mut hash, mut asked, mut is_answered) = (0, false, false);
+    let (mut hash, mut asked) = (0, false);
     let walked = turns.cursor().array(|turns| {
         let turn = turns.value()?;
-        is_answered |= is_answer(&turn);
-        if !is_answered {
-            hash = xxh3_64_with_seed(turn.text().as_bytes(), hash);
-            asked = true;
+        if is_answer(&turn) {
+            return Err(Stop::Answered);
         }
-        Ok::<_, JsonError>(())
+        hash = xxh3_64_with_seed(turn.text().as_bytes(), hash);
+        asked = true;
+        Ok(())
     });
-    (walked.is_ok() && asked).then_some(hash)
+    (!matches!(walked, Err(Stop::Malformed)) && asked).then_some(hash)
+}
+
+/// Why the walk over the turns stopped: what comes after the first answer may be long.
+enum Stop {
+    Answered,
+    Malformed,
+}
+
+impl From<JsonError> for Stop {
+    fn from(_: JsonError) -> Self {
+        Self::Malformed
+    }
 }
 
 /// Inputs of embeddings and poolers are no turns.

@@ -25,6 +25,8 @@ pub struct Fields<'a> {
     pub stream_options: Option<Raw<'a>>,
     /// `n`, the number of choices (default 1).
     pub choices: u32,
+    /// The least of `max_tokens`, `max_completion_tokens` and `max_output_tokens`.
+    pub max_tokens: Option<u64>,
     /// `echo`: the prompt comes back in front of the completion.
     pub echo: bool,
     /// `cache_salt`: part of the engine's prefix identity.
@@ -238,6 +240,10 @@ impl<'a> FieldReader<'a> {
             "stream" => self.stream(value).map_err(Stop::Field)?,
             "stream_options" => fields.stream_options = Some(value),
             "n" => self.choices = value.text().parse().ok(),
+            "max_tokens" | "max_completion_tokens" | "max_output_tokens" => {
+                let most: Option<u64> = value.text().parse().ok();
+                fields.max_tokens = most.into_iter().chain(fields.max_tokens).min();
+            }
             "echo" => fields.echo = value.text() == "true",
             "cache_salt" => fields.cache_salt = value.string(),
             "previous_response_id" => fields.previous_response_id = value.string(),

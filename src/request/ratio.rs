@@ -9,6 +9,7 @@ use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::request::makeup::{KINDS, LETTERS, Makeup};
+use crate::request::prompt_size::MediaTokens;
 use crate::units::Tokens;
 
 /// Learned ratios; lock-free for readers and writers.
@@ -17,6 +18,7 @@ pub struct TokenRatio {
     kinds: [Learning; KINDS],
     /// Of all prompts together.
     mean: Learning,
+    pub(super) media: MediaTokens,
 }
 
 impl TokenRatio {

@@ -53,8 +53,36 @@ pub struct Ask<'a> {
     pub queues_late: bool,
     /// Whether its first token will be seen.
     pub shows_first_token: bool,
+    /// What its conversation's turns have in common, where it is one.
+    pub conversation: Option<u64>,
+    /// What it says of its answer.
+    pub sampling: Sampling,
+    /// Whether it has images, sounds or files, of which the answer tells how many tokens they are.
+    pub has_media: bool,
     /// Replicas that it has tried.
     pub tried: &'a SlotSet,
+}
+
+/// What a request says of its answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sampling {
+    /// Most tokens of each sequence.
+    pub max_tokens: Option<Tokens>,
+    /// Sequences.
+    pub n: u32,
+}
+
+impl Default for Sampling {
+    fn default() -> Self {
+        Self { max_tokens: None, n: 1 }
+    }
+}
+
+impl Sampling {
+    /// Tokens of each sequence, of so many in all.
+    fn each(&self, output: Tokens) -> Tokens {
+        Tokens(output.0 / u64::from(self.n.max(1)))
+    }
 }
 
 /// A decision that has not been acted on.
@@ -63,6 +91,7 @@ pub struct Judged<'a> {
     query: Query<'a>,
     is_let_in: bool,
     shows_first_token: bool,
+    has_media: bool,
     candidates: Vec<Candidate<'a>>,
     verdict: Verdict,
 }
@@ -105,6 +134,8 @@ impl Dispatcher {
         let query = Query {
             prompt: Prompt { chain, ..ask.prompt },
             session: ask.session,
+            conversation: ask.conversation,
+            sampling: ask.sampling,
             aim,
             model: &self.model,
             index: &self.index,
@@ -116,6 +147,7 @@ impl Dispatcher {
             query,
             is_let_in,
             shows_first_token: ask.shows_first_token,
+            has_media: ask.has_media,
             candidates,
             verdict,
         })
@@ -271,13 +303,14 @@ impl<'a> Judged<'a> {
     #[must_use]
     pub fn assign(self) -> Option<Assignment> {
         let Verdict::Place(decision) = self.verdict else { return None };
-        let Query { prompt, aim, .. } = self.query;
+        let Query { prompt, aim, sampling, .. } = self.query;
         let placement = Placement {
             at: aim.now,
             work: decision.terms.work,
             prompt: prompt.tokens,
             tpot: aim.slo.tpot,
             is_stream: self.shows_first_token,
+            has_media: self.has_media,
         };
         let chosen = self.candidates.get(decision.at)?;
         let ahead = chosen.ahead();
@@ -285,7 +318,8 @@ impl<'a> Judged<'a> {
         self.dispatcher.index.note_longest(longest(&prompt, &self.candidates), aim.now);
         self.dispatcher.index.insert(decision.slot, &prompt);
         let (dispatcher, computed) = (Arc::clone(self.dispatcher), decision.terms.work);
-        Some(Assignment { dispatcher, decision, at: aim.now, ahead, load, prompt: prompt.tokens, computed })
+        let (at, prompt) = (aim.now, prompt.tokens);
+        Some(Assignment { dispatcher, decision, at, ahead, load, prompt, sampling, computed })
     }
 }
 
@@ -300,6 +334,7 @@ pub struct Assignment {
     ahead: f32,
     load: LoadGuard,
     prompt: Tokens,
+    sampling: Sampling,
     /// What the engine computed of the prompt: as predicted until the answer tells.
     computed: Work,
 }
@@ -323,10 +358,10 @@ impl Assignment {
         Duration::try_from_secs_f64(self.decision.predicted_ttft?.as_secs_f64() * ratio).ok()
     }
 
-    /// The stream has brought `tokens` by now. Two plain stores: fit for every event.
+    /// The stream has brought so many content events of each choice by now. Two plain stores: fit for every event.
     #[inline]
-    pub fn progress(&self, tokens: u64, now: Stamp) {
-        self.load.progress(tokens, now);
+    pub fn progress(&self, events: u64, now: Stamp) {
+        self.load.progress(events, now);
     }
 
     /// It waited until now and got no token: a right-censored observation.
@@ -340,6 +375,7 @@ impl Assignment {
     /// decoding are taken to have been slower, or faster, alike.
     pub fn served_whole(&self, now: Stamp, output: Tokens) {
         let (slot, model, terms) = (self.decision.slot, &self.dispatcher.model, &self.decision.terms);
+        let output = self.sampling.each(output);
         let prefill = terms.prefill * model.view().ratio(&self.computed, &terms.work);
         let step = model.estimate(slot, now).itl(self.load.context());
         let decoding = step.as_secs_f64() * output.saturating_sub(Tokens(1)).0 as f64;
@@ -355,19 +391,26 @@ impl Assignment {
         model.observe_service(slot, now, span(slower * decoding), Some(output));
     }
 
-    /// The stream is complete: it held a place in the batch since `first_token`.
-    pub fn served(&self, first_token: Stamp, now: Stamp, output: Option<Tokens>) {
-        let held = now.since(first_token);
-        self.dispatcher.model.observe_service(self.decision.slot, now, held, output);
+    /// The stream is complete: it held a place in the batch since `first_token`, and brought its tokens in so many content events.
+    pub fn served(&self, first_token: Stamp, now: Stamp, output: Option<Tokens>, events: u64) {
+        let (held, model) = (now.since(first_token), &self.dispatcher.model);
+        if let Some(output) = output {
+            model.observe_events(output, events);
+        }
+        let each = output.map(|output| self.sampling.each(output));
+        model.observe_service(self.decision.slot, now, held, each);
     }
 
-    /// The engine reported how much of the prompt it found in its cache, of how many tokens where it told that too.
-    pub fn cache_reported(&mut self, prompt: Option<Tokens>, cached: Tokens) {
+    /// The engine counted the prompt, and told how much of it it found in its cache, or nothing of that.
+    pub fn prompt_reported(&mut self, prompt: Option<Tokens>, cached: Option<Tokens>) {
         let prompt = prompt.unwrap_or(self.prompt);
-        self.computed = Work::of(prompt.saturating_sub(cached), cached);
-        self.dispatcher.answers_tell_cached.store(true, Ordering::Relaxed);
+        let found = cached.unwrap_or(self.decision.hit).min(prompt);
+        self.computed = Work::of(prompt.saturating_sub(found), found);
         self.load.computed(self.computed);
-        self.dispatcher.index.reported(self.decision.slot, self.decision.hit, cached);
+        if let Some(cached) = cached {
+            self.dispatcher.answers_tell_cached.store(true, Ordering::Relaxed);
+            self.dispatcher.index.reported(self.decision.slot, self.decision.hit, cached);
+        }
     }
 
     /// Requests that waited there before it; see [`Candidate::ahead`].

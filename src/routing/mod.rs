@@ -37,7 +37,7 @@ use smallvec::SmallVec;
 
 pub use self::backlog::Waiting;
 pub use self::cache_counters::CacheFigures;
-pub use self::dispatcher::{Ask, Assignment, Dispatcher, Judged};
+pub use self::dispatcher::{Ask, Assignment, Dispatcher, Judged, Sampling};
 pub use self::foreign::Foreign;
 pub use self::hazard::{Curve, POINTS};
 pub use self::load::{Lesson, LoadGuard, LoadView, Pace, Placement, REFRESH_EVERY, Refreshed, ReplicaLoad};
@@ -92,12 +92,13 @@ pub fn decide(policy: &dyn Policy, query: &Query<'_>, candidates: &mut [Candidat
 }
 
 /// Those that this request does not go to: tried already, or passed over because their share is below 1. `None` where that is no
-/// more than those tried, which is nearly always. A session is passed over always or never, so that it does not wander.
+/// more than those tried, which is nearly always. A session, or a conversation, is passed over
+/// always or never, so that it does not wander.
 fn passed_over(query: &Query<'_>, candidates: &[Candidate<'_>]) -> Option<SlotSet> {
     if candidates.iter().all(|candidate| candidate.share >= 1.0) {
         return None;
     }
-    let key = query.session.unwrap_or(query.aim.now.as_nanos());
+    let key = query.session.or(query.conversation).unwrap_or(query.aim.now.as_nanos());
     let mut passed_over = query.excluded.clone();
     for candidate in candidates {
         if rendezvous::unit(rendezvous::rank(!key, candidate.identity)) > candidate.share {
@@ -114,6 +115,10 @@ pub struct Query<'a> {
     pub prompt: Prompt<'a>,
     /// [`rendezvous::identity`] of `x-session-id`, where the client sent one.
     pub session: Option<u64>,
+    /// What its conversation's turns have in common, where it is one.
+    pub conversation: Option<u64>,
+    /// What it says of its answer.
+    pub sampling: Sampling,
     /// What it needs, and how long it has waited.
     pub aim: Aim,
     /// What is known of the speed of the pool's replicas.

@@ -20,7 +20,6 @@ use super::float::{fast_max, fast_min, float};
 use super::hazard::FRESH_SPARE;
 use super::predictor::Queue;
 use super::{Candidate, Eligible, Estimate, LoadView, PoolView, Query, Terms, Work, longest};
-use crate::clock::Stamp;
 use crate::record::Addends;
 use crate::units::Tokens;
 
@@ -50,7 +49,7 @@ impl<'a> Stakes<'a> {
         let others = sharing / float(candidates.len() as u64).max(1.0);
         Self {
             query,
-            pool: query.model.view(),
+            pool: query.model.view().bounded(query.sampling.max_tokens),
             usual: query.model.usual_slowness(),
             standing: query.model.standing_queue(),
             waited: query.aim.waited.as_secs_f64(),
@@ -93,7 +92,7 @@ impl<'a> Stakes<'a> {
             own: &load,
             foreign: &candidate.foreign,
             batch_limit: candidate.batch_limit,
-            head_age: seconds_between(load.head_since, now),
+            head_age: load.head_age(now),
         };
         let mut terms = estimate.terms(&self.pool, &queue, work);
         let steps = self.steps(candidate, &load, &estimate);
@@ -148,9 +147,10 @@ impl<'a> Stakes<'a> {
     fn steps(&self, candidate: &Candidate<'_>, load: &LoadView, estimate: &Estimate) -> Steps {
         let context = float(self.query.prompt.tokens.0) + self.pool.answers.output / 2.0;
         let sequence = estimate.sequence(&self.pool, context);
+        let added = f64::from(self.query.sampling.n.max(1)) * sequence;
         let unseen = fast_max(candidate.requests - float(load.decoding()), 0.0);
         let before = estimate.step(load.context) + unseen * sequence;
-        Steps { after: before + sequence, added: sequence }
+        Steps { after: before + added, added }
     }
 
     /// Streams that this prefill is expected to push over their bound.
@@ -181,10 +181,6 @@ struct Steps {
     after: f64,
     /// What it adds.
     added: f64,
-}
-
-fn seconds_between(earlier: Stamp, later: Stamp) -> f64 {
-    later.as_nanos().saturating_sub(earlier.as_nanos()) as f64 * 1e-9
 }
 
 /// Seconds of waiting for the first token that a second of decoding is worth: an answer is read while it comes.

@@ -182,6 +182,9 @@ impl ProductRouter {
             waited: now.since(live(request.at)),
             queues_late: self.rules.queue.is_some(),
             shows_first_token: true,
+            conversation: None,
+            sampling: crate::routing::Sampling::default(),
+            has_media: false,
             tried: &self.untried,
         };
         let targets = self.targets.iter().filter(|target| self.standings.is_in(target.slot));
@@ -384,10 +387,10 @@ impl Router for ProductRouter {
         let Some(mut stream) = self.streams.remove(&request) else { return };
         if end.output > 0 {
             self.dispatcher.answered(live(end.at));
-            stream.assignment.cache_reported(None, Tokens(end.cached));
+            stream.assignment.prompt_reported(None, Some(Tokens(end.cached)));
         }
         if let Some(first) = stream.first_token {
-            stream.assignment.served(first, live(end.at), Some(Tokens(end.output)));
+            stream.assignment.served(first, live(end.at), Some(Tokens(end.output)), stream.tokens);
         }
         drop(stream);
         self.turn();

@@ -199,7 +199,8 @@ impl Copy {
             match next {
                 Ok(Next::Bytes(_, at)) => {
                     self.note_first_token(gateway, &reader, pick);
-                    pick.assignment.progress(reader.timeline.content_events(), at);
+                    pick.assignment
+                        .progress(reader.timeline.content_events() / reader.timeline.choices(), at);
                     if reader.timeline.should_flush(at) {
                         reader.timeline.flush(at, |gaps| observer.shadow_gaps(&key, &gaps));
                     }
@@ -214,7 +215,7 @@ impl Copy {
             self.record.outcome = Outcome::Ok;
             pick.learn(facts.tokens);
             if let Some(began) = reader.timeline.first_token() {
-                pick.assignment.served(began, now, facts.tokens.output);
+                pick.assignment.served(began, now, facts.tokens.output, reader.timeline.content_events());
             }
         } else {
             let failure = end.map_or(Failure::ClientLeft, |end| self.failure(end, &served));

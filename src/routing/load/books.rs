@@ -22,16 +22,17 @@ use crate::routing::hazard::lengths::Survival;
 use crate::routing::hazard::{Curve, Running};
 use crate::routing::work::{STEP_TOKENS, Work};
 
-/// How far a stream is: written by the stream at every event, read when somebody wants to know.
+/// How far a stream is, in content events of one of its choices: written by the stream at every event, read when somebody wants to
+/// know.
 #[derive(Debug, Default)]
 pub(super) struct Pulse {
-    tokens: AtomicU64,
+    events: AtomicU64,
     at: AtomicU64,
 }
 
 impl Pulse {
-    pub(super) fn beat(&self, tokens: u64, at: Stamp) {
-        self.tokens.store(tokens, Ordering::Relaxed);
+    pub(super) fn beat(&self, events: u64, at: Stamp) {
+        self.events.store(events, Ordering::Relaxed);
         self.at.store(at.as_nanos(), Ordering::Relaxed);
     }
 }
@@ -74,6 +75,8 @@ pub(super) type Computed = SmallVec<[Placement; 2]>;
 pub(in crate::routing) struct Known<'a> {
     /// Seconds that a token takes undisturbed.
     pub(in crate::routing) step: f32,
+    /// Tokens that a content event brings on average.
+    pub(in crate::routing) per_event: f64,
     /// How long answers are.
     pub(in crate::routing) survival: &'a Survival,
     /// Seconds that a prompt takes.
@@ -119,6 +122,8 @@ struct Group {
     lesson: Lesson,
     /// Those whose answers go on.
     open: SmallVec<[Waiting; 2]>,
+    /// One of them had media, and ended without telling how many tokens they were.
+    is_unsized: bool,
 }
 
 #[derive(Debug)]
@@ -135,9 +140,11 @@ struct Stream {
     prompt: u64,
     /// Seconds per token; infinite without a bound.
     bound: f32,
-    /// Tokens when it was last refreshed; its share of the context beside the prompt.
+    /// Content events when it was last refreshed, ...
+    events: u64,
+    /// ... and tokens: its share of the context beside the prompt.
     counted: u64,
-    /// Tokens and when, at the last pace.
+    /// Events and when, at the last pace.
     asked: (u64, u64),
     /// It has a bound and began after the last refresh: no curve knows it.
     is_fresh: bool,
@@ -191,7 +198,7 @@ impl Books {
         let own = Waiting { id, placement };
         match &mut self.group {
             // The same step: the engine computed them side by side.
-            Some(Group { lesson, open })
+            Some(Group { lesson, open, .. })
                 if now.since(lesson.at) <= reach(lesson) && placement.at <= lesson.at =>
             {
                 lesson.work += placement.work;
@@ -209,7 +216,7 @@ impl Books {
                     at: now,
                 };
                 let is_lesson = computed.len() == 1 && !was_disturbed;
-                *group = is_lesson.then(|| Group { lesson, open: smallvec![own] });
+                *group = is_lesson.then(|| Group { lesson, open: smallvec![own], is_unsized: false });
             }
         }
         self.last_first_token = self.last_first_token.max(now);
@@ -221,6 +228,7 @@ impl Books {
             first: now,
             prompt: placement.prompt.0,
             bound: placement.tpot.map_or(f32::INFINITY, |bound| bound.as_secs_f32()),
+            events: 1,
             counted: 1,
             asked: (1, now.as_nanos()),
             is_fresh: placement.tpot.is_some(),
@@ -233,7 +241,7 @@ impl Books {
 
     /// An answer told what was computed of its prompt.
     pub(super) fn computed(&mut self, id: u64, work: Work) {
-        for Group { lesson, open } in self.untold.iter_mut().chain(&mut self.group) {
+        for Group { lesson, open, .. } in self.untold.iter_mut().chain(&mut self.group) {
             if let Some(at) = open.iter().position(|one| one.id == id) {
                 let placement = open.swap_remove(at).placement;
                 lesson.work = lesson.work - placement.work + work;
@@ -272,6 +280,7 @@ impl Books {
     pub(super) fn end(&mut self, id: u64) {
         let Some(at) = self.streams.iter().position(|stream| stream.id == id) else { return };
         for group in self.untold.iter_mut().chain(&mut self.group) {
+            group.is_unsized |= group.open.iter().any(|one| one.id == id && one.placement.has_media);
             group.open.retain(|one| one.id != id);
         }
         let running = self.running();
@@ -323,20 +332,19 @@ impl Books {
     pub(super) fn refresh(&mut self, now: Stamp, known: &Known<'_>) -> (Curve, Refreshed) {
         let mut curve = Curve::default();
         let mut found = Refreshed { computed: self.take_silent(now, known.seconds), ..Refreshed::default() };
-        let context = self.count_context();
+        let context = self.count_context(known.per_event);
         for stream in &mut self.streams {
-            let tokens = stream.counted;
             let at = stream.pulse.at.load(Ordering::Relaxed);
-            let (tokens_before, at_before) = stream.asked;
+            let (events_before, at_before) = stream.asked;
             stream.is_fresh = false;
-            if tokens >= tokens_before + PACE_OVER && at > at_before {
-                let per_token = (at - at_before) as f64 * 1e-9 / (tokens - tokens_before) as f64;
-                stream.asked = (tokens, at);
-                found.paces.push(Pace { per_token, context });
+            if stream.events >= events_before + PACE_OVER && at > at_before {
+                let tokens = (stream.events - events_before) as f64 * known.per_event;
+                stream.asked = (stream.events, at);
+                found.paces.push(Pace { per_token: (at - at_before) as f64 * 1e-9 / tokens, context });
             }
             if stream.bound.is_finite() {
                 let elapsed = now.since(stream.first).as_secs_f32();
-                let tokens = tokens.max(1) as f32;
+                let tokens = stream.counted.max(1) as f32;
                 let running = Running { tokens, elapsed, bound: stream.bound, step: known.step };
                 curve.add(&running, known.survival);
             }
@@ -347,23 +355,28 @@ impl Books {
     }
 
     /// Lessons of which nothing more will be told, or that have waited for it long enough. What took longer than expected is learned at
-    /// once: no cache makes an engine slower.
+    /// once: no cache makes an engine slower. Of media nobody knows how much there was to compute until the answer tells.
     fn take_lessons(&mut self, now: Stamp, seconds: &dyn Fn(&Work) -> f64) -> SmallVec<[Lesson; 4]> {
         let is_idle = self.streams.is_empty() && self.waiting.is_empty();
         let is_over = |group: &Lesson| is_idle || now.since(group.at) > reach(group);
         self.untold.extend(self.group.take_if(|group| is_over(&group.lesson)));
-        let is_told = |Group { lesson, open }: &mut Group| {
-            let is_slow = lesson.busy.as_secs_f64() >= seconds(&lesson.work);
-            open.is_empty() || is_slow || now.since(lesson.at) > TOLD_WITHIN
+        let is_unsized =
+            |group: &Group| group.is_unsized || group.open.iter().any(|one| one.placement.has_media);
+        let is_told = |group: &mut Group| {
+            let is_slow = group.lesson.busy.as_secs_f64() >= seconds(&group.lesson.work);
+            let is_over = group.open.is_empty() || now.since(group.lesson.at) > TOLD_WITHIN;
+            is_over || is_slow && !is_unsized(group)
         };
-        self.untold.extract_if(.., is_told).map(|group| group.lesson).collect()
+        let told = self.untold.extract_if(.., is_told);
+        told.filter(|group| !is_unsized(group)).map(|group| group.lesson).collect()
     }
 
     /// Tokens in the context of running streams by now.
-    fn count_context(&mut self) -> u64 {
+    fn count_context(&mut self, per_event: f64) -> u64 {
         let mut context: u64 = 0;
         for stream in &mut self.streams {
-            stream.counted = stream.pulse.tokens.load(Ordering::Relaxed);
+            stream.events = stream.pulse.events.load(Ordering::Relaxed);
+            stream.counted = (stream.events as f64 * per_event) as u64;
             context = context.saturating_add(stream.prompt).saturating_add(stream.counted);
         }
         self.context = context;
@@ -399,5 +412,5 @@ const ONE_STEP: Duration = Duration::from_millis(3);
 /// After which a lesson counts as it was predicted: of the speed of an engine that fell behind, a route with long answers has to know sooner
 /// than these end.
 const TOLD_WITHIN: Duration = Duration::from_secs(10);
-/// Tokens over which a pace is taken, so that a step more or less does not show.
+/// Events over which a pace is taken, so that a step more or less does not show.
 const PACE_OVER: u64 = 8;

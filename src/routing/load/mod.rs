@@ -77,6 +77,14 @@ impl LoadView {
         self.inflight.saturating_sub(self.awaiting)
     }
 
+    /// Seconds since the head is computed; 0 where nothing is. Counts and head are published one after the other: a request that was
+    /// counted a moment ago may not be at the head yet.
+    #[inline]
+    pub(crate) fn head_age(&self, now: Stamp) -> f64 {
+        let since = self.head_since.as_nanos();
+        if since == 0 { 0.0 } else { now.as_nanos().saturating_sub(since) as f64 * 1e-9 }
+    }
+
     /// Uncached prompt tokens of the awaiting.
     #[must_use]
     pub fn waiting_tokens(&self) -> Tokens {
@@ -97,6 +105,8 @@ pub struct Placement {
     pub tpot: Option<Duration>,
     /// Whether its first token will be seen.
     pub is_stream: bool,
+    /// Whether it has images, sounds or files: how many tokens they are, the answer tells.
+    pub has_media: bool,
 }
 
 impl ReplicaLoad {
@@ -254,10 +264,10 @@ impl LoadGuard {
         self.load.books.lock().computed(self.id, work);
     }
 
-    /// The stream has brought so many tokens by now. Two plain stores: fit for every event.
+    /// The stream has brought so many content events of each choice by now. Two plain stores: fit for every event.
     #[inline]
-    pub fn progress(&self, tokens: u64, now: Stamp) {
-        self.pulse.beat(tokens, now);
+    pub fn progress(&self, events: u64, now: Stamp) {
+        self.pulse.beat(events, now);
     }
 
     /// Tokens in the context of the replica's running streams.
@@ -303,6 +313,7 @@ mod tests {
             prompt: Tokens(tokens),
             tpot: None,
             is_stream: true,
+            has_media: false,
         }
     }
 
@@ -319,7 +330,7 @@ mod tests {
     fn refresh(load: &ReplicaLoad, at_ms: u64) -> Refreshed {
         let survival = hazard::lengths::Lengths::default().survival();
         let seconds = |work: &Work| work.tokens as f64 * 1e-4;
-        load.refresh(ms(at_ms), &Known { step: 0.02, survival: &survival, seconds: &seconds })
+        load.refresh(ms(at_ms), &Known { step: 0.02, per_event: 1.0, survival: &survival, seconds: &seconds })
     }
 
     /// Prompts of so many tokens that are sent together at 100 ms, and when each has its first token.
@@ -400,6 +411,42 @@ mod tests {
         guards[1].computed(Work::default());
         drop(guards);
         assert!(learned(11_000).is_empty(), "each is learned once");
+    }
+
+    #[test]
+    fn what_media_took_is_learned_once_their_tokens_were_counted() {
+        let load = ReplicaLoad::new();
+        let images = [9000, 15_000].map(|at| {
+            let mut guard =
+                LoadGuard::reserve(&load, Placement { has_media: true, ..placed(at - 5000, 100) });
+            guard.first_token(ms(at));
+            guard
+        });
+        assert!(refresh(&load, 15_100).lessons.is_empty(), "both took far longer than expected");
+        images[0].computed(Work::of(Tokens(3000), Tokens(0)));
+        drop(images);
+        let lessons = refresh(&load, 15_200).lessons;
+        assert_eq!(lessons.iter().map(|lesson| lesson.work.tokens).collect::<Vec<_>>(), [3000]);
+    }
+
+    #[test]
+    fn an_event_of_several_tokens_is_paced_by_its_tokens() {
+        let load = ReplicaLoad::new();
+        let mut guard = LoadGuard::reserve(&load, placed(0, 100));
+        guard.first_token(ms(100));
+        guard.progress(11, ms(700));
+        let survival = hazard::lengths::Lengths::default().survival();
+        let found = load
+            .refresh(ms(700), &Known { step: 0.02, per_event: 4.0, survival: &survival, seconds: &|_| 0.0 });
+        assert!((found.paces[0].per_token - 0.015).abs() < 1e-9, "{:?}", found.paces);
+        assert_eq!(load.view().context, 144);
+    }
+
+    #[test]
+    fn a_request_that_is_counted_before_the_head_is_known_makes_no_old_head() {
+        let view = LoadView { inflight: 1, awaiting: 1, ..LoadView::default() };
+        assert_eq!(view.head_age(ms(3_600_000)), 0.0);
+        assert!((LoadView { head_since: ms(100), ..view }.head_age(ms(600)) - 0.5).abs() < 1e-9);
     }
 
     #[test]

@@ -131,6 +131,15 @@ impl PoolView {
         Self { rates, fresh, answers }
     }
 
+    /// For an answer of at most so many tokens.
+    pub(crate) fn bounded(mut self, most: Option<Tokens>) -> Self {
+        if let Some(most) = most {
+            self.answers.output = fast_min(self.answers.output, float(most.0));
+            self.answers.goes_on *= if most.0 > 1 { 1.0 } else { 0.0 };
+        }
+        self
+    }
+
     /// Nominal seconds of work, the steps it comes with included.
     #[inline]
     pub(super) fn seconds(&self, steps: f64, context: u64, work: &Work) -> f64 {

@@ -113,6 +113,11 @@ impl PoolModel {
         }
     }
 
+    /// A stream brought its tokens in so many content events: engines that speculate, or write in intervals, put several into one.
+    pub(super) fn observe_events(&self, output: Tokens, events: u64) {
+        self.pool.observe_events(output, events);
+    }
+
     /// How long the tokens of an answer took.
     pub(super) fn observe_pace(&self, slot: usize, now: Stamp, pace: Pace) {
         let Some(replica) = self.replicas.get(slot) else { return };
@@ -130,6 +135,7 @@ impl PoolModel {
             now,
             &Known {
                 step: own.step(context) as f32,
+                per_event: self.pool.tokens_per_event(),
                 survival: &self.pool.survival(),
                 seconds: &|work| own.slowness * view.seconds(1.0, context, work),
             },
@@ -336,6 +342,28 @@ mod tests {
         }
         assert_eq!(models[0].estimate(1, at(42)), models[1].estimate(1, at(42)));
         assert_eq!(models[0].view(), models[1].view());
+    }
+
+    #[test]
+    fn tokens_of_an_event_are_known_after_a_stream() {
+        let model = PoolModel::new(1);
+        assert_eq!(model.pool.tokens_per_event(), 1.0);
+        model.observe_events(Tokens(300), 300);
+        assert_eq!(model.pool.tokens_per_event(), 1.0);
+        for _ in 0..40 {
+            model.observe_events(Tokens(800), 200);
+        }
+        assert!((3.6..4.0).contains(&model.pool.tokens_per_event()), "{}", model.pool.tokens_per_event());
+    }
+
+    #[test]
+    fn an_answer_is_no_longer_than_its_request_allows() {
+        let view = PoolModel::new(1).view();
+        assert_eq!(view.bounded(None), view);
+        assert_eq!(view.bounded(Some(Tokens(1 << 30))).answers, view.answers);
+        let short = view.bounded(Some(Tokens(16))).answers;
+        assert_eq!((short.output, short.goes_on), (16.0, view.answers.goes_on));
+        assert_eq!(view.bounded(Some(Tokens(1))).answers.goes_on, 0.0);
     }
 
     #[test]

@@ -27,6 +27,7 @@ pub(super) struct PoolCell {
     /// Share of answers that have more than one.
     goes_on: AtomicU64,
     average: [AtomicU64; AVERAGES],
+    tokens_per_event: AtomicU64,
     has_learned: AtomicBool,
     survival: ArcSwap<Survival>,
     learner: Mutex<Learner>,
@@ -37,6 +38,8 @@ struct Learner {
     shape: Fit<CAUSES>,
     steps: StepFit,
     lengths: Lengths,
+    /// Tokens and content events of streams, older ones for less.
+    events: [f64; 2],
     unpublished: u32,
     /// Answers that taught the shape.
     taught: u32,
@@ -56,12 +59,14 @@ impl Default for PoolCell {
             output: AtomicU64::new(0),
             goes_on: AtomicU64::new(0),
             average: UNSEEN_AVERAGE.map(|figure| AtomicU64::new(figure.to_bits())),
+            tokens_per_event: AtomicU64::new(1.0f64.to_bits()),
             has_learned: AtomicBool::new(false),
             survival: ArcSwap::from_pointee(lengths.survival()),
             learner: Mutex::new(Learner {
                 shape: Fit::new(SHAPE),
                 steps: StepFit::default(),
                 lengths,
+                events: [UNSEEN_EVENTS; 2],
                 unpublished: 0,
                 taught: 0,
                 slowness: (0.0, 0),
@@ -159,6 +164,20 @@ impl PoolCell {
         self.average[2].store(per_context.to_bits(), Ordering::Relaxed);
     }
 
+    pub(super) fn observe_events(&self, output: Tokens, events: u64) {
+        let mut learner = self.learner.lock();
+        for (sum, more) in learner.events.iter_mut().zip([output.0, events]) {
+            *sum = *sum * (1.0 - LEARNED) + more as f64;
+        }
+        let [tokens, events] = learner.events;
+        self.tokens_per_event.store((tokens / events).max(1.0).to_bits(), Ordering::Relaxed);
+    }
+
+    /// Tokens of a content event.
+    pub(super) fn tokens_per_event(&self) -> f64 {
+        load(&self.tokens_per_event)
+    }
+
     pub(super) fn observe_output(&self, output: Tokens) {
         let mut learner = self.learner.lock();
         learner.lengths.observe(output.0);
@@ -210,6 +229,8 @@ const UNCACHED: usize = 4;
 const UNSEEN_STEP: [f64; 2] = [0.02, 0.004];
 /// Shapes change when a pool's replicas are replaced: some five hundred answers are remembered.
 const SHAPE: Memory = Memory { kept: 0.998, prior: 0.3 };
+/// Content events of one token that are taken to have been before the first stream.
+const UNSEEN_EVENTS: f64 = 8.0;
 /// Answers of the pool before its replicas are told apart.
 const ALIKE_AT_FIRST: u32 = 16;
 /// Answers between two looks at how long they are: a look walks all bins.

@@ -96,6 +96,8 @@ impl Fleet {
         let query = Query {
             prompt: text.prompt(),
             session: self.session,
+            conversation: None,
+            sampling: Sampling::default(),
             aim: Aim { now: self.now, ..self.aim },
             model: &self.dispatcher.model,
             index: &self.dispatcher.index,
@@ -115,6 +117,9 @@ impl Fleet {
             waited: self.aim.waited,
             queues_late: false,
             shows_first_token: self.shows_first_token,
+            conversation: None,
+            sampling: Sampling::default(),
+            has_media: false,
             tried: &self.excluded,
         };
         let judged = self.dispatcher.judge(&*self.policy, &ask, &LIMITS, self.now, self.targets.iter());
