@@ -204,6 +204,51 @@ fn a_second_signal_ends_at_once() {
     assert!(!answer.is_complete_stream(), "an incomplete answer looks complete: {answer:?}");
 }
 
+/// The screen of `tokenway top` on a terminal of its own: the terminal's other end.
+fn top(admin: &str) -> (std::process::Child, std::fs::File) {
+    use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+    use rustix::termios::{Winsize, tcsetwinsize};
+    // A child that held this end, too, would keep the terminal.
+    let screen = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
+    grantpt(&screen).unwrap();
+    unlockpt(&screen).unwrap();
+    tcsetwinsize(&screen, Winsize { ws_row: 30, ws_col: 100, ws_xpixel: 0, ws_ypixel: 0 }).unwrap();
+    let name = ptsname(&screen, Vec::new()).unwrap().into_string().unwrap();
+    let terminal = std::fs::OpenOptions::new().read(true).write(true).open(name).unwrap();
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_tokenway"));
+    command.args(["top", &format!("http://{admin}")]);
+    command.stdin(terminal.try_clone().unwrap()).stdout(terminal).stderr(std::process::Stdio::null());
+    let child = command.spawn().unwrap();
+    let mut screen = std::fs::File::from(screen);
+    let (mut seen, mut part) = (Vec::new(), [0; 4096]);
+    while !String::from_utf8_lossy(&seen).contains("Findings") {
+        let read = std::io::Read::read(&mut screen, &mut part).unwrap();
+        seen.extend_from_slice(&part[..read]);
+    }
+    (child, screen)
+}
+
+#[test]
+fn top_ends_with_its_terminal_and_on_every_signal() {
+    let fleet = Fleet::start(&[]);
+    let gateway = Gateway::in_front_of(&fleet, &[]);
+    for ends in ["", "TERM", "INT", "HUP"] {
+        let (mut child, screen) = top(&gateway.admin);
+        let mut screen = Some(screen);
+        if ends.is_empty() {
+            screen = None;
+        } else {
+            let pid = child.id().to_string();
+            assert!(std::process::Command::new("kill").args(["-s", ends, &pid]).status().unwrap().success());
+        }
+        // What it draws last has to go somewhere.
+        let drain = screen
+            .map(|mut screen| std::thread::spawn(move || std::io::copy(&mut screen, &mut std::io::sink())));
+        until("the end of top", || child.try_wait().unwrap());
+        drop(drain);
+    }
+}
+
 #[test]
 fn a_stderr_that_nobody_reads_holds_up_neither_requests_nor_the_end() {
     let fleet = Fleet::start(&[]);

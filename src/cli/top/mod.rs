@@ -1,6 +1,6 @@
 //! `tokenway top URL`: routes, replicas, slow requests and findings of a running gateway, on a terminal.
 //!
-//! One task asks the gateway every second, the main thread draws and reads keys. Without a terminal, or with `--once`,
+//! One task asks the gateway every second, one thread reads keys, the main thread draws. Without a terminal, or with `--once`,
 //! the same tables are written once as text. The terminal is restored however the program ends: key, signal or panic.
 
 mod keys;
@@ -8,6 +8,7 @@ mod model;
 mod view;
 
 use std::io::{self, IsTerminal as _, Write};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::Duration;
 
 use clap::Args;
@@ -110,9 +111,12 @@ async fn end_on_signal(over: CancellationToken) {
     over.cancel();
 }
 
-/// Draws and reads keys. `try_init` also restores the terminal on a panic.
+/// Draws until it is over. `try_init` also restores the terminal on a panic.
 fn show(known: &watch::Receiver<Known>, over: &CancellationToken, is_colored: bool) -> io::Result<()> {
     let mut terminal = ratatui::try_init()?;
+    let (sender, events) = sync_channel(MAX_EVENTS);
+    // When the terminal is gone crossterm's read never returns: a thread of its own, which ends with the process.
+    std::thread::Builder::new().name("keys".to_owned()).spawn(move || read_keys(&sender))?;
     let mut looking = Looking::default();
     let mut shown = known.borrow().clone();
     let result = loop {
@@ -123,8 +127,7 @@ fn show(known: &watch::Receiver<Known>, over: &CancellationToken, is_colored: bo
             shown = known.borrow().clone();
         }
         let drawn = terminal.draw(|frame| view::draw(frame, &shown, &mut looking, is_colored));
-        let key = drawn.and_then(|_| Ok(if event::poll(FRAME)? { Some(event::read()?) } else { None }));
-        match key {
+        match drawn.and_then(|_| next_event(&events)) {
             Ok(Some(Event::Key(key))) => looking.press(key),
             // The next frame has the new size.
             Ok(_) => {}
@@ -133,6 +136,25 @@ fn show(known: &watch::Receiver<Known>, over: &CancellationToken, is_colored: bo
     };
     ratatui::try_restore()?;
     result
+}
+
+fn read_keys(events: &SyncSender<io::Result<Event>>) {
+    loop {
+        let read = event::read();
+        let is_last = read.is_err();
+        if events.send(read).is_err() || is_last {
+            return;
+        }
+    }
+}
+
+/// The next event, if one comes before the screen is to be drawn again.
+fn next_event(events: &Receiver<io::Result<Event>>) -> io::Result<Option<Event>> {
+    match events.recv_timeout(FRAME) {
+        Ok(read) => read.map(Some),
+        Err(RecvTimeoutError::Timeout) => Ok(None),
+        Err(RecvTimeoutError::Disconnected) => Err(io::ErrorKind::UnexpectedEof.into()),
+    }
 }
 
 /// The four tables as text.
@@ -161,6 +183,8 @@ fn plain(url: &str, snapshot: &Snapshot) -> String {
 const INTERVAL: Duration = Duration::from_secs(1);
 /// Longest wait for a key before the screen is drawn again.
 const FRAME: Duration = Duration::from_millis(200);
+/// Keys pressed since the last frame.
+const MAX_EVENTS: usize = 64;
 
 #[cfg(test)]
 mod tests;
