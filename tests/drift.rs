@@ -147,6 +147,27 @@ fn a_doubling_on_a_new_revision_is_found_and_blamed_on_it() {
 }
 
 #[test]
+fn more_load_hours_after_a_deploy_is_not_blamed_on_the_revision() {
+    let (deploy, busy) = (10.5, 10.5 + 3.0 / 24.0);
+    let trace = month(3, |line, day, _| {
+        if day >= deploy {
+            line.revision = "r2";
+        }
+        // 2.2 times the requests an hour for some hours, and then none until the trace has caught up.
+        if (busy..busy + 0.3).contains(&day) {
+            line.t -= (day - busy) * DAY * (1.0 - 1.0 / 2.2);
+            // The queues grow with it, a quarter of an hour later.
+            line.ttft *= if day >= busy + 0.03 { 2.4 } else { 1.0 };
+        }
+    });
+    let found = replay(&trace).unwrap();
+    let (finding, day) = first(&found, "ttft_doubled").unwrap_or_else(|| panic!("{found:?}"));
+    assert!((busy..busy + 0.1).contains(&day), "{day}");
+    assert_eq!(finding["diagnosis"], "capacity", "{finding}");
+    assert!(found.iter().all(|finding| finding["diagnosis"] != "revision"), "{found:?}");
+}
+
+#[test]
 fn one_slow_replica_is_named() {
     let trace = month(4, |line, day, _| {
         if day >= 10.0 && line.replica == "c" {

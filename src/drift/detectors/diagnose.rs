@@ -18,8 +18,8 @@ pub(super) struct Symptoms {
     pub(super) affected: usize,
     /// Whether exactly one replica is known to be slower than its peers.
     pub(super) has_slow_replica: bool,
-    /// Seconds since the revision was first seen, where the route had another before.
-    pub(super) revision_age: Option<f64>,
+    /// Seconds from the revision's first request to when the trouble began, at the earliest; where the route had another before.
+    pub(super) onset_after_revision: Option<f64>,
     /// The tail alone has grown.
     pub(super) is_median_flat: bool,
     /// Requests, as a ratio.
@@ -80,10 +80,9 @@ impl Symptoms {
         } else if self.has_slow_replica && kind.is_of_ttft() {
             cases.push(Case::new(Diagnosis::Replica, Grounds::SlowReplica).with("slow_replicas", 1.0));
         }
-        if let Some(age) = self.revision_age.filter(|age| *age < kind.revision_suspect_for()) {
-            cases.push(
-                Case::new(Diagnosis::Revision, Grounds::NewRevision).with("since_revision_seconds", age),
-            );
+        if let Some(after) = self.onset_after_revision.filter(|after| *after <= CHANGE_BEFORE_ONSET) {
+            let case = Case::new(Diagnosis::Revision, Grounds::NewRevision);
+            cases.push(case.with("onset_after_revision_seconds", after.max(0.0)));
         }
         cases
     }
@@ -342,17 +341,10 @@ impl Kind {
                 | Self::TtftDoubled
         )
     }
-
-    /// Seconds for which a new revision is taken for the cause.
-    fn revision_suspect_for(self) -> f64 {
-        match self {
-            Self::TtftTailDrift | Self::TtftDrift | Self::ItlDrift => 9.0 * 86_400.0,
-            Self::AvailabilityHour => 3.0 * 86_400.0,
-            _ => 12.0 * 3600.0,
-        }
-    }
 }
 
+/// Seconds: what changed longer before the onset did not cause it.
+const CHANGE_BEFORE_ONSET: f64 = 15.0 * 60.0;
 /// Requests now over before: more than the swing of ten minutes.
 const MORE_LOAD: f64 = 1.3;
 /// Requests of an hour of the day over those of the mean hour.

@@ -20,7 +20,7 @@ use super::thresholds::SLOW_SCORE_AFFECTED;
 pub(super) fn doubling(series: &mut RouteSeries, at: f64, doubling: &Doubling) -> ActiveFinding {
     let min_rise = (doubling.now / doubling.baseline).ln() / 2.0;
     let affected = Affected::now(series, min_rise).confirmed(series, at, doubling.window);
-    let symptoms = symptoms(series, at, &affected);
+    let symptoms = symptoms(series, at, Kind::TtftDoubled.onset(at), &affected);
     let evidence = Evidence::default()
         .with("ttft", doubling.now)
         .with("baseline_ttft", doubling.baseline)
@@ -35,7 +35,7 @@ pub(super) fn doubling(series: &mut RouteSeries, at: f64, doubling: &Doubling) -
 
 pub(super) fn slo_breach(series: &mut RouteSeries, at: f64, breach: &SloBreach) -> ActiveFinding {
     let affected = Affected::now(series, MIN_RISE.ln()).confirmed(series, at, CONFIRMING_WINDOW);
-    let mut symptoms = symptoms(series, at, &affected);
+    let mut symptoms = symptoms(series, at, Kind::TtftP99OverSlo.onset(at), &affected);
     let ttft = series.ttft.ratio(at);
     symptoms.is_median_flat = ttft.is_some_and(|ratio| ratio < UNMOVED);
     let evidence = Evidence::default()
@@ -49,18 +49,18 @@ pub(super) fn slo_breach(series: &mut RouteSeries, at: f64, breach: &SloBreach) 
 
 pub(super) fn ttft_shift(series: &mut RouteSeries, at: f64, shift: &Shift) -> ActiveFinding {
     let affected = Affected::for_an_hour(series).confirmed(series, at, CONFIRMING_WINDOW);
-    let mut symptoms = symptoms(series, at, &affected);
+    let mut symptoms = symptoms(series, at, Kind::TtftShift.onset(at), &affected);
     symptoms.is_median_flat = shift.part == ShiftedPart::Tail;
     finding(series, at, Kind::TtftShift, &symptoms, shift_evidence(shift), affected)
 }
 
 pub(super) fn itl_shift(series: &mut RouteSeries, at: f64, shift: &Shift) -> ActiveFinding {
-    let affected = Affected::default();
-    let symptoms = symptoms(series, at, &affected);
     let kind = match shift.part {
         ShiftedPart::Median => Kind::ItlShift,
         ShiftedPart::Tail => Kind::ItlJitter,
     };
+    let affected = Affected::default();
+    let symptoms = symptoms(series, at, kind.onset(at), &affected);
     finding(series, at, kind, &symptoms, shift_evidence(shift), affected)
 }
 
@@ -101,7 +101,8 @@ pub(super) fn slow_drift(
         Kind::ItlDrift => Affected::default(),
         _ => Affected::for_days(series, settings),
     };
-    let mut symptoms = symptoms(series, at, &affected);
+    let onset = at - drift.window as f64 * settings.block;
+    let mut symptoms = symptoms(series, at, onset, &affected);
     symptoms.is_median_flat = drift.median == MedianMove::Flat;
     // The load of minutes does not explain a drift of days.
     symptoms.load = None;
@@ -131,7 +132,7 @@ fn drift_evidence(drift: &SlowDrift) -> Evidence {
 
 pub(super) fn budget_burn(series: &mut RouteSeries, at: f64, burn: &BudgetBurn) -> ActiveFinding {
     let affected = Affected::failing(series, burn.count.bad as f64 / burn.count.all.max(1) as f64);
-    let symptoms = symptoms(series, at, &affected);
+    let symptoms = symptoms(series, at, at - burn.long_window, &affected);
     let evidence = Evidence::default()
         .with("burn_rate", burn.rate)
         .with("long_window_seconds", burn.long_window)
@@ -143,7 +144,7 @@ pub(super) fn budget_burn(series: &mut RouteSeries, at: f64, burn: &BudgetBurn) 
 
 pub(super) fn bad_hour(series: &mut RouteSeries, at: f64, bad: &BadHour) -> ActiveFinding {
     let affected = Affected::default();
-    let mut symptoms = symptoms(series, at, &affected);
+    let mut symptoms = symptoms(series, at, at - bad.days as f64 * 86_400.0, &affected);
     symptoms.load = Some(series.hours_of_day.load_ratio(bad.hour));
     let evidence = Evidence::default()
         .with("hour_of_day_utc", bad.hour as f64)
@@ -221,12 +222,13 @@ impl Affected {
     }
 }
 
-fn symptoms(series: &mut RouteSeries, at: f64, affected: &Affected) -> Symptoms {
+/// `onset`: when it began, at the earliest.
+fn symptoms(series: &mut RouteSeries, at: f64, onset: f64, affected: &Affected) -> Symptoms {
     Symptoms {
         replicas: affected.judged,
         affected: affected.names.len(),
         has_slow_replica: series.active.count(Kind::ReplicaSlow) == 1,
-        revision_age: series.predecessor.as_ref().map(|_| at - series.first_seen),
+        onset_after_revision: series.predecessor.as_ref().map(|_| onset - series.first_seen),
         load: series.ttft.recent.load_ratio(at, &series.ttft.hours),
         itl: series.itl.ratio(at),
         ..Symptoms::default()
@@ -235,20 +237,20 @@ fn symptoms(series: &mut RouteSeries, at: f64, affected: &Affected) -> Symptoms 
 
 /// Diagnoses what lasts anew, by the signals of now against those before it began.
 pub(super) fn look_again(series: &mut RouteSeries, at: f64) {
-    let lasting: Vec<(usize, Kind)> = series
+    let lasting: Vec<(usize, Kind, f64)> = series
         .active
         .entries()
         .iter()
         .enumerate()
         .filter(|(_, active)| active.finding.kind.has_signals() && active.finding.at < at)
-        .map(|(index, active)| (index, active.finding.kind))
+        .map(|(index, active)| (index, active.finding.kind, active.finding.at))
         .collect();
-    for (index, kind) in lasting {
+    for (index, kind, found_at) in lasting {
         let affected = match kind {
             Kind::ItlShift | Kind::ItlJitter => Affected::default(),
             _ => Affected::now(series, MIN_RISE.ln()).confirmed(series, at, CONFIRMING_WINDOW),
         };
-        let mut symptoms = symptoms(series, at, &affected);
+        let mut symptoms = symptoms(series, at, kind.onset(found_at), &affected);
         let Some(active) = series.active.entries_mut().get_mut(index) else { continue };
         symptoms.changes = series.signals.changes_from(&active.before, minute_of(at));
         active.finding.causes.revise(symptoms.diagnose(kind));
@@ -291,8 +293,9 @@ fn finding(
             .with("replicas_judged", affected.judged as f64)
             .with("replicas", Fact::Names(affected.names));
     }
-    if let (Some(before), Some(age)) = (&series.predecessor, symptoms.revision_age) {
-        evidence = evidence.with("revision_before", &**before).with("revision_age_seconds", age);
+    if let Some(before) = &series.predecessor {
+        evidence =
+            evidence.with("revision_before", &**before).with("revision_age_seconds", at - series.first_seen);
     }
     let series = SeriesName {
         route: Arc::clone(&series.route),
@@ -308,6 +311,11 @@ impl Kind {
     /// Whether the signals of the last hours speak of it.
     fn has_signals(self) -> bool {
         !self.is_of_days() && !matches!(self, Self::AvailabilityBurn | Self::ReplicaSlow)
+    }
+
+    /// When what is found at `at` began, at the earliest.
+    fn onset(self, at: f64) -> f64 {
+        at - self.began_before() as f64 * 60.0
     }
 
     /// Minutes before it is found, in which it may have begun.
