@@ -45,11 +45,16 @@ pub fn write<T: Serialize>(path: &Path, state: &T) -> io::Result<()> {
     if let Some(directory) = path.parent().filter(|directory| !directory.as_os_str().is_empty()) {
         fs::create_dir_all(directory)?;
     }
-    let mut file = BufWriter::new(File::create(&beside)?);
+    let written = write_whole(&beside, state).and_then(|()| fs::rename(&beside, path));
+    // On a full disk what is left of it would only take room.
+    written.inspect_err(|_| drop(fs::remove_file(&beside)))
+}
+
+fn write_whole<T: Serialize>(path: &Path, state: &T) -> io::Result<()> {
+    let mut file = BufWriter::new(File::create(path)?);
     serde_json::to_writer(&mut file, state)?;
     file.flush()?;
-    file.get_ref().sync_all()?;
-    fs::rename(beside, path)
+    file.get_ref().sync_all()
 }
 
 fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
@@ -79,5 +84,17 @@ mod tests {
         assert_eq!(read::<Vec<u8>>(&path).unwrap(), Some(vec![3]));
         let kept = fs::read_dir(path.parent().unwrap()).unwrap().count();
         assert_eq!(kept, 2, "the state and the corrupt one");
+    }
+
+    #[test]
+    fn a_write_that_fails_leaves_the_old_file_and_nothing_beside_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("state.json");
+        write(&path, &[1]).unwrap();
+        // JSON has no such key.
+        let unwritable = std::collections::HashMap::from([((1, 2), 3)]);
+        write(&path, &unwritable).unwrap_err();
+        assert_eq!(read::<Vec<u8>>(&path).unwrap(), Some(vec![1]));
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
     }
 }
