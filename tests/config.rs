@@ -269,8 +269,21 @@ fn faults_of_ports() {
 
 #[test]
 fn a_secret_in_the_file_is_not_repeated() {
-    let faults = check_str("f.toml", &with_pool("[admin]\ntoken = \"hunter2\"\n"), &no_env).unwrap_err();
-    assert!(!faults.to_string().contains("hunter2"), "{faults}");
+    for rest in [
+        "[admin]\ntoken = \"hunter2\"\n",
+        "[admin]\ntoken = hunter2\n",
+        "[[tenant]]\nname = \"a\"\nkey_sha256 = [\"hunter2\"]\n",
+        "[[tenant]]\nname = \"a\"\nkey_sha256 = [\n  \"hunter2\",\n]\n",
+        "[[tenant]]\nname = \"a\"\nkey_sha256 = \"hunter2\"\n",
+        "[[tenant]]\nname = \"a\"\nkeys = [\"hunter2\"]\n",
+        "[[pool]]\nname = \"q\"\nreplicas = [\"http://me:hunter2@a:1\"]\n",
+        "[[pool]]\nname = \"q\"\nreplicas = [\"htp://me:hunter2@a:1\"]\n",
+        "[[pool]]\nname = \"q\"\nreplicas = [{ ur = \"http://hunter2@a:1\" }]\n",
+        "[drift]\nwebhook = \"http://me:hunter2@a b:1\"\n",
+    ] {
+        let faults = check_str("f.toml", &with_pool(rest), &no_env).unwrap_err();
+        assert!(!faults.to_string().contains("hunter2"), "{faults}");
+    }
 }
 
 #[test]

@@ -1,8 +1,8 @@
 //! What is wrong with a configuration, and where.
 //!
 //! A [`Diagnostic`] knows its file, line and column, the offending line, and what to do about it. All faults of a
-//! file are reported at once, in the order of the file, so that one round of editing mends it. Values of secrets are
-//! masked in the quoted line: diagnostics end up in logs and in the answers of the admin API.
+//! file are reported at once, in the order of the file, so that one round of editing mends it. Values of secrets, and users
+//! and passwords in URLs, are masked whatever the fault is: diagnostics end up in logs of CI and in answers of the admin API.
 
 use std::fmt;
 use std::ops::Range;
@@ -37,12 +37,13 @@ impl Diagnostic {
         let column = before.get(line_start..).unwrap_or_default().chars().count() + 1;
         let marked = text.get(start..end).unwrap_or_default().lines().next().unwrap_or_default();
         let width = marked.chars().count().max(1);
-        let source_line = if fault.is_secret { mask(line, column, width) } else { line.to_owned() };
+        let line = conceal(line);
+        let source_line = if fault.is_secret { mask(&line, column, width) } else { line };
         Self {
             file: file.to_owned(),
             line: before.matches('\n').count() + 1,
             column,
-            message: fault.message,
+            message: conceal_users(fault.message),
             hint: fault.hint,
             source_line,
             width: if fault.is_secret { MASK.len() } else { width },
@@ -160,6 +161,83 @@ fn floor_char_boundary(text: &str, index: usize) -> usize {
     index
 }
 
+/// Whether a key's value is a secret, in our configuration or in what somebody takes for it.
+pub(crate) fn names_secret(key: &str) -> bool {
+    SECRET_KEYS.contains(&key.to_ascii_lowercase().as_str())
+}
+
+/// Whether a value says where a secret is kept, and may be shown.
+pub(crate) fn is_reference(value: &str) -> bool {
+    value.starts_with("env:") || value.starts_with("file:")
+}
+
+/// The line with an asterisk for each character of the values of [`SECRET_KEYS`], so that columns stay.
+fn conceal(line: &str) -> String {
+    let mut shown: Vec<char> = line.chars().collect();
+    let (mut word, mut is_secret, mut depth) = (0..0, false, 0_usize);
+    let mut at = 0;
+    while let Some(&c) = shown.get(at) {
+        let start = at;
+        at += 1;
+        match c {
+            '"' | '\'' => {
+                let close = shown.iter().skip(at).position(|other| *other == c);
+                word = at..at + close.unwrap_or(shown.len() - at);
+                at = word.end + 1;
+                if is_secret {
+                    hide(&mut shown, word.clone());
+                }
+            }
+            '=' => {
+                let key: String = shown.get(word.clone()).unwrap_or_default().iter().collect();
+                (is_secret, depth) = (names_secret(&key), 0);
+            }
+            '[' => depth += 1,
+            ']' => depth = depth.saturating_sub(1),
+            ',' | '}' if depth == 0 => is_secret = false,
+            '#' => break,
+            c if c.is_whitespace() || c == ',' => {}
+            // A key, or a value without its quotes.
+            _ => {
+                let is_part =
+                    |c: &char| !c.is_whitespace() && !matches!(c, '=' | ',' | '[' | ']' | '}' | '#');
+                at = start + shown.iter().skip(start).take_while(|c| is_part(c)).count().max(1);
+                word = start..at;
+                if is_secret {
+                    hide(&mut shown, word.clone());
+                }
+            }
+        }
+    }
+    conceal_users(shown.into_iter().collect())
+}
+
+/// Hides a value, unless it says where the secret is kept; a PEM file's name is none.
+fn hide(shown: &mut [char], value: Range<usize>) {
+    let Some(value) = shown.get_mut(value) else { return };
+    let text: String = value.iter().collect();
+    if !is_reference(&text) && !text.ends_with(".pem") && !text.ends_with(".key") {
+        value.fill('*');
+    }
+}
+
+/// The text with an asterisk for each character in front of the `@` of a URL.
+fn conceal_users(text: String) -> String {
+    let mut shown = String::with_capacity(text.len());
+    let mut rest = text.as_str();
+    while let Some((before, after)) = rest.split_once("://") {
+        let end = after.find(|c: char| c.is_whitespace() || matches!(c, '"' | '\'')).unwrap_or(after.len());
+        let (url, behind) = after.split_at(end);
+        let (user, host) = url.split_at(url.rfind('@').unwrap_or(0));
+        shown.push_str(before);
+        shown.push_str("://");
+        shown.extend(user.chars().map(|_| '*'));
+        shown.push_str(host);
+        rest = behind;
+    }
+    shown + rest
+}
+
 fn mask(line: &str, column: usize, width: usize) -> String {
     let head = line.chars().take(column - 1);
     let tail = line.chars().skip(column - 1 + width);
@@ -167,6 +245,20 @@ fn mask(line: &str, column: usize, width: usize) -> String {
 }
 
 const MASK: &str = "\"***\"";
+const SECRET_KEYS: &[&str] = &[
+    "api_key",
+    "api_keys",
+    "apikey",
+    "authorization",
+    "engine_api_key",
+    "key",
+    "key_sha256",
+    "keys",
+    "password",
+    "secret",
+    "token",
+    "x-api-key",
+];
 
 #[cfg(test)]
 mod tests {
@@ -174,11 +266,11 @@ mod tests {
 
     #[test]
     fn a_diagnostic_shows_its_place_its_line_and_a_hint() {
-        let text = "a = 1\nkey = \"höh\" # x\n";
+        let text = "a = 1\nnom = \"höh\" # x\n";
         let shown = Diagnostic::at("f.toml", text, &(12..18), Fault::new("bad value", "change it"));
         assert_eq!(
             shown.to_string(),
-            "f.toml:2:7: bad value\n 2 | key = \"höh\" # x\n   |       ^^^^^\nhint: change it"
+            "f.toml:2:7: bad value\n 2 | nom = \"höh\" # x\n   |       ^^^^^\nhint: change it"
         );
     }
 
@@ -187,6 +279,31 @@ mod tests {
         let fault = Fault { is_secret: true, ..Fault::new("bad", "mend") };
         let shown = Diagnostic::at("f", "token = \"hunter2\" # x", &(8..17), fault).to_string();
         assert!(shown.contains("token = \"***\" # x") && !shown.contains("hunter2"), "{shown}");
+    }
+
+    #[test]
+    fn no_secret_is_quoted_whatever_the_fault_is() {
+        for (line, shown) in [
+            ("key = \"sk-1\"", "key = \"****\""),
+            ("  keys = [\"sk-1\", 'sk-2'] # two", "  keys = [\"****\", '****'] # two"),
+            (
+                "{ nam = \"a\", key_sha256 = [\"sk-1\"], weight = 1 }",
+                "{ nam = \"a\", key_sha256 = [\"****\"], weight = 1 }",
+            ),
+            ("token = hunter2", "token = *******"),
+            ("token = \"hunter2", "token = \"*******"),
+            (
+                "headers = { Authorization = \"Bearer x\", a = \"b\" }",
+                "headers = { Authorization = \"********\", a = \"b\" }",
+            ),
+            ("\"token\" = \"env:TOKEN\"", "\"token\" = \"env:TOKEN\""),
+            ("tls = { cert = \"a.pem\", key = \"a.key\" }", "tls = { cert = \"a.pem\", key = \"a.key\" }"),
+            ("first_token = \"60s\"", "first_token = \"60s\""),
+            ("url = \"http://u:pä@a:1/x\", 'https://b:2'", "url = \"http://****@a:1/x\", 'https://b:2'"),
+        ] {
+            assert_eq!(conceal(line), shown, "{line}");
+        }
+        assert_eq!(conceal_users("\"redis://:pw@h\" is not".to_owned()), "\"redis://***@h\" is not");
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! with one is reported without its value.
 
 use crate::config::Secret;
+use crate::config::diagnostics::is_reference;
 
 use super::section::Item;
 
@@ -21,10 +22,6 @@ pub(super) fn read(item: &Item<'_>) -> Option<Secret> {
 pub(super) fn read_or_plain(item: &Item<'_>) -> Option<Secret> {
     let text = item.text()?;
     if is_reference(text) { resolve(item, text) } else { Some(Secret::new(text)) }
-}
-
-fn is_reference(text: &str) -> bool {
-    text.starts_with("env:") || text.starts_with("file:")
 }
 
 fn resolve(item: &Item<'_>, text: &str) -> Option<Secret> {

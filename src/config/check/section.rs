@@ -16,7 +16,7 @@ use std::sync::Arc;
 use toml::de::{DeTable, DeValue};
 
 use crate::config::Overrides;
-use crate::config::diagnostics::{Fault, did_you_mean};
+use crate::config::diagnostics::{Fault, did_you_mean, is_reference, names_secret};
 
 use super::shape::{Kind, Place, Shapes, Within};
 use super::values::Form;
@@ -405,7 +405,10 @@ impl<'a> Item<'a> {
 
     /// Reports a fault of the value.
     pub(super) fn fault(&self, message: impl Into<String>, hint: impl Into<String>) {
-        self.checking.report(&self.span, Fault::new(message, hint));
+        // An entry of a list may stand on a line without its key.
+        let is_secret =
+            names_secret(self.key) && matches!(self.value, DeValue::String(text) if !is_reference(text));
+        self.checking.report(&self.span, Fault { is_secret, ..Fault::new(message, hint) });
     }
 
     /// Reports a fault of the value, which must not be shown.
