@@ -9,7 +9,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use tokenway::config::check::check_str;
+use tokenway::config::check::{check_str, parse_endpoint};
 use tokenway::config::load::{Source, load};
 use tokenway::config::reload::reload;
 use tokenway::config::watch::watch_file;
@@ -284,6 +284,27 @@ fn a_secret_in_the_file_is_not_repeated() {
         let faults = check_str("f.toml", &with_pool(rest), &no_env).unwrap_err();
         assert!(!faults.to_string().contains("hunter2"), "{faults}");
     }
+}
+
+#[test]
+fn two_ports_at_one_address_are_refused() {
+    let taken = |addr: &str| format!("{addr} is taken by another port of this configuration");
+    let spans = "[telemetry.engine_spans]\nlisten = \"127.0.0.1:8080\"\n";
+    for (rest, expected) in [
+        ("[admin]\nlisten = \"127.0.0.1:8080\"\n", format!("f.toml:5:10: {}", taken("127.0.0.1:8080"))),
+        ("[server]\nlisten = \"0.0.0.0:9090\"\n", format!("f.toml:5:10: {}", taken("127.0.0.1:9090"))),
+        (spans, format!("f.toml:5:10: {}", taken("127.0.0.1:8080"))),
+    ] {
+        assert_told(&with_pool(rest), &[&expected]);
+    }
+    for rest in ["[server]\nlisten = \"[::1]:9090\"\n", "[server]\nlisten = \"127.0.0.2:9090\"\n"] {
+        checked(&with_pool(rest));
+    }
+    let source = Source::Upstreams(vec![parse_endpoint("http://127.0.0.1:1").unwrap()]);
+    let one = "127.0.0.1:9090".parse().ok();
+    let flags = Overrides { listen: one, ..Overrides::default() };
+    let error = load(&source, &flags, &no_env).unwrap_err().to_string();
+    assert!(error.contains(&taken("127.0.0.1:9090")), "{error}");
 }
 
 #[test]
@@ -659,9 +680,15 @@ fn a_reload_keeps_what_needs_a_restart_and_says_so() {
     let source = Source::File(file.clone());
     std::fs::write(&file, ONE_POOL).unwrap();
     let old = load(&source, &Overrides::default(), &no_env).unwrap();
-    std::fs::write(&file, with_pool("[server]\nlisten = \"127.0.0.1:1\"\nbody_limit = \"1MiB\"\n")).unwrap();
+    std::fs::write(
+        &file,
+        with_pool("[server]\nlisten = \"127.0.0.1:1\"\nbody_limit = \"1MiB\"\nbody_memory = \"2GiB\"\n"),
+    )
+    .unwrap();
     let new = reload(&source, &Overrides::default(), &no_env, &old).unwrap();
-    assert_eq!(new.warnings, ["server.listen changed and needs a restart: the old value stays"]);
+    let kept = |key: &str| format!("{key} changed and needs a restart: the old value stays");
+    assert_eq!(new.warnings, [kept("server.listen"), kept("server.body_memory")]);
+    assert_eq!(new.config.server.body_memory, old.server.body_memory);
     assert_eq!(new.config.server.listen, old.server.listen);
     assert_eq!(new.config.server.body_limit, 1 << 20);
     std::fs::write(&file, "[[pool]]\n").unwrap();

@@ -204,6 +204,22 @@ fn a_second_signal_ends_at_once() {
     assert!(!answer.is_complete_stream(), "an incomplete answer looks complete: {answer:?}");
 }
 
+#[test]
+fn an_expired_certificate_is_told_when_it_is_loaded() {
+    let copy = Example::copy("tls.toml");
+    let gateway = Gateway::with_file(&copy.file);
+    let key = rcgen::KeyPair::generate().unwrap();
+    let mut params = rcgen::CertificateParams::new(["localhost".to_owned()]).unwrap();
+    (params.not_before, params.not_after) =
+        (rcgen::date_time_ymd(2020, 1, 1), rcgen::date_time_ymd(2021, 1, 1));
+    let folder = copy.file.parent().unwrap();
+    std::fs::write(folder.join("server.key"), key.serialize_pem()).unwrap();
+    std::fs::write(folder.join("server.pem"), params.self_signed(&key).unwrap().pem()).unwrap();
+    assert_eq!(gateway.process.err.count("has expired"), 0);
+    gateway.process.signal("HUP");
+    assert!(gateway.process.err.line_with("this certificate has expired").contains("server.pem"));
+}
+
 /// The screen of `tokenway top` on a terminal of its own: the terminal's other end.
 fn top(admin: &str) -> (std::process::Child, std::fs::File) {
     use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};

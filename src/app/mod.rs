@@ -110,7 +110,7 @@ impl App {
         control: Handle,
     ) -> Result<Self, StartError> {
         let tls = config.server.tls.as_ref().map(TlsSlot::load).transpose()?;
-        note_expiry(&observer, &config);
+        note_expiry(&observer, &config, clock);
         let addr = config.server.listen;
         let failed = |source| StartError::Listen { addr, source };
         let socket = listener::bind(addr).map_err(failed)?;
@@ -192,7 +192,7 @@ impl App {
         if let (Some(slot), Some(tls)) = (&self.tls, &config.server.tls) {
             slot.reload(tls)?;
         }
-        note_expiry(&self.gateway.observer, &config);
+        note_expiry(&self.gateway.observer, &config, self.gateway.clock);
         self.fleet.secure(&config)?;
         self.tokens.configure(config.jwt.as_ref());
         let pools = self.fleet.apply(&config);
@@ -272,13 +272,22 @@ fn hint(error: &io::Error) -> &'static str {
     }
 }
 
+/// Exports when the data port's certificate expires, and says which of ours has.
+fn note_expiry(observer: &Observer, config: &Config, clock: Clock) {
+    let now = clock.wall(clock.now());
+    if let Some(tls) = &config.server.tls
+        && let Some(at) = expiry(&tls.cert)
+    {
+        observer.metrics().certificate_expiry(&tls.cert.to_string_lossy(), at);
+    }
+    let of_pools = config.pools.iter().filter_map(|pool| Some(&pool.tls.as_ref()?.identity.as_ref()?.cert));
+    for cert in config.server.tls.iter().map(|tls| &tls.cert).chain(of_pools) {
+        if expiry(cert).is_some_and(|at| at <= now) {
+            tracing::warn!(file = %cert.display(), "this certificate has expired: renew it and send SIGHUP");
+        }
+    }
+}
+
 /// For the error events of streams that the end of the drain cut.
 const ERROR_EVENT_GRACE: Duration = Duration::from_secs(2);
 const DROP_GRACE: Duration = Duration::from_millis(50);
-/// Exports when the data port's certificate expires.
-fn note_expiry(observer: &Observer, config: &Config) {
-    let Some(tls) = &config.server.tls else { return };
-    if let Some(at) = expiry(&tls.cert) {
-        observer.metrics().certificate_expiry(&tls.cert.to_string_lossy(), at);
-    }
-}

@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::check::{ADMIN_TOKEN_HINT, Checked, check_with};
+use super::check::{ADMIN_TOKEN_HINT, Checked, PORTS_HINT, check_with, is_one_port, one_port};
 use super::diagnostics::{Diagnostic, Diagnostics, Fault};
 use super::{Config, Endpoint, ModelMatch, Overrides};
 
@@ -125,6 +125,10 @@ fn apply(overrides: &Overrides, config: &mut Config) -> Result<(), ConfigError> 
             });
         }
         config.admin.listen = listen;
+    }
+    if is_one_port(config.server.listen, config.admin.listen) {
+        let message = one_port(config.admin.listen);
+        return Err(ConfigError::Flag { flag: "--admin-listen", message, hint: PORTS_HINT });
     }
     if let Some(policy) = overrides.policy {
         config.routes.iter_mut().for_each(|route| route.policy = policy);

@@ -95,7 +95,7 @@ fn json_has_errors_with_places_or_a_summary() {
 fn a_setting_without_an_effect_is_a_warning() {
     let tenant = "[[tenant]]\nname = \"t\"\nkey_sha256 = []\nclient_names = [\"c\"]\nweight = 3\n";
     let unused = "[[pool]]\nname = \"q\"\nreplicas = [\"http://127.0.0.1:1\"]\ntls = {}\n[[route]]\nmodel = \"m\"\npools = [\"p\"]\n\
-                  timeouts = { first_token = \"1s\" }\nhedge = { after = \"2s\" }\n[slo.gold]\ne2e = \"1s\"\n";
+                  timeouts = { first_token = \"1s\" }\npolicy = \"round_robin\"\nclient_may = [\"priority\"]\nhedge = { after = \"2s\" }\n[slo.gold]\ne2e = \"1s\"\n";
     let said = check(&format!("{ONE_POOL}{unused}{tenant}"));
     assert_eq!(said.code, 0, "{}", said.err);
     for warning in [
@@ -104,13 +104,14 @@ fn a_setting_without_an_effect_is_a_warning() {
         "gateway.toml:7:7: warning: pool.tls has no effect",
         "timeouts.first_token (1s) of route \"m\" ends requests before their ttft bound (2s)",
         "hedge has no effect: route \"m\" has one replica",
+        "clients may set a priority on route \"m\", and nothing waits",
         "no route uses the slo class \"gold\"",
         "weight and priority of tenant \"t\" have no effect",
         "client_names of tenant \"t\" have no effect",
     ] {
         assert!(said.err.contains(warning), "{warning}\n{}", said.err);
     }
-    assert!(said.out.contains("gateway.toml: ok, 8 warnings\n"), "{}", said.out);
+    assert!(said.out.contains("gateway.toml: ok, 9 warnings\n"), "{}", said.out);
     let denied = check_with(&format!("{ONE_POOL}{tenant}"), |args| args.deny_warnings = true, Style::Plain);
     assert_eq!(denied.code, 1);
 }

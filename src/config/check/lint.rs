@@ -83,6 +83,12 @@ impl Lint<'_, '_> {
                 let message = format!("hedge has no effect: route \"{}\" has one replica", route.name);
                 self.warn(self.place("route", at, &["hedge"]), message, "add a replica, or remove hedge");
             }
+            if route.client_may.priority && !self.has_order() {
+                let message =
+                    format!("clients may set a priority on route \"{}\", and nothing waits", route.name);
+                let place = self.place("route", at, &["client_may"]);
+                self.warn(place, message, "use policy latency on a route, or remove \"priority\"");
+            }
             if let Some(canary) = &route.canary {
                 self.steps(at, route, canary);
             }
@@ -122,6 +128,11 @@ impl Lint<'_, '_> {
         }
     }
 
+    /// Whether a pool's requests are ever ordered.
+    fn has_order(&self) -> bool {
+        self.config.routes.iter().any(|route| route.policy == PolicyName::Latency)
+    }
+
     fn tenants(&self) {
         let config = self.config;
         if config.tenants.is_empty() && !config.server.trust_headers.is_empty() {
@@ -134,11 +145,10 @@ impl Lint<'_, '_> {
             let hint = "set routing.seed = \"env:NAME\" or \"file:PATH\", the same on all gateways";
             self.warn(self.place("routing", 0, &["seed"]), message.to_owned(), hint);
         }
-        let has_order = config.routes.iter().any(|route| route.policy == PolicyName::Latency);
         let checks_clients = config.server.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some());
         for (at, tenant) in config.tenants.iter().enumerate() {
             let name = &tenant.name;
-            if !has_order && (tenant.weight != 1 || tenant.priority != 0) {
+            if !self.has_order() && (tenant.weight != 1 || tenant.priority != 0) {
                 let message =
                     format!("weight and priority of tenant \"{name}\" have no effect: nothing waits");
                 let place = self.place("tenant", at, &["weight", "priority"]);

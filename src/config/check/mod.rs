@@ -35,7 +35,7 @@ use std::path::Path;
 use toml::de::DeTable;
 
 use self::section::{Checking, Section};
-pub(super) use self::server::ADMIN_TOKEN_HINT;
+pub(super) use self::server::{ADMIN_TOKEN_HINT, PORTS_HINT, is_one_port, one_port};
 use self::shape::Shapes;
 use super::diagnostics::{Diagnostic, Diagnostics, Fault};
 use super::{Config, Endpoint, Overrides, Secret};
@@ -80,6 +80,7 @@ pub(super) fn check_with(
     let checking = Checking::new(directory, env, overrides);
     let root = Section::open(&checking, ROOT, 0..0, Some(tree.get_ref()));
     let config = read(&root);
+    server::expect_ports_apart(&root, &config);
     lint::lint(&root, &config);
     drop(root);
     let faults = checking.faults.take();

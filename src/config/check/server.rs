@@ -3,6 +3,7 @@
 //! TLS files are opened here, so that a missing or empty one is reported with its line and not at the first
 //! connection; the certificates' own meaning is the listener's.
 
+use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -10,7 +11,7 @@ use std::time::Duration;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
-use crate::config::{Admin, Server, Tls};
+use crate::config::{Admin, Config, Server, Tls};
 
 use super::section::{Item, Section};
 use super::values::{ADDRESS, DURATION, EXTRA_PATH, HEADER_NAME, ORIGIN, POSITIVE_DURATION, ROOT_PATH, SIZE};
@@ -71,6 +72,43 @@ pub(super) fn admin(root: &Section<'_>) -> Admin {
     }
     Admin { listen, token: token.and_then(|item| secret::read(&item)) }
 }
+
+/// Reports two ports of ours at one address. Where flags name one, the addresses are known later.
+pub(super) fn expect_ports_apart(root: &Section<'_>, config: &Config) {
+    let overrides = root.checking.overrides;
+    if overrides.listen.is_some() || overrides.admin_listen.is_some() {
+        return;
+    }
+    let place = |section: &'static str| root.get(section).and_then(|item| item.peek("listen", 0));
+    if is_one_port(config.server.listen, config.admin.listen)
+        && let Some(item) = place("admin").or_else(|| place("server"))
+    {
+        item.fault(one_port(config.admin.listen), PORTS_HINT);
+    }
+    let spans = root.get("telemetry").and_then(|item| item.peek("engine_spans", 0)?.peek("listen", 0));
+    if let (Some(item), Some(engine_spans)) = (spans, &config.telemetry.engine_spans)
+        && [config.server.listen, config.admin.listen]
+            .iter()
+            .any(|other| is_one_port(engine_spans.listen, *other))
+    {
+        item.fault(one_port(engine_spans.listen), PORTS_HINT);
+    }
+}
+
+/// Whether two listeners cannot both be bound: every address includes each.
+pub(in crate::config) fn is_one_port(one: SocketAddr, other: SocketAddr) -> bool {
+    let overlap = one.ip() == other.ip()
+        || (one.is_ipv6() == other.is_ipv6() && (one.ip().is_unspecified() || other.ip().is_unspecified()));
+    one.port() == other.port() && one.port() != 0 && overlap
+}
+
+/// What is wrong with an address that another listener has.
+pub(in crate::config) fn one_port(addr: SocketAddr) -> String {
+    format!("{addr} is taken by another port of this configuration")
+}
+
+pub(in crate::config) const PORTS_HINT: &str =
+    "give server.listen, admin.listen and telemetry.engine_spans.listen a port each";
 
 /// Reads `max_connections` of a server or a pool.
 pub(super) fn max_connections(section: &Section<'_>, default: usize) -> NonZeroUsize {
