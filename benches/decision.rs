@@ -64,7 +64,6 @@ impl Fleet {
             block_tokens: Some(16),
             total_blocks: Some(50_000),
             is_caching_off: false,
-            is_caching_off: false,
             batch_limit: None,
             cache: None,
         };

@@ -165,12 +165,7 @@ fn choose(
     let chain = &request.prompt.chain;
     let block_end = |block| chain.block_end_bytes(block);
     let ask = Ask {
-        prompt: routing::Prompt {
-            chain: chain.hashes(),
-            block_end: &block_end,
-            bytes: chain.bytes(),
-            tokens: request.tokens,
-        },
+        prompt: prompt_of(request, &block_end),
         session: request.session,
         slo: request.slo,
         waited: now.since(request.read),
@@ -236,6 +231,11 @@ fn choose(
 /// Outlook of a request that is held for the sake of running streams.
 fn held(request: &Prepared, now: Stamp) -> Outlook {
     Outlook { at: now, slack: Some(Duration::ZERO), latest: request.deadline(), ..Outlook::default() }
+}
+
+fn prompt_of<'a>(request: &'a Prepared, block_end: &'a dyn Fn(usize) -> u64) -> routing::Prompt<'a> {
+    let chain = &request.prompt.chain;
+    routing::Prompt { chain: chain.hashes(), block_end, bytes: chain.bytes(), tokens: request.tokens }
 }
 
 /// Whether a replica that lists its models does not list this one, while another one of its pool does.
