@@ -207,13 +207,13 @@ async fn a_unary_answer_passes_with_its_status_and_headers() {
 async fn an_answer_may_have_hundreds_of_headers() {
     let replica = Replica::start().await;
     let gateway = Gateway::start(config::of(&[&replica])).await;
-    let fields: String = (0..990).map(|at| format!("x-field-{at}: {at}\r\n")).collect();
+    let fields: String = (0..250).map(|at| format!("x-field-{at}: {at}\r\n")).collect();
     let answer =
         format!("HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n{fields}content-length: 2\r\n\r\n{{}}");
     replica.next(vec![Step::Raw(answer.into_bytes())]);
     let reply = gateway.post(PATH, UNARY).await;
     assert_eq!((reply.status(), replica.count()), (200, 1));
-    assert_eq!(reply.head.header("x-field-989"), Some("989"));
+    assert_eq!(reply.head.header("x-field-249"), Some("249"));
 }
 
 #[tokio::test]

@@ -353,5 +353,5 @@ const ENFILE: i32 = 23;
 const EMFILE: i32 = 24;
 /// Bytes of an answer's head, and of a read.
 const MAX_READ_BUFFER: usize = 64 * 1024;
-/// Fields of an answer's head: as many short ones as its bytes are likely to hold.
-const MAX_HEADERS: usize = 1000;
+/// Fields of an answer's head. hyper allocates a table of this size for each answer: 64 bytes a field.
+const MAX_HEADERS: usize = 256;
