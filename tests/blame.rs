@@ -277,6 +277,23 @@ async fn words_of_a_client_or_a_model_make_no_answer_a_failure() {
 }
 
 #[tokio::test]
+async fn a_success_without_content_is_answered_by_another_replica() {
+    for (path, request) in unary_paths() {
+        let (gateway, one, two) = pair(|_| ()).await;
+        one.always(wire::json(200, ""));
+        two.always(wire::json(200, "{}"));
+        for _ in 0..4 {
+            let reply = gateway.post(path, request).await;
+            assert_eq!((reply.status(), reply.text()), (200, "{}"), "{path}");
+        }
+        two.always(wire::json(200, ""));
+        let reply = gateway.post(path, request).await;
+        assert_eq!((reply.status(), reply.text()), (200, ""), "{path}: what the engines answer is relayed");
+        gateway.idle().await;
+    }
+}
+
+#[tokio::test]
 async fn an_engine_s_error_that_quotes_somebody_ejects_nobody_and_is_relayed() {
     let quotes = [
         "Invalid grammar: \\\"the pool is draining\\\"",

@@ -344,8 +344,8 @@ fn of_expiry(expiry: Expiry, deadlines: &Deadlines, replica: Arc<str>) -> Attemp
     }
 }
 
-/// The failure of a response that another replica should be tried for: 502, 503, 504, and a 500 whose message is that of an
-/// engine that is dead or shutting down. Any other 500 is relayed.
+/// The failure of a response that another replica should be tried for: 502, 503, 504, a 500 whose message is that of an
+/// engine that is dead or shutting down, and a 200 without content where JSON is due. Any other 500 is relayed.
 fn retriable(answer: &BufferedResponse, dialect: Dialect, replica: Arc<str>) -> Option<ReplicaFailure> {
     match answer.head.status {
         StatusCode::BAD_GATEWAY | StatusCode::SERVICE_UNAVAILABLE | StatusCode::GATEWAY_TIMEOUT => {
@@ -362,6 +362,9 @@ fn retriable(answer: &BufferedResponse, dialect: Dialect, replica: Arc<str>) -> 
                 }
                 _ => None,
             }
+        }
+        StatusCode::OK if answer.body.is_empty() && dialect.body_form() == BodyForm::Json => {
+            Some(ReplicaFailure::NotAnAnswer { replica, content_type: "nothing".into() })
         }
         _ => None,
     }
