@@ -150,6 +150,7 @@ impl App {
             observer,
             watchdog: Arc::clone(&watchdog),
             pins: Arc::default(),
+            preflights: Default::default(),
             via: pseudonym(),
             drain: crate::gateway::DrainFlag::default(),
             requests: Arc::default(),

@@ -1,7 +1,8 @@
 //! Calls of web pages from other origins (CORS, as the Fetch standard has it).
 //!
 //! With `server.cors_origins` the gateway decides: it answers preflights, which carry no key, and marks every answer, its
-//! own and the engines'. Without it preflights go to an engine, also without a key, and what engines say passes.
+//! own and the engines'. Without it preflights are the engines' to answer, also without a key ([`super::preflights`]), and what
+//! engines say passes.
 
 use bytes::Bytes;
 use http::request::Parts;

@@ -22,6 +22,7 @@ pub mod migration;
 mod models;
 pub mod outbound;
 pub mod picker;
+mod preflights;
 pub mod prepare;
 pub mod reply;
 #[cfg(test)]
@@ -49,6 +50,8 @@ use self::body_work::BodyWork;
 use self::cors::CorsGrant;
 use self::exchange::Exchange;
 use self::explain_limiter::ExplainLimiter;
+pub use self::preflights::Preflights;
+use self::preflights::{Asked, Preflight};
 use self::shadow::Shadows;
 use self::table::RoutingTable;
 use crate::admission::TenantLimiter;
@@ -90,6 +93,8 @@ pub struct Gateway {
     pub tenants: TenantLimiter,
     /// Response id to replica, for `previous_response_id`.
     pub pins: Arc<ResponsePins>,
+    /// What engines said to preflights.
+    pub preflights: Preflights,
     /// This gateway's name in `Via`.
     pub via: HeaderValue,
     /// Phase of the shutdown drain.
@@ -232,7 +237,13 @@ impl IncomingRequest {
         strip_root(&mut self.parts.uri, &table.config.server.root_path);
         let cors = CorsGrant::of(&table.config.server, &self.parts.headers);
         let mut unread = None;
-        let mut response = match gateway.begin(&table, &self.parts, cors.as_ref(), head) {
+        let (asked, begun) = if cors.is_none() && cors::is_preflight(&self.parts) {
+            // Boxed: few requests are preflights.
+            Box::pin(gateway.begin_preflight(&table, &mut self.parts, head)).await
+        } else {
+            (None, gateway.begin(&table, &self.parts, cors.as_ref(), head))
+        };
+        let mut response = match begun {
             Err(response) => {
                 unread = self.body.take();
                 *response
@@ -261,6 +272,9 @@ impl IncomingRequest {
                 }
             }
         };
+        if let Some(asked) = asked {
+            asked.learn(&mut response);
+        }
         if let Some(cors) = cors {
             cors.mark(response.headers_mut());
         }
@@ -317,6 +331,25 @@ impl Gateway {
             Some((pattern, dialect)) if !is_own => Ok(self.open_record(parts, pattern, dialect, head)),
             _ => Err(Box::new(reply::local(self.answer_locally(table, parts), parts))),
         }
+    }
+
+    /// The same for a preflight that the engines decide on, with what learns from its answer.
+    async fn begin_preflight(
+        &self,
+        table: &RoutingTable,
+        parts: &mut Parts,
+        head: crate::clock::Stamp,
+    ) -> (Option<Asked<'_>>, Result<RecordGuard, Box<Response<ReplyBody>>>) {
+        let answer = match self.preflights.ask(table, parts, self.clock).await {
+            Ok(asked) => return (asked, self.begin(table, parts, None, head)),
+            Err(Preflight::Known(answer)) => answer,
+            Err(Preflight::Refused) => {
+                let failure = Preflight::too_many();
+                self.observer.metrics().http_rejected(failure.code());
+                reply::failure_bytes(&failure, ErrorShape::OpenAi)
+            }
+        };
+        (None, Err(Box::new(reply::local(answer, parts))))
     }
 
     fn wall_now(&self) -> SystemTime {

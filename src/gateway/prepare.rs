@@ -12,7 +12,7 @@ use hyper::body::Body as _;
 use super::attempt::{Deadline, Deadlines};
 use super::models::unescaped;
 use super::table::{RouteState, RoutingTable, shortened};
-use super::{Gateway, IncomingRequest, cors, given_request_id, is_harmless_id, stored};
+use super::{Gateway, IncomingRequest, cors, given_request_id, is_harmless_id, preflights, stored};
 use crate::admission::{DegradeRule, Outlook, PromptTokens, Rules, Share, WaitReason, Waiter};
 use crate::clock::Stamp;
 use crate::config::{Degrade, MAX_PRIORITY, ModelMatch, Timeouts};
@@ -225,6 +225,9 @@ pub async fn prepare(
     let mut prepared = seen.classified.ok_or(Failure::Internal)?.note(record);
     prepared.share = share_of(&tenant);
     prepared.read = read;
+    if is_preflight {
+        prepared.timeouts.total = prepared.timeouts.total.min(preflights::MAX_TIME);
+    }
     prepared.is_sent_once |= dialect == Dialect::Extra && !parts.method.is_safe();
     admit(gateway, prepared, guard, &tenant, &parts.headers)
 }

@@ -39,6 +39,12 @@ impl WholeBody {
         self.guard.as_deref_mut()
     }
 
+    /// All of it, before the first piece is taken.
+    #[must_use]
+    pub fn bytes(&self) -> &Bytes {
+        &self.rest
+    }
+
     /// The next piece.
     pub(super) fn take(&mut self) -> Option<Bytes> {
         if self.rest.is_empty() {

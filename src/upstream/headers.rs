@@ -176,7 +176,8 @@ fn is_rewritten(name: &HeaderName, credential: Credential<'_>) -> bool {
     }
 }
 
-fn is_ours(name: &HeaderName) -> bool {
+/// Of the gateway's own name space.
+pub(crate) fn is_ours(name: &HeaderName) -> bool {
     name.as_str().starts_with("x-tokenway-")
 }
 

@@ -179,6 +179,50 @@ async fn a_trusted_header_counts_on_every_path_and_a_preflight_needs_no_key() {
 }
 
 #[tokio::test]
+async fn preflights_reach_an_engine_seldom_and_without_what_is_not_their_question() {
+    let replica = Replica::start().await;
+    let allowed =
+        "HTTP/1.1 200 OK\r\naccess-control-allow-origin: *\r\nvary: Origin\r\ncontent-length: 2\r\n\r\nOK";
+    replica.always(vec![Step::Raw(allowed.into())]);
+    let mut config = config::of(&[&replica]);
+    config.tenants = tenants();
+    let gateway = Gateway::start(config).await;
+    let ask = async |path: &str, origin: &str| {
+        let headers = [
+            ("origin", origin),
+            ("access-control-request-method", "POST"),
+            ("access-control-request-headers", "authorization"),
+            ("cookie", "session=secret"),
+            ("authorization", "Bearer stolen"),
+            ("x-custom", "1"),
+        ];
+        call(&gateway, "OPTIONS", path, &headers, b"").await
+    };
+    for _ in 0..20 {
+        let reply = ask(CHAT, "https://app.example").await;
+        assert_eq!((reply.status(), reply.text()), (200, "OK"));
+        assert_eq!(reply.head.header("access-control-allow-origin"), Some("*"));
+        assert_eq!(reply.head.header("vary"), Some("Origin"));
+        assert!(reply.head.header("x-request-id").is_some());
+    }
+    let sent = replica.only();
+    assert_eq!(sent.header("origin"), Some("https://app.example"));
+    assert_eq!(sent.header("access-control-request-headers"), Some("authorization"));
+    for gone in ["cookie", "authorization", "x-custom"] {
+        assert_eq!(sent.header(gone), None, "{gone}");
+    }
+    let mut refused = 0;
+    for n in 0..200 {
+        let reply = ask("/v1/models", &format!("https://{n}.example")).await;
+        refused += u32::from(reply.status() == 429 && reply.code() == "preflights");
+    }
+    assert!(refused >= 100 && replica.count() <= 101, "{refused} refused, {} sent", replica.count());
+    assert_eq!(ask(CHAT, "https://app.example").await.status(), 200, "a flood takes no answer that is used");
+    assert_eq!(ask("/nowhere", "https://app.example").await.status(), 404);
+    gateway.idle().await;
+}
+
+#[tokio::test]
 async fn configured_origins_are_answered_and_marked_by_the_gateway() {
     let replica = Replica::start().await;
     let marked = "HTTP/1.1 200 OK\r\naccess-control-allow-origin: *\r\ncontent-length: 2\r\n\r\n{}";
