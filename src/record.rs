@@ -121,7 +121,7 @@ pub struct Attempt {
     pub span: u64,
     /// Why it was made.
     pub cause: AttemptCause,
-    /// Given up because another attempt of a hedge spoke first: no failure.
+    /// Given up because another attempt of a hedge spoke first, or because the client left: no failure.
     pub is_canceled: bool,
     /// The replica was chosen.
     pub start: Stamp,
@@ -225,6 +225,8 @@ pub struct Record {
     pub slo: SloBounds,
     /// Label `class`: size of the prompt.
     pub class: Class,
+    /// Session, or what its conversation's turns have in common, on a route with a canary.
+    pub conversation: Option<u64>,
     /// Whether the client asked for a stream.
     pub is_stream: bool,
     /// Label `outcome`.
@@ -377,6 +379,7 @@ impl Record {
             slo_class: none,
             slo: SloBounds::default(),
             class: Class::None,
+            conversation: None,
             is_stream: false,
             outcome: Outcome::Canceled,
             status: 499,
@@ -461,6 +464,8 @@ pub struct FirstToken {
     pub predicted: Option<Duration>,
     /// Its replica had become warm a short while ago.
     pub is_cold: bool,
+    /// As in [`Record::conversation`].
+    pub conversation: Option<u64>,
 }
 
 /// A gap between two content events of one choice.

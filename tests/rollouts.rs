@@ -13,6 +13,8 @@ mod serve_support;
 #[path = "../benches/rollout/traffic.rs"]
 mod traffic;
 
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -26,7 +28,7 @@ use tokenway::config::check::check_str;
 
 use serve_support::client::{connect, exchange, request};
 use serve_support::{Fleet, Gateway, chat, get, post_chat, replace, until};
-use traffic::{Revision, run};
+use traffic::{Revision, run, run_late};
 
 fn defaults() -> Canary {
     let text = "[[pool]]\nname = \"a\"\nreplicas = [\"http://127.0.0.1:1\"]\n[[pool]]\nname = \"b\"\n\
@@ -53,7 +55,7 @@ fn verdicts(revision: Revision, rate: f64, seeds: u64, requests: u64) -> Vec<(u6
 
 #[test]
 fn fine_revisions_stay_under_drifting_overdispersed_load() {
-    let stopped = verdicts(Revision::Fine, 100.0, 30, 4000);
+    let stopped = verdicts(Revision::Fine, 100.0, 20, 3000);
     assert!(stopped.len() <= 1, "{stopped:?}");
 }
 
@@ -87,6 +89,45 @@ fn with_two_requests_a_second_a_broken_or_stuck_revision_is_found_in_some_dozen_
     assert_eq!(found.len(), 10, "{found:?}");
     let stopped = verdicts(Revision::Fine, 2.0, 20, 1000);
     assert!(stopped.is_empty(), "{stopped:?}");
+}
+
+#[test]
+fn one_revision_is_not_taken_for_another_because_of_who_its_conversations_are() {
+    let stopped = verdicts(Revision::Sticky, 8.0, 20, 600);
+    assert!(stopped.is_empty(), "{stopped:?}");
+    let found = verdicts(Revision::StickyBroken, 8.0, 10, 200);
+    assert_eq!(found.len(), 10, "{found:?}");
+}
+
+#[test]
+fn a_breach_after_good_hours_is_found_within_twice_the_requests_of_a_fresh_one() {
+    let bounds = defaults();
+    let median = |good| {
+        let found = (0..8).filter_map(|seed| {
+            let ending = run_late(&bounds, Revision::SlowTokens, 100.0, seed, [good, 10_000]);
+            ending.stopped.filter(|_| !ending.is_false)
+        });
+        let mut found: Vec<_> = found.map(|(requests, _)| requests).collect();
+        found.sort_unstable();
+        found.get(4).copied()
+    };
+    let (fresh, late) = (median(0).unwrap(), median(5000).unwrap());
+    println!("fresh {fresh}, late {late}");
+    assert!(late <= 2 * fresh, "{fresh} {late}");
+}
+
+#[test]
+fn what_hangs_is_short_or_slow_without_a_stream_is_found() {
+    for revision in [Revision::Hanging, Revision::Short, Revision::SlowUnary] {
+        let found = verdicts(revision, 100.0, 8, 1000);
+        assert_eq!(found.len(), 8, "{revision:?} {found:?}");
+    }
+}
+
+#[test]
+fn what_clients_suffer_is_a_number_of_requests_at_any_rate() {
+    let found = verdicts(Revision::Broken, 1500.0, 10, 120);
+    assert_eq!(found.len(), 10, "{found:?}");
 }
 
 /// Clients that ask until they are stopped, each answer complete or counted as failed.
@@ -125,16 +166,177 @@ impl Clients {
 }
 
 fn file(folder: &Path, old: &Fleet, new: &Fleet, canary: &str) -> std::path::PathBuf {
+    file_of(folder, old, &new.toml(), canary)
+}
+
+fn file_of(folder: &Path, old: &Fleet, new: &str, canary: &str) -> std::path::PathBuf {
     let file = folder.join("gateway.toml");
     let text = format!(
         "[[pool]]\nname = \"old\"\nreplicas = {}\n[[pool]]\nname = \"new\"\nrevision = \"r2\"\n\
          revision_info = {{ image = \"vllm:2\" }}\nreplicas = {}\n[[route]]\nname = \"chat\"\nmodel = \"sim\"\npools = [\"old\"]\n\
          [route.canary]\npool = \"new\"\nstate = \"canary.json\"\n{canary}\n",
         old.toml(),
-        new.toml()
+        new
     );
     replace(&file, &text);
     file
+}
+
+/// What a bad revision does with the requests of clients; it lists its model and answers probes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Fault {
+    Hangs,
+    /// A stream that ends at once, without content.
+    Empty,
+    /// An error object with status 200.
+    ErrorObject,
+    /// Another model name.
+    NotFound,
+}
+
+/// A replica with a fault, for as long as the test runs.
+fn faulty(fault: Fault) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("[\"http://{}\"]", listener.local_addr().unwrap());
+    std::thread::spawn(move || {
+        for connection in listener.incoming().map_while(Result::ok) {
+            std::thread::spawn(move || serve_faulty(connection, fault));
+        }
+    });
+    url
+}
+
+fn serve_faulty(mut connection: TcpStream, fault: Fault) {
+    let mut read = BufReader::new(connection.try_clone().unwrap());
+    let (mut head, mut length) = (String::new(), 0);
+    while read.read_line(&mut head).is_ok_and(|n| n > 2) {
+        let line = head.lines().last().unwrap_or_default().to_lowercase();
+        length = line.strip_prefix("content-length: ").map_or(length, |n| n.parse().unwrap());
+    }
+    let mut body = vec![0; length];
+    read.read_exact(&mut body).unwrap_or_default();
+    let is_stream = String::from_utf8_lossy(&body).contains("\"stream\":true");
+    let whole = r#"{"id":"x","object":"chat.completion","model":"sim","choices":[{"index":0,"message":{"role":"assistant","content":"a"},"finish_reason":"stop"}],"usage":{"prompt_tokens":1,"completion_tokens":1}}"#;
+    let (status, kind, body) = match fault {
+        _ if head.starts_with("GET /v1/models") => {
+            (200, "json", r#"{"object":"list","data":[{"id":"sim","object":"model"}]}"#)
+        }
+        _ if head.starts_with("GET") => (404, "json", "{}"),
+        _ if head.to_lowercase().contains("x-tokenway-probe") && is_stream => (
+            200,
+            "stream",
+            "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"a\"},\"finish_reason\":\"stop\"}]}\n\ndata: [DONE]\n\n",
+        ),
+        _ if head.to_lowercase().contains("x-tokenway-probe") => (200, "json", whole),
+        Fault::Hangs => {
+            let _ = read.read_to_end(&mut Vec::new());
+            return;
+        }
+        Fault::Empty => (
+            200,
+            "stream",
+            "data: {\"choices\":[{\"index\":0,\"delta\":{},\"finish_reason\":\"stop\"}]}\n\ndata: [DONE]\n\n",
+        ),
+        Fault::ErrorObject => (200, "json", r#"{"error":{"message":"no","type":"x","code":500}}"#),
+        Fault::NotFound => (
+            404,
+            "json",
+            r#"{"error":{"message":"The model `sim` does not exist.","type":"NotFoundError","param":"model","code":404}}"#,
+        ),
+    };
+    let kind = if kind == "stream" { "text/event-stream" } else { "application/json" };
+    let _ = write!(
+        connection,
+        "HTTP/1.1 {status} X\r\ncontent-type: {kind}\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{body}",
+        body.len()
+    );
+}
+
+/// Six clients that send until they are stopped and wait for 300 ms at most.
+fn impatient(data: &str, is_stream: bool, stop: &Arc<AtomicBool>) -> Vec<JoinHandle<()>> {
+    let clients = (0..6).map(|client| {
+        let (stop, data) = (Arc::clone(stop), data.to_owned());
+        std::thread::spawn(move || {
+            for request_number in 0.. {
+                if stop.load(Ordering::Relaxed) {
+                    return;
+                }
+                let body = serde_json::json!({ "model": "sim", "stream": is_stream, "max_tokens": 6,
+                    "messages": [{ "role": "user", "content": format!("{client} {request_number}") }] });
+                let mut connection = connect(&data).unwrap();
+                connection.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+                let body = body.to_string();
+                connection.write_all(request("POST", "/v1/chat/completions", "", &body).as_bytes()).unwrap();
+                let _ = connection.read_to_end(&mut Vec::new());
+            }
+        })
+    });
+    clients.collect()
+}
+
+#[test]
+fn revisions_that_hang_say_nothing_or_know_another_model_are_rolled_back() {
+    for (fault, is_stream, test) in [
+        (Fault::Hangs, true, "ttft_"),
+        (Fault::Hangs, false, "ttft_"),
+        (Fault::Empty, true, "errors"),
+        (Fault::ErrorObject, false, "errors"),
+        (Fault::NotFound, true, "model"),
+    ] {
+        let old = Fleet::start(&[]);
+        let folder = TempDir::new().unwrap();
+        let file = file_of(folder.path(), &old, &faulty(fault), "steps = [{ weight = 30, soak = \"1s\" }]");
+        let gateway = Gateway::with_file(&file);
+        gateway.wait_ready();
+        let stop = Arc::new(AtomicBool::new(false));
+        let clients = impatient(&gateway.data, is_stream, &stop);
+        // Short steps pause it for want of answers, and it is judged all the same.
+        let ended = wait_for("the verdict", &gateway, |canary| canary["state"] == "rolled_back");
+        stop.store(true, Ordering::Relaxed);
+        clients.into_iter().for_each(|client| client.join().unwrap());
+        let reason = ended["reason"].as_str().unwrap();
+        assert!(reason.starts_with(test), "{fault:?}: {ended}");
+        stop_gateway(gateway);
+    }
+}
+
+#[test]
+fn a_reload_with_fewer_steps_keeps_the_last_and_a_verdict_outlasts_its_section() {
+    let (old, new) = (Fleet::start(&[]), Fleet::start(&[]));
+    let folder = TempDir::new().unwrap();
+    let two = "steps = [{ weight = 20, soak = \"1h\" }, { weight = 50, soak = \"1h\" }]";
+    let file = file(folder.path(), &old, &new, two);
+    let state = folder.path().join("canary.json");
+    let gateway = Gateway::with_file(&file);
+    gateway.wait_ready();
+    until("a saved state", || state.exists().then_some(()));
+    stop_gateway(gateway);
+    // A state of the version before: one route, at the second step.
+    let mut saved: Json = serde_json::from_slice(&std::fs::read(&state).unwrap()).unwrap();
+    let mut saved = saved["routes"]["chat"].take();
+    saved["plan"]["step"] = 1.into();
+    saved["evidence"] =
+        serde_json::json!({ "tails": [], "errors": [0.0, 0.0, 0.0, 0.0], "goodput": [0.0, 0.0, 0.0, 0.0] });
+    std::fs::write(&state, saved.to_string()).unwrap();
+    let gateway = Gateway::with_file(&file);
+    gateway.wait_ready();
+    assert_eq!(canary(&gateway)["step"], 2, "it is read");
+
+    let text = std::fs::read_to_string(&file).unwrap();
+    replace(&file, &text.replace(two, "steps = [{ weight = 5, soak = \"1h\" }]"));
+    let fewer = wait_for("the reload", &gateway, |canary| canary["weight"] != 50.0);
+    assert_eq!((&fewer["state"], &fewer["weight"]), (&"running".into(), &5.0.into()), "{fewer}");
+
+    assert_eq!(act(&gateway, "rollback").0, 200);
+    let rolled_back = canary(&gateway);
+    assert_eq!(rolled_back["report"]["reason"], "rolled back by hand", "{rolled_back}");
+    let (before, section) = text.split_once("[route.canary]").unwrap();
+    replace(&file, before);
+    wait_for("the section is gone", &gateway, Json::is_null);
+    replace(&file, &format!("{before}[route.canary]{section}"));
+    let back = wait_for("the section is back", &gateway, |canary| !canary.is_null());
+    assert_eq!(back["state"], "rolled_back", "{back}");
+    stop_gateway(gateway);
 }
 
 fn canary(gateway: &Gateway) -> Json {
@@ -196,10 +398,10 @@ fn the_turns_of_a_conversation_stay_on_one_revision_without_a_session_id() {
         of_canary += usize::from(revisions[0]);
     }
     assert!((1..16).contains(&of_canary), "{of_canary} of 16 conversations");
-    stop(gateway);
+    stop_gateway(gateway);
 }
 
-fn stop(mut gateway: Gateway) {
+fn stop_gateway(mut gateway: Gateway) {
     gateway.process.signal("INT");
     assert_eq!(gateway.process.exit_code(), 0);
 }
@@ -233,7 +435,7 @@ fn a_slow_revision_is_rolled_back_with_a_report_and_stays_so_over_a_restart() {
         assert_eq!(post_chat(&gateway.data, &chat("sim", "after", 2), "key").status, 200);
     }
     assert_eq!(gateway.metric("tokenway_canary_breaches_total"), 1.0);
-    stop(gateway);
+    stop_gateway(gateway);
 
     let gateway = Gateway::with_file(&file);
     gateway.wait_ready();
@@ -241,7 +443,7 @@ fn a_slow_revision_is_rolled_back_with_a_report_and_stays_so_over_a_restart() {
     assert_eq!((&again["state"], &again["reason"]), (&stopped["state"], &stopped["reason"]));
     assert_eq!(again["requests"], before);
     assert_eq!(act(&gateway, "resume").0, 409, "rolled back is final for the revision");
-    stop(gateway);
+    stop_gateway(gateway);
 }
 
 /// Requests of one route and pool, from the page of metrics.
@@ -280,14 +482,14 @@ fn a_slow_revision_is_rolled_back_at_its_shadow_step_before_any_client_got_it() 
     assert!(report["worst_requests"][0]["request_id"].as_str().unwrap().ends_with("-shadow"), "{report}");
     assert_eq!(requests_at(&gateway, "r2"), 0.0);
     assert!(requests_at(&gateway, "old") > 0.0);
-    stop(gateway);
+    stop_gateway(gateway);
 }
 
 #[test]
 fn a_fine_revision_goes_on_from_its_shadow_step_to_clients_over_a_restart_in_between() {
     let (old, new) = (Fleet::start(&[]), Fleet::start(&[]));
     let folder = TempDir::new().unwrap();
-    let steps = "shadow = { weight = 30, soak = \"4s\", min_requests = 20 }\nsteps = [{ weight = 40, soak = \"1h\" }]\n\
+    let steps = "shadow = { weight = 30, soak = \"6s\", min_requests = 20 }\nsteps = [{ weight = 40, soak = \"1h\" }]\n\
                  max_ttft_ratio = { p99 = 3.0 }\nmax_itl_ratio = { p99 = 3.0 }";
     let file = file(folder.path(), &old, &new, steps);
     let gateway = Gateway::with_file(&file);
@@ -302,7 +504,7 @@ fn a_fine_revision_goes_on_from_its_shadow_step_to_clients_over_a_restart_in_bet
         (&"running".into(), &0.into(), &0.into())
     );
     assert_eq!(requests_at(&gateway, "r2"), 0.0);
-    stop(gateway);
+    stop_gateway(gateway);
 
     let gateway = Gateway::with_file(&file);
     gateway.wait_ready();
@@ -316,19 +518,19 @@ fn a_fine_revision_goes_on_from_its_shadow_step_to_clients_over_a_restart_in_bet
     assert_eq!(clients.stop(), 0);
     assert_eq!((&first["weight"], &first["shadow_weight"]), (&40.0.into(), &0.0.into()), "{first}");
     assert!(requests_at(&gateway, "r2") > 0.0);
-    stop(gateway);
+    stop_gateway(gateway);
 
     let gateway = Gateway::with_file(&file);
     gateway.wait_ready();
     assert_eq!(canary(&gateway)["step"], 1, "the shadow step is over for good");
-    stop(gateway);
+    stop_gateway(gateway);
 }
 
 #[test]
 fn a_fine_revision_is_promoted_over_a_restart_in_the_middle_without_a_failed_request() {
     let (old, new) = (Fleet::start(&[]), Fleet::start(&[]));
     let folder = TempDir::new().unwrap();
-    let steps = "steps = [{ weight = 20, soak = \"2s\" }, { weight = 50, soak = \"3s\" }]\n\
+    let steps = "steps = [{ weight = 20, soak = \"12s\" }, { weight = 50, soak = \"12s\" }]\n\
                  max_ttft_ratio = { p99 = 3.0 }\nmax_itl_ratio = { p99 = 3.0 }";
     let file = file(folder.path(), &old, &new, steps);
     let gateway = Gateway::with_file(&file);
@@ -336,7 +538,7 @@ fn a_fine_revision_is_promoted_over_a_restart_in_the_middle_without_a_failed_req
     let clients = Clients::start(&gateway.data);
     wait_for("the second step", &gateway, |canary| canary["step"] == 2);
     assert_eq!(clients.stop(), 0);
-    stop(gateway);
+    stop_gateway(gateway);
 
     let gateway = Gateway::with_file(&file);
     gateway.wait_ready();
@@ -347,7 +549,7 @@ fn a_fine_revision_is_promoted_over_a_restart_in_the_middle_without_a_failed_req
     assert_eq!((&promoted["state"], &promoted["weight"]), (&"promoted".into(), &100.0.into()), "{promoted}");
     let answer = post_chat(&gateway.data, &chat("sim", "hello", 2), "key");
     assert_eq!(answer.status, 200);
-    stop(gateway);
+    stop_gateway(gateway);
 }
 
 #[test]
@@ -375,5 +577,5 @@ fn an_operator_pauses_resumes_promotes_and_rolls_back() {
     until("the gauge", || {
         get(&gateway.admin, "/metrics").body.contains("state=\"promoted\"} 1").then_some(())
     });
-    stop(gateway);
+    stop_gateway(gateway);
 }

@@ -26,6 +26,16 @@ pub enum Revision {
     Stuck,
     /// Tokens take 1.4 times as long.
     SlowTokens,
+    /// Three requests in ten hang until their clients leave after 3 s.
+    Hanging,
+    /// Answers have one token.
+    Short,
+    /// Answers without a stream take ten times as long; all are without one.
+    SlowUnary,
+    /// The same as the old one, for thirty conversations that go on for ever, each with a prompt of its own.
+    Sticky,
+    /// As `Broken`, for such conversations.
+    StickyBroken,
     /// The same as the old one, under mixed noise: single replicas stall six times as often, one request in fifty takes five times as
     /// long, failures come in bursts for both alike, and the share of long prompts swings from hour to hour.
     Noise,
@@ -36,59 +46,108 @@ pub enum Revision {
 pub struct Ending {
     /// Canary requests before the verdict, and the test that gave it; `None` if it was within its bounds to the end.
     pub stopped: Option<(u64, &'static str)>,
+    /// It was stopped before it became worse.
+    pub is_false: bool,
 }
 
-/// Runs a canary at a tenth of so many requests a second for at most `requests` requests of its own.
+/// Runs a canary at a tenth of `rate` requests a second for at most `requests` requests of its own, after it was as good as the old one
+/// for `good` of them.
 pub fn run(bounds: &Canary, revision: Revision, rate: f64, seed: u64, requests: u64) -> Ending {
+    run_late(bounds, revision, rate, seed, [0, requests])
+}
+
+/// The same; the first `good` requests of the canary do not count.
+#[allow(
+    clippy::cognitive_complexity,
+    reason = "one request after the other, with what each revision does to it"
+)]
+pub fn run_late(
+    bounds: &Canary,
+    revision: Revision,
+    rate: f64,
+    seed: u64,
+    [good, requests]: [u64; 2],
+) -> Ending {
     let mut random = fastrand::Rng::with_seed(seed);
     let mut judge = Judge::new(bounds, &SavedEvidence::default());
-    let often = if revision == Revision::Noise { 6.0 } else { 1.0 };
+    let is_noisy = revision == Revision::Noise;
+    let is_sticky = matches!(revision, Revision::Sticky | Revision::StickyBroken);
+    let is_unary = revision == Revision::SlowUnary;
+    let often = if is_noisy { 6.0 } else { 1.0 };
     let mut load = Load { stalls_per_second: often / 600.0, ..Load::default() };
+    let people: [(Arm, f64); 30] = std::array::from_fn(|i| {
+        (if i % 5 == 0 { Arm::Canary } else { Arm::Baseline }, (0.7 * normal(&mut random)).exp())
+    });
     let (mut now, mut looked, mut of_canary) = (0.0, 0.0, 0);
-    while of_canary < requests {
+    while of_canary < good + requests {
         now += -(1.0 - random.f64()).ln() / rate;
-        let arm = if random.f64() < 0.1 { Arm::Canary } else { Arm::Baseline };
+        let (arm, person) = match () {
+            () if is_sticky => {
+                let person = random.usize(..people.len());
+                (people[person].0, Some(person))
+            }
+            () if random.f64() < 0.1 => (Arm::Canary, None),
+            () => (Arm::Baseline, None),
+        };
+        let conversation = person.map(|person| person as u64);
         let replica = if arm == Arm::Canary { 9 } else { random.usize(..9) };
         let factor = load.at(now, &mut random) * load.stall(replica, now, &mut random);
-        let is_new = arm == Arm::Canary;
-        let is_noisy = revision == Revision::Noise;
+        let is_bad = arm == Arm::Canary && of_canary >= good;
         let swing = if is_noisy { 0.3 * (now / 900.0).sin() } else { 0.0 };
         let class = match random.f64() {
             x if x < 0.5 + swing => Class::Short,
             x if x < 0.8 + swing / 2.0 => Class::Medium,
             _ => Class::Long,
         };
-        of_canary += u64::from(is_new);
+        of_canary += u64::from(arm == Arm::Canary);
         let failing = match revision {
-            Revision::Failing if is_new => 0.05,
-            Revision::Broken if is_new => 1.0,
+            Revision::Failing if is_bad => 0.05,
+            Revision::Broken | Revision::StickyBroken if is_bad => 1.0,
             Revision::Noise if now % 600.0 < 10.0 => 0.1,
             _ => 0.002,
         };
         let is_failed = random.f64() < failing;
         let factor = if is_noisy && random.f64() < 0.02 { 5.0 * factor } else { factor };
-        judge.attempt(now, class, arm, is_failed);
-        judge.slo(now, class, arm, is_failed);
+        let factor = person.map_or(factor, |person| factor * people[person].1);
+        let seen =
+            |value, is_censored| Observed { arm, value, count: 1.0, is_censored, is_unary, conversation };
+        if is_bad && revision == Revision::Hanging && random.f64() < 0.3 {
+            judge.observe(now, Measure::Ttft, class, seen(3.0, true));
+            continue;
+        }
+        judge.attempt(now, class, arm, conversation, is_failed);
+        judge.slo(now, class, arm, conversation, is_failed);
         if !is_failed {
-            let ttft = factor * ttft(class, revision, is_new, &mut random);
-            let seen = |value, count| Observed { arm, value, count, is_censored: false };
-            judge.observe(now, Measure::Ttft, class, seen(ttft, 1.0));
-            let slower = if is_new && revision == Revision::SlowTokens { 1.4 } else { 1.0 };
+            let ttft = factor * ttft(class, revision, is_bad, &mut random);
+            judge.observe(now, Measure::Ttft, class, seen(ttft, false));
+            let tokens =
+                if is_bad && revision == Revision::Short { 1.0 } else { 200.0 * random.f64().max(0.005) };
+            judge.observe(now, Measure::Brevity, class, seen(1.0 / tokens, false));
+            let slower = if is_bad && revision == Revision::SlowTokens { 1.4 } else { 1.0 };
             let step = 0.02 * factor.sqrt() * slower;
-            for _ in 0..2 {
-                judge.observe(now, Measure::Itl, class, seen(step * (0.25 * normal(&mut random)).exp(), 1.0));
+            for _ in 0..if is_unary { 0 } else { 2 } {
+                judge.observe(
+                    now,
+                    Measure::Itl,
+                    class,
+                    seen(step * (0.25 * normal(&mut random)).exp(), false),
+                );
             }
         }
         // Evidence changes with each block.
-        if now < looked + 1.0 {
+        if now < looked + 0.25 {
             continue;
         }
         looked = now;
         if let Some(breach) = judge.breach() {
-            return Ending { stopped: Some((of_canary, breach.test)) };
+            // Stopped while it was good: a false alarm, told as such.
+            return Ending {
+                stopped: Some((of_canary.saturating_sub(good), breach.test)),
+                is_false: of_canary < good,
+            };
         }
     }
-    Ending { stopped: None }
+    Ending { stopped: None, is_false: false }
 }
 
 fn ttft(class: Class, revision: Revision, is_new: bool, random: &mut fastrand::Rng) -> f64 {
@@ -100,7 +159,11 @@ fn ttft(class: Class, revision: Revision, is_new: bool, random: &mut fastrand::R
         Class::Medium => 0.12,
         Class::Short | Class::None => 0.06,
     };
-    let slow = if is_new && revision == Revision::Stuck { 40.0 } else { 1.0 };
+    let slow = match revision {
+        Revision::Stuck if is_new => 40.0,
+        Revision::SlowUnary if is_new => 10.0,
+        _ => 1.0,
+    };
     slow * median * (sigma * normal(random)).exp()
 }
 

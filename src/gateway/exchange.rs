@@ -220,8 +220,12 @@ impl Exchange {
         let identity = Identity::of(self.guard.record());
         let flight = self.outbound(&identity).launch(pick, cause);
         let due = hedge::due(&self.prepared, cause, &flight);
+        // In the record from here on: a client that leaves now drops this future, and it waited for this replica.
+        let open = flight.lost_entry(flight.times().start);
+        self.guard.record().attempts.push(open);
         let flown = hedge::fly(&self.outbound(&identity), flight, due, &self.tried).await;
         let Flown { flight, landed: result, other } = flown;
+        self.guard.record().attempts.pop();
         if let Some(Other { entry, failed }) = other {
             if let Some((flight, failed)) = &failed {
                 self.note_failed(flight, failed);

@@ -431,6 +431,7 @@ impl Classified {
         record.is_stream = prepared.is_stream;
         record.estimated_input = prepared.tokens;
         record.class = self.class;
+        record.conversation = prepared.session.or(prepared.conversation);
         prepared
     }
 }

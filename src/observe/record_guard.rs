@@ -105,6 +105,9 @@ impl Drop for RecordGuard {
         let Some(mut shared) = self.record.take() else { return };
         let Some(record) = Arc::get_mut(&mut shared) else { return };
         record.at.end = self.clock.now();
+        if let Some(left) = record.attempts.last_mut().filter(|attempt| attempt.is_canceled) {
+            left.end = record.at.end;
+        }
         let has_panicked = !self.is_settled && std::thread::panicking();
         if has_panicked {
             record.outcome = Outcome::Failed;

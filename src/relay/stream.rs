@@ -193,6 +193,7 @@ impl StreamBody {
             ttft: at.since(read),
             predicted: self.pick.decision.predicted_ttft,
             is_cold: self.pick.decision.is_cold,
+            conversation: record.conversation,
         };
         self.guard.observer().first_token(&first);
     }

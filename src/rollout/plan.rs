@@ -112,8 +112,9 @@ impl Plan {
         }
     }
 
-    /// Time has passed in which the canary could answer; returns whether the step ended.
-    pub fn soak(&mut self, canary: &Canary, passed: Duration) -> bool {
+    /// Time has passed in which the canary could answer, and `missing` says what a verdict lacks; returns whether the step ended. One
+    /// that lacks something goes on, for [`MAX_SOAKS`] soaks in all, and then pauses.
+    pub fn soak(&mut self, canary: &Canary, passed: Duration, missing: Option<&str>) -> bool {
         if self.state != RolloutState::Running {
             return false;
         }
@@ -127,7 +128,17 @@ impl Plan {
             self.enter(RolloutState::Promoted, ALL_STEPS);
             return true;
         };
-        if self.soaked < soak.as_secs_f64() || self.answers < answers {
+        if self.soaked < soak.as_secs_f64() {
+            return false;
+        }
+        let few = (self.answers < answers).then(|| format!("{} of {answers} answers", self.answers));
+        if let Some(missing) = few.as_deref().or(missing) {
+            if self.soaked >= MAX_SOAKS * soak.as_secs_f64() {
+                // Resumed, it has the other soaks again.
+                self.soaked = soak.as_secs_f64();
+                self.enter(RolloutState::Paused, &format!("no verdict after {MAX_SOAKS} soaks: {missing}"));
+                return true;
+            }
             return false;
         }
         (self.soaked, self.answers) = (0.0, 0);
@@ -145,9 +156,30 @@ impl Plan {
         format!("step {} of {}", self.step + 1, canary.steps.len())
     }
 
+    /// Takes other steps: one that is past the last of them keeps to that, and soaks again.
+    pub fn resteps(&mut self, canary: &Canary) {
+        let last = canary.steps.len().saturating_sub(1);
+        if self.step > last && self.state != RolloutState::Promoted {
+            (self.step, self.soaked, self.answers) = (last, 0.0, 0);
+            if self.state == RolloutState::Running {
+                self.reason = self.place(canary);
+            }
+        }
+    }
+
+    /// Whether it has requests, or copies, that are judged.
+    #[must_use]
+    pub fn is_judged(&self) -> bool {
+        match self.state {
+            RolloutState::Running => true,
+            RolloutState::Paused => !self.is_off,
+            RolloutState::Promoted | RolloutState::RolledBack => false,
+        }
+    }
+
     /// A bound was broken.
     pub fn breach(&mut self, canary: &Canary, reason: &str) {
-        if self.state != RolloutState::Running {
+        if !self.is_judged() {
             return;
         }
         match canary.on_breach {
@@ -189,6 +221,8 @@ impl Plan {
     }
 }
 
+/// Soaks that a step may take until a breach would have been seen.
+const MAX_SOAKS: f64 = 4.0;
 const ALL_STEPS: &str = "all steps held";
 const SHADOW: &str = "shadow: copies of requests";
 
@@ -211,13 +245,13 @@ mod tests {
         let (canary, mut plan) = (canary("min_requests = 10\n"), Plan::default());
         let minute = Duration::from_secs(60);
         assert_eq!(plan.share(&canary), 1000);
-        assert!(!plan.soak(&canary, minute), "nobody asked it anything");
+        assert!(!plan.soak(&canary, minute, None), "nobody asked it anything");
         plan.answers = 10;
-        assert!(plan.soak(&canary, Duration::ZERO));
+        assert!(plan.soak(&canary, Duration::ZERO, None));
         assert_eq!((plan.step, plan.share(&canary), plan.soaked), (1, 5000, 0.0));
         plan.answers = 10;
-        assert!(!plan.soak(&canary, minute));
-        assert!(plan.soak(&canary, minute));
+        assert!(!plan.soak(&canary, minute, None));
+        assert!(plan.soak(&canary, minute, None));
         assert_eq!((plan.state, plan.share(&canary)), (RolloutState::Promoted, 10_000));
         plan.breach(&canary, "late");
         assert_eq!(plan.state, RolloutState::Promoted, "what is over is over");
@@ -232,17 +266,17 @@ mod tests {
         assert_eq!((plan.share(&canary), plan.shadow_share(&canary)), (0, 500), "it stays at its step");
         assert!(plan.act(Action::Resume).is_ok());
         let minute = Duration::from_secs(60);
-        assert!(!plan.soak(&canary, minute), "no copy was answered");
+        assert!(!plan.soak(&canary, minute, None), "no copy was answered");
         let saved = serde_json::to_string(&plan).unwrap();
         let mut plan: Plan = serde_json::from_str(&saved).unwrap();
         plan.answers = 10;
-        assert!(!plan.soak(&canary, Duration::ZERO), "not enough copies for a verdict");
+        assert!(!plan.soak(&canary, Duration::ZERO, None), "not enough copies for a verdict");
         plan.answers = 20;
-        assert!(plan.soak(&canary, Duration::ZERO));
+        assert!(plan.soak(&canary, Duration::ZERO, None));
         assert_eq!((plan.step, plan.share(&canary), plan.shadow_share(&canary)), (0, 1000, 0));
         assert_eq!((&*plan.reason, plan.answers, plan.soaked), ("step 1 of 2", 0, 0.0));
         plan.answers = 10;
-        assert!(plan.soak(&canary, minute));
+        assert!(plan.soak(&canary, minute, None));
         assert_eq!((plan.step, plan.share(&canary)), (1, 5000));
 
         let mut slow = Plan::new(&canary);
@@ -257,8 +291,34 @@ mod tests {
     fn a_shadow_step_that_is_configured_late_does_not_take_a_canary_back_to_it() {
         let (before, after) = (canary(""), canary("shadow = { weight = 5, soak = \"1m\" }\n"));
         let mut plan = Plan::new(&before);
-        plan.soak(&before, Duration::from_secs(1));
+        plan.soak(&before, Duration::from_secs(1), None);
         assert_eq!((plan.share(&after), plan.shadow_share(&after)), (1000, 0));
+    }
+
+    #[test]
+    fn a_step_without_a_verdict_goes_on_for_four_soaks_and_then_pauses_with_what_is_missing() {
+        let (canary, mut plan) = (canary(""), Plan::default());
+        plan.answers = 10;
+        let minute = Duration::from_secs(60);
+        for _ in 0..3 {
+            assert!(!plan.soak(&canary, minute, Some("ttft_p99: too few answers")));
+        }
+        assert!(plan.soak(&canary, minute, Some("ttft_p99: too few answers")));
+        assert_eq!((plan.state, plan.share(&canary)), (RolloutState::Paused, 1000));
+        assert!(plan.reason.ends_with("ttft_p99: too few answers"), "{}", plan.reason);
+        assert_eq!(plan.act(Action::Resume), Ok(false));
+        assert!(plan.soak(&canary, Duration::ZERO, None));
+        assert_eq!((plan.state, plan.step), (RolloutState::Running, 1));
+    }
+
+    #[test]
+    fn a_canary_past_the_last_of_fewer_steps_keeps_to_that_and_soaks_again() {
+        let (before, mut after) = (canary(""), canary(""));
+        let mut plan = Plan { step: 1, soaked: 60.0, answers: 9, ..Plan::new(&before) };
+        after.steps.truncate(1);
+        plan.resteps(&after);
+        assert_eq!((plan.state, plan.share(&after), plan.soaked), (RolloutState::Running, 1000, 0.0));
+        assert!(!plan.soak(&after, Duration::from_secs(1), None));
     }
 
     #[test]
@@ -277,6 +337,9 @@ mod tests {
         assert_eq!(plan.share(&pausing), 1000);
         assert_eq!(plan.act(Action::Pause), Ok(false));
         assert_eq!(plan.share(&pausing), 1000, "by hand it keeps its step");
+        let mut bad = plan.clone();
+        bad.breach(&pausing, "errors");
+        assert_eq!(bad.share(&pausing), 0, "a paused one is judged as well");
         assert_eq!(plan.act(Action::Resume), Ok(false));
     }
 }

@@ -205,6 +205,7 @@ mod tests {
             ttft: Duration::from_millis(ms),
             predicted: None,
             is_cold: false,
+            conversation: None,
         }
     }
 

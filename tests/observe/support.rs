@@ -266,6 +266,7 @@ pub(crate) fn first_token() -> FirstToken {
         ttft: Duration::from_millis(200),
         predicted: Some(Duration::from_millis(150)),
         is_cold: false,
+        conversation: None,
     }
 }
 

@@ -16,7 +16,7 @@ use tokio_util::task::TaskTracker;
 
 use super::show::counted;
 use crate::cli::style::{Paint, Style};
-use crate::config::{Config, Endpoint, ModelMatch, Pool};
+use crate::config::{Config, Endpoint, ModelMatch, Pool, Route};
 use crate::fleet::metrics_text;
 use crate::upstream::call::{Call, CallError};
 use crate::upstream::connect::Connector;
@@ -83,8 +83,10 @@ struct Wanted {
 }
 
 fn wanted(config: &Config, pool: usize) -> Vec<Wanted> {
-    let uses =
-        config.routes.iter().filter(|route| route.pools.iter().any(|w| w.pool == pool && w.weight > 0));
+    let is_canary = |route: &Route| route.canary.as_ref().is_some_and(|canary| canary.pool == pool);
+    let uses = config.routes.iter().filter(|route| {
+        is_canary(route) || route.pools.iter().any(|weighted| weighted.pool == pool && weighted.weight > 0)
+    });
     uses.filter_map(|route| {
         let named = match &route.model {
             ModelMatch::Named(model) => Some(model),
@@ -226,6 +228,13 @@ mod tests {
         assert_eq!(answers[1].problems, ["connection refused"]);
         let other = ask_all(&config("llama")).unwrap();
         assert_eq!(other[0].problems, ["does not serve \"llama\" of route \"llama\"; it serves: sim"]);
+        let canary = format!(
+            "[[pool]]\nname = \"p\"\nreplicas = [\"http://{closed}\"]\n[[pool]]\nname = \"new\"\nreplicas = [\"{}\"]\n\
+             [[route]]\nmodel = \"llama\"\npools = [\"p\"]\n[route.canary]\npool = \"new\"\nsteps = [{{ weight = 10, soak = \"1h\" }}]\n",
+            sim.url()
+        );
+        let canary = ask_all(&check_str("f.toml", &canary, &|_| None).unwrap()).unwrap();
+        assert_eq!(canary[1].problems, other[0].problems, "a canary will be asked for it");
         let mut out = Vec::new();
         other[0].tell(Style::Plain, &mut out).unwrap();
         assert!(String::from_utf8(out).unwrap().contains("not usable, serves sim\n    does not serve"));

@@ -117,17 +117,6 @@ fn a_setting_without_an_effect_is_a_warning() {
 }
 
 #[test]
-fn a_canary_that_has_all_traffic_before_anything_can_be_known_of_it_is_a_warning() {
-    let pools = "[[pool]]\nname = \"old\"\nreplicas = [\"http://127.0.0.1:1\"]\n[[pool]]\nname = \"new\"\nreplicas = [\"http://127.0.0.1:2\"]\n\
-                 [[route]]\nmodel = \"m\"\npools = [\"old\"]\n[route.canary]\npool = \"new\"\n";
-    let warns = |steps: &str| check(&format!("{pools}{steps}")).err.contains("after 40s, judged or not");
-    let steps = "steps = [{ weight = 20, soak = \"20s\" }, { weight = 50, soak = \"20s\" }]\n";
-    assert!(warns(steps));
-    assert!(!warns(&format!("{steps}min_requests = 200\n")));
-    assert!(!warns(&steps.replace("20s", "1h")));
-}
-
-#[test]
 fn what_is_shipped_has_no_warnings() {
     let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/config");
     for name in ["reference.toml", "minimal.toml", "two-pools.toml", "tls.toml"] {

@@ -6,10 +6,9 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
-use std::time::Duration;
 
 use crate::config::diagnostics::Fault;
-use crate::config::{Canary, Config, Jwks, PolicyName, Route, Slo};
+use crate::config::{Config, Jwks, PolicyName, Route, Slo};
 
 use super::DEFAULT_SEED;
 use super::section::Section;
@@ -89,22 +88,6 @@ impl Lint<'_, '_> {
                 let place = self.place("route", at, &["client_may"]);
                 self.warn(place, message, "use policy latency on a route, or remove \"priority\"");
             }
-            if let Some(canary) = &route.canary {
-                self.steps(at, route, canary);
-            }
-        }
-    }
-
-    /// Steps that may be over before the judge can tell.
-    fn steps(&self, at: usize, route: &Route, canary: &Canary) {
-        let soaks: Duration = canary.steps.iter().map(|step| step.soak).sum();
-        if soaks < SHORT_ROLLOUT && canary.min_requests < FEW_REQUESTS {
-            let message = format!(
-                "the canary of route \"{}\" gets all traffic after {soaks:?}, judged or not: a verdict takes hundreds of its requests",
-                route.name
-            );
-            let hint = "let its steps soak for longer, or set min_requests = 200 in [route.canary]";
-            self.warn(self.place("route", at, &["canary"]), message, hint);
         }
     }
 
@@ -193,6 +176,3 @@ impl Lint<'_, '_> {
 }
 
 const BUILT_IN: &[&str] = &["interactive", "standard", "batch"];
-/// In less time few routes get the requests that a verdict takes.
-const SHORT_ROLLOUT: Duration = Duration::from_secs(300);
-const FEW_REQUESTS: u64 = 200;

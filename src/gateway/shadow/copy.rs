@@ -76,6 +76,7 @@ impl Copy {
         copied.tenant = Arc::clone(&record.tenant);
         copied.slo_class = Arc::clone(&record.slo_class);
         (copied.slo, copied.class, copied.is_stream) = (record.slo, record.class, record.is_stream);
+        copied.conversation = record.conversation;
         (copied.estimated_input, copied.bytes_in) = (record.estimated_input, record.bytes_in);
         let prepared = Box::new(prepared.copied(now));
         Self { incoming: incoming.copied(), prepared, record: copied, at, _place: place, left }
@@ -247,6 +248,7 @@ impl Copy {
             ttft: at.since(record.at.head),
             predicted: pick.decision.predicted_ttft,
             is_cold: pick.decision.is_cold,
+            conversation: record.conversation,
         });
     }
 

@@ -6,13 +6,15 @@
 
 use std::collections::VecDeque;
 
-use super::CLASSES;
+use super::GROUPS;
 use super::samples::Samples;
 
 /// The baseline's values of one measure.
 #[derive(Clone, Debug)]
 pub(super) struct Baseline {
-    classes: [ClassSamples; CLASSES],
+    classes: [ClassSamples; GROUPS],
+    /// Of all classes, for those with too few values of their own.
+    relative: Samples,
     /// Last values as multiples of their class's median.
     recent: VecDeque<f32>,
     sorted: Vec<f32>,
@@ -31,7 +33,13 @@ struct ClassSamples {
 
 impl Default for Baseline {
     fn default() -> Self {
-        Self { classes: Default::default(), recent: VecDeque::new(), sorted: Vec::new(), level: 1.0 }
+        Self {
+            classes: Default::default(),
+            relative: Samples::default(),
+            recent: VecDeque::new(),
+            sorted: Vec::new(),
+            level: 1.0,
+        }
     }
 }
 
@@ -42,6 +50,7 @@ impl Baseline {
         samples.absolute.add(value);
         let Some(median) = samples.median.filter(|median| *median > 0.0) else { return };
         samples.relative.add(value / (median * self.level));
+        self.relative.add(value / (median * self.level));
         if self.recent.len() == LEVEL_OF {
             self.recent.pop_front();
         }
@@ -50,6 +59,7 @@ impl Baseline {
 
     /// Ends a block: medians and level are those of now.
     pub(super) fn refresh(&mut self) {
+        self.relative.refresh();
         for samples in &mut self.classes {
             samples.absolute.refresh();
             samples.relative.refresh();
@@ -70,7 +80,8 @@ impl Baseline {
     /// What a share of `quantile` of the class's values would be below, as of now; `None` of too few.
     pub(super) fn threshold(&self, class: usize, quantile: f64) -> Option<f64> {
         let samples = self.classes.get(class)?;
-        Some(samples.relative.quantile(quantile)? * samples.median? * self.level)
+        let relative = samples.relative.quantile(quantile).or_else(|| self.relative.quantile(quantile))?;
+        Some(relative * samples.median? * self.level)
     }
 
     /// Values by class.

@@ -1,9 +1,10 @@
 //! The judge of a canary: sequential and anytime-valid. Pure.
 //!
-//! Every bound is a test of its own, over blocks of half a second: quantiles of TTFT, ITL and TPOT (`tail`), failed attempts and
-//! missed SLOs (`rate`). Each may stop the canary as soon as its evidence reaches the number of tests divided by
-//! `false_rollback_rate`, so that all of them together stop a revision within its bounds with that probability at most. Where
-//! the statistics come from is in `docs/rollouts.md`.
+//! Every bound is a test of its own, over blocks of half a second at most: quantiles of TTFT, ITL, TPOT and of the length of answers
+//! (`tail`), failed attempts and missed SLOs (`rate`). Each may stop the canary as soon as its evidence reaches the number of tests
+//! divided by its part of `false_rollback_rate`, so that all of them together stop a revision within its bounds with that probability
+//! at most. Beside each test runs a trial: the same on a canary made worse by half its bound, which says whether a breach would have
+//! been seen by now. Where the statistics come from is in `docs/rollouts.md`.
 
 mod baseline;
 pub mod fleet;
@@ -15,10 +16,9 @@ mod wealth;
 use serde::{Deserialize, Serialize};
 
 use self::baseline::Baseline;
-use self::rate::RateTest;
+use self::rate::{RateTest, RateWealth};
 use self::samples::Samples;
 use self::tail::{Bound, TailTest, TailWealth};
-use self::wealth::Wealth;
 use crate::config::{Canary, QuantileRatios};
 use crate::request::class::Class;
 
@@ -34,17 +34,19 @@ pub enum Arm {
 /// A latency that is compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Measure {
-    /// Time to first token.
+    /// Time to first token; of answers without a stream the whole time, per output token where it generates.
     Ttft,
     /// Inter-token latency.
     Itl,
     /// Time per output token.
     Tpot,
+    /// One over the output tokens: long where answers are short.
+    Brevity,
 }
 
 impl Measure {
     /// Every measure.
-    pub const ALL: [Self; 3] = [Self::Ttft, Self::Itl, Self::Tpot];
+    pub const ALL: [Self; MEASURES] = [Self::Ttft, Self::Itl, Self::Tpot, Self::Brevity];
 
     /// Its name in reports.
     #[must_use]
@@ -53,6 +55,7 @@ impl Measure {
             Self::Ttft => "ttft",
             Self::Itl => "itl",
             Self::Tpot => "tpot",
+            Self::Brevity => "brevity",
         }
     }
 }
@@ -66,8 +69,20 @@ pub struct Observed {
     pub value: f64,
     /// How often.
     pub count: f64,
+    /// Of an answer without a stream.
+    pub is_unary: bool,
+    /// Which conversation it is of, where that is known.
+    pub conversation: Option<u64>,
     /// It ended without an answer after this time: the latency would have been longer.
     pub is_censored: bool,
+}
+
+impl Observed {
+    /// A whole value of a stream, of no conversation that is known.
+    #[must_use]
+    pub fn of(arm: Arm, value: f64) -> Self {
+        Self { arm, value, count: 1.0, is_censored: false, is_unary: false, conversation: None }
+    }
 }
 
 /// A test with its evidence.
@@ -79,6 +94,8 @@ pub struct Evidence {
     pub bound: f64,
     /// Logarithm of the evidence against the canary, as a share of what stops it: 1 is a breach.
     pub share: f64,
+    /// The same of its trial, in this step: at 1 a breach would have been seen. `None` where the baseline had nothing to compare with.
+    pub trial: Option<f64>,
 }
 
 /// Percentiles of both arms side by side, seconds.
@@ -88,6 +105,8 @@ pub struct Compared {
     pub measure: Measure,
     /// Which prompts.
     pub class: Class,
+    /// Of answers without a stream.
+    pub is_unary: bool,
     /// Baseline's and canary's p50, p90 and p99.
     pub percentiles: [[f64; 3]; 2],
 }
@@ -95,74 +114,134 @@ pub struct Compared {
 /// Compares a canary with its baseline.
 #[derive(Clone, Debug)]
 pub struct Judge {
-    tails: Vec<(&'static str, Measure, Bound, TailTest)>,
-    errors: (f64, RateTest),
-    goodput: (f64, RateTest),
+    tails: Vec<Tail>,
+    rates: [Rate; 2],
     /// By measure.
-    baseline: [Baseline; 3],
-    /// The canary's, by measure and class.
-    canary: [[Samples; CLASSES]; 3],
-    block_ends: f64,
+    baseline: [Baseline; MEASURES],
+    /// The canary's, by measure and group.
+    canary: [[Samples; GROUPS]; MEASURES],
+    blocks: [Blocks; 2],
     /// Log of the evidence that stops the canary.
     limit: f64,
+}
+
+/// A bound on a quantile.
+#[derive(Clone, Debug)]
+struct Tail {
+    name: &'static str,
+    measure: Measure,
+    bound: Bound,
+    test: TailTest,
+    trial: TailTest,
+    is_used: bool,
+}
+
+/// A bound on a share.
+#[derive(Clone, Debug)]
+struct Rate {
+    name: &'static str,
+    increase: f64,
+    test: RateTest,
+    trial: RateTest,
+    is_used: bool,
+}
+
+/// When a block ends: by time, and sooner where the canary gets many requests.
+#[derive(Clone, Copy, Debug, Default)]
+struct Blocks {
+    ends: f64,
+    requests: u32,
 }
 
 /// A judge's evidence, kept over restarts.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SavedEvidence {
     tails: Vec<(String, TailWealth)>,
-    errors: Wealth,
-    goodput: Wealth,
+    #[serde(default)]
+    rates: Vec<(String, RateWealth)>,
 }
 
 impl Judge {
     /// A judge by the bounds of `canary` that goes on from `saved`.
     #[must_use]
     pub fn new(canary: &Canary, saved: &SavedEvidence) -> Self {
-        let wealth =
-            |name: &str| saved.tails.iter().find(|(known, _)| known == name).map(|(_, wealth)| *wealth);
-        let bounds = bounds(canary);
-        let tests = bounds.len() as f64 + 2.0;
-        let tails = bounds
-            .into_iter()
-            .map(|(name, measure, bound)| {
-                (name, measure, bound, TailTest::new(bound, wealth(name).unwrap_or_default()))
-            })
-            .collect();
+        let wealth = |name: &str| saved.tails.iter().find(|(known, _)| known == name).map(|(_, w)| w.clone());
+        let rate = |name: &'static str, increase| {
+            let wealth = saved.rates.iter().find(|(known, _)| known == name).map(|(_, w)| w.clone());
+            let test = RateTest::new(increase, 0.0, wealth.unwrap_or_default());
+            let trial = RateTest::new(increase, TRIAL_SHARE, RateWealth::default());
+            Rate { name, increase, test, trial, is_used: false }
+        };
+        let rates =
+            [rate("errors", canary.max_error_ratio_increase), rate("goodput", canary.max_goodput_decrease)];
+        let tail = |(name, measure, bound): (_, _, Bound)| Tail {
+            name,
+            measure,
+            bound,
+            test: TailTest::new(bound, 1.0 / bound.ratio, wealth(name).unwrap_or_default()),
+            trial: TailTest::new(bound, TRIAL_RATIO, TailWealth::default()),
+            is_used: false,
+        };
+        let tails: Vec<_> = bounds(canary).into_iter().map(tail).collect();
+        let tests = (tails.len() + rates.len()) as f64;
         Self {
             tails,
-            errors: (
-                canary.max_error_ratio_increase,
-                RateTest::new(canary.max_error_ratio_increase, saved.errors),
-            ),
-            goodput: (canary.max_goodput_decrease, RateTest::new(canary.max_goodput_decrease, saved.goodput)),
+            rates,
             baseline: Default::default(),
             canary: Default::default(),
-            block_ends: 0.0,
+            blocks: Default::default(),
             limit: (tests / canary.false_rollback_rate).ln(),
+        }
+    }
+
+    /// The same judge by other bounds, which keeps what it knows of both.
+    #[must_use]
+    pub fn rebound(self, canary: &Canary) -> Self {
+        let new = Self::new(canary, &self.save());
+        let is_same = |judge: &Self| {
+            let tails: Vec<_> = judge.tails.iter().map(|tail| (tail.name, tail.bound)).collect();
+            (tails, judge.rates.each_ref().map(|rate| rate.increase))
+        };
+        if is_same(&new) == is_same(&self) {
+            return Self { limit: new.limit, ..self };
+        }
+        Self { baseline: self.baseline, canary: self.canary, ..new }
+    }
+
+    /// Another step began: whether a breach would be seen is asked anew.
+    pub fn begin_step(&mut self) {
+        for tail in &mut self.tails {
+            tail.trial = tail.trial.again();
+            tail.is_used = false;
+        }
+        for rate in &mut self.rates {
+            rate.trial = RateTest::new(rate.increase, TRIAL_SHARE, RateWealth::default());
+            rate.is_used = false;
         }
     }
 
     /// A latency, at `now` (seconds).
     pub fn observe(&mut self, now: f64, measure: Measure, class: Class, observed: Observed) {
         self.advance(now);
-        for (_, of, _, test) in &mut self.tails {
-            if *of == measure {
-                test.observe(class as usize, observed);
-            }
+        let group = class as usize + if observed.is_unary { CLASSES } else { 0 };
+        for tail in self.tails.iter_mut().filter(|tail| tail.measure == measure) {
+            tail.is_used |= observed.arm == Arm::Baseline;
+            tail.test.observe(group, observed);
+            tail.trial.observe(group, observed);
         }
+        self.count(now, TAILS, measure == Measure::Ttft && observed.arm == Arm::Canary);
         if observed.is_censored {
             return;
         }
-        let (measure, class) = (measure as usize, class as usize);
+        let measure = measure as usize;
         match observed.arm {
             Arm::Baseline => {
                 if let Some(baseline) = self.baseline.get_mut(measure) {
-                    baseline.add(class, observed.value);
+                    baseline.add(group, observed.value);
                 }
             }
             Arm::Canary => {
-                if let Some(samples) = self.canary.get_mut(measure).and_then(|of| of.get_mut(class)) {
+                if let Some(samples) = self.canary.get_mut(measure).and_then(|of| of.get_mut(group)) {
                     samples.add(observed.value);
                 }
             }
@@ -170,43 +249,86 @@ impl Judge {
     }
 
     /// An attempt ended, well or not.
-    pub fn attempt(&mut self, now: f64, class: Class, arm: Arm, is_failed: bool) {
-        self.advance(now);
-        self.errors.1.observe(class as usize, arm, is_failed);
+    pub fn attempt(&mut self, now: f64, class: Class, arm: Arm, conversation: Option<u64>, is_failed: bool) {
+        self.share(now, 0, (class, arm, conversation), is_failed);
+        self.count(now, RATES, arm == Arm::Canary);
     }
 
     /// A request was judged by its SLO.
-    pub fn slo(&mut self, now: f64, class: Class, arm: Arm, is_missed: bool) {
-        self.advance(now);
-        self.goodput.1.observe(class as usize, arm, is_missed);
+    pub fn slo(&mut self, now: f64, class: Class, arm: Arm, conversation: Option<u64>, is_missed: bool) {
+        self.share(now, 1, (class, arm, conversation), is_missed);
     }
 
-    /// Ends the block if its time is over.
+    fn share(
+        &mut self,
+        now: f64,
+        at: usize,
+        (class, arm, conversation): (Class, Arm, Option<u64>),
+        is_bad: bool,
+    ) {
+        self.advance(now);
+        let Some(rate) = self.rates.get_mut(at) else { return };
+        rate.is_used |= arm == Arm::Baseline;
+        rate.test.observe(class as usize, arm, conversation, is_bad);
+        rate.trial.observe(class as usize, arm, conversation, is_bad);
+    }
+
+    /// Ends the blocks whose time is over.
     pub fn advance(&mut self, now: f64) {
-        if now < self.block_ends {
-            return;
-        }
-        self.block_ends = now + BLOCK;
-        self.baseline.iter_mut().for_each(Baseline::refresh);
-        for (_, measure, _, test) in &mut self.tails {
-            if let Some(baseline) = self.baseline.get(*measure as usize) {
-                test.close(baseline);
+        for which in [TAILS, RATES] {
+            if self.blocks.get(which).is_some_and(|blocks| now >= blocks.ends) {
+                self.close(now, which);
             }
         }
-        self.errors.1.close();
-        self.goodput.1.close();
+    }
+
+    /// Counts a request of the canary; so many of them end a block, however soon they came.
+    fn count(&mut self, now: f64, which: usize, is_one: bool) {
+        let (Some(blocks), Some(limit)) = (self.blocks.get_mut(which), MAX_REQUESTS.get(which)) else {
+            return;
+        };
+        blocks.requests += u32::from(is_one);
+        if blocks.requests >= *limit {
+            self.close(now, which);
+        }
+    }
+
+    fn close(&mut self, now: f64, which: usize) {
+        if let Some(blocks) = self.blocks.get_mut(which) {
+            *blocks = Blocks { ends: now + BLOCK, requests: 0 };
+        }
+        if which == RATES {
+            for rate in &mut self.rates {
+                rate.test.close();
+                rate.trial.close();
+            }
+            return;
+        }
+        self.baseline.iter_mut().for_each(Baseline::refresh);
+        for tail in &mut self.tails {
+            if let Some(baseline) = self.baseline.get(tail.measure as usize) {
+                tail.test.close(baseline);
+                tail.trial.close(baseline);
+            }
+        }
     }
 
     /// Evidence of every test.
     #[must_use]
     pub fn evidence(&self) -> Vec<Evidence> {
-        let tails = self.tails.iter().map(|(test, _, bound, tail)| (*test, bound.ratio, tail.evidence()));
-        let rates = [
-            ("errors", self.errors.0, self.errors.1.evidence()),
-            ("goodput", self.goodput.0, self.goodput.1.evidence()),
-        ];
-        let share = |(test, bound, log): (_, _, f64)| Evidence { test, bound, share: log / self.limit };
-        tails.chain(rates).map(share).collect()
+        let tails = self.tails.iter().map(|tail| Evidence {
+            test: tail.name,
+            bound: tail.bound.ratio,
+            share: tail.test.evidence(self.limit),
+            trial: tail.is_used.then(|| tail.trial.evidence(self.limit)),
+        });
+        let rates = self.rates.iter().map(|rate| Evidence {
+            test: rate.name,
+            bound: rate.increase,
+            share: rate.test.evidence(self.limit),
+            trial: rate.is_used.then(|| rate.trial.evidence(self.limit)),
+        });
+        tails.chain(rates).collect()
     }
 
     /// The test that stops the canary.
@@ -222,13 +344,14 @@ impl Judge {
         let mut compared = Vec::new();
         let arms = self.baseline.iter_mut().zip(&mut self.canary);
         for (measure, (baseline, canary)) in Measure::ALL.into_iter().zip(arms) {
-            for (class, (baseline, canary)) in ALL_CLASSES.into_iter().zip(baseline.samples().zip(canary)) {
+            let groups = [false, true].into_iter().flat_map(|unary| ALL_CLASSES.map(|class| (class, unary)));
+            for ((class, is_unary), (baseline, canary)) in groups.zip(baseline.samples().zip(canary)) {
                 let percentiles = |samples: &mut Samples| {
                     samples.sort();
                     Some([samples.rank(0.5)?, samples.rank(0.9)?, samples.rank(0.99)?])
                 };
                 if let (Some(baseline), Some(canary)) = (percentiles(baseline), percentiles(canary)) {
-                    compared.push(Compared { measure, class, percentiles: [baseline, canary] });
+                    compared.push(Compared { measure, class, is_unary, percentiles: [baseline, canary] });
                 }
             }
         }
@@ -238,11 +361,9 @@ impl Judge {
     /// What a restart must not lose.
     #[must_use]
     pub fn save(&self) -> SavedEvidence {
-        SavedEvidence {
-            tails: self.tails.iter().map(|(name, _, _, test)| ((*name).to_owned(), test.wealth())).collect(),
-            errors: self.errors.1.wealth(),
-            goodput: self.goodput.1.wealth(),
-        }
+        let tails = self.tails.iter().map(|tail| (tail.name.to_owned(), tail.test.wealth().clone()));
+        let rates = self.rates.iter().map(|rate| (rate.name.to_owned(), rate.test.wealth().clone()));
+        SavedEvidence { tails: tails.collect(), rates: rates.collect() }
     }
 }
 
@@ -256,11 +377,25 @@ fn bounds(canary: &Canary) -> Vec<(&'static str, Measure, Bound)> {
     of(Measure::Ttft, ["ttft_p50", "ttft_p99"], canary.max_ttft_ratio)
         .chain(of(Measure::Itl, ["itl_p50", "itl_p99"], canary.max_itl_ratio))
         .chain(of(Measure::Tpot, ["tpot_p50", "tpot_p99"], canary.max_tpot_ratio))
+        .chain([("brevity", Measure::Brevity, Bound { quantile: 0.5, ratio: MAX_BREVITY })])
         .collect()
 }
 
 const ALL_CLASSES: [Class; CLASSES] = [Class::None, Class::Short, Class::Medium, Class::Long];
 /// Prompt classes, the unknown one included.
 const CLASSES: usize = 4;
+/// Those of streams and those of answers without one.
+const GROUPS: usize = 2 * CLASSES;
+const MEASURES: usize = 4;
 /// Seconds. What happens within one is one event.
 const BLOCK: f64 = 0.5;
+const TAILS: usize = 0;
+const RATES: usize = 1;
+/// Requests of the canary after which a block ends sooner, of tails and of shares: what a bad canary costs is a number of requests. A
+/// stall makes all requests of its time slow, but seldom fail.
+const MAX_REQUESTS: [u32; 2] = [16, 4];
+/// A trial's canary: half above its bound, and a quarter of the requests bad.
+const TRIAL_RATIO: f64 = 1.5;
+const TRIAL_SHARE: f64 = 0.25;
+/// The median answer may have a third of the tokens of the baseline's: less is no matter of style.
+const MAX_BREVITY: f64 = 3.0;

@@ -3,28 +3,48 @@
 //! Per block, the canary's share minus the baseline's in the same classes minus the allowance: its mean is not above zero
 //! while the canary is within its bound.
 
-use super::wealth::{STAKES, Wealth};
+use serde::{Deserialize, Serialize};
+
+use super::wealth::{Conversations, Restarts, STAKES, Wealth};
 use super::{Arm, CLASSES};
 
 /// A running test.
 #[derive(Clone, Debug)]
 pub(super) struct RateTest {
     increase: f64,
+    /// Added to the canary's share.
+    worse: f64,
     /// Requests and bad ones, by class and arm.
     block: [[(f64, f64); 2]; CLASSES],
+    wealth: RateWealth,
+    conversations: Conversations,
+}
+
+/// What is kept over restarts of the gateway.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct RateWealth {
     wealth: Wealth,
+    restarts: Restarts,
 }
 
 impl RateTest {
-    pub(super) fn new(increase: f64, wealth: Wealth) -> Self {
-        Self { increase, block: Default::default(), wealth }
+    /// Whether the canary's share, and `worse` more, is above its bound.
+    pub(super) fn new(increase: f64, worse: f64, wealth: RateWealth) -> Self {
+        Self { increase, worse, block: Default::default(), wealth, conversations: Conversations::default() }
     }
 
-    pub(super) fn observe(&mut self, class: usize, arm: Arm, is_bad: bool) {
+    pub(super) fn observe(&mut self, class: usize, arm: Arm, conversation: Option<u64>, is_bad: bool) {
+        // A conversation that fails at every turn is one event; one that failed after it had gone well is another.
+        let bad = if is_bad {
+            self.conversations.weight(conversation)
+        } else {
+            self.conversations.forget(conversation);
+            0.0
+        };
         let counts = self.block.get_mut(class).and_then(|arms| arms.get_mut(arm as usize));
-        if let Some((requests, bad)) = counts {
+        if let Some((requests, of_them)) = counts {
             *requests += 1.0;
-            *bad += f64::from(u8::from(is_bad));
+            *of_them += bad;
         }
     }
 
@@ -40,16 +60,24 @@ impl RateTest {
         }
         if requests > 0.0 {
             // At most 1 below zero, whatever the allowance is: no block is a bet of everything.
-            let difference = (excess / requests - self.increase) / (1.0 + self.increase);
-            self.wealth.bet_on_mean(difference, &STAKES);
+            let share = (excess / requests + self.worse).min(1.0);
+            self.wealth.wealth.bet_on_mean((share - self.increase) / (1.0 + self.increase), &STAKES);
+        }
+        if self.wealth.restarts.is_due(self.log_mean()) {
+            self.wealth.wealth = Wealth::default();
         }
     }
 
-    pub(super) fn evidence(&self) -> f64 {
-        Wealth::mean(std::iter::once((1.0, &self.wealth)))
+    fn log_mean(&self) -> f64 {
+        Wealth::mean(std::iter::once((1.0, &self.wealth.wealth)))
     }
 
-    pub(super) fn wealth(&self) -> Wealth {
-        self.wealth
+    /// Evidence against the canary as a fraction of what stops it at an error rate of `exp(-limit)`.
+    pub(super) fn evidence(&self, limit: f64) -> f64 {
+        self.log_mean() / (limit + self.wealth.restarts.price())
+    }
+
+    pub(super) fn wealth(&self) -> &RateWealth {
+        &self.wealth
     }
 }

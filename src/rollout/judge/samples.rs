@@ -23,7 +23,8 @@ impl Samples {
 
     /// Sorts what has come, where that is enough to change something.
     pub(super) fn refresh(&mut self) {
-        if self.since > 0 && (self.since >= REFRESH_EVERY || self.sorted.len() < MIN) {
+        let is_enough = self.since as usize >= REFRESH_EVERY.max(self.sorted.len() / 8);
+        if self.since > 0 && (is_enough || self.sorted.len() < MIN) {
             self.sort();
         }
     }
@@ -53,4 +54,4 @@ impl Samples {
 const MAX: usize = 4096;
 /// What a median needs. A threshold may be rough: both are held against the same one.
 const MIN: usize = 16;
-const REFRESH_EVERY: u32 = 128;
+const REFRESH_EVERY: usize = 128;

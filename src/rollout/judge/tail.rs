@@ -8,8 +8,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::baseline::Baseline;
-use super::wealth::{Block, LEVELS, LONGER_TAIL, Odds, SLOWER, Wealth};
-use super::{Arm, CLASSES, Observed};
+use super::wealth::{Block, Conversations, LEVELS, LONGER_TAIL, Odds, Restarts, SLOWER, Wealth};
+use super::{Arm, GROUPS, Observed};
 
 /// What a tail test is about.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -49,44 +49,66 @@ struct Counts {
 #[derive(Clone, Debug)]
 pub(super) struct TailTest {
     bound: Bound,
-    /// By class; those of quantiles of too few values are infinite.
-    thresholds: [Option<[f64; LEVELS]>; CLASSES],
-    block: [Counts; CLASSES],
+    /// What the canary's values are multiplied by.
+    factor: f64,
+    /// By group; those of quantiles of too few values are infinite.
+    thresholds: [Option<[f64; LEVELS]>; GROUPS],
+    block: [Counts; GROUPS],
     wealth: TailWealth,
+    conversations: Conversations,
 }
 
-/// What is kept over restarts.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+/// What is kept over restarts of the gateway.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct TailWealth {
     pooled: Wealth,
-    by_class: [Wealth; CLASSES],
+    /// By group.
+    by_class: Vec<Wealth>,
+    #[serde(default)]
+    restarts: Restarts,
 }
 
 impl TailTest {
-    pub(super) fn new(bound: Bound, wealth: TailWealth) -> Self {
-        Self { bound, thresholds: [None; CLASSES], block: Default::default(), wealth }
+    /// Whether the canary, its values multiplied by `factor`, exceeds the baseline's thresholds more often.
+    pub(super) fn new(bound: Bound, factor: f64, mut wealth: TailWealth) -> Self {
+        wealth.by_class.resize(GROUPS, Wealth::default());
+        Self {
+            bound,
+            factor,
+            thresholds: [None; GROUPS],
+            block: Default::default(),
+            wealth,
+            conversations: Conversations::default(),
+        }
     }
 
-    pub(super) fn observe(&mut self, class: usize, observed: Observed) {
-        let (Some(Some(thresholds)), Some(counts)) = (self.thresholds.get(class), self.block.get_mut(class))
+    /// The same test without evidence, by the thresholds of now.
+    pub(super) fn again(&self) -> Self {
+        Self { thresholds: self.thresholds, ..Self::new(self.bound, self.factor, TailWealth::default()) }
+    }
+
+    pub(super) fn observe(&mut self, group: usize, observed: Observed) {
+        let (Some(Some(thresholds)), Some(counts)) = (self.thresholds.get(group), self.block.get_mut(group))
         else {
             return;
         };
         let value = match observed.arm {
             Arm::Baseline => observed.value,
-            Arm::Canary => observed.value / self.bound.ratio,
+            Arm::Canary => observed.value * self.factor,
         };
         let exceeded = thresholds.iter().take_while(|threshold| value > **threshold).count();
         // What ended before its bound without an answer tells nothing.
         if observed.is_censored && exceeded == 0 {
             return;
         }
+        // Squared, so that one conversation, however long, counts less than twice: what is slow about it stays so.
+        let weight = observed.count * self.conversations.weight(observed.conversation).powi(2);
         let arm = observed.arm as usize;
         let (requests, by_level) = (counts.requests.get_mut(arm), counts.exceeded.get_mut(arm));
         if let (Some(requests), Some(by_level)) = (requests, by_level) {
-            *requests += observed.count;
+            *requests += weight;
             if let Some(count) = exceeded.checked_sub(1).and_then(|level| by_level.get_mut(level)) {
-                *count += observed.count;
+                *count += weight;
             }
         }
     }
@@ -114,15 +136,26 @@ impl TailTest {
                 }));
             }
         }
+        // Of the classes, those without requests keep their wealth.
+        let pooled = Wealth::mean(std::iter::once((1.0, &self.wealth.pooled)));
+        if self.wealth.restarts.is_due(pooled) {
+            self.wealth.pooled = Wealth::default();
+            self.wealth.by_class.fill(Wealth::default());
+            self.conversations.clear();
+        }
     }
 
-    /// Logarithm of the evidence against the canary.
-    pub(super) fn evidence(&self) -> f64 {
-        let by_class = self.wealth.by_class.iter().map(|wealth| (0.4 / CLASSES as f64, wealth));
+    fn log_mean(&self) -> f64 {
+        let by_class = self.wealth.by_class.iter().map(|wealth| (0.4 / GROUPS as f64, wealth));
         Wealth::mean(std::iter::once((0.6, &self.wealth.pooled)).chain(by_class))
     }
 
-    pub(super) fn wealth(&self) -> TailWealth {
-        self.wealth
+    /// Evidence against the canary as a fraction of what stops it at an error rate of `exp(-limit)`.
+    pub(super) fn evidence(&self, limit: f64) -> f64 {
+        self.log_mean() / (limit + self.wealth.restarts.price())
+    }
+
+    pub(super) fn wealth(&self) -> &TailWealth {
+        &self.wealth
     }
 }

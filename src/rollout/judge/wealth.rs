@@ -3,6 +3,12 @@
 //! If the null holds, wealth is not expected to grow, whatever the load does, and by Ville's inequality it ever reaches
 //! 1 / alpha with probability alpha at most: so it may be looked at after every block. Several bets of different sizes run side
 //! by side; their mean is a test martingale as well and does nearly as well as the best of them.
+//!
+//! Wealth that was lost over a good day would have to be won back first. So a test restarts when it has lost most of its wealth, and
+//! each start has its own part of alpha, by a geometric prior on the start at which a breach begins (Shiryaev 1963; e-detectors:
+//! Shin, Ramdas, Rinaldo 2024): the parts add up to alpha, and so do the chances of a false alarm.
+
+use std::collections::HashMap;
 
 use serde::{Deserialize, Serialize};
 
@@ -13,37 +19,32 @@ pub(super) struct Wealth([f64; 4]);
 /// What exceeded thresholds in one block, by the highest of them.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Block {
-    exceeded: [f64; LEVELS],
-    /// The canary's exceedances above its fair share of them.
-    surplus: [f64; LEVELS],
-    /// The fair share, a mean over the classes.
+    /// Of baseline and canary.
+    exceeded: [[f64; LEVELS]; 2],
+    /// The canary's fair share of them, a mean over the classes.
     share: [f64; LEVELS],
 }
 
 impl Block {
     /// A block of baseline's and canary's exceedances, where the canary had `share` of the requests.
-    pub(super) fn of([baseline, canary]: [[f64; LEVELS]; 2], share: f64) -> Self {
-        let mut block = Self { share: [share; LEVELS], ..Self::default() };
-        for (((exceeded, surplus), baseline), canary) in
-            block.exceeded.iter_mut().zip(&mut block.surplus).zip(baseline).zip(canary)
-        {
-            *exceeded = baseline + canary;
-            *surplus = canary - share * *exceeded;
-        }
-        block
+    pub(super) fn of(exceeded: [[f64; LEVELS]; 2], share: f64) -> Self {
+        Self { exceeded, share: [share; LEVELS] }
     }
 
     /// Takes another class in.
     pub(super) fn add(&mut self, other: &Self) {
-        let own = self.exceeded.iter_mut().zip(&mut self.surplus).zip(&mut self.share);
-        let others = other.exceeded.iter().zip(&other.surplus).zip(&other.share);
-        for (((exceeded, surplus), share), ((more, its_surplus), its_share)) in own.zip(others) {
-            let total = *exceeded + more;
-            if total > 0.0 {
-                *share = (*share * *exceeded + its_share * more) / total;
+        for level in 0..LEVELS {
+            let total = |block: &Self| block.exceeded.iter().filter_map(|arm| arm.get(level)).sum::<f64>();
+            let (own, more) = (total(self), total(other));
+            let (Some(share), Some(its)) = (self.share.get_mut(level), other.share.get(level)) else {
+                continue;
+            };
+            if own + more > 0.0 {
+                *share = (*share * own + its * more) / (own + more);
             }
-            *exceeded = total;
-            *surplus += its_surplus;
+        }
+        for (own, more) in self.exceeded.iter_mut().flatten().zip(other.exceeded.iter().flatten()) {
+            *own += more;
         }
     }
 }
@@ -53,16 +54,17 @@ impl Wealth {
     /// the requests, and `1 / (share * o + 1 - share)` for one of the baseline's: 1 on average where both exceed alike. A block
     /// counts once, however many exceedances it has: those of one stall are one event.
     pub(super) fn bet_on_odds(&mut self, block: &Block, odds: &Odds) {
-        let total: f64 = block.exceeded.iter().sum();
-        if total <= 0.0 {
-            return;
-        }
+        let [baseline, canary] = block.exceeded;
+        let total: f64 = block.exceeded.iter().flatten().sum();
         for (log, odds) in self.0.iter_mut().zip(odds) {
             let mut gain = 0.0;
-            for ((surplus, share), odds) in block.surplus.iter().zip(block.share).zip(odds) {
+            for (((baseline, canary), share), odds) in baseline.iter().zip(canary).zip(block.share).zip(odds)
+            {
+                let surplus = canary - share * (baseline + canary);
                 gain += (odds - 1.0) * surplus / (share * odds + 1.0 - share);
             }
-            *log += (gain / total).ln_1p();
+            // Below one where all that exceeded was of conversations that had been seen.
+            *log += (gain / total.max(1.0)).ln_1p();
         }
     }
 
@@ -81,6 +83,65 @@ impl Wealth {
         top + terms.iter().map(|term| (term - top).exp()).sum::<f64>().ln()
     }
 }
+
+/// How often a test has begun anew.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct Restarts(u32);
+
+impl Restarts {
+    /// Counts a restart where `evidence`, a logarithm, has sunk so far.
+    pub(super) fn is_due(&mut self, evidence: f64) -> bool {
+        let is_due = evidence < FLOOR;
+        self.0 += u32::from(is_due);
+        is_due
+    }
+
+    /// Logarithm of what this start needs beyond 1 / alpha. Its part of alpha is a prior on the start at which a breach begins, which
+    /// adds up to 1: most of it early, the rest geometric.
+    pub(super) fn price(self) -> f64 {
+        let k = f64::from(self.0);
+        let early = EARLY / ((k + 1.0) * (k + 2.0));
+        -(early + (1.0 - EARLY) * HAZARD * (1.0 - HAZARD).powf(k)).ln()
+    }
+}
+
+/// Logarithm of the evidence at which a test restarts. The more it may sink, the later a breach is found; the less, the more starts
+/// share alpha.
+const FLOOR: f64 = -2.0;
+/// Part of the prior that is `1 / ((k + 1) (k + 2))` for start `k`.
+const EARLY: f64 = 0.9;
+/// Parameter of the rest: a day has about a thousand restarts.
+const HAZARD: f64 = 1.0 / 1024.0;
+
+/// What repeats of one conversation count: of a test that restarts when its counts are forgotten.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Conversations(HashMap<u64, u32>);
+
+impl Conversations {
+    /// The weight of another observation of this conversation: one that is known says less each time, because what is slow about it
+    /// (a long prompt) is dealt to one revision once.
+    pub(super) fn weight(&mut self, conversation: Option<u64>) -> f64 {
+        let Some(conversation) = conversation else { return 1.0 };
+        if self.0.len() >= MAX_CONVERSATIONS && !self.0.contains_key(&conversation) {
+            self.0.clear();
+        }
+        let seen = self.0.entry(conversation).or_default();
+        *seen = seen.saturating_add(1);
+        1.0 / f64::from(*seen)
+    }
+
+    pub(super) fn forget(&mut self, conversation: Option<u64>) {
+        if let Some(conversation) = conversation {
+            self.0.remove(&conversation);
+        }
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.0.clear();
+    }
+}
+
+const MAX_CONVERSATIONS: usize = 8192;
 
 /// Odds of bets that the canary is slower, by threshold: the more so the farther out. For bounds on a median, which have one.
 pub(super) const SLOWER: Odds = [[1.5; LEVELS], [2.5; LEVELS], [4.0; LEVELS], [8.0; LEVELS]];
@@ -126,9 +187,34 @@ mod tests {
         let mut wealth = Wealth::default();
         wealth.bet_on_odds(&both, &LONGER_TAIL);
         assert_eq!(wealth, Wealth::default(), "both had their share");
+        let mut worse = Wealth::default();
         both.add(&Block::of([[0.0; 3], [0.0, 0.0, 1.0]], 0.5));
-        wealth.bet_on_odds(&both, &LONGER_TAIL);
-        assert!(wealth.0.iter().all(|log| *log > 0.0), "{wealth:?}");
+        worse.bet_on_odds(&both, &LONGER_TAIL);
+        assert!(worse.0.iter().zip(wealth.0).all(|(worse, fair)| *worse > fair), "{worse:?}");
+    }
+
+    #[test]
+    fn many_that_exceed_at_once_pay_no_more_on_average_than_one() {
+        for (n, share) in [(2_u32, 0.1_f64), (5, 0.1), (20, 0.1), (10, 0.5), (3, 0.9), (40, 0.3)] {
+            for odds in [&SLOWER, &LONGER_TAIL] {
+                let mut mean = [0.0; 4];
+                let mut chance = (1.0 - share).powi(n as i32);
+                for canary in 0..=n {
+                    let exceeded = [[f64::from(n - canary), 0.0, 0.0], [f64::from(canary), 0.0, 0.0]];
+                    let mut wealth = Wealth::default();
+                    wealth.bet_on_odds(&Block::of(exceeded, share), odds);
+                    mean.iter_mut().zip(wealth.0).for_each(|(mean, log)| *mean += chance * log.exp());
+                    chance *= f64::from(n - canary) / f64::from(canary + 1) * share / (1.0 - share);
+                }
+                assert!(mean.iter().all(|mean| *mean < 1.0 + 1e-9), "{n} {share}: {mean:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_parts_of_all_starts_add_up_to_one() {
+        let sum: f64 = (0..100_000).map(|k| (-Restarts(k).price()).exp()).sum();
+        assert!((0.99..=1.0).contains(&sum), "{sum}");
     }
 
     #[test]

@@ -17,6 +17,7 @@ use crate::observe::slo::SloVerdict;
 use crate::observe::{Shadowed, Tap};
 use crate::record::{FirstToken, Gaps, Outcome, Record};
 use crate::request::class::Class;
+use crate::request::dialect::Dialect;
 use crate::rollout::judge::Arm;
 use crate::rollout::plan::Action;
 
@@ -48,6 +49,7 @@ pub(super) enum Seen {
     FirstToken {
         arm: Arm,
         ttft: f64,
+        conversation: Option<u64>,
     },
     /// Gaps in seconds, with the tokens that each stands for.
     Gaps {
@@ -64,8 +66,19 @@ pub(super) struct Ended {
     pub(super) arm: Arm,
     /// A copy, of whose answer a client saw nothing.
     pub(super) is_shadow: bool,
-    /// Waited for its first token until its end.
-    pub(super) censored_ttft: Option<f64>,
+    pub(super) is_unary: bool,
+    pub(super) conversation: Option<u64>,
+    /// Model that it asked for, where its name decides.
+    pub(super) model: Option<Box<str>>,
+    pub(super) is_not_found: bool,
+    /// Neither its client nor the gateway gave it up before its first token.
+    pub(super) is_answered: bool,
+    /// Waited for its first token, or its answer, until its end.
+    pub(super) censored: Option<f64>,
+    /// Of an answer without a stream: the replica's time, per output token where it generates.
+    pub(super) answer_time: Option<f64>,
+    /// One over its output tokens.
+    pub(super) brevity: Option<f64>,
     pub(super) ttft: Option<f64>,
     pub(super) tpot: Option<f64>,
     pub(super) is_slo_missed: Option<bool>,
@@ -151,7 +164,8 @@ impl Tap for Feed {
             return;
         }
         if let Some(arm) = self.arm(&first.route, &first.served.pool) {
-            self.send(&first.route, first.class, Seen::FirstToken { arm, ttft: first.ttft.as_secs_f64() });
+            let (ttft, conversation) = (first.ttft.as_secs_f64(), first.conversation);
+            self.send(&first.route, first.class, Seen::FirstToken { arm, ttft, conversation });
         }
     }
 
@@ -172,30 +186,38 @@ impl Tap for Feed {
     fn record(&self, record: &Record) {
         let Some(served) = record.served() else { return };
         let Some(arm) = self.arm(&record.route, &served.pool) else { return };
-        // A copy that was given up, unanswered, with its client: of clients that leave their own requests as early nothing is known either.
-        if record.attempts.last().is_some_and(|last| last.is_canceled) {
-            return;
-        }
         let arm_of = |pool: &str| self.arm(&record.route, pool).unwrap_or(arm);
         let last = record.attempts.len().saturating_sub(1);
         let is_over = record.outcome != Outcome::Canceled;
         let is_cold = record.decision.as_ref().is_some_and(|decision| decision.is_cold);
         let attempts = record.attempts.iter().enumerate().filter(|(_, attempt)| !attempt.is_canceled);
+        let is_bad = record.outcome != Outcome::Ok || is_empty(record);
         let attempts = attempts.filter_map(|(at, attempt)| {
-            let is_failed =
-                attempt.error.is_some() || (at == last && is_over && record.outcome != Outcome::Ok);
+            let is_failed = attempt.error.is_some() || (at == last && is_over && is_bad);
             (is_failed || (at == last && is_over)).then(|| (arm_of(&attempt.served.pool), is_failed))
         });
+        let is_unary = !record.is_stream;
+        let is_answered =
+            if is_unary { record.outcome == Outcome::Ok } else { record.at.first_token.is_some() };
+        // Clients leave, with or without an answer of their own: at the end of a unary one nothing was open any more.
+        let is_refused = is_unary && is_over && record.status < 500;
+        let is_open = !is_answered && !is_refused;
         let waited = || Some(record.at.end.since(record.at.read?).as_secs_f64());
+        let per_token =
+            |seconds: f64| seconds / record.tokens.output.map_or(1.0, |tokens| tokens.0.max(1) as f64);
+        let answer_time = record.answered().filter(|_| is_unary && record.outcome == Outcome::Ok && !is_cold);
         let ended = Ended {
             attempts: attempts.collect(),
             arm,
             is_shadow: record.shadow_of.is_some(),
-            censored_ttft: if record.is_stream && record.at.first_token.is_none() && !is_cold {
-                waited()
-            } else {
-                None
-            },
+            is_unary,
+            conversation: record.conversation,
+            model: record.requested_model.clone().filter(|_| record.dialect != Dialect::Responses),
+            is_not_found: record.status == 404 && record.outcome == Outcome::ClientError,
+            is_answered: is_answered || is_over,
+            censored: if is_open && !is_cold { waited() } else { None },
+            answer_time: answer_time.map(|answer| per_token(answer.end.since(answer.start).as_secs_f64())),
+            brevity: brevity(record).filter(|_| record.outcome == Outcome::Ok),
             ttft: record.ttft().map(|ttft| ttft.as_secs_f64()),
             tpot: record.tpot().map(|tpot| tpot.as_secs_f64()),
             is_slo_missed: match Judgement::of(record).verdict {
@@ -222,6 +244,24 @@ impl Tap for Feed {
     fn is_canary(&self, record: &Record) -> bool {
         record.served().is_some_and(|served| self.arm(&record.route, &served.pool) == Some(Arm::Canary))
     }
+}
+
+/// Whether a good status brought nothing: no content, or an error object.
+fn is_empty(record: &Record) -> bool {
+    if !record.dialect.generates() {
+        return false;
+    }
+    if record.is_stream {
+        return record.content_events == 0;
+    }
+    record.finish_reasons.is_empty() && record.tokens.output.is_none_or(|tokens| tokens.0 == 0)
+}
+
+/// One over the tokens of a generated answer, where they are known.
+fn brevity(record: &Record) -> Option<f64> {
+    let events = record.is_stream.then_some(record.content_events);
+    let tokens = record.tokens.output.map(|tokens| tokens.0).or(events)?;
+    record.dialect.generates().then(|| 1.0 / (tokens as f64).max(0.5))
 }
 
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);

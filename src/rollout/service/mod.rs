@@ -9,6 +9,7 @@ mod rollout;
 mod state;
 mod webhook;
 
+use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -31,7 +32,6 @@ use crate::observe::Surroundings;
 use crate::observe::metrics::{CanaryGauges, Metrics};
 use crate::rollout::plan::RolloutState;
 use crate::routing::CanaryShares;
-use crate::state_file;
 
 /// Starts the rollouts of a configuration. Nothing is shared out before [`Feed::attach`].
 ///
@@ -56,6 +56,7 @@ pub fn start(config: &Config, around: &Surroundings, metrics: &Arc<Metrics>) -> 
         gateway: Arc::clone(&feed.gateway),
         metrics: Arc::clone(metrics),
         webhook: Webhook::start(around, metrics)?,
+        gone: HashMap::new(),
         clock,
         began: clock.now(),
         last: clock.now(),
@@ -113,6 +114,8 @@ struct RolloutService {
     gateway: Arc<OnceLock<Attached>>,
     metrics: Arc<Metrics>,
     webhook: Webhook,
+    /// Of routes whose section was taken out: a verdict holds when it comes back.
+    gone: HashMap<Arc<str>, Saved>,
     clock: Clock,
     began: Stamp,
     last: Stamp,
@@ -161,14 +164,20 @@ impl RolloutService {
         for route in &config.routes {
             let Some(canary) = &route.canary else { continue };
             let kept = old.iter().find(|rollout| rollout.route == route.name).map(Rollout::save);
+            let kept = kept.or_else(|| self.gone.remove(&route.name));
             let saved = kept.or_else(|| read(canary.state.as_ref(), &route.name));
-            if let Some(rollout) = Rollout::new(config, route, canary, saved) {
-                old.retain(|old| !old.is_same(&rollout) || old.pool != rollout.pool);
+            if let Some(mut rollout) = Rollout::new(config, route, canary, saved) {
+                if let Some(at) = old.iter().position(|old| old.is_same(&rollout)) {
+                    rollout.go_on(old.swap_remove(at));
+                }
                 self.rollouts.push(rollout);
             }
         }
         for gone in &old {
             self.metrics.canary_gone(&gauges(&gone.view(), &evidence(&gone.view())));
+            if self.gone.len() < MAX_GONE && self.rollouts.iter().all(|rollout| rollout.route != gone.route) {
+                self.gone.insert(Arc::clone(&gone.route), gone.save());
+            }
         }
         if let Some(attached) = self.gateway.get() {
             let is_known = |route: &str, pool: &str| {
@@ -183,7 +192,17 @@ impl RolloutService {
     fn act(&mut self, route: &str, action: crate::rollout::plan::Action) -> Result<(), ActError> {
         let rollout = self.rollouts.iter_mut().find(|rollout| *rollout.route == *route);
         let rollout = rollout.ok_or_else(|| ActError::NoCanary(route.to_owned()))?;
+        let before = rollout.plan.state;
         rollout.act(action).map_err(ActError::State)?;
+        if rollout.plan.state != before && !rollout.is_judged() {
+            if let Some(attached) = self.gateway.get() {
+                attached.deal(&rollout.view());
+            }
+            let report = rollout.write_report(self.clock.wall(self.clock.now()));
+            if let Some(endpoint) = &rollout.canary.webhook {
+                self.webhook.send(endpoint, report.to_string());
+            }
+        }
         tracing::info!(route, revision = %rollout.revision, state = rollout.plan.state.as_str(), "canary changed by hand");
         self.publish();
         Ok(())
@@ -225,7 +244,8 @@ impl RolloutService {
                 let test = reason.split(':').next().unwrap_or_default();
                 self.metrics.canary_breach([route, &rollout.pool, revision], test);
             } else {
-                tracing::info!(%route, %revision, state, "canary has all traffic");
+                let reason = &rollout.plan.reason;
+                tracing::warn!(%route, %revision, state, reason, "canary ended its step");
             }
             if let Some(endpoint) = &rollout.canary.webhook {
                 self.webhook.send(endpoint, report.to_string());
@@ -259,7 +279,8 @@ impl RolloutService {
             let is_due = std::mem::take(&mut rollout.is_dirty) || (all && rollout.is_judged());
             let Some(path) = rollout.canary.state.clone().filter(|_| is_due) else { continue };
             let saved = rollout.save();
-            let written = tokio::task::spawn_blocking(move || state_file::write(&path, &saved)).await;
+            let route = Arc::clone(&rollout.route);
+            let written = tokio::task::spawn_blocking(move || state::write(&path, &route, saved)).await;
             if let Ok(Err(error)) = written {
                 tracing::warn!(%error, route = %rollout.route, "route.canary.state cannot be written");
             }
@@ -269,7 +290,7 @@ impl RolloutService {
 
 /// Files are small, and a canary's share depends on it: read before the first request.
 fn read(path: Option<&PathBuf>, route: &str) -> Option<Saved> {
-    match state_file::read(path?) {
+    match state::read(path?, route) {
         Ok(saved) => saved,
         Err(error) => {
             tracing::warn!(%error, route, "route.canary.state cannot be read: the canary begins anew");
@@ -292,6 +313,8 @@ fn gauges<'a>(view: &'a RolloutView, evidence: &'a [(&'static str, f64)]) -> Can
     }
 }
 
+/// Routes without a section that are remembered.
+const MAX_GONE: usize = 64;
 const MAX_QUEUED: usize = 16_384;
 const MAX_COMMANDS: usize = 16;
 const TICK: Duration = Duration::from_millis(250);

@@ -1,5 +1,7 @@
 //! One running rollout: its plan, its judge, what it has seen.
 
+use std::collections::HashSet;
+use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,6 +13,7 @@ use super::state::Saved;
 use crate::config::{Canary, Config, Route};
 use crate::fleet::status::{ReplicaState, ReplicaStatus};
 use crate::observe::rfc3339;
+use crate::request::class::Class;
 use crate::rollout::judge::fleet::{FleetWatch, ReplicaSeen};
 use crate::rollout::judge::{Arm, Judge, Measure, Observed, SavedEvidence};
 use crate::rollout::plan::{Action, Plan, RolloutState};
@@ -34,6 +37,12 @@ pub(super) struct Rollout {
     shadowed: u64,
     worst: Vec<Worst>,
     report: Option<Json>,
+    /// Earlier revisions that were rolled back.
+    rolled_back: Vec<String>,
+    /// Models that the baseline has answered for.
+    models: HashSet<Box<str>>,
+    /// What no more evidence is needed for.
+    fault: Option<String>,
     /// The canary had a ready replica at the last look.
     is_served: bool,
 }
@@ -52,9 +61,11 @@ impl Rollout {
         let baseline = others.filter_map(|weighted| Some(Arc::clone(&config.pools.get(weighted.pool)?.name)));
         let info = json!(pool.revision_info);
         let identity = format!("{}\n{}\n{}\n{info}", route.name, pool.name, pool.revision);
-        let fresh = || Saved { plan: Plan::new(canary), ..Saved::default() };
-        let mut saved = saved.filter(|saved| saved.identity == identity).unwrap_or_else(fresh);
-        saved.plan.step = saved.plan.step.min(canary.steps.len());
+        let mut saved = match saved {
+            Some(saved) if saved.identity == identity => saved,
+            other => after(other, &identity, canary),
+        };
+        saved.plan.resteps(canary);
         Some(Self {
             route: Arc::clone(&route.name),
             pool: Arc::clone(&pool.name),
@@ -71,8 +82,18 @@ impl Rollout {
             shadowed: saved.shadowed,
             worst: Vec::new(),
             report: saved.report,
+            rolled_back: saved.rolled_back,
+            models: HashSet::new(),
+            fault: None,
             is_served: true,
         })
+    }
+
+    /// Takes over what the same revision had seen under another configuration.
+    pub(super) fn go_on(&mut self, old: Self) {
+        self.judge = old.judge.rebound(&self.canary);
+        (self.fleet, self.worst, self.models) = (old.fleet, old.worst, old.models);
+        self.is_dirty = true;
     }
 
     /// The same revision under another configuration keeps what it has.
@@ -89,12 +110,13 @@ impl Rollout {
             requests: self.requests,
             shadowed: self.shadowed,
             report: self.report.clone(),
+            rolled_back: self.rolled_back.clone(),
         }
     }
 
     /// Whether observations count.
     pub(super) fn is_judged(&self) -> bool {
-        self.plan.state == RolloutState::Running
+        self.plan.is_judged()
     }
 
     pub(super) fn act(&mut self, action: Action) -> Result<(), String> {
@@ -102,6 +124,7 @@ impl Rollout {
             self.judge = Judge::new(&self.canary, &SavedEvidence::default());
             (self.fleet, self.report) = (FleetWatch::default(), None);
             self.worst.clear();
+            self.fault = None;
         }
         self.is_dirty = true;
         Ok(())
@@ -113,31 +136,55 @@ impl Rollout {
             return;
         }
         let class = observation.class;
-        let value = |arm, value, count, is_censored| Observed { arm, value, count, is_censored };
         match &observation.seen {
-            Seen::FirstToken { arm, ttft } => {
-                self.judge.observe(now, Measure::Ttft, class, value(*arm, *ttft, 1.0, false));
+            Seen::FirstToken { arm, ttft, conversation } => {
+                let seen = Observed { conversation: *conversation, ..Observed::of(*arm, *ttft) };
+                self.judge.observe(now, Measure::Ttft, class, seen);
             }
             Seen::Gaps { arm, gaps } => {
                 for (gap, tokens) in gaps {
-                    self.judge.observe(now, Measure::Itl, class, value(*arm, *gap, *tokens, false));
+                    let seen = Observed { count: *tokens, ..Observed::of(*arm, *gap) };
+                    self.judge.observe(now, Measure::Itl, class, seen);
                 }
             }
-            Seen::Ended(ended) => {
-                if let Some(waited) = ended.censored_ttft {
-                    self.judge.observe(now, Measure::Ttft, class, value(ended.arm, waited, 1.0, true));
-                }
-                if let Some(tpot) = ended.tpot {
-                    self.judge.observe(now, Measure::Tpot, class, value(ended.arm, tpot, 1.0, false));
-                }
-                for (arm, is_failed) in &ended.attempts {
-                    self.judge.attempt(now, class, *arm, *is_failed);
-                }
-                if let Some(is_missed) = ended.is_slo_missed {
-                    self.judge.slo(now, class, ended.arm, is_missed);
-                }
-                self.count(ended, class.as_str());
+            Seen::Ended(ended) => self.ended(now, class, ended),
+        }
+    }
+
+    fn ended(&mut self, now: f64, class: Class, ended: &Ended) {
+        let Ended { arm, conversation, is_unary, .. } = *ended;
+        let is_censored = ended.censored.is_some();
+        for (measure, value) in [
+            (Measure::Ttft, ended.censored.or(ended.answer_time)),
+            (Measure::Tpot, ended.tpot),
+            (Measure::Brevity, ended.brevity),
+        ] {
+            let Some(value) = value else { continue };
+            let is_censored = is_censored && measure == Measure::Ttft;
+            let seen = Observed { is_censored, is_unary, conversation, ..Observed::of(arm, value) };
+            self.judge.observe(now, measure, class, seen);
+        }
+        for (arm, is_failed) in &ended.attempts {
+            self.judge.attempt(now, class, *arm, conversation, *is_failed);
+        }
+        if let Some(is_missed) = ended.is_slo_missed {
+            self.judge.slo(now, class, arm, conversation, is_missed);
+        }
+        self.note_model(ended);
+        self.count(ended, class.as_str());
+    }
+
+    /// A canary whose engine does not know a model that the baseline serves needs no statistics.
+    fn note_model(&mut self, ended: &Ended) {
+        let Some(model) = &ended.model else { return };
+        if ended.arm == Arm::Baseline {
+            if ended.error.is_none() && self.models.len() < MAX_MODELS {
+                self.models.insert(model.clone());
             }
+        } else if ended.is_not_found && self.models.contains(model) {
+            self.fault = Some(format!(
+                "model: the canary's engine answers 404 for {model:?}, which the baseline serves; start it with that name (--served-model-name)"
+            ));
         }
     }
 
@@ -151,8 +198,9 @@ impl Rollout {
             return;
         }
         // A copy may end after its step.
-        self.plan.answers += u64::from(ended.is_shadow == self.plan.is_shadow(&self.canary));
-        let slow = ended.ttft.or(ended.censored_ttft).unwrap_or_default();
+        let is_of_step = ended.is_shadow == self.plan.is_shadow(&self.canary);
+        self.plan.answers += u64::from(ended.is_answered && is_of_step);
+        let slow = ended.ttft.or(ended.censored).unwrap_or_default();
         let badness = if ended.error.is_some() { MAX_SECONDS + slow } else { slow };
         let place = self.worst.partition_point(|worst| worst.badness > badness);
         if place >= MAX_WORST {
@@ -181,23 +229,43 @@ impl Rollout {
         let breach = self.judge.breach().map(|found| {
             format!("{}: evidence over the limit against a bound of {}", found.test, found.bound)
         });
-        let breach = breach.or_else(|| self.fleet.look(now, &self.canary, &replicas));
+        let breach = self.fault.take().or(breach).or_else(|| self.fleet.look(now, &self.canary, &replicas));
         if let Some(reason) = &breach {
             self.plan.breach(&self.canary, reason);
             self.is_dirty = true;
             return breach;
         }
         self.is_served = replicas.iter().any(|replica| replica.arm == Arm::Canary && replica.is_ready);
-        if self.is_served && !self.is_suspect() && self.plan.soak(&self.canary, passed) {
+        let missing = self.missing();
+        if self.is_served && self.plan.soak(&self.canary, passed, missing.as_deref()) {
             self.is_dirty = true;
+            if self.plan.state == RolloutState::Running {
+                self.judge.begin_step();
+            }
         }
         None
     }
 
-    /// Whether it is at its shadow step with some evidence against it: no client waits, so that the judge may take the time for a
-    /// verdict. Evidence against a revision within its bounds falls again.
-    fn is_suspect(&self) -> bool {
-        self.plan.is_shadow(&self.canary) && self.judge.evidence().iter().any(|test| test.share >= SUSPECT)
+    /// What keeps its step from ending: some evidence against it, or a breach that would not have been seen yet.
+    fn missing(&self) -> Option<String> {
+        let tests = self.judge.evidence();
+        let suspect = tests.iter().find(|test| test.share >= SUSPECT);
+        let blind = tests.iter().find(|test| test.trial.is_some_and(|trial| trial < 1.0));
+        let percent = |share: f64| (100.0 * share.clamp(0.0, 1.0)).floor();
+        match (suspect, blind) {
+            (Some(test), _) => {
+                Some(format!("{}: {} % of the evidence that stops it", test.test, percent(test.share)))
+            }
+            (None, Some(test)) => Some(format!(
+                "{}: answers for {} % of a verdict on a revision half above its bound",
+                test.test,
+                percent(test.trial.unwrap_or_default())
+            )),
+            (None, None) if tests.iter().all(|test| test.trial.is_none()) => {
+                Some("the baseline has answered nothing".to_owned())
+            }
+            (None, None) => None,
+        }
     }
 
     fn replicas(&self, fleet: &[ReplicaStatus]) -> Vec<ReplicaSeen> {
@@ -224,6 +292,7 @@ impl Rollout {
             json!({
                 "measure": compared.measure.as_str(),
                 "class": compared.class.as_str(),
+                "stream": !compared.is_unary,
                 "baseline": of(compared.percentiles[0]),
                 "canary": of(compared.percentiles[1]),
             })
@@ -266,8 +335,10 @@ impl Rollout {
         if self.is_judged() && !self.is_served {
             reason.push_str("; no replica of it is ready, so it gets no request and its soak stands still");
         }
-        if self.is_judged() && self.is_suspect() {
-            reason.push_str("; its soak stands still while there is evidence against it");
+        if self.plan.state == RolloutState::Running
+            && let Some(missing) = self.missing()
+        {
+            let _ = write!(reason, "; it ends when a breach would have been seen: {missing}");
         }
         RolloutView {
             route: Arc::clone(&self.route),
@@ -287,7 +358,30 @@ impl Rollout {
     }
 }
 
-/// Evidence, as a fraction of a verdict, at which the shadow step goes on.
+/// The state of a revision that was not there before, after one that was.
+fn after(other: Option<Saved>, identity: &str, canary: &Canary) -> Saved {
+    let mut saved = Saved { plan: Plan::new(canary), ..Saved::default() };
+    if let Some(other) = other {
+        saved.rolled_back = other.rolled_back;
+        if other.plan.state == RolloutState::RolledBack && !other.identity.is_empty() {
+            saved.rolled_back.push(other.identity);
+        }
+        if saved.rolled_back.len() > MAX_ROLLED_BACK {
+            saved.rolled_back.remove(0);
+        }
+    }
+    if let Some(at) = saved.rolled_back.iter().position(|known| known == identity) {
+        saved.rolled_back.remove(at);
+        saved.plan.state = RolloutState::RolledBack;
+        "this revision was rolled back before".clone_into(&mut saved.plan.reason);
+    }
+    saved
+}
+
+/// Revisions that stay rolled back.
+const MAX_ROLLED_BACK: usize = 16;
+const MAX_MODELS: usize = 64;
+/// Evidence, as a fraction of a verdict, at which a step goes on.
 const SUSPECT: f64 = 0.25;
 /// Requests in a report.
 const MAX_WORST: usize = 10;

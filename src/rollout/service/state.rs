@@ -1,10 +1,15 @@
-//! What is kept of a rollout over restarts.
+//! What is kept of rollouts over restarts: a file may be that of several routes.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
 
 use crate::rollout::judge::SavedEvidence;
 use crate::rollout::plan::Plan;
+use crate::state_file;
 
 /// A rollout as it is kept.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -22,4 +27,46 @@ pub(super) struct Saved {
     pub(super) shadowed: u64,
     /// Of the last breach.
     pub(super) report: Option<Json>,
+    /// Earlier revisions that were rolled back, oldest first.
+    #[serde(default)]
+    pub(super) rolled_back: Vec<String>,
+}
+
+/// A file of states.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum StateFile {
+    ByRoute {
+        routes: BTreeMap<String, Saved>,
+    },
+    /// Of a version whose files had one route.
+    One(Box<Saved>),
+}
+
+#[derive(Serialize)]
+struct Routes<'a> {
+    routes: &'a BTreeMap<String, Saved>,
+}
+
+/// What a file has of a route.
+pub(super) fn read(path: &Path, route: &str) -> io::Result<Option<Saved>> {
+    Ok(read_all(path)?.remove(route))
+}
+
+/// Writes the state of a route, beside those of others.
+pub(super) fn write(path: &Path, route: &str, saved: Saved) -> io::Result<()> {
+    let mut routes = read_all(path).unwrap_or_default();
+    routes.insert(route.to_owned(), saved);
+    state_file::write(path, &Routes { routes: &routes })
+}
+
+fn read_all(path: &Path) -> io::Result<BTreeMap<String, Saved>> {
+    Ok(match state_file::read(path)? {
+        Some(StateFile::ByRoute { routes }) => routes,
+        Some(StateFile::One(saved)) => {
+            let route = saved.identity.lines().next().unwrap_or_default().to_owned();
+            BTreeMap::from([(route, *saved)])
+        }
+        None => BTreeMap::new(),
+    })
 }
