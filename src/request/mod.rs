@@ -15,6 +15,7 @@ pub mod fields;
 pub mod json;
 pub mod jwt;
 pub mod makeup;
+mod media_tokens;
 pub mod multipart;
 pub mod prompt;
 pub mod prompt_size;

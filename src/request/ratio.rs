@@ -9,7 +9,7 @@ use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::request::makeup::{KINDS, LETTERS, Makeup};
-use crate::request::prompt_size::MediaTokens;
+use crate::request::media_tokens::MediaTokens;
 use crate::units::Tokens;
 
 /// Learned ratios; lock-free for readers and writers.
