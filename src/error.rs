@@ -128,6 +128,11 @@ impl ReplicaFailure {
         }
     }
 
+    /// Whether the replica answered that it does not have a model that its pool's others list.
+    pub fn is_missing_model(&self) -> bool {
+        matches!(self, Self::Status { status: 404, .. })
+    }
+
     /// Whether the end of an idle connection was all that happened, which says nothing against the replica.
     pub fn is_idle_close(&self) -> bool {
         matches!(self, Self::ClosedBeforeHead { closed: Closed::Unsent | Closed::Idle, .. })

@@ -277,8 +277,16 @@ async fn words_of_a_client_or_a_model_make_no_answer_a_failure() {
 }
 
 #[tokio::test]
-async fn a_success_without_content_is_answered_by_another_replica() {
-    for (path, request) in unary_paths() {
+async fn a_success_that_is_no_answer_is_answered_by_another_replica() {
+    let paths = unary_paths().into_iter().chain([("/v1/embeddings", r#"{"model":"tiny","input":"hi"}"#)]);
+    for (path, request) in paths {
+        let (gateway, one, two) = pair(|_| ()).await;
+        one.always(vec![Step::Raw(wire::whole(200, "text/html", "<h1>It works!</h1>"))]);
+        two.always(wire::json(200, "{}"));
+        for _ in 0..2 {
+            let reply = gateway.post(path, request).await;
+            assert_eq!((reply.status(), reply.text()), (200, "{}"), "{path}");
+        }
         let (gateway, one, two) = pair(|_| ()).await;
         one.always(wire::json(200, ""));
         two.always(wire::json(200, "{}"));

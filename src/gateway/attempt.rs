@@ -220,15 +220,17 @@ impl UpstreamAttempt {
     }
 
     /// The content type of a success that no engine sends: a page of whatever else listens there. A stream is answered by
-    /// events or JSON; other generated answers by anything but HTML.
+    /// events or JSON; other requests in JSON by anything but HTML.
     fn foreign_type(&self, head: &response::Parts) -> Option<Box<str>> {
-        if !head.status.is_success() || !self.shape.dialect.generates() {
+        let dialect = self.shape.dialect;
+        if !head.status.is_success() || dialect.body_form() != BodyForm::Json {
             return None;
         }
         let value = head.headers.get(header::CONTENT_TYPE);
         let name =
             String::from_utf8_lossy(value.map_or(b"no content type", HeaderValue::as_bytes)).to_lowercase();
-        let is_foreign = if self.is_stream { !name.contains("json") } else { name.starts_with("text/html") };
+        let is_stream = self.is_stream && dialect.generates();
+        let is_foreign = if is_stream { !name.contains("json") } else { name.starts_with("text/html") };
         is_foreign.then(|| name.chars().take(MAX_TYPE).collect())
     }
 

@@ -122,7 +122,7 @@ impl Exchange {
             shadow::offer(&self.incoming, &self.prepared, &mut self.guard, &pick);
             match self.attempt(pick).await {
                 Ok(answered) => match self.blamed(&answered) {
-                    Some(failure) if self.may_retry_from_trial(&failure, &answered.1.pick) => {
+                    Some(failure) if self.may_retry_answered(&failure, &answered.1.pick) => {
                         answered.1.watch.close();
                         last = Some(Ok(answered));
                     }
@@ -171,9 +171,9 @@ impl Exchange {
     }
 
     /// Counts the failure. An error of a replica on trial is more likely the replica's than the request's, so another replica
-    /// may show which: the client of a trial is no guinea pig.
-    fn may_retry_from_trial(&mut self, failure: &ReplicaFailure, pick: &Pick) -> bool {
-        if pick.replica.answers.is_on_trial() {
+    /// may show which: the client of a trial is no guinea pig. A model that only this replica lacks has begun no work.
+    fn may_retry_answered(&mut self, failure: &ReplicaFailure, pick: &Pick) -> bool {
+        if pick.replica.answers.is_on_trial() || failure.is_missing_model() {
             return self.may_retry(failure, pick);
         }
         pick.failed(failure, self.incoming.gateway.clock.now());

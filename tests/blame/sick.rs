@@ -105,6 +105,19 @@ async fn two_sick_of_four_are_both_left_and_a_healed_one_comes_back_on_trial() {
 }
 
 #[tokio::test]
+async fn a_model_that_one_replica_lacks_is_asked_of_another() {
+    let (gateway, replicas) = four(PolicyName::RoundRobin).await;
+    replicas[0].always(fault("404 model"));
+    assert_eq!(failed(&gateway, 0..12).await, 0);
+    for replica in &replicas {
+        replica.always(fault("404 model"));
+    }
+    let reply = gateway.post(PATH, CHAT).await;
+    assert_eq!((reply.status(), reply.text()), (404, MISSING), "the engines' own answer");
+    gateway.idle().await;
+}
+
+#[tokio::test]
 async fn a_trial_that_fails_is_answered_by_another_replica() {
     for name in FAULTS {
         let mut replicas = Vec::new();
