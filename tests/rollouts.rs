@@ -486,7 +486,7 @@ fn a_slow_revision_is_rolled_back_at_its_shadow_step_before_any_client_got_it() 
 }
 
 #[test]
-#[ignore = "a verdict takes minutes of traffic on a busy machine: cargo test --test rollouts -- --ignored"]
+#[ignore = "fails where four soaks bring no verdict, cause open: cargo test --test rollouts -- --ignored"]
 fn a_fine_revision_goes_on_from_its_shadow_step_to_clients_over_a_restart_in_between() {
     let (old, new) = (Fleet::start(&[]), Fleet::start(&[]));
     let folder = TempDir::new().unwrap();
@@ -528,7 +528,7 @@ fn a_fine_revision_goes_on_from_its_shadow_step_to_clients_over_a_restart_in_bet
 }
 
 #[test]
-#[ignore = "a verdict takes minutes of traffic on a busy machine: cargo test --test rollouts -- --ignored"]
+#[ignore = "fails where four soaks bring no verdict, cause open: cargo test --test rollouts -- --ignored"]
 fn a_fine_revision_is_promoted_over_a_restart_in_the_middle_without_a_failed_request() {
     let (old, new) = (Fleet::start(&[]), Fleet::start(&[]));
     let folder = TempDir::new().unwrap();
