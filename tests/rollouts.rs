@@ -486,12 +486,12 @@ fn a_slow_revision_is_rolled_back_at_its_shadow_step_before_any_client_got_it() 
 }
 
 #[test]
-#[ignore = "fails where four soaks bring no verdict, cause open: cargo test --test rollouts -- --ignored"]
 fn a_fine_revision_goes_on_from_its_shadow_step_to_clients_over_a_restart_in_between() {
     let (old, new) = (Fleet::start(&[]), Fleet::start(&[]));
     let folder = TempDir::new().unwrap();
-    let steps = "shadow = { weight = 30, soak = \"6s\", min_requests = 20 }\nsteps = [{ weight = 40, soak = \"1h\" }]\n\
-                 max_ttft_ratio = { p99 = 3.0 }\nmax_itl_ratio = { p99 = 3.0 }";
+    // Seconds of traffic are a verdict on medians; one on a 99th percentile takes hundreds of answers of a quiet machine.
+    let steps = "shadow = { weight = 30, soak = \"12s\", min_requests = 20 }\nsteps = [{ weight = 40, soak = \"1h\" }]\n\
+                 max_ttft_ratio = { p50 = 3.0 }\nmax_itl_ratio = { p50 = 3.0 }";
     let file = file(folder.path(), &old, &new, steps);
     let gateway = Gateway::with_file(&file);
     gateway.wait_ready();
@@ -528,12 +528,12 @@ fn a_fine_revision_goes_on_from_its_shadow_step_to_clients_over_a_restart_in_bet
 }
 
 #[test]
-#[ignore = "fails where four soaks bring no verdict, cause open: cargo test --test rollouts -- --ignored"]
 fn a_fine_revision_is_promoted_over_a_restart_in_the_middle_without_a_failed_request() {
     let (old, new) = (Fleet::start(&[]), Fleet::start(&[]));
     let folder = TempDir::new().unwrap();
+    // Bounds on medians, as above.
     let steps = "steps = [{ weight = 20, soak = \"12s\" }, { weight = 50, soak = \"12s\" }]\n\
-                 max_ttft_ratio = { p99 = 3.0 }\nmax_itl_ratio = { p99 = 3.0 }";
+                 max_ttft_ratio = { p50 = 3.0 }\nmax_itl_ratio = { p50 = 3.0 }";
     let file = file(folder.path(), &old, &new, steps);
     let gateway = Gateway::with_file(&file);
     gateway.wait_ready();
