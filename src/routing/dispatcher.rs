@@ -15,8 +15,9 @@ use smallvec::SmallVec;
 use super::cache_counters::CacheReport;
 use super::float::span;
 use super::prefix_index::{PrefixIndex, capacity_of};
+use super::query::{Aim, Sampling};
 use super::target::{EngineLimits, Target};
-use super::verdict::{Aim, PATIENCE, Verdict, judge};
+use super::verdict::{PATIENCE, Verdict, judge};
 use super::{
     Candidate, Decision, Lesson, LoadGuard, Pace, Placement, Policy, PoolModel, Prompt, Query, SlotSet,
     Terms, Waiting, Work, cheapest, longest,
@@ -61,28 +62,6 @@ pub struct Ask<'a> {
     pub has_media: bool,
     /// Replicas that it has tried.
     pub tried: &'a SlotSet,
-}
-
-/// What a request says of its answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Sampling {
-    /// Most tokens of each sequence.
-    pub max_tokens: Option<Tokens>,
-    /// Sequences.
-    pub n: u32,
-}
-
-impl Default for Sampling {
-    fn default() -> Self {
-        Self { max_tokens: None, n: 1 }
-    }
-}
-
-impl Sampling {
-    /// Tokens of each sequence, of so many in all.
-    fn each(&self, output: Tokens) -> Tokens {
-        Tokens(output.0 / u64::from(self.n.max(1)))
-    }
 }
 
 /// A decision that has not been acted on.

@@ -6,26 +6,7 @@
 //! Waiting itself, its order, and what becomes of a request that will be late (queue, degrade, refuse) are the caller's
 //! affair: nothing in here waits or counts.
 
-use std::time::Duration;
-
 use super::{Candidate, Decision, Policy, Query, decide};
-use crate::clock::Stamp;
-use crate::record::SloBounds;
-
-/// What a request needs, and how long it has been waiting: part of a [`Query`].
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Aim {
-    /// This moment.
-    pub now: Stamp,
-    /// Since the last byte of the request was read: what the TTFT bound counts from.
-    pub waited: Duration,
-    /// Its bounds; those that are absent cost and forbid nothing.
-    pub slo: SloBounds,
-    /// The share of its TTFT bound that it may be held for the sake of running streams; 0 never holds it.
-    pub patience: f64,
-    /// Whether a replica of the pool has answered before.
-    pub has_answers: bool,
-}
 
 /// What to do with a request now.
 #[derive(Clone, Copy, Debug)]

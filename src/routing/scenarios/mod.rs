@@ -13,7 +13,9 @@ use super::*;
 use crate::clock::Stamp;
 use crate::config::PolicyName;
 use crate::routing::policies::named;
+use crate::routing::score::Stakes;
 use crate::routing::verdict::judge;
+use crate::units::Tokens;
 
 struct Fleet {
     policy: Box<dyn Policy>,

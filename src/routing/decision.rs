@@ -1,0 +1,152 @@
+//! One decision: what each candidate has cached, what it would cost, and which one the policy takes.
+
+use std::time::Duration;
+
+use smallvec::SmallVec;
+
+use super::candidate::Candidate;
+use super::policies::{Choice, Eligible, Policy, Reason};
+use super::predictor::Terms;
+use super::prefix_index::Hits;
+use super::query::Query;
+use super::rendezvous;
+use super::score::Stakes;
+use super::slots::SlotSet;
+use crate::record::DecisionSummary;
+use crate::units::Tokens;
+
+/// Chooses among the candidates; `None` when all of them are excluded. Afterwards each candidate holds what was
+/// found for it (`hit`, `cost`), for the decision log.
+#[must_use]
+pub fn decide(policy: &dyn Policy, query: &Query<'_>, candidates: &mut [Candidate<'_>]) -> Option<Decision> {
+    weigh(query, candidates);
+    let stakes = Stakes::of(query, candidates);
+    if policy.predicts() {
+        stakes.price(candidates);
+    }
+    let passed_over = passed_over(query, candidates);
+    let eligible = Eligible::new(candidates, passed_over.as_ref().unwrap_or(query.excluded));
+    let mut choice = match eligible.count() {
+        0 => return None,
+        1 => Choice { at: eligible.iter().next()?.0, reason: Reason::Only },
+        _ => policy.choose(query, &eligible)?,
+    };
+    let count = eligible.count();
+    let winner = candidates.get(choice.at)?;
+    if choice.reason == Reason::Prefix && policy.predicts() && !stakes.is_won_by_hit(winner, &eligible) {
+        choice.reason = Reason::Load;
+    }
+    // What it will meet is worth knowing however it was chosen.
+    let terms = stakes.terms(winner);
+    Some(Decision {
+        at: choice.at,
+        slot: winner.slot,
+        policy: policy.name().as_str(),
+        reason: choice.reason,
+        predicted_ttft: policy.predicts().then(|| terms.ttft()),
+        hit: winner.hit,
+        terms,
+        candidates: u16::try_from(count).unwrap_or(u16::MAX),
+    })
+}
+
+/// A choice, and what was expected of it.
+#[derive(Clone, Copy, Debug)]
+pub struct Decision {
+    /// Index into the candidates.
+    pub at: usize,
+    /// The chosen replica's slot.
+    pub slot: usize,
+    /// Name of the policy that chose.
+    pub policy: &'static str,
+    /// Why it won.
+    pub reason: Reason,
+    /// Predicted time from the decision to the first token, where the policy predicts.
+    pub predicted_ttft: Option<Duration>,
+    /// Prompt tokens believed to be cached there.
+    pub hit: Tokens,
+    /// What the request is expected to meet: its `work` is to be reserved.
+    pub terms: Terms,
+    /// How many replicas were weighed.
+    pub candidates: u16,
+}
+
+impl Decision {
+    /// For the record, headers and logs of a request that has `waited` in the gateway.
+    #[must_use]
+    pub fn summary(&self, waited: Duration) -> DecisionSummary {
+        DecisionSummary {
+            policy: self.policy,
+            reason: self.reason.as_str(),
+            waited,
+            predicted_ttft: self.predicted_ttft.map(|from_now| waited + from_now),
+            predicted_hit: self.hit,
+            candidates: self.candidates,
+            is_cold: false,
+            weighed: Box::default(),
+        }
+    }
+}
+
+/// What the candidates that came closest and the chosen one would have meant, the cheapest first: what a log can hold of a decision.
+#[must_use]
+pub fn cheapest<'c, 'a>(
+    query: &Query<'_>,
+    candidates: &'c [Candidate<'a>],
+    chosen: usize,
+) -> SmallVec<[(&'c Candidate<'a>, Terms); MAX_LOGGED]> {
+    let stakes = Stakes::of(query, candidates);
+    let mut best: SmallVec<[(&Candidate<'_>, Terms); MAX_LOGGED]> = SmallVec::new();
+    for candidate in candidates {
+        let at = best.partition_point(|(other, _)| other.cost <= candidate.cost);
+        if at < MAX_LOGGED {
+            best.truncate(MAX_LOGGED - 1);
+            best.insert(at, (candidate, stakes.terms(candidate)));
+        }
+    }
+    if let Some(chosen) = candidates.get(chosen)
+        && best.iter().all(|(one, _)| one.slot != chosen.slot)
+    {
+        best.pop();
+        best.push((chosen, stakes.terms(chosen)));
+    }
+    best
+}
+
+/// Finds what each candidate has cached.
+fn weigh(query: &Query<'_>, candidates: &mut [Candidate<'_>]) {
+    let mut hits = Hits::default();
+    query.index.lookup(query.prompt.chain, &mut hits);
+    // Most replicas hold as much as the one before, and a division takes longer than all the rest.
+    let mut last = (0, 0, Tokens(0));
+    let beyond = query.index.beyond();
+    for candidate in candidates {
+        let blocks = hits.blocks(candidate.slot);
+        let block_tokens = candidate.block_tokens;
+        candidate.blocks = blocks;
+        if (last.0, last.1) != (blocks, block_tokens) {
+            last = (blocks, block_tokens, query.prompt.cached(blocks, beyond, block_tokens));
+        }
+        candidate.hit = if blocks > 0 { query.index.believed(candidate.slot, last.2) } else { Tokens(0) };
+    }
+}
+
+/// Those that this request does not go to: tried already, or passed over because their share is below 1. `None` where that is no
+/// more than those tried, which is nearly always. A session, or a conversation, is passed over
+/// always or never, so that it does not wander.
+fn passed_over(query: &Query<'_>, candidates: &[Candidate<'_>]) -> Option<SlotSet> {
+    if candidates.iter().all(|candidate| candidate.share >= 1.0) {
+        return None;
+    }
+    let key = query.session.or(query.conversation).unwrap_or(query.aim.now.as_nanos());
+    let mut passed_over = query.excluded.clone();
+    for candidate in candidates {
+        if rendezvous::unit(rendezvous::rank(!key, candidate.identity)) > candidate.share {
+            passed_over.insert(candidate.slot);
+        }
+    }
+    candidates.iter().any(|candidate| !passed_over.contains(candidate.slot)).then_some(passed_over)
+}
+
+/// Candidates that a decision log shows.
+pub const MAX_LOGGED: usize = 8;

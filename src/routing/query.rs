@@ -1,0 +1,69 @@
+//! One request as routing sees it: its prompt by blocks, and what it needs.
+
+use std::time::Duration;
+
+use super::predictor::PoolModel;
+use super::prefix_index::PrefixIndex;
+use super::prompt::Prompt;
+use super::slots::SlotSet;
+use crate::clock::Stamp;
+use crate::record::SloBounds;
+use crate::units::Tokens;
+
+/// One request, as routing sees it.
+#[derive(Clone, Copy)]
+pub struct Query<'a> {
+    /// Its prompt.
+    pub prompt: Prompt<'a>,
+    /// [`rendezvous::identity`] of `x-session-id`, where the client sent one.
+    pub session: Option<u64>,
+    /// What its conversation's turns have in common, where it is one.
+    pub conversation: Option<u64>,
+    /// What it says of its answer.
+    pub sampling: Sampling,
+    /// What it needs, and how long it has waited.
+    pub aim: Aim,
+    /// What is known of the speed of the pool's replicas.
+    pub model: &'a PoolModel,
+    /// What the pool's replicas are believed to have cached.
+    pub index: &'a PrefixIndex,
+    /// Replicas that this request has tried already.
+    pub excluded: &'a SlotSet,
+}
+
+/// What a request says of its answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sampling {
+    /// Most tokens of each sequence.
+    pub max_tokens: Option<Tokens>,
+    /// Sequences.
+    pub n: u32,
+}
+
+impl Default for Sampling {
+    fn default() -> Self {
+        Self { max_tokens: None, n: 1 }
+    }
+}
+
+impl Sampling {
+    /// Tokens of each sequence, of so many in all.
+    pub(super) fn each(&self, output: Tokens) -> Tokens {
+        Tokens(output.0 / u64::from(self.n.max(1)))
+    }
+}
+
+/// What a request needs, and how long it has been waiting: part of a [`Query`].
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Aim {
+    /// This moment.
+    pub now: Stamp,
+    /// Since the last byte of the request was read: what the TTFT bound counts from.
+    pub waited: Duration,
+    /// Its bounds; those that are absent cost and forbid nothing.
+    pub slo: SloBounds,
+    /// The share of its TTFT bound that it may be held for the sake of running streams; 0 never holds it.
+    pub patience: f64,
+    /// Whether a replica of the pool has answered before.
+    pub has_answers: bool,
+}
