@@ -3,6 +3,7 @@
 //! `core::fmt` takes ten times the instructions for the same digits, which shows where a whole request costs a few thousand.
 //! Everything written less often uses `core::fmt`.
 
+use std::io::Write as _;
 use std::time::Duration;
 
 /// Appends an integer in decimal.
@@ -11,12 +12,28 @@ pub fn int(out: &mut Vec<u8>, number: u64) {
 }
 
 /// Appends the low `digits` (at most 32) hexadecimal digits of a number, in lower case.
-pub fn hex(out: &mut Vec<u8>, number: u128, digits: u32) {
-    let digit = |place: u32| {
-        let nibble = (number >> (4 * place)) as u8 & 0xf;
-        if nibble < 10 { b'0' + nibble } else { b'a' + nibble - 10 }
-    };
-    out.extend((0..digits.min(32)).rev().map(digit));
+pub fn hex(out: &mut Vec<u8>, number: u128, digits: usize) {
+    let digit = |nibble: u8| if nibble < 10 { b'0' + nibble } else { b'a' + nibble - 10 };
+    let all = number.to_be_bytes().map(|byte| [digit(byte >> 4), digit(byte & 0xf)]);
+    let all = all.as_flattened();
+    out.extend_from_slice(&all[all.len().saturating_sub(digits)..]);
+}
+
+/// Appends a number with `N` digits after the point, at least one: `-0.25`.
+pub fn decimal<const N: usize>(out: &mut Vec<u8>, number: f64) {
+    let unit = const { 10_u64.pow(N as u32) };
+    let units = (number.abs() * unit as f64).round_ties_even();
+    if units.is_nan() || units >= MAX_EXACT {
+        // Writing into memory does not fail.
+        let _ = write!(out, "{number:.N$}");
+        return;
+    }
+    if number.is_sign_negative() {
+        out.push(b'-');
+    }
+    int(out, units as u64 / unit);
+    out.push(b'.');
+    fraction::<N>(out, units as u64 % unit);
 }
 
 /// Appends a duration in milliseconds, to the microsecond: `12.345`.
@@ -51,6 +68,9 @@ fn places<const N: usize>(mut number: u64) -> [u8; N] {
     digits
 }
 
+/// Floats below this tell whole numbers apart.
+const MAX_EXACT: f64 = 9e15;
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -69,6 +89,15 @@ mod tests {
             assert_eq!(written(|out| fraction::<3>(out, number)), format!("={:03}", number % 1000));
         }
         assert_eq!(written(|out| hex(out, u128::MAX - 5, 32)), format!("={:032x}", u128::MAX - 5));
+    }
+
+    #[test]
+    fn decimals_are_those_of_the_standard_formatter() {
+        for number in [0.0, -0.0, 0.04, 0.25, -1.06, 12.349, 1e9 + 0.1, 1e20, -1e300, f64::NAN, f64::INFINITY]
+        {
+            assert_eq!(written(|out| decimal::<1>(out, number)), format!("={number:.1}"));
+            assert_eq!(written(|out| decimal::<6>(out, number)), format!("={number:.6}"));
+        }
     }
 
     #[test]

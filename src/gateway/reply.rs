@@ -1,6 +1,5 @@
 //! From the result of an exchange to the client's response: status, headers, body.
 
-use std::io::Write as _;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -295,7 +294,7 @@ pub(super) fn write_route_info(headers: &mut HeaderMap, record: &Record) {
         put(X_TOKENWAY_DEGRADED_FROM, route);
     }
     if let Some(decision) = &record.decision {
-        let mut value = Vec::with_capacity(96);
+        let mut value = Vec::with_capacity(256);
         for text in ["policy=", decision.policy, "; reason=", decision.reason] {
             value.extend_from_slice(text.as_bytes());
         }
@@ -315,12 +314,19 @@ pub(super) fn write_route_info(headers: &mut HeaderMap, record: &Record) {
 /// What the chosen replica cost, as a sum, and why it was the best; only where its candidates were kept.
 fn write_cost(value: &mut Vec<u8>, decision: &DecisionSummary) {
     let (Some(chosen), Some(why)) = (decision.chosen(), decision.why()) else { return };
-    // Writing into memory does not fail.
-    let _ = write!(value, "; cost_ms={:.1}", chosen.cost.total() * 1e3);
+    value.extend_from_slice(b"; cost_ms=");
+    digits::decimal::<1>(value, chosen.cost.total() * 1e3);
     for (name, seconds) in chosen.cost.named().into_iter().filter(|(_, seconds)| *seconds != 0.0) {
-        let _ = write!(value, "; {name}_ms={:.1}", seconds * 1e3);
+        for text in ["; ", name, "_ms="] {
+            value.extend_from_slice(text.as_bytes());
+        }
+        digits::decimal::<1>(value, seconds * 1e3);
     }
-    let _ = write!(value, "; why=\"{}\"", cut(&why, MAX_WHY).replace(['"', '\\'], "'"));
+    value.extend_from_slice(b"; why=\"");
+    value.extend(
+        cut(&why, MAX_WHY).bytes().map(|byte| if matches!(byte, b'"' | b'\\') { b'\'' } else { byte }),
+    );
+    value.push(b'"');
 }
 
 /// `Server-Timing` (W3C): duration of each stage reached, in milliseconds.

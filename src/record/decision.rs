@@ -1,9 +1,9 @@
 //! Why a request went where it did: what each replica would have cost, as a sum that can be checked.
 
-use std::fmt::{self, Display, Formatter};
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::digits;
 use crate::units::Tokens;
 
 /// A routing decision, for headers, logs and calibration.
@@ -106,26 +106,23 @@ impl DecisionSummary {
     pub fn why(&self) -> Option<String> {
         let chosen = self.chosen()?;
         let other = self.weighed.iter().find(|one| !one.is_chosen)?;
-        let (here, there) = (&chosen.replica, &other.replica);
+        let (here, there) = (&*chosen.replica, &*other.replica);
         let less = other.cost.total() - chosen.cost.total();
         if self.reason == "tie" {
-            return Some(format!(
-                "{here} over {there}: a tie, their costs differ by {}",
-                Seconds(less.abs())
-            ));
+            let less = in_time(less.abs());
+            return Some([here, " over ", there, ": a tie, their costs differ by ", &less].concat());
         }
         if less < 0.0 {
-            let less = Seconds(-less);
-            return Some(format!(
-                "{here}, though {there} costs {less} less: {there} takes part of its traffic only"
-            ));
+            let less = in_time(-less);
+            let takes_part = " takes part of its traffic only";
+            return Some([here, ", though ", there, " costs ", &less, " less: ", there, takes_part].concat());
         }
         let differences = other.cost.named().into_iter().zip(chosen.cost.named());
         let largest = differences
             .map(|((name, there), (_, here))| (name, there - here))
             .max_by(|(_, one), (_, another)| one.total_cmp(another));
         let (name, less) = largest?;
-        Some(format!("{here} over {there}: {} less {}", Seconds(less), in_words(name)))
+        Some([here, " over ", there, ": ", &in_time(less), " less ", in_words(name)].concat())
     }
 }
 
@@ -142,17 +139,21 @@ fn in_words(addend: &str) -> &str {
     }
 }
 
-/// `2.1 s`, `35 ms`.
-struct Seconds(f64);
-
-impl Display for Seconds {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            seconds if seconds >= 1.0 => write!(f, "{seconds:.1} s"),
-            seconds if seconds >= 0.01 => write!(f, "{:.0} ms", seconds * 1e3),
-            seconds => write!(f, "{:.1} ms", seconds * 1e3),
-        }
-    }
+/// Seconds as a sentence has them: `2.1 s`, `35 ms`.
+fn in_time(seconds: f64) -> String {
+    let mut text = Vec::with_capacity(16);
+    let unit: &[u8] = if seconds >= 1.0 {
+        digits::decimal::<1>(&mut text, seconds);
+        b" s"
+    } else if seconds >= 0.01 {
+        digits::int(&mut text, (seconds * 1e3).round_ties_even() as u64);
+        b" ms"
+    } else {
+        digits::decimal::<1>(&mut text, seconds * 1e3);
+        b" ms"
+    };
+    text.extend_from_slice(unit);
+    String::from_utf8(text).unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -17,8 +17,8 @@ pub fn conversation(fields: &Fields<'_>) -> Option<u64> {
     }
     let (mut hash, mut asked) = (0, false);
     let walked = turns.cursor().array(|turns| {
-        let turn = turns.value()?;
-        if is_answer(&turn) {
+        let (turn, [role]) = turns.value_with(["role"])?;
+        if turn.kind() == JsonKind::Object && is_of_assistant(role) {
             return Err(Stop::Answered);
         }
         hash = xxh3_64_with_seed(turn.text().as_bytes(), hash);
@@ -55,11 +55,7 @@ fn is_of_responses(fields: &Fields<'_>) -> bool {
 }
 
 /// A message of the assistant, or what it did: an item of responses without a role is a call of a tool, or its thoughts.
-fn is_answer(turn: &Raw<'_>) -> bool {
-    if turn.kind() != JsonKind::Object {
-        return false;
-    }
-    let [role] = turn.members(["role"]);
+fn is_of_assistant(role: Option<Raw<'_>>) -> bool {
     role.is_none_or(|role| role.text() == "\"assistant\"")
 }
 

@@ -181,7 +181,7 @@ fn walk<'a>(
     body: &'a [u8],
     member: impl FnMut(Raw<'a>, &mut Cursor<'a>) -> Result<(), Stop>,
 ) -> Result<(), FieldError> {
-    let text = std::str::from_utf8(body).map_err(|e| {
+    let text = simdutf8::compat::from_utf8(body).map_err(|e| {
         let (line, column) = place(body, e.valid_up_to());
         FieldError::NotUtf8 { line, column }
     })?;

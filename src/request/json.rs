@@ -3,7 +3,7 @@
 //! The gateway never re-serialises a body, so it needs places, not trees. One pass over the body checks the
 //! whole grammar (RFC 8259) and yields raw slices; the prompt walk goes over the parts it hashes once more.
 //! Written by hand because a skipped value must still be validated at memory speed: prompts are long strings, and the
-//! string scan below takes 32 bytes a step (figures against serde and jiter: docs/decisions/0006).
+//! string scan below takes whole vectors a step (figures against serde and jiter: docs/decisions/0006).
 //!
 //! It does not convert numbers, does not unescape unless asked, and knows nothing of any API.
 
@@ -86,7 +86,7 @@ impl<'a> Raw<'a> {
     /// A cursor at the start of this value.
     #[must_use]
     pub fn cursor(&self) -> Cursor<'a> {
-        Cursor { text: self.text, at: 0, base: self.start, depth: 0 }
+        Cursor { text: self.text, at: 0, base: self.start, depth: 0, is_validated: true }
     }
 }
 
@@ -106,13 +106,15 @@ pub struct Cursor<'a> {
     at: usize,
     base: usize,
     depth: u8,
+    /// The text was walked before: what is inside its strings need not be looked at again.
+    is_validated: bool,
 }
 
 impl<'a> Cursor<'a> {
     /// A cursor at the first value of `text`.
     #[must_use]
     pub fn new(text: &'a str) -> Self {
-        let mut cursor = Self { text, at: 0, base: 0, depth: 0 };
+        let mut cursor = Self { text, at: 0, base: 0, depth: 0, is_validated: false };
         cursor.skip_space();
         cursor
     }
@@ -148,6 +150,24 @@ impl<'a> Cursor<'a> {
             Ok::<_, JsonError>(())
         })?;
         Ok(found)
+    }
+
+    /// Takes the value ahead, and of an object its members with these names: one walk for both.
+    ///
+    /// # Errors
+    /// As for [`Self::value`].
+    pub fn value_with<const N: usize>(
+        &mut self,
+        names: [&str; N],
+    ) -> Result<(Raw<'a>, [Option<Raw<'a>>; N]), JsonError> {
+        let start = self.at;
+        let found = if self.ahead() == JsonKind::Object {
+            self.members(names)?
+        } else {
+            self.skip_value()?;
+            [None; N]
+        };
+        Ok((self.since(start), found))
     }
 
     /// Takes the object ahead; `member` gets each key, and the cursor at its value, which it may take.
@@ -289,6 +309,12 @@ impl<'a> Cursor<'a> {
 
     fn skip_string(&mut self, expected: &'static str) -> Result<(), JsonError> {
         self.expect(b'"', expected)?;
+        if self.is_validated
+            && let Some(len) = string_len(self.text.as_bytes().get(self.at..).unwrap_or_default())
+        {
+            self.at += len + 1;
+            return Ok(());
+        }
         loop {
             self.at += plain_len(self.text.as_bytes().get(self.at..).unwrap_or_default());
             match self.peek() {
@@ -373,41 +399,60 @@ impl<'a> Cursor<'a> {
     }
 }
 
+/// How many bytes of a valid JSON string are in front of the quote that ends it.
+fn string_len(bytes: &[u8]) -> Option<usize> {
+    memchr::memchr_iter(b'"', bytes).find(|at| {
+        let before = bytes.get(..*at).unwrap_or_default();
+        before.iter().rev().take_while(|byte| **byte == b'\\').count() % 2 == 0
+    })
+}
+
 /// How many bytes at the start of `bytes` a JSON string holds as they are: up to a quote, backslash or control byte.
 pub(crate) fn plain_len(bytes: &[u8]) -> usize {
     // Keys are short and code is dense in escapes: look at a few words before setting up for a long run.
     let (words, _) = bytes.as_chunks::<8>();
-    for (at, word) in words.iter().take(4).enumerate() {
+    let few = words.get(..4).unwrap_or(words);
+    for (at, word) in few.iter().enumerate() {
         if let Some(stop) = first_stop(*word) {
             return at * 8 + stop;
         }
     }
+    let looked_at = few.len() * 8;
+    let rest = bytes.get(looked_at..).unwrap_or_default();
+    let run = memchr::memchr2(b'"', b'\\', rest).map_or(rest, |end| rest.get(..end).unwrap_or_default());
+    looked_at + printable_len(run)
+}
+
+/// How many bytes at the start of `bytes` are no control characters.
+fn printable_len(bytes: &[u8]) -> usize {
     // No early exit inside a chunk, so that the compiler makes vector compares of it.
-    let is_clean = |chunk: &&[u8; 32]| !chunk.iter().fold(false, |hit, b| hit | is_stop(*b));
-    let mut len = bytes.as_chunks::<32>().0.iter().take_while(is_clean).count() * 32;
+    let is_printable = |chunk: &&[u8; 128]| chunk.iter().fold(u8::MAX, |least, b| least.min(*b)) >= 0x20;
+    let mut len = bytes.as_chunks::<128>().0.iter().take_while(is_printable).count() * 128;
     let (words, tail) = bytes.get(len..).unwrap_or_default().as_chunks::<8>();
     for word in words {
-        match first_stop(*word) {
-            Some(stop) => return len + stop,
+        match first_of(below(u64::from_le_bytes(*word), 0x20)) {
+            Some(at) => return len + at,
             None => len += 8,
         }
     }
-    len + tail.iter().position(|b| is_stop(*b)).unwrap_or(tail.len())
+    len + tail.iter().take_while(|byte| **byte >= 0x20).count()
 }
 
-fn is_stop(byte: u8) -> bool {
-    (byte < 0x20) | (byte == b'"') | (byte == b'\\')
-}
-
-/// The place of the first stop byte of eight.
+/// The place of the first quote, backslash or control character of eight bytes.
 fn first_stop(word: [u8; 8]) -> Option<usize> {
     let word = u64::from_le_bytes(word);
-    // The high bit of every byte below the limit. Bits above the lowest one set may be wrong (a borrow runs upwards),
-    // which does no harm, as only the lowest is used.
-    let below = |word: u64, limit: u64| word.wrapping_sub(ONES * limit) & !word & (ONES * 0x80);
-    let quotes = below(word ^ (ONES * u64::from(b'"')), 1);
-    let stops = below(word, 0x20) | quotes | below(word ^ (ONES * u64::from(b'\\')), 1);
-    (stops != 0).then_some(stops.trailing_zeros() as usize / 8)
+    let equal = |byte: u8| below(word ^ (ONES * u64::from(byte)), 1);
+    first_of(below(word, 0x20) | equal(b'"') | equal(b'\\'))
+}
+
+/// The high bit of every byte below the limit. Bits above the lowest one set may be wrong (a borrow runs upwards), which does
+/// no harm, as only the lowest is used.
+fn below(word: u64, limit: u64) -> u64 {
+    word.wrapping_sub(ONES * limit) & !word & (ONES * 0x80)
+}
+
+fn first_of(high_bits: u64) -> Option<usize> {
+    (high_bits != 0).then_some(high_bits.trailing_zeros() as usize / 8)
 }
 
 const ONES: u64 = 0x0101_0101_0101_0101;
@@ -537,6 +582,17 @@ mod tests {
         })
     }
 
+    #[test]
+    fn what_was_validated_reads_the_same_the_second_time() {
+        for text in
+            [r#""""#, r#""\\""#, r#""\"""#, r#""\\\"x""#, r#"{"a\\":["\\\\",{"\"":"\\\""},"\n"],"b":"c"}"#]
+        {
+            let value = check(text).unwrap();
+            let mut again = value.cursor();
+            assert_eq!((again.value(), again.end()), (Ok(value), Ok(())), "{text}");
+        }
+    }
+
     proptest! {
         #[test]
         fn agrees_with_serde_on_damaged_json(value in json(), at in any::<prop::sample::Index>(), byte in any::<u8>()) {
@@ -546,7 +602,10 @@ mod tests {
             if let Ok(text) = std::str::from_utf8(&bytes) {
                 let theirs = serde_json::from_str::<&RawValue>(text).map(RawValue::get);
                 match (check(text), theirs) {
-                    (Ok(ours), Ok(theirs)) => prop_assert_eq!(ours.text(), theirs),
+                    (Ok(ours), Ok(theirs)) => {
+                        prop_assert_eq!(ours.text(), theirs);
+                        prop_assert_eq!(ours.cursor().value(), Ok(ours));
+                    }
                     (Err(_), Err(_)) => {}
                     (ours, theirs) => prop_assert!(false, "{text}: {ours:?} {theirs:?}"),
                 }

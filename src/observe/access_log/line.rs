@@ -32,10 +32,7 @@ fn write_value(out: &mut Vec<u8>, value: &AttributeValue<'_>) {
     match value {
         AttributeValue::Str(text) => write_text(out, text),
         AttributeValue::Text(text) => write_text(out, text),
-        AttributeValue::Number(number) => {
-            // Writing into memory does not fail.
-            let _ = write!(out, "{number:.6}");
-        }
+        AttributeValue::Number(number) => digits::decimal::<6>(out, *number),
         AttributeValue::Int(number) => {
             if *number < 0 {
                 out.push(b'-');

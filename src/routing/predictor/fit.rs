@@ -5,6 +5,8 @@
 //! cannot tell base from rate), and gives only the shape: its speed is scaled to what was seen. One outlier moves little;
 //! several in a row on the same side are no outliers but a change, and the past is let go.
 
+use std::array::from_fn;
+
 /// Learns `N` rates.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Fit<const N: usize> {
@@ -16,6 +18,8 @@ pub(super) struct Fit<const N: usize> {
     observed: u32,
     /// Outliers in a row: above the expectation positive, below it negative.
     streak: i32,
+    /// Of all observations; `None` until they are asked for again.
+    solved: Option<[f64; N]>,
     memory: Memory,
 }
 
@@ -30,7 +34,8 @@ pub(super) struct Memory {
 
 impl<const N: usize> Fit<N> {
     pub(super) fn new(memory: Memory) -> Self {
-        Self { causes: [[0.0; N]; N], seconds: [0.0; N], count: 0.0, observed: 0, streak: 0, memory }
+        let (causes, seconds) = ([[0.0; N]; N], [0.0; N]);
+        Self { causes, seconds, count: 0.0, observed: 0, streak: 0, solved: None, memory }
     }
 
     /// Learns that these causes took `seconds`.
@@ -51,23 +56,32 @@ impl<const N: usize> Fit<N> {
         }
         self.count = self.count * self.memory.kept + 1.0;
         self.observed = self.observed.saturating_add(1);
+        self.solved = None;
     }
 
-    /// The rates that explain what was seen and depart from the prior no more than they must.
-    pub(super) fn rates(&self, prior: &[f64; N]) -> [f64; N] {
+    /// The rates that explain what was seen and depart from the prior no more than they must. Solved once an observation: a prior
+    /// that has moved since then counts from the next one on.
+    pub(super) fn rates(&mut self, prior: &[f64; N]) -> [f64; N] {
         if self.observed == 0 {
             return *prior;
         }
+        let rates = self.solved.unwrap_or_else(|| self.solve(prior));
+        self.solved = Some(rates);
+        rates
+    }
+
+    fn solve(&self, prior: &[f64; N]) -> [f64; N] {
         let factor = self.factor(prior);
         let prior = prior.map(|rate| (rate * factor).max(LEAST));
+        let pull = prior.map(|rate| self.memory.prior / (rate * rate));
+        let due: [f64; N] = from_fn(|i| self.seconds[i] + pull[i] * prior[i]);
+        let step: [f64; N] = from_fn(|i| 1.0 / (self.causes[i][i] + pull[i]));
         let mut rates = prior;
         // Coordinate descent on a convex problem: never negative, never far from the prior without a reason.
         for _ in 0..ROUNDS {
             for i in 0..N {
-                let pull = self.memory.prior / (prior[i] * prior[i]);
                 let others: f64 = (0..N).filter(|j| *j != i).map(|j| self.causes[i][j] * rates[j]).sum();
-                let due = self.seconds[i] + pull * prior[i] - others;
-                rates[i] = (due / (self.causes[i][i] + pull)).max(0.0);
+                rates[i] = ((due[i] - others) * step[i]).max(0.0);
             }
         }
         rates

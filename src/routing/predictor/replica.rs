@@ -165,7 +165,7 @@ impl StepFit {
         }
     }
 
-    pub(super) fn rates(&self, prior: &[f64; 2]) -> [f64; 2] {
+    pub(super) fn rates(&mut self, prior: &[f64; 2]) -> [f64; 2] {
         self.0.rates(prior)
     }
 }
