@@ -11,6 +11,7 @@ use super::{Cause, Outlier, RouteFigures};
 use crate::fleet::status::{ReplicaState, ReplicaStatus};
 use crate::observe::history::{Dimension, Part, Slot};
 use crate::stage::Stage;
+use crate::stats::upper_quantile;
 
 /// Outliers, the replicas first.
 pub(super) fn find(figures: &RouteFigures, slot: &Slot, cause: Option<&Cause>) -> Vec<Outlier> {
@@ -149,9 +150,8 @@ fn is_slower(part: &Part, others: &[&Part], stage: Stage) -> Option<(f64, String
         itl.or_else(|| part.mean(stage).filter(|_| enough))
     };
     let (own, mut rest) = (of(part)?, others.iter().filter_map(|other| of(other)).collect::<Vec<_>>());
-    rest.sort_by(f64::total_cmp);
     // The upper median: where two of three are slow, neither stands out.
-    let usual = *rest.get(rest.len() / 2)?;
+    let usual = upper_quantile(&mut rest, 0.5)?;
     let is_it = own >= SLOWER * usual && own - usual >= MIN_DIFFERENCE.min(usual * 2.0).max(NOISE);
     let (what, in_mean) = match stage {
         Stage::Decode if part.itl.1 > 0 => ("a token", "takes"),

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use serde::{Deserialize, Serialize};
 
 use super::hours::{HOUR, hour_index};
-use super::scale::ln_binomial_tail;
+use crate::stats::ln_binomial_tail;
 
 /// Requests and failures.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Serialize)]

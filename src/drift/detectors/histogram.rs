@@ -3,6 +3,8 @@
 //! A bin is 3.5 % wide, quantiles are interpolated inside it. [`Dense`] is written; closed parts of a series are kept as
 //! [`Sparse`], because a latency distribution uses some 60 of the 560 bins.
 
+use crate::stats::TRIMMED;
+
 /// All bins, to write to.
 #[derive(Clone, Debug)]
 pub(super) struct Dense {
@@ -135,8 +137,6 @@ const PER_OCTAVE: f64 = 20.0;
 const WIDTH: f64 = std::f64::consts::LN_2 / PER_OCTAVE;
 /// Interquartile range of the standard normal distribution.
 const IQR_PER_SIGMA: f64 = 1.349;
-/// Share that a trimmed mean leaves out at either end.
-pub(super) const TRIMMED: f64 = 0.1;
 /// Seconds.
 const LOWEST: f64 = 1e-5;
 /// 28 octaves.

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use serde::{Deserialize, Serialize};
 
 use super::histogram::Dense;
-use super::scale::{HOURLY_NOISE, median, robust};
+use crate::stats::{Prior, median, robust};
 
 /// One closed hour; logarithms of seconds.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize)]
@@ -202,6 +202,8 @@ fn summary(index: i64, values: &Dense, minutes: u64) -> Option<HourSummary> {
     })
 }
 
+/// Noise of an hour's median from hour to hour, as a logarithm; a day shows a series' own.
+pub(super) const HOURLY_NOISE: Prior = Prior { scale: 0.05, weight: 6.0 };
 /// Seconds in an hour.
 pub(super) const HOUR: f64 = 3600.0;
 /// Eight days: the same hour of a week, and the one being judged.

@@ -20,7 +20,6 @@ mod recent;
 mod replicas;
 mod report;
 mod saved;
-mod scale;
 mod series;
 mod shift;
 mod signals;

@@ -8,8 +8,9 @@ use std::collections::VecDeque;
 
 use super::blocks::BlockHistory;
 use super::histogram::{Dense, Sparse};
-use super::scale::{HOURLY_NOISE, MEDIAN_ERROR, median, robust};
+use super::hours::HOURLY_NOISE;
 use super::thresholds::{NEW_REPLICA_SLOW, REPLICA_SLOW};
+use crate::stats::{MEDIAN_ERROR, median, robust};
 
 /// What is kept of one replica.
 #[derive(Clone, Debug)]
@@ -189,8 +190,7 @@ mod tests {
                 let load = if quarter < 48 { 1.0 } else { 2.0 };
                 for (i, replica) in replicas.iter_mut().enumerate() {
                     let own = if i == 2 && quarter >= 80 { factor } else { 1.0 + 0.1 * i as f64 };
-                    replica
-                        .add(at, load * own * 0.06 * (0.5 * super::super::scale::normal(&mut random)).exp());
+                    replica.add(at, load * own * 0.06 * (0.5 * crate::stats::normal(&mut random)).exp());
                 }
             }
             found.extend(judge(&mut replicas, quarter).iter().map(|slow| slow.replica));

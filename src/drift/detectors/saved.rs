@@ -258,7 +258,7 @@ mod tests {
         let mut random = fastrand::Rng::with_seed(from as u64 + 1);
         let (mut at, mut new) = (from, Vec::new());
         while at < to {
-            let ttft = 0.06 * factor * (0.47 * super::super::scale::normal(&mut random)).exp();
+            let ttft = 0.06 * factor * (0.47 * crate::stats::normal(&mut random)).exp();
             let observation = Observation {
                 at,
                 route: "chat",

@@ -6,7 +6,7 @@
 
 use std::collections::VecDeque;
 
-use super::scale::ln_binomial_tail;
+use crate::stats::ln_binomial_tail;
 
 /// Counts of the last half hour.
 #[derive(Clone, Debug, Default)]

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::blocks::BlockHistory;
 use super::histogram::{Dense, edge};
-use super::scale::{Prior, median, robust};
+use crate::stats::{Prior, median, robust};
 
 /// Which blocks are the baseline, and the score of a finding.
 #[derive(Clone, Copy, Debug)]
@@ -265,7 +265,7 @@ mod tests {
             let at = f64::from(request) * 7.2;
             let day = at / 86_400.0;
             let sigma = (p99(day) / 60.0).ln() / 2.326;
-            let normal = super::super::scale::normal(&mut random);
+            let normal = crate::stats::normal(&mut random);
             blocks.add(at, median_ms(day) * 1e-3 * (sigma * normal).exp());
         }
         blocks.advance(f64::from(days) * 86_400.0);
