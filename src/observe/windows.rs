@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use std::hash::RandomState;
 
 use crate::clock::Stamp;
-use crate::record::{Gaps, MAX_TOKENS_PER_EVENT};
+use crate::record::Gaps;
 
 /// Labels of a series.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -188,16 +188,11 @@ impl WindowSeries {
     /// Observes gaps: each is one ICL, and `n` ITL where the later event has `n` tokens.
     pub fn gaps(&self, gaps: &Gaps<'_>, now: Stamp) {
         if !gaps.gaps.is_empty() {
-            self.observe(Measure::Icl, gaps.gaps.iter().map(|gap| gap.length), now);
+            self.observe(Measure::Icl, gaps.icl(), now);
         }
-        let at_once = gaps.gaps.iter().filter_map(|gap| Some((gap.length, gap.tokens?)));
-        let mut shares = at_once.chain(gaps.late_itl.iter().copied()).peekable();
-        if shares.peek().is_some() {
-            let share = |(gap, tokens): (Duration, u32)| {
-                let tokens = tokens.min(MAX_TOKENS_PER_EVENT);
-                Some((gap.checked_div(tokens)?, tokens))
-            };
-            self.observe_each(Measure::Itl, shares.filter_map(share), now);
+        let mut itl = gaps.itl().peekable();
+        if itl.peek().is_some() {
+            self.observe_each(Measure::Itl, itl, now);
         }
     }
 

@@ -84,10 +84,9 @@ impl DemoStats {
 
     /// A stream of `replica` moved on.
     pub fn record_gaps(&self, replica: &Arc<str>, gaps: &Gaps<'_>) {
-        let known = gaps.gaps.iter().filter_map(|gap| Some((gap.length, gap.tokens?)));
         self.with(replica, |tally| {
-            for (gap, tokens) in known.chain(gaps.late_itl.iter().copied()).filter(|(_, n)| *n > 0) {
-                tally.itl.saturating_record_n(micros(gap / tokens), u64::from(tokens));
+            for (itl, tokens) in gaps.itl() {
+                tally.itl.saturating_record_n(micros(itl), u64::from(tokens));
             }
         });
     }

@@ -22,7 +22,7 @@ use self::worst::Worst;
 pub use self::worst::{Kept, Why};
 use super::judgement::Judgement;
 use crate::clock::Stamp;
-use crate::record::{FirstToken, Gaps, MAX_TOKENS_PER_EVENT, Record};
+use crate::record::{FirstToken, Gaps, Record};
 
 /// The hour of all routes.
 #[derive(Default)]
@@ -115,13 +115,9 @@ impl RouteHistory {
 
     /// Counts gaps of a stream that `replica` serves.
     pub fn gaps(&self, replica: &Arc<str>, gaps: &Gaps<'_>, now: Stamp) {
-        let at_once = gaps.gaps.iter().filter_map(|gap| Some((gap.length, gap.tokens?)));
-        let shares = at_once.chain(gaps.late_itl.iter().copied()).filter_map(|(gap, tokens)| {
-            let tokens = tokens.min(MAX_TOKENS_PER_EVENT);
-            Some((gap.checked_div(tokens)?, tokens))
-        });
-        if shares.clone().next().is_some() {
-            self.rings.lock().each(now, |slot| slot.gaps(replica, shares.clone()));
+        let itl = gaps.itl();
+        if itl.clone().next().is_some() {
+            self.rings.lock().each(now, |slot| slot.gaps(replica, itl.clone()));
         }
     }
 
