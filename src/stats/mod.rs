@@ -1,11 +1,18 @@
-//! Statistics that several rooms share: rate limits and robust statistics. Pure: time is an argument.
+//! Statistics that several rooms share: the histogram of latencies, the ring of time slots, robust statistics, rate limits.
+//! Pure: time is an argument.
 
 mod bucket;
+mod counts;
+mod histogram;
 mod peers;
+mod ring;
 mod robust;
 
 pub use self::bucket::{PerSecond, Refill, TokenBucket};
+pub use self::counts::Counts;
+pub use self::histogram::Histogram;
 pub use self::peers::Peers;
+pub use self::ring::Ring;
 #[cfg(test)]
 pub(crate) use self::robust::normal;
 pub use self::robust::{

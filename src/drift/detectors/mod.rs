@@ -11,7 +11,6 @@ mod blocks;
 mod cause;
 mod diagnose;
 mod finding;
-mod histogram;
 mod hours;
 mod judge;
 mod mute;
