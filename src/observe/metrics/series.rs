@@ -315,10 +315,10 @@ impl StreamHistograms {
         for icl in gaps.icl() {
             self.icl.observe(icl.as_secs_f64());
         }
+        if let Some(exponential) = &self.exponential {
+            exponential.itl.observe_each(gaps.itl());
+        }
         for (itl, tokens) in gaps.itl() {
-            if let Some(exponential) = &self.exponential {
-                exponential.itl.observe_n(itl, tokens.into());
-            }
             for _ in 0..tokens {
                 self.itl.observe(itl.as_secs_f64());
                 self.replica.itl.observe(itl.as_secs_f64());
