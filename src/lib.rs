@@ -41,5 +41,6 @@ pub mod routing;
 pub mod simulate;
 pub mod stage;
 pub mod state_file;
+pub mod stats;
 pub mod units;
 pub mod upstream;

@@ -4,6 +4,7 @@
 //! panic. Observers have no other input about a request but its first token and its gaps.
 
 mod decision;
+mod gaps;
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -19,6 +20,7 @@ use crate::stage::StageBudget;
 use crate::units::Tokens;
 
 pub use self::decision::{Addends, DecisionSummary, Weighed};
+pub use self::gaps::{Gap, Gaps};
 
 /// How a request ended (label `outcome`); the five add up to the requests whose head was accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -466,27 +468,4 @@ pub struct FirstToken {
     pub is_cold: bool,
     /// As in [`Record::conversation`].
     pub conversation: Option<u64>,
-}
-
-/// A gap between two content events of one choice.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Gap {
-    /// One ICL observation.
-    pub length: Duration,
-    /// Tokens `n` of the later event: `n` ITL observations of `length / n`. `None` where they are known only at the end
-    /// ([`Gaps::late_itl`]).
-    pub tokens: Option<u32>,
-}
-
-/// Bound on the tokens counted for one event: a wrong count of an engine must neither keep a core busy nor outweigh every
-/// other observation.
-pub const MAX_TOKENS_PER_EVENT: u32 = 1024;
-
-/// A batch of gaps of one stream, observed at least once a second.
-#[derive(Clone, Copy, Debug)]
-pub struct Gaps<'a> {
-    /// Oldest first.
-    pub gaps: &'a [Gap],
-    /// Gaps whose token count became known at the end: (gap, whole tokens per event).
-    pub late_itl: &'a [(Duration, u32)],
 }

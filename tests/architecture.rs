@@ -16,6 +16,7 @@ const MODULES: &[&str] = &[
     "units",
     "clock",
     "stage",
+    "stats",
     "digits",
     "state_file",
     "error",
@@ -48,6 +49,7 @@ const CONFIG_READERS: &[&str] = &["config/schema", "config/check", "config/reloa
 
 /// Pure code: time is an argument, so the same code runs live, in tests and in simulated time.
 const PURE: &[&str] = &[
+    "stats",
     "routing",
     "admission/refusal",
     "admission/pace",

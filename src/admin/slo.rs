@@ -14,11 +14,11 @@ use super::{AdminState, assets};
 use crate::clock::Stamp;
 use crate::config::{Config, Route};
 use crate::fleet::status::{ReplicaState, ReplicaStatus};
-use crate::observe::history::{
-    Dimension, LogHistogram, REASONS, RouteHistory, SLOTS, Slot, Step, heat_edges,
-};
+use crate::observe::history::{Dimension, REASONS, RouteHistory, Slot, heat, heat_edges};
+use crate::observe::latency::{Measure, SLOTS, Step};
 use crate::observe::rfc3339;
 use crate::stage::Stage;
+use crate::stats::Counts;
 
 /// `/api/slo`
 pub(super) async fn slo(State(admin): State<Arc<AdminState>>) -> Json<Value> {
@@ -67,16 +67,23 @@ fn figures(
     let mut figures = RouteFigures { route: Arc::clone(&route.name), ..RouteFigures::default() };
     let newest = Step::TenSeconds.slot(now);
     for (number, slot) in history.slots(Step::TenSeconds, SLOTS - 1, now) {
-        let age = newest.saturating_sub(number);
+        let age = newest - number;
         if age <= IN_MINUTE {
-            figures.minute.merge(&slot);
+            figures.minute.slot.merge(&slot);
         } else {
             figures.before.0.merge(&slot);
             figures.before.1 += Step::TenSeconds.seconds() as f64;
         }
         if age <= IN_FIVE {
-            figures.five.merge(&slot);
+            figures.five.slot.merge(&slot);
         }
+    }
+    for (window, slots) in [(&mut figures.minute, IN_MINUTE), (&mut figures.five, IN_FIVE)] {
+        let counts = |measure| {
+            let windows = admin.observer.windows();
+            windows.of_route(&route.name, measure, Step::TenSeconds, newest - slots, newest)
+        };
+        (window.ttft, window.itl) = (counts(Measure::Ttft), counts(Measure::Itl));
     }
     figures.uptime = now.since(Stamp::from_nanos(0));
     figures.hour = merged(&history, Step::Minute, now);
@@ -95,7 +102,8 @@ fn merged(history: &RouteHistory, step: Step, now: Stamp) -> Slot {
 }
 
 fn route(figures: &RouteFigures, verdict: &Verdict, now: Stamp) -> Value {
-    let (slot, _) = verdict::window(figures);
+    let (of_window, _) = verdict::window(figures);
+    let slot = &of_window.slot;
     // The window has its whole slots and the current one, and no more than this process has lived.
     let current = now.as_nanos() % (Step::TenSeconds.seconds() * 1_000_000_000);
     let seconds = (verdict.window as f64 + current as f64 / 1e9).min(now.as_nanos() as f64 / 1e9).max(1.0);
@@ -117,13 +125,13 @@ fn route(figures: &RouteFigures, verdict: &Verdict, now: Stamp) -> Value {
             "missed": slot.all_missed(),
         },
         "burn": {
-            "1m": verdict::burn(&figures.minute),
-            "5m": verdict::burn(&figures.five),
+            "1m": verdict::burn(&figures.minute.slot),
+            "5m": verdict::burn(&figures.five.slot),
             "1h": verdict::burn(&figures.hour),
         },
-        "ttft": quantiles(&slot.ttft),
-        "itl": quantiles(&slot.itl),
-        "bound": { "ttft": slot.bound.mean() },
+        "ttft": quantiles(&of_window.ttft),
+        "itl": quantiles(&of_window.itl),
+        "bound": { "ttft": slot.mean_bound() },
         "missed": named(&REASONS, &slot.missed),
         "missed_in": named(&Stage::ALL.map(Stage::as_str), &slot.missed_in),
         "cause": verdict.cause.as_ref().map(|cause| json!({
@@ -146,7 +154,7 @@ fn outlier(outlier: &Outlier) -> Value {
     })
 }
 
-fn quantiles(values: &LogHistogram) -> Value {
+fn quantiles(values: &Counts) -> Value {
     json!({ "count": values.count(), "p50": values.quantile(0.5), "p95": values.quantile(0.95), "p99": values.quantile(0.99) })
 }
 
@@ -170,18 +178,26 @@ pub(super) async fn history(
     let now = clock.now();
     let newest = step.slot(now);
     // Slots before the start of this process are there too, and empty.
-    let ages = (0..SLOTS as u64).rev();
-    let numbers: Vec<Option<u64>> = ages.clone().map(|age| newest.checked_sub(age)).collect();
-    let start = Stamp::from_nanos(newest * step.seconds() * 1_000_000_000);
+    let numbers: Vec<i64> = (newest - SLOTS + 1..=newest).collect();
+    let start = Stamp::from_nanos(newest.cast_unsigned() * step.seconds() * 1_000_000_000);
     let start = clock.wall(start).duration_since(std::time::UNIX_EPOCH).unwrap_or_default().as_secs_f64();
-    let times = ages.map(|age| start - (age * step.seconds()) as f64);
+    let times = numbers.iter().map(|number| start - (newest - number) as f64 * step.seconds() as f64);
     let routes = admin.observer.history().routes();
     let wanted =
         routes.iter().filter(|(name, _)| query.route.as_deref().is_none_or(|route| route == &**name));
-    let routes = wanted.map(|(name, route)| {
-        let slots = by_number(route, step, &numbers, now);
+    let routes = wanted.map(|(name, history)| {
         let configured = config.routes.iter().find(|route| route.name == *name);
-        columns(name, configured, &slots)
+        let latency = |measure| -> Vec<Counts> {
+            let windows = admin.observer.windows();
+            numbers.iter().map(|number| windows.of_route(name, measure, step, *number, *number)).collect()
+        };
+        let columns = Columns {
+            slots: by_number(history, step, &numbers, now),
+            ttft: latency(Measure::Ttft),
+            itl: latency(Measure::Itl),
+            stages: stages(history, step, &numbers),
+        };
+        columns.json(name, configured)
     });
     Ok(Json(json!({
         "step": step.seconds(),
@@ -191,82 +207,94 @@ pub(super) async fn history(
 }
 
 /// The slots of these numbers; empty where nothing was counted.
-fn by_number(route: &RouteHistory, step: Step, numbers: &[Option<u64>], now: Stamp) -> Vec<Slot> {
-    let mut kept = route.slots(step, numbers.len(), now).into_iter().peekable();
-    let slot_of = |number: &Option<u64>| {
-        while kept.peek().is_some_and(|(at, _)| Some(*at) < *number) {
+fn by_number(route: &RouteHistory, step: Step, numbers: &[i64], now: Stamp) -> Vec<Slot> {
+    let mut kept = route.slots(step, SLOTS - 1, now).into_iter().peekable();
+    let slot_of = |number: &i64| {
+        while kept.peek().is_some_and(|(at, _)| at < number) {
             kept.next();
         }
-        kept.next_if(|(at, _)| Some(*at) == *number).map(|(_, slot)| slot).unwrap_or_default()
+        kept.next_if(|(at, _)| at == number).map(|(_, slot)| slot).unwrap_or_default()
     };
     numbers.iter().map(slot_of).collect()
 }
 
-/// One list for each figure, with a value for each slot.
-fn columns(name: &str, route: Option<&Route>, slots: &[Slot]) -> Value {
-    let each = |figure: &dyn Fn(&Slot) -> Value| -> Value { slots.iter().map(figure).collect() };
-    let quantile = |of: &dyn Fn(&Slot) -> &LogHistogram, q: f64| each(&|slot| json!(of(slot).quantile(q)));
-    let counts = |at: usize, of: &dyn Fn(&Slot) -> &[u32]| each(&|slot| json!(of(slot).get(at)));
-    let reasons: Map<String, Value> = REASONS
-        .iter()
-        .enumerate()
-        .map(|(at, reason)| ((*reason).to_owned(), counts(at, &|slot| &slot.missed)))
-        .collect();
-    let missed_in: Map<String, Value> = Stage::ALL
-        .iter()
-        .enumerate()
-        .filter(|(at, _)| slots.iter().any(|slot| slot.missed_in.get(*at).is_some_and(|n| *n > 0)))
-        .map(|(at, stage)| (stage.as_str().to_owned(), counts(at, &|slot| &slot.missed_in)))
-        .collect();
-    let budget: Map<String, Value> = route
-        .and_then(|route| route.stage_budget.as_deref())
-        .map(|budget| {
-            let shares = Stage::ALL.into_iter().filter_map(|stage| Some((stage, budget.share(stage)?)));
-            shares.map(|(stage, share)| (stage.as_str().to_owned(), share.as_secs_f64().into())).collect()
-        })
-        .unwrap_or_default();
-    let ttft = |slot: &Slot| -> Value { json!(slot.ttft.heat()) };
-    json!({
-        "route": name,
-        "ttft_bound": each(&|slot| json!(slot.bound.mean())),
-        "budget": budget,
-        "requests": each(&|slot| slot.requests.into()),
-        "judged": each(&|slot| slot.judged().into()),
-        "good": each(&|slot| slot.good.into()),
-        "ttft": {
-            "p50": quantile(&|slot| &slot.ttft, 0.5),
-            "p95": quantile(&|slot| &slot.ttft, 0.95),
-            "p99": quantile(&|slot| &slot.ttft, 0.99),
-        },
-        "itl": { "p50": quantile(&|slot| &slot.itl, 0.5), "p99": quantile(&|slot| &slot.itl, 0.99) },
-        "missed": reasons,
-        "missed_in": missed_in,
-        "stages": stages(slots),
-        "heat": { "edges": heat_edges(), "counts": each(&ttft) },
-    })
-}
-
-/// Mean, median, p95 and p99 of each stage that occurred.
-fn stages(slots: &[Slot]) -> Map<String, Value> {
-    let of = |at: usize, figure: &dyn Fn(&LogHistogram) -> Option<f64>| -> Value {
-        slots.iter().map(|slot| json!(slot.stages.get(at).and_then(figure))).collect()
-    };
-    let occurred = |at: usize| slots.iter().any(|slot| slot.stages.get(at).is_some_and(|s| s.count() > 0));
-    let stages = Stage::ALL.iter().enumerate().filter(|(at, _)| occurred(*at));
-    stages
-        .map(|(at, stage)| {
+/// Mean, median, p95 and p99 of each stage that occurred, slot by slot.
+fn stages(route: &RouteHistory, step: Step, numbers: &[i64]) -> Map<String, Value> {
+    let stages = Stage::ALL.into_iter().filter_map(|stage| {
+        let slots: Vec<Counts> =
+            numbers.iter().map(|number| route.stage(stage, step, *number, *number)).collect();
+        slots.iter().any(|counts| counts.count() > 0).then(|| {
             let figures = json!({
-                "mean": of(at, &LogHistogram::mean),
-                "p50": of(at, &|values| values.quantile(0.5)),
-                "p95": of(at, &|values| values.quantile(0.95)),
-                "p99": of(at, &|values| values.quantile(0.99)),
+                "mean": slots.iter().map(Counts::mean).collect::<Vec<_>>(),
+                "p50": quantile(&slots, 0.5),
+                "p95": quantile(&slots, 0.95),
+                "p99": quantile(&slots, 0.99),
             });
             (stage.as_str().to_owned(), figures)
         })
-        .collect()
+    });
+    stages.collect()
+}
+
+fn quantile(slots: &[Counts], quantile: f64) -> Vec<Option<f64>> {
+    slots.iter().map(|counts| counts.quantile(quantile)).collect()
+}
+
+/// A value for each slot of one route.
+struct Columns {
+    slots: Vec<Slot>,
+    ttft: Vec<Counts>,
+    itl: Vec<Counts>,
+    stages: Map<String, Value>,
+}
+
+impl Columns {
+    /// One list for each figure.
+    fn json(self, name: &str, route: Option<&Route>) -> Value {
+        let slots = &self.slots;
+        let each = |figure: &dyn Fn(&Slot) -> Value| -> Value { slots.iter().map(figure).collect() };
+        let counts = |at: usize, of: &dyn Fn(&Slot) -> &[u32]| each(&|slot| json!(of(slot).get(at)));
+        let reasons: Map<String, Value> = REASONS
+            .iter()
+            .enumerate()
+            .map(|(at, reason)| ((*reason).to_owned(), counts(at, &|slot| &slot.missed)))
+            .collect();
+        let missed_in: Map<String, Value> = Stage::ALL
+            .iter()
+            .enumerate()
+            .filter(|(at, _)| slots.iter().any(|slot| slot.missed_in.get(*at).is_some_and(|n| *n > 0)))
+            .map(|(at, stage)| (stage.as_str().to_owned(), counts(at, &|slot| &slot.missed_in)))
+            .collect();
+        let heat: Vec<_> = self.ttft.iter().map(heat).collect();
+        json!({
+            "route": name,
+            "ttft_bound": each(&|slot| json!(slot.mean_bound())),
+            "budget": budget(route),
+            "requests": each(&|slot| slot.requests.into()),
+            "judged": each(&|slot| slot.judged().into()),
+            "good": each(&|slot| slot.good.into()),
+            "ttft": {
+                "p50": quantile(&self.ttft, 0.5),
+                "p95": quantile(&self.ttft, 0.95),
+                "p99": quantile(&self.ttft, 0.99),
+            },
+            "itl": { "p50": quantile(&self.itl, 0.5), "p99": quantile(&self.itl, 0.99) },
+            "missed": reasons,
+            "missed_in": missed_in,
+            "stages": self.stages,
+            "heat": { "edges": heat_edges(), "counts": heat },
+        })
+    }
+}
+
+/// Seconds by stage that the route allows.
+fn budget(route: Option<&Route>) -> Map<String, Value> {
+    let Some(budget) = route.and_then(|route| route.stage_budget.as_deref()) else { return Map::new() };
+    let shares = Stage::ALL.into_iter().filter_map(|stage| Some((stage, budget.share(stage)?)));
+    shares.map(|(stage, share)| (stage.as_str().to_owned(), share.as_secs_f64().into())).collect()
 }
 
 /// Slots of 10 s before the current one.
-const IN_MINUTE: u64 = 6;
-const IN_FIVE: u64 = 30;
+const IN_MINUTE: i64 = 6;
+const IN_FIVE: i64 = 30;
 const MAX_NOT_READY: usize = 50;

@@ -1,7 +1,7 @@
 //! Limits of tenants: requests and tokens a minute, and requests at once.
 //!
-//! Rates are held by a bucket of one minute's allowance that refills steadily: GCRA as a level instead of a time, so that what
-//! was used can be held against a limit that a reload changed. Tokens are charged by the prompt's estimate and corrected by the engine's usage at the end, so that a bucket can be
+//! Rates are held by a bucket of one minute's allowance that refills steadily, and what was used is held against a limit that a reload
+//! changed. Tokens are charged by the prompt's estimate and corrected by the engine's usage at the end, so that a bucket can be
 //! in debt. State is kept by the tenant's name: it outlives reloads, and new limits count at once. A [`TenantPermit`] lives in
 //! the request's record and gives everything back when it is dropped; a request that was refused costs nothing.
 
@@ -15,6 +15,7 @@ use crate::clock::Stamp;
 use crate::config::{Tenant, TenantLimits};
 use crate::error::Failure;
 use crate::record::{Outcome, Record};
+use crate::stats::{Refill, TokenBucket};
 use crate::units::Tokens;
 
 /// What every tenant has used.
@@ -25,8 +26,8 @@ pub struct TenantLimiter {
 
 #[derive(Debug, Default)]
 struct TenantUse {
-    requests: Bucket,
-    tokens: Bucket,
+    requests: TokenBucket,
+    tokens: TokenBucket,
     inflight: u32,
 }
 
@@ -69,10 +70,10 @@ impl TenantLimiter {
         used.check(&limits, prompt, now).map_err(|refusal| refusal.failure(&tenant.name))?;
         used.inflight += 1;
         if let Some(per_minute) = limits.requests_per_minute {
-            used.requests.charge(1, per_minute, now);
+            used.requests.charge(1.0, &allowance(per_minute), now);
         }
         if let Some(per_minute) = limits.tokens_per_minute {
-            used.tokens.charge(prompt.tokens.0, per_minute, now);
+            used.tokens.charge(prompt.tokens.0 as f64, &allowance(per_minute), now);
         }
         drop(used);
         Ok(Some(TenantPermit { state, limits, charged: prompt.tokens.0 }))
@@ -92,11 +93,12 @@ impl TenantPermit {
         let is_refused = record.outcome == Outcome::Refused;
         let tokens = if is_refused || record.at.routed.is_none() { 0 } else { tokens_of(record) };
         if is_refused {
-            used.requests.give_back(1);
+            used.requests.give_back(1.0);
         }
         if let Some(per_minute) = self.limits.tokens_per_minute {
-            used.tokens.charge(tokens.saturating_sub(self.charged), per_minute, record.at.end);
-            used.tokens.give_back(self.charged.saturating_sub(tokens));
+            let (more, less) = (tokens.saturating_sub(self.charged), self.charged.saturating_sub(tokens));
+            used.tokens.charge(more as f64, &allowance(per_minute), record.at.end);
+            used.tokens.give_back(less as f64);
         }
     }
 }
@@ -120,16 +122,16 @@ impl TenantUse {
             return Err(LimitReached::Concurrency { max });
         }
         if let Some(per_minute) = limits.requests_per_minute {
-            let wait = self.requests.wait(1, per_minute, now);
-            wait.map_err(|wait| LimitReached::Requests { per_minute, wait })?;
+            let admitted = self.requests.check(1.0, &allowance(per_minute), now);
+            admitted.map_err(|wait| LimitReached::Requests { per_minute, wait })?;
         }
         if let Some(per_minute) = limits.tokens_per_minute {
             let PromptTokens { tokens: Tokens(prompt), is_counted } = prompt;
             if is_counted && prompt > per_minute {
                 return Err(LimitReached::TooLarge { prompt, per_minute });
             }
-            let wait = self.tokens.wait(prompt.min(per_minute), per_minute, now);
-            wait.map_err(|wait| LimitReached::Tokens { prompt, per_minute, wait })?;
+            let admitted = self.tokens.check(prompt.min(per_minute) as f64, &allowance(per_minute), now);
+            admitted.map_err(|wait| LimitReached::Tokens { prompt, per_minute, wait })?;
         }
         Ok(())
     }
@@ -185,45 +187,11 @@ impl LimitReached {
     }
 }
 
-/// What is used of one minute's allowance, refilled steadily.
-#[derive(Clone, Copy, Debug, Default)]
-struct Bucket {
-    used: f64,
-    at: Stamp,
+/// One minute's allowance, refilled steadily.
+fn allowance(per_minute: u64) -> Refill {
+    Refill { burst: per_minute as f64, per_second: per_minute as f64 / 60.0 }
 }
 
-impl Bucket {
-    /// # Errors
-    /// How long until this much is let in.
-    fn wait(self, amount: u64, per_minute: u64, now: Stamp) -> Result<(), Duration> {
-        let over = self.used_at(per_minute, now) + amount as f64 - per_minute as f64;
-        if over < ROUNDING { Ok(()) } else { Err(time_for(over, per_minute)) }
-    }
-
-    fn charge(&mut self, amount: u64, per_minute: u64, now: Stamp) {
-        let used = self.used_at(per_minute, now) + amount as f64;
-        *self = Self { used, at: self.at.max(now) };
-    }
-
-    fn give_back(&mut self, amount: u64) {
-        self.used = (self.used - amount as f64).max(0.0);
-    }
-
-    fn used_at(self, per_minute: u64, now: Stamp) -> f64 {
-        let refilled = now.since(self.at).as_secs_f64() / MINUTE.as_secs_f64() * per_minute as f64;
-        (self.used - refilled).max(0.0)
-    }
-}
-
-/// The time in which this much is refilled.
-fn time_for(amount: f64, per_minute: u64) -> Duration {
-    let seconds = amount / per_minute.max(1) as f64 * MINUTE.as_secs_f64();
-    Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
-}
-
-/// Less than any request or token.
-const ROUNDING: f64 = 1e-6;
-const MINUTE: Duration = Duration::from_secs(60);
 /// When one of its other requests ends is not known.
 const AGAIN: Duration = Duration::from_secs(1);
 

@@ -136,7 +136,7 @@ impl App {
                 clock,
             ),
             body_work: crate::gateway::body_work::BodyWork::default(),
-            explain_limiter: crate::gateway::explain_limiter::ExplainLimiter::default(),
+            explained: crate::stats::PerSecond::default(),
             tenants: TenantLimiter::default(),
             table: ArcSwap::from_pointee(
                 RoutingTable::new(Arc::clone(&config), pools)

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use crate::clock::Stamp;
 use crate::routing::PoolModel;
+use crate::stats::Peers;
 
 /// What a replica's recent answers are worth to routing.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -30,37 +31,6 @@ impl Standing {
 #[must_use]
 pub(super) fn fails_alone(failures: f64, peers: f64) -> bool {
     failures >= EJECT_FROM + 2.0 * peers
-}
-
-/// The lower median; `None` of nothing. Reorders the values.
-pub(super) fn lower_median(values: &mut [f64]) -> Option<f64> {
-    let middle = values.len().checked_sub(1)? / 2;
-    let (_, median, _) = values.select_nth_unstable_by(middle, f64::total_cmp);
-    Some(*median)
-}
-
-/// A figure of all replicas of a pool, for what is usual among the others of each: sorted once, not once for each.
-#[derive(Debug)]
-pub(crate) struct Peers(Vec<f64>);
-
-impl Peers {
-    /// Of the replicas that have the figure.
-    pub(crate) fn of(figures: impl Iterator<Item = f64>) -> Self {
-        let mut sorted: Vec<f64> = figures.collect();
-        sorted.sort_unstable_by(f64::total_cmp);
-        Self(sorted)
-    }
-
-    /// The lower median of the others' figures, for a replica whose own is among them, if it has one.
-    pub(crate) fn beside(&self, own: Option<f64>) -> Option<f64> {
-        let Some(own) = own else {
-            let middle = self.0.len().checked_sub(1)? / 2;
-            return self.0.get(middle).copied();
-        };
-        let middle = self.0.len().checked_sub(2)? / 2;
-        let place = self.0.partition_point(|figure| figure.total_cmp(&own).is_lt());
-        self.0.get(if middle < place { middle } else { middle + 1 }).copied()
-    }
 }
 
 /// How slow one replica is, in seconds: a typical first token, and each further one.
@@ -109,28 +79,5 @@ mod tests {
         assert_eq!(Standing::of(1.0, 0.0), Standing { success: 0.0, share: MIN_SHARE });
         assert_eq!(Standing::of(0.4, 0.4), Standing { success: 1.0, share: 1.0 });
         assert!(fails_alone(0.271, 0.0) && !fails_alone(0.271, 0.19) && !fails_alone(1.0, 0.5));
-    }
-
-    #[test]
-    fn peers_are_the_lower_median_of_the_others() {
-        for size in 1..8_usize {
-            let figures: Vec<f64> = (0..size).map(|at| ((at * 5) % 7 / 2) as f64).collect();
-            let peers = Peers::of(figures.iter().copied());
-            for at in 0..size {
-                let mut others = figures.clone();
-                let own = others.swap_remove(at);
-                assert_eq!(peers.beside(Some(own)), lower_median(&mut others), "{at} of {figures:?}");
-            }
-            assert_eq!(peers.beside(None), lower_median(&mut figures.clone()));
-        }
-        assert_eq!(Peers::of(std::iter::empty()).beside(None), None);
-    }
-
-    #[test]
-    fn the_healthy_half_is_the_measure() {
-        assert_eq!(lower_median(&mut [0.0, 0.9, 0.8]), Some(0.8));
-        assert_eq!(lower_median(&mut [0.9, 0.0]), Some(0.0));
-        assert_eq!(lower_median(&mut [0.9, 0.0, 0.0]), Some(0.0));
-        assert_eq!(lower_median(&mut []), None);
     }
 }

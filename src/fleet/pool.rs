@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::arrivals::Arrivals;
 use super::life::{Event, ReplicaState};
-use super::outliers::{LOOK_EVERY, Peers, Speeds, Standing, fails_alone, lower_median, slowness};
+use super::outliers::{LOOK_EVERY, Speeds, Standing, fails_alone, slowness};
 use super::poison::PoisonPrompts;
 use super::promise::{EngineNames, List, Promised, Proofs};
 use super::replica::Replica;
@@ -26,6 +26,7 @@ use crate::config::Pool;
 use crate::error::ReplicaFailure;
 use crate::request::ratio::TokenRatio;
 use crate::routing::{Dispatcher, EngineLimits, REFRESH_EVERY};
+use crate::stats::{Peers, lower_quantile};
 use crate::upstream::budget::RetryBudget;
 
 /// One pool in operation.
@@ -286,7 +287,7 @@ impl PoolState {
         let others = self.replicas.load();
         let others = others.iter().filter(|other| other.slot() != replica.slot());
         let mut rates: SmallVec<[f64; 16]> = others.filter_map(|other| figure(other)).collect();
-        (figure(replica).unwrap_or_default(), lower_median(&mut rates).unwrap_or_default())
+        (figure(replica).unwrap_or_default(), lower_quantile(&mut rates, 0.5).unwrap_or_default())
     }
 
     /// Compares every replica with the others: what its answers are worth, and how fast it is while it is in slow start. After

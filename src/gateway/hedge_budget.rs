@@ -2,30 +2,34 @@
 
 use parking_lot::Mutex;
 
+use crate::clock::Stamp;
+use crate::stats::{Refill, TokenBucket};
+
 /// Hedges that a route may still make.
-#[derive(Debug, Default)]
-pub struct HedgeBudget(Mutex<f64>);
+#[derive(Debug)]
+pub struct HedgeBudget(Mutex<TokenBucket>);
+
+impl Default for HedgeBudget {
+    fn default() -> Self {
+        Self(Mutex::new(TokenBucket::empty(DEPOSITS.burst)))
+    }
+}
 
 impl HedgeBudget {
     /// A request of the route came.
     pub(super) fn deposit(&self, share: f64) {
-        let mut balance = self.0.lock();
-        *balance = (*balance + share).min(MAX_BALANCE);
+        self.0.lock().give_back(share);
     }
 
     /// Takes one hedge; `false` where the budget is exhausted.
     pub(super) fn withdraw(&self) -> bool {
-        let mut balance = self.0.lock();
-        let is_granted = *balance >= 1.0;
-        if is_granted {
-            *balance -= 1.0;
-        }
-        is_granted
+        // Time refills nothing.
+        self.0.lock().take(1.0, &DEPOSITS, Stamp::default()).is_ok()
     }
 }
 
 /// A burst of overdue requests must not double the load of a fleet that is slow for everybody.
-const MAX_BALANCE: f64 = 10.0;
+const DEPOSITS: Refill = Refill { burst: 10.0, per_second: 0.0 };
 
 #[cfg(test)]
 mod tests {

@@ -14,7 +14,6 @@ mod cors;
 pub mod degrade;
 pub mod degrading;
 pub mod exchange;
-pub mod explain_limiter;
 mod hedge;
 pub mod hedge_budget;
 pub mod local;
@@ -49,7 +48,6 @@ use tokio_util::task::TaskTracker;
 use self::body_work::BodyWork;
 use self::cors::CorsGrant;
 use self::exchange::Exchange;
-use self::explain_limiter::ExplainLimiter;
 pub use self::preflights::Preflights;
 use self::preflights::{Asked, Preflight};
 use self::shadow::Shadows;
@@ -70,6 +68,7 @@ use crate::request::body;
 use crate::request::body_memory::{BodyBudget, BodyMemory};
 use crate::request::dialect::Dialect;
 use crate::routing::CanaryShares;
+use crate::stats::PerSecond;
 use crate::upstream::headers::{self, X_REQUEST_ID};
 
 /// State shared by all requests.
@@ -107,8 +106,8 @@ pub struct Gateway {
     pub requests: Arc<AtomicU64>,
     /// Tracks tasks spawned on behalf of requests, so that shutdown waits for them.
     pub tasks: TaskTracker,
-    /// Rate limit for explained decisions.
-    pub explain_limiter: ExplainLimiter,
+    /// Explained decisions of the current second: those that record the cost terms of every candidate.
+    pub explained: PerSecond,
 }
 
 /// Phase of the shutdown drain: read by every request, written by the application.

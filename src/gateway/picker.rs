@@ -205,7 +205,7 @@ fn choose(
     if let Some(waiter) = seen {
         pool.queue.passed(&waiter, now);
     }
-    let is_explained = judged.predicts() && gateway.explain_limiter.is_due(now);
+    let is_explained = judged.predicts() && gateway.explained.takes(now, MAX_EXPLAINED);
     let weighed = if is_explained { weighed(&judged, &replicas) } else { Box::default() };
     let mut assignment = judged.assign()?;
     let replica = Arc::clone(replicas.iter().find(|r| r.slot() == assignment.decision.slot)?);
@@ -266,3 +266,6 @@ fn weighed(judged: &Judged<'_>, replicas: &[Arc<Replica>]) -> Box<[Weighed]> {
     };
     judged.cheapest().into_iter().filter_map(named).collect()
 }
+
+/// Decisions a second that list their candidates: listing costs more than deciding, and the decision log keeps no more.
+const MAX_EXPLAINED: u32 = 200;

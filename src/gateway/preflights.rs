@@ -18,27 +18,26 @@ use crate::clock::{Clock, Stamp};
 use crate::error::Failure;
 use crate::relay::body::ReplyBody;
 use crate::request::dialect::Dialect;
+use crate::stats::PerSecond;
 use crate::upstream::headers::{self, X_REQUEST_ID};
 
 /// What engines said to preflights, and the turn of the next one.
 #[derive(Debug)]
 pub struct Preflights {
     known: Mutex<Known>,
+    asked: PerSecond,
     turn: Semaphore,
 }
 
 impl Default for Preflights {
     fn default() -> Self {
-        Self { known: Mutex::default(), turn: Semaphore::new(1) }
+        Self { known: Mutex::default(), asked: PerSecond::default(), turn: Semaphore::new(1) }
     }
 }
 
 #[derive(Debug, Default)]
 struct Known {
     answers: HashMap<Question, Answer>,
-    /// The current second, and what was asked in it.
-    second: u64,
-    asked: u32,
 }
 
 /// Path, origin, method and headers of a preflight.
@@ -83,7 +82,7 @@ impl Preflights {
             return Err(Preflight::Known(answer));
         }
         match turn {
-            Ok(Ok(turn)) if known.may_ask(now) => {
+            Ok(Ok(turn)) if self.asked.takes(now, MAX_PER_SECOND) => {
                 parts.headers = question_alone(&parts.headers);
                 Ok(Some(Asked { preflights: self, question, clock, _turn: turn }))
             }
@@ -142,15 +141,6 @@ impl Known {
         let answer = self.answers.get_mut(question).filter(|answer| now.since(answer.asked) < age)?;
         answer.used = now;
         Some(answer.response.clone())
-    }
-
-    fn may_ask(&mut self, now: Stamp) -> bool {
-        let second = now.as_nanos() / 1_000_000_000;
-        if std::mem::replace(&mut self.second, second) != second {
-            self.asked = 0;
-        }
-        self.asked += 1;
-        self.asked <= MAX_PER_SECOND
     }
 
     /// The one that was used longest ago makes room.

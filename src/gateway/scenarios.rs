@@ -22,7 +22,6 @@ use tokio::sync::Notify;
 use tokio_util::task::TaskTracker;
 
 use super::body_work::BodyWork;
-use super::explain_limiter::ExplainLimiter;
 use super::picker::{self, PickOutcome, Tried};
 use super::prepare::{self, Prepared};
 use super::table::RoutingTable;
@@ -47,6 +46,7 @@ use crate::request::dialect::Dialect;
 use crate::request::trace_context::trace_of;
 use crate::routing::{EngineLimits, EnginePage, REFRESH_EVERY};
 use crate::simulate::{ProductRouter, ReplayedRoute};
+use crate::stats::PerSecond;
 use crate::units::Tokens;
 use crate::upstream::connect::Connector;
 
@@ -354,7 +354,7 @@ fn gateway(config: &Arc<Config>, runtime: tokio::runtime::Handle) -> Gateway {
         drain: DrainFlag::default(),
         requests: Arc::default(),
         tasks: tracker,
-        explain_limiter: ExplainLimiter::default(),
+        explained: PerSecond::default(),
     }
 }
 

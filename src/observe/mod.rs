@@ -13,6 +13,7 @@ mod fixture;
 pub mod history;
 pub mod instance;
 pub(crate) mod judgement;
+pub mod latency;
 pub mod line_writer;
 pub mod metrics;
 pub mod otlp;
@@ -39,13 +40,14 @@ pub use self::engine_spans::EngineSpansError;
 use self::engine_spans::{EngineSpans, Settled};
 use self::history::{History, RouteHistory};
 use self::judgement::Judgement;
+use self::latency::{LatencySeries, Measure};
 use self::metrics::{BuildInfo, Metrics, StreamKey};
 use self::otlp::metrics::MetricsExport;
 use self::otlp::{Collector, CollectorError};
 use self::parts::Parts;
 pub use self::shadow::Shadowed;
 use self::spans::{Seen, Spans};
-use self::windows::{Measure, WindowKey, Windows};
+use self::windows::{WindowKey, Windows};
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::fleet::status::ReplicaStatus;
@@ -263,10 +265,7 @@ impl Observer {
     pub fn first_token(&self, first: &FirstToken) {
         self.metrics.first_token(first);
         let key = WindowKey::new(&first.route, &first.model, &first.served.revision);
-        let ttft = std::iter::once(first.ttft);
-        let now = self.clock.now();
-        self.windows.series(&key).observe(Measure::Ttft, ttft, now);
-        self.settled.history.route(&first.route).first_token(first, now);
+        self.windows.series(&key).observe(Measure::Ttft, [first.ttft], self.clock.now());
         for tap in &*self.taps {
             tap.first_token(first);
         }
@@ -302,10 +301,8 @@ impl Observer {
         let key = WindowKey::new(&record.route, &record.model, &served.revision);
         let series = self.windows.series(&key);
         let is_tail = series.is_beyond_p99(record.ttft(), record.duration());
-        series.observe(Measure::Duration, std::iter::once(record.duration()), record.at.end);
-        if let Some(tpot) = record.tpot() {
-            series.observe(Measure::Tpot, std::iter::once(tpot), record.at.end);
-        }
+        series.observe(Measure::Duration, [record.duration()], record.at.end);
+        series.observe(Measure::Tpot, record.tpot(), record.at.end);
         is_tail
     }
 
@@ -366,7 +363,7 @@ const P99_INTERVAL: Duration = Duration::from_secs(5);
 /// Observes the gaps of one stream.
 pub struct StreamSeries {
     metrics: Arc<metrics::StreamHistograms>,
-    windows: Arc<windows::WindowSeries>,
+    windows: Arc<LatencySeries>,
     history: Arc<RouteHistory>,
     taps: Arc<[Arc<dyn Tap>]>,
     key: StreamKey,

@@ -1,17 +1,13 @@
 //! The same windows split by tenant, by class of prompt and by stage; pure, time is an argument.
 //!
-//! One part at a time: a series for every combination of tenant, class and stage would be tenants × 27 of them. Two
-//! significant digits (1 %), because there are many; series are limited, so memory is bounded.
+//! One part at a time: a series for every combination of tenant, class and stage would be tenants × 27 of them. Series are
+//! limited, so memory is bounded.
 
-use std::hash::RandomState;
 use std::sync::Arc;
-use std::time::Duration;
 
-use dashmap::DashMap;
-use parking_lot::Mutex;
-
+use super::latency::{LatencySeries, Measure, Percentiles, SeriesMap, Window};
 use super::stages::StageTime;
-use super::windows::{Percentiles, Rings, Window, WindowKey};
+use super::windows::WindowKey;
 use crate::clock::Stamp;
 use crate::record::Record;
 use crate::request::class::Class;
@@ -86,13 +82,7 @@ pub struct PartView {
 
 /// The parts of all series.
 #[derive(Default)]
-pub struct Parts(DashMap<(WindowKey, Part), Arc<PartSeries>, RandomState>);
-
-struct PartSeries {
-    ttft: Mutex<Rings>,
-    tpot: Mutex<Rings>,
-    duration: Mutex<Rings>,
-}
+pub struct Parts(SeriesMap<(WindowKey, Part)>);
 
 impl Parts {
     /// Adds an ended request to its tenant, its class and its stages.
@@ -100,29 +90,26 @@ impl Parts {
         let now = record.at.end;
         for part in [Part::Tenant(Arc::clone(&record.tenant)), Part::Class(record.class)] {
             let series = self.series(key, part);
-            observe(&series.ttft, record.ttft(), now);
-            observe(&series.tpot, record.tpot(), now);
-            observe(&series.duration, Some(record.duration()), now);
+            series.observe(Measure::Ttft, record.ttft(), now);
+            series.observe(Measure::Tpot, record.tpot(), now);
+            series.observe(Measure::Duration, [record.duration()], now);
         }
         for time in stages {
-            observe(&self.series(key, Part::Stage(time.stage)).duration, Some(time.duration), now);
+            self.series(key, Part::Stage(time.stage)).observe(Measure::Duration, [time.duration], now);
         }
     }
 
     /// Every part of one kind with values in the window that ends `now`, ordered by series and name.
     #[must_use]
     pub fn read(&self, by: SplitBy, window: Window, now: Stamp) -> Vec<PartView> {
-        // Collected first: merging histograms must not keep a shard of the map locked.
-        let of_kind = self.0.iter().filter(|entry| entry.key().1.split() == by);
-        let all: Vec<_> = of_kind.map(|entry| (entry.key().clone(), Arc::clone(entry.value()))).collect();
-        let mut views: Vec<_> = all
+        let mut views: Vec<_> = self
+            .0
+            .collect(|(_, part)| part.split() == by)
             .into_iter()
-            .map(|((key, part), series)| PartView {
-                key,
-                name: part.name(),
-                ttft: series.ttft.lock().read(window, now),
-                tpot: series.tpot.lock().read(window, now),
-                duration: series.duration.lock().read(window, now),
+            .map(|((key, part), series)| {
+                let read = |measure| series.percentiles(measure, window, now);
+                let (ttft, tpot) = (read(Measure::Ttft), read(Measure::Tpot));
+                PartView { key, name: part.name(), ttft, tpot, duration: read(Measure::Duration) }
             })
             .filter(|view| view.duration.count > 0)
             .collect();
@@ -131,36 +118,25 @@ impl Parts {
     }
 
     /// The series of a part; past [`MAX_TENANTS`] new tenants, and past [`MAX_SERIES`] new series, share one named `other`.
-    fn series(&self, key: &WindowKey, part: Part) -> Arc<PartSeries> {
+    fn series(&self, key: &WindowKey, part: Part) -> Arc<LatencySeries> {
         let wanted = (key.clone(), part);
         if let Some(series) = self.0.get(&wanted) {
-            return Arc::clone(&series);
+            return series;
         }
         let (key, part) = wanted;
         let other = || Arc::<str>::from("other");
         let is_tenant = matches!(part, Part::Tenant(_));
-        let wanted = if self.0.len() >= MAX_SERIES {
-            let key = WindowKey { route: other(), model: other(), revision: other() };
-            (key, if is_tenant { Part::Tenant(other()) } else { part })
-        } else if is_tenant && self.0.len() >= MAX_TENANTS {
+        let wanted = if !self.0.has_room(MAX_SERIES) {
+            (WindowKey::other(), if is_tenant { Part::Tenant(other()) } else { part })
+        } else if is_tenant && !self.0.has_room(MAX_TENANTS) {
             (key, Part::Tenant(other()))
         } else {
             (key, part)
         };
-        Arc::clone(&self.0.entry(wanted).or_insert_with(|| {
-            let rings = || Mutex::new(Rings::new(DIGITS));
-            Arc::new(PartSeries { ttft: rings(), tpot: rings(), duration: rings() })
-        }))
+        self.0.get_or_insert(wanted)
     }
 }
 
-fn observe(rings: &Mutex<Rings>, value: Option<Duration>, now: Stamp) {
-    if let Some(value) = value {
-        rings.lock().observe(std::iter::once((value, 1)), now);
-    }
-}
-
-const DIGITS: u8 = 2;
 /// Series from which on new tenants share one.
 const MAX_TENANTS: usize = 192;
 /// Series of all parts but those named `other`.

@@ -1,20 +1,13 @@
 //! Percentiles over the last minute, five minutes and hour, by series; pure, time is an argument.
 //!
-//! Prometheus buckets answer "how many were below 300 ms"; an operator in an incident asks "what is p99 now". Each series
-//! keeps HDR histograms (three digits) in time slots that are merged on reading. A value is recorded in the current 10 s
-//! slot; full slots are added to the longer windows. Slots form rings and series are limited, so memory is bounded.
+//! Prometheus buckets answer "how many were below 300 ms"; an operator in an incident asks "what is p99 now". The slots of each
+//! series ([`LatencySeries`]) are merged on reading. Series are limited, so memory is bounded.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
-use dashmap::DashMap;
-use hdrhistogram::Histogram;
-use parking_lot::Mutex;
-use std::hash::RandomState;
-
+use super::latency::{LatencySeries, Measure, Percentiles, SeriesMap, Step, Window};
 use crate::clock::Stamp;
-use crate::record::{Gaps, MAX_TOKENS_PER_EVENT};
+use crate::stats::Counts;
 
 /// Labels of a series.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -32,67 +25,12 @@ impl WindowKey {
     pub fn new(route: &Arc<str>, model: &Arc<str>, revision: &Arc<str>) -> Self {
         Self { route: Arc::clone(route), model: Arc::clone(model), revision: Arc::clone(revision) }
     }
-}
 
-/// A look-back window.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Window {
-    /// `1m`: 6 slots of 10 s.
-    Minute,
-    /// `5m`: 5 slots of 1 min.
-    FiveMinutes,
-    /// `1h`: 12 slots of 5 min.
-    Hour,
-}
-
-impl Window {
-    /// The window named `1m`, `5m` or `1h`.
-    pub fn parse(text: &str) -> Option<Self> {
-        [Self::Minute, Self::FiveMinutes, Self::Hour].into_iter().find(|window| window.as_str() == text)
+    /// Labels of the series that keys without a place share.
+    pub(super) fn other() -> Self {
+        let other = || Arc::<str>::from("other");
+        Self { route: other(), model: other(), revision: other() }
     }
-
-    /// Name in the admin API.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Minute => "1m",
-            Self::FiveMinutes => "5m",
-            Self::Hour => "1h",
-        }
-    }
-}
-
-/// A measured latency.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Measure {
-    /// From the last request byte to the first content event.
-    Ttft,
-    /// Gap between two content events.
-    Icl,
-    /// That gap, shared over the tokens of the later event.
-    Itl,
-    /// Mean time per output token of a stream.
-    Tpot,
-    /// From the head of a request to its end.
-    Duration,
-}
-
-/// Percentiles of one measure in one window, in seconds; 0 without values.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Percentiles {
-    /// Number of values in the window.
-    pub count: u64,
-    /// Median, seconds.
-    pub p50: f64,
-    /// 90th percentile, seconds.
-    pub p90: f64,
-    /// 95th percentile, seconds.
-    pub p95: f64,
-    /// 99th percentile, seconds.
-    pub p99: f64,
-    /// 99.9th percentile, seconds.
-    pub p999: f64,
-    /// Maximum, seconds.
-    pub max: f64,
 }
 
 /// Percentiles of one series in one window.
@@ -114,45 +52,50 @@ pub struct SeriesView {
 
 /// The series of all labels.
 #[derive(Default)]
-pub struct Windows(DashMap<WindowKey, Arc<WindowSeries>, RandomState>);
+pub struct Windows(SeriesMap<WindowKey>);
 
 impl Windows {
     /// The series of a key; past [`MAX_SERIES`], new keys share one series labelled `other`.
-    pub fn series(&self, key: &WindowKey) -> Arc<WindowSeries> {
-        if let Some(series) = self.0.get(key) {
-            return Arc::clone(&series);
-        }
-        let other = || Arc::<str>::from("other");
-        let key = if self.0.len() < MAX_SERIES {
-            key.clone()
-        } else {
-            WindowKey { route: other(), model: other(), revision: other() }
+    pub fn series(&self, key: &WindowKey) -> Arc<LatencySeries> {
+        let new = || {
+            let key = if self.0.has_room(MAX_SERIES) { key.clone() } else { WindowKey::other() };
+            self.0.get_or_insert(key)
         };
-        Arc::clone(&self.0.entry(key).or_default())
+        self.0.get(key).unwrap_or_else(new)
+    }
+
+    /// Values of a route, of all its models and revisions, in the slots from `oldest` to `newest`, both included.
+    pub fn of_route(&self, route: &str, measure: Measure, step: Step, oldest: i64, newest: i64) -> Counts {
+        let own = self.0.collect(|key| *key.route == *route);
+        let counts: Vec<_> =
+            own.iter().map(|(_, series)| series.counts(measure, step, oldest, newest)).collect();
+        Counts::merged(&counts)
     }
 
     /// Updates the p99 of each series: over five minutes where there are enough values, else over an hour. Merges
     /// histograms, so not for the data path.
     pub fn update_p99(&self, now: Stamp) {
-        let all: Vec<_> = self.0.iter().map(|entry| Arc::clone(entry.value())).collect();
-        for series in all {
+        for (_, series) in self.0.collect(|_| true) {
             series.update_p99(now);
         }
     }
 
     /// Every series with values in the window that ends `now`, ordered by key.
     pub fn read(&self, window: Window, now: Stamp) -> Vec<SeriesView> {
-        // Collected first: merging histograms must not keep a shard of the map locked.
-        let all: Vec<_> = self.0.iter().map(|e| (e.key().clone(), Arc::clone(e.value()))).collect();
-        let mut views: Vec<_> = all
+        let mut views: Vec<_> = self
+            .0
+            .collect(|_| true)
             .into_iter()
-            .map(|(key, series)| SeriesView {
-                key,
-                ttft: series.ttft.lock().read(window, now),
-                icl: series.icl.lock().read(window, now),
-                itl: series.itl.lock().read(window, now),
-                tpot: series.tpot.lock().read(window, now),
-                duration: series.duration.lock().read(window, now),
+            .map(|(key, series)| {
+                let read = |measure| series.percentiles(measure, window, now);
+                SeriesView {
+                    key,
+                    ttft: read(Measure::Ttft),
+                    icl: read(Measure::Icl),
+                    itl: read(Measure::Itl),
+                    tpot: read(Measure::Tpot),
+                    duration: read(Measure::Duration),
+                }
             })
             .filter(|view| view.ttft.count + view.icl.count + view.itl.count + view.duration.count > 0)
             .collect();
@@ -161,211 +104,12 @@ impl Windows {
     }
 }
 
-/// The windows of one series.
-#[derive(Default)]
-pub struct WindowSeries {
-    ttft: Mutex<Rings>,
-    icl: Mutex<Rings>,
-    itl: Mutex<Rings>,
-    tpot: Mutex<Rings>,
-    duration: Mutex<Rings>,
-    p99: P99,
-}
-
-/// Nanoseconds at the last update; `u64::MAX` while unknown.
-struct P99 {
-    ttft: AtomicU64,
-    duration: AtomicU64,
-}
-
-impl Default for P99 {
-    fn default() -> Self {
-        Self { ttft: AtomicU64::new(u64::MAX), duration: AtomicU64::new(u64::MAX) }
-    }
-}
-
-impl WindowSeries {
-    /// Observes gaps: each is one ICL, and `n` ITL where the later event has `n` tokens.
-    pub fn gaps(&self, gaps: &Gaps<'_>, now: Stamp) {
-        if !gaps.gaps.is_empty() {
-            self.observe(Measure::Icl, gaps.gaps.iter().map(|gap| gap.length), now);
-        }
-        let at_once = gaps.gaps.iter().filter_map(|gap| Some((gap.length, gap.tokens?)));
-        let mut shares = at_once.chain(gaps.late_itl.iter().copied()).peekable();
-        if shares.peek().is_some() {
-            let share = |(gap, tokens): (Duration, u32)| {
-                let tokens = tokens.min(MAX_TOKENS_PER_EVENT);
-                Some((gap.checked_div(tokens)?, tokens))
-            };
-            self.observe_each(Measure::Itl, shares.filter_map(share), now);
-        }
-    }
-
-    /// Whether TTFT or duration exceeds the p99 of the last [`Windows::update_p99`].
-    pub fn is_beyond_p99(&self, ttft: Option<Duration>, duration: Duration) -> bool {
-        let beyond =
-            |value: Duration, p99: &AtomicU64| value > Duration::from_nanos(p99.load(Ordering::Relaxed));
-        ttft.is_some_and(|ttft| beyond(ttft, &self.p99.ttft)) || beyond(duration, &self.p99.duration)
-    }
-
-    fn update_p99(&self, now: Stamp) {
-        for (rings, p99) in [(&self.ttft, &self.p99.ttft), (&self.duration, &self.p99.duration)] {
-            let read = [Window::FiveMinutes, Window::Hour]
-                .map(|window| rings.lock().read(window, now))
-                .into_iter()
-                .find(|read| read.count >= MIN_COUNT_FOR_P99);
-            let nanos = read.map_or(u64::MAX, |read| (read.p99 * 1e9) as u64);
-            p99.store(nanos, Ordering::Relaxed);
-        }
-    }
-
-    /// Observes values under one lock.
-    pub fn observe(&self, measure: Measure, values: impl Iterator<Item = Duration>, now: Stamp) {
-        self.observe_each(measure, values.map(|value| (value, 1)), now);
-    }
-
-    /// Observes each value as often as its count says, under one lock.
-    pub fn observe_each(&self, measure: Measure, values: impl Iterator<Item = (Duration, u32)>, now: Stamp) {
-        let rings = match measure {
-            Measure::Ttft => &self.ttft,
-            Measure::Icl => &self.icl,
-            Measure::Itl => &self.itl,
-            Measure::Tpot => &self.tpot,
-            Measure::Duration => &self.duration,
-        };
-        rings.lock().observe(values, now);
-    }
-}
-
-/// The current slot, and a ring of full slots for each window.
-pub(super) struct Rings {
-    current: Option<(u64, Histogram<u32>)>,
-    windows: [Ring; 3],
-    /// Significant digits of its histograms.
-    digits: u8,
-}
-
-impl Default for Rings {
-    fn default() -> Self {
-        Self::new(DIGITS)
-    }
-}
-
-impl Rings {
-    pub(super) fn new(digits: u8) -> Self {
-        Self { current: None, windows: SLOTS.map(Ring::new), digits }
-    }
-
-    /// Observes each value as often as its count says.
-    pub(super) fn observe(&mut self, values: impl Iterator<Item = (Duration, u32)>, now: Stamp) {
-        let current = self.current(now);
-        for (value, times) in values {
-            let units = u64::try_from(value.as_micros() / UNIT_MICROS).unwrap_or(u64::MAX).min(MAX_UNITS);
-            // Infallible: values are clamped and the histogram resizes.
-            let _ = current.record_n(units, times);
-        }
-    }
-
-    /// The current slot's histogram. A slightly older stamp of another thread counts into it as well.
-    fn current(&mut self, now: Stamp) -> &mut Histogram<u32> {
-        let number = number(now);
-        let digits = self.digits;
-        let (held, histogram) = self.current.get_or_insert_with(|| (number, empty(digits)));
-        if number > *held {
-            for window in &mut self.windows {
-                window.fold(*held, histogram);
-            }
-            histogram.reset();
-            *held = number;
-        }
-        histogram
-    }
-
-    pub(super) fn read(&self, window: Window, now: Stamp) -> Percentiles {
-        let mut merged = empty(self.digits);
-        if let Some(ring) = self.windows.get(window as usize) {
-            ring.read(number(now), self.current.as_ref(), &mut merged);
-        }
-        percentiles(&merged)
-    }
-}
-
-/// Full slots of one window; the oldest is overwritten.
-struct Ring {
-    /// Number of 10 s slots in one of these.
-    factor: u64,
-    /// Slot number since the clock's start, and its values.
-    slots: Vec<Option<(u64, Histogram<u32>)>>,
-}
-
-impl Ring {
-    fn new((factor, whole): (u64, usize)) -> Self {
-        // One more than the window, because the current slot is only partly filled.
-        Self { factor, slots: (0..=whole).map(|_| None).collect() }
-    }
-
-    /// Adds a full 10 s slot.
-    fn fold(&mut self, short: u64, full: &Histogram<u32>) {
-        let number = short / self.factor;
-        let at = usize::try_from(number).unwrap_or(0) % self.slots.len();
-        let Some(slot) = self.slots.get_mut(at) else { return };
-        let (held, histogram) = slot.get_or_insert_with(|| (number, empty(full.sigfig())));
-        if *held != number {
-            histogram.reset();
-            *held = number;
-        }
-        // Fails only on overflow, which saturates.
-        let _ = histogram.add(full);
-    }
-
-    fn read(&self, now: u64, current: Option<&(u64, Histogram<u32>)>, merged: &mut Histogram<u32>) {
-        let number = now / self.factor;
-        let oldest = number.saturating_sub(self.slots.len() as u64 - 1);
-        let full = self.slots.iter().flatten().map(|(held, histogram)| (*held, histogram));
-        let current = current.map(|(held, histogram)| (held / self.factor, histogram));
-        for (_, histogram) in full.chain(current).filter(|(held, _)| (oldest..=number).contains(held)) {
-            let _ = merged.add(histogram);
-        }
-    }
-}
-
-/// Number of the 10 s slot of a stamp.
-fn number(now: Stamp) -> u64 {
-    now.as_nanos() / SHORT_SLOT_NANOS
-}
-
-fn empty(digits: u8) -> Histogram<u32> {
-    Histogram::new(digits).expect("invariant: one to five significant digits are valid")
-}
-
-fn percentiles(histogram: &Histogram<u32>) -> Percentiles {
-    let seconds = |units: u64| Duration::from_micros(units * UNIT_MICROS as u64).as_secs_f64();
-    let at = |quantile| seconds(histogram.value_at_quantile(quantile));
-    Percentiles {
-        count: histogram.len(),
-        p50: at(0.5),
-        p90: at(0.9),
-        p95: at(0.95),
-        p99: at(0.99),
-        p999: at(0.999),
-        max: seconds(histogram.max()),
-    }
-}
-
-const SHORT_SLOT_NANOS: u64 = 10_000_000_000;
-/// 10 s slots per slot, and slots per window, in the order of [`Window`].
-const SLOTS: [(u64, usize); 3] = [(1, 6), (6, 5), (30, 12)];
-/// Below this the p99 is too noisy.
-const MIN_COUNT_FOR_P99: u64 = 200;
 const MAX_SERIES: usize = 64;
-const DIGITS: u8 = 3;
-/// Resolution: fine enough for ITL, coarse enough for small histograms.
-const UNIT_MICROS: u128 = 10;
-/// One hour.
-const MAX_UNITS: u64 = 360_000_000;
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     fn key(route: &str) -> WindowKey {
@@ -389,7 +133,7 @@ mod tests {
         for (actual, expected) in
             [(view.ttft.p50, 0.5), (view.ttft.p99, 0.99), (view.ttft.p999, 0.999), (view.ttft.max, 1.0)]
         {
-            assert!((actual / expected - 1.0).abs() < 0.001, "{actual} {expected}");
+            assert!((actual / expected - 1.0).abs() < 0.004, "{actual} {expected}");
         }
         assert_eq!(view.icl.count, 0);
     }
@@ -444,6 +188,6 @@ mod tests {
         assert_eq!(views.len(), MAX_SERIES + 1);
         let other = views.iter().find(|view| &*view.key.route == "other").unwrap();
         assert_eq!(other.duration.count, 136);
-        assert!((other.duration.max / 3600.0 - 1.0).abs() < 0.001, "clamped to an hour");
+        assert!((other.duration.max / 3600.0 - 1.0).abs() < 0.004, "clamped to an hour");
     }
 }

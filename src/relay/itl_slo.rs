@@ -9,7 +9,7 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 use crate::config::ItlBounds;
-use crate::record::{Gaps, MAX_TOKENS_PER_EVENT};
+use crate::record::Gaps;
 
 /// Counts of one stream; made only where its SLO class bounds a percentile.
 #[derive(Debug)]
@@ -35,13 +35,11 @@ impl ItlSlo {
 
     /// Takes a batch of gaps.
     pub fn take(&mut self, gaps: &Gaps<'_>) {
-        for gap in gaps.gaps {
-            if let Some(tokens) = gap.tokens {
-                self.count(gap.length, tokens);
+        for (itl, tokens) in gaps.itl() {
+            self.tokens += u64::from(tokens);
+            for limit in self.limits.iter_mut().filter(|limit| itl > limit.bound) {
+                limit.over += u64::from(tokens);
             }
-        }
-        for (length, tokens) in gaps.late_itl {
-            self.count(*length, *tokens);
         }
     }
 
@@ -53,16 +51,6 @@ impl ItlSlo {
             u128::from(limit.over) * 100 > u128::from(self.tokens) * u128::from(100 - limit.percent)
         };
         self.limits.iter().find(is_over).map(|limit| limit.percent)
-    }
-
-    /// One gap is as many latencies as the later event has tokens, each an equal share of it.
-    fn count(&mut self, gap: Duration, tokens: u32) {
-        let tokens = tokens.min(MAX_TOKENS_PER_EVENT);
-        let Some(each) = gap.checked_div(tokens) else { return };
-        self.tokens += u64::from(tokens);
-        for limit in self.limits.iter_mut().filter(|limit| each > limit.bound) {
-            limit.over += u64::from(tokens);
-        }
     }
 }
 

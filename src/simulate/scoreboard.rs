@@ -7,11 +7,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hdrhistogram::Histogram;
 use parking_lot::Mutex;
 
 use crate::fleet::status::ReplicaStatus;
 use crate::record::{FirstToken, Gaps, Outcome, Record};
+use crate::stats::{Counts, Histogram};
 
 /// Counters and histograms by replica name.
 #[derive(Debug, Default)]
@@ -46,48 +46,32 @@ pub struct DemoRow {
     pub inflight: u64,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Tally {
     requests: u64,
     recent_requests: u64,
     failed: u64,
     input: u64,
     cached: u64,
-    ttft: Histogram<u64>,
-    recent_ttft: Histogram<u64>,
-    itl: Histogram<u64>,
-}
-
-impl Default for Tally {
-    fn default() -> Self {
-        Self {
-            requests: 0,
-            recent_requests: 0,
-            failed: 0,
-            input: 0,
-            cached: 0,
-            ttft: microseconds(),
-            recent_ttft: microseconds(),
-            itl: microseconds(),
-        }
-    }
+    ttft: Histogram,
+    recent_ttft: Histogram,
+    itl: Histogram,
 }
 
 impl DemoStats {
     /// A request got its first token.
     pub fn record_first_token(&self, first: &FirstToken) {
         self.with(&first.served.replica, |tally| {
-            tally.ttft.saturating_record(micros(first.ttft));
-            tally.recent_ttft.saturating_record(micros(first.ttft));
+            tally.ttft.add(first.ttft, 1);
+            tally.recent_ttft.add(first.ttft, 1);
         });
     }
 
     /// A stream of `replica` moved on.
     pub fn record_gaps(&self, replica: &Arc<str>, gaps: &Gaps<'_>) {
-        let known = gaps.gaps.iter().filter_map(|gap| Some((gap.length, gap.tokens?)));
         self.with(replica, |tally| {
-            for (gap, tokens) in known.chain(gaps.late_itl.iter().copied()).filter(|(_, n)| *n > 0) {
-                tally.itl.saturating_record_n(micros(gap / tokens), u64::from(tokens));
+            for (itl, tokens) in gaps.itl() {
+                tally.itl.add(itl, tokens);
             }
         });
     }
@@ -119,38 +103,25 @@ impl DemoStats {
 
 impl Tally {
     fn row(&mut self, status: &ReplicaStatus) -> DemoRow {
+        let quantile = |counts: &Counts, quantile| counts.quantile(quantile).map(Duration::from_secs_f64);
+        let (ttft, itl) = (self.ttft.counts(), self.itl.counts());
         let row = DemoRow {
             replica: status.replica.to_string(),
             requests: self.requests,
             recent_requests: self.recent_requests,
             failed: self.failed,
             hit_rate: (self.input > 0).then(|| self.cached as f64 / self.input as f64),
-            ttft_p50: quantile(&self.ttft, 0.5),
-            ttft_p99: quantile(&self.ttft, 0.99),
-            recent_ttft_p50: quantile(&self.recent_ttft, 0.5),
-            itl_p50: quantile(&self.itl, 0.5),
-            itl_p99: quantile(&self.itl, 0.99),
+            ttft_p50: quantile(&ttft, 0.5),
+            ttft_p99: quantile(&ttft, 0.99),
+            recent_ttft_p50: quantile(&self.recent_ttft.take(), 0.5),
+            itl_p50: quantile(&itl, 0.5),
+            itl_p99: quantile(&itl, 0.99),
             queue: status.signals.and_then(|signals| signals.waiting).map(|waiting| waiting as u64),
             inflight: status.inflight,
         };
         self.recent_requests = 0;
-        self.recent_ttft.reset();
         row
     }
-}
-
-/// A histogram of microseconds up to ten minutes.
-fn microseconds() -> Histogram<u64> {
-    Histogram::new_with_bounds(1, 600_000_000, 2)
-        .expect("invariant: the bounds are constants that hdrhistogram accepts")
-}
-
-fn micros(span: Duration) -> u64 {
-    u64::try_from(span.as_micros()).unwrap_or(u64::MAX)
-}
-
-fn quantile(histogram: &Histogram<u64>, quantile: f64) -> Option<Duration> {
-    (!histogram.is_empty()).then(|| Duration::from_micros(histogram.value_at_quantile(quantile)))
 }
 
 #[cfg(test)]

@@ -6,9 +6,10 @@
 use std::time::Duration;
 
 use crate::clock::Stamp;
-use crate::fleet::outliers::{LOOK_EVERY, Peers, Speeds, slowness};
+use crate::fleet::outliers::{LOOK_EVERY, Speeds, slowness};
 use crate::fleet::slow_start::SlowStart;
 use crate::routing::{Dispatcher, Target};
+use crate::stats::Peers;
 
 /// Standing of every replica.
 #[derive(Debug, Default)]

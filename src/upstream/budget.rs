@@ -7,51 +7,44 @@ use parking_lot::Mutex;
 
 use crate::clock::Stamp;
 use crate::config::Retry;
+use crate::stats::{Refill, TokenBucket};
 
 /// Retries that may still be made in one pool.
 #[derive(Debug, Default)]
-pub struct RetryBudget {
-    bucket: Mutex<TokenBucket>,
+pub struct RetryBudget(Mutex<Buckets>);
+
+#[derive(Debug)]
+struct Buckets {
+    /// Refilled by time, at most one second's worth.
+    floor: TokenBucket,
+    /// Refilled by requests.
+    deposits: TokenBucket,
 }
 
-#[derive(Debug, Default)]
-struct TokenBucket {
-    /// Deposited by requests.
-    balance: f64,
-    /// Refilled by time, at most one second's worth.
-    floor: f64,
-    /// `None` before the first retry: the floor is whole then.
-    refilled: Option<Stamp>,
+impl Default for Buckets {
+    fn default() -> Self {
+        Self { floor: TokenBucket::default(), deposits: TokenBucket::empty(DEPOSITS.burst) }
+    }
 }
 
 impl RetryBudget {
     /// Deposits the share of one request.
     pub fn deposit(&self, retry: &Retry) {
-        let mut bucket = self.bucket.lock();
-        bucket.balance = (bucket.balance + retry.budget).min(MAX_BALANCE);
+        self.0.lock().deposits.give_back(retry.budget);
     }
 
     /// Withdraws one retry; `false` where the budget is exhausted.
     #[must_use]
     pub fn withdraw(&self, retry: &Retry, now: Stamp) -> bool {
-        let mut bucket = self.bucket.lock();
         let rate = f64::from(retry.min_per_second);
-        bucket.floor = match bucket.refilled {
-            Some(before) => (bucket.floor + now.since(before).as_secs_f64() * rate).min(rate),
-            None => rate,
-        };
-        bucket.refilled = Some(now);
-        let source = if bucket.floor >= 1.0 { &mut bucket.floor } else { &mut bucket.balance };
-        let is_granted = *source >= 1.0;
-        if is_granted {
-            *source -= 1.0;
-        }
-        is_granted
+        let mut buckets = self.0.lock();
+        buckets.floor.take(1.0, &Refill { burst: rate, per_second: rate }, now).is_ok()
+            || buckets.deposits.take(1.0, &DEPOSITS, now).is_ok()
     }
 }
 
-// Deposits of quiet hours must not pay for a retry storm.
-const MAX_BALANCE: f64 = 100.0;
+/// Deposits of quiet hours must not pay for a retry storm.
+const DEPOSITS: Refill = Refill { burst: 100.0, per_second: 0.0 };
 
 #[cfg(test)]
 mod tests {

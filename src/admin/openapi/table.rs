@@ -94,7 +94,7 @@ pub(in crate::admin) const ENDPOINTS: &[Endpoint] = &[
     get(
         "/latency",
         "Percentiles by series",
-        "Of HDR histograms, within 0.1 %; by tenant, class or stage within 1 %. A filter on tenant, class or stage splits by it.",
+        "Of HDR histograms, within 0.4 %. A filter on tenant, class or stage splits by it.",
         &[
             one_of("window", &["1m", "5m", "1h"], "How far back; 5m if absent"),
             one_of("by", &["tenant", "class", "stage"], "Split every series"),

@@ -13,6 +13,7 @@ use std::time::Duration;
 use crate::fleet::status::{ReplicaState, ReplicaStatus};
 use crate::observe::history::{Dimension, REASONS, Slot};
 use crate::stage::Stage;
+use crate::stats::Counts;
 
 /// Figures of one route.
 #[derive(Default)]
@@ -20,9 +21,9 @@ pub(super) struct RouteFigures {
     /// Label `route`.
     pub(super) route: Arc<str>,
     /// Last minute.
-    pub(super) minute: Slot,
+    pub(super) minute: WindowFigures,
     /// Last five minutes.
-    pub(super) five: Slot,
+    pub(super) five: WindowFigures,
     /// Last hour.
     pub(super) hour: Slot,
     /// The nine minutes before the last one, and how many seconds of them had requests.
@@ -31,6 +32,14 @@ pub(super) struct RouteFigures {
     pub(super) uptime: Duration,
     /// Replicas of its pools as they are now.
     pub(super) replicas: Vec<ReplicaStatus>,
+}
+
+/// Figures of one route in one window.
+#[derive(Clone, Default)]
+pub(super) struct WindowFigures {
+    pub(super) slot: Slot,
+    pub(super) ttft: Counts,
+    pub(super) itl: Counts,
 }
 
 /// Whether a route keeps its SLO.
@@ -88,21 +97,22 @@ pub(super) struct Verdict {
 /// Judges one route.
 pub(super) fn judge(figures: &RouteFigures) -> Verdict {
     let status = status(figures);
-    let (slot, window) = window(figures);
+    let (of_window, window) = window(figures);
+    let slot = &of_window.slot;
     let cause = cause(slot, &figures.replicas);
     // While the SLO is kept, differences in time are noise or nobody's concern: only who fails, or is out, is named.
     let to_explain = cause.as_ref().filter(|_| status != Status::Ok);
     let outliers = outliers::find(figures, slot, to_explain);
-    let sentence = sentence::of_route(figures, status, slot, cause.as_ref(), &outliers);
+    let sentence = sentence::of_route(figures, status, of_window, cause.as_ref(), &outliers);
     Verdict { route: Arc::clone(&figures.route), status, sentence, window, cause, outliers }
 }
 
 /// The last minute, if enough went wrong in it, or if it has enough requests while nothing did; else the last five.
-pub(super) fn window(figures: &RouteFigures) -> (&Slot, u64) {
-    let (minute, five) = (&figures.minute, &figures.five);
+pub(super) fn window(figures: &RouteFigures) -> (&WindowFigures, u64) {
+    let (minute, five) = (&figures.minute.slot, &figures.five.slot);
     let is_enough =
         minute.all_missed() >= MIN_MISSES || (five.all_missed() == 0 && minute.judged() >= MIN_JUDGED);
-    if is_enough { (minute, 60) } else { (five, 300) }
+    if is_enough { (&figures.minute, 60) } else { (&figures.five, 300) }
 }
 
 /// Share of misses among the judged; `None` without any.
@@ -120,7 +130,7 @@ fn status(figures: &RouteFigures) -> Status {
     if !figures.replicas.is_empty() && !figures.replicas.iter().any(is_ready) {
         return Status::Bad;
     }
-    let (minute, five) = (&figures.minute, &figures.five);
+    let (minute, five) = (&figures.minute.slot, &figures.five.slot);
     let is_over = |slot: &Slot| missed_share(slot).is_some_and(|share| share > ALLOWED_SHARE);
     let goes_on = minute.judged() < MIN_JUDGED || is_over(minute);
     if five.all_missed() >= MIN_MISSES && is_over(five) && goes_on {

@@ -11,6 +11,7 @@ use super::{Cause, Outlier, RouteFigures};
 use crate::fleet::status::{ReplicaState, ReplicaStatus};
 use crate::observe::history::{Dimension, Part, Slot};
 use crate::stage::Stage;
+use crate::stats::upper_quantile;
 
 /// Outliers, the replicas first.
 pub(super) fn find(figures: &RouteFigures, slot: &Slot, cause: Option<&Cause>) -> Vec<Outlier> {
@@ -78,7 +79,7 @@ fn back(status: &ReplicaStatus) -> Option<Outlier> {
 fn silent(status: &ReplicaStatus, figures: &RouteFigures) -> Option<Outlier> {
     let part = |slot: &Slot| slot.parts.get(&(Dimension::Replica, Arc::clone(&status.replica))).cloned();
     let is_busy = |part: &Part| part.requests > 0 || part.itl.1 > 0;
-    let now = part(&figures.minute).is_some_and(|part| is_busy(&part));
+    let now = part(&figures.minute.slot).is_some_and(|part| is_busy(&part));
     let before = part(&figures.before.0).is_some_and(|part| is_busy(&part));
     let is_silent = status.state == ReplicaState::Ready && status.inflight >= 2 && !now && before;
     is_silent.then(|| {
@@ -149,9 +150,8 @@ fn is_slower(part: &Part, others: &[&Part], stage: Stage) -> Option<(f64, String
         itl.or_else(|| part.mean(stage).filter(|_| enough))
     };
     let (own, mut rest) = (of(part)?, others.iter().filter_map(|other| of(other)).collect::<Vec<_>>());
-    rest.sort_by(f64::total_cmp);
     // The upper median: where two of three are slow, neither stands out.
-    let usual = *rest.get(rest.len() / 2)?;
+    let usual = upper_quantile(&mut rest, 0.5)?;
     let is_it = own >= SLOWER * usual && own - usual >= MIN_DIFFERENCE.min(usual * 2.0).max(NOISE);
     let (what, in_mean) = match stage {
         Stage::Decode if part.itl.1 > 0 => ("a token", "takes"),
@@ -199,7 +199,7 @@ fn grown(figures: &RouteFigures, dimension: Dimension) -> Option<Outlier> {
         let of_kind = slot.parts.iter().filter(|((of, _), _)| *of == dimension);
         of_kind.map(|((_, name), part)| (Arc::clone(name), part.prompt_tokens as f64)).collect()
     };
-    let (now, past) = (tokens(&figures.minute), tokens(before));
+    let (now, past) = (tokens(&figures.minute.slot), tokens(before));
     let sum = |all: &[(Arc<str>, f64)]| all.iter().map(|(_, tokens)| tokens).sum::<f64>();
     let (all_now, all_past) = (sum(&now), sum(&past));
     if before.requests < MIN_BEFORE || all_now <= 0.0 || all_past <= 0.0 {

@@ -1,6 +1,6 @@
 //! The verdict in words: figures first, then stage, then who stands out.
 
-use super::{Cause, MIN_JUDGED, Outlier, RouteFigures, Status, engines_waiting};
+use super::{Cause, MIN_JUDGED, Outlier, RouteFigures, Status, WindowFigures, engines_waiting};
 use crate::fleet::status::ReplicaState;
 use crate::observe::history::{Dimension, Slot};
 use crate::stage::Stage;
@@ -9,17 +9,17 @@ use crate::stage::Stage;
 pub(super) fn of_route(
     figures: &RouteFigures,
     status: Status,
-    slot: &Slot,
+    window: &WindowFigures,
     cause: Option<&Cause>,
     outliers: &[Outlier],
 ) -> String {
-    let route = &figures.route;
+    let (route, slot) = (&figures.route, &window.slot);
     let is_ready = figures.replicas.iter().any(|status| status.state == ReplicaState::Ready);
     let mut parts = Vec::new();
     match (status, cause) {
         (Status::Bad, _) if !is_ready => parts.push("no replica is ready".to_owned()),
         (Status::Bad, Some(cause)) => {
-            parts.push(headline(slot, cause));
+            parts.push(headline(window, cause));
             parts.push(blame(slot, cause));
         }
         (Status::Bad, None) | (Status::Unknown, None) => parts.push(few(figures)),
@@ -42,15 +42,16 @@ pub(super) fn of_route(
     format!("{route}: {}", parts.join("; "))
 }
 
-fn headline(slot: &Slot, cause: &Cause) -> String {
+fn headline(window: &WindowFigures, cause: &Cause) -> String {
+    let slot = &window.slot;
     let (missed, judged) = (slot.all_missed(), slot.judged());
     let of = |what: &str| format!("{missed} of {judged} requests {what}");
     match cause.reason {
-        "ttft" => match (slot.ttft.quantile(0.99), slot.bound.mean()) {
+        "ttft" => match (window.ttft.quantile(0.99), slot.mean_bound()) {
             (Some(p99), Some(bound)) => format!("TTFT p99 {} against {}", seconds(p99), seconds(bound)),
             _ => of("had no first token in time"),
         },
-        "itl" | "tpot" => match slot.itl.quantile(0.99) {
+        "itl" | "tpot" => match window.itl.quantile(0.99) {
             Some(p99) => {
                 format!("{}, ITL p99 {}", of("were slower per token than their SLO allows"), seconds(p99))
             }
@@ -68,7 +69,7 @@ fn blame(slot: &Slot, cause: &Cause) -> String {
 }
 
 fn few(figures: &RouteFigures) -> String {
-    match figures.five.judged() {
+    match figures.five.slot.judged() {
         0 => "no requests in the last five minutes".to_owned(),
         judged if judged < MIN_JUDGED => {
             format!("{judged} requests in the last five minutes, too few to judge")
@@ -78,7 +79,7 @@ fn few(figures: &RouteFigures) -> String {
 }
 
 fn good(figures: &RouteFigures) -> String {
-    let (five, minute) = (&figures.five, &figures.minute);
+    let (five, minute) = (&figures.five.slot, &figures.minute.slot);
     let missed = five.all_missed();
     let met = format!("{} of {} requests within their SLO", five.good, five.judged());
     if missed > 0 && minute.all_missed() == 0 { format!("{met}, no miss in the last minute") } else { met }

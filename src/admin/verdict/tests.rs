@@ -6,6 +6,7 @@ use super::*;
 use crate::fleet::status::{LifeStatus, OwnFailures};
 use crate::observe::history::Part;
 use crate::routing::EngineSignals;
+use crate::stats::Histogram;
 
 /// What one replica did in a window.
 struct Did {
@@ -20,9 +21,9 @@ fn did(replica: &'static str, good: u32, missed: u32, stage: (Stage, f64, f64)) 
     Did { replica, good, missed, stage }
 }
 
-/// A slot with these replicas; `reason` is an index into `REASONS`.
-fn slot(reason: usize, all: &[Did]) -> Slot {
-    let mut slot = Slot::default();
+/// A window with these replicas; `reason` is an index into `REASONS`.
+fn slot(reason: usize, all: &[Did]) -> WindowFigures {
+    let (mut slot, mut ttft) = (Slot::default(), Histogram::default());
     for Did { replica, good, missed, stage: (stage, slow, fast) } in all {
         let at = *stage as usize;
         slot.requests += good + missed;
@@ -35,12 +36,12 @@ fn slot(reason: usize, all: &[Did]) -> Slot {
         part.missed_in[at] += missed;
         part.stage_requests[at] += good + missed;
         part.stage_seconds[at] += f64::from(*missed) * slow + f64::from(*good) * fast;
-        let bound = Duration::from_secs(2);
-        slot.bound.add(bound, good + missed);
-        slot.ttft.add(Duration::from_secs_f64(*slow), *missed);
-        slot.ttft.add(Duration::from_secs_f64(*fast), *good);
+        slot.bound.0 += 2.0 * f64::from(good + missed);
+        slot.bound.1 += good + missed;
+        ttft.add(Duration::from_secs_f64(*slow), *missed);
+        ttft.add(Duration::from_secs_f64(*fast), *good);
     }
-    slot
+    WindowFigures { slot, ttft: ttft.take(), itl: Counts::default() }
 }
 
 fn ready(replica: &str, waiting: f64) -> ReplicaStatus {
@@ -82,12 +83,12 @@ fn ejected(replica: &str, reason: &str) -> ReplicaStatus {
 }
 
 /// The route `chat`, with the same slot as last minute and as last five.
-fn figures(slot: Slot, replicas: Vec<ReplicaStatus>) -> RouteFigures {
+fn figures(window: WindowFigures, replicas: Vec<ReplicaStatus>) -> RouteFigures {
     RouteFigures {
         route: "chat".into(),
-        minute: slot.clone(),
-        five: slot.clone(),
-        hour: slot,
+        minute: window.clone(),
+        five: window.clone(),
+        hour: window.slot,
         before: (Slot::default(), 540.0),
         uptime: Duration::from_secs(86_400),
         replicas,
@@ -141,7 +142,7 @@ fn a_slow_replica_is_named_with_its_stage() {
 fn a_sick_replica_is_named_by_its_failures() {
     let all = [did("r1", 30, 0, (Stage::Decode, 1.0, 1.0)), did("r2", 5, 12, (Stage::Connect, 0.1, 0.1))];
     let mut sick = slot(ERROR, &all);
-    sick.parts.get_mut(&(Dimension::Replica, "r2".into())).unwrap().failures = 20;
+    sick.slot.parts.get_mut(&(Dimension::Replica, "r2".into())).unwrap().failures = 20;
     let figures = figures(sick, vec![ready("r1", 0.0), ready("r2", 0.0)]);
     names_only(
         &figures,
@@ -204,13 +205,17 @@ fn a_queue_that_only_one_engine_has_is_named_though_the_gateway_has_learned_noth
 fn a_flood_is_named_with_its_tenant_or_class() {
     let queue = (Stage::EngineQueue, 8.0, 1.0);
     let mut now = slot(TTFT, &[did("r1", 10, 14, queue), did("r2", 12, 13, queue)]);
-    tokens(&mut now, Dimension::Tenant, &[("acme", 90_000), ("umbrella", 9_000), ("initech", 10_000)]);
-    tokens(&mut now, Dimension::Class, &[("long", 95_000), ("short", 14_000)]);
+    tokens(&mut now.slot, Dimension::Tenant, &[("acme", 90_000), ("umbrella", 9_000), ("initech", 10_000)]);
+    tokens(&mut now.slot, Dimension::Class, &[("long", 95_000), ("short", 14_000)]);
     let mut before = slot(TTFT, &[did("r1", 200, 0, queue)]);
-    tokens(&mut before, Dimension::Tenant, &[("acme", 90_000), ("umbrella", 80_000), ("initech", 90_000)]);
-    tokens(&mut before, Dimension::Class, &[("long", 60_000), ("short", 200_000)]);
+    tokens(
+        &mut before.slot,
+        Dimension::Tenant,
+        &[("acme", 90_000), ("umbrella", 80_000), ("initech", 90_000)],
+    );
+    tokens(&mut before.slot, Dimension::Class, &[("long", 60_000), ("short", 200_000)]);
     let mut figures = figures(now, vec![ready("r1", 9.0), ready("r2", 8.0)]);
-    figures.before = (before, 540.0);
+    figures.before = (before.slot, 540.0);
     names(
         &figures,
         &[
@@ -229,7 +234,7 @@ fn a_frozen_replica_is_named_when_it_is_ejected_and_before() {
     assert_eq!(judge(&figures).status, Status::Ok);
     names(&figures, &["replica r2 stands out: is ejected: silent: 3 streams"]);
     figures.replicas[1] = ready("r2", 0.0);
-    figures.before.0 = slot(TTFT, &[did("r1", 40, 0, relay), did("r2", 40, 0, relay)]);
+    figures.before.0 = slot(TTFT, &[did("r1", 40, 0, relay), did("r2", 40, 0, relay)]).slot;
     names(&figures, &["replica r2 stands out: has 3 requests in flight and nothing came of it"]);
 }
 
@@ -258,8 +263,8 @@ fn a_slow_canary_is_named_with_revision_and_replica() {
     let all = [did("r1", 40, 0, decode(2.0, 2.0)), did("c1", 2, 9, decode(9.0, 8.0))];
     let mut now = slot(ITL, &all);
     for (name, of) in [("v1", "r1"), ("v2", "c1")] {
-        let part = now.parts[&(Dimension::Replica, of.into())].clone();
-        now.parts.insert((Dimension::Revision, name.into()), part);
+        let part = now.slot.parts[&(Dimension::Replica, of.into())].clone();
+        now.slot.parts.insert((Dimension::Revision, name.into()), part);
     }
     let figures = figures(now, vec![ready("r1", 0.0), ready("c1", 0.0)]);
     names(
@@ -293,23 +298,25 @@ fn decoding_that_is_slow_on_one_replica_is_told_by_its_tokens() {
     let decode = (Stage::Decode, 4.0, 2.0);
     let mut now = slot(ITL, &[did("r1", 30, 1, decode), did("r2", 12, 14, decode)]);
     for (name, itl) in [("r1", 0.02), ("r2", 0.11)] {
-        now.parts.get_mut(&(Dimension::Replica, name.into())).unwrap().itl = (itl * 500.0, 500);
+        now.slot.parts.get_mut(&(Dimension::Replica, name.into())).unwrap().itl = (itl * 500.0, 500);
     }
-    now.itl.add(Duration::from_millis(110), 500);
+    let mut itl = Histogram::default();
+    itl.add(Duration::from_millis(110), 500);
+    now.itl = itl.take();
     let figures = figures(now, vec![ready("r1", 0.0), ready("r2", 0.0)]);
     names(&figures, &["ITL p99 1", "replica r2 stands out: takes 110 ms for a token, the others 20 ms"]);
 }
 
 #[test]
 fn a_route_without_a_ready_replica_is_bad_whatever_its_figures() {
-    let figures = figures(Slot::default(), vec![ejected("r1", "connect_refused")]);
+    let figures = figures(WindowFigures::default(), vec![ejected("r1", "connect_refused")]);
     assert_eq!(judge(&figures).status, Status::Bad);
     names(&figures, &["chat: no replica is ready", "replica r1 stands out: is ejected: connect_refused"]);
 }
 
 #[test]
 fn too_little_is_unknown_and_what_is_over_is_over() {
-    let quiet = figures(Slot::default(), vec![ready("r1", 0.0)]);
+    let quiet = figures(WindowFigures::default(), vec![ready("r1", 0.0)]);
     assert_eq!(judge(&quiet).status, Status::Unknown);
     names(&quiet, &["no requests in the last five minutes"]);
     let prefill = (Stage::Prefill, 6.0, 0.4);

@@ -1,6 +1,6 @@
 //! Limits the log on stderr by the place in the code that logs, so that no client can fill it.
 //!
-//! Each place may write [`BURST`] lines at once and [`PER_SECOND`] in the long run; what is left out is counted, and said
+//! Each place may write a burst of lines at once and a few a second in the long run; what is left out is counted, and said
 //! with the next line of that place. What an operator turns on (debug, trace) has no limit but the queue's.
 
 use std::collections::HashMap;
@@ -14,19 +14,19 @@ use tracing_subscriber::layer::{Context, Filter};
 
 use super::StderrLines;
 use crate::clock::{Clock, Stamp};
+use crate::stats::{Refill, TokenBucket};
 
 /// The limit, as a filter of the layer that writes.
 pub(super) struct RateLimit {
     lines: Arc<StderrLines>,
     clock: Clock,
-    places: Mutex<HashMap<Identifier, Tokens>>,
+    places: Mutex<HashMap<Identifier, Lines>>,
 }
 
-/// A token bucket of lines.
-#[derive(Clone, Copy, Debug)]
-struct Tokens {
-    left: f64,
-    at: Stamp,
+/// Lines of one place.
+#[derive(Clone, Copy, Debug, Default)]
+struct Lines {
+    bucket: TokenBucket,
     left_out: u64,
 }
 
@@ -38,21 +38,16 @@ impl RateLimit {
     /// Whether a place may write now; with how many lines were left out before.
     fn take(&self, place: Identifier) -> Option<u64> {
         let now = self.clock.now();
-        let mut places = self.places.lock();
-        let tokens = places.entry(place).or_insert(Tokens { left: BURST, at: now, left_out: 0 });
-        tokens.take(now)
+        self.places.lock().entry(place).or_default().take(now)
     }
 }
 
-impl Tokens {
+impl Lines {
     fn take(&mut self, now: Stamp) -> Option<u64> {
-        let earned = now.since(self.at).as_secs_f64() * PER_SECOND;
-        (self.left, self.at) = ((self.left + earned).min(BURST), now);
-        if self.left < 1.0 {
+        if self.bucket.take(1.0, &LIMIT, now).is_err() {
             self.left_out += 1;
             return None;
         }
-        self.left -= 1.0;
         Some(std::mem::take(&mut self.left_out))
     }
 }
@@ -78,8 +73,7 @@ impl<S: Subscriber> Filter<S> for RateLimit {
     }
 }
 
-const BURST: f64 = 20.0;
-const PER_SECOND: f64 = 2.0;
+const LIMIT: Refill = Refill { burst: 20.0, per_second: 2.0 };
 
 #[cfg(test)]
 mod tests {
@@ -90,15 +84,15 @@ mod tests {
     #[test]
     fn a_flood_is_a_burst_and_then_two_lines_a_second() {
         let start = Stamp::default();
-        let mut tokens = Tokens { left: BURST, at: start, left_out: 0 };
-        let taken = (0..60_000).map(|n| tokens.take(start.after(Duration::from_micros(n * 50))));
+        let mut lines = Lines::default();
+        let taken = (0..60_000).map(|n| lines.take(start.after(Duration::from_micros(n * 50))));
         let (mut written, mut told) = (0, 0);
         for left_out in taken.flatten() {
             written += 1;
             told += left_out;
         }
         assert!((20..=26).contains(&written), "{written}");
-        let after = tokens.take(start.after(Duration::from_secs(60))).unwrap();
+        let after = lines.take(start.after(Duration::from_secs(60))).unwrap();
         assert_eq!(written + told + after, 60_000);
     }
 }

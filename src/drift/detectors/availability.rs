@@ -4,12 +4,10 @@
 //! short one that it goes on. A peak hour at 99.1 % hides in a day at 99.9 %, so each hour of the day is also summed over a
 //! week. Both need more failures than chance explains.
 
-use std::collections::VecDeque;
-
 use serde::{Deserialize, Serialize};
 
 use super::hours::{HOUR, hour_index};
-use super::scale::ln_binomial_tail;
+use crate::stats::{Ring, ln_binomial_tail};
 
 /// Requests and failures.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Serialize)]
@@ -44,7 +42,7 @@ impl std::iter::Sum for Count {
 /// Minutes of the last three days.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub(super) struct BurnWindows {
-    minutes: VecDeque<(i64, Count)>,
+    minutes: Ring<Count>,
     /// Whether anything failed since it was last judged.
     #[serde(skip)]
     is_due: bool,
@@ -66,23 +64,13 @@ pub(super) struct BudgetBurn {
 impl BurnWindows {
     /// Without what lies after `now`, in order: it comes from a file.
     pub(super) fn up_to(mut self, now: f64) -> Self {
-        self.minutes.retain(|(index, _)| *index <= minute_index(now));
-        self.minutes.make_contiguous().sort_by_key(|(index, _)| *index);
+        self.minutes = self.minutes.up_to(minute_index(now));
         self
     }
 
     /// Takes one request.
     pub(super) fn add(&mut self, at: f64, is_bad: bool) {
-        let index = minute_index(at);
-        if self.minutes.back().is_none_or(|(last, _)| *last < index) {
-            self.minutes.push_back((index, Count::default()));
-            while self.minutes.front().is_some_and(|(first, _)| *first <= index - MAX_MINUTES) {
-                self.minutes.pop_front();
-            }
-        }
-        if let Some((_, count)) = self.minutes.back_mut() {
-            count.add(is_bad);
-        }
+        self.minutes.at(minute_index(at), MAX_MINUTES).add(is_bad);
         self.is_due |= is_bad;
     }
 
@@ -93,7 +81,7 @@ impl BurnWindows {
         }
         let now = minute_index(at);
         let sum = |length: i64| -> Count {
-            let newest = self.minutes.iter().rev().take_while(|(index, _)| now - index < length);
+            let newest = self.minutes.iter().rev().take_while(|(index, _)| now - *index < length);
             newest.map(|(_, count)| *count).sum()
         };
         BURN_ALERTS.into_iter().find_map(|alert| {
@@ -118,12 +106,12 @@ impl BurnWindows {
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(super) struct HoursOfDay {
     /// By hour of the day: day and count, oldest first.
-    hours: Vec<VecDeque<(i64, Count)>>,
+    hours: Vec<Ring<Count>>,
 }
 
 impl Default for HoursOfDay {
     fn default() -> Self {
-        Self { hours: vec![VecDeque::new(); 24] }
+        Self { hours: vec![Ring::default(); 24] }
     }
 }
 
@@ -144,26 +132,16 @@ impl HoursOfDay {
     /// As [`BurnWindows::up_to`].
     pub(super) fn up_to(mut self, now: f64) -> Self {
         let (today, _) = day_and_hour(now);
-        self.hours.resize(24, VecDeque::new());
-        for days in &mut self.hours {
-            days.retain(|(day, _)| *day <= today);
-            days.make_contiguous().sort_by_key(|(day, _)| *day);
-        }
+        self.hours.resize(24, Ring::default());
+        self.hours = self.hours.into_iter().map(|days| days.up_to(today)).collect();
         self
     }
 
     /// Takes one request.
     pub(super) fn add(&mut self, at: f64, is_bad: bool) {
         let (day, hour) = day_and_hour(at);
-        let Some(days) = self.hours.get_mut(hour) else { return };
-        if days.back().is_none_or(|(last, _)| *last < day) {
-            days.push_back((day, Count::default()));
-            while days.front().is_some_and(|(first, _)| *first <= day - MAX_DAYS) {
-                days.pop_front();
-            }
-        }
-        if let Some((_, count)) = days.back_mut() {
-            count.add(is_bad);
+        if let Some(days) = self.hours.get_mut(hour) {
+            days.at(day, MAX_DAYS).add(is_bad);
         }
     }
 
@@ -175,7 +153,7 @@ impl HoursOfDay {
 
     /// An hour of the day on the days after `day`.
     fn sum(&self, hour: usize, day: i64) -> Count {
-        let days = self.hours.get(hour).into_iter().flatten();
+        let days = self.hours.get(hour).into_iter().flat_map(Ring::iter);
         days.filter(|(then, _)| *then > day).map(|(_, count)| *count).sum()
     }
 

@@ -2,18 +2,16 @@
 //!
 //! A block is judged whole, because load repeats by the day; parts let it roll six times a block.
 
-use std::collections::VecDeque;
+use crate::stats::{Counts, Histogram, Ring};
 
-use super::histogram::{Dense, Sparse};
-
-/// Closed parts and the one in progress.
+/// Closed parts, coarse, and the one in progress.
 #[derive(Clone, Debug)]
 pub(super) struct BlockHistory {
     part_seconds: f64,
-    max_parts: usize,
-    current: Dense,
+    max_parts: i64,
+    current: Histogram,
     index: Option<i64>,
-    past: VecDeque<(i64, Sparse)>,
+    past: Ring<Counts>,
 }
 
 impl BlockHistory {
@@ -21,13 +19,13 @@ impl BlockHistory {
     pub(super) fn new(block: f64, reach: f64) -> Self {
         let part_seconds = block / PARTS as f64;
         // `config` allows a baseline of 100 blocks.
-        let max_parts = (reach / part_seconds).ceil().clamp(PARTS as f64, 100.0 * PARTS as f64) as usize;
-        Self { part_seconds, max_parts, current: Dense::default(), index: None, past: VecDeque::new() }
+        let max_parts = (reach / part_seconds).ceil().clamp(PARTS as f64, 100.0 * PARTS as f64) as i64;
+        Self { part_seconds, max_parts, current: Histogram::default(), index: None, past: Ring::default() }
     }
 
     pub(super) fn add(&mut self, at: f64, value: f64) {
         self.advance(at);
-        self.current.add(value);
+        self.current.add_seconds(value);
     }
 
     /// Closes the part in progress once `at` is beyond it. Time never goes back.
@@ -39,14 +37,14 @@ impl BlockHistory {
         }
         self.index = Some(index);
         let part = self.current.take();
-        if part.total > 0 {
-            self.past.push_back((before, part));
+        if part.count() > 0 {
+            self.past.push(before, part.coarse(), self.max_parts);
         }
-        self.forget_before(index);
+        self.past.expire(index - self.max_parts);
     }
 
     /// Closed parts with their age in blocks: 0 is the block that ends with the last closed part.
-    pub(super) fn aged(&self) -> impl Iterator<Item = (usize, &Sparse)> {
+    pub(super) fn aged(&self) -> impl Iterator<Item = (usize, &Counts)> {
         let last = self.index.unwrap_or(0) - 1;
         self.past.iter().filter_map(move |(at, part)| {
             let age = usize::try_from(last - at).ok()? / PARTS;
@@ -54,34 +52,26 @@ impl BlockHistory {
         })
     }
 
-    /// BlockHistory between the first closed part and now.
+    /// Blocks between the first closed part and now.
     pub(super) fn age(&self) -> usize {
         self.aged().map(|(age, _)| age + 1).max().unwrap_or(0)
     }
 
     /// The last closed part that had values.
     pub(super) fn last_closed(&self) -> Option<i64> {
-        self.past.back().map(|(index, _)| *index)
+        self.past.newest()
     }
 
     /// Closed parts, for the baseline file.
-    pub(super) fn parts(&self) -> impl Iterator<Item = &(i64, Sparse)> {
+    pub(super) fn parts(&self) -> impl Iterator<Item = (i64, &Counts)> {
         self.past.iter()
     }
 
     /// Takes a closed part of a baseline file; parts come in order.
-    pub(super) fn restore(&mut self, index: i64, part: Sparse) {
-        if self.past.back().is_none_or(|(last, _)| *last < index) {
-            self.past.push_back((index, part));
+    pub(super) fn restore(&mut self, index: i64, part: Counts) {
+        if self.past.newest().is_none_or(|last| last < index) {
+            self.past.push(index, part, self.max_parts);
             self.index = Some(index + 1);
-            self.forget_before(index + 1);
-        }
-    }
-
-    fn forget_before(&mut self, now: i64) {
-        let oldest = now.saturating_sub(i64::try_from(self.max_parts).unwrap_or(i64::MAX));
-        while self.past.front().is_some_and(|(at, _)| *at < oldest) {
-            self.past.pop_front();
         }
     }
 }
@@ -101,7 +91,7 @@ mod tests {
         }
         assert_eq!(blocks.last_closed(), Some(58), "59 parts were closed");
         assert_eq!(blocks.age(), 3);
-        let newest: u64 = blocks.aged().filter(|(age, _)| *age == 0).map(|(_, part)| part.total).sum();
+        let newest: u64 = blocks.aged().filter(|(age, _)| *age == 0).map(|(_, part)| part.count()).sum();
         assert_eq!(newest, 60);
         assert_eq!(blocks.parts().count(), 18);
     }

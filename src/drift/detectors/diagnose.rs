@@ -6,8 +6,8 @@
 
 use super::cause::{Case, Causes, Diagnosis, Grounds};
 use super::finding::Kind;
-use super::scale::median;
 use super::signals::{SignalChange, SignalHistory, Signals};
+use crate::stats::median;
 
 /// What is known when a finding is made. Ratios are of now to the baseline; `None` is unknown.
 #[derive(Clone, Debug, Default)]

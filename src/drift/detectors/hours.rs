@@ -7,8 +7,7 @@ use std::collections::VecDeque;
 
 use serde::{Deserialize, Serialize};
 
-use super::histogram::Dense;
-use super::scale::{HOURLY_NOISE, median, robust};
+use crate::stats::{Counts, Histogram, Prior, median, robust};
 
 /// One closed hour; logarithms of seconds.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize)]
@@ -67,7 +66,7 @@ impl HourBaseline {
 /// Hours of one measure.
 #[derive(Clone, Debug, Default)]
 pub(super) struct HourHistory {
-    current: Dense,
+    current: Histogram,
     /// Minutes of the current hour with requests, a bit each.
     minutes: u64,
     index: Option<i64>,
@@ -77,7 +76,7 @@ pub(super) struct HourHistory {
 impl HourHistory {
     pub(super) fn add(&mut self, at: f64, value: f64) {
         self.advance(at);
-        self.current.add(value);
+        self.current.add_seconds(value);
         // A late value counts for the hour in progress, at the minute it carries.
         self.minutes |= 1 << ((at.rem_euclid(HOUR) / 60.0) as u32).min(59);
     }
@@ -90,8 +89,7 @@ impl HourHistory {
             return;
         }
         self.index = Some(index);
-        let hour = summary(before, &self.current, self.minutes);
-        self.current.take();
+        let hour = summary(before, &self.current.take(), self.minutes);
         self.minutes = 0;
         self.past.extend(hour);
         while self.past.front().is_some_and(|hour| hour.index < index - MAX_HOURS) {
@@ -143,7 +141,8 @@ impl HourHistory {
     }
 
     fn of_current_hour(&self) -> Option<HourBaseline> {
-        let hour = summary(0, &self.current, self.minutes).filter(|hour| hour.count >= MIN_CURRENT_VALUES)?;
+        let hour = summary(0, &self.current.counts(), self.minutes)
+            .filter(|hour| hour.count >= MIN_CURRENT_VALUES)?;
         let closed = of_hours(&[&hour], false)?;
         Some(HourBaseline {
             median_noise: 2.0 * closed.median_noise,
@@ -186,8 +185,8 @@ fn whole_hour() -> u32 {
     60
 }
 
-fn summary(index: i64, values: &Dense, minutes: u64) -> Option<HourSummary> {
-    let count = values.total();
+fn summary(index: i64, values: &Counts, minutes: u64) -> Option<HourSummary> {
+    let count = values.count();
     if count < MIN_VALUES {
         return None;
     }
@@ -202,6 +201,8 @@ fn summary(index: i64, values: &Dense, minutes: u64) -> Option<HourSummary> {
     })
 }
 
+/// Noise of an hour's median from hour to hour, as a logarithm; a day shows a series' own.
+pub(super) const HOURLY_NOISE: Prior = Prior { scale: 0.05, weight: 6.0 };
 /// Seconds in an hour.
 pub(super) const HOUR: f64 = 3600.0;
 /// Eight days: the same hour of a week, and the one being judged.

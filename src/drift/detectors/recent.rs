@@ -6,10 +6,9 @@
 
 use std::collections::VecDeque;
 
-use super::histogram::TRIMMED;
 use super::hours::{HOUR, HourBaseline, HourHistory, hour_index};
-use super::scale::median;
 use super::thresholds::{MIN_PREDICTED, TTFT_DOUBLED};
+use crate::stats::{median, trimmed_mean};
 
 /// The last five minutes of one measure.
 #[derive(Clone, Debug, Default)]
@@ -136,7 +135,7 @@ impl RecentWindow {
         let residuals: Vec<f64> =
             self.values.iter().rev().take(requests).filter_map(|value| value.residual).collect();
         let is_most = residuals.len() as f64 >= MIN_PREDICTED * requests as f64;
-        center(residuals).filter(|_| is_most).map(f64::exp)
+        trimmed_mean(residuals).filter(|_| is_most).map(f64::exp)
     }
 
     /// Whether a load that the baseline has not seen, or the prediction, explains it.
@@ -148,7 +147,7 @@ impl RecentWindow {
 
     /// Centre of the window over its baseline.
     pub(super) fn ratio(&mut self, at: f64, hours: &HourHistory) -> Option<f64> {
-        let inside = center(self.since(at - WINDOW).map(|value| value.ln).collect())?;
+        let inside = trimmed_mean(self.since(at - WINDOW).map(|value| value.ln).collect())?;
         Some((inside - self.baseline(at, hours)?.center).exp())
     }
 
@@ -173,7 +172,7 @@ impl RecentWindow {
         hours: &HourHistory,
     ) -> Option<f64> {
         let others = self.since(from).filter(|value| value.replica != replica);
-        let others = center(others.map(|value| value.ln).collect())?;
+        let others = trimmed_mean(others.map(|value| value.ln).collect())?;
         Some((others - self.baseline(at, hours)?.center).exp())
     }
 
@@ -200,14 +199,6 @@ impl RecentWindow {
         self.baseline = Some((index, baseline));
         Some(baseline)
     }
-}
-
-/// Trimmed mean.
-fn center(mut values: Vec<f64>) -> Option<f64> {
-    values.sort_by(f64::total_cmp);
-    let cut = (values.len() as f64 * TRIMMED) as usize;
-    let inside = values.get(cut..values.len() - cut).filter(|inside| !inside.is_empty())?;
-    Some(inside.iter().sum::<f64>() / inside.len() as f64)
 }
 
 /// Seconds.
@@ -240,7 +231,7 @@ mod tests {
             (RecentWindow::default(), HourHistory::default(), 0.0, 0.0);
         while at < end {
             let (ttft, per_hour, share) = of(at);
-            let ttft = ttft * (0.47 * super::super::scale::normal(&mut random)).exp();
+            let ttft = ttft * (0.47 * crate::stats::normal(&mut random)).exp();
             let predicted = share.map(|share| share * ttft);
             recent.add(at, ttft, 0, predicted, &mut hours);
             if at >= tick {

@@ -7,16 +7,16 @@
 use std::collections::VecDeque;
 
 use super::blocks::BlockHistory;
-use super::histogram::{Dense, Sparse};
-use super::scale::{HOURLY_NOISE, MEDIAN_ERROR, median, robust};
+use super::hours::HOURLY_NOISE;
 use super::thresholds::{NEW_REPLICA_SLOW, REPLICA_SLOW};
+use crate::stats::{Counts, Histogram, MEDIAN_ERROR, Ring, median, robust};
 
 /// What is kept of one replica.
 #[derive(Clone, Debug)]
 pub(super) struct ReplicaHistory {
     /// The quarter of an hour in progress, and those of the last hour.
-    quarter: Dense,
-    quarters: VecDeque<(i64, Sparse)>,
+    quarter: Histogram,
+    quarters: Ring<Counts>,
     /// Once an hour: own median and its difference from the others' (logarithms).
     usual: VecDeque<(f64, f64)>,
     /// Quarters in a row in which it was slow.
@@ -55,8 +55,8 @@ pub(super) struct HourMedian {
 impl ReplicaHistory {
     pub(super) fn new(blocks: BlockHistory) -> Self {
         Self {
-            quarter: Dense::default(),
-            quarters: VecDeque::new(),
+            quarter: Histogram::default(),
+            quarters: Ring::default(),
             usual: VecDeque::new(),
             slow_quarters: 0,
             is_slow: false,
@@ -68,7 +68,7 @@ impl ReplicaHistory {
 
     /// Takes a TTFT.
     pub(super) fn add(&mut self, at: f64, ttft: f64) {
-        self.quarter.add(ttft);
+        self.quarter.add_seconds(ttft);
         self.blocks.add(at, ttft);
     }
 
@@ -96,21 +96,17 @@ impl ReplicaHistory {
 
     fn close(&mut self, quarter: i64) {
         let part = self.quarter.take();
-        self.quarters.push_back((quarter, part));
-        while self.quarters.front().is_some_and(|(at, _)| *at <= quarter - QUARTERS_PER_HOUR) {
-            self.quarters.pop_front();
-        }
+        self.quarters.push(quarter, part, QUARTERS_PER_HOUR);
     }
 
     /// The median of the last hour, where it had enough requests.
     pub(super) fn last_hour(&self) -> Option<HourMedian> {
-        let mut hour = Dense::default();
-        self.quarters.iter().for_each(|(_, part)| hour.merge(part));
-        if hour.total() < MIN_REQUESTS {
+        let hour = Counts::merged(self.quarters.iter().map(|(_, part)| part));
+        if hour.count() < MIN_REQUESTS {
             return None;
         }
         let error = MEDIAN_ERROR * hour.ln_spread()?;
-        Some(HourMedian { ln: hour.ln_quantile(0.5)?, variance: error.powi(2) / hour.total() as f64 })
+        Some(HourMedian { ln: hour.ln_quantile(0.5)?, variance: error.powi(2) / hour.count() as f64 })
     }
 
     /// By how much (logarithm) it is slower than usual compared with the others, where that exceeds the threshold.
@@ -189,8 +185,7 @@ mod tests {
                 let load = if quarter < 48 { 1.0 } else { 2.0 };
                 for (i, replica) in replicas.iter_mut().enumerate() {
                     let own = if i == 2 && quarter >= 80 { factor } else { 1.0 + 0.1 * i as f64 };
-                    replica
-                        .add(at, load * own * 0.06 * (0.5 * super::super::scale::normal(&mut random)).exp());
+                    replica.add(at, load * own * 0.06 * (0.5 * crate::stats::normal(&mut random)).exp());
                 }
             }
             found.extend(judge(&mut replicas, quarter).iter().map(|slow| slow.replica));

@@ -2,10 +2,11 @@
 //!
 //! Saved is what takes longer than minutes to learn: blocks, hours, what is usual for a replica, error budgets, and the
 //! findings that hold, with what they are held against. What is read back is checked: no part of the future, no empty part,
-//! no unknown bin.
+//! no unknown bucket. Files of version 1 had other buckets, and are read too.
 
 use std::borrow::Cow;
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -14,7 +15,6 @@ use super::availability::{BurnWindows, HoursOfDay};
 use super::blocks::{BlockHistory, PARTS};
 use super::cause::{Case, Causes, SavedCause};
 use super::finding::{Fact, Finding, Kind, SeriesName};
-use super::histogram::{BINS, Sparse};
 use super::hours::{HourHistory, HourSummary, hour_index};
 use super::mute::Mute;
 use super::replicas::ReplicaHistory;
@@ -22,6 +22,7 @@ use super::series::RouteSeries;
 use super::signals::Snapshot;
 use super::slow::TailBound;
 use super::{Detectors, Settings};
+use crate::stats::{Counts, Histogram};
 
 /// Baselines of all series.
 #[derive(Debug, Deserialize, Serialize)]
@@ -78,8 +79,8 @@ struct SavedReplica {
     usual: Vec<(f64, f64)>,
 }
 
-/// Index of a part, and its bins with their counts.
-type SavedPart = (i64, Vec<(u16, u32)>);
+/// Index of a part, and its buckets: lower edge in microseconds (in version 1 the number of the bin), and count.
+type SavedPart = (i64, Vec<(u32, u32)>);
 
 #[derive(Debug, Deserialize, Serialize)]
 #[serde(untagged)]
@@ -137,61 +138,109 @@ impl Detectors {
         Saved { version: VERSION, block: self.settings.block, series: series.collect(), mutes: Vec::new() }
     }
 
+    /// Index of the part of a block that `now` lies in.
+    fn latest_part(&self, now: f64) -> i64 {
+        (now * PARTS as f64 / self.settings.block).floor() as i64
+    }
+
     /// Takes up what was saved, before anything is observed; returns the number of series. `now` bounds what is believed:
     /// a clock that ran ahead must not freeze a series.
     pub fn restore(&mut self, saved: Saved, now: f64) -> usize {
-        let is_ours = saved.version == VERSION && saved.block == self.settings.block;
+        let is_ours = (1..=VERSION).contains(&saved.version) && saved.block == self.settings.block;
         if !is_ours || !self.series.is_empty() {
             return 0;
         }
+        let file = File { version: saved.version, now, latest: self.latest_part(now) };
         for saved in saved.series.iter().take(self.settings.max_series) {
-            let series = restore_series(saved, now, &self.settings);
+            let series = file.restore_series(saved, &self.settings);
             self.insert(series);
         }
         self.series.len()
     }
 }
 
-fn restore_series(saved: &SavedSeries, now: f64, settings: &Settings) -> RouteSeries {
-    let mut series = RouteSeries::new(&saved.route, &saved.revision, saved.first_seen.min(now), settings);
-    series.last_seen = saved.last_seen.min(now);
-    let latest = (now * PARTS as f64 / settings.block).floor() as i64;
-    restore_blocks(&mut series.ttft.blocks, &saved.ttft, latest);
-    restore_blocks(&mut series.prompts, &saved.prompts, latest);
-    series.predecessor = saved.predecessor.as_deref().map(Arc::from);
-    series.burn = saved.burn.clone().up_to(now);
-    series.hours_of_day = saved.hours_of_day.clone().up_to(now);
-    let findings = saved.findings.iter().take(MAX_FINDINGS);
-    series.active.restore(findings.map(|finding| restore_finding(saved, finding, now)).collect());
-    restore_blocks(&mut series.itl.blocks, &saved.itl, latest);
-    series.ttft.hours = restore_hours(&saved.ttft_hours, now);
-    series.itl.hours = restore_hours(&saved.itl_hours, now);
-    for saved in saved.replicas.iter().take(settings.max_replicas_per_series) {
-        let index = series.replica_index(&saved.name, settings);
-        if let Some(replica) = series.replicas.get_mut(index) {
-            restore_blocks(&mut replica.blocks, &saved.parts, latest);
-            replica.restore_usual(&saved.usual);
-        }
-    }
-    series
+/// How to read a file, and what to believe of it.
+struct File {
+    version: u32,
+    now: f64,
+    /// Index of the first part that lies in the future.
+    latest: i64,
 }
 
-fn restore_finding(series: &SavedSeries, saved: &SavedFinding, now: f64) -> ActiveFinding {
-    let first = saved.cause.map(|known| Case::new(known.cause, known.grounds));
-    let finding = Finding {
-        at: saved.at.min(now),
-        kind: saved.kind,
-        series: SeriesName {
-            route: series.route.as_str().into(),
-            revision: series.revision.as_str().into(),
-            replica: saved.replica.as_deref().map(Arc::from),
-        },
-        causes: Causes { first, runner_up: None },
-        evidence: saved.evidence.iter().map(|(name, fact)| (Cow::Owned(name.clone()), fact.into())).collect(),
-        is_acknowledged: saved.acknowledged,
-    };
-    let last_seen = saved.last_seen.min(now);
-    ActiveFinding { finding, last_seen, before: saved.before.clone(), bound: saved.bound }
+impl File {
+    fn restore_series(&self, saved: &SavedSeries, settings: &Settings) -> RouteSeries {
+        let now = self.now;
+        let mut series = RouteSeries::new(&saved.route, &saved.revision, saved.first_seen.min(now), settings);
+        series.last_seen = saved.last_seen.min(now);
+        self.restore_blocks(&mut series.ttft.blocks, &saved.ttft);
+        self.restore_blocks(&mut series.prompts, &saved.prompts);
+        series.predecessor = saved.predecessor.as_deref().map(Arc::from);
+        series.burn = saved.burn.clone().up_to(now);
+        series.hours_of_day = saved.hours_of_day.clone().up_to(now);
+        let findings = saved.findings.iter().take(MAX_FINDINGS);
+        series.active.restore(findings.map(|finding| self.restore_finding(saved, finding)).collect());
+        self.restore_blocks(&mut series.itl.blocks, &saved.itl);
+        series.ttft.hours = restore_hours(&saved.ttft_hours, now);
+        series.itl.hours = restore_hours(&saved.itl_hours, now);
+        for saved in saved.replicas.iter().take(settings.max_replicas_per_series) {
+            let index = series.replica_index(&saved.name, settings);
+            if let Some(replica) = series.replicas.get_mut(index) {
+                self.restore_blocks(&mut replica.blocks, &saved.parts);
+                replica.restore_usual(&saved.usual);
+            }
+        }
+        series
+    }
+
+    fn restore_finding(&self, series: &SavedSeries, saved: &SavedFinding) -> ActiveFinding {
+        let first = saved.cause.map(|known| Case::new(known.cause, known.grounds));
+        let evidence = saved.evidence.iter().map(|(name, fact)| (Cow::Owned(name.clone()), fact.into()));
+        let finding = Finding {
+            at: saved.at.min(self.now),
+            kind: saved.kind,
+            series: SeriesName {
+                route: series.route.as_str().into(),
+                revision: series.revision.as_str().into(),
+                replica: saved.replica.as_deref().map(Arc::from),
+            },
+            causes: Causes { first, runner_up: None },
+            evidence: evidence.collect(),
+            is_acknowledged: saved.acknowledged,
+        };
+        let bound = saved.bound.map(|bound| match self.version {
+            1 => TailBound { from: (edge_of_bin(f64::from(bound.from)) * 1e6) as u32, ..bound },
+            _ => bound,
+        });
+        let last_seen = saved.last_seen.min(self.now);
+        ActiveFinding { finding, last_seen, before: saved.before.clone(), bound }
+    }
+
+    fn restore_blocks(&self, blocks: &mut BlockHistory, parts: &[SavedPart]) {
+        for (index, buckets) in parts.iter().filter(|(index, _)| (0..self.latest).contains(index)) {
+            let part = if self.version == 1 { of_bins(buckets) } else { Counts::restore(buckets) };
+            if let Some(part) = part {
+                blocks.restore(*index, part);
+            }
+        }
+    }
+}
+
+/// Counts of bins as version 1 had them, spread evenly over each; `None` where none is known or they are out of order.
+fn of_bins(bins: &[(u32, u32)]) -> Option<Counts> {
+    let mut histogram = Histogram::default();
+    for (bin, count) in bins.iter().filter(|(bin, _)| *bin < BINS) {
+        for quarter in 0..4_u32 {
+            let middle = edge_of_bin(f64::from(*bin) + (f64::from(quarter) + 0.5) / 4.0);
+            histogram.add(Duration::from_secs_f64(middle), count.saturating_add(quarter) / 4);
+        }
+    }
+    let is_valid = bins.is_sorted_by(|a, b| a.0 < b.0) && histogram.count() > 0;
+    is_valid.then(|| histogram.take().coarse())
+}
+
+/// Lower edge of a bin of version 1, in seconds: 20 to an octave, from 10 microseconds on.
+fn edge_of_bin(bin: f64) -> f64 {
+    1e-5 * (bin / 20.0).exp2()
 }
 
 fn save_finding(active: &ActiveFinding) -> SavedFinding {
@@ -219,19 +268,8 @@ fn restore_hours(saved: &[HourSummary], now: f64) -> HourHistory {
     hours
 }
 
-fn restore_blocks(blocks: &mut BlockHistory, parts: &[SavedPart], latest: i64) {
-    for (index, bins) in parts.iter().filter(|(index, _)| (0..latest).contains(index)) {
-        let known = bins.iter().copied().filter(|(bin, count)| usize::from(*bin) < BINS && *count > 0);
-        let bins: Box<[(u16, u32)]> = known.collect();
-        let total: u64 = bins.iter().map(|(_, count)| u64::from(*count)).sum();
-        if total > 0 && bins.is_sorted_by(|a, b| a.0 < b.0) {
-            blocks.restore(*index, Sparse { bins, total });
-        }
-    }
-}
-
 fn save_blocks(blocks: &BlockHistory) -> Vec<SavedPart> {
-    blocks.parts().map(|(index, part)| (*index, part.bins.to_vec())).collect()
+    blocks.parts().map(|(index, part)| (index, part.buckets().to_vec())).collect()
 }
 
 fn save_replica(name: &str, replica: &ReplicaHistory) -> SavedReplica {
@@ -242,7 +280,9 @@ fn save_replica(name: &str, replica: &ReplicaHistory) -> SavedReplica {
     }
 }
 
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
+/// Bins of version 1.
+const BINS: u32 = 560;
 /// Findings of a series that are believed: one of each kind, and one for each replica.
 const MAX_FINDINGS: usize = 128;
 
@@ -258,7 +298,7 @@ mod tests {
         let mut random = fastrand::Rng::with_seed(from as u64 + 1);
         let (mut at, mut new) = (from, Vec::new());
         while at < to {
-            let ttft = 0.06 * factor * (0.47 * super::super::scale::normal(&mut random)).exp();
+            let ttft = 0.06 * factor * (0.47 * crate::stats::normal(&mut random)).exp();
             let observation = Observation {
                 at,
                 route: "chat",
@@ -326,6 +366,22 @@ mod tests {
         let saved = detectors.save();
         assert_eq!((saved.series[0].ttft.len(), saved.series[0].ttft_hours.len()), (0, 1));
         assert_eq!(run(&mut detectors, 10.0 * DAY, 10.1 * DAY, 1.0), [""; 0]);
+    }
+
+    #[test]
+    fn a_file_of_version_1_keeps_its_distributions() {
+        let mut before = Detectors::new(Settings::default());
+        run(&mut before, 0.0, 2.0 * DAY, 1.0);
+        let mut old = before.save();
+        // Bin 277 begins at 0.148 s.
+        (old.version, old.series[0].ttft) = (1, vec![(3, vec![(240, 30), (277, 7), (300, 3)])]);
+        let mut after = Detectors::new(Settings::default());
+        assert_eq!(after.restore(old, 2.0 * DAY), 1);
+        let parts: Vec<_> = after.series[0].ttft.blocks.parts().collect();
+        let [(3, part)] = parts[..] else { panic!("one part") };
+        assert_eq!((part.count(), part.count_from(130_000)), (40, 10));
+        let in_bin = 1e-5 * (240.5_f64 / 20.0).exp2();
+        assert!((part.ln_quantile(0.4).unwrap().exp() / in_bin - 1.0).abs() < 0.02);
     }
 
     #[test]

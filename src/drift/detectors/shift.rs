@@ -4,8 +4,8 @@
 //! doubling and too quick for a drift over days.
 
 use super::hours::{HourBaseline, HourHistory, HourSummary};
-use super::scale::{MEDIAN_ERROR, P90_ERROR};
 use super::thresholds::Threshold;
+use crate::stats::{MEDIAN_ERROR, P90_ERROR};
 
 /// Two hours above their baseline.
 #[derive(Clone, Copy, Debug, PartialEq)]

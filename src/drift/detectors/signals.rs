@@ -4,12 +4,11 @@
 //! the median of up to three hours ahead of them; ratios of medians need no thresholds per fleet.
 //! Conclusions are drawn in `diagnose`.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::scale::median;
+use crate::stats::{Ring, median};
 
 /// One replica in one minute; `None` is unknown, durations are in seconds.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Serialize)]
@@ -58,8 +57,8 @@ pub struct SignalHistory {
     replicas: Vec<(Arc<str>, Minutes)>,
 }
 
-/// Minutes of one replica, by index.
-type Minutes = VecDeque<(i64, Signals)>;
+/// Minutes of one replica.
+type Minutes = Ring<Signals>;
 
 /// Medians of each replica before something began.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
@@ -93,17 +92,15 @@ impl SignalHistory {
         let known = self.replicas.iter().position(|(name, _)| **name == *replica);
         let index = known.unwrap_or_else(|| {
             if self.replicas.len() >= max_replicas {
-                let last = |at: &usize| self.replicas[*at].1.back().map_or(i64::MIN, |(minute, _)| *minute);
+                let last = |at: &usize| self.replicas[*at].1.newest().unwrap_or(i64::MIN);
                 let oldest = (0..self.replicas.len()).min_by_key(last).unwrap_or(0);
                 self.replicas.remove(oldest);
             }
-            self.replicas.push((replica.into(), VecDeque::new()));
+            self.replicas.push((replica.into(), Ring::default()));
             self.replicas.len() - 1
         });
-        let Some((_, minutes)) = self.replicas.get_mut(index) else { return };
-        minutes.push_back((minute, *signals));
-        while minutes.front().is_some_and(|(at, _)| *at <= minute - MAX_MINUTES) {
-            minutes.pop_front();
+        if let Some((_, minutes)) = self.replicas.get_mut(index) {
+            minutes.push(minute, *signals, MAX_MINUTES);
         }
     }
 
@@ -141,7 +138,7 @@ impl SignalHistory {
 }
 
 fn between(minutes: &Minutes, after: i64, until: i64) -> Vec<&Signals> {
-    minutes.iter().filter(|(at, _)| *at > after && *at <= until).map(|(_, signals)| signals).collect()
+    minutes.range(after.saturating_add(1), until).map(|(_, signals)| signals).collect()
 }
 
 fn started_ago(minutes: &Minutes, minute: i64) -> Option<i64> {

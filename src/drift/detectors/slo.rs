@@ -4,20 +4,17 @@
 //! that: the share must be over 1 % beyond chance, within one, five or thirty minutes, and stay so for a minute. Counts
 //! in slots of ten seconds; each request has its own bound.
 
-use std::collections::VecDeque;
-
-use super::scale::ln_binomial_tail;
+use crate::stats::{Ring, ln_binomial_tail};
 
 /// Counts of the last half hour.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SloSlots {
-    slots: VecDeque<Slot>,
+    slots: Ring<Slot>,
     over_since: Option<f64>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Slot {
-    index: i64,
     all: u32,
     over: u32,
     /// When the first and the last request over its bound ended.
@@ -39,14 +36,7 @@ pub(super) struct SloBreach {
 impl SloSlots {
     /// Takes a TTFT and its bound.
     pub(super) fn add(&mut self, at: f64, ttft: f64, bound: f64) {
-        let index = (at / SLOT).floor() as i64;
-        if self.slots.back().is_none_or(|slot| slot.index < index) {
-            self.slots.push_back(Slot { index, ..Slot::default() });
-        }
-        while self.slots.front().is_some_and(|slot| slot.index <= index - MAX_SLOTS) {
-            self.slots.pop_front();
-        }
-        let Some(slot) = self.slots.back_mut() else { return };
+        let slot = self.slots.at((at / SLOT).floor() as i64, MAX_SLOTS);
         slot.all += 1;
         if ttft > bound {
             if slot.over == 0 {
@@ -73,11 +63,10 @@ impl SloSlots {
     /// The sum of the last slots, if their p99 is over the bound.
     fn breached(&self, at: f64, slots: i64) -> Option<Slot> {
         let now = (at / SLOT).floor() as i64;
-        let inside = || self.slots.iter().filter(move |slot| slot.index > now - slots);
+        let inside = || self.slots.range(now - slots + 1, i64::MAX).map(|(_, slot)| slot);
         let mut with_over = inside().filter(|slot| slot.over > 0);
         let first = with_over.next()?;
         let window = Slot {
-            index: now,
             all: inside().map(|slot| slot.all).sum(),
             over: inside().map(|slot| slot.over).sum(),
             first_over: first.first_over,

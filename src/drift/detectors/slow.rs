@@ -11,8 +11,7 @@ use std::ops::Range;
 use serde::{Deserialize, Serialize};
 
 use super::blocks::BlockHistory;
-use super::histogram::{Dense, edge};
-use super::scale::{Prior, median, robust};
+use crate::stats::{Counts, Prior, median, robust};
 
 /// Which blocks are the baseline, and the score of a finding.
 #[derive(Clone, Copy, Debug)]
@@ -50,17 +49,18 @@ pub(super) struct SlowDrift {
 /// A tail that was found to grow: what it is held against until it is back.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize)]
 pub(super) struct TailBound {
-    /// The bin from which requests are counted.
-    bin: usize,
+    /// Microseconds from which requests are counted; in files of version 1 the number of a bin.
+    #[serde(alias = "bin")]
+    pub(super) from: u32,
     /// Their share in the baseline.
-    share: f64,
+    pub(super) share: f64,
 }
 
 /// Whether the last two blocks still have more slow requests than before the drift; `None` where too few came.
 pub(super) fn goes_on(blocks: &BlockHistory, bound: &TailBound) -> Option<bool> {
     let recent = pooled(blocks, 0..2);
-    let expected = recent.total() as f64 * bound.share;
-    (expected >= MIN_EXPECTED).then(|| recent.count_from(bound.bin) as f64 > CLEAR_EFFECT * expected)
+    let expected = recent.count() as f64 * bound.share;
+    (expected >= MIN_EXPECTED).then(|| recent.count_from(bound.from) as f64 > CLEAR_EFFECT * expected)
 }
 
 /// The share of values that are large for the baseline (its largest tenth), in the last two blocks and in the baseline.
@@ -68,8 +68,8 @@ pub(super) fn large_share(blocks: &BlockHistory, setup: &SlowSetup) -> Option<(f
     let age = blocks.age();
     let to = setup.to.min(age / 2);
     let (recent, before) = (pooled(blocks, 0..2), pooled(blocks, to..setup.from.min(age)));
-    let (bin, share) = before.tail(0.1)?;
-    (recent.total() > 0).then(|| (recent.count_from(bin) as f64 / recent.total() as f64, share))
+    let (from, share) = before.tail(0.1)?;
+    (recent.count() > 0).then(|| (recent.count_from(from) as f64 / recent.count() as f64, share))
 }
 
 /// Whether the 90 % interval of the median's change lies within 5 %, excludes no change, or neither.
@@ -121,8 +121,8 @@ pub(super) fn judge(blocks: &BlockHistory, setup: &SlowSetup) -> Option<SlowDrif
         score,
         window,
         quantile: tail.quantile,
-        bound: TailBound { bin: tail.bin, share: tail.share },
-        baseline: edge(tail.bin),
+        bound: tail.bound,
+        baseline: f64::from(tail.bound.from) * 1e-6,
         now: pooled(blocks, 0..2).ln_quantile(tail.quantile)?.exp(),
         exceedance_ratio: effect.exp(),
         median,
@@ -152,10 +152,7 @@ fn highest_score(recent: &[f64], scale: f64, baseline_days: usize) -> Option<(f6
 /// What counts as an exceedance.
 struct Tail {
     quantile: f64,
-    /// The bin from which on requests are counted.
-    bin: usize,
-    /// Their exact share in the baseline.
-    share: f64,
+    bound: TailBound,
 }
 
 /// Exceedances of one block.
@@ -172,10 +169,10 @@ impl Tail {
     fn of(blocks: &BlockHistory, baseline: Range<usize>) -> Option<Self> {
         let length = baseline.len() as f64;
         let all = pooled(blocks, baseline);
-        let per_block = all.total() as f64 / length;
+        let per_block = all.count() as f64 / length;
         let quantile = QUANTILES.into_iter().find(|q| per_block * (1.0 - q) >= MIN_IN_BASELINE_BLOCK)?;
-        let (bin, share) = all.tail(1.0 - quantile)?;
-        Some(Self { quantile, bin, share })
+        let (from, share) = all.tail(1.0 - quantile)?;
+        Some(Self { quantile, bound: TailBound { from, share } })
     }
 
     /// Exceedances by age in blocks; `None` where too few are expected.
@@ -183,12 +180,12 @@ impl Tail {
         let mut sums = vec![(0_u64, 0_u64); count];
         for (age, part) in blocks.aged() {
             if let Some((over, all)) = sums.get_mut(age) {
-                *over += part.count_from(self.bin);
-                *all += part.total;
+                *over += part.count_from(self.bound.from);
+                *all += part.count();
             }
         }
         let rate = |(over, all): (u64, u64)| {
-            let expected = all as f64 * self.share;
+            let expected = all as f64 * self.bound.share;
             let excess = ((over as f64 + 0.5) / (expected + 0.5)).ln();
             (expected >= MIN_EXPECTED).then_some(Exceedances { excess, expected })
         };
@@ -196,10 +193,8 @@ impl Tail {
     }
 }
 
-fn pooled(blocks: &BlockHistory, ages: Range<usize>) -> Dense {
-    let mut all = Dense::default();
-    blocks.aged().filter(|(age, _)| ages.contains(age)).for_each(|(_, part)| all.merge(part));
-    all
+fn pooled(blocks: &BlockHistory, ages: Range<usize>) -> Counts {
+    Counts::merged(blocks.aged().filter(|(age, _)| ages.contains(age)).map(|(_, part)| part))
 }
 
 /// Whether the median moved, and its ratio.
@@ -265,7 +260,7 @@ mod tests {
             let at = f64::from(request) * 7.2;
             let day = at / 86_400.0;
             let sigma = (p99(day) / 60.0).ln() / 2.326;
-            let normal = super::super::scale::normal(&mut random);
+            let normal = crate::stats::normal(&mut random);
             blocks.add(at, median_ms(day) * 1e-3 * (sigma * normal).exp());
         }
         blocks.advance(f64::from(days) * 86_400.0);

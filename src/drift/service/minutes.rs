@@ -9,6 +9,7 @@ use super::feed::{EndedRequest, STAGES};
 use crate::config::MAX_REPLICAS;
 use crate::drift::detectors::{SeriesName, Signals};
 use crate::fleet::status::{EngineCounters, ReplicaState, ReplicaStatus};
+use crate::stats::lower_quantile;
 
 /// The minute in progress.
 #[derive(Debug, Default)]
@@ -102,7 +103,7 @@ impl MinuteSignals {
         signals
     }
 
-    fn signals(&self, minute: ReplicaMinute, status: Option<&ReplicaStatus>) -> Signals {
+    fn signals(&self, mut minute: ReplicaMinute, status: Option<&ReplicaStatus>) -> Signals {
         let engine = status.and_then(|status| status.signals);
         let key = status.map(|status| (status.revision.clone(), status.replica.clone()));
         let before = key.and_then(|key| self.before.get(&key));
@@ -118,9 +119,9 @@ impl MinuteSignals {
             other,
             prompt: minute.prompt.value(),
             output: minute.output.value(),
-            ttft: quantile(minute.ttft, 0.5),
+            ttft: lower_quantile(&mut minute.ttft, 0.5),
             engine_ttft: counters.and_then(|(now, before)| mean_ttft(&now, &before)),
-            itl: quantile(minute.itl, 0.5),
+            itl: lower_quantile(&mut minute.itl, 0.5),
             hit_rate: (minute.told > 0.0).then(|| minute.cached / minute.told),
             waiting: engine.and_then(|engine| engine.waiting),
             kv_cache_usage: engine.and_then(|engine| engine.kv_cache_usage),
@@ -140,11 +141,6 @@ impl MinuteSignals {
 fn mean_ttft(now: &EngineCounters, before: &EngineCounters) -> Option<f64> {
     let ((sum, count), (sum_before, count_before)) = (now.ttft?, before.ttft?);
     (count > count_before && sum >= sum_before).then(|| (sum - sum_before) / (count - count_before))
-}
-
-fn quantile(mut values: Vec<f64>, q: f64) -> Option<f64> {
-    values.sort_by(f64::total_cmp);
-    values.get((values.len().saturating_sub(1) as f64 * q) as usize).copied()
 }
 
 const MAX_VALUES: usize = 256;

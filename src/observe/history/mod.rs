@@ -1,68 +1,33 @@
 //! The last hour in memory, by route: for the page, `tokenway top` and the verdict.
 //!
-//! Slots of 10 s for ten minutes and of a minute for an hour, each with percentiles, misses and stages ([`slot`]), and the
-//! slowest and the failed requests of the hour ([`worst`]). Everything is counted when it happens: TTFT at the first token,
-//! gaps as they are batched, the rest at the end. Routes, slots, parts of a slot and kept requests are limited, so memory
-//! is bounded; nothing is written to disk.
+//! Slots of 10 s for ten minutes and of a minute for an hour, each with misses and who took part ([`slot`]), the times in each
+//! stage, and the slowest and the failed requests of the hour ([`worst`]). TTFT and ITL are those of the windows. Routes, slots,
+//! parts of a slot and kept requests are limited, so memory is bounded; nothing is written to disk.
 
-mod histogram;
+mod heat;
 mod slot;
 mod worst;
 
-use std::collections::VecDeque;
 use std::hash::RandomState;
 use std::sync::Arc;
 
 use dashmap::DashMap;
 use parking_lot::Mutex;
 
-pub use self::histogram::{LogHistogram, heat_edges};
+pub use self::heat::{heat, heat_edges};
 pub use self::slot::{Dimension, Part, REASONS, Slot};
 use self::worst::Worst;
 pub use self::worst::{Kept, Why};
 use super::judgement::Judgement;
+use super::latency::{LatencySlots, SLOTS, Step};
 use crate::clock::Stamp;
-use crate::record::{FirstToken, Gaps, MAX_TOKENS_PER_EVENT, Record};
+use crate::record::{Gaps, Record};
+use crate::stage::Stage;
+use crate::stats::{Counts, Ring};
 
 /// The hour of all routes.
 #[derive(Default)]
 pub struct History(DashMap<Arc<str>, Arc<RouteHistory>, RandomState>);
-
-/// Length of a slot.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
-    /// For the last ten minutes.
-    TenSeconds,
-    /// For the last hour.
-    Minute,
-}
-
-impl Step {
-    /// The step named `10s` or `1m`.
-    #[must_use]
-    pub fn parse(text: &str) -> Option<Self> {
-        match text {
-            "10s" => Some(Self::TenSeconds),
-            "1m" => Some(Self::Minute),
-            _ => None,
-        }
-    }
-
-    /// Length of a slot in seconds.
-    #[must_use]
-    pub fn seconds(self) -> u64 {
-        match self {
-            Self::TenSeconds => 10,
-            Self::Minute => 60,
-        }
-    }
-
-    /// Number of the slot of a stamp.
-    #[must_use]
-    pub fn slot(self, at: Stamp) -> u64 {
-        at.as_nanos() / (self.seconds() * 1_000_000_000)
-    }
-}
 
 impl History {
     /// The history of a route; past [`MAX_ROUTES`] further ones share `other`.
@@ -104,29 +69,29 @@ impl History {
 #[derive(Default)]
 pub struct RouteHistory {
     rings: Mutex<Rings>,
+    /// In the order of [`Stage::ALL`].
+    stages: [Mutex<LatencySlots>; Stage::ALL.len()],
     worst: Mutex<Worst>,
 }
 
 impl RouteHistory {
-    /// Counts a first token.
-    pub fn first_token(&self, first: &FirstToken, now: Stamp) {
-        self.rings.lock().each(now, |slot| slot.ttft.add(first.ttft, 1));
-    }
-
     /// Counts gaps of a stream that `replica` serves.
     pub fn gaps(&self, replica: &Arc<str>, gaps: &Gaps<'_>, now: Stamp) {
-        let at_once = gaps.gaps.iter().filter_map(|gap| Some((gap.length, gap.tokens?)));
-        let shares = at_once.chain(gaps.late_itl.iter().copied()).filter_map(|(gap, tokens)| {
-            let tokens = tokens.min(MAX_TOKENS_PER_EVENT);
-            Some((gap.checked_div(tokens)?, tokens))
+        let sum = gaps.itl().fold((0.0, 0), |(seconds, count), (itl, tokens)| {
+            (seconds + itl.as_secs_f64() * f64::from(tokens), count + u64::from(tokens))
         });
-        if shares.clone().next().is_some() {
-            self.rings.lock().each(now, |slot| slot.gaps(replica, shares.clone()));
+        if sum.1 > 0 {
+            self.rings.lock().each(now, |slot| slot.add_itl(replica, sum));
         }
     }
 
     fn record(&self, record: &Arc<Record>, judgement: &Judgement) {
         self.rings.lock().each(record.at.end, |slot| slot.record(record, judgement));
+        for time in &judgement.stages {
+            if let Some(stage) = self.stages.get(time.stage as usize) {
+                stage.lock().add([(time.duration, 1)].into_iter(), record.at.end);
+            }
+        }
         let dropped = self.worst.lock().record(record, judgement);
         // Freed outside of the lock.
         drop(dropped);
@@ -134,23 +99,28 @@ impl RouteHistory {
 
     /// Slots with values of the last `n` whole steps and the current one, oldest first, with their numbers.
     #[must_use]
-    pub fn slots(&self, step: Step, n: usize, now: Stamp) -> Vec<(u64, Slot)> {
+    pub fn slots(&self, step: Step, n: i64, now: Stamp) -> Vec<(i64, Slot)> {
         let newest = step.slot(now);
-        let oldest = newest.saturating_sub(n as u64);
         let rings = self.rings.lock();
-        let slots = rings.of(step).slots.iter();
-        slots.filter(|(number, _)| (oldest..=newest).contains(number)).cloned().collect()
+        rings.of(step).range(newest - n, newest).map(|(number, slot)| (number, slot.clone())).collect()
+    }
+
+    /// Times in a stage in the slots from `oldest` to `newest`, both included.
+    #[must_use]
+    pub fn stage(&self, stage: Stage, step: Step, oldest: i64, newest: i64) -> Counts {
+        let slots = self.stages.get(stage as usize);
+        slots.map_or_else(Counts::default, |slots| slots.lock().counts(step, oldest, newest))
     }
 }
 
 #[derive(Default)]
 struct Rings {
-    short: Ring,
-    long: Ring,
+    short: Ring<Slot>,
+    long: Ring<Slot>,
 }
 
 impl Rings {
-    fn of(&self, step: Step) -> &Ring {
+    fn of(&self, step: Step) -> &Ring<Slot> {
         match step {
             Step::TenSeconds => &self.short,
             Step::Minute => &self.long,
@@ -159,35 +129,12 @@ impl Rings {
 
     fn each(&mut self, now: Stamp, mut add: impl FnMut(&mut Slot)) {
         for (step, ring) in [(Step::TenSeconds, &mut self.short), (Step::Minute, &mut self.long)] {
-            if let Some(slot) = ring.at(step.slot(now)) {
-                add(slot);
-            }
+            add(ring.at(step.slot(now), SLOTS));
         }
     }
 }
 
-/// Slots by number, oldest first. Only those with values are there.
-#[derive(Default)]
-struct Ring {
-    slots: VecDeque<(u64, Slot)>,
-}
-
-impl Ring {
-    /// The slot of that number. An older one than the newest, of a stamp of another thread, counts into the newest.
-    fn at(&mut self, number: u64) -> Option<&mut Slot> {
-        if self.slots.back().is_none_or(|(newest, _)| *newest < number) {
-            self.slots.push_back((number, Slot::default()));
-            while self.slots.front().is_some_and(|(oldest, _)| *oldest + SLOTS as u64 <= number) {
-                self.slots.pop_front();
-            }
-        }
-        self.slots.back_mut().map(|(_, slot)| slot)
-    }
-}
-
-/// Kept slots of either step, the current one included.
-pub const SLOTS: usize = 61;
-/// With two rings of a route at their limits some 3 MB each; ordinary ones have some hundred kB.
+/// With two rings of parts at their limits some 3 MB each; ordinary ones have some hundred kB.
 const MAX_ROUTES: usize = 32;
 
 #[cfg(test)]
@@ -234,9 +181,9 @@ mod tests {
         let gap = crate::record::Gap { length: Duration::from_millis(40), tokens: Some(2) };
         route.gaps(&replica, &Gaps { gaps: &[gap], late_itl: &[(Duration::from_millis(30), 3)] }, at(5));
         let slots = route.slots(Step::Minute, 1, at(5));
-        let itl = &slots[0].1.itl;
-        assert_eq!(itl.count(), 5);
-        assert!((itl.quantile(0.99).unwrap() / 0.02 - 1.0).abs() < 0.03);
+        let part = &slots[0].1.parts[&(Dimension::Replica, replica)];
+        assert_eq!(part.itl.1, 5);
+        assert!((part.mean_itl().unwrap() / 0.014 - 1.0).abs() < 1e-9, "{part:?}");
     }
 
     #[test]

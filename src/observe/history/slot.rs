@@ -1,12 +1,10 @@
-//! What is counted of one route in one slot of time: percentiles, misses by reason and stage, stages, and who took part.
+//! What is counted of one route in one slot of time: misses by reason and stage, and who took part.
 //!
 //! Parts (replica, revision, tenant, class) have sums only, so that hundreds of them fit.
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Duration;
 
-use super::histogram::LogHistogram;
 use crate::observe::judgement::Judgement;
 use crate::observe::slo::SloVerdict;
 use crate::record::Record;
@@ -105,14 +103,8 @@ pub struct Slot {
     pub missed: [u32; REASONS.len()],
     /// Misses by the stage that is blamed, in the order of [`Stage::ALL`].
     pub missed_in: [u32; STAGES],
-    /// Time to first token.
-    pub ttft: LogHistogram,
-    /// Bounds on TTFT of the ended requests: they differ where a bound grows with the prompt.
-    pub bound: LogHistogram,
-    /// Inter-token latency.
-    pub itl: LogHistogram,
-    /// Stages, in the order of [`Stage::ALL`].
-    pub stages: [LogHistogram; STAGES],
+    /// Seconds and number of the bounds on TTFT of the ended requests: they differ where a bound grows with the prompt.
+    pub bound: (f64, u32),
     /// Who took part.
     pub parts: HashMap<(Dimension, Arc<str>), Part>,
 }
@@ -130,39 +122,34 @@ impl Slot {
         self.missed.iter().sum()
     }
 
+    /// Mean bound on TTFT in seconds; `None` without any.
+    #[must_use]
+    pub fn mean_bound(&self) -> Option<f64> {
+        (self.bound.1 > 0).then(|| self.bound.0 / f64::from(self.bound.1))
+    }
+
     /// Adds everything of another slot.
     pub fn merge(&mut self, other: &Self) {
         self.requests += other.requests;
         self.good += other.good;
         add_all(&mut self.missed, &other.missed);
         add_all(&mut self.missed_in, &other.missed_in);
-        self.ttft.merge(&other.ttft);
-        self.bound.merge(&other.bound);
-        self.itl.merge(&other.itl);
-        for (stage, more) in self.stages.iter_mut().zip(&other.stages) {
-            stage.merge(more);
-        }
+        self.bound = (self.bound.0 + other.bound.0, self.bound.1 + other.bound.1);
         for (key, part) in &other.parts {
             self.parts.entry(key.clone()).or_default().merge(part);
         }
     }
 
-    /// Adds inter-token latencies, each as often as its tokens.
-    pub(super) fn gaps(&mut self, replica: &Arc<str>, shares: impl Iterator<Item = (Duration, u32)>) {
-        let mut sum = (0.0, 0);
-        for (itl, tokens) in shares {
-            self.itl.add(itl, tokens);
-            sum.0 += itl.as_secs_f64() * f64::from(tokens);
-            sum.1 += u64::from(tokens);
-        }
+    /// Adds inter-token latencies of a replica: their sum in seconds and their number.
+    pub(super) fn add_itl(&mut self, replica: &Arc<str>, (seconds, count): (f64, u64)) {
         let part = self.part(Dimension::Replica, replica);
-        part.itl = (part.itl.0 + sum.0, part.itl.1 + sum.1);
+        part.itl = (part.itl.0 + seconds, part.itl.1 + count);
     }
 
     pub(super) fn record(&mut self, record: &Record, judgement: &Judgement) {
         self.requests += 1;
         if let Some(bound) = record.slo.ttft.filter(|_| record.is_stream) {
-            self.bound.add(bound, 1);
+            self.bound = (self.bound.0 + bound.as_secs_f64(), self.bound.1 + 1);
         }
         let missed = match judgement.verdict {
             SloVerdict::Met => {
@@ -176,11 +163,6 @@ impl Slot {
         if let Some(missed) = missed {
             count(&mut self.missed, missed as usize);
             count(&mut self.missed_in, blamed);
-        }
-        for time in &judgement.stages {
-            if let Some(stage) = self.stages.get_mut(time.stage as usize) {
-                stage.add(time.duration, 1);
-            }
         }
         let class: Arc<str> = record.class.as_str().into();
         let (replica, revision) = served(record).unzip();
@@ -245,6 +227,8 @@ const MAX_PARTS: usize = 256;
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::observe::fixture;
     use crate::observe::slo::Missed;

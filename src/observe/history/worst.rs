@@ -2,13 +2,13 @@
 //!
 //! Of each five minutes a few of either kind, so that an incident does not push out the one before it.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::Stamp;
 use crate::observe::judgement::Judgement;
 use crate::record::{Outcome, Record};
+use crate::stats::Ring;
 
 /// Why a request is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,27 +46,21 @@ pub struct Kept {
 
 /// Kept requests by slots of five minutes, oldest first.
 #[derive(Default)]
-pub(super) struct Worst(VecDeque<(u64, Vec<Kept>)>);
+pub(super) struct Worst(Ring<Vec<Kept>>);
 
 impl Worst {
     /// Keeps the record if it is bad enough; returns what no longer is kept, to be freed outside of a lock.
-    pub(super) fn record(&mut self, record: &Arc<Record>, judgement: &Judgement) -> Dropped {
+    pub(super) fn record(&mut self, record: &Arc<Record>, judgement: &Judgement) -> Vec<Kept> {
         let why = match record.outcome {
             Outcome::Failed => Why::Failed,
             Outcome::Refused => Why::Refused,
             Outcome::Ok => Why::Slow,
             Outcome::Canceled if judgement.missed().is_some() => Why::Slow,
-            Outcome::Canceled | Outcome::ClientError => return Dropped::default(),
+            Outcome::Canceled | Outcome::ClientError => return Vec::new(),
         };
-        let number = record.at.end.as_nanos() / SLOT_NANOS;
-        let mut dropped = Dropped::default();
-        if self.0.back().is_none_or(|(newest, _)| *newest < number) {
-            self.0.push_back((number, Vec::new()));
-        }
-        if self.0.front().is_some_and(|(oldest, _)| oldest + SLOTS <= number) {
-            dropped.slot = self.0.pop_front();
-        }
-        let Some((_, slot)) = self.0.back_mut() else { return dropped };
+        let number = number(record.at.end);
+        let mut dropped = self.0.pop_before(number - SLOTS + 1).unwrap_or_default();
+        let slot = self.0.at(number, SLOTS);
         let kept = Kept { record: Arc::clone(record), slow: slowness(record), why };
         if slot.iter().filter(|kept| kept.why == why).count() < KEPT_OF_A_KIND {
             slot.push(kept);
@@ -81,23 +75,15 @@ impl Worst {
             Why::Failed | Why::Refused => of_kind.min_by_key(|kept| kept.record.at.end),
         };
         if let Some(least) = least {
-            dropped.one = Some(std::mem::replace(least, kept));
+            dropped.push(std::mem::replace(least, kept));
         }
         dropped
     }
 
     pub(super) fn read(&self, now: Stamp) -> Vec<Kept> {
-        let newest = now.as_nanos() / SLOT_NANOS;
-        let young = self.0.iter().filter(|(number, _)| number + SLOTS > newest);
-        young.flat_map(|(_, slot)| slot.iter().cloned()).collect()
+        let newest = number(now);
+        self.0.range(newest - SLOTS + 1, i64::MAX).flat_map(|(_, slot)| slot.iter().cloned()).collect()
     }
-}
-
-/// What is kept no longer.
-#[derive(Default)]
-pub(super) struct Dropped {
-    slot: Option<(u64, Vec<Kept>)>,
-    one: Option<Kept>,
 }
 
 fn slowness(record: &Record) -> f64 {
@@ -118,9 +104,14 @@ fn slowness(record: &Record) -> f64 {
     worst.unwrap_or_else(|| ttft.unwrap_or(record.duration()).as_secs_f64())
 }
 
+/// Number of the slot of a stamp.
+fn number(at: Stamp) -> i64 {
+    (at.as_nanos() / SLOT_NANOS).cast_signed()
+}
+
 const SLOT_NANOS: u64 = 300_000_000_000;
 /// An hour, and the current one.
-const SLOTS: u64 = 13;
+const SLOTS: i64 = 13;
 const KEPT_OF_A_KIND: usize = 10;
 
 #[cfg(test)]

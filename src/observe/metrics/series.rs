@@ -15,7 +15,7 @@ use super::table::{ReplicaFamilies, RouteFamilies, TenantFamilies};
 use crate::observe::judgement::Judgement;
 use crate::observe::slo::{Missed, SloVerdict};
 use crate::observe::stages::{Stage, StageSource};
-use crate::record::{FirstToken, Gaps, MAX_TOKENS_PER_EVENT, Outcome, Record, Served};
+use crate::record::{FirstToken, Gaps, Outcome, Record, Served};
 use crate::request::class::Class;
 
 /// Labels of a request.
@@ -312,26 +312,17 @@ impl StreamHistograms {
 
     /// Observes a batch: one ICL per gap, one ITL per token once the tokens are known.
     pub fn gaps(&self, gaps: &Gaps<'_>) {
-        for gap in gaps.gaps {
-            self.icl.observe(gap.length.as_secs_f64());
-            if let Some(tokens) = gap.tokens {
-                self.tokens(gap.length, tokens);
-            }
+        for icl in gaps.icl() {
+            self.icl.observe(icl.as_secs_f64());
         }
-        for (gap, tokens) in gaps.late_itl {
-            self.tokens(*gap, *tokens);
-        }
-    }
-
-    fn tokens(&self, gap: Duration, tokens: u32) {
-        let tokens = tokens.min(MAX_TOKENS_PER_EVENT);
-        let Some(each) = gap.checked_div(tokens) else { return };
         if let Some(exponential) = &self.exponential {
-            exponential.itl.observe_n(each, tokens.into());
+            exponential.itl.observe_each(gaps.itl());
         }
-        for _ in 0..tokens {
-            self.itl.observe(each.as_secs_f64());
-            self.replica.itl.observe(each.as_secs_f64());
+        for (itl, tokens) in gaps.itl() {
+            for _ in 0..tokens {
+                self.itl.observe(itl.as_secs_f64());
+                self.replica.itl.observe(itl.as_secs_f64());
+            }
         }
     }
 }

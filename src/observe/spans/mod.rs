@@ -9,7 +9,6 @@ mod export;
 mod sampling;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -22,35 +21,18 @@ pub use super::Background;
 use super::judgement::Judgement;
 use super::metrics::{DropReason, Metrics};
 use super::otlp::{Collector, CollectorError};
-use crate::clock::{Clock, Stamp};
+use crate::clock::Clock;
 use crate::config::Sampling;
 use crate::record::Record;
+use crate::stats::PerSecond;
 
 /// Takes records and exports the spans of those that are kept.
 pub struct Spans {
     queue: mpsc::Sender<Arc<Record>>,
     sampling: ArcSwap<Sampling>,
     metrics: Arc<Metrics>,
-    rate: KeptPerSecond,
+    kept: PerSecond,
     end: End,
-}
-
-/// Traces kept in the current second: its number in the upper half, the count in the lower.
-#[derive(Debug, Default)]
-struct KeptPerSecond(AtomicU64);
-
-impl KeptPerSecond {
-    /// Counts one more at `now` unless `max` were kept in this second. Requests that end at once may be counted in
-    /// either of two seconds.
-    fn takes(&self, now: Stamp, max: u32) -> bool {
-        let second = now.since(Stamp::default()).as_secs() << 32;
-        let taken = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |state| {
-            let is_this_second = state & !u64::from(u32::MAX) == second;
-            let count = if is_this_second { state & u64::from(u32::MAX) } else { 0 };
-            (count < u64::from(max)).then_some(second | (count + 1))
-        });
-        taken.is_ok()
-    }
 }
 
 /// The stages in which export ends.
@@ -85,7 +67,7 @@ impl Spans {
             queue,
             sampling: ArcSwap::from_pointee(sampling.clone()),
             metrics,
-            rate: KeptPerSecond::default(),
+            kept: PerSecond::default(),
             end,
         })
     }
@@ -98,7 +80,7 @@ impl Spans {
             return false;
         }
         // A caller who sampled its trace gets our part of it in any case.
-        if record.trace.sampled == Some(true) || self.rate.takes(record.at.end, sampling.max_per_second) {
+        if record.trace.sampled == Some(true) || self.kept.takes(record.at.end, sampling.max_per_second) {
             return true;
         }
         self.metrics.spans_dropped(DropReason::RateLimited, build::span_count(record));
@@ -138,16 +120,3 @@ impl Spans {
 }
 
 const MAX_QUEUED_RECORDS: usize = 4096;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn at_most_so_many_traces_are_kept_in_a_second() {
-        let rate = KeptPerSecond::default();
-        let at = |millis| Stamp::default().after(Duration::from_millis(millis));
-        let kept = |millis| (0..10).filter(|_| rate.takes(at(millis), 3)).count();
-        assert_eq!([kept(10), kept(900), kept(1_000), kept(5_500)], [3, 0, 3, 3]);
-    }
-}

@@ -173,13 +173,7 @@ impl Tap for Feed {
 
     fn gaps(&self, stream: &StreamKey, gaps: &Gaps<'_>) {
         let Some(arm) = self.arm(&stream.route, &stream.pool) else { return };
-        let per_token = |gap: Duration, tokens: u32| {
-            let tokens = f64::from(tokens.max(1));
-            (gap.as_secs_f64() / tokens, tokens)
-        };
-        let known = gaps.gaps.iter().filter_map(|gap| Some(per_token(gap.length, gap.tokens?)));
-        let late = gaps.late_itl.iter().map(|(gap, tokens)| per_token(*gap, *tokens));
-        let gaps: Vec<_> = known.chain(late).collect();
+        let gaps: Vec<_> = gaps.itl().map(|(itl, tokens)| (itl.as_secs_f64(), f64::from(tokens))).collect();
         if !gaps.is_empty() {
             self.send(&stream.route, stream.class, Seen::Gaps { arm, gaps });
         }

@@ -5,6 +5,8 @@
 
 use std::time::Duration;
 
+use crate::stats::{lower_quantile, upper_quantile};
+
 /// How well predictions fit.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Calibration {
@@ -61,28 +63,25 @@ impl Ledger {
 
     /// The ratio of actual to predicted that this share of answers stays within; `None` where too few have come.
     pub(super) fn ratio_within(&self, share: f64) -> Option<f64> {
-        let count = self.entries.len();
-        if count < ENOUGH {
+        if self.entries.len() < ENOUGH {
             return None;
         }
-        let mut ratios: Vec<f32> = self.entries.iter().map(|entry| entry.ratio).collect();
-        let at = ((share * count as f64) as usize).min(count - 1);
-        let (_, ratio, _) = ratios.select_nth_unstable_by(at, f32::total_cmp);
-        Some(f64::from(*ratio))
+        upper_quantile(&mut self.ratios(), share)
+    }
+
+    fn ratios(&self) -> Vec<f64> {
+        self.entries.iter().map(|entry| f64::from(entry.ratio)).collect()
     }
 
     pub(super) fn read(&self) -> Option<Calibration> {
-        let last = self.entries.len().checked_sub(1)?;
-        let mut ratios: Vec<f64> = self.entries.iter().map(|entry| f64::from(entry.ratio)).collect();
-        ratios.sort_unstable_by(f64::total_cmp);
+        let mut ratios = self.ratios();
         let mut errors: Vec<f64> = ratios.iter().map(|ratio| (1.0 - 1.0 / ratio).abs()).collect();
-        errors.sort_unstable_by(f64::total_cmp);
         let covered = self.entries.iter().filter(|entry| entry.is_covered).count();
         Some(Calibration {
             answers: self.entries.len(),
-            median_error: errors[last / 2],
-            p90_error: errors[last * 9 / 10],
-            bias: ratios[last / 2],
+            median_error: lower_quantile(&mut errors, 0.5)?,
+            p90_error: lower_quantile(&mut errors, 0.9)?,
+            bias: lower_quantile(&mut ratios, 0.5)?,
             coverage: covered as f64 / self.entries.len() as f64,
         })
     }

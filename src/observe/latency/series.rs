@@ -1,0 +1,150 @@
+//! The latencies of one series.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use super::slots::{LatencySlots, Step};
+use super::window::{Percentiles, Window};
+use crate::clock::Stamp;
+use crate::record::Gaps;
+use crate::stats::Counts;
+
+/// A measured latency.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Measure {
+    /// From the last request byte to the first content event.
+    Ttft,
+    /// Gap between two content events.
+    Icl,
+    /// That gap, shared over the tokens of the later event.
+    Itl,
+    /// Mean time per output token of a stream.
+    Tpot,
+    /// From the head of a request to its end; of a stage, its time.
+    Duration,
+}
+
+/// The latencies of one series.
+#[derive(Default)]
+pub struct LatencySeries {
+    slots: [Mutex<LatencySlots>; 5],
+    p99: P99,
+}
+
+/// Nanoseconds at the last update; `u64::MAX` while unknown.
+struct P99 {
+    ttft: AtomicU64,
+    duration: AtomicU64,
+}
+
+impl Default for P99 {
+    fn default() -> Self {
+        Self { ttft: AtomicU64::new(u64::MAX), duration: AtomicU64::new(u64::MAX) }
+    }
+}
+
+impl LatencySeries {
+    /// Observes gaps: each is one ICL, and `n` ITL where the later event has `n` tokens.
+    pub fn gaps(&self, gaps: &Gaps<'_>, now: Stamp) {
+        if !gaps.gaps.is_empty() {
+            self.observe(Measure::Icl, gaps.icl(), now);
+        }
+        let mut itl = gaps.itl().peekable();
+        if itl.peek().is_some() {
+            self.observe_each(Measure::Itl, itl, now);
+        }
+    }
+
+    /// Observes values under one lock.
+    pub fn observe(&self, measure: Measure, values: impl IntoIterator<Item = Duration>, now: Stamp) {
+        self.observe_each(measure, values.into_iter().map(|value| (value, 1)), now);
+    }
+
+    fn observe_each(&self, measure: Measure, values: impl Iterator<Item = (Duration, u32)>, now: Stamp) {
+        if let Some(slots) = self.slots.get(measure as usize) {
+            slots.lock().add(values, now);
+        }
+    }
+
+    /// Values in the slots from `oldest` to `newest`, both included.
+    pub fn counts(&self, measure: Measure, step: Step, oldest: i64, newest: i64) -> Counts {
+        let slots = self.slots.get(measure as usize);
+        slots.map_or_else(Counts::default, |slots| slots.lock().counts(step, oldest, newest))
+    }
+
+    /// Percentiles of the window that ends `now`.
+    pub fn percentiles(&self, measure: Measure, window: Window, now: Stamp) -> Percentiles {
+        (&self.window(measure, window, now)).into()
+    }
+
+    fn window(&self, measure: Measure, window: Window, now: Stamp) -> Counts {
+        let (step, whole) = window.slots();
+        // One more than the window, because the current slot is only partly filled.
+        let newest = step.slot(now);
+        self.counts(measure, step, newest - whole, newest)
+    }
+
+    /// Whether TTFT or duration exceeds the p99 of the last [`LatencySeries::update_p99`].
+    pub fn is_beyond_p99(&self, ttft: Option<Duration>, duration: Duration) -> bool {
+        let beyond =
+            |value: Duration, p99: &AtomicU64| value > Duration::from_nanos(p99.load(Ordering::Relaxed));
+        ttft.is_some_and(|ttft| beyond(ttft, &self.p99.ttft)) || beyond(duration, &self.p99.duration)
+    }
+
+    /// Updates the p99: over five minutes where there are enough values, else over an hour.
+    pub(in crate::observe) fn update_p99(&self, now: Stamp) {
+        for (measure, p99) in [(Measure::Ttft, &self.p99.ttft), (Measure::Duration, &self.p99.duration)] {
+            let read = [Window::FiveMinutes, Window::Hour]
+                .into_iter()
+                .map(|window| self.window(measure, window, now))
+                .find(|read| read.count() >= MIN_COUNT_FOR_P99);
+            let nanos = read.and_then(|read| read.quantile(0.99)).map_or(u64::MAX, |p99| (p99 * 1e9) as u64);
+            p99.store(nanos, Ordering::Relaxed);
+        }
+    }
+
+    /// Number of the newest slot of 10 s with values.
+    pub(in crate::observe) fn newest(&self) -> i64 {
+        self.slots.iter().map(|slots| slots.lock().newest()).max().unwrap_or(0)
+    }
+}
+
+/// Below this the p99 is too noisy.
+const MIN_COUNT_FOR_P99: u64 = 200;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_of_either_step_have_what_was_observed_in_them_the_current_one_too() {
+        let series = LatencySeries::default();
+        let second = |n: u64| Stamp::from_nanos(n * 1_000_000_000);
+        for n in [0, 5, 15, 61, 130, 700] {
+            series.observe(Measure::Ttft, [Duration::from_millis(n)], second(n));
+        }
+        series.observe(Measure::Ttft, [Duration::from_secs(1)], second(695));
+        let count = |step, oldest, newest| series.counts(Measure::Ttft, step, oldest, newest).count();
+        assert_eq!(
+            [count(Step::Minute, 0, 0), count(Step::Minute, 1, 2), count(Step::Minute, 11, 11)],
+            [3, 2, 2]
+        );
+        assert_eq!(count(Step::Minute, 0, 99), 7);
+        assert_eq!([count(Step::TenSeconds, 13, 13), count(Step::TenSeconds, 70, 70)], [1, 2]);
+        assert_eq!(count(Step::TenSeconds, 0, 12), 0, "ten minutes");
+        assert_eq!(series.counts(Measure::Itl, Step::Minute, 0, 99), Counts::default());
+    }
+
+    #[test]
+    fn gaps_count_once_for_each_token() {
+        let (series, ms) = (LatencySeries::default(), Duration::from_millis);
+        let gap = crate::record::Gap { length: ms(40), tokens: Some(2) };
+        series.gaps(&Gaps { gaps: &[gap], late_itl: &[(ms(30), 3)] }, Stamp::default());
+        let read = |measure| series.percentiles(measure, Window::Minute, Stamp::default());
+        let (itl, icl) = (read(Measure::Itl), read(Measure::Icl));
+        assert_eq!((itl.count, icl.count), (5, 1));
+        assert!((itl.p99 / 0.02 - 1.0).abs() < 0.004 && (icl.p50 / 0.04 - 1.0).abs() < 0.004);
+    }
+}

@@ -1,0 +1,21 @@
+//! Statistics that several rooms share: the histogram of latencies, the ring of time slots, robust statistics, rate limits.
+//! Pure: time is an argument.
+
+mod bucket;
+mod counts;
+mod histogram;
+mod peers;
+mod ring;
+mod robust;
+
+pub use self::bucket::{PerSecond, Refill, TokenBucket};
+pub use self::counts::Counts;
+pub use self::histogram::Histogram;
+pub use self::peers::Peers;
+pub use self::ring::Ring;
+#[cfg(test)]
+pub(crate) use self::robust::normal;
+pub use self::robust::{
+    MEDIAN_ERROR, Noise, P90_ERROR, Prior, TRIMMED, ln_binomial_tail, lower_quantile, median, robust,
+    trimmed_mean, upper_quantile,
+};
