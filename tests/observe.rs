@@ -122,8 +122,8 @@ fn one_request(observer: &Observer) {
 async fn a_scrape_shows_every_name_of_the_contract() {
     let observer = observer(&config());
     one_request(&observer);
-    observer.metrics().admission("admit", "ready");
-    observer.metrics().http_rejected("header_timeout");
+    observer.metrics().families.requests.admissions.inc(["admit", "ready"]);
+    observer.metrics().families.requests.http_rejected.inc(["header_timeout"]);
     let _inflight = observer.metrics().request_inflight();
 
     let page = observer.metrics().render(&[status(ReplicaState::Ready, true)]);

@@ -6,9 +6,9 @@
 //! an increase.
 
 use super::Metrics;
+use super::declare::{Foreseen, Group as _};
 use super::series::RequestKey;
-use super::table::TenantFamilies;
-use crate::config::{Config, ModelMatch, Route, Slo};
+use crate::config::{Config, ModelMatch, Route};
 use crate::observe::slo::Missed;
 use crate::record::Outcome;
 use crate::request::class::Class;
@@ -28,13 +28,13 @@ impl Metrics {
         for (route, model) in routes {
             let slo = config.slo.get(&route.slo).copied().unwrap_or_default();
             let served = route.pools.iter().filter_map(|weighted| config.pools.get(weighted.pool));
-            let revisions: Vec<&str> = served.map(|pool| &*pool.revision).collect();
-            for (tenant, class) in tenants.iter().flat_map(|t| CLASSES.map(|class| (*t, class))) {
-                let labels = |revision| [&*route.name, model, tenant, revision, class.as_str()];
-                for revision in &revisions {
-                    served_at_zero(&self.requests.by_tenant, labels(revision), &slo);
+            let revisions =
+                served.map(|pool| (&*pool.revision, true)).chain([(RequestKey::NO_REVISION, false)]);
+            for (revision, is_served) in revisions {
+                for (tenant, class) in tenants.iter().flat_map(|t| CLASSES.map(|class| (*t, class))) {
+                    let key = [&*route.name, model, tenant, revision, class.as_str()];
+                    self.families.by_tenant.start(&key, &Foreseen { is_served, slo });
                 }
-                unserved_at_zero(&self.requests.by_tenant, labels(RequestKey::NO_REVISION));
             }
         }
     }
@@ -48,41 +48,33 @@ fn model(route: &Route) -> Option<&str> {
     }
 }
 
-/// Of requests that a replica of the revision answered, or failed to.
-fn served_at_zero(families: &TenantFamilies, labels: [&str; 5], slo: &Slo) {
-    families.goodput.get(&labels);
-    for (outcome, code) in [(Outcome::Ok, "200"), (Outcome::Failed, "200"), (Outcome::Failed, "502")] {
-        outcomes(families, labels, outcome, code);
-    }
-    let bounds = [
+/// Whether a request met its SLO is only counted where a replica served it.
+pub(super) fn served(foreseen: &Foreseen) -> Vec<Vec<&'static str>> {
+    if foreseen.is_served { vec![Vec::new()] } else { Vec::new() }
+}
+
+/// `outcome` and `code` of requests that a replica answered or failed to, and of those that reached none.
+pub(super) fn outcomes(foreseen: &Foreseen) -> Vec<Vec<&'static str>> {
+    let outcomes = if foreseen.is_served {
+        [(Outcome::Ok, "200"), (Outcome::Failed, "200"), (Outcome::Failed, "502")]
+    } else {
+        [(Outcome::Refused, "429"), (Outcome::Refused, "503"), (Outcome::Failed, "502")]
+    };
+    outcomes.map(|(outcome, code)| vec![outcome.as_str(), code]).to_vec()
+}
+
+/// `reason` of misses: the bounds that there are, where they can be missed.
+pub(super) fn reasons(foreseen: &Foreseen) -> Vec<Vec<&'static str>> {
+    let Foreseen { is_served, slo } = foreseen;
+    let reasons = [
         (Missed::Error, true),
-        (Missed::Ttft, slo.ttft.is_some()),
-        (Missed::Itl, !slo.itl.is_empty()),
-        (Missed::Tpot, slo.tpot.is_some()),
-        (Missed::E2e, slo.e2e.is_some()),
+        (Missed::Refused, !is_served),
+        (Missed::Ttft, *is_served && slo.ttft.is_some()),
+        (Missed::Itl, *is_served && !slo.itl.is_empty()),
+        (Missed::Tpot, *is_served && slo.tpot.is_some()),
+        (Missed::E2e, *is_served && slo.e2e.is_some()),
     ];
-    for (missed, _) in bounds.into_iter().filter(|(_, is_bound)| *is_bound) {
-        misses(families, labels, missed);
-    }
-}
-
-/// Of requests that reached no replica.
-fn unserved_at_zero(families: &TenantFamilies, labels: [&str; 5]) {
-    for (outcome, code) in [(Outcome::Refused, "429"), (Outcome::Refused, "503"), (Outcome::Failed, "502")] {
-        outcomes(families, labels, outcome, code);
-    }
-    misses(families, labels, Missed::Error);
-    misses(families, labels, Missed::Refused);
-}
-
-fn outcomes(families: &TenantFamilies, labels: [&str; 5], outcome: Outcome, code: &str) {
-    let [route, model, tenant, revision, class] = labels;
-    families.requests.get(&[route, model, tenant, revision, class, outcome.as_str(), code]);
-}
-
-fn misses(families: &TenantFamilies, labels: [&str; 5], missed: Missed) {
-    let [route, model, tenant, revision, class] = labels;
-    families.slo_missed.get(&[route, model, tenant, revision, class, missed.as_str()]);
+    reasons.into_iter().filter(|(_, can_be)| *can_be).map(|(missed, _)| vec![missed.as_str()]).collect()
 }
 
 const CLASSES: [Class; 3] = [Class::Short, Class::Medium, Class::Long];
