@@ -114,7 +114,7 @@ impl Poster {
                     self.active.insert(key(&finding), finding);
                 }
                 Change::Raised(_) => {
-                    self.metrics.families.control.drift_webhook.inc([DeliveryResult::Dropped.as_str()])
+                    self.metrics.families.control.drift_webhook.inc([DeliveryResult::Dropped.as_str()]);
                 }
                 Change::Ended(finding) => {
                     self.active.remove(&key(&finding));

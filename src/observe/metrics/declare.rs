@@ -11,7 +11,7 @@ use prometheus::{
 
 use super::buckets::Edges;
 use super::family::{Family, Vector};
-use crate::config::Slo;
+use crate::record::SloBounds;
 
 /// One family, as a row of the table states it.
 #[derive(Debug)]
@@ -22,7 +22,7 @@ pub(super) struct Declared {
     pub(super) help: &'static str,
     pub(super) labels: &'static [Label],
     /// Label values behind the group's key that exist from the start, where they follow from the configuration.
-    pub(super) zero: Option<fn(&Foreseen) -> Vec<Vec<&'static str>>>,
+    pub(super) zero: Option<fn(&Foreseen) -> Tails>,
     /// Buckets of a histogram.
     pub(super) edges: Option<fn(&Edges) -> &[f64]>,
 }
@@ -34,12 +34,15 @@ pub(super) struct Label {
     pub(super) values: &'static [&'static str],
 }
 
+/// Values of the labels behind a key, one entry a series.
+pub(super) type Tails = Vec<Vec<&'static str>>;
+
 /// What is known of a key before its first request.
 #[derive(Default)]
 pub(super) struct Foreseen {
     /// Whether a replica serves it: its revision is one of a pool.
     pub(super) is_served: bool,
-    pub(super) slo: Slo,
+    pub(super) slo: SloBounds,
 }
 
 impl Declared {
@@ -48,7 +51,7 @@ impl Declared {
     }
 
     /// Values behind a key of `key` labels that exist before their first event; only counters have any.
-    pub(super) fn zeros(&self, key: usize, foreseen: &Foreseen) -> Vec<Vec<&'static str>> {
+    pub(super) fn zeros(&self, key: usize, foreseen: &Foreseen) -> Tails {
         if self.kind != "counter" {
             return Vec::new();
         }

@@ -25,6 +25,9 @@ const MAX_SETS: usize = 5_000;
 /// Of these, reserved for label sets whose tenant is `other`.
 const RESERVED: usize = 500;
 
+/// Label sets of one family up to which those without an event are created.
+const MAX_ZEROS: usize = MAX_SETS / 2;
+
 /// What a family needs of the three vector types, whose builders are not public.
 pub trait Vector {
     /// A metric of one label set.
@@ -63,9 +66,14 @@ pub struct Family<V: Vector, const N: usize> {
 /// Existing label sets.
 struct LabelSets<M> {
     /// By a hash of their values, as the library itself tells them apart.
-    sets: HashMap<u64, (Box<[Box<str>]>, M)>,
+    sets: HashMap<u64, LabelSet<M>>,
     /// For each label: its values besides `other`, with the number of sets that have them.
     uses: Vec<HashMap<Box<str>, usize>>,
+}
+
+struct LabelSet<M> {
+    values: Box<[Box<str>]>,
+    metric: M,
 }
 
 impl<V: Vector, const N: usize> Family<V, N> {
@@ -120,11 +128,12 @@ impl<V: Vector, const N: usize> Family<V, N> {
         }
     }
 
-    /// Creates the label sets of a key, its first labels, that exist before their first event.
+    /// Creates the label sets of a key, its first labels, that exist before their first event; none in a family that
+    /// is half full, whose room is for what happens.
     pub(super) fn start(&self, key: &[&str], foreseen: &Foreseen) {
         for tail in self.declared.zeros(key.len(), foreseen) {
             let values: Vec<&str> = key.iter().copied().chain(tail).collect();
-            self.get(values.try_into().expect(ONE_VALUE_EACH));
+            self.admit(&mut self.sets.write(), &values, MAX_ZEROS);
         }
     }
 
@@ -133,7 +142,7 @@ impl<V: Vector, const N: usize> Family<V, N> {
         let mut known = self.sets.write();
         let begins = |values: &[Box<str>]| key.iter().zip(values).all(|(key, value)| *key == &**value);
         let gone: Vec<u64> =
-            known.sets.iter().filter(|(_, (values, _))| begins(values)).map(|(hash, _)| *hash).collect();
+            known.sets.iter().filter(|(_, set)| begins(&set.values)).map(|(hash, _)| *hash).collect();
         for values in gone.into_iter().filter_map(|hash| known.forget(hash)) {
             let values: Vec<&str> = values.iter().map(|value| &**value).collect();
             let _ = self.vec.forget(&values);
@@ -141,14 +150,14 @@ impl<V: Vector, const N: usize> Family<V, N> {
     }
 
     fn known(&self, values: &[&str]) -> Option<V::Metric> {
-        self.sets.read().sets.get(&self.hash(values)).map(|(_, metric)| metric.clone())
+        self.sets.read().sets.get(&self.hash(values)).map(|set| set.metric.clone())
     }
 
     /// The metric of these values, which is created if there is room.
     fn admit(&self, known: &mut LabelSets<V::Metric>, values: &[&str], limit: usize) -> Option<V::Metric> {
         let hash = self.hash(values);
-        if let Some((_, metric)) = known.sets.get(&hash) {
-            return Some(metric.clone());
+        if let Some(set) = known.sets.get(&hash) {
+            return Some(set.metric.clone());
         }
         let has_room = |(label, value): (usize, &&str)| known.has_room(label, value);
         if known.sets.len() >= limit || !values.iter().enumerate().all(has_room) {
@@ -213,7 +222,7 @@ impl<M> LabelSets<M> {
         for (uses, value) in self.uses.iter_mut().zip(&values).filter(|(_, value)| &***value != OTHER) {
             *uses.entry(value.clone()).or_default() += 1;
         }
-        self.sets.insert(hash, (values, metric));
+        self.sets.insert(hash, LabelSet { values, metric });
     }
 
     fn has_room(&self, label: usize, value: &str) -> bool {
@@ -223,7 +232,7 @@ impl<M> LabelSets<M> {
 
     /// Removes the set and returns its values.
     fn forget(&mut self, hash: u64) -> Option<Box<[Box<str>]>> {
-        let (values, _) = self.sets.remove(&hash)?;
+        let LabelSet { values, .. } = self.sets.remove(&hash)?;
         for (uses, value) in self.uses.iter_mut().zip(&values) {
             if let Entry::Occupied(mut count) = uses.entry(value.clone()) {
                 *count.get_mut() -= 1;
@@ -288,6 +297,18 @@ mod tests {
         let total: u64 = 150 * 150;
         let other: u64 = (0..150).map(|r| family.get([&format!("r{r}"), OTHER]).get()).sum();
         assert_eq!(other, total - 4_500, "nothing is lost");
+    }
+
+    #[test]
+    fn zeros_leave_half_of_the_room_to_what_happens() {
+        let family = family!("route", "tenant");
+        for (route, tenant) in (0..60).flat_map(|route| (0..60).map(move |tenant| (route, tenant))) {
+            family.start(&[&format!("r{route}"), &format!("t{tenant}")], &Foreseen::default());
+        }
+        assert_eq!(family.sets.read().sets.len(), MAX_ZEROS);
+        family.inc(["r59", "t59"]);
+        assert!(family.known(&["r59", "t59"]).is_some());
+        assert_eq!(family.overflow.with_label_values(&["f"]).get(), 0);
     }
 
     #[test]

@@ -178,7 +178,10 @@ impl RequestSeries {
         });
         requests.inc();
         // Created at zero: a goodput of 0 must be visible, not absent.
-        let goodput = self.goodput.get_or_init(|| by_tenant.goodput.get(self.tenant_labels()));
+        let goodput = self.goodput.get_or_init(|| {
+            self.families.start_seen(self.tenant_labels(), record.slo);
+            by_tenant.goodput.get(self.tenant_labels())
+        });
         if judgement.verdict == SloVerdict::Met {
             goodput.inc();
         }

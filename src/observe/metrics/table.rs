@@ -10,7 +10,7 @@ use super::exponential::{ExponentialHistogram, ExponentialSeries};
 use super::family::Family;
 use super::labels::{DeliveryResult, DropReason, JoinResult};
 use super::log_drops::LogDrops;
-use super::zero::{outcomes, reasons, served};
+use super::zero::{outcomes, reasons, refusals, served};
 
 families! {
     /// Every family of the gateway, by who feeds it.
@@ -45,7 +45,7 @@ families! {
                 "Tokens in the engine's usage, by kind: input_cached, input_uncached, input_unknown (no cached count), output.";
             counter finish_reasons "tokenway_finish_reasons_total" [reason]
                 "Finish reasons of choices; unknown ones are other.";
-            counter slo_missed_in "tokenway_slo_missed_by_stage_total" [reason, stage]
+            counter slo_missed_in "tokenway_slo_missed_by_stage_total" [reason, stage] zero refusals
                 "Requests that missed their SLO, by reason and by the longest stage that the bound covers.";
             counter over_budget "tokenway_stage_over_budget_total" [stage]
                 "Requests in which a stage exceeded its share of the route's stage budget.";
