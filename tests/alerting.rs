@@ -22,7 +22,7 @@ use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use tokenway::drift::detectors::{Causes, Finding, Kind, SeriesName};
 use tokenway::fleet::status::ReplicaState;
@@ -55,9 +55,9 @@ fn page() -> String {
     failed.error = Some("timeout_inter_token");
     observer.record(&Arc::new(failed));
     let metrics = observer.metrics();
-    metrics.admission("admit", "ready");
-    metrics.http_rejected("header_timeout");
-    metrics.drift_webhook(DeliveryResult::Failed);
+    metrics.families.requests.admissions.inc(["admit", "ready"]);
+    metrics.families.requests.http_rejected.inc(["header_timeout"]);
+    metrics.families.control.drift_webhook.inc([DeliveryResult::Failed.as_str()]);
     metrics.set_sources(&[support::source()]);
     let finding = Finding {
         at: 0.0,
@@ -67,16 +67,17 @@ fn page() -> String {
         evidence: Vec::new(),
         is_acknowledged: false,
     };
-    metrics.drift_found(finding.labels());
-    metrics.drift_shown(finding.labels());
-    metrics.canary(&CanaryGauges {
+    metrics.families.control.drift_findings.inc(finding.labels());
+    metrics.families.control.drift_active.set(finding.labels(), Some(1.0));
+    let canary = CanaryGauges {
         labels: ["chat", "new", "r2"],
         states: [("running", false), ("paused", false), ("promoted", false), ("rolled_back", true)],
         share: 0.0,
         shadow_share: 0.0,
         evidence: &[("ttft_p99", 1.0)],
-    });
-    metrics.certificate_expiry("server.pem", SystemTime::UNIX_EPOCH + Duration::from_secs(2_000_000_000));
+    };
+    metrics.canary(&canary, true);
+    metrics.families.process.certificate_expiry.set(["server.pem"], Some(2e9));
     metrics.render(&[support::status(ReplicaState::Ready, true)])
 }
 

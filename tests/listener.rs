@@ -713,7 +713,7 @@ async fn a_panic_is_a_500_on_its_request_and_counted() {
         closing: CancellationToken::new(),
         stopped: CancellationToken::new(),
         cut_off: CancellationToken::new(),
-        counters: ListenerCounters { panics: metrics.panics() },
+        counters: ListenerCounters { panics: metrics.families.process.panics.clone() },
     };
     let limit = ConnectionLimit { connections: 10, name: "the test", waiting: None, closes_idle: false };
     let acceptor = Acceptor::new(socket, limit, clock);

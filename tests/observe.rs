@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use tokenway::admin::{AdminState, serve};
 use tokenway::app::observers::Observers;
-use tokenway::config::{AccessLog, Otlp, Secret};
+use tokenway::config::{AccessLog, ModelMatch, Otlp, Secret};
 use tokenway::fleet::status::ReplicaState;
 use tokenway::observe::Observer;
 use tokenway::observe::metrics::{Exposition, StreamKey};
@@ -122,8 +122,8 @@ fn one_request(observer: &Observer) {
 async fn a_scrape_shows_every_name_of_the_contract() {
     let observer = observer(&config());
     one_request(&observer);
-    observer.metrics().admission("admit", "ready");
-    observer.metrics().http_rejected("header_timeout");
+    observer.metrics().families.requests.admissions.inc(["admit", "ready"]);
+    observer.metrics().families.requests.http_rejected.inc(["header_timeout"]);
     let _inflight = observer.metrics().request_inflight();
 
     let page = observer.metrics().render(&[status(ReplicaState::Ready, true)]);
@@ -805,6 +805,22 @@ async fn the_first_failure_of_a_route_is_an_increase() {
     (failed.outcome, failed.status, failed.error) = (Outcome::Failed, 502, Some("replica_failed"));
     observer.record(&Arc::new(failed));
     assert_eq!(counts(&observer.metrics().render(&[])), [Some(1.0), Some(0.0), Some(0.0), Some(0.0)]);
+}
+
+#[tokio::test]
+async fn what_no_configuration_names_starts_at_zero_with_its_first_request() {
+    let mut config = config();
+    config.routes[0].model = ModelMatch::Any;
+    config.routes[0].upstream_model = None;
+    let observer = observer(&config);
+    let counts = |page: &str| {
+        let failed = r#"tokenway_requests_total{class="short",code="502",model="llama",outcome="failed",revision="v1",route="chat",tenant="acme"}"#;
+        let refused = r#"tokenway_slo_missed_by_stage_total{class="short",model="llama",reason="refused",revision="none",route="chat",stage="admit"}"#;
+        [failed, refused].map(|series| value(page, series))
+    };
+    assert_eq!(counts(&observer.metrics().render(&[])), [None; 2]);
+    observer.record(&Arc::new(record()));
+    assert_eq!(counts(&observer.metrics().render(&[])), [Some(0.0); 2]);
 }
 
 /// Two revisions, two classes, and of every tenant all that can happen to it.

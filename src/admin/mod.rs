@@ -93,7 +93,7 @@ pub async fn serve(
         closing: CancellationToken::new(),
         stopped: shutdown.clone(),
         cut_off: CancellationToken::new(),
-        counters: ListenerCounters { panics: admin.observer.metrics().panics() },
+        counters: ListenerCounters { panics: admin.observer.metrics().families.process.panics.clone() },
     };
     let live = Live::start(Arc::clone(&admin), tracker, shutdown);
     listener::accept_loop(acceptor, serving.clone(), Service(routes::router(admin, live))).await;

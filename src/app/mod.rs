@@ -16,7 +16,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
 use arc_swap::ArcSwap;
 use http::HeaderValue;
@@ -165,12 +165,12 @@ impl App {
             closing: CancellationToken::new(),
             stopped: stopped.clone(),
             cut_off: CancellationToken::new(),
-            counters: ListenerCounters { panics: gateway.observer.metrics().panics() },
+            counters: ListenerCounters { panics: gateway.observer.metrics().families.process.panics.clone() },
         };
         let limit = ConnectionLimit {
             connections: open_files::fitting_connections(&config),
             name: "server.max_connections",
-            waiting: Some(gateway.observer.metrics().connections_waiting()),
+            waiting: Some(gateway.observer.metrics().families.process.connections_waiting.clone()),
             closes_idle: false,
         };
         let acceptor = Acceptor::new(socket, limit, clock);
@@ -279,7 +279,9 @@ fn note_expiry(observer: &Observer, config: &Config, clock: Clock) {
     if let Some(tls) = &config.server.tls
         && let Some(at) = expiry(&tls.cert)
     {
-        observer.metrics().certificate_expiry(&tls.cert.to_string_lossy(), at);
+        let at = at.duration_since(UNIX_EPOCH).unwrap_or_default();
+        let family = &observer.metrics().families.process.certificate_expiry;
+        family.set([&tls.cert.to_string_lossy()], Some(at.as_secs_f64()));
     }
     let of_pools = config.pools.iter().filter_map(|pool| Some(&pool.tls.as_ref()?.identity.as_ref()?.cert));
     for cert in config.server.tls.iter().map(|tls| &tls.cert).chain(of_pools) {

@@ -17,7 +17,7 @@ use crate::clock::{Clock, Stamp};
 use crate::config::Config;
 use crate::fleet::demand::PoolLoad;
 use crate::observe::Surroundings;
-use crate::observe::metrics::{Metrics, PoolGauges};
+use crate::observe::metrics::Metrics;
 
 /// What each pool should have.
 #[derive(Default)]
@@ -114,6 +114,7 @@ impl ScaleService {
     }
 
     fn publish(&self, before: &[(Arc<str>, Wanted)], wanted: &[(Arc<str>, Wanted)]) {
+        let families = &self.metrics.families.pools;
         for (pool, wanted) in wanted {
             let known = before.iter().find(|(name, _)| name == pool);
             let was = known.map(|(_, before)| before.replicas);
@@ -121,17 +122,15 @@ impl ScaleService {
                 let (replicas, reason) = (wanted.replicas, &*wanted.reason);
                 tracing::info!(%pool, replicas, was, reason, "wanted number of replicas changed");
             }
-            self.metrics.pool(
-                pool,
-                Some(&PoolGauges {
-                    desired: wanted.replicas as f64,
-                    predicted_ttft: wanted.terms.predicted_ttft.map(|ttft| ttft.as_secs_f64()),
-                    waiting: wanted.terms.waiting_per_replica,
-                }),
-            );
+            let predicted = wanted.terms.predicted_ttft.map(|ttft| ttft.as_secs_f64());
+            families.desired.set([pool], Some(wanted.replicas as f64));
+            families.predicted_ttft.set([pool], predicted);
+            families.waiting.set([pool], Some(wanted.terms.waiting_per_replica));
         }
         for (gone, _) in before.iter().filter(|(pool, _)| !wanted.iter().any(|(name, _)| name == pool)) {
-            self.metrics.pool(gone, None);
+            for family in [&families.desired, &families.predicted_ttft, &families.waiting] {
+                family.remove([gone]);
+            }
         }
     }
 }

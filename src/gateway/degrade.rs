@@ -30,9 +30,10 @@ pub(super) async fn degrade(
     let Some(classified) = classified_for(to, prepared, guard.record().dialect, gateway).await else {
         return false;
     };
-    gateway.observer.metrics().admission("degrade", "predicted_ttft");
+    let families = &gateway.observer.metrics().families;
+    families.requests.admissions.inc(["degrade", "predicted_ttft"]);
     prepared.route.degrading.note(gateway.clock.now());
-    gateway.observer.metrics().degraded(&prepared.route.config.name, &classified.prepared.route.config.name);
+    families.routes.degraded.inc([&prepared.route.config.name, &classified.prepared.route.config.name]);
     let record = guard.record();
     let mut after = classified.note(record);
     after.timeouts.total = after.timeouts.total.min(prepared.timeouts.total);
@@ -92,25 +93,25 @@ pub async fn watch(gateway: Arc<Gateway>) {
         }
         tokio::time::sleep(LOOK_EVERY).await;
         let (table, now) = (gateway.table.load_full(), gateway.clock.now());
-        let metrics = gateway.observer.metrics();
+        let families = &gateway.observer.metrics().families.routes;
         let is_left = |route: &Arc<str>| {
             table.routes.iter().any(|known| known.config.name == *route && degrades(known))
         };
         known.retain(|route, _| {
             let keeps = is_left(route);
             if !keeps {
-                metrics.degrade_active(route, None);
+                families.degrading.remove([route]);
             }
             keeps
         });
         for route in &table.routes {
             let Some(is_on) = route.is_degrading(now) else { continue };
             let name = &route.config.name;
-            metrics.degrade_active(name, Some(is_on));
+            families.degrading.set([name], Some(f64::from(u8::from(is_on))));
             if known.insert(Arc::clone(name), is_on).unwrap_or(false) != is_on {
                 let state = if is_on { "on" } else { "off" };
                 tracing::warn!(route = %name, state, "route.degrade changed");
-                metrics.degrade_changed(name, state);
+                families.degrade_transitions.inc([name, state]);
             }
         }
     }

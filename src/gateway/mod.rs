@@ -166,7 +166,7 @@ impl Handler for Service {
             HeadFault::Ambiguous => Failure::AmbiguousFraming,
             HeadFault::ClearText => Failure::ClearText,
         };
-        self.0.observer.metrics().http_rejected(failure.code());
+        self.0.observer.metrics().families.requests.http_rejected.inc([failure.code()]);
         reply::unreadable(&failure)
     }
 
@@ -312,7 +312,7 @@ impl Gateway {
         let is_own = matches!(path, "/health" | "/version") || models::is_path(path);
         let found = Dialect::of_path(path, &table.config.server.extra_paths);
         if !is_own && found.is_none() {
-            self.observer.metrics().http_rejected(Failure::UnknownPath.code());
+            self.observer.metrics().families.requests.http_rejected.inc([Failure::UnknownPath.code()]);
             return Err(Box::new(reply::bare_failure(&Failure::UnknownPath, ErrorShape::OpenAi, parts)));
         }
         match (cors::is_preflight(parts), cors) {
@@ -344,7 +344,7 @@ impl Gateway {
             Err(Preflight::Known(answer)) => answer,
             Err(Preflight::Refused) => {
                 let failure = Preflight::too_many();
-                self.observer.metrics().http_rejected(failure.code());
+                self.observer.metrics().families.requests.http_rejected.inc([failure.code()]);
                 reply::failure_bytes(&failure, ErrorShape::OpenAi)
             }
         };
@@ -358,7 +358,7 @@ impl Gateway {
     /// Counts refusals; client errors are no admission decision.
     fn count_refusal(&self, failure: &Failure) {
         if Outcome::of(failure) == Outcome::Refused {
-            self.observer.metrics().admission("refuse", failure.code());
+            self.observer.metrics().families.requests.admissions.inc(["refuse", failure.code()]);
         }
     }
 

@@ -94,7 +94,7 @@ impl Waits {
                 (None, true) => "held",
                 (None, false) => "ready",
             };
-            gateway.observer.metrics().admission("admit", reason);
+            gateway.observer.metrics().families.requests.admissions.inc(["admit", reason]);
         }
     }
 
@@ -128,11 +128,11 @@ impl Waits {
     }
 
     fn count_wait(&mut self, hold: &QueueWait, gateway: &Gateway) {
-        let metrics = gateway.observer.metrics();
+        let admissions = &gateway.observer.metrics().families.requests.admissions;
         let reason = match hold.reason {
             WaitReason::Held => {
                 if !std::mem::replace(&mut self.was_held, true) {
-                    metrics.admission("hold", "pacing");
+                    admissions.inc(["hold", "pacing"]);
                 }
                 return;
             }
@@ -140,7 +140,7 @@ impl Waits {
             WaitReason::NoReplica => "no_ready_replica",
         };
         if self.late_since.is_none() {
-            metrics.admission("queue", reason);
+            admissions.inc(["queue", reason]);
             self.late_since = Some(gateway.clock.now());
         }
     }

@@ -26,7 +26,8 @@ impl Observer {
     /// Observes a copy's first content event.
     pub fn shadow_first_token(&self, first: &FirstToken) {
         let served = &first.served;
-        self.metrics.shadow_first_token([&first.route, &served.pool, &served.revision], first.ttft);
+        let ttft = &self.metrics.families.canaries.shadow_ttft;
+        ttft.get([&first.route, &served.pool, &served.revision]).observe(first.ttft.as_secs_f64());
         self.tell(&Shadowed::FirstToken(first));
     }
 
@@ -38,8 +39,8 @@ impl Observer {
     /// Observes a copy's end.
     pub fn shadow_record(&self, record: &Arc<Record>) {
         if let Some(served) = record.served() {
-            let labels = [&*record.route, &*served.pool, &*served.revision];
-            self.metrics.shadow_request(labels, record.outcome.as_str());
+            let labels = [&*record.route, &*served.pool, &*served.revision, record.outcome.as_str()];
+            self.metrics.families.canaries.shadow_requests.inc(labels);
         }
         let seen = Seen { is_canary: self.taps.iter().any(|tap| tap.is_canary(record)), ..Seen::default() };
         let spans = self.spans.as_ref();

@@ -373,7 +373,7 @@ impl StreamBody {
         record.migrations += 1;
         let key = StreamKey::new(&record.route, &record.model, record.class, &self.pick.replica.served());
         self.series = self.guard.observer().stream_series(&key);
-        self.guard.observer().metrics().migrated();
+        self.guard.observer().metrics().families.requests.migrations.inc();
     }
 
     /// Only the finish of the answer was lost.

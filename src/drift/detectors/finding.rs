@@ -11,7 +11,6 @@ use serde_json::{Map, Value as Json, json};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::cause::{Causes, Diagnosis};
-use crate::observe::metrics::FindingLabels;
 
 /// Kind of a finding (label `kind`).
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
@@ -179,16 +178,12 @@ impl Finding {
         format!("{:016x}", xxh3_64(text.as_bytes()))
     }
 
-    /// Labels of its metrics.
+    /// Labels of its metrics: route, revision, replica (`none` unless one alone drifts), kind, diagnosis.
     #[must_use]
-    pub fn labels(&self) -> FindingLabels<'_> {
-        FindingLabels {
-            route: &self.series.route,
-            revision: &self.series.revision,
-            replica: self.series.replica.as_deref(),
-            kind: self.kind.as_str(),
-            diagnosis: self.diagnosis().as_str(),
-        }
+    pub fn labels(&self) -> [&str; 5] {
+        let SeriesName { route, revision, replica } = &self.series;
+        let replica = replica.as_deref().unwrap_or("none");
+        [route, revision, replica, self.kind.as_str(), self.diagnosis().as_str()]
     }
 
     /// What was found and what speaks for the cause.

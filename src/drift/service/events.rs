@@ -62,7 +62,7 @@ impl FindingEvents {
         let mut event = self.logger.create_log_record();
         fill(&mut event, finding, severity, at);
         if self.queue.try_send(event).is_err() {
-            self.metrics.drift_events(DeliveryResult::Dropped, 1);
+            self.metrics.families.control.drift_events.inc([DeliveryResult::Dropped.as_str()]);
         }
     }
 }
@@ -79,7 +79,7 @@ async fn export(
         let records: Vec<_> = batch.iter().map(|event| (event, &scope)).collect();
         let is_sent = health.watch(exporter.export(LogBatch::new(&records))).await;
         let result = if is_sent { DeliveryResult::Sent } else { DeliveryResult::Failed };
-        metrics.drift_events(result, batch.len() as u64);
+        metrics.families.control.drift_events.inc_by([result.as_str()], batch.len() as u64);
         batch.clear();
     }
 }

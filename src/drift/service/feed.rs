@@ -136,7 +136,7 @@ impl Tap for Feed {
     fn record(&self, record: &Record) {
         let request = EndedRequest::of(record, self.clock);
         if self.sender.try_send(FeedMessage::Ended(request)).is_err() {
-            self.metrics.drift_dropped();
+            self.metrics.families.control.drift_dropped.inc();
         }
     }
 

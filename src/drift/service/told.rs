@@ -33,7 +33,7 @@ impl Told {
 
     /// A new finding.
     pub(super) fn found(&self, finding: &Finding, now: f64) {
-        self.metrics.drift_found(finding.labels());
+        self.metrics.families.control.drift_findings.inc(finding.labels());
         if self.is_muted(finding, now) {
             return;
         }
@@ -66,7 +66,7 @@ impl Told {
         for (id, old) in &self.known {
             let new = loud.get(id);
             if new.is_none_or(|new| new.diagnosis() != old.diagnosis()) {
-                self.metrics.drift_hidden(old.labels());
+                self.metrics.families.control.drift_active.remove(old.labels());
             }
             if let Some(webhook) = self.webhook.as_ref().filter(|_| new.is_none()) {
                 webhook.ended(old);
@@ -76,7 +76,7 @@ impl Told {
             if self.known.get(id).is_some_and(|old| old.diagnosis() == new.diagnosis()) {
                 continue;
             }
-            self.metrics.drift_shown(new.labels());
+            self.metrics.families.control.drift_active.set(new.labels(), Some(1.0));
             if let Some(webhook) = &self.webhook {
                 webhook.raised(new);
             }

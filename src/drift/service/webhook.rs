@@ -64,7 +64,7 @@ impl Webhook {
 
     fn send(&self, change: Change) {
         if self.sender.try_send(change).is_err() {
-            self.metrics.drift_webhook(DeliveryResult::Dropped);
+            self.metrics.families.control.drift_webhook.inc([DeliveryResult::Dropped.as_str()]);
         }
     }
 }
@@ -113,7 +113,9 @@ impl Poster {
                 Change::Raised(finding) if self.active.len() < MAX_ACTIVE => {
                     self.active.insert(key(&finding), finding);
                 }
-                Change::Raised(_) => self.metrics.drift_webhook(DeliveryResult::Dropped),
+                Change::Raised(_) => {
+                    self.metrics.families.control.drift_webhook.inc([DeliveryResult::Dropped.as_str()]);
+                }
                 Change::Ended(finding) => {
                     self.active.remove(&key(&finding));
                     ended.push(finding);
@@ -138,7 +140,7 @@ impl Poster {
             Ok((status, _)) => self.failed(&refused(status)),
             Err(error) => self.failed(&error),
         };
-        self.metrics.drift_webhook(result);
+        self.metrics.families.control.drift_webhook.inc([result.as_str()]);
     }
 
     fn failed(&self, error: &CallError) -> DeliveryResult {

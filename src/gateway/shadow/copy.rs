@@ -146,8 +146,8 @@ impl Copy {
     fn not_sent(&self, reason: &'static str) {
         let Some((pool, _)) = self.prepared.route.pools.get(self.at) else { return };
         let config = pool.config();
-        let labels = [&*self.record.route, &*config.name, &*config.revision];
-        self.incoming.gateway.observer.metrics().shadow_request(labels, reason);
+        let labels = [&*self.record.route, &*config.name, &*config.revision, reason];
+        self.incoming.gateway.observer.metrics().families.canaries.shadow_requests.inc(labels);
     }
 
     fn fail(&mut self, failure: &Failure) {

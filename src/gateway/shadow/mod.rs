@@ -45,10 +45,8 @@ pub(super) fn offer(incoming: &IncomingRequest, prepared: &Prepared, guard: &mut
         }
         Err(reason) => {
             let config = pool.config();
-            gateway
-                .observer
-                .metrics()
-                .shadow_request([&route.config.name, &config.name, &config.revision], reason);
+            let labels = [&route.config.name, &config.name, &config.revision, reason];
+            gateway.observer.metrics().families.canaries.shadow_requests.inc(labels);
         }
     }
 }

@@ -58,7 +58,7 @@ impl AccessLogger {
             has_room
         });
         if is_queued != Ok(true) {
-            self.metrics.access_log_dropped(1);
+            self.metrics.families.process.access_log_dropped.inc();
         }
     }
 
@@ -78,7 +78,7 @@ struct Lost(Arc<Metrics>);
 
 impl LostLines for Lost {
     fn lost(&self, lines: u64) {
-        self.0.access_log_dropped(lines);
+        self.0.families.process.access_log_dropped.inc_by(lines);
     }
 
     fn failed(&self, error: &io::Error) {

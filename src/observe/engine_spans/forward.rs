@@ -48,7 +48,7 @@ impl Forward {
             .ok()
             .and_then(|free| self.queue.try_send(Export { payload, spans, _free: free }).ok());
         if queued.is_none() {
-            self.metrics.spans_dropped(DropReason::QueueFull, spans);
+            self.metrics.families.process.spans_dropped.inc_by([DropReason::QueueFull.as_str()], spans);
         }
     }
 }
@@ -61,7 +61,7 @@ async fn send(
 ) {
     while let Some(Export { payload, spans, _free }) = exports.recv().await {
         if !health.watch(forwarder.send(payload)).await {
-            metrics.spans_dropped(DropReason::ExportFailed, spans);
+            metrics.families.process.spans_dropped.inc_by([DropReason::ExportFailed.as_str()], spans);
         }
     }
 }

@@ -191,7 +191,7 @@ impl Shared {
     }
 
     fn count(&self, result: JoinResult, records: u64) {
-        self.settled.metrics.engine_spans(result, records);
+        self.settled.metrics.families.process.engine_spans.inc_by([result.as_str()], records);
     }
 }
 

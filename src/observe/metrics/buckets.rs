@@ -9,6 +9,7 @@ use crate::config::Config;
 use crate::stage::Stage;
 
 /// Bucket edges in seconds (`ratio`: no unit), ascending and distinct.
+#[cfg_attr(test, derive(Default))]
 pub(super) struct Edges {
     /// TTFT and time to first byte.
     pub(super) ttft: Vec<f64>,
@@ -22,6 +23,8 @@ pub(super) struct Edges {
     pub(super) stage: Vec<f64>,
     /// Actual TTFT over predicted.
     pub(super) ratio: Vec<f64>,
+    /// From discovery to the end of warm-up.
+    pub(super) cold_start: Vec<f64>,
 }
 
 impl Edges {
@@ -38,6 +41,7 @@ impl Edges {
             overhead: OVERHEAD.to_vec(),
             stage: with_bounds(STAGE, budgets),
             ratio: RATIO.to_vec(),
+            cold_start: COLD_START.to_vec(),
         }
     }
 }
@@ -68,7 +72,7 @@ const STAGE: &[f64] = &[
 const RATIO: &[f64] = &[0.1, 0.25, 0.5, 0.67, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.25, 1.5, 2.0, 4.0, 10.0];
 
 /// Of cold starts: a process that was there already, a model in memory, one that is downloaded.
-pub(super) const COLD_START: &[f64] =
+const COLD_START: &[f64] =
     &[0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 45.0, 60.0, 90.0, 120.0, 180.0, 300.0, 600.0, 1200.0, 1800.0];
 
 #[cfg(test)]

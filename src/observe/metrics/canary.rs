@@ -1,9 +1,6 @@
 //! Metrics of rollouts.
 
-use std::time::Duration;
-
 use super::Metrics;
-use super::drift::DeliveryResult;
 
 /// One rollout, for its gauges.
 #[derive(Clone, Debug)]
@@ -21,56 +18,18 @@ pub struct CanaryGauges<'a> {
 }
 
 impl Metrics {
-    /// Exports a rollout as it is now.
-    pub fn canary(&self, rollout: &CanaryGauges<'_>) {
+    /// Exports a rollout as it is now, or removes it when it is no longer configured.
+    pub fn canary(&self, rollout: &CanaryGauges<'_>, is_configured: bool) {
         let [route, pool, revision] = rollout.labels;
+        let families = &self.families.canaries;
+        let value = |value: f64| is_configured.then_some(value);
         for (state, is_it) in rollout.states {
-            self.canaries.state.set(&[route, pool, revision, state], Some(f64::from(u8::from(is_it))));
+            families.state.set([route, pool, revision, state], value(f64::from(u8::from(is_it))));
         }
-        self.canaries.share.set(&rollout.labels, Some(rollout.share));
-        self.canaries.shadow_share.set(&rollout.labels, Some(rollout.shadow_share));
+        families.share.set(rollout.labels, value(rollout.share));
+        families.shadow_share.set(rollout.labels, value(rollout.shadow_share));
         for (test, evidence) in rollout.evidence {
-            self.canaries.evidence.set(&[route, pool, revision, test], Some(*evidence));
+            families.evidence.set([route, pool, revision, test], value(*evidence));
         }
-    }
-
-    /// A rollout is no longer configured.
-    pub fn canary_gone(&self, rollout: &CanaryGauges<'_>) {
-        let [route, pool, revision] = rollout.labels;
-        for (state, _) in rollout.states {
-            self.canaries.state.remove(&[route, pool, revision, state]);
-        }
-        self.canaries.share.remove(&rollout.labels);
-        self.canaries.shadow_share.remove(&rollout.labels);
-        for (test, _) in rollout.evidence {
-            self.canaries.evidence.remove(&[route, pool, revision, test]);
-        }
-    }
-
-    /// Counts a copy of a request for a canary. Labels `route`, `pool` and `revision`.
-    pub fn shadow_request(&self, labels: [&str; 3], outcome: &str) {
-        let [route, pool, revision] = labels;
-        self.canaries.shadow_requests.get(&[route, pool, revision, outcome]).inc();
-    }
-
-    /// The first token of a copy came.
-    pub fn shadow_first_token(&self, labels: [&str; 3], ttft: Duration) {
-        self.canaries.shadow_ttft.get(&labels).observe(ttft.as_secs_f64());
-    }
-
-    /// Counts a breach of a bound.
-    pub fn canary_breach(&self, labels: [&str; 3], reason: &str) {
-        let [route, pool, revision] = labels;
-        self.canaries.breaches.get(&[route, pool, revision, reason]).inc();
-    }
-
-    /// Counts an observation that the judges missed.
-    pub fn canary_dropped(&self) {
-        self.canaries.dropped.inc();
-    }
-
-    /// A report to the webhook ended.
-    pub fn canary_webhook(&self, result: DeliveryResult) {
-        self.canaries.webhook.get(&[result.as_str()]).inc();
     }
 }

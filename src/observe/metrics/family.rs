@@ -1,15 +1,19 @@
 //! A metric family with a bound on its label sets.
 //!
 //! Labels come from configuration and fixed tables, but their product can be large. Past the bounds, values are replaced
-//! by `other`, so that no configuration can make the gateway or Prometheus run out of memory. Resolving a handle is slow
-//! and happens once per series (see `series`); observing through it is an atomic addition.
+//! by `other`, so that no configuration can make the gateway or Prometheus run out of memory. A handle is found by a hash
+//! of its label values under a read lock; who counts several events of one label set for each request keeps the handle
+//! (see `series`).
 
+use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::collections::{HashMap, HashSet};
+use std::hash::{BuildHasher as _, RandomState};
 
-use parking_lot::Mutex;
+use parking_lot::RwLock;
 use prometheus::core::{MetricVec, MetricVecBuilder};
 use prometheus::{GaugeVec, IntCounterVec};
+
+use super::declare::{Declared, Foreseen};
 
 /// Label value that replaces those beyond the bounds.
 pub(super) const OTHER: &str = "other";
@@ -21,15 +25,24 @@ const MAX_SETS: usize = 5_000;
 /// Of these, reserved for label sets whose tenant is `other`.
 const RESERVED: usize = 500;
 
-/// What a family needs of the three vector types, whose builders are not public.
-pub(super) trait Vector {
-    type Metric;
+/// Label sets of one family up to which those without an event are created.
+const MAX_ZEROS: usize = MAX_SETS / 2;
 
+/// What a family needs of the three vector types, whose builders are not public.
+pub trait Vector {
+    /// A metric of one label set.
+    type Metric: Clone;
+
+    /// The metric of these label values, which is created where there is none.
     fn metric(&self, values: &[&str]) -> prometheus::Result<Self::Metric>;
+    /// Removes it.
     fn forget(&self, values: &[&str]) -> prometheus::Result<()>;
 }
 
-impl<B: MetricVecBuilder> Vector for MetricVec<B> {
+impl<B: MetricVecBuilder> Vector for MetricVec<B>
+where
+    B::M: Clone,
+{
     type Metric = B::M;
 
     fn metric(&self, values: &[&str]) -> prometheus::Result<B::M> {
@@ -41,94 +54,136 @@ impl<B: MetricVecBuilder> Vector for MetricVec<B> {
     }
 }
 
-/// A vector of metrics that hands out at most [`MAX_SETS`] label sets.
-pub(super) struct Family<V> {
+/// A vector of metrics with `N` labels that hands out at most [`MAX_SETS`] label sets.
+pub struct Family<V: Vector, const N: usize> {
     vec: V,
-    name: &'static str,
-    labels: &'static [&'static str],
-    sets: Mutex<LabelSets>,
+    declared: &'static Declared,
+    hasher: RandomState,
+    sets: RwLock<LabelSets<V::Metric>>,
     overflow: IntCounterVec,
 }
 
 /// Existing label sets.
-struct LabelSets {
-    sets: HashSet<Vec<Box<str>>>,
+struct LabelSets<M> {
+    /// By a hash of their values, as the library itself tells them apart.
+    sets: HashMap<u64, LabelSet<M>>,
     /// For each label: its values besides `other`, with the number of sets that have them.
     uses: Vec<HashMap<Box<str>, usize>>,
 }
 
-impl<V: Vector> Family<V> {
-    /// Bounds `vec`, whose labels are `labels`.
-    pub(super) fn new(
-        vec: V,
-        name: &'static str,
-        labels: &'static [&'static str],
-        overflow: IntCounterVec,
-    ) -> Self {
-        Self { vec, name, labels, sets: Mutex::new(LabelSets::new(labels.len())), overflow }
+struct LabelSet<M> {
+    values: Box<[Box<str>]>,
+    metric: M,
+}
+
+impl<V: Vector, const N: usize> Family<V, N> {
+    pub(super) fn new(vec: V, declared: &'static Declared, overflow: IntCounterVec) -> Self {
+        let sets = LabelSets { sets: HashMap::new(), uses: vec![HashMap::new(); N] };
+        Self { vec, declared, hasher: RandomState::new(), sets: RwLock::new(sets), overflow }
     }
 
     /// The metric of these label values, or of the set that replaces them.
-    pub(super) fn get(&self, values: &[&str]) -> V::Metric {
-        let (folded, fits) = self.fold(values);
-        if !fits {
-            self.overflow.with_label_values(&[self.name]).inc();
+    pub fn get(&self, values: [&str; N]) -> V::Metric {
+        if let Some(metric) = self.known(&values) {
+            return metric;
         }
-        self.metric(&folded)
+        let mut known = self.sets.write();
+        if let Some(metric) = self.admit(&mut known, &values, MAX_SETS - RESERVED) {
+            return metric;
+        }
+        self.overflowed();
+        // First the labels that are full themselves, then the tenant, which has the most values.
+        let mut folded = values;
+        for (label, value) in folded.iter_mut().enumerate() {
+            if !known.has_room(label, value) {
+                *value = OTHER;
+            }
+        }
+        if let Some(metric) = self.admit(&mut known, &folded, MAX_SETS - RESERVED) {
+            return metric;
+        }
+        for (label, value) in self.declared.labels.iter().zip(&mut folded) {
+            if label.name == "tenant" {
+                *value = OTHER;
+            }
+        }
+        self.admit(&mut known, &folded, MAX_SETS - 1).unwrap_or_else(|| self.metric(&[OTHER; N]))
     }
 
     /// The metric of exactly these values; `None` (and counted) where there is no room for it. For gauges,
     /// which cannot share a label set.
-    pub(super) fn get_exact(&self, values: &[&str]) -> Option<V::Metric> {
-        if self.sets.lock().admit(values, MAX_SETS) {
-            return Some(self.metric(values));
+    fn get_exact(&self, values: [&str; N]) -> Option<V::Metric> {
+        let metric = self.known(&values).or_else(|| self.admit(&mut self.sets.write(), &values, MAX_SETS));
+        if metric.is_none() {
+            self.overflowed();
         }
-        self.overflow.with_label_values(&[self.name]).inc();
-        None
+        metric
     }
 
     /// Removes a label set, which makes room for another.
-    pub(super) fn remove(&self, values: &[&str]) {
-        if self.sets.lock().forget(values) {
-            let _ = self.vec.forget(values);
+    pub fn remove(&self, values: [&str; N]) {
+        let mut known = self.sets.write();
+        if known.forget(self.hash(&values)).is_some() {
+            let _ = self.vec.forget(&values);
         }
+    }
+
+    /// Creates the label sets of a key, its first labels, that exist before their first event; none in a family that
+    /// is half full, whose room is for what happens.
+    pub(super) fn start(&self, key: &[&str], foreseen: &Foreseen) {
+        for tail in self.declared.zeros(key.len(), foreseen) {
+            let values: Vec<&str> = key.iter().copied().chain(tail).collect();
+            self.admit(&mut self.sets.write(), &values, MAX_ZEROS);
+        }
+    }
+
+    /// Removes every label set that begins with `key`.
+    pub(super) fn forget(&self, key: &[&str]) {
+        let mut known = self.sets.write();
+        let begins = |values: &[Box<str>]| key.iter().zip(values).all(|(key, value)| *key == &**value);
+        let gone: Vec<u64> =
+            known.sets.iter().filter(|(_, set)| begins(&set.values)).map(|(hash, _)| *hash).collect();
+        for values in gone.into_iter().filter_map(|hash| known.forget(hash)) {
+            let values: Vec<&str> = values.iter().map(|value| &**value).collect();
+            let _ = self.vec.forget(&values);
+        }
+    }
+
+    fn known(&self, values: &[&str]) -> Option<V::Metric> {
+        self.sets.read().sets.get(&self.hash(values)).map(|set| set.metric.clone())
+    }
+
+    /// The metric of these values, which is created if there is room.
+    fn admit(&self, known: &mut LabelSets<V::Metric>, values: &[&str], limit: usize) -> Option<V::Metric> {
+        let hash = self.hash(values);
+        if let Some(set) = known.sets.get(&hash) {
+            return Some(set.metric.clone());
+        }
+        let has_room = |(label, value): (usize, &&str)| known.has_room(label, value);
+        if known.sets.len() >= limit || !values.iter().enumerate().all(has_room) {
+            return None;
+        }
+        let metric = self.metric(values);
+        known.insert(hash, values, metric.clone());
+        Some(metric)
     }
 
     fn metric(&self, values: &[&str]) -> V::Metric {
-        self.vec
-            .metric(values)
-            .expect("invariant: the table gives each family one value for each of its labels")
+        self.vec.metric(values).expect(ONE_VALUE_EACH)
     }
 
-    fn fold<'a>(&self, values: &[&'a str]) -> (Vec<&'a str>, bool) {
-        let mut known = self.sets.lock();
-        if known.admit(values, MAX_SETS - RESERVED) {
-            return (values.to_vec(), true);
-        }
-        // First the labels that are full themselves, then the tenant, which has the most values.
-        let mut folded: Vec<&'a str> = values
-            .iter()
-            .enumerate()
-            .map(|(label, value)| if known.has_room(label, value) { *value } else { OTHER })
-            .collect();
-        if known.admit(&folded, MAX_SETS - RESERVED) {
-            return (folded, false);
-        }
-        for (name, value) in self.labels.iter().zip(&mut folded) {
-            if *name == "tenant" {
-                *value = OTHER;
-            }
-        }
-        if known.admit(&folded, MAX_SETS - 1) {
-            return (folded, false);
-        }
-        (vec![OTHER; values.len()], false)
+    fn hash(&self, values: &[&str]) -> u64 {
+        self.hasher.hash_one(values)
+    }
+
+    fn overflowed(&self) {
+        self.overflow.with_label_values(&[self.declared.name]).inc();
     }
 }
 
-impl Family<GaugeVec> {
+impl<const N: usize> Family<GaugeVec, N> {
     /// Sets the gauge of exactly these values; `None` removes it.
-    pub(super) fn set(&self, values: &[&str], value: Option<f64>) {
+    pub fn set(&self, values: [&str; N], value: Option<f64>) {
         match value {
             Some(value) => {
                 if let Some(gauge) = self.get_exact(values) {
@@ -140,9 +195,19 @@ impl Family<GaugeVec> {
     }
 }
 
-impl Family<IntCounterVec> {
+impl<const N: usize> Family<IntCounterVec, N> {
+    /// Counts one.
+    pub fn inc(&self, values: [&str; N]) {
+        self.get(values).inc();
+    }
+
+    /// Counts `n`.
+    pub fn inc_by(&self, values: [&str; N], n: u64) {
+        self.get(values).inc_by(n);
+    }
+
     /// Sets the counter of exactly these values to a total that somebody else counts. One that fell began anew.
-    pub(super) fn set_total(&self, values: &[&str], total: u64) {
+    pub(super) fn set_total(&self, values: [&str; N], total: u64) {
         let Some(counter) = self.get_exact(values) else { return };
         if total < counter.get() {
             counter.reset();
@@ -151,24 +216,13 @@ impl Family<IntCounterVec> {
     }
 }
 
-impl LabelSets {
-    fn new(labels: usize) -> Self {
-        Self { sets: HashSet::new(), uses: vec![HashMap::new(); labels] }
-    }
-
-    /// Adds the set if there is room; whether it exists now.
-    fn admit(&mut self, values: &[&str], limit: usize) -> bool {
-        let set: Vec<Box<str>> = values.iter().map(|v| Box::from(*v)).collect();
-        if self.sets.contains(&set) {
-            return true;
-        }
-        if self.sets.len() >= limit || !values.iter().enumerate().all(|(l, v)| self.has_room(l, v)) {
-            return false;
-        }
-        for (uses, value) in self.uses.iter_mut().zip(&set).filter(|(_, value)| &***value != OTHER) {
+impl<M> LabelSets<M> {
+    fn insert(&mut self, hash: u64, values: &[&str], metric: M) {
+        let values: Box<[Box<str>]> = values.iter().map(|value| Box::from(*value)).collect();
+        for (uses, value) in self.uses.iter_mut().zip(&values).filter(|(_, value)| &***value != OTHER) {
             *uses.entry(value.clone()).or_default() += 1;
         }
-        self.sets.insert(set)
+        self.sets.insert(hash, LabelSet { values, metric });
     }
 
     fn has_room(&self, label: usize, value: &str) -> bool {
@@ -176,74 +230,108 @@ impl LabelSets {
         value == OTHER || self.uses.get(label).is_some_and(fits)
     }
 
-    /// Removes the set; whether it existed.
-    fn forget(&mut self, values: &[&str]) -> bool {
-        let set: Vec<Box<str>> = values.iter().map(|v| Box::from(*v)).collect();
-        if !self.sets.remove(&set) {
-            return false;
-        }
-        for (uses, value) in self.uses.iter_mut().zip(set) {
-            if let Entry::Occupied(mut count) = uses.entry(value) {
+    /// Removes the set and returns its values.
+    fn forget(&mut self, hash: u64) -> Option<Box<[Box<str>]>> {
+        let LabelSet { values, .. } = self.sets.remove(&hash)?;
+        for (uses, value) in self.uses.iter_mut().zip(&values) {
+            if let Entry::Occupied(mut count) = uses.entry(value.clone()) {
                 *count.get_mut() -= 1;
                 if *count.get() == 0 {
                     count.remove();
                 }
             }
         }
-        true
+        Some(values)
     }
 }
+
+const ONE_VALUE_EACH: &str = "invariant: the table gives each family one value for each of its labels";
 
 #[cfg(test)]
 mod tests {
     use prometheus::Opts;
 
+    use super::super::declare::Label;
     use super::*;
 
-    fn family(labels: &'static [&'static str]) -> Family<IntCounterVec> {
-        let overflow = IntCounterVec::new(Opts::new("overflow_total", "x"), &["family"]).unwrap();
-        Family::new(IntCounterVec::new(Opts::new("f_total", "x"), labels).unwrap(), "f", labels, overflow)
+    macro_rules! family {
+        ($($label:literal),*) => {{
+            const DECLARED: Declared = Declared {
+                name: "f",
+                kind: "counter",
+                help: "x",
+                labels: &[$(Label { name: $label, values: &[] }),*],
+                zero: None,
+                edges: None,
+            };
+            let overflow = IntCounterVec::new(Opts::new("overflow_total", "x"), &["family"]).unwrap();
+            let vec = IntCounterVec::new(Opts::new("f_total", "x"), &[$($label),*]).unwrap();
+            Family::<_, { [$($label),*].len() }>::new(vec, &DECLARED, overflow)
+        }};
     }
 
     #[test]
     fn a_label_has_at_most_two_hundred_values() {
-        let family = family(&["tenant"]);
+        let family = family!("tenant");
         for i in 0..300 {
-            family.get(&[&format!("t{i}")]).inc();
+            family.inc([&format!("t{i}")]);
         }
-        assert_eq!(family.sets.lock().sets.len(), 200);
-        assert_eq!(family.get(&[OTHER]).get(), 101);
+        assert_eq!(family.sets.read().sets.len(), 200);
+        assert_eq!(family.get([OTHER]).get(), 101);
         assert_eq!(family.overflow.with_label_values(&["f"]).get(), 101);
-        family.get(&["t0"]).inc();
-        assert_eq!(family.get(&["t0"]).get(), 2, "values that exist stay themselves");
+        family.inc(["t0"]);
+        assert_eq!(family.get(["t0"]).get(), 2, "values that exist stay themselves");
     }
 
     #[test]
     fn a_full_family_folds_the_tenant_first_and_never_exceeds_its_bound() {
-        let family = family(&["route", "tenant"]);
+        let family = family!("route", "tenant");
         for route in 0..150 {
             for tenant in 0..150 {
-                family.get(&[&format!("r{route}"), &format!("t{tenant}")]).inc();
+                family.inc([&format!("r{route}"), &format!("t{tenant}")]);
             }
         }
-        let known = family.sets.lock();
-        assert!(known.sets.len() <= MAX_SETS, "{}", known.sets.len());
-        assert!(known.sets.contains(&vec![Box::from("r149"), Box::from(OTHER)]), "route survives");
-        drop(known);
+        let sets = family.sets.read().sets.len();
+        assert!(sets <= MAX_SETS, "{sets}");
+        assert!(family.known(&["r149", OTHER]).is_some(), "route survives");
         let total: u64 = 150 * 150;
-        let other: u64 = (0..150).map(|r| family.get(&[&format!("r{r}"), OTHER]).get()).sum();
+        let other: u64 = (0..150).map(|r| family.get([&format!("r{r}"), OTHER]).get()).sum();
         assert_eq!(other, total - 4_500, "nothing is lost");
     }
 
     #[test]
-    fn removed_sets_make_room() {
-        let family = family(&["replica"]);
-        for i in 0..199 {
-            assert!(family.get_exact(&[&format!("r{i}")]).is_some());
+    fn zeros_leave_half_of_the_room_to_what_happens() {
+        let family = family!("route", "tenant");
+        for (route, tenant) in (0..60).flat_map(|route| (0..60).map(move |tenant| (route, tenant))) {
+            family.start(&[&format!("r{route}"), &format!("t{tenant}")], &Foreseen::default());
         }
-        assert!(family.get_exact(&["late"]).is_none());
-        family.remove(&["r7"]);
-        assert!(family.get_exact(&["late"]).is_some());
-        assert_eq!(family.get(&["r8"]).get(), 0);
+        assert_eq!(family.sets.read().sets.len(), MAX_ZEROS);
+        family.inc(["r59", "t59"]);
+        assert!(family.known(&["r59", "t59"]).is_some());
+        assert_eq!(family.overflow.with_label_values(&["f"]).get(), 0);
+    }
+
+    #[test]
+    fn removed_sets_make_room() {
+        let family = family!("replica");
+        for i in 0..199 {
+            assert!(family.get_exact([&format!("r{i}")]).is_some());
+        }
+        assert!(family.get_exact(["late"]).is_none());
+        family.remove(["r7"]);
+        assert!(family.get_exact(["late"]).is_some());
+        assert_eq!(family.get(["r8"]).get(), 0);
+    }
+
+    #[test]
+    fn a_key_is_forgotten_with_all_its_sets() {
+        let family = family!("pool", "replica", "state");
+        for (pool, replica, state) in [("p", "a", "x"), ("p", "a", "y"), ("p", "b", "x"), ("q", "a", "x")] {
+            family.inc([pool, replica, state]);
+        }
+        family.forget(&["p", "a"]);
+        assert_eq!(family.sets.read().sets.len(), 2);
+        assert_eq!(family.get(["p", "a", "x"]).get(), 0, "begins anew");
+        assert_eq!(family.get(["p", "b", "x"]).get(), 1);
     }
 }

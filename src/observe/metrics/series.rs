@@ -6,12 +6,13 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use prometheus::{Histogram, IntCounter, IntCounterVec};
+use prometheus::{Histogram, HistogramVec, IntCounter};
 
+use super::declare::Foreseen;
 use super::exponential::{ExponentialKey, ExponentialSeries};
 use super::family::Family;
 use super::memo::Memo;
-use super::table::{ReplicaFamilies, RouteFamilies, TenantFamilies};
+use super::table::{ByRoute, Families, Replicas};
 use crate::observe::judgement::Judgement;
 use crate::observe::slo::{Missed, SloVerdict};
 use crate::observe::stages::{Stage, StageSource};
@@ -85,14 +86,11 @@ impl RequestKey {
     pub(super) const NO_REVISION: &str = "none";
 }
 
-/// Families that requests are counted in.
-pub(super) struct RequestFamilies {
-    pub(super) by_tenant: TenantFamilies,
-    pub(super) by_route: RouteFamilies,
-    /// Whether stages are told apart by tenant.
-    pub(super) stages_by_tenant: bool,
-    /// Whether TTFT is.
-    pub(super) ttft_by_tenant: bool,
+/// Which histograms are told apart by tenant.
+#[derive(Clone, Copy)]
+pub(super) struct SplitByTenant {
+    pub(super) stages: bool,
+    pub(super) ttft: bool,
 }
 
 /// Label `tenant` of histograms that are not told apart by tenant.
@@ -101,7 +99,8 @@ pub(super) const ALL_TENANTS: &str = "all";
 /// Handles of one [`RequestKey`].
 pub(super) struct RequestSeries {
     key: RequestKey,
-    families: Arc<RequestFamilies>,
+    families: Arc<Families>,
+    split: SplitByTenant,
     ttft: OnceLock<Histogram>,
     goodput: OnceLock<IntCounter>,
     tpot: OnceLock<Histogram>,
@@ -118,10 +117,11 @@ pub(super) struct RequestSeries {
 }
 
 impl RequestSeries {
-    pub(super) fn new(key: RequestKey, families: Arc<RequestFamilies>) -> Self {
+    pub(super) fn new(key: RequestKey, families: Arc<Families>, split: SplitByTenant) -> Self {
         Self {
             key,
             families,
+            split,
             ttft: OnceLock::new(),
             goodput: OnceLock::new(),
             tpot: OnceLock::new(),
@@ -141,8 +141,8 @@ impl RequestSeries {
     pub(super) fn first_token(&self, ttft: Duration) {
         let handle = self.ttft.get_or_init(|| {
             let [route, model, tenant, revision, class] = self.tenant_labels();
-            let tenant = if self.families.ttft_by_tenant { tenant } else { ALL_TENANTS };
-            self.families.by_tenant.ttft.get(&[route, model, tenant, revision, class])
+            let tenant = if self.split.ttft { tenant } else { ALL_TENANTS };
+            self.families.by_tenant.ttft.get([route, model, tenant, revision, class])
         });
         handle.observe(ttft.as_secs_f64());
     }
@@ -174,11 +174,14 @@ impl RequestSeries {
         let by_tenant = &self.families.by_tenant;
         let requests = self.requests.get((record.outcome, record.status), || {
             let code = record.status.to_string();
-            by_tenant.requests.get(&[route, model, tenant, revision, class, record.outcome.as_str(), &code])
+            by_tenant.requests.get([route, model, tenant, revision, class, record.outcome.as_str(), &code])
         });
         requests.inc();
         // Created at zero: a goodput of 0 must be visible, not absent.
-        let goodput = self.goodput.get_or_init(|| by_tenant.goodput.get(&self.tenant_labels()));
+        let goodput = self.goodput.get_or_init(|| {
+            self.families.start_seen(self.tenant_labels(), record.slo);
+            by_tenant.goodput.get(self.tenant_labels())
+        });
         if judgement.verdict == SloVerdict::Met {
             goodput.inc();
         }
@@ -186,15 +189,15 @@ impl RequestSeries {
         let of_limit = record.is_over_own_limit().then_some(Missed::Refused);
         if let Some(missed) = judgement.missed().or(of_limit) {
             let labels = [route, model, tenant, revision, class, missed.as_str()];
-            self.missed.get(missed, || by_tenant.slo_missed.get(&labels)).inc();
+            self.missed.get(missed, || by_tenant.slo_missed.get(labels)).inc();
         }
     }
 
     fn time(&self, record: &Record) {
         let families = &self.families.by_route;
         let at = &record.at;
-        let observe = |slot: &OnceLock<Histogram>, family: &Family<_>, value: Duration| {
-            slot.get_or_init(|| family.get(&self.route_labels())).observe(value.as_secs_f64());
+        let observe = |slot: &OnceLock<Histogram>, family: &Family<HistogramVec, 4>, value: Duration| {
+            slot.get_or_init(|| family.get(self.route_labels())).observe(value.as_secs_f64());
         };
         observe(&self.duration, &families.duration, record.duration());
         if let Some(tpot) = record.tpot() {
@@ -225,32 +228,34 @@ impl RequestSeries {
     }
 
     fn token_kind(&self, kind: &'static str) -> IntCounter {
-        self.tokens.get(kind, || self.by_route(&self.families.by_route.tokens, &[kind]))
+        let [route, model, revision, class] = self.route_labels();
+        let family = &self.families.by_route.tokens;
+        self.tokens.get(kind, || family.get([route, model, revision, class, kind]))
     }
 
     fn finish_reason(&self, reason: &'static str) -> IntCounter {
-        self.finish_reasons.get(reason, || self.by_route(&self.families.by_route.finish_reasons, &[reason]))
+        let [route, model, revision, class] = self.route_labels();
+        let family = &self.families.by_route.finish_reasons;
+        self.finish_reasons.get(reason, || family.get([route, model, revision, class, reason]))
     }
 
     fn missed_in(&self, missed: Missed, stage: Stage) -> IntCounter {
-        let labels = [missed.as_str(), stage.as_str()];
-        self.missed_in.get((missed, stage), || self.by_route(&self.families.by_route.slo_missed_in, &labels))
+        let [route, model, revision, class] = self.route_labels();
+        let labels = [route, model, revision, class, missed.as_str(), stage.as_str()];
+        self.missed_in.get((missed, stage), || self.families.by_route.slo_missed_in.get(labels))
     }
 
     fn stage_over_budget(&self, stage: Stage) -> IntCounter {
-        self.over_budget.get(stage, || self.by_route(&self.families.by_route.over_budget, &[stage.as_str()]))
-    }
-
-    /// The counter with the labels of the route and `more` behind them.
-    fn by_route(&self, family: &Family<IntCounterVec>, more: &[&str]) -> IntCounter {
-        family.get(&[&self.route_labels()[..], more].concat())
+        let [route, model, revision, class] = self.route_labels();
+        let family = &self.families.by_route.over_budget;
+        self.over_budget.get(stage, || family.get([route, model, revision, class, stage.as_str()]))
     }
 
     fn stage(&self, stage: Stage, source: StageSource) -> Histogram {
         let [route, model, tenant, revision, _] = self.tenant_labels();
-        let tenant = if self.families.stages_by_tenant { tenant } else { ALL_TENANTS };
+        let tenant = if self.split.stages { tenant } else { ALL_TENANTS };
         let labels = [route, model, tenant, revision, stage.as_str(), source.as_str()];
-        self.stages.get((stage, source), || self.families.by_tenant.stage.get(&labels))
+        self.stages.get((stage, source), || self.families.requests.stage.get(labels))
     }
 
     fn tenant_labels(&self) -> [&str; 5] {
@@ -276,18 +281,16 @@ pub(super) struct ReplicaSeries {
 }
 
 impl ReplicaSeries {
-    pub(super) fn new(families: &ReplicaFamilies, pool: &str, replica: &str) -> Self {
-        let requests = Memo::default();
+    pub(super) fn new(families: &Replicas, pool: &str, replica: &str) -> Self {
         // At zero from the start: the first failure of a replica has to show in a rate.
-        for outcome in [Outcome::Ok, Outcome::Failed] {
-            requests.get(outcome, || families.requests.get(&[pool, replica, outcome.as_str()]));
-        }
-        Self { ttft: families.ttft.get(&[pool, replica]), itl: families.itl.get(&[pool, replica]), requests }
+        families.requests.start(&[pool, replica], &Foreseen::default());
+        let (ttft, itl) = (families.ttft.get([pool, replica]), families.itl.get([pool, replica]));
+        Self { ttft, itl, requests: Memo::default() }
     }
 
-    pub(super) fn attempt(&self, families: &ReplicaFamilies, served: &Served, outcome: Outcome) {
+    pub(super) fn attempt(&self, families: &Replicas, served: &Served, outcome: Outcome) {
         let labels = [&*served.pool, &*served.replica, outcome.as_str()];
-        self.requests.get(outcome, || families.requests.get(&labels)).inc();
+        self.requests.get(outcome, || families.requests.get(labels)).inc();
     }
 }
 
@@ -302,12 +305,12 @@ pub struct StreamHistograms {
 impl StreamHistograms {
     pub(super) fn new(
         key: &StreamKey,
-        families: &RouteFamilies,
+        families: &ByRoute,
         replica: Arc<ReplicaSeries>,
         exponential: Option<Arc<ExponentialSeries>>,
     ) -> Self {
         let labels: [&str; 4] = [&key.route, &key.model, &key.revision, key.class.as_str()];
-        Self { icl: families.icl.get(&labels), itl: families.itl.get(&labels), replica, exponential }
+        Self { icl: families.icl.get(labels), itl: families.itl.get(labels), replica, exponential }
     }
 
     /// Observes a batch: one ICL per gap, one ITL per token once the tokens are known.

@@ -5,24 +5,25 @@ use std::time::Duration;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::Metrics;
+use super::table::Families;
 use crate::config::{Config, Slo};
 
 impl Metrics {
     /// Sets the targets of a configuration; those of removed routes and pools stay until a restart.
     pub fn set_targets(&self, config: &Config) {
-        let targets = &self.targets;
+        let Families { process, pools, routes, .. } = &*self.families;
         // Secrets are left out of what a configuration prints.
         let hash = format!("{:016x}", xxh3_64(format!("{config:?}").as_bytes()));
-        targets.config_info.reset();
-        targets.config_info.with_label_values(&[&hash]).set(1.0);
-        targets.availability.set(config.drift.availability);
+        process.config_info.forget(&[]);
+        process.config_info.set([&hash], Some(1.0));
+        process.availability_target.set(config.drift.availability);
         for pool in &config.pools {
-            targets.queue.set(&[&pool.name], pool.queue_target.map(|target| target.get() as f64));
+            pools.queue_target.set([&pool.name], pool.queue_target.map(|target| target.get() as f64));
         }
         for route in &config.routes {
             let slo = config.slo.get(&route.slo).copied().unwrap_or_default();
             for (bound, value) in bounds(&slo) {
-                targets.slo.set(&[&route.name, bound], value.map(|value| value.as_secs_f64()));
+                routes.slo.set([&route.name, bound], value.map(|value| value.as_secs_f64()));
             }
         }
     }

@@ -1,17 +1,19 @@
 //! Series that exist before their first event, so that `increase()` sees the first failure.
 //!
 //! What a route's alerts count, for every label set that the configuration lets us foresee: its named model, its
-//! revisions, every class, and the tenants while those are few. Past [`MAX_LABEL_SETS`] a series begins with its first
-//! event, else a page with hundreds of tenants would be mostly zeros; the rules that ship take a series that appears for
-//! an increase.
+//! revisions, every class, and the tenants while those are few. Past [`MAX_LABEL_SETS`], where a page would be mostly
+//! zeros, and on routes for every model, the series of a label set begin with its first request: what fails after it
+//! is seen.
 
 use super::Metrics;
+use super::declare::{Foreseen, Group as _, Tails};
 use super::series::RequestKey;
-use super::table::TenantFamilies;
+use super::table::Families;
 use crate::config::{Config, ModelMatch, Route, Slo};
 use crate::observe::slo::Missed;
-use crate::record::Outcome;
+use crate::record::{Outcome, SloBounds};
 use crate::request::class::Class;
+use crate::stage::Stage;
 
 impl Metrics {
     /// Creates the series of the routes of `config`.
@@ -26,17 +28,35 @@ impl Metrics {
             return;
         }
         for (route, model) in routes {
-            let slo = config.slo.get(&route.slo).copied().unwrap_or_default();
+            let Slo { ttft, itl, tpot, e2e } = config.slo.get(&route.slo).copied().unwrap_or_default();
+            let slo = SloBounds { ttft: ttft.map(|bound| bound.base), itl, tpot, e2e };
             let served = route.pools.iter().filter_map(|weighted| config.pools.get(weighted.pool));
-            let revisions: Vec<&str> = served.map(|pool| &*pool.revision).collect();
-            for (tenant, class) in tenants.iter().flat_map(|t| CLASSES.map(|class| (*t, class))) {
-                let labels = |revision| [&*route.name, model, tenant, revision, class.as_str()];
-                for revision in &revisions {
-                    served_at_zero(&self.requests.by_tenant, labels(revision), &slo);
+            let revisions =
+                served.map(|pool| (&*pool.revision, true)).chain([(RequestKey::NO_REVISION, false)]);
+            for (revision, is_served) in revisions {
+                for (tenant, class) in tenants.iter().flat_map(|t| CLASSES.map(|class| (*t, class))) {
+                    let key = [&*route.name, model, tenant, revision, class.as_str()];
+                    self.families.start_requests(key, &Foreseen { is_served, slo });
                 }
-                unserved_at_zero(&self.requests.by_tenant, labels(RequestKey::NO_REVISION));
             }
         }
+    }
+}
+
+impl Families {
+    /// Starts the series of requests by route, model, tenant, revision and class.
+    fn start_requests(&self, key: [&str; 5], foreseen: &Foreseen) {
+        let [route, model, _, revision, class] = key;
+        self.by_tenant.start(&key, foreseen);
+        self.by_route.start(&[route, model, revision, class], foreseen);
+    }
+
+    /// Starts those of a first request, and of requests of its kind that will reach no replica.
+    pub(super) fn start_seen(&self, key: [&str; 5], slo: SloBounds) {
+        let [route, model, tenant, revision, class] = key;
+        let none = RequestKey::NO_REVISION;
+        self.start_requests(key, &Foreseen { is_served: revision != none, slo });
+        self.start_requests([route, model, tenant, none, class], &Foreseen { is_served: false, slo });
     }
 }
 
@@ -48,45 +68,45 @@ fn model(route: &Route) -> Option<&str> {
     }
 }
 
-/// Of requests that a replica of the revision answered, or failed to.
-fn served_at_zero(families: &TenantFamilies, labels: [&str; 5], slo: &Slo) {
-    families.goodput.get(&labels);
-    for (outcome, code) in [(Outcome::Ok, "200"), (Outcome::Failed, "200"), (Outcome::Failed, "502")] {
-        outcomes(families, labels, outcome, code);
-    }
-    let bounds = [
+/// Whether a request met its SLO is only counted where a replica served it.
+pub(super) fn served(foreseen: &Foreseen) -> Tails {
+    if foreseen.is_served { vec![Vec::new()] } else { Vec::new() }
+}
+
+/// `outcome` and `code` of requests that a replica answered or failed to, and of those that reached none.
+pub(super) fn outcomes(foreseen: &Foreseen) -> Tails {
+    let outcomes = if foreseen.is_served {
+        [(Outcome::Ok, "200"), (Outcome::Failed, "200"), (Outcome::Failed, "502")]
+    } else {
+        [(Outcome::Refused, "429"), (Outcome::Refused, "503"), (Outcome::Failed, "502")]
+    };
+    outcomes.map(|(outcome, code)| vec![outcome.as_str(), code]).to_vec()
+}
+
+/// `reason` of misses: the bounds that there are, where they can be missed.
+pub(super) fn reasons(foreseen: &Foreseen) -> Tails {
+    let Foreseen { is_served, slo } = foreseen;
+    let reasons = [
         (Missed::Error, true),
-        (Missed::Ttft, slo.ttft.is_some()),
-        (Missed::Itl, !slo.itl.is_empty()),
-        (Missed::Tpot, slo.tpot.is_some()),
-        (Missed::E2e, slo.e2e.is_some()),
+        (Missed::Refused, !is_served),
+        (Missed::Ttft, *is_served && slo.ttft.is_some()),
+        (Missed::Itl, *is_served && !slo.itl.is_empty()),
+        (Missed::Tpot, *is_served && slo.tpot.is_some()),
+        (Missed::E2e, *is_served && slo.e2e.is_some()),
     ];
-    for (missed, _) in bounds.into_iter().filter(|(_, is_bound)| *is_bound) {
-        misses(families, labels, missed);
+    reasons.into_iter().filter(|(_, can_be)| *can_be).map(|(missed, _)| vec![missed.as_str()]).collect()
+}
+
+/// `reason` and `stage` of what the gateway refuses: rules count them by route.
+pub(super) fn refusals(foreseen: &Foreseen) -> Tails {
+    if foreseen.is_served {
+        return Vec::new();
     }
-}
-
-/// Of requests that reached no replica.
-fn unserved_at_zero(families: &TenantFamilies, labels: [&str; 5]) {
-    for (outcome, code) in [(Outcome::Refused, "429"), (Outcome::Refused, "503"), (Outcome::Failed, "502")] {
-        outcomes(families, labels, outcome, code);
-    }
-    misses(families, labels, Missed::Error);
-    misses(families, labels, Missed::Refused);
-}
-
-fn outcomes(families: &TenantFamilies, labels: [&str; 5], outcome: Outcome, code: &str) {
-    let [route, model, tenant, revision, class] = labels;
-    families.requests.get(&[route, model, tenant, revision, class, outcome.as_str(), code]);
-}
-
-fn misses(families: &TenantFamilies, labels: [&str; 5], missed: Missed) {
-    let [route, model, tenant, revision, class] = labels;
-    families.slo_missed.get(&[route, model, tenant, revision, class, missed.as_str()]);
+    [Stage::Admit, Stage::Route].map(|stage| vec![Missed::Refused.as_str(), stage.as_str()]).to_vec()
 }
 
 const CLASSES: [Class; 3] = [Class::Short, Class::Medium, Class::Long];
 /// Tenant of a gateway that has none.
 const NOBODY: &str = "default";
-/// Label sets of route, model, tenant, revision and class; with up to eight series each.
+/// Label sets of route, model, tenant, revision and class; with up to nine series each.
 const MAX_LABEL_SETS: usize = 200;

@@ -153,7 +153,7 @@ impl Task {
         let request = ExportMetricsServiceRequest { resource_metrics: vec![self.wrapped(export)] };
         let is_sent = self.health.watch(self.sender.send(request)).await;
         let result = if is_sent { DeliveryResult::Sent } else { DeliveryResult::Failed };
-        self.metrics.otlp_export(result);
+        self.metrics.families.process.otlp_exports.inc([result.as_str()]);
         if is_sent {
             self.delivered = delivered;
         }

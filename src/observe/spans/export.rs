@@ -38,7 +38,7 @@ impl Task {
             let export = self.health.watch(self.exporter.export(batch));
             match self.end.given_up.run_until_cancelled(export).await {
                 Some(true) => {}
-                Some(false) => self.metrics.spans_dropped(DropReason::ExportFailed, spans),
+                Some(false) => self.dropped(DropReason::ExportFailed, spans),
                 None => return self.drop_rest(spans),
             }
         }
@@ -70,7 +70,11 @@ impl Task {
         while let Ok(record) = self.records.try_recv() {
             spans += build::span_count(&record);
         }
-        self.metrics.spans_dropped(DropReason::Shutdown, spans);
+        self.dropped(DropReason::Shutdown, spans);
+    }
+
+    fn dropped(&self, reason: DropReason, spans: u64) {
+        self.metrics.families.process.spans_dropped.inc_by([reason.as_str()], spans);
     }
 }
 

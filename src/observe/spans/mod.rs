@@ -83,7 +83,7 @@ impl Spans {
         if record.trace.sampled == Some(true) || self.kept.takes(record.at.end, sampling.max_per_second) {
             return true;
         }
-        self.metrics.spans_dropped(DropReason::RateLimited, build::span_count(record));
+        self.dropped(DropReason::RateLimited, record);
         false
     }
 
@@ -94,7 +94,12 @@ impl Spans {
             Err(mpsc::error::TrySendError::Full(_)) => DropReason::QueueFull,
             Err(mpsc::error::TrySendError::Closed(_)) => DropReason::Shutdown,
         };
-        self.metrics.spans_dropped(reason, build::span_count(record));
+        self.dropped(reason, record);
+    }
+
+    fn dropped(&self, reason: DropReason, record: &Record) {
+        let dropped = &self.metrics.families.process.spans_dropped;
+        dropped.inc_by([reason.as_str()], build::span_count(record));
     }
 
     /// Share of ordinary traces that is kept, for the flag that goes upstream.

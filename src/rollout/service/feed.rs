@@ -154,7 +154,7 @@ impl Feed {
     fn send(&self, route: &Arc<str>, class: Class, seen: Seen) {
         let observation = Observation { route: Arc::clone(route), class, seen };
         if self.observations.try_send(observation).is_err() {
-            self.metrics.canary_dropped();
+            self.metrics.families.control.canary_dropped.inc();
         }
     }
 }

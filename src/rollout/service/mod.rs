@@ -180,7 +180,7 @@ impl RolloutService {
             }
         }
         for gone in &old {
-            self.metrics.canary_gone(&gauges(&gone.view(), &evidence(&gone.view())));
+            self.metrics.canary(&gauges(&gone.view(), &evidence(&gone.view())), false);
             if self.gone.len() < MAX_GONE && self.rollouts.iter().all(|rollout| rollout.route != gone.route) {
                 self.gone.insert(Arc::clone(&gone.route), gone.save());
             }
@@ -248,7 +248,7 @@ impl RolloutService {
             if let Some(reason) = &breach {
                 tracing::error!(%route, %revision, state, reason, %report, "canary broke a bound");
                 let test = reason.split(':').next().unwrap_or_default();
-                self.metrics.canary_breach([route, &rollout.pool, revision], test);
+                self.metrics.families.canaries.breaches.inc([route, &rollout.pool, revision, test]);
             } else {
                 let reason = &rollout.plan.reason;
                 tracing::warn!(%route, %revision, state, reason, "canary ended its step");
@@ -267,7 +267,7 @@ impl RolloutService {
             if let Some(attached) = self.gateway.get() {
                 attached.deal(view);
             }
-            self.metrics.canary(&gauges(view, &evidence(view)));
+            self.metrics.canary(&gauges(view, &evidence(view)), true);
         }
         let watched: Vec<Watched> = self
             .rollouts

@@ -28,7 +28,7 @@ impl Webhook {
 
     pub(super) fn send(&self, endpoint: &Endpoint, report: String) {
         if self.sender.try_send((endpoint.clone(), report)).is_err() {
-            self.metrics.canary_webhook(DeliveryResult::Dropped);
+            self.metrics.families.control.canary_webhook.inc([DeliveryResult::Dropped.as_str()]);
         }
     }
 }
@@ -63,7 +63,7 @@ async fn deliver(
                 }
             }
         }
-        metrics.canary_webhook(result);
+        metrics.families.control.canary_webhook.inc([result.as_str()]);
     }
 }
 
