@@ -45,7 +45,8 @@ const MODULES: &[&str] = &[
 const END_OF_DATA_PATH: &str = "gateway";
 
 /// Parts of `config` that turn text into a configuration: the data path reads the result only.
-const CONFIG_READERS: &[&str] = &["config/schema", "config/check", "config/reload", "config/load"];
+const CONFIG_READERS: &[&str] =
+    &["config/schema", "config/check", "config/declare", "config/reference", "config/reload", "config/load"];
 
 /// Pure code: time is an argument, so the same code runs live, in tests and in simulated time.
 const PURE: &[&str] = &[

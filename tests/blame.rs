@@ -76,7 +76,7 @@ async fn a_prompt_that_was_in_flight_at_two_replica_deaths_is_refused() {
     let replicas = [Replica::start().await, Replica::start().await, Replica::start().await];
     let all: Vec<&Replica> = replicas.iter().collect();
     let mut config = config::of(&all);
-    config.pools[0].max_ejected_share = 1.0;
+    config.pools[0].ejection.max_share = 1.0;
     let gateway = Gateway::start(config).await;
     for replica in &all {
         replica.always(vec![Step::StopListening, Step::Reset]);

@@ -59,14 +59,14 @@ fn a_file_with_one_pool_has_all_defaults() {
         ["batch", "interactive", "standard"]
     );
     assert_eq!(config.slo["interactive"].ttft.unwrap().per_prompt_token, Duration::from_micros(100));
-    assert_eq!(config.seed.reveal(), "tokenway");
+    assert_eq!(config.routing.seed.reveal(), "tokenway");
     assert_eq!((config.classes.short.0, config.classes.medium.0), (1024, 8192));
     let pool = &config.pools[0];
     assert_eq!(
         (&*pool.revision, pool.engine.as_str(), &*pool.replicas[0].name),
         ("p", "vllm", "127.0.0.1:1")
     );
-    assert_eq!((pool.probe.kind, pool.max_ejected_share), (ProbeKind::Auto, 0.5));
+    assert_eq!((pool.probe.kind, pool.ejection.max_share), (ProbeKind::Auto, 0.5));
     let route = &config.routes[0];
     assert_eq!((&*route.name, &route.model, route.policy), ("*", &ModelMatch::Any, PolicyName::Latency));
     assert_eq!(route.timeouts.first_token, Duration::from_secs(60));
@@ -84,39 +84,16 @@ fn the_reference_says_the_defaults() {
 }
 
 #[test]
-fn every_key_parses_and_what_is_not_built_is_refused_at_its_line() {
-    let text = include_str!("fixtures/every-key.toml");
-    let marked: Vec<_> = text
-        .lines()
-        .enumerate()
-        .filter(|(_, line)| line.contains("# unbuilt"))
-        .map(|(index, _)| index + 1)
-        .collect();
-    let env = |name: &str| Some(format!("value of {name}"));
-    let faults = check_str("f.toml", text, &env).unwrap_err();
-    let refused: Vec<_> = faults
-        .iter()
-        .map(|fault| {
-            assert!(fault.message.ends_with("is not supported yet"), "{fault}");
-            fault.line
-        })
-        .collect();
-    assert_eq!(refused, marked, "{faults}");
-    let built: String = text
-        .lines()
-        .filter(|line| !line.contains("# unbuilt") && !line.contains("# part of it"))
-        .fold(String::new(), |mut text, line| {
-            text.push_str(line);
-            text.push('\n');
-            text
-        });
-    let config = check_str("f.toml", &built, &env).unwrap_or_else(|faults| panic!("{faults}"));
-    assert_eq!(config.admin.token.unwrap().reveal(), "value of TOKENWAY_ADMIN_TOKEN");
-    assert_eq!(config.routes[0].degrade.as_ref().map(|degrade| (degrade.to, degrade.over)), Some((1, 1.5)));
-    let as_written = config.routes[0].queue;
-    let empty = checked(&with_pool("[[route]]\nmodel = \"m\"\n[route.queue]\n"));
-    assert_eq!(empty.routes[0].queue, as_written, "an empty section means the defaults");
-    assert!(as_written.is_some_and(|queue| queue.max_requests == 1000 && queue.isolate_long));
+fn an_empty_queue_means_its_defaults() {
+    let queue = checked(&with_pool("[[route]]\nmodel = \"m\"\n[route.queue]\n")).routes[0].queue;
+    assert!(queue.is_some_and(|queue| queue.max_requests == 1000 && queue.isolate_long));
+}
+
+#[test]
+fn a_tenants_routes_may_be_named_by_their_models() {
+    let route = "[[route]]\nname = \"chat\"\nmodel = \"m\"\n";
+    let tenant = "[[tenant]]\nname = \"t\"\nkey_sha256 = []\nroutes = [\"m\"]\n";
+    let config = checked(&with_pool(&format!("{route}{tenant}")));
     assert_eq!(config.tenants[0].routes.as_deref(), Some(&["chat".into()][..]));
 }
 
@@ -344,6 +321,7 @@ fn faults_of_bounds() {
             "[telemetry.sampling]\nkeep = [\"errors\"]\n",
             "f.toml:5:9: unknown reason \"errors\"; did you mean \"error\"?",
         ),
+        ("[telemetry]\ncontent = true\n", "f.toml:5:1: content is not supported yet"),
         (
             "[telemetry]\naccess_log = \"stdot\"\n",
             "f.toml:5:14: unknown access log \"stdot\"; did you mean \"stdout\"?",

@@ -430,7 +430,7 @@ async fn a_finding_goes_out_as_an_event_and_its_series_traces_are_kept() {
     let collector = Collector::start(true).await;
     let mut config = config();
     config.telemetry.otlp = Some(collector.otlp());
-    config.telemetry.sampling.keep_drift = true;
+    config.telemetry.sampling.keep.push(tokenway::config::Keep::Drift);
     let Observers { observer, drift, .. } = observers(&config);
     outage(&observer);
     tokio::time::timeout(Duration::from_secs(60), async {

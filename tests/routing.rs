@@ -102,7 +102,7 @@ async fn sessions_go_by_the_seed_alike_on_every_gateway_that_has_it() {
     let replicas = [Replica::start().await, Replica::start().await];
     let start = async |seed: &str| {
         let mut config = config::of(&[&replicas[0], &replicas[1]]);
-        config.seed = tokenway::config::Secret::new(seed);
+        config.routing.seed = tokenway::config::Secret::new(seed);
         config.routes[0].policy = PolicyName::Session;
         Gateway::start(config).await
     };

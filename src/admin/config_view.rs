@@ -1,7 +1,7 @@
 //! `/api/config`: the configuration that runs, with secrets masked.
 //!
-//! Written out field by field, not derived: names are those of the configuration file, durations are seconds, and a
-//! field that is added to [`Config`] stays hidden until somebody decides that it is no secret.
+//! Declared sections show themselves. The others are written out field by field: names are those of the configuration
+//! file, durations are seconds, and a field that is added there stays hidden until somebody decides that it is no secret.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -9,8 +9,8 @@ use std::time::Duration;
 use serde_json::{Map, Value as Json, json};
 
 use crate::config::{
-    AccessLog, Canary, CanaryShadow, Config, DataParallel, Dcgm, Degrade, Drift, Hedge, HedgeAfter, Jwt,
-    Pool, PoolTls, QuantileRatios, QueueLimits, Route, Scale, Secret, Slo, Telemetry, Tenant, Timeouts, Tls,
+    AccessLog, Canary, Config, DataParallel, Dcgm, Declared, Degrade, Hedge, HedgeAfter, Keep, Pool, PoolTls,
+    QuantileRatios, Route, Secret, Slo, Telemetry, Tenant, masked_headers,
 };
 use crate::stage::{Stage, StageBudget};
 
@@ -19,56 +19,18 @@ pub(super) fn config(config: &Config) -> Json {
     let slo: Map<String, Json> =
         config.slo.iter().map(|(name, bounds)| (name.to_string(), slo(bounds))).collect();
     json!({
-        "server": server(config),
-        "admin": { "listen": config.admin.listen.to_string(), "token": masked(config.admin.token.as_ref()) },
-        "retry": {
-            "attempts": config.retry.attempts,
-            "budget": config.retry.budget,
-            "min_per_second": config.retry.min_per_second,
-        },
+        "server": config.server.view(),
+        "admin": config.admin.view(),
+        "retry": config.retry.view(),
         "slo": slo,
-        "routing": { "seed": MASK },
-        "classes": { "short": config.classes.short.0, "medium": config.classes.medium.0 },
+        "routing": config.routing.view(),
+        "classes": config.classes.view(),
         "pool": config.pools.iter().map(pool).collect::<Vec<_>>(),
         "route": config.routes.iter().map(|of| route(config, of)).collect::<Vec<_>>(),
         "tenant": config.tenants.iter().map(tenant).collect::<Vec<_>>(),
-        "auth": { "jwt": config.jwt.as_ref().map(jwt) },
+        "auth": { "jwt": config.jwt.as_ref().map(Declared::view) },
         "telemetry": telemetry(&config.telemetry),
-        "drift": drift(&config.drift),
-    })
-}
-
-fn server(config: &Config) -> Json {
-    let server = &config.server;
-    json!({
-        "listen": server.listen.to_string(),
-        "tls": server.tls.as_ref().map(tls),
-        "body_limit": server.body_limit,
-        "body_memory": server.body_memory,
-        "body_timeout": seconds(server.body_timeout),
-        "body_min_rate": server.body_min_rate,
-        "header_timeout": seconds(server.header_timeout),
-        "keep_alive": seconds(server.keep_alive),
-        "tls_handshake_timeout": seconds(server.tls_handshake_timeout),
-        "max_connections": server.max_connections,
-        "drain_delay": seconds(server.drain_delay),
-        "drain_timeout": seconds(server.drain_timeout),
-        "heartbeat": server.heartbeat.map(seconds),
-        "route_info_headers": server.route_info_headers,
-        "extra_paths": server.extra_paths,
-        "root_path": server.root_path,
-        "cors_origins": server.cors_origins.as_ref().map(|all| {
-            all.iter().map(|origin| origin.to_str().unwrap_or_default()).collect::<Vec<_>>()
-        }),
-        "trust_headers": server.trust_headers.iter().map(|name| name.as_str()).collect::<Vec<_>>(),
-    })
-}
-
-fn tls(tls: &Tls) -> Json {
-    json!({
-        "cert": tls.cert.display().to_string(),
-        "key": tls.key.display().to_string(),
-        "client_ca": tls.client_ca.as_ref().map(|path| path.display().to_string()),
+        "drift": config.drift.view(),
     })
 }
 
@@ -111,43 +73,12 @@ fn pool(pool: &Pool) -> Json {
         "max_num_seqs": pool.max_num_seqs,
         "queue_target": pool.queue_target,
         "dcgm": pool.dcgm.pool.as_ref().map(dcgm),
-        "probe": {
-            "interval": seconds(pool.probe.interval),
-            "timeout": seconds(pool.probe.timeout),
-            "kind": format!("{:?}", pool.probe.kind).to_lowercase(),
-        },
-        "warmup": {
-            "requests": pool.warmup.requests,
-            "timeout": seconds(pool.warmup.timeout),
-            "slow_start": seconds(pool.warmup.slow_start),
-            "lengths": pool.warmup.lengths.iter().map(|one| format!("{one:?}").to_lowercase()).collect::<Vec<_>>(),
-            "prompts": pool.warmup.prompts.len(),
-            "features": pool.warmup.features.iter().map(|one| format!("{one:?}").to_lowercase()).collect::<Vec<_>>(),
-        },
+        "probe": pool.probe.view(),
+        "warmup": pool.warmup.view(),
         "keep_alive": pool.keep_alive.map(|interval| json!({ "interval": seconds(interval) })),
         "lora": { "load": pool.lora.load, "adapters": pool.lora.adapters.keys().map(|name| &**name).collect::<Vec<_>>() },
-        "ejection": { "max_share": pool.max_ejected_share },
-        "scale": scale(&pool.scale),
-    })
-}
-
-fn scale(scale: &Scale) -> Json {
-    let windows = scale.windows.iter().map(|window| {
-        json!({ "start": window.start.as_str(), "end": window.end.as_str(), "min_replicas": window.min_replicas })
-    });
-    json!({
-        "min_replicas": scale.min_replicas,
-        "max_replicas": scale.max_replicas,
-        "idle_after": seconds(scale.idle_after),
-        "scale_down_after": seconds(scale.scale_down_after),
-        "cold_start": seconds(scale.cold_start),
-        "windows": windows.collect::<Vec<_>>(),
-        "wait": {
-            "max_requests": scale.wait.max_requests,
-            "max_bytes": scale.wait.max_bytes,
-            "max_wait": seconds(scale.wait.max_wait),
-            "heartbeat": scale.wait.heartbeat.map(seconds),
-        },
+        "ejection": pool.ejection.view(),
+        "scale": pool.scale.view(),
     })
 }
 
@@ -173,8 +104,8 @@ fn route(config: &Config, route: &Route) -> Json {
         "migrate": route.migrate,
         "hedge": route.hedge.as_ref().map(hedge),
         "stage_budget": route.stage_budget.as_deref().map(stage_budget),
-        "timeouts": timeouts(&route.timeouts),
-        "queue": route.queue.as_ref().map(queue),
+        "timeouts": route.timeouts.view(),
+        "queue": route.queue.as_ref().map(Declared::view),
         "canary": route.canary.as_ref().map(|canary| canary_of(config, canary)),
         "degrade": route.degrade.as_ref().map(|degrade| degrade_to(config, degrade)),
     })
@@ -188,21 +119,12 @@ fn hedge(hedge: &Hedge) -> Json {
     json!({ "after": after, "budget": hedge.budget })
 }
 
-fn queue(queue: &QueueLimits) -> Json {
-    json!({
-        "max_requests": queue.max_requests,
-        "max_bytes": queue.max_bytes,
-        "max_wait": seconds(queue.max_wait),
-        "isolate_long": queue.isolate_long,
-    })
-}
-
 fn canary_of(config: &Config, canary: &Canary) -> Json {
     let ratios = |ratios: QuantileRatios| json!({ "p50": ratios.p50, "p99": ratios.p99 });
     let steps = canary.steps.iter().map(|step| json!({ "weight": step.weight, "soak": seconds(step.soak) }));
     json!({
         "pool": config.pools.get(canary.pool).map(|pool| &*pool.name),
-        "shadow": canary.shadow.as_ref().map(shadow),
+        "shadow": canary.shadow.as_ref().map(Declared::view),
         "steps": steps.collect::<Vec<_>>(),
         "max_cold_start": canary.max_cold_start.map(seconds),
         "max_ttft_ratio": ratios(canary.max_ttft_ratio),
@@ -216,16 +138,6 @@ fn canary_of(config: &Config, canary: &Canary) -> Json {
         "min_requests": canary.min_requests,
         "webhook": canary.webhook.as_ref().map(ToString::to_string),
         "state": canary.state.as_ref().map(|path| path.display().to_string()),
-    })
-}
-
-fn shadow(shadow: &CanaryShadow) -> Json {
-    json!({
-        "weight": shadow.weight,
-        "soak": seconds(shadow.soak),
-        "min_requests": shadow.min_requests,
-        "max_concurrent": shadow.max_concurrent,
-        "max_bytes": shadow.max_bytes,
     })
 }
 
@@ -258,16 +170,6 @@ fn stage_budget(budget: &StageBudget) -> Json {
         .into()
 }
 
-fn timeouts(timeouts: &Timeouts) -> Json {
-    json!({
-        "connect": seconds(timeouts.connect),
-        "first_token": seconds(timeouts.first_token),
-        "inter_token": seconds(timeouts.inter_token),
-        "total": seconds(timeouts.total),
-        "client_stall": seconds(timeouts.client_stall),
-    })
-}
-
 fn tenant(tenant: &Tenant) -> Json {
     json!({
         "name": &*tenant.name,
@@ -276,23 +178,7 @@ fn tenant(tenant: &Tenant) -> Json {
         "routes": tenant.routes.as_ref().map(|routes| routes.iter().map(|name| &**name).collect::<Vec<_>>()),
         "weight": tenant.weight,
         "priority": tenant.priority,
-        "limits": {
-            "requests_per_minute": tenant.limits.requests_per_minute,
-            "tokens_per_minute": tenant.limits.tokens_per_minute,
-            "concurrency": tenant.limits.concurrency,
-        },
-    })
-}
-
-fn jwt(jwt: &Jwt) -> Json {
-    json!({
-        "issuer": jwt.issuer,
-        "audience": jwt.audience,
-        "jwks": without_query(&jwt.jwks.to_string()),
-        "tenant_claim": jwt.tenant_claim,
-        "algorithms": jwt.algorithms.iter().map(|name| format!("{name:?}")).collect::<Vec<_>>(),
-        "leeway": seconds(jwt.leeway),
-        "refresh": seconds(jwt.refresh),
+        "limits": tenant.limits.view(),
     })
 }
 
@@ -314,13 +200,10 @@ fn telemetry(telemetry: &Telemetry) -> Json {
         AccessLog::File(path) => path.display().to_string(),
     };
     let otlp = telemetry.otlp.as_ref().map(|otlp| {
-        // Values are mostly credentials; names help to see what is sent.
-        let headers: Map<String, Json> =
-            otlp.headers.iter().map(|(name, _)| (name.to_string(), MASK.into())).collect();
         json!({
             "endpoint": without_userinfo(&otlp.traces_endpoint),
             "protocol": otlp.protocol.as_str(),
-            "headers": headers,
+            "headers": masked_headers(&otlp.headers),
             "timeout": seconds(otlp.timeout),
         })
     });
@@ -339,21 +222,11 @@ fn telemetry(telemetry: &Telemetry) -> Json {
         "engine_spans": telemetry.engine_spans.map(|spans| spans.listen.to_string()),
         "sampling": {
             "routine": telemetry.sampling.routine,
-            "error": telemetry.sampling.keep_error,
-            "slo_miss": telemetry.sampling.keep_slo_miss,
-            "tail": telemetry.sampling.keep_tail,
-            "retry": telemetry.sampling.keep_retry,
+            "error": telemetry.sampling.keeps(Keep::Error),
+            "slo_miss": telemetry.sampling.keeps(Keep::SloMiss),
+            "tail": telemetry.sampling.keeps(Keep::Tail),
+            "retry": telemetry.sampling.keeps(Keep::Retry),
         },
-    })
-}
-
-fn drift(drift: &Drift) -> Json {
-    json!({
-        "block": seconds(drift.block),
-        "baseline": { "from": seconds(drift.from), "to": seconds(drift.to) },
-        "availability": drift.availability,
-        "webhook": drift.webhook.as_ref().map(ToString::to_string),
-        "state": drift.state.path().map(|path| path.display().to_string()),
     })
 }
 

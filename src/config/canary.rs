@@ -4,6 +4,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::Endpoint;
+use super::check::values::{POSITIVE_DURATION, SIZE};
+use super::declare::section;
 
 /// `[route.canary]`: a revision that takes the route over step by step, as long as it is no worse than the others.
 #[derive(Clone, Debug, PartialEq)]
@@ -49,19 +51,21 @@ pub struct CanaryStep {
     pub soak: Duration,
 }
 
-/// `route.canary.shadow`
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CanaryShadow {
-    /// Share of the baseline's requests that is copied, in percent, 1 to 100.
-    pub weight: u32,
-    /// How long.
-    pub soak: Duration,
-    /// Answered copies without which it does not end.
-    pub min_requests: u64,
-    /// Copies under way at a time.
-    pub max_concurrent: usize,
-    /// Bytes of their bodies together.
-    pub max_bytes: usize,
+section! {
+    /// copies of requests, of whose answers clients see nothing
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct CanaryShadow for "route.canary.shadow", optional {
+        /// percent of the baseline's requests that are copied
+        weight: u32 as 1..=100, required 5;
+        /// how long
+        soak: Duration as POSITIVE_DURATION, required "10m";
+        /// answered copies without which it does not end
+        min_requests: u64 as 0..=1_000_000_000, default 200;
+        /// copies under way at a time
+        max_concurrent: usize as 1..=10_000, default 32;
+        /// of their bodies together
+        max_bytes: usize as SIZE, default "32MiB";
+    }
 }
 
 /// Bounds by quantile; `None` is not judged.

@@ -6,8 +6,9 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::check::{ADMIN_TOKEN_HINT, Checked, PORTS_HINT, check_with, is_one_port, one_port};
+use super::check::{Checked, PORTS_HINT, check_with, is_one_port, one_port};
 use super::diagnostics::{Diagnostic, Diagnostics, Fault};
+use super::server::ADMIN_TOKEN_HINT;
 use super::{Config, Endpoint, ModelMatch, Overrides};
 
 /// Where the configuration is.

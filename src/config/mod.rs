@@ -4,22 +4,31 @@
 //! watches the file. The data path sees only the types of this module.
 
 mod auth;
+mod bounds;
 mod canary;
 pub mod check;
 mod dcgm;
+mod declare;
 pub mod diagnostics;
 mod discovery;
+mod drift;
 mod endpoint;
 mod engine;
 pub mod load;
 mod otel;
+mod otlp;
 pub mod paths;
+mod probe;
+mod queue;
+mod reference;
 pub mod reload;
 mod scale;
 pub mod schema;
+mod server;
 mod slo;
 mod state;
 mod telemetry;
+mod tenant;
 mod warmup;
 pub mod watch;
 
@@ -31,20 +40,28 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use self::auth::{Jwks, Jwt};
+pub use self::bounds::{Classes, Retry, Routing, Timeouts};
 pub use self::canary::{Canary, CanaryShadow, CanaryStep, OnBreach, QuantileRatios};
 pub use self::dcgm::{Dcgm, DcgmSources};
+pub(crate) use self::declare::Declared;
 pub use self::discovery::{DataParallel, Discovery, DnsRecords, DnsSource, KubernetesSource, ServicePort};
+pub use self::drift::{Baseline, Drift};
 pub use self::endpoint::{parse_endpoint, parse_name};
 pub use self::engine::{EngineKind, EngineProfile, Figure, FigureSource};
+use self::otlp::OtlpKeys;
+pub(crate) use self::otlp::masked as masked_headers;
+pub use self::probe::{Ejection, Probe, ProbeKind};
+pub use self::queue::QueueLimits;
 pub use self::scale::{ColdWait, Scale, ScaleWindow};
+pub use self::server::{Admin, Server, Tls};
 pub use self::slo::{ItlBounds, Slo, TtftBound};
 pub use self::state::DriftState;
 pub use self::telemetry::{
-    AccessLog, EngineSpansConfig, Otlp, OtlpMetrics, OtlpProtocol, Sampling, Telemetry, Temporality,
+    AccessLog, EngineSpansConfig, Keep, Otlp, OtlpMetrics, OtlpProtocol, Sampling, Telemetry, Temporality,
 };
+pub use self::tenant::{Tenant, TenantLimits};
 pub use self::warmup::{Lora, WarmUp, WarmUpFeature, WarmUpLength};
 use crate::stage::StageBudget;
-use crate::units::Tokens;
 
 /// The whole configuration of a gateway.
 #[derive(Clone, Debug)]
@@ -57,8 +74,8 @@ pub struct Config {
     pub retry: Retry,
     /// `[slo.*]` by class name, the three that always exist included.
     pub slo: BTreeMap<Arc<str>, Slo>,
-    /// `routing.seed`
-    pub seed: Secret,
+    /// `[routing]`
+    pub routing: Routing,
     /// `[classes]`
     pub classes: Classes,
     /// `[[pool]]`, at least one.
@@ -73,37 +90,6 @@ pub struct Config {
     pub telemetry: Telemetry,
     /// `[drift]`
     pub drift: Drift,
-}
-
-/// `[drift]`: baselines and targets of the drift detectors.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Drift {
-    /// Block length of the slow-drift test.
-    pub block: Duration,
-    /// Baseline start, before now; younger series use what there is.
-    pub from: Duration,
-    /// Baseline end, before now.
-    pub to: Duration,
-    /// Target share of requests that succeed, below 1.
-    pub availability: f64,
-    /// Where findings are posted, in Alertmanager's form.
-    pub webhook: Option<Endpoint>,
-    /// Where baselines and findings are kept over restarts.
-    pub state: DriftState,
-}
-
-impl Default for Drift {
-    fn default() -> Self {
-        const DAY: Duration = Duration::from_secs(86_400);
-        Self {
-            block: DAY,
-            from: DAY * 35,
-            to: DAY * 7,
-            availability: 0.999,
-            webhook: None,
-            state: DriftState::Default,
-        }
-    }
 }
 
 impl Config {
@@ -142,102 +128,6 @@ impl std::fmt::Debug for Secret {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("***")
     }
-}
-
-/// `[server]`: the data listener.
-#[derive(Clone, Debug)]
-pub struct Server {
-    /// Address of the data port.
-    pub listen: SocketAddr,
-    /// `None` serves plain text.
-    pub tls: Option<Tls>,
-    /// Largest request body, in bytes; larger ones get 413.
-    pub body_limit: usize,
-    /// Sum of all request bodies in memory and of the answers that are held for their clients, in bytes.
-    pub body_memory: usize,
-    /// From a head to the last byte of its body, unless the body keeps to `body_min_rate`.
-    pub body_timeout: Duration,
-    /// Bytes a second that an upload has to bring over the last ten seconds, after its first five; 0 is no minimum.
-    pub body_min_rate: u64,
-    /// From the first byte of a head to its end.
-    pub header_timeout: Duration,
-    /// Idle time after which a client connection is closed.
-    pub keep_alive: Duration,
-    /// From accept to the end of the TLS handshake.
-    pub tls_handshake_timeout: Duration,
-    /// Limit of open client connections.
-    pub max_connections: NonZeroUsize,
-    /// Time after SIGTERM during which the gateway is not ready but still serves.
-    pub drain_delay: Duration,
-    /// Time for running streams after `drain_delay`.
-    pub drain_timeout: Duration,
-    /// Interval of SSE comments while nothing else is sent; `None` is off.
-    pub heartbeat: Option<Duration>,
-    /// `x-tokenway-replica`, `-revision`, `-decision` on responses (default: only without tenants).
-    pub route_info_headers: bool,
-    /// Patterns of paths allowed in addition to the built-in ones; see [`paths::matches`].
-    pub extra_paths: Vec<String>,
-    /// Prefix that is stripped from every path; empty for none.
-    pub root_path: String,
-    /// Origins whose pages may call the gateway, `*` for all; `None` leaves CORS to the engines.
-    pub cors_origins: Option<Vec<http::HeaderValue>>,
-    /// Headers of a trusted proxy that name the tenant.
-    pub trust_headers: Vec<http::HeaderName>,
-}
-
-/// TLS of a listener.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Tls {
-    /// PEM file with the certificate chain.
-    pub cert: PathBuf,
-    /// PEM file with the private key.
-    pub key: PathBuf,
-    /// PEM file with client CAs; set means mutual TLS.
-    pub client_ca: Option<PathBuf>,
-}
-
-/// `[admin]`: the admin listener.
-#[derive(Clone, Debug)]
-pub struct Admin {
-    /// Address of the admin port.
-    pub listen: SocketAddr,
-    /// Bearer token; required for any address that is not loopback.
-    pub token: Option<Secret>,
-}
-
-/// `[timeouts]`, with a route's overrides applied.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Timeouts {
-    /// Until a connection to a replica is open, the wait for a free one included.
-    pub connect: Duration,
-    /// From the last request byte to the first content event, over all attempts (streams).
-    pub first_token: Duration,
-    /// Between two content events (streams).
-    pub inter_token: Duration,
-    /// From the last request byte to the end of the response.
-    pub total: Duration,
-    /// How long a client may take no bytes.
-    pub client_stall: Duration,
-}
-
-/// `[retry]`
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Retry {
-    /// Retries of a request known not to have been sent; one that may have started gets one.
-    pub attempts: u32,
-    /// Retries as a fraction of recent requests, 0 to 1.
-    pub budget: f64,
-    /// Retries per second that the budget always allows.
-    pub min_per_second: u32,
-}
-
-/// `[classes]`: bounds of prompt classes in tokens; `short <= medium`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Classes {
-    /// Up to here a prompt is short.
-    pub short: Tokens,
-    /// Up to here it is medium, above it is long.
-    pub medium: Tokens,
 }
 
 /// `[[pool]]`: one model artifact on one runtime image.
@@ -281,8 +171,8 @@ pub struct Pool {
     pub keep_alive: Option<Duration>,
     /// `pool.lora`
     pub lora: Lora,
-    /// `pool.ejection.max_share`, 0 to 1.
-    pub max_ejected_share: f64,
+    /// `[pool.ejection]`
+    pub ejection: Ejection,
     /// `[pool.scale]`
     pub scale: Scale,
 }
@@ -350,34 +240,6 @@ impl std::fmt::Display for Endpoint {
     }
 }
 
-/// `[pool.probe]`
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Probe {
-    /// Between two probes of a replica whose live answers do not prove it.
-    pub interval: Duration,
-    /// Timeout of one probe.
-    pub timeout: Duration,
-    /// Request that a probe sends.
-    pub kind: ProbeKind,
-    /// Prompt of a completion probe.
-    pub prompt: String,
-}
-
-/// `pool.probe.kind`
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ProbeKind {
-    /// The first of the others that the engine answers.
-    Auto,
-    /// A one-token completion.
-    Completion,
-    /// One embedding.
-    Embedding,
-    /// One rerank.
-    Rerank,
-    /// `GET /health`: proves little, reported as `unproven`.
-    Health,
-}
-
 /// `[[route]]`: maps a model name to pools.
 #[derive(Clone, Debug)]
 pub struct Route {
@@ -413,19 +275,6 @@ pub struct Route {
     pub degrade: Option<Degrade>,
     /// `[route.canary]`
     pub canary: Option<Canary>,
-}
-
-/// `[route.queue]`: bounds of the route's part of its pool's queue.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct QueueLimits {
-    /// Requests of the route that may wait; 0 refuses at once.
-    pub max_requests: usize,
-    /// Bytes of their bodies.
-    pub max_bytes: usize,
-    /// Longest wait for room.
-    pub max_wait: Duration,
-    /// Prompts of class `long` are counted and served apart from the others.
-    pub isolate_long: bool,
 }
 
 /// `hedge`: a second replica for requests whose first token is overdue.
@@ -571,48 +420,3 @@ pub struct ClientMay {
 
 /// Bound of priorities in both directions.
 pub const MAX_PRIORITY: i32 = 100;
-
-/// `[[tenant]]`
-#[derive(Clone, Debug)]
-pub struct Tenant {
-    /// Unique name.
-    pub name: Arc<str>,
-    /// SHA-256 digests of its keys.
-    pub key_digests: Vec<[u8; 32]>,
-    /// Names in client certificates that are its own (`server.tls.client_ca`).
-    pub client_names: Vec<Arc<str>>,
-    /// Names of the routes that it may use; `None` is all.
-    pub routes: Option<Vec<Arc<str>>>,
-    /// Its part of a pool while others wait as well, at least 1.
-    pub weight: u32,
-    /// Higher ones are placed first.
-    pub priority: i32,
-    /// `tenant.limits`
-    pub limits: TenantLimits,
-}
-
-impl Default for Tenant {
-    /// The tenant of every request where none are configured.
-    fn default() -> Self {
-        Self {
-            name: "default".into(),
-            key_digests: Vec::new(),
-            client_names: Vec::new(),
-            routes: None,
-            weight: 1,
-            priority: 0,
-            limits: TenantLimits::default(),
-        }
-    }
-}
-
-/// `tenant.limits`; what is absent is unlimited.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct TenantLimits {
-    /// Requests per minute, at least 1; a minute's may come at once.
-    pub requests_per_minute: Option<u64>,
-    /// Prompt and answer tokens per minute, at least 1.
-    pub tokens_per_minute: Option<u64>,
-    /// Requests in flight, waiting ones included, at least 1.
-    pub concurrency: Option<u32>,
-}

@@ -1,66 +1,50 @@
 //! `[pool.scale]`: bounds on the number of replicas that the gateway asks for.
 
+use std::str::FromStr;
 use std::time::{Duration, SystemTime};
 
 use chrono::{DateTime, Utc};
 use croner::Cron;
+use serde_json::{Value as Json, json};
 
 use super::MAX_REPLICAS;
+use super::check::codec::Own;
+use super::check::section::{Item, Section};
+use super::check::values::{Form, OFF_AT_ZERO, POSITIVE_DURATION, SIZE};
+use super::declare::{Below, Declared, section};
 
-/// `[pool.scale]`
-#[derive(Clone, Debug, PartialEq)]
-pub struct Scale {
-    /// Never fewer; 0 allows scale to zero.
-    pub min_replicas: usize,
-    /// Never more, at least 1.
-    pub max_replicas: usize,
-    /// Without a request for so long, a pool that may scale to zero does.
-    pub idle_after: Duration,
-    /// A lower number is asked for when none higher was needed for so long.
-    pub scale_down_after: Duration,
-    /// How long a replica takes to become warm, until that was measured.
-    pub cold_start: Duration,
-    /// More replicas at certain hours.
-    pub windows: Vec<ScaleWindow>,
-    /// `[pool.scale.wait]`: how requests wait while a pool that may scale to zero has no ready replica.
-    pub wait: ColdWait,
-}
-
-/// `[pool.scale.wait]`
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ColdWait {
-    /// Requests of one route that may wait; 0 refuses at once.
-    pub max_requests: usize,
-    /// Bytes of their bodies.
-    pub max_bytes: usize,
-    /// Longest wait.
-    pub max_wait: Duration,
-    /// Interval of SSE comments to waiting streams; `None` is off.
-    pub heartbeat: Option<Duration>,
-}
-
-impl Default for ColdWait {
-    fn default() -> Self {
-        Self {
-            max_requests: 1000,
-            max_bytes: 256 << 20,
-            max_wait: Duration::from_secs(600),
-            heartbeat: Some(Duration::from_secs(15)),
-        }
+section! {
+    #[derive(Clone, Debug, PartialEq)]
+    pub struct Scale for "[pool.scale]" {
+        /// never fewer are asked for; 0: none while nobody asks for the pool
+        min_replicas: usize as 0..=MOST, default 1;
+        /// never more
+        max_replicas: usize as 1..=MOST, default 2048;
+        /// with min_replicas = 0: none are asked for when no request came for so long
+        idle_after: Duration as POSITIVE_DURATION, default "15m";
+        /// fewer are asked for when no more were needed for so long; more at once
+        scale_down_after: Duration as POSITIVE_DURATION, default "5m";
+        /// how long a replica takes to become warm, until that was measured
+        cold_start: Duration as POSITIVE_DURATION, default "2m";
+        /// more at certain hours (cron, UTC), from one cold start before
+        windows: Vec<ScaleWindow> as WINDOWS, empty [{ start = "0 8 * * mon-fri", end = "0 18 * * mon-fri", min_replicas = 4 }];
+        /// how requests wait for the first replica
+        wait: ColdWait as Below, section {};
     }
 }
 
-impl Default for Scale {
-    fn default() -> Self {
-        Self {
-            min_replicas: 1,
-            max_replicas: MAX_REPLICAS,
-            idle_after: Duration::from_secs(900),
-            scale_down_after: Duration::from_secs(300),
-            cold_start: Duration::from_secs(120),
-            windows: Vec::new(),
-            wait: ColdWait::default(),
-        }
+section! {
+    /// with min_replicas = 0: requests wait here while no replica is ready, instead of a 503
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct ColdWait for "[pool.scale.wait]" {
+        /// of one route; 0: refuse at once
+        max_requests: usize as 0..=1_000_000, default 1000;
+        /// of their bodies
+        max_bytes: usize as SIZE, default "256MiB";
+        /// `timeouts.first_token` begins when the wait is over, `timeouts.total` does not
+        max_wait: Duration as POSITIVE_DURATION, default "10m";
+        /// SSE comments to streams that wait; 0s: none
+        heartbeat: Option<Duration> as OFF_AT_ZERO, default "15s";
     }
 }
 
@@ -104,5 +88,160 @@ impl Scale {
         let open = self.windows.iter().filter(|window| window.is_open(now) || window.is_open(soon));
         let least = open.map(|window| window.min_replicas).max().unwrap_or(0).max(self.min_replicas);
         least.min(self.max_replicas)
+    }
+}
+
+/// Reads `[pool.scale]`, whose numbers fit each other.
+pub(super) fn scale(pool: &Section<'_>) -> Scale {
+    let section = Scale::open(pool);
+    let scale = Scale::read(&section, &Scale::default());
+    if scale.min_replicas > scale.max_replicas
+        && let Some(item) = section.get("min_replicas").or_else(|| section.get("max_replicas"))
+    {
+        item.fault("min_replicas is above max_replicas", "write min_replicas = 1, max_replicas = 8");
+    }
+    if scale.windows.iter().any(|window| window.min_replicas > scale.max_replicas)
+        && let Some(item) = section.get("windows")
+    {
+        item.fault(
+            "a window asks for more than max_replicas",
+            "raise max_replicas, or lower the window's number",
+        );
+    }
+    scale
+}
+
+fn windows(item: &Item<'_>) -> Option<Vec<ScaleWindow>> {
+    let items = item.list();
+    if let Some(item) = items.get(MAX_WINDOWS) {
+        item.fault(
+            format!("more than {MAX_WINDOWS} windows"),
+            "a cron expression can name several hours and days",
+        );
+    }
+    let mut windows = Vec::new();
+    for item in &items {
+        let Some(inner) = item.section("pool.scale.windows") else { continue };
+        let (start, end) = (inner.require("start", &CRON), inner.require("end", &CRON));
+        let least = inner.integer("min_replicas", 1..=MOST);
+        if inner.get("min_replicas").is_none() {
+            inner.fault("the window has no \"min_replicas\"", WINDOW_HINT);
+        }
+        if let (Some(start), Some(end), Some(min_replicas)) = (start, end, least) {
+            if start == end {
+                inner.fault("the window ends when it starts", WINDOW_HINT);
+            }
+            windows.push(ScaleWindow { start, end, min_replicas });
+        }
+    }
+    Some(windows)
+}
+
+fn cron(text: &str) -> Result<Cron, String> {
+    let fields = text.split_whitespace().count();
+    if fields != 5 && !text.starts_with('@') {
+        return Err(format!("\"{text}\" has {fields} fields, and a cron expression five"));
+    }
+    Cron::from_str(text).map_err(|error| format!("\"{text}\" is no cron expression: {error}"))
+}
+
+fn show_windows(windows: &[ScaleWindow]) -> Json {
+    let window = |window: &ScaleWindow| json!({ "start": window.start.as_str(), "end": window.end.as_str(), "min_replicas": window.min_replicas });
+    windows.iter().map(window).collect()
+}
+
+const WINDOWS: Own<Vec<ScaleWindow>> = Own { read: windows, show: |windows| show_windows(windows) };
+const CRON: Form<Cron> = Form { noun: "a cron expression", hint: CRON_HINT, parse: cron };
+const CRON_HINT: &str =
+    "write minute, hour, day, month and weekday, in UTC: \"0 8 * * mon-fri\" is every working day at 08:00";
+const WINDOW_HINT: &str =
+    "windows = [{ start = \"0 8 * * mon-fri\", end = \"0 18 * * mon-fri\", min_replicas = 4 }]";
+const MOST: i64 = MAX_REPLICAS as i64;
+/// They are looked at every second.
+const MAX_WINDOWS: usize = 32;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::check::check_str;
+
+    fn check(more: &str) -> Result<Scale, String> {
+        let text = format!("[[pool]]\nname = \"p\"\nreplicas = [\"http://127.0.0.1:1\"]\n{more}\n");
+        let first = |faults: crate::config::diagnostics::Diagnostics| {
+            faults.iter().next().map(ToString::to_string).unwrap_or_default()
+        };
+        let mut config = check_str("f.toml", &text, &|_| None).map_err(first)?;
+        Ok(config.pools.remove(0).scale)
+    }
+
+    #[test]
+    fn without_a_word_a_pool_never_scales_to_zero() {
+        let scale = check("").unwrap();
+        assert_eq!(scale, Scale::default());
+        assert_eq!((scale.min_replicas, scale.max_replicas), (1, MAX_REPLICAS));
+    }
+
+    #[test]
+    fn a_window_raises_the_least_number_before_it_begins() {
+        let scale = check(
+            "[pool.scale]\nmin_replicas = 0\nmax_replicas = 8\n\
+             windows = [{ start = \"0 8 * * mon-fri\", end = \"0 18 * * mon-fri\", min_replicas = 4 }]",
+        )
+        .unwrap();
+        let lead = Duration::from_secs(180);
+        // 1970-01-01 was a Thursday.
+        let at = |day: u64, hour: u64, minute: u64| {
+            SystemTime::UNIX_EPOCH + Duration::from_secs(day * 86_400 + hour * 3600 + minute * 60)
+        };
+        for (day, hour, minute, expected) in [
+            (0, 7, 0, 0),
+            (0, 7, 58, 4),
+            (0, 8, 0, 4),
+            (0, 12, 0, 4),
+            (0, 17, 59, 4),
+            (0, 18, 0, 0),
+            (2, 12, 0, 0),
+            (4, 9, 0, 4),
+        ] {
+            assert_eq!(scale.least(at(day, hour, minute), lead), expected, "day {day} {hour}:{minute}");
+        }
+    }
+
+    #[test]
+    fn faults_have_their_place() {
+        for (text, expected) in [
+            ("[pool.scale]\nmin_replicas = -1", "f.toml:5:16: min_replicas is out of range"),
+            ("[pool.scale]\nmax_replicas = 0", "f.toml:5:16: max_replicas is out of range"),
+            (
+                "[pool.scale]\nmin_replicas = 4\nmax_replicas = 2",
+                "f.toml:5:16: min_replicas is above max_replicas",
+            ),
+            ("[pool.scale]\nidle_after = \"0s\"", "f.toml:5:14: "),
+            ("[pool.scale.wait]\nmax_wait = \"0s\"", "f.toml:5:12: "),
+            ("[pool.scale]\nmin_replica = 1", "f.toml:5:1: unknown key \"min_replica\""),
+            (
+                "[pool.scale]\nwindows = [{ start = \"0 25 * * *\", end = \"0 8 * * *\", min_replicas = 2 }]",
+                "f.toml:5:22: \"0 25 * * *\" is no cron expression",
+            ),
+            (
+                "[pool.scale]\nwindows = [{ start = \"0 8 * *\", end = \"0 8 * * *\", min_replicas = 2 }]",
+                "f.toml:5:22: \"0 8 * *\" has 4 fields",
+            ),
+            (
+                "[pool.scale]\nwindows = [{ start = \"0 8 * * *\", end = \"0 9 * * *\" }]",
+                "f.toml:5:12: the window has no \"min_replicas\"",
+            ),
+            (
+                "[pool.scale]\nwindows = [{ start = \"0 8 * * *\", end = \"0 8 * * *\", min_replicas = 1 }]",
+                "f.toml:5:12: the window ends when it starts",
+            ),
+            (
+                "[pool.scale]\nmax_replicas = 2\nwindows = [{ start = \"0 8 * * *\", end = \"0 9 * * *\", min_replicas = 3 }]",
+                "f.toml:6:11: a window asks for more than max_replicas",
+            ),
+        ] {
+            let told = check(text).unwrap_err();
+            assert!(told.starts_with(expected), "{told}");
+        }
     }
 }

@@ -10,16 +10,25 @@ use serde_json::{Map, Value, json};
 
 use super::check::shape::{Kind, Place, Shapes, Within};
 use super::check::{ROOT, shapes_of};
+use super::declare::{Declaration, State};
+use super::reference::DECLARED;
 
 /// The schema, draft 7: what editors for TOML read.
 #[must_use]
 pub fn json_schema() -> Value {
-    let every_key = with_optional_keys(REFERENCE);
-    let shapes = shapes_of(&[&every_key, OTHER_FORMS]);
+    let shapes = shapes_of(&[&every_key(), OTHER_FORMS]);
     let mut schema = Writer { shapes: &shapes, notes: notes(REFERENCE) }.section(ROOT);
     schema["$schema"] = "http://json-schema.org/draft-07/schema#".into();
     schema["title"] = "Configuration of tokenway".into();
     schema
+}
+
+/// The schema of one declared section.
+#[cfg(test)]
+pub(super) fn section_schema(declaration: &Declaration, shapes: &Shapes) -> Value {
+    let mut notes = BTreeMap::new();
+    describe(declaration, &mut notes);
+    Writer { shapes, notes }.section(declaration.header)
 }
 
 struct Writer<'a> {
@@ -137,7 +146,21 @@ fn notes(reference: &str) -> BTreeMap<(String, String), Note> {
             notes.entry((section.clone(), key.trim().to_owned())).or_insert(note);
         }
     }
+    DECLARED.iter().for_each(|declaration| describe(declaration, &mut notes));
     notes
+}
+
+/// Adds the notes of a declared section.
+fn describe(declaration: &Declaration, notes: &mut BTreeMap<(String, String), Note>) {
+    let (above, name) = declaration.path().rsplit_once('.').unwrap_or((ROOT, declaration.path()));
+    let note = Note { text: declaration.note(), default: None };
+    notes.entry((above.to_owned(), name.to_owned())).or_insert(note);
+    for key in declaration.keys {
+        let has_default = key.state == State::Default && !declaration.is_optional;
+        let default = if has_default { literal(key.value) } else { None };
+        let note = Note { text: key.note(), default };
+        notes.insert((declaration.path().to_owned(), key.name.to_owned()), note);
+    }
 }
 
 fn literal(value: &str) -> Option<Value> {
@@ -161,13 +184,13 @@ fn split_comment(line: &str) -> (&str, &str) {
 }
 
 /// The reference with every key that it shows in a comment.
-fn with_optional_keys(reference: &str) -> String {
-    let lines: Vec<_> = reference.lines().map(|line| optional_key(line).unwrap_or(line)).collect();
+pub(super) fn every_key() -> String {
+    let lines: Vec<_> = REFERENCE.lines().map(|line| optional_key(line).unwrap_or(line)).collect();
     lines.join("\n")
 }
 
 /// The key or header that a comment shows.
-fn optional_key(line: &str) -> Option<&str> {
+pub(super) fn optional_key(line: &str) -> Option<&str> {
     let shown = line.strip_prefix("# ")?;
     let is_key = shown.split_once(" = ").is_some_and(|(key, _)| {
         !key.is_empty() && key.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_')
@@ -183,7 +206,7 @@ fn bare(header: &str) -> &str {
 const UNBUILT: &str = "not supported yet";
 const REFERENCE: &str = include_str!("../../config/reference.toml");
 
-/// Entries of lists and tables that the reference shows empty.
+/// Entries of lists and tables that the reference shows empty or in prose.
 const OTHER_FORMS: &str = "\
 [server]
 extra_paths = [\"/v1/custom\"]
@@ -200,6 +223,11 @@ prompts = [\"p\"]
 features = [\"logprobs\"]
 [pool.engine_profile]
 batch_limit = [\"m\"]
+[[route]]
+model = \"m\"
+[route.degrade.when]
+tenants = [\"t\"]
+max_priority = 0
 [telemetry.otlp]
 headers = { x = \"1\" }
 ";

@@ -4,6 +4,10 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::check::codec::{List, Share, Word};
+use super::check::values::ADDRESS;
+use super::declare::section;
+
 /// `[telemetry]`
 #[derive(Clone, Debug)]
 pub struct Telemetry {
@@ -112,30 +116,59 @@ impl OtlpProtocol {
     }
 }
 
-/// `[telemetry.engine_spans]`: OTLP from the engines.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct EngineSpansConfig {
-    /// Where they send it, HTTP and gRPC alike.
-    pub listen: SocketAddr,
+section! {
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct EngineSpansConfig for "[telemetry.engine_spans]", optional {
+        /// beside the usual ports of a collector, which may be on the same machine
+        listen: SocketAddr as ADDRESS, default "127.0.0.1:4319";
+    }
 }
 
-/// `[telemetry.sampling]`
-#[derive(Clone, Debug, PartialEq)]
-pub struct Sampling {
-    /// Share of ordinary requests whose spans are kept, by trace id, 0 to 1.
-    pub routine: f64,
-    /// `error`: keep all failed ones.
-    pub keep_error: bool,
-    /// `slo_miss`: keep all that missed their SLO.
-    pub keep_slo_miss: bool,
-    /// `tail`: keep all that were slower than the rolling p99 of their series.
-    pub keep_tail: bool,
-    /// `retry`: keep all that were retried.
-    pub keep_retry: bool,
-    /// `drift`: keep all of a series for which drift was found, while it holds.
-    pub keep_drift: bool,
-    /// `canary`: keep all that a canary served while it is judged.
-    pub keep_canary: bool,
-    /// `max_per_second`: at most this many traces a second; callers' own sampled ones come on top.
-    pub max_per_second: u32,
+section! {
+    #[derive(Clone, Debug, PartialEq)]
+    pub struct Sampling for "[telemetry.sampling]" {
+        /// share of ordinary requests whose spans are kept
+        routine: f64 as Share, default 0.02;
+        /// traces that are kept, so that an incident does not export everything; callers' own sampled ones come on top
+        max_per_second: u32 as 1..=1_000_000, default 100;
+        /// always kept
+        keep: Vec<Keep> as List(KEEP), default ["error", "slo_miss", "tail", "retry", "canary", "drift"];
+    }
 }
+
+impl Sampling {
+    /// Whether spans are kept for this reason.
+    #[must_use]
+    pub fn keeps(&self, reason: Keep) -> bool {
+        self.keep.contains(&reason)
+    }
+}
+
+/// Why the spans of a request are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keep {
+    /// It failed.
+    Error,
+    /// It missed its SLO.
+    SloMiss,
+    /// It was slower than the rolling p99 of its series.
+    Tail,
+    /// It was retried.
+    Retry,
+    /// Drift was found for its series, and holds.
+    Drift,
+    /// A canary served it while it is judged.
+    Canary,
+}
+
+const KEEP: Word<Keep> = Word(
+    "reason",
+    &[
+        ("error", Keep::Error),
+        ("slo_miss", Keep::SloMiss),
+        ("retry", Keep::Retry),
+        ("tail", Keep::Tail),
+        ("canary", Keep::Canary),
+        ("drift", Keep::Drift),
+    ],
+);

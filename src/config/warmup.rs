@@ -1,24 +1,34 @@
-//! What a replica is asked before it takes traffic, and while nobody else asks it.
+//! `[pool.warmup]`, `[pool.keep_alive]` and `pool.lora`: what a replica is asked before it takes traffic, and while nobody
+//! else asks it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// `[pool.warmup]`; the default asks nothing.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct WarmUp {
-    /// Requests of each length.
-    pub requests: u32,
-    /// Bound on all of it, the loading of adapters included.
-    pub timeout: Duration,
-    /// Longest time in which its share of the traffic rises; zero: all of it at once.
-    pub slow_start: Duration,
-    /// Prompt classes that are tried.
-    pub lengths: Vec<WarmUpLength>,
-    /// System prompts to have cached.
-    pub prompts: Vec<Arc<str>>,
-    /// Features that engines compile on first use.
-    pub features: Vec<WarmUpFeature>,
+use serde_json::json;
+
+use super::check::codec::{List, Own, Word};
+use super::check::section::{Item, Section};
+use super::check::values::{DURATION, MODEL, POSITIVE_DURATION};
+use super::declare::section;
+
+section! {
+    /// what a replica is asked after its first answer and before it takes traffic (docs/fleet.md)
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    pub struct WarmUp for "[pool.warmup]" {
+        /// of each length; 0: none
+        requests: u32 as 0..=64, default 4;
+        /// for all of it; what is not answered then is reported, and the replica takes traffic
+        timeout: Duration as POSITIVE_DURATION, default "30s";
+        /// its share of the traffic rises over this time at most; 0s: all at once
+        slow_start: Duration as DURATION, default "30s";
+        /// short (at most 64 tokens), medium, long: of `[classes]`
+        lengths: Vec<WarmUpLength> as List(LENGTH), default ["short"];
+        /// system prompts to have cached: `["You are …"]`
+        prompts: Vec<Arc<str>> as PROMPTS, default [];
+        /// what engines compile on first use: `["logprobs", "guided"]`
+        features: Vec<WarmUpFeature> as List(FEATURE), default [];
+    }
 }
 
 /// `pool.warmup.lengths`: a prompt class.
@@ -41,11 +51,6 @@ pub enum WarmUpFeature {
     Guided,
 }
 
-impl WarmUpFeature {
-    /// Every feature, as the file writes it.
-    pub const ALL: [(&'static str, Self); 2] = [("logprobs", Self::Logprobs), ("guided", Self::Guided)];
-}
-
 /// `pool.lora`: adapters of the pool.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Lora {
@@ -53,4 +58,124 @@ pub struct Lora {
     pub load: bool,
     /// Paths as the engines see them, by the adapter's name.
     pub adapters: BTreeMap<Arc<str>, Arc<str>>,
+}
+
+/// Reads `[pool.keep_alive]`.
+pub(super) fn keep_alive(pool: &Section<'_>) -> Option<Duration> {
+    let section = pool.section("keep_alive", "[pool.keep_alive]");
+    let interval = section.parse("interval", &POSITIVE_DURATION);
+    if section.is_present() && section.get("interval").is_none() {
+        section.fault("[pool.keep_alive] has no \"interval\"", "interval = \"45s\"");
+    }
+    interval
+}
+
+/// Reads `pool.lora`.
+pub(super) fn lora(pool: &Section<'_>) -> Lora {
+    let section = pool.section("lora", "pool.lora");
+    let load = section.boolean("load").unwrap_or(false);
+    let mut adapters = BTreeMap::new();
+    if let Some(item) = section.get("adapters") {
+        if item.value.as_table().is_none() {
+            item.wrong_type("a table", LORA_HINT);
+        }
+        for entry in item.entries() {
+            if let Err(message) = (MODEL.parse)(entry.key) {
+                entry.fault_at_key(message, MODEL.hint);
+            }
+            if let Some(path) = entry.text() {
+                adapters.insert(entry.key.into(), path.into());
+            }
+        }
+    }
+    if section.is_present() && adapters.is_empty() {
+        section.fault("pool.lora names no adapters", LORA_HINT);
+    }
+    Lora { load, adapters }
+}
+
+fn prompts(item: &Item<'_>) -> Option<Vec<Arc<str>>> {
+    let prompts = item.list();
+    if let Some(item) = prompts.get(MAX_PROMPTS) {
+        item.fault(
+            format!("more than {MAX_PROMPTS} prompts"),
+            "name those that most requests begin with: the others are cached by the first request",
+        );
+    }
+    Some(prompts.iter().filter_map(|item| item.text()).map(Into::into).collect())
+}
+
+const LENGTH: Word<WarmUpLength> = Word(
+    "prompt class",
+    &[("short", WarmUpLength::Short), ("medium", WarmUpLength::Medium), ("long", WarmUpLength::Long)],
+);
+const FEATURE: Word<WarmUpFeature> =
+    Word("warm-up feature", &[("logprobs", WarmUpFeature::Logprobs), ("guided", WarmUpFeature::Guided)]);
+/// Of prompts the number is shown.
+const PROMPTS: Own<Vec<Arc<str>>> = Own { read: prompts, show: |prompts| json!(prompts.len()) };
+/// Each is a request before the replica takes traffic.
+const MAX_PROMPTS: usize = 64;
+const LORA_HINT: &str = "name them with their paths on the engines: \
+    lora = { load = true, adapters = { sql = \"/adapters/sql\" } }";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::check::check_str;
+
+    fn check(more: &str) -> Result<crate::config::Pool, String> {
+        let text = format!("[[pool]]\nname = \"p\"\nreplicas = [\"http://127.0.0.1:1\"]\n{more}\n");
+        let first = |faults: crate::config::diagnostics::Diagnostics| {
+            faults.iter().next().map(ToString::to_string).unwrap_or_default()
+        };
+        let mut config = check_str("f.toml", &text, &|_| None).map_err(first)?;
+        Ok(config.pools.remove(0))
+    }
+
+    #[test]
+    fn without_a_word_a_few_small_requests_warm_a_replica_up() {
+        let pool = check("").unwrap();
+        let seconds = Duration::from_secs;
+        assert_eq!(
+            pool.warmup,
+            WarmUp {
+                requests: 4,
+                timeout: seconds(30),
+                slow_start: seconds(30),
+                lengths: vec![WarmUpLength::Short],
+                prompts: vec![],
+                features: vec![],
+            }
+        );
+        assert_eq!((pool.keep_alive, pool.lora), (None, Lora::default()));
+    }
+
+    #[test]
+    fn everything_can_be_said() {
+        let pool = check(
+            "lora = { load = true, adapters = { sql = \"/a/sql\" } }\n[pool.warmup]\nrequests = 0\nslow_start = \"0s\"\n\
+             lengths = [\"short\", \"long\"]\nprompts = [\"You are\"]\nfeatures = [\"logprobs\", \"guided\"]\n\
+             [pool.keep_alive]\ninterval = \"45s\"",
+        )
+        .unwrap();
+        assert_eq!(pool.warmup.lengths, [WarmUpLength::Short, WarmUpLength::Long]);
+        assert_eq!(pool.warmup.features, [WarmUpFeature::Logprobs, WarmUpFeature::Guided]);
+        assert!(pool.warmup.slow_start.is_zero() && pool.lora.load);
+        assert_eq!(pool.keep_alive, Some(Duration::from_secs(45)));
+        assert_eq!(pool.lora.adapters.get("sql").map(|path| &**path), Some("/a/sql"));
+    }
+
+    #[test]
+    fn faults_have_their_place() {
+        for (text, expected) in [
+            ("[pool.warmup]\nlengths = [\"shrot\"]", "f.toml:5:12: unknown prompt class \"shrot\""),
+            ("[pool.warmup]\nfeatures = [\"tools\"]", "f.toml:5:13: unknown warm-up feature \"tools\""),
+            ("[pool.warmup]\nrequests = 65", "f.toml:5:12: requests is out of range"),
+            ("[pool.keep_alive]", "f.toml:4:1: [pool.keep_alive] has no \"interval\""),
+            ("lora = { load = true }", "f.toml:4:8: pool.lora names no adapters"),
+        ] {
+            let told = check(text).unwrap_err();
+            assert!(told.starts_with(expected), "{told}");
+        }
+    }
 }

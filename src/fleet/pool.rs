@@ -326,7 +326,7 @@ impl PoolState {
         let ready = replicas.iter().filter(|r| r.is_ready()).count();
         let ejected = replicas.iter().filter(|r| r.state().is_left()).count();
         let size = replicas.len().max(1) as f64;
-        ready > 1 && (ejected + 1) as f64 / size <= self.config.load().max_ejected_share.max(1.0 / size)
+        ready > 1 && (ejected + 1) as f64 / size <= self.config.load().ejection.max_share.max(1.0 / size)
     }
 
     /// The prober found a replica's process gone: its cache with it, and the prompts in flight when it broke are suspects.

@@ -76,7 +76,7 @@ impl Promised {
             }
         }
         pool.lora.adapters.keys().for_each(|name| add(name, true));
-        Self { models, classes: config.classes, seed: ChainSeed::new(&config.seed) }
+        Self { models, classes: config.classes, seed: ChainSeed::new(&config.routing.seed) }
     }
 
     /// The engines' names by these lists: for each promise the one that most lists have. A tie goes to the promised name itself,

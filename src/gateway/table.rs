@@ -60,7 +60,7 @@ impl RoutingTable {
     /// Joins a configuration with the pools that the fleet made from it.
     #[must_use]
     pub fn new(config: Arc<Config>, pools: Arc<Vec<Arc<PoolState>>>) -> Self {
-        let seed = ChainSeed::new(&config.seed);
+        let seed = ChainSeed::new(&config.routing.seed);
         let route = |route: &Route| {
             let weighted = |w: &crate::config::WeightedPool| Some((Arc::clone(pools.get(w.pool)?), w.weight));
             Arc::new(RouteState {

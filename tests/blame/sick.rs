@@ -281,7 +281,7 @@ async fn a_prompt_that_was_answered_is_no_poison_however_many_replicas_are_resta
     let replicas = [Replica::start().await, Replica::start().await, Replica::start().await];
     let all: Vec<&Replica> = replicas.iter().collect();
     let mut config = config::of(&all);
-    config.pools[0].max_ejected_share = 1.0;
+    config.pools[0].ejection.max_share = 1.0;
     let gateway = Gateway::start(config).await;
     assert_eq!(gateway.post(PATH, CHAT).await.status(), 200);
     for replica in &all {

@@ -12,24 +12,18 @@ mod quiet;
 pub mod raw;
 pub mod replica;
 
-use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokenway::app::App;
 use tokenway::clock::Clock;
-use tokenway::config::{
-    Admin, Classes, ClientMay, Config, Endpoint, EngineKind, ModelMatch, PolicyName, Pool, Probe, ProbeKind,
-    ReplicaSpec, Retry, Route, Secret, Server, Slo, Timeouts, WeightedPool,
-};
+use tokenway::config::Config;
 use tokenway::fleet::status::ReplicaState;
 use tokenway::observe::metrics::BuildInfo;
 use tokenway::observe::spans::Background;
 use tokenway::observe::{Observer, Surroundings};
-use tokenway::units::Tokens;
 use tokio::runtime::Handle;
 use tokio_util::task::TaskTracker;
 
@@ -119,110 +113,53 @@ pub const STREAM: &str = r#"{"model":"m","stream":true,"messages":[{"role":"user
 
 /// One replica, one route `*`.
 fn config(replica: SocketAddr) -> Config {
-    Config {
-        server: server(),
-        admin: Admin { listen: ([127, 0, 0, 1], 0).into(), token: None },
-        retry: Retry { attempts: 0, budget: 0.0, min_per_second: 0 },
-        slo: BTreeMap::from([("standard".into(), Slo::default())]),
-        seed: Secret::new("test"),
-        classes: Classes { short: Tokens(512), medium: Tokens(4096) },
-        pools: vec![pool(replica)],
-        routes: vec![route()],
-        tenants: Vec::new(),
-        jwt: None,
-        drift: Default::default(),
-        telemetry: quiet::telemetry(),
-    }
-}
-
-fn server() -> Server {
-    Server {
-        listen: ([127, 0, 0, 1], 0).into(),
-        tls: None,
-        body_limit: 1 << 20,
-        body_memory: 64 << 20,
-        body_timeout: Duration::from_secs(60),
-        body_min_rate: 16 << 10,
-        header_timeout: LIMIT,
-        keep_alive: LIMIT,
-        tls_handshake_timeout: LIMIT,
-        max_connections: NonZeroUsize::new(1000).unwrap(),
-        drain_delay: Duration::ZERO,
-        drain_timeout: LIMIT,
-        heartbeat: None,
-        route_info_headers: false,
-        extra_paths: Vec::new(),
-        root_path: String::new(),
-        cors_origins: None,
-        trust_headers: Vec::new(),
-    }
-}
-
-fn pool(replica: SocketAddr) -> Pool {
-    Pool {
-        name: "default".into(),
-        revision: "default".into(),
-        discovery: Default::default(),
-        data_parallel: Default::default(),
-        revision_info: BTreeMap::new(),
-        engine: EngineKind::Vllm,
-        engine_profile: Arc::new(EngineKind::Vllm.profile()),
-        replicas: vec![ReplicaSpec {
-            name: "replica".into(),
-            endpoint: Endpoint {
-                is_tls: false,
-                host: "127.0.0.1".into(),
-                port: replica.port(),
-                base_path: "".into(),
-            },
-            zone: None,
-        }],
-        tls: None,
-        engine_api_key: None,
-        dcgm: Default::default(),
-        scrape_interval: Duration::from_secs(60),
-        max_connections: NonZeroUsize::new(256).unwrap(),
-        max_num_seqs: None,
-        queue_target: None,
-        probe: Probe {
-            interval: Duration::from_secs(60),
-            timeout: Duration::from_secs(5),
-            kind: ProbeKind::Completion,
-            prompt: "hi".into(),
-        },
-        warmup: Default::default(),
-        keep_alive: None,
-        lora: Default::default(),
-        max_ejected_share: 0.5,
-        scale: Default::default(),
-    }
-}
-
-fn route() -> Route {
-    Route {
-        name: "*".into(),
-        model: ModelMatch::Any,
-        upstream_model: None,
-        required: true,
-        pools: vec![WeightedPool { pool: 0, weight: 1 }],
-        policy: PolicyName::RoundRobin,
-        slo: "standard".into(),
-        client_may: ClientMay::default(),
-        stage_budget: None,
-        ask_usage: false,
-        migrate: false,
-        hedge: None,
-        timeouts: Timeouts {
-            connect: Duration::from_secs(5),
-            first_token: Duration::from_secs(30),
-            inter_token: Duration::from_secs(30),
-            total: Duration::from_secs(60),
-            client_stall: Duration::from_secs(30),
-        },
-        queue: None,
-        degrade: None,
-        canary: None,
-    }
+    quiet::checked(&format!(
+        r#"
+[server]
+listen = "127.0.0.1:0"
+body_limit = "1MiB"
+body_memory = "64MiB"
+header_timeout = "10s"
+keep_alive = "10s"
+tls_handshake_timeout = "10s"
+max_connections = 1000
+drain_delay = "0s"
+drain_timeout = "10s"
+route_info_headers = false
+[admin]
+listen = "127.0.0.1:0"
+[retry]
+attempts = 0
+budget = 0.0
+min_per_second = 0
+[routing]
+seed = "test"
+[timeouts]
+connect = "5s"
+first_token = "30s"
+inter_token = "30s"
+total = "60s"
+client_stall = "30s"
+[slo.standard]
+[[pool]]
+name = "default"
+replicas = [{{ name = "replica", url = "http://127.0.0.1:{}" }}]
+scrape_interval = "60s"
+max_connections = 256
+[pool.probe]
+interval = "60s"
+kind = "completion"
+prompt = "hi"
+{}
+[[route]]
+model = "*"
+policy = "round_robin"
+client_may = []
+ask_usage = false
+"#,
+        replica.port(),
+        quiet::NO_WARMUP
+    ))
 }
 
 /// Waits for a condition.

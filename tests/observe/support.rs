@@ -4,7 +4,6 @@
 mod quiet;
 
 use std::net::SocketAddr;
-use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -41,105 +40,52 @@ use tokio_util::task::TaskTracker;
 
 /// One pool, one replica, one route; no access log, no OTLP.
 pub(crate) fn config() -> Config {
-    let ttft = TtftBound { base: Duration::from_millis(333), per_prompt_token: Duration::ZERO };
-    Config {
-        server: server(),
-        admin: Admin { listen: "127.0.0.1:0".parse().unwrap(), token: None },
-        retry: Retry { attempts: 2, budget: 0.2, min_per_second: 3 },
-        slo: [("interactive".into(), Slo { ttft: Some(ttft), ..Slo::default() })].into(),
-        seed: Secret::new("hunter2"),
-        classes: Classes { short: Tokens(512), medium: Tokens(4096) },
-        pools: vec![pool()],
-        routes: vec![route()],
-        tenants: vec![],
-        jwt: None,
-        drift: Default::default(),
-        telemetry: quiet::telemetry(),
-    }
-}
-
-fn server() -> Server {
-    let second = Duration::from_secs(1);
-    Server {
-        listen: "127.0.0.1:0".parse().unwrap(),
-        tls: None,
-        body_limit: 1,
-        body_memory: 1,
-        body_timeout: Duration::from_secs(60),
-        body_min_rate: 16 << 10,
-        header_timeout: second,
-        keep_alive: second,
-        tls_handshake_timeout: second,
-        max_connections: NonZeroUsize::MIN,
-        drain_delay: second,
-        drain_timeout: second,
-        heartbeat: None,
-        route_info_headers: true,
-        extra_paths: vec![],
-        root_path: String::new(),
-        cors_origins: None,
-        trust_headers: vec![],
-    }
-}
-
-fn pool() -> Pool {
-    let endpoint = Endpoint { is_tls: false, host: "gpu-a".into(), port: 8000, base_path: "".into() };
-    Pool {
-        name: "llama".into(),
-        revision: "v1".into(),
-        discovery: Default::default(),
-        data_parallel: Default::default(),
-        revision_info: [].into(),
-        engine: EngineKind::Vllm,
-        engine_profile: Arc::new(EngineKind::Vllm.profile()),
-        replicas: vec![ReplicaSpec { name: "gpu-a:8000".into(), endpoint, zone: None }],
-        tls: None,
-        engine_api_key: None,
-        dcgm: Default::default(),
-        scrape_interval: Duration::from_secs(1),
-        max_connections: NonZeroUsize::MIN,
-        max_num_seqs: None,
-        queue_target: None,
-        probe: Probe {
-            interval: Duration::from_secs(1),
-            timeout: Duration::from_secs(1),
-            kind: ProbeKind::Auto,
-            prompt: "hi".into(),
-        },
-        warmup: Default::default(),
-        keep_alive: None,
-        lora: Default::default(),
-        max_ejected_share: 0.5,
-        scale: Default::default(),
-    }
-}
-
-fn route() -> Route {
-    let second = Duration::from_secs(1);
-    Route {
-        name: "chat".into(),
-        model: ModelMatch::Named("llama".into()),
-        upstream_model: None,
-        required: true,
-        pools: vec![WeightedPool { pool: 0, weight: 1 }],
-        policy: PolicyName::Latency,
-        slo: "interactive".into(),
-        client_may: ClientMay::default(),
-        stage_budget: None,
-        ask_usage: false,
-        migrate: false,
-        hedge: None,
-        timeouts: Timeouts {
-            connect: second,
-            first_token: second,
-            inter_token: second,
-            total: second,
-            client_stall: second,
-        },
-        queue: None,
-        degrade: None,
-        canary: None,
-    }
+    quiet::checked(&format!(
+        r#"
+[server]
+listen = "127.0.0.1:0"
+body_limit = "1B"
+body_memory = "1B"
+header_timeout = "1s"
+keep_alive = "1s"
+tls_handshake_timeout = "1s"
+max_connections = 1
+drain_delay = "1s"
+drain_timeout = "1s"
+[admin]
+listen = "127.0.0.1:0"
+[retry]
+budget = 0.2
+[routing]
+seed = "hunter2"
+[timeouts]
+connect = "1s"
+first_token = "1s"
+inter_token = "1s"
+total = "1s"
+client_stall = "1s"
+[slo.interactive]
+ttft = "333ms"
+[[pool]]
+name = "llama"
+revision = "v1"
+replicas = ["http://gpu-a:8000"]
+max_connections = 1
+[pool.probe]
+interval = "1s"
+timeout = "1s"
+prompt = "hi"
+{}
+[[route]]
+name = "chat"
+model = "llama"
+pools = [{{ name = "llama", weight = 1 }}]
+slo = "interactive"
+client_may = []
+ask_usage = false
+"#,
+        quiet::NO_WARMUP
+    ))
 }
 
 /// An observer on the test's own runtime, with drift detection beside it.

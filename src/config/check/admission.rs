@@ -7,23 +7,18 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::config::{Degrade, MAX_PRIORITY, ModelMatch, PolicyName, QueueLimits, Route, Slo};
+use crate::config::{Declared, Degrade, MAX_PRIORITY, ModelMatch, PolicyName, QueueLimits, Route, Slo};
 
 use super::section::{Item, Section};
-use super::values::{DURATION, SIZE};
+use super::values::DURATION;
 
 /// Reads `[route.queue]`; the section switches admission by prediction on, even if it is empty.
 pub(super) fn queue(route: &Section<'_>) -> Option<QueueLimits> {
-    let section = route.section("queue", "[route.queue]");
+    let section = QueueLimits::open(route);
     if !section.is_present() {
         return None;
     }
-    let queue = QueueLimits {
-        max_requests: section.integer("max_requests", 0..=1_000_000).unwrap_or(DEFAULT.max_requests),
-        max_bytes: section.parse("max_bytes", &SIZE).unwrap_or(DEFAULT.max_bytes),
-        max_wait: section.parse("max_wait", &DURATION).unwrap_or(DEFAULT.max_wait),
-        isolate_long: section.boolean("isolate_long").unwrap_or(DEFAULT.isolate_long),
-    };
+    let queue = QueueLimits::read(&section, &QueueLimits::default());
     if queue.max_wait.is_zero()
         && queue.max_requests > 0
         && let Some(item) = section.get("max_wait")
@@ -177,14 +172,6 @@ fn leads_back(start: usize, routes: &[Route]) -> bool {
     // A walk that is longer than there are routes is in a circle that began later.
     std::iter::successors(next(start), |at| next(*at)).take(routes.len()).any(|at| at == start)
 }
-
-/// What a section that says nothing means.
-const DEFAULT: QueueLimits = QueueLimits {
-    max_requests: 1000,
-    max_bytes: 256 << 20,
-    max_wait: Duration::from_secs(5),
-    isolate_long: true,
-};
 
 #[cfg(test)]
 mod tests {

@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
-use crate::config::{Canary, CanaryShadow, CanaryStep, OnBreach, Pool, QuantileRatios, WeightedPool};
+use crate::config::{
+    Canary, CanaryShadow, CanaryStep, Declared, OnBreach, Pool, QuantileRatios, WeightedPool,
+};
 
 use super::section::{Item, Section};
-use super::values::{ENDPOINT, NAME, POSITIVE_DURATION, SIZE};
+use super::values::{ENDPOINT, NAME, POSITIVE_DURATION};
 
 /// Reads `[route.canary]`. The canary's pool becomes one of the route's `pools`, if it is not yet.
 pub(super) fn canary(route: &Section<'_>, known: &[Pool], pools: &mut Vec<WeightedPool>) -> Option<Canary> {
@@ -95,16 +97,13 @@ fn steps(section: &Section<'_>) -> Vec<CanaryStep> {
 
 fn shadow(section: &Section<'_>) -> Option<CanaryShadow> {
     section.get("shadow")?;
-    let inner = section.section("shadow", "route.canary.shadow");
-    let weight = inner.integer("weight", 1..=100);
+    let inner = CanaryShadow::open(section);
+    let shadow = CanaryShadow::read(&inner, &CanaryShadow::default());
     if inner.is_present() && inner.get("weight").is_none() {
         inner.fault("the shadow step has no weight", SHADOW_HINT);
     }
-    let soak = inner.require("soak", &POSITIVE_DURATION);
-    let min_requests = inner.integer("min_requests", 0..=1_000_000_000).unwrap_or(DEFAULT_SHADOWED);
-    let max_concurrent = inner.integer("max_concurrent", 1..=10_000).unwrap_or(DEFAULT_COPIES);
-    let max_bytes = inner.parse("max_bytes", &SIZE).unwrap_or(DEFAULT_COPIED_BYTES);
-    Some(CanaryShadow { weight: weight?, soak: soak?, min_requests, max_concurrent, max_bytes })
+    inner.expect("soak", POSITIVE_DURATION.hint);
+    Some(shadow)
 }
 
 fn ratios(section: &Section<'_>) -> QuantileRatios {
@@ -139,9 +138,5 @@ fn false_rollback_rate(section: &Section<'_>) -> f64 {
 const ON_BREACH: &[(&str, OnBreach)] = &[("rollback", OnBreach::Rollback), ("pause", OnBreach::Pause)];
 const STEPS_HINT: &str = "write increasing weights in percent: steps = [{ weight = 10, soak = \"10m\" }, { weight = 50, soak = \"24h\" }]";
 const SHADOW_HINT: &str = "write how many percent of the requests are copied, and for how long: shadow = { weight = 5, soak = \"10m\" }";
-/// No client waits for the end of the step, so it can afford what a verdict mostly takes.
-const DEFAULT_SHADOWED: u64 = 200;
-const DEFAULT_COPIES: usize = 32;
-const DEFAULT_COPIED_BYTES: usize = 32 << 20;
 const DEFAULT_RATE: f64 = 0.01;
 const MIN_RATE: f64 = 1e-6;

@@ -8,9 +8,8 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use crate::config::diagnostics::Fault;
-use crate::config::{Config, Jwks, PolicyName, Route, Slo};
+use crate::config::{Config, Jwks, PolicyName, Route, Routing, Slo};
 
-use super::DEFAULT_SEED;
 use super::section::Section;
 
 /// Warns of what `config`, read from this file without faults, can hardly mean.
@@ -123,7 +122,7 @@ impl Lint<'_, '_> {
             let place = self.place("server", 0, &["trust_headers"]);
             self.warn(place, message, "add the tenants that the headers name, or remove it");
         }
-        if config.tenants.len() > 1 && config.seed.reveal() == DEFAULT_SEED {
+        if config.tenants.len() > 1 && config.routing.seed == Routing::default().seed {
             let message = "routing.seed is no secret: a tenant can compute to which replica and which side of a canary others' sessions go";
             let hint = "set routing.seed = \"env:NAME\" or \"file:PATH\", the same on all gateways";
             self.warn(self.place("routing", 0, &["seed"]), message.to_owned(), hint);

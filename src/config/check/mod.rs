@@ -1,44 +1,41 @@
 //! From text to a [`Config`], or to everything that is wrong with it.
 //!
-//! The text is parsed into a tree with spans; each file here reads one part of it into the checked types. Faults are
-//! collected, never thrown: all of them are reported at once. Nothing here reads clocks or opens sockets; files are read
+//! The text is parsed into a tree with spans. Declared sections read themselves (`config::declare`), with what these files
+//! know of values; what refers to other parts of the file is read here. Faults are collected, never thrown: all of them
+//! are reported at once. Nothing here reads clocks or opens sockets; files are read
 //! where the configuration names them (TLS, secrets), relative to the configuration file's directory.
 
 mod admission;
-mod auth;
-mod bounds;
 mod canary;
+pub(super) mod codec;
 mod dcgm;
 mod discovery;
-mod drift;
 mod engine;
 mod hedge;
 mod lint;
+pub(super) mod pem;
 mod pool;
+mod ports;
 mod route;
-mod scale;
-mod secret;
-mod section;
-mod server;
+pub(super) mod secret;
+pub(super) mod section;
 pub(super) mod shape;
 mod slo;
 mod stage_budget;
 mod telemetry;
 mod tenant;
 mod unbuilt;
-mod values;
-mod warmup;
+pub(super) mod values;
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
 
 use toml::de::DeTable;
 
+pub(super) use self::ports::{PORTS_HINT, is_one_port, one_port};
 use self::section::{Checking, Section};
-pub(super) use self::server::{ADMIN_TOKEN_HINT, PORTS_HINT, is_one_port, one_port};
 use self::shape::Shapes;
 use super::diagnostics::{Diagnostic, Diagnostics, Fault};
-use super::{Config, Endpoint, Overrides, Secret};
+use super::{Config, Declared, Endpoint, Overrides, Retry, Routing, Timeouts, auth, bounds, drift, server};
 
 /// Checks the text of a file that was called `file_name`; `env` looks up environment variables.
 ///
@@ -80,7 +77,7 @@ pub(super) fn check_with(
     let checking = Checking::new(directory, env, overrides);
     let root = Section::open(&checking, ROOT, 0..0, Some(tree.get_ref()));
     let config = read(&root);
-    server::expect_ports_apart(&root, &config);
+    ports::expect_ports_apart(&root, &config);
     lint::lint(&root, &config);
     drop(root);
     let faults = checking.faults.take();
@@ -136,7 +133,7 @@ pub fn parse_model_name(text: &str) -> Result<String, String> {
 }
 
 fn read(root: &Section<'_>) -> Config {
-    let timeouts = bounds::timeouts(&root.section("timeouts", "[timeouts]"), &bounds::DEFAULT_TIMEOUTS);
+    let timeouts = Timeouts::of(root);
     let slo = slo::slo(root);
     let pools = pool::pools(root);
     let routes = route::routes(root, &route::Referred { pools: &pools, slo: &slo, timeouts });
@@ -145,9 +142,9 @@ fn read(root: &Section<'_>) -> Config {
     Config {
         server: server::server(root, !tenants.is_empty()),
         admin: server::admin(root),
-        retry: bounds::retry(root),
+        retry: Retry::of(root),
         slo,
-        seed: seed(root),
+        routing: Routing::of(root),
         classes: bounds::classes(root),
         pools,
         routes,
@@ -158,18 +155,6 @@ fn read(root: &Section<'_>) -> Config {
     }
 }
 
-fn seed(root: &Section<'_>) -> Secret {
-    let section = root.section("routing", "[routing]");
-    let seed = section.get("seed").and_then(|item| secret::read_or_plain(&item));
-    seed.unwrap_or_else(|| Secret::new(DEFAULT_SEED))
-}
-
-/// `routing.seed` of a file that does not say: the same on all gateways, and no secret.
-const DEFAULT_SEED: &str = "tokenway";
-/// `server.listen` of a file that does not say.
-const DEFAULT_LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8080);
-/// `admin.listen` of a file that does not say.
-const DEFAULT_ADMIN_LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9090);
 /// How messages call the whole of a file.
 pub(super) const ROOT: &str = "a configuration";
 const TOML_HINT: &str = "this is not TOML: look for a missing quote, bracket or equals sign";
@@ -177,21 +162,29 @@ const TOML_HINT: &str = "this is not TOML: look for a missing quote, bracket or 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::QueueLimits;
+    use crate::config::schema::every_key;
 
     #[test]
-    fn the_reference_and_the_fixture_have_every_key() {
+    fn the_reference_has_every_key() {
         let reference = include_str!("../../../config/reference.toml");
-        // The fixture is accepted as a file, and so has no certificates.
-        let tls = "[server]\ntls = { cert = \"c\", key = \"k\", client_ca = \"a\" }\n";
-        let pool_tls = "[[pool]]\ntls = { ca = \"a\", cert = \"c\", key = \"k\", server_name = \"n\" }\n";
-        let fixture = include_str!("../../../tests/fixtures/every-key.toml").replace("[server]\n", tls);
-        let fixture = &fixture.replace("[[pool]]\n", pool_tls);
-        let shapes = shapes_of(&[fixture]);
-        for (header, key) in shapes.keys() {
-            for (name, text) in [("config/reference.toml", reference), ("every-key.toml", fixture)] {
-                let forms = [format!("{key} = "), format!("[{key}]"), format!("[{key}."), format!(".{key}]")];
-                assert!(forms.iter().any(|form| text.contains(form)), "{key} of {header} is not in {name}");
-            }
+        for (header, key) in shapes_of(&[&every_key()]).keys() {
+            let forms = [format!("{key} = "), format!("[{key}]"), format!("[{key}."), format!(".{key}]")];
+            assert!(forms.iter().any(|form| reference.contains(form)), "{key} of {header} is not in it");
         }
+    }
+
+    #[test]
+    fn every_key_of_the_reference_is_taken() {
+        let others = "[[pool]]\nname = \"llama-8b-r2\"\nreplicas = [\"http://127.0.0.1:1\"]\n\
+                      [[route]]\nmodel = \"llama-1b\"\npools = [\"llama-8b-r1\"]\n";
+        let env = |name: &str| Some(format!("value of {name}"));
+        let overrides = Overrides { allow_missing_secrets: true, ..Overrides::default() };
+        let checked = check_with("f.toml", &format!("{}\n{others}", every_key()), &env, &overrides);
+        let config = checked.unwrap_or_else(|faults| panic!("{faults}")).config;
+        assert_eq!(config.admin.token.unwrap().reveal(), "value of TOKENWAY_ADMIN_TOKEN");
+        let route = &config.routes[0];
+        assert_eq!(route.degrade.as_ref().map(|degrade| (degrade.to, degrade.over)), Some((1, 1.5)));
+        assert_eq!(route.queue, Some(QueueLimits::default()));
     }
 }

@@ -1,7 +1,7 @@
 //! `[[pool]]`: replicas that serve one model artifact on one runtime image.
 
 use std::collections::{BTreeMap, HashSet};
-use std::num::NonZeroU64;
+use std::num::{NonZeroU64, NonZeroUsize};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,15 +9,16 @@ use rustls::pki_types::ServerName;
 use toml::de::DeValue;
 
 use crate::config::{
-    Dcgm, DcgmSources, Endpoint, MAX_REPLICAS, Pool, PoolIdentity, PoolTls, Probe, ProbeKind, ReplicaSpec,
+    Dcgm, DcgmSources, Declared, Ejection, Endpoint, MAX_REPLICAS, Pool, PoolIdentity, PoolTls, Probe,
+    ReplicaSpec, WarmUp, scale, warmup,
 };
 
 use super::dcgm::dcgm;
+use super::pem::{holds_certificate, holds_key, pem_file};
 use super::section::{Item, Section};
-use super::server::{holds_certificate, holds_key, max_connections, pem_file};
 use super::shape::Kind;
 use super::values::{ENDPOINT, NAME, POSITIVE_DURATION};
-use super::{discovery, engine, scale, secret, warmup};
+use super::{discovery, engine, secret};
 
 /// Reads every `[[pool]]`.
 pub(super) fn pools(root: &Section<'_>) -> Vec<Pool> {
@@ -42,7 +43,7 @@ pub(super) fn pools(root: &Section<'_>) -> Vec<Pool> {
 fn pool(section: &Section<'_>) -> Pool {
     let name = section.require("name", &NAME).unwrap_or_else(|| format!("#{}", section.span.start).into());
     let positive = |key| section.integer(key, 1..=i64::MAX).and_then(NonZeroU64::new);
-    let ejection = section.section("ejection", "[pool.ejection]");
+    let ejection = Ejection::of(section);
     let (engine, engine_profile) = engine::engine(section);
     let mut own_dcgm = BTreeMap::new();
     let replicas = replicas(section, &name, &mut own_dcgm);
@@ -60,14 +61,14 @@ fn pool(section: &Section<'_>) -> Pool {
         scrape_interval: section
             .parse("scrape_interval", &POSITIVE_DURATION)
             .unwrap_or(Duration::from_secs(1)),
-        max_connections: max_connections(section, 16_384),
+        max_connections: section.value("max_connections", &(1..=1_000_000)).unwrap_or(DEFAULT_CONNECTIONS),
         max_num_seqs: positive("max_num_seqs"),
         queue_target: positive("queue_target"),
-        probe: probe(section),
-        warmup: warmup::warmup(section),
+        probe: Probe::of(section),
+        warmup: WarmUp::of(section),
         keep_alive: warmup::keep_alive(section),
         lora: warmup::lora(section),
-        max_ejected_share: ejection.ratio("max_share").unwrap_or(0.5),
+        ejection,
         scale: scale::scale(section),
         name,
     }
@@ -158,27 +159,7 @@ fn tls(item: &Item<'_>) -> Option<PoolTls> {
     })
 }
 
-fn probe(pool: &Section<'_>) -> Probe {
-    let section = pool.section("probe", "[pool.probe]");
-    let positive = |key, default| section.parse(key, &POSITIVE_DURATION).unwrap_or(default);
-    Probe {
-        interval: positive("interval", Duration::from_secs(10)),
-        timeout: positive("timeout", Duration::from_secs(5)),
-        kind: section
-            .get("kind")
-            .and_then(|item| item.one_of("probe kind", PROBE_KINDS))
-            .unwrap_or(ProbeKind::Auto),
-        prompt: section.get("prompt").and_then(|item| item.text()).unwrap_or("ping").to_owned(),
-    }
-}
-
+const DEFAULT_CONNECTIONS: NonZeroUsize = NonZeroUsize::new(16_384).expect("invariant: above zero");
 const POOL_TLS_HINT: &str = "all are optional, cert and key go together: \
     tls = { ca = \"engines.pem\", cert = \"gateway.pem\", key = \"gateway.key\", server_name = \"vllm.internal\" }";
 const ENDPOINT_HINT: &str = "list the replicas: replicas = [\"http://127.0.0.1:8000\"], or name where they are found: dns, file, kubernetes";
-const PROBE_KINDS: &[(&str, ProbeKind)] = &[
-    ("auto", ProbeKind::Auto),
-    ("completion", ProbeKind::Completion),
-    ("embedding", ProbeKind::Embedding),
-    ("rerank", ProbeKind::Rerank),
-    ("health", ProbeKind::Health),
-];

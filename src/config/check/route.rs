@@ -7,12 +7,12 @@ use std::sync::Arc;
 
 use toml::de::DeValue;
 
-use crate::config::{ClientMay, ModelMatch, PolicyName, Pool, Route, Slo, Timeouts, WeightedPool};
+use crate::config::{ClientMay, Declared, ModelMatch, PolicyName, Pool, Route, Slo, Timeouts, WeightedPool};
 
 use super::section::{Item, Section};
 use super::shape::Kind;
 use super::values::{MODEL, NAME};
-use super::{admission, bounds, canary, hedge, stage_budget};
+use super::{admission, canary, hedge, stage_budget};
 
 /// What routes refer to.
 pub(super) struct Referred<'a> {
@@ -88,7 +88,7 @@ fn route(section: &Section<'_>, referred: &Referred<'_>) -> Route {
         ask_usage: section.boolean("ask_usage").unwrap_or(true),
         migrate: section.boolean("migrate").unwrap_or(false),
         hedge: hedge::hedge(section, policy),
-        timeouts: bounds::timeouts(&section.section("timeouts", "[route.timeouts]"), &referred.timeouts),
+        timeouts: Timeouts::read(&section.section("timeouts", "[route.timeouts]"), &referred.timeouts),
         queue: admission::queue(section),
         // All routes are known before one can be named.
         degrade: None,

@@ -9,7 +9,7 @@ use crate::config::diagnostics::is_reference;
 use super::section::Item;
 
 /// The secret that an item names.
-pub(super) fn read(item: &Item<'_>) -> Option<Secret> {
+pub(in crate::config) fn read(item: &Item<'_>) -> Option<Secret> {
     let text = item.text()?;
     let secret = resolve(item, text);
     if secret.is_none() && !is_reference(text) {
@@ -19,7 +19,7 @@ pub(super) fn read(item: &Item<'_>) -> Option<Secret> {
 }
 
 /// The secret that an item names, or the item's own text where that may stand in a file.
-pub(super) fn read_or_plain(item: &Item<'_>) -> Option<Secret> {
+pub(in crate::config) fn read_or_plain(item: &Item<'_>) -> Option<Secret> {
     let text = item.text()?;
     if is_reference(text) { resolve(item, text) } else { Some(Secret::new(text)) }
 }

@@ -22,24 +22,24 @@ use super::shape::{Kind, Place, Shapes, Within};
 use super::values::Form;
 
 /// One check of one file: its inputs and its findings.
-pub(super) struct Checking<'a> {
+pub(in crate::config) struct Checking<'a> {
     /// Directory of the file: relative paths start there.
-    pub(super) directory: &'a Path,
+    pub(in crate::config) directory: &'a Path,
     /// Environment variables.
-    pub(super) env: &'a dyn Fn(&str) -> Option<String>,
+    pub(in crate::config) env: &'a dyn Fn(&str) -> Option<String>,
     /// Flags, which win over the file.
-    pub(super) overrides: &'a Overrides,
+    pub(in crate::config) overrides: &'a Overrides,
     /// Faults found so far.
-    pub(super) faults: RefCell<Vec<(Range<usize>, Fault)>>,
+    pub(in crate::config) faults: RefCell<Vec<(Range<usize>, Fault)>>,
     /// What is worth a look and no fault.
-    pub(super) warnings: RefCell<Vec<(Range<usize>, Fault)>>,
+    pub(in crate::config) warnings: RefCell<Vec<(Range<usize>, Fault)>>,
     /// Every requested key, with what it was read as.
-    pub(super) shapes: RefCell<Shapes>,
+    pub(in crate::config) shapes: RefCell<Shapes>,
 }
 
 impl<'a> Checking<'a> {
     /// A check that has found nothing yet.
-    pub(super) fn new(
+    pub(in crate::config) fn new(
         directory: &'a Path,
         env: &'a dyn Fn(&str) -> Option<String>,
         overrides: &'a Overrides,
@@ -55,7 +55,7 @@ impl<'a> Checking<'a> {
     }
 
     /// Notes what is no fault and yet hardly meant.
-    pub(super) fn warn(&self, span: &Range<usize>, fault: Fault) {
+    pub(in crate::config) fn warn(&self, span: &Range<usize>, fault: Fault) {
         self.warnings.borrow_mut().push((span.clone(), fault));
     }
 
@@ -65,17 +65,17 @@ impl<'a> Checking<'a> {
     }
 
     /// Notes a fault.
-    pub(super) fn report(&self, span: &Range<usize>, fault: Fault) {
+    pub(in crate::config) fn report(&self, span: &Range<usize>, fault: Fault) {
         self.faults.borrow_mut().push((span.clone(), fault));
     }
 }
 
 /// One section; an absent one has no keys.
-pub(super) struct Section<'a> {
+pub(crate) struct Section<'a> {
     /// The check that it belongs to.
-    pub(super) checking: &'a Checking<'a>,
+    pub(in crate::config) checking: &'a Checking<'a>,
     /// Its header or inline table.
-    pub(super) span: Range<usize>,
+    pub(in crate::config) span: Range<usize>,
     /// How messages call it: `[server]`, `[[pool]]`.
     header: &'static str,
     table: Option<&'a DeTable<'a>>,
@@ -84,7 +84,7 @@ pub(super) struct Section<'a> {
 
 impl<'a> Section<'a> {
     /// Opens a section; its reader must request every possible key before it is dropped.
-    pub(super) fn open(
+    pub(in crate::config) fn open(
         checking: &'a Checking<'a>,
         header: &'static str,
         span: Range<usize>,
@@ -94,41 +94,40 @@ impl<'a> Section<'a> {
     }
 
     /// Whether the file has it.
-    pub(super) fn is_present(&self) -> bool {
+    pub(in crate::config) fn is_present(&self) -> bool {
         self.table.is_some()
     }
 
     /// Every key that is there.
-    pub(super) fn items(&self) -> impl Iterator<Item = Item<'a>> + use<'a> {
+    pub(in crate::config) fn items(&self) -> impl Iterator<Item = Item<'a>> + use<'a> {
         let header = self.header;
         entries(self.checking, self.table, move |key| Place { header, key, within: Within::Itself })
     }
 
     /// Notes what a key is read as, whether it is there or not.
-    pub(super) fn record(&self, key: &'static str, kind: Kind) {
+    pub(in crate::config) fn record(&self, key: &'static str, kind: Kind) {
         self.checking.record(Place { header: self.header, key, within: Within::Itself }, kind);
     }
 
     /// The value of a key.
-    pub(super) fn get(&self, key: &'static str) -> Option<Item<'a>> {
+    pub(in crate::config) fn get(&self, key: &'static str) -> Option<Item<'a>> {
         self.requested.borrow_mut().push(key);
         self.items().find(|item| item.key == key)
     }
 
     /// A value written as text in some form.
-    pub(super) fn parse<T>(&self, key: &'static str, form: &Form<T>) -> Option<T> {
-        self.record(key, Kind::Text { hint: form.hint });
+    pub(in crate::config) fn parse<T>(&self, key: &'static str, form: &Form<T>) -> Option<T> {
         self.get(key)?.parse(form)
     }
 
     /// Like [`Section::parse`], for a key without which the section means nothing.
-    pub(super) fn require<T>(&self, key: &'static str, form: &Form<T>) -> Option<T> {
+    pub(in crate::config) fn require<T>(&self, key: &'static str, form: &Form<T>) -> Option<T> {
         self.expect(key, form.hint);
         self.parse(key, form)
     }
 
     /// Reports a key that is missing; `hint` says how to write it.
-    pub(super) fn expect(&self, key: &'static str, hint: &str) {
+    pub(in crate::config) fn expect(&self, key: &'static str, hint: &str) {
         self.checking.shapes.borrow_mut().require(self.header, key);
         if self.get(key).is_none() {
             self.fault(format!("{} has no \"{key}\"", self.header), hint);
@@ -136,58 +135,47 @@ impl<'a> Section<'a> {
     }
 
     /// `true` or `false`.
-    pub(super) fn boolean(&self, key: &'static str) -> Option<bool> {
-        self.record(key, Kind::Boolean);
-        let item = self.get(key)?;
-        let value = item.value.as_bool();
-        if value.is_none() {
-            item.wrong_type("true or false", "write it without quotes");
-        }
-        value
+    pub(in crate::config) fn boolean(&self, key: &'static str) -> Option<bool> {
+        self.get(key)?.boolean()
     }
 
     /// A whole number within bounds.
-    pub(super) fn integer<T: TryFrom<i64>>(
+    pub(in crate::config) fn integer<T: TryFrom<i64>>(
         &self,
         key: &'static str,
         bounds: RangeInclusive<i64>,
     ) -> Option<T> {
-        self.record(key, Kind::Integer { least: *bounds.start(), most: *bounds.end() });
         self.get(key)?.integer(bounds)
     }
 
     /// A share from 0 to 1.
-    pub(super) fn ratio(&self, key: &'static str) -> Option<f64> {
-        self.record(key, Kind::Ratio);
-        let item = self.get(key)?;
-        let number = item.any_number("a number from 0 to 1", "write a share without quotes: 0.1")?;
-        let share = Some(number).filter(|n| (0.0..=1.0).contains(n));
-        if share.is_none() {
-            item.fault(format!("{key} must be from 0 to 1"), "write a share of the whole: 0.1 is a tenth");
-        }
-        share
+    pub(in crate::config) fn ratio(&self, key: &'static str) -> Option<f64> {
+        self.get(key)?.ratio()
     }
 
     /// The entries of a list; none where the key is absent.
-    pub(super) fn list(&self, key: &'static str) -> Vec<Item<'a>> {
-        self.record(key, Kind::List);
+    pub(in crate::config) fn list(&self, key: &'static str) -> Vec<Item<'a>> {
         self.get(key).map(|item| item.list()).unwrap_or_default()
     }
 
     /// A section below this one.
-    pub(super) fn section(&self, key: &'static str, header: &'static str) -> Section<'a> {
-        self.record(key, Kind::Section { header });
+    pub(in crate::config) fn section(&self, key: &'static str, header: &'static str) -> Section<'a> {
         let absent = || Section::open(self.checking, header, self.span.clone(), None);
         self.get(key).and_then(|item| item.section(header)).unwrap_or_else(absent)
     }
 
     /// The sections of an array of tables.
-    pub(super) fn sections(&self, key: &'static str, header: &'static str) -> Vec<Section<'a>> {
+    pub(in crate::config) fn sections(&self, key: &'static str, header: &'static str) -> Vec<Section<'a>> {
         self.list(key).into_iter().filter_map(|item| item.section(header)).collect()
     }
 
     /// Reports a name that an earlier section of its kind has.
-    pub(super) fn expect_unique(&self, what: &str, name: &Arc<str>, names: &mut HashSet<Arc<str>>) {
+    pub(in crate::config) fn expect_unique(
+        &self,
+        what: &str,
+        name: &Arc<str>,
+        names: &mut HashSet<Arc<str>>,
+    ) {
         if !names.insert(Arc::clone(name)) {
             self.fault(
                 format!("two {what}s are named \"{name}\""),
@@ -197,7 +185,7 @@ impl<'a> Section<'a> {
     }
 
     /// Reports a fault of the section as a whole.
-    pub(super) fn fault(&self, message: impl Into<String>, hint: impl Into<String>) {
+    pub(in crate::config) fn fault(&self, message: impl Into<String>, hint: impl Into<String>) {
         self.checking.report(&self.span, Fault::new(message, hint));
     }
 }
@@ -222,17 +210,17 @@ impl Drop for Section<'_> {
 
 /// One value with its key and its place.
 #[derive(Clone)]
-pub(super) struct Item<'a> {
+pub(in crate::config) struct Item<'a> {
     /// The check that it belongs to.
-    pub(super) checking: &'a Checking<'a>,
+    pub(in crate::config) checking: &'a Checking<'a>,
     /// Its key; that of the list for an entry of a list.
-    pub(super) key: &'a str,
+    pub(in crate::config) key: &'a str,
     /// Which key of the schema it is a value of.
     place: Place<'a>,
     /// The place of the value.
-    pub(super) span: Range<usize>,
+    pub(in crate::config) span: Range<usize>,
     /// The value.
-    pub(super) value: &'a DeValue<'a>,
+    pub(in crate::config) value: &'a DeValue<'a>,
     key_span: Range<usize>,
 }
 
@@ -242,7 +230,7 @@ impl<'a> Item<'a> {
     }
 
     /// A value written as text in some form.
-    pub(super) fn parse<T>(&self, form: &Form<T>) -> Option<T> {
+    pub(in crate::config) fn parse<T>(&self, form: &Form<T>) -> Option<T> {
         self.record(Kind::Text { hint: form.hint });
         let Some(text) = self.value.as_str() else {
             self.wrong_type(form.noun, form.hint);
@@ -258,7 +246,7 @@ impl<'a> Item<'a> {
     }
 
     /// Plain text.
-    pub(super) fn text(&self) -> Option<&'a str> {
+    pub(in crate::config) fn text(&self) -> Option<&'a str> {
         self.record(Kind::Text { hint: "" });
         self.plain_text()
     }
@@ -272,7 +260,7 @@ impl<'a> Item<'a> {
     }
 
     /// A number; `expected` and `hint` are for a value of another type.
-    pub(super) fn number(&self, expected: &str, hint: &str) -> Option<f64> {
+    pub(in crate::config) fn number(&self, expected: &str, hint: &str) -> Option<f64> {
         self.record(Kind::Number);
         self.any_number(expected, hint)
     }
@@ -288,8 +276,31 @@ impl<'a> Item<'a> {
         }
     }
 
+    /// `true` or `false`.
+    pub(super) fn boolean(&self) -> Option<bool> {
+        self.record(Kind::Boolean);
+        let value = self.value.as_bool();
+        if value.is_none() {
+            self.wrong_type("true or false", "write it without quotes");
+        }
+        value
+    }
+
+    /// A share from 0 to 1.
+    pub(super) fn ratio(&self) -> Option<f64> {
+        self.record(Kind::Ratio);
+        let number = self.any_number("a number from 0 to 1", "write a share without quotes: 0.1")?;
+        let share = Some(number).filter(|n| (0.0..=1.0).contains(n));
+        if share.is_none() {
+            let hint = "write a share of the whole: 0.1 is a tenth";
+            self.fault(format!("{} must be from 0 to 1", self.key), hint);
+        }
+        share
+    }
+
     /// A whole number within bounds, which lie within those of `T`.
-    fn integer<T: TryFrom<i64>>(&self, bounds: RangeInclusive<i64>) -> Option<T> {
+    pub(super) fn integer<T: TryFrom<i64>>(&self, bounds: RangeInclusive<i64>) -> Option<T> {
+        self.record(Kind::Integer { least: *bounds.start(), most: *bounds.end() });
         let DeValue::Integer(integer) = self.value else {
             self.wrong_type("a whole number", "write it without quotes, fraction or unit");
             return None;
@@ -306,7 +317,7 @@ impl<'a> Item<'a> {
     }
 
     /// One of a fixed set of words.
-    pub(super) fn one_of<T: Copy>(&self, what: &str, known: &[(&'static str, T)]) -> Option<T> {
+    pub(in crate::config) fn one_of<T: Copy>(&self, what: &str, known: &[(&'static str, T)]) -> Option<T> {
         self.record(Kind::Word(known.iter().map(|(word, _)| *word).collect()));
         let text = self.plain_text()?;
         let found = known.iter().find(|(word, _)| *word == text).map(|(_, value)| *value);
@@ -318,7 +329,7 @@ impl<'a> Item<'a> {
     }
 
     /// One of the things that the file names elsewhere: its place among `known`.
-    pub(super) fn place_of(&self, what: &str, name: &str, known: &[&str]) -> Option<usize> {
+    pub(in crate::config) fn place_of(&self, what: &str, name: &str, known: &[&str]) -> Option<usize> {
         let found = known.iter().position(|known| *known == name);
         if found.is_none() {
             self.fault_unknown(what, name, known, format!("{what}s of this file: {}", known.join(", ")));
@@ -327,12 +338,18 @@ impl<'a> Item<'a> {
     }
 
     /// Reports a word that is not one of `known`.
-    pub(super) fn fault_unknown(&self, what: &str, word: &str, known: &[&str], hint: impl Into<String>) {
+    pub(in crate::config) fn fault_unknown(
+        &self,
+        what: &str,
+        word: &str,
+        known: &[&str],
+        hint: impl Into<String>,
+    ) {
         self.fault(did_you_mean(format!("unknown {what} \"{word}\""), word, known), hint);
     }
 
     /// The entries of a list.
-    pub(super) fn list(&self) -> Vec<Item<'a>> {
+    pub(in crate::config) fn list(&self) -> Vec<Item<'a>> {
         self.record(Kind::List);
         let Some(array) = self.value.as_array() else {
             self.wrong_type("a list", "put it into brackets: [ … ]");
@@ -348,14 +365,14 @@ impl<'a> Item<'a> {
     }
 
     /// The entries of a table whose keys are free.
-    pub(super) fn entries(&self) -> impl Iterator<Item = Item<'a>> + use<'a> {
+    pub(in crate::config) fn entries(&self) -> impl Iterator<Item = Item<'a>> + use<'a> {
         self.record(Kind::Table);
         let place = Place { within: Within::Table, ..self.place };
         entries(self.checking, self.value.as_table(), move |_| place)
     }
 
     /// The value of a key of a table, or the entry of a list at a place, without reading it: for warnings.
-    pub(super) fn peek(&self, key: &str, at: usize) -> Option<Item<'a>> {
+    pub(in crate::config) fn peek(&self, key: &str, at: usize) -> Option<Item<'a>> {
         let array = self.value.as_array();
         if let Some(value) = array.and_then(|array| array.get(at)) {
             return Item { span: value.span(), value: value.get_ref(), ..self.clone() }.peek(key, 0);
@@ -365,14 +382,19 @@ impl<'a> Item<'a> {
     }
 
     /// Notes the types that it may have, where which one it has decides how it is read.
-    pub(super) fn accepts(&self, kinds: impl IntoIterator<Item = Kind>) {
+    pub(in crate::config) fn accepts(&self, kinds: impl IntoIterator<Item = Kind>) {
         for kind in kinds {
             self.record(kind);
         }
     }
 
     /// Reports a secret that is not on this machine; `None` unless that is tolerated.
-    pub(super) fn missing<T>(&self, message: String, hint: &'static str, stand_in: T) -> Option<T> {
+    pub(in crate::config) fn missing<T>(
+        &self,
+        message: String,
+        hint: &'static str,
+        stand_in: T,
+    ) -> Option<T> {
         if self.checking.overrides.allow_missing_secrets {
             self.checking.warn(&self.span, Fault::new(message, "the gateway does not start without it"));
             return Some(stand_in);
@@ -382,7 +404,7 @@ impl<'a> Item<'a> {
     }
 
     /// The value as a section.
-    pub(super) fn section(&self, header: &'static str) -> Option<Section<'a>> {
+    pub(in crate::config) fn section(&self, header: &'static str) -> Option<Section<'a>> {
         self.record(Kind::Section { header });
         let table = self.value.as_table();
         if table.is_none() {
@@ -394,7 +416,7 @@ impl<'a> Item<'a> {
     }
 
     /// Whether the file writes exactly this.
-    pub(super) fn is_written(&self, text: &str) -> bool {
+    pub(in crate::config) fn is_written(&self, text: &str) -> bool {
         match self.value {
             DeValue::String(string) => string == text,
             DeValue::Integer(integer) => integer.as_str() == text,
@@ -404,7 +426,7 @@ impl<'a> Item<'a> {
     }
 
     /// Reports a fault of the value.
-    pub(super) fn fault(&self, message: impl Into<String>, hint: impl Into<String>) {
+    pub(in crate::config) fn fault(&self, message: impl Into<String>, hint: impl Into<String>) {
         // An entry of a list may stand on a line without its key.
         let is_secret =
             names_secret(self.key) && matches!(self.value, DeValue::String(text) if !is_reference(text));
@@ -412,17 +434,17 @@ impl<'a> Item<'a> {
     }
 
     /// Reports a fault of the value, which must not be shown.
-    pub(super) fn fault_masked(&self, message: impl Into<String>, hint: impl Into<String>) {
+    pub(in crate::config) fn fault_masked(&self, message: impl Into<String>, hint: impl Into<String>) {
         self.checking.report(&self.span, Fault { is_secret: true, ..Fault::new(message, hint) });
     }
 
     /// Reports that the key itself is at fault.
-    pub(super) fn fault_at_key(&self, message: impl Into<String>, hint: impl Into<String>) {
+    pub(in crate::config) fn fault_at_key(&self, message: impl Into<String>, hint: impl Into<String>) {
         self.checking.report(&self.key_span, Fault::new(message, hint));
     }
 
     /// Reports a value of another type.
-    pub(super) fn wrong_type(&self, expected: &str, hint: impl Into<String>) {
+    pub(in crate::config) fn wrong_type(&self, expected: &str, hint: impl Into<String>) {
         let found = match self.value {
             DeValue::String(_) => "a string",
             DeValue::Integer(_) => "a whole number",

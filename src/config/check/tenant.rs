@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use crate::config::{Route, Tenant, TenantLimits};
+use crate::config::{Declared, Route, Tenant, TenantLimits};
 
 use super::admission;
 use super::section::{Item, Section};
@@ -44,15 +44,7 @@ fn tenant(
             .map(|list| list.list().iter().filter_map(|item| allowed_route(item, routes)).collect()),
         weight: section.integer("weight", 1..=1_000_000).unwrap_or(1),
         priority: section.integer("priority", -MAX_PRIORITY..=MAX_PRIORITY).unwrap_or(0),
-        limits: limits(&section.section("limits", "tenant.limits")),
-    }
-}
-
-fn limits(section: &Section<'_>) -> TenantLimits {
-    TenantLimits {
-        requests_per_minute: section.integer("requests_per_minute", 1..=1_000_000_000),
-        tokens_per_minute: section.integer("tokens_per_minute", 1..=1_000_000_000_000),
-        concurrency: section.integer("concurrency", 1..=1_000_000),
+        limits: TenantLimits::of(section),
     }
 }
 

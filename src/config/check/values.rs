@@ -13,56 +13,68 @@ use crate::config::endpoint::absolute_url;
 use crate::config::{Endpoint, parse_endpoint, parse_name, paths};
 
 /// One way to write a value.
-pub(super) struct Form<T> {
+pub(in crate::config) struct Form<T> {
     /// What it is, with its article, for messages.
-    pub(super) noun: &'static str,
+    pub(in crate::config) noun: &'static str,
     /// How to write it.
-    pub(super) hint: &'static str,
+    pub(in crate::config) hint: &'static str,
     /// Reads it; the error says what is wrong with the text.
-    pub(super) parse: fn(&str) -> Result<T, String>,
+    pub(in crate::config) parse: fn(&str) -> Result<T, String>,
 }
 
 /// A duration that may be zero.
-pub(super) const DURATION: Form<Duration> = Form { noun: "a duration", hint: DURATION_HINT, parse: duration };
+pub(in crate::config) const DURATION: Form<Duration> =
+    Form { noun: "a duration", hint: DURATION_HINT, parse: duration };
 
 /// A duration above zero.
-pub(super) const POSITIVE_DURATION: Form<Duration> =
+pub(in crate::config) const POSITIVE_DURATION: Form<Duration> =
     Form { noun: "a duration", hint: DURATION_HINT, parse: positive_duration };
 
+/// A duration of which zero is off.
+pub(in crate::config) const OFF_AT_ZERO: Form<Option<Duration>> = Form {
+    noun: DURATION.noun,
+    hint: DURATION.hint,
+    parse: |text| duration(text).map(|span| (!span.is_zero()).then_some(span)),
+};
+
 /// A number of bytes above zero.
-pub(super) const SIZE: Form<usize> =
+pub(in crate::config) const SIZE: Form<usize> =
     Form { noun: "a size", hint: "write a number with its unit (B, KiB, MiB, GiB): \"32MiB\"", parse: size };
 
+/// A rate in bytes.
+pub(in crate::config) const BYTES_PER_SECOND: Form<u64> =
+    Form { noun: SIZE.noun, hint: SIZE.hint, parse: |text| size(text).map(|bytes| bytes as u64) };
+
 /// An address to listen on.
-pub(super) const ADDRESS: Form<SocketAddr> = Form {
+pub(in crate::config) const ADDRESS: Form<SocketAddr> = Form {
     noun: "an address",
     hint: "write an IP address and a port: \"127.0.0.1:8080\", \"0.0.0.0:8080\", \"[::]:8080\"",
     parse: |text| text.parse().map_err(|_| format!("\"{text}\" is not an IP address with a port")),
 };
 
 /// The base URL of a replica.
-pub(super) const ENDPOINT: Form<Endpoint> = Form {
+pub(in crate::config) const ENDPOINT: Form<Endpoint> = Form {
     noun: "a URL",
     hint: "write scheme, host and port: \"http://127.0.0.1:8000\"",
     parse: parse_endpoint,
 };
 
 /// A URL that requests are sent to as it is.
-pub(super) const HTTP_URL: Form<String> = Form {
+pub(in crate::config) const HTTP_URL: Form<String> = Form {
     noun: "a URL",
     hint: "write scheme, host and port: \"http://127.0.0.1:4318\"",
     parse: |text| absolute_url(text).map(|_| text.to_owned()),
 };
 
 /// A name that goes into headers, labels and logs.
-pub(super) const NAME: Form<Arc<str>> = Form {
+pub(in crate::config) const NAME: Form<Arc<str>> = Form {
     noun: "a name",
     hint: "use 1 to 128 visible ASCII characters without spaces, quotes, commas or semicolons",
     parse: parse_name,
 };
 
 /// The name of a model, as engines give it.
-pub(super) const MODEL: Form<Arc<str>> = Form {
+pub(in crate::config) const MODEL: Form<Arc<str>> = Form {
     noun: "a model name",
     hint: "write the name that clients or engines use, up to 256 characters",
     parse: |text| {
@@ -72,38 +84,38 @@ pub(super) const MODEL: Form<Arc<str>> = Form {
 };
 
 /// The name of a header.
-pub(super) const HEADER_NAME: Form<http::HeaderName> = Form {
+pub(in crate::config) const HEADER_NAME: Form<http::HeaderName> = Form {
     noun: "a header name",
     hint: "write the bare name of a header, such as \"x-tenant\"",
     parse: |text| text.parse().map_err(|_| format!("{text:?} is not a header name")),
 };
 
 /// A further path of the data port.
-pub(super) const EXTRA_PATH: Form<String> = Form {
+pub(in crate::config) const EXTRA_PATH: Form<String> = Form {
     noun: "a path",
     hint: "write a path without query, with {name} for a segment: \"/v1/custom\", \"/v1/things/{id}\"",
     parse: extra_path,
 };
 
 /// The prefix in front of every path of the data port.
-pub(super) const ROOT_PATH: Form<String> =
+pub(in crate::config) const ROOT_PATH: Form<String> =
     Form { noun: "a path prefix", hint: "write it as clients do: \"/llm\"", parse: root_path };
 
 /// An origin of web pages, or `*`.
-pub(super) const ORIGIN: Form<HeaderValue> = Form {
+pub(in crate::config) const ORIGIN: Form<HeaderValue> = Form {
     noun: "an origin",
     hint: "write scheme, host and port as browsers send them: \"https://app.example\", or \"*\" for all",
     parse: origin,
 };
 
 /// The SHA-256 of an API key.
-pub(super) const DIGEST: Form<[u8; 32]> = Form {
+pub(in crate::config) const DIGEST: Form<[u8; 32]> = Form {
     noun: "a SHA-256 digest",
     hint: "write the 64 hexadecimal digits that `printf %s \"$KEY\" | sha256sum` prints",
     parse: digest,
 };
 
-pub(super) fn duration(text: &str) -> Result<Duration, String> {
+pub(in crate::config) fn duration(text: &str) -> Result<Duration, String> {
     let not_one = || format!("\"{text}\" is not a duration");
     let (number, unit) = split_unit(text);
     let nanos_per_unit = match unit {

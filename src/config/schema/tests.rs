@@ -99,7 +99,7 @@ fn said(text: &str, is_meant: impl Fn(&str) -> bool) -> bool {
 }
 
 fn specimens() -> Vec<Value> {
-    let texts = [with_optional_keys(REFERENCE), OTHER_FORMS.to_owned()];
+    let texts = [every_key(), OTHER_FORMS.to_owned()];
     let value = |text: &String| serde_json::to_value(text.parse::<toml::Table>().unwrap()).unwrap();
     texts.iter().map(value).collect()
 }
@@ -109,8 +109,7 @@ fn every_file_that_is_shipped_fits() {
     let schema = json_schema();
     for text in [
         REFERENCE,
-        &with_optional_keys(REFERENCE),
-        include_str!("../../../tests/fixtures/every-key.toml"),
+        &every_key(),
         include_str!("../../../config/minimal.toml"),
         include_str!("../../../config/two-pools.toml"),
         include_str!("../../../config/tls.toml"),
@@ -169,6 +168,25 @@ fn an_unknown_key_fits_nowhere_that_the_checker_refuses_it() {
             let refused = said(&text, is_meant);
             let by_schema = !all_faults(&schema, &text, false).is_empty();
             assert_eq!(refused, by_schema, "{way:?}");
+        }
+    }
+}
+
+#[test]
+fn a_required_key_that_is_missing_is_a_fault() {
+    for declaration in DECLARED {
+        for key in declaration.keys.iter().filter(|key| key.state == State::Required) {
+            let mut specimen = specimens().remove(0);
+            let mut section = &mut specimen;
+            for name in declaration.path().split('.') {
+                section = &mut section[name];
+                if section.is_array() {
+                    section = &mut section[0];
+                }
+            }
+            section.as_object_mut().unwrap().remove(key.name).unwrap();
+            let is_meant = |message: &str| message.contains("has no ") && message.contains(key.name);
+            assert!(said(&as_toml(&specimen), is_meant), "{}.{}", declaration.path(), key.name);
         }
     }
 }

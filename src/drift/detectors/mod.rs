@@ -63,8 +63,8 @@ impl From<&crate::config::Drift> for Settings {
     fn from(drift: &crate::config::Drift) -> Self {
         Self {
             block: drift.block.as_secs_f64(),
-            baseline_from: drift.from.as_secs_f64(),
-            baseline_to: drift.to.as_secs_f64(),
+            baseline_from: drift.baseline.from.as_secs_f64(),
+            baseline_to: drift.baseline.to.as_secs_f64(),
             error_budget: 1.0 - drift.availability,
             ..Self::default()
         }

@@ -3,7 +3,7 @@
 //! Made when all is known. What went wrong is kept by rule; what went well by a share of the trace ids, so that
 //! several gateways keep the same traces. A caller who sampled its trace gets our part of it in any case.
 
-use crate::config::Sampling;
+use crate::config::{Keep, Sampling};
 use crate::observe::judgement::Judgement;
 use crate::record::{Outcome, Record};
 use crate::request::trace_context::in_share;
@@ -23,12 +23,12 @@ pub struct Seen {
 #[must_use]
 pub fn keep(record: &Record, judgement: &Judgement, seen: Seen, sampling: &Sampling) -> bool {
     record.trace.sampled == Some(true)
-        || (sampling.keep_error && is_error(record))
-        || (sampling.keep_slo_miss && judgement.missed().is_some())
-        || (sampling.keep_tail && seen.is_tail)
-        || (sampling.keep_drift && seen.is_drifting)
-        || (sampling.keep_canary && seen.is_canary)
-        || (sampling.keep_retry && record.attempts.len() > 1)
+        || (sampling.keeps(Keep::Error) && is_error(record))
+        || (sampling.keeps(Keep::SloMiss) && judgement.missed().is_some())
+        || (sampling.keeps(Keep::Tail) && seen.is_tail)
+        || (sampling.keeps(Keep::Drift) && seen.is_drifting)
+        || (sampling.keeps(Keep::Canary) && seen.is_canary)
+        || (sampling.keeps(Keep::Retry) && record.attempts.len() > 1)
         || in_share(record.trace.trace_id, sampling.routine)
 }
 
@@ -53,16 +53,9 @@ mod tests {
     }
 
     fn rules(routine: f64, all: bool) -> Sampling {
-        Sampling {
-            routine,
-            keep_error: all,
-            keep_slo_miss: all,
-            keep_tail: all,
-            keep_retry: all,
-            keep_drift: all,
-            keep_canary: all,
-            max_per_second: u32::MAX,
-        }
+        let every = [Keep::Error, Keep::SloMiss, Keep::Tail, Keep::Retry, Keep::Drift, Keep::Canary];
+        let keep = if all { every.to_vec() } else { Vec::new() };
+        Sampling { routine, max_per_second: u32::MAX, keep }
     }
 
     fn kept(record: &Record, is_tail: bool, sampling: &Sampling) -> bool {

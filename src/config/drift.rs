@@ -1,0 +1,87 @@
+//! `[drift]`: what latency and availability are held against.
+//!
+//! The bounds here are those of the statistics: a baseline shorter than three blocks teaches no scale, and one of more
+//! than a hundred would be kept in memory for nothing.
+
+use std::time::Duration;
+
+use serde_json::json;
+
+use super::check::codec::{Own, Share};
+use super::check::section::{Item, Section};
+use super::check::values::{ENDPOINT, POSITIVE_DURATION};
+use super::declare::{Below, Declared, section};
+use super::{DriftState, Endpoint};
+
+section! {
+    /// latency and availability held against their own past; see docs/drift.md; restart
+    #[derive(Clone, Debug, PartialEq)]
+    pub struct Drift for "[drift]" {
+        /// slow drift is judged by blocks: a day is what load repeats by
+        block: Duration as POSITIVE_DURATION, default "24h";
+        /// younger series use what there is, and say so
+        baseline: Baseline as Below, default { from = "35d", to = "7d" };
+        /// target share of requests that succeed; burn rates are of its error budget
+        availability: f64 as Share, default 0.999;
+        /// findings as alerts; off unless given
+        webhook: Option<Endpoint> as ENDPOINT, example "http://127.0.0.1:9093/api/v2/alerts";
+        /// baselines and findings over restarts; by default `drift-<admin port>.json` in `$STATE_DIRECTORY`, `$XDG_STATE_HOME/tokenway`, `~/.local/state/tokenway`, or beside this file; false keeps none
+        state: DriftState as STATE, empty "drift.json";
+    }
+}
+
+section! {
+    #[derive(Clone, Debug, PartialEq)]
+    pub struct Baseline for "drift.baseline" {
+        /// its start, before now
+        from: Duration as POSITIVE_DURATION, default "35d";
+        /// its end, before now
+        to: Duration as POSITIVE_DURATION, default "7d";
+    }
+}
+
+/// Reads `[drift]`.
+pub(super) fn drift(root: &Section<'_>) -> Drift {
+    let section = Drift::open(root);
+    let drift = Drift::read(&section, &Drift::default());
+    if let Some(item) = section.get("block").filter(|_| drift.block < MIN_BLOCK) {
+        item.fault("drift.block is under a minute", "a day is what load repeats by: block = \"24h\"");
+    }
+    if let Some(message) = contradiction(drift.block, drift.baseline.from, drift.baseline.to)
+        && let Some(item) = section.get("baseline").or_else(|| section.get("block"))
+    {
+        item.fault(message, "write how long ago it begins and ends: { from = \"35d\", to = \"7d\" }");
+    }
+    if let Some(item) = section.get("availability").filter(|_| !TARGETS.contains(&drift.availability)) {
+        item.fault("drift.availability must be from 0.5 to 0.999999", "three nines are 0.999");
+    }
+    drift
+}
+
+/// A path, or `false` for none.
+fn state(item: &Item<'_>) -> Option<DriftState> {
+    if item.value.as_bool() == Some(false) {
+        return Some(DriftState::Off);
+    }
+    item.text().map(|path| DriftState::At(item.checking.directory.join(path)))
+}
+
+fn contradiction(block: Duration, from: Duration, to: Duration) -> Option<String> {
+    let blocks = |span: Duration| span.as_secs_f64() / block.as_secs_f64();
+    if blocks(to) < MIN_BLOCKS {
+        Some("drift.baseline.to is under three blocks: a drift would be part of its own baseline".to_owned())
+    } else if blocks(from) < blocks(to) + MIN_BLOCKS {
+        Some("drift.baseline.from must be at least three blocks before drift.baseline.to".to_owned())
+    } else if blocks(from) > MAX_BLOCKS {
+        Some("drift.baseline.from is more than a hundred blocks ago".to_owned())
+    } else {
+        None
+    }
+}
+
+const STATE: Own<DriftState> =
+    Own { read: state, show: |state| json!(state.path().map(|path| path.display().to_string())) };
+const TARGETS: std::ops::RangeInclusive<f64> = 0.5..=0.999_999;
+const MIN_BLOCK: Duration = Duration::from_secs(60);
+const MIN_BLOCKS: f64 = 3.0;
+const MAX_BLOCKS: f64 = 100.0;

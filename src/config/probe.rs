@@ -1,0 +1,56 @@
+//! `[pool.probe]` and `[pool.ejection]`: how replicas prove themselves, and how many may be out for not doing so.
+
+use std::time::Duration;
+
+use super::check::codec::{Share, TEXT, Word};
+use super::check::values::POSITIVE_DURATION;
+use super::declare::section;
+
+section! {
+    /// of replicas that live answers do not prove
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    pub struct Probe for "[pool.probe]" {
+        /// between two probes of a replica
+        interval: Duration as POSITIVE_DURATION, default "10s";
+        /// of one probe
+        timeout: Duration as POSITIVE_DURATION, default "5s";
+        /// auto | completion | embedding | rerank | health; auto: the first that the engine answers
+        kind: ProbeKind as KIND, default "auto";
+        /// of a completion of one token
+        prompt: String as TEXT, default "ping", hidden;
+    }
+}
+
+section! {
+    #[derive(Clone, Debug, PartialEq)]
+    pub struct Ejection for "[pool.ejection]" {
+        /// at most this share of a pool is ejected because of failures
+        max_share: f64 as Share, default 0.5;
+    }
+}
+
+/// `pool.probe.kind`
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProbeKind {
+    /// The first of the others that the engine answers.
+    Auto,
+    /// A one-token completion.
+    Completion,
+    /// One embedding.
+    Embedding,
+    /// One rerank.
+    Rerank,
+    /// `GET /health`: proves little, reported as `unproven`.
+    Health,
+}
+
+const KIND: Word<ProbeKind> = Word(
+    "probe kind",
+    &[
+        ("auto", ProbeKind::Auto),
+        ("completion", ProbeKind::Completion),
+        ("embedding", ProbeKind::Embedding),
+        ("rerank", ProbeKind::Rerank),
+        ("health", ProbeKind::Health),
+    ],
+);
