@@ -31,6 +31,7 @@ const MODULES: &[&str] = &[
     "relay",
     "gateway",
     "identity",
+    "api",
     "drift",
     "rollout",
     "autoscale",
