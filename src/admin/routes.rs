@@ -33,8 +33,8 @@ use tower_http::timeout::RequestBodyTimeoutLayer;
 use super::error::AdminError;
 use super::live::Live;
 use super::{
-    AdminState, access, actions, assets, canaries, drift, latency, openapi, replicas, requests, scale, slo,
-    views,
+    AdminState, access, actions, assets, canaries, decisions, drift, fleet, latency, openapi,
+    replicas, requests, scale, slo, views,
 };
 
 /// Every path with its handler.
@@ -80,9 +80,9 @@ fn reads() -> Router<Arc<AdminState>> {
         .route("/latency", get(latency::latency))
         .route("/requests", get(requests::requests))
         .route("/requests/{id}", get(requests::request))
-        .route("/fleet", get(views::fleet))
+        .route("/fleet", get(fleet::fleet))
         .route("/routes", get(views::routes))
-        .route("/decisions", get(views::decisions))
+        .route("/decisions", get(decisions::decisions))
         .route("/canaries", get(canaries::list))
         .route("/pools/{pool}/scale", get(scale::scale))
         .route("/drift", get(drift::findings))

@@ -5,5 +5,9 @@
 //! sets (states, outcomes, kinds) are strings, so that a reader can show a word that it does not know.
 
 pub(crate) mod actions;
+pub(crate) mod decisions;
+pub(crate) mod fleet;
 pub(crate) mod health;
 pub(crate) mod index;
+pub(crate) mod requests;
+pub(crate) mod routes;
