@@ -9,5 +9,6 @@ pub(crate) mod decisions;
 pub(crate) mod fleet;
 pub(crate) mod health;
 pub(crate) mod index;
+pub(crate) mod latency;
 pub(crate) mod requests;
 pub(crate) mod routes;
