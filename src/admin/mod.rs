@@ -14,6 +14,7 @@ mod decisions;
 mod drift;
 mod error;
 mod fleet;
+mod history;
 mod latency;
 mod live;
 mod openapi;

@@ -33,7 +33,7 @@ use tower_http::timeout::RequestBodyTimeoutLayer;
 use super::error::AdminError;
 use super::live::Live;
 use super::{
-    AdminState, access, actions, assets, canaries, decisions, drift, fleet, latency, openapi,
+    AdminState, access, actions, assets, canaries, decisions, drift, fleet, history, latency, openapi,
     replicas, requests, scale, slo, views,
 };
 
@@ -76,7 +76,7 @@ fn reads() -> Router<Arc<AdminState>> {
         .route("/", get(openapi::index))
         .route("/openapi.json", get(openapi::document))
         .route("/slo", get(slo::slo))
-        .route("/history", get(slo::history))
+        .route("/history", get(history::history))
         .route("/latency", get(latency::latency))
         .route("/requests", get(requests::requests))
         .route("/requests/{id}", get(requests::request))
