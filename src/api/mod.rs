@@ -6,6 +6,7 @@
 
 pub(crate) mod actions;
 pub(crate) mod decisions;
+pub(crate) mod drift;
 pub(crate) mod fleet;
 pub(crate) mod health;
 pub(crate) mod history;
