@@ -5,6 +5,7 @@
 //! sets (states, outcomes, kinds) are strings, so that a reader can show a word that it does not know.
 
 pub(crate) mod actions;
+pub(crate) mod canaries;
 pub(crate) mod decisions;
 pub(crate) mod drift;
 pub(crate) mod fleet;
