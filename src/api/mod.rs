@@ -15,4 +15,5 @@ pub(crate) mod index;
 pub(crate) mod latency;
 pub(crate) mod requests;
 pub(crate) mod routes;
+pub(crate) mod scale;
 pub(crate) mod slo;
