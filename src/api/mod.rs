@@ -17,3 +17,6 @@ pub(crate) mod requests;
 pub(crate) mod routes;
 pub(crate) mod scale;
 pub(crate) mod slo;
+
+#[cfg(test)]
+mod tests;
