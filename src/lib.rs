@@ -20,6 +20,7 @@
 
 pub mod admin;
 pub mod admission;
+pub(crate) mod api;
 pub mod app;
 pub mod autoscale;
 pub mod cli;

@@ -32,6 +32,7 @@ const MODULES: &[&str] = &[
     "relay",
     "gateway",
     "identity",
+    "api",
     "drift",
     "rollout",
     "autoscale",

@@ -7,33 +7,34 @@ use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
 use bytes::Bytes;
 use http::StatusCode;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::AdminState;
 use super::error::AdminError;
+use crate::api::actions::{Draining, LogLevel, Reloaded, WarmingUp};
 
 /// POST `/api/reload`
-pub(super) async fn reload(State(admin): State<Arc<AdminState>>) -> Result<Json<Value>, AdminError> {
+pub(super) async fn reload(State(admin): State<Arc<AdminState>>) -> Result<Json<Reloaded>, AdminError> {
     // Reads files, which blocks.
     match tokio::task::spawn_blocking(move || admin.control.reload()).await {
-        Ok(Ok(restart)) => Ok(Json(json!({ "status": "reloaded", "restart": restart }))),
+        Ok(Ok(restart)) => Ok(Json(Reloaded { restart, status: "reloaded" })),
         Ok(Err(message)) => Err(AdminError::InvalidConfig(message)),
         Err(_) => Err(AdminError::ReloadFailed),
     }
 }
 
 /// POST `/api/drain`
-pub(super) async fn drain(State(admin): State<Arc<AdminState>>) -> (StatusCode, Json<Value>) {
+pub(super) async fn drain(State(admin): State<Arc<AdminState>>) -> (StatusCode, Json<Draining>) {
     tracing::info!("drain requested on the admin port");
     admin.control.drain();
-    (StatusCode::ACCEPTED, Json(json!({ "status": "draining" })))
+    (StatusCode::ACCEPTED, Json(Draining { status: "draining" }))
 }
 
 /// POST `/api/warm-up`: `{"pool":"p","replica":"r"}`; without a replica, all of the pool.
 pub(super) async fn warm_up(
     State(admin): State<Arc<AdminState>>,
     body: Result<Bytes, BytesRejection>,
-) -> Result<(StatusCode, Json<Value>), AdminError> {
+) -> Result<(StatusCode, Json<WarmingUp>), AdminError> {
     let body = body.map_err(|_| AdminError::InvalidBody)?;
     let asked = serde_json::from_slice::<Value>(&body).unwrap_or_default();
     let pool = asked["pool"].as_str().ok_or(AdminError::NoPool)?;
@@ -42,20 +43,20 @@ pub(super) async fn warm_up(
         return Err(AdminError::UnknownReplica("no such pool or replica; /api/fleet lists them".to_owned()));
     }
     tracing::info!(pool, ?replicas, "warm-up requested on the admin port");
-    let names = replicas.iter().map(|name| &**name).collect::<Vec<_>>();
-    Ok((StatusCode::ACCEPTED, Json(json!({ "status": "warming", "replicas": names }))))
+    let replicas = replicas.iter().map(|name| name.to_string()).collect();
+    Ok((StatusCode::ACCEPTED, Json(WarmingUp { replicas, status: "warming" })))
 }
 
 /// GET `/api/log-level`
-pub(super) async fn log_level(State(admin): State<Arc<AdminState>>) -> Json<Value> {
-    Json(json!({ "level": admin.control.log_level() }))
+pub(super) async fn log_level(State(admin): State<Arc<AdminState>>) -> Json<LogLevel> {
+    Json(LogLevel { level: admin.control.log_level() })
 }
 
 /// POST `/api/log-level`: `{"level":"debug"}` or the bare text.
 pub(super) async fn set_log_level(
     State(admin): State<Arc<AdminState>>,
     body: Result<Bytes, BytesRejection>,
-) -> Result<Json<Value>, AdminError> {
+) -> Result<Json<LogLevel>, AdminError> {
     let body = body.map_err(|_| AdminError::InvalidBody)?;
     let parsed = serde_json::from_slice::<Value>(&body).ok();
     let filter = match parsed.as_ref().map(|json| &json["level"]) {
@@ -63,5 +64,5 @@ pub(super) async fn set_log_level(
         _ => std::str::from_utf8(&body).unwrap_or_default().trim(),
     };
     admin.control.set_log_level(filter).map_err(AdminError::InvalidLevel)?;
-    Ok(Json(json!({ "level": admin.control.log_level() })))
+    Ok(Json(LogLevel { level: admin.control.log_level() }))
 }

@@ -4,24 +4,23 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::{Path, State};
-use serde_json::{Value, json};
 
 use super::AdminState;
 use super::error::AdminError;
+use crate::api::canaries::{Canaries, CanaryAnswer};
 use crate::rollout::plan::Action;
 use crate::rollout::service::{ActError, RolloutView};
 
 /// GET `/canaries`
-pub(super) async fn list(State(admin): State<Arc<AdminState>>) -> Json<Value> {
-    let canaries: Vec<_> = admin.rollouts.board().read().iter().map(RolloutView::to_json).collect();
-    Json(json!({ "canaries": canaries }))
+pub(super) async fn list(State(admin): State<Arc<AdminState>>) -> Json<Canaries> {
+    Json(Canaries { canaries: admin.rollouts.board().read().iter().map(RolloutView::to_api).collect() })
 }
 
 /// POST `/canaries/{route}/{action}`
 pub(super) async fn act(
     State(admin): State<Arc<AdminState>>,
     Path((route, action)): Path<(String, String)>,
-) -> Result<Json<Value>, AdminError> {
+) -> Result<Json<CanaryAnswer>, AdminError> {
     let action = match action.as_str() {
         "promote" => Action::Promote,
         "rollback" => Action::Rollback,
@@ -36,6 +35,6 @@ pub(super) async fn act(
         ActError::NoAnswer => AdminError::Overloaded,
     })?;
     let now = admin.rollouts.board().read();
-    let view = now.iter().find(|canary| *canary.route == *route).map(RolloutView::to_json);
-    Ok(Json(json!({ "canary": view })))
+    let canary = now.iter().find(|canary| *canary.route == *route).map(RolloutView::to_api);
+    Ok(Json(CanaryAnswer { canary }))
 }

@@ -7,52 +7,43 @@ use axum::Json;
 use axum::extract::rejection::BytesRejection;
 use axum::extract::{Path, State};
 use bytes::Bytes;
-use serde::Deserialize;
-use serde_json::{Value, json};
 
 use super::AdminState;
 use super::error::AdminError;
+use crate::api::drift::{self as api, Acknowledgement, Drift, MuteOrder};
 use crate::config::check::parse_duration;
 use crate::drift::detectors::{Finding, Kind, Mute};
 use crate::drift::service::Busy;
 use crate::observe::rfc3339;
 
 /// GET `/drift`
-pub(super) async fn findings(State(admin): State<Arc<AdminState>>) -> Json<Value> {
+pub(super) async fn findings(State(admin): State<Arc<AdminState>>) -> Json<Drift> {
     let found = admin.drift.board().read();
     let now = admin.drift.now();
-    let show = |one: &Finding| finding(one, found.mutes.iter().any(|mute| mute.covers(one, now)));
-    let mutes = found.mutes.iter().filter(|mute| now < mute.until).map(|mute| {
-        json!({
-            "route": mute.route,
-            "kind": mute.kind.map(Kind::as_str),
-            "until": date(mute.until),
-        })
-    });
-    Json(json!({
-        "series": found.series,
-        "active": found.active.iter().map(show).collect::<Vec<_>>(),
-        "recent": found.recent.iter().map(show).collect::<Vec<_>>(),
-        "mutes": mutes.collect::<Vec<_>>(),
-    }))
+    let show = |one: &Finding| shown(one, found.mutes.iter().any(|mute| mute.covers(one, now)));
+    let mutes = found.mutes.iter().filter(|mute| now < mute.until);
+    Json(Drift {
+        active: found.active.iter().map(show).collect(),
+        mutes: mutes.map(shown_mute).collect(),
+        recent: found.recent.iter().map(show).collect(),
+        series: found.series,
+    })
 }
 
-fn finding(finding: &Finding, is_muted: bool) -> Value {
-    let mut json = finding.to_json();
-    json["time"] = date(finding.at).into();
-    json["muted"] = is_muted.into();
-    json
+fn shown(finding: &Finding, is_muted: bool) -> api::Finding {
+    api::Finding { muted: Some(is_muted), time: Some(date(finding.at)), ..finding.to_api() }
+}
+
+fn shown_mute(mute: &Mute) -> api::Mute {
+    api::Mute {
+        kind: mute.kind.map(Kind::as_str).map(str::to_owned),
+        route: mute.route.clone(),
+        until: date(mute.until),
+    }
 }
 
 fn date(seconds: f64) -> String {
     rfc3339::utc(UNIX_EPOCH + Duration::try_from_secs_f64(seconds).unwrap_or_default())
-}
-
-/// Body of `acknowledge`.
-#[derive(Default, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-struct AcknowledgeRequest {
-    undo: bool,
 }
 
 /// POST `/drift/{id}/acknowledge`: `{"undo":true}` takes it back.
@@ -60,10 +51,10 @@ pub(super) async fn acknowledge(
     State(admin): State<Arc<AdminState>>,
     Path(id): Path<String>,
     body: Result<Bytes, BytesRejection>,
-) -> Result<Json<Value>, AdminError> {
+) -> Result<Json<api::Finding>, AdminError> {
     let body = body.map_err(|_| AdminError::InvalidBody)?;
-    let request: AcknowledgeRequest = match &body[..] {
-        [] => AcknowledgeRequest::default(),
+    let request: Acknowledgement = match &body[..] {
+        [] => Acknowledgement::default(),
         text => serde_json::from_slice(text).map_err(|_| AdminError::InvalidBody)?,
     };
     answer(admin.drift.acknowledge(&id, !request.undo).await)
@@ -73,22 +64,13 @@ pub(super) async fn acknowledge(
 pub(super) async fn reset(
     State(admin): State<Arc<AdminState>>,
     Path(id): Path<String>,
-) -> Result<Json<Value>, AdminError> {
+) -> Result<Json<api::Finding>, AdminError> {
     answer(admin.drift.reset(&id).await)
 }
 
-fn answer(found: Result<Option<Finding>, Busy>) -> Result<Json<Value>, AdminError> {
+fn answer(found: Result<Option<Finding>, Busy>) -> Result<Json<api::Finding>, AdminError> {
     let found = found.map_err(|_| AdminError::Overloaded)?.ok_or(AdminError::UnknownFinding)?;
-    Ok(Json(finding(&found, false)))
-}
-
-/// Body of `mute`.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct MuteRequest {
-    route: Option<String>,
-    kind: Option<String>,
-    r#for: String,
+    Ok(Json(shown(&found, false)))
 }
 
 /// POST `/drift/mute`: `{"route":"chat","kind":"ttft_shift","for":"2h"}`; without a route or a kind it is every one, and `"0s"`
@@ -96,26 +78,26 @@ struct MuteRequest {
 pub(super) async fn mute(
     State(admin): State<Arc<AdminState>>,
     body: Result<Bytes, BytesRejection>,
-) -> Result<Json<Value>, AdminError> {
+) -> Result<Json<api::Mute>, AdminError> {
     let body = body.map_err(|_| AdminError::InvalidBody)?;
-    let request: MuteRequest =
+    let order: MuteOrder =
         serde_json::from_slice(&body).map_err(|error| AdminError::InvalidMute(error.to_string()))?;
-    let kind = match request.kind.as_deref() {
+    let kind = match order.kind.as_deref() {
         None => None,
         Some(name) => Some(Kind::parse(name).ok_or_else(|| {
             let known = Kind::ALL.map(Kind::as_str).join(", ");
             AdminError::InvalidMute(format!("unknown kind \"{}\"; known: {known}", name.escape_debug()))
         })?),
     };
-    let length = parse_duration(&request.r#for).map_err(AdminError::InvalidMute)?;
+    let length = parse_duration(&order.r#for).map_err(AdminError::InvalidMute)?;
     if length > MAX_MUTE {
         return Err(AdminError::InvalidMute(
             "for is more than 30 days: mute again when they are over".to_owned(),
         ));
     }
     let until = admin.drift.now() + length.as_secs_f64();
-    let mute = Mute { route: request.route, kind, until };
-    let answer = json!({ "route": mute.route, "kind": kind.map(Kind::as_str), "until": date(until) });
+    let mute = Mute { route: order.route, kind, until };
+    let answer = shown_mute(&mute);
     admin.drift.mute(mute).await.map_err(|_| AdminError::Overloaded)?;
     Ok(Json(answer))
 }

@@ -4,7 +4,8 @@ use axum::Json;
 use axum::response::{IntoResponse, Response};
 use http::StatusCode;
 use http::header::{ALLOW, HeaderValue, WWW_AUTHENTICATE};
-use serde_json::json;
+
+use crate::api::health::{Failure, FailureError};
 
 /// Why a request fails; the text is the `message` of the response.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -101,7 +102,7 @@ impl AdminError {
 impl IntoResponse for AdminError {
     fn into_response(self) -> Response {
         let (status, code) = self.status_and_code();
-        let body = json!({ "error": { "code": code, "message": self.to_string() } });
+        let body = Failure { error: FailureError { code: code.to_owned(), message: self.to_string() } };
         let mut response = (status, Json(body)).into_response();
         let headers = response.headers_mut();
         match self {

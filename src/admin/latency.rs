@@ -6,13 +6,13 @@ use axum::Json;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use serde::Deserialize;
-use serde_json::{Map, Value, json};
 
 use super::AdminState;
 use super::error::AdminError;
-use crate::observe::latency::{Percentiles, Window};
-use crate::observe::parts::SplitBy;
-use crate::observe::windows::WindowKey;
+use crate::api::latency::{Latency, LatencySeries, PercentileSeconds, Percentiles};
+use crate::observe::latency::{self as observed, Window};
+use crate::observe::parts::{PartView, SplitBy};
+use crate::observe::windows::{SeriesView, WindowKey};
 
 /// Query of `/api/latency`.
 #[derive(Default, Deserialize)]
@@ -32,41 +32,23 @@ pub(super) struct LatencyQuery {
 pub(super) async fn latency(
     State(admin): State<Arc<AdminState>>,
     query: Result<Query<LatencyQuery>, QueryRejection>,
-) -> Result<Json<Value>, AdminError> {
+) -> Result<Json<Latency>, AdminError> {
     let Query(query) = query.map_err(|error| AdminError::InvalidQuery(error.body_text()))?;
     let window = Window::parse(query.window.as_deref().unwrap_or("5m")).ok_or(AdminError::InvalidWindow)?;
     let split = query.split()?;
     let (observer, now) = (&admin.observer, admin.observer.clock().now());
-    let series: Vec<Value> = match split {
+    let series = match split {
         None => {
             let all = observer.windows().read(window, now);
-            let wanted = all.iter().filter(|view| query.wants(&view.key));
-            let shown = wanted.map(|view| {
-                let measures = [
-                    ("ttft", &view.ttft),
-                    ("icl", &view.icl),
-                    ("itl", &view.itl),
-                    ("tpot", &view.tpot),
-                    ("duration", &view.duration),
-                ];
-                series(&view.key, &measures)
-            });
-            shown.collect()
+            all.iter().filter(|view| query.wants(&view.key)).map(whole).collect()
         }
         Some(by) => {
             let all = observer.parts().read(by, window, now);
             let wanted = all.iter().filter(|view| query.wants(&view.key) && query.wants_part(by, &view.name));
-            let shown = wanted.map(|view| {
-                let measures = [("ttft", &view.ttft), ("tpot", &view.tpot), ("duration", &view.duration)];
-                let measures = if by == SplitBy::Stage { &measures[2..] } else { &measures[..] };
-                let mut json = series(&view.key, measures);
-                json[by.as_str()] = (*view.name).into();
-                json
-            });
-            shown.collect()
+            wanted.map(|view| part(by, view)).collect()
         }
     };
-    Ok(Json(json!({ "window": window.as_str(), "series": series })))
+    Ok(Json(Latency { series, window: window.as_str().to_owned() }))
 }
 
 impl LatencyQuery {
@@ -105,27 +87,38 @@ impl LatencyQuery {
     }
 }
 
-fn series(key: &WindowKey, measures: &[(&str, &Percentiles)]) -> Value {
-    let mut json = json!({ "route": &*key.route, "model": &*key.model, "revision": &*key.revision });
-    let shown: Map<String, Value> =
-        measures.iter().map(|(name, values)| ((*name).to_owned(), percentiles(values))).collect();
-    if let Some(object) = json.as_object_mut() {
-        object.extend(shown);
+fn whole(view: &SeriesView) -> LatencySeries {
+    LatencySeries {
+        icl: Some(percentiles(&view.icl)),
+        itl: Some(percentiles(&view.itl)),
+        tpot: Some(percentiles(&view.tpot)),
+        ttft: Some(percentiles(&view.ttft)),
+        ..series(&view.key, &view.duration)
     }
-    json
 }
 
-fn percentiles(values: &Percentiles) -> Value {
-    if values.count == 0 {
-        return json!({ "count": 0 });
+fn part(by: SplitBy, view: &PartView) -> LatencySeries {
+    let (series, name) = (series(&view.key, &view.duration), Some(view.name.to_string()));
+    let (tpot, ttft) = (Some(percentiles(&view.tpot)), Some(percentiles(&view.ttft)));
+    match by {
+        SplitBy::Class => LatencySeries { class: name, tpot, ttft, ..series },
+        SplitBy::Stage => LatencySeries { stage: name, ..series },
+        SplitBy::Tenant => LatencySeries { tenant: name, tpot, ttft, ..series },
     }
-    json!({
-        "count": values.count,
-        "p50": values.p50,
-        "p90": values.p90,
-        "p95": values.p95,
-        "p99": values.p99,
-        "p99.9": values.p999,
-        "max": values.max,
-    })
+}
+
+fn series(key: &WindowKey, duration: &observed::Percentiles) -> LatencySeries {
+    LatencySeries {
+        duration: percentiles(duration),
+        model: key.model.to_string(),
+        revision: key.revision.to_string(),
+        route: key.route.to_string(),
+        ..LatencySeries::default()
+    }
+}
+
+fn percentiles(values: &observed::Percentiles) -> Percentiles {
+    let &observed::Percentiles { count, p50, p90, p95, p99, p999, max } = values;
+    let of = (count > 0).then_some(PercentileSeconds { max, p50, p90, p95, p99, p999 });
+    Percentiles { count, of }
 }

@@ -72,7 +72,9 @@ impl Live {
 }
 
 fn event(admin: &AdminState) -> Bytes {
-    format!("event: slo\ndata: {}\n\n", slo::summary(admin)).into()
+    // A struct of strings and numbers is always JSON.
+    let verdict = serde_json::to_string(&slo::summary(admin)).unwrap_or_default();
+    format!("event: slo\ndata: {verdict}\n\n").into()
 }
 
 const INTERVAL: Duration = Duration::from_secs(1);

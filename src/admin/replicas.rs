@@ -1,4 +1,4 @@
-//! POST `/api/replicas`: an operator adds, drains or removes a replica; and the sources of replicas for `/api/fleet`.
+//! POST `/api/replicas`: an operator adds, drains or removes a replica.
 
 use std::sync::Arc;
 
@@ -7,11 +7,11 @@ use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
 use bytes::Bytes;
 use serde::Deserialize;
-use serde_json::{Value, json};
 
 use super::AdminState;
 use super::error::AdminError;
-use crate::fleet::discovery::{ChangeError, ReplicaAction, ReplicaChange, SourceStatus};
+use crate::api::actions::ReplicaChanged;
+use crate::fleet::discovery::{ChangeError, ReplicaAction, ReplicaChange};
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -28,7 +28,7 @@ struct Body {
 pub(super) async fn change(
     State(admin): State<Arc<AdminState>>,
     body: Result<Bytes, BytesRejection>,
-) -> Result<Json<Value>, AdminError> {
+) -> Result<Json<ReplicaChanged>, AdminError> {
     let body = body.map_err(|_| AdminError::InvalidBody)?;
     let body: Body = serde_json::from_slice(&body)
         .map_err(|error| AdminError::InvalidReplica(format!("{error}; {FORM}")))?;
@@ -45,26 +45,12 @@ pub(super) async fn change(
         taken @ ChangeError::NameTaken { .. } => AdminError::NameTaken(taken.to_string()),
         unknown => AdminError::UnknownReplica(unknown.to_string()),
     })?;
-    Ok(Json(json!({
-        "status": status,
-        "pool": &*pool,
-        "replica": &*replica.name,
-        "url": replica.endpoint.to_string(),
-    })))
-}
-
-/// One source of a pool's replicas.
-pub(super) fn source(status: &SourceStatus) -> Value {
-    json!({
-        "pool": &*status.pool,
-        "source": status.source,
-        "targets": status.targets,
-        "age": status.age.map(|age| age.as_secs_f64()),
-        "failing_for": status.failing.as_ref().map(|(span, _)| span.as_secs_f64()),
-        "error": status.failing.as_ref().map(|(_, error)| &**error),
-        "failures": status.failures,
-        "kept": status.kept,
-    })
+    Ok(Json(ReplicaChanged {
+        pool: pool.to_string(),
+        replica: replica.name.to_string(),
+        status,
+        url: replica.endpoint.to_string(),
+    }))
 }
 
 const FORM: &str = "send {\"action\":\"add\"|\"drain\"|\"remove\",\"pool\":\"…\",\"url\":\"http://host:port\"}, or \"name\" of a known replica";

@@ -9,17 +9,18 @@ use axum::Json;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
 use serde::Deserialize;
-use serde_json::{Value, json};
 
 use super::AdminState;
+use super::decisions::candidate;
 use super::error::AdminError;
-use super::views::weighed;
+use crate::api::requests::{Attempt, Bounds, Choice, Request, RequestDetail, Requests, StageTime};
+use crate::clock::Stamp;
 use crate::observe::history::{Kept, Why};
 use crate::observe::judgement::Judgement;
 use crate::observe::slo::Missed;
 use crate::observe::stages::Stage;
 use crate::observe::{Observer, rfc3339};
-use crate::record::{Attempt, AttemptCause, Record};
+use crate::record::{self, AttemptCause, Record, SloBounds};
 
 /// Query of `/api/requests`.
 #[derive(Deserialize)]
@@ -40,7 +41,7 @@ pub(super) struct RequestsQuery {
 pub(super) async fn requests(
     State(admin): State<Arc<AdminState>>,
     query: Result<Query<RequestsQuery>, QueryRejection>,
-) -> Result<Json<Value>, AdminError> {
+) -> Result<Json<Requests>, AdminError> {
     let Query(query) = query.map_err(|error| AdminError::InvalidQuery(error.body_text()))?;
     let limit = query.limit.unwrap_or(DEFAULT_LIMIT);
     if limit == 0 || limit > MAX_LIMIT {
@@ -62,15 +63,15 @@ pub(super) async fn requests(
         let (end, id) = cursor_of(&kept.record);
         format!("{end:x}.{id:x}")
     });
-    let shown: Vec<Value> = page.iter().map(|(kept, judgement)| summary(observer, kept, judgement)).collect();
-    Ok(Json(json!({ "requests": shown, "next": next })))
+    let requests = page.iter().map(|(kept, judgement)| summary(observer, kept, judgement)).collect();
+    Ok(Json(Requests { next, requests }))
 }
 
 /// `/api/requests/{id}`
 pub(super) async fn request(
     State(admin): State<Arc<AdminState>>,
     Path(id): Path<String>,
-) -> Result<Json<Value>, AdminError> {
+) -> Result<Json<RequestDetail>, AdminError> {
     let observer = &admin.observer;
     let kept = observer.history().kept(observer.clock().now());
     // Traces are found by their id too: it is what a span or an exemplar has.
@@ -115,123 +116,124 @@ fn parse_cursor(text: &str) -> Result<(u64, u64), AdminError> {
     parsed.ok_or_else(|| AdminError::InvalidQuery("after is the next of the page before".to_owned()))
 }
 
-fn summary(observer: &Observer, kept: &Kept, judgement: &Judgement) -> Value {
+fn summary(observer: &Observer, kept: &Kept, judgement: &Judgement) -> Request {
     let record = &kept.record;
-    json!({
-        "request_id": &*record.request_id,
-        "time": rfc3339::utc(observer.clock().wall(record.at.head)),
-        "route": &*record.route,
-        "model": &*record.model,
-        "tenant": &*record.tenant,
-        "class": record.class.as_str(),
-        "revision": record.revision(),
-        "replica": record.served().map(|served| &*served.replica),
-        "outcome": record.outcome.as_str(),
-        "status": record.status,
-        "error": record.error,
-        "ttft": seconds(record.ttft()),
-        "tpot": seconds(record.tpot()),
-        "duration": record.duration().as_secs_f64(),
-        "slow": kept.slow,
-        "kept": kept.why.as_str(),
-        "slo_missed": judgement.missed().map(Missed::as_str),
-        "slo_missed_in": judgement.blamed.map(Stage::as_str),
-        "attempts": record.attempts.len(),
-    })
+    Request {
+        attempts: record.attempts.len(),
+        class: record.class.as_str().to_owned(),
+        duration: record.duration().as_secs_f64(),
+        error: record.error.map(str::to_owned),
+        kept: kept.why.as_str().to_owned(),
+        model: record.model.to_string(),
+        outcome: record.outcome.as_str().to_owned(),
+        replica: record.served().map(|served| served.replica.to_string()),
+        request_id: record.request_id.to_string(),
+        revision: record.revision().to_owned(),
+        route: record.route.to_string(),
+        slo_missed: judgement.missed().map(Missed::as_str).map(str::to_owned),
+        slo_missed_in: judgement.blamed.map(Stage::as_str).map(str::to_owned),
+        slow: kept.slow,
+        status: record.status,
+        tenant: record.tenant.to_string(),
+        time: rfc3339::utc(observer.clock().wall(record.at.head)),
+        tpot: seconds(record.tpot()),
+        ttft: seconds(record.ttft()),
+    }
 }
 
-fn detail(observer: &Observer, kept: &Kept) -> Value {
+fn detail(observer: &Observer, kept: &Kept) -> RequestDetail {
     let (record, judgement) = (&kept.record, Judgement::of(&kept.record));
-    let mut json = summary(observer, kept, &judgement);
-    let more = json!({
-        "trace_id": format!("{:032x}", record.trace.trace_id),
-        "bounds": {
-            "ttft": seconds(record.slo.ttft),
-            "itl": record.slo.itl.iter().map(|(p, bound)| (format!("p{p}"), bound.as_secs_f64().into())).collect::<serde_json::Map<_, _>>(),
-            "tpot": seconds(record.slo.tpot),
-            "e2e": seconds(record.slo.e2e),
-        },
-        "prompt_tokens": record.tokens.input.map(|tokens| tokens.0),
-        "estimated_prompt_tokens": record.estimated_input.0,
-        "cached_tokens": record.tokens.cached.map(|tokens| tokens.0),
-        "output_tokens": record.tokens.output.map(|tokens| tokens.0),
-        "stream": record.is_stream,
-        "held": record.held.as_secs_f64(),
-        "relay_blocked": record.relay_blocked.as_secs_f64(),
-        "longest_gap": record.longest_gap.as_secs_f64(),
-        "longest_gap_at": record.longest_gap_at.map(|at| at.since(record.at.head).as_secs_f64()),
-        "first_token_at": record.at.first_token.map(|at| at.since(record.at.head).as_secs_f64()),
-        "migrations": record.migrations,
-        "migration_refused": record.migration_refused,
-        "degraded_from": record.degraded_from.as_deref(),
-        "stages": stages(record, &judgement),
-        "attempts_made": record.attempts.iter().map(|made| attempt(record, made)).collect::<Vec<_>>(),
-        "decision": decision(record),
-    });
-    if let (Value::Object(json), Value::Object(more)) = (&mut json, more) {
-        json.extend(more);
+    let since_head = |at: Stamp| at.since(record.at.head).as_secs_f64();
+    RequestDetail {
+        request: summary(observer, kept, &judgement),
+        attempts_made: record.attempts.iter().map(|made| attempt(record, made)).collect(),
+        bounds: bounds(&record.slo),
+        cached_tokens: record.tokens.cached.map(|tokens| tokens.0),
+        decision: choice(record),
+        degraded_from: record.degraded_from.as_deref().map(str::to_owned),
+        estimated_prompt_tokens: record.estimated_input.0,
+        first_token_at: record.at.first_token.map(since_head),
+        held: record.held.as_secs_f64(),
+        longest_gap: record.longest_gap.as_secs_f64(),
+        longest_gap_at: record.longest_gap_at.map(since_head),
+        migration_refused: record.migration_refused.map(str::to_owned),
+        migrations: record.migrations,
+        output_tokens: record.tokens.output.map(|tokens| tokens.0),
+        prompt_tokens: record.tokens.input.map(|tokens| tokens.0),
+        relay_blocked: record.relay_blocked.as_secs_f64(),
+        stages: stages(record, &judgement),
+        stream: record.is_stream,
+        trace_id: format!("{:032x}", record.trace.trace_id),
     }
-    json
+}
+
+fn bounds(slo: &SloBounds) -> Bounds {
+    Bounds {
+        e2e: seconds(slo.e2e),
+        itl: slo.itl.iter().map(|(percent, bound)| (format!("p{percent}"), bound.as_secs_f64())).collect(),
+        tpot: seconds(slo.tpot),
+        ttft: seconds(slo.ttft),
+    }
 }
 
 /// One after the other: each starts where the one before ends.
-fn stages(record: &Record, judgement: &Judgement) -> Vec<Value> {
+fn stages(record: &Record, judgement: &Judgement) -> Vec<StageTime> {
     let mut start = Duration::ZERO;
     let stages = judgement.stages.iter().map(|time| {
         let budget = record.stage_budget.as_ref().and_then(|budget| budget.share(time.stage));
-        let shown = json!({
-            "stage": time.stage.as_str(),
-            "start": start.as_secs_f64(),
-            "duration": time.duration.as_secs_f64(),
-            "source": time.source.as_str(),
-            "budget": seconds(budget),
-            "over_budget": judgement.over_budget.contains(&time.stage),
-        });
+        let shown = StageTime {
+            budget: seconds(budget),
+            duration: time.duration.as_secs_f64(),
+            over_budget: judgement.over_budget.contains(&time.stage),
+            source: time.source.as_str().to_owned(),
+            stage: time.stage.as_str().to_owned(),
+            start: start.as_secs_f64(),
+        };
         start += time.duration;
         shown
     });
     stages.collect()
 }
 
-fn attempt(record: &Record, attempt: &Attempt) -> Value {
-    let since_head = |at: crate::clock::Stamp| at.since(record.at.head).as_secs_f64();
-    json!({
-        "replica": &*attempt.served.replica,
-        "pool": &*attempt.served.pool,
-        "revision": &*attempt.served.revision,
-        "cause": match attempt.cause {
-            AttemptCause::First => "first",
-            AttemptCause::Retry => "retry",
-            AttemptCause::Hedge => "hedge",
-            AttemptCause::Migration => "migration",
-        },
-        "start": since_head(attempt.start),
-        "connected": attempt.connected.map(since_head),
-        "head": attempt.head.map(since_head),
-        "end": since_head(record.end_of(attempt)),
-        "status": attempt.status,
-        "error": attempt.error,
-        "canceled": attempt.is_canceled,
-        "expected_queue": attempt.expected.map(|expected| expected.queue.as_secs_f64()),
-        "expected_prefill": attempt.expected.map(|expected| expected.prefill.as_secs_f64()),
-    })
+fn attempt(record: &Record, attempt: &record::Attempt) -> Attempt {
+    let since_head = |at: Stamp| at.since(record.at.head).as_secs_f64();
+    let cause = match attempt.cause {
+        AttemptCause::First => "first",
+        AttemptCause::Retry => "retry",
+        AttemptCause::Hedge => "hedge",
+        AttemptCause::Migration => "migration",
+    };
+    Attempt {
+        canceled: attempt.is_canceled,
+        cause: cause.to_owned(),
+        connected: attempt.connected.map(since_head),
+        end: Some(since_head(record.end_of(attempt))),
+        error: attempt.error.map(str::to_owned),
+        expected_prefill: attempt.expected.map(|expected| expected.prefill.as_secs_f64()),
+        expected_queue: attempt.expected.map(|expected| expected.queue.as_secs_f64()),
+        head: attempt.head.map(since_head),
+        pool: attempt.served.pool.to_string(),
+        replica: attempt.served.replica.to_string(),
+        revision: attempt.served.revision.to_string(),
+        start: since_head(attempt.start),
+        status: attempt.status,
+    }
 }
 
-fn decision(record: &Record) -> Option<Value> {
+fn choice(record: &Record) -> Option<Choice> {
     let decision = record.decision.as_ref()?;
-    let chosen = record.attempts.first().map(|attempt| &attempt.served.replica);
-    Some(json!({
-        "policy": decision.policy,
-        "reason": decision.reason,
-        "replica": chosen.map(|replica| &**replica),
-        "candidates": decision.candidates,
-        "waited": decision.waited.as_secs_f64(),
-        "predicted_ttft": seconds(decision.predicted_ttft),
-        "predicted_hit_tokens": decision.predicted_hit.0,
-        "explained": !decision.weighed.is_empty(),
-        "why": decision.why(),
-        "weighed": decision.weighed.iter().map(weighed).collect::<Vec<_>>(),
-    }))
+    Some(Choice {
+        candidates: decision.candidates,
+        explained: !decision.weighed.is_empty(),
+        policy: decision.policy.to_owned(),
+        predicted_hit_tokens: decision.predicted_hit.0,
+        predicted_ttft: seconds(decision.predicted_ttft),
+        reason: decision.reason.to_owned(),
+        replica: record.attempts.first().map(|attempt| attempt.served.replica.to_string()),
+        waited: decision.waited.as_secs_f64(),
+        weighed: decision.weighed.iter().map(candidate).collect(),
+        why: decision.why(),
+    })
 }
 
 fn seconds(span: Option<Duration>) -> Option<f64> {

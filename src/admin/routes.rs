@@ -33,8 +33,8 @@ use tower_http::timeout::RequestBodyTimeoutLayer;
 use super::error::AdminError;
 use super::live::Live;
 use super::{
-    AdminState, access, actions, assets, canaries, drift, latency, openapi, replicas, requests, scale, slo,
-    views,
+    AdminState, access, actions, assets, canaries, decisions, drift, fleet, history, latency, openapi,
+    replicas, requests, scale, slo, views,
 };
 
 /// Every path with its handler.
@@ -76,13 +76,13 @@ fn reads() -> Router<Arc<AdminState>> {
         .route("/", get(openapi::index))
         .route("/openapi.json", get(openapi::document))
         .route("/slo", get(slo::slo))
-        .route("/history", get(slo::history))
+        .route("/history", get(history::history))
         .route("/latency", get(latency::latency))
         .route("/requests", get(requests::requests))
         .route("/requests/{id}", get(requests::request))
-        .route("/fleet", get(views::fleet))
+        .route("/fleet", get(fleet::fleet))
         .route("/routes", get(views::routes))
-        .route("/decisions", get(views::decisions))
+        .route("/decisions", get(decisions::decisions))
         .route("/canaries", get(canaries::list))
         .route("/pools/{pool}/scale", get(scale::scale))
         .route("/drift", get(drift::findings))

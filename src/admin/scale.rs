@@ -4,16 +4,16 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::{Path, State};
-use serde_json::Value;
 
 use super::AdminState;
 use super::error::AdminError;
+use crate::api::scale::PoolScale;
 
 /// GET `/pools/{pool}/scale`
 pub(super) async fn scale(
     State(admin): State<Arc<AdminState>>,
     Path(pool): Path<String>,
-) -> Result<Json<Value>, AdminError> {
+) -> Result<Json<PoolScale>, AdminError> {
     let wanted = admin.scale.of(&pool).ok_or_else(|| {
         let config = admin.control.config();
         let names: Vec<&str> = config.pools.iter().map(|pool| &*pool.name).collect();
@@ -22,5 +22,5 @@ pub(super) async fn scale(
             false => AdminError::UnknownPool(pool.clone(), names.join(", ")),
         }
     })?;
-    Ok(Json(wanted.to_json(&pool)))
+    Ok(Json(wanted.to_api(&pool)))
 }

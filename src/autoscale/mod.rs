@@ -7,5 +7,6 @@
 
 pub mod forecast;
 pub mod judge;
+mod report;
 pub mod scaler;
 pub mod service;

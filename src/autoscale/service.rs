@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
-use serde_json::{Value as Json, json};
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
@@ -150,62 +149,6 @@ fn targets(config: &Config) -> HashMap<Arc<str>, Target> {
         (Arc::clone(&pool.name), target)
     };
     config.pools.iter().enumerate().map(of).collect()
-}
-
-impl Wanted {
-    /// As `/api/v1/pools/{pool}/scale` tells it: flat where an autoscaler looks, with the terms beside.
-    #[must_use]
-    pub fn to_json(&self, pool: &str) -> Json {
-        let terms = &self.terms;
-        let seconds = |span: Option<Duration>| span.map(|span| span.as_secs_f64());
-        let load = terms.load.map(|load| {
-            json!({
-                "rate": load.rate,
-                "prefill": load.typical.prefill,
-                "output_tokens": load.typical.output,
-                "decode_step": load.typical.step,
-                "decode_step_per_sequence": load.typical.per_sequence,
-                "batch_limit": load.batch_limit,
-                "cache_tokens": load.cache_tokens,
-                "context_tokens": load.context,
-                "ttft_bound": load.ttft,
-                "tpot_bound": load.tpot,
-            })
-        });
-        let outcome = terms.outcome.map(|outcome| {
-            json!({
-                "prefill_utilisation": outcome.prefill_utilisation,
-                "running_per_replica": outcome.concurrency,
-                "itl": outcome.step,
-                "ttft_p99": outcome.ttft_p99,
-            })
-        });
-        json!({
-            "pool": pool,
-            "desired_replicas": self.replicas,
-            "needed_replicas": self.needed,
-            "ready_replicas": terms.ready,
-            "starting_replicas": terms.starting,
-            "ejected_replicas": terms.ejected,
-            "min_replicas": terms.bounds.0,
-            "max_replicas": terms.bounds.1,
-            "waiting_per_replica": terms.waiting_per_replica,
-            "predicted_ttft": seconds(terms.predicted_ttft),
-            "reason": self.reason,
-            "terms": {
-                "arrival_rate": terms.rate.rate,
-                "arrival_growth": terms.rate.growth,
-                "foreign_rate": terms.foreign_rate,
-                "backlog_rate": terms.backlog_rate,
-                "standing_waiting": terms.waiting,
-                "cold_start": terms.cold_start.as_secs_f64(),
-                "cold_start_measured": terms.is_cold_start_measured,
-                "unexplained_running": terms.unexplained,
-                "load": load,
-                "predicted": outcome,
-            },
-        })
-    }
 }
 
 const LOOK_EVERY: Duration = Duration::from_secs(1);

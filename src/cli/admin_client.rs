@@ -7,9 +7,11 @@ use std::time::Duration;
 use bytes::Bytes;
 use clap::Args;
 use http::{Method, Request, StatusCode, header};
-use serde_json::Value;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use tokio_util::task::TaskTracker;
 
+use crate::api::health::{Failure, FailureError};
 use crate::config::check::parse_endpoint;
 use crate::config::{Endpoint, Secret};
 use crate::upstream::call::{CallError, exchange};
@@ -73,6 +75,16 @@ pub enum AskError {
     /// What was asked for is not there; the gateway's own words.
     #[error("{0}")]
     NotFound(String),
+    /// The answer is JSON of another form.
+    #[error("{url} answers {path} in a form that this tokenway ({}) does not read: {error}", env!("CARGO_PKG_VERSION"))]
+    Form {
+        /// Where.
+        url: String,
+        /// What was asked for.
+        path: String,
+        /// What is not as expected.
+        error: serde_json::Error,
+    },
     /// Anything else.
     #[error("{url} answered {status}: {message}")]
     Status {
@@ -118,7 +130,7 @@ impl AdminClient {
     ///
     /// # Errors
     /// [`AskError`].
-    pub async fn get(&self, path: &str) -> Result<Value, AskError> {
+    pub async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, AskError> {
         self.ask(Method::GET, path, Bytes::new()).await
     }
 
@@ -126,12 +138,21 @@ impl AdminClient {
     ///
     /// # Errors
     /// [`AskError`].
-    pub async fn post(&self, path: &str, body: Option<&Value>) -> Result<Value, AskError> {
-        let body = body.map_or_else(Bytes::new, |body| Bytes::from(body.to_string()));
-        self.ask(Method::POST, path, body).await
+    pub async fn post<T: DeserializeOwned>(&self, path: &str) -> Result<T, AskError> {
+        self.ask(Method::POST, path, Bytes::new()).await
     }
 
-    async fn ask(&self, method: Method, path: &str, body: Bytes) -> Result<Value, AskError> {
+    /// Changes something as `order` says.
+    ///
+    /// # Errors
+    /// [`AskError`].
+    pub async fn send<T: DeserializeOwned>(&self, path: &str, order: &impl Serialize) -> Result<T, AskError> {
+        // A struct of strings and booleans is always JSON.
+        let order = serde_json::to_vec(order).unwrap_or_default();
+        self.ask(Method::POST, path, order.into()).await
+    }
+
+    async fn ask<T: DeserializeOwned>(&self, method: Method, path: &str, body: Bytes) -> Result<T, AskError> {
         // The header tells a change from a form on a stranger's web page.
         let mut request = Request::builder()
             .method(method)
@@ -147,23 +168,24 @@ impl AdminClient {
             .await
             .map_err(|error| AskError::Unreachable { url: self.url(), error })?;
         let (status, body) = (answer.status(), answer.into_body());
-        let json: Option<Value> = serde_json::from_slice(&body).ok();
-        let error = json.as_ref().map(|json| &json["error"]);
-        let code = error.and_then(|error| error["code"].as_str()).unwrap_or_default().to_owned();
-        let message = error.and_then(|error| error["message"].as_str()).unwrap_or_default().to_owned();
-        let url = self.url();
-        match (status, json) {
-            (status, Some(json)) if status.is_success() => Ok(json),
-            (StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN, _) => Err(AskError::Forbidden { url }),
-            // Another program, or another version, has no such path; this one says what it lacks.
-            (StatusCode::NOT_FOUND, _) if !["", "unknown_path"].contains(&code.as_str()) => {
-                Err(AskError::NotFound(message))
-            }
-            (StatusCode::NOT_FOUND | StatusCode::OK, _) => {
-                Err(AskError::NoSuchPath { url, path: path.to_owned() })
-            }
-            (status, _) => Err(AskError::Status { url, status: status.as_u16(), message }),
+        let (url, path) = (self.url(), path.to_owned());
+        if status.is_success() {
+            return serde_json::from_slice(&body).map_err(|error| match error.is_data() {
+                true => AskError::Form { url, path, error },
+                false => AskError::NoSuchPath { url, path },
+            });
         }
+        let FailureError { code, message } =
+            serde_json::from_slice::<Failure>(&body).unwrap_or_default().error;
+        Err(match status {
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => AskError::Forbidden { url },
+            // Another program, or another version, has no such path; this one says what it lacks.
+            StatusCode::NOT_FOUND if !["", "unknown_path"].contains(&code.as_str()) => {
+                AskError::NotFound(message)
+            }
+            StatusCode::NOT_FOUND => AskError::NoSuchPath { url, path },
+            status => AskError::Status { url, status: status.as_u16(), message },
+        })
     }
 }
 

@@ -3,10 +3,10 @@
 use std::io::{self, Write};
 
 use clap::{Args, ValueEnum};
-use serde_json::Value as Json;
 
 use super::admin_client::{AdminArgs, AdminClient, AskError, segment};
 use super::{EXIT_FAILED, EXIT_OK};
+use crate::api::canaries::{Canaries, Canary, CanaryAnswer};
 
 /// Arguments of `canary`.
 #[derive(Args, Debug)]
@@ -63,12 +63,11 @@ pub fn run(
 
 async fn carry_out(args: &CanaryArgs, env: &dyn Fn(&str) -> Option<String>) -> Result<String, CanaryError> {
     let client = AdminClient::new(&args.admin, env)?;
-    let listed = client.get("/api/v1/canaries").await?;
-    let canaries = listed["canaries"].as_array().map(Vec::as_slice).unwrap_or_default();
-    let Some(action) = args.action else { return Ok(table(canaries)) };
-    let route = match (&args.route, canaries) {
-        (Some(route), _) => route.as_str(),
-        (None, [only]) => only["route"].as_str().unwrap_or_default(),
+    let Canaries { canaries } = client.get("/api/v1/canaries").await?;
+    let Some(action) = args.action else { return Ok(table(&canaries)) };
+    let route = match (&args.route, &canaries[..]) {
+        (Some(route), _) => route,
+        (None, [only]) => &only.route,
         (None, []) => return Err(CanaryError::NoCanary),
         (None, _) => return Err(CanaryError::Several),
     };
@@ -78,26 +77,19 @@ async fn carry_out(args: &CanaryArgs, env: &dyn Fn(&str) -> Option<String>) -> R
         CanaryAction::Pause => "pause",
         CanaryAction::Resume => "resume",
     };
-    let done = client.post(&format!("/api/v1/canaries/{}/{action}", segment(route)), None).await?;
-    Ok(table(std::slice::from_ref(&done["canary"])))
+    let done: CanaryAnswer = client.post(&format!("/api/v1/canaries/{}/{action}", segment(route))).await?;
+    Ok(table(done.canary.as_slice()))
 }
 
-fn table(canaries: &[Json]) -> String {
-    let line = |canary: &Json| {
-        let text = |key: &str| canary[key].as_str().unwrap_or("-").to_owned();
-        let shadow = match canary["shadow_weight"].as_f64() {
-            Some(weight) if weight > 0.0 => format!(" shadow={weight}%"),
+fn table(canaries: &[Canary]) -> String {
+    let line = |canary: &Canary| {
+        let Canary { route, revision, state, step, steps, weight, shadow_weight, reason, .. } = canary;
+        let shadow = match shadow_weight {
+            weight if *weight > 0.0 => format!(" shadow={weight}%"),
             _ => String::new(),
         };
         format!(
-            "{} revision={} state={} step={}/{} weight={}%{shadow} {}\n",
-            text("route"),
-            text("revision"),
-            text("state"),
-            canary["step"],
-            canary["steps"],
-            canary["weight"].as_f64().unwrap_or_default(),
-            text("reason")
+            "{route} revision={revision} state={state} step={step}/{steps} weight={weight}%{shadow} {reason}\n"
         )
     };
     if canaries.is_empty() { "no canaries\n".to_owned() } else { canaries.iter().map(line).collect() }

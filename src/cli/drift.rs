@@ -1,12 +1,13 @@
 //! `tokenway drift URL`: lists findings, and says of them that they are known, over, or not to be told of.
 
+use std::collections::BTreeMap;
 use std::io::{self, Write};
 
 use clap::{Args, Subcommand};
-use serde_json::{Value as Json, json};
 
 use super::admin_client::{AdminArgs, AdminClient, AskError, segment};
 use super::{EXIT_FAILED, EXIT_OK};
+use crate::api::drift::{Acknowledgement, Drift, Fact, Finding, Mute, MuteOrder};
 
 /// Arguments of `tokenway drift`.
 #[derive(Args, Clone, Debug)]
@@ -60,92 +61,71 @@ pub fn run(
     let answer = AdminClient::new(&args.admin, env)
         .and_then(|client| runtime.block_on(carry_out(&client, args.order.as_ref())));
     match answer {
-        Ok(answer) => print(args.order.as_ref(), &answer, out).map(|()| EXIT_OK),
+        Ok(text) => write!(out, "{text}").map(|()| EXIT_OK),
         Err(error) => writeln!(err, "error: {error}").map(|()| EXIT_FAILED),
     }
 }
 
-async fn carry_out(client: &AdminClient, order: Option<&DriftOrder>) -> Result<Json, AskError> {
-    match order {
-        None => client.get("/api/v1/drift").await,
+async fn carry_out(client: &AdminClient, order: Option<&DriftOrder>) -> Result<String, AskError> {
+    Ok(match order {
+        None => list(&client.get("/api/v1/drift").await?),
         Some(DriftOrder::Ack { id, undo }) => {
             let path = format!("/api/v1/drift/{}/acknowledge", segment(id));
-            client.post(&path, Some(&json!({ "undo": undo }))).await
+            let finding = client.send(&path, &Acknowledgement { undo: *undo }).await?;
+            let done = if *undo { "no longer acknowledged" } else { "acknowledged" };
+            format!("{done}: {}\n", line(&finding))
         }
         Some(DriftOrder::Reset { id }) => {
-            client.post(&format!("/api/v1/drift/{}/reset", segment(id)), None).await
+            let finding = client.post(&format!("/api/v1/drift/{}/reset", segment(id))).await?;
+            format!("ended, its baseline begins anew: {}\n", line(&finding))
         }
         Some(DriftOrder::Mute { route, kind, r#for }) => {
-            let mute = json!({ "route": route, "kind": kind, "for": r#for });
-            client.post("/api/v1/drift/mute", Some(&mute)).await
+            let order = MuteOrder { route: route.clone(), kind: kind.clone(), r#for: r#for.clone() };
+            let Mute { route, kind, until } = client.send("/api/v1/drift/mute", &order).await?;
+            let any = |name: Option<String>| name.unwrap_or_else(|| "any".to_owned());
+            format!("muted: route {}, kind {}, until {until}\n", any(route), any(kind))
         }
-    }
+    })
 }
 
-fn print(order: Option<&DriftOrder>, answer: &Json, out: &mut dyn Write) -> io::Result<()> {
-    let text = |json: &Json| json.as_str().unwrap_or("any").to_owned();
-    match order {
-        None => list(answer, out),
-        Some(DriftOrder::Mute { .. }) => {
-            let (route, kind) = (text(&answer["route"]), text(&answer["kind"]));
-            writeln!(out, "muted: route {route}, kind {kind}, until {}", text(&answer["until"]))
-        }
-        Some(DriftOrder::Ack { undo: true, .. }) => writeln!(out, "no longer acknowledged: {}", line(answer)),
-        Some(DriftOrder::Ack { .. }) => writeln!(out, "acknowledged: {}", line(answer)),
-        Some(DriftOrder::Reset { .. }) => writeln!(out, "ended, its baseline begins anew: {}", line(answer)),
+fn list(drift: &Drift) -> String {
+    if drift.active.is_empty() {
+        return format!("no finding holds; {} series have a baseline\n", drift.series);
     }
-}
-
-fn list(answer: &Json, out: &mut dyn Write) -> io::Result<()> {
-    let active = answer["active"].as_array().map(Vec::as_slice).unwrap_or_default();
-    if active.is_empty() {
-        return writeln!(out, "no finding holds; {} series have a baseline", answer["series"]);
-    }
-    for finding in active {
-        writeln!(out, "{}", line(finding))?;
-        facts(out, "evidence", &finding["evidence"])?;
-        if let Some(next) = finding["runner_up"]["diagnosis"].as_str() {
-            facts(out, &format!("else {next}"), &finding["runner_up"]["evidence"])?;
+    let mut text = String::new();
+    for finding in &drift.active {
+        text.push_str(&format!("{}\n", line(finding)));
+        text.push_str(&facts("evidence", &finding.evidence));
+        if let Some(next) = &finding.runner_up {
+            text.push_str(&facts(&format!("else {}", next.diagnosis), &next.evidence));
         }
     }
-    Ok(())
+    text
 }
 
 /// One finding: `ID kind route/revision[/replica]: diagnosis (since …)`.
-fn line(finding: &Json) -> String {
-    let of = |json: &Json| json.as_str().unwrap_or_default().to_owned();
-    let series = &finding["series"];
-    let replica = series["replica"].as_str().map_or_else(String::new, |replica| format!("/{replica}"));
-    let mut said = Vec::new();
-    for mark in ["acknowledged", "muted"] {
-        if finding[mark] == true {
-            said.push(format!(", {mark}"));
-        }
-    }
-    format!(
-        "{} {} {}/{}{replica}: {} (since {}{})",
-        of(&finding["id"]),
-        of(&finding["kind"]),
-        of(&series["route"]),
-        of(&series["revision"]),
-        of(&finding["diagnosis"]),
-        of(&finding["time"]),
-        said.concat()
-    )
+fn line(finding: &Finding) -> String {
+    let Finding { id, kind, series, diagnosis, .. } = finding;
+    let replica = series.replica.as_ref().map_or_else(String::new, |replica| format!("/{replica}"));
+    let marks = [(finding.acknowledged, ", acknowledged"), (finding.muted == Some(true), ", muted")];
+    let marks: String = marks.iter().filter(|(holds, _)| *holds).map(|(_, mark)| *mark).collect();
+    let time = finding.time.as_deref().unwrap_or_default();
+    format!("{id} {kind} {}/{}{replica}: {diagnosis} (since {time}{marks})", series.route, series.revision)
 }
 
-fn facts(out: &mut dyn Write, what: &str, facts: &Json) -> io::Result<()> {
-    let Some(facts) = facts.as_object() else { return Ok(()) };
-    let rounded = |value: &Json| match value.as_f64() {
-        Some(number) => format!("{number:.4}").trim_end_matches('0').trim_end_matches('.').to_owned(),
-        None => value.to_string(),
+fn facts(what: &str, facts: &BTreeMap<String, Fact>) -> String {
+    let rounded = |fact: &Fact| match fact {
+        Fact::Number(number) => format!("{number:.4}").trim_end_matches('0').trim_end_matches('.').to_owned(),
+        other => serde_json::to_string(other).unwrap_or_default(),
     };
-    let facts: Vec<String> = facts.iter().map(|(name, value)| format!("{name} {}", rounded(value))).collect();
-    writeln!(out, "  {what}: {}", facts.join(", "))
+    let facts: Vec<String> = facts.iter().map(|(name, fact)| format!("{name} {}", rounded(fact))).collect();
+    format!("  {what}: {}\n", facts.join(", "))
 }
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]
@@ -156,10 +136,8 @@ mod tests {
             "evidence": { "ratio": 2.5, "replicas": ["a"] },
             "runner_up": { "diagnosis": "contention", "evidence": { "itl_ratio": 1.25 } },
         }] });
-        let mut out = Vec::new();
-        print(None, &answer, &mut out).unwrap();
         let expected = "00ff ttft_doubled chat/r1: capacity (since 2026-01-01T00:00:00Z, acknowledged)\n  \
                         evidence: ratio 2.5, replicas [\"a\"]\n  else contention: itl_ratio 1.25\n";
-        assert_eq!(String::from_utf8(out).unwrap(), expected);
+        assert_eq!(list(&serde_json::from_value(answer).unwrap()), expected);
     }
 }

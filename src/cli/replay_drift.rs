@@ -77,7 +77,7 @@ pub fn run(trace: &Path, config: &Path, out: &mut dyn Write) -> Result<(), Repla
 
 fn write_all(findings: &mut Vec<Finding>, out: &mut dyn Write) -> io::Result<()> {
     for finding in findings.drain(..) {
-        serde_json::to_writer(&mut *out, &finding.to_json())?;
+        serde_json::to_writer(&mut *out, &finding.to_api())?;
         out.write_all(b"\n")?;
     }
     Ok(())

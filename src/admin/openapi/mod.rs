@@ -9,22 +9,21 @@ use serde_json::{Map, Value, json};
 
 use self::table::{ENDPOINTS, Endpoint, Parameter};
 use super::assets;
+use crate::api::index::{Index, IndexEntry};
 
 /// `/api/v1/`
-pub(super) async fn index() -> Json<Value> {
-    let endpoints = ENDPOINTS.iter().map(|endpoint| {
-        json!({
-            "method": endpoint.method.to_uppercase(),
-            "path": format!("{BASE}{}", endpoint.path),
-            "summary": endpoint.summary,
-        })
+pub(super) async fn index() -> Json<Index> {
+    let endpoints = ENDPOINTS.iter().map(|endpoint| IndexEntry {
+        method: endpoint.method.to_uppercase(),
+        path: format!("{BASE}{}", endpoint.path),
+        summary: endpoint.summary,
     });
-    Json(json!({
-        "api": "v1",
-        "version": env!("CARGO_PKG_VERSION"),
-        "page": assets::fingerprint(),
-        "endpoints": endpoints.collect::<Vec<_>>(),
-    }))
+    Json(Index {
+        api: "v1",
+        endpoints: endpoints.collect(),
+        page: assets::fingerprint(),
+        version: env!("CARGO_PKG_VERSION"),
+    })
 }
 
 /// `/api/v1/openapi.json`

@@ -10,6 +10,7 @@ use tokio_util::task::TaskTracker;
 use super::ask::{AskFailure, Asker};
 use super::report::Report;
 use super::{ColdStartArgs, Say};
+use crate::api::fleet::{Fleet, Replica};
 use crate::cli::admin_client::{AdminClient, AskError, endpoint};
 use crate::clock::Clock;
 use crate::config::{Endpoint, Secret};
@@ -210,22 +211,21 @@ impl Subject {
         }
     }
 
-    async fn replicas(&self) -> Result<Vec<Json>, MeasureError> {
-        let fleet = self.client.get("/api/v1/fleet").await?;
-        let all = fleet["replicas"].as_array().cloned().unwrap_or_default();
-        let is_own = |replica: &Json| self.pools.iter().any(|pool| replica["pool"] == pool.as_str());
-        Ok(all.into_iter().filter(is_own).collect())
+    /// The ready replicas of the route.
+    async fn replicas(&self) -> Result<Vec<Replica>, MeasureError> {
+        let mut fleet: Fleet = self.client.get("/api/v1/fleet").await?;
+        fleet.replicas.retain(|replica| replica.state == "ready" && self.pools.contains(&replica.pool));
+        Ok(fleet.replicas)
     }
 
     async fn ready(&self) -> Result<usize, MeasureError> {
-        Ok(self.replicas().await?.iter().filter(|replica| replica["state"] == "ready").count())
+        Ok(self.replicas().await?.len())
     }
 
     /// The shortest cold start that replicas which are ready now had last: that of the one that answered first.
     async fn cold_start(&self) -> Result<Option<Duration>, MeasureError> {
         let replicas = self.replicas().await?;
-        let ready = replicas.iter().filter(|replica| replica["state"] == "ready");
-        let cold = ready.filter_map(|replica| replica["life"]["last_cold_start"].as_f64());
+        let cold = replicas.iter().filter_map(|replica| replica.life.last_cold_start);
         Ok(cold.min_by(f64::total_cmp).and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()))
     }
 }

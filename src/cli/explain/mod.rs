@@ -7,6 +7,7 @@ pub(crate) mod text;
 use std::io::{self, Write};
 
 use clap::Args;
+use serde_json::Value;
 
 use super::admin_client::{AdminArgs, AdminClient, AskError, segment};
 use super::style::Style;
@@ -38,11 +39,15 @@ pub fn run(
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let asked = async {
         let client = AdminClient::new(&args.admin, env)?;
-        client.get(&format!("/api/v1/requests/{}", segment(&args.id))).await
+        let path = format!("/api/v1/requests/{}", segment(&args.id));
+        Ok(match args.json {
+            // With what this version does not know.
+            true => format!("{:#}\n", client.get::<Value>(&path).await?),
+            false => text::explanation(&client.get(&path).await?, style),
+        })
     };
     match runtime.block_on(asked) {
-        Ok(request) if args.json => writeln!(out, "{request:#}").map(|()| EXIT_OK),
-        Ok(request) => write!(out, "{}", text::explanation(&request, style)).map(|()| EXIT_OK),
+        Ok(text) => write!(out, "{text}").map(|()| EXIT_OK),
         Err(AskError::NotFound(_)) => {
             writeln!(err, "error: no request \"{}\" is kept at {}", args.id, args.admin.url)?;
             writeln!(err, "hint: {KEPT}")?;

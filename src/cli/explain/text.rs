@@ -1,18 +1,18 @@
 //! A request as text: what happened, a waterfall of its stages, the decision with its terms, the attempts.
 //!
-//! Pure: from the gateway's JSON to lines of at most 130 columns. A field that is missing, as from a gateway of another
+//! Pure: from the gateway's answer to lines of at most 130 columns. A word that is missing, as from a gateway of another
 //! version, is left out.
 
 use std::fmt::Write as _;
 
-use serde_json::Value;
-
+use crate::api::decisions::Candidate;
+use crate::api::requests::{Attempt, Choice, RequestDetail, StageTime};
 use crate::cli::style::{Paint, Style};
 
 /// The whole explanation.
-pub(super) fn explanation(request: &Value, style: Style) -> String {
+pub(super) fn explanation(detail: &RequestDetail, style: Style) -> String {
     let mut out = String::new();
-    let text = Text { request, style };
+    let text = Text { detail, style };
     // Writing to a String cannot fail.
     let _ = text.head(&mut out).and_then(|()| text.stages(&mut out)).and_then(|()| text.decision(&mut out));
     let _ = text.attempts(&mut out);
@@ -20,34 +20,71 @@ pub(super) fn explanation(request: &Value, style: Style) -> String {
 }
 
 struct Text<'a> {
-    request: &'a Value,
+    detail: &'a RequestDetail,
     style: Style,
 }
 
 impl Text<'_> {
     fn head(&self, out: &mut String) -> std::fmt::Result {
-        let request = self.request;
-        let word = |key: &str| request[key].as_str().unwrap_or("-");
-        let outcome = word("outcome");
-        let paint = if outcome == "ok" { Paint::Good } else { Paint::Error };
-        let status = request["status"].as_u64().map(|status| format!(" {status}")).unwrap_or_default();
-        let verdict = self.style.paint(paint, &format!("{outcome}{status}"));
-        writeln!(out, "{}  {verdict}  {}", self.style.paint(Paint::Bold, word("request_id")), word("time"))?;
-        let names = ["route", "model", "tenant", "class", "revision", "replica"];
-        let named = names.iter().filter_map(|key| Some(format!("{key} {}", request[*key].as_str()?)));
-        writeln!(out, "{}", Vec::from_iter(named).join(", "))?;
-        if let Some(trace) = request["trace_id"].as_str() {
-            writeln!(out, "trace {trace}")?;
+        let (detail, request) = (self.detail, &self.detail.request);
+        let word = |word: &str| if word.is_empty() { "-".to_owned() } else { word.to_owned() };
+        let paint = if request.outcome == "ok" { Paint::Good } else { Paint::Error };
+        let verdict = self.style.paint(paint, &format!("{} {}", word(&request.outcome), request.status));
+        let id = self.style.paint(Paint::Bold, &word(&request.request_id));
+        writeln!(out, "{id}  {verdict}  {}", word(&request.time))?;
+        let replica = request.replica.as_deref().unwrap_or_default();
+        let names = [
+            ("route", &*request.route),
+            ("model", &*request.model),
+            ("tenant", &*request.tenant),
+            ("class", &*request.class),
+            ("revision", &*request.revision),
+            ("replica", replica),
+        ];
+        let named = names.iter().filter(|(_, name)| !name.is_empty());
+        writeln!(out, "{}", Vec::from_iter(named.map(|(what, name)| format!("{what} {name}"))).join(", "))?;
+        if !detail.trace_id.is_empty() {
+            writeln!(out, "trace {}", detail.trace_id)?;
         }
-        if let Some(error) = request["error"].as_str() {
+        if let Some(error) = &request.error {
             writeln!(out, "{}", self.style.paint(Paint::Error, &format!("error {error}")))?;
         }
         self.tokens(out)?;
-        for (key, what) in
-            [("ttft", "first token after"), ("tpot", "per output token"), ("duration", "whole request")]
-        {
-            let Some(took) = request[key].as_f64() else { continue };
-            let bound = request["bounds"][if key == "duration" { "e2e" } else { key }].as_f64();
+        self.times(out)?;
+        if let Some(missed) = &request.slo_missed {
+            let stage = request.slo_missed_in.as_ref();
+            let place = stage.map(|stage| format!(", most of it in {stage}")).unwrap_or_default();
+            writeln!(out, "{}", self.style.paint(Paint::Error, &format!("missed its SLO: {missed}{place}")))?;
+        }
+        if let Some(from) = &detail.degraded_from {
+            writeln!(out, "degraded from route {from}: it would have been late there")?;
+        }
+        if detail.held > 0.0 {
+            writeln!(out, "held {} in the gateway to spare running streams", time(detail.held))?;
+        }
+        Ok(())
+    }
+
+    fn tokens(&self, out: &mut String) -> std::fmt::Result {
+        let detail = self.detail;
+        let prompt = match (detail.prompt_tokens, detail.cached_tokens) {
+            (Some(prompt), Some(cached)) => format!("{prompt} prompt tokens, {cached} of them cached"),
+            (Some(prompt), None) => format!("{prompt} prompt tokens"),
+            (None, _) => format!("about {} prompt tokens", detail.estimated_prompt_tokens),
+        };
+        let output = detail.output_tokens.map(|output| format!(", {output} output tokens"));
+        writeln!(out, "{prompt}{}", output.unwrap_or_default())
+    }
+
+    /// Each latency beside its bound.
+    fn times(&self, out: &mut String) -> std::fmt::Result {
+        let (request, bounds) = (&self.detail.request, &self.detail.bounds);
+        for (what, took, bound) in [
+            ("first token after", request.ttft, bounds.ttft),
+            ("per output token", request.tpot, bounds.tpot),
+            ("whole request", Some(request.duration), bounds.e2e),
+        ] {
+            let Some(took) = took else { continue };
             let (bound, paint) = match bound {
                 Some(bound) if took > bound => (format!(" of at most {}", time(bound)), Paint::Error),
                 Some(bound) => (format!(" of at most {}", time(bound)), Paint::Good),
@@ -55,85 +92,41 @@ impl Text<'_> {
             };
             writeln!(out, "{what:<18} {}{bound}", self.style.paint(paint, &time(took)))?;
         }
-        if let Some(missed) = request["slo_missed"].as_str() {
-            let stage = request["slo_missed_in"].as_str();
-            let place = stage.map(|stage| format!(", most of it in {stage}")).unwrap_or_default();
-            writeln!(out, "{}", self.style.paint(Paint::Error, &format!("missed its SLO: {missed}{place}")))?;
-        }
-        if let Some(from) = request["degraded_from"].as_str() {
-            writeln!(out, "degraded from route {from}: it would have been late there")?;
-        }
-        let held = request["held"].as_f64().filter(|held| *held > 0.0);
-        held.map_or(Ok(()), |held| {
-            writeln!(out, "held {} in the gateway to spare running streams", time(held))
-        })
-    }
-
-    fn tokens(&self, out: &mut String) -> std::fmt::Result {
-        let count = |key: &str| self.request[key].as_u64();
-        let mut said = Vec::new();
-        match (count("prompt_tokens"), count("cached_tokens")) {
-            (Some(prompt), Some(cached)) => {
-                said.push(format!("{prompt} prompt tokens, {cached} of them cached"));
-            }
-            (Some(prompt), None) => said.push(format!("{prompt} prompt tokens")),
-            (None, _) => {
-                said.extend(count("estimated_prompt_tokens").map(|n| format!("about {n} prompt tokens")));
-            }
-        }
-        said.extend(count("output_tokens").map(|output| format!("{output} output tokens")));
-        if said.is_empty() { Ok(()) } else { writeln!(out, "{}", said.join(", ")) }
+        Ok(())
     }
 
     /// A bar a stage, each from where the one before ended.
     fn stages(&self, out: &mut String) -> std::fmt::Result {
-        let stages = self.request["stages"].as_array().map(Vec::as_slice).unwrap_or_default();
-        let end = |stage: &Value| {
-            stage["start"].as_f64().unwrap_or(0.0) + stage["duration"].as_f64().unwrap_or(0.0)
-        };
-        let whole = stages.iter().map(end).fold(0.0, f64::max);
-        if stages.is_empty() || whole <= 0.0 {
+        let stages = &self.detail.stages;
+        let whole = stages.iter().map(|stage| stage.start + stage.duration).fold(0.0, f64::max);
+        if whole <= 0.0 {
             return Ok(());
         }
         writeln!(out, "\n{}", self.style.paint(Paint::Bold, "Where the time went"))?;
-        for stage in stages {
-            let (start, took) =
-                (stage["start"].as_f64().unwrap_or(0.0), stage["duration"].as_f64().unwrap_or(0.0));
-            let name = stage["stage"].as_str().unwrap_or("?");
-            let is_over = stage["over_budget"] == true;
-            let is_blamed = self.request["slo_missed_in"].as_str() == Some(name);
-            let paint = if is_over || is_blamed { Paint::Error } else { Paint::Good };
-            let bar = self.style.paint(paint, &bar(start / whole, took / whole));
-            let share = took / whole * 100.0;
-            let mut remarks = Vec::new();
-            remarks.extend(stage["source"].as_str().map(|source| format!("({source})")));
-            if let Some(budget) = stage["budget"].as_f64() {
-                let relation = if is_over { "over its budget of" } else { "budget" };
-                remarks.push(format!("{relation} {}", time(budget)));
-            }
-            let line = format!("  {name:<13} {:>9} {share:>4.0} %  {bar}  {}", time(took), remarks.join(" "));
-            writeln!(out, "{}", line.trim_end())?;
+        for StageTime { budget, duration, over_budget, source, stage, start } in stages {
+            let is_blamed = self.detail.request.slo_missed_in.as_ref() == Some(stage);
+            let paint = if *over_budget || is_blamed { Paint::Error } else { Paint::Good };
+            let bar = self.style.paint(paint, &bar(start / whole, duration / whole));
+            let share = duration / whole * 100.0;
+            let relation = if *over_budget { "over its budget of" } else { "budget" };
+            let budget = budget.map(|budget| format!(" {relation} {}", time(budget))).unwrap_or_default();
+            writeln!(out, "  {stage:<13} {:>9} {share:>4.0} %  {bar}  ({source}){budget}", time(*duration))?;
         }
         Ok(())
     }
 
     fn decision(&self, out: &mut String) -> std::fmt::Result {
-        let decision = &self.request["decision"];
-        if decision.is_null() {
+        let Some(decision) = &self.detail.decision else {
             return writeln!(out, "\nNo replica was chosen: the request ended before that.");
-        }
-        let replica = decision["replica"].as_str().unwrap_or("none");
+        };
+        let Choice { policy, reason, candidates, weighed, .. } = decision;
+        let replica = decision.replica.as_deref().unwrap_or("none");
         writeln!(out, "\n{}", self.style.paint(Paint::Bold, &format!("Why replica {replica}")))?;
-        let (policy, reason) =
-            (decision["policy"].as_str().unwrap_or("?"), decision["reason"].as_str().unwrap_or("?"));
-        let candidates = decision["candidates"].as_u64().unwrap_or(0);
-        let waited = decision["waited"].as_f64().unwrap_or(0.0);
         writeln!(
             out,
             "  policy {policy}, reason {reason}, {candidates} candidates, decided {} after arrival",
-            time(waited)
+            time(decision.waited)
         )?;
-        let weighed = decision["weighed"].as_array().map(Vec::as_slice).unwrap_or_default();
         if weighed.is_empty() {
             writeln!(out, "  its candidates were not kept: the policy predicts nothing, or load was high")?;
         } else {
@@ -141,35 +134,35 @@ impl Text<'_> {
             ADDENDS.iter().try_for_each(|name| write!(out, " {name:>8}"))?;
             writeln!(out, " {:>8}", "= cost")?;
         }
-        for candidate in weighed {
-            let figure = |value: &Value, digits: usize| {
-                value.as_f64().map_or_else(|| "-".to_owned(), |value| format!("{value:.digits$}"))
-            };
-            let is_chosen = candidate["chosen"] == true;
-            let mut line = format!(
-                "  {} {:<24} {:>9} {:>7}",
-                if is_chosen { "*" } else { " " },
-                candidate["replica"].as_str().unwrap_or("?"),
-                candidate["predicted_ttft"].as_f64().map_or_else(|| "-".to_owned(), time),
-                figure(&candidate["predicted_hit_tokens"], 0),
-            );
-            for name in ADDENDS {
-                write!(line, " {:>8}", figure(&candidate["cost_seconds"][name], 3))?;
-            }
-            write!(line, " {:>8}", figure(&candidate["cost"], 3))?;
-            writeln!(out, "{}", self.style.paint(if is_chosen { Paint::Bold } else { Paint::Faint }, &line))?;
-        }
-        if let Some(why) = decision["why"].as_str() {
+        weighed.iter().try_for_each(|candidate| self.candidate(candidate, out))?;
+        if let Some(why) = &decision.why {
             writeln!(out, "  {why}; the columns before the cost are its parts, in seconds")?;
         }
         self.outcome(decision, out)
     }
 
+    fn candidate(&self, candidate: &Candidate, out: &mut String) -> std::fmt::Result {
+        let mut line = format!(
+            "  {} {:<24} {:>9} {:>7}",
+            if candidate.chosen { "*" } else { " " },
+            candidate.replica,
+            time(candidate.predicted_ttft),
+            candidate.predicted_hit_tokens,
+        );
+        for name in ADDENDS {
+            match candidate.cost_seconds.get(name) {
+                Some(seconds) => write!(line, " {seconds:>8.3}")?,
+                None => write!(line, " {:>8}", "-")?,
+            }
+        }
+        write!(line, " {:>8.3}", candidate.cost)?;
+        let paint = if candidate.chosen { Paint::Bold } else { Paint::Faint };
+        writeln!(out, "{}", self.style.paint(paint, &line))
+    }
+
     /// The prediction against what happened.
-    fn outcome(&self, decision: &Value, out: &mut String) -> std::fmt::Result {
-        let (Some(predicted), Some(actual)) =
-            (decision["predicted_ttft"].as_f64(), self.request["ttft"].as_f64())
-        else {
+    fn outcome(&self, decision: &Choice, out: &mut String) -> std::fmt::Result {
+        let (Some(predicted), Some(actual)) = (decision.predicted_ttft, self.detail.request.ttft) else {
             return Ok(());
         };
         let verdict = match actual / predicted.max(1e-6) {
@@ -186,27 +179,23 @@ impl Text<'_> {
     }
 
     fn attempts(&self, out: &mut String) -> std::fmt::Result {
-        let attempts = self.request["attempts_made"].as_array().map(Vec::as_slice).unwrap_or_default();
-        if attempts.is_empty() {
+        if self.detail.attempts_made.is_empty() {
             return Ok(());
         }
         writeln!(out, "\n{}", self.style.paint(Paint::Bold, "Attempts"))?;
-        for attempt in attempts {
-            let at = |key: &str| attempt[key].as_f64();
-            let mut said = vec![format!("from {}", time(at("start").unwrap_or(0.0)))];
-            said.extend(at("connected").map(|at| format!("connected {}", time(at))));
-            said.extend(at("head").map(|at| format!("response head {}", time(at))));
-            said.extend(at("end").map(|at| format!("end {}", time(at))));
-            said.extend(attempt["status"].as_u64().map(|status| format!("status {status}")));
-            if attempt["canceled"] == true {
+        for Attempt { cause, replica, start, connected, head, end, status, canceled, error, .. } in
+            &self.detail.attempts_made
+        {
+            let mut said = vec![format!("from {}", time(*start))];
+            said.extend(connected.map(|at| format!("connected {}", time(at))));
+            said.extend(head.map(|at| format!("response head {}", time(at))));
+            said.extend(end.map(|at| format!("end {}", time(at))));
+            said.extend(status.map(|status| format!("status {status}")));
+            if *canceled {
                 said.push("given up: another spoke first".to_owned());
             }
-            let error = attempt["error"].as_str();
-            let error =
-                error.map(|error| format!("  {}", self.style.paint(Paint::Error, error))).unwrap_or_default();
-            let (cause, replica) =
-                (attempt["cause"].as_str().unwrap_or("?"), attempt["replica"].as_str().unwrap_or("?"));
-            writeln!(out, "  {cause:<9} {replica:<24} {}{error}", said.join(", "))?;
+            let error = error.as_ref().map(|error| format!("  {}", self.style.paint(Paint::Error, error)));
+            writeln!(out, "  {cause:<9} {replica:<24} {}{}", said.join(", "), error.unwrap_or_default())?;
         }
         Ok(())
     }
@@ -240,10 +229,13 @@ mod tests {
     use super::*;
     use serde_json::json;
 
+    fn explained(request: serde_json::Value) -> String {
+        explanation(&serde_json::from_value(request).unwrap(), Style::Plain)
+    }
+
     #[test]
     fn a_late_request_says_where_its_time_went_and_why_it_went_there() {
-        let request: Value = serde_json::from_str(LATE).unwrap();
-        let text = explanation(&request, Style::Plain);
+        let text = explained(serde_json::from_str(LATE).unwrap());
         for part in [
             "r-1  ok 200  2026-11-22T12:00:00.000Z\nroute chat, model llama, tenant acme, class short, revision r1, replica gpu-2\n",
             "250 prompt tokens, 128 of them cached, 64 output tokens\n",
@@ -264,8 +256,7 @@ mod tests {
 
     #[test]
     fn what_another_version_does_not_tell_is_left_out() {
-        let text =
-            explanation(&json!({"request_id": "x", "outcome": "refused", "status": 429}), Style::Plain);
+        let text = explained(json!({"request_id": "x", "outcome": "refused", "status": 429}));
         assert!(text.starts_with("x  refused 429  -\n"), "{text}");
         assert!(text.contains("No replica was chosen"), "{text}");
     }

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use clap::Args;
 use ratatui::crossterm::event::{self, Event};
+use serde_json::{Map, Value};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -51,15 +52,17 @@ pub fn run(
         Ok(client) => client,
         Err(error) => return failed(err, &error),
     };
+    if args.json {
+        return match runtime.block_on(answers(&client)) {
+            Ok(answers) => writeln!(out, "{answers:#}").map(|()| EXIT_OK),
+            Err(error) => failed(err, &error),
+        };
+    }
     // A wrong address, token or version is told at once, not on a screen that waits.
     let first = match runtime.block_on(ask(&client)) {
         Ok(first) => first,
         Err(error) => return failed(err, &error),
     };
-    if args.json {
-        writeln!(out, "{:#}", first.json(&client.url()))?;
-        return Ok(EXIT_OK);
-    }
     if args.once || !io::stdout().is_terminal() || !io::stdin().is_terminal() {
         write!(out, "{}", plain(&client.url(), &first))?;
         return Ok(EXIT_OK);
@@ -83,11 +86,20 @@ fn failed(err: &mut dyn Write, error: &AskError) -> io::Result<u8> {
 
 async fn ask(client: &AdminClient) -> Result<Snapshot, AskError> {
     Ok(Snapshot {
-        slo: client.get("/api/v1/slo").await?,
-        fleet: client.get("/api/v1/fleet").await?,
-        requests: client.get("/api/v1/requests?limit=100").await?,
-        drift: client.get("/api/v1/drift").await?,
+        slo: client.get(SLO).await?,
+        fleet: client.get(FLEET).await?,
+        requests: client.get(REQUESTS).await?,
+        drift: client.get(DRIFT).await?,
     })
+}
+
+/// The answers as the gateway gives them, with what this version does not know.
+async fn answers(client: &AdminClient) -> Result<Value, AskError> {
+    let mut all = Map::from_iter([("url".to_owned(), client.url().into())]);
+    for (name, path) in [("slo", SLO), ("fleet", FLEET), ("requests", REQUESTS), ("drift", DRIFT)] {
+        all.insert(name.to_owned(), client.get(path).await?);
+    }
+    Ok(Value::Object(all))
 }
 
 async fn keep_asking(client: AdminClient, known: watch::Sender<Known>, over: CancellationToken) {
@@ -180,6 +192,10 @@ fn plain(url: &str, snapshot: &Snapshot) -> String {
     text
 }
 
+const SLO: &str = "/api/v1/slo";
+const FLEET: &str = "/api/v1/fleet";
+const REQUESTS: &str = "/api/v1/requests?limit=100";
+const DRIFT: &str = "/api/v1/drift";
 const INTERVAL: Duration = Duration::from_secs(1);
 /// Longest wait for a key before the screen is drawn again.
 const FRAME: Duration = Duration::from_millis(200);

@@ -1,22 +1,20 @@
-//! What `top` shows, read from the gateway's JSON into rows.
-//!
-//! Pure. Anything that is missing, as from a gateway of another version, is an empty cell.
+//! What `top` shows: the gateway's answers as rows. Pure.
 
-use serde_json::{Value, json};
+use std::collections::BTreeMap;
 
+use crate::api::drift::{Drift, Fact, Finding};
+use crate::api::fleet::{Fleet, Replica, Signals};
+use crate::api::requests::{Request, Requests};
+use crate::api::slo::{RouteVerdict, Slo};
 use crate::cli::explain::text::time;
 
 /// Answers of the gateway, taken together.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Snapshot {
-    /// `/api/v1/slo`
-    pub(super) slo: Value,
-    /// `/api/v1/fleet`
-    pub(super) fleet: Value,
-    /// `/api/v1/requests`
-    pub(super) requests: Value,
-    /// `/api/v1/drift`
-    pub(super) drift: Value,
+    pub(super) slo: Slo,
+    pub(super) fleet: Fleet,
+    pub(super) requests: Requests,
+    pub(super) drift: Drift,
 }
 
 /// One row: its cells, and how it stands.
@@ -48,188 +46,153 @@ pub(super) struct Table {
 impl Snapshot {
     /// The gateway's own words on how it stands.
     pub(super) fn sentence(&self) -> (Health, String) {
-        let sentence = self.slo["sentence"].as_str().unwrap_or("this gateway gives no verdict").to_owned();
-        (health(self.slo["status"].as_str()), sentence)
+        let sentence = match &*self.slo.sentence {
+            "" => "this gateway gives no verdict",
+            sentence => sentence,
+        };
+        (health(&self.slo.status), sentence.to_owned())
     }
 
     /// The gateway's version.
     pub(super) fn version(&self) -> &str {
-        self.slo["version"].as_str().unwrap_or("unknown")
+        if self.slo.version.is_empty() { "unknown" } else { &self.slo.version }
     }
 
     pub(super) fn routes(&self) -> Table {
-        let rows = list(&self.slo["routes"]).iter().map(|route| {
-            let missed = counts(&route["missed_in"]).or_else(|| counts(&route["missed"]));
-            let requests = route["goodput"]["requests"].as_u64();
-            let cells = vec![
-                word(route, "route"),
-                word(route, "status"),
-                share(&route["goodput"]["share"]),
-                cell(route["goodput"]["per_second"].as_f64(), |rate| format!("{rate:.1}")),
-                cell(requests, |n| n.to_string()),
-                seconds(&route["ttft"]["p50"]),
-                seconds(&route["ttft"]["p99"]),
-                seconds(&route["bound"]["ttft"]),
-                seconds(&route["itl"]["p99"]),
-                burn(&route["burn"]["5m"]),
-                burn(&route["burn"]["1h"]),
-                missed.unwrap_or_default(),
-            ];
-            Row { cells, health: health(route["status"].as_str()) }
-        });
-        Table { columns: ROUTES, rows: rows.collect(), empty: "no routes" }
+        let rows = self.slo.routes.iter().map(route).collect();
+        Table { columns: ROUTES, rows, empty: "no routes" }
     }
 
     pub(super) fn replicas(&self) -> Table {
-        let rows = list(&self.fleet["replicas"]).iter().map(|replica| {
-            let signals = &replica["signals"];
-            let state = word(replica, "state");
-            let is_on_trial = replica["on_trial"] == true;
-            let age = signals["age"].as_f64();
-            let health = match state.as_str() {
-                "ready" if is_on_trial || age.is_some_and(|age| age > STALE) => Health::Doubtful,
-                "ready" => Health::Good,
-                "ejected" | "gone" => Health::Bad,
-                _ => Health::Doubtful,
-            };
-            let cells = vec![
-                word(replica, "replica"),
-                word(replica, "pool"),
-                state,
-                since(replica),
-                count(&signals["running"]),
-                count(&signals["waiting"]),
-                share(&signals["kv_cache_usage"]),
-                count(&replica["inflight"]),
-                cell(age, time),
-                word(replica, "reason"),
-            ];
-            Row { cells, health }
-        });
-        Table { columns: REPLICAS, rows: rows.collect(), empty: "no replicas" }
+        let rows = self.fleet.replicas.iter().map(replica).collect();
+        Table { columns: REPLICAS, rows, empty: "no replicas" }
     }
 
     pub(super) fn requests(&self) -> Table {
-        let rows = list(&self.requests["requests"]).iter().map(|request| {
-            let outcome = word(request, "outcome");
-            let missed = request["slo_missed"].as_str();
-            let health = match (outcome.as_str(), missed) {
-                ("ok", None) => Health::Good,
-                ("ok" | "canceled", _) => Health::Doubtful,
-                _ => Health::Bad,
-            };
-            let clock = word(request, "time");
-            let cells = vec![
-                clock.get(11..19).map_or(clock.clone(), str::to_owned),
-                word(request, "route"),
-                word(request, "replica"),
-                outcome,
-                count(&request["status"]),
-                seconds(&request["ttft"]),
-                seconds(&request["duration"]),
-                missed.unwrap_or_default().to_owned(),
-                word(request, "slo_missed_in"),
-                word(request, "request_id"),
-            ];
-            Row { cells, health }
-        });
-        Table {
-            columns: REQUESTS,
-            rows: rows.collect(),
-            empty: "no request was slow or failed in the last hour",
-        }
+        let rows = self.requests.requests.iter().map(request).collect();
+        Table { columns: REQUESTS, rows, empty: "no request was slow or failed in the last hour" }
     }
 
     pub(super) fn findings(&self) -> Table {
-        let rows = list(&self.drift["active"]).iter().map(|finding| {
-            let series = &finding["series"];
-            let facts = finding["evidence"].as_object().map(|facts| {
-                let facts = facts.iter().map(|(name, fact)| format!("{name} {}", plain(fact)));
-                Vec::from_iter(facts).join(", ")
-            });
-            let clock = word(finding, "time");
-            let cells = vec![
-                clock.get(5..16).map_or(clock.clone(), |time| time.replace('T', " ")),
-                word(finding, "kind"),
-                word(series, "route"),
-                word(series, "replica"),
-                word(finding, "diagnosis"),
-                facts.unwrap_or_default(),
-            ];
-            Row { cells, health: Health::Bad }
-        });
-        Table { columns: FINDINGS, rows: rows.collect(), empty: "no drift was found" }
-    }
-
-    /// For `--json`.
-    pub(super) fn json(&self, url: &str) -> Value {
-        json!({ "url": url, "slo": self.slo, "fleet": self.fleet, "requests": self.requests, "drift": self.drift })
+        let rows = self.drift.active.iter().map(finding).collect();
+        Table { columns: FINDINGS, rows, empty: "no drift was found" }
     }
 }
 
-fn list(value: &Value) -> &[Value] {
-    value.as_array().map(Vec::as_slice).unwrap_or_default()
+fn route(route: &RouteVerdict) -> Row {
+    let missed = counts(&route.missed_in).or_else(|| counts(&route.missed));
+    let burn = |burn: Option<f64>| cell(burn, |burn| format!("{burn:.1}"));
+    let cells = vec![
+        route.route.clone(),
+        route.status.clone(),
+        share(route.goodput.share),
+        format!("{:.1}", route.goodput.per_second),
+        route.goodput.requests.to_string(),
+        cell(route.ttft.p50, time),
+        cell(route.ttft.p99, time),
+        cell(route.bound.ttft, time),
+        cell(route.itl.p99, time),
+        burn(route.burn.five_minutes),
+        burn(route.burn.hour),
+        missed.unwrap_or_default(),
+    ];
+    Row { cells, health: health(&route.status) }
 }
 
-fn word(value: &Value, key: &str) -> String {
-    value[key].as_str().unwrap_or_default().to_owned()
+fn replica(replica: &Replica) -> Row {
+    let none = Signals::default();
+    let signals = replica.signals.as_ref().unwrap_or(&none);
+    let count = |count: Option<f64>| cell(count, |count| format!("{count:.0}"));
+    let health = match &*replica.state {
+        "ready" if replica.on_trial || signals.age.is_some_and(|age| age > STALE) => Health::Doubtful,
+        "ready" => Health::Good,
+        "ejected" | "gone" => Health::Bad,
+        _ => Health::Doubtful,
+    };
+    let cells = vec![
+        replica.replica.clone(),
+        replica.pool.clone(),
+        replica.state.clone(),
+        replica.since.map_or_else(String::new, time),
+        count(signals.running),
+        count(signals.waiting),
+        share(signals.kv_cache_usage),
+        replica.inflight.to_string(),
+        cell(signals.age, time),
+        replica.reason.clone(),
+    ];
+    Row { cells, health }
+}
+
+fn request(request: &Request) -> Row {
+    let health = match (&*request.outcome, &request.slo_missed) {
+        ("ok", None) => Health::Good,
+        ("ok" | "canceled", _) => Health::Doubtful,
+        _ => Health::Bad,
+    };
+    let word = |word: &Option<String>| word.clone().unwrap_or_default();
+    let cells = vec![
+        request.time.get(11..19).unwrap_or(&request.time).to_owned(),
+        request.route.clone(),
+        word(&request.replica),
+        request.outcome.clone(),
+        request.status.to_string(),
+        cell(request.ttft, time),
+        time(request.duration),
+        word(&request.slo_missed),
+        word(&request.slo_missed_in),
+        request.request_id.clone(),
+    ];
+    Row { cells, health }
+}
+
+fn finding(finding: &Finding) -> Row {
+    let facts = finding.evidence.iter().map(|(name, fact)| format!("{name} {}", plain(fact)));
+    let date = finding.time.as_deref().unwrap_or_default();
+    let cells = vec![
+        date.get(5..16).unwrap_or(date).replace('T', " "),
+        finding.kind.clone(),
+        finding.series.route.clone(),
+        finding.series.replica.clone().unwrap_or_default(),
+        finding.diagnosis.clone(),
+        Vec::from_iter(facts).join(", "),
+    ];
+    Row { cells, health: Health::Bad }
 }
 
 fn cell<T>(value: Option<T>, show: impl FnOnce(T) -> String) -> String {
     value.map_or_else(|| "-".to_owned(), show)
 }
 
-fn seconds(value: &Value) -> String {
-    cell(value.as_f64(), time)
-}
-
-fn share(value: &Value) -> String {
-    cell(value.as_f64(), |share| match share * 100.0 {
+fn share(share: Option<f64>) -> String {
+    cell(share, |share| match share * 100.0 {
         percent if percent > 99.0 && percent < 99.995 => format!("{percent:.2} %"),
         percent => format!("{percent:.0} %"),
     })
 }
 
-fn burn(value: &Value) -> String {
-    cell(value.as_f64(), |burn| format!("{burn:.1}"))
-}
-
-fn count(value: &Value) -> String {
-    cell(value.as_f64(), |count| format!("{count:.0}"))
-}
-
 /// "engine_queue 12, prefill 3", the most first.
-fn counts(value: &Value) -> Option<String> {
-    let mut all: Vec<_> =
-        value.as_object()?.iter().filter_map(|(name, n)| Some((name, n.as_u64()?))).collect();
-    all.retain(|(_, n)| *n > 0);
-    all.sort_by_key(|(_, n)| std::cmp::Reverse(*n));
+fn counts(counts: &BTreeMap<String, u32>) -> Option<String> {
+    let mut all: Vec<_> = counts.iter().filter(|(_, n)| **n > 0).collect();
+    all.sort_by_key(|(_, n)| std::cmp::Reverse(**n));
     let said: Vec<_> = all.iter().take(3).map(|(name, n)| format!("{name} {n}")).collect();
     (!said.is_empty()).then(|| said.join(", "))
 }
 
-/// How long a replica is in its state, where the gateway says so.
-fn since(replica: &Value) -> String {
-    if replica["since"].is_number() { seconds(&replica["since"]) } else { String::new() }
-}
-
-fn plain(value: &Value) -> String {
-    match value {
-        Value::String(text) => text.clone(),
-        Value::Number(number) => number.as_f64().map_or_else(String::new, |n| {
-            let text = format!("{n:.3}");
-            text.trim_end_matches('0').trim_end_matches('.').to_owned()
-        }),
-        other => other.to_string(),
+fn plain(fact: &Fact) -> String {
+    match fact {
+        Fact::Word(text) => text.clone(),
+        Fact::Number(number) => format!("{number:.3}").trim_end_matches('0').trim_end_matches('.').to_owned(),
+        other => serde_json::to_string(other).unwrap_or_default(),
     }
 }
 
-fn health(status: Option<&str>) -> Health {
+fn health(status: &str) -> Health {
     match status {
-        Some("green" | "ok" | "good") => Health::Good,
-        Some("red" | "bad" | "missed") => Health::Bad,
-        None | Some("grey" | "gray" | "idle" | "unknown" | "quiet") => Health::Idle,
-        Some(_) => Health::Doubtful,
+        "green" | "ok" | "good" => Health::Good,
+        "red" | "bad" | "missed" => Health::Bad,
+        "" | "grey" | "gray" | "idle" | "unknown" | "quiet" => Health::Idle,
+        _ => Health::Doubtful,
     }
 }
 

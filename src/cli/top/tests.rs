@@ -4,13 +4,15 @@ use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use ratatui::style::Color;
+use serde::de::DeserializeOwned;
 use serde_json::json;
 
 use super::*;
+use crate::api::drift::Drift;
 
 fn incident() -> Known {
     let snapshot = Snapshot {
-        slo: json!({
+        slo: read(json!({
             "version": env!("CARGO_PKG_VERSION"), "status": "red",
             "sentence": "chat misses its SLO: 29 of 32 requests late, most in engine_queue at gpu-2",
             "routes": [
@@ -19,19 +21,23 @@ fn incident() -> Known {
                  "burn": {"5m": 90.6, "1h": 12.0}, "missed_in": {"engine_queue": 26, "prefill": 3}},
                 {"route": "embed", "status": "green", "goodput": {"share": 1.0, "per_second": 4.0, "requests": 240},
                  "ttft": {"p50": null, "p99": null}, "burn": {"5m": 0.0, "1h": 0.0}, "missed_in": {}}],
-        }),
-        fleet: json!({"replicas": [
+        })),
+        fleet: read(json!({"replicas": [
             {"replica": "gpu-1", "pool": "main", "state": "ready", "reason": "answered", "inflight": 3, "on_trial": false,
              "signals": {"age": 0.4, "running": 3, "waiting": 0, "kv_cache_usage": 0.31}},
-            {"replica": "gpu-2", "pool": "main", "state": "ejected", "reason": "connect refused", "inflight": 0, "signals": null}]}),
-        requests: json!({"requests": [
+            {"replica": "gpu-2", "pool": "main", "state": "ejected", "reason": "connect refused", "inflight": 0, "signals": null}]})),
+        requests: read(json!({"requests": [
             {"request_id": "r-9", "time": "2026-11-22T12:00:01.000Z", "route": "chat", "replica": "gpu-2", "outcome": "failed",
              "status": 502, "ttft": null, "duration": 0.3, "slo_missed": null, "slo_missed_in": null},
             {"request_id": "r-8", "time": "2026-11-22T12:00:00.000Z", "route": "chat", "replica": "gpu-1", "outcome": "ok",
-             "status": 200, "ttft": 14.2, "duration": 16.0, "slo_missed": "ttft", "slo_missed_in": "engine_queue"}]}),
-        drift: json!({"active": []}),
+             "status": 200, "ttft": 14.2, "duration": 16.0, "slo_missed": "ttft", "slo_missed_in": "engine_queue"}]})),
+        drift: Drift::default(),
     };
     Known { url: "http://127.0.0.1:9090".to_owned(), snapshot: Some(snapshot), trouble: None }
+}
+
+fn read<T: DeserializeOwned>(answer: Value) -> T {
+    serde_json::from_value(answer).unwrap()
 }
 
 fn drawn(known: &Known, looking: &mut Looking, (width, height): (u16, u16)) -> (String, Vec<Color>) {
@@ -103,7 +109,7 @@ fn keys_choose_table_row_order_and_filter() {
 fn old_figures_and_another_version_are_said() {
     let mut known = incident();
     known.trouble = Some("http://127.0.0.1:9090 does not answer: connect refused\nhint: x".to_owned());
-    known.snapshot.as_mut().unwrap().slo["version"] = json!("9.9.9");
+    known.snapshot.as_mut().unwrap().slo.version = "9.9.9".to_owned();
     let (text, _) = drawn(&known, &mut Looking::default(), (260, 8));
     assert!(text.contains("gateway is version 9.9.9, this is"), "{text}");
     assert!(

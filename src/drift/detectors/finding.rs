@@ -7,10 +7,10 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value as Json, json};
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::cause::{Causes, Diagnosis};
+use super::cause::{Case, Causes, Diagnosis};
+use crate::api::drift as api;
 
 /// Kind of a finding (label `kind`).
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
@@ -193,39 +193,39 @@ impl Finding {
         found.chain(of_cause.map(|(name, value)| (*name, Fact::Number(*value))))
     }
 
-    /// As in the admin API and in `replay --drift`.
+    /// As in the admin API, in `replay --drift` and in the log.
     #[must_use]
-    pub fn to_json(&self) -> Json {
-        let evidence: Map<String, Json> =
-            self.facts().map(|(name, fact)| (name.to_owned(), fact.to_json())).collect();
-        let runner_up = self.causes.runner_up.as_ref().map(|case| {
-            let facts: Map<String, Json> =
-                case.facts.iter().map(|(name, value)| ((*name).to_owned(), json!(value))).collect();
-            json!({ "diagnosis": case.cause.as_str(), "evidence": facts })
-        });
-        json!({
-            "id": self.id(),
-            "t": self.at,
-            "kind": self.kind.as_str(),
-            "series": {
-                "route": &*self.series.route,
-                "revision": &*self.series.revision,
-                "replica": self.series.replica.as_deref(),
+    pub(crate) fn to_api(&self) -> api::Finding {
+        api::Finding {
+            acknowledged: self.is_acknowledged,
+            diagnosis: self.diagnosis().as_str().to_owned(),
+            evidence: self.facts().map(|(name, fact)| (name.to_owned(), fact.to_api())).collect(),
+            id: self.id(),
+            kind: self.kind.as_str().to_owned(),
+            muted: None,
+            runner_up: self.causes.runner_up.as_ref().map(runner_up),
+            series: api::FindingSeries {
+                replica: self.series.replica.as_deref().map(str::to_owned),
+                revision: self.series.revision.to_string(),
+                route: self.series.route.to_string(),
             },
-            "diagnosis": self.diagnosis().as_str(),
-            "evidence": evidence,
-            "runner_up": runner_up,
-            "acknowledged": self.is_acknowledged,
-        })
+            t: self.at,
+            time: None,
+        }
     }
 }
 
+fn runner_up(case: &Case) -> api::RunnerUp {
+    let evidence = case.facts.iter().map(|(name, value)| ((*name).to_owned(), api::Fact::Number(*value)));
+    api::RunnerUp { diagnosis: case.cause.as_str().to_owned(), evidence: evidence.collect() }
+}
+
 impl Fact {
-    fn to_json(&self) -> Json {
+    fn to_api(&self) -> api::Fact {
         match self {
-            Self::Number(number) => json!(number),
-            Self::Word(word) => json!(&**word),
-            Self::Names(names) => names.iter().map(|name| &**name).collect(),
+            Self::Number(number) => api::Fact::Number(*number),
+            Self::Word(word) => api::Fact::Word(word.to_string()),
+            Self::Names(names) => api::Fact::Names(names.iter().map(|name| name.to_string()).collect()),
         }
     }
 }

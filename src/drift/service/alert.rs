@@ -39,7 +39,7 @@ pub(super) fn alert(finding: &Finding, instance: &str, until: f64) -> Json {
             "summary": summary,
             "diagnosis": finding.diagnosis().as_str(),
             "runner_up": finding.causes.runner_up.as_ref().map_or("none", |case| case.cause.as_str()),
-            "evidence": finding.to_json()["evidence"].to_string(),
+            "evidence": json!(finding.to_api().evidence).to_string(),
         },
         "startsAt": date(finding.at),
         "endsAt": date(until),

@@ -37,10 +37,12 @@ impl Told {
         if self.is_muted(finding, now) {
             return;
         }
+        // A struct of strings and numbers is always JSON.
+        let text = serde_json::to_string(&finding.to_api()).unwrap_or_default();
         tracing::warn!(
             kind = finding.kind.as_str(), diagnosis = finding.diagnosis().as_str(),
             route = %finding.series.route, revision = %finding.series.revision,
-            replica = finding.series.replica.as_deref(), finding = %finding.to_json(),
+            replica = finding.series.replica.as_deref(), finding = text,
             "drift found"
         );
         if let Some(events) = &self.events {

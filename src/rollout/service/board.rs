@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use serde_json::{Value as Json, json};
+use serde_json::Value as Json;
 
 use crate::rollout::judge::Evidence;
 use crate::rollout::plan::RolloutState;
@@ -52,30 +52,5 @@ impl Board {
 
     pub(super) fn set(&self, rollouts: Vec<RolloutView>) {
         *self.0.lock() = rollouts;
-    }
-}
-
-impl RolloutView {
-    /// As `/api/canaries` lists it.
-    #[must_use]
-    pub fn to_json(&self) -> Json {
-        let evidence = self.evidence.iter().map(
-            |evidence| json!({ "test": evidence.test, "bound": evidence.bound, "evidence": evidence.share }),
-        );
-        json!({
-            "route": &*self.route,
-            "pool": &*self.pool,
-            "revision": &*self.revision,
-            "state": self.state.as_str(),
-            "step": self.step.0,
-            "steps": self.step.1,
-            "weight": f64::from(self.share) / 100.0,
-            "shadow_weight": f64::from(self.shadow_share) / 100.0,
-            "soaked": self.soaked,
-            "requests": { "baseline": self.requests[0], "canary": self.requests[1], "shadow": self.shadowed },
-            "reason": self.reason,
-            "tests": evidence.collect::<Vec<_>>(),
-            "report": self.report,
-        })
     }
 }

@@ -5,6 +5,7 @@
 
 mod board;
 mod feed;
+mod listing;
 mod rollout;
 mod state;
 mod webhook;

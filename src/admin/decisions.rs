@@ -1,0 +1,68 @@
+//! `/api/decisions`: the last decisions beside what happened, and the candidates of one.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+
+use super::AdminState;
+use crate::api::decisions::{Candidate, Decision, Decisions};
+use crate::observe::judgement::Judgement;
+use crate::observe::slo::Missed;
+use crate::observe::stages::Stage;
+use crate::observe::{Observer, rfc3339};
+use crate::record::{Record, Weighed};
+
+/// `/api/decisions`
+pub(super) async fn decisions(State(admin): State<Arc<AdminState>>) -> Json<Decisions> {
+    let latest = admin.observer.decisions().latest();
+    let decisions = latest.iter().filter_map(|record| decision(&admin.observer, record)).collect();
+    Json(Decisions { decisions })
+}
+
+fn decision(observer: &Observer, record: &Record) -> Option<Decision> {
+    let decision = record.decision.as_ref()?;
+    let judgement = Judgement::of(record);
+    let routed = record.at.routed.unwrap_or(record.at.head);
+    Some(Decision {
+        attempts: record.attempts.len(),
+        cached_tokens: record.tokens.cached.map(|cached| cached.0),
+        candidates: decision.candidates,
+        class: record.class.as_str().to_owned(),
+        cold: decision.is_cold,
+        model: record.model.to_string(),
+        outcome: record.outcome.as_str().to_owned(),
+        over_budget: judgement.over_budget.iter().map(|stage| stage.as_str().to_owned()).collect(),
+        policy: decision.policy.to_owned(),
+        predicted_hit_tokens: decision.predicted_hit.0,
+        predicted_ttft: decision.predicted_ttft.map(|ttft| ttft.as_secs_f64()),
+        reason: decision.reason.to_owned(),
+        replica: record.served().map(|served| served.replica.to_string()),
+        request_id: record.request_id.to_string(),
+        route: record.route.to_string(),
+        slo_missed: judgement.missed().map(Missed::as_str).map(str::to_owned),
+        slo_missed_in: judgement.blamed.map(Stage::as_str).map(str::to_owned),
+        time: rfc3339::utc(observer.clock().wall(routed)),
+        ttft: record.ttft().map(|ttft| ttft.as_secs_f64()),
+        waited: decision.waited.as_secs_f64(),
+        weighed: decision.weighed.iter().map(candidate).collect(),
+        why: decision.why(),
+    })
+}
+
+/// A candidate of a decision.
+pub(super) fn candidate(weighed: &Weighed) -> Candidate {
+    let cost = weighed.cost.named().into_iter().map(|(name, seconds)| (name.to_owned(), seconds));
+    Candidate {
+        chosen: weighed.is_chosen,
+        cost: weighed.cost.total(),
+        cost_seconds: cost.collect(),
+        harm: weighed.harm,
+        late: weighed.late,
+        predicted_hit_tokens: weighed.predicted_hit.0,
+        predicted_ttft: weighed.predicted_ttft.as_secs_f64(),
+        prefill: weighed.cost.prefill,
+        replica: weighed.replica.to_string(),
+        wait: weighed.cost.wait,
+    }
+}

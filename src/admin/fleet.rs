@@ -1,0 +1,137 @@
+//! `/api/fleet`: every replica, how well its pool's TTFT is predicted, and where replicas come from.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Json;
+use axum::extract::State;
+
+use super::AdminState;
+use crate::api::fleet::{Calibration, Fleet, FleetPool, Gpu, Life, Replica, Signals, Source, WarmUp};
+use crate::fleet::discovery::SourceStatus;
+use crate::fleet::status::{
+    GpuFigures, LifeStatus, PoolCalibration, ReplicaState, ReplicaStatus, Throttling, WarmUpReport,
+};
+use crate::routing::{self, EngineSignals};
+
+/// `/api/fleet`
+pub(super) async fn fleet(State(admin): State<Arc<AdminState>>) -> Json<Fleet> {
+    let calibrations = admin.control.calibrations();
+    let pool = |pool: &PoolCalibration| FleetPool {
+        calibration: pool.whole.as_ref().map(calibration),
+        pool: pool.pool.to_string(),
+    };
+    Json(Fleet {
+        pools: calibrations.iter().map(pool).collect(),
+        replicas: admin.control.replicas().iter().map(|status| replica(status, &calibrations)).collect(),
+        sources: admin.control.sources().iter().map(source).collect(),
+    })
+}
+
+fn replica(status: &ReplicaStatus, calibrations: &[PoolCalibration]) -> Replica {
+    let pool = calibrations.iter().find(|pool| pool.pool == status.pool);
+    let of_replica = pool.and_then(|pool| pool.replicas.iter().find(|(name, _)| *name == status.replica));
+    let known = of_replica.and_then(|(_, known)| known.as_ref());
+    Replica {
+        absent_figures: status.absent.iter().map(|key| (*key).to_owned()).collect(),
+        adapters: names(&status.adapters),
+        calibration: known.map(calibration),
+        connections: status.connections,
+        failure_ratio: status.failure_ratio,
+        gpu: status.gpu.as_ref().map(gpu),
+        inflight: status.inflight,
+        inflight_prompt_tokens: status.inflight_prompt_tokens,
+        life: life(&status.life),
+        models: names(&status.models),
+        on_trial: status.is_on_trial,
+        pool: status.pool.to_string(),
+        probe_failures: status.failures.probes,
+        reason: status.reason.to_string(),
+        replica: status.replica.to_string(),
+        revision: status.revision.to_string(),
+        scrape_failures: status.failures.scrapes,
+        signals: status.signals.as_ref().map(signals),
+        since: Some(status.life.since.as_secs_f64()),
+        state: status.state.as_str().to_owned(),
+        traffic_share: status.traffic_share,
+        url: status.url.to_string(),
+        zone: status.life.zone.as_deref().map(str::to_owned),
+    }
+}
+
+fn life(life: &LifeStatus) -> Life {
+    let entered = ReplicaState::ALL.iter().zip(life.entered);
+    Life {
+        cold_starts: life.cold_starts,
+        entered: entered.map(|(state, count)| (state.as_str().to_owned(), count)).collect(),
+        in_slow_start: life.is_in_slow_start,
+        lacks: names(&life.lacks),
+        last_cold_start: life.latest_cold_starts.last().map(Duration::as_secs_f64),
+        warm_up: life.warm_up.as_deref().map(warm_up),
+    }
+}
+
+fn warm_up(report: &WarmUpReport) -> WarmUp {
+    WarmUp {
+        problems: report.problems.clone(),
+        requests: report.requests,
+        slowest: report.slowest.as_secs_f64(),
+        took: report.took.as_secs_f64(),
+    }
+}
+
+fn calibration(known: &routing::Calibration) -> Calibration {
+    Calibration {
+        answers: known.answers,
+        bias: known.bias,
+        coverage: known.coverage,
+        median_error: known.median_error,
+        p90_error: known.p90_error,
+    }
+}
+
+fn signals(signals: &EngineSignals) -> Signals {
+    Signals {
+        age: Some(signals.age.as_secs_f64()),
+        batch_limit: signals.batch_limit,
+        block_tokens: signals.block_tokens,
+        kv_cache_usage: signals.kv_cache_usage,
+        running: signals.running,
+        total_blocks: signals.total_blocks,
+        waiting: signals.waiting,
+    }
+}
+
+fn gpu(figures: &GpuFigures) -> Gpu {
+    let reasons = |throttling: Throttling| {
+        let holding = throttling.each().filter(|(_, holds)| *holds);
+        holding.map(|(reason, _)| reason.to_owned()).collect()
+    };
+    Gpu {
+        clocks_throttled: figures.throttling.map(reasons),
+        gpus: figures.gpus,
+        memory_free_bytes: figures.memory_free,
+        memory_used_bytes: figures.memory_used,
+        utilization: figures.utilization,
+        xid: figures.xid,
+    }
+}
+
+fn source(status: &SourceStatus) -> Source {
+    let (failing_for, error) =
+        status.failing.as_ref().map(|(span, error)| (span.as_secs_f64(), &**error)).unzip();
+    Source {
+        age: status.age.map(|age| age.as_secs_f64()),
+        error: error.map(str::to_owned),
+        failing_for,
+        failures: status.failures,
+        kept: status.kept,
+        pool: status.pool.to_string(),
+        source: status.source.to_owned(),
+        targets: status.targets,
+    }
+}
+
+fn names(names: &[Arc<str>]) -> Vec<String> {
+    names.iter().map(|name| name.to_string()).collect()
+}

@@ -1,0 +1,99 @@
+//! `/api/v1/drift`: findings, what is muted, and what an operator sends about them.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+/// `/drift`
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[serde(default)]
+pub(crate) struct Drift {
+    /// Those that hold.
+    pub(crate) active: Vec<Finding>,
+    pub(crate) mutes: Vec<Mute>,
+    /// The last ones, newest first, whether they hold or not.
+    pub(crate) recent: Vec<Finding>,
+    /// Series with a baseline.
+    pub(crate) series: usize,
+}
+
+/// A departure from the baseline; also a line of `replay --drift` and a field of the log.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[serde(default)]
+pub(crate) struct Finding {
+    pub(crate) acknowledged: bool,
+    pub(crate) diagnosis: String,
+    /// Of the finding and of its diagnosis.
+    pub(crate) evidence: BTreeMap<String, Fact>,
+    pub(crate) id: String,
+    pub(crate) kind: String,
+    /// Left out where no admin port says so.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) muted: Option<bool>,
+    /// The next likely diagnosis.
+    pub(crate) runner_up: Option<RunnerUp>,
+    pub(crate) series: FindingSeries,
+    /// When it was found, in the observations' seconds.
+    pub(crate) t: f64,
+    /// `t` as a date; left out where no admin port says so.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) time: Option<String>,
+}
+
+/// Where it was found.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[serde(default)]
+pub(crate) struct FindingSeries {
+    pub(crate) replica: Option<String>,
+    pub(crate) revision: String,
+    pub(crate) route: String,
+}
+
+/// A diagnosis that is less likely.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[serde(default)]
+pub(crate) struct RunnerUp {
+    pub(crate) diagnosis: String,
+    pub(crate) evidence: BTreeMap<String, Fact>,
+}
+
+/// A piece of evidence.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(untagged)]
+pub(crate) enum Fact {
+    Number(f64),
+    Word(String),
+    /// Of replicas.
+    Names(Vec<String>),
+    /// A number that JSON does not have.
+    NotANumber,
+}
+
+/// Findings of which no alert is sent for a while, and the answer to [`MuteOrder`].
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[serde(default)]
+pub(crate) struct Mute {
+    /// `None` is every kind.
+    pub(crate) kind: Option<String>,
+    /// `None` is every route.
+    pub(crate) route: Option<String>,
+    pub(crate) until: String,
+}
+
+/// Body of `/drift/mute`.
+#[derive(Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct MuteOrder {
+    pub(crate) route: Option<String>,
+    pub(crate) kind: Option<String>,
+    /// As configuration files write durations; `0s` ends a mute.
+    pub(crate) r#for: String,
+}
+
+/// Body of `/drift/{id}/acknowledge`.
+#[derive(Debug, Default, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Acknowledgement {
+    /// Takes it back.
+    pub(crate) undo: bool,
+}

@@ -1,0 +1,22 @@
+//! The answers of the admin API: `admin` writes these structs, `top`, `explain`, `drift` and `canary` read them.
+//!
+//! Times are seconds. Fields stand in the order of the wire, by name. A `None` is `null` on the wire unless the field says
+//! that it is left out; a field that is missing, as from a gateway of another version, reads as its default. Words of closed
+//! sets (states, outcomes, kinds) are strings, so that a reader can show a word that it does not know.
+
+pub(crate) mod actions;
+pub(crate) mod canaries;
+pub(crate) mod decisions;
+pub(crate) mod drift;
+pub(crate) mod fleet;
+pub(crate) mod health;
+pub(crate) mod history;
+pub(crate) mod index;
+pub(crate) mod latency;
+pub(crate) mod requests;
+pub(crate) mod routes;
+pub(crate) mod scale;
+pub(crate) mod slo;
+
+#[cfg(test)]
+mod tests;
