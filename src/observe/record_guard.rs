@@ -15,6 +15,15 @@ use crate::observe::Observer;
 use crate::observe::metrics::GaugeGuard;
 use crate::record::{Opening, Outcome, Record};
 
+/// How the original of a copy ended.
+#[derive(Clone, Debug, Default)]
+pub struct OriginalEnd {
+    /// Cancelled when its client left before the answer was complete.
+    pub left: CancellationToken,
+    /// Cancelled at any other end.
+    pub over: CancellationToken,
+}
+
 /// A [`Record`] under construction.
 #[derive(Debug)]
 pub struct RecordGuard {
@@ -25,7 +34,7 @@ pub struct RecordGuard {
     is_settled: bool,
     open: Arc<AtomicU64>,
     permit: Option<TenantPermit>,
-    copy: Option<CancellationToken>,
+    copy: Option<OriginalEnd>,
     _inflight: GaugeGuard,
 }
 
@@ -66,9 +75,9 @@ impl RecordGuard {
         self.permit = permit;
     }
 
-    /// What ends with the request if its client leaves: the copy of it that a canary got.
-    pub fn ends_with_client(&mut self, copy: CancellationToken) {
-        self.copy = Some(copy);
+    /// Signals `end` when the request ends: to the copy of it that a canary got.
+    pub fn signals(&mut self, end: OriginalEnd) {
+        self.copy = Some(end);
     }
 
     /// The response head goes out with this status, which a client that leaves no longer changes.
@@ -116,8 +125,8 @@ impl Drop for RecordGuard {
         if !self.has_head && !self.is_settled {
             record.status = if has_panicked { Failure::Internal.status().as_u16() } else { 499 };
         }
-        if let Some(copy) = self.copy.take().filter(|_| record.outcome == Outcome::Canceled) {
-            copy.cancel();
+        if let Some(end) = self.copy.take() {
+            if record.outcome == Outcome::Canceled { end.left.cancel() } else { end.over.cancel() }
         }
         if let Some(permit) = self.permit.take() {
             permit.settle(&shared);

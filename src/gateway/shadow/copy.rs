@@ -1,16 +1,16 @@
 //! One copy of a request, from its making to the end of its answer, which is read and thrown away.
 //!
 //! It is sent and timed by what sends and times clients' requests, so that the two can be compared. What differs: one attempt, no
-//! queue, an end when the client of the original leaves, and no failure of a copy is held against a replica outside of the judge, because the suspicion of a poisonous prompt, or an ejection,
-//! would reach clients.
+//! queue, an end by what becomes of the original, and no failure of a copy is held against a replica outside of the judge, because the
+//! suspicion of a poisonous prompt, or an ejection, would reach clients.
 
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::Poll;
+use std::time::Duration;
 
 use http::HeaderMap;
 use serde::Deserialize;
-use tokio_util::sync::CancellationToken;
 
 use super::super::attempt::{AttemptError, BufferedResponse, UpstreamResponse};
 use super::super::outbound::{Identity, Outbound};
@@ -18,10 +18,11 @@ use super::super::picker;
 use super::super::prepare::Prepared;
 use super::super::{Gateway, IncomingRequest};
 use super::shares::Place;
-use crate::clock::Stamp;
+use crate::clock::{Clock, Stamp};
 use crate::error::{Failure, ReplicaFailure, Timer};
 use crate::fleet::pick::Pick;
 use crate::observe::metrics::StreamKey;
+use crate::observe::record_guard::OriginalEnd;
 use crate::record::{AttemptCause, ClientInfo, FirstToken, Opening, Original, Outcome, Record, Served};
 use crate::relay::reader::{Next, StreamReader};
 use crate::relay::stream::record_facts;
@@ -40,8 +41,7 @@ pub(super) struct Copy {
     at: usize,
     /// Given back when the copy is over.
     _place: Place,
-    /// Cancelled when the client of the original leaves.
-    left: CancellationToken,
+    original: OriginalEnd,
 }
 
 impl Copy {
@@ -50,7 +50,7 @@ impl Copy {
         prepared: &Prepared,
         record: &Record,
         (at, place): (usize, Place),
-        left: CancellationToken,
+        original: OriginalEnd,
     ) -> Self {
         let gateway = &incoming.gateway;
         let now = gateway.clock.now();
@@ -62,14 +62,14 @@ impl Copy {
             path: Arc::clone(&record.path),
             head: now,
         };
-        let original = Original {
+        let shadow_of = Original {
             request_id: Arc::clone(&record.request_id),
             trace_id: record.trace.trace_id,
             span: record.trace.root,
         };
         let mut copied = Record::open(opening);
         copied.at.read = Some(now);
-        copied.shadow_of = Some(Box::new(original));
+        copied.shadow_of = Some(Box::new(shadow_of));
         copied.route = Arc::clone(&record.route);
         copied.model = Arc::clone(&record.model);
         copied.requested_model.clone_from(&record.requested_model);
@@ -79,7 +79,7 @@ impl Copy {
         copied.conversation = record.conversation;
         (copied.estimated_input, copied.bytes_in) = (record.estimated_input, record.bytes_in);
         let prepared = Box::new(prepared.copied(now));
-        Self { incoming: incoming.copied(), prepared, record: copied, at, _place: place, left }
+        Self { incoming: incoming.copied(), prepared, record: copied, at, _place: place, original }
     }
 
     pub(super) async fn run(mut self) {
@@ -101,7 +101,11 @@ impl Copy {
             deadlines: self.prepared.deadlines(),
         };
         let mut flight = outbound.launch(pick, AttemptCause::First);
-        let result = self.left.run_until_cancelled(flight.land()).await;
+        let result = tokio::select! {
+            biased;
+            result = flight.land() => Some(result),
+            () = given_up(&self.original, gateway.clock) => None,
+        };
         let now = gateway.clock.now();
         (self.record.at.connected, self.record.at.first_byte) =
             (flight.times().connected, flight.times().head);
@@ -180,7 +184,7 @@ impl Copy {
         let key = StreamKey::new(&self.record.route, &self.record.model, self.record.class, &served);
         let observer = &gateway.observer;
         self.note_first_token(gateway, &reader, pick);
-        let left = self.left.clone().cancelled_owned();
+        let left = self.original.left.clone().cancelled_owned();
         tokio::pin!(left);
         // `None`: the client of the original left.
         let end = loop {
@@ -272,6 +276,17 @@ impl Copy {
     }
 }
 
+/// Waits until nothing more is to be learned of a copy without content: the client of the original left, or the copy has waited for
+/// twice as long as the original took from its first byte to its last, and [`GRACE`].
+async fn given_up(original: &OriginalEnd, clock: Clock) {
+    let began = clock.now();
+    tokio::select! {
+        () = original.left.cancelled() => return,
+        () = original.over.cancelled() => {}
+    }
+    tokio::time::sleep(clock.now().since(began) + GRACE).await;
+}
+
 impl Prepared {
     /// The same request again, at this moment: outside of every queue, without other routes, and without the body as it was received.
     fn copied(&self, now: Stamp) -> Self {
@@ -324,6 +339,8 @@ fn is_stateless(body: &[u8]) -> bool {
         && asked.tools.iter().flatten().all(is_left_to_the_client)
 }
 
+/// Differences that say nothing: fast answers may take several times as long.
+const GRACE: Duration = Duration::from_secs(1);
 /// Bytes of a body that are parsed on a worker of the data path.
 const MAX_PARSED: usize = 1 << 20;
 

@@ -3,21 +3,20 @@
 //! A share of the requests that go to the route's other pools is sent to the canary as well. The client's request knows nothing of its
 //! copy: it waits for nothing, fails by nothing, and what the copy's answer says goes to the judge of the canary alone. A copy holds
 //! one of a bounded number of places and its body's bytes; without room for either it is not made, and counted. It ends when the
-//! client leaves before its own answer is complete: nobody wants either any more, and the canary would bear load that the baseline is rid of.
+//! client leaves before its own answer is complete, because the baseline is rid of that load too, and when it has no content long after
+//! the original was answered: a canary that hangs would otherwise take all places and be judged by the rest.
 
 mod copy;
 mod shares;
 
 use std::sync::Arc;
 
-use tokio_util::sync::CancellationToken;
-
 use self::copy::Copy;
 pub use self::shares::{Shadow, Shadows};
 use super::IncomingRequest;
 use super::prepare::Prepared;
 use crate::fleet::pick::Pick;
-use crate::observe::record_guard::RecordGuard;
+use crate::observe::record_guard::{OriginalEnd, RecordGuard};
 use crate::request::dialect::Dialect;
 
 /// Copies a request that is about to be sent to `pick`, if it is one of those that the canary gets copies of.
@@ -39,9 +38,9 @@ pub(super) fn offer(incoming: &IncomingRequest, prepared: &Prepared, guard: &mut
     let gateway = &incoming.gateway;
     match shadow.reserve(limits, prepared.body.len()) {
         Ok(place) => {
-            let left = CancellationToken::new();
-            let copy = Copy::new(incoming, prepared, record, (at, place), left.clone());
-            guard.ends_with_client(left);
+            let original = OriginalEnd::default();
+            let copy = Copy::new(incoming, prepared, record, (at, place), original.clone());
+            guard.signals(original);
             gateway.tasks.spawn(gateway.shadows.stop.clone().run_until_cancelled_owned(copy.run()));
         }
         Err(reason) => {

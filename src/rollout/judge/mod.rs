@@ -1,9 +1,9 @@
 //! The judge of a canary: sequential and anytime-valid. Pure.
 //!
 //! Every bound is a test of its own, over blocks of half a second at most: quantiles of TTFT, ITL, TPOT and of the length of answers
-//! (`tail`), failed attempts and missed SLOs (`rate`). Each may stop the canary as soon as its evidence reaches the number of tests
-//! divided by its part of `false_rollback_rate`, so that all of them together stop a revision within its bounds with that probability
-//! at most. Beside each test runs a trial: the same on a canary made worse by half its bound, which says whether a breach would have
+//! (`tail`), failed attempts and missed SLOs (`rate`). Each has a part of `false_rollback_rate`, a larger one where a breach takes more
+//! requests to see, and stops the canary as soon as its evidence reaches one over its part: all of them together stop a revision
+//! within its bounds with the configured probability at most. Beside each test runs a trial: the same on a canary made worse by half its bound, which says whether a breach would have
 //! been seen by now. Where the statistics come from is in `docs/rollouts.md`.
 
 mod baseline;
@@ -121,8 +121,6 @@ pub struct Judge {
     /// The canary's, by measure and group.
     canary: [[Samples; GROUPS]; MEASURES],
     blocks: [Blocks; 2],
-    /// Log of the evidence that stops the canary.
-    limit: f64,
 }
 
 /// A bound on a quantile.
@@ -133,6 +131,8 @@ struct Tail {
     bound: Bound,
     test: TailTest,
     trial: TailTest,
+    /// Log of the evidence that stops the canary.
+    limit: f64,
     is_used: bool,
 }
 
@@ -143,12 +143,15 @@ struct Rate {
     increase: f64,
     test: RateTest,
     trial: RateTest,
+    /// Log of the evidence that stops the canary.
+    limit: f64,
     is_used: bool,
 }
 
 /// When a block ends: by time, and sooner where the canary gets many requests.
 #[derive(Clone, Copy, Debug, Default)]
 struct Blocks {
+    since: f64,
     ends: f64,
     requests: u32,
 }
@@ -165,45 +168,53 @@ impl Judge {
     /// A judge by the bounds of `canary` that goes on from `saved`.
     #[must_use]
     pub fn new(canary: &Canary, saved: &SavedEvidence) -> Self {
-        let wealth = |name: &str| saved.tails.iter().find(|(known, _)| known == name).map(|(_, w)| w.clone());
-        let rate = |name: &'static str, increase| {
-            let wealth = saved.rates.iter().find(|(known, _)| known == name).map(|(_, w)| w.clone());
-            let test = RateTest::new(increase, 0.0, wealth.unwrap_or_default());
+        let bounds = bounds(canary);
+        let total: f64 =
+            RATE_WEIGHTS.iter().sum::<f64>() + bounds.iter().map(|bound| bound.weight).sum::<f64>();
+        let limit = |weight: f64| (total / (weight * canary.false_rollback_rate)).ln();
+        let tail = |TailBound { name, measure, bound, weight }| {
+            let known = saved.tails.iter().find(|(known, _)| known == name).map(|(_, wealth)| wealth.clone());
+            Tail {
+                name,
+                measure,
+                bound,
+                test: TailTest::new(bound, 1.0 / bound.ratio, known.unwrap_or_default()),
+                trial: TailTest::new(bound, TRIAL_RATIO, TailWealth::default()),
+                limit: limit(weight),
+                is_used: false,
+            }
+        };
+        let rate = |name: &'static str, increase, weight| {
+            let known = saved.rates.iter().find(|(known, _)| known == name).map(|(_, wealth)| wealth.clone());
+            let test = RateTest::new(increase, 0.0, known.unwrap_or_default());
             let trial = RateTest::new(increase, TRIAL_SHARE, RateWealth::default());
-            Rate { name, increase, test, trial, is_used: false }
+            Rate { name, increase, test, trial, limit: limit(weight), is_used: false }
         };
-        let rates =
-            [rate("errors", canary.max_error_ratio_increase), rate("goodput", canary.max_goodput_decrease)];
-        let tail = |(name, measure, bound): (_, _, Bound)| Tail {
-            name,
-            measure,
-            bound,
-            test: TailTest::new(bound, 1.0 / bound.ratio, wealth(name).unwrap_or_default()),
-            trial: TailTest::new(bound, TRIAL_RATIO, TailWealth::default()),
-            is_used: false,
-        };
-        let tails: Vec<_> = bounds(canary).into_iter().map(tail).collect();
-        let tests = (tails.len() + rates.len()) as f64;
+        let [errors, goodput] = RATE_WEIGHTS;
         Self {
-            tails,
-            rates,
+            tails: bounds.into_iter().map(tail).collect(),
+            rates: [
+                rate("errors", canary.max_error_ratio_increase, errors),
+                rate("goodput", canary.max_goodput_decrease, goodput),
+            ],
             baseline: Default::default(),
             canary: Default::default(),
             blocks: Default::default(),
-            limit: (tests / canary.false_rollback_rate).ln(),
         }
     }
 
     /// The same judge by other bounds, which keeps what it knows of both.
     #[must_use]
-    pub fn rebound(self, canary: &Canary) -> Self {
+    pub fn rebound(mut self, canary: &Canary) -> Self {
         let new = Self::new(canary, &self.save());
         let is_same = |judge: &Self| {
             let tails: Vec<_> = judge.tails.iter().map(|tail| (tail.name, tail.bound)).collect();
             (tails, judge.rates.each_ref().map(|rate| rate.increase))
         };
         if is_same(&new) == is_same(&self) {
-            return Self { limit: new.limit, ..self };
+            self.tails.iter_mut().zip(&new.tails).for_each(|(tail, new)| tail.limit = new.limit);
+            self.rates.iter_mut().zip(&new.rates).for_each(|(rate, new)| rate.limit = new.limit);
+            return self;
         }
         Self { baseline: self.baseline, canary: self.canary, ..new }
     }
@@ -294,9 +305,9 @@ impl Judge {
     }
 
     fn close(&mut self, now: f64, which: usize) {
-        if let Some(blocks) = self.blocks.get_mut(which) {
-            *blocks = Blocks { ends: now + BLOCK, requests: 0 };
-        }
+        let Some(blocks) = self.blocks.get_mut(which) else { return };
+        let passed = now - blocks.since;
+        *blocks = Blocks { since: now, ends: now + BLOCK, requests: 0 };
         if which == RATES {
             for rate in &mut self.rates {
                 rate.test.close();
@@ -307,8 +318,8 @@ impl Judge {
         self.baseline.iter_mut().for_each(Baseline::refresh);
         for tail in &mut self.tails {
             if let Some(baseline) = self.baseline.get(tail.measure as usize) {
-                tail.test.close(baseline);
-                tail.trial.close(baseline);
+                tail.test.close(baseline, passed);
+                tail.trial.close(baseline, passed);
             }
         }
     }
@@ -319,14 +330,14 @@ impl Judge {
         let tails = self.tails.iter().map(|tail| Evidence {
             test: tail.name,
             bound: tail.bound.ratio,
-            share: tail.test.evidence(self.limit),
-            trial: tail.is_used.then(|| tail.trial.evidence(self.limit)),
+            share: tail.test.evidence(tail.limit),
+            trial: tail.is_used.then(|| tail.trial.evidence(tail.limit)),
         });
         let rates = self.rates.iter().map(|rate| Evidence {
             test: rate.name,
             bound: rate.increase,
-            share: rate.test.evidence(self.limit),
-            trial: rate.is_used.then(|| rate.trial.evidence(self.limit)),
+            share: rate.test.evidence(rate.limit),
+            trial: rate.is_used.then(|| rate.trial.evidence(rate.limit)),
         });
         tails.chain(rates).collect()
     }
@@ -367,17 +378,26 @@ impl Judge {
     }
 }
 
-fn bounds(canary: &Canary) -> Vec<(&'static str, Measure, Bound)> {
+/// A bound with its test's name and weight in the error rate.
+struct TailBound {
+    name: &'static str,
+    measure: Measure,
+    bound: Bound,
+    weight: f64,
+}
+
+fn bounds(canary: &Canary) -> Vec<TailBound> {
     let of = |measure, names: [&'static str; 2], ratios: QuantileRatios| {
-        let bounds = [(names[0], 0.5, ratios.p50), (names[1], 0.99, ratios.p99)];
-        bounds.into_iter().filter_map(move |(name, quantile, ratio)| {
-            Some((name, measure, Bound { quantile, ratio: ratio? }))
+        let bounds = [(names[0], 0.5, ratios.p50, MEDIAN_WEIGHT), (names[1], 0.99, ratios.p99, TAIL_WEIGHT)];
+        bounds.into_iter().filter_map(move |(name, quantile, ratio, weight)| {
+            Some(TailBound { name, measure, bound: Bound { quantile, ratio: ratio? }, weight })
         })
     };
+    let bound = Bound { quantile: 0.5, ratio: MAX_BREVITY };
     of(Measure::Ttft, ["ttft_p50", "ttft_p99"], canary.max_ttft_ratio)
         .chain(of(Measure::Itl, ["itl_p50", "itl_p99"], canary.max_itl_ratio))
         .chain(of(Measure::Tpot, ["tpot_p50", "tpot_p99"], canary.max_tpot_ratio))
-        .chain([("brevity", Measure::Brevity, Bound { quantile: 0.5, ratio: MAX_BREVITY })])
+        .chain([TailBound { name: "brevity", measure: Measure::Brevity, bound, weight: BREVITY_WEIGHT }])
         .collect()
 }
 
@@ -399,3 +419,9 @@ const TRIAL_RATIO: f64 = 1.5;
 const TRIAL_SHARE: f64 = 0.25;
 /// The median answer may have a third of the tokens of the baseline's: less is no matter of style.
 const MAX_BREVITY: f64 = 3.0;
+/// Parts of the error rate by test, relative to each other: the more, the more requests a breach takes to see.
+const TAIL_WEIGHT: f64 = 3.0;
+const MEDIAN_WEIGHT: f64 = 1.0;
+const BREVITY_WEIGHT: f64 = 0.5;
+/// Of errors and of goodput.
+const RATE_WEIGHTS: [f64; 2] = [2.0, 1.0];

@@ -45,6 +45,34 @@ struct Counts {
     exceeded: [[f64; LEVELS]; 2],
 }
 
+/// How many of the canary's requests exceeded just before: those of one stall are one event over many blocks.
+#[derive(Clone, Copy, Debug, Default)]
+struct Stall {
+    /// Requests and those that exceeded, in the open block.
+    block: [f64; 2],
+    /// The same before it, faded with [`STALL`].
+    recent: [f64; 2],
+}
+
+impl Stall {
+    fn observe(&mut self, weight: f64, is_exceeded: bool) {
+        let [requests, exceeded] = &mut self.block;
+        *requests += weight;
+        *exceeded += if is_exceeded { weight } else { 0.0 };
+    }
+
+    /// Ends a block; returns the stake on it, 0 to 1, of a bound that a share of `expected` exceeds. It rests on the blocks before
+    /// alone, so the bet stays a fair one.
+    fn close(&mut self, passed: f64, expected: f64) -> f64 {
+        let keep = (-passed / STALL).exp();
+        let [requests, exceeded] = self.recent.map(|count| count * keep);
+        let ordinary = CHANCE + OVER_EXPECTED * expected * requests;
+        let [more, of_them] = std::mem::take(&mut self.block);
+        self.recent = [requests + more, exceeded + of_them];
+        if exceeded > ordinary { (ordinary / exceeded).max(MIN_STAKE) } else { 1.0 }
+    }
+}
+
 /// A running test.
 #[derive(Clone, Debug)]
 pub(super) struct TailTest {
@@ -56,6 +84,7 @@ pub(super) struct TailTest {
     block: [Counts; GROUPS],
     wealth: TailWealth,
     conversations: Conversations,
+    stall: Stall,
 }
 
 /// What is kept over restarts of the gateway.
@@ -79,6 +108,7 @@ impl TailTest {
             block: Default::default(),
             wealth,
             conversations: Conversations::default(),
+            stall: Stall::default(),
         }
     }
 
@@ -107,15 +137,19 @@ impl TailTest {
         let (requests, by_level) = (counts.requests.get_mut(arm), counts.exceeded.get_mut(arm));
         if let (Some(requests), Some(by_level)) = (requests, by_level) {
             *requests += weight;
+            if observed.arm == Arm::Canary {
+                self.stall.observe(weight, exceeded > 0);
+            }
             if let Some(count) = exceeded.checked_sub(1).and_then(|level| by_level.get_mut(level)) {
                 *count += weight;
             }
         }
     }
 
-    /// Ends the block and takes thresholds for the next one from what the baseline did up to now.
-    pub(super) fn close(&mut self, baseline: &Baseline) {
+    /// Ends a block that took `passed` seconds, and takes thresholds for the next one from what the baseline did up to now.
+    pub(super) fn close(&mut self, baseline: &Baseline, passed: f64) {
         let odds = self.bound.odds();
+        let stake = self.stall.close(passed, 1.0 - self.bound.quantile);
         let mut pooled = Block::default();
         for (counts, wealth) in self.block.iter_mut().zip(&mut self.wealth.by_class) {
             // Without both of them nothing is compared: with little traffic a block lasts until both have come.
@@ -124,10 +158,10 @@ impl TailTest {
             }
             let Counts { requests: [baseline, canary], exceeded } = std::mem::take(counts);
             let block = Block::of(exceeded, canary / (baseline + canary));
-            wealth.bet_on_odds(&block, odds);
+            wealth.bet_on_odds(&block, odds, stake);
             pooled.add(&block);
         }
-        self.wealth.pooled.bet_on_odds(&pooled, odds);
+        self.wealth.pooled.bet_on_odds(&pooled, odds, stake);
         let quantiles = self.bound.quantiles();
         for (class, thresholds) in self.thresholds.iter_mut().enumerate() {
             if baseline.threshold(class, self.bound.quantile).is_some() {
@@ -146,8 +180,8 @@ impl TailTest {
     }
 
     fn log_mean(&self) -> f64 {
-        let by_class = self.wealth.by_class.iter().map(|wealth| (0.4 / GROUPS as f64, wealth));
-        Wealth::mean(std::iter::once((0.6, &self.wealth.pooled)).chain(by_class))
+        let by_class = self.wealth.by_class.iter().map(|wealth| ((1.0 - POOLED) / GROUPS as f64, wealth));
+        Wealth::mean(std::iter::once((POOLED, &self.wealth.pooled)).chain(by_class))
     }
 
     /// Evidence against the canary as a fraction of what stops it at an error rate of `exp(-limit)`.
@@ -159,3 +193,14 @@ impl TailTest {
         &self.wealth
     }
 }
+
+/// Weight of the bets on all classes together; the rest is on each alone.
+const POOLED: f64 = 0.85;
+/// Seconds in which requests that exceed belong together: stalls last for seconds.
+const STALL: f64 = 4.0;
+/// Exceedances within it that chance brings at any rate.
+const CHANCE: f64 = 2.0;
+/// Multiple of the expected exceedances that are no stall.
+const OVER_EXPECTED: f64 = 2.0;
+/// A stall of whatever length is worth a quarter: one that does not end is a breach.
+const MIN_STAKE: f64 = 0.25;

@@ -52,8 +52,9 @@ impl Block {
 impl Wealth {
     /// One block of exceedances. A bet on odds `o` pays `o / (share * o + 1 - share)` for one of the canary's, which makes `share` of
     /// the requests, and `1 / (share * o + 1 - share)` for one of the baseline's: 1 on average where both exceed alike. A block
-    /// counts once, however many exceedances it has: those of one stall are one event.
-    pub(super) fn bet_on_odds(&mut self, block: &Block, odds: &Odds) {
+    /// counts once, however many exceedances it has: those of one stall are one event. `stake`, 0 to 1, is the part of the bet that is
+    /// placed.
+    pub(super) fn bet_on_odds(&mut self, block: &Block, odds: &Odds, stake: f64) {
         let [baseline, canary] = block.exceeded;
         let total: f64 = block.exceeded.iter().flatten().sum();
         for (log, odds) in self.0.iter_mut().zip(odds) {
@@ -64,7 +65,7 @@ impl Wealth {
                 gain += (odds - 1.0) * surplus / (share * odds + 1.0 - share);
             }
             // Below one where all that exceeded was of conversations that had been seen.
-            *log += (gain / total.max(1.0)).ln_1p();
+            *log += (stake * gain / total.max(1.0)).ln_1p();
         }
     }
 
@@ -97,19 +98,21 @@ impl Restarts {
     }
 
     /// Logarithm of what this start needs beyond 1 / alpha. Its part of alpha is a prior on the start at which a breach begins, which
-    /// adds up to 1: most of it early, the rest geometric.
+    /// adds up to 1: most of it the first, some on those that follow, the rest geometric.
     pub(super) fn price(self) -> f64 {
         let k = f64::from(self.0);
-        let early = EARLY / ((k + 1.0) * (k + 2.0));
-        -(early + (1.0 - EARLY) * HAZARD * (1.0 - HAZARD).powf(k)).ln()
+        let early = if self.0 == 0 { FIRST } else { SOON / (k * (k + 1.0)) };
+        -(early + (1.0 - FIRST - SOON) * HAZARD * (1.0 - HAZARD).powf(k)).ln()
     }
 }
 
 /// Logarithm of the evidence at which a test restarts. The more it may sink, the later a breach is found; the less, the more starts
 /// share alpha.
 const FLOOR: f64 = -2.0;
-/// Part of the prior that is `1 / ((k + 1) (k + 2))` for start `k`.
-const EARLY: f64 = 0.9;
+/// Part of the prior that is the first start's: a canary is most often bad from the beginning.
+const FIRST: f64 = 0.7;
+/// Part that is `1 / (k (k + 1))` for start `k` after it.
+const SOON: f64 = 0.2;
 /// Parameter of the rest: a day has about a thousand restarts.
 const HAZARD: f64 = 1.0 / 1024.0;
 
@@ -170,7 +173,7 @@ mod tests {
             for odds in [&SLOWER, &LONGER_TAIL] {
                 let payoff = |is_canary| {
                     let mut wealth = Wealth::default();
-                    wealth.bet_on_odds(&one(is_canary, share), odds);
+                    wealth.bet_on_odds(&one(is_canary, share), odds, 1.0);
                     wealth.0.map(f64::exp)
                 };
                 for (up, down) in payoff(true).iter().zip(payoff(false)) {
@@ -185,11 +188,11 @@ mod tests {
         let mut both = Block::of([[3.0, 0.0, 0.0], [1.0, 0.0, 0.0]], 0.25);
         both.add(&Block::of([[1.0, 0.0, 0.0], [1.0, 0.0, 0.0]], 0.5));
         let mut wealth = Wealth::default();
-        wealth.bet_on_odds(&both, &LONGER_TAIL);
+        wealth.bet_on_odds(&both, &LONGER_TAIL, 1.0);
         assert_eq!(wealth, Wealth::default(), "both had their share");
         let mut worse = Wealth::default();
         both.add(&Block::of([[0.0; 3], [0.0, 0.0, 1.0]], 0.5));
-        worse.bet_on_odds(&both, &LONGER_TAIL);
+        worse.bet_on_odds(&both, &LONGER_TAIL, 1.0);
         assert!(worse.0.iter().zip(wealth.0).all(|(worse, fair)| *worse > fair), "{worse:?}");
     }
 
@@ -202,7 +205,7 @@ mod tests {
                 for canary in 0..=n {
                     let exceeded = [[f64::from(n - canary), 0.0, 0.0], [f64::from(canary), 0.0, 0.0]];
                     let mut wealth = Wealth::default();
-                    wealth.bet_on_odds(&Block::of(exceeded, share), odds);
+                    wealth.bet_on_odds(&Block::of(exceeded, share), odds, 1.0);
                     mean.iter_mut().zip(wealth.0).for_each(|(mean, log)| *mean += chance * log.exp());
                     chance *= f64::from(n - canary) / f64::from(canary + 1) * share / (1.0 - share);
                 }
@@ -222,7 +225,7 @@ mod tests {
         let (poor, mut rich) = (Wealth::default(), Wealth::default());
         assert!(Wealth::mean([(0.5, &poor), (0.5, &rich)].into_iter()).abs() < 1e-12);
         for _ in 0..100 {
-            rich.bet_on_odds(&one(true, 0.1), &SLOWER);
+            rich.bet_on_odds(&one(true, 0.1), &SLOWER, 1.0);
         }
         let mean = Wealth::mean([(0.5, &poor), (0.5, &rich)].into_iter());
         assert!(mean > rich.0[3] - 3.0, "{mean} {rich:?}");

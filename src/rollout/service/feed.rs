@@ -97,6 +97,8 @@ pub(super) enum Command {
     Configure(Arc<Config>),
     /// Writes the state, confirms it and ends the task.
     End(oneshot::Sender<()>),
+    /// Judge before the next tick: what was seen may need no statistics.
+    Judge,
 }
 
 /// Why an action had no effect.
@@ -230,7 +232,12 @@ impl Tap for Feed {
             trace_id: record.trace.trace_id,
             replica: Arc::clone(&served.replica),
         };
+        let is_unknown_model = arm == Arm::Canary && ended.is_not_found;
         self.send(&record.route, record.class, Seen::Ended(Box::new(ended)));
+        if is_unknown_model {
+            // A full queue of commands is on its way to the same end.
+            let _ = self.commands.try_send(Command::Judge);
+        }
     }
 
     fn shadow(&self, seen: &Shadowed<'_>) {

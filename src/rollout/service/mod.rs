@@ -148,6 +148,12 @@ impl RolloutService {
                     let _ = done.send(result);
                 }
                 Some(Command::Configure(config)) => self.take(&config),
+                Some(Command::Judge) if self.clock.now().since(self.last) < MIN_TICK => {}
+                Some(Command::Judge) => {
+                    self.drain(&mut seen);
+                    self.advance();
+                    self.save(false).await;
+                }
                 Some(Command::End(done)) => {
                     self.save(true).await;
                     let _ = done.send(());
@@ -318,6 +324,8 @@ const MAX_GONE: usize = 64;
 const MAX_QUEUED: usize = 16_384;
 const MAX_COMMANDS: usize = 16;
 const TICK: Duration = Duration::from_millis(250);
+/// Clients that ask for models nobody has may bring no more work than this.
+const MIN_TICK: Duration = Duration::from_millis(20);
 /// A stopped process has not soaked.
 const MAX_PASSED: Duration = Duration::from_secs(2);
 /// Five seconds.

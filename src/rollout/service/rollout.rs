@@ -41,6 +41,10 @@ pub(super) struct Rollout {
     rolled_back: Vec<String>,
     /// Models that the baseline has answered for.
     models: HashSet<Box<str>>,
+    /// What engines are asked for instead of the client's name.
+    upstream_model: Option<Arc<str>>,
+    /// A model for which the canary's engine has answered 404, and the baseline nothing yet.
+    not_found: Option<Box<str>>,
     /// What no more evidence is needed for.
     fault: Option<String>,
     /// The canary had a ready replica at the last look.
@@ -84,6 +88,8 @@ impl Rollout {
             report: saved.report,
             rolled_back: saved.rolled_back,
             models: HashSet::new(),
+            upstream_model: route.upstream_model.clone(),
+            not_found: None,
             fault: None,
             is_served: true,
         })
@@ -124,7 +130,7 @@ impl Rollout {
             self.judge = Judge::new(&self.canary, &SavedEvidence::default());
             (self.fleet, self.report) = (FleetWatch::default(), None);
             self.worst.clear();
-            self.fault = None;
+            (self.fault, self.not_found) = (None, None);
         }
         self.is_dirty = true;
         Ok(())
@@ -178,14 +184,33 @@ impl Rollout {
     fn note_model(&mut self, ended: &Ended) {
         let Some(model) = &ended.model else { return };
         if ended.arm == Arm::Baseline {
-            if ended.error.is_none() && self.models.len() < MAX_MODELS {
+            if ended.is_answered && ended.error.is_none() && self.models.len() < MAX_MODELS {
                 self.models.insert(model.clone());
             }
-        } else if ended.is_not_found && self.models.contains(model) {
-            self.fault = Some(format!(
-                "model: the canary's engine answers 404 for {model:?}, which the baseline serves; start it with that name (--served-model-name)"
-            ));
+        } else if ended.is_not_found {
+            if self.models.contains(model) {
+                self.fault = Some(unknown_model(model));
+            } else {
+                self.not_found = Some(model.clone());
+            }
         }
+    }
+
+    /// The same before the baseline has answered anything: its engines list the model, and the canary's do not.
+    fn unlisted_model(&self, fleet: &[ReplicaStatus]) -> Option<String> {
+        let asked = self.not_found.as_deref()?;
+        let model = self.upstream_model.as_deref().unwrap_or(asked);
+        let is_listed = |is_of: &dyn Fn(&Arc<str>) -> bool| {
+            let mut lists =
+                fleet.iter().filter(|replica| is_of(&replica.pool) && !replica.models.is_empty()).peekable();
+            lists
+                .peek()
+                .is_some()
+                .then(|| lists.any(|replica| replica.models.iter().any(|known| **known == *model)))
+        };
+        let by_baseline = is_listed(&|pool| self.baseline.contains(pool));
+        let by_canary = is_listed(&|pool| *pool == self.pool);
+        (by_baseline == Some(true) && by_canary == Some(false)).then(|| unknown_model(model))
     }
 
     fn count(&mut self, ended: &Ended, class: &str) {
@@ -229,7 +254,8 @@ impl Rollout {
         let breach = self.judge.breach().map(|found| {
             format!("{}: evidence over the limit against a bound of {}", found.test, found.bound)
         });
-        let breach = self.fault.take().or(breach).or_else(|| self.fleet.look(now, &self.canary, &replicas));
+        let fault = self.fault.take().or_else(|| self.unlisted_model(fleet));
+        let breach = fault.or(breach).or_else(|| self.fleet.look(now, &self.canary, &replicas));
         if let Some(reason) = &breach {
             self.plan.breach(&self.canary, reason);
             self.is_dirty = true;
@@ -356,6 +382,12 @@ impl Rollout {
             report: self.report.clone(),
         }
     }
+}
+
+fn unknown_model(model: &str) -> String {
+    format!(
+        "model: the canary's engine answers 404 for {model:?}, which the baseline serves; start it with that name (--served-model-name)"
+    )
 }
 
 /// The state of a revision that was not there before, after one that was.
