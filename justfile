@@ -36,12 +36,12 @@ release *args:
 replay trace *args:
     cargo run --release --locked -- replay {{trace}} --config benches/routing/goal.toml {{args}}
 
-# Writes docs/results/routing.md from a directory with the traces; about an hour, `just routing-tables DIR goals` less.
+# All routing tables to target/routing-tables.md and the goals to docs/results.md, from a directory with the traces; about an hour, `just routing-tables DIR goals` less.
 routing-tables traces *sections:
     cargo build --release --locked
     python3 benches/routing/tables.py target/release/tokenway {{traces}} {{sections}}
 
-# Writes docs/results/matrix.md, every kind of traffic, some hours; `just routing-matrix --quick` prints a part, some minutes.
+# Every kind of traffic, to target/matrix.md, some hours; `just routing-matrix --quick` prints a part, some minutes.
 routing-matrix *args:
     cargo build --release --locked
     python3 benches/routing/matrix.py target/release/tokenway {{args}}
@@ -52,7 +52,7 @@ fuzz cases="1000000":
     FUZZ_CASES={{cases}} cargo test --locked --test fuzz
 
 # Soak with random faults, 10,000 slow readers, slow-loris, HTTP/2 floods; 40 minutes, `--minutes 10`, `--only soak` less.
-# `just endure --write docs/reliability.md` also puts the results there.
+# `just endure --write docs/results.md` also puts the results there.
 endure *args:
     cargo build --release --locked
     python3 tests/endure/endure.py target/release/tokenway {{args}}

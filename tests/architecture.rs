@@ -117,6 +117,19 @@ fn the_documented_order_of_modules_is_the_tested_one() {
 }
 
 #[test]
+fn the_documented_walk_names_files_that_exist() {
+    let text = fs::read_to_string(root().join("docs/architecture.md")).unwrap();
+    let (_, walk) = text.split_once("## The walk of a request").unwrap();
+    let (walk, _) = walk.split_once("\n## ").unwrap();
+    let stations = walk.lines().filter_map(|line| line.split_once(". `")?.1.split_once("`: "));
+    let stations: Vec<&str> = stations.map(|(file, _)| file).collect();
+    assert_eq!(stations.len(), 15, "{stations:?}");
+    for file in stations {
+        assert!(root().join("src").join(file).is_file(), "the walk names src/{file}, which is not there");
+    }
+}
+
+#[test]
 fn files_of_a_module_do_not_import_each_other_in_a_cycle() {
     let source = Source::read();
     // A cycle between a module and its child is allowed, one among siblings is not.

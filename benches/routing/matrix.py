@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Judges the routing policies on every kind of traffic, three noisy engines, four fleets, three loads and two SLO classes.
 
-    python3 benches/routing/matrix.py BINARY                     all of it, to docs/results/matrix.md
+    python3 benches/routing/matrix.py BINARY                     all of it, to target/matrix.md
     python3 benches/routing/matrix.py BINARY --quick             the known weak spots and some strong ones
     python3 benches/routing/matrix.py BINARY --kinds chat,rag    also --engines, --fleets, --classes
     python3 benches/routing/matrix.py BINARY --sample 64 --first-seed 91    cells and traces that nothing was chosen on
@@ -34,7 +34,7 @@ import traffic
 
 FOLDER = pathlib.Path(__file__).parent
 CACHE = FOLDER.parents[1] / "target/matrix"
-RESULTS = FOLDER.parents[1] / "docs/results/matrix.md"
+RESULTS = FOLDER.parents[1] / "target/matrix.md"
 OURS = ["latency", "prefix", "least_loaded", "round_robin"]
 PEERS = ["power_of_two", "chwbl", "chwbl_3_blocks", "sglang_cache_aware", "llm_d", "llm_d_token_load", "dynamo", "dynamo_prefill_4",
          "smetric"]

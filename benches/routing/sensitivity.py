@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What each constant of the latency policy does: halved and doubled, on cells of the matrix.
 
-    python3 benches/routing/sensitivity.py [--binary TUNABLE] [--seeds 1] [--files score.rs,backlog.rs]      to docs/results/sensitivity.md
+    python3 benches/routing/sensitivity.py [--binary TUNABLE] [--seeds 1] [--files score.rs,backlog.rs]      to target/sensitivity.md
 
 The product has no knobs for this. A copy of the sources under target/sensitivity gets each constant of CONSTANTS multiplied by a
 factor read from the environment and is built once, without optimisation across crates; nothing in the checkout changes. Written are
@@ -26,7 +26,7 @@ import traffic
 
 ROOT = pathlib.Path(__file__).parents[2]
 COPY = ROOT / "target/sensitivity"
-RESULTS = ROOT / "docs/results/sensitivity.md"
+RESULTS = ROOT / "target/sensitivity.md"
 # File under src/routing: the constants in it. Not here are sizes of tables, limits on nonsense, and what only the other policies use.
 CONSTANTS = {
     "score.rs": ["DECODE", "UNNOTICED", "MISS"],

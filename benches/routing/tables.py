@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs the comparison of routing policies and writes its tables to docs/results/routing.md.
+"""Runs the comparison of routing policies: all tables to target/routing-tables.md, missed SLOs of `goals` to docs/results.md.
 
     python3 benches/routing/tables.py target/release/tokenway TRACES [SECTION ...]
 
@@ -15,7 +15,8 @@ import shlex
 import subprocess
 import sys
 
-RESULTS = pathlib.Path(__file__).parents[2] / "docs/results/routing.md"
+ROOT = pathlib.Path(__file__).parents[2]
+RESULTS, PAGE = ROOT / "target/routing-tables.md", ROOT / "docs/results.md"
 # As a route without a queue places requests, and as one with a queue admits them: both settled beforehand.
 CONFIGS = {"benches/routing/goal.toml": "latency", "benches/routing/queue.toml": "latency, with a queue"}
 CONVERSATION, TOOLS = "mooncake_conversation.jsonl", "toolagent_synth.jsonl"
@@ -125,20 +126,41 @@ def main():
     binary, traces = sys.argv[1], pathlib.Path(sys.argv[2])
     for section in sys.argv[3:] or SECTIONS:
         title, parts, column = SECTIONS[section]
-        lines = [f"## {title}", "", measured(), ""]
+        lines, found = [f"## {title}", "", measured(), ""], []
         for part in parts:
             runs, command = run(binary, traces, *part)
             lines += command + tables(runs, column)
+            found.append((part[0].partition("_")[0].removesuffix(".jsonl"), runs))
         replace(f"## {title}\n", "\n".join(lines))
+        if section == "goals":
+            publish(missed(found, column))
 
 
 def replace(heading, section):
     """Puts a section in the place of the one with this heading, or at the end."""
-    head, *sections = ("\n" + RESULTS.read_text()).split("\n## ")
+    text = RESULTS.read_text() if RESULTS.exists() else "# Routing in simulated time\n"
+    head, *sections = ("\n" + text).split("\n## ")
     sections = ["## " + section.strip("\n") + "\n" for section in sections]
     at = next((at for at, old in enumerate(sections) if old.startswith(heading)), len(sections))
     sections[at:at + 1] = [section.strip("\n") + "\n"]
     RESULTS.write_text("\n".join([head.strip("\n") + "\n", *sections]))
+
+
+def missed(found, column):
+    """Missed SLOs of several commands in one table: their traces and loads are its columns."""
+    cell = CELLS["SLO violations, %"]
+    columns = [(f"{name}, {of}", [r for r in runs if column(r) == of])
+               for name, runs in found for of in dict.fromkeys(column(r) for r in runs)]
+    rows = dict.fromkeys(row(r) for _, runs in columns for r in runs)
+    return table(["policy", *(title for title, _ in columns)],
+                 [[name, *(cell([r for r in runs if row(r) == name]) for _, runs in columns)] for name in rows])
+
+
+def publish(lines):
+    """Puts a table between the marks of the results page."""
+    head, _, rest = PAGE.read_text().partition("<!-- routing -->\n")
+    _, _, tail = rest.partition("<!-- /routing -->")
+    PAGE.write_text("\n".join([f"{head}<!-- routing -->", measured(), "", *lines[:-1], f"<!-- /routing -->{tail}"]))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 //!
 //! `-- cold`: what a cold replica adds to the p99 of its pool in its first minute, beside the simplest rivals.
 //! `-- hpa [SECONDS…] [TRACE…]`: missed SLOs and replica-hours of the scaler and of Kubernetes' HPA, on a daily curve and on recorded traces.
-//! The figures are in `docs/fleet.md` and `docs/autoscaling.md`.
+//! The figures are in `docs/results.md`.
 #![allow(
     missing_docs,
     unreachable_pub,

@@ -13,7 +13,7 @@ use crate::api::canaries::{Canaries, Canary, CanaryAnswer};
 pub struct CanaryArgs {
     #[command(flatten)]
     admin: AdminArgs,
-    /// What becomes of the canary; without it canaries are listed
+    /// Action on the canary; without it canaries are listed
     #[arg(value_name = "ACTION")]
     action: Option<CanaryAction>,
     /// The canary's route; not needed where only one route has one
@@ -30,7 +30,7 @@ enum CanaryAction {
     Rollback,
     /// Stay at this step
     Pause,
-    /// Go on
+    /// Continue at its step
     Resume,
 }
 

@@ -39,10 +39,10 @@ pub struct DemoArgs {
     /// Address of the gateway's admin port (port 0: a free one)
     #[arg(long, env = "TOKENWAY_DEMO_ADMIN_LISTEN", value_name = "ADDR", default_value = "127.0.0.1:9090")]
     pub admin_listen: SocketAddr,
-    /// Tell a story first: another policy, a sick replica, drift, overload; on a terminal Enter starts it later
+    /// Play the story first: another policy, a sick replica, drift, overload; on a terminal Enter starts it later
     #[arg(long, env = "TOKENWAY_DEMO_STORY", conflicts_with = "script")]
     pub story: bool,
-    /// The story alone, in less than 90 s; exit code 1 when an act did not do what it says
+    /// The story alone, in less than 90 s; exit code 1 if an act fails its check
     #[arg(long, env = "TOKENWAY_DEMO_SCRIPT", conflicts_with = "duration")]
     pub script: bool,
 }

@@ -18,23 +18,23 @@ pub struct DriftArgs {
     order: Option<DriftOrder>,
 }
 
-/// What is said of findings; without one they are listed.
+/// Operation on findings; without one they are listed.
 #[derive(Clone, Debug, Subcommand)]
 enum DriftOrder {
-    /// Somebody knows of it: no more alerts while it lasts
+    /// Acknowledge: stays listed, stops alerting
     Ack {
         /// As `tokenway drift URL` lists it
         id: String,
-        /// Take it back
+        /// Withdraw the acknowledgement
         #[arg(long)]
         undo: bool,
     },
-    /// It is over: what is now is usual
+    /// Make the present the new baseline
     Reset {
         /// As `tokenway drift URL` lists it
         id: String,
     },
-    /// No alerts of such findings for a while
+    /// Mute alerts of matching findings for a time
     Mute {
         /// Name of a route [default: every route]
         #[arg(long, value_name = "NAME")]

@@ -54,7 +54,7 @@ pub struct Cli {
 pub enum Command {
     /// Run the gateway
     Serve(ServeArgs),
-    /// Check a configuration file and say what is wrong with it
+    /// Check a configuration file: every mistake with its place and a hint
     Check(CheckArgs),
     /// Show the canaries of a gateway; promote, roll back, pause or resume one
     Canary(CanaryArgs),

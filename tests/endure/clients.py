@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Clients that do it wrong, over sockets: what each is told, what the replica saw of it, what is left behind.
 
-    clients.py BINARY [--only bodies,heads,…] [--write docs/reliability.md]
+    clients.py BINARY [--only bodies,heads,…] [--write docs/results.md]
 
 A recording replica and the gateway run on loopback, in its default configuration, with the standard library. The exit code is 1 if a
 row came out other than it says.
@@ -426,7 +426,7 @@ def main():
     if options.write:
         page = pathlib.Path(options.write)
         table_rows = "\n".join(f"| {what} | {came if is_well else f'**missed**: {came}'} |" for what, came, is_well in rows)
-        block = f"<!-- clients -->\n{datetime.date.today().isoformat()}, `just clients`; nothing was left behind where nothing is said:\n\n| clients | what came of it |\n|---|---|\n{table_rows}\n<!-- /clients -->"
+        block = f"<!-- clients -->\n{datetime.date.today().isoformat()}, `just clients`:\n\n| clients | result |\n|---|---|\n{table_rows}\n<!-- /clients -->"
         page.write_text(re.sub(r"<!-- clients -->.*<!-- /clients -->", lambda _: block, page.read_text(), flags=re.S))
     return 0 if all(is_well for _, _, is_well in rows) else 1
 

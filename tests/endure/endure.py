@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Longer runs against a release binary and simulated replicas: what a test of seconds cannot show.
 
-    endure.py BINARY [--minutes M] [--only soak,readers,…] [--write docs/reliability.md]
+    endure.py BINARY [--minutes M] [--only soak,readers,…] [--write docs/results.md]
 
 Everything runs on loopback with the standard library; h2load, slowhttptest and h2spec are used where they are installed
 (H2SPEC names one that is not on the PATH). Each run prints a row; the exit code is 1 if one failed.
@@ -283,7 +283,7 @@ class Bystander:
         return f"bystander {len(self.times)} requests, {self.failed} failed, p99 {p99:.0f} ms"
 
 
-# ---- runs: each returns (what ran, what came of it, whether it is well) -------------------------------------------
+# ---- runs: each returns (what ran, result, whether it is well) -------------------------------------------
 
 async def soak(options):
     """Random faults under mixed traffic."""
@@ -673,7 +673,7 @@ def write(path, command, rows):
     text = pathlib.Path(path).read_text()
     date = datetime.date.today().isoformat()
     table = "\n".join(f"| {name} | {what} | {came} | {'well' if is_well else '**failed**'} |" for name, what, came, is_well in rows)
-    block = f"<!-- endure -->\n{date}, `{command}`:\n\n| run | what ran | what came of it | |\n|---|---|---|---|\n{table}\n<!-- /endure -->"
+    block = f"<!-- endure -->\n{date}, `{command}`:\n\n| run | what ran | result | |\n|---|---|---|---|\n{table}\n<!-- /endure -->"
     pathlib.Path(path).write_text(re.sub(r"<!-- endure -->.*<!-- /endure -->", lambda _: block, text, flags=re.S))
 
 

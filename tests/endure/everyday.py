@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Everyday faults over sockets: what a client sees of one bad replica, a shortage of descriptors, a reload, a restart.
 
-    everyday.py BINARY [--only sick,silent,…] [--write docs/reliability.md]
+    everyday.py BINARY [--only sick,silent,…] [--write docs/results.md]
 
 Scripted replicas and the gateway run on loopback, with the standard library. Each run prints a row; the exit code is 1 if one failed.
 Run it on a machine that has nothing else to do: failures are counted, and a starved client counts as one.
@@ -147,7 +147,7 @@ async def paced(port, seconds, tasks, first=0):
     return number
 
 
-# ---- runs: each yields (what ran, what came of it, whether it is well) --------------------------------------------
+# ---- runs: each yields (event, result, whether it is well) --------------------------------------------
 
 async def sick(options):
     """Some of four replicas go bad under load."""

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What one of everything takes: resident memory of the gateway for each connection, stream, byte of a body and tenant.
 
-    memory.py BINARY [--only connections,streams,…] [--write docs/reliability.md]
+    memory.py BINARY [--only connections,streams,…] [--write docs/results.md]
 
 Scripted replicas and the gateway run on loopback, with the standard library and openssl. Each run prints a row; the exit code is 1 if one
 takes much more than when this was written, or if anything is left behind. What a cached block takes is asserted by a unit test of the index.

@@ -1,4 +1,4 @@
-"""Runs that yield rows (what happens, what came of it, whether that is well): printed as they come, and written into a page."""
+"""Runs that yield rows (event, result, whether that is well): printed as they come, and written into a page."""
 
 import argparse
 import asyncio
@@ -40,7 +40,7 @@ def run(runs, options, mark):
         page = pathlib.Path(options.write)
         head, _, rest = page.read_text().partition(f"<!-- {mark} -->\n")
         _, _, tail = rest.partition(f"<!-- /{mark} -->")
-        table = "\n".join(["| what happens | what came of it |", "|---|---|", *(f"| {what} | {came} |" for what, came in rows)])
+        table = "\n".join(["| event | result |", "|---|---|", *(f"| {what} | {came} |" for what, came in rows)])
         day = datetime.date.today().isoformat()
         page.write_text(f"{head}<!-- {mark} -->\n{day}, release build, `tests/endure/{mark}.py BINARY`:\n\n{table}\n<!-- /{mark} -->{tail}")
     return 0 if is_well else 1

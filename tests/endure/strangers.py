@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Honest traffic of three tenants beside a hostile fourth one and a fleet that fails: nobody honest may notice.
 
-    strangers.py BINARY [--minutes 60] [--rate 30] [--seed 1] [--write docs/reliability.md]
+    strangers.py BINARY [--minutes 60] [--rate 30] [--seed 1] [--write docs/results.md]
 
 Scripted replicas (engine.py) and the gateway run on loopback, with the standard library. Attacks and faults of the fleet are drawn at random, a few
 seconds each, side by side. Every prompt and answer has a word of its tenant, and every answer is checked whole. The exit code is 1 if a goal is missed.

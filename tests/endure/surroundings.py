@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What the machine around does to the gateway: clocks that jump, little memory, connections closed under it, signals, handshakes.
 
-    surroundings.py BINARY [--only reuse,drain,…] [--write docs/reliability.md]
+    surroundings.py BINARY [--only reuse,drain,…] [--write docs/results.md]
 
 Scripted replicas and the gateway run on loopback, with the standard library; faketime's library, openssl, sslscan and testssl.sh are used
 where they are installed, and `memory` needs a cgroup (v1 or v2) that it may write to. Each run prints a row; the exit code is 1 if one failed.

@@ -33,13 +33,13 @@ pub struct ColdStartArgs {
     /// The model to ask for, where the route has none of its own
     #[arg(long, value_name = "MODEL")]
     model: Option<String>,
-    /// Takes the replicas away, such as 'kubectl scale deploy/vllm --replicas=0'; without it an autoscaler is waited for
+    /// Command that stops the replicas, such as 'kubectl scale deploy/vllm --replicas=0'; without it an autoscaler is waited for
     #[arg(long, value_name = "COMMAND")]
     down: Option<String>,
-    /// Brings them back once the first request waits; without it an autoscaler is expected to
+    /// Command that starts them once the first request waits; without it an autoscaler is expected to
     #[arg(long, value_name = "COMMAND")]
     up: Option<String>,
-    /// How long replicas may take to go, and the first request to be answered
+    /// Limit for replicas to stop, and for the first answer
     #[arg(long, value_name = "TIME", default_value = "30m", value_parser = duration)]
     within: Duration,
     /// Write the result as JSON

@@ -56,16 +56,16 @@ pub struct ReplayArgs {
     /// Bound on TTFT for an empty prompt, instead of the configuration's
     #[arg(long, env = "TOKENWAY_REPLAY_TTFT", value_name = "TIME", value_parser = span)]
     pub(super) ttft: Option<Duration>,
-    /// What the bound grows by with each prompt token
+    /// Increase of the bound per prompt token
     #[arg(long, env = "TOKENWAY_REPLAY_TTFT_PER_TOKEN", value_name = "TIME", value_parser = span, requires = "ttft")]
     pub(super) ttft_per_token: Option<Duration>,
     /// Bound on TPOT, instead of the configuration's
     #[arg(long, env = "TOKENWAY_REPLAY_TPOT", value_name = "TIME", value_parser = span)]
     pub(super) tpot: Option<Duration>,
-    /// What every replica runs on, with vLLM's prefill chunks there: h100 8,192 tokens, a100 2,048
+    /// Hardware of every replica, with vLLM's prefill chunks there: h100 8,192 tokens, a100 2,048
     #[arg(long, env = "TOKENWAY_REPLAY_HARDWARE", value_name = "NAME", default_value = "h100")]
     pub(super) hardware: Hardware,
-    /// Share by which the times of steps vary; 0 is an engine that no real one is
+    /// Share by which step times vary; 0: a noiseless engine
     #[arg(long, env = "TOKENWAY_REPLAY_JITTER", value_name = "SHARE", value_parser = share)]
     pub(super) jitter: Option<f64>,
     /// The engine of every replica, as `--fit` writes it [default: a 32B model on two of --hardware]

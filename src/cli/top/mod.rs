@@ -30,10 +30,10 @@ use crate::app::signals;
 pub struct TopArgs {
     #[command(flatten)]
     admin: AdminArgs,
-    /// Write the tables once, as text; so it is where stdout is no terminal
+    /// Write the tables once, as text; the default where stdout is no terminal
     #[arg(long)]
     once: bool,
-    /// Write what the gateway says once, as JSON
+    /// Write the data once, as JSON
     #[arg(long)]
     json: bool,
 }

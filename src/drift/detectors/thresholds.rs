@@ -38,7 +38,7 @@ pub(super) const REPLICA_SLOW: Threshold =
 /// While the replica's usual difference from its peers is unknown.
 pub(super) const NEW_REPLICA_SLOW: Threshold = Threshold { min_ratio: 1.6, ..REPLICA_SLOW };
 
-/// Score of a drift of TTFT over days; `docs/drift.md` says what each score costs in false alarms.
+/// Score of a drift of TTFT over days; false alarms at this score are in `docs/results.md`.
 pub(super) const SLOW_SCORE: f64 = 3.1;
 pub(super) const SLOW_SCORE_ITL: f64 = 3.6;
 /// While the series drifts, a lower score names the replicas that do.
