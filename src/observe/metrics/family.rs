@@ -13,7 +13,8 @@ use parking_lot::RwLock;
 use prometheus::core::{MetricVec, MetricVecBuilder};
 use prometheus::{GaugeVec, IntCounterVec};
 
-use super::declare::{Declared, Foreseen};
+use super::declared::Declared;
+use super::foreseen::Foreseen;
 
 /// Label value that replaces those beyond the bounds.
 pub(super) const OTHER: &str = "other";
@@ -251,7 +252,7 @@ const ONE_VALUE_EACH: &str = "invariant: the table gives each family one value f
 mod tests {
     use prometheus::Opts;
 
-    use super::super::declare::Label;
+    use super::super::declared::Label;
     use super::*;
 
     macro_rules! family {

@@ -7,10 +7,12 @@
 mod buckets;
 mod canary;
 mod declare;
+mod declared;
 mod delta;
 mod exemplars;
 mod exponential;
 mod family;
+mod foreseen;
 mod guards;
 mod labels;
 mod log_drops;

@@ -8,7 +8,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::declare::{Foreseen, Group as _};
+use super::declare::Group as _;
+use super::foreseen::Foreseen;
 use super::table::{Families, Replicas};
 use crate::clock::Stamp;
 use crate::fleet::status::{GpuFigures, ReplicaState, ReplicaStatus};

@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use prometheus::{Histogram, HistogramVec, IntCounter};
 
-use super::declare::Foreseen;
 use super::exponential::{ExponentialKey, ExponentialSeries};
 use super::family::Family;
+use super::foreseen::Foreseen;
 use super::memo::Memo;
 use super::table::{ByRoute, Families, Replicas};
 use crate::observe::judgement::Judgement;

@@ -5,12 +5,13 @@
 
 use prometheus::{Gauge, GaugeVec, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge};
 
-use super::declare::{Declared, Foreseen, Group, Handle, Label, Maker, families};
+use super::declare::{Group, Handle, Maker, families};
+use super::declared::{Declared, Label};
 use super::exponential::{ExponentialHistogram, ExponentialSeries};
 use super::family::Family;
+use super::foreseen::{Foreseen, outcomes, reasons, refusals, served};
 use super::labels::{DeliveryResult, DropReason, JoinResult};
 use super::log_drops::LogDrops;
-use super::zero::{outcomes, reasons, refusals, served};
 
 families! {
     /// Every family of the gateway, by who feeds it.

@@ -6,14 +6,13 @@
 //! is seen.
 
 use super::Metrics;
-use super::declare::{Foreseen, Group as _, Tails};
+use super::declare::Group as _;
+use super::foreseen::Foreseen;
 use super::series::RequestKey;
 use super::table::Families;
 use crate::config::{Config, ModelMatch, Route, Slo};
-use crate::observe::slo::Missed;
-use crate::record::{Outcome, SloBounds};
+use crate::record::SloBounds;
 use crate::request::class::Class;
-use crate::stage::Stage;
 
 impl Metrics {
     /// Creates the series of the routes of `config`.
@@ -66,43 +65,6 @@ fn model(route: &Route) -> Option<&str> {
         (Some(name), _) | (None, ModelMatch::Named(name)) => Some(name),
         (None, _) => None,
     }
-}
-
-/// Whether a request met its SLO is only counted where a replica served it.
-pub(super) fn served(foreseen: &Foreseen) -> Tails {
-    if foreseen.is_served { vec![Vec::new()] } else { Vec::new() }
-}
-
-/// `outcome` and `code` of requests that a replica answered or failed to, and of those that reached none.
-pub(super) fn outcomes(foreseen: &Foreseen) -> Tails {
-    let outcomes = if foreseen.is_served {
-        [(Outcome::Ok, "200"), (Outcome::Failed, "200"), (Outcome::Failed, "502")]
-    } else {
-        [(Outcome::Refused, "429"), (Outcome::Refused, "503"), (Outcome::Failed, "502")]
-    };
-    outcomes.map(|(outcome, code)| vec![outcome.as_str(), code]).to_vec()
-}
-
-/// `reason` of misses: the bounds that there are, where they can be missed.
-pub(super) fn reasons(foreseen: &Foreseen) -> Tails {
-    let Foreseen { is_served, slo } = foreseen;
-    let reasons = [
-        (Missed::Error, true),
-        (Missed::Refused, !is_served),
-        (Missed::Ttft, *is_served && slo.ttft.is_some()),
-        (Missed::Itl, *is_served && !slo.itl.is_empty()),
-        (Missed::Tpot, *is_served && slo.tpot.is_some()),
-        (Missed::E2e, *is_served && slo.e2e.is_some()),
-    ];
-    reasons.into_iter().filter(|(_, can_be)| *can_be).map(|(missed, _)| vec![missed.as_str()]).collect()
-}
-
-/// `reason` and `stage` of what the gateway refuses: rules count them by route.
-pub(super) fn refusals(foreseen: &Foreseen) -> Tails {
-    if foreseen.is_served {
-        return Vec::new();
-    }
-    [Stage::Admit, Stage::Route].map(|stage| vec![Missed::Refused.as_str(), stage.as_str()]).to_vec()
 }
 
 const CLASSES: [Class; 3] = [Class::Short, Class::Medium, Class::Long];

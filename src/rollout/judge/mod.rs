@@ -316,9 +316,12 @@ impl Judge {
             return;
         }
         self.baseline.iter_mut().for_each(Baseline::refresh);
+        self.canary.iter_mut().flatten().for_each(Samples::refresh);
         for tail in &mut self.tails {
-            if let Some(baseline) = self.baseline.get(tail.measure as usize) {
+            let measure = tail.measure as usize;
+            if let (Some(baseline), Some(canary)) = (self.baseline.get(measure), self.canary.get(measure)) {
                 tail.test.close(baseline, passed);
+                tail.trial.level(levels(baseline, canary));
                 tail.trial.close(baseline, passed);
             }
         }
@@ -378,6 +381,20 @@ impl Judge {
     }
 }
 
+/// How much slower than it is a canary would have to be to be like the baseline, by group: a trial asks whether a breach would be seen,
+/// and one that is fast has farther to go.
+fn levels(baseline: &Baseline, canary: &[Samples; GROUPS]) -> [f64; GROUPS] {
+    let mut levels = [1.0; GROUPS];
+    for (group, (level, samples)) in levels.iter_mut().zip(canary).enumerate() {
+        if let (Some(usual), Some(own)) = (baseline.threshold(group, 0.5), samples.quantile(0.5))
+            && own > 0.0
+        {
+            *level = (usual / own).max(1.0);
+        }
+    }
+    levels
+}
+
 /// A bound with its test's name and weight in the error rate.
 struct TailBound {
     name: &'static str,
@@ -425,3 +442,29 @@ const MEDIAN_WEIGHT: f64 = 1.0;
 const BREVITY_WEIGHT: f64 = 0.5;
 /// Of errors and of goodput.
 const RATE_WEIGHTS: [f64; 2] = [2.0, 1.0];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::check::check_str;
+
+    #[test]
+    fn a_canary_that_is_faster_ends_its_steps_as_soon_as_one_that_is_alike() {
+        let text = "[[pool]]\nname = \"a\"\nreplicas = [\"http://127.0.0.1:1\"]\n[[pool]]\nname = \"b\"\n\
+                    replicas = [\"http://127.0.0.1:2\"]\n[[route]]\nmodel = \"m\"\npools = [\"a\"]\n[route.canary]\npool = \"b\"\n\
+                    steps = [{ weight = 10, soak = \"1m\" }]\nmax_ttft_ratio = { p50 = 1.1 }\nmax_itl_ratio = {}\n";
+        let canary = check_str("f", text, &|_| None).unwrap().routes[0].canary.clone().unwrap();
+        for speed in [1.0, 0.6] {
+            let mut judge = Judge::new(&canary, &SavedEvidence::default());
+            let mut random = fastrand::Rng::with_seed(1);
+            for request in 0..6000_u32 {
+                let now = f64::from(request) / 100.0;
+                let (arm, speed) = if request % 5 == 0 { (Arm::Canary, speed) } else { (Arm::Baseline, 1.0) };
+                let ttft = 0.02 * (1.0 + 0.1 * random.f64());
+                judge.observe(now, Measure::Ttft, Class::Short, Observed::of(arm, speed * ttft));
+            }
+            let evidence = judge.evidence().into_iter().find(|test| test.test == "ttft_p50").unwrap();
+            assert!(evidence.share < 0.1 && evidence.trial >= Some(1.0), "{speed}: {evidence:?}");
+        }
+    }
+}

@@ -79,6 +79,8 @@ pub(super) struct TailTest {
     bound: Bound,
     /// What the canary's values are multiplied by.
     factor: f64,
+    /// The same by group, of a trial: what brings a canary that is faster up to the baseline.
+    levels: [f64; GROUPS],
     /// By group; those of quantiles of too few values are infinite.
     thresholds: [Option<[f64; LEVELS]>; GROUPS],
     block: [Counts; GROUPS],
@@ -104,6 +106,7 @@ impl TailTest {
         Self {
             bound,
             factor,
+            levels: [1.0; GROUPS],
             thresholds: [None; GROUPS],
             block: Default::default(),
             wealth,
@@ -114,7 +117,13 @@ impl TailTest {
 
     /// The same test without evidence, by the thresholds of now.
     pub(super) fn again(&self) -> Self {
-        Self { thresholds: self.thresholds, ..Self::new(self.bound, self.factor, TailWealth::default()) }
+        let new = Self::new(self.bound, self.factor, TailWealth::default());
+        Self { thresholds: self.thresholds, levels: self.levels, ..new }
+    }
+
+    /// Sets what the canary's values of each group are multiplied by, besides the factor.
+    pub(super) fn level(&mut self, levels: [f64; GROUPS]) {
+        self.levels = levels;
     }
 
     pub(super) fn observe(&mut self, group: usize, observed: Observed) {
@@ -124,7 +133,7 @@ impl TailTest {
         };
         let value = match observed.arm {
             Arm::Baseline => observed.value,
-            Arm::Canary => observed.value * self.factor,
+            Arm::Canary => observed.value * self.factor * self.levels.get(group).unwrap_or(&1.0),
         };
         let exceeded = thresholds.iter().take_while(|threshold| value > **threshold).count();
         // What ended before its bound without an answer tells nothing.
