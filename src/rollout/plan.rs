@@ -229,16 +229,7 @@ const SHADOW: &str = "shadow: copies of requests";
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::check::check_str;
-
-    fn canary(more: &str) -> Canary {
-        let text = format!(
-            "[[pool]]\nname = \"a\"\nreplicas = [\"http://127.0.0.1:1\"]\n[[pool]]\nname = \"b\"\n\
-             replicas = [\"http://127.0.0.1:2\"]\n[[route]]\nmodel = \"m\"\npools = [\"a\"]\n[route.canary]\npool = \"b\"\n\
-             steps = [{{ weight = 10, soak = \"1m\" }}, {{ weight = 50, soak = \"2m\" }}]\n{more}"
-        );
-        check_str("f", &text, &|_| None).unwrap().routes[0].canary.clone().unwrap()
-    }
+    use crate::rollout::fixture::canary;
 
     #[test]
     fn steps_end_with_soak_and_answers_and_the_last_one_promotes() {

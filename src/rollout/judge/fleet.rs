@@ -92,14 +92,7 @@ const MIN_QUEUE: f64 = 1.0;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::check::check_str;
-
-    fn canary() -> Canary {
-        let text = "[[pool]]\nname = \"a\"\nreplicas = [\"http://127.0.0.1:1\"]\n[[pool]]\nname = \"b\"\n\
-                    replicas = [\"http://127.0.0.1:2\"]\n[[route]]\nmodel = \"m\"\npools = [\"a\"]\n[route.canary]\npool = \"b\"\n\
-                    steps = [{ weight = 10, soak = \"1m\" }]\nmax_cold_start = \"30s\"\n";
-        check_str("f", text, &|_| None).unwrap().routes[0].canary.clone().unwrap()
-    }
+    use crate::rollout::fixture;
 
     fn seen(arm: Arm, is_ready: bool, waiting: f64) -> ReplicaSeen {
         ReplicaSeen { arm, name: format!("{arm:?}").into(), is_ready, waiting: Some(waiting) }
@@ -107,7 +100,7 @@ mod tests {
 
     #[test]
     fn a_cold_start_counts_once_and_only_of_the_canary() {
-        let (canary, mut watch) = (canary(), FleetWatch::default());
+        let (canary, mut watch) = (fixture::canary("max_cold_start = \"30s\"\n"), FleetWatch::default());
         let cold = [seen(Arm::Baseline, false, 0.0), seen(Arm::Canary, false, 0.0)];
         assert_eq!(watch.look(0.0, &canary, &cold), None);
         assert_eq!(watch.look(29.0, &canary, &cold), None);
@@ -119,14 +112,14 @@ mod tests {
     #[test]
     fn a_standing_queue_is_told_from_a_burst_and_from_load_on_both() {
         for (canary_queue, baseline, breaks) in [(9.0, 1.0, true), (9.0, 8.0, false), (2.5, 1.0, false)] {
-            let (canary, mut watch) = (canary(), FleetWatch::default());
+            let (canary, mut watch) = (fixture::canary("max_cold_start = \"30s\"\n"), FleetWatch::default());
             let found = (0..70).find_map(|t| {
                 let both = [seen(Arm::Baseline, true, baseline), seen(Arm::Canary, true, canary_queue)];
                 watch.look(f64::from(t), &canary, &both)
             });
             assert_eq!(found.is_some(), breaks, "{canary_queue} {baseline}");
         }
-        let (canary, mut watch) = (canary(), FleetWatch::default());
+        let (canary, mut watch) = (fixture::canary("max_cold_start = \"30s\"\n"), FleetWatch::default());
         for t in 0..300 {
             let queue = if t % 50 == 0 { 0.0 } else { 20.0 };
             let both = [seen(Arm::Baseline, true, 0.0), seen(Arm::Canary, true, queue)];

@@ -3,8 +3,8 @@
 //! Every bound is a test of its own, over blocks of half a second at most: quantiles of TTFT, ITL, TPOT and of the length of answers
 //! (`tail`), failed attempts and missed SLOs (`rate`). Each has a part of `false_rollback_rate`, a larger one where a breach takes more
 //! requests to see, and stops the canary as soon as its evidence reaches one over its part: all of them together stop a revision
-//! within its bounds with the configured probability at most. Beside each test runs a trial: the same on a canary made worse by half its bound, which says whether a breach would have
-//! been seen by now. Where the statistics come from is in `docs/rollouts.md`.
+//! within its bounds with the configured probability at most. Beside each test runs a trial: the same on a canary made worse by half
+//! its bound, which says whether a breach would have been seen by now. Where the statistics come from is in `docs/rollouts.md`.
 
 mod baseline;
 pub mod fleet;
@@ -446,14 +446,11 @@ const RATE_WEIGHTS: [f64; 2] = [2.0, 1.0];
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::check::check_str;
+    use crate::rollout::fixture;
 
     #[test]
     fn a_canary_that_is_faster_ends_its_steps_as_soon_as_one_that_is_alike() {
-        let text = "[[pool]]\nname = \"a\"\nreplicas = [\"http://127.0.0.1:1\"]\n[[pool]]\nname = \"b\"\n\
-                    replicas = [\"http://127.0.0.1:2\"]\n[[route]]\nmodel = \"m\"\npools = [\"a\"]\n[route.canary]\npool = \"b\"\n\
-                    steps = [{ weight = 10, soak = \"1m\" }]\nmax_ttft_ratio = { p50 = 1.1 }\nmax_itl_ratio = {}\n";
-        let canary = check_str("f", text, &|_| None).unwrap().routes[0].canary.clone().unwrap();
+        let canary = fixture::canary("max_ttft_ratio = { p50 = 1.1 }\nmax_itl_ratio = {}\n");
         for speed in [1.0, 0.6] {
             let mut judge = Judge::new(&canary, &SavedEvidence::default());
             let mut random = fastrand::Rng::with_seed(1);
