@@ -29,6 +29,18 @@ fn manifest(name: &str) -> String {
     fs::read_to_string(path).unwrap()
 }
 
+/// The text at `path`, its steps separated by dots.
+fn text_at(node: &Yaml<'_>, path: &str) -> String {
+    let mut node = node.clone();
+    for key in path.split('.') {
+        node = match key.parse::<usize>() {
+            Ok(at) => node.as_sequence_get(at).unwrap_or_else(|| panic!("{path}")).clone(),
+            Err(_) => node.as_mapping_get(key).unwrap_or_else(|| panic!("{path}")).clone(),
+        };
+    }
+    node.as_str().unwrap_or_else(|| panic!("{path}")).to_owned()
+}
+
 #[test]
 fn the_wanted_number_is_told_with_its_reason_and_its_terms() {
     let (fleet, folder) = (Fleet::start(&[]), TempDir::new().unwrap());
@@ -81,34 +93,24 @@ fn the_manifests_are_yaml_and_ask_for_what_there_is() {
             }
         }
     }
-    let get = |node: &Yaml<'_>, path: &str| {
-        let mut node = node.clone();
-        for key in path.split('.') {
-            node = match key.parse::<usize>() {
-                Ok(at) => node.as_sequence_get(at).unwrap_or_else(|| panic!("{path}")).clone(),
-                Err(_) => node.as_mapping_get(key).unwrap_or_else(|| panic!("{path}")).clone(),
-            };
-        }
-        node.as_str().unwrap_or_else(|| panic!("{path}")).to_owned()
-    };
     // What the API and the page have: the test above reads both from a running gateway.
     let text = manifest("keda-metrics-api.yaml");
     let keda = &Yaml::load_from_str(&text).unwrap()[0];
-    assert!(get(keda, "spec.triggers.0.metadata.url").ends_with(":9090/api/v1/pools/llama-8b/scale"));
-    assert_eq!(get(keda, "spec.triggers.0.metadata.valueLocation"), "desired_replicas");
+    assert!(text_at(keda, "spec.triggers.0.metadata.url").ends_with(":9090/api/v1/pools/llama-8b/scale"));
+    assert_eq!(text_at(keda, "spec.triggers.0.metadata.valueLocation"), "desired_replicas");
     let text = manifest("keda-prometheus.yaml");
     let keda = &Yaml::load_from_str(&text).unwrap()[0];
     assert_eq!(
-        get(keda, "spec.triggers.0.metadata.query"),
+        text_at(keda, "spec.triggers.0.metadata.query"),
         "max(tokenway_desired_replicas{pool=\"llama-8b\"})"
     );
     let text = manifest("hpa.yaml");
     let hpa = Yaml::load_from_str(&text).unwrap();
-    assert_eq!(get(&hpa[0], "spec.metrics.0.external.metric.name"), "tokenway_desired_replicas");
+    assert_eq!(text_at(&hpa[0], "spec.metrics.0.external.metric.name"), "tokenway_desired_replicas");
     let rules = hpa[1].as_mapping_get("data").and_then(|data| data.as_mapping_get("config.yaml"));
     let rules = rules.and_then(|text| text.as_str()).unwrap();
     let rules = &Yaml::load_from_str(rules).unwrap()[0];
-    assert!(get(rules, "externalRules.0.metricsQuery").starts_with("max(tokenway_desired_replicas{"));
+    assert!(text_at(rules, "externalRules.0.metricsQuery").starts_with("max(tokenway_desired_replicas{"));
 }
 
 #[test]
@@ -128,11 +130,14 @@ fn the_gateway_s_manifest_stays_in_its_service_while_any_model_is_ready_and_make
     assert_eq!(of_kind("PodDisruptionBudget"), ["tokenway.models"]);
     assert_eq!(of_kind("Service"), ["tokenway.models", "tokenway-admin.models"]);
     assert!(manifest("keda-metrics-api.yaml").contains("http://tokenway-admin.models.svc:9090/"));
-    assert!(text.contains("readinessProbe: { httpGet: { path: /health, port: http } }"));
+    let kind = |document: &&Yaml<'_>| text_at(document, "kind") == "Deployment";
+    let gateways = documents.iter().find(kind).unwrap();
+    let probe = "spec.template.spec.containers.0.readinessProbe.httpGet";
+    assert_eq!(text_at(gateways, &format!("{probe}.path")), "/health");
+    assert_eq!(text_at(gateways, &format!("{probe}.port")), "http");
     // The Secret that it mounts is made by a command that it gives.
-    assert!(text.contains("secretName: tokenway }") && text.contains("create secret generic tokenway "));
-    for of_container in ["runAsNonRoot: true", "readOnlyRootFilesystem: true", "drop: [\"ALL\"]", "limits: {"]
-    {
+    assert!(text.contains("secretName: tokenway\n") && text.contains("create secret generic tokenway "));
+    for of_container in ["runAsNonRoot: true", "readOnlyRootFilesystem: true", "drop: [\"ALL\"]", "limits:"] {
         assert!(text.contains(of_container), "{of_container}");
     }
 }
