@@ -17,6 +17,7 @@ pub mod latency;
 pub mod line_writer;
 pub mod metrics;
 pub mod otlp;
+pub mod overdue;
 pub mod parts;
 pub(crate) mod record_guard;
 pub mod rfc3339;
@@ -44,6 +45,7 @@ use self::latency::{LatencySeries, Measure};
 use self::metrics::{BuildInfo, Metrics, StreamKey};
 use self::otlp::metrics::MetricsExport;
 use self::otlp::{Collector, CollectorError};
+use self::overdue::Overdue;
 use self::parts::Parts;
 pub use self::shadow::Shadowed;
 use self::spans::{Seen, Spans};
@@ -114,6 +116,7 @@ pub struct Surroundings {
 pub struct Observer {
     metrics: Arc<Metrics>,
     windows: Arc<Windows>,
+    overdue: Arc<Overdue>,
     decisions: Decisions,
     access_log: Option<Arc<AccessLogger>>,
     collector: Option<Collector>,
@@ -153,6 +156,8 @@ impl Observer {
             .transpose()?
             .map(Arc::new);
         let (windows, decisions) = (Arc::new(Windows::default()), Decisions::default());
+        let overdue = Arc::new(Overdue::default());
+        metrics.follow(&overdue);
         let stop = CancellationToken::new();
         if spans.is_some() {
             let tails = update_p99(Arc::clone(&windows), clock, stop.clone());
@@ -174,6 +179,7 @@ impl Observer {
         Ok(Self {
             metrics,
             windows,
+            overdue,
             decisions,
             access_log,
             collector,
@@ -223,6 +229,11 @@ impl Observer {
     /// The last hour by route.
     pub fn history(&self) -> &History {
         &self.settled.history
+    }
+
+    /// Requests in flight that have missed a bound already.
+    pub fn overdue(&self) -> &Arc<Overdue> {
+        &self.overdue
     }
 
     /// The ring of the last routing decisions.

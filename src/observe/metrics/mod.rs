@@ -41,8 +41,8 @@ use self::declare::Maker;
 pub(super) use self::delta::since;
 use self::exemplars::{Exemplar, Exemplars};
 use self::exponential::{ExponentialKey, Exponentials};
-use self::guards::Waiting;
 pub use self::guards::{GaugeGuard, QueuedGuard};
+use self::guards::{OverdueByRoute, Waiting};
 pub use self::labels::{DeliveryResult, DropReason, JoinResult};
 pub use self::log_drops::LogDrops;
 pub use self::openmetrics::Exposition;
@@ -55,6 +55,7 @@ use crate::config::Config;
 use crate::fleet::discovery::SourceStatus;
 use crate::fleet::status::ReplicaStatus;
 use crate::observe::judgement::Judgement;
+use crate::observe::overdue::Overdue;
 use crate::record::{AttemptCause, FirstToken, Outcome, Record};
 
 /// Version of this binary, for `tokenway_build_info` and spans.
@@ -78,6 +79,7 @@ pub struct Metrics {
     by_replica: DashMap<ReplicaKey, Arc<ReplicaSeries>, RandomState>,
     known_replicas: Mutex<KnownReplicas>,
     waiting: Waiting,
+    overdue: Mutex<OverdueByRoute>,
     rendering: Mutex<()>,
     edges: Edges,
     exemplars: Exemplars,
@@ -111,6 +113,7 @@ impl Metrics {
             by_replica: DashMap::default(),
             known_replicas: Mutex::default(),
             waiting: Waiting::default(),
+            overdue: Mutex::default(),
             rendering: Mutex::default(),
             edges,
             exemplars: Exemplars::default(),
@@ -301,7 +304,13 @@ impl Metrics {
             }
         }
         requests.queued_longest.set(self.waiting.longest(self.clock.now()).as_secs_f64());
+        self.overdue.lock().count(requests, self.clock.now());
         self.registry.gather()
+    }
+
+    /// Counts overdue requests on each scrape.
+    pub(super) fn follow(&self, overdue: &Arc<Overdue>) {
+        self.overdue.lock().source = Some(Arc::clone(overdue));
     }
 
     /// Makes the trace of a request the exemplar of its buckets; only for requests whose spans are kept.

@@ -86,6 +86,8 @@ families! {
                 "Connections and requests rejected before they counted as requests.";
             level inflight "tokenway_requests_inflight" []
                 "Requests being served.";
+            gauge overdue "tokenway_requests_overdue" [route]
+                "Requests being served that have missed a bound of their SLO already, on the first token or on the duration.";
         }
 
         /// Replicas, as the gateway sees them and as their engines and GPUs report themselves.
