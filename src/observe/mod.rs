@@ -13,6 +13,7 @@ mod fixture;
 pub mod history;
 pub mod instance;
 pub(crate) mod judgement;
+pub mod lag;
 pub mod latency;
 pub mod line_writer;
 pub mod metrics;
@@ -41,6 +42,7 @@ pub use self::engine_spans::EngineSpansError;
 use self::engine_spans::{EngineSpans, Settled};
 use self::history::{History, RouteHistory};
 use self::judgement::Judgement;
+use self::lag::Lag;
 use self::latency::{LatencySeries, Measure};
 use self::metrics::{BuildInfo, Metrics, StreamKey};
 use self::otlp::metrics::MetricsExport;
@@ -117,6 +119,7 @@ pub struct Observer {
     metrics: Arc<Metrics>,
     windows: Arc<Windows>,
     overdue: Arc<Overdue>,
+    lag: Arc<Lag>,
     decisions: Decisions,
     access_log: Option<Arc<AccessLogger>>,
     collector: Option<Collector>,
@@ -157,7 +160,8 @@ impl Observer {
             .map(Arc::new);
         let (windows, decisions) = (Arc::new(Windows::default()), Decisions::default());
         let overdue = Arc::new(Overdue::default());
-        metrics.follow(&overdue);
+        let lag = Arc::new(Lag::default());
+        metrics.follow(&overdue, &lag);
         let stop = CancellationToken::new();
         if spans.is_some() {
             let tails = update_p99(Arc::clone(&windows), clock, stop.clone());
@@ -180,6 +184,7 @@ impl Observer {
             metrics,
             windows,
             overdue,
+            lag,
             decisions,
             access_log,
             collector,
@@ -234,6 +239,11 @@ impl Observer {
     /// Requests in flight that have missed a bound already.
     pub fn overdue(&self) -> &Arc<Overdue> {
         &self.overdue
+    }
+
+    /// How late this process runs.
+    pub fn lag(&self) -> &Arc<Lag> {
+        &self.lag
     }
 
     /// The ring of the last routing decisions.

@@ -55,6 +55,7 @@ use crate::config::Config;
 use crate::fleet::discovery::SourceStatus;
 use crate::fleet::status::ReplicaStatus;
 use crate::observe::judgement::Judgement;
+use crate::observe::lag::{self, Lag};
 use crate::observe::overdue::Overdue;
 use crate::record::{AttemptCause, FirstToken, Outcome, Record};
 
@@ -80,6 +81,7 @@ pub struct Metrics {
     known_replicas: Mutex<KnownReplicas>,
     waiting: Waiting,
     overdue: Mutex<OverdueByRoute>,
+    lag: Mutex<Option<Arc<Lag>>>,
     rendering: Mutex<()>,
     edges: Edges,
     exemplars: Exemplars,
@@ -114,6 +116,7 @@ impl Metrics {
             known_replicas: Mutex::default(),
             waiting: Waiting::default(),
             overdue: Mutex::default(),
+            lag: Mutex::default(),
             rendering: Mutex::default(),
             edges,
             exemplars: Exemplars::default(),
@@ -305,12 +308,19 @@ impl Metrics {
         }
         requests.queued_longest.set(self.waiting.longest(self.clock.now()).as_secs_f64());
         self.overdue.lock().count(requests, self.clock.now());
+        if let Some(lag) = &*self.lag.lock() {
+            let lateness = lag.of_minute(self.clock.now());
+            process.lag.set(lateness.worst.as_secs_f64());
+            process.late.set(lateness.late);
+        }
+        process.throttled.set(lag::throttled().unwrap_or_default());
         self.registry.gather()
     }
 
-    /// Counts overdue requests on each scrape.
-    pub(super) fn follow(&self, overdue: &Arc<Overdue>) {
+    /// What is read on each scrape: overdue requests, and how late the process runs.
+    pub(super) fn follow(&self, overdue: &Arc<Overdue>, lag: &Arc<Lag>) {
         self.overdue.lock().source = Some(Arc::clone(overdue));
+        *self.lag.lock() = Some(Arc::clone(lag));
     }
 
     /// Makes the trace of a request the exemplar of its buckets; only for requests whose spans are kept.
