@@ -113,3 +113,21 @@ async fn the_stages_of_all_requests_add_up_to_their_durations() {
     let whole = sum(&gateway, "tokenway_request_duration_seconds_sum", &[]);
     assert!(whole > 0.0 && (stages / whole - 1.0).abs() < 0.01, "{stages} of {whole}");
 }
+
+#[tokio::test]
+async fn a_request_that_waits_past_its_bound_is_late_now_and_not_only_when_it_ends() {
+    let replica = Replica::start().await;
+    // A head, and then nothing for as long as the client waits.
+    replica.always(vec![sse_head(), Step::Hang]);
+    let slo = Slo { e2e: Some(Duration::from_millis(50)), ..Slo::default() };
+    let gateway = Gateway::start(with_slo(&replica, slo, &[])).await;
+    let overdue = || sum(&gateway, "tokenway_requests_overdue", &[]);
+    assert_eq!(overdue(), 0.0);
+
+    let mut client = gateway.client().await;
+    client.post(PATH, &[], CHAT.as_bytes()).await;
+    until("it is past its bound", || overdue() == 1.0).await;
+    assert_eq!(sum(&gateway, "tokenway_requests_total", &[r#"outcome="ok""#]), 0.0);
+    drop(client);
+    until("who has left waits no longer", || overdue() == 0.0).await;
+}
