@@ -172,14 +172,17 @@ pub(super) fn judge(replicas: &mut [ReplicaHistory], quarter: i64) -> Vec<SlowRe
         replica.residual.close(quarter);
     }
     let count = |of: fn(&ReplicaHistory) -> u64| replicas.iter().map(of).sum::<u64>() as f64;
-    let is_by_work = count(|r| r.residual.hour().count()) >= PREDICTED * count(|r| r.ttft.hour().count());
+    let all = count(|r| r.ttft.hour().count());
+    if all == 0.0 {
+        return Vec::new();
+    }
+    let is_by_work = count(|r| r.residual.hour().count()) >= PREDICTED * all;
     for replica in replicas.iter_mut().filter(|replica| replica.is_usual_by_work != is_by_work) {
         replica.reset();
         replica.is_usual_by_work = is_by_work;
     }
     let hours: Vec<Option<HourMedian>> = replicas.iter().map(|r| r.last_hour(is_by_work)).collect();
-    let medians: Vec<f64> =
-        replicas.iter().map(|r| r.ttft.hour().quantile(0.5).unwrap_or_default()).collect();
+    let medians: Vec<Option<f64>> = replicas.iter().map(|r| r.ttft.hour().quantile(0.5)).collect();
     let beside = |own: usize, of: &dyn Fn(usize) -> Option<f64>| {
         median(&(0..hours.len()).filter(|other| *other != own).filter_map(of).collect::<Vec<_>>())
     };
@@ -197,8 +200,8 @@ pub(super) fn judge(replicas: &mut [ReplicaHistory], quarter: i64) -> Vec<SlowRe
             replica.is_slow = true;
             slow.push(SlowReplica {
                 replica: index,
-                now: medians.get(index).copied().unwrap_or_default(),
-                others: beside(index, &|other| medians.get(other).copied()).unwrap_or_default(),
+                now: medians.get(index).copied().flatten().unwrap_or_default(),
+                others: beside(index, &|other| medians.get(other).copied().flatten()).unwrap_or_default(),
                 ratio: excess.exp(),
                 is_by_work,
             });
