@@ -177,7 +177,13 @@ impl RoutingTable {
     #[must_use]
     pub fn slo(&self, class: &str, prompt: Tokens) -> SloBounds {
         let Slo { ttft, itl, tpot, e2e } = self.config.slo.get(class).copied().unwrap_or_default();
-        SloBounds { ttft: ttft.map(|bound| bound.for_prompt(prompt)), itl, tpot, e2e }
+        SloBounds {
+            ttft: ttft.map(|bound| bound.for_prompt(prompt)),
+            ttft_base: ttft.map(|bound| bound.base),
+            itl,
+            tpot,
+            e2e,
+        }
     }
 }
 

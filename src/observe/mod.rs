@@ -9,7 +9,7 @@ mod debug;
 mod decisions;
 mod engine_spans;
 #[cfg(test)]
-mod fixture;
+pub(crate) mod fixture;
 pub mod history;
 pub mod instance;
 pub(crate) mod judgement;

@@ -17,6 +17,8 @@ pub struct DecisionSummary {
     pub waited: Duration,
     /// Predicted TTFT at the chosen replica, `waited` included; `None` where the policy does not predict.
     pub predicted_ttft: Option<Duration>,
+    /// How slow the chosen replica is in that prediction: 1 is the pool's speed.
+    pub pace: f64,
     /// Prompt tokens expected in the chosen replica's cache.
     pub predicted_hit: Tokens,
     /// Number of replicas compared.
@@ -178,6 +180,7 @@ mod tests {
             reason,
             waited: Duration::ZERO,
             predicted_ttft: Some(Duration::from_millis(300)),
+            pace: 1.0,
             predicted_hit: Tokens(0),
             candidates: 2,
             is_cold: false,

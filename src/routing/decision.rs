@@ -80,6 +80,7 @@ impl Decision {
             reason: self.reason.as_str(),
             waited,
             predicted_ttft: self.predicted_ttft.map(|from_now| waited + from_now),
+            pace: self.terms.pace,
             predicted_hit: self.hit,
             candidates: self.candidates,
             is_cold: false,

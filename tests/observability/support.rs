@@ -167,6 +167,7 @@ pub(crate) fn record() -> Record {
             reason: "prefix",
             waited: Duration::from_millis(1),
             predicted_ttft: Some(Duration::from_millis(150)),
+            pace: 1.0,
             predicted_hit: Tokens(64),
             candidates: 2,
             is_cold: false,

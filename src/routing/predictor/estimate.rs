@@ -56,6 +56,8 @@ pub struct Terms {
     pub ahead: Tokens,
     /// Own prompt, as far as it is to be computed.
     pub work: Work,
+    /// How slow the replica is, of the pool's speed, overdue answers included.
+    pub pace: f64,
     /// Seconds until the engine gets to it.
     pub wait: f64,
     /// Seconds to compute it.
@@ -200,6 +202,7 @@ impl Estimate {
         Terms {
             ahead: Tokens(others.tokens),
             work,
+            pace: lag * self.slowness,
             wait: wait + slot_wait,
             prefill,
             slot_wait,
