@@ -144,6 +144,7 @@ fn decisions(app: &App, clock: Clock) -> f64 {
             conversation: None,
             sampling: tokenway::routing::Sampling::default(),
             has_media: false,
+            lacks_adapter: None,
             tried: &tried,
         };
         for pool in pools.iter().take(1) {

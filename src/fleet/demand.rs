@@ -9,7 +9,7 @@ use super::life::ReplicaState;
 use super::pool::PoolState;
 use super::registry::Fleet;
 use super::replica::Replica;
-use crate::admission::{Outlook, Share, WaitReason, Waiter};
+use crate::admission::{Line, Outlook, Share, WaitReason, Waiter};
 use crate::clock::Stamp;
 use crate::routing::{
     Ask, Dispatcher, EngineLimits, EngineSignals, Prompt, SlotSet, Target, Typical, Verdict, policies,
@@ -136,7 +136,7 @@ impl PoolState {
     fn predicted_ttft(&self, typical: &Typical, now: Stamp) -> Option<Duration> {
         let replicas = self.replicas();
         let targets = replicas.iter().filter(|replica| replica.is_ready()).map(|replica| &replica.target);
-        let ahead = |last: &Waiter| self.queue.ahead(last);
+        let ahead = |last: &Waiter| Line::ahead(&&*self.queue, last);
         predicted_ttft(&self.dispatcher, &self.engine_limits(), targets, ahead, typical, now)
     }
 }
@@ -162,6 +162,7 @@ pub(crate) fn predicted_ttft<'t>(
         conversation: None,
         sampling: crate::routing::Sampling::default(),
         has_media: false,
+        lacks_adapter: None,
         tried: &tried,
     };
     // Collected, so that they may be lent for as short as the question.

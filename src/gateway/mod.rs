@@ -4,7 +4,6 @@
 //! then [`prepare`] (read, identify, classify, admit), [`exchange`] (pick, send, retry) and [`reply`] (relay).
 //! The record is filled on the way and published when the response body is dropped.
 
-mod adapters;
 mod answer_buffer;
 pub mod attempt;
 mod blame;

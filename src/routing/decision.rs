@@ -36,6 +36,9 @@ pub fn decide(policy: &dyn Policy, query: &Query<'_>, candidates: &mut [Candidat
     if choice.reason == Reason::Prefix && policy.predicts() && !stakes.is_won_by_hit(winner, &eligible) {
         choice.reason = Reason::Load;
     }
+    if !winner.lacks_adapter && eligible.iter().any(|(_, one)| one.lacks_adapter) {
+        choice.reason = Reason::Adapter;
+    }
     // What it will meet is worth knowing however it was chosen.
     let terms = stakes.terms(winner);
     Some(Decision {

@@ -8,8 +8,6 @@
 //! the same code runs in simulated time.
 
 mod backlog;
-mod batch_limit;
-mod bound;
 mod cache_counters;
 mod candidate;
 mod decision;
@@ -18,6 +16,7 @@ mod float;
 mod foreign;
 mod hazard;
 mod load;
+mod miss;
 pub mod policies;
 mod pools;
 mod predictor;
@@ -31,6 +30,7 @@ mod score;
 mod signals;
 mod slots;
 pub mod target;
+pub(crate) mod tuning;
 mod verdict;
 mod work;
 
@@ -42,7 +42,9 @@ pub use self::decision::{Decision, MAX_LOGGED, cheapest, decide};
 pub use self::dispatcher::{Ask, Assignment, Dispatcher, Judged};
 pub use self::foreign::Foreign;
 pub use self::hazard::{Curve, POINTS};
-pub use self::load::{Lesson, LoadGuard, LoadView, Pace, Placement, REFRESH_EVERY, Refreshed, ReplicaLoad};
+pub use self::load::{
+    LoadGuard, LoadView, Pace, Placement, REFRESH_EVERY, Refreshed, ReplicaLoad, TimingSample,
+};
 pub use self::policies::{Choice, Eligible, Policy, Reason};
 pub use self::pools::{CanaryShare, CanaryShares, PoolWheel};
 pub use self::predictor::{Calibration, Estimate, PoolModel, PoolView, Terms, Typical};

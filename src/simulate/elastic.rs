@@ -11,6 +11,7 @@ use tokenway_sim::replay::{Arrival, Ended, Fleet, RequestId, Router};
 use tokenway_sim::time::Stamp as SimStamp;
 
 use super::product_router::{ProductRouter, ReplayedRoute};
+use crate::admission::Line;
 use crate::clock::Stamp;
 use crate::fleet::demand::{EngineLoad, PoolLoad, predicted_ttft};
 use crate::fleet::status::ReplicaState;
@@ -200,7 +201,7 @@ impl<C: Conductor> Elastic<C> {
             .filter(|(_, engine)| engine.is_ready())
             .map(|(slot, engine)| (*slot, engine.context));
         let typical = router.dispatcher.model.typical(&router.arrivals.mean_work(), contexts, now);
-        let ahead = |last: &crate::admission::Waiter| router.queue.ahead(last);
+        let ahead = |last: &crate::admission::Waiter| Line::ahead(&router.queue, last);
         let ttft = |typical| predicted_ttft(&router.dispatcher, &router.limits, ready(), ahead, typical, now);
         PoolLoad {
             pool: "p".into(),
