@@ -19,7 +19,7 @@ pub(super) fn adapter_to_keep_to<'r>(
     let model = request.model.as_deref().filter(|_| pool.tells_adapters())?;
     let (mut holders, mut others) = (None, None);
     for replica in replicas.iter().filter(may_take) {
-        let least = if replica.adapters.holds(model) { &mut holders } else { &mut others };
+        let least = if replica.engine.adapters.holds(model) { &mut holders } else { &mut others };
         let inflight = replica.target.load.inflight();
         *least = Some(least.map_or(inflight, |least: u64| least.min(inflight)));
     }

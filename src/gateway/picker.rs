@@ -123,7 +123,7 @@ fn tried_in<'t>(tried: &'t Tried, pool: &PoolState) -> Option<&'t SlotSet> {
 fn has_open(pool: &PoolState, request: &Prepared, tried: &SlotSet) -> bool {
     let serves = |replica: &Arc<Replica>| {
         request.model.as_deref().is_none_or(|model| {
-            let models = replica.models.load();
+            let models = replica.engine.models.load();
             models.is_empty() || models.iter().any(|m| &*m.id == model)
         })
     };
@@ -177,7 +177,7 @@ fn choose(
         tried: tried_in(context.tried, pool).unwrap_or(&none),
     };
     let adapter = adapter_to_keep_to(pool, request, &replicas, |r| may_take(r) && is_untried(r));
-    let holds = |r: &&Arc<Replica>| adapter.is_none_or(|adapter| r.adapters.holds(adapter));
+    let holds = |r: &&Arc<Replica>| adapter.is_none_or(|adapter| r.engine.adapters.holds(adapter));
     let targets = replicas.iter().filter(|r| may_take(r) && holds(r)).map(|replica| &replica.target);
     let policy = &*request.route.policy;
     let judged = pool.dispatcher.judge(policy, &ask, &pool.engine_limits(), now, targets)?;
@@ -240,12 +240,14 @@ fn prompt_of<'a>(request: &'a Prepared, block_end: &'a dyn Fn(usize) -> u64) -> 
 
 /// Whether a replica that lists its models does not list this one, while another one of its pool does.
 fn is_missing(pool: &PoolState, replica: &Replica, model: &str) -> bool {
-    !replica.models.load().is_empty() && !replica.lists(model) && pool.others_list(replica, model)
+    !replica.engine.models.load().is_empty() && !replica.lists(model) && pool.others_list(replica, model)
 }
 
 /// Whether another ready replica lists models, but not this one.
 fn lacked_elsewhere(replicas: &[Arc<Replica>], model: &str) -> bool {
-    replicas.iter().any(|other| other.is_ready() && !other.models.load().is_empty() && !other.lists(model))
+    replicas
+        .iter()
+        .any(|other| other.is_ready() && !other.engine.models.load().is_empty() && !other.lists(model))
 }
 
 /// Cost terms of the cheapest candidates, by replica name.

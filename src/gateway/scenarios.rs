@@ -150,7 +150,7 @@ impl Live {
         let table = gateway.table.load_full();
         let replicas = table.pools[0].replicas();
         // Their addresses answer nothing: no probe and no scrape but the simulation's.
-        replicas.iter().for_each(|replica| replica.removed.cancel());
+        replicas.iter().for_each(|replica| replica.removed().cancel());
         let zero = Duration::from_secs(10);
         runtime.block_on(async {
             tokio::time::sleep(zero).await;
@@ -162,7 +162,7 @@ impl Live {
                 tokio::task::yield_now().await;
             }
         });
-        replicas.iter().for_each(|replica| replica.happened(Event::Adopted, "simulated"));
+        replicas.iter().for_each(|replica| replica.apply(Event::Adopted, "simulated"));
         Self {
             runtime,
             gateway,
@@ -282,7 +282,7 @@ impl Router for Live {
     fn ended(&mut self, request: RequestId, end: &Ended) {
         let at = self.live(end.at);
         let Some(mut stream) = self.streams.remove(&request) else { return };
-        stream.pick.answered(at);
+        stream.pick.answered(false, at);
         stream.pick.learn(TokenCounts { cached: Some(Tokens(end.cached)), ..TokenCounts::default() });
         if let Some(first) = stream.first_token {
             stream.pick.assignment.served(first, at, Some(Tokens(end.output)), stream.tokens);

@@ -224,7 +224,7 @@ impl RouteState {
         let Some(model) = model else { return false };
         self.pools.iter().any(|(pool, _)| {
             let replicas = pool.replicas();
-            replicas.iter().any(|r| r.is_ready() && r.models.load().iter().any(|m| &*m.id == model))
+            replicas.iter().any(|r| r.is_ready() && r.lists(model))
         })
     }
 
