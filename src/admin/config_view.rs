@@ -10,14 +10,14 @@ use serde_json::{Map, Value as Json, json};
 
 use crate::config::{
     AccessLog, Canary, Config, DataParallel, Dcgm, Declared, Degrade, Hedge, HedgeAfter, Keep, Pool, PoolTls,
-    QuantileRatios, Route, Secret, Slo, Telemetry, Tenant, masked_headers,
+    QuantileRatios, Route, Secret, Telemetry, masked_headers,
 };
 use crate::stage::{Stage, StageBudget};
 
 /// The whole configuration.
 pub(super) fn config(config: &Config) -> Json {
     let slo: Map<String, Json> =
-        config.slo.iter().map(|(name, bounds)| (name.to_string(), slo(bounds))).collect();
+        config.slo.iter().map(|(name, bounds)| (name.to_string(), bounds.view())).collect();
     json!({
         "server": config.server.view(),
         "admin": config.admin.view(),
@@ -27,22 +27,10 @@ pub(super) fn config(config: &Config) -> Json {
         "classes": config.classes.view(),
         "pool": config.pools.iter().map(pool).collect::<Vec<_>>(),
         "route": config.routes.iter().map(|of| route(config, of)).collect::<Vec<_>>(),
-        "tenant": config.tenants.iter().map(tenant).collect::<Vec<_>>(),
+        "tenant": config.tenants.iter().map(Declared::view).collect::<Vec<_>>(),
         "auth": { "jwt": config.jwt.as_ref().map(Declared::view) },
         "telemetry": telemetry(&config.telemetry),
         "drift": config.drift.view(),
-    })
-}
-
-fn slo(slo: &Slo) -> Json {
-    json!({
-        "ttft": slo.ttft.map(|bound| json!({
-            "base": seconds(bound.base),
-            "per_prompt_token": seconds(bound.per_prompt_token),
-        })),
-        "itl": slo.itl.iter().map(|(percent, bound)| (format!("p{percent}"), seconds(bound).into())).collect::<Map<_, _>>(),
-        "tpot": slo.tpot.map(seconds),
-        "e2e": slo.e2e.map(seconds),
     })
 }
 
@@ -168,18 +156,6 @@ fn stage_budget(budget: &StageBudget) -> Json {
         .map(|(stage, share)| (stage.as_str().to_owned(), seconds(share).into()))
         .collect::<Map<_, _>>()
         .into()
-}
-
-fn tenant(tenant: &Tenant) -> Json {
-    json!({
-        "name": &*tenant.name,
-        "keys": vec![MASK; tenant.key_digests.len()],
-        "client_names": tenant.client_names.iter().map(|name| &**name).collect::<Vec<_>>(),
-        "routes": tenant.routes.as_ref().map(|routes| routes.iter().map(|name| &**name).collect::<Vec<_>>()),
-        "weight": tenant.weight,
-        "priority": tenant.priority,
-        "limits": tenant.limits.view(),
-    })
 }
 
 fn pool_tls(tls: &PoolTls) -> Json {
