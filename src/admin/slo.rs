@@ -81,6 +81,12 @@ fn figures(
             figures.five.slot.merge(&slot);
         }
     }
+    // What has missed a bound and has not ended is a miss now.
+    for late in admin.observer.overdue().of_route(&route.name, now) {
+        for window in [&mut figures.minute, &mut figures.five] {
+            window.slot.add_late(&late);
+        }
+    }
     for (window, slots) in [(&mut figures.minute, IN_MINUTE), (&mut figures.five, IN_FIVE)] {
         let counts = |measure| {
             let windows = admin.observer.windows();

@@ -186,6 +186,11 @@ impl Running {
         let stop_admin = CancellationToken::new();
         let serving = admin::serve(socket, Arc::new(state), tracker.clone(), stop_admin.clone());
         tracker.spawn_on(serving, runtimes.control.handle());
+        // On the threads of the data path, whose waits it measures.
+        tracker.spawn_on(
+            Arc::clone(observers.observer.lag()).measure(clock, stop_admin.clone()),
+            runtimes.data.handle(),
+        );
         tracker.spawn_on(follow_wall(clock, stop_admin.clone()), runtimes.control.handle());
         Ok(Self { app, observers, admin, launch, control, stop_admin, tracker })
     }

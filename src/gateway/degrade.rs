@@ -46,6 +46,7 @@ pub(super) async fn degrade(
     record.slo = prepared.slo;
     record.slo_class = Arc::clone(&prepared.route.config.slo);
     record.stage_budget.clone_from(&prepared.route.config.stage_budget);
+    guard.watch_bounds();
     true
 }
 

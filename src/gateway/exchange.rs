@@ -222,6 +222,7 @@ impl Exchange {
         let due = hedge::due(&self.prepared, cause, &flight);
         // In the record from here on: a client that leaves now drops this future, and it waited for this replica.
         let open = flight.lost_entry(flight.times().start);
+        self.guard.asks(&open.served);
         self.guard.record().attempts.push(open);
         let flown = hedge::fly(&self.outbound(&identity), flight, due, &self.tried).await;
         let Flown { flight, landed: result, other } = flown;

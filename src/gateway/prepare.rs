@@ -581,6 +581,7 @@ fn admit(
     record.slo = prepared.slo;
     record.slo_class = class;
     record.stage_budget.clone_from(&route.config.stage_budget);
+    guard.watch_bounds();
     prepared.session = headers.get(X_SESSION_ID).map(|v| prepared.table.seed.hash(v.as_bytes()));
     let now = gateway.clock.now();
     let prompt = prepared.prompt.chain.whole();

@@ -13,10 +13,12 @@ mod fixture;
 pub mod history;
 pub mod instance;
 pub(crate) mod judgement;
+pub mod lag;
 pub mod latency;
 pub mod line_writer;
 pub mod metrics;
 pub mod otlp;
+pub mod overdue;
 pub mod parts;
 pub(crate) mod record_guard;
 pub mod rfc3339;
@@ -40,10 +42,12 @@ pub use self::engine_spans::EngineSpansError;
 use self::engine_spans::{EngineSpans, Settled};
 use self::history::{History, RouteHistory};
 use self::judgement::Judgement;
+use self::lag::Lag;
 use self::latency::{LatencySeries, Measure};
 use self::metrics::{BuildInfo, Metrics, StreamKey};
 use self::otlp::metrics::MetricsExport;
 use self::otlp::{Collector, CollectorError};
+use self::overdue::Overdue;
 use self::parts::Parts;
 pub use self::shadow::Shadowed;
 use self::spans::{Seen, Spans};
@@ -116,6 +120,8 @@ pub struct Surroundings {
 pub struct Observer {
     metrics: Arc<Metrics>,
     windows: Arc<Windows>,
+    overdue: Arc<Overdue>,
+    lag: Arc<Lag>,
     decisions: Decisions,
     access_log: Option<Arc<AccessLogger>>,
     collector: Option<Collector>,
@@ -155,6 +161,9 @@ impl Observer {
             .transpose()?
             .map(Arc::new);
         let (windows, decisions) = (Arc::new(Windows::default()), Decisions::default());
+        let overdue = Arc::new(Overdue::default());
+        let lag = Arc::new(Lag::default());
+        metrics.follow(&overdue, &lag);
         let stop = CancellationToken::new();
         if spans.is_some() {
             let tails = update_p99(Arc::clone(&windows), clock, stop.clone());
@@ -176,6 +185,8 @@ impl Observer {
         Ok(Self {
             metrics,
             windows,
+            overdue,
+            lag,
             decisions,
             access_log,
             collector,
@@ -218,6 +229,16 @@ impl Observer {
     /// The last hour by route.
     pub fn history(&self) -> &History {
         &self.settled.history
+    }
+
+    /// Requests in flight that have missed a bound already.
+    pub fn overdue(&self) -> &Arc<Overdue> {
+        &self.overdue
+    }
+
+    /// How late this process runs.
+    pub fn lag(&self) -> &Arc<Lag> {
+        &self.lag
     }
 
     /// The ring of the last routing decisions.

@@ -9,11 +9,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tokio_util::sync::CancellationToken;
 
 use crate::admission::TenantPermit;
-use crate::clock::Clock;
+use crate::clock::{Clock, Stamp};
 use crate::error::Failure;
 use crate::observe::Observer;
 use crate::observe::metrics::GaugeGuard;
-use crate::record::{Opening, Outcome, Record};
+use crate::observe::overdue::BoundGuard;
+use crate::record::{Opening, Outcome, Record, Served};
 
 /// How the original of a copy ended.
 #[derive(Clone, Debug, Default)]
@@ -35,6 +36,7 @@ pub struct RecordGuard {
     open: Arc<AtomicU64>,
     permit: Option<TenantPermit>,
     copy: Option<OriginalEnd>,
+    bounds: Option<BoundGuard>,
     _inflight: GaugeGuard,
 }
 
@@ -52,6 +54,7 @@ impl RecordGuard {
             open: Arc::clone(open),
             permit: None,
             copy: None,
+            bounds: None,
             _inflight: observer.metrics().request_inflight(),
         }
     }
@@ -68,6 +71,26 @@ impl RecordGuard {
 
     pub fn clock(&self) -> Clock {
         self.clock
+    }
+
+    /// Its SLO is known: from now on it counts as a miss as soon as a bound has passed.
+    pub fn watch_bounds(&mut self) {
+        self.bounds = self.record.as_deref().and_then(|record| self.observer.overdue().watch(record));
+    }
+
+    /// An attempt goes to this replica.
+    pub fn asks(&self, served: &Served) {
+        if let Some(bounds) = &self.bounds {
+            bounds.asks(served);
+        }
+    }
+
+    /// Its first token came at `at`.
+    pub fn first_token(&mut self, at: Stamp) {
+        self.record().at.first_token = Some(at);
+        if let Some(bounds) = &self.bounds {
+            bounds.first_token();
+        }
     }
 
     /// Its tenant's permit, settled when the request has ended.
@@ -111,6 +134,7 @@ impl RecordGuard {
 impl Drop for RecordGuard {
     fn drop(&mut self) {
         self.open.fetch_sub(1, Ordering::Relaxed);
+        self.bounds = None;
         let Some(mut shared) = self.record.take() else { return };
         let Some(record) = Arc::get_mut(&mut shared) else { return };
         record.at.end = self.clock.now();

@@ -180,8 +180,8 @@ impl StreamBody {
         self.has_first_token = true;
         self.reader.watch.decodes(at);
         self.pick.first_token(at);
+        self.guard.first_token(at);
         let record = self.guard.record();
-        record.at.first_token = Some(at);
         let Some(read) = record.at.read else { return };
         let first = FirstToken {
             route: Arc::clone(&record.route),

@@ -22,6 +22,9 @@ def tokens_of(text):
     """About what a tokenizer makes of a text."""
     plain = sum(character.isascii() for character in text)
     return plain // 4 + 2 * (len(text) - plain) + 1
+# An answer of 480 KB, made once: hundreds of them would stop the script, and with it all engines and clients, for seconds.
+LARGE = json.dumps({"object": "list", "model": "sim", "data": [{"object": "embedding", "index": 0, "embedding": [0.125] * 60_000}],
+                    "usage": {"prompt_tokens": 3, "total_tokens": 3}})
 
 
 def words(text, model):
@@ -127,8 +130,8 @@ class Engine:
         pieces = re.findall(r"\S*\s+|\S+$", answer)
         usage = {"prompt_tokens": tokens_of(prompt + begun), "completion_tokens": len(pieces), "total_tokens": tokens_of(prompt) + len(pieces)}
         if path == "/v1/embeddings":
-            value = [0.125] * 60_000 if odd == "large" else vector(prompt)
-            return self.whole(writer, 200, {"object": "list", "model": model, "data": [{"object": "embedding", "index": 0, "embedding": value}], "usage": usage})
+            return self.whole(writer, 200, LARGE if odd == "large" else {
+                "object": "list", "model": model, "data": [{"object": "embedding", "index": 0, "embedding": vector(prompt)}], "usage": usage})
         if path == "/v1/messages":
             content = [{"type": "tool_use", "id": "t", "name": "f", "input": json.loads(quoted)}] if odd == "tool" else [{"type": "text", "text": answer}]
             return self.whole(writer, 200, {"id": "m", "type": "message", "role": "assistant", "model": model, "content": content,

@@ -131,6 +131,7 @@ class Field:
         self.broken = []  # (port, from, to) in which a replica lost work that may not be repeated
         self.number = 0
         self.rss, self.descriptors, self.ejected, self.unfair = [], [], {}, []
+        self.stalls = []  # seconds by which the script's own loop was late
         self.hurt, self.now = [], {}  # (port, from, to) of every fault; what runs now, by lane
 
     def engines(self):
@@ -303,6 +304,13 @@ class Field:
                 self.notes[kind.__name__].append(note)
                 self.say(f"{kind.__name__}: {note}")
             await asyncio.sleep(self.rng.uniform(*pause))
+
+    async def watch_itself(self):
+        """How long engines and clients, which share a process, stood still: what fails then is no gateway's fault."""
+        while time.monotonic() < self.end:
+            began = time.monotonic()
+            await asyncio.sleep(0.1)
+            self.stalls.append(time.monotonic() - began - 0.1)
 
     async def watch(self):
         while time.monotonic() < self.end:
@@ -668,7 +676,8 @@ async def soak(options):
     field = Field(options, gate, pools, targets)
     await field.all_ready()
     field.rss, field.descriptors = [gate.rss() / 2**20], [gate.descriptors()]
-    await asyncio.gather(field.traffic(), field.lane("attack", ATTACKS, (0.5, 2)), field.lane("fault", FAULTS, (1, 4)), field.watch())
+    await asyncio.gather(field.traffic(), field.lane("attack", ATTACKS, (0.5, 2)), field.lane("fault", FAULTS, (1, 4)), field.watch(),
+                         field.watch_itself())
     is_ready = await field.all_ready()
     names = [name for name in field.stored if field.is_kept(name)]
     for at in range(0, len(names), 20):
@@ -683,6 +692,8 @@ async def soak(options):
     sent, failed, apart = (sum(counter.values()) for counter in (field.sent, field.failed, field.apart))
 
     yield "drawn", f"{options.minutes} minutes: {tally(field.drawn, 99)}", True
+    late = [stall for stall in field.stalls if stall > 1]
+    yield "the script itself was late", f"{len(late)} times by more than a second, {max(field.stalls):.1f} s at most", True
     yield "honest requests by kind", f"{sent:,}: {tally(field.sent, 99)}", True
     yield "honest requests failed", f"{failed} of {sent:,} ({failed / sent:.3%}): {tally(field.failed)}", failed <= FAILED_AT_MOST * sent
     yield "stored work that was at a replica as it died or answered nonsense, sent once, counted apart", f"{apart}: {tally(field.apart)}", True

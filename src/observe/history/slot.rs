@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::observe::judgement::Judgement;
+use crate::observe::overdue::Late;
 use crate::observe::slo::SloVerdict;
 use crate::record::Record;
 use crate::stage::Stage;
@@ -190,6 +191,27 @@ impl Slot {
         }
         for failed in record.attempts.iter().filter(|attempt| attempt.error.is_some()) {
             self.part(Dimension::Replica, &failed.served.replica).failures += 1;
+        }
+    }
+
+    /// Counts a request that has missed a bound and has not ended: as the miss that its record will be.
+    pub fn add_late(&mut self, late: &Late) {
+        let blamed = late.stage() as usize;
+        count(&mut self.missed, late.missed as usize);
+        count(&mut self.missed_in, blamed);
+        let class: Arc<str> = late.class.into();
+        let (replica, revision) = late.asked.as_ref().map(|(replica, revision)| (replica, revision)).unzip();
+        let dimensions = [
+            (Dimension::Replica, replica),
+            (Dimension::Revision, revision),
+            (Dimension::Tenant, Some(&late.tenant)),
+            (Dimension::Class, Some(&class)),
+        ];
+        for (dimension, name) in dimensions {
+            let Some(name) = name else { continue };
+            let part = self.part(dimension, name);
+            part.judged += 1;
+            count(&mut part.missed_in, blamed);
         }
     }
 

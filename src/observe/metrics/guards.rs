@@ -1,7 +1,7 @@
 //! Gauges that count something for as long as a value lives.
 
-use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,7 +9,9 @@ use parking_lot::Mutex;
 use prometheus::IntGauge;
 
 use super::Metrics;
+use super::table::Requests;
 use crate::clock::Stamp;
+use crate::observe::overdue::Overdue;
 
 impl Metrics {
     /// Counts a request as in flight while the guard lives.
@@ -91,6 +93,24 @@ impl Waiting {
             if *same.get() == 0 {
                 same.remove();
             }
+        }
+    }
+}
+
+/// Overdue requests by route; a route that had some keeps its series.
+#[derive(Default)]
+pub(super) struct OverdueByRoute {
+    pub(super) source: Option<Arc<Overdue>>,
+    counts: HashMap<Arc<str>, u32>,
+}
+
+impl OverdueByRoute {
+    pub(super) fn count(&mut self, families: &Requests, now: Stamp) {
+        let Some(overdue) = &self.source else { return };
+        self.counts.values_mut().for_each(|count| *count = 0);
+        overdue.routes(now, |route| *self.counts.entry(Arc::clone(route)).or_default() += 1);
+        for (route, count) in &self.counts {
+            families.overdue.set([&**route], Some(f64::from(*count)));
         }
     }
 }

@@ -41,8 +41,8 @@ use self::declare::Maker;
 pub(super) use self::delta::since;
 use self::exemplars::{Exemplar, Exemplars};
 use self::exponential::{ExponentialKey, Exponentials};
-use self::guards::Waiting;
 pub use self::guards::{GaugeGuard, QueuedGuard};
+use self::guards::{OverdueByRoute, Waiting};
 pub use self::labels::{DeliveryResult, DropReason, JoinResult};
 pub use self::log_drops::LogDrops;
 pub use self::openmetrics::Exposition;
@@ -55,6 +55,8 @@ use crate::config::Config;
 use crate::fleet::discovery::SourceStatus;
 use crate::fleet::status::ReplicaStatus;
 use crate::observe::judgement::Judgement;
+use crate::observe::lag::{self, Lag};
+use crate::observe::overdue::Overdue;
 use crate::record::{AttemptCause, FirstToken, Outcome, Record};
 
 /// Version of this binary, for `tokenway_build_info` and spans.
@@ -78,6 +80,8 @@ pub struct Metrics {
     by_replica: DashMap<ReplicaKey, Arc<ReplicaSeries>, RandomState>,
     known_replicas: Mutex<KnownReplicas>,
     waiting: Waiting,
+    overdue: Mutex<OverdueByRoute>,
+    lag: Mutex<Option<Arc<Lag>>>,
     rendering: Mutex<()>,
     edges: Edges,
     exemplars: Exemplars,
@@ -111,6 +115,8 @@ impl Metrics {
             by_replica: DashMap::default(),
             known_replicas: Mutex::default(),
             waiting: Waiting::default(),
+            overdue: Mutex::default(),
+            lag: Mutex::default(),
             rendering: Mutex::default(),
             edges,
             exemplars: Exemplars::default(),
@@ -301,7 +307,20 @@ impl Metrics {
             }
         }
         requests.queued_longest.set(self.waiting.longest(self.clock.now()).as_secs_f64());
+        self.overdue.lock().count(requests, self.clock.now());
+        if let Some(lag) = &*self.lag.lock() {
+            let lateness = lag.of_minute(self.clock.now());
+            process.lag.set(lateness.worst.as_secs_f64());
+            process.late.set(lateness.late);
+        }
+        process.throttled.set(lag::throttled().unwrap_or_default());
         self.registry.gather()
+    }
+
+    /// What is read on each scrape: overdue requests, and how late the process runs.
+    pub(super) fn follow(&self, overdue: &Arc<Overdue>, lag: &Arc<Lag>) {
+        self.overdue.lock().source = Some(Arc::clone(overdue));
+        *self.lag.lock() = Some(Arc::clone(lag));
     }
 
     /// Makes the trace of a request the exemplar of its buckets; only for requests whose spans are kept.

@@ -86,6 +86,8 @@ families! {
                 "Connections and requests rejected before they counted as requests.";
             level inflight "tokenway_requests_inflight" []
                 "Requests being served.";
+            gauge overdue "tokenway_requests_overdue" [route]
+                "Requests being served that have missed a bound of their SLO already, on the first token or on the duration.";
         }
 
         /// Replicas, as the gateway sees them and as their engines and GPUs report themselves.
@@ -216,6 +218,12 @@ families! {
                 "Client connections on the data port.";
             level connections_waiting "tokenway_connections_waiting" []
                 "1 while new connections wait because server.max_connections is reached.";
+            gauge lag "tokenway_runtime_lag_seconds" []
+                "Longest wait for a thread of the data path in the last minute: how late the gateway itself runs.";
+            gauge late "tokenway_runtime_late_ratio" []
+                "Share of the last minute, 0 to 1, in which a request's next step waited more than 50 ms for a thread.";
+            gauge throttled "tokenway_runtime_cpu_throttled_seconds" []
+                "Time for which the CPU limit of the gateway's cgroup kept it from running, since the group began.";
             counter panics "tokenway_panics_total" []
                 "Requests that a bug of the gateway ended (500, or a broken response).";
             counter spans_dropped "tokenway_spans_dropped_total" [reason = DropReason::LABELS]

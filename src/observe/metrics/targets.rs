@@ -11,7 +11,7 @@ use crate::config::{Config, Slo};
 impl Metrics {
     /// Sets the targets of a configuration; those of removed routes and pools stay until a restart.
     pub fn set_targets(&self, config: &Config) {
-        let Families { process, pools, routes, .. } = &*self.families;
+        let Families { requests, process, pools, routes, .. } = &*self.families;
         // Secrets are left out of what a configuration prints.
         let hash = format!("{:016x}", xxh3_64(format!("{config:?}").as_bytes()));
         process.config_info.forget(&[]);
@@ -21,6 +21,8 @@ impl Metrics {
             pools.queue_target.set([&pool.name], pool.queue_target.map(|target| target.get() as f64));
         }
         for route in &config.routes {
+            // Counted on each scrape.
+            requests.overdue.set([&route.name], Some(0.0));
             let slo = config.slo.get(&route.slo).copied().unwrap_or_default();
             for (bound, value) in bounds(&slo) {
                 routes.slo.set([&route.name, bound], value.map(|value| value.as_secs_f64()));

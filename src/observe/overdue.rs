@@ -1,0 +1,255 @@
+//! Requests in flight that have missed a bound of their SLO already: their records say so only when they end.
+//!
+//! An engine that hangs answers nobody, and nothing ends for as long as clients wait. Whoever shows the present (page,
+//! `/api/v1/slo`, `tokenway_requests_overdue`) counts these as misses now.
+
+use std::array;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use parking_lot::Mutex;
+
+use super::slo::Missed;
+use crate::clock::Stamp;
+use crate::record::{Record, Served};
+use crate::stage::Stage;
+
+/// Requests in flight that have a bound on their first token or their duration.
+#[derive(Debug)]
+pub struct Overdue {
+    // Each request takes and leaves a place; shards keep the workers apart.
+    shards: [Mutex<Places>; SHARDS],
+    next: AtomicUsize,
+}
+
+impl Default for Overdue {
+    fn default() -> Self {
+        Self { shards: array::from_fn(|_| Mutex::default()), next: AtomicUsize::new(0) }
+    }
+}
+
+impl Overdue {
+    /// Follows the bounds of a request until the guard is dropped; `None` without any.
+    pub(super) fn watch(self: &Arc<Self>, record: &Record) -> Option<BoundGuard> {
+        let since = record.at.read?;
+        let ttft = record.slo.ttft.filter(|_| record.is_stream).map(|bound| since.after(bound));
+        let e2e = record.slo.e2e.map(|bound| record.at.head.after(bound));
+        if ttft.is_none() && e2e.is_none() {
+            return None;
+        }
+        let waiting = Waiting {
+            route: Arc::clone(&record.route),
+            tenant: Arc::clone(&record.tenant),
+            class: record.class.as_str(),
+            since,
+            ttft,
+            e2e,
+            asked: None,
+        };
+        let shard = self.next.fetch_add(1, Ordering::Relaxed) % SHARDS;
+        let place = self.shards.get(shard)?.lock().take(waiting);
+        Some(BoundGuard { overdue: Arc::clone(self), shard, place })
+    }
+
+    /// Those of a route that are past a bound at `now`.
+    #[must_use]
+    pub fn of_route(&self, route: &str, now: Stamp) -> Vec<Late> {
+        let mut late = Vec::new();
+        self.each(|waiting| late.extend((&*waiting.route == route).then(|| waiting.late(now)).flatten()));
+        late
+    }
+
+    /// Calls `f` with the route of each request that is past a bound at `now`.
+    pub(super) fn routes(&self, now: Stamp, mut f: impl FnMut(&Arc<str>)) {
+        self.each(|waiting| {
+            if waiting.missed(now).is_some() {
+                f(&waiting.route);
+            }
+        });
+    }
+
+    fn each(&self, mut f: impl FnMut(&Waiting)) {
+        for shard in &self.shards {
+            shard.lock().taken.iter().flatten().for_each(&mut f);
+        }
+    }
+}
+
+/// A request that has missed a bound and has not ended.
+#[derive(Clone, Debug)]
+pub struct Late {
+    /// Which bound.
+    pub missed: Missed,
+    /// Since when it waits: its request was read.
+    pub since: Stamp,
+    /// Label `tenant`.
+    pub tenant: Arc<str>,
+    /// Label `class`.
+    pub class: &'static str,
+    /// Replica and revision that it was sent to last; `None` while it waits in the gateway.
+    pub asked: Option<(Arc<str>, Arc<str>)>,
+}
+
+impl Late {
+    /// The stage that it is in.
+    #[must_use]
+    pub fn stage(&self) -> Stage {
+        match (&self.asked, self.missed) {
+            (None, _) => Stage::Admit,
+            (Some(_), Missed::Ttft) => Stage::Prefill,
+            (Some(_), _) => Stage::Decode,
+        }
+    }
+}
+
+/// Follows the bounds of one request while it lives.
+#[derive(Debug)]
+pub(super) struct BoundGuard {
+    overdue: Arc<Overdue>,
+    shard: usize,
+    place: usize,
+}
+
+impl BoundGuard {
+    /// The request goes to this replica.
+    pub(super) fn asks(&self, served: &Served) {
+        let asked = (Arc::clone(&served.replica), Arc::clone(&served.revision));
+        self.update(|waiting| waiting.asked = Some(asked));
+    }
+
+    /// Its first token came: from here on the bound on its duration is what is left to miss.
+    pub(super) fn first_token(&self) {
+        self.update(|waiting| waiting.ttft = None);
+    }
+
+    fn update(&self, change: impl FnOnce(&mut Waiting)) {
+        if let Some(shard) = self.overdue.shards.get(self.shard) {
+            shard.lock().taken.get_mut(self.place).and_then(Option::as_mut).map(change);
+        }
+    }
+}
+
+impl Drop for BoundGuard {
+    fn drop(&mut self) {
+        if let Some(shard) = self.overdue.shards.get(self.shard) {
+            shard.lock().leave(self.place);
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Waiting {
+    route: Arc<str>,
+    tenant: Arc<str>,
+    class: &'static str,
+    since: Stamp,
+    ttft: Option<Stamp>,
+    e2e: Option<Stamp>,
+    asked: Option<(Arc<str>, Arc<str>)>,
+}
+
+impl Waiting {
+    fn missed(&self, now: Stamp) -> Option<Missed> {
+        let is_over = |bound: Option<Stamp>| bound.is_some_and(|bound| now > bound);
+        if is_over(self.ttft) {
+            return Some(Missed::Ttft);
+        }
+        is_over(self.e2e).then_some(Missed::E2e)
+    }
+
+    fn late(&self, now: Stamp) -> Option<Late> {
+        let missed = self.missed(now)?;
+        let (tenant, asked) = (Arc::clone(&self.tenant), self.asked.clone());
+        Some(Late { missed, since: self.since, tenant, class: self.class, asked })
+    }
+}
+
+/// Places that are used again.
+#[derive(Debug, Default)]
+struct Places {
+    taken: Vec<Option<Waiting>>,
+    free: Vec<usize>,
+}
+
+impl Places {
+    fn take(&mut self, waiting: Waiting) -> usize {
+        let place = self.free.pop().unwrap_or(self.taken.len());
+        match self.taken.get_mut(place) {
+            Some(empty) => *empty = Some(waiting),
+            None => self.taken.push(Some(waiting)),
+        }
+        place
+    }
+
+    fn leave(&mut self, place: usize) {
+        if self.taken.get_mut(place).and_then(Option::take).is_some() {
+            self.free.push(place);
+        }
+    }
+}
+
+const SHARDS: usize = 16;
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::observe::fixture;
+    use crate::record::SloBounds;
+
+    fn ms(n: u64) -> Stamp {
+        Stamp::from_nanos(n * 1_000_000)
+    }
+
+    /// Read at 0 ms; first token due within 100 ms, the end within 1 s.
+    fn record() -> Record {
+        let bound = |n| Some(Duration::from_millis(n));
+        let slo = SloBounds { ttft: bound(100), e2e: bound(1000), ..SloBounds::default() };
+        let mut record = Record { slo, ..fixture::stream() };
+        (record.at.head, record.at.read) = (ms(0), Some(ms(0)));
+        record
+    }
+
+    #[test]
+    fn a_request_is_late_from_its_bound_until_its_first_token_and_again_when_it_lasts_too_long() {
+        let (overdue, record) = (Arc::new(Overdue::default()), record());
+        let guard = overdue.watch(&record).unwrap();
+        let missed =
+            |at| overdue.of_route(&record.route, ms(at)).pop().map(|late| (late.missed, late.stage()));
+        assert_eq!(missed(100), None);
+        assert_eq!(missed(101), Some((Missed::Ttft, Stage::Admit)));
+        guard.asks(&record.attempts[0].served);
+        assert_eq!(missed(101), Some((Missed::Ttft, Stage::Prefill)));
+        let late = overdue.of_route(&record.route, ms(101)).pop().unwrap();
+        assert_eq!(late.asked.unwrap().0, record.attempts[0].served.replica);
+        guard.first_token();
+        assert_eq!(missed(999), None);
+        assert_eq!(missed(1001), Some((Missed::E2e, Stage::Decode)));
+        assert!(overdue.of_route("another", ms(1001)).is_empty());
+        drop(guard);
+        assert_eq!(missed(1001), None);
+    }
+
+    #[test]
+    fn answers_without_a_stream_have_no_first_token_to_wait_for_and_nothing_is_watched_without_a_bound() {
+        let overdue = Arc::new(Overdue::default());
+        let unary = Record { is_stream: false, ..record() };
+        let guard = overdue.watch(&unary).unwrap();
+        assert!(overdue.of_route(&unary.route, ms(999)).is_empty());
+        assert_eq!(overdue.of_route(&unary.route, ms(1001)).len(), 1);
+        drop(guard);
+        let unbound = Record { slo: SloBounds::default(), ..record() };
+        assert!(overdue.watch(&unbound).is_none());
+    }
+
+    #[test]
+    fn places_are_used_again() {
+        let (overdue, record) = (Arc::new(Overdue::default()), record());
+        for _ in 0..10 * SHARDS {
+            drop(overdue.watch(&record).unwrap());
+        }
+        let places: usize = overdue.shards.iter().map(|shard| shard.lock().taken.len()).sum();
+        assert_eq!(places, SHARDS);
+    }
+}

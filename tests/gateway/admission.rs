@@ -1,0 +1,738 @@
+//! What becomes of requests that cannot be answered in time: they wait, another route answers, or they are refused.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation fails the test")]
+
+use std::num::NonZeroU64;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::support::client::{Client, Reply};
+use crate::support::replica::{Gate, Replica, Step};
+use crate::support::{Gateway, config, soon, until, wire};
+use tokenway::config::{
+    ColdWait, Config, Degrade, PolicyName, QueueLimits, Scale, Slo, Tenant, TenantLimits, TtftBound,
+};
+use tokenway::fleet::status::ReplicaState;
+use tokenway::units::Tokens;
+use tokio::sync::Semaphore;
+
+const PATH: &str = "/v1/chat/completions";
+const QUEUE: QueueLimits = QueueLimits {
+    max_requests: 10,
+    max_bytes: 1 << 20,
+    max_wait: Duration::from_secs(60),
+    isolate_long: true,
+};
+
+fn chat(model: &str, text: &str) -> String {
+    format!(r#"{{"model":"{model}","stream":true,"messages":[{{"role":"user","content":"{text}"}}]}}"#)
+}
+
+/// The first token comes after 30 ms: too late for a bound of one. Then the place in the batch is taken for 50 more.
+fn slow() -> Vec<Step> {
+    let wait = vec![Step::Tick, Step::Tick, Step::Tick];
+    let end = [wire::event(wire::FINISH), wire::event(wire::DONE), Step::End];
+    [wait, wire::begun_then("x", [vec![Step::Tick; 5], end.to_vec()].concat())].concat()
+}
+
+fn strict(config: &mut Config, queue: Option<QueueLimits>) {
+    let base = Duration::from_millis(1);
+    let ttft = Some(TtftBound { base, per_prompt_token: Duration::ZERO });
+    config.slo.insert("strict".into(), Slo { ttft, ..Slo::default() });
+    let route = &mut config.routes[0];
+    (route.policy, route.slo, route.queue) = (PolicyName::Latency, "strict".into(), queue);
+}
+
+/// A gateway with this queue whose replica is known to be slow, and the gate behind which its next request sits.
+async fn busy(queue: QueueLimits) -> (Gateway, Replica, Gate, Client) {
+    let replica = Replica::start().await;
+    let mut config = config::of(&[&replica]);
+    config.classes.medium = Tokens(2000);
+    // A second request has to wait for the first one's place.
+    config.pools[0].max_num_seqs = NonZeroU64::new(1);
+    config.routes[0].client_may.timeout = true;
+    strict(&mut config, Some(queue));
+    let gateway = Gateway::start(config).await;
+    taught(&gateway, &replica).await;
+    let gate = Gate::new();
+    replica.next([vec![Step::Wait(gate.clone())], wire::chat_stream(&["first"])].concat());
+    let expected = replica.count() + 1;
+    let first = sent(&gateway, &chat("tiny", "first")).await;
+    replica.got(expected).await;
+    (gateway, replica, gate, first)
+}
+
+async fn taught(gateway: &Gateway, replica: &Replica) {
+    replica.always(slow());
+    for n in 0..8 {
+        // Without a queue, predictions learned from the first requests would refuse the later ones.
+        let lesson = gateway.post(PATH, &chat("tiny", &format!("lesson {n}"))).await;
+        assert!(matches!(lesson.status(), 200 | 429), "{}", lesson.text());
+        gateway.idle().await;
+    }
+}
+
+async fn sent(gateway: &Gateway, body: &str) -> Client {
+    let mut client = gateway.client().await;
+    client.post(PATH, &[], body.as_bytes()).await;
+    client
+}
+
+/// The sum of all series of a family whose labels hold each of these.
+fn sum(gateway: &Gateway, name: &str, labels: &[&str]) -> f64 {
+    let page = gateway.app.gateway.observer.metrics().render(&[]);
+    let is_of = |line: &&str| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['{', ' ']));
+    let lines = page.lines().filter(is_of).filter(|line| labels.iter().all(|label| line.contains(label)));
+    lines.map(|line| line.rsplit_once(' ').unwrap().1.parse::<f64>().unwrap()).sum()
+}
+
+fn admissions(gateway: &Gateway, decision: &str, reason: &str) -> f64 {
+    let labels = [format!("decision=\"{decision}\""), format!("reason=\"{reason}\"")];
+    sum(gateway, "tokenway_admissions_total", &[&labels[0], &labels[1]])
+}
+
+async fn waiting(gateway: &Gateway, count: usize) {
+    until("all of them wait", || sum(gateway, "tokenway_queue_requests", &[]) == count as f64).await;
+}
+
+fn assert_refused(reply: &Reply, code: &str) {
+    assert_eq!((reply.status(), &*reply.code()), (429, code), "{}", reply.text());
+    let seconds: u64 = reply.head.header("retry-after").unwrap().parse().unwrap();
+    assert!((1..=60).contains(&seconds), "{seconds}");
+    assert!(reply.json()["error"]["message"].as_str().unwrap().contains(&format!("route.queue.{code}")));
+}
+
+fn admit_ms(reply: &Reply) -> f64 {
+    let timing = reply.head.header("server-timing").unwrap().to_owned();
+    let admit = timing.split(", ").find_map(|stage| stage.strip_prefix("admit;dur=")).unwrap();
+    admit.parse().unwrap()
+}
+
+#[tokio::test]
+async fn what_cannot_be_in_time_is_refused_at_once_where_nobody_may_wait() {
+    let replica = Replica::start().await;
+    let mut config = config::of(&[&replica]);
+    strict(&mut config, Some(QueueLimits { max_requests: 0, ..QUEUE }));
+    let gateway = Gateway::start(config).await;
+    taught(&gateway, &replica).await;
+    let answered = replica.count();
+    assert!((1..8).contains(&answered), "{answered}");
+    assert_refused(&gateway.post(PATH, &chat("tiny", "late")).await, "max_requests");
+    assert_eq!(replica.count(), answered, "no replica saw it");
+    let refused = (9 - answered) as f64;
+    gateway.idle().await;
+    assert_eq!(admissions(&gateway, "refuse", "max_requests"), refused);
+    assert_eq!(admissions(&gateway, "admit", "ready"), answered as f64);
+    let labels = [r#"outcome="refused""#, r#"code="429""#];
+    assert_eq!(sum(&gateway, "tokenway_requests_total", &labels), refused);
+    assert_eq!(sum(&gateway, "tokenway_slo_missed_requests_total", &[r#"reason="refused""#]), refused);
+    assert_eq!(sum(&gateway, "tokenway_requests_total", &[]), 9.0);
+}
+
+#[tokio::test]
+async fn a_late_request_waits_and_is_answered_when_there_is_room() {
+    let (gateway, replica, gate, mut first) = busy(QueueLimits { max_requests: 1, ..QUEUE }).await;
+    let sent_before = replica.count();
+    let mut second = sent(&gateway, &chat("tiny", "second")).await;
+    waiting(&gateway, 1).await;
+    assert!(sum(&gateway, "tokenway_queue_bytes", &[]) > 50.0);
+    assert_refused(&gateway.post(PATH, &chat("tiny", "third")).await, "max_requests");
+    assert_eq!(replica.count(), sent_before);
+    gate.cancel();
+    assert_eq!(first.reply().await.status(), 200);
+    let reply = second.reply().await;
+    assert_eq!(reply.status(), 200);
+    assert!(admit_ms(&reply) > 0.5, "{:?}", reply.head.header("server-timing"));
+    gateway.idle().await;
+    for (decision, reason, count) in [
+        ("queue", "predicted_ttft", 1.0),
+        ("admit", "queued", 1.0),
+        ("refuse", "max_requests", 1.0),
+        ("admit", "ready", 9.0),
+    ] {
+        assert_eq!(admissions(&gateway, decision, reason), count, "{decision} {reason}");
+    }
+    assert_eq!(sum(&gateway, "tokenway_queue_requests", &[]), 0.0);
+    assert_eq!(sum(&gateway, "tokenway_queue_bytes", &[]), 0.0);
+    assert_eq!(sum(&gateway, "tokenway_requests_total", &[]), 11.0);
+    let waited = sum(&gateway, "tokenway_stage_duration_seconds_sum", &[r#"stage="admit""#]);
+    let overhead = sum(&gateway, "tokenway_gateway_overhead_seconds_sum", &[]);
+    assert!(overhead < waited, "the wait is not our own work: {overhead} s of {waited} s");
+}
+
+#[tokio::test]
+async fn nobody_waits_for_longer_than_max_wait() {
+    let (gateway, _replica, gate, mut first) = busy(QUEUE).await;
+    let short = QueueLimits { max_wait: Duration::from_millis(30), ..QUEUE };
+    let (other, _slow_replica, other_gate, mut other_first) = busy(short).await;
+    assert_refused(&other.post(PATH, &chat("tiny", "late")).await, "max_wait");
+    waiting(&other, 0).await;
+    let mut patient = sent(&gateway, &chat("tiny", "patient")).await;
+    waiting(&gateway, 1).await;
+    for gate in [gate, other_gate] {
+        gate.cancel();
+    }
+    for client in [&mut first, &mut other_first, &mut patient] {
+        assert_eq!(client.reply().await.status(), 200);
+    }
+}
+
+#[tokio::test]
+async fn bodies_that_wait_are_bounded() {
+    let (gateway, _replica, _gate, _first) = busy(QueueLimits { max_bytes: 200, ..QUEUE }).await;
+    let _waits = sent(&gateway, &chat("tiny", "short")).await;
+    waiting(&gateway, 1).await;
+    assert_refused(&gateway.post(PATH, &chat("tiny", &"long ".repeat(30))).await, "max_bytes");
+}
+
+#[tokio::test]
+async fn long_prompts_do_not_fill_the_queue_of_short_ones() {
+    for (isolate_long, status) in [(true, 200), (false, 429)] {
+        let (gateway, _replica, gate, _first) =
+            busy(QueueLimits { max_requests: 1, isolate_long, ..QUEUE }).await;
+        let _long = sent(&gateway, &chat("tiny", &"long ".repeat(4000))).await;
+        waiting(&gateway, 1).await;
+        let mut short = sent(&gateway, &chat("tiny", "short")).await;
+        if isolate_long {
+            waiting(&gateway, 2).await;
+        }
+        gate.cancel();
+        assert_eq!(short.reply().await.status(), status, "isolate_long = {isolate_long}");
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_the_queue_makes_room_at_once() {
+    let (gateway, replica, gate, mut first) = busy(QueueLimits { max_requests: 1, ..QUEUE }).await;
+    let sent_before = replica.count();
+    let leaves = sent(&gateway, &chat("tiny", "leaves")).await;
+    waiting(&gateway, 1).await;
+    drop(leaves);
+    waiting(&gateway, 0).await;
+    let mut comes = sent(&gateway, &chat("tiny", "comes")).await;
+    waiting(&gateway, 1).await;
+    gate.cancel();
+    assert_eq!(first.reply().await.status(), 200);
+    assert_eq!(comes.reply().await.status(), 200);
+    gateway.idle().await;
+    assert_eq!(replica.count(), sent_before + 1);
+    assert_eq!(sum(&gateway, "tokenway_requests_total", &[r#"outcome="canceled""#, r#"code="499""#]), 1.0);
+}
+
+#[tokio::test]
+async fn a_drain_sends_those_that_wait_elsewhere() {
+    let (gateway, _replica, gate, mut first) = busy(QUEUE).await;
+    let mut second = sent(&gateway, &chat("tiny", "second")).await;
+    waiting(&gateway, 1).await;
+    let drain = gateway.app.drain(Duration::ZERO);
+    let answers = async {
+        let reply = second.reply().await;
+        assert_eq!((reply.status(), &*reply.code()), (503, "draining"));
+        assert!(reply.head.header("retry-after").is_some());
+        gate.cancel();
+        assert_eq!(first.reply().await.status(), 200, "what runs is finished");
+    };
+    soon("the drain is over", async { tokio::join!(drain, answers) }).await;
+}
+
+#[tokio::test]
+async fn deadlines_hold_in_the_queue() {
+    let (gateway, _replica, _gate, _first) = busy(QUEUE).await;
+    let mut client = gateway.client().await;
+    client.post(PATH, &[("x-request-timeout", "0.2")], chat("tiny", "second").as_bytes()).await;
+    waiting(&gateway, 1).await;
+    let reply = client.reply().await;
+    assert_eq!((reply.status(), &*reply.code()), (504, "timeout_total"));
+    assert!(admit_ms(&reply) >= 100.0);
+    waiting(&gateway, 0).await;
+}
+
+#[tokio::test]
+async fn a_route_with_a_queue_waits_for_a_replica_to_become_ready() {
+    let replica = Replica::start().await;
+    replica.stop_listening().await;
+    let mut config = config::of(&[&replica]);
+    config.routes[0].queue = Some(QUEUE);
+    let gateway = Gateway::start_unready(config.clone());
+    let mut client = sent(&gateway, &chat("tiny", "early")).await;
+    waiting(&gateway, 1).await;
+    replica.listen_again().await;
+    assert_eq!(client.reply().await.status(), 200);
+    assert_eq!(gateway.state_of(&replica), ReplicaState::Ready);
+
+    replica.stop_listening().await;
+    config.routes[0].queue = Some(QueueLimits { max_wait: Duration::from_millis(30), ..QUEUE });
+    let gateway = Gateway::start_unready(config);
+    let reply = gateway.post(PATH, &chat("tiny", "too early")).await;
+    assert_eq!((reply.status(), &*reply.code()), (503, "no_ready_replica"));
+}
+
+/// Route `tiny` on a slow replica, which degrades to route `small` on another.
+async fn degrading(queue: Option<QueueLimits>, tenants: Vec<Tenant>) -> (Gateway, Replica, Replica) {
+    let (large, small) = (Replica::start().await, Replica::start().await);
+    let mut config = config::of(&[&large]);
+    config.pools.push(config::pool("small", &[&small]));
+    config.routes = vec![config::route("tiny", &[0]), config::route("small", &[1])];
+    strict(&mut config, queue);
+    config.routes[0].degrade = Some(Degrade::above(1.5, 1));
+    config.routes[1].upstream_model = Some("meta/small".into());
+    config.tenants = tenants;
+    let gateway = Gateway::start(config).await;
+    (gateway, large, small)
+}
+
+#[tokio::test]
+async fn another_route_answers_what_would_be_far_too_late() {
+    for queue in [None, Some(QueueLimits { max_requests: 0, ..QUEUE })] {
+        let (gateway, large, small) = degrading(queue, Vec::new()).await;
+        large.always(slow());
+        // Until the first answer nothing is known, and nothing is degraded.
+        until_degraded(&gateway, &large, &small).await;
+        let reply = gateway.post(PATH, &chat("tiny", "as a whole")).await;
+        assert_eq!(reply.status(), 200);
+        assert_eq!(reply.head.header("x-tokenway-replica"), Some(&*small.name()));
+        assert_eq!(reply.head.header("x-tokenway-degraded-from"), Some("tiny"));
+        let sent = small.received().pop().unwrap();
+        assert_eq!(sent.text(), chat("meta/small", "as a whole"), "the model's name and nothing else");
+        gateway.idle().await;
+        let degraded = admissions(&gateway, "degrade", "predicted_ttft");
+        assert_eq!(degraded, small.count() as f64);
+        assert_eq!(sum(&gateway, "tokenway_requests_total", &[r#"route="small""#]), degraded);
+        let directly = gateway.post(PATH, &chat("small", "x")).await;
+        assert_eq!(directly.head.header("x-tokenway-degraded-from"), None);
+    }
+}
+
+#[tokio::test]
+async fn a_route_that_degrades_says_so_and_who_is_not_meant_stays() {
+    use sha2::Digest;
+    let tenant = |name: &str, priority| Tenant {
+        name: name.into(),
+        key_digests: vec![sha2::Sha256::digest(name.as_bytes()).into()],
+        priority,
+        ..Tenant::default()
+    };
+    let (large, small) = (Replica::start().await, Replica::start().await);
+    let mut config = config::of(&[&large]);
+    config.pools.push(config::pool("small", &[&small]));
+    config.routes = vec![config::route("tiny", &[0]), config::route("small", &[1])];
+    strict(&mut config, None);
+    let named = Some(vec!["free".into(), "urgent".into()]);
+    let min_dwell = Duration::from_secs(2);
+    config.routes[0].degrade =
+        Some(Degrade { tenants: named, max_priority: Some(0), min_dwell, ..Degrade::above(1.5, 1) });
+    config.tenants = vec![tenant("free", 0), tenant("paid", 0), tenant("urgent", 1)];
+    let gateway = Gateway::start(config).await;
+    large.always(slow());
+    for key in ["paid", "urgent", "free"] {
+        for n in 0..8 {
+            let reply = post_by(&gateway, key, PATH, &chat("tiny", &format!("{key} {n}"))).await;
+            assert_eq!(reply.status(), 200);
+            gateway.idle().await;
+        }
+        assert_eq!(small.count() > 0, key == "free", "{key}: {}", small.count());
+    }
+    let degraded = small.count() as f64;
+    let labels = [r#"route="tiny""#, r#"to="small""#];
+    assert_eq!(sum(&gateway, "tokenway_degraded_requests_total", &labels), degraded);
+    let changes = |state: &str| {
+        let state = format!("state=\"{state}\"");
+        sum(&gateway, "tokenway_degrade_transitions_total", &[r#"route="tiny""#, &*state])
+    };
+    until("it is over", || changes("off") == 1.0).await;
+    assert_eq!(changes("on"), 1.0, "once, whatever the number of requests");
+    assert_eq!(sum(&gateway, "tokenway_degrade_active", &[r#"route="tiny""#]), 0.0);
+}
+
+async fn until_degraded(gateway: &Gateway, large: &Replica, small: &Replica) {
+    for n in 0..8 {
+        assert_eq!(gateway.post(PATH, &chat("tiny", &format!("lesson {n}"))).await.status(), 200);
+        gateway.idle().await;
+    }
+    assert!(large.count() > 0 && small.count() > 0, "{} and {}", large.count(), small.count());
+}
+
+#[tokio::test]
+async fn a_tenant_is_not_degraded_to_a_route_that_it_may_not_use() {
+    use sha2::Digest;
+    let tenant = |name: &str, routes: &[&str]| Tenant {
+        name: name.into(),
+        key_digests: vec![sha2::Sha256::digest(name.as_bytes()).into()],
+        client_names: Vec::new(),
+        routes: Some(routes.iter().map(|route| (*route).into()).collect()),
+        ..Tenant::default()
+    };
+    let tenants = vec![tenant("all", &["tiny", "small"]), tenant("one", &["tiny"])];
+    let (gateway, large, small) = degrading(None, tenants).await;
+    large.always(slow());
+    for (key, at_small) in [("one", 0), ("all", 3)] {
+        for n in 0..8 {
+            let mut client = gateway.client().await;
+            let bearer = format!("Bearer {key}");
+            let body = chat("tiny", &format!("{key} {n}"));
+            client.post(PATH, &[("authorization", &*bearer)], body.as_bytes()).await;
+            assert_eq!(client.reply().await.status(), 200);
+            gateway.idle().await;
+        }
+        assert!(
+            small.count() >= at_small && (at_small > 0 || small.count() == 0),
+            "{key}: {}",
+            small.count()
+        );
+    }
+}
+
+/// Two tenants, `a` and `b`, by keys of the same names.
+fn two_tenants(limits: TenantLimits) -> Vec<Tenant> {
+    use sha2::Digest;
+    let tenant = |name: &str, limits| Tenant {
+        name: name.into(),
+        key_digests: vec![sha2::Sha256::digest(name.as_bytes()).into()],
+        limits,
+        ..Tenant::default()
+    };
+    vec![tenant("a", limits), tenant("b", TenantLimits::default())]
+}
+
+async fn sent_by(gateway: &Gateway, key: &str, path: &str, body: &str) -> Client {
+    let mut client = gateway.client().await;
+    client.post(path, &[("authorization", &*format!("Bearer {key}"))], body.as_bytes()).await;
+    client
+}
+
+async fn post_by(gateway: &Gateway, key: &str, path: &str, body: &str) -> Reply {
+    sent_by(gateway, key, path, body).await.reply().await
+}
+
+#[tokio::test]
+async fn a_tenants_rates_hold_on_every_path_over_a_reload_and_for_nobody_else() {
+    let replica = Replica::start().await;
+    let mut config = config::of(&[&replica]);
+    config.tenants = two_tenants(TenantLimits { requests_per_minute: Some(3), ..TenantLimits::default() });
+    let gateway = Gateway::start(config.clone()).await;
+    for n in 0..2 {
+        assert_eq!(post_by(&gateway, "a", PATH, &chat("tiny", &format!("{n}"))).await.status(), 200);
+    }
+    gateway.app.reload(Arc::new(config.clone())).unwrap();
+    assert_eq!(post_by(&gateway, "a", PATH, &chat("tiny", "third")).await.status(), 200);
+    let answered = replica.count();
+    let messages = r#"{"model":"tiny","max_tokens":5,"messages":[{"role":"user","content":"x"}]}"#;
+    let embeddings = r#"{"model":"tiny","input":"x"}"#;
+    for (path, body) in
+        [(PATH, &*chat("tiny", "x")), ("/v1/messages", messages), ("/v1/embeddings", embeddings)]
+    {
+        let reply = post_by(&gateway, "a", path, body).await;
+        assert_eq!(reply.status(), 429, "{path}: {}", reply.text());
+        let message = reply.json()["error"]["message"].as_str().unwrap().to_owned();
+        assert!(message.contains("tenant.limits.requests_per_minute = 3"), "{message}");
+        let seconds: u64 = reply.head.header("retry-after").unwrap().parse().unwrap();
+        assert!((10..=20).contains(&seconds), "{seconds}");
+    }
+    assert_eq!(replica.count(), answered, "no replica saw them");
+    assert_eq!(post_by(&gateway, "b", PATH, &chat("tiny", "x")).await.status(), 200);
+    config.tenants[0].limits.requests_per_minute = Some(600);
+    gateway.app.reload(Arc::new(config)).unwrap();
+    assert_eq!(post_by(&gateway, "a", PATH, &chat("tiny", "x")).await.status(), 200, "the new limit counts");
+    gateway.idle().await;
+    assert_eq!(admissions(&gateway, "refuse", "requests_per_minute"), 3.0);
+    assert_eq!(admissions(&gateway, "admit", "ready"), 5.0);
+}
+
+#[tokio::test]
+async fn a_tenants_tokens_are_charged_by_estimate_and_no_estimate_refuses_for_good() {
+    let replica = Replica::start().await;
+    let mut config = config::of(&[&replica]);
+    config.tenants = two_tenants(TenantLimits { tokens_per_minute: Some(400), ..TenantLimits::default() });
+    let gateway = Gateway::start(config).await;
+    let counted = format!(r#"{{"model":"tiny","prompt":[{}7]}}"#, "7,".repeat(400));
+    let reply = post_by(&gateway, "a", "/v1/completions", &counted).await;
+    assert_eq!((reply.status(), &*reply.code()), (429, "tokens_per_minute"), "{}", reply.text());
+    assert_eq!(reply.head.header("retry-after"), None, "waiting does not help where the tokens are known");
+    let gate = Gate::new();
+    let mut statuses = Vec::new();
+    let mut open = Vec::new();
+    // All at once, before any usage is known.
+    for n in 0..6 {
+        replica.next([vec![Step::Wait(gate.clone())], wire::chat_stream(&["x"])].concat());
+        open.push(sent_by(&gateway, "a", PATH, &chat("tiny", &format!("{n} {}", "words ".repeat(60)))).await);
+    }
+    until("some are refused, the others wait", || {
+        admissions(&gateway, "refuse", "tokens_per_minute") + replica.count() as f64 >= 7.0
+    })
+    .await;
+    gate.cancel();
+    for mut client in open {
+        statuses.push(client.reply().await.status());
+    }
+    let admitted = statuses.iter().filter(|status| **status == 200).count();
+    assert!((2..=5).contains(&admitted), "{statuses:?}");
+    assert!(statuses.iter().all(|status| matches!(status, 200 | 429)), "{statuses:?}");
+}
+
+#[tokio::test]
+async fn prompts_of_one_script_do_not_change_what_another_is_estimated_at() {
+    let replica = Replica::start().await;
+    let mut config = config::of(&[&replica]);
+    config.tenants = two_tenants(TenantLimits { tokens_per_minute: Some(2000), ..TenantLimits::default() });
+    let gateway = Gateway::start(config).await;
+    let counted = |tokens: usize| {
+        let answer = r#"{"id":"c","object":"chat.completion","choices":[{"index":0,"finish_reason":"stop","message":{"role":"assistant","content":"x"}}]"#;
+        wire::json(200, &format!(r#"{answer},"usage":{{"prompt_tokens":{tokens},"completion_tokens":1}}}}"#))
+    };
+    let unary = |text: &str| chat("tiny", text).replace(r#""stream":true,"#, "");
+    for script in ["\u{1f600}", r"\ud83d\ude00", "                "] {
+        replica.always(counted(if script.starts_with(' ') { 300 } else { 1500 }));
+        for _ in 0..40 {
+            assert_eq!(post_by(&gateway, "b", PATH, &unary(&script.repeat(500))).await.status(), 200);
+        }
+    }
+    let english = "many words of plain English text, ".repeat(132);
+    replica.always(counted(1125));
+    let first = post_by(&gateway, "a", PATH, &unary(&english)).await;
+    assert_eq!(first.status(), 200, "{}", first.text());
+    let second = post_by(&gateway, "a", PATH, &unary(&english)).await;
+    assert_eq!((second.status(), &*second.code()), (429, "tokens_per_minute"));
+    let message = second.json()["error"]["message"].as_str().unwrap().to_owned();
+    let tokens: u64 =
+        message.split("this request's ").nth(1).unwrap().split(' ').next().unwrap().parse().unwrap();
+    assert!((900..1400).contains(&tokens), "{message}");
+    // Far above a minute's allowance by the estimate: it waits, and is not sent away.
+    let third = post_by(&gateway, "a", PATH, &unary(&english.repeat(4))).await;
+    assert_eq!(third.status(), 429);
+    assert!(third.head.header("retry-after").is_some(), "{}", third.text());
+}
+
+#[tokio::test]
+async fn requests_at_once_are_counted_and_given_back_when_clients_leave() {
+    let replica = Replica::start().await;
+    let mut config = config::of(&[&replica]);
+    config.tenants = two_tenants(TenantLimits { concurrency: Some(2), ..TenantLimits::default() });
+    let gateway = Gateway::start(config).await;
+    let gate = Gate::new();
+    for _ in 0..2 {
+        replica.next([vec![Step::Wait(gate.clone())], wire::chat_stream(&["x"])].concat());
+    }
+    let (first, mut second) = (
+        sent_by(&gateway, "a", PATH, &chat("tiny", "first")).await,
+        sent_by(&gateway, "a", PATH, &chat("tiny", "second")).await,
+    );
+    replica.got(2).await;
+    let reply = post_by(&gateway, "a", PATH, &chat("tiny", "third")).await;
+    assert_eq!((reply.status(), &*reply.code()), (429, "concurrency"), "{}", reply.text());
+    assert!(reply.head.header("retry-after").is_some());
+    drop(first);
+    until("the client's end is noticed", || gateway.app.gateway.tenants.inflight("a") == 1).await;
+    assert_eq!(post_by(&gateway, "a", PATH, &chat("tiny", "fourth")).await.status(), 200);
+    gate.cancel();
+    assert_eq!(second.reply().await.status(), 200);
+    gateway.idle().await;
+    assert_eq!(gateway.app.gateway.tenants.inflight("a"), 0);
+}
+
+/// The texts of requests in the order in which they reached the replica, from the `from`-th on.
+fn order(replica: &Replica, from: usize) -> Vec<String> {
+    let text =
+        |body: &str| body.split("\"content\":\"").nth(1).unwrap().split('"').next().unwrap().to_owned();
+    replica.received()[from..].iter().map(|received| text(received.text())).collect()
+}
+
+#[tokio::test]
+async fn all_routes_of_a_pool_wait_in_one_queue_batch_last_and_priorities_first() {
+    let replica = Replica::start().await;
+    let mut config = config::of(&[&replica]);
+    config.pools[0].max_num_seqs = NonZeroU64::new(1);
+    // Easily met, and nothing is sent ahead of its turn.
+    let (base, per_prompt_token) = (Duration::from_millis(10), Duration::from_secs(10));
+    let ttft = Some(TtftBound { base, per_prompt_token });
+    config.slo.insert("patient".into(), Slo { ttft, ..Slo::default() });
+    let mut batch = config::route("batch", &[0]);
+    (batch.policy, batch.slo) = (PolicyName::Latency, "batch".into());
+    batch.upstream_model = Some("tiny".into());
+    config.routes.push(batch);
+    let route = &mut config.routes[0];
+    (route.policy, route.slo, route.queue) = (PolicyName::Latency, "patient".into(), Some(QUEUE));
+    route.client_may.priority = true;
+    let gateway = Gateway::start(config.clone()).await;
+    taught(&gateway, &replica).await;
+    let gate = Gate::new();
+    replica.next([vec![Step::Wait(gate.clone())], wire::chat_stream(&["first"])].concat());
+    let before = replica.count();
+    let mut open = vec![sent(&gateway, &chat("tiny", "first")).await];
+    replica.got(before + 1).await;
+    let priority = |value: &'static str| ("x-priority", value);
+    for (n, (model, text, headers)) in [
+        ("batch", "batch", vec![]),
+        ("tiny", "ordinary", vec![]),
+        ("tiny", "low", vec![priority("-1")]),
+        ("tiny", "high", vec![priority("5")]),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let mut client = gateway.client().await;
+        client.post(PATH, &headers, chat(model, text).as_bytes()).await;
+        open.push(client);
+        waiting(&gateway, n + 1).await;
+    }
+    // Those that wait are not lost to a reload.
+    gateway.app.reload(Arc::new(config)).unwrap();
+    let mut bad = gateway.client().await;
+    bad.post(PATH, &[priority("high")], chat("tiny", "bad").as_bytes()).await;
+    assert_eq!(bad.reply().await.status(), 400);
+    gate.cancel();
+    for mut client in open {
+        assert_eq!(client.reply().await.status(), 200);
+    }
+    assert_eq!(order(&replica, before), ["first", "high", "ordinary", "low", "batch"]);
+    gateway.idle().await;
+    assert_eq!(sum(&gateway, "tokenway_queue_requests", &[]), 0.0);
+    assert_eq!(sum(&gateway, "tokenway_queue_bytes", &[]), 0.0);
+}
+
+#[tokio::test]
+async fn without_a_section_requests_are_ordered_and_none_is_refused_not_even_by_a_drain() {
+    let replica = Replica::start().await;
+    let mut config = config::of(&[&replica]);
+    config.pools[0].max_num_seqs = NonZeroU64::new(1);
+    let (base, per_prompt_token) = (Duration::from_millis(10), Duration::from_secs(10));
+    let ttft = Some(TtftBound { base, per_prompt_token });
+    config.slo.insert("patient".into(), Slo { ttft, ..Slo::default() });
+    let route = &mut config.routes[0];
+    (route.policy, route.slo) = (PolicyName::Latency, "patient".into());
+    route.client_may.priority = true;
+    let gateway = Gateway::start(config).await;
+    taught(&gateway, &replica).await;
+    let gate = Gate::new();
+    replica.next([vec![Step::Wait(gate.clone())], wire::chat_stream(&["first"])].concat());
+    let before = replica.count();
+    let mut open = vec![sent(&gateway, &chat("tiny", "first")).await];
+    replica.got(before + 1).await;
+    for (n, (text, priority)) in [("low", "-1"), ("ordinary", "0"), ("high", "5")].into_iter().enumerate() {
+        let mut client = gateway.client().await;
+        client.post(PATH, &[("x-priority", priority)], chat("tiny", text).as_bytes()).await;
+        open.push(client);
+        waiting(&gateway, n + 1).await;
+    }
+    assert_eq!(replica.count(), before + 1, "they wait here, not in the engine");
+    let drain = gateway.app.drain(Duration::ZERO);
+    let answers = async {
+        gate.cancel();
+        for client in &mut open {
+            assert_eq!(client.reply().await.status(), 200);
+        }
+    };
+    soon("the drain is over", async { tokio::join!(drain, answers) }).await;
+    assert_eq!(order(&replica, before), ["first", "high", "ordinary", "low"]);
+    assert_eq!(sum(&gateway, "tokenway_queue_requests", &[]), 0.0);
+}
+
+/// Requests at five times what an engine of two places can do, which tells nobody of them: how many were answered, and how many of
+/// these in time.
+async fn at_five_times_the_load(answer: Vec<Step>, is_stream: bool) -> (usize, usize) {
+    let replica = Replica::start().await;
+    let work = [vec![Step::Take(Arc::new(Semaphore::new(2)))], vec![Step::Tick; 5]].concat();
+    replica.always([work, answer].concat());
+    let bound = Duration::from_millis(600);
+    let mut config = config::of(&[&replica]);
+    strict(&mut config, Some(QUEUE));
+    let ttft = Some(TtftBound { base: bound, per_prompt_token: Duration::ZERO });
+    config.slo.insert("strict".into(), Slo { ttft, ..Slo::default() });
+    let gateway = Gateway::start(config).await;
+    let mut calls = tokio::task::JoinSet::new();
+    for n in 0..500 {
+        let mut client = gateway.client().await;
+        let body = chat("tiny", &format!("question {n}")).replace("true", &is_stream.to_string());
+        let clock = gateway.app.gateway.clock;
+        calls.spawn(async move {
+            let began = clock.now();
+            client.post(PATH, &[], body.as_bytes()).await;
+            // The head is held until the first content.
+            let (status, after) = (client.head().await.status, clock.now().since(began));
+            client.rest().await;
+            (status, after)
+        });
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let ended = soon("all are answered or refused", calls.join_all()).await;
+    let answered: Vec<_> = ended.into_iter().filter(|(status, _)| *status == 200).collect();
+    let in_time = answered.iter().filter(|(_, after)| *after <= bound).count();
+    (answered.len(), in_time)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_admitted_on_an_engine_of_two_places_is_in_time_streamed_or_whole() {
+    let whole = r#"{"id":"c1","object":"chat.completion","model":"tiny","choices":[{"index":0,"message":{"role":"assistant","content":"a b"},
+        "finish_reason":"stop"}],"usage":{"prompt_tokens":9,"total_tokens":11,"completion_tokens":2}}"#;
+    for (answer, is_stream) in [(wire::chat_stream(&["a", "b"]), true), (wire::json(200, whole), false)] {
+        let (answered, in_time) = at_five_times_the_load(answer, is_stream).await;
+        let what = format!("stream {is_stream}: {in_time} of {answered} in time");
+        eprintln!("{what}");
+        assert!(answered >= 50, "{what}");
+        assert!(in_time * 10 >= answered * 9, "{what}");
+    }
+}
+
+/// A gateway in front of a pool that may scale to zero and has no replica now.
+fn at_zero(replica: &Replica, wait: ColdWait) -> Gateway {
+    let mut config = config::of(&[replica]);
+    config.pools[0].scale = Scale { min_replicas: 0, wait, ..Scale::default() };
+    // Of no effect while nobody could answer.
+    config.routes[0].timeouts.first_token = Duration::from_secs(5);
+    Gateway::start_unready(config)
+}
+
+#[tokio::test]
+async fn requests_wait_for_a_pool_at_zero_and_are_let_go_as_the_first_replica_computes_them() {
+    let replica = Replica::start().await;
+    replica.stop_listening().await;
+    let wait = ColdWait { heartbeat: Some(Duration::from_millis(20)), ..ColdWait::default() };
+    let gateway = at_zero(&replica, wait);
+    let gate = Gate::new();
+    replica.always([vec![Step::Wait(gate.clone())], wire::chat_stream(&["warm"])].concat());
+    let mut early = Vec::new();
+    for n in 0..12 {
+        early.push(sent(&gateway, &chat("tiny", &format!("early {n}"))).await);
+    }
+    waiting(&gateway, 12).await;
+    assert_eq!(gateway.call("GET", "/health").await.status(), 200, "it takes requests");
+    for client in &mut early {
+        assert_eq!(client.head().await.status, 200);
+        client.read_until(": heartbeat").await;
+    }
+
+    replica.listen_again().await;
+    replica.got(4).await;
+    until("it is ready", || gateway.state_of(&replica) == ReplicaState::Ready).await;
+    let mut late = sent(&gateway, &chat("tiny", "late")).await;
+    waiting(&gateway, 9).await;
+    assert_eq!(replica.count(), 4, "the others wait for their turn, and who comes later behind them");
+    gate.cancel();
+    for client in &mut early {
+        let body = client.rest().await;
+        assert!(body.is_complete && String::from_utf8_lossy(&body.bytes).contains("[DONE]"));
+    }
+    assert_eq!(late.reply().await.status(), 200);
+    assert!(replica.received().last().unwrap().text().contains("late"));
+    gateway.idle().await;
+    assert_eq!(admissions(&gateway, "queue", "no_ready_replica"), 13.0);
+}
+
+#[tokio::test]
+async fn the_wait_for_a_pool_at_zero_is_bounded() {
+    let replica = Replica::start().await;
+    replica.stop_listening().await;
+    let gateway = at_zero(&replica, ColdWait { max_requests: 2, ..ColdWait::default() });
+    let _waiting = [sent(&gateway, &chat("tiny", "1")).await, sent(&gateway, &chat("tiny", "2")).await];
+    waiting(&gateway, 2).await;
+    let reply = gateway.post(PATH, &chat("tiny", "one too many")).await;
+    assert_eq!((reply.status(), &*reply.code()), (503, "no_ready_replica"));
+    for wait in [
+        ColdWait { max_wait: Duration::from_millis(30), ..ColdWait::default() },
+        ColdWait { max_bytes: 10, ..ColdWait::default() },
+        ColdWait { max_requests: 0, ..ColdWait::default() },
+    ] {
+        let gateway = at_zero(&replica, wait);
+        let reply = gateway.post(PATH, &chat("tiny", "in vain")).await;
+        assert_eq!((reply.status(), &*reply.code()), (503, "no_ready_replica"), "{wait:?}");
+    }
+}

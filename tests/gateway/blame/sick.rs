@@ -1,0 +1,415 @@
+//! One sick replica among healthy ones: what it costs the clients, and who is left alone.
+
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokenway::config::{Config, PolicyName, Tenant};
+use tokenway::fleet::status::{ReplicaState, ReplicaStatus};
+
+use super::{CHAT, PATH};
+use crate::support::replica::{Gate, Replica, Step};
+use crate::support::{Gateway, config, until, wire};
+
+const MISSING: &str = r#"{"error":{"message":"The model `tiny` does not exist.","type":"NotFoundError","param":"model","code":404}}"#;
+const FAULTS: [&str; 6] = ["500", "404 model", "HTML", "error event", "503", "reset"];
+
+/// What a sick replica answers at once; its probes are fine.
+fn fault(name: &str) -> Vec<Step> {
+    match name {
+        "500" => wire::json(500, r#"{"error":{"message":"boom"}}"#),
+        "404 model" => wire::json(404, MISSING),
+        "HTML" => vec![Step::Raw(wire::whole(200, "text/html; charset=utf-8", "<h1>It works!</h1>"))],
+        "error event" => wire::stream([wire::ENGINE_ERROR, wire::DONE]),
+        "503" => wire::json(503, "{}"),
+        _ => vec![Step::Reset],
+    }
+}
+
+async fn four(policy: PolicyName) -> (Gateway, Vec<Replica>) {
+    let mut replicas = Vec::new();
+    for _ in 0..4 {
+        replicas.push(Replica::start().await);
+    }
+    let mut config = config::of(&replicas.iter().collect::<Vec<_>>());
+    config.routes[0].policy = policy;
+    // As in a deployment: what is ejected is looked at again soon.
+    config.pools[0].probe.interval = Duration::from_secs(10);
+    (Gateway::start(config).await, replicas)
+}
+
+/// Failed answers of these requests, one after the other, each with a prompt of its own.
+async fn failed(gateway: &Gateway, requests: std::ops::Range<usize>) -> usize {
+    let mut failed = 0;
+    for request in requests {
+        let reply = gateway.post(PATH, &CHAT.replace("hi", &format!("request {request}"))).await;
+        failed += usize::from(
+            reply.status() != 200 || !reply.text().contains("[DONE]") || reply.text().contains("error"),
+        );
+    }
+    failed
+}
+
+#[tokio::test]
+async fn a_replica_that_fails_fast_costs_a_handful_of_requests() {
+    for policy in [PolicyName::RoundRobin, PolicyName::LeastLoaded, PolicyName::Latency] {
+        for name in FAULTS {
+            let (gateway, replicas) = four(policy).await;
+            assert_eq!(failed(&gateway, 0..20).await, 0, "{name}");
+            replicas[0].always(fault(name));
+            let before = replicas[0].count();
+            let failed = failed(&gateway, 20..140).await;
+            let seen = replicas[0].count() - before;
+            assert!(failed <= 8 && seen <= 20, "{policy:?}, {name}: {failed} failed, {seen} went there");
+            gateway.idle().await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_replica_that_wants_another_key_than_ours_is_left() {
+    use sha2::Digest;
+    let mut replicas = Vec::new();
+    for _ in 0..4 {
+        replicas.push(Replica::start().await);
+    }
+    let mut config = config::of(&replicas.iter().collect::<Vec<_>>());
+    let key_digests = vec![sha2::Sha256::digest(b"key").into()];
+    config.tenants = vec![Tenant { name: "a".into(), key_digests, ..Tenant::default() }];
+    let gateway = Gateway::start(config).await;
+    replicas[0].always(wire::json(401, r#"{"error":"Unauthorized"}"#));
+    let mut refused = 0;
+    for request in 0..60 {
+        let mut client = gateway.client().await;
+        let body = CHAT.replace("hi", &format!("request {request}"));
+        client.post(PATH, &[("authorization", "Bearer key")], body.as_bytes()).await;
+        refused += usize::from(client.reply().await.status() != 200);
+    }
+    assert!((1..=8).contains(&refused), "{refused} of 60 refused: the client's key stays with the gateway");
+    gateway.idle().await;
+}
+
+#[tokio::test]
+async fn two_sick_of_four_are_both_left_and_a_healed_one_comes_back_on_trial() {
+    let (gateway, replicas) = four(PolicyName::RoundRobin).await;
+    for replica in &replicas[..2] {
+        replica.always(fault("500"));
+    }
+    assert!(failed(&gateway, 20..140).await <= 16);
+    replicas[0].always(wire::chat_stream(&["a"]));
+    let of = |at: usize| gateway.replicas().into_iter().find(|r| *r.replica == *replicas[at].name()).unwrap();
+    until("it comes back", || of(0).state == ReplicaState::Ready).await;
+    failed(&gateway, 140..200).await;
+    assert!(of(0).state == ReplicaState::Ready && !of(0).is_on_trial, "{:?}", of(0));
+    gateway.idle().await;
+}
+
+#[tokio::test]
+async fn a_model_that_one_replica_lacks_is_asked_of_another() {
+    let (gateway, replicas) = four(PolicyName::RoundRobin).await;
+    replicas[0].always(fault("404 model"));
+    assert_eq!(failed(&gateway, 0..12).await, 0);
+    for replica in &replicas {
+        replica.always(fault("404 model"));
+    }
+    let reply = gateway.post(PATH, CHAT).await;
+    assert_eq!((reply.status(), reply.text()), (404, MISSING), "the engines' own answer");
+    gateway.idle().await;
+}
+
+#[tokio::test]
+async fn a_trial_that_fails_is_answered_by_another_replica() {
+    for name in FAULTS {
+        let mut replicas = Vec::new();
+        for _ in 0..4 {
+            replicas.push(Replica::start().await);
+        }
+        let mut config = config::of(&replicas.iter().collect::<Vec<_>>());
+        config.routes[0].policy = PolicyName::RoundRobin;
+        // Its probes are fine: it is back on trial all the time.
+        config.pools[0].probe.interval = Duration::from_millis(20);
+        config.retry.min_per_second = 1000;
+        let gateway = Gateway::start(config).await;
+        replicas[0].always(fault(name));
+        let of_sick = || gateway.replicas().into_iter().find(|r| *r.replica == *replicas[0].name()).unwrap();
+        let is_known = |sick: ReplicaStatus| sick.is_on_trial || sick.state != ReplicaState::Ready;
+        let (mut cost, mut sent) = (0, 0);
+        while !is_known(of_sick()) && cost < 10 {
+            sent += 1;
+            cost += failed(&gateway, sent..sent + 1).await;
+        }
+        let before = replicas[0].count();
+        let mut asked = 0;
+        while replicas[0].count() < before + 3 && asked < 5_000 {
+            assert_eq!(failed(&gateway, asked..asked + 1).await, 0, "{name}, request {asked}");
+            asked += 1;
+        }
+        assert!(asked < 5_000, "{name}: it was not tried again");
+    }
+}
+
+#[tokio::test]
+async fn what_one_client_gets_and_what_all_replicas_answer_says_nothing_about_any() {
+    for policy in [PolicyName::RoundRobin, PolicyName::Session] {
+        for (status, body) in [(400, "{}"), (422, "{}"), (404, r#"{"detail":"Not Found"}"#), (500, "{}")] {
+            let (gateway, replicas) = four(policy).await;
+            for replica in &replicas {
+                replica.always(wire::json(status, body));
+            }
+            for _ in 0..40 {
+                assert_eq!(gateway.post(PATH, CHAT).await.status(), status);
+            }
+            for replica in gateway.replicas() {
+                assert_eq!(replica.state, ReplicaState::Ready, "{policy:?} {status}: {replica:?}");
+                assert!(status == 500 || replica.traffic_share == 1.0, "{policy:?} {status}: {replica:?}");
+            }
+        }
+    }
+}
+
+/// Where each of the conversations goes with its next turn.
+async fn homes(gateway: &Gateway, turn: usize) -> Vec<String> {
+    let mut homes = Vec::new();
+    for conversation in 0..12 {
+        let history = format!("{conversation} lorem ipsum ").repeat(400);
+        let body = CHAT.replace("hi", &format!("{history}{}", " and then?".repeat(turn)));
+        let reply = gateway.post(PATH, &body).await;
+        homes.push(reply.head.header("x-tokenway-replica").unwrap().to_owned());
+        gateway.idle().await;
+    }
+    homes
+}
+
+#[tokio::test]
+async fn one_request_that_fails_moves_no_conversation_from_its_cache() {
+    let (gateway, replicas) = four(PolicyName::Prefix).await;
+    homes(&gateway, 0).await;
+    let before = homes(&gateway, 1).await;
+    let home = before.first().unwrap();
+    let sick = replicas.iter().find(|replica| replica.name() == *home).unwrap();
+    // A client whose request always fails asks again and again.
+    let history = "0 lorem ipsum ".repeat(400);
+    for _ in 0..3 {
+        sick.next(fault("500"));
+        let reply = gateway.post(PATH, &CHAT.replace("hi", &format!("{history} divide by zero"))).await;
+        assert_eq!((reply.status(), reply.head.header("x-tokenway-replica")), (500, Some(&**home)));
+        gateway.idle().await;
+    }
+    assert_eq!(homes(&gateway, 2).await, before);
+    let shares = gateway.replicas().into_iter().map(|replica| replica.traffic_share);
+    assert!(shares.into_iter().all(|share| share == 1.0));
+}
+
+#[tokio::test]
+async fn a_replica_whose_tokens_are_slow_is_neither_ejected_nor_passed_over() {
+    let (gateway, replicas) = four(PolicyName::RoundRobin).await;
+    let stream = |ticks: usize| {
+        let token = [vec![Step::Tick; ticks], vec![wire::event(wire::content("x"))]].concat();
+        let tokens = std::iter::repeat_n(token, 480 / ticks).flatten();
+        let end = [wire::event(wire::FINISH), wire::event(wire::DONE), Step::End];
+        wire::begun_then("x", tokens.chain(end))
+    };
+    let mut clients = Vec::new();
+    for (replica, ticks) in replicas.iter().zip([120, 4, 4, 4]) {
+        replica.next(stream(ticks));
+        let mut client = gateway.client().await;
+        client.post(PATH, &[], CHAT.as_bytes()).await;
+        client.head().await;
+        clients.push(client);
+    }
+    for mut client in clients {
+        assert!(client.rest().await.is_complete);
+        for replica in gateway.replicas() {
+            assert_eq!((replica.state, replica.traffic_share), (ReplicaState::Ready, 1.0), "{replica:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_only_replica_of_a_pool_keeps_serving_what_it_can() {
+    let replica = Replica::start().await;
+    let gateway = Gateway::start(config::of(&[&replica])).await;
+    for _ in 0..10 {
+        replica.next(fault("500"));
+        assert_eq!(gateway.post(PATH, CHAT).await.status(), 500);
+        assert_eq!(gateway.post(PATH, CHAT).await.status(), 200);
+    }
+    assert_eq!(gateway.state_of(&replica), ReplicaState::Ready);
+    gateway.idle().await;
+}
+
+#[tokio::test]
+async fn a_full_queue_is_busy_while_streams_move_there_and_a_failure_without() {
+    let (gateway, replicas) = four(PolicyName::LeastLoaded).await;
+    let gate = Gate::new();
+    let moving = std::iter::repeat_n([wire::event(wire::content("x")), Step::Tick], 100).flatten();
+    let end = [wire::event(wire::FINISH), wire::event(wire::DONE), Step::End];
+    replicas[0].next(wire::begun_then("x", moving.chain([Step::Wait(gate.clone())]).chain(end)));
+    let mut clients = Vec::new();
+    while replicas[0].count() == 0 {
+        let mut client = gateway.client().await;
+        client.post(PATH, &[], CHAT.as_bytes()).await;
+        client.head().await;
+        clients.push(client);
+    }
+    replicas[0].always(wire::json(503, r#"{"error":{"message":"queue is full"}}"#));
+    assert_eq!(failed(&gateway, 140..200).await, 0, "another replica takes what it refuses");
+    assert_eq!(gateway.state_of(&replicas[0]), ReplicaState::Ready);
+    gate.cancel();
+    for mut client in clients {
+        assert!(client.rest().await.is_complete);
+    }
+    gateway.idle().await;
+}
+
+#[tokio::test]
+async fn a_stream_that_is_answered_by_a_page_is_a_failed_attempt() {
+    let replica = Replica::start().await;
+    let gateway = Gateway::start(config::of(&[&replica])).await;
+    replica.next(fault("HTML"));
+    let reply = gateway.post(PATH, CHAT).await;
+    assert_eq!((reply.status(), &*reply.code()), (502, "replica_failed"));
+    assert!(reply.text().contains("text/html"), "{}", reply.text());
+    replica.next(wire::json(200, r#"{"id":"whole"}"#));
+    let reply = gateway.post(PATH, CHAT).await;
+    assert_eq!((reply.status(), reply.text()), (200, r#"{"id":"whole"}"#), "JSON is an answer");
+    gateway.idle().await;
+}
+
+#[tokio::test]
+async fn a_prompt_that_was_answered_is_no_poison_however_many_replicas_are_restarted_under_it() {
+    let replicas = [Replica::start().await, Replica::start().await, Replica::start().await];
+    let all: Vec<&Replica> = replicas.iter().collect();
+    let mut config = config::of(&all);
+    config.pools[0].ejection.max_share = 1.0;
+    let gateway = Gateway::start(config).await;
+    assert_eq!(gateway.post(PATH, CHAT).await.status(), 200);
+    for replica in &all {
+        replica.next(vec![Step::StopListening, Step::Reset]);
+        let before = replica.count();
+        while replica.count() == before {
+            let reply = gateway.post(PATH, CHAT).await;
+            assert_eq!(reply.status(), 200, "{}", reply.text());
+        }
+        until("it is found dead", || gateway.state_of(replica) == ReplicaState::Unreachable).await;
+        replica.listen_again().await;
+        gateway.ready().await;
+    }
+    assert_eq!(gateway.post(PATH, CHAT).await.status(), 200);
+    gateway.idle().await;
+}
+
+#[tokio::test]
+async fn a_reload_that_renames_replicas_and_changes_limits_refuses_nothing() {
+    let (one, two) = (Replica::start().await, Replica::start().await);
+    let base = config::of(&[&one, &two]);
+    let gateway = Gateway::start(base.clone()).await;
+    for round in 0..20_usize {
+        let mut config: Config = base.clone();
+        let pool = &mut config.pools[0];
+        pool.revision = format!("r{round}").into();
+        pool.max_connections = NonZeroUsize::new(1 + round).unwrap();
+        for (at, replica) in pool.replicas.iter_mut().enumerate() {
+            replica.name = format!("gpu-{round}-{at}").into();
+        }
+        if round % 3 == 2 {
+            // Another name of the pool is another pool of the same replicas.
+            pool.name = format!("pool-{round}").into();
+        }
+        gateway.app.reload(Arc::new(config)).unwrap();
+        let reply = gateway.post(PATH, CHAT).await;
+        assert_eq!(reply.status(), 200, "{}", reply.text());
+        let name = reply.head.header("x-tokenway-replica").unwrap();
+        assert!(name.starts_with(&format!("gpu-{round}-")), "{name}");
+        assert_eq!(reply.head.header("x-tokenway-revision"), Some(&*format!("r{round}")));
+    }
+    gateway.idle().await;
+}
+
+#[tokio::test]
+async fn a_lower_limit_of_connections_is_in_force_after_a_reload() {
+    let replica = Replica::start().await;
+    let mut config = config::of(&[&replica]);
+    config.routes[0].timeouts.connect = Duration::from_millis(50);
+    let gateway = Gateway::start(config.clone()).await;
+    let gate = Gate::new();
+    let end = [wire::event(wire::FINISH), wire::event(wire::DONE), Step::End];
+    let script = wire::begun_then("x", [vec![Step::Wait(gate.clone())], end.to_vec()].concat());
+    let mut clients = Vec::new();
+    for _ in 0..3 {
+        replica.next(script.clone());
+        let mut client = gateway.client().await;
+        client.post(PATH, &[], CHAT.as_bytes()).await;
+        client.head().await;
+        clients.push(client);
+    }
+    config.pools[0].max_connections = NonZeroUsize::new(3).unwrap();
+    gateway.app.reload(Arc::new(config.clone())).unwrap();
+    let reply = gateway.post(PATH, CHAT).await;
+    assert_eq!((reply.status(), &*reply.code()), (504, "timeout_connect"));
+    assert!(reply.text().contains("pool.max_connections"), "{}", reply.text());
+    config.pools[0].max_connections = NonZeroUsize::new(4).unwrap();
+    gateway.app.reload(Arc::new(config)).unwrap();
+    assert_eq!(gateway.post(PATH, CHAT).await.status(), 200);
+    gate.cancel();
+    for mut client in clients {
+        assert!(client.rest().await.is_complete);
+    }
+    gateway.idle().await;
+}
+
+/// Asks at once, each for so long as its client waits; returns how many got nothing.
+async fn impatient(gateway: &Arc<Gateway>, requests: std::ops::Range<usize>) -> usize {
+    let mut all = tokio::task::JoinSet::new();
+    for request in requests {
+        let gateway = Arc::clone(gateway);
+        all.spawn(async move {
+            let body = CHAT.replace("hi", &format!("request {request}"));
+            tokio::time::timeout(Duration::from_millis(1500), gateway.post(PATH, &body)).await.is_ok()
+        });
+    }
+    all.join_all().await.into_iter().filter(|is_answered| !is_answered).count()
+}
+
+#[tokio::test]
+async fn a_replica_that_hangs_while_impatient_clients_leave_is_left_by_round_robin() {
+    let (gateway, replicas) = four(PolicyName::RoundRobin).await;
+    // Its probes are fine.
+    let [hung, ..] = replicas.as_slice() else { panic!("four replicas") };
+    hung.always(vec![Step::Hang]);
+    let gateway = Arc::new(gateway);
+    let mut asked = 0;
+    while gateway.state_of(hung) == ReplicaState::Ready && asked < 64 {
+        impatient(&gateway, asked..asked + 16).await;
+        asked += 16;
+    }
+    let status = gateway.replicas().into_iter().find(|status| *status.replica == *hung.name()).unwrap();
+    assert!(status.life.entered[5] > 0, "never ejected: {status:?}");
+    // A trial now and then, at growing distances, and not every fourth request.
+    let before = hung.count();
+    let mut lost = 0;
+    for request in 0..60 {
+        lost += impatient(&gateway, 1000 + request..1001 + request).await;
+    }
+    assert!(hung.count() - before <= 6 && lost <= 6, "{lost} of 60, {} there", hung.count() - before);
+    gateway.idle().await;
+}
+
+#[tokio::test]
+async fn impatient_clients_of_a_replica_that_works_speak_against_nobody() {
+    let (gateway, replicas) = four(PolicyName::RoundRobin).await;
+    let [busy, ..] = replicas.as_slice() else { panic!("four replicas") };
+    // One stream moves there, and everybody else waits.
+    let moving = std::iter::repeat_n([Step::Tick, wire::event(wire::content("x"))], 400).flatten();
+    busy.next(wire::begun_then("x", moving.chain([Step::Hang])));
+    busy.always(vec![Step::Hang]);
+    let mut stream = gateway.client().await;
+    stream.post(PATH, &[], CHAT.as_bytes()).await;
+    stream.head().await;
+    let gateway = Arc::new(gateway);
+    assert!(impatient(&gateway, 0..24).await > 4);
+    assert!(busy.count() > 4);
+    assert_eq!(gateway.state_of(busy), ReplicaState::Ready);
+    drop(stream);
+    gateway.idle().await;
+}

@@ -1,0 +1,503 @@
+//! Replicas that come and go while requests run: DNS, a file, Kubernetes, the admin port, and engines behind one URL.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation fails the test")]
+#![allow(clippy::disallowed_methods, reason = "scripted servers are tasks of the test")]
+
+mod api_server;
+mod name_server;
+
+use std::collections::BTreeSet;
+use std::net::Ipv4Addr;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use serde_json::{Value, json};
+use tokenway::config::{
+    Config, DataParallel, Discovery, DnsRecords, DnsSource, KubernetesSource, PolicyName, ServicePort,
+};
+use tokenway::fleet::discovery::{ChangeError, ReplicaAction, ReplicaChange, SourceStatus};
+use tokenway::fleet::status::ReplicaState;
+use tokio::net::TcpListener;
+
+use crate::support::replica::{Gate, Replica, Step};
+use crate::support::{Gateway, config, until, wire};
+use api_server::{Answer, ApiServer, Feed};
+use name_server::{NameServer, Says};
+
+const CHAT: &str = r#"{"model":"tiny","stream":true,"messages":[{"role":"user","content":"hi"}]}"#;
+const PATH: &str = "/v1/chat/completions";
+
+/// Replicas on 127.0.0.1, 127.0.0.2, … that share a port, as pods do.
+async fn pods(count: u8) -> Vec<Replica> {
+    'ports: loop {
+        let first = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = first.local_addr().unwrap().port();
+        let mut listeners = vec![first];
+        for at in 2..=count {
+            match TcpListener::bind((host(at), port)).await {
+                Ok(listener) => listeners.push(listener),
+                Err(_) => continue 'ports,
+            }
+        }
+        return listeners.into_iter().map(Replica::start_on).collect();
+    }
+}
+
+fn host(at: u8) -> Ipv4Addr {
+    Ipv4Addr::new(127, 0, 0, at)
+}
+
+fn discovering(discovery: Discovery) -> Config {
+    let mut config = config::of(&[]);
+    config.pools[0].discovery = discovery;
+    config
+}
+
+fn names(gateway: &Gateway) -> BTreeSet<String> {
+    let ready = gateway.replicas().into_iter().filter(|r| r.state == ReplicaState::Ready);
+    ready.map(|r| r.replica.to_string()).collect()
+}
+
+async fn has(gateway: &Gateway, expected: &[&str]) {
+    let expected: BTreeSet<String> = expected.iter().map(|name| (*name).to_owned()).collect();
+    until(&format!("ready are {expected:?}"), || names(gateway) == expected).await;
+}
+
+fn source(gateway: &Gateway, name: &str) -> SourceStatus {
+    gateway.app.fleet.sources().into_iter().find(|status| status.source == name).unwrap()
+}
+
+fn change(action: ReplicaAction, url: &str) -> ReplicaChange {
+    ReplicaChange { action, pool: None, url: Some(url.to_owned()), name: None, zone: None }
+}
+
+#[tokio::test]
+async fn addresses_of_a_name_are_replicas_and_a_name_server_that_fails_takes_none_away() {
+    let pods = pods(3).await;
+    let port = pods[0].addr.port();
+    let server = NameServer::start(Says::Addresses(vec![host(1), host(2)]), 1).await;
+    let (name, base_path) = ("vllm.models.test".into(), "".into());
+    let records = DnsRecords::Addresses { port };
+    let dns = DnsSource { name, is_tls: false, records, base_path, server: Some(server.address) };
+    let gateway = Gateway::start_unready(discovering(Discovery { dns: Some(dns), ..Discovery::default() }));
+    let of = |all: &[u8]| all.iter().map(|at| format!("{}:{port}", host(*at))).collect::<Vec<_>>();
+    let (first, later) = (of(&[1, 2]), of(&[2, 3]));
+    has(&gateway, &[&first[0], &first[1]]).await;
+    assert_eq!(gateway.post(PATH, CHAT).await.status(), 200);
+
+    server.says(Says::Addresses(vec![host(2), host(3)]));
+    has(&gateway, &[&later[0], &later[1]]).await;
+
+    for says in [Says::Failure, Says::NoSuchName] {
+        server.says(says);
+        let (failures, questions) = (source(&gateway, "dns").failures, server.questions());
+        until("that is noted", || {
+            source(&gateway, "dns").failures > failures && server.questions() > questions
+        })
+        .await;
+        assert_eq!(names(&gateway).len(), 2);
+        assert!(source(&gateway, "dns").failing.is_some());
+    }
+    server.says(Says::Addresses(vec![host(1)]));
+    has(&gateway, &[&first[0]]).await;
+    assert!(source(&gateway, "dns").failing.is_none());
+}
+
+#[tokio::test]
+async fn srv_records_bring_host_and_port_and_their_targets_are_asked_of_the_same_server() {
+    let replica = Replica::start().await;
+    let port = replica.addr.port();
+    let says = Says::Services(vec![(0, port, "gpu-1.models.test"), (9, 1, "spare.test")]);
+    let server = NameServer::start(says, 60).await;
+    let (name, records) = ("_http._tcp.vllm.models.test".into(), DnsRecords::Services);
+    let dns = DnsSource { name, is_tls: false, records, base_path: "".into(), server: Some(server.address) };
+    let gateway = Gateway::start_unready(discovering(Discovery { dns: Some(dns), ..Discovery::default() }));
+    has(&gateway, &[&format!("gpu-1.models.test:{port}")]).await;
+    assert_eq!(gateway.post(PATH, CHAT).await.status(), 200);
+}
+
+/// Requests without a pause, from now until [`Traffic::end`].
+struct Traffic {
+    is_over: Arc<AtomicBool>,
+    failed: Arc<AtomicUsize>,
+    done: Arc<AtomicUsize>,
+}
+
+impl Traffic {
+    fn begin(gateway: &Arc<Gateway>) -> Self {
+        let this = Self { is_over: Arc::default(), failed: Arc::default(), done: Arc::default() };
+        for _ in 0..4 {
+            let gateway = Arc::clone(gateway);
+            let (is_over, failed, done) =
+                (Arc::clone(&this.is_over), Arc::clone(&this.failed), Arc::clone(&this.done));
+            tokio::spawn(async move {
+                while !is_over.load(Ordering::Relaxed) {
+                    let reply = gateway.post(PATH, CHAT).await;
+                    let is_whole = reply.status() == 200 && reply.text().ends_with("data: [DONE]\n\n");
+                    failed.fetch_add(usize::from(!is_whole), Ordering::Relaxed);
+                    done.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+        this
+    }
+
+    async fn goes_on(&self) {
+        let before = self.done.load(Ordering::Relaxed);
+        until("requests go on", || self.done.load(Ordering::Relaxed) > before + 20).await;
+    }
+
+    fn end(&self) {
+        self.is_over.store(true, Ordering::Relaxed);
+        assert_eq!(self.failed.load(Ordering::Relaxed), 0, "of {}", self.done.load(Ordering::Relaxed));
+    }
+}
+
+fn write(path: &Path, replicas: &[&Replica]) {
+    let groups: Vec<Value> = replicas.iter().map(|r| json!({ "targets": [r.name()] })).collect();
+    let beside = path.with_extension("new");
+    std::fs::write(&beside, Value::from(groups).to_string()).unwrap();
+    std::fs::rename(beside, path).unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_file_that_is_rewritten_under_traffic_fails_no_request() {
+    let (one, two, three) = (Replica::start().await, Replica::start().await, Replica::start().await);
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("replicas.json");
+    write(&path, &[&one]);
+    let discovery = Discovery { file: Some(path.clone()), ..Discovery::default() };
+    let gateway = Arc::new(Gateway::start_unready(discovering(discovery)));
+    has(&gateway, &[&one.name()]).await;
+    let traffic = Traffic::begin(&gateway);
+    for replicas in [vec![&one, &two], vec![&two], vec![&two, &three], vec![&one], vec![&three, &one]] {
+        write(&path, &replicas);
+        let names: Vec<String> = replicas.iter().map(|replica| replica.name()).collect();
+        has(&gateway, &names.iter().map(String::as_str).collect::<Vec<_>>()).await;
+        traffic.goes_on().await;
+    }
+    std::fs::write(&path, "[{\"targets\": [\"half").unwrap();
+    until("the fault is said", || source(&gateway, "file").failing.is_some()).await;
+    assert!(source(&gateway, "file").failing.unwrap().1.contains("replicas.json"));
+    traffic.goes_on().await;
+    traffic.end();
+    assert_eq!(names(&gateway).len(), 2);
+}
+
+#[tokio::test]
+async fn a_source_that_suddenly_names_none_keeps_the_replicas_that_answer_until_an_operator_or_a_successor() {
+    let (one, two) = (Replica::start().await, Replica::start().await);
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("replicas.json");
+    write(&path, &[&one, &two]);
+    let discovery = Discovery { file: Some(path.clone()), ..Discovery::default() };
+    let gateway = Gateway::start_unready(discovering(discovery));
+    has(&gateway, &[&one.name(), &two.name()]).await;
+    assert_eq!(source(&gateway, "file").kept, 0);
+
+    write(&path, &[]);
+    until("the empty list is read", || source(&gateway, "file").targets == 0).await;
+    has(&gateway, &[&one.name(), &two.name()]).await;
+    assert_eq!(source(&gateway, "file").kept, 2);
+    for _ in 0..4 {
+        assert_eq!(gateway.post(PATH, CHAT).await.status(), 200);
+    }
+    let metrics = gateway.app.gateway.observer.metrics();
+    metrics.set_sources(&gateway.app.fleet.sources());
+    let page = metrics.render(&gateway.replicas());
+    assert!(page.contains("tokenway_discovery_kept_replicas{pool=\"default\",source=\"file\"} 2"), "{page}");
+
+    // A reload that does not touch the source changes nothing about that.
+    let mut reloaded = discovering(Discovery { file: Some(path.clone()), ..Discovery::default() });
+    reloaded.pools[0].revision = "r2".into();
+    gateway.app.reload(Arc::new(reloaded)).unwrap();
+    assert_eq!(names(&gateway).len(), 2);
+
+    // An operator's word counts at once, for each.
+    let fleet = &gateway.app.fleet;
+    let url = |replica: &Replica| format!("http://{}", replica.name());
+    fleet.change(&change(ReplicaAction::Drain, &url(&one))).unwrap();
+    has(&gateway, &[&two.name()]).await;
+
+    // A successor that is ready ends it.
+    let three = Replica::start().await;
+    write(&path, &[&three]);
+    has(&gateway, &[&three.name()]).await;
+    assert_eq!(source(&gateway, "file").kept, 0);
+    let by_name = ReplicaChange { name: Some(three.name()), url: None, ..change(ReplicaAction::Remove, "") };
+    fleet.change(&by_name).unwrap();
+    has(&gateway, &[]).await;
+    let refused = gateway.post(PATH, CHAT).await;
+    assert_eq!(refused.status(), 503);
+    assert!(
+        refused.text().contains("no ready replica for route *: pool default has no replicas"),
+        "{}",
+        refused.text()
+    );
+}
+
+#[tokio::test]
+async fn addresses_that_never_answered_take_no_replica_away_that_answers() {
+    let pods = pods(2).await;
+    let port = pods[0].addr.port();
+    let server = NameServer::start(Says::Addresses(vec![host(1), host(2)]), 1).await;
+    let (name, base_path) = ("vllm.models.test".into(), "".into());
+    let records = DnsRecords::Addresses { port };
+    let dns = DnsSource { name, is_tls: false, records, base_path, server: Some(server.address) };
+    let gateway = Gateway::start_unready(discovering(Discovery { dns: Some(dns), ..Discovery::default() }));
+    let of = |at| format!("{}:{port}", host(at));
+    has(&gateway, &[&of(1), &of(2)]).await;
+    server.says(Says::Addresses(vec![host(9)]));
+    until("the wrong address was tried", || {
+        gateway.replicas().iter().any(|r| *r.replica == *of(9) && r.failures.probes > 1)
+    })
+    .await;
+    assert_eq!(source(&gateway, "dns").kept, 2);
+    for _ in 0..4 {
+        assert_eq!(gateway.post(PATH, CHAT).await.status(), 200);
+    }
+    server.says(Says::Addresses(vec![host(2)]));
+    has(&gateway, &[&of(2)]).await;
+    assert_eq!(source(&gateway, "dns").kept, 0);
+}
+
+#[tokio::test]
+async fn a_refusal_says_why_nothing_is_ready() {
+    let gone = Replica::start().await;
+    gone.stop_listening().await;
+    let gateway = Gateway::start_unready(config::of(&[&gone]));
+    until("it was tried", || gateway.replicas()[0].failures.probes > 1).await;
+    let text = gateway.post(PATH, CHAT).await.text().to_owned();
+    let why = format!("no ready replica for route *: http://{}: connection refused (", gone.name());
+    assert!(text.contains(&why) && text.contains(" tries)"), "{text}");
+
+    let mut config = config::of(&[&gone]);
+    config.pools[0].replicas[0].endpoint.host = "no-such-name.invalid".into();
+    let gateway = Gateway::start_unready(config);
+    until("the name was looked up", || gateway.replicas()[0].failures.probes > 0).await;
+    let text = gateway.post(PATH, CHAT).await.text().to_owned();
+    assert!(text.contains("no-such-name.invalid") && text.contains("lookup"), "{text}");
+
+    let server = NameServer::start(Says::NoSuchName, 1).await;
+    let records = DnsRecords::Addresses { port: 1 };
+    let name = "vllm.models.test".into();
+    let dns = DnsSource { name, is_tls: false, records, base_path: "".into(), server: Some(server.address) };
+    let gateway = Gateway::start_unready(discovering(Discovery { dns: Some(dns), ..Discovery::default() }));
+    until("the name was asked for", || source(&gateway, "dns").failing.is_some()).await;
+    let text = gateway.post(PATH, CHAT).await.text().to_owned();
+    assert!(text.contains("for route *: dns: no such name: vllm.models.test"), "{text}");
+}
+
+fn slice(version: &str, pods: &[(u8, Value)]) -> Value {
+    let endpoint = |(at, conditions): &(u8, Value)| {
+        json!({
+            "addresses": [host(*at)],
+            "conditions": conditions,
+            "targetRef": { "kind": "Pod", "name": format!("vllm-{at}"), "uid": format!("uid-{at}") },
+        })
+    };
+    json!({
+        "metadata": { "name": "vllm-abc", "resourceVersion": version },
+        "addressType": "IPv4",
+        "ports": [{ "name": "http", "port": 1 }],
+        "endpoints": pods.iter().map(endpoint).collect::<Vec<_>>(),
+    })
+}
+
+fn list(version: &str, rest: &str, slices: &[Value]) -> Answer {
+    let metadata = json!({ "resourceVersion": version, "continue": rest });
+    Answer::Page(
+        200,
+        json!({ "kind": "EndpointSliceList", "metadata": metadata, "items": slices }).to_string(),
+    )
+}
+
+fn event(kind: &str, object: &Value) -> Feed {
+    Feed::Event(json!({ "type": kind, "object": object }).to_string())
+}
+
+fn ready() -> Value {
+    json!({ "ready": true, "serving": true, "terminating": false })
+}
+
+#[tokio::test]
+async fn endpoint_slices_are_followed_through_bookmarks_drops_and_expiry() {
+    let pods = pods(3).await;
+    let api = ApiServer::start().await;
+    api.next(list("9", "more", &[]));
+    api.next(list("10", "", &[slice("8", &[(1, ready()), (2, ready())])]));
+    let watch = api.next_watch();
+    let kubernetes = KubernetesSource {
+        namespace: "models".into(),
+        service: "vllm".into(),
+        port: ServicePort::Number(pods[0].addr.port()),
+        is_tls: false,
+        api: Some(tokenway::config::parse_endpoint(&format!("http://{}", api.address)).unwrap()),
+    };
+    let discovery = Discovery { kubernetes: Some(kubernetes), ..Discovery::default() };
+    let gateway = Gateway::start_unready(discovering(discovery));
+    has(&gateway, &["vllm-1", "vllm-2"]).await;
+    api.asked_times(3).await;
+    let asked = api.asked();
+    let path = "/apis/discovery.k8s.io/v1/namespaces/models/endpointslices?labelSelector=kubernetes.io%2Fservice-name%3Dvllm";
+    assert_eq!(asked[0], format!("{path}&limit=500"));
+    assert_eq!(asked[1], format!("{path}&limit=500&continue=more"));
+    assert!(
+        asked[2].contains("watch=1&allowWatchBookmarks=true") && asked[2].ends_with("resourceVersion=10")
+    );
+
+    // A pod that is not serving gets no new requests, whatever our probe says.
+    let not_serving = json!({ "ready": false, "serving": false, "terminating": false });
+    let all = [(1, ready()), (2, not_serving), (3, ready())];
+    watch.send(event("MODIFIED", &slice("11", &all))).await.unwrap();
+    has(&gateway, &["vllm-1", "vllm-3"]).await;
+    assert_eq!(
+        gateway.replicas().iter().find(|r| &*r.replica == "vllm-2").unwrap().state,
+        ReplicaState::Draining
+    );
+
+    // The watch goes on at the bookmark when its connection breaks.
+    watch.send(event("BOOKMARK", &json!({ "metadata": { "resourceVersion": "20" } }))).await.unwrap();
+    let again = api.next_watch();
+    watch.send(Feed::Drop).await.unwrap();
+    api.asked_times(4).await;
+    assert!(api.asked()[3].ends_with("resourceVersion=20"), "{:?}", api.asked());
+
+    // One that terminates keeps its stream.
+    let gate = Gate::new();
+    let held = wire::begun_then(
+        "a",
+        [Step::Wait(gate.clone()), wire::event(wire::FINISH), wire::event(wire::DONE), Step::End],
+    );
+    for pod in &pods {
+        pod.always(held.clone());
+    }
+    let mut client = gateway.client().await;
+    client.post(PATH, &[], CHAT.as_bytes()).await;
+    let served = client.head().await.header("x-tokenway-replica").unwrap().to_owned();
+    let leaving: u8 = served.trim_start_matches("vllm-").parse().unwrap();
+    let staying = 4 - leaving;
+    let terminating = json!({ "ready": false, "serving": true, "terminating": true });
+    let pods_now = [(leaving, terminating), (2, ready()), (staying, ready())];
+    again.send(event("MODIFIED", &slice("21", &pods_now))).await.unwrap();
+    let stays = format!("vllm-{staying}");
+    has(&gateway, &["vllm-2", &stays]).await;
+    let left = || gateway.replicas().into_iter().find(|r| *r.replica == *served);
+    assert_eq!(left().map(|r| r.state), Some(ReplicaState::Draining));
+    gate.cancel();
+    let body = client.rest().await;
+    assert!(String::from_utf8_lossy(&body.bytes).ends_with("data: [DONE]\n\n"));
+    until("it is gone", || left().is_none()).await;
+
+    // An expired version means a list again; what vanished in between is noticed.
+    api.next(list("31", "", &[slice("30", &[(2, ready())])]));
+    let last = api.next_watch();
+    let expired = json!({ "kind": "Status", "code": 410, "reason": "Expired", "message": "too old" });
+    again.send(event("ERROR", &expired)).await.unwrap();
+    has(&gateway, &["vllm-2"]).await;
+    api.asked_times(6).await;
+    assert!(api.asked()[4].ends_with("limit=500") && api.asked()[5].ends_with("resourceVersion=31"));
+    assert!(source(&gateway, "kubernetes").failing.is_none());
+
+    // A server that refuses keeps the fleet and says why; and then it answers again.
+    let refusal = json!({ "kind": "Status", "message": "endpointslices is forbidden" }).to_string();
+    for _ in 0..2 {
+        api.next(Answer::Page(403, refusal.clone()));
+    }
+    let answered = api.next_watch();
+    last.send(Feed::End).await.unwrap();
+    until("the refusal is said", || source(&gateway, "kubernetes").failing.is_some()).await;
+    let (_, error) = source(&gateway, "kubernetes").failing.unwrap();
+    assert!(error.contains("403") && error.contains("endpointslices is forbidden"), "{error}");
+    assert_eq!(names(&gateway).len(), 1);
+    until("it answers again", || source(&gateway, "kubernetes").failing.is_none()).await;
+    drop(answered);
+}
+
+#[tokio::test]
+async fn operators_add_drain_and_remove_while_streams_run() {
+    let (one, two) = (Replica::start().await, Replica::start().await);
+    let gateway = Gateway::start(config::of(&[&one])).await;
+    let gate = Gate::new();
+    let held = [Step::Wait(gate.clone()), wire::event(wire::FINISH), wire::event(wire::DONE), Step::End];
+    one.next(wire::begun_then("a", held));
+    let mut client = gateway.client().await;
+    client.post(PATH, &[], CHAT.as_bytes()).await;
+    client.head().await;
+
+    let fleet = &gateway.app.fleet;
+    let url = |replica: &Replica| format!("http://{}", replica.name());
+    let add = ReplicaChange { zone: Some("eu-1a".into()), ..change(ReplicaAction::Add, &url(&two)) };
+    let (pool, added) = fleet.change(&add).unwrap();
+    assert_eq!((&*pool, &*added.name), ("default", &*two.name()));
+    has(&gateway, &[&one.name(), &two.name()]).await;
+    assert_eq!(gateway.replicas()[1].life.zone.as_deref(), Some("eu-1a"));
+    fleet.change(&change(ReplicaAction::Drain, &url(&one))).unwrap();
+    assert_eq!(gateway.state_of(&one), ReplicaState::Draining);
+    for _ in 0..4 {
+        assert_eq!(gateway.post(PATH, CHAT).await.head.header("x-tokenway-replica"), Some(&*two.name()));
+    }
+    fleet.change(&change(ReplicaAction::Add, &url(&one))).unwrap();
+    assert_eq!(gateway.state_of(&one), ReplicaState::Ready);
+    let by_name = ReplicaChange { name: Some(one.name()), url: None, ..change(ReplicaAction::Remove, "") };
+    fleet.change(&by_name).unwrap();
+    assert_eq!(gateway.state_of(&one), ReplicaState::Draining, "its stream runs");
+    gate.cancel();
+    assert!(String::from_utf8_lossy(&client.rest().await.bytes).ends_with("data: [DONE]\n\n"));
+    until("it is gone", || gateway.replicas().len() == 1).await;
+
+    // A reload does not bring back what an operator removed; adding it does.
+    gateway.app.reload(Arc::new(config::of(&[&one]))).unwrap();
+    assert_eq!(names(&gateway), [two.name()].into());
+    fleet.change(&change(ReplicaAction::Add, &url(&one))).unwrap();
+    has(&gateway, &[&one.name(), &two.name()]).await;
+
+    for (change, told) in [
+        (change(ReplicaAction::Drain, "http://127.0.0.1:1"), "has no replica"),
+        (change(ReplicaAction::Add, "127.0.0.1:1"), "does not start with http://"),
+        (
+            ReplicaChange { name: Some(one.name()), ..change(ReplicaAction::Add, "http://127.0.0.1:1") },
+            "has a replica \"127.0.0.1:",
+        ),
+        (
+            ReplicaChange { pool: Some("other".into()), ..by_name },
+            "unknown pool \"other\"; name one of: default",
+        ),
+    ] {
+        let error: ChangeError = fleet.change(&change).unwrap_err();
+        assert!(error.to_string().contains(told), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn each_engine_behind_one_url_is_a_target_of_its_own() {
+    let replica = Replica::start().await;
+    replica.show_page(Some(include_str!("../fixtures/vllm/metrics_dp2.txt")));
+    let mut config = config::of(&[&replica]);
+    config.routes[0].policy = PolicyName::RoundRobin;
+    let gateway = Gateway::start_unready(config.clone());
+    let ranks = [format!("{}#0", replica.name()), format!("{}#1", replica.name())];
+    has(&gateway, &[&ranks[0], &ranks[1]]).await;
+    for _ in 0..4 {
+        let mut client = gateway.client().await;
+        // What a client asks for would make the load of both ranks wrong.
+        client.post(PATH, &[("x-data-parallel-rank", "7")], CHAT.as_bytes()).await;
+        let reply = client.reply().await;
+        let name = reply.head.header("x-tokenway-replica").unwrap();
+        let pinned = replica.received().pop().unwrap().header("x-data-parallel-rank").unwrap().to_owned();
+        assert_eq!(*name, format!("{}#{pinned}", replica.name()));
+    }
+    let pinned: BTreeSet<String> =
+        replica.received().iter().map(|r| r.header("x-data-parallel-rank").unwrap().to_owned()).collect();
+    assert_eq!(pinned, ["0".to_owned(), "1".to_owned()].into());
+    let replicas = gateway.replicas();
+    assert!(replicas.iter().all(|r| r.signals.is_some_and(|s| s.total_blocks == Some(8192))), "{replicas:?}");
+
+    // Told that it is one, it is one again, without a pause, and the engine spreads as it likes.
+    config.pools[0].data_parallel = DataParallel::Ranks(std::num::NonZeroU32::MIN);
+    gateway.app.reload(Arc::new(config)).unwrap();
+    assert_eq!(names(&gateway), [replica.name()].into());
+    assert_eq!(gateway.post(PATH, CHAT).await.status(), 200);
+    assert_eq!(replica.received().pop().unwrap().header("x-data-parallel-rank"), None);
+}

@@ -1,0 +1,660 @@
+//! What becomes of a request when its replica, its client or an engine fails, before and after the first token.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation fails the test")]
+
+mod bugs;
+mod hedge;
+mod matrix;
+mod migration;
+mod shadow;
+
+use std::time::Duration;
+
+use serde_json::Value;
+use tokenway::config::Config;
+use tokenway::fleet::status::ReplicaState;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use crate::support::client::{Body, Http2, Reply, read_http2};
+use crate::support::replica::{Gate, Replica, Step};
+use crate::support::{Gateway, config, until, wire};
+
+const CHAT: &str = r#"{"model":"tiny","stream":true,"messages":[{"role":"user","content":"hi"}]}"#;
+const UNARY: &str = r#"{"model":"tiny","messages":[{"role":"user","content":"hi"}]}"#;
+const PATH: &str = "/v1/chat/completions";
+
+/// Two replicas behind a round-robin gateway: the first request goes to `bad`.
+struct Pair {
+    bad: Replica,
+    good: Replica,
+    gateway: Gateway,
+}
+
+impl Pair {
+    async fn start(script: Vec<Step>) -> Self {
+        Self::start_with(|_| {}, script).await
+    }
+
+    async fn start_with(configure: impl FnOnce(&mut Config), script: Vec<Step>) -> Self {
+        let (one, two) = (Replica::start().await, Replica::start().await);
+        let mut config = config::of(&[&one, &two]);
+        configure(&mut config);
+        let gateway = Gateway::start(config).await;
+        // Whose turn it is first is the policy's affair.
+        gateway.post(PATH, CHAT).await;
+        let (bad, good) = if one.count() == 1 { (two, one) } else { (one, two) };
+        bad.next(script);
+        Self { bad, good, gateway }
+    }
+
+    /// Sends a request to the bad replica.
+    async fn post(&self, body: &str) -> Reply {
+        let reply = self.gateway.post(PATH, body).await;
+        assert_eq!(self.bad.count(), 1, "the bad replica got the request");
+        self.gateway.idle().await;
+        reply
+    }
+
+    /// Requests that the good replica got since the start.
+    fn good_requests(&self) -> usize {
+        self.good.count() - 1
+    }
+}
+
+/// The clean answer of a replica without a script.
+fn clean() -> String {
+    wire::chat_events(&["a", "b"]).concat()
+}
+
+#[tokio::test]
+async fn failures_before_the_first_content_are_retried_elsewhere_and_not_seen() {
+    let role_only = || vec![wire::sse_head(), wire::event(wire::ROLE)];
+    let then = |steps: &[Step]| [role_only(), steps.to_vec()].concat();
+    let half = |text: &str| wire::event(&text[..text.len() / 2]);
+    let cases = [
+        ("closed before the head", vec![Step::Close]),
+        ("reset before the head", vec![Step::Reset]),
+        ("half a head", vec![Step::Raw(b"HTTP/1.1 200 OK\r\ncontent-ty".to_vec()), Step::Close]),
+        ("no HTTP at all", vec![Step::Raw(b"SSH-2.0-x\r\n\r\n".to_vec()), Step::Close]),
+        ("closed after the role", then(&[Step::Close])),
+        ("reset after the role", then(&[Step::Reset])),
+        ("ended after the role", then(&[Step::End])),
+        ("closed inside the first content", then(&[half(&wire::content("zz")), Step::Close])),
+        ("engine died", then(&[wire::event(wire::ENGINE_DEAD), wire::event(wire::DONE), Step::End])),
+        ("engine died at once", wire::stream([wire::ENGINE_DEAD, wire::DONE])),
+        ("engine shut down", then(&[wire::event(wire::ABORTED), wire::event(wire::DONE), Step::End])),
+        ("ended in order with nothing told", then(&[wire::event(wire::DONE), Step::End])),
+        ("502", wire::json(502, "bad gateway")),
+        ("503", wire::json(503, r#"{"error":{}}"#)),
+        ("504", wire::json(504, "")),
+        ("shutting down", wire::json(500, wire::SHUTTING_DOWN)),
+    ];
+    for (name, script) in cases {
+        let pair = Pair::start(script).await;
+        let reply = pair.post(CHAT).await;
+        assert_eq!((reply.status(), reply.text()), (200, &*clean()), "{name}");
+        assert!(reply.body.is_complete, "{name}");
+        assert_eq!(reply.head.header("x-tokenway-replica"), Some(&*pair.good.name()), "{name}");
+        assert_eq!(pair.good_requests(), 1, "{name}");
+        assert_eq!(pair.good.received()[1].text(), CHAT, "{name}");
+    }
+}
+
+#[tokio::test]
+async fn a_truncated_unary_answer_is_retried_elsewhere_and_not_seen() {
+    let whole = wire::whole(200, "application/json", r#"{"id":"x"}"#);
+    let chunked = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n";
+    let cases = [
+        vec![Step::Raw(whole[..whole.len() - 3].to_vec()), Step::Close],
+        vec![Step::Raw(chunked.to_vec()), wire::event("{\"id\""), Step::Reset],
+        // What an engine that is shut down makes of it: whole JSON of half an answer.
+        wire::json(200, r#"{"id":"x","choices":[{"message":{"content":"ha"},"finish_reason":"abort"}]}"#),
+    ];
+    for script in cases {
+        let pair = Pair::start(script).await;
+        pair.good.next(wire::json(200, r#"{"id":"good"}"#));
+        let reply = pair.post(UNARY).await;
+        assert_eq!((reply.status(), reply.text()), (200, r#"{"id":"good"}"#));
+    }
+}
+
+#[tokio::test]
+async fn an_answer_whose_framing_has_two_readings_is_not_relayed() {
+    let head = |fields: &str| format!("HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n{fields}\r\n");
+    let both = "content-length: 5\r\ntransfer-encoding: chunked\r\n";
+    for (what, answer) in [
+        ("both", format!("{}5\r\nhello\r\n0\r\n\r\n", head(both))),
+        ("another coding", head("transfer-encoding: gzip, chunked\r\n") + "0\r\n\r\n"),
+        ("101", "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: x\r\n\r\n".to_owned()),
+    ] {
+        let replica = Replica::start().await;
+        replica.always(vec![Step::Raw(answer.into_bytes()), Step::Hang]);
+        let gateway = Gateway::start(config::of(&[&replica])).await;
+        let reply = gateway.post(PATH, UNARY).await;
+        let error: Value = serde_json::from_str(reply.text()).unwrap();
+        assert_eq!(
+            (reply.status(), error["error"]["code"].as_str()),
+            (502, Some("replica_failed")),
+            "{what}"
+        );
+        assert!(reply.body.is_complete, "{what}");
+        gateway.idle().await;
+    }
+}
+
+#[tokio::test]
+async fn a_broken_stream_is_a_reset_to_a_client_without_chunks() {
+    let head = format!("POST {PATH} HTTP/1.0\r\nhost: a\r\ncontent-length: {}\r\n\r\n", CHAT.len());
+    let read = async |gateway: &Gateway| {
+        let mut socket = TcpStream::connect(gateway.addr()).await.unwrap();
+        socket.write_all(format!("{head}{CHAT}").as_bytes()).await.unwrap();
+        let mut bytes = Vec::new();
+        let end = crate::support::soon("the end", socket.read_to_end(&mut bytes)).await;
+        (String::from_utf8(bytes).unwrap(), end.map_err(|error| error.kind()))
+    };
+    let replica = Replica::start().await;
+    let gateway = Gateway::start(config::of(&[&replica])).await;
+    let (answer, end) = read(&gateway).await;
+    assert!(answer.starts_with("HTTP/1.0 200") && answer.ends_with(&clean()), "{answer}");
+    assert!(end.is_ok());
+    let part = [wire::sse_head(), wire::event(wire::content("a")), Step::Reset];
+    replica.next(part.to_vec());
+    let (answer, end) = read(&gateway).await;
+    assert_eq!(end, Err(std::io::ErrorKind::ConnectionReset), "{answer}");
+    gateway.idle().await;
+}
+
+#[tokio::test]
+async fn a_large_unary_answer_that_breaks_off_does_not_look_complete() {
+    let start = vec![b'x'; 2 << 20];
+    let head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n";
+    let pair = Pair::start(vec![Step::Raw(head.to_vec()), Step::Chunk(start), Step::Close]).await;
+    let reply = pair.post(UNARY).await;
+    assert_eq!(reply.status(), 200);
+    assert!(!reply.body.is_complete);
+    assert_eq!(pair.good_requests(), 0);
+}
+
+#[tokio::test]
+async fn an_engine_s_own_answer_is_relayed_verbatim_and_not_retried() {
+    for status in [400, 401, 404, 422, 429, 500] {
+        let body = format!("{{\"error\":{{\"message\":\"said {status}\",\"code\":{status}}}}}");
+        for request in [CHAT, UNARY] {
+            let pair = Pair::start(wire::json(status, &body)).await;
+            let reply = pair.post(request).await;
+            assert_eq!((reply.status(), reply.text()), (status, &*body));
+            assert_eq!(pair.good_requests(), 0);
+            assert_eq!(pair.gateway.state_of(&pair.bad), ReplicaState::Ready);
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_engine_s_own_error_event_before_content_is_its_answer() {
+    let events = [wire::ENGINE_ERROR, wire::DONE];
+    let pair = Pair::start(wire::stream(events)).await;
+    let reply = pair.post(CHAT).await;
+    assert_eq!((reply.status(), reply.text()), (200, &*events.concat()));
+    assert!(reply.body.is_complete);
+    assert_eq!(pair.good_requests(), 0);
+}
+
+#[tokio::test]
+async fn a_stream_without_any_content_is_complete_when_it_says_so() {
+    let events = [wire::ROLE, wire::FINISH, wire::DONE];
+    let pair = Pair::start(wire::stream(events)).await;
+    let reply = pair.post(CHAT).await;
+    assert_eq!((reply.status(), reply.text()), (200, &*events.concat()));
+    assert!(reply.body.is_complete);
+    assert_eq!(pair.good_requests(), 0);
+}
+
+#[tokio::test]
+async fn started_work_is_retried_once_and_the_last_complete_answer_is_relayed() {
+    let replicas = [Replica::start().await, Replica::start().await, Replica::start().await];
+    let all: Vec<&Replica> = replicas.iter().collect();
+    let requests = || all.iter().map(|r| r.count()).sum::<usize>();
+    let gateway = Gateway::start(config::of(&all)).await;
+
+    for replica in &all {
+        replica.always(wire::json(503, r#"{"error":{"message":"full"}}"#));
+    }
+    let reply = gateway.post(PATH, CHAT).await;
+    assert_eq!((reply.status(), reply.text()), (503, r#"{"error":{"message":"full"}}"#));
+    assert_eq!(requests(), 2, "one retry, though a third replica is left");
+
+    for replica in &all {
+        replica.always(vec![Step::Reset]);
+    }
+    let reply = gateway.post(PATH, CHAT).await;
+    assert_eq!((reply.status(), &*reply.code()), (502, "replica_failed"));
+    assert_eq!(reply.json()["error"]["type"], "upstream_error");
+    assert_eq!(requests(), 4);
+    gateway.idle().await;
+}
+
+#[tokio::test]
+async fn a_refused_connection_goes_to_the_next_replica_and_the_replica_is_left_until_it_is_back() {
+    let pair = Pair::start(Vec::new()).await;
+    pair.bad.stop_listening().await;
+    let reply = pair.gateway.post(PATH, CHAT).await;
+    assert_eq!((reply.status(), reply.text()), (200, &*clean()));
+    assert_eq!(pair.gateway.state_of(&pair.bad), ReplicaState::Unreachable);
+    for _ in 0..4 {
+        assert_eq!(pair.gateway.post(PATH, CHAT).await.status(), 200);
+    }
+    assert_eq!(pair.good_requests(), 5);
+    pair.bad.listen_again().await;
+    until("the replica is back", || pair.gateway.state_of(&pair.bad) == ReplicaState::Ready).await;
+}
+
+#[tokio::test]
+async fn when_nobody_is_left_the_client_learns_it() {
+    let replica = Replica::start().await;
+    let gateway = Gateway::start(config::of(&[&replica])).await;
+    replica.stop_listening().await;
+    let reply = gateway.post(PATH, CHAT).await;
+    assert_eq!((reply.status(), &*reply.code()), (502, "replica_failed"));
+    assert!(reply.json()["error"]["message"].as_str().unwrap().contains("refused"), "{}", reply.text());
+
+    until("the replica is left", || gateway.state_of(&replica) == ReplicaState::Unreachable).await;
+    let reply = gateway.post(PATH, CHAT).await;
+    assert_eq!((reply.status(), &*reply.code()), (503, "no_ready_replica"));
+    assert_eq!(reply.json()["error"]["type"], "overloaded_error");
+    assert!(reply.text().contains("connection refused"), "{}", reply.text());
+    assert!(reply.head.header("retry-after").is_some());
+    assert_eq!(gateway.call("GET", "/health").await.status(), 503);
+
+    replica.listen_again().await;
+    gateway.ready().await;
+    assert_eq!(gateway.post(PATH, CHAT).await.status(), 200);
+    gateway.idle().await;
+}
+
+#[tokio::test]
+async fn without_a_budget_started_work_is_not_retried_and_unsent_work_is() {
+    let (one, two) = (Replica::start().await, Replica::start().await);
+    let mut config = config::of(&[&one, &two]);
+    config.retry.budget = 0.0;
+    config.retry.min_per_second = 0;
+    let gateway = Gateway::start(config).await;
+    for replica in [&one, &two] {
+        replica.always(vec![Step::Close]);
+    }
+    let reply = gateway.post(PATH, CHAT).await;
+    assert_eq!((reply.status(), &*reply.code()), (502, "replica_failed"));
+    assert_eq!(one.count() + two.count(), 1);
+
+    one.stop_listening().await;
+    two.always(wire::chat_stream(&["a", "b"]));
+    for _ in 0..2 {
+        let reply = gateway.post(PATH, CHAT).await;
+        assert_eq!((reply.status(), reply.text()), (200, &*clean()), "one of the two met the refusal first");
+    }
+    gateway.idle().await;
+}
+
+/// How a stream may break after its first content.
+fn breaks() -> Vec<(&'static str, Vec<Step>)> {
+    vec![
+        ("closed", vec![Step::Close]),
+        ("reset", vec![Step::Reset]),
+        ("ended without a finish reason", vec![Step::End]),
+        ("engine died", vec![wire::event(wire::ENGINE_DEAD), wire::event(wire::DONE), Step::End]),
+        ("engine shut down", vec![wire::event(wire::ABORTED), wire::event(wire::DONE), Step::End]),
+        ("engine error", vec![wire::event(wire::ENGINE_ERROR), wire::event(wire::DONE), Step::End]),
+        (
+            "engine error and done at once",
+            vec![wire::event([wire::ENGINE_ERROR, wire::DONE].concat()), Step::End],
+        ),
+    ]
+}
+
+/// Checks the end of a broken chat stream: what was relayed, one error event, nothing after it.
+fn assert_broken(text: &str, relayed: &str, code: &str, name: &str) {
+    let event = text.strip_prefix(relayed).unwrap_or_else(|| panic!("{name}: {text}"));
+    let data = event.strip_prefix("data: ").and_then(|e| e.strip_suffix("\n\n"));
+    let data: Value = serde_json::from_str(data.unwrap_or_else(|| panic!("{name}: {event:?}"))).unwrap();
+    assert_eq!(data["error"]["code"], code, "{name}");
+    assert!(data["error"]["message"].is_string() && data["error"]["param"].is_null(), "{name}");
+    assert!(!text.contains("[DONE]"), "{name}");
+}
+
+#[tokio::test]
+async fn a_stream_that_breaks_after_content_ends_with_an_error_event_and_an_abort_and_no_retry() {
+    for (name, broken) in breaks() {
+        let pair = Pair::start(wire::begun_then("x", broken)).await;
+        let reply = pair.post(CHAT).await;
+        assert_eq!(reply.status(), 200);
+        assert!(!reply.body.is_complete, "{name}: an incomplete answer looks complete");
+        let relayed = [wire::ROLE, &wire::content("x")].concat();
+        assert_broken(reply.text(), &relayed, "replica_failed", name);
+        assert_eq!(pair.good_requests(), 0, "{name}");
+    }
+}
+
+#[tokio::test]
+async fn a_broken_stream_is_reset_on_http2() {
+    for (name, broken) in breaks() {
+        let pair = Pair::start(wire::begun_then("x", broken)).await;
+        let mut client = Http2::connect(pair.gateway.addr()).await;
+        let (bytes, error) = read_http2(client.post(PATH, CHAT).await.into_body()).await;
+        let relayed = [wire::ROLE, &wire::content("x")].concat();
+        assert_broken(std::str::from_utf8(&bytes).unwrap(), &relayed, "replica_failed", name);
+        assert!(error.is_some(), "{name}: an incomplete answer looks complete");
+        pair.gateway.idle().await;
+    }
+}
+
+#[tokio::test]
+async fn the_error_event_starts_on_a_fresh_line_where_the_engine_stopped_inside_an_event() {
+    let cut = wire::content("cut");
+    let split = wire::ENGINE_ERROR.split_at(20);
+    let cases = [
+        ("inside a line", vec![wire::event(&cut[..30]), Step::Close]),
+        ("behind a line", vec![wire::event(&cut[..cut.len() - 1]), Step::Close]),
+        ("an error event in two pieces", vec![wire::event(split.0), wire::event(split.1), Step::End]),
+    ];
+    for (name, then) in cases {
+        let pair = Pair::start(wire::begun_then("x", then)).await;
+        let reply = pair.post(CHAT).await;
+        let events: Vec<&str> = reply.text().split("\n\n").filter(|event| !event.is_empty()).collect();
+        let last =
+            events.last().unwrap().strip_prefix("data: ").unwrap_or_else(|| panic!("{name}: {events:?}"));
+        let last: Value = serde_json::from_str(last).unwrap_or_else(|_| panic!("{name}: {events:?}"));
+        assert_eq!(last["error"]["code"], "replica_failed", "{name}");
+        assert!(!reply.body.is_complete, "{name}");
+    }
+}
+
+#[tokio::test]
+async fn a_split_error_event_breaks_the_stream_also_where_the_usage_chunk_is_withheld() {
+    let replica = Replica::start().await;
+    let mut config = config::of(&[&replica]);
+    config.routes[0].ask_usage = true;
+    let gateway = Gateway::start(config).await;
+    let (first, second) = wire::ENGINE_ERROR.split_at(20);
+    let then = [wire::event(first), wire::event(second), wire::event(wire::DONE), Step::End];
+    replica.next(wire::begun_then("x", then));
+    let reply = gateway.post(PATH, CHAT).await;
+    let relayed = [wire::ROLE, &wire::content("x")].concat();
+    assert_broken(reply.text(), &relayed, "replica_failed", "split error event");
+    assert!(!reply.body.is_complete);
+}
+
+#[tokio::test]
+async fn a_broken_stream_with_a_declared_length_tells_it_too() {
+    let replica = Replica::start().await;
+    let gateway = Gateway::start(config::of(&[&replica])).await;
+    let begun = [wire::ROLE, &wire::content("x")].concat();
+    let head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: {}\r\n\r\n";
+    let head = head.replace("{}", &(begun.len() + 40).to_string());
+    replica.next(vec![Step::Raw(head.into_bytes()), Step::Raw(begun.clone().into_bytes()), Step::Close]);
+    let reply = gateway.post(PATH, CHAT).await;
+    assert_broken(reply.text(), &begun, "replica_failed", "declared length");
+    assert!(!reply.body.is_complete);
+}
+
+#[tokio::test]
+async fn a_stream_that_finished_without_done_is_complete() {
+    let events = [wire::ROLE, &wire::content("x"), wire::FINISH];
+    let pair = Pair::start(wire::stream(events)).await;
+    let reply = pair.post(CHAT).await;
+    assert_eq!(reply.text(), events.concat());
+    assert!(reply.body.is_complete);
+}
+
+#[tokio::test]
+async fn a_stream_is_complete_with_its_own_end_whatever_becomes_of_its_body() {
+    let plain = |_: &mut Config| {};
+    let asking = |config: &mut Config| config.routes[0].ask_usage = true;
+    let migrating = |config: &mut Config| config.routes[0].migrate = true;
+    let configs: [&dyn Fn(&mut Config); 3] = [&plain, &asking, &migrating];
+    let empty = [wire::ROLE.to_owned(), wire::FINISH.to_owned(), wire::DONE.to_owned()];
+    for configure in configs {
+        for events in [wire::chat_events(&["x"]), empty.to_vec()] {
+            for then in [Step::Hang, Step::Reset, Step::Close] {
+                let mut script = wire::stream(&events);
+                script.pop();
+                script.push(then.clone());
+                let pair = Pair::start_with(configure, script).await;
+                let reply = pair.post(CHAT).await;
+                assert_eq!((reply.text(), reply.body.is_complete), (&*events.concat(), true), "{then:?}");
+                assert_eq!(pair.good_requests(), 0);
+                assert_eq!(pair.gateway.state_of(&pair.bad), ReplicaState::Ready);
+                let page = pair.gateway.app.gateway.observer.metrics().render(&[]);
+                assert!(!migration::has_failed(&page), "{then:?}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_at_the_stream_s_end_got_its_answer() {
+    let mut script = wire::chat_stream(&["x"]);
+    script.pop();
+    script.push(Step::Hang);
+    let pair = Pair::start(script).await;
+    let mut client = pair.gateway.client().await;
+    client.post(PATH, &[], CHAT.as_bytes()).await;
+    client.head().await;
+    client.read_until(wire::DONE).await;
+    drop(client);
+    pair.gateway.idle().await;
+    let page = pair.gateway.app.gateway.observer.metrics().render(&[]);
+    assert!(migration::has_outcome(&page, "ok") && !migration::has_outcome(&page, "canceled"));
+}
+
+#[tokio::test]
+async fn the_last_content_reaches_the_client_of_an_engine_that_falls_silent_behind_it() {
+    let last = wire::content("c").replace("\"finish_reason\":null", "\"finish_reason\":\"stop\"");
+    for then in [Step::Hang, Step::Reset] {
+        let asking = |config: &mut Config| {
+            config.routes[0].ask_usage = true;
+            config.routes[0].timeouts.inter_token = Duration::from_millis(300);
+        };
+        let script = wire::begun_then("a", [wire::event(&last), then]);
+        let pair = Pair::start_with(asking, script).await;
+        let reply = pair.post(CHAT).await;
+        let relayed = [wire::ROLE, &wire::content("a"), &last].concat();
+        assert!(reply.text().starts_with(&relayed), "{}", reply.text());
+        assert!(reply.text()[relayed.len()..].starts_with("data: {\"error\""), "{}", reply.text());
+        assert!(!reply.body.is_complete);
+    }
+}
+
+#[tokio::test]
+async fn what_an_engine_rejects_after_content_is_told_in_its_own_words() {
+    let error = "data: {\"error\": {\"message\":\"bad regex\",\"type\":\"BadRequestError\",\"param\":null,\"code\":400}}\n\n";
+    let (head, tail) = error.split_at(25);
+    for migrate in [false, true] {
+        for pieces in [vec![error.to_owned()], vec![head.to_owned(), tail.to_owned()]] {
+            let configure = |config: &mut Config| config.routes[0].migrate = migrate;
+            let mut script = wire::begun("x");
+            script.extend(pieces.iter().map(wire::event));
+            script.extend([wire::event(wire::DONE), Step::End]);
+            let pair = Pair::start_with(configure, script).await;
+            let reply = pair.post(CHAT).await;
+            assert_eq!(reply.text(), [wire::ROLE, &wire::content("x"), error].concat());
+            assert!(!reply.body.is_complete, "half an answer does not look whole");
+            assert_eq!((pair.good_requests(), pair.gateway.state_of(&pair.bad)), (0, ReplicaState::Ready));
+            let page = pair.gateway.app.gateway.observer.metrics().render(&[]);
+            assert!(migration::has_outcome(&page, "client_error") && !migration::has_failed(&page));
+            let status = pair.gateway.replicas().into_iter().find(|r| *r.replica == *pair.bad.name());
+            assert_eq!(status.unwrap().failure_ratio, 0.0, "it is not the replica's fault");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_broken_messages_stream_ends_with_an_event_of_its_kind() {
+    let start = "event: message_start\ndata: {\"type\":\"message_start\",\"message\":{\"id\":\"msg_1\"}}\n\n";
+    let delta = "event: content_block_delta\ndata: {\"type\":\"content_block_delta\",\"index\":0,\
+                 \"delta\":{\"type\":\"text_delta\",\"text\":\"x\"}}\n\n";
+    let replica = Replica::start().await;
+    let gateway = Gateway::start(config::of(&[&replica])).await;
+    for (_, broken) in breaks().into_iter().take(3) {
+        let script = vec![wire::sse_head(), wire::event(start), wire::event(delta)];
+        replica.next([script, broken].concat());
+        let reply = gateway.post("/v1/messages", CHAT).await;
+        let event = reply.text().strip_prefix(&*[start, delta].concat()).unwrap();
+        let data: Value = serde_json::from_str(event.strip_prefix("event: error\ndata: ").unwrap()).unwrap();
+        assert_eq!((&data["type"], &data["error"]["type"]), (&"error".into(), &"api_error".into()));
+        assert!(!reply.body.is_complete);
+    }
+}
+
+#[tokio::test]
+async fn work_that_acts_at_the_engine_is_sent_once() {
+    let stored = r#"{"model":"tiny","input":"hi","store":true}"#;
+    let background = r#"{"model":"tiny","input":"hi","background":true}"#;
+    let plain = r#"{"model":"tiny","input":"hi","store":false}"#;
+    let cut = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 9\r\n\r\n{".to_vec();
+    let extra = |config: &mut Config| config.server.extra_paths = vec!["/v1/custom".into()];
+    for (path, body, is_once) in [
+        ("/v1/responses", stored, true),
+        ("/v1/responses", background, true),
+        ("/v1/custom", r#"{"model":"tiny"}"#, true),
+        ("/v1/responses", plain, false),
+    ] {
+        for (script, status) in [
+            (vec![Step::Reset], 502),
+            (wire::json(503, "{}"), 503),
+            (vec![Step::Raw(cut.clone()), Step::Close], 502),
+        ] {
+            let pair = Pair::start_with(extra, script).await;
+            pair.good.always(wire::json(200, r#"{"id":"resp_1","object":"response"}"#));
+            let reply = pair.gateway.post(path, body).await;
+            assert_eq!(reply.status(), if is_once { status } else { 200 }, "{path} {body}");
+            assert_eq!(pair.good.count(), if is_once { 1 } else { 2 }, "{path} {body}");
+        }
+        let pair = Pair::start_with(extra, Vec::new()).await;
+        pair.good.always(wire::json(200, "{}"));
+        pair.bad.stop_listening().await;
+        assert_eq!(pair.gateway.post(path, body).await.status(), 200, "it was not sent: {path} {body}");
+    }
+}
+
+#[tokio::test]
+async fn a_broken_responses_stream_ends_with_response_failed_and_the_next_number() {
+    let created = "event: response.created\ndata: {\"type\":\"response.created\",\"sequence_number\":0,\
+                   \"response\":{\"id\":\"resp_1\",\"model\":\"tiny\"}}\n\n";
+    let delta = "event: response.output_text.delta\ndata: {\"type\":\"response.output_text.delta\",\
+                 \"sequence_number\":1,\"delta\":\"x\"}\n\n";
+    let replica = Replica::start().await;
+    let gateway = Gateway::start(config::of(&[&replica])).await;
+    for (_, broken) in breaks().into_iter().take(3) {
+        let script = vec![wire::sse_head(), wire::event(created), wire::event(delta)];
+        replica.next([script, broken].concat());
+        let body = r#"{"model":"tiny","stream":true,"input":"hi"}"#;
+        let reply = gateway.post("/v1/responses", body).await;
+        let event = reply.text().strip_prefix(&*[created, delta].concat()).unwrap();
+        let data = event.strip_prefix("event: response.failed\ndata: ").unwrap();
+        let data: Value = serde_json::from_str(data).unwrap();
+        assert_eq!(data["sequence_number"], 2);
+        assert_eq!(data["response"]["id"], "resp_1");
+        assert_eq!(data["response"]["error"]["code"], "replica_failed");
+        assert!(!reply.body.is_complete);
+    }
+}
+
+/// What a client gets behind the heartbeat of a gateway whose replica does this after it.
+async fn behind_a_heartbeat(then: Vec<Step>) -> (Gateway, Replica, Body) {
+    let replica = Replica::start().await;
+    let mut config = config::of(&[&replica]);
+    config.server.heartbeat = Some(Duration::from_millis(50));
+    let gateway = Gateway::start(config).await;
+    let gate = Gate::new();
+    replica.next([vec![Step::Wait(gate.clone())], then].concat());
+    let mut client = gateway.client().await;
+    client.post(PATH, &[], CHAT.as_bytes()).await;
+    assert_eq!(client.head().await.status, 200);
+    client.read_until(": heartbeat\n\n").await;
+    gate.cancel();
+    let rest = client.rest().await;
+    gateway.idle().await;
+    (gateway, replica, rest)
+}
+
+#[tokio::test]
+async fn a_failure_behind_a_heartbeat_is_an_error_event() {
+    let (_gateway, _replica, rest) = behind_a_heartbeat(vec![Step::Close]).await;
+    assert!(!rest.is_complete);
+    let text = String::from_utf8(rest.bytes).unwrap();
+    assert_broken(text.trim_start_matches(": heartbeat\n\n"), "", "replica_failed", "behind a heartbeat");
+}
+
+#[tokio::test]
+async fn what_an_engine_rejects_behind_a_heartbeat_is_told_in_its_own_words() {
+    let error_body =
+        "{\"error\":\n{\"message\":\"too long\",\"type\":\"BadRequestError\",\"param\":null,\"code\":400}}";
+    let (gateway, replica, rest) = behind_a_heartbeat(wire::json(400, error_body)).await;
+    let text = String::from_utf8(rest.bytes).unwrap();
+    let event = text.trim_start_matches(": heartbeat\n\n");
+    assert_eq!(event, format!("data: {}\n\n", error_body.replace('\n', " ")));
+    assert_eq!(gateway.state_of(&replica), ReplicaState::Ready, "it is not the replica's fault");
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_before_the_head_ends_the_work_of_the_engine() {
+    for script in [vec![Step::Hang], vec![wire::sse_head(), wire::event(wire::ROLE), Step::Hang]] {
+        for body in [CHAT, UNARY] {
+            let replica = Replica::start().await;
+            let gateway = Gateway::start(config::of(&[&replica])).await;
+            replica.next(script.clone());
+            let mut client = gateway.client().await;
+            client.post(PATH, &[], body.as_bytes()).await;
+            replica.got(1).await;
+            drop(client);
+            replica.abandoned(1).await;
+            gateway.idle().await;
+            assert_eq!(gateway.state_of(&replica), ReplicaState::Ready, "it is not the replica's fault");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_mid_stream_ends_the_work_of_the_engine() {
+    let replica = Replica::start().await;
+    let gateway = Gateway::start(config::of(&[&replica])).await;
+    replica.next(wire::begun_then("x", [Step::Hang]));
+    let mut client = gateway.client().await;
+    client.post(PATH, &[], CHAT.as_bytes()).await;
+    client.head().await;
+    client.read_until("\"x\"").await;
+    assert_eq!(gateway.replicas()[0].inflight, 1);
+    drop(client);
+    replica.abandoned(1).await;
+    gateway.idle().await;
+}
+
+#[tokio::test]
+async fn an_http2_client_that_leaves_ends_the_work_of_the_engine() {
+    let replica = Replica::start().await;
+    let gateway = Gateway::start(config::of(&[&replica])).await;
+    replica.next(wire::begun_then("x", [Step::Hang]));
+    let mut client = Http2::connect(gateway.addr()).await;
+    drop(client.post(PATH, CHAT).await);
+    replica.abandoned(1).await;
+    let second = client.post(PATH, CHAT).await;
+    let (bytes, error) = read_http2(second.into_body()).await;
+    assert_eq!((String::from_utf8(bytes).unwrap(), error.is_none()), (clean(), true));
+    gateway.idle().await;
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_behind_a_heartbeat_ends_the_work_of_the_engine() {
+    let replica = Replica::start().await;
+    let mut config = config::of(&[&replica]);
+    config.server.heartbeat = Some(Duration::from_millis(50));
+    let gateway = Gateway::start(config).await;
+    replica.next(vec![Step::Hang]);
+    let mut client = gateway.client().await;
+    client.post(PATH, &[], CHAT.as_bytes()).await;
+    client.head().await;
+    drop(client);
+    replica.abandoned(1).await;
+    gateway.idle().await;
+}

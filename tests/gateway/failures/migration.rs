@@ -1,0 +1,328 @@
+//! Streams on a route with `migrate` whose replica breaks: the client gets one whole answer, or ends as elsewhere.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokenway::config::Config;
+
+use super::{CHAT, PATH, Pair, assert_broken};
+use crate::support::client::Reply;
+use crate::support::replica::{Gate, Replica, Step};
+use crate::support::{Gateway, config, until, wire};
+
+/// A pair on a route that migrates.
+async fn pair(script: Vec<Step>) -> Pair {
+    let migrating = |config: &mut Config| {
+        config.routes[0].migrate = true;
+        // A scrape that is refused is what tells of a process that is gone.
+        config.pools[0].scrape_interval = Duration::from_millis(100);
+    };
+    Pair::start_with(migrating, script).await
+}
+
+/// What a replica sends that continues: its own id, a role of its own.
+fn continuing(texts: &[&str]) -> Vec<Step> {
+    let own = |event: &str| event.replace("\"id\":\"c1\"", "\"id\":\"c2\"");
+    wire::stream(wire::chat_events(texts).iter().map(|event| own(event)))
+}
+
+/// The answer that no client can tell from an unbroken one.
+fn whole(texts: &[&str]) -> String {
+    wire::chat_events(texts).concat()
+}
+
+/// Whether a request failed; an attempt may have.
+pub(crate) fn has_failed(page: &str) -> bool {
+    has_outcome(page, "failed")
+}
+
+/// Whether a request ended like this; counters start at zero.
+pub(crate) fn has_outcome(page: &str, outcome: &str) -> bool {
+    let label = format!("outcome=\"{outcome}\"");
+    let is_counted = |line: &str| line.contains(&label) && !line.ends_with(" 0");
+    page.lines().any(|line| line.starts_with("tokenway_requests_total{") && is_counted(line))
+}
+
+fn migrations(gateway: &Gateway) -> u64 {
+    let page = gateway.app.gateway.observer.metrics().render(&[]);
+    let line = page.lines().find(|line| line.starts_with("tokenway_migrations_total ")).unwrap();
+    line.rsplit(' ').next().unwrap().parse::<f64>().unwrap() as u64
+}
+
+fn sent(replica: &Replica) -> Value {
+    serde_json::from_slice(&replica.received().last().unwrap().body).unwrap()
+}
+
+#[tokio::test]
+async fn a_broken_stream_goes_on_at_another_replica_and_the_client_does_not_learn_of_it() {
+    let half = |text: &str| wire::event(&text[..text.len() - 9]);
+    let cases = [
+        ("closed", vec![Step::Close]),
+        ("reset", vec![Step::Tick, Step::Reset]),
+        ("ended in order, but without its end", vec![Step::End]),
+        ("closed inside an event", vec![half(&wire::content("!")), Step::Close]),
+        ("engine died", vec![wire::event(wire::ENGINE_DEAD), wire::event(wire::DONE), Step::End]),
+        ("engine failed", vec![wire::event(wire::ENGINE_ERROR), wire::event(wire::DONE), Step::End]),
+        ("engine shut down", vec![wire::event(wire::ABORTED), wire::event(wire::DONE), Step::End]),
+        ("silent, and its process gone", vec![Step::StopListening, Step::Hang]),
+    ];
+    for (name, then) in cases {
+        let begun = wire::begun_then("he", [wire::event(wire::content("llo\\n"))]);
+        let pair = pair([begun, then].concat()).await;
+        pair.good.next(continuing(&["\\n wor", "ld"]));
+        let reply = pair.post(CHAT).await;
+        // The white space at the break is said again, and left out.
+        assert_eq!(reply.text(), whole(&["he", "llo\\n", " wor", "ld"]), "{name}");
+        assert!(reply.body.is_complete, "{name}");
+        assert_eq!((pair.good_requests(), migrations(&pair.gateway)), (1, 1), "{name}");
+        let sent = sent(&pair.good);
+        assert_eq!(sent["messages"][1], json!({"role": "assistant", "content": "hello"}), "{name}");
+        assert_eq!(sent["continue_final_message"], true, "{name}");
+        assert_eq!(sent["add_generation_prompt"], false, "{name}");
+        let page = pair.gateway.app.gateway.observer.metrics().render(&[]);
+        assert!(!has_failed(&page), "{name}: a request that was answered did not fail");
+        assert!(!page.contains("tokenway_retries_total{"), "{name}: it is no retry");
+    }
+}
+
+#[tokio::test]
+async fn a_stream_that_was_cut_behind_its_finish_reason_ends_without_another_replica() {
+    for then in [vec![Step::Close], vec![wire::event(wire::ENGINE_DEAD), wire::event(wire::DONE), Step::End]]
+    {
+        let pair = pair(wire::begun_then("x", [vec![wire::event(wire::FINISH)], then].concat())).await;
+        let reply = pair.post(CHAT).await;
+        assert_eq!((reply.text(), reply.body.is_complete), (&*whole(&["x"]), true));
+        assert_eq!((pair.good_requests(), migrations(&pair.gateway)), (0, 0));
+    }
+}
+
+#[tokio::test]
+async fn a_stream_that_lost_only_its_finish_has_no_token_more_than_was_asked_for() {
+    let pair = pair(wire::begun_then("he", [wire::event(wire::content("llo")), Step::Close])).await;
+    let reply = pair.post(&CHAT.replace("\"stream\":true", "\"stream\":true,\"max_tokens\":2")).await;
+    let relayed = [wire::ROLE, &wire::content("he"), &wire::content("llo")].concat();
+    let last = reply.text().strip_prefix(&*relayed).and_then(|last| last.strip_suffix(wire::DONE)).unwrap();
+    let last: Value = serde_json::from_str(last.strip_prefix("data: ").unwrap()).unwrap();
+    assert_eq!((&last["id"], &last["model"]), (&json!("c1"), &json!("tiny")));
+    assert_eq!(last["choices"], json!([{"index": 0, "delta": {}, "finish_reason": "length"}]));
+    assert!(reply.body.is_complete);
+    assert_eq!(pair.good_requests(), 0);
+    let page = pair.gateway.app.gateway.observer.metrics().render(&[]);
+    assert!(!has_failed(&page) && page.contains("reason=\"length\""));
+}
+
+#[tokio::test]
+async fn what_cannot_be_continued_ends_as_on_other_routes() {
+    let call = wire::content("x").replace(
+        "\"content\":\"x\"",
+        "\"tool_calls\":[{\"index\":0,\"function\":{\"name\":\"f\",\"arguments\":\"{\"}}]",
+    );
+    let with = |field: &str| CHAT.replace("\"stream\":true", &format!("\"stream\":true,{field}"));
+    let cases = [
+        (
+            "half a tool call",
+            vec![wire::sse_head(), wire::event(wire::ROLE), wire::event(&call)],
+            CHAT.to_owned(),
+        ),
+        ("two choices", wire::begun("x"), with("\"n\":2")),
+        ("logprobs", wire::begun("x"), with("\"logprobs\":true")),
+        ("a grammar", wire::begun("x"), with("\"response_format\":{\"type\":\"json_object\"}")),
+    ];
+    for (name, mut script, request) in cases {
+        script.push(Step::Close);
+        let pair = pair(script).await;
+        let reply = pair.post(&request).await;
+        let told = reply.text().rsplit("\n\n").nth(1).unwrap();
+        assert!(told.contains("\"code\":\"replica_failed\""), "{name}: {told}");
+        assert!(!reply.body.is_complete, "{name}");
+        assert_eq!((pair.good_requests(), migrations(&pair.gateway)), (0, 0), "{name}");
+    }
+}
+
+#[tokio::test]
+async fn where_no_other_replica_takes_it_the_stream_ends_as_on_other_routes() {
+    let cases = [
+        ("refused", wire::json(400, r#"{"error":{"message":"no such template"}}"#)),
+        ("dead as well", vec![Step::Close]),
+        ("an error before any content", wire::stream([wire::ENGINE_ERROR, wire::DONE])),
+    ];
+    for (name, script) in cases {
+        let pair = pair(wire::begun_then("x", [Step::Close])).await;
+        pair.good.next(script);
+        let reply = pair.post(CHAT).await;
+        assert_broken(reply.text(), &[wire::ROLE, &wire::content("x")].concat(), "replica_failed", name);
+        assert!(!reply.body.is_complete, "{name}");
+        assert_eq!(migrations(&pair.gateway), 0, "{name}");
+    }
+}
+
+#[tokio::test]
+async fn limits_shrink_and_counts_add_up() {
+    let pair = pair(wire::begun_then("he", [wire::event(wire::content("llo")), Step::Close])).await;
+    let usage = wire::USAGE
+        .replace("\"prompt_tokens\":9,\"total_tokens\":11", "\"prompt_tokens\":11,\"total_tokens\":13");
+    let mut events = wire::chat_events(&[" wor", "ld"]);
+    events.insert(4, usage);
+    pair.good.next(wire::stream(events));
+    let request = CHAT.replace(
+        "\"stream\":true",
+        "\"stream\":true,\"stream_options\":{\"include_usage\":true},\"max_tokens\":4,\"min_tokens\":1",
+    );
+    let reply = pair.post(&request).await;
+    let sent = sent(&pair.good);
+    assert_eq!((&sent["max_tokens"], &sent["min_tokens"]), (&json!(2), &json!(0)));
+    let expected = "\"usage\":{\"prompt_tokens\":9,\"total_tokens\":13,\"completion_tokens\":4}";
+    assert!(reply.text().contains(expected), "{}", reply.text());
+    assert_eq!(reply.text().matches("[DONE]").count(), 1);
+}
+
+#[tokio::test]
+async fn several_tokens_in_one_event_are_counted_and_the_client_sees_nothing_of_it() {
+    let counted = |event: &str, prompt: u64, tokens: u64| {
+        let usage = format!(
+            "],\"usage\":{{\"prompt_tokens\":{prompt},\"total_tokens\":{},\"completion_tokens\":{tokens}}}}}",
+            prompt + tokens
+        );
+        event.replace("]}", &usage)
+    };
+    let first =
+        [counted(wire::ROLE, 9, 0), counted(&wire::content("he"), 9, 3), counted(&wire::content("y"), 9, 5)];
+    let mut script = vec![wire::sse_head()];
+    script.extend(first.iter().map(wire::event));
+    script.push(Step::Close);
+    let asking = |config: &mut Config| {
+        config.routes[0].migrate = true;
+        config.routes[0].ask_usage = true;
+    };
+    let pair = Pair::start_with(asking, script).await;
+    let last = wire::chat_events(&[" you"]);
+    let mut then: Vec<String> = last
+        .iter()
+        .map(|event| if event.contains("[DONE]") { event.clone() } else { counted(event, 14, 2) })
+        .collect();
+    let at = then.len() - 1;
+    then.insert(
+        at,
+        wire::USAGE
+            .replace("\"prompt_tokens\":9,\"total_tokens\":11", "\"prompt_tokens\":14,\"total_tokens\":16"),
+    );
+    pair.good.next(wire::stream(&then));
+    let reply = pair.post(&CHAT.replace("\"stream\":true", "\"stream\":true,\"max_tokens\":7")).await;
+    assert_eq!(reply.text(), whole(&["he", "y", " you"]));
+    let sent = sent(&pair.good);
+    assert_eq!(sent["max_tokens"], 2, "of seven tokens five were told in two events");
+    let options = json!({"include_usage": true, "continuous_usage_stats": true});
+    assert_eq!(sent["stream_options"], options);
+}
+
+#[tokio::test]
+async fn completions_go_on_from_a_longer_prompt() {
+    let text = |id: &str, text: &str, finish: &str| {
+        format!(
+            "data: {{\"id\":\"{id}\",\"object\":\"text_completion\",\"model\":\"tiny\",\"choices\":[{{\"index\":0,\
+             \"text\":\"{text}\",\"finish_reason\":{finish}}}]}}\n\n"
+        )
+    };
+    let first = [text("c1", "he", "null"), text("c1", "llo ", "null")];
+    let then = [text("c2", "world", "\"length\""), wire::DONE.to_owned()];
+    let mut script = vec![wire::sse_head()];
+    script.extend(first.iter().map(wire::event));
+    script.push(Step::Close);
+    let pair = pair(script).await;
+    pair.good.next(wire::stream(&then));
+    let reply = pair
+        .gateway
+        .post("/v1/completions", r#"{"model":"tiny","stream":true,"prompt":"say: ","max_tokens":3}"#)
+        .await;
+    assert_eq!(reply.text(), [first.concat(), then.concat().replace("c2", "c1")].concat());
+    let sent = sent(&pair.good);
+    assert_eq!((&sent["prompt"], &sent["max_tokens"]), (&json!("say: hello "), &json!(1)));
+}
+
+#[tokio::test]
+async fn a_stream_moves_three_times_at_most() {
+    let broken = |text: &str| wire::begun_then(text, [Step::Close]);
+    let (one, two) = (Replica::start().await, Replica::start().await);
+    let mut config = config::of(&[&one, &two]);
+    config.routes[0].migrate = true;
+    let gateway = Gateway::start(config).await;
+    for replica in [&one, &two] {
+        replica.always(broken("x"));
+    }
+    let reply = gateway.post(PATH, CHAT).await;
+    let relayed = [wire::ROLE, &wire::content("x").repeat(4)].concat();
+    assert_broken(reply.text(), &relayed, "replica_failed", "the fourth break");
+    assert_eq!((one.count() + two.count(), migrations(&gateway)), (4, 3));
+    gateway.idle().await;
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_while_a_replica_is_looked_for_leaves_nothing_behind() {
+    let pair = pair(wire::begun_then("x", [Step::Close])).await;
+    pair.good.next(vec![wire::sse_head(), wire::event(wire::ROLE), Step::Hang]);
+    let mut client = pair.gateway.client().await;
+    client.post(PATH, &[], CHAT.as_bytes()).await;
+    client.head().await;
+    client.read_until("\"x\"").await;
+    pair.good.got(2).await;
+    drop(client);
+    pair.good.abandoned(1).await;
+    pair.gateway.idle().await;
+    let page = pair.gateway.app.gateway.observer.metrics().render(&[]);
+    assert!(has_outcome(&page, "canceled") && !has_failed(&page));
+}
+
+#[tokio::test]
+async fn half_an_event_is_held_back_until_it_is_whole() {
+    let gate = Gate::new();
+    let (first, second) = (wire::content("y"), wire::content("z"));
+    let (head, tail) = second.split_at(second.len() / 2);
+    let script = wire::begun_then(
+        "x",
+        [
+            wire::event(first + head),
+            Step::Wait(gate.clone()),
+            wire::event(tail),
+            wire::event(wire::FINISH),
+            wire::event(wire::DONE),
+            Step::End,
+        ],
+    );
+    let pair = pair(script).await;
+    let mut client = pair.gateway.client().await;
+    client.post(PATH, &[], CHAT.as_bytes()).await;
+    client.head().await;
+    let seen = client.read_until("\"y\"").await;
+    assert!(seen.ends_with(b"}\n\n"), "{}", String::from_utf8_lossy(&seen));
+    gate.cancel();
+    let rest = client.rest().await;
+    assert!(rest.is_complete);
+    assert_eq!([seen, rest.bytes].concat(), whole(&["x", "y", "z"]).as_bytes());
+}
+
+#[tokio::test]
+async fn the_gap_across_the_break_is_a_gap_and_the_first_token_stays_the_first() {
+    let pair = pair(wire::begun_then("x", [Step::Close])).await;
+    pair.good.next(vec![
+        wire::sse_head(),
+        Step::Tick,
+        Step::Tick,
+        wire::event(wire::content("y")),
+        wire::event(wire::FINISH),
+        wire::event(wire::DONE),
+        Step::End,
+    ]);
+    let reply: Reply = pair.post(CHAT).await;
+    assert_eq!(reply.text(), whole(&["x", "y"]));
+    let metric = |name: &str| {
+        let page = pair.gateway.app.gateway.observer.metrics().render(&[]);
+        page.lines()
+            .filter(|line| line.starts_with(name))
+            .map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap())
+            .sum::<f64>()
+    };
+    until("the gap is observed", || metric("tokenway_inter_chunk_latency_seconds_count") == 2.0).await;
+    // One of the request that found out whose turn it was, one across the break.
+    assert!(metric("tokenway_inter_chunk_latency_seconds_sum") >= Duration::from_millis(20).as_secs_f64());
+    assert_eq!(metric("tokenway_time_to_first_token_seconds_count"), 2.0);
+}

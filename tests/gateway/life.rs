@@ -1,0 +1,356 @@
+//! The life of a replica as its pool's clients and operators see it: proof and warm-up before traffic, restarts, slow start,
+//! keep-alive.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation fails the test")]
+
+use std::time::Duration;
+
+use crate::support::replica::{Gate, Probes, Replica, Step};
+use crate::support::{Gateway, config, until, wire};
+use tokenway::config::{Config, Dcgm, Lora, ProbeKind, WarmUp, WarmUpFeature, WarmUpLength};
+use tokenway::fleet::status::{ReplicaState, ReplicaStatus};
+
+const CHAT: &str = r#"{"model":"tiny","stream":true,"messages":[{"role":"user","content":"hi"}]}"#;
+
+fn with_warm_up(replicas: &[&Replica]) -> Config {
+    let mut config = config::of(replicas);
+    config.pools[0].warmup = WarmUp {
+        requests: 3,
+        timeout: Duration::from_secs(5),
+        slow_start: Duration::from_secs(600),
+        lengths: vec![WarmUpLength::Short],
+        ..WarmUp::default()
+    };
+    config
+}
+
+async fn ask(gateway: &Gateway, times: usize) {
+    for _ in 0..times {
+        assert_eq!(gateway.post("/v1/chat/completions", CHAT).await.status(), 200);
+    }
+}
+
+fn status(gateway: &Gateway, replica: &Replica) -> ReplicaStatus {
+    gateway.replicas().into_iter().find(|status| *status.replica == *replica.name()).unwrap()
+}
+
+/// How often it entered a state.
+fn entered(gateway: &Gateway, replica: &Replica, state: ReplicaState) -> u64 {
+    let at = ReplicaState::ALL.iter().position(|one| *one == state).unwrap();
+    status(gateway, replica).life.entered[at]
+}
+
+fn warm_ups(replica: &Replica) -> usize {
+    replica.own().iter().filter(|request| request.text().contains("\"max_tokens\":4")).count()
+}
+
+#[tokio::test]
+async fn green_health_gets_no_traffic_before_a_real_answer_and_its_warm_up() {
+    let (warm, cold) = (Replica::start().await, Replica::start().await);
+    cold.probes(Probes::CompletionsUnanswered);
+    let gateway = Gateway::start_unready(with_warm_up(&[&warm, &cold]));
+    until("one is ready", || gateway.state_of(&warm) == ReplicaState::Ready).await;
+    ask(&gateway, 10).await;
+    assert_eq!((warm.count(), cold.count()), (10, 0));
+    until("its probe failed", || status(&gateway, &cold).failures.probes > 0).await;
+    assert_eq!(gateway.state_of(&cold), ReplicaState::Probing);
+    assert_eq!((warm_ups(&warm), warm_ups(&cold)), (3, 0));
+    cold.probes(Probes::Answered);
+    gateway.ready().await;
+    assert_eq!(warm_ups(&cold), 3);
+    let life = status(&gateway, &cold).life;
+    assert_eq!((life.cold_starts, life.warm_up.unwrap().requests), (1, 3));
+    assert_eq!(status(&gateway, &warm).life.cold_starts, 0, "it ran before we came");
+}
+
+#[tokio::test]
+async fn a_success_that_is_no_answer_proves_nothing_whatever_the_kind_of_probe() {
+    let html = ("text/html", "<html><body>It works!</body></html>");
+    let bodies = [
+        html,
+        ("application/json", r#"{"error":{"message":"boom","type":"server_error","code":500}}"#),
+        ("application/json", ""),
+        ("application/json", r#"{"status":"ok"}"#),
+        ("application/json", r#"{"id":"c","choices":[{"index":0,"te"#),
+        ("application/json", r#"{"choices":[],"data":[],"results":[]}"#),
+    ];
+    for kind in [ProbeKind::Auto, ProbeKind::Completion, ProbeKind::Embedding, ProbeKind::Rerank] {
+        let mut replicas = Vec::new();
+        for (content_type, body) in bodies {
+            let replica = Replica::start().await;
+            replica.probes(Probes::Says(content_type, body));
+            replicas.push(replica);
+        }
+        let well = Replica::start().await;
+        let mut all: Vec<&Replica> = replicas.iter().collect();
+        all.push(&well);
+        let mut config = config::of(&all);
+        config.pools[0].probe.kind = kind;
+        let gateway = Gateway::start_unready(config);
+        until("the engine is ready", || gateway.state_of(&well) == ReplicaState::Ready).await;
+        for replica in &replicas {
+            until("its probe was judged", || status(&gateway, replica).failures.probes > 0).await;
+            let seen = status(&gateway, replica);
+            assert_eq!(seen.state, ReplicaState::Probing, "{kind:?}: {}", seen.reason);
+            assert!(seen.reason.contains("answered 200 OK with"), "{kind:?}: {}", seen.reason);
+        }
+        ask(&gateway, 7).await;
+        assert_eq!(well.count(), 7);
+    }
+}
+
+#[tokio::test]
+async fn a_newcomer_gets_little_traffic_at_first_and_the_decision_says_that_it_is_cold() {
+    let (warm, cold) = (Replica::start().await, Replica::start().await);
+    cold.stop_listening().await;
+    let gateway = Gateway::start_unready(with_warm_up(&[&warm, &cold]));
+    until("one is ready", || gateway.state_of(&warm) == ReplicaState::Ready).await;
+    until("the other is refused", || status(&gateway, &cold).failures.probes > 0).await;
+    assert_eq!(gateway.state_of(&cold), ReplicaState::Starting);
+    cold.listen_again().await;
+    gateway.ready().await;
+    // Its cold start began when it was discovered, before the other was warm.
+    assert!(status(&gateway, &cold).life.cold_starts == 1);
+    // Now it restarts while the other serves.
+    let failures = status(&gateway, &cold).failures.probes;
+    cold.stop_listening().await;
+    ask(&gateway, 4).await;
+    until("its process is found gone", || status(&gateway, &cold).failures.probes > failures).await;
+    assert_eq!(gateway.state_of(&cold), ReplicaState::Unreachable);
+    let before = (cold.count(), warm_ups(&cold));
+    cold.listen_again().await;
+    gateway.ready().await;
+    assert_eq!(warm_ups(&cold), before.1 + 3, "warm-up comes first");
+    for state in [ReplicaState::Starting, ReplicaState::Probing, ReplicaState::Warming] {
+        assert_eq!(entered(&gateway, &cold, state), 2, "{}", state.as_str());
+    }
+    let now = status(&gateway, &cold);
+    assert!(now.life.is_in_slow_start && now.traffic_share < 0.1 && now.life.cold_starts == 2, "{now:?}");
+    ask(&gateway, 60).await;
+    assert!(cold.count() - before.0 < 30, "{} of 60", cold.count() - before.0);
+    gateway.idle().await;
+}
+
+#[tokio::test]
+async fn a_failing_feature_is_reported_and_holds_nobody_back() {
+    let replica = Replica::start().await;
+    let mut config = with_warm_up(&[&replica]);
+    config.pools[0].warmup.features = vec![WarmUpFeature::Logprobs, WarmUpFeature::Guided];
+    config.pools[0].warmup.prompts = vec!["You are terse.".into()];
+    config.pools[0].warmup.slow_start = Duration::ZERO;
+    let gateway = Gateway::start(config).await;
+    let report = status(&gateway, &replica).life.warm_up.unwrap();
+    assert_eq!((report.requests, report.problems.len()), (6, 0));
+    let own = replica.own();
+    assert!(own.iter().all(|request| request.header("x-tokenway-probe") == Some("1")));
+    for expected in ["You are terse.", "\"logprobs\":5", "json_schema"] {
+        assert!(own.iter().any(|request| request.text().contains(expected)), "{expected}");
+    }
+    assert_eq!(replica.count(), 0);
+}
+
+#[tokio::test]
+async fn a_replica_is_warmed_up_again_when_it_is_asked_for() {
+    let (one, other) = (Replica::start().await, Replica::start().await);
+    let gateway = Gateway::start(with_warm_up(&[&one, &other])).await;
+    let warmed = (warm_ups(&one), warm_ups(&other));
+    assert_eq!(gateway.app.fleet.warm_up("default", Some(&one.name())).len(), 1);
+    until("it is warmed up again", || warm_ups(&one) == warmed.0 + 3).await;
+    gateway.ready().await;
+    assert_eq!(entered(&gateway, &one, ReplicaState::Warming), 2, "it leaves the traffic for it");
+    assert_eq!(warm_ups(&other), warmed.1);
+    assert!(gateway.app.fleet.warm_up("default", Some("nobody")).is_empty());
+    assert!(gateway.app.fleet.warm_up("nobody", None).is_empty());
+}
+
+/// The list of an engine that serves this model.
+fn listing(model: &str) -> String {
+    format!(r#"{{"object":"list","data":[{{"id":"{model}","object":"model"}}]}}"#)
+}
+
+#[tokio::test]
+async fn a_replica_that_comes_back_with_another_model_gets_nothing_and_changes_nobody_s_requests() {
+    // The route's name is the engines' own, or stands for the only model that they list.
+    for usual in ["tiny", "org/tiny-3.0"] {
+        let (first, second) = (Replica::start().await, Replica::start().await);
+        for replica in [&first, &second] {
+            replica.lists(&listing(usual));
+        }
+        let mut config = config::of(&[&first, &second]);
+        config.routes = vec![config::route("tiny", &[0])];
+        config.pools[0].probe.interval = Duration::from_millis(50);
+        let gateway = Gateway::start(config).await;
+        ask(&gateway, 2).await;
+        first.stop_listening().await;
+        until("its process is gone", || gateway.state_of(&first) == ReplicaState::Unreachable).await;
+        first.lists(&listing("other"));
+        first.listen_again().await;
+        let seen = || status(&gateway, &first);
+        until("its list is read", || seen().reason.contains("serves other")).await;
+        assert_eq!(seen().state, ReplicaState::Probing);
+        assert_eq!(*seen().reason, format!("serves other, and its pool's other replicas {usual}"));
+        assert_eq!(&*seen().life.lacks, [std::sync::Arc::from("tiny")]);
+        let before = (first.count(), second.count());
+        ask(&gateway, 10).await;
+        assert_eq!((first.count(), second.count()), (before.0, before.1 + 10));
+        for request in second.received() {
+            assert!(request.text().contains(&format!("\"model\":\"{usual}\"")), "{}", request.text());
+        }
+        // The right one is not missed for long: it serves as soon as it is back.
+        first.lists(&listing(usual));
+        gateway.ready().await;
+    }
+}
+
+#[tokio::test]
+async fn a_ready_replica_whose_list_changes_is_left() {
+    let (first, second) = (Replica::start().await, Replica::start().await);
+    let mut config = config::of(&[&first, &second]);
+    config.routes = vec![config::route("tiny", &[0])];
+    config.pools[0].probe.interval = Duration::from_millis(50);
+    let gateway = Gateway::start(config).await;
+    first.lists(&listing("other"));
+    until("it is left", || gateway.state_of(&first) == ReplicaState::Ejected).await;
+    ask(&gateway, 4).await;
+    assert_eq!((first.count(), second.count()), (0, 4));
+}
+
+#[tokio::test]
+async fn keep_alive_asks_only_replicas_that_nobody_else_asks() {
+    let (idle, busy) = (Replica::start().await, Replica::start().await);
+    let mut config = config::of(&[&idle, &busy]);
+    config.pools[0].keep_alive = Some(Duration::from_millis(50));
+    let gateway = Gateway::start(config).await;
+    until("both are kept warm", || idle.probed() > 3 && busy.probed() > 3).await;
+    let gate = Gate::new();
+    let script = wire::begun_then(
+        "a",
+        [Step::Wait(gate.clone()), wire::event(wire::FINISH), wire::event(wire::DONE), Step::End],
+    );
+    busy.always(script.clone());
+    idle.always(wire::chat_stream(&["a"]));
+    // Round robin: one of two streams goes to each.
+    let mut clients = [gateway.client().await, gateway.client().await];
+    for client in &mut clients {
+        client.post("/v1/chat/completions", &[], CHAT.as_bytes()).await;
+    }
+    busy.got(1).await;
+    until("it streams", || status(&gateway, &busy).inflight == 1).await;
+    // One that was on its way may still come.
+    let rounds = idle.probed();
+    until("the idle one is kept warm", || idle.probed() > rounds + 1).await;
+    let (of_busy, rounds) = (busy.probed(), idle.probed());
+    until("the idle one is kept warm", || idle.probed() > rounds + 4).await;
+    assert_eq!(busy.probed(), of_busy);
+    gate.cancel();
+    until("it is kept warm again", || busy.probed() > of_busy).await;
+}
+
+#[tokio::test]
+async fn adapters_are_loaded_where_that_is_allowed_and_asked_for_where_they_are() {
+    let (with, without) = (Replica::start().await, Replica::start().await);
+    let listed = r#"{"object":"list","data":[{"id":"tiny","object":"model"},{"id":"sql","object":"model","parent":"tiny"}]}"#;
+    with.lists(listed);
+    let mut config = config::of(&[&with, &without]);
+    config.pools[0].lora = Lora { load: true, adapters: [("sql".into(), "/adapters/sql".into())].into() };
+    let gateway = Gateway::start(config).await;
+    let loads = |replica: &Replica| {
+        let own = replica.own();
+        own.iter().filter(|one| one.line().starts_with("POST /v1/load_lora_adapter ")).count()
+    };
+    assert_eq!((loads(&with), loads(&without)), (0, 1));
+    let load = without.own().into_iter().find(|one| one.line().contains("load_lora")).unwrap();
+    assert_eq!(load.text(), r#"{"lora_name":"sql","lora_path":"/adapters/sql"}"#);
+    assert!(with.own().iter().any(|one| one.text().contains(r#""model":"sql""#)), "it was proved");
+    assert_eq!(&*status(&gateway, &without).life.lacks, [std::sync::Arc::from("sql")]);
+    for _ in 0..4 {
+        let reply = gateway.post("/v1/chat/completions", &CHAT.replace("tiny", "sql")).await;
+        assert_eq!(reply.status(), 200);
+        assert!(
+            reply.head.header("x-tokenway-decision").is_some_and(|text| text.contains("adapter")),
+            "{reply:?}"
+        );
+    }
+    assert_eq!((with.count(), without.count()), (4, 0));
+}
+
+#[tokio::test]
+async fn requests_for_an_adapter_go_where_the_engine_holds_it() {
+    let (one, other) = (Replica::start().await, Replica::start().await);
+    let listed = r#"{"object":"list","data":[{"id":"tiny","object":"model"},{"id":"sql","object":"model","parent":"tiny"}]}"#;
+    let page = |running: &str| {
+        let lora = format!("max_lora=\"1\",running_lora_adapters=\"{running}\",waiting_lora_adapters=\"\"");
+        format!(
+            "vllm:num_requests_running 0\nvllm:num_requests_waiting 0\nvllm:lora_requests_info{{{lora}}} 1.7e9\n"
+        )
+    };
+    for replica in [&one, &other] {
+        replica.lists(listed);
+        replica.show_page(Some(&page("")));
+    }
+    let mut config = config::of(&[&one, &other]);
+    config.pools[0].scrape_interval = Duration::from_millis(20);
+    let gateway = Gateway::start(config).await;
+    let held = |replica: &Replica| -> Vec<String> {
+        status(&gateway, replica).adapters.iter().map(|name| name.to_string()).collect()
+    };
+    let ask_sql = async || {
+        let reply = gateway.post("/v1/chat/completions", &CHAT.replace("tiny", "sql")).await;
+        assert_eq!(reply.status(), 200);
+        reply.head.header("x-tokenway-decision").unwrap_or_default().to_owned()
+    };
+    for (holder, before) in [(&other, 0), (&one, 4)] {
+        holder.show_page(Some(&page("sql")));
+        until("the page was read", || held(holder) == vec!["sql".to_owned()]).await;
+        if before > 0 {
+            other.show_page(Some(&page("code")));
+            until("it was pushed out", || held(&other) == vec!["code".to_owned()]).await;
+        }
+        let had = holder.count();
+        for _ in 0..4 {
+            let decision = ask_sql().await;
+            assert!(decision.contains("reason=adapter"), "{decision}");
+        }
+        assert_eq!(holder.count() - had, 4);
+    }
+    gateway.idle().await;
+}
+
+/// A replica of one GPU of two, as dcgm-exporter tells of both.
+const GPUS: &str = "DCGM_FI_DEV_GPU_UTIL{gpu=\"0\",UUID=\"GPU-a\",Hostname=\"n\"} 10\n\
+    DCGM_FI_DEV_GPU_UTIL{gpu=\"1\",UUID=\"GPU-b\",Hostname=\"n\"} 98\n\
+    DCGM_FI_DEV_FB_USED{gpu=\"1\",UUID=\"GPU-b\",Hostname=\"n\"} 2\n\
+    DCGM_FI_DEV_CLOCKS_EVENT_REASONS{gpu=\"1\",UUID=\"GPU-b\",Hostname=\"n\"} 64\n";
+
+#[tokio::test]
+async fn figures_of_a_replica_s_gpus_are_shown_where_an_exporter_tells_them_and_absent_elsewhere() {
+    let (told, untold, exporter) = (Replica::start().await, Replica::start().await, Replica::start().await);
+    exporter.show_page(Some(GPUS));
+    let mut config = config::of(&[&told, &untold]);
+    let dcgm = |url: String| Dcgm { url: url.into(), labels: vec![("gpu".into(), vec!["1".into()])] };
+    config.pools[0].dcgm.pool = Some(dcgm(format!("http://{{host}}:{}/metrics", exporter.addr.port())));
+    config.pools[0].dcgm.replicas.insert(untold.name().into(), dcgm("http://{host}:1/metrics".to_owned()));
+    let gateway = Gateway::start(config).await;
+    until("the exporter was asked", || status(&gateway, &told).gpu.is_some()).await;
+    let figures = status(&gateway, &told).gpu.unwrap();
+    assert_eq!((figures.gpus, figures.utilization, figures.memory_used), (1, Some(0.98), Some(2_097_152.0)));
+    assert_eq!((figures.memory_free, figures.xid), (None, None));
+    assert!(status(&gateway, &untold).gpu.is_none());
+    let page = gateway.app.gateway.observer.metrics().render(&gateway.replicas());
+    let series = |name: &str, replica: &Replica| {
+        let labels = format!("{name}{{pool=\"default\",replica=\"{}\"", replica.name());
+        let line = page.lines().find(|line| line.starts_with(&labels));
+        line.map(|line| line.rsplit_once(' ').unwrap().1.to_owned())
+    };
+    assert_eq!(series("tokenway_replica_gpu_utilization_ratio", &told).as_deref(), Some("0.98"));
+    assert_eq!(series("tokenway_replica_gpu_utilization_ratio", &untold), None, "absent, not zero");
+    assert_eq!(series("tokenway_replica_gpu_xid", &told), None);
+    let throttled: Vec<_> =
+        page.lines().filter(|line| line.starts_with("tokenway_replica_gpu_clocks_throttled{")).collect();
+    assert!(
+        throttled.len() == 5
+            && throttled.iter().all(|line| line.ends_with(" 1") == line.contains("hw_thermal")),
+        "{throttled:?}"
+    );
+    ask(&gateway, 10).await;
+    assert_eq!((told.count(), untold.count()), (5, 5), "nothing is routed by them");
+}

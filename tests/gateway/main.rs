@@ -1,0 +1,16 @@
+//! The gateway in this process, before scripted replicas: what clients, fleet and configuration see of it.
+
+mod admission;
+mod blame;
+mod deadlines;
+mod discovery;
+mod failures;
+mod label_bounds;
+mod life;
+mod relay;
+mod relay_stream;
+mod routing;
+mod slo;
+#[path = "../support/mod.rs"]
+mod support;
+mod truth;

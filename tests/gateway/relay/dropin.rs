@@ -1,0 +1,719 @@
+//! What a client of a bare vLLM expects: every path, its own models, its stream, forms, WebSockets, web pages.
+
+use std::time::Duration;
+
+use sha2::{Digest, Sha256};
+use tokenway::config::Tenant;
+
+use crate::support::client::{Client, Reply};
+use crate::support::replica::{Gate, Received, Replica, Step};
+use crate::support::{Gateway, config, until, wire};
+
+const CHAT: &str = "/v1/chat/completions";
+const KEYED: [(&str, &str); 1] = [("authorization", "Bearer ka")];
+
+fn tenants() -> Vec<Tenant> {
+    let tenant = |name: &str| Tenant {
+        name: name.into(),
+        key_digests: vec![Sha256::digest(format!("k{name}")).into()],
+        ..Tenant::default()
+    };
+    vec![tenant("a"), tenant("b")]
+}
+
+async fn call(gateway: &Gateway, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Reply {
+    let mut client = gateway.client().await;
+    client.send(method, path, headers, body).await;
+    client.reply().await
+}
+
+#[tokio::test]
+async fn every_listed_path_reaches_an_engine_and_no_other_does() {
+    let replica = Replica::start().await;
+    replica.always(wire::json(200, "{\"ok\" : 1}"));
+    let gateway = Gateway::start(config::of(&[&replica])).await;
+    for path in [
+        "/v1/chat/completions/batch",
+        "/v2/rerank",
+        "/v2/embed",
+        "/v1/score",
+        "/classify",
+        "/generative_scoring",
+        "/detokenize",
+        "/tokenizer_info",
+        "/v1/audio/transcriptions",
+        "/v1/audio/translations",
+    ] {
+        let reply = call(&gateway, "POST", path, &[], br#"{"model":"tiny"}"#).await;
+        assert_eq!((reply.status(), reply.text()), (200, "{\"ok\" : 1}"), "{path}");
+        let reply = call(&gateway, "DELETE", path, &[], b"").await;
+        assert_eq!((reply.status(), &*reply.code()), (405, "method_not_allowed"));
+        assert_eq!(reply.head.header("allow"), Some("GET, HEAD, OPTIONS, POST"), "{path}");
+    }
+    let relayed = replica.count();
+    for path in
+        ["/v1/classify", "/sleep", "/v1/load_lora_adapter", "/v1/responses/", "/metrics", "/v1/things/1"]
+    {
+        assert_eq!(call(&gateway, "POST", path, &[], b"").await.status(), 404, "{path}");
+    }
+    assert_eq!(replica.count(), relayed);
+    gateway.idle().await;
+}
+
+#[tokio::test]
+async fn extra_paths_take_names_and_are_opaque_but_for_their_model() {
+    let replica = Replica::start().await;
+    replica.always(wire::json(200, "{}"));
+    let mut config = config::of(&[&replica]);
+    config.routes = vec![config::route("tiny", &[0]), config::route("alias", &[0])];
+    config.routes[1].upstream_model = Some("tiny".into());
+    config.server.extra_paths = vec!["/v1/things/{id}".into()];
+    let gateway = Gateway::start(config).await;
+    let body = br#"{"stream":1,"stream":"2","model":"alias","messages":7}"#;
+    assert_eq!(call(&gateway, "POST", "/v1/things/a?x=1", &[], body).await.status(), 200);
+    assert_eq!(replica.only().line(), "POST /v1/things/a?x=1 HTTP/1.1");
+    assert_eq!(replica.only().text(), r#"{"stream":1,"stream":"2","model":"tiny","messages":7}"#);
+    let twice = call(&gateway, "POST", "/v1/things/a", &[], br#"{"model":"a","model":"b"}"#).await;
+    assert_eq!((twice.status(), &*twice.code()), (400, "invalid_request"));
+    for path in
+        ["/v1/things", "/v1/things/..", "/v1/things/%2e%2e", "/v1/things/..%2Fsleep", "/v1/things/a/b"]
+    {
+        assert_eq!(call(&gateway, "POST", path, &[], b"").await.status(), 404, "{path}");
+    }
+    assert_eq!(replica.count(), 1);
+}
+
+#[tokio::test]
+async fn a_stream_that_we_do_not_understand_is_relayed_from_its_head_on() {
+    let replica = Replica::start().await;
+    let mut config = config::of(&[&replica]);
+    config.server.extra_paths = vec!["/v1/custom".into()];
+    let gateway = Gateway::start(config).await;
+    let lines = "HTTP/1.1 200 OK\r\ncontent-type: application/x-ndjson\r\ntransfer-encoding: chunked\r\n\r\n";
+    for head in [wire::sse_head(), Step::Raw(lines.as_bytes().to_vec())] {
+        for path in ["/v1/custom", "/v1/audio/transcriptions"] {
+            if path != "/v1/custom"
+                && !matches!(head, Step::Raw(ref raw) if raw.starts_with(b"HTTP/1.1 200 OK\r\nserver"))
+            {
+                continue;
+            }
+            let (one, two) = (Gate::new(), Gate::new());
+            let events =
+                [wire::event("data: 1\n\n"), Step::Wait(two.clone()), wire::event("data: 2\n\n"), Step::End];
+            replica.next([head.clone(), Step::Wait(one.clone())].into_iter().chain(events).collect());
+            let mut client = gateway.client().await;
+            client.post(path, &[], br#"{"model":"tiny"}"#).await;
+            assert_eq!(client.head().await.status, 200, "the head comes before any event");
+            one.cancel();
+            client.read_until("data: 1\n\n").await;
+            assert!(gateway.inflight() > 0, "it counts as load");
+            two.cancel();
+            let rest = client.rest().await;
+            assert!(rest.is_complete && rest.bytes == b"data: 2\n\n");
+        }
+    }
+    replica.next(vec![wire::sse_head(), wire::event("data: 1\n\n"), Step::Close]);
+    let cut = call(&gateway, "POST", "/v1/custom", &[], b"").await;
+    assert!(!cut.body.is_complete, "an answer that broke off does not look complete");
+    gateway.idle().await;
+}
+
+#[tokio::test]
+async fn models_are_the_engines_own_objects_with_base_models_first() {
+    let (one, two) = (Replica::start().await, Replica::start().await);
+    let sql = r#"{"id":"sql","object":"model", "parent":"zeta"}"#;
+    let zeta = r#"{"id":"zeta","object":"model","created":7,"root":"/m/zeta","parent":null,"permission":[{"id":"p1"}]}"#;
+    let alpha = r#"{"id":"alpha","max_model_len":9}"#;
+    one.lists(&format!(r#"{{"object":"list","data":[{sql},{zeta}]}}"#));
+    two.lists(&format!(r#"{{"object":"list","data":[{alpha}]}}"#));
+    let mut config = config::of(&[&one]);
+    config.pools.push(config::pool("second", &[&two]));
+    config.routes[0].pools = config::route("*", &[0, 1]).pools;
+    config.routes.push(config::route("nick/name", &[0]));
+    let gateway = Gateway::start(config).await;
+    let page = gateway.call("GET", "/v1/models").await;
+    let nick = zeta.replacen("zeta", "nick/name", 1);
+    assert_eq!(page.text(), format!(r#"{{"object":"list","data":[{zeta},{alpha},{nick},{sql}]}}"#));
+    for (path, object) in [("zeta", zeta), ("nick/name", &*nick), ("nick%2Fname", &*nick), ("sql", sql)] {
+        let reply = gateway.call("GET", &format!("/v1/models/{path}")).await;
+        assert_eq!((reply.status(), reply.text()), (200, object), "{path}");
+    }
+    let unknown = gateway.call("GET", "/v1/models/nobody").await;
+    assert_eq!((unknown.status(), &*unknown.code()), (404, "model_not_found"));
+    assert_eq!(gateway.call("DELETE", "/v1/models/zeta").await.status(), 405);
+}
+
+#[tokio::test]
+async fn a_trusted_header_counts_on_every_path_and_a_preflight_needs_no_key() {
+    let replica = Replica::start().await;
+    replica.always(wire::json(200, "{}"));
+    let mut config = config::of(&[&replica]);
+    config.tenants = tenants();
+    config.server.trust_headers = vec!["x-tenant".parse().unwrap()];
+    let gateway = Gateway::start(config).await;
+    for path in ["/v1/models", "/v1/models/tiny", "/tokenizer_info"] {
+        assert_eq!(call(&gateway, "GET", path, &[("x-tenant", "a")], b"").await.status(), 200, "{path}");
+        assert_eq!(call(&gateway, "GET", path, &[("x-tenant", "nobody")], b"").await.status(), 401, "{path}");
+        assert_eq!(call(&gateway, "GET", path, &KEYED, b"").await.status(), 200, "{path}");
+        assert_eq!(call(&gateway, "GET", path, &[], b"").await.status(), 401, "{path}");
+        for twice in [[("x-tenant", "b"), ("x-tenant", "a")], [("x-tenant", "a"), ("x-tenant", "a")]] {
+            let reply = call(&gateway, "GET", path, &twice, b"").await;
+            assert_eq!((reply.status(), &*reply.code()), (401, "invalid_api_key"), "{path} {twice:?}");
+        }
+    }
+    let preflight = [("origin", "https://app.example"), ("access-control-request-method", "POST")];
+    let allowed = "HTTP/1.1 200 OK\r\naccess-control-allow-origin: *\r\ncontent-length: 2\r\n\r\nOK";
+    for path in [CHAT, "/v1/models"] {
+        let before = replica.count();
+        replica.next(vec![Step::Raw(allowed.into())]);
+        let reply = call(&gateway, "OPTIONS", path, &preflight, b"").await;
+        assert_eq!((reply.status(), reply.text()), (200, "OK"), "{path}");
+        assert_eq!(
+            reply.head.header("access-control-allow-origin"),
+            Some("*"),
+            "what the engine says passes"
+        );
+        assert_eq!(replica.received()[before].line(), format!("OPTIONS {path} HTTP/1.1"));
+    }
+    assert_eq!(call(&gateway, "OPTIONS", CHAT, &[], b"").await.status(), 401, "no preflight, no exception");
+}
+
+#[tokio::test]
+async fn preflights_reach_an_engine_seldom_and_without_what_is_not_their_question() {
+    let replica = Replica::start().await;
+    let allowed =
+        "HTTP/1.1 200 OK\r\naccess-control-allow-origin: *\r\nvary: Origin\r\ncontent-length: 2\r\n\r\nOK";
+    replica.always(vec![Step::Raw(allowed.into())]);
+    let mut config = config::of(&[&replica]);
+    config.tenants = tenants();
+    let gateway = Gateway::start(config).await;
+    let ask = async |path: &str, origin: &str| {
+        let headers = [
+            ("origin", origin),
+            ("access-control-request-method", "POST"),
+            ("access-control-request-headers", "authorization"),
+            ("cookie", "session=secret"),
+            ("authorization", "Bearer stolen"),
+            ("x-custom", "1"),
+        ];
+        call(&gateway, "OPTIONS", path, &headers, b"").await
+    };
+    for _ in 0..20 {
+        let reply = ask(CHAT, "https://app.example").await;
+        assert_eq!((reply.status(), reply.text()), (200, "OK"));
+        assert_eq!(reply.head.header("access-control-allow-origin"), Some("*"));
+        assert_eq!(reply.head.header("vary"), Some("Origin"));
+        assert!(reply.head.header("x-request-id").is_some());
+    }
+    let sent = replica.only();
+    assert_eq!(sent.header("origin"), Some("https://app.example"));
+    assert_eq!(sent.header("access-control-request-headers"), Some("authorization"));
+    for gone in ["cookie", "authorization", "x-custom"] {
+        assert_eq!(sent.header(gone), None, "{gone}");
+    }
+    let mut refused = 0;
+    for n in 0..200 {
+        let reply = ask("/v1/models", &format!("https://{n}.example")).await;
+        refused += u32::from(reply.status() == 429 && reply.code() == "preflights");
+    }
+    assert!(refused >= 100 && replica.count() <= 101, "{refused} refused, {} sent", replica.count());
+    assert_eq!(ask(CHAT, "https://app.example").await.status(), 200, "a flood takes no answer that is used");
+    assert_eq!(ask("/nowhere", "https://app.example").await.status(), 404);
+    gateway.idle().await;
+}
+
+#[tokio::test]
+async fn configured_origins_are_answered_and_marked_by_the_gateway() {
+    let replica = Replica::start().await;
+    let marked = "HTTP/1.1 200 OK\r\naccess-control-allow-origin: *\r\ncontent-length: 2\r\n\r\n{}";
+    replica.always(vec![Step::Raw(marked.into())]);
+    let mut config = config::of(&[&replica]);
+    config.tenants = tenants();
+    config.server.cors_origins = Some(vec!["https://app.example".parse().unwrap()]);
+    let gateway = Gateway::start(config).await;
+    let origin = ("origin", "https://app.example");
+    let asks = [
+        origin,
+        ("access-control-request-method", "POST"),
+        ("access-control-request-headers", "authorization"),
+    ];
+    let preflight = call(&gateway, "OPTIONS", CHAT, &asks, b"").await;
+    assert_eq!(preflight.status(), 200);
+    assert_eq!(preflight.head.header("access-control-allow-origin"), Some("https://app.example"));
+    assert_eq!(preflight.head.header("access-control-allow-headers"), Some("authorization"));
+    let strange = [("origin", "https://evil.example"), ("access-control-request-method", "POST")];
+    let refused = call(&gateway, "OPTIONS", CHAT, &strange, b"").await;
+    assert_eq!((refused.status(), refused.head.header("access-control-allow-origin")), (400, None));
+    assert_eq!(replica.count(), 0);
+
+    let unknown_key = call(&gateway, "POST", CHAT, &[origin], b"{}").await;
+    let relayed = call(&gateway, "POST", CHAT, &[origin, KEYED[0]], b"{}").await;
+    let models = call(&gateway, "GET", "/v1/models", &[origin, KEYED[0]], b"").await;
+    for (reply, status) in [(unknown_key, 401), (relayed, 200), (models, 200)] {
+        assert_eq!(reply.status(), status);
+        assert_eq!(reply.head.header("access-control-allow-origin"), Some("https://app.example"));
+        assert!(
+            reply.head.header("access-control-expose-headers").is_some_and(|e| e.contains("x-request-id"))
+        );
+        assert_eq!(reply.head.header("vary"), Some("origin"));
+    }
+    let strange = call(&gateway, "POST", CHAT, &[strange[0], KEYED[0]], b"{}").await;
+    assert_eq!(
+        strange.head.header("access-control-allow-origin"),
+        None,
+        "the engine's `*` would let it read"
+    );
+}
+
+#[tokio::test]
+async fn a_form_names_its_model_and_passes_untouched() {
+    let replica = Replica::start().await;
+    replica.always(wire::json(200, "{}"));
+    let mut config = config::of(&[&replica]);
+    config.routes = vec![config::route("tiny", &[0]), config::route("alias", &[0])];
+    config.routes[1].upstream_model = Some("tiny".into());
+    let gateway = Gateway::start(config).await;
+    let form = |model: &str| {
+        let file = "--B\r\ncontent-disposition: form-data; name=\"file\"; filename=\"a.wav\"\r\n\r\nRIFF\u{0}\r\n--\r\n";
+        format!("{file}{model}--B--\r\n")
+    };
+    let part =
+        |name: &str| format!("--B\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\n{name}\r\n");
+    let send = async |body: String| {
+        let mut client = gateway.client().await;
+        let length = body.len().to_string();
+        let headers = [("content-type", "multipart/form-data; boundary=B"), ("content-length", &*length)];
+        client.post_framed("/v1/audio/transcriptions", &headers, body.as_bytes()).await;
+        client.reply().await
+    };
+    assert_eq!(send(form(&part("tiny"))).await.status(), 200);
+    assert_eq!(send(form(&part("alias"))).await.status(), 200);
+    let received = replica.received();
+    assert_eq!(received[0].text(), form(&part("tiny")));
+    assert_eq!(received[0].header("content-type"), Some("multipart/form-data; boundary=B"));
+    assert_eq!(received[1].text(), form(&part("tiny")), "the name is mapped, nothing else changes");
+    let missing = send(form("")).await;
+    assert_eq!((missing.status(), &*missing.code()), (400, "missing_model"));
+    assert!(missing.text().contains("tiny, alias"), "{}", missing.text());
+    assert_eq!(send(form(&part("nobody"))).await.status(), 404);
+    assert_eq!(send(form(&format!("{}{}", part("tiny"), part("alias")))).await.status(), 400);
+    assert_eq!(send("no form at all".to_owned()).await.status(), 400);
+    assert_eq!(replica.count(), 2);
+    gateway.idle().await;
+}
+
+#[tokio::test]
+async fn a_body_that_an_engine_may_read_otherwise_is_refused_where_models_matter() {
+    let replica = Replica::start().await;
+    replica.always(wire::json(200, "{}"));
+    let mut config = config::of(&[&replica]);
+    config.server.extra_paths = vec!["/v1/custom".into()];
+    let drop_in = Gateway::start(config.clone()).await;
+    config.routes = vec![config::route("mine", &[0]), config::route("theirs", &[0])];
+    config.tenants = tenants();
+    config.tenants[1].routes = Some(vec!["mine".into()]);
+    let strict = Gateway::start(config).await;
+    let send = async |gateway: &Gateway, path: &str, kind: &str, body: &[u8]| {
+        let mut client = gateway.client().await;
+        let length = body.len().to_string();
+        let headers = [("authorization", "Bearer kb"), ("content-type", kind), ("content-length", &*length)];
+        client.post_framed(path, &headers, body).await;
+        client.reply().await
+    };
+    let (json, form) = ("application/json", "multipart/form-data; boundary=B");
+    let part = |name: &str| {
+        format!("--B\r\ncontent-disposition: form-data; {name}\r\n\r\ntheirs\r\n--B--\r\n").into_bytes()
+    };
+    let deep = format!(r#"{{"model":"theirs","x":{}{}}}"#, "[".repeat(200), "]".repeat(200));
+    let utf16: Vec<u8> = r#"{"model":"theirs"}"#.encode_utf16().flat_map(u16::to_le_bytes).collect();
+    for (path, kind, body) in [
+        ("/v1/custom", json, b"\xef\xbb\xbf{\"model\":\"theirs\"}".to_vec()),
+        ("/v1/custom", json, utf16),
+        ("/v1/custom", json, br#"{"model":"theirs","x":NaN}"#.to_vec()),
+        ("/v1/custom", json, deep.into_bytes()),
+        ("/v1/custom", json, br#"[{"model":"theirs"}]"#.to_vec()),
+        ("/v1/custom", "application/x-www-form-urlencoded", b"model=theirs".to_vec()),
+        ("/v1/custom", form, part("name=\"x\"; name=\"model\"")),
+        ("/v1/audio/transcriptions", form, part("name=\"x\"; name=\"model\"")),
+        ("/v1/audio/transcriptions", form, part("name=\"x\"; name*=utf-8''model")),
+        ("/v1/audio/transcriptions", "multipart/form-data; boundary=C; boundary=B", part("name=model")),
+        ("/v1/audio/transcriptions", "application/x-www-form-urlencoded", b"model=theirs".to_vec()),
+    ] {
+        let refused = send(&strict, path, kind, &body).await;
+        let shown = String::from_utf8_lossy(&body).into_owned();
+        assert_eq!((refused.status(), &*refused.code()), (400, "invalid_request"), "{path} {kind} {shown}");
+        assert_eq!(replica.count(), 0, "{path} {kind} {shown}");
+    }
+    let hidden = send(&strict, "/v1/custom", form, br#" {"model":"theirs"}"#).await;
+    assert_eq!((hidden.status(), &*hidden.code()), (404, "model_not_found"), "JSON under a form's type");
+    for body in [&b""[..], br#"{"x":1}"#, br#"{"model":"mine"}"#] {
+        assert_eq!(send(&strict, "/v1/custom", json, body).await.status(), 200);
+    }
+    for body in [&b"\xff\x00 any bytes"[..], b"[1]", br#"{"x":NaN}"#] {
+        assert_eq!(send(&drop_in, "/v1/custom", json, body).await.status(), 200, "one model for everybody");
+        assert_eq!(replica.received().pop().unwrap().body, body);
+    }
+}
+
+#[tokio::test]
+async fn a_request_without_a_model_goes_to_the_only_route_it_can_mean() {
+    let replica = Replica::start().await;
+    replica.always(wire::json(200, "{}"));
+    let mut config = config::of(&[&replica]);
+    config.routes = vec![config::route("mine", &[0]), config::route("theirs", &[0])];
+    config.tenants = tenants();
+    config.tenants[1].routes = Some(vec!["mine".into()]);
+    let gateway = Gateway::start(config).await;
+    for (key, status) in [("Bearer ka", 400), ("Bearer kb", 200)] {
+        for body in [r#"{"messages":[]}"#, r#"{"model":null}"#, r#"{"model":""}"#] {
+            let reply = call(&gateway, "POST", CHAT, &[("authorization", key)], body.as_bytes()).await;
+            assert_eq!(reply.status(), status, "{key} {body}");
+        }
+    }
+    let refused = call(&gateway, "POST", CHAT, &KEYED, b"{}").await;
+    assert_eq!(refused.code(), "missing_model");
+    assert!(refused.text().contains("mine, theirs"), "{}", refused.text());
+    assert_eq!(replica.received()[0].text(), r#"{"messages":[]}"#, "not one byte is added");
+}
+
+#[tokio::test]
+async fn a_stored_response_is_read_cancelled_and_continued_where_its_tenant_made_it() {
+    let (one, two) = (Replica::start().await, Replica::start().await);
+    let mut config = config::of(&[&one, &two]);
+    config.tenants = tenants();
+    let gateway = Gateway::start(config).await;
+    let queued =
+        |id: &str| wire::json(200, &format!(r#"{{"id":"{id}","object":"response","status":"queued"}}"#));
+    let body = r#"{"model":"tiny","input":"hi","background":true}"#;
+    let mut homes = Vec::new();
+    for id in ["resp_1", "resp_2"] {
+        for replica in [&one, &two] {
+            replica.always(queued(id));
+        }
+        let made = call(&gateway, "POST", "/v1/responses", &KEYED, body.as_bytes()).await;
+        assert_eq!(made.status(), 200);
+        homes.push(made.head.header("x-tokenway-replica").unwrap().to_owned());
+    }
+    assert_ne!(homes[0], homes[1], "round robin");
+    for replica in [&one, &two] {
+        replica.always(wire::json(200, "{}"));
+    }
+    for (id, home) in [("resp_1", &homes[0]), ("resp_2", &homes[1])] {
+        let path = format!("/v1/responses/{id}");
+        for (method, path) in [
+            ("GET", format!("{path}?stream=true&starting_after=2")),
+            ("POST", format!("{path}/cancel")),
+            ("DELETE", path.clone()),
+            ("GET", path),
+        ] {
+            let reply = call(&gateway, method, &path, &KEYED, b"").await;
+            assert_eq!(reply.status(), 200, "{method} {path}");
+            assert_eq!(reply.head.header("x-tokenway-replica"), Some(&**home), "{method} {path}");
+            let replica = if *home == one.name() { &one } else { &two };
+            assert_eq!(replica.received().last().unwrap().line(), format!("{method} {path} HTTP/1.1"));
+        }
+    }
+    for (key, path) in [("Bearer kb", "/v1/responses/resp_1"), ("Bearer ka", "/v1/responses/resp_9")] {
+        let reply = call(&gateway, "GET", path, &[("authorization", key)], b"").await;
+        assert_eq!((reply.status(), &*reply.code()), (404, "response_not_found"), "{key} {path}");
+    }
+    let continued = r#"{"model":"tiny","input":"hi","previous_response_id":"resp_1"}"#;
+    for (key, status) in [("Bearer ka", 200), ("Bearer kb", 404)] {
+        let reply =
+            call(&gateway, "POST", "/v1/responses", &[("authorization", key)], continued.as_bytes()).await;
+        assert_eq!(reply.status(), status, "{key}");
+    }
+    assert_eq!(call(&gateway, "DELETE", "/v1/responses/resp_1/cancel", &KEYED, b"").await.status(), 405);
+    gateway.idle().await;
+}
+
+#[tokio::test]
+async fn a_response_id_that_a_client_chooses_is_its_tenants_own() {
+    let replica = Replica::start().await;
+    let mut config = config::of(&[&replica]);
+    config.tenants = tenants();
+    let gateway = Gateway::start(config).await;
+    let body = r#"{"model":"tiny","input":"hi", "request\u005fid" : "resp_1","n":1}"#;
+    let id_of = |received: &Received| {
+        let sent: serde_json::Value = serde_json::from_slice(&received.body).unwrap();
+        sent["request_id"].as_str().unwrap().to_owned()
+    };
+    // As vLLM does: the answer is stored under the id of the body.
+    let post = async |key: &str, chosen_by_header: bool| {
+        let headers = [("authorization", key), ("x-request-id", "resp_1")];
+        let headers = if chosen_by_header { &headers[..] } else { &headers[..1] };
+        replica.next(wire::json(200, r#"{"id":"resp_of_the_engine","object":"response"}"#));
+        let reply = call(&gateway, "POST", "/v1/responses", headers, body.as_bytes()).await;
+        assert_eq!(reply.status(), 200);
+        assert_eq!(reply.head.header("x-request-id"), Some("resp_1"), "what the client sees is its own");
+        let received = replica.received().pop().unwrap();
+        let id = id_of(&received);
+        assert_eq!(received.text(), body.replace("resp_1", &id), "nothing else changes");
+        assert_ne!(received.header("x-request-id"), Some("resp_1"));
+        id
+    };
+    let of_a = post("Bearer ka", false).await;
+    assert!(of_a.starts_with("resp_") && of_a.len() == 37, "{of_a}");
+    assert_eq!(post("Bearer ka", true).await, of_a, "one tenant's choice stays one id");
+    assert_ne!(post("Bearer kb", true).await, of_a);
+
+    replica.always(wire::json(200, "{}"));
+    let path = "/v1/responses/resp_of_the_engine";
+    for (key, status) in [("Bearer ka", 200), ("Bearer kb", 404)] {
+        let reply = call(&gateway, "GET", path, &[("authorization", key)], b"").await;
+        assert_eq!(reply.status(), status, "who had an id first keeps it: {key}");
+    }
+    for odd in [r#"{"model":"tiny","request_id":7}"#, r#"{"model":"tiny","request_id":null}"#] {
+        call(&gateway, "POST", "/v1/responses", &KEYED, odd.as_bytes()).await;
+        assert_eq!(replica.received().pop().unwrap().text(), odd, "the engine says what is wrong with it");
+    }
+    let chat = r#"{"model":"tiny","request_id":"mine"}"#;
+    call(&gateway, "POST", CHAT, &KEYED, chat.as_bytes()).await;
+    assert_eq!(replica.received().pop().unwrap().text(), chat, "nothing is stored under it");
+
+    let open = Gateway::start(config::of(&[&replica])).await;
+    call(&open, "POST", "/v1/responses", &[], body.as_bytes()).await;
+    let received = replica.received().pop().unwrap();
+    assert_eq!((received.text(), received.header("x-request-id")), (body, Some("resp_1")));
+}
+
+#[tokio::test]
+async fn a_body_s_own_request_id_stands_where_no_header_names_one() {
+    let replica = Replica::start().await;
+    replica.always(wire::json(200, "{}"));
+    let gateway = Gateway::start(config::of(&[&replica])).await;
+    for (header, body, expected) in [
+        (None, r#"{"model":"tiny","request_id":"mine.1"}"#, Some("mine.1")),
+        (Some("theirs"), r#"{"model":"tiny","request_id":"mine.1"}"#, Some("theirs")),
+        (Some("not harmless"), r#"{"model":"tiny","request_id":"mine.1"}"#, Some("mine.1")),
+        (None, r#"{"model":"tiny","request_id":"not harmless"}"#, None),
+    ] {
+        let headers: Vec<_> = header.into_iter().map(|id| ("x-request-id", id)).collect();
+        let reply = call(&gateway, "POST", CHAT, &headers, body.as_bytes()).await;
+        let received = replica.received();
+        let sent = received.last().unwrap().header("x-request-id").unwrap().to_owned();
+        assert_eq!(reply.head.header("x-request-id"), Some(&*sent));
+        match expected {
+            Some(expected) => assert_eq!(sent, expected),
+            None => assert_eq!(sent.len(), 32),
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_root_path_is_stripped_from_every_path() {
+    let replica = Replica::start().await;
+    replica.always(wire::json(200, "{}"));
+    let mut config = config::of(&[&replica]);
+    config.server.root_path = "/llm".into();
+    let gateway = Gateway::start(config).await;
+    for path in ["/llm/health", "/llm/v1/models", "/health"] {
+        assert_eq!(gateway.call("GET", path).await.status(), 200, "{path}");
+    }
+    assert_eq!(gateway.post("/llm/v1/chat/completions?x=1", r#"{"model":"tiny"}"#).await.status(), 200);
+    assert_eq!(replica.only().line(), "POST /v1/chat/completions?x=1 HTTP/1.1");
+    assert_eq!(gateway.post("/llm/sleep", "").await.status(), 404);
+}
+
+#[tokio::test]
+async fn an_upgrade_that_nobody_asked_for_is_502() {
+    let replica = Replica::start().await;
+    let switch = "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n";
+    replica.always(vec![Step::Raw(switch.into()), Step::Close]);
+    let gateway = Gateway::start(config::of(&[&replica])).await;
+    let reply = gateway.post(CHAT, r#"{"model":"tiny"}"#).await;
+    assert_eq!((reply.status(), &*reply.code()), (502, "replica_failed"));
+    gateway.idle().await;
+}
+
+#[tokio::test]
+async fn an_engine_s_stream_comes_as_if_nobody_had_asked_for_usage() {
+    let replica = Replica::start().await;
+    let mut config = config::of(&[&replica]);
+    config.routes[0].ask_usage = true;
+    let marked_usage = wire::USAGE.replace("}}\n", "},\"system_fingerprint\":\"fp-1\"}\n");
+    let bare = wire::FINISH.replace("}]}\n", "}],\"system_fingerprint\":\"fp-1\"}\n");
+    replica.streams_unasked(&[&bare, wire::DONE].concat());
+    let gateway = Gateway::start(config).await;
+    let several = wire::FINISH.replace("\"index\":0", "\"index\":1");
+    let body = r#"{"model":"tiny","stream":true,"messages":[]}"#;
+    let two = r#"{"model":"tiny","stream":true,"n":2,"messages":[]}"#;
+    let begin = [wire::ROLE, &wire::content("a")].concat();
+    for (body, finish, expected) in [
+        (body, wire::FINISH.to_owned(), bare.clone()),
+        (
+            two,
+            [wire::FINISH, &several].concat(),
+            [&*bare, &bare.replace("\"index\":0", "\"index\":1")].concat(),
+        ),
+    ] {
+        for size in [7, 4000] {
+            let sent = [&*begin, &finish, &marked_usage, wire::DONE].concat();
+            replica.next(wire::stream(sent.as_bytes().chunks(size)));
+            let reply = gateway.post(CHAT, body).await;
+            assert_eq!(reply.text(), [&*begin, &expected, wire::DONE].concat());
+        }
+        assert!(replica.received().last().unwrap().text().contains(r#""include_usage":true"#));
+    }
+    gateway.idle().await;
+}
+
+#[tokio::test]
+async fn usage_that_an_engine_sends_unasked_is_the_client_s() {
+    let replica = Replica::start().await;
+    let mut config = config::of(&[&replica]);
+    config.routes[0].ask_usage = true;
+    replica.streams_unasked(&[wire::FINISH, wire::USAGE, wire::DONE].concat());
+    let gateway = Gateway::start(config).await;
+    let sent = [wire::ROLE, &wire::content("a"), wire::FINISH, wire::USAGE, wire::DONE].concat();
+    replica.next(wire::stream([&sent]));
+    let reply = gateway.post(CHAT, r#"{"model":"tiny","stream":true,"messages":[]}"#).await;
+    assert_eq!(reply.text(), sent);
+    let continuous = r#"{"model":"tiny","stream":true,"stream_options":{"continuous_usage_stats":true}}"#;
+    gateway.post(CHAT, continuous).await;
+    assert_eq!(replica.received()[1].text(), continuous, "not asked where chunks would then count");
+}
+
+const UPGRADE: [(&str, &str); 4] = [
+    ("connection", "Upgrade"),
+    ("upgrade", "websocket"),
+    ("sec-websocket-version", "13"),
+    ("sec-websocket-key", "dGhlIHNhbXBsZSBub25jZQ=="),
+];
+const SWITCH: &str = "HTTP/1.1 101 Switching Protocols\r\nupgrade: websocket\r\nconnection: Upgrade\r\n\
+                      sec-websocket-accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n\r\n";
+
+async fn websocket(gateway: &Gateway, target: &str) -> Client {
+    let mut client = gateway.client().await;
+    client.send("GET", target, &UPGRADE, b"").await;
+    let head = String::from_utf8(client.raw_until(b"\r\n\r\n").await).unwrap();
+    assert!(head.starts_with("HTTP/1.1 101"), "{head}");
+    assert!(head.contains("sec-websocket-accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo="), "{head}");
+    client
+}
+
+#[tokio::test]
+async fn a_websocket_is_a_tunnel_that_counts_as_load() {
+    let replica = Replica::start().await;
+    let mut config = config::of(&[&replica]);
+    config.routes = vec![config::route("tiny", &[0]), config::route("other", &[0])];
+    let gateway = Gateway::start(config).await;
+    let hello = b"\x81\x05hello".to_vec();
+    let masked = b"\x81\x82\x00\x00\x00\x00hi".to_vec();
+    let bye = b"\x88\x02\x03\xe8".to_vec();
+    replica.next(vec![
+        Step::Raw([SWITCH.as_bytes(), &hello].concat()),
+        Step::Expect(masked.clone()),
+        Step::Raw(bye.clone()),
+        Step::Close,
+    ]);
+    let mut client = websocket(&gateway, "/v1/realtime?model=tiny").await;
+    client.raw_until(&hello).await;
+    assert!(gateway.replicas()[0].inflight > 0, "an open tunnel is load");
+    let received = replica.only();
+    assert_eq!(received.line(), "GET /v1/realtime?model=tiny HTTP/1.1");
+    assert_eq!(received.header("upgrade"), Some("websocket"));
+    assert_eq!(received.header("sec-websocket-key"), Some("dGhlIHNhbXBsZSBub25jZQ=="));
+    client.send_raw(&masked).await;
+    client.raw_until(&bye).await;
+    assert!(client.is_closed().await);
+    gateway.idle().await;
+
+    for (target, status, code) in [
+        ("/v1/realtime", 400, "missing_model"),
+        ("/v1/realtime?model=nobody", 404, "model_not_found"),
+        ("/v1/realtime?model=tiny&%6dodel=other", 400, "invalid_request"),
+        ("/v1/realtime?mod%65l=nobody", 404, "model_not_found"),
+    ] {
+        let reply = call(&gateway, "GET", target, &UPGRADE, b"").await;
+        assert_eq!((reply.status(), &*reply.code()), (status, code));
+    }
+    replica.next(wire::json(403, "{\"no\":1}"));
+    let refused = call(&gateway, "GET", "/v1/realtime?model=tiny", &UPGRADE, b"").await;
+    assert_eq!((refused.status(), refused.text()), (403, "{\"no\":1}"), "an engine's own refusal passes");
+    gateway.idle().await;
+}
+
+#[tokio::test]
+async fn a_websocket_that_never_speaks_is_closed_by_a_named_deadline() {
+    let replica = Replica::start().await;
+    let mut config = config::of(&[&replica]);
+    config.routes[0].timeouts.client_stall = Duration::from_millis(200);
+    let gateway = Gateway::start(config).await;
+    replica.next(vec![Step::Raw(SWITCH.into()), Step::Hang]);
+    let mut client = websocket(&gateway, "/v1/realtime").await;
+    client.raw_until(b"\x88\x16\x03\xe9timeout_client_stall").await;
+    assert!(client.is_closed().await);
+    replica.abandoned(1).await;
+    gateway.idle().await;
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_its_websocket_ends_it_at_the_engine() {
+    let replica = Replica::start().await;
+    let gateway = Gateway::start(config::of(&[&replica])).await;
+    replica.next(vec![Step::Raw(SWITCH.into()), Step::Hang]);
+    let client = websocket(&gateway, "/v1/realtime").await;
+    drop(client);
+    replica.abandoned(1).await;
+    gateway.idle().await;
+}
+
+#[tokio::test]
+async fn a_switch_to_anything_but_websocket_is_502() {
+    let replica = Replica::start().await;
+    let gateway = Gateway::start(config::of(&[&replica])).await;
+    for upgrade in
+        ["upgrade: h2c\r\n", "", "upgrade: websocket, h2c\r\n", "upgrade: websocket\r\nupgrade: h2c\r\n"]
+    {
+        let switch =
+            format!("HTTP/1.1 101 Switching Protocols\r\n{upgrade}connection: Upgrade\r\n\r\nsecret words");
+        replica.always(vec![Step::Raw(switch.into_bytes()), Step::Hang]);
+        let reply = call(&gateway, "GET", "/v1/realtime", &UPGRADE, b"").await;
+        assert_eq!((reply.status(), &*reply.code()), (502, "replica_failed"), "{upgrade:?}");
+    }
+    gateway.idle().await;
+}
+
+#[tokio::test]
+async fn an_upgrade_is_refused_with_a_reason_where_there_is_none() {
+    let replica = Replica::start().await;
+    let gateway = Gateway::start(config::of(&[&replica])).await;
+    let elsewhere = call(&gateway, "GET", CHAT, &UPGRADE, b"").await;
+    assert_eq!((elsewhere.status(), &*elsewhere.code()), (400, "upgrade_not_supported"));
+    let plain = call(&gateway, "GET", "/v1/realtime", &[], b"").await;
+    assert_eq!((plain.status(), &*plain.code()), (426, "upgrade_required"));
+    assert_eq!(plain.head.header("upgrade"), Some("websocket"));
+    assert_eq!(replica.count(), 0);
+    gateway.idle().await;
+    until("no connection is left open", || gateway.inflight() == 0).await;
+}
+
+/// The page for people who come from a bare vLLM: its tables are what the code and these tests say.
+#[test]
+fn the_compatibility_page_lists_every_path_and_names_a_test_for_every_difference() {
+    let page = include_str!("../../../docs/compatibility.md");
+    let first_cell = |line: &'static str| line.strip_prefix("| `/")?.split('`').next();
+    let section = |title: &str| page.split(title).nth(1).unwrap().split("\n## ").next().unwrap();
+    let listed: Vec<String> =
+        section("## Paths\n").lines().filter_map(first_cell).map(|path| format!("/{path}")).collect();
+    let served = tokenway::request::dialect::SERVED.iter().map(|(pattern, _)| *pattern);
+    let mut expected: Vec<&str> =
+        served.chain(["/v1/models", "/v1/models/{id}", "/health", "/version"]).collect();
+    let mut listed: Vec<&str> = listed.iter().map(String::as_str).collect();
+    expected.sort_unstable();
+    listed.sort_unstable();
+    assert_eq!(listed, expected);
+    let tests = [
+        include_str!("dropin.rs"),
+        include_str!("../relay.rs"),
+        include_str!("../../http/listener.rs"),
+        include_str!("../failures.rs"),
+    ]
+    .concat();
+    let rows = section("## Where an answer differs\n").lines().filter(|line| line.starts_with("| ")).skip(1);
+    for row in rows {
+        let test = row.trim_end_matches(" |").rsplit("| `").next().unwrap().trim_end_matches('`');
+        assert!(tests.contains(&format!("fn {test}()")), "no test {test}: {row}");
+    }
+}

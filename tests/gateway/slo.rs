@@ -1,0 +1,131 @@
+//! Attribution of SLO misses to stages: real requests against bounds that they cannot meet.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation fails the test")]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::support::replica::{Replica, Step};
+use crate::support::wire::{DONE, FINISH, content, event, sse_head};
+use crate::support::{Gateway, config, until};
+use tokenway::config::{Config, ItlBounds, Slo};
+use tokenway::stage::{Stage, StageBudget};
+
+const CHAT: &str = r#"{"model":"tiny","stream":true,"messages":[{"role":"user","content":"hi"}]}"#;
+const UNARY: &str = r#"{"model":"tiny","messages":[{"role":"user","content":"hi"}]}"#;
+const PATH: &str = "/v1/chat/completions";
+
+/// A chat stream whose engine reports its own timings: 5 ms of queue, 8 ms to the first token.
+fn telling_stream() -> Vec<Step> {
+    let usage = r#"data: {"id":"c1","choices":[],"usage":{"prompt_tokens":9,"completion_tokens":3},"metrics":{"time_to_first_token_ms":8.0,"queue_time_ms":5.0}}"#;
+    vec![
+        sse_head(),
+        // Longer than what the engine claims, so that nothing of its claim is cut off.
+        Step::Tick,
+        Step::Tick,
+        event(content("a")),
+        Step::Tick,
+        event(content("b")),
+        Step::Tick,
+        event(content("c")),
+        event(FINISH),
+        event(format!("{usage}\n\n")),
+        event(DONE),
+        Step::End,
+    ]
+}
+
+fn with_slo(replica: &Replica, slo: Slo, budget: &[(Stage, Duration)]) -> Config {
+    let mut config = config::of(&[replica]);
+    config.slo.insert("strict".into(), slo);
+    config.routes[0].slo = "strict".into();
+    let mut shares = StageBudget::default();
+    budget.iter().for_each(|(stage, share)| shares.set(*stage, *share));
+    config.routes[0].stage_budget = Some(Arc::new(shares));
+    config
+}
+
+/// The values of all series of a family whose labels hold each of these.
+fn sum(gateway: &Gateway, name: &str, labels: &[&str]) -> f64 {
+    let page = gateway.app.gateway.observer.metrics().render(&[]);
+    let lines = page.lines().filter(|line| line.starts_with(&format!("{name}{{")));
+    lines
+        .filter(|line| labels.iter().all(|label| line.contains(label)))
+        .map(|line| line.rsplit_once(' ').unwrap().1.parse::<f64>().unwrap())
+        .sum()
+}
+
+async fn ended(gateway: &Gateway, requests: f64) {
+    until("the records are in", || sum(gateway, "tokenway_requests_total", &[]) == requests).await;
+}
+
+#[tokio::test]
+async fn a_miss_names_its_bound_its_stage_and_the_stages_over_their_share() {
+    let replica = Replica::start().await;
+    replica.always(telling_stream());
+    let itl = ItlBounds::new([None, None, None, Some(Duration::from_millis(1))]);
+    let budget = [(Stage::EngineQueue, Duration::from_millis(1)), (Stage::Relay, Duration::from_secs(60))];
+    let gateway = Gateway::start(with_slo(&replica, Slo { itl, ..Slo::default() }, &budget)).await;
+
+    assert_eq!(gateway.post(PATH, CHAT).await.status(), 200);
+    ended(&gateway, 1.0).await;
+    assert_eq!(sum(&gateway, "tokenway_slo_missed_requests_total", &[r#"reason="itl""#]), 1.0);
+    let by_stage = [r#"reason="itl""#, r#"stage="decode""#];
+    assert_eq!(sum(&gateway, "tokenway_slo_missed_by_stage_total", &by_stage), 1.0);
+    assert_eq!(sum(&gateway, "tokenway_stage_over_budget_total", &[]), 1.0);
+    assert_eq!(sum(&gateway, "tokenway_stage_over_budget_total", &[r#"stage="engine_queue""#]), 1.0);
+    assert_eq!(sum(&gateway, "tokenway_goodput_requests_total", &[]), 0.0);
+    let measured = |stage: &str| {
+        let labels = [r#"source="measured""#, stage];
+        sum(&gateway, "tokenway_stage_duration_seconds_sum", &labels)
+    };
+    assert!((measured(r#"stage="engine_queue""#) - 0.005).abs() < 1e-9);
+    assert!((measured(r#"stage="prefill""#) - 0.003).abs() < 1e-9);
+}
+
+#[tokio::test]
+async fn within_its_bounds_the_same_request_is_good() {
+    let replica = Replica::start().await;
+    replica.always(telling_stream());
+    let itl = ItlBounds::new([None, None, None, Some(Duration::from_secs(60))]);
+    let gateway = Gateway::start(with_slo(&replica, Slo { itl, ..Slo::default() }, &[])).await;
+    gateway.post(PATH, CHAT).await;
+    ended(&gateway, 1.0).await;
+    assert_eq!(sum(&gateway, "tokenway_goodput_requests_total", &[]), 1.0);
+    assert_eq!(sum(&gateway, "tokenway_slo_missed_by_stage_total", &[]), 0.0);
+}
+
+#[tokio::test]
+async fn the_stages_of_all_requests_add_up_to_their_durations() {
+    let replica = Replica::start().await;
+    replica.always(telling_stream());
+    let gateway = Gateway::start(config::of(&[&replica])).await;
+    // Streams, an answer in one piece, a malformed request, and one whose replica dies on it.
+    for body in [CHAT, CHAT, UNARY, "{", r#"{"messages":[]}"#] {
+        gateway.post(PATH, body).await;
+    }
+    replica.always(vec![Step::Reset]);
+    gateway.post(PATH, CHAT).await;
+    ended(&gateway, 6.0).await;
+    let stages = sum(&gateway, "tokenway_stage_duration_seconds_sum", &[]);
+    let whole = sum(&gateway, "tokenway_request_duration_seconds_sum", &[]);
+    assert!(whole > 0.0 && (stages / whole - 1.0).abs() < 0.01, "{stages} of {whole}");
+}
+
+#[tokio::test]
+async fn a_request_that_waits_past_its_bound_is_late_now_and_not_only_when_it_ends() {
+    let replica = Replica::start().await;
+    // A head, and then nothing for as long as the client waits.
+    replica.always(vec![sse_head(), Step::Hang]);
+    let slo = Slo { e2e: Some(Duration::from_millis(50)), ..Slo::default() };
+    let gateway = Gateway::start(with_slo(&replica, slo, &[])).await;
+    let overdue = || sum(&gateway, "tokenway_requests_overdue", &[]);
+    assert_eq!(overdue(), 0.0);
+
+    let mut client = gateway.client().await;
+    client.post(PATH, &[], CHAT.as_bytes()).await;
+    until("it is past its bound", || overdue() == 1.0).await;
+    assert_eq!(sum(&gateway, "tokenway_requests_total", &[r#"outcome="ok""#]), 0.0);
+    drop(client);
+    until("who has left waits no longer", || overdue() == 0.0).await;
+}

@@ -1,0 +1,157 @@
+//! Autoscaling from outside: what the binary tells an autoscaler, and the manifests that ask for it.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::disallowed_methods,
+    reason = "a failed expectation fails the test"
+)]
+
+use std::fs;
+use std::path::PathBuf;
+
+use saphyr::{LoadableYamlNode, Yaml};
+use serde_json::Value as Json;
+use tempfile::TempDir;
+
+use crate::serve_support::{Fleet, Gateway, Process, chat, get, post_chat, replace, until};
+
+fn scale(gateway: &Gateway, pool: &str) -> (u16, Json) {
+    let answer = get(&gateway.admin, &format!("/api/v1/pools/{pool}/scale"));
+    (answer.status, serde_json::from_str(&answer.body).unwrap())
+}
+
+fn manifest(name: &str) -> String {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("docker/kubernetes").join(name);
+    fs::read_to_string(path).unwrap()
+}
+
+/// The text at `path`, its steps separated by dots.
+fn text_at(node: &Yaml<'_>, path: &str) -> String {
+    let mut node = node.clone();
+    for key in path.split('.') {
+        node = match key.parse::<usize>() {
+            Ok(at) => node.as_sequence_get(at).unwrap_or_else(|| panic!("{path}")).clone(),
+            Err(_) => node.as_mapping_get(key).unwrap_or_else(|| panic!("{path}")).clone(),
+        };
+    }
+    node.as_str().unwrap_or_else(|| panic!("{path}")).to_owned()
+}
+
+#[test]
+fn the_wanted_number_is_told_with_its_reason_and_its_terms() {
+    let (fleet, folder) = (Fleet::start(&[]), TempDir::new().unwrap());
+    let file = folder.path().join("gateway.toml");
+    let text = |scale: &str| {
+        format!("[[pool]]\nname = \"llama-8b\"\nreplicas = {}\n[pool.scale]\n{scale}\n", fleet.toml())
+    };
+    replace(&file, &text("max_replicas = 3"));
+    let gateway = Gateway::with_file(&file);
+    gateway.wait_ready();
+    let before = until("a first look", || {
+        Some(scale(&gateway, "llama-8b"))
+            .filter(|(status, body)| *status == 200 && body["ready_replicas"] == 2)
+    });
+    assert_eq!(before.1["desired_replicas"], 2, "{}", before.1);
+    assert_eq!(before.1["reason"], "no answer has been measured yet: as many as there are");
+    for n in 0..20 {
+        assert_eq!(post_chat(&gateway.data, &chat("sim", &format!("prompt {n}"), 4), "key").status, 200);
+    }
+    let after = until("the load is measured", || {
+        Some(scale(&gateway, "llama-8b").1).filter(|body| body["terms"]["load"].is_object())
+    });
+    assert!(after["terms"]["load"]["prefill"].as_f64().unwrap() > 0.0, "{after}");
+    assert!(after["predicted_ttft"].as_f64().unwrap() > 0.0, "{after}");
+    assert!(after["desired_replicas"].is_u64() && after["terms"]["arrival_rate"].as_f64().unwrap() > 0.0);
+    assert!((1.0..=3.0).contains(&gateway.metric("tokenway_desired_replicas{pool=\"llama-8b\"}")));
+    assert!(gateway.metric("tokenway_pool_predicted_ttft_seconds{pool=\"llama-8b\"}") > 0.0);
+
+    replace(&file, &text("min_replicas = 3\nmax_replicas = 3"));
+    until("a reload raises it", || {
+        Some(()).filter(|()| scale(&gateway, "llama-8b").1["desired_replicas"] == 3)
+    });
+    let (status, unknown) = scale(&gateway, "llama-9b");
+    assert_eq!((status, &unknown["error"]["code"]), (404, &"unknown_pool".into()), "{unknown}");
+
+    let url = format!("http://{}", gateway.admin);
+    let (code, _, err) = Process::run(&["canary", &url, "promote", "--route", "nope"]);
+    assert_eq!((code, &*err), (1, "error: route nope has no canary"));
+}
+
+#[test]
+fn the_manifests_are_yaml_and_ask_for_what_there_is() {
+    for name in ["keda-metrics-api.yaml", "keda-prometheus.yaml", "hpa.yaml"] {
+        let text = manifest(name);
+        let documents = Yaml::load_from_str(&text).unwrap_or_else(|error| panic!("{name}: {error}"));
+        assert!(!documents.is_empty(), "{name}");
+        for document in &documents {
+            for key in ["apiVersion", "kind", "metadata"] {
+                assert!(document.as_mapping_get(key).is_some(), "{name} has a document without {key}");
+            }
+        }
+    }
+    // What the API and the page have: the test above reads both from a running gateway.
+    let text = manifest("keda-metrics-api.yaml");
+    let keda = &Yaml::load_from_str(&text).unwrap()[0];
+    assert!(text_at(keda, "spec.triggers.0.metadata.url").ends_with(":9090/api/v1/pools/llama-8b/scale"));
+    assert_eq!(text_at(keda, "spec.triggers.0.metadata.valueLocation"), "desired_replicas");
+    let text = manifest("keda-prometheus.yaml");
+    let keda = &Yaml::load_from_str(&text).unwrap()[0];
+    assert_eq!(
+        text_at(keda, "spec.triggers.0.metadata.query"),
+        "max(tokenway_desired_replicas{pool=\"llama-8b\"})"
+    );
+    let text = manifest("hpa.yaml");
+    let hpa = Yaml::load_from_str(&text).unwrap();
+    assert_eq!(text_at(&hpa[0], "spec.metrics.0.external.metric.name"), "tokenway_desired_replicas");
+    let rules = hpa[1].as_mapping_get("data").and_then(|data| data.as_mapping_get("config.yaml"));
+    let rules = rules.and_then(|text| text.as_str()).unwrap();
+    let rules = &Yaml::load_from_str(rules).unwrap()[0];
+    assert!(text_at(rules, "externalRules.0.metricsQuery").starts_with("max(tokenway_desired_replicas{"));
+}
+
+#[test]
+fn the_gateway_s_manifest_stays_in_its_service_while_any_model_is_ready_and_makes_what_others_ask_for() {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("config/kubernetes/tokenway.yaml");
+    let text = fs::read_to_string(path).unwrap();
+    let documents = Yaml::load_from_str(&text).unwrap();
+    let of_kind = |kind: &str| -> Vec<String> {
+        let name = |document: &Yaml<'_>| {
+            let is_it = document.as_mapping_get("kind")?.as_str()? == kind;
+            let metadata = document.as_mapping_get("metadata")?;
+            let text = |key: &str| Some(metadata.as_mapping_get(key)?.as_str()?.to_owned());
+            is_it.then_some(format!("{}.{}", text("name")?, text("namespace")?))
+        };
+        documents.iter().filter_map(name).collect()
+    };
+    assert_eq!(of_kind("PodDisruptionBudget"), ["tokenway.models"]);
+    assert_eq!(of_kind("Service"), ["tokenway.models", "tokenway-admin.models"]);
+    assert!(manifest("keda-metrics-api.yaml").contains("http://tokenway-admin.models.svc:9090/"));
+    let kind = |document: &&Yaml<'_>| text_at(document, "kind") == "Deployment";
+    let gateways = documents.iter().find(kind).unwrap();
+    let probe = "spec.template.spec.containers.0.readinessProbe.httpGet";
+    assert_eq!(text_at(gateways, &format!("{probe}.path")), "/health");
+    assert_eq!(text_at(gateways, &format!("{probe}.port")), "http");
+    // The Secret that it mounts is made by a command that it gives.
+    assert!(text.contains("secretName: tokenway\n") && text.contains("create secret generic tokenway "));
+    for of_container in ["runAsNonRoot: true", "readOnlyRootFilesystem: true", "drop: [\"ALL\"]", "limits:"] {
+        assert!(text.contains(of_container), "{of_container}");
+    }
+}
+
+#[test]
+fn a_deliberate_scale_to_zero_is_measured_on_the_simulation_and_only_where_a_pool_scales_so() {
+    let (code, out, err) =
+        Process::run(&["--log-level", "off", "cold-start", "--sim", "--load", "1s", "--json"]);
+    assert_eq!(code, 0, "{err}");
+    let report: Json = serde_json::from_str(&out).unwrap();
+    let seconds = |key: &str| report[key].as_f64().unwrap();
+    assert!(seconds("first_ttft") >= 1.0 && seconds("first_ttft") > seconds("warm_ttft"), "{report}");
+    assert!(seconds("cold_start") > 0.0 && seconds("added") > 0.0, "{report}");
+
+    let fleet = Fleet::start(&[]);
+    let gateway = Gateway::in_front_of(&fleet, &[]);
+    let (code, _, err) = Process::run(&["cold-start", &format!("http://{}", gateway.admin)]);
+    assert_eq!(code, 1);
+    assert!(err.contains("min_replicas = 0"), "{err}");
+}

@@ -1,0 +1,414 @@
+//! The `tokenway` binary as an operator has it: arguments, files, signals, logs, exit codes.
+//!
+//! What happens inside a request has its own tests; here it is that the whole starts, says what it does, changes
+//! its configuration, and ends as promised.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation fails the test")]
+
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
+use tempfile::TempDir;
+
+use crate::serve_support::client::{Stream, connect, exchange, request};
+use crate::serve_support::{
+    Answer, DeadPort, Fleet, Gateway, Process, chat, example, get, post_chat, replace, until,
+};
+
+#[test]
+fn each_example_starts_alive_but_not_ready_without_its_replicas_and_ends_on_sigint() {
+    for name in ["minimal.toml", "two-pools.toml", "tls.toml"] {
+        let copy = Example::copy(name);
+        let mut gateway = Gateway::with_file(&copy.file);
+        assert_eq!(get(&gateway.admin, "/healthz").status, 200, "{name}");
+        let readiness = get(&gateway.admin, "/readyz");
+        assert_eq!(readiness.status, 503, "{name}");
+        assert!(readiness.body.contains("has no ready replica"), "{name}: {}", readiness.body);
+        let health = if name == "tls.toml" {
+            get_over_tls(&gateway.data, "/health", &copy.certificate)
+        } else {
+            get(&gateway.data, "/health")
+        };
+        assert_eq!(health.status, 503, "{name}: {health:?}");
+        gateway.process.signal("INT");
+        assert_eq!(gateway.process.exit_code(), 0, "{name}");
+    }
+}
+
+#[test]
+fn the_reference_passes_the_check() {
+    let (code, out, err) = Process::run(&["check", example("reference.toml").to_str().unwrap()]);
+    assert_eq!((code, err.as_str()), (0, ""));
+    assert!(out.contains("reference.toml: ok\n  pool llama-8b-r1"), "{out}");
+}
+
+#[test]
+fn a_stream_comes_through_is_measured_and_is_logged_without_its_secrets() {
+    let fleet = Fleet::start(&[]);
+    let mut gateway = Gateway::in_front_of(&fleet, &["--log-level", "trace"]);
+    let answer = post_chat(&gateway.data, &chat("sim", PROMPT, 8), KEY);
+    assert_eq!(answer.status, 200, "{answer:?}");
+    assert!(answer.is_complete_stream(), "{answer:?}");
+    let line = gateway.process.out.line_with("tokenway.outcome");
+    let line: serde_json::Value = serde_json::from_str(&line).unwrap();
+    assert_eq!(line["tokenway.outcome"], "ok");
+    assert_eq!(line["gen_ai.usage.output_tokens"], 8);
+    assert_eq!(gateway.metric("tokenway_time_to_first_token_seconds_count"), 1.0);
+    gateway.process.signal("INT");
+    assert_eq!(gateway.process.exit_code(), 0);
+    for (log, text) in [("stdout", gateway.process.out.rest()), ("stderr", gateway.process.err.rest())] {
+        assert!(!text.contains(PROMPT), "the prompt is in {log}: {text}");
+        assert!(!text.contains(KEY), "the key is in {log}: {text}");
+    }
+}
+
+#[test]
+fn clients_ask_for_the_served_name_and_the_replicas_get_their_own() {
+    let fleet = Fleet::start(&["--model", "vendor/real-name"]);
+    let gateway = Gateway::in_front_of(&fleet, &["--served-model-name", "alias"]);
+    // A replica answers 404 to any name but its own.
+    let answer = post_chat(&gateway.data, &chat("alias", PROMPT, 2), KEY);
+    assert_eq!(answer.status, 200, "{answer:?}");
+    assert!(
+        answer.body.contains(r#""model":"vendor/real-name""#) && answer.is_complete_stream(),
+        "{answer:?}"
+    );
+    let answer = post_chat(&gateway.data, &chat("vendor/real-name", PROMPT, 2), KEY);
+    assert_eq!(answer.status, 404, "{answer:?}");
+    assert!(answer.body.contains(r#""code":"model_not_found""#), "{answer:?}");
+}
+
+#[test]
+fn a_changed_file_is_taken_a_broken_one_is_refused_and_sighup_reads_again() {
+    let fleet = Fleet::start(&[]);
+    let folder = TempDir::new().unwrap();
+    let file = folder.path().join("gateway.toml");
+    let named = |model: &str| {
+        format!(
+            "[[pool]]\nname = \"main\"\nreplicas = {}\n\n[[route]]\nname = \"chat\"\nmodel = \"{model}\"\n\
+             upstream_model = \"sim\"\n",
+            fleet.toml()
+        )
+    };
+    let status = |gateway: &Gateway, model: &str| post_chat(&gateway.data, &chat(model, "hi", 1), KEY).status;
+    replace(&file, &named("first-name"));
+    let gateway = Gateway::with_file(&file);
+    gateway.wait_ready();
+    assert_eq!((status(&gateway, "first-name"), status(&gateway, "second-name")), (200, 404));
+
+    replace(&file, &named("second-name"));
+    gateway.process.err.line_with("configuration reloaded");
+    assert_eq!((status(&gateway, "first-name"), status(&gateway, "second-name")), (404, 200));
+    assert_eq!(gateway.metric(LAST_RELOAD), 1.0);
+
+    replace(&file, &named("third-name").replace("upstream_model", "upstream_modle"));
+    let refusal = gateway.process.err.line_with("configuration refused");
+    assert!(refusal.contains("gateway.toml:8:1: "), "{refusal}");
+    assert_eq!((status(&gateway, "second-name"), status(&gateway, "third-name")), (200, 404));
+    assert_eq!(gateway.metric(LAST_RELOAD), 0.0);
+
+    gateway.process.signal("HUP");
+    gateway.process.err.lines_with("configuration refused", 2);
+    replace(&file, &named("third-name"));
+    gateway.process.err.lines_with("configuration reloaded", 2);
+    assert_eq!(gateway.metric(LAST_RELOAD), 1.0);
+    gateway.process.signal("HUP");
+    gateway.process.err.lines_with("configuration reloaded", 3);
+    assert_eq!((status(&gateway, "second-name"), status(&gateway, "third-name")), (404, 200));
+}
+
+#[test]
+fn wrong_command_lines_end_with_2_and_say_what_is_wrong() {
+    let cases: [(&[&str], &str); 6] = [
+        (&["serve", "--config", "a.toml", "--upstream", "http://a:1"], "--config"),
+        (&["serve"], "nothing to serve"),
+        (&["serve", "--upstream", "http://a:1", "--log-level", "loud"], "\"loud\" is not a log level"),
+        (&["serve", "--upstream", "http://a:1", "--listen", "80"], "--listen"),
+        (&["replay", "trace.jsonl"], "--config"),
+        (&["top"], "<URL>"),
+    ];
+    for (args, said) in cases {
+        let (code, out, err) = Process::run(args);
+        assert_eq!((code, out.as_str()), (2, ""), "{args:?}: {err}");
+        assert!(err.contains(said), "{args:?}: {err}");
+    }
+}
+
+#[test]
+fn a_bad_file_is_shown_with_place_line_and_hint_by_check_and_by_serve() {
+    let folder = TempDir::new().unwrap();
+    let file = folder.path().join("gateway.toml");
+    replace(&file, "[[pool]]\nname = \"main\"\nreplicsa = [\"http://127.0.0.1:1\"]\n");
+    let file = file.to_str().unwrap();
+    for args in [vec!["check", file], vec!["serve", "--config", file]] {
+        let (code, out, err) = Process::run(&args);
+        assert_eq!((code, out.as_str()), (1, ""), "{args:?}: {err}");
+        for part in [&format!("{file}:3:1: "), "replicsa = [\"http://127.0.0.1:1\"]", "hint: ", "replicas"] {
+            assert!(err.contains(part), "{args:?} without {part:?}: {err}");
+        }
+    }
+}
+
+#[test]
+fn a_port_in_use_ends_it_with_the_address_and_what_to_do() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken = taken.local_addr().unwrap().to_string();
+    let upstream = ["serve", "--upstream", "http://127.0.0.1:1"];
+    for (flag, free, key) in
+        [("--listen", "--admin-listen", "server.listen"), ("--admin-listen", "--listen", "admin.listen")]
+    {
+        let (code, _, err) = Process::run(&[&upstream[..], &[flag, &taken, free, "127.0.0.1:0"]].concat());
+        assert_eq!(code, 1, "{err}");
+        assert!(err.contains(&format!("cannot listen on {taken} ({key}): ")), "{err}");
+        assert!(err.contains("stop it or choose another address"), "{err}");
+    }
+}
+
+#[test]
+fn sigterm_lets_a_stream_end_and_is_not_ready_meanwhile() {
+    let fleet = Fleet::start(&["--step-ms", "60"]);
+    let folder = TempDir::new().unwrap();
+    let mut gateway = draining(&fleet, folder.path(), "100ms");
+    let stream = Stream::begin(&gateway.data, &chat("sim", PROMPT, 50));
+    gateway.process.signal("TERM");
+    // The admin port ends after the last stream: its answer comes while this one runs.
+    let readiness = until("the end of readiness", || {
+        let answer = get(&gateway.admin, "/readyz");
+        (answer.status != 200).then_some(answer)
+    });
+    assert_eq!(readiness.status, 503);
+    assert!(readiness.body.contains("draining"), "{readiness:?}");
+    let answer = stream.finish();
+    assert!(answer.is_complete_stream(), "{answer:?}");
+    assert_eq!(gateway.process.exit_code(), 0);
+    let line = gateway.process.out.rest();
+    assert!(line.contains(r#""tokenway.outcome":"ok""#), "{line}");
+}
+
+#[test]
+fn a_second_signal_ends_at_once() {
+    let fleet = Fleet::start(&["--step-ms", "100"]);
+    let folder = TempDir::new().unwrap();
+    let mut gateway = draining(&fleet, folder.path(), "10m");
+    let stream = Stream::begin(&gateway.data, &chat("sim", PROMPT, 6_000));
+    gateway.process.signal("TERM");
+    gateway.process.err.line_with("draining; a second signal ends at once");
+    gateway.process.signal("TERM");
+    assert_eq!(gateway.process.exit_code(), 0);
+    let answer = stream.finish();
+    assert!(!answer.is_complete_stream(), "an incomplete answer looks complete: {answer:?}");
+}
+
+#[test]
+fn an_expired_certificate_is_told_when_it_is_loaded() {
+    let copy = Example::copy("tls.toml");
+    let gateway = Gateway::with_file(&copy.file);
+    let key = rcgen::KeyPair::generate().unwrap();
+    let mut params = rcgen::CertificateParams::new(["localhost".to_owned()]).unwrap();
+    (params.not_before, params.not_after) =
+        (rcgen::date_time_ymd(2020, 1, 1), rcgen::date_time_ymd(2021, 1, 1));
+    let folder = copy.file.parent().unwrap();
+    std::fs::write(folder.join("server.key"), key.serialize_pem()).unwrap();
+    std::fs::write(folder.join("server.pem"), params.self_signed(&key).unwrap().pem()).unwrap();
+    assert_eq!(gateway.process.err.count("has expired"), 0);
+    gateway.process.signal("HUP");
+    assert!(gateway.process.err.line_with("this certificate has expired").contains("server.pem"));
+}
+
+/// The screen of `tokenway top` on a terminal of its own: the terminal's other end.
+fn top(admin: &str) -> (std::process::Child, std::fs::File) {
+    use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+    use rustix::termios::{Winsize, tcsetwinsize};
+    // A child that held this end, too, would keep the terminal.
+    let screen = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
+    grantpt(&screen).unwrap();
+    unlockpt(&screen).unwrap();
+    tcsetwinsize(&screen, Winsize { ws_row: 30, ws_col: 100, ws_xpixel: 0, ws_ypixel: 0 }).unwrap();
+    let name = ptsname(&screen, Vec::new()).unwrap().into_string().unwrap();
+    let terminal = std::fs::OpenOptions::new().read(true).write(true).open(name).unwrap();
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_tokenway"));
+    command.args(["top", &format!("http://{admin}")]);
+    command.stdin(terminal.try_clone().unwrap()).stdout(terminal).stderr(std::process::Stdio::null());
+    let child = command.spawn().unwrap();
+    let mut screen = std::fs::File::from(screen);
+    let (mut seen, mut part) = (Vec::new(), [0; 4096]);
+    while !String::from_utf8_lossy(&seen).contains("Findings") {
+        let read = std::io::Read::read(&mut screen, &mut part).unwrap();
+        seen.extend_from_slice(&part[..read]);
+    }
+    (child, screen)
+}
+
+#[test]
+fn top_ends_with_its_terminal_and_on_every_signal() {
+    let fleet = Fleet::start(&[]);
+    let gateway = Gateway::in_front_of(&fleet, &[]);
+    for ends in ["", "TERM", "INT", "HUP"] {
+        let (mut child, screen) = top(&gateway.admin);
+        let mut screen = Some(screen);
+        if ends.is_empty() {
+            screen = None;
+        } else {
+            let pid = child.id().to_string();
+            assert!(std::process::Command::new("kill").args(["-s", ends, &pid]).status().unwrap().success());
+        }
+        // What it draws last has to go somewhere.
+        let drain = screen
+            .map(|mut screen| std::thread::spawn(move || std::io::copy(&mut screen, &mut std::io::sink())));
+        until("the end of top", || child.try_wait().unwrap());
+        drop(drain);
+    }
+}
+
+#[test]
+fn a_stderr_that_nobody_reads_holds_up_neither_requests_nor_the_end() {
+    let fleet = Fleet::start(&[]);
+    let mut gateway = Gateway::in_front_of(&fleet, &["--log-level", "trace,hyper=trace,mio=trace"]);
+    gateway.process.err.hold();
+    // Some hundred lines each: far more than a pipe holds.
+    for _ in 0..40 {
+        assert_eq!(post_chat(&gateway.data, &chat("sim", PROMPT, 2), KEY).status, 200);
+    }
+    gateway.process.signal("INT");
+    assert_eq!(gateway.process.exit_code(), 0);
+}
+
+#[test]
+fn the_demo_prints_its_addresses_and_tables_and_ends_by_itself() {
+    let ports = ["--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"];
+    let (code, out, err) = Process::run(&[&["demo", "--duration", "3s"], &ports[..]].concat());
+    assert_eq!(code, 0, "{err}");
+    for address in [
+        "page      http://127.0.0.1:",
+        "gateway   http://127.0.0.1:",
+        "admin     http://127.0.0.1:",
+        "replica 3 http://127.0.0.1:",
+    ] {
+        assert!(out.contains(address), "{out}");
+    }
+    assert!(out.matches("\nclients: sent ").count() >= 2, "{out}");
+    assert!(out.contains("\nreplica               requests"), "{out}");
+}
+
+/// The first command of the README, as it stands there.
+#[test]
+fn the_readme_begins_with_the_demo() {
+    let readme = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/README.md")).unwrap();
+    let (_, block) = readme.split_once("```sh\n").unwrap();
+    let first = block.lines().next().unwrap();
+    let (command, _) = first.split_once('#').unwrap();
+    let args: Vec<&str> =
+        command.trim().strip_prefix("cargo run --release --locked -- ").unwrap().split(' ').collect();
+    let ports = ["--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0", "--duration", "2s"];
+    let (code, out, err) = Process::run(&[&args[..], &ports[..]].concat());
+    assert_eq!(code, 0, "{err}");
+    assert!(out.contains("\nclients: sent "), "{out}");
+}
+
+#[test]
+fn the_demo_tells_each_act_with_figures_before_and_after() {
+    let ports = ["--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"];
+    let mut demo = Process::start(&[&["demo", "--story"], &ports[..]].concat());
+    demo.out.line_with("1 of 4: another policy");
+    demo.signal("INT");
+    assert_eq!(demo.exit_code(), 0, "{:?}", demo.out.lines());
+}
+
+#[test]
+fn schema_completions_and_check_are_for_tools() {
+    let (code, out, _) = Process::run(&["schema"]);
+    let schema: serde_json::Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((code, &schema["properties"]["pool"]["type"]), (0, &"array".into()));
+    let (code, out, _) = Process::run(&["completions", "bash"]);
+    assert!(code == 0 && out.contains("_tokenway"), "{out}");
+    let fleet = Fleet::start(&[]);
+    let folder = TempDir::new().unwrap();
+    let file = folder.path().join("gateway.toml");
+    replace(&file, &format!("[[pool]]\nname = \"p\"\nreplicas = {}\n", fleet.toml()));
+    let (code, out, err) = Process::run(&["check", "--online", "--json", file.to_str().unwrap()]);
+    let report: serde_json::Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((code, &report["replicas"][1]["models"][0]), (0, &"sim".into()), "{out}{err}");
+}
+
+#[test]
+fn top_and_explain_ask_a_running_gateway() {
+    let fleet = Fleet::start(&[]);
+    let gateway = Gateway::in_front_of(&fleet, &[]);
+    assert_eq!(post_chat(&gateway.data, &chat("sim", PROMPT, 4), KEY).status, 200);
+    let (code, out, err) = Process::run(&["top", &gateway.admin]);
+    assert_eq!(code, 0, "{err}");
+    assert!(out.contains("Replicas (2)\n") && out.contains("  ready"), "{out}");
+    let (_, out, _) = Process::run(&["top", "--json", &gateway.admin]);
+    let seen: serde_json::Value = serde_json::from_str(&out).unwrap();
+    let id = seen["requests"]["requests"][0]["request_id"].as_str().unwrap();
+    let (code, out, err) = Process::run(&["explain", &gateway.admin, id]);
+    assert_eq!(code, 0, "{err}");
+    assert!(out.contains("Why replica 127.0.0.1:"), "{out}");
+    assert!(out.contains("Where the time went"), "{out}");
+    let trace = out.lines().find_map(|line| line.strip_prefix("trace ")).unwrap();
+    let (code, by_trace, _) = Process::run(&["explain", &gateway.admin, trace]);
+    assert_eq!((code, by_trace), (0, out));
+    let (code, _, err) = Process::run(&["explain", &gateway.admin, "no-such-request"]);
+    assert!(code == 1 && err.contains("no request \"no-such-request\" is kept"), "{err}");
+    let (code, _, err) = Process::run(&["top", &gateway.data]);
+    assert!(code == 1 && err.contains("no admin port"), "{err}");
+}
+
+/// A copy of an example whose replicas are ports that refuse, and the files that it names.
+struct Example {
+    file: PathBuf,
+    certificate: CertificateDer<'static>,
+    _folder: TempDir,
+    _dead: Vec<DeadPort>,
+}
+
+impl Example {
+    fn copy(name: &str) -> Self {
+        let folder = TempDir::new().unwrap();
+        let mut text = std::fs::read_to_string(example(name)).unwrap();
+        let mut dead = Vec::new();
+        for port in ["8001", "8002", "8003"] {
+            let refusing = DeadPort::new();
+            text = text.replace(&format!("127.0.0.1:{port}"), &format!("127.0.0.1:{}", refusing.port()));
+            dead.push(refusing);
+        }
+        let file = folder.path().join(name);
+        std::fs::write(&file, text).unwrap();
+        let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+        std::fs::write(folder.path().join("server.pem"), made.cert.pem()).unwrap();
+        std::fs::write(folder.path().join("server.key"), made.signing_key.serialize_pem()).unwrap();
+        Self { file, certificate: made.cert.der().clone(), _folder: folder, _dead: dead }
+    }
+}
+
+fn get_over_tls(authority: &str, path: &str, trusted: &CertificateDer<'static>) -> Answer {
+    let mut roots = RootCertStore::empty();
+    roots.add(trusted.clone()).unwrap();
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let config = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let name = ServerName::try_from("localhost").unwrap();
+    let session = ClientConnection::new(Arc::new(config), name).unwrap();
+    let connection = StreamOwned::new(session, connect(authority).unwrap());
+    exchange(connection, &request("GET", path, "", ""))
+}
+
+/// A ready gateway with a given delay between SIGTERM and refusing.
+fn draining(fleet: &Fleet, folder: &Path, delay: &str) -> Gateway {
+    let file = folder.join("gateway.toml");
+    let pool = format!("[[pool]]\nname = \"main\"\nreplicas = {}\n", fleet.toml());
+    replace(&file, &format!("[server]\ndrain_delay = \"{delay}\"\n\n{pool}\n[[route]]\nmodel = \"*\"\n"));
+    let gateway = Gateway::with_file(&file);
+    gateway.wait_ready();
+    gateway
+}
+
+const PROMPT: &str = "canary-prompt-5417";
+const KEY: &str = "canary-key-8823";
+const LAST_RELOAD: &str = "tokenway_config_last_reload_successful";
