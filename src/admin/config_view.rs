@@ -9,7 +9,7 @@ use std::time::Duration;
 use serde_json::{Map, Value as Json, json};
 
 use crate::config::{
-    AccessLog, Canary, Config, DataParallel, Dcgm, Declared, Degrade, Hedge, HedgeAfter, Keep, Pool, PoolTls,
+    Canary, Config, DataParallel, Dcgm, Declared, Degrade, Hedge, HedgeAfter, Keep, Pool, PoolTls,
     QuantileRatios, Route, Secret, Telemetry, masked_headers,
 };
 use crate::stage::{Stage, StageBudget};
@@ -169,12 +169,6 @@ fn pool_tls(tls: &PoolTls) -> Json {
 }
 
 fn telemetry(telemetry: &Telemetry) -> Json {
-    let access_log = match &telemetry.access_log {
-        AccessLog::Stdout => "stdout".to_owned(),
-        AccessLog::Stderr => "stderr".to_owned(),
-        AccessLog::Off => "off".to_owned(),
-        AccessLog::File(path) => path.display().to_string(),
-    };
     let otlp = telemetry.otlp.as_ref().map(|otlp| {
         json!({
             "endpoint": without_userinfo(&otlp.traces_endpoint),
@@ -192,7 +186,7 @@ fn telemetry(telemetry: &Telemetry) -> Json {
         })
     });
     json!({
-        "access_log": access_log,
+        "access_log": telemetry.access_log.to_string(),
         "otlp": otlp,
         "otlp_metrics": metrics,
         "engine_spans": telemetry.engine_spans.map(|spans| spans.listen.to_string()),

@@ -5,7 +5,8 @@
 use super::declare::{Declaration, Declared};
 use super::{
     Admin, Baseline, CanaryShadow, Classes, ColdWait, Drift, Ejection, EngineSpansConfig, Jwt, OtlpKeys,
-    Probe, QueueLimits, Retry, Routing, Sampling, Scale, Server, Slo, Tenant, TenantLimits, Timeouts, WarmUp,
+    Probe, QueueLimits, Retry, Routing, Sampling, Scale, Server, Slo, TelemetryKeys, Tenant, TenantLimits,
+    Timeouts, WarmUp,
 };
 
 /// Every declared section; those without brackets are written in one line of the section above.
@@ -32,6 +33,7 @@ pub(super) const DECLARED: &[Declaration] = &[
     Tenant::DECLARATION,
     TenantLimits::DECLARATION,
     Jwt::DECLARATION,
+    TelemetryKeys::DECLARATION,
     OtlpKeys::DECLARATION,
     EngineSpansConfig::DECLARATION,
     Sampling::DECLARATION,

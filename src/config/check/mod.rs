@@ -22,7 +22,6 @@ pub(super) mod section;
 pub(super) mod shape;
 mod stage_budget;
 mod telemetry;
-mod unbuilt;
 pub(super) mod values;
 
 use std::path::Path;
