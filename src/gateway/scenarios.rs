@@ -332,7 +332,7 @@ fn page(gauges: &Gauges) -> EnginePage {
 
 fn gateway(config: &Arc<Config>, runtime: tokio::runtime::Handle) -> Gateway {
     let (clock, tracker) = (Clock::start(), TaskTracker::new());
-    let build = BuildInfo { version: "test", revision: "test" };
+    let build = BuildInfo { version: "test", revision: "test", date: "test" };
     let background = Background { runtime: runtime.clone(), tasks: tracker.clone() };
     let fleet = FleetView::default();
     let around = Surroundings { clock, build, background, instance: "test".into(), fleet };

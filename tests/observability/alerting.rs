@@ -53,6 +53,10 @@ fn page() -> String {
     let metrics = observer.metrics();
     metrics.families.requests.admissions.inc(["admit", "ready"]);
     metrics.families.requests.http_rejected.inc(["header_timeout"]);
+    // More values than a label holds.
+    for timer in 0..250 {
+        metrics.families.requests.timeouts.inc([&format!("timer-{timer}")]);
+    }
     metrics.families.control.drift_webhook.inc([DeliveryResult::Failed.as_str()]);
     metrics.set_sources(&[support::source()]);
     let finding = Finding {

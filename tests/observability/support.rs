@@ -105,7 +105,7 @@ pub(crate) fn observers_of(config: &Config, fleet: FleetView) -> Observers {
         instance: "test".into(),
         fleet,
         clock: Clock::start(),
-        build: BuildInfo { version: "0.1.0", revision: "unknown" },
+        build: BuildInfo { version: "0.1.0", revision: "unknown", date: "unknown" },
         background: Background { runtime: tokio::runtime::Handle::current(), tasks: TaskTracker::new() },
     };
     let (_, configs) = watch::channel(Arc::new(config.clone()));
