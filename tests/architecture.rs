@@ -59,6 +59,8 @@ const PURE: &[&str] = &[
     "admission/queue",
     "admission/usage",
     "admission/ruling",
+    "fleet/health/standing",
+    "fleet/health/compare",
     "relay/sse",
     "relay/classify",
     "relay/stream_state",

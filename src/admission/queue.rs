@@ -69,6 +69,20 @@ pub struct Waiter {
 }
 
 impl Waiter {
+    /// One that would wait behind all others.
+    #[must_use]
+    pub(crate) fn last(outlook: Outlook) -> Self {
+        Self {
+            reason: WaitReason::Late,
+            route: "".into(),
+            share: Share { tenant: "".into(), weight: 1, priority: i32::MIN },
+            limits: None,
+            is_long: false,
+            bytes: 0,
+            outlook,
+        }
+    }
+
     /// Where it waits.
     #[must_use]
     pub fn lane(&self) -> Lane {

@@ -121,7 +121,7 @@ fn tried_in<'t>(tried: &'t Tried, pool: &PoolState) -> Option<&'t SlotSet> {
 fn has_open(pool: &PoolState, request: &Prepared, tried: &SlotSet) -> bool {
     let serves = |replica: &Arc<Replica>| {
         request.model.as_deref().is_none_or(|model| {
-            let models = replica.models.load();
+            let models = replica.engine.models.load();
             models.is_empty() || models.iter().any(|m| &*m.id == model)
         })
     };
@@ -225,7 +225,7 @@ fn prompt_of<'a>(request: &'a Prepared, block_end: &'a dyn Fn(usize) -> u64) -> 
 /// Replicas that would have to load the adapter that the request names; `None` where none holds it.
 fn lacks_adapter(pool: &PoolState, request: &Prepared, replicas: &[Arc<Replica>]) -> Option<SlotSet> {
     let model = request.model.as_deref().filter(|_| pool.tells_adapters())?;
-    let holds = |replica: &&Arc<Replica>| replica.adapters.holds(model);
+    let holds = |replica: &&Arc<Replica>| replica.engine.adapters.holds(model);
     let lacks = |replica: &&Arc<Replica>| !holds(replica);
     let is_held = replicas.iter().any(|replica| holds(&replica));
     is_held.then(|| replicas.iter().filter(lacks).map(|replica| replica.slot()).collect())
@@ -233,12 +233,14 @@ fn lacks_adapter(pool: &PoolState, request: &Prepared, replicas: &[Arc<Replica>]
 
 /// Whether a replica that lists its models does not list this one, while another one of its pool does.
 fn is_missing(pool: &PoolState, replica: &Replica, model: &str) -> bool {
-    !replica.models.load().is_empty() && !replica.lists(model) && pool.others_list(replica, model)
+    !replica.engine.models.load().is_empty() && !replica.lists(model) && pool.others_list(replica, model)
 }
 
 /// Whether another ready replica lists models, but not this one.
 fn lacked_elsewhere(replicas: &[Arc<Replica>], model: &str) -> bool {
-    replicas.iter().any(|other| other.is_ready() && !other.models.load().is_empty() && !other.lists(model))
+    replicas
+        .iter()
+        .any(|other| other.is_ready() && !other.engine.models.load().is_empty() && !other.lists(model))
 }
 
 /// Cost terms of the cheapest candidates, by replica name.

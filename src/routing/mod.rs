@@ -12,6 +12,7 @@ mod cache_counters;
 mod candidate;
 mod decision;
 mod dispatcher;
+mod expected;
 mod float;
 mod foreign;
 mod hazard;
@@ -40,6 +41,7 @@ pub use self::candidate::Candidate;
 use self::candidate::longest;
 pub use self::decision::{Decision, MAX_LOGGED, cheapest, decide};
 pub use self::dispatcher::{Ask, Assignment, Dispatcher, Judged};
+pub use self::expected::Expected;
 pub use self::foreign::Foreign;
 pub use self::hazard::{Curve, POINTS};
 pub use self::load::{

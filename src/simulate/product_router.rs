@@ -357,7 +357,7 @@ impl Router for ProductRouter {
         let Some(stream) = self.streams.get_mut(&request) else { return };
         stream.assignment.first_token(live(at));
         (stream.first_token, stream.tokens) = (Some(live(at)), 1);
-        self.standings.first_token(stream.assignment.decision.slot);
+        self.standings.first_token(stream.assignment.decision.slot, live(at));
         self.turn();
     }
 

@@ -2,7 +2,7 @@
 //!
 //! Called after the response is out; costs a few reference counts and a `try_send`. What does not fit is dropped and counted.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
@@ -11,7 +11,6 @@ use super::board::Board;
 use super::orders::{Busy, Order};
 use crate::clock::{Clock, Stamp};
 use crate::drift::detectors::{Finding, Mute, NOT_SERVED, Observation, SeriesName};
-use crate::fleet::status::ReplicaStatus;
 use crate::observe::Tap;
 use crate::observe::metrics::Metrics;
 use crate::observe::stages::{Stage, StageTimes, stages};
@@ -23,7 +22,6 @@ pub struct Feed {
     board: Arc<Board>,
     clock: Clock,
     metrics: Arc<Metrics>,
-    fleet: Arc<OnceLock<FleetSource>>,
 }
 
 #[expect(
@@ -60,9 +58,6 @@ pub(super) struct EndedRequest {
     outcome: Outcome,
 }
 
-/// Reads the state of all replicas.
-pub(super) type FleetSource = Box<dyn Fn() -> Vec<ReplicaStatus> + Send + Sync>;
-
 impl Feed {
     pub(super) fn new(
         sender: mpsc::Sender<FeedMessage>,
@@ -70,16 +65,7 @@ impl Feed {
         clock: Clock,
         metrics: Arc<Metrics>,
     ) -> Self {
-        Self { sender, board, clock, metrics, fleet: Arc::default() }
-    }
-
-    /// Sets where the state of replicas is read; without it diagnosis goes by requests alone. Only the first has effect.
-    pub fn set_fleet(&self, fleet: impl Fn() -> Vec<ReplicaStatus> + Send + Sync + 'static) {
-        let _ = self.fleet.set(Box::new(fleet));
-    }
-
-    pub(super) fn fleet(&self) -> Arc<OnceLock<FleetSource>> {
-        Arc::clone(&self.fleet)
+        Self { sender, board, clock, metrics }
     }
 
     /// Findings, for the admin API.

@@ -16,7 +16,7 @@ use crate::request::class::Class;
 
 impl Metrics {
     /// Creates the series of the routes of `config`.
-    pub fn foresee(&self, config: &Config) {
+    pub fn preregister(&self, config: &Config) {
         let tenants: Vec<&str> = match &config.tenants[..] {
             [] => vec![NOBODY],
             named => named.iter().map(|tenant| &*tenant.name).collect(),
