@@ -1,7 +1,7 @@
 //! `/api/config`: the configuration that runs, with secrets masked.
 //!
 //! Declared sections show themselves. The others are written out field by field: names are those of the configuration
-//! file, durations are seconds, and a field that is added there stays hidden until somebody decides that it is no secret.
+//! file, durations are seconds, and a field added there stays hidden until it is listed here as no secret.
 
 use std::path::PathBuf;
 use std::time::Duration;
