@@ -79,7 +79,8 @@ impl Part {
         (self.itl.1 > 0).then(|| self.itl.0 / self.itl.1 as f64)
     }
 
-    fn merge(&mut self, other: &Self) {
+    /// Adds everything of another part.
+    pub fn merge(&mut self, other: &Self) {
         self.requests += other.requests;
         self.judged += other.judged;
         self.failures += other.failures;
