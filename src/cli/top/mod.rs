@@ -20,7 +20,8 @@ use tokio_util::sync::CancellationToken;
 use self::keys::{Looking, Tab};
 use self::model::Snapshot;
 use self::view::Known;
-use super::admin_client::{AdminArgs, AdminClient, AskError};
+use super::admin_client::{AdminArgs, AdminClient, AskError, segment};
+use super::explain::text::explanation;
 use super::style::Style;
 use super::{EXIT_FAILED, EXIT_OK};
 use crate::app::signals;
@@ -69,11 +70,12 @@ pub fn run(
     }
     let is_colored = Style::for_terminal(true, env) == Style::Colored;
     let over = CancellationToken::new();
-    let known = Known { url: client.url(), snapshot: Some(first), trouble: None };
+    let known = Known { url: client.url(), snapshot: Some(first), ..Known::default() };
     let (sender, receiver) = watch::channel(known);
-    let asking = runtime.spawn(keep_asking(client, sender, over.clone()));
+    let (want, wanted) = watch::channel(None);
+    let asking = runtime.spawn(keep_asking(client, sender, wanted, over.clone()));
     let ending = runtime.spawn(end_on_signal(over.clone()));
-    let shown = show(&receiver, &over, is_colored);
+    let shown = show(&receiver, &want, &over, is_colored);
     over.cancel();
     let _ = runtime.block_on(async { (asking.await, ending.await) });
     shown.map(|()| EXIT_OK)
@@ -102,9 +104,32 @@ async fn answers(client: &AdminClient) -> Result<Value, AskError> {
     Ok(Value::Object(all))
 }
 
-async fn keep_asking(client: AdminClient, known: watch::Sender<Known>, over: CancellationToken) {
-    // Sleeping is cancel-safe; an answer that is not awaited is not needed.
-    while over.run_until_cancelled(tokio::time::sleep(INTERVAL)).await.is_some() {
+async fn keep_asking(
+    client: AdminClient,
+    known: watch::Sender<Known>,
+    mut wanted: watch::Receiver<Option<String>>,
+    over: CancellationToken,
+) {
+    loop {
+        // Both are cancel-safe; an answer that is not awaited is not needed.
+        let next = async {
+            tokio::select! {
+                () = tokio::time::sleep(INTERVAL) => false,
+                changed = wanted.changed() => changed.is_ok(),
+            }
+        };
+        let Some(is_asked) = over.run_until_cancelled(next).await else { return };
+        let request = wanted.borrow_and_update().clone().filter(|_| is_asked);
+        if let Some(id) = request {
+            let path = format!("/api/v1/requests/{}", segment(&id));
+            let Some(answer) = over.run_until_cancelled(client.get(&path)).await else { return };
+            let text = answer.map_or_else(
+                |error: AskError| error.to_string(),
+                |detail| explanation(&detail, Style::Plain),
+            );
+            known.send_modify(|known| known.explained = Some((id, text)));
+            continue;
+        }
         let Some(answer) = over.run_until_cancelled(ask(&client)).await else { return };
         known.send_modify(|known| match answer {
             Ok(snapshot) => {
@@ -124,7 +149,12 @@ async fn end_on_signal(over: CancellationToken) {
 }
 
 /// Draws until it is over. `try_init` also restores the terminal on a panic.
-fn show(known: &watch::Receiver<Known>, over: &CancellationToken, is_colored: bool) -> io::Result<()> {
+fn show(
+    known: &watch::Receiver<Known>,
+    want: &watch::Sender<Option<String>>,
+    over: &CancellationToken,
+    is_colored: bool,
+) -> io::Result<()> {
     let mut terminal = ratatui::try_init()?;
     let (sender, events) = sync_channel(MAX_EVENTS);
     // When the terminal is gone crossterm's read never returns: a thread of its own, which ends with the process.
@@ -135,9 +165,18 @@ fn show(known: &watch::Receiver<Known>, over: &CancellationToken, is_colored: bo
         if over.is_cancelled() || looking.is_over {
             break Ok(());
         }
-        if !looking.is_paused {
+        if looking.is_paused {
+            shown.explained.clone_from(&known.borrow().explained);
+        } else {
             shown = known.borrow().clone();
         }
+        let request = shown.snapshot.as_ref().and_then(|snapshot| looking.wanted(snapshot));
+        want.send_if_modified(|known| {
+            *known != request && {
+                known.clone_from(&request);
+                true
+            }
+        });
         let drawn = terminal.draw(|frame| view::draw(frame, &shown, &mut looking, is_colored));
         match drawn.and_then(|_| next_event(&events)) {
             Ok(Some(Event::Key(key))) => looking.press(key),

@@ -33,7 +33,7 @@ fn incident() -> Known {
              "status": 200, "ttft": 14.2, "duration": 16.0, "slo_missed": "ttft", "slo_missed_in": "engine_queue"}]})),
         drift: Drift::default(),
     };
-    Known { url: "http://127.0.0.1:9090".to_owned(), snapshot: Some(snapshot), trouble: None }
+    Known { url: "http://127.0.0.1:9090".to_owned(), snapshot: Some(snapshot), ..Known::default() }
 }
 
 fn read<T: DeserializeOwned>(answer: Value) -> T {
@@ -103,6 +103,42 @@ fn keys_choose_table_row_order_and_filter() {
     assert_eq!((rows[0].cells[9].as_str(), looking.is_paused), ("r-9", true));
     press(&mut looking, &[KeyCode::Char('q')]);
     assert!(looking.is_over);
+}
+
+#[test]
+fn enter_explains_the_selected_row() {
+    let mut known = incident();
+    let mut looking = Looking::default();
+    press(&mut looking, &[KeyCode::Char('2'), KeyCode::Enter]);
+    let (text, _) = drawn(&known, &mut looking, (60, 30));
+    assert!(text.contains("reason       answered") && text.contains("missed SLO   0 of 0"), "{text}");
+    press(&mut looking, &[KeyCode::Esc, KeyCode::Char('3'), KeyCode::Enter]);
+    let (text, _) = drawn(&known, &mut looking, (60, 20));
+    assert!(text.contains("asking the gateway for r-9 …"), "{text}");
+    assert_eq!(looking.wanted(known.snapshot.as_ref().unwrap()).as_deref(), Some("r-9"));
+    known.explained = Some(("r-9".to_owned(), "Where the time went".to_owned()));
+    let (text, _) = drawn(&known, &mut looking, (60, 20));
+    assert!(text.contains("Where the time went") && text.contains("esc back"), "{text}");
+}
+
+#[test]
+fn sixty_columns_show_what_matters() {
+    let mut looking = Looking::default();
+    let (text, _) = drawn(&incident(), &mut looking, (60, 14));
+    for part in [
+        "most in engine_queue at\ngpu-2",
+        "route",
+        "ttft p99",
+        "14.20 s",
+        "missed in",
+        "engine_queue",
+        "/ filter",
+    ] {
+        assert!(text.contains(part), "{part}\n---\n{text}");
+    }
+    press(&mut looking, &[KeyCode::Char('2')]);
+    let (text, _) = drawn(&incident(), &mut looking, (60, 14));
+    assert!(text.contains("ttft") && text.contains("itl") && text.contains("reason"), "{text}");
 }
 
 #[test]

@@ -4,7 +4,7 @@ use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
-use ratatui::widgets::{Cell, Paragraph, Row, Table, TableState};
+use ratatui::widgets::{Cell, Paragraph, Row, Table, TableState, Wrap};
 
 use super::keys::{Looking, Tab};
 use super::model::{Health, Snapshot};
@@ -18,28 +18,55 @@ pub(super) struct Known {
     pub(super) snapshot: Option<Snapshot>,
     /// Why there are no newer ones.
     pub(super) trouble: Option<String>,
+    /// The request that was asked for, and its explanation.
+    pub(super) explained: Option<(String, String)>,
 }
 
 /// Draws the screen.
 pub(super) fn draw(frame: &mut Frame<'_>, known: &Known, looking: &mut Looking, is_colored: bool) {
     let paint = Painter { is_colored };
     let areas = Layout::vertical([
-        Constraint::Length(2),
+        Constraint::Length(verdict_lines(known, frame.area().width)),
         Constraint::Length(1),
         Constraint::Min(0),
         Constraint::Length(1),
     ]);
     let [verdict, tabs, body, keys] = areas.areas(frame.area());
-    frame.render_widget(Paragraph::new(paint.verdict(known)), verdict);
-    frame.render_widget(Paragraph::new(paint.tabs(known, looking)), tabs);
+    frame.render_widget(Paragraph::new(paint.verdict(known)).wrap(Wrap { trim: true }), verdict);
+    frame.render_widget(Paragraph::new(paint.tabs(known, looking, tabs.width)), tabs);
     match &known.snapshot {
+        Some(snapshot) if looking.is_open => {
+            let text = explanation(known, snapshot, looking);
+            let shown = Paragraph::new(text).wrap(Wrap { trim: false }).scroll((looking.scroll, 0));
+            frame.render_widget(shown, body);
+        }
         Some(snapshot) => paint.table(frame, body, snapshot, looking),
         None => {
             let said = known.trouble.as_deref().unwrap_or("asking the gateway …");
             frame.render_widget(Paragraph::new(said.to_owned()), body);
         }
     }
-    frame.render_widget(Paragraph::new(paint.keys(looking)), keys);
+    frame.render_widget(Paragraph::new(paint.keys(looking, keys.width)), keys);
+}
+
+/// Lines of the verdict at this width, with the URL's.
+fn verdict_lines(known: &Known, width: u16) -> u16 {
+    let sentence = known.snapshot.as_ref().map_or(0, |snapshot| snapshot.sentence().1.chars().count() + 2);
+    let lines = sentence.div_ceil(usize::from(width.max(1))).clamp(1, MAX_SENTENCE_LINES);
+    1 + u16::try_from(lines).unwrap_or(1)
+}
+
+/// What is known of the selected row.
+fn explanation(known: &Known, snapshot: &Snapshot, looking: &mut Looking) -> String {
+    let (table, wanted) = (looking.table(snapshot), looking.wanted(snapshot));
+    match (&known.explained, wanted) {
+        (Some((id, text)), Some(wanted)) if *id == wanted => text.clone(),
+        (_, Some(wanted)) => format!("asking the gateway for {wanted} …"),
+        (_, None) => {
+            let lines = table.rows.get(looking.row).map(|row| snapshot.details(&table, row));
+            lines.map_or_else(|| table.empty.to_owned(), |lines| lines.join("\n"))
+        }
+    }
 }
 
 struct Painter {
@@ -85,11 +112,15 @@ impl Painter {
         vec![Line::from(first), Line::from(vec![Span::styled(sign, style), Span::styled(sentence, style)])]
     }
 
-    fn tabs(&self, known: &Known, looking: &Looking) -> Line<'static> {
+    fn tabs(&self, known: &Known, looking: &Looking, width: u16) -> Line<'static> {
         let mut spans = Vec::new();
         for (at, tab) in Tab::ALL.into_iter().enumerate() {
             let rows = known.snapshot.as_ref().map_or(0, |snapshot| tab.table(snapshot).rows.len());
-            let title = format!(" {} {} ({rows}) ", at + 1, tab.title());
+            let title = match tab.title() {
+                words if width < WIDE => words.split(' ').next().unwrap_or(words),
+                words => words,
+            };
+            let title = format!(" {} {title} ({rows}) ", at + 1);
             let style =
                 if tab == looking.tab { Style::new().add_modifier(Modifier::REVERSED) } else { Style::new() };
             spans.push(Span::styled(title, style));
@@ -106,16 +137,23 @@ impl Painter {
             return;
         }
         let sorted = looking.sort;
-        let header = table.columns.iter().enumerate().map(|(at, (name, _))| {
+        let shown = fitting(&table, area.width);
+        let columns = || shown.iter().filter_map(|at| Some((*at, table.columns.get(*at)?)));
+        let header = columns().map(|(at, (name, _))| {
             let mark = if sorted == Some(at) { "↓" } else { "" };
             Cell::from(format!("{name}{mark}"))
         });
         let header = Row::new(header).style(Style::new().add_modifier(Modifier::BOLD));
         let last = table.columns.len().saturating_sub(1);
-        let widths = table.columns.iter().enumerate().map(|(at, (_, width))| {
-            if at == last { Constraint::Fill(1) } else { Constraint::Length(*width) }
+        let widths = columns().map(
+            |(at, (_, width))| {
+                if at == last { Constraint::Fill(1) } else { Constraint::Length(*width) }
+            },
+        );
+        let rows = table.rows.iter().map(|row| {
+            let cells = shown.iter().filter_map(|at| row.cells.get(*at)).cloned();
+            Row::new(cells).style(self.of(row.health))
         });
-        let rows = table.rows.iter().map(|row| Row::new(row.cells.clone()).style(self.of(row.health)));
         let shown = Table::new(rows, Vec::from_iter(widths))
             .header(header)
             .row_highlight_style(Style::new().add_modifier(Modifier::REVERSED));
@@ -123,11 +161,15 @@ impl Painter {
         frame.render_stateful_widget(shown, area, &mut state);
     }
 
-    fn keys(&self, looking: &Looking) -> Line<'static> {
+    fn keys(&self, looking: &Looking, width: u16) -> Line<'static> {
         if looking.is_typing {
             return Line::from(format!("filter: {}▏  enter keeps it, esc clears it", looking.filter));
         }
-        let mut said = String::from("q quit  tab next  ↑↓ row  s sort  r reverse  p pause  / filter");
+        let mut said = String::from(match (looking.is_open, width < WIDE) {
+            (true, _) => "esc back  ↑↓ scroll  q quit",
+            (false, true) => "q quit  tab next  ↑↓ row  ⏎ explain  / filter",
+            (false, false) => "q quit  tab next  ↑↓ row  ⏎ explain  s sort  r reverse  p pause  / filter",
+        });
         if !looking.filter.is_empty() {
             said = format!("{said}   [filter: {}, esc clears it]", looking.filter);
         }
@@ -137,3 +179,25 @@ impl Painter {
         Line::from(Span::styled(said, self.of(Health::Idle)))
     }
 }
+
+/// Columns of a table that fit: the last one has at least [`LAST_COLUMN`].
+fn fitting(table: &super::model::Table, width: u16) -> Vec<usize> {
+    let last = table.columns.len().saturating_sub(1);
+    let mut shown = Vec::from_iter(0..table.columns.len());
+    for spare in table.spare {
+        let wide = |at: &usize| match table.columns.get(*at) {
+            Some((_, width)) if *at != last => *width + 1,
+            _ => LAST_COLUMN,
+        };
+        if shown.iter().map(wide).sum::<u16>() <= width {
+            break;
+        }
+        shown.retain(|at| at != spare);
+    }
+    shown
+}
+
+const MAX_SENTENCE_LINES: usize = 4;
+/// Columns below which words are left out.
+const WIDE: u16 = 80;
+const LAST_COLUMN: u16 = 14;
