@@ -155,6 +155,14 @@ fn dashboards() -> Vec<Query> {
                 queries.push(Query { place, text });
             }
         }
+        for annotation in json["annotations"]["list"].as_array().unwrap() {
+            let text = annotation["expr"].as_str().unwrap().to_owned();
+            // Prometheus' own series of what fires.
+            if !text.starts_with("ALERTS{") {
+                queries
+                    .push(Query { place: format!("{file}.json, annotation {}", annotation["name"]), text });
+            }
+        }
         for variable in json["templating"]["list"].as_array().unwrap() {
             let Some(query) = variable["query"]["query"].as_str() else { continue };
             let inside = query.strip_prefix("label_values(").unwrap().strip_suffix(')').unwrap();
