@@ -93,7 +93,7 @@ fn start(runtime: &tokio::runtime::Runtime) -> Result<App, Box<dyn std::error::E
     let config = check_str("bench.toml", &format!("{ports}{}{route}", pools.concat()), &|_| None)?;
     let clock = Clock::start();
     let background = Background { runtime: runtime.handle().clone(), tasks: TaskTracker::new() };
-    let build = BuildInfo { version: "bench", revision: "bench" };
+    let build = BuildInfo { version: "bench", revision: "bench", date: "bench" };
     let around = Surroundings { clock, build, background, instance: "bench".into() };
     let _entered = runtime.enter();
     let observer = Arc::new(Observer::start(&config, around)?);

@@ -148,7 +148,7 @@ impl Running {
         let (clock, tracker) = (Clock::start(), TaskTracker::new());
         let background = Background { runtime: runtimes.control.handle().clone(), tasks: tracker.clone() };
         let instance = instance::name(config.admin.listen);
-        let around = Surroundings { clock, build: BUILD, background, instance };
+        let around = Surroundings { clock, build: BuildInfo::THIS, background, instance };
         let observers = Observers::start(&config, around, tap)?;
         observers.observer.metrics().count_log_drops(launch.log.drops());
 
@@ -264,7 +264,7 @@ impl Running {
         let routes: Vec<&str> = config.routes.iter().map(|r| &*r.name).collect();
         let policies: Vec<&str> = config.routes.iter().map(|r| r.policy.as_str()).collect();
         tracing::info!(
-            version = BUILD.version,
+            version = BuildInfo::THIS.version,
             data = format!("{scheme}://{}", self.app.data),
             admin = format!("http://{}", self.admin),
             paths = paths(),
@@ -301,13 +301,6 @@ async fn second_signal(signals: &mut mpsc::Receiver<Signal>) {
 const CUT_GRACE: Duration = Duration::from_millis(50);
 const FOLLOW_WALL_EVERY: Duration = Duration::from_secs(10);
 const THREADS_GRACE: Duration = Duration::from_millis(20);
-const BUILD: BuildInfo = BuildInfo {
-    version: env!("CARGO_PKG_VERSION"),
-    revision: match option_env!("TOKENWAY_BUILD_REVISION") {
-        Some(revision) => revision,
-        None => "unknown",
-    },
-};
 
 /// The paths of the data port, for the start's log line.
 fn paths() -> String {

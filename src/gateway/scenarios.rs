@@ -331,7 +331,7 @@ fn page(gauges: &Gauges) -> EnginePage {
 
 fn gateway(config: &Arc<Config>, runtime: tokio::runtime::Handle) -> Gateway {
     let (clock, tracker) = (Clock::start(), TaskTracker::new());
-    let build = BuildInfo { version: "test", revision: "test" };
+    let build = BuildInfo { version: "test", revision: "test", date: "test" };
     let background = Background { runtime: runtime.clone(), tasks: tracker.clone() };
     let observer =
         Observer::start(config, Surroundings { clock, build, background, instance: "test".into() }).unwrap();

@@ -100,7 +100,7 @@ impl Gateway {
 
 fn observer(config: &Config, clock: Clock) -> Arc<Observer> {
     let background = Background { runtime: Handle::current(), tasks: TaskTracker::new() };
-    let build = BuildInfo { version: "test", revision: "test" };
+    let build = BuildInfo { version: "test", revision: "test", date: "test" };
     let around = Surroundings { clock, build, background, instance: "test".into() };
     Arc::new(Observer::start(config, around).unwrap())
 }

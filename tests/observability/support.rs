@@ -97,7 +97,7 @@ pub(crate) fn observers(config: &Config) -> Observers {
     let around = Surroundings {
         instance: "test".into(),
         clock: Clock::start(),
-        build: BuildInfo { version: "0.1.0", revision: "unknown" },
+        build: BuildInfo { version: "0.1.0", revision: "unknown", date: "unknown" },
         background: Background { runtime: tokio::runtime::Handle::current(), tasks: TaskTracker::new() },
     };
     Observers::start(config, around, None).unwrap()

@@ -112,7 +112,7 @@ impl Gateway {
 
 fn observer(config: &Config, clock: Clock, tap: Option<Arc<dyn Tap>>) -> Arc<Observer> {
     let background = Background { runtime: Handle::current(), tasks: TaskTracker::new() };
-    let build = BuildInfo { version: "test", revision: "test" };
+    let build = BuildInfo { version: "test", revision: "test", date: "test" };
     let around = Surroundings { clock, build, background, instance: "test".into() };
     let mut observer = Observer::start(config, around).unwrap();
     tap.into_iter().for_each(|tap| observer.add_tap(tap));
