@@ -6,8 +6,8 @@ import { byId, clock, el, isKnown, svg } from "./dom.js";
 const HEIGHT = 150, LEFT = 50, BOTTOM = 18, TOP = 6, LEAST = 352, GAP = 22;
 const TALL = HEIGHT - TOP - BOTTOM;
 
-let WIDTH = 480;
 /** Drawn as wide as their columns, so that text keeps its size; as `.charts` lays them out. */
+let WIDTH = 480;
 export function fit() {
   const all = byId("content").clientWidth - 34;
   const columns = Math.max(1, Math.floor((all + GAP) / (LEAST + GAP)));

@@ -38,7 +38,7 @@ function verdict() {
   byId("verdict").dataset.status = slo.status;
   const bad = slo.routes.filter((route) => route.status === "bad");
   const since = Math.max(0, ...bad.map((route) => route.since ?? 0));
-  const word = { ok: "✓ Within SLO", bad: `✕ SLO missed on ${bad.length} of ${slo.routes.length} route${slo.routes.length === 1 ? "" : "s"}`, unknown: "? Too little to judge" }[slo.status];
+  const word = { ok: "✓ Within SLO", bad: `✕ SLO missed${slo.routes.length === 1 ? "" : ` on ${bad.length} of ${slo.routes.length} routes`}`, unknown: "? Too little to judge" }[slo.status];
   byId("word").textContent = bad.length === 0 || since === 0 ? word : `${word} for ${span(since)}`;
   if (byId("sentence").textContent !== slo.sentence) byId("sentence").textContent = slo.sentence;
   const sum = (of) => slo.routes.reduce((total, route) => total + of(route), 0);

@@ -6,7 +6,7 @@ import { detail } from "./waterfall.js";
 
 const KINDS = { "": "&missed=true", failed: "&outcome=failed", refused: "&outcome=refused", all: "" };
 const FILTERS = ["tenant", "revision", "replica", "stage"];
-let opened = null, pages = 1;
+let opened = null, pages = 1, turn = 0;
 
 async function list() {
   const parts = ["of", ...FILTERS].filter((name) => shown(name)).map((name) => `&${name === "of" ? "route" : name}=${encodeURIComponent(shown(name))}`);
@@ -51,7 +51,10 @@ async function explained(id) {
 export async function show(isAsked = false) {
   const id = shown("request");
   if (id && opened?.id === id && !isAsked) return;
+  const mine = (turn += 1);
   const [found] = await Promise.all([list(), explained(id)]);
+  // A later call draws what is wanted by now.
+  if (mine !== turn) return;
   const below = () => el("tr", { "data-key": `detail ${id}` }, el("td", { class: "detail", colspan: 10 }, opened?.shown));
   const rows = found.flatMap((request) => (id === request.request_id ? [row(request), below()] : [row(request)]));
   // A link to one that the filter does not list.
@@ -64,7 +67,6 @@ export async function show(isAsked = false) {
 }
 
 let again = () => {};
-
 /** Lists the requests of a route, replica, tenant, revision or stage. */
 export function find({ route, ...more }) {
   const isNew = route !== undefined;

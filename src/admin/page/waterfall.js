@@ -2,7 +2,7 @@
 
 import { cells, el, isKnown, number, seconds, svg, terms, words } from "./dom.js";
 
-const WIDTH = Math.min(900, Math.max(300, document.documentElement.clientWidth - 66));
+const WIDTH = Math.min(1540, Math.max(300, document.documentElement.clientWidth - 66));
 const ROW = 22, LEFT = 88;
 
 function bars(request) {
@@ -13,7 +13,7 @@ function bars(request) {
     const [start, end, top] = [at(stage.start), at(stage.start + stage.duration), i * ROW];
     const notes = [stage.source === "estimated" ? "estimated" : "", stage.over_budget ? `over ${seconds(stage.budget)}` : ""].filter(Boolean);
     return [
-      svg("text", { x: 0, y: top + 15 }, stage.stage),
+      svg("text", { x: 0, y: top + 15 }, words(stage.stage)),
       svg("rect", { class: `f-${stage.stage}${stage.source === "estimated" ? " estimated" : ""}`, x: start, y: top + 3, width: Math.max(1.5, end - start), height: ROW - 6 }),
       label([seconds(stage.duration), ...notes].join(", "), start, end, top + 15),
     ];
@@ -31,7 +31,7 @@ function label(text, start, end, y) {
 }
 
 function table(caption, heads, rows) {
-  const body = rows.map((row) => el("tr", {}, ...cells(row.map((value, i) => [heads[i], value]))));
+  const body = rows.map((row) => el("tr", {}, ...cells(row.map((value, i) => [heads[i], value, value.length < 12 && "figure"]))));
   return el("table", { class: "dense" }, el("caption", {}, caption), el("thead", {}, el("tr", {}, ...heads.map((head) => el("th", { scope: "col" }, head)))), el("tbody", {}, ...body));
 }
 
