@@ -26,10 +26,13 @@ pub(super) async fn fleet(State(admin): State<Arc<AdminState>>) -> Json<Fleet> {
         pool: pool.pool.to_string(),
     };
     let (statuses, parts) = (admin.control.replicas(), parts(&admin));
+    let mut of_pool = HashMap::<&str, u32>::new();
+    for status in &statuses {
+        *of_pool.entry(&status.pool).or_default() +=
+            parts.of.get(&status.replica).map_or(0, |part| part.requests);
+    }
     let recent = |status: &ReplicaStatus| {
-        let of_pool = statuses.iter().filter(|other| other.pool == status.pool);
-        let all: u32 =
-            of_pool.filter_map(|other| parts.of.get(&other.replica)).map(|part| part.requests).sum();
+        let all = of_pool.get(&*status.pool).copied().unwrap_or_default();
         parts.of.get(&status.replica).map_or_else(Recent::default, |part| recent(part, all, parts.seconds))
     };
     Json(Fleet {

@@ -42,7 +42,7 @@ pub(super) fn summary(admin: &AdminState) -> Slo {
             .zip(&config.routes)
             .map(|((figures, verdict), of)| {
                 let known = route(figures, verdict, now);
-                with_tpot(known, (admin, &config, of), now)
+                with_times(known, (admin, &config, of), now)
             })
             .collect(),
         sentence,
@@ -152,7 +152,7 @@ fn route(figures: &RouteFigures, verdict: &Verdict, now: Stamp) -> RouteVerdict 
 }
 
 /// Adds what the verdict does not need: time per output token, and since when it is bad.
-fn with_tpot(
+fn with_times(
     known: RouteVerdict,
     (admin, config, route): (&AdminState, &Config, &Route),
     now: Stamp,
@@ -174,8 +174,11 @@ fn bad_for(admin: &AdminState, route: &Arc<str>, now: Stamp) -> Option<f64> {
     let history = admin.observer.history().route(route);
     let late = admin.observer.overdue().of_route(route, now);
     let waiting = late.iter().map(|late| now.since(late.since).as_secs_f64()).reduce(f64::max);
-    let mut oldest = None;
+    let (mut oldest, mut is_over) = (None, false);
     for step in [Step::TenSeconds, Step::Minute] {
+        if is_over {
+            break;
+        }
         let newest = oldest.map_or_else(|| step.slot(now), |at: Stamp| step.slot(at));
         let mut last = newest;
         for (number, slot) in history.slots(step, SLOTS - 1, now).into_iter().rev() {
@@ -183,6 +186,7 @@ fn bad_for(admin: &AdminState, route: &Arc<str>, now: Stamp) -> Option<f64> {
                 continue;
             }
             if (last - number).cast_unsigned() * step.seconds() > PAUSE {
+                is_over = true;
                 break;
             }
             last = number;

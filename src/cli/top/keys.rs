@@ -98,8 +98,6 @@ impl Looking {
             KeyCode::Esc | KeyCode::Enter | KeyCode::Backspace => self.is_open = false,
             KeyCode::Down | KeyCode::Char('j') => self.scroll = self.scroll.saturating_add(1),
             KeyCode::Up | KeyCode::Char('k') => self.scroll = self.scroll.saturating_sub(1),
-            KeyCode::PageDown => self.scroll = self.scroll.saturating_add(PAGE),
-            KeyCode::PageUp => self.scroll = self.scroll.saturating_sub(PAGE),
             _ => return false,
         }
         true
@@ -191,8 +189,6 @@ fn figure(text: &str) -> Option<f64> {
 }
 
 const MAX_FILTER: usize = 60;
-/// Lines of a page.
-const PAGE: u16 = 10;
 
 #[cfg(test)]
 mod tests {

@@ -60,7 +60,7 @@ pub fn run(
         };
     }
     // A wrong address, token or version is told at once, not on a screen that waits.
-    let first = match runtime.block_on(ask(&client)) {
+    let first = match runtime.block_on(ask(&client, None)) {
         Ok(first) => first,
         Err(error) => return failed(err, &error),
     };
@@ -70,12 +70,12 @@ pub fn run(
     }
     let is_colored = Style::for_terminal(true, env) == Style::Colored;
     let over = CancellationToken::new();
-    let known = Known { url: client.url(), snapshot: Some(first), ..Known::default() };
+    let known = Known { url: client.url(), snapshot: Some(first), trouble: None };
     let (sender, receiver) = watch::channel(known);
     let (want, wanted) = watch::channel(None);
     let asking = runtime.spawn(keep_asking(client, sender, wanted, over.clone()));
     let ending = runtime.spawn(end_on_signal(over.clone()));
-    let shown = show(&receiver, &want, &over, is_colored);
+    let shown = show((&receiver, &want), &over, is_colored);
     over.cancel();
     let _ = runtime.block_on(async { (asking.await, ending.await) });
     shown.map(|()| EXIT_OK)
@@ -86,12 +86,21 @@ fn failed(err: &mut dyn Write, error: &AskError) -> io::Result<u8> {
     Ok(EXIT_FAILED)
 }
 
-async fn ask(client: &AdminClient) -> Result<Snapshot, AskError> {
+/// Everything that is shown, with the explanation of the request `wanted`.
+async fn ask(client: &AdminClient, wanted: Option<String>) -> Result<Snapshot, AskError> {
+    let mut explained = None;
+    if let Some(id) = wanted {
+        let detail = client.get(&format!("/api/v1/requests/{}", segment(&id))).await;
+        let said =
+            detail.map_or_else(|e: AskError| e.to_string(), |detail| explanation(&detail, Style::Plain));
+        explained = Some((id, said));
+    }
     Ok(Snapshot {
         slo: client.get(SLO).await?,
         fleet: client.get(FLEET).await?,
         requests: client.get(REQUESTS).await?,
         drift: client.get(DRIFT).await?,
+        explained,
     })
 }
 
@@ -111,26 +120,12 @@ async fn keep_asking(
     over: CancellationToken,
 ) {
     loop {
-        // Both are cancel-safe; an answer that is not awaited is not needed.
-        let next = async {
-            tokio::select! {
-                () = tokio::time::sleep(INTERVAL) => false,
-                changed = wanted.changed() => changed.is_ok(),
-            }
-        };
-        let Some(is_asked) = over.run_until_cancelled(next).await else { return };
-        let request = wanted.borrow_and_update().clone().filter(|_| is_asked);
-        if let Some(id) = request {
-            let path = format!("/api/v1/requests/{}", segment(&id));
-            let Some(answer) = over.run_until_cancelled(client.get(&path)).await else { return };
-            let text = answer.map_or_else(
-                |error: AskError| error.to_string(),
-                |detail| explanation(&detail, Style::Plain),
-            );
-            known.send_modify(|known| known.explained = Some((id, text)));
-            continue;
-        }
-        let Some(answer) = over.run_until_cancelled(ask(&client)).await else { return };
+        // Both are cancel-safe: the interval is over, or another request is to be explained.
+        let next = tokio::time::timeout(INTERVAL, wanted.changed());
+        let Some(_) = over.run_until_cancelled(next).await else { return };
+        let id = wanted.borrow_and_update().clone();
+        // An answer that is not awaited is not needed.
+        let Some(answer) = over.run_until_cancelled(ask(&client, id)).await else { return };
         known.send_modify(|known| match answer {
             Ok(snapshot) => {
                 known.snapshot = Some(snapshot);
@@ -150,8 +145,7 @@ async fn end_on_signal(over: CancellationToken) {
 
 /// Draws until it is over. `try_init` also restores the terminal on a panic.
 fn show(
-    known: &watch::Receiver<Known>,
-    want: &watch::Sender<Option<String>>,
+    (known, want): (&watch::Receiver<Known>, &watch::Sender<Option<String>>),
     over: &CancellationToken,
     is_colored: bool,
 ) -> io::Result<()> {
@@ -165,9 +159,7 @@ fn show(
         if over.is_cancelled() || looking.is_over {
             break Ok(());
         }
-        if looking.is_paused {
-            shown.explained.clone_from(&known.borrow().explained);
-        } else {
+        if !looking.is_paused || looking.is_open {
             shown = known.borrow().clone();
         }
         let request = shown.snapshot.as_ref().and_then(|snapshot| looking.wanted(snapshot));

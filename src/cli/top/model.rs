@@ -15,6 +15,8 @@ pub(super) struct Snapshot {
     pub(super) fleet: Fleet,
     pub(super) requests: Requests,
     pub(super) drift: Drift,
+    /// The request that was asked for, and what is to be said of it.
+    pub(super) explained: Option<(String, String)>,
 }
 
 /// One row: its cells, and how it stands.
@@ -60,21 +62,11 @@ impl Snapshot {
         let name = row.cells.first().map(String::as_str).unwrap_or_default();
         let cells = table.columns.iter().zip(&row.cells).filter(|(_, cell)| !cell.is_empty());
         let mut lines = Vec::from_iter(cells.map(|((name, _), cell)| format!("{name:<12} {cell}")));
-        if let Some(route) =
-            self.slo.routes.iter().find(|route| table.columns == ROUTES && route.route == name)
-        {
+        let is_route = table.columns == ROUTES;
+        for route in self.slo.routes.iter().filter(|route| is_route && route.route == name) {
             lines.insert(0, route.sentence.clone());
             let out = route.standing_out.iter();
             lines.extend(out.map(|who| format!("{:<12} {}: {}", who.dimension, who.name, who.evidence)));
-        }
-        let mut replicas = self.fleet.replicas.iter();
-        if let Some(replica) = replicas.find(|replica| table.columns == REPLICAS && replica.replica == name) {
-            lines.push(format!("{:<12} {}", "url", replica.url));
-            lines.push(format!("{:<12} {}", "models", replica.models.join(", ")));
-            lines.push(format!(
-                "{:<12} {} of {}",
-                "missed SLO", replica.recent.missed, replica.recent.requests
-            ));
         }
         lines
     }
@@ -91,7 +83,7 @@ impl Snapshot {
 
     pub(super) fn replicas(&self) -> Table {
         let rows = self.fleet.replicas.iter().map(replica).collect();
-        Table { columns: REPLICAS, spare: &[1, 3, 12, 10, 8, 9, 5, 11], rows, empty: "no replicas" }
+        Table { columns: REPLICAS, spare: &[3, 1, 12, 10, 8, 9, 5, 11], rows, empty: "no replicas" }
     }
 
     pub(super) fn requests(&self) -> Table {

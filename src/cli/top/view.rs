@@ -18,27 +18,27 @@ pub(super) struct Known {
     pub(super) snapshot: Option<Snapshot>,
     /// Why there are no newer ones.
     pub(super) trouble: Option<String>,
-    /// The request that was asked for, and its explanation.
-    pub(super) explained: Option<(String, String)>,
 }
 
 /// Draws the screen.
 pub(super) fn draw(frame: &mut Frame<'_>, known: &Known, looking: &mut Looking, is_colored: bool) {
     let paint = Painter { is_colored };
+    let (said, width) = (paint.verdict(known), usize::from(frame.area().width).max(2));
+    // Words do not fill their lines.
+    let lines: usize = said.iter().map(|line| line.width().div_ceil(width - width / 8).max(1)).sum();
     let areas = Layout::vertical([
-        Constraint::Length(verdict_lines(known, frame.area().width)),
+        Constraint::Length(u16::try_from(lines.min(MAX_VERDICT_LINES)).unwrap_or(2)),
         Constraint::Length(1),
         Constraint::Min(0),
         Constraint::Length(1),
     ]);
     let [verdict, tabs, body, keys] = areas.areas(frame.area());
-    frame.render_widget(Paragraph::new(paint.verdict(known)).wrap(Wrap { trim: true }), verdict);
+    frame.render_widget(Paragraph::new(said).wrap(Wrap { trim: true }), verdict);
     frame.render_widget(Paragraph::new(paint.tabs(known, looking, tabs.width)), tabs);
     match &known.snapshot {
         Some(snapshot) if looking.is_open => {
-            let text = explanation(known, snapshot, looking);
-            let shown = Paragraph::new(text).wrap(Wrap { trim: false }).scroll((looking.scroll, 0));
-            frame.render_widget(shown, body);
+            let text = Paragraph::new(explanation(snapshot, looking)).wrap(Wrap { trim: false });
+            frame.render_widget(text.scroll((looking.scroll, 0)), body);
         }
         Some(snapshot) => paint.table(frame, body, snapshot, looking),
         None => {
@@ -46,23 +46,16 @@ pub(super) fn draw(frame: &mut Frame<'_>, known: &Known, looking: &mut Looking, 
             frame.render_widget(Paragraph::new(said.to_owned()), body);
         }
     }
-    frame.render_widget(Paragraph::new(paint.keys(looking, keys.width)), keys);
-}
-
-/// Lines of the verdict at this width, with the URL's.
-fn verdict_lines(known: &Known, width: u16) -> u16 {
-    let sentence = known.snapshot.as_ref().map_or(0, |snapshot| snapshot.sentence().1.chars().count() + 2);
-    let lines = sentence.div_ceil(usize::from(width.max(1))).clamp(1, MAX_SENTENCE_LINES);
-    1 + u16::try_from(lines).unwrap_or(1)
+    frame.render_widget(Paragraph::new(paint.keys(looking)), keys);
 }
 
 /// What is known of the selected row.
-fn explanation(known: &Known, snapshot: &Snapshot, looking: &mut Looking) -> String {
-    let (table, wanted) = (looking.table(snapshot), looking.wanted(snapshot));
-    match (&known.explained, wanted) {
+fn explanation(snapshot: &Snapshot, looking: &mut Looking) -> String {
+    match (&snapshot.explained, looking.wanted(snapshot)) {
         (Some((id, text)), Some(wanted)) if *id == wanted => text.clone(),
         (_, Some(wanted)) => format!("asking the gateway for {wanted} …"),
         (_, None) => {
+            let table = looking.table(snapshot);
             let lines = table.rows.get(looking.row).map(|row| snapshot.details(&table, row));
             lines.map_or_else(|| table.empty.to_owned(), |lines| lines.join("\n"))
         }
@@ -116,10 +109,9 @@ impl Painter {
         let mut spans = Vec::new();
         for (at, tab) in Tab::ALL.into_iter().enumerate() {
             let rows = known.snapshot.as_ref().map_or(0, |snapshot| tab.table(snapshot).rows.len());
-            let title = match tab.title() {
-                words if width < WIDE => words.split(' ').next().unwrap_or(words),
-                words => words,
-            };
+            let title = tab.title();
+            let end = title.find(' ').filter(|_| width < WIDE).unwrap_or(title.len());
+            let title = title.get(..end).unwrap_or(title);
             let title = format!(" {} {title} ({rows}) ", at + 1);
             let style =
                 if tab == looking.tab { Style::new().add_modifier(Modifier::REVERSED) } else { Style::new() };
@@ -145,11 +137,8 @@ impl Painter {
         });
         let header = Row::new(header).style(Style::new().add_modifier(Modifier::BOLD));
         let last = table.columns.len().saturating_sub(1);
-        let widths = columns().map(
-            |(at, (_, width))| {
-                if at == last { Constraint::Fill(1) } else { Constraint::Length(*width) }
-            },
-        );
+        let wide = |at, width| if at == last { Constraint::Fill(1) } else { Constraint::Length(width) };
+        let widths = columns().map(|(at, (_, width))| wide(at, *width));
         let rows = table.rows.iter().map(|row| {
             let cells = shown.iter().filter_map(|at| row.cells.get(*at)).cloned();
             Row::new(cells).style(self.of(row.health))
@@ -161,14 +150,13 @@ impl Painter {
         frame.render_stateful_widget(shown, area, &mut state);
     }
 
-    fn keys(&self, looking: &Looking, width: u16) -> Line<'static> {
+    fn keys(&self, looking: &Looking) -> Line<'static> {
         if looking.is_typing {
             return Line::from(format!("filter: {}▏  enter keeps it, esc clears it", looking.filter));
         }
-        let mut said = String::from(match (looking.is_open, width < WIDE) {
-            (true, _) => "esc back  ↑↓ scroll  q quit",
-            (false, true) => "q quit  tab next  ↑↓ row  ⏎ explain  / filter",
-            (false, false) => "q quit  tab next  ↑↓ row  ⏎ explain  s sort  r reverse  p pause  / filter",
+        let mut said = String::from(match looking.is_open {
+            true => "q quit  esc back  ↑↓ scroll",
+            false => "q quit  tab next  ↑↓ row  ⏎ explain  / filter  s sort  r reverse  p pause",
         });
         if !looking.filter.is_empty() {
             said = format!("{said}   [filter: {}, esc clears it]", looking.filter);
@@ -197,7 +185,7 @@ fn fitting(table: &super::model::Table, width: u16) -> Vec<usize> {
     shown
 }
 
-const MAX_SENTENCE_LINES: usize = 4;
+const MAX_VERDICT_LINES: usize = 5;
 /// Columns below which words are left out.
 const WIDE: u16 = 80;
 const LAST_COLUMN: u16 = 14;
