@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokenway::drift::detectors::{Causes, Finding, Kind, SeriesName};
-use tokenway::fleet::status::ReplicaState;
+use tokenway::fleet::status::{EngineCounters, ReplicaState, ReplicaStatus};
 use tokenway::observe::metrics::{CanaryGauges, DeliveryResult, StreamKey};
 use tokenway::record::{Gap, Gaps, Outcome, Record};
 use tokenway::stage::{Stage, StageBudget};
@@ -77,8 +77,11 @@ fn page() -> String {
         evidence: &[("ttft_p99", 1.0)],
     };
     metrics.canary(&canary, true);
+    metrics.families.canaries.shadow_requests.inc(["chat", "new", "r2", "ok"]);
+    metrics.families.canaries.shadow_ttft.get(["chat", "new", "r2"]).observe(0.04);
     metrics.families.process.certificate_expiry.set(["server.pem"], Some(2e9));
-    metrics.render(&[support::status(ReplicaState::Ready, true)])
+    let counters = Some(EngineCounters { preemptions: Some(1.0), ..EngineCounters::default() });
+    metrics.render(&[ReplicaStatus { counters, ..support::status(ReplicaState::Ready, true) }])
 }
 
 /// Series names of a page with their labels; `instance` and `job` are Prometheus' own.

@@ -5,8 +5,8 @@ import { byId, cells, clock, el, isKnown, number, percent, put, rate, seconds, s
 
 const STAGES = ["read", "admit", "route", "connect", "engine_queue", "prefill", "decode", "engine_other", "relay"];
 const RANK = { bad: 0, unknown: 1, ok: 2 };
-/** Seconds: a stage that never took longer is no line. */
-const SHOWN_FROM = 0.001;
+/** Seconds under which a stage is no line; share of misses from which a figure is red, as the verdict is. */
+const SHOWN_FROM = 0.001, BUDGET = 0.01;
 
 export const WORDS = { ok: "✓ within SLO", bad: "✕ missed", unknown: "? little traffic" };
 
@@ -38,7 +38,7 @@ function row(route, isOpen, choose) {
     ["SLO", el("span", { class: "pill", "data-status": route.status }, WORDS[route.status], isKnown(route.since) ? ` for ${span(route.since)}` : "")],
     ["requests", rate(goodput.requests_per_second), "figure"],
     ["within SLO", percent(goodput.share, goodput.share > 0.99 && goodput.share < 1 ? 2 : 0), "figure"],
-    ["errors", goodput.requests > 0 ? percent(errors(route) / goodput.requests, errors(route) > 0 ? 1 : 0) : "–", errors(route) > 0 ? "figure over" : "figure"],
+    ["errors", goodput.requests > 0 ? percent(errors(route) / goodput.requests, errors(route) > 0 ? 1 : 0) : "–", errors(route) > goodput.requests * BUDGET ? "figure over" : "figure"],
     ["TTFT p50", seconds(ttft.p50), "figure"], ["p99", el("span", { class: over(ttft.p99, bound.ttft) }, seconds(ttft.p99)), "figure"], ["bound", seconds(bound.ttft), "figure quiet"],
     ["ITL p50", seconds(itl.p50), "figure"], ["p99", seconds(itl.p99), "figure"],
     ["per token p95", el("span", { class: over(tpot.p95, bound.tpot) }, seconds(tpot.p95)), "figure"],
@@ -82,7 +82,7 @@ function parts(route, find) {
   const one = (part) => el("tr", { "data-key": `${part.dimension} ${part.name}` }, ...cells([
     [part.dimension, part.dimension === "class" ? part.name : el("button", { type: "button", class: "link", onclick: () => find({ route: route.route, [part.dimension]: part.name }) }, part.name === "none" ? "without a key" : part.name)],
     ["requests", String(part.requests), "figure"], ["share", percent(part.requests / all), "figure"],
-    ["missed", part.judged > 0 ? percent(part.missed / part.judged, 1) : "–", part.missed > 0 ? "figure over" : "figure"],
+    ["missed", part.judged > 0 ? percent(part.missed / part.judged, 1) : "–", part.missed > part.judged * BUDGET ? "figure over" : "figure"],
     ["TTFT", part.ttft.length > 0 ? both(part.ttft) : "–", "figure"],
     ...(part.dimension === "revision" ? [["ITL", both(part.itl), "figure"], ["per token", both(part.tpot), "figure"]] : []),
   ]));
