@@ -64,6 +64,7 @@ endure *args:
 # The page in a browser before scripted incidents, some seven minutes, `--only "slow replica"` less; needs Chromium and `pip install playwright`.
 page *args:
     cargo build --locked
+    python3 tests/page/behaviour.py target/debug/tokenway
     python3 tests/page/incidents.py target/debug/tokenway {{args}}
 
 # Everyday faults over sockets: sick and slow replicas, few descriptors, reloads, restarts; 12 minutes, `--only sick` less.

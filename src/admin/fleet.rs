@@ -1,5 +1,6 @@
 //! `/api/fleet`: every replica, how well its pool's TTFT is predicted, and where replicas come from.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -7,12 +8,15 @@ use axum::Json;
 use axum::extract::State;
 
 use super::AdminState;
-use crate::api::fleet::{Calibration, Fleet, FleetPool, Gpu, Life, Replica, Signals, Source, WarmUp};
+use crate::api::fleet::{Calibration, Fleet, FleetPool, Gpu, Life, Recent, Replica, Signals, Source, WarmUp};
 use crate::fleet::discovery::SourceStatus;
 use crate::fleet::status::{
     GpuFigures, LifeStatus, PoolCalibration, ReplicaState, ReplicaStatus, Throttling, WarmUpReport,
 };
+use crate::observe::history::{Dimension, Part};
+use crate::observe::latency::Step;
 use crate::routing::{self, EngineSignals};
+use crate::stage::Stage;
 
 /// `/api/fleet`
 pub(super) async fn fleet(State(admin): State<Arc<AdminState>>) -> Json<Fleet> {
@@ -21,11 +25,65 @@ pub(super) async fn fleet(State(admin): State<Arc<AdminState>>) -> Json<Fleet> {
         calibration: pool.whole.as_ref().map(calibration),
         pool: pool.pool.to_string(),
     };
+    let (statuses, parts) = (admin.control.replicas(), parts(&admin));
+    let mut of_pool = HashMap::<&str, u32>::new();
+    for status in &statuses {
+        *of_pool.entry(&status.pool).or_default() +=
+            parts.of.get(&status.replica).map_or(0, |part| part.requests);
+    }
+    let recent = |status: &ReplicaStatus| {
+        let all = of_pool.get(&*status.pool).copied().unwrap_or_default();
+        parts.of.get(&status.replica).map_or_else(Recent::default, |part| recent(part, all, parts.seconds))
+    };
     Json(Fleet {
         pools: calibrations.iter().map(pool).collect(),
-        replicas: admin.control.replicas().iter().map(|status| replica(status, &calibrations)).collect(),
+        replicas: statuses
+            .iter()
+            .map(|status| Replica { recent: recent(status), ..replica(status, &calibrations) })
+            .collect(),
         sources: admin.control.sources().iter().map(source).collect(),
     })
+}
+
+/// What each replica answered lately, over all routes.
+struct Parts {
+    of: HashMap<Arc<str>, Part>,
+    seconds: f64,
+}
+
+fn parts(admin: &AdminState) -> Parts {
+    let now = admin.observer.clock().now();
+    let mut of = HashMap::<Arc<str>, Part>::new();
+    for (_, history) in admin.observer.history().routes() {
+        for (_, slot) in history.slots(Step::TenSeconds, SLOTS, now) {
+            let replicas = slot.parts.iter().filter(|((dimension, _), _)| *dimension == Dimension::Replica);
+            for ((_, name), part) in replicas {
+                of.entry(Arc::clone(name)).or_default().merge(part);
+            }
+        }
+    }
+    let current = now.as_nanos() % (Step::TenSeconds.seconds() * 1_000_000_000);
+    let whole = (SLOTS.cast_unsigned() * Step::TenSeconds.seconds()) as f64 + current as f64 / 1e9;
+    Parts { of, seconds: whole.min(now.as_nanos() as f64 / 1e9).max(1.0) }
+}
+
+fn recent(part: &Part, of_pool: u32, seconds: f64) -> Recent {
+    Recent {
+        failed: part.failures,
+        itl: part.mean_itl(),
+        missed: part.missed(),
+        per_second: f64::from(part.requests) / seconds,
+        requests: part.requests,
+        share: (of_pool > 0).then(|| f64::from(part.requests) / f64::from(of_pool)),
+        ttft: mean_ttft(part),
+    }
+}
+
+/// Means of the stages before the first token, added.
+pub(super) fn mean_ttft(part: &Part) -> Option<f64> {
+    part.mean(Stage::Prefill)?;
+    let stages = [Stage::Admit, Stage::Route, Stage::Connect, Stage::EngineQueue, Stage::Prefill];
+    Some(stages.into_iter().chain([Stage::EngineOther]).filter_map(|stage| part.mean(stage)).sum())
 }
 
 fn replica(status: &ReplicaStatus, calibrations: &[PoolCalibration]) -> Replica {
@@ -47,6 +105,7 @@ fn replica(status: &ReplicaStatus, calibrations: &[PoolCalibration]) -> Replica 
         pool: status.pool.to_string(),
         probe_failures: status.failures.probes,
         reason: status.reason.to_string(),
+        recent: Recent::default(),
         replica: status.replica.to_string(),
         revision: status.revision.to_string(),
         scrape_failures: status.failures.scrapes,
@@ -135,3 +194,6 @@ fn source(status: &SourceStatus) -> Source {
 fn names(names: &[Arc<str>]) -> Vec<String> {
     names.iter().map(|name| name.to_string()).collect()
 }
+
+/// Whole slots beside the current one.
+const SLOTS: i64 = 6;

@@ -10,10 +10,11 @@ use serde::Deserialize;
 
 use super::AdminState;
 use super::error::AdminError;
-use crate::api::history::{Heat, History, ItlColumns, RouteColumns, StageColumns, TtftColumns};
+use super::fleet::mean_ttft;
+use crate::api::history::{Heat, History, ItlColumns, PartFigures, RouteColumns, StageColumns, TtftColumns};
 use crate::clock::Stamp;
 use crate::config::Route;
-use crate::observe::history::{REASONS, RouteHistory, Slot, heat, heat_edges};
+use crate::observe::history::{Dimension, REASONS, RouteHistory, Slot, heat, heat_edges};
 use crate::observe::latency::{Measure, SLOTS, Step};
 use crate::stage::Stage;
 use crate::stats::Counts;
@@ -56,7 +57,14 @@ pub(super) async fn history(
             itl: latency(Measure::Itl),
             stages: stages(history, step, &numbers),
         };
-        figures.columns(name, config.routes.iter().find(|route| route.name == *name))
+        let of_revision = |revision: &str, measure| {
+            let slots = (newest - SLOTS + 1, newest);
+            let counts = admin.observer.windows().of_revision((name, revision), measure, step, slots);
+            counts.quantile(0.5).zip(counts.quantile(0.99)).map(|(p50, p99)| [p50, p99])
+        };
+        let parts = parts(&figures.slots, of_revision);
+        let columns = figures.columns(name, config.routes.iter().find(|route| route.name == *name));
+        RouteColumns { parts, ..columns }
     });
     Ok(Json(History { routes: routes.collect(), step: step.seconds(), times: times.collect() }))
 }
@@ -96,6 +104,7 @@ impl Figures {
                 .map(|(at, reason)| ((*reason).to_owned(), counts(slots, |slot| slot.missed.get(at))))
                 .collect(),
             missed_in: missed_in(slots),
+            parts: Vec::new(),
             requests: slots.iter().map(|slot| slot.requests).collect(),
             route: name.to_owned(),
             stages: self.stages,
@@ -123,6 +132,33 @@ fn budget(route: Option<&Route>) -> BTreeMap<String, f64> {
     shares.map(|(stage, share)| (stage.as_str().to_owned(), share.as_secs_f64())).collect()
 }
 
+/// Revisions, tenants and classes, with the quantiles of revisions.
+fn parts(slots: &[Slot], of_revision: impl Fn(&str, Measure) -> Option<[f64; 2]>) -> Vec<PartFigures> {
+    let mut sum = Slot::default();
+    slots.iter().for_each(|slot| sum.merge(slot));
+    let mut shown = Vec::new();
+    for dimension in [Dimension::Revision, Dimension::Tenant, Dimension::Class] {
+        let mut own: Vec<_> = sum.parts.iter().filter(|((of, _), _)| *of == dimension).collect();
+        own.sort_by(|((_, a), x), ((_, b), y)| y.requests.cmp(&x.requests).then_with(|| a.cmp(b)));
+        shown.extend(own.into_iter().take(MAX_PARTS).map(|((_, name), part)| {
+            let quantiles =
+                |measure| (dimension == Dimension::Revision).then(|| of_revision(name, measure)).flatten();
+            let mean = || mean_ttft(part).into_iter().collect();
+            PartFigures {
+                dimension: dimension.as_str().to_owned(),
+                itl: quantiles(Measure::Itl),
+                judged: part.judged,
+                missed: part.missed(),
+                name: name.to_string(),
+                requests: part.requests,
+                tpot: quantiles(Measure::Tpot),
+                ttft: quantiles(Measure::Ttft).map_or_else(mean, |both| both.to_vec()),
+            }
+        }));
+    }
+    shown
+}
+
 /// Misses by stage, of each stage that was blamed.
 fn missed_in(slots: &[Slot]) -> BTreeMap<String, Vec<u32>> {
     let by_stage = Stage::ALL.iter().enumerate();
@@ -148,3 +184,6 @@ fn stages(route: &RouteHistory, step: Step, numbers: &[i64]) -> BTreeMap<String,
     });
     stages.collect()
 }
+
+/// Of each dimension.
+const MAX_PARTS: usize = 12;

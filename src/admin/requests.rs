@@ -73,18 +73,30 @@ pub(super) async fn request(
     Path(id): Path<String>,
 ) -> Result<Json<RequestDetail>, AdminError> {
     let observer = &admin.observer;
-    let kept = observer.history().kept(observer.clock().now());
+    let mut known = observer.history().kept(observer.clock().now());
+    let latest = observer.decisions().latest().into_iter();
+    known.extend(latest.map(|record| Kept { record, slow: 0.0, why: Why::Slow }));
     // Traces are found by their id too: it is what a span or an exemplar has.
-    let trace = if id.len() == 32 { u128::from_str_radix(&id, 16).ok() } else { None };
-    let is_it = |record: &Record| *record.request_id == *id || trace == Some(record.trace.trace_id);
-    let of_hour = kept.into_iter().find(|kept| is_it(&kept.record));
-    let found = of_hour.map(|kept| (Arc::clone(&kept.record), Some(kept))).or_else(|| {
-        let mut latest = observer.decisions().latest().into_iter();
-        latest.find(|record| is_it(record)).map(|record| (record, None))
-    });
-    let (record, kept) = found.ok_or(AdminError::UnknownRequest)?;
-    let kept = kept.unwrap_or(Kept { record: Arc::clone(&record), slow: 0.0, why: Why::Slow });
-    Ok(Json(detail(observer, &kept)))
+    let trace = |record: &Record| format!("{:032x}", record.trace.trace_id);
+    let is_it = |record: &Record| *record.request_id == *id || trace(record) == id;
+    let begins = |record: &Record| record.request_id.starts_with(&id) || trace(record).starts_with(&id);
+    let exact = known.iter().find(|kept| is_it(&kept.record));
+    let found = match exact {
+        Some(kept) => kept,
+        None if id.len() < MIN_PREFIX => return Err(AdminError::UnknownRequest),
+        None => {
+            let mut all = known.iter().filter(|kept| begins(&kept.record));
+            let first = all.next().ok_or(AdminError::UnknownRequest)?;
+            if let Some(other) = all.find(|other| other.record.trace.root != first.record.trace.root) {
+                let (a, b) = (&first.record.request_id, &other.record.request_id);
+                return Err(AdminError::InvalidQuery(format!(
+                    "{id} begins several ids, such as {a} and {b}"
+                )));
+            }
+            first
+        }
+    };
+    Ok(Json(detail(observer, found)))
 }
 
 impl RequestsQuery {
@@ -241,4 +253,6 @@ fn seconds(span: Option<Duration>) -> Option<f64> {
 }
 
 const DEFAULT_LIMIT: usize = 50;
+/// Characters of an id that may stand for all of it.
+const MIN_PREFIX: usize = 4;
 const MAX_LIMIT: usize = 500;

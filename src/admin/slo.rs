@@ -39,7 +39,11 @@ pub(super) fn summary(admin: &AdminState) -> Slo {
         routes: figures
             .iter()
             .zip(&verdicts)
-            .map(|(figures, verdict)| route(figures, verdict, now))
+            .zip(&config.routes)
+            .map(|((figures, verdict), of)| {
+                let known = route(figures, verdict, now);
+                with_times(known, (admin, &config, of), now)
+            })
             .collect(),
         sentence,
         status: status.as_str().to_owned(),
@@ -117,7 +121,7 @@ fn route(figures: &RouteFigures, verdict: &Verdict, now: Stamp) -> RouteVerdict 
     let current = now.as_nanos() % (Step::TenSeconds.seconds() * 1_000_000_000);
     let seconds = (verdict.window as f64 + current as f64 / 1e9).min(now.as_nanos() as f64 / 1e9).max(1.0);
     RouteVerdict {
-        bound: BoundMeans { ttft: slot.mean_bound() },
+        bound: BoundMeans { tpot: None, ttft: slot.mean_bound() },
         burn: Burn {
             hour: verdict::burn(&figures.hour),
             minute: verdict::burn(&figures.minute.slot),
@@ -130,6 +134,7 @@ fn route(figures: &RouteFigures, verdict: &Verdict, now: Stamp) -> RouteVerdict 
             missed: slot.all_missed(),
             per_second: f64::from(slot.good) / seconds,
             requests: slot.requests,
+            requests_per_second: f64::from(slot.requests) / seconds,
             share: verdict::missed_share(slot).map(|share| 1.0 - share),
         },
         itl: quantiles(&of_window.itl),
@@ -137,11 +142,61 @@ fn route(figures: &RouteFigures, verdict: &Verdict, now: Stamp) -> RouteVerdict 
         missed_in: named(&Stage::ALL.map(Stage::as_str), &slot.missed_in),
         route: figures.route.to_string(),
         sentence: verdict.sentence.clone(),
+        since: None,
         standing_out: verdict.outliers.iter().map(outlier).collect(),
         status: verdict.status.as_str().to_owned(),
+        tpot: Quantiles::default(),
         ttft: quantiles(&of_window.ttft),
         window: verdict.window,
     }
+}
+
+/// Adds what the verdict does not need: time per output token, and since when it is bad.
+fn with_times(
+    known: RouteVerdict,
+    (admin, config, route): (&AdminState, &Config, &Route),
+    now: Stamp,
+) -> RouteVerdict {
+    let (windows, newest) = (admin.observer.windows(), Step::TenSeconds.slot(now));
+    let oldest = newest - known.window.cast_signed() / Step::TenSeconds.seconds().cast_signed();
+    let tpot = windows.of_route(&route.name, Measure::Tpot, Step::TenSeconds, oldest, newest);
+    let bound = config.slo.get(&route.slo).and_then(|slo| slo.tpot);
+    RouteVerdict {
+        bound: BoundMeans { tpot: bound.map(|bound| bound.as_secs_f64()), ..known.bound },
+        since: (known.status == "bad").then(|| bad_for(admin, &route.name, now)).flatten(),
+        tpot: quantiles(&tpot),
+        ..known
+    }
+}
+
+/// Seconds since the first miss after the last pause of a minute.
+fn bad_for(admin: &AdminState, route: &Arc<str>, now: Stamp) -> Option<f64> {
+    let history = admin.observer.history().route(route);
+    let late = admin.observer.overdue().of_route(route, now);
+    let waiting = late.iter().map(|late| now.since(late.since).as_secs_f64()).reduce(f64::max);
+    let (mut oldest, mut is_over) = (None, false);
+    for step in [Step::TenSeconds, Step::Minute] {
+        if is_over {
+            break;
+        }
+        let newest = oldest.map_or_else(|| step.slot(now), |at: Stamp| step.slot(at));
+        let mut last = newest;
+        for (number, slot) in history.slots(step, SLOTS - 1, now).into_iter().rev() {
+            if number > newest || slot.all_missed() == 0 {
+                continue;
+            }
+            if (last - number).cast_unsigned() * step.seconds() > PAUSE {
+                is_over = true;
+                break;
+            }
+            last = number;
+            let start = number.cast_unsigned() * step.seconds() * 1_000_000_000;
+            let start = Stamp::from_nanos(start);
+            oldest = Some(oldest.map_or(start, |known: Stamp| known.min(start)));
+        }
+    }
+    let counted = oldest.map(|at| now.since(at).as_secs_f64());
+    counted.into_iter().chain(waiting).reduce(f64::max)
 }
 
 fn named(names: &[&str], counts: &[u32]) -> BTreeMap<String, u32> {
@@ -183,3 +238,5 @@ fn quantiles(values: &Counts) -> Quantiles {
 const IN_MINUTE: i64 = 6;
 const IN_FIVE: i64 = 30;
 const MAX_NOT_READY: usize = 50;
+/// Seconds without a miss that end an incident.
+const PAUSE: u64 = 60;

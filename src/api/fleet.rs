@@ -47,6 +47,8 @@ pub(crate) struct Replica {
     pub(crate) probe_failures: u64,
     /// Why it is in its state, for people.
     pub(crate) reason: String,
+    /// Of the last minute.
+    pub(crate) recent: Recent,
     pub(crate) replica: String,
     pub(crate) revision: String,
     pub(crate) scrape_failures: u64,
@@ -58,6 +60,24 @@ pub(crate) struct Replica {
     pub(crate) traffic_share: f64,
     pub(crate) url: String,
     pub(crate) zone: Option<String>,
+}
+
+/// What a replica answered in the last minute.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[serde(default)]
+pub(crate) struct Recent {
+    /// Attempts that failed.
+    pub(crate) failed: u32,
+    /// Mean.
+    pub(crate) itl: Option<f64>,
+    /// Requests that missed their SLO.
+    pub(crate) missed: u32,
+    pub(crate) per_second: f64,
+    pub(crate) requests: u32,
+    /// Of its pool's requests, 0 to 1.
+    pub(crate) share: Option<f64>,
+    /// Mean.
+    pub(crate) ttft: Option<f64>,
 }
 
 /// What a replica went through since it was configured.

@@ -29,12 +29,31 @@ pub(crate) struct RouteColumns {
     pub(crate) missed: BTreeMap<String, Vec<u32>>,
     /// By stage that is blamed, of those that were.
     pub(crate) missed_in: BTreeMap<String, Vec<u32>>,
+    /// Who took part, over all slots; by dimension, the most requests first.
+    pub(crate) parts: Vec<PartFigures>,
     pub(crate) requests: Vec<u32>,
     pub(crate) route: String,
     /// Of the stages that occurred.
     pub(crate) stages: BTreeMap<String, StageColumns>,
     pub(crate) ttft: TtftColumns,
     pub(crate) ttft_bound: Vec<Option<f64>>,
+}
+
+/// A revision, tenant or class of a route.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[serde(default)]
+pub(crate) struct PartFigures {
+    /// `revision`, `tenant` or `class`.
+    pub(crate) dimension: String,
+    /// p50 and p99; of a revision only, as `tpot` is.
+    pub(crate) itl: Option<[f64; 2]>,
+    pub(crate) judged: u32,
+    pub(crate) missed: u32,
+    pub(crate) name: String,
+    pub(crate) requests: u32,
+    pub(crate) tpot: Option<[f64; 2]>,
+    /// p50 and p99 of a revision, else the mean.
+    pub(crate) ttft: Vec<f64>,
 }
 
 /// Numbers of requests by TTFT.

@@ -56,10 +56,13 @@ pub(crate) struct RouteVerdict {
     pub(crate) missed_in: BTreeMap<String, u32>,
     pub(crate) route: String,
     pub(crate) sentence: String,
+    /// Seconds that it has missed its SLO without a pause of a minute; `None` unless it is `bad`.
+    pub(crate) since: Option<f64>,
     /// Who differs from the others.
     pub(crate) standing_out: Vec<StandingOut>,
     /// `ok`, `bad` or `unknown`.
     pub(crate) status: String,
+    pub(crate) tpot: Quantiles,
     pub(crate) ttft: Quantiles,
     /// Seconds that the figures are of.
     pub(crate) window: u64,
@@ -69,6 +72,7 @@ pub(crate) struct RouteVerdict {
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(default)]
 pub(crate) struct BoundMeans {
+    pub(crate) tpot: Option<f64>,
     pub(crate) ttft: Option<f64>,
 }
 
@@ -117,6 +121,8 @@ pub(crate) struct Goodput {
     pub(crate) missed: u32,
     pub(crate) per_second: f64,
     pub(crate) requests: u32,
+    /// Of all requests.
+    pub(crate) requests_per_second: f64,
     /// `None` where none was judged.
     pub(crate) share: Option<f64>,
 }

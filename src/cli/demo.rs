@@ -80,12 +80,13 @@ impl DemoArgs {
     }
 }
 
-/// Writes a table a second until `shutdown`.
+/// Writes a table a second until `shutdown`; with a head each on a cleared screen, below it.
 ///
 /// # Errors
 /// When `out` cannot be written.
 pub async fn print_tables(
     out: &mut (dyn Write + Send),
+    head: Option<&str>,
     mut rows: impl FnMut() -> (Vec<DemoRow>, TrafficSummary) + Send,
     shutdown: CancellationToken,
 ) -> io::Result<()> {
@@ -98,6 +99,9 @@ pub async fn print_tables(
             _ = seconds.tick() => false,
         };
         let (rows, clients) = rows();
+        if let Some(head) = head {
+            write!(out, "{CLEAR}{head}\n\n")?;
+        }
         writeln!(out, "{}", table(&rows, &clients))?;
         out.flush()?;
         if is_over {
@@ -183,6 +187,8 @@ pub(super) fn duration(text: &str) -> Result<Duration, &'static str> {
     Duration::try_from_secs_f64(positive(number)? * factor).map_err(|_| "too long")
 }
 
+/// Moves to the first line and clears the screen.
+const CLEAR: &str = "\x1b[H\x1b[J";
 const NAME: usize = 21;
 
 const WIDTHS: [usize; 12] = [NAME, 8, 4, 6, 5, 7, 6, 6, 6, 6, 5, 6];

@@ -65,6 +65,7 @@ pub fn run(args: &DemoArgs, log: LogFilter) -> Result<u8, RunError> {
             over: over.clone(),
             file,
             admin: parse_endpoint(&format!("http://{}", running.admin)).map_err(io::Error::other)?,
+            page: format!("http://{}/", running.admin),
             style: Style::of(&io::stdout(), &|name| std::env::var(name).ok()),
         };
         let rows = || (scores.rows.rows(&running.app.fleet.statuses()), clients.summary());
@@ -94,6 +95,7 @@ async fn show(
         stage.over.cancel();
         return Ok(if played == Some(true) { EXIT_OK } else { EXIT_FAILED });
     }
+    let is_screen = io::stdin().is_terminal() && io::stdout().is_terminal();
     let mut enter = enter_key(&stage.over)?;
     let mut tells_story = args.story;
     while !stage.over.is_cancelled() {
@@ -101,7 +103,8 @@ async fn show(
             stage.play(&mut out).await?;
         }
         let tables_end = stage.over.child_token();
-        let tables = print_tables(&mut out, &mut rows, tables_end.clone());
+        let head = is_screen.then(|| format!("page  {}   Enter: the story   Ctrl-C: the end", stage.page));
+        let tables = print_tables(&mut out, head.as_deref(), &mut rows, tables_end.clone());
         tokio::pin!(tables);
         // Both arms are cancel-safe: the tables go on below.
         let wants_story = tokio::select! {

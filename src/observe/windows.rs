@@ -72,6 +72,20 @@ impl Windows {
         Counts::merged(&counts)
     }
 
+    /// As [`Windows::of_route`], of one revision.
+    pub fn of_revision(
+        &self,
+        (route, revision): (&str, &str),
+        measure: Measure,
+        step: Step,
+        (oldest, newest): (i64, i64),
+    ) -> Counts {
+        let own = self.0.collect(|key| *key.route == *route && *key.revision == *revision);
+        let counts: Vec<_> =
+            own.iter().map(|(_, series)| series.counts(measure, step, oldest, newest)).collect();
+        Counts::merged(&counts)
+    }
+
     /// Updates the p99 of each series: over five minutes where there are enough values, else over an hour. Merges
     /// histograms, so not for the data path.
     pub fn update_p99(&self, now: Stamp) {

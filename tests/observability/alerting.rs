@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use tokenway::diagnosis::Causes;
 use tokenway::drift::detectors::{Finding, Kind, SeriesName};
-use tokenway::fleet::status::ReplicaState;
+use tokenway::fleet::status::{EngineCounters, ReplicaState, ReplicaStatus};
 use tokenway::observe::metrics::{CanaryGauges, DeliveryResult, StreamKey};
 use tokenway::record::{Gap, Gaps, Outcome, Record};
 use tokenway::stage::{Stage, StageBudget};
@@ -78,8 +78,11 @@ fn page() -> String {
         evidence: &[("ttft_p99", 1.0)],
     };
     metrics.canary(&canary, true);
+    metrics.families.canaries.shadow_requests.inc(["chat", "new", "r2", "ok"]);
+    metrics.families.canaries.shadow_ttft.get(["chat", "new", "r2"]).observe(0.04);
     metrics.families.process.certificate_expiry.set(["server.pem"], Some(2e9));
-    metrics.render(&[support::status(ReplicaState::Ready, true)])
+    let counters = Some(EngineCounters { preemptions: Some(1.0), ..EngineCounters::default() });
+    metrics.render(&[ReplicaStatus { counters, ..support::status(ReplicaState::Ready, true) }])
 }
 
 /// Series names of a page with their labels; `instance` and `job` are Prometheus' own.
@@ -154,6 +157,14 @@ fn dashboards() -> Vec<Query> {
                 let place = format!("{file}.json, panel {title}");
                 let text = target["expr"].as_str().unwrap().replace("$__rate_interval", "1m");
                 queries.push(Query { place, text });
+            }
+        }
+        for annotation in json["annotations"]["list"].as_array().unwrap() {
+            let text = annotation["expr"].as_str().unwrap().to_owned();
+            // Prometheus' own series of what fires.
+            if !text.starts_with("ALERTS{") {
+                queries
+                    .push(Query { place: format!("{file}.json, annotation {}", annotation["name"]), text });
             }
         }
         for variable in json["templating"]["list"].as_array().unwrap() {

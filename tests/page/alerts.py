@@ -37,7 +37,7 @@ class Prometheus:
         with open(f"{folder}/prometheus.yml", "w", encoding="utf-8") as file:
             file.write(
                 "global: { scrape_interval: 1s, scrape_timeout: 1s, evaluation_interval: 1s }\nrule_files: [rules.yml]\n"
-                f"scrape_configs:\n  - job_name: tokenway\n    static_configs: [{{ targets: [{targets}] }}]\n"
+                f"scrape_configs:\n  - job_name: inference\n    static_configs: [{{ targets: [{targets}] }}]\n"
             )
         self.process = subprocess.Popen(
             ["prometheus", f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data",

@@ -127,7 +127,7 @@ pub(in crate::admin) const ENDPOINTS: &[Endpoint] = &[
         "Where the time of a request went, and why that replica",
         "Stages with their source, attempts, and the decision with each candidate's predicted cost. Of the requests above and the \
          last 200 decisions.",
-        &[in_path("id", "The request's `x-request-id`")],
+        &[in_path("id", "The request's `x-request-id` or trace id, or a beginning that is no other's")],
     ),
     get(
         "/fleet",

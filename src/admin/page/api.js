@@ -24,7 +24,7 @@ async function checked(answer) {
 }
 
 export async function load(path) {
-  return (await checked(await fetch(`${BASE}${path}`, { headers: headers(), signal: AbortSignal.timeout(SILENT) }))).json();
+  return (await checked(await fetch(`${BASE}${path}`, { headers: headers(), signal: AbortSignal.timeout(SILENCE * 2) }))).json();
 }
 
 export async function act(path, body) {
@@ -33,36 +33,29 @@ export async function act(path, body) {
   return (await checked(await fetch(`${BASE}${path}`, request))).json();
 }
 
+/** A gateway that stands still keeps its connections open: a stream without an event for this long is dead. */
+const SILENCE = 5000;
+
 /** Calls `show` with each verdict. EventSource cannot send a token, so the stream is read by hand. */
 export async function follow(show, { signal, onMode }) {
   while (!signal.aborted) {
+    const silent = new AbortController();
+    const watch = () => setTimeout(() => silent.abort(new Error("no word for 5 s")), SILENCE);
+    let timer = watch();
+    const heard = (verdict) => { clearTimeout(timer); timer = watch(); show(verdict); };
     try {
-      const answer = await checked(await fetch(`${BASE}/events`, { headers: headers(), signal }));
+      const answer = await checked(await fetch(`${BASE}/events`, { headers: headers(), signal: AbortSignal.any([signal, silent.signal]) }));
       onMode("live");
-      await read(answer.body, show);
+      await read(answer.body, heard);
       throw new Error("the stream ended");
     } catch (error) {
       if (signal.aborted || error instanceof Unauthorized) throw error;
       onMode("polling");
       show(await load("/slo"));
       await new Promise((resolve) => setTimeout(resolve, 2000));
+    } finally {
+      clearTimeout(timer);
     }
-  }
-}
-
-/** An event comes each second: a gateway that sends none for this long (ms) stands still, whatever its connection says. */
-const SILENT = 5000;
-
-async function heard(reader) {
-  let timer;
-  const silence = new Promise((_, reject) => { timer = setTimeout(() => reject(new Error("it sends nothing any more")), SILENT); });
-  try {
-    return await Promise.race([reader.read(), silence]);
-  } catch (error) {
-    reader.cancel().catch(() => {});
-    throw error;
-  } finally {
-    clearTimeout(timer);
   }
 }
 
@@ -71,7 +64,7 @@ async function read(body, show) {
   const reader = body.getReader();
   let text = "";
   for (;;) {
-    const { done, value } = await heard(reader);
+    const { done, value } = await reader.read();
     if (done) return;
     text += decoder.decode(value, { stream: true });
     const events = text.split("\n\n");

@@ -1,29 +1,30 @@
-// Canaries, where the gateway has them: state, step and reason, with promote, rollback and pause.
+// Canaries, where the gateway has them: state, step, reason and tests, with promote, rollback and pause.
 
 import { act, load } from "./api.js";
-import { byId, el, put, terms } from "./dom.js";
-
-const shown = ["route", "pool", "revision", "state", "reason", "id"];
+import { byId, cells, el, percent, put, span, terms, words } from "./dom.js";
 
 function card(canary, again) {
   const name = encodeURIComponent(canary.route);
-  const button = (verb) => el("button", { type: "button", onclick: () => again(act(`/canaries/${name}/${verb}`)) }, verb);
-  const more = Object.entries(canary).filter(([key, value]) => !shown.includes(key) && value !== null && typeof value !== "object");
+  const button = (verb) => el("button", { type: "button", "data-key": `${canary.route} ${verb}`, onclick: () => again(act(`/canaries/${name}/${verb}`)) }, verb);
   const verbs = { running: ["promote", "rollback", "pause"], paused: ["resume", "promote", "rollback"] }[canary.state] ?? [];
-  return el("article", { class: "card", "aria-label": `canary of ${canary.route}` },
-    el("div", { class: "row" }, el("h3", {}, `${canary.route}: ${canary.revision ?? canary.pool}`),
-      el("span", { class: "pill", "data-status": { promoted: "ok", rolled_back: "bad" }[canary.state] ?? "unknown" }, canary.state.replaceAll("_", " "))),
-    canary.reason ? el("p", { class: "sentence" }, canary.reason) : undefined,
-    el("dl", {}, ...terms(more.map(([key, value]) => [key.replaceAll("_", " "), String(value)]))),
-    verbs.length > 0 ? el("div", { class: "row" }, ...verbs.map(button)) : undefined);
+  const test = (of) => el("tr", {}, ...cells([
+    ["test", words(of.test)], ["stops at", `${of.bound}×`, "figure"],
+    ["evidence", el("span", {}, el("meter", { min: 0, max: 1, high: 0.5, value: of.evidence.toFixed(2), "aria-label": "evidence for a breach" }), ` ${percent(of.evidence)} of a breach`)],
+  ]));
+  return el("article", { class: "card", "data-key": `canary ${canary.route} ${canary.pool}`, "aria-label": `canary of ${canary.route}` },
+    el("div", { class: "row" }, el("h3", {}, `${canary.route}: ${canary.revision || canary.pool}`),
+      el("span", { class: "pill", "data-status": { promoted: "ok", rolled_back: "bad" }[canary.state] ?? "unknown" }, words(canary.state))),
+    canary.reason && el("p", { class: "sentence" }, canary.reason),
+    el("dl", {}, ...terms([
+      ["step", canary.steps > 0 ? `${canary.step} of ${canary.steps}` : undefined], ["weight", `${canary.weight} %`], ["soaked", span(canary.soaked ?? 0)],
+      ["shadow", canary.shadow_weight > 0 ? `${canary.shadow_weight} %, ${canary.requests.shadow} answered` : undefined],
+      ["answers, canary · baseline", `${canary.requests.canary} · ${canary.requests.baseline}`],
+    ])),
+    canary.tests.length > 0 && el("table", {}, el("thead", {}, el("tr", {}, ...["test", "stops at", "evidence"].map((head) => el("th", { scope: "col" }, head)))), el("tbody", {}, ...canary.tests.map(test))),
+    verbs.length > 0 && el("div", { class: "row" }, ...verbs.map(button)));
 }
 
-let isServed = null;
-
 export async function show(again) {
-  // Asked of the index first: a 404 would be an error in the console.
-  isServed ??= (await load("/")).endpoints.some((endpoint) => endpoint.path.endsWith("/canaries"));
-  if (!isServed) return;
   const { canaries } = await load("/canaries");
   for (const id of ["canaries", "to-canaries"]) byId(id).hidden = canaries.length === 0;
   put(byId("canary-cards"), ...canaries.map((canary) => card(canary, again)));

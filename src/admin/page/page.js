@@ -2,39 +2,53 @@
 
 import { Unauthorized, dropToken, follow, hasToken, load, setToken } from "./page/api.js";
 import * as canaries from "./page/canaries.js";
-import { byId, number, percent, put, terms } from "./page/dom.js";
+import { byId, isKnown, number, percent, put, rate, show as address, shown, span, terms } from "./page/dom.js";
 import * as drift from "./page/drift.js";
-import { go, place } from "./page/place.js";
 import * as replicas from "./page/replicas.js";
 import * as requests from "./page/requests.js";
 import * as routes from "./page/routes.js";
 import * as theme from "./page/theme.js";
 
-let step = place("range") === "1m" ? "1m" : "10s", heardAt = null, mode = "", slo = null, history = null, running = null;
+let slo = null, history = null, running = null, heard = 0;
 const due = { history: 0, fleet: 0, requests: 0, drift: 0, canaries: 0 };
 const EVERY = { history: 5, fleet: 2, requests: 5, drift: 10, canaries: 5 };
 /** Seconds after the last look, when requests have missed their SLO since. */
 const EVERY_WITH_MISSES = { history: 2, requests: 1 };
+/** Seconds without a word, after which what stands here is old. */
+const OLD = 6;
 let misses = "";
-const RANGES = ["10s", "1m"];
-const LEAST_SLOTS = 12;
 
 function banner(text) {
   byId("banner").textContent = text ?? "";
   byId("banner").hidden = !text;
 }
 
+/** How old the verdict is; one that is old says nothing of now. */
+function age() {
+  if (slo === null) return;
+  const seconds = (performance.now() - heard) / 1000;
+  byId("age").textContent = seconds < OLD ? `as of ${slo.time.slice(11, 19)} UTC` : `${span(seconds)} old`;
+  if (seconds < OLD) return;
+  byId("verdict").dataset.status = "unknown";
+  byId("word").textContent = "? No word from the gateway";
+  document.title = "? Tokenway";
+}
+
 function verdict() {
   byId("verdict").dataset.status = slo.status;
-  const word = { ok: "✓ Within SLO", bad: "✕ SLO missed", unknown: "? Too little to judge" }[slo.status];
-  if (byId("word").textContent !== word) byId("word").textContent = word;
+  const bad = slo.routes.filter((route) => route.status === "bad");
+  const since = Math.max(0, ...bad.map((route) => route.since ?? 0));
+  const word = { ok: "✓ Within SLO", bad: `✕ SLO missed${slo.routes.length === 1 ? "" : ` on ${bad.length} of ${slo.routes.length} routes`}`, unknown: "? Too little to judge" }[slo.status];
+  byId("word").textContent = bad.length === 0 || since === 0 ? word : `${word} for ${span(since)}`;
   if (byId("sentence").textContent !== slo.sentence) byId("sentence").textContent = slo.sentence;
   const sum = (of) => slo.routes.reduce((total, route) => total + of(route), 0);
   const judged = sum((route) => route.goodput.judged);
-  const burns = slo.routes.map((route) => route.burn["5m"]).filter((burn) => burn !== null);
+  const burns = slo.routes.map((route) => route.burn["5m"]).filter(isKnown);
   put(byId("figures"), ...terms([
-    ["goodput", `${number(sum((route) => route.goodput.per_second), 1)}/s`],
-    ["within SLO", judged > 0 ? percent(sum((route) => route.goodput.good) / judged, 1) : "–"],
+    ["requests", rate(sum((route) => route.goodput.requests_per_second))],
+    ["goodput", rate(sum((route) => route.goodput.per_second))],
+    [`within SLO, ${span(Math.max(...slo.routes.map((route) => route.window), 0))}`, judged > 0 ? percent(sum((route) => route.goodput.good) / judged, 1) : "–"],
+    ["failed · refused", `${sum((route) => route.missed.error ?? 0)} · ${sum((route) => route.missed.refused ?? 0)}`],
     ["worst burn, 5 m", burns.length > 0 ? `${number(Math.max(...burns), 1)}×` : "–"],
     ["replicas ready", `${slo.replicas.ready} of ${slo.replicas.all}`],
   ]));
@@ -42,41 +56,26 @@ function verdict() {
   byId("version").textContent = `version ${slo.version}`;
 }
 
+/** The charts of the open route only. */
+async function past() {
+  const open = routes.opened(slo);
+  history = open ? await load(`/history?step=${shown("range") === "1h" ? "1m" : "10s"}&route=${encodeURIComponent(open.route)}`) : null;
+  draw();
+}
+
 const PARTS = {
-  history: async () => { history = cropped(await load(`/history?step=${step}`)); routes.show(slo, history); },
-  fleet: async () => replicas.show(await load("/fleet")),
+  history: past,
+  // Hundreds of replicas are asked for less often.
+  fleet: async () => { if (slo.replicas.all > 64) due.fleet += 8; replicas.show(await load("/fleet"), slo, requests.find); },
   requests: async () => { requests.routes(slo.routes.map((route) => route.route)); await requests.show(); },
-  drift: async () => drift.show(await load("/drift"), acted("drift")),
+  drift: async () => drift.show(await load("/drift"), acted("drift"), requests.find),
   canaries: async () => canaries.show(acted("canaries")),
 };
 
-/** Without the time before the first request: a gateway that is a minute old shows a minute, not nine of nothing. */
-function cropped(history) {
-  const all = history.times.length;
-  const isSeen = (at) => history.routes.some((route) => route.requests[at] > 0);
-  const first = history.times.findIndex((_, at) => isSeen(at));
-  const from = first < 0 ? 0 : Math.max(0, Math.min(first - 1, all - LEAST_SLOTS));
-  const cut = (value) => {
-    if (Array.isArray(value)) return value.length === all ? value.slice(from) : value.map(cut);
-    return value !== null && typeof value === "object" ? Object.fromEntries(Object.entries(value).map(([name, part]) => [name, cut(part)])) : value;
-  };
-  return cut(history);
-}
-
 /** Waits for an action, then draws its part again. */
-const acted = (part) => async (action) => {
-  try {
-    await action;
-    await PARTS[part]();
-  } catch (error) {
-    failed(error);
-  }
-};
+const acted = (part) => (action) => action.then(PARTS[part]).catch(failed);
 
-function failed(error) {
-  if (error instanceof Unauthorized) login(error);
-  else banner(error.message);
-}
+const failed = (error) => (error instanceof Unauthorized ? login(error) : banner(error.message));
 
 /** What lists and counts misses must not lag behind the verdict that speaks of them. */
 function hurry() {
@@ -93,21 +92,16 @@ async function refresh() {
   await Promise.all(parts.map((part) => PARTS[part]()));
 }
 
-/** How old what stands here is. */
-function age() {
-  const passed = heardAt === null ? null : (performance.now() - heardAt) / 1000;
-  byId("live").textContent = passed === null ? mode : `${mode}, ${passed < 3 ? "now" : `${Math.round(passed)} s old`}`;
-  byId("verdict").classList.toggle("old", passed !== null && passed > 10);
-}
+const choose = (route) => { address({ route }); past().catch(failed); };
+const draw = () => routes.show(slo, history, { choose, find: requests.find });
 
-function shown(next) {
-  slo = next;
-  heardAt = performance.now();
-  age();
+function came(next) {
+  [slo, heard] = [next, performance.now()];
   verdict();
+  age();
   const own = document.documentElement.dataset.page;
   banner(own === slo.page ? undefined : `This page came from another build than the gateway that answers now (version ${slo.version}): reload it.`);
-  routes.show(slo, history);
+  draw();
   hurry();
   refresh().catch(failed);
 }
@@ -127,12 +121,11 @@ async function run() {
   const { signal } = running;
   while (!signal.aborted) {
     try {
-      await follow(shown, { signal, onMode: (next) => { mode = next; age(); } });
+      await follow(came, { signal, onMode: (mode) => { byId("live").textContent = mode; } });
     } catch (error) {
       if (signal.aborted) return;
       if (error instanceof Unauthorized) return login(error);
-      mode = "no connection";
-      age();
+      byId("live").textContent = "no connection";
       banner(`No answer from the gateway (${error.message}); what stands here is old.`);
       await new Promise((resolve) => setTimeout(resolve, 2000));
     }
@@ -142,24 +135,15 @@ async function run() {
 function start() {
   theme.start();
   requests.start(failed);
-  replicas.start();
-  const press = () => { for (const range of RANGES) byId(`range-${range}`).setAttribute("aria-pressed", String(range === step)); };
-  for (const range of RANGES) {
-    byId(`range-${range}`).addEventListener("click", () => {
-      step = range;
-      go({ range: range === RANGES[0] ? "" : range });
-      press();
-      PARTS.history().catch(failed);
-    });
-  }
-  press();
+  replicas.start(requests.find);
+  const pressed = () => { for (const range of ["10m", "1h"]) byId(`range-${range}`).setAttribute("aria-pressed", String((shown("range") || "10m") === range)); };
+  for (const range of ["10m", "1h"]) byId(`range-${range}`).onclick = () => { address({ range: range === "10m" ? "" : range }); pressed(); past().catch(failed); };
+  pressed();
   setInterval(age, 1000);
   byId("login").addEventListener("submit", (event) => {
     event.preventDefault();
     setToken(byId("token").value);
-    byId("token").value = "";
-    byId("login").hidden = true;
-    byId("content").hidden = false;
+    [byId("token").value, byId("login").hidden, byId("content").hidden] = ["", true, false];
     for (const part of Object.keys(due)) due[part] = 0;
     run();
   });

@@ -1,16 +1,16 @@
-// The list of kept requests; one opens below its row.
+// The list of kept requests; one opens below its row. Filters and the open request are in the page's address.
 
 import { load } from "./api.js";
-import { ago, byId, cells, el, put, seconds } from "./dom.js";
-import { go, place } from "./place.js";
+import { byId, cells, clock, el, put, seconds, show as address, shown, words } from "./dom.js";
 import { detail } from "./waterfall.js";
 
-const KINDS = { missed: "&missed=true", failed: "&outcome=failed", refused: "&outcome=refused", "": "" };
-let open = null, opened = null, pages = 1, wanted = place("of");
+const KINDS = { "": "&missed=true", failed: "&outcome=failed", refused: "&outcome=refused", all: "" };
+const FILTERS = ["tenant", "revision", "replica", "stage"];
+let opened = null, pages = 1, turn = 0;
 
 async function list() {
-  const route = byId("request-route").value;
-  const filter = (route ? `&route=${encodeURIComponent(route)}` : "") + KINDS[byId("request-kind").value];
+  const parts = ["of", ...FILTERS].filter((name) => shown(name)).map((name) => `&${name === "of" ? "route" : name}=${encodeURIComponent(shown(name))}`);
+  const filter = parts.join("") + (KINDS[shown("kind")] ?? "");
   let [found, next] = [[], ""];
   for (let page = 0; page < pages && next !== null; page += 1) {
     const answer = await load(`/requests?limit=20${filter}${next ? `&after=${next}` : ""}`);
@@ -21,73 +21,69 @@ async function list() {
   return found;
 }
 
+const outcome = ({ error, outcome: how }) => (how === "refused" && error ? `refused: ${words(error)}` : words(error ?? how));
+
 function row(request) {
-  const isOpen = open === request.request_id;
-  const button = el("button", { type: "button", class: "link", "aria-expanded": String(isOpen), onclick: () => toggle(request.request_id) }, request.request_id);
-  return el("tr", { "data-request": request.request_id }, ...cells([
-    ["request", button],
-    ["when", ago(request.time)],
-    ["route", request.route],
-    ["tenant", request.tenant],
-    ["replica", request.replica],
-    ["outcome", request.error ?? request.outcome],
-    ["TTFT", seconds(request.ttft)],
-    ["whole", seconds(request.duration)],
-    ["missed", request.slo_missed ?? "no"],
-    ["in", request.slo_missed_in],
+  const isOpen = shown("request") === request.request_id;
+  const button = el("button", { type: "button", class: "link id", title: request.request_id, "aria-expanded": String(isOpen), onclick: () => toggle(request.request_id) }, request.request_id);
+  return el("tr", { "data-key": `request ${request.request_id} ${request.time}`, "data-request": request.request_id }, ...cells([
+    ["request", button], ["at", clock(request.time, true), "figure"], ["route", request.route], ["tenant", request.tenant === "none" ? "–" : request.tenant],
+    ["replica", request.replica], ["outcome", outcome(request)], ["TTFT", seconds(request.ttft), "figure"], ["whole", seconds(request.duration), "figure"],
+    ["missed", words(request.slo_missed ?? "nothing")], ["in", words(request.slo_missed_in ?? "–")],
   ]));
 }
 
 async function toggle(id) {
-  open = open === id ? null : id;
+  address({ request: shown("request") === id ? "" : id });
   opened = null;
-  go({ request: open });
-  if (open !== null) {
-    try {
-      const request = await load(`/requests/${encodeURIComponent(id)}`);
-      opened = detail(request);
-      opened.of = request;
-    } catch (error) {
-      opened = el("p", { role: "alert" }, error.message);
-      opened.of = { request_id: id };
-    }
-  }
   await show(true);
   document.querySelector(`[data-request="${CSS.escape(id)}"] button`)?.focus();
 }
 
+/** The open request, asked for once: it has ended. */
+async function explained(id) {
+  if (!id || opened?.id === id) return;
+  const found = load(`/requests/${encodeURIComponent(id)}`).then(detail, (error) => el("p", { role: "alert" }, error.message));
+  opened = { id, shown: await found };
+}
+
 /** Draws the list; while one is open only on demand, so that nobody's reading place moves. */
 export async function show(isAsked = false) {
-  if (open !== null && !isAsked) return;
-  const found = await list();
-  // One of a link need not be in the list.
-  if (open !== null && opened !== null && !found.some((request) => request.request_id === open)) found.unshift(opened.of);
-  const rows = found.flatMap((request) => {
-    const below = open === request.request_id && opened ? [el("tr", {}, el("td", { class: "detail", colspan: 10 }, opened))] : [];
-    return [row(request), ...below];
-  });
+  const id = shown("request");
+  if (id && opened?.id === id && !isAsked) return;
+  const mine = (turn += 1);
+  const [found] = await Promise.all([list(), explained(id)]);
+  // A later call draws what is wanted by now.
+  if (mine !== turn) return;
+  const below = () => el("tr", { "data-key": `detail ${id}` }, el("td", { class: "detail", colspan: 10 }, opened?.shown));
+  const rows = found.flatMap((request) => (id === request.request_id ? [row(request), below()] : [row(request)]));
+  // A link to one that the filter does not list.
+  if (id && !found.some((request) => request.request_id === id)) rows.unshift(below());
   put(byId("request-rows"), ...(rows.length > 0 ? rows : [el("tr", {}, el("td", { class: "detail", colspan: 10 }, "none in the last hour"))]));
+  const set = FILTERS.filter((name) => shown(name));
+  put(byId("request-filters"), ...set.map((name) => el("button", { type: "button", "data-key": name, onclick: () => find({ [name]: "" }) }, `${name} ${shown(name)} ✕`)));
+  byId("request-route").value = shown("of");
+  byId("request-kind").value = shown("kind");
+}
+
+let again = () => {};
+/** Lists the requests of a route, replica, tenant, revision or stage. */
+export function find({ route, ...more }) {
+  const isNew = route !== undefined;
+  address({ ...(isNew ? Object.fromEntries(FILTERS.map((name) => [name, ""])) : {}), ...(isNew ? { of: route } : {}), ...more, request: "" });
+  pages = 1;
+  again();
+  if (FILTERS.some((name) => more[name])) byId("requests").scrollIntoView();
 }
 
 export function routes(names) {
-  const select = byId("request-route");
-  const known = [...select.options].slice(1).map((option) => option.value);
-  if (known.join("\n") === names.join("\n")) return;
-  const chosen = select.value;
-  put(select, el("option", { value: "" }, "all"), ...names.map((name) => el("option", { value: name }, name)));
-  const next = wanted || chosen;
-  select.value = names.includes(next) ? next : "";
-  wanted = "";
+  const chosen = shown("of");
+  const all = chosen && !names.includes(chosen) ? [...names, chosen] : names;
+  put(byId("request-route"), el("option", { value: "", "data-key": "all" }, "all"), ...all.map((name) => el("option", { value: name, "data-key": `of ${name}` }, name)));
 }
 
 export function start(failed) {
-  const again = () => {
-    go({ of: byId("request-route").value, show: byId("request-kind").value === "missed" ? "" : byId("request-kind").value || "all", request: open });
-    show(true).catch(failed);
-  };
-  const kind = place("show");
-  byId("request-kind").value = kind === "all" ? "" : ["failed", "refused"].includes(kind) ? kind : "missed";
-  for (const id of ["request-route", "request-kind"]) byId(id).addEventListener("change", () => { pages = 1; open = null; again(); });
+  again = () => show(true).catch(failed);
+  for (const [id, name] of [["request-route", "of"], ["request-kind", "kind"]]) byId(id).onchange = (event) => find({ [name]: event.target.value });
   byId("more-requests").addEventListener("click", () => { pages += 1; again(); });
-  if (place("request")) toggle(place("request")).catch(failed);
 }

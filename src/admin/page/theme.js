@@ -2,22 +2,12 @@
 
 import { byId } from "./dom.js";
 
-const KEY = "tokenway-theme";
 const NEXT = { system: "light", light: "dark", dark: "system" };
 
-function apply(theme) {
-  if (theme === "system") delete document.documentElement.dataset.theme;
-  else document.documentElement.dataset.theme = theme;
-  byId("theme").textContent = `theme: ${theme}`;
-}
-
-export function start() {
-  let theme = localStorage.getItem(KEY) ?? "system";
-  if (!(theme in NEXT)) theme = "system";
-  apply(theme);
-  byId("theme").addEventListener("click", () => {
-    theme = NEXT[theme];
-    localStorage.setItem(KEY, theme);
-    apply(theme);
-  });
+export function start(theme = localStorage.getItem("tokenway-theme")) {
+  const known = theme in NEXT ? theme : "system";
+  localStorage.setItem("tokenway-theme", known);
+  document.documentElement.dataset.theme = known;
+  byId("theme").textContent = `theme: ${known}`;
+  byId("theme").onclick = () => start(NEXT[known]);
 }

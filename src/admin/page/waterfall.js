@@ -1,8 +1,8 @@
 // One request: its stages one after the other, its attempts, and why that replica.
 
-import { cells, el, number, seconds, svg, terms } from "./dom.js";
+import { cells, el, isKnown, number, seconds, svg, terms, words } from "./dom.js";
 
-const WIDTH = Math.min(900, Math.max(300, document.documentElement.clientWidth - 66));
+const WIDTH = Math.min(1540, Math.max(300, document.documentElement.clientWidth - 66));
 const ROW = 22, LEFT = 88;
 
 function bars(request) {
@@ -13,7 +13,7 @@ function bars(request) {
     const [start, end, top] = [at(stage.start), at(stage.start + stage.duration), i * ROW];
     const notes = [stage.source === "estimated" ? "estimated" : "", stage.over_budget ? `over ${seconds(stage.budget)}` : ""].filter(Boolean);
     return [
-      svg("text", { x: 0, y: top + 15 }, stage.stage),
+      svg("text", { x: 0, y: top + 15 }, words(stage.stage)),
       svg("rect", { class: `f-${stage.stage}${stage.source === "estimated" ? " estimated" : ""}`, x: start, y: top + 3, width: Math.max(1.5, end - start), height: ROW - 6 }),
       label([seconds(stage.duration), ...notes].join(", "), start, end, top + 15),
     ];
@@ -31,56 +31,42 @@ function label(text, start, end, y) {
 }
 
 function table(caption, heads, rows) {
-  return el("table", {}, el("caption", {}, caption), el("thead", {}, el("tr", {}, ...heads.map((head) => el("th", { scope: "col" }, head)))), el("tbody", {}, ...rows));
+  const body = rows.map((row) => el("tr", {}, ...cells(row.map((value, i) => [heads[i], value, value.length < 12 && "figure"]))));
+  return el("table", { class: "dense" }, el("caption", {}, caption), el("thead", {}, el("tr", {}, ...heads.map((head) => el("th", { scope: "col" }, head)))), el("tbody", {}, ...body));
 }
 
 function attempts(request) {
+  const after = (attempt, at) => (attempt[at] === null ? "never" : seconds(attempt[at] - attempt.start));
   const heads = ["replica", "why", "from", "connected after", "head after", "to", "result"];
-  return table("Attempts", heads, request.attempts_made.map((attempt) => el("tr", {}, ...cells([
-    ["replica", attempt.replica],
-    ["why", attempt.cause],
-    ["from", seconds(attempt.start)],
-    ["connected after", attempt.connected === null ? "never" : seconds(attempt.connected - attempt.start)],
-    ["head after", attempt.head === null ? "never" : seconds(attempt.head - attempt.start)],
-    ["to", seconds(attempt.end)],
-    ["result", attempt.canceled ? "gave up: the other spoke first" : (attempt.error ?? `${attempt.status ?? "answered"}`)],
-  ]))));
+  return table("Attempts", heads, request.attempts_made.map((attempt) => [
+    attempt.replica, attempt.cause, seconds(attempt.start), after(attempt, "connected"), after(attempt, "head"), seconds(attempt.end),
+    attempt.canceled ? "gave up: the other spoke first" : words(attempt.error ?? `${attempt.status ?? "answered"}`)]));
 }
 
 function decision(request) {
   const made = request.decision;
   if (!made) return el("p", { class: "quiet" }, "No replica was chosen.");
   const predicted = made.predicted_ttft === null ? "TTFT" : `Predicted TTFT ${seconds(made.predicted_ttft)}, it`;
-  const outcome = `${predicted} was ${seconds(request.ttft)}; expected ${made.predicted_hit_tokens} cached tokens, the engine reports ${request.cached_tokens ?? "none"}.`;
-  const said = el("p", {}, `${made.policy} chose ${made.replica ?? "–"} of ${made.candidates} for ${made.reason}. ${outcome}`);
+  const cached = request.cached_tokens === null ? "the engine does not say" : `the engine reports ${request.cached_tokens}`;
+  const said = el("p", {}, `${made.policy} chose ${made.replica ?? "–"} of ${made.candidates} for ${words(made.reason)}. ${predicted} was ${seconds(request.ttft)}; expected ${made.predicted_hit_tokens} cached tokens, ${cached}.`);
   if (made.weighed.length === 0) return el("div", {}, said, el("p", { class: "quiet" }, made.predicted_ttft === null
-    ? "This policy predicts nothing, so its candidates have no cost."
-    : "Under load only some decisions list their candidates."));
-  const addends = ["wait", "prefill", "base", "adapter", "others", "decoding", "harm", "late", "failure"];
+    ? "This policy predicts nothing, so its candidates have no cost." : "Under load only some decisions list their candidates."));
+  const addends = ["wait", "prefill", "base", "others", "decoding", "harm", "late", "failure"];
   const heads = ["candidate", "predicted TTFT", "cached tokens", "streams harmed", "chance to be late", ...addends.map((name) => `${name}, s`), "cost, s"];
-  const rows = made.weighed.map((candidate) => el("tr", { class: candidate.chosen ? "chosen" : undefined }, ...cells([
-    ["candidate", candidate.chosen ? `${candidate.replica} (chosen)` : candidate.replica],
-    ["predicted TTFT", seconds(candidate.predicted_ttft)],
-    ["cached tokens", number(candidate.predicted_hit_tokens)],
-    ["streams harmed", number(candidate.harm, 2)],
-    ["chance to be late", number(candidate.late, 2)],
-    ...addends.map((name) => [`${name}, s`, number(candidate.cost_seconds[name], 3)]),
-    ["cost, s", number(candidate.cost, 3)],
-  ])));
-  const why = made.why ? [el("p", {}, `${made.why}.`)] : [];
-  return el("div", {}, said, ...why, table("Candidates, cheapest first: the seconds add up to the cost", heads, rows));
+  const rows = made.weighed.map((of) => [
+    of.chosen ? `${of.replica} (chosen)` : of.replica, seconds(of.predicted_ttft), number(of.predicted_hit_tokens), number(of.harm, 2), number(of.late, 2),
+    ...addends.map((name) => number(of.cost_seconds[name], 3)), number(of.cost, 3)]);
+  return el("div", {}, said, made.why && el("p", {}, `${made.why}.`), table("Candidates, cheapest first: the seconds add up to the cost", heads, rows));
 }
 
 export function detail(request) {
+  const bound = isKnown(request.bounds.ttft) ? ` of ${seconds(request.bounds.ttft)}` : "";
   return el("div", {}, bars(request),
     el("dl", {}, ...terms([
-      ["TTFT", `${seconds(request.ttft)}${request.bounds.ttft === null ? "" : ` of ${seconds(request.bounds.ttft)}`}`],
-      ["per token", seconds(request.tpot)],
-      ["longest gap", seconds(request.longest_gap)],
+      ["request", el("code", {}, request.request_id)], ["trace", el("code", {}, request.trace_id)],
+      ["TTFT", `${seconds(request.ttft)}${bound}`], ["per token", seconds(request.tpot)], ["longest gap", seconds(request.longest_gap)],
       ["prompt · output tokens", `${request.prompt_tokens ?? `~${request.estimated_prompt_tokens}`} · ${request.output_tokens ?? "–"}`],
-      ["waited in the gateway", seconds(request.held)],
-      ["status", `${request.status}${request.error ? ` ${request.error}` : ""}`],
-      ["trace", el("code", {}, request.trace_id)],
+      ["waited in the gateway", seconds(request.held)], ["status", `${request.status}${request.error ? ` ${words(request.error)}` : ""}`],
     ])),
-    request.attempts_made.length > 0 ? attempts(request) : undefined, decision(request));
+    request.attempts_made.length > 0 && attempts(request), decision(request));
 }

@@ -18,7 +18,7 @@ use super::{EXIT_FAILED, EXIT_OK};
 pub struct ExplainArgs {
     #[command(flatten)]
     admin: AdminArgs,
-    /// The request: its x-request-id, or the id of its trace
+    /// The request: its x-request-id or the id of its trace, or a beginning that is no other's
     #[arg(value_name = "ID", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     id: String,
     /// Write what the gateway knows as JSON

@@ -10,7 +10,7 @@ use crate::api::requests::{Attempt, Choice, RequestDetail, StageTime};
 use crate::cli::style::{Paint, Style};
 
 /// The whole explanation.
-pub(super) fn explanation(detail: &RequestDetail, style: Style) -> String {
+pub(crate) fn explanation(detail: &RequestDetail, style: Style) -> String {
     let mut out = String::new();
     let text = Text { detail, style };
     // Writing to a String cannot fail.

@@ -37,6 +37,8 @@ pub(super) struct Stage {
     pub(super) over: CancellationToken,
     pub(super) file: ConfigFile,
     pub(super) admin: Endpoint,
+    /// URL of the page.
+    pub(super) page: String,
     pub(super) style: Style,
 }
 
@@ -58,7 +60,7 @@ impl Stage {
             let title = format!("── {} of {}: {} ", at + 1, acts::ALL.len(), act.title);
             writeln!(out, "\n{}", self.style.paint(Paint::Bold, &format!("{title:─<90}")))?;
             writeln!(out, "{}", act.happens)?;
-            writeln!(out, "look at  {}", act.look_at)?;
+            writeln!(out, "look at  {}; the page is {}", act.look_at, self.page)?;
             out.flush()?;
             let Some(played) = self.over.run_until_cancelled(acts::play(self, act.kind)).await else {
                 return Ok(None);

@@ -54,6 +54,10 @@ pub(super) struct Looking {
     pub(super) filter: String,
     /// Whether keys go into the filter.
     pub(super) is_typing: bool,
+    /// Whether the selected row is explained instead of listed.
+    pub(super) is_open: bool,
+    /// First line of the explanation that is shown.
+    pub(super) scroll: u16,
     pub(super) is_over: bool,
 }
 
@@ -88,8 +92,23 @@ impl Looking {
         self.row = 0;
     }
 
-    fn steer(&mut self, key: KeyCode) {
+    /// Keys of an open explanation; the others are those of the tables.
+    fn reads(&mut self, key: KeyCode) -> bool {
         match key {
+            KeyCode::Esc | KeyCode::Enter | KeyCode::Backspace => self.is_open = false,
+            KeyCode::Down | KeyCode::Char('j') => self.scroll = self.scroll.saturating_add(1),
+            KeyCode::Up | KeyCode::Char('k') => self.scroll = self.scroll.saturating_sub(1),
+            _ => return false,
+        }
+        true
+    }
+
+    fn steer(&mut self, key: KeyCode) {
+        if self.is_open && self.reads(key) {
+            return;
+        }
+        match key {
+            KeyCode::Enter => (self.is_open, self.scroll) = (true, 0),
             KeyCode::Char('q') => self.is_over = true,
             KeyCode::Esc => self.filter.clear(),
             KeyCode::Tab | KeyCode::Right | KeyCode::Char('l') => self.show(self.tab.beside(1)),
@@ -117,9 +136,17 @@ impl Looking {
 
     fn show(&mut self, tab: Tab) {
         self.tab = tab;
+        self.is_open = false;
         self.row = 0;
         self.sort = None;
         self.is_reversed = false;
+    }
+
+    /// The request that is to be explained, of the gateway's `requests`.
+    pub(super) fn wanted(&mut self, snapshot: &Snapshot) -> Option<String> {
+        let is_request = self.is_open && self.tab == Tab::Requests;
+        let table = is_request.then(|| self.table(snapshot))?;
+        table.rows.get(self.row).and_then(|row| row.cells.last()).cloned()
     }
 
     /// The table of the tab: filtered, sorted, and the selected row within it.

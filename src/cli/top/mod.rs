@@ -20,7 +20,8 @@ use tokio_util::sync::CancellationToken;
 use self::keys::{Looking, Tab};
 use self::model::Snapshot;
 use self::view::Known;
-use super::admin_client::{AdminArgs, AdminClient, AskError};
+use super::admin_client::{AdminArgs, AdminClient, AskError, segment};
+use super::explain::text::explanation;
 use super::style::Style;
 use super::{EXIT_FAILED, EXIT_OK};
 use crate::app::signals;
@@ -59,7 +60,7 @@ pub fn run(
         };
     }
     // A wrong address, token or version is told at once, not on a screen that waits.
-    let first = match runtime.block_on(ask(&client)) {
+    let first = match runtime.block_on(ask(&client, None)) {
         Ok(first) => first,
         Err(error) => return failed(err, &error),
     };
@@ -71,9 +72,10 @@ pub fn run(
     let over = CancellationToken::new();
     let known = Known { url: client.url(), snapshot: Some(first), trouble: None };
     let (sender, receiver) = watch::channel(known);
-    let asking = runtime.spawn(keep_asking(client, sender, over.clone()));
+    let (want, wanted) = watch::channel(None);
+    let asking = runtime.spawn(keep_asking(client, sender, wanted, over.clone()));
     let ending = runtime.spawn(end_on_signal(over.clone()));
-    let shown = show(&receiver, &over, is_colored);
+    let shown = show((&receiver, &want), &over, is_colored);
     over.cancel();
     let _ = runtime.block_on(async { (asking.await, ending.await) });
     shown.map(|()| EXIT_OK)
@@ -84,12 +86,21 @@ fn failed(err: &mut dyn Write, error: &AskError) -> io::Result<u8> {
     Ok(EXIT_FAILED)
 }
 
-async fn ask(client: &AdminClient) -> Result<Snapshot, AskError> {
+/// Everything that is shown, with the explanation of the request `wanted`.
+async fn ask(client: &AdminClient, wanted: Option<String>) -> Result<Snapshot, AskError> {
+    let mut explained = None;
+    if let Some(id) = wanted {
+        let detail = client.get(&format!("/api/v1/requests/{}", segment(&id))).await;
+        let said =
+            detail.map_or_else(|e: AskError| e.to_string(), |detail| explanation(&detail, Style::Plain));
+        explained = Some((id, said));
+    }
     Ok(Snapshot {
         slo: client.get(SLO).await?,
         fleet: client.get(FLEET).await?,
         requests: client.get(REQUESTS).await?,
         drift: client.get(DRIFT).await?,
+        explained,
     })
 }
 
@@ -102,10 +113,19 @@ async fn answers(client: &AdminClient) -> Result<Value, AskError> {
     Ok(Value::Object(all))
 }
 
-async fn keep_asking(client: AdminClient, known: watch::Sender<Known>, over: CancellationToken) {
-    // Sleeping is cancel-safe; an answer that is not awaited is not needed.
-    while over.run_until_cancelled(tokio::time::sleep(INTERVAL)).await.is_some() {
-        let Some(answer) = over.run_until_cancelled(ask(&client)).await else { return };
+async fn keep_asking(
+    client: AdminClient,
+    known: watch::Sender<Known>,
+    mut wanted: watch::Receiver<Option<String>>,
+    over: CancellationToken,
+) {
+    loop {
+        // Both are cancel-safe: the interval is over, or another request is to be explained.
+        let next = tokio::time::timeout(INTERVAL, wanted.changed());
+        let Some(_) = over.run_until_cancelled(next).await else { return };
+        let id = wanted.borrow_and_update().clone();
+        // An answer that is not awaited is not needed.
+        let Some(answer) = over.run_until_cancelled(ask(&client, id)).await else { return };
         known.send_modify(|known| match answer {
             Ok(snapshot) => {
                 known.snapshot = Some(snapshot);
@@ -124,7 +144,11 @@ async fn end_on_signal(over: CancellationToken) {
 }
 
 /// Draws until it is over. `try_init` also restores the terminal on a panic.
-fn show(known: &watch::Receiver<Known>, over: &CancellationToken, is_colored: bool) -> io::Result<()> {
+fn show(
+    (known, want): (&watch::Receiver<Known>, &watch::Sender<Option<String>>),
+    over: &CancellationToken,
+    is_colored: bool,
+) -> io::Result<()> {
     let mut terminal = ratatui::try_init()?;
     let (sender, events) = sync_channel(MAX_EVENTS);
     // When the terminal is gone crossterm's read never returns: a thread of its own, which ends with the process.
@@ -135,9 +159,16 @@ fn show(known: &watch::Receiver<Known>, over: &CancellationToken, is_colored: bo
         if over.is_cancelled() || looking.is_over {
             break Ok(());
         }
-        if !looking.is_paused {
+        if !looking.is_paused || looking.is_open {
             shown = known.borrow().clone();
         }
+        let request = shown.snapshot.as_ref().and_then(|snapshot| looking.wanted(snapshot));
+        want.send_if_modified(|known| {
+            *known != request && {
+                known.clone_from(&request);
+                true
+            }
+        });
         let drawn = terminal.draw(|frame| view::draw(frame, &shown, &mut looking, is_colored));
         match drawn.and_then(|_| next_event(&events)) {
             Ok(Some(Event::Key(key))) => looking.press(key),

@@ -15,6 +15,8 @@ pub(super) struct Snapshot {
     pub(super) fleet: Fleet,
     pub(super) requests: Requests,
     pub(super) drift: Drift,
+    /// The request that was asked for, and what is to be said of it.
+    pub(super) explained: Option<(String, String)>,
 }
 
 /// One row: its cells, and how it stands.
@@ -38,6 +40,8 @@ pub(super) enum Health {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Table {
     pub(super) columns: &'static [(&'static str, u16)],
+    /// Columns that a narrow terminal goes without, the least needed first.
+    pub(super) spare: &'static [usize],
     pub(super) rows: Vec<Row>,
     /// What it says when it has no rows.
     pub(super) empty: &'static str,
@@ -53,6 +57,20 @@ impl Snapshot {
         (health(&self.slo.status), sentence.to_owned())
     }
 
+    /// What is known of a row, a line each; of a request the gateway is asked.
+    pub(super) fn details(&self, table: &Table, row: &Row) -> Vec<String> {
+        let name = row.cells.first().map(String::as_str).unwrap_or_default();
+        let cells = table.columns.iter().zip(&row.cells).filter(|(_, cell)| !cell.is_empty());
+        let mut lines = Vec::from_iter(cells.map(|((name, _), cell)| format!("{name:<12} {cell}")));
+        let is_route = table.columns == ROUTES;
+        for route in self.slo.routes.iter().filter(|route| is_route && route.route == name) {
+            lines.insert(0, route.sentence.clone());
+            let out = route.standing_out.iter();
+            lines.extend(out.map(|who| format!("{:<12} {}: {}", who.dimension, who.name, who.evidence)));
+        }
+        lines
+    }
+
     /// The gateway's version.
     pub(super) fn version(&self) -> &str {
         if self.slo.version.is_empty() { "unknown" } else { &self.slo.version }
@@ -60,22 +78,27 @@ impl Snapshot {
 
     pub(super) fn routes(&self) -> Table {
         let rows = self.slo.routes.iter().map(route).collect();
-        Table { columns: ROUTES, rows, empty: "no routes" }
+        Table { columns: ROUTES, spare: &[4, 10, 8, 1, 9, 7, 3, 5], rows, empty: "no routes" }
     }
 
     pub(super) fn replicas(&self) -> Table {
         let rows = self.fleet.replicas.iter().map(replica).collect();
-        Table { columns: REPLICAS, rows, empty: "no replicas" }
+        Table { columns: REPLICAS, spare: &[3, 1, 12, 10, 8, 9, 5, 11], rows, empty: "no replicas" }
     }
 
     pub(super) fn requests(&self) -> Table {
         let rows = self.requests.requests.iter().map(request).collect();
-        Table { columns: REQUESTS, rows, empty: "no request was slow or failed in the last hour" }
+        Table {
+            columns: REQUESTS,
+            spare: &[4, 1, 8, 6, 0, 7, 2],
+            rows,
+            empty: "no request was slow or failed in the last hour",
+        }
     }
 
     pub(super) fn findings(&self) -> Table {
         let rows = self.drift.active.iter().map(finding).collect();
-        Table { columns: FINDINGS, rows, empty: "no drift was found" }
+        Table { columns: FINDINGS, spare: &[0, 3, 2, 4], rows, empty: "no drift was found" }
     }
 }
 
@@ -114,11 +137,15 @@ fn replica(replica: &Replica) -> Row {
         replica.pool.clone(),
         replica.state.clone(),
         replica.since.map_or_else(String::new, time),
+        format!("{:.1}", replica.recent.per_second),
+        share(replica.recent.share),
+        cell(replica.recent.ttft, time),
+        cell(replica.recent.itl, time),
         count(signals.running),
         count(signals.waiting),
         share(signals.kv_cache_usage),
         replica.inflight.to_string(),
-        cell(signals.age, time),
+        replica.recent.failed.to_string(),
         replica.reason.clone(),
     ];
     Row { cells, health }
@@ -215,11 +242,15 @@ const REPLICAS: &[(&str, u16)] = &[
     ("pool", 14),
     ("state", 9),
     ("since", 9),
+    ("req/s", 6),
+    ("share", 6),
+    ("ttft", 8),
+    ("itl", 8),
     ("running", 7),
     ("waiting", 7),
     ("kv", 6),
     ("in flight", 9),
-    ("seen", 8),
+    ("failed", 6),
     ("reason", 40),
 ];
 const REQUESTS: &[(&str, u16)] = &[

@@ -8,7 +8,6 @@ use serde::de::DeserializeOwned;
 use serde_json::json;
 
 use super::*;
-use crate::api::drift::Drift;
 
 fn incident() -> Known {
     let snapshot = Snapshot {
@@ -31,7 +30,7 @@ fn incident() -> Known {
              "status": 502, "ttft": null, "duration": 0.3, "slo_missed": null, "slo_missed_in": null},
             {"request_id": "r-8", "time": "2026-11-22T12:00:00.000Z", "route": "chat", "replica": "gpu-1", "outcome": "ok",
              "status": 200, "ttft": 14.2, "duration": 16.0, "slo_missed": "ttft", "slo_missed_in": "engine_queue"}]})),
-        drift: Drift::default(),
+        ..Snapshot::default()
     };
     Known { url: "http://127.0.0.1:9090".to_owned(), snapshot: Some(snapshot), trouble: None }
 }
@@ -103,6 +102,25 @@ fn keys_choose_table_row_order_and_filter() {
     assert_eq!((rows[0].cells[9].as_str(), looking.is_paused), ("r-9", true));
     press(&mut looking, &[KeyCode::Char('q')]);
     assert!(looking.is_over);
+}
+
+#[test]
+fn enter_explains_the_selected_row_in_sixty_columns() {
+    let mut known = incident();
+    let mut looking = Looking::default();
+    let (text, _) = drawn(&known, &mut looking, (60, 14));
+    for part in ["most in\nengine_queue at gpu-2", "ttft p99", "14.20 s", "missed in", "⏎ explain"] {
+        assert!(text.contains(part), "{part}\n---\n{text}");
+    }
+    press(&mut looking, &[KeyCode::Char('2'), KeyCode::Enter]);
+    let (text, _) = drawn(&known, &mut looking, (60, 30));
+    assert!(text.contains("reason       answered") && text.contains("kv           31 %"), "{text}");
+    press(&mut looking, &[KeyCode::Esc, KeyCode::Char('3'), KeyCode::Enter]);
+    let (text, _) = drawn(&known, &mut looking, (60, 20));
+    assert!(text.contains("asking the gateway for r-9 …"), "{text}");
+    known.snapshot.as_mut().unwrap().explained = Some(("r-9".to_owned(), "Where the time went".to_owned()));
+    let (text, _) = drawn(&known, &mut looking, (60, 20));
+    assert!(text.contains("Where the time went") && text.contains("esc back"), "{text}");
 }
 
 #[test]

@@ -87,7 +87,8 @@ impl Part {
         (self.ttft.1 > 0.0).then(|| self.ttft.0 / self.ttft.1)
     }
 
-    fn merge(&mut self, other: &Self) {
+    /// Adds everything of another part.
+    pub fn merge(&mut self, other: &Self) {
         self.requests += other.requests;
         self.judged += other.judged;
         self.failures += other.failures;
