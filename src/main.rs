@@ -19,24 +19,22 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => error.exit(),
     };
-    let log = logging::init(&cli.log_level);
+    let log = logging::init(&cli.log_level, cli.log_format);
     let flush_log = log.flusher();
+    let env = |name: &str| std::env::var(name).ok();
     let code = match cli.command {
         Command::Serve(args) => {
             done(process::serve(Launch { source: args.source(), overrides: args.overrides(), log }))
         }
         Command::Check(args) => {
-            let env = |name: &str| std::env::var(name).ok();
             let is_terminal = std::io::stdout().is_terminal() && std::io::stderr().is_terminal();
             let style = Style::for_terminal(is_terminal, &env);
             done(cli::check::run(&args, &env, (&mut std::io::stdout(), &mut std::io::stderr()), style))
         }
         Command::Canary(args) => {
-            let env = |name: &str| std::env::var(name).ok();
             done(cli::canary::run(&args, &env, (&mut std::io::stdout(), &mut std::io::stderr())))
         }
         Command::ColdStart(args) => {
-            let env = |name: &str| std::env::var(name).ok();
             done(cli::cold_start::run(&args, log, &env, (&mut std::io::stdout(), &mut std::io::stderr())))
         }
         Command::Schema => done(writeln!(std::io::stdout(), "{:#}", json_schema())),
@@ -44,19 +42,15 @@ fn main() -> ExitCode {
         Command::Demo(args) => done(showcase::run(&args, log)),
         Command::Sim(args) => done(simulate(&args)),
         Command::Replay(args) => {
-            let env = |name: &str| std::env::var(name).ok();
             done(cli::replay::run(&args, &env, &mut std::io::stdout(), &mut std::io::stderr()))
         }
         Command::Drift(args) => {
-            let env = |name: &str| std::env::var(name).ok();
             done(cli::drift::run(&args, &env, (&mut std::io::stdout(), &mut std::io::stderr())))
         }
         Command::Top(args) => {
-            let env = |name: &str| std::env::var(name).ok();
             done(cli::top::run(&args, &env, (&mut std::io::stdout(), &mut std::io::stderr())))
         }
         Command::Explain(args) => {
-            let env = |name: &str| std::env::var(name).ok();
             let style = Style::of(&std::io::stdout(), &env);
             done(cli::explain::run(&args, &env, (&mut std::io::stdout(), &mut std::io::stderr()), style))
         }

@@ -17,8 +17,9 @@ pub mod serve;
 pub mod showcase;
 pub mod sim;
 mod story;
-pub mod style;
 pub mod top;
+
+pub use crate::observe::style;
 
 use std::ffi::OsString;
 
@@ -36,6 +37,7 @@ use self::serve::ServeArgs;
 use self::sim::SimArgs;
 use self::top::TopArgs;
 use crate::app::logging::LogLevel;
+use crate::observe::style::LogFormat;
 
 /// A latency-aware inference gateway: a drop-in OpenAI endpoint in front of a fleet of vLLM replicas.
 #[derive(Debug, Parser)]
@@ -44,6 +46,9 @@ pub struct Cli {
     /// What is logged to stderr: error, warn, info, debug, trace, off, or filters such as `info,tokenway=debug`
     #[arg(long, global = true, env = "TOKENWAY_LOG_LEVEL", value_name = "LEVEL", default_value = "info")]
     pub log_level: LogLevel,
+    /// How logs are written: auto is text on a terminal and JSON elsewhere
+    #[arg(long, global = true, env = "TOKENWAY_LOG_FORMAT", value_name = "FORMAT", default_value = "auto")]
+    pub log_format: LogFormat,
     /// The subcommand.
     #[command(subcommand)]
     pub command: Command,
@@ -162,7 +167,8 @@ mod tests {
 
     #[test]
     fn wrong_command_lines_are_usage_errors() {
-        let cases: [(&[&str], &str); 9] = [
+        let cases: [(&[&str], &str); 10] = [
+            (&["--upstream", "http://a:1", "--log-format", "xml"], "auto, text, json"),
             (&[], "--config"),
             (&["--config", "a.toml", "--upstream", "http://a:1"], "cannot be used with"),
             (&["--upstream", "a:1"], "http://"),
