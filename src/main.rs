@@ -26,6 +26,15 @@ fn main() -> ExitCode {
         Command::Serve(args) => {
             done(process::serve(Launch { source: args.source(), overrides: args.overrides(), log }))
         }
+        Command::Init(args) => {
+            let is_terminal = std::io::stdin().is_terminal() && std::io::stderr().is_terminal();
+            let mut stdin = std::io::stdin().lock();
+            let questions = is_terminal.then_some(&mut stdin as &mut dyn std::io::BufRead);
+            done(cli::init::run(&args, questions, (&mut std::io::stdout(), &mut std::io::stderr())))
+        }
+        Command::Import(args) => {
+            done(cli::import::run(&args, (&mut std::io::stdout(), &mut std::io::stderr())))
+        }
         Command::Check(args) => {
             let is_terminal = std::io::stdout().is_terminal() && std::io::stderr().is_terminal();
             let style = Style::for_terminal(is_terminal, &env);

@@ -9,8 +9,11 @@ pub mod check;
 pub mod cold_start;
 pub mod completions;
 pub mod demo;
+mod draft;
 pub mod drift;
 pub mod explain;
+pub mod import;
+pub mod init;
 pub mod replay;
 pub mod replay_drift;
 pub mod serve;
@@ -32,6 +35,8 @@ use self::completions::CompletionsArgs;
 use self::demo::DemoArgs;
 use self::drift::DriftArgs;
 use self::explain::ExplainArgs;
+use self::import::ImportArgs;
+use self::init::InitArgs;
 use self::replay::ReplayArgs;
 use self::serve::ServeArgs;
 use self::sim::SimArgs;
@@ -59,6 +64,10 @@ pub struct Cli {
 pub enum Command {
     /// Run the gateway
     Serve(ServeArgs),
+    /// Write a commented configuration file, from flags or from a few questions
+    Init(InitArgs),
+    /// Turn another gateway's flags or file into a configuration; says what could not be mapped
+    Import(ImportArgs),
     /// Check a configuration file: every mistake with its place and a hint
     Check(CheckArgs),
     /// Show the canaries of a gateway; promote, roll back, pause or resume one
@@ -141,6 +150,9 @@ mod tests {
         let args = serve(&["--upstream", "http://a:1", "--upstream", "http://b:2,http://c:3"]).unwrap();
         let Source::Upstreams(endpoints) = args.source() else { panic!() };
         assert_eq!(endpoints.len(), 3);
+        let args = serve(&["--worker-urls", "http://a:1", "http://b:2", "--policy", "prefix"]).unwrap();
+        let Source::Upstreams(endpoints) = args.source() else { panic!() };
+        assert_eq!(endpoints.len(), 2);
     }
 
     #[test]
@@ -167,7 +179,8 @@ mod tests {
 
     #[test]
     fn wrong_command_lines_are_usage_errors() {
-        let cases: [(&[&str], &str); 10] = [
+        let cases: [(&[&str], &str); 11] = [
+            (&["--upstream", "http://a:1", "--policy", "cache_aware"], "cache_aware is called latency here"),
             (&["--upstream", "http://a:1", "--log-format", "xml"], "auto, text, json"),
             (&[], "--config"),
             (&["--config", "a.toml", "--upstream", "http://a:1"], "cannot be used with"),
@@ -215,6 +228,8 @@ mod tests {
         let help = Cli::command().render_long_help().to_string();
         for name in [
             "serve",
+            "init",
+            "import",
             "check",
             "canary",
             "demo",
