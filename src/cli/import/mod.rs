@@ -2,6 +2,7 @@
 //!
 //! The TOML goes to stdout; what could not be mapped goes to stderr, line by line, and makes the exit code 1.
 
+mod litellm;
 mod nginx;
 mod router;
 
@@ -29,6 +30,8 @@ enum From {
     Smg(Flags),
     /// Flags of sglang-router
     SglangRouter(Flags),
+    /// A config.yaml of LiteLLM
+    Litellm(File),
     /// The upstream blocks of an nginx.conf
     Nginx(File),
 }
@@ -92,6 +95,7 @@ pub fn run(args: &ImportArgs, (out, err): (&mut dyn Write, &mut dyn Write)) -> i
         From::VllmRouter(flags) => ("flags of vllm-router", Ok(router::import(&flags.flags, &mut notes))),
         From::Smg(flags) => ("flags of smg", Ok(router::import(&flags.flags, &mut notes))),
         From::SglangRouter(flags) => ("flags of sglang-router", Ok(router::import(&flags.flags, &mut notes))),
+        From::Litellm(File { file }) => ("LiteLLM's file", parsed(file, &mut notes, litellm::import)),
         From::Nginx(File { file }) => ("nginx's upstream blocks", parsed(file, &mut notes, nginx::import)),
     };
     let draft = draft.and_then(|draft| {

@@ -55,6 +55,31 @@ fn a_flag_without_a_counterpart_is_a_line_and_the_exit_code() {
 }
 
 #[test]
+fn a_model_list_becomes_pools_and_routes() {
+    let (code, text, said) = import_file(
+        "litellm",
+        "model_list:\n  - model_name: llama\n    litellm_params: { model: hosted_vllm/meta/llama-8b, api_base: http://a:8000/v1, api_key: os.environ/KEY }\n  \
+         - model_name: llama\n    litellm_params: { model: hosted_vllm/meta/llama-8b, api_base: \"http://b:8000\", api_key: os.environ/KEY, rpm: 5 }\n  \
+         - model_name: gpt-4o\n    litellm_params: { model: openai/gpt-4o }\n\
+         router_settings: { routing_strategy: least-busy, num_retries: 1 }\ngeneral_settings: { master_key: sk-9 }\n",
+    );
+    let config = checked(&text);
+    assert_eq!((code, config.pools.len(), config.pools[0].replicas.len()), (1, 1, 2), "{said}");
+    let route = &config.routes[0];
+    assert_eq!((route.model.as_str(), route.upstream_model.as_deref()), ("llama", Some("meta/llama-8b")));
+    assert_eq!((route.policy, config.retry.attempts), (PolicyName::LeastLoaded, 1));
+    for line in [
+        "(hosted_vllm/meta/llama-8b): rpm: ",
+        "model gpt-4o (openai/gpt-4o): no api_base",
+        "general_settings.master_key: ",
+    ] {
+        assert!(said.contains(line), "{line}\n{said}");
+    }
+    let (code, text, said) = import_file("litellm", "model_list: [\n");
+    assert!(code == 1 && text.is_empty() && said.contains("line"), "{said}");
+}
+
+#[test]
 fn upstream_blocks_become_pools() {
     let (code, text, said) = import_file(
         "nginx",
