@@ -53,6 +53,11 @@ fn main() -> ExitCode {
         Command::Replay(args) => {
             done(cli::replay::run(&args, &env, &mut std::io::stdout(), &mut std::io::stderr()))
         }
+        Command::Bench(args) => {
+            let shows_progress = std::io::stderr().is_terminal();
+            let outputs = (&mut std::io::stdout() as _, &mut std::io::stderr() as _);
+            done(cli::bench::run(&args, &env, outputs, shows_progress))
+        }
         Command::Drift(args) => {
             done(cli::drift::run(&args, &env, (&mut std::io::stdout(), &mut std::io::stderr())))
         }

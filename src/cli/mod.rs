@@ -4,6 +4,7 @@
 //! are 0 (success), 1 (failure) and 2 (usage error). Parsing has no effects: nothing is loaded or printed here.
 
 pub mod admin_client;
+pub mod bench;
 pub mod canary;
 pub mod check;
 pub mod cold_start;
@@ -28,6 +29,7 @@ use std::ffi::OsString;
 
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
+use self::bench::BenchArgs;
 use self::canary::CanaryArgs;
 use self::check::CheckArgs;
 use self::cold_start::ColdStartArgs;
@@ -82,6 +84,8 @@ pub enum Command {
     Drift(DriftArgs),
     /// Run recorded requests in simulated time
     Replay(ReplayArgs),
+    /// Send requests at a rate or by a trace, open loop, and say what came of them
+    Bench(BenchArgs),
     /// Show a running gateway in the terminal: routes, replicas, slow requests, findings
     Top(TopArgs),
     /// Explain one request of a running gateway: where its time went and why that replica
@@ -236,6 +240,7 @@ mod tests {
             "sim",
             "drift",
             "replay",
+            "bench",
             "top",
             "explain",
             "schema",
