@@ -203,6 +203,25 @@ mod tests {
         }
     }
 
+    #[test]
+    fn the_tutorial_has_commands_that_parse_and_a_file_that_passes_check() {
+        let text = include_str!("../../docs/getting-started.md");
+        let blocks = |kind: &str| -> Vec<&str> {
+            let begin = format!("```{kind}\n");
+            text.split(begin.as_str()).skip(1).filter_map(|rest| rest.split("```").next()).collect()
+        };
+        let lines = blocks("sh").into_iter().flat_map(str::lines);
+        let commands: Vec<_> = lines.filter(|line| line.starts_with("tokenway ")).collect();
+        assert!(commands.len() > 8, "{commands:?}");
+        for command in commands {
+            let words = command.split_whitespace().take_while(|word| !["#", ">"].contains(word));
+            assert!(Cli::read(words).is_ok(), "{command}");
+        }
+        for file in blocks("toml") {
+            crate::config::check::check_str("gateway.toml", file, &|_| None).unwrap();
+        }
+    }
+
     /// `TOKENWAY_UPDATE_DOCS=1` writes the document instead.
     #[test]
     fn the_document_shows_every_subcommand_as_its_help_does() {
