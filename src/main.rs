@@ -19,24 +19,31 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => error.exit(),
     };
-    let log = logging::init(&cli.log_level);
+    let log = logging::init(&cli.log_level, cli.log_format);
     let flush_log = log.flusher();
+    let env = |name: &str| std::env::var(name).ok();
     let code = match cli.command {
         Command::Serve(args) => {
             done(process::serve(Launch { source: args.source(), overrides: args.overrides(), log }))
         }
+        Command::Init(args) => {
+            let is_terminal = std::io::stdin().is_terminal() && std::io::stderr().is_terminal();
+            let mut stdin = std::io::stdin().lock();
+            let questions = is_terminal.then_some(&mut stdin as &mut dyn std::io::BufRead);
+            done(cli::init::run(&args, questions, (&mut std::io::stdout(), &mut std::io::stderr())))
+        }
+        Command::Import(args) => {
+            done(cli::import::run(&args, (&mut std::io::stdout(), &mut std::io::stderr())))
+        }
         Command::Check(args) => {
-            let env = |name: &str| std::env::var(name).ok();
             let is_terminal = std::io::stdout().is_terminal() && std::io::stderr().is_terminal();
             let style = Style::for_terminal(is_terminal, &env);
             done(cli::check::run(&args, &env, (&mut std::io::stdout(), &mut std::io::stderr()), style))
         }
         Command::Canary(args) => {
-            let env = |name: &str| std::env::var(name).ok();
             done(cli::canary::run(&args, &env, (&mut std::io::stdout(), &mut std::io::stderr())))
         }
         Command::ColdStart(args) => {
-            let env = |name: &str| std::env::var(name).ok();
             done(cli::cold_start::run(&args, log, &env, (&mut std::io::stdout(), &mut std::io::stderr())))
         }
         Command::Schema => done(writeln!(std::io::stdout(), "{:#}", json_schema())),
@@ -44,19 +51,20 @@ fn main() -> ExitCode {
         Command::Demo(args) => done(showcase::run(&args, log)),
         Command::Sim(args) => done(simulate(&args)),
         Command::Replay(args) => {
-            let env = |name: &str| std::env::var(name).ok();
             done(cli::replay::run(&args, &env, &mut std::io::stdout(), &mut std::io::stderr()))
         }
+        Command::Bench(args) => {
+            let shows_progress = std::io::stderr().is_terminal();
+            let outputs = (&mut std::io::stdout() as _, &mut std::io::stderr() as _);
+            done(cli::bench::run(&args, &env, outputs, shows_progress))
+        }
         Command::Drift(args) => {
-            let env = |name: &str| std::env::var(name).ok();
             done(cli::drift::run(&args, &env, (&mut std::io::stdout(), &mut std::io::stderr())))
         }
         Command::Top(args) => {
-            let env = |name: &str| std::env::var(name).ok();
             done(cli::top::run(&args, &env, (&mut std::io::stdout(), &mut std::io::stderr())))
         }
         Command::Explain(args) => {
-            let env = |name: &str| std::env::var(name).ok();
             let style = Style::of(&std::io::stdout(), &env);
             done(cli::explain::run(&args, &env, (&mut std::io::stdout(), &mut std::io::stderr()), style))
         }

@@ -1,6 +1,6 @@
 //! File descriptors: how many connections fit under RLIMIT_NOFILE.
 
-use crate::config::Config;
+use crate::config::{Config, Server};
 
 /// `server.max_connections`, or what fits: every client may need a connection to a replica as well, and probes, scrapes,
 /// ports and logs need theirs. Says so where it is less.
@@ -11,13 +11,20 @@ pub(super) fn fitting_connections(config: &Config) -> usize {
     let fitting = fitting(open_files, replicas);
     if fitting < wanted {
         let needed = 2 * wanted as u64 + reserved(replicas);
-        tracing::warn!(
-            open_files,
-            needed,
-            fitting,
-            "RLIMIT_NOFILE is too low for server.max_connections = {wanted}: raise it (LimitNOFILE=, ulimit -n) to \
-             {needed}; until then {fitting} clients are served at a time"
-        );
+        if config.server.max_connections == Server::default().max_connections {
+            // Nobody asked for so many.
+            tracing::info!(
+                "up to {fitting} clients at a time: RLIMIT_NOFILE is {open_files} ({wanted} need {needed})"
+            );
+        } else {
+            tracing::warn!(
+                open_files,
+                needed,
+                fitting,
+                "RLIMIT_NOFILE is too low for server.max_connections = {wanted}: raise it (LimitNOFILE=, ulimit -n) to \
+                 {needed}; until then {fitting} clients are served at a time"
+            );
+        }
     }
     fitting.min(wanted)
 }

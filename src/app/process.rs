@@ -164,6 +164,7 @@ impl Running {
         let around = Surroundings { clock, build: BuildInfo::THIS, background, instance, fleet };
         let observers = Observers::start(&config, around, foundation.data_path(), tap)?;
         observers.observer.metrics().count_log_drops(launch.log.drops());
+        observers.observer.write_as(launch.log.format());
 
         let failed = |source| StartError::AdminListen { addr, source };
         // A socket belongs to the runtime that is entered when it is made.
@@ -264,6 +265,22 @@ impl Running {
         let replicas: usize = config.pools.iter().map(|p| p.replicas.len()).sum();
         let routes: Vec<&str> = config.routes.iter().map(|r| &*r.name).collect();
         let policies: Vec<&str> = config.routes.iter().map(|r| r.policy.as_str()).collect();
+        if !config.server.listen.ip().is_loopback() && config.tenants.is_empty() {
+            tracing::warn!(
+                listen = %config.server.listen,
+                "the data port is open to the network and no [[tenant]] asks for a key"
+            );
+        }
+        if self.launch.log.is_text() {
+            let (version, pools, data) = (BuildInfo::THIS.version, config.pools.len(), self.app.data);
+            tracing::info!(
+                "tokenway {version}: pools: {pools}, replicas: {replicas}, routes: {}",
+                routes.join(" ")
+            );
+            tracing::info!("gateway {scheme}://{data}  (OpenAI API)");
+            tracing::info!("page    http://{}/", self.admin);
+            return;
+        }
         tracing::info!(
             version = BuildInfo::THIS.version,
             data = format!("{scheme}://{}", self.app.data),
@@ -277,12 +294,6 @@ impl Running {
             otlp = config.telemetry.otlp.as_ref().map_or("off", |o| &*o.traces_endpoint),
             "tokenway is listening"
         );
-        if !config.server.listen.ip().is_loopback() && config.tenants.is_empty() {
-            tracing::warn!(
-                listen = %config.server.listen,
-                "the data port is open to the network and no [[tenant]] asks for a key"
-            );
-        }
     }
 }
 

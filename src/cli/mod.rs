@@ -4,26 +4,32 @@
 //! are 0 (success), 1 (failure) and 2 (usage error). Parsing has no effects: nothing is loaded or printed here.
 
 pub mod admin_client;
+pub mod bench;
 pub mod canary;
 pub mod check;
 pub mod cold_start;
 pub mod completions;
 pub mod demo;
+mod draft;
 pub mod drift;
 pub mod explain;
+pub mod import;
+pub mod init;
 pub mod replay;
 pub mod replay_drift;
 pub mod serve;
 pub mod showcase;
 pub mod sim;
 mod story;
-pub mod style;
 pub mod top;
+
+pub use crate::observe::style;
 
 use std::ffi::OsString;
 
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
+use self::bench::BenchArgs;
 use self::canary::CanaryArgs;
 use self::check::CheckArgs;
 use self::cold_start::ColdStartArgs;
@@ -31,11 +37,14 @@ use self::completions::CompletionsArgs;
 use self::demo::DemoArgs;
 use self::drift::DriftArgs;
 use self::explain::ExplainArgs;
+use self::import::ImportArgs;
+use self::init::InitArgs;
 use self::replay::ReplayArgs;
 use self::serve::ServeArgs;
 use self::sim::SimArgs;
 use self::top::TopArgs;
 use crate::app::logging::LogLevel;
+use crate::observe::style::LogFormat;
 
 /// A latency-aware inference gateway: a drop-in OpenAI endpoint in front of a fleet of vLLM replicas.
 #[derive(Debug, Parser)]
@@ -44,6 +53,9 @@ pub struct Cli {
     /// What is logged to stderr: error, warn, info, debug, trace, off, or filters such as `info,tokenway=debug`
     #[arg(long, global = true, env = "TOKENWAY_LOG_LEVEL", value_name = "LEVEL", default_value = "info")]
     pub log_level: LogLevel,
+    /// How logs are written: auto is text on a terminal and JSON elsewhere
+    #[arg(long, global = true, env = "TOKENWAY_LOG_FORMAT", value_name = "FORMAT", default_value = "auto")]
+    pub log_format: LogFormat,
     /// The subcommand.
     #[command(subcommand)]
     pub command: Command,
@@ -54,6 +66,10 @@ pub struct Cli {
 pub enum Command {
     /// Run the gateway
     Serve(ServeArgs),
+    /// Write a commented configuration file, from flags or from a few questions
+    Init(InitArgs),
+    /// Turn another gateway's flags or file into a configuration; says what could not be mapped
+    Import(ImportArgs),
     /// Check a configuration file: every mistake with its place and a hint
     Check(CheckArgs),
     /// Show the canaries of a gateway; promote, roll back, pause or resume one
@@ -68,6 +84,8 @@ pub enum Command {
     Drift(DriftArgs),
     /// Run recorded requests in simulated time
     Replay(ReplayArgs),
+    /// Send requests at a rate or by a trace, open loop, and say what came of them
+    Bench(BenchArgs),
     /// Show a running gateway in the terminal: routes, replicas, slow requests, findings
     Top(TopArgs),
     /// Explain one request of a running gateway: where its time went and why that replica
@@ -136,6 +154,9 @@ mod tests {
         let args = serve(&["--upstream", "http://a:1", "--upstream", "http://b:2,http://c:3"]).unwrap();
         let Source::Upstreams(endpoints) = args.source() else { panic!() };
         assert_eq!(endpoints.len(), 3);
+        let args = serve(&["--worker-urls", "http://a:1", "http://b:2", "--policy", "prefix"]).unwrap();
+        let Source::Upstreams(endpoints) = args.source() else { panic!() };
+        assert_eq!(endpoints.len(), 2);
     }
 
     #[test]
@@ -162,7 +183,9 @@ mod tests {
 
     #[test]
     fn wrong_command_lines_are_usage_errors() {
-        let cases: [(&[&str], &str); 9] = [
+        let cases: [(&[&str], &str); 11] = [
+            (&["--upstream", "http://a:1", "--policy", "cache_aware"], "cache_aware is called latency here"),
+            (&["--upstream", "http://a:1", "--log-format", "xml"], "auto, text, json"),
             (&[], "--config"),
             (&["--config", "a.toml", "--upstream", "http://a:1"], "cannot be used with"),
             (&["--upstream", "a:1"], "http://"),
@@ -177,6 +200,25 @@ mod tests {
             let error = serve(args).unwrap_err();
             assert_eq!(error.exit_code(), 2, "{args:?}");
             assert!(error.to_string().contains(said), "{args:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn the_tutorial_has_commands_that_parse_and_a_file_that_passes_check() {
+        let text = include_str!("../../docs/getting-started.md");
+        let blocks = |kind: &str| -> Vec<&str> {
+            let begin = format!("```{kind}\n");
+            text.split(begin.as_str()).skip(1).filter_map(|rest| rest.split("```").next()).collect()
+        };
+        let lines = blocks("sh").into_iter().flat_map(str::lines);
+        let commands: Vec<_> = lines.filter(|line| line.starts_with("tokenway ")).collect();
+        assert!(commands.len() > 8, "{commands:?}");
+        for command in commands {
+            let words = command.split_whitespace().take_while(|word| !["#", ">"].contains(word));
+            assert!(Cli::read(words).is_ok(), "{command}");
+        }
+        for file in blocks("toml") {
+            crate::config::check::check_str("gateway.toml", file, &|_| None).unwrap();
         }
     }
 
@@ -209,12 +251,15 @@ mod tests {
         let help = Cli::command().render_long_help().to_string();
         for name in [
             "serve",
+            "init",
+            "import",
             "check",
             "canary",
             "demo",
             "sim",
             "drift",
             "replay",
+            "bench",
             "top",
             "explain",
             "schema",

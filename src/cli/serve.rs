@@ -3,14 +3,14 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use clap::builder::{PossibleValuesParser, TypedValueParser as _};
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser as _};
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args};
 
 use crate::config::check::{parse_endpoint, parse_http_url, parse_model_name};
 use crate::config::load::Source;
-use crate::config::{Endpoint, Overrides, PolicyName};
+use crate::config::{Endpoint, FOREIGN_POLICIES, Overrides, PolicyName};
 
 /// Arguments of `tokenway serve`.
 #[derive(Args, Clone, Debug)]
@@ -19,7 +19,7 @@ pub struct ServeArgs {
     #[arg(long, env = "TOKENWAY_CONFIG", value_name = "FILE")]
     config: Option<PathBuf>,
     /// Replica to serve without a file; may be repeated
-    #[arg(long, env = "TOKENWAY_UPSTREAM", value_name = "URL", value_delimiter = ',', value_parser = parse_endpoint)]
+    #[arg(long, alias = "worker-urls", num_args = 1.., env = "TOKENWAY_UPSTREAM", value_name = "URL", value_delimiter = ',', value_parser = parse_endpoint)]
     upstream: Vec<Endpoint>,
     /// Address of the data port [default: the file's, else 127.0.0.1:8080]
     #[arg(long, env = "TOKENWAY_LISTEN", value_name = "ADDRESS")]
@@ -83,8 +83,13 @@ fn usage(kind: ErrorKind, message: &str) -> clap::Error {
 }
 
 fn policies() -> impl clap::builder::TypedValueParser<Value = PolicyName> {
-    PossibleValuesParser::new(PolicyName::ALL.map(PolicyName::as_str)).try_map(|name| {
-        PolicyName::ALL.into_iter().find(|policy| policy.as_str() == name).ok_or("unknown policy")
+    let own = PolicyName::ALL.map(|policy| PossibleValue::new(policy.as_str()));
+    // Known, so that the error says what they are called here.
+    let foreign = FOREIGN_POLICIES.iter().map(|(name, _)| PossibleValue::new(name).hide(true));
+    PossibleValuesParser::new(own.into_iter().chain(foreign)).try_map(|name| {
+        let policy = PolicyName::from_elsewhere(&name).ok_or("unknown policy".to_owned())?;
+        let is_own = policy.as_str() == name;
+        if is_own { Ok(policy) } else { Err(format!("{name} is called {} here", policy.as_str())) }
     })
 }
 

@@ -406,7 +406,41 @@ impl PolicyName {
             Self::RoundRobin => "round_robin",
         }
     }
+
+    /// Ours for a name that other gateways have.
+    #[must_use]
+    pub fn from_elsewhere(name: &str) -> Option<Self> {
+        let own = |policy: &Self| policy.as_str() == name;
+        Self::ALL.into_iter().find(own).or_else(|| {
+            let foreign = FOREIGN_POLICIES.iter().find(|(foreign, _)| *foreign == name.replace('-', "_"));
+            foreign.map(|(_, policy)| *policy)
+        })
+    }
 }
+
+/// Policies of vllm-router, SMG, sglang-router, LiteLLM, nginx, Envoy and AIBrix.
+pub(crate) const FOREIGN_POLICIES: &[(&str, PolicyName)] = &[
+    ("cache_aware", PolicyName::Latency),
+    ("latency_based_routing", PolicyName::Latency),
+    ("least_latency", PolicyName::Latency),
+    ("kv_aware", PolicyName::Latency),
+    ("prefix_hash", PolicyName::Prefix),
+    ("prefix_aware", PolicyName::Prefix),
+    ("prefix_cache", PolicyName::Prefix),
+    ("power_of_two", PolicyName::LeastLoaded),
+    ("least_load", PolicyName::LeastLoaded),
+    ("least_conn", PolicyName::LeastLoaded),
+    ("least_request", PolicyName::LeastLoaded),
+    ("least_busy", PolicyName::LeastLoaded),
+    ("consistent_hash", PolicyName::Session),
+    ("consistent_hashing", PolicyName::Session),
+    ("ip_hash", PolicyName::Session),
+    ("hash", PolicyName::Session),
+    ("manual", PolicyName::Session),
+    ("random", PolicyName::RoundRobin),
+    ("roundrobin", PolicyName::RoundRobin),
+    ("simple_shuffle", PolicyName::RoundRobin),
+];
 
 /// `route.client_may`
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -110,7 +110,7 @@ impl Prober {
         replica.own.misses.store(*misses, Ordering::Relaxed);
         self.apply(&result, *misses, sent);
         if *misses == MISSES_TO_WARN && replica.state().is_coming() {
-            self.warn_of_misses(*misses);
+            self.warn_of_misses();
         }
         if let ProbeResult::Answered(kind) = result
             && (warms_again || replica.state() == ReplicaState::Warming)
@@ -122,9 +122,9 @@ impl Prober {
     }
 
     /// It has answered no probe yet, and no change of state would ever say so.
-    fn warn_of_misses(&self, failures: u32) {
-        let (pool, replica, reason) = (&self.pool.name, self.replica.name(), self.replica.reason());
-        tracing::warn!(%pool, %replica, failures, %reason, "replica has answered no probe yet: it gets no traffic until it does");
+    fn warn_of_misses(&self) {
+        let (pool, replica, why) = (&*self.pool.name, &*self.replica.name(), self.replica.why_unready());
+        tracing::warn!(pool, replica, "{why}; it gets no traffic until it answers a probe");
     }
 
     /// Waits until something is due; `None` once the replica is removed.
@@ -409,6 +409,6 @@ const AUTO_ORDER: [ProbeKind; 4] =
 const FIRST_RETRY: Duration = Duration::from_millis(250);
 const MISSES_TO_EJECT: u32 = 2;
 /// In a row, of one that has not answered yet: some four seconds of refused connects.
-const MISSES_TO_WARN: u32 = 5;
+const MISSES_TO_WARN: u32 = 3;
 /// Without evidence, no prompt is computed for longer: half of the default of `timeouts.first_token`.
 const LONG_PREFILL: Duration = Duration::from_secs(30);

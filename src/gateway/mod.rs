@@ -55,6 +55,7 @@ use crate::admission::TenantLimiter;
 use crate::clock::Clock;
 use crate::digits;
 use crate::error::{ErrorShape, Failure};
+use crate::listener::tls::HandshakeFault;
 use crate::listener::{Handler, HeadFault, KillSwitch, Peer};
 use crate::observe::Observer;
 use crate::observe::metrics::GaugeGuard;
@@ -164,6 +165,10 @@ impl Handler for Service {
         };
         self.0.observer.metrics().families.requests.http_rejected.inc([failure.code()]);
         reply::unreadable(&failure)
+    }
+
+    fn handshake_failed(&self, fault: HandshakeFault) {
+        self.0.observer.metrics().families.process.tls_failures.inc([fault.as_str()]);
     }
 
     fn panicked(&self) -> Response<ReplyBody> {

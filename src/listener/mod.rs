@@ -42,7 +42,7 @@ use self::independently_woken::IndependentlyWoken;
 use self::panics::Caught;
 use self::phase::{Busy, BusyBody, ConnectionPhase, EndGuard, PhaseDeadlines, PhaseIo};
 use self::socket::ClientStream;
-use self::tls::TlsSlot;
+use self::tls::{HandshakeFault, TlsSlot};
 use crate::clock::Clock;
 use crate::config::Config;
 
@@ -69,6 +69,9 @@ pub trait Handler: Clone + Send + Sync + 'static {
 
     /// Responds to a head that could not be parsed.
     fn reject(&self, fault: HeadFault) -> Response<Bytes>;
+
+    /// A client's TLS handshake failed.
+    fn handshake_failed(&self, _: HandshakeFault) {}
 
     /// Responds to a request that is not served because of its head; its connection closes.
     fn refuse(&self, fault: HeadFault) -> Response<Self::Body>;
@@ -217,6 +220,16 @@ async fn serve_tls<H: Handler>(socket: TcpStream, tls: Arc<TlsSlot>, mut accepte
     let limits = &accepted.serving.limits;
     // The first head is due from accept, so a handshake cannot take longer than that.
     let bound = limits.tls_handshake_timeout.min(limits.header_timeout);
+    let client = socket.peer_addr().ok().map(|peer| peer.to_string());
+    let handler = accepted.handler.clone();
+    let failed = |fault: HandshakeFault, error: &dyn std::fmt::Display| {
+        handler.handshake_failed(fault);
+        match fault {
+            // Health checks of load balancers connect and leave.
+            HandshakeFault::Closed => tracing::debug!(client, %error, "tls handshake failed"),
+            _ => tracing::warn!(client, reason = fault.as_str(), "tls handshake failed: {error}"),
+        }
+    };
     let handshake = tokio::time::timeout(bound, async {
         if clear_text::begins(&socket).await? { Ok(Err(socket)) } else { tls.accept(socket).await.map(Ok) }
     });
@@ -233,8 +246,8 @@ async fn serve_tls<H: Handler>(socket: TcpStream, tls: Arc<TlsSlot>, mut accepte
             let refusal = accepted.handler.reject(HeadFault::ClearText);
             let _ = tokio::time::timeout(bound, clear_text::refuse(socket, &refusal)).await;
         }
-        Ok(Err(error)) => tracing::debug!(%error, "tls handshake failed"),
-        Err(_) => tracing::debug!("tls handshake timed out"),
+        Ok(Err(error)) => failed(HandshakeFault::of(&error), &error),
+        Err(_) => failed(HandshakeFault::Timeout, &format_args!("no handshake within {bound:?}")),
     }
 }
 

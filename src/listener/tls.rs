@@ -43,6 +43,50 @@ pub enum TlsError {
     Config(#[from] rustls::Error),
 }
 
+/// Why a client's handshake failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HandshakeFault {
+    /// Mutual TLS: it showed no certificate, or one that is not accepted.
+    ClientCertificate,
+    /// It refused ours.
+    Alert,
+    /// It does not speak TLS as we do.
+    Protocol,
+    /// It left.
+    Closed,
+    /// It took too long.
+    Timeout,
+}
+
+impl HandshakeFault {
+    /// Every value of the label `reason`.
+    pub const LABELS: &[&str] = &["client_certificate", "alert", "protocol", "closed", "timeout"];
+
+    pub(super) fn of(error: &std::io::Error) -> Self {
+        let inner = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
+        match inner {
+            Some(rustls::Error::InvalidCertificate(_) | rustls::Error::NoCertificatesPresented) => {
+                Self::ClientCertificate
+            }
+            Some(rustls::Error::AlertReceived(_)) => Self::Alert,
+            Some(_) => Self::Protocol,
+            None => Self::Closed,
+        }
+    }
+
+    /// The label `reason`.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::ClientCertificate => "client_certificate",
+            Self::Alert => "alert",
+            Self::Protocol => "protocol",
+            Self::Closed => "closed",
+            Self::Timeout => "timeout",
+        }
+    }
+}
+
 impl TlsSlot {
     /// Reads certificate, key and client CA.
     ///

@@ -4,7 +4,7 @@
 //! and counts them. For the access log and the log on stderr.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, Write};
+use std::io::{self, IsTerminal as _, Write};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -58,6 +58,12 @@ impl LogOutput {
     /// When it cannot be opened.
     pub fn file(path: &Path) -> io::Result<Self> {
         Ok(Self { file: append(path)?, path: Some(path.to_owned()) })
+    }
+
+    /// Whether people read it.
+    #[must_use]
+    pub fn is_terminal(&self) -> bool {
+        self.file.is_terminal()
     }
 }
 

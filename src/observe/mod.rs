@@ -26,6 +26,7 @@ mod shadow;
 pub(crate) mod slo;
 pub mod spans;
 pub(crate) mod stages;
+pub mod style;
 pub mod windows;
 
 use std::io;
@@ -199,6 +200,13 @@ impl Observer {
             clock,
             stop,
         })
+    }
+
+    /// Writes the access log as the process' log is written: for a process that has one.
+    pub fn write_as(&self, format: style::LogFormat) {
+        if let Some(log) = &self.access_log {
+            log.write_as(format);
+        }
     }
 
     /// Registers a further observer.

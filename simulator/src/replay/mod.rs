@@ -20,7 +20,7 @@ pub use grid::run_grid;
 pub use hardware::{qwen_32b_on_two_a100, qwen_32b_on_two_h100};
 pub use router::{Arrival, Bounds, Ended, Fleet, RequestId, Router};
 pub use run::{Scenario, run};
-pub use tally::{Figures, Prediction};
+pub use tally::{Figures, Measured, Prediction};
 pub use trace::{BLOCK_TOKENS, Trace, TraceError, TraceRequest};
 pub use workload::Demand;
 

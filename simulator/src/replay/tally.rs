@@ -13,19 +13,26 @@ use super::router::{Bounds, RequestId};
 use super::workload::Planned;
 
 /// What was measured of one request.
-#[derive(Clone, Debug)]
-pub(super) struct Measured {
-    arrived: Stamp,
-    prompt: u64,
-    /// When the router sent it; `None` where it was refused.
-    sent: Option<Stamp>,
-    predicted_ttft: Option<Duration>,
-    first_token: Option<Stamp>,
-    last_token: Stamp,
-    tokens: u64,
+#[derive(Clone, Debug, Default)]
+pub struct Measured {
+    /// When it came, or was due.
+    pub arrived: Stamp,
+    /// Prompt tokens.
+    pub prompt: u64,
+    /// When it was sent; `None` where it was refused.
+    pub sent: Option<Stamp>,
+    /// TTFT that the router predicted.
+    pub predicted_ttft: Option<Duration>,
+    /// When its first token came.
+    pub first_token: Option<Stamp>,
+    /// When its last token came.
+    pub last_token: Stamp,
+    /// Tokens of the answer.
+    pub tokens: u64,
     /// Prompt tokens that the engine had cached.
-    pub(super) cached: u64,
-    is_failed: bool,
+    pub cached: u64,
+    /// It has no complete answer.
+    pub is_failed: bool,
 }
 
 impl Measured {
@@ -33,13 +40,8 @@ impl Measured {
         Self {
             arrived: planned.at,
             prompt: planned.request.prompt,
-            sent: None,
-            predicted_ttft: None,
-            first_token: None,
             last_token: planned.at,
-            tokens: 0,
-            cached: 0,
-            is_failed: false,
+            ..Self::default()
         }
     }
 
@@ -75,6 +77,7 @@ impl Measured {
             _ => true,
         };
         self.first_token.is_some()
+            && !self.is_failed
             && within(self.ttft(), bounds.ttft_of(self.prompt))
             && within(self.tpot(), bounds.tpot)
             && within(Some(self.last_token.since(self.arrived)), bounds.e2e)
@@ -226,6 +229,14 @@ pub struct Figures {
     pub failed: f64,
     /// Absent where the router predicts nothing.
     pub prediction: Option<Prediction>,
+}
+
+impl Figures {
+    /// Those of requests that were measured elsewhere, in the order of arrival.
+    #[must_use]
+    pub fn of(requests: Vec<Measured>, bounds: &Bounds) -> Self {
+        Tally { requests, served: Vec::new() }.figures(bounds, 0)
+    }
 }
 
 /// Predicted against actual TTFT, both from the moment of sending.

@@ -5,6 +5,7 @@
 //! can fill it. A bare level is that of the gateway's own code: dependencies are at `error` unless they are named.
 
 mod rate;
+mod text;
 
 use std::io::{self, IsTerminal as _};
 use std::panic::PanicHookInfo;
@@ -22,10 +23,12 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{EnvFilter, Registry, reload};
 
 use self::rate::RateLimit;
+use self::text::TextLines;
 use crate::clock::Clock;
 use crate::observe::line_writer::{LineWriter, LogOutput, LostLines};
 use crate::observe::metrics::LogDrops;
 use crate::observe::rfc3339;
+use crate::observe::style::{LogFormat, Style};
 
 /// A log level, or comma-separated filters.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,6 +72,7 @@ pub struct LogFilter {
     filter: reload::Handle<EnvFilter, Registry>,
     text: Mutex<String>,
     lines: Arc<StderrLines>,
+    format: LogFormat,
 }
 
 impl LogFilter {
@@ -88,6 +92,16 @@ impl LogFilter {
         Ok(())
     }
 
+    /// How logs are written.
+    pub fn format(&self) -> LogFormat {
+        self.format
+    }
+
+    /// Whether people read it.
+    pub fn is_text(&self) -> bool {
+        self.lines.style.is_some()
+    }
+
     /// Counts of lines that were not written, for the metrics.
     pub fn drops(&self) -> Arc<LogDrops> {
         Arc::clone(&self.lines.dropped)
@@ -105,16 +119,17 @@ impl LogFilter {
 struct StderrLines {
     /// `None` if its thread could not be started: then there is no log.
     writer: Option<LineWriter>,
-    is_json: bool,
+    /// `None` is JSON.
+    style: Option<Style>,
     dropped: Arc<LogDrops>,
 }
 
 impl StderrLines {
-    fn start(is_json: bool) -> Arc<Self> {
+    fn start(style: Option<Style>) -> Arc<Self> {
         let dropped = Arc::new(LogDrops::default());
         let lost = Lost(Arc::clone(&dropped));
         let writer = LogOutput::stderr().and_then(|stderr| LineWriter::start("log", stderr, lost)).ok();
-        Arc::new(Self { writer, is_json, dropped })
+        Arc::new(Self { writer, style, dropped })
     }
 
     fn add(&self, line: &[u8]) {
@@ -134,12 +149,11 @@ impl StderrLines {
         let (time, level, target) = (rfc3339::utc(clock.wall(clock.now())), place.level(), place.target());
         let said = format!("{count} lines like the next one were left out");
         self.add(
-            if self.is_json {
-                format!(
+            match self.style {
+                None => format!(
                     "{{\"timestamp\":\"{time}\",\"level\":\"{level}\",\"message\":\"{said}\",\"target\":\"{target}\"}}\n"
-                )
-            } else {
-                format!("{time} {level:>5} {target}: {said}\n")
+                ),
+                Some(style) => text::line(style, &time, *level, &said),
             }
             .as_bytes(),
         );
@@ -172,23 +186,22 @@ impl LostLines for Lost {
 }
 
 /// Starts logging; a subscriber that was installed before stays.
-pub fn init(level: &LogLevel) -> LogFilter {
+pub fn init(level: &LogLevel, format: LogFormat) -> LogFilter {
     let (filter, handle) = reload::Layer::new(level.filter());
-    let is_json = !io::stderr().is_terminal();
-    let queue = StderrLines::start(is_json);
+    let style = format.text(io::stderr().is_terminal());
+    let queue = StderrLines::start(style);
     let writer = Arc::clone(&queue);
     let lines = tracing_subscriber::fmt::layer().with_writer(move || StderrLine(Arc::clone(&writer)));
     let (registry, limit) = (tracing_subscriber::registry().with(filter), RateLimit::new(Arc::clone(&queue)));
-    let started = if is_json {
-        registry.with(lines.json().flatten_event(true).with_filter(limit)).try_init()
-    } else {
-        registry.with(lines.with_filter(limit)).try_init()
+    let started = match style {
+        None => registry.with(lines.json().flatten_event(true).with_filter(limit)).try_init(),
+        Some(style) => registry.with(lines.event_format(TextLines::new(style)).with_filter(limit)).try_init(),
     };
     match started {
         Ok(()) => std::panic::set_hook(Box::new(log_panic)),
         Err(_) => tracing::debug!("logging was started before"),
     }
-    LogFilter { filter: handle, text: Mutex::new(level.0.clone()), lines: queue }
+    LogFilter { filter: handle, text: Mutex::new(level.0.clone()), lines: queue, format }
 }
 
 /// The default hook writes to stderr itself, and would wait for whoever does not read it.

@@ -99,8 +99,13 @@ pub(super) fn summary(config: &Config, out: &mut dyn Write) -> io::Result<()> {
         }
     }
     for tenant in &config.tenants {
-        let keys = counted(tenant.key_digests.len(), "key");
-        writeln!(out, "  tenant {}: {keys}", tenant.name)?;
+        let token = config.jwt.as_ref().map(|_| "by JWT".to_owned());
+        let names = Some(tenant.client_names.len()).filter(|n| *n > 0);
+        let keys = Some(tenant.key_digests.len()).filter(|n| *n > 0);
+        let ways = [keys.map(|n| counted(n, "key")), names.map(|n| counted(n, "certificate name")), token];
+        let ways: Vec<_> = ways.into_iter().flatten().collect();
+        let known = if ways.is_empty() { "by header only".to_owned() } else { ways.join(", ") };
+        writeln!(out, "  tenant {}: {known}", tenant.name)?;
     }
     writeln!(out, "  data on {}, admin on {}", config.server.listen, config.admin.listen)
 }

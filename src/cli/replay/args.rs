@@ -147,7 +147,7 @@ fn fleet(text: &str) -> Result<NonZeroUsize, String> {
     if replicas.get() > MAX_REPLICAS { Err(format!("at most {MAX_REPLICAS}")) } else { Ok(replicas) }
 }
 
-fn positive(text: &str) -> Result<f64, String> {
+pub(in crate::cli) fn positive(text: &str) -> Result<f64, String> {
     let number = text.parse::<f64>().map_err(|error| error.to_string())?;
     if number.is_finite() && number > 0.0 { Ok(number) } else { Err("must be above zero".into()) }
 }
@@ -164,7 +164,7 @@ fn slow(text: &str) -> Result<(usize, f64), String> {
 }
 
 /// A number with `us`, `ms`, `s` or `m`.
-fn span(text: &str) -> Result<Duration, String> {
+pub(in crate::cli) fn span(text: &str) -> Result<Duration, String> {
     let unit_at = text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len());
     let (number, unit) = text.split_at(unit_at);
     let factor = match unit {

@@ -3,7 +3,7 @@
 //! Reads a trace and configuration files, runs the product's routing and its rivals on a simulated fleet in simulated
 //! time, and prints one line for each contender and setting. The simulation itself is the crate `tokenway-sim`.
 
-mod args;
+pub(super) mod args;
 mod plan;
 mod report;
 
@@ -15,6 +15,8 @@ use tokenway_sim::replay::{EngineFile, EngineFileError, Fit, Recording, TraceErr
 
 pub use self::args::ReplayArgs;
 use self::plan::Plan;
+pub(super) use self::plan::default_bounds;
+pub(super) use self::report::grid;
 use crate::config::load::ConfigError;
 
 use super::{EXIT_FAILED, EXIT_OK, EXIT_USAGE, replay_drift};
@@ -125,7 +127,7 @@ fn fitted(args: &ReplayArgs) -> Result<Fit, ReplayError> {
     Ok(fit(&recording, &engine(args)?))
 }
 
-fn read(path: &Path) -> Result<String, ReplayError> {
+pub(super) fn read(path: &Path) -> Result<String, ReplayError> {
     std::fs::read_to_string(path).map_err(|error| ReplayError::Read { path: path.to_owned(), error })
 }
 

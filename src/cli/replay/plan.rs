@@ -122,6 +122,11 @@ fn bounds(slo: &Slo) -> Bounds {
     }
 }
 
+/// Where nothing else is said.
+pub(in crate::cli) fn default_bounds() -> Bounds {
+    bounds(&DEFAULT_SLO)
+}
+
 /// The routes of the configuration files, then the contenders named by `--policies` under the first file's SLO.
 fn entrants(args: &ReplayArgs, configs: &[(&PathBuf, Config)]) -> Result<Vec<Entrant>, ReplayError> {
     let mut entrants = Vec::new();

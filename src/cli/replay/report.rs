@@ -60,19 +60,7 @@ pub(super) fn table(header: &str, lines: &[ReportLine], out: &mut dyn Write) -> 
         Some(config) => format!("{} ({config})", line.policy),
         None => line.policy.to_owned(),
     };
-    let width = lines.iter().map(|line| name(line).len()).max().unwrap_or(0).max(HEADINGS[0].len());
-    let row = |cells: &[String]| {
-        let mut row = String::new();
-        for (at, cell) in cells.iter().enumerate() {
-            let _ = match at {
-                0 => write!(row, "{cell:<width$}"),
-                _ => write!(row, "  {cell:>wide$}", wide = HEADINGS[at].len().max(WIDEST_FIGURE)),
-            };
-        }
-        row
-    };
-    writeln!(out, "{header}")?;
-    writeln!(out, "{}", row(&HEADINGS.map(str::to_owned)))?;
+    let mut rows = Vec::new();
     for runs in lines.chunk_by(|a, b| a.group == b.group) {
         let Some(first) = runs.first() else { continue };
         let mut cells = vec![name(first)];
@@ -80,9 +68,27 @@ pub(super) fn table(header: &str, lines: &[ReportLine], out: &mut dyn Write) -> 
         cells.push(format!("{}", first.load));
         cells.push(format!("{}", first.signals_age_s));
         cells.extend(figures(runs));
-        writeln!(out, "{}", row(&cells))?;
+        rows.push(cells);
     }
-    Ok(())
+    writeln!(out, "{header}")?;
+    write!(out, "{}", grid(&HEADINGS, &rows))
+}
+
+/// Rows below their headings, the first column to the left.
+pub(in crate::cli) fn grid(headings: &[&str], rows: &[Vec<String>]) -> String {
+    let first = rows.iter().filter_map(|row| row.first()).map(String::len).max().unwrap_or(0);
+    let heading = headings.iter().map(|heading| (*heading).to_owned()).collect();
+    let mut out = String::new();
+    for row in std::iter::once(&heading).chain(rows) {
+        for (at, (cell, heading)) in row.iter().zip(headings).enumerate() {
+            let _ = match at {
+                0 => write!(out, "{cell:<wide$}", wide = first.max(heading.len())),
+                _ => write!(out, "  {cell:>wide$}", wide = heading.len().max(WIDEST_FIGURE)),
+            };
+        }
+        out.push('\n');
+    }
+    out
 }
 
 /// Prints the engine file, and on `err` how well it fits.

@@ -81,6 +81,18 @@ impl Lint<'_, '_> {
                 let message = format!("hedge has no effect: route \"{}\" has one replica", route.name);
                 self.warn(self.place("route", at, &["hedge"]), message, "add a replica, or remove hedge");
             }
+            for weighted in route.pools.iter().filter(|weighted| weighted.weight == 0) {
+                let is_canary = route.canary.as_ref().is_some_and(|canary| canary.pool == weighted.pool);
+                let Some(pool) = self.config.pools.get(weighted.pool).filter(|_| !is_canary) else {
+                    continue;
+                };
+                let message = format!(
+                    "weight = 0: pool \"{}\" gets no request of route \"{}\", not even when its other pools are down",
+                    pool.name, route.name
+                );
+                let hint = "remove the pool, or give it a weight of 1 beside 99: then it serves when the others cannot";
+                self.warn(self.place("route", at, &["pools"]), message, hint);
+            }
             if route.client_may.priority && !self.has_order() {
                 let message =
                     format!("clients may set a priority on route \"{}\", and nothing waits", route.name);

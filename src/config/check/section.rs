@@ -15,8 +15,8 @@ use std::sync::Arc;
 
 use toml::de::{DeTable, DeValue};
 
-use crate::config::Overrides;
 use crate::config::diagnostics::{Fault, did_you_mean, is_reference, names_secret};
+use crate::config::{Overrides, PolicyName};
 
 use super::shape::{Kind, Place, Shapes, Within};
 use super::values::Form;
@@ -340,7 +340,12 @@ impl<'a> Item<'a> {
         known: &[&str],
         hint: impl Into<String>,
     ) {
-        self.fault(did_you_mean(format!("unknown {what} \"{word}\""), word, known), hint);
+        let elsewhere = (what == "policy").then(|| PolicyName::from_elsewhere(word)).flatten();
+        let message = match elsewhere {
+            Some(policy) => format!("\"{word}\" is called \"{}\" here", policy.as_str()),
+            None => did_you_mean(format!("unknown {what} \"{word}\""), word, known),
+        };
+        self.fault(message, hint);
     }
 
     /// The entries of a list.

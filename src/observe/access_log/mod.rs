@@ -1,19 +1,21 @@
-//! The access log: one JSON line per request.
+//! The access log: one JSON line per request, or a short line of text for people at a terminal.
 //!
 //! Lines are formatted where the request ends, while its record is in the cache: passing the record to another thread
 //! cost more than formatting. Field names are those of the span attributes. SIGHUP reopens the file, for rotation by
 //! others.
 
 mod line;
+mod text;
 
 use std::cell::Cell;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use super::judgement::Judgement;
 use super::line_writer::{LineWriter, LogOutput, LostLines};
 use super::metrics::Metrics;
+use super::style::{LogFormat, Style};
 use crate::clock::Clock;
 use crate::config;
 use crate::record::Record;
@@ -23,6 +25,9 @@ pub(super) struct AccessLogger {
     lines: LineWriter,
     clock: Clock,
     metrics: Arc<Metrics>,
+    is_terminal: bool,
+    /// Unset is JSON.
+    text: OnceLock<Style>,
 }
 
 impl AccessLogger {
@@ -41,8 +46,16 @@ impl AccessLogger {
             config::AccessLog::Stderr => LogOutput::stderr()?,
             config::AccessLog::File(path) => LogOutput::file(path)?,
         };
+        let is_terminal = output.is_terminal();
         let lines = LineWriter::start("access-log", output, Lost(Arc::clone(metrics)))?;
-        Ok(Some(Self { lines, clock, metrics: Arc::clone(metrics) }))
+        Ok(Some(Self { lines, clock, metrics: Arc::clone(metrics), is_terminal, text: OnceLock::new() }))
+    }
+
+    /// Writes as the process' log does from now on.
+    pub(super) fn write_as(&self, format: LogFormat) {
+        if let Some(style) = format.text(self.is_terminal) {
+            let _ = self.text.set(style);
+        }
     }
 
     /// Queues a record's line, or drops and counts it.
@@ -51,7 +64,10 @@ impl AccessLogger {
         let is_queued = DRAFT.try_with(|draft| {
             let mut line = draft.take();
             line.clear();
-            line::write(&mut line, record, judgement, &self.clock);
+            match self.text.get() {
+                None => line::write(&mut line, record, judgement, &self.clock),
+                Some(style) => text::write(&mut line, record, judgement, *style, &self.clock),
+            }
             let has_room = self.lines.add(&line);
             line.shrink_to(MAX_DRAFT);
             draft.set(line);

@@ -12,6 +12,7 @@ use super::family::Family;
 use super::foreseen::{Foreseen, outcomes, reasons, refusals, served};
 use super::labels::{DeliveryResult, DropReason, JoinResult};
 use super::log_drops::LogDrops;
+use crate::listener::tls::HandshakeFault;
 
 families! {
     /// Every family of the gateway, by who feeds it.
@@ -218,6 +219,8 @@ families! {
                 "Client connections on the data port.";
             level connections_waiting "tokenway_connections_waiting" []
                 "1 while new connections wait because server.max_connections is reached.";
+            counter tls_failures "tokenway_tls_handshake_failures_total" [reason = HandshakeFault::LABELS]
+                "TLS handshakes of clients that failed: client_certificate, alert (the client refused ours), protocol, closed, timeout.";
             gauge lag "tokenway_runtime_lag_seconds" []
                 "Longest wait for a thread of the data path in the last minute: how late the gateway itself runs.";
             gauge late "tokenway_runtime_late_ratio" []

@@ -1,11 +1,64 @@
-//! Colour on terminals: only there, and not where `NO_COLOR` or `TERM=dumb` says otherwise.
+//! Text for people: how logs are written, and colour on terminals, not where `NO_COLOR` or `TERM=dumb` says otherwise.
 
+use std::fmt::Write as _;
 use std::io::IsTerminal;
+use std::str::FromStr;
+
+/// How logs are written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LogFormat {
+    /// As text on a terminal, as JSON elsewhere.
+    #[default]
+    Auto,
+    /// As text.
+    Text,
+    /// As JSON.
+    Json,
+}
+
+/// Not one of the three.
+#[derive(Debug, thiserror::Error)]
+#[error("known: auto, text, json")]
+pub struct UnknownFormat;
+
+impl FromStr for LogFormat {
+    type Err = UnknownFormat;
+
+    fn from_str(text: &str) -> Result<Self, UnknownFormat> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "text" => Ok(Self::Text),
+            "json" => Ok(Self::Json),
+            _ => Err(UnknownFormat),
+        }
+    }
+}
+
+impl LogFormat {
+    /// The style of text for an output; `None` where it gets JSON.
+    #[must_use]
+    pub fn text(self, is_terminal: bool) -> Option<Style> {
+        let is_text = self == Self::Text || (self == Self::Auto && is_terminal);
+        is_text.then(|| Style::for_terminal(is_terminal, &|name| std::env::var(name).ok()))
+    }
+}
+
+/// Appends text from outside to a line of text: what would end the line or speak to the terminal is escaped.
+pub fn push_escaped(line: &mut String, text: &str) {
+    for c in text.chars() {
+        if c.is_control() {
+            let _ = write!(line, "{}", c.escape_default());
+        } else {
+            line.push(c);
+        }
+    }
+}
 
 /// Whether text is coloured.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Style {
     /// Text as it is.
+    #[default]
     Plain,
     /// With ANSI colours.
     Colored,
@@ -57,6 +110,17 @@ impl Style {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn text_is_for_terminals_unless_asked_for() {
+        let styles =
+            |format: &str| [true, false].map(|is| format.parse::<LogFormat>().unwrap().text(is).is_some());
+        assert_eq!(["auto", "text", "json"].map(styles), [[true, false], [true, true], [false, false]]);
+        assert!("xml".parse::<LogFormat>().is_err());
+        let mut line = String::new();
+        push_escaped(&mut line, "a\u{1b}[2Jb\n");
+        assert_eq!(line, "a\\u{1b}[2Jb\\n");
+    }
 
     #[test]
     fn colour_is_for_terminals_that_want_it() {

@@ -1,0 +1,141 @@
+//! What a run says: the table of `replay`, JSON, or a page with plots.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::sync::Arc;
+
+use serde_json::{Value as Json, json};
+use tokenway_sim::replay::{Bounds, Figures, Measured};
+
+use super::BenchArgs;
+use super::client::Client;
+use crate::cli::replay::grid;
+
+/// A run's figures.
+pub(super) struct Report {
+    bounds: Bounds,
+    targets: Vec<Target>,
+}
+
+struct Target {
+    url: String,
+    model: String,
+    measured: Vec<Measured>,
+    failures: BTreeMap<String, u64>,
+    /// From the times at which requests were due.
+    due: Figures,
+    /// From those at which they were sent.
+    sent: Figures,
+}
+
+impl Report {
+    pub(super) fn new(args: &BenchArgs, clients: &[Arc<Client>]) -> Self {
+        let bounds = args.bounds();
+        let target = |client: &Arc<Client>| {
+            let measured = client.measured();
+            let from_sent = |request: &Measured| Measured {
+                arrived: request.sent.unwrap_or(request.arrived),
+                ..request.clone()
+            };
+            let mut sent: Vec<Measured> = measured.iter().map(from_sent).collect();
+            sent.sort_by_key(|request| request.arrived);
+            Target {
+                url: client.url.to_string(),
+                model: client.model.clone(),
+                failures: client.failures(),
+                due: Figures::of(measured.clone(), &bounds),
+                sent: Figures::of(sent, &bounds),
+                measured,
+            }
+        };
+        Self { bounds, targets: clients.iter().map(target).collect() }
+    }
+
+    /// Whether every target has answered something.
+    pub(super) fn has_answers(&self) -> bool {
+        self.targets.iter().all(|target| target.due.failed < 1.0)
+    }
+
+    pub(super) fn text(&self) -> String {
+        let mut rows = Vec::new();
+        for target in &self.targets {
+            rows.push(row(&target.url, &target.due));
+            rows.push(row("  from sending on", &target.sent));
+        }
+        let seconds = |bound: Option<std::time::Duration>| {
+            bound.map_or("-".to_owned(), |bound| format!("{} s", bound.as_secs_f64()))
+        };
+        let per_token = self.bounds.ttft_per_prompt_token.as_secs_f64() * 1e3;
+        let mut out = format!(
+            "latencies in seconds, from when a request was due; SLO: ttft {} + {per_token} ms a prompt token, tpot {}\n",
+            seconds(self.bounds.ttft),
+            seconds(self.bounds.tpot)
+        );
+        out.push_str(&grid(&HEADINGS, &rows));
+        for target in &self.targets {
+            for (why, times) in &target.failures {
+                let _ = writeln!(out, "{}: failed {times} times: {why}", target.url);
+            }
+        }
+        out
+    }
+
+    pub(super) fn json(&self) -> String {
+        let target = |target: &Target| {
+            json!({
+                "url": target.url,
+                "model": target.model,
+                "figures": target.due,
+                "from_sending": target.sent,
+                "failures": target.failures,
+            })
+        };
+        format!("{:#}\n", Json::from_iter(self.targets.iter().map(target)))
+    }
+
+    /// A page that needs nothing else.
+    pub(super) fn html(&self) -> String {
+        let target = |target: &Target| {
+            let seconds = |span: std::time::Duration| (span.as_secs_f64() * 1e6).round() / 1e6;
+            let point = |request: &Measured| {
+                let first = request.first_token;
+                let ttft = first.map(|first| seconds(first.since(request.arrived)));
+                let gaps = u32::try_from(request.tokens.saturating_sub(1)).ok().filter(|gaps| *gaps > 0);
+                let tpot =
+                    first.zip(gaps).map(|(first, gaps)| seconds(request.last_token.since(first) / gaps));
+                json!([request.arrived.as_nanos() as f64 / 1e9, ttft, tpot])
+            };
+            json!({ "url": target.url, "points": Json::from_iter(target.measured.iter().map(point)) })
+        };
+        let data =
+            json!({ "text": self.text(), "targets": Json::from_iter(self.targets.iter().map(target)) });
+        // A script ends at the first `</`, wherever it stands.
+        TEMPLATE.replace("__DATA__", &data.to_string().replace("</", "<\\/"))
+    }
+}
+
+fn row(name: &str, figures: &Figures) -> Vec<String> {
+    let percent = |share: f64| format!("{:.2}", 100.0 * share);
+    let seconds = |seconds: f64| format!("{seconds:.3}");
+    vec![
+        name.to_owned(),
+        figures.requests.to_string(),
+        percent(figures.violations),
+        percent(figures.ttft_violations),
+        percent(figures.tpot_violations),
+        format!("{:.2}", figures.goodput_per_second),
+        seconds(figures.ttft_p50_s),
+        seconds(figures.ttft_p90_s),
+        seconds(figures.ttft_p99_s),
+        format!("{:.4}", figures.tpot_p50_s),
+        format!("{:.4}", figures.tpot_p99_s),
+        format!("{:.3}", figures.hit_rate),
+        percent(figures.failed),
+    ]
+}
+
+const HEADINGS: [&str; 13] = [
+    "target", "n", "miss %", "ttft %", "tpot %", "good/s", "ttft p50", "ttft p90", "ttft p99", "tpot p50",
+    "tpot p99", "hit", "failed %",
+];
+const TEMPLATE: &str = include_str!("report.html");

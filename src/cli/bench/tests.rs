@@ -1,0 +1,87 @@
+//! The load generator against simulated engines.
+
+use tokenway_sim::server::{SimConfig, SimReplica, start};
+use tokio_util::sync::CancellationToken;
+
+use super::*;
+use crate::cli::{Cli, Command};
+
+fn bench(args: &[&str]) -> (u8, String, String) {
+    let Command::Bench(args) = Cli::read(["tokenway", "bench"].iter().chain(args)).unwrap().command else {
+        panic!("not bench")
+    };
+    let (mut out, mut err) = (Vec::new(), Vec::new());
+    let code = run(&args, &|_| None, (&mut out, &mut err), true).unwrap();
+    (code, String::from_utf8(out).unwrap(), String::from_utf8(err).unwrap())
+}
+
+fn engine() -> (tokio::runtime::Runtime, SimReplica) {
+    let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let (tracker, over) = (TaskTracker::new(), CancellationToken::new());
+    let free = "127.0.0.1:0".parse().unwrap();
+    let sim = runtime.block_on(start(SimConfig::default(), free, &tracker, over)).unwrap();
+    (runtime, sim)
+}
+
+#[test]
+fn two_targets_get_the_same_requests_and_a_page_is_written() {
+    let ((_one, a), (_two, b)) = (engine(), engine());
+    let directory = tempfile::tempdir().unwrap();
+    let trace = directory.path().join("trace.jsonl");
+    let line = |at: u32| {
+        format!("{{\"timestamp\":{at},\"input_length\":1024,\"output_length\":8,\"hash_ids\":[1,2]}}\n")
+    };
+    std::fs::write(&trace, (0..6).map(|n| line(n * 40)).collect::<String>()).unwrap();
+    let html = directory.path().join("bench.html");
+    let (a, b) = (a.url(), b.url());
+    let text = |path: &std::path::Path| path.to_str().unwrap().to_owned();
+    let (code, out, err) =
+        bench(&[&a, "--against", &b, "--trace", &text(&trace), "--html", &text(&html), "--json"]);
+    let told: serde_json::Value = serde_json::from_str(&out).unwrap();
+    for at in 0..2 {
+        let figures = &told[at]["figures"];
+        assert_eq!(
+            (figures["requests"].as_u64(), figures["failed"].as_f64()),
+            (Some(6), Some(0.0)),
+            "{told}"
+        );
+        assert!(figures["hit_rate"].as_f64().unwrap() > 0.5, "one prompt, six times: {told}");
+        let sent = &told[at]["from_sending"]["ttft_p50_s"];
+        assert!(figures["ttft_p50_s"].as_f64() >= sent.as_f64(), "{told}");
+    }
+    assert!(code == EXIT_OK && err.contains("12/12 answered, 0 failed"), "{err}");
+    assert!(std::fs::read_to_string(html).unwrap().contains("TTFT in seconds"));
+}
+
+#[test]
+fn latency_counts_from_when_a_request_was_due() {
+    let sent = |at: u64| tokenway_sim::replay::Measured {
+        sent: Some(tokenway_sim::time::Stamp::from_nanos(at)),
+        first_token: Some(tokenway_sim::time::Stamp::from_nanos(3_000_000_000)),
+        ..Default::default()
+    };
+    let bounds = crate::cli::replay::default_bounds();
+    let figures = tokenway_sim::replay::Figures::of(vec![sent(2_900_000_000)], &bounds);
+    assert_eq!((figures.ttft_p50_s, figures.goodput), (3.0, 0.0), "sent late is late");
+}
+
+#[test]
+fn what_cannot_be_run_says_why() {
+    let (code, out, err) = bench(&["127.0.0.1:1", "--duration", "1s"]);
+    assert!(
+        code == EXIT_FAILED
+            && out.is_empty()
+            && err.contains("http://127.0.0.1:1 does not answer: connection refused"),
+        "{err}"
+    );
+    let cut = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(
+        cut.path(),
+        "{\"timestamp\":0,\"input_length\":9,\"output_length\":1}\n{\"timestamp\":1,\"inp",
+    )
+    .unwrap();
+    let (code, _, err) = bench(&["127.0.0.1:1", "--trace", cut.path().to_str().unwrap()]);
+    assert!(code == EXIT_FAILED && err.contains("line 2: EOF"), "{err}");
+    let (code, out, _) = bench(&["127.0.0.1:1", "--model", "m", "--duration", "10ms"]);
+    assert!(code == EXIT_FAILED && out.contains("failed 1 times: connection refused"), "{out}");
+}

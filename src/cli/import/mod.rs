@@ -1,0 +1,134 @@
+//! `tokenway import`: another gateway's flags or file as a configuration of ours.
+//!
+//! The TOML goes to stdout; what could not be mapped goes to stderr, line by line, and makes the exit code 1.
+
+mod litellm;
+mod nginx;
+mod router;
+
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use clap::{Args, Subcommand};
+
+use super::draft::{Draft, replica_url};
+use super::{EXIT_FAILED, EXIT_OK};
+
+/// Arguments of `tokenway import`.
+#[derive(Args, Debug)]
+pub struct ImportArgs {
+    #[command(subcommand)]
+    from: From,
+}
+
+/// Where from.
+#[derive(Debug, Subcommand)]
+enum From {
+    /// Flags of vllm-router
+    VllmRouter(Flags),
+    /// Flags of SMG, the SGLang model gateway
+    Smg(Flags),
+    /// Flags of sglang-router
+    SglangRouter(Flags),
+    /// A config.yaml of LiteLLM
+    Litellm(File),
+    /// The upstream blocks of an nginx.conf
+    Nginx(File),
+}
+
+#[derive(Args, Debug)]
+struct Flags {
+    /// Its flags: -- --worker-urls http://gpu-1:8000 --policy cache_aware
+    #[arg(value_name = "FLAGS", trailing_var_arg = true, allow_hyphen_values = true, required = true)]
+    flags: Vec<String>,
+}
+
+#[derive(Args, Debug)]
+struct File {
+    /// The file
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+}
+
+/// Why there is nothing to print.
+#[derive(Debug, thiserror::Error)]
+enum ImportError {
+    #[error("cannot read {}: {error}", path.display())]
+    Read { path: PathBuf, error: io::Error },
+    #[error("{}: {why}", path.display())]
+    Parse { path: PathBuf, why: String },
+    #[error("no replica with an http:// or https:// URL in it: nothing to import")]
+    NoReplicas,
+}
+
+/// What has no counterpart, and what should be known of the rest.
+#[derive(Debug, Default)]
+struct Notes {
+    left: Vec<String>,
+    told: Vec<String>,
+}
+
+impl Notes {
+    /// A setting that is not in the result.
+    fn left(&mut self, what: impl std::fmt::Display, why: &str) {
+        self.left.push(format!("{what}: {why}"));
+    }
+
+    /// A setting that is, in another form.
+    fn tell(&mut self, what: impl Into<String>) {
+        self.told.push(what.into());
+    }
+
+    /// The URL of a replica, or a note why it is none.
+    fn replica(&mut self, url: &str) -> Option<String> {
+        replica_url(url).inspect_err(|why| self.left(format_args!("replica {url}"), why)).ok()
+    }
+}
+
+/// Prints the configuration. The result is the exit code.
+///
+/// # Errors
+/// When `out` or `err` cannot be written.
+pub fn run(args: &ImportArgs, (out, err): (&mut dyn Write, &mut dyn Write)) -> io::Result<u8> {
+    let mut notes = Notes::default();
+    let (what, draft) = match &args.from {
+        From::VllmRouter(flags) => ("flags of vllm-router", Ok(router::import(&flags.flags, &mut notes))),
+        From::Smg(flags) => ("flags of smg", Ok(router::import(&flags.flags, &mut notes))),
+        From::SglangRouter(flags) => ("flags of sglang-router", Ok(router::import(&flags.flags, &mut notes))),
+        From::Litellm(File { file }) => ("LiteLLM's file", parsed(file, &mut notes, litellm::import)),
+        From::Nginx(File { file }) => ("nginx's upstream blocks", parsed(file, &mut notes, nginx::import)),
+    };
+    let draft = draft.and_then(|draft| {
+        let has_replicas = draft.pools.iter().any(|pool| !pool.replicas.is_empty());
+        if has_replicas { Ok(draft) } else { Err(ImportError::NoReplicas) }
+    });
+    for told in &notes.told {
+        writeln!(err, "note: {told}")?;
+    }
+    for left in &notes.left {
+        writeln!(err, "not mapped: {left}")?;
+    }
+    match draft {
+        Ok(draft) => {
+            write!(out, "{}", draft.render(&format!("Made by `tokenway import` from {what}.")))?;
+            Ok(if notes.left.is_empty() { EXIT_OK } else { EXIT_FAILED })
+        }
+        Err(error) => {
+            writeln!(err, "error: {error}")?;
+            Ok(EXIT_FAILED)
+        }
+    }
+}
+
+fn parsed(
+    path: &Path,
+    notes: &mut Notes,
+    import: fn(&str, &mut Notes) -> Result<Draft, String>,
+) -> Result<Draft, ImportError> {
+    let text =
+        std::fs::read_to_string(path).map_err(|error| ImportError::Read { path: path.to_owned(), error })?;
+    import(&text, notes).map_err(|why| ImportError::Parse { path: path.to_owned(), why })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,169 @@
+//! Flags of the SGLang family: vllm-router, sglang-router, SMG.
+
+use super::super::draft::{Draft, DraftPool, DraftRoute, quoted};
+use super::Notes;
+use crate::config::PolicyName;
+
+/// Maps the flags; `--name value …`, `--name=value`.
+pub(super) fn import(flags: &[String], notes: &mut Notes) -> Draft {
+    let mut read = Read::default();
+    for flag in split(flags, notes) {
+        let shown = format!("--{} {}", flag.name, flag.values.join(" "));
+        let shown = shown.trim_end();
+        if !(read.engine(&flag, shown, notes) || read.server(&flag)) {
+            notes.left(shown, why(&flag.name));
+        }
+    }
+    let Read { mut draft, mut pool, mut route, host, port, tls } = read;
+    listen(&mut draft, host, port, notes);
+    match tls {
+        [Some(cert), Some(key)] => {
+            draft.server.push(format!("tls = {{ cert = {}, key = {} }}", quoted(&cert), quoted(&key)));
+        }
+        [None, None] => {}
+        _ => notes.left("--tls-cert-path, --tls-key-path", "one without the other"),
+    }
+    pool.name = "main".to_owned();
+    (route.model, route.pools) = ("*".to_owned(), vec![(pool.name.clone(), 1)]);
+    draft.pools.push(pool);
+    draft.routes.push(route);
+    draft
+}
+
+/// What flags have said so far.
+#[derive(Default)]
+struct Read {
+    draft: Draft,
+    pool: DraftPool,
+    route: DraftRoute,
+    host: Option<String>,
+    port: Option<String>,
+    tls: [Option<String>; 2],
+}
+
+impl Read {
+    /// Takes a flag about engines and their requests, if it is one.
+    fn engine(&mut self, flag: &Flag, shown: &str, notes: &mut Notes) -> bool {
+        let value = flag.value();
+        match flag.name.as_str() {
+            "worker-urls" | "worker-url" => {
+                self.pool.replicas.extend(flag.values.iter().filter_map(|url| notes.replica(url)));
+            }
+            "policy" => match PolicyName::from_elsewhere(value) {
+                Some(policy) => {
+                    notes.tell(format!("{shown}: {} here", policy.as_str()));
+                    self.route.policy = Some(policy);
+                }
+                None => notes.left(shown, "no such policy here; latency is used"),
+            },
+            "api-key" => {
+                self.pool.keys.push("engine_api_key = \"env:ENGINE_API_KEY\"".to_owned());
+                notes.tell("--api-key: put the key into the variable ENGINE_API_KEY, or say file:PATH");
+            }
+            "request-timeout-secs" if flag.is_number() => self.route.total = Some(format!("{value}s")),
+            "retry-max-retries" if flag.is_number() => self.draft.attempts = value.parse().ok(),
+            "disable-retries" => self.draft.attempts = Some(0),
+            "health-check-interval-secs" if flag.is_number() => {
+                self.pool.keys.push(format!("probe.interval = \"{value}s\""));
+            }
+            "health-check-timeout-secs" if flag.is_number() => {
+                self.pool.keys.push(format!("probe.timeout = \"{value}s\""));
+            }
+            _ => return false,
+        }
+        true
+    }
+
+    /// Takes a flag about the router's own ports, if it is one.
+    fn server(&mut self, flag: &Flag) -> bool {
+        let value = flag.value();
+        match flag.name.as_str() {
+            "host" => self.host = Some(value.to_owned()),
+            "port" => self.port = Some(value.to_owned()),
+            "prometheus-port" if value.parse::<u16>().is_ok() => {
+                self.draft.admin_listen = Some(format!("127.0.0.1:{value}"));
+            }
+            "max-payload-size" if flag.is_number() => {
+                let kib = value.parse::<u64>().unwrap_or(0).div_ceil(1024).max(1);
+                self.draft.server.push(format!("body_limit = \"{kib}KiB\""));
+            }
+            "cors-allowed-origins" => {
+                let origins: Vec<_> = flag.values.iter().map(|origin| quoted(origin)).collect();
+                self.draft.server.push(format!("cors_origins = [{}]", origins.join(", ")));
+            }
+            "tls-cert-path" => self.tls[0] = Some(value.to_owned()),
+            "tls-key-path" => self.tls[1] = Some(value.to_owned()),
+            _ => return false,
+        }
+        true
+    }
+}
+
+fn listen(draft: &mut Draft, host: Option<String>, port: Option<String>, notes: &mut Notes) {
+    if host.is_none() && port.is_none() {
+        notes.tell("no --port: the file says our default, 127.0.0.1:8080");
+        return;
+    }
+    let host = host.unwrap_or_else(|| "127.0.0.1".to_owned()).replace("localhost", "127.0.0.1");
+    let host = if host.contains(':') && !host.starts_with('[') { format!("[{host}]") } else { host };
+    let address = format!("{host}:{}", port.unwrap_or_else(|| "30000".to_owned()));
+    match address.parse::<std::net::SocketAddr>() {
+        Ok(address) => draft.listen = Some(address.to_string()),
+        Err(_) => notes.left(format_args!("--host, --port {address}"), "not an IP address with a port"),
+    }
+}
+
+/// Why a flag is not mapped, as far as it is known here.
+fn why(flag: &str) -> &'static str {
+    match flag {
+        "cache-threshold"
+        | "balance-abs-threshold"
+        | "balance-rel-threshold"
+        | "eviction-interval-secs"
+        | "max-tree-size" => "not needed: latency weighs cached prefixes against queues in seconds",
+        "prometheus-host" => "admin.listen beyond loopback needs admin.token",
+        "log-level" | "log-dir" => "give --log-level to tokenway serve; logs go to stderr",
+        "max-concurrent-requests" | "rate-limit-tokens-per-second" => "see tenant.limits",
+        "queue-size" | "queue-timeout-secs" => "see [route.queue]",
+        "service-discovery" | "selector" | "service-discovery-port" | "service-discovery-namespace" => {
+            "see pool.discovery.kubernetes"
+        }
+        "pd-disaggregation" | "prefill" | "decode" | "vllm-pd-disaggregation" => "not mapped by this version",
+        _ if flag.starts_with("cb-") || flag == "disable-circuit-breaker" => "see pool.ejection",
+        _ => "no counterpart",
+    }
+}
+
+struct Flag {
+    name: String,
+    values: Vec<String>,
+}
+
+impl Flag {
+    /// The first value; empty without one.
+    fn value(&self) -> &str {
+        self.values.first().map_or("", String::as_str)
+    }
+
+    fn is_number(&self) -> bool {
+        self.value().parse::<u32>().is_ok()
+    }
+}
+
+fn split(flags: &[String], notes: &mut Notes) -> Vec<Flag> {
+    let mut found: Vec<Flag> = Vec::new();
+    for word in flags {
+        match (word.strip_prefix("--"), found.last_mut()) {
+            (Some(""), _) => {}
+            (Some(flag), _) => {
+                let (name, value) =
+                    flag.split_once('=').map_or((flag, None), |(name, value)| (name, Some(value)));
+                let values = value.map(str::to_owned).into_iter().collect();
+                found.push(Flag { name: name.replace('_', "-"), values });
+            }
+            (None, Some(flag)) => flag.values.push(word.clone()),
+            (None, None) => notes.left(word, "stands before the first flag"),
+        }
+    }
+    found
+}

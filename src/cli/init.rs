@@ -1,0 +1,188 @@
+//! `tokenway init`: a commented configuration file from flags, or from a few questions at a terminal.
+
+use std::fs::OpenOptions;
+use std::io::{self, BufRead, Write};
+use std::path::PathBuf;
+
+use clap::Args;
+
+use super::draft::{Draft, DraftPool, DraftRoute, replica_url};
+use super::{EXIT_FAILED, EXIT_OK, EXIT_USAGE};
+use crate::config::Endpoint;
+use crate::config::check::{parse_endpoint, parse_model_name};
+
+/// Arguments of `tokenway init`.
+#[derive(Args, Debug)]
+pub struct InitArgs {
+    /// File to write; - is stdout
+    #[arg(value_name = "FILE", default_value = "gateway.toml")]
+    file: PathBuf,
+    /// Replica; may be repeated, and is asked for at a terminal
+    #[arg(long, value_name = "URL", num_args = 1.., value_delimiter = ',', value_parser = parse_endpoint)]
+    upstream: Vec<Endpoint>,
+    /// Model name that clients ask for [default: every name that the replicas know]
+    #[arg(long, value_name = "NAME", value_parser = parse_model_name)]
+    model: Option<String>,
+    /// What goodput counts against
+    #[arg(long, value_name = "CLASS", value_parser = ["interactive", "standard", "batch"])]
+    slo: Option<String>,
+    /// Write over a file that is there
+    #[arg(long)]
+    force: bool,
+}
+
+/// Writes the file. Without `--upstream` it asks where `questions` has answers. The result is the exit code.
+///
+/// # Errors
+/// When `out` or `err` cannot be written.
+pub fn run(
+    args: &InitArgs,
+    questions: Option<&mut dyn BufRead>,
+    (out, err): (&mut dyn Write, &mut dyn Write),
+) -> io::Result<u8> {
+    let mut answers = Answers {
+        replicas: args.upstream.iter().map(ToString::to_string).collect(),
+        model: args.model.clone(),
+        slo: args.slo.clone(),
+    };
+    if answers.replicas.is_empty() {
+        let asked = match questions {
+            Some(input) => answers.ask(input, err)?,
+            None => false,
+        };
+        if !asked {
+            writeln!(err, "error: no replica: give --upstream URL for each; at a terminal it is asked for")?;
+            return Ok(EXIT_USAGE);
+        }
+    }
+    let text = answers.draft().render("Tokenway's configuration, made by `tokenway init`.");
+    if args.file.as_os_str() == "-" {
+        out.write_all(text.as_bytes())?;
+        return Ok(EXIT_OK);
+    }
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).create_new(!args.force).truncate(args.force);
+    let file = args.file.display();
+    match options.open(&args.file).and_then(|mut opened| opened.write_all(text.as_bytes())) {
+        Ok(()) => {
+            writeln!(
+                out,
+                "wrote {file}; next:\n  tokenway check {file} --online\n  tokenway serve --config {file}"
+            )?;
+            Ok(EXIT_OK)
+        }
+        Err(error) => {
+            let hint = match error.kind() {
+                io::ErrorKind::AlreadyExists => {
+                    "\nhint: --force writes over it; `tokenway init -` writes to stdout"
+                }
+                _ => "\nhint: `tokenway init -` writes to stdout",
+            };
+            writeln!(err, "error: cannot write {file}: {error}{hint}")?;
+            Ok(EXIT_FAILED)
+        }
+    }
+}
+
+struct Answers {
+    replicas: Vec<String>,
+    model: Option<String>,
+    slo: Option<String>,
+}
+
+impl Answers {
+    /// Asks for what no flag said; `false` where the input ends without a replica.
+    fn ask(&mut self, input: &mut dyn BufRead, err: &mut dyn Write) -> io::Result<bool> {
+        while self.replicas.is_empty() {
+            let Some(line) =
+                answer(input, err, "URLs of your replicas (http://gpu-1:8000 http://gpu-2:8000): ")?
+            else {
+                return Ok(false);
+            };
+            for url in line.split([' ', ',']).filter(|url| !url.is_empty()) {
+                match replica_url(url) {
+                    Ok(url) => self.replicas.push(url),
+                    Err(error) => writeln!(err, "  {url}: {error}")?,
+                }
+            }
+        }
+        if self.model.is_none() {
+            let line = answer(input, err, "Model name that clients ask for [every name]: ")?;
+            self.model = line.filter(|line| !line.is_empty());
+        }
+        while self.slo.is_none() {
+            let line =
+                answer(input, err, "SLO: interactive, standard or batch [standard]: ")?.unwrap_or_default();
+            let line = if line.is_empty() { "standard".to_owned() } else { line };
+            self.slo = Some(line).filter(|slo| ["interactive", "standard", "batch"].contains(&slo.as_str()));
+        }
+        Ok(true)
+    }
+
+    fn draft(&self) -> Draft {
+        let pool = DraftPool { name: "main".to_owned(), replicas: self.replicas.clone(), keys: Vec::new() };
+        let route = DraftRoute {
+            model: self.model.clone().unwrap_or_else(|| "*".to_owned()),
+            pools: vec![("main".to_owned(), 1)],
+            slo: self.slo.clone(),
+            ..DraftRoute::default()
+        };
+        Draft { pools: vec![pool], routes: vec![route], ..Draft::default() }
+    }
+}
+
+fn answer(input: &mut dyn BufRead, err: &mut dyn Write, question: &str) -> io::Result<Option<String>> {
+    write!(err, "{question}")?;
+    err.flush()?;
+    let mut line = String::new();
+    Ok((input.read_line(&mut line)? > 0).then(|| line.trim().to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::{Cli, Command};
+    use crate::config::check::check_str;
+
+    fn init(args: &[&str], input: Option<&str>) -> (u8, String, String) {
+        let Command::Init(args) = Cli::read(["tokenway", "init"].iter().chain(args)).unwrap().command else {
+            panic!("not init")
+        };
+        let (mut out, mut err) = (Vec::new(), Vec::new());
+        let mut input = input.map(str::as_bytes);
+        let input = input.as_mut().map(|input| input as &mut dyn BufRead);
+        let code = run(&args, input, (&mut out, &mut err)).unwrap();
+        (code, String::from_utf8(out).unwrap(), String::from_utf8(err).unwrap())
+    }
+
+    #[test]
+    fn flags_or_answers_become_a_file_that_passes_check() {
+        let (code, text, _) =
+            init(&["-", "--upstream", "http://a:1", "http://b:2", "--model", "llama \"8b\""], None);
+        let config = check_str("gateway.toml", &text, &|_| None).unwrap();
+        assert_eq!(
+            (code, config.pools[0].replicas.len(), config.routes[0].model.as_str()),
+            (0, 2, "llama \"8b\"")
+        );
+        let (code, text, said) = init(&["-"], Some("gpu\nhttp://a:1/v1, http://b:2\n\nfast\nbatch\n"));
+        let config = check_str("gateway.toml", &text, &|_| None).unwrap();
+        assert_eq!((code, config.pools[0].replicas.len(), &*config.routes[0].slo), (0, 2, "batch"), "{said}");
+        assert!(said.contains("  gpu: "), "{said}");
+        assert_eq!(init(&["-"], None).0, EXIT_USAGE);
+        assert_eq!(init(&["-"], Some("")).0, EXIT_USAGE);
+    }
+
+    #[test]
+    fn a_file_that_is_there_or_cannot_be_written_is_said() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("gateway.toml");
+        let file = file.to_str().unwrap();
+        assert_eq!(init(&[file, "--upstream", "http://a:1"], None).0, 0);
+        let (code, _, said) = init(&[file, "--upstream", "http://b:1"], None);
+        assert!(code == EXIT_FAILED && said.contains("hint: --force"), "{said}");
+        assert_eq!(init(&[file, "--upstream", "http://b:1", "--force"], None).0, 0);
+        assert!(std::fs::read_to_string(file).unwrap().contains("http://b:1"));
+        let (code, _, said) = init(&["/proc/no/gateway.toml", "--upstream", "http://a:1"], None);
+        assert!(code == EXIT_FAILED && said.contains("cannot write /proc/no/gateway.toml"), "{said}");
+    }
+}
