@@ -25,6 +25,7 @@ pub mod migration;
 mod openai;
 mod oversized;
 pub mod pins;
+pub mod pump;
 pub mod reader;
 mod segment;
 pub mod sse;
