@@ -25,7 +25,6 @@ use crate::relay::stream_state::Echo;
 use crate::request::body::{self, BodyLimits, HeldBody};
 use crate::request::class::Class;
 use crate::request::class::class_of;
-use crate::request::conversation::conversation;
 use crate::request::dialect::{BodyForm, Dialect};
 use crate::request::fields::{self, FieldError, Fields};
 use crate::request::json::{JsonError, JsonKind, Raw};
@@ -70,8 +69,6 @@ pub struct Prepared {
     pub timeouts: Timeouts,
     /// Hash of `x-session-id` under `routing.seed`.
     pub session: Option<u64>,
-    /// What its conversation's turns have in common.
-    pub conversation: Option<u64>,
     /// What it says of its answer.
     pub sampling: Sampling,
     /// The replica that stores `previous_response_id`: the only one that can serve it.
@@ -431,7 +428,7 @@ impl Classified {
         record.is_stream = prepared.is_stream;
         record.estimated_input = prepared.tokens;
         record.class = self.class;
-        record.conversation = prepared.session.or(prepared.conversation);
+        record.conversation = prepared.session.or(prepared.prompt.conversation);
         prepared
     }
 }
@@ -466,7 +463,6 @@ pub(super) fn classify(
     let spliced = splice(dialect, body, fields, edits);
     let is_stream = fields.is_stream && dialect.generates();
     let class = class_of(&table.config.classes, tokens);
-    let conversation = conversation(fields);
     let prepared = Box::new(Prepared {
         table: Arc::clone(table),
         route: Arc::clone(route),
@@ -483,7 +479,6 @@ pub(super) fn classify(
         model: model.map(Arc::from),
         timeouts: route.config.timeouts,
         session: None,
-        conversation: conversation.map(|turns| table.seed.hash(&turns.to_le_bytes())),
         sampling: Sampling { max_tokens: fields.max_tokens.map(Tokens), n: fields.choices },
         pinned: None,
         is_sent_once: dialect.is_stateful() && fields.is_stored,
