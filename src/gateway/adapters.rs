@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use super::prepare::Prepared;
+use super::prepared::Prepared;
 use crate::fleet::pool::PoolState;
 use crate::fleet::replica::Replica;
 

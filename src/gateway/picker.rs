@@ -10,7 +10,7 @@ use super::Gateway;
 use super::adapters::adapter_to_keep_to;
 use super::cold;
 use super::degrade;
-use super::prepare::Prepared;
+use super::prepared::Prepared;
 use crate::admission::{Outlook, Ruling, Stay, TurnOnDrop, WaitReason, Waiter, rule};
 use crate::clock::Stamp;
 use crate::fleet::pick::Pick;

@@ -10,7 +10,7 @@ use super::attempt::{BufferedResponse, UpstreamResponse, is_event_stream};
 use super::exchange::{Exchange, ExchangeResult};
 use super::migration::ReplicaSuccessor;
 use super::outbound::{ActiveAttempt, Identity};
-use super::prepare::Prepared;
+use super::prepared::Prepared;
 use super::{Gateway, IncomingRequest, request_id};
 use crate::digits;
 use crate::error::{ErrorShape, Failure, ReplicaFailure};

@@ -13,7 +13,7 @@ use http::HeaderMap;
 use super::super::attempt::{AttemptError, BufferedResponse, UpstreamResponse};
 use super::super::outbound::{Identity, Outbound};
 use super::super::picker;
-use super::super::prepare::Prepared;
+use super::super::prepared::Prepared;
 use super::super::{Gateway, IncomingRequest};
 use super::shares::Place;
 use crate::clock::{Clock, Stamp};

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use self::copy::Copy;
 pub use self::shares::{Shadow, Shadows};
 use super::IncomingRequest;
-use super::prepare::Prepared;
+use super::prepared::Prepared;
 use crate::fleet::pick::Pick;
 use crate::observe::record_guard::{OriginalEnd, RecordGuard};
 use crate::request::dialect::Dialect;
