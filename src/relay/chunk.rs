@@ -35,7 +35,7 @@ pub(super) struct ChunkView<'a> {
 
 #[derive(Default)]
 pub(super) struct ChoiceView<'a> {
-    pub index: Option<Raw<'a>>,
+    index: Option<Raw<'a>>,
     pub text: Option<Raw<'a>>,
     pub delta: Option<DeltaView<'a>>,
     finish_reason: Option<Raw<'a>>,
@@ -70,42 +70,51 @@ impl<'a> ChunkView<'a> {
     /// Reads the data of an event.
     pub(super) fn read(data: &'a str) -> Result<Self, JsonError> {
         let mut chunk = Self { data, ..Self::default() };
-        let mut cursor = Cursor::new(data);
+        chunk.fill().map(|()| chunk)
+    }
+
+    /// Reads the beginning of a chunk that was cut: what stands before the fault is no less true.
+    pub(super) fn of_head(data: &'a str) -> Self {
+        let mut chunk = Self { data, ..Self::default() };
+        let _cut = chunk.fill();
+        chunk
+    }
+
+    fn fill(&mut self) -> Result<(), JsonError> {
+        let mut cursor = Cursor::new(self.data);
         cursor.object(|key, value| {
             let slot = match key.escaped().unwrap_or_default() {
-                "id" => &mut chunk.id,
-                "created" => &mut chunk.created,
-                "model" => &mut chunk.model,
-                "system_fingerprint" => &mut chunk.system_fingerprint,
+                "id" => &mut self.id,
+                "created" => &mut self.created,
+                "model" => &mut self.model,
+                "system_fingerprint" => &mut self.system_fingerprint,
                 "usage" => {
-                    chunk.usage_key = key.span().start;
-                    &mut chunk.usage
+                    self.usage_key = key.span().start;
+                    &mut self.usage
                 }
-                "error" => &mut chunk.error,
-                "metrics" => &mut chunk.metrics,
-                "prompt_token_ids" => &mut chunk.prompt_token_ids,
-                "choices" if value.ahead() == JsonKind::Array => return chunk.read_choices(value),
+                "error" => &mut self.error,
+                "metrics" => &mut self.metrics,
+                "prompt_token_ids" => &mut self.prompt_token_ids,
+                "choices" if value.ahead() == JsonKind::Array => return self.read_choices(value),
                 _ => return Ok(()),
             };
             *slot = value.value()?.non_null();
             Ok::<_, JsonError>(())
         })?;
-        cursor.end()?;
-        Ok(chunk)
+        cursor.end()
     }
 
     fn read_choices(&mut self, list: &mut Cursor<'a>) -> Result<(), JsonError> {
         self.choices.clear();
-        let mut count = 0;
+        let count = self.choice_count.insert(0);
         list.array(|choice| {
-            count += u32::from(choice.ahead() != JsonKind::Null);
-            if choice.ahead() == JsonKind::Object {
-                self.choices.push(ChoiceView::read(choice)?);
+            *count += u32::from(choice.ahead() != JsonKind::Null);
+            if choice.ahead() != JsonKind::Object {
+                return Ok(());
             }
-            Ok::<_, JsonError>(())
-        })?;
-        self.choice_count = Some(count);
-        Ok(())
+            self.choices.push(ChoiceView::default());
+            self.choices.last_mut().map_or(Ok(()), |last| last.read(choice))
+        })
     }
 
     pub(super) fn has_choices(&self) -> bool {
@@ -119,26 +128,29 @@ impl<'a> ChunkView<'a> {
 }
 
 impl<'a> ChoiceView<'a> {
-    fn read(cursor: &mut Cursor<'a>) -> Result<Self, JsonError> {
-        let mut choice = Self::default();
+    fn read(&mut self, cursor: &mut Cursor<'a>) -> Result<(), JsonError> {
         cursor.object(|key, value| {
             let slot = match key.escaped().unwrap_or_default() {
-                "index" => &mut choice.index,
-                "text" => &mut choice.text,
-                "finish_reason" => &mut choice.finish_reason,
-                "logprobs" => &mut choice.logprobs,
-                "token_ids" => &mut choice.token_ids,
-                "prompt_token_ids" => &mut choice.prompt_token_ids,
+                "index" => &mut self.index,
+                "text" => &mut self.text,
+                "finish_reason" => &mut self.finish_reason,
+                "logprobs" => &mut self.logprobs,
+                "token_ids" => &mut self.token_ids,
+                "prompt_token_ids" => &mut self.prompt_token_ids,
                 "delta" if value.ahead() == JsonKind::Object => {
-                    choice.delta = Some(DeltaView::read(value)?);
+                    self.delta = Some(DeltaView::read(value)?);
                     return Ok(());
                 }
                 _ => return Ok(()),
             };
             *slot = value.value()?.non_null();
-            Ok::<_, JsonError>(())
-        })?;
-        Ok(choice)
+            Ok(())
+        })
+    }
+
+    /// 0 where it has none.
+    pub(super) fn index(&self) -> u32 {
+        self.index.and_then(|index| index.text().parse().ok()).unwrap_or(0)
     }
 
     /// Its finish reason; an empty one is none.

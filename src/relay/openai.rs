@@ -63,7 +63,7 @@ fn read_choice<'a>(
     running: Option<u64>,
     emit: &mut dyn FnMut(Event),
 ) -> ChoiceFacts<'a> {
-    let index = choice.index.and_then(|index| index.text().parse().ok()).unwrap_or(0);
+    let index = choice.index();
     let counts = Counts { ids: choice.token_ids.and_then(array_len), usage: running };
     let values = choice.values();
     let mut is_content = values.is_content();

@@ -180,7 +180,9 @@ impl Transcript {
             Some(segment) => segment.carried_over,
             None => {
                 self.prompt_tokens = self.prompt_tokens.or(counts.input.map(|n| n.0));
-                choice.and_then(|c| c.prompt_token_ids).map(|ids| self.delivered.set_prompt_ids(ids));
+                if let Some(ids) = choice.and_then(|choice| choice.prompt_token_ids) {
+                    self.delivered.set_prompt_ids(ids);
+                }
                 0
             }
         };
@@ -216,7 +218,7 @@ impl Transcript {
 /// Why a stream with this chunk cannot be continued.
 fn obstacle_in(chunk: &ChunkView<'_>) -> Option<Obstacle> {
     let choice = chunk.choices.last()?;
-    if chunk.choice_count > Some(1) || choice.index.is_some_and(|index| index.text() != "0") {
+    if chunk.choice_count > Some(1) || choice.index() != 0 {
         return Some(Obstacle::SeveralChoices);
     }
     let by_delta = choice.delta.as_ref().and_then(|delta| {
