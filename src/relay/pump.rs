@@ -57,10 +57,8 @@ pub enum Pumped {
 impl StreamPump {
     /// To be made when the head of the stream is passed on.
     #[must_use]
-    pub fn new(reader: Box<StreamReader>, pick: Box<Pick>, sink: &mut impl StreamSink) -> Self {
-        let mut this = Self { reader, pick, has_first_token: false, events_before: 0, segment_began: None };
-        this.note_first_token(sink);
-        this
+    pub fn new(reader: Box<StreamReader>, pick: Box<Pick>) -> Self {
+        Self { reader, pick, has_first_token: false, events_before: 0, segment_began: None }
     }
 
     /// The next bytes, the end, or an expiry. Nothing is lost where the poll is not repeated.
@@ -95,7 +93,9 @@ impl StreamPump {
         }
     }
 
-    fn note_first_token(&mut self, sink: &mut impl StreamSink) {
+    /// Reports the first token, if it came before the head was passed on. To be called by an owner whose drop closes the watch: an
+    /// observer may panic.
+    pub fn note_first_token(&mut self, sink: &mut impl StreamSink) {
         let Some(at) = self.reader.timeline.first_token() else { return };
         self.has_first_token = true;
         self.reader.watch.decodes(at);

@@ -88,18 +88,18 @@ impl StreamBody {
         let key = StreamKey::new(&record.route, &record.model, record.class, &pick.replica.served());
         let pace = ItlSlo::new(record.slo.itl);
         let series = guard.observer().stream_series(&key);
-        let mut client = ClientSink { guard, series, pace };
         let mut this = Self {
-            pump: StreamPump::new(reader, pick, &mut client),
+            pump: StreamPump::new(reader, pick),
             bytes_out: 0,
             is_settled: false,
             broken: None,
             migration: None,
             is_cut: false,
-            client,
+            client: ClientSink { guard, series, pace },
             pins,
             timeouts,
         };
+        this.pump.note_first_token(&mut this.client);
         this.remember_response();
         this
     }

@@ -182,7 +182,8 @@ impl Copy {
         let record = &mut self.record;
         let key = StreamKey::new(&record.route, &record.model, record.class, &pick.replica.served());
         let mut sink = ShadowSink { record, observer: &gateway.observer, key };
-        let mut pump = StreamPump::new(reader, pick, &mut sink);
+        let mut pump = StreamPump::new(reader, pick);
+        pump.note_first_token(&mut sink);
         let left = self.original.left.clone().cancelled_owned();
         tokio::pin!(left);
         let failure = loop {
