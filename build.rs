@@ -1,23 +1,35 @@
-//! The git revision that a release is built from, for `tokenway_build_info`, unless `TOKENWAY_BUILD_REVISION` names one.
+//! Revision and date of the commit that a release is built from, for `tokenway --version` and `tokenway_build_info`, unless
+//! `TOKENWAY_BUILD_REVISION` and `TOKENWAY_BUILD_DATE` name them.
 //!
 //! Only of release builds: every commit would rebuild the crate otherwise.
 
 #![allow(clippy::print_stdout, reason = "how a build script talks to Cargo")]
 
+use std::env;
 use std::process::Command;
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
     println!("cargo:rerun-if-env-changed={REVISION}");
-    let is_release = std::env::var("PROFILE").is_ok_and(|profile| profile == "release");
-    if std::env::var_os(REVISION).is_some() || !is_release {
+    println!("cargo:rerun-if-env-changed={DATE}");
+    if !env::var("PROFILE").is_ok_and(|profile| profile == "release") {
         return;
     }
     if let Some(log) = git(&["rev-parse", "--path-format=absolute", "--git-path", "logs/HEAD"]) {
         println!("cargo:rerun-if-changed={log}");
     }
-    if let Some(revision) = git(&["describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]) {
-        println!("cargo:rustc-env={REVISION}={revision}");
+    let stated = |variable: &str| env::var(variable).ok().filter(|value| !value.is_empty());
+    let revision =
+        stated(REVISION).or_else(|| git(&["describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]));
+    let date = stated(DATE).or_else(|| git(&["log", "-1", "--format=%cs"]));
+    let known: Vec<&str> = [&revision, &date].into_iter().flatten().map(String::as_str).collect();
+    if !known.is_empty() {
+        println!("cargo:rustc-env=TOKENWAY_VERSION={} ({})", env!("CARGO_PKG_VERSION"), known.join(", "));
+    }
+    for (variable, value) in [(REVISION, &revision), (DATE, &date)] {
+        if let Some(value) = value {
+            println!("cargo:rustc-env={variable}={value}");
+        }
     }
 }
 
@@ -30,3 +42,4 @@ fn git(arguments: &[&str]) -> Option<String> {
 }
 
 const REVISION: &str = "TOKENWAY_BUILD_REVISION";
+const DATE: &str = "TOKENWAY_BUILD_DATE";

@@ -39,7 +39,7 @@ use crate::app::logging::LogLevel;
 
 /// A latency-aware inference gateway: a drop-in OpenAI endpoint in front of a fleet of vLLM replicas.
 #[derive(Debug, Parser)]
-#[command(name = "tokenway", version, max_term_width = 110)]
+#[command(name = "tokenway", version = VERSION, max_term_width = 110)]
 pub struct Cli {
     /// What is logged to stderr: error, warn, info, debug, trace, off, or filters such as `info,tokenway=debug`
     #[arg(long, global = true, env = "TOKENWAY_LOG_LEVEL", value_name = "LEVEL", default_value = "info")]
@@ -103,6 +103,12 @@ pub const EXIT_OK: u8 = 0;
 pub const EXIT_FAILED: u8 = 1;
 /// The command line is wrong; the reason is on stderr.
 pub const EXIT_USAGE: u8 = 2;
+
+/// Of the package, and of the commit that a release was built from.
+const VERSION: &str = match option_env!("TOKENWAY_VERSION") {
+    Some(version) => version,
+    None => env!("CARGO_PKG_VERSION"),
+};
 
 #[cfg(test)]
 mod tests {

@@ -198,10 +198,7 @@ impl StreamBody {
         if self.is_cut {
             return;
         }
-        self.pump.pick.answered(now);
-        if !self.pump.has_first_token() {
-            self.pump.pick.replica.succeeded(now);
-        }
+        self.pump.pick.answered(!self.pump.has_first_token(), now);
         self.pump.learn(now);
         self.remember_response();
     }
@@ -213,7 +210,7 @@ impl StreamBody {
             return;
         }
         if let Some(id) = self.pump.facts().id.as_deref() {
-            self.pins.remember(&record.tenant, id, &self.pump.pick.replica.url);
+            self.pins.remember(&record.tenant, id, &self.pump.pick.replica.identity.url);
         }
     }
 
@@ -332,11 +329,7 @@ impl StreamBody {
         let now = self.client.guard.clock().now();
         match failure {
             Failure::Replica(why) => self.pump.pick.failed(why, now),
-            Failure::Timeout { timer: Timer::InterToken, .. } => {
-                let replica = self.pump.pick.replica.name();
-                let why = ReplicaFailure::Silent { replica };
-                self.pump.pick.failed(&why, now);
-            }
+            Failure::Timeout { timer: Timer::InterToken, .. } => self.pump.pick.silent(now),
             _ => {}
         }
     }

@@ -24,7 +24,7 @@ async function checked(answer) {
 }
 
 export async function load(path) {
-  return (await checked(await fetch(`${BASE}${path}`, { headers: headers() }))).json();
+  return (await checked(await fetch(`${BASE}${path}`, { headers: headers(), signal: AbortSignal.timeout(SILENT) }))).json();
 }
 
 export async function act(path, body) {
@@ -50,12 +50,28 @@ export async function follow(show, { signal, onMode }) {
   }
 }
 
+/** An event comes each second: a gateway that sends none for this long (ms) stands still, whatever its connection says. */
+const SILENT = 5000;
+
+async function heard(reader) {
+  let timer;
+  const silence = new Promise((_, reject) => { timer = setTimeout(() => reject(new Error("it sends nothing any more")), SILENT); });
+  try {
+    return await Promise.race([reader.read(), silence]);
+  } catch (error) {
+    reader.cancel().catch(() => {});
+    throw error;
+  } finally {
+    clearTimeout(timer);
+  }
+}
+
 async function read(body, show) {
   const decoder = new TextDecoder();
   const reader = body.getReader();
   let text = "";
   for (;;) {
-    const { done, value } = await reader.read();
+    const { done, value } = await heard(reader);
     if (done) return;
     text += decoder.decode(value, { stream: true });
     const events = text.split("\n\n");

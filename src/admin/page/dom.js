@@ -18,6 +18,13 @@ export function put(parent, ...children) {
   parent.replaceChildren(...children.flat());
 }
 
+/** Draws again what holds the focus, and gives it back to the element of the same text. */
+export function keepFocus(parent, draw) {
+  const focused = parent.contains(document.activeElement) ? document.activeElement.textContent : null;
+  draw();
+  if (focused !== null) [...parent.querySelectorAll("button, a")].find((element) => element.textContent === focused)?.focus();
+}
+
 export function seconds(value) {
   if (value === undefined || value === null) return "–";
   if (value >= 99.5) return `${value.toFixed(0)} s`;

@@ -4,17 +4,20 @@ import { Unauthorized, dropToken, follow, hasToken, load, setToken } from "./pag
 import * as canaries from "./page/canaries.js";
 import { byId, number, percent, put, terms } from "./page/dom.js";
 import * as drift from "./page/drift.js";
+import { go, place } from "./page/place.js";
 import * as replicas from "./page/replicas.js";
 import * as requests from "./page/requests.js";
 import * as routes from "./page/routes.js";
 import * as theme from "./page/theme.js";
 
-let step = "10s", slo = null, history = null, running = null;
+let step = place("range") === "1m" ? "1m" : "10s", heardAt = null, mode = "", slo = null, history = null, running = null;
 const due = { history: 0, fleet: 0, requests: 0, drift: 0, canaries: 0 };
 const EVERY = { history: 5, fleet: 2, requests: 5, drift: 10, canaries: 5 };
 /** Seconds after the last look, when requests have missed their SLO since. */
 const EVERY_WITH_MISSES = { history: 2, requests: 1 };
 let misses = "";
+const RANGES = ["10s", "1m"];
+const LEAST_SLOTS = 12;
 
 function banner(text) {
   byId("banner").textContent = text ?? "";
@@ -40,12 +43,25 @@ function verdict() {
 }
 
 const PARTS = {
-  history: async () => { history = await load(`/history?step=${step}`); routes.show(slo, history); },
+  history: async () => { history = cropped(await load(`/history?step=${step}`)); routes.show(slo, history); },
   fleet: async () => replicas.show(await load("/fleet")),
   requests: async () => { requests.routes(slo.routes.map((route) => route.route)); await requests.show(); },
   drift: async () => drift.show(await load("/drift"), acted("drift")),
   canaries: async () => canaries.show(acted("canaries")),
 };
+
+/** Without the time before the first request: a gateway that is a minute old shows a minute, not nine of nothing. */
+function cropped(history) {
+  const all = history.times.length;
+  const isSeen = (at) => history.routes.some((route) => route.requests[at] > 0);
+  const first = history.times.findIndex((_, at) => isSeen(at));
+  const from = first < 0 ? 0 : Math.max(0, Math.min(first - 1, all - LEAST_SLOTS));
+  const cut = (value) => {
+    if (Array.isArray(value)) return value.length === all ? value.slice(from) : value.map(cut);
+    return value !== null && typeof value === "object" ? Object.fromEntries(Object.entries(value).map(([name, part]) => [name, cut(part)])) : value;
+  };
+  return cut(history);
+}
 
 /** Waits for an action, then draws its part again. */
 const acted = (part) => async (action) => {
@@ -77,8 +93,17 @@ async function refresh() {
   await Promise.all(parts.map((part) => PARTS[part]()));
 }
 
+/** How old what stands here is. */
+function age() {
+  const passed = heardAt === null ? null : (performance.now() - heardAt) / 1000;
+  byId("live").textContent = passed === null ? mode : `${mode}, ${passed < 3 ? "now" : `${Math.round(passed)} s old`}`;
+  byId("verdict").classList.toggle("old", passed !== null && passed > 10);
+}
+
 function shown(next) {
   slo = next;
+  heardAt = performance.now();
+  age();
   verdict();
   const own = document.documentElement.dataset.page;
   banner(own === slo.page ? undefined : `This page came from another build than the gateway that answers now (version ${slo.version}): reload it.`);
@@ -102,11 +127,12 @@ async function run() {
   const { signal } = running;
   while (!signal.aborted) {
     try {
-      await follow(shown, { signal, onMode: (mode) => { byId("live").textContent = mode; } });
+      await follow(shown, { signal, onMode: (next) => { mode = next; age(); } });
     } catch (error) {
       if (signal.aborted) return;
       if (error instanceof Unauthorized) return login(error);
-      byId("live").textContent = "no connection";
+      mode = "no connection";
+      age();
       banner(`No answer from the gateway (${error.message}); what stands here is old.`);
       await new Promise((resolve) => setTimeout(resolve, 2000));
     }
@@ -116,13 +142,18 @@ async function run() {
 function start() {
   theme.start();
   requests.start(failed);
-  for (const range of ["10s", "1m"]) {
+  replicas.start();
+  const press = () => { for (const range of RANGES) byId(`range-${range}`).setAttribute("aria-pressed", String(range === step)); };
+  for (const range of RANGES) {
     byId(`range-${range}`).addEventListener("click", () => {
       step = range;
-      for (const other of ["10s", "1m"]) byId(`range-${other}`).setAttribute("aria-pressed", String(other === range));
+      go({ range: range === RANGES[0] ? "" : range });
+      press();
       PARTS.history().catch(failed);
     });
   }
+  press();
+  setInterval(age, 1000);
   byId("login").addEventListener("submit", (event) => {
     event.preventDefault();
     setToken(byId("token").value);

@@ -12,8 +12,21 @@ function cache(usage) {
   return el("span", {}, el("meter", { min: 0, max: 1, high: 0.9, value: usage, "aria-label": "KV cache in use" }), ` ${percent(usage)}`);
 }
 
+let isWhole = false, last = null;
+
+export function start() {
+  byId("more-replicas").addEventListener("click", () => { isWhole = true; show(last); });
+}
+
+/** Those that are not ready first; a large fleet only on demand. */
 export function show(fleet) {
-  const rows = fleet.replicas.map((replica) => el("tr", { "data-state": replica.state }, ...cells([
+  last = fleet;
+  const rank = (replica) => (replica.state === "ready" ? 1 : 0);
+  const all = [...fleet.replicas].sort((a, b) => rank(a) - rank(b));
+  const some = isWhole ? all : all.slice(0, SHOWN);
+  byId("more-replicas").hidden = some.length === all.length;
+  byId("more-replicas").textContent = `all ${all.length} replicas`;
+  const rows = some.map((replica) => el("tr", { "data-state": replica.state }, ...cells([
     ["replica", el("strong", {}, replica.replica)],
     ["pool", replica.revision === replica.pool ? replica.pool : `${replica.pool} (${replica.revision})`],
     ["state", state(replica)],
@@ -27,3 +40,5 @@ export function show(fleet) {
   ])));
   put(byId("replica-rows"), ...rows);
 }
+
+const SHOWN = 50;

@@ -2,10 +2,11 @@
 
 import { load } from "./api.js";
 import { ago, byId, cells, el, put, seconds } from "./dom.js";
+import { go, place } from "./place.js";
 import { detail } from "./waterfall.js";
 
 const KINDS = { missed: "&missed=true", failed: "&outcome=failed", refused: "&outcome=refused", "": "" };
-let open = null, opened = null, pages = 1;
+let open = null, opened = null, pages = 1, wanted = place("of");
 
 async function list() {
   const route = byId("request-route").value;
@@ -40,11 +41,15 @@ function row(request) {
 async function toggle(id) {
   open = open === id ? null : id;
   opened = null;
+  go({ request: open });
   if (open !== null) {
     try {
-      opened = detail(await load(`/requests/${encodeURIComponent(id)}`));
+      const request = await load(`/requests/${encodeURIComponent(id)}`);
+      opened = detail(request);
+      opened.of = request;
     } catch (error) {
       opened = el("p", { role: "alert" }, error.message);
+      opened.of = { request_id: id };
     }
   }
   await show(true);
@@ -55,6 +60,8 @@ async function toggle(id) {
 export async function show(isAsked = false) {
   if (open !== null && !isAsked) return;
   const found = await list();
+  // One of a link need not be in the list.
+  if (open !== null && opened !== null && !found.some((request) => request.request_id === open)) found.unshift(opened.of);
   const rows = found.flatMap((request) => {
     const below = open === request.request_id && opened ? [el("tr", {}, el("td", { class: "detail", colspan: 10 }, opened))] : [];
     return [row(request), ...below];
@@ -68,11 +75,19 @@ export function routes(names) {
   if (known.join("\n") === names.join("\n")) return;
   const chosen = select.value;
   put(select, el("option", { value: "" }, "all"), ...names.map((name) => el("option", { value: name }, name)));
-  select.value = names.includes(chosen) ? chosen : "";
+  const next = wanted || chosen;
+  select.value = names.includes(next) ? next : "";
+  wanted = "";
 }
 
 export function start(failed) {
-  const again = () => show(true).catch(failed);
+  const again = () => {
+    go({ of: byId("request-route").value, show: byId("request-kind").value === "missed" ? "" : byId("request-kind").value || "all", request: open });
+    show(true).catch(failed);
+  };
+  const kind = place("show");
+  byId("request-kind").value = kind === "all" ? "" : ["failed", "refused"].includes(kind) ? kind : "missed";
   for (const id of ["request-route", "request-kind"]) byId(id).addEventListener("change", () => { pages = 1; open = null; again(); });
   byId("more-requests").addEventListener("click", () => { pages += 1; again(); });
+  if (place("request")) toggle(place("request")).catch(failed);
 }

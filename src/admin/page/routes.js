@@ -1,7 +1,8 @@
-// A card for each route: verdict, figures, charts.
+// All routes as a table, and the card of one: verdict, figures, charts.
 
 import { byStage, heat, lines, stacked } from "./chart.js";
-import { byId, el, number, percent, put, seconds, terms } from "./dom.js";
+import { byId, cells, el, keepFocus, number, percent, put, seconds, terms } from "./dom.js";
+import { go, place } from "./place.js";
 
 const STAGES = ["read", "admit", "route", "connect", "engine_queue", "prefill", "decode", "engine_other", "relay"];
 
@@ -70,12 +71,45 @@ function past(route, history) {
   return drawn.get(route);
 }
 
-export function show(slo, history) {
-  const cards = slo.routes.map((route) => el("article", { class: "card", "aria-label": `route ${route.route}` },
+/** The route whose card is shown: the chosen one, else the first that misses its SLO, else the first. */
+function shown(slo) {
+  const named = (name) => slo.routes.find((route) => route.route === name);
+  return named(place("route")) ?? slo.routes.find((route) => route.status === "bad") ?? slo.routes[0];
+}
+
+function row(route, isShown, choose) {
+  const { goodput, burn, ttft, itl, bound } = route;
+  const button = el("button", { type: "button", class: "link", "aria-current": isShown && "true", onclick: choose }, route.route);
+  return el("tr", { class: isShown && "chosen" }, ...cells([
+    ["route", button],
+    ["SLO", el("span", { class: "pill", "data-status": route.status }, WORDS[route.status])],
+    ["within", percent(goodput.share, 1)],
+    ["requests", number(goodput.requests)],
+    ["goodput", `${number(goodput.per_second, 1)}/s`],
+    ["TTFT p50", seconds(ttft.p50)],
+    ["p99", seconds(ttft.p99)],
+    ["bound", seconds(bound.ttft)],
+    ["ITL p99", seconds(itl.p99)],
+    ["burn 5 m", burn["5m"] === null ? undefined : `${number(burn["5m"], 1)}×`],
+  ]));
+}
+
+function card(route, slo, history) {
+  return el("article", { class: "card", "aria-label": `route ${route.route}` },
     el("div", { class: "row" }, el("h3", {}, route.route), el("span", { class: "pill", "data-status": route.status }, WORDS[route.status])),
     route.sentence === slo.sentence ? undefined : el("p", { class: "sentence" }, route.sentence),
-    el("dl", {}, ...figures(route)), ...past(route.route, history)));
-  put(byId("route-cards"), ...cards);
+    el("dl", {}, ...figures(route)), ...past(route.route, history));
+}
+
+/** All routes as rows, worst first; one of them with its charts. */
+export function show(slo, history) {
+  const one = shown(slo);
+  const order = { bad: 0, ok: 1, unknown: 2 };
+  const routes = [...slo.routes].sort((a, b) => order[a.status] - order[b.status]);
+  const choose = (route) => () => { go({ route: route.route }); show(slo, history); };
+  byId("all-routes").hidden = routes.length < 2;
+  keepFocus(byId("route-rows"), () => put(byId("route-rows"), ...routes.map((route) => row(route, route === one, choose(route)))));
+  put(byId("route-cards"), ...(one ? [card(one, slo, history)] : [el("p", { class: "quiet" }, "no requests yet")]));
 }
 
 export const WORDS = { ok: "✓ within SLO", bad: "✕ SLO missed", unknown: "? too little to judge" };

@@ -56,7 +56,7 @@ function decision(request) {
   if (made.weighed.length === 0) return el("div", {}, said, el("p", { class: "quiet" }, made.predicted_ttft === null
     ? "This policy predicts nothing, so its candidates have no cost."
     : "Under load only some decisions list their candidates."));
-  const addends = ["wait", "prefill", "base", "others", "decoding", "harm", "late", "failure"];
+  const addends = ["wait", "prefill", "base", "adapter", "others", "decoding", "harm", "late", "failure"];
   const heads = ["candidate", "predicted TTFT", "cached tokens", "streams harmed", "chance to be late", ...addends.map((name) => `${name}, s`), "cost, s"];
   const rows = made.weighed.map((candidate) => el("tr", { class: candidate.chosen ? "chosen" : undefined }, ...cells([
     ["candidate", candidate.chosen ? `${candidate.replica} (chosen)` : candidate.replica],

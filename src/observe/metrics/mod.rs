@@ -66,7 +66,26 @@ pub struct BuildInfo {
     pub version: &'static str,
     /// Git revision, or `unknown`.
     pub revision: &'static str,
+    /// Date of that commit, `2026-11-24`, or `unknown`.
+    pub date: &'static str,
 }
+
+impl BuildInfo {
+    /// Of this binary.
+    pub const THIS: Self = Self {
+        version: env!("CARGO_PKG_VERSION"),
+        revision: match option_env!("TOKENWAY_BUILD_REVISION") {
+            Some(revision) => revision,
+            None => UNKNOWN,
+        },
+        date: match option_env!("TOKENWAY_BUILD_DATE") {
+            Some(date) => date,
+            None => UNKNOWN,
+        },
+    };
+}
+
+const UNKNOWN: &str = "unknown";
 
 /// Every metric of the gateway.
 pub struct Metrics {
@@ -101,7 +120,8 @@ impl Metrics {
         let families = Families::new(&Maker::new(&registry, &edges));
         // Fails without /proc: then there are no process_* metrics.
         let _ = registry.register(Box::new(ProcessCollector::for_self()));
-        let labels = [build.version, build.revision, std::env::consts::OS, std::env::consts::ARCH];
+        let labels =
+            [build.version, build.revision, build.date, std::env::consts::OS, std::env::consts::ARCH];
         families.process.build_info.set(labels, Some(1.0));
         families.process.last_reload_successful.set(1.0);
         let telemetry = &config.telemetry;
@@ -125,7 +145,7 @@ impl Metrics {
             log_drops: Mutex::default(),
         };
         metrics.set_targets(config);
-        metrics.foresee(config);
+        metrics.preregister(config);
         metrics
     }
 

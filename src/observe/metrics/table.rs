@@ -240,7 +240,7 @@ families! {
                 "Configuration reloads, by result: success or failure.";
             gauge last_reload_successful "tokenway_config_last_reload_successful" []
                 "1 if the last reload succeeded, else 0.";
-            gauge build_info "tokenway_build_info" [version, revision, os, arch]
+            gauge build_info "tokenway_build_info" [version, revision, date, os, arch]
                 "Version of the running gateway; the value is always 1.";
             gauge config_info "tokenway_config_info" [hash]
                 "The configuration that runs, without secrets, as a hash; the value is always 1.";

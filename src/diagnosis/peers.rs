@@ -1,0 +1,307 @@
+//! Who differs from the others: a replica, a revision, a tenant that floods, a class of prompts that grows; pure.
+//!
+//! A replica or revision is compared with the others of the same route, a tenant and a class with their own share before
+//! the last minute. Whoever does not differ is not named: then the cause is shared.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::table::{
+    DEMOTED, DIFFERS, DIFFERS_FROM_USUAL, FAILING, FAILURES_OF_ONE, FEW, FLOOD, MIN_DIFFERENCE, NOISE, QUEUE,
+};
+use crate::fleet::status::{ReplicaState, ReplicaStatus};
+use crate::observe::history::{Dimension, Part, Slot};
+use crate::stage::Stage;
+use crate::stats::{Counts, upper_quantile};
+
+/// Figures of one route.
+#[derive(Default)]
+pub(crate) struct RouteFigures {
+    /// Label `route`.
+    pub(crate) route: Arc<str>,
+    /// Last minute.
+    pub(crate) minute: WindowFigures,
+    /// Last five minutes.
+    pub(crate) five: WindowFigures,
+    /// Last hour.
+    pub(crate) hour: Slot,
+    /// The nine minutes before the last one, and how many seconds of them had requests.
+    pub(crate) before: (Slot, f64),
+    /// How long the gateway has run.
+    pub(crate) uptime: Duration,
+    /// Replicas of its pools as they are now.
+    pub(crate) replicas: Vec<ReplicaStatus>,
+}
+
+/// Figures of one route in one window.
+#[derive(Clone, Default)]
+pub(crate) struct WindowFigures {
+    pub(crate) slot: Slot,
+    pub(crate) ttft: Counts,
+    pub(crate) itl: Counts,
+}
+
+/// Where the misses come from.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Cause {
+    /// The stage that most misses are blamed on.
+    pub(crate) stage: Stage,
+    /// Misses blamed on it.
+    pub(crate) misses: u32,
+    /// The most frequent reason of a miss.
+    pub(crate) reason: &'static str,
+    /// Blamed by the engines' queues as scraped: the gateway has not learned to split the wait yet.
+    pub(crate) is_by_scrape: bool,
+}
+
+/// Somebody who differs from the others, with the numbers that say so.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Outlier {
+    pub(crate) dimension: Dimension,
+    pub(crate) name: Arc<str>,
+    pub(crate) evidence: String,
+}
+
+/// Outliers, the replicas first.
+pub(crate) fn find(figures: &RouteFigures, slot: &Slot, cause: Option<&Cause>) -> Vec<Outlier> {
+    let mut found: Vec<Outlier> =
+        figures.replicas.iter().filter_map(|status| not_ready(status, figures.uptime)).collect();
+    found.extend(figures.replicas.iter().filter_map(|status| silent(status, figures)));
+    add(&mut found, compare(slot, Dimension::Replica, cause));
+    for status in &figures.replicas {
+        add(&mut found, demoted(status));
+        add(&mut found, back(status));
+    }
+    if let Some(cause) = cause {
+        add(&mut found, longest_queue(&figures.replicas, cause));
+        add(&mut found, compare(slot, Dimension::Revision, Some(cause)));
+        let is_load =
+            [Stage::Admit, Stage::EngineQueue, Stage::Prefill, Stage::Decode].contains(&cause.stage);
+        if is_load {
+            add(&mut found, grown(figures, Dimension::Tenant));
+            add(&mut found, grown(figures, Dimension::Class));
+        }
+    }
+    found.truncate(MAX_OUTLIERS);
+    found
+}
+
+/// Adds one that is not named yet.
+fn add(found: &mut Vec<Outlier>, more: Option<Outlier>) {
+    let is_new = |more: &Outlier| {
+        !found.iter().any(|known| known.dimension == more.dimension && known.name == more.name)
+    };
+    let more = more.filter(is_new);
+    found.extend(more);
+}
+
+fn replica(status: &ReplicaStatus, evidence: String) -> Outlier {
+    Outlier { dimension: Dimension::Replica, name: Arc::clone(&status.replica), evidence }
+}
+
+fn not_ready(status: &ReplicaStatus, uptime: Duration) -> Option<Outlier> {
+    let state = status.state;
+    let is_out = !matches!(state, ReplicaState::Ready | ReplicaState::Draining);
+    // One that joins is no fault; one that does not get through its start, or was there before, is.
+    let was_ready = times_in(status, ReplicaState::Ready) > 0;
+    let was_there_at_start = status.life.since + FOUND_WITHIN >= uptime;
+    let joins_within = if was_there_at_start { FOUND_WITHIN } else { JOINS_WITHIN };
+    let is_newcomer = state.is_coming() && !was_ready && status.life.since < joins_within;
+    (is_out && !is_newcomer).then(|| replica(status, format!("is {}: {}", state.as_str(), status.reason)))
+}
+
+/// How often it has come into a state since it was found.
+fn times_in(status: &ReplicaStatus, state: ReplicaState) -> u64 {
+    let counts = ReplicaState::ALL.iter().zip(status.life.entered);
+    counts.filter(|(of, _)| **of == state).map(|(_, times)| times).sum()
+}
+
+/// Was ejected and is back: until it has shown that it stays, users are served by the others and the fault may still be there.
+fn back(status: &ReplicaStatus) -> Option<Outlier> {
+    let ejections = times_in(status, ReplicaState::Ejected);
+    let is_back = status.state == ReplicaState::Ready && ejections > 0 && status.life.since < SETTLED;
+    let seconds = status.life.since.as_secs();
+    is_back.then(|| replica(status, format!("was ejected ({ejections} so far), and is back for {seconds} s")))
+}
+
+/// Has requests, and nothing came of it for a minute while it did before.
+fn silent(status: &ReplicaStatus, figures: &RouteFigures) -> Option<Outlier> {
+    let part = |slot: &Slot| slot.parts.get(&(Dimension::Replica, Arc::clone(&status.replica))).cloned();
+    let is_busy = |part: &Part| part.requests > 0 || part.itl.1 > 0;
+    let now = part(&figures.minute.slot).is_some_and(|part| is_busy(&part));
+    let before = part(&figures.before.0).is_some_and(|part| is_busy(&part));
+    let is_silent = status.state == ReplicaState::Ready && status.inflight >= 2 && !now && before;
+    is_silent.then(|| {
+        replica(
+            status,
+            format!("has {} requests in flight and nothing came of it for a minute", status.inflight),
+        )
+    })
+}
+
+/// Gets little traffic, because it fails more than its pool's others; slow start alone is no fault.
+fn demoted(status: &ReplicaStatus) -> Option<Outlier> {
+    let is_failing = status.failure_ratio >= FAILING;
+    let is_little = is_failing && status.traffic_share < DEMOTED && !status.life.is_in_slow_start;
+    if status.state != ReplicaState::Ready || !(is_little || status.is_on_trial) {
+        return None;
+    }
+    let why = match status.failure_ratio {
+        ratio if is_failing => format!("{} of its last answers failed", share(ratio)),
+        _ => "its failures had ejected it, and it is on trial".to_owned(),
+    };
+    let evidence = if is_little {
+        format!("is given {} of its ordinary traffic: {why}", share(status.traffic_share))
+    } else {
+        format!("gets one request at a time: {why}")
+    };
+    Some(replica(status, evidence))
+}
+
+fn parts_of(slot: &Slot, dimension: Dimension) -> Vec<(&Arc<str>, &Part)> {
+    let of_kind = slot.parts.iter().filter(|((of, _), _)| *of == dimension);
+    of_kind.map(|((_, name), part)| (name, part)).collect()
+}
+
+/// The one whose requests fail, miss or take longer in the blamed stage than those of the others.
+fn compare(slot: &Slot, dimension: Dimension, cause: Option<&Cause>) -> Option<Outlier> {
+    let parts = parts_of(slot, dimension);
+    // What the gateway itself takes is no replica's, whatever requests happened to go there next.
+    let stage = cause
+        .map(|cause| cause.stage)
+        .filter(|stage| !matches!(stage, Stage::Read | Stage::Admit | Stage::Route | Stage::Relay));
+    let found = parts.iter().filter_map(|(name, part)| {
+        let others: Vec<&Part> =
+            parts.iter().filter(|(other, _)| other != name).map(|(_, part)| *part).collect();
+        if others.is_empty() {
+            return None;
+        }
+        let (strength, evidence) = fails(part, &others).or_else(|| {
+            let stage = stage.filter(|stage| !is_explained(part, &others, *stage))?;
+            is_slower(part, &others, stage).or_else(|| misses_more(part, &others, stage))
+        })?;
+        Some((strength, Outlier { dimension, name: Arc::clone(name), evidence }))
+    });
+    found.max_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, outlier)| outlier)
+}
+
+fn fails(part: &Part, others: &[&Part]) -> Option<(f64, String)> {
+    let all = others.iter().map(|other| other.failures).sum::<u32>() + part.failures;
+    let is_it = part.failures >= FEW && f64::from(part.failures) >= FAILURES_OF_ONE * f64::from(all);
+    is_it.then(|| {
+        (f64::from(part.failures) * 100.0, format!("{} of {all} failed attempts are its own", part.failures))
+    })
+}
+
+/// Whether the wait for first tokens is that of its work: prefix affinity sends one replica the colder prompts.
+fn is_explained(part: &Part, others: &[&Part], stage: Stage) -> bool {
+    let mut rest: Vec<f64> = others.iter().filter_map(|other| other.over_expected()).collect();
+    let pair = part.over_expected().zip(upper_quantile(&mut rest, 0.5));
+    let is_of_prompts = matches!(stage, Stage::EngineQueue | Stage::Prefill);
+    is_of_prompts && pair.is_some_and(|(own, usual)| own < DIFFERS_FROM_USUAL * usual)
+}
+
+fn is_slower(part: &Part, others: &[&Part], stage: Stage) -> Option<(f64, String)> {
+    let of = |part: &Part| -> Option<f64> {
+        let enough = part.stage_requests.get(stage as usize).is_some_and(|n| *n >= FEW);
+        let itl = (stage == Stage::Decode).then(|| part.mean_itl()).flatten();
+        itl.or_else(|| part.mean(stage).filter(|_| enough))
+    };
+    let (own, mut rest) = (of(part)?, others.iter().filter_map(|other| of(other)).collect::<Vec<_>>());
+    // The upper median: where two of three are slow, neither stands out.
+    let usual = upper_quantile(&mut rest, 0.5)?;
+    let is_it = own >= DIFFERS * usual && own - usual >= MIN_DIFFERENCE.min(usual * 2.0).max(NOISE);
+    let (what, in_mean) = match stage {
+        Stage::Decode if part.itl.1 > 0 => ("a token", "takes"),
+        _ => (stage.as_str(), "needs on average"),
+    };
+    is_it.then(|| {
+        let evidence = if in_mean == "takes" {
+            format!("takes {} for {what}, the others {}", seconds(own), seconds(usual))
+        } else {
+            format!("has {} of {what} on average, the others {}", seconds(own), seconds(usual))
+        };
+        (own / usual.max(1e-4), evidence)
+    })
+}
+
+fn misses_more(part: &Part, others: &[&Part], stage: Stage) -> Option<(f64, String)> {
+    let missed = |part: &Part| part.missed_in.get(stage as usize).copied().unwrap_or(0);
+    let rate = |missed: u32, judged: u32| f64::from(missed) / f64::from(judged.max(1));
+    let own = rate(missed(part), part.judged);
+    let rest = rate(others.iter().map(|o| missed(o)).sum(), others.iter().map(|o| o.judged).sum());
+    let is_it = missed(part) >= FEW && own >= 2.0 * rest && own - rest >= 0.1;
+    is_it.then(|| {
+        (own / rest.max(0.01), format!("misses {} of its requests, the others {}", share(own), share(rest)))
+    })
+}
+
+/// The replica with a queue while the others have none.
+fn longest_queue(replicas: &[ReplicaStatus], cause: &Cause) -> Option<Outlier> {
+    if cause.stage != Stage::EngineQueue || replicas.len() < 2 {
+        return None;
+    }
+    let waiting = |status: &ReplicaStatus| status.signals.as_ref().and_then(|signals| signals.waiting);
+    let mut queues: Vec<(f64, &ReplicaStatus)> =
+        replicas.iter().filter_map(|status| Some((waiting(status)?, status))).collect();
+    queues.sort_by(|a, b| b.0.total_cmp(&a.0));
+    let [(longest, status), (next, _), ..] = &queues[..] else { return None };
+    let is_it = *longest >= QUEUE && *longest >= 3.0 * next.max(1.0);
+    is_it.then(|| replica(status, format!("has {longest:.0} waiting in its engine, the next {next:.0}")))
+}
+
+/// The tenant or class whose share of the prompt tokens has at least doubled to a large one, while the load as a whole grew.
+fn grown(figures: &RouteFigures, dimension: Dimension) -> Option<Outlier> {
+    let (before, before_seconds) = (&figures.before.0, figures.before.1);
+    let tokens = |slot: &Slot| -> Vec<(Arc<str>, f64)> {
+        let of_kind = slot.parts.iter().filter(|((of, _), _)| *of == dimension);
+        of_kind.map(|((_, name), part)| (Arc::clone(name), part.prompt_tokens as f64)).collect()
+    };
+    let (now, past) = (tokens(&figures.minute.slot), tokens(before));
+    let sum = |all: &[(Arc<str>, f64)]| all.iter().map(|(_, tokens)| tokens).sum::<f64>();
+    let (all_now, all_past) = (sum(&now), sum(&past));
+    if before.requests < MIN_BEFORE || all_now <= 0.0 || all_past <= 0.0 {
+        return None;
+    }
+    let per_second = |tokens: f64, seconds: f64| tokens / seconds.max(1.0);
+    now.iter()
+        .filter_map(|(name, tokens)| {
+            let earlier = past.iter().find(|(known, _)| known == name).map_or(0.0, |(_, tokens)| *tokens);
+            let (own, was) = (tokens / all_now, earlier / all_past);
+            let rate_grew = per_second(*tokens, 60.0) >= 2.0 * per_second(earlier, before_seconds);
+            let is_it = own >= FLOOD && (own >= 2.0 * was || own - was >= 0.25) && rate_grew;
+            let evidence = || match dimension {
+                Dimension::Class => {
+                    format!("prompts are {} of the prompt tokens, {} before", share(own), share(was))
+                }
+                _ => format!("sends {} of the prompt tokens, {} before", share(own), share(was)),
+            };
+            is_it.then(|| (own, Outlier { dimension, name: Arc::clone(name), evidence: evidence() }))
+        })
+        .max_by(|a, b| a.0.total_cmp(&b.0))
+        .map(|(_, outlier)| outlier)
+}
+
+/// In one state of its start: a large model takes minutes to load.
+const JOINS_WITHIN: Duration = Duration::from_secs(600);
+/// The same where the gateway has just started: it finds a fleet that serves, and whoever does not is no newcomer.
+const FOUND_WITHIN: Duration = Duration::from_secs(20);
+const MAX_OUTLIERS: usize = 6;
+/// Some ejections long.
+const SETTLED: Duration = Duration::from_secs(120);
+/// Requests before the last minute: fewer are no share.
+const MIN_BEFORE: u32 = 10;
+
+/// Two or three significant digits with their unit.
+pub(crate) fn seconds(value: f64) -> String {
+    match value {
+        value if value >= 99.5 => format!("{value:.0} s"),
+        value if value >= 0.9995 => format!("{value:.1} s"),
+        value if value >= 0.00995 => format!("{:.0} ms", value * 1e3),
+        value => format!("{:.1} ms", value * 1e3),
+    }
+}
+
+fn share(value: f64) -> String {
+    format!("{:.0} %", value * 100.0)
+}

@@ -1,0 +1,261 @@
+//! Recent answers of one replica: failure rates, back-off after refusals, trial after an ejection.
+//!
+//! A replica that fails fast looks idle. So failures lower its share of the traffic long before they eject it, and an
+//! ejected replica that passes its probe gets a trial share until live answers prove it. What fails with one prompt alone is
+//! that prompt's doing as likely as the replica's, and counts when another prompt has failed there. Pure: time is an argument.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use crate::clock::Stamp;
+
+/// Recent answers of one replica.
+#[derive(Debug, Default)]
+pub(crate) struct Answers {
+    recent: Mutex<Recent>,
+    paused_until: AtomicU64,
+    /// Requests that may be in flight at once; 0 is no limit.
+    trial: AtomicU32,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Recent {
+    /// Failed answers as a fraction of all, exponentially weighted: what ejects.
+    rate: f64,
+    /// The same with τ = 10 s: what lowers its share.
+    demotion_rate: f64,
+    at: Stamp,
+    is_known: bool,
+    failures_in_a_row: u32,
+    refusals_in_a_row: u32,
+    /// The prompt that failed last, and when.
+    last_failed: Option<(u64, Stamp)>,
+    /// Whether that failure does not count yet.
+    is_withheld: bool,
+}
+
+impl Answers {
+    /// A first token or a whole answer came. Returns whether that ended a trial.
+    pub(crate) fn good(&self, now: Stamp) -> bool {
+        {
+            let mut recent = self.recent.lock();
+            recent.note(now, 0.0);
+            recent.failures_in_a_row = 0;
+            recent.refusals_in_a_row = 0;
+        }
+        let allowed = self.trial.load(Ordering::Relaxed);
+        if allowed == 0 {
+            return false;
+        }
+        let next = if allowed >= TRIAL_ENDS_AT { 0 } else { allowed * 2 };
+        self.trial.store(next, Ordering::Relaxed);
+        next == 0
+    }
+
+    /// A request with this prompt failed there. Returns the failures in a row that count.
+    pub(crate) fn failed(&self, prompt: u64, now: Stamp) -> u32 {
+        let in_a_row = {
+            let mut recent = self.recent.lock();
+            recent.failed(prompt, now);
+            recent.failures_in_a_row
+        };
+        if in_a_row > 0 {
+            self.back_off(now, in_a_row);
+        }
+        in_a_row
+    }
+
+    /// It refused a request at once (a full queue), which is no failure while its streams move.
+    pub(crate) fn refused(&self, now: Stamp) {
+        let in_a_row = {
+            let mut recent = self.recent.lock();
+            recent.refusals_in_a_row += 1;
+            recent.refusals_in_a_row
+        };
+        self.back_off(now, in_a_row);
+    }
+
+    fn back_off(&self, now: Stamp, in_a_row: u32) {
+        self.pause(now, (FIRST_PAUSE * (1 << in_a_row.clamp(1, 8).saturating_sub(1))).min(MAX_PAUSE));
+    }
+
+    /// Takes no requests for this long while other replicas do.
+    pub(crate) fn pause(&self, now: Stamp, span: Duration) {
+        self.paused_until.fetch_max(now.after(span).as_nanos(), Ordering::Relaxed);
+    }
+
+    /// End of its back-off: until then it takes no requests while other replicas do.
+    pub(crate) fn paused_until(&self) -> Stamp {
+        Stamp::from_nanos(self.paused_until.load(Ordering::Relaxed))
+    }
+
+    /// Requests that it may have in flight at once; `None` unless it is on trial.
+    pub(crate) fn trial(&self) -> Option<u32> {
+        Some(self.trial.load(Ordering::Relaxed)).filter(|most| *most > 0)
+    }
+
+    /// Fraction of failed answers, 0 to 1; `None` where it has not answered at all.
+    pub(crate) fn failure_rate(&self, now: Stamp) -> Option<f64> {
+        let recent = *self.recent.lock();
+        recent.is_known.then(|| recent.rate_at(now))
+    }
+
+    /// The same with a shorter memory, 0 where failures are rare: lowers its share of the traffic. Its memory is short because a low
+    /// share keeps it from answers to clear itself with.
+    pub(crate) fn demotion_rate(&self, now: Stamp) -> Option<f64> {
+        let recent = *self.recent.lock();
+        let unless_rare = |rate: f64| if rate < RARE { 0.0 } else { rate };
+        recent.is_known.then(|| unless_rare(recent.demotion_rate_at(now)))
+    }
+
+    /// A replica that traffic proved sick takes requests again: few at first.
+    pub(crate) fn begin_trial(&self) {
+        *self.recent.lock() = Recent::default();
+        self.resume();
+        self.trial.store(1, Ordering::Relaxed);
+    }
+
+    /// Whether it is on trial.
+    pub(crate) fn is_on_trial(&self) -> bool {
+        self.trial().is_some()
+    }
+
+    /// Ends a back-off.
+    pub(crate) fn resume(&self) {
+        self.paused_until.store(0, Ordering::Relaxed);
+    }
+}
+
+impl Recent {
+    fn failed(&mut self, prompt: u64, now: Stamp) {
+        let before = self.last_failed.replace((prompt, now));
+        match before.filter(|(_, at)| now.since(*at) < RATE_FADES_IN) {
+            Some((before, _)) if before == prompt => {}
+            Some(_) => {
+                for _ in 0..=u32::from(std::mem::take(&mut self.is_withheld)) {
+                    self.note(now, 1.0);
+                    self.failures_in_a_row += 1;
+                }
+            }
+            None => self.is_withheld = true,
+        }
+    }
+
+    fn note(&mut self, now: Stamp, failure: f64) {
+        let (rate, demotion) = (self.rate_at(now), self.demotion_rate_at(now));
+        self.rate = rate + LEARNED * (failure - rate);
+        self.demotion_rate = demotion + LEARNED * (failure - demotion);
+        self.at = now;
+        self.is_known = true;
+    }
+
+    fn rate_at(&self, now: Stamp) -> f64 {
+        faded(self.rate, now.since(self.at), RATE_FADES_IN)
+    }
+
+    fn demotion_rate_at(&self, now: Stamp) -> f64 {
+        faded(self.demotion_rate, now.since(self.at), DEMOTION_FADES_IN)
+    }
+}
+
+fn faded(value: f64, age: Duration, fades_in: Duration) -> f64 {
+    if value == 0.0 { 0.0 } else { value * (-age.as_secs_f64() / fades_in.as_secs_f64()).exp() }
+}
+
+/// Weight of one answer in the rate: three failures in a row of a healthy replica make 27 %.
+const LEARNED: f64 = 0.1;
+/// Time constants of the two rates: three failures in a row count together though requests are rare; a replica
+/// that is avoided for one failure is tried again after some ten seconds.
+const RATE_FADES_IN: Duration = Duration::from_secs(60);
+const DEMOTION_FADES_IN: Duration = Duration::from_secs(10);
+const RARE: f64 = 0.03;
+/// Doubled for each failure or refusal in a row.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const MAX_PAUSE: Duration = Duration::from_secs(1);
+/// A trial allows 1, 2, 4, … requests at once; a good answer beyond this many ends it.
+const TRIAL_ENDS_AT: u32 = 16;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fleet::health::Takes;
+    use crate::fleet::health::standing::Gate;
+    use crate::fleet::life::ReplicaState;
+
+    fn at(millis: u64) -> Stamp {
+        Stamp::from_nanos(millis * 1_000_000)
+    }
+
+    /// Whether it takes another request at this millisecond, beside so many.
+    fn takes(answers: &Answers, millis: u64, inflight: u64) -> bool {
+        let (state, paused_until, trial) = (ReplicaState::Ready, answers.paused_until(), answers.trial());
+        let gate = Gate { state, is_held: false, paused_until, trial, inflight };
+        super::super::takes(&gate, at(millis)) == Takes::Requests
+    }
+
+    #[test]
+    fn failures_raise_the_rate_and_time_and_good_answers_lower_it() {
+        let answers = Answers::default();
+        assert_eq!(answers.failure_rate(at(0)), None);
+        for prompt in 0..3 {
+            answers.failed(prompt, at(0));
+        }
+        let after_three = answers.failure_rate(at(0)).unwrap();
+        assert!((0.27..0.28).contains(&after_three), "{after_three}");
+        assert!(answers.failure_rate(at(120_000)).unwrap() < 0.05);
+        assert!(answers.demotion_rate(at(0)).unwrap() > 0.27);
+        assert_eq!(answers.demotion_rate(at(25_000)), Some(0.0));
+        for _ in 0..10 {
+            answers.good(at(0));
+        }
+        assert!(answers.failure_rate(at(0)).unwrap() < 0.1);
+        assert_eq!(answers.failed(9, at(0)), 1);
+    }
+
+    #[test]
+    fn failures_count_once_a_second_prompt_fails() {
+        let answers = Answers::default();
+        answers.good(at(0));
+        for n in 0..20 {
+            assert_eq!(answers.failed(7, at(n)), 0, "one client's request");
+        }
+        assert!(answers.demotion_rate(at(20)) == Some(0.0) && takes(&answers, 20, 0));
+        assert_eq!(answers.failed(8, at(30)), 2);
+        assert!(answers.demotion_rate(at(30)).unwrap() > 0.18 && !takes(&answers, 31, 0));
+        assert_eq!(answers.failed(9, at(30)), 3);
+        let rare = Answers::default();
+        for minute in 0..5 {
+            assert_eq!(rare.failed(minute, at(minute * 61_000)), 0, "not within a minute");
+        }
+    }
+
+    #[test]
+    fn a_refusal_pauses_for_longer_each_time_up_to_a_second() {
+        let answers = Answers::default();
+        answers.refused(at(0));
+        assert!(!takes(&answers, 99, 0) && takes(&answers, 100, 0));
+        assert_eq!(answers.failure_rate(at(100)), None);
+        for _ in 0..9 {
+            answers.refused(at(100));
+        }
+        assert!(!takes(&answers, 1099, 0) && takes(&answers, 1100, 0));
+        answers.good(at(1100));
+        answers.refused(at(1100));
+        assert!(takes(&answers, 1200, 0));
+    }
+
+    #[test]
+    fn a_trial_lets_one_in_then_two_then_all() {
+        let answers = Answers::default();
+        answers.failed(1, at(0));
+        answers.begin_trial();
+        assert!(takes(&answers, 1, 0) && !takes(&answers, 1, 1));
+        assert!(!answers.good(at(1)));
+        assert!(takes(&answers, 1, 1) && !takes(&answers, 1, 2));
+        let ended = (0..4).map(|_| answers.good(at(1))).collect::<Vec<_>>();
+        assert_eq!(ended, [false, false, false, true]);
+        assert!(takes(&answers, 1, 10_000));
+    }
+}

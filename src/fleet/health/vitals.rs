@@ -1,0 +1,169 @@
+//! Evidence about one replica, shared by its streams, its prober and its scraper.
+//!
+//! Streams report progress and suspicious silence, the prober refused connects and unanswered completions, the scraper
+//! whether the engine's own counters move. Only several of them together end a stream early: busy is not down, and
+//! healthy is not working.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+
+use crate::clock::Stamp;
+
+/// Times of the last evidence of each kind; lock-free.
+#[derive(Debug, Default)]
+pub struct Vitals {
+    last_progress: AtomicU64,
+    last_answer: AtomicU64,
+    engine_moved: AtomicU64,
+    refused_from: AtomicU64,
+    refused_to: AtomicU64,
+    frozen_at: AtomicU64,
+    suspected_at: AtomicU64,
+    is_reported_down: AtomicBool,
+    /// Wakes the prober ahead of its interval.
+    pub check_now: Notify,
+}
+
+impl Vitals {
+    /// A stream had a content event.
+    pub fn progressed(&self, now: Stamp) {
+        self.last_progress.store(now.as_nanos(), Ordering::Relaxed);
+    }
+
+    /// A complete response or a first token arrived, which proves as much as a probe.
+    pub fn answered(&self, now: Stamp) {
+        self.last_answer.store(now.as_nanos(), Ordering::Relaxed);
+        self.last_progress.store(now.as_nanos(), Ordering::Relaxed);
+    }
+
+    /// Last [`Vitals::answered`].
+    pub fn last_answer(&self) -> Stamp {
+        Stamp::from_nanos(self.last_answer.load(Ordering::Relaxed))
+    }
+
+    /// Last content event of any stream.
+    pub fn last_progress(&self) -> Stamp {
+        Stamp::from_nanos(self.last_progress.load(Ordering::Relaxed))
+    }
+
+    /// The engine's counters of tokens or steps differ from those of the page before.
+    pub fn engine_moved(&self, now: Stamp) {
+        self.engine_moved.store(now.as_nanos(), Ordering::Relaxed);
+    }
+
+    /// Last progress of anything there: a stream of ours, or the engine's own counters.
+    pub fn last_sign(&self) -> Stamp {
+        self.last_progress().max(Stamp::from_nanos(self.engine_moved.load(Ordering::Relaxed)))
+    }
+
+    /// A connect was refused: nobody listens.
+    pub fn refused(&self, now: Stamp) {
+        let from =
+            self.refused_from.compare_exchange(0, now.as_nanos(), Ordering::Relaxed, Ordering::Relaxed);
+        if from.is_err() {
+            self.refused_to.fetch_max(now.as_nanos(), Ordering::Relaxed);
+        }
+    }
+
+    /// A completion that was sent at `sent` got no answer in time.
+    pub fn frozen(&self, sent: Stamp) {
+        self.frozen_at.store(sent.as_nanos(), Ordering::Relaxed);
+    }
+
+    /// A stream is suspiciously silent: probes at once, at most every [`MIN_CHECK_INTERVAL`].
+    pub fn suspect(&self, now: Stamp) {
+        let before = Stamp::from_nanos(self.suspected_at.load(Ordering::Relaxed));
+        if before == Stamp::default() || now.since(before) >= MIN_CHECK_INTERVAL {
+            self.suspected_at.store(now.as_nanos(), Ordering::Relaxed);
+            self.check_now.notify_one();
+        }
+    }
+
+    /// An answer told that its engine is dead or shutting down: a probe is to decide, at once.
+    pub fn reported_down(&self) {
+        self.is_reported_down.store(true, Ordering::Relaxed);
+        self.check_now.notify_one();
+    }
+
+    /// Whether an answer told that its engine is down, and no probe was answered since.
+    pub fn is_reported_down(&self) -> bool {
+        self.is_reported_down.load(Ordering::Relaxed)
+    }
+
+    /// A connect succeeded: somebody listens.
+    pub fn connected(&self) {
+        self.refused_from.store(0, Ordering::Relaxed);
+        self.refused_to.store(0, Ordering::Relaxed);
+    }
+
+    /// A probe succeeded: clears earlier evidence.
+    pub fn cleared(&self) {
+        self.connected();
+        self.frozen_at.store(0, Ordering::Relaxed);
+        self.is_reported_down.store(false, Ordering::Relaxed);
+    }
+
+    /// First of the refused connects, unless one succeeded since.
+    pub fn refused_since(&self) -> Option<Stamp> {
+        nonzero(&self.refused_from)
+    }
+
+    /// Whether connects were refused over at least this span and no stream moved meanwhile: the process is gone.
+    pub fn is_gone(&self, span: Duration) -> bool {
+        let (Some(from), Some(to)) = (self.refused_since(), nonzero(&self.refused_to)) else { return false };
+        to.since(from.max(self.last_progress())) >= span
+    }
+
+    /// When the last probe that got no answer was sent, unless a probe succeeded, a stream progressed or the engine's counters
+    /// moved since.
+    pub fn frozen_since(&self) -> Option<Stamp> {
+        nonzero(&self.frozen_at).filter(|sent| self.last_sign() <= *sent)
+    }
+}
+
+/// Without progress for so long a replica that refuses requests is not busy.
+pub(crate) const BUSY_FOR: Duration = Duration::from_secs(5);
+/// Refused connects at least so far apart prove that the process of a silent stream is gone.
+pub(crate) const REFUSED_TWICE: Duration = Duration::from_millis(500);
+/// Every check of every silent stream asks for a probe; one serves them all.
+const MIN_CHECK_INTERVAL: Duration = Duration::from_secs(2);
+
+fn nonzero(cell: &AtomicU64) -> Option<Stamp> {
+    Some(cell.load(Ordering::Relaxed)).filter(|n| *n != 0).map(Stamp::from_nanos)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(millis: u64) -> Stamp {
+        Stamp::from_nanos(millis * 1_000_000)
+    }
+
+    #[test]
+    fn only_connects_refused_again_later_while_nothing_moves_prove_that_a_process_is_gone() {
+        let span = Duration::from_millis(500);
+        let vitals = Vitals::default();
+        vitals.refused(at(1000));
+        vitals.refused(at(1300));
+        assert!(!vitals.is_gone(span), "300 ms may be a restart of the listener alone");
+        vitals.refused(at(1500));
+        assert!(vitals.is_gone(span) && !vitals.is_gone(4 * span));
+        vitals.progressed(at(1600));
+        assert!(!vitals.is_gone(span), "streams move: the address refuses, not the process");
+        vitals.connected();
+        vitals.refused(at(2000));
+        assert!(!vitals.is_gone(span), "it starts anew");
+    }
+
+    #[test]
+    fn an_engine_whose_counters_move_is_not_frozen() {
+        let vitals = Vitals::default();
+        vitals.frozen(at(5000));
+        assert!(vitals.frozen_since().is_some());
+        vitals.engine_moved(at(7000));
+        assert_eq!(vitals.frozen_since(), None);
+    }
+}

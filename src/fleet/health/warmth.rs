@@ -1,0 +1,197 @@
+//! Whether a replica's process is warm: since when it is not, how long that took, and its slow start afterwards.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use super::slow_start::SlowStart;
+use crate::clock::Stamp;
+
+/// How warm one replica is.
+#[derive(Debug)]
+pub(crate) struct Warmth {
+    inner: Mutex<Inner>,
+    /// Whether `inner` has a slow start, for the data path.
+    is_slow: AtomicBool,
+    /// Answers before this are those of a process that came up a short while ago.
+    fresh_until: AtomicU64,
+}
+
+#[derive(Debug)]
+struct Inner {
+    /// `None` once it is warm.
+    cold: Option<Cold>,
+    /// When its process became warm.
+    warm_since: Option<Stamp>,
+    slow_start: Option<SlowStart>,
+    cold_starts: ColdStarts,
+}
+
+/// A process that is not warm.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Cold {
+    /// It was discovered, or connects were refused first.
+    pub(crate) since: Stamp,
+    /// It was seen loading or gone: it did not run before we came.
+    was_awaited: bool,
+}
+
+/// Cold starts that came to their end.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ColdStarts {
+    pub(crate) count: u64,
+    /// The newest last.
+    pub(crate) latest: VecDeque<Duration>,
+}
+
+impl Warmth {
+    /// A replica that is discovered now.
+    pub(crate) fn new(now: Stamp) -> Self {
+        let inner = Inner {
+            cold: Some(Cold { since: now, was_awaited: false }),
+            warm_since: None,
+            slow_start: None,
+            cold_starts: ColdStarts::default(),
+        };
+        Self { inner: Mutex::new(inner), is_slow: AtomicBool::new(false), fresh_until: AtomicU64::new(0) }
+    }
+
+    /// Since when it has been cold.
+    pub(crate) fn cold(&self) -> Option<Cold> {
+        self.inner.lock().cold
+    }
+
+    /// When its process became warm; `None` while it is not.
+    pub(crate) fn warm_since(&self) -> Option<Stamp> {
+        self.inner.lock().warm_since
+    }
+
+    /// An own request found nobody, or no working engine.
+    pub(crate) fn not_yet(&self) {
+        if let Some(cold) = &mut self.inner.lock().cold {
+            cold.was_awaited = true;
+        }
+    }
+
+    /// Its process is gone, or another one.
+    pub(crate) fn lost(&self, since: Stamp) {
+        let mut inner = self.inner.lock();
+        inner.cold.get_or_insert(Cold { since, was_awaited: true });
+        (inner.warm_since, inner.slow_start) = (None, None);
+        self.is_slow.store(false, Ordering::Relaxed);
+    }
+
+    /// It is warm already, as another part of the fleet knows.
+    pub(crate) fn adopted(&self, now: Stamp) {
+        let mut inner = self.inner.lock();
+        (inner.cold, inner.warm_since) = (None, Some(now));
+    }
+
+    /// It is warm. `joins`: others served before it, so that its time counts as a cold start in any case, and its share of the
+    /// traffic rises over `span`. Returns how long a cold start took.
+    pub(crate) fn warmed(&self, now: Stamp, joins: bool, span: Duration) -> Option<Duration> {
+        let mut inner = self.inner.lock();
+        let cold = inner.cold.take();
+        inner.warm_since = Some(now);
+        inner.slow_start = if joins { SlowStart::begin(now, span) } else { None };
+        self.is_slow.store(inner.slow_start.is_some(), Ordering::Relaxed);
+        let took = cold.filter(|cold| joins || cold.was_awaited).map(|cold| now.since(cold.since))?;
+        self.fresh_until.store(now.after(span).as_nanos(), Ordering::Relaxed);
+        inner.cold_starts.count += 1;
+        inner.cold_starts.latest.push_back(took);
+        if inner.cold_starts.latest.len() > KEPT {
+            inner.cold_starts.latest.pop_front();
+        }
+        Some(took)
+    }
+
+    pub(crate) fn cold_starts(&self) -> ColdStarts {
+        self.inner.lock().cold_starts.clone()
+    }
+
+    pub(crate) fn is_in_slow_start(&self) -> bool {
+        self.is_slow.load(Ordering::Relaxed)
+    }
+
+    /// In slow start, or no longer than its span after a cold start without one: nobody served before it.
+    pub(crate) fn is_cold(&self, now: Stamp) -> bool {
+        self.is_in_slow_start() || now.as_nanos() < self.fresh_until.load(Ordering::Relaxed)
+    }
+
+    /// Fraction of its ordinary traffic: below 1 in slow start.
+    pub(crate) fn share(&self, now: Stamp) -> f64 {
+        if !self.is_in_slow_start() {
+            return 1.0;
+        }
+        self.inner.lock().slow_start.map_or(1.0, |slow| slow.share(now))
+    }
+
+    /// The same for people: without the trials, which would show as all or nothing.
+    pub(crate) fn lasting_share(&self) -> f64 {
+        self.inner.lock().slow_start.map_or(1.0, |slow| slow.lasting_share())
+    }
+
+    /// It was chosen for a request.
+    pub(crate) fn chosen(&self, now: Stamp) {
+        if let Some(slow) = &mut self.inner.lock().slow_start {
+            slow.chosen(now);
+        }
+    }
+
+    /// Whether what was learned of its speed is to be forgotten, see [`SlowStart::is_retrial_due`].
+    pub(crate) fn is_retrial_due(&self, now: Stamp) -> bool {
+        self.is_in_slow_start() && self.inner.lock().slow_start.is_some_and(|slow| slow.is_retrial_due(now))
+    }
+
+    /// A request was answered.
+    pub(crate) fn answered(&self) {
+        if self.is_in_slow_start()
+            && let Some(slow) = &mut self.inner.lock().slow_start
+        {
+            slow.answered();
+        }
+    }
+
+    /// Takes a look at its slowness beside its peers; returns whether that ended its slow start.
+    pub(crate) fn looked(&self, slowness: f64, now: Stamp) -> bool {
+        if !self.is_in_slow_start() {
+            return false;
+        }
+        let mut inner = self.inner.lock();
+        inner.slow_start = inner.slow_start.and_then(|slow| slow.looked(slowness, now));
+        let is_over = inner.slow_start.is_none();
+        self.is_slow.store(!is_over, Ordering::Relaxed);
+        is_over
+    }
+}
+
+/// Between two scrapes of our metrics there are fewer.
+const KEPT: usize = 16;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(seconds: u64) -> Stamp {
+        Stamp::from_nanos(seconds * 1_000_000_000)
+    }
+
+    #[test]
+    fn first_answers_after_a_cold_start_are_cold_even_without_a_slow_start() {
+        let span = Duration::from_secs(30);
+        let first = Warmth::new(at(1));
+        first.not_yet();
+        assert_eq!(first.warmed(at(20), false, span), Some(Duration::from_secs(19)));
+        assert!(!first.is_in_slow_start() && first.is_cold(at(49)) && !first.is_cold(at(50)));
+
+        let found_running = Warmth::new(at(1));
+        assert_eq!(found_running.warmed(at(2), false, span), None);
+        assert!(!found_running.is_cold(at(3)), "it was up before the gateway came");
+
+        let joining = Warmth::new(at(1));
+        joining.warmed(at(2), true, span);
+        assert!(joining.is_cold(at(3)) && joining.is_in_slow_start());
+    }
+}

@@ -1,0 +1,409 @@
+//! What a replica has of ours, one by one: prompts that wait for their first token in the order in which they were sent, and
+//! the streams that run.
+//!
+//! The engine computes prompts first come first served, so the time between two first tokens is what the second prompt
+//! took: rates can be learned from that without knowing how long anybody waited. First tokens that come in one step of
+//! the engine come together and are one sample. How much of a prompt was computed, an answer tells at its end only: after a
+//! restart of the gateway, or beside another one, caches hold what nobody here knows of, and an engine that found it there would
+//! seem ten times as fast as it is. So samples of a fast engine wait for the ends of their answers. Bounded by the requests in flight.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use smallvec::{SmallVec, smallvec};
+
+use super::Placement;
+use super::concurrency::Concurrency;
+use crate::clock::Stamp;
+use crate::routing::float::span;
+use crate::routing::hazard::lengths::Survival;
+use crate::routing::hazard::{Curve, Running};
+use crate::routing::tuning::{memories, priors};
+use crate::routing::work::Work;
+
+/// How far a stream is, in content events of one of its choices: written by the stream at every event, read when somebody wants to
+/// know.
+#[derive(Debug, Default)]
+pub(super) struct Progress {
+    events: AtomicU64,
+    at: AtomicU64,
+}
+
+impl Progress {
+    pub(super) fn update(&self, events: u64, at: Stamp) {
+        self.events.store(events, Ordering::Relaxed);
+        self.at.store(at.as_nanos(), Ordering::Relaxed);
+    }
+}
+
+/// Prompts that an engine computed, and how long it took: what rates are learned from.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TimingSample {
+    /// What was computed.
+    pub work: Work,
+    /// How long the engine was at it.
+    pub busy: Duration,
+    /// Whether nothing was being computed when it was sent: then the way there is part of the time.
+    pub was_idle: bool,
+    /// Tokens that were in the context of running streams meanwhile.
+    pub context: u64,
+    /// When it was done.
+    pub at: Stamp,
+}
+
+/// How long a stream's tokens took.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Pace {
+    /// Seconds per token, over a few tokens.
+    pub per_token: f64,
+    /// Tokens in the context of all running streams.
+    pub context: u64,
+}
+
+/// What is being computed: the first prompt, and those that went into one step of the engine with it.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Head {
+    pub(super) work: Work,
+    pub(super) since: Stamp,
+}
+
+/// Prompts that are computed.
+pub(super) type Computed = SmallVec<[Placement; 2]>;
+
+/// Inputs of a refresh.
+pub(in crate::routing) struct Known<'a> {
+    /// Seconds that a token takes undisturbed.
+    pub(in crate::routing) step: f32,
+    /// Tokens that a content event brings on average.
+    pub(in crate::routing) per_event: f64,
+    /// How long answers are.
+    pub(in crate::routing) survival: &'a Survival,
+    /// Seconds that a prompt takes.
+    pub(in crate::routing) seconds: &'a dyn Fn(&Work) -> f64,
+}
+
+/// What a refresh finds.
+#[derive(Debug, Default)]
+pub struct Refreshed {
+    pub(super) computed: Computed,
+    /// Paces of streams since they were last asked.
+    pub paces: SmallVec<[Pace; 8]>,
+    /// What was learned of the engine's speed.
+    pub samples: SmallVec<[TimingSample; 4]>,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct InflightLedger {
+    next_id: u64,
+    waiting: VecDeque<Waiting>,
+    streams: Vec<Stream>,
+    /// Tokens in the context of running streams, as far as they had come at the last refresh.
+    context: u64,
+    last_first_token: Stamp,
+    /// The head of the queue left without a token.
+    is_disturbed: bool,
+    /// Together in one step of the engine; may still grow.
+    group: Option<Group>,
+    /// Of earlier steps: they wait for what their answers tell.
+    unconfirmed: Vec<Group>,
+    /// Streams with a bound that no curve knows yet.
+    fresh: u32,
+    /// Answers without a stream that are taken to be computed and have not ended.
+    unary: u32,
+    concurrency: Concurrency,
+    /// When a place in a full batch last came free.
+    last_free: Stamp,
+}
+
+/// Prompts that were computed in one step of the engine.
+#[derive(Debug)]
+struct Group {
+    sample: TimingSample,
+    /// Those whose answers go on.
+    open: SmallVec<[Waiting; 2]>,
+    /// One of them had media, and ended without telling how many tokens they were.
+    is_unsized: bool,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    id: u64,
+    placement: Placement,
+}
+
+#[derive(Debug)]
+struct Stream {
+    id: u64,
+    progress: Arc<Progress>,
+    first: Stamp,
+    prompt: u64,
+    /// Seconds per token; infinite without a bound.
+    bound: f32,
+    /// Content events when it was last refreshed, ...
+    events: u64,
+    /// ... and tokens: its share of the context beside the prompt.
+    counted: u64,
+    /// Events and when, at the last pace.
+    asked: (u64, u64),
+    /// It has a bound and began after the last refresh: no curve knows it.
+    is_fresh: bool,
+}
+
+impl InflightLedger {
+    pub(super) fn enter(&mut self, placement: &Placement) -> u64 {
+        let id = self.next_id;
+        self.next_id += 1;
+        self.waiting.push_back(Waiting { id, placement: *placement });
+        id
+    }
+
+    /// What is being computed at the head of the queue, and since when.
+    pub(super) fn head(&self) -> Head {
+        let Some(first) = self.waiting.front() else { return Head::default() };
+        let since = first.placement.at.max(self.last_first_token);
+        let mut work = first.placement.work;
+        // An engine takes what waits when a step begins into that step, as much as fits.
+        for next in self.waiting.iter().skip(1).take_while(|next| next.placement.at <= since) {
+            if work.tokens.saturating_add(next.placement.work.tokens) > priors::STEP_TOKENS {
+                break;
+            }
+            work += next.placement.work;
+        }
+        Head { work, since }
+    }
+
+    /// A prompt has its first token. Returns whose prompts are computed: its own, and those of answers without a stream that
+    /// were sent before it.
+    pub(super) fn first_token(&mut self, id: u64, now: Stamp, progress: &Arc<Progress>) -> Computed {
+        let context = self.context;
+        let mut computed = Computed::new();
+        let Some(at) = self.waiting.iter().position(|waiting| waiting.id == id) else {
+            return computed;
+        };
+        let was_disturbed = std::mem::take(&mut self.is_disturbed);
+        let mut ahead = 0;
+        self.waiting.retain(|waiting| {
+            let is_computed = ahead <= at && (waiting.id == id || !waiting.placement.is_stream);
+            ahead += 1;
+            if is_computed {
+                computed.push(waiting.placement);
+            }
+            !is_computed
+        });
+        let Some(placement) = computed.last().copied() else { return computed };
+        self.unary += u32::try_from(computed.len() - 1).unwrap_or(u32::MAX);
+        // An engine that runs all it can turns to a prompt when another sequence ends.
+        let since = placement.at.max(self.last_first_token).max(self.last_free);
+        let own = Waiting { id, placement };
+        match &mut self.group {
+            // The same step: the engine computed them side by side.
+            Some(Group { sample, open, .. })
+                if now.since(sample.at) <= reach(sample) && placement.at <= sample.at =>
+            {
+                sample.work += placement.work;
+                sample.busy += now.since(sample.at);
+                sample.at = sample.at.max(now);
+                open.push(own);
+            }
+            group => {
+                self.unconfirmed.extend(group.take());
+                let sample = TimingSample {
+                    work: placement.work,
+                    busy: now.since(since),
+                    was_idle: placement.at >= self.last_first_token,
+                    context,
+                    at: now,
+                };
+                let is_sample = computed.len() == 1 && !was_disturbed;
+                *group = is_sample.then(|| Group { sample, open: smallvec![own], is_unsized: false });
+            }
+        }
+        self.last_first_token = self.last_first_token.max(now);
+        progress.update(1, now);
+        self.fresh += u32::from(placement.tpot.is_some());
+        self.streams.push(Stream {
+            id,
+            progress: Arc::clone(progress),
+            first: now,
+            prompt: placement.prompt.0,
+            bound: placement.tpot.map_or(f32::INFINITY, |bound| bound.as_secs_f32()),
+            events: 1,
+            counted: 1,
+            asked: (1, now.as_nanos()),
+            is_fresh: placement.tpot.is_some(),
+        });
+        self.context = self.context.saturating_add(placement.prompt.0).saturating_add(1);
+        self.concurrency.began(self.running());
+        self.note_rest();
+        computed
+    }
+
+    /// An answer told what was computed of its prompt.
+    pub(super) fn computed(&mut self, id: u64, work: Work) {
+        for Group { sample, open, .. } in self.unconfirmed.iter_mut().chain(&mut self.group) {
+            if let Some(at) = open.iter().position(|one| one.id == id) {
+                let placement = open.swap_remove(at).placement;
+                sample.work = sample.work - placement.work + work;
+                return;
+            }
+        }
+    }
+
+    /// How long a prompt that got no token has kept the engine busy: its sample, if it is the one being computed.
+    pub(super) fn overdue(&self, id: u64, now: Stamp) -> Option<TimingSample> {
+        self.waiting.front().filter(|first| first.id == id)?;
+        let head = self.head();
+        Some(TimingSample {
+            work: head.work,
+            busy: now.since(head.since),
+            was_idle: false,
+            context: self.context,
+            at: now,
+        })
+    }
+
+    /// A request waits no longer, whatever became of it.
+    pub(super) fn leave(&mut self, id: u64) -> Option<Placement> {
+        let Some(at) = self.waiting.iter().position(|waiting| waiting.id == id) else {
+            self.unary = self.unary.saturating_sub(1);
+            return None;
+        };
+        // When the engine turned to the next one is not known then.
+        self.is_disturbed |= at == 0;
+        let gone = self.waiting.remove(at)?.placement;
+        self.note_rest();
+        Some(gone)
+    }
+
+    /// A stream ended.
+    pub(super) fn end(&mut self, id: u64) {
+        let Some(at) = self.streams.iter().position(|stream| stream.id == id) else { return };
+        for group in self.unconfirmed.iter_mut().chain(&mut self.group) {
+            group.is_unsized |= group.open.iter().any(|one| one.id == id && one.placement.has_media);
+            group.open.retain(|one| one.id != id);
+        }
+        let running = self.running();
+        let gone = self.streams.swap_remove(at);
+        self.fresh -= u32::from(gone.is_fresh);
+        self.context = self.context.saturating_sub(gone.prompt.saturating_add(gone.counted));
+        let end = Stamp::from_nanos(gone.progress.at.load(Ordering::Relaxed));
+        // What ends with its first token was never decoded and held no place.
+        if !self.waiting.is_empty() && end.since(gone.first) > memories::ONE_STEP {
+            let limit = self.concurrency.limit();
+            if limit > 0 && running >= limit {
+                self.last_free = end;
+            }
+            self.concurrency.ended(running);
+        }
+    }
+
+    /// What was seen of how many run at once.
+    pub(super) fn concurrency(&self) -> &Concurrency {
+        &self.concurrency
+    }
+
+    /// The engine is another process.
+    pub(super) fn forget_concurrency(&mut self) {
+        self.concurrency = Concurrency::default();
+    }
+
+    fn running(&self) -> u32 {
+        u32::try_from(self.streams.len()).unwrap_or(u32::MAX).saturating_add(self.unary)
+    }
+
+    fn note_rest(&mut self) {
+        if self.waiting.is_empty() {
+            self.concurrency.rested();
+        }
+    }
+
+    /// Streams with a bound that began after the last refresh.
+    pub(super) fn fresh(&self) -> u32 {
+        self.fresh
+    }
+
+    /// Tokens in the context of running streams.
+    pub(super) fn context(&self) -> u64 {
+        self.context
+    }
+
+    /// Asks every stream how far it is: the harm that stalls would do, and what was learned meanwhile.
+    pub(super) fn refresh(&mut self, now: Stamp, known: &Known<'_>) -> (Curve, Refreshed) {
+        let mut curve = Curve::default();
+        let mut found = Refreshed { computed: self.take_unary(now, known.seconds), ..Refreshed::default() };
+        let context = self.count_context(known.per_event);
+        for stream in &mut self.streams {
+            let at = stream.progress.at.load(Ordering::Relaxed);
+            let (events_before, at_before) = stream.asked;
+            stream.is_fresh = false;
+            if stream.events >= events_before + memories::PACE_EVENTS && at > at_before {
+                let tokens = (stream.events - events_before) as f64 * known.per_event;
+                stream.asked = (stream.events, at);
+                found.paces.push(Pace { per_token: (at - at_before) as f64 * 1e-9 / tokens, context });
+            }
+            if stream.bound.is_finite() {
+                let elapsed = now.since(stream.first).as_secs_f32();
+                let tokens = stream.counted.max(1) as f32;
+                let running = Running { tokens, elapsed, bound: stream.bound, step: known.step };
+                curve.add(&running, known.survival);
+            }
+        }
+        self.fresh = 0;
+        found.samples = self.take_samples(now, known.seconds);
+        (curve, found)
+    }
+
+    /// Lessons of which nothing more will be told, or that have waited for it long enough. What took longer than expected is learned at
+    /// once: no cache makes an engine slower. Of media nobody knows how much there was to compute until the answer tells.
+    fn take_samples(&mut self, now: Stamp, seconds: &dyn Fn(&Work) -> f64) -> SmallVec<[TimingSample; 4]> {
+        let is_idle = self.streams.is_empty() && self.waiting.is_empty();
+        let is_over = |group: &TimingSample| is_idle || now.since(group.at) > reach(group);
+        self.unconfirmed.extend(self.group.take_if(|group| is_over(&group.sample)));
+        let is_unsized =
+            |group: &Group| group.is_unsized || group.open.iter().any(|one| one.placement.has_media);
+        let is_told = |group: &mut Group| {
+            let is_slow = group.sample.busy.as_secs_f64() >= seconds(&group.sample.work);
+            let is_over = group.open.is_empty() || now.since(group.sample.at) > memories::CONFIRMED_WITHIN;
+            is_over || is_slow && !is_unsized(group)
+        };
+        let snapshot = self.unconfirmed.extract_if(.., is_told);
+        snapshot.filter(|group| !is_unsized(group)).map(|group| group.sample).collect()
+    }
+
+    /// Tokens in the context of running streams by now.
+    fn count_context(&mut self, per_event: f64) -> u64 {
+        let mut context: u64 = 0;
+        for stream in &mut self.streams {
+            stream.events = stream.progress.events.load(Ordering::Relaxed);
+            stream.counted = (stream.events as f64 * per_event) as u64;
+            context = context.saturating_add(stream.prompt).saturating_add(stream.counted);
+        }
+        self.context = context;
+        context
+    }
+
+    /// An answer without a stream shows nothing until its end: its prompt is taken to be computed when its time is over.
+    fn take_unary(&mut self, now: Stamp, seconds: &dyn Fn(&Work) -> f64) -> Computed {
+        let mut computed = Computed::new();
+        while let Some(head) = self.waiting.front().filter(|head| !head.placement.is_stream) {
+            let since = head.placement.at.max(self.last_first_token);
+            let due = since.after(span(seconds(&head.placement.work)));
+            if due > now {
+                break;
+            }
+            self.last_first_token = due;
+            self.is_disturbed = true;
+            computed.extend(self.waiting.pop_front().map(|head| head.placement));
+            self.unary += 1;
+        }
+        self.note_rest();
+        computed
+    }
+}
+
+/// How long after the last of its first tokens another one still belongs to a step: too little to have been computed by itself.
+fn reach(group: &TimingSample) -> Duration {
+    memories::ONE_STEP.max(group.busy / 20)
+}
