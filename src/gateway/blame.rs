@@ -6,7 +6,7 @@
 use http::StatusCode;
 
 use super::attempt::BufferedResponse;
-use super::prepare::Prepared;
+use super::prepared::Prepared;
 use crate::error::ReplicaFailure;
 use crate::fleet::pick::Pick;
 

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::prepare::Prepared;
+use super::prepared::Prepared;
 use crate::admission::{Deferral, WaitReason, Waiter};
 use crate::config::{ColdWait, QueueLimits};
 use crate::fleet::pool::PoolState;

@@ -9,7 +9,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Gateway;
-use super::prepare::{self, Classified, Prepared};
+use super::classify::{Classified, classify};
+use super::prepare;
+use super::prepared::Prepared;
 use super::table::RouteState;
 use crate::admission::{DegradeRule, Rules};
 use crate::clock::Stamp;
@@ -66,7 +68,7 @@ async fn classified_for(
             ModelMatch::Any => None,
         };
         let model = to.engine_model().or(named);
-        Some(prepare::classify(&table, &to, dialect, &fields, model, &body, &tenant))
+        Some(classify(&table, &to, dialect, &fields, model, &body, &tenant))
     };
     gateway.body_work.run(before.held.bytes.len(), work).await.ok()?
 }

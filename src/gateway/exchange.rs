@@ -11,7 +11,7 @@ use super::degrade::degrade;
 use super::hedge::{self, Flown, Other};
 use super::outbound::{ActiveAttempt, Flight, Identity, Outbound};
 use super::picker::{self, PickOutcome, QueueWait};
-use super::prepare::Prepared;
+use super::prepared::Prepared;
 use super::waiting::Waits;
 use super::{Gateway, IncomingRequest, blame, shadow};
 use crate::admission::WaitReason;

@@ -11,7 +11,7 @@ use super::Gateway;
 use super::attempt::{AttemptError, UpstreamResponse};
 use super::outbound::{Flight, Outbound};
 use super::picker::{self, PickContext, PickOutcome, Tried};
-use super::prepare::Prepared;
+use super::prepared::Prepared;
 use crate::clock::Stamp;
 use crate::config::HedgeAfter;
 use crate::fleet::pick::Pick;

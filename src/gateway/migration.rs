@@ -13,7 +13,7 @@ use super::IncomingRequest;
 use super::attempt::{AttemptError, Deadline, Deadlines, UpstreamResponse};
 use super::outbound::{Identity, Outbound};
 use super::picker::{self, PickContext, PickOutcome, Tried};
-use super::prepare::Prepared;
+use super::prepared::Prepared;
 use crate::admission::Rules;
 use crate::fleet::pick::Pick;
 use crate::fleet::pool::PoolState;

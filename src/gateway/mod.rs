@@ -8,6 +8,7 @@ mod answer_buffer;
 pub mod attempt;
 mod blame;
 pub mod body_work;
+mod classify;
 mod cold;
 mod cors;
 pub mod degrade;
@@ -22,6 +23,7 @@ pub mod outbound;
 pub mod picker;
 mod preflights;
 pub mod prepare;
+pub mod prepared;
 pub mod reply;
 #[cfg(test)]
 mod scenarios;

@@ -11,7 +11,7 @@ use http::{HeaderValue, Request};
 use http_body_util::Full;
 
 use super::attempt::{AttemptError, AttemptTimes, Deadlines, UpstreamAttempt, UpstreamResponse};
-use super::prepare::Prepared;
+use super::prepared::Prepared;
 use super::{Gateway, IncomingRequest};
 use crate::clock::Stamp;
 use crate::fleet::pick::Pick;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::Gateway;
 use super::cold;
 use super::degrade;
-use super::prepare::Prepared;
+use super::prepared::Prepared;
 use crate::admission::{Deferral, Outlook, Rules, Ruling, TurnOnDrop, WaitReason, Waiter, rule};
 use crate::clock::Stamp;
 use crate::fleet::pick::Pick;
@@ -90,7 +90,7 @@ pub fn pick(gateway: &Gateway, request: &Prepared, context: PickContext<'_>) -> 
         (None, 1) => Some(0),
         (None, _) if context.pool.is_some_and(is_open) => context.pool,
         (None, _) => {
-            let conversation = request.conversation.filter(|_| request.route.config.canary.is_some());
+            let conversation = request.prompt.conversation.filter(|_| request.route.config.canary.is_some());
             request.route.wheel.choose(request.session.or(conversation), is_open)
         }
     }?;
@@ -170,7 +170,7 @@ fn choose(
         waited: now.since(request.read),
         queues_late: is_strict,
         shows_first_token: request.shows_first_token,
-        conversation: request.conversation,
+        conversation: request.prompt.conversation,
         sampling: request.sampling,
         has_media: request.prompt.size.media > 0,
         lacks_adapter: lacks_adapter.as_ref(),

@@ -4,155 +4,27 @@ use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use bytes::Bytes;
 use http::request::Parts;
 use http::{HeaderMap, HeaderName};
 use hyper::body::Body as _;
 
-use super::attempt::{Deadline, Deadlines};
+use super::classify::{Classified, classify};
 use super::models::unescaped;
+use super::prepared::Prepared;
 use super::table::{RouteState, RoutingTable, shortened};
 use super::{Gateway, IncomingRequest, cors, given_request_id, is_harmless_id, preflights, stored};
-use crate::admission::{DegradeRule, Outlook, PromptTokens, Rules, Share, WaitReason, Waiter};
-use crate::clock::Stamp;
-use crate::config::{Degrade, MAX_PRIORITY, ModelMatch, Timeouts};
+use crate::admission::{DegradeRule, PromptTokens, Share};
+use crate::config::{Degrade, MAX_PRIORITY};
 use crate::error::Failure;
-use crate::fleet::replica::Replica;
 use crate::listener::ContinueSignal;
 use crate::observe::record_guard::RecordGuard;
-use crate::record::{MAX_MODEL_NAME, Record, SloBounds, cut};
-use crate::relay::stream_state::Echo;
+use crate::record::{MAX_MODEL_NAME, Record, cut};
 use crate::request::body::{self, BodyLimits, HeldBody};
-use crate::request::class::Class;
-use crate::request::class::class_of;
-use crate::request::conversation::conversation;
 use crate::request::dialect::{BodyForm, Dialect};
 use crate::request::fields::{self, FieldError, Fields};
-use crate::request::json::{JsonError, JsonKind, Raw};
 use crate::request::multipart;
-use crate::request::prompt::RequestPrompt;
-use crate::request::splice::{Edits, splice};
 use crate::request::tenant::{AuthError, TenantRef};
-use crate::routing::Sampling;
-use crate::units::Tokens;
 use crate::upstream::headers::{is_looping, is_websocket};
-
-/// A request ready to be routed.
-#[derive(Debug)]
-pub struct Prepared {
-    /// Configuration snapshot for the whole life of the request.
-    pub table: Arc<RoutingTable>,
-    /// The route of its model.
-    pub route: Arc<RouteState>,
-    /// Body as sent upstream: the client's bytes with model and usage option spliced in.
-    pub body: Bytes,
-    /// Body as received, with its share of the memory budget.
-    pub held: HeldBody,
-    /// Prefix chain and size of its prompt.
-    pub prompt: RequestPrompt,
-    /// Estimated input tokens.
-    pub tokens: Tokens,
-    /// `stream: true` on a path that generates.
-    pub is_stream: bool,
-    /// Whether the end of its prefill is observable: streams, and paths that do not generate.
-    pub shows_first_token: bool,
-    /// Whether the gateway asked for usage, of which the client is to see nothing.
-    pub asks_usage: bool,
-    /// Whether it asked for the usage of every chunk, of which the client is to see nothing either.
-    pub asks_running: bool,
-    /// Whether its stream may have several choices.
-    pub has_several_choices: bool,
-    /// `echo` of completions.
-    pub echo: Echo,
-    /// Model name as sent upstream.
-    pub model: Option<Arc<str>>,
-    /// The route's timeouts, `total` lowered by `x-request-timeout`.
-    pub timeouts: Timeouts,
-    /// Hash of `x-session-id` under `routing.seed`.
-    pub session: Option<u64>,
-    /// What its conversation's turns have in common.
-    pub conversation: Option<u64>,
-    /// What it says of its answer.
-    pub sampling: Sampling,
-    /// The replica that stores `previous_response_id`: the only one that can serve it.
-    pub pinned: Option<Arc<Replica>>,
-    /// Sent twice it would act twice: a stored or background response, a POST on `server.extra_paths` (RFC 9110 §9.2.2). It is
-    /// retried only where it is known not to have been sent, and never hedged.
-    pub is_sent_once: bool,
-    /// When the body was read: deadlines count from here.
-    pub read: Stamp,
-    /// Bounds of its SLO class, for its prompt length.
-    pub slo: SloBounds,
-    /// Whether its prompt is of class `long`.
-    pub is_long: bool,
-    /// Admission rules of its route.
-    pub rules: Rules,
-    /// Whose it is.
-    pub share: Share,
-}
-
-impl Prepared {
-    /// The request as its pool's queue sees it, without a prediction.
-    #[must_use]
-    pub fn waiter(&self, reason: WaitReason) -> Waiter {
-        Waiter {
-            reason,
-            route: Arc::clone(&self.route.config.name),
-            share: self.share.clone(),
-            limits: self.rules.queue,
-            is_long: self.is_long,
-            bytes: self.held.bytes.len(),
-            outlook: Outlook::default(),
-        }
-    }
-
-    /// `read + TTFT bound`, or `+ timeouts.total` without a bound.
-    #[must_use]
-    pub fn deadline(&self) -> Stamp {
-        self.read.after(self.slo.ttft.unwrap_or(self.timeouts.total))
-    }
-
-    /// Takes the body as received, whose charge covers a copy; a body that was not spliced is none.
-    fn hold(&mut self, mut held: HeldBody) {
-        // A fallback route may need one.
-        if self.body.as_ptr() == held.bytes.as_ptr() && self.rules.degrade.is_none() {
-            held.without_copy();
-        }
-        self.held = held;
-    }
-
-    /// Deadlines over all attempts.
-    pub(super) fn deadlines(&self) -> Deadlines {
-        let at = |after: Duration| Deadline { at: self.read.after(after), after };
-        Deadlines {
-            connect: self.timeouts.connect,
-            first_token: self.is_stream.then(|| at(self.timeouts.first_token)),
-            total: at(self.timeouts.total),
-        }
-    }
-
-    /// The failure if no replica is ready.
-    pub(super) fn no_ready_replica(&self) -> Failure {
-        let probe = self.route.pools.first().map(|(pool, _)| pool.config().probe.interval);
-        Failure::NoReadyReplica {
-            route: Arc::clone(&self.route.config.name),
-            detail: self.route.why_unready(),
-            retry_after: probe.unwrap_or(Duration::from_secs(1)).min(MAX_RETRY_AFTER),
-        }
-    }
-
-    /// Whether it may wait in the queue until a replica is ready.
-    pub(super) fn may_wait_for_replica(&self) -> bool {
-        let queues = self.rules.queue.is_some_and(|queue| queue.max_requests > 0);
-        self.pinned.is_none() && (queues || self.cold_wait().is_some())
-    }
-
-    /// Sets the bounds of an SLO class.
-    pub(super) fn apply_slo(&mut self, class: &str) {
-        self.rules.base_ttft = self.table.slo(class, Tokens(0)).ttft.unwrap_or_default();
-        self.slo = self.table.slo(class, self.tokens);
-    }
-}
 
 /// Reads the body, then identifies, classifies and admits the request.
 ///
@@ -413,138 +285,6 @@ fn find_route<'t>(
     table.route_of(model).filter(may_use).ok_or_else(|| Failure::ModelNotFound { model: shortened(model) })
 }
 
-/// A request whose body was read, and what its record says about that.
-#[derive(Debug)]
-pub(super) struct Classified {
-    pub(super) prepared: Box<Prepared>,
-    /// Label `model`.
-    model: Arc<str>,
-    class: Class,
-}
-
-impl Classified {
-    /// Writes what is known now into the record.
-    pub(super) fn note(self, record: &mut Record) -> Box<Prepared> {
-        let prepared = self.prepared;
-        record.route = Arc::clone(&prepared.route.config.name);
-        record.model = self.model;
-        record.is_stream = prepared.is_stream;
-        record.estimated_input = prepared.tokens;
-        record.class = self.class;
-        record.conversation = prepared.session.or(prepared.conversation);
-        prepared
-    }
-}
-
-/// Prompt identity, size and class, and the body as sent upstream.
-pub(super) fn classify(
-    table: &Arc<RoutingTable>,
-    route: &Arc<RouteState>,
-    dialect: Dialect,
-    fields: &Fields<'_>,
-    upstream_model: Option<Arc<str>>,
-    body: &Bytes,
-    tenant: &str,
-) -> Classified {
-    let client_model = fields.model.as_deref();
-    let upstream_model = upstream_model.as_deref();
-    let model = upstream_model.or(client_model);
-    let prompt = RequestPrompt::read(dialect, fields, model.unwrap_or_default(), &table.seed);
-    let tokens = route.pools.first().map_or(Tokens(0), |(pool, _)| prompt.size.tokens(&pool.ratio));
-    // How many tokens a broken stream had: several may come in one event. Looked at only where needed: a prompt may be long.
-    let may_migrate = route.config.migrate && fields.is_stream && fields.previous_response_id.is_none();
-    let ask_running = may_migrate && !has_several_choices(fields);
-    // An engine says what is wrong with an id that is no string.
-    let chosen_id = fields.request_id.and_then(|raw| raw.escaped());
-    let own_id = chosen_id.and_then(|id| table.own_id(dialect, tenant, id));
-    let edits = Edits {
-        model: upstream_model,
-        request_id: own_id.as_deref(),
-        ask_usage: route.config.ask_usage,
-        ask_running,
-    };
-    let spliced = splice(dialect, body, fields, edits);
-    let is_stream = fields.is_stream && dialect.generates();
-    let class = class_of(&table.config.classes, tokens);
-    let conversation = conversation(fields);
-    let prepared = Box::new(Prepared {
-        table: Arc::clone(table),
-        route: Arc::clone(route),
-        body: spliced.body,
-        held: HeldBody::empty(),
-        prompt,
-        tokens,
-        is_stream,
-        shows_first_token: is_stream || !dialect.generates(),
-        asks_usage: spliced.asks_usage,
-        asks_running: spliced.asks_running,
-        has_several_choices: spliced.asks_usage && has_several_choices(fields),
-        echo: echo(fields),
-        model: model.map(Arc::from),
-        timeouts: route.config.timeouts,
-        session: None,
-        conversation: conversation.map(|turns| table.seed.hash(&turns.to_le_bytes())),
-        sampling: Sampling { max_tokens: fields.max_tokens.map(Tokens), n: fields.choices },
-        pinned: None,
-        is_sent_once: dialect.is_stateful() && fields.is_stored,
-        read: Stamp::default(),
-        slo: SloBounds::default(),
-        is_long: class == Class::Long,
-        rules: Rules { queue: route.config.queue, ..Rules::default() },
-        share: Share { tenant: "default".into(), weight: 1, priority: 0 },
-    });
-    Classified { prepared, model: label(route, model), class }
-}
-
-/// Where the prompt is repeated in the output (`echo` of completions).
-fn echo(fields: &Fields<'_>) -> Echo {
-    if !fields.echo {
-        return Echo::Off;
-    }
-    let length = |raw: &Raw<'_>| raw.string().map(|text| text.len());
-    let prompts = prompts(fields).into_iter().map(|prompt| prompt.as_ref().and_then(length));
-    Echo::On { prompts: prompts.collect(), choices_per_prompt: fields.choices }
-}
-
-/// `n` above 1, or several prompts of completions.
-fn has_several_choices(fields: &Fields<'_>) -> bool {
-    fields.choices > 1 || fields.prompt.prompt.is_some() && prompts(fields).len() > 1
-}
-
-/// The prompts of completions; `None` for what is absent or no JSON list.
-fn prompts<'a>(fields: &Fields<'a>) -> Vec<Option<Raw<'a>>> {
-    let list = match fields.prompt.prompt {
-        Some(raw) if raw.kind() == JsonKind::Array => raw,
-        one => return vec![one],
-    };
-    let mut all = Vec::new();
-    // A list of token ids is one prompt; of texts or of lists, several.
-    let walked = list.cursor().array(|items| {
-        let item = items.value()?;
-        if item.kind() != JsonKind::Number || all.is_empty() {
-            all.push(Some(item));
-        }
-        Ok::<_, JsonError>(())
-    });
-    if walked.is_ok() { all } else { vec![None] }
-}
-
-/// The model name as a bounded label: listed by a pool or configured, else `other`.
-fn label(route: &RouteState, model: Option<&str>) -> Arc<str> {
-    let Some(model) = model else { return "none".into() };
-    for (pool, _) in &route.pools {
-        for replica in pool.replicas().iter() {
-            if let Some(known) = replica.engine.models.load().iter().find(|m| &*m.id == model) {
-                return Arc::clone(&known.id);
-            }
-        }
-    }
-    match (&route.config.upstream_model, &route.config.model) {
-        (Some(name), _) | (None, ModelMatch::Named(name)) if &**name == model => Arc::clone(name),
-        _ => "other".into(),
-    }
-}
-
 /// Applies the client's permitted headers and its SLO class; refuses a suspected poison prompt, and what its tenant has no
 /// allowance for.
 fn admit(
@@ -629,5 +369,3 @@ fn default_stall(table: &RoutingTable) -> Duration {
 }
 
 const X_SESSION_ID: HeaderName = HeaderName::from_static("x-session-id");
-
-const MAX_RETRY_AFTER: Duration = Duration::from_secs(5);

@@ -22,8 +22,10 @@ use tokio::sync::Notify;
 use tokio_util::task::TaskTracker;
 
 use super::body_work::BodyWork;
+use super::classify::classify;
 use super::picker::{self, PickOutcome, Tried};
-use super::prepare::{self, Prepared};
+use super::prepare;
+use super::prepared::Prepared;
 use super::table::{CarriedOver, RoutingTable};
 use super::waiting::Waits;
 use super::{DrainFlag, Gateway};
@@ -209,9 +211,8 @@ impl Live {
         let route = Arc::clone(&table.routes[0]);
         let body = bytes::Bytes::from_static(br#"{"model":"m","prompt":"p"}"#);
         let fields = prepare::parse(Dialect::Completions, &body).unwrap();
-        let mut prepared =
-            prepare::classify(&table, &route, Dialect::Completions, &fields, None, &body, "default")
-                .note(guard.record());
+        let mut prepared = classify(&table, &route, Dialect::Completions, &fields, None, &body, "default")
+            .note(guard.record());
         prepared.prompt.chain =
             PrefixChain::of_hashes(arrival.chain.clone(), arrival.prompt * BYTES_PER_TOKEN);
         prepared.tokens = Tokens(arrival.prompt);

@@ -10,7 +10,7 @@ use std::time::Duration;
 use super::Gateway;
 use super::attempt::Deadline;
 use super::picker::{PickContext, QueueWait, Tried};
-use super::prepare::Prepared;
+use super::prepared::Prepared;
 use crate::admission::{EndOfWait, PoolQueue, Ticket, WaitReason, Waiter};
 use crate::clock::Stamp;
 use crate::error::{Failure, Timer};

@@ -6,9 +6,11 @@
 //!
 //! It does not know JSON, and it does not buffer: that is the scanner's part.
 
+use std::ops::Range;
+
 use memchr::{memchr, memchr2};
 
-/// Where a stream stands in its lines. FeedResult with every read, in order.
+/// Where a stream stands in its lines. Fed with every read, in order.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Boundaries {
     in_line: bool,
@@ -142,6 +144,14 @@ impl<'a> SseFields<'a> {
 #[must_use]
 pub fn without_bom(raw: &[u8]) -> &[u8] {
     raw.strip_prefix(b"\xEF\xBB\xBF").unwrap_or(raw)
+}
+
+/// Where `part` lies in `whole`; `None` where it is a copy: joined lines, repaired text.
+#[must_use]
+pub fn range_within(whole: &[u8], part: &[u8]) -> Option<Range<usize>> {
+    let start = part.as_ptr().addr().checked_sub(whole.as_ptr().addr())?;
+    let end = start.checked_add(part.len()).filter(|end| *end <= whole.len())?;
+    Some(start..end)
 }
 
 fn split_field(line: &[u8]) -> (&[u8], &[u8]) {

@@ -12,8 +12,10 @@
 
 pub mod aborting;
 pub mod body;
+mod chunk;
 pub mod classify;
 mod deferred_gaps;
+mod delivered;
 pub mod error_event;
 pub mod frame;
 pub mod heartbeat;
@@ -23,7 +25,9 @@ pub mod migration;
 mod openai;
 mod oversized;
 pub mod pins;
+pub mod pump;
 pub mod reader;
+mod segment;
 pub mod sse;
 pub mod stream;
 pub mod stream_state;

@@ -4,10 +4,11 @@
 //! may be, with the tools and the metadata of its request in it. So a key counts only where it stands at its depth: from the head
 //! brackets are counted forwards, from the tail backwards.
 
+use crate::relay::chunk::{ChoiceView, ChunkView};
 use crate::relay::frame::SseFields;
 use crate::relay::stream_state::{Event, StreamState};
 use crate::request::dialect::Dialect;
-use crate::request::json::{Cursor, JsonError, JsonKind, Raw};
+use crate::request::json::{Cursor, JsonError, Raw};
 
 /// Reads an event of which `head` and `tail` are known.
 pub(super) fn read(state: &mut StreamState, head: &[u8], tail: &[u8], emit: &mut dyn FnMut(Event)) {
@@ -24,53 +25,20 @@ pub(super) fn read(state: &mut StreamState, head: &[u8], tail: &[u8], emit: &mut
 }
 
 fn chunk(state: &mut StreamState, head: &str, tail: &str, emit: &mut dyn FnMut(Event)) {
-    let start = ChunkStart::read(head);
+    let start = ChunkView::of_head(head);
     if start.error.is_some() {
         return state.error(start.error, emit);
     }
+    let choice = start.choices.last().map_or(0, ChoiceView::index);
     // What fills a megabyte is text; the only such text that is not generated is a prompt's echo.
-    if start.has_choices && state.ends_echo(start.choice) {
-        emit(Event::Content { choice: start.choice, tokens: None });
+    if start.choice_count.is_some() && state.ends_echo(choice) {
+        emit(Event::Content { choice, tokens: None });
     }
     let reason = value_of("finish_reason", CHOICE, tail).filter(|reason| reason.string().is_some());
     if let Some(reason) = reason {
-        state.finish(start.choice, reason, emit);
+        state.finish(choice, reason, emit);
     }
     state.answer.note_usage(value_of("usage", EVENT, tail));
-}
-
-/// What the beginning of a chunk tells.
-#[derive(Default)]
-struct ChunkStart<'a> {
-    error: Option<Raw<'a>>,
-    has_choices: bool,
-    choice: u32,
-}
-
-impl<'a> ChunkStart<'a> {
-    fn read(head: &'a str) -> Self {
-        let mut start = Self::default();
-        // It ends in a fault, where the event was cut: what was read before is no less true.
-        let _ = Cursor::new(head).object(|key, value| {
-            match key.escaped().unwrap_or_default() {
-                "error" => start.error = value.value()?.non_null(),
-                "choices" if value.ahead() == JsonKind::Array => {
-                    start.has_choices = true;
-                    value.array(|choice| {
-                        choice.object(|key, value| {
-                            if key.escaped() == Some("index") {
-                                start.choice = value.value()?.text().parse().unwrap_or(0);
-                            }
-                            Ok::<_, JsonError>(())
-                        })
-                    })?;
-                }
-                _ => {}
-            }
-            Ok::<_, JsonError>(())
-        });
-        start
-    }
 }
 
 fn typed(state: &mut StreamState, name: &str, head: &str, tail: &str, emit: &mut dyn FnMut(Event)) {

@@ -7,7 +7,7 @@
 use std::borrow::Cow;
 
 use crate::relay::classify;
-use crate::relay::frame::{Boundaries, LineState, SseFields, without_bom};
+use crate::relay::frame::{Boundaries, LineState, SseFields, range_within, without_bom};
 use crate::relay::oversized;
 use crate::relay::stream_state::{Echo, Event, StreamEnd, StreamState};
 use crate::relay::template::{Recognised, Templates};
@@ -144,14 +144,10 @@ impl Scanner {
         let data = std::str::from_utf8(data).map_or_else(|_| String::from_utf8_lossy(data), Cow::Borrowed);
         if !data.is_empty()
             && let Some(plain) = classify::read(&mut self.rest.state, fields.name, &data, emit)
-        {
-            let string = plain.string.as_bytes().as_ptr_range();
-            let place = raw.as_ptr_range();
             // Only where the string lies in the event itself: not for joined or repaired data.
-            if place.contains(&string.start) {
-                let start = string.start.addr() - place.start.addr();
-                self.templates.learn(raw, start..start + plain.string.len(), plain.choice);
-            }
+            && let Some(string) = range_within(raw, plain.string.as_bytes())
+        {
+            self.templates.learn(raw, string, plain.choice);
         }
         self.rest.joined = joined;
     }

@@ -264,7 +264,7 @@ pub(super) struct ContentValues<'a> {
 impl<'a> ContentValues<'a> {
     /// Adds a value unless it is empty or null.
     pub(super) fn add(&mut self, value: Option<Raw<'a>>) {
-        self.carrying.extend(value.filter(|value| !matches!(value.text(), "\"\"" | "[]" | "{}")));
+        self.carrying.extend(value.filter(Raw::is_filled));
     }
 
     pub(super) fn is_content(&self) -> bool {

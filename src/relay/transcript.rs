@@ -1,19 +1,21 @@
-//! What the client of a stream was told so far, and the continuation of the stream by another engine, made to fit it.
+//! What the client of a stream has, and the continuation of the stream by another engine, made to fit it.
 //!
 //! Pure: whole SSE events in, events for the client out. The first engine's events are read on the way and pass unchanged, but for
-//! the running token counts that the gateway, not the client, asked for: those are taken out. A later one's get the first one's id, `created` and model, lose the second role chunk, and their token counts become the whole
-//! answer's. Only streams of routes with `migrate` have one; what it keeps is bounded and never leaves it but in the request that
-//! continues the stream.
-
-use std::ops::Range;
+//! the running token counts that the gateway, not the client, asked for: those are taken out. A later one's get the first one's
+//! id, `created` and model, lose the second role chunk, and their token counts become the whole answer's. Only streams of routes
+//! with `migrate` have one; what it keeps is bounded and never leaves it but in the request that continues the stream.
 
 use bytes::{Bytes, BytesMut};
 
 use crate::record::TokenCounts;
-use crate::relay::frame::{Boundaries, SseFields, without_bom};
-use crate::request::continuation::{Continuation, Obstacle, Progress, TokenIds};
+use crate::relay::chunk::{ChoiceView, ChunkView};
+use crate::relay::delivered::Delivered;
+use crate::relay::frame::Boundaries;
+use crate::relay::segment::{Head, Segment, fit, running_usage};
+use crate::relay::usage::Usage;
+use crate::request::continuation::{Continuation, Obstacle, Progress};
 use crate::request::dialect::Dialect;
-use crate::request::json::{Cursor, JsonError, JsonKind, Raw};
+use crate::request::json::Raw;
 use crate::request::splice::{Edit, apply};
 use crate::units::Tokens;
 
@@ -25,44 +27,14 @@ pub struct Transcript {
     drops_line_feed: bool,
     joined: Vec<u8>,
     head: Option<Box<Head>>,
-    told: Told,
+    delivered: Delivered,
+    /// Counted by the first engine.
+    prompt_tokens: Option<u64>,
     obstacle: Option<Obstacle>,
     /// The usage of chunks with choices was asked for by the gateway.
     hides_running: bool,
     /// `None` until the stream was continued.
-    leg: Option<Leg>,
-}
-
-/// What every event of one stream has in common, as the first engine wrote it.
-#[derive(Debug, Default)]
-struct Head {
-    id: Option<Box<str>>,
-    created: Option<Box<str>>,
-    model: Option<Box<str>>,
-}
-
-/// The answer so far.
-#[derive(Debug, Default)]
-struct Told {
-    text: String,
-    /// Tokens up to the last event with text that is more than white space.
-    solid: u64,
-    /// Tokens up to the last event with text.
-    tokens: u64,
-    /// Tokens since: half a character, the possible beginning of a stop string.
-    held: u64,
-    prompt_tokens: Option<u64>,
-    ids: Option<TokenIds>,
-    held_ids: Vec<u64>,
-}
-
-/// The part of the answer that the present engine gives.
-#[derive(Debug)]
-struct Leg {
-    /// Tokens of the parts before it.
-    given: u64,
-    /// What it will say again.
-    repeats: String,
+    segment: Option<Segment>,
 }
 
 impl Transcript {
@@ -71,23 +43,22 @@ impl Transcript {
     pub fn new(dialect: Dialect, hides_running: bool) -> Self {
         let obstacle =
             (!matches!(dialect, Dialect::Chat | Dialect::Completions)).then_some(Obstacle::Dialect);
-        let told = Told { ids: Some(TokenIds::default()), ..Told::default() };
-        let (boundaries, joined) = (Boundaries::default(), Vec::new());
         Self {
-            boundaries,
+            boundaries: Boundaries::default(),
             drops_line_feed: false,
-            joined,
+            joined: Vec::new(),
             head: None,
-            told,
+            delivered: Delivered::default(),
+            prompt_tokens: None,
             obstacle,
             hides_running,
-            leg: None,
+            segment: None,
         }
     }
 
     /// Takes whole events of the engine and gives what goes to the client.
     pub fn pass(&mut self, events: Bytes) -> Bytes {
-        let is_edited = self.leg.is_some() || self.hides_running;
+        let is_edited = self.segment.is_some() || self.hides_running;
         if self.obstacle.is_some() && !is_edited {
             return events;
         }
@@ -126,17 +97,7 @@ impl Transcript {
     /// # Errors
     /// Why it cannot be continued.
     pub fn progress(&self) -> Result<Progress, Obstacle> {
-        if let Some(obstacle) = self.obstacle {
-            return Err(obstacle);
-        }
-        let told = &self.told;
-        let is_exact = told.ids.as_ref().is_some_and(|ids| !ids.prompt.is_empty());
-        Ok(Progress {
-            text: told.text.clone(),
-            tokens: told.solid,
-            all_tokens: told.tokens,
-            ids: told.ids.clone().filter(|_| is_exact),
-        })
+        self.obstacle.map_or_else(|| Ok(self.delivered.progress()), Err)
     }
 
     /// The end of a stream that has all the tokens that it may have, as its engine would have told it.
@@ -146,57 +107,33 @@ impl Transcript {
             Dialect::Completions => ("text_completion", "\"text\":\"\""),
             _ => ("chat.completion.chunk", "\"delta\":{}"),
         };
-        let mut event = "data: {".to_owned();
-        if let Some(head) = &self.head {
-            for (name, value) in [("id", &head.id), ("created", &head.created), ("model", &head.model)] {
-                event.extend(value.iter().flat_map(|value| ["\"", name, "\":", value, ","]));
-            }
-        }
-        event.extend(["\"object\":\"", object, "\",\"choices\":[{\"index\":0,", choice]);
-        event.push_str(",\"finish_reason\":\"length\"}]}\n\ndata: [DONE]\n\n");
-        event.into()
+        let head = self.head.as_ref().map(|head| head.members()).unwrap_or_default();
+        let finish = "\"finish_reason\":\"length\"}]}\n\ndata: [DONE]\n\n";
+        format!("data: {{{head}\"object\":\"{object}\",\"choices\":[{{\"index\":0,{choice},{finish}").into()
     }
 
     /// Another engine continues the stream from here.
     pub fn continued(&mut self, by: Continuation) {
         self.boundaries = Boundaries::default();
         self.drops_line_feed = false;
-        let told = &mut self.told;
-        let is_exact = told
-            .ids
-            .as_ref()
-            .is_some_and(|ids| !ids.output.is_empty() && ids.output.len() as u64 == by.tokens);
-        if !is_exact {
-            told.ids = None;
-        }
-        told.held_ids.clear();
-        (told.solid, told.tokens, told.held) = (by.tokens, by.tokens, 0);
-        self.leg = Some(Leg { given: by.tokens, repeats: by.repeats });
+        self.delivered.resume_at(by.tokens);
+        self.segment = Some(Segment { carried_over: by.tokens, repeats: by.repeats });
     }
 
     /// The token counts of the whole answer, from those of the engine that ended it.
     #[must_use]
-    pub fn whole(&self, of_leg: TokenCounts) -> TokenCounts {
-        let Some(leg) = &self.leg else { return of_leg };
-        let input = of_leg.input.map(|input| Tokens(self.prompt_tokens(input.0, leg.given)));
+    pub fn whole(&self, of_segment: TokenCounts) -> TokenCounts {
+        let Some(segment) = &self.segment else { return of_segment };
+        let input = of_segment.input.map(|n| Tokens(segment.prompt_tokens(self.prompt_tokens, n.0)));
         TokenCounts {
             input,
-            cached: of_leg.cached.map(|cached| cached.min(input.unwrap_or(cached))),
-            output: of_leg.output.map(|output| Tokens(output.0.saturating_add(leg.given))),
+            cached: of_segment.cached.map(|cached| cached.min(input.unwrap_or(cached))),
+            output: of_segment.output.map(|n| Tokens(n.0.saturating_add(segment.carried_over))),
         }
     }
 
-    /// The prompt of the client: known from the first engine, else what the present one counts less what it was given of the
-    /// answer.
-    fn prompt_tokens(&self, of_leg: u64, given: u64) -> u64 {
-        self.told.prompt_tokens.unwrap_or(of_leg.saturating_sub(given))
-    }
-
     fn event(&mut self, raw: &[u8], joined: &mut Vec<u8>, out: Option<&mut BytesMut>) {
-        let event = without_bom(raw);
-        let data = SseFields::of(event, joined).data;
-        let data = data.and_then(|data| std::str::from_utf8(data).ok()).filter(|data| data.starts_with('{'));
-        let Some((data, chunk)) = data.and_then(|data| Some((data, Chunk::read(data).ok()?))) else {
+        let Some(chunk) = ChunkView::of_event(raw, joined) else {
             if let Some(out) = out {
                 out.extend_from_slice(raw);
             }
@@ -204,356 +141,118 @@ impl Transcript {
         };
         let new_text = self.note(&chunk);
         let Some(out) = out else { return };
-        let hidden = if self.hides_running { chunk.running(data) } else { None };
-        let Some(leg) = &self.leg else {
+        let hidden = if self.hides_running { running_usage(&chunk) } else { None };
+        let Some(segment) = &self.segment else {
             // Everything else of the event stands as it was read.
-            match hidden.and_then(|hidden| within(raw, data, hidden.at)) {
-                Some(hidden) => {
-                    out.extend_from_slice(raw.get(..hidden.start).unwrap_or_default());
-                    out.extend_from_slice(raw.get(hidden.end..).unwrap_or_default());
-                }
-                None => out.extend_from_slice(raw),
-            }
+            let hidden = hidden.and_then(|hidden| chunk.in_event(&hidden)).unwrap_or_default();
+            out.extend_from_slice(raw.get(..hidden.start).unwrap_or_default());
+            out.extend_from_slice(raw.get(hidden.end..).unwrap_or_default());
             return;
         };
         self.drops_line_feed = raw.last() == Some(&b'\r');
-        if chunk.is_role_only() {
+        if is_role_only(&chunk) {
             return;
         }
-        let mut edits = chunk.edits(data, self.head.as_deref(), new_text.as_deref());
+        let mut edits = fit(&chunk, self.head.as_deref(), new_text.as_deref());
         match (hidden, chunk.usage) {
-            (Some(hidden), _) => edits.push(hidden),
-            (None, Some(usage)) => self.add_up(usage, leg.given, &mut edits),
+            (Some(hidden), _) => edits.push(Edit::replace(hidden, "")),
+            (None, Some(usage)) => segment.add_up(usage, self.prompt_tokens, &mut edits),
             (None, None) => {}
         }
         edits.sort_by_key(|edit| edit.at.start);
+        let data = apply(chunk.data.as_bytes(), &edits);
         out.extend_from_slice(b"data: ");
-        out.extend(
-            apply(data.as_bytes(), &edits).iter().map(|b| if matches!(b, b'\n' | b'\r') { b' ' } else { *b }),
-        );
+        out.extend(data.iter().map(|b| if matches!(b, b'\n' | b'\r') { b' ' } else { *b }));
         out.extend_from_slice(b"\n\n");
     }
 
     /// Notes an event. Returns the text to relay in place of its own, where a part of that is known to the client.
-    fn note(&mut self, chunk: &Chunk<'_>) -> Option<String> {
+    fn note(&mut self, chunk: &ChunkView<'_>) -> Option<String> {
         if self.head.is_none() && chunk.id.is_some() {
-            let own = |raw: Option<Raw<'_>>| raw.map(|raw| raw.text().into());
-            let head = Head { id: own(chunk.id), created: own(chunk.created), model: own(chunk.model) };
-            self.head = Some(Box::new(head));
+            self.head = Some(Box::new(Head::of(chunk)));
         }
-        if let Some(obstacle) = self.obstacle.or_else(|| chunk.obstacle()) {
+        if let Some(obstacle) = self.obstacle.or_else(|| obstacle_in(chunk)) {
             self.give_up(obstacle);
         }
-        let given = self.leg.as_ref().map_or(0, |leg| leg.given);
-        if self.leg.is_none() && self.told.prompt_tokens.is_none() {
-            self.told.prompt_tokens = chunk.prompt_tokens();
+        let counts = chunk.usage.and_then(Usage::of).map(|usage| usage.counts()).unwrap_or_default();
+        let choice = chunk.choices.last();
+        let carried_over = match &self.segment {
+            Some(segment) => segment.carried_over,
+            None => {
+                self.prompt_tokens = self.prompt_tokens.or(counts.input.map(|n| n.0));
+                if let Some(ids) = choice.and_then(|choice| choice.prompt_token_ids) {
+                    self.delivered.set_prompt_ids(ids);
+                }
+                0
+            }
+        };
+        let choice = choice?;
+        if is_output(choice) {
+            let running = counts.output.map(|n| n.0.saturating_add(carried_over));
+            self.delivered.count(choice, running);
         }
-        let choice = chunk.choice.as_ref()?;
-        if let Some(prompt) = choice.prompt_token_ids.filter(|_| self.leg.is_none())
-            && let Some(ids) = &mut self.told.ids
-        {
-            ids.prompt = numbers(prompt);
-        }
-        self.told.count(choice, chunk.completion_tokens(), given);
-        let text = choice.text?;
-        let Some(text) = text.string() else {
+        let Some(text) = choice.text_or_content()?.string() else {
             self.give_up(Obstacle::Unreadable);
             return None;
         };
-        let fresh = match &mut self.leg {
-            Some(leg) => unrepeated(&mut leg.repeats, &text),
+        let fresh = match &mut self.segment {
+            Some(segment) => segment.unrepeated(&text),
             None => &text,
         };
-        let replaced = (fresh.len() < text.len()).then(|| fresh.to_owned());
         if self.obstacle.is_none() {
-            self.told.say(fresh);
+            self.delivered.append(fresh);
         }
-        if self.told.text.len() > MAX_TEXT {
+        if self.delivered.is_too_long() {
             self.give_up(Obstacle::TooLong);
         }
-        replaced
+        (fresh.len() < text.len()).then(|| fresh.to_owned())
     }
 
     /// Frees what a stream that cannot be continued has no use for.
     fn give_up(&mut self, obstacle: Obstacle) {
         self.obstacle.get_or_insert(obstacle);
-        let told = &mut self.told;
-        (told.text, told.ids, told.held_ids) = (String::new(), None, Vec::new());
-    }
-
-    /// Makes the counts of one engine those of the whole answer.
-    fn add_up(&self, usage: Raw<'_>, given: u64, edits: &mut Vec<Edit>) {
-        let [prompt, completion, total, details] =
-            usage.members(["prompt_tokens", "completion_tokens", "total_tokens", "prompt_tokens_details"]);
-        let number = |raw: Option<Raw<'_>>| raw.and_then(|raw| raw.text().parse::<u64>().ok());
-        let Some(of_leg) = number(prompt) else { return };
-        let input = self.prompt_tokens(of_leg, given);
-        let output = number(completion).unwrap_or(0).saturating_add(given);
-        let mut put = |raw: Option<Raw<'_>>, value: u64| {
-            if let Some(raw) = raw {
-                edits.push(Edit::replace(raw.span(), &value.to_string()));
-            }
-        };
-        put(prompt, input);
-        put(completion, output);
-        put(total, input.saturating_add(output));
-        let [cached] = details.map_or([None], |details| details.members(["cached_tokens"]));
-        if number(cached).is_some_and(|cached| cached > input) {
-            put(cached, input);
-        }
+        self.delivered.free();
     }
 }
 
-impl Told {
-    /// Counts the tokens of an event: by its ids, by the engine's running count, else one.
-    fn count(&mut self, choice: &ChunkChoice<'_>, running: Option<u64>, given: u64) {
-        if !choice.is_output {
-            return;
-        }
-        let ids = choice.token_ids.map(numbers);
-        let n = match (&ids, running) {
-            (Some(ids), _) => ids.len() as u64,
-            (None, Some(running)) => {
-                running.saturating_add(given).saturating_sub(self.tokens.saturating_add(self.held))
-            }
-            (None, None) => 1,
-        };
-        self.held = self.held.saturating_add(n);
-        match ids {
-            Some(ids) if self.ids.is_some() && self.held_ids.len() < MAX_TEXT => self.held_ids.extend(ids),
-            _ => self.ids = None,
-        }
+/// Why a stream with this chunk cannot be continued.
+fn obstacle_in(chunk: &ChunkView<'_>) -> Option<Obstacle> {
+    let choice = chunk.choices.last()?;
+    if chunk.choice_count > Some(1) || choice.index() != 0 {
+        return Some(Obstacle::SeveralChoices);
     }
+    let by_delta = choice.delta.as_ref().and_then(|delta| {
+        let holds =
+            |values: [Option<Raw<'_>>; 2]| values.into_iter().flatten().any(|value| value.is_filled());
+        if holds([delta.reasoning, delta.reasoning_content]) {
+            Some(Obstacle::Reasoning)
+        } else if holds([delta.tool_calls, delta.function_call]) {
+            Some(Obstacle::ToolCall)
+        } else {
+            delta.refusal.filter(Raw::is_filled).map(|_| Obstacle::Unreadable)
+        }
+    });
+    by_delta.or_else(|| choice.logprobs.map(|_| Obstacle::Logprobs))
+}
 
-    fn say(&mut self, text: &str) {
-        if text.is_empty() {
-            return;
-        }
-        self.text.push_str(text);
-        self.tokens = self.tokens.saturating_add(std::mem::take(&mut self.held));
-        if let Some(ids) = &mut self.ids {
-            ids.output.append(&mut self.held_ids);
-        }
-        if !text.chars().all(char::is_whitespace) {
-            self.solid = self.tokens;
-        }
+/// Whether a choice tells of the engine's output, and not of the role alone.
+fn is_output(choice: &ChoiceView<'_>) -> bool {
+    match &choice.delta {
+        Some(delta) => delta.role.is_none() || choice.values().is_content(),
+        None => choice.text.is_some(),
     }
 }
 
-/// The part of `text` that the client does not have. What an engine says instead of a repetition is all new.
-fn unrepeated<'t>(repeats: &mut String, text: &'t str) -> &'t str {
-    let common: usize =
-        repeats.chars().zip(text.chars()).take_while(|(a, b)| a == b).map(|(a, _)| a.len_utf8()).sum();
-    let fresh = text.get(common..).unwrap_or_default();
-    if fresh.is_empty() {
-        repeats.drain(..common);
-    } else {
-        repeats.clear();
-    }
-    fresh
+/// A chunk that opens a stream, which is open already.
+fn is_role_only(chunk: &ChunkView<'_>) -> bool {
+    let is_role = |choice: &ChoiceView<'_>| choice.delta.is_some() && !is_output(choice);
+    chunk.choices.last().is_some_and(|choice| is_role(choice) && choice.finish_reason().is_none())
 }
-
-/// A range of `data` as one of `raw`; `None` where the data of several lines was joined.
-fn within(raw: &[u8], data: &str, at: Range<usize>) -> Option<Range<usize>> {
-    let (outer, inner) = (raw.as_ptr_range(), data.as_bytes().as_ptr_range());
-    let by = (outer.start <= inner.start && inner.end <= outer.end)
-        .then(|| inner.start.addr() - outer.start.addr())?;
-    Some(at.start + by..at.end + by)
-}
-
-fn numbers(array: Raw<'_>) -> Vec<u64> {
-    let inner = array.text().trim_matches(['[', ']']);
-    inner.split(',').filter_map(|number| number.trim().parse().ok()).collect()
-}
-
-/// An event of chat or completions; members are `None` where absent or null.
-#[derive(Default)]
-struct Chunk<'a> {
-    id: Option<Raw<'a>>,
-    created: Option<Raw<'a>>,
-    model: Option<Raw<'a>>,
-    usage: Option<Raw<'a>>,
-    /// Where the member `usage` begins.
-    usage_key: Option<usize>,
-    prompt_token_ids: Option<Raw<'a>>,
-    choice: Option<ChunkChoice<'a>>,
-    choices: u32,
-}
-
-#[derive(Default)]
-struct ChunkChoice<'a> {
-    text: Option<Raw<'a>>,
-    /// `role` of a delta, key and value.
-    role: Option<(Raw<'a>, Raw<'a>)>,
-    /// Whether more follows the role in its delta.
-    has_behind_role: bool,
-    finish: Option<Raw<'a>>,
-    token_ids: Option<Raw<'a>>,
-    prompt_token_ids: Option<Raw<'a>>,
-    /// It tells of the engine's output, and not of the role alone.
-    is_output: bool,
-    obstacle: Option<Obstacle>,
-}
-
-impl<'a> Chunk<'a> {
-    fn read(data: &'a str) -> Result<Self, JsonError> {
-        let mut chunk = Self::default();
-        let mut cursor = Cursor::new(data);
-        cursor.object(|key, value| {
-            let slot = match key.escaped().unwrap_or_default() {
-                "id" => &mut chunk.id,
-                "created" => &mut chunk.created,
-                "model" => &mut chunk.model,
-                "usage" => {
-                    chunk.usage_key = Some(key.span().start);
-                    &mut chunk.usage
-                }
-                "prompt_token_ids" => &mut chunk.prompt_token_ids,
-                "choices" if value.ahead() == JsonKind::Array => {
-                    return value.array(|item| {
-                        chunk.choices += 1;
-                        if item.ahead() == JsonKind::Object {
-                            chunk.choice = Some(ChunkChoice::read(item)?);
-                        }
-                        Ok(())
-                    });
-                }
-                _ => return Ok(()),
-            };
-            *slot = value.value()?.non_null();
-            Ok::<_, JsonError>(())
-        })?;
-        cursor.end()?;
-        Ok(chunk)
-    }
-
-    /// Takes out the usage of a chunk with choices, with the comma that goes with it.
-    fn running(&self, data: &str) -> Option<Edit> {
-        let (start, end) = (self.usage_key?, self.usage?.span().end);
-        if self.choices == 0 {
-            return None;
-        }
-        let before = data.get(..start)?.trim_end();
-        if before.ends_with(',') {
-            return Some(Edit::replace(before.len() - 1..end, ""));
-        }
-        let rest = data.get(end..)?;
-        let comma = rest.find(|c: char| !c.is_ascii_whitespace()).filter(|at| rest[*at..].starts_with(','));
-        Some(Edit::replace(start..comma.map_or(end, |at| end + at + 1), ""))
-    }
-
-    fn obstacle(&self) -> Option<Obstacle> {
-        let several = (self.choices > 1).then_some(Obstacle::SeveralChoices);
-        several.or_else(|| self.choice.as_ref()?.obstacle)
-    }
-
-    /// A chunk that opens a stream, which is open already.
-    fn is_role_only(&self) -> bool {
-        self.choice
-            .as_ref()
-            .is_some_and(|choice| !choice.is_output && choice.role.is_some() && choice.finish.is_none())
-    }
-
-    fn prompt_tokens(&self) -> Option<u64> {
-        let [counted] = self.usage?.members(["prompt_tokens"]);
-        counted?.text().parse().ok()
-    }
-
-    fn completion_tokens(&self) -> Option<u64> {
-        let [counted] = self.usage?.members(["completion_tokens"]);
-        counted?.text().parse().ok()
-    }
-
-    fn edits(&self, data: &str, head: Option<&Head>, text: Option<&str>) -> Vec<Edit> {
-        let mut edits = Vec::with_capacity(6);
-        if let Some(head) = head {
-            for (raw, first) in
-                [(self.id, &head.id), (self.created, &head.created), (self.model, &head.model)]
-            {
-                if let (Some(raw), Some(first)) = (raw, first) {
-                    edits.push(Edit::replace(raw.span(), first));
-                }
-            }
-        }
-        let choice = self.choice.as_ref();
-        let prompt_ids = self.prompt_token_ids.or_else(|| choice?.prompt_token_ids);
-        edits.extend(prompt_ids.map(|ids| Edit::replace(ids.span(), "null")));
-        if let Some((key, value)) =
-            choice.filter(|choice| choice.has_behind_role).and_then(|choice| choice.role)
-        {
-            let end = value.span().end;
-            let comma = data.get(end..).and_then(|rest| rest.find(','));
-            edits.extend(comma.map(|comma| Edit::replace(key.span().start..end + comma + 1, "")));
-        }
-        if let (Some(text), Some(own)) = (text, choice.and_then(|choice| choice.text)) {
-            edits.push(Edit::replace(own.span(), &serde_json::to_string(text).unwrap_or_default()));
-        }
-        edits
-    }
-}
-
-impl<'a> ChunkChoice<'a> {
-    fn read(cursor: &mut Cursor<'a>) -> Result<Self, JsonError> {
-        let mut choice = Self::default();
-        cursor.object(|key, value| {
-            let name = key.escaped().unwrap_or_default();
-            if name == "delta" && value.ahead() == JsonKind::Object {
-                return choice.delta(value);
-            }
-            let raw = value.value()?;
-            let is_set = raw.kind() != JsonKind::Null;
-            match name {
-                "index" if raw.text() != "0" => choice.stops_at(Obstacle::SeveralChoices),
-                "text" => {
-                    choice.text = raw.non_null();
-                    choice.is_output = true;
-                }
-                "finish_reason" => choice.finish = raw.non_null(),
-                "token_ids" => choice.token_ids = raw.non_null(),
-                "prompt_token_ids" => choice.prompt_token_ids = raw.non_null(),
-                "logprobs" if is_set => choice.stops_at(Obstacle::Logprobs),
-                _ => {}
-            }
-            Ok::<_, JsonError>(())
-        })?;
-        Ok(choice)
-    }
-
-    fn delta(&mut self, cursor: &mut Cursor<'a>) -> Result<(), JsonError> {
-        let mut says = false;
-        cursor.object(|key, value| {
-            let raw = value.value()?;
-            let name = key.escaped().unwrap_or_default();
-            self.has_behind_role |= self.role.is_some();
-            let is_filled = !matches!(raw.text(), "null" | "\"\"" | "[]" | "{}");
-            match name {
-                "role" => self.role = Some((key, raw)),
-                "content" => {
-                    self.text = raw.non_null();
-                    says |= is_filled;
-                }
-                "reasoning" | "reasoning_content" if is_filled => self.stops_at(Obstacle::Reasoning),
-                "tool_calls" | "function_call" if is_filled => self.stops_at(Obstacle::ToolCall),
-                "refusal" if is_filled => self.stops_at(Obstacle::Unreadable),
-                _ => {}
-            }
-            Ok::<_, JsonError>(())
-        })?;
-        self.is_output = says || self.obstacle.is_some() || self.role.is_none();
-        Ok(())
-    }
-
-    fn stops_at(&mut self, obstacle: Obstacle) {
-        self.obstacle.get_or_insert(obstacle);
-    }
-}
-
-/// Bytes of text, and token ids, that are kept of an answer.
-const MAX_TEXT: usize = 1 << 20;
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::relay::delivered::MAX_KEPT;
 
     fn chunk(id: &str, delta: &str, more: &str) -> String {
         format!(
@@ -690,14 +389,11 @@ mod tests {
             (second, Obstacle::SeveralChoices),
             (say("a", "x").replace("\"logprobs\":null", "\"logprobs\":{}"), Obstacle::Logprobs),
             (say("a", r"\ud800"), Obstacle::Unreadable),
-            (say("a", &"x".repeat(MAX_TEXT + 1)), Obstacle::TooLong),
+            (say("a", &"x".repeat(MAX_KEPT + 1)), Obstacle::TooLong),
         ] {
             let (transcript, progress) = told(Dialect::Chat, &(say("a", "y") + &events + &say("a", "z")));
             assert_eq!(progress, Err(expected));
-            assert!(
-                transcript.told.text.is_empty() && transcript.told.text.capacity() == 0,
-                "its text is freed"
-            );
+            assert!(transcript.delivered.is_freed(), "its text is freed");
         }
         assert_eq!(told(Dialect::Messages, "data: {}\n\n").1, Err(Obstacle::Dialect));
     }

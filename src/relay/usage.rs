@@ -255,7 +255,7 @@ impl Usage {
         self.completion_tokens.or(self.output_tokens)
     }
 
-    fn counts(&self) -> TokenCounts {
+    pub(super) fn counts(&self) -> TokenCounts {
         // Anthropic counts what was read from or written to the cache beside `input_tokens`, the others within.
         let [read, created] = [self.cache_read_input_tokens, self.cache_creation_input_tokens];
         let beside = read.unwrap_or(0).saturating_add(created.unwrap_or(0));

@@ -16,8 +16,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 use smallvec::SmallVec;
 
-use crate::relay::frame::{Boundaries, SseFields, without_bom};
-use crate::request::json::{Cursor, JsonError, JsonKind};
+use crate::relay::chunk::ChunkView;
+use crate::relay::frame::Boundaries;
 
 /// What is known of the engine and of the request whose usage the gateway asked for.
 #[derive(Clone, Debug, Default)]
@@ -170,11 +170,12 @@ impl UsageFilter {
         if self.is_off || event.len() > MAX_LEN {
             return Verdict::Pass;
         }
-        let chunk = Chunk::read(event, self.has_choices);
-        if chunk.has_choices && !std::mem::replace(&mut self.has_choices, true) {
-            self.is_off = chunk.has_usage && !self.asked.is_sure;
+        let mut joined = Vec::new();
+        let Some(chunk) = ChunkView::of_event(event, &mut joined) else { return Verdict::Pass };
+        if chunk.has_choices() && !std::mem::replace(&mut self.has_choices, true) {
+            self.is_off = chunk.usage.is_some() && !self.asked.is_sure;
         }
-        if self.is_off { Verdict::Pass } else { chunk.verdict() }
+        if self.is_off { Verdict::Pass } else { Verdict::of(&chunk) }
     }
 
     /// Keeps the event that `frame` stops in, from `start` on.
@@ -220,91 +221,26 @@ enum Verdict {
     Finish { insert_at: usize },
 }
 
-/// The members of a chunk that decide.
-#[derive(Debug, Default)]
-struct Chunk {
-    has_list: bool,
-    has_choices: bool,
-    has_usage: bool,
-    has_error: bool,
-    is_finish: bool,
-    is_whole: bool,
-    fingerprint: Option<Range<usize>>,
-    /// Behind the last member.
-    end: Option<usize>,
-}
-
-impl Chunk {
-    /// Reads an event. With `may_stop` it stops behind choices that do not finish, as nothing after them decides.
-    fn read(event: &[u8], may_stop: bool) -> Self {
-        let mut chunk = Self::default();
-        let mut joined = Vec::new();
-        let data = SseFields::of(without_bom(event), &mut joined).data.unwrap_or_default();
-        let Ok(text) = std::str::from_utf8(data) else { return chunk };
-        let mut cursor = Cursor::new(text);
-        let read = cursor.object(|key, value| {
-            match key.escaped().unwrap_or_default() {
-                "choices" if value.ahead() == JsonKind::Array => {
-                    chunk.has_list = true;
-                    value.array(|choice| chunk.choice(choice))?;
-                    if may_stop && chunk.has_choices && !chunk.is_finish {
-                        return Err(STOP);
-                    }
-                }
-                "usage" => chunk.has_usage = value.value()?.kind() != JsonKind::Null,
-                "error" => chunk.has_error = value.value()?.kind() != JsonKind::Null,
-                "system_fingerprint" => {
-                    let given = value.value()?;
-                    chunk.fingerprint = Some(given.span()).filter(|_| given.kind() != JsonKind::Null);
-                }
-                _ => {}
-            }
-            Ok::<_, JsonError>(())
-        });
-        chunk.is_whole = read.and_then(|()| cursor.end()).is_ok();
-        // Only data of one line stands in the event as it was read.
-        let (outer, inner) = (event.as_ptr_range(), data.as_ptr_range());
-        let offset = (outer.start <= inner.start && inner.end <= outer.end)
-            .then(|| inner.start.addr() - outer.start.addr());
-        chunk.end = offset.and_then(|offset| Some(offset + data.iter().rposition(|byte| *byte == b'}')?));
-        chunk.fingerprint = chunk.fingerprint.zip(offset).map(|(at, by)| at.start + by..at.end + by);
-        chunk
-    }
-
-    fn choice(&mut self, choice: &mut Cursor<'_>) -> Result<(), JsonError> {
-        match choice.ahead() {
-            JsonKind::Null => return choice.value().map(drop),
-            JsonKind::Object => {}
-            _ => {
-                self.has_choices = true;
-                return choice.value().map(drop);
-            }
+impl Verdict {
+    fn of(chunk: &ChunkView<'_>) -> Self {
+        if chunk.error.is_some() || chunk.choice_count.is_none() {
+            return Self::Pass;
         }
-        self.has_choices = true;
-        choice.object(|key, value| {
-            if key.escaped() == Some("finish_reason") {
-                self.is_finish |= value.value()?.escaped().is_some_and(|reason| !reason.is_empty());
-            }
-            Ok::<_, JsonError>(())
-        })
-    }
-
-    fn verdict(self) -> Verdict {
-        if !self.is_whole || self.has_error || !self.has_list {
-            return Verdict::Pass;
+        if !chunk.has_choices() {
+            let fingerprint = chunk.system_fingerprint.and_then(|text| chunk.in_event(&text.span()));
+            return if chunk.usage.is_some() { Self::UsageOnly { fingerprint } } else { Self::Pass };
         }
-        match (self.has_choices, self.end) {
-            (false, _) if self.has_usage => Verdict::UsageOnly { fingerprint: self.fingerprint },
-            (true, Some(insert_at)) if self.is_finish && self.fingerprint.is_none() => {
-                Verdict::Finish { insert_at }
+        let is_finish = chunk.choices.iter().any(|choice| choice.finish_reason().is_some());
+        // Behind the last member; only data of one line stands in the event as it was read.
+        let end = chunk.data.rfind('}').and_then(|end| chunk.in_event(&(end..end)));
+        match end {
+            Some(end) if is_finish && chunk.system_fingerprint.is_none() => {
+                Self::Finish { insert_at: end.start }
             }
-            _ => Verdict::Pass,
+            _ => Self::Pass,
         }
     }
 }
-
-/// Ends a read whose rest does not matter.
-const STOP: JsonError = JsonError { at: 0, problem: "" };
 
 /// No such chunk is longer; what is longer passes.
 const MAX_LEN: usize = 64 * 1024;

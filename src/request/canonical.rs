@@ -27,13 +27,30 @@ pub(super) struct PromptWalk<'s> {
     makeup: Makeup,
     /// Bytes of the texts in it.
     text_bytes: u64,
+    opening: Opening,
+}
+
+/// The part of a conversation that all its turns repeat: what comes before the assistant's first answer.
+enum Opening {
+    Empty,
+    Open,
+    Answered(Option<u64>),
 }
 
 impl<'s> PromptWalk<'s> {
     /// A walk that starts an empty chain with room for about `bytes` bytes.
     pub(super) fn new(seed: &'s ChainSeed, root: Root<'_>, bytes: usize) -> Self {
         let chain = ChainBuilder::new(seed, root).with_room_for(bytes);
-        Self { chain, seed, media: 0, token_ids: 0, is_text: false, makeup: Makeup::default(), text_bytes: 0 }
+        Self {
+            chain,
+            seed,
+            media: 0,
+            token_ids: 0,
+            is_text: false,
+            makeup: Makeup::default(),
+            text_bytes: 0,
+            opening: Opening::Empty,
+        }
     }
 
     /// Feeds the prompt of a request. A fault is possible only in fields that were not validated.
@@ -75,13 +92,18 @@ impl<'s> PromptWalk<'s> {
     }
 
     /// What the walk has found.
-    pub(super) fn finish(mut self) -> (PrefixChain, PromptSize) {
+    pub(super) fn finish(mut self) -> (PrefixChain, PromptSize, Option<u64>) {
         let exact_tokens = Some(Tokens(self.token_ids)).filter(|n| n.0 > 0 && !self.is_text);
         let chain = self.chain.finish();
+        let conversation = match self.opening {
+            Opening::Empty => None,
+            Opening::Open => Some(chain.whole()),
+            Opening::Answered(conversation) => conversation,
+        };
         let media = u64::from(self.media) * MEDIA_BYTES as u64;
         self.makeup.add_bytes(chain.bytes().saturating_sub(self.text_bytes + media));
         let size = PromptSize { bytes: chain.bytes(), makeup: self.makeup, media: self.media, exact_tokens };
-        (chain, size)
+        (chain, size, conversation)
     }
 
     fn each(
@@ -117,14 +139,39 @@ impl<'s> PromptWalk<'s> {
     }
 
     fn message(&mut self, cursor: &mut Cursor<'_>) -> Result<(), JsonError> {
+        let before = match self.opening {
+            Opening::Open => Some(self.chain.whole_so_far()),
+            Opening::Empty | Opening::Answered(_) => None,
+        };
+        let is_answer = self.turn(cursor)?;
+        self.opening = match self.opening {
+            Opening::Answered(known) => Opening::Answered(known),
+            _ if is_answer => Opening::Answered(before),
+            _ => Opening::Open,
+        };
+        Ok(())
+    }
+
+    /// Whether the turn is the assistant's: its message, or what it did. An item of responses without a role is a call of a tool,
+    /// or its thoughts.
+    fn turn(&mut self, cursor: &mut Cursor<'_>) -> Result<bool, JsonError> {
         self.mark(MESSAGE);
         if cursor.ahead() != JsonKind::Object {
-            return self.content(cursor);
+            return self.content(cursor).map(|()| false);
         }
+        let mut is_answer = true;
         cursor.object(|key, cursor| match key.escaped().unwrap_or_default() {
             "content" => self.content(cursor),
+            "role" if cursor.ahead() == JsonKind::Str => {
+                let role = cursor.value()?;
+                is_answer = role.text() == "\"assistant\"";
+                self.key("role");
+                self.text(role.text());
+                Ok(())
+            }
             key => self.member(key, cursor),
-        })
+        })?;
+        Ok(is_answer)
     }
 
     fn content(&mut self, cursor: &mut Cursor<'_>) -> Result<(), JsonError> {

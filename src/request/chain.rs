@@ -151,8 +151,14 @@ impl<'s> ChainBuilder<'s> {
     /// The chain of what was fed.
     #[must_use]
     pub fn finish(mut self) -> PrefixChain {
-        self.chain.whole = xxh3_64_with_seed(&self.partial, self.last ^ self.chain.bytes);
+        self.chain.whole = self.whole_so_far();
         self.chain
+    }
+
+    /// One number for all that was fed.
+    #[must_use]
+    pub fn whole_so_far(&self) -> u64 {
+        xxh3_64_with_seed(&self.partial, self.last ^ self.chain.bytes)
     }
 
     fn block_len(&self) -> usize {

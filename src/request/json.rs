@@ -71,6 +71,12 @@ impl<'a> Raw<'a> {
         }
     }
 
+    /// Whether it is no empty string, list or object.
+    #[must_use]
+    pub fn is_filled(&self) -> bool {
+        !matches!(self.text, "\"\"" | "[]" | "{}")
+    }
+
     /// The value, or `None` for `null`.
     #[must_use]
     pub fn non_null(self) -> Option<Self> {

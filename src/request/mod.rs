@@ -9,7 +9,6 @@ mod canonical;
 pub mod chain;
 pub mod class;
 pub mod continuation;
-pub mod conversation;
 pub mod dialect;
 pub mod fields;
 pub mod json;

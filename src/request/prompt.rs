@@ -18,6 +18,9 @@ pub struct RequestPrompt {
     pub chain: PrefixChain,
     /// How long it is.
     pub size: PromptSize,
+    /// The same number for every turn of a conversation: the chain up to the first answer of the assistant. `None` of what has no
+    /// turns, as completions and plain inputs.
+    pub conversation: Option<u64>,
 }
 
 impl RequestPrompt {
@@ -36,8 +39,8 @@ impl RequestPrompt {
         let mut walk = PromptWalk::new(seed, root, room);
         // The fields were validated when they were parsed: a walk over them cannot meet a fault.
         let _never_faults = walk.request(dialect, fields);
-        let (chain, size) = walk.finish();
-        Self { chain, size }
+        let (chain, size, conversation) = walk.finish();
+        Self { chain, size, conversation }
     }
 }
 
@@ -80,6 +83,30 @@ mod tests {
 
     fn long(word: &str) -> String {
         format!("{word} ").repeat(200)
+    }
+
+    #[test]
+    fn every_turn_of_a_conversation_has_its_number_and_others_have_not() {
+        let chat = |turns: &[Value]| chat(&json!(turns)).conversation;
+        let says = |role: &str, text: &str| json!({ "role": role, "content": text });
+        let opening = [says("system", "be kind"), says("user", "hi")];
+        let grown = [&opening[..], &[says("assistant", "hello"), says("user", "so")]].concat();
+        assert!(chat(&opening).is_some());
+        assert_eq!(chat(&opening), chat(&grown));
+        assert_ne!(chat(&opening), chat(&[says("system", "be kind"), says("user", "ho")]));
+        assert_eq!(chat(&[says("assistant", "hello")]), None);
+        assert_eq!(chat(&[]), None);
+    }
+
+    #[test]
+    fn items_of_responses_are_turns_and_inputs_of_embeddings_are_none() {
+        let of = |dialect, input: &Value| read(dialect, &json!({ "input": input })).conversation;
+        let asked = json!({ "role": "user", "content": "hi" });
+        let call = json!({ "type": "function_call", "name": "f", "arguments": "{}", "call_id": "1" });
+        assert!(of(Dialect::Responses, &json!([asked])).is_some());
+        assert_eq!(of(Dialect::Responses, &json!([asked])), of(Dialect::Responses, &json!([asked, call])));
+        assert_eq!(of(Dialect::Embeddings, &json!(["a", "b"])), None);
+        assert_eq!(read(Dialect::Completions, &json!({ "prompt": "a" })).conversation, None);
     }
 
     /// Every shape of content, as a conversation that grows.

@@ -6,31 +6,30 @@
 
 use std::future::poll_fn;
 use std::sync::Arc;
-use std::task::Poll;
 use std::time::Duration;
 
 use http::HeaderMap;
-use serde::Deserialize;
 
 use super::super::attempt::{AttemptError, BufferedResponse, UpstreamResponse};
 use super::super::outbound::{Identity, Outbound};
 use super::super::picker;
-use super::super::prepare::Prepared;
+use super::super::prepared::Prepared;
 use super::super::{Gateway, IncomingRequest};
 use super::shares::Place;
 use crate::clock::{Clock, Stamp};
-use crate::error::{Failure, ReplicaFailure, Timer};
+use crate::error::Failure;
 use crate::fleet::pick::Pick;
+use crate::observe::Observer;
 use crate::observe::metrics::StreamKey;
 use crate::observe::record_guard::OriginalEnd;
-use crate::record::{AttemptCause, ClientInfo, FirstToken, Opening, Original, Outcome, Record, Served};
-use crate::relay::reader::{Next, StreamReader};
-use crate::relay::stream::record_facts;
+use crate::record::{AttemptCause, ClientInfo, Gaps, Opening, Original, Outcome, Record};
+use crate::relay::pump::{Pumped, StreamPump, StreamSink, first_token_of, record_facts};
+use crate::relay::reader::StreamReader;
 use crate::relay::stream_state::StreamEnd;
 use crate::relay::usage;
-use crate::relay::watch::Expiry;
 use crate::request::body::HeldBody;
 use crate::request::dialect::Dialect;
+use crate::request::json::{Cursor, JsonError};
 
 /// A copy before it is sent.
 pub(super) struct Copy {
@@ -122,7 +121,7 @@ impl Copy {
         }
         match result {
             Ok(UpstreamResponse::Stream { reader, .. }) => {
-                self.read(&gateway, reader, &mut active.pick).await;
+                self.read(&gateway, reader, active.pick).await;
             }
             Ok(UpstreamResponse::Buffered(answer)) => self.whole(&answer, &mut active.pick, now),
             // More than anybody wants to read: its head says whether it is an answer.
@@ -179,100 +178,65 @@ impl Copy {
     }
 
     /// Reads a stream to its end.
-    async fn read(&mut self, gateway: &Gateway, mut reader: Box<StreamReader>, pick: &mut Pick) {
-        let served = pick.replica.served();
-        let key = StreamKey::new(&self.record.route, &self.record.model, self.record.class, &served);
-        let observer = &gateway.observer;
-        self.note_first_token(gateway, &reader, pick);
+    async fn read(&mut self, gateway: &Gateway, reader: Box<StreamReader>, pick: Box<Pick>) {
+        let record = &mut self.record;
+        let key = StreamKey::new(&record.route, &record.model, record.class, &pick.replica.served());
+        let mut sink = ShadowSink { record, observer: &gateway.observer, key };
+        let mut pump = StreamPump::new(reader, pick);
+        pump.note_first_token(&mut sink);
         let left = self.original.left.clone().cancelled_owned();
         tokio::pin!(left);
-        // `None`: the client of the original left.
-        let end = loop {
-            if let Some(expiry) = reader.watch.expiry() {
-                break Some(Err(expiry));
-            }
+        let failure = loop {
             // A read is taken whole or not at all; the watchdog wakes this task where it has to end.
-            let next = poll_fn(|cx| match reader.poll_next(cx) {
-                Poll::Ready(next) => Poll::Ready(Ok(next)),
-                Poll::Pending => reader.watch.poll_expiry(cx).map(Err),
-            });
             let next = tokio::select! {
                 biased;
-                () = &mut left => break None,
-                next = next => next,
+                () = &mut left => break Some(Failure::ClientLeft),
+                next = poll_fn(|cx| pump.poll(cx, &mut sink)) => next,
             };
             match next {
-                Ok(Next::Bytes(_, at)) => {
-                    self.note_first_token(gateway, &reader, pick);
-                    pick.assignment
-                        .progress(reader.timeline.content_events() / reader.timeline.choices(), at);
-                    if reader.timeline.should_flush(at) {
-                        reader.timeline.flush(at, |gaps| observer.shadow_gaps(&key, &gaps));
-                    }
+                Pumped::Bytes(..) => {}
+                Pumped::End(StreamEnd::Complete) => break None,
+                Pumped::End(end) => break Some(Failure::Replica(pump.failure_of_end(end))),
+                Pumped::Expired(expiry) => {
+                    break Some(pump.failure_of_expiry(expiry, &self.prepared.timeouts));
                 }
-                Ok(Next::End(end)) => break Some(Ok(end)),
-                Err(expiry) => break Some(Err(expiry)),
             }
         };
         let now = gateway.clock.now();
-        let facts = &reader.scanner.state().answer;
-        if reader.is_whole() || matches!(end, Some(Ok(StreamEnd::Complete))) {
-            self.record.outcome = Outcome::Ok;
-            pick.learn(facts.tokens);
-            if let Some(began) = reader.timeline.first_token() {
-                pick.assignment.served(began, now, facts.tokens.output, reader.timeline.content_events());
-            }
-        } else {
-            let failure = end.map_or(Failure::ClientLeft, |end| self.failure(end, &served));
-            self.fail(&failure);
+        let failure = failure.filter(|_| !pump.reader.is_whole());
+        if failure.is_none() {
+            pump.learn(now);
         }
-        record_facts(&mut self.record, facts);
-        let output = facts.tokens.output.map(|n| n.0);
-        reader.timeline.finish(now, output, |gaps| observer.shadow_gaps(&key, &gaps));
-        self.record.at.last_token = reader.timeline.last_token();
-        self.record.content_events = reader.timeline.content_events();
-        (self.record.longest_gap, self.record.longest_gap_at) = reader.timeline.longest_gap();
+        let tokens = pump.facts().tokens;
+        pump.finish(now, tokens, &mut sink);
+        match failure {
+            None => self.record.outcome = Outcome::Ok,
+            Some(failure) => self.fail(&failure),
+        }
+    }
+}
+
+/// What is observed of a copy's stream.
+struct ShadowSink<'a> {
+    record: &'a mut Record,
+    observer: &'a Observer,
+    key: StreamKey,
+}
+
+impl StreamSink for ShadowSink<'_> {
+    fn record(&mut self) -> &mut Record {
+        self.record
     }
 
-    fn note_first_token(&mut self, gateway: &Gateway, reader: &StreamReader, pick: &mut Pick) {
-        let Some(at) = reader.timeline.first_token().filter(|_| self.record.at.first_token.is_none()) else {
-            return;
-        };
-        reader.watch.decodes(at);
-        pick.first_token(at);
-        let record = &mut self.record;
-        record.at.first_token = Some(at);
-        gateway.observer.shadow_first_token(&FirstToken {
-            route: Arc::clone(&record.route),
-            model: Arc::clone(&record.model),
-            tenant: Arc::clone(&record.tenant),
-            class: record.class,
-            operation: record.dialect.operation(),
-            served: Served::clone(&pick.replica.served()),
-            ttft: at.since(record.at.head),
-            predicted: pick.decision.predicted_ttft,
-            is_cold: pick.decision.is_cold,
-            conversation: record.conversation,
-        });
+    fn first_token(&mut self, at: Stamp, pick: &Pick) {
+        self.record.at.first_token = Some(at);
+        if let Some(first) = first_token_of(self.record, pick, at) {
+            self.observer.shadow_first_token(&first);
+        }
     }
 
-    fn failure(&self, end: Result<StreamEnd, Expiry>, served: &Served) -> Failure {
-        let replica = Arc::clone(&served.replica);
-        let timeouts = &self.prepared.timeouts;
-        match end {
-            Ok(StreamEnd::Failed(_)) => Failure::Replica(ReplicaFailure::ErrorEvent { replica }),
-            Ok(_) => Failure::Replica(ReplicaFailure::Truncated { replica }),
-            Err(Expiry::ReplicaSilent) => Failure::Replica(ReplicaFailure::Silent { replica }),
-            Err(Expiry::DrainOver) => Failure::DrainCut,
-            Err(Expiry::Deadline(timer)) => {
-                let after = match timer {
-                    Timer::FirstToken => timeouts.first_token,
-                    Timer::InterToken => timeouts.inter_token,
-                    _ => timeouts.total,
-                };
-                Failure::Timeout { timer, after }
-            }
-        }
+    fn gaps(&mut self, gaps: &Gaps<'_>) {
+        self.observer.shadow_gaps(&self.key, gaps);
     }
 }
 
@@ -307,38 +271,28 @@ impl Prepared {
     }
 }
 
-/// What says of a response whether it changes anything.
-#[derive(Deserialize)]
-struct Stored {
-    /// Absent means true.
-    #[serde(default)]
-    store: Option<bool>,
-    #[serde(default)]
-    background: Option<bool>,
-    #[serde(default)]
-    previous_response_id: Option<serde::de::IgnoredAny>,
-    #[serde(default)]
-    tools: Option<Vec<Tool>>,
-}
-
-#[derive(Deserialize)]
-struct Tool {
-    r#type: String,
-}
-
 /// Whether a request of the Responses API leaves nothing behind: its answer is not stored and no tool runs at the server.
 fn is_stateless(body: &[u8]) -> bool {
-    let Some(asked) = body.get(..body.len().min(MAX_PARSED)).filter(|part| part.len() == body.len()) else {
-        return false;
+    let Some(text) = Some(body).filter(|body| body.len() <= MAX_PARSED) else { return false };
+    let Ok(text) = std::str::from_utf8(text) else { return false };
+    let mut cursor = Cursor::new(text);
+    let names = ["store", "background", "previous_response_id", "tools"];
+    let Ok([store, background, previous, tools]) = cursor.members(names) else { return false };
+    let is_left_to_the_client = |tool: &mut Cursor<'_>| {
+        let [kind] = tool.members(["type"])?;
+        let is_left =
+            kind.and_then(|kind| kind.escaped()).is_some_and(|k| matches!(k, "function" | "custom"));
+        if is_left { Ok(()) } else { Err(NOT_LEFT) }
     };
-    let Ok(asked) = serde_json::from_slice::<Stored>(asked) else { return false };
-    let is_left_to_the_client = |tool: &Tool| matches!(&*tool.r#type, "function" | "custom");
-    asked.store == Some(false)
-        && asked.background != Some(true)
-        && asked.previous_response_id.is_none()
-        && asked.tools.iter().flatten().all(is_left_to_the_client)
+    cursor.end().is_ok()
+        && store.is_some_and(|store| store.text() == "false")
+        && background.is_none_or(|background| background.text() == "false")
+        && previous.is_none()
+        && tools.is_none_or(|tools| tools.cursor().array(is_left_to_the_client).is_ok())
 }
 
+/// Ends the walk at a tool that the server runs.
+const NOT_LEFT: JsonError = JsonError { at: 0, problem: "" };
 /// Differences that say nothing: fast answers may take several times as long.
 const GRACE: Duration = Duration::from_secs(1);
 /// Bytes of a body that are parsed on a worker of the data path.

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use self::copy::Copy;
 pub use self::shares::{Shadow, Shadows};
 use super::IncomingRequest;
-use super::prepare::Prepared;
+use super::prepared::Prepared;
 use crate::fleet::pick::Pick;
 use crate::observe::record_guard::{OriginalEnd, RecordGuard};
 use crate::request::dialect::Dialect;
@@ -32,7 +32,7 @@ pub(super) fn offer(incoming: &IncomingRequest, prepared: &Prepared, guard: &mut
     }
     let at = route.config.pools.iter().position(|weighted| weighted.pool == canary.pool);
     let Some((at, (pool, _))) = at.and_then(|at| Some((at, route.pools.get(at)?))) else { return };
-    if Arc::ptr_eq(pool, &pick.pool) || !shadow.is_due(prepared.session.or(prepared.conversation)) {
+    if Arc::ptr_eq(pool, &pick.pool) || !shadow.is_due(prepared.session.or(prepared.prompt.conversation)) {
         return;
     }
     let gateway = &incoming.gateway;

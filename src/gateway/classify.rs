@@ -1,0 +1,152 @@
+//! Classifies a request that was read: prompt identity, size and class, and the body as sent upstream.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::prepared::Prepared;
+use super::table::{RouteState, RoutingTable};
+use crate::admission::{Rules, Share};
+use crate::clock::Stamp;
+use crate::config::ModelMatch;
+use crate::record::{Record, SloBounds};
+use crate::relay::stream_state::Echo;
+use crate::request::body::HeldBody;
+use crate::request::class::{Class, class_of};
+use crate::request::dialect::Dialect;
+use crate::request::fields::Fields;
+use crate::request::json::{JsonError, JsonKind, Raw};
+use crate::request::prompt::RequestPrompt;
+use crate::request::splice::{Edits, splice};
+use crate::routing::Sampling;
+use crate::units::Tokens;
+
+/// A request whose body was read, and what its record says about that.
+#[derive(Debug)]
+pub(super) struct Classified {
+    pub(super) prepared: Box<Prepared>,
+    /// Label `model`.
+    model: Arc<str>,
+    class: Class,
+}
+
+impl Classified {
+    /// Writes what is known now into the record.
+    pub(super) fn note(self, record: &mut Record) -> Box<Prepared> {
+        let prepared = self.prepared;
+        record.route = Arc::clone(&prepared.route.config.name);
+        record.model = self.model;
+        record.is_stream = prepared.is_stream;
+        record.estimated_input = prepared.tokens;
+        record.class = self.class;
+        record.conversation = prepared.session.or(prepared.prompt.conversation);
+        prepared
+    }
+}
+
+/// Prompt identity, size and class, and the body as sent upstream.
+pub(super) fn classify(
+    table: &Arc<RoutingTable>,
+    route: &Arc<RouteState>,
+    dialect: Dialect,
+    fields: &Fields<'_>,
+    upstream_model: Option<Arc<str>>,
+    body: &Bytes,
+    tenant: &str,
+) -> Classified {
+    let client_model = fields.model.as_deref();
+    let upstream_model = upstream_model.as_deref();
+    let model = upstream_model.or(client_model);
+    let prompt = RequestPrompt::read(dialect, fields, model.unwrap_or_default(), &table.seed);
+    let tokens = route.pools.first().map_or(Tokens(0), |(pool, _)| prompt.size.tokens(&pool.ratio));
+    // How many tokens a broken stream had: several may come in one event. Looked at only where needed: a prompt may be long.
+    let may_migrate = route.config.migrate && fields.is_stream && fields.previous_response_id.is_none();
+    let ask_running = may_migrate && !has_several_choices(fields);
+    // An engine says what is wrong with an id that is no string.
+    let chosen_id = fields.request_id.and_then(|raw| raw.escaped());
+    let own_id = chosen_id.and_then(|id| table.own_id(dialect, tenant, id));
+    let edits = Edits {
+        model: upstream_model,
+        request_id: own_id.as_deref(),
+        ask_usage: route.config.ask_usage,
+        ask_running,
+    };
+    let spliced = splice(dialect, body, fields, edits);
+    let is_stream = fields.is_stream && dialect.generates();
+    let class = class_of(&table.config.classes, tokens);
+    let prepared = Box::new(Prepared {
+        table: Arc::clone(table),
+        route: Arc::clone(route),
+        body: spliced.body,
+        held: HeldBody::empty(),
+        prompt,
+        tokens,
+        is_stream,
+        shows_first_token: is_stream || !dialect.generates(),
+        asks_usage: spliced.asks_usage,
+        asks_running: spliced.asks_running,
+        has_several_choices: spliced.asks_usage && has_several_choices(fields),
+        echo: echo(fields),
+        model: model.map(Arc::from),
+        timeouts: route.config.timeouts,
+        session: None,
+        sampling: Sampling { max_tokens: fields.max_tokens.map(Tokens), n: fields.choices },
+        pinned: None,
+        is_sent_once: dialect.is_stateful() && fields.is_stored,
+        read: Stamp::default(),
+        slo: SloBounds::default(),
+        is_long: class == Class::Long,
+        rules: Rules { queue: route.config.queue, ..Rules::default() },
+        share: Share { tenant: "default".into(), weight: 1, priority: 0 },
+    });
+    Classified { prepared, model: label(route, model), class }
+}
+
+/// Where the prompt is repeated in the output (`echo` of completions).
+fn echo(fields: &Fields<'_>) -> Echo {
+    if !fields.echo {
+        return Echo::Off;
+    }
+    let length = |raw: &Raw<'_>| raw.string().map(|text| text.len());
+    let prompts = prompts(fields).into_iter().map(|prompt| prompt.as_ref().and_then(length));
+    Echo::On { prompts: prompts.collect(), choices_per_prompt: fields.choices }
+}
+
+/// `n` above 1, or several prompts of completions.
+fn has_several_choices(fields: &Fields<'_>) -> bool {
+    fields.choices > 1 || fields.prompt.prompt.is_some() && prompts(fields).len() > 1
+}
+
+/// The prompts of completions; `None` for what is absent or no JSON list.
+fn prompts<'a>(fields: &Fields<'a>) -> Vec<Option<Raw<'a>>> {
+    let list = match fields.prompt.prompt {
+        Some(raw) if raw.kind() == JsonKind::Array => raw,
+        one => return vec![one],
+    };
+    let mut all = Vec::new();
+    // A list of token ids is one prompt; of texts or of lists, several.
+    let walked = list.cursor().array(|items| {
+        let item = items.value()?;
+        if item.kind() != JsonKind::Number || all.is_empty() {
+            all.push(Some(item));
+        }
+        Ok::<_, JsonError>(())
+    });
+    if walked.is_ok() { all } else { vec![None] }
+}
+
+/// The model name as a bounded label: listed by a pool or configured, else `other`.
+fn label(route: &RouteState, model: Option<&str>) -> Arc<str> {
+    let Some(model) = model else { return "none".into() };
+    for (pool, _) in &route.pools {
+        for replica in pool.replicas().iter() {
+            if let Some(known) = replica.engine.models.load().iter().find(|m| &*m.id == model) {
+                return Arc::clone(&known.id);
+            }
+        }
+    }
+    match (&route.config.upstream_model, &route.config.model) {
+        (Some(name), _) | (None, ModelMatch::Named(name)) if &**name == model => Arc::clone(name),
+        _ => "other".into(),
+    }
+}

@@ -1,0 +1,137 @@
+//! A request ready to be routed: what every attempt of it, its wait and its body share.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use super::attempt::{Deadline, Deadlines};
+use super::table::{RouteState, RoutingTable};
+use crate::admission::{Outlook, Rules, Share, WaitReason, Waiter};
+use crate::clock::Stamp;
+use crate::config::Timeouts;
+use crate::error::Failure;
+use crate::fleet::replica::Replica;
+use crate::record::SloBounds;
+use crate::relay::stream_state::Echo;
+use crate::request::body::HeldBody;
+use crate::request::prompt::RequestPrompt;
+use crate::routing::Sampling;
+use crate::units::Tokens;
+
+/// A request ready to be routed.
+#[derive(Debug)]
+pub struct Prepared {
+    /// Configuration snapshot for the whole life of the request.
+    pub table: Arc<RoutingTable>,
+    /// The route of its model.
+    pub route: Arc<RouteState>,
+    /// Body as sent upstream: the client's bytes with model and usage option spliced in.
+    pub body: Bytes,
+    /// Body as received, with its share of the memory budget.
+    pub held: HeldBody,
+    /// Prefix chain and size of its prompt.
+    pub prompt: RequestPrompt,
+    /// Estimated input tokens.
+    pub tokens: Tokens,
+    /// `stream: true` on a path that generates.
+    pub is_stream: bool,
+    /// Whether the end of its prefill is observable: streams, and paths that do not generate.
+    pub shows_first_token: bool,
+    /// Whether the gateway asked for usage, of which the client is to see nothing.
+    pub asks_usage: bool,
+    /// Whether it asked for the usage of every chunk, of which the client is to see nothing either.
+    pub asks_running: bool,
+    /// Whether its stream may have several choices.
+    pub has_several_choices: bool,
+    /// `echo` of completions.
+    pub echo: Echo,
+    /// Model name as sent upstream.
+    pub model: Option<Arc<str>>,
+    /// The route's timeouts, `total` lowered by `x-request-timeout`.
+    pub timeouts: Timeouts,
+    /// Hash of `x-session-id` under `routing.seed`.
+    pub session: Option<u64>,
+    /// What it says of its answer.
+    pub sampling: Sampling,
+    /// The replica that stores `previous_response_id`: the only one that can serve it.
+    pub pinned: Option<Arc<Replica>>,
+    /// Sent twice it would act twice: a stored or background response, a POST on `server.extra_paths` (RFC 9110 §9.2.2). It is
+    /// retried only where it is known not to have been sent, and never hedged.
+    pub is_sent_once: bool,
+    /// When the body was read: deadlines count from here.
+    pub read: Stamp,
+    /// Bounds of its SLO class, for its prompt length.
+    pub slo: SloBounds,
+    /// Whether its prompt is of class `long`.
+    pub is_long: bool,
+    /// Admission rules of its route.
+    pub rules: Rules,
+    /// Whose it is.
+    pub share: Share,
+}
+
+impl Prepared {
+    /// The request as its pool's queue sees it, without a prediction.
+    #[must_use]
+    pub fn waiter(&self, reason: WaitReason) -> Waiter {
+        Waiter {
+            reason,
+            route: Arc::clone(&self.route.config.name),
+            share: self.share.clone(),
+            limits: self.rules.queue,
+            is_long: self.is_long,
+            bytes: self.held.bytes.len(),
+            outlook: Outlook::default(),
+        }
+    }
+
+    /// `read + TTFT bound`, or `+ timeouts.total` without a bound.
+    #[must_use]
+    pub fn deadline(&self) -> Stamp {
+        self.read.after(self.slo.ttft.unwrap_or(self.timeouts.total))
+    }
+
+    /// Takes the body as received, whose charge covers a copy; a body that was not spliced is none.
+    pub(super) fn hold(&mut self, mut held: HeldBody) {
+        // A fallback route may need one.
+        if self.body.as_ptr() == held.bytes.as_ptr() && self.rules.degrade.is_none() {
+            held.without_copy();
+        }
+        self.held = held;
+    }
+
+    /// Deadlines over all attempts.
+    pub(super) fn deadlines(&self) -> Deadlines {
+        let at = |after: Duration| Deadline { at: self.read.after(after), after };
+        Deadlines {
+            connect: self.timeouts.connect,
+            first_token: self.is_stream.then(|| at(self.timeouts.first_token)),
+            total: at(self.timeouts.total),
+        }
+    }
+
+    /// The failure if no replica is ready.
+    pub(super) fn no_ready_replica(&self) -> Failure {
+        let probe = self.route.pools.first().map(|(pool, _)| pool.config().probe.interval);
+        Failure::NoReadyReplica {
+            route: Arc::clone(&self.route.config.name),
+            detail: self.route.why_unready(),
+            retry_after: probe.unwrap_or(Duration::from_secs(1)).min(MAX_RETRY_AFTER),
+        }
+    }
+
+    /// Whether it may wait in the queue until a replica is ready.
+    pub(super) fn may_wait_for_replica(&self) -> bool {
+        let queues = self.rules.queue.is_some_and(|queue| queue.max_requests > 0);
+        self.pinned.is_none() && (queues || self.cold_wait().is_some())
+    }
+
+    /// Sets the bounds of an SLO class.
+    pub(super) fn apply_slo(&mut self, class: &str) {
+        self.rules.base_ttft = self.table.slo(class, Tokens(0)).ttft.unwrap_or_default();
+        self.slo = self.table.slo(class, self.tokens);
+    }
+}
+
+const MAX_RETRY_AFTER: Duration = Duration::from_secs(5);

@@ -1,0 +1,223 @@
+//! Reads one engine's stream to its end: polls the reader and its deadlines, and reports first token, progress and gaps.
+//!
+//! Two sinks stand on it: the body of a client's answer ([`super::stream`]) and the copy that a canary got of a request. A stream
+//! that is continued elsewhere keeps its pump and changes its source.
+
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+
+use super::reader::{Next, StreamReader};
+use super::stream_state::StreamEnd;
+use super::usage::{AnswerFacts, EngineErrorKind};
+use super::watch::Expiry;
+use crate::clock::Stamp;
+use crate::config::Timeouts;
+use crate::error::{Failure, ReplicaFailure, Timer};
+use crate::fleet::pick::Pick;
+use crate::record::{FirstToken, Gaps, Record, Served, TokenCounts};
+
+/// Observes a stream.
+pub trait StreamSink {
+    /// The record of its request.
+    fn record(&mut self) -> &mut Record;
+    /// Called at the first content event.
+    fn first_token(&mut self, at: Stamp, pick: &Pick);
+    /// Called with gaps between content events.
+    fn gaps(&mut self, gaps: &Gaps<'_>);
+}
+
+/// A stream with the replica that sends it.
+#[derive(Debug)]
+#[repr(C)]
+pub struct StreamPump {
+    /// Reads what its replica sends.
+    pub reader: Box<StreamReader>,
+    /// The replica, with the load reserved on it.
+    pub pick: Box<Pick>,
+    has_first_token: bool,
+    /// Content events of the replicas before the present one.
+    events_before: u64,
+    /// First content of the present replica, where the stream was continued.
+    segment_began: Option<Stamp>,
+}
+
+/// The result of a poll.
+#[derive(Debug)]
+pub enum Pumped {
+    /// Bytes of the stream, and when they arrived.
+    Bytes(Bytes, Stamp),
+    /// The end of the stream.
+    End(StreamEnd),
+    /// A deadline passed.
+    Expired(Expiry),
+}
+
+impl StreamPump {
+    /// To be made when the head of the stream is passed on.
+    #[must_use]
+    pub fn new(reader: Box<StreamReader>, pick: Box<Pick>) -> Self {
+        Self { reader, pick, has_first_token: false, events_before: 0, segment_began: None }
+    }
+
+    /// The next bytes, the end, or an expiry. Nothing is lost where the poll is not repeated.
+    #[inline]
+    pub fn poll(&mut self, cx: &mut Context<'_>, sink: &mut impl StreamSink) -> Poll<Pumped> {
+        if let Some(expiry) = self.reader.watch.expiry().filter(|_| !self.reader.has_ended()) {
+            return Poll::Ready(Pumped::Expired(expiry));
+        }
+        match self.reader.poll_next(cx) {
+            Poll::Ready(Next::Bytes(bytes, at)) => {
+                self.progressed(at, sink);
+                Poll::Ready(Pumped::Bytes(bytes, at))
+            }
+            Poll::Ready(Next::End(end)) => Poll::Ready(Pumped::End(end)),
+            Poll::Pending => {
+                if self.reader.watch.take_flush_request() {
+                    self.flush(self.reader.looked_at(), sink);
+                }
+                self.reader.watch.poll_expiry(cx).map(Pumped::Expired)
+            }
+        }
+    }
+
+    fn progressed(&mut self, now: Stamp, sink: &mut impl StreamSink) {
+        if !self.has_first_token {
+            self.note_first_token(sink);
+        }
+        let events = self.segment_events() / self.reader.timeline.choices();
+        self.pick.assignment.progress(events, now);
+        if self.reader.timeline.should_flush(now) {
+            self.flush(now, sink);
+        }
+    }
+
+    /// Reports the first token, if it came before the head was passed on. To be called by an owner whose drop closes the watch: an
+    /// observer may panic.
+    pub fn note_first_token(&mut self, sink: &mut impl StreamSink) {
+        let Some(at) = self.reader.timeline.first_token() else { return };
+        self.has_first_token = true;
+        self.reader.watch.decodes(at);
+        self.pick.first_token(at);
+        sink.first_token(at, &self.pick);
+    }
+
+    fn flush(&mut self, now: Stamp, sink: &mut impl StreamSink) {
+        self.reader.timeline.flush(now, |gaps| sink.gaps(&gaps));
+    }
+
+    /// Whether content came.
+    #[must_use]
+    pub fn has_first_token(&self) -> bool {
+        self.has_first_token
+    }
+
+    /// Facts of the present replica's part of the answer.
+    #[must_use]
+    pub fn facts(&self) -> &AnswerFacts {
+        &self.reader.scanner.state().answer
+    }
+
+    /// Content events of the present replica.
+    fn segment_events(&self) -> u64 {
+        self.reader.timeline.content_events().saturating_sub(self.events_before)
+    }
+
+    /// Another replica continues the stream.
+    pub fn continue_with(&mut self, mut reader: Box<StreamReader>, pick: Box<Pick>, now: Stamp) {
+        let at = reader.timeline.first_token().unwrap_or(now);
+        let mut timeline = std::mem::take(&mut self.reader.timeline);
+        self.events_before = timeline.content_events();
+        timeline.join(&reader.timeline);
+        reader.timeline = timeline;
+        (self.reader, self.pick) = (reader, pick);
+        self.reader.watch.decodes(at);
+        self.pick.first_token(at);
+        self.segment_began = Some(at);
+    }
+
+    /// Learns from a stream that is complete.
+    pub fn learn(&mut self, now: Stamp) {
+        let tokens = self.facts().tokens;
+        // The prompt of a continuation is not the request's: it says nothing of the size and the cached part of that.
+        if self.segment_began.is_none() {
+            self.pick.learn(tokens);
+        }
+        if let Some(began) = self.segment_began.or_else(|| self.reader.timeline.first_token()) {
+            let events = self.segment_events();
+            self.pick.assignment.served(began, now, tokens.output, events);
+        }
+    }
+
+    /// Completes the record with what was observed; `tokens` are those of the whole answer.
+    pub fn finish(&mut self, now: Stamp, tokens: TokenCounts, sink: &mut impl StreamSink) {
+        self.reader.timeline.finish(now, tokens.output.map(|n| n.0), |gaps| sink.gaps(&gaps));
+        let (timeline, record) = (&self.reader.timeline, sink.record());
+        record.at.last_token = timeline.last_token();
+        record.content_events = timeline.content_events();
+        (record.longest_gap, record.longest_gap_at) = timeline.longest_gap();
+        record_facts(record, self.facts());
+        record.tokens = tokens;
+    }
+
+    /// The failure of a stream that did not end complete.
+    #[must_use]
+    pub fn failure_of_end(&self, end: StreamEnd) -> ReplicaFailure {
+        let replica = self.pick.replica.name();
+        match end {
+            StreamEnd::Failed(error) if error.kind != EngineErrorKind::Other => {
+                let is_orderly = error.kind == EngineErrorKind::ShuttingDown;
+                ReplicaFailure::EngineDown { replica, is_orderly }
+            }
+            StreamEnd::Failed(_) => ReplicaFailure::ErrorEvent { replica },
+            _ => ReplicaFailure::Truncated { replica },
+        }
+    }
+
+    /// The failure of a stream that a deadline ended.
+    #[must_use]
+    pub fn failure_of_expiry(&self, expiry: Expiry, timeouts: &Timeouts) -> Failure {
+        match expiry {
+            Expiry::Deadline(timer) => {
+                let after = match timer {
+                    Timer::FirstToken => timeouts.first_token,
+                    Timer::InterToken => timeouts.inter_token,
+                    Timer::ClientStall => timeouts.client_stall,
+                    _ => timeouts.total,
+                };
+                Failure::Timeout { timer, after }
+            }
+            Expiry::ReplicaSilent => {
+                Failure::Replica(ReplicaFailure::Silent { replica: self.pick.replica.name() })
+            }
+            Expiry::DrainOver => Failure::DrainCut,
+        }
+    }
+}
+
+/// A first token as the observers get it; `None` of a request that was not read.
+#[must_use]
+pub fn first_token_of(record: &Record, pick: &Pick, at: Stamp) -> Option<FirstToken> {
+    Some(FirstToken {
+        route: Arc::clone(&record.route),
+        model: Arc::clone(&record.model),
+        tenant: Arc::clone(&record.tenant),
+        class: record.class,
+        operation: record.dialect.operation(),
+        served: Served::clone(&pick.replica.served()),
+        ttft: at.since(record.at.read?),
+        predicted: pick.decision.predicted_ttft,
+        is_cold: pick.decision.is_cold,
+        conversation: record.conversation,
+    })
+}
+
+/// Copies the facts of an answer into the record.
+pub fn record_facts(record: &mut Record, facts: &AnswerFacts) {
+    record.tokens = facts.tokens;
+    record.engine = facts.engine;
+    record.response_id.clone_from(&facts.id);
+    record.response_model.clone_from(&facts.model);
+    record.finish_reasons.clone_from(&facts.finish_reasons);
+}
